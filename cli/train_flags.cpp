@@ -60,7 +60,7 @@ Options call_options(TrainFlags& flags) {
 }  // namespace
 
 void add_train_flags(CLI::App& command, TrainFlags& flags) {
-  add_options(command, train::options_of(flags.settings));
+  add_options(command, train::train_options(flags.settings));
   add_rank_flags(command, flags.ranks);
   add_options(command, cluster_options(flags));
   add_options(command, call_options(flags));

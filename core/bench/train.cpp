@@ -113,7 +113,7 @@ class StepRunner {
     as_trained.on_cuda = device.is_cuda();
     as_trained.compute.precision = settings.precision;
     for (const auto& parameter : trained_) {
-      if (train::keeps_copy(parameter, model_.config(), as_trained)) {
+      if (train::has_bf16_copy(parameter, model_.config(), as_trained)) {
         kernels::keep_bf16_working_copy(parameter.tensor);
       }
     }

@@ -33,7 +33,7 @@ InputFile input_file(const fs::path& path, std::string as, bool is_sampled) {
           is_sampled};
 }
 
-// The files that make a model folder: weights, config, tokenizer.
+// Returns true for the files of a model folder that a run reads: weights, config, tokenizer.
 bool is_of_model(const fs::path& file) {
   const std::string name = file.filename().string();
   return name == "config.json" || name.starts_with("tokenizer") ||
@@ -66,7 +66,7 @@ std::vector<InputFile> folder_files(const fs::path& folder) {
   return files;
 }
 
-// A name that ends in .txt, packed or not, makes text of a file whatever it holds.
+// Returns the files of --data. A file named *.txt or *.txt.gz is read as text.
 std::vector<InputFile> data_files(const std::vector<fs::path>& words) {
   std::vector<InputFile> files;
   for (const auto& source : data::parse_sources(words)) {
@@ -79,7 +79,7 @@ std::vector<InputFile> data_files(const std::vector<fs::path>& words) {
   return files;
 }
 
-// A name of a benchmark, or a file of the user's.
+// Returns the entries of --eval-tasks, which are names of benchmarks or files.
 std::vector<InputFile> task_files(const std::vector<std::string>& tasks) {
   std::vector<InputFile> files;
   std::error_code ignored;
@@ -131,6 +131,22 @@ bool is_same_content(const InputFile& before, InputFile& now) {
 
 }  // namespace
 
+std::vector<fs::path> input_paths(const TrainSettings& settings) {
+  std::vector<fs::path> inputs = {settings.model, settings.evaluation.tasks_folder};
+  for (const auto& source : data::parse_sources(settings.data)) {
+    inputs.push_back(source.file);
+  }
+  for (const auto& file : settings.evaluation.data) {
+    inputs.push_back(file);
+  }
+  for (const auto& task : settings.evaluation.tasks) {  // a name or a file
+    if (fs::exists(task)) {
+      inputs.emplace_back(task);
+    }
+  }
+  return inputs;
+}
+
 Inputs find_inputs(const TrainSettings& settings) {
   const EvaluationSettings& evaluation = settings.evaluation;
   Inputs inputs = {{"model", model_files(settings.model)},
@@ -138,7 +154,7 @@ Inputs find_inputs(const TrainSettings& settings) {
                    {"eval-data", data_files(evaluation.data)},
                    {"eval-tasks", task_files(evaluation.tasks)},
                    {"eval-data-dir", folder_files(evaluation.tasks_folder)}};
-  for (const char* folder : {"model", "eval-data-dir"}) {  // read in no order of the folder's
+  for (const char* folder : {"model", "eval-data-dir"}) {  // directory order is not deterministic
     auto& files = inputs[folder];
     std::sort(files.begin(), files.end(),
               [](const InputFile& left, const InputFile& right) { return left.as < right.as; });

@@ -31,83 +31,67 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::string_view kHead = "moe run 1";
-constexpr std::string_view kCheckpoint = "checkpoints/", kStep = "step-";
+constexpr const char* kManifest = ".moe-run";
+constexpr std::string_view kManifestHead = "moe run 1";
+constexpr const char* kSettings = "settings.toml";
+constexpr const char* kFinal = "final";
+constexpr const char* kCheckpoints = "checkpoints";
+constexpr std::string_view kCheckpointPrefix = "checkpoints/", kStepPrefix = "step-";
 
-bool is_run_name(std::string_view name) {
-  return run_names().count(std::string(name)) > 0 || is_event_name(name) ||
-         (name.starts_with(kCheckpoint) && step_of(name.substr(kCheckpoint.size())));
-}
+std::string step_name(int64_t step) { return fmt::format("{}{}", kStepPrefix, step); }
 
-}  // namespace
-
-std::optional<int64_t> step_of(std::string_view name) {
-  int64_t step = 0;
-  const char* end = name.data() + name.size();
-  if (!name.starts_with(kStep)) {
-    return std::nullopt;
-  }
-  const auto [stop, error] = std::from_chars(name.data() + kStep.size(), end, step);
-  const bool is_step = error == std::errc() && stop == end && step >= 0 && step_name(step) == name;
-  return is_step ? std::optional(step) : std::nullopt;
-}
-
-std::string step_name(int64_t step) { return fmt::format("{}{}", kStep, step); }
-
-const std::set<std::string>& run_names() {
+// Returns the names of files that every run has, and "final".
+const std::set<std::string>& standard_names() {
   static const std::set<std::string> names = {"settings.toml", "inputs.json",  "metrics.jsonl",
                                               "samples.jsonl", "starts.jsonl", "report.html",
                                               "trace.json",    "final"};
   return names;
 }
 
-bool is_event_name(std::string_view name) {
-  static const std::regex ours(R"(events\.out\.tfevents\.[0-9]+\.[0-9]+\.moe)");
-  return std::regex_match(name.begin(), name.end(), ours);
+bool is_manifest_name(std::string_view name) {
+  return standard_names().count(std::string(name)) > 0 || is_event_name(name) ||
+         (name.starts_with(kCheckpointPrefix) &&
+          parse_step_name(name.substr(kCheckpointPrefix.size())));
 }
 
-std::set<std::string> read_made(const fs::path& run) {
+// Returns the names in the manifest of `run`; none if it has no manifest. Skips names that no run
+// makes, so that a manifest written by others does not cause the removal of their files.
+std::set<std::string> read_manifest(const fs::path& run) {
   std::set<std::string> names;
-  if (!fs::exists(run / kMadeList)) {
+  if (!fs::exists(run / kManifest)) {
     return names;
   }
-  std::istringstream in(read_small_file(run / kMadeList));
+  std::istringstream in(read_small_file(run / kManifest));
   std::string line;
-  if (!std::getline(in, line) || line != kHead) {
+  if (!std::getline(in, line) || line != kManifestHead) {
     return names;
   }
   while (std::getline(in, line)) {
-    if (is_run_name(line)) {
+    if (is_manifest_name(line)) {
       names.insert(line);
     }
   }
   return names;
 }
 
-void write_made(const fs::path& run, const std::set<std::string>& names) {
-  std::string text = std::string(kHead) + "\n";
+// Replaces the manifest of `run`.
+void write_manifest(const fs::path& run, const std::set<std::string>& names) {
+  std::string text = std::string(kManifestHead) + "\n";
   for (const auto& name : names) {
     text += name + "\n";
   }
-  io::write_whole(run / kMadeList, text);
+  io::write_whole(run / kManifest, text);
 }
 
-namespace fs = std::filesystem;
-
-namespace {
-
-constexpr const char* kSettings = "settings.toml";
-constexpr const char* kFinal = "final";
-constexpr const char* kCheckpoints = "checkpoints";
-
-// The settings of a recipe of ours, but for those that change no number.
-std::map<std::string, std::string> values_of(const std::string& toml, const std::string& where) {
+// Returns the settings of a recipe, except those that do not change the results.
+std::map<std::string, std::string> result_settings(const std::string& toml,
+                                                   const std::string& where) {
   auto values = read_settings(toml, where);
   TrainSettings any;
-  for (const auto& key : free_keys(options_of(any))) {
+  for (const auto& key : free_keys(train_options(any))) {
     values.erase(key);
   }
-  // Options of earlier versions: CUDA graphs gave the same numbers, and `auto` is what is left.
+  // Removed options: CUDA graphs gave equal results, and `auto` is the only behaviour left.
   values.erase("graph");
   if (const auto products = values.find("expert-products");
       products != values.end() && products->second == toml_string("auto")) {
@@ -116,13 +100,14 @@ std::map<std::string, std::string> values_of(const std::string& toml, const std:
   return values;
 }
 
-// The same of the file that a run left. It was written whole, so one that does not read is damaged
-// and says nothing of what the settings were.
-std::map<std::string, std::string> values_of_run(const fs::path& file) {
+// Overload for the settings.toml of a run. The file is written atomically, so one that cannot be
+// parsed is damaged.
+std::map<std::string, std::string> read_run_settings(const fs::path& file) {
   const auto damaged = [&](const std::string& what) {
     return UserError(
-        "{}: the file is damaged; bring it back from a copy, give another -o, or --force to begin "
-        "anew",
+        "{}: the file is damaged; restore it from a backup, give another -o, or use --force to "
+        "start "
+        "over",
         what);
   };
   const std::string toml = read_small_file(file);
@@ -131,14 +116,14 @@ std::map<std::string, std::string> values_of_run(const fs::path& file) {
                               1 + std::count(toml.begin(), toml.end(), '\n')));
   }
   try {
-    return values_of(toml, file.string());
+    return result_settings(toml, file.string());
   } catch (const UserError& error) {
     throw damaged(error.what());
   }
 }
 
-std::set<std::string> keys_of(const std::map<std::string, std::string>& left,
-                              const std::map<std::string, std::string>& right) {
+std::set<std::string> all_keys(const std::map<std::string, std::string>& left,
+                               const std::map<std::string, std::string>& right) {
   std::set<std::string> keys;
   for (const auto* values : {&left, &right}) {
     for (const auto& [key, value] : *values) {
@@ -148,17 +133,17 @@ std::set<std::string> keys_of(const std::map<std::string, std::string>& left,
   return keys;
 }
 
-std::string value_of(const std::map<std::string, std::string>& values, const std::string& key) {
+std::string value_text(const std::map<std::string, std::string>& values, const std::string& key) {
   const auto entry = values.find(key);
   return entry == values.end() ? "not given" : entry->second;
 }
 
-// Whether RUN holds nothing but the list, or the first files half-made: of a run that was killed
-// before it had settings.
+// Returns true if RUN has only the manifest or partial files, as after a kill before settings.toml
+// was written.
 bool is_unused(const fs::path& run) {
   const auto is_other = [](const fs::directory_entry& entry) {
     const std::string name = entry.path().filename().string();
-    return !name.starts_with(kMadeList) && !name.starts_with(std::string(kSettings) + ".partial-");
+    return !name.starts_with(kManifest) && !name.starts_with(std::string(kSettings) + ".partial-");
   };
   return std::none_of(fs::directory_iterator(run), fs::directory_iterator(), is_other);
 }
@@ -176,21 +161,37 @@ std::string checkpoint_name(int64_t step) {
   return fmt::format("{}/{}", kCheckpoints, step_name(step));
 }
 
-// The list of a run from before there were lists: its settings are this run's, so what it names as
-// every run does is its own, and so are the folders that have what only a checkpoint has.
-std::set<std::string> made_before_lists(const fs::path& run) {
-  std::set<std::string> made_files = run_names();
+// Returns the manifest of a run of a version without manifests: the standard names, and the folders
+// that have the files of a checkpoint.
+std::set<std::string> manifest_of_old_run(const fs::path& run) {
+  std::set<std::string> listed = standard_names();
   for (const auto& name : names_in(run / kCheckpoints)) {
     const fs::path folder = run / kCheckpoints / name;
-    if (step_of(name) &&
+    if (parse_step_name(name) &&
         (fs::exists(folder / "state.json") || fs::exists(folder / "checksums.json"))) {
-      made_files.insert(fmt::format("{}/{}", kCheckpoints, name));
+      listed.insert(fmt::format("{}/{}", kCheckpoints, name));
     }
   }
-  return made_files;
+  return listed;
 }
 
 }  // namespace
+
+std::optional<int64_t> parse_step_name(std::string_view name) {
+  int64_t step = 0;
+  const char* end = name.data() + name.size();
+  if (!name.starts_with(kStepPrefix)) {
+    return std::nullopt;
+  }
+  const auto [stop, error] = std::from_chars(name.data() + kStepPrefix.size(), end, step);
+  const bool is_step = error == std::errc() && stop == end && step >= 0 && step_name(step) == name;
+  return is_step ? std::optional(step) : std::nullopt;
+}
+
+bool is_event_name(std::string_view name) {
+  static const std::regex ours(R"(events\.out\.tfevents\.[0-9]+\.[0-9]+\.moe)");
+  return std::regex_match(name.begin(), name.end(), ours);
+}
 
 RunFolder::RunFolder(fs::path run, const fs::path& model, bool force, std::vector<fs::path> inputs)
     : force_(force), run_(std::move(run)), inputs_(std::move(inputs)) {
@@ -214,47 +215,49 @@ RunFolder::RunFolder(fs::path run, const fs::path& model, bool force, std::vecto
   check_names();
 }
 
-// What is in the way of the run, or would go with what the run removes.
+// Throws UserError if a name that the run needs is taken, or if an input would be removed with the
+// run.
 void RunFolder::check_names() const {
   check_no_links();
-  const auto made_files = read_made(run_);
+  const auto listed = read_manifest(run_);
   if (force_) {
     io::check_removable(run_);
-    for (const auto& name : run_names()) {
-      check_free(name, made_files);
+    for (const auto& name : standard_names()) {
+      check_free(name, listed);
     }
   }
   if (force_ || !fs::exists(final_model())) {
     io::check_is_own_page(report());
   }
   for (const auto& name : names_in(run_ / kCheckpoints)) {
-    if (force_ && step_of(name)) {
-      check_free(fs::path(kCheckpoints) / name, made_files);
+    if (force_ && parse_step_name(name)) {
+      check_free(fs::path(kCheckpoints) / name, listed);
     }
     const fs::path stem = fs::path(name).stem();
-    if (step_of(stem.string())) {
+    if (parse_step_name(stem.string())) {
       io::check_stageable(run_ / kCheckpoints / stem);
     }
   }
   io::check_stageable(final_model());
-  for (const auto& name : made_files) {
+  for (const auto& name : listed) {
     io::check_inputs_outside(run_ / name, inputs_);
   }
   if (force_) {
-    check_removable_files(made_files);
+    check_removable_files(listed);
   }
 }
 
-// A folder of a run that is complete and is not begun anew may be a link: nothing is written there.
+// Throws UserError for symbolic links. The folders of a complete run may be links unless it is
+// started over, because nothing is written to them.
 void RunFolder::check_no_links() const {
   std::error_code error;
   const bool is_complete = !force_ && fs::exists(final_model(), error);
-  std::vector<std::string> names(run_names().begin(), run_names().end());
-  names.push_back(kMadeList);
+  std::vector<std::string> names(standard_names().begin(), standard_names().end());
+  names.push_back(kManifest);
   names.push_back(kCheckpoints);
   if (!fs::is_symlink(run_ / kCheckpoints)) {
     for (const auto& name : names_in(run_ / kCheckpoints)) {
-      if (step_of(name)) {
+      if (parse_step_name(name)) {
         names.push_back(fmt::format("{}/{}", kCheckpoints, name));
       }
     }
@@ -271,9 +274,10 @@ void RunFolder::check_no_links() const {
   }
 }
 
-// Before the first of them is removed: each listed name is what a run makes of it.
-void RunFolder::check_removable_files(const std::set<std::string>& made_files) const {
-  for (const auto& name : made_files) {
+// Throws UserError if a listed name is not of the kind that the run made, before any of them is
+// removed.
+void RunFolder::check_removable_files(const std::set<std::string>& listed) const {
+  for (const auto& name : listed) {
     const fs::path path = run_ / name;
     const bool is_folder = name == kFinal || name.starts_with(kCheckpoints);
     const fs::file_status status = fs::symlink_status(path);
@@ -291,12 +295,12 @@ void RunFolder::check_removable_files(const std::set<std::string>& made_files) c
   }
 }
 
-void RunFolder::check_free(const fs::path& name, const std::set<std::string>& made_files) const {
-  if (io::is_taken(run_ / name) && made_files.count(name.string()) == 0) {
+void RunFolder::check_free(const fs::path& name, const std::set<std::string>& listed) const {
+  if (io::is_taken(run_ / name) && listed.count(name.string()) == 0) {
     throw UserError(
         "{}: is not in the list of what a run of moe made there ({}) and will not be replaced; "
         "move it, or give another -o",
-        (run_ / name).string(), (run_ / kMadeList).string());
+        (run_ / name).string(), (run_ / kManifest).string());
   }
 }
 
@@ -306,26 +310,27 @@ RunState RunFolder::state(const std::string& settings_toml, Inputs& inputs,
     return RunState::kNew;
   }
   const fs::path file = run_ / kSettings;
-  auto before = values_of_run(file), now = values_of(settings_toml, file.string());
-  before.erase("out");  // RUN is where it is
+  auto before = read_run_settings(file), now = result_settings(settings_toml, file.string());
+  before.erase("out");  // RUN may have been moved
   now.erase("out");
   std::vector<std::string> differing = changed_inputs(before, now, inputs, notes);
-  for (const auto& key : keys_of(before, now)) {
-    const std::string old_value = value_of(before, key), new_value = value_of(now, key);
+  for (const auto& key : all_keys(before, now)) {
+    const std::string old_value = value_text(before, key), new_value = value_text(now, key);
     if (old_value != new_value) {
       differing.push_back(fmt::format("{} was {}, is {}", key, old_value, new_value));
     }
   }
   if (!differing.empty()) {
     throw UserError(
-        "{}: a run with other settings is there ({}); give the same to go on, another -o, or "
-        "--force to begin anew",
+        "{}: the existing run has other settings ({}); give the same settings to resume it, "
+        "another -o, or --force to start over",
         run_.string(), fmt::join(differing, "; "));
   }
-  return fs::exists(run_ / "final") ? RunState::kDone : RunState::kGoesOn;
+  return fs::exists(run_ / "final") ? RunState::kDone : RunState::kResumable;
 }
 
-// Takes out of `before` and `now` the keys of inputs whose content was compared.
+// Returns sentences on inputs whose content differs. Removes the keys that were compared by content
+// from `before` and `now`.
 std::vector<std::string> RunFolder::changed_inputs(std::map<std::string, std::string>& before,
                                                    std::map<std::string, std::string>& now,
                                                    Inputs& inputs,
@@ -334,13 +339,13 @@ std::vector<std::string> RunFolder::changed_inputs(std::map<std::string, std::st
   const std::optional<Inputs> recorded = read_inputs(this->inputs());
   for (auto& [key, files] : inputs) {
     if (!recorded || recorded->count(key) == 0 || before.count(key) != now.count(key)) {
-      continue;  // a run from before there were records, or an option that one of them lacks
+      continue;  // not recorded (older version), or set in one of them only
     }
-    const bool is_elsewhere = value_of(before, key) != value_of(now, key);
+    const bool is_elsewhere = value_text(before, key) != value_text(now, key);
     if (const auto difference = find_difference(recorded->at(key), files)) {
       differing.push_back(is_elsewhere
-                              ? fmt::format("{} was {}, is {}: {}", key, value_of(before, key),
-                                            value_of(now, key), *difference)
+                              ? fmt::format("{} was {}, is {}: {}", key, value_text(before, key),
+                                            value_text(now, key), *difference)
                               : fmt::format("{}: {}", key, *difference));
     } else if (is_elsewhere) {
       moved.push_back(key);
@@ -349,8 +354,8 @@ std::vector<std::string> RunFolder::changed_inputs(std::map<std::string, std::st
     now.erase(key);
   }
   if (!moved.empty()) {
-    notes.push_back(fmt::format("{} lie{} elsewhere than before, with the same content",
-                                fmt::join(moved, ", "), moved.size() == 1 ? "s" : ""));
+    notes.push_back(fmt::format("{}: moved since the run began, with the same content",
+                                fmt::join(moved, ", ")));
   }
   return differing;
 }
@@ -362,41 +367,43 @@ void RunFolder::begin(const std::string& settings_toml, RunState state) {
     throw UserError("{}: cannot be made: {}", run_.string(), error.message());
   }
   lock_ = io::lock_folder(run_, run_);
-  check_names();  // again: another run may have been here until now
-  const auto made_files = read_made(run_);
+  check_names();  // again, now under the lock
+  const auto listed = read_manifest(run_);
   if (state == RunState::kNew) {
-    remove_made(made_files);
-    write_made(run_, run_names());
-  } else if (made_files.empty()) {
-    write_made(run_, made_before_lists(run_));
+    remove_listed(listed);
+    write_manifest(run_, standard_names());
+  } else if (listed.empty()) {
+    write_manifest(run_, manifest_of_old_run(run_));
   }
   remove_leftovers();
   io::write_whole(run_ / kSettings, settings_toml);
 }
 
-// settings.toml goes last of all, when it is replaced: until then this is a run.
-void RunFolder::remove_made(const std::set<std::string>& made_files) const {
-  for (const auto& name : made_files) {
+// Keeps settings.toml, which marks the folder as a run until it is replaced.
+void RunFolder::remove_listed(const std::set<std::string>& listed) const {
+  for (const auto& name : listed) {
     if (name == kFinal || name.starts_with(kCheckpoints)) {
       io::remove_whole(run_ / name, run_);
     } else if (name != kSettings) {
       remove_file(name);
     }
   }
-  ::unlinkat(lock_.get(), kCheckpoints, AT_REMOVEDIR);  // fails where other files are in it
+  ::unlinkat(lock_.get(), kCheckpoints, AT_REMOVEDIR);  // fails if it has other files
 }
 
-// Nothing happens if there is none. Relative to the open RUN: a name without a slash.
+// Removes RUN/name if it exists. `name` has no slash and is resolved relative to the open RUN.
 void RunFolder::remove_file(const std::string& name) const {
   if (::unlinkat(lock_.get(), name.c_str(), 0) != 0 && errno != ENOENT) {
     throw UserError("{}: cannot be removed: {}", (run_ / name).string(), std::strerror(errno));
   }
 }
 
-bool RunFolder::has_made(const std::string& name) const { return read_made(run_).count(name) > 0; }
+bool RunFolder::is_listed(const std::string& name) const {
+  return read_manifest(run_).count(name) > 0;
+}
 
 void RunFolder::remove_events() const {
-  for (const auto& name : read_made(run_)) {
+  for (const auto& name : read_manifest(run_)) {
     if (is_event_name(name)) {
       remove_file(name);
     }
@@ -404,7 +411,7 @@ void RunFolder::remove_events() const {
 }
 
 void RunFolder::remove_leftovers() const {
-  for (const auto& name : read_made(run_)) {
+  for (const auto& name : read_manifest(run_)) {
     if (name == kFinal || name.starts_with(kCheckpoints)) {
       io::remove_leftovers(run_ / name, run_);
     }
@@ -414,11 +421,11 @@ void RunFolder::remove_leftovers() const {
 fs::path RunFolder::checkpoint(int64_t step) const { return run_ / checkpoint_name(step); }
 
 void RunFolder::claim(const fs::path& path) const {
-  auto made_files = read_made(run_);
+  auto listed = read_manifest(run_);
   const std::string name = path.lexically_relative(run_).string();
-  check_free(name, made_files);
-  if (made_files.insert(name).second) {
-    write_made(run_, made_files);
+  check_free(name, listed);
+  if (listed.insert(name).second) {
+    write_manifest(run_, listed);
   }
   if (name == kFinal || name.starts_with(kCheckpoints)) {
     io::remove_whole(path, run_);
@@ -428,7 +435,7 @@ void RunFolder::claim(const fs::path& path) const {
 std::vector<int64_t> RunFolder::saved_steps() const {
   std::vector<int64_t> steps;
   for (const auto& name : names_in(run_ / kCheckpoints)) {
-    if (const auto step = step_of(name)) {
+    if (const auto step = parse_step_name(name)) {
       steps.push_back(*step);
     }
   }
@@ -437,11 +444,11 @@ std::vector<int64_t> RunFolder::saved_steps() const {
 }
 
 void RunFolder::keep_newest(int64_t count, int64_t every) const {
-  const auto made_files = read_made(run_);
+  const auto listed = read_manifest(run_);
   auto steps = saved_steps();
   steps.erase(
       std::remove_if(steps.begin(), steps.end(),
-                     [&](int64_t step) { return made_files.count(checkpoint_name(step)) == 0; }),
+                     [&](int64_t step) { return listed.count(checkpoint_name(step)) == 0; }),
       steps.end());
   for (size_t i = 0; i + static_cast<size_t>(count) < steps.size(); ++i) {
     if (every == 0 || steps[i] % every != 0) {
@@ -451,7 +458,7 @@ void RunFolder::keep_newest(int64_t count, int64_t every) const {
 }
 
 void RunFolder::remove_checkpoint(int64_t step) const {
-  if (has_made(checkpoint_name(step)) && !io::find_unlisted(checkpoint(step))) {
+  if (is_listed(checkpoint_name(step)) && !io::find_unlisted(checkpoint(step))) {
     io::remove_whole(checkpoint(step), run_);
   }
 }
@@ -472,7 +479,7 @@ std::optional<fs::path> RunFolder::newest_whole(std::vector<std::string>& damage
       }
       return checkpoint(step);
     }
-    if (const auto added = io::find_unlisted(checkpoint(step))) {  // the run would write over it
+    if (const auto added = io::find_unlisted(checkpoint(step))) {  // the run would overwrite it
       throw UserError(
           "{}: was put into a checkpoint of the run, which will be made anew; move it, then give "
           "the same command again",

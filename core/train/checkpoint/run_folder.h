@@ -1,9 +1,24 @@
 #pragma once
-// RUN/.moe-run: what a run has made in its folder, so that --force removes that and nothing else.
-// The first line is `moe run 1`, every further line a name as below, relative to RUN. A name is
-// on the disk before what it names is made.
+// RUN, the folder of a training run:
+//
+//   settings.toml          the run as a recipe
+//   metrics.jsonl          one object per step
+//   events.out.tfevents.*  the same for TensorBoard (observe/event_file.h)
+//   samples.jsonl          text generated after held-out prompts (observe/evaluation.h)
+//   inputs.json            model and data by content (inputs.h)
+//   starts.jsonl           one object per start or resumption (observe/history.h)
+//   report.html            all of it as a page (observe/report.h)
+//   checkpoints/step-N/    after N steps: a model folder and the training state (snapshot.h)
+//   final/                 the model folder after the last step; exists only if the run is complete
+//   trace.json             trace of --profile
+//   .moe-run               manifest: the files and folders that the run has made
+//
+// The first line of the manifest is `moe run 1`; each further line is a name relative to RUN. A
+// name is on the disk before the file or folder is made. --force removes listed names only.
+//
+// A run is resumed by starting it again with the same settings, even if RUN, model and data were
+// moved.
 
-#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -17,67 +32,38 @@
 
 namespace moe::train {
 
-inline constexpr const char* kMadeList = ".moe-run";
+// Returns N of "step-N"; nothing for other names.
+std::optional<int64_t> parse_step_name(std::string_view name);
 
-// "step-N" as a number; none for other names.
-std::optional<int64_t> step_of(std::string_view name);
-std::string step_name(int64_t step);
-
-// Names of files that a run has always, with "final", the folder of the end.
-const std::set<std::string>& run_names();
-
-// Returns true for the names of event files that moe makes:
-// "events.out.tfevents.1763800000.4242.moe". Other programs' event files have other endings.
+// Returns true for the names of moe's event files: "events.out.tfevents.1763800000.4242.moe". Event
+// files of other programs have other endings.
 bool is_event_name(std::string_view name);
 
-// The names in RUN's list; none without a list. Names that no run makes are left out, so that a
-// list that others wrote removes nothing of theirs.
-std::set<std::string> read_made(const std::filesystem::path& run);
-
-// Puts a list with `names` in place of the one that is there.
-void write_made(const std::filesystem::path& run, const std::set<std::string>& names);
-
-// RUN, the folder a run of training leaves behind:
-//
-//   settings.toml        the run as a recipe
-//   metrics.jsonl        one object a step
-//   events.out.tfevents.* the same for TensorBoard (event_file.h)
-//   samples.jsonl        what the model wrote after held-out prompts (evaluator.h)
-//   inputs.json          model and data by their content (inputs.h)
-//   starts.jsonl         one object each time it began or went on (history.h)
-//   report.html          all of it as a page (report.h)
-//   checkpoints/step-N/  after N steps: a model folder and what going on needs (snapshot.h)
-//   final/               the model folder after the last step, there only when the run came to its
-//                        end
-//   trace.json           of --profile
-//   .moe-run             what of all this the run has made (made_list.h)
-//
-// A run that is there goes on when it is started again with the same settings, wherever RUN, model
-// and data lie by then.
-
-enum class RunState { kNew, kGoesOn, kDone };
+enum class RunState { kNew, kResumable, kDone };
 
 class RunFolder {
  public:
-  // Throws UserError if RUN is a file, holds `model`, or exists without being a run of ours (and is
-  // neither empty nor to be replaced by `force`); if something that is not of this run has a name
-  // that the run needs; if a file or folder of a run that is not complete is a symbolic link; if
-  // one of `inputs` is in what the run may remove, or `force` would remove the working or the home
-  // folder. Writes nothing.
+  // Writes nothing. Throws UserError if
+  // - RUN is a file, or contains `model`;
+  // - RUN exists, is not empty, is not a run of moe, and `force` is false;
+  // - a name that the run needs is taken by a file or folder that is not in the manifest;
+  // - a file or folder of an incomplete run is a symbolic link;
+  // - one of `inputs` is in a file or folder that the run may remove, or `force` would remove the
+  //   working directory or the home directory.
   RunFolder(std::filesystem::path run, const std::filesystem::path& model, bool force,
             std::vector<std::filesystem::path> inputs = {});
 
-  // Whether the run that is there (unless `force`) goes on under these settings. UserError names
-  // the settings that differ; those that do not change the numbers (save-every, keep, threads,
-  // cache) may.
+  // Returns the state of the existing run under the given settings; kNew with `force`. Throws
+  // UserError that names the settings that differ, except those that do not change the results
+  // (save-every, keep, threads, cache).
   //
-  // Of RUN, model and data not the paths count but what lies there, where the run recorded that: a
-  // file of `inputs` (those of `settings_toml`) that is another than before is named. Digests that
-  // are known are put into `inputs`, and `notes` is told in a sentence what has moved.
+  // RUN, model and data are compared by content if the run has recorded it; a file of `inputs`
+  // (those of `settings_toml`) that has changed is named. Adds known digests to `inputs`, and to
+  // `notes` a sentence on inputs that were moved.
   RunState state(const std::string& settings_toml, Inputs& inputs,
                  std::vector<std::string>& notes) const;
-  // Writes settings.toml; from here on no other process may (UserError). kNew: makes RUN, or
-  // removes what an earlier run made in it, by that run's own list (made_list.h).
+  // Locks RUN against other processes (UserError) and writes settings.toml. kNew: creates RUN, or
+  // removes the listed files and folders of the earlier run.
   void begin(const std::string& settings_toml, RunState state);
 
   const std::filesystem::path& path() const { return run_; }
@@ -88,37 +74,37 @@ class RunFolder {
   std::filesystem::path report() const { return run_ / "report.html"; }
   std::filesystem::path final_model() const { return run_ / "final"; }
   std::filesystem::path checkpoint(int64_t step) const;
-  // Puts `path`, a file or checkpoint that is about to be made, into the run's list. Removes a
-  // checkpoint of the run that has the name already, which was damaged. Throws UserError if `path`
-  // exists and is not in the list, or if a folder on the way to it is a link.
+  // Adds `path`, a file or checkpoint that will be made, to the manifest. Removes a listed
+  // checkpoint of that name, which was damaged. Throws UserError if `path` exists and is not
+  // listed, or if a folder on the way to it is a link.
   void claim(const std::filesystem::path& path) const;
-  // Returns true if the run's list has the file `name`.
-  bool has_made(const std::string& name) const;
-  // Removes the event files that are in the run's list.
+  // Returns true if the manifest lists `name`.
+  bool is_listed(const std::string& name) const;
+  // Removes the listed event files.
   void remove_events() const;
-  // Removes what a kill left beside the checkpoints and the final folder of the run's list.
+  // Removes staging folders that a killed process left beside the listed checkpoints and final/.
   void remove_leftovers() const;
 
   std::vector<int64_t> saved_steps() const;  // ascending
-  // Of the checkpoints in the run's list, removes older ones but those of steps that `every`
-  // divides (0: none stays for that) and those to which files of others were added.
+  // Removes listed checkpoints, except the newest `count`, those of steps that are a multiple of
+  // `every` (0: none), and those to which other files were added.
   void keep_newest(int64_t count, int64_t every = 0) const;
-  void remove_checkpoint(int64_t step) const;  // nothing happens when the run made none
+  void remove_checkpoint(int64_t step) const;  // no effect if it is not listed
   std::optional<std::filesystem::path> last_checkpoint() const;
-  // The newest checkpoint whose files are as they were written; `damaged` is told of newer ones, a
-  // sentence each.
+  // Returns the newest checkpoint whose files match their checksums. Adds a sentence on each newer
+  // one to `damaged`.
   std::optional<std::filesystem::path> newest_whole(std::vector<std::string>& damaged) const;
 
  private:
   void check_names() const;
   void check_no_links() const;
-  void check_removable_files(const std::set<std::string>& made) const;
+  void check_removable_files(const std::set<std::string>& listed) const;
   void remove_file(const std::string& name) const;
   std::vector<std::string> changed_inputs(std::map<std::string, std::string>& before,
                                           std::map<std::string, std::string>& now, Inputs& inputs,
                                           std::vector<std::string>& notes) const;
-  void check_free(const std::filesystem::path& name, const std::set<std::string>& made) const;
-  void remove_made(const std::set<std::string>& made) const;
+  void check_free(const std::filesystem::path& name, const std::set<std::string>& listed) const;
+  void remove_listed(const std::set<std::string>& listed) const;
 
   bool force_ = false;
   Descriptor lock_;  // RUN itself

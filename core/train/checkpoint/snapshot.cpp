@@ -23,24 +23,24 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kTensors = "state.safetensors";
-constexpr const char* kPosition = "state.json";
+constexpr const char* kState = "state.json";
 
-OrderedJson to_json(const Position& position) {
+OrderedJson to_json(const TrainState& state) {
   return {{"format", 1},
-          {"step", position.step},
-          {"total_tokens", position.total_tokens},
-          {"skipped_steps", position.skipped_steps},
-          {"skipped_outliers", position.skipped_outliers},
+          {"step", state.step},
+          {"total_tokens", state.total_tokens},
+          {"skipped_steps", state.skipped_steps},
+          {"skipped_outliers", state.skipped_outliers},
           {"outliers",
-           {{"losses", position.outliers.losses},
-            {"norms", position.outliers.norms},
-            {"in_a_row", position.outliers.in_a_row}}},
-          {"lambda", position.lambda},
-          {"group_tokens", position.group_tokens},
+           {{"losses", state.outliers.losses},
+            {"norms", state.outliers.norms},
+            {"in_a_row", state.outliers.in_a_row}}},
+          {"lambda", state.lambda},
+          {"group_tokens", state.group_tokens},
           {"cursor",
-           {{"epoch", position.cursor.epoch},
-            {"example", position.cursor.example},
-            {"offset", position.cursor.offset}}}};
+           {{"epoch", state.cursor.epoch},
+            {"example", state.cursor.example},
+            {"offset", state.cursor.offset}}}};
 }
 
 std::vector<double> read_values(const Json& json, const char* key, const std::string& where) {
@@ -54,17 +54,17 @@ std::vector<double> read_values(const Json& json, const char* key, const std::st
   return array.get<std::vector<double>>();
 }
 
-OutlierWindow read_outliers(const Json& position, const std::string& file) {
+OutlierWindow read_outliers(const Json& state, const std::string& file) {
   const std::string where = file + ": outliers";
-  const Json json = position.value("outliers", Json::object());
+  const Json json = state.value("outliers", Json::object());
   if (!json.is_object()) {
     throw UserError("{}: must be an object", where);
   }
   OutlierWindow window{read_values(json, "losses", where), read_values(json, "norms", where),
                        get_int(json, "in_a_row", where, 0)};
-  if (window.in_a_row < 0 || window.in_a_row > kMostOutliersInARow) {
+  if (window.in_a_row < 0 || window.in_a_row > kMaxConsecutiveOutliers) {
     throw UserError("{}: 'in_a_row' is {}, 0 to {} are possible", where, window.in_a_row,
-                    kMostOutliersInARow);
+                    kMaxConsecutiveOutliers);
   }
   if (window.losses.size() != window.norms.size()) {
     throw UserError("{}: {} losses and {} norms are not of the same steps", where,
@@ -75,7 +75,7 @@ OutlierWindow read_outliers(const Json& position, const std::string& file) {
 
 constexpr std::string_view kWeight = "weight.", kUpdates = "updates.";
 
-// Everything that resuming needs of this process, by name: the tensors in use, not copies.
+// Returns the state of this process by name: the tensors in use, not copies.
 std::vector<Slice> live_state(const model::Llama& model, const AdamW& optimizer) {
   std::vector<Slice> all = held_slices(model.parameters(), model.layout());
   for (auto& slice : all) {
@@ -98,8 +98,8 @@ std::vector<io::TensorInfo> described(const std::vector<Slice>& state) {
   return infos;
 }
 
-// What this process writes of `state`: of a weight that several hold its part, of counts that all
-// have rank 0's.
+// Returns the part of `state` that this process writes: its part of a weight with several holders;
+// the update counts on rank 0 only.
 std::vector<Slice> own_part(const std::vector<Slice>& state,
                             const std::vector<model::NamedParameter>& parameters,
                             distributed::World& world) {
@@ -107,7 +107,7 @@ std::vector<Slice> own_part(const std::vector<Slice>& state,
   for (size_t i = 0; i < state.size(); ++i) {
     Slice slice = state[i];
     if (i < parameters.size() && !parameters[i].shard.defined()) {  // the weights come first
-      const distributed::Part part(slice.values.numel(), holders_of(parameters[i], world));
+      const distributed::Part part(slice.values.numel(), parameter_holders(parameters[i], world));
       slice.values = slice.values.view({-1}).narrow(0, part.begin, part.end - part.begin);
       slice.begin += part.begin;
     } else if (slice.name.starts_with(kUpdates) && !world.layout.is_rank_zero()) {
@@ -128,7 +128,7 @@ void write_slices(const fs::path& file, const std::vector<Slice>& slices) {
   patch.finish();
 }
 
-// The moments of a checkpoint are of the type that this run keeps them in, or it is another run's.
+// Throws UserError if a tensor of the checkpoint has another type than in this run.
 void check_types(const io::SafetensorsFile& file, const std::vector<Slice>& wanted) {
   std::map<std::string, io::DType> types;
   for (const auto& info : file.tensors()) {
@@ -151,16 +151,16 @@ void check_types(const io::SafetensorsFile& file, const std::vector<Slice>& want
 
 Snapshot::Snapshot(const model::Llama& model, const AdamW& optimizer,
                    const model::RoutingOptions& routing,
-                   const model::LossCoefficients& coefficients, const Position& position)
+                   const model::LossCoefficients& coefficients, const TrainState& state)
     : model_(model.clone_to(at::kCPU)),
       routing_(routing),
       coefficients_(coefficients),
-      position_(position) {
+      state_(state) {
   for (Slice& slice : live_state(model_, optimizer)) {
     if (!slice.name.starts_with(kWeight)) {
       slice.values = slice.values.to(at::kCPU, slice.values.scalar_type(), false, /*copy=*/true);
     }
-    state_.push_back(std::move(slice));
+    slices_.push_back(std::move(slice));
   }
 }
 
@@ -169,10 +169,10 @@ void Snapshot::write(const io::Checkpoint& parent, const fs::path& out, distribu
   model::SharedFolder folder(out, /*force=*/false, world.all);
   model::write_folder(model_, routing_, parent, folder, coefficients_);
   const fs::path tensors = folder.path() / kTensors;
-  folder.by_first([&] { io::create_safetensors(tensors, described(state_)); });
-  folder.by_all([&] { write_slices(tensors, own_part(state_, model_.parameters(), world)); });
+  folder.by_first([&] { io::create_safetensors(tensors, described(slices_)); });
+  folder.by_all([&] { write_slices(tensors, own_part(slices_, model_.parameters(), world)); });
   folder.by_first([&] {
-    io::write_file(folder.path() / kPosition, to_json(position_).dump(2) + "\n");
+    io::write_file(folder.path() / kState, to_json(state_).dump(2) + "\n");
     if (add_files) {
       add_files(folder.path());
     }
@@ -181,12 +181,12 @@ void Snapshot::write(const io::Checkpoint& parent, const fs::path& out, distribu
   folder.commit();
 }
 
-Position restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) {
-  if (!fs::exists(folder / kTensors) || !fs::exists(folder / kPosition)) {
+TrainState restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) {
+  if (!fs::exists(folder / kTensors) || !fs::exists(folder / kState)) {
     throw UserError(
-        "{}: has no {}, so training cannot go on from it bit for bit; start a new run from it "
+        "{}: has no {}, so training cannot be resumed from it; start a new run from it "
         "instead (moe train {} -o ANOTHER)",
-        folder.string(), fs::exists(folder / kTensors) ? kPosition : kTensors, folder.string());
+        folder.string(), fs::exists(folder / kTensors) ? kState : kTensors, folder.string());
   }
   const at::NoGradGuard no_gradients;
   const io::SafetensorsFile file(folder / kTensors);
@@ -205,18 +205,18 @@ Position restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) 
                       static_cast<size_t>(c10::multiply_integers(shape)) * element);
     }
     const auto bytes = all.subspan(static_cast<size_t>(begin) * element, tensor.nbytes());
-    // LibTorch has no read-only tensors; this one is only read from.
+    // LibTorch has no read-only tensors. This one is only read.
     void* data = const_cast<std::byte*>(bytes.data());
     Tensor live = tensor;
     live.copy_(at::from_blob(data, tensor.sizes(), at::TensorOptions(tensor.scalar_type())));
   }
-  return read_position(folder);
+  return read_train_state(folder);
 }
 
-fs::path position_file(const fs::path& checkpoint) { return checkpoint / kPosition; }
+fs::path train_state_file(const fs::path& checkpoint) { return checkpoint / kState; }
 
-Position read_position(const fs::path& folder) {
-  const std::string where = position_file(folder).string();
+TrainState read_train_state(const fs::path& folder) {
+  const std::string where = train_state_file(folder).string();
   const Json json = read_json(where, uint64_t{1} << 20);
   if (get_int(json, "format", where) != 1) {
     throw UserError("{}: format {} is of another version of moe", where, json["format"].dump());
@@ -228,22 +228,22 @@ Position read_position(const fs::path& folder) {
     }
     return count;
   };
-  Position position;
-  position.step = count_of("step");
-  position.total_tokens = count_of("total_tokens");
-  position.skipped_steps = json.contains("skipped_steps") ? count_of("skipped_steps") : 0;
-  position.skipped_outliers = json.contains("skipped_outliers") ? count_of("skipped_outliers") : 0;
-  position.outliers = read_outliers(json, where);
-  position.lambda = get_double(json, "lambda", where);
-  if (position.lambda < 0) {
-    throw UserError("{}: 'lambda' is {}, it must not be negative", where, position.lambda);
+  TrainState state;
+  state.step = count_of("step");
+  state.total_tokens = count_of("total_tokens");
+  state.skipped_steps = json.contains("skipped_steps") ? count_of("skipped_steps") : 0;
+  state.skipped_outliers = json.contains("skipped_outliers") ? count_of("skipped_outliers") : 0;
+  state.outliers = read_outliers(json, where);
+  state.lambda = get_double(json, "lambda", where);
+  if (state.lambda < 0) {
+    throw UserError("{}: 'lambda' is {}, it must not be negative", where, state.lambda);
   }
-  position.group_tokens = count_of("group_tokens");
+  state.group_tokens = count_of("group_tokens");
   const Json cursor = json.value("cursor", Json::object());
-  position.cursor = {get_int(cursor, "epoch", where + ": cursor"),
-                     get_int(cursor, "example", where + ": cursor"),
-                     get_int(cursor, "offset", where + ": cursor")};
-  return position;
+  state.cursor = {get_int(cursor, "epoch", where + ": cursor"),
+                  get_int(cursor, "example", where + ": cursor"),
+                  get_int(cursor, "offset", where + ": cursor")};
+  return state;
 }
 
 Saver::Saver(const io::Checkpoint& parent, distributed::World& world,
@@ -290,7 +290,7 @@ void Saver::wait() {
   if (!writing_.valid()) {
     return;
   }
-  writing_.get();  // throws what the writer threw
+  writing_.get();  // throws the exception of write()
   on_saved_(out_);
 }
 

@@ -1,16 +1,14 @@
 #pragma once
-// A checkpoint of a run: a model folder like any other, and beside it what going on bit for bit
-// needs:
+// A checkpoint of a run: a model folder, and the training state that makes a resumed run equal to
+// an uninterrupted one bit for bit:
 //
-//   state.safetensors   weight.NAME [shape of NAME] f32, exp_avg.NAME and exp_avg_sq.NAME [the
-//   same]
-//                       f32 or bf16 as the run keeps them, updates.NAME [] f32, by the parameter
-//                       names of model::Llama
-//   state.json          step, tokens, lambda, window of outliers, place in the data
-//   history.json        the run's log up to here (core/train/observe/metrics.h)
+//   state.safetensors   weight.NAME [shape of NAME] f32; exp_avg.NAME and exp_avg_sq.NAME [same
+//                       shape] f32 or bf16; updates.NAME [] f32; NAME as in model::Llama
+//   state.json          TrainState
+//   history.json        log of the run up to the checkpoint (observe/metrics.h)
 //   checksums.json      of every file, written last
 //
-// There is no random state: the order of the data, and the rounding of moments in bf16, follow from
+// No random state is saved: the order of the data and the rounding of bf16 moments are functions of
 // the seed and the step.
 
 #include <filesystem>
@@ -26,80 +24,77 @@
 
 namespace moe::train {
 
-// Where a run stands between two steps.
-struct Position {
-  int64_t step = 0;  // steps done
+// State of a run between two steps.
+struct TrainState {
+  int64_t step = 0;  // number of steps done
   int64_t total_tokens = 0;
-  int64_t skipped_steps = 0, skipped_outliers = 0;  // the former counts both kinds
-  OutlierWindow outliers;                           // empty where none are looked for
+  int64_t skipped_steps = 0, skipped_outliers = 0;  // skipped_steps includes skipped_outliers
+  OutlierWindow outliers;                           // empty if outliers are not skipped
   double lambda = 0;                                // ReLU: of the next step
-  int64_t group_tokens = 0;  // of a full micro-batch: what capacity is counted over
+  int64_t group_tokens = 0;  // tokens of a full micro-batch, over which capacity is computed
   data::Cursor cursor;
-  bool operator==(const Position&) const = default;
+  bool operator==(const TrainState&) const = default;
 };
 
-// Returns the name of the file of `checkpoint` that holds its Position.
-std::filesystem::path position_file(const std::filesystem::path& checkpoint);
+// Returns the path of state.json in `checkpoint`.
+std::filesystem::path train_state_file(const std::filesystem::path& checkpoint);
 
 using AddFiles = std::function<void(const std::filesystem::path& folder)>;
 
-// A copy of all that a checkpoint holds of this process, so that it can be written while training
-// goes on.
+// Copy of the state that this process contributes to a checkpoint, written while training
+// continues.
 class Snapshot {
  public:
-  // `optimizer`: of the slices that this process of `layout` updates.
+  // `optimizer` holds the slices that this process of model.layout() updates.
   Snapshot(const model::Llama& model, const AdamW& optimizer, const model::RoutingOptions& routing,
-           const model::LossCoefficients& coefficients, const Position& position);
+           const model::LossCoefficients& coefficients, const TrainState& state);
 
-  // The folder OUT, whole or not at all; one that is there is replaced. `parent` gives the
-  // tokenizer files and the config's other keys. UserError when the disk is full.
+  // Writes the folder OUT atomically, replacing an existing one. `parent` provides the tokenizer
+  // files and the other keys of the config. Throws UserError if the disk is full.
   //
-  // `add_files` puts further files into the folder that it is given, on rank 0, before the folder
-  // appears: what it has brought to the disk elsewhere is there whenever the checkpoint is.
+  // `add_files` adds files to the folder on rank 0 before the folder appears; data that it syncs to
+  // the disk elsewhere exists whenever the checkpoint does.
   //
-  // Every process of `world` calls it and writes what it updates, each tensor under its name and
-  // expert in the whole model: the bytes do not tell how many processes there were.
+  // Collective over `world`. Each process writes the parts that it updates, under their names and
+  // offsets in the whole model, so that the bytes do not depend on the number of processes.
   void write(const io::Checkpoint& parent, const std::filesystem::path& out,
              distributed::World& world, const AddFiles& add_files = {}) const;
 
  private:
   model::Llama model_;
-  std::vector<Slice> state_;
+  std::vector<Slice> slices_;
   model::RoutingOptions routing_;
   model::LossCoefficients coefficients_;
-  Position position_;
+  TrainState state_;
 };
 
-// Where the run of a checkpoint stood. UserError when the folder says it in no way of ours.
-Position read_position(const std::filesystem::path& folder);
+// Returns the state of a checkpoint. Throws UserError if its state.json is invalid.
+TrainState read_train_state(const std::filesystem::path& folder);
 
-// Puts what `folder` holds into model and optimizer; both were made for the same config. UserError:
-// the folder is a model folder without a state, or its state is of another model or keeps its
-// moments in another type.
-// Of a process of several: what it holds and updates, whoever wrote the folder.
-Position restore(const std::filesystem::path& folder, model::Llama& model, AdamW& optimizer);
+// Loads a checkpoint into model and optimizer, which must have the same config. With several
+// processes, each loads the parts that it holds and updates, for any number of processes that wrote
+// the folder. Throws UserError if the folder has no training state, or if the state is that of
+// another model or has moments of another type.
+TrainState restore(const std::filesystem::path& folder, model::Llama& model, AdamW& optimizer);
 
-// Writes checkpoints beside training: the run hands over a copy and goes on. One at a time: a
-// run that saves faster than its disk writes waits for it. Several processes write theirs together,
-// and wait for each other.
-
+// Writes checkpoints in the background, one at a time. With several processes, all of them write
+// together and wait for each other.
 class Saver {
  public:
-  // `parent` and `world` outlive the saver. `on_saved` is called from save() or wait(), never from
-  // another thread. `on_saving` is called with true before a checkpoint is written and with false
-  // after it, from the thread that writes.
+  // `parent` and `world` outlive the saver. `on_saved` is called by save() or wait(), on the thread
+  // that calls them. `on_saving` is called with true before a checkpoint is written and with false
+  // after it, on the thread that writes.
   Saver(const io::Checkpoint& parent, distributed::World& world,
         std::function<void(const std::filesystem::path&)> on_saved,
         std::function<void(bool)> on_saving);
-  ~Saver();  // waits; a failure that nobody asked for is lost with it
+  ~Saver();  // blocks; ignores a failure that wait() was not called for
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
-  // Waits for the one before, then begins to write `snapshot` as OUT, with `add_files` as
-  // Snapshot::write has it, which may run on another thread. Throws what the one before failed
-  // with.
+  // Blocks until the checkpoint before is written, then begins to write `snapshot` as OUT
+  // (Snapshot::write()). Throws the exception of the checkpoint before.
   void save(Snapshot snapshot, const std::filesystem::path& out, AddFiles add_files = {});
-  // Until nothing is being written. Throws what it failed with.
+  // Blocks until no checkpoint is being written. Throws its exception.
   void wait();
   bool is_writing() const;
 

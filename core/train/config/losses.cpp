@@ -10,7 +10,7 @@ namespace moe::train {
 
 namespace {
 
-// 0 may be said of a loss that is not there.
+// Throws UserError if `coefficient` is set and is not 0.
 void refuse(const TrainSettings& settings, std::optional<double> TrainSettings::*coefficient,
             const std::string& reason) {
   if (const double value = (settings.*coefficient).value_or(0); value != 0) {
@@ -18,9 +18,9 @@ void refuse(const TrainSettings& settings, std::optional<double> TrainSettings::
   }
 }
 
-// "relu": the words of the families of which `has` holds.
+// Returns the names of the router families that satisfy `has`: "relu".
 template <typename Has>
-std::string families_that(const Has& has) {
+std::string family_names(const Has& has) {
   std::vector<std::string> words;
   for (const auto& family : route::router_families()) {
     if (has(family)) {
@@ -47,16 +47,16 @@ void refuse_others(const TrainSettings& settings, const route::RouterSettings& r
   if (!family.has_adaptive_l1) {
     refuse(settings, &TrainSettings::lambda,
            fmt::format("{} has no L1 loss that lambda would weigh, only {} has", name,
-                       families_that([](const auto& each) { return each.has_adaptive_l1; })));
+                       family_names([](const auto& each) { return each.has_adaptive_l1; })));
   }
   if (!family.entropy_coef) {
     refuse(settings, &TrainSettings::entropy_coef,
            fmt::format("{} has no entropy loss, only {} has", name,
-                       families_that([](const auto& each) { return each.entropy_coef; })));
+                       family_names([](const auto& each) { return each.entropy_coef; })));
   }
 }
 
-// " + 0.01 x load balance (..)", or that it is off.
+// Returns " + 0.01 x load balance (..)", or a clause that the loss is off.
 std::string term(const std::optional<double>& coefficient, const std::string& loss) {
   return coefficient.value_or(0) == 0 ? fmt::format("; {} is off (coefficient 0)", loss)
                                       : fmt::format(" + {} x {}", *coefficient, loss);
@@ -89,25 +89,25 @@ void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& store
   refuse_others(settings, router);
   const route::RouterFamily& family = *router.family;
   const bool keeps = same_family(router, stored.router);
-  const auto close = [&](std::optional<double>& coefficient, bool has_loss, double other) {
+  const auto fill = [&](std::optional<double>& coefficient, bool has_loss, double other) {
     coefficient = has_loss ? std::optional(coefficient.value_or(other)) : std::nullopt;
   };
-  close(settings.lambda, family.has_adaptive_l1,
-        resolved.names_lambda0 ? router.lambda0 : stored.lambda.value_or(router.lambda0));
+  fill(settings.lambda, family.has_adaptive_l1,
+       resolved.names_lambda0 ? router.lambda0 : stored.lambda.value_or(router.lambda0));
   const bool keeps_bias = router.bias_rate.has_value() == stored.router.bias_rate.has_value();
-  close(settings.lb_coef, family.load_balance_coef.has_value(),
-        keeps && keeps_bias ? stored.lb_coef : default_lb_coef(router));
-  close(settings.entropy_coef, family.entropy_coef.has_value(),
-        keeps ? stored.entropy_coef : default_entropy_coef(router));
-  // What is off unless it is asked for stays empty where nobody does, and no line names it.
-  const auto close_asked = [&](std::optional<double>& coefficient, bool has_loss, double other) {
+  fill(settings.lb_coef, family.load_balance_coef.has_value(),
+       keeps && keeps_bias ? stored.lb_coef : default_lb_coef(router));
+  fill(settings.entropy_coef, family.entropy_coef.has_value(),
+       keeps ? stored.entropy_coef : default_entropy_coef(router));
+  // Leaves a coefficient unset if it is 0 by default and by setting, so that it is not printed.
+  const auto fill_if_used = [&](std::optional<double>& coefficient, bool has_loss, double other) {
     const double value = coefficient.value_or(other);
     const bool is_said = has_loss && (value != 0 || other != 0);
     coefficient = is_said ? std::optional(value) : std::nullopt;
   };
-  close_asked(settings.z_coef, family.has_softmax_scores, keeps ? stored.z_coef : 0);
-  close_asked(settings.seq_lb_coef, family.load_balance_coef.has_value(),
-              keeps ? stored.seq_lb_coef : 0);
+  fill_if_used(settings.z_coef, family.has_softmax_scores, keeps ? stored.z_coef : 0);
+  fill_if_used(settings.seq_lb_coef, family.load_balance_coef.has_value(),
+               keeps ? stored.seq_lb_coef : 0);
 }
 
 void refuse_coefficients(const TrainSettings& settings) {
@@ -120,7 +120,7 @@ void refuse_coefficients(const TrainSettings& settings) {
   refuse(settings, &TrainSettings::lambda, reason);
 }
 
-std::string losses_in_force(const TrainSettings& settings, const route::RouterSettings& router,
+std::string describe_losses(const TrainSettings& settings, const route::RouterSettings& router,
                             int64_t experts, bool router_trains) {
   const route::RouterFamily& family = *router.family;
   std::string words = "language model";

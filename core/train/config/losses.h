@@ -1,6 +1,6 @@
 #pragma once
-// What the auxiliary losses of a run are multiplied by, where each number comes from, and what is
-// in force in words: no loss is ever silently off.
+// Coefficients of the auxiliary losses of a run, and the description of the total loss that is
+// printed before the first step.
 
 #include <string>
 
@@ -10,20 +10,22 @@
 
 namespace moe::train {
 
-// Closes lb_coef, entropy_coef, z_coef, seq_lb_coef and lambda of `settings` for the router of the
-// run; empty stays what it does not have. A coefficient is the flag's, else the folder's where the
-// family is the same, else the default; z_coef and seq_lb_coef have none and stay empty. Lambda is
-// the flag's, else lambda0 where --router names it, else what the folder was trained up to, else
-// lambda0. UserError: a coefficient for a loss that the router does not have.
+// Fills lb_coef, entropy_coef, z_coef, seq_lb_coef and lambda of `settings` for the router of the
+// run. Losses that the router does not have stay unset. A coefficient is the flag's, else the
+// folder's if its router is of the same family, else the default; z_coef and seq_lb_coef have no
+// default. Lambda is the flag's, else lambda0 if --router names it, else the value that the folder
+// was trained up to, else lambda0. Throws UserError for a coefficient of a loss that the router
+// does not have.
 void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& stored,
                           const route::ResolvedRouter& resolved);
 
-// UserError: any of these flags, for a folder that is dense.
+// Throws UserError if any coefficient is set, for a dense model.
 void refuse_coefficients(const TrainSettings& settings);
 
 // Describes the losses of a run with resolved settings, such as "language model + 0.01 x load
-// balance (of first choices)". Without `router_trains` lambda and bias are described as constant.
-std::string losses_in_force(const TrainSettings& settings, const route::RouterSettings& router,
+// balance (of first choices)". If `router_trains` is false, lambda and bias are described as
+// constant.
+std::string describe_losses(const TrainSettings& settings, const route::RouterSettings& router,
                             int64_t experts, bool router_trains = true);
 
 }  // namespace moe::train

@@ -18,7 +18,7 @@ constexpr const char* kRectifyRouter = "Rectify-Router";
 constexpr const char* kAdamW = "torch's AdamW";
 constexpr const char* kTheFolders = "the folder's";
 
-// Standard deviations, of --skip-outliers.
+// Range of --skip-outliers.
 Range deviations() {
   Range range = number_from(1);
   range.rule = "must be a number of standard deviations of at least 1; 6 is usual";
@@ -205,7 +205,11 @@ Options optimizer_options(TrainSettings& settings) {
        .source = kRectifyRouter,
        .range = number_from(0)},
       {.name = "schedule",
-       .member = choice(settings.schedule, parse_schedule, schedule_name),
+       .member = choice<ScheduleKind, ScheduleKind>("schedule", settings.schedule,
+                                                    {{"cosine", ScheduleKind::kCosine},
+                                                     {"linear", ScheduleKind::kLinear},
+                                                     {"constant", ScheduleKind::kConstant},
+                                                     {"wsd", ScheduleKind::kWsd}}),
        .group = group::kOptimizer,
        .help = "cosine, linear, constant or wsd",
        .source = kRectifyRouter},
@@ -356,13 +360,13 @@ Options saving_options(TrainSettings& settings) {
       {.name = "keep",
        .member = &settings.keep,
        .group = group::kOutput,
-       .help = "newest checkpoints that stay",
+       .help = "keep only the newest N checkpoints",
        .range = whole_from(1),
        .changes_numbers = false},
       {.name = "keep-every",
        .member = &settings.keep_every,
        .group = group::kOutput,
-       .help = "checkpoints of steps that it divides stay too",
+       .help = "also keep checkpoints whose step is a multiple of N",
        .fallback = "none",
        .range = whole_from(0),
        .changes_numbers = false,
@@ -375,7 +379,7 @@ Options machine_options(TrainSettings& settings) {
       {.name = "seed",
        .member = &settings.seed,
        .group = group::kBatch,
-       .help = "of the shuffling, and of rounding the optimizer's state"},
+       .help = "random seed (shuffling, stochastic rounding)"},
       {.name = "threads",
        .member = &settings.threads,
        .group = group::kRanks,
@@ -408,9 +412,31 @@ Options machine_options(TrainSettings& settings) {
   };
 }
 
+std::string toml_text(const Json& value) {
+  if (value.is_array()) {
+    std::vector<std::string> texts;
+    for (const auto& element : value) {
+      texts.push_back(toml_text(element));
+    }
+    return fmt::format("[{}]", fmt::join(texts, ", "));
+  }
+  if (value.is_string()) {
+    return toml_string(value.get<std::string>());
+  }
+  if (value.is_number_integer()) {
+    return fmt::format("{}", value.get<int64_t>());
+  }
+  if (value.is_number()) {
+    return fmt::format("{}", value.get<double>());
+  }
+  return !value.is_boolean() ? "neither text, number, true/false nor a list of these"
+         : value.get<bool>() ? "true"
+                             : "false";
+}
+
 }  // namespace
 
-Options options_of(TrainSettings& settings) {
+Options train_options(TrainSettings& settings) {
   return joined({model_options(settings), model::request_options(settings.upcycle),
                  data_options(settings), packing_options(settings), batch_options(settings),
                  compute_options(settings), optimizer_options(settings), update_options(settings),
@@ -434,32 +460,6 @@ std::string flag_of_member(const Options& options, const void* member) {
   return flag_of(*found);
 }
 
-namespace {
-
-std::string text_of(const Json& value) {
-  if (value.is_array()) {
-    std::vector<std::string> texts;
-    for (const auto& element : value) {
-      texts.push_back(text_of(element));
-    }
-    return fmt::format("[{}]", fmt::join(texts, ", "));
-  }
-  if (value.is_string()) {
-    return toml_string(value.get<std::string>());
-  }
-  if (value.is_number_integer()) {
-    return fmt::format("{}", value.get<int64_t>());
-  }
-  if (value.is_number()) {
-    return fmt::format("{}", value.get<double>());
-  }
-  return !value.is_boolean() ? "neither text, number, true/false nor a list of these"
-         : value.get<bool>() ? "true"
-                             : "false";
-}
-
-}  // namespace
-
 std::map<std::string, std::string> read_settings(const std::string& toml,
                                                  const std::string& where) {
   const Json file = parse_toml(toml, where);
@@ -469,7 +469,7 @@ std::map<std::string, std::string> read_settings(const std::string& toml,
   }
   std::map<std::string, std::string> values;
   for (const auto& [key, value] : table->items()) {
-    values[key] = text_of(value);
+    values[key] = toml_text(value);
   }
   return values;
 }

@@ -1,6 +1,6 @@
 #pragma once
-// The table of what a run of training can be told: flags, recipe keys, settings.toml, ranges and
-// what may change on resume all come from it.
+// Table of the options of a training run. Flags, recipe keys, settings.toml, ranges, and the
+// settings that may change when a run is resumed all follow from it.
 
 #include <map>
 #include <string>
@@ -10,26 +10,26 @@
 
 namespace moe::train {
 
-// Every setting of a run, in the order in which settings.toml has them. `settings` must outlive
-// them.
-Options options_of(TrainSettings& settings);
+// Returns all options of a run, in the order of settings.toml. `settings` must outlive them.
+Options train_options(TrainSettings& settings);
 
-// The flag of the option that reads into `member`, which must be there. Of TrainSettings and of its
-// EvaluationSettings: flag_of(&TrainSettings::lb_coef) is "--lb-coef".
+// Returns the flag of the option that reads into `member`, which must exist.
 std::string flag_of_member(const Options& options, const void* member);
+// Returns the flag of a member: flag_of(&TrainSettings::lb_coef) is "--lb-coef".
 template <typename T>
 std::string flag_of(T TrainSettings::*member) {
   TrainSettings settings;
-  return flag_of_member(options_of(settings), &(settings.*member));
+  return flag_of_member(train_options(settings), &(settings.*member));
 }
 template <typename T>
 std::string flag_of(T EvaluationSettings::*member) {
   TrainSettings settings;
-  return flag_of_member(options_of(settings), &(settings.evaluation.*member));
+  return flag_of_member(train_options(settings), &(settings.evaluation.*member));
 }
 
-// The [train] table of a settings.toml: keys and their values as TOML writes them, so that equal
-// values have equal texts. UserError, opened by `where`, for what is no TOML or has no such table.
+// Returns the [train] table of a settings.toml as keys and TOML values, normalized so that equal
+// values have equal texts. Throws UserError, prefixed with `where`, if `toml` is not TOML or has no
+// such table.
 std::map<std::string, std::string> read_settings(const std::string& toml, const std::string& where);
 
 }  // namespace moe::train

@@ -13,16 +13,7 @@ namespace moe::train {
 
 namespace {
 
-struct Name {
-  ScheduleKind kind;
-  const char* name;
-};
-constexpr Name kNames[] = {{ScheduleKind::kCosine, "cosine"},
-                           {ScheduleKind::kLinear, "linear"},
-                           {ScheduleKind::kConstant, "constant"},
-                           {ScheduleKind::kWsd, "wsd"}};
-
-// How far `step` is on the way from `first` (0) to `last` (1); 0 when there is no way to go.
+// Returns the position of `step` between `first` (0) and `last` (1); 0 if last <= first.
 double progress(int64_t step, int64_t first, int64_t last) {
   return last <= first
              ? 0.0
@@ -30,58 +21,15 @@ double progress(int64_t step, int64_t first, int64_t last) {
                           0.0, 1.0);
 }
 
-}  // namespace
-
-ScheduleKind parse_schedule(const std::string& name) {
-  for (const auto& known : kNames) {
-    if (name == known.name) {
-      return known.kind;
-    }
-  }
-  throw UserError("--schedule '{}' is unknown; known: cosine, linear, constant, wsd", name);
-}
-
-const char* schedule_name(ScheduleKind kind) {
-  for (const auto& known : kNames) {
-    if (kind == known.kind) {
-      return known.name;
-    }
-  }
-  fail_check("a schedule is in the table", __FILE__, __LINE__, "");
-}
-
-double Schedule::at(int64_t step) const {
-  if (step < warmup) {
-    return lr * static_cast<double>(step + 1) / static_cast<double>(warmup);
-  }
-  const int64_t last = steps - 1;
-  switch (kind) {
-    case ScheduleKind::kCosine:
-      return min_lr + (lr - min_lr) * 0.5 *
-                          (1.0 + std::cos(std::numbers::pi * progress(step, warmup, last)));
-    case ScheduleKind::kLinear:
-      return lr + (min_lr - lr) * progress(step, warmup, last);
-    case ScheduleKind::kWsd: {
-      const auto decay =
-          static_cast<int64_t>(std::ceil(decay_fraction * static_cast<double>(steps)));
-      return lr + (min_lr - lr) * progress(step, std::max(warmup, last - decay), last);
-    }
-    default:
-      return lr;
-  }
-}
-
-namespace {
-
-// Refuses a setting that was given although what it is about was not.
+// Throws UserError if the setting of `flag` is given without the one of `needed`.
 void check_needs(bool is_given, const std::string& flag, bool has, const std::string& needed) {
   if (is_given && !has) {
     throw UserError("{} says how {} is evaluated; give {} too", flag, needed, needed);
   }
 }
 
-}  // namespace
-
+// Throws UserError for invalid numbers, for flags without the --eval-data or --eval-tasks that they
+// belong to, and for a held-out file with a weight.
 void check_evaluation(const EvaluationSettings& settings) {
   using Settings = EvaluationSettings;
   const std::string data = flag_of(&Settings::data), tasks = flag_of(&Settings::tasks);
@@ -100,23 +48,6 @@ void check_evaluation(const EvaluationSettings& settings) {
                     flag_of(&Settings::every), data, tasks);
   }
 }
-
-EvaluationSettings resolve_evaluation(EvaluationSettings settings, int64_t steps) {
-  constexpr int64_t kRows = 64;
-  if (!settings.data.empty() && !settings.rows) {
-    settings.rows = kRows;
-  }
-  if (settings.any() && !settings.every) {
-    settings.every = std::max<int64_t>(1, steps / 10);
-  }
-  return settings;
-}
-
-bool is_evaluation_due(const EvaluationSettings& settings, int64_t step, int64_t steps) {
-  return settings.any() && (step % settings.every.value() == 0 || step == steps);
-}
-
-namespace {
 
 int64_t divisor_up_to(int64_t number, int64_t limit) {
   int64_t divisor = std::min(number, limit);
@@ -159,12 +90,33 @@ void resolve_length(TrainSettings& settings, const model::ModelConfig& config) {
 
 }  // namespace
 
+double Schedule::at(int64_t step) const {
+  if (step < warmup) {
+    return lr * static_cast<double>(step + 1) / static_cast<double>(warmup);
+  }
+  const int64_t last = steps - 1;
+  switch (kind) {
+    case ScheduleKind::kCosine:
+      return min_lr + (lr - min_lr) * 0.5 *
+                          (1.0 + std::cos(std::numbers::pi * progress(step, warmup, last)));
+    case ScheduleKind::kLinear:
+      return lr + (min_lr - lr) * progress(step, warmup, last);
+    case ScheduleKind::kWsd: {
+      const auto decay =
+          static_cast<int64_t>(std::ceil(decay_fraction * static_cast<double>(steps)));
+      return lr + (min_lr - lr) * progress(step, std::max(warmup, last - decay), last);
+    }
+    default:
+      return lr;
+  }
+}
+
 void check_numbers(const TrainSettings& settings) {
   if (settings.steps && settings.epochs) {
     throw UserError("--steps and --epochs: give one of them");
   }
-  TrainSettings checked = settings;  // the table reads and writes
-  check_ranges(options_of(checked));
+  TrainSettings checked = settings;  // options refer to mutable members
+  check_ranges(train_options(checked));
   if (settings.min_lr && *settings.min_lr > settings.lr) {
     throw UserError("--min-lr {} is above --lr {}; the rate falls from the one to the other",
                     *settings.min_lr, settings.lr);
@@ -172,7 +124,7 @@ void check_numbers(const TrainSettings& settings) {
   model::check_precision(settings.compute.precision, settings.on_cuda);
   model::check_lora(settings.lora);
   data::parse_sources(settings.data);
-  if (settings.text_template != "auto") {  // which the model's folder says, data::named_template
+  if (settings.text_template != "auto") {  // resolved by data::named_template()
     data::Template::parse(settings.text_template);
   }
   check_evaluation(settings.evaluation);
@@ -198,14 +150,25 @@ TrainSettings resolve(TrainSettings settings, const model::ModelConfig& config,
   return settings;
 }
 
+EvaluationSettings resolve_evaluation(EvaluationSettings settings, int64_t steps) {
+  constexpr int64_t kRows = 64;
+  if (!settings.data.empty() && !settings.rows) {
+    settings.rows = kRows;
+  }
+  if (settings.any() && !settings.every) {
+    settings.every = std::max<int64_t>(1, steps / 10);
+  }
+  return settings;
+}
+
 std::string to_toml(const TrainSettings& settings) {
-  TrainSettings recorded = settings;  // the table reads and writes
+  TrainSettings recorded = settings;  // options refer to mutable members
   return fmt::format(
       "# moe {}: again with `moe train --config FILE --force`, or another -o{}\n[train]\n{}",
       kVersion,
       settings.changes_gate ? " beside the --force, which lets the router change the folder's gate"
                             : "",
-      toml_lines(options_of(recorded)));
+      toml_lines(train_options(recorded)));
 }
 
 }  // namespace moe::train

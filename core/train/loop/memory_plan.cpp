@@ -12,7 +12,7 @@ namespace moe::train {
 namespace {
 
 constexpr int64_t kF32 = 4;
-// What a process grows by besides in its first step: pages of LibTorch's code and tables, threads.
+// Growth of a process in its first step: pages of LibTorch's code and tables, threads.
 constexpr uint64_t kFirstStep = uint64_t{30} << 20;
 
 // Shapes of one micro-batch.
@@ -21,14 +21,14 @@ struct Sizes {
   int64_t width;       // D
   int64_t heads;       // H A
   int64_t keys;        // G A
-  int64_t activation;  // bytes of what products take
-  int64_t normed;      // heads that are normed, in numbers: queries and keys, or none
+  int64_t activation;  // bytes of an operand of a product
+  int64_t normed;      // elements of normed queries and keys per token, or 0
   int64_t head_dim;    // A
 };
 
-// What an attention half keeps: its input, the normed one, queries, keys and values as the product
-// has them, and the result. Where queries and keys are normed, also what they were, in f32, and a
-// scale a head.
+// Returns the bytes that attention keeps for backward: its input, the normed input, queries, keys,
+// values and the output; with normed queries and keys also their inputs in f32 and a scale per
+// head.
 int64_t attention_bytes(const Sizes& s) {
   return kF32 * s.tokens * s.width + s.activation * s.tokens * s.width +
          s.activation * s.tokens * (2 * s.heads + 2 * s.keys) +
@@ -37,10 +37,11 @@ int64_t attention_bytes(const Sizes& s) {
 
 struct FeedForwardBytes {
   int64_t kept = 0;
-  int64_t backward = 0;  // beside what is kept
+  int64_t backward = 0;  // in addition to `kept`
 };
 
-// `inner` F, `rows` R; a dense layer routes every token to its one expert, without a gate.
+// Returns the bytes of a feed-forward of width F = `inner` on R = `rows` rows. A dense layer has
+// one expert and R = T.
 FeedForwardBytes feed_forward_bytes(const Sizes& s, int64_t inner, int64_t rows, int64_t experts,
                                     bool has_adapters) {
   const bool is_moe = experts > 1;
@@ -53,7 +54,7 @@ FeedForwardBytes feed_forward_bytes(const Sizes& s, int64_t inner, int64_t rows,
     bytes.backward += s.activation * rows * 2 * inner;
   }
   if (is_moe) {
-    // Permuted rows and the experts' outputs; logits, scores, multiplicities, weights and the like.
+    // Permuted rows and expert outputs; logits, scores, counts and gate weights.
     constexpr int64_t kRouting = 48;
     bytes.kept += 2 * s.activation * rows * s.width + kRouting * s.tokens * experts;
     bytes.backward += 2 * s.activation * rows * s.width;
@@ -61,8 +62,8 @@ FeedForwardBytes feed_forward_bytes(const Sizes& s, int64_t inner, int64_t rows,
   return bytes;
 }
 
-// Besides, of a shared expert: gate and up, the output, which the gate's gradient reads, and
-// its share. In backward the same rows come again as gradients, and the product of gate and up.
+// Adds a shared expert: gate and up, the output (read by the gradient of its gate), and the gate.
+// Backward has their gradients and the product of gate and up.
 void add_shared_expert(const Sizes& s, int64_t inner, bool has_adapters, FeedForwardBytes& bytes) {
   if (inner == 0) {
     return;
@@ -75,48 +76,50 @@ void add_shared_expert(const Sizes& s, int64_t inner, bool has_adapters, FeedFor
   }
 }
 
-// Parameters of one kind: all of them, which a process has while they are used, and what it keeps.
-// The two are one number where weights are not sharded.
-struct Held {
+// Number of parameters: whole matrices, which a process has while it uses them, and the part that
+// it keeps. Equal if weights are not sharded.
+struct ParameterCount {
   int64_t whole = 0, kept = 0;
-  Held& operator+=(const Held& other) {
+  ParameterCount& operator+=(const ParameterCount& other) {
     whole += other.whole;
     kept += other.kept;
     return *this;
   }
 };
 
-// A model without memory, to ask what trains.
-struct Trained {
-  std::vector<Held> layers;  // parameters that train, by layer
-  Held embedding, head;
-  Held all;             // all parameters, adapters included
-  Held trained;         // all that train
-  int64_t updated = 0;  // of them, what this process updates (rank_shards.h)
-  int64_t largest = 0;  // parameter that several processes hold
-  int64_t copied = 0;   // of those that train, what has a copy in bf16
-  // Bytes that come and go with each layer, with embedding and head; 0 where weights are whole.
+// Parameter counts of a model, by use.
+struct TrainedCounts {
+  std::vector<ParameterCount> layers;  // that train, by layer
+  ParameterCount embedding, head;
+  ParameterCount all;      // all parameters, adapters included
+  ParameterCount trained;  // that train
+  int64_t updated = 0;     // elements that this process updates (step/updater.h)
+  int64_t largest = 0;     // largest parameter that several processes hold
+  int64_t copied = 0;      // elements with a bf16 copy
+  // Bytes that are gathered for each layer, the embedding and the head; 0 if weights are not
+  // sharded.
   std::vector<int64_t> gathered_layers;
   int64_t gathered_embedding = 0, gathered_head = 0;
 };
 
-Trained what_trains(const model::ModelConfig& config, const TrainSettings& settings,
-                    const distributed::Layout& layout) {
+TrainedCounts count_trained(const model::ModelConfig& config, const TrainSettings& settings,
+                            const distributed::Layout& layout) {
   model::Llama shapes = model::Llama::without_weights(config, layout);
   shapes.add_lora(settings.lora, 0);
   const bool is_sharded = settings.shard == Shard::kWeights && layout.processes > 1;
-  Trained counts;
+  TrainedCounts counts;
   counts.layers.resize(static_cast<size_t>(config.layers));
   counts.gathered_layers.resize(static_cast<size_t>(config.layers));
   const auto held = [&](const model::NamedParameter& parameter) {
     const int64_t numbers = parameter.tensor.numel();
     const bool is_part = is_sharded && parameter.is_dense_matrix;
-    return Held{numbers, is_part ? (numbers + layout.processes - 1) / layout.processes : numbers};
+    return ParameterCount{numbers,
+                          is_part ? (numbers + layout.processes - 1) / layout.processes : numbers};
   };
   for (const auto& parameter : shapes.parameters()) {
     counts.all += held(parameter);
     if (is_sharded && parameter.is_dense_matrix) {
-      const int64_t layer = layer_of(parameter.name);
+      const int64_t layer = layer_index(parameter.name);
       int64_t& gathered = layer >= 0 ? counts.gathered_layers[static_cast<size_t>(layer)]
                           : parameter.name == "lm_head" ? counts.gathered_head
                                                         : counts.gathered_embedding;
@@ -128,10 +131,10 @@ Trained what_trains(const model::ModelConfig& config, const TrainSettings& setti
     const int64_t holders = parameter.is_expert ? layout.replicas : layout.processes;
     const bool is_part = is_sharded && parameter.is_dense_matrix;
     counts.trained += held(parameter);
-    counts.copied += !is_part && keeps_copy(parameter, config, settings) ? numbers : 0;
+    counts.copied += !is_part && has_bf16_copy(parameter, config, settings) ? numbers : 0;
     counts.updated += (numbers + holders - 1) / holders;
     counts.largest = std::max(counts.largest, holders > 1 ? numbers : 0);
-    const int64_t layer = layer_of(parameter.name);
+    const int64_t layer = layer_index(parameter.name);
     if (layer >= 0) {
       counts.layers[static_cast<size_t>(layer)] += held(parameter);
     } else if (parameter.name == "lm_head") {
@@ -143,24 +146,26 @@ Trained what_trains(const model::ModelConfig& config, const TrainSettings& setti
   return counts;
 }
 
-// What the trainer takes for the time of an evaluation, which sees all experts in one process.
+// Returns the bytes of the whole model, which is gathered for an evaluation if experts are
+// distributed.
 uint64_t gathered_bytes(const model::ModelConfig& config, const TrainSettings& settings,
                         const distributed::Layout& layout) {
   return settings.evaluation.any() && layout.group() > 1
-             ? static_cast<uint64_t>(kF32 * what_trains(config, settings, {}).all.whole)
+             ? static_cast<uint64_t>(kF32 * count_trained(config, settings, {}).all.whole)
              : 0;
 }
 
-// Of a block of the loss (head_loss.h), in numbers.
-int64_t logits_at_once(const model::ModelConfig& config, int64_t tokens, bool on_cuda) {
+// Returns the number of logits of a block of head_loss().
+int64_t max_logits(const model::ModelConfig& config, int64_t tokens, bool on_cuda) {
   return std::min(head_block_rows(config.vocab_size, on_cuda), tokens) * config.vocab_size;
 }
 
-// Bytes above weights, moments and program while a step runs, at each moment that may be the most.
+// Computes the maximum of the bytes in addition to weights, moments and program over the moments of
+// a step.
 class StepWalk {
  public:
   StepWalk(const model::ModelConfig& config, const TrainSettings& settings,
-           const route::RouterSettings& router, int64_t tokens, const Trained& trained,
+           const route::RouterSettings& router, int64_t tokens, const TrainedCounts& trained,
            const distributed::Layout& layout)
       : config_(config),
         trained_(trained),
@@ -188,7 +193,7 @@ class StepWalk {
     walk(accumulates ? kF32 * trained.trained.kept : 0);
   }
 
-  int64_t most() const { return most_; }
+  int64_t max_bytes() const { return max_bytes_; }
   int64_t activations() const { return activations_; }
 
  private:
@@ -205,54 +210,55 @@ class StepWalk {
     return 0;
   }
 
-  // What is there for the time of a layer's backward.
+  // Returns the temporary bytes of a layer's backward.
   int64_t working(size_t layer) const {
     const int64_t whole = attention_bytes(sizes_) + layers_[layer].kept;
     return layers_[layer].backward + (whole - kept_bytes(layer)) +
            2 * kF32 * sizes_.tokens * sizes_.width;
   }
 
-  void see(int64_t bytes) { most_ = std::max(most_, bytes); }
+  void update_max(int64_t bytes) { max_bytes_ = std::max(max_bytes_, bytes); }
 
   void walk(int64_t gradients) {
     const int64_t row = kF32 * sizes_.tokens * sizes_.width;
-    const int64_t logits = kF32 * logits_at_once(config_, sizes_.tokens, on_cuda_);
+    const int64_t logits = kF32 * max_logits(config_, sizes_.tokens, on_cuda_);
     int64_t allocated = 2 * row + gradients;
     for (size_t layer = 0; layer < layers_.size(); ++layer) {
       allocated += kept_bytes(layer);
       activations_ += kept_bytes(layer);
     }
-    const bool is_new = gradients == 0;  // else the gradients of the first micro-batch are there
+    const bool is_new = gradients == 0;  // otherwise gradients are accumulated
     const bool tied = config_.tie_word_embeddings;
-    // Where the embedding is the head its gradient stays whole until backward is over.
-    const Held head =
-        tied ? Held{trained_.embedding.whole, trained_.embedding.whole} : trained_.head;
+    // The gradient of a tied embedding stays whole until backward is complete.
+    const ParameterCount head =
+        tied ? ParameterCount{trained_.embedding.whole, trained_.embedding.whole} : trained_.head;
     const int64_t gathered_head = tied ? trained_.gathered_embedding : trained_.gathered_head;
-    see(allocated + new_bytes(head, is_new) + 2 * row + logits + gathered_head +
-        trained_.gathered_layers.back());
+    update_max(allocated + new_bytes(head, is_new) + 2 * row + logits + gathered_head +
+               trained_.gathered_layers.back());
     allocated += (is_new ? kF32 * head.kept : 0) + 2 * row;
     for (size_t layer = layers_.size(); layer-- > 0;) {
-      const Held& own = trained_.layers[layer];
+      const ParameterCount& own = trained_.layers[layer];
       const int64_t gathered =
           trained_.gathered_layers[layer] + (layer > 0 ? trained_.gathered_layers[layer - 1] : 0);
-      see(allocated + kF32 * own.whole + working(layer) + gathered);
+      update_max(allocated + kF32 * own.whole + working(layer) + gathered);
       allocated += (is_new ? kF32 * own.kept : 0) - kept_bytes(layer);
     }
-    see(allocated + kF32 * trained_.embedding.whole);
+    update_max(allocated + kF32 * trained_.embedding.whole);
   }
 
-  // The head's gradient beside the sums that are there. Not sharded it is added to in place.
-  static int64_t new_bytes(const Held& head, bool is_new) {
+  // Returns the bytes of the head's gradient beside the accumulated one. If weights are not
+  // sharded, it is accumulated in place.
+  static int64_t new_bytes(const ParameterCount& head, bool is_new) {
     return is_new || head.whole != head.kept ? kF32 * head.whole : 0;
   }
 
   const model::ModelConfig& config_;
-  const Trained& trained_;
+  const TrainedCounts& trained_;
   model::Recompute recompute_;
   bool on_cuda_;
   Sizes sizes_ = {};
   std::vector<FeedForwardBytes> layers_;
-  int64_t most_ = 0, activations_ = 0;
+  int64_t max_bytes_ = 0, activations_ = 0;
 };
 
 }  // namespace
@@ -265,7 +271,7 @@ int64_t routed_rows(const route::RouterSettings& router, int64_t tokens, int64_t
 MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& settings,
                        const route::RouterSettings& router, int64_t tokens, uint64_t program,
                        const distributed::Layout& layout) {
-  const Trained trained = what_trains(config, settings, layout);
+  const TrainedCounts trained = count_trained(config, settings, layout);
   const StepWalk step(config, settings, router, tokens, trained, layout);
   MemoryPlan plan;
   plan.program = program + kFirstStep;
@@ -279,12 +285,12 @@ MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& se
     plan.checkpoint = plan.weights * (merges ? 2 : 1) + plan.optimizer;
   }
   plan.evaluation = gathered_bytes(config, settings, layout);
-  // While gradients are summed up, one parameter's lies there in parts too.
+  // Reduction of gradients takes a copy of one parameter in parts.
   const uint64_t summing = plan.gradients + static_cast<uint64_t>(kF32 * trained.largest);
-  const auto most = std::max(static_cast<uint64_t>(step.most()), summing);
+  const auto most = std::max(static_cast<uint64_t>(step.max_bytes()), summing);
   plan.workspace = most - std::min(most, plan.gradients + plan.activations);
-  const int64_t forward = logits_at_once(config, tokens, settings.on_cuda) +
-                          4 * tokens * config.hidden_size;  // of held-out rows, in numbers
+  const int64_t forward = max_logits(config, tokens, settings.on_cuda) +
+                          4 * tokens * config.hidden_size;  // elements, of held-out rows
   const uint64_t evaluating = plan.evaluation == 0 ? 0
                                                    : plan.gradients + plan.evaluation +
                                                          static_cast<uint64_t>(kF32 * forward);

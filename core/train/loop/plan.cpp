@@ -7,7 +7,9 @@
 #include "core/base/available_memory.h"
 #include "core/base/error.h"
 #include "core/base/json.h"
+#include "core/base/version.h"
 #include "core/data/chat_template.h"
+#include "core/distributed/on_all_ranks.h"
 #include "core/model/config/weights.h"
 #include "core/model/convert/init.h"
 #include "core/model/convert/upcycle.h"
@@ -20,7 +22,7 @@ namespace moe::train {
 
 namespace {
 
-// Router, logical ranks and coefficients of the run, put into `plan`.
+// Sets router, logical ranks and coefficients of `plan`.
 void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
   TrainSettings& settings = plan.settings;
   plan.is_moe = config.moe.has_value();
@@ -36,8 +38,8 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
   }
   const model::MoeConfig& moe = *config.moe;
   const route::StoredRouter stored{moe.router, moe.ep_ranks, moe.experts, moe.gate_scale};
-  // A run that is there goes on under the settings it began with or not at all, so --force, which
-  // would begin it anew, need not be said again for its gate.
+  // An existing run is resumed with its own settings or refused, so its gate may differ from the
+  // folder's without --force.
   const bool may_change_gate =
       settings.force || std::filesystem::exists(settings.run / "settings.toml");
   const auto resolved =
@@ -54,8 +56,8 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
     route::check_inference(resolved.router, "leave --eval-data and --eval-tasks out");
   }
   plan.routing = {resolved.router, resolved.ep_ranks};
-  // Whatever the folder stores, settings.toml makes this router again: of a folder that is upcycled
-  // as it is asked for, before experts are cut.
+  // settings.toml names this router in full, so that it does not depend on the folder. A folder
+  // that is upcycled when it is opened records the router before experts are divided.
   settings.router = {
       to_full_string(settings.upcycle.experts ? model::upcycled_router(settings.router)
                                               : resolved.router),
@@ -63,11 +65,23 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
   settings.changes_gate = same_family(resolved.router, stored.router) &&
                           resolved.router.gate_norm != stored.router.gate_norm;
   resolve_coefficients(settings, moe, resolved);
-  plan.losses = losses_in_force(settings, resolved.router, moe.experts,
+  plan.losses = describe_losses(settings, resolved.router, moe.experts,
                                 trains_router(settings.trained, config));
 }
 
-// Who does what.
+// Throws UserError if the replicas of `layout` cannot take equal numbers of a step's micro-batches.
+void check_batches(const TrainSettings& settings, const distributed::Layout& layout) {
+  const int64_t batches = *settings.global_batch / *settings.micro_batch;
+  if (batches % layout.replicas != 0) {
+    throw UserError(
+        "--global-batch {} is {} micro-batches of {} rows, which {} replicas cannot share equally; "
+        "give a multiple of {}",
+        *settings.global_batch, batches, *settings.micro_batch, layout.replicas,
+        *settings.micro_batch * layout.replicas);
+  }
+}
+
+// Returns the layout of the processes.
 distributed::Layout plan_layout(const RunPlan& plan, const model::ModelConfig& config,
                                 int64_t processes, int64_t rank) {
   const distributed::Layout layout = distributed::make_layout(
@@ -77,7 +91,7 @@ distributed::Layout plan_layout(const RunPlan& plan, const model::ModelConfig& c
   return layout;
 }
 
-// Tokens of the largest micro-batch.
+// Returns the number of tokens of the largest micro-batch.
 int64_t micro_batch_tokens(const TrainSettings& settings, const data::Examples& examples) {
   if (settings.pack == data::Pack::kStream) {
     return *settings.micro_batch * *settings.seq_len;
@@ -103,32 +117,15 @@ void note_gathered_model(RunPlan& plan) {
 }
 
 void note_known_failures(RunPlan& plan, const model::ModelConfig& config) {
-  for (const auto& sentence : known_failures(starting_point(
-           plan.settings, config, plan.routing.router, plan.routing.ep_ranks, plan.group_tokens))) {
+  for (const auto& sentence : known_failures(run_facts(plan.settings, config, plan.routing.router,
+                                                       plan.routing.ep_ranks, plan.group_tokens))) {
     plan.notes.push_back(sentence);
   }
 }
 
-}  // namespace
-
-void check_batches(const TrainSettings& settings, const distributed::Layout& layout) {
-  const int64_t batches = *settings.global_batch / *settings.micro_batch;
-  if (batches % layout.replicas != 0) {
-    throw UserError(
-        "--global-batch {} is {} micro-batches of {} rows, which {} replicas cannot share equally; "
-        "give a multiple of {}",
-        *settings.global_batch, batches, *settings.micro_batch, layout.replicas,
-        *settings.micro_batch * layout.replicas);
-  }
-}
-
-data::BatchSettings batch_settings(const TrainSettings& settings) {
-  return {*settings.pack,        settings.shuffle, *settings.seq_len,
-          *settings.micro_batch, settings.seed,    settings.pack_mask};
-}
-
-Prepared prepare(const TrainSettings& given, const TrainCallbacks& callbacks, int64_t processes,
-                 int64_t rank, data::HostTokens* shared) {
+// Returns the inputs of one rank of several `processes`, which map the tokens that are `shared`.
+Prepared prepare_rank(const TrainSettings& given, const TrainCallbacks& callbacks,
+                      int64_t processes, int64_t rank, data::HostTokens* shared) {
   TrainSettings settings = given;
   check_numbers(settings);
   check_data_named(settings);
@@ -178,33 +175,21 @@ Prepared prepare(const TrainSettings& given, const TrainCallbacks& callbacks, in
   return run;
 }
 
-MemoryNeed memory_need(const RunPlan& plan) {
-  if (plan.settings.on_cuda) {
-    return {};  // a GPU has memory of its own
+// Returns a text of all inputs that must be equal on all ranks.
+std::string fingerprint(const RunPlan& plan, const data::Examples& examples,
+                        const io::Checkpoint& checkpoint) {
+  std::string text = fmt::format("moe {}\n{}", kVersion, to_toml(plan.settings));
+  text += fmt::format("{} examples, {} tokens\n", plan.examples, plan.tokens);
+  text += fmt::format("shards weights: {}\n", plan.settings.shard == Shard::kWeights);
+  for (const auto& line : describe_data(examples)) {
+    text += line + "\n";
   }
-  const auto& settings = plan.settings;
-  std::string remedy = "a smaller --micro-batch";
-  remedy += settings.compute.recompute == model::Recompute::kLayer ? "" : ", --recompute layer";
-  remedy += settings.lora.rank > 0 ? "" : ", --lora 8";
-  remedy += settings.adamw.moments == io::DType::kBF16 ? "" : ", --optimizer-state bf16";
-  const bool may_shard = plan.layout.processes > 1 && settings.shard != Shard::kWeights;
-  remedy += may_shard ? ", --shard weights" : "";
-  return {plan.memory.peak - plan.memory.program, 1,
-          fmt::format("training {}", settings.model.string()),
-          remedy + " take less (--dry-run says how much)"};
-}
-
-RunPlan plan_run(const TrainSettings& settings, int64_t processes) {
-  RunPlan plan = prepare(settings, TrainCallbacks{}, processes).plan;
-  MemoryNeed need = memory_need(plan);
-  need.processes = processes;
-  if (const auto short_of = memory_shortage(need, memory_limits())) {
-    plan.notes.push_back(*short_of);
+  text += checkpoint.config().dump() + "\n";
+  for (const auto& tensor : checkpoint.tensors()) {
+    text += fmt::format("{} {} {}\n", tensor.name, io::dtype_name(tensor.dtype), tensor.bytes());
   }
-  return plan;
+  return text;
 }
-
-namespace {
 
 model::ModelConfig read_config(const std::filesystem::path& model) {
   const auto file =
@@ -228,7 +213,7 @@ model::ModelConfig planned_config(const TrainSettings& settings) {
   return config;
 }
 
-// The router of the run: of a planned mixture its own, of a config what the run makes of it.
+// Returns the router of the run: that of the planned mixture, or the overridden one of the config.
 route::ResolvedRouter planned_router(const TrainSettings& settings, const model::MoeConfig& moe) {
   return route::override_router({moe.router, moe.ep_ranks, moe.experts, moe.gate_scale},
                                 model::router_of_opened(settings.upcycle, settings.router),
@@ -236,6 +221,67 @@ route::ResolvedRouter planned_router(const TrainSettings& settings, const model:
 }
 
 }  // namespace
+
+data::BatchSettings batch_settings(const TrainSettings& settings) {
+  return {*settings.pack,        settings.shuffle, *settings.seq_len,
+          *settings.micro_batch, settings.seed,    settings.pack_mask};
+}
+
+Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks,
+                 distributed::Comm& ranks) {
+  std::optional<Prepared> run;
+  data::HostTokens tokens;
+  const auto prepare_this_rank = [&] {
+    run.emplace(prepare_rank(settings, callbacks, ranks.size(), ranks.rank(),
+                             ranks.size() > 1 ? &tokens : nullptr));
+  };
+  if (ranks.size() == 1) {
+    prepare_this_rank();
+    return std::move(*run);
+  }
+  const int64_t first = distributed::ranks_of_this_host(ranks).front();
+  distributed::on_all_ranks(&ranks, [&] {
+    if (first == ranks.rank()) {
+      prepare_this_rank();
+    }
+  });
+  const auto offers = distributed::gather_texts(ranks, tokens.text());
+  distributed::on_all_ranks(&ranks, [&] {
+    if (first != ranks.rank()) {
+      tokens.take(offers[static_cast<size_t>(first)]);
+      prepare_this_rank();
+    }
+  });
+  distributed::check_same_on_all_ranks(ranks, "the run",
+                                       fingerprint(run->plan, run->examples, run->checkpoint));
+  return std::move(*run);
+}
+
+MemoryNeed memory_need(const RunPlan& plan) {
+  if (plan.settings.on_cuda) {
+    return {};  // GPU memory is not checked here
+  }
+  const auto& settings = plan.settings;
+  std::string remedy = "a smaller --micro-batch";
+  remedy += settings.compute.recompute == model::Recompute::kLayer ? "" : ", --recompute layer";
+  remedy += settings.lora.rank > 0 ? "" : ", --lora 8";
+  remedy += settings.adamw.moments == io::DType::kBF16 ? "" : ", --optimizer-state bf16";
+  const bool may_shard = plan.layout.processes > 1 && settings.shard != Shard::kWeights;
+  remedy += may_shard ? ", --shard weights" : "";
+  return {plan.memory.peak - plan.memory.program, 1,
+          fmt::format("training {}", settings.model.string()),
+          remedy + " take less (--dry-run says how much)"};
+}
+
+RunPlan plan_run(const TrainSettings& settings, int64_t processes) {
+  RunPlan plan = prepare_rank(settings, TrainCallbacks{}, processes, /*rank=*/0, nullptr).plan;
+  MemoryNeed need = memory_need(plan);
+  need.processes = processes;
+  if (const auto short_of = memory_shortage(need, memory_limits())) {
+    plan.notes.push_back(*short_of);
+  }
+  return plan;
+}
 
 ClusterPlan plan_cluster(const TrainSettings& settings, int64_t nodes, int64_t gpus) {
   if (nodes < 1 || gpus < 1) {
@@ -263,8 +309,8 @@ ClusterPlan plan_cluster(const TrainSettings& settings, int64_t nodes, int64_t g
   plan.parameters = model::count_parameters(config).total;
   plan.memory =
       plan_memory(config, plan.settings, plan.router, micro_tokens, kCudaProgram, plan.layout);
-  plan.notes = known_failures(
-      starting_point(plan.settings, config, plan.router, logical_ranks, micro_tokens));
+  plan.notes =
+      known_failures(run_facts(plan.settings, config, plan.router, logical_ranks, micro_tokens));
   return plan;
 }
 

@@ -31,17 +31,17 @@ uint64_t model_bytes(const io::Checkpoint& checkpoint) {
   return bytes;
 }
 
-// Every file of a run: checkpoints that stand at once (one more than are kept), of which `there`
-// are there already, and final.
-void check_run_space(const RunPlan& plan, const io::Checkpoint& checkpoint, size_t space) {
+// Throws UserError if the disk has no space for final/ and for the checkpoints that exist at once
+// (one more than are kept), of which `existing` exist.
+void check_run_space(const RunPlan& plan, const io::Checkpoint& checkpoint, size_t existing) {
   const bool saves = plan.settings.save_every || plan.settings.save_minutes;
   const auto wanted = saves ? static_cast<size_t>(plan.settings.keep) + 1 : 0;
-  const size_t missing = saves ? std::max<size_t>(1, wanted - std::min(wanted, space)) : 0;
+  const size_t missing = saves ? std::max<size_t>(1, wanted - std::min(wanted, existing)) : 0;
   io::check_space(plan.settings.run,
                   model_bytes(checkpoint) + missing * checkpoint_bytes(checkpoint, plan));
 }
 
-// "Intel(R) Xeon(R) Processor @ 2.10GHz, 8 cores, 31.3 GiB of memory, Linux 6.1.0 x86_64"
+// Returns "Intel(R) Xeon(R) Processor @ 2.10GHz, 8 cores, 31.3 GiB of memory, Linux 6.1.0 x86_64".
 std::string describe_machine() {
   const std::string processor = system_field("/proc/cpuinfo", "model name");
   utsname system{};
@@ -74,7 +74,8 @@ OrderedJson describe_start(const RunPlan& plan) {
   return line;
 }
 
-// A line that a killed run left unfinished goes. UserError: what open_lines() says, a full disk.
+// Appends a line to starts.jsonl, after truncating an unfinished one. Throws UserError if it cannot
+// be written.
 void append_to_run_history(const std::filesystem::path& file, const OrderedJson& start) {
   const Descriptor descriptor = open_lines(file);
   const std::string line = start.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
@@ -82,36 +83,37 @@ void append_to_run_history(const std::filesystem::path& file, const OrderedJson&
   io::sync(descriptor, file);
 }
 
-// The newest whole checkpoint of a run that goes on; notes say what was found.
-RunStart find_start(const RunFolder& folder, RunState state, RunPlan& plan) {
-  if (state != RunState::kGoesOn) {
+// Returns the newest intact checkpoint of an existing run. Adds notes on what was found.
+ResumePlan find_start(const RunFolder& folder, RunState state, RunPlan& plan) {
+  if (state != RunState::kResumable) {
     return {plan.settings.model, false, false, nullptr};
   }
   std::vector<std::string> damaged;
   const auto checkpoint = folder.newest_whole(damaged);
   if (!checkpoint && !damaged.empty()) {
     throw UserError(
-        "{}: no checkpoint is whole ({}), so the run cannot go on; bring one back from a copy, or "
-        "--force to begin anew at step 0",
+        "{}: all checkpoints are damaged ({}); restore one from a backup, or use --force to start "
+        "over "
+        "at step 0",
         folder.path().string(), fmt::join(damaged, "; "));
   }
   plan.notes.insert(plan.notes.end(), damaged.begin(), damaged.end());
   if (!checkpoint) {
-    plan.notes.push_back("goes on from step 0: no checkpoint was saved before");
+    plan.notes.push_back("resuming from step 0: no checkpoint was saved");
     return {plan.settings.model, false, false, nullptr};
   }
-  plan.first_step = read_position(*checkpoint).step;
-  if (const auto step = step_of(checkpoint->filename().string()); step != plan.first_step) {
+  plan.first_step = read_train_state(*checkpoint).step;
+  if (const auto step = parse_step_name(checkpoint->filename().string()); step != plan.first_step) {
     throw UserError("{}: 'step' is {}, the folder is that of another step; remove the folder",
-                    position_file(*checkpoint).string(), plan.first_step);
+                    train_state_file(*checkpoint).string(), plan.first_step);
   }
   plan.notes.push_back(
-      fmt::format("goes on after step {}, from {}", plan.first_step, checkpoint->string()));
+      fmt::format("resuming from step {} ({})", plan.first_step, checkpoint->string()));
   return {*checkpoint, /*resumed=*/true, false, nullptr};
 }
 
-// RUN and, where it is still to be made, the folders above it that get a new name in them. A
-// checkpoint is safe only when the way to it is on the disk too.
+// Returns RUN and the parent folders that do not exist yet. They are synced, because a checkpoint
+// survives a power loss only if its path does.
 std::vector<std::filesystem::path> folders_to_sync(const std::filesystem::path& run) {
   const std::filesystem::path whole = std::filesystem::absolute(run).lexically_normal();
   std::vector<std::filesystem::path> folders = {whole};
@@ -121,19 +123,31 @@ std::vector<std::filesystem::path> folders_to_sync(const std::filesystem::path& 
   return folders;
 }
 
-RunStart begin(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint) {
+// Throws UserError if memory is short; with --force-memory adds a note instead. A complete run
+// needs none.
+void check_run_memory(const RunFolder& folder, RunPlan& plan, distributed::Comm& ranks) {
+  const TrainSettings& settings = plan.settings;
+  const bool is_done = !settings.force && std::filesystem::exists(folder.final_model());
+  if (const auto shortage = distributed::check_memory(
+          &ranks, is_done ? MemoryNeed{} : memory_need(plan), settings.force_memory)) {
+    plan.notes.push_back(*shortage);
+  }
+}
+
+ResumePlan begin(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint) {
   const std::string toml = to_toml(plan.settings);
   Inputs inputs = find_inputs(plan.settings);
   const RunState state = folder.state(toml, inputs, plan.notes);
   if (state == RunState::kDone) {
     plan.first_step = *plan.settings.steps;
-    plan.notes.push_back(
-        fmt::format("is finished: {}; --force begins anew", folder.final_model().string()));
+    plan.notes.push_back(fmt::format("this run is already complete ({}); use --force to start over",
+                                     folder.final_model().string()));
     folder.remove_leftovers();
     return {{}, false, /*is_done=*/true, nullptr};
   }
-  check_run_space(plan, checkpoint, state == RunState::kGoesOn ? folder.saved_steps().size() : 0);
-  RunStart start = find_start(folder, state, plan);
+  check_run_space(plan, checkpoint,
+                  state == RunState::kResumable ? folder.saved_steps().size() : 0);
+  ResumePlan start = find_start(folder, state, plan);
   const std::vector<std::filesystem::path> new_in = folders_to_sync(folder.path());
   folder.begin(toml, state);
   folder.claim(folder.inputs());
@@ -154,9 +168,10 @@ uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, const RunPlan& plan)
   return model_bytes(checkpoint) + state * static_cast<uint64_t>(plan.parameters);
 }
 
-RunStart begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,
-                   distributed::Comm& ranks) {
-  RunStart start;
+ResumePlan begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,
+                     distributed::Comm& ranks) {
+  check_run_memory(folder, plan, ranks);
+  ResumePlan start;
   distributed::on_all_ranks(&ranks, [&] {
     if (ranks.rank() == 0) {
       start = begin(folder, plan, checkpoint);

@@ -1,6 +1,6 @@
 #pragma once
-// How a run begins: anew, from a checkpoint of its own, or not at all because it is done. Whoever
-// is rank 0 decides it from RUN and tells the others.
+// Start of a run: from the model, from a checkpoint of its own, or not at all because it is
+// complete. Rank 0 decides from RUN and broadcasts the result.
 
 #include <filesystem>
 #include <memory>
@@ -12,21 +12,23 @@
 
 namespace moe::train {
 
-struct RunStart {
-  std::filesystem::path folder;     // of the weights
-  bool resumed = false;             // it is a checkpoint of this run
-  bool is_done = false;             // the run has come to its end before
-  std::unique_ptr<MetricsLog> log;  // of rank 0, unless the run is done
+struct ResumePlan {
+  std::filesystem::path folder;  // of the initial weights
+  bool resumed = false;          // `folder` is a checkpoint of this run
+  bool is_done = false;          // the run is complete
+  std::unique_ptr<MetricsLog>
+      log;  // of rank 0, unless the run is complete; refers to the RunFolder
 };
 
-// Decides, checks the disk and begins RUN: settings.toml, a line of the run history (starts.jsonl,
-// observe/history.h) and the log, which refers to `folder`. Puts into `plan` the first step and
-// notes of what was found. Every rank calls it. UserError: what RunFolder::state() and MetricsLog
-// say, too little space, a run of which no checkpoint is whole.
-RunStart begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,
-                   distributed::Comm& ranks);
+// Checks memory and disk space and begins RUN: settings.toml, inputs.json, a line of starts.jsonl,
+// and the log. Sets plan.first_step and adds notes to the plan. Collective. Throws UserError if
+// memory or disk space is short, if the settings differ from those of the existing run
+// (RunFolder::state()), or if all of its checkpoints are damaged.
+ResumePlan begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,
+                     distributed::Comm& ranks);
 
-// Of one checkpoint: a model folder, and of every parameter the weight in f32 and two moments.
+// Returns the size of one checkpoint: a model folder, and the weight in f32 and two moments of
+// every parameter.
 uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, const RunPlan& plan);
 
 }  // namespace moe::train

@@ -10,9 +10,9 @@ namespace moe::train {
 
 namespace {
 
-OrderedJson json_of(Point point) { return OrderedJson::array({point.step, point.value}); }
+OrderedJson to_pair(Point point) { return OrderedJson::array({point.step, point.value}); }
 
-Point point_of(const Json& step, const Json& value, const std::string& where) {
+Point parse_point(const Json& step, const Json& value, const std::string& where) {
   if (!step.is_number_integer() || !value.is_number() || !std::isfinite(value.get<double>())) {
     throw UserError("{}: a point of a curve must be a step and a finite number", where);
   }
@@ -24,8 +24,27 @@ Point read_point(const Json& json, const char* key, const std::string& where) {
   if (!pair.is_array() || pair.size() != 2) {
     throw UserError("{}: '{}' of a curve must be [step, value]", where, key);
   }
-  return point_of(pair[0], pair[1], where);
+  return parse_point(pair[0], pair[1], where);
 }
+
+constexpr size_t kMaxColumns = 160;  // the resolution of a screen
+
+bool have_one_shape(const std::vector<LayerLoad>& left, const std::vector<LayerLoad>& right) {
+  return std::equal(left.begin(), left.end(), right.begin(), right.end(),
+                    [](const auto& a, const auto& b) {
+                      return a.layer == b.layer && a.rows.size() == b.rows.size();
+                    });
+}
+
+void add_loads(std::vector<LayerLoad>& sums, const std::vector<LayerLoad>& loads) {
+  for (size_t layer = 0; layer < sums.size(); ++layer) {
+    for (size_t expert = 0; expert < sums[layer].rows.size(); ++expert) {
+      sums[layer].rows[expert] += loads[layer].rows[expert];
+    }
+  }
+}
+
+constexpr double kStillDense = 0.05;  // above S_0: variation of S while lambda is negligible
 
 }  // namespace
 
@@ -46,13 +65,13 @@ void Downsampled::add(int64_t step, double value) {
   ++bucket.count;
   bucket.least = value < bucket.least.value ? point : bucket.least;
   bucket.largest = value > bucket.largest.value ? point : bucket.largest;
-  while (exceeds(kMostPoints)) {
+  while (exceeds(kMaxPoints)) {
     merge_neighbours();
   }
 }
 
-bool Downsampled::exceeds(size_t most) const {
-  return (is_downsampled() ? 2 * buckets_.size() + 2 : buckets_.size()) > most;
+bool Downsampled::exceeds(size_t max_points) const {
+  return (is_downsampled() ? 2 * buckets_.size() + 2 : buckets_.size()) > max_points;
 }
 
 void Downsampled::merge_neighbours() {
@@ -74,13 +93,13 @@ void Downsampled::merge_neighbours() {
   buckets_ = std::move(wider);
 }
 
-std::vector<Point> Downsampled::points(size_t most) const {
+std::vector<Point> Downsampled::points(size_t max_points) const {
   if (empty()) {
     return {};
   }
-  if (exceeds(most)) {
+  if (exceeds(max_points)) {
     Downsampled fewer = *this;
-    while (fewer.exceeds(most) && fewer.buckets_.size() > 1) {
+    while (fewer.exceeds(max_points) && fewer.buckets_.size() > 1) {
       fewer.merge_neighbours();
     }
     return fewer.points(fewer.buckets_.size() * 2 + 2);
@@ -112,7 +131,7 @@ std::vector<Point> Downsampled::means() const {
 }
 
 OrderedJson Downsampled::to_json() const {
-  OrderedJson buckets = OrderedJson::array();  // flat: nine numbers a bucket
+  OrderedJson buckets = OrderedJson::array();  // flat: nine numbers per bucket
   for (const auto& bucket : buckets_) {
     for (const int64_t number : {bucket.index, bucket.begin, bucket.end, bucket.count}) {
       buckets.push_back(number);
@@ -123,8 +142,8 @@ OrderedJson Downsampled::to_json() const {
       buckets.push_back(point.value);
     }
   }
-  return {{"width", width_},         {"first", json_of(first)},     {"last", json_of(last)},
-          {"least", json_of(least)}, {"largest", json_of(largest)}, {"buckets", buckets}};
+  return {{"width", width_},         {"first", to_pair(first)},     {"last", to_pair(last)},
+          {"least", to_pair(least)}, {"largest", to_pair(largest)}, {"buckets", buckets}};
 }
 
 Downsampled Downsampled::from_json(const Json& json, const std::string& where) {
@@ -137,9 +156,9 @@ Downsampled Downsampled::from_json(const Json& json, const std::string& where) {
   curve.largest = read_point(json, "largest", where);
   const Json numbers = json.value("buckets", Json());
   if (curve.width_ < 1 || !numbers.is_array() || numbers.empty() ||
-      numbers.size() % kNumbers != 0 || numbers.size() / kNumbers > kMostPoints) {
+      numbers.size() % kNumbers != 0 || numbers.size() / kNumbers > kMaxPoints) {
     throw UserError("{}: a curve must have a width and 1 to {} buckets of {} numbers", where,
-                    kMostPoints, kNumbers);
+                    kMaxPoints, kNumbers);
   }
   for (size_t at = 0; at < numbers.size(); at += kNumbers) {
     for (size_t i = 0; i < 4; ++i) {
@@ -150,9 +169,9 @@ Downsampled Downsampled::from_json(const Json& json, const std::string& where) {
     Bucket bucket{numbers[at],
                   numbers[at + 1],
                   numbers[at + 2],
-                  point_of(numbers[at + 5], numbers[at + 6], where),
-                  point_of(numbers[at + 7], numbers[at + 8], where),
-                  point_of(0, numbers[at + 4], where).value,
+                  parse_point(numbers[at + 5], numbers[at + 6], where),
+                  parse_point(numbers[at + 7], numbers[at + 8], where),
+                  parse_point(0, numbers[at + 4], where).value,
                   numbers[at + 3]};
     if (bucket.count < 1 || (!curve.empty() && bucket.index <= curve.buckets_.back().index)) {
       throw UserError("{}: the buckets of a curve must hold values and ascend", where);
@@ -161,27 +180,6 @@ Downsampled Downsampled::from_json(const Json& json, const std::string& where) {
   }
   return curve;
 }
-
-namespace {
-
-constexpr size_t kMostColumns = 160;  // as fine as a screen shows
-
-bool have_one_shape(const std::vector<LayerLoad>& left, const std::vector<LayerLoad>& right) {
-  return std::equal(left.begin(), left.end(), right.begin(), right.end(),
-                    [](const auto& a, const auto& b) {
-                      return a.layer == b.layer && a.rows.size() == b.rows.size();
-                    });
-}
-
-void add_loads(std::vector<LayerLoad>& sums, const std::vector<LayerLoad>& loads) {
-  for (size_t layer = 0; layer < sums.size(); ++layer) {
-    for (size_t expert = 0; expert < sums[layer].rows.size(); ++expert) {
-      sums[layer].rows[expert] += loads[layer].rows[expert];
-    }
-  }
-}
-
-}  // namespace
 
 void LoadMap::add(int64_t step, const std::vector<LayerLoad>& loads) {
   if (loads.empty() || (!empty() && !have_one_shape(columns_.front().loads, loads))) {
@@ -193,7 +191,7 @@ void LoadMap::add(int64_t step, const std::vector<LayerLoad>& loads) {
   } else {
     columns_.push_back({step / width_, step, step, loads});
   }
-  while (columns_.size() > most_columns()) {
+  while (columns_.size() > max_columns()) {
     width_ *= 2;
     std::vector<Column> wider;
     for (auto& column : columns_) {
@@ -209,14 +207,14 @@ void LoadMap::add(int64_t step, const std::vector<LayerLoad>& loads) {
   }
 }
 
-// Fewer where layers times experts would make the page heavy.
-size_t LoadMap::most_columns() const {
+// Returns fewer columns if layers times experts would make the page large.
+size_t LoadMap::max_columns() const {
   constexpr size_t kCells = 100'000, kLeast = 8;
   size_t rows = 0;
   for (const auto& load : columns_.front().loads) {
     rows += load.rows.size();
   }
-  return std::clamp(kCells / std::max<size_t>(1, rows), kLeast, kMostColumns);
+  return std::clamp(kCells / std::max<size_t>(1, rows), kLeast, kMaxColumns);
 }
 
 OrderedJson LoadMap::to_json() const {
@@ -251,7 +249,7 @@ LoadMap LoadMap::from_json(const Json& json, const std::string& where) {
     const bool fits = numbers.is_array() && numbers.size() == 3 + cells &&
                       std::all_of(numbers.begin(), numbers.end(),
                                   [](const Json& number) { return number.is_number_integer(); });
-    if (!fits || map.width_ < 1 || shape.empty() || map.columns_.size() >= kMostColumns) {
+    if (!fits || map.width_ < 1 || shape.empty() || map.columns_.size() >= kMaxColumns) {
       throw UserError(
           "{}: a column of the load map must be three numbers and a row count for each "
           "expert",
@@ -269,8 +267,8 @@ LoadMap LoadMap::from_json(const Json& json, const std::string& where) {
   return map;
 }
 
-std::vector<LayerLoad> loads_of(const Json& line) {
-  constexpr int64_t kMostRows = int64_t{1} << 40;
+std::vector<LayerLoad> parse_loads(const Json& line) {
+  constexpr int64_t kMaxRows = int64_t{1} << 40;
   std::vector<LayerLoad> loads;
   const auto layers = line.find("layers");
   if (layers == line.end() || !layers->is_array()) {
@@ -285,7 +283,7 @@ std::vector<LayerLoad> loads_of(const Json& line) {
     LayerLoad load{*number, {}};
     for (const auto& count : *rows) {
       const int64_t value = count.is_number_integer() ? count.get<int64_t>() : 0;
-      load.rows.push_back(std::clamp<int64_t>(value, 0, kMostRows));
+      load.rows.push_back(std::clamp<int64_t>(value, 0, kMaxRows));
     }
     loads.push_back(std::move(load));
   }
@@ -298,12 +296,6 @@ double relative_load(const LayerLoad& load, size_t expert) {
                          static_cast<double>(load.rows.size()) / total
                    : 0;
 }
-
-namespace {
-
-constexpr double kStillDense = 0.05;  // above S_0: what S wanders by itself while lambda is nothing
-
-}  // namespace
 
 bool ReluStages::add(int64_t step, double sparsity, double target) {
   target_ = target;

@@ -1,7 +1,8 @@
 #pragma once
-// A curve of any length in bounded memory, for drawing: steps fall into buckets of equal width, and
-// the width doubles when they become too many. Of each bucket the least and the largest value stay,
-// with their steps, so no spike is lost, and the mean.
+// Summaries of the steps of a run in bounded memory, for its report: curves, expert loads, and the
+// stages of ReLU training. Steps are added in ascending order. The JSON of a summary is part of
+// history.json, so that a resumed run continues it; from_json() throws UserError, prefixed with
+// `where`, if the JSON is not that of to_json().
 
 #include <cstdint>
 #include <optional>
@@ -17,24 +18,26 @@ struct Point {
   double value = 0;
 };
 
+// A curve downsampled for drawing. Steps are grouped into buckets of equal width, which doubles
+// when there are too many. A bucket keeps its minimum and maximum with their steps, so that spikes
+// remain visible, and its mean.
 class Downsampled {
  public:
-  static constexpr size_t kMostPoints = 1000;
+  static constexpr size_t kMaxPoints = 1000;
 
-  void add(int64_t step, double value);  // steps ascend, values are finite
+  void add(int64_t step, double value);  // `value` must be finite
   bool empty() const { return buckets_.empty(); }
 
-  // By step, at most `most` (4 or more): all that were added, or two a bucket and the first and
-  // last. None where none was added.
-  std::vector<Point> points(size_t most = kMostPoints) const;
-  std::vector<Point> means() const;  // one a bucket, at its middle step
+  // Returns at most `max_points` (at least 4) points by step: all values, or two per bucket and the
+  // first and last.
+  std::vector<Point> points(size_t max_points = kMaxPoints) const;
+  std::vector<Point> means() const;  // one per bucket, at its middle step
   bool is_downsampled() const { return width_ > 1; }
 
   OrderedJson to_json() const;
-  // The same curve, to go on with. UserError, opened by `where`: it is not what to_json() makes.
   static Downsampled from_json(const Json& json, const std::string& where);
 
-  Point first, last, least, largest;  // of all that were added
+  Point first, last, least, largest;  // of all values; undefined if empty
 
  private:
   struct Bucket {
@@ -44,70 +47,68 @@ class Downsampled {
     double sum = 0;
     int64_t count = 0;
   };
-  bool exceeds(size_t most) const;  // points() would have more
+  bool exceeds(size_t max_points) const;  // true if points() would have more
   void merge_neighbours();
 
   int64_t width_ = 1;
   std::vector<Bucket> buckets_;
 };
 
-// Rows of every expert of every MoE layer over time, in bounded memory: columns of equal width in
-// steps, whose width doubles when they become too many.
-
+// Rows of each expert of a MoE layer.
 struct LayerLoad {
   int64_t layer = 0;
   std::vector<int64_t> rows;  // [E]
 };
 
+// Expert loads over time, in columns of equal width in steps, which doubles when there are too
+// many.
 class LoadMap {
  public:
   struct Column {
     int64_t index = 0;             // step / width
     int64_t begin = 0, end = 0;    // first and last step
-    std::vector<LayerLoad> loads;  // summed, one a layer
+    std::vector<LayerLoad> loads;  // sums, one per layer
   };
 
-  // Steps ascend. Layers that are not those of the first step are left out.
+  // Ignores loads whose layers differ from those of the first step.
   void add(int64_t step, const std::vector<LayerLoad>& loads);
   bool empty() const { return columns_.empty(); }
   const std::vector<Column>& columns() const { return columns_; }
 
   OrderedJson to_json() const;
-  // The same map, to go on with. UserError, opened by `where`: it is not what to_json() makes.
   static LoadMap from_json(const Json& json, const std::string& where);
 
  private:
-  size_t most_columns() const;
+  size_t max_columns() const;
 
   int64_t width_ = 1;
   std::vector<Column> columns_;
 };
 
-// The "layers" of a line of metrics.jsonl; those that are not ours are left out.
-std::vector<LayerLoad> loads_of(const Json& line);
+// Returns the "layers" of a line of metrics.jsonl; skips malformed ones.
+std::vector<LayerLoad> parse_loads(const Json& line);
 
-// Rows of an expert over an equal share: 1 = balanced, 0 = dead; 0 for a layer without rows.
+// Returns the rows of an expert over an equal share: 1 = balanced, 0 = dead; 0 for a layer without
+// rows.
 double relative_load(const LayerLoad& load, size_t expert);
 
-// When the stages of ReLU training end (core/route/README.md, "Stages of ReLU training"): dense
+// Ends of the stages of ReLU training (core/route/README.md, "Stages of ReLU training"): dense
 // while lambda is too small to matter, then sparsifying, then stable around the target.
-
 class ReluStages {
  public:
-  // The sparsity S of a step and its target S*; steps ascend. Whether the sparsifying stage ended
-  // with it, which happens once.
+  // Adds the sparsity S of a step and its target S*. Returns true if the sparsifying stage ended
+  // with this step, which happens once.
   bool add(int64_t step, double sparsity, double target);
 
   bool has_begun() const { return first_.has_value(); }
   double target() const { return target_; }
-  // The last step with S <= S_0 + 0.05, S_0 of the first step; of those before the stage after it
-  // ended. 0 where no step was dense.
+  // Returns the last step before the end of the sparsifying stage with S <= S_0 + 0.05, where S_0
+  // is that of the first step; 0 if there is none.
   int64_t dense_end() const { return dense_end_; }
-  // The first step with S >= S*.
+  // Returns the first step with S >= S*.
   std::optional<int64_t> sparsifying_end() const { return sparsifying_end_; }
 
   OrderedJson to_json() const;  // null before the first step
-  // UserError, opened by `where`: it is not what to_json() makes.
   static ReluStages from_json(const Json& json, const std::string& where);
 
  private:

@@ -21,12 +21,12 @@ namespace {
 constexpr size_t kPrompts = 3;
 constexpr int64_t kNewTokens = 64;
 
-// Cuts the batch of one row after its first `tokens`.
+// Shortens a batch of one row to its first `tokens` tokens.
 void cut_row(data::Batch& row, int64_t tokens) {
   const auto size = static_cast<size_t>(tokens);
   row.ids.resize(size);
   row.targets.resize(size);
-  row.targets.back() = data::kNoLoss;  // what it predicted is gone
+  row.targets.back() = data::kNoLoss;  // the token that it predicts was cut
   int64_t seen = 0;
   std::vector<int64_t> lengths;
   for (const int64_t length : row.lengths) {
@@ -48,13 +48,13 @@ void append(data::Batch& batch, const data::Batch& row) {
   batch.target_count += row.target_count;
 }
 
-// What stands before the first response; of plain text its beginning.
-std::vector<int64_t> prompt_of(const data::Example& example) {
+// Returns the tokens before the first response; the beginning of plain text.
+std::vector<int64_t> prompt_ids(const data::Example& example) {
   constexpr ptrdiff_t kOfText = 32;
   const auto first = std::find_if(example.labels.begin(), example.labels.end(),
                                   [](int32_t label) { return label != data::kNoLoss; });
   auto length = first - example.labels.begin();
-  if (length <= 1) {  // nothing but BOS
+  if (length <= 1) {  // only BOS
     length = std::min<ptrdiff_t>(kOfText, (std::ssize(example.ids) + 1) / 2);
   }
   return {example.ids.begin(), example.ids.begin() + length};
@@ -64,22 +64,22 @@ std::shared_ptr<const io::Tokenizer> find_tokenizer(const io::Checkpoint& checkp
                                                     int64_t vocab_size) {
   try {
     return std::make_shared<io::Tokenizer>(io::Tokenizer::load(checkpoint.folder(), vocab_size));
-  } catch (const UserError&) {  // rows do without one
+  } catch (const UserError&) {  // rows of tokens need no tokenizer
     return nullptr;
   }
 }
 
 }  // namespace
 
-RowsOnce rows_once(const data::Examples& examples, data::BatchSettings settings,
-                   int64_t most_rows) {
+SingleEpochRows single_epoch_rows(const data::Examples& examples, data::BatchSettings settings,
+                                  int64_t max_rows) {
   const int64_t rows_a_batch = settings.rows;
   settings.rows = 1;
   settings.shuffle = false;
   data::BatchStream stream(examples, settings);
   const auto all_rows = static_cast<int64_t>(std::ceil(stream.rows_per_epoch()));
-  const int64_t rows = most_rows == 0 ? all_rows : std::min(most_rows, all_rows);
-  RowsOnce once{{}, rows, all_rows};
+  const int64_t rows = max_rows == 0 ? all_rows : std::min(max_rows, all_rows);
+  SingleEpochRows once{{}, rows, all_rows};
   for (int64_t row = 0; row < rows; ++row) {
     data::Batch next_row = stream.next();
     if (settings.pack == data::Pack::kStream && row + 1 == all_rows) {
@@ -100,12 +100,13 @@ HeldOut::HeldOut(const TrainSettings& settings, const io::Checkpoint& checkpoint
   std::vector<std::string> lines;
   const data::Examples examples = read_data(
       held_out, checkpoint, vocab_size, [](int64_t, int64_t) {}, lines, shared);
-  MOE_CHECK(examples.weights.empty());  // check_evaluation refused them
-  const int64_t most_rows = settings.evaluation.rows.value_or(0);
-  RowsOnce once = rows_once(examples,
-                            {*settings.pack, false, *settings.seq_len, *settings.micro_batch,
-                             settings.seed, settings.pack_mask},
-                            most_rows);
+  MOE_CHECK(examples.weights.empty());  // refused by check_numbers()
+  const int64_t max_rows = settings.evaluation.rows.value_or(0);
+  SingleEpochRows once =
+      single_epoch_rows(examples,
+                        {*settings.pack, false, *settings.seq_len, *settings.micro_batch,
+                         settings.seed, settings.pack_mask},
+                        max_rows);
   batches_ = std::move(once.batches);
   for (const auto& batch : batches_) {
     targets_ += batch.target_count;
@@ -116,18 +117,19 @@ HeldOut::HeldOut(const TrainSettings& settings, const io::Checkpoint& checkpoint
   }
   tokenizer_ = find_tokenizer(checkpoint, vocab_size);
   take_prompts(examples, *settings.seq_len);
-  description_ = fmt::format(
-      "held out: {}; {} target tokens in {}{} rows", fmt::join(describe_data(examples), "; "),
-      targets_, once.rows,
-      once.rows == once.rows_there ? std::string() : fmt::format(" of {}", once.rows_there));
+  description_ =
+      fmt::format("held out: {}; {} target tokens in {}{} rows",
+                  fmt::join(describe_data(examples), "; "), targets_, once.rows,
+                  once.rows == once.available_rows ? std::string()
+                                                   : fmt::format(" of {}", once.available_rows));
 }
 
-// The first different prompts that leave room for an answer.
-void HeldOut::take_prompts(const data::Examples& examples, int64_t longest) {
+// Stores the first distinct prompts that leave room for a continuation.
+void HeldOut::take_prompts(const data::Examples& examples, int64_t max_tokens) {
   for (int64_t index = 0; index < examples.size(); ++index) {
-    std::vector<int64_t> prompt = prompt_of(examples.at(index));
+    std::vector<int64_t> prompt = prompt_ids(examples.at(index));
     const bool fits =
-        std::ssize(prompt) + kNewTokens <= longest || std::ssize(prompt) * 2 <= longest;
+        std::ssize(prompt) + kNewTokens <= max_tokens || std::ssize(prompt) * 2 <= max_tokens;
     if (fits && std::find(prompts_.begin(), prompts_.end(), prompt) == prompts_.end()) {
       prompts_.push_back(std::move(prompt));
     }
@@ -161,13 +163,13 @@ std::vector<TextSample> HeldOut::samples(const model::Llama& model,
     std::vector<int64_t> all = prompt;
     const auto fresh = model::generate(model, model::generation_routing(routing), prompt, greedy);
     all.insert(all.end(), fresh.begin(), fresh.end());
-    const std::string before = text_of(prompt), whole = text_of(all);
+    const std::string before = decode(prompt), whole = decode(all);
     samples.push_back({step, before, io::text_behind(before, whole)});
   }
   return samples;
 }
 
-std::string HeldOut::text_of(const std::vector<int64_t>& ids) const {
+std::string HeldOut::decode(const std::vector<int64_t>& ids) const {
   return tokenizer_ ? tokenizer_->decode(ids) : fmt::format("{} ", fmt::join(ids, " "));
 }
 

@@ -16,13 +16,13 @@ namespace moe::train {
 
 namespace {
 
-constexpr size_t kMostPrompts = 16, kMostKept = 12;  // files of ours have three prompts
+constexpr size_t kMaxPrompts = 16, kMaxKept = 12;  // moe writes three prompts
 
-OrderedJson pair_of(const TextSample& sample) {
+OrderedJson to_pair(const TextSample& sample) {
   return OrderedJson::array({sample.step, sample.text});
 }
 
-TextSample sample_of(const Json& pair, const std::string& prompt, const std::string& where) {
+TextSample parse_sample(const Json& pair, const std::string& prompt, const std::string& where) {
   if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number_integer() ||
       !pair[1].is_string()) {
     throw UserError("{}: a sample must be [step, text]", where);
@@ -30,9 +30,27 @@ TextSample sample_of(const Json& pair, const std::string& prompt, const std::str
   return {pair[0], prompt, pair[1]};
 }
 
+constexpr const char* kOptimizer = "Optimizer";
+constexpr const char* kMachine = "Machine";
+
+// Returns true for the curves of single_curve_panels(), the losses and accuracies.
+bool is_drawn(const std::string& curve) {
+  static const std::set<std::string> drawn = [] {
+    std::set<std::string> names = {"loss", "held_out_loss"};
+    for (const auto& panel : single_curve_panels()) {
+      names.insert(panel.curve);
+    }
+    return names;
+  }();
+  return drawn.count(curve) > 0 || !task_name(curve).empty();
+}
+
+constexpr size_t kMaxCurves = 1000;
+constexpr size_t kMaxSkipped = 20;
+
 }  // namespace
 
-std::string line_of(const TextSample& sample) {
+std::string to_line(const TextSample& sample) {
   const OrderedJson json = {
       {"step", sample.step}, {"prompt", sample.prompt}, {"text", sample.text}};
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
@@ -66,7 +84,7 @@ void SampleHistory::add(const TextSample& sample) {
   auto entry = std::find_if(prompts_.begin(), prompts_.end(),
                             [&](const Prompt& prompt) { return prompt.prompt == sample.prompt; });
   if (entry == prompts_.end()) {
-    if (prompts_.size() == kMostPrompts) {
+    if (prompts_.size() == kMaxPrompts) {
       return;
     }
     entry = prompts_.insert(entry, {sample.prompt, 0, 1, {}, {}});
@@ -76,7 +94,7 @@ void SampleHistory::add(const TextSample& sample) {
   }
   entry->last = sample;
   ++entry->count;
-  if (entry->kept.size() > kMostKept) {
+  if (entry->kept.size() > kMaxKept) {
     entry->stride *= 2;
     std::vector<TextSample> fewer;
     for (size_t i = 0; i < entry->kept.size(); i += 2) {
@@ -91,42 +109,42 @@ OrderedJson SampleHistory::to_json() const {
   for (const auto& prompt : prompts_) {
     OrderedJson samples = OrderedJson::array();
     for (const auto& sample : prompt.kept) {
-      samples.push_back(pair_of(sample));
+      samples.push_back(to_pair(sample));
     }
     json.push_back({{"prompt", prompt.prompt},
                     {"count", prompt.count},
                     {"stride", prompt.stride},
                     {"kept", samples},
-                    {"last", pair_of(prompt.last)}});
+                    {"last", to_pair(prompt.last)}});
   }
   return json;
 }
 
 SampleHistory SampleHistory::from_json(const Json& json, const std::string& where) {
   SampleHistory history;
-  if (!json.is_array() || json.size() > kMostPrompts) {
-    throw UserError("{}: samples must be an array of at most {} prompts", where, kMostPrompts);
+  if (!json.is_array() || json.size() > kMaxPrompts) {
+    throw UserError("{}: samples must be an array of at most {} prompts", where, kMaxPrompts);
   }
   for (const auto& entry : json) {
     Prompt prompt{get_string(entry, "prompt", where),
                   get_int(entry, "count", where),
                   get_int(entry, "stride", where),
                   {},
-                  sample_of(entry.value("last", Json()), entry["prompt"], where)};
+                  parse_sample(entry.value("last", Json()), entry["prompt"], where)};
     const Json samples = entry.value("kept", Json());
-    if (prompt.stride < 1 || !samples.is_array() || samples.empty() || samples.size() > kMostKept) {
+    if (prompt.stride < 1 || !samples.is_array() || samples.empty() || samples.size() > kMaxKept) {
       throw UserError("{}: samples of a prompt must be 1 to {}, their stride positive", where,
-                      kMostKept);
+                      kMaxKept);
     }
     for (const auto& pair : samples) {
-      prompt.kept.push_back(sample_of(pair, prompt.prompt, where));
+      prompt.kept.push_back(parse_sample(pair, prompt.prompt, where));
     }
     history.prompts_.push_back(std::move(prompt));
   }
   return history;
 }
 
-std::vector<const TextSample*> a_few(const SampleHistory::Prompt& prompt) {
+std::vector<const TextSample*> pick_samples(const SampleHistory::Prompt& prompt) {
   constexpr size_t kFew = 6;
   std::vector<const TextSample*> all, few;
   for (const auto& sample : prompt.kept) {
@@ -140,13 +158,6 @@ std::vector<const TextSample*> a_few(const SampleHistory::Prompt& prompt) {
   }
   return few;
 }
-
-namespace {
-
-constexpr const char* kOptimizer = "Optimizer";
-constexpr const char* kMachine = "Machine";
-
-}  // namespace
 
 const std::vector<PanelSpec>& single_curve_panels() {
   static const std::vector<PanelSpec> panels = {
@@ -180,7 +191,7 @@ const std::vector<PanelSpec>& single_curve_panels() {
   return panels;
 }
 
-std::string task_of_curve(const std::string& curve) {
+std::string task_name(const std::string& curve) {
   constexpr std::string_view kPrefix = "tasks/", kSuffix = "/acc";
   if (!curve.starts_with(kPrefix) || !curve.ends_with(kSuffix) ||
       curve.size() <= kPrefix.size() + kSuffix.size()) {
@@ -189,33 +200,15 @@ std::string task_of_curve(const std::string& curve) {
   return curve.substr(kPrefix.size(), curve.size() - kPrefix.size() - kSuffix.size());
 }
 
-bool is_drawn(const std::string& curve) {
-  static const std::set<std::string> drawn = [] {
-    std::set<std::string> names = {"loss", "held_out_loss"};
-    for (const auto& panel : single_curve_panels()) {
-      names.insert(panel.curve);
-    }
-    return names;
-  }();
-  return drawn.count(curve) > 0 || !task_of_curve(curve).empty();
-}
-
-namespace {
-
-constexpr size_t kMostCurves = 1000;
-constexpr size_t kMostSkipped = 20;
-
-}  // namespace
-
 void History::add(const Json& line, const std::string& where) {
   const int64_t step = get_int(line, "step", where);
-  if (step < 0 || (is_begun_ && step <= steps) || step == std::numeric_limits<int64_t>::max()) {
+  if (step < 0 || (has_lines_ && step <= steps) || step == std::numeric_limits<int64_t>::max()) {
     throw UserError("{}: step {} cannot follow step {}", where, step, steps);
   }
-  missing += std::max<int64_t>(0, step - steps - 1);  // steps count from 1; one of 0 may be there
-  is_begun_ = true;
+  missing += std::max<int64_t>(0, step - steps - 1);  // steps count from 1; step 0 is optional
+  has_lines_ = true;
   steps = step;
-  const bool has_loss = line.value("target_tokens", Json(1)) != 0;  // a step of prompts alone has 0
+  const bool has_loss = line.value("target_tokens", Json(1)) != 0;  // 0 in a step without responses
   for (const auto& [name, value] : line.items()) {
     if (has_loss || name != "loss") {
       add_number(step, name, value);
@@ -227,7 +220,7 @@ void History::add(const Json& line, const std::string& where) {
       add_number(step, "tasks/" + task + "/" + metric, value);
     }
   }
-  loads_.add(step, loads_of(line));
+  loads_.add(step, parse_loads(line));
   if (line.contains("target_sparsity")) {
     relu_stages_.add(step, get_double(line, "sparsity", where),
                      get_double(line, "target_sparsity", where));
@@ -236,7 +229,7 @@ void History::add(const Json& line, const std::string& where) {
   seconds +=
       get_double(line, "seconds", where, 0) + get_double(line, "evaluation_seconds", where, 0);
   const int64_t skipped_now = get_int(line, "skipped_steps", where, skipped_count);
-  if (skipped_now > skipped_count && skipped.size() < kMostSkipped) {
+  if (skipped_now > skipped_count && skipped.size() < kMaxSkipped) {
     skipped.push_back(step);
   }
   skipped_count = skipped_now;
@@ -250,7 +243,7 @@ void History::add_number(int64_t step, const std::string& name, const Json& valu
   const auto curve = curves_.find(name);
   if (curve != curves_.end()) {
     curve->second.add(step, value.get<double>());
-  } else if (curves_.size() < kMostCurves) {
+  } else if (curves_.size() < kMaxCurves) {
     curves_[name].add(step, value.get<double>());
   }
 }
@@ -260,7 +253,7 @@ OrderedJson History::to_json() const {
   for (const auto& [name, curve] : curves_) {
     curves[name] = curve.to_json();
   }
-  return {{"steps", is_begun_ ? steps : -1},
+  return {{"steps", has_lines_ ? steps : -1},
           {"missing", missing},
           {"total_tokens", total_tokens},
           {"seconds", seconds},
@@ -276,7 +269,7 @@ OrderedJson History::to_json() const {
 History History::from_json(const Json& json, const std::string& where) {
   History history;
   const int64_t steps = get_int(json, "steps", where);
-  history.is_begun_ = steps >= 0;
+  history.has_lines_ = steps >= 0;
   history.steps = std::max<int64_t>(0, steps);
   history.missing = get_int(json, "missing", where);
   history.total_tokens = get_int(json, "total_tokens", where);
@@ -285,8 +278,8 @@ History History::from_json(const Json& json, const std::string& where) {
   history.skipped_count = get_int(json, "skipped_count", where);
   history.skipped_outliers = get_int(json, "skipped_outliers", where);
   const Json curves = json.value("curves", Json());
-  if (!curves.is_object() || curves.size() > kMostCurves || history.skipped.size() > kMostSkipped) {
-    throw UserError("{}: 'curves' must be an object of at most {} curves", where, kMostCurves);
+  if (!curves.is_object() || curves.size() > kMaxCurves || history.skipped.size() > kMaxSkipped) {
+    throw UserError("{}: 'curves' must be an object of at most {} curves", where, kMaxCurves);
   }
   for (const auto& [name, curve] : curves.items()) {
     history.curves_.emplace(name, Downsampled::from_json(curve, where + ": " + name));

@@ -21,6 +21,123 @@ void put(OrderedJson& json, const char* key, const std::optional<double>& value)
   }
 }
 
+constexpr const char* kHistory = "history.json";
+
+OrderedJson to_json(const LinesMark& mark) { return {{"bytes", mark.bytes}, {"step", mark.step}}; }
+
+LinesMark read_lines_mark(const Json& json, const std::string& where) {
+  const int64_t bytes = get_int(json, "bytes", where);
+  if (bytes < 0) {
+    throw UserError("{}: 'bytes' is {}, which no file has", where, bytes);
+  }
+  return {static_cast<uint64_t>(bytes), get_int(json, "step", where)};
+}
+
+// Collects the ranges of steps that have no line.
+class MissingSteps {
+ public:
+  void see(int64_t step) {
+    add(step - 1);
+    next_ = std::max(next_, step + 1);
+  }
+  // Returns "11 to 20, 31"; "" if no step up to `last` is missing.
+  std::string words(int64_t last) {
+    add(last);
+    next_ = last + 1;
+    return fmt::format("{}{}", fmt::join(ranges_, ", "), count_ > kMaxRanges ? " and others" : "");
+  }
+
+ private:
+  static constexpr int64_t kMaxRanges = 5;
+
+  void add(int64_t last) {
+    if (last < next_ || ++count_ > kMaxRanges) {
+      return;
+    }
+    ranges_.push_back(last == next_ ? fmt::format("{}", last)
+                                    : fmt::format("{} to {}", next_, last));
+  }
+
+  int64_t next_ = 1, count_ = 0;
+  std::vector<std::string> ranges_;
+};
+
+std::optional<LogState> find_state(const fs::path& checkpoint, std::vector<std::string>& notes) {
+  try {
+    return checkpoint.empty() ? std::nullopt : read_log_state(checkpoint);
+  } catch (const UserError& error) {
+    notes.push_back(fmt::format("{}; the history is read from metrics.jsonl", error.what()));
+    return std::nullopt;
+  }
+}
+
+// Adds the ends of both stages to the line of the step that ends the sparsifying stage of a ReLU
+// run.
+OrderedJson with_stage_ends(OrderedJson line, ReluStages stages) {
+  if (line.contains("target_sparsity") &&
+      stages.add(line["step"], line["sparsity"], line["target_sparsity"])) {
+    line["dense_stage_end"] = stages.dense_end();
+    line["sparsifying_stage_end"] = *stages.sparsifying_end();
+  }
+  return line;
+}
+
+constexpr uint64_t kTail = uint64_t{4} << 20;  // larger than a line of thousands of experts
+
+// Returns the value of `key`; null if `json` is not an object or has no such key.
+Json member(const Json& json, const char* key) {
+  return json.is_object() ? json.value(key, Json()) : Json();
+}
+
+std::optional<double> number_member(const Json& json, const char* key) {
+  const Json value = member(json, key);
+  return value.is_number() ? std::optional(value.get<double>()) : std::nullopt;
+}
+
+std::optional<double> lr_from_checkpoint(const fs::path& model) {
+  const auto state = read_log_state(model);
+  if (!state) {
+    return std::nullopt;
+  }
+  const auto curve = state->history.curves().find("lr");
+  return curve == state->history.curves().end() ? std::nullopt
+                                                : std::optional(curve->second.last.value);
+}
+
+std::optional<double> lr_from_upcycle_report(const fs::path& model) {
+  const fs::path file = model / "upcycle.json";
+  if (!fs::exists(file)) {
+    return std::nullopt;
+  }
+  const Json report = read_json(file, uint64_t{1} << 24);
+  return number_member(member(report, "source"), "last_learning_rate");
+}
+
+// Returns the rate of the last complete line of RUN/metrics.jsonl that has one. Reads only the end
+// of the file, which may have millions of lines.
+std::optional<double> lr_from_metrics(const fs::path& model) {
+  const fs::path folder = fs::weakly_canonical(model);
+  const fs::path file = folder.parent_path() / "metrics.jsonl";
+  if (folder.filename() != "final" || !fs::exists(file)) {
+    return std::nullopt;
+  }
+  FileReader in(file);
+  const uint64_t size = fs::file_size(file);
+  const bool is_cut = size > kTail;
+  in.seek(is_cut ? size - kTail : 0);
+  std::optional<double> last;
+  std::string line;
+  for (bool is_first = true; in.read_whole_line(line); is_first = false) {
+    if (is_first && is_cut) {
+      continue;  // incomplete
+    }
+    if (const auto rate = number_member(parse_json(line, file.string()), "lr")) {
+      last = rate;
+    }
+  }
+  return last;
+}
+
 }  // namespace
 
 route::CounterTotal StepRecord::total() const { return route::total_of(layer_counters); }
@@ -61,7 +178,7 @@ OrderedJson to_json(const StepRecord& record) {
     return json;
   }
   json.update(route::to_json(record.total(), record.row_bytes));
-  put(json, "sparsity", record.sparsity);  // the mean over layers, not over rows
+  put(json, "sparsity", record.sparsity);  // mean over layers, not over rows
   put(json, "target_sparsity", record.target_sparsity);
   json["layers"] = route::layers_json(record.moe_layers, record.layer_counters, record.row_bytes);
   return json;
@@ -76,71 +193,6 @@ void add_evaluation(OrderedJson& line, const Evaluation& evaluation) {
 }
 
 namespace fs = std::filesystem;
-
-namespace {
-
-constexpr const char* kHistory = "history.json";
-
-OrderedJson to_json(const LinesMark& mark) { return {{"bytes", mark.bytes}, {"step", mark.step}}; }
-
-LinesMark read_lines_mark(const Json& json, const std::string& where) {
-  const int64_t bytes = get_int(json, "bytes", where);
-  if (bytes < 0) {
-    throw UserError("{}: 'bytes' is {}, which no file has", where, bytes);
-  }
-  return {static_cast<uint64_t>(bytes), get_int(json, "step", where)};
-}
-
-// Which steps of 1 to the last one no line was of.
-class MissingSteps {
- public:
-  void see(int64_t step) {
-    add(step - 1);
-    next_ = std::max(next_, step + 1);
-  }
-  // "11 to 20, 31"; empty where none is missing up to `last`.
-  std::string words(int64_t last) {
-    add(last);
-    next_ = last + 1;
-    return fmt::format("{}{}", fmt::join(ranges_, ", "), count_ > kMost ? " and others" : "");
-  }
-
- private:
-  static constexpr int64_t kMost = 5;
-
-  void add(int64_t last) {
-    if (last < next_ || ++count_ > kMost) {
-      return;
-    }
-    ranges_.push_back(last == next_ ? fmt::format("{}", last)
-                                    : fmt::format("{} to {}", next_, last));
-  }
-
-  int64_t next_ = 1, count_ = 0;
-  std::vector<std::string> ranges_;
-};
-
-std::optional<LogState> find_state(const fs::path& checkpoint, std::vector<std::string>& notes) {
-  try {
-    return checkpoint.empty() ? std::nullopt : read_log_state(checkpoint);
-  } catch (const UserError& error) {
-    notes.push_back(fmt::format("{}; the history is read from metrics.jsonl", error.what()));
-    return std::nullopt;
-  }
-}
-
-// The line of the step that ends the sparsifying stage of a ReLU run says when both stages before
-// the last one ended.
-OrderedJson with_stage_ends(OrderedJson line, ReluStages stages) {
-  if (line.contains("target_sparsity") &&
-      stages.add(line["step"], line["sparsity"], line["target_sparsity"])) {
-    line["dense_stage_end"] = stages.dense_end();
-    line["sparsifying_stage_end"] = *stages.sparsifying_end();
-  }
-  return line;
-}
-
-}  // namespace
 
 void write_log_state(const LogState& state, const fs::path& checkpoint) {
   const OrderedJson json = {{"format", 1},
@@ -181,7 +233,7 @@ MetricsLog::MetricsLog(const RunFolder& folder, int64_t steps, const fs::path& c
     : folder_(folder),
       metrics_(folder.metrics(), LinesPerStep::kOne),
       samples_(folder.samples(), LinesPerStep::kAny) {
-  const int64_t last = steps > 0 ? steps : -1;  // the evaluation before the first step comes again
+  const int64_t last = steps > 0 ? steps : -1;  // the evaluation before the first step is repeated
   auto state = find_state(checkpoint, notes);
   if (state) {
     history_ = std::move(state->history);
@@ -197,7 +249,7 @@ MetricsLog::MetricsLog(const RunFolder& folder, int64_t steps, const fs::path& c
     });
   }
   if (state) {
-    events_ = EventFile::go_on(folder, state->events);
+    events_ = EventFile::resume(folder, state->events);
   }
   if (!events_) {
     make_events();
@@ -225,7 +277,7 @@ void MetricsLog::read_metrics(int64_t steps, bool has_history, std::vector<std::
   }
 }
 
-// Twice through the file: how long ago it began is known at its end.
+// Reads the file twice, because the event file needs the total time first.
 void MetricsLog::make_events() {
   const auto for_each_line = [&](const std::function<void(const Json&)>& body) {
     FileReader in(folder_.metrics());
@@ -243,7 +295,7 @@ void MetricsLog::make_events() {
 
 void MetricsLog::append(const OrderedJson& line, const std::vector<TextSample>& samples) {
   for (const auto& sample : samples) {
-    samples_.append(line_of(sample), sample.step);
+    samples_.append(to_line(sample), sample.step);
     history_.add(sample);
   }
   const OrderedJson whole = with_stage_ends(line, history_.relu_stages());
@@ -266,74 +318,13 @@ void MetricsLog::sync() const {
 
 void MetricsLog::report() const { write_report(folder_.path(), history_, folder_.report()); }
 
-namespace fs = std::filesystem;
-
-namespace {
-
-constexpr uint64_t kTail = uint64_t{4} << 20;  // a line of thousands of experts fits
-
-// The value of `key` where `json` is an object that has it, else null.
-Json value_of(const Json& json, const char* key) {
-  return json.is_object() ? json.value(key, Json()) : Json();
-}
-
-std::optional<double> number_of(const Json& json, const char* key) {
-  const Json value = value_of(json, key);
-  return value.is_number() ? std::optional(value.get<double>()) : std::nullopt;
-}
-
-std::optional<double> of_checkpoint(const fs::path& model) {
-  const auto state = read_log_state(model);
-  if (!state) {
-    return std::nullopt;
-  }
-  const auto curve = state->history.curves().find("lr");
-  return curve == state->history.curves().end() ? std::nullopt
-                                                : std::optional(curve->second.last.value);
-}
-
-std::optional<double> of_mixture(const fs::path& model) {
-  const fs::path file = model / "upcycle.json";
-  if (!fs::exists(file)) {
-    return std::nullopt;
-  }
-  const Json report = read_json(file, uint64_t{1} << 24);
-  return number_of(value_of(report, "source"), "last_learning_rate");
-}
-
-// Of the last whole line of RUN/metrics.jsonl that has one; runs may have millions of lines.
-std::optional<double> of_final(const fs::path& model) {
-  const fs::path folder = fs::weakly_canonical(model);
-  const fs::path file = folder.parent_path() / "metrics.jsonl";
-  if (folder.filename() != "final" || !fs::exists(file)) {
-    return std::nullopt;
-  }
-  FileReader in(file);
-  const uint64_t size = fs::file_size(file);
-  const bool is_cut = size > kTail;
-  in.seek(is_cut ? size - kTail : 0);
-  std::optional<double> last;
-  std::string line;
-  for (bool is_first = true; in.read_whole_line(line); is_first = false) {
-    if (is_first && is_cut) {
-      continue;  // its beginning is missing
-    }
-    if (const auto rate = number_of(parse_json(line, file.string()), "lr")) {
-      last = rate;
-    }
-  }
-  return last;
-}
-
-}  // namespace
-
 std::optional<double> last_learning_rate(const fs::path& model) {
-  for (const auto& source : {of_checkpoint, of_mixture, of_final}) {
+  for (const auto& source : {lr_from_checkpoint, lr_from_upcycle_report, lr_from_metrics}) {
     try {
       if (const auto rate = source(model)) {
         return rate;
       }
-    } catch (const UserError&) {  // a damaged file says nothing
+    } catch (const UserError&) {  // damaged
     } catch (const fs::filesystem_error&) {
     }
   }

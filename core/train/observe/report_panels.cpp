@@ -28,11 +28,11 @@ void add_loss(const History& history, std::vector<Panel>& panels) {
   }
 }
 
-// A line a task.
+// Adds the panel of accuracies, with a line per task.
 void add_accuracy(const History& history, std::vector<Panel>& panels) {
   Panel panel{{kLearningGroup, "Accuracy", "% of questions", "", 100}, {}};
   for (const auto& [name, curve] : history.curves()) {
-    if (const std::string task = task_of_curve(name); !task.empty()) {
+    if (const std::string task = task_name(name); !task.empty()) {
       panel.lines.push_back({task, &curve, true});
     }
   }
@@ -41,7 +41,7 @@ void add_accuracy(const History& history, std::vector<Panel>& panels) {
   }
 }
 
-OrderedJson steps_of(const std::vector<Point>& points) {
+OrderedJson step_array(const std::vector<Point>& points) {
   OrderedJson steps = OrderedJson::array();
   for (const auto& point : points) {
     steps.push_back(point.step);
@@ -49,7 +49,7 @@ OrderedJson steps_of(const std::vector<Point>& points) {
   return steps;
 }
 
-OrderedJson values_of(const std::vector<Point>& points, double scale) {
+OrderedJson value_array(const std::vector<Point>& points, double scale) {
   OrderedJson values = OrderedJson::array();
   for (const auto& point : points) {
     values.push_back(rounded_for_screen(point.value * scale));
@@ -57,27 +57,27 @@ OrderedJson values_of(const std::vector<Point>& points, double scale) {
   return values;
 }
 
-// A page of many curves, as of a run that is scored on hundreds of tasks, has fewer points of each:
-// at some 15 bytes a point all of them together take about 1 MB.
+// Returns fewer points per curve for a page with many curves, as of a run with hundreds of tasks:
+// at about 15 bytes a point all curves take 1 MB.
 size_t points_per_curve(const std::vector<Panel>& panels) {
   constexpr size_t kAllPoints = 60'000, kFewest = 50;
   size_t curves = 0;
   for (const auto& panel : panels) {
     curves += panel.lines.size();
   }
-  return std::clamp(kAllPoints / std::max<size_t>(1, curves), kFewest, Downsampled::kMostPoints);
+  return std::clamp(kAllPoints / std::max<size_t>(1, curves), kFewest, Downsampled::kMaxPoints);
 }
 
-OrderedJson series_json(const Panel& panel, const PanelLine& line, size_t most_points) {
+OrderedJson series_json(const Panel& panel, const PanelLine& line, size_t max_points) {
   const double scale = panel.spec.scale;
-  const std::vector<Point> points = line.curve->points(most_points);
+  const std::vector<Point> points = line.curve->points(max_points);
   OrderedJson json = {
-      {"name", line.name}, {"x", steps_of(points)}, {"y", values_of(points, scale)}};
+      {"name", line.name}, {"x", step_array(points)}, {"y", value_array(points, scale)}};
   const std::vector<Point> smooth = panel.spec.is_smoothed && !line.is_marked
                                         ? smoothed(line.curve->means())
                                         : std::vector<Point>();
   if (!smooth.empty()) {
-    json["smooth"] = {{"x", steps_of(smooth)}, {"y", values_of(smooth, scale)}};
+    json["smooth"] = {{"x", step_array(smooth)}, {"y", value_array(smooth, scale)}};
   }
   if (line.is_marked) {
     json["is_marked"] = true;
@@ -85,7 +85,7 @@ OrderedJson series_json(const Panel& panel, const PanelLine& line, size_t most_p
   return json;
 }
 
-OrderedJson panel_json(const Panel& panel, const CurveSettings& settings, size_t most_points) {
+OrderedJson panel_json(const Panel& panel, const CurveSettings& settings, size_t max_points) {
   OrderedJson json = {{"kind", "lines"},
                       {"title", panel.spec.title},
                       {"subtitle", panel.spec.unit},
@@ -102,7 +102,7 @@ OrderedJson panel_json(const Panel& panel, const CurveSettings& settings, size_t
     json["rule"] = {{"name", "clip"}, {"value", *settings.clip}};
   }
   for (const auto& line : panel.lines) {
-    json["series"].push_back(series_json(panel, line, most_points));
+    json["series"].push_back(series_json(panel, line, max_points));
   }
   return json;
 }
@@ -141,12 +141,12 @@ OrderedJson maps_section(const LoadMap& map) {
 
 }  // namespace
 
-std::vector<Panel> panels_of(const History& history, std::vector<std::string>* zero) {
+std::vector<Panel> make_panels(const History& history, std::vector<std::string>* zero) {
   std::vector<Panel> panels;
   add_loss(history, panels);
   add_accuracy(history, panels);
   for (const auto& spec : single_curve_panels()) {
-    // Without lambda, sparsity only says again what experts per token does.
+    // Without lambda, sparsity is a function of experts per token.
     const bool is_redundant =
         spec.curve == std::string_view("sparsity") && find(history, "lambda") == nullptr;
     const Downsampled* curve = is_redundant ? nullptr : find(history, spec.curve);
@@ -163,7 +163,7 @@ std::vector<Panel> panels_of(const History& history, std::vector<std::string>* z
 }
 
 std::vector<Point> smoothed(const std::vector<Point>& points) {
-  constexpr int64_t kFewest = 20, kReach = 30;  // reach: a thirtieth of the curve to each side
+  constexpr int64_t kFewest = 20, kReach = 30;  // half-width: 1/30 of the curve
   const auto count = std::ssize(points);
   if (count < kFewest) {
     return {};
@@ -172,7 +172,7 @@ std::vector<Point> smoothed(const std::vector<Point>& points) {
   std::vector<Point> smooth;
   for (int64_t index = 0; index < count; ++index) {
     const int64_t near =
-        std::min({reach, index, count - 1 - index});  // symmetric: no lag at the ends
+        std::min({reach, index, count - 1 - index});  // symmetric, to avoid lag at the ends
     double sum = 0, weights = 0;
     for (int64_t at = index - near; at <= index + near; ++at) {
       const double weight = static_cast<double>(near + 1 - std::abs(at - index));
@@ -186,22 +186,22 @@ std::vector<Point> smoothed(const std::vector<Point>& points) {
 
 OrderedJson curve_sections(const std::vector<Panel>& panels, const CurveSettings& settings) {
   OrderedJson sections = OrderedJson::array();
-  const size_t most_points = points_per_curve(panels);
+  const size_t max_points = points_per_curve(panels);
   std::map<std::string, size_t> section_of_group;
   for (const auto& panel : panels) {
     const auto [place, is_new] = section_of_group.emplace(panel.spec.group, sections.size());
-    if (is_new) {  // the loss needs no headline of its own
+    if (is_new) {  // the loss has no heading
       const bool is_loss = panel.spec.group == std::string_view(kLossGroup);
       sections.push_back(
           {{"title", is_loss ? "" : panel.spec.group}, {"panels", OrderedJson::array()}});
     }
-    sections[place->second]["panels"].push_back(panel_json(panel, settings, most_points));
+    sections[place->second]["panels"].push_back(panel_json(panel, settings, max_points));
   }
   return sections;
 }
 
 OrderedJson drawn_sections(const History& history, const CurveSettings& settings) {
-  OrderedJson sections = curve_sections(panels_of(history), settings);
+  OrderedJson sections = curve_sections(make_panels(history), settings);
   if (!history.loads().empty()) {
     sections.push_back(maps_section(history.loads()));
   }

@@ -19,7 +19,7 @@ using at::Tensor;
 
 namespace {
 
-// weight's gradient += left^T right, in f32.
+// Computes weight.grad += left^T right, in f32.
 void add_to_gradient(const Tensor& weight, const kernels::Operand& left,
                      const kernels::Operand& right) {
   Tensor& gradient = weight.mutable_grad();
@@ -30,77 +30,35 @@ void add_to_gradient(const Tensor& weight, const kernels::Operand& left,
   kernels::operand_product_out(gradient, {left.tensor.t(), left.type}, right, !is_new);
 }
 
-// Rows `index` [N] of hidden [T, D]: [N, D]. On the CPU by the operation whose gradient all threads
-// put where it belongs; LibTorch's index_add is one thread's.
+// Returns rows `index` [N] of hidden [T, D]: [N, D]. On the CPU uses permute(), whose backward is
+// parallel; that of index_select is not.
 Tensor rows_at(const Tensor& hidden, const Tensor& index) {
   return hidden.is_cpu() ? kernels::permute(hidden, kernels::permutation_of(index, hidden.size(0)))
                          : hidden.index_select(0, index);
 }
 
-}  // namespace
-
-int64_t head_block_rows(int64_t vocabulary, bool on_cuda) {
-  constexpr int64_t kCpuLogits = int64_t{1} << 24, kGpuRows = 4096;
-  return on_cuda ? kGpuRows : std::max<int64_t>(1, kCpuLogits / vocabulary);
-}
-
-HeadLoss head_loss(const Tensor& weight, const Tensor& hidden, const std::vector<int64_t>& targets,
-                   double scale, at::ScalarType type, std::optional<int64_t> given_rows) {
-  RECORD_USER_SCOPE("head");
-  MOE_CHECK(hidden.size(0) == static_cast<int64_t>(targets.size()));
-  std::vector<int64_t> rows, wanted;
-  for (size_t t = 0; t < targets.size(); ++t) {
-    if (targets[t] != data::kNoLoss) {
-      rows.push_back(static_cast<int64_t>(t));
-      wanted.push_back(targets[t]);
-    }
-  }
-  HeadLoss loss;
-  loss.rows = at::tensor(rows, at::kLong).to(hidden.device());
-  loss.hidden = rows_at(hidden, loss.rows);  // [N, D]
-
-  const at::NoGradGuard no_gradients;
-  loss.gradient = at::empty_like(loss.hidden, at::MemoryFormat::Contiguous);
-  const Tensor target = at::tensor(wanted, at::kLong).to(hidden.device());  // [N]
-  const auto of_sums = type == at::kDouble ? at::kDouble : at::kFloat;
-  const Tensor head = kernels::weight_operand(weight, type);
-  const auto count = static_cast<int64_t>(rows.size());
-  const int64_t block_rows = given_rows.value_or(head_block_rows(weight.size(0), hidden.is_cuda()));
-  // In bf16, rows are rounded once for both of their products, and the gradient of the logits once
-  // in place.
-  const bool in_bf16 = type == at::kBFloat16;
-  const Tensor left = loss.hidden.to(type);
-  const Tensor losses = at::empty({count}, hidden.options().dtype(at::kDouble));
-  for (int64_t start = 0; start < count; start += block_rows) {
-    const int64_t length = std::min(block_rows, count - start);
-    const Tensor block = left.narrow(0, start, length);
-    Tensor logits = at::empty({length, weight.size(0)}, hidden.options().dtype(of_sums));
-    kernels::operand_product_out(logits, {block, type}, {head.t(), type});
-    const Tensor gradient = kernels::cross_entropy_(logits, target.narrow(0, start, length), scale,
-                                                    losses.narrow(0, start, length), in_bf16);
-    const kernels::Operand logits_gradient{gradient, in_bf16 ? type : of_sums};
-    Tensor hidden_gradient = loss.gradient.narrow(0, start, length);
-    kernels::operand_product_out(hidden_gradient, logits_gradient, {head, type});
-    if (weight.requires_grad()) {
-      add_to_gradient(weight, logits_gradient, {block, type});
-    }
-  }
-  loss.nll_sum = losses.sum();
-  return loss;
-}
-
-using at::Tensor;
-
-namespace {
-
-// coefficient * loss, or nothing where there is nothing to learn from.
+// Adds coefficient * loss, if the loss has a gradient.
 void add_scaled(Tensor& total, const Tensor& loss, double coefficient) {
   if (loss.defined() && loss.requires_grad() && coefficient != 0) {
     total = total.defined() ? total + loss * coefficient : loss * coefficient;
   }
 }
 
-// Returns the weighted sum of the auxiliary losses, undefined if none has a gradient.
+// Weight of a micro-batch in the gradient of its step.
+struct MicroBatchScale {
+  AuxCoefficients coefficients;
+  double target_share = 0;  // 1 / targets of the step
+  double batch_share = 0;   // 1 / micro-batches of the step
+};
+
+// Results on the device of the model, not synchronized.
+struct MicroBatchResult {
+  Tensor nll_sum;           // [] f64
+  route::AuxLosses losses;  // without gradients
+  std::vector<route::Counters> counters;
+};
+
+// Returns the weighted sum of the auxiliary losses; undefined if none has a gradient.
 Tensor weighted_sum(const route::AuxLosses& losses, const MicroBatchScale& scale) {
   const auto& [coefficients, target_share, share] = scale;
   Tensor sum;
@@ -112,7 +70,8 @@ Tensor weighted_sum(const route::AuxLosses& losses, const MicroBatchScale& scale
   return sum;
 }
 
-// Runs backward from the gradient of `hidden` and, if defined, from `auxiliary`.
+// Runs backward from the gradient of `hidden` and, if defined, from `auxiliary`. If `joins`, runs
+// it even without rows, because other processes wait for its exchanges.
 void backward_from(const Tensor& hidden, const Tensor& gradient, const Tensor& auxiliary,
                    bool joins) {
   std::vector<Tensor> roots, gradients;
@@ -129,8 +88,7 @@ void backward_from(const Tensor& hidden, const Tensor& gradient, const Tensor& a
   }
 }
 
-}  // namespace
-
+// Adds the gradient of `batch` to the model's parameters. `joins`: see backward_from().
 MicroBatchResult add_micro_batch(const model::Llama& model, const data::Batch& batch,
                                  const model::RoutingOptions& routing, const MicroBatchScale& scale,
                                  bool joins) {
@@ -145,11 +103,7 @@ MicroBatchResult add_micro_batch(const model::Llama& model, const data::Batch& b
   return {language.nll_sum, result.losses, std::move(result.counters)};
 }
 
-using at::Tensor;
-
-namespace {
-
-// f64 scalars that a step left on its device, as those of the host: a GPU is read once.
+// Copies f64 scalars to the host in one transfer.
 void bring_to_host(const std::vector<Tensor*>& scalars) {
   if (scalars.empty() || scalars.front()->is_cpu()) {
     return;
@@ -172,7 +126,7 @@ class AuxMeans {
       add_one(means_[i], losses.*route::kAllLosses[i], weight);
     }
   }
-  // Those that there are.
+  // Returns the means that are defined.
   std::vector<Tensor*> tensors() {
     std::vector<Tensor*> defined;
     for (Tensor& mean : means_) {
@@ -211,16 +165,16 @@ class AuxMeans {
   static std::optional<double> value(const Tensor& mean) {
     return mean.defined() ? std::optional<double>(mean.item<double>()) : std::nullopt;
   }
-  std::array<Tensor, route::kAllLosses.size()> means_;  // in that order
+  std::array<Tensor, route::kAllLosses.size()> means_;  // in the order of kAllLosses
 };
 
-// The part of a step that one process computes.
+// Part of a step that one process computes.
 struct Share {
   std::vector<data::Batch> batches;
-  std::vector<size_t> numbers;  // of the micro-batches that they belong to
+  std::vector<size_t> numbers;  // indices of their micro-batches
 };
 
-Share share_of(const std::vector<data::Batch>& micro_batches, const distributed::World* world) {
+Share local_share(const std::vector<data::Batch>& micro_batches, const distributed::World* world) {
   Share share;
   for (size_t number = 0; number < micro_batches.size(); ++number) {
     const data::Batch& batch = micro_batches[number];
@@ -240,8 +194,8 @@ Share share_of(const std::vector<data::Batch>& micro_batches, const distributed:
   return share;
 }
 
-// What every micro-batch routed, layers inside: of all processes together. `own` is in the order
-// of `share.numbers`.
+// Returns the counters of all processes: per micro-batch, then per layer. `own` has the order of
+// `share.numbers`.
 std::vector<route::CounterValues> gather_counters(const std::vector<route::CounterValues>& own,
                                                   const Share& share, size_t micro_batches,
                                                   const model::ModelConfig& config,
@@ -272,8 +226,7 @@ std::vector<route::CounterValues> gather_counters(const std::vector<route::Count
   return whole;
 }
 
-// Sums the counters over micro-batches. `all` holds them micro-batch after micro-batch, layers
-// inside.
+// Sums the counters over micro-batches. `all` has the order of gather_counters().
 void add_counters(const std::vector<route::CounterValues>& all, size_t micro_batches,
                   StepLosses& step) {
   const size_t layers = all.size() / micro_batches;
@@ -286,6 +239,56 @@ void add_counters(const std::vector<route::CounterValues>& all, size_t micro_bat
 
 }  // namespace
 
+int64_t head_block_rows(int64_t vocabulary, bool on_cuda) {
+  constexpr int64_t kCpuLogits = int64_t{1} << 24, kGpuRows = 4096;
+  return on_cuda ? kGpuRows : std::max<int64_t>(1, kCpuLogits / vocabulary);
+}
+
+HeadLoss head_loss(const Tensor& weight, const Tensor& hidden, const std::vector<int64_t>& targets,
+                   double scale, at::ScalarType type, std::optional<int64_t> given_rows) {
+  RECORD_USER_SCOPE("head");
+  MOE_CHECK(hidden.size(0) == static_cast<int64_t>(targets.size()));
+  std::vector<int64_t> rows, wanted;
+  for (size_t t = 0; t < targets.size(); ++t) {
+    if (targets[t] != data::kNoLoss) {
+      rows.push_back(static_cast<int64_t>(t));
+      wanted.push_back(targets[t]);
+    }
+  }
+  HeadLoss loss;
+  loss.rows = at::tensor(rows, at::kLong).to(hidden.device());
+  loss.hidden = rows_at(hidden, loss.rows);  // [N, D]
+
+  const at::NoGradGuard no_gradients;
+  loss.gradient = at::empty_like(loss.hidden, at::MemoryFormat::Contiguous);
+  const Tensor target = at::tensor(wanted, at::kLong).to(hidden.device());  // [N]
+  const auto of_sums = type == at::kDouble ? at::kDouble : at::kFloat;
+  const Tensor head = kernels::weight_operand(weight, type);
+  const auto count = static_cast<int64_t>(rows.size());
+  const int64_t block_rows = given_rows.value_or(head_block_rows(weight.size(0), hidden.is_cuda()));
+  // In bf16 the rows are rounded once for both products, and the gradient of the logits is rounded
+  // once in place.
+  const bool in_bf16 = type == at::kBFloat16;
+  const Tensor left = loss.hidden.to(type);
+  const Tensor losses = at::empty({count}, hidden.options().dtype(at::kDouble));
+  for (int64_t start = 0; start < count; start += block_rows) {
+    const int64_t length = std::min(block_rows, count - start);
+    const Tensor block = left.narrow(0, start, length);
+    Tensor logits = at::empty({length, weight.size(0)}, hidden.options().dtype(of_sums));
+    kernels::operand_product_out(logits, {block, type}, {head.t(), type});
+    const Tensor gradient = kernels::cross_entropy_(logits, target.narrow(0, start, length), scale,
+                                                    losses.narrow(0, start, length), in_bf16);
+    const kernels::Operand logits_gradient{gradient, in_bf16 ? type : of_sums};
+    Tensor hidden_gradient = loss.gradient.narrow(0, start, length);
+    kernels::operand_product_out(hidden_gradient, logits_gradient, {head, type});
+    if (weight.requires_grad()) {
+      add_to_gradient(weight, logits_gradient, {block, type});
+    }
+  }
+  loss.nll_sum = losses.sum();
+  return loss;
+}
+
 StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batch>& micro_batches,
                          const model::RoutingOptions& routing, const AuxCoefficients& coefficients,
                          distributed::World* world) {
@@ -296,7 +299,7 @@ StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batc
   }
   const double target_share = 1.0 / static_cast<double>(std::max<int64_t>(1, step.target_tokens));
   const double batch_share = 1.0 / static_cast<double>(micro_batches.size());
-  const Share share = share_of(micro_batches, world);
+  const Share share = local_share(micro_batches, world);
   const bool joins = (world != nullptr && world->layout.group() > 1) || model.is_sharded();
   model::RoutingOptions asked = routing;
   asked.wants_z_loss = coefficients.z != 0;
@@ -304,7 +307,7 @@ StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batc
   const MicroBatchScale scale{coefficients, target_share, batch_share};
   AuxMeans means;
   std::vector<route::Counters> counters;
-  std::vector<Tensor> nll_sums;  // of the micro-batches
+  std::vector<Tensor> nll_sums;  // per micro-batch
   for (const auto& batch : share.batches) {
     const MicroBatchResult result = add_micro_batch(model, batch, asked, scale, joins);
     nll_sums.push_back(result.nll_sum);

@@ -17,12 +17,12 @@ using at::Tensor;
 
 namespace {
 
-// A norm over 2^20 equal numbers in f32 is 4e-4 off (tried): small terms are added to a large sum.
-// Over pieces of this many it is not, and the pieces are added in double.
+// An f32 norm over 2^20 equal numbers has an error of 4e-4 (measured), because small terms are
+// added to a large sum. Norms over pieces of this size have none; the pieces are added in f64.
 constexpr int64_t kNormPiece = 1024;
 
-// Elements whose moments are widened at a time: on the CPU two megabytes that stay in its caches,
-// on a GPU enough for all of it.
+// Number of elements whose moments are widened at a time: 2 MB on the CPU, which stays in its
+// caches; on a GPU enough to occupy it.
 constexpr int64_t kPiece = int64_t{1} << 18, kGpuPiece = int64_t{1} << 25;
 
 bool is_decayed(const Slice& slice, const AdamWSettings& settings) {
@@ -30,7 +30,8 @@ bool is_decayed(const Slice& slice, const AdamWSettings& settings) {
   return slice.shape.size() > 1 && (settings.decay_embeddings || !is_embedding);
 }
 
-// Of f64 numbers [n], in one order for any number of threads: LibTorch splits a long sum by them.
+// Returns the sum of f64 numbers [n], in an order that does not depend on the number of threads, as
+// LibTorch's does for long sums.
 Tensor sum_in_order(const Tensor& numbers) {
   const int64_t whole = numbers.size(0) / kNormPiece * kNormPiece;
   if (whole == 0 || numbers.is_cuda()) {
@@ -60,7 +61,7 @@ AdamW::AdamW(const std::vector<Slice>& slices, const AdamWSettings& settings, ui
   const auto type = settings.moments == io::DType::kBF16 ? at::kBFloat16 : at::kFloat;
   for (const auto& slice : slices) {
     const Tensor& weight = slice.values;
-    Group& group = is_decayed(slice, settings) ? decayed_ : kept_;
+    Group& group = is_decayed(slice, settings) ? decayed_ : not_decayed_;
     group.slots.push_back({slice, weight, at::zeros_like(weight, type),
                            at::zeros_like(weight, type),
                            at::zeros({}, weight.options().device(at::kCPU)),
@@ -71,7 +72,7 @@ AdamW::AdamW(const std::vector<Slice>& slices, const AdamWSettings& settings, ui
 
 std::vector<Slice> AdamW::state() const {
   std::vector<Slice> all;
-  for (const Group* group : {&decayed_, &kept_}) {
+  for (const Group* group : {&decayed_, &not_decayed_}) {
     for (const auto& [slice, weight, mean, square, updates, mean_stream, square_stream] :
          group->slots) {
       all.push_back({"exp_avg." + slice.name, mean, slice.shape, slice.begin});
@@ -84,11 +85,11 @@ std::vector<Slice> AdamW::state() const {
 
 void AdamW::step(double lr, double gradient_scale) {
   step_group(decayed_, lr, gradient_scale);
-  step_group(kept_, lr, gradient_scale);
+  step_group(not_decayed_, lr, gradient_scale);
 }
 
 void AdamW::clear_gradients() {
-  for (const Group* group : {&decayed_, &kept_}) {
+  for (const Group* group : {&decayed_, &not_decayed_}) {
     for (const auto& slot : group->slots) {
       slot.weight.mutable_grad() = Tensor();
     }
@@ -105,7 +106,7 @@ void AdamW::step_group(const Group& group, double lr, double gradient_scale) con
     }
     slots.push_back(&slot);
     weights.push_back(slot.weight);
-    gradients.push_back(slot.weight.grad().contiguous());  // the fused kernel walks plain memory
+    gradients.push_back(slot.weight.grad().contiguous());  // required by the fused kernel
     means.push_back(slot.mean);
     squares.push_back(slot.square);
     updates.push_back(slot.updates);
@@ -163,7 +164,7 @@ void AdamW::update(const std::vector<Tensor>& weights, const std::vector<Tensor>
                       {factors.lr, settings_.beta1, settings_.beta2, settings_.eps,
                        factors.weight_decay, updates[i].to(at::kLong).item<int64_t>()},
                       factors.gradient_scale);
-      weights[i].unsafeGetTensorImpl()->bump_version();  // LibTorch did not see it
+      weights[i].unsafeGetTensorImpl()->bump_version();  // written by our kernel
       kernels::mark_bf16_working_copy_current(weights[i]);
     }
     return;
@@ -187,7 +188,7 @@ double gradient_norm(const std::vector<model::NamedParameter>& parameters) {
     const int64_t whole = flat.size(0) / kNormPiece * kNormPiece;
     const Tensor pieces = flat.narrow(0, 0, whole).view({-1, kNormPiece});
     for (const Tensor& part : {pieces, flat.narrow(0, whole, flat.size(0) - whole).view({1, -1})}) {
-      if (part.numel() > 0) {  // a GPU would be launched five times for nothing
+      if (part.numel() > 0) {  // saves five launches on a GPU
         sum += sum_in_order(
             at::linalg_vector_norm(part, 2, at::IntArrayRef{1}).to(at::kDouble).square());
       }

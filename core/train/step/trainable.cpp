@@ -18,9 +18,9 @@ const std::vector<std::string>& groups() {
   return names;
 }
 
-constexpr const char* kAdapters = "adapters";  // no word of --train: they train wherever they are
+constexpr const char* kAdapters = "adapters";  // not a group of --train: adapters always train
 
-std::string group_of(const std::string& name, const model::ModelConfig& config) {
+std::string parameter_group(const std::string& name, const model::ModelConfig& config) {
   if (name.ends_with(".lora_a") || name.ends_with(".lora_b")) {
     return kAdapters;
   }
@@ -34,15 +34,15 @@ std::string group_of(const std::string& name, const model::ModelConfig& config) 
     return "router";
   }
   if (name.find(".mlp.shared_expert") != std::string::npos) {
-    return "dense";  // every token meets it, as it meets a dense layer
+    return "dense";  // used by every token, like a dense layer
   }
   if (name.find(".mlp.") != std::string::npos) {
-    return config.is_moe_layer(layer_of(name)) ? "experts" : "dense";
+    return config.is_moe_layer(layer_index(name)) ? "experts" : "dense";
   }
   return "embeddings";  // and the head
 }
 
-// * stands for any text.
+// Returns true if `text` matches `pattern`, in which * matches any text.
 bool matches(std::string_view pattern, std::string_view text) {
   if (pattern.empty()) {
     return text.empty();
@@ -60,11 +60,11 @@ bool matches(std::string_view pattern, std::string_view text) {
 }
 
 void check_words(const std::vector<std::string>& words) {
-  constexpr int64_t kMostStars = 4;  // matching takes time to the power of their number
+  constexpr int64_t kMaxStars = 4;  // matching time is exponential in their number
   for (const auto& word : words) {
     const auto stars = std::count(word.begin(), word.end(), '*');
-    if (stars > kMostStars) {
-      throw UserError("--train '{}': a pattern may have {} stars, this has {}", word, kMostStars,
+    if (stars > kMaxStars) {
+      throw UserError("--train '{}': a pattern may have {} stars, this has {}", word, kMaxStars,
                       stars);
     }
     if (stars == 0 && std::find(groups().begin(), groups().end(), word) == groups().end()) {
@@ -96,17 +96,17 @@ bool is_gathered_in_bf16(const model::NamedParameter& parameter, const TrainSett
          parameter.is_dense_matrix && !is_looked_up;
 }
 
-bool keeps_copy(const model::NamedParameter& parameter, const model::ModelConfig& config,
-                const TrainSettings& settings) {
+bool has_bf16_copy(const model::NamedParameter& parameter, const model::ModelConfig& config,
+                   const TrainSettings& settings) {
   const bool is_looked_up = parameter.name == "model.embed_tokens" && !config.tie_word_embeddings;
   return settings.on_cuda && settings.compute.precision == model::Precision::kBf16 &&
          settings.compute.recompute != model::Recompute::kLayer && parameter.tensor.dim() > 1 &&
          !is_looked_up && !parameter.shard.defined() &&
-         group_of(parameter.name, config) != "router" &&
+         parameter_group(parameter.name, config) != "router" &&
          !parameter.name.ends_with(".mlp.shared_expert_gate");
 }
 
-int64_t layer_of(const std::string& name) {
+int64_t layer_index(const std::string& name) {
   constexpr std::string_view kPrefix = "model.layers.";
   int64_t layer = -1;
   if (name.starts_with(kPrefix)) {
@@ -126,7 +126,7 @@ std::vector<model::NamedParameter> trainable(const model::Llama& model,
   std::vector<model::NamedParameter> chosen;
   std::set<std::string> used;
   for (const auto& parameter : all) {
-    const std::string group = group_of(parameter.name, model.config());
+    const std::string group = parameter_group(parameter.name, model.config());
     bool wanted = group == kAdapters || (words.empty() && group == "router");
     for (const auto& word : words) {
       if (word == group || matches(word, parameter.name)) {

@@ -1,5 +1,5 @@
 #pragma once
-// Which parameters train: all, those that --train names, or adapters and what is named beside them.
+// Selection of the parameters that train (--train), and their storage in bf16.
 
 #include <string>
 #include <vector>
@@ -9,32 +9,31 @@
 
 namespace moe::train {
 
-// The parameters that any of `words` names, in the model's order; without words all of them. Of a
-// model with adapters these train always, beside what is named, and without words the router does:
-// one that stays random learns nothing. A word is a group (experts, router, attention, dense,
-// norms, embeddings) or, with a * in it, a pattern
-// over parameter names (model.layers.0.*). UserError: a word that is neither, or names nothing in
-// this model.
+// Returns the parameters named by any of `words`, in the model's order; all of them if `words` is
+// empty. In a model with adapters, the adapters always train; if `words` is empty, so does the
+// router. A word is a group (experts, router, attention, dense, norms, embeddings) or a pattern of
+// parameter names that contains a * (model.layers.0.*). Throws UserError for a word that is
+// neither, or that matches no parameter.
 std::vector<model::NamedParameter> trainable(const model::Llama& model,
                                              const std::vector<std::string>& words);
 
-// Returns true if `words` name the router of MoE layer `layer`, or are empty, which names all.
+// Returns true if `words` name the router of MoE layer `layer`, or are empty.
 bool trains_router(const std::vector<std::string>& words, int64_t layer);
 // Overload for the whole model: true if the router of any MoE layer trains.
 bool trains_router(const std::vector<std::string>& words, const model::ModelConfig& config);
 
-// Whether a parameter that trains keeps a bf16 copy (kernels/ops/bf16_working_copy.h): the matrices
-// of a run in bf16 on GPUs, but routers and the gates of shared experts, whose products are in f32,
-// and an embedding that is only looked up. Sharded ones are gathered as they are read. Not where
-// layers are computed again: that run is short of memory.
-bool keeps_copy(const model::NamedParameter& parameter, const model::ModelConfig& config,
-                const TrainSettings& settings);
+// Returns true if a parameter that trains has a bf16 working copy
+// (kernels/ops/bf16_working_copy.h): the matrices of bf16 runs on GPUs, except routers and gates of
+// shared experts (f32 products), embeddings without a product, and sharded matrices (cast when they
+// are gathered). Always false with recomputation of layers, which is chosen to save memory.
+bool has_bf16_copy(const model::NamedParameter& parameter, const model::ModelConfig& config,
+                   const TrainSettings& settings);
 
-// Whether a sharded matrix is gathered in bf16, which is what products of a run in bf16 on GPUs
-// read: all but the embedding, which is looked up.
+// Returns true if a sharded matrix is gathered in bf16: all matrices of bf16 runs on GPUs, except
+// the embedding, which is not used in a product.
 bool is_gathered_in_bf16(const model::NamedParameter& parameter, const TrainSettings& settings);
 
-// The layer of a parameter of that name; -1 for those outside of layers.
-int64_t layer_of(const std::string& name);
+// Returns the layer of a parameter name; -1 if it is outside of the layers.
+int64_t layer_index(const std::string& name);
 
 }  // namespace moe::train

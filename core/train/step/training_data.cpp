@@ -31,7 +31,8 @@ SharedTokenizer load_tokenizer(const io::Checkpoint& checkpoint, int64_t vocab_s
   return std::make_shared<io::Tokenizer>(io::Tokenizer::load(checkpoint.folder(), vocab_size));
 }
 
-// The first `count` examples: each file's first, then each file's second, and so on.
+// Returns the first `count` examples: the first of each file, then the second of each file, and so
+// on.
 std::vector<data::Example> take_turns(const data::Examples& examples, size_t count) {
   std::vector<data::Example> taken;
   for (int64_t index = 0; index < static_cast<int64_t>(count); ++index) {
@@ -104,7 +105,7 @@ Samples read_samples(const TrainSettings& given, int64_t count) {
   samples.files = examples.files;
   samples.forms = examples.forms;
   samples.examples = take_turns(examples, static_cast<size_t>(count));
-  if (!tokenizer) {  // rows alone: names are a service, ids do without a tokenizer
+  if (!tokenizer) {  // rows of tokens: the tokenizer is optional
     try {
       tokenizer = load_tokenizer(checkpoint, vocab_size);
     } catch (const UserError&) {

@@ -1,5 +1,5 @@
 #pragma once
-// The data of a run as its settings name them: files through the model's own tokenizer.
+// Data of a run: reads the files of --data with the tokenizer of the model folder.
 
 #include <functional>
 #include <string>
@@ -12,29 +12,32 @@
 
 namespace moe::train {
 
-// UserError where --data names nothing.
+// Throws UserError if --data is empty.
 void check_data_named(const TrainSettings& settings);
 
-// Tokenised once: later runs find the tokens where settings.cache says. `lines` is told what each
-// file was found to be and where the tokens are; `on_progress` is called often, with the examples
-// and tokens made so far, and may throw. `shared`: of a run of several processes.
-// UserError: what the readers of core/data say, a folder without tokenizer where text is met.
+// Returns the examples of settings.data. Tokens are cached (settings.cache) and reused by later
+// runs. Appends to `lines` the detected form of each file and the place of its tokens. Calls
+// `on_progress` often, with the numbers of examples and tokens so far; it may throw. `shared`:
+// tokens shared by the processes of a host. Throws UserError if a file is invalid (core/data), or
+// if there is text and the folder has no tokenizer.
 data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& checkpoint,
                          int64_t vocab_size,
                          const std::function<void(int64_t, int64_t)>& on_progress,
                          std::vector<std::string>& lines, data::HostTokens* shared = nullptr);
 
-// "a.jsonl: Alpaca records, gzip; 2000 examples", one a file; a share where files are mixed.
+// Returns a line for each file, "a.jsonl: Alpaca records, gzip; 2000 examples", with its share if
+// files are mixed.
 std::vector<std::string> describe_data(const data::Examples& examples);
 
-// A few examples and the names of their tokens, for --show-samples.
+// Examples for --show-samples.
 struct Samples {
-  std::vector<data::Example> examples;        // the first `count`, the files taking turns
-  std::vector<std::string> files, forms;      // what Example::file counts, and what they hold
-  std::function<std::string(int64_t)> piece;  // the id itself where rows have no tokenizer
+  std::vector<data::Example> examples;
+  std::vector<std::string> files, forms;      // indexed by Example::file
+  std::function<std::string(int64_t)> piece;  // text of a token; its id if there is no tokenizer
 };
 
-// Reads no more of each file than it shows, nothing of the weights, and writes nothing.
+// Returns the first `count` examples, taken from the files in turn. Reads only as much of each file
+// as it returns, reads no weights, and writes nothing.
 Samples read_samples(const TrainSettings& settings, int64_t count);
 
 }  // namespace moe::train

@@ -11,15 +11,15 @@ namespace moe::train {
 
 namespace {
 
-struct Spread {
+struct WindowStats {
   double mean = 0, deviation = 0;
 };
 
-// Afresh at every step, in the window's order: nothing drifts, and a run that goes on adds up the
-// same numbers in the same order.
-Spread spread_of(const std::vector<double>& values) {
-  // Values that are all but equal still differ by their own rounding, which is no news.
-  constexpr double kLeastShare = 1e-6;
+// Computed anew in each step, in the order of the window: there is no drift, and a resumed run
+// computes the same values.
+WindowStats window_stats(const std::vector<double>& values) {
+  // Lower bound of the deviation, for values that differ by rounding only.
+  constexpr double kMinRelativeDeviation = 1e-6;
   const auto count = static_cast<double>(values.size());
   double sum = 0, squares = 0;
   for (const double value : values) {
@@ -29,15 +29,16 @@ Spread spread_of(const std::vector<double>& values) {
   for (const double value : values) {
     squares += (value - mean) * (value - mean);
   }
-  return {mean, std::max(std::sqrt(squares / (count - 1)), kLeastShare * std::abs(mean))};
+  return {mean, std::max(std::sqrt(squares / (count - 1)), kMinRelativeDeviation * std::abs(mean))};
 }
 
-// Enters `value`; says how it broke the bound, if it did.
-std::string judge_value(std::vector<double>& values, const char* name, double value, double z) {
+// Adds `value` to the window, clipped to its threshold. Returns a clause if it exceeds the
+// threshold, else "".
+std::string add_value(std::vector<double>& values, const char* name, double value, double z) {
   std::string why;
   double entered = value;
   if (static_cast<int64_t>(values.size()) >= kOutlierStart) {
-    const Spread spread = spread_of(values);
+    const WindowStats spread = window_stats(values);
     const double bound = spread.mean + z * spread.deviation;
     if (value > bound) {
       why = fmt::format(
@@ -54,22 +55,30 @@ std::string judge_value(std::vector<double>& values, const char* name, double va
   return why;
 }
 
+std::vector<model::NamedParameter> named(const std::vector<Slice>& slices) {
+  std::vector<model::NamedParameter> all;
+  for (const auto& slice : slices) {
+    all.push_back({slice.name, slice.values});
+  }
+  return all;
+}
+
 }  // namespace
 
-std::optional<std::string> judge_step(OutlierWindow& window, double loss, double norm, double z) {
-  std::string why = judge_value(window.losses, "loss", loss, z);
-  const std::string why_norm = judge_value(window.norms, "gradient norm", norm, z);
+std::optional<std::string> find_outlier(OutlierWindow& window, double loss, double norm, double z) {
+  std::string why = add_value(window.losses, "loss", loss, z);
+  const std::string why_norm = add_value(window.norms, "gradient norm", norm, z);
   why += (why.empty() || why_norm.empty() ? "" : ", ") + why_norm;
   if (why.empty()) {
     window.in_a_row = 0;
     return std::nullopt;
   }
-  if (++window.in_a_row == kMostOutliersInARow) {
+  if (++window.in_a_row == kMaxConsecutiveOutliers) {
     window = {{loss}, {norm}, 0};
     why += fmt::format(
         "; it is the {}th in a row, so this is taken for the new level: the next {} "
         "steps are not judged",
-        kMostOutliersInARow, kOutlierStart - 1);
+        kMaxConsecutiveOutliers, kOutlierStart - 1);
   }
   return why;
 }
@@ -91,7 +100,8 @@ std::vector<Slice> held_slices(const std::vector<model::NamedParameter>& paramet
   return slices;
 }
 
-distributed::Comm& holders_of(const model::NamedParameter& parameter, distributed::World& world) {
+distributed::Comm& parameter_holders(const model::NamedParameter& parameter,
+                                     distributed::World& world) {
   return parameter.is_expert ? *world.replicas : world.all;
 }
 
@@ -100,8 +110,8 @@ RankShards::RankShards(const std::vector<model::NamedParameter>& trained, distri
   const std::vector<Slice> whole = held_slices(trained, world.layout);
   for (size_t i = 0; i < trained.size(); ++i) {
     const Tensor& parameter = trained[i].tensor;
-    distributed::Comm& holders = holders_of(trained[i], world);
-    Held held{parameter, &holders, distributed::Part(parameter.numel(), holders), {}};
+    distributed::Comm& holders = parameter_holders(trained[i], world);
+    HeldParameter held{parameter, &holders, distributed::Part(parameter.numel(), holders), {}};
     held.is_sharded = trained[i].shard.defined();
     const auto [length, begin, end] = held.part;
     if (held.is_sharded && begin < end) {
@@ -115,12 +125,12 @@ RankShards::RankShards(const std::vector<model::NamedParameter>& trained, distri
   }
 }
 
-Tensor RankShards::padded(const Tensor& flat, const Held& held) {
+Tensor RankShards::padded(const Tensor& flat, const HeldParameter& held) {
   const int64_t whole = held.part.length * held.holders->size();
   return flat.numel() == whole ? flat : at::constant_pad_nd(flat, {0, whole - flat.numel()});
 }
 
-std::vector<bool> RankShards::with_gradient() const {
+std::vector<bool> RankShards::has_gradient() const {
   std::vector<double> has;
   for (const auto& held : held_) {
     has.push_back(held.parameter.grad().defined() ? 1 : 0);
@@ -134,9 +144,9 @@ std::vector<bool> RankShards::with_gradient() const {
 
 void RankShards::reduce_gradients() {
   const at::NoGradGuard no_gradients;
-  const std::vector<bool> any = with_gradient();
+  const std::vector<bool> any = has_gradient();
   for (size_t i = 0; i < held_.size(); ++i) {
-    Held& held = held_[i];
+    HeldParameter& held = held_[i];
     if (held.is_sharded) {
       continue;
     }
@@ -176,7 +186,7 @@ void RankShards::gather_weights() {
       continue;
     }
     const Tensor flat = held.parameter.detach().view({-1});
-    const Tensor all = padded(flat, held);  // the parameter itself where parts are equally long
+    const Tensor all = padded(flat, held);  // aliases the parameter if all parts have equal length
     held.holders->all_gather(
         all.narrow(0, held.holders->rank() * held.part.length, held.part.length), all);
     if (!all.is_alias_of(flat)) {
@@ -184,18 +194,6 @@ void RankShards::gather_weights() {
     }
   }
 }
-
-namespace {
-
-std::vector<model::NamedParameter> named(const std::vector<Slice>& slices) {
-  std::vector<model::NamedParameter> all;
-  for (const auto& slice : slices) {
-    all.push_back({slice.name, slice.values});
-  }
-  return all;
-}
-
-}  // namespace
 
 Updater::Updater(const std::vector<model::NamedParameter>& trained, const AdamWSettings& settings,
                  uint64_t seed, distributed::World* world)
@@ -207,7 +205,7 @@ Updater::Updater(const std::vector<model::NamedParameter>& trained, const AdamWS
 void Updater::clear_gradients() {
   for (const auto& parameter : trained_) {
     parameter.tensor.mutable_grad() = at::Tensor();
-    if (parameter.shard.defined()) {  // also an empty one, which the optimizer does not have
+    if (parameter.shard.defined()) {  // including empty ones, which the optimizer does not have
       parameter.shard.mutable_grad() = at::Tensor();
     }
   }

@@ -320,7 +320,7 @@ TEST_CASE("a checkpoint keeps its bytes through any number of ranks, sharded or 
         }
         model.add_lora(world.settings.lora, 0);
         Updater updater(trainable(model, {}), world.settings.adamw, 0, &ranks);
-        const Position position = restore(from, model, updater.optimizer());
+        const TrainState position = restore(from, model, updater.optimizer());
         Snapshot(model, updater.optimizer(), model.default_routing(), {0.01, 0.0}, position)
             .write(folder, to, ranks);
       });
