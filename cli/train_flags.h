@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "core/distributed/session.h"
+#include "core/distributed/launch.h"
 #include "core/train/config/settings.h"
 
 namespace CLI {

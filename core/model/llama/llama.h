@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/distributed/world.h"
+#include "core/distributed/comm.h"
 #include "core/io/checkpoint.h"
 #include "core/model/config/config.h"
 #include "core/model/convert/folder_tensors.h"

@@ -20,7 +20,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/distributed/world.h"
+#include "core/distributed/comm.h"
 
 namespace moe::model {
 

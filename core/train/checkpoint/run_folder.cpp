@@ -106,8 +106,7 @@ std::map<std::string, std::string> read_run_settings(const fs::path& file) {
   const auto damaged = [&](const std::string& what) {
     return UserError(
         "{}: the file is damaged; restore it from a backup, give another -o, or use --force to "
-        "start "
-        "over",
+        "start over",
         what);
   };
   const std::string toml = read_small_file(file);

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "core/data/batches.h"
-#include "core/distributed/world.h"
+#include "core/distributed/comm.h"
 #include "core/model/llama/llama.h"
 #include "core/train/step/optimizer.h"
 #include "core/train/step/updater.h"

@@ -114,7 +114,7 @@ struct TrainSettings {
   uint64_t seed = 0;
   int threads = 0;                  // recorded only; 0 = LibTorch's default
   bool on_cuda = false;             // each rank has a GPU; for checks and the record
-  std::optional<int64_t> replicas;  // of the experts (core/distributed/world.h); same results
+  std::optional<int64_t> replicas;  // of the experts (core/distributed/comm.h); same results
   Shard shard = Shard::kOptimizer;
   bool force = false;
   bool force_memory = false;  // start even if memory is short

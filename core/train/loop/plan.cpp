@@ -9,7 +9,7 @@
 #include "core/base/json.h"
 #include "core/base/version.h"
 #include "core/data/chat_template.h"
-#include "core/distributed/on_all_ranks.h"
+#include "core/distributed/comm.h"
 #include "core/model/config/weights.h"
 #include "core/model/convert/init.h"
 #include "core/model/convert/upcycle.h"

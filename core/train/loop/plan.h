@@ -12,7 +12,7 @@
 #include "core/base/available_memory.h"
 #include "core/data/batches.h"
 #include "core/data/token_cache.h"
-#include "core/distributed/world.h"
+#include "core/distributed/comm.h"
 #include "core/io/checkpoint.h"
 #include "core/model/config/config.h"
 #include "core/model/llama/llama.h"

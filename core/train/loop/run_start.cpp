@@ -11,7 +11,7 @@
 #include "core/base/error.h"
 #include "core/base/system_fields.h"
 #include "core/base/version.h"
-#include "core/distributed/on_all_ranks.h"
+#include "core/distributed/comm.h"
 #include "core/io/partial_file.h"
 #include "core/io/staging_area.h"
 #include "core/train/checkpoint/run_folder.h"

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "core/distributed/world.h"
+#include "core/distributed/comm.h"
 #include "core/train/checkpoint/run_folder.h"
 #include "core/train/loop/plan.h"
 #include "core/train/observe/metrics.h"

@@ -10,7 +10,7 @@
 #include "core/base/available_memory.h"
 #include "core/base/error.h"
 #include "core/data/step_loader.h"
-#include "core/distributed/on_all_ranks.h"
+#include "core/distributed/comm.h"
 #include "core/model/llama/timeline.h"
 #include "core/route/router.h"
 #include "core/train/checkpoint/snapshot.h"

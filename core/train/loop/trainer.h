@@ -12,7 +12,7 @@ namespace moe::train {
 //
 // `ranks` is null for a single process. Otherwise each rank calls train() with the same settings;
 // rank 0 writes RUN, and only its callbacks report the whole run. The results are those of a single
-// process (core/distributed/world.h).
+// process (core/distributed/comm.h).
 //
 // Throws UserError if settings, model, data or RUN are invalid, before any file is written;
 // std::runtime_error if several losses or gradients in a row are not finite, naming the step and

@@ -13,6 +13,8 @@
 
 namespace moe::train {
 
+namespace fs = std::filesystem;
+
 namespace {
 
 void put(OrderedJson& json, const char* key, const std::optional<double>& value) {
@@ -191,8 +193,6 @@ void add_evaluation(OrderedJson& line, const Evaluation& evaluation) {
   }
   line["evaluation_seconds"] = evaluation.seconds;
 }
-
-namespace fs = std::filesystem;
 
 void write_log_state(const LogState& state, const fs::path& checkpoint) {
   const OrderedJson json = {{"format", 1},

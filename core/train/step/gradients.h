@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/data/batches.h"
-#include "core/distributed/world.h"
+#include "core/distributed/comm.h"
 #include "core/model/llama/llama.h"
 
 namespace moe::train {
@@ -60,7 +60,7 @@ struct StepLosses {
 // Adds the gradient of L to the model's parameters and returns the losses.
 //
 // With a `world` of several processes, each process passes all micro-batches, computes its share of
-// them (core/distributed/world.h) and adds its share of the gradient: over the processes that hold
+// them (core/distributed/comm.h) and adds its share of the gradient: over the processes that hold
 // a parameter, the shares sum up to the gradient of L (RankShards, updater.h). The returned losses
 // are those of the whole step on every process.
 StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batch>& micro_batches,

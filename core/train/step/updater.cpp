@@ -9,6 +9,8 @@
 
 namespace moe::train {
 
+using at::Tensor;
+
 namespace {
 
 struct WindowStats {
@@ -82,8 +84,6 @@ std::optional<std::string> find_outlier(OutlierWindow& window, double loss, doub
   }
   return why;
 }
-
-using at::Tensor;
 
 std::vector<Slice> held_slices(const std::vector<model::NamedParameter>& parameters,
                                const distributed::Layout& layout) {

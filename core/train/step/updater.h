@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/distributed/world.h"
+#include "core/distributed/comm.h"
 #include "core/train/step/optimizer.h"
 
 namespace moe::train {
