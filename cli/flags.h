@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/base/option.h"
-#include "core/distributed/session.h"
+#include "core/distributed/launch.h"
 #include "core/model/llama/compute.h"
 #include "core/route/router_override.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 // One step of training in one line: what a person looks at while it runs (core/train/README.md,
-// "What a step says").
+// "Metrics of a step").
 
 #include <chrono>
 #include <cstdint>

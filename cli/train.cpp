@@ -17,9 +17,9 @@
 #include "core/base/text.h"
 #include "core/eval/live_tasks.h"
 #include "core/io/checkpoint.h"
+#include "core/train/checkpoint/run_folder.h"
 #include "core/train/loop/stop_signals.h"
 #include "core/train/loop/trainer.h"
-#include "core/train/run/run_folder.h"
 
 namespace moe::cli {
 

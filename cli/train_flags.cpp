@@ -3,7 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/flags.h"
-#include "core/train/run/options.h"
+#include "core/train/config/options.h"
 
 namespace moe::cli {
 
@@ -60,7 +60,7 @@ Options call_options(TrainFlags& flags) {
 }  // namespace
 
 void add_train_flags(CLI::App& command, TrainFlags& flags) {
-  add_options(command, train::options_of(flags.settings));
+  add_options(command, train::train_options(flags.settings));
   add_rank_flags(command, flags.ranks);
   add_options(command, cluster_options(flags));
   add_options(command, call_options(flags));

@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "core/distributed/session.h"
-#include "core/train/run/settings.h"
+#include "core/distributed/launch.h"
+#include "core/train/config/settings.h"
 
 namespace CLI {
 class App;

@@ -9,7 +9,7 @@
 #include "core/base/json.h"
 #include "core/base/text.h"
 #include "core/data/example_set.h"
-#include "core/train/loop/training_data.h"
+#include "core/train/step/training_data.h"
 
 namespace moe::cli {
 

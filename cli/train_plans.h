@@ -3,7 +3,7 @@
 // GPU of a cluster, and the examples of --show-samples.
 
 #include "cli/train_flags.h"
-#include "core/train/plan/cluster_plan.h"
+#include "core/train/loop/plan.h"
 
 namespace moe::cli {
 

@@ -10,20 +10,20 @@
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/progress.h"
+#include "core/base/resources.h"
 #include "core/base/error.h"
 #include "core/base/option.h"
-#include "core/base/resources.h"
 #include "core/base/text.h"
 #include "core/data/examples.h"
 #include "core/data/records.h"
 #include "core/io/output_checks.h"
+#include "core/tokenizer/tokenizer.h"
 #include "core/model/convert/calibrate.h"
 #include "core/model/convert/inspect.h"
 #include "core/model/convert/verify.h"
 #include "core/route/router.h"
-#include "core/tokenizer/tokenizer.h"
-#include "core/train/plan/known_failures.h"
-#include "core/train/run/last_learning_rate.h"
+#include "core/train/loop/plan.h"
+#include "core/train/observe/metrics.h"
 #include "kernels/cpu/caching_allocator.h"
 
 namespace moe::cli {
@@ -257,7 +257,7 @@ model::Calibrate calibrator(const UpcycleFlags& flags, const io::Checkpoint& den
 void print_advice(const model::UpcycleSettings& settings) {
   const route::RouterSettings& router = settings.router;
   std::string flags = settings.last_lr ? fmt::format("--lr up to {:g}, ten times the parent's last",
-                                                     train::kMostRateRatio * *settings.last_lr)
+                                                     train::kMaxLrRatio * *settings.last_lr)
                                        : "--lr up to the parent's highest";
   if (router.family->load_balance_coef) {
     flags += "; --lb-coef 0.01 to 0.001";

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "core/base/json.h"
-#include "core/distributed/session.h"
+#include "core/distributed/launch.h"
 #include "core/eval/settings.h"
 #include "core/model/convert/upcycle.h"
 #include "core/model/llama/compute.h"

@@ -10,7 +10,6 @@
 #include "core/base/error.h"
 #include "core/bench/bench.h"
 #include "core/bench/timing.h"
-#include "core/distributed/on_all_ranks.h"
 
 namespace moe::bench {
 namespace {

@@ -15,10 +15,10 @@
 #include "core/model/convert/init.h"
 #include "core/model/convert/upcycle.h"
 #include "core/route/counters.h"
-#include "core/train/loop/gradients.h"
-#include "core/train/loop/trainable.h"
-#include "core/train/loop/updater.h"
-#include "core/train/plan/memory_plan.h"
+#include "core/train/loop/plan.h"
+#include "core/train/step/gradients.h"
+#include "core/train/step/trainable.h"
+#include "core/train/step/updater.h"
 #include "kernels/ops/bf16_working_copy.h"
 
 namespace moe::bench {
@@ -113,7 +113,7 @@ class StepRunner {
     as_trained.on_cuda = device.is_cuda();
     as_trained.compute.precision = settings.precision;
     for (const auto& parameter : trained_) {
-      if (train::keeps_copy(parameter, model_.config(), as_trained)) {
+      if (train::has_bf16_copy(parameter, model_.config(), as_trained)) {
         kernels::keep_bf16_working_copy(parameter.tensor);
       }
     }

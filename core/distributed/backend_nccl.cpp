@@ -1,5 +1,5 @@
 // NCCL, which the CUDA library provides (kernels/cuda/nccl.cpp). Its error handling is on: an error
-// ends its watchdog thread, and with it the process (session.cpp translates the message).
+// ends its watchdog thread, and with it the process (launch.cpp translates the message).
 
 #include <algorithm>
 #include <cstdlib>

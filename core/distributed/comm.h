@@ -1,15 +1,18 @@
 #pragma once
-// Collective communication between the ranks of a run. Implementations: solo (one rank, below),
-// c10d (processes, process_group.h), threads of one process for tests
-// (tests/support/rank_threads.h).
+// Ranks of a run: collective communication, agreement on errors and settings, and the layout of
+// experts over processes. Implementations of Comm: solo (one rank, below), c10d (processes,
+// process_group.h), threads of one process for tests (tests/support/rank_threads.h).
 
 #include <ATen/ATen.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "core/base/resources.h"
 
 namespace moe::distributed {
 
@@ -22,7 +25,7 @@ struct TraceContext {
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  virtual void wait() = 0;
+  virtual void wait() {}  // returns at once in this class, a transfer that is complete
 };
 
 // All ranks must call the same collectives in the same order. Tensors must be contiguous and on
@@ -84,14 +87,85 @@ class Comm {
 // Returns a communicator with a single rank. Collectives copy or do nothing.
 std::unique_ptr<Comm> solo_comm(at::Device device = at::kCPU);
 
-// Returns a transfer that is complete.
-std::unique_ptr<Transfer> finished_transfer();
-
 // Gathers the `values` of every rank, in rank order. All must have the same length.
 std::vector<std::vector<int64_t>> gather_numbers(Comm& comm, const std::vector<int64_t>& values);
 // Gathers the `text` of every rank, in rank order. Lengths may differ.
 std::vector<std::string> gather_texts(Comm& comm, const std::string& text);
 // Sums `values` over all ranks. All must have the same length.
 std::vector<double> sum_numbers(Comm& comm, const std::vector<double>& values);
+
+// The following functions are collectives. `ranks` may be null: a single process.
+
+// Runs `body`, which must not use a Comm, on every rank, as a long operation. If it throws on one
+// rank, throws on all: UserError, else Interrupted, else std::runtime_error that names the rank; of
+// several ranks, the exception of the lowest one.
+void on_all_ranks(Comm* ranks, const std::function<void()>& body);
+
+// Returns true if `statement` is true on any rank.
+bool any_rank(Comm* ranks, bool statement);
+
+// Throws UserError on all ranks if `text`, a description of `what` ("the settings"), differs
+// between ranks. The message names the first rank and line that differ from rank 0's.
+void check_same_on_all_ranks(Comm& ranks, const std::string& what, const std::string& text);
+
+// Returns the ranks on the host of this rank, including it, ascending.
+std::vector<int64_t> ranks_of_this_host(Comm& ranks);
+
+// Calls check_memory() on every rank, with need.processes set to the number of ranks on its host,
+// before any rank allocates. Throws UserError on all ranks if memory is short on one. With `force`
+// returns the shortage of this rank instead.
+std::optional<std::string> check_memory(Comm* ranks, MemoryNeed need, bool force);
+
+// Layout of a run: P processes = R replicas x G processes of an expert-parallel group. The G
+// processes of a group hold each expert once and share the W logical ranks; process p is rank p % G
+// of the group of replica p / G. Rows of a micro-batch are divided among the ranks of a group in
+// contiguous blocks; replica r computes micro-batches r, r + R, ... of a step, so that R replicas
+// equal one process that accumulates R micro-batches. Results depend on W alone if all processes
+// have equally many tokens (core/route/README.md).
+struct Layout {
+  int64_t processes = 1, rank = 0, replicas = 1;
+  int64_t logical_ranks = 1, experts = 1;  // W, E; 1 and 1 for a dense model
+
+  int64_t group() const { return processes / replicas; }  // G
+  int64_t replica() const { return rank / group(); }
+  int64_t ep_rank() const { return rank % group(); }
+  int64_t local_experts() const { return experts / group(); }
+  int64_t first_expert() const { return ep_rank() * local_experts(); }
+  int64_t local_logical_ranks() const { return logical_ranks / group(); }
+  // Returns the first of `count` rows of a micro-batch that rank `index` of the group takes;
+  // `count` for index G.
+  int64_t first_of(int64_t count, int64_t index) const { return count * index / group(); }
+  bool is_rank_zero() const { return rank == 0; }
+};
+
+// Returns the layout of `processes`. Without `replicas`: G = gcd(P, W). A dense model (experts = 0)
+// has G = 1. Throws UserError, naming the flags, if R does not divide P, G does not divide W, or W
+// does not divide E.
+Layout make_layout(int64_t processes, int64_t rank, std::optional<int64_t> replicas,
+                   int64_t logical_ranks, int64_t experts);
+
+// Returns "4 processes = 2 replicas x 2 in an expert-parallel group; 8 logical ranks, 4 a process;
+// 8 experts, 4 a process".
+std::string describe(const Layout& layout);
+
+// Range of `count` elements that one rank of `comm` holds. All ranges have equal length except the
+// last ones, which may be shorter or empty.
+struct Part {
+  Part(int64_t count, const Comm& comm);
+  int64_t size() const { return end - begin; }
+  int64_t length;  // of a full range
+  int64_t begin, end;
+};
+
+// Communicators of one rank. The constructor is a collective.
+struct World {
+  World(Comm& all_ranks, const Layout& layout);
+  void set_trace(const TraceContext& trace);  // of all communicators
+
+  Layout layout;
+  Comm& all;                       // P ranks
+  std::unique_ptr<Comm> group;     // G ranks of this replica, which exchange tokens
+  std::unique_ptr<Comm> replicas;  // R processes that hold the same experts
+};
 
 }  // namespace moe::distributed

@@ -290,7 +290,7 @@ class ProcessComm : public Comm {
   std::unique_ptr<Transfer> start_gather(const Tensor& input, const Tensor& output,
                                          const char* operation) {
     if (input.numel() == 0) {
-      return finished_transfer();
+      return std::make_unique<Transfer>();
     }
     Tensor to = as_bytes(output), from = as_bytes(input);
     return std::make_unique<Pending>(*this, operation, backend()._allgather_base(to, from));

@@ -5,7 +5,7 @@
 #include <chrono>
 
 #include "core/base/error.h"
-#include "core/distributed/on_all_ranks.h"
+#include "core/distributed/comm.h"
 #include "core/eval/asked.h"
 #include "core/eval/report/output_files.h"
 #include "core/eval/scoring/shared_forwards.h"

@@ -1,7 +1,7 @@
 #include "core/eval/runner.h"
 
 #include "core/base/error.h"
-#include "core/distributed/on_all_ranks.h"
+#include "core/distributed/comm.h"
 #include "core/eval/scoring/generate_until.h"
 #include "core/eval/scoring/score.h"
 #include "core/eval/scoring/shared_forwards.h"

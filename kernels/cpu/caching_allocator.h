@@ -5,7 +5,7 @@
 // tensor of at most its size and no less than four fifths of it; where none fits, the pages of
 // cached blocks are moved into a new block, so that none has to be cleared and faulted in again.
 // Live and cached blocks together never exceed the peak of the live ones by more than a few
-// percent, so that a run takes the memory that its plan says (core/train/plan/memory_plan.h).
+// percent, so that a run takes the memory that its plan says (core/train/loop/plan.h).
 
 #include <c10/core/Allocator.h>
 

@@ -58,9 +58,9 @@ TEST_CASE("a run that was moved with its model and data goes on", "[cli]") {
   INFO(result.err);
   REQUIRE(result.exit_code == 0);
   CHECK_THAT(result.err,
-             contains_text("data, eval-data, model lie elsewhere than before, with the same "
+             contains_text("data, eval-data, model: moved since the run began, with the same "
                            "content\n") &&
-                 contains_text("goes on after step 2"));
+                 contains_text("resuming from step 2"));
   CHECK(read_file(half.there / "run/final/model.safetensors") == half.end);
   CHECK_THAT(read_file(half.there / "run/settings.toml"), contains_text(half.there.string()));
   CHECK((read_file(half.there / "run/inputs.json") == recorded) == are_times_kept);
@@ -128,7 +128,7 @@ TEST_CASE("a settings.toml that is damaged is said to be", "[cli]") {
   const auto [broken, words] = GENERATE_COPY(
       std::pair(whole.substr(0, whole.size() / 2), std::string("breaks off: the file is damaged")),
       std::pair(std::string("\n"), std::string("has no table [train]: the file is damaged")),
-      std::pair(whole + "lr = = 2\n", std::string("the file is damaged; bring it back")));
+      std::pair(whole + "lr = = 2\n", std::string("the file is damaged; restore it")));
   write_file(file, broken);
   const auto refused = train(half.here);
   INFO(refused.err);
@@ -145,8 +145,9 @@ TEST_CASE("a run whose every checkpoint is damaged does not begin anew by itself
   const auto refused = train(half.here);
   INFO(refused.err);
   CHECK(refused.exit_code == 2);
-  CHECK_THAT(refused.err,
-             contains_text("no checkpoint is whole (" + checkpoint.string()) &&
-                 contains_text("bring one back from a copy, or --force to begin anew at step 0"));
+  CHECK_THAT(
+      refused.err,
+      contains_text("all checkpoints are damaged (" + checkpoint.string()) &&
+          contains_text("restore one from a backup, or use --force to start over at step 0"));
   CHECK(fs::exists(checkpoint));
 }

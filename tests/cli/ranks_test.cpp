@@ -2,14 +2,12 @@
 // launcher that is played by its environment. What dies and hangs:
 // tests/core/distributed/session_test.cpp and tests/slow/ranks.sh.
 
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <chrono>
 #include <csignal>
-#include <functional>
 #include <map>
 #include <set>
 #include <sstream>
@@ -18,12 +16,14 @@
 #include "core/base/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/matchers.h"
-#include "tests/support/run_binary.h"
+#include "tests/support/process.h"
 
 using namespace moe;
 using moe::test::contains_text;
+using test::Process;
 using test::run_moe;
 using test::RunResult;
+using test::wait_until;
 
 namespace {
 
@@ -49,79 +49,7 @@ RunResult run_two(const std::string& first, const std::string& second,
   return {WEXITSTATUS(status), test::read_file(streams / "out"), test::read_file(streams / "err")};
 }
 
-// moe that goes on while the test looks at it, with `variables` set.
-class Started {
- public:
-  // `ignored`: a signal that it is told to ignore, 0 = none.
-  explicit Started(std::vector<std::string> arguments,
-                   const std::map<std::string, std::string>& variables = {}, int ignored = 0)
-      : pid_(fork()) {
-    if (pid_ == 0) {
-      setpgid(0, 0);
-      if (ignored != 0) {
-        std::signal(ignored, SIG_IGN);
-      }
-      for (const auto& [name, value] : variables) {
-        setenv(name.c_str(), value.c_str(), 1);
-      }
-      const int out = open((streams_ / "out").c_str(), O_CREAT | O_WRONLY, 0600);
-      const int err = open((streams_ / "err").c_str(), O_CREAT | O_WRONLY, 0600);
-      dup2(out, STDOUT_FILENO);
-      dup2(err, STDERR_FILENO);
-      std::string binary = test::moe_binary();
-      std::vector<char*> words = {binary.data()};
-      for (auto& argument : arguments) {
-        words.push_back(argument.data());
-      }
-      words.push_back(nullptr);
-      execv(words[0], words.data());
-      _exit(127);
-    }
-  }
-  ~Started() {
-    if (!ended_) {
-      kill(pid_, SIGKILL);
-      waitpid(pid_, nullptr, 0);
-    }
-  }
-  Started(const Started&) = delete;
-  Started& operator=(const Started&) = delete;
-
-  pid_t pid() const { return pid_; }
-  std::vector<pid_t> children() const {
-    std::istringstream list(test::read_file("/proc/" + std::to_string(pid_) + "/task/" +
-                                            std::to_string(pid_) + "/children"));
-    return {std::istream_iterator<pid_t>(list), {}};
-  }
-  bool has_ended() {
-    ended_ = ended_ || waitpid(pid_, &status_, WNOHANG) == pid_;
-    return ended_;
-  }
-  RunResult result() {
-    REQUIRE(has_ended());
-    return {WIFEXITED(status_) ? WEXITSTATUS(status_) : 128 + WTERMSIG(status_),
-            test::read_file(streams_ / "out"), test::read_file(streams_ / "err")};
-  }
-
- private:
-  test::TempDir streams_;
-  pid_t pid_;
-  int status_ = 0;
-  bool ended_ = false;
-};
-
-// Whether it becomes so within a minute.
-bool becomes(const std::function<bool()>& statement) {
-  for (int look = 0; look < 9000; ++look) {
-    if (statement()) {
-      return true;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-  return false;
-}
-
-// It stands still.
+// Returns true if the process is stopped (SIGSTOP, SIGTSTP).
 bool is_stopped(pid_t pid) {
   const std::string line = test::read_file("/proc/" + std::to_string(pid) + "/stat");
   const size_t name_end = line.rfind(')');
@@ -196,8 +124,8 @@ std::vector<std::string> with(std::vector<std::string> arguments,
 }  // namespace
 
 TEST_CASE("a run that moe starts listens on the loopback interface only") {
-  const Started run(with(kLong, {"--ranks", "2"}));
-  REQUIRE(becomes([&] { return has_started(run.children()); }));
+  const Process run(with(kLong, {"--ranks", "2"}));
+  REQUIRE(wait_until([&] { return has_started(run.children()); }));
   CHECK(sockets_of(run.pid()).empty());
   for (const pid_t rank : run.children()) {
     for (const std::string& address : listening(sockets_of(rank))) {
@@ -209,8 +137,8 @@ TEST_CASE("a run that moe starts listens on the loopback interface only") {
 
 // Gloo writes to sockets of ranks that may be gone: by default SIGPIPE would end its process.
 TEST_CASE("threads of Gloo block SIGPIPE, and the main thread does not") {
-  const Started run(with(kLong, {"--ranks", "2"}));
-  REQUIRE(becomes([&] { return has_started(run.children()); }));
+  const Process run(with(kLong, {"--ranks", "2"}));
+  REQUIRE(wait_until([&] { return has_started(run.children()); }));
   const pid_t rank = run.children().front();
   const auto blocks_sigpipe = [](const std::filesystem::path& thread) {
     const std::string status = test::read_file(thread / "status");
@@ -219,7 +147,7 @@ TEST_CASE("threads of Gloo block SIGPIPE, and the main thread does not") {
   };
   const std::filesystem::path threads = "/proc/" + std::to_string(rank) + "/task";
   CHECK_FALSE(blocks_sigpipe(threads / std::to_string(rank)));
-  CHECK(becomes([&] {  // the one that receives and the one that sends
+  CHECK(wait_until([&] {  // the one that receives and the one that sends
     return std::count_if(std::filesystem::directory_iterator(threads), {},
                          [&](const auto& thread) { return blocks_sigpipe(thread); }) >= 2;
   }));
@@ -227,8 +155,8 @@ TEST_CASE("threads of Gloo block SIGPIPE, and the main thread does not") {
 
 // The store of such a run is a file that keeps every value that was set.
 TEST_CASE("the store of a long run does not grow") {
-  const Started run(with(kLong, {"--ranks", "2", "--comm-timeout", "2"}));
-  REQUIRE(becomes([&] { return has_started(run.children()); }));
+  const Process run(with(kLong, {"--ranks", "2", "--comm-timeout", "2"}));
+  REQUIRE(wait_until([&] { return has_started(run.children()); }));
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   const uint64_t bytes = bytes_in_memory_files(run.pid());
   CHECK(bytes > 0);
@@ -244,9 +172,9 @@ TEST_CASE("ranks of another launcher listen at addresses that lead to MASTER_ADD
             {"MASTER_ADDR", "127.0.0.1"},
             {"MASTER_PORT", its_port}};
   };
-  const Started first(kLong, variables("0")), second(kLong, variables("1"));
-  REQUIRE(
-      becomes([&] { return is_listening({first.pid()}, 2) && is_listening({second.pid()}, 1); }));
+  const Process first(kLong, variables("0")), second(kLong, variables("1"));
+  REQUIRE(wait_until(
+      [&] { return is_listening({first.pid()}, 2) && is_listening({second.pid()}, 1); }));
   const auto addresses = listening(sockets_of(first.pid()));
   char store[32];
   std::snprintf(store, sizeof(store), "0100007F:%04X", std::stoi(its_port));
@@ -266,9 +194,9 @@ TEST_CASE("a second run on the port of a healthy one is told, and the healthy on
             {"OMP_NUM_THREADS", "1"}};
   };
   const std::vector<std::string> few = {"bench", "comm", "--bytes", "64", "--repeats", "1000"};
-  Started first(few, variables("0")), second(few, variables("1"));
-  REQUIRE(
-      becomes([&] { return is_listening({first.pid()}, 2) && is_listening({second.pid()}, 1); }));
+  Process first(few, variables("0")), second(few, variables("1"));
+  REQUIRE(wait_until(
+      [&] { return is_listening({first.pid()}, 2) && is_listening({second.pid()}, 1); }));
   kill(second.pid(), SIGSTOP);  // so that the run lasts as long as the others
   const RunResult stranger = run_moe({"bench", "comm"}, rank_of_two(1, its_port));
   CHECK(stranger.exit_code == 2);
@@ -276,7 +204,7 @@ TEST_CASE("a second run on the port of a healthy one is told, and the healthy on
   const RunResult server = run_moe({"bench", "comm"}, rank_of_two(0, its_port));
   CHECK((server.exit_code == 2 && server.err.find("cannot listen on port") != std::string::npos));
   kill(second.pid(), SIGCONT);
-  REQUIRE(becomes([&] { return first.has_ended() && second.has_ended(); }));
+  REQUIRE(wait_until([&] { return first.has_ended() && second.has_ended(); }));
   CHECK((first.result().exit_code == 0 && second.result().exit_code == 0));
   CHECK(first.result().err.empty());
 }
@@ -293,20 +221,21 @@ TEST_CASE("MASTER_ADDR=0.0.0.0 is refused") {
 
 // Longer than ranks wait for each other.
 TEST_CASE("Ctrl-Z stops ranks with their launcher, and fg lets all of them go on") {
-  Started run({"bench", "comm", "--ranks", "2", "--bytes", "64", "--repeats", "1500",
+  Process run({"bench", "comm", "--ranks", "2", "--bytes", "64", "--repeats", "1500",
                "--comm-timeout", "2"});
   const auto ranks = [&] { return run.children(); };
-  REQUIRE(becomes([&] { return has_started(ranks()); }));
+  REQUIRE(wait_until([&] { return has_started(ranks()); }));
   for (int stop = 0; stop < 3; ++stop) {
     kill(-run.pid(), SIGTSTP);  // as a terminal does
-    REQUIRE(becomes([&] {
+    REQUIRE(wait_until([&] {
       return is_stopped(run.pid()) && is_stopped(ranks().front()) && is_stopped(ranks().back());
     }));
     std::this_thread::sleep_for(std::chrono::seconds(3));
     kill(-run.pid(), SIGCONT);
-    REQUIRE(becomes([&] { return !is_stopped(ranks().front()) && !is_stopped(ranks().back()); }));
+    REQUIRE(
+        wait_until([&] { return !is_stopped(ranks().front()) && !is_stopped(ranks().back()); }));
   }
-  REQUIRE(becomes([&] { return run.has_ended(); }));
+  REQUIRE(wait_until([&] { return run.has_ended(); }));
   const RunResult result = run.result();
   INFO(result.err);
   CHECK((result.exit_code == 0 && result.err.empty()));
@@ -316,11 +245,11 @@ TEST_CASE("Ctrl-Z stops ranks with their launcher, and fg lets all of them go on
 TEST_CASE("signals that a run was told to ignore change nothing") {
   for (const int ignored : {SIGCHLD, SIGHUP, SIGTSTP}) {
     INFO("signal " << ignored);
-    Started run({"bench", "comm", "--ranks", "2", "--bytes", "64", "--repeats", "500"}, {},
+    Process run({"bench", "comm", "--ranks", "2", "--bytes", "64", "--repeats", "500"}, {},
                 ignored);
-    REQUIRE(becomes([&] { return run.children().size() == 2; }));
+    REQUIRE(wait_until([&] { return run.children().size() == 2; }));
     kill(run.pid(), ignored);
-    REQUIRE(becomes([&] { return run.has_ended(); }));
+    REQUIRE(wait_until([&] { return run.has_ended(); }));
     CHECK(run.result().exit_code == 0);
   }
 }

@@ -2,111 +2,31 @@
 // checkpoint is saved, the exit code is 130, and the resumed run ends in the bytes of a run that
 // was never interrupted.
 
-#include <fcntl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <csignal>
-#include <functional>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <sstream>
 #include <thread>
 
 #include "tests/support/catch.h"
-#include "tests/support/run_binary.h"
+#include "tests/support/process.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/training_rows.h"
 
 using namespace moe;
+using test::Process;
 using test::read_file;
 using test::run_moe;
 using test::TempDir;
+using test::wait_until;
 
 namespace {
 
 using Words = std::vector<std::string>;
 using Variables = std::map<std::string, std::string>;
-
-bool wait_until(const std::function<bool()>& condition) {
-  for (int poll = 0; poll < 24000; ++poll) {
-    if (condition()) {
-      return true;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return false;
-}
-
-// A moe process in the background, in a process group of its own.
-class Process {
- public:
-  Process(const Words& arguments, const Variables& variables, const std::string& error_file,
-          int ignored_signal = 0)
-      : error_file_(error_file), pid_(fork()) {
-    if (pid_ == 0) {
-      setpgid(0, 0);
-      for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-        std::signal(signal, signal == ignored_signal ? SIG_IGN : SIG_DFL);
-      }
-      unsetenv("OMP_WAIT_POLICY");
-      unsetenv("GOMP_SPINCOUNT");
-      int ends[2] = {-1, -1};
-      if (pipe(ends) == 0) {  // the child holds both ends, so standard input never ends
-        dup2(ends[0], STDIN_FILENO);
-      }
-      for (const auto& [name, value] : variables) {
-        setenv(name.c_str(), value.c_str(), 1);
-      }
-      dup2(open("/dev/null", O_WRONLY), STDOUT_FILENO);
-      dup2(open(error_file.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600), STDERR_FILENO);
-      std::string binary = test::moe_binary();
-      Words words = arguments;
-      std::vector<char*> pointers = {binary.data()};
-      for (auto& word : words) {
-        pointers.push_back(word.data());
-      }
-      pointers.push_back(nullptr);
-      execv(pointers[0], pointers.data());
-      _exit(127);
-    }
-  }
-  ~Process() {
-    if (!has_ended()) {
-      kill(pid_, SIGKILL);
-      waitpid(pid_, nullptr, 0);
-    }
-  }
-  Process(const Process&) = delete;
-  Process& operator=(const Process&) = delete;
-
-  pid_t pid() const { return pid_; }
-  std::vector<pid_t> children() const {
-    std::istringstream list(
-        read_file("/proc/" + std::to_string(pid_) + "/task/" + std::to_string(pid_) + "/children"));
-    return {std::istream_iterator<pid_t>(list), {}};
-  }
-  bool has_ended() {
-    ended_ = ended_ || waitpid(pid_, &status_, WNOHANG) == pid_;
-    return ended_;
-  }
-  // Waits for the end. Returns the exit code, or minus the signal.
-  int exit_code() {
-    REQUIRE(wait_until([this] { return has_ended(); }));
-    UNSCOPED_INFO(read_file(error_file_));
-    return WIFEXITED(status_) ? WEXITSTATUS(status_) : -WTERMSIG(status_);
-  }
-
- private:
-  std::string error_file_;
-  pid_t pid_;
-  int status_ = 0;
-  bool ended_ = false;
-};
 
 enum class Launch { kMoe, kEnvironment };     // --ranks N, or the variables of torchrun
 enum class Target { kAll, kLauncher, kOne };  // kLauncher of --ranks N
@@ -176,8 +96,7 @@ class World {
                           {"MASTER_ADDR", "127.0.0.1"},
                           {"MASTER_PORT", std::to_string(port)}});
       }
-      started.push_back(std::make_unique<Process>(
-          words, variables, path("err" + std::to_string(rank)), ignored_signal));
+      started.push_back(std::make_unique<Process>(words, variables, ignored_signal));
     }
     return started;
   }
@@ -297,20 +216,18 @@ TEST_CASE("a signal that is ignored at the start stays ignored", "[cli]") {
 }
 
 TEST_CASE("a command that has nothing to save ends by the signal", "[cli]") {
-  const TempDir dir;
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    Process process({"tokenize", kModel, "-"}, {}, (dir / "err").string());
+    Process process({"tokenize", kModel, "-"});
     std::this_thread::sleep_for(std::chrono::seconds(1));
     REQUIRE_FALSE(process.has_ended());
     kill(process.pid(), signal);
-    CHECK(process.exit_code() == -signal);
+    CHECK(process.exit_code() == 128 + signal);
   }
 }
 
 TEST_CASE("OpenMP's spinning is bounded unless the user sets how threads wait", "[cli]") {
-  const TempDir dir;
-  const auto spin_count = [&](const Variables& variables) {
-    Process process({"tokenize", kModel, "-"}, variables, (dir / "err").string());
+  const auto spin_count = [](const Variables& variables) {
+    Process process({"tokenize", kModel, "-"}, variables);
     std::this_thread::sleep_for(std::chrono::seconds(1));
     REQUIRE_FALSE(process.has_ended());
     std::istringstream environment(

@@ -307,7 +307,7 @@ TEST_CASE("the same command goes on after a stop, and a finished run is left as 
   CHECK(std::filesystem::exists(world.dir / "run/final/model.safetensors"));
   const auto done = world.train(command);
   CHECK(done.exit_code == 0);
-  CHECK(done.err.find("is finished: ") != std::string::npos);
+  CHECK(done.err.find("already complete (") != std::string::npos);
   CHECK(done.out.empty());
   check_error(world.train({"--steps", "401", "--resume"}), 2, "steps was 400, is 401");
   check_error(world.train({"--steps", "400", "--resume", "--force"}), 2, "give one of them");

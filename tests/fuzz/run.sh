@@ -27,7 +27,7 @@ declare -A sources=(
   [task_data]="${base[*]} $(echo core/eval/formats/*.cpp)"
   [task]="${base[*]} core/base/toml.cpp core/eval/tasks/prompt_template.cpp $(echo core/eval/formats/text.cpp)"
   [logits]="${base[*]} core/route/read_logits.cpp"
-  [run]="${base[*]} ${data[*]} $(echo core/io/{checksums,file,line_log,output_checks,staged_folder,staging_area}.cpp core/train/observe/{history,relu_stages,load_map,downsampled,panels,text_samples,step_lines}.cpp core/train/run/{inputs,run_folder,made_list,settings_file,options,evaluation_settings}.cpp core/base/{option,toml}.cpp core/model/convert/upcycle_request.cpp core/model/llama/compute.cpp core/train/loop/schedule.cpp core/route/router_*.cpp)"
+  [run]="${base[*]} ${data[*]} $(echo core/io/{checksums,file,line_log,output_checks,staged_folder,staging_area}.cpp core/train/observe/{history,curves,step_lines}.cpp core/train/checkpoint/{inputs,run_folder}.cpp core/train/config/{settings,options}.cpp core/base/{option,toml}.cpp core/model/convert/upcycle_request.cpp core/model/config/config.cpp core/model/llama/{compute,lora}.cpp core/route/router_*.cpp)"
   [tokenizer]="${mapped[*]} $(echo core/tokenizer/*.cpp)"
   [tokenizer_json]="${mapped[*]} $(echo core/tokenizer/*.cpp)"
 )

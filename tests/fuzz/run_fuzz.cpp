@@ -4,8 +4,8 @@
 #include "core/base/error.h"
 #include "core/io/checksums.h"
 #include "core/io/line_log.h"
+#include "core/train/checkpoint/run_folder.h"
 #include "core/train/observe/history.h"
-#include "core/train/run/run_folder.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace {

@@ -10,9 +10,9 @@
 #include <cmath>
 #include <numeric>
 
-#include "core/base/error.h"
 #include "core/base/resources.h"
-#include "core/distributed/on_all_ranks.h"
+#include "core/base/error.h"
+#include "core/distributed/comm.h"
 #include "core/eval/scoring/shared_forwards.h"
 #include "core/io/checksums.h"
 #include "kernels/ops/token_log_probs.h"

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "core/base/error.h"
-#include "core/distributed/on_all_ranks.h"
+#include "core/distributed/comm.h"
 #include "core/io/file.h"
 
 namespace moe::model {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/distributed/world.h"
+#include "core/distributed/comm.h"
 #include "core/io/checkpoint.h"
 #include "core/io/staged_folder.h"
 #include "core/model/config/config.h"

@@ -1,6 +1,6 @@
 #pragma once
 // What inference takes of the host's memory, from shapes alone: the weights that loading copies,
-// and what a forward holds beside them. Training has core/train/plan/memory_plan.h.
+// and what a forward holds beside them. Training has core/train/loop/plan.h.
 
 #include <c10/core/Device.h>
 

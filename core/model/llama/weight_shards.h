@@ -5,7 +5,7 @@
 // released after each, the next one being on its way meanwhile. When the backward of a unit is over
 // its gradients are summed up over the ranks, and each keeps that of its part: the very sums, in
 // the same parts, that ZeRO-1 makes of one micro-batch after the last layer
-// (core/train/loop/rank_shards.h).
+// (core/train/step/updater.h).
 //
 // A matrix stays one tensor, the leaf that autograd knows, whose memory comes and goes. What a
 // graph keeps of it is this tensor, so that a backward reads what was gathered again, and no graph
@@ -20,7 +20,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/distributed/world.h"
+#include "core/distributed/comm.h"
 
 namespace moe::model {
 

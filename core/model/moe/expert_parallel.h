@@ -1,13 +1,12 @@
 #pragma once
 // What a model knows of the other ranks when the experts of its layers are distributed over an
 // expert-parallel group: who they are, and how many tokens each of them has. W logical ranks, E
-// experts, G processes of the group (core/distributed/world.h).
+// experts, G processes of the group (core/distributed/comm.h).
 
 #include <cstdint>
 #include <vector>
 
 #include "core/distributed/comm.h"
-#include "core/distributed/world.h"
 #include "core/route/router_settings.h"
 #include "core/route/rule.h"
 

@@ -26,7 +26,7 @@ bool is_any_pending(const sigset_t& signals) {
   return sigisemptyset(&both) == 0;
 }
 
-// Returns whether one of `signals` was pending, and consumes it.
+// Consumes one of `signals`. Returns false if none is pending.
 bool consume_pending(const sigset_t& signals) {
   const timespec no_wait = {0, 0};
   return sigtimedwait(&signals, nullptr, &no_wait) > 0;
@@ -91,7 +91,7 @@ void StopSignals::start_polling() {
   watcher_ = std::jthread([this](const std::stop_token& stop) { receive_signals(stop); });
 }
 
-// First phase: terminates the process when a signal has been pending for kPollTimeout.
+// First phase: terminates the process if a signal has been pending for kPollTimeout.
 void StopSignals::terminate_unless_polled(const std::stop_token& stop) const {
   constexpr std::chrono::milliseconds kPause{100};
   std::mutex mutex;

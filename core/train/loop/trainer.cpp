@@ -7,22 +7,19 @@
 #include <cmath>
 #include <fstream>
 
-#include "core/base/error.h"
 #include "core/base/resources.h"
-#include "core/base/version.h"
+#include "core/base/error.h"
 #include "core/data/batches.h"
-#include "core/data/example_set.h"
-#include "core/distributed/on_all_ranks.h"
+#include "core/distributed/comm.h"
 #include "core/model/llama/timeline.h"
 #include "core/route/router.h"
-#include "core/train/loop/gradients.h"
-#include "core/train/loop/trainable.h"
-#include "core/train/loop/training_data.h"
-#include "core/train/loop/updater.h"
-#include "core/train/observe/metrics_log.h"
-#include "core/train/run/run_start.h"
-#include "core/train/run/saver.h"
-#include "core/train/run/snapshot.h"
+#include "core/train/checkpoint/snapshot.h"
+#include "core/train/loop/run_start.h"
+#include "core/train/observe/metrics.h"
+#include "core/train/step/gradients.h"
+#include "core/train/step/trainable.h"
+#include "core/train/step/training_data.h"
+#include "core/train/step/updater.h"
 #include "kernels/ops/bf16_working_copy.h"
 #include "kernels/ops/device.h"
 
@@ -30,7 +27,7 @@ namespace moe::train {
 
 namespace {
 
-// The model of a run, with weights as `checkpoint` has them.
+// Returns the model of a run with the weights of `checkpoint`.
 model::Llama load_model(const io::Checkpoint& checkpoint, const TrainSettings& settings,
                         distributed::World& world) {
   const bool shards = settings.shard == Shard::kWeights && world.layout.processes > 1;
@@ -43,12 +40,12 @@ model::Llama load_model(const io::Checkpoint& checkpoint, const TrainSettings& s
   return model;
 }
 
-// Throws UserError if a weight of `model`, read from `folder`, is NaN or infinite. No step would
-// come from it but by chance: an expert without tokens takes no part in the loss.
+// Throws UserError if a weight of `model`, read from `folder`, is NaN or infinite. A step may not
+// detect it: an expert without tokens does not affect the loss.
 void check_finite(const model::Llama& model, const std::filesystem::path& folder) {
   const at::NoGradGuard no_gradients;
   for (const auto& parameter : model.parameters()) {
-    // The largest magnitude: NaN stays NaN, and nothing overflows.
+    // The infinity norm propagates NaN and does not overflow.
     if (parameter.tensor.numel() > 0 &&
         !std::isfinite(at::linalg_vector_norm(parameter.tensor, INFINITY).item<double>())) {
       throw UserError(
@@ -59,9 +56,8 @@ void check_finite(const model::Llama& model, const std::filesystem::path& folder
   }
 }
 
-// The whole model of which `local` holds the experts of this process, with its weights now. All
-// processes of `group` call it and have it then, in as much memory as the whole model takes.
-// `parent`: a folder of a model of this shape.
+// Returns the whole model with the current weights, of which `local` holds the experts of this
+// process. Collective over `group`. `parent` is a folder of a model of this shape.
 model::Llama gather_experts(const model::Llama& local, const io::Checkpoint& parent,
                             const model::ComputeOptions& compute, distributed::Comm& group) {
   const at::NoGradGuard no_gradients;
@@ -85,9 +81,9 @@ model::Llama gather_experts(const model::Llama& local, const io::Checkpoint& par
   return whole;
 }
 
-// The batches from `cursor` on, which comes from a checkpoint where the run is resumed.
+// Returns the batches from `cursor` on.
 data::BatchStream batches_at(const data::Examples& examples, const data::BatchSettings& settings,
-                             const data::Cursor& cursor, const RunStart& start) {
+                             const data::Cursor& cursor, const ResumePlan& start) {
   try {
     return {examples, settings, cursor};
   } catch (const UserError& error) {
@@ -95,15 +91,15 @@ data::BatchStream batches_at(const data::Examples& examples, const data::BatchSe
       throw;
     }
     throw UserError("{}: {}; the checkpoint is damaged: remove it to resume from the one before",
-                    position_file(start.folder).string(), error.what());
+                    train_state_file(start.folder).string(), error.what());
   }
 }
 
-// One run, from the first batch to RUN/final.
+// One run, from its first step to RUN/final.
 class Run {
  public:
   Run(const RunPlan& plan, const data::Examples& examples, const io::Checkpoint& parent,
-      const RunFolder& folder, const RunStart& start, const Evaluator& evaluator,
+      const RunFolder& folder, const ResumePlan& start, const Evaluator& evaluator,
       const TrainCallbacks& callbacks, distributed::World& world)
       : plan_(plan),
         parent_(parent),
@@ -124,20 +120,20 @@ class Run {
     if (plan.is_moe) {
       routing_ = plan.routing;
       model_.set_router_bias(routing_.router.bias_rate.has_value());
-      position_.lambda = settings.lambda.value_or(0);
-      position_.group_tokens = plan.group_tokens;
+      state_.lambda = settings.lambda.value_or(0);
+      state_.group_tokens = plan.group_tokens;
     }
     if (start.resumed) {
-      position_ = restore(start.folder, model_, updater_.optimizer());
-      saved_step_ = position_.step;
+      state_ = restore(start.folder, model_, updater_.optimizer());
+      saved_step_ = state_.step;
     } else if (settings.shard != Shard::kWeights || world.layout.processes == 1) {
-      check_finite(model_, settings.model);  // of sharded weights no process has the whole
+      check_finite(model_, settings.model);  // no process has sharded weights whole
     }
-    loader_.emplace(batches_at(examples, batch_settings(settings), position_.cursor, start),
+    loader_.emplace(batches_at(examples, batch_settings(settings), state_.cursor, start),
                     *settings.global_batch / *settings.micro_batch);
     for (const auto& parameter : trained_) {
       at::Tensor(parameter.tensor).requires_grad_(true);
-      if (keeps_copy(parameter, model_.config(), settings)) {
+      if (has_bf16_copy(parameter, model_.config(), settings)) {
         kernels::keep_bf16_working_copy(parameter.tensor);
       }
     }
@@ -146,22 +142,22 @@ class Run {
   void steps() {
     const int64_t steps = *plan_.settings.steps;
     saved_ = std::chrono::steady_clock::now();
-    if (position_.step == 0) {
+    if (state_.step == 0) {
       evaluate({{"step", 0}});
     }
     std::optional<model::Timeline> timeline;
-    const int64_t profiled_to = std::min(steps, position_.step + callbacks_.profiled_steps);
-    if (position_.step < profiled_to && is_rank_zero()) {
+    const int64_t profiled_to = std::min(steps, state_.step + callbacks_.profiled_steps);
+    if (state_.step < profiled_to && is_rank_zero()) {
       timeline.emplace();
     }
-    while (position_.step < steps) {
-      world_.set_trace({position_.step + 1});
+    while (state_.step < steps) {
+      world_.set_trace({state_.step + 1});
       if (distributed::any_rank(&world_.all, callbacks_.stop_requested())) {
         interrupt();
       }
       const StepRecord record = step();
       callbacks_.on_step(record);
-      if (timeline && position_.step == profiled_to) {
+      if (timeline && state_.step == profiled_to) {
         timeline->finish(folder_.path() / "trace.json");
         timeline.reset();
       }
@@ -169,12 +165,12 @@ class Run {
         append(to_json(record));
       }
       if (is_save_due() && bad_steps_ == 0) {
-        save(folder_.checkpoint(position_.step));
+        save(folder_.checkpoint(state_.step));
       }
     }
     saver_.wait();
     remove_older_checkpoints();
-    sync_log();  // a run that is done is not gone on with: its last lines would stay lost
+    sync_log();  // a complete run is not resumed, so lost lines would not be written again
     callbacks_.on_saving(true);
     model::save_folder(model_, routing_, parent_, folder_.final_model(),
                        /*force=*/true, world_.all, coefficients());
@@ -187,10 +183,9 @@ class Run {
   // Returns true if the loss has an L1 term, whose weight is lambda.
   bool has_lambda() const { return routing_.router.family->has_adaptive_l1; }
 
-  // Moves the controllers of the routers (lambda of the L1 loss, biases of the choice) by the step
-  // that was just taken. A controller of frozen routers keeps its value: nothing it does would
-  // change what it measures.
-  void move_controllers(const StepLosses& losses) {
+  // Updates lambda of the L1 loss and the router biases after a step. The controller of a frozen
+  // router keeps its value, because it cannot change the measured load.
+  void update_controllers(const StepLosses& losses) {
     const std::vector<std::string>& trained = plan_.settings.trained;
     if (has_lambda() && trains_router(trained, model_.config())) {
       update_lambda(losses.sparsity);
@@ -206,7 +201,7 @@ class Run {
     }
   }
 
-  // The largest bias of the choice in any layer; nothing where there are none.
+  // Returns the largest router bias of all layers; nothing if there are none.
   std::optional<double> largest_bias() const {
     std::optional<double> largest;
     for (const auto& bias : model_.router_biases()) {
@@ -231,15 +226,15 @@ class Run {
     });
   }
 
-  // Appends the line of this step with what its evaluation found, or says that none is due.
+  // Evaluates and appends the line of this step with the results. Returns false if no evaluation is
+  // due.
   bool evaluate(OrderedJson line) {
-    std::optional<model::Llama> whole;  // every process looks at all of it and finds the same
-    if (world_.layout.group() > 1 && evaluator_.is_due(position_.step)) {
+    std::optional<model::Llama> whole;  // each process evaluates all of it, with equal results
+    if (world_.layout.group() > 1 && evaluator_.is_due(state_.step)) {
       whole.emplace(gather_experts(model_, parent_, plan_.settings.compute, *world_.group));
     }
-    const auto announced =
-        evaluator_.is_due(position_.step) ? world_.all.long_operation() : nullptr;
-    const auto evaluation = evaluator_.evaluate(whole ? *whole : model_, routing_, position_.step);
+    const auto announced = evaluator_.is_due(state_.step) ? world_.all.long_operation() : nullptr;
+    const auto evaluation = evaluator_.evaluate(whole ? *whole : model_, routing_, state_.step);
     if (evaluation) {
       add_evaluation(line, *evaluation);
       append(line, evaluation->samples);
@@ -258,7 +253,7 @@ class Run {
     const TrainSettings& settings = plan_.settings;
     const std::chrono::duration<double, std::ratio<60>> since =
         std::chrono::steady_clock::now() - saved_;
-    return (settings.save_every && position_.step % *settings.save_every == 0) ||
+    return (settings.save_every && state_.step % *settings.save_every == 0) ||
            (settings.save_minutes &&
             distributed::any_rank(&world_.all, since.count() >= *settings.save_minutes));
   }
@@ -268,18 +263,18 @@ class Run {
     const TrainSettings& settings = plan_.settings;
     const data::StepBatches data = loader_->next();
     const std::chrono::duration<double> data_wait = std::chrono::steady_clock::now() - start;
-    position_.cursor = data.cursor;
+    state_.cursor = data.cursor;
     const AuxCoefficients coefficients{
-        settings.lb_coef.value_or(0), settings.entropy_coef.value_or(0), position_.lambda,
+        settings.lb_coef.value_or(0), settings.entropy_coef.value_or(0), state_.lambda,
         settings.z_coef.value_or(0), settings.seq_lb_coef.value_or(0)};
     updater_.clear_gradients();
     const StepLosses losses = add_gradients(model_, data.batches, routing_, coefficients, others_);
     const double norm = updater_.gradient_norm();
     StepRecord record = describe(losses, coefficients);
     record.grad_norm = norm;
-    record.lr = schedule_.at(position_.step);
-    record.step = ++position_.step;
-    move(record, losses);
+    record.lr = schedule_.at(state_.step);
+    record.step = ++state_.step;
+    update(record, losses);
     record.peak_memory = peak_resident_bytes();
     if (const auto device = model_.device(); device.is_cuda()) {
       record.gpu_memory = kernels::gpu_peak_bytes(device.index());
@@ -291,8 +286,8 @@ class Run {
     return record;
   }
 
-  // Moves the weights, or says in `record` why not.
-  void move(StepRecord& record, const StepLosses& losses) {
+  // Updates the weights, or records in `record` why the step is skipped.
+  void update(StepRecord& record, const StepLosses& losses) {
     if (!std::isfinite(record.loss) || !std::isfinite(record.grad_norm)) {
       const bool is_loss = !std::isfinite(record.loss);
       note_skipped(record, "not finite",
@@ -300,41 +295,42 @@ class Run {
                                is_loss ? record.loss : record.grad_norm));
       skip(record.skipped_why);
     } else {
-      pass_numbers();
-      if (const auto why = judge(record)) {
-        ++position_.skipped_outliers;
+      on_finite_step();
+      if (const auto why = check_outlier(record)) {
+        ++state_.skipped_outliers;
         note_skipped(record, "outlier", *why);
       } else {
-        update(record.grad_norm, record.lr, losses);
+        update_weights(record.grad_norm, record.lr, losses);
       }
     }
-    record.skipped_steps = position_.skipped_steps;
+    record.skipped_steps = state_.skipped_steps;
     if (plan_.settings.skip_outliers) {
-      record.skipped_outliers = position_.skipped_outliers;
+      record.skipped_outliers = state_.skipped_outliers;
     }
   }
 
-  std::optional<std::string> judge(const StepRecord& record) {
+  std::optional<std::string> check_outlier(const StepRecord& record) {
     const auto z = plan_.settings.skip_outliers;
-    return z ? judge_step(position_.outliers, record.loss, record.grad_norm, *z) : std::nullopt;
+    return z ? find_outlier(state_.outliers, record.loss, record.grad_norm, *z) : std::nullopt;
   }
 
   void note_skipped(StepRecord& record, const char* kind, const std::string& why) {
-    ++position_.skipped_steps;
+    ++state_.skipped_steps;
     record.skipped = true;
     record.skipped_kind = kind;
     record.skipped_why = why;
   }
 
-  // Loss and gradient are numbers: only now is the newest checkpoint known to be good.
-  void pass_numbers() {
+  // Called if loss and gradient are finite, which shows that the newest checkpoint is good: removes
+  // older ones.
+  void on_finite_step() {
     if (bad_steps_ == 0 && has_older_checkpoints_ && !saver_.is_writing()) {
       remove_older_checkpoints();
     }
     bad_steps_ = 0;
   }
 
-  // The newest one is on the disk: nothing is being written.
+  // Requires that no checkpoint is being written.
   void remove_older_checkpoints() {
     if (is_rank_zero()) {
       folder_.keep_newest(plan_.settings.keep, plan_.settings.keep_every);
@@ -342,23 +338,23 @@ class Run {
     has_older_checkpoints_ = false;
   }
 
-  void update(double norm, double lr, const StepLosses& losses) {
+  void update_weights(double norm, double lr, const StepLosses& losses) {
     updater_.step(norm, plan_.settings.clip, lr);
     if (plan_.is_moe) {
-      move_controllers(losses);
+      update_controllers(losses);
     }
   }
 
-  // A loss or gradient that is no number moves no weight. Several in a row will not mend
-  // themselves: the weights they began with are no good, nor is a checkpoint of them.
+  // Counts a step whose loss or gradient is not finite. After several in a row, the weights at
+  // their beginning are bad, and so is a checkpoint of them: removes it and ends the run.
   void skip(const std::string& why) {
-    constexpr int64_t kMostInARow = 5;
-    if (++bad_steps_ < kMostInARow && position_.step > bad_steps_) {
+    constexpr int64_t kMaxConsecutive = 5;
+    if (++bad_steps_ < kMaxConsecutive && state_.step > bad_steps_) {
       return;
     }
     saver_.wait();
     report();
-    const int64_t good = position_.step - bad_steps_;
+    const int64_t good = state_.step - bad_steps_;
     if (is_rank_zero()) {
       folder_.remove_checkpoint(good);
     }
@@ -378,7 +374,7 @@ class Run {
     record.loss = losses.loss;
     record.tokens = losses.tokens;
     record.target_tokens = losses.target_tokens;
-    record.total_tokens = position_.total_tokens += losses.tokens;
+    record.total_tokens = state_.total_tokens += losses.tokens;
     if (!plan_.is_moe) {
       return record;
     }
@@ -397,28 +393,28 @@ class Run {
     record.layer_counters = losses.layers;
     record.row_bytes = model_.config().hidden_size * static_cast<int64_t>(sizeof(float));
     if (has_lambda()) {
-      record.lambda = position_.lambda;
+      record.lambda = state_.lambda;
       record.sparsity = losses.sparsity;
       record.target_sparsity = target_sparsity();
     }
     return record;
   }
 
-  // S* = 1 - k / E.
+  // Returns S* = 1 - k / E.
   double target_sparsity() const {
     return 1.0 - static_cast<double>(routing_.router.k) /
                      static_cast<double>(model_.config().moe->experts);
   }
 
-  // The weight of L1 rises while too many experts run, else it falls.
+  // Increases lambda if too many experts run, else decreases it.
   void update_lambda(double sparsity) {
-    position_.lambda = route::next_lambda(position_.lambda, sparsity, target_sparsity(),
-                                          routing_.router.lambda_multiplier);
+    state_.lambda = route::next_lambda(state_.lambda, sparsity, target_sparsity(),
+                                       routing_.router.lambda_multiplier);
   }
 
   void save(const std::filesystem::path& out) {
     saver_.wait();
-    if (has_older_checkpoints_ && position_.step != saved_step_ && bad_steps_ == 0) {
+    if (has_older_checkpoints_ && state_.step != saved_step_ && bad_steps_ == 0) {
       remove_older_checkpoints();
     }
     distributed::on_all_ranks(&world_.all, [&] {
@@ -427,16 +423,16 @@ class Run {
         io::check_space(folder_.path(), checkpoint_bytes(parent_, plan_));
       }
     });
-    saver_.save(Snapshot(model_, updater_.optimizer(), routing_, coefficients(), position_), out,
+    saver_.save(Snapshot(model_, updater_.optimizer(), routing_, coefficients(), state_), out,
                 log_files());
-    saved_step_ = position_.step;
+    saved_step_ = state_.step;
     has_older_checkpoints_ = true;
-    report();  // after it: on a full disk the checkpoint comes first
+    report();  // afterwards: if the disk is full, the checkpoint has priority
     saved_ = std::chrono::steady_clock::now();
   }
 
-  // What a checkpoint holds of the log. The log's own files are on the disk before the checkpoint,
-  // which counts on them, appears.
+  // Returns the log files of a checkpoint. The log itself is synced before the checkpoint, which
+  // refers to it, appears.
   AddFiles log_files() const {
     if (log_ == nullptr) {
       return {};
@@ -448,29 +444,29 @@ class Run {
     };
   }
 
-  // A loss that the router does not have is stored as off.
+  // Returns the coefficients for config.json, 0 for losses that the router does not have.
   model::LossCoefficients coefficients() const {
     return {plan_.settings.lb_coef.value_or(0), plan_.settings.entropy_coef.value_or(0),
-            has_lambda() ? std::optional(position_.lambda) : std::nullopt,
+            has_lambda() ? std::optional(state_.lambda) : std::nullopt,
             plan_.settings.z_coef.value_or(0), plan_.settings.seq_lb_coef.value_or(0)};
   }
 
   [[noreturn]] void interrupt() {
-    callbacks_.on_saving(true);  // to the end of the process
+    callbacks_.on_saving(true);  // until the process exits
     saver_.wait();
-    if (position_.step == 0) {
+    if (state_.step == 0) {
       throw Interrupted("stopped before the first step, nothing was saved");
     }
-    const auto out = folder_.checkpoint(position_.step);
-    if (position_.step != saved_step_) {
+    const auto out = folder_.checkpoint(state_.step);
+    if (state_.step != saved_step_) {
       save(out);
       saver_.wait();
     } else {
       report();
     }
     throw Interrupted(
-        fmt::format("stopped after step {} of {}; saved {}; the same command goes on from there",
-                    position_.step, *plan_.settings.steps, out.string()));
+        fmt::format("stopped after step {} of {}; saved {}; run the same command to resume",
+                    state_.step, *plan_.settings.steps, out.string()));
   }
 
   const RunPlan& plan_;
@@ -479,91 +475,21 @@ class Run {
   const TrainCallbacks& callbacks_;
   const Evaluator& evaluator_;
   distributed::World& world_;
-  distributed::World* others_;  // the same where there are others
+  distributed::World* others_;  // &world_, null for a single process
   model::Llama model_;
   model::RoutingOptions routing_;
   std::vector<model::NamedParameter> trained_;
   Updater updater_;
-  MetricsLog* log_;  // of rank 0, else null; outlives the saver, which uses it
+  MetricsLog* log_;  // of rank 0, else null; used by the saver
   Saver saver_;
   std::optional<data::StepLoader> loader_;
   Schedule schedule_;
-  Position position_;
-  int64_t bad_steps_ = 0;              // in a row, up to now
-  int64_t saved_step_ = -1;            // of the newest checkpoint
-  bool has_older_checkpoints_ = true;  // than those to keep, perhaps
+  TrainState state_;
+  int64_t bad_steps_ = 0;              // consecutive steps that were not finite
+  int64_t saved_step_ = -1;            // step of the newest checkpoint
+  bool has_older_checkpoints_ = true;  // there may be checkpoints to remove
   std::chrono::steady_clock::time_point saved_;
 };
-
-// Files and folders that the run reads, now or while it trains.
-std::vector<std::filesystem::path> inputs_of(const TrainSettings& settings) {
-  std::vector<std::filesystem::path> inputs = {settings.model, settings.evaluation.tasks_folder};
-  for (const auto& source : data::parse_sources(settings.data)) {
-    inputs.push_back(source.file);
-  }
-  for (const auto& file : settings.evaluation.data) {
-    inputs.push_back(file);
-  }
-  for (const auto& task : settings.evaluation.tasks) {  // a name, or a file
-    if (std::filesystem::exists(task)) {
-      inputs.emplace_back(task);
-    }
-  }
-  return inputs;
-}
-
-// What makes a run the run it is: two ranks that differ in it would not compute one.
-std::string fingerprint(const RunPlan& plan, const data::Examples& examples,
-                        const io::Checkpoint& checkpoint) {
-  std::string text = fmt::format("moe {}\n{}", kVersion, to_toml(plan.settings));
-  text += fmt::format("{} examples, {} tokens\n", plan.examples, plan.tokens);
-  text += fmt::format("shards weights: {}\n", plan.settings.shard == Shard::kWeights);
-  for (const auto& line : describe_data(examples)) {
-    text += line + "\n";
-  }
-  text += checkpoint.config().dump() + "\n";
-  for (const auto& tensor : checkpoint.tensors()) {
-    text += fmt::format("{} {} {}\n", tensor.name, io::dtype_name(tensor.dtype), tensor.bytes());
-  }
-  return text;
-}
-
-// prepare() on every rank. The first rank of each host goes before the others, which then map the
-// tokens that it has: data are tokenised, and hashed to find them in the cache, once a host. When
-// the first rank fails or dies, all do, as anywhere else.
-Prepared prepare_on_all(const TrainSettings& settings, const TrainCallbacks& callbacks,
-                        distributed::Comm& all_ranks) {
-  const int64_t first = distributed::ranks_of_this_host(all_ranks).front();
-  const bool is_first = first == all_ranks.rank();
-  data::HostTokens tokens;
-  std::optional<Prepared> run;
-  const auto prepare_here = [&] {
-    run.emplace(prepare(settings, callbacks, all_ranks.size(), all_ranks.rank(), &tokens));
-  };
-  distributed::on_all_ranks(&all_ranks, [&] {
-    if (is_first) {
-      prepare_here();
-    }
-  });
-  const auto offers = distributed::gather_texts(all_ranks, tokens.text());
-  distributed::on_all_ranks(&all_ranks, [&] {
-    if (!is_first) {
-      tokens.take(offers[static_cast<size_t>(first)]);
-      prepare_here();
-    }
-  });
-  return std::move(*run);
-}
-
-// Before anything of the run is written. A run that is done takes no memory.
-void check_run_memory(const RunFolder& folder, RunPlan& plan, distributed::Comm& all_ranks) {
-  const TrainSettings& settings = plan.settings;
-  const bool is_done = !settings.force && std::filesystem::exists(folder.final_model());
-  if (const auto short_of = distributed::check_memory(
-          &all_ranks, is_done ? MemoryNeed{} : memory_need(plan), settings.force_memory)) {
-    plan.notes.push_back(*short_of);
-  }
-}
 
 }  // namespace
 
@@ -572,28 +498,16 @@ void train(const TrainSettings& settings, const TrainCallbacks& callbacks,
   const std::unique_ptr<distributed::Comm> alone = distributed::solo_comm();
   distributed::Comm& all_ranks = ranks == nullptr ? *alone : *ranks;
   std::optional<RunFolder> folder;
-  std::optional<Prepared> run;
   distributed::on_all_ranks(&all_ranks, [&] {
     check_numbers(settings);
-    folder.emplace(settings.run, settings.model, settings.force, inputs_of(settings));
-    if (all_ranks.size() == 1) {
-      run.emplace(prepare(settings, callbacks));
-    }
+    folder.emplace(settings.run, settings.model, settings.force, input_paths(settings));
   });
-  if (all_ranks.size() > 1) {
-    run.emplace(prepare_on_all(settings, callbacks, all_ranks));
-  }
-  auto& [checkpoint, examples, plan, evaluator] = *run;
-  if (all_ranks.size() > 1) {
-    distributed::check_same_on_all_ranks(all_ranks, "the run",
-                                         fingerprint(plan, examples, checkpoint));
-  }
-  check_run_memory(*folder, plan, all_ranks);
-  const RunStart start = begin_run(*folder, plan, checkpoint, all_ranks);
+  auto [checkpoint, examples, plan, evaluator] = prepare(settings, callbacks, all_ranks);
+  const ResumePlan start = begin_run(*folder, plan, checkpoint, all_ranks);
   callbacks.on_start(plan);
   if (!start.is_done) {
     distributed::World world(all_ranks, plan.layout);
-    auto reading = all_ranks.long_operation();  // disks differ
+    auto reading = all_ranks.long_operation();  // disks may be slow
     Run training(plan, examples, checkpoint, *folder, start, *evaluator, callbacks, world);
     reading.reset();
     training.steps();

@@ -1,23 +1,23 @@
 #pragma once
-// The loop: batches -> gradients -> clip -> AdamW -> record, until the steps are done. Everything a
-// user can get wrong is found before RUN is made. On the CPU the same settings give the same
-// numbers bit for bit, for the same number of threads.
+// Training loop: batches -> gradients -> clipping -> AdamW -> metrics. On the CPU, runs with equal
+// settings and an equal number of threads are equal bit for bit.
 
-#include "core/train/plan/run_plan.h"
+#include "core/train/loop/plan.h"
 
 namespace moe::train {
 
-// Trains and leaves RUN/final. UserError: what prepare() and RunFolder say. std::runtime_error: a
-// loss or gradient that is no number; names the step and the last good checkpoint; what --eval-data
-// says (held_out.h). Interrupted: stop_requested said so; a checkpoint of the steps done was saved.
+// Trains and writes RUN/final. Resumes an existing run with the same settings from its newest
+// intact checkpoint; on the CPU the result equals that of an uninterrupted run bit for bit. A
+// complete run is left unchanged (on_start is called, no step is run).
 //
-// A RUN that is there goes on from its newest whole checkpoint when the settings are the same; on
-// the CPU the result is that of a run never stopped, bit for bit. A finished one is left as it is
-// (on_start is called, no step).
+// `ranks` is null for a single process. Otherwise each rank calls train() with the same settings;
+// rank 0 writes RUN, and only its callbacks report the whole run. The results are those of a single
+// process (core/distributed/comm.h).
 //
-// `ranks`: of a run of several processes, each of which calls this with the same settings; the
-// first one writes RUN and is the only one whose callbacks tell of the whole. The numbers are those
-// of one process (core/distributed/world.h says when).
+// Throws UserError if settings, model, data or RUN are invalid, before any file is written;
+// std::runtime_error if several losses or gradients in a row are not finite, naming the step and
+// the last good checkpoint; Interrupted if stop_requested() returned true, after saving a
+// checkpoint.
 void train(const TrainSettings& settings, const TrainCallbacks& callbacks,
            distributed::Comm* ranks = nullptr);
 

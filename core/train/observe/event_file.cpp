@@ -14,8 +14,7 @@
 #include <span>
 
 #include "core/base/error.h"
-#include "core/io/file.h"
-#include "core/train/run/made_list.h"
+#include "core/train/checkpoint/run_folder.h"
 
 namespace moe::train {
 namespace {
@@ -37,7 +36,7 @@ void put_varint(std::string& out, uint64_t value) {
   out.push_back(static_cast<char>(value));
 }
 
-// Protocol buffers: field number and wire type, then the value.
+// Wire types of protocol buffers. A key is the field number and the wire type.
 enum Wire : uint64_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
 void put_key(std::string& out, uint64_t field, Wire wire) { put_varint(out, field << 3 | wire); }
@@ -48,7 +47,7 @@ void put_bytes(std::string& out, uint64_t field, const std::string& value) {
   out += value;
 }
 
-// Event {wall_time = 1 (double), step = 2}; the rest is appended by the caller.
+// Returns the head of an Event {wall_time = 1 (double), step = 2}; the caller appends the rest.
 std::string event_head(double wall_time_s, int64_t step) {
   std::string event;
   put_key(event, 1, kFixed64);
@@ -58,7 +57,7 @@ std::string event_head(double wall_time_s, int64_t step) {
   return event;
 }
 
-// Summary.Value {tag = 1, simple_value = 2 (float)} in Summary {value = 1}.
+// Appends Summary.Value {tag = 1, simple_value = 2 (float)} to Summary {value = 1}.
 void put_value(std::string& summary, const std::string& tag, double number) {
   std::string value;
   put_bytes(value, 1, tag);
@@ -86,14 +85,14 @@ std::string event_name(int64_t start) {
   return fmt::format("{}{}.{}.moe", kPrefix, start, ::getpid());
 }
 
-// The event files of the run. A run from before they were in its list has all of that form.
+// Returns the listed event files; all event files of moe if none is listed (older version).
 std::vector<fs::path> event_files(const RunFolder& folder) {
   std::vector<fs::path> listed, all;
   for (const auto& entry : fs::directory_iterator(folder.path())) {
     const std::string name = entry.path().filename().string();
     if (is_event_name(name)) {
       all.push_back(entry.path());
-      if (folder.has_made(name)) {
+      if (folder.is_listed(name)) {
         listed.push_back(entry.path());
       }
     }
@@ -106,8 +105,7 @@ Descriptor open_events(const fs::path& file, int flags) {
       ::open(file.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0666));
 }
 
-// Whether the file of `descriptor` is that of the mark, as far as its length and its last event
-// say.
+// Returns true if length and last event of the file match the mark.
 bool fits(const Descriptor& descriptor, const EventMark& mark) {
   struct stat status {};
   std::array<unsigned char, 4> bytes{};
@@ -146,7 +144,7 @@ uint32_t crc32c(std::string_view bytes) {
   return ~crc;
 }
 
-std::vector<std::pair<std::string, double>> curves_of(const Json& line) {
+std::vector<std::pair<std::string, double>> scalars(const Json& line) {
   static const std::set<std::string> train = {"loss",
                                               "grad_norm",
                                               "lr",
@@ -184,7 +182,7 @@ std::vector<std::pair<std::string, double>> curves_of(const Json& line) {
   return curves;
 }
 
-std::optional<EventFile> EventFile::go_on(const RunFolder& folder, const EventMark& mark) {
+std::optional<EventFile> EventFile::resume(const RunFolder& folder, const EventMark& mark) {
   std::optional<EventFile> found;
   for (const auto& file : event_files(folder)) {
     Descriptor descriptor = open_events(file, 0);
@@ -204,7 +202,7 @@ std::optional<EventFile> EventFile::go_on(const RunFolder& folder, const EventMa
   if (::ftruncate(found->descriptor_.get(), static_cast<off_t>(mark.bytes)) != 0) {
     io::throw_write_error(errno, found->file_);
   }
-  // A TensorBoard that looks on has read beyond the cut. Under a new name it reads the file anew.
+  // A running TensorBoard may have read beyond the cut. It reads a renamed file from its beginning.
   const std::string name = found->file_.filename().string();
   const std::string start =
       name.substr(kPrefix.size(), name.find('.', kPrefix.size()) - kPrefix.size());
@@ -237,7 +235,7 @@ EventFile::EventFile(const RunFolder& folder, double seconds) {
 void EventFile::append(const Json& line) {
   mark_.clock_s += get_double(line, "seconds", file_.string(), 0);
   std::string summary;
-  for (const auto& [tag, value] : curves_of(line)) {
+  for (const auto& [tag, value] : scalars(line)) {
     put_value(summary, tag, value);
   }
   std::string event = event_head(mark_.clock_s, get_int(line, "step", file_.string()));
@@ -245,7 +243,7 @@ void EventFile::append(const Json& line) {
   write(event);
 }
 
-// TFRecord: length, its masked CRC, the bytes, theirs.
+// Appends a TFRecord: length, its masked CRC, the bytes, their masked CRC.
 void EventFile::write(const std::string& event) {
   std::string length;
   put_little_endian(length, event.size(), 8);

@@ -1,8 +1,8 @@
 #pragma once
-// A run's numbers for TensorBoard: RUN/events.out.tfevents.*, TFRecord frames around Event messages
-// (tensorflow/core/util/event.proto), one message a step. A run that goes on appends to its file;
-// where that is not as the checkpoint knows it, a new one is made from the lines of metrics.jsonl,
-// which say all that is in it.
+// RUN/events.out.tfevents.*: the scalars of a run for TensorBoard, as TFRecord frames of Event
+// messages (tensorflow/core/util/event.proto), one per step. A resumed run appends to its file if
+// it is as the checkpoint recorded it; otherwise the file is made again from metrics.jsonl, which
+// contains all of its numbers.
 
 #include <cstdint>
 #include <filesystem>
@@ -13,38 +13,38 @@
 
 #include "core/base/json.h"
 #include "core/io/file.h"
-#include "core/train/run/run_folder.h"
+#include "core/train/checkpoint/run_folder.h"
 
 namespace moe::train {
 
-// The curves of one line of metrics.jsonl, as tag and value: train/loss, routing/dropped_share,
-// tasks/piqa/acc, layer_2/experts_per_token. Per layer only a few, so that their number stays
-// bounded; what is no finite number is left out.
-std::vector<std::pair<std::string, double>> curves_of(const Json& line);
+// Returns the scalars of a line of metrics.jsonl as tag and value: train/loss,
+// routing/dropped_share, tasks/piqa/acc, layer_2/experts_per_token. Only a few per layer, to bound
+// their number. Skips values that are not finite numbers.
+std::vector<std::pair<std::string, double>> scalars(const Json& line);
 
-// CRC-32C (Castagnoli), as TFRecord has it before masking.
+// Returns the CRC-32C (Castagnoli), as in TFRecord before masking.
 uint32_t crc32c(std::string_view bytes);
 
-// Where the file ended when a checkpoint was saved.
+// End of the file when a checkpoint was saved.
 struct EventMark {
   uint64_t bytes = 0;
-  uint32_t sum = 0;    // the last four bytes: the checksum of the last event
-  double clock_s = 0;  // of the last event
+  uint32_t sum = 0;    // last four bytes: the checksum of the last event
+  double clock_s = 0;  // wall time of the last event
 };
 
 class EventFile {
  public:
-  // Truncates the event file of the run behind `mark` and appends to it. Returns nothing if no file
-  // is as the mark says.
-  static std::optional<EventFile> go_on(const RunFolder& folder, const EventMark& mark);
-  // Removes the event files in the run's list and begins a new one, which is put into the list. Its
-  // first steps took `seconds`: so long ago is its beginning. Throws UserError if it cannot be
-  // written.
+  // Truncates the listed event file that matches `mark` and opens it for appending. Returns nothing
+  // if no file matches.
+  static std::optional<EventFile> resume(const RunFolder& folder, const EventMark& mark);
+  // Removes the listed event files and creates a new, listed one. Its clock starts `seconds`, the
+  // duration of the steps that will be appended first, in the past. Throws UserError if it cannot
+  // be written.
   EventFile(const RunFolder& folder, double seconds);
 
-  // UserError when the disk is full.
+  // Appends an event. Throws UserError if the disk is full.
   void append(const Json& line);
-  // On the disk, where a machine that stops does not lose it. Any thread may call it.
+  // Syncs the file to the disk. Thread-safe.
   void sync() const { io::sync(descriptor_, file_); }
   EventMark mark() const { return mark_; }
 

@@ -6,30 +6,210 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <set>
+#include <string_view>
 
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/base/read_file.h"
-#include "core/train/observe/panels.h"
 
 namespace moe::train {
 
 namespace {
 
-constexpr size_t kMostCurves = 1000;
-constexpr size_t kMostSkipped = 20;
+constexpr size_t kMaxPrompts = 16, kMaxKept = 12;  // moe writes three prompts
+
+OrderedJson to_pair(const TextSample& sample) {
+  return OrderedJson::array({sample.step, sample.text});
+}
+
+TextSample parse_sample(const Json& pair, const std::string& prompt, const std::string& where) {
+  if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number_integer() ||
+      !pair[1].is_string()) {
+    throw UserError("{}: a sample must be [step, text]", where);
+  }
+  return {pair[0], prompt, pair[1]};
+}
+
+constexpr const char* kOptimizer = "Optimizer";
+constexpr const char* kMachine = "Machine";
+
+// Returns true for the curves of single_curve_panels(), the losses and accuracies.
+bool is_drawn(const std::string& curve) {
+  static const std::set<std::string> drawn = [] {
+    std::set<std::string> names = {"loss", "held_out_loss"};
+    for (const auto& panel : single_curve_panels()) {
+      names.insert(panel.curve);
+    }
+    return names;
+  }();
+  return drawn.count(curve) > 0 || !task_name(curve).empty();
+}
+
+constexpr size_t kMaxCurves = 1000;
+constexpr size_t kMaxSkipped = 20;
 
 }  // namespace
 
+std::string to_line(const TextSample& sample) {
+  const OrderedJson json = {
+      {"step", sample.step}, {"prompt", sample.prompt}, {"text", sample.text}};
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+}
+
+std::optional<TextSample> read_sample(const Json& line) {
+  const auto is_text = [&](const char* key) { return line.contains(key) && line[key].is_string(); };
+  if (!line.is_object() || !line.value("step", Json()).is_number_integer() || !is_text("prompt") ||
+      !is_text("text")) {
+    return std::nullopt;
+  }
+  return TextSample{line["step"], line["prompt"], line["text"]};
+}
+
+void for_each_sample(const std::filesystem::path& file,
+                     const std::function<void(const TextSample&)>& on_sample) {
+  if (!std::filesystem::exists(file)) {
+    return;
+  }
+  FileReader in(file);
+  for (std::string line; in.read_whole_line(line);) {
+    const auto sample = read_sample(try_parse_json(line).value_or(Json()));
+    if (!sample) {
+      break;
+    }
+    on_sample(*sample);
+  }
+}
+
+void SampleHistory::add(const TextSample& sample) {
+  auto entry = std::find_if(prompts_.begin(), prompts_.end(),
+                            [&](const Prompt& prompt) { return prompt.prompt == sample.prompt; });
+  if (entry == prompts_.end()) {
+    if (prompts_.size() == kMaxPrompts) {
+      return;
+    }
+    entry = prompts_.insert(entry, {sample.prompt, 0, 1, {}, {}});
+  }
+  if (entry->count % entry->stride == 0) {
+    entry->kept.push_back(sample);
+  }
+  entry->last = sample;
+  ++entry->count;
+  if (entry->kept.size() > kMaxKept) {
+    entry->stride *= 2;
+    std::vector<TextSample> fewer;
+    for (size_t i = 0; i < entry->kept.size(); i += 2) {
+      fewer.push_back(std::move(entry->kept[i]));
+    }
+    entry->kept = std::move(fewer);
+  }
+}
+
+OrderedJson SampleHistory::to_json() const {
+  OrderedJson json = OrderedJson::array();
+  for (const auto& prompt : prompts_) {
+    OrderedJson samples = OrderedJson::array();
+    for (const auto& sample : prompt.kept) {
+      samples.push_back(to_pair(sample));
+    }
+    json.push_back({{"prompt", prompt.prompt},
+                    {"count", prompt.count},
+                    {"stride", prompt.stride},
+                    {"kept", samples},
+                    {"last", to_pair(prompt.last)}});
+  }
+  return json;
+}
+
+SampleHistory SampleHistory::from_json(const Json& json, const std::string& where) {
+  SampleHistory history;
+  if (!json.is_array() || json.size() > kMaxPrompts) {
+    throw UserError("{}: samples must be an array of at most {} prompts", where, kMaxPrompts);
+  }
+  for (const auto& entry : json) {
+    Prompt prompt{get_string(entry, "prompt", where),
+                  get_int(entry, "count", where),
+                  get_int(entry, "stride", where),
+                  {},
+                  parse_sample(entry.value("last", Json()), entry["prompt"], where)};
+    const Json samples = entry.value("kept", Json());
+    if (prompt.stride < 1 || !samples.is_array() || samples.empty() || samples.size() > kMaxKept) {
+      throw UserError("{}: samples of a prompt must be 1 to {}, their stride positive", where,
+                      kMaxKept);
+    }
+    for (const auto& pair : samples) {
+      prompt.kept.push_back(parse_sample(pair, prompt.prompt, where));
+    }
+    history.prompts_.push_back(std::move(prompt));
+  }
+  return history;
+}
+
+std::vector<const TextSample*> pick_samples(const SampleHistory::Prompt& prompt) {
+  constexpr size_t kFew = 6;
+  std::vector<const TextSample*> all, few;
+  for (const auto& sample : prompt.kept) {
+    all.push_back(&sample);
+  }
+  if ((prompt.count - 1) % prompt.stride != 0) {
+    all.push_back(&prompt.last);
+  }
+  for (size_t i = 0; i < std::min(kFew, all.size()); ++i) {
+    few.push_back(all[all.size() <= kFew ? i : i * (all.size() - 1) / (kFew - 1)]);
+  }
+  return few;
+}
+
+const std::vector<PanelSpec>& single_curve_panels() {
+  static const std::vector<PanelSpec> panels = {
+      {kLearningGroup, "Load-balance loss", "unscaled, sum over layers", "load_balance_loss", 1,
+       false, false, true},
+      {kLearningGroup, "Entropy loss", "unscaled, sum over layers", "entropy_loss", 1, false, false,
+       true},
+      {kLearningGroup, "L1 loss", "unscaled, sum over layers", "l1_loss", 1, false, false, true},
+      {kLearningGroup, "Router z-loss", "unscaled, sum over layers", "z_loss", 1, false, false,
+       true},
+      {kLearningGroup, "Balance within sequences", "unscaled, sum over layers",
+       "sequence_balance_loss", 1, false, false, true},
+      {kLearningGroup, "Auxiliary losses", "as added to the loss", "auxiliary_loss", 1, false,
+       false, true},
+      {kLearningGroup, "Lambda", "weight of L1", "lambda"},
+      {kLearningGroup, "Router bias", "largest of the choice, all layers", "bias_max"},
+      {kLearningGroup, "Sparsity", "share of experts that do not run", "sparsity"},
+      {kOptimizer, "Learning rate", "", "lr", 1, true},
+      {kOptimizer, "Gradient norm", "before clipping", "grad_norm", 1, true, true},
+      {kMachine, "Speed", "tokens per second", "tokens_per_second", 1, true, true},
+      {kMachine, "Memory", "GB, the process at its largest", "peak_memory_bytes", 1e-9, true},
+      {kRoutingGroup, "Experts per token", "rows over tokens", "experts_per_token"},
+      {kRoutingGroup, "Dropped", "% of requests", "dropped_share", 100, true},
+      {kRoutingGroup, "Unserved", "% of tokens, no expert at all", "unserved_share", 100, true},
+      {kRoutingGroup, "Filled", "% of fill-in requests (FR)", "filled_share", 100, true},
+      {kRoutingGroup, "Rectified", "% of tokens, IR rows", "ir_share", 100, true},
+      {kRoutingGroup, "Load", "busiest expert over the mean, worst layer", "load_max_over_mean"},
+      {kRoutingGroup, "Dead experts", "without a token, over all layers", "dead_experts", 1, true},
+      {kRoutingGroup, "Router entropy", "nats per token", "entropy"},
+  };
+  return panels;
+}
+
+std::string task_name(const std::string& curve) {
+  constexpr std::string_view kPrefix = "tasks/", kSuffix = "/acc";
+  if (!curve.starts_with(kPrefix) || !curve.ends_with(kSuffix) ||
+      curve.size() <= kPrefix.size() + kSuffix.size()) {
+    return "";
+  }
+  return curve.substr(kPrefix.size(), curve.size() - kPrefix.size() - kSuffix.size());
+}
+
 void History::add(const Json& line, const std::string& where) {
   const int64_t step = get_int(line, "step", where);
-  if (step < 0 || (is_begun_ && step <= steps) || step == std::numeric_limits<int64_t>::max()) {
+  if (step < 0 || (has_lines_ && step <= steps) || step == std::numeric_limits<int64_t>::max()) {
     throw UserError("{}: step {} cannot follow step {}", where, step, steps);
   }
-  missing += std::max<int64_t>(0, step - steps - 1);  // steps count from 1; one of 0 may be there
-  is_begun_ = true;
+  missing += std::max<int64_t>(0, step - steps - 1);  // steps count from 1; step 0 is optional
+  has_lines_ = true;
   steps = step;
-  const bool has_loss = line.value("target_tokens", Json(1)) != 0;  // a step of prompts alone has 0
+  const bool has_loss = line.value("target_tokens", Json(1)) != 0;  // 0 in a step without responses
   for (const auto& [name, value] : line.items()) {
     if (has_loss || name != "loss") {
       add_number(step, name, value);
@@ -41,7 +221,7 @@ void History::add(const Json& line, const std::string& where) {
       add_number(step, "tasks/" + task + "/" + metric, value);
     }
   }
-  loads_.add(step, loads_of(line));
+  loads_.add(step, parse_loads(line));
   if (line.contains("target_sparsity")) {
     relu_stages_.add(step, get_double(line, "sparsity", where),
                      get_double(line, "target_sparsity", where));
@@ -50,7 +230,7 @@ void History::add(const Json& line, const std::string& where) {
   seconds +=
       get_double(line, "seconds", where, 0) + get_double(line, "evaluation_seconds", where, 0);
   const int64_t skipped_now = get_int(line, "skipped_steps", where, skipped_count);
-  if (skipped_now > skipped_count && skipped.size() < kMostSkipped) {
+  if (skipped_now > skipped_count && skipped.size() < kMaxSkipped) {
     skipped.push_back(step);
   }
   skipped_count = skipped_now;
@@ -64,7 +244,7 @@ void History::add_number(int64_t step, const std::string& name, const Json& valu
   const auto curve = curves_.find(name);
   if (curve != curves_.end()) {
     curve->second.add(step, value.get<double>());
-  } else if (curves_.size() < kMostCurves) {
+  } else if (curves_.size() < kMaxCurves) {
     curves_[name].add(step, value.get<double>());
   }
 }
@@ -74,7 +254,7 @@ OrderedJson History::to_json() const {
   for (const auto& [name, curve] : curves_) {
     curves[name] = curve.to_json();
   }
-  return {{"steps", is_begun_ ? steps : -1},
+  return {{"steps", has_lines_ ? steps : -1},
           {"missing", missing},
           {"total_tokens", total_tokens},
           {"seconds", seconds},
@@ -90,7 +270,7 @@ OrderedJson History::to_json() const {
 History History::from_json(const Json& json, const std::string& where) {
   History history;
   const int64_t steps = get_int(json, "steps", where);
-  history.is_begun_ = steps >= 0;
+  history.has_lines_ = steps >= 0;
   history.steps = std::max<int64_t>(0, steps);
   history.missing = get_int(json, "missing", where);
   history.total_tokens = get_int(json, "total_tokens", where);
@@ -99,8 +279,8 @@ History History::from_json(const Json& json, const std::string& where) {
   history.skipped_count = get_int(json, "skipped_count", where);
   history.skipped_outliers = get_int(json, "skipped_outliers", where);
   const Json curves = json.value("curves", Json());
-  if (!curves.is_object() || curves.size() > kMostCurves || history.skipped.size() > kMostSkipped) {
-    throw UserError("{}: 'curves' must be an object of at most {} curves", where, kMostCurves);
+  if (!curves.is_object() || curves.size() > kMaxCurves || history.skipped.size() > kMaxSkipped) {
+    throw UserError("{}: 'curves' must be an object of at most {} curves", where, kMaxCurves);
   }
   for (const auto& [name, curve] : curves.items()) {
     history.curves_.emplace(name, Downsampled::from_json(curve, where + ": " + name));

@@ -1,69 +1,129 @@
 #pragma once
-// All steps of a run as its report shows them, in bounded memory: fed the lines of metrics.jsonl
-// and samples.jsonl one by one. Checkpoints keep it, so that a run that goes on need not read those
-// files again.
+// History of a run in bounded memory, read from the lines of metrics.jsonl and samples.jsonl.
+// Checkpoints contain it (history.json), so that a resumed run does not read those files again.
 
+#include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/base/json.h"
-#include "core/train/observe/downsampled.h"
-#include "core/train/observe/load_map.h"
-#include "core/train/observe/relu_stages.h"
-#include "core/train/observe/text_samples.h"
+#include "core/train/observe/curves.h"
 
 namespace moe::train {
 
+// Greedy continuation of a held-out prompt by the model after `step` steps.
+struct TextSample {
+  int64_t step = 0;
+  std::string prompt, text;
+};
+
+// Returns a line of samples.jsonl: {"step", "prompt", "text"}.
+std::string to_line(const TextSample& sample);
+std::optional<TextSample> read_sample(const Json& line);  // nothing if it is not such a line
+
+// Calls `on_sample` for each sample of a file up to the first invalid line. A missing file has
+// none.
+void for_each_sample(const std::filesystem::path& file,
+                     const std::function<void(const TextSample&)>& on_sample);
+
+// Samples of a run in bounded memory: for each prompt the first, the last, and some at equal
+// distances between them.
+class SampleHistory {
+ public:
+  void add(const TextSample& sample);  // steps ascend
+
+  struct Prompt {
+    std::string prompt;
+    int64_t count = 0, stride = 1;  // samples whose index is a multiple of the stride are kept
+    std::vector<TextSample> kept;
+    TextSample last;
+  };
+  const std::vector<Prompt>& prompts() const { return prompts_; }  // in the order of appearance
+
+  OrderedJson to_json() const;
+  // Throws UserError, prefixed with `where`, if `json` is not that of to_json().
+  static SampleHistory from_json(const Json& json, const std::string& where);
+
+ private:
+  std::vector<Prompt> prompts_;
+};
+
+// Returns at most six samples of a prompt, including the first and the last.
+std::vector<const TextSample*> pick_samples(const SampleHistory::Prompt& prompt);
+
+inline constexpr const char* kLossGroup = "Loss";
+inline constexpr const char* kLearningGroup = "Learning";
+inline constexpr const char* kRoutingGroup = "Routing, all layers";
+
+// A panel of the report that shows one number of metrics.jsonl.
+struct PanelSpec {
+  const char* group;
+  std::string title;
+  const char* unit;
+  const char* curve;  // name in metrics.jsonl
+  double scale = 1;   // factor from the curve to `unit`
+  bool from_zero = false, is_smoothed = false;
+  bool is_loss = false;  // log scale on request, initial view begins after the warm-up
+};
+
+const std::vector<PanelSpec>& single_curve_panels();
+
+// Returns the task of the accuracy curve "tasks/TASK/acc"; "" for other curves.
+std::string task_name(const std::string& curve);
+
 class History {
  public:
-  // UserError, opened by `where`: no step, or one that does not follow the one before.
+  // Adds a line of metrics.jsonl. Throws UserError, prefixed with `where`, if it has no step, or
+  // one that does not follow the step before.
   void add(const Json& line, const std::string& where);
 
   void add(const TextSample& sample) { samples_.add(sample); }
 
-  // What panels.h says is drawn, by name in metrics.jsonl: "loss", "dropped_share", ..; accuracies
-  // are "tasks/piqa/acc".
+  // Returns the curves that the report draws, by name in metrics.jsonl ("loss", "dropped_share");
+  // accuracies are "tasks/piqa/acc".
   const std::map<std::string, Downsampled>& curves() const { return curves_; }
   const LoadMap& loads() const { return loads_; }
   const SampleHistory& samples() const { return samples_; }
   const ReluStages& relu_stages() const { return relu_stages_; }
 
   OrderedJson to_json() const;
-  // The same history, to go on with. UserError, opened by `where`: it is not what to_json() makes.
+  // Throws UserError, prefixed with `where`, if `json` is not that of to_json().
   static History from_json(const Json& json, const std::string& where);
 
   int64_t steps = 0;    // of the last line
-  int64_t missing = 0;  // steps before it that no line was of
+  int64_t missing = 0;  // number of steps before it without a line
   int64_t total_tokens = 0;
-  double seconds = 0;                               // of all steps, evaluation besides
-  std::vector<int64_t> skipped;                     // the first of them
-  int64_t skipped_count = 0, skipped_outliers = 0;  // the former counts both kinds
+  double seconds = 0;                               // of all steps and evaluations
+  std::vector<int64_t> skipped;                     // the first skipped steps
+  int64_t skipped_count = 0, skipped_outliers = 0;  // skipped_count includes skipped_outliers
 
  private:
   void add_number(int64_t step, const std::string& name, const Json& value);
 
-  bool is_begun_ = false;
+  bool has_lines_ = false;
   std::map<std::string, Downsampled> curves_;
   LoadMap loads_;
   SampleHistory samples_;
   ReluStages relu_stages_;
 };
 
-// The history of the run in the folder `run`, from its metrics.jsonl and its samples.jsonl.
-// UserError: the former is missing, or a line of it is none of ours. A last line that was cut short
-// is left out.
+// Returns the history of the run in the folder `run`, from its metrics.jsonl and samples.jsonl.
+// Ignores an unfinished last line. Throws UserError if metrics.jsonl is missing or has an invalid
+// line.
 History read_history(const std::filesystem::path& run);
 
-// RUN/starts.jsonl, the run history: one object each time the run began or went on, with what it
-// ran on (run/run_start.h writes it). So the report knows it long after, and on another machine:
+// Returns the objects of RUN/starts.jsonl up to the first invalid one; none if there is no file.
+// The file has one object per start or resumption of the run (loop/run_start.cpp), with its
+// environment:
 //   {"step", "time", "moe", "libtorch", "machine", "threads", "parameters", "router", "loss",
 //    "layout", "data", "notes"}
-// The objects up to one that is broken; none where there is no file.
 std::vector<Json> read_run_history(const std::filesystem::path& file);
 
-// The time now, as the run history and the report write it: "2026-01-31 12:05 UTC".
+// Returns the current time as in starts.jsonl and the report: "2026-01-31 12:05 UTC".
 std::string time_text();
 
 }  // namespace moe::train

@@ -1,7 +1,11 @@
 #pragma once
-// What one step of training says of itself, and its line in metrics.jsonl (../README.md,
-// and core/route/README.md for the counters).
+// Metrics of training steps and evaluations, and the log files of a run: metrics.jsonl,
+// samples.jsonl, the TensorBoard events and report.html. Rank 0 keeps the log. A checkpoint
+// records (history.json) the lengths of those files and the history in bounded size, so that the
+// cost of resuming does not depend on the number of steps. The metrics are described in
+// ../README.md and core/route/README.md (counters).
 
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
@@ -9,59 +13,102 @@
 
 #include "core/base/json.h"
 #include "core/route/counters.h"
-#include "core/train/observe/text_samples.h"
+#include "core/train/checkpoint/run_folder.h"
+#include "core/train/observe/event_file.h"
+#include "core/train/observe/history.h"
+#include "core/train/observe/step_lines.h"
 
 namespace moe::train {
 
 struct StepRecord {
-  int64_t step = 0;  // from 1
-  double loss =
-      0;  // language-model loss, mean over target tokens of the global batch, before the step
+  int64_t step = 0;      // from 1
+  double loss = 0;       // language-model loss, mean over targets of the batch, before the update
   double grad_norm = 0;  // before clipping
   double lr = 0;
   int64_t tokens = 0, target_tokens = 0;  // of this global batch
   int64_t total_tokens = 0;               // since step 1
   double seconds = 0, tokens_per_second = 0;
-  uint64_t peak_memory = 0;                 // bytes resident at most, since the process began
-  std::optional<uint64_t> gpu_memory;       // bytes of tensors on the GPU at most, where one is
-  double data_wait_seconds = 0;             // of `seconds`: until the step had its batches
-  bool skipped = false;                     // the weights stayed as they were
-  std::string skipped_kind, skipped_why;    // "not finite" or "outlier" (outliers.h); in words
+  uint64_t peak_memory = 0;                 // maximum resident bytes since the process began
+  std::optional<uint64_t> gpu_memory;       // maximum bytes of tensors on the GPU
+  double data_wait_seconds = 0;             // part of `seconds`: waiting for the batches
+  bool skipped = false;                     // the weights were not updated
+  std::string skipped_kind, skipped_why;    // "not finite" or "outlier"; a description
   int64_t skipped_steps = 0;                // so far, of both kinds
-  std::optional<int64_t> skipped_outliers;  // of these, where outliers are looked for
+  std::optional<int64_t> skipped_outliers;  // so far, if outliers are skipped
 
-  // Unscaled, summed over layers; only what the router has.
+  // Losses unscaled and summed over layers; unset if the router has none or the coefficient is 0.
   std::optional<double> load_balance_loss, entropy_loss, l1_loss;
-  std::optional<double> z_loss, sequence_balance_loss;  // where they are in force
-  std::optional<double>
-      auxiliary;  // what was added to the loss: the above times their coefficients
-  std::optional<double> lambda, sparsity;  // ReLU: lambda of this step, its S
-  std::optional<double> target_sparsity;   // and S*
-  std::optional<double> bias_max;  // the largest |bias| of the choice in this step's forward
+  std::optional<double> z_loss, sequence_balance_loss;
+  std::optional<double> auxiliary;         // weighted sum of the losses above
+  std::optional<double> lambda, sparsity;  // ReLU: lambda of this step, S
+  std::optional<double> target_sparsity;   // ReLU: S*
+  std::optional<double> bias_max;          // largest |bias| of the router in this step's forward
 
-  std::vector<int64_t> moe_layers;                   // numbers of the MoE layers
+  std::vector<int64_t> moe_layers;                   // indices of the MoE layers
   std::vector<route::CounterValues> layer_counters;  // one each
-  int64_t row_bytes = 0;  // of one row between ranks: D x bytes of a number
+  int64_t row_bytes = 0;                             // of one row sent between ranks
   route::CounterTotal total() const;
 };
 
-// Task -> "acc", "acc_stderr", "acc_norm", ...: accuracies and their standard errors, 0..1.
+// Task -> "acc", "acc_stderr", "acc_norm", ...: accuracies and standard errors, 0..1.
 using TaskScores = std::map<std::string, std::map<std::string, double>>;
 
-// What an evaluation found, with the weights after `step` steps; 0 is before the first.
+// Result of an evaluation after `step` steps; 0 is before the first.
 struct Evaluation {
   int64_t step = 0;
   std::optional<double> held_out_loss;  // mean over the held-out targets, nats
-  std::vector<TextSample> samples;      // after held-out prompts
+  std::vector<TextSample> samples;      // continuations of held-out prompts
   TaskScores tasks;
   double seconds = 0;
 };
 
-// The step's numbers by name; for a mixture also the counters of core/route/counters_json.h, as a
-// total and in "layers".
+// Returns the line of metrics.jsonl; for a mixture with the counters of core/route/counters_json.h,
+// in total and in "layers".
 OrderedJson to_json(const StepRecord& record);
 
-// held_out_loss, tasks and evaluation_seconds, put on the line of their step.
+// Adds held_out_loss, tasks and evaluation_seconds to the line of their step.
 void add_evaluation(OrderedJson& line, const Evaluation& evaluation);
+
+// State of the log between two steps.
+struct LogState {
+  LinesMark metrics, samples;
+  EventMark events;
+  History history;
+};
+
+// Writes CHECKPOINT/history.json.
+void write_log_state(const LogState& state, const std::filesystem::path& checkpoint);
+// Returns nothing if the checkpoint has none (an older version). Throws UserError if it is invalid.
+std::optional<LogState> read_log_state(const std::filesystem::path& checkpoint);
+
+class MetricsLog {
+ public:
+  // Continues the log of the run in `folder`, which outlives it, after `steps` steps, from
+  // `checkpoint` ("": none). Removes later steps from the files. Keeps earlier lines, and adds to
+  // `notes` which ones are missing.
+  MetricsLog(const RunFolder& folder, int64_t steps, const std::filesystem::path& checkpoint,
+             std::vector<std::string>& notes);
+
+  void append(const OrderedJson& line, const std::vector<TextSample>& samples = {});
+  LogState state() const;
+  // Syncs all lines and the names in the run's folder to the disk. Thread-safe.
+  void sync() const;
+  void report() const;  // rewrites report.html
+
+ private:
+  void read_metrics(int64_t steps, bool has_history, std::vector<std::string>& notes);
+  void make_events();
+
+  const RunFolder& folder_;
+  StepLines metrics_, samples_;
+  std::optional<EventFile> events_;  // set by the constructor
+  History history_;
+};
+
+// Returns the learning rate of the last training step of a model folder: from the history.json of a
+// checkpoint, the RUN/metrics.jsonl beside RUN/final, or the upcycle.json of a mixture that was
+// made of either. Returns nothing if it is unknown or the file is damaged, because it is used in a
+// warning only (loop/known_failures.cpp).
+std::optional<double> last_learning_rate(const std::filesystem::path& model);
 
 }  // namespace moe::train

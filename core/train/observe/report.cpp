@@ -7,13 +7,11 @@
 #include <set>
 
 #include "core/base/error.h"
-#include "core/base/json.h"
+#include "core/base/text.h"
 #include "core/base/page/page.h"
 #include "core/base/read_file.h"
-#include "core/base/text.h"
 #include "core/io/file.h"
-#include "core/train/observe/report_data.h"
-#include "core/train/run/options.h"
+#include "core/train/config/options.h"
 
 namespace moe::train {
 
@@ -28,8 +26,8 @@ std::string text_if_there(const fs::path& file) {
 
 using Settings = std::map<std::string, std::string>;
 
-// Of RUN/settings.toml; none where the file is not there or is no TOML: a page of one run shows the
-// file as it is.
+// Returns the settings of a settings.toml; none if it is missing or invalid. The page of one run
+// shows the file as text.
 Settings settings_in(const std::string& toml) {
   try {
     return read_settings(toml, "settings.toml");
@@ -60,7 +58,7 @@ OrderedJson fact(const std::string& name, const std::string& value, const std::s
   return {{"name", name}, {"value", value}, {"note", note}};
 }
 
-// The ends of a ReLU run's stages, as far as it got.
+// Returns the fact on the stages of a ReLU run.
 OrderedJson stages_fact(const ReluStages& stages) {
   const auto end = stages.sparsifying_end();
   return fact("Sparse since step", end ? grouped(*end) : "-",
@@ -89,7 +87,7 @@ OrderedJson facts(const History& history, std::optional<double> steps) {
   return facts;
 }
 
-// What a reader must know before believing the curves.
+// Returns the warnings and notes of a run.
 OrderedJson notes(const History& history, const std::vector<Json>& starts) {
   OrderedJson notes = OrderedJson::array();
   const auto add = [&](const std::string& text, bool is_warning) {
@@ -116,9 +114,9 @@ OrderedJson notes(const History& history, const std::vector<Json>& starts) {
     }
   }
   std::vector<std::string> zero;
-  panels_of(history, &zero);
+  make_panels(history, &zero);
   if (!zero.empty()) {
-    add(fmt::format("Zero from first to last, not drawn: {}.", fmt::join(zero, ", ")), false);
+    add(fmt::format("Not shown (always zero): {}.", fmt::join(zero, ", ")), false);
   }
   return notes;
 }
@@ -137,7 +135,7 @@ std::string curve_title(const PanelSpec& spec, const PanelLine& line) {
 
 OrderedJson curve_rows(const History& history) {
   OrderedJson rows = OrderedJson::array();
-  for (const auto& [spec, lines] : panels_of(history)) {
+  for (const auto& [spec, lines] : make_panels(history)) {
     for (const auto& line : lines) {
       const std::string unit = spec.unit;
       const std::string name = curve_title(spec, line);
@@ -151,7 +149,7 @@ OrderedJson curve_rows(const History& history) {
   return rows;
 }
 
-// The load maps' last column in words.
+// Returns the table rows of the last column of the load maps.
 OrderedJson load_rows(const LoadMap& map) {
   OrderedJson rows = OrderedJson::array();
   if (map.empty()) {
@@ -186,21 +184,21 @@ OrderedJson numbers(const History& history) {
   return {{"id", "numbers"}, {"title", "In numbers"}, {"panels", panels}};
 }
 
-// Without the space that joins it to its prompt.
+// Removes leading spaces.
 std::string_view trimmed(std::string_view text) {
   text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
   return text;
 }
 
-// Texts of ours are shorter; a file that says other things must not make the page a large one.
+// Truncates a text to a few kilobytes, to bound the size of the page.
 std::string shortened(std::string_view text) {
-  constexpr size_t kMost_bytes = 4000;
-  return text.size() <= kMost_bytes ? std::string(text)
-                                    : std::string(text.substr(0, kMost_bytes)) + " ..";
+  constexpr size_t kMaxBytes = 4000;
+  return text.size() <= kMaxBytes ? std::string(text)
+                                  : std::string(text.substr(0, kMaxBytes)) + " ..";
 }
 
-// What each run is called.
-std::vector<std::string> names_of(const std::vector<ComparedRun>& runs) {
+// Returns the labels of the runs.
+std::vector<std::string> run_labels(const std::vector<ComparedRun>& runs) {
   std::map<std::string, int> uses;
   for (const auto& run : runs) {
     ++uses[fs::weakly_canonical(run.folder).filename().string()];
@@ -213,12 +211,12 @@ std::vector<std::string> names_of(const std::vector<ComparedRun>& runs) {
   return names;
 }
 
-// A panel a curve, a line a run.
+// Returns a panel per curve with a line per run.
 std::vector<Panel> compared_panels(const std::vector<ComparedRun>& runs,
                                    const std::vector<std::string>& names) {
   std::vector<Panel> compared;
   for (size_t i = 0; i < runs.size(); ++i) {
-    for (const auto& [spec, lines] : panels_of(runs[i].history)) {
+    for (const auto& [spec, lines] : make_panels(runs[i].history)) {
       for (const auto& line : lines) {
         const std::string title = curve_title(spec, line);
         auto panel = std::find_if(compared.begin(), compared.end(),
@@ -231,7 +229,7 @@ std::vector<Panel> compared_panels(const std::vector<ComparedRun>& runs,
       }
     }
   }
-  // A later run may have brought a group that stands before others.
+  // Restores the order of groups: a later run may have added an earlier group.
   const auto order = [](const Panel& panel) {
     const auto& specs = single_curve_panels();
     const auto first = std::find_if(specs.begin(), specs.end(), [&](const PanelSpec& spec) {
@@ -245,11 +243,11 @@ std::vector<Panel> compared_panels(const std::vector<ComparedRun>& runs,
   return compared;
 }
 
-// The last value of each loss and accuracy, a row a run.
+// Returns the table of the last value of each loss and accuracy, with a row per run.
 OrderedJson ends_table(const std::vector<ComparedRun>& runs,
                        const std::vector<std::string>& names) {
   std::vector<std::string> columns = {"Run", "Steps", "Tokens", "Time"};
-  std::vector<std::pair<std::string, double>> curves;  // and what their values are multiplied by
+  std::vector<std::pair<std::string, double>> curves;  // name and scale
   const auto add = [&](const std::string& title, const std::string& curve, double scale) {
     const bool is_known = std::any_of(curves.begin(), curves.end(),
                                       [&](const auto& known) { return known.first == curve; });
@@ -260,7 +258,7 @@ OrderedJson ends_table(const std::vector<ComparedRun>& runs,
   };
   for (const auto& run : runs) {
     for (const auto& [curve, points] : run.history.curves()) {
-      const std::string task = task_of_curve(curve);
+      const std::string task = task_name(curve);
       if (curve == "loss") {
         add("Loss", curve, 1);
       } else if (curve == "held_out_loss") {
@@ -285,7 +283,7 @@ OrderedJson ends_table(const std::vector<ComparedRun>& runs,
   return {{"kind", "table"}, {"columns", columns}, {"rows", rows}};
 }
 
-// The settings that are not the same in all runs; "-" where a run has none of that name.
+// Returns the table of the settings that differ; "-" for a setting that a run does not have.
 OrderedJson differing_settings(const std::vector<Settings>& settings,
                                const std::vector<std::string>& names) {
   std::set<std::string> keys;
@@ -294,7 +292,7 @@ OrderedJson differing_settings(const std::vector<Settings>& settings,
       keys.insert(key);
     }
   }
-  keys.erase("out");  // each run has its own
+  keys.erase("out");  // always differs
   std::vector<std::string> columns = {"Setting"};
   columns.insert(columns.end(), names.begin(), names.end());
   OrderedJson rows = OrderedJson::array();
@@ -320,7 +318,7 @@ OrderedJson samples(const SampleHistory& history) {
   OrderedJson panels = OrderedJson::array();
   for (const auto& prompt : history.prompts()) {
     OrderedJson texts = OrderedJson::array();
-    for (const auto* sample : a_few(prompt)) {
+    for (const auto* sample : pick_samples(prompt)) {
       texts.push_back(
           {{"name", "step " + grouped(sample->step)}, {"text", shortened(trimmed(sample->text))}});
     }
@@ -329,11 +327,11 @@ OrderedJson samples(const SampleHistory& history) {
   return {{"id", "samples"}, {"title", "Samples of text"}, {"panels", panels}};
 }
 
-std::string text_of(const Json& value) {
+std::string to_text(const Json& value) {
   if (value.is_array()) {
     std::string lines;
     for (const auto& element : value) {
-      lines += (lines.empty() ? "" : "\n") + text_of(element);
+      lines += (lines.empty() ? "" : "\n") + to_text(element);
     }
     return lines;
   }
@@ -344,7 +342,7 @@ std::string text_of(const Json& value) {
                            : value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-// About this run, and when it was started.
+// Returns the section on the environment of the run and the times of its starts.
 OrderedJson about(const std::vector<Json>& starts) {
   OrderedJson rows = OrderedJson::array();
   const auto add = [&](const std::string& name, const std::string& text) {
@@ -361,21 +359,21 @@ OrderedJson about(const std::vector<Json>& starts) {
       {"threads", "Threads"}};
   for (const auto& [key, name] : names) {
     if (!starts.empty() && starts.back().contains(key)) {
-      add(name, text_of(starts.back()[key]));
+      add(name, to_text(starts.back()[key]));
     }
   }
-  constexpr size_t kMostShown = 20;  // the first and the last ones
-  const size_t hidden = starts.size() > kMostShown ? starts.size() - kMostShown : 0;
+  constexpr size_t kMaxShown = 20;  // the first one and the last ones
+  const size_t hidden = starts.size() > kMaxShown ? starts.size() - kMaxShown : 0;
   for (size_t i = 0; i < starts.size(); ++i) {
     if (i == 1 && hidden > 0) {
-      add(fmt::format("Went on {} times more", hidden), "starts.jsonl lists them");
+      add(fmt::format("Resumed {} more times", hidden), "starts.jsonl lists them");
       i += hidden;
     }
     const Json& start = starts[i];
     const int64_t step =
         start.value("step", Json()).is_number_integer() ? start["step"].get<int64_t>() : 0;
-    add(step == 0 ? "Begun" : fmt::format("Went on after step {}", grouped(step)),
-        text_of(start.value("time", Json("unknown"))));
+    add(step == 0 ? "Started" : fmt::format("Resumed after step {}", grouped(step)),
+        to_text(start.value("time", Json("unknown"))));
   }
   OrderedJson panels = OrderedJson::array();
   if (!rows.empty()) {
@@ -419,12 +417,12 @@ void write_report(const fs::path& run, const History& history, const fs::path& o
 }
 
 std::string comparison_page(const std::vector<ComparedRun>& runs) {
-  const std::vector<std::string> names = names_of(runs);
+  const std::vector<std::string> names = run_labels(runs);
   OrderedJson sections = OrderedJson::array();
   sections.push_back(
       {{"id", "ends"}, {"title", "How they ended"}, {"panels", {ends_table(runs, names)}}});
   std::vector<Settings> settings;
-  std::optional<double> warmup;  // the longest
+  std::optional<double> warmup;  // maximum of the runs
   for (const auto& run : runs) {
     settings.push_back(settings_in(text_if_there(run.folder / "settings.toml")));
     warmup = std::max(warmup, number_in(settings.back(), "warmup"));

@@ -1,21 +1,53 @@
 #pragma once
-// RUN/report.html: a run as one page (core/base/page/page.h): its curves, load maps and samples of
-// text, the same in numbers, what it ran on and its settings. Several runs share one: each curve of
-// all of them in one panel, how they ended, and the settings in which they differ.
+// RUN/report.html: a page (core/base/page/page.h) with the curves, expert loads and text samples of
+// a run, the same in numbers, its environment and its settings. A comparison page of several runs
+// has a panel per curve with a line per run, the final values, and the settings that differ.
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "core/base/json.h"
 #include "core/train/observe/history.h"
 
 namespace moe::train {
 
-// The page of the run in the folder `run`, whose metrics are `history`. Files that are missing
-// leave their part out.
+struct PanelLine {
+  std::string name;  // "held out"; "" if the panel has one line
+  const Downsampled* curve = nullptr;
+  bool is_marked = false;  // draws a dot per point
+};
+
+struct Panel {
+  PanelSpec spec;  // its curve is that of the first line
+  std::vector<PanelLine> lines;
+};
+
+// Returns the panels for which the run has data. Adds to `zero` (may be null) the titles of routing
+// panels that are left out because they are always zero.
+std::vector<Panel> make_panels(const History& history, std::vector<std::string>* zero = nullptr);
+
+// Returns a weighted moving average with as many points; nothing if there are too few to smooth.
+std::vector<Point> smoothed(const std::vector<Point>& points);
+
+// Settings of a run that are drawn into its curves.
+struct CurveSettings {
+  std::optional<double> clip;    // a line in the gradient norm
+  std::optional<double> warmup;  // steps; the initial view of losses begins after them
+};
+
+// Returns the sections of a page with these panels, a section per group.
+OrderedJson curve_sections(const std::vector<Panel>& panels, const CurveSettings& settings);
+
+// Returns the sections with all curves of the run and its load maps.
+OrderedJson drawn_sections(const History& history, const CurveSettings& settings);
+
+// Returns the page of the run in the folder `run`, whose metrics are `history`. Parts whose files
+// are missing are left out.
 std::string report_page(const std::filesystem::path& run, const History& history);
 
-// The same as the file `out`, whole or not at all. UserError when it cannot be written.
+// Writes report_page() to the file `out`, atomically. Throws UserError if it cannot be written.
 void write_report(const std::filesystem::path& run, const History& history,
                   const std::filesystem::path& out);
 
@@ -24,8 +56,8 @@ struct ComparedRun {
   History history;
 };
 
-// The page of several runs. They are called by their folders' names, by all of their paths where
-// two have the same.
+// Returns the page of several runs, labeled by the names of their folders, or by their paths if two
+// names are equal.
 std::string comparison_page(const std::vector<ComparedRun>& runs);
 
 }  // namespace moe::train

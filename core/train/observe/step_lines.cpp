@@ -55,8 +55,8 @@ std::string read_at(const Descriptor& descriptor, uint64_t begin, uint64_t end,
   return text;
 }
 
-// Returns the offset behind the last line break of the first `end` bytes, 0 if there is none.
-// Throws UserError if more than kMaxLineBytes follow it, which no write of a line leaves.
+// Returns the offset after the last line break of the first `end` bytes, 0 if there is none. Throws
+// UserError if more than kMaxLineBytes follow it, which moe does not write.
 uint64_t behind_last_break(const Descriptor& descriptor, uint64_t end, const fs::path& file) {
   constexpr uint64_t kBlock = uint64_t{1} << 16;
   const uint64_t size = end;
@@ -75,8 +75,8 @@ uint64_t behind_last_break(const Descriptor& descriptor, uint64_t end, const fs:
   return 0;
 }
 
-// The step of a line of ours.
-std::optional<int64_t> step_of(const Json& line) {
+// Returns the step of a line; nothing if it has none.
+std::optional<int64_t> line_step(const Json& line) {
   const auto step = line.is_object() ? line.find("step") : line.end();
   if (!line.is_object() || step == line.end() || !step->is_number_integer()) {
     return std::nullopt;
@@ -84,7 +84,7 @@ std::optional<int64_t> step_of(const Json& line) {
   return step->get<int64_t>();
 }
 
-// A copy of the first `bytes` bytes of `file` that will take its place, with its permissions.
+// Returns a partial file, to replace `file`, with its first `bytes` bytes and its permissions.
 std::unique_ptr<io::PartialFile> copy_start(const fs::path& file, uint64_t bytes, mode_t mode) {
   auto copy = std::make_unique<io::PartialFile>(file);
   ::fchmod(copy->file().get(), mode & 0777);
@@ -105,7 +105,7 @@ std::unique_ptr<io::PartialFile> copy_start(const fs::path& file, uint64_t bytes
 }  // namespace
 
 Descriptor open_lines(const fs::path& file) {
-  // O_NONBLOCK: opening a named pipe must not wait for its other end.
+  // O_NONBLOCK: opening a named pipe must not block.
   Descriptor descriptor(::open(
       file.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
   if (!descriptor.is_open()) {
@@ -150,7 +150,7 @@ bool StepLines::cut_at(const LinesMark& mark) {
   const uint64_t begin = behind_last_break(descriptor_, mark.bytes - 1, file_);
   const std::string line = read_at(descriptor_, begin, mark.bytes, file_);
   const Json json = try_parse_json(line).value_or(Json());
-  if (line.back() != '\n' || step_of(json) != mark.step) {
+  if (line.back() != '\n' || line_step(json) != mark.step) {
     return false;
   }
   cut(mark);
@@ -159,12 +159,12 @@ bool StepLines::cut_at(const LinesMark& mark) {
 
 int64_t StepLines::keep_steps(int64_t steps, const std::function<void(const Json&)>& on_line) {
   FileReader in(file_);
-  std::unique_ptr<io::PartialFile> copy;  // from the first line on that must go
+  std::unique_ptr<io::PartialFile> copy;  // made at the first line that is dropped
   LinesMark mark;
-  int64_t damaged = 0, dropped = 0;  // dropped: lines that none to keep has followed yet
+  int64_t damaged = 0, dropped = 0;  // dropped: since the last line that was kept
   for (std::string line; in.read_whole_line(line);) {
     const Json json = try_parse_json(line).value_or(Json());
-    const auto step = step_of(json);
+    const auto step = line_step(json);
     const bool ascends =
         step && (*step > mark.step || (*step == mark.step && per_step_ == LinesPerStep::kAny));
     if (!ascends || *step > steps) {

@@ -1,9 +1,8 @@
 // Launchers by what they leave in the environment. torchrun and mpirun are run for real in
 // tests/slow/ranks.sh; srun is known by its environment only.
 
-#include "core/distributed/environment.h"
-
 #include "core/base/error.h"
+#include "core/distributed/rendezvous.h"
 #include "tests/support/catch.h"
 #include "tests/support/matchers.h"
 

@@ -1,6 +1,5 @@
-#include "core/distributed/on_all_ranks.h"
-
 #include "core/base/error.h"
+#include "core/distributed/comm.h"
 #include "tests/support/catch.h"
 #include "tests/support/matchers.h"
 #include "tests/support/rank_threads.h"

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "core/base/error.h"
-#include "core/distributed/on_all_ranks.h"
+#include "core/distributed/comm.h"
 #include "tests/support/catch.h"
 #include "tests/support/collectives.h"
 #include "tests/support/matchers.h"

@@ -2,8 +2,6 @@
 // with the name of the hidden test case below, which is the program of a rank and ends as moe's
 // main() would.
 
-#include "core/distributed/session.h"
-
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
@@ -15,7 +13,8 @@
 #include <thread>
 
 #include "core/base/error.h"
-#include "core/distributed/on_all_ranks.h"
+#include "core/distributed/comm.h"
+#include "core/distributed/launch.h"
 #include "tests/support/catch.h"
 #include "tests/support/matchers.h"
 #include "tests/support/run_binary.h"

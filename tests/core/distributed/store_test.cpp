@@ -1,7 +1,5 @@
 // Stores of a run: the memory file that ranks inherit, and the TCP store at one address.
 
-#include "core/distributed/store.h"
-
 #include <c10/util/Flags.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -13,6 +11,7 @@
 
 #include <csignal>
 
+#include "core/distributed/rendezvous.h"
 #include "tests/support/catch.h"
 #include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"

@@ -1,9 +1,8 @@
 // Memory of one GPU of a cluster, against numbers computed by hand for one shape.
 
-#include "core/train/plan/cluster_plan.h"
-
 #include <fstream>
 
+#include "core/train/loop/plan.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"

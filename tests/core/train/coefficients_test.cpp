@@ -1,5 +1,4 @@
-#include "core/train/loop/coefficients.h"
-
+#include "core/train/config/losses.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
 
@@ -29,7 +28,7 @@ TrainSettings resolved(const std::string& stored, const std::string& router,
 }
 
 std::string words(const std::string& router, TrainSettings settings = {}) {
-  return losses_in_force(resolved(router, router, std::move(settings)), parse_router(router), 8);
+  return describe_losses(resolved(router, router, std::move(settings)), parse_router(router), 8);
 }
 
 }  // namespace
@@ -118,7 +117,7 @@ TEST_CASE("each router says which losses are in force and which are off", "[trai
         "step "
         "of a sparsity below S* = 1 - 2/8 = 0.75, else divided by it");
   const auto frozen = [](const std::string& router) {
-    return losses_in_force(resolved(router, router), parse_router(router), 8,
+    return describe_losses(resolved(router, router), parse_router(router), 8,
                            /*router_trains=*/false);
   };
   CHECK(frozen("relu:k=1") ==

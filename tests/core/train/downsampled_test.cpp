@@ -1,8 +1,7 @@
-#include "core/train/observe/downsampled.h"
-
 #include <algorithm>
 #include <cmath>
 
+#include "core/train/observe/curves.h"
 #include "tests/support/catch.h"
 
 using namespace moe::train;
@@ -32,8 +31,8 @@ TEST_CASE("a curve of any length keeps at most 1000 points, its spikes among the
     sum += value;
   }
   const auto points = curve.points();
-  CHECK(points.size() <= Downsampled::kMostPoints);
-  CHECK(points.size() > Downsampled::kMostPoints / 4);
+  CHECK(points.size() <= Downsampled::kMaxPoints);
+  CHECK(points.size() > Downsampled::kMaxPoints / 4);
   CHECK(std::is_sorted(points.begin(), points.end(),
                        [](Point one, Point two) { return one.step < two.step; }));
   const auto has = [&](int64_t step, double value) {

@@ -1,11 +1,10 @@
-#include "core/train/observe/evaluator.h"
-
 #include <cmath>
 
-#include "core/train/loop/gradients.h"
 #include "core/train/loop/trainer.h"
-#include "core/train/loop/training_data.h"
+#include "core/train/observe/evaluation.h"
 #include "core/train/observe/history.h"
+#include "core/train/step/gradients.h"
+#include "core/train/step/training_data.h"
 #include "tests/support/catch.h"
 #include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
@@ -112,19 +111,19 @@ TEST_CASE("held-out rows hold every token once, the last one cut short", "[train
   const auto examples = examples_of({{1, 2, 3}, {4, 5, 6, 7, 8}, {9, 10, 11}});
   const auto mask = GENERATE(data::PackMask::kCausal, data::PackMask::kDoc);
   data::BatchSettings settings{data::Pack::kStream, true, 4, 2, 0, mask};
-  const RowsOnce once = rows_once(examples, settings, 0);
-  CHECK((once.rows == 3 && once.rows_there == 3));
+  const SingleEpochRows once = single_epoch_rows(examples, settings, 0);
+  CHECK((once.rows == 3 && once.available_rows == 3));
   REQUIRE(once.batches.size() == 2);
   CHECK((once.batches[0].ids == std::vector<int64_t>{1, 2, 3, 4, 5, 6, 7, 8}));
   CHECK((once.batches[1].ids == std::vector<int64_t>{9, 10, 11}));
   CHECK((once.batches[1].targets == std::vector<int64_t>{10, 11, data::kNoLoss}));
   CHECK((once.batches[1].lengths == std::vector<int64_t>{3}));
   CHECK(once.batches[1].target_count == 2);
-  const RowsOnce two = rows_once(examples, settings, 2);
-  CHECK((two.rows == 2 && two.rows_there == 3 && two.batches.size() == 1));
+  const SingleEpochRows two = single_epoch_rows(examples, settings, 2);
+  CHECK((two.rows == 2 && two.available_rows == 3 && two.batches.size() == 1));
   settings.pack = data::Pack::kNone;
   settings.seq_len = 8;
-  const RowsOnce apart = rows_once(examples, settings, 0);
+  const SingleEpochRows apart = single_epoch_rows(examples, settings, 0);
   CHECK((apart.batches[0].lengths == std::vector<int64_t>{3, 5}));
   CHECK(apart.batches[1].target_count == 2);
 }
@@ -132,7 +131,7 @@ TEST_CASE("held-out rows hold every token once, the last one cut short", "[train
 TEST_CASE("a last row that is cut within a packed example loses that example's rest", "[train]") {
   const auto examples = examples_of({{1, 2}, {3, 4, 5, 6, 7}});
   const data::BatchSettings settings{data::Pack::kStream, false, 4, 1, 0, data::PackMask::kDoc};
-  const RowsOnce once = rows_once(examples, settings, 0);
+  const SingleEpochRows once = single_epoch_rows(examples, settings, 0);
   REQUIRE(once.batches.size() == 2);
   CHECK((once.batches[0].lengths == std::vector<int64_t>{2, 2}));
   CHECK((once.batches[1].ids == std::vector<int64_t>{5, 6, 7}));
@@ -153,7 +152,8 @@ TEST_CASE("held-out loss is the training loss of the same rows", "[train]") {
   std::vector<std::string> lines;
   const auto examples = read_data(
       as_data, checkpoint, llama.config().vocab_size, [](int64_t, int64_t) {}, lines);
-  const RowsOnce once = rows_once(examples, {data::Pack::kStream, false, 20, 4, 0}, 0);
+  const SingleEpochRows once =
+      single_epoch_rows(examples, {data::Pack::kStream, false, 20, 4, 0}, 0);
   double sum = 0;
   int64_t targets = 0;
   for (const auto& batch : once.batches) {
@@ -249,7 +249,7 @@ TEST_CASE("a run leaves a report with all it has", "[train]") {
   page = read_file(world.settings.run / "report.html");
   CHECK(page.find("not finished") == std::string::npos);
   for (const char* part : {"held out", "Accuracy", "Experts per token", "Layer 0",
-                           "Samples of text", "5 6 7", "LibTorch", "Went on after step 5"}) {
+                           "Samples of text", "5 6 7", "LibTorch", "Resumed after step 5"}) {
     INFO(part);
     CHECK(page.find(part) != std::string::npos);
   }
@@ -259,7 +259,9 @@ TEST_CASE("evaluation settings are checked by flag", "[train]") {
   const auto error = [](auto change) {
     EvaluationSettings settings;
     change(settings);
-    return user_error_of([&] { check_evaluation(settings); });
+    TrainSettings run;
+    run.evaluation = settings;
+    return user_error_of([&] { check_numbers(run); });
   };
   CHECK(error([](auto&) {}).empty());
   CHECK(error([](auto& s) { s.every = 5; }) ==
@@ -282,8 +284,8 @@ TEST_CASE("open evaluation settings are a tenth of the run and 64 rows", "[train
          resolve_evaluation(settings, 3).every == 1));
   CHECK(resolve_evaluation(settings, 100).rows == 64);
   settings = resolve_evaluation(settings, 25);
-  CHECK((is_evaluation_due(settings, 0, 25) && is_evaluation_due(settings, 24, 25)));
-  CHECK((is_evaluation_due(settings, 25, 25) && !is_evaluation_due(settings, 23, 25)));
+  CHECK((settings.is_due(0, 25) && settings.is_due(24, 25)));
+  CHECK((settings.is_due(25, 25) && !settings.is_due(23, 25)));
 }
 
 TEST_CASE("held-out data that cannot be read stop the run before it is made", "[train]") {

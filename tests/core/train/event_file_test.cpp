@@ -90,7 +90,7 @@ TEST_CASE("curves are the numbers of a line, few of them per layer", "[train]") 
   const Json line = Json::parse(
       R"({"step": 3, "loss": 1.5, "lr": null, "tokens": 8, "dropped_share": 0.25,
           "layers": [{"layer": 2, "experts_per_token": 2, "requests": 9, "load": [1, 2]}]})");
-  CHECK((curves_of(line) ==
+  CHECK((scalars(line) ==
          std::vector<std::pair<std::string, double>>{{"train/loss", 1.5},
                                                      {"routing/dropped_share", 0.25},
                                                      {"layer_2/experts_per_token", 2.0}}));
@@ -98,8 +98,8 @@ TEST_CASE("curves are the numbers of a line, few of them per layer", "[train]") 
 
 TEST_CASE("losses that a run asks for are curves", "[train]") {
   const Json line = Json::parse(R"({"step": 3, "z_loss": 1.5, "sequence_balance_loss": 2.5})");
-  CHECK((curves_of(line) == std::vector<std::pair<std::string, double>>{
-                                {"train/sequence_balance_loss", 2.5}, {"train/z_loss", 1.5}}));
+  CHECK((scalars(line) == std::vector<std::pair<std::string, double>>{
+                              {"train/sequence_balance_loss", 2.5}, {"train/z_loss", 1.5}}));
 }
 
 TEST_CASE("an evaluation's numbers are curves of their own", "[train]") {
@@ -107,7 +107,7 @@ TEST_CASE("an evaluation's numbers are curves of their own", "[train]") {
       R"({"step": 0, "held_out_loss": 2.5, "evaluation_seconds": 1,
           "tasks": {"piqa": {"acc": 0.5, "acc_norm": 0.25, "acc_stderr": 0.1}}})");
   CHECK(
-      (curves_of(line) ==
+      (scalars(line) ==
        std::vector<std::pair<std::string, double>>{
            {"train/held_out_loss", 2.5}, {"tasks/piqa/acc", 0.5}, {"tasks/piqa/acc_norm", 0.25}}));
 }
@@ -155,7 +155,7 @@ TEST_CASE("an event file goes on where its mark says, if it is the same file", "
   CHECK(mark.bytes == marked.size());
   const auto goes_on = [&](const std::string& text, const EventMark& from) {
     write_file(event_file_in(run.path()), text);
-    auto events = EventFile::go_on(run.folder, from);
+    auto events = EventFile::resume(run.folder, from);
     if (events) {
       events->append(Json::parse(R"({"step": 2, "loss": 2, "seconds": 0.5})"));
     }
@@ -172,7 +172,7 @@ TEST_CASE("an event file goes on where its mark says, if it is the same file", "
   CHECK_FALSE(goes_on(whole, {0, 0, 0}));
   CHECK_FALSE(goes_on(whole, {mark.bytes, mark.sum + 1, 0}));
   fs::remove(event_file_in(run.path()));
-  CHECK_FALSE(EventFile::go_on(run.folder, mark).has_value());
+  CHECK_FALSE(EventFile::resume(run.folder, mark).has_value());
 }
 
 TEST_CASE("event files that are not in the run's list are neither removed, cut nor renamed",
@@ -188,7 +188,7 @@ TEST_CASE("event files that are not in the run's list are neither removed, cut n
   const fs::path theirs = run.path() / "events.out.tfevents.1.1.moe";
   fs::copy_file(event_file_in(run.path()), theirs);
   const std::string before = read_file(theirs);
-  CHECK(EventFile::go_on(run.folder, mark).has_value());
+  CHECK(EventFile::resume(run.folder, mark).has_value());
   CHECK(read_file(theirs) == before);
   { EventFile again(run.folder, 0); }
   CHECK(read_file(theirs) == before);

@@ -1,9 +1,8 @@
-#include "core/train/loop/gradients.h"
+#include "core/train/step/gradients.h"
 
 #include <cmath>
 
-#include "core/train/loop/head_loss.h"
-#include "core/train/loop/optimizer.h"
+#include "core/train/step/optimizer.h"
 #include "tests/support/catch.h"
 #include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"

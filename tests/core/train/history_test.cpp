@@ -172,7 +172,7 @@ TEST_CASE("of the samples of a prompt the first, the last and some between them 
     }
     REQUIRE(samples.prompts().size() == 1);
     CHECK(samples.prompts()[0].kept.size() <= 12);
-    const auto few = a_few(samples.prompts()[0]);
+    const auto few = pick_samples(samples.prompts()[0]);
     CHECK(std::ssize(few) == std::min<int64_t>(6, count));
     CHECK(few.front()->step == 1);
     CHECK(few.back()->step == count);

@@ -1,6 +1,6 @@
 // What counts as the same input: content, told by size and time where those agree.
 
-#include "core/train/run/inputs.h"
+#include "core/train/checkpoint/inputs.h"
 
 #include <chrono>
 

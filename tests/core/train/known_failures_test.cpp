@@ -1,11 +1,10 @@
 // What warns before the first step, against counts by hand and against the gates' own gradients.
 
-#include "core/train/plan/known_failures.h"
-
 #include <cmath>
 #include <functional>
 
 #include "core/route/route.h"
+#include "core/train/loop/plan.h"
 #include "tests/support/catch.h"
 
 using namespace moe;
@@ -65,8 +64,8 @@ bool mentions(const std::vector<std::string>& sentences, const std::string& part
   return false;
 }
 
-StartingPoint start_of(const std::string& router, int64_t experts, int64_t rank_tokens) {
-  StartingPoint start;
+RunFacts start_of(const std::string& router, int64_t experts, int64_t rank_tokens) {
+  RunFacts start;
   start.router = route::parse_router(router);
   start.experts = experts;
   start.rank_tokens = rank_tokens;
@@ -78,7 +77,7 @@ StartingPoint start_of(const std::string& router, int64_t experts, int64_t rank_
 
 TEST_CASE("the share refused by chance is that of all choices, counted", "[train]") {
   const auto share = [](const std::string& router, int64_t tokens, int64_t experts) {
-    return share_refused_by_chance(route::parse_router(router), tokens, experts);
+    return chance_refusal_share(route::parse_router(router), tokens, experts);
   };
   // C = 2; 4 tokens on 2 experts: (1 * 4 + 2 * 1) / 16 of the requests of each are too many.
   CHECK(share("top1", 4, 2) == Approx(2 * (6.0 / 16) / 4));
@@ -97,18 +96,18 @@ TEST_CASE("the share refused by chance at sizes that are run", "[train]") {
   // 3.3 % and 0.8 % of T/8; the binomial's own skew is below a hundredth of that.
   for (const auto& [tokens, tolerance] : {std::pair(128, 0.01), {1024, 0.004}, {16384, 0.001}}) {
     const double sigma = std::sqrt(tokens * 7.0 / 64);
-    CHECK(share_refused_by_chance(top1, tokens, 8) ==
+    CHECK(chance_refusal_share(top1, tokens, 8) ==
           Approx(0.398942 * sigma / (tokens / 8.0)).epsilon(tolerance));
   }
-  CHECK(share_refused_by_chance(top1, 100'000'000, 8) < 1.1e-4);  // and takes no time
+  CHECK(chance_refusal_share(top1, 100'000'000, 8) < 1.1e-4);  // and takes no time
   // Far below the mean every expert is full: what is refused is what has no slot.
-  CHECK(share_refused_by_chance(route::parse_router("top1:cf=0.5"), 1'000'000, 8) == Approx(0.5));
-  CHECK(share_refused_by_chance(route::parse_router("top1:cf=2"), 1'000'000, 8) < 1e-12);
-  CHECK(share_refused_by_chance(top1, 1, 8) == 0);
-  CHECK(share_refused_by_chance(top1, 0, 8) == 0);
+  CHECK(chance_refusal_share(route::parse_router("top1:cf=0.5"), 1'000'000, 8) == Approx(0.5));
+  CHECK(chance_refusal_share(route::parse_router("top1:cf=2"), 1'000'000, 8) < 1e-12);
+  CHECK(chance_refusal_share(top1, 1, 8) == 0);
+  CHECK(chance_refusal_share(top1, 0, 8) == 0);
   for (const char* router : {"top1:cf=inf", "topp:0.4", "relu:k=1", "expert-choice"}) {
     CAPTURE(router);
-    CHECK(share_refused_by_chance(route::parse_router(router), 128, 8) == 0);
+    CHECK(chance_refusal_share(route::parse_router(router), 128, 8) == 0);
   }
 }
 
@@ -146,7 +145,7 @@ TEST_CASE("what is known to fail is said in a sentence each, and nothing else is
 }
 
 TEST_CASE("a learning rate far above the parent's last is warned of", "[train]") {
-  StartingPoint start;
+  RunFacts start;
   start.lr = 1e-3;
   start.last_lr = 1e-4;  // a cosine that fell to a tenth: its highest again
   CHECK(known_failures(start).empty());

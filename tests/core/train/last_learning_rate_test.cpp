@@ -1,8 +1,6 @@
 // The parent's last learning rate, of every place that knows it, and of files that are damaged.
 
-#include "core/train/run/last_learning_rate.h"
-
-#include "core/train/observe/metrics_log.h"
+#include "core/train/observe/metrics.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 

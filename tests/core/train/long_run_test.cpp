@@ -8,8 +8,7 @@
 #include <chrono>
 
 #include "core/io/checksums.h"
-#include "core/io/file.h"
-#include "core/train/observe/metrics_log.h"
+#include "core/train/observe/metrics.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/train_world.h"

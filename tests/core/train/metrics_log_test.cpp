@@ -1,8 +1,6 @@
 // The log of a run that goes on: nothing is lost, later steps leave no trace, and what it costs
 // does not depend on how many steps there were. What a million steps cost:
 //   build/cpu/core_train_metrics_log_test "[slow]"
-#include "core/train/observe/metrics_log.h"
-
 #include <malloc.h>
 
 #include <chrono>
@@ -10,9 +8,8 @@
 #include <fstream>
 
 #include "core/base/resources.h"
-#include "core/io/file.h"
+#include "core/train/observe/metrics.h"
 #include "core/train/observe/report.h"
-#include "core/train/observe/report_data.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 
@@ -68,7 +65,7 @@ struct LoggedRun {
     write_log_state(log.state(), checkpoint);
     return checkpoint;
   }
-  MetricsLog go_on(int64_t step, const fs::path& checkpoint) {
+  MetricsLog resume(int64_t step, const fs::path& checkpoint) {
     notes.clear();
     return {folder, step, checkpoint, notes};
   }
@@ -92,7 +89,7 @@ struct LoggedRun {
 // Of a run that was never stopped.
 std::string never_stopped(int64_t steps) {
   LoggedRun run;
-  MetricsLog log = run.go_on(0, {});
+  MetricsLog log = run.resume(0, {});
   run.write(log, 1, steps);
   return run.all(log);
 }
@@ -113,13 +110,13 @@ TEST_CASE("a log that goes on from a checkpoint is that of a run never stopped",
   LoggedRun run;
   fs::path checkpoint;
   {
-    MetricsLog log = run.go_on(0, {});
+    MetricsLog log = run.resume(0, {});
     run.write(log, 1, 2500);
     checkpoint = run.save(log, 2500);
     run.write(log, 2501, 2600);  // lost with the process, done again
   }
   const std::string before = run.events();
-  MetricsLog log = run.go_on(2500, checkpoint);
+  MetricsLog log = run.resume(2500, checkpoint);
   CHECK(run.notes.empty());
   const std::string cut = run.events();
   CHECK(cut.size() < before.size());
@@ -133,7 +130,7 @@ TEST_CASE("without the checkpoint's history the files are read and say the same"
   LoggedRun run;
   fs::path checkpoint;
   {
-    MetricsLog log = run.go_on(0, {});
+    MetricsLog log = run.resume(0, {});
     run.write(log, 1, 200);
     checkpoint = run.save(log, 200);
     run.write(log, 201, 230);
@@ -153,7 +150,7 @@ TEST_CASE("without the checkpoint's history the files are read and say the same"
     json["history"][part] = "x";
     write_file(checkpoint / "history.json", json.dump());
   }
-  MetricsLog log = run.go_on(200, checkpoint);
+  MetricsLog log = run.resume(200, checkpoint);
   run.write(log, 201, 300);
   CHECK(run.all(log) == never_stopped(300));
 }
@@ -165,7 +162,7 @@ TEST_CASE("lines that a power loss took are told, those behind the gap stay", "[
     text += step > 10 && step <= 20 ? "" : step_line(step).dump() + "\n";
   }
   write_file(run.folder.metrics(), text);
-  MetricsLog log = run.go_on(35, {});
+  MetricsLog log = run.resume(35, {});
   REQUIRE(run.notes.size() == 1);
   CHECK(run.notes[0] == run.folder.metrics().string() +
                             ": the lines of steps 11 to 20 are missing; the others are kept, and "
@@ -178,7 +175,7 @@ TEST_CASE("lines that a power loss took are told, those behind the gap stay", "[
   const fs::path checkpoint = run.save(log, 35);
   const std::string kept = read_file(run.folder.metrics());
   CHECK(kept.ends_with(step_line(35).dump() + "\n"));
-  run.go_on(35, checkpoint);  // and the next time too
+  run.resume(35, checkpoint);  // and the next time too
   CHECK(read_file(run.folder.metrics()) == kept);
   CHECK(run.notes.empty());
 }
@@ -187,14 +184,14 @@ TEST_CASE("a checkpoint tells what its metrics file lost", "[train]") {
   LoggedRun run;
   fs::path checkpoint;
   {
-    MetricsLog log = run.go_on(0, {});
+    MetricsLog log = run.resume(0, {});
     run.write(log, 1, 30);
     checkpoint = run.save(log, 30);
   }
   const std::string whole = read_file(run.folder.metrics());
   const auto lost = [&](const std::string& text) {
     write_file(run.folder.metrics(), text);
-    MetricsLog log = run.go_on(30, checkpoint);
+    MetricsLog log = run.resume(30, checkpoint);
     CHECK(log.state().history.curves().at("loss").points().size() == 30);  // the report has all
     return run.notes.empty() ? "" : run.notes.front();
   };
@@ -215,7 +212,7 @@ TEST_CASE("event files of other programs stay", "[train]") {
   }
   run.folder.claim(run.folder.path() / "events.out.tfevents.1.2.moe");
   write_file(run.folder.path() / "events.out.tfevents.1.2.moe", "of an earlier start");
-  run.go_on(0, {});
+  run.resume(0, {});
   for (const auto& name : others) {
     CHECK(read_file(run.folder.path() / name) == "theirs");
   }
@@ -231,7 +228,7 @@ void check_cost(int64_t steps) {
   LoggedRun run;
   fs::path checkpoint;
   {
-    MetricsLog log = run.go_on(0, {});
+    MetricsLog log = run.resume(0, {});
     run.write(log, 1, steps);
     checkpoint = run.save(log, steps);
     run.write(log, steps + 1, steps + 100);
@@ -240,7 +237,7 @@ void check_cost(int64_t steps) {
   std::ofstream("/proc/self/clear_refs") << "5";  // the peak of memory counts from here
   const uint64_t before = resident_bytes();
   const auto begin = std::chrono::steady_clock::now();
-  MetricsLog log = run.go_on(steps, checkpoint);
+  MetricsLog log = run.resume(steps, checkpoint);
   log.report();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   const uint64_t peak = std::max(peak_since_reset(), before);

@@ -10,7 +10,7 @@
 
 #include "core/model/convert/upcycle.h"
 #include "core/route/route.h"
-#include "core/train/loop/gradients.h"
+#include "core/train/step/gradients.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"

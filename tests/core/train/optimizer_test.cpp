@@ -1,4 +1,4 @@
-#include "core/train/loop/optimizer.h"
+#include "core/train/step/optimizer.h"
 
 #include <ATen/Parallel.h>
 

@@ -1,8 +1,7 @@
-#include "core/train/loop/outliers.h"
-
 #include <cmath>
 
 #include "core/base/random.h"
+#include "core/train/step/updater.h"
 #include "tests/support/catch.h"
 
 using namespace moe;
@@ -19,7 +18,7 @@ struct Run {
 
   explicit Run(int64_t steps = kOutlierWindow) {
     for (int64_t step = 0; step < steps; ++step) {
-      CHECK_FALSE(judge_step(window, loss(), norm(), kZ));
+      CHECK_FALSE(find_outlier(window, loss(), norm(), kZ));
     }
   }
   double loss() { return 2 + 0.1 * random.normal(); }
@@ -51,7 +50,7 @@ TEST_CASE("a step is an outlier when its loss or its norm lies above the window'
   const double loss = bound_of(run.window.losses), norm = bound_of(run.window.norms);
   const auto judged = [&](double loss_value, double norm_value) {
     OutlierWindow window = run.window;
-    return judge_step(window, loss_value, norm_value, kZ);
+    return find_outlier(window, loss_value, norm_value, kZ);
   };
   CHECK_FALSE(judged(loss - 1e-9, norm - 1e-9));
   CHECK(says(judged(loss + 1e-9, 1), "the loss 2."));
@@ -64,12 +63,12 @@ TEST_CASE("a step is an outlier when its loss or its norm lies above the window'
 TEST_CASE("nothing is judged before 64 steps, nor where all are equal but for rounding",
           "[train]") {
   Run young(kOutlierStart - 1);
-  CHECK_FALSE(judge_step(young.window, 1e6, 1e6, kZ));
+  CHECK_FALSE(find_outlier(young.window, 1e6, 1e6, kZ));
   OutlierWindow level;
   for (int step = 0; step < 200; ++step) {
-    CHECK_FALSE(judge_step(level, 2 + 1e-7 * (step % 3), 1, kZ));
+    CHECK_FALSE(find_outlier(level, 2 + 1e-7 * (step % 3), 1, kZ));
   }
-  CHECK(judge_step(level, 2.1, 1, kZ));
+  CHECK(find_outlier(level, 2.1, 1, kZ));
 }
 
 TEST_CASE("the window holds the last 128 steps and an outlier at the bound it broke", "[train]") {
@@ -77,14 +76,14 @@ TEST_CASE("the window holds the last 128 steps and an outlier at the bound it br
   CHECK(run.window.losses.size() == 128);
   CHECK(run.window.norms.size() == 128);
   const double bound = bound_of(run.window.losses);
-  REQUIRE(judge_step(run.window, 1e6, 1.1, kZ));
+  REQUIRE(find_outlier(run.window, 1e6, 1.1, kZ));
   CHECK(run.window.losses.back() == Approx(bound).epsilon(1e-12));
   CHECK(run.window.norms.back() == 1.1);
   CHECK(run.window.in_a_row == 1);
   // So the next is seen, though it is a lesser one; entered as it was, the first would have raised
   // the bound to 5e5.
-  CHECK(says(judge_step(run.window, 4, 1, kZ), "the loss 4"));
-  CHECK_FALSE(judge_step(run.window, 2, 1, kZ));
+  CHECK(says(find_outlier(run.window, 4, 1, kZ), "the loss 4"));
+  CHECK_FALSE(find_outlier(run.window, 2, 1, kZ));
   CHECK(run.window.in_a_row == 0);
 }
 
@@ -94,16 +93,16 @@ TEST_CASE("a shift of the level is skipped for some steps and then is the level"
   for (const auto& [shift, most] : {std::pair(8.0, 4), std::pair(15.0, 10), std::pair(30.0, 15)}) {
     Run run;
     int skipped = 0;
-    while (judge_step(run.window, run.loss() + 0.1 * shift, run.norm(), kZ)) {
+    while (find_outlier(run.window, run.loss() + 0.1 * shift, run.norm(), kZ)) {
       ++skipped;
-      REQUIRE(skipped < kMostOutliersInARow);
+      REQUIRE(skipped < kMaxConsecutiveOutliers);
     }
     CAPTURE(shift);
     CHECK(skipped > 0);
     CHECK(skipped <= most);
     int later = 0;
     for (int step = 0; step < 300; ++step) {
-      later += judge_step(run.window, run.loss() + 0.1 * shift, run.norm(), kZ) ? 1 : 0;
+      later += find_outlier(run.window, run.loss() + 0.1 * shift, run.norm(), kZ) ? 1 : 0;
     }
     CHECK(later <= 2);  // the highest of the new level, just after the first that passed
   }
@@ -111,18 +110,18 @@ TEST_CASE("a shift of the level is skipped for some steps and then is the level"
 
 TEST_CASE("16 outliers in a row are said to be a new level, and the run goes on", "[train]") {
   Run run;
-  for (int64_t step = 1; step < kMostOutliersInARow; ++step) {
-    const auto why = judge_step(run.window, 1e5 + run.loss(), run.norm(), kZ);
+  for (int64_t step = 1; step < kMaxConsecutiveOutliers; ++step) {
+    const auto why = find_outlier(run.window, 1e5 + run.loss(), run.norm(), kZ);
     REQUIRE(why);
     CHECK(why->find("in a row") == std::string::npos);
   }
-  CHECK(says(judge_step(run.window, 1e5 + run.loss(), run.norm(), kZ),
+  CHECK(says(find_outlier(run.window, 1e5 + run.loss(), run.norm(), kZ),
              "it is the 16th in a row, so this is taken for the new level: the next 63 steps are "
              "not judged"));
   for (int step = 0; step < 300; ++step) {
-    CHECK_FALSE(judge_step(run.window, 1e5 + run.loss(), run.norm(), kZ));
+    CHECK_FALSE(find_outlier(run.window, 1e5 + run.loss(), run.norm(), kZ));
   }
-  CHECK(says(judge_step(run.window, 1e5 + 4, 1, kZ), "the loss"));
+  CHECK(says(find_outlier(run.window, 1e5 + 4, 1, kZ), "the loss"));
 }
 
 TEST_CASE("values that come now and then become part of the window", "[train]") {
@@ -132,7 +131,7 @@ TEST_CASE("values that come now and then become part of the window", "[train]") 
   for (int step = 0; step < 1000; ++step) {
     const bool is_high = step % 5 == 0;
     const bool skipped =
-        judge_step(run.window, run.loss() + (is_high ? 2 : 0), run.norm(), kZ).has_value();
+        find_outlier(run.window, run.loss() + (is_high ? 2 : 0), run.norm(), kZ).has_value();
     CHECK((is_high || !skipped));
     late += skipped && step >= 200 ? 1 : 0;
   }

@@ -7,8 +7,8 @@
 #include <set>
 
 #include "core/io/checksums.h"
-#include "core/train/observe/metrics_log.h"
-#include "core/train/run/snapshot.h"
+#include "core/train/checkpoint/snapshot.h"
+#include "core/train/observe/metrics.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/tiny_checkpoint.h"
@@ -123,7 +123,7 @@ int64_t check_found(const fs::path& root, const Tree& tree) {
   if (!found) {
     return 0;
   }
-  const int64_t step = read_position(*found).step;
+  const int64_t step = read_train_state(*found).step;
   CHECK(found->filename() == fmt::format("step-{}", step));
   const std::string metrics = read_file(run / "metrics.jsonl");
   CHECK(lines_up_to(metrics, step) == step);

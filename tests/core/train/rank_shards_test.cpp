@@ -1,12 +1,11 @@
 // A step of several processes against the same step of one: ranks as threads, each with a model of
 // its own.
 
-#include "core/train/loop/rank_shards.h"
-
 #include <mutex>
 
 #include "core/model/convert/upcycle.h"
-#include "core/train/loop/gradients.h"
+#include "core/train/step/gradients.h"
+#include "core/train/step/updater.h"
 #include "tests/support/catch.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/temp_dir.h"

@@ -8,9 +8,9 @@
 #include <mutex>
 
 #include "core/base/random.h"
+#include "core/train/checkpoint/snapshot.h"
 #include "core/train/loop/trainer.h"
-#include "core/train/loop/updater.h"
-#include "core/train/run/snapshot.h"
+#include "core/train/step/updater.h"
 #include "tests/support/matchers.h"
 #include "tests/support/mixture.h"
 #include "tests/support/rank_threads.h"
@@ -251,7 +251,7 @@ TEST_CASE("a checkpoint read and written by 2, 4 and 1 processes keeps its bytes
         const io::Checkpoint folder(from);
         model::Llama model = model::Llama::load(folder, ranks.layout);
         Updater updater(model.parameters(), world.settings.adamw, 0, &ranks);
-        const Position position = restore(from, model, updater.optimizer());
+        const TrainState position = restore(from, model, updater.optimizer());
         Snapshot(model, updater.optimizer(), model.default_routing(), {0.01, 0.0}, position)
             .write(folder, to, ranks);
       });

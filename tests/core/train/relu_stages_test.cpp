@@ -1,9 +1,8 @@
 // Stages of ReLU training: when they end, by the definition read backwards over all steps, in
 // metrics.jsonl, across a checkpoint and on the page.
 
-#include "core/train/observe/relu_stages.h"
-
-#include "core/train/observe/metrics_log.h"
+#include "core/train/observe/curves.h"
+#include "core/train/observe/metrics.h"
 #include "core/train/observe/report.h"
 #include "tests/support/page.h"
 #include "tests/support/train_world.h"

@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "core/train/observe/report_data.h"
 #include "tests/support/catch.h"
 #include "tests/support/page.h"
 #include "tests/support/temp_dir.h"
@@ -208,10 +207,10 @@ TEST_CASE("the page of a run with hundreds of tasks and thousands of starts stay
   const Json tasks = panel_of(drawn_data(page), "Accuracy")["series"];
   CHECK(tasks.size() == 300);
   CHECK(tasks[299]["y"].size() >= 50);
-  CHECK(count_of(page, "Went on after step") == 19);
-  CHECK(page.find("Went on 4980 times more") != std::string::npos);
-  CHECK(page.find("Begun") != std::string::npos);
-  CHECK(page.find("Went on after step 4,999") != std::string::npos);
+  CHECK(count_of(page, "Resumed after step") == 19);
+  CHECK(page.find("Resumed 4980 more times") != std::string::npos);
+  CHECK(page.find("Started") != std::string::npos);
+  CHECK(page.find("Resumed after step 4,999") != std::string::npos);
 }
 
 TEST_CASE("smoothing keeps a straight line and calms a noisy one", "[train]") {

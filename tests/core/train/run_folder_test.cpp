@@ -1,4 +1,4 @@
-#include "core/train/run/run_folder.h"
+#include "core/train/checkpoint/run_folder.h"
 
 #include "core/io/checksums.h"
 #include "core/io/staged_folder.h"
@@ -267,7 +267,7 @@ TEST_CASE("what a kill left of a checkpoint is removed when the run goes on", "[
   write_file(checkpoints / ".step-20.moe-staging/.moe-staging", "moe staging 1\nstep-20\n");
   write_file(checkpoints / "step-40.partial/.moe-staging", "moe staging 1\nstep-40\n");
   RunFolder again(run, model, false);
-  again.begin("[train]\n", RunState::kGoesOn);
+  again.begin("[train]\n", RunState::kResumable);
   CHECK(again.saved_steps() == std::vector<int64_t>{20});
   CHECK(std::distance(fs::directory_iterator(checkpoints), {}) == 2);
   CHECK(fs::exists(checkpoints / "step-40.partial"));  // the run did not begin to make it
@@ -332,9 +332,9 @@ TEST_CASE("a run with settings of options that were removed resumes if they chan
     return RunFolder(dir / name, model, false);
   };
   const std::string now = "[train]\nsteps = 12\n";
-  CHECK(state_of(started("graph", "graph = true\n"), now) == RunState::kGoesOn);
+  CHECK(state_of(started("graph", "graph = true\n"), now) == RunState::kResumable);
   CHECK(state_of(started("default", "graph = false\nexpert-products = \"auto\"\n"), now) ==
-        RunState::kGoesOn);
+        RunState::kResumable);
   const auto error =
       user_error_of([&] { state_of(started("loop", "expert-products = \"loop\"\n"), now); });
   CHECK_THAT(error, moe::test::contains_text("expert-products was \"loop\""));
@@ -347,20 +347,22 @@ TEST_CASE("a run goes on under the same settings, and is refused with those that
   const std::string settings = "# moe 1\n[train]\nsteps = 12\nlr = 0.1\nkeep = 2\n";
   RunFolder(run, model, false).begin(settings, RunState::kNew);
   RunFolder again(run, model, false);
-  CHECK(state_of(again, settings) == RunState::kGoesOn);
+  CHECK(state_of(again, settings) == RunState::kResumable);
   CHECK(state_of(again, "# moe 2\n[train]\nlr = 0.1\nsteps = 12\nkeep = 9\nsave-every = 3\n") ==
-        RunState::kGoesOn);
-  CHECK(state_of(again, "[train]\nlr=1e-1   # as TOML has it\nsteps = 1_2\n") == RunState::kGoesOn);
+        RunState::kResumable);
+  CHECK(state_of(again, "[train]\nlr=1e-1   # as TOML has it\nsteps = 1_2\n") ==
+        RunState::kResumable);
   CHECK(user_error_of([&] { state_of(again, "[train]\nsteps = 13\nclip = 1\n"); }) ==
         run.string() +
-            ": a run with other settings is there (clip was not given, is 1; lr was 0.1, is not "
-            "given; steps was 12, is 13); give the same to go on, another -o, or --force to begin "
-            "anew");
+            ": the existing run has other settings (clip was not given, is 1; lr was 0.1, is not "
+            "given; steps was 12, is 13); give the same settings to resume it, another -o, or "
+            "--force to start "
+            "over");
   CHECK(state_of(RunFolder(run, model, true), "[train]\nsteps = 13\n") == RunState::kNew);
   add_checkpoint(again, 2);
-  again.begin("[train]\nsteps = 12\n", RunState::kGoesOn);
+  again.begin("[train]\nsteps = 12\n", RunState::kResumable);
   CHECK(user_error_of([&] {
-          RunFolder(run, model, false).begin("[train]\nsteps = 12\n", RunState::kGoesOn);
+          RunFolder(run, model, false).begin("[train]\nsteps = 12\n", RunState::kResumable);
         }) == run.string() +
                   ": another run is writing it now; wait for it or give another output folder");
   CHECK(fs::exists(run / "checkpoints" / "step-2" / "config.json"));

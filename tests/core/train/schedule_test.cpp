@@ -1,7 +1,5 @@
-#include "core/train/loop/schedule.h"
-
+#include "core/train/config/options.h"
 #include "tests/support/catch.h"
-#include "tests/support/user_error.h"
 
 using namespace moe::train;
 
@@ -59,9 +57,15 @@ TEST_CASE("runs of one step and runs that are all warm-up have a rate", "[train]
 }
 
 TEST_CASE("schedules have names", "[train]") {
-  for (const char* name : {"cosine", "linear", "constant", "wsd"}) {
-    CHECK(schedule_name(parse_schedule(name)) == std::string(name));
+  TrainSettings settings;
+  for (const auto& option : train_options(settings)) {
+    if (option.name != std::string("schedule")) {
+      continue;
+    }
+    for (const char* name : {"cosine", "linear", "constant", "wsd"}) {
+      CHECK(moe::set_value(option.member, name));
+      CHECK(moe::value_text(option.member) == name);
+    }
   }
-  CHECK(moe::test::user_error_of([] { parse_schedule("sine"); }) ==
-        "--schedule 'sine' is unknown; known: cosine, linear, constant, wsd");
+  CHECK(settings.schedule == ScheduleKind::kWsd);
 }

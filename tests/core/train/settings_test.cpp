@@ -1,4 +1,4 @@
-#include "core/train/run/settings.h"
+#include "core/train/config/settings.h"
 
 #include <cmath>
 

@@ -2,9 +2,9 @@
 
 #include "tests/support/threads.h"
 
-#include "core/train/loop/gradients.h"
-#include "core/train/loop/trainable.h"
-#include "core/train/loop/updater.h"
+#include "core/train/step/gradients.h"
+#include "core/train/step/trainable.h"
+#include "core/train/step/updater.h"
 #include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"

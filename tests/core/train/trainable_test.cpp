@@ -1,4 +1,4 @@
-#include "core/train/loop/trainable.h"
+#include "core/train/step/trainable.h"
 
 #include "core/model/convert/upcycle.h"
 #include "tests/support/catch.h"
@@ -74,7 +74,7 @@ TEST_CASE("a shared expert is dense, and its gate keeps no copy in bf16", "[trai
   settings.compute.precision = model::Precision::kBf16;
   for (const auto& parameter : model.parameters()) {
     if (parameter.name.find("shared_expert") != std::string::npos) {
-      CHECK(train::keeps_copy(parameter, model.config(), settings) ==
+      CHECK(train::has_bf16_copy(parameter, model.config(), settings) ==
             !parameter.name.ends_with("gate"));
     }
   }

@@ -1,8 +1,8 @@
 // What the optimizer's settings do to a whole run: moments in bf16, decay, outliers.
 
 #include "core/base/error.h"
+#include "core/train/checkpoint/snapshot.h"
 #include "core/train/loop/trainer.h"
-#include "core/train/run/snapshot.h"
 #include "tests/support/train_world.h"
 #include "tests/support/user_error.h"
 
@@ -187,7 +187,7 @@ TEST_CASE("the window of outliers is saved: a run that was stopped skips what th
   }
   const fs::path checkpoint =
       world.settings.run / "checkpoints" / fmt::format("step-{}", kOrdinarySteps + 1);
-  const Position position = read_position(checkpoint);
+  const TrainState position = read_train_state(checkpoint);
   CHECK(position.outliers.losses.size() == 128);
   CHECK(position.outliers.in_a_row == 1);
   CHECK(position.skipped_outliers == 1);
@@ -202,7 +202,7 @@ TEST_CASE("a window of outliers that is none is refused by file and key", "[trai
     test::write_file(dir / "state.json",
                      R"({"format":1,"step":1,"total_tokens":1,"lambda":0,"outliers":)" + outliers +
                          R"(,"cursor":{"epoch":0,"example":0,"offset":0}})");
-    return test::user_error_of([&] { read_position(dir.path()); });
+    return test::user_error_of([&] { read_train_state(dir.path()); });
   };
   const std::string file = (dir / "state.json").string();
   CHECK(error_of("[]") == file + ": outliers: must be an object");
@@ -230,10 +230,10 @@ TEST_CASE("a state of training with numbers below zero is refused by file and ke
     Json changed = state;
     changed[key] = -1;
     test::write_file(dir / "state.json", changed.dump());
-    const std::string error = test::user_error_of([&] { read_position(dir.path()); });
+    const std::string error = test::user_error_of([&] { read_train_state(dir.path()); });
     CHECK(error == fmt::format("{}: '{}' is -1, it must not be negative",
                                (dir / "state.json").string(), key));
   }
   test::write_file(dir / "state.json", state.dump());
-  CHECK(read_position(dir.path()).step == 1);
+  CHECK(read_train_state(dir.path()).step == 1);
 }

@@ -2,7 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/model/convert/upcycle.h"
-#include "core/train/run/snapshot.h"
+#include "core/train/checkpoint/snapshot.h"
 #include "tests/support/train_world.h"
 #include "tests/support/user_error.h"
 
@@ -426,8 +426,8 @@ TEST_CASE("a stop finishes the step, saves it and says where", "[train]") {
     message = stopped.what();
   }
   const auto saved = world.settings.run / "checkpoints" / "step-3";
-  CHECK(message == "stopped after step 3 of 12; saved " + saved.string() +
-                       "; the same command goes on from there");
+  CHECK(message ==
+        "stopped after step 3 of 12; saved " + saved.string() + "; run the same command to resume");
   CHECK(fs::exists(saved / "model.safetensors"));
   CHECK_FALSE(fs::exists(world.settings.run / "final"));
 }
@@ -579,7 +579,7 @@ TEST_CASE("a damaged checkpoint is named and the one before it is used", "[train
   CHECK(first_step == 8);
   REQUIRE(notes.size() == 2);
   CHECK(notes[0].find("state.safetensors is not as it was written") != std::string::npos);
-  CHECK(notes[1].find("goes on after step 8") == 0);
+  CHECK(notes[1].find("resuming from step 8") == 0);
   CHECK(read_file(world.settings.run / "final" / "model.safetensors") == weights);
 }
 
@@ -590,7 +590,8 @@ TEST_CASE("a checkpoint without a state is refused as a place to go on from", "[
   AdamW optimizer(model.parameters(), {});
   CHECK(test::user_error_of([&] {
           restore(world.dir / "dense", model, optimizer);
-        }).find("has no state.safetensors, so training cannot go on from it") != std::string::npos);
+        }).find("has no state.safetensors, so training cannot be resumed from it") !=
+        std::string::npos);
 }
 
 TEST_CASE("only what --train names changes, and such a run goes on too", "[train]") {
@@ -643,7 +644,7 @@ TEST_CASE("adapters train in place of weights and are merged into the saved fold
   const std::string weights = read_file(world.settings.run / "final" / "model.safetensors");
   world.settings.run = world.dir / "stopped";
   train_until(world, 2);
-  CHECK(read_position(world.settings.run / "checkpoints" / "step-2").group_tokens == 4 * 12);
+  CHECK(read_train_state(world.settings.run / "checkpoints" / "step-2").group_tokens == 4 * 12);
   world.train();
   CHECK(read_file(world.settings.run / "final" / "model.safetensors") == weights);
 }

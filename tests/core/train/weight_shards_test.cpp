@@ -8,11 +8,11 @@
 #include <atomic>
 #include <mutex>
 
-#include "core/train/loop/gradients.h"
-#include "core/train/loop/trainable.h"
+#include "core/train/checkpoint/snapshot.h"
 #include "core/train/loop/trainer.h"
-#include "core/train/loop/updater.h"
-#include "core/train/run/snapshot.h"
+#include "core/train/step/gradients.h"
+#include "core/train/step/trainable.h"
+#include "core/train/step/updater.h"
 #include "kernels/cpu/caching_allocator.h"
 #include "kernels/ops/bf16_working_copy.h"
 #include "tests/support/mixture.h"
@@ -320,7 +320,7 @@ TEST_CASE("a checkpoint keeps its bytes through any number of ranks, sharded or 
         }
         model.add_lora(world.settings.lora, 0);
         Updater updater(trainable(model, {}), world.settings.adamw, 0, &ranks);
-        const Position position = restore(from, model, updater.optimizer());
+        const TrainState position = restore(from, model, updater.optimizer());
         Snapshot(model, updater.optimizer(), model.default_routing(), {0.01, 0.0}, position)
             .write(folder, to, ranks);
       });

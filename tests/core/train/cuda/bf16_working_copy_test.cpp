@@ -9,7 +9,7 @@
 
 #include <functional>
 
-#include "core/train/loop/optimizer.h"
+#include "core/train/step/optimizer.h"
 #include "kernels/ops/device.h"
 #include "kernels/ops/grouped_linear.h"
 #include "kernels/ops/grouped_swiglu.h"

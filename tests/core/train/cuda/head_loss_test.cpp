@@ -1,15 +1,13 @@
 // The loss of a model's head: what it computes, and that nobody waits for a GPU. In a build
 // without CUDA the GPU is an emulated one (tests/support/emulated_cuda).
 
-#include "core/train/loop/head_loss.h"
-
 #include <ATen/record_function.h>
 
 #include <atomic>
 #include <string_view>
 
 #include "core/data/examples.h"
-#include "core/train/loop/gradients.h"
+#include "core/train/step/gradients.h"
 #include "tests/support/gpu.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"

@@ -93,7 +93,7 @@ TEST_CASE("in bf16 a run that keeps copies of its weights is the run that rounds
   world.settings.steps = 3;
   world.settings.compute.precision = model::Precision::kBf16;
   const auto kept = train_alone(world, kGpu, "kept");
-  world.settings.compute.recompute = model::Recompute::kLayer;  // keeps none (keeps_copy())
+  world.settings.compute.recompute = model::Recompute::kLayer;  // keeps none (has_bf16_copy())
   const auto anew = train_alone(world, kGpu, "anew");
   REQUIRE(kept.size() == anew.size());
   for (size_t i = 0; i < kept.size(); ++i) {

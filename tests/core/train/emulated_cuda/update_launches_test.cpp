@@ -1,7 +1,7 @@
 // Counts the launches of an update on the emulated GPU, as tests/core/model/emulated_cuda does for
 // a layer.
 
-#include "core/train/loop/updater.h"
+#include "core/train/step/updater.h"
 #include "tests/support/emulated_cuda/emulator.h"
 #include "tests/support/gpu.h"
 

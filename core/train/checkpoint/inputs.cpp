@@ -1,0 +1,222 @@
+#include "core/train/checkpoint/inputs.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/base/error.h"
+#include "core/base/json.h"
+#include "core/base/read_file.h"
+#include "core/data/example_set.h"
+#include "core/io/checksums.h"
+
+namespace moe::train {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr size_t kSample = 4096, kStride = size_t{4} << 20;
+
+InputFile input_file(const fs::path& path, std::string as, bool is_sampled) {
+  struct stat status {};
+  ::stat(path.c_str(), &status);
+  return {std::move(as),
+          static_cast<uint64_t>(status.st_size),
+          int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec,
+          "",
+          path,
+          is_sampled};
+}
+
+// Returns true for the files of a model folder that a run reads: weights, config, tokenizer.
+bool is_of_model(const fs::path& file) {
+  const std::string name = file.filename().string();
+  return name == "config.json" || name.starts_with("tokenizer") ||
+         name == "special_tokens_map.json" || file.extension() == ".safetensors";
+}
+
+std::vector<InputFile> model_files(const fs::path& folder) {
+  std::vector<InputFile> files;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+    if (entry.is_regular_file(ignored) && is_of_model(entry.path())) {
+      files.push_back(input_file(entry.path(), entry.path().filename().string(),
+                                 entry.path().extension() == ".safetensors"));
+    }
+  }
+  return files;
+}
+
+std::vector<InputFile> folder_files(const fs::path& folder) {
+  std::vector<InputFile> files;
+  std::error_code ignored;
+  if (!folder.empty()) {
+    for (const auto& entry : fs::recursive_directory_iterator(folder, ignored)) {
+      if (entry.is_regular_file(ignored)) {
+        files.push_back(
+            input_file(entry.path(), entry.path().lexically_relative(folder).string(), true));
+      }
+    }
+  }
+  return files;
+}
+
+// Returns the files of --data. A file named *.txt or *.txt.gz is read as text.
+std::vector<InputFile> data_files(const std::vector<fs::path>& words) {
+  std::vector<InputFile> files;
+  for (const auto& source : data::parse_sources(words)) {
+    const bool is_text =
+        source.file.extension() == ".txt" || source.file.stem().extension() == ".txt";
+    std::string as = is_text ? "text" : "data";
+    as += source.weight > 0 ? fmt::format(" of weight {}", source.weight) : "";
+    files.push_back(input_file(source.file, as, false));
+  }
+  return files;
+}
+
+// Returns the entries of --eval-tasks, which are names of benchmarks or files.
+std::vector<InputFile> task_files(const std::vector<std::string>& tasks) {
+  std::vector<InputFile> files;
+  std::error_code ignored;
+  for (const auto& task : tasks) {
+    files.push_back(fs::is_regular_file(task, ignored)
+                        ? input_file(task, fs::path(task).filename().string(), false)
+                        : InputFile{task});
+  }
+  return files;
+}
+
+void add_samples(io::ContentHash& hash, const InputFile& file) {
+  const Descriptor in = open_to_read(file.path);
+  std::vector<std::byte> block(kSample);
+  for (uint64_t offset = 0; offset < file.bytes; offset += kStride) {
+    const ssize_t count = ::pread(in.get(), block.data(), block.size(), static_cast<off_t>(offset));
+    if (count < 0) {
+      throw UserError("{}: cannot be read: {}", file.path.string(), std::strerror(errno));
+    }
+    hash.update(std::span(block).first(static_cast<size_t>(count)));
+  }
+}
+
+void make_digest(InputFile& file) {
+  if (!file.digest.empty() || file.path.empty()) {
+    return;
+  }
+  io::ContentHash hash;
+  if (file.is_sampled) {
+    hash.update_text(fmt::format("{}", file.bytes));
+    add_samples(hash, file);
+  } else {
+    hash.update_file(file.path, [] {});
+  }
+  file.digest = hash.digest().hex();
+}
+
+bool is_same_content(const InputFile& before, InputFile& now) {
+  if (before.bytes != now.bytes) {
+    return false;
+  }
+  if (before.modified_ns == now.modified_ns) {
+    now.digest = before.digest;
+    return true;
+  }
+  make_digest(now);
+  return before.digest == now.digest;
+}
+
+}  // namespace
+
+std::vector<fs::path> input_paths(const TrainSettings& settings) {
+  std::vector<fs::path> inputs = {settings.model, settings.evaluation.tasks_folder};
+  for (const auto& source : data::parse_sources(settings.data)) {
+    inputs.push_back(source.file);
+  }
+  for (const auto& file : settings.evaluation.data) {
+    inputs.push_back(file);
+  }
+  for (const auto& task : settings.evaluation.tasks) {  // a name or a file
+    if (fs::exists(task)) {
+      inputs.emplace_back(task);
+    }
+  }
+  return inputs;
+}
+
+Inputs find_inputs(const TrainSettings& settings) {
+  const EvaluationSettings& evaluation = settings.evaluation;
+  Inputs inputs = {{"model", model_files(settings.model)},
+                   {"data", data_files(settings.data)},
+                   {"eval-data", data_files(evaluation.data)},
+                   {"eval-tasks", task_files(evaluation.tasks)},
+                   {"eval-data-dir", folder_files(evaluation.tasks_folder)}};
+  for (const char* folder : {"model", "eval-data-dir"}) {  // directory order is not deterministic
+    auto& files = inputs[folder];
+    std::sort(files.begin(), files.end(),
+              [](const InputFile& left, const InputFile& right) { return left.as < right.as; });
+  }
+  return inputs;
+}
+
+std::optional<Inputs> read_inputs(const fs::path& file) {
+  constexpr uint64_t kMaxBytes = uint64_t{256} << 20;
+  if (!fs::exists(file)) {
+    return std::nullopt;
+  }
+  const auto json = try_parse_json(read_small_file(file, kMaxBytes));
+  if (!json || !json->is_object()) {
+    return std::nullopt;
+  }
+  Inputs inputs;
+  try {
+    for (const auto& [key, files] : json->items()) {
+      auto& list = inputs[key];
+      for (const auto& entry : files) {
+        list.push_back({entry.at("as").get<std::string>(), entry.at("bytes").get<uint64_t>(),
+                        entry.at("modified").get<int64_t>(), entry.at("xxh3").get<std::string>()});
+      }
+    }
+  } catch (const Json::exception&) {
+    return std::nullopt;
+  }
+  return inputs;
+}
+
+std::string to_json(Inputs& inputs) {
+  OrderedJson json;
+  for (auto& [key, files] : inputs) {
+    json[key] = OrderedJson::array();
+    for (auto& file : files) {
+      make_digest(file);
+      json[key].push_back({{"as", file.as},
+                           {"bytes", file.bytes},
+                           {"modified", file.modified_ns},
+                           {"xxh3", file.digest}});
+    }
+  }
+  return json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
+}
+
+std::optional<std::string> find_difference(const std::vector<InputFile>& before,
+                                           std::vector<InputFile>& now) {
+  if (before.size() != now.size()) {
+    return fmt::format("there were {} files, there are {}", before.size(), now.size());
+  }
+  for (size_t index = 0; index < now.size(); ++index) {
+    InputFile& file = now[index];
+    const std::string name = file.path.empty() ? file.as : file.path.string();
+    if (before[index].as != file.as) {
+      return fmt::format("{} is read as {}, before it was {}", name, file.as, before[index].as);
+    }
+    if (!is_same_content(before[index], file)) {
+      return fmt::format("{} is not what the run began with", name);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace moe::train

@@ -1,0 +1,491 @@
+#include "core/train/checkpoint/run_folder.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "core/base/error.h"
+#include "core/base/read_file.h"
+#include "core/base/text.h"
+#include "core/io/checksums.h"
+#include "core/io/file.h"
+#include "core/io/output_checks.h"
+#include "core/io/staged_folder.h"
+#include "core/io/staging_area.h"
+#include "core/train/config/options.h"
+
+namespace moe::train {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* kManifest = ".moe-run";
+constexpr std::string_view kManifestHead = "moe run 1";
+constexpr const char* kSettings = "settings.toml";
+constexpr const char* kFinal = "final";
+constexpr const char* kCheckpoints = "checkpoints";
+constexpr std::string_view kCheckpointPrefix = "checkpoints/", kStepPrefix = "step-";
+
+std::string step_name(int64_t step) { return fmt::format("{}{}", kStepPrefix, step); }
+
+// Returns the names of files that every run has, and "final".
+const std::set<std::string>& standard_names() {
+  static const std::set<std::string> names = {"settings.toml", "inputs.json",  "metrics.jsonl",
+                                              "samples.jsonl", "starts.jsonl", "report.html",
+                                              "trace.json",    "final"};
+  return names;
+}
+
+bool is_manifest_name(std::string_view name) {
+  return standard_names().count(std::string(name)) > 0 || is_event_name(name) ||
+         (name.starts_with(kCheckpointPrefix) &&
+          parse_step_name(name.substr(kCheckpointPrefix.size())));
+}
+
+// Returns the names in the manifest of `run`; none if it has no manifest. Skips names that no run
+// makes, so that a manifest written by others does not cause the removal of their files.
+std::set<std::string> read_manifest(const fs::path& run) {
+  std::set<std::string> names;
+  if (!fs::exists(run / kManifest)) {
+    return names;
+  }
+  std::istringstream in(read_small_file(run / kManifest));
+  std::string line;
+  if (!std::getline(in, line) || line != kManifestHead) {
+    return names;
+  }
+  while (std::getline(in, line)) {
+    if (is_manifest_name(line)) {
+      names.insert(line);
+    }
+  }
+  return names;
+}
+
+// Replaces the manifest of `run`.
+void write_manifest(const fs::path& run, const std::set<std::string>& names) {
+  std::string text = std::string(kManifestHead) + "\n";
+  for (const auto& name : names) {
+    text += name + "\n";
+  }
+  io::write_whole(run / kManifest, text);
+}
+
+// Returns the settings of a recipe, except those that do not change the results.
+std::map<std::string, std::string> result_settings(const std::string& toml,
+                                                   const std::string& where) {
+  auto values = read_settings(toml, where);
+  TrainSettings any;
+  for (const auto& key : free_keys(train_options(any))) {
+    values.erase(key);
+  }
+  // Removed options: CUDA graphs gave equal results, and `auto` is the only behaviour left.
+  values.erase("graph");
+  if (const auto products = values.find("expert-products");
+      products != values.end() && products->second == toml_string("auto")) {
+    values.erase(products);
+  }
+  return values;
+}
+
+// Overload for the settings.toml of a run. The file is written atomically, so one that cannot be
+// parsed is damaged.
+std::map<std::string, std::string> read_run_settings(const fs::path& file) {
+  const auto damaged = [&](const std::string& what) {
+    return UserError(
+        "{}: the file is damaged; restore it from a backup, give another -o, or use --force to "
+        "start over",
+        what);
+  };
+  const std::string toml = read_small_file(file);
+  if (!toml.ends_with('\n')) {
+    throw damaged(fmt::format("{}, line {}: breaks off", file.string(),
+                              1 + std::count(toml.begin(), toml.end(), '\n')));
+  }
+  try {
+    return result_settings(toml, file.string());
+  } catch (const UserError& error) {
+    throw damaged(error.what());
+  }
+}
+
+std::set<std::string> all_keys(const std::map<std::string, std::string>& left,
+                               const std::map<std::string, std::string>& right) {
+  std::set<std::string> keys;
+  for (const auto* values : {&left, &right}) {
+    for (const auto& [key, value] : *values) {
+      keys.insert(key);
+    }
+  }
+  return keys;
+}
+
+std::string value_text(const std::map<std::string, std::string>& values, const std::string& key) {
+  const auto entry = values.find(key);
+  return entry == values.end() ? "not given" : entry->second;
+}
+
+// Returns true if RUN has only the manifest or partial files, as after a kill before settings.toml
+// was written.
+bool is_unused(const fs::path& run) {
+  const auto is_other = [](const fs::directory_entry& entry) {
+    const std::string name = entry.path().filename().string();
+    return !name.starts_with(kManifest) && !name.starts_with(std::string(kSettings) + ".partial-");
+  };
+  return std::none_of(fs::directory_iterator(run), fs::directory_iterator(), is_other);
+}
+
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    names.push_back(entry.path().filename().string());
+  }
+  return names;
+}
+
+std::string checkpoint_name(int64_t step) {
+  return fmt::format("{}/{}", kCheckpoints, step_name(step));
+}
+
+// Returns the manifest of a run of a version without manifests: the standard names, and the folders
+// that have the files of a checkpoint.
+std::set<std::string> manifest_of_old_run(const fs::path& run) {
+  std::set<std::string> listed = standard_names();
+  for (const auto& name : names_in(run / kCheckpoints)) {
+    const fs::path folder = run / kCheckpoints / name;
+    if (parse_step_name(name) &&
+        (fs::exists(folder / "state.json") || fs::exists(folder / "checksums.json"))) {
+      listed.insert(fmt::format("{}/{}", kCheckpoints, name));
+    }
+  }
+  return listed;
+}
+
+}  // namespace
+
+std::optional<int64_t> parse_step_name(std::string_view name) {
+  int64_t step = 0;
+  const char* end = name.data() + name.size();
+  if (!name.starts_with(kStepPrefix)) {
+    return std::nullopt;
+  }
+  const auto [stop, error] = std::from_chars(name.data() + kStepPrefix.size(), end, step);
+  const bool is_step = error == std::errc() && stop == end && step >= 0 && step_name(step) == name;
+  return is_step ? std::optional(step) : std::nullopt;
+}
+
+bool is_event_name(std::string_view name) {
+  static const std::regex ours(R"(events\.out\.tfevents\.[0-9]+\.[0-9]+\.moe)");
+  return std::regex_match(name.begin(), name.end(), ours);
+}
+
+RunFolder::RunFolder(fs::path run, const fs::path& model, bool force, std::vector<fs::path> inputs)
+    : force_(force), run_(std::move(run)), inputs_(std::move(inputs)) {
+  std::error_code error;
+  if (!fs::exists(run_, error)) {
+    return;
+  }
+  if (!fs::is_directory(run_)) {
+    throw UserError("{}: is a file; name a folder for the run", run_.string());
+  }
+  if (!force && !is_unused(run_) && !fs::exists(run_ / kSettings)) {
+    throw UserError(
+        "{}: is there already and is no run of moe train; give another -o, or --force to begin "
+        "there",
+        run_.string());
+  }
+  if (io::lies_in(model, run_)) {
+    throw UserError("{}: the model {} lies inside it; give another -o", run_.string(),
+                    model.string());
+  }
+  check_names();
+}
+
+// Throws UserError if a name that the run needs is taken, or if an input would be removed with the
+// run.
+void RunFolder::check_names() const {
+  check_no_links();
+  const auto listed = read_manifest(run_);
+  if (force_) {
+    io::check_removable(run_);
+    for (const auto& name : standard_names()) {
+      check_free(name, listed);
+    }
+  }
+  if (force_ || !fs::exists(final_model())) {
+    io::check_is_own_page(report());
+  }
+  for (const auto& name : names_in(run_ / kCheckpoints)) {
+    if (force_ && parse_step_name(name)) {
+      check_free(fs::path(kCheckpoints) / name, listed);
+    }
+    const fs::path stem = fs::path(name).stem();
+    if (parse_step_name(stem.string())) {
+      io::check_stageable(run_ / kCheckpoints / stem);
+    }
+  }
+  io::check_stageable(final_model());
+  for (const auto& name : listed) {
+    io::check_inputs_outside(run_ / name, inputs_);
+  }
+  if (force_) {
+    check_removable_files(listed);
+  }
+}
+
+// Throws UserError for symbolic links. The folders of a complete run may be links unless it is
+// started over, because nothing is written to them.
+void RunFolder::check_no_links() const {
+  std::error_code error;
+  const bool is_complete = !force_ && fs::exists(final_model(), error);
+  std::vector<std::string> names(standard_names().begin(), standard_names().end());
+  names.push_back(kManifest);
+  names.push_back(kCheckpoints);
+  if (!fs::is_symlink(run_ / kCheckpoints)) {
+    for (const auto& name : names_in(run_ / kCheckpoints)) {
+      if (parse_step_name(name)) {
+        names.push_back(fmt::format("{}/{}", kCheckpoints, name));
+      }
+    }
+  }
+  for (const auto& name : names) {
+    const bool is_folder = name == kFinal || name.starts_with(kCheckpoints);
+    if (fs::is_symlink(run_ / name) && !(is_complete && is_folder)) {
+      throw UserError(
+          "{}: is a link to {}, and a run writes and removes nothing through a link: put the {} "
+          "itself there, or give another -o",
+          (run_ / name).string(), fs::read_symlink(run_ / name).string(),
+          is_folder ? "folder" : "file");
+    }
+  }
+}
+
+// Throws UserError if a listed name is not of the kind that the run made, before any of them is
+// removed.
+void RunFolder::check_removable_files(const std::set<std::string>& listed) const {
+  for (const auto& name : listed) {
+    const fs::path path = run_ / name;
+    const bool is_folder = name == kFinal || name.starts_with(kCheckpoints);
+    const fs::file_status status = fs::symlink_status(path);
+    if (fs::exists(status) &&
+        !(is_folder ? fs::is_directory(status) : fs::is_regular_file(status))) {
+      throw UserError("{}: is not the {} that the run made and will not be removed; move it",
+                      path.string(), is_folder ? "folder" : "file");
+    }
+    if (const auto added = is_folder ? io::find_unlisted(path) : std::nullopt) {
+      throw UserError(
+          "{}: is not in the list of what the run made there ({}) and would be removed; move it, "
+          "or give another -o",
+          (path / printable(*added)).string(), (path / io::kOutputList).string());
+    }
+  }
+}
+
+void RunFolder::check_free(const fs::path& name, const std::set<std::string>& listed) const {
+  if (io::is_taken(run_ / name) && listed.count(name.string()) == 0) {
+    throw UserError(
+        "{}: is not in the list of what a run of moe made there ({}) and will not be replaced; "
+        "move it, or give another -o",
+        (run_ / name).string(), (run_ / kManifest).string());
+  }
+}
+
+RunState RunFolder::state(const std::string& settings_toml, Inputs& inputs,
+                          std::vector<std::string>& notes) const {
+  if (force_ || !fs::exists(run_ / kSettings)) {
+    return RunState::kNew;
+  }
+  const fs::path file = run_ / kSettings;
+  auto before = read_run_settings(file), now = result_settings(settings_toml, file.string());
+  before.erase("out");  // RUN may have been moved
+  now.erase("out");
+  std::vector<std::string> differing = changed_inputs(before, now, inputs, notes);
+  for (const auto& key : all_keys(before, now)) {
+    const std::string old_value = value_text(before, key), new_value = value_text(now, key);
+    if (old_value != new_value) {
+      differing.push_back(fmt::format("{} was {}, is {}", key, old_value, new_value));
+    }
+  }
+  if (!differing.empty()) {
+    throw UserError(
+        "{}: the existing run has other settings ({}); give the same settings to resume it, "
+        "another -o, or --force to start over",
+        run_.string(), fmt::join(differing, "; "));
+  }
+  return fs::exists(run_ / "final") ? RunState::kDone : RunState::kResumable;
+}
+
+// Returns sentences on inputs whose content differs. Removes the keys that were compared by content
+// from `before` and `now`.
+std::vector<std::string> RunFolder::changed_inputs(std::map<std::string, std::string>& before,
+                                                   std::map<std::string, std::string>& now,
+                                                   Inputs& inputs,
+                                                   std::vector<std::string>& notes) const {
+  std::vector<std::string> differing, moved;
+  const std::optional<Inputs> recorded = read_inputs(this->inputs());
+  for (auto& [key, files] : inputs) {
+    if (!recorded || recorded->count(key) == 0 || before.count(key) != now.count(key)) {
+      continue;  // not recorded (older version), or set in one of them only
+    }
+    const bool is_elsewhere = value_text(before, key) != value_text(now, key);
+    if (const auto difference = find_difference(recorded->at(key), files)) {
+      differing.push_back(is_elsewhere
+                              ? fmt::format("{} was {}, is {}: {}", key, value_text(before, key),
+                                            value_text(now, key), *difference)
+                              : fmt::format("{}: {}", key, *difference));
+    } else if (is_elsewhere) {
+      moved.push_back(key);
+    }
+    before.erase(key);
+    now.erase(key);
+  }
+  if (!moved.empty()) {
+    notes.push_back(fmt::format("{}: moved since the run began, with the same content",
+                                fmt::join(moved, ", ")));
+  }
+  return differing;
+}
+
+void RunFolder::begin(const std::string& settings_toml, RunState state) {
+  std::error_code error;
+  fs::create_directories(run_, error);
+  if (error) {
+    throw UserError("{}: cannot be made: {}", run_.string(), error.message());
+  }
+  lock_ = io::lock_folder(run_, run_);
+  check_names();  // again, now under the lock
+  const auto listed = read_manifest(run_);
+  if (state == RunState::kNew) {
+    remove_listed(listed);
+    write_manifest(run_, standard_names());
+  } else if (listed.empty()) {
+    write_manifest(run_, manifest_of_old_run(run_));
+  }
+  remove_leftovers();
+  io::write_whole(run_ / kSettings, settings_toml);
+}
+
+// Keeps settings.toml, which marks the folder as a run until it is replaced.
+void RunFolder::remove_listed(const std::set<std::string>& listed) const {
+  for (const auto& name : listed) {
+    if (name == kFinal || name.starts_with(kCheckpoints)) {
+      io::remove_whole(run_ / name, run_);
+    } else if (name != kSettings) {
+      remove_file(name);
+    }
+  }
+  ::unlinkat(lock_.get(), kCheckpoints, AT_REMOVEDIR);  // fails if it has other files
+}
+
+// Removes RUN/name if it exists. `name` has no slash and is resolved relative to the open RUN.
+void RunFolder::remove_file(const std::string& name) const {
+  if (::unlinkat(lock_.get(), name.c_str(), 0) != 0 && errno != ENOENT) {
+    throw UserError("{}: cannot be removed: {}", (run_ / name).string(), std::strerror(errno));
+  }
+}
+
+bool RunFolder::is_listed(const std::string& name) const {
+  return read_manifest(run_).count(name) > 0;
+}
+
+void RunFolder::remove_events() const {
+  for (const auto& name : read_manifest(run_)) {
+    if (is_event_name(name)) {
+      remove_file(name);
+    }
+  }
+}
+
+void RunFolder::remove_leftovers() const {
+  for (const auto& name : read_manifest(run_)) {
+    if (name == kFinal || name.starts_with(kCheckpoints)) {
+      io::remove_leftovers(run_ / name, run_);
+    }
+  }
+}
+
+fs::path RunFolder::checkpoint(int64_t step) const { return run_ / checkpoint_name(step); }
+
+void RunFolder::claim(const fs::path& path) const {
+  auto listed = read_manifest(run_);
+  const std::string name = path.lexically_relative(run_).string();
+  check_free(name, listed);
+  if (listed.insert(name).second) {
+    write_manifest(run_, listed);
+  }
+  if (name == kFinal || name.starts_with(kCheckpoints)) {
+    io::remove_whole(path, run_);
+  }
+}
+
+std::vector<int64_t> RunFolder::saved_steps() const {
+  std::vector<int64_t> steps;
+  for (const auto& name : names_in(run_ / kCheckpoints)) {
+    if (const auto step = parse_step_name(name)) {
+      steps.push_back(*step);
+    }
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+void RunFolder::keep_newest(int64_t count, int64_t every) const {
+  const auto listed = read_manifest(run_);
+  auto steps = saved_steps();
+  steps.erase(
+      std::remove_if(steps.begin(), steps.end(),
+                     [&](int64_t step) { return listed.count(checkpoint_name(step)) == 0; }),
+      steps.end());
+  for (size_t i = 0; i + static_cast<size_t>(count) < steps.size(); ++i) {
+    if (every == 0 || steps[i] % every != 0) {
+      remove_checkpoint(steps[i]);
+    }
+  }
+}
+
+void RunFolder::remove_checkpoint(int64_t step) const {
+  if (is_listed(checkpoint_name(step)) && !io::find_unlisted(checkpoint(step))) {
+    io::remove_whole(checkpoint(step), run_);
+  }
+}
+
+std::optional<fs::path> RunFolder::last_checkpoint() const {
+  const auto steps = saved_steps();
+  return steps.empty() ? std::nullopt : std::optional<fs::path>(checkpoint(steps.back()));
+}
+
+std::optional<fs::path> RunFolder::newest_whole(std::vector<std::string>& damaged) const {
+  auto steps = saved_steps();
+  std::reverse(steps.begin(), steps.end());
+  for (const int64_t step : steps) {
+    const auto damage = io::find_damage(checkpoint(step));
+    if (!damage) {
+      for (auto& sentence : damaged) {
+        sentence += "; the checkpoint before it is used";
+      }
+      return checkpoint(step);
+    }
+    if (const auto added = io::find_unlisted(checkpoint(step))) {  // the run would overwrite it
+      throw UserError(
+          "{}: was put into a checkpoint of the run, which will be made anew; move it, then give "
+          "the same command again",
+          (checkpoint(step) / printable(*added)).string());
+    }
+    damaged.push_back(fmt::format("{}: {}", checkpoint(step).string(), *damage));
+  }
+  return std::nullopt;
+}
+
+}  // namespace moe::train

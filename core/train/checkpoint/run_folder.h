@@ -1,0 +1,115 @@
+#pragma once
+// RUN, the folder of a training run:
+//
+//   settings.toml          the run as a recipe
+//   metrics.jsonl          one object per step
+//   events.out.tfevents.*  the same for TensorBoard (observe/event_file.h)
+//   samples.jsonl          text generated after held-out prompts (observe/evaluation.h)
+//   inputs.json            model and data by content (inputs.h)
+//   starts.jsonl           one object per start or resumption (observe/history.h)
+//   report.html            all of it as a page (observe/report.h)
+//   checkpoints/step-N/    after N steps: a model folder and the training state (snapshot.h)
+//   final/                 the model folder after the last step; exists only if the run is complete
+//   trace.json             trace of --profile
+//   .moe-run               manifest: the files and folders that the run has made
+//
+// The first line of the manifest is `moe run 1`; each further line is a name relative to RUN. A
+// name is on the disk before the file or folder is made. --force removes listed names only.
+//
+// A run is resumed by starting it again with the same settings, even if RUN, model and data were
+// moved.
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/io/file.h"
+#include "core/train/checkpoint/inputs.h"
+
+namespace moe::train {
+
+// Returns N of "step-N"; nothing for other names.
+std::optional<int64_t> parse_step_name(std::string_view name);
+
+// Returns true for the names of moe's event files: "events.out.tfevents.1763800000.4242.moe". Event
+// files of other programs have other endings.
+bool is_event_name(std::string_view name);
+
+enum class RunState { kNew, kResumable, kDone };
+
+class RunFolder {
+ public:
+  // Writes nothing. Throws UserError if
+  // - RUN is a file, or contains `model`;
+  // - RUN exists, is not empty, is not a run of moe, and `force` is false;
+  // - a name that the run needs is taken by a file or folder that is not in the manifest;
+  // - a file or folder of an incomplete run is a symbolic link;
+  // - one of `inputs` is in a file or folder that the run may remove, or `force` would remove the
+  //   working directory or the home directory.
+  RunFolder(std::filesystem::path run, const std::filesystem::path& model, bool force,
+            std::vector<std::filesystem::path> inputs = {});
+
+  // Returns the state of the existing run under the given settings; kNew with `force`. Throws
+  // UserError that names the settings that differ, except those that do not change the results
+  // (save-every, keep, threads, cache).
+  //
+  // RUN, model and data are compared by content if the run has recorded it; a file of `inputs`
+  // (those of `settings_toml`) that has changed is named. Adds known digests to `inputs`, and to
+  // `notes` a sentence on inputs that were moved.
+  RunState state(const std::string& settings_toml, Inputs& inputs,
+                 std::vector<std::string>& notes) const;
+  // Locks RUN against other processes (UserError) and writes settings.toml. kNew: creates RUN, or
+  // removes the listed files and folders of the earlier run.
+  void begin(const std::string& settings_toml, RunState state);
+
+  const std::filesystem::path& path() const { return run_; }
+  std::filesystem::path metrics() const { return run_ / "metrics.jsonl"; }
+  std::filesystem::path samples() const { return run_ / "samples.jsonl"; }
+  std::filesystem::path run_history() const { return run_ / "starts.jsonl"; }
+  std::filesystem::path inputs() const { return run_ / "inputs.json"; }
+  std::filesystem::path report() const { return run_ / "report.html"; }
+  std::filesystem::path final_model() const { return run_ / "final"; }
+  std::filesystem::path checkpoint(int64_t step) const;
+  // Adds `path`, a file or checkpoint that will be made, to the manifest. Removes a listed
+  // checkpoint of that name, which was damaged. Throws UserError if `path` exists and is not
+  // listed, or if a folder on the way to it is a link.
+  void claim(const std::filesystem::path& path) const;
+  // Returns true if the manifest lists `name`.
+  bool is_listed(const std::string& name) const;
+  // Removes the listed event files.
+  void remove_events() const;
+  // Removes staging folders that a killed process left beside the listed checkpoints and final/.
+  void remove_leftovers() const;
+
+  std::vector<int64_t> saved_steps() const;  // ascending
+  // Removes listed checkpoints, except the newest `count`, those of steps that are a multiple of
+  // `every` (0: none), and those to which other files were added.
+  void keep_newest(int64_t count, int64_t every = 0) const;
+  void remove_checkpoint(int64_t step) const;  // no effect if it is not listed
+  std::optional<std::filesystem::path> last_checkpoint() const;
+  // Returns the newest checkpoint whose files match their checksums. Adds a sentence on each newer
+  // one to `damaged`.
+  std::optional<std::filesystem::path> newest_whole(std::vector<std::string>& damaged) const;
+
+ private:
+  void check_names() const;
+  void check_no_links() const;
+  void check_removable_files(const std::set<std::string>& listed) const;
+  void remove_file(const std::string& name) const;
+  std::vector<std::string> changed_inputs(std::map<std::string, std::string>& before,
+                                          std::map<std::string, std::string>& now, Inputs& inputs,
+                                          std::vector<std::string>& notes) const;
+  void check_free(const std::filesystem::path& name, const std::set<std::string>& listed) const;
+  void remove_listed(const std::set<std::string>& listed) const;
+
+  bool force_ = false;
+  Descriptor lock_;  // RUN itself
+  std::filesystem::path run_;
+  std::vector<std::filesystem::path> inputs_;
+};
+
+}  // namespace moe::train

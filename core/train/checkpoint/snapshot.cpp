@@ -1,0 +1,303 @@
+#include "core/train/checkpoint/snapshot.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <map>
+
+#include "core/base/error.h"
+#include "core/base/json.h"
+#include "core/io/checksums.h"
+#include "core/io/file.h"
+#include "core/io/safetensors_writer.h"
+#include "core/model/convert/shared_folder.h"
+#include "core/train/step/updater.h"
+
+namespace moe::train {
+
+using at::Tensor;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kTensors = "state.safetensors";
+constexpr const char* kState = "state.json";
+
+OrderedJson to_json(const TrainState& state) {
+  return {{"format", 1},
+          {"step", state.step},
+          {"total_tokens", state.total_tokens},
+          {"skipped_steps", state.skipped_steps},
+          {"skipped_outliers", state.skipped_outliers},
+          {"outliers",
+           {{"losses", state.outliers.losses},
+            {"norms", state.outliers.norms},
+            {"in_a_row", state.outliers.in_a_row}}},
+          {"lambda", state.lambda},
+          {"group_tokens", state.group_tokens},
+          {"cursor",
+           {{"epoch", state.cursor.epoch},
+            {"example", state.cursor.example},
+            {"offset", state.cursor.offset}}}};
+}
+
+std::vector<double> read_values(const Json& json, const char* key, const std::string& where) {
+  const Json array = json.value(key, Json::array());
+  const bool fits = array.is_array() && static_cast<int64_t>(array.size()) <= kOutlierWindow;
+  if (!fits || !std::all_of(array.begin(), array.end(), [](const Json& value) {
+        return value.is_number() && std::isfinite(value.get<double>());
+      })) {
+    throw UserError("{}: '{}' must be at most {} finite numbers", where, key, kOutlierWindow);
+  }
+  return array.get<std::vector<double>>();
+}
+
+OutlierWindow read_outliers(const Json& state, const std::string& file) {
+  const std::string where = file + ": outliers";
+  const Json json = state.value("outliers", Json::object());
+  if (!json.is_object()) {
+    throw UserError("{}: must be an object", where);
+  }
+  OutlierWindow window{read_values(json, "losses", where), read_values(json, "norms", where),
+                       get_int(json, "in_a_row", where, 0)};
+  if (window.in_a_row < 0 || window.in_a_row > kMaxConsecutiveOutliers) {
+    throw UserError("{}: 'in_a_row' is {}, 0 to {} are possible", where, window.in_a_row,
+                    kMaxConsecutiveOutliers);
+  }
+  if (window.losses.size() != window.norms.size()) {
+    throw UserError("{}: {} losses and {} norms are not of the same steps", where,
+                    window.losses.size(), window.norms.size());
+  }
+  return window;
+}
+
+constexpr std::string_view kWeight = "weight.", kUpdates = "updates.";
+
+// Returns the state of this process by name: the tensors in use, not copies.
+std::vector<Slice> live_state(const model::Llama& model, const AdamW& optimizer) {
+  std::vector<Slice> all = held_slices(model.parameters(), model.layout());
+  for (auto& slice : all) {
+    slice.name = std::string(kWeight) + slice.name;
+  }
+  const auto moments = optimizer.state();
+  all.insert(all.end(), moments.begin(), moments.end());
+  return all;
+}
+
+io::DType stored_type(const Tensor& tensor) {
+  return tensor.scalar_type() == at::kBFloat16 ? io::DType::kBF16 : io::DType::kF32;
+}
+
+std::vector<io::TensorInfo> described(const std::vector<Slice>& state) {
+  std::vector<io::TensorInfo> infos;
+  for (const auto& slice : state) {
+    infos.push_back({slice.name, stored_type(slice.values), slice.shape});
+  }
+  return infos;
+}
+
+// Returns the part of `state` that this process writes: its part of a weight with several holders;
+// the update counts on rank 0 only.
+std::vector<Slice> own_part(const std::vector<Slice>& state,
+                            const std::vector<model::NamedParameter>& parameters,
+                            distributed::World& world) {
+  std::vector<Slice> own;
+  for (size_t i = 0; i < state.size(); ++i) {
+    Slice slice = state[i];
+    if (i < parameters.size() && !parameters[i].shard.defined()) {  // the weights come first
+      const distributed::Part part(slice.values.numel(), parameter_holders(parameters[i], world));
+      slice.values = slice.values.view({-1}).narrow(0, part.begin, part.end - part.begin);
+      slice.begin += part.begin;
+    } else if (slice.name.starts_with(kUpdates) && !world.layout.is_rank_zero()) {
+      continue;
+    }
+    own.push_back(std::move(slice));
+  }
+  return own;
+}
+
+void write_slices(const fs::path& file, const std::vector<Slice>& slices) {
+  io::SafetensorsPatch patch(file);
+  for (const auto& slice : slices) {
+    const Tensor& values = slice.values;
+    patch.write(slice.name, static_cast<uint64_t>(slice.begin) * values.element_size(),
+                {static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
+  }
+  patch.finish();
+}
+
+// Throws UserError if a tensor of the checkpoint has another type than in this run.
+void check_types(const io::SafetensorsFile& file, const std::vector<Slice>& wanted) {
+  std::map<std::string, io::DType> types;
+  for (const auto& info : file.tensors()) {
+    types[info.name] = info.dtype;
+  }
+  for (const auto& [name, tensor, shape, begin] : wanted) {
+    const auto found = types.find(name);
+    if (found != types.end() && found->second != stored_type(tensor)) {
+      const bool is_moment = name.starts_with("exp_avg");
+      throw UserError("{}: '{}' is {}, this run keeps it in {}; {}", file.path().string(), name,
+                      io::dtype_name(found->second), io::dtype_name(stored_type(tensor)),
+                      is_moment ? "give the --optimizer-state that it was saved with, or begin a "
+                                  "new run from the folder's weights"
+                                : "it is another run's");
+    }
+  }
+}
+
+}  // namespace
+
+Snapshot::Snapshot(const model::Llama& model, const AdamW& optimizer,
+                   const model::RoutingOptions& routing,
+                   const model::LossCoefficients& coefficients, const TrainState& state)
+    : model_(model.clone_to(at::kCPU)),
+      routing_(routing),
+      coefficients_(coefficients),
+      state_(state) {
+  for (Slice& slice : live_state(model_, optimizer)) {
+    if (!slice.name.starts_with(kWeight)) {
+      slice.values = slice.values.to(at::kCPU, slice.values.scalar_type(), false, /*copy=*/true);
+    }
+    slices_.push_back(std::move(slice));
+  }
+}
+
+void Snapshot::write(const io::Checkpoint& parent, const fs::path& out, distributed::World& world,
+                     const AddFiles& add_files) const {
+  model::SharedFolder folder(out, /*force=*/false, world.all);
+  model::write_folder(model_, routing_, parent, folder, coefficients_);
+  const fs::path tensors = folder.path() / kTensors;
+  folder.by_first([&] { io::create_safetensors(tensors, described(slices_)); });
+  folder.by_all([&] { write_slices(tensors, own_part(slices_, model_.parameters(), world)); });
+  folder.by_first([&] {
+    io::write_file(folder.path() / kState, to_json(state_).dump(2) + "\n");
+    if (add_files) {
+      add_files(folder.path());
+    }
+    io::write_checksums(folder.path());
+  });
+  folder.commit();
+}
+
+TrainState restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) {
+  if (!fs::exists(folder / kTensors) || !fs::exists(folder / kState)) {
+    throw UserError(
+        "{}: has no {}, so training cannot be resumed from it; start a new run from it "
+        "instead (moe train {} -o ANOTHER)",
+        folder.string(), fs::exists(folder / kTensors) ? kState : kTensors, folder.string());
+  }
+  const at::NoGradGuard no_gradients;
+  const io::SafetensorsFile file(folder / kTensors);
+  const auto wanted = live_state(model, optimizer);
+  if (model.layout().is_rank_zero() && file.tensors().size() != wanted.size()) {
+    throw UserError("{}: holds {} tensors, this model and optimizer have {}; it is another run's",
+                    file.path().string(), file.tensors().size(), wanted.size());
+  }
+  check_types(file, wanted);
+  for (const auto& [name, tensor, shape, begin] : wanted) {
+    const auto all = file.bytes(name);
+    const size_t element = tensor.element_size();
+    if (all.size() != static_cast<size_t>(c10::multiply_integers(shape)) * element) {
+      throw UserError("{}: '{}' has {} bytes, this model wants {}; it is another run's",
+                      file.path().string(), name, all.size(),
+                      static_cast<size_t>(c10::multiply_integers(shape)) * element);
+    }
+    const auto bytes = all.subspan(static_cast<size_t>(begin) * element, tensor.nbytes());
+    // LibTorch has no read-only tensors. This one is only read.
+    void* data = const_cast<std::byte*>(bytes.data());
+    Tensor live = tensor;
+    live.copy_(at::from_blob(data, tensor.sizes(), at::TensorOptions(tensor.scalar_type())));
+  }
+  return read_train_state(folder);
+}
+
+fs::path train_state_file(const fs::path& checkpoint) { return checkpoint / kState; }
+
+TrainState read_train_state(const fs::path& folder) {
+  const std::string where = train_state_file(folder).string();
+  const Json json = read_json(where, uint64_t{1} << 20);
+  if (get_int(json, "format", where) != 1) {
+    throw UserError("{}: format {} is of another version of moe", where, json["format"].dump());
+  }
+  const auto count_of = [&](const char* key) {
+    const int64_t count = get_int(json, key, where);
+    if (count < 0) {
+      throw UserError("{}: '{}' is {}, it must not be negative", where, key, count);
+    }
+    return count;
+  };
+  TrainState state;
+  state.step = count_of("step");
+  state.total_tokens = count_of("total_tokens");
+  state.skipped_steps = json.contains("skipped_steps") ? count_of("skipped_steps") : 0;
+  state.skipped_outliers = json.contains("skipped_outliers") ? count_of("skipped_outliers") : 0;
+  state.outliers = read_outliers(json, where);
+  state.lambda = get_double(json, "lambda", where);
+  if (state.lambda < 0) {
+    throw UserError("{}: 'lambda' is {}, it must not be negative", where, state.lambda);
+  }
+  state.group_tokens = count_of("group_tokens");
+  const Json cursor = json.value("cursor", Json::object());
+  state.cursor = {get_int(cursor, "epoch", where + ": cursor"),
+                  get_int(cursor, "example", where + ": cursor"),
+                  get_int(cursor, "offset", where + ": cursor")};
+  return state;
+}
+
+Saver::Saver(const io::Checkpoint& parent, distributed::World& world,
+             std::function<void(const std::filesystem::path&)> on_saved,
+             std::function<void(bool)> on_saving)
+    : parent_(parent),
+      world_(world),
+      on_saved_(std::move(on_saved)),
+      on_saving_(std::move(on_saving)) {}
+
+Saver::~Saver() {
+  if (writing_.valid()) {
+    writing_.wait();
+  }
+}
+
+void Saver::save(Snapshot snapshot, const std::filesystem::path& out, AddFiles add_files) {
+  wait();
+  out_ = out;
+  std::filesystem::create_directories(out.parent_path());
+  if (world_.layout.processes > 1) {
+    write(snapshot, out, add_files);
+    on_saved_(out);
+    return;
+  }
+  writing_ =
+      std::async(std::launch::async, [this, kept = std::move(snapshot), out,
+                                      add = std::move(add_files)] { write(kept, out, add); });
+}
+
+void Saver::write(const Snapshot& snapshot, const std::filesystem::path& out,
+                  const AddFiles& add_files) {
+  on_saving_(true);
+  try {
+    snapshot.write(parent_, out, world_, add_files);
+  } catch (...) {
+    on_saving_(false);
+    throw;
+  }
+  on_saving_(false);
+}
+
+void Saver::wait() {
+  if (!writing_.valid()) {
+    return;
+  }
+  writing_.get();  // throws the exception of write()
+  on_saved_(out_);
+}
+
+bool Saver::is_writing() const {
+  return writing_.valid() &&
+         writing_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
+}
+
+}  // namespace moe::train

@@ -1,0 +1,112 @@
+#pragma once
+// A checkpoint of a run: a model folder, and the training state that makes a resumed run equal to
+// an uninterrupted one bit for bit:
+//
+//   state.safetensors   weight.NAME [shape of NAME] f32; exp_avg.NAME and exp_avg_sq.NAME [same
+//                       shape] f32 or bf16; updates.NAME [] f32; NAME as in model::Llama
+//   state.json          TrainState
+//   history.json        log of the run up to the checkpoint (observe/metrics.h)
+//   checksums.json      of every file, written last
+//
+// No random state is saved: the order of the data and the rounding of bf16 moments are functions of
+// the seed and the step.
+
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <vector>
+
+#include "core/data/batches.h"
+#include "core/distributed/comm.h"
+#include "core/model/llama/llama.h"
+#include "core/train/step/optimizer.h"
+#include "core/train/step/updater.h"
+
+namespace moe::train {
+
+// State of a run between two steps.
+struct TrainState {
+  int64_t step = 0;  // number of steps done
+  int64_t total_tokens = 0;
+  int64_t skipped_steps = 0, skipped_outliers = 0;  // skipped_steps includes skipped_outliers
+  OutlierWindow outliers;                           // empty if outliers are not skipped
+  double lambda = 0;                                // ReLU: of the next step
+  int64_t group_tokens = 0;  // tokens of a full micro-batch, over which capacity is computed
+  data::Cursor cursor;
+  bool operator==(const TrainState&) const = default;
+};
+
+// Returns the path of state.json in `checkpoint`.
+std::filesystem::path train_state_file(const std::filesystem::path& checkpoint);
+
+using AddFiles = std::function<void(const std::filesystem::path& folder)>;
+
+// Copy of the state that this process contributes to a checkpoint, written while training
+// continues.
+class Snapshot {
+ public:
+  // `optimizer` holds the slices that this process of model.layout() updates.
+  Snapshot(const model::Llama& model, const AdamW& optimizer, const model::RoutingOptions& routing,
+           const model::LossCoefficients& coefficients, const TrainState& state);
+
+  // Writes the folder OUT atomically, replacing an existing one. `parent` provides the tokenizer
+  // files and the other keys of the config. Throws UserError if the disk is full.
+  //
+  // `add_files` adds files to the folder on rank 0 before the folder appears; data that it syncs to
+  // the disk elsewhere exists whenever the checkpoint does.
+  //
+  // Collective over `world`. Each process writes the parts that it updates, under their names and
+  // offsets in the whole model, so that the bytes do not depend on the number of processes.
+  void write(const io::Checkpoint& parent, const std::filesystem::path& out,
+             distributed::World& world, const AddFiles& add_files = {}) const;
+
+ private:
+  model::Llama model_;
+  std::vector<Slice> slices_;
+  model::RoutingOptions routing_;
+  model::LossCoefficients coefficients_;
+  TrainState state_;
+};
+
+// Returns the state of a checkpoint. Throws UserError if its state.json is invalid.
+TrainState read_train_state(const std::filesystem::path& folder);
+
+// Loads a checkpoint into model and optimizer, which must have the same config. With several
+// processes, each loads the parts that it holds and updates, for any number of processes that wrote
+// the folder. Throws UserError if the folder has no training state, or if the state is that of
+// another model or has moments of another type.
+TrainState restore(const std::filesystem::path& folder, model::Llama& model, AdamW& optimizer);
+
+// Writes checkpoints in the background, one at a time. With several processes, all of them write
+// together and wait for each other.
+class Saver {
+ public:
+  // `parent` and `world` outlive the saver. `on_saved` is called by save() or wait(), on the thread
+  // that calls them. `on_saving` is called with true before a checkpoint is written and with false
+  // after it, on the thread that writes.
+  Saver(const io::Checkpoint& parent, distributed::World& world,
+        std::function<void(const std::filesystem::path&)> on_saved,
+        std::function<void(bool)> on_saving);
+  ~Saver();  // blocks; ignores a failure that wait() was not called for
+  Saver(const Saver&) = delete;
+  Saver& operator=(const Saver&) = delete;
+
+  // Blocks until the checkpoint before is written, then begins to write `snapshot` as OUT
+  // (Snapshot::write()). Throws the exception of the checkpoint before.
+  void save(Snapshot snapshot, const std::filesystem::path& out, AddFiles add_files = {});
+  // Blocks until no checkpoint is being written. Throws its exception.
+  void wait();
+  bool is_writing() const;
+
+ private:
+  void write(const Snapshot& snapshot, const std::filesystem::path& out, const AddFiles& add_files);
+
+  const io::Checkpoint& parent_;
+  distributed::World& world_;
+  std::function<void(const std::filesystem::path&)> on_saved_;
+  std::function<void(bool)> on_saving_;
+  std::filesystem::path out_;
+  std::future<void> writing_;
+};
+
+}  // namespace moe::train

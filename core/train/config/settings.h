@@ -1,0 +1,139 @@
+#pragma once
+// Settings of a training run, with defaults and their sources. Settings that depend on the model or
+// the data are unset until resolve() fills them. Resolved settings are written to RUN/settings.toml
+// and reproduce the run. The flags are declared in options.cpp.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/data/batches.h"
+#include "core/io/safetensors.h"
+#include "core/model/config/config.h"
+#include "core/model/convert/upcycle_request.h"
+#include "core/model/llama/compute.h"
+#include "core/model/llama/lora.h"
+#include "core/route/router_override.h"
+
+namespace moe::train {
+
+enum class ScheduleKind { kCosine, kLinear, kConstant, kWsd };
+
+// Learning-rate schedule in closed form; it has no state to save.
+struct Schedule {
+  ScheduleKind kind = ScheduleKind::kCosine;
+  double lr = 1e-5;      // maximum (Rectify-Router, as min_lr)
+  double min_lr = 1e-6;  // of the last step; unused by kConstant
+  int64_t warmup = 0;    // steps of linear warm-up; the first has lr / warmup
+  int64_t steps = 1;     // of the whole run
+  // kWsd: final part of the run with a linear decay (MiniCPM 2024, section 4.3: 10 %).
+  double decay_fraction = 0.1;
+
+  // Returns the learning rate of step 0 .. steps-1. The first step after the warm-up has `lr`, the
+  // last step has `min_lr`.
+  double at(int64_t step) const;
+};
+
+// Evaluation during training. It does not change the training.
+struct EvaluationSettings {
+  std::vector<std::filesystem::path> data;  // held-out files, read as the training data
+  std::optional<int64_t> rows;              // use only the first rows; 0 = all; unset: 64
+  std::optional<int64_t> every;             // steps; unset: a tenth of the run
+  std::vector<std::string> tasks;           // benchmarks by name or file, as in moe eval
+  std::filesystem::path tasks_folder;       // folder of their files
+  std::optional<int64_t> tasks_limit;       // questions per task; unset: all
+
+  bool any() const { return !data.empty() || !tasks.empty(); }
+  // Returns true before the first step (0), after every `every`-th and after the last. Requires
+  // resolved settings.
+  bool is_due(int64_t step, int64_t steps) const {
+    return any() && (step % every.value() == 0 || step == steps);
+  }
+};
+
+// What the processes that hold the same parameters shard: AdamW's moments and the update
+// (step/updater.h), or dense matrices and their gradients too (core/model/llama/weight_shards.h).
+enum class Shard { kOptimizer, kWeights };
+
+// Defaults: ../README.md.
+struct AdamWSettings {
+  double weight_decay = 0.0;
+  double beta1 = 0.9, beta2 = 0.999;
+  double eps = 1e-8;
+  bool decay_embeddings = true;         // embedding and head; norms and biases are never decayed
+  io::DType moments = io::DType::kF32;  // F32 or BF16
+};
+
+struct TrainSettings {
+  std::filesystem::path model;              // the folder to start from
+  std::filesystem::path run;                // RUN
+  std::vector<std::filesystem::path> data;  // values of --data (core/data/sources.h)
+  std::optional<data::Format> format;       // unset: detected from the first record of each file
+  // Template (core/data/templates.h): "paper" is [instruct][response]; "auto" until the model
+  // folder is open.
+  std::string text_template = "paper";
+  data::LossOn loss_on = data::LossOn::kAll;
+  std::string cache;  // token cache: a folder, "off", or "" for the default (token_cache.h)
+
+  std::optional<int64_t> steps;
+  std::optional<double> epochs;    // instead of steps, rounded up to whole steps; neither: 1
+  std::optional<int64_t> seq_len;  // unset: 2048 (the paper), at most the model's maximum
+  // Rows of a forward pass; unset: 8 (the paper), or the largest divisor of global_batch below.
+  std::optional<int64_t> micro_batch;
+  std::optional<int64_t> global_batch;  // rows of a step; unset: micro_batch (the paper: 256)
+  data::Objective objective = data::Objective::kInstruct;
+  std::optional<data::Pack> pack;  // unset: kStream; kNone if all examples are token rows
+  data::PackMask pack_mask = data::PackMask::kCausal;
+  bool shuffle = true;
+
+  model::ComputeOptions compute;     // default: f32, no recomputation
+  model::LoraSettings lora;          // default: none
+  std::vector<std::string> trained;  // values of --train (step/trainable.h)
+  ScheduleKind schedule = ScheduleKind::kCosine;
+  double lr = 1e-5;              // maximum (the paper)
+  std::optional<double> min_lr;  // unset: lr / 10 (the paper: 1e-5 -> 1e-6)
+  int64_t warmup = 0;            // steps
+  AdamWSettings adamw;
+  double clip = 1.0;                    // maximum gradient norm; 0 = no clipping
+  std::optional<double> skip_outliers;  // standard deviations (step/updater.h); unset: off
+
+  model::UpcycleRequest upcycle;  // upcycles a dense model when it is opened
+  route::RouterRequest router;    // unset: the folder's
+  // Coefficients of auxiliary losses; unset: see resolve_coefficients() in losses.h.
+  std::optional<double> lb_coef, entropy_coef, z_coef, seq_lb_coef;
+  std::optional<double> lambda;  // ReLU: weight of the L1 loss in the first step
+
+  EvaluationSettings evaluation;
+
+  std::optional<int64_t> save_every;   // steps between checkpoints; unset: only the final model
+  std::optional<double> save_minutes;  // minutes between checkpoints, in addition
+  int64_t keep = 2;                    // number of newest checkpoints to keep
+  int64_t keep_every = 0;              // also keep checkpoints whose step is a multiple; 0 = none
+  uint64_t seed = 0;
+  int threads = 0;                  // recorded only; 0 = LibTorch's default
+  bool on_cuda = false;             // each rank has a GPU; for checks and the record
+  std::optional<int64_t> replicas;  // of the experts (core/distributed/comm.h); same results
+  Shard shard = Shard::kOptimizer;
+  bool force = false;
+  bool force_memory = false;  // start even if memory is short
+  bool changes_gate = false;  // set by prepare(): --force let the router change the folder's gate
+};
+
+// Fills unset settings, except router, coefficients, steps and evaluation, which prepare() fills.
+// Throws UserError, naming the flag, for invalid settings.
+TrainSettings resolve(TrainSettings settings, const model::ModelConfig& config,
+                      const data::Examples& examples);
+
+// Fills unset evaluation settings, for a run of `steps`.
+EvaluationSettings resolve_evaluation(EvaluationSettings settings, int64_t steps);
+
+// Throws UserError, naming the flag, for settings that are invalid for every model and data. Called
+// by resolve(), and by callers before they read large files.
+void check_numbers(const TrainSettings& settings);
+
+// Returns the settings as a recipe: a [train] table whose keys are the flags.
+std::string to_toml(const TrainSettings& settings);
+
+}  // namespace moe::train

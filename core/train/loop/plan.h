@@ -1,0 +1,169 @@
+#pragma once
+// Plan of a run before its first step: resolved settings, data, model, layout and memory, and the
+// warnings that are printed at the start.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/resources.h"
+#include "core/data/batches.h"
+#include "core/data/token_cache.h"
+#include "core/distributed/comm.h"
+#include "core/io/checkpoint.h"
+#include "core/model/config/config.h"
+#include "core/model/llama/llama.h"
+#include "core/route/router_settings.h"
+#include "core/train/config/settings.h"
+#include "core/train/observe/evaluation.h"
+#include "core/train/observe/metrics.h"
+
+namespace moe::train {
+
+// Memory of a GPU that a process takes before it loads anything: context, libraries, NCCL's
+// buffers.
+constexpr uint64_t kCudaProgram = uint64_t{1} << 30;
+
+// Memory estimate of a run in bytes, of the first process of a layout, which has the most; of its
+// GPU if it has one.
+struct MemoryPlan {
+  uint64_t program = 0;      // before anything is loaded
+  uint64_t weights = 0;      // f32, adapters included; with bf16 on a GPU also the bf16 copies
+                             // (kernels/ops/bf16_working_copy.h)
+  uint64_t gradients = 0;    // f32, of the parameters that train
+  uint64_t optimizer = 0;    // two moments of what this process updates
+  uint64_t activations = 0;  // kept for backward, of one micro-batch
+  uint64_t workspace = 0;    // temporary memory at the peak
+  uint64_t checkpoint = 0;   // the copy that is written in the background; 0 without checkpoints,
+                             // and on a GPU, whose copy is in host memory
+  uint64_t evaluation = 0;   // the whole model, gathered for an evaluation; 0 if the process has it
+                             // anyway or nothing is evaluated
+  uint64_t peak = 0;
+};
+
+// Estimates the memory of a run from shapes alone, by a walk through a step: forward (activations
+// of each layer), head, backward (activations are freed, gradients allocated), update, checkpoint.
+// Requires resolved `settings`. `tokens` are those of a micro-batch, of which the ranks of an
+// expert-parallel group have equal parts; `program` is the current memory of the process.
+MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& settings,
+                       const route::RouterSettings& router, int64_t tokens, uint64_t program,
+                       const distributed::Layout& layout = {});
+
+// Returns the rows R that a MoE layer routes for `tokens` tokens: those of the router's definition;
+// for top-p and ReLU routers the expectation at initialization, which is their maximum.
+int64_t routed_rows(const route::RouterSettings& router, int64_t tokens, int64_t experts);
+
+// A larger share of requests refused by chance is worth a warning: 8 experts at CF = k = 1 refuse
+// 3.3 % of 1,024 tokens per rank, 4.7 % of 512 and 9.3 % of 128.
+inline constexpr double kMaxChanceRefusal = 0.04;
+
+// Schedules usually end at a tenth of their maximum: more than ten times a parent's last learning
+// rate is more than the parent was trained with.
+inline constexpr double kMaxLrRatio = 10;
+
+// Returns true if the task loss has a gradient with respect to the logits (core/route/README.md,
+// "Gradients"). It has none if a token has one expert, whose gate weight is then 1 for all logits.
+// Returns true for a single expert, which needs no router.
+bool router_learns_from_task(const route::RouterSettings& router, int64_t experts);
+
+// Returns the expected share of first-k requests that capacity refuses if each token requests k of
+// the E experts uniformly at random. An expert then has X ~ Binomial(T_r, k / E) requests of a rank
+// with T_r tokens and C_r slots, and the share is E[(X - C_r)+] E / (k T_r). 0 for routers without
+// a capacity.
+double chance_refusal_share(const route::RouterSettings& router, int64_t rank_tokens,
+                            int64_t experts);
+
+// Facts about a run that known_failures() checks.
+struct RunFacts {
+  std::optional<route::RouterSettings> router;  // of a mixture
+  int64_t experts = 1;
+  int64_t rank_tokens = 0;        // T_r of the largest micro-batch
+  bool trains_router = true;      // false if --train excludes the router
+  bool balance_loss = false;      // the load-balance loss has a coefficient above 0
+  bool other_loss = false;        // the z-loss or the balance within sequences has
+  double lr = 0;                  // maximum of the run
+  std::optional<double> last_lr;  // of the run that made the model, if known
+};
+
+// Returns a warning for each setting that is known to fail although the loss decreases.
+std::vector<std::string> known_failures(const RunFacts& facts);
+
+// Returns the facts of resolved settings with W = `ep_ranks` logical ranks and micro-batches of up
+// to `group_tokens` tokens.
+RunFacts run_facts(const TrainSettings& settings, const model::ModelConfig& config,
+                   const route::RouterSettings& router, int64_t ep_ranks, int64_t group_tokens);
+
+struct RunPlan {
+  TrainSettings settings;            // resolved, steps included
+  int64_t examples = 0, tokens = 0;  // of the data
+  std::vector<std::string> data;     // a line per file with its detected form
+  int64_t parameters = 0;
+  bool is_moe = false;
+  model::RoutingOptions routing;   // of a mixture
+  std::string losses;              // of a mixture: describe_losses()
+  distributed::Layout layout;      // of the processes
+  std::vector<std::string> notes;  // printed at the start, one per line
+  int64_t group_tokens = 0;        // of the largest micro-batch, which is routed together
+  MemoryPlan memory;
+  int64_t first_step = 0;  // steps done before: 0, or those of the checkpoint
+};
+
+struct TrainCallbacks {
+  // Called often while data is read, with the numbers of examples and tokens so far.
+  std::function<void(int64_t, int64_t)> on_reading = [](int64_t, int64_t) {};
+  std::function<void(const RunPlan&)> on_start = [](const RunPlan&) {};
+  std::function<void(const StepRecord&)> on_step = [](const StepRecord&) {};
+  std::function<void(const std::filesystem::path&)> on_saved = [](const std::filesystem::path&) {};
+  std::function<void(const Evaluation&)> on_evaluated = [](const Evaluation&) {};
+  EvaluateTasks evaluate_tasks = {};  // required if the settings name tasks
+  int64_t profiled_steps = 0;         // number of first steps that are traced to RUN/trace.json
+  std::function<bool()> stop_requested = [] { return false; };  // polled between steps
+  // Called before (true) and after (false) a checkpoint is written, on any thread; may nest.
+  std::function<void(bool)> on_saving = [](bool) {};
+};
+
+// Inputs of a run, before any of its files is written.
+struct Prepared {
+  io::Checkpoint checkpoint;
+  data::Examples examples;
+  RunPlan plan;
+  std::optional<Evaluator> evaluator;  // set by prepare()
+};
+
+// Opens and checks the model and the data of a run. Collective over `ranks`: the first rank of each
+// host tokenizes and hashes the data, and the others map its tokens. Throws UserError if settings
+// or files are invalid, or if ranks differ in them; Interrupted if stop_requested() returned true
+// while data was read.
+Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks,
+                 distributed::Comm& ranks);
+
+// Requires resolved settings.
+data::BatchSettings batch_settings(const TrainSettings& settings);
+
+// Returns the host memory that a process of the run needs in addition to its current memory; none
+// for a run on GPUs. need.processes is 1.
+MemoryNeed memory_need(const RunPlan& plan);
+
+// Returns the plan of rank 0 of `processes`, which are taken to share this host, and starts no run.
+// A note tells if memory is short. Throws the exceptions of prepare().
+RunPlan plan_run(const TrainSettings& settings, int64_t processes = 1);
+
+// Memory plan of a run on a cluster, for --dry-run with --nodes and --gpus.
+struct ClusterPlan {
+  TrainSettings settings;  // resolved
+  route::RouterSettings router;
+  distributed::Layout layout;
+  MemoryPlan memory;               // of one GPU
+  int64_t parameters = 0;          // of the model
+  std::vector<std::string> notes;  // warnings of known_failures()
+};
+
+// Plans `settings` on `nodes` machines with `gpus` GPUs each, from the config alone. settings.model
+// is a folder or a config.json; a dense one is planned as the mixture of settings.upcycle. Throws
+// UserError if a count is not positive, or if the config, mixture, router or layout are invalid.
+ClusterPlan plan_cluster(const TrainSettings& settings, int64_t nodes, int64_t gpus);
+
+}  // namespace moe::train

@@ -1,0 +1,342 @@
+#include "core/train/observe/curves.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/base/error.h"
+
+namespace moe::train {
+
+namespace {
+
+OrderedJson to_pair(Point point) { return OrderedJson::array({point.step, point.value}); }
+
+Point parse_point(const Json& step, const Json& value, const std::string& where) {
+  if (!step.is_number_integer() || !value.is_number() || !std::isfinite(value.get<double>())) {
+    throw UserError("{}: a point of a curve must be a step and a finite number", where);
+  }
+  return {step, value};
+}
+
+Point read_point(const Json& json, const char* key, const std::string& where) {
+  const Json pair = json.value(key, Json());
+  if (!pair.is_array() || pair.size() != 2) {
+    throw UserError("{}: '{}' of a curve must be [step, value]", where, key);
+  }
+  return parse_point(pair[0], pair[1], where);
+}
+
+constexpr size_t kMaxColumns = 160;  // the resolution of a screen
+
+bool have_one_shape(const std::vector<LayerLoad>& left, const std::vector<LayerLoad>& right) {
+  return std::equal(left.begin(), left.end(), right.begin(), right.end(),
+                    [](const auto& a, const auto& b) {
+                      return a.layer == b.layer && a.rows.size() == b.rows.size();
+                    });
+}
+
+void add_loads(std::vector<LayerLoad>& sums, const std::vector<LayerLoad>& loads) {
+  for (size_t layer = 0; layer < sums.size(); ++layer) {
+    for (size_t expert = 0; expert < sums[layer].rows.size(); ++expert) {
+      sums[layer].rows[expert] += loads[layer].rows[expert];
+    }
+  }
+}
+
+constexpr double kStillDense = 0.05;  // above S_0: variation of S while lambda is negligible
+
+}  // namespace
+
+void Downsampled::add(int64_t step, double value) {
+  const Point point{step, value};
+  if (empty()) {
+    first = least = largest = point;
+  }
+  last = point;
+  least = value < least.value ? point : least;
+  largest = value > largest.value ? point : largest;
+  if (empty() || buckets_.back().index != step / width_) {
+    buckets_.push_back({step / width_, step, step, point, point, 0, 0});
+  }
+  Bucket& bucket = buckets_.back();
+  bucket.end = step;
+  bucket.sum += value;
+  ++bucket.count;
+  bucket.least = value < bucket.least.value ? point : bucket.least;
+  bucket.largest = value > bucket.largest.value ? point : bucket.largest;
+  while (exceeds(kMaxPoints)) {
+    merge_neighbours();
+  }
+}
+
+bool Downsampled::exceeds(size_t max_points) const {
+  return (is_downsampled() ? 2 * buckets_.size() + 2 : buckets_.size()) > max_points;
+}
+
+void Downsampled::merge_neighbours() {
+  width_ *= 2;
+  std::vector<Bucket> wider;
+  for (Bucket bucket : buckets_) {
+    bucket.index /= 2;
+    if (wider.empty() || wider.back().index != bucket.index) {
+      wider.push_back(bucket);
+      continue;
+    }
+    Bucket& into = wider.back();
+    into.end = bucket.end;
+    into.sum += bucket.sum;
+    into.count += bucket.count;
+    into.least = bucket.least.value < into.least.value ? bucket.least : into.least;
+    into.largest = bucket.largest.value > into.largest.value ? bucket.largest : into.largest;
+  }
+  buckets_ = std::move(wider);
+}
+
+std::vector<Point> Downsampled::points(size_t max_points) const {
+  if (empty()) {
+    return {};
+  }
+  if (exceeds(max_points)) {
+    Downsampled fewer = *this;
+    while (fewer.exceeds(max_points) && fewer.buckets_.size() > 1) {
+      fewer.merge_neighbours();
+    }
+    return fewer.points(fewer.buckets_.size() * 2 + 2);
+  }
+  std::vector<Point> points;
+  const auto push = [&](Point point) {
+    if (points.empty() || points.back().step < point.step) {
+      points.push_back(point);
+    }
+  };
+  push(first);
+  for (const auto& bucket : buckets_) {
+    const auto [early, late] = std::minmax(
+        bucket.least, bucket.largest, [](Point left, Point two) { return left.step < two.step; });
+    push(early);
+    push(late);
+  }
+  push(last);
+  return points;
+}
+
+std::vector<Point> Downsampled::means() const {
+  std::vector<Point> means;
+  for (const auto& bucket : buckets_) {
+    means.push_back({bucket.begin + (bucket.end - bucket.begin) / 2,
+                     bucket.sum / static_cast<double>(bucket.count)});
+  }
+  return means;
+}
+
+OrderedJson Downsampled::to_json() const {
+  OrderedJson buckets = OrderedJson::array();  // flat: nine numbers per bucket
+  for (const auto& bucket : buckets_) {
+    for (const int64_t number : {bucket.index, bucket.begin, bucket.end, bucket.count}) {
+      buckets.push_back(number);
+    }
+    buckets.push_back(bucket.sum);
+    for (const Point& point : {bucket.least, bucket.largest}) {
+      buckets.push_back(point.step);
+      buckets.push_back(point.value);
+    }
+  }
+  return {{"width", width_},         {"first", to_pair(first)},     {"last", to_pair(last)},
+          {"least", to_pair(least)}, {"largest", to_pair(largest)}, {"buckets", buckets}};
+}
+
+Downsampled Downsampled::from_json(const Json& json, const std::string& where) {
+  constexpr size_t kNumbers = 9;
+  Downsampled curve;
+  curve.width_ = get_int(json, "width", where);
+  curve.first = read_point(json, "first", where);
+  curve.last = read_point(json, "last", where);
+  curve.least = read_point(json, "least", where);
+  curve.largest = read_point(json, "largest", where);
+  const Json numbers = json.value("buckets", Json());
+  if (curve.width_ < 1 || !numbers.is_array() || numbers.empty() ||
+      numbers.size() % kNumbers != 0 || numbers.size() / kNumbers > kMaxPoints) {
+    throw UserError("{}: a curve must have a width and 1 to {} buckets of {} numbers", where,
+                    kMaxPoints, kNumbers);
+  }
+  for (size_t at = 0; at < numbers.size(); at += kNumbers) {
+    for (size_t i = 0; i < 4; ++i) {
+      if (!numbers[at + i].is_number_integer()) {
+        throw UserError("{}: place, steps and count of a bucket must be whole numbers", where);
+      }
+    }
+    Bucket bucket{numbers[at],
+                  numbers[at + 1],
+                  numbers[at + 2],
+                  parse_point(numbers[at + 5], numbers[at + 6], where),
+                  parse_point(numbers[at + 7], numbers[at + 8], where),
+                  parse_point(0, numbers[at + 4], where).value,
+                  numbers[at + 3]};
+    if (bucket.count < 1 || (!curve.empty() && bucket.index <= curve.buckets_.back().index)) {
+      throw UserError("{}: the buckets of a curve must hold values and ascend", where);
+    }
+    curve.buckets_.push_back(bucket);
+  }
+  return curve;
+}
+
+void LoadMap::add(int64_t step, const std::vector<LayerLoad>& loads) {
+  if (loads.empty() || (!empty() && !have_one_shape(columns_.front().loads, loads))) {
+    return;
+  }
+  if (!empty() && columns_.back().index == step / width_) {
+    columns_.back().end = step;
+    add_loads(columns_.back().loads, loads);
+  } else {
+    columns_.push_back({step / width_, step, step, loads});
+  }
+  while (columns_.size() > max_columns()) {
+    width_ *= 2;
+    std::vector<Column> wider;
+    for (auto& column : columns_) {
+      column.index /= 2;
+      if (!wider.empty() && wider.back().index == column.index) {
+        wider.back().end = column.end;
+        add_loads(wider.back().loads, column.loads);
+      } else {
+        wider.push_back(std::move(column));
+      }
+    }
+    columns_ = std::move(wider);
+  }
+}
+
+// Returns fewer columns if layers times experts would make the page large.
+size_t LoadMap::max_columns() const {
+  constexpr size_t kCells = 100'000, kLeast = 8;
+  size_t rows = 0;
+  for (const auto& load : columns_.front().loads) {
+    rows += load.rows.size();
+  }
+  return std::clamp(kCells / std::max<size_t>(1, rows), kLeast, kMaxColumns);
+}
+
+OrderedJson LoadMap::to_json() const {
+  OrderedJson layers = OrderedJson::array(), columns = OrderedJson::array();
+  for (const auto& load : empty() ? std::vector<LayerLoad>() : columns_.front().loads) {
+    layers.push_back({load.layer, load.rows.size()});
+  }
+  for (const auto& column : columns_) {
+    std::vector<int64_t> numbers = {column.index, column.begin, column.end};
+    for (const auto& load : column.loads) {
+      numbers.insert(numbers.end(), load.rows.begin(), load.rows.end());
+    }
+    columns.push_back(numbers);
+  }
+  return {{"width", width_}, {"layers", layers}, {"columns", columns}};
+}
+
+LoadMap LoadMap::from_json(const Json& json, const std::string& where) {
+  LoadMap map;
+  map.width_ = get_int(json, "width", where);
+  std::vector<LayerLoad> shape;
+  size_t cells = 0;
+  for (const auto& pair : json.value("layers", Json::array())) {
+    if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number_integer() ||
+        !pair[1].is_number_unsigned() || pair[1] > 1'000'000) {
+      throw UserError("{}: a layer of the load map must be [layer, experts]", where);
+    }
+    shape.push_back({pair[0], std::vector<int64_t>(pair[1].get<size_t>())});
+    cells += shape.back().rows.size();
+  }
+  for (const auto& numbers : json.value("columns", Json::array())) {
+    const bool fits = numbers.is_array() && numbers.size() == 3 + cells &&
+                      std::all_of(numbers.begin(), numbers.end(),
+                                  [](const Json& number) { return number.is_number_integer(); });
+    if (!fits || map.width_ < 1 || shape.empty() || map.columns_.size() >= kMaxColumns) {
+      throw UserError(
+          "{}: a column of the load map must be three numbers and a row count for each "
+          "expert",
+          where);
+    }
+    Column column{numbers[0], numbers[1], numbers[2], shape};
+    size_t at = 3;
+    for (auto& load : column.loads) {
+      for (auto& rows : load.rows) {
+        rows = numbers[at++];
+      }
+    }
+    map.columns_.push_back(std::move(column));
+  }
+  return map;
+}
+
+std::vector<LayerLoad> parse_loads(const Json& line) {
+  constexpr int64_t kMaxRows = int64_t{1} << 40;
+  std::vector<LayerLoad> loads;
+  const auto layers = line.find("layers");
+  if (layers == line.end() || !layers->is_array()) {
+    return loads;
+  }
+  for (const auto& json : *layers) {
+    const auto number = json.find("layer"), rows = json.find("load");
+    if (number == json.end() || !number->is_number_integer() || rows == json.end() ||
+        !rows->is_array()) {
+      continue;
+    }
+    LayerLoad load{*number, {}};
+    for (const auto& count : *rows) {
+      const int64_t value = count.is_number_integer() ? count.get<int64_t>() : 0;
+      load.rows.push_back(std::clamp<int64_t>(value, 0, kMaxRows));
+    }
+    loads.push_back(std::move(load));
+  }
+  return loads;
+}
+
+double relative_load(const LayerLoad& load, size_t expert) {
+  const double total = std::accumulate(load.rows.begin(), load.rows.end(), 0.0);
+  return total > 0 ? static_cast<double>(load.rows[expert]) *
+                         static_cast<double>(load.rows.size()) / total
+                   : 0;
+}
+
+bool ReluStages::add(int64_t step, double sparsity, double target) {
+  target_ = target;
+  if (!first_) {
+    first_ = sparsity;
+  }
+  if (sparsifying_end_) {
+    return false;
+  }
+  if (sparsity >= target) {
+    sparsifying_end_ = step;
+    return true;
+  }
+  if (sparsity <= *first_ + kStillDense) {
+    dense_end_ = step;
+  }
+  return false;
+}
+
+OrderedJson ReluStages::to_json() const {
+  if (!first_) {
+    return nullptr;
+  }
+  return {{"first_sparsity", *first_},
+          {"target", target_},
+          {"dense_end", dense_end_},
+          {"sparsifying_end", sparsifying_end_.value_or(0)}};
+}
+
+ReluStages ReluStages::from_json(const Json& json, const std::string& where) {
+  ReluStages stages;
+  if (json.is_null()) {
+    return stages;
+  }
+  stages.first_ = get_double(json, "first_sparsity", where);
+  stages.target_ = get_double(json, "target", where);
+  stages.dense_end_ = get_int(json, "dense_end", where);
+  if (const int64_t end = get_int(json, "sparsifying_end", where); end > 0) {
+    stages.sparsifying_end_ = end;
+  }
+  return stages;
+}
+
+}  // namespace moe::train

@@ -1,0 +1,121 @@
+#pragma once
+// Summaries of the steps of a run in bounded memory, for its report: curves, expert loads, and the
+// stages of ReLU training. Steps are added in ascending order. The JSON of a summary is part of
+// history.json, so that a resumed run continues it; from_json() throws UserError, prefixed with
+// `where`, if the JSON is not that of to_json().
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/json.h"
+
+namespace moe::train {
+
+struct Point {
+  int64_t step = 0;
+  double value = 0;
+};
+
+// A curve downsampled for drawing. Steps are grouped into buckets of equal width, which doubles
+// when there are too many. A bucket keeps its minimum and maximum with their steps, so that spikes
+// remain visible, and its mean.
+class Downsampled {
+ public:
+  static constexpr size_t kMaxPoints = 1000;
+
+  void add(int64_t step, double value);  // `value` must be finite
+  bool empty() const { return buckets_.empty(); }
+
+  // Returns at most `max_points` (at least 4) points by step: all values, or two per bucket and the
+  // first and last.
+  std::vector<Point> points(size_t max_points = kMaxPoints) const;
+  std::vector<Point> means() const;  // one per bucket, at its middle step
+  bool is_downsampled() const { return width_ > 1; }
+
+  OrderedJson to_json() const;
+  static Downsampled from_json(const Json& json, const std::string& where);
+
+  Point first, last, least, largest;  // of all values; undefined if empty
+
+ private:
+  struct Bucket {
+    int64_t index = 0;  // step / width_
+    int64_t begin = 0, end = 0;
+    Point least, largest;
+    double sum = 0;
+    int64_t count = 0;
+  };
+  bool exceeds(size_t max_points) const;  // true if points() would have more
+  void merge_neighbours();
+
+  int64_t width_ = 1;
+  std::vector<Bucket> buckets_;
+};
+
+// Rows of each expert of a MoE layer.
+struct LayerLoad {
+  int64_t layer = 0;
+  std::vector<int64_t> rows;  // [E]
+};
+
+// Expert loads over time, in columns of equal width in steps, which doubles when there are too
+// many.
+class LoadMap {
+ public:
+  struct Column {
+    int64_t index = 0;             // step / width
+    int64_t begin = 0, end = 0;    // first and last step
+    std::vector<LayerLoad> loads;  // sums, one per layer
+  };
+
+  // Ignores loads whose layers differ from those of the first step.
+  void add(int64_t step, const std::vector<LayerLoad>& loads);
+  bool empty() const { return columns_.empty(); }
+  const std::vector<Column>& columns() const { return columns_; }
+
+  OrderedJson to_json() const;
+  static LoadMap from_json(const Json& json, const std::string& where);
+
+ private:
+  size_t max_columns() const;
+
+  int64_t width_ = 1;
+  std::vector<Column> columns_;
+};
+
+// Returns the "layers" of a line of metrics.jsonl; skips malformed ones.
+std::vector<LayerLoad> parse_loads(const Json& line);
+
+// Returns the rows of an expert over an equal share: 1 = balanced, 0 = dead; 0 for a layer without
+// rows.
+double relative_load(const LayerLoad& load, size_t expert);
+
+// Ends of the stages of ReLU training (core/route/README.md, "Stages of ReLU training"): dense
+// while lambda is too small to matter, then sparsifying, then stable around the target.
+class ReluStages {
+ public:
+  // Adds the sparsity S of a step and its target S*. Returns true if the sparsifying stage ended
+  // with this step, which happens once.
+  bool add(int64_t step, double sparsity, double target);
+
+  bool has_begun() const { return first_.has_value(); }
+  double target() const { return target_; }
+  // Returns the last step before the end of the sparsifying stage with S <= S_0 + 0.05, where S_0
+  // is that of the first step; 0 if there is none.
+  int64_t dense_end() const { return dense_end_; }
+  // Returns the first step with S >= S*.
+  std::optional<int64_t> sparsifying_end() const { return sparsifying_end_; }
+
+  OrderedJson to_json() const;  // null before the first step
+  static ReluStages from_json(const Json& json, const std::string& where);
+
+ private:
+  std::optional<double> first_;
+  double target_ = 0;
+  int64_t dense_end_ = 0;
+  std::optional<int64_t> sparsifying_end_;
+};
+
+}  // namespace moe::train

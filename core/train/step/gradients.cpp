@@ -1,0 +1,338 @@
+#include "core/train/step/gradients.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <array>
+
+#include "core/base/error.h"
+#include "core/data/examples.h"
+#include "kernels/ops/cross_entropy.h"
+#include "kernels/ops/linear.h"
+#include "kernels/ops/permutation.h"
+
+namespace moe::train {
+
+using at::Tensor;
+
+namespace {
+
+// Computes weight.grad += left^T right, in f32.
+void add_to_gradient(const Tensor& weight, const kernels::Operand& left,
+                     const kernels::Operand& right) {
+  Tensor& gradient = weight.mutable_grad();
+  const bool is_new = !gradient.defined();
+  if (is_new) {
+    gradient = at::empty_like(weight, at::MemoryFormat::Contiguous);
+  }
+  kernels::operand_product_out(gradient, {left.tensor.t(), left.type}, right, !is_new);
+}
+
+// Returns rows `index` [N] of hidden [T, D]: [N, D]. On the CPU uses permute(), whose backward is
+// parallel; that of index_select is not.
+Tensor rows_at(const Tensor& hidden, const Tensor& index) {
+  return hidden.is_cpu() ? kernels::permute(hidden, kernels::permutation_of(index, hidden.size(0)))
+                         : hidden.index_select(0, index);
+}
+
+// Adds coefficient * loss, if the loss has a gradient.
+void add_scaled(Tensor& total, const Tensor& loss, double coefficient) {
+  if (loss.defined() && loss.requires_grad() && coefficient != 0) {
+    total = total.defined() ? total + loss * coefficient : loss * coefficient;
+  }
+}
+
+// Weight of a micro-batch in the gradient of its step.
+struct MicroBatchScale {
+  AuxCoefficients coefficients;
+  double target_share = 0;  // 1 / targets of the step
+  double batch_share = 0;   // 1 / micro-batches of the step
+};
+
+// Results on the device of the model, not synchronized.
+struct MicroBatchResult {
+  Tensor nll_sum;           // [] f64
+  route::AuxLosses losses;  // without gradients
+  std::vector<route::Counters> counters;
+};
+
+// Returns the weighted sum of the auxiliary losses; undefined if none has a gradient.
+Tensor weighted_sum(const route::AuxLosses& losses, const MicroBatchScale& scale) {
+  const auto& [coefficients, target_share, share] = scale;
+  Tensor sum;
+  add_scaled(sum, losses.load_balance, coefficients.load_balance * share);
+  add_scaled(sum, losses.entropy, coefficients.entropy * share);
+  add_scaled(sum, losses.l1, coefficients.l1 * share);
+  add_scaled(sum, losses.z, coefficients.z * share);
+  add_scaled(sum, losses.sequence_balance, coefficients.sequence_balance * share);
+  return sum;
+}
+
+// Runs backward from the gradient of `hidden` and, if defined, from `auxiliary`. If `joins`, runs
+// it even without rows, because other processes wait for its exchanges.
+void backward_from(const Tensor& hidden, const Tensor& gradient, const Tensor& auxiliary,
+                   bool joins) {
+  std::vector<Tensor> roots, gradients;
+  if ((joins || hidden.size(0) > 0) && hidden.requires_grad()) {
+    roots.push_back(hidden);
+    gradients.push_back(gradient);
+  }
+  if (auxiliary.defined()) {
+    roots.push_back(auxiliary);
+    gradients.push_back(at::ones_like(auxiliary));
+  }
+  if (!roots.empty()) {
+    torch::autograd::backward(roots, gradients);
+  }
+}
+
+// Adds the gradient of `batch` to the model's parameters. `joins`: see backward_from().
+MicroBatchResult add_micro_batch(const model::Llama& model, const data::Batch& batch,
+                                 const model::RoutingOptions& routing, const MicroBatchScale& scale,
+                                 bool joins) {
+  auto result = model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, routing);
+  HeadLoss language;
+  model.with_head([&](const Tensor& weight) {
+    language =
+        head_loss(weight, result.hidden, batch.targets, scale.target_share, model.product_type());
+  });
+  backward_from(language.hidden, language.gradient, weighted_sum(result.losses, scale), joins);
+  model.finish_backward();
+  return {language.nll_sum, result.losses, std::move(result.counters)};
+}
+
+// Copies f64 scalars to the host in one transfer.
+void bring_to_host(const std::vector<Tensor*>& scalars) {
+  if (scalars.empty() || scalars.front()->is_cpu()) {
+    return;
+  }
+  std::vector<Tensor> all;
+  for (const Tensor* scalar : scalars) {
+    all.push_back(*scalar);
+  }
+  const Tensor host = at::stack(all).cpu();
+  for (size_t i = 0; i < scalars.size(); ++i) {
+    *scalars[i] = host[static_cast<int64_t>(i)];
+  }
+}
+
+// Means of the auxiliary losses over micro-batches.
+class AuxMeans {
+ public:
+  void add(const route::AuxLosses& losses, double weight) {
+    for (size_t i = 0; i < means_.size(); ++i) {
+      add_one(means_[i], losses.*route::kAllLosses[i], weight);
+    }
+  }
+  // Returns the means that are defined.
+  std::vector<Tensor*> tensors() {
+    std::vector<Tensor*> defined;
+    for (Tensor& mean : means_) {
+      if (mean.defined()) {
+        defined.push_back(&mean);
+      }
+    }
+    return defined;
+  }
+  void add_over(distributed::Comm& comm) {
+    std::vector<double> sums;
+    for (const Tensor& mean : means_) {
+      sums.push_back(mean.defined() ? mean.item<double>() : 0);
+      sums.push_back(mean.defined() ? 1 : 0);
+    }
+    sums = distributed::sum_numbers(comm, sums);
+    for (size_t i = 0; i < means_.size(); ++i) {
+      means_[i] = sums[2 * i + 1] > 0 ? at::scalar_tensor(sums[2 * i], at::kDouble) : Tensor();
+    }
+  }
+  void report(StepLosses& step) const {
+    step.load_balance = value(means_[0]);
+    step.entropy = value(means_[1]);
+    step.l1 = value(means_[2]);
+    step.z = value(means_[3]);
+    step.sequence_balance = value(means_[4]);
+  }
+
+ private:
+  static void add_one(Tensor& mean, const Tensor& loss, double weight) {
+    if (loss.defined()) {
+      const Tensor part = loss.detach().to(at::kDouble) * weight;
+      mean = mean.defined() ? mean + part : part;
+    }
+  }
+  static std::optional<double> value(const Tensor& mean) {
+    return mean.defined() ? std::optional<double>(mean.item<double>()) : std::nullopt;
+  }
+  std::array<Tensor, route::kAllLosses.size()> means_;  // in the order of kAllLosses
+};
+
+// Part of a step that one process computes.
+struct Share {
+  std::vector<data::Batch> batches;
+  std::vector<size_t> numbers;  // indices of their micro-batches
+};
+
+Share local_share(const std::vector<data::Batch>& micro_batches, const distributed::World* world) {
+  Share share;
+  for (size_t number = 0; number < micro_batches.size(); ++number) {
+    const data::Batch& batch = micro_batches[number];
+    if (world == nullptr) {
+      share.batches.push_back(batch);
+      share.numbers.push_back(number);
+      continue;
+    }
+    const distributed::Layout& layout = world->layout;
+    if (static_cast<int64_t>(number) % layout.replicas == layout.replica()) {
+      const auto rows = static_cast<int64_t>(batch.rows.size());
+      share.batches.push_back(data::rows_of(batch, layout.first_of(rows, layout.ep_rank()),
+                                            layout.first_of(rows, layout.ep_rank() + 1)));
+      share.numbers.push_back(number);
+    }
+  }
+  return share;
+}
+
+// Returns the counters of all processes: per micro-batch, then per layer. `own` has the order of
+// `share.numbers`.
+std::vector<route::CounterValues> gather_counters(const std::vector<route::CounterValues>& own,
+                                                  const Share& share, size_t micro_batches,
+                                                  const model::ModelConfig& config,
+                                                  const model::RoutingOptions& routing,
+                                                  distributed::World* world) {
+  if (world == nullptr || !config.moe) {
+    return own;
+  }
+  const size_t layers = config.moe->layers.size();
+  const int64_t experts = config.moe->experts, ranks = routing.ep_ranks;
+  route::CounterValues none;
+  none.tokens_per_expert.resize(experts);
+  none.requests_per_expert.resize(routing.router.bias_rate ? experts : 0);
+  none.rank_dropped.resize(ranks);
+  none.rank_ir.resize(ranks);
+  const size_t length = route::numbers_of(none).size();
+  std::vector<double> all(micro_batches * layers * length);
+  for (size_t i = 0; i < own.size(); ++i) {
+    const auto numbers = route::numbers_of(own[i]);
+    const size_t index = share.numbers[i / layers] * layers + i % layers;
+    std::copy(numbers.begin(), numbers.end(), all.begin() + index * length);
+  }
+  all = distributed::sum_numbers(world->all, all);
+  std::vector<route::CounterValues> whole;
+  for (auto next = all.begin(); next != all.end(); next += length) {
+    whole.push_back(route::counters_from({next, next + length}, experts, ranks));
+  }
+  return whole;
+}
+
+// Sums the counters over micro-batches. `all` has the order of gather_counters().
+void add_counters(const std::vector<route::CounterValues>& all, size_t micro_batches,
+                  StepLosses& step) {
+  const size_t layers = all.size() / micro_batches;
+  step.layers.resize(layers);
+  for (size_t i = 0; i < all.size(); ++i) {
+    step.layers[i % layers].add(all[i]);
+    step.sparsity += all[i].sparsity() / static_cast<double>(all.size());
+  }
+}
+
+}  // namespace
+
+int64_t head_block_rows(int64_t vocabulary, bool on_cuda) {
+  constexpr int64_t kCpuLogits = int64_t{1} << 24, kGpuRows = 4096;
+  return on_cuda ? kGpuRows : std::max<int64_t>(1, kCpuLogits / vocabulary);
+}
+
+HeadLoss head_loss(const Tensor& weight, const Tensor& hidden, const std::vector<int64_t>& targets,
+                   double scale, at::ScalarType type, std::optional<int64_t> given_rows) {
+  RECORD_USER_SCOPE("head");
+  MOE_CHECK(hidden.size(0) == static_cast<int64_t>(targets.size()));
+  std::vector<int64_t> rows, wanted;
+  for (size_t t = 0; t < targets.size(); ++t) {
+    if (targets[t] != data::kNoLoss) {
+      rows.push_back(static_cast<int64_t>(t));
+      wanted.push_back(targets[t]);
+    }
+  }
+  HeadLoss loss;
+  loss.rows = at::tensor(rows, at::kLong).to(hidden.device());
+  loss.hidden = rows_at(hidden, loss.rows);  // [N, D]
+
+  const at::NoGradGuard no_gradients;
+  loss.gradient = at::empty_like(loss.hidden, at::MemoryFormat::Contiguous);
+  const Tensor target = at::tensor(wanted, at::kLong).to(hidden.device());  // [N]
+  const auto of_sums = type == at::kDouble ? at::kDouble : at::kFloat;
+  const Tensor head = kernels::weight_operand(weight, type);
+  const auto count = static_cast<int64_t>(rows.size());
+  const int64_t block_rows = given_rows.value_or(head_block_rows(weight.size(0), hidden.is_cuda()));
+  // In bf16 the rows are rounded once for both products, and the gradient of the logits is rounded
+  // once in place.
+  const bool in_bf16 = type == at::kBFloat16;
+  const Tensor left = loss.hidden.to(type);
+  const Tensor losses = at::empty({count}, hidden.options().dtype(at::kDouble));
+  for (int64_t start = 0; start < count; start += block_rows) {
+    const int64_t length = std::min(block_rows, count - start);
+    const Tensor block = left.narrow(0, start, length);
+    Tensor logits = at::empty({length, weight.size(0)}, hidden.options().dtype(of_sums));
+    kernels::operand_product_out(logits, {block, type}, {head.t(), type});
+    const Tensor gradient = kernels::cross_entropy_(logits, target.narrow(0, start, length), scale,
+                                                    losses.narrow(0, start, length), in_bf16);
+    const kernels::Operand logits_gradient{gradient, in_bf16 ? type : of_sums};
+    Tensor hidden_gradient = loss.gradient.narrow(0, start, length);
+    kernels::operand_product_out(hidden_gradient, logits_gradient, {head, type});
+    if (weight.requires_grad()) {
+      add_to_gradient(weight, logits_gradient, {block, type});
+    }
+  }
+  loss.nll_sum = losses.sum();
+  return loss;
+}
+
+StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batch>& micro_batches,
+                         const model::RoutingOptions& routing, const AuxCoefficients& coefficients,
+                         distributed::World* world) {
+  StepLosses step;
+  for (const auto& batch : micro_batches) {
+    step.tokens += static_cast<int64_t>(batch.ids.size());
+    step.target_tokens += batch.target_count;
+  }
+  const double target_share = 1.0 / static_cast<double>(std::max<int64_t>(1, step.target_tokens));
+  const double batch_share = 1.0 / static_cast<double>(micro_batches.size());
+  const Share share = local_share(micro_batches, world);
+  const bool joins = (world != nullptr && world->layout.group() > 1) || model.is_sharded();
+  model::RoutingOptions asked = routing;
+  asked.wants_z_loss = coefficients.z != 0;
+  asked.wants_sequence_balance = coefficients.sequence_balance != 0;
+  const MicroBatchScale scale{coefficients, target_share, batch_share};
+  AuxMeans means;
+  std::vector<route::Counters> counters;
+  std::vector<Tensor> nll_sums;  // per micro-batch
+  for (const auto& batch : share.batches) {
+    const MicroBatchResult result = add_micro_batch(model, batch, asked, scale, joins);
+    nll_sums.push_back(result.nll_sum);
+    means.add(result.losses, batch_share);
+    counters.insert(counters.end(), result.counters.begin(), result.counters.end());
+  }
+  std::vector<Tensor*> left_there = means.tensors();
+  for (Tensor& sum : nll_sums) {
+    left_there.push_back(&sum);
+  }
+  bring_to_host(left_there);
+  for (const Tensor& sum : nll_sums) {
+    step.loss += sum.item<double>() * target_share;
+  }
+  if (world != nullptr) {
+    step.loss = distributed::sum_numbers(world->all, {step.loss}).front();
+    means.add_over(world->all);
+  }
+  means.report(step);
+  const auto routed = gather_counters(route::read_counters(counters), share, micro_batches.size(),
+                                      model.config(), routing, world);
+  if (!routed.empty()) {
+    add_counters(routed, micro_batches.size(), step);
+  }
+  return step;
+}
+
+}  // namespace moe::train

@@ -1,0 +1,70 @@
+#pragma once
+// Loss and gradient of a global batch, accumulated over micro-batches:
+//   L = sum of NLL / number of targets of the GLOBAL batch  +  mean over micro-batches of the
+//   auxiliary losses
+// (core/route/README.md, "Losses"). The division into micro-batches therefore does not change the
+// result of a dense model.
+
+#include <ATen/ATen.h>
+
+#include <optional>
+#include <vector>
+
+#include "core/data/batches.h"
+#include "core/distributed/comm.h"
+#include "core/model/llama/llama.h"
+
+namespace moe::train {
+
+// Returns the number of rows of a block of head_loss(). On the CPU a block has 64 MiB of logits,
+// part of which stays in the caches. On a GPU it is large enough that the update of the head's
+// gradient, 8 V D bytes per block, is cheap beside the products; its logits take 16 V KiB.
+int64_t head_block_rows(int64_t vocabulary, bool on_cuda);
+
+struct HeadLoss {
+  at::Tensor rows;      // [N] i64, positions with a target
+  at::Tensor nll_sum;   // [] f64, over the N targets; on the device of `hidden`, not synchronized
+  at::Tensor hidden;    // [N, D] rows with a target, part of the model's graph
+  at::Tensor gradient;  // [N, D] of scale * nll_sum with respect to `hidden`, for its backward
+};
+
+// Returns the language-model loss and its gradient, without the logits of the whole batch: only
+// positions with a target are multiplied by the head, in blocks of rows, and the logits of a block
+// are overwritten by their gradient. weight [V, D] f32, hidden [T, D] f32, targets [T]
+// (data::kNoLoss: none). Products are computed in `type` (kernels/ops/linear.h), logits and sums in
+// f32; in bf16 the gradient of the logits is rounded once, for both of its products. Adds the
+// gradient of scale * nll_sum to weight.grad() if weight requires a gradient. `block_rows` replaces
+// head_block_rows().
+HeadLoss head_loss(const at::Tensor& weight, const at::Tensor& hidden,
+                   const std::vector<int64_t>& targets, double scale,
+                   at::ScalarType type = at::kFloat, std::optional<int64_t> block_rows = {});
+
+// Coefficients of the auxiliary losses in one step. z and sequence_balance of 0: not computed.
+struct AuxCoefficients {
+  double load_balance = 0;  // alpha
+  double entropy = 0;       // beta, top-p
+  double l1 = 0;            // lambda, ReLU
+  double z = 0, sequence_balance = 0;
+};
+
+struct StepLosses {
+  double loss = 0;  // language-model loss, mean over the targets; 0 if there are none
+  int64_t tokens = 0, target_tokens = 0;
+  // Unscaled means over micro-batches; unset if the router has no such loss (the last two: if their
+  // coefficient is 0).
+  std::optional<double> load_balance, entropy, l1, z, sequence_balance;
+  std::vector<route::CounterValues> layers;  // per MoE layer, summed over micro-batches
+  double sparsity = 0;                       // mean over MoE layers and micro-batches
+};
+
+// Adds the gradient of L to the model's parameters and returns the losses.
+//
+// With a `world` of several processes, each process passes all micro-batches, computes its share of
+// them (core/distributed/comm.h) and adds its share of the gradient: over the processes that hold
+// a parameter, the shares sum up to the gradient of L (RankShards, updater.h). The returned losses
+// are those of the whole step on every process.
+StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batch>& micro_batches,
+                         const model::RoutingOptions& routing, const AuxCoefficients& coefficients,
+                         distributed::World* world = nullptr);
+
+}  // namespace moe::train

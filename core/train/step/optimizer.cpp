@@ -1,0 +1,219 @@
+#include "core/train/step/optimizer.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/base/error.h"
+#include "core/base/random.h"
+#include "kernels/ops/adamw.h"
+#include "kernels/ops/bf16_working_copy.h"
+#include "kernels/ops/stochastic_round.h"
+
+namespace moe::train {
+
+using at::Tensor;
+
+namespace {
+
+// An f32 norm over 2^20 equal numbers has an error of 4e-4 (measured), because small terms are
+// added to a large sum. Norms over pieces of this size have none; the pieces are added in f64.
+constexpr int64_t kNormPiece = 1024;
+
+// Number of elements whose moments are widened at a time: 2 MB on the CPU, which stays in its
+// caches; on a GPU enough to occupy it.
+constexpr int64_t kPiece = int64_t{1} << 18, kGpuPiece = int64_t{1} << 25;
+
+bool is_decayed(const Slice& slice, const AdamWSettings& settings) {
+  const bool is_embedding = slice.name == "model.embed_tokens" || slice.name == "lm_head";
+  return slice.shape.size() > 1 && (settings.decay_embeddings || !is_embedding);
+}
+
+// Returns the sum of f64 numbers [n], in an order that does not depend on the number of threads, as
+// LibTorch's does for long sums.
+Tensor sum_in_order(const Tensor& numbers) {
+  const int64_t whole = numbers.size(0) / kNormPiece * kNormPiece;
+  if (whole == 0 || numbers.is_cuda()) {
+    return numbers.sum();
+  }
+  return numbers.narrow(0, 0, whole).view({-1, kNormPiece}).sum(1).sum() +
+         numbers.narrow(0, whole, numbers.size(0) - whole).sum();
+}
+
+}  // namespace
+
+std::vector<Slice> whole_slices(const std::vector<model::NamedParameter>& parameters) {
+  std::vector<Slice> slices;
+  for (const auto& parameter : parameters) {
+    slices.push_back({parameter.name, parameter.tensor, parameter.tensor.sizes().vec(), 0});
+  }
+  return slices;
+}
+
+AdamW::AdamW(const std::vector<model::NamedParameter>& parameters, const AdamWSettings& settings,
+             uint64_t seed)
+    : AdamW(whole_slices(parameters), settings, seed) {}
+
+AdamW::AdamW(const std::vector<Slice>& slices, const AdamWSettings& settings, uint64_t seed)
+    : settings_(settings) {
+  decayed_.weight_decay = settings.weight_decay;
+  const auto type = settings.moments == io::DType::kBF16 ? at::kBFloat16 : at::kFloat;
+  for (const auto& slice : slices) {
+    const Tensor& weight = slice.values;
+    Group& group = is_decayed(slice, settings) ? decayed_ : not_decayed_;
+    group.slots.push_back({slice, weight, at::zeros_like(weight, type),
+                           at::zeros_like(weight, type),
+                           at::zeros({}, weight.options().device(at::kCPU)),
+                           Random(seed, "exp_avg." + slice.name).bits(),
+                           Random(seed, "exp_avg_sq." + slice.name).bits()});
+  }
+}
+
+std::vector<Slice> AdamW::state() const {
+  std::vector<Slice> all;
+  for (const Group* group : {&decayed_, &not_decayed_}) {
+    for (const auto& [slice, weight, mean, square, updates, mean_stream, square_stream] :
+         group->slots) {
+      all.push_back({"exp_avg." + slice.name, mean, slice.shape, slice.begin});
+      all.push_back({"exp_avg_sq." + slice.name, square, slice.shape, slice.begin});
+      all.push_back({"updates." + slice.name, updates, {}, 0});
+    }
+  }
+  return all;
+}
+
+void AdamW::step(double lr, double gradient_scale) {
+  step_group(decayed_, lr, gradient_scale);
+  step_group(not_decayed_, lr, gradient_scale);
+}
+
+void AdamW::clear_gradients() {
+  for (const Group* group : {&decayed_, &not_decayed_}) {
+    for (const auto& slot : group->slots) {
+      slot.weight.mutable_grad() = Tensor();
+    }
+  }
+}
+
+void AdamW::step_group(const Group& group, double lr, double gradient_scale) const {
+  const at::NoGradGuard no_grad;
+  std::vector<const Slot*> slots;
+  std::vector<Tensor> weights, gradients, means, squares, updates;
+  for (const auto& slot : group.slots) {
+    if (!slot.weight.grad().defined()) {
+      continue;
+    }
+    slots.push_back(&slot);
+    weights.push_back(slot.weight);
+    gradients.push_back(slot.weight.grad().contiguous());  // required by the fused kernel
+    means.push_back(slot.mean);
+    squares.push_back(slot.square);
+    updates.push_back(slot.updates);
+  }
+  if (weights.empty()) {
+    return;
+  }
+  at::_foreach_add_(updates, 1);
+  Factors factors{lr, group.weight_decay, {}};
+  if (gradient_scale != 1) {
+    MOE_CHECK(weights.front().is_cuda(), "gradients are scaled by {} on a CPU", gradient_scale);
+    factors.gradient_scale =
+        at::full({1}, gradient_scale, weights.front().options().dtype(at::kFloat));
+  }
+  if (settings_.moments == io::DType::kF32) {
+    update(weights, gradients, means, squares, updates, factors);
+    return;
+  }
+  const Tensor counts = at::stack(updates).to(at::kLong);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const auto t = static_cast<uint64_t>(counts.const_data_ptr<int64_t>()[i]);
+    step_rounded(*slots[i], factors, t);
+  }
+}
+
+void AdamW::step_rounded(const Slot& slot, const Factors& factors, uint64_t t) const {
+  const Tensor weight = slot.weight.view({-1}), mean = slot.mean.view({-1});
+  const Tensor square = slot.square.view({-1});
+  const Tensor gradient = slot.weight.grad().contiguous().view({-1});
+  const int64_t count = weight.size(0);
+  const int64_t most = std::min(count, weight.is_cuda() ? kGpuPiece : kPiece);
+  const Tensor wide_mean = at::empty({most}, weight.options());
+  const Tensor wide_square = at::empty({most}, weight.options());
+  for (int64_t begin = 0; begin < count; begin += most) {
+    const int64_t length = std::min(most, count - begin);
+    const Tensor m = wide_mean.narrow(0, 0, length), v = wide_square.narrow(0, 0, length);
+    const Tensor kept_m = mean.narrow(0, begin, length), kept_v = square.narrow(0, begin, length);
+    m.copy_(kept_m);
+    v.copy_(kept_v);
+    update({weight.narrow(0, begin, length)}, {gradient.narrow(0, begin, length)}, {m}, {v},
+           {slot.updates}, factors);
+    const int64_t first = slot.slice.begin + begin;
+    kernels::stochastic_round(m, kept_m, kernels::rounding_key(slot.mean_stream, t), first);
+    kernels::stochastic_round(v, kept_v, kernels::rounding_key(slot.square_stream, t), first);
+  }
+}
+
+void AdamW::update(const std::vector<Tensor>& weights, const std::vector<Tensor>& gradients,
+                   const std::vector<Tensor>& means, const std::vector<Tensor>& squares,
+                   const std::vector<Tensor>& updates, const Factors& factors) const {
+  if (weights.front().is_cuda()) {
+    for (size_t i = 0; i < weights.size(); ++i) {
+      kernels::adamw_(gradients[i], weights[i], means[i], squares[i],
+                      kernels::bf16_working_copy(weights[i]),
+                      {factors.lr, settings_.beta1, settings_.beta2, settings_.eps,
+                       factors.weight_decay, updates[i].to(at::kLong).item<int64_t>()},
+                      factors.gradient_scale);
+      weights[i].unsafeGetTensorImpl()->bump_version();  // written by our kernel
+      kernels::mark_bf16_working_copy_current(weights[i]);
+    }
+    return;
+  }
+  at::_fused_adamw_(weights, gradients, means, squares,
+                    /*max_exp_avg_sqs=*/{}, updates, factors.lr, settings_.beta1, settings_.beta2,
+                    factors.weight_decay, settings_.eps,
+                    /*amsgrad=*/false,
+                    /*maximize=*/false);
+}
+
+double gradient_norm(const std::vector<model::NamedParameter>& parameters) {
+  const at::NoGradGuard no_grad;
+  const at::Device device = parameters.empty() ? at::kCPU : parameters.front().tensor.device();
+  Tensor sum = at::zeros({}, at::TensorOptions(at::kDouble).device(device));
+  for (const auto& parameter : parameters) {
+    if (!parameter.tensor.grad().defined()) {
+      continue;
+    }
+    const Tensor flat = parameter.tensor.grad().reshape({-1});
+    const int64_t whole = flat.size(0) / kNormPiece * kNormPiece;
+    const Tensor pieces = flat.narrow(0, 0, whole).view({-1, kNormPiece});
+    for (const Tensor& part : {pieces, flat.narrow(0, whole, flat.size(0) - whole).view({1, -1})}) {
+      if (part.numel() > 0) {  // saves five launches on a GPU
+        sum += sum_in_order(
+            at::linalg_vector_norm(part, 2, at::IntArrayRef{1}).to(at::kDouble).square());
+      }
+    }
+  }
+  return std::sqrt(sum.item<double>());
+}
+
+double clip_scale(double norm, double max_norm) {
+  const double scale = max_norm / (norm + 1e-6);
+  return max_norm <= 0 || scale >= 1 ? 1 : scale;
+}
+
+void clip_gradients(const std::vector<model::NamedParameter>& parameters, double norm,
+                    double max_norm) {
+  const double scale = clip_scale(norm, max_norm);
+  if (scale == 1) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  for (const auto& parameter : parameters) {
+    if (parameter.tensor.grad().defined()) {
+      parameter.tensor.mutable_grad().mul_(scale);
+    }
+  }
+}
+
+}  // namespace moe::train

@@ -1,0 +1,120 @@
+#include "core/train/step/training_data.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <thread>
+
+#include "core/base/error.h"
+#include "core/data/templates.h"
+#include "core/model/config/config.h"
+#include "core/tokenizer/tokenizer.h"
+
+namespace moe::train {
+
+namespace {
+
+using SharedTokenizer = std::shared_ptr<const io::Tokenizer>;
+
+data::ReadSettings read_settings(const TrainSettings& settings) {
+  return {settings.objective,
+          settings.format,
+          data::Template::parse(settings.text_template),
+          settings.loss_on,
+          0,
+          settings.threads > 0
+              ? settings.threads
+              : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))};
+}
+
+SharedTokenizer load_tokenizer(const io::Checkpoint& checkpoint, int64_t vocab_size) {
+  return std::make_shared<io::Tokenizer>(io::Tokenizer::load(checkpoint.folder(), vocab_size));
+}
+
+// Returns the first `count` examples: the first of each file, then the second of each file, and so
+// on.
+std::vector<data::Example> take_turns(const data::Examples& examples, size_t count) {
+  std::vector<data::Example> taken;
+  for (int64_t index = 0; index < static_cast<int64_t>(count); ++index) {
+    for (const auto& range : examples.ranges) {
+      if (index < range.count && taken.size() < count) {
+        taken.push_back(examples.at(range.begin + index));
+      }
+    }
+  }
+  return taken;
+}
+
+}  // namespace
+
+void check_data_named(const TrainSettings& settings) {
+  if (settings.data.empty()) {
+    throw UserError("--data is missing: name at least one file");
+  }
+}
+
+data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& checkpoint,
+                         int64_t vocab_size,
+                         const std::function<void(int64_t, int64_t)>& on_progress,
+                         std::vector<std::string>& lines, data::HostTokens* shared) {
+  const auto codec = [&] { return data::codec_of(load_tokenizer(checkpoint, vocab_size)); };
+  const data::TokenizerSource source = {io::tokenizer_file(checkpoint.folder()),
+                                        io::special_token_words(checkpoint.folder())};
+  std::vector<std::string> notes;
+  data::Examples examples = data::open_or_tokenise(
+      {data::parse_sources(settings.data), read_settings(settings), vocab_size, source, codec,
+       data::cache_location(settings.cache), shared, on_progress},
+      notes);
+  lines = describe_data(examples);
+  lines.insert(lines.end(), notes.begin(), notes.end());
+  return examples;
+}
+
+std::vector<std::string> describe_data(const data::Examples& examples) {
+  const double total = std::accumulate(examples.weights.begin(), examples.weights.end(), 0.0);
+  std::vector<std::string> lines;
+  for (size_t file = 0; file < examples.files.size(); ++file) {
+    lines.push_back(fmt::format("{}: {}; {} examples", examples.files[file],
+                                examples.forms.at(file), examples.ranges.at(file).count));
+    if (total > 0) {
+      lines.back() +=
+          fmt::format(", {:.4g} % of those drawn", 100 * examples.weights[file] / total);
+    }
+  }
+  return lines;
+}
+
+Samples read_samples(const TrainSettings& given, int64_t count) {
+  TrainSettings settings = given;
+  check_numbers(settings);
+  settings.text_template = data::named_template(settings.text_template, settings.model);
+  check_data_named(settings);
+  const io::Checkpoint checkpoint(settings.model);
+  const int64_t vocab_size =
+      model::parse_config(checkpoint.config(), checkpoint.config_name()).vocab_size;
+  SharedTokenizer tokenizer;
+  const auto codec = [&] {
+    tokenizer = load_tokenizer(checkpoint, vocab_size);
+    return data::codec_of(tokenizer);
+  };
+  data::ReadSettings few = read_settings(settings);
+  few.most_per_file = count;
+  const data::Examples examples =
+      data::read_examples(data::parse_sources(settings.data), few, vocab_size, codec);
+  Samples samples;
+  samples.files = examples.files;
+  samples.forms = examples.forms;
+  samples.examples = take_turns(examples, static_cast<size_t>(count));
+  if (!tokenizer) {  // rows of tokens: the tokenizer is optional
+    try {
+      tokenizer = load_tokenizer(checkpoint, vocab_size);
+    } catch (const UserError&) {
+      samples.piece = [](int64_t id) { return fmt::format("{}", id); };
+      return samples;
+    }
+  }
+  samples.piece = [tokenizer](int64_t id) { return tokenizer->piece(id); };
+  return samples;
+}
+
+}  // namespace moe::train

@@ -1,0 +1,43 @@
+#pragma once
+// Data of a run: reads the files of --data with the tokenizer of the model folder.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/data/examples.h"
+#include "core/data/token_cache.h"
+#include "core/io/checkpoint.h"
+#include "core/train/config/settings.h"
+
+namespace moe::train {
+
+// Throws UserError if --data is empty.
+void check_data_named(const TrainSettings& settings);
+
+// Returns the examples of settings.data. Tokens are cached (settings.cache) and reused by later
+// runs. Appends to `lines` the detected form of each file and the place of its tokens. Calls
+// `on_progress` often, with the numbers of examples and tokens so far; it may throw. `shared`:
+// tokens shared by the processes of a host. Throws UserError if a file is invalid (core/data), or
+// if there is text and the folder has no tokenizer.
+data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& checkpoint,
+                         int64_t vocab_size,
+                         const std::function<void(int64_t, int64_t)>& on_progress,
+                         std::vector<std::string>& lines, data::HostTokens* shared = nullptr);
+
+// Returns a line for each file, "a.jsonl: Alpaca records, gzip; 2000 examples", with its share if
+// files are mixed.
+std::vector<std::string> describe_data(const data::Examples& examples);
+
+// Examples for --show-samples.
+struct Samples {
+  std::vector<data::Example> examples;
+  std::vector<std::string> files, forms;      // indexed by Example::file
+  std::function<std::string(int64_t)> piece;  // text of a token; its id if there is no tokenizer
+};
+
+// Returns the first `count` examples, taken from the files in turn. Reads only as much of each file
+// as it returns, reads no weights, and writes nothing.
+Samples read_samples(const TrainSettings& settings, int64_t count);
+
+}  // namespace moe::train
