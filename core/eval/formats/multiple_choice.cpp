@@ -5,7 +5,6 @@
 #include "core/base/error.h"
 #include "core/base/read_file.h"
 #include "core/base/utf8.h"
-#include "core/eval/formats/csv.h"
 #include "core/eval/formats/documents.h"
 #include "core/eval/formats/lines.h"
 #include "core/eval/formats/text.h"

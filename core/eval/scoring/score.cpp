@@ -13,7 +13,7 @@
 #include "core/base/available_memory.h"
 #include "core/base/error.h"
 #include "core/distributed/on_all_ranks.h"
-#include "core/eval/scoring/shared_forwards.h"
+#include "core/eval/scoring/forwards.h"
 #include "core/io/content_hash.h"
 #include "kernels/ops/token_log_probs.h"
 

@@ -8,7 +8,6 @@
 #include "core/base/terminal_text.h"
 #include "core/base/toml.h"
 #include "core/base/utf8.h"
-#include "core/eval/formats/csv.h"
 #include "core/eval/formats/documents.h"
 #include "core/eval/formats/lines.h"
 #include "core/eval/formats/text.h"
