@@ -14,7 +14,7 @@
 #include "core/base/option.h"
 #include "core/base/page/page.h"
 #include "core/base/text.h"
-#include "core/eval/report/output_files.h"
+#include "core/eval/report/report.h"
 #include "core/io/file.h"
 #include "core/io/output_checks.h"
 

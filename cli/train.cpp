@@ -15,7 +15,7 @@
 #include "cli/train_plans.h"
 #include "core/base/error.h"
 #include "core/base/text.h"
-#include "core/eval/live_tasks.h"
+#include "core/eval/encoded_tasks.h"
 #include "core/io/checkpoint.h"
 #include "core/train/checkpoint/run_folder.h"
 #include "core/train/loop/stop_signals.h"

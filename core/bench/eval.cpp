@@ -8,7 +8,7 @@
 #include "core/base/resources.h"
 #include "core/bench/bench.h"
 #include "core/bench/roof.h"
-#include "core/eval/asked.h"
+#include "core/eval/runner.h"
 #include "core/eval/scoring/requests.h"
 #include "core/eval/tasks/tasks.h"
 
@@ -141,10 +141,10 @@ OrderedJson bench_eval(const EvalSettings& settings, c10::Device device) {
       sets.push_back(synthetic_set(name, opened.config, scored.limit.value_or(60)));
     }
   }
-  eval::Asked largest;
+  eval::RequestSizes largest;
   for (const auto& set : sets) {
-    const eval::Asked asked = eval::asked_of(scored, opened, set.requests);
-    largest.forward_tokens = std::max(largest.forward_tokens, asked.forward_tokens);
+    const eval::RequestSizes sizes = eval::request_sizes(scored, opened, set.requests);
+    largest.forward_tokens = std::max(largest.forward_tokens, sizes.forward_tokens);
   }
   check_memory(eval::memory_need(scored, opened, largest), scored.force_memory);
   const model::Llama llama = model::Llama::load(opened.checkpoint, {}, device,

@@ -5,12 +5,18 @@
 
 #include <condition_variable>
 #include <exception>
+#include <filesystem>
+#include <map>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "core/eval/metrics/metrics.h"
 #include "core/eval/scoring/requests.h"
 #include "core/eval/tasks/tasks.h"
+#include "core/model/llama/llama.h"
 
 namespace moe::eval {
 
@@ -56,6 +62,24 @@ class EncodedTasks {
   size_t done_ = 0;
   std::exception_ptr failed_;
   std::jthread thread_;  // last: it uses all the others
+};
+
+// Tasks for a model in memory, during training: tokenised once, scored by the rules of `moe eval`.
+class LiveTasks {
+ public:
+  // `folder` has the tokenizer and config of the models. Throws UserError: as load_tasks(); a
+  // folder without a tokenizer; nothing to score; a generate_until task.
+  LiveTasks(const std::filesystem::path& folder, const std::vector<std::string>& names,
+            const std::filesystem::path& data, std::optional<int64_t> limit);
+
+  // Returns task -> metric -> mean. With a capacity in `routing`, requests share groups as in
+  // scoring/score.h.
+  std::map<std::string, std::map<std::string, Mean>> run(
+      const model::Llama& llama, const model::RoutingOptions& routing) const;
+
+ private:
+  std::vector<LoadedTask> tasks_;
+  std::vector<std::vector<Request>> requests_;  // one a task
 };
 
 }  // namespace moe::eval

@@ -6,10 +6,10 @@
 
 #include "core/base/error.h"
 #include "core/distributed/comm.h"
-#include "core/eval/asked.h"
-#include "core/eval/report/output_files.h"
-#include "core/eval/scoring/shared_forwards.h"
-#include "core/eval/scoring/text_windows.h"
+#include "core/eval/report/report.h"
+#include "core/eval/runner.h"
+#include "core/eval/scoring/forwards.h"
+#include "core/eval/scoring/token_tally.h"
 
 namespace moe::eval {
 namespace {
@@ -190,7 +190,7 @@ RunReport evaluate(const EvalSettings& settings, const EvalEvents& events) {
       settings.against.empty() ? OtherRun() : read_run(settings.against, names_of(tasks));
   PreparedEvaluation evaluation(settings, events, std::move(tasks));
   Runner runner(settings, evaluation.opened, events,
-                asked_of(settings, evaluation.opened, evaluation.tasks()));
+                request_sizes(settings, evaluation.opened, evaluation.tasks()));
   RunReport report = evaluation.run(runner, /*is_last=*/true);
   report.routing = runner.finish(settings.stats);
   add_differences(report, other);
@@ -208,7 +208,7 @@ Scores evaluate_requests(const EvalSettings& settings, const std::filesystem::pa
   const TextEncoder encoder = encoder_of(opened, settings.compat);
   const std::vector<Request> requests = encode_requests(encoder, pairs);
   tell_cut(events, file.string(), count_cut(requests), encoder.window);
-  Runner runner(settings, opened, events, asked_of(settings, opened, requests));
+  Runner runner(settings, opened, events, request_sizes(settings, opened, requests));
   Scores scores = runner.run("requests", requests, labels_of(pairs));
   runner.finish(settings.stats);
   return scores;
@@ -227,7 +227,7 @@ RoutingStats evaluate_texts(const EvalSettings& settings,
   const TextWindows windows =
       read_text_windows(files, encoder_of(opened, settings.compat),
                         std::max<int64_t>(0, opened.tokenizer.eos_id()), settings.limit);
-  Runner runner(settings, opened, events, asked_of(settings, opened, windows.requests));
+  Runner runner(settings, opened, events, request_sizes(settings, opened, windows.requests));
   runner.run("texts", windows.requests, windows.labels);
   return *runner.finish(settings.stats);
 }

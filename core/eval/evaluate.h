@@ -20,7 +20,7 @@ RunReport evaluate(const EvalSettings& settings, const EvalEvents& events = {});
 Scores evaluate_requests(const EvalSettings& settings, const std::filesystem::path& file,
                          const EvalEvents& events = {});
 
-// The routing statistics of raw text (text_windows.h); `settings` without tasks and out.
+// The routing statistics of raw text (scoring/token_tally.h); `settings` without tasks and out.
 RoutingStats evaluate_texts(const EvalSettings& settings,
                             const std::vector<std::filesystem::path>& files,
                             const EvalEvents& events = {});

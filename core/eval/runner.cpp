@@ -1,10 +1,13 @@
 #include "core/eval/runner.h"
 
+#include <algorithm>
+
 #include "core/base/error.h"
 #include "core/distributed/comm.h"
+#include "core/eval/encoded_tasks.h"
+#include "core/eval/scoring/forwards.h"
 #include "core/eval/scoring/generate_until.h"
 #include "core/eval/scoring/score.h"
-#include "core/eval/scoring/shared_forwards.h"
 #include "core/io/output_checks.h"
 #include "core/model/config/weights.h"
 #include "core/model/convert/upcycle.h"
@@ -12,6 +15,7 @@
 #include "core/route/router.h"
 
 namespace moe::eval {
+
 namespace {
 
 constexpr const char* kCacheName = "responses.cache";
@@ -36,8 +40,8 @@ RoutingStats stats_head(const EvalSettings& settings, const OpenedModel& opened)
 }
 
 model::Llama load_model(const EvalSettings& settings, const OpenedModel& opened,
-                        const Asked& asked) {
-  distributed::check_memory(settings.ranks, memory_need(settings, opened, asked),
+                        const RequestSizes& sizes) {
+  distributed::check_memory(settings.ranks, memory_need(settings, opened, sizes),
                             settings.force_memory);
   // Reading may take much longer on one rank than on another.
   const auto reading = settings.ranks == nullptr ? nullptr : settings.ranks->long_operation();
@@ -68,7 +72,7 @@ uint64_t mapped_bytes(const EvalSettings& settings, const OpenedModel& opened) {
 }
 
 MemoryNeed memory_need(const EvalSettings& settings, const OpenedModel& opened,
-                       const Asked& asked) {
+                       const RequestSizes& sizes) {
   const model::ModelConfig& config = opened.config;
   const auto& router = opened.routing.router;
   const auto forward = [&](int64_t tokens, int64_t cached_tokens) {
@@ -77,13 +81,13 @@ MemoryNeed memory_need(const EvalSettings& settings, const OpenedModel& opened,
   // Of answers, as many are generated at once as there is room for: at least one, with the keys and
   // values of its text.
   const int64_t cached =
-      std::min(asked.prompt_tokens + asked.answer_tokens, config.max_position_embeddings);
+      std::min(sizes.prompt_tokens + sizes.answer_tokens, config.max_position_embeddings);
   const uint64_t weights = model::bytes_to_copy(config, model::Storage::kStored, settings.device);
   const int64_t limit =
       forward_limit(config, mapped_bytes(settings, opened), score_settings(settings, opened));
   const bool in_groups = group_tokens(settings, opened) > 0;
   return {
-      weights + std::max(forward(asked.forward_tokens, 0), forward(asked.prompt_tokens, cached)), 1,
+      weights + std::max(forward(sizes.forward_tokens, 0), forward(sizes.prompt_tokens, cached)), 1,
       fmt::format("evaluating {}", settings.model.string()),
       fmt::format("a smaller {} than {}{} less", in_groups ? "--group-tokens" : "--batch-tokens",
                   in_groups ? settings.group_tokens : limit,
@@ -160,11 +164,11 @@ std::optional<ResponseFile> response_file(const EvalSettings& settings) {
 }
 
 Runner::Runner(const EvalSettings& settings, const OpenedModel& opened, const EvalEvents& events,
-               const Asked& asked)
+               const RequestSizes& sizes)
     : all_settings_(settings),
       opened_(opened),
       events_(events),
-      llama_(load_model(settings, opened, asked)) {
+      llama_(load_model(settings, opened, sizes)) {
   open_cache();
   restart();
 }
@@ -351,6 +355,84 @@ std::optional<RoutingStats> Runner::finish(const std::filesystem::path& file) {
     write_stats(*stats_, file);
   }
   return stats_;
+}
+
+namespace {
+
+// Tokens hold four bytes of English on average. A text of fewer than this many bytes a token of the
+// limit may be too little to fill a forward; then it is encoded, which is soon done.
+constexpr int64_t kBytesPerToken = 8;
+constexpr size_t kLongest = 16;  // texts by bytes; the one of most tokens is among them
+
+int64_t bytes_of(const LoadedTask& loaded) {
+  size_t bytes = 0;
+  for (const auto& question : loaded.questions) {
+    bytes += question.choices.empty() ? question.context.size() : 0;
+    for (size_t choice = 0; choice < question.choices.size(); ++choice) {
+      bytes += question.context_of(choice).size() + question.continuation_of(choice).size();
+    }
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+size_t longest_text(const Question& question) {
+  size_t bytes = question.context.size();
+  for (size_t choice = 0; choice < question.choices.size(); ++choice) {
+    bytes = std::max(bytes,
+                     question.context_of(choice).size() + question.continuation_of(choice).size());
+  }
+  return bytes;
+}
+
+// The task with its longest questions alone.
+LoadedTask longest_of(const LoadedTask& loaded) {
+  std::vector<const Question*> order;
+  for (const auto& question : loaded.questions) {
+    order.push_back(&question);
+  }
+  const auto end = order.begin() + static_cast<int64_t>(std::min(kLongest, order.size()));
+  std::partial_sort(order.begin(), end, order.end(), [](const Question* a, const Question* b) {
+    return longest_text(*a) > longest_text(*b);
+  });
+  LoadedTask few;
+  few.task = loaded.task;
+  std::for_each(order.begin(), end,
+                [&](const Question* question) { few.questions.push_back(*question); });
+  return few;
+}
+
+}  // namespace
+
+RequestSizes request_sizes(const EvalSettings& settings, const OpenedModel& opened,
+                           const std::vector<Request>& requests) {
+  return {largest_forward(opened.config, mapped_bytes(settings, opened), requests,
+                          score_settings(settings, opened))};
+}
+
+RequestSizes request_sizes(const EvalSettings& settings, const OpenedModel& opened,
+                           const std::vector<LoadedTask>& tasks) {
+  const TextEncoder encoder = encoder_of(opened, settings.compat);
+  const int64_t limit = forward_limit(opened.config, mapped_bytes(settings, opened),
+                                      score_settings(settings, opened));
+  RequestSizes sizes;
+  for (const auto& loaded : tasks) {
+    const bool is_small = bytes_of(loaded) < kBytesPerToken * limit;
+    try {
+      const EncodedTask encoded = encode_task(encoder, is_small ? loaded : longest_of(loaded));
+      if (!encoded.requests.empty()) {
+        const int64_t tokens = request_sizes(settings, opened, encoded.requests).forward_tokens;
+        sizes.forward_tokens =
+            std::max({sizes.forward_tokens, tokens, is_small ? int64_t{0} : limit});
+      }
+      for (const auto& prompt : encoded.prompts) {
+        sizes.prompt_tokens = std::max(sizes.prompt_tokens, std::ssize(prompt));
+        sizes.answer_tokens = std::max(sizes.answer_tokens, loaded.task.generation.max_tokens);
+      }
+    } catch (const UserError&) {  // is told where the task is encoded for its run
+      sizes.forward_tokens = std::max(sizes.forward_tokens, limit);
+    }
+  }
+  return sizes;
 }
 
 }  // namespace moe::eval

@@ -54,22 +54,32 @@ ScoreSettings score_settings(const EvalSettings& settings, const OpenedModel& op
 // Of the matrices that stay where the folder is mapped; 0 where they are copied to a GPU.
 uint64_t mapped_bytes(const EvalSettings& settings, const OpenedModel& opened);
 
-// What a run asks at once (asked.h).
-struct Asked {
-  int64_t forward_tokens = 0;  // of the largest forward that scores requests
-  int64_t prompt_tokens = 0;   // the longest prompt whose answer is generated, 0: none is
-  int64_t answer_tokens = 0;   // the most tokens of such an answer
+// The largest forward passes of a run, known before the model is loaded; the memory check reads
+// them.
+struct RequestSizes {
+  int64_t forward_tokens = 0;  // of the largest forward pass that scores requests
+  int64_t prompt_tokens = 0;   // of the longest prompt whose answer is generated; 0: no generation
+  int64_t answer_tokens = 0;   // at most so many of such an answer
 };
 
+// Returns the sizes of a run over `requests`.
+RequestSizes request_sizes(const EvalSettings& settings, const OpenedModel& opened,
+                           const std::vector<Request>& requests);
+// Overload for tasks that are not encoded yet: encodes a small task; assumes of a large one that
+// its requests fill a forward pass to the limit.
+RequestSizes request_sizes(const EvalSettings& settings, const OpenedModel& opened,
+                           const std::vector<LoadedTask>& tasks);
+
 // Of the host's memory to load the opened model and answer with it, above what this process has.
-MemoryNeed memory_need(const EvalSettings& settings, const OpenedModel& opened, const Asked& asked);
+MemoryNeed memory_need(const EvalSettings& settings, const OpenedModel& opened,
+                       const RequestSizes& sizes);
 
 // Scores requests, generates answers, and gathers statistics of the routing. Its arguments must
 // outlive it. Loads the model: UserError where memory is short on any rank (--force-memory).
 class Runner {
  public:
   Runner(const EvalSettings& settings, const OpenedModel& opened, const EvalEvents& events,
-         const Asked& asked);
+         const RequestSizes& sizes);
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
 

@@ -9,9 +9,9 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
-#include "core/eval/asked.h"
 #include "core/eval/evaluate.h"
-#include "core/eval/report/output_files.h"
+#include "core/eval/report/report.h"
+#include "core/eval/runner.h"
 #include "core/io/file.h"
 #include "core/io/output_checks.h"
 #include "core/model/convert/upcycle.h"
@@ -292,7 +292,7 @@ SweepReport sweep(const EvalSettings& settings, const std::vector<SweepAxis>& ax
       events.notify(note);
     }
   }
-  Runner runner(settings, opened, events, asked_of(settings, opened, evaluation.tasks()));
+  Runner runner(settings, opened, events, request_sizes(settings, opened, evaluation.tasks()));
   SweepReport report{settings.model.string(), axes, {}, {}};
   for (const auto& value : values) {
     opened.routing = value.routing;

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "core/base/error.h"
-#include "core/eval/formats/csv.h"
 #include "core/eval/formats/documents.h"
+#include "core/eval/formats/lines.h"
 #include "core/eval/formats/schema.h"
 #include "tests/fuzz/fuzz.h"
 

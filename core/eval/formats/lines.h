@@ -84,4 +84,51 @@ std::string source_of(const AnyJson& record, const std::string& otherwise) {
                                                        : otherwise;
 }
 
+// A row of comma- or tab-separated values. Quoted fields may hold separators, doubled quotes and
+// line feeds.
+struct CsvRow {
+  std::vector<std::string> fields;
+  std::string where;  // file and the line it begins on
+};
+
+// Reads the rows of a file one by one; skips blank lines.
+class CsvReader {
+ public:
+  // `quotes`: true if fields may be quoted. Throws what LineReader throws.
+  explicit CsvReader(const std::filesystem::path& file, char separator = ',', bool quotes = true)
+      : lines_(file), separator_(separator), quotes_(quotes) {}
+
+  // Throws UserError with the line: a quote that is never closed, or text after a closing quote.
+  std::optional<CsvRow> next();
+
+ private:
+  std::string read_field();
+  std::string read_quoted();
+
+  LineReader lines_;
+  char separator_;
+  bool quotes_;
+  Line line_;      // the one that is read
+  size_t at_ = 0;  // in it
+};
+
+// Reads rows under a header.
+class CsvTable {
+ public:
+  explicit CsvTable(const std::filesystem::path& file, char separator = ',');
+
+  const std::vector<std::string>& header() const { return header_; }
+  // Throws UserError: more or fewer fields than the header has; and what CsvReader throws.
+  std::optional<CsvRow> next();
+  int64_t count_rest();  // reads to the end; returns the rows read
+
+ private:
+  CsvReader rows_;
+  std::vector<std::string> header_;
+};
+
+// Returns all rows of `file`.
+std::vector<CsvRow> read_csv(const std::filesystem::path& file, char separator = ',',
+                             bool quotes = true);
+
 }  // namespace moe::eval

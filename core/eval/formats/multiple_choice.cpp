@@ -6,7 +6,6 @@
 #include "core/base/json.h"
 #include "core/base/read_file.h"
 #include "core/base/text.h"
-#include "core/eval/formats/csv.h"
 #include "core/eval/formats/documents.h"
 #include "core/eval/formats/lines.h"
 #include "core/eval/formats/text.h"

@@ -5,10 +5,9 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
-#include "core/eval/formats/csv.h"
 #include "core/eval/formats/documents.h"
 #include "core/eval/formats/lines.h"
-#include "core/eval/formats/literal.h"
+#include "core/eval/formats/text.h"
 
 namespace moe::eval {
 namespace {

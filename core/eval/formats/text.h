@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/json.h"
+
 namespace moe::eval {
 
 int64_t count_code_points(std::string_view text);  // len(text)
@@ -39,5 +41,11 @@ bool begins_with_letter(std::string_view text);
 std::string without_punctuation(std::string_view text);
 
 std::string replace_all(std::string_view text, std::string_view from, std::string_view to);
+
+// Parses a list or dictionary as Python and numpy print it, which Hugging Face's CSV export leaves
+// of nested fields: "{'text': array(['a', 'b'], dtype=object)}" or "['x' 'y']". Throws UserError,
+// which begins with `where`, for other text: another call, a list cut by "...", nesting beyond
+// kMaxJsonDepth.
+Json parse_literal(std::string_view text, const std::string& where);
 
 }  // namespace moe::eval

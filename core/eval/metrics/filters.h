@@ -41,8 +41,8 @@ std::string sorted_words(const std::string& answer, const OrderedJson& document)
 double exact_match(const std::string& answer, const std::string& target,
                    bool ignores_case_and_marks);
 
-// number_words.cpp: the digits of the first number in English words, as the harness' regular
-// expression finds it and word2number 1.1 reads it; empty where there is none or it cannot be read.
+// Returns the digits of the first number in English words, as the harness' regular expression finds
+// it and word2number 1.1 reads it; empty if there is none or it cannot be read.
 std::string first_number_in_words(std::string_view text);
 
 }  // namespace moe::eval

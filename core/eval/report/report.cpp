@@ -1,14 +1,18 @@
 // A run in numbers: means of groups and papers, the table for people, the files.
+
 #include "core/eval/report/report.h"
+
+#include <unistd.h>
 
 #include <algorithm>
 
 #include "core/base/error.h"
-#include "core/eval/report/output_files.h"
+#include "core/base/sha256.h"
 #include "core/io/file.h"
 #include "core/io/output_checks.h"
 
 namespace moe::eval {
+
 namespace {
 
 std::map<std::string, double> values_by_name(const RunReport& report) {
@@ -142,6 +146,143 @@ void write_report(const RunReport& report, const std::filesystem::path& out) {
     io::write_whole(samples_file(out, task.loaded.task), samples_jsonl(task));
   }
   io::write_whole(out / "results.json", results_json(report).dump(2) + "\n");
+}
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// Whether `folder`, or the nearest parent that is there, lets us write: better known before hours
+// of work than after.
+bool is_writable(fs::path folder) {
+  while (!folder.empty() && !fs::exists(folder)) {
+    folder = folder.parent_path();
+  }
+  return ::access(folder.empty() ? "." : folder.c_str(), W_OK) == 0;
+}
+
+}  // namespace
+
+void check_output(const std::vector<fs::path>& files, bool force, const std::string& flag,
+                  const std::vector<fs::path>& inputs) {
+  for (const auto& file : files) {
+    if (fs::is_symlink(file)) {
+      throw UserError("{}: is a link to {}; give that file itself, or another {}", file.string(),
+                      fs::read_symlink(file).string(), flag);
+    }
+    if (fs::exists(file) && !force) {
+      throw UserError("{}: is there already; give another {}, or --force to replace it",
+                      file.string(), flag);
+    }
+    io::check_inputs_outside(file, inputs);
+    const fs::path folder = file.parent_path();
+    if (fs::exists(folder) && !fs::is_directory(folder)) {
+      throw UserError("{} {}: a file, a folder is needed", flag, folder.string());
+    }
+    if (!is_writable(folder)) {
+      throw UserError("{} {}: you may not write there; give another folder", flag, folder.string());
+    }
+  }
+}
+
+void check_own_output(const std::vector<fs::path>& files) {
+  for (const auto& file : files) {
+    const fs::path folder = file.parent_path();
+    if (fs::exists(file) && !io::is_listed_output(folder, file.filename().string())) {
+      throw UserError(
+          "{}: is not in the list of what moe wrote there ({}) and will not be replaced; move it, "
+          "or give another -o",
+          file.string(), (folder / io::kOutputList).string());
+    }
+  }
+}
+
+// samples_TASK.jsonl: an object a question, with the keys, the order and the hashes of
+// lm-evaluation-harness' sample log (its numbers in resps are strings). The hashes are over
+// Python's json.dumps(doc, indent=2, ensure_ascii=False), which dump(2) equals for documents
+// without floats. Where answers are filtered in several ways, the questions come once a filter.
+
+namespace {
+
+struct Exchange {
+  OrderedJson arguments, responses, filtered;
+};
+
+Exchange scored_exchange(const TaskReport& report, size_t index) {
+  const Question& question = report.loaded.questions[index];
+  Exchange exchange{OrderedJson::object(), OrderedJson::array(), OrderedJson::array()};
+  for (size_t i = 0; i < question.choices.size(); ++i) {
+    const Score& score = report.scores[index][i];
+    exchange.arguments[fmt::format("gen_args_{}", i)] = {{"arg_0", question.context_of(i)},
+                                                         {"arg_1", question.continuation_of(i)}};
+    const OrderedJson response = {fmt::format("{}", score.logprob),
+                                  score.is_greedy ? "True" : "False"};
+    exchange.responses.push_back(OrderedJson::array({response}));
+    exchange.filtered.push_back(response);
+  }
+  return exchange;
+}
+
+Exchange generated_exchange(const TaskReport& report, size_t index, const std::string& filter) {
+  const Question& question = report.loaded.questions[index];
+  const OrderedJson settings = {
+      {"until", report.loaded.task.generation.until}, {"do_sample", false}, {"temperature", 0.0}};
+  Exchange exchange;
+  exchange.arguments["gen_args_0"] = {{"arg_0", question.context}, {"arg_1", settings}};
+  exchange.responses = OrderedJson::array({OrderedJson::array({report.answers[index]})});
+  exchange.filtered =
+      OrderedJson::array({filtered_answer(report.loaded, filter, index, report.answers[index])});
+  return exchange;
+}
+
+OrderedJson value_json(const TaskReport& report, const Metric& metric, size_t index) {
+  const double value = report.values.at(metric.key())[index];
+  if (metric.aggregation == Aggregation::kBinaryF1 || metric.aggregation == Aggregation::kMacroF1) {
+    return OrderedJson::array({report.loaded.questions[index].gold, static_cast<int64_t>(value)});
+  }
+  return value;
+}
+
+OrderedJson sample_json(const TaskReport& report, size_t index, const std::string& filter) {
+  const Question& question = report.loaded.questions[index];
+  Exchange exchange = report.answers.empty() ? scored_exchange(report, index)
+                                             : generated_exchange(report, index, filter);
+  OrderedJson sample = {{"doc_id", index},
+                        {"doc", question.fields},
+                        {"target", question.target},
+                        {"arguments", std::move(exchange.arguments)},
+                        {"resps", std::move(exchange.responses)},
+                        {"filtered_resps", std::move(exchange.filtered)},
+                        {"filter", filter},
+                        {"metrics", OrderedJson::array()},
+                        {"doc_hash", sha256_hex(question.fields.dump(2))},
+                        {"prompt_hash", sha256_hex(question.context)},
+                        {"target_hash", sha256_hex(question.target)}};
+  for (const auto& metric : report.loaded.task.metrics) {
+    if (metric.filter == filter) {
+      sample["metrics"].push_back(metric.name);
+      sample[metric.name] = value_json(report, metric, index);
+    }
+  }
+  return sample;
+}
+
+}  // namespace
+
+std::string samples_jsonl(const TaskReport& report) {
+  std::vector<std::string> filters;
+  for (const auto& metric : report.loaded.task.metrics) {
+    if (std::find(filters.begin(), filters.end(), metric.filter) == filters.end()) {
+      filters.push_back(metric.filter);
+    }
+  }
+  std::string lines;
+  for (const auto& filter : filters) {
+    for (size_t index = 0; index < report.loaded.questions.size(); ++index) {
+      lines += sample_json(report, index, filter).dump() + "\n";
+    }
+  }
+  return lines;
 }
 
 }  // namespace moe::eval

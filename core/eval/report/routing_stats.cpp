@@ -7,7 +7,7 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/base/version.h"
-#include "core/eval/report/output_files.h"
+#include "core/eval/report/report.h"
 #include "core/io/file.h"
 #include "core/route/counters_json.h"
 

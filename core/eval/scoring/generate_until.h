@@ -18,8 +18,8 @@ std::vector<int64_t> encode_prompt(const TextEncoder& encoder, const Generation&
 // `text` up to the first of the stop words; each is looked for in what the one before left.
 std::string cut_at(std::string text, const std::vector<std::string>& until);
 
-// Whether generated text holds one of some words. Asked after every new token, so it does not look
-// at all of the text again each time.
+// Whether generated text holds one of some words. RequestSizes after every new token, so it does
+// not look at all of the text again each time.
 class StopWords {
  public:
   // The tokenizer must outlive it. An empty word is none.

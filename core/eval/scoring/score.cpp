@@ -10,10 +10,10 @@
 #include <cmath>
 #include <numeric>
 
-#include "core/base/resources.h"
 #include "core/base/error.h"
+#include "core/base/resources.h"
 #include "core/distributed/comm.h"
-#include "core/eval/scoring/shared_forwards.h"
+#include "core/eval/scoring/forwards.h"
 #include "core/io/checksums.h"
 #include "kernels/ops/token_log_probs.h"
 

@@ -4,6 +4,8 @@
 // tokens (model::RoutingOptions::count_tokens).
 
 #include <cstdint>
+#include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -82,5 +84,21 @@ class TokenTally {
   std::vector<size_t> source_of_;  // [requests] index into sources_
   std::vector<TokenCounts> gold_;
 };
+
+inline constexpr int64_t kTextWindow = 2048;  // tokens; Dynamic MoE cuts there
+
+// Raw text as requests for routing statistics (Dynamic MoE, Tables 2 and 4); no token is scored.
+struct TextWindows {
+  std::vector<Request> requests;     // in file order
+  std::vector<RequestLabel> labels;  // the source of each
+};
+
+// Reads the first `limit` texts of each file (core/data/records.h: plain text, or JSON records with
+// a "text" and an optional "source"), adds the encoder's BOS, and cuts every kTextWindow tokens or
+// at the model's window. `end_id` stands for the token after a text. Throws UserError: a missing
+// file, a folder, broken records, no text.
+TextWindows read_text_windows(const std::vector<std::filesystem::path>& files,
+                              const TextEncoder& encoder, int64_t end_id,
+                              std::optional<int64_t> limit);
 
 }  // namespace moe::eval

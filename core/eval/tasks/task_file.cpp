@@ -7,7 +7,6 @@
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/base/text.h"
-#include "core/eval/formats/csv.h"
 #include "core/eval/formats/documents.h"
 #include "core/eval/formats/lines.h"
 #include "core/eval/formats/text.h"

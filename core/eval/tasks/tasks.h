@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/eval/tasks/known_tasks.h"
+#include "core/eval/tasks/task.h"
 
 namespace moe::eval {
 
@@ -36,5 +37,20 @@ std::vector<std::string> groups_among(const std::vector<std::string>& names);
 
 // --list: each task and group, its version, where its files are expected and where they come from.
 std::string task_list();
+
+// The documents of a task under --data.
+struct FoundFiles {
+  Files files;
+  std::vector<Document> documents;
+  int64_t total = 0;  // in the files; those beyond the limit were only counted
+};
+
+// Reads the first `limit` documents of `split` from the authors' files, or else from the Hub's
+// export TASK/SPLIT.jsonl or .csv. Throws UserError: no such file (names all paths); no documents.
+FoundFiles find_documents(const Task& task, const Split& split, const std::filesystem::path& data,
+                          int64_t limit = kAllDocuments);
+
+// Returns the paths as text: "logiqa/Test.txt, or logiqa/test.jsonl or .csv".
+std::string expected_paths(const Task& task, const Split& split);
 
 }  // namespace moe::eval

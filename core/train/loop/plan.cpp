@@ -4,9 +4,9 @@
 #include <numeric>
 #include <set>
 
-#include "core/base/resources.h"
 #include "core/base/error.h"
 #include "core/base/json.h"
+#include "core/base/resources.h"
 #include "core/base/version.h"
 #include "core/data/templates.h"
 #include "core/distributed/comm.h"

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <fstream>
 
-#include "core/base/resources.h"
 #include "core/base/error.h"
+#include "core/base/resources.h"
 #include "core/data/batches.h"
 #include "core/distributed/comm.h"
 #include "core/model/llama/timeline.h"

@@ -7,8 +7,8 @@
 #include <cmath>
 
 #include "core/base/error.h"
-#include "core/tokenizer/tokenizer.h"
 #include "core/model/llama/generate.h"
+#include "core/tokenizer/tokenizer.h"
 #include "core/train/step/gradients.h"
 #include "core/train/step/training_data.h"
 

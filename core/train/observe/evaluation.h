@@ -11,8 +11,8 @@
 #include "core/data/batches.h"
 #include "core/data/token_cache.h"
 #include "core/io/checkpoint.h"
-#include "core/tokenizer/tokenizer.h"
 #include "core/model/llama/llama.h"
+#include "core/tokenizer/tokenizer.h"
 #include "core/train/config/settings.h"
 #include "core/train/observe/metrics.h"
 

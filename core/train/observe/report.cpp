@@ -7,9 +7,9 @@
 #include <set>
 
 #include "core/base/error.h"
-#include "core/base/text.h"
 #include "core/base/page/page.h"
 #include "core/base/read_file.h"
+#include "core/base/text.h"
 #include "core/io/file.h"
 #include "core/train/config/options.h"
 

@@ -1,8 +1,6 @@
 // What an evaluation asks at once, counted by hand, and what it takes of memory, beside what it
 // said that it would take.
 
-#include "core/eval/asked.h"
-
 #include <malloc.h>
 
 #include <atomic>
@@ -10,6 +8,7 @@
 
 #include "core/base/resources.h"
 #include "core/eval/evaluate.h"
+#include "core/eval/runner.h"
 #include "core/model/llama/memory_need.h"
 #include "tests/support/catch.h"
 #include "tests/support/foreign_checkpoint.h"
@@ -75,11 +74,11 @@ TEST_CASE("what is asked at once is what shares a forward, not what could", "[ev
   EvalSettings settings;
   settings.model = dir / "m";
   const OpenedModel opened = open_model(settings, {});
-  CHECK(asked_of(settings, opened, requests_of(3, 10)).forward_tokens == 30);
+  CHECK(request_sizes(settings, opened, requests_of(3, 10)).forward_tokens == 30);
   settings.batch_tokens = 20;
-  CHECK(asked_of(settings, opened, requests_of(3, 10)).forward_tokens == 20);
-  CHECK(asked_of(settings, opened, requests_of(3, 25)).forward_tokens == 25);  // one alone
-  CHECK(asked_of(settings, opened, std::vector<Request>()).forward_tokens == 0);
+  CHECK(request_sizes(settings, opened, requests_of(3, 10)).forward_tokens == 20);
+  CHECK(request_sizes(settings, opened, requests_of(3, 25)).forward_tokens == 25);  // one alone
+  CHECK(request_sizes(settings, opened, std::vector<Request>()).forward_tokens == 0);
 
   const auto task_of = [](size_t questions, const std::string& context) {
     LoadedTask loaded;
@@ -95,10 +94,10 @@ TEST_CASE("what is asked at once is what shares a forward, not what could", "[ev
   const LoadedTask few = task_of(2, "w");
   const auto encoded =
       encode_requests(encoder_of(opened, settings.compat), text_pairs(few.questions));
-  const int64_t all = asked_of(settings, opened, encoded).forward_tokens;
+  const int64_t all = request_sizes(settings, opened, encoded).forward_tokens;
   CHECK((all > 0 && all < 100));
-  CHECK(asked_of(settings, opened, {few}).forward_tokens == all);
-  CHECK(asked_of(settings, opened, {task_of(500, "some words")}).forward_tokens == 100);
+  CHECK(request_sizes(settings, opened, {few}).forward_tokens == all);
+  CHECK(request_sizes(settings, opened, {task_of(500, "some words")}).forward_tokens == 100);
   // Of many questions one may be longer than the limit.
   LoadedTask mixed = task_of(500, "some words");
   std::string words;
@@ -106,12 +105,12 @@ TEST_CASE("what is asked at once is what shares a forward, not what could", "[ev
     words += " word";
   }
   mixed.questions[300].context = words;
-  CHECK(asked_of(settings, opened, {mixed}).forward_tokens > 150);
+  CHECK(request_sizes(settings, opened, {mixed}).forward_tokens > 150);
   // Answers that are generated keep the keys and values of one text.
   LoadedTask written = task_of(3, "Say it");
   written.task.output = OutputType::kGenerateUntil;
   written.task.generation.max_tokens = 50;
-  const Asked asked = asked_of(settings, opened, {written});
+  const RequestSizes asked = request_sizes(settings, opened, {written});
   CHECK(asked.forward_tokens == 0);
   CHECK((asked.prompt_tokens > 1 && asked.prompt_tokens < 20));
   CHECK(asked.answer_tokens == 50);
@@ -135,8 +134,8 @@ TEST_CASE("a routing group is asked at once where it is full, and named where me
   const OpenedModel opened = open_model(settings, {});
   const int64_t group = group_tokens(settings, opened);
   REQUIRE(group == 50 * opened.routing.ep_ranks);
-  CHECK(asked_of(settings, opened, requests_of(3, 10)).forward_tokens == 30);
-  CHECK(asked_of(settings, opened, requests_of(100, 10)).forward_tokens == group);
+  CHECK(request_sizes(settings, opened, requests_of(3, 10)).forward_tokens == 30);
+  CHECK(request_sizes(settings, opened, requests_of(100, 10)).forward_tokens == group);
   CHECK(memory_need(settings, opened, {group}).remedy ==
         "a smaller --group-tokens than 50 takes less");
 }
@@ -150,7 +149,7 @@ TEST_CASE("an evaluation takes what it said and not much less", "[eval]") {
     settings.batch_tokens = 8500;  // all of the requests below in one forward
     const OpenedModel opened = open_model(settings, {});
     const auto take = [&](const std::vector<Request>& requests) {
-      const Asked asked = asked_of(settings, opened, requests);
+      const RequestSizes asked = request_sizes(settings, opened, requests);
       const std::vector<RequestLabel> labels(requests.size());
       Runner runner(settings, opened, {}, asked);
       runner.run("requests", requests, labels);

@@ -1,5 +1,4 @@
-#include "core/eval/live_tasks.h"
-
+#include "core/eval/encoded_tasks.h"
 #include "core/eval/evaluate.h"
 #include "core/io/checkpoint.h"
 #include "tests/support/catch.h"

@@ -1,8 +1,7 @@
 // Comma-separated values, and the records that Hugging Face data sets export.
-#include "core/eval/formats/csv.h"
-
-#include "core/eval/formats/literal.h"
+#include "core/eval/formats/lines.h"
 #include "core/eval/formats/schema.h"
+#include "core/eval/formats/text.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"

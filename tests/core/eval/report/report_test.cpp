@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <sstream>
 
-#include "core/eval/report/output_files.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"

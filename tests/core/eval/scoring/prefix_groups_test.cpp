@@ -1,8 +1,7 @@
-#include "core/eval/scoring/prefix_groups.h"
-
 #include <algorithm>
 #include <random>
 
+#include "core/eval/scoring/batches.h"
 #include "tests/support/catch.h"
 
 namespace moe::eval {

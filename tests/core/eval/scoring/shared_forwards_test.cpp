@@ -1,10 +1,9 @@
 // An evaluation on many ranks against the same on one: the numbers are the same to the bit, because
 // the same forwards are run.
 
-#include "core/eval/scoring/shared_forwards.h"
-
 #include <random>
 
+#include "core/eval/scoring/forwards.h"
 #include "core/eval/scoring/score.h"
 #include "tests/support/catch.h"
 #include "tests/support/mixture.h"

@@ -1,6 +1,5 @@
 // Raw text cut into windows, with what follows each and where it comes from.
-#include "core/eval/scoring/text_windows.h"
-
+#include "core/eval/scoring/token_tally.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"

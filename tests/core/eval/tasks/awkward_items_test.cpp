@@ -1,6 +1,5 @@
 // A table of awkward questions, from file to request: what the harness does with each, by hand.
 #include "core/eval/scoring/requests.h"
-#include "core/eval/tasks/data_files.h"
 #include "core/eval/tasks/tasks.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"

@@ -1,9 +1,7 @@
 // Groups, their averages, the papers' averages.
-#include "core/eval/tasks/groups.h"
-
 #include <set>
 
-#include "core/eval/report/paper_tables.h"
+#include "core/eval/report/averages.h"
 #include "core/eval/tasks/tasks.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
