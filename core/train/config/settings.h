@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/data/batches.h"
+#include "core/data/examples.h"
 #include "core/io/safetensors.h"
 #include "core/model/config/config.h"
 #include "core/model/convert/upcycle_request.h"

@@ -14,6 +14,7 @@
 #include <span>
 
 #include "core/base/error.h"
+#include "core/io/file.h"
 #include "core/train/checkpoint/run_folder.h"
 
 namespace moe::train {

@@ -8,6 +8,7 @@
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/base/read_file.h"
+#include "core/io/file.h"
 #include "core/route/counters_json.h"
 #include "core/train/observe/report.h"
 

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "core/base/error.h"
+#include "core/base/json.h"
 #include "core/base/page/page.h"
 #include "core/base/read_file.h"
 #include "core/base/text.h"
