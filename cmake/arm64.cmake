@@ -18,4 +18,5 @@ set(Torch_DIR ${moe_arm64_libraries}/torch/share/cmake/Torch)
 # Libraries that others ask for, when they are linked and when they run.
 set(moe_arm64_folder ${moe_arm64_libraries}/usr/lib/aarch64-linux-gnu)
 set(CMAKE_EXE_LINKER_FLAGS_INIT "-Wl,-rpath-link,${moe_arm64_folder} -Wl,-rpath,${moe_arm64_folder}")
+set(CMAKE_SHARED_LINKER_FLAGS_INIT "${CMAKE_EXE_LINKER_FLAGS_INIT}")
 set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64 -L /usr/aarch64-linux-gnu)

@@ -12,12 +12,12 @@ if(NOT moe_found_torch MATCHES "'${moe_wanted_torch}[+']")
 endif()
 
 # RPATH and not RUNPATH: it holds for the libraries of lib/ as well, some of which need others of them.
-set(moe_rpath "$ORIGIN/lib" "$ORIGIN/../torch/lib")
+set(moe_rpath "$ORIGIN" "$ORIGIN/lib" "$ORIGIN/../torch/lib")
 foreach(folder IN LISTS moe_torch_neighbours)
   file(RELATIVE_PATH folder ${MOE_TORCH_ROOT} ${folder})
   list(APPEND moe_rpath "$ORIGIN/${folder}")
 endforeach()
-set(moe_binaries moe)
+set(moe_binaries moe moe_kernels)
 if(MOE_CUDA)
   list(APPEND moe_binaries moe_cuda)
 endif()
@@ -35,8 +35,8 @@ install(DIRECTORY ${CMAKE_SOURCE_DIR}/recipes DESTINATION ${moe_package} USE_SOU
 
 # Each under the name by which it is asked for: a wheel has no links.
 install(CODE "
-  file(GET_RUNTIME_DEPENDENCIES EXECUTABLES $<TARGET_FILE:moe> RESOLVED_DEPENDENCIES_VAR libraries
-       PRE_EXCLUDE_REGEXES [[^lib(c|m|dl|rt|pthread|util|gcc_s|stdc\\+\\+)\\.so]] [[^ld-linux]] [[^lib(torch|c10|gomp)]]
+  file(GET_RUNTIME_DEPENDENCIES EXECUTABLES $<TARGET_FILE:moe> LIBRARIES $<TARGET_FILE:moe_kernels> RESOLVED_DEPENDENCIES_VAR libraries
+       PRE_EXCLUDE_REGEXES [[^lib(c|m|dl|rt|pthread|util|gcc_s|stdc\\+\\+)\\.so]] [[^ld-linux]] [[^lib(torch|c10|gomp|moe_ops)]]
                            [[^lib(cu|nccl|nv)]])
   foreach(library IN LISTS libraries)
     get_filename_component(name \${library} NAME)

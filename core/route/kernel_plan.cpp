@@ -5,6 +5,7 @@
 
 #include "core/base/error.h"
 #include "core/route/rows.h"
+#include "kernels/ops/operations.h"
 
 namespace moe::route {
 
@@ -38,61 +39,26 @@ int64_t most_rows(const RouteInput& input, const TopKPlanShape& shape) {
   return rows + (shape.rectify ? shape.tokens : 0);
 }
 
-Plan room_for(const RouteInput& input, const TopKPlanShape& shape) {
-  const auto longs = [&](int64_t count) {
-    return at::empty({count}, input.logits.options().dtype(at::kLong));
-  };
-  const int64_t rows = most_rows(input, shape);
-  const int64_t refused = input.dropless ? 0 : shape.tokens * shape.k;
-  return {longs(rows),          longs(rows),    longs(rows),    longs(rows),
-          longs(shape.experts), longs(refused), longs(refused), longs(refused)};
-}
-
-kernels::TopKPlanRows memory_of(const Plan& plan) {
-  return {plan.token.data_ptr<int64_t>(),
-          plan.expert.data_ptr<int64_t>(),
-          plan.choice.data_ptr<int64_t>(),
-          plan.count.data_ptr<int64_t>(),
-          plan.token.size(0),
-          plan.rows.data_ptr<int64_t>(),
-          plan.overflow_token.data_ptr<int64_t>(),
-          plan.overflow_expert.data_ptr<int64_t>(),
-          plan.overflow_choice.data_ptr<int64_t>(),
-          plan.overflow_token.size(0)};
-}
-
-// What the choices of tokens are written to.
+// The choices of tokens, as kernels::RouterChoicesArgs has them.
 struct ChoiceTensors {
-  at::Tensor scores, choice, at_home, requested;
+  at::Tensor choice, at_home, requested;
 };
 
 // Where a bias orders a token's choices, they are read out of that order: on the CPU alone.
 ChoiceTensors choose(const RouteInput& input, const at::Tensor& home, const TopKPlanShape& shape) {
-  const auto ints = input.logits.options().dtype(at::kInt);
-  ChoiceTensors to{at::empty_like(input.logits, at::MemoryFormat::Contiguous),
-                   at::empty({shape.tokens, shape.choices}, ints), at::empty({shape.tokens}, ints),
-                   at::empty({shape.choices, shape.experts * shape.ranks}, ints)};
-  const at::Tensor logits = input.logits.contiguous();
-  kernels::run_on(logits,
-                  kernels::RouterChoicesArgs{
-                      logits.const_data_ptr<float>(),
-                      home.const_data_ptr<int32_t>(),
-                      {shape.tokens, shape.experts, shape.ranks, shape.choices, /*is_relu=*/false},
-                      to.scores.data_ptr<float>(),
-                      to.choice.data_ptr<int32_t>(),
-                      to.at_home.data_ptr<int32_t>(),
-                      to.requested.data_ptr<int32_t>()},
-                  &kernels::CudaFunctions::router_choices, kernels::router_choices_cpu);
-  if (!input.ranked.is_same(input.by_logit)) {
-    MOE_CHECK(input.logits.is_cpu());
-    to.choice = input.ranked.narrow(1, 0, shape.choices).to(at::kInt).contiguous();
+  static const kernels::Operation<decltype(kernels::router_choices_on<kernels::router_choices_cpu>)>
+      operation("moe::router_choices");
+  const auto [scores, choice, at_home, requested] =
+      operation(input.logits, home, shape.ranks, shape.choices);
+  if (input.ranked.is_same(input.by_logit)) {
+    return {choice, at_home, requested};
   }
-  return to;
+  MOE_CHECK(input.logits.is_cpu());
+  return {input.ranked.narrow(1, 0, shape.choices).to(at::kInt).contiguous(), at_home, requested};
 }
 
 kernels::PlanTensors tensors_of(const RouteInput& input, const Plan& plan) {
-  return {plan.token, plan.expert,     plan.choice, plan.count,
-          input.home, input.experts(), input.ranks, input.k};
+  return {plan.token, plan.expert, plan.choice, plan.count, input.home, input.ranks, input.k};
 }
 
 }  // namespace
@@ -108,17 +74,13 @@ Plan plan_by_kernels(const RouteInput& input, const RouterSettings& settings) {
   const at::Tensor home = input.home.to(at::kInt), slots = slots_of_ranks(input);
   const at::Tensor scores = input.scores.contiguous();  // what the rules compare by
   const ChoiceTensors from = choose(input, home, shape);
-  const kernels::TopKPlanInput in{
-      scores.const_data_ptr<float>(),           from.choice.const_data_ptr<int32_t>(),
-      from.at_home.const_data_ptr<int32_t>(),   home.const_data_ptr<int32_t>(),
-      from.requested.const_data_ptr<int32_t>(), slots.const_data_ptr<int32_t>()};
-  const Plan plan = room_for(input, shape);
-  const at::Tensor scratch =
-      at::empty({home.is_cuda() ? kernels::top_k_plan_scratch(shape) : 0}, home.options());
-  kernels::run_on(input.logits,
-                  kernels::TopKPlanArgs{shape, in, memory_of(plan), scratch.data_ptr<int32_t>()},
-                  &kernels::CudaFunctions::top_k_plan, kernels::top_k_plan_cpu);
-  return plan;
+  static const kernels::Operation<decltype(kernels::top_k_plan_on<kernels::top_k_plan_cpu>)>
+      operation("moe::top_k_plan");
+  const std::vector<at::Tensor> found =
+      operation(scores, from.choice, from.at_home, home, from.requested, slots, shape.k, shape.fill,
+                shape.rectify, shape.by_score, most_rows(input, shape),
+                input.dropless ? 0 : shape.tokens * shape.k);
+  return {found[0], found[1], found[2], found[3], found[4], found[5], found[6], found[7]};
 }
 
 kernels::PlanCounts count_by_kernels(const RouteInput& input, const Plan& plan,

@@ -1,6 +1,9 @@
-// The table that ops/cuda_functions.h declares, filled with what this folder defines.
+// Registers the kernels of CUDA with PyTorch's dispatcher (kernels/ops/operations.cpp), and fills
+// the table of ops/cuda_functions.h.
 
-#include "kernels/ops/cuda_functions.h"
+#include <torch/library.h>
+
+#include "kernels/ops/operations.h"
 
 extern "C" const moe::kernels::CudaFunctions* moe_cuda_functions() {
   using namespace moe::kernels;
@@ -9,28 +12,35 @@ extern "C" const moe::kernels::CudaFunctions* moe_cuda_functions() {
       .gpu_name = gpu_name_cuda,
       .gpu_peak_bytes = gpu_peak_bytes_cuda,
       .gpu_has_grouped_mm = gpu_has_grouped_mm_cuda,
-      .current_stream = current_stream_cuda,
       .make_nccl = make_nccl_cuda,
-      .adamw = adamw_cuda,
-      .cross_entropy = cross_entropy_cuda,
-      .logsumexp = logsumexp_cuda,
-      .permute = permute_cuda,
-      .unpermute = unpermute_cuda,
-      .unpermute_backward = unpermute_backward_cuda,
-      .segment_rows = segment_rows_cuda,
-      .plan_counts = plan_counts_cuda,
-      .plan_weights = plan_weights_cuda,
-      .plan_weights_backward = plan_weights_backward_cuda,
-      .rms_norm_forward = rms_norm_forward_cuda,
-      .rms_norm_backward = rms_norm_backward_cuda,
-      .rope = rope_cuda,
-      .router_logits = router_logits_cuda,
-      .router_logits_backward = router_logits_backward_cuda,
-      .router_choices = router_choices_cuda,
-      .stochastic_round = stochastic_round_cuda,
-      .swiglu_forward = swiglu_forward_cuda,
-      .swiglu_backward = swiglu_backward_cuda,
-      .top_k_plan = top_k_plan_cuda,
   };
   return &functions;
 }
+
+namespace moe::kernels {
+
+TORCH_LIBRARY_IMPL(moe, CUDA, library) {
+  library.impl("permute", &permute_on<permute_cuda>);
+  library.impl("unpermute", &unpermute_on<unpermute_cuda>);
+  library.impl("unpermute_backward", &unpermute_backward_on<unpermute_backward_cuda>);
+  library.impl("segment_rows", &segment_rows_on<segment_rows_cuda>);
+  library.impl("swiglu", &swiglu_on<swiglu_forward_cuda>);
+  library.impl("swiglu_backward", &swiglu_backward_on<swiglu_backward_cuda, false>);
+  library.impl("swiglu_backward_", &swiglu_backward_on<swiglu_backward_cuda, true>);
+  library.impl("logsumexp_argmax", &logsumexp_argmax_on<logsumexp_cuda>);
+  library.impl("cross_entropy_", &cross_entropy_on<cross_entropy_cuda>);
+  library.impl("stochastic_round", &stochastic_round_on<stochastic_round_cuda>);
+  library.impl("adamw_", &adamw_on<adamw_cuda>);
+  library.impl("rms_norm", &rms_norm_on<rms_norm_forward_cuda>);
+  library.impl("rms_norm_backward", &rms_norm_backward_on<rms_norm_backward_cuda>);
+  library.impl("rope", &rope_on<rope_cuda>);
+  library.impl("router_logits", &router_logits_on<router_logits_cuda>);
+  library.impl("router_logits_backward", &router_logits_backward_on<router_logits_backward_cuda>);
+  library.impl("router_choices", &router_choices_on<router_choices_cuda>);
+  library.impl("top_k_plan", &top_k_plan_on<top_k_plan_cuda>);
+  library.impl("plan_counts", &plan_counts_on<plan_counts_cuda>);
+  library.impl("plan_weights", &plan_weights_on<plan_weights_cuda>);
+  library.impl("plan_weights_backward", &plan_weights_backward_on<plan_weights_backward_cuda>);
+}
+
+}  // namespace moe::kernels

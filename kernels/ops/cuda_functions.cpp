@@ -12,6 +12,8 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "kernels/ops/device.h"
+
 // A weak reference is null where the program was linked without kernels/cuda/functions.cpp, as all
 // but tests are.
 extern "C" [[gnu::weak]] const moe::kernels::CudaFunctions* moe_cuda_functions();
@@ -95,9 +97,5 @@ std::string why_no_gpu() {
 std::string gpu_name(int64_t gpu) { return cuda_functions().gpu_name(gpu); }
 
 uint64_t gpu_peak_bytes(int64_t gpu) { return cuda_functions().gpu_peak_bytes(gpu); }
-
-void* current_stream(const at::Tensor& tensor) {
-  return cuda_functions().current_stream(tensor.device());
-}
 
 }  // namespace moe::kernels

@@ -1,7 +1,7 @@
 #pragma once
-// The CUDA half of this library as one table of functions: operations reach it through here and
-// nowhere else, so that it can be a library of its own (libmoe_cuda.so), opened when somebody first
-// asks for a GPU.
+// What libmoe_cuda.so provides besides the CUDA kernels that it registers (operations.h): devices,
+// streams and NCCL, as a table of functions. The library is opened when a program first asks for a
+// GPU (device.h).
 
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
@@ -9,19 +9,6 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
-
-#include "kernels/ops/adamw.h"
-#include "kernels/ops/cross_entropy.h"
-#include "kernels/ops/device.h"
-#include "kernels/ops/logsumexp.h"
-#include "kernels/ops/permute.h"
-#include "kernels/ops/plan_weights.h"
-#include "kernels/ops/rms_norm.h"
-#include "kernels/ops/rope.h"
-#include "kernels/ops/router.h"
-#include "kernels/ops/stochastic_round.h"
-#include "kernels/ops/swiglu.h"
-#include "kernels/ops/top_k_plan.h"
 
 namespace c10d {
 class Backend;
@@ -47,28 +34,7 @@ struct CudaFunctions {
   decltype(&gpu_name_cuda) gpu_name;
   decltype(&gpu_peak_bytes_cuda) gpu_peak_bytes;
   decltype(&gpu_has_grouped_mm_cuda) gpu_has_grouped_mm;
-  decltype(&current_stream_cuda) current_stream;
   decltype(&make_nccl_cuda) make_nccl;
-  decltype(&adamw_cuda) adamw;
-  decltype(&cross_entropy_cuda) cross_entropy;
-  decltype(&logsumexp_cuda) logsumexp;
-  decltype(&permute_cuda) permute;
-  decltype(&unpermute_cuda) unpermute;
-  decltype(&unpermute_backward_cuda) unpermute_backward;
-  decltype(&segment_rows_cuda) segment_rows;
-  decltype(&plan_counts_cuda) plan_counts;
-  decltype(&plan_weights_cuda) plan_weights;
-  decltype(&plan_weights_backward_cuda) plan_weights_backward;
-  decltype(&rms_norm_forward_cuda) rms_norm_forward;
-  decltype(&rms_norm_backward_cuda) rms_norm_backward;
-  decltype(&rope_cuda) rope;
-  decltype(&router_logits_cuda) router_logits;
-  decltype(&router_logits_backward_cuda) router_logits_backward;
-  decltype(&router_choices_cuda) router_choices;
-  decltype(&stochastic_round_cuda) stochastic_round;
-  decltype(&swiglu_forward_cuda) swiglu_forward;
-  decltype(&swiglu_backward_cuda) swiglu_backward;
-  decltype(&top_k_plan_cuda) top_k_plan;
 };
 
 // The table. Nothing of ours makes a CUDA tensor where gpu_count() is 0 (flags refuse --device cuda

@@ -1,17 +1,11 @@
 #pragma once
-// What a program asks about GPUs, and the stream that kernels are launched on. The first to ask
-// opens the CUDA half, libmoe_cuda.so beside the binary. That comes before any question to ATen
-// about CUDA, which it answers once and for all.
-
-#include <ATen/core/Tensor.h>
+// What a program asks about GPUs. The first to ask opens the CUDA half, libmoe_cuda.so beside the
+// binary. That comes before any question to ATen about CUDA, which it answers once and for all.
 
 #include <cstdint>
 #include <string>
 
 namespace moe::kernels {
-
-// The cudaStream_t that LibTorch currently uses on the tensor's device.
-void* current_stream(const at::Tensor& tensor);
 
 // GPUs that the driver shows; 0 without a driver, without CUDA in LibTorch, without the library.
 int64_t gpu_count();

@@ -14,7 +14,7 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/skinny_gemm.h"
 #include "kernels/ops/bf16_working_copy.h"
-#include "kernels/ops/cuda_functions.h"
+#include "kernels/ops/operations.h"
 
 namespace moe::kernels {
 
@@ -31,38 +31,6 @@ bool takes_router_kernel(const Tensor& x, const Tensor& weight, at::ScalarType o
          weight.scalar_type() == at::kFloat &&
          (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) &&
          weight.size(0) <= kMostColumns;
-}
-
-Tensor router_logits(const Tensor& x, const Tensor& weight) {
-  Tensor logits = at::empty({x.size(0), weight.size(0)}, weight.options());
-  cuda_functions().router_logits(
-      {x.const_data_ptr(), weight.const_data_ptr<float>(), logits.data_ptr<float>(), x.size(0),
-       x.size(1), weight.size(0), x.scalar_type() == at::kBFloat16},
-      current_stream(x));
-  return logits;
-}
-
-// d x and d weight of router_logits(), as they are wanted.
-struct RouterGradients {
-  Tensor x, weight;
-};
-
-RouterGradients router_gradients(const Tensor& given_grad, const Tensor& given,
-                                 const Tensor& given_weight, bool wants_x, bool wants_weight) {
-  const Tensor grad = given_grad.contiguous(), x = given.contiguous();
-  const Tensor weight = given_weight.contiguous();
-  const int64_t strips = wants_weight ? router_strips(x.size(0), weight.size(0)) : 0;
-  const Tensor scratch = at::empty({strips, weight.size(0), weight.size(1)}, weight.options());
-  const RouterGradients to{wants_x ? at::empty_like(x) : Tensor(),
-                           wants_weight ? at::empty_like(weight) : Tensor()};
-  cuda_functions().router_logits_backward(
-      {x.const_data_ptr(), weight.const_data_ptr<float>(), grad.const_data_ptr<float>(),
-       wants_x ? to.x.mutable_data_ptr() : nullptr,
-       wants_weight ? to.weight.data_ptr<float>() : nullptr,
-       wants_weight ? scratch.data_ptr<float>() : nullptr, x.size(0), x.size(1), weight.size(0),
-       x.scalar_type() == at::kBFloat16},
-      current_stream(x));
-  return to;
 }
 
 Tensor product_of(const Operand& left, const Operand& right, at::ScalarType out) {
@@ -221,7 +189,9 @@ struct Linear : torch::autograd::Function<Linear> {
     context->saved_data["has_bias"] = bias.has_value();
     if (!bias && takes_router_kernel(x, weight, operands)) {
       context->save_for_backward({x, weight, weight});
-      return router_logits(x.contiguous(), weight.contiguous());
+      static const Operation<decltype(router_logits_on<router_logits_cuda>)> operation(
+          "moe::router_logits");
+      return operation(x, weight);
     }
     const Tensor by = weight_operand(weight, operands);
     context->save_for_backward({x, weight, by});
@@ -244,9 +214,11 @@ struct Linear : torch::autograd::Function<Linear> {
     const bool has_bias = context->saved_data["has_bias"].toBool();
     variable_list result(4);
     if (!has_bias && takes_router_kernel(x, weight, type)) {
-      const RouterGradients found = router_gradients(grad, x, weight, context->needs_input_grad(0),
-                                                     context->needs_input_grad(1));
-      return {found.x, found.weight, Tensor(), Tensor()};
+      static const Operation<decltype(router_logits_backward_on<router_logits_backward_cuda>)>
+          operation("moe::router_logits_backward");
+      const auto [grad_x, grad_weight] =
+          operation(grad, x, weight, context->needs_input_grad(0), context->needs_input_grad(1));
+      return {grad_x, grad_weight, Tensor(), Tensor()};
     }
     if (context->needs_input_grad(0)) {
       result[0] = product_of({grad, type}, {saved[2], type}, x.scalar_type());

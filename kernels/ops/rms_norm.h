@@ -18,8 +18,7 @@ namespace moe::kernels {
 // a row. On a GPU x may be bf16 under an f32 weight: computed in f32, y rounded once.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon);
 
-// The same numbers rounded to bf16. A GPU rounds those of f32 as it writes, and reads the gradient
-// in bf16; so does the CPU where nothing trains.
+// Returns the same numbers, rounded to bf16 as they are written. A GPU reads the gradient in bf16.
 at::Tensor rms_norm_to_bf16(const at::Tensor& x, const at::Tensor& weight, double epsilon);
 
 // x + added, both [T, D], and the norm of that sum, rounded to bf16 with `to_bf16`. Differentiable

@@ -4,27 +4,14 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "kernels/ops/cuda_functions.h"
 #include "kernels/ops/plan_weights.h"
 
 namespace moe::kernels {
 
-// Runs an operation on the device of `on`: `on_gpu` is a member of CudaFunctions.
-template <typename Args, typename OnGpu, typename OnCpu>
-void run_on(const at::Tensor& on, const Args& args, OnGpu on_gpu, OnCpu on_cpu) {
-  if (on.is_cuda()) {
-    (cuda_functions().*on_gpu)(args, current_stream(on));
-  } else {
-    on_cpu(args);
-  }
-}
-
 struct PlanTensors {
   at::Tensor token, expert, choice, count;  // [R] i64 as core/route/plan.h has them
   at::Tensor home;                          // [T] i64 rank of each token, W for padding
-  int64_t experts, ranks, k;
-
-  PlanRows rows() const;
+  int64_t ranks, k;
 };
 
 struct PlanCounts {

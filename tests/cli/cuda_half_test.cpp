@@ -29,7 +29,9 @@ void make_library(const std::filesystem::path& file, const std::string& source,
 class Copy {
  public:
   Copy() {
-    std::filesystem::copy_file(moe::test::moe_binary(), folder_ / "moe");
+    const std::filesystem::path binary = moe::test::moe_binary();
+    std::filesystem::copy_file(binary, folder_ / "moe");
+    std::filesystem::copy_file(binary.parent_path() / "libmoe_ops.so", folder_ / "libmoe_ops.so");
     std::filesystem::create_directory(folder_ / "driver");
     make_library(folder_ / "driver/libcuda.so.1", "");
   }

@@ -30,7 +30,9 @@ TEST_CASE("moe quickstart names what it lacks before it makes anything", "[cli]"
   CHECK(without_python.exit_code == 2);
   CHECK(says(without_python.err, "no /nowhere/python3 here"));
 
-  std::filesystem::copy_file(moe::test::moe_binary(), dir / "moe");  // without its recipes
+  const std::filesystem::path binary = moe::test::moe_binary();
+  std::filesystem::copy_file(binary, dir / "moe");  // without its recipes
+  std::filesystem::copy_file(binary.parent_path() / "libmoe_ops.so", dir / "libmoe_ops.so");
   const auto alone =
       moe::test::run_program((dir / "moe").string(), {"quickstart", "-o", out, "--short"});
   CHECK(alone.exit_code == 2);

@@ -36,7 +36,7 @@ pack() {  # FOLDER
   # shellcheck disable=SC2064
   trap "rm -rf -- '$work'" RETURN
   mkdir "$work/bin" "$work/lib"
-  local -a binaries=("$build/moe")
+  local -a binaries=("$build/moe" "$build/libmoe_ops.so")
   [ ! -e "$build/libmoe_cuda.so" ] || binaries+=("$build/libmoe_cuda.so")
   for binary in "$build"/kernels_cuda_*_test "$build"/core_*_cuda_*_test; do
     case $binary in *emulated_cuda*) continue ;; esac

@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "kernels/ops/cuda_functions.h"
 #include "kernels/ops/device.h"
 #include "tests/support/catch.h"
 
@@ -57,7 +58,9 @@ std::vector<at::Tensor> in_two_orders(Run run) {
   return first;
 }
 
-inline void* stream_of(const at::Tensor& on_gpu) { return kernels::current_stream(on_gpu); }
+inline void* stream_of(const at::Tensor& on_gpu) {
+  return kernels::current_stream_cuda(on_gpu.device());
+}
 
 }  // namespace moe::test
 

@@ -1,0 +1,132 @@
+// Registers the operations moe::* with PyTorch's dispatcher: schemas, the CPU's kernels and
+// autograd. kernels/cuda/functions.cpp registers the kernels of CUDA. Python reaches them all by
+// torch.ops.load_library("libmoe_ops.so"), of the LibTorch that this library is linked with.
+
+#include "kernels/ops/operations.h"
+
+#include <torch/library.h>
+
+#include "kernels/ops/grouped_swiglu.h"
+#include "kernels/ops/permutation.h"
+
+namespace moe::kernels {
+
+namespace {
+
+Tensor or_undefined(const OptionalTensor& tensor) { return tensor.value_or(Tensor()); }
+
+}  // namespace
+
+// The headers of the operations describe the parameters. On a GPU unpermute and the gradient of
+// permute need row_of_token.
+TORCH_LIBRARY(moe, library) {
+  library.def(
+      "permute(Tensor x, Tensor token, int columns, Tensor? row_of_token=None, "
+      "Tensor? used=None) -> Tensor");
+  library.def(
+      "unpermute(Tensor rows, Tensor token, int tokens, int columns, Tensor? weight=None, "
+      "Tensor? residual=None, Tensor? row_of_token=None, Tensor? used=None) -> Tensor");
+  library.def(
+      "unpermute_backward(Tensor grad, Tensor rows, Tensor weight, Tensor token, "
+      "Tensor? used=None) -> (Tensor, Tensor)");
+  library.def(
+      "segment_rows(Tensor token, Tensor expert, Tensor choice, Tensor tokens_per_expert, "
+      "int tokens, int choices) -> (Tensor, Tensor, Tensor, Tensor)");
+  library.def("swiglu(Tensor hidden, Tensor? used=None) -> Tensor");
+  library.def("swiglu_backward(Tensor grad_out, Tensor hidden, Tensor? used=None) -> Tensor");
+  library.def("swiglu_backward_(Tensor(a!) grad_out, Tensor hidden, Tensor? used=None) -> Tensor");
+  library.def(
+      "grouped_swiglu(Tensor rows, Tensor gate_up, Tensor down, int[] rows_per_expert) -> Tensor",
+      [](const Tensor& rows, const Tensor& gate_up, const Tensor& down, at::IntArrayRef counts) {
+        return grouped_swiglu(rows, gate_up, down, counts.vec());
+      });
+  library.def(
+      "grouped_swiglu.ends(Tensor rows, Tensor gate_up, Tensor down, Tensor ends) -> Tensor",
+      [](const Tensor& rows, const Tensor& gate_up, const Tensor& down, const Tensor& ends) {
+        return grouped_swiglu(rows, gate_up, down, ends);
+      });
+  library.def("logsumexp_argmax(Tensor logits) -> (Tensor, Tensor)");
+  library.def(
+      "cross_entropy_(Tensor(a!) logits, Tensor target, float scale, Tensor(b!) loss, "
+      "bool in_bf16) -> ()");
+  library.def("stochastic_round(Tensor input, Tensor(a!) out, int key, int first) -> ()");
+  library.def(
+      "adamw_(Tensor gradient, Tensor(a!) master, Tensor(b!) mean, Tensor(c!) square, "
+      "Tensor(d!)? weight, Tensor? gradient_scale, float lr, float beta1, float beta2, float eps, "
+      "float weight_decay, int t) -> ()");
+  library.def(
+      "rms_norm(Tensor x, Tensor weight, float epsilon, bool to_bf16=False, "
+      "Tensor? added=None) -> (Tensor, Tensor, Tensor)");
+  library.def(
+      "rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor scale, "
+      "Tensor? grad_sum=None) -> (Tensor, Tensor, Tensor)");
+  library.def(
+      "rope(Tensor[] parts, Tensor cosine, Tensor sine, Tensor position, int rotated, "
+      "bool backwards, Tensor(a!)? out=None) -> Tensor");
+  library.def("router_logits(Tensor x, Tensor weight) -> Tensor");
+  library.def(
+      "router_logits_backward(Tensor grad, Tensor x, Tensor weight, bool wants_x, "
+      "bool wants_weight) -> (Tensor, Tensor)");
+  library.def(
+      "router_choices(Tensor logits, Tensor home, int ranks, int choices) -> "
+      "(Tensor, Tensor, Tensor, Tensor)");
+  library.def(
+      "top_k_plan(Tensor scores, Tensor choice, Tensor at_home, Tensor home, Tensor requested, "
+      "Tensor capacity, int k, bool fill, bool rectify, bool by_score, int rows_max, "
+      "int overflow_max) -> Tensor[]");
+  library.def(
+      "plan_counts(Tensor logits, Tensor scores, Tensor[] plan, int ranks, int k, "
+      "bool rectifies, bool dropless) -> (Tensor, Tensor)");
+  library.def(
+      "plan_weights(Tensor logits, Tensor count, Tensor by_logit, Tensor[] plan, int ranks, "
+      "int k, bool normalise, bool straight_through, int lb_choices, int ranks_in_use) -> "
+      "Tensor[]");
+  library.def(
+      "plan_weights_backward(Tensor? grad_weights, Tensor? grad_combine, "
+      "Tensor? grad_load_balance, Tensor? grad_z, Tensor logits, Tensor count, Tensor combine, "
+      "Tensor chosen, Tensor[] plan, int ranks, int k, bool normalise, bool straight_through, "
+      "int lb_choices, int ranks_in_use) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(moe, CPU, library) {
+  library.impl("permute", &permute_on<permute_cpu>);
+  library.impl("unpermute", &unpermute_on<unpermute_cpu>);
+  library.impl("unpermute_backward", &unpermute_backward_on<unpermute_backward_cpu>);
+  library.impl("swiglu", &swiglu_on<swiglu_forward_cpu>);
+  library.impl("swiglu_backward", &swiglu_backward_on<swiglu_backward_cpu, false>);
+  library.impl("swiglu_backward_", &swiglu_backward_on<swiglu_backward_cpu, true>);
+  library.impl("logsumexp_argmax", &logsumexp_argmax_on<logsumexp_cpu>);
+  library.impl("cross_entropy_", &cross_entropy_on<cross_entropy_cpu>);
+  library.impl("stochastic_round", &stochastic_round_on<stochastic_round_cpu>);
+  library.impl("rms_norm", &rms_norm_on<rms_norm_forward_cpu>);
+  library.impl("rms_norm_backward", &rms_norm_backward_on<rms_norm_backward_cpu>);
+  library.impl("rope", &rope_by_operations);
+  library.impl("router_choices", &router_choices_on<router_choices_cpu>);
+  library.impl("top_k_plan", &top_k_plan_on<top_k_plan_cpu>);
+  library.impl("plan_counts", &plan_counts_on<plan_counts_cpu>);
+  library.impl("plan_weights", &plan_weights_on<plan_weights_cpu>);
+  library.impl("plan_weights_backward", &plan_weights_backward_on<plan_weights_backward_cpu>);
+}
+
+TORCH_LIBRARY_IMPL(moe, Autograd, library) {
+  library.impl("permute", [](const Tensor& x, const Tensor& token, int64_t columns,
+                             const OptionalTensor& row_of_token, const OptionalTensor& used) {
+    return permute(x, {token, or_undefined(row_of_token), or_undefined(used), x.size(0), columns});
+  });
+  library.impl(
+      "unpermute", [](const Tensor& rows, const Tensor& token, int64_t tokens, int64_t columns,
+                      const OptionalTensor& weight, const OptionalTensor& residual,
+                      const OptionalTensor& row_of_token, const OptionalTensor& used) {
+        TORCH_CHECK(has_tensor(weight) || !has_tensor(residual), "a residual without weights");
+        const Permutation permutation{token, or_undefined(row_of_token), or_undefined(used), tokens,
+                                      columns};
+        return has_tensor(weight) ? unpermute(rows, permutation, *weight, or_undefined(residual))
+                                  : unpermute(rows, permutation);
+      });
+  library.impl("swiglu", [](const Tensor& hidden, const OptionalTensor& used) {
+    TORCH_CHECK(!has_tensor(used), "moe::swiglu is differentiable without `used` alone");
+    return swiglu(hidden);
+  });
+}
+
+}  // namespace moe::kernels

@@ -1,0 +1,586 @@
+#pragma once
+// The operations moe::* of PyTorch's dispatcher (schemas in operations.cpp) as functions of tensors
+// for one device. A function checks its tensors, allocates the results and runs its template
+// parameter, a kernel on plain memory. libmoe_ops.so registers the functions with the kernels of
+// kernels/cpu, libmoe_cuda.so with those of kernels/cuda, whose sources do not include LibTorch.
+// C++ callers use the headers of the operations (permute.h, ...), or Operation.
+
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "kernels/ops/adamw.h"
+#include "kernels/ops/cross_entropy.h"
+#include "kernels/ops/cuda_functions.h"
+#include "kernels/ops/logsumexp.h"
+#include "kernels/ops/permute.h"
+#include "kernels/ops/plan_weights.h"
+#include "kernels/ops/rms_norm.h"
+#include "kernels/ops/rope.h"
+#include "kernels/ops/router.h"
+#include "kernels/ops/stochastic_round.h"
+#include "kernels/ops/swiglu.h"
+#include "kernels/ops/top_k_plan.h"
+
+namespace moe::kernels {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;  // undefined counts as absent
+
+// A handle of operation `name`, which has the C++ type `Function`. Calls run the function that is
+// registered for the device of the tensors, and record no gradient.
+template <typename Function>
+class Operation {
+ public:
+  explicit Operation(const char* name)
+      : handle_(c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>()) {}
+
+  template <typename... Arguments>
+  auto operator()(Arguments&&... arguments) const {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return handle_.call(std::forward<Arguments>(arguments)...);
+  }
+
+ private:
+  c10::TypedOperatorHandle<Function> handle_;
+};
+
+// True for a kernel of CUDA, which takes a stream behind its arguments.
+template <auto kKernel, typename Args>
+inline constexpr bool kIsCuda = std::is_invocable_v<decltype(kKernel), const Args&, void*>;
+
+// Runs a kernel; one of CUDA on the stream that LibTorch uses on the device of `on`.
+template <auto kKernel, typename Args>
+void run(const Tensor& on, const Args& args) {
+  if constexpr (kIsCuda<kKernel, Args>) {
+    kKernel(args, current_stream_cuda(on.device()));
+  } else {
+    kKernel(args);
+  }
+}
+
+inline bool has_tensor(const OptionalTensor& tensor) { return tensor && tensor->defined(); }
+
+// Returns the numbers of a contiguous tensor, null without one.
+template <typename Number>
+const Number* data_or_null(const OptionalTensor& tensor) {
+  return has_tensor(tensor) ? tensor->const_data_ptr<Number>() : nullptr;
+}
+
+inline OptionalTensor contiguous(const OptionalTensor& tensor) {
+  return has_tensor(tensor) ? std::optional(tensor->contiguous()) : std::nullopt;
+}
+
+// --------------------------------------------------------------------- permute.h
+
+// Throws for rows that the kernels do not move.
+template <bool kOnCuda>
+PermuteDtype permute_dtype(const Tensor& rows) {
+  const auto type = rows.scalar_type();
+  TORCH_CHECK(type == at::kFloat || type == at::kBFloat16 || (type == at::kDouble && !kOnCuda),
+              "rows are moved in f32 and bf16, and in f64 on the CPU; these are ", rows.toString());
+  return type == at::kFloat      ? PermuteDtype::kF32
+         : type == at::kBFloat16 ? PermuteDtype::kBF16
+                                 : PermuteDtype::kF64;
+}
+
+template <auto kKernel>
+Tensor permute_on(const Tensor& x, const Tensor& token, int64_t columns,
+                  const OptionalTensor& /*row_of_token*/, const OptionalTensor& used) {
+  TORCH_CHECK(x.dim() == 2 && token.dim() == 1 && x.device() == token.device(), "x ", x.sizes(),
+              ", token ", token.sizes());
+  const Tensor in = x.contiguous(), tokens = token.contiguous();
+  const Tensor rows = at::empty({token.size(0), x.size(1)}, x.options());
+  const PermuteShape shape{x.size(0), token.size(0), x.size(1), columns};
+  run<kKernel>(x, PermuteArgs{tokens.const_data_ptr<int64_t>(), data_or_null<int32_t>(used), shape,
+                              in.const_data_ptr(), rows.mutable_data_ptr(),
+                              permute_dtype<kIsCuda<kKernel, PermuteArgs>>(x)});
+  return rows;
+}
+
+template <auto kKernel>
+Tensor unpermute_on(const Tensor& rows, const Tensor& token, int64_t tokens, int64_t columns,
+                    const OptionalTensor& weight, const OptionalTensor& residual,
+                    const OptionalTensor& row_of_token, const OptionalTensor& /*used*/) {
+  constexpr bool kOnCuda = kIsCuda<kKernel, UnpermuteArgs>;
+  TORCH_CHECK(rows.dim() == 2 && token.dim() == 1 && rows.size(0) == token.size(0) &&
+                  rows.device() == token.device() && (!kOnCuda || has_tensor(row_of_token)),
+              "rows ", rows.sizes(), " by a permutation of ", token.size(0));
+  const auto y_type = rows.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  TORCH_CHECK(
+      !has_tensor(weight) || (weight->dim() == 1 && weight->size(0) == rows.size(0) &&
+                              weight->scalar_type() == y_type && weight->device() == rows.device()),
+      "rows ", rows.toString(), rows.sizes(), ", weight ", weight->toString(), weight->sizes());
+  TORCH_CHECK(!has_tensor(residual) ||
+                  (has_tensor(weight) && residual->dim() == 2 && residual->size(0) == tokens &&
+                   residual->size(1) == rows.size(1) && residual->device() == rows.device() &&
+                   residual->scalar_type() == y_type),
+              "rows ", rows.sizes(), ", residual ", residual->toString());
+  const Tensor in = rows.contiguous(), list = token.contiguous();
+  const OptionalTensor weights = contiguous(weight), added = contiguous(residual);
+  Tensor y = at::empty({tokens, rows.size(1)}, weights ? weights->options() : rows.options());
+  const PermuteShape shape{tokens, rows.size(0), rows.size(1), columns};
+  UnpermuteArgs args{list.const_data_ptr<int64_t>(),
+                     data_or_null<int32_t>(row_of_token),
+                     shape,
+                     in.const_data_ptr(),
+                     weights.has_value(),
+                     weights ? weights->const_data_ptr() : nullptr,
+                     y.mutable_data_ptr(),
+                     permute_dtype<kOnCuda>(rows)};
+  if constexpr (kOnCuda) {
+    args.residual = data_or_null<float>(added);
+  }
+  run<kKernel>(rows, args);
+  return added && !kOnCuda ? y.add_(*added) : y;
+}
+
+template <auto kKernel>
+std::tuple<Tensor, Tensor> unpermute_backward_on(const Tensor& grad, const Tensor& rows,
+                                                 const Tensor& weight, const Tensor& token,
+                                                 const OptionalTensor& used) {
+  TORCH_CHECK(grad.dim() == 2 && rows.dim() == 2 && grad.size(1) == rows.size(1) &&
+                  weight.sizes() == token.sizes() && rows.size(0) == token.size(0) &&
+                  grad.scalar_type() == weight.scalar_type(),
+              "gradient ", grad.sizes(), ", rows ", rows.sizes(), ", weight ", weight.sizes());
+  const Tensor upstream = grad.contiguous(), in = rows.contiguous();
+  const Tensor weights = weight.contiguous(), list = token.contiguous();
+  const Tensor grad_rows = at::empty_like(in), grad_weight = at::empty_like(weights);
+  const PermuteShape shape{grad.size(0), rows.size(0), rows.size(1), /*columns=*/1};
+  run<kKernel>(rows, UnpermuteBackwardArgs{
+                         list.const_data_ptr<int64_t>(), data_or_null<int32_t>(used), shape,
+                         in.const_data_ptr(), weights.const_data_ptr(), upstream.const_data_ptr(),
+                         grad_rows.mutable_data_ptr(), grad_weight.mutable_data_ptr(),
+                         permute_dtype<kIsCuda<kKernel, UnpermuteBackwardArgs>>(rows)});
+  return {grad_rows, grad_weight};
+}
+
+// Returns the token of each row, the rows of each token, row_of_plan and ends (SegmentedRows).
+template <auto kKernel>
+std::tuple<Tensor, Tensor, Tensor, Tensor> segment_rows_on(const Tensor& token,
+                                                           const Tensor& expert,
+                                                           const Tensor& choice,
+                                                           const Tensor& tokens_per_expert,
+                                                           int64_t tokens, int64_t choices) {
+  const int64_t experts = tokens_per_expert.size(0), plan_rows = token.size(0);
+  const int64_t rows = segmented_rows(plan_rows, experts);
+  TORCH_CHECK(experts > 0 && tokens * choices <= INT32_MAX && rows <= INT32_MAX, tokens,
+              " tokens with ", choices, " choices each, ", plan_rows, " rows");
+  const Tensor lists[] = {token.contiguous(), expert.contiguous(), choice.contiguous(),
+                          tokens_per_expert.contiguous()};
+  const auto i32 = token.options().dtype(at::kInt);
+  std::tuple out{at::empty({rows}, token.options()), at::empty({tokens, choices}, i32),
+                 at::empty({plan_rows}, token.options()), at::empty({experts}, i32)};
+  run<kKernel>(
+      token,
+      SegmentRowsArgs{lists[0].const_data_ptr<int64_t>(), lists[1].const_data_ptr<int64_t>(),
+                      lists[2].const_data_ptr<int64_t>(), lists[3].const_data_ptr<int64_t>(),
+                      tokens, choices, experts, plan_rows, std::get<0>(out).data_ptr<int64_t>(),
+                      std::get<1>(out).data_ptr<int32_t>(), std::get<2>(out).data_ptr<int64_t>(),
+                      std::get<3>(out).data_ptr<int32_t>()});
+  return out;
+}
+
+// ---------------------------------------------------------------------- swiglu.h
+// f64, for gradient checks, is computed by LibTorch's operations.
+
+// Returns a pointer to the number of rows to compute, null for all of them.
+inline const int32_t* last_of(const OptionalTensor& used) {
+  return has_tensor(used) ? used->const_data_ptr<int32_t>() + used->numel() - 1 : nullptr;
+}
+
+template <auto kKernel>
+Tensor swiglu_on(const Tensor& hidden, const OptionalTensor& used) {
+  TORCH_CHECK(hidden.dim() == 2 && hidden.size(1) % 2 == 0, "hidden is ", hidden.sizes());
+  const int64_t rows = hidden.size(0), width = hidden.size(1) / 2;
+  if (hidden.scalar_type() == at::kDouble) {
+    return at::silu(hidden.narrow(1, 0, width)).mul_(hidden.narrow(1, width, width));
+  }
+  const bool is_bf16 = hidden.scalar_type() == at::kBFloat16;
+  TORCH_CHECK(is_bf16 || hidden.scalar_type() == at::kFloat, "hidden is ", hidden.toString());
+  const Tensor in = hidden.contiguous();
+  Tensor out = at::empty({rows, width}, hidden.options());
+  run<kKernel>(hidden, SwigluForwardArgs{in.const_data_ptr(), out.data_ptr(), rows, width, is_bf16,
+                                         last_of(used)});
+  return out;
+}
+
+// kInPlace: grad_out, contiguous, becomes the activation.
+template <auto kKernel, bool kInPlace>
+Tensor swiglu_backward_on(const Tensor& grad_out, const Tensor& hidden,
+                          const OptionalTensor& used) {
+  const int64_t rows = hidden.size(0), width = hidden.size(1) / 2;
+  TORCH_CHECK(grad_out.dim() == 2 && grad_out.size(0) == rows && grad_out.size(1) == width &&
+                  grad_out.scalar_type() == hidden.scalar_type() &&
+                  (!kInPlace || grad_out.is_contiguous()),
+              "grad_out is ", grad_out.sizes(), " with strides ", grad_out.strides());
+  Tensor grad = at::empty(hidden.sizes(), hidden.options());
+  if (hidden.scalar_type() == at::kDouble) {
+    const Tensor gate = hidden.narrow(1, 0, width), up = hidden.narrow(1, width, width);
+    grad.narrow(1, 0, width).copy_(at::silu_backward(at::mul(grad_out, up), gate));
+    grad.narrow(1, width, width).copy_(at::mul(grad_out, at::silu(gate)));
+    if (kInPlace) {
+      grad_out.copy_(at::silu(gate).mul_(up));
+    }
+    return grad;
+  }
+  const Tensor in = hidden.contiguous(), grad_in = grad_out.contiguous();
+  run<kKernel>(hidden,
+               SwigluBackwardArgs{grad_in.const_data_ptr(), in.const_data_ptr(), grad.data_ptr(),
+                                  rows, width, hidden.scalar_type() == at::kBFloat16, last_of(used),
+                                  kInPlace ? grad_out.data_ptr() : nullptr});
+  return grad;
+}
+
+// ------------------------------------------------------------------------- loss
+
+// Returns the log-sum-exp [n] f32 and the argmax [n] i64 of each row.
+template <auto kKernel>
+std::tuple<Tensor, Tensor> logsumexp_argmax_on(const Tensor& logits) {
+  TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0 && logits.scalar_type() == at::kFloat,
+              "logits ", logits.toString(), logits.sizes());
+  const Tensor in = logits.contiguous();
+  const Tensor logsumexp = at::empty({logits.size(0)}, logits.options());
+  const Tensor argmax = at::empty({logits.size(0)}, logits.options().dtype(at::kLong));
+  run<kKernel>(logits, LogSumExpArgs{in.const_data_ptr<float>(), logsumexp.data_ptr<float>(),
+                                     argmax.data_ptr<int64_t>(), logits.size(0), logits.size(1)});
+  return {logsumexp, argmax};
+}
+
+template <auto kKernel>
+void cross_entropy_on(const Tensor& logits, const Tensor& target, double scale, const Tensor& loss,
+                      bool in_bf16) {
+  TORCH_CHECK(logits.dim() == 2 && logits.is_contiguous() && target.dim() == 1 &&
+                  target.is_contiguous() && target.size(0) == logits.size(0) &&
+                  target.device() == logits.device() && logits.scalar_type() == at::kFloat,
+              "logits ", logits.sizes(), ", target ", target.sizes());
+  TORCH_CHECK(loss.is_contiguous() && loss.scalar_type() == at::kDouble &&
+                  loss.numel() == logits.size(0) && loss.device() == logits.device(),
+              "logits ", logits.toString(), logits.sizes(), ", loss ", loss.sizes());
+  run<kKernel>(logits, CrossEntropyArgs{logits.data_ptr<float>(), target.const_data_ptr<int64_t>(),
+                                        loss.data_ptr<double>(), logits.size(0), logits.size(1),
+                                        scale, in_bf16});
+}
+
+// -------------------------------------------------------------------- optimizer
+
+template <auto kKernel>
+void stochastic_round_on(const Tensor& in, const Tensor& out, int64_t key, int64_t first) {
+  TORCH_CHECK(in.sizes() == out.sizes() && in.is_contiguous() && out.is_contiguous() &&
+                  in.scalar_type() == at::kFloat && out.scalar_type() == at::kBFloat16,
+              "in is ", in.toString(), in.sizes(), ", out is ", out.toString(), out.sizes());
+  run<kKernel>(in, StochasticRoundArgs{in.const_data_ptr<float>(),
+                                       static_cast<uint16_t*>(out.mutable_data_ptr()), in.numel(),
+                                       static_cast<uint64_t>(key), first});
+}
+
+template <auto kKernel>
+void adamw_on(const Tensor& gradient, const Tensor& master, const Tensor& mean,
+              const Tensor& square, const OptionalTensor& weight,
+              const OptionalTensor& gradient_scale, double lr, double beta1, double beta2,
+              double eps, double weight_decay, int64_t t) {
+  const bool is_bf16 = gradient.scalar_type() == at::kBFloat16;
+  const auto is_like = [&](const Tensor& tensor, at::ScalarType type) {
+    return tensor.scalar_type() == type && tensor.is_contiguous() &&
+           tensor.sizes() == gradient.sizes() && tensor.device() == gradient.device();
+  };
+  TORCH_CHECK((is_bf16 || gradient.scalar_type() == at::kFloat) && gradient.is_contiguous() &&
+                  is_like(master, at::kFloat) && is_like(mean, at::kFloat) &&
+                  is_like(square, at::kFloat) &&
+                  (!has_tensor(weight) || is_like(*weight, at::kBFloat16)) && t >= 1,
+              "gradient ", gradient.toString(), gradient.sizes(), ", master ", master.toString(),
+              master.sizes(), ", update ", t);
+  TORCH_CHECK(!has_tensor(gradient_scale) ||
+              (gradient_scale->numel() == 1 && gradient_scale->scalar_type() == at::kFloat &&
+               gradient_scale->device() == gradient.device()));
+  kKernel(AdamWArgs{gradient.const_data_ptr(), is_bf16, master.data_ptr<float>(),
+                    mean.data_ptr<float>(), square.data_ptr<float>(),
+                    has_tensor(weight) ? weight->mutable_data_ptr() : nullptr,
+                    data_or_null<float>(gradient_scale), gradient.numel()},
+          AdamWSettings{lr, beta1, beta2, eps, weight_decay, t},
+          current_stream_cuda(gradient.device()));
+}
+
+// -------------------------------------------------------------------- rms_norm.h
+
+// Returns true if a kernel norms x; LibTorch's operations serve other types.
+template <bool kOnCuda>
+bool has_rms_norm_kernel(const Tensor& x, const Tensor& weight) {
+  return weight.device() == x.device() && weight.scalar_type() == at::kFloat &&
+         (x.scalar_type() == at::kFloat || (kOnCuda && x.scalar_type() == at::kBFloat16));
+}
+
+// x [T, D], weight [D]. Returns y, bf16 if to_bf16, scale [T, 1], and x + added if `added` is
+// given, which is normed in the place of x; a kernel of CUDA sums as it norms.
+template <auto kKernel>
+std::tuple<Tensor, Tensor, Tensor> rms_norm_on(const Tensor& x, const Tensor& weight,
+                                               double epsilon, bool to_bf16,
+                                               const OptionalTensor& added) {
+  constexpr bool kOnCuda = kIsCuda<kKernel, RmsNormForwardArgs>;
+  const auto type = to_bf16 ? at::kBFloat16 : x.scalar_type();
+  const bool fuses = kOnCuda && has_tensor(added) && x.scalar_type() == at::kFloat &&
+                     has_rms_norm_kernel<kOnCuda>(x, weight) && added->scalar_type() == type;
+  const Tensor in = has_tensor(added) && !fuses ? x + *added : x.contiguous();
+  if (!has_rms_norm_kernel<kOnCuda>(in, weight)) {
+    const Tensor scale = at::rsqrt(in.pow(2).mean(-1, true).add_(epsilon));
+    const Tensor y = (in * scale).mul_(weight);
+    return {to_bf16 ? y.to(type) : y, scale, has_tensor(added) ? in : Tensor()};
+  }
+  const Tensor by = weight.contiguous(), more = fuses ? added->contiguous() : Tensor();
+  const bool is_f32 = in.scalar_type() == at::kFloat;
+  const Tensor y = at::empty_like(in, to_bf16 ? type : in.scalar_type());
+  const Tensor scale = at::empty({x.size(0), 1}, weight.options());
+  const Tensor sum = fuses ? at::empty_like(in) : has_tensor(added) ? in : Tensor();
+  run<kKernel>(
+      x, RmsNormForwardArgs{in.const_data_ptr(), by.const_data_ptr<float>(), y.mutable_data_ptr(),
+                            scale.data_ptr<float>(), x.size(0), x.size(1), epsilon, !is_f32,
+                            is_f32 && to_bf16, fuses ? more.const_data_ptr() : nullptr,
+                            fuses ? sum.data_ptr<float>() : nullptr});
+  return {y, scale, sum};
+}
+
+// Returns the gradients of x and weight. grad_sum [T, D], if given, is a gradient of x from another
+// operation; it is added to the first result. A kernel of CUDA then also writes that result in the
+// type of grad, as the third one.
+template <auto kKernel>
+std::tuple<Tensor, Tensor, Tensor> rms_norm_backward_on(const Tensor& grad, const Tensor& x,
+                                                        const Tensor& weight, const Tensor& scale,
+                                                        const OptionalTensor& grad_sum) {
+  constexpr bool kOnCuda = kIsCuda<kKernel, RmsNormBackwardArgs>;
+  const bool is_f32 = x.scalar_type() == at::kFloat;
+  const bool reads_bf16 = kOnCuda && is_f32 && grad.scalar_type() == at::kBFloat16;
+  const Tensor upstream = (reads_bf16 ? grad : grad.to(x.scalar_type())).contiguous();
+  const bool fuses = kOnCuda && is_f32 && has_tensor(grad_sum);
+  Tensor grad_x, grad_weight, grad_added;
+  if (has_rms_norm_kernel<kOnCuda>(x, weight)) {
+    const Tensor in = x.contiguous(), by = weight.contiguous();
+    const Tensor strips =
+        at::empty({kOnCuda ? rms_norm_strips(x.size(0)) : 0, x.size(1)}, weight.options());
+    const Tensor more = fuses ? grad_sum->contiguous() : Tensor();
+    grad_x = at::empty_like(in);
+    grad_weight = at::empty_like(by);
+    grad_added = fuses && reads_bf16 ? at::empty_like(upstream) : Tensor();
+    run<kKernel>(
+        x, RmsNormBackwardArgs{upstream.const_data_ptr(), in.const_data_ptr(),
+                               by.const_data_ptr<float>(), scale.const_data_ptr<float>(),
+                               grad_x.mutable_data_ptr(), grad_weight.data_ptr<float>(), x.size(0),
+                               x.size(1), !is_f32, strips.data_ptr<float>(), reads_bf16,
+                               fuses ? more.const_data_ptr<float>() : nullptr,
+                               grad_added.defined() ? grad_added.mutable_data_ptr() : nullptr});
+  } else {
+    const Tensor normed = x * scale;
+    grad_weight = (upstream * normed).sum(0);
+    grad_x = upstream * weight;
+    const Tensor mean = (grad_x * normed).mean(-1, true);
+    grad_x.sub_(normed.mul_(mean)).mul_(scale);
+  }
+  if (has_tensor(grad_sum) && !fuses) {
+    grad_x.add_(*grad_sum);
+  }
+  return {grad_x, grad_weight, grad_added};
+}
+
+// ------------------------------------------------------------------------ rope.h
+
+// parts [T, N_i * A], which are side by side in the result [T, N * A], `out` if it is given, which
+// may be the one part. Runs on every device.
+inline Tensor rope_by_operations(at::TensorList parts, const Tensor& cosine, const Tensor& sine,
+                                 const Tensor& position, int64_t rotated, bool backwards,
+                                 const OptionalTensor& out) {
+  const Tensor x = parts.size() == 1 ? parts[0].contiguous() : at::cat(parts, 1);
+  const int64_t half = cosine.size(1), heads = x.size(1) / (2 * half);
+  const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const Tensor pairs = x.view({x.size(0), heads, 2, half});
+  const Tensor rotating = pairs.narrow(1, 0, rotated).to(wide);
+  const auto at_positions = [&](const Tensor& table) {
+    return table.to(wide).index_select(0, position).unsqueeze(1);  // [T, 1, A / 2]
+  };
+  const Tensor c = at_positions(cosine), s = at_positions(sine) * (backwards ? -1 : 1);
+  const Tensor low = rotating.select(2, 0), high = rotating.select(2, 1);
+  const Tensor first = at::stack({low * c - high * s, high * c + low * s}, 2).to(x.scalar_type());
+  const Tensor y = at::cat({first, pairs.narrow(1, rotated, heads - rotated)}, 1).view(x.sizes());
+  return has_tensor(out) ? out->copy_(y) : y;
+}
+
+template <auto kKernel>
+Tensor rope_on(at::TensorList parts, const Tensor& cosine, const Tensor& sine,
+               const Tensor& position, int64_t rotated, bool backwards, const OptionalTensor& out) {
+  const auto options = parts[0].options();
+  if (parts[0].scalar_type() == at::kDouble) {
+    return rope_by_operations(parts, cosine, sine, position, rotated, backwards, out);
+  }
+  const int64_t tokens = parts[0].size(0), half = cosine.size(1);
+  RopeParts in = {};
+  std::vector<Tensor> held;
+  int64_t heads = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    held.push_back(parts[i].contiguous());
+    in.x[i] = held[i].const_data_ptr();
+    in.heads[i] = parts[i].size(1) / (2 * half);
+    heads += in.heads[i];
+  }
+  const Tensor y = has_tensor(out) ? *out : at::empty({tokens, heads * 2 * half}, options);
+  const RopeShape shape{tokens, heads, rotated, half, backwards};
+  run<kKernel>(y, RopeArgs{in, cosine.const_data_ptr<float>(), sine.const_data_ptr<float>(),
+                           position.const_data_ptr<int32_t>(), y.mutable_data_ptr(), shape,
+                           y.scalar_type() == at::kBFloat16});
+  return y;
+}
+
+// -------------------------------------------------------- router.h, top_k_plan.h
+
+template <auto kKernel>
+Tensor router_logits_on(const Tensor& x, const Tensor& weight) {
+  const Tensor in = x.contiguous(), by = weight.contiguous();
+  Tensor logits = at::empty({x.size(0), weight.size(0)}, weight.options());
+  run<kKernel>(
+      x, RouterLogitsArgs{in.const_data_ptr(), by.const_data_ptr<float>(), logits.data_ptr<float>(),
+                          x.size(0), x.size(1), weight.size(0), x.scalar_type() == at::kBFloat16});
+  return logits;
+}
+
+// Returns the gradients of x and weight, undefined if they are not wanted.
+template <auto kKernel>
+std::tuple<Tensor, Tensor> router_logits_backward_on(const Tensor& grad, const Tensor& x,
+                                                     const Tensor& weight, bool wants_x,
+                                                     bool wants_weight) {
+  const Tensor upstream = grad.contiguous(), in = x.contiguous(), by = weight.contiguous();
+  const int64_t strips = wants_weight ? router_strips(x.size(0), weight.size(0)) : 0;
+  const Tensor scratch = at::empty({strips, weight.size(0), weight.size(1)}, weight.options());
+  const Tensor grad_x = wants_x ? at::empty_like(in) : Tensor();
+  const Tensor grad_weight = wants_weight ? at::empty_like(by) : Tensor();
+  run<kKernel>(
+      x, RouterLogitsBackwardArgs{in.const_data_ptr(), by.const_data_ptr<float>(),
+                                  upstream.const_data_ptr<float>(),
+                                  wants_x ? grad_x.mutable_data_ptr() : nullptr,
+                                  wants_weight ? grad_weight.data_ptr<float>() : nullptr,
+                                  wants_weight ? scratch.data_ptr<float>() : nullptr, x.size(0),
+                                  x.size(1), weight.size(0), x.scalar_type() == at::kBFloat16});
+  return {grad_x, grad_weight};
+}
+
+// Returns scores, choice, at_home and requested (RouterChoicesArgs) of a softmax router; the CPU
+// writes choice and at_home alone.
+template <auto kKernel>
+std::tuple<Tensor, Tensor, Tensor, Tensor> router_choices_on(const Tensor& logits,
+                                                             const Tensor& home, int64_t ranks,
+                                                             int64_t choices) {
+  const int64_t tokens = logits.size(0), experts = logits.size(1);
+  const auto ints = logits.options().dtype(at::kInt);
+  const Tensor in = logits.contiguous(), scores = at::empty_like(in);
+  const Tensor choice = at::empty({tokens, choices}, ints), at_home = at::empty({tokens}, ints);
+  const Tensor requested = at::empty({choices, experts * ranks}, ints);
+  const RouterShape shape{tokens, experts, ranks, choices, /*is_relu=*/false};
+  run<kKernel>(logits,
+               RouterChoicesArgs{in.const_data_ptr<float>(), home.const_data_ptr<int32_t>(), shape,
+                                 scores.data_ptr<float>(), choice.data_ptr<int32_t>(),
+                                 at_home.data_ptr<int32_t>(), requested.data_ptr<int32_t>()});
+  return {scores, choice, at_home, requested};
+}
+
+// Returns the lists of TopKPlanRows: token, expert, choice, count [rows_max], rows [E], and
+// overflow_token, overflow_expert, overflow_choice [overflow_max].
+template <auto kKernel>
+std::vector<Tensor> top_k_plan_on(const Tensor& scores, const Tensor& choice, const Tensor& at_home,
+                                  const Tensor& home, const Tensor& requested,
+                                  const Tensor& capacity, int64_t k, bool fill, bool rectify,
+                                  bool by_score, int64_t rows_max, int64_t overflow_max) {
+  const TopKPlanShape shape{scores.size(0), scores.size(1), capacity.size(0), choice.size(1), k,
+                            fill,           rectify,        by_score};
+  std::vector<Tensor> lists;
+  for (const int64_t size : {rows_max, rows_max, rows_max, rows_max, shape.experts, overflow_max,
+                             overflow_max, overflow_max}) {
+    lists.push_back(at::empty({size}, scores.options().dtype(at::kLong)));
+  }
+  const auto list = [&](size_t i) { return lists[i].data_ptr<int64_t>(); };
+  const Tensor scratch =
+      at::empty({kIsCuda<kKernel, TopKPlanArgs> ? top_k_plan_scratch(shape) : 0}, home.options());
+  run<kKernel>(
+      scores,
+      TopKPlanArgs{shape,
+                   {scores.const_data_ptr<float>(), choice.const_data_ptr<int32_t>(),
+                    at_home.const_data_ptr<int32_t>(), home.const_data_ptr<int32_t>(),
+                    requested.const_data_ptr<int32_t>(), capacity.const_data_ptr<int32_t>()},
+                   {list(0), list(1), list(2), list(3), rows_max, list(4), list(5), list(6),
+                    list(7), overflow_max},
+                   scratch.data_ptr<int32_t>()});
+  return lists;
+}
+
+// ---------------------------------------------------------------- plan_weights.h
+
+// plan: token, expert, choice, count [R] i64 and home [T] i64, contiguous.
+inline PlanRows plan_rows(at::TensorList plan, int64_t experts, int64_t ranks, int64_t k) {
+  const auto list = [&](size_t i) { return plan[i].const_data_ptr<int64_t>(); };
+  return {list(0),         list(1),         list(2), list(3), list(4),
+          plan[0].size(0), plan[4].size(0), experts, ranks,   k};
+}
+
+// Returns count and counted (PlanCountsArgs).
+template <auto kKernel>
+std::tuple<Tensor, Tensor> plan_counts_on(const Tensor& logits, const Tensor& scores,
+                                          at::TensorList plan, int64_t ranks, int64_t k,
+                                          bool rectifies, bool dropless) {
+  const auto options = logits.options();
+  const Tensor count = at::empty(logits.sizes(), options);
+  const Tensor counted = at::empty({(ranks + 1) * kRowKinds + 2}, options.dtype(at::kLong));
+  const Tensor sums = at::empty({plan_weights_sums(logits.size(0))}, options.dtype(at::kDouble));
+  run<kKernel>(
+      logits,
+      PlanCountsArgs{plan_rows(plan, logits.size(1), ranks, k), logits.const_data_ptr<float>(),
+                     scores.const_data_ptr<float>(), rectifies, dropless, count.data_ptr<float>(),
+                     counted.data_ptr<int64_t>(), sums.data_ptr<double>()});
+  return {count, counted};
+}
+
+// Returns combine, weights, load_balance, z and chosen (PlanWeightsArgs).
+template <auto kKernel>
+std::vector<Tensor> plan_weights_on(const Tensor& logits, const Tensor& count,
+                                    const Tensor& by_logit, at::TensorList plan, int64_t ranks,
+                                    int64_t k, bool normalise, bool straight_through,
+                                    int64_t lb_choices, int64_t ranks_in_use) {
+  const auto options = logits.options();
+  const Tensor combine = at::empty_like(logits);
+  const Tensor weights = at::empty({plan[0].size(0)}, options);
+  const Tensor load_balance = at::empty({}, options), z = at::empty({}, options);
+  const Tensor chosen = at::empty({ranks * (logits.size(1) + 1)}, options.dtype(at::kInt));
+  const Tensor sums =
+      at::empty({2 * plan_weights_sums(logits.size(0))}, options.dtype(at::kDouble));
+  const PlanWeightsKind kind{normalise, straight_through, lb_choices, ranks_in_use};
+  run<kKernel>(logits,
+               PlanWeightsArgs{
+                   plan_rows(plan, logits.size(1), ranks, k), kind, logits.const_data_ptr<float>(),
+                   count.const_data_ptr<float>(), by_logit.const_data_ptr<int64_t>(),
+                   combine.data_ptr<float>(), weights.data_ptr<float>(), chosen.data_ptr<int32_t>(),
+                   sums.data_ptr<double>(), load_balance.data_ptr<float>(), z.data_ptr<float>()});
+  return {combine, weights, load_balance, z, chosen};
+}
+
+// Returns the gradient of the logits from those of weights, combine, load_balance and z.
+template <auto kKernel>
+Tensor plan_weights_backward_on(const OptionalTensor& grad_weights,
+                                const OptionalTensor& grad_combine,
+                                const OptionalTensor& grad_load_balance,
+                                const OptionalTensor& grad_z, const Tensor& logits,
+                                const Tensor& count, const Tensor& combine, const Tensor& chosen,
+                                at::TensorList plan, int64_t ranks, int64_t k, bool normalise,
+                                bool straight_through, int64_t lb_choices, int64_t ranks_in_use) {
+  const Tensor pulled = at::empty_like(logits), grad = at::empty_like(logits);
+  const PlanWeightsKind kind{normalise, straight_through, lb_choices, ranks_in_use};
+  run<kKernel>(logits,
+               PlanWeightsBackwardArgs{
+                   plan_rows(plan, logits.size(1), ranks, k), kind, logits.const_data_ptr<float>(),
+                   count.const_data_ptr<float>(), combine.const_data_ptr<float>(),
+                   chosen.const_data_ptr<int32_t>(), data_or_null<float>(grad_weights),
+                   data_or_null<float>(grad_combine), data_or_null<float>(grad_load_balance),
+                   data_or_null<float>(grad_z), pulled.data_ptr<float>(), grad.data_ptr<float>()});
+  return grad;
+}
+
+}  // namespace moe::kernels
