@@ -12,7 +12,6 @@ extern "C" const moe::kernels::CudaFunctions* moe_cuda_functions() {
       .gpu_name = gpu_name_cuda,
       .gpu_peak_bytes = gpu_peak_bytes_cuda,
       .gpu_has_grouped_mm = gpu_has_grouped_mm_cuda,
-      .current_stream = current_stream_cuda,
       .make_nccl = make_nccl_cuda,
   };
   return &functions;

@@ -34,7 +34,6 @@ struct CudaFunctions {
   decltype(&gpu_name_cuda) gpu_name;
   decltype(&gpu_peak_bytes_cuda) gpu_peak_bytes;
   decltype(&gpu_has_grouped_mm_cuda) gpu_has_grouped_mm;
-  decltype(&current_stream_cuda) current_stream;
   decltype(&make_nccl_cuda) make_nccl;
 };
 

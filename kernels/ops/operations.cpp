@@ -17,8 +17,8 @@ Tensor or_undefined(const OptionalTensor& tensor) { return tensor.value_or(Tenso
 
 }  // namespace
 
-// Parameters as the headers of the operations describe them. Those with a default are wanted on a
-// GPU alone: row_of_token by unpermute and the gradient of permute, used by none.
+// The headers of the operations describe the parameters. On a GPU unpermute and the gradient of
+// permute need row_of_token.
 TORCH_LIBRARY(moe, library) {
   library.def(
       "permute(Tensor x, Tensor token, int columns, Tensor? row_of_token=None, "

@@ -345,9 +345,9 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_on(const Tensor& x, const Tensor& we
   return {y, scale, sum};
 }
 
-// Returns the gradients of x and weight. If grad_sum [T, D], the gradient that comes to x from
-// elsewhere, is given, that of x has it too, and a kernel of CUDA also writes it in the type of
-// grad, as the third result.
+// Returns the gradients of x and weight. grad_sum [T, D], if given, is a gradient of x from another
+// operation; it is added to the first result. A kernel of CUDA then also writes that result in the
+// type of grad, as the third one.
 template <auto kKernel>
 std::tuple<Tensor, Tensor, Tensor> rms_norm_backward_on(const Tensor& grad, const Tensor& x,
                                                         const Tensor& weight, const Tensor& scale,

@@ -59,7 +59,7 @@ std::vector<at::Tensor> in_two_orders(Run run) {
 }
 
 inline void* stream_of(const at::Tensor& on_gpu) {
-  return kernels::cuda_functions().current_stream(on_gpu.device());
+  return kernels::current_stream_cuda(on_gpu.device());
 }
 
 }  // namespace moe::test

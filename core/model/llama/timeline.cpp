@@ -28,8 +28,8 @@ using torch::profiler::impl::ActivityType;
 constexpr std::array<std::pair<const char*, const char*>, 10> kNodes = {{
     {"GroupedSwiglu", "experts"},
     {"GroupedLinear", "experts"},
-    {"GatherRows", "permute"},
-    {"CombineRows", "combine"},
+    {"Permute", "permute"},
+    {"Unpermute", "combine"},
     {"CausalAttention", "attention"},
     {"ScaledDotProduct", "attention"},
     {"RmsNorm", "norm"},
