@@ -14,7 +14,6 @@
 #include "core/base/option.h"
 #include "core/base/page/page.h"
 #include "core/base/text.h"
-#include "core/eval/report/report.h"
 #include "core/io/file.h"
 #include "core/io/output_checks.h"
 
@@ -34,7 +33,7 @@ namespace fs = std::filesystem;
 void write_described_page(const ReportFlags& flags, const fs::path& file) {
   const fs::path out = flags.out.empty() ? fs::path(file).replace_extension(".html") : flags.out;
   const bool is_named_by_file = flags.out.empty();
-  eval::check_output({out}, flags.force || is_named_by_file, "-o", {file});
+  io::check_output({out}, flags.force || is_named_by_file, "-o", {file});
   if (is_named_by_file && !flags.force) {
     io::check_is_own_page(out);
   }
@@ -67,7 +66,7 @@ void check_out(const ReportFlags& flags) {
       inputs.push_back(run / name);
     }
   }
-  eval::check_output({flags.out}, flags.force, "-o", inputs);
+  io::check_output({flags.out}, flags.force, "-o", inputs);
 }
 
 void write_comparison(const ReportFlags& flags) {

@@ -10,6 +10,7 @@
 #include "core/eval/runner.h"
 #include "core/eval/scoring/forwards.h"
 #include "core/eval/scoring/token_tally.h"
+#include "core/io/output_checks.h"
 
 namespace moe::eval {
 namespace {
@@ -183,8 +184,8 @@ RunReport evaluate(const EvalSettings& settings, const EvalEvents& events) {
   std::vector<LoadedTask> tasks = load_requested_tasks(settings);
   if (!settings.out.empty()) {
     const std::vector<std::filesystem::path> files = report_files(settings.out, tasks);
-    check_output(files, settings.force, "-o", input_files(settings));
-    check_own_output(files);
+    io::check_output(files, settings.force, "-o", input_files(settings));
+    io::check_own_output(files);
   }
   const OtherRun other =
       settings.against.empty() ? OtherRun() : read_run(settings.against, names_of(tasks));

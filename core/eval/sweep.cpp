@@ -199,8 +199,8 @@ void check_sweep_output(const EvalSettings& settings, const std::vector<SweepVal
   const bool goes_on = cache && cache->ends_with_run && fs::exists(cache->file);
   const std::vector<fs::path> inputs = input_files(settings);
   const std::vector<fs::path> of_sweep = {settings.out / "sweep.json", settings.out / "sweep.html"};
-  check_output(of_sweep, settings.force, "-o", inputs);
-  check_own_output(of_sweep);
+  io::check_output(of_sweep, settings.force, "-o", inputs);
+  io::check_own_output(of_sweep);
   for (const auto& value : values) {
     const fs::path folder = settings.out / value.name;
     if (fs::is_symlink(folder)) {
@@ -208,8 +208,8 @@ void check_sweep_output(const EvalSettings& settings, const std::vector<SweepVal
                       folder.string(), fs::read_symlink(folder).string());
     }
     const std::vector<fs::path> files = report_files(folder, tasks);
-    check_output(files, settings.force || goes_on, "-o", inputs);
-    check_own_output(files);
+    io::check_output(files, settings.force || goes_on, "-o", inputs);
+    io::check_own_output(files);
   }
 }
 

@@ -51,4 +51,14 @@ void check_written_by_moe(const std::filesystem::path& folder);
 // Throws UserError if `file` exists and is not a page that moe wrote (core/base/page/page.html).
 void check_is_own_page(const std::filesystem::path& file);
 
+// Checks before the work that `files` can be written. Throws UserError, which names `flag`, if one
+// exists without `force`, is a link or one of `inputs`, or if their folder is a file or read-only.
+void check_output(const std::vector<std::filesystem::path>& files, bool force,
+                  const std::string& flag = "-o",
+                  const std::vector<std::filesystem::path>& inputs = {});
+
+// Throws UserError if one of `files`, whose names the user did not spell, exists and is not in the
+// list of its folder.
+void check_own_output(const std::vector<std::filesystem::path>& files);
+
 }  // namespace moe::io

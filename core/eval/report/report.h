@@ -53,14 +53,4 @@ std::vector<std::filesystem::path> report_files(const std::filesystem::path& out
 // Each file appears whole or not at all.
 void write_report(const RunReport& report, const std::filesystem::path& out);
 
-// Checks before the work that `files` can be written. Throws UserError, which names `flag`, if one
-// exists without `force`, is a link or one of `inputs`, or if their folder is a file or read-only.
-void check_output(const std::vector<std::filesystem::path>& files, bool force,
-                  const std::string& flag = "-o",
-                  const std::vector<std::filesystem::path>& inputs = {});
-
-// Throws UserError if one of `files` exists and is not in its folder's list of what moe wrote there
-// (core/io/output_checks.h): for names that the user did not spell.
-void check_own_output(const std::vector<std::filesystem::path>& files);
-
 }  // namespace moe::eval

@@ -7,8 +7,8 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/base/version.h"
-#include "core/eval/report/report.h"
 #include "core/io/file.h"
+#include "core/io/output_checks.h"
 #include "core/route/counters_json.h"
 
 namespace moe::eval {
@@ -207,7 +207,7 @@ void check_stats_file(const std::filesystem::path& file, bool force) {
   if (std::filesystem::is_directory(file)) {
     throw UserError("--stats {}: a folder, a file is needed", file.string());
   }
-  check_output({file}, force, "--stats");
+  io::check_output({file}, force, "--stats");
 }
 
 void write_stats(const RoutingStats& stats, const std::filesystem::path& file) {

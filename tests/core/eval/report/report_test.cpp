@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "core/io/output_checks.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
@@ -165,15 +166,15 @@ TEST_CASE("a report never replaces files without force, and leaves whole files o
   const auto out = folder / "out";
   const RunReport report = report_of(two_questions());
   const auto files = report_files(out, {report.tasks[0].loaded});
-  check_output(files, false);
+  io::check_output(files, false);
   write_report(report, out);
   CHECK(OrderedJson::parse(test::read_file(out / "results.json")) == results_json(report));
   CHECK(test::read_file(out / "samples_arc_easy.jsonl") == samples_jsonl(report.tasks[0]));
   CHECK(std::distance(std::filesystem::directory_iterator(out), {}) == 3);  // nothing partial
-  CHECK(test::user_error_of([&] { check_output(files, false); }) ==
+  CHECK(test::user_error_of([&] { io::check_output(files, false); }) ==
         (out / "results.json").string() +
             ": is there already; give another -o, or --force to replace it");
-  check_output(files, true);
+  io::check_output(files, true);
   write_report(report, out);
   CHECK(std::distance(std::filesystem::directory_iterator(out), {}) == 3);
 }
@@ -181,7 +182,7 @@ TEST_CASE("a report never replaces files without force, and leaves whole files o
 TEST_CASE("an output that is a file is refused before the work", "[eval]") {
   const TempDir folder;
   test::write_file(folder / "out", "x");
-  CHECK(test::user_error_of([&] { check_output(report_files(folder / "out", {}), false); }) ==
+  CHECK(test::user_error_of([&] { io::check_output(report_files(folder / "out", {}), false); }) ==
         "-o " + (folder / "out").string() + ": a file, a folder is needed");
 }
 
