@@ -65,7 +65,7 @@ TEST_CASE("a run that was moved with its model and data goes on", "[cli]") {
   CHECK_THAT(read_file(half.there / "run/settings.toml"), contains_text(half.there.string()));
   CHECK((read_file(half.there / "run/inputs.json") == recorded) == are_times_kept);
   const auto done = train(half.there);  // and is known to be done
-  CHECK_THAT(done.err, contains_text("is finished"));
+  CHECK_THAT(done.err, contains_text("already complete"));
 }
 
 TEST_CASE("a run whose model or data are others by now is refused with the file's name", "[cli]") {

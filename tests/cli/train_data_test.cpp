@@ -91,7 +91,7 @@ TEST_CASE("tokens are kept where --cache says, and change no number", "[cli]") {
   CHECK((read_file(world.dir / "second/final/model.safetensors") == weights));
   CHECK((read_file(world.dir / "third/final/model.safetensors") == weights));
   check_contains(read_file(world.dir / "first/settings.toml"), "cache = \"" + folder + "\"\n");
-  check_contains(train("first", "off"), "is finished");  // the place is no other setting
+  check_contains(train("first", "off"), "already complete");  // the place is no other setting
   const auto bad = world.train(
       {"-o", world.path("bad"), "--data", world.path("a.jsonl"), "--cache", world.path("b.jsonl")});
   CHECK(bad.exit_code == 2);
