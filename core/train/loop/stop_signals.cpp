@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <ctime>
+#include <exception>
 #include <iterator>
 #include <mutex>
 #include <optional>
@@ -59,7 +60,7 @@ StopSignals::~StopSignals() {
   end_watcher();
   while (consume_pending(watched_)) {
   }
-  if (!stop_requested_) {
+  if (!stop_requested_ && std::uncaught_exceptions() == 0) {
     pthread_sigmask(SIG_SETMASK, &previous_mask_, nullptr);
   }
 }

@@ -29,8 +29,9 @@ class StopSignals {
   static constexpr std::chrono::seconds kMergeWindow{2};
 
   StopSignals();
-  // Discards pending signals and restores the signal mask; after a stop request the signals stay
-  // blocked, because duplicates may arrive until the process has exited.
+  // Discards pending signals and restores the signal mask. After a stop request, and while an
+  // exception ends the command (the launcher of --ranks forwards signals and then throws), the
+  // signals stay blocked, because duplicates may arrive until the process has exited.
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
