@@ -132,6 +132,7 @@ bool fits_flash(at::ScalarType type, const ModelConfig& config) {
 std::optional<PackTables> pack_tables(const std::vector<int64_t>& lengths,
                                       const std::vector<int64_t>& continues,
                                       const ModelConfig& config, at::Device device) {
+  const bool shares = !continues.empty();
   std::vector<int32_t> ends{0}, key_ends{0}, position;
   std::vector<int64_t> key_rows;
   int64_t longest = 0, longest_keys = 0;
@@ -141,17 +142,19 @@ std::optional<PackTables> pack_tables(const std::vector<int64_t>& lengths,
     }
   };
   for (size_t sequence = 0; sequence < lengths.size(); ++sequence) {
-    const int64_t prefix = continues.empty() ? -1 : continues[sequence], own = lengths[sequence];
+    const int64_t prefix = shares ? continues[sequence] : -1, own = lengths[sequence];
     const int64_t before = prefix < 0 ? 0 : lengths[static_cast<size_t>(prefix)];
     ends.push_back(ends.back() + static_cast<int32_t>(own));
-    key_ends.push_back(key_ends.back() + static_cast<int32_t>(before + own));
     for (int64_t i = 0; i < own; ++i) {
       position.push_back(static_cast<int32_t>(before + i));
     }
     if (prefix >= 0) {
       append_rows(static_cast<size_t>(prefix));
     }
-    append_rows(sequence);
+    if (shares) {
+      append_rows(sequence);
+      key_ends.push_back(static_cast<int32_t>(key_rows.size()));
+    }
     longest = std::max(longest, own);
     longest_keys = std::max(longest_keys, before + own);
   }
@@ -168,10 +171,10 @@ std::optional<PackTables> pack_tables(const std::vector<int64_t>& lengths,
   PackTables tables{at::tensor(ends, at::kInt).to(device),
                     at::tensor(position, at::kInt).to(device), half(table.cosine), half(table.sine),
                     longest};
-  if (!continues.empty()) {
+  tables.longest_keys = longest_keys;
+  if (shares) {
     tables.key_rows = at::tensor(key_rows, at::kLong).to(device);
     tables.key_ends = at::tensor(key_ends, at::kInt).to(device);
-    tables.longest_keys = longest_keys;
   }
   return tables;
 }

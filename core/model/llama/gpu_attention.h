@@ -24,7 +24,7 @@ struct PackTables {
   // key_rows[key_ends[i]] to key_rows[key_ends[i + 1] - 1].
   at::Tensor key_rows = {};  // [R] i64; undefined if each attends to its own
   at::Tensor key_ends = {};  // [B + 1] i32
-  int64_t longest_keys = 0;
+  int64_t longest_keys = 0;  // positions of a sequence with what it continues
 };
 
 // Returns true if the flash kernel takes `type` and heads of this width: bf16, a multiple of 8 up
