@@ -1,13 +1,13 @@
-// moe bench: declares the flags of each benchmark and prints its report (core/bench/bench.h) as
-// JSON or as tables.
+// moe bench: the flags of each benchmark (core/bench/bench.h) and its report as tables or JSON.
 
 #include "core/bench/bench.h"
+
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 
-#include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/progress.h"
 #include "core/base/text.h"
@@ -91,8 +91,8 @@ void print_table(const std::vector<Row>& rows, const std::string& indent) {
   print_text("{}\n", fmt::join(lines, "\n"));
 }
 
-// Prints an object: values one per line, neighbouring flat objects as the rows of a table, the
-// parts of a model as a table with their shares, and what is nested deeper below its name.
+// Prints an object: values one per line, consecutive flat objects as the rows of a table, the parts
+// of a model as a table with their shares, and nested objects indented below their name.
 void print_report(const OrderedJson& report, const std::string& indent) {
   std::vector<Row> rows;
   const auto flush = [&] {
@@ -128,117 +128,109 @@ void print_report(const OrderedJson& report, const std::string& indent) {
   flush();
 }
 
-Option flag(const char* name, Member member, const char* help, Range range = {},
-            const char* fallback = "") {
-  return {.name = name,
-          .member = std::move(member),
-          .group = group::kMeasure,
-          .help = help,
-          .fallback = fallback,
-          .range = range};
-}
-
-// A flag with another spelling, such as a positional argument.
-Option spelled(const char* spelling, bool is_required, Option option) {
-  option.spelled = spelling;
-  option.is_required = is_required;
-  return option;
-}
-
-Option model_folder(std::filesystem::path& model) {
-  return spelled("MODEL", true, flag("model", &model, "model folder, dense or MoE"));
+Option model_directory(std::filesystem::path& model) {
+  return positional("MODEL", &model, group::kMeasure, "model directory, dense or MoE");
 }
 
 Option model_or_synthetic(std::string& model) {
-  return spelled("MODEL", false,
-                 flag("model", &model, "a folder, or a synthetic mixture: S (35 M) or M (176 M)"));
+  return positional("MODEL", &model, group::kMeasure,
+                    "model directory, or a synthetic MoE model: S (35 M) or M (176 M)",
+                    /*is_required=*/false);
 }
 
-Option repeats(int64_t& repeats, const char* help = "timed runs, after one to warm up") {
-  return flag("repeats", &repeats, help, whole_between(1, 1000000));
+// Returns an option of a number of at least 1.
+Option count(const char* name, Member member, const char* help, const char* fallback = "") {
+  return {name, std::move(member), group::kMeasure, help, whole_between(1, 1 << 24), fallback};
+}
+
+Option repeats(int64_t& repeats, const char* help = "timed runs, after one warmup run") {
+  return {"repeats", &repeats, group::kMeasure, help, whole_between(1, 1000000)};
 }
 
 Option layer_precision(bool& use_bf16) {
-  return flag("precision",
-              choice<bool, bool>("precision", use_bf16, {{"fp32", false}, {"bf16", true}}),
-              "of products");
+  return {"precision", choice<bool, bool>("precision", use_bf16, {{"fp32", false}, {"bf16", true}}),
+          group::kMeasure, "of matrix products: fp32 or bf16"};
 }
 
-Range size_range() { return whole_between(1, 1 << 24); }
-
 void add_layer_flags(CLI::App& command, bench::LayerSettings& s) {
-  add_options(command, {flag("router", &s.routers, "one or more"),
-                        flag("cf", &s.cf, "capacity factor of all of them, or inf"),
-                        flag("tokens", &s.tokens, "T", size_range()),
-                        flag("width", &s.width, "D", size_range()),
-                        flag("inner", &s.inner, "F of an expert", size_range()),
-                        flag("experts", &s.experts, "E", size_range()),
-                        flag("ep-ranks", &s.ep_ranks, "logical ranks W", size_range(), "E"),
-                        flag("skew", &s.skew, "subtract SKEW * j from the logits of expert j"),
-                        repeats(s.repeats), layer_precision(s.use_bf16)});
+  add_options(command,
+              {{"router", &s.routers, group::kMeasure, "one or more routers"},
+               {"cf", &s.cf, group::kMeasure, "capacity factor of all routers, or inf"},
+               count("tokens", &s.tokens, "tokens T"),
+               count("width", &s.width, "model width D"),
+               count("inner", &s.inner, "expert width F"),
+               count("experts", &s.experts, "experts E"),
+               count("ep-ranks", &s.ep_ranks, "logical ranks W", "E"),
+               {"skew", &s.skew, group::kMeasure, "subtract SKEW * j from the logits of expert j"},
+               repeats(s.repeats),
+               layer_precision(s.use_bf16)});
 }
 
 void add_gemm_flags(CLI::App& command, bench::GemmSettings& s) {
-  add_options(command, {model_or_synthetic(s.model),
-                        flag("tokens", &s.tokens, "of a micro-batch", size_range()),
-                        repeats(s.repeats), layer_precision(s.use_bf16)});
+  add_options(command,
+              {model_or_synthetic(s.model), count("tokens", &s.tokens, "tokens of a micro-batch"),
+               repeats(s.repeats), layer_precision(s.use_bf16)});
 }
 
 void add_train_flags(CLI::App& command, bench::TrainSettings& s) {
   add_options(command, {model_or_synthetic(s.model)});
   add_options(command, model::request_options(s.upcycle));
-  add_router_flags(command, s.router);
+  add_options(command, route::request_options(s.router));
   add_force_memory(command, s.force_memory);
-  add_options(command,
-              {flag("precision", choice(s.precision, model::parse_precision, model::to_string),
-                    "fp32, bf16 or tf32 (CUDA GPUs)"),
-               flag("rows", &s.rows, "sequences per step", size_range()),
-               flag("seq-len", &s.length, "tokens per sequence", size_range()),
-               flag("warmup", &s.warmup, "steps before the timed ones", size_range()),
-               repeats(s.repeats, "timed steps")});
+  add_options(command, {{"precision", choice(s.precision, model::parse_precision, model::to_string),
+                         group::kMeasure, "of matrix products: fp32, bf16 or tf32 (CUDA)"},
+                        count("rows", &s.rows, "sequences per step"),
+                        count("seq-len", &s.length, "tokens per sequence"),
+                        count("warmup", &s.warmup, "steps before the timed ones"),
+                        repeats(s.repeats, "timed steps")});
 }
 
 void add_eval_flags(CLI::App& command, bench::EvalSettings& s) {
-  Option tasks = flag("tasks", &s.eval.tasks, "as for moe eval", {}, "synthetic requests");
-  tasks.takes_commas = true;
   add_options(
       command,
-      {model_folder(s.eval.model), tasks,
-       flag("data", &s.eval.data, "folder of the benchmarks' files"),
-       flag("limit", &s.eval.limit, "questions of each task", size_range(),
-            "all; of synthetic ones 60"),
-       flag("batch-tokens", &s.eval.batch_tokens, "of one forward pass", size_range(),
-            "as moe eval's auto"),
-       flag("group-tokens", &s.eval.group_tokens, "per logical rank, with capacity", size_range()),
-       repeats(s.repeats), flag("parts", &s.parts, "also time the parts of the model")});
-  add_router_flags(command, s.eval.router);
+      {model_directory(s.eval.model),
+       {.name = "tasks",
+        .member = &s.eval.tasks,
+        .group = group::kMeasure,
+        .help = "as in moe eval",
+        .fallback = "synthetic requests",
+        .takes_commas = true},
+       {"data", &s.eval.data, group::kMeasure, "directory of benchmark files"},
+       count("limit", &s.eval.limit, "questions of each task", "all; 60 synthetic ones"),
+       count("batch-tokens", &s.eval.batch_tokens, "tokens per forward pass", "auto of moe eval"),
+       count("group-tokens", &s.eval.group_tokens,
+             "tokens per logical rank that compete for capacity"),
+       repeats(s.repeats),
+       {"parts", &s.parts, group::kMeasure, "also time the parts of the model"}});
+  add_options(command, route::request_options(s.eval.router));
   add_inference_precision(command, s.precision);
   add_force_memory(command, s.eval.force_memory);
 }
 
 void add_generate_flags(CLI::App& command, bench::GenerateSettings& s) {
-  add_options(
-      command,
-      {model_folder(s.model), flag("rows", &s.rows, "texts at once", whole_between(1, 48)),
-       flag("prompt-tokens", &s.prompt_tokens, "random tokens before each text", size_range()),
-       flag("tokens", &s.tokens, "generated per text", whole_between(2, 1 << 20)),
-       repeats(s.repeats)});
+  add_options(command, {model_directory(s.model),
+                        {"rows", &s.rows, group::kMeasure, "texts per batch", whole_between(1, 48)},
+                        count("prompt-tokens", &s.prompt_tokens, "random tokens of each prompt"),
+                        {"tokens", &s.tokens, group::kMeasure, "generated tokens per text",
+                         whole_between(2, 1 << 20)},
+                        repeats(s.repeats)});
   add_inference_precision(command, s.precision);
   add_force_memory(command, s.force_memory);
 }
 
 void add_load_flags(CLI::App& command, bench::LoadSettings& s) {
   add_options(command,
-              {model_folder(s.model), repeats(s.repeats, "timed loads, after a first one")});
+              {model_directory(s.model), repeats(s.repeats, "timed loads, after one warmup load")});
   add_force_memory(command, s.force_memory);
 }
 
 void add_upcycle_flags(CLI::App& command, bench::UpcycleSettings& s) {
-  add_options(command, {spelled("DENSE", true, flag("dense", &s.dense, "dense folder")),
-                        spelled("-o,--out", true,
-                                flag("out", &s.upcycle.out, "folder to create and remove again")),
-                        flag("experts", &s.upcycle.experts, "E"),
-                        flag("layers", &s.upcycle.layers, "even, odd, all or a list"),
+  Option out = output_path(&s.upcycle.out, "directory to create and remove");
+  out.group = group::kMeasure;
+  add_options(command, {positional("DENSE", &s.dense, group::kMeasure, "dense model directory"),
+                        out,
+                        {"experts", &s.upcycle.experts, group::kMeasure, "experts E"},
+                        {"layers", &s.upcycle.layers, group::kMeasure, "even, odd, all or a list"},
                         repeats(s.repeats, "runs of both")});
 }
 
@@ -246,8 +238,12 @@ void add_comm_flags(CLI::App& command, bench::CommSettings& s) {
   const Choice bytes = {
       [] { return std::string(); },
       [&s](const std::string& text) { s.max_bytes = parse_bytes(text, "--bytes"); }};
-  add_options(command, {flag("bytes", bytes, "largest tensor of a rank", {}, "64MiB"),
-                        repeats(s.repeats, "timed calls, after two to warm up")});
+  add_options(command, {{.name = "bytes",
+                         .member = bytes,
+                         .group = group::kMeasure,
+                         .help = "size of the largest tensor of a rank",
+                         .fallback = "64MiB"},
+                        repeats(s.repeats, "timed calls, after two warmup calls")});
   add_rank_flags(command, s.ranks);
 }
 
@@ -297,7 +293,7 @@ void add(CLI::App& bench, const char* name, const char* description,
   add_json(*command, flags->json);
   command->callback([=] {
     apply_threads(flags->threads);
-    const c10::Device device = device_of(flags->device);
+    const c10::Device device = parse_device(flags->device);
     std::optional<OrderedJson> report;
     if constexpr (std::is_same_v<Settings, bench::CommSettings>) {
       flags->settings.ranks.threads = flags->threads;
@@ -316,25 +312,29 @@ void add(CLI::App& bench, const char* name, const char* description,
 }  // namespace
 
 void add_bench(CLI::App& app) {
-  CLI::App* bench = app.add_subcommand("bench", "speed, beside a roof measured in the same run");
+  CLI::App* bench =
+      app.add_subcommand("bench", "measure speed, compared with a roofline of the same run");
   bench->require_subcommand(1);
-  add(*bench, "layer", "a MoE layer on random tokens and its parts, beside at::mm", add_layer_flags,
+  add(*bench, "layer", "a MoE layer on random tokens and its parts, compared with at::mm",
+      add_layer_flags, bench::bench_layer);
+  add(*bench, "route", "routing and expert products of a MoE layer", add_route_flags,
       bench::bench_layer);
-  add(*bench, "route", "routing and expert products of such a layer", add_route_flags,
-      bench::bench_layer);
-  add(*bench, "gemm", "matrix products at a model's shapes, by at::mm and by our own GEMM",
+  add(*bench, "gemm", "matrix products at the shapes of a model, with at::mm and our GEMM",
       add_gemm_flags, bench::bench_gemm);
-  add(*bench, "train", "training steps on random tokens and their parts, beside at::mm",
+  add(*bench, "train", "training steps on random tokens and their parts, compared with at::mm",
       add_train_flags, bench::bench_train);
-  add(*bench, "load", "loading a folder that is in the page cache", add_load_flags,
-      bench::bench_load);
-  add(*bench, "eval", "scoring of a folder, beside at::mm", add_eval_flags, bench::bench_eval);
-  add(*bench, "generate", "generating texts, beside the rate of memory", add_generate_flags,
+  add(*bench, "load", "loading a model from the page cache", add_load_flags, bench::bench_load);
+  add(*bench, "eval", "scoring, compared with at::mm", add_eval_flags, bench::bench_eval);
+  add(*bench, "generate", "text generation, compared with the memory bandwidth", add_generate_flags,
       bench::bench_generate);
-  add(*bench, "upcycle", "upcycling a folder, beside plain writes to the same disk",
+  add(*bench, "upcycle", "upcycling a model, compared with plain writes to the same disk",
       add_upcycle_flags, bench::bench_upcycle);
-  add(*bench, "comm", "collectives between ranks, by size", add_comm_flags, bench::bench_comm);
-  add_config(*bench);
+  add(*bench, "comm", "collectives between ranks by tensor size", add_comm_flags,
+      bench::bench_comm);
+  add_config(*bench,
+             "moe bench layer --router top1+ir+fr --tokens 8192\n"
+             "moe bench train my-moe --precision bf16 --threads 1 --json\n"
+             "moe bench comm --ranks 2");
 }
 
 }  // namespace moe::cli

@@ -1,4 +1,7 @@
-// moe eval: benchmark accuracy, or the log-likelihoods of any (context, continuation) pairs.
+// moe eval: scores benchmarks or (context, continuation) pairs, sweeps over routing settings, and
+// counts the routing of texts.
+
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <charconv>
@@ -6,16 +9,13 @@
 #include <memory>
 #include <optional>
 
-#include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/process_start.h"
 #include "cli/progress.h"
 #include "core/base/error.h"
-#include "core/base/option.h"
 #include "core/base/text.h"
 #include "core/eval/evaluate.h"
-#include "core/eval/sweep.h"
-#include "core/route/counters_json.h"
+#include "core/route/counters.h"
 #include "core/train/loop/stop_signals.h"
 
 namespace moe::cli {
@@ -33,20 +33,7 @@ struct EvalFlags {
   bool quiet = false, json = false, list = false, items = false, running = false;
 };
 
-void check_stats(const EvalFlags& flags) {
-  if (flags.settings.stats.empty() && !flags.stats_by.empty()) {
-    throw UserError("--stats-by says how to split the file of --stats; give --stats FILE too");
-  }
-  if (flags.settings.stats_by.task && flags.settings.tasks.empty()) {
-    throw UserError("--stats-by task needs --tasks; leave it out, or name source or token");
-  }
-}
-
-// One run's files and comparisons mean nothing for many.
 void check_sweep(const EvalFlags& flags) {
-  if (flags.sweeps.empty()) {
-    return;
-  }
   for (const auto& [flag, is_given] : {std::pair("--stats", !flags.settings.stats.empty()),
                                        std::pair("--against", !flags.settings.against.empty())}) {
     if (is_given) {
@@ -57,7 +44,7 @@ void check_sweep(const EvalFlags& flags) {
     throw UserError("--sweep compares scores of tasks; give --tasks");
   }
   if (flags.sweeps.size() > 2) {
-    throw UserError("{} times --sweep; a table has two sides, give at most two",
+    throw UserError("--sweep is given {} times; a table has two axes, give at most two",
                     flags.sweeps.size());
   }
 }
@@ -91,14 +78,21 @@ void check(const EvalFlags& flags) {
   if (flags.items && flags.settings.against.empty()) {
     throw UserError("--items lists where two runs differ; give --against DIR too");
   }
-  check_stats(flags);
-  check_sweep(flags);
+  if (flags.settings.stats.empty() && !flags.stats_by.empty()) {
+    throw UserError("--stats-by splits the counts of --stats; give --stats FILE too");
+  }
+  if (flags.settings.stats_by.task && flags.settings.tasks.empty()) {
+    throw UserError("--stats-by task needs --tasks; leave it out, or name source or token");
+  }
+  if (!flags.sweeps.empty()) {
+    check_sweep(flags);
+  }
 }
 
 // Prints notes and a progress bar to standard error, and polls for signals between forwards.
 class Display {
  public:
-  // `signals` outlives the display.
+  // `signals` must outlive the display.
   Display(bool quiet, bool running, train::StopSignals& signals)
       : signals_(signals), quiet_(quiet), running_(running) {}
 
@@ -122,7 +116,7 @@ class Display {
     events.stop_requested = [this] { return signals_.stop_requested(); };
     return events;
   }
-  // The bar goes; with a running accuracy its last line stays.
+  // Erases the bar; with --running-accuracy its last line stays.
   void finish() {
     if (bar_ && running_) {
       bar_->finish();
@@ -149,14 +143,14 @@ class Display {
   std::unique_ptr<Progress> bar_;
 };
 
-// One line a task that says how its MoE layers routed, then a table of the layers.
+// Prints how each task was routed, one line per task, and a table of the MoE layers.
 void print_routing(const eval::RunReport& report) {
   for (const auto& task : report.tasks) {
     if (report.router.empty()) {
       return;
     }
     if (!task.answers.empty()) {
-      continue;  // routing is not counted in generation
+      continue;  // generation does not count the routing
     }
     print_text("{}: router {}, {} logical rank{}, {}, {:.2f} % of requests dropped\n",
                terminal_text(task.loaded.task.name, /*one_line=*/true), report.router,
@@ -171,12 +165,7 @@ void print_routing(const eval::RunReport& report) {
   }
 }
 
-void run_tasks(const EvalFlags& flags, Display& display) {
-  const eval::RunReport report = eval::evaluate(flags.settings, display.events());
-  display.finish();
-  if (!flags.settings.is_rank_zero()) {
-    return;
-  }
+void print_tasks(const EvalFlags& flags, const eval::RunReport& report) {
   if (flags.json) {
     print_text("{}\n", json_text(eval::results_json(report), 2));
     return;
@@ -188,16 +177,7 @@ void run_tasks(const EvalFlags& flags, Display& display) {
   print_routing(report);
 }
 
-void run_sweep(const EvalFlags& flags, Display& display) {
-  std::vector<eval::SweepAxis> axes;
-  for (const auto& text : flags.sweeps) {
-    axes.push_back(eval::parse_sweep(text));
-  }
-  const eval::SweepReport report = eval::sweep(flags.settings, axes, display.events());
-  display.finish();
-  if (!flags.settings.is_rank_zero()) {
-    return;
-  }
+void print_sweep(const EvalFlags& flags, const eval::SweepReport& report) {
   if (flags.json) {
     print_text("{}\n", json_text(eval::sweep_json(report), 2));
     return;
@@ -211,13 +191,7 @@ void run_sweep(const EvalFlags& flags, Display& display) {
   }
 }
 
-void run_requests(const EvalFlags& flags, Display& display) {
-  const eval::Scores scores =
-      eval::evaluate_requests(flags.settings, flags.requests, display.events());
-  display.finish();
-  if (!flags.settings.is_rank_zero()) {
-    return;
-  }
+void print_scores(const EvalFlags& /*flags*/, const eval::Scores& scores) {
   for (const auto& score : scores.scores) {
     const OrderedJson line = {
         {"logprob", score.logprob}, {"is_greedy", score.is_greedy}, {"tokens", score.tokens}};
@@ -225,13 +199,7 @@ void run_requests(const EvalFlags& flags, Display& display) {
   }
 }
 
-void run_texts(const EvalFlags& flags, Display& display) {
-  const eval::RoutingStats stats =
-      eval::evaluate_texts(flags.settings, flags.texts, display.events());
-  display.finish();
-  if (!flags.settings.is_rank_zero()) {
-    return;
-  }
+void print_stats(const EvalFlags& flags, const eval::RoutingStats& stats) {
   if (flags.json) {
     print_text("{}\n", json_text(eval::stats_json(stats), 2));
   } else {
@@ -239,21 +207,32 @@ void run_texts(const EvalFlags& flags, Display& display) {
   }
 }
 
-// One rank of a run. Rank zero alone prints.
+// Runs on each rank; rank zero prints.
 void run_on_rank(EvalFlags& flags, distributed::Comm& comm, train::StopSignals& signals) {
-  flags.settings.ranks = comm.size() > 1 ? &comm : nullptr;
-  flags.settings.device = comm.device();
-  const bool quiet = flags.quiet || !flags.settings.is_rank_zero();
+  eval::EvalSettings& settings = flags.settings;
+  settings.ranks = comm.size() > 1 ? &comm : nullptr;
+  settings.device = comm.device();
+  const bool quiet = flags.quiet || !settings.is_rank_zero();
   Display display(quiet, flags.running && !quiet, signals);
+  const auto finish = [&](auto print, const auto& result) {
+    display.finish();
+    if (settings.is_rank_zero()) {
+      print(flags, result);
+    }
+  };
   apply_threads(flags.threads);
   if (!flags.sweeps.empty()) {
-    run_sweep(flags, display);
-  } else if (!flags.settings.tasks.empty()) {
-    run_tasks(flags, display);
+    std::vector<eval::SweepAxis> axes;
+    for (const auto& text : flags.sweeps) {
+      axes.push_back(eval::parse_sweep(text));
+    }
+    finish(print_sweep, eval::sweep(settings, axes, display.events()));
+  } else if (!settings.tasks.empty()) {
+    finish(print_tasks, eval::evaluate(settings, display.events()));
   } else if (!flags.requests.empty()) {
-    run_requests(flags, display);
+    finish(print_scores, eval::evaluate_requests(settings, flags.requests, display.events()));
   } else {
-    run_texts(flags, display);
+    finish(print_stats, eval::evaluate_texts(settings, flags.texts, display.events()));
   }
   finish_output();  // while a failure can still be reported to the other ranks
 }
@@ -273,95 +252,14 @@ void run(EvalFlags& flags) {
   train::StopSignals signals;  // before c10d starts threads
   distributed::run_on_ranks(flags.ranks, [&](distributed::Comm& comm) {
     if (comm.size() > 1 && flags.requests == "-") {
-      throw UserError("--requests - on {} ranks: standard input is one rank's; give a file",
+      throw UserError("--requests - on {} ranks: only one rank has standard input; give a file",
                       comm.size());
     }
     run_on_rank(flags, comm, signals);
   });
 }
 
-Options task_options(EvalFlags& flags) {
-  return {
-      {.name = "model",
-       .member = &flags.settings.model,
-       .group = group::kModel,
-       .help = "model folder, dense or MoE",
-       .spelled = "MODEL"},
-      {.name = "tasks",
-       .member = &flags.settings.tasks,
-       .group = group::kTasks,
-       .help = "tasks and groups (--list), or files of your own: TASK.json or TASK.toml in the "
-               "words of the harness's task files, QUIZ.jsonl with lines of {\"question\" or "
-               "\"context\", \"choices\", \"answer\"}",
-       .takes_commas = true},
-      {.name = "data",
-       .member = &flags.settings.data,
-       .group = group::kTasks,
-       .help = "folder of the benchmarks' own files, or of JSONL and CSV exported from the Hub's "
-               "data sets (--list says where each is expected)"},
-      {.name = "list",
-       .member = &flags.list,
-       .group = group::kTasks,
-       .help = "show all tasks and groups, and where their files belong"},
-      {.name = "requests",
-       .member = &flags.requests,
-       .group = group::kTasks,
-       .help = "JSONL of {\"context\", \"continuation\"} (- = standard input): prints "
-               "{\"logprob\", \"is_greedy\", \"tokens\"} a line"},
-      {.name = "limit",
-       .member = &flags.settings.limit,
-       .group = group::kTasks,
-       .help = "only the first N questions of each task, requests, or texts of each file",
-       .range = whole_from(1)},
-      {.name = "num-fewshot",
-       .member = &flags.settings.shots,
-       .group = group::kTasks,
-       .help = "examples before each question, drawn as lm-evaluation-harness draws them",
-       .fallback = "as the task says",
-       .range = whole_between(0, 1000)},
-      {.name = "compat",
-       .member = &flags.compat,
-       .group = group::kTasks,
-       .help = "whose definitions and defaults: current (lm-evaluation-harness 0.4.13) or 0.4.1, "
-               "the papers' time"},
-      {.name = "bos",
-       .member = &flags.bos,
-       .group = group::kTasks,
-       .help = "auto (as tokenizer_config.json says), on or off: a BOS before the text"},
-  };
-}
-
-Options output_options(EvalFlags& flags) {
-  return {
-      {.name = "out",
-       .member = &flags.settings.out,
-       .group = group::kOutput,
-       .help = "folder for results.json and samples_*.jsonl",
-       .spelled = "-o,--out"},
-      {.name = "against",
-       .member = &flags.settings.against,
-       .group = group::kOutput,
-       .help = "folder of another run's sample logs: print the differences, with McNemar's test"},
-      {.name = "items",
-       .member = &flags.items,
-       .group = group::kOutput,
-       .help = "with --against: list the questions that differ"},
-      {.name = "cache-responses",
-       .member = &flags.settings.cache_responses,
-       .group = group::kOutput,
-       .help =
-           "keep responses as they come, so that an interrupted run goes on where it was: FILE, "
-           "or DIR for DIR/responses.cache, which stay and serve later runs too; or off. "
-           "Capacity's routing groups are kept whole; --stats-by keeps nothing",
-       .fallback = "with -o in OUT/responses.cache until the run ends"},
-      {.name = "running-accuracy",
-       .member = &flags.running,
-       .group = group::kOutput,
-       .help = "show the accuracy so far beside the rate (the longest questions come first)"},
-  };
-}
-
-// The flag's number: 0 for auto.
+// Returns the member of --batch-tokens: a number, 0 for auto.
 Choice number_or_auto(int64_t& member) {
   return {[&member] { return member == 0 ? "auto" : fmt::format("{}", member); },
           [&member](const std::string& text) {
@@ -377,54 +275,94 @@ Choice number_or_auto(int64_t& member) {
           }};
 }
 
+Options task_options(EvalFlags& flags) {
+  eval::EvalSettings& settings = flags.settings;
+  return {
+      positional("MODEL", &settings.model, group::kModel, "model directory, dense or MoE",
+                 /*is_required=*/false),
+      {.name = "tasks",
+       .member = &settings.tasks,
+       .group = group::kTasks,
+       .help = "tasks and groups (see --list), or your own TASK.toml, TASK.json or QUIZ.jsonl",
+       .takes_commas = true},
+      {"data", &settings.data, group::kTasks,
+       "directory of benchmark files (see --list): the authors' files, or JSONL or CSV exported "
+       "from the Hub"},
+      {"list", &flags.list, group::kTasks, "list tasks and groups with the places of their files"},
+      {"requests", &flags.requests, group::kTasks,
+       "score JSONL lines of {\"context\", \"continuation\"}; - reads standard input"},
+      {"limit", &settings.limit, group::kTasks,
+       "use only the first N questions of each task, requests, or texts of each file",
+       whole_from(1)},
+      {"num-fewshot", &settings.shots, group::kTasks,
+       "examples before each question, sampled as in lm-evaluation-harness", whole_between(0, 1000),
+       "as the task defines"},
+      {"compat", &flags.compat, group::kTasks,
+       "task definitions of lm-evaluation-harness: current (0.4.13) or 0.4.1"},
+      {"bos", &flags.bos, group::kTasks,
+       "begin texts with the BOS token: auto (as tokenizer_config.json says), on or off"},
+  };
+}
+
+Options output_options(EvalFlags& flags) {
+  eval::EvalSettings& settings = flags.settings;
+  return {
+      output_path(&settings.out, "output directory: results.json, samples_*.jsonl",
+                  /*is_required=*/false),
+      {"against", &settings.against, group::kOutput,
+       "compare with the sample logs of another run (McNemar's test)"},
+      {"items", &flags.items, group::kOutput, "with --against: list the questions that differ"},
+      {.name = "cache-responses",
+       .member = &settings.cache_responses,
+       .group = group::kOutput,
+       .help = "cache responses in FILE or DIR/responses.cache, to resume this run and to serve "
+               "later ones, or off",
+       .fallback = "OUT/responses.cache with -o, until the run ends"},
+      {"running-accuracy", &flags.running, group::kOutput,
+       "show the accuracy so far in the progress line (the longest questions come first)"},
+  };
+}
+
 Options routing_options(EvalFlags& flags) {
+  eval::EvalSettings& settings = flags.settings;
   return {
       {.name = "sweep",
        .member = &flags.sweeps,
        .group = group::kRouter,
-       .help = "one setting over many values, the model loaded once: cf=0.25,0.5,1,2 or p=0.1,0.4 "
-               "or router=top1,top1+ir or ep-ranks=8,4,2; twice for a grid. A table, and in OUT "
-               "sweep.json, the plots of sweep.html and a folder a value",
+       .help = "evaluate several values of one setting: cf=0.25,0.5,1, p=0.1,0.4, "
+               "router=top1,top1+ir or ep-ranks=8,4; twice for a grid",
        .is_repeated = true},
-      {.name = "stats",
-       .member = &flags.settings.stats,
-       .group = group::kRouter,
-       .help = "JSON file for what the routing of a mixture did, in total and by layer"},
+      {"stats", &settings.stats, group::kRouter,
+       "write routing statistics, total and per layer, to this JSON file"},
       {.name = "stats-by",
        .member = &flags.stats_by,
        .group = group::kRouter,
-       .help = "also by source (a record's \"source\", else its file), task, token (entry of the "
-               "vocabulary); layer is always there",
+       .help = "split --stats by source (a record's \"source\", else its file), task or token",
        .takes_commas = true},
       {.name = "stats-text",
        .member = &flags.texts,
        .group = group::kRouter,
-       .help = "instead of --tasks: text files, or JSON records with \"text\" and \"source\", run "
-               "for their routing alone in windows of up to 2048 tokens",
+       .help = "instead of --tasks: count the routing of text files, or of JSON records with "
+               "\"text\" and \"source\", in windows of up to 2048 tokens",
        .takes_commas = true},
-      {.name = "group-tokens",
-       .member = &flags.settings.group_tokens,
-       .group = group::kRouter,
-       .help = "tokens per logical rank that a router with a capacity routes together",
-       .range = whole_between(1, 1 << 30)},
-      {.name = "batch-tokens",
-       .member = number_or_auto(flags.settings.batch_tokens),
-       .group = group::kMemory,
-       .help = "tokens of one forward, or auto: 4096, fewer where a layer's activations would pass "
-               "1 GiB, more where memory cannot hold the weights; scores do not depend on it"},
+      {"group-tokens", &settings.group_tokens, group::kRouter,
+       "tokens per logical rank that compete for the capacity of experts",
+       whole_between(1, 1 << 30)},
+      {"batch-tokens", number_or_auto(settings.batch_tokens), group::kMemory,
+       "tokens per forward pass, or auto (4096, adapted to the memory); does not change scores"},
   };
 }
 
 }  // namespace
 
 void add_eval(CLI::App& app) {
-  auto* command = app.add_subcommand("eval", "zero-shot accuracy on benchmark files");
+  auto* command = app.add_subcommand("eval", "evaluate a model on benchmarks");
   auto flags = std::make_shared<EvalFlags>();
   add_options(*command,
-              joined({task_options(*flags), output_options(*flags), routing_options(*flags)}));
+              concat({task_options(*flags), output_options(*flags), routing_options(*flags)}));
   add_force_memory(*command, flags->settings.force_memory);
   add_options(*command, model::request_options(flags->settings.upcycle));
-  add_router_flags(*command, flags->settings.router);
+  add_options(*command, route::request_options(flags->settings.router));
   add_device(*command, flags->device);
   add_inference_precision(*command, flags->precision);
   add_threads(*command, flags->threads);
@@ -432,7 +370,10 @@ void add_eval(CLI::App& app) {
   add_quiet(*command, flags->quiet);
   add_json(*command, flags->json);
   add_force(*command, flags->settings.force, kForcedGate);
-  add_config(*command);
+  add_config(*command,
+             "moe eval run/final --tasks arc_easy,piqa --data benchmarks -o scores\n"
+             "moe eval my-moe --tasks quiz.jsonl --sweep cf=0.5,1,2 -o sweep\n"
+             "moe eval my-moe --stats-text wiki.txt --stats routing.json");
   command->callback([flags] { run(*flags); });
 }
 

@@ -1,6 +1,7 @@
 #include "cli/flags.h"
 
 #include <ATen/Parallel.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -17,34 +18,27 @@ namespace moe::cli {
 
 namespace {
 
-// Adds an option as the flag of its member's type.
-class Adder {
- public:
-  Adder(CLI::App& command, const Option& option)
-      : command_(command),
-        spelled_(option.spelled.empty() ? flag_of(option) : option.spelled),
-        help_(describe(option)) {}
+CLI::Option* add_option(CLI::App& command, const Option& option) {
+  const std::string spelling = option.spelling.empty() ? flag_name(option) : option.spelling;
+  const std::string help = help_line(option);
+  return std::visit(
+      [&](const auto& member) -> CLI::Option* {
+        using Type = std::decay_t<decltype(member)>;
+        if constexpr (std::is_same_v<Type, bool*>) {
+          return command.add_flag(spelling, *member, help);
+        } else if constexpr (std::is_same_v<Type, Choice>) {
+          CLI::Option* added = command.add_option_function<std::string>(spelling, member.set, help);
+          return member.words.empty()
+                     ? added
+                     : added->type_name(fmt::format("{{{}}}", fmt::join(member.words, ",")));
+        } else {
+          return command.add_option(spelling, *member, help);
+        }
+      },
+      option.member);
+}
 
-  CLI::Option* operator()(bool* member) const {
-    return command_.add_flag(spelled_, *member, help_);
-  }
-  CLI::Option* operator()(const Choice& choice) const {
-    CLI::Option* added = command_.add_option_function<std::string>(spelled_, choice.set, help_);
-    return choice.words.empty()
-               ? added
-               : added->type_name(fmt::format("{{{}}}", fmt::join(choice.words, ",")));
-  }
-  template <typename Value>
-  CLI::Option* operator()(Value* member) const {
-    return command_.add_option(spelled_, *member, help_);
-  }
-
- private:
-  CLI::App& command_;
-  std::string spelled_, help_;
-};
-
-// What a recipe value is as the text of a flag.
+// Returns a value of a recipe as the text of a command-line flag.
 std::string flag_text(const std::string& where, const Json& value) {
   if (value.is_string()) {
     return value.get<std::string>();
@@ -58,21 +52,22 @@ std::string flag_text(const std::string& where, const Json& value) {
   if (value.is_boolean()) {
     return value.get<bool>() ? "true" : "false";
   }
-  throw UserError("--config: {} is neither text, number, true/false nor a list of these", where);
+  throw UserError("--config: {} must be text, a number, true, false or a list of these", where);
 }
 
-// CLI11 asks for a flat list of (command, flag, values); parse_toml() does the reading.
+// Config reader of CLI11 that reads a recipe with parse_toml(). Returns a flat list of (command,
+// flag, values).
 class TomlConfig : public CLI::Config {
  public:
   explicit TomlConfig(const CLI::App& app) : app_(app) {}
 
-  // Recipes are written by the commands themselves (settings.toml), not by CLI11.
+  // Not used: moe train writes settings.toml itself.
   std::string to_config(const CLI::App*, bool, bool, std::string) const override { return ""; }
 
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
     try {
-      return items_of(input);
-    } catch (const UserError& error) {  // opens with --config
+      return read_items(input);
+    } catch (const UserError& error) {  // the message begins with --config
       const std::vector<std::string> files = app_.get_config_ptr()->results();
       throw UserError("--config{}{}", files.empty() ? "" : " " + files.back(),
                       std::string_view(error.what()).substr(std::string_view("--config").size()));
@@ -80,13 +75,13 @@ class TomlConfig : public CLI::Config {
   }
 
  private:
-  std::vector<CLI::ConfigItem> items_of(std::istream& input) const {
+  std::vector<CLI::ConfigItem> read_items(std::istream& input) const {
     constexpr size_t kMaxBytes = size_t{1} << 20;
     std::string text(kMaxBytes + 1, '\0');
     input.read(text.data(), static_cast<std::streamsize>(text.size()));
     text.resize(static_cast<size_t>(input.gcount()));
     if (text.size() > kMaxBytes) {
-      throw UserError("--config: larger than 1 MiB, which is no recipe");
+      throw UserError("--config: the file is larger than 1 MiB and cannot be a recipe");
     }
     const Json recipe = parse_toml(text, "--config");
     std::vector<CLI::ConfigItem> items;
@@ -94,7 +89,7 @@ class TomlConfig : public CLI::Config {
       const CLI::App& command = find_command(name, table);
       for (const auto& [key, value] : table.items()) {
         const CLI::ConfigItem item = flag_item(command, key, value);
-        if (command.parsed()) {  // tables of other commands are checked and left
+        if (command.parsed()) {  // tables of other commands are checked but not used
           items.push_back(item);
         }
       }
@@ -103,25 +98,24 @@ class TomlConfig : public CLI::Config {
   }
 
   const CLI::App& find_command(const std::string& name, const Json& value) const {
-    std::vector<std::string> known;
-    for (const auto* command : app_.get_subcommands([](const CLI::App*) { return true; })) {
+    for (const auto* command : subcommands(app_)) {
       if (command->get_name() == name && value.is_object()) {
         return *command;
       }
-      known.push_back(command->get_name());
     }
+    const std::vector<std::string> known = subcommand_names(app_);
     if (!value.is_object()) {
-      throw UserError("--config: '{}' stands outside a table; write it under [{}]", name,
+      throw UserError("--config: '{}' is outside a table; write it under [{}]", name,
                       fmt::join(known, "], ["));
     }
-    throw UserError("--config: [{}] is no command; known: {}", name, fmt::join(known, ", "));
+    throw UserError("--config: [{}] is not a command; known: {}", name, fmt::join(known, ", "));
   }
 
   static CLI::ConfigItem flag_item(const CLI::App& command, const std::string& key,
                                    const Json& value) {
     if (command.get_option_no_throw("--" + key) == nullptr) {
       const std::string near = nearest_name("--" + key, long_flags(command));
-      throw UserError("--config: '{}' under [{}] is no flag of that command{}", key,
+      throw UserError("--config: '{}' under [{}] is not a flag of that command{}", key,
                       command.get_name(),
                       near.empty() ? "" : ", did you mean '" + near.substr(2) + "'?");
     }
@@ -129,12 +123,8 @@ class TomlConfig : public CLI::Config {
     item.parents = {command.get_name()};
     item.name = key;
     const std::string where = fmt::format("'{}' under [{}]", key, command.get_name());
-    if (value.is_array()) {
-      for (const auto& element : value) {
-        item.inputs.push_back(flag_text(where, element));
-      }
-    } else {
-      item.inputs.push_back(flag_text(where, value));
+    for (const auto& element : value.is_array() ? value : Json::array({value})) {
+      item.inputs.push_back(flag_text(where, element));
     }
     return item;
   }
@@ -146,7 +136,7 @@ class TomlConfig : public CLI::Config {
 
 void add_options(CLI::App& command, const Options& options) {
   for (const auto& option : options) {
-    CLI::Option* added = std::visit(Adder(command, option), option.member);
+    CLI::Option* added = add_option(command, option);
     added->group(option.group)->required(option.is_required);
     if (option.takes_commas) {
       added->delimiter(',');
@@ -154,7 +144,7 @@ void add_options(CLI::App& command, const Options& options) {
     if (option.is_repeated) {
       added->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     }
-    // CLI11 takes "-1" for 2^64 - 1, "010" for 8, and what is too large for the largest.
+    // Without this, CLI11 reads "-1" as 2^64 - 1, "010" as 8, and too large numbers as the maximum.
     added->transform([option](const std::string& text) { return integer_text(option, text); });
     Range range = option.range;
     if (!range.is_checked && (std::holds_alternative<double*>(option.member) ||
@@ -164,7 +154,7 @@ void add_options(CLI::App& command, const Options& options) {
       range.rule = "must be a finite number";
     }
     if (range.is_checked) {
-      added->check([name = flag_of(option), range](const std::string& text) {
+      added->check([name = flag_name(option), range](const std::string& text) {
         check_range(name, text, range);
         return std::string();
       });
@@ -172,23 +162,33 @@ void add_options(CLI::App& command, const Options& options) {
   }
 }
 
-void add_rank_flags(CLI::App& command, distributed::RankSettings& ranks) {
-  add_options(command,
-              {{.name = "ranks",
-                .member = &ranks.ranks,
-                .group = group::kRanks,
-                .help = "start N processes on this host (under torchrun, mpirun or srun: theirs)",
-                .fallback = "one",
-                .range = whole_between(1, 4096)},
-               {.name = "comm-timeout",
-                .member = &ranks.timeout_s,
-                .group = group::kRanks,
-                .help = "seconds that ranks wait for each other before the run is given up",
-                .range = number_between(1, 86400)}});
+Option positional(const char* name, Member member, const char* group, std::string help,
+                  bool is_required) {
+  return {.name = name,
+          .member = std::move(member),
+          .group = group,
+          .help = std::move(help),
+          .spelling = name,
+          .is_required = is_required};
 }
 
-void add_router_flags(CLI::App& command, route::RouterRequest& request) {
-  add_options(command, route::request_options(request));
+Option output_path(Member member, std::string help, bool is_required) {
+  return {.name = "out",
+          .member = std::move(member),
+          .group = group::kOutput,
+          .help = std::move(help),
+          .spelling = "-o,--out",
+          .is_required = is_required};
+}
+
+void add_rank_flags(CLI::App& command, distributed::RankSettings& ranks) {
+  add_options(
+      command,
+      {{"ranks", &ranks.ranks, group::kRanks,
+        "start N processes on this host (torchrun, mpirun and srun start their own)",
+        whole_between(1, 4096), "1"},
+       {"comm-timeout", &ranks.timeout_s, group::kRanks,
+        "seconds that ranks wait for each other before the run fails", number_between(1, 86400)}});
 }
 
 void add_quiet(CLI::App& command, bool& quiet) {
@@ -196,38 +196,27 @@ void add_quiet(CLI::App& command, bool& quiet) {
                          .member = &quiet,
                          .group = group::kOutput,
                          .help = "no progress on standard error",
-                         .spelled = "-q,--quiet"}});
+                         .spelling = "-q,--quiet"}});
 }
 
 void add_json(CLI::App& command, bool& json) {
-  add_options(command, {{.name = "json",
-                         .member = &json,
-                         .group = group::kOutput,
-                         .help = "print the result as JSON"}});
+  add_options(command, {{"json", &json, group::kOutput, "print the result as JSON"}});
 }
 
 void add_force(CLI::App& command, bool& force, const std::string& also) {
-  add_options(command, {{.name = "force",
-                         .member = &force,
-                         .group = group::kOutput,
-                         .help = "replace an output that is there already" + also}});
+  add_options(command, {{"force", &force, group::kOutput, "overwrite an existing output" + also}});
 }
 
 void add_force_memory(CLI::App& command, bool& force_memory) {
-  add_options(command, {{.name = "force-memory",
-                         .member = &force_memory,
-                         .group = group::kMemory,
-                         .help = "go on where more memory is needed than this machine, cgroup or "
-                                 "ulimit leaves"}});
+  add_options(command, {{"force-memory", &force_memory, group::kMemory,
+                         "run even if the memory estimate exceeds the limit of the machine, cgroup "
+                         "or ulimit"}});
 }
 
 void add_threads(CLI::App& command, int& threads) {
-  add_options(command, {{.name = "threads",
-                         .member = &threads,
-                         .group = group::kRanks,
-                         .help = "CPU threads, at most one a processor",
-                         .fallback = "one a core",
-                         .range = whole_between(1, 4096)}});
+  add_options(command,
+              {{"threads", &threads, group::kRanks, "CPU threads, at most one per processor",
+                whole_between(1, 4096), "one per core"}});
 }
 
 void apply_threads(int threads) {
@@ -238,8 +227,8 @@ void apply_threads(int threads) {
   }
 }
 
-void check_device(bool cuda) {
-  if (cuda && kernels::gpu_count() == 0) {
+void check_device(bool use_cuda) {
+  if (use_cuda && kernels::gpu_count() == 0) {
     throw UserError("--device cuda: no CUDA device: {}; or use --device cpu",
                     kernels::why_no_gpu());
   }
@@ -254,11 +243,11 @@ void add_device(CLI::App& command, std::string& device) {
   add_options(command, {{.name = "device",
                          .member = member,
                          .group = group::kRanks,
-                         .help = "cpu or cuda, a GPU for each process",
+                         .help = "cpu or cuda (one GPU per process)",
                          .fallback = "cpu"}});
 }
 
-c10::Device device_of(const std::string& name) {
+c10::Device parse_device(const std::string& name) {
   return name == "cuda" ? c10::Device(c10::kCUDA, 0) : c10::Device(c10::kCPU);
 }
 
@@ -267,31 +256,58 @@ void add_inference_precision(CLI::App& command, std::optional<model::Precision>&
               {{.name = "precision",
                 .member = choice(precision, model::parse_precision, model::to_string),
                 .group = group::kMemory,
-                .help = "of products: fp32, bf16 (on a GPU matrices lie in it too) or tf32 (CUDA "
-                        "GPUs); router, softmax and log-probabilities stay fp32",
+                .help = "of matrix products: fp32, bf16 or tf32 (CUDA); router, softmax and "
+                        "log-probabilities stay fp32",
                 .fallback = "bf16 with --device cuda, else fp32"}});
 }
 
-std::string row_instead(const std::filesystem::path& recipe) {
-  std::filesystem::path rows = recipe.parent_path();
-  if (rows.filename() == "small") {
-    rows = rows.parent_path();
-  }
-  rows /= "rows.txt";
-  std::error_code error;
-  if (!std::filesystem::is_regular_file(rows, error)) {
-    return "";
-  }
-  std::istringstream lines(read_small_file(rows));
-  const std::string name = recipe.stem().string() + " ";
+void add_recipe_reader(CLI::App& app) {
+  app.set_config("--config", "", "TOML recipe with one table per command")
+      ->check([](const std::string& file) -> std::string {
+        if (file.rfind("/dev/", 0) == 0) {
+          return "";  // a pipe from <(command) in the shell
+        }
+        try {  // CLI11 opens the file later, and would block on a named pipe without a writer
+          open_to_read(file);
+        } catch (const UserError& error) {
+          return error.what();
+        }
+        return "";
+      });
+  app.config_formatter(std::make_shared<TomlConfig>(app));
+}
+
+void add_config(CLI::App& command, const std::string& examples) {
+  command.fallthrough();
+  add_examples(command, examples);
+  command.footer("--config FILE.toml   read flags from the table [" + command.get_name() +
+                 "] of a recipe; flags of the command line take precedence\n\n" +
+                 command.get_footer());
+}
+
+void add_examples(CLI::App& command, const std::string& examples) {
+  std::string footer = "Examples:";
+  std::istringstream lines(examples);
   for (std::string line; std::getline(lines, line);) {
-    if (line.rfind(name, 0) == 0) {
-      return fmt::format(
-          "--config {}: is a row of {} now; give $(recipes/row.sh {} COMMAND) in its place",
-          recipe.string(), rows.string(), (recipe.parent_path() / recipe.stem()).string());
-    }
+    footer += "\n  " + line;
   }
-  return "";
+  command.footer(footer);
+}
+
+std::vector<CLI::App*> subcommands(CLI::App& app) {
+  return app.get_subcommands([](const CLI::App*) { return true; });
+}
+
+std::vector<const CLI::App*> subcommands(const CLI::App& app) {
+  return app.get_subcommands([](const CLI::App*) { return true; });
+}
+
+std::vector<std::string> subcommand_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const auto* command : subcommands(app)) {
+    names.push_back(command->get_name());
+  }
+  return names;
 }
 
 std::vector<std::string> long_flags(const CLI::App& command) {
@@ -302,29 +318,6 @@ std::vector<std::string> long_flags(const CLI::App& command) {
     }
   }
   return names;
-}
-
-void add_config(CLI::App& command) {
-  command.fallthrough();
-  command.footer("--config FILE.toml   flags from the table [" + command.get_name() +
-                 "] of a recipe; those given here win");
-}
-
-void read_recipes(CLI::App& app) {
-  app.set_config("--config", "", "a TOML recipe, one table a command")
-      ->check([](const std::string& file) -> std::string {
-        if (file.rfind("/dev/", 0) == 0) {
-          return "";  // the shell's <(command)
-        }
-        try {
-          open_to_read(
-              file);  // CLI11 opens it again, and would wait for the writer of a named pipe
-        } catch (const UserError& error) {
-          return error.what();
-        }
-        return "";
-      });
-  app.config_formatter(std::make_shared<TomlConfig>(app));
 }
 
 uint64_t parse_bytes(const std::string& text, const std::string& flag) {
@@ -340,7 +333,7 @@ uint64_t parse_bytes(const std::string& text, const std::string& flag) {
   }
   const auto unit = used == std::string::npos ? units.end() : units.find(text.substr(used));
   if (unit == units.end() || !(value > 0) || value * unit->second > 1e18) {
-    throw UserError("{} '{}' is not a size; write it like 5GB, 200KB or 64MiB", flag, text);
+    throw UserError("{} '{}' is not a size such as 5GB, 200KB or 64MiB", flag, text);
   }
   return static_cast<uint64_t>(value * unit->second);
 }

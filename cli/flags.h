@@ -1,17 +1,16 @@
 #pragma once
-// Flags that several commands share, so that they are named and explained alike, and the recipe
-// reader behind --config.
+// Flags that several commands share, and the recipe reader behind --config. A flag is declared once
+// as an Option (core/base/option.h) and reads into a member of the command's settings.
 
 #include <c10/core/Device.h>
 
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "core/base/option.h"
 #include "core/distributed/launch.h"
-#include "core/model/llama/compute.h"
+#include "core/model/config/compute.h"
 #include "core/route/router_override.h"
 
 namespace CLI {
@@ -20,59 +19,78 @@ class App;
 
 namespace moe::cli {
 
-// Flags that read into the members of declared options, each checked against its range. What the
-// options were made for must outlive `command`.
+// Add a command to the app. Parsing the command line runs the command: it fills a settings struct
+// from the flags and makes one call into core.
+void add_upcycle(CLI::App& app);
+void add_init(CLI::App& app);
+void add_train(CLI::App& app);
+void add_eval(CLI::App& app);
+void add_report(CLI::App& app);
+void add_route(CLI::App& app);
+void add_bench(CLI::App& app);
+void add_inspect(CLI::App& app);
+void add_generate(CLI::App& app);
+void add_tokenize(CLI::App& app);
+void add_quickstart(CLI::App& app);
+void add_completion(CLI::App& app);
+
+// Adds flags that read into the members of `options` and check their ranges. The members must
+// outlive `command`.
 void add_options(CLI::App& command, const Options& options);
 
-// --ranks and --comm-timeout. `ranks` outlives `command`; --threads and --device are the command's.
+// Returns the option of a positional argument with the name `name`, such as "MODEL".
+Option positional(const char* name, Member member, const char* group, std::string help,
+                  bool is_required = true);
+// Returns the option -o, --out.
+Option output_path(Member member, std::string help, bool is_required = true);
+
+// Adds --ranks and --comm-timeout. --threads and --device are flags of the command.
 void add_rank_flags(CLI::App& command, distributed::RankSettings& ranks);
 
-// --router, --cf and --ep-ranks.
-void add_router_flags(CLI::App& command, route::RouterRequest& request);
-
-// What --force also allows where --router may stand in for a folder's.
-inline constexpr const char* kForcedGate = "; let --router change the stored gate=";
-
-// --quiet, --json, --force, --dry-run: one line each, only those a command has.
 void add_quiet(CLI::App& command, bool& quiet);
 void add_json(CLI::App& command, bool& json);
-// `also` is what --force allows besides replacing the output.
+// Adds --force; `also` names what it allows besides overwriting the output.
 void add_force(CLI::App& command, bool& force, const std::string& also = "");
-
-// --force-memory: of commands that load a model.
+inline constexpr const char* kForcedGate = "; allow --router to change the stored gate=";
 void add_force_memory(CLI::App& command, bool& force_memory);
 
-// --threads N (default: what LibTorch finds), applied when the command runs: at most one a usable
-// processor, since more would only wait for each other.
+// Adds --threads. apply_threads() sets the number of LibTorch's threads: `threads`, or LibTorch's
+// default if it is 0, at most one per usable processor, because more would only wait for each
+// other.
 void add_threads(CLI::App& command, int& threads);
 void apply_threads(int threads);
 
-// UserError where `cuda` is wanted and this binary or machine has none.
-void check_device(bool cuda);
-// --device cpu|cuda, which check_device() checks.
+// Throws UserError if `use_cuda` is set and this binary or machine has no CUDA device.
+void check_device(bool use_cuda);
+// Adds --device cpu|cuda, checked by check_device().
 void add_device(CLI::App& command, std::string& device);
-// What it names, of a command that is one process: the first GPU. distributed::Comm::device() has
-// it where there may be several.
-c10::Device device_of(const std::string& name);
-// --precision of a command that runs a model and does not train it; model::inference_precision()
-// says what holds.
+// Returns the device of a command that is one process: the CPU or the first GPU. Ranks use
+// distributed::Comm::device() instead.
+c10::Device parse_device(const std::string& name);
+// Adds --precision of a command that runs a model without training it;
+// model::inference_precision() resolves the default.
 void add_inference_precision(CLI::App& command, std::optional<model::Precision>& precision);
 
-// A recipe is a TOML file with one table a command, read by parse_toml() (core/base/json.h):
-// CLI11's own reader misreads `#` inside strings. read_recipes gives the app its --config;
-// add_config lets it stand after a command's name. Tables of other commands are checked and left;
-// an unknown table or key is an error that names the nearest known one.
-void read_recipes(CLI::App& app);
-void add_config(CLI::App& command);
+// Adds --config to the app. A recipe is a TOML file with one table per command, read by
+// parse_toml() (core/base/json.h), because CLI11's own reader misreads `#` inside strings. Tables
+// of other commands are checked and not used. An unknown table or key is an error that names the
+// nearest known one.
+void add_recipe_reader(CLI::App& app);
+// Lets --config follow the name of the command, and ends --help with it and with `examples`, one
+// command line per line.
+void add_config(CLI::App& command, const std::string& examples);
+// Ends --help with examples only.
+void add_examples(CLI::App& command, const std::string& examples);
 
-// For a recipe that is not there: what to write where it was a file before the rows of a table
-// became lines of rows.txt beside it. Empty where there is no such row.
-std::string row_instead(const std::filesystem::path& recipe);
-
-// "--router", "--out", ...: the long names of a command's flags.
+// Returns all commands of `app`, or all subcommands of a command.
+std::vector<CLI::App*> subcommands(CLI::App& app);
+std::vector<const CLI::App*> subcommands(const CLI::App& app);
+std::vector<std::string> subcommand_names(const CLI::App& app);
+// Returns the long names of a command's flags: "--router", "--out", ...
 std::vector<std::string> long_flags(const CLI::App& command);
 
-// "5GB", "200KB", "64MiB", "1000": bytes. UserError naming `flag` otherwise.
+// Parses a size such as "5GB", "200KB", "64MiB" or "1000" to bytes. Throws UserError that names
+// `flag` if it is not one.
 uint64_t parse_bytes(const std::string& text, const std::string& flag);
 
 }  // namespace moe::cli

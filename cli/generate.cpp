@@ -1,4 +1,4 @@
-// moe generate: text, to see with one's own eyes that a model lives.
+// moe generate: prints text that a model generates, greedily or by sampling.
 
 #include "core/model/llama/generate.h"
 
@@ -9,11 +9,9 @@
 #include <memory>
 #include <optional>
 
-#include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/progress.h"
 #include "core/base/error.h"
-#include "core/base/option.h"
 #include "core/base/resources.h"
 #include "core/base/text.h"
 #include "core/data/templates.h"
@@ -23,7 +21,7 @@ namespace moe::cli {
 
 namespace {
 
-using TokenizerOfFolder = std::shared_ptr<const io::Tokenizer>;
+using SharedTokenizer = std::shared_ptr<const io::Tokenizer>;
 
 struct GenerateFlags {
   std::string model, prompt, bos = "auto", text_template, device;
@@ -36,16 +34,17 @@ struct GenerateFlags {
 
 void check_chat(const GenerateFlags& flags) {
   if (!flags.chat && !flags.text_template.empty()) {
-    throw UserError("--template {} says how --chat asks; give --chat too", flags.text_template);
+    throw UserError("--template {} needs --chat", flags.text_template);
   }
   if (flags.chat && flags.bos != "auto") {
-    throw UserError("--bos {} with --chat: the template says where a BOS stands; leave it out",
-                    flags.bos);
+    throw UserError(
+        "--bos {} with --chat: the template decides about the BOS token; leave out --bos",
+        flags.bos);
   }
 }
 
-// --prompt as a question, in the words of --template.
-data::Question question_of(const GenerateFlags& flags, const TokenizerOfFolder& tokenizer) {
+// Returns --prompt as a user's turn in the form of --template.
+data::Question chat_prompt(const GenerateFlags& flags, const SharedTokenizer& tokenizer) {
   const std::string word = flags.text_template.empty() ? "auto" : flags.text_template;
   return data::question_tokens(data::Template::parse(data::named_template(word, flags.model)),
                                flags.prompt, data::codec_of(tokenizer));
@@ -76,8 +75,8 @@ model::RoutingOptions routing_for(const GenerateFlags& flags, const model::Model
   return {resolved.router, resolved.ep_ranks};
 }
 
-// The ids to go on from. By default a BOS comes first where the tokenizer says so; sentencepiece
-// models were all trained with one.
+// Returns the tokens of --prompt. With --bos auto they begin with a BOS if the tokenizer adds one
+// or is a sentencepiece model, because those were all trained with one.
 std::vector<int64_t> prompt_ids(const GenerateFlags& flags, const io::Tokenizer& tokenizer) {
   std::vector<int64_t> ids = tokenizer.encode(flags.prompt);
   const bool adds_bos =
@@ -95,8 +94,8 @@ std::vector<int64_t> prompt_ids(const GenerateFlags& flags, const io::Tokenizer&
   return ids;
 }
 
-// Prints generated text: byte for byte into a file or pipe, with control characters other than
-// line breaks and tabs escaped on a terminal.
+// Prints text unchanged to a file or pipe. On a terminal escapes control characters other than line
+// breaks and tabs.
 void print_generated(const std::string& text) {
   const std::string shown = is_terminal(1) ? terminal_text(text) : text;
   std::fwrite(shown.data(), 1, shown.size(), stdout);
@@ -104,7 +103,7 @@ void print_generated(const std::string& text) {
 
 void run(const GenerateFlags& flags) {
   check_chat(flags);
-  const c10::Device device = device_of(flags.device);
+  const c10::Device device = parse_device(flags.device);
   const model::Precision precision = model::inference_precision(flags.precision, device.is_cuda());
   apply_threads(flags.threads);
   const io::Checkpoint checkpoint(flags.model);
@@ -112,25 +111,26 @@ void run(const GenerateFlags& flags) {
   const auto routing = routing_for(flags, config);
   const auto tokenizer =
       std::make_shared<const io::Tokenizer>(io::Tokenizer::load(flags.model, config.vocab_size));
-  const data::Question asked = flags.chat ? question_of(flags, tokenizer)
-                                          : data::Question{prompt_ids(flags, *tokenizer), {}};
-  const std::vector<int64_t>& prompt = asked.ids;
+  const data::Question question = flags.chat ? chat_prompt(flags, tokenizer)
+                                             : data::Question{prompt_ids(flags, *tokenizer), {}};
+  const std::vector<int64_t>& prompt = question.ids;
   const int64_t room = config.longest_sequence() - static_cast<int64_t>(prompt.size());
   if (room <= 0) {
-    throw UserError("--prompt is {} tokens, the model takes {}; shorten it", prompt.size(),
+    throw UserError("--prompt has {} tokens, the context length is {}; shorten it", prompt.size(),
                     config.longest_sequence());
   }
-  check_memory({model::generate_bytes(config, routing, static_cast<int64_t>(prompt.size()),
-                                      flags.settings, device),
-                1, fmt::format("generating with {}", flags.model),
-                "a shorter --prompt or fewer --max-tokens take less, most are the weights"},
-               flags.force_memory);
+  check_memory(
+      {model::generate_bytes(config, routing, static_cast<int64_t>(prompt.size()), flags.settings,
+                             device),
+       1, fmt::format("generating with {}", flags.model),
+       "a shorter --prompt or a smaller --max-tokens takes less, but most of it are the weights"},
+      flags.force_memory);
   const auto llama =
       model::Llama::load(checkpoint, {}, device, model::Storage::kStored, {precision});
   model::GenerateSettings settings = flags.settings;
   settings.max_tokens = std::min(settings.max_tokens, room);
   settings.eos_ids = tokenizer->stop_ids();
-  settings.stops = [&](const std::vector<int64_t>& ids) { return ends_with(ids, asked.end); };
+  settings.stops = [&](const std::vector<int64_t>& ids) { return ends_with(ids, question.end); };
 
   io::TextStream stream(*tokenizer);
   const auto print_more = [&](int64_t id) {
@@ -152,57 +152,30 @@ void run(const GenerateFlags& flags) {
   }
 }
 
-Options options_of(GenerateFlags& flags) {
-  Range share = number_between(std::numeric_limits<double>::min(), 1);
-  share.rule = "must lie in (0, 1]";
+Options generate_options(GenerateFlags& flags) {
+  Range probability = number_between(std::numeric_limits<double>::min(), 1);
+  probability.rule = "must lie in (0, 1]";
+  Option prompt{"prompt", &flags.prompt, group::kOutput, "text to continue"};
+  prompt.is_required = true;
+  Option text_template{"template", &flags.text_template, group::kOutput,
+                       "with --chat: auto (the model's chat template) or a template of moe train"};
+  text_template.fallback = "auto";
   return {
-      {.name = "model",
-       .member = &flags.model,
-       .group = group::kModel,
-       .help = "a model folder",
-       .spelled = "MODEL",
-       .is_required = true},
-      {.name = "prompt",
-       .member = &flags.prompt,
-       .group = group::kOutput,
-       .help = "text to go on from",
-       .is_required = true},
-      {.name = "max-tokens",
-       .member = &flags.settings.max_tokens,
-       .group = group::kOutput,
-       .help = "at most so many new tokens",
-       .range = whole_between(1, 1 << 20)},
-      {.name = "temperature",
-       .member = &flags.settings.temperature,
-       .group = group::kOutput,
-       .help = "of the sampling; 0 is greedy",
-       .range = number_from(0)},
-      {.name = "top-p",
-       .member = &flags.settings.top_p,
-       .group = group::kOutput,
-       .help = "nucleus of the sampled tokens; 1 is all",
-       .range = share},
-      {.name = "seed",
-       .member = &flags.settings.seed,
-       .group = group::kOutput,
-       .help = "of the sampling"},
-      {.name = "bos",
-       .member = one_of("bos", flags.bos, {"auto", "on", "off"}),
-       .group = group::kOutput,
-       .help = "auto (as the tokenizer says), on or off: begin with the BOS token"},
-      {.name = "chat",
-       .member = &flags.chat,
-       .group = group::kOutput,
-       .help = "ask --prompt as a user's question, and print the answer alone"},
-      {.name = "template",
-       .member = &flags.text_template,
-       .group = group::kOutput,
-       .help = "how --chat asks: auto (as the folder's chat template), or a template of moe train",
-       .fallback = "auto"},
-      {.name = "force",
-       .member = &flags.force,
-       .group = group::kRouter,
-       .help = "let --router change the stored gate="},
+      positional("MODEL", &flags.model, group::kModel, "model directory"),
+      prompt,
+      {"max-tokens", &flags.settings.max_tokens, group::kOutput, "maximum number of new tokens",
+       whole_between(1, 1 << 20)},
+      {"temperature", &flags.settings.temperature, group::kOutput,
+       "sampling temperature; 0 = greedy", number_from(0)},
+      {"top-p", &flags.settings.top_p, group::kOutput, "nucleus sampling; 1 = all tokens",
+       probability},
+      {"seed", &flags.settings.seed, group::kOutput, "random seed of the sampling"},
+      {"bos", one_of("bos", flags.bos, {"auto", "on", "off"}), group::kOutput,
+       "begin with the BOS token: auto (as the tokenizer does), on or off"},
+      {"chat", &flags.chat, group::kOutput,
+       "send --prompt as a user's turn of the chat template and print only the answer"},
+      text_template,
+      {"force", &flags.force, group::kRouter, "allow --router to change the stored gate="},
   };
 }
 
@@ -210,15 +183,17 @@ Options options_of(GenerateFlags& flags) {
 
 void add_generate(CLI::App& app) {
   auto flags = std::make_shared<GenerateFlags>();
-  CLI::App* command = app.add_subcommand("generate", "text from a model, greedy or sampled");
-  add_options(*command, options_of(*flags));
-  add_router_flags(*command, flags->router);
+  CLI::App* command = app.add_subcommand("generate", "generate text, greedy or sampled");
+  add_options(*command, generate_options(*flags));
+  add_options(*command, route::request_options(flags->router));
   add_device(*command, flags->device);
   add_inference_precision(*command, flags->precision);
   add_threads(*command, flags->threads);
   add_force_memory(*command, flags->force_memory);
   add_json(*command, flags->json);
-  add_config(*command);
+  add_config(*command,
+             "moe generate my-moe --prompt \"Once upon a time\"\n"
+             "moe generate my-moe --chat --prompt \"What is an expert?\" --temperature 0.7");
   command->callback([flags] { run(*flags); });
 }
 

@@ -1,17 +1,14 @@
-// moe init: a folder of random weights from a config, dense or mixture.
+// moe init: creates a model directory with random weights from a config, dense or MoE.
 
-#include "core/model/convert/init.h"
+#include "core/upcycle/init.h"
 
 #include <CLI/CLI.hpp>
-#include <chrono>
 
-#include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/progress.h"
 #include "core/base/error.h"
-#include "core/base/option.h"
 #include "core/base/text.h"
-#include "core/model/convert/inspect.h"
+#include "core/upcycle/inspect.h"
 
 namespace moe::cli {
 
@@ -25,16 +22,14 @@ struct InitFlags {
   bool quiet = false, json = false;
 };
 
-void check(const InitFlags& flags) {
+model::InitSettings settings_from(const InitFlags& flags) {
   if (!flags.settings.experts &&
       (flags.router.any() || flags.settings.layers != "all" || flags.settings.granularity != 1)) {
     throw UserError(
-        "--router, --cf, --ep-ranks, --layers and --granularity need --experts; a config that "
-        "describes a mixture has its own");
+        "--router, --cf, --ep-ranks, --layers and --granularity need --experts; the config of a "
+        "MoE "
+        "model sets them itself");
   }
-}
-
-model::InitSettings settings_from(const InitFlags& flags) {
   model::InitSettings settings = flags.settings;
   settings.config = flags.config;
   settings.out = flags.out;
@@ -59,7 +54,6 @@ void print_result(const InitFlags& flags, const model::InitPlan& plan, OrderedJs
     print_text("{}\n", json_text(report, 2));
     return;
   }
-  const auto bytes = static_cast<double>(plan.bytes);
   if (plan.config.moe) {
     const model::MoeConfig& moe = *plan.config.moe;
     print_text("layers {} of {} are mixtures of {} experts of width {}{}, router {}\n",
@@ -67,77 +61,40 @@ void print_result(const InitFlags& flags, const model::InitPlan& plan, OrderedJs
                moe.granularity == 1 ? "" : fmt::format(" (granularity {})", moe.granularity),
                route::to_string(moe.router));
   }
-  print_text("parameters   {} total, {} active per token\nwritten      {} to {} in {} ({}/s)\n",
+  print_text("parameters   {} total, {} active per token\n",
              format_count(static_cast<double>(plan.parameters.total)),
-             format_count(static_cast<double>(plan.parameters.active)), format_bytes(bytes),
-             flags.out, format_seconds(seconds), format_bytes(bytes / std::max(seconds, 1e-9)));
+             format_count(static_cast<double>(plan.parameters.active)));
+  print_written(plan.bytes, flags.out, seconds);
 }
 
 void run(const InitFlags& flags) {
-  check(flags);
   const model::InitSettings settings = settings_from(flags);
   const model::InitPlan plan = model::plan_init(settings);
-  const auto start = std::chrono::steady_clock::now();
   Progress progress("init", "B", plan.bytes, flags.quiet);
   OrderedJson report = model::init(plan, settings, [&](uint64_t done) { progress.set(done); });
-  progress.finish();
-  print_result(flags, plan, std::move(report),
-               std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  print_result(flags, plan, std::move(report), progress.finish());
 }
 
-Options options_of(InitFlags& flags) {
+Options init_options(InitFlags& flags) {
   return {
-      {.name = "config",
-       .member = &flags.config,
-       .group = group::kModel,
-       .help = "a config.json, or a folder that holds one",
-       .spelled = "CONFIG",
-       .is_required = true},
-      {.name = "out",
-       .member = &flags.out,
-       .group = group::kOutput,
-       .help = "the folder to write",
-       .spelled = "-o,--out",
-       .is_required = true},
-      {.name = "experts",
-       .member = &flags.settings.experts,
-       .group = group::kModel,
-       .help = "make a dense config a mixture of so many experts"},
-      {.name = "layers",
-       .member = &flags.settings.layers,
-       .group = group::kModel,
-       .help = "with --experts: all, even, odd or a list"},
-      {.name = "granularity",
-       .member = &flags.settings.granularity,
-       .group = group::kModel,
-       .help = "G: cuts each of the --experts into G of width F/G; the router's k, max and cf grow "
-               "G times"},
-      {.name = "experts-init",
-       .member = one_of("experts-init", flags.experts_init, {"independent", "same"}),
-       .group = group::kModel,
-       .help = "independent, or same: equal experts within a layer"},
-      {.name = "init",
-       .member = one_of("init", flags.distribution, {"normal", "megatron"}),
-       .group = group::kModel,
-       .help = "normal: every matrix N(0, initializer_range^2); megatron: attention's and the "
-               "feed-forwards' outputs divided by sqrt(2 layers)"},
-      {.name = "seed",
-       .member = &flags.settings.seed,
-       .group = group::kModel,
-       .help = "of all weights",
-       .range = number_from(0)},
-      {.name = "dtype",
-       .member = one_of("dtype", flags.dtype, {"keep", "bf16", "fp16", "fp32"}),
-       .group = group::kModel,
-       .help = "keep (the config's), bf16, fp16 or fp32"},
-      {.name = "shard-size",
-       .member = &flags.shard_size,
-       .group = group::kOutput,
-       .help = "largest file, like 5GB or 200MB"},
-      {.name = "tokenizer",
-       .member = &flags.tokenizer,
-       .group = group::kOutput,
-       .help = "a tokenizer.model, a tokenizer.json or a folder with tokenizer files to copy"},
+      positional("CONFIG", &flags.config, group::kModel, "config.json, or a directory with one"),
+      output_path(&flags.out, "model directory to create"),
+      {"experts", &flags.settings.experts, group::kModel,
+       "convert a dense config to MoE layers with N experts"},
+      {"layers", &flags.settings.layers, group::kModel,
+       "with --experts: MoE layers: all, even, odd, or a list like 0,3,5 or 0-3"},
+      {"granularity", &flags.settings.granularity, group::kModel,
+       "split each expert into G of width F/G; the router's k, max and cf are multiplied by G"},
+      {"experts-init", one_of("experts-init", flags.experts_init, {"independent", "same"}),
+       group::kModel, "weights of the experts of a layer: independent, or same (equal)"},
+      {"init", one_of("init", flags.distribution, {"normal", "megatron"}), group::kModel,
+       "normal: N(0, initializer_range^2); megatron: output projections divided by sqrt(2 layers)"},
+      {"seed", &flags.settings.seed, group::kModel, "random seed", number_from(0)},
+      {"dtype", one_of("dtype", flags.dtype, {"keep", "bf16", "fp16", "fp32"}), group::kModel,
+       "dtype of the weights: keep (the config's), bf16, fp16 or fp32"},
+      {"shard-size", &flags.shard_size, group::kOutput, "maximum size of a weight file"},
+      {"tokenizer", &flags.tokenizer, group::kOutput,
+       "tokenizer.model, tokenizer.json, or a directory with tokenizer files, to copy"},
   };
 }
 
@@ -145,13 +102,15 @@ Options options_of(InitFlags& flags) {
 
 void add_init(CLI::App& app) {
   auto flags = std::make_shared<InitFlags>();
-  CLI::App* command = app.add_subcommand("init", "random weights from a config, dense or mixture");
-  add_options(*command, options_of(*flags));
-  add_router_flags(*command, flags->router);
+  CLI::App* command =
+      app.add_subcommand("init", "create a model with random weights, dense or MoE");
+  add_options(*command, init_options(*flags));
+  add_options(*command, route::request_options(flags->router));
   add_force(*command, flags->settings.force);
   add_quiet(*command, flags->quiet);
   add_json(*command, flags->json);
-  add_config(*command);
+  add_config(*command,
+             "moe init config.json -o random --experts 8 --router top2 --tokenizer my-llama");
   command->callback([flags] { run(*flags); });
 }
 

@@ -1,18 +1,15 @@
-// moe inspect: what a folder holds, from its headers alone; with --against, how far its experts
-// have moved.
+// moe inspect: prints what a model folder contains, from the headers of its files; with --against,
+// also how far its experts have diverged.
 
-#include "core/model/convert/inspect.h"
+#include "core/upcycle/inspect.h"
 
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 
-#include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/progress.h"
-#include "core/base/option.h"
 #include "core/base/text.h"
-#include "core/model/convert/expert_distances.h"
 
 namespace moe::cli {
 
@@ -22,14 +19,14 @@ void print_row(const std::string& label, const std::string& text) {
   print_text("{:<14}{}\n", label, terminal_text(text, /*one_line=*/true));
 }
 
-void print_mixture(const model::Inspection& model) {
+void print_moe(const model::Inspection& model) {
   const model::MoeConfig& moe = *model.config.moe;
   const std::string slices =
       moe.granularity == 1 ? "" : fmt::format(" (granularity {})", moe.granularity);
   const std::string shared =
       moe.shared_expert_width == 0
           ? ""
-          : fmt::format(", beside a shared one of width {}", moe.shared_expert_width);
+          : fmt::format(", plus a shared expert of width {}", moe.shared_expert_width);
   print_row("mixtures",
             fmt::format("layers {}: {} experts of width {}{}{}", model::layer_ranges(moe.layers),
                         moe.experts, moe.expert_width, slices, shared));
@@ -49,7 +46,7 @@ void print_table(const model::Inspection& model) {
                         config.layers, config.hidden_size, config.heads, config.head_dim,
                         config.kv_heads, config.vocab_size));
   if (config.moe) {
-    print_mixture(model);
+    print_moe(model);
   }
   print_row("parameters", fmt::format("{} total ({}), {} active per token ({})",
                                       format_count(static_cast<double>(model.parameters.total)),
@@ -69,7 +66,7 @@ void print_table(const model::Inspection& model) {
   }
   print_row("tokenizer", model.tokenizer);
   for (const auto& line : model.stock) {
-    print_row("stock tools", line);
+    print_row("transformers", line);
   }
   for (const auto& line : model.needs_moe) {
     print_row("needs moe", line);
@@ -77,9 +74,10 @@ void print_table(const model::Inspection& model) {
 }
 
 void print_distances(const std::vector<model::LayerDistances>& layers, const std::string& other) {
-  print_text("\nmean cosines, 1 being alike, against {}\n{:>6}{:>18}{:>16}{:>18}{:>24}\n",
-             terminal_text(other, /*one_line=*/true), "layer", "between experts", "to the other",
-             "between routers", "routers to the other");
+  print_text(
+      "\nmean cosine similarity (1 = equal), compared with {}\n{:>6}{:>18}{:>16}{:>18}{:>24}\n",
+      terminal_text(other, /*one_line=*/true), "layer", "between experts", "to the other",
+      "between routers", "routers to the other");
   for (const auto& layer : layers) {
     print_text("{:>6}{:>18.6f}{:>16.6f}{:>18.6f}{:>24}\n", layer.layer, layer.between_experts,
                layer.to_other, layer.between_routers,
@@ -116,20 +114,14 @@ void add_inspect(CLI::App& app) {
   };
   auto flags = std::make_shared<Flags>();
   CLI::App* command =
-      app.add_subcommand("inspect", "parameters, layers, router and bytes of a folder");
-  add_options(*command, {{.name = "model",
-                          .member = &flags->folder,
-                          .group = group::kModel,
-                          .help = "a model folder",
-                          .spelled = "MODEL",
-                          .is_required = true},
-                         {.name = "against",
-                          .member = &flags->against,
-                          .group = group::kModel,
-                          .help = "also how far the experts are from each other and from this "
-                                  "folder's: the parent, or the same mixture at another time "
-                                  "(reads all experts)"}});
+      app.add_subcommand("inspect", "print parameters, layers, router and size of a model");
+  add_options(*command,
+              {positional("MODEL", &flags->folder, group::kModel, "model directory"),
+               {"against", &flags->against, group::kModel,
+                "also print the similarity of the experts to each other and to those of another "
+                "model: the dense parent, or an earlier checkpoint (reads all experts)"}});
   add_json(*command, flags->json);
+  add_examples(*command, "moe inspect my-moe\nmoe inspect run/final --against my-llama");
   command->callback([flags] { inspect_one(flags->folder, flags->against, flags->json); });
 }
 

@@ -1,12 +1,12 @@
-"""What the command `moe` of an installed wheel starts: it becomes the binary that lies beside this file.
+"""The command `moe` of an installed wheel: executes the binary in this folder.
 
-The binary finds LibTorch in the torch package of the same site-packages. Where torch is elsewhere, as in an environment made with
---system-site-packages, it is told where. Where there is none, or another version, a sentence says so.
+The binary finds LibTorch in the torch package of the same site-packages. If torch is elsewhere (--system-site-packages), LD_LIBRARY_PATH is
+set. If torch is missing or has another version, a message says so.
 """
 import os
 import sys
 
-TORCH = "@moe_wanted_torch@"  # a binary and its LibTorch are of one version
+TORCH = "@moe_wanted_torch@"  # the LibTorch version that the binary was built with
 
 
 def stop(words):
@@ -15,7 +15,7 @@ def stop(words):
 
 
 def torch_version(folder):
-    """Read from its file: to import torch takes seconds."""
+    """Returns the version from version.py, because importing torch takes seconds."""
     with open(os.path.join(folder, "version.py"), encoding="utf-8") as file:
         for line in file:
             if line.startswith("__version__"):

@@ -1,5 +1,7 @@
-// The app: commands, one catch for every error, exit codes (0 done, 1 the run failed, 2 the user
-// can mend it, 130 interrupted after saving).
+// Entry point: parses the command line, runs the command, and maps errors to exit codes (0 success,
+// 1 the run failed, 2 the user can fix it, 130 interrupted after saving).
+
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
@@ -11,7 +13,6 @@
 #include <sstream>
 #include <system_error>
 
-#include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/process_start.h"
 #include "cli/reference.h"
@@ -25,10 +26,10 @@ namespace {
 
 constexpr int kFailed = 1, kUserError = 2, kInterrupted = 130;
 
-// CLI11's sentence, with the nearest known flag or command where one was not understood.
+// Returns CLI11's message, or the nearest known command or flag if one is unknown.
 std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
-  const CLI::App* scope = &app;  // the command that was named last: flags are those of it
-  std::string name = "moe";      // as the user wrote it: "moe bench comm"
+  const CLI::App* scope = &app;  // the innermost command
+  std::string name = "moe";      // its full name, such as "moe bench comm"
   int depth = 0;
   for (; !scope->get_subcommands().empty(); ++depth) {
     scope = scope->get_subcommands().front();
@@ -41,14 +42,6 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
     return fmt::format("unknown command '{}'{}; known: {}", whole,
                        near.empty() ? "" : ", did you mean '" + near + "'?",
                        fmt::join(commands, ", "));
-  }
-  for (int index = 2; index < argc; ++index) {
-    if (std::string(argv[index - 1]) == "--config" && !std::filesystem::exists(argv[index])) {
-      const std::string instead = moe::cli::row_instead(argv[index]);
-      if (!instead.empty()) {
-        return instead;
-      }
-    }
   }
   auto known_flags = moe::cli::long_flags(*scope);
   known_flags.push_back("--config");
@@ -65,23 +58,23 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
   return fmt::format("{}; see {} --help", error.what(), name);
 }
 
-// A value that is empty is a variable of a script that was not set. Two texts may be empty: that to
-// go on from, and that to tokenise.
+// Makes empty values an error, because they usually come from unset variables of a script. The
+// texts of moe generate and moe tokenize may be empty.
 void refuse_empty_values(CLI::App& app) {
   for (CLI::Option* option : app.get_options()) {
     if (option->get_items_expected_max() > 0 && !option->check_name("--prompt") &&
         !option->check_name("TEXT")) {
       option->check([](const std::string& value) {
-        return value.empty() ? "the value is empty; give one, or leave the flag out" : "";
+        return value.empty() ? "the value is empty; give one or omit the flag" : "";
       });
     }
   }
-  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+  for (CLI::App* command : moe::cli::subcommands(app)) {
     refuse_empty_values(*command);
   }
 }
 
-// What the standard library says of a name that cannot be: the user can give another.
+// Prints a file system error. An invalid file name is an error of the user.
 int print_filesystem_error(const std::filesystem::filesystem_error& error) {
   const std::errc code = static_cast<std::errc>(error.code().value());
   const bool is_of_name =
@@ -93,12 +86,11 @@ int print_filesystem_error(const std::filesystem::filesystem_error& error) {
   return is_of_name ? kUserError : kFailed;
 }
 
-// Prints a failure of the machine, or of moe itself, which the user can only report. The errors of
-// LibTorch carry a stack trace after their message.
+// Prints a failure of the machine or of moe itself, without the stack trace that LibTorch appends.
 int print_failure(const std::exception& error) {
   const std::string what = error.what();
   const std::string words = what.substr(0, what.find("\nException raised from "));
-  if (words.ends_with(std::strerror(EMFILE))) {  // LibTorch's file store says no more than that
+  if (words.ends_with(std::strerror(EMFILE))) {  // from LibTorch's file store
     moe::print_text(stderr, "moe: too many open files; raise the limit (ulimit -n)\n");
     return kFailed;
   }
@@ -106,13 +98,14 @@ int print_failure(const std::exception& error) {
                            dynamic_cast<const moe::Json::exception*>(&error) != nullptr;
   moe::print_text(stderr, "moe: {}{}{}\n", is_internal ? "internal error: " : "",
                   moe::terminal_text(words),
-                  is_internal ? "; please report it with the command that you ran" : "");
+                  is_internal ? "; please report it with the command line" : "");
   return kFailed;
 }
 
 int run(int argc, char** argv) {
   CLI::App app{
-      "moe: turn a dense LLaMA checkpoint into a mixture of experts, train it, evaluate it", "moe"};
+      "moe: upcycle a dense LLaMA checkpoint to a mixture of experts, train and evaluate it",
+      "moe"};
   app.set_version_flag("--version", std::string("moe ") + moe::kVersion);
   app.require_subcommand(1);
   moe::cli::add_upcycle(app);
@@ -127,7 +120,12 @@ int run(int argc, char** argv) {
   moe::cli::add_tokenize(app);
   moe::cli::add_quickstart(app);
   moe::cli::add_completion(app);
-  moe::cli::read_recipes(app);
+  moe::cli::add_recipe_reader(app);
+  moe::cli::add_examples(app,
+                         "moe quickstart --short -o tried\n"
+                         "moe upcycle my-llama -o my-moe --experts 8 --router top1+ir+fr\n"
+                         "moe train my-moe -o run --data instructions.jsonl --steps 1000\n"
+                         "moe eval run/final --tasks arc_easy,piqa --data benchmarks -o scores");
   refuse_empty_values(app);
   const auto add_page = [&app](const char* flag, std::string (*page)(const CLI::App&),
                                const char* description) {
@@ -140,12 +138,11 @@ int run(int argc, char** argv) {
         description);
   };
   add_page("--reference", moe::cli::reference, "print every command and flag as Markdown");
-  add_page("--manual", moe::cli::manual_page,
-           "print them as a manual page: moe --manual | man -l -");
+  add_page("--manual", moe::cli::manual_page, "print the manual page: moe --manual | man -l -");
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help and --version
-    std::ostringstream text;               // printed by us, so that a full disk is reported
+    std::ostringstream text;               // print_text() reports a full disk
     const int code = app.exit(success, text, text);
     moe::print_text("{}", text.str());
     return code;
@@ -160,7 +157,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   moe::cli::prepare_process();
   moe::kernels::use_caching_allocator();
-  setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);  // LibTorch's profiler, on the lack of a GPU
+  setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);  // no warnings of the profiler without a GPU
   try {
     int code = 0, output_error = 0;
     try {
@@ -189,8 +186,8 @@ int main(int argc, char** argv) {
     }
     moe::print_text(
         stderr,
-        "moe: the system starts no more threads or processes (see ulimit -u); end other "
-        "programs or use fewer threads (OMP_NUM_THREADS)\n");
+        "moe: cannot start more threads or processes (see ulimit -u); end other programs or use "
+        "fewer threads (OMP_NUM_THREADS)\n");
     return kFailed;
   } catch (const std::exception& error) {
     return print_failure(error);

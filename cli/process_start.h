@@ -3,10 +3,10 @@
 
 namespace moe::cli {
 
-// Called first in main(), before any file is opened and any thread started.
-//   - Opens /dev/null in place of standard descriptors (0, 1, 2) that are closed, so that no file
-//   of
-//     ours gets their number. Writing to a standard output that was closed fails.
+// Prepares standard streams and signals. Called first in main(), before any file is opened and any
+// thread started.
+//   - Opens /dev/null in place of standard descriptors (0, 1, 2) that are closed, so that no other
+//     file gets their number. Writes to a standard output that was closed fail.
 //   - Makes writes to `stderr` never fail: text that cannot be written (full disk, closed terminal)
 //     is dropped and the run continues.
 //   - Ignores SIGXFSZ: a write beyond the file size limit (ulimit -f) then fails with EFBIG.

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 
 #include "core/base/text.h"
 
@@ -13,7 +14,8 @@ namespace moe::cli {
 
 namespace {
 
-constexpr double kTerminalPeriod_s = 0.1, kPipePeriod_s = 5.0;
+constexpr double kTerminalPeriod_s = 0.1, kPipePeriod_s = 5.0, kStepPipePeriod_s = 1.0;
+constexpr const char* kEraseLine = "\r\033[K";
 constexpr int kBarWidth = 24;
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -30,9 +32,91 @@ std::string scaled(double value, const std::array<const char*, 5>& units) {
                    : fmt::format("{:.{}f} {}", value, value < 10 ? 2 : 1, units[unit]);
 }
 
+// Formats a share as "12 %" or "1.2 %".
+std::string percent_text(int64_t part, int64_t whole) {
+  const double value =
+      whole > 0 ? 100.0 * static_cast<double>(part) / static_cast<double>(whole) : 0;
+  return value >= 9.95 ? fmt::format("{:.0f} %", value) : fmt::format("{:.1f} %", value);
+}
+
+std::string routing_text(const train::StepRecord& record) {
+  const auto total = record.total();
+  const auto& sum = total.sum;
+  std::string text;
+  if (sum.slots_total > 0) {
+    text += "  drop " + percent_text(sum.dropped_requests, sum.requests);
+  }
+  if (sum.unserved_tokens > 0 && sum.unserved_tokens != sum.dropped_requests) {
+    text += "  unserved " + percent_text(sum.unserved_tokens, sum.tokens);
+  }
+  if (sum.fr_requests > 0) {
+    text += "  fill " + percent_text(sum.fr_filled, sum.fr_requests);
+  }
+  if (sum.ir_tokens > 0) {
+    text += "  IR " + percent_text(sum.ir_tokens, sum.tokens);
+  }
+  text += fmt::format("  experts {:.2f}  load {:.2f}x", sum.experts_per_token(), total.worst_load);
+  if (total.dead_experts > 0) {
+    text += fmt::format("  dead {}", total.dead_experts);
+  }
+  if (sum.entropy_sum > 0) {
+    text += fmt::format("  H {:.2f}", sum.entropy_sum / static_cast<double>(sum.tokens));
+  }
+  if (record.bias_max) {
+    text += fmt::format("  bias {:.4f}", *record.bias_max);
+  }
+  if (record.lambda) {
+    text += fmt::format("  lambda {:.2e}  sparsity {:.3f}", *record.lambda,
+                        record.sparsity.value_or(0));
+  }
+  return text;
+}
+
+std::string step_text(const train::StepRecord& record, int64_t steps) {
+  std::string text = fmt::format("step {}/{}  loss {:.4f}", record.step, steps, record.loss);
+  if (record.auxiliary) {
+    text += fmt::format("  aux {:.4f}", *record.auxiliary);
+  }
+  if (record.z_loss) {
+    text += fmt::format("  z {:.4f}", *record.z_loss);
+  }
+  if (record.sequence_balance_loss) {
+    text += fmt::format("  seq {:.4f}", *record.sequence_balance_loss);
+  }
+  text += fmt::format("  grad {:.3g}  lr {:.2e}  {} tok/s", record.grad_norm, record.lr,
+                      format_count(record.tokens_per_second));
+  if (record.skipped_steps > 0) {
+    text += "  " + skipped_text(record);
+  }
+  if (!record.layer_counters.empty()) {
+    text += routing_text(record);
+  }
+  return text;
+}
+
+// Returns "step 20  held-out loss 2.3456  piqa 56.2 % ± 5.0  took 1:05".
+std::string evaluation_text(const train::Evaluation& evaluation) {
+  std::string text = fmt::format("step {}", evaluation.step);
+  if (evaluation.held_out_loss) {
+    text += fmt::format("  held-out loss {:.4f}", *evaluation.held_out_loss);
+  }
+  for (const auto& [task, scores] : evaluation.tasks) {
+    text += fmt::format("  {} {:.1f} %", task, 100 * scores.at("acc"));
+    if (const auto error = scores.find("acc_stderr"); error != scores.end()) {
+      text += fmt::format(" ± {:.1f}", 100 * error->second);
+    }
+  }
+  return text + "  took " + format_seconds(evaluation.seconds);
+}
+
 }  // namespace
 
 bool is_terminal(int descriptor) { return ::isatty(descriptor) == 1; }
+
+bool use_color() {
+  const char* no_color = std::getenv("NO_COLOR");
+  return is_terminal(1) && (no_color == nullptr || *no_color == '\0');
+}
 
 size_t terminal_width(int descriptor) {
   winsize size{};
@@ -63,6 +147,13 @@ std::string format_seconds(double seconds) {
                       : fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
 }
 
+void print_written(uint64_t bytes, const std::string& out, double seconds) {
+  const auto amount = static_cast<double>(bytes);
+  print_text("written      {} to {} in {} ({}/s)\n", format_bytes(amount),
+             terminal_text(out, /*one_line=*/true), format_seconds(seconds),
+             format_bytes(amount / std::max(seconds, 1e-9)));
+}
+
 Progress::Progress(std::string label, std::string unit, uint64_t total, bool quiet)
     : label_(std::move(label)),
       unit_(std::move(unit)),
@@ -74,7 +165,7 @@ Progress::Progress(std::string label, std::string unit, uint64_t total, bool qui
 
 Progress::~Progress() {
   if (terminal_ && !quiet_ && !finished_) {
-    fmt::print(stderr, "\r\033[K");  // leave no half-drawn bar behind an error
+    fmt::print(stderr, "{}", kEraseLine);
   }
 }
 
@@ -89,17 +180,18 @@ void Progress::line(const std::string& text) {
   if (quiet_) {
     return;
   }
-  fmt::print(stderr, "{}{}\n", terminal_ ? "\r\033[K" : "", terminal_text(text, /*one_line=*/true));
+  fmt::print(stderr, "{}{}\n", terminal_ ? kEraseLine : "", terminal_text(text, /*one_line=*/true));
   if (terminal_) {
     print(false);
   }
 }
 
-void Progress::finish() {
+double Progress::finish() {
   if (!quiet_ && !finished_) {
     print(true);
   }
   finished_ = true;
+  return seconds_since(start_);
 }
 
 std::string Progress::text(bool last, Detail detail) const {
@@ -131,7 +223,7 @@ void Progress::print(bool last) {
   printed_ = std::chrono::steady_clock::now();
   if (!terminal_) {
     fmt::print(stderr, "{}\n", text(last, Detail::kCounts));
-  } else {  // what is wider than the terminal wraps, and cannot be written over
+  } else {  // a line that wraps cannot be overwritten
     const size_t width = terminal_width(2);
     std::string line;
     for (const Detail detail : {Detail::kBar, Detail::kCounts, Detail::kNumbers}) {
@@ -140,9 +232,64 @@ void Progress::print(bool last) {
         break;
       }
     }
-    fmt::print(stderr, "\r\033[K{}{}", line.substr(0, width - 1), last ? "\n" : "");
+    fmt::print(stderr, "{}{}{}", kEraseLine, line.substr(0, width - 1), last ? "\n" : "");
   }
-  std::fflush(stderr);
+}
+
+std::string skipped_text(const train::StepRecord& record) {
+  const int64_t outliers = record.skipped_outliers.value_or(0);
+  return fmt::format("skipped {}", record.skipped_steps) +
+         (outliers > 0 ? fmt::format(" ({} outlier{})", outliers, outliers == 1 ? "" : "s") : "");
+}
+
+StepPrinter::StepPrinter(int64_t steps, int64_t first_step, bool quiet)
+    : steps_(steps), first_step_(first_step), quiet_(quiet), terminal_(is_terminal(2)) {}
+
+StepPrinter::~StepPrinter() {
+  if (line_open_) {
+    fmt::print(stderr, "\n");
+  }
+}
+
+void StepPrinter::print(const train::StepRecord& record) {
+  seconds_ += record.seconds;
+  if (quiet_) {
+    return;
+  }
+  if (record.skipped) {
+    fmt::print(stderr, "{}step {} skipped ({}): {}\n", line_open_ ? kEraseLine : "", record.step,
+               record.skipped_kind, record.skipped_why);
+    line_open_ = false;
+  }
+  const bool last = record.step == steps_;
+  if (record.step != first_step_ + 1 && !last &&
+      seconds_since(printed_) < (terminal_ ? kTerminalPeriod_s : kStepPipePeriod_s)) {
+    return;
+  }
+  printed_ = std::chrono::steady_clock::now();
+  const std::string step = step_text(record, steps_);
+  const std::string left =
+      format_seconds(seconds_ / static_cast<double>(record.step - first_step_) *
+                     static_cast<double>(steps_ - record.step));
+  if (terminal_) {
+    const double share = static_cast<double>(record.step) / static_cast<double>(steps_);
+    line_ = fmt::format("{} {} left  {}", bar_text(share), left, step)
+                .substr(0, std::max<size_t>(terminal_width(2), 2) - 1);
+    fmt::print(stderr, "{}{}{}", kEraseLine, line_, last ? "\n" : "");
+    line_open_ = !last;
+  } else {
+    fmt::print(stderr, "{}  left {}\n", step, left);
+  }
+}
+
+void StepPrinter::print(const train::Evaluation& evaluation) {
+  seconds_ += evaluation.step > first_step_ ? evaluation.seconds : 0;
+  if (quiet_) {
+    return;
+  }
+  fmt::print(stderr, "{}{}\n{}", line_open_ ? kEraseLine : "",
+             terminal_text(evaluation_text(evaluation), /*one_line=*/true),
+             line_open_ ? line_ : "");
 }
 
 }  // namespace moe::cli

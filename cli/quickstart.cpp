@@ -1,5 +1,5 @@
-// moe quickstart: the main job on the embedded tiny model, which recipes/quickstart.sh does with
-// this binary.
+// moe quickstart: upcycles, trains and evaluates the embedded tiny model by running
+// recipes/quickstart.sh with this binary.
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -11,7 +11,6 @@
 #include <filesystem>
 #include <memory>
 
-#include "cli/commands.h"
 #include "cli/flags.h"
 #include "core/base/error.h"
 
@@ -26,8 +25,8 @@ struct QuickstartFlags {
   bool is_short = false;
 };
 
-// The recipes that came with this binary: beside it where it was installed, two folders up where it
-// was built.
+// Returns the recipes that belong to this binary: in its folder if it is installed, else two
+// folders above it.
 fs::path recipe_folder() {
   const fs::path folder = fs::read_symlink("/proc/self/exe").parent_path();
   for (const fs::path& recipes :
@@ -37,18 +36,18 @@ fs::path recipe_folder() {
     }
   }
   throw UserError(
-      "{}: no recipes/quickstart.sh beside the binary, nor two folders above; build or install moe "
+      "{}: recipes/quickstart.sh is neither there nor two folders above; build or install moe "
       "again",
       folder.string());
 }
 
 [[noreturn]] void run(const QuickstartFlags& flags) {
   const std::string script = (recipe_folder() / "quickstart.sh").string();
-  // The words by which the user called it: the script prints the commands that it runs.
+  // The script prints its commands with the name by which the user called the binary.
   setenv("MOE", program_invocation_name, /*overwrite=*/1);
   execlp("bash", "bash", script.c_str(), fs::absolute(flags.out).c_str(),
          flags.is_short ? "--short" : nullptr, nullptr);
-  throw UserError("bash, which runs {}, cannot be started ({}); install it", script,
+  throw UserError("cannot start bash, which runs {} ({}); install it", script,
                   std::strerror(errno));
 }
 
@@ -56,20 +55,15 @@ fs::path recipe_folder() {
 
 void add_quickstart(CLI::App& app) {
   auto flags = std::make_shared<QuickstartFlags>();
-  CLI::App* command = app.add_subcommand(
-      "quickstart", "the main job on the embedded tiny model: upcycle, tune, evaluate");
+  CLI::App* command =
+      app.add_subcommand("quickstart", "upcycle, train and evaluate the embedded tiny model");
   add_options(
       *command,
-      {{.name = "out",
-        .member = &flags->out,
-        .group = group::kOutput,
-        .help = "the folder for all that it makes; what an earlier one made there is replaced",
-        .spelled = "-o,--out"},
-       {.name = "short",
-        .member = &flags->is_short,
-        .group = group::kOutput,
-        .help =
-            "a third of the steps, a quarter of the questions, no dense model tuned beside it"}});
+      {output_path(&flags->out, "output directory; files of an earlier quickstart are overwritten",
+                   /*is_required=*/false),
+       {"short", &flags->is_short, group::kOutput,
+        "a third of the steps, a quarter of the questions, no dense baseline"}});
+  add_examples(*command, "moe quickstart --short -o tried");
   command->callback([flags] { run(*flags); });
 }
 

@@ -1,17 +1,64 @@
+// Generators of the Markdown reference, the manual page, and the scripts of moe completion.
+
 #include "cli/reference.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <memory>
+#include <sstream>
 
+#include "cli/flags.h"
+#include "core/base/text.h"
 #include "core/base/version.h"
 
 namespace moe::cli {
 
 namespace {
 
-// A cell of a table: no line breaks, no bars.
+using Flags = std::vector<const CLI::Option*>;
+
+// A command or subcommand with its full name, such as "bench train"; the app's name is "".
+struct Command {
+  std::string name;
+  const CLI::App* app;
+};
+
+void append_commands(const CLI::App& app, const std::string& name, std::vector<Command>& commands) {
+  commands.push_back({name, &app});
+  for (const auto* child : subcommands(app)) {
+    append_commands(*child, name.empty() ? child->get_name() : name + " " + child->get_name(),
+                    commands);
+  }
+}
+
+// Returns the app and all commands, each before its subcommands.
+std::vector<Command> all_commands(const CLI::App& app) {
+  std::vector<Command> commands;
+  append_commands(app, "", commands);
+  return commands;
+}
+
+// Returns the flags of a command by group, in the order of --help, without --help itself.
+std::vector<std::pair<std::string, Flags>> flag_groups(const CLI::App& command) {
+  std::vector<std::pair<std::string, Flags>> groups;
+  for (const auto& name : command.get_groups()) {
+    Flags flags;
+    for (const auto* flag : command.get_options()) {
+      if (flag->get_group() == name && !flag->check_name("--help")) {
+        flags.push_back(flag);
+      }
+    }
+    if (!flags.empty()) {
+      groups.emplace_back(name, std::move(flags));
+    }
+  }
+  return groups;
+}
+
+// Returns `text` as a cell of a Markdown table.
 std::string cell(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -20,8 +67,8 @@ std::string cell(const std::string& text) {
   return out;
 }
 
-// "-o, --out".
-std::string names_of(const CLI::Option& option) {
+// Returns all names of a flag: "-o, --out".
+std::string flag_names(const CLI::Option& option) {
   std::string names = option.get_name(/*positional=*/true, /*all_options=*/true);
   for (size_t comma = names.find(','); comma != std::string::npos;
        comma = names.find(',', comma + 2)) {
@@ -30,26 +77,7 @@ std::string names_of(const CLI::Option& option) {
   return names;
 }
 
-std::string row_of(const CLI::Option& option) {
-  return fmt::format("| `{}` | {} | {} |\n", names_of(option), cell(option.get_type_name()),
-                     cell(option.get_description()));
-}
-
-std::string page_of(const std::string& name, const CLI::App& command) {
-  std::string page = fmt::format("\n## {}\n\n{}.\n", name, command.get_description());
-  for (const auto& [group, flags] : flag_groups(command)) {
-    page += fmt::format("\n| {} | value | |\n|---|---|---|\n", group);
-    for (const auto* flag : flags) {
-      page += row_of(*flag);
-    }
-  }
-  for (const auto* below : subcommands_of(command)) {
-    page += page_of(name + " " + below->get_name(), *below);
-  }
-  return page;
-}
-
-// Text for groff: its marks stand for themselves, and no line is one of its requests.
+// Returns `text` for groff: special characters are escaped, and no line starts with a request.
 std::string roff(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -59,30 +87,153 @@ std::string roff(const std::string& text) {
   return out.starts_with('.') || out.starts_with('\'') ? "\\&" + out : out;
 }
 
-std::string manual_of(const std::string& name, const CLI::App& command) {
-  std::string page = fmt::format(".SS {}\n{}.\n", roff(name), roff(command.get_description()));
-  for (const auto& [group, flags] : flag_groups(command)) {
-    page += fmt::format(".PP\n.I {}\n", roff(group));
-    for (const auto* flag : flags) {
-      page += fmt::format(".TP\n.BR \"{}\" \" {}\"\n{}\n", roff(names_of(*flag)),
-                          roff(flag->get_type_name()), roff(flag->get_description()));
+// Returns the values of a flag that takes one of a few words: add_options() makes its type
+// "{keep,bf16}".
+std::vector<std::string> flag_words(const CLI::Option& flag) {
+  const std::string type = flag.get_type_name();
+  std::vector<std::string> words;
+  if (type.starts_with('{') && type.ends_with('}')) {
+    std::istringstream list(type.substr(1, type.size() - 2));
+    for (std::string word; std::getline(list, word, ',');) {
+      words.push_back(word);
     }
   }
-  for (const auto* below : subcommands_of(command)) {
-    page += manual_of(name + " " + below->get_name(), *below);
+  return words;
+}
+
+// Returns the arms of a `case` over "PARENT WORD" that sets the command of the words so far.
+std::string command_arms(const CLI::App& app) {
+  std::string arms;
+  for (const auto& [name, command] : all_commands(app)) {
+    if (!name.empty()) {
+      arms += fmt::format("      '{}') command='{}' ;;\n",
+                          name.find(' ') == std::string::npos ? " " + name : name, name);
+    }
   }
-  return page;
+  return arms;
+}
+
+std::string bash_script(const CLI::App& app) {
+  std::string values, flags;
+  for (const auto& [name, command] : all_commands(app)) {
+    for (const auto& [group, group_flags] : flag_groups(*command)) {
+      for (const auto* flag : group_flags) {
+        const std::vector<std::string> words = flag_words(*flag);
+        for (const auto& flag_name :
+             words.empty() ? std::vector<std::string>() : flag->get_lnames()) {
+          values +=
+              fmt::format("    '{} --{}') words='{}' ;;\n", name, flag_name, fmt::join(words, " "));
+        }
+      }
+    }
+    flags += fmt::format("    '{}') words='{}'; flags='{} --help' ;;\n", name,
+                         fmt::join(subcommand_names(*command), " "),
+                         fmt::join(long_flags(*command), " "));
+  }
+  return fmt::format(
+      R"(# Completion of moe for bash: source <(moe completion bash)
+_moe() {{
+  local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}}
+  local command= words= flags= word
+  for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
+    case "$command $word" in
+{}    esac
+  done
+  case "$command" in
+{}  esac
+  case "$command $previous" in
+{}    *) if [[ $current == -* ]]; then words=$flags; fi ;;
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "$current"))
+}}
+complete -o default -F _moe moe
+)",
+      command_arms(app), flags, values);
+}
+
+// Escapes text for a [description] of zsh's _arguments within single quotes.
+std::string zsh_text(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    out += c == '\''                          ? "'\\''"
+           : c == '[' || c == ']' || c == ':' ? std::string("\\") + c
+                                              : std::string(1, c);
+  }
+  return out;
+}
+
+std::string zsh_flag(const CLI::Option& flag) {
+  const std::vector<std::string> words = flag_words(flag);
+  const std::string value = flag.get_items_expected_max() == 0 ? ""
+                            : words.empty()                    ? ":value:_files"
+                                            : fmt::format(":value:({})", fmt::join(words, " "));
+  std::string lines;
+  for (const auto& name : flag.get_lnames()) {
+    lines +=
+        fmt::format(" \\\n        '*--{}[{}]{}'", name, zsh_text(flag.get_description()), value);
+  }
+  return lines;
+}
+
+std::string zsh_script(const CLI::App& app) {
+  std::string arms;
+  for (const auto& [name, command] : all_commands(app)) {
+    arms += fmt::format("    '{}')\n", name);
+    const auto children = subcommands(*command);
+    if (!children.empty()) {
+      arms += "      local -a commands=(";
+      for (const auto* child : children) {
+        arms +=
+            fmt::format("\n        '{}:{}'", child->get_name(), zsh_text(child->get_description()));
+      }
+      arms += ")\n      _describe command commands\n";
+    }
+    if (!name.empty()) {
+      arms += "      _arguments";
+      for (const auto& [group, flags] : flag_groups(*command)) {
+        for (const auto* flag : flags) {
+          arms += zsh_flag(*flag);
+        }
+      }
+      arms += " \\\n        '*:file:_files'\n";
+    }
+    arms += "      ;;\n";
+  }
+  return fmt::format(
+      R"(#compdef moe
+# Completion of moe for zsh: source <(moe completion zsh)
+_moe() {{
+  local command= word
+  for word in "${{words[2,CURRENT-1]}}"; do
+    case "$command $word" in
+{}    esac
+  done
+  case "$command" in
+{}  esac
+}}
+compdef _moe moe
+)",
+      command_arms(app), arms);
 }
 
 }  // namespace
 
 std::string reference(const CLI::App& app) {
   std::string page =
-      "# Every command and flag\n\nWritten by `moe --reference`, from the declarations that the "
-      "program reads its flags by; a test holds the two\ntogether. [README.md](README.md) is the "
-      "guide.\n";
-  for (const auto* command : subcommands_of(app)) {
-    page += page_of("moe " + command->get_name(), *command);
+      "# Every command and flag\n\nGenerated by `moe --reference` from the declarations of the "
+      "flags; a test compares the two.\n[README.md](README.md) is the guide.\n";
+  for (const auto& [name, command] : all_commands(app)) {
+    if (name.empty()) {
+      continue;
+    }
+    page += fmt::format("\n## moe {}\n\n{}.\n", name, command->get_description());
+    for (const auto& [group, flags] : flag_groups(*command)) {
+      page += fmt::format("\n| {} | value | |\n|---|---|---|\n", group);
+      for (const auto* flag : flags) {
+        page += fmt::format("| `{}` | {} | {} |\n", flag_names(*flag), cell(flag->get_type_name()),
+                            cell(flag->get_description()));
+      }
+    }
   }
   return page;
 }
@@ -92,40 +243,35 @@ std::string manual_page(const CLI::App& app) {
       ".TH MOE 1 \"\" \"moe {0}\"\n.SH NAME\nmoe \\- {1}\n.SH SYNOPSIS\n.B moe\n.I COMMAND\n"
       "[arguments] [flags] [\\-\\-config RECIPE.toml]\n.SH COMMANDS\n",
       kVersion, roff(app.get_description().substr(app.get_description().find(": ") + 2)));
-  for (const auto* command : subcommands_of(app)) {
-    page += manual_of("moe " + command->get_name(), *command);
-  }
-  return page +
-         ".SH EXIT STATUS\n.TP\n0\ndone\n.TP\n1\nthe machine failed; what was saved can be gone on "
-         "with\n.TP\n2\nthe message says what to change\n.TP\n130\ninterrupted, after saving\n";
-}
-
-std::vector<const CLI::App*> subcommands_of(const CLI::App& app) {
-  return app.get_subcommands([](const CLI::App*) { return true; });
-}
-
-std::vector<std::string> subcommand_names(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const auto* command : subcommands_of(app)) {
-    names.push_back(command->get_name());
-  }
-  return names;
-}
-
-std::vector<FlagGroup> flag_groups(const CLI::App& command) {
-  std::vector<FlagGroup> groups;
-  for (const auto& name : command.get_groups()) {
-    FlagGroup group{name, {}};
-    for (const auto* flag : command.get_options()) {
-      if (flag->get_group() == name && !flag->check_name("--help")) {
-        group.flags.push_back(flag);
+  for (const auto& [name, command] : all_commands(app)) {
+    if (name.empty()) {
+      continue;
+    }
+    page += fmt::format(".SS moe {}\n{}.\n", roff(name), roff(command->get_description()));
+    for (const auto& [group, flags] : flag_groups(*command)) {
+      page += fmt::format(".PP\n.I {}\n", roff(group));
+      for (const auto* flag : flags) {
+        page += fmt::format(".TP\n.BR \"{}\" \" {}\"\n{}\n", roff(flag_names(*flag)),
+                            roff(flag->get_type_name()), roff(flag->get_description()));
       }
     }
-    if (!group.flags.empty()) {
-      groups.push_back(std::move(group));
-    }
   }
-  return groups;
+  return page +
+         ".SH EXIT STATUS\n.TP\n0\nsuccess\n.TP\n1\nthe run failed; it can be resumed from its "
+         "last checkpoint\n.TP\n2\nthe message says what to change\n.TP\n130\ninterrupted after "
+         "saving\n";
+}
+
+void add_completion(CLI::App& app) {
+  auto shell = std::make_shared<std::string>();
+  CLI::App* command =
+      app.add_subcommand("completion", "print a shell script that completes commands and flags");
+  Option option =
+      positional("SHELL", one_of("shell", *shell, {"bash", "zsh"}), group::kOutput, "bash or zsh");
+  add_options(*command, {option});
+  add_examples(*command, "source <(moe completion bash)");
+  command->callback(
+      [&app, shell] { print_text("{}", *shell == "bash" ? bash_script(app) : zsh_script(app)); });
 }
 
 }  // namespace moe::cli

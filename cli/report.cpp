@@ -1,5 +1,5 @@
-// moe report: the page of a run of moe train, also of one that still runs or was cut off, or of
-// numbers of any kind that a JSON file describes.
+// moe report: writes an HTML page of training runs, finished or not, or of the numbers in a JSON
+// file.
 
 #include "core/train/observe/report.h"
 
@@ -7,11 +7,9 @@
 #include <memory>
 #include <set>
 
-#include "cli/commands.h"
 #include "cli/flags.h"
 #include "core/base/error.h"
 #include "core/base/json.h"
-#include "core/base/option.h"
 #include "core/base/page/page.h"
 #include "core/base/text.h"
 #include "core/io/file.h"
@@ -29,7 +27,7 @@ struct ReportFlags {
 
 namespace fs = std::filesystem;
 
-// The page that a JSON file describes (core/base/page/page.h).
+// Writes the page that a JSON file describes (core/base/page/page.h).
 void write_described_page(const ReportFlags& flags, const fs::path& file) {
   const fs::path out = flags.out.empty() ? fs::path(file).replace_extension(".html") : flags.out;
   const bool is_named_by_file = flags.out.empty();
@@ -43,22 +41,23 @@ void write_described_page(const ReportFlags& flags, const fs::path& file) {
     page = make_page(OrderedJson(described));
   } catch (const Json::exception&) {  // a value is missing or of another type
     throw UserError(
-        "{}: is not a page as JSON, an object with a title and panels; give the folder of a run",
+        "{}: is not the JSON of a page (an object with title and panels); give a run directory",
         file.string());
   }
   io::write_whole(out, page);
   print_text("{}\n", out.string());
 }
 
-train::History history_of(const fs::path& run) {
+train::History read_history(const fs::path& run) {
   train::History history = train::read_history(run);
   if (history.curves().empty()) {
-    throw UserError("{}: the run has finished no step yet; there is nothing to show", run.string());
+    throw UserError("{}: the run has finished no step yet, so there is nothing to show",
+                    run.string());
   }
   return history;
 }
 
-// What a page of these runs is made of, and so never its file.
+// Checks -o, which must not be one of the files that the page is made of.
 void check_out(const ReportFlags& flags) {
   std::vector<fs::path> inputs;
   for (const auto& run : flags.runs) {
@@ -71,16 +70,16 @@ void check_out(const ReportFlags& flags) {
 
 void write_comparison(const ReportFlags& flags) {
   if (flags.out.empty()) {
-    throw UserError("-o is required with several runs: their page belongs to none of them");
+    throw UserError("-o is required with several runs");
   }
   check_out(flags);
   std::vector<train::ComparedRun> runs;
   std::set<fs::path> known;
   for (const auto& run : flags.runs) {
     if (!known.insert(fs::weakly_canonical(run)).second) {
-      throw UserError("{}: is given twice; give each run once", run.string());
+      throw UserError("{}: is given twice; name each run once", run.string());
     }
-    runs.push_back({run, history_of(run)});
+    runs.push_back({run, read_history(run)});
   }
   io::write_whole(flags.out, train::comparison_page(runs));
   print_text("{}\n", flags.out.string());
@@ -94,14 +93,14 @@ void run(const ReportFlags& flags) {
   if (fs::is_regular_file(run)) {
     return write_described_page(flags, run);
   }
-  const bool is_own = flags.out.empty();  // RUN/report.html, which moe train writes anyway
+  const bool is_own = flags.out.empty();  // RUN/report.html, which moe train also writes
   if (is_own) {
     io::check_is_own_page(run / "report.html");
   } else {
     check_out(flags);
   }
   const fs::path out = is_own ? run / "report.html" : flags.out;
-  train::write_report(run, history_of(run), out);
+  train::write_report(run, read_history(run), out);
   print_text("{}\n", out.string());
 }
 
@@ -109,25 +108,16 @@ void run(const ReportFlags& flags) {
 
 void add_report(CLI::App& app) {
   auto flags = std::make_shared<ReportFlags>();
-  CLI::App* command =
-      app.add_subcommand("report",
-                         "runs of moe train as a page: curves, load, samples, settings; or any "
-                         "numbers that a JSON file describes");
-  add_options(*command, {{.name = "run",
-                          .member = &flags->runs,
-                          .group = group::kOutput,
-                          .help = "the folder of a run, finished or not; several: their curves "
-                                  "over each other; or a page as JSON",
-                          .spelled = "RUN",
-                          .is_required = true},
-                         {.name = "out",
-                          .member = &flags->out,
-                          .group = group::kOutput,
-                          .help = "where the page goes",
-                          .fallback = "of one run RUN/report.html, of a page PAGE.html",
-                          .spelled = "-o,--out"}});
+  CLI::App* command = app.add_subcommand(
+      "report", "write an HTML page of training runs (curves, load, samples, settings)");
+  Option out = output_path(&flags->out, "output file", /*is_required=*/false);
+  out.fallback = "RUN/report.html, or PAGE.html for PAGE.json";
+  add_options(*command,
+              {positional("RUN", &flags->runs, group::kOutput,
+                          "run directory; several are compared; or a page described in JSON"),
+               out});
   add_force(*command, flags->force);
-  add_config(*command);
+  add_config(*command, "moe report run\nmoe report run-a run-b -o compared.html");
   command->callback([flags] { run(*flags); });
 }
 

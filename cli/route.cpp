@@ -1,23 +1,271 @@
-// moe route: what a router decides for given logits, as a table or as JSON.
+// moe route: prints the decisions of a router for given logits, as JSON or as a table with a token
+// per line and an expert per column (Rectify-Router, Figure 2). Marks after a weight repeat the
+// colors: + fill-in of a spare slot, * rectified to the token's own rank, x dropped by this expert.
 
-#include <sys/ioctl.h>
-#include <unistd.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdlib>
+#include <algorithm>
+#include <map>
 
-#include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/progress.h"
-#include "cli/route_table.h"
 #include "core/base/error.h"
-#include "core/base/option.h"
 #include "core/base/text.h"
 #include "core/route/read_logits.h"
+#include "core/route/router.h"
+#include "core/route/routing_json.h"
 
 namespace moe::cli {
 
 namespace {
+
+struct TableStyle {
+  int64_t max_tokens = 64;  // lines of the table
+  int64_t columns = 100;    // of the terminal; a wider table lists the experts of each token
+  bool use_color = false;
+};
+
+constexpr int64_t kCellColumns = 9, kHeadColumns = 13;
+constexpr size_t kMaxSlotTokens = 16;
+
+enum Mark : unsigned { kAccepted = 1, kFilled = 2, kRectified = 4, kDropped = 8 };
+
+// Inputs of the drawing, on the host, and the text drawn so far.
+struct Drawing {
+  const route::RoutingProblem& problem;
+  route::Routing routing;
+  route::Decisions decisions;
+  route::CounterValues counted;
+  at::Tensor weights;                                     // [T, E] f32
+  std::map<std::pair<int64_t, int64_t>, unsigned> marks;  // by (token, expert)
+  TableStyle style;
+  std::string text;
+
+  int64_t experts() const { return problem.logits.size(1); }
+  int64_t local() const { return experts() / problem.group.ranks; }
+  // Returns the weight of an accepted or rectified token as text, else "".
+  std::string weight_text(int64_t token, int64_t expert) const {
+    const bool is_served = (mark(token, expert) & (kAccepted | kRectified)) != 0;
+    return is_served ? fmt::format("{:.3f}", weights.data_ptr<float>()[token * experts() + expert])
+                     : "";
+  }
+  unsigned mark(int64_t token, int64_t expert) const {
+    const auto mark = marks.find({token, expert});
+    return mark == marks.end() ? 0 : mark->second;
+  }
+};
+
+Drawing prepare(const route::RoutingProblem& problem, const TableStyle& style) {
+  const at::NoGradGuard no_gradients;
+  Drawing drawing{
+      problem, route::route(problem.logits, problem.router, problem.group), {}, {}, {}, {}, style,
+      ""};
+  drawing.decisions = route::list_decisions(drawing.routing.input, drawing.routing.plan);
+  drawing.counted = route::read_counters({drawing.routing.counters})[0];
+  drawing.weights = drawing.routing.combine.cpu().contiguous();
+  for (size_t token = 0; token < drawing.decisions.accepted.size(); ++token) {
+    for (const int64_t expert : drawing.decisions.accepted[token]) {
+      drawing.marks[{static_cast<int64_t>(token), expert}] |= kAccepted;
+    }
+  }
+  for (const auto& row : drawing.decisions.fr_filled) {
+    drawing.marks[{row[0], row[1]}] |= kFilled;
+  }
+  for (const auto& row : drawing.decisions.ir) {
+    drawing.marks[{row[0], row[1]}] |= kRectified;
+  }
+  for (const auto& row : drawing.decisions.drops) {
+    drawing.marks[{row[0], row[2]}] |= kDropped;
+  }
+  return drawing;
+}
+
+std::string paint(const std::string& text, unsigned mark, bool use_color) {
+  if (!use_color || mark == 0) {
+    return text;
+  }
+  const char* code = (mark & kRectified) != 0 ? "33"
+                     : (mark & kFilled) != 0  ? "36"
+                     : (mark & kDropped) != 0 ? "31"
+                                              : "32";
+  return fmt::format("\033[{}m{}\033[0m", code, text);
+}
+
+std::string mark_text(unsigned mark) {
+  std::string text;
+  text += (mark & kFilled) != 0 ? "+" : "";
+  text += (mark & kDropped) != 0 ? "x" : "";
+  text += (mark & kRectified) != 0 ? "*" : "";
+  return text;
+}
+
+// Returns a cell of kCellColumns characters: "  0.731+ ", "       x ", "       . ".
+std::string cell(const Drawing& drawing, int64_t token, int64_t expert) {
+  const unsigned mark = drawing.mark(token, expert);
+  const std::string number = mark == 0 ? "." : drawing.weight_text(token, expert);
+  return paint(fmt::format("{:>6}{:<3}", number, mark_text(mark)), mark, drawing.style.use_color);
+}
+
+std::string trim_line_ends(const std::string& text) {
+  std::string trimmed;
+  for (const char c : text) {
+    if (c == '\n') {
+      trimmed.erase(trimmed.find_last_not_of(' ') + 1);
+    }
+    trimmed += c;
+  }
+  return trimmed;
+}
+
+std::string rank_text(const Drawing& drawing, int64_t token) {
+  const int64_t home = drawing.problem.group.home[token];
+  return home < 0 ? "pad" : fmt::format("{}", home);
+}
+
+void draw_grid(Drawing& drawing, int64_t tokens) {
+  std::string ranks = fmt::format("{:<{}}", "", kHeadColumns);
+  std::string head = fmt::format("{:>5}  {:>4}  ", "token", "rank");
+  for (int64_t expert = 0; expert < drawing.experts(); ++expert) {
+    const bool opens = expert % drawing.local() == 0;
+    const std::string name =
+        opens ? fmt::format("rank {}", expert / drawing.local()) : std::string();
+    ranks += fmt::format("{}{:<{}}", opens ? "| " : "", "  " + name, kCellColumns);
+    head += fmt::format("{}{:>6}   ", opens ? "| " : "", fmt::format("e{}", expert));
+  }
+  drawing.text += ranks + "\n" + head + "\n";
+  for (int64_t token = 0; token < tokens; ++token) {
+    drawing.text += fmt::format("{:>5}  {:>4}  ", token, rank_text(drawing, token));
+    for (int64_t expert = 0; expert < drawing.experts(); ++expert) {
+      drawing.text += expert % drawing.local() == 0 ? "| " : "";
+      drawing.text += cell(drawing, token, expert);
+    }
+    drawing.text += "\n";
+  }
+}
+
+// Draws a list of experts per token: "    3     0  e2 0.881  e1 0.119*  e3 x".
+void draw_lists(Drawing& drawing, int64_t tokens) {
+  drawing.text += fmt::format("{:>5}  {:>4}  experts\n", "token", "rank");
+  for (int64_t token = 0; token < tokens; ++token) {
+    drawing.text += fmt::format("{:>5}  {:>4}", token, rank_text(drawing, token));
+    for (int64_t expert = 0; expert < drawing.experts(); ++expert) {
+      const unsigned mark = drawing.mark(token, expert);
+      if (mark == 0) {
+        continue;
+      }
+      drawing.text += paint(
+          fmt::format("  e{} {}{}", expert, drawing.weight_text(token, expert), mark_text(mark)),
+          mark, drawing.style.use_color);
+    }
+    drawing.text += "\n";
+  }
+}
+
+// Draws the tokens in the slots of each expert, in order of acceptance, and the empty slots.
+void draw_slots(Drawing& drawing) {
+  const auto& input = drawing.routing.input;
+  if (!route::has_capacity(drawing.problem.router)) {
+    return;
+  }
+  drawing.text += "\nslots of each expert, in order of acceptance (- is padding)\n";
+  for (int64_t expert = 0; expert < drawing.experts(); ++expert) {
+    drawing.text += fmt::format("{:>5}  ", fmt::format("e{}", expert));
+    for (int64_t rank = 0; rank < input.ranks; ++rank) {
+      const auto& tokens = drawing.decisions.slots[rank][expert];
+      std::vector<std::string> words;
+      for (const int64_t token : tokens) {
+        words.push_back(
+            fmt::format("t{}{}", token, (drawing.mark(token, expert) & kFilled) != 0 ? "+" : ""));
+      }
+      words.resize(std::max(words.size(), static_cast<size_t>(input.capacity[rank])), "-");
+      const size_t hidden = words.size() - std::min(words.size(), kMaxSlotTokens);
+      words.resize(words.size() - hidden);
+      drawing.text +=
+          fmt::format("{}from rank {}: {}{}", rank == 0 ? "" : "   ", rank, fmt::join(words, " "),
+                      hidden == 0 ? "" : fmt::format(" and {} more", hidden));
+    }
+    drawing.text += "\n";
+  }
+}
+
+double percent_share(int64_t part, int64_t whole) {
+  return whole == 0 ? 0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole);
+}
+
+std::string loss_text(const route::AuxLosses& losses) {
+  std::string text;
+  const auto add = [&](const char* name, const at::Tensor& loss) {
+    if (loss.defined()) {
+      text += fmt::format("{}{} {:.4f}", text.empty() ? "" : ", ", name, loss.item<double>());
+    }
+  };
+  add("load balance", losses.load_balance);
+  add("entropy", losses.entropy);
+  add("L1", losses.l1);
+  return text;
+}
+
+void draw_counts(Drawing& drawing) {
+  const auto& counted = drawing.counted;
+  const route::RouterFamily& family = *drawing.problem.router.family;
+  if (family.tokens_request) {
+    drawing.text += fmt::format("\nrequests     {}, {} dropped ({:.1f} %)", counted.requests,
+                                counted.dropped_requests,
+                                percent_share(counted.dropped_requests, counted.requests));
+    if (counted.fr_requests > 0) {
+      drawing.text +=
+          fmt::format("; {} of {} fill-ins accepted (+)", counted.fr_filled, counted.fr_requests);
+    }
+    if (drawing.problem.router.ir) {
+      drawing.text += fmt::format("; {} tokens rectified to their own rank (*)", counted.ir_tokens);
+    }
+  }
+  if (family.has_slots) {
+    drawing.text += fmt::format("\nslots        {}, {} used, {} padding", counted.slots_total,
+                                counted.slots_used, counted.padding);
+  }
+  if (family.has_adaptive_l1) {
+    drawing.text += fmt::format("\nsparsity     {:.3f}", counted.sparsity());
+  }
+  drawing.text += fmt::format(
+      "\nexperts      {:.3f} per token, {} tokens without any; rows per expert: {} (max {:.2f} x "
+      "mean)",
+      counted.experts_per_token(), counted.unserved_tokens,
+      fmt::join(counted.tokens_per_expert, " "), counted.load_max_over_mean());
+  const std::string losses = loss_text(drawing.routing.losses);
+  drawing.text += losses.empty() ? "\n" : fmt::format("\nlosses       {} (unscaled)\n", losses);
+}
+
+// Returns the table of tokens, the slots of each expert, and the counts.
+std::string route_table(const route::RoutingProblem& problem, const TableStyle& style) {
+  Drawing drawing = prepare(problem, style);
+  const int64_t all = problem.logits.size(0), tokens = std::min(all, style.max_tokens);
+  drawing.text =
+      fmt::format("{}: {} tokens, {} experts on {} rank{}", route::to_string(problem.router), all,
+                  drawing.experts(), problem.group.ranks, problem.group.ranks == 1 ? "" : "s");
+  const auto& input = drawing.routing.input;
+  if (problem.router.family->has_slots) {
+    drawing.text += input.dropless ? ", no capacity"
+                                   : fmt::format(", slots per expert and rank: {}",
+                                                 fmt::join(input.capacity, " "));
+  }
+  drawing.text += "\n\n";
+  const int64_t width = kHeadColumns + drawing.experts() * kCellColumns + 2 * problem.group.ranks;
+  if (width <= style.columns) {
+    draw_grid(drawing, tokens);
+  } else {
+    draw_lists(drawing, tokens);
+  }
+  drawing.text = trim_line_ends(drawing.text);
+  if (tokens < all) {
+    drawing.text += fmt::format("       and {} more tokens (see --tokens)\n", all - tokens);
+  }
+  draw_slots(drawing);
+  draw_counts(drawing);
+  return drawing.text;
+}
 
 struct RouteFlags {
   std::vector<std::string> files;
@@ -26,33 +274,27 @@ struct RouteFlags {
   bool json = false;
 };
 
-void run_file(const RouteFlags& flags, Json input, const std::string& where) {
-  if (flags.router.router.empty()) {
-    throw UserError("{}: logits need a router, such as --router top1+ir+fr", where);
-  }
-  if (flags.router.ep_ranks) {
-    input["num_ranks"] = *flags.router.ep_ranks;
-  }
-  const auto problem = route::read_problem(input, route::requested_router(flags.router, {}), where);
-  if (flags.json) {
-    print_text("{}\n", json_text(route::route_to_json(problem)));
-  } else {  // a table has colours, and holds numbers and words of ours only
-    std::fputs(route_table(problem, flags.style).c_str(), stdout);
-  }
-}
-
 void run(RouteFlags flags) {
+  flags.style.use_color = use_color();
   if (is_terminal(1)) {
-    const char* no_color = std::getenv("NO_COLOR");
-    flags.style.color = no_color == nullptr || *no_color == '\0';
-    winsize size{};
-    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
-      flags.style.columns = size.ws_col;
-    }
+    flags.style.columns = static_cast<int64_t>(terminal_width(1));
   }
   for (const auto& file : flags.files) {
     const std::string where = file == "-" ? "standard input" : file;
-    run_file(flags, route::read_route_input(route::read_input_text(file), where), where);
+    Json input = route::read_route_input(route::read_input_text(file), where);
+    if (flags.router.router.empty()) {
+      throw UserError("{}: --router is required, such as --router top1+ir+fr", where);
+    }
+    if (flags.router.ep_ranks) {
+      input["num_ranks"] = *flags.router.ep_ranks;
+    }
+    const auto problem =
+        route::read_problem(input, route::requested_router(flags.router, {}), where);
+    if (flags.json) {
+      print_text("{}\n", json_text(route::route_to_json(problem)));
+    } else {  // not print_text(): the table has color codes, and no strings of the input
+      std::fputs(route_table(problem, flags.style).c_str(), stdout);
+    }
   }
 }
 
@@ -60,23 +302,17 @@ void run(RouteFlags flags) {
 
 void add_route(CLI::App& app) {
   auto flags = std::make_shared<RouteFlags>();
-  CLI::App* command = app.add_subcommand("route", "what a router decides for given logits");
-  add_options(
-      *command,
-      {{.name = "file",
-        .member = &flags->files,
-        .group = group::kData,
-        .help = "logits: a JSON list of rows, or CSV, one token a line; - is standard input",
-        .spelled = "FILE",
-        .is_required = true}});
-  add_router_flags(*command, flags->router);
-  add_options(*command, {{.name = "tokens",
-                          .member = &flags->style.max_tokens,
-                          .group = group::kOutput,
-                          .help = "tokens that a table draws",
-                          .range = whole_between(1, 1 << 20)}});
+  CLI::App* command = app.add_subcommand("route", "print the decisions of a router for logits");
+  add_options(*command, {positional("FILE", &flags->files, group::kData,
+                                    "logits: CSV with a token per line, a JSON list of rows, or - "
+                                    "for standard input")});
+  add_options(*command, route::request_options(flags->router));
+  add_options(*command, {{"tokens", &flags->style.max_tokens, group::kOutput,
+                          "maximum number of tokens in the table", whole_between(1, 1 << 20)}});
   add_json(*command, flags->json);
-  add_config(*command);
+  add_config(*command,
+             "moe route logits.csv --router top1+ir+fr --ep-ranks 2\n"
+             "moe route logits.json --router topp:0.4 --json");
   command->footer(route::router_help() + "\n" + command->get_footer());
   command->callback([flags] { run(*flags); });
 }

@@ -1,4 +1,4 @@
-// moe tokenize: what a folder's tokenizer makes of a text; of the model nothing is read.
+// moe tokenize: prints the tokens of a text. Reads the tokenizer of a model folder, not the model.
 
 #include <fmt/format.h>
 
@@ -7,11 +7,9 @@
 #include <iostream>
 #include <sstream>
 
-#include "cli/commands.h"
 #include "cli/flags.h"
 #include "core/base/error.h"
 #include "core/base/json.h"
-#include "core/base/option.h"
 #include "core/base/read_file.h"
 #include "core/base/text.h"
 #include "core/tokenizer/tokenizer.h"
@@ -25,7 +23,7 @@ struct TokenizeFlags {
   bool json = false;
 };
 
-// A file as a stream that lets the errors of its reads out.
+// A file as a stream whose read errors are thrown.
 struct FileStream : private FileReader, public std::istream {
   explicit FileStream(const std::string& file) : FileReader(file), std::istream(this) {
     exceptions(std::ios::badbit);
@@ -38,14 +36,6 @@ bool is_text(const std::string& input) {
   return input != "-" && !std::filesystem::is_regular_file(input, ignored);
 }
 
-// Opens standard input or a file.
-std::unique_ptr<std::istream> open_input(const std::string& input) {
-  if (input == "-") {
-    return std::make_unique<std::istream>(std::cin.rdbuf());
-  }
-  return std::make_unique<FileStream>(input);
-}
-
 std::string hex(std::string_view bytes) {
   std::string text;
   for (const char byte : bytes) {
@@ -54,27 +44,22 @@ std::string hex(std::string_view bytes) {
   return text;
 }
 
-void print_row(const io::Tokenizer& tokenizer, int64_t id, const std::string& bytes) {
-  print_text("{:>8}  {:<24}  {}\n", id, terminal_text(tokenizer.piece(id), /*one_line=*/true),
-             bytes);
-}
-
 void print_table(const io::Tokenizer& tokenizer, const std::string& text) {
   const std::vector<int64_t> ids = tokenizer.encode(text);
-  const std::vector<int64_t> around = tokenizer.with_special({});
-  const auto with_special = tokenizer.with_special(ids);
-  print_text("{:>8}  {:<24}  {}\n", "id", "piece", "bytes");
-  constexpr int64_t kText = -1;  // no token: where it stands, the text would
-  const auto places = tokenizer.with_special({kText});
+  const std::vector<int64_t> with_special = tokenizer.with_special(ids);
+  constexpr int64_t kText = -1;  // no token: marks the position of the text
+  const auto positions = tokenizer.with_special({kText});
   const auto first =
-      static_cast<size_t>(std::find(places.begin(), places.end(), kText) - places.begin());
+      static_cast<size_t>(std::find(positions.begin(), positions.end(), kText) - positions.begin());
+  print_text("{:>8}  {:<24}  {}\n", "id", "piece", "bytes");
   for (size_t i = 0; i < with_special.size(); ++i) {
+    const int64_t id = with_special[i];
     const bool is_special = i < first || i >= first + ids.size();
-    print_row(tokenizer, with_special[i],
-              is_special ? "(special)" : hex(tokenizer.bytes(with_special[i])));
+    print_text("{:>8}  {:<24}  {}\n", id, terminal_text(tokenizer.piece(id), /*one_line=*/true),
+               is_special ? "(special)" : hex(tokenizer.bytes(id)));
   }
-  print_text("{} tokens of {} bytes, {} special ones around them\n", ids.size(), text.size(),
-             around.size());
+  print_text("{} tokens for {} bytes, plus {} special tokens\n", ids.size(), text.size(),
+             with_special.size() - ids.size());
 }
 
 // Prints the ids of a text as one line of JSON.
@@ -86,7 +71,7 @@ void print_json(const io::Tokenizer& tokenizer, const std::string& text) {
   print_text("{}\n", json_text(out));
 }
 
-// Prints a line for each line {"text": ...} of `in`, which error messages call `name`.
+// Prints one line per line {"text": ...} of `in`, whose name in error messages is `name`.
 void print_json_lines(const io::Tokenizer& tokenizer, std::istream& in, const std::string& name) {
   std::string line;
   for (int64_t number = 1; std::getline(in, line); ++number) {
@@ -104,34 +89,33 @@ void run(const TokenizeFlags& flags) {
     flags.json ? print_json(tokenizer, flags.input) : print_table(tokenizer, flags.input);
     return;
   }
-  const auto in = open_input(flags.input);
+  std::optional<FileStream> file;
+  if (flags.input != "-") {
+    file.emplace(flags.input);
+  }
+  std::istream& in = file ? static_cast<std::istream&>(*file) : std::cin;
   if (flags.json) {
-    print_json_lines(tokenizer, *in, flags.input == "-" ? "standard input" : flags.input);
+    print_json_lines(tokenizer, in, file ? flags.input : "standard input");
     return;
   }
-  print_table(tokenizer, std::string(std::istreambuf_iterator<char>(*in), {}));
+  print_table(tokenizer, std::string(std::istreambuf_iterator<char>(in), {}));
 }
 
 }  // namespace
 
 void add_tokenize(CLI::App& app) {
   auto flags = std::make_shared<TokenizeFlags>();
-  CLI::App* command =
-      app.add_subcommand("tokenize", "pieces, ids and bytes of a text, by a folder's tokenizer");
+  CLI::App* command = app.add_subcommand("tokenize", "print ids, pieces and bytes of a text");
   add_options(*command,
-              {{.name = "model",
-                .member = &flags->model,
-                .group = group::kModel,
-                .help = "a folder with a tokenizer",
-                .spelled = "MODEL",
-                .is_required = true},
-               {.name = "text",
-                .member = &flags->input,
-                .group = group::kModel,
-                .help = "a text, a file, or - for standard input; with --json a file or - "
-                        "holds lines of {\"text\": ...}",
-                .spelled = "TEXT"}});
+              {positional("MODEL", &flags->model, group::kModel, "directory with a tokenizer"),
+               positional("TEXT", &flags->input, group::kModel,
+                          "text, file, or - for standard input; with --json a file has lines "
+                          "{\"text\": ...}",
+                          /*is_required=*/false)});
   add_json(*command, flags->json);
+  add_examples(*command,
+               "moe tokenize my-llama \"Hello world\"\n"
+               "echo '{\"text\": \"Hello world\"}' | moe tokenize my-llama - --json");
   command->callback([flags] { run(*flags); });
 }
 

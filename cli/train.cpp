@@ -1,52 +1,54 @@
-// moe train: fine-tunes a folder, dense or MoE, and leaves RUN/final. Flags -> TrainSettings -> one
-// call.
+// moe train: trains a model, dense or MoE, and writes RUN/final. Also prints memory estimates
+// (--dry-run, --nodes), resolved settings and training examples without training.
 
+#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <optional>
 
-#include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/process_start.h"
 #include "cli/progress.h"
-#include "cli/step_line.h"
-#include "cli/train_flags.h"
-#include "cli/train_plans.h"
 #include "core/base/error.h"
+#include "core/base/json.h"
 #include "core/base/text.h"
-#include "core/eval/encoded_tasks.h"
+#include "core/data/example_set.h"
+#include "core/eval/runner.h"
 #include "core/io/checkpoint.h"
 #include "core/train/checkpoint/run_folder.h"
+#include "core/train/config/options.h"
 #include "core/train/loop/stop_signals.h"
 #include "core/train/loop/trainer.h"
+#include "core/train/step/training_data.h"
 
 namespace moe::cli {
 
 namespace {
 
-// What is not the plain case: all weights in f32.
+struct TrainFlags {
+  train::TrainSettings settings;
+  distributed::RankSettings ranks;
+  std::optional<int64_t> nodes, gpus;  // memory estimate of a cluster
+  int64_t show_samples = 0;            // 0: train
+  int64_t profile = 0;                 // steps; 0: none
+  bool quiet = false, json = false, resume = false, dry_run = false, show_settings = false;
+};
+
+// Prints the differences from training all weights in fp32.
 void print_trained(const train::TrainSettings& settings) {
   const std::string named = fmt::format("{}", fmt::join(settings.trained, ", "));
   if (settings.lora.rank > 0) {
-    print_text(stderr, "trains adapters of rank {} on {}, and {}; saved folders have them merged\n",
+    print_text(stderr,
+               "training LoRA adapters of rank {} on {}, and {}; saved models have them merged\n",
                settings.lora.rank, fmt::join(settings.lora.on, " and "),
                named.empty() ? "the router" : named);
   } else if (!named.empty()) {
-    print_text(stderr, "trains only {}\n", named);
+    print_text(stderr, "training only {}\n", named);
   }
   if (settings.compute.precision == model::Precision::kBf16) {
-    print_text(stderr, "products in bf16, weights and sums in fp32\n");
+    print_text(stderr, "matrix products in bf16, weights and sums in fp32\n");
   }
-}
-
-// What tokens compete with each other for the slots of experts.
-std::string describe_group(const train::RunPlan& plan) {
-  if (!plan.routing.router.capacity_factor) {
-    return "no capacity, so that batches do not change routing";
-  }
-  return fmt::format("capacity counted over the {}{} tokens of a micro-batch",
-                     plan.settings.pack == data::Pack::kNone ? "up to " : "", plan.group_tokens);
 }
 
 void print_plan(const train::RunPlan& plan) {
@@ -63,16 +65,18 @@ void print_plan(const train::RunPlan& plan) {
              settings.pack == data::Pack::kNone ? "up to " : "", *settings.seq_len);
   if (const auto& upcycle = settings.upcycle; upcycle.experts) {
     print_text(
-        stderr, "upcycled while it is read: {} experts{}{}, layers {}, routers of seed {}\n",
-        *upcycle.experts,
-        upcycle.granularity == 1 ? "" : fmt::format(" cut into {} each", upcycle.granularity),
-        upcycle.shared_expert ? " beside the dense feed-forward" : "", upcycle.layers,
-        upcycle.seed);
+        stderr, "upcycled in memory: {} experts{}{}, layers {}, router seed {}\n", *upcycle.experts,
+        upcycle.granularity == 1 ? "" : fmt::format(" split into {} each", upcycle.granularity),
+        upcycle.shared_expert ? " plus a shared expert" : "", upcycle.layers, upcycle.seed);
   }
   if (plan.is_moe) {
+    const std::string competing =
+        plan.routing.router.capacity_factor
+            ? fmt::format("capacity counted over the {}{} tokens of a micro-batch",
+                          settings.pack == data::Pack::kNone ? "up to " : "", plan.group_tokens)
+            : "no capacity, so the routing does not depend on the batch";
     print_text(stderr, "router {} on {} logical ranks, {}; loss = {}\n",
-               to_string(plan.routing.router), plan.routing.ep_ranks, describe_group(plan),
-               plan.losses);
+               to_string(plan.routing.router), plan.routing.ep_ranks, competing, plan.losses);
   }
   if (plan.layout.processes > 1) {
     print_text(stderr, "{}\n", distributed::describe(plan.layout));
@@ -94,11 +98,12 @@ void print_result(const TrainFlags& flags, const train::StepRecord& first,
     print_text("{}\n", json_text(result));
   } else {
     print_text("{} steps, loss {:.4f} -> {:.4f}{}: {}\n", last.step, first.loss, last.loss,
-               last.skipped_steps == 0 ? "" : ", " + skipped_part(last), final_model);
+               last.skipped_steps == 0 ? "" : ", " + skipped_text(last), final_model);
   }
 }
 
-// Benchmarks for the trainer, which knows none; read before anything else is.
+// Returns the callback that scores --eval-tasks. Reads the tasks before training, so that their
+// errors come first.
 train::EvaluateTasks evaluate_tasks(const train::TrainSettings& settings) {
   const auto& evaluation = settings.evaluation;
   if (evaluation.tasks.empty()) {
@@ -120,7 +125,7 @@ train::EvaluateTasks evaluate_tasks(const train::TrainSettings& settings) {
   };
 }
 
-// One rank of a run; rank 0 prints for all.
+// Trains on one rank; rank 0 prints.
 void train_on_rank(const TrainFlags& flags, distributed::Comm& comm, train::StopSignals& signals) {
   apply_threads(flags.settings.threads);
   const bool quiet = flags.quiet || comm.rank() != 0;
@@ -129,8 +134,8 @@ void train_on_rank(const TrainFlags& flags, distributed::Comm& comm, train::Stop
   train::TrainCallbacks callbacks;
   std::optional<Progress> reading;
   callbacks.on_reading = [&](int64_t /*examples*/, int64_t tokens) {
-    if (tokens > 0 && !reading) {  // before, contents are compared
-      reading.emplace("tokenising", "tokens", 0, quiet);
+    if (tokens > 0 && !reading) {  // 0 while files are hashed for the token cache
+      reading.emplace("tokenizing", "tokens", 0, quiet);
     }
     if (reading) {
       reading->set(static_cast<uint64_t>(tokens));
@@ -165,6 +170,77 @@ void train_on_rank(const TrainFlags& flags, distributed::Comm& comm, train::Stop
   finish_output();  // while a failure can still be reported to the other ranks
 }
 
+std::vector<std::pair<const char*, uint64_t>> memory_items(const train::MemoryPlan& memory) {
+  return {{"program", memory.program},
+          {"weights", memory.weights},
+          {"gradients", memory.gradients},
+          {"optimizer", memory.optimizer},
+          {"activations", memory.activations},
+          {"workspace", memory.workspace},
+          {"checkpoint", memory.checkpoint},
+          {"evaluation", memory.evaluation},
+          {"peak", memory.peak}};
+}
+
+OrderedJson to_json(const train::MemoryPlan& memory) {
+  OrderedJson json;
+  for (const auto& [name, bytes] : memory_items(memory)) {
+    json[fmt::format("{}_bytes", name)] = bytes;
+  }
+  return json;
+}
+
+void print_memory(const train::MemoryPlan& memory, bool is_gpu) {
+  for (const auto& [name, bytes] : memory_items(memory)) {
+    print_text("{:<12}{:>10}\n", name, format_bytes(static_cast<double>(bytes)));
+  }
+  print_text("memory of one {} (dry run: nothing was loaded or trained)\n",
+             is_gpu ? "GPU" : "process");
+}
+
+// Prints the memory of one GPU of the cluster --nodes, --gpus. Throws UserError without --dry-run.
+void print_cluster(const TrainFlags& flags) {
+  if (!flags.dry_run) {
+    throw UserError(
+        "--nodes and --gpus estimate the memory of a run; add --dry-run, or start moe train with "
+        "torchrun, srun or mpirun on each machine");
+  }
+  const train::ClusterPlan plan =
+      train::plan_cluster(flags.settings, flags.nodes.value_or(1), flags.gpus.value_or(8));
+  for (const auto& note : plan.notes) {
+    if (!flags.quiet) {
+      print_text(stderr, "{}\n", terminal_text(note, /*one_line=*/true));
+    }
+  }
+  if (flags.json) {
+    OrderedJson json = to_json(plan.memory);
+    json["layout"] = distributed::describe(plan.layout);
+    json["parameters"] = plan.parameters;
+    print_text("{}\n", json_text(json));
+    return;
+  }
+  print_text("{} parameters; {}\n", format_count(static_cast<double>(plan.parameters)),
+             distributed::describe(plan.layout));
+  print_memory(plan.memory, /*is_gpu=*/true);
+}
+
+// Prints the first `count` examples with the tokens that carry loss marked: in color on a terminal,
+// with brackets otherwise.
+void print_samples(const train::TrainSettings& settings, int64_t count) {
+  const train::Samples samples = train::read_samples(settings, count);
+  for (size_t file = 0; file < samples.files.size(); ++file) {
+    print_text("{}: {}\n", terminal_text(samples.files[file], /*one_line=*/true),
+               terminal_text(samples.forms[file], /*one_line=*/true));
+  }
+  for (const auto& example : samples.examples) {
+    const std::string where =
+        fmt::format("{} line {}", samples.files[static_cast<size_t>(example.file)], example.line);
+    // Not print_text(): show_example() adds color codes and escapes the strings of files.
+    const std::string shown = data::show_example(example, where, samples.piece, use_color());
+    std::fputs(("\n" + shown).c_str(), stdout);
+  }
+}
+
 void run(const TrainFlags& flags) {
   check_device(flags.settings.on_cuda);
   if (flags.nodes || flags.gpus) {
@@ -185,13 +261,18 @@ void run(const TrainFlags& flags) {
     if (!flags.quiet) {
       print_plan(plan);
     }
-    return print_memory(plan.memory, plan.settings.on_cuda, flags.json);
+    if (flags.json) {
+      print_text("{}\n", json_text(to_json(plan.memory)));
+    } else {
+      print_memory(plan.memory, plan.settings.on_cuda);
+    }
+    return;
   }
   if (flags.settings.run.empty()) {
     throw UserError("--out is required; see moe train --help");
   }
   if (flags.resume && flags.settings.force) {
-    throw UserError("--resume goes on with a run, --force begins anew; give one of them");
+    throw UserError("--resume continues a run, --force starts over; give one of them");
   }
   distributed::RankSettings ranks = flags.ranks;
   ranks.threads = flags.settings.threads;
@@ -201,12 +282,48 @@ void run(const TrainFlags& flags) {
                             [&](distributed::Comm& comm) { train_on_rank(flags, comm, signals); });
 }
 
+// Returns the flags that are not stored in the settings of the run.
+Options call_options(TrainFlags& flags) {
+  return {
+      {"nodes",
+       &flags.nodes,
+       group::kRanks,
+       "with --dry-run: memory of one GPU in a run on N machines, from the config alone",
+       {},
+       "1"},
+      {"gpus", &flags.gpus, group::kRanks, "with --dry-run: GPUs per machine", {}, "8"},
+      {"show-samples", &flags.show_samples, group::kOutput,
+       "print N training examples with the tokens that carry loss marked, and exit", whole_from(1),
+       "none"},
+      {"show-settings", &flags.show_settings, group::kOutput,
+       "print the resolved settings as a recipe without training"},
+      {"dry-run", &flags.dry_run, group::kOutput,
+       "validate the settings and print the memory estimate without training"},
+      {"profile", &flags.profile, group::kOutput,
+       "write a trace of the first N steps to RUN/trace.json (chrome://tracing, ui.perfetto.dev)",
+       whole_from(1), "none"},
+      {"resume", &flags.resume, group::kOutput,
+       "resume the run in --out (the default if it exists)"},
+  };
+}
+
 }  // namespace
 
 void add_train(CLI::App& app) {
   auto flags = std::make_shared<TrainFlags>();
-  CLI::App* command = app.add_subcommand("train", "fine-tune a model folder, dense or MoE");
-  add_train_flags(*command, *flags);
+  CLI::App* command = app.add_subcommand("train", "train a model, dense or MoE");
+  add_options(*command, train::train_options(flags->settings));
+  add_rank_flags(*command, flags->ranks);
+  add_options(*command, call_options(*flags));
+  add_force(*command, flags->settings.force, kForcedGate);
+  add_force_memory(*command, flags->settings.force_memory);
+  add_quiet(*command, flags->quiet);
+  add_json(*command, flags->json);
+  add_config(
+      *command,
+      "moe train my-moe -o run --data instructions.jsonl --steps 1000 --lr 1e-5\n"
+      "moe train my-llama --upcycle 8 --router top2 -o run --data text.jsonl --objective lm\n"
+      "moe train my-moe --data instructions.jsonl --dry-run");
   command->callback([flags] { run(*flags); });
 }
 

@@ -1,29 +1,26 @@
-// moe upcycle: a dense folder of LLaMA or its kin becomes a mixture of experts.
+// moe upcycle: converts a dense model (LLaMA, Mistral, Qwen2, Qwen3) to a mixture of experts.
 
-#include "core/model/convert/upcycle.h"
+#include "core/upcycle/upcycle.h"
 
 #include <CLI/CLI.hpp>
-#include <chrono>
 #include <functional>
 #include <optional>
 
-#include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/progress.h"
 #include "core/base/error.h"
-#include "core/base/option.h"
 #include "core/base/resources.h"
 #include "core/base/text.h"
 #include "core/data/examples.h"
 #include "core/data/records.h"
 #include "core/io/output_checks.h"
-#include "core/model/convert/calibrate.h"
-#include "core/model/convert/inspect.h"
-#include "core/model/convert/verify.h"
 #include "core/route/router.h"
 #include "core/tokenizer/tokenizer.h"
 #include "core/train/loop/plan.h"
 #include "core/train/observe/metrics.h"
+#include "core/upcycle/calibrate.h"
+#include "core/upcycle/inspect.h"
+#include "core/upcycle/verify.h"
 #include "kernels/cpu/caching_allocator.h"
 
 namespace moe::cli {
@@ -37,7 +34,6 @@ struct UpcycleFlags {
                           calibration, device, rest = "base", vary = "none", router_init = "random";
   std::vector<std::string> expert_parents;
   std::optional<int64_t> experts;
-  double router_std = -1;
   std::optional<double> router_entropy;
   route::RouterRequest router;
   model::UpcycleSettings settings;
@@ -46,8 +42,8 @@ struct UpcycleFlags {
 
 bool is_verified(const UpcycleFlags& flags) { return flags.verify || !flags.verify_text.empty(); }
 
-// --gate-scale X|auto; auto is nothing yet.
-std::optional<double> gate_scale_of(const std::string& text) {
+// Parses --gate-scale. Returns nullopt for auto.
+std::optional<double> parse_gate_scale(const std::string& text) {
   if (text == "auto") {
     return std::nullopt;
   }
@@ -59,7 +55,7 @@ std::optional<double> gate_scale_of(const std::string& text) {
 }
 
 bool scales_random_routers(const model::UpcycleSettings& settings) {
-  return settings.router_init.kind == model::RouterInit::Kind::kRandom &&
+  return settings.router_init.kind == model::RouterInitSettings::Kind::kRandom &&
          settings.router_init.entropy;
 }
 
@@ -75,12 +71,11 @@ model::UpcycleSettings settings_from(const UpcycleFlags& flags) {
   settings.experts = flags.experts.value_or(settings.experts);
   settings.mean_rest = flags.rest == "mean";
   settings.vary = model::parse_variation(flags.vary);
-  // The default keeps the parent's function exactly and gives every token two experts to learn
-  // from.
+  // The default router preserves the function of the parent and trains two experts per token.
   settings.router =
       route::requested_router(flags.router, route::parse_router(model::kUpcycledRouter));
   settings.ep_ranks = flags.router.ep_ranks;
-  settings.gate_scale = gate_scale_of(flags.gate_scale);
+  settings.gate_scale = parse_gate_scale(flags.gate_scale);
   settings.router_init = model::parse_router_init(flags.router_init);
   settings.router_init.entropy = flags.router_entropy;
   if (settings.gate_scale && !scales_random_routers(settings) && !flags.calibration.empty()) {
@@ -97,22 +92,22 @@ model::UpcycleSettings settings_from(const UpcycleFlags& flags) {
   return settings;
 }
 
-std::string describe(const model::UpcyclePlan& plan) {
+std::string plan_text(const model::UpcyclePlan& plan) {
   const model::MoeConfig& moe = *plan.child.moe;
   const std::string context =
       plan.parent.sliding_window > 0
-          ? fmt::format("context      {} tokens, the parent's sliding_window\n",
+          ? fmt::format("context      {} tokens (sliding_window of the parent)\n",
                         plan.parent.longest_sequence())
           : "";
   const std::string slices = moe.granularity == 1
                                  ? ""
-                                 : fmt::format(" ({} feed-forwards cut into {})",
+                                 : fmt::format(" ({} feed-forwards split into {})",
                                                moe.experts / moe.granularity, moe.granularity);
   return fmt::format(
       "layers {} of {} become mixtures of {} experts{}, router {}\n"
       "parameters   {} dense -> {} total, {} active per token\n{}",
       model::layer_ranges(moe.layers), plan.child.layers, moe.experts,
-      slices + (moe.shared_expert_width > 0 ? " beside the dense feed-forward" : ""),
+      slices + (moe.shared_expert_width > 0 ? " plus a shared expert" : ""),
       route::to_string(moe.router), format_count(static_cast<double>(plan.dense.total)),
       format_count(static_cast<double>(plan.mixture.total)),
       format_count(static_cast<double>(plan.mixture.active)), context);
@@ -133,32 +128,33 @@ void dry_run(const UpcycleFlags& flags, const model::UpcycleSettings& settings,
     print_text("{}\n", json_text(json, 2));
     return;
   }
-  print_text("{}to write     {}, about {} at {}/s (dry run: nothing was written)\n", describe(plan),
-             format_bytes(static_cast<double>(plan.bytes)), format_seconds(seconds),
-             format_bytes(rate));
+  print_text("{}to write     {}, about {} at {}/s (dry run: nothing was written)\n",
+             plan_text(plan), format_bytes(static_cast<double>(plan.bytes)),
+             format_seconds(seconds), format_bytes(rate));
 }
 
-// `before` is called when the folder is written and the comparison begins.
+// Returns the callback that measures the equality certificate, or an empty one without --verify.
+// Reads the text immediately, so that its errors come before any output. The callback calls
+// `before` first.
 model::Certify certifier(const UpcycleFlags& flags, const io::Checkpoint& dense,
                          const std::string& difference, std::function<void()> before) {
   if (!is_verified(flags)) {
     return {};
   }
-  auto text = model::verify_text(dense, flags.verify_text,
-                                 kVerifyTokens);  // refused before a byte is written
-  text.device = device_of(flags.device);
+  auto text = model::verify_text(dense, flags.verify_text, kVerifyTokens);
+  text.device = parse_device(flags.device);
   return [&dense, text, difference, before](const std::filesystem::path& staged) {
     before();
     return model::certify_equality(dense, io::Checkpoint(staged), text, difference);
   };
 }
 
-bool looks_for_dead_experts(const UpcycleFlags& flags, const model::UpcycleSettings& settings) {
+bool checks_dead_experts(const UpcycleFlags& flags, const model::UpcycleSettings& settings) {
   return is_verified(flags) && settings.router.family->can_leave_experts_dead;
 }
 
-// How moe train would read a file: as instructions where its first record is a conversation.
-data::Objective objective_of(const std::filesystem::path& file) {
+// Returns the objective that fits a file: instructions if its first record is a conversation.
+data::Objective detect_objective(const std::filesystem::path& file) {
   data::RecordReader reader(file);
   const auto first = reader.next();
   if (!first || reader.form() == data::RecordForm::kText) {
@@ -169,8 +165,8 @@ data::Objective objective_of(const std::filesystem::path& file) {
                                                   : data::Objective::kLm;
 }
 
-// The first tokens of a file in any form that moe train reads.
-model::RouterText text_of_file(const io::Checkpoint& dense, const std::filesystem::path& file) {
+// Returns the first kMaxRouterTokens tokens of a file in any form that moe train reads.
+model::RouterText read_router_text(const io::Checkpoint& dense, const std::filesystem::path& file) {
   const int64_t vocab_size = model::parse_config(dense.config(), dense.config_name()).vocab_size;
   model::RouterText text;
   text.name = file.string();
@@ -181,9 +177,9 @@ model::RouterText text_of_file(const io::Checkpoint& dense, const std::filesyste
     return data::codec_of(tokenizer);
   };
   data::ReadSettings few;
-  few.objective = objective_of(file);
-  few.most_per_file = model::kMostRouterTokens;
-  int64_t left = model::kMostRouterTokens;
+  few.objective = detect_objective(file);
+  few.most_per_file = model::kMaxRouterTokens;
+  int64_t left = model::kMaxRouterTokens;
   const auto keep = [&](data::Example&& example) {
     const auto take = std::min(left, static_cast<int64_t>(example.ids.size()));
     if (take > 0) {
@@ -195,27 +191,29 @@ model::RouterText text_of_file(const io::Checkpoint& dense, const std::filesyste
   return text;
 }
 
-// What the dense folder reads for its routers; nothing where they are drawn alone.
+// Returns the text that routers are initialized from or scaled on; without sequences if no text is
+// needed.
 model::RouterText router_text(const UpcycleFlags& flags, const io::Checkpoint& dense,
                               const model::UpcycleSettings& settings) {
   model::RouterText text;
-  const model::RouterInit& init = settings.router_init;
-  if (init.kind == model::RouterInit::Kind::kPrompts) {
-    text = model::text_of_prompts(
+  const model::RouterInitSettings& init = settings.router_init;
+  if (init.kind == model::RouterInitSettings::Kind::kPrompts) {
+    text = model::tokenize_prompts(
         dense, model::read_prompts(init.file, settings.experts, settings.expert_parents),
         init.file.string());
-  } else if (init.kind == model::RouterInit::Kind::kCluster) {
-    text = text_of_file(dense, init.file);
+  } else if (init.kind == model::RouterInitSettings::Kind::kCluster) {
+    text = read_router_text(dense, init.file);
   } else if (init.entropy) {
     const auto read = model::verify_text(dense, flags.calibration, kVerifyTokens, "--calibration");
     text.name = read.name;
     text.sequences = {read.ids};
   }
-  text.device = device_of(flags.device);
+  text.device = parse_device(flags.device);
   return text;
 }
 
-// Writing is streamed: only models that are run take memory worth a look.
+// Throws UserError if the models that will run do not fit in memory. Writing needs little memory,
+// because tensors are streamed.
 void check_models_fit(const UpcycleFlags& flags, const io::Checkpoint& dense,
                       const model::UpcycleSettings& settings, const model::UpcyclePlan& plan,
                       const model::RouterText& text) {
@@ -225,35 +223,36 @@ void check_models_fit(const UpcycleFlags& flags, const io::Checkpoint& dense,
     return;
   }
   const uint64_t running =
-      model::verify_bytes(dense, verifies ? &plan.child : nullptr, device_of(flags.device));
+      model::verify_bytes(dense, verifies ? &plan.child : nullptr, parse_device(flags.device));
   const uint64_t states = starts_routers ? model::state_bytes(plan.child, text) : 0;
   check_memory(
       {running + states, 1,
        fmt::format("running {}{}", flags.dense, verifies ? " and its mixture" : ""),
-       verifies         ? "leaving --verify out takes almost none"
+       verifies         ? "without --verify it takes almost none"
        : starts_routers ? "shorter texts, or a random router without --router-entropy, take less"
-                        : "a number for --gate-scale in place of auto takes almost none"},
+                        : "with a number for --gate-scale it takes almost none"},
       flags.force_memory);
 }
 
-// Without --gate-scale auto and --verify no model is ever held; a ReLU router that is verified is
-// looked over for dead experts too.
+// Returns the callback that measures the gate scale (--gate-scale auto) and, with --verify, finds
+// dead experts if the router family can have them. Returns an empty callback if neither is needed,
+// so that no model is loaded. The callback calls `before` first.
 model::Calibrate calibrator(const UpcycleFlags& flags, const io::Checkpoint& dense,
                             const model::UpcycleSettings& settings, std::function<void()> before) {
-  if (settings.gate_scale && !looks_for_dead_experts(flags, settings)) {
+  if (settings.gate_scale && !checks_dead_experts(flags, settings)) {
     return {};
   }
   const bool own_text = !flags.calibration.empty();
   auto text = model::verify_text(dense, own_text ? flags.calibration : flags.verify_text,
                                  kVerifyTokens, own_text ? "--calibration" : "--verify-text");
-  text.device = device_of(flags.device);
+  text.device = parse_device(flags.device);
   return [&dense, &settings, text, before](const std::filesystem::path& staged) {
     before();
     return model::calibrate(dense, staged, settings, text);
   };
 }
 
-// What a real run of the mixture should know; recipes/README.md has the sources.
+// Prints hyperparameter advice for the training run (sources: recipes/README.md).
 void print_advice(const model::UpcycleSettings& settings) {
   const route::RouterSettings& router = settings.router;
   std::string flags = settings.last_lr ? fmt::format("--lr up to {:g}, ten times the parent's last",
@@ -263,16 +262,16 @@ void print_advice(const model::UpcycleSettings& settings) {
     flags += "; --lb-coef 0.01 to 0.001";
   }
   if (route::has_capacity(router)) {
-    flags += "; 1,024 tokens or more a logical rank";
+    flags += "; at least 1,024 tokens per logical rank";
   }
   print_text(
       "advice       published mixtures beat continued dense training by 1 to 5 % in loss after a "
-      "tenth of the parent's tokens;\n"
-      "             a short run gains less. {} (recipes/README.md, Guidance)\n",
+      "tenth of the parent's tokens,\n"
+      "             by less after a short run. {} (recipes/README.md, Guidance)\n",
       flags);
 }
 
-// Returns a string that holds names of files for one line of output.
+// Escapes text that may contain file names, for one line of output.
 std::string line_text(const std::string& text) { return terminal_text(text, /*one_line=*/true); }
 
 void print_result(const UpcycleFlags& flags, const model::UpcycleSettings& settings,
@@ -283,11 +282,9 @@ void print_result(const UpcycleFlags& flags, const model::UpcycleSettings& setti
     print_text("{}\n", json_text(report, 2));
     return;
   }
-  const auto bytes = static_cast<double>(plan.bytes);
   const OrderedJson routers = report["router_init"].value("layers", OrderedJson::array());
-  print_text("{}written      {} to {} in {} ({}/s)\n", describe(plan), format_bytes(bytes),
-             line_text(flags.out), format_seconds(seconds),
-             format_bytes(bytes / std::max(seconds, 1e-9)));
+  print_text("{}", plan_text(plan));
+  print_written(plan.bytes, flags.out, seconds);
   for (const auto& layer : routers) {
     print_text("router start {}\n", line_text(layer.value("words", "")));
   }
@@ -303,13 +300,12 @@ void print_result(const UpcycleFlags& flags, const model::UpcycleSettings& setti
     }
   } else {
     const OrderedJson& expected = report["preserves_function"];
-    print_text("function     {}{}; not measured, --verify does\n",
+    print_text("function     {}{}; not measured (see --verify)\n",
                expected.value("exact", false) ? "identical by construction: " : "",
                line_text(expected.value("words", "")));
   }
-  print_text(
-      "next         moe train {} -o RUN --data FILE   (moe inspect {} shows what it holds)\n",
-      line_text(flags.out), line_text(flags.out));
+  print_text("next         moe train {} -o RUN --data FILE   (moe inspect {} shows the model)\n",
+             line_text(flags.out), line_text(flags.out));
   if (!flags.quiet) {
     print_advice(settings);
   }
@@ -327,25 +323,22 @@ void run(const UpcycleFlags& flags) {
   }
   check_models_fit(flags, dense, settings, plan, text);
   Progress progress("upcycle", "B", plan.bytes, flags.quiet);
-  const auto start = std::chrono::steady_clock::now();
-  std::optional<double> seconds;  // of the writing, without the verification
+  std::optional<double> seconds;  // of writing, without verification
   const auto written = [&] {
     if (!seconds) {
-      seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-      progress.finish();
+      seconds = progress.finish();
     }
   };
   const model::Certify certify =
-      certifier(flags, dense, model::changes_function(settings, plan), written);
+      certifier(flags, dense, model::describe_difference(settings, plan), written);
   const model::Calibrate calibrate = calibrator(flags, dense, settings, written);
   OrderedJson report =
       model::upcycle(dense, plan, settings,
                      {[&](uint64_t done) { progress.set(done); }, certify, calibrate,
                       [&] {
-                        model::RouterStart routers =
-                            model::start_routers(dense, plan.child, settings.router_init, text);
-                        // Writing streams: it needs none of the memory that the parent's forward
-                        // took.
+                        model::RouterInit routers =
+                            model::init_routers(dense, plan.child, settings.router_init, text);
+                        // Releases the memory of the parent's forward, which writing does not need.
                         kernels::use_caching_allocator().release();
                         return routers;
                       }});
@@ -357,125 +350,77 @@ void run(const UpcycleFlags& flags) {
 }
 
 Options source_options(UpcycleFlags& flags) {
+  model::UpcycleSettings& settings = flags.settings;
   return {
-      {.name = "dense",
-       .member = &flags.dense,
-       .group = group::kModel,
-       .help = "a dense folder: LLaMA, Mistral, Qwen2 or Qwen3",
-       .spelled = "DENSE",
-       .is_required = true},
-      {.name = "out",
-       .member = &flags.out,
-       .group = group::kOutput,
-       .help = "the folder to write",
-       .spelled = "-o,--out",
-       .is_required = true},
+      positional("DENSE", &flags.dense, group::kModel,
+                 "dense model directory: LLaMA, Mistral, Qwen2 or Qwen3"),
+      output_path(&flags.out, "model directory to create"),
       {.name = "experts",
        .member = &flags.experts,
        .group = group::kModel,
-       .help = "experts in each MoE layer",
+       .help = "experts per MoE layer",
        .fallback = "8, or as many as --expert makes"},
       {.name = "expert",
        .member = &flags.expert_parents,
        .group = group::kModel,
-       .help = "FOLDER[:N]: N experts (1) are copies of this dense folder's feed-forwards; given "
-               "once for each parent",
+       .help = "FOLDER[:N]: take N experts (1) from the feed-forwards of this dense model; repeat "
+               "for each parent",
        .is_repeated = true},
-      {.name = "rest",
-       .member = one_of("rest", flags.rest, {"base", "mean"}),
-       .group = group::kModel,
-       .help = "with --expert, where all but the experts is from: base, or the mean of the parents",
-       .fallback = "base"},
-      {.name = "vary",
-       .member = &flags.vary,
-       .group = group::kModel,
-       .help = "copies that differ: drop:R draws the share R of each expert's dimensions anew "
-               "(drop:R,separate: of each matrix apart), noise:S adds S deviations of each matrix",
-       .fallback = "none"},
-      {.name = "shared-expert",
-       .member = &flags.settings.shared_expert,
-       .group = group::kModel,
-       .help =
-           "the dense feed-forward stays beside the experts, which add zeros at first; not of a "
-           "Qwen3"},
-      {.name = "layers",
-       .member = &flags.settings.layers,
-       .group = group::kModel,
-       .help = "even, odd, all, or a list like 0,3,5 or 0-3"},
-      {.name = "granularity",
-       .member = &flags.settings.granularity,
-       .group = group::kModel,
-       .help =
-           "G: cuts each of the --experts into G of width F/G; the router's k, max and cf grow G "
-           "times, so that top2 takes 2 G of them, at first two whole feed-forwards"},
-      {.name = "seed",
-       .member = &flags.settings.seed,
-       .group = group::kModel,
-       .help = "of the router's weights",
-       .range = number_from(0)},
-      {.name = "dtype",
-       .member = one_of("dtype", flags.dtype, {"keep", "bf16", "fp32"}),
-       .group = group::kModel,
-       .help = "keep, bf16 or fp32"},
+      {"rest", one_of("rest", flags.rest, {"base", "mean"}), group::kModel,
+       "with --expert: all other weights from DENSE (base) or the mean of the parents (mean)"},
+      {"vary", &flags.vary, group::kModel,
+       "make copies differ: drop:R reinitializes a share R of the dimensions (drop:R,separate: of "
+       "each matrix separately), noise:S adds noise of S standard deviations"},
+      {"shared-expert", &settings.shared_expert, group::kModel,
+       "keep the dense feed-forward as a shared expert; the routed experts start at zero output "
+       "(not for Qwen3)"},
+      {"layers", &settings.layers, group::kModel,
+       "MoE layers: even, odd, all, or a list like 0,3,5 or 0-3"},
+      {"granularity", &settings.granularity, group::kModel,
+       "split each expert into G of width F/G; the router's k, max and cf are multiplied by G"},
+      {"seed", &settings.seed, group::kModel, "random seed of the router weights", number_from(0)},
+      {"dtype", one_of("dtype", flags.dtype, {"keep", "bf16", "fp32"}), group::kModel,
+       "dtype of the weights: keep, bf16 or fp32"},
   };
 }
 
 Options router_options(UpcycleFlags& flags) {
   return {
-      {.name = "router-std",
-       .member = &flags.settings.router_std,
-       .group = group::kRouter,
-       .help = "standard deviation of the router's weights",
-       .fallback = "the config's initializer_range",
-       .range = number_from(0)},
-      {.name = "router-init",
-       .member = &flags.router_init,
-       .group = group::kRouter,
-       .help = "random; prompts:FILE, JSON that says for each expert texts that it is for, and not "
-               "for; or cluster:FILE, clusters of a text's hidden states",
-       .fallback = "random"},
+      {"router-std", &flags.settings.router_std, group::kRouter,
+       "standard deviation of random router weights", number_from(0),
+       "the config's initializer_range"},
+      {"router-init", &flags.router_init, group::kRouter,
+       "random, prompts:FILE (JSON with texts for each expert), or cluster:FILE (clusters of the "
+       "hidden states of a text)"},
       {.name = "router-entropy",
        .member = &flags.router_entropy,
        .group = group::kRouter,
-       .help = "scales each router so that the mean entropy of its first routing is this share of "
-               "ln E",
-       .fallback = "0.7 for prompts and cluster; a random one is left as drawn"},
-      {.name = "gate-scale",
-       .member = &flags.gate_scale,
-       .group = group::kRouter,
-       .help =
-           "multiplies the weights of all experts; auto = 1 / their mean sum, for routers whose "
-           "weights do not sum to 1 (topp, relu, gate=none)",
-       .fallback = "1"},
+       .help = "scale each router to this mean entropy, as a share of ln E",
+       .fallback = "0.7 with prompts and cluster, else not scaled"},
+      {"gate-scale", &flags.gate_scale, group::kRouter,
+       "factor of all gate weights; auto = 1 / their mean sum, for topp, relu and gate=none"},
       {.name = "calibration",
        .member = &flags.calibration,
        .group = group::kRouter,
-       .help = "the text that --gate-scale auto measures on (that of --verify-text), and "
-               "--router-entropy of a random router",
-       .fallback = "an embedded one"},
+       .help = "text for --gate-scale auto (else --verify-text) and for --router-entropy of a "
+               "random router",
+       .fallback = "an embedded text"},
   };
 }
 
 Options output_options(UpcycleFlags& flags) {
   return {
-      {.name = "shard-size",
-       .member = &flags.shard_size,
-       .group = group::kOutput,
-       .help = "largest file, like 5GB or 200MB"},
-      {.name = "verify",
-       .member = &flags.verify,
-       .group = group::kOutput,
-       .help = "run parent and child on a text and write the equality certificate: identical, "
-               "close or different"},
+      {"shard-size", &flags.shard_size, group::kOutput, "maximum size of a weight file"},
+      {"verify", &flags.verify, group::kOutput,
+       "compare the logits with the dense model and store the verdict: identical, close or "
+       "different"},
       {.name = "verify-text",
        .member = &flags.verify_text,
        .group = group::kOutput,
-       .help = "the text to verify on",
-       .fallback = "an embedded one"},
-      {.name = "dry-run",
-       .member = &flags.dry_run,
-       .group = group::kOutput,
-       .help = "say bytes, parameters and time, write nothing"},
+       .help = "text for --verify; implies it",
+       .fallback = "an embedded text"},
+      {"dry-run", &flags.dry_run, group::kOutput,
+       "print bytes, parameters and time without writing"},
   };
 }
 
@@ -483,17 +428,21 @@ Options output_options(UpcycleFlags& flags) {
 
 void add_upcycle(CLI::App& app) {
   auto flags = std::make_shared<UpcycleFlags>();
-  CLI::App* command = app.add_subcommand(
-      "upcycle", "a dense LLaMA (or Mistral, Qwen2, Qwen3) folder becomes a mixture of experts");
+  CLI::App* command =
+      app.add_subcommand("upcycle", "convert a dense model to a mixture of experts");
   add_options(*command, source_options(*flags));
-  add_router_flags(*command, flags->router);
-  add_options(*command, joined({router_options(*flags), output_options(*flags)}));
+  add_options(*command, route::request_options(flags->router));
+  add_options(*command, concat({router_options(*flags), output_options(*flags)}));
   add_device(*command, flags->device);
   add_force_memory(*command, flags->force_memory);
   add_force(*command, flags->settings.force);
   add_quiet(*command, flags->quiet);
   add_json(*command, flags->json);
-  add_config(*command);
+  add_config(
+      *command,
+      "moe upcycle my-llama -o my-moe --experts 8 --layers even --router top1+ir+fr --verify\n"
+      "moe upcycle base -o my-moe --expert math:4 --expert code:4 --router-init prompts:p.json\n"
+      "moe upcycle my-llama -o my-moe --granularity 4 --shared-expert --dry-run");
   command->callback([flags] { run(*flags); });
 }
 

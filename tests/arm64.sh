@@ -36,15 +36,15 @@ emulator=$(command -v qemu-aarch64 || command -v qemu-aarch64-static) || skip "n
 run=("$emulator" -L /usr/aarch64-linux-gnu)
 
 # Catch2's counts of one test program; skips, of which Catch2 2 knows nothing, are not looked for.
-run_cases() {  # PROGRAM
+run_cases() {  # PROGRAM ARGUMENTS...
   local log status=0 good bad
   log=$(mktemp)
-  "${run[@]}" "$1" </dev/null 2>&1 | tee "$log" || status=$?
+  "${run[@]}" "$@" </dev/null 2>&1 | tee "$log" || status=$?
   good=$(sed -nE 's/^All tests passed.* in ([0-9]+) test cases?.*/\1/p; s/^test cases:.* ([0-9]+) passed.*/\1/p' "$log")
   bad=$(sed -nE 's/^test cases:.* ([0-9]+) failed.*/\1/p' "$log")
   if [ "$status" -ne 0 ] && [ -z "$bad" ]; then bad=1; fi
   count "${good:-0}" "${bad:-0}" 0
-  if [ "${bad:-0}" -gt 0 ]; then failures+=("$1: $(tail -n 30 "$log")"); fi
+  if [ "${bad:-0}" -gt 0 ]; then failures+=("$*: $(tail -n 30 "$log")"); fi
   rm -f "$log"
 }
 
@@ -71,7 +71,7 @@ tiles() {
   if command -v ccache >/dev/null; then cached=(ccache); fi
   mkdir -p "$folder/include"
   ln -sfn /usr/include/catch2 "$folder/include/catch2"
-  for source in kernels/cpu/{gemm_tile,amx_tile,bf16_convert,bf16_words}; do
+  for source in kernels/cpu/{gemm_tile,amx_tile,bf16_words}; do
     "${cached[@]}" $compiler "${flags[@]}" -O3 -S "$source.cpp" -o "$folder/${source##*/}.s" || fail "compiling $source.cpp for arm64"
   done
   for source in tests/kernels/{gemm_tile,bf16_convert,bf16_words}_test tests/support/main; do
@@ -100,12 +100,9 @@ kernels() {
 }
 
 whole() {
-  local test
-  local -a tests=() targets=(--target moe)
-  for test in tests/kernels/*_test.cpp; do tests+=("kernels_$(basename -- "$test" .cpp)"); done
-  for test in "${tests[@]}"; do targets+=(--target "$test"); done
-  recipes/setup.sh "${targets[@]}" arm64 || fail "building for arm64"
-  for test in "${tests[@]}"; do run_cases "build/arm64/$test"; done
+  local file
+  recipes/setup.sh --target moe --target kernels_test arm64 || fail "building for arm64"
+  for file in tests/kernels/*_test.cpp; do run_cases build/arm64/kernels_test -# "[#$(basename -- "$file" .cpp)]~[.]"; done
   if "${run[@]}" build/arm64/moe --version; then count 1 0 0; else fail "moe --version under qemu"; fi
 }
 

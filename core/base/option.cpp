@@ -68,7 +68,7 @@ bool set_number(To& to, const std::string& text) {
   return is_number;
 }
 
-std::string range_rule(const Range& range, double value) {
+std::string describe_range(const Range& range, double value) {
   if (range.rule != nullptr) {
     return range.rule;
   }
@@ -87,14 +87,14 @@ std::string range_rule(const Range& range, double value) {
              : fmt::format("must be a {} of at least {}", kind, range.least);
 }
 
-[[noreturn]] void refuse_number(const std::string& flag, const std::string& number,
-                                const Range& range, double value) {
-  throw UserError("{} {}: {}", flag, number, range_rule(range, value));
+[[noreturn]] void throw_out_of_range(const std::string& flag, const std::string& number,
+                                     const Range& range, double value) {
+  throw UserError("{} {}: {}", flag, number, describe_range(range, value));
 }
 
 // Parses `text` as a decimal Integer within its limits and those of the option's range.
 template <typename Integer>
-std::string checked_integer(const Option& option, const std::string& text) {
+std::string parse_integer(const Option& option, const std::string& text) {
   Integer value = 0;
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value);
@@ -109,7 +109,8 @@ std::string checked_integer(const Option& option, const std::string& text) {
   if (range.is_checked && range.most < static_cast<double>(most)) {
     most = static_cast<Integer>(range.most);
   }
-  throw UserError("{} {}: must be a whole number of {} to {}", flag_of(option), text, least, most);
+  throw UserError("{} {}: must be a whole number of {} to {}", flag_name(option), text, least,
+                  most);
 }
 
 }  // namespace
@@ -196,7 +197,7 @@ bool holds(const Range& range, double value) {
   return std::isfinite(value) && inside;
 }
 
-Options joined(std::vector<Options> parts) {
+Options concat(std::vector<Options> parts) {
   Options all;
   for (auto& part : parts) {
     for (auto& option : part) {
@@ -210,16 +211,16 @@ Choice one_of(const char* name, std::string& member, std::vector<std::string> wo
   return {[&member] { return member; },
           [name, &member, words](const std::string& text) {
             if (std::find(words.begin(), words.end(), text) == words.end()) {
-              refuse_word(name, text, words);
+              throw_unknown_word(name, text, words);
             }
             member = text;
           },
           words};
 }
 
-std::string flag_of(const Option& option) { return std::string("--") + option.name; }
+std::string flag_name(const Option& option) { return std::string("--") + option.name; }
 
-std::string describe(const Option& option) {
+std::string help_line(const Option& option) {
   std::string fallback = option.fallback;
   if (fallback.empty() && !option.is_required && !std::holds_alternative<bool*>(option.member)) {
     fallback = std::visit(TomlText(), option.member);
@@ -237,7 +238,8 @@ void check_ranges(const Options& options) {
   for (const auto& option : options) {
     const auto value = number_of(option.member);
     if (value && option.range.is_checked && !holds(option.range, *value)) {
-      refuse_number(flag_of(option), std::visit(TomlText(), option.member), option.range, *value);
+      throw_out_of_range(flag_name(option), std::visit(TomlText(), option.member), option.range,
+                         *value);
     }
   }
 }
@@ -246,7 +248,7 @@ void check_range(const std::string& flag, const std::string& number, const Range
   char* end = nullptr;
   const double value = std::strtod(number.c_str(), &end);
   if (end != number.c_str() && *end == '\0' && !holds(range, value)) {
-    refuse_number(flag, number, range, value);
+    throw_out_of_range(flag, number, range, value);
   }
 }
 
@@ -255,10 +257,10 @@ std::string integer_text(const Option& option, const std::string& text) {
       [&](const auto& member) -> std::string {
         using Type = std::decay_t<decltype(member)>;
         if constexpr (std::is_same_v<Type, std::optional<int64_t>*>) {
-          return checked_integer<int64_t>(option, text);
+          return parse_integer<int64_t>(option, text);
         } else if constexpr (std::is_same_v<Type, int*> || std::is_same_v<Type, int64_t*> ||
                              std::is_same_v<Type, uint64_t*>) {
-          return checked_integer<std::remove_pointer_t<Type>>(option, text);
+          return parse_integer<std::remove_pointer_t<Type>>(option, text);
         } else {
           return text;
         }
@@ -280,7 +282,7 @@ std::string toml_lines(const Options& options) {
   return lines;
 }
 
-std::set<std::string> free_keys(const Options& options) {
+std::set<std::string> changeable_keys(const Options& options) {
   std::set<std::string> keys;
   for (const auto& option : options) {
     if (option.is_recorded && !option.changes_numbers) {
@@ -290,7 +292,8 @@ std::set<std::string> free_keys(const Options& options) {
   return keys;
 }
 
-void refuse_word(const char* name, const std::string& word, const std::vector<std::string>& known) {
+void throw_unknown_word(const char* name, const std::string& word,
+                        const std::vector<std::string>& known) {
   throw UserError("--{} '{}' is unknown; known: {}", name, word, fmt::join(known, ", "));
 }
 

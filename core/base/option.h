@@ -55,14 +55,14 @@ struct Option {
   const char* name = "";  // "micro-batch": the flag is --micro-batch, the key micro-batch
   Member member;
   const char* group = "";
-  std::string help = {};      // without the default; with units
-  std::string fallback = {};  // the default in words; empty: the member's value
-  std::string source = {};    // of the default: a paper, a program; empty: ours
+  std::string help = {};  // one line with units, without the default
   Range range = {};
+  std::string fallback = {};              // the default in words; empty: the member's value
+  std::string source = {};                // of the default: a paper, a program; empty: ours
   bool changes_numbers = true;            // false: a run may resume with another value
   bool is_recorded = true;                // written to settings.toml
   std::function<bool()> is_written = {};  // false: not written, as the member has no meaning
-  std::string spelled = {};               // on the command line: "MODEL,--model"; empty: --name
+  std::string spelling = {};              // on the command line: "MODEL,--model"; empty: --name
   bool is_required = false;
   bool takes_commas = false;  // for lists: a,b as well as a b
   bool is_repeated = false;   // for lists: the flag precedes each value
@@ -70,7 +70,8 @@ struct Option {
 
 using Options = std::vector<Option>;
 
-Options joined(std::vector<Options> parts);
+// Returns the concatenation of `parts`.
+Options concat(std::vector<Options> parts);
 
 // Returns a choice of `values`, pairs of a name and a value. `member` may be the value or an
 // optional of it.
@@ -91,16 +92,16 @@ std::string value_text(const Member& member);
 bool set_value(const Member& member, const std::string& text);
 // Returns the value of a member that is a number and has one.
 std::optional<double> number_of(const Member& member);
-// Returns whether `value` is finite and within the range.
+// Returns true if `value` is finite and within the range.
 bool holds(const Range& range, double value);
 
 // Returns "--micro-batch".
-std::string flag_of(const Option& option);
+std::string flag_name(const Option& option);
 // Returns the line of --help: the help, the default and its source.
-std::string describe(const Option& option);
+std::string help_line(const Option& option);
 // Throws UserError with flag and rule: "--lr -1: must be 0 or a positive number".
 void check_ranges(const Options& options);
-// Overload for a number as typed; text that is no number is ignored.
+// Overload for a number as typed; ignores text that is not a number.
 void check_range(const std::string& flag, const std::string& number, const Range& range);
 // Returns `text` as the decimal digits of the integer that it is, for a member of an integer type;
 // returns other text unchanged. Throws UserError if it is not a whole number in decimal digits, or
@@ -109,10 +110,10 @@ std::string integer_text(const Option& option, const std::string& text);
 // Returns the recorded options that have a value, a line "key = value" each.
 std::string toml_lines(const Options& options);
 // Returns the keys of recorded options with changes_numbers false.
-std::set<std::string> free_keys(const Options& options);
+std::set<std::string> changeable_keys(const Options& options);
 // Throws UserError with the known words: "--pack 'x' is unknown; known: stream, none".
-[[noreturn]] void refuse_word(const char* name, const std::string& word,
-                              const std::vector<std::string>& known);
+[[noreturn]] void throw_unknown_word(const char* name, const std::string& word,
+                                     const std::vector<std::string>& known);
 // Returns a string literal of TOML.
 std::string toml_string(const std::string& text);
 
@@ -138,7 +139,7 @@ Choice choice(const char* name, MemberType& member,
                 return;
               }
             }
-            refuse_word(name, text, words);
+            throw_unknown_word(name, text, words);
           },
           words};
 }

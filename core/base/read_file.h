@@ -1,6 +1,6 @@
 #pragma once
 // File descriptors, and reading of files that are small or read front to back. Every file of a
-// model, a run, a task or a data set is opened here or mapped (core/io/mapped_file.h, which uses
+// model, a run, a task or a data set is opened here or mapped (core/io/file.h, which uses
 // open_to_read() too): opening never waits for the other end of a named pipe, folders and devices
 // are refused, and sizes are limited.
 

@@ -17,10 +17,10 @@
 
 #include "core/base/json.h"
 #include "core/distributed/launch.h"
-#include "core/eval/settings.h"
-#include "core/model/convert/upcycle.h"
-#include "core/model/llama/compute.h"
+#include "core/eval/runner.h"
+#include "core/model/config/compute.h"
 #include "core/route/router_override.h"
+#include "core/upcycle/upcycle.h"
 
 namespace moe::bench {
 
@@ -40,7 +40,7 @@ struct LayerSettings {
 OrderedJson bench_layer(const LayerSettings& settings, c10::Device device);
 
 struct GemmSettings {
-  std::string model = "S";  // a folder or a synthetic model (roof.h)
+  std::string model = "S";  // a folder or a synthetic model (timing.h)
   int64_t tokens = 1024;    // of a micro-batch; each is routed to two experts
   int64_t repeats = 7;
   bool use_bf16 = false;  // products in bf16, else fp32
@@ -50,7 +50,7 @@ struct GemmSettings {
 OrderedJson bench_gemm(const GemmSettings& settings, c10::Device device);
 
 struct TrainSettings {
-  std::string model = "S";  // a folder or a synthetic model (roof.h)
+  std::string model = "S";  // a folder or a synthetic model (timing.h)
   model::UpcycleRequest upcycle;
   route::RouterRequest router;
   model::Precision precision = model::Precision::kF32;

@@ -4,10 +4,9 @@
 #include <cmath>
 
 #include "core/base/error.h"
-#include "core/base/random.h"
 #include "core/base/resources.h"
 #include "core/bench/bench.h"
-#include "core/bench/roof.h"
+#include "core/bench/timing.h"
 #include "core/eval/runner.h"
 #include "core/eval/scoring/requests.h"
 #include "core/eval/tasks/tasks.h"
@@ -28,27 +27,21 @@ int64_t draw_length(Random& random, double mean, int64_t min, int64_t max) {
   return std::clamp(length, std::min(min, max), max);
 }
 
-// A small window or vocabulary shortens the requests.
+// Requests are shortened to fit a small window.
 RequestSet synthetic_set(const std::string& name, const model::ModelConfig& config, int64_t count) {
   const bool spans = name == "spans";
   const int64_t half = std::max<int64_t>(1, config.max_position_embeddings / 2);
   Random random(0, name);
-  const auto append = [&](std::vector<int64_t>& tokens, int64_t length) {
-    for (int64_t i = 0; i < length; ++i) {
-      tokens.push_back(
-          static_cast<int64_t>(random.below(static_cast<uint64_t>(config.vocab_size))));
-    }
-  };
   RequestSet set{name, count, {}};
   for (int64_t question = 0; question < count; ++question) {
     const int64_t length =
         spans ? draw_length(random, 4.2, 16, 256) : draw_length(random, 5.0, 48, 512);
-    std::vector<int64_t> context;
-    append(context, std::min(length, half));
+    const auto context = random_tokens(random, std::min(length, half), config.vocab_size);
     for (int choice = 0; choice < 4; ++choice) {
       const int64_t scored = spans ? std::min(draw_length(random, 2.6, 2, 64), half) : 1;
       eval::Request request{context, scored, false};
-      append(request.tokens, scored);
+      const auto choice_tokens = random_tokens(random, scored, config.vocab_size);
+      request.tokens.insert(request.tokens.end(), choice_tokens.begin(), choice_tokens.end());
       set.requests.push_back(std::move(request));
     }
   }
@@ -81,7 +74,7 @@ OrderedJson time_set(const model::Llama& llama, const RequestSet& set,
     dropped += layer.dropped_requests;
   }
 
-  // The roof: an average forward pass, whose products are timed once each.
+  // Roof: the products of an average forward pass.
   const auto per_forward = [&](int64_t all) { return std::max<int64_t>(1, all / scores.forwards); };
   const auto moe_layers = static_cast<int64_t>(scores.counters.size());
   const auto products = forward_products(
@@ -134,7 +127,7 @@ OrderedJson bench_eval(const EvalSettings& settings, c10::Device device) {
   const eval::OpenedModel opened = eval::open_model(scored, {});
   std::vector<RequestSet> sets;
   for (const auto& task : tasks) {
-    sets.push_back(task_set(task, eval::encoder_of(opened, scored.compat)));
+    sets.push_back(task_set(task, eval::make_encoder(opened, scored.compat)));
   }
   if (tasks.empty()) {
     for (const char* name : {"letters", "spans"}) {

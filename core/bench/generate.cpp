@@ -5,21 +5,20 @@
 #include <numeric>
 
 #include "core/base/error.h"
-#include "core/base/random.h"
 #include "core/base/resources.h"
 #include "core/bench/bench.h"
 #include "core/bench/timing.h"
 #include "core/model/config/weights.h"
 #include "core/model/llama/llama.h"
 #include "core/route/router.h"
-#include "kernels/cpu/logsumexp.h"
+#include "kernels/cpu/vector_math.h"
 
 namespace moe::bench {
 
 namespace {
 
-// Returns the stored bytes of the matrices that one token is multiplied with; of the experts k / E.
-// An embedding that is only looked up does not count.
+// Returns the stored bytes of the matrices that a token is multiplied with; k / E of the experts.
+// An untied embedding is only looked up and does not count.
 double active_bytes(const io::Checkpoint& checkpoint, const model::ModelConfig& config,
                     const route::RouterSettings& router) {
   double bytes = 0;
@@ -30,8 +29,9 @@ double active_bytes(const io::Checkpoint& checkpoint, const model::ModelConfig& 
     }
     double share = 1;
     if (config.moe && tensor.name.find(".experts.") != std::string::npos) {
-      share = static_cast<double>(router.family->usual_experts(router, config.moe->experts)) /
-              static_cast<double>(config.moe->experts);
+      share =
+          static_cast<double>(router.family->typical_active_experts(router, config.moe->experts)) /
+          static_cast<double>(config.moe->experts);
     }
     bytes += share * static_cast<double>(tensor.bytes());
   }
@@ -78,16 +78,13 @@ OrderedJson bench_generate(const GenerateSettings& settings) {
       model::Llama::load(checkpoint, {}, at::kCPU, model::Storage::kStored, {precision});
   const auto routing = model::generation_routing(llama.default_routing());
   Random random(0, "generate");
-  std::vector prompts(static_cast<size_t>(settings.rows),
-                      std::vector<int64_t>(static_cast<size_t>(settings.prompt_tokens)));
-  for (auto& prompt : prompts) {
-    for (int64_t& token : prompt) {
-      token = static_cast<int64_t>(random.below(static_cast<uint64_t>(config.vocab_size)));
-    }
+  std::vector<std::vector<int64_t>> prompts;
+  for (int64_t row = 0; row < settings.rows; ++row) {
+    prompts.push_back(random_tokens(random, settings.prompt_tokens, config.vocab_size));
   }
   std::vector<size_t> indices(prompts.size());
   std::iota(indices.begin(), indices.end(), size_t{0});
-  const auto seconds_of = [&](int64_t tokens) {
+  const auto time_tokens = [&](int64_t tokens) {
     const double start = clock_s();
     generation.max_tokens = tokens;
     model::generate_all(llama, routing, generation,
@@ -95,11 +92,11 @@ OrderedJson bench_generate(const GenerateSettings& settings) {
                          [](size_t /*index*/, const std::vector<int64_t>& /*ids*/) {}});
     return clock_s() - start;
   };
-  seconds_of(settings.tokens);  // warm-up
+  time_tokens(settings.tokens);  // warm-up
   std::vector<double> steps;
   for (int64_t repeat = 0; repeat < settings.repeats; ++repeat) {
-    const double first = seconds_of(1);  // prompts and the first token
-    steps.push_back((seconds_of(settings.tokens) - first) /
+    const double first = time_tokens(1);  // prompts and the first token
+    steps.push_back((time_tokens(settings.tokens) - first) /
                     static_cast<double>(settings.tokens - 1));
   }
   const Timing step = make_timing(std::move(steps));

@@ -3,9 +3,12 @@
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 
+#include <array>
+
 #include "core/base/error.h"
 #include "core/bench/bench.h"
-#include "core/bench/roof.h"
+#include "core/bench/timing.h"
+#include "core/io/checkpoint.h"
 #include "core/model/moe/token_dispatcher.h"
 #include "core/route/counters.h"
 #include "kernels/ops/bf16_working_copy.h"
@@ -80,7 +83,7 @@ class LayerBench {
   route::Routing route_tokens(const Tensor& x, const Tensor& weight,
                               const route::RouterSettings& router) const {
     RECORD_USER_SCOPE("routing");
-    return route::route(model::router_logits(x, weight) + skew_, router, group_);
+    return route::route(kernels::linear_in_f32(x, weight) + skew_, router, group_);
   }
 
   // Returns the sum of all auxiliary losses, so that their gradients are timed too.
@@ -115,8 +118,8 @@ class LayerBench {
     route::read_counters({routing.counters});
   }
 
-  // Times the grouped expert products. On a GPU with a capacity the counts stay on the device, as
-  // in the layer.
+  // Times the grouped expert products. As in the layer, on a GPU with a capacity the counts stay on
+  // the device.
   Timing time_products(const route::Routing& routing, const std::vector<int64_t>& tokens_per_expert,
                        const Tensor& rows) const {
     const auto time_with = [&](const Tensor& inputs, const auto& counts) {
@@ -133,7 +136,7 @@ class LayerBench {
     const route::Plan& plan = routing.plan;
     const kernels::SegmentedRows segments =
         kernels::segment_rows(plan.token, plan.expert, plan.choice, plan.rows, settings_.tokens,
-                              model::choices_of(routing));
+                              model::max_choices(routing));
     return time_with(kernels::permute(x_, segments.permutation), segments.ends);
   }
 
@@ -144,6 +147,19 @@ class LayerBench {
   route::RoutingGroup group_;
   Tensor skew_;  // [E]
 };
+
+model::ModelConfig gemm_config(const std::string& name) {
+  if (!is_synthetic(name)) {
+    const io::Checkpoint checkpoint(name);
+    return model::parse_config(checkpoint.config(), checkpoint.config_name());
+  }
+  model::ModelConfig config = model::parse_config(Json(synthetic_config(name)), name);
+  config.moe.emplace();
+  config.moe->experts = 8;
+  config.moe->expert_width = config.intermediate_size;
+  config.moe->layers = model::parse_layers("all", config.layers);
+  return config;
+}
 
 }  // namespace
 
@@ -163,6 +179,35 @@ OrderedJson bench_layer(const LayerSettings& settings, c10::Device device) {
   for (const auto& router : routers) {
     json["layers"].push_back(layer.run(router));
   }
+  return json;
+}
+
+OrderedJson bench_gemm(const GemmSettings& settings, c10::Device device) {
+  constexpr std::array kSuffixes = {"", " dx", " dw"};  // of kProductForms
+  const auto options =
+      at::TensorOptions(device).dtype(settings.use_bf16 ? at::kBFloat16 : at::kFloat);
+  const int64_t tokens = settings.tokens;
+  OrderedJson json = {{"products", OrderedJson::object()}};
+  double flop = 0, roof_s = 0;
+  for (const Product& product :
+       forward_products(gemm_config(settings.model), {tokens, 2 * tokens, tokens})) {
+    for (const ProductForm form : kProductForms) {
+      const auto seconds = [&](bool use_own_gemm) {
+        return time_product(product, form, use_own_gemm, settings.repeats, options).best_s;
+      };
+      const double library_s = seconds(false), own_s = seconds(true);
+      json["products"][product.name + kSuffixes[static_cast<size_t>(form)]] = {
+          {"m", product.m},
+          {"k", product.k},
+          {"n", product.n},
+          {"library_gflops", product.flop() / library_s / 1e9},
+          {"gflops", product.flop() / own_s / 1e9},
+          {"share", library_s / own_s}};
+      flop += product.count * product.flop();
+      roof_s += product.count * library_s;
+    }
+  }
+  json["roof_gflops"] = flop / roof_s / 1e9;
   return json;
 }
 

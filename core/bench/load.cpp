@@ -1,10 +1,14 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <string>
 #include <thread>
+#include <utility>
 
 #include "core/base/resources.h"
 #include "core/bench/bench.h"
@@ -13,6 +17,7 @@
 #include "core/model/llama/generate.h"
 #include "core/model/llama/llama.h"
 #include "core/model/llama/memory_need.h"
+#include "core/upcycle/upcycle.h"
 
 namespace moe::bench {
 
@@ -72,6 +77,41 @@ double first_token_s(const std::filesystem::path& folder) {
   return clock_s() - start;
 }
 
+// Syncs the files below `folder` that this process has open.
+void sync_open_files(const std::filesystem::path& folder) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code error;
+    const auto target = std::filesystem::read_symlink(entry.path(), error);
+    if (!error && target.string().starts_with(folder.string() + "/")) {
+      ::fdatasync(std::stoi(entry.path().filename().string()));
+    }
+  }
+}
+
+// Times upcycling and plain writes in turns, so that other users of the disk slow down both: after
+// each gigabyte that upcycling has written and synced, its clock stops while as many bytes are
+// written plainly.
+struct InterleavedTimer {
+  static constexpr uint64_t kTurnBytes = 1'000'000'000;
+
+  explicit InterleavedTimer(const std::filesystem::path& out)
+      : folder(std::filesystem::weakly_canonical(out).parent_path()), probe(folder) {}
+
+  // Ends the turn of upcycling, which has written `bytes` so far.
+  void end_turn(uint64_t bytes) {
+    sync_open_files(folder);
+    upcycle_s += wall_s() - start_s;
+    disk_s += bytes == probed_bytes ? 0 : probe.append(bytes - probed_bytes);
+    probed_bytes = bytes;
+    start_s = wall_s();
+  }
+
+  std::filesystem::path folder;
+  DiskProbe probe;  // grows to the size of OUT: rewritten blocks can be faster than new ones
+  uint64_t probed_bytes = 0;
+  double start_s = wall_s(), upcycle_s = 0, disk_s = 0;
+};
+
 }  // namespace
 
 OrderedJson bench_load(const LoadSettings& settings) {
@@ -90,6 +130,36 @@ OrderedJson bench_load(const LoadSettings& settings) {
   OrderedJson json = time_loading(settings, model::Storage::kF32, f32_bytes);
   json["mapped"] = mapped;
   return json;
+}
+
+OrderedJson bench_upcycle(const UpcycleSettings& settings) {
+  model::UpcycleSettings upcycled = settings.upcycle;
+  upcycled.router = route::parse_router(model::kUpcycledRouter);
+  const io::Checkpoint parent(settings.dense);
+  const model::UpcyclePlan plan = model::plan_upcycle(parent, upcycled);
+  MemoryWatch watch;
+  std::vector<double> upcycle_s, disk_s;
+  for (int64_t i = 0; i < settings.repeats; ++i) {
+    InterleavedTimer timer(upcycled.out);
+    model::upcycle(parent, plan, upcycled, {[&](uint64_t bytes) {
+                     if (bytes - timer.probed_bytes >= InterleavedTimer::kTurnBytes) {
+                       timer.end_turn(bytes);
+                     }
+                   }});
+    timer.end_turn(plan.bytes);
+    upcycle_s.push_back(timer.upcycle_s);
+    disk_s.push_back(timer.disk_s);
+    std::filesystem::remove_all(upcycled.out);
+  }
+  const Timing upcycle = make_timing(std::move(upcycle_s)), disk = make_timing(std::move(disk_s));
+  const auto bytes = static_cast<double>(plan.bytes);
+  return {{"tensor_bytes", plan.bytes},
+          {"upcycle", to_json(upcycle)},
+          {"disk", to_json(disk)},
+          {"bytes_per_second", bytes / upcycle.median_s},
+          {"disk_bytes_per_second", bytes / disk.median_s},
+          {"disk_share", disk.median_s / upcycle.median_s},
+          {"anonymous_bytes", watch.peak_increase()}};
 }
 
 }  // namespace moe::bench

@@ -1,5 +1,6 @@
 #include "core/bench/timing.h"
 
+#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -15,9 +16,12 @@
 #include "core/base/resources.h"
 #include "core/base/version.h"
 #include "core/model/llama/timeline.h"
+#include "kernels/cpu/gemm.h"
 #include "kernels/ops/device.h"
 
 namespace moe::bench {
+
+using at::Tensor;
 
 namespace {
 
@@ -99,5 +103,124 @@ uint64_t peak_bytes(c10::Device device) {
 }
 
 uint64_t anonymous_bytes() { return system_bytes("/proc/self/status", "RssAnon"); }
+
+std::vector<int64_t> random_tokens(Random& random, int64_t count, int64_t vocabulary) {
+  std::vector<int64_t> tokens;
+  for (int64_t i = 0; i < count; ++i) {
+    tokens.push_back(static_cast<int64_t>(random.below(static_cast<uint64_t>(vocabulary))));
+  }
+  return tokens;
+}
+
+double Product::flop() const {
+  return 2.0 * static_cast<double>(m) * static_cast<double>(k) * static_cast<double>(n);
+}
+
+std::vector<Product> forward_products(const model::ModelConfig& config, const ForwardSize& size) {
+  constexpr int64_t kHeadBlock = 512;
+  const int64_t width = config.hidden_size, heads = config.heads * config.head_dim;
+  const int64_t moe_layers = config.moe ? static_cast<int64_t>(config.moe->layers.size()) : 0;
+  const bool shortens = size.shortens_last_layer && !config.is_moe_layer(config.layers - 1);
+  std::vector<Product> products;
+  const auto add = [&](const char* name, int64_t m, int64_t k, int64_t n, double count) {
+    if (count > 0) {
+      products.push_back({name, std::max<int64_t>(1, m), k, n, count});
+    }
+  };
+  // Adds products of all tokens in `layers` layers, the last of which may be shortened.
+  const auto add_dense = [&](const char* name, int64_t k, int64_t n, int64_t layers) {
+    const int64_t whole = layers - (shortens && layers > 0 ? 1 : 0);
+    add(name, size.tokens, k, n, static_cast<double>(whole));
+    add(name, size.head_rows, k, n, static_cast<double>(layers - whole));
+  };
+  if (moe_layers > 0) {
+    const model::MoeConfig& moe = *config.moe;
+    const int64_t rows = std::max<int64_t>(1, size.routed_rows / moe.experts);
+    const double count = static_cast<double>(moe_layers) * static_cast<double>(size.routed_rows) /
+                         static_cast<double>(rows);
+    add("expert up", rows, width, 2 * moe.expert_width, count);
+    add("expert down", rows, moe.expert_width, width, count);
+    if (const int64_t shared = moe.shared_expert_width; shared > 0) {
+      add("shared up", size.tokens, width, 2 * shared, static_cast<double>(moe_layers));
+      add("shared down", size.tokens, shared, width, static_cast<double>(moe_layers));
+    }
+  }
+  add_dense("dense up", width, 2 * config.intermediate_size, config.layers - moe_layers);
+  add_dense("dense down", config.intermediate_size, width, config.layers - moe_layers);
+  add("qkv", size.tokens, width, heads + 2 * config.kv_heads * config.head_dim,
+      static_cast<double>(config.layers));
+  add_dense("attention out", heads, width, config.layers);
+  const int64_t block = std::max<int64_t>(1, std::min(kHeadBlock, size.head_rows));
+  add("head", block, width, config.vocab_size,
+      static_cast<double>(size.head_rows) / static_cast<double>(block));
+  return products;
+}
+
+double attention_flop(const model::ModelConfig& config, int64_t tokens, int64_t length) {
+  return 3.0 * 2.0 * static_cast<double>(config.layers * config.heads * config.head_dim) *
+         static_cast<double>(tokens) * static_cast<double>(length);
+}
+
+Timing time_product(const Product& product, ProductForm form, bool use_own_gemm, int64_t repeats,
+                    const at::TensorOptions& options) {
+  const auto& [name, m, k, n, count] = product;
+  at::manual_seed(1);
+  const auto random = [&](int64_t rows, int64_t columns) {
+    return at::randn({rows, columns}, options);
+  };
+  const bool is_forward = form == ProductForm::kForward;
+  const bool is_weight = form == ProductForm::kWeightGradient;
+  const Tensor first = is_forward ? random(m, k) : random(m, n);  // x or dy
+  const Tensor second = is_weight ? random(m, k) : random(n, k);  // x or w
+  const Tensor left = is_weight ? first.t() : first;
+  const Tensor right = is_forward ? second.t() : second;
+  Tensor out = at::empty({left.size(0), right.size(1)}, options);
+  const auto multiply = [&] {
+    if (use_own_gemm) {
+      kernels::product_out(out, left, right);
+    } else {
+      at::mm_out(out, left, right);
+    }
+  };
+  return time_calls(repeats, multiply, options.device());
+}
+
+at::TensorOptions roof_options(c10::Device device, bool use_bf16) {
+  return at::TensorOptions(device).dtype(use_bf16 && device.is_cuda() ? at::kBFloat16 : at::kFloat);
+}
+
+Roof time_roof(const std::vector<Product>& products, bool backward, int64_t repeats,
+               const at::TensorOptions& options) {
+  Roof roof;
+  for (const Product& product : products) {
+    for (const ProductForm form : kProductForms) {
+      if (form == ProductForm::kForward || backward) {
+        const Timing timing = time_product(product, form, /*use_own_gemm=*/false, repeats, options);
+        roof.flop += product.count * product.flop();
+        roof.timing.median_s += product.count * timing.median_s;
+        roof.timing.best_s += product.count * timing.best_s;
+        roof.timing.worst_s += product.count * timing.worst_s;
+      }
+    }
+  }
+  return roof;
+}
+
+OrderedJson synthetic_config(const std::string& name) {
+  const bool is_small = name == "S";
+  return {{"architectures", {"LlamaForCausalLM"}},
+          {"model_type", "llama"},
+          {"hidden_size", is_small ? 256 : 512},
+          {"intermediate_size", is_small ? 704 : 1376},
+          {"num_hidden_layers", is_small ? 4 : 8},
+          {"num_attention_heads", 8},
+          {"num_key_value_heads", 8},
+          {"vocab_size", 32000},
+          {"max_position_embeddings", 4096},
+          {"rms_norm_eps", 1e-5},
+          {"hidden_act", "silu"},
+          {"tie_word_embeddings", false},
+          {"torch_dtype", "float32"}};
+}
 
 }  // namespace moe::bench

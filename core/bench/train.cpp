@@ -6,19 +6,18 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/base/random.h"
 #include "core/base/resources.h"
 #include "core/bench/bench.h"
-#include "core/bench/roof.h"
+#include "core/bench/timing.h"
 #include "core/data/batches.h"
 #include "core/model/config/weights.h"
-#include "core/model/convert/init.h"
-#include "core/model/convert/upcycle.h"
 #include "core/route/counters.h"
 #include "core/train/loop/plan.h"
 #include "core/train/step/gradients.h"
+#include "core/train/step/optimizer.h"
 #include "core/train/step/trainable.h"
-#include "core/train/step/updater.h"
+#include "core/upcycle/init.h"
+#include "core/upcycle/upcycle.h"
 #include "kernels/ops/bf16_working_copy.h"
 
 namespace moe::bench {
@@ -55,8 +54,8 @@ model::Llama load_for_training(const TrainSettings& settings, c10::Device device
     trained.compute.precision = settings.precision;
     route::RouterSettings router;
     if (config.moe) {
-      router = route::requested_router(model::router_of_opened(settings.upcycle, settings.router),
-                                       config.moe->router);
+      router = route::requested_router(
+          model::remaining_router_request(settings.upcycle, settings.router), config.moe->router);
     }
     const int64_t tokens = settings.rows * settings.length;
     check_memory({train::plan_memory(config, trained, router, tokens, /*program=*/0).peak, 1,
@@ -80,13 +79,12 @@ model::Llama load_model(const TrainSettings& settings, c10::Device device) {
 
 data::Batch random_batch(const TrainSettings& settings, int64_t vocabulary, Random& random) {
   data::Batch batch;
-  for (int64_t i = 0; i < settings.rows * settings.length; ++i) {
-    batch.ids.push_back(static_cast<int64_t>(random.below(static_cast<uint64_t>(vocabulary))));
-    if (i > 0) {
-      batch.targets.push_back(i % settings.length == 0 ? data::kNoLoss : batch.ids.back());
-    }
-  }
+  batch.ids = random_tokens(random, settings.rows * settings.length, vocabulary);
+  batch.targets.assign(batch.ids.begin() + 1, batch.ids.end());
   batch.targets.push_back(data::kNoLoss);
+  for (size_t row = 1; row < static_cast<size_t>(settings.rows); ++row) {
+    batch.targets[row * static_cast<size_t>(settings.length) - 1] = data::kNoLoss;
+  }
   batch.lengths.assign(static_cast<size_t>(settings.rows), settings.length);
   batch.target_count = settings.rows * (settings.length - 1);
   return batch;
@@ -103,7 +101,7 @@ class StepRunner {
         updater_(trained_, train::AdamWSettings{}, /*seed=*/0, /*world=*/nullptr) {
     model_.set_compute({.precision = settings.precision});
     if (model_.config().moe) {
-      const auto request = model::router_of_opened(settings.upcycle, settings.router);
+      const auto request = model::remaining_router_request(settings.upcycle, settings.router);
       routing_.router = route::requested_router(request, routing_.router);
       route::check_router(routing_.router, model_.config().moe->experts);
       routing_.ep_ranks = request.ep_ranks.value_or(routing_.ep_ranks);
@@ -154,7 +152,7 @@ OrderedJson bench_train(const TrainSettings& settings, c10::Device device) {
   const OrderedJson parts_ms = time_parts(step, device);
 
   const model::ModelConfig& config = runner.config();
-  const route::CounterValues counters = route::total_of(last.layers).sum;
+  const route::CounterValues counters = route::sum_layers(last.layers).sum;
   const auto moe_layers = config.moe ? static_cast<int64_t>(config.moe->layers.size()) : 1;
   const auto products =
       forward_products(config, {last.tokens, counters.rows() / moe_layers, last.tokens});

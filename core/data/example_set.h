@@ -1,6 +1,6 @@
 #pragma once
 // The examples of a run: the data files they come from, and their tokens behind one interface, in
-// memory or in a mapped file (core/data/token_file.h) that may be larger than memory.
+// memory or in a mapped file (core/data/token_cache.h) that may be larger than memory.
 
 #include <cstdint>
 #include <filesystem>

@@ -38,7 +38,7 @@ class UnpackingBuffer : public std::streambuf {
       : file_(std::move(file)), packed_(kBlockBytes), text_(kBlockBytes) {}
 
  protected:
-  // Fills text() from refill(). Returns the bytes of text, 0 only at the end of the file.
+  // Fills text() from refill(). Returns the number of bytes, 0 only at the end of the file.
   virtual size_t unpack() = 0;
 
   // Returns the next block of the file, empty at its end.
@@ -82,7 +82,7 @@ class UnpackingBuffer : public std::streambuf {
   uint64_t packed_bytes_ = 0, text_bytes_ = 0;
 };
 
-// A gzip file is one or more members in a row; zlib verifies the checksum of each.
+// Reader of gzip: one or more members in a row. zlib verifies the checksum of each.
 class GzipBuffer : public UnpackingBuffer {
  public:
   explicit GzipBuffer(std::unique_ptr<std::streambuf> file) : UnpackingBuffer(std::move(file)) {
@@ -106,7 +106,7 @@ class GzipBuffer : public UnpackingBuffer {
         stream_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(block.data()));
         stream_.avail_in = static_cast<uInt>(block.size());
       }
-      const bool at_end = stream_.avail_in == 0;  // zlib may still hold bytes to give out
+      const bool at_end = stream_.avail_in == 0;  // zlib may still have output
       if (member_ended_) {
         if (at_end) {
           return 0;
@@ -133,7 +133,7 @@ class GzipBuffer : public UnpackingBuffer {
   bool member_ended_ = false;
 };
 
-// A zstd file is one or more frames in a row; skippable frames hold no text.
+// Reader of zstd: one or more frames in a row. Skippable frames hold no text.
 class ZstdBuffer : public UnpackingBuffer {
  public:
   explicit ZstdBuffer(std::unique_ptr<std::streambuf> file)
@@ -151,7 +151,7 @@ class ZstdBuffer : public UnpackingBuffer {
         const std::string_view block = refill();
         in_ = {block.data(), block.size(), 0};
       }
-      const bool at_end = in_.size == 0;  // zstd may still hold bytes to give out
+      const bool at_end = in_.size == 0;  // zstd may still have output
       if (at_end && frame_ended_) {
         return 0;
       }
@@ -187,7 +187,7 @@ class ZstdBuffer : public UnpackingBuffer {
   bool frame_ended_ = false;
 };
 
-// Throws UserError for file types that moe does not read, by their first bytes.
+// Throws UserError if the first bytes are those of a file type that moe does not read.
 void refuse_foreign(std::string_view head, const std::string& name) {
   struct Foreign {
     std::string_view magic;
@@ -224,7 +224,7 @@ Packing find_packing(std::string_view head) {
 std::unique_ptr<std::streambuf> open_parquet(const fs::path& file) {
   const fs::path binary = fs::read_symlink("/proc/self/exe");
   const std::string library = (binary.parent_path() / "libmoe_parquet.so").string();
-  // Never closed: buffers that it made may live until the end.
+  // Never closed, because the returned buffer runs its code.
   void* handle = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   void* symbol = handle == nullptr ? nullptr : ::dlsym(handle, "moe_open_parquet");
   if (symbol == nullptr) {

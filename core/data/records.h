@@ -7,9 +7,9 @@
 // front is dropped. A file that unpacks to more than kMaxExpansion times its size is refused after
 // kFreeBytes. Parquet rows become JSON lines: row N is line N in errors.
 //
-// The form is told from the first character that is no white space: '[' is an array, '{' JSON
-// lines, else text. A name that ends in .txt (.txt.gz, .txt.zst) is always text. Documents of a
-// text are separated by lines `<|endoftext|>`; white space at their ends is dropped, and so are
+// The form is detected from the first character that is not white space: '[' is an array, '{' JSON
+// lines, else text. A file NAME.txt (.txt.gz, .txt.zst) is always text. Documents of a text are
+// separated by lines `<|endoftext|>`. White space at both ends of a document is dropped, and so are
 // empty documents.
 
 #include <cstdint>
@@ -30,7 +30,8 @@ inline constexpr uint64_t kMaxExpansion = 500;
 inline constexpr uint64_t kFreeBytes = uint64_t{256} << 20;
 inline constexpr size_t kMaxRecordBytes = size_t{64} << 20;
 
-// The packed data are truncated, damaged or a bomb. RecordReader adds file and line.
+// Error of packed data that are truncated, damaged or a decompression bomb. RecordReader converts
+// it to a UserError with file and line.
 class BrokenStream : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -41,9 +42,9 @@ struct OpenFile {
   Packing packing = Packing::kNone;
 };
 
-// Throws UserError if the file is missing, not a regular file or unreadable, if it is Arrow, zip,
-// bzip2, xz or a picture, or if it is Parquet and its reader is not built (the message says what to
-// do). Reading from `bytes` throws BrokenStream.
+// Opens a data file and unpacks it while it is read. Throws UserError if the file is missing, not a
+// regular file or unreadable, if it is Arrow, zip, bzip2, xz or PNG, or if it is Parquet and moe
+// was built without its reader. Reading from `bytes` throws BrokenStream.
 OpenFile open_data_file(const std::filesystem::path& file);
 
 enum class RecordForm { kJsonLines, kJsonArray, kText };
@@ -60,8 +61,8 @@ class RecordReader {
 
   RecordForm form() const { return form_; }
   Packing packing() const { return file_bytes_.packing; }
-  // Returns the next record, or nothing at the end. Throws UserError naming file and line for a
-  // record of more than kMaxRecordBytes, an array that is not closed or holds something between its
+  // Returns the next record, or nothing at the end. Throws UserError with file and line for a
+  // record of more than kMaxRecordBytes, an array that is not closed or has other text between its
   // elements, text that is not UTF-8, and packed data that are truncated or damaged.
   std::optional<Record> next();
 
@@ -88,7 +89,7 @@ class RecordReader {
 
 }  // namespace moe::data
 
-// The entry of libmoe_parquet.so (parquet.cpp), which is loaded from the folder of the binary when
-// the first Parquet file is opened: the Arrow libraries are large and linked by nothing else. The
-// caller owns the result. Throws UserError if the file is no Parquet file.
+// Entry point of libmoe_parquet.so (parquet.cpp). The library is loaded from the folder of the
+// binary when the first Parquet file is opened, because the Arrow libraries are large and only used
+// for this. The caller owns the result. Throws UserError if the file is not a Parquet file.
 extern "C" std::streambuf* moe_open_parquet(const char* file);

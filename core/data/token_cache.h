@@ -1,36 +1,165 @@
 #pragma once
-// The cache of token files (core/data/token_file.h): text is tokenised once. A file is named by the
-// hash of everything its tokens depend on: the bytes of every data file and of the tokenizer, and
-// every setting that shapes a token. A later run of the same data maps it. A file that is damaged
-// or incomplete is made anew.
+// Token files and their cache: text is tokenized once, and later runs map the result. A token file
+// holds the examples of a data set (core/io/formats.md defines its bytes). Its name is the hash of
+// everything that its tokens depend on: the bytes of every data file and of the tokenizer, and
+// settings. A file that is damaged or incomplete is made again.
 //
-// A file appears under its name at once (temporary name, fsync, rename), so runs that make the same
-// one at the same time do not disturb each other. Nothing is removed but the partial files of
-// killed runs. The cache is emptied by deleting its folder; a run that resumes makes its file
-// again.
+// A file appears under its name atomically (temporary name, fsync, rename), so runs that make the
+// same file at the same time do not conflict. Only the partial files of killed runs are removed.
+// The cache may be deleted at any time; a resumed run makes its file again.
 
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <deque>
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <span>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/data/examples.h"
 #include "core/io/checksums.h"
+#include "core/io/file.h"
 
 namespace moe::data {
 
+inline constexpr uint32_t kTokenFileVersion = 1;
+
+// The bytes of a token file as structs, little endian.
+namespace layout {
+
+inline constexpr std::array<char, 8> kMagic = {'m', 'o', 'e', ' ', 't', 'o', 'k', '\n'};
+inline constexpr std::array<char, 8> kUnfinishedMagic = {'m', 'o', 'e', ' ', 'p', 'a', 'r', 't'};
+inline constexpr uint32_t kLabelsFollow = 0xFFFFFFFF;  // in Block::runs
+inline constexpr uint64_t kAlignBytes = 8;             // of blocks
+
+struct Header {
+  std::array<char, 8> magic = kMagic;
+  uint32_t version = 0;
+  uint32_t id_bytes = 0;               // 2 or 4
+  uint64_t key_high = 0, key_low = 0;  // of the sources of the tokens
+  uint64_t vocab_size = 0;
+  uint64_t files = 0, examples = 0, tokens = 0;
+  uint64_t blocks_end = 0;                   // offset of the index
+  uint64_t blocks_high = 0, blocks_low = 0;  // digest of [sizeof(Header), blocks_end)
+  uint64_t tables_high = 0, tables_low = 0;  // digest of index and files
+  uint64_t header_high = 0, header_low = 0;  // digest of the fields above
+};
+static_assert(sizeof(Header) == 120);
+inline constexpr size_t kHeaderSummedBytes = offsetof(Header, header_high);
+
+// Header of an example. Its ids follow, and at the next multiple of 4 bytes u32 runs[runs] or
+// i32 labels[tokens]. Usually every label is either the token itself or kNoLoss; only the lengths
+// of the runs with and without loss are then stored. Examples with other labels store all labels.
+struct Block {
+  uint32_t tokens = 0;
+  uint32_t runs = 0;  // number of runs, alternately without and with loss; they sum to `tokens`
+  int64_t line = 0;
+};
+static_assert(sizeof(Block) == 16);
+
+struct File {
+  uint32_t format = 0, packing = 0;
+  uint64_t examples = 0, tokens = 0;
+};
+static_assert(sizeof(File) == 24);
+
+template <typename T>
+T load(const std::byte* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(T));
+  return value;
+}
+
+}  // namespace layout
+
+// Error of a token file that is truncated, damaged, or of another version or key.
+class BadTokenFile : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Writes a token file front to back with 8 bytes of memory per example.
+class TokenFileWriter {
+ public:
+  // `file` is empty and open for writing, `name` its name in errors; both must outlive the writer.
+  // `key` identifies the sources of the tokens.
+  TokenFileWriter(const Descriptor& file, const std::filesystem::path& name, const io::Digest& key,
+                  int64_t vocab_size);
+
+  // Requires examples in file order, with ids and labels within the vocabulary. Throws UserError if
+  // the disk is full.
+  void add(const Example& example);
+  // Writes the tables, then the header, so that a file without finish() is incomplete.
+  void finish(const std::vector<FileForm>& forms);
+
+  int64_t examples() const { return static_cast<int64_t>(index_.size()); }
+  int64_t tokens() const { return tokens_; }
+
+ private:
+  void put(std::span<const std::byte> bytes);
+  void flush();
+
+  const Descriptor& file_;
+  const std::filesystem::path& name_;
+  io::Digest key_;
+  int64_t vocab_size_;
+  int64_t tokens_ = 0;
+  uint64_t written_ = 0;  // bytes, including those in the buffer
+  std::vector<std::byte> buffer_;
+  std::vector<uint64_t> index_;  // offset of each example
+  std::vector<FileRange> ranges_;
+  io::ContentHash blocks_;
+};
+
+// A mapped token file; takes no memory per example.
+class TokenFile : public ExampleStore {
+ public:
+  // Reads and checks the whole file. Throws BadTokenFile if a digest or the key differs, or if a
+  // value is outside the file or the vocabulary.
+  TokenFile(io::MappedFile file, const io::Digest& key, int64_t vocab_size);
+
+  int64_t size() const override { return size_; }
+  int64_t length(int64_t index) const override;
+  int64_t line(int64_t index) const override;
+  void add_ids(int64_t index, int64_t begin, int64_t end, std::vector<int64_t>& ids) const override;
+  void add_labels(int64_t index, int64_t begin, int64_t end,
+                  std::vector<int32_t>& labels) const override;
+
+  const std::vector<FileForm>& forms() const { return forms_; }
+  const std::vector<FileRange>& ranges() const { return ranges_; }
+  uint64_t bytes() const { return file_.bytes().size(); }
+  int descriptor() const { return file_.descriptor(); }  // open while this object lives
+
+ private:
+  const std::byte* block(int64_t index) const;
+  int32_t id(const std::byte* ids, int64_t position) const;
+  uint64_t check_block(uint64_t offset, uint64_t end, int64_t vocab_size) const;
+  void check_files(uint64_t files);
+  void check_blocks(uint64_t end, int64_t vocab_size) const;
+
+  io::MappedFile file_;
+  int64_t size_ = 0;
+  uint32_t id_bytes_ = 0;             // 2 or 4
+  const std::byte* index_ = nullptr;  // u64 offsets [size_], in the mapping
+  std::vector<FileForm> forms_;
+  std::vector<FileRange> ranges_;
+};
+
 struct CacheLocation {
   std::filesystem::path folder;  // empty: tokens go to a temporary file without a name
-  bool may_fail = false;         // do without the folder if it cannot be written
+  bool may_fail = false;         // use a temporary file if the folder cannot be written
 };
 
 // Parses --cache: "off", a folder, or "" for $XDG_CACHE_HOME/moe/tokens, else ~/.cache/moe/tokens.
 CacheLocation cache_location(const std::string& word);
 
-// The tokenizer's file, which may be missing, and io::special_token_words().
+// Tokenizer, for token_key(): its file, which may be missing, and io::special_token_words().
 struct TokenizerSource {
   std::filesystem::path file;
   std::string special_tokens;
@@ -42,22 +171,22 @@ io::Digest token_key(const std::vector<Source>& sources, const ReadSettings& set
                      int64_t vocab_size, const TokenizerSource& tokenizer,
                      const std::function<void()>& on_block);
 
-class TokenFile;
-
-// Shares token files between the processes of a run on one host: one process tokenises, the others
-// map its files. That process opens its data sets first and sends text() to the others; they take()
-// it and open the same data sets in the same order. A process that cannot open a file this way
-// (other mounts, another user, an ended process) tokenises itself.
+// Shares token files between the processes of a run on one host: one process tokenizes, the others
+// map its files. The first process opens its data sets and sends text() to the others. They pass it
+// to take() and open the same data sets in the same order. A process that cannot open a file this
+// way (other mounts, another user, an ended process) tokenizes itself.
 class HostTokens {
  public:
-  // Returns a line "KEY_HIGH KEY_LOW PROCESS DESCRIPTOR" for each file, in decimal:
-  // /proc/PROCESS/fd/DESCRIPTOR is a token file of that key. Valid while this object lives, also
-  // for files without a name.
+  // Returns a line "KEY_HIGH KEY_LOW PROCESS DESCRIPTOR" for each file, in decimal. The file is
+  // /proc/PROCESS/fd/DESCRIPTOR, which also works for files without a name. Valid while this object
+  // lives.
   std::string text() const;
-  void take(const std::string& text);  // ignores other lines
+  void take(const std::string& text);  // ignores lines of another form
 
+  // Adds a file to text().
   void offer(const io::Digest& key, std::shared_ptr<const TokenFile> tokens);
-  // Returns the next file of take(), checked in full; null if there is none or it cannot be used.
+  // Returns the next file of take(), after checking all of it. Null if there is none, or if it
+  // cannot be used or does not hold `files` data files.
   std::shared_ptr<const TokenFile> next(int64_t vocab_size, size_t files);
 
  private:
@@ -74,7 +203,7 @@ struct CacheRequest {
   ReadSettings settings;
   int64_t vocab_size = 0;
   TokenizerSource tokenizer;         // the source of `codec`
-  std::function<TextCodec()> codec;  // called only if text is tokenised
+  std::function<TextCodec()> codec;  // called only if text is tokenized
   CacheLocation location;
   HostTokens* shared = nullptr;  // in a run of several processes
   // Called often while files are read, with the examples and tokens made so far (0 while files are
@@ -82,9 +211,9 @@ struct CacheRequest {
   std::function<void(int64_t examples, int64_t tokens)> on_progress = [](int64_t, int64_t) {};
 };
 
-// Returns the examples, mapped. Appends to `notes` a line on where their tokens are and on each
-// damaged file. Throws UserError as stream_examples() does, if a file changes while it is read, if
-// the folder of --cache cannot be written, or if the disk is full.
+// Returns the examples in a mapped token file. Adds a note that says where the file is, and a note
+// for each damaged file. Throws UserError as stream_examples() does, if a file changes while it is
+// read, if the folder of --cache cannot be written, or if the disk is full.
 Examples open_or_tokenise(const CacheRequest& request, std::vector<std::string>& notes);
 
 }  // namespace moe::data

@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/base/sha256.h"
+#include "core/base/text.h"
 #include "core/distributed/rendezvous.h"
 
 namespace moe::distributed {
@@ -14,35 +15,6 @@ namespace moe::distributed {
 using at::Tensor;
 
 namespace {
-
-class Solo : public Comm {
- public:
-  explicit Solo(at::Device device) : device_(device) {}
-
-  int64_t rank() const override { return 0; }
-  int64_t size() const override { return 1; }
-  at::Device device() const override { return device_; }
-
-  std::unique_ptr<Transfer> all_to_all(const Tensor& input,
-                                       const std::vector<int64_t>& /*input_rows*/,
-                                       const Tensor& output,
-                                       const std::vector<int64_t>& /*output_rows*/) override {
-    output.copy_(input);
-    return std::make_unique<Transfer>();
-  }
-  void all_reduce(const Tensor& /*tensor*/) override {}
-  void reduce_scatter(const Tensor& input, const Tensor& output) override { output.copy_(input); }
-  void all_gather(const Tensor& input, const Tensor& output) override { output.copy_(input); }
-  void broadcast(const Tensor& /*tensor*/, int64_t /*root*/) override {}
-  void barrier() override {}
-  std::unique_ptr<Comm> part(const std::string& /*name*/,
-                             const std::vector<int64_t>& /*members*/) override {
-    return solo_comm(device_);
-  }
-
- private:
-  at::Device device_;
-};
 
 // Gathers a tensor of equal shape on all ranks. Returns [size, ...] on the host.
 Tensor gather_on_host(Comm& comm, const Tensor& values) {
@@ -53,66 +25,56 @@ Tensor gather_on_host(Comm& comm, const Tensor& values) {
   return output.cpu();
 }
 
-// First character of the text in which a rank reports an exception to the others.
-constexpr char kUser = 'u', kInterrupt = 'i', kOther = 'o';
-
-// Runs `body`. Returns "", or the kind and the message of its exception.
-std::string run_and_report(Comm& comm, const std::function<void()>& body) {
-  const auto operation = comm.long_operation();
-  try {
-    body();
-    return "";
-  } catch (const UserError& error) {
-    return kUser + std::string(error.what());
-  } catch (const Interrupted& stopped) {
-    return kInterrupt + std::string(stopped.what());
-  } catch (const std::exception& error) {
-    return kOther + std::string(error.what());
-  }
-}
-
-std::string next_line(std::istringstream& stream) {
-  constexpr size_t kMaxShown = 120;
-  std::string line;
-  std::getline(stream, line);
-  return line.size() <= kMaxShown ? line : line.substr(0, kMaxShown) + "..";
-}
-
-// Returns " ('seed = 2' where rank 0 has 'seed = 1')".
+// Returns " ('seed = 2' where rank 0 has 'seed = 1')" for the first lines that differ.
 std::string first_difference(const std::string& first, const std::string& other) {
   std::istringstream expected_lines(first), found_lines(other);
-  while (expected_lines || found_lines) {
-    const std::string expected = next_line(expected_lines), found = next_line(found_lines);
-    if (expected != found) {
-      return fmt::format(" ('{}' where rank 0 has '{}')", found, expected);
-    }
+  std::string expected, found;
+  while (expected == found && (expected_lines || found_lines)) {
+    expected.clear();
+    found.clear();
+    std::getline(expected_lines, expected);
+    std::getline(found_lines, found);
   }
-  return "";
+  return expected == found
+             ? ""
+             : fmt::format(" ('{}' where rank 0 has '{}')", printable(found), printable(expected));
 }
 
 // Returns the `count` ranks first, first + stride, ...
 std::vector<int64_t> ranks_from(int64_t first, int64_t stride, int64_t count) {
   std::vector<int64_t> ranks(count);
-  std::generate(ranks.begin(), ranks.end(),
-                [&, next = first]() mutable { return std::exchange(next, next + stride); });
+  for (int64_t& rank : ranks) {
+    rank = std::exchange(first, first + stride);
+  }
   return ranks;
 }
 
 }  // namespace
 
+std::unique_ptr<Transfer> Comm::all_to_all(const Tensor& input,
+                                           const std::vector<int64_t>& /*input_rows*/,
+                                           const Tensor& output,
+                                           const std::vector<int64_t>& /*output_rows*/) {
+  return start_all_gather(input, output);
+}
+
+void Comm::reduce_scatter(const Tensor& input, const Tensor& output) { output.copy_(input); }
+
 std::unique_ptr<Transfer> Comm::start_all_gather(const Tensor& input, const Tensor& output) {
-  all_gather(input, output);
+  output.copy_(input);
   return std::make_unique<Transfer>();
 }
 
-std::unique_ptr<Comm> solo_comm(at::Device device) { return std::make_unique<Solo>(device); }
+std::unique_ptr<Comm> Comm::part(const std::string& /*name*/,
+                                 const std::vector<int64_t>& /*members*/) {
+  return solo_comm(device_);
+}
 
 std::vector<std::vector<int64_t>> gather_numbers(Comm& comm, const std::vector<int64_t>& values) {
-  const Tensor gathered = gather_on_host(comm, at::tensor(values, at::kLong));
   std::vector<std::vector<int64_t>> all;
-  const auto* next = gathered.const_data_ptr<int64_t>();
-  for (int64_t rank = 0; rank < comm.size(); ++rank, next += values.size()) {
-    all.emplace_back(next, next + values.size());
+  for (const Tensor& row : gather_on_host(comm, at::tensor(values, at::kLong)).unbind()) {
+    const auto* begin = row.const_data_ptr<int64_t>();
+    all.emplace_back(begin, begin + values.size());
   }
   return all;
 }
@@ -122,11 +84,9 @@ std::vector<std::string> gather_texts(Comm& comm, const std::string& text) {
   const Tensor padded =
       at::zeros({std::max_element(lengths.begin(), lengths.end())->front()}, at::kByte);
   std::memcpy(padded.data_ptr(), text.data(), text.size());
-  const Tensor gathered = gather_on_host(comm, padded);
   std::vector<std::string> all;
-  const auto* next = static_cast<const char*>(gathered.const_data_ptr());
-  for (int64_t rank = 0; rank < comm.size(); ++rank, next += padded.numel()) {
-    all.emplace_back(next, static_cast<size_t>(lengths[rank].front()));
+  for (const Tensor& row : gather_on_host(comm, padded).unbind()) {
+    all.emplace_back(static_cast<const char*>(row.const_data_ptr()), lengths[all.size()].front());
   }
   return all;
 }
@@ -144,21 +104,22 @@ void on_all_ranks(Comm* ranks, const std::function<void()>& body) {
   if (ranks == nullptr || ranks->size() == 1) {
     return body();
   }
-  const auto reports = gather_texts(*ranks, run_and_report(*ranks, body));
-  for (const char kind : {kUser, kInterrupt, kOther}) {
-    const auto found = std::find_if(reports.begin(), reports.end(),
-                                    [&](const auto& report) { return report.starts_with(kind); });
-    if (found == reports.end()) {
-      continue;
+  std::string report;  // exit code and message
+  try {
+    const auto operation = ranks->long_operation();
+    body();
+  } catch (...) {
+    const ExitReason reason = describe_exception(std::current_exception(), ranks->rank());
+    report = static_cast<char>(reason.exit_code) + reason.text;
+  }
+  const auto reports = gather_texts(*ranks, report);
+  for (const int exit_code : {kUserError, kInterrupted, kFailed}) {
+    const auto found = std::find_if(reports.begin(), reports.end(), [&](const auto& text) {
+      return text.starts_with(static_cast<char>(exit_code));
+    });
+    if (found != reports.end()) {
+      throw_reason({found - reports.begin(), exit_code, found->substr(1)});
     }
-    const std::string message = found->substr(1);
-    if (kind == kUser) {
-      throw UserError("{}", message);
-    }
-    if (kind == kInterrupt) {
-      throw Interrupted(message);
-    }
-    throw std::runtime_error(fmt::format("rank {}: {}", found - reports.begin(), message));
   }
 }
 
@@ -182,20 +143,16 @@ void check_same_on_all_ranks(Comm& ranks, const std::string& what, const std::st
                   what, first_difference(texts.front(), texts[rank]));
 }
 
-std::vector<int64_t> ranks_of_this_host(Comm& ranks) {
+std::vector<int64_t> same_host_ranks(Comm& ranks) {
   const std::vector<std::string> machines = gather_texts(ranks, this_machine());
-  std::vector<int64_t> same;
-  for (int64_t rank = 0; rank < ranks.size(); ++rank) {
-    if (machines[rank] == machines[ranks.rank()]) {
-      same.push_back(rank);
-    }
-  }
+  std::vector<int64_t> same = ranks_from(0, 1, ranks.size());
+  std::erase_if(same, [&](int64_t rank) { return machines[rank] != this_machine(); });
   return same;
 }
 
 std::optional<std::string> check_memory(Comm* ranks, MemoryNeed need, bool force) {
   if (ranks != nullptr && ranks->size() > 1) {
-    need.processes = static_cast<int64_t>(ranks_of_this_host(*ranks).size());
+    need.processes = static_cast<int64_t>(same_host_ranks(*ranks).size());
   }
   std::optional<std::string> shortage;
   on_all_ranks(ranks, [&] { shortage = moe::check_memory(need, force); });

@@ -3,9 +3,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Flags.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <torch/version.h>
 #include <unistd.h>
@@ -16,9 +14,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <sstream>
-#include <thread>
 
 #include "core/base/error.h"
 #include "core/base/text.h"
@@ -30,92 +25,61 @@ C10_DECLARE_int(caffe2_log_level);
 namespace moe::distributed {
 namespace {
 
-constexpr int kFailed = 1, kUserError = 2, kInterrupted = 130;  // exit codes of main()
-constexpr Seconds kUntilKilled = Monitor::kHardDeadline + Seconds{10};
-constexpr Seconds kUntilOthersEnd{3}, kUntilOthersRead{0.3};
-constexpr Seconds kUntilExit{5};  // from the decision to exit to _Exit, whatever blocks
-constexpr std::chrono::milliseconds kStorePoll{20};
-constexpr const char* kDone = "done";  // counts ranks that need the store no longer
+constexpr Seconds kUntilKilled = ProcessGroup::kHardDeadline + Seconds{10};
+constexpr Seconds kUntilOthersExit{3}, kUntilOthersRead{0.3};
+constexpr Seconds kUntilExit{5};  // from the decision to exit to _Exit, if the store blocks
 
 // Process of one rank that the launcher starts. Killed when its parent ends. Ranks other than 0
 // have no standard input and output, and write standard error to a memory file.
 struct Child {
   int64_t rank;
-  pid_t pid = -1;
   Descriptor standard_error;
-  std::optional<int> status;
-
-  Child(int64_t its_rank, const Variables& variables, const Descriptor& store);
-  Child(Child&&) = default;
-
-  bool has_exited() const { return status.has_value(); }
-  int exit_code() const {  // 128 + the signal, if one ended it
-    return WIFEXITED(*status) ? WEXITSTATUS(*status) : 128 + WTERMSIG(*status);
-  }
-  std::string describe_exit() const {  // "signal 9, Killed", "exit code 3"
-    return WIFEXITED(*status)
-               ? fmt::format("exit code {}", WEXITSTATUS(*status))
-               : fmt::format("signal {}, {}", WTERMSIG(*status), strsignal(WTERMSIG(*status)));
-  }
-  void print_last_output() const;
+  pid_t pid = -1;
+  std::optional<int> exit_code = {};  // 128 + the signal, if one ended it
 };
 
-Child::Child(int64_t its_rank, const Variables& variables, const Descriptor& store)
-    : rank(its_rank) {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::vector<std::string> arguments;
-  for (std::string word; std::getline(file, word, '\0');) {
-    arguments.push_back(word);
+Child start_child(int64_t rank, const Variables& variables, const Descriptor& store) {
+  std::string words = read_small_file("/proc/self/cmdline");  // each ends with '\0'
+  std::vector<char*> arguments;
+  for (size_t at = 0; at < words.size(); at += std::strlen(&words[at]) + 1) {
+    arguments.push_back(&words[at]);
   }
-  std::vector<char*> argument_pointers;
-  for (auto& argument : arguments) {
-    argument_pointers.push_back(argument.data());
-  }
-  argument_pointers.push_back(nullptr);
+  arguments.push_back(nullptr);
   for (const auto& [name, value] : variables) {
     setenv(name.c_str(), value.c_str(), 1);  // here, because a child of fork must not allocate
   }
-  if (rank != 0) {
-    standard_error = make_memory_file();
-  }
-  const pid_t parent = getpid();
-  pid = fork();
-  if (pid == 0) {  // no allocation until exec: other threads may have held locks
+  Child child{rank, rank == 0 ? Descriptor() : make_memory_file()};
+  child.pid = fork();
+  if (child.pid == 0) {  // no allocation until exec: other threads may have held locks
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) {
-      _exit(1);
-    }
-    if (standard_error.is_open()) {
+    if (child.standard_error.is_open()) {
       const int null = open("/dev/null", O_RDWR);
       dup2(null, STDIN_FILENO);
       dup2(null, STDOUT_FILENO);
-      dup2(standard_error.get(), STDERR_FILENO);
+      dup2(child.standard_error.get(), STDERR_FILENO);
     }
     fcntl(store.get(), F_SETFD, 0);  // stays open in exec
-    sigset_t none;
-    sigemptyset(&none);
+    const sigset_t none{};
     sigprocmask(SIG_SETMASK, &none, nullptr);
-    execv("/proc/self/exe", argument_pointers.data());
+    execv("/proc/self/exe", arguments.data());
     _exit(127);
   }
-  if (pid < 0) {
+  if (child.pid < 0) {
     throw std::runtime_error(
         fmt::format("rank {} cannot be started: {}", rank, std::strerror(errno)));
   }
+  return child;
 }
 
-void Child::print_last_output() const {
+// Prints the end of the standard error of a rank other than 0.
+void print_last_output(Child& child) {
   constexpr off_t kMaxPrinted = 16 << 10;
-  struct stat file {};
-  if (!standard_error.is_open() || fstat(standard_error.get(), &file) != 0) {
-    return;
-  }
-  std::string text(static_cast<size_t>(std::min<off_t>(file.st_size, kMaxPrinted)), '\0');
-  const ssize_t count = pread(standard_error.get(), text.data(), text.size(),
-                              file.st_size - static_cast<off_t>(text.size()));
-  std::istringstream lines(text.substr(0, static_cast<size_t>(std::max<ssize_t>(count, 0))));
-  for (std::string line; std::getline(lines, line);) {
-    print_text(stderr, "[rank {}] {}\n", rank, terminal_text(line));
+  if (const off_t size = lseek(child.standard_error.get(), 0, SEEK_END); size > 0) {
+    FileReader reader(std::move(child.standard_error), "standard error");
+    reader.seek(static_cast<uint64_t>(std::max<off_t>(0, size - kMaxPrinted)));
+    for (std::string line; reader.read_line(line);) {
+      print_text(stderr, "[rank {}] {}\n", child.rank, terminal_text(line));
+    }
   }
 }
 
@@ -124,8 +88,7 @@ void Child::print_last_output() const {
 // lost.
 sigset_t block_polled_signals() {
   std::signal(SIGCHLD, SIG_DFL);
-  sigset_t polled;
-  sigemptyset(&polled);
+  sigset_t polled{};
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) {
     struct sigaction action {};
     sigaction(signal, nullptr, &action);
@@ -137,40 +100,24 @@ sigset_t block_polled_signals() {
   return polled;
 }
 
-Variables rank_variables(int64_t rank, const RankSettings& settings, const Descriptor& store) {
-  Variables variables = launched_variables(rank, settings.ranks, store.get());
-  if (settings.threads == 0 && getenv("OMP_NUM_THREADS") == nullptr) {
-    cpu_set_t cores;
-    const int64_t count = sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
-    variables["OMP_NUM_THREADS"] = fmt::format("{}", std::max<int64_t>(1, count / settings.ranks));
-  }
-  return variables;
-}
-
-// Launcher of --ranks N: starts the ranks, forwards signals to them, and ends them if one fails.
+// Starts the ranks of --ranks N, forwards signals to them, and ends them if one fails.
 class Launcher {
  public:
   explicit Launcher(const RankSettings& settings)
-      : timeout_(settings.timeout_s),
-        store_file_(make_memory_file()),
-        store_(open_inherited_store(store_file_, timeout_)) {
+      : timeout_(settings.timeout_s), store_(open_inherited_store(store_file_, timeout_)) {
     for (int64_t rank = 0; rank < settings.ranks; ++rank) {
-      children_.emplace_back(rank, rank_variables(rank, settings, store_file_), store_file_);
-    }
-  }
-  ~Launcher() {
-    send(SIGKILL);
-    for (const Child& child : children_) {
-      if (!child.has_exited()) {
-        waitpid(child.pid, nullptr, 0);
+      Variables variables = launched_variables(rank, settings.ranks, store_file_.get());
+      if (settings.threads == 0 && getenv("OMP_NUM_THREADS") == nullptr) {
+        variables["OMP_NUM_THREADS"] =
+            fmt::format("{}", std::max<int64_t>(1, usable_processors() / settings.ranks));
       }
+      children_.push_back(start_child(rank, variables, store_file_));
     }
   }
-  Launcher(const Launcher&) = delete;
-  Launcher& operator=(const Launcher&) = delete;
 
-  void wait() {
-    while (!std::all_of(children_.begin(), children_.end(), std::mem_fn(&Child::has_exited))) {
+  // Blocks until all ranks have exited. Throws the reason of the first failure.
+  void run() {
+    while (is_any_running(-1)) {
       const timespec timeout = {0, 50'000'000};
       if (const int signal = sigtimedwait(&signals_, nullptr, &timeout);
           signal > 0 && signal != SIGCHLD) {
@@ -180,56 +127,29 @@ class Launcher {
       for (Child& child : children_) {
         reap(child);
       }
-      // After an interruption the other ranks exit once their files are written.
-      if (first_failure_ &&
-          (first_failure_->elapsed() > (is_interrupted_ ? timeout_ : kUntilKilled) ||
-           is_reason_left())) {
+      const auto verdict = patience_ ? read_verdict(store_) : std::nullopt;
+      if (patience_ &&
+          (clock_.elapsed() > *patience_ || (verdict && !is_any_running(verdict->rank)))) {
         was_killed_ = true;
         send(SIGKILL);
       }
     }
-  }
-
-  // Throws the reason of the first failure.
-  void report() {
-    const auto verdict = read_verdict(store_);
-    std::vector<Ending> endings;
-    for (const Child& child : children_) {
-      if (const auto ending = read_ending(store_, child.rank)) {
-        endings.push_back(*ending);
-      } else if (child.exit_code() != 0 && verdict && verdict->rank == child.rank) {
-        child.print_last_output();
-      }
-    }
-    const auto find_text = [&](auto condition) -> std::optional<std::string> {
-      const auto found = std::find_if(endings.begin(), endings.end(), condition);
-      return found == endings.end() ? std::nullopt : std::optional(found->text);
-    };
-    if (verdict) {
-      // Another rank adds its position.
-      const auto affected = find_text(
-          [&](const Ending& e) { return e.text.find(verdict->text) != std::string::npos; });
-      const std::string sentence = affected.value_or(verdict->text);
-      if (verdict->exit_code == kUserError) {
-        throw UserError("{}", sentence);
-      }
-      throw std::runtime_error(sentence);
-    }
-    const auto interrupted = find_text([](const Ending& e) { return e.exit_code == kInterrupted; });
-    if (interrupted || forwarded_ != 0) {
-      throw Interrupted(interrupted.value_or(fmt::format("stopped by signal {}", forwarded_)));
-    }
-    if (was_killed_) {
-      throw std::runtime_error("the ranks had to be killed");
-    }
+    throw_failure();
   }
 
  private:
-  // Signals of a terminal (Ctrl-C, Ctrl-Z) reach the ranks, which are in the same process group,
-  // without the launcher.
+  static bool is_running(const Child& child) { return !child.exit_code; }
+  bool is_any_running(int64_t except) const {
+    return std::any_of(children_.begin(), children_.end(), [&](const Child& child) {
+      return is_running(child) && child.rank != except;
+    });
+  }
+
+  // Sends `signal` to the running ranks. Ctrl-C and Ctrl-Z of a terminal reach the ranks directly,
+  // because they are in the process group of the launcher.
   void send(int signal) {
     for (const Child& child : children_) {
-      if (!child.has_exited()) {
+      if (is_running(child)) {
         kill(child.pid, signal);
       }
     }
@@ -238,268 +158,208 @@ class Launcher {
   // Reports an exit for a rank that has not reported it itself.
   void reap(Child& child) {
     int status = 0;
-    if (child.has_exited() || waitpid(child.pid, &status, WNOHANG) != child.pid) {
+    if (!is_running(child) || waitpid(child.pid, &status, WNOHANG) != child.pid) {
       return;
     }
-    child.status = status;
-    if (child.exit_code() == 0) {
+    const int signal = WIFEXITED(status) ? 0 : WTERMSIG(status);
+    const int exit_code = signal == 0 ? WEXITSTATUS(status) : 128 + signal;
+    child.exit_code = exit_code;
+    if (exit_code == 0) {
       return;
     }
-    if (!was_killed_ && !read_ending(store_, child.rank) &&
-        (forwarded_ == 0 || child.exit_code() != 128 + forwarded_)) {
-      Member member = this_member("");
+    if (!was_killed_ && !read_failure(store_, child.rank) &&
+        (forwarded_ == 0 || exit_code != 128 + forwarded_)) {
+      Member member = this_member();
       member.pid = child.pid;
+      const std::string exit = signal == 0
+                                   ? fmt::format("exit code {}", exit_code)
+                                   : fmt::format("signal {}, {}", signal, strsignal(signal));
       set_verdict(store_, {child.rank, kFailed,
-                           fmt::format("{} is gone ({})", describe(child.rank, member),
-                                       child.describe_exit())});
+                           fmt::format("{} is gone ({})", describe(child.rank, member), exit)});
     }
-    if (!first_failure_) {
-      first_failure_.emplace();
-      is_interrupted_ = child.exit_code() == kInterrupted;
+    if (!patience_) {  // interrupted ranks may still write files, for example a checkpoint
+      patience_ = exit_code == kInterrupted ? timeout_ : kUntilKilled;
+      clock_ = {};
     }
   }
 
-  // Returns true if only the rank that the verdict names has not exited.
-  bool is_reason_left() {
+  void throw_failure() {
     const auto verdict = read_verdict(store_);
-    return verdict && std::all_of(children_.begin(), children_.end(), [&](const Child& child) {
-             return child.has_exited() || child.rank == verdict->rank;
-           });
+    const auto failure = read_failure(store_, verdict && verdict->rank == 0 ? 1 : 0);
+    if (verdict) {
+      for (Child& child : children_) {
+        if (child.rank == verdict->rank && child.exit_code != 0 &&
+            !read_failure(store_, child.rank)) {
+          print_last_output(child);
+        }
+      }
+      // The text of a rank that did not fail itself is the verdict followed by its position.
+      const bool has_position = failure && failure->text.find(verdict->text) != std::string::npos;
+      throw_reason(
+          {verdict->rank, verdict->exit_code, has_position ? failure->text : verdict->text});
+    }
+    if (failure && failure->exit_code == kInterrupted) {
+      throw_reason(*failure);
+    }
+    if (forwarded_ != 0) {
+      throw Interrupted(fmt::format("stopped by signal {}", forwarded_));
+    }
+    if (was_killed_) {
+      throw std::runtime_error("the ranks had to be killed");
+    }
   }
 
   const sigset_t signals_ = block_polled_signals();  // first: before the store starts a thread
-  Seconds timeout_;
-  Descriptor store_file_;  // inherited by the ranks
+  const Seconds timeout_;
+  const Descriptor store_file_ = make_memory_file();  // inherited by the ranks
   Store store_;
   std::vector<Child> children_;
-  int forwarded_ = 0;  // the last signal from the user
-  std::optional<WaitClock> first_failure_;
-  bool is_interrupted_ = false;  // the first rank that exited was
-  bool was_killed_ = false;      // the rest of the ranks, by this process
+  int forwarded_ = 0;                // the last signal from the user
+  std::optional<Seconds> patience_;  // from the first failure until the other ranks are killed
+  WaitClock clock_;                  // since the first failure
+  bool was_killed_ = false;          // this process has killed the remaining ranks
 };
 
-// Returns true if the store ends with this process.
-bool serves_store(const Environment& environment) {
-  return environment.rank == 0 && !environment.store_is_served && environment.launcher != "moe";
-}
-
-at::Device pick_device(const RankSettings& settings, int64_t local_rank) {
-  if (!settings.on_cuda) {
-    return at::kCPU;
-  }
-  const c10::impl::VirtualGuardImpl guard(at::kCUDA);
-  const int64_t gpu = gpu_of_rank(local_rank, guard.deviceCount());
-  const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu));
-  guard.setDevice(device);
-  return device;
-}
-
-// How this rank ends, and the verdict that it proposes to the others (none: it was interrupted).
-struct End {
-  Ending own;
-  std::optional<Ending> verdict;
-};
-
-End end_by(const std::exception_ptr& failure, int64_t rank) {
-  std::string text = "unknown exception";
-  try {
-    std::rethrow_exception(failure);
-  } catch (const RankFailed& error) {
-    return {{rank, error.verdict.exit_code, error.what()}, error.verdict};
-  } catch (const UserError& error) {
-    const Ending ending{rank, kUserError, error.what()};
-    return {ending, ending};
-  } catch (const Interrupted& error) {
-    return {{rank, kInterrupted, error.what()}, std::nullopt};
-  } catch (const std::bad_alloc&) {
-    text = "out of memory";
-  } catch (const std::exception& error) {  // a stack trace may follow the first line
-    text = error.what();
-    text = text.substr(0, text.find('\n'));
-  } catch (...) {
-  }
-  return {
-      {rank, kFailed, text},
-      Ending{rank, kFailed, fmt::format("{} failed ({})", describe(rank, this_member("")), text)}};
-}
-
-// Rank 0 prints for all, rank 1 if rank 0 is the reason and has not reported it itself.
-bool is_printer(Store& store, const End& end) {
-  return end.own.rank == 0 ||
-         (end.own.rank == 1 && end.verdict && end.verdict->rank == 0 && !read_ending(store, 0));
-}
-
-// Blocks until all ranks but the reason of the failure have ended, so that they can still read.
-void wait_for_endings(Store& store, int64_t size, const End& end) {
-  int64_t next = 0;
-  for (WaitClock clock; next < size && clock.elapsed() < kUntilOthersEnd;) {
-    if ((end.verdict && end.verdict->rank == next) || read_ending(store, next)) {
-      ++next;
-    } else {
-      std::this_thread::sleep_for(kStorePoll);
-    }
-  }
-  std::this_thread::sleep_for(kUntilOthersRead);
-}
-
-// Ends the process without destructors, which may wait for ranks that are gone. With --ranks the
-// launcher prints the message.
-[[noreturn]] void end_process(const Environment& environment, Store store, End end) {
+// Ends the process without destructors, which may wait for ranks that have exited. The launcher of
+// --ranks prints the message. Under other launchers rank 0 prints it, or rank 1 if rank 0 failed
+// without a report.
+[[noreturn]] void end_process(const Environment& environment, Store store, const ExitReason& own) {
   static std::atomic_flag is_ending;
-  if (is_ending.test_and_set()) {
-    for (;;) {
-      pause();  // another thread ends the process
-    }
+  while (is_ending.test_and_set()) {
+    pause();  // another thread ends the process
   }
-  static std::atomic_flag has_printed;
-  const auto print = [end] {
-    if (!has_printed.test_and_set()) {
-      print_text(stderr, "moe: {}\n", terminal_text(end.own.text));
+  std::atomic<bool> prints = environment.launcher != "moe";
+  const auto print = [&] {
+    if (prints.exchange(false)) {
+      print_text(stderr, "moe: {}\n", terminal_text(own.text));
     }
   };
-  if (environment.launcher == "moe") {
-    has_printed.test_and_set();
-  }
-  std::thread([exit_code = end.own.exit_code, print] {
+  std::thread deadline([&] {  // refers to variables of a function that does not return
     std::this_thread::sleep_for(kUntilExit);
     print();
-    std::_Exit(exit_code);
-  }).detach();
+    std::_Exit(own.exit_code);
+  });
+  deadline.detach();
   try {
-    write_ending(store, end.own);
-    if (end.verdict) {
-      end.verdict = set_verdict(store, *end.verdict);
-    }
-    if (is_printer(store, end)) {
+    write_exit(store, own.rank, own);
+    const auto verdict = own.exit_code == kInterrupted ? read_verdict(store)
+                                                       : std::optional(set_verdict(store, own));
+    const int64_t culprit = verdict ? verdict->rank : -1;
+    if (own.rank == 0 || (own.rank == 1 && culprit == 0 && !read_failure(store, 0))) {
       print();
     }
-    has_printed.test_and_set();
-    if (serves_store(environment)) {
-      wait_for_endings(store, environment.size, end);
+    prints = false;
+    if (environment.serves_store()) {
+      wait_for_exits(store, environment.size, culprit, kUntilOthersExit);
+      std::this_thread::sleep_for(kUntilOthersRead);
     }
-  } catch (const std::exception&) {  // the store is gone, and with it the rank that would print
+  } catch (const std::exception&) {  // the rank that serves the store has exited
     print();
   }
   std::fflush(nullptr);
-  std::_Exit(end.own.exit_code);
+  std::_Exit(own.exit_code);
 }
+
+std::atomic<ProcessGroup*> current_group = nullptr;  // NOLINT: read by a terminate handler
 
 // Handles an exception that ends a thread, such as an error in the watchdog of NCCL.
-std::atomic<Monitor*> monitor_of_process = nullptr;  // NOLINT: read by a terminate handler
-std::atomic<int64_t> rank_of_process = 0;            // NOLINT
-
 [[noreturn]] void on_terminate() {
-  const std::string text =
-      std::current_exception() ? end_by(std::current_exception(), 0).own.text : "terminated";
-  if (Monitor* monitor = monitor_of_process) {
-    monitor->report_broken(
-        fmt::format("a thread of rank {} failed ({})", rank_of_process.load(), text));
+  if (ProcessGroup* group = current_group) {
+    group->report_broken(describe_exception(std::current_exception(), group->rank).text);
   }
   for (;;) {
-    pause();  // the monitor ends the process, once it has looked for a rank that is the reason
+    pause();  // the group's thread finds the reason and ends the process
   }
 }
 
-void run_in_group(const Environment& environment, const RankSettings& settings, at::Device device,
-                  Store store, const std::string& address, const std::function<void(Comm&)>& body) {
-  const Seconds timeout{settings.timeout_s};
-  const auto members =
-      join(store, environment.rank, environment.size, this_member(address),
-           fmt::format("moe {} with LibTorch {}", kVersion, TORCH_VERSION), timeout);
-  const int64_t store_rank = environment.store_is_served || environment.launcher == "moe" ? -1 : 0;
-  // Left to the end of the process if an exception passes: its thread guards the way there.
-  auto* const group = new ProcessGroup(  // NOLINT
-      store, environment.rank, members, timeout, store_rank,
-      [environment, store](const RankFailed& failure) {
-        end_process(environment, store, end_by(std::make_exception_ptr(failure), environment.rank));
-      });
-  group->interface = environment.interface;
-  rank_of_process = environment.rank;
-  monitor_of_process = &group->monitor;
-  const auto before = std::set_terminate(on_terminate);
-  {
-    const auto comm = make_process_comm(*group, device);
-    body(*comm);
-    comm->barrier();
-    group->monitor.check();
-  }
-  std::set_terminate(before);
-  monitor_of_process = nullptr;
-  delete group;  // NOLINT
-}
-
-void take_part(const Environment& environment, const RankSettings& settings, at::Device device,
-               const std::function<void(Comm&)>& body) {
-  const Seconds timeout{settings.timeout_s};
+void run_as_rank(const Environment& environment, Seconds timeout, at::Device device,
+                 const std::function<void(Comm&)>& body) {
   if (getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
-    FLAGS_caffe2_log_level = 3;  // fatal: our messages say what c10d warns of
+    FLAGS_caffe2_log_level = 3;  // fatal only: moe reports these failures itself
   }
-  if (environment.inherited_store >= 0) {
-    fcntl(environment.inherited_store, F_SETFD, FD_CLOEXEC);  // not for programs that we start
-  }
+  const Member own = this_member(local_address(environment.store_host, environment.store_port));
   const Descriptor inherited(environment.inherited_store);
-  const std::string address = address_towards(environment.store_host, environment.store_port);
-  const auto open_tcp = serves_store(environment) ? serve_store : connect_store;
+  fcntl(inherited.get(), F_SETFD, FD_CLOEXEC);  // not for programs that this process starts
+  const auto open_tcp = environment.serves_store() ? serve_store : connect_store;
   Store store = inherited.is_open() ? open_inherited_store(inherited, timeout)
                                     : open_tcp(environment.store_host, environment.store_port,
                                                environment.run_name, timeout);
-  claim_rank(store, environment.rank);  // throws before anything is written to the store of others
+  claim_rank(store, environment.rank, own);
   try {
-    run_in_group(environment, settings, device, store, address, body);
+    // Not deleted after an exception: its thread enforces kHardDeadline until the process ends.
+    auto* const group = new ProcessGroup(  // NOLINT
+        store, environment.rank, join(store, environment.size, timeout), timeout,
+        environment.store_rank(), [environment, store](ExitReason reason) {
+          reason.rank = environment.rank;
+          end_process(environment, store, reason);
+        });
+    group->interface = environment.interface;
+    current_group = group;
+    const auto before = std::set_terminate(on_terminate);
+    {
+      const auto comm = make_process_comm(*group, device);
+      check_same_on_all_ranks(*comm, "the program",
+                              fmt::format("moe {} with LibTorch {}", kVersion, TORCH_VERSION));
+      body(*comm);
+      comm->barrier();
+      group->check();
+    }
+    std::set_terminate(before);
+    current_group = nullptr;
+    delete group;  // NOLINT
   } catch (...) {
-    end_process(environment, store, end_by(std::current_exception(), environment.rank));
+    end_process(environment, store, describe_exception(std::current_exception(), environment.rank));
   }
   try {
-    store.add(kDone, 1);
-    for (WaitClock clock; serves_store(environment) && clock.elapsed() < timeout &&
-                          store.add(kDone, 0) < environment.size;) {
-      std::this_thread::sleep_for(kStorePoll);
+    write_exit(store, environment.rank, std::nullopt);
+    if (environment.serves_store()) {
+      wait_for_exits(store, environment.size, -1, timeout);
     }
-  } catch (const std::exception&) {  // rank 0 is done and the store is gone
+  } catch (const std::exception&) {  // rank 0, which serves the store, has exited
   }
 }
 
 }  // namespace
 
-void check_gpu(int64_t local_rank, int64_t num_gpus) {
-  if (local_rank >= num_gpus) {
-    throw UserError(
-        "--device cuda: rank {} of this host has no GPU of its own, as there {} {}; start at most "
-        "{} on a host, or let the launcher show each rank one GPU (CUDA_VISIBLE_DEVICES), or use "
-        "--device cpu",
-        local_rank, num_gpus == 1 ? "is" : "are", num_gpus,
-        num_gpus == 1 ? "1 rank" : fmt::format("{} ranks", num_gpus));
-  }
-}
-
-int64_t gpu_of_rank(int64_t local_rank, int64_t num_visible) {
-  if (num_visible == 1) {
+int64_t rank_gpu(int64_t local_rank, int64_t num_visible, bool is_assigned) {
+  if (is_assigned && num_visible == 1) {
     return 0;
   }
-  check_gpu(local_rank, num_visible);
+  if (local_rank >= num_visible) {
+    throw UserError(
+        "--device cuda: rank {} of this host has no GPU of its own ({} visible); start at most one "
+        "rank a GPU, or let the launcher show each rank one (CUDA_VISIBLE_DEVICES), or use "
+        "--device cpu",
+        local_rank, num_visible);
+  }
   return local_rank;
 }
 
 void run_on_ranks(const RankSettings& settings, const std::function<void(Comm&)>& body) {
-  const Environment environment = read_environment(process_variables());
+  const Environment environment =
+      read_environment([](const char* name) { return std::getenv(name); });
   if (!environment.is_alone() && settings.ranks != 0 && settings.ranks != environment.size) {
     throw UserError("--ranks {}, but {} has started {} processes; leave out --ranks",
                     settings.ranks, environment.launcher, environment.size);
   }
   if (environment.is_alone() && settings.ranks > 1) {
     if (settings.on_cuda) {  // reported once, before any rank is started
-      check_gpu(settings.ranks - 1, c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount());
+      rank_gpu(settings.ranks - 1, c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount(), false);
     }
-    address_towards(environment.store_host, 1);  // throws if the loopback interface is down
-    Launcher launcher(settings);
-    launcher.wait();
-    return launcher.report();
+    local_address(environment.store_host, 1);  // throws if the loopback interface is down
+    return Launcher(settings).run();
   }
-  const at::Device device = pick_device(settings, environment.local_rank);
+  at::Device device = at::kCPU;
+  if (settings.on_cuda) {
+    const c10::impl::VirtualGuardImpl guard(at::kCUDA);
+    const int64_t gpu = rank_gpu(environment.local_rank, guard.deviceCount(), true);
+    device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu));
+    guard.setDevice(device);
+  }
   if (environment.is_alone()) {
     return body(*solo_comm(device));
   }
-  take_part(environment, settings, device, body);
+  run_as_rank(environment, Seconds{settings.timeout_s}, device, body);
 }
 
 }  // namespace moe::distributed

@@ -1,6 +1,6 @@
 #pragma once
-// Runs a command on several ranks, no matter which launcher starts the processes. With one rank
-// there is no store, thread or other process.
+// Runs a command on the ranks that moe itself or another launcher starts. With one rank there is no
+// store, thread or other process.
 
 #include <functional>
 
@@ -15,22 +15,19 @@ struct RankSettings {
   bool on_cuda = false;   // one GPU a rank
 };
 
-// Runs `body` on every rank. In a process that moe (--ranks), torchrun, mpirun or srun started as a
-// rank, and without --ranks, body runs in this process. With --ranks N, starts N processes of this
-// command line, whose call of this function runs body, and blocks until they have exited; so a
-// command must do nothing before or after this call, and only rank 0 may print.
+// Runs `body` on every rank: in this process if it is a rank of moe (--ranks), torchrun, mpirun or
+// srun, or the only one. With --ranks N, starts N processes of this command line, which call this
+// function as ranks, and blocks until they have exited. A command must do nothing before or after
+// this call, and only rank 0 may print.
 //
 // One rank: throws the exception of body. Several: the message of a failure is printed once and the
-// process exits here with the exit code of main() (UserError 2, Interrupted 130, else 1); with
-// --ranks, throws UserError, Interrupted or std::runtime_error with the reason in the launching
-// process, after giving the other ranks time to report and killing those that are left.
+// rank exits here with the exit code of main() (UserError 2, Interrupted 130, else 1). The process
+// that started them throws UserError, Interrupted or std::runtime_error with the reason.
 void run_on_ranks(const RankSettings& settings, const std::function<void(Comm&)>& body);
 
-// Throws UserError if the rank with number `local_rank` on its host has no GPU of its own.
-void check_gpu(int64_t local_rank, int64_t num_gpus);
-
-// Returns the GPU of a rank. A single visible GPU is the one that its launcher assigned (srun
-// --gpus-per-task=1, CUDA_VISIBLE_DEVICES). Throws UserError if several are visible, but too few.
-int64_t gpu_of_rank(int64_t local_rank, int64_t num_visible);
+// Returns the index of a rank's GPU: local_rank. With `is_assigned` and a single visible GPU
+// returns 0, because the launcher has assigned that GPU to this rank (srun --gpus-per-task=1,
+// CUDA_VISIBLE_DEVICES). Throws UserError if there are too few GPUs.
+int64_t rank_gpu(int64_t local_rank, int64_t num_visible, bool is_assigned);
 
 }  // namespace moe::distributed

@@ -1,52 +1,41 @@
-#include "core/distributed/monitor.h"
-
-#include <fmt/format.h>
+// Thread of ProcessGroup that finds the rank which keeps the run from making progress.
 
 #include <algorithm>
+#include <sstream>
 
-#include "core/base/error.h"
-#include "core/base/json.h"
 #include "core/base/text.h"
+#include "core/distributed/process_group.h"
 
 namespace moe::distributed {
 namespace {
 
-// A launcher or a rank may still report why a connection broke.
-constexpr Seconds kUntilReported{0.5};
 constexpr std::chrono::microseconds kPoll{20};
 constexpr double kNever = 1e9;  // seconds since the last long operation if there was none
 
-// Every rank reads the store at every tick: less often the more ranks there are.
-Seconds tick(Seconds timeout, int64_t size) {
-  return std::min(timeout / 20, std::max(Seconds{0.25}, Seconds{static_cast<double>(size) / 100}));
-}
-
-std::string question_key(int64_t number) { return fmt::format("question/{}", number); }
-
-// Returns "step 7, layer 3, all_to_all".
-std::string describe_position(const char* operation, const TraceContext& trace) {
-  return (trace.step >= 0 ? fmt::format("step {}, ", trace.step) : "") +
-         (trace.layer >= 0 ? fmt::format("layer {}, ", trace.layer) : "") + operation;
-}
-
 }  // namespace
 
-Monitor::Monitor(Store store, int64_t rank, std::vector<Member> members, Seconds timeout,
-                 int64_t store_rank, std::function<void(const RankFailed&)> on_deadline)
-    : store_(std::move(store)),
-      rank_(rank),
-      size_(static_cast<int64_t>(members.size())),
+ProcessGroup::ProcessGroup(Store its_store, int64_t its_rank, std::vector<Member> its_members,
+                           Seconds its_timeout, int64_t store_rank,
+                           std::function<void(ExitReason)> on_deadline)
+    : store(std::move(its_store)),
+      rank(its_rank),
+      size(static_cast<int64_t>(its_members.size())),
+      members(std::move(its_members)),
+      timeout(its_timeout),
       store_rank_(store_rank),
-      members_(std::move(members)),
-      tick_(tick(timeout, size_)),
+      // Increases with the number of ranks, because each reads the store at every tick. Less than
+      // 0.7 s, because WaitClock treats a longer gap as a stopped process.
+      tick_(
+          std::min(timeout / 20, Seconds{std::clamp(static_cast<double>(size) / 100, 0.25, 0.5)})),
       answer_time_(std::min(timeout / 5, Seconds{3})),
       limit_(timeout - answer_time_ - 2 * tick_),  // so that the rank is named within `timeout`
-      on_deadline_(std::move(on_deadline)) {
+      on_deadline_(std::move(on_deadline)),
+      connection_(store.connect_again()) {
   idle_clock_.set(Seconds{kNever});
   thread_ = std::thread([this] { run(); });
 }
 
-Monitor::~Monitor() {
+ProcessGroup::~ProcessGroup() {
   {
     const std::lock_guard lock(mutex_);
     is_stopped_ = true;
@@ -55,43 +44,41 @@ Monitor::~Monitor() {
   thread_.join();
 }
 
-int64_t Monitor::begin(const char* operation, const TraceContext& trace,
-                       std::function<bool()> is_done) {
+int64_t ProcessGroup::begin(const char* operation, const TraceContext& trace,
+                            std::function<bool()> is_done) {
   const std::lock_guard lock(mutex_);
   last_ = {last_.number + 1, operation, trace, nullptr};
   pending_.push_back({last_.number, operation, trace, std::move(is_done)});
   return last_.number;
 }
 
-void Monitor::end(int64_t number) {
+void ProcessGroup::end(int64_t number) {
   const std::lock_guard lock(mutex_);
   pending_.remove_if([&](const Pending& pending) { return pending.number == number; });
 }
 
-void Monitor::wait_for_all() {
-  for (;;) {
+void ProcessGroup::wait_for_all() {
+  for (;; std::this_thread::sleep_for(kPoll)) {
     std::unique_lock lock(mutex_);
     update();
     changed_.wait(lock, [this] { return !broken_ || failure_; });  // the thread finds the reason
     if (failure_) {
-      throw RankFailed(*failure_);
+      throw *failure_;
     }
     if (pending_.empty()) {
       return;
     }
-    lock.unlock();
-    std::this_thread::sleep_for(kPoll);
   }
 }
 
-void Monitor::check() const {
+void ProcessGroup::check() const {
   const std::lock_guard lock(mutex_);
   if (failure_) {
-    throw RankFailed(*failure_);
+    throw *failure_;
   }
 }
 
-void Monitor::report_broken(const std::string& text) {
+void ProcessGroup::report_broken(const std::string& text) {
   {
     const std::lock_guard lock(mutex_);
     broken_ = broken_.value_or(text);
@@ -99,26 +86,25 @@ void Monitor::report_broken(const std::string& text) {
   changed_.notify_all();
 }
 
-void Monitor::fail(const std::string& text) {
+void ProcessGroup::fail(const std::string& text) {
   report_broken(text);
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return failure_.has_value(); });
-  throw RankFailed(*failure_);
+  throw *failure_;
 }
 
-void Monitor::begin_long_operation() {
+std::shared_ptr<void> ProcessGroup::long_operation() {
   const std::lock_guard lock(mutex_);
   ++num_long_operations_;
+  return {nullptr, [this](void* /*none*/) {
+            const std::lock_guard lock(mutex_);
+            --num_long_operations_;
+            idle_clock_ = {};
+          }};
 }
 
-void Monitor::end_long_operation() {
-  const std::lock_guard lock(mutex_);
-  --num_long_operations_;
-  idle_clock_ = {};
-}
-
-void Monitor::run() {
-  std::optional<Ending> verdict;
+void ProcessGroup::run() {
+  std::optional<ExitReason> verdict;
   while (!verdict) {
     {
       std::unique_lock lock(mutex_);
@@ -129,37 +115,29 @@ void Monitor::run() {
     }
     try {
       verdict = look();
-    } catch (const std::exception& error) {  // thrown by the store
-      verdict = {store_rank_, 1,
-                 (store_rank_ < 0 ? "the launcher" : describe(store_rank_, members_[store_rank_])) +
-                     (std::string_view(error.what()) == Store::kNoAnswer ? " does not answer"
-                                                                         : " is gone")};
+    } catch (const std::exception&) {  // thrown by the store
+      verdict = {store_rank_, kFailed,
+                 (store_rank_ < 0 ? "the launcher" : describe(store_rank_, members[store_rank_])) +
+                     " does not answer"};
     }
   }
-  std::string sentence;
-  if (verdict->exit_code == 2) {  // an error of the user, wherever this rank is
-    sentence = (verdict->rank > 0 ? fmt::format("[rank {}] ", verdict->rank) : "") + verdict->text;
+  if (verdict->exit_code == kUserError) {
+    verdict->text.insert(0, verdict->rank > 0 ? fmt::format("[rank {}] ", verdict->rank) : "");
   } else {
     const Position own = position();
-    sentence =
-        fmt::format("{}: {}{}{}", verdict->text, own.waited == 0 ? "after " : "", own.operation,
-                    own.waited < 1 ? "" : fmt::format(", after {:.0f} s", own.waited));
+    verdict->text += fmt::format(": {}{}{}", own.waited == 0 ? "after " : "", own.operation,
+                                 own.waited < 1 ? "" : fmt::format(", after {:.0f} s", own.waited));
   }
-  const RankFailed failure(*verdict, sentence);
-  {
-    const std::lock_guard lock(mutex_);
-    failure_ = failure;
-  }
+  std::unique_lock lock(mutex_);
+  failure_.emplace(*verdict);
   changed_.notify_all();
-  if (on_deadline_) {
-    std::thread([on_deadline = on_deadline_, failure] {
-      std::this_thread::sleep_for(kHardDeadline);
-      on_deadline(failure);
-    }).detach();
+  if (!changed_.wait_for(lock, kHardDeadline, [this] { return is_stopped_; }) && on_deadline_) {
+    lock.unlock();
+    on_deadline_(*verdict);
   }
 }
 
-void Monitor::update() {
+void ProcessGroup::update() {
   try {
     pending_.remove_if([](const Pending& pending) { return pending.is_done && pending.is_done(); });
   } catch (const std::exception& error) {
@@ -173,148 +151,108 @@ void Monitor::update() {
   }
 }
 
-std::optional<Ending> Monitor::look() {
-  if (const auto verdict = read_verdict(store_)) {
+ProcessGroup::Position ProcessGroup::position() {
+  const std::lock_guard lock(mutex_);
+  update();
+  const auto& [number, operation, trace, is_done] = pending_.empty() ? last_ : pending_.front();
+  const double waited = std::max(0.001, watched_clock_.elapsed().count());
+  const double idle = idle_clock_.elapsed().count();
+  return {(trace.step >= 0 ? fmt::format("step {}, ", trace.step) : "") +
+              (trace.layer >= 0 ? fmt::format("layer {}, ", trace.layer) : "") + operation,
+          pending_.empty() ? 0 : waited, num_long_operations_ > 0 ? 0 : idle, broken_.value_or("")};
+}
+
+// Polls the store. Returns the verdict of the run, or nothing if the run continues.
+std::optional<ExitReason> ProcessGroup::look() {
+  if (auto verdict = read_verdict(connection_)) {
     return verdict;
   }
-  bool is_broken = false, is_late = false;
-  {
-    const std::lock_guard lock(mutex_);
-    update();
-    idle_clock_.elapsed();
-    is_broken = broken_.has_value();
-    is_late = watched_clock_.elapsed() > limit_ && watched_ != 0;
-  }
-  for (WaitClock clock; is_broken && clock.elapsed() < std::min(kUntilReported, answer_time_);
-       std::this_thread::sleep_for(tick_ / 10)) {
-    if (const auto verdict = read_verdict(store_)) {
-      return verdict;
-    }
-  }
-  if (is_broken || is_late) {
-    store_.set(question_key(question_ + 1), "");
-  } else if (!store_.read(question_key(question_ + 1))) {
+  const Position own = position();
+  const std::string question = fmt::format("question/{}", question_ + 1);
+  if (!own.broken.empty() || own.waited > limit_.count()) {
+    connection_.set(question, "");
+  } else if (!connection_.read(question)) {
     return std::nullopt;
   }
   ++question_;
-  std::map<int64_t, Position> answers;
-  const auto verdict = collect_answers(answers);
-  return verdict ? verdict : judge(answers);
+  const Answers answers = collect_answers(own);
+  if (auto verdict = read_verdict(connection_)) {
+    return verdict;
+  }
+  const auto verdict = judge(answers);
+  return verdict ? std::optional(set_verdict(connection_, *verdict)) : std::nullopt;
 }
 
-Monitor::Position Monitor::position() const {
-  const std::lock_guard lock(mutex_);
-  const Pending& current = pending_.empty() ? last_ : pending_.front();
-  WaitClock waited = watched_clock_, idle = idle_clock_;
-  const double in_collective = current.number == watched_ ? waited.elapsed().count() : 0;
-  return {describe_position(current.operation, current.trace), current.number,
-          pending_.empty() ? 0 : std::max(0.001, in_collective),
-          num_long_operations_ > 0 ? 0 : idle.elapsed().count(), broken_.value_or("")};
-}
-
-std::string Monitor::answer_key(int64_t rank) const {
-  return fmt::format("answer/{}/{}", question_, rank);
-}
-
-// An answer that cannot be parsed is none.
-std::optional<Monitor::Position> Monitor::read_answer(int64_t rank) {
-  constexpr const char* kSource = "an answer";
-  const auto text = store_.read(answer_key(rank));
-  if (!text) {
+// Returns nothing for an answer that is missing or cannot be parsed.
+std::optional<ProcessGroup::Position> ProcessGroup::read_answer(int64_t other) {
+  std::istringstream lines(connection_.read(answer_key(other)).value_or(""));
+  Position position;
+  lines >> position.waited >> position.idle >> std::ws;
+  if (!std::getline(lines, position.operation)) {
     return std::nullopt;
   }
-  try {
-    const Json json = parse_json(*text, kSource);
-    return Position{printable(get_string(json, "operation", kSource)),
-                    get_int(json, "number", kSource), get_double(json, "waited", kSource),
-                    get_double(json, "idle", kSource),
-                    printable(get_string(json, "broken", kSource), 1000)};
-  } catch (const UserError&) {
-    return std::nullopt;
-  }
+  std::getline(lines, position.broken);
+  position.operation = printable(position.operation);
+  position.broken = printable(position.broken, 1000);
+  return position;
 }
 
-// Writes this rank's answer and waits for those of the others, until a process is seen to be gone
-// or the time is over. Returns a verdict that another rank or the launcher writes meanwhile.
-std::optional<Ending> Monitor::collect_answers(std::map<int64_t, Position>& answers) {
-  const Position own = position();
-  const Json json = {{"operation", own.operation},
-                     {"number", own.number},
-                     {"waited", own.waited},
-                     {"idle", own.idle},
-                     {"broken", own.broken}};
-  store_.set(answer_key(rank_), json.dump(-1, ' ', false, Json::error_handler_t::replace));
-  bool is_gone = false;
-  for (WaitClock clock;
-       static_cast<int64_t>(answers.size()) < size_ && !is_gone && clock.elapsed() < answer_time_;
+// Writes this rank's answer and waits for the answers of the other ranks, at most answer_time_ or
+// until there is a verdict.
+ProcessGroup::Answers ProcessGroup::collect_answers(const Position& own) {
+  Answers answers(size);
+  answers[rank] = own;
+  connection_.set(answer_key(rank),
+                  fmt::format("{} {}\n{}\n{}", own.waited, own.idle, own.operation, own.broken));
+  const auto is_missing = [](const auto& answer) { return !answer; };
+  for (WaitClock clock; clock.elapsed() < answer_time_ && !read_verdict(connection_) &&
+                        std::any_of(answers.begin(), answers.end(), is_missing);
        std::this_thread::sleep_for(tick_ / 4)) {
-    for (int64_t rank = 0; rank < size_; ++rank) {
-      if (answers.contains(rank)) {
-        continue;
-      }
-      if (const auto answer = read_answer(rank)) {
-        answers.emplace(rank, *answer);
-      } else if (clock.elapsed() > kUntilReported) {
-        is_gone = is_gone || process_state(members_[rank]) == ProcessState::kGone;
-      }
-    }
-    if (const auto verdict = read_verdict(store_)) {
-      return verdict;
+    for (int64_t other = 0; other < size; ++other) {
+      answers[other] = answers[other] ? answers[other] : read_answer(other);
     }
   }
-  return std::nullopt;
+  return answers;
 }
 
-Ending Monitor::verdict_on(int64_t rank, const std::string& text) const {
-  return {rank, 1, describe(rank, members_[rank]) + " " + text};
-}
-
-// Returns the verdict that follows from the answers, or nothing if the run goes on.
-std::optional<Ending> Monitor::judge(const std::map<int64_t, Position>& answers) {
-  using Answer = std::map<int64_t, Position>::value_type;
-  const auto broken = std::find_if(answers.begin(), answers.end(), [](const Answer& answer) {
-    return !answer.second.broken.empty();
-  });
-  const bool is_broken = broken != answers.end();
-  const auto least = [&](auto key) {
-    return std::min_element(answers.begin(), answers.end(),
-                            [&](const Answer& left, const Answer& right) {
-                              return key(left.second) < key(right.second);
-                            });
+// Returns the verdict that follows from the answers, or nothing if the run continues.
+std::optional<ExitReason> ProcessGroup::judge(const Answers& answers) {
+  const auto verdict_on = [&](int64_t other, const std::string& text) {
+    return ExitReason{other, kFailed, describe(other, members[other]) + " " + text};
   };
-  if (!is_broken &&
-      least([](const Position& p) { return -p.waited; })->second.waited < limit_.count()) {
-    return std::nullopt;  // what the questioner waited for has come
-  }
-  for (const ProcessState state : {ProcessState::kGone, ProcessState::kStopped,
-                                   ProcessState::kUnknown, ProcessState::kAlive}) {
-    for (int64_t rank = 0; rank < size_; ++rank) {
-      if (!answers.contains(rank) && process_state(members_[rank]) == state) {
-        const bool is_gone =
-            state == ProcessState::kGone || (state == ProcessState::kUnknown && is_broken);
-        return set_verdict(store_,
-                           verdict_on(rank, is_gone                           ? "is gone"
-                                            : state == ProcessState::kStopped ? "is stopped"
-                                                                              : "does not answer"));
-      }
+  std::string broken;
+  double max_waited = 0;
+  Seconds idle{kNever};
+  int64_t silent = -1, late = rank;
+  for (int64_t other = size - 1; other >= 0; --other) {
+    if (const auto& answer = answers[other]) {
+      broken = answer->broken.empty() ? broken : answer->broken;
+      max_waited = std::max(max_waited, answer->waited);
+      idle = std::min(idle, Seconds{answer->idle});
+      late = answer->waited <= answers[late]->waited ? other : late;
+    } else {
+      silent = other;
     }
   }
-  if (is_broken) {
-    return set_verdict(store_, {-1, 1, broken->second.broken});
+  if (broken.empty() && max_waited < limit_.count()) {
+    return std::nullopt;  // the collective that led to the question is complete
   }
-  const Seconds idle{least([](const Position& p) { return p.idle; })->second.idle};
+  if (silent >= 0) {
+    return verdict_on(silent, broken.empty() ? "does not answer" : "is gone");
+  }
+  if (!broken.empty()) {
+    return ExitReason{-1, kFailed, broken};
+  }
   if (idle < limit_) {  // waits count from the end of the long operation
     const std::lock_guard lock(mutex_);
     watched_clock_.set(std::min(idle, watched_clock_.elapsed()));
     return std::nullopt;
   }
-  const auto& [late_rank, late] = *least([](const Position& p) { return p.waited; });
-  if (late.waited < limit_.count() / 2) {
-    return set_verdict(
-        store_, verdict_on(late_rank,
-                           fmt::format("did not come (its last operation: {})", late.operation)));
+  if (answers[late]->waited < limit_.count() / 2) {
+    return verdict_on(
+        late, fmt::format("did not come (its last operation: {})", answers[late]->operation));
   }
-  return set_verdict(store_, {-1, 1, "every rank waits and nothing arrives"});
+  return ExitReason{-1, kFailed, "every rank waits and nothing arrives"};
 }
 
 }  // namespace moe::distributed

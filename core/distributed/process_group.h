@@ -1,11 +1,25 @@
 #pragma once
-// Ranks as processes, over LibTorch's c10d: Gloo on CPUs, NCCL on GPUs. c10d's headers stay in the
-// sources.
+// Ranks as processes, over LibTorch's c10d: Gloo on CPUs, NCCL on GPUs (process_group.cpp), and the
+// search for the rank that keeps a run from making progress (monitor.cpp). The timeout of c10d is
+// not used for this, because it cannot be extended while a rank waits, for example for a
+// checkpoint.
+//
+// Each rank keeps its position (step, layer, collective) in process memory. A thread of each rank
+// polls two keys of the store. Nothing is written to the store while the run makes progress:
+//   question/N  Written by a rank that has waited too long in a collective or lost a connection.
+//               Every rank answers with its position (answer/N/R).
+//   verdict     Reason for the end of the run (rendezvous.h): concluded from the answers, or
+//               written by a rank that fails or by the launcher. The next collective of every rank
+//               throws it.
+// The verdict names a rank that does not answer or is not in the collective. It does not name a
+// rank in a long operation (comm.h) that answers.
 
-#include <memory>
-#include <vector>
+#include <condition_variable>
+#include <list>
+#include <mutex>
 
-#include "core/distributed/monitor.h"
+#include "core/distributed/comm.h"
+#include "core/distributed/rendezvous.h"
 
 namespace c10d {
 class Backend;
@@ -13,37 +27,101 @@ class Backend;
 
 namespace moe::distributed {
 
-// This process in a run, after join().
-struct ProcessGroup {
+// This process as a rank of a run; constructed from the result of join().
+class ProcessGroup {
+ public:
+  static constexpr Seconds kHardDeadline{10};
+
+  // `store_rank` is the rank that serves the store; -1: the launcher. on_deadline is called if the
+  // object still exists kHardDeadline after a verdict, for example because of a stuck GPU kernel.
   ProcessGroup(Store its_store, int64_t its_rank, std::vector<Member> its_members,
                Seconds its_timeout, int64_t store_rank = -1,
-               std::function<void(const RankFailed&)> on_deadline = nullptr)
-      : store(std::move(its_store)),
-        rank(its_rank),
-        members(std::move(its_members)),
-        timeout(its_timeout),
-        monitor(store.connect_again(), rank, members, timeout, store_rank, std::move(on_deadline)) {
-  }
+               std::function<void(ExitReason)> on_deadline = nullptr);
+  ~ProcessGroup();
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
 
   Store store;
-  int64_t rank;
-  std::vector<Member> members;  // by rank
-  Seconds timeout;
+  const int64_t rank, size;
+  const std::vector<Member> members;  // by rank
+  const Seconds timeout;
   std::string interface;  // for Gloo; "": the one with the member's address
-  Monitor monitor;
+
+  // Records that this rank waits in a collective, until end() or, on a GPU, until `is_done` returns
+  // true. `is_done` throws if the collective failed. `operation` is a string literal. Returns the
+  // number for end().
+  int64_t begin(const char* operation, const TraceContext& trace,
+                std::function<bool()> is_done = nullptr);
+  void end(int64_t number);
+  // Blocks until no collective is under way. Throws RankFailed.
+  void wait_for_all();
+
+  // Throws RankFailed if there is a verdict.
+  void check() const;
+  // Reports that a collective threw. The verdict is `text` if no rank is found to be the reason.
+  void report_broken(const std::string& text);
+  // Calls report_broken(), blocks until there is a verdict and throws RankFailed.
+  [[noreturn]] void fail(const std::string& text);
+
+  std::shared_ptr<void> long_operation();  // see Comm
+
+ private:
+  struct Pending {
+    int64_t number;
+    const char* operation;
+    TraceContext trace;
+    std::function<bool()> is_done;
+  };
+  // The answer of a rank. Times in seconds.
+  struct Position {
+    std::string operation;  // step, layer and name of the current or last collective
+    double waited = 0;      // in that collective; 0: it is not in a collective
+    double idle = 0;        // since its last long operation; 0: it is in one
+    std::string broken;     // message of a collective that threw
+  };
+  using Answers = std::vector<std::optional<Position>>;  // by rank
+
+  void run();
+  std::optional<ExitReason> look();
+  Answers collect_answers(const Position& own);
+  std::optional<ExitReason> judge(const Answers& answers);
+  void update();  // requires mutex_
+  Position position();
+  std::string answer_key(int64_t other) const {
+    return "answer/" + std::to_string(question_) + "/" + std::to_string(other);
+  }
+  std::optional<Position> read_answer(int64_t other);
+
+  const int64_t store_rank_;
+  const Seconds tick_;         // between two polls of the store
+  const Seconds answer_time_;  // maximum wait for the answers of other ranks
+  const Seconds limit_;        // maximum wait in a collective before a question is written
+  const std::function<void(ExitReason)> on_deadline_;
+  Store connection_;      // used by the thread only
+  int64_t question_ = 0;  // number of the last question; used by the thread only
+
+  mutable std::mutex mutex_;  // guards the following
+  std::condition_variable changed_;
+  std::list<Pending> pending_;
+  Pending last_{0, "the start", {}, nullptr};
+  int64_t watched_ = 0;  // number of the oldest pending collective
+  WaitClock watched_clock_;
+  int num_long_operations_ = 0;  // nested
+  WaitClock idle_clock_;         // since the end of the last one
+  std::optional<std::string> broken_;
+  std::optional<RankFailed> failure_;
+  bool is_stopped_ = false;
+
+  std::thread thread_;  // last, because it uses the members above
 };
 
-// Returns a Comm of all ranks. Collective. The group outlives it.
+// Returns a Comm of all ranks. Collective. `group` must outlive it.
 std::unique_ptr<Comm> make_process_comm(ProcessGroup& group, at::Device device);
 
-// A subset of the ranks, for a c10d backend.
-struct BackendGroup {
-  std::string name;  // prefix of its keys in the store
-  int64_t rank = 0, size = 1;
-};
-
-// Blocks until the other ranks have connected. Defined in backend_nccl.cpp, which a test replaces.
-std::shared_ptr<c10d::Backend> make_nccl(const ProcessGroup& group, const BackendGroup& subset,
-                                         at::Device device);
+// Connects rank `rank` of `size` ranks that share `store`. Defined in backend_nccl.cpp, which a
+// test replaces.
+c10::intrusive_ptr<c10d::Backend> make_nccl(const ProcessGroup& group,
+                                            const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                            int size, at::Device device);
 
 }  // namespace moe::distributed

@@ -7,64 +7,53 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <future>
-#include <set>
-#include <thread>
+#include <numeric>
+#include <sstream>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "core/base/error.h"
-#include "core/base/json.h"
+#include "core/base/option.h"
 #include "core/base/text.h"
 
 namespace moe::distributed {
 namespace {
 
 constexpr int kKeepFile = -1;  // FileStore: number of processes after which it removes its file
+constexpr std::chrono::milliseconds kStorePoll{20};
+constexpr const char* kVerdict = "verdict";
+constexpr size_t kMaxText = 4096;
 
-using Bytes = std::vector<uint8_t>;
-
-Bytes to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
-std::string to_text(const Bytes& bytes) {
-  return {bytes.begin(), bytes.begin() + std::min(bytes.size(), Store::kMaxValueBytes)};
+// `listening` is the socket of a server; without it, opens a client.
+Store open_tcp_store(const std::string& address, uint16_t port, std::optional<int> listening,
+                     const std::string& prefix, Seconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = port;
+  options.isServer = listening.has_value();
+  options.masterListenFd = listening;
+  options.waitWorkers = false;
+  options.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(timeout);
+  return {c10::make_intrusive<c10d::PrefixStore>(
+              prefix, c10::make_intrusive<c10d::TCPStore>(address, options)),
+          timeout / 2};
 }
 
-std::chrono::milliseconds to_milliseconds(Seconds timeout) {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(timeout);
+std::string numeric(const sockaddr* address, socklen_t length) {
+  std::array<char, NI_MAXHOST> text{};
+  getnameinfo(address, length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
+  return text.data();
 }
 
-std::shared_ptr<c10d::Store> share(c10::intrusive_ptr<c10d::Store> store) {
-  c10d::Store* const pointer = store.get();
-  return {pointer, [held = std::move(store)](c10d::Store* /*pointer*/) {}};
-}
-
-Store with_prefix(const c10::intrusive_ptr<c10d::TCPStore>& store, const std::string& prefix,
-                  Seconds timeout) {
-  return {share(c10::make_intrusive<c10d::PrefixStore>(prefix, store)), timeout / 2};
-}
-
-struct Address {
-  sockaddr_storage bytes{};
-  socklen_t length = sizeof(bytes);
-
-  sockaddr* get() { return reinterpret_cast<sockaddr*>(&bytes); }
-  std::string numeric() {
-    std::array<char, NI_MAXHOST> text{};
-    getnameinfo(get(), length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
-    return text.data();
-  }
-};
-
-// Returns at least one address.
-std::vector<Address> resolve(const std::string& host, uint16_t port) {
+// Returns a list of at least one address.
+std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> resolve(const std::string& host, uint16_t port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* list = nullptr;
@@ -73,13 +62,9 @@ std::vector<Address> resolve(const std::string& host, uint16_t port) {
     throw UserError("MASTER_ADDR '{}' is not a known host ({}); use an address", host,
                     gai_strerror(error));
   }
-  std::vector<Address> addresses;
-  for (const addrinfo* next = list; next != nullptr; next = next->ai_next) {
-    std::memcpy(&addresses.emplace_back().bytes, next->ai_addr, next->ai_addrlen);
-    addresses.back().length = next->ai_addrlen;
-  }
-  freeaddrinfo(list);
-  if (const std::string first = addresses.front().numeric(); first == "0.0.0.0" || first == "::") {
+  std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(list, freeaddrinfo);
+  if (const std::string first = numeric(list->ai_addr, list->ai_addrlen);
+      first == "0.0.0.0" || first == "::") {
     throw UserError(
         "MASTER_ADDR '{}' stands for every interface, not for a host; set it to the address of "
         "rank 0's host (127.0.0.1 if all ranks are on one host)",
@@ -88,100 +73,141 @@ std::vector<Address> resolve(const std::string& host, uint16_t port) {
   return addresses;
 }
 
-// Returns the local address of packets to `target`, "" if there is no route. Connecting a datagram
-// socket sends nothing.
-std::string route_to(Address& target) {
-  const Descriptor probe(socket(target.bytes.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  Address own;
-  const bool has_route = connect(probe.get(), target.get(), target.length) == 0 &&
-                         getsockname(probe.get(), own.get(), &own.length) == 0;
-  return has_route ? own.numeric() : "";
-}
-
-[[noreturn]] void throw_no_route(const std::string& host, Address& address) {
-  const std::string numeric = address.numeric();
-  if (numeric.starts_with("127.") || numeric == "::1") {
-    throw UserError(
-        "the loopback interface of this host is down, and ranks on one host connect through it; "
-        "bring it up (ip link set lo up)");
-  }
-  throw UserError("no network interface of this host routes to MASTER_ADDR '{}'; correct it", host);
-}
-
-// Returns a closed descriptor if `address` is not an address of this host.
-Descriptor listen_at(Address& address, uint16_t port) {
-  Descriptor listening(socket(address.bytes.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const int yes = 1;
-  setsockopt(listening.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-  if (bind(listening.get(), address.get(), address.length) == 0 &&
-      listen(listening.get(), SOMAXCONN) == 0) {
-    return listening;
-  }
-  if (errno == EADDRINUSE || errno == EACCES) {
-    throw UserError("rank 0 cannot listen on port {}, {}", port,
-                    errno == EACCES
-                        ? "which needs the rights of root; set MASTER_PORT to a port above 1023"
-                        : "which another program uses; set MASTER_PORT to a free port");
-  }
-  return {};
-}
-
-c10d::TCPStoreOptions tcp_options(uint16_t port, Seconds timeout) {
-  c10d::TCPStoreOptions options;
-  options.port = port;
-  options.waitWorkers = false;
-  options.timeout = to_milliseconds(timeout);
-  return options;
-}
-
-constexpr const char* kSource = "the store of the run";  // in messages about its contents
-constexpr const char* kVerdict = "verdict";
-constexpr std::chrono::milliseconds kJoinPoll{20};
-constexpr size_t kMaxText = 4096, kMaxListed = 8;
-
-std::string ending_key(int64_t rank) { return fmt::format("ending/{}", rank); }
 std::string member_key(int64_t rank) { return fmt::format("member/{}", rank); }
+std::string exit_key(int64_t rank) { return fmt::format("exit/{}", rank); }
 
-std::string first_line(const std::string& file) {
-  std::ifstream stream(file);
-  std::string line;
-  std::getline(stream, line);
-  return line;
+std::string to_record(const ExitReason& reason) {
+  return fmt::format("{} {} {}", reason.rank, reason.exit_code, reason.text);
 }
 
-std::string to_record(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
-std::string get_text(const Json& record, const std::string& key) {
-  return printable(get_string(record, key, kSource), kMaxText);
-}
-
-Ending parse_ending(const std::string& text) {
-  try {
-    const Json record = parse_json(text, kSource);
-    return {std::clamp<int64_t>(get_int(record, "rank", kSource), -1, kMaxRanks),
-            static_cast<int>(std::clamp<int64_t>(get_int(record, "exit_code", kSource), 1, 130)),
-            get_text(record, "text")};
-  } catch (const UserError& error) {
-    return {-1, 1, error.what()};
+ExitReason parse_reason(const std::string& record) {
+  std::istringstream words(record);
+  int64_t rank = 0, exit_code = 0;
+  std::string text;
+  if (!(words >> rank >> exit_code >> std::ws)) {
+    return {-1, kFailed, "the store of the run has an invalid record"};
   }
+  std::getline(words, text, '\0');
+  return {std::clamp<int64_t>(rank, -1, kMaxRanks),
+          static_cast<int>(std::clamp<int64_t>(exit_code, 1, 130)), printable(text, kMaxText)};
 }
 
-std::string to_record(const Ending& ending) {
-  return to_record({{"rank", ending.rank}, {"exit_code", ending.exit_code}, {"text", ending.text}});
-}
+// Variable of our own launcher, and its range: descriptors above the standard streams.
+constexpr const char* kInheritedStore = "MOE_STORE_DESCRIPTOR";
+constexpr int64_t kFirstDescriptor = 3, kMaxDescriptor = 1 << 20;
 
-// Returns "ranks 1, 2, 3 and 2 more of 8 did not join".
-std::string describe_missing(std::vector<int64_t> missing, int64_t size) {
-  const size_t shown = std::min(missing.size(), kMaxListed), hidden = missing.size() - shown;
-  missing.resize(shown);
-  return fmt::format("{} {}{} of {} did not join", shown == 1 ? "rank" : "ranks",
-                     fmt::join(missing, ", "),
-                     hidden == 0 ? "" : fmt::format(" and {} more", hidden), size);
+struct Reader {
+  const GetVariable& get;
+
+  bool has(const char* name) const { return get(name) != nullptr; }
+  std::string text(const char* name) const { return has(name) ? get(name) : ""; }
+  // Returns nothing if the variable is not set.
+  std::optional<int64_t> number(const char* name, int64_t min, int64_t max) const {
+    int64_t parsed = 0;
+    if (has(name) && (!set_value(&parsed, text(name)) || parsed < min || parsed > max)) {
+      throw UserError("the environment says {}='{}', which is no whole number from {} to {}", name,
+                      text(name), min, max);
+    }
+    return has(name) ? std::optional(parsed) : std::nullopt;
+  }
+};
+
+// Names of the variables of a launcher.
+struct VariableNames {
+  const char *launcher, *rank, *size, *local_rank;
+  const char* local_size;  // processes on this host; srun: hosts
+  const char* job;         // differs between runs
+};
+
+// The innermost launcher first: torchrun and mpirun may run under srun.
+constexpr VariableNames kLaunchers[] = {
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"},
+    {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"},
+    {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_PORT"},
+    {"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES",
+     "SLURM_JOB_ID"}};
+constexpr const VariableNames &kTorchrun = kLaunchers[0], &kSlurm = kLaunchers[3];
+
+const VariableNames* find_launcher(const Reader& reader) {
+  for (const VariableNames& names : kLaunchers) {
+    // The script of sbatch and the shell of salloc have a size too, but no step.
+    const bool is_rank = &names != &kSlurm || reader.has("SLURM_STEP_ID");
+    if (is_rank && (reader.has(names.rank) || reader.has(names.size))) {
+      return &names;
+    }
+  }
+  return nullptr;
 }
 
 }  // namespace
+
+Environment read_environment(const GetVariable& get) {
+  const Reader reader{get};
+  Environment environment;
+  const VariableNames* const found = find_launcher(reader);
+  if (found == nullptr) {
+    return environment;
+  }
+  const VariableNames& names = *found;
+  for (const auto& [given, missing] :
+       {std::pair(names.rank, names.size), {names.size, names.rank}}) {
+    if (!reader.has(missing)) {
+      throw UserError("the environment has {} but no {}; set both or unset {}", given, missing,
+                      given);
+    }
+  }
+  const auto inherited = reader.number(kInheritedStore, kFirstDescriptor, kMaxDescriptor);
+  environment.launcher = inherited ? "moe" : names.launcher;
+  environment.inherited_store = static_cast<int>(inherited.value_or(-1));
+  environment.size = *reader.number(names.size, 1, kMaxRanks);
+  environment.rank = *reader.number(names.rank, 0, kMaxRanks);
+  if (environment.rank >= environment.size) {
+    throw UserError("the environment says {}={} of {}={}; ranks count from 0", names.rank,
+                    environment.rank, names.size, environment.size);
+  }
+  environment.local_rank = reader.number(names.local_rank, 0, kMaxRanks).value_or(environment.rank);
+  if (inherited || environment.is_alone()) {
+    return environment;
+  }
+  const bool is_torchrun = found == &kTorchrun;
+  const std::string job =
+      reader.text(names.job) + (is_torchrun ? "" : "." + reader.text("SLURM_STEP_ID"));
+  const auto port = reader.number("MASTER_PORT", 1, 65535);
+  if (!port && is_torchrun) {
+    throw UserError(
+        "the environment has RANK but no MASTER_PORT; set it to a port that is free on rank 0's "
+        "host, the same for all ranks");
+  }
+  // Equal in every process of the job, and below the ports that Linux gives to clients.
+  const auto job_port = static_cast<int64_t>(20000 + std::hash<std::string>{}(job) % 12000);
+  environment.store_port = static_cast<uint16_t>(port.value_or(job_port));
+  const bool is_one_host =
+      reader.number(names.local_size, 1, kMaxRanks) == (found == &kSlurm ? 1 : environment.size);
+  if (const std::string host = reader.text("MASTER_ADDR"); !host.empty()) {
+    environment.store_host = host;
+  } else if (!is_one_host) {
+    throw UserError(
+        "{} started {} processes and says not that one host has them all; set MASTER_ADDR to the "
+        "name or address of rank 0's host",
+        environment.launcher, environment.size);
+  }
+  const std::string served = reader.text("TORCHELASTIC_USE_AGENT_STORE");
+  environment.has_agent_store = served == "True" || served == "true" || served == "1";
+  // Differs between restarts of a run, which share the agent's store, and between jobs with equal
+  // ports.
+  environment.run_name = fmt::format("moe/{}/{}/", job, reader.text("TORCHELASTIC_RESTART_COUNT"));
+  environment.interface = reader.text("GLOO_SOCKET_IFNAME");
+  return environment;
+}
+
+Variables launched_variables(int64_t rank, int64_t size, int inherited_store) {
+  return {{kInheritedStore, fmt::format("{}", inherited_store)},
+          {kTorchrun.rank, fmt::format("{}", rank)},
+          {kTorchrun.size, fmt::format("{}", size)},
+          {kTorchrun.local_rank, fmt::format("{}", rank)},
+          {kTorchrun.local_size, fmt::format("{}", size)}};
+}
 
 Seconds WaitClock::elapsed() {
   constexpr Seconds kStopped{0.7}, kUsualGap{0.25};
@@ -192,51 +218,46 @@ Seconds WaitClock::elapsed() {
   return waited_;
 }
 
-// c10d's client waits without a limit for an answer (a broken network) and for a file lock (a
-// stopped process). It runs in a thread that is left behind if the limit passes.
+Store::Store(c10::intrusive_ptr<c10d::Store> store, Seconds answer_limit)
+    : store_(store.get(), [held = store](c10d::Store* /*pointer*/) {}),
+      answer_limit_(answer_limit) {}
+
+// Throws std::runtime_error after answer_limit_. c10d itself has no limit if the network is broken
+// (TCPStore) or a stopped process holds the file lock (FileStore).
 template <typename Work>
 auto Store::within_limit(Work work) const {
-  const auto task = std::make_shared<std::packaged_task<decltype(work())()>>(std::move(work));
-  auto answer = task->get_future();
-  if (answer_limit_ == Seconds{0}) {
-    (*task)();
-  } else {
-    std::thread([task] { (*task)(); }).detach();
-  }
   WaitClock clock;
-  while (answer.wait_for(std::chrono::milliseconds(100)) != std::future_status::ready) {
-    if (clock.elapsed() > answer_limit_) {
-      throw std::runtime_error(kNoAnswer);
-    }
-  }
   try {
-    return answer.get();
+    return run_in_thread(std::move(work), [&] {
+      if (clock.elapsed() > answer_limit_) {
+        throw std::exception();
+      }
+    });
   } catch (const std::exception&) {  // c10d's message has a stack trace
-    throw std::runtime_error("the store of the run is gone");
+    throw std::runtime_error("the store of the run does not answer");
   }
 }
 
 void Store::set(const std::string& key, const std::string& value) {
-  within_limit([store = store_, key, value] { store->set(key, to_bytes(value)); });
+  within_limit([store = store_, key, value] { store->set(key, value); });
 }
 
 std::string Store::set_once(const std::string& key, const std::string& value) {
-  return within_limit([store = store_, key, value] {
-    return to_text(store->compareSet(key, Bytes(), to_bytes(value)));
-  });
-}
-
-int64_t Store::add(const std::string& key, int64_t count) {
-  return within_limit([store = store_, key, count] { return store->add(key, count); });
+  return within_limit([store = store_, key, value] { return store->compareSet(key, "", value); });
 }
 
 std::optional<std::string> Store::read(const std::string& key) {
   return within_limit([store = store_, key]() -> std::optional<std::string> {
-    return store->check({key}) ? std::optional(to_text(store->get(key))) : std::nullopt;
+    return store->check({key}) ? std::optional(store->get_to_str(key)) : std::nullopt;
   });
 }
 
-Store Store::connect_again() const { return {share(store_->clone()), answer_limit_}; }
+Store Store::connect_again() const { return {store_->clone(), answer_limit_}; }
+
+c10::intrusive_ptr<c10d::Store> Store::with_prefix(const std::string& prefix) const {
+  return c10::make_intrusive<c10d::PrefixStore>(
+      prefix, c10::intrusive_ptr<c10d::Store>::reclaim_copy(store_.get()));
+}
 
 Store open_inherited_store(const Descriptor& file, Seconds timeout) {
   struct stat status {};
@@ -244,48 +265,44 @@ Store open_inherited_store(const Descriptor& file, Seconds timeout) {
       fcntl(file.get(), F_GET_SEALS) < 0) {  // fails for all but memory files
     throw UserError("descriptor {} is not the store of a run that moe --ranks started", file.get());
   }
-  // FileStore opens its file by name for every operation, the last time in its destructor: this
-  // descriptor is left open until the process ends.
+  // FileStore opens its file by name for every operation, the last time in its destructor. This
+  // descriptor therefore stays open until the process ends.
   const int held = fcntl(file.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
   auto store =
       c10::make_intrusive<c10d::FileStore>(fmt::format("/proc/self/fd/{}", held), kKeepFile);
-  store->setTimeout(to_milliseconds(timeout));
-  return {share(std::move(store)), timeout / 2};
+  store->setTimeout(std::chrono::duration_cast<std::chrono::milliseconds>(timeout));
+  return {std::move(store), timeout / 2};
 }
 
 Store serve_store(const std::string& host, uint16_t port, const std::string& prefix,
                   Seconds timeout) {
-  std::vector<Address> candidates = resolve(host, port);
-  for (size_t i = 0, count = candidates.size(); i < count; ++i) {
-    if (const std::string local = route_to(candidates[i]); !local.empty()) {
-      candidates.push_back(resolve(local, port).front());
+  for (const std::string& name : {host, local_address(host, port)}) {
+    const auto addresses = resolve(name, port);
+    for (const addrinfo* next = addresses.get(); next != nullptr; next = next->ai_next) {
+      Descriptor listening(socket(next->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      const int yes = 1;
+      setsockopt(listening.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+      if (bind(listening.get(), next->ai_addr, next->ai_addrlen) == 0 &&
+          listen(listening.get(), SOMAXCONN) == 0) {
+        return run_in_thread(  // the server's thread inherits the mask of signals
+            [&, address = numeric(next->ai_addr, next->ai_addrlen)] {
+              return open_tcp_store(address, port, listening.release(), prefix, timeout);
+            },
+            [] {});
+      }
+      if (errno == EADDRINUSE || errno == EACCES) {
+        throw UserError("rank 0 cannot listen on port {} ({}); set MASTER_PORT to a free port",
+                        port, std::strerror(errno));
+      }
     }
   }
-  for (Address& candidate : candidates) {
-    Descriptor listening = listen_at(candidate, port);
-    if (!listening.is_open()) {
-      continue;
-    }
-    c10d::TCPStoreOptions options = tcp_options(port, timeout);
-    options.isServer = true;
-    options.masterListenFd = listening.release();
-    // The server's thread inherits the mask: a client that hung up must not end the process.
-    sigset_t pipe, before;
-    sigemptyset(&pipe);
-    sigaddset(&pipe, SIGPIPE);
-    pthread_sigmask(SIG_BLOCK, &pipe, &before);
-    const auto store = c10::make_intrusive<c10d::TCPStore>(candidate.numeric(), options);
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return with_prefix(store, prefix, timeout);
-  }
-  throw_no_route(host, candidates.front());
+  throw UserError("MASTER_ADDR '{}' is not an address of rank 0's host; correct it", host);
 }
 
 Store connect_store(const std::string& host, uint16_t port, const std::string& prefix,
                     Seconds timeout) {
   try {
-    return with_prefix(c10::make_intrusive<c10d::TCPStore>(host, tcp_options(port, timeout)),
-                       prefix, timeout);
+    return open_tcp_store(host, port, std::nullopt, prefix, timeout);
   } catch (const std::exception&) {
     throw UserError(
         "no answer from {} port {} within {:g} s; check that rank 0 runs there, and MASTER_ADDR "
@@ -294,23 +311,33 @@ Store connect_store(const std::string& host, uint16_t port, const std::string& p
   }
 }
 
-Store make_local_store() { return {share(c10::make_intrusive<c10d::HashStore>()), Seconds{0}}; }
+Store make_local_store() { return {c10::make_intrusive<c10d::HashStore>(), Seconds{10}}; }
 
-std::string address_towards(const std::string& host, uint16_t port) {
-  std::vector<Address> addresses = resolve(host, port);
-  for (Address& address : addresses) {
-    if (std::string local = route_to(address); !local.empty()) {
-      return local;
+std::string local_address(const std::string& host, uint16_t port) {
+  const auto addresses = resolve(host, port);
+  for (const addrinfo* next = addresses.get(); next != nullptr; next = next->ai_next) {
+    // Connecting a datagram socket sends nothing.
+    const Descriptor probe(socket(next->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    sockaddr_storage own{};
+    socklen_t length = sizeof(own);
+    auto* const address = reinterpret_cast<sockaddr*>(&own);
+    if (connect(probe.get(), next->ai_addr, next->ai_addrlen) == 0 &&
+        getsockname(probe.get(), address, &length) == 0) {
+      return numeric(address, length);
     }
   }
-  throw_no_route(host, addresses.front());
+  throw UserError(
+      "no network interface of this host routes to MASTER_ADDR '{}'; correct it, or bring the "
+      "loopback interface up if all ranks are on this host (ip link set lo up)",
+      host);
 }
 
 const std::string& this_machine() {
   static const std::string machine = [] {
     std::error_code ignored;
-    const auto space = std::filesystem::read_symlink("/proc/self/ns/pid", ignored);
-    return first_line("/proc/sys/kernel/random/boot_id") + " " + space.string();
+    std::string boot;
+    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+    return boot + " " + std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
   }();
   return machine;
 }
@@ -321,25 +348,46 @@ Member this_member(const std::string& address) {
   return {name.data(), address, this_machine(), getpid()};
 }
 
-ProcessState process_state(const Member& member) {
-  if (member.machine != this_machine()) {
-    return ProcessState::kUnknown;
-  }
-  // "pid (name) state ...". The name may contain ')'.
-  const std::string line = first_line(fmt::format("/proc/{}/stat", member.pid));
-  const size_t end = line.rfind(')');
-  const char state = end == std::string::npos || end + 2 >= line.size() ? 'X' : line[end + 2];
-  return state == 'Z' || state == 'X'   ? ProcessState::kGone
-         : state == 'T' || state == 't' ? ProcessState::kStopped
-                                        : ProcessState::kAlive;
-}
-
 std::string describe(int64_t rank, const Member& member) {
   return fmt::format("rank {} (host {}, pid {})", rank, member.host, member.pid);
 }
 
-void claim_rank(Store& store, int64_t rank) {
-  if (store.add(fmt::format("claims/{}", rank), 1) > 1) {
+ExitReason describe_exception(const std::exception_ptr& exception, int64_t rank) {
+  std::string text = "unknown exception";
+  try {
+    if (exception) {
+      std::rethrow_exception(exception);
+    }
+  } catch (const RankFailed& error) {
+    return {rank, error.reason.exit_code, error.what()};
+  } catch (const UserError& error) {
+    return {rank, kUserError, error.what()};
+  } catch (const Interrupted& error) {
+    return {rank, kInterrupted, error.what()};
+  } catch (const std::bad_alloc&) {
+    text = "out of memory";
+  } catch (const std::exception& error) {  // a stack trace may follow the first line
+    text = error.what();
+  } catch (...) {
+  }
+  text = text.substr(0, text.find('\n'));
+  return {rank, kFailed, fmt::format("{} failed ({})", describe(rank, this_member()), text)};
+}
+
+void throw_reason(const ExitReason& reason) {
+  if (reason.exit_code == kUserError) {
+    throw UserError("{}", reason.text);
+  }
+  if (reason.exit_code == kInterrupted) {
+    throw Interrupted(reason.text);
+  }
+  throw RankFailed(reason);
+}
+
+void claim_rank(Store& store, int64_t rank, const Member& own) {
+  const std::string record =
+      fmt::format("{}\n{}\n{}\n{}", own.host, own.address, own.machine, own.pid);
+  if (store.set_once(member_key(rank), record) != record) {
     throw UserError(
         "another process is rank {} of a run with the same MASTER_ADDR and MASTER_PORT; give each "
         "run a port of its own",
@@ -347,67 +395,67 @@ void claim_rank(Store& store, int64_t rank) {
   }
 }
 
-std::vector<Member> join(Store& store, int64_t rank, int64_t size, const Member& member,
-                         const std::string& version, Seconds timeout) {
-  store.set(member_key(rank), to_record({{"host", member.host},
-                                         {"address", member.address},
-                                         {"machine", member.machine},
-                                         {"pid", member.pid},
-                                         {"version", version},
-                                         {"size", size}}));
+std::vector<Member> join(Store& store, int64_t size, Seconds timeout) {
   std::vector<Member> members(size);
-  std::set<int64_t> missing;
-  for (int64_t other = 0; other < size; ++other) {
-    missing.insert(other);
-  }
-  for (WaitClock clock; !missing.empty(); std::this_thread::sleep_for(kJoinPoll)) {
-    for (auto next = missing.begin(); next != missing.end();) {
-      const auto text = store.read(member_key(*next));
-      if (!text) {
-        ++next;
-        continue;
-      }
-      const Json record = parse_json(*text, kSource);
-      members[*next] = {get_text(record, "host"), get_text(record, "address"),
-                        get_text(record, "machine"), get_int(record, "pid", kSource)};
-      const std::string its_version = get_text(record, "version");
-      const int64_t its_size = get_int(record, "size", kSource);
-      if (its_version != version || its_size != size) {
-        throw UserError(
-            "{} runs {} in a run of {} ranks, rank {} runs {} in a run of {}; start the same "
-            "binary with the same number of ranks everywhere",
-            describe(*next, members[*next]), its_version, its_size, rank, version, size);
-      }
-      next = missing.erase(next);
+  std::vector<int64_t> missing(size);
+  std::iota(missing.begin(), missing.end(), 0);
+  const auto has_joined = [&](int64_t rank) {
+    const auto text = store.read(member_key(rank));
+    std::istringstream lines(text.value_or(""));
+    Member& member = members[rank];
+    for (std::string* field : {&member.host, &member.address, &member.machine}) {
+      std::getline(lines, *field);
+      *field = printable(*field);
     }
-    if (const auto verdict = read_verdict(store)) {
-      throw std::runtime_error(verdict->text + ": before all ranks had joined");
+    lines >> member.pid;
+    return text.has_value();
+  };
+  for (WaitClock clock;; std::this_thread::sleep_for(kStorePoll)) {
+    std::erase_if(missing, has_joined);
+    if (missing.empty()) {
+      return members;
     }
-    if (!missing.empty() && clock.elapsed() > timeout) {
-      throw std::runtime_error(fmt::format("{} within {:g} s of the start",
-                                           describe_missing({missing.begin(), missing.end()}, size),
-                                           timeout.count()));
+    if (auto verdict = read_verdict(store)) {
+      verdict->text += ": before all ranks had joined";
+      throw RankFailed(*verdict);
+    }
+    if (clock.elapsed() > timeout) {
+      const std::string list = printable(fmt::format("{}", fmt::join(missing, ", ")), 40);
+      throw RankFailed(
+          {missing.front(), kFailed,
+           fmt::format("{} {} of {} did not join within {:g} s of the start",
+                       missing.size() == 1 ? "rank" : "ranks", list, size, timeout.count())});
     }
   }
-  return members;
 }
 
-Ending set_verdict(Store& store, const Ending& verdict) {
-  return parse_ending(store.set_once(kVerdict, to_record(verdict)));
+ExitReason set_verdict(Store& store, const ExitReason& verdict) {
+  return parse_reason(store.set_once(kVerdict, to_record(verdict)));
 }
 
-std::optional<Ending> read_verdict(Store& store) {
+std::optional<ExitReason> read_verdict(Store& store) {
   const auto text = store.read(kVerdict);
-  return text ? std::optional(parse_ending(*text)) : std::nullopt;
+  return text ? std::optional(parse_reason(*text)) : std::nullopt;
 }
 
-void write_ending(Store& store, const Ending& ending) {
-  store.set(ending_key(ending.rank), to_record(ending));
+void write_exit(Store& store, int64_t rank, const std::optional<ExitReason>& failure) {
+  store.set(exit_key(rank), failure ? to_record(*failure) : "");
 }
 
-std::optional<Ending> read_ending(Store& store, int64_t rank) {
-  const auto text = store.read(ending_key(rank));
-  return text ? std::optional(parse_ending(*text)) : std::nullopt;
+std::optional<ExitReason> read_failure(Store& store, int64_t rank) {
+  const auto text = store.read(exit_key(rank));
+  return text && !text->empty() ? std::optional(parse_reason(*text)) : std::nullopt;
+}
+
+void wait_for_exits(Store& store, int64_t size, int64_t except, Seconds limit) {
+  WaitClock clock;
+  for (int64_t rank = 0; rank < size && clock.elapsed() < limit;) {
+    if (rank == except || store.read(exit_key(rank))) {
+      ++rank;
+    } else {
+      std::this_thread::sleep_for(kStorePoll);
+    }
+  }
 }
 
 }  // namespace moe::distributed

@@ -1,25 +1,26 @@
-// In order: read, refuse, encode, load, run, write.
 #include "core/eval/evaluate.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <cctype>
 #include <chrono>
+#include <set>
 
 #include "core/base/error.h"
-#include "core/distributed/comm.h"
-#include "core/eval/report/report.h"
-#include "core/eval/runner.h"
-#include "core/eval/scoring/forwards.h"
-#include "core/eval/scoring/token_tally.h"
+#include "core/base/text.h"
+#include "core/eval/formats/text.h"
+#include "core/io/file.h"
 #include "core/io/output_checks.h"
+#include "core/upcycle/upcycle.h"
 
 namespace moe::eval {
+
+namespace fs = std::filesystem;
+
 namespace {
 
-double now_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-void tell_subset(const EvalEvents& events, const LoadedTask& loaded) {
+void note_subset(const EvalEvents& events, const LoadedTask& loaded) {
   const int64_t whole = loaded.task.harness_items;
   if (whole != 0 && loaded.total_questions != whole) {
     events.notify(
@@ -32,18 +33,7 @@ void tell_subset(const EvalEvents& events, const LoadedTask& loaded) {
   }
 }
 
-// One for each of text_pairs(questions).
-std::vector<RequestLabel> labels_of(const std::vector<Question>& questions) {
-  std::vector<RequestLabel> labels;
-  for (const auto& question : questions) {
-    for (size_t i = 0; i < question.choices.size(); ++i) {
-      labels.push_back({question.source, static_cast<int64_t>(i) == question.gold});
-    }
-  }
-  return labels;
-}
-
-RunReport report_head(const EvalSettings& settings, const OpenedModel& opened) {
+RunReport report_settings(const EvalSettings& settings, const OpenedModel& opened) {
   RunReport report;
   report.model = settings.model.string();
   report.upcycle = model::to_json(settings.upcycle);
@@ -62,8 +52,8 @@ RunReport report_head(const EvalSettings& settings, const OpenedModel& opened) {
   return report;
 }
 
-// Says where generation routes otherwise than scoring.
-void tell_generation(const EvalEvents& events, const EvalSettings& settings,
+// Sends notes on how routing during generation differs from routing during scoring.
+void note_generation(const EvalEvents& events, const EvalSettings& settings,
                      const OpenedModel& opened, const std::vector<LoadedTask>& tasks) {
   const bool any = std::any_of(tasks.begin(), tasks.end(), [](const auto& loaded) {
     return loaded.task.output == OutputType::kGenerateUntil;
@@ -80,27 +70,19 @@ void tell_generation(const EvalEvents& events, const EvalSettings& settings,
   }
 }
 
-int64_t count_cut(const std::vector<Request>& requests) {
+int64_t count_truncated(const std::vector<Request>& requests) {
   return std::count_if(requests.begin(), requests.end(),
-                       [](const auto& request) { return request.choice_cut; });
+                       [](const auto& request) { return request.is_truncated; });
 }
 
-void tell_cut(const EvalEvents& events, const std::string& what, int64_t cut, int64_t window) {
-  if (cut > 0) {
+void note_truncated(const EvalEvents& events, const std::string& what,
+                    const std::vector<Request>& requests, int64_t window) {
+  if (const int64_t cut = count_truncated(requests); cut > 0) {
     events.notify(
         fmt::format("{}: {} continuation{} longer than the model's window of {} tokens, scored by "
-                    "{} end only "
-                    "(lm-evaluation-harness refuses such items)",
+                    "{} end only (lm-evaluation-harness refuses such items)",
                     what, cut, cut == 1 ? " is" : "s are", window, cut == 1 ? "its" : "their"));
   }
-}
-
-std::vector<RequestLabel> labels_of(const std::vector<TextPair>& pairs) {
-  std::vector<RequestLabel> labels;
-  for (const auto& pair : pairs) {
-    labels.push_back({pair.source, false});
-  }
-  return labels;
 }
 
 TaskReport run_task(Runner& runner, LoadedTask loaded, const EncodedTask& encoded,
@@ -108,93 +90,287 @@ TaskReport run_task(Runner& runner, LoadedTask loaded, const EncodedTask& encode
   if (loaded.task.output == OutputType::kGenerateUntil) {
     std::vector<std::string> answers = runner.generate(loaded, encoded.prompts);
     if (!encoded.requests.empty()) {
-      std::vector<RequestLabel> labels = labels_of(right_answers(loaded.questions));
-      std::for_each(labels.begin(), labels.end(), [](auto& label) { label.is_gold = true; });
-      runner.run(loaded.task.name, encoded.requests, labels);
+      runner.run(loaded.task.name, encoded.requests);
     }
     return make_generated_report(std::move(loaded), std::move(answers));
   }
-  Scores scores =
-      runner.run(loaded.task.name, encoded.requests, labels_of(loaded.questions), &loaded);
+  Scores scores = runner.run(loaded.task.name, encoded.requests, &loaded);
   TaskReport report = make_task_report(std::move(loaded), std::move(scores), resamples);
-  report.cut_choices = count_cut(encoded.requests);
+  report.cut_choices = count_truncated(encoded.requests);
   return report;
 }
-
-std::vector<std::string> names_of(const std::vector<LoadedTask>& tasks) {
-  std::vector<std::string> names;
-  for (const auto& loaded : tasks) {
-    names.push_back(loaded.task.name);
-  }
-  return names;
-}
-
-void add_differences(RunReport& report, const OtherRun& other) {
-  for (const auto& task : report.tasks) {
-    if (const auto found = other.find(task.loaded.task.name); found != other.end()) {
-      for (auto& difference : compare(task, found->second)) {
-        report.against.push_back(std::move(difference));
-      }
-    }
-  }
-}
-
-}  // namespace
 
 std::vector<LoadedTask> load_requested_tasks(const EvalSettings& settings) {
   return load_tasks(settings.tasks, settings.data, settings.limit,
                     {settings.compat, settings.shots});
 }
 
-PreparedEvaluation::PreparedEvaluation(const EvalSettings& settings, const EvalEvents& events,
-                                       std::vector<LoadedTask> tasks)
-    : opened(open_model(settings, events)),
-      settings_(settings),
-      events_(events),
-      tasks_(std::move(tasks)),
-      encoded_(encoder_of(opened, settings.compat), tasks_,
-               /*counts_routing=*/!settings.stats.empty()) {
-  for (const auto& loaded : tasks_) {
-    tell_subset(events, loaded);
+// An evaluation in two steps, preparation and run, so that a sweep opens the model and encodes the
+// tasks once for all its runs.
+class PreparedEvaluation {
+ public:
+  // Opens the model's folder and begins to encode the tasks. `settings` and `events` must outlive
+  // the object. Throws UserError as open_model() does.
+  PreparedEvaluation(const EvalSettings& settings, const EvalEvents& events,
+                     std::vector<LoadedTask> tasks)
+      : opened(open_model(settings, events)),
+        settings_(settings),
+        events_(events),
+        tasks_(std::move(tasks)),
+        encoded_(make_encoder(opened, settings.compat), tasks_,
+                 /*counts_routing=*/!settings.stats.empty()) {
+    for (const auto& loaded : tasks_) {
+      note_subset(events, loaded);
+    }
+  }
+
+  OpenedModel opened;  // after a change of its routing, call Runner::restart()
+
+  // Runs every task with the routing of `opened` and adds averages; writes no file. If `is_last`,
+  // moves the questions into the report, so that it must be the last call. Throws UserError on all
+  // ranks if a task cannot be encoded.
+  RunReport run(Runner& runner, bool is_last) {
+    note_generation(events_, settings_, opened, tasks_);
+    RunReport report = report_settings(settings_, opened);
+    const auto begin = std::chrono::steady_clock::now();
+    for (size_t i = 0; i < tasks_.size(); ++i) {
+      const EncodedTask* task = nullptr;
+      distributed::on_all_ranks(settings_.ranks, [&] { task = &encoded_.at(i); });
+      note_truncated(events_, tasks_[i].task.name, task->requests, encoded_.window());
+      LoadedTask loaded = is_last ? std::move(tasks_[i]) : tasks_[i];
+      report.tasks.push_back(run_task(runner, std::move(loaded), *task, settings_.resamples));
+    }
+    report.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    add_averages(report, settings_.tasks);
+    return report;
+  }
+
+  const std::vector<LoadedTask>& tasks() const { return tasks_; }
+
+ private:
+  const EvalSettings& settings_;
+  const EvalEvents& events_;
+  std::vector<LoadedTask> tasks_;
+  EncodedTasks encoded_;  // declared last: its thread uses `opened` and tasks_
+};
+
+const std::vector<std::string> kSettings = {"cf", "p", "router", "ep-ranks"};
+
+std::vector<std::string> split_at_commas(const std::string& text) {
+  std::vector<std::string> parts = {""};
+  for (const char c : text) {
+    if (c == ',') {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
+}
+
+// Returns true for a router ("top1", "topp:0.4", "relu:k=1"), false for an option of the router
+// before it ("order=score", "max=2").
+bool begins_router(std::string part) {
+  std::transform(part.begin(), part.end(), part.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const auto& families = route::router_families();
+  return std::any_of(families.begin(), families.end(),
+                     [&](const auto& family) { return part.starts_with(family.word); });
+}
+
+std::vector<std::string> split_routers(const std::string& text) {
+  std::vector<std::string> routers;
+  for (const auto& part : split_at_commas(text)) {
+    if (routers.empty() || part.empty() || begins_router(part)) {
+      routers.push_back(part);
+    } else {
+      routers.back() += "," + part;
+    }
+  }
+  return routers;
+}
+
+// Returns the max= option of the router whose p is swept, as ",max=N"; "" if it has none.
+std::string max_option(const route::RouterRequest& base, const route::RouterSettings& stored) {
+  const auto router = base.router.empty() ? stored : route::parse_router(base.router);
+  if (!base.router.empty() && router.family->name != "topp") {
+    throw UserError("--sweep p needs a top-p router, --router {} is none", base.router);
+  }
+  return router.max_experts ? fmt::format(",max={}", *router.max_experts) : "";
+}
+
+// Sets `value` of the axis `setting` in `request`. `max` is that of max_option().
+void apply(const std::string& setting, const std::string& value, const std::string& max,
+           route::RouterRequest& request) {
+  if (value.empty()) {
+    throw UserError("a value is empty; remove a comma");
+  }
+  if (setting == "cf") {
+    request.cf = value;
+  } else if (setting == "p") {
+    request.router = "topp:" + value + max;
+  } else if (setting == "router") {
+    request.router = value;
+  } else {
+    request.ep_ranks = parse_int(value);
+    if (!request.ep_ranks) {
+      throw UserError("a number of ranks is whole");
+    }
   }
 }
 
-const EncodedTask& PreparedEvaluation::encoded(size_t index) {
-  const EncodedTask* task = nullptr;
-  distributed::on_all_ranks(settings_.ranks, [&] { task = &encoded_.at(index); });
-  tell_cut(events_, tasks_[index].task.name, count_cut(task->requests), encoded_.window());
-  return *task;
+void check_axes(const std::vector<SweepAxis>& axes, const route::RouterRequest& base) {
+  std::set<std::string> given;
+  for (const auto& axis : axes) {
+    const bool is_flag = (axis.setting == "cf" && !base.cf.empty()) ||
+                         (axis.setting == "router" && !base.router.empty()) ||
+                         (axis.setting == "ep-ranks" && base.ep_ranks);
+    if (is_flag) {
+      throw UserError("--sweep {0} and --{0} together; give one of them", axis.setting);
+    }
+    if (!given.insert(axis.setting).second) {
+      throw UserError("--sweep {} stands twice; give all its values at once", axis.setting);
+    }
+  }
+  if (given.contains("p") && (given.contains("router") || given.contains("cf"))) {
+    throw UserError(
+        "--sweep p is a sweep of top-p routers, which name p and have no capacity; leave out the "
+        "other --sweep");
+  }
 }
 
-RunReport PreparedEvaluation::run(Runner& runner, bool is_last) {
-  tell_generation(events_, settings_, opened, tasks_);
-  RunReport report = report_head(settings_, opened);
-  const double begin = now_seconds();
-  for (size_t i = 0; i < tasks_.size(); ++i) {
-    const EncodedTask& task = encoded(i);
-    LoadedTask loaded = is_last ? std::move(tasks_[i]) : tasks_[i];
-    report.tasks.push_back(run_task(runner, std::move(loaded), task, settings_.resamples));
+// Returns all combinations; the last axis varies fastest.
+std::vector<std::vector<std::string>> make_grid(const std::vector<SweepAxis>& axes) {
+  std::vector<std::vector<std::string>> grid = {{}};
+  for (const auto& axis : axes) {
+    std::vector<std::vector<std::string>> wider;
+    for (const auto& point : grid) {
+      for (const auto& value : axis.values) {
+        wider.push_back(point);
+        wider.back().push_back(value);
+      }
+    }
+    grid = std::move(wider);
   }
-  report.seconds = now_seconds() - begin;
-  add_averages(report, settings_.tasks);
-  return report;
+  return grid;
 }
+
+// Returns one column for each group in `names`, and one for each task outside these groups.
+std::vector<std::pair<SweepColumn, Mean>> report_columns(const RunReport& report,
+                                                         const std::vector<std::string>& names) {
+  std::vector<std::pair<SweepColumn, Mean>> columns;
+  std::set<std::string> covered;
+  for (const auto& [group, mean, questions] : report.groups) {
+    if (std::find(names.begin(), names.end(), group.name) != names.end()) {
+      columns.push_back({{group.name, group.metric, questions}, mean});
+      const auto members = group_tasks(group);
+      covered.insert(members.begin(), members.end());
+    }
+  }
+  for (const auto& task : report.tasks) {
+    const std::string& name = task.loaded.task.name;
+    if (!covered.contains(name)) {
+      const Metric& metric = main_metric(task.loaded.task);
+      columns.push_back({{name, metric.key(), task.questions()}, task.metrics.at(metric.key())});
+    }
+  }
+  return columns;
+}
+
+void add_row(SweepReport& sweep, const SweepValue& value, const RunReport& report,
+             const std::vector<std::string>& names) {
+  SweepRow row{value, {}};
+  sweep.columns.clear();
+  for (const auto& [column, mean] : report_columns(report, names)) {
+    sweep.columns.push_back(column);
+    row.means.push_back(mean);
+    row.average += mean.value;
+  }
+  row.average /= static_cast<double>(row.means.size());
+  route::CounterValues sum;
+  for (const auto& task : report.tasks) {
+    sum.add(route::sum_layers(task.run.counters).sum);
+  }
+  const auto share = [](int64_t part, int64_t whole) {
+    return route::ratio(static_cast<double>(part), static_cast<double>(whole));
+  };
+  row.drop_rate = share(sum.dropped_requests, sum.requests);
+  row.ir_share = share(sum.ir_tokens, sum.tokens);
+  row.experts_per_token = sum.experts_per_token();
+  row.seconds = report.seconds;
+  sweep.has_drops = sweep.has_drops || sum.dropped_requests > 0;
+  sweep.has_ir = sweep.has_ir || sum.ir_tokens > 0;
+  sweep.rows.push_back(std::move(row));
+}
+
+// Throws UserError if an output file cannot be written, or exists without --force. Accepts existing
+// results of points if an interrupted sweep can be resumed.
+void check_sweep_output(const EvalSettings& settings, const std::vector<SweepValue>& values,
+                        const std::vector<LoadedTask>& tasks) {
+  if (settings.out.empty()) {
+    return;
+  }
+  const auto cache = response_file(settings);
+  const bool is_resumable = cache && cache->is_temporary && fs::exists(cache->file);
+  const std::vector<fs::path> inputs = input_files(settings);
+  const std::vector<fs::path> sweep_files = {settings.out / "sweep.json",
+                                             settings.out / "sweep.html"};
+  io::check_output(sweep_files, settings.force, "-o", inputs);
+  io::check_own_output(sweep_files);
+  for (const auto& value : values) {
+    const fs::path folder = settings.out / value.name;
+    if (fs::is_symlink(folder)) {
+      throw UserError("{}: is a link to {}; put the folder itself there, or give another -o",
+                      folder.string(), fs::read_symlink(folder).string());
+    }
+    const std::vector<fs::path> files = report_files(folder, tasks);
+    io::check_output(files, settings.force || is_resumable, "-o", inputs);
+    io::check_own_output(files);
+  }
+}
+
+// Returns `events` with a filter that drops repeated notes.
+EvalEvents note_once(EvalEvents events) {
+  if (events.note) {
+    auto seen = std::make_shared<std::set<std::string>>();
+    events.note = [seen, note = events.note](const std::string& sentence) {
+      if (seen->insert(sentence).second) {
+        note(sentence);
+      }
+    };
+  }
+  return events;
+}
+
+}  // namespace
 
 RunReport evaluate(const EvalSettings& settings, const EvalEvents& events) {
   std::vector<LoadedTask> tasks = load_requested_tasks(settings);
   if (!settings.out.empty()) {
-    const std::vector<std::filesystem::path> files = report_files(settings.out, tasks);
+    const std::vector<fs::path> files = report_files(settings.out, tasks);
     io::check_output(files, settings.force, "-o", input_files(settings));
     io::check_own_output(files);
   }
-  const OtherRun other =
-      settings.against.empty() ? OtherRun() : read_run(settings.against, names_of(tasks));
+  OtherRun other;
+  if (!settings.against.empty()) {
+    std::vector<std::string> names;
+    for (const auto& loaded : tasks) {
+      names.push_back(loaded.task.name);
+    }
+    other = read_run(settings.against, names);
+  }
   PreparedEvaluation evaluation(settings, events, std::move(tasks));
   Runner runner(settings, evaluation.opened, events,
                 request_sizes(settings, evaluation.opened, evaluation.tasks()));
   RunReport report = evaluation.run(runner, /*is_last=*/true);
   report.routing = runner.finish(settings.stats);
-  add_differences(report, other);
+  for (const auto& task : report.tasks) {
+    if (const auto found = other.find(task.loaded.task.name); found != other.end()) {
+      const auto differences = compare(task, found->second);
+      report.against.insert(report.against.end(), differences.begin(), differences.end());
+    }
+  }
   if (!settings.out.empty() && settings.is_rank_zero()) {
     write_report(report, settings.out);
   }
@@ -202,21 +378,20 @@ RunReport evaluate(const EvalSettings& settings, const EvalEvents& events) {
   return report;
 }
 
-Scores evaluate_requests(const EvalSettings& settings, const std::filesystem::path& file,
+Scores evaluate_requests(const EvalSettings& settings, const fs::path& file,
                          const EvalEvents& events) {
   const std::vector<TextPair> pairs = read_text_pairs(file, settings.limit);
   const OpenedModel opened = open_model(settings, events);
-  const TextEncoder encoder = encoder_of(opened, settings.compat);
+  const TextEncoder encoder = make_encoder(opened, settings.compat);
   const std::vector<Request> requests = encode_requests(encoder, pairs);
-  tell_cut(events, file.string(), count_cut(requests), encoder.window);
+  note_truncated(events, file.string(), requests, encoder.window);
   Runner runner(settings, opened, events, request_sizes(settings, opened, requests));
-  Scores scores = runner.run("requests", requests, labels_of(pairs));
+  Scores scores = runner.run("requests", requests);
   runner.finish(settings.stats);
   return scores;
 }
 
-RoutingStats evaluate_texts(const EvalSettings& settings,
-                            const std::vector<std::filesystem::path>& files,
+RoutingStats evaluate_texts(const EvalSettings& settings, const std::vector<fs::path>& files,
                             const EvalEvents& events) {
   const OpenedModel opened = open_model(settings, events);
   if (!opened.config.moe) {
@@ -225,12 +400,100 @@ RoutingStats evaluate_texts(const EvalSettings& settings,
         "mixture of experts",
         settings.model.string());
   }
-  const TextWindows windows =
-      read_text_windows(files, encoder_of(opened, settings.compat),
+  const std::vector<Request> windows =
+      read_text_windows(files, make_encoder(opened, settings.compat),
                         std::max<int64_t>(0, opened.tokenizer.eos_id()), settings.limit);
-  Runner runner(settings, opened, events, request_sizes(settings, opened, windows.requests));
-  runner.run("texts", windows.requests, windows.labels);
+  Runner runner(settings, opened, events, request_sizes(settings, opened, windows));
+  runner.run("texts", windows);
   return *runner.finish(settings.stats);
+}
+
+SweepAxis parse_sweep(const std::string& text) {
+  const size_t equals = text.find('=');
+  const std::string setting = text.substr(0, equals);
+  if (equals == std::string::npos ||
+      std::find(kSettings.begin(), kSettings.end(), setting) == kSettings.end()) {
+    const std::string near = nearest_name(setting, kSettings);
+    throw UserError("--sweep '{}' is not SETTING=VALUE,VALUE,..{}; settings: {}", printable(text),
+                    near.empty() || near == setting ? "" : ", did you mean '" + near + "'?",
+                    fmt::join(kSettings, ", "));
+  }
+  const std::string values = text.substr(equals + 1);
+  if (values.empty()) {
+    throw UserError("--sweep {} has no values; write {}=VALUE,VALUE,..", printable(text), setting);
+  }
+  return {setting, setting == "router" ? split_routers(values) : split_at_commas(values)};
+}
+
+std::vector<SweepValue> sweep_values(const std::vector<SweepAxis>& axes,
+                                     const route::RouterRequest& base,
+                                     const model::ModelConfig& config, bool force) {
+  if (!config.moe) {
+    throw UserError("this model is dense, it has no router to sweep; leave out --sweep");
+  }
+  check_axes(axes, base);
+  const bool has_p =
+      std::any_of(axes.begin(), axes.end(), [](const auto& axis) { return axis.setting == "p"; });
+  const std::string max = has_p ? max_option(base, config.moe->router) : "";
+  std::vector<SweepValue> values;
+  for (const auto& point : make_grid(axes)) {
+    SweepValue value{point, "", {}};
+    for (size_t i = 0; i < axes.size(); ++i) {
+      value.name += (i == 0 ? "" : ",") + axes[i].setting + "=" + point[i];
+    }
+    try {
+      route::RouterRequest request = base;
+      for (size_t i = 0; i < axes.size(); ++i) {
+        apply(axes[i].setting, point[i], max, request);
+      }
+      value.routing = resolve_router(config, request, force);
+    } catch (const UserError& error) {
+      throw UserError("--sweep {}: {}", printable(value.name), error.what());
+    }
+    for (const auto& other : values) {
+      if (other.routing.router == value.routing.router &&
+          other.routing.ep_ranks == value.routing.ep_ranks) {
+        throw UserError("--sweep: {} and {} are the same router, {}; leave one out", other.name,
+                        value.name, route::to_string(value.routing.router));
+      }
+    }
+    values.push_back(std::move(value));
+  }
+  return values;
+}
+
+SweepReport sweep(const EvalSettings& settings, const std::vector<SweepAxis>& axes,
+                  const EvalEvents& all_events) {
+  const EvalEvents events = note_once(all_events);
+  PreparedEvaluation evaluation(settings, events, load_requested_tasks(settings));
+  OpenedModel& opened = evaluation.opened;
+  const auto values =
+      sweep_values(axes, model::remaining_router_request(settings.upcycle, settings.router),
+                   opened.config, settings.force);
+  check_sweep_output(settings, values, evaluation.tasks());
+  for (const auto& value : values) {
+    for (const auto& note : value.routing.notes) {
+      events.notify(note);
+    }
+  }
+  Runner runner(settings, opened, events, request_sizes(settings, opened, evaluation.tasks()));
+  SweepReport report{settings.model.string(), axes, {}, {}};
+  for (const auto& value : values) {
+    opened.routing = value.routing;
+    runner.restart(value.name);
+    const RunReport run = evaluation.run(runner, &value == &values.back());
+    if (!settings.out.empty() && settings.is_rank_zero()) {
+      write_report(run, settings.out / value.name);
+    }
+    add_row(report, value, run, settings.tasks);
+  }
+  if (!settings.out.empty() && settings.is_rank_zero()) {
+    io::add_to_output_list(settings.out, {"sweep.html", "sweep.json"});
+    io::write_whole(settings.out / "sweep.html", sweep_page(report));
+    io::write_whole(settings.out / "sweep.json", sweep_json(report).dump(2) + "\n");
+  }
+  runner.remove_temporary_cache();
+  return report;
 }
 
 }  // namespace moe::eval

@@ -1,57 +1,52 @@
 #pragma once
-// The whole of `moe eval`: files and a folder in, a report out. Everything a user can have wrong is
-// looked at before the weights are loaded.
+// Entry points of `moe eval`: tasks, files of requests, raw text, and sweeps over routing settings.
+// User input is checked before the weights are loaded; errors in encoding may show later
+// (EncodedTasks).
 
 #include <filesystem>
 #include <string>
 #include <vector>
 
-#include "core/eval/encoded_tasks.h"
 #include "core/eval/report/report.h"
+#include "core/eval/report/sweep_report.h"
 #include "core/eval/runner.h"
-#include "core/eval/settings.h"
 
 namespace moe::eval {
 
-// Interrupted where events.stop_requested says so.
+// Evaluates settings.tasks and writes the report to settings.out. Throws Interrupted if
+// events.stop_requested returns true.
 RunReport evaluate(const EvalSettings& settings, const EvalEvents& events = {});
 
-// The scores of a file of {"context", "continuation"} lines, in order; `settings` without tasks.
+// Scores a file of {"context", "continuation"} lines. Returns the scores in file order.
+// settings.tasks and settings.out must be empty.
 Scores evaluate_requests(const EvalSettings& settings, const std::filesystem::path& file,
                          const EvalEvents& events = {});
 
-// The routing statistics of raw text (scoring/token_tally.h); `settings` without tasks and out.
+// Returns the routing statistics of raw text (read_text_windows()). settings.tasks and settings.out
+// must be empty. Throws UserError if the model is dense.
 RoutingStats evaluate_texts(const EvalSettings& settings,
                             const std::vector<std::filesystem::path>& files,
                             const EvalEvents& events = {});
 
-// The settings' tasks, read (tasks.h).
-std::vector<LoadedTask> load_requested_tasks(const EvalSettings& settings);
+// Parses a --sweep: "cf=0.25,0.5,inf", "p=0.1,0.4", "router=top1,top1+ir:cf=2,order=score,top2",
+// "ep-ranks=8,4,2". A comma separates two routers only if a router family follows it: the second
+// router above is "top1+ir:cf=2,order=score". Throws UserError if the form is another, the setting
+// is unknown, or there are no values.
+SweepAxis parse_sweep(const std::string& text);
 
-// An evaluation in two steps, so that a sweep reads and encodes once and runs often.
-class PreparedEvaluation {
- public:
-  // Opens the model's folder without its weights and begins to encode the tasks. The settings and
-  // events must outlive it. UserError: what open_model says.
-  PreparedEvaluation(const EvalSettings& settings, const EvalEvents& events,
-                     std::vector<LoadedTask> tasks);
+// Returns the points of the grid; the last axis varies fastest. `base` has the router flags that
+// are not swept. A sweep of p keeps max= of the router in `base`, else of the folder's router.
+// Throws UserError if override_router() rejects a value, a setting is also in `base` or in another
+// axis, two points are the same router, or the model is dense.
+std::vector<SweepValue> sweep_values(const std::vector<SweepAxis>& axes,
+                                     const route::RouterRequest& base,
+                                     const model::ModelConfig& config, bool force);
 
-  OpenedModel opened;  // its routing may be changed before a run (and Runner::restart)
-
-  // Every task, by the routing of `opened`, with averages; no file is written. The last run takes
-  // the questions with it. UserError: a task that cannot be encoded.
-  RunReport run(Runner& runner, bool is_last);
-
-  const std::vector<LoadedTask>& tasks() const { return tasks_; }
-
- private:
-  // Waits for a task and says what of it was cut. Any rank's error is that of all.
-  const EncodedTask& encoded(size_t index);
-
-  const EvalSettings& settings_;
-  const EvalEvents& events_;
-  std::vector<LoadedTask> tasks_;
-  EncodedTasks encoded_;  // last: its thread reads the opened and the tasks
-};
+// Evaluates the tasks at every point of the grid. Loads the model and the tasks once, and checks
+// every value before it computes anything. Writes sweep.json and sweep.html to settings.out, and
+// results.json and the sample logs of each point to settings.out/VALUE. An interrupted sweep can be
+// resumed if its responses are cached (response_cache.h).
+SweepReport sweep(const EvalSettings& settings, const std::vector<SweepAxis>& axes,
+                  const EvalEvents& events = {});
 
 }  // namespace moe::eval

@@ -3,25 +3,21 @@
 #include <algorithm>
 
 #include "core/base/error.h"
-#include "core/distributed/comm.h"
-#include "core/eval/encoded_tasks.h"
-#include "core/eval/scoring/forwards.h"
-#include "core/eval/scoring/generate_until.h"
-#include "core/eval/scoring/score.h"
 #include "core/io/output_checks.h"
 #include "core/model/config/weights.h"
-#include "core/model/convert/upcycle.h"
 #include "core/model/llama/memory_need.h"
-#include "core/route/router.h"
+#include "core/upcycle/upcycle.h"
 
 namespace moe::eval {
+
+namespace fs = std::filesystem;
 
 namespace {
 
 constexpr const char* kCacheName = "responses.cache";
 
-// The part of a mixture's statistics that is known before a forward.
-RoutingStats stats_head(const EvalSettings& settings, const OpenedModel& opened) {
+// Returns routing statistics with the settings filled in and no counts.
+RoutingStats empty_stats(const EvalSettings& settings, const OpenedModel& opened) {
   const auto& router = opened.routing.router;
   RoutingStats stats;
   stats.model = settings.model.string();
@@ -43,25 +39,25 @@ model::Llama load_model(const EvalSettings& settings, const OpenedModel& opened,
                         const RequestSizes& sizes) {
   distributed::check_memory(settings.ranks, memory_need(settings, opened, sizes),
                             settings.force_memory);
-  // Reading may take much longer on one rank than on another.
+  // Some ranks may take much longer to read than others.
   const auto reading = settings.ranks == nullptr ? nullptr : settings.ranks->long_operation();
   return model::Llama::load(opened.checkpoint, {}, settings.device, model::Storage::kStored,
                             {settings.precision});
 }
 
-}  // namespace
-
+// Returns the settings for scoring, without ranks and caches.
 ScoreSettings score_settings(const EvalSettings& settings, const OpenedModel& opened) {
   ScoreSettings scoring = {{opened.routing.router, opened.routing.ep_ranks},
                            settings.batch_tokens,
                            settings.group_tokens};
   if (opened.config.moe && settings.stats_by.any()) {
     scoring.routing.count_tokens = true;
-    scoring.observe = [](const Forward&) {};  // the runner puts its own in its place
+    scoring.observe = [](const Forward&) {};  // Runner::restart() replaces it
   }
   return scoring;
 }
 
+// Returns the bytes of the matrices that are used as mapped files; 0 on a GPU, which gets copies.
 uint64_t mapped_bytes(const EvalSettings& settings, const OpenedModel& opened) {
   uint64_t bytes = 0;
   for (const auto& tensor : opened.checkpoint.tensors()) {
@@ -71,6 +67,41 @@ uint64_t mapped_bytes(const EvalSettings& settings, const OpenedModel& opened) {
   return bytes;
 }
 
+// A task with fewer bytes than kBytesPerToken * forward_limit() may not fill a forward pass, so it
+// is encoded for the estimate, which is fast for such a task. English has about 4 bytes per token.
+constexpr int64_t kBytesPerToken = 8;
+// Number of longest texts (in bytes) that are assumed to include the text with the most tokens.
+constexpr size_t kLongestTexts = 16;
+
+// Returns the bytes of the question's longest text.
+size_t longest_text(const Question& question) {
+  size_t bytes = question.context.size();
+  for (size_t choice = 0; choice < question.choices.size(); ++choice) {
+    bytes = std::max(bytes,
+                     question.context_of(choice).size() + question.continuation_of(choice).size());
+  }
+  return bytes;
+}
+
+// Returns the task with only its kLongestTexts longest questions.
+LoadedTask longest_questions(const LoadedTask& loaded) {
+  std::vector<const Question*> order;
+  for (const auto& question : loaded.questions) {
+    order.push_back(&question);
+  }
+  const auto end = order.begin() + static_cast<int64_t>(std::min(kLongestTexts, order.size()));
+  std::partial_sort(order.begin(), end, order.end(), [](const Question* a, const Question* b) {
+    return longest_text(*a) > longest_text(*b);
+  });
+  LoadedTask few;
+  few.task = loaded.task;
+  std::for_each(order.begin(), end,
+                [&](const Question* question) { few.questions.push_back(*question); });
+  return few;
+}
+
+}  // namespace
+
 MemoryNeed memory_need(const EvalSettings& settings, const OpenedModel& opened,
                        const RequestSizes& sizes) {
   const model::ModelConfig& config = opened.config;
@@ -78,8 +109,7 @@ MemoryNeed memory_need(const EvalSettings& settings, const OpenedModel& opened,
   const auto forward = [&](int64_t tokens, int64_t cached_tokens) {
     return model::forward_bytes(config, router, tokens, cached_tokens, settings.device);
   };
-  // Of answers, as many are generated at once as there is room for: at least one, with the keys and
-  // values of its text.
+  // Generation adapts its batch size to the memory, so the minimum is one answer with its KV cache.
   const int64_t cached =
       std::min(sizes.prompt_tokens + sizes.answer_tokens, config.max_position_embeddings);
   const uint64_t weights = model::bytes_to_copy(config, model::Storage::kStored, settings.device);
@@ -122,9 +152,9 @@ OpenedModel open_model(const EvalSettings& settings, const EvalEvents& events) {
     io::check_inputs_outside(settings.stats, input_files(settings));
   }
   route::ResolvedRouter routing = resolve_router(
-      config, model::router_of_opened(settings.upcycle, settings.router), settings.force);
+      config, model::remaining_router_request(settings.upcycle, settings.router), settings.force);
   io::Tokenizer tokenizer = io::Tokenizer::load(settings.model, config.vocab_size);
-  // 0.4.1 added no BOS, whatever the tokenizer said.
+  // Version 0.4.1 never added a BOS.
   const Bos bos =
       settings.bos == Bos::kAuto && settings.compat == Compat::k041 ? Bos::kOff : settings.bos;
   const bool adds_bos = resolve_bos(bos, tokenizer);
@@ -135,11 +165,11 @@ OpenedModel open_model(const EvalSettings& settings, const EvalEvents& events) {
           adds_bos};
 }
 
-TextEncoder encoder_of(const OpenedModel& opened, Compat compat) {
+TextEncoder make_encoder(const OpenedModel& opened, Compat compat) {
   TextEncoder encoder =
       make_encoder(opened.tokenizer, opened.adds_bos, opened.config.max_position_embeddings);
   if (compat == Compat::k041 && !opened.adds_bos && opened.tokenizer.eos_id() >= 0) {
-    encoder.prefix_id = opened.tokenizer.eos_id();  // what 0.4.1 puts before an empty context
+    encoder.prefix_id = opened.tokenizer.eos_id();  // 0.4.1 replaces an empty context by the EOS
     encoder.prefix_text = opened.tokenizer.piece(encoder.prefix_id);
   }
   return encoder;
@@ -157,10 +187,10 @@ std::optional<ResponseFile> response_file(const EvalSettings& settings) {
     return std::nullopt;
   }
   if (word.empty()) {
-    return ResponseFile{settings.out / kCacheName, /*ends_with_run=*/true};
+    return ResponseFile{settings.out / kCacheName, /*is_temporary=*/true};
   }
-  const std::filesystem::path path = word;
-  return ResponseFile{std::filesystem::is_directory(path) ? path / kCacheName : path, false};
+  const fs::path path = word;
+  return ResponseFile{fs::is_directory(path) ? path / kCacheName : path, false};
 }
 
 Runner::Runner(const EvalSettings& settings, const OpenedModel& opened, const EvalEvents& events,
@@ -180,7 +210,7 @@ void Runner::restart(const std::string& label) {
   stats_.reset();
   tally_.reset();
   if (opened_.config.moe) {
-    stats_ = stats_head(all_settings_, opened_);
+    stats_ = empty_stats(all_settings_, opened_);
   }
   if (stats_ && all_settings_.stats_by.any()) {
     tally_.emplace(opened_.tokenizer, opened_.config.vocab_size, stats_->moe_layers.size());
@@ -197,7 +227,8 @@ void Runner::open_cache() {
   if (!response_file_) {
     return;
   }
-  if (all_settings_.stats_by.any()) {  // counts token by token: every forward must run
+  // Token counts are not cached, so every forward pass must run.
+  if (all_settings_.stats_by.any()) {
     response_file_.reset();
     events_.notify("--stats-by needs every forward: no responses are kept or reused");
     return;
@@ -244,10 +275,10 @@ void Runner::progress(int64_t done) {
 }
 
 Scores Runner::run(const std::string& what, const std::vector<Request>& requests,
-                   const std::vector<RequestLabel>& labels, const LoadedTask* loaded) {
+                   const LoadedTask* loaded) {
   start(what, static_cast<int64_t>(requests.size()));
   if (tally_) {
-    tally_->begin(requests, labels);
+    tally_->begin(requests);
   }
   settings_.answered = {};
   if (loaded != nullptr && events_.running) {
@@ -260,8 +291,7 @@ Scores Runner::run(const std::string& what, const std::vector<Request>& requests
       score_requests(llama_, requests, settings_, [this](int64_t done) { progress(done); });
   if (stats_) {
     stats_->add(scores);
-    stats_->tasks.push_back(
-        {what, scores.counters, tally_ ? tally_->gold() : std::vector<TokenCounts>()});
+    stats_->tasks.push_back({what, scores.counters, tally_ ? tally_->gold() : TokenCounts()});
   }
   return scores;
 }
@@ -275,9 +305,8 @@ std::vector<std::string> Runner::generate(const LoadedTask& loaded,
   if (events_.running) {
     running.emplace(loaded, events_.running);
   }
-  // Ranks answer so many prompts each before they tell each other.
-  constexpr size_t kRound = 64;
-  const size_t count = count_of(ranks), rank = rank_of(ranks);
+  constexpr size_t kRound = 64;  // prompts per rank between two all-gathers
+  const size_t count = num_ranks(ranks), rank = rank_index(ranks);
   const size_t round = count == 1 ? prompts.size() : kRound;
   std::vector<std::string> answers(prompts.size());
   int64_t done = 0;
@@ -289,12 +318,12 @@ std::vector<std::string> Runner::generate(const LoadedTask& loaded,
     progress(++done);
   };
   for (size_t begin = 0; begin < prompts.size(); begin += round * count) {
-    const auto prompt_of = [&](size_t number, size_t of_rank) {
-      return begin + number * count + of_rank;
+    const auto prompt_index = [&](size_t number, size_t owner) {
+      return begin + number * count + owner;
     };
     std::vector<size_t> own;
-    for (size_t i = 0; i < round && prompt_of(i, rank) < prompts.size(); ++i) {
-      own.push_back(prompt_of(i, rank));
+    for (size_t i = 0; i < round && prompt_index(i, rank) < prompts.size(); ++i) {
+      own.push_back(prompt_index(i, rank));
     }
     std::vector<std::optional<std::string>> own_answers(round);
     distributed::on_all_ranks(ranks, [&] {
@@ -306,11 +335,11 @@ std::vector<std::string> Runner::generate(const LoadedTask& loaded,
         }
       });
     });
-    for (size_t i = 0; count > 1 && i < round && prompt_of(i, 0) < prompts.size(); ++i) {
+    for (size_t i = 0; count > 1 && i < round && prompt_index(i, 0) < prompts.size(); ++i) {
       auto all = gather_generated(ranks, own_answers[i]);
       distributed::on_all_ranks(ranks, [&] {
-        for (size_t of_rank = 0; of_rank < all.size(); ++of_rank) {
-          take(prompt_of(i, of_rank), std::move(all[of_rank]));
+        for (size_t owner = 0; owner < all.size(); ++owner) {
+          take(prompt_index(i, owner), std::move(all[owner]));
         }
       });
     }
@@ -318,10 +347,9 @@ std::vector<std::string> Runner::generate(const LoadedTask& loaded,
   return answers;
 }
 
-// Those that the cache has come first.
+// Generates the answers with the indices `wanted`. Calls `done` for cached answers first.
 void Runner::answer(const Generation& generation, const std::vector<std::vector<int64_t>>& prompts,
-                    const std::vector<size_t>& wanted,
-                    const std::function<void(size_t prompt, std::string answer)>& done) {
+                    const std::vector<size_t>& wanted, const OnAnswer& done) {
   std::vector<size_t> left;
   for (const size_t prompt : wanted) {
     auto text = cache_ ? cache_->find_text(prompts[prompt], generation) : std::nullopt;
@@ -341,13 +369,13 @@ void Runner::answer(const Generation& generation, const std::vector<std::vector<
 }
 
 void Runner::remove_temporary_cache() {
-  if (cache_ && response_file_->ends_with_run && all_settings_.is_rank_zero()) {
+  if (cache_ && response_file_->is_temporary && all_settings_.is_rank_zero()) {
     std::error_code ignored;
-    std::filesystem::remove(response_file_->file, ignored);
+    fs::remove(response_file_->file, ignored);
   }
 }
 
-std::optional<RoutingStats> Runner::finish(const std::filesystem::path& file) {
+std::optional<RoutingStats> Runner::finish(const fs::path& file) {
   if (stats_ && tally_) {
     stats_->tokens = tally_->finish();
   }
@@ -357,52 +385,6 @@ std::optional<RoutingStats> Runner::finish(const std::filesystem::path& file) {
   return stats_;
 }
 
-namespace {
-
-// Tokens hold four bytes of English on average. A text of fewer than this many bytes a token of the
-// limit may be too little to fill a forward; then it is encoded, which is soon done.
-constexpr int64_t kBytesPerToken = 8;
-constexpr size_t kLongest = 16;  // texts by bytes; the one of most tokens is among them
-
-int64_t bytes_of(const LoadedTask& loaded) {
-  size_t bytes = 0;
-  for (const auto& question : loaded.questions) {
-    bytes += question.choices.empty() ? question.context.size() : 0;
-    for (size_t choice = 0; choice < question.choices.size(); ++choice) {
-      bytes += question.context_of(choice).size() + question.continuation_of(choice).size();
-    }
-  }
-  return static_cast<int64_t>(bytes);
-}
-
-size_t longest_text(const Question& question) {
-  size_t bytes = question.context.size();
-  for (size_t choice = 0; choice < question.choices.size(); ++choice) {
-    bytes = std::max(bytes,
-                     question.context_of(choice).size() + question.continuation_of(choice).size());
-  }
-  return bytes;
-}
-
-// The task with its longest questions alone.
-LoadedTask longest_of(const LoadedTask& loaded) {
-  std::vector<const Question*> order;
-  for (const auto& question : loaded.questions) {
-    order.push_back(&question);
-  }
-  const auto end = order.begin() + static_cast<int64_t>(std::min(kLongest, order.size()));
-  std::partial_sort(order.begin(), end, order.end(), [](const Question* a, const Question* b) {
-    return longest_text(*a) > longest_text(*b);
-  });
-  LoadedTask few;
-  few.task = loaded.task;
-  std::for_each(order.begin(), end,
-                [&](const Question* question) { few.questions.push_back(*question); });
-  return few;
-}
-
-}  // namespace
-
 RequestSizes request_sizes(const EvalSettings& settings, const OpenedModel& opened,
                            const std::vector<Request>& requests) {
   return {largest_forward(opened.config, mapped_bytes(settings, opened), requests,
@@ -411,14 +393,22 @@ RequestSizes request_sizes(const EvalSettings& settings, const OpenedModel& open
 
 RequestSizes request_sizes(const EvalSettings& settings, const OpenedModel& opened,
                            const std::vector<LoadedTask>& tasks) {
-  const TextEncoder encoder = encoder_of(opened, settings.compat);
+  const TextEncoder encoder = make_encoder(opened, settings.compat);
   const int64_t limit = forward_limit(opened.config, mapped_bytes(settings, opened),
                                       score_settings(settings, opened));
   RequestSizes sizes;
   for (const auto& loaded : tasks) {
-    const bool is_small = bytes_of(loaded) < kBytesPerToken * limit;
+    int64_t bytes = 0;
+    for (const auto& question : loaded.questions) {
+      bytes += question.choices.empty() ? std::ssize(question.context) : 0;
+      for (size_t i = 0; i < question.choices.size(); ++i) {
+        bytes += std::ssize(question.context_of(i)) + std::ssize(question.continuation_of(i));
+      }
+    }
+    const bool is_small = bytes < kBytesPerToken * limit;
     try {
-      const EncodedTask encoded = encode_task(encoder, is_small ? loaded : longest_of(loaded));
+      const EncodedTask encoded =
+          encode_task(encoder, is_small ? loaded : longest_questions(loaded));
       if (!encoded.requests.empty()) {
         const int64_t tokens = request_sizes(settings, opened, encoded.requests).forward_tokens;
         sizes.forward_tokens =
@@ -428,11 +418,125 @@ RequestSizes request_sizes(const EvalSettings& settings, const OpenedModel& open
         sizes.prompt_tokens = std::max(sizes.prompt_tokens, std::ssize(prompt));
         sizes.answer_tokens = std::max(sizes.answer_tokens, loaded.task.generation.max_tokens);
       }
-    } catch (const UserError&) {  // is told where the task is encoded for its run
+    } catch (const UserError&) {  // EncodedTasks::at() reports the error
       sizes.forward_tokens = std::max(sizes.forward_tokens, limit);
     }
   }
   return sizes;
+}
+
+std::string dtype_name(model::Precision precision) {
+  return precision == model::Precision::kF32    ? "float32"
+         : precision == model::Precision::kBf16 ? "bfloat16"
+                                                : "tf32";
+}
+
+std::vector<fs::path> input_files(const EvalSettings& settings) {
+  std::vector<fs::path> files(settings.tasks.begin(), settings.tasks.end());
+  for (const char* name : {"config.json", "tokenizer.model", "tokenizer.json",
+                           "tokenizer_config.json", "special_tokens_map.json"}) {
+    files.push_back(settings.model / name);
+  }
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(settings.model, ignored)) {
+    if (entry.path().filename().string().starts_with("model")) {  // shards and their index
+      files.push_back(entry.path());
+    }
+  }
+  for (const auto& entry : fs::directory_iterator(settings.against, ignored)) {
+    files.push_back(entry.path());
+  }
+  return files;
+}
+
+std::vector<TextPair> right_answers(const std::vector<Question>& questions) {
+  std::vector<TextPair> pairs;
+  for (const auto& question : questions) {
+    if (!question.target.empty()) {
+      pairs.push_back({question.context, question.delimiter + question.target, question.where,
+                       question.source, /*is_gold=*/true});
+    }
+  }
+  return pairs;
+}
+
+EncodedTask encode_task(const TextEncoder& encoder, const LoadedTask& loaded, bool counts_routing) {
+  EncodedTask encoded;
+  if (loaded.task.output != OutputType::kGenerateUntil) {
+    encoded.requests = encode_requests(encoder, text_pairs(loaded.questions));
+    return encoded;
+  }
+  for (const auto& question : loaded.questions) {
+    encoded.prompts.push_back(encode_prompt(encoder, loaded.task.generation, question.context));
+  }
+  if (counts_routing) {
+    encoded.requests = encode_requests(encoder, right_answers(loaded.questions));
+  }
+  return encoded;
+}
+
+EncodedTasks::EncodedTasks(TextEncoder encoder, const std::vector<LoadedTask>& tasks,
+                           bool counts_routing)
+    : encoder_(std::move(encoder)),
+      counts_routing_(counts_routing),
+      encoded_(tasks.size()),
+      thread_([this, &tasks](const std::stop_token& stop) { encode_all(tasks, stop); }) {}
+
+void EncodedTasks::encode_all(const std::vector<LoadedTask>& tasks, const std::stop_token& stop) {
+  try {
+    for (size_t i = 0; i < tasks.size() && !stop.stop_requested(); ++i) {
+      EncodedTask encoded = encode_task(encoder_, tasks[i], counts_routing_);
+      const std::lock_guard lock(mutex_);
+      encoded_[i] = std::move(encoded);
+      done_ = i + 1;
+      changed_.notify_all();
+    }
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    error_ = std::current_exception();
+    changed_.notify_all();
+  }
+}
+
+const EncodedTask& EncodedTasks::at(size_t index) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return error_ || done_ > index; });
+  if (error_) {
+    std::rethrow_exception(error_);
+  }
+  return encoded_.at(index);
+}
+
+LiveTasks::LiveTasks(const fs::path& folder, const std::vector<std::string>& names,
+                     const fs::path& data, std::optional<int64_t> limit)
+    : tasks_(load_tasks(names, data, limit)) {
+  const io::Checkpoint checkpoint(folder);
+  const auto config = model::parse_config(checkpoint.config(), checkpoint.config_name());
+  const auto tokenizer = io::Tokenizer::load(folder, config.vocab_size);
+  const TextEncoder encoder =
+      make_encoder(tokenizer, resolve_bos(Bos::kAuto, tokenizer), config.max_position_embeddings);
+  for (const auto& loaded : tasks_) {
+    if (loaded.task.output == OutputType::kGenerateUntil) {
+      throw UserError(
+          "task {}: its answers are generated token by token, which would hold up training; leave "
+          "it out and run moe eval on the checkpoints",
+          loaded.task.name);
+    }
+    requests_.push_back(encode_requests(encoder, text_pairs(loaded.questions)));
+  }
+}
+
+std::map<std::string, std::map<std::string, Mean>> LiveTasks::run(
+    const model::Llama& llama, const model::RoutingOptions& routing) const {
+  std::map<std::string, std::map<std::string, Mean>> means;
+  ScoreSettings settings;
+  settings.routing = routing;
+  for (size_t task = 0; task < tasks_.size(); ++task) {
+    Scores scores = score_requests(llama, requests_[task], settings);
+    means[tasks_[task].task.name] =
+        make_task_report(tasks_[task], std::move(scores), /*resamples=*/0).metrics;
+  }
+  return means;
 }
 
 }  // namespace moe::eval

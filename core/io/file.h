@@ -1,7 +1,7 @@
 #pragma once
-// Writing of files: the system calls, with interruptions, short writes and full disks handled in
-// one place, and files that appear under their name whole or not at all. Files are opened for
-// reading by core/base/read_file.h.
+// Writing of files with interrupted calls, short writes and full disks handled, files that appear
+// under their name whole or not at all, and mapped files. Files are opened for reading by
+// core/base/read_file.h.
 
 #include <sys/types.h>
 
@@ -67,15 +67,49 @@ class PartialFile {
 // Writes a small file as a PartialFile. A symbolic link of that name is replaced, not followed.
 void write_whole(const std::filesystem::path& file, const std::string& text);
 
-// Makes a file without a name in `folder`. Its space is free again when it is closed, also by a
-// kill.
+// Creates a file without a name in `folder`. Its space is freed when it is closed, also if the
+// process is killed.
 Descriptor make_nameless_file(const std::filesystem::path& folder);
 
-// Removes the partial files of `folder` that no process is writing: regular files of this user
-// whose target's name satisfies `is_target`, that begin with `first_bytes` and that are not locked.
-// A file that is still empty stays.
+// Removes the partial files of `folder` that no process is writing: regular files of this user that
+// begin with `first_bytes`, are not locked, and whose target's name satisfies `is_target`. Does not
+// remove a file that is still empty.
 void sweep_partial_files(const std::filesystem::path& folder,
                          const std::function<bool(std::string_view)>& is_target,
                          std::string_view first_bytes);
+
+struct MappedRange;  // file.cpp: an entry in the list that the handler of SIGBUS searches
+
+// A file mapped read-only. Its pages belong to the kernel's page cache and are not anonymous memory
+// of this process. Spans are valid while the object lives. A write through a span ends the process.
+//
+// Reading raises SIGBUS if another program has truncated the file or the disk fails. The first
+// mapping installs a handler that prints the name of the file and ends the process with exit
+// code 1. A SIGBUS outside all mappings goes to the previous handler (of a sanitizer or LibTorch),
+// or has its default effect.
+class MappedFile {
+ public:
+  // Throws UserError if the file is missing, not a regular file, not readable or cannot be mapped.
+  explicit MappedFile(const std::filesystem::path& path);
+  // Maps a file that is open for reading; `path` names it in errors.
+  MappedFile(Descriptor file, const std::filesystem::path& path);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  int descriptor() const { return descriptor_.get(); }  // for copies inside the kernel
+  // Unmaps the pages of `part`, so that a streaming copy keeps none resident. Later reads take them
+  // from the page cache, or from the disk.
+  void drop(std::span<const std::byte> part) const;
+
+ private:
+  Descriptor descriptor_;
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+  MappedRange* range_ = nullptr;
+};
 
 }  // namespace moe::io

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/io/mapped_file.h"
+#include "core/io/file.h"
 
 namespace moe::io {
 

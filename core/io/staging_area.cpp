@@ -33,7 +33,7 @@ fs::path unmarked_area_of(const fs::path& out) {
   return out.parent_path() / ("." + out.filename().string() + ".moe-staging");
 }
 
-// Returns the lines that identify an area of `out`; a copy of it under another name differs.
+// Returns the lines that identify the area of `out` by name.
 std::string marker_head(const fs::path& out) {
   return "moe staging 1\n" + out.filename().string() + "\n";
 }
@@ -54,7 +54,8 @@ bool is_own_folder(const Descriptor& folder) {
   throw fs::filesystem_error(call, path, std::error_code(errno, std::generic_category()));
 }
 
-// Opens the folder `name` in `parent` without following a link; the result may not be open.
+// Opens the folder `name` in `parent` without following a link. The result is not open if that
+// fails.
 Descriptor open_folder_at(int parent, const std::string& name) {
   return Descriptor(
       ::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -149,7 +150,7 @@ bool has_marker(const Descriptor& folder, const fs::path& out) {
          text == head;
 }
 
-// Returns a name in `folder` that is none of `known`.
+// Returns a name in `folder` that is not in `known`.
 std::optional<std::string> foreign_name(const Descriptor& folder,
                                         std::initializer_list<std::string_view> known) {
   for (const auto& name : names_in(folder)) {
@@ -167,8 +168,8 @@ void lock(const Descriptor& folder, const fs::path& out) {
   }
 }
 
-// Returns true if `folder` still is `name` in `parent`: it may have been renamed or removed before
-// it was locked.
+// Returns true if `name` in `parent` is still `folder`, which may have been renamed or removed
+// before it was locked.
 bool has_name(const Descriptor& folder, const Descriptor& parent, const std::string& name) {
   struct stat held {
   }, named{};
@@ -194,8 +195,8 @@ void check_content(const Descriptor& folder, const fs::path& out) {
   }
 }
 
-// Makes the area under its unmarked name and locks it, or takes over one that a killed process left
-// and that holds at most the marker.
+// Creates the area under its unmarked name and locks it, or takes over the area of a killed process
+// if it holds at most the marker.
 Descriptor make_unmarked(const Descriptor& parent, const fs::path& folder, const fs::path& out) {
   const std::string name = folder.filename().string();
   for (;;) {
@@ -316,7 +317,7 @@ StagingArea StagingArea::create(const fs::path& out, const fs::path& root) {
   }
   Descriptor handle = make_unmarked(parent, unmarked, out);
   try {
-    write_marker(handle, unmarked, out);  // synced: a power loss may keep the rename alone
+    write_marker(handle, unmarked, out);  // synced: a power loss must not keep only the rename
     if (!rename_at(parent.get(), unmarked_name, parent.get(), name, RENAME_NOREPLACE) &&
         (!is_unknown_flag(errno) ||
          !rename_at(parent.get(), unmarked_name, parent.get(), name, 0))) {
@@ -424,10 +425,10 @@ void remove_leftovers(const fs::path& out, const fs::path& root) {
       }
       left->remove();
     }
-    if (is_taken(unmarked_area_of(whole))) {  // take it over, as the next write would
+    if (is_taken(unmarked_area_of(whole))) {  // taken over and removed, as by the next write
       StagingArea::emptied(std::nullopt, whole, root).remove();
     }
-  } catch (const UserError&) {  // not ours, or held by another process
+  } catch (const UserError&) {  // no marker, or locked by another process
   } catch (const fs::filesystem_error&) {
   }
 }

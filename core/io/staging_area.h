@@ -1,16 +1,18 @@
 #pragma once
-// OUT.partial, the sibling of OUT in which OUT is made and from which it is renamed:
+// Staging area of an output folder OUT: its sibling OUT.partial, in which OUT is written before it
+// is renamed.
 //
-//   .moe-staging  the marker: states that the folder is ours, and for which OUT
-//   new/          the folder being written; after a swap of two names, the folder that was replaced
+//   .moe-staging  marker: the folder was made by moe for this OUT
+//   new/          the folder being written; after a swap of the two names, the folder that was
+//                 replaced
 //   old/          the folder being replaced, on file systems that cannot swap names
 //
-// Only these three are removed, and only in a folder of this user with the marker; any other
-// OUT.partial stays. The folder is made as .OUT.moe-staging, marked and then renamed, and is
-// removed in the reverse order, so that OUT.partial is never without the marker.
+// Only these three are removed, and only if OUT.partial belongs to this user and has the marker.
+// The folder is created as .OUT.moe-staging, marked and then renamed, and is removed in the reverse
+// order, so that OUT.partial always has the marker.
 //
-// All calls are relative to the open parent of OUT and to the open OUT.partial, so that a link that
-// appears meanwhile is not followed.
+// All calls are relative to open descriptors of OUT's parent and of OUT.partial, so that a symbolic
+// link created in between is not followed.
 
 #include <filesystem>
 #include <optional>
@@ -24,21 +26,22 @@ namespace moe::io {
 // their real names.
 std::filesystem::path normalized(const std::filesystem::path& out);
 
-// Returns the descriptor of `folder`, locked until it is closed or the process ends; not open if
-// there is no such folder. Locks nothing on file systems without locks. Throws UserError naming
-// `out` if another process holds the lock.
+// Returns a descriptor of `folder`, locked until it is closed or the process ends. It is not open
+// if there is no such folder, and not locked on file systems without locks. Throws UserError that
+// names `out` if another process holds the lock.
 Descriptor lock_folder(const std::filesystem::path& folder, const std::filesystem::path& out);
 
-// A marked folder, locked while this object lives. `out` is normalized. If `root` is given, `out`
-// must be below it, and UserError is thrown if a folder between the two is a symbolic link.
+// A staging area, locked while this object lives. `out` must be normalized. If `root` is given,
+// `out` must be below it, and UserError is thrown if a folder between the two is a symbolic link.
 class StagingArea {
  public:
   enum class Slot { kOut, kNew, kOld };
 
-  // Takes over an area with the open folder that release() returned.
+  // Continues an area with the descriptor that release() returned.
   StagingArea(std::filesystem::path out, Descriptor handle);
-  // Returns the area that a killed process left; nothing if there is none. Changes nothing. Throws
-  // UserError if OUT.partial is not ours or holds other names, or if another process holds it.
+  // Returns the area that a killed process left, unchanged; nothing if there is none. Throws
+  // UserError if OUT.partial has no marker of this user, holds other names, or is locked by another
+  // process.
   static std::optional<StagingArea> find(const std::filesystem::path& out,
                                          const std::filesystem::path& root = {});
   // Returns `left`, emptied, or a new area. Throws UserError as find() does.
@@ -57,7 +60,7 @@ class StagingArea {
   bool rename(Slot from, Slot to, unsigned flag = 0) const;
   Descriptor release() { return std::move(handle_); }
   void remove();        // removes new/, old/, the marker and the folder
-  void disown() const;  // removes the marker alone, so that no later run removes the folder
+  void disown() const;  // removes the marker only, so that no later run removes the folder
 
  private:
   StagingArea(std::filesystem::path out, Descriptor parent, Descriptor handle);
@@ -70,19 +73,19 @@ class StagingArea {
   Descriptor handle_;  // OUT.partial, locked
 };
 
-// Returns the old folder of a process that was killed while it replaced `out`, if there is one.
+// Returns OUT.partial/old if a process was killed while it replaced `out`.
 std::optional<std::filesystem::path> find_replaced(const std::filesystem::path& out);
 
 // Throws UserError if a StagedFolder for `out` would refuse OUT.partial. Takes no lock, so several
 // processes may call it at once.
 void check_stageable(const std::filesystem::path& out);
 
-// Removes what a killed write or removal of `out` left in OUT.partial and .OUT.moe-staging, except
-// what is not ours, what another process holds, and the only copy of OUT.
+// Removes OUT.partial and .OUT.moe-staging that a killed write or removal of `out` left. Does
+// nothing if they have no marker, are locked by another process, or hold the only copy of OUT.
 void remove_leftovers(const std::filesystem::path& out, const std::filesystem::path& root);
 
-// Removes `folder`, so that a kill leaves it whole or gone, and the leftovers of an unfinished
-// write of it. Does nothing if there is neither. `root` as for StagingArea.
+// Removes `folder` and the leftovers of an unfinished write of it. After a kill `folder` is either
+// whole or removed. Does nothing if there is neither. `root` as for StagingArea.
 void remove_whole(const std::filesystem::path& folder, const std::filesystem::path& root = {});
 
 }  // namespace moe::io

@@ -1,6 +1,6 @@
-// Every row of a plan is of one kind; one histogram of (home rank, kind) then answers all questions
-// but three: tokens_per_expert (the plan has it), tokens without a row, entropy. What capacity
-// refused needs no counting: a request that was not accepted was dropped.
+// Every row of a plan has one kind (kernels/ops/plan_weights.h). Most counters follow from a
+// histogram of (source rank, kind). Dropped requests are computed as requests minus accepted rows.
+// Counted separately: rows and requests per expert, tokens with a row, and the entropy.
 
 #include "core/route/counters.h"
 
@@ -12,39 +12,66 @@
 #include <numeric>
 
 #include "core/base/error.h"
+#include "core/route/plan.h"
 #include "core/route/router.h"
-#include "core/route/rows.h"
 #include "kernels/ops/plan_weights.h"
 
 namespace moe::route {
+
 namespace {
 
 using kernels::kAcceptedRow;
-using kernels::kAwayRow;
 using kernels::kFilledRow;
 using kernels::kRectifiedAloneRow;
 using kernels::kRectifiedRow;
+using kernels::kRemoteRow;
 using kernels::kRowKinds;
 
-// [n] i64: kAcceptedRow, kFilledRow or kRectifiedRow; unused rows have choice 0.
-at::Tensor kinds_of(const RouteInput& input, const Plan& plan) {
+struct Count {
+  const char* name;  // in JSON
+  int64_t CounterValues::*member;
+};
+constexpr std::array kCounts = {Count{"tokens", &CounterValues::tokens},
+                                Count{"requests", &CounterValues::requests},
+                                Count{"dropped_requests", &CounterValues::dropped_requests},
+                                Count{"dropped_tokens", &CounterValues::dropped_tokens},
+                                Count{"unserved_tokens", &CounterValues::unserved_tokens},
+                                Count{"fr_requests", &CounterValues::fr_requests},
+                                Count{"fr_filled", &CounterValues::fr_filled},
+                                Count{"fr_rejected", &CounterValues::fr_rejected},
+                                Count{"ir_tokens", &CounterValues::ir_tokens},
+                                Count{"slots_total", &CounterValues::slots_total},
+                                Count{"slots_used", &CounterValues::slots_used},
+                                Count{"padding", &CounterValues::padding},
+                                Count{"rows_sent", &CounterValues::rows_sent}};
+constexpr std::array kLists = {&CounterValues::tokens_per_expert, &CounterValues::rank_dropped,
+                               &CounterValues::rank_ir, &CounterValues::requests_per_expert};
+
+int64_t sum_of_counts(const std::vector<int64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
+// Returns kAcceptedRow, kFilledRow or kRectifiedRow for each row, [n] i64. Unused rows, whose
+// choice is 0, give kAcceptedRow.
+at::Tensor row_kinds(const RouteInput& input, const Plan& plan) {
   return (plan.choice - (input.k - 1)).clamp_min_(kAcceptedRow);
 }
 
-// [(W + 1) * kRowKinds] i64: rows by home rank and kind; the last kRowKinds cells are no rank's.
-at::Tensor rows_by_rank(const RouteInput& input, const Plan& plan, bool has_ir) {
+// Returns the number of rows by source rank and kind, [(W + 1) * kRowKinds] i64. The last kRowKinds
+// entries count unused rows.
+at::Tensor count_rows_by_rank(const RouteInput& input, const Plan& plan, bool has_ir) {
   const int64_t cells = (input.ranks + 1) * kRowKinds;
   if (input.tokens() == 0) {
     return at::zeros({cells}, plan.token.options());
   }
   const at::Tensor home = input.home.index_select(0, plan.token);
-  at::Tensor kind = kinds_of(input, plan);
+  at::Tensor kind = row_kinds(input, plan);
   if (has_ir) {
     kind += at::logical_and(kind == kRectifiedRow, plan.count == input.k);
   }
   if (input.dropless && input.ranks > 1) {
     const int64_t local = input.experts() / input.ranks;
-    kind += (plan.expert.floor_divide(local) != home) * kAwayRow;
+    kind += (plan.expert.floor_divide(local) != home) * kRemoteRow;
   }
   const at::Tensor cell =
       (home * kRowKinds + kind)
@@ -52,10 +79,10 @@ at::Tensor rows_by_rank(const RouteInput& input, const Plan& plan, bool has_ir) 
   return at::zeros({cells}, cell.options()).scatter_add_(0, cell, at::ones_like(cell));
 }
 
-// Sum over valid tokens of the entropy of g = softmax(a), f64 []. The scores are g already; H =
-// sum_j g_j (a_max - a_j) - ln g_max, where no term is negative and g_max >= 1 / E.
+// Returns the sum over valid tokens of the entropy of g = softmax(a), f64 []. It is computed from
+// the scores g as H = sum_j g_j (a_max - a_j) - ln g_max. No term is negative, and g_max >= 1 / E.
 at::Tensor entropy_sum(const RouteInput& input) {
-  const at::Tensor best = input.by_logit.narrow(1, 0, 1);
+  const at::Tensor best = input.experts_by_logit.narrow(1, 0, 1);
   const at::Tensor below = input.logits.gather(1, best) - input.logits;  // [T, E]
   at::Tensor entropy =
       (input.scores * below).sum(1) - input.scores.gather(1, best).squeeze(1).log();
@@ -65,47 +92,37 @@ at::Tensor entropy_sum(const RouteInput& input) {
   return entropy.sum(at::kDouble);
 }
 
-// Rows that leave their rank whatever the plan is: buffers of a size that capacity fixes.
-int64_t buffer_rows(const RouteInput& input) {
-  const int64_t others = input.experts() - input.experts() / input.ranks;
-  return input.dropless
-             ? 0
-             : others * std::accumulate(input.capacity.begin(), input.capacity.end(), int64_t{0});
-}
-
-CounterValues known_values(const RouteInput& input, const RouterSettings& settings) {
-  CounterValues host_values;
-  host_values.tokens = input.valid_tokens;
-  host_values.tokens_per_expert.resize(input.experts());
-  host_values.requests_per_expert.resize(settings.bias_rate ? input.experts() : 0);
-  host_values.rank_dropped.resize(input.ranks);
-  host_values.rank_ir.resize(input.ranks);
-  host_values.rows_sent = buffer_rows(input);
-  if (settings.family->has_slots) {
-    host_values.slots_total =
-        input.experts() * std::accumulate(input.capacity.begin(), input.capacity.end(), int64_t{0});
-  }
+CounterValues make_host_values(const RouteInput& input, const RouterSettings& settings) {
+  const int64_t experts = input.experts(), slots = sum_of_counts(input.capacity);  // per expert
+  CounterValues values;
+  values.tokens = input.valid_tokens;
+  values.tokens_per_expert.resize(experts);
+  values.requests_per_expert.resize(settings.bias_rate ? experts : 0);
+  values.rank_dropped.resize(input.ranks);
+  values.rank_ir.resize(input.ranks);
+  values.rows_sent = input.dropless ? 0 : (experts - experts / input.ranks) * slots;
+  values.slots_total = experts * slots;
   if (settings.family->tokens_request) {
-    host_values.requests = input.valid_tokens * input.k;
-    host_values.fr_requests = settings.fr && input.k < input.experts() ? input.valid_tokens : 0;
-    for (int64_t rank = 0; rank < input.ranks; ++rank) {  // less what was accepted, when read
-      host_values.rank_dropped[rank] = input.k * input.rank_tokens[rank];
+    values.requests = input.valid_tokens * input.k;
+    values.fr_requests = settings.fr && input.k < experts ? input.valid_tokens : 0;
+    for (int64_t rank = 0; rank < input.ranks; ++rank) {  // add_rows() subtracts accepted requests
+      values.rank_dropped[rank] = input.k * input.rank_tokens[rank];
     }
   }
-  return host_values;
+  return values;
 }
 
-// The histogram's share in `values`; `cell` [W * kRowKinds].
-void add_rows(const int64_t* cell, const Counters& layer, CounterValues& values) {
+// Adds the histogram `cell` [W * kRowKinds] of count_rows_by_rank() to host values.
+void add_rows(const int64_t* cell, bool tokens_request, CounterValues& values) {
   for (size_t rank = 0; rank < values.rank_ir.size(); ++rank, cell += kRowKinds) {
-    const int64_t accepted = cell[kAcceptedRow] + cell[kAwayRow + kAcceptedRow];
-    const int64_t filled = cell[kFilledRow] + cell[kAwayRow + kFilledRow];
+    const int64_t accepted = cell[kAcceptedRow] + cell[kRemoteRow + kAcceptedRow];
+    const int64_t filled = cell[kFilledRow] + cell[kRemoteRow + kFilledRow];
     values.rank_ir[rank] = cell[kRectifiedRow] + cell[kRectifiedAloneRow];
     values.ir_tokens += values.rank_ir[rank];
     values.dropped_tokens += cell[kRectifiedAloneRow];
-    values.rows_sent += cell[kAwayRow + kAcceptedRow] + cell[kAwayRow + kFilledRow];
-    values.slots_used += layer.has_slots ? accepted + filled : 0;
-    if (layer.tokens_request) {
+    values.rows_sent += cell[kRemoteRow + kAcceptedRow] + cell[kRemoteRow + kFilledRow];
+    values.slots_used += values.slots_total > 0 ? accepted + filled : 0;
+    if (tokens_request) {
       values.rank_dropped[rank] -= accepted;
       values.dropped_requests += values.rank_dropped[rank];
       values.fr_filled += filled;
@@ -117,10 +134,11 @@ void add_rows(const int64_t* cell, const Counters& layer, CounterValues& values)
   values.padding = values.slots_total - values.slots_used;
 }
 
-// `next`: counted, then tokens_per_expert; returns what follows.
-const int64_t* read_one(const Counters& layer, const int64_t* next, CounterValues& values) {
+// Reads one layer from `next` (`counted`, tokens_per_expert, requests_per_expert) into `values` and
+// returns a pointer past it.
+const int64_t* read_layer(const Counters& layer, const int64_t* next, CounterValues& values) {
   values = layer.host_values;
-  add_rows(next, layer, values);
+  add_rows(next, layer.tokens_request, values);
   next += (static_cast<int64_t>(values.rank_ir.size()) + 1) * kRowKinds;
   values.unserved_tokens = values.tokens - *next++;
   values.dropped_tokens += values.unserved_tokens;
@@ -132,54 +150,103 @@ const int64_t* read_one(const Counters& layer, const int64_t* next, CounterValue
   return next;
 }
 
-// [E] i64: tokens with the expert among their first k choices.
-at::Tensor requests_by_expert(const RouteInput& input) {
+// Returns the number of tokens with each expert among their first k choices, [E] i64.
+at::Tensor count_requests_by_expert(const RouteInput& input) {
   const at::Tensor is_padding = (input.home == input.ranks).unsqueeze(1);
-  const at::Tensor wanted =
-      input.ranked.narrow(1, 0, input.k).masked_fill(is_padding, input.experts()).reshape(-1);
-  return at::zeros({input.experts() + 1}, wanted.options())
-      .scatter_add_(0, wanted, at::ones_like(wanted))
+  const at::Tensor experts = input.experts_by_choice.narrow(1, 0, input.k)
+                                 .masked_fill(is_padding, input.experts())
+                                 .reshape(-1);
+  return at::zeros({input.experts() + 1}, experts.options())
+      .scatter_add_(0, experts, at::ones_like(experts))
       .narrow(0, 0, input.experts());
 }
 
-constexpr std::array kCounts = {&CounterValues::tokens,           &CounterValues::requests,
-                                &CounterValues::dropped_requests, &CounterValues::dropped_tokens,
-                                &CounterValues::unserved_tokens,  &CounterValues::fr_requests,
-                                &CounterValues::fr_filled,        &CounterValues::fr_rejected,
-                                &CounterValues::ir_tokens,        &CounterValues::slots_total,
-                                &CounterValues::slots_used,       &CounterValues::padding,
-                                &CounterValues::rows_sent};
-constexpr std::array kLists = {&CounterValues::tokens_per_expert, &CounterValues::rank_dropped,
-                               &CounterValues::rank_ir, &CounterValues::requests_per_expert};
+void put_rank_counts(OrderedJson& json, const std::string& name,
+                     const std::vector<int64_t>& counts) {
+  json[name + "_per_rank"] = counts;
+  json[name + "_rank_max"] = counts.empty() ? 0 : *std::max_element(counts.begin(), counts.end());
+  json[name + "_rank_mean"] = ratio(sum_of_counts(counts), counts.size());
+}
 
-void add_to(std::vector<int64_t>& sums, const std::vector<int64_t>& terms) {
-  sums.resize(std::max(sums.size(), terms.size()));
-  for (size_t i = 0; i < terms.size(); ++i) {
-    sums[i] += terms[i];
+// Returns the JSON that layers and totals share.
+OrderedJson common_json(const CounterValues& counters, int64_t row_bytes) {
+  OrderedJson json;
+  for (const auto& [name, member] : kCounts) {
+    if (member == &CounterValues::rows_sent) {
+      json["rows"] = counters.rows();
+    }
+    json[name] = counters.*member;
   }
+  if (row_bytes > 0) {
+    json["bytes_sent"] = 2 * counters.rows_sent * row_bytes;
+  }
+  json["dropped_share"] = ratio(counters.dropped_requests, counters.requests);
+  json["filled_share"] = ratio(counters.fr_filled, counters.fr_requests);
+  json["ir_share"] = ratio(counters.ir_tokens, counters.tokens);
+  json["unserved_share"] = ratio(counters.unserved_tokens, counters.tokens);
+  json["padding_share"] = ratio(counters.padding, counters.slots_total);
+  json["unsuccessful_share"] = ratio(counters.dropped_requests + counters.fr_rejected,
+                                     counters.requests + counters.fr_requests);
+  json["entropy"] = ratio(counters.entropy_sum, counters.tokens);
+  json["experts_per_token"] = counters.experts_per_token();
+  put_rank_counts(json, "dropped", counters.rank_dropped);
+  put_rank_counts(json, "ir", counters.rank_ir);
+  return json;
+}
+
+// Columns of routing_table().
+using Columns = std::array<std::string, 9>;
+Columns table_heads() {
+  return {"drop %",        "unserved %",    "fill %", "IR %",   "padding %",
+          "experts/token", "load max/mean", "dead",   "entropy"};
+}
+
+std::array<bool, 9> shown_columns(const CounterValues& sum) {
+  const bool has_slots = sum.slots_total > 0;
+  return {has_slots,
+          sum.unserved_tokens > 0,
+          sum.fr_requests > 0,
+          sum.ir_tokens > 0,
+          has_slots,
+          true,
+          true,
+          true,
+          sum.entropy_sum > 0};
+}
+
+Columns table_cells(const CounterValues& counters, double load, int64_t dead_experts) {
+  const auto percent = [](int64_t part, int64_t whole) {
+    return fmt::format("{:.2f}", 100 * ratio(part, whole));
+  };
+  return {percent(counters.dropped_requests, counters.requests),
+          percent(counters.unserved_tokens, counters.tokens),
+          percent(counters.fr_filled, counters.fr_requests),
+          percent(counters.ir_tokens, counters.tokens),
+          percent(counters.padding, counters.slots_total),
+          fmt::format("{:.3f}", counters.experts_per_token()),
+          fmt::format("{:.2f}", load),
+          fmt::format("{}", dead_experts),
+          fmt::format("{:.3f}", ratio(counters.entropy_sum, counters.tokens))};
 }
 
 }  // namespace
 
-Counters counters_of(const RouteInput& input, const Plan& plan, const RouterSettings& settings,
-                     const at::Tensor& counted) {
-  return {known_values(input, settings),
-          settings.family->tokens_request,
-          settings.family->has_slots,
-          plan.rows,
-          counted,
-          settings.bias_rate ? requests_by_expert(input) : at::Tensor()};
+Counters make_counters(const RouteInput& input, const Plan& plan, const RouterSettings& settings,
+                       const at::Tensor& counted) {
+  return {make_host_values(input, settings), settings.family->tokens_request, plan.rows, counted,
+          settings.bias_rate ? count_requests_by_expert(input) : at::Tensor()};
 }
 
 Counters count_plan(const RouteInput& input, const Plan& plan, const RouterSettings& settings) {
   const at::NoGradGuard no_grad;
-  const at::Tensor served = (rows_per_token(input, rows_of(plan)) > 0).sum();
+  const at::Tensor served = (rows_per_token(input, plan_rows(plan)) > 0).sum();
   const at::Tensor entropy = settings.family->has_softmax_scores
                                  ? entropy_sum(input).reshape(1)
                                  : at::zeros({1}, input.logits.options().dtype(at::kDouble));
-  return counters_of(input, plan, settings,
-                     at::cat({rows_by_rank(input, plan, settings.ir), served.reshape(1),
-                              entropy.view(at::kLong)}));  // its bits, to travel with the rest
+  return make_counters(
+      input, plan, settings,
+      at::cat({count_rows_by_rank(input, plan, settings.ir), served.reshape(1),
+               entropy.view(at::kLong)}));  // the bits of the f64, so that one transfer is enough
 }
 
 std::vector<CounterValues> read_counters(const std::vector<Counters>& counters) {
@@ -198,21 +265,21 @@ std::vector<CounterValues> read_counters(const std::vector<Counters>& counters) 
   const int64_t* next = all.data_ptr<int64_t>();
   std::vector<CounterValues> result(counters.size());
   for (size_t i = 0; i < counters.size(); ++i) {
-    next = read_one(counters[i], next, result[i]);
+    next = read_layer(counters[i], next, result[i]);
   }
   MOE_CHECK(next == all.data_ptr<int64_t>() + all.numel(), "{} numbers", all.numel());
   return result;
 }
 
-at::Tensor rows_of_tokens(const RouteInput& input, const Plan& plan) {
+at::Tensor count_rows_by_token(const RouteInput& input, const Plan& plan) {
   const at::NoGradGuard no_grad;
   const int64_t columns = 3 + input.experts();
-  const at::Tensor is_empty = plan.expert == input.experts();
+  const at::Tensor is_unused = plan.expert == input.experts();
   const at::Tensor first = plan.token * columns;
   const auto cells = [&](const at::Tensor& column) {
-    return (first + column).masked_fill_(is_empty, input.tokens() * columns);
+    return (first + column).masked_fill_(is_unused, input.tokens() * columns);
   };
-  const at::Tensor cell = at::cat({cells(kinds_of(input, plan)), cells(plan.expert + 3)});
+  const at::Tensor cell = at::cat({cells(row_kinds(input, plan)), cells(plan.expert + 3)});
   return at::zeros({input.tokens() * columns + 1}, cell.options())
       .scatter_add_(0, cell, at::ones_like(cell))
       .narrow(0, 0, input.tokens() * columns)
@@ -220,19 +287,22 @@ at::Tensor rows_of_tokens(const RouteInput& input, const Plan& plan) {
 }
 
 void CounterValues::add(const CounterValues& other) {
-  for (const auto field : kCounts) {
-    this->*field += other.*field;
+  for (const auto& [name, member] : kCounts) {
+    this->*member += other.*member;
   }
   entropy_sum += other.entropy_sum;
   for (const auto list : kLists) {
-    add_to(this->*list, other.*list);
+    auto& sums = this->*list;
+    const auto& terms = other.*list;
+    sums.resize(std::max(sums.size(), terms.size()));
+    std::transform(terms.begin(), terms.end(), sums.begin(), sums.begin(), std::plus<>());
   }
 }
 
-std::vector<double> numbers_of(const CounterValues& values) {
+std::vector<double> pack_counters(const CounterValues& values) {
   std::vector<double> numbers;
-  for (const auto field : kCounts) {
-    numbers.push_back(static_cast<double>(values.*field));
+  for (const auto& [name, member] : kCounts) {
+    numbers.push_back(static_cast<double>(values.*member));
   }
   numbers.push_back(values.entropy_sum);
   for (const auto list : kLists) {
@@ -241,43 +311,36 @@ std::vector<double> numbers_of(const CounterValues& values) {
   return numbers;
 }
 
-CounterValues counters_from(const std::vector<double>& numbers, int64_t experts, int64_t ranks) {
+CounterValues unpack_counters(const std::vector<double>& numbers, int64_t experts, int64_t ranks) {
   const auto least = static_cast<int64_t>(kCounts.size()) + 1 + experts + 2 * ranks;
   const int64_t requests = static_cast<int64_t>(numbers.size()) - least;  // E with a bias, else 0
   MOE_CHECK(requests == 0 || requests == experts, "{} numbers of {} experts and {} ranks",
             numbers.size(), experts, ranks);
   CounterValues values;
   auto next = numbers.begin();
-  for (const auto field : kCounts) {
-    values.*field = static_cast<int64_t>(*next++);
+  for (const auto& [name, member] : kCounts) {
+    values.*member = static_cast<int64_t>(*next++);
   }
   values.entropy_sum = *next++;
-  for (const auto& [list, size] :
-       {std::pair(&CounterValues::tokens_per_expert, experts),
-        std::pair(&CounterValues::rank_dropped, ranks), std::pair(&CounterValues::rank_ir, ranks),
-        std::pair(&CounterValues::requests_per_expert, requests)}) {
-    (values.*list).assign(next, next + size);
-    next += size;
+  const std::array sizes = {experts, ranks, ranks, requests};  // of kLists
+  for (size_t i = 0; i < kLists.size(); ++i) {
+    (values.*kLists[i]).assign(next, next + sizes[i]);
+    next += sizes[i];
   }
   return values;
 }
 
-int64_t CounterValues::rows() const {
-  return std::accumulate(tokens_per_expert.begin(), tokens_per_expert.end(), int64_t{0});
-}
+int64_t CounterValues::rows() const { return sum_of_counts(tokens_per_expert); }
 
-double CounterValues::experts_per_token() const {
-  return tokens == 0 ? 0 : static_cast<double>(rows()) / static_cast<double>(tokens);
-}
+double CounterValues::experts_per_token() const { return ratio(rows(), tokens); }
 
 double CounterValues::load_max_over_mean() const {
   if (rows() == 0) {
     return 0;
   }
   const double mean = static_cast<double>(rows()) / static_cast<double>(tokens_per_expert.size());
-  return static_cast<double>(
-             *std::max_element(tokens_per_expert.begin(), tokens_per_expert.end())) /
-         mean;
+  const int64_t max = *std::max_element(tokens_per_expert.begin(), tokens_per_expert.end());
+  return static_cast<double>(max) / mean;
 }
 
 int64_t CounterValues::dead_experts() const {
@@ -288,16 +351,7 @@ double CounterValues::sparsity() const {
   return tokens == 0 ? 0 : 1 - experts_per_token() / static_cast<double>(tokens_per_expert.size());
 }
 
-RankSpread spread_of(const std::vector<int64_t>& counts) {
-  if (counts.empty()) {
-    return {};
-  }
-  const int64_t sum = std::accumulate(counts.begin(), counts.end(), int64_t{0});
-  return {*std::max_element(counts.begin(), counts.end()),
-          static_cast<double>(sum) / static_cast<double>(counts.size())};
-}
-
-CounterTotal total_of(const std::vector<CounterValues>& layers) {
+CounterTotal sum_layers(const std::vector<CounterValues>& layers) {
   CounterTotal total;
   for (const auto& layer : layers) {
     total.sum.add(layer);
@@ -307,6 +361,63 @@ CounterTotal total_of(const std::vector<CounterValues>& layers) {
     total.sparsity += layer.sparsity() / static_cast<double>(layers.size());
   }
   return total;
+}
+
+double ratio(double part, double whole) { return whole > 0 ? part / whole : 0; }
+
+OrderedJson to_json(const CounterValues& counters, int64_t row_bytes) {
+  OrderedJson json = common_json(counters, row_bytes);
+  json["sparsity"] = counters.sparsity();
+  json["load_max_over_mean"] = counters.load_max_over_mean();
+  json["dead_experts"] = counters.dead_experts();
+  json["load"] = counters.tokens_per_expert;
+  if (!counters.requests_per_expert.empty()) {
+    json["requests_per_expert"] = counters.requests_per_expert;
+  }
+  return json;
+}
+
+OrderedJson to_json(const CounterTotal& total, int64_t row_bytes) {
+  OrderedJson json = common_json(total.sum, row_bytes);
+  json["tokens"] = total.tokens;
+  json["sparsity"] = total.sparsity;
+  json["load_max_over_mean"] = total.worst_load;
+  json["dead_experts"] = total.dead_experts;
+  return json;
+}
+
+OrderedJson layers_json(const std::vector<int64_t>& numbers,
+                        const std::vector<CounterValues>& layers, int64_t row_bytes) {
+  MOE_CHECK(numbers.size() == layers.size(), "{} and {} layers", numbers.size(), layers.size());
+  OrderedJson list = OrderedJson::array();
+  for (size_t i = 0; i < layers.size(); ++i) {
+    OrderedJson layer = {{"layer", numbers[i]}};
+    layer.update(to_json(layers[i], row_bytes));
+    list.push_back(std::move(layer));
+  }
+  return list;
+}
+
+std::string routing_table(const std::vector<int64_t>& numbers,
+                          const std::vector<CounterValues>& layers) {
+  const CounterTotal total = sum_layers(layers);
+  const Columns heads = table_heads();
+  const auto shown = shown_columns(total.sum);
+  const auto line = [&](const std::string& name, const Columns& cells) {
+    std::string text = fmt::format("{:<5}", name);
+    for (size_t i = 0; i < cells.size(); ++i) {
+      if (shown[i]) {
+        text += fmt::format("  {:>{}}", cells[i], std::max<size_t>(6, heads[i].size()));
+      }
+    }
+    return text + "\n";
+  };
+  std::string table = line("layer", heads);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    table += line(fmt::format("{}", numbers.at(i)),
+                  table_cells(layers[i], layers[i].load_max_over_mean(), layers[i].dead_experts()));
+  }
+  return table + line("all", table_cells(total.sum, total.worst_load, total.dead_experts));
 }
 
 }  // namespace moe::route

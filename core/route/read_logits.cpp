@@ -15,10 +15,10 @@ namespace {
 constexpr size_t kMaxBytes = size_t{1} << 30;
 constexpr std::string_view kBlanks = " \t\r";
 
-std::vector<std::string_view> fields_of(std::string_view line) {
-  // Commas separate; without any, blanks do.
-  const bool commas = line.find(',') != std::string_view::npos;
-  const std::string_view separators = commas ? "," : kBlanks;
+// Splits at commas, or at blanks if the line has no comma.
+std::vector<std::string_view> split_fields(std::string_view line) {
+  const bool has_commas = line.find(',') != std::string_view::npos;
+  const std::string_view separators = has_commas ? "," : kBlanks;
   std::vector<std::string_view> fields;
   while (!line.empty()) {
     const size_t end = std::min(line.find_first_of(separators), line.size());
@@ -27,7 +27,7 @@ std::vector<std::string_view> fields_of(std::string_view line) {
     field = first == std::string_view::npos
                 ? std::string_view()
                 : field.substr(first, field.find_last_not_of(kBlanks) - first + 1);
-    if (commas || !field.empty()) {
+    if (has_commas || !field.empty()) {
       fields.push_back(field);
     }
     line.remove_prefix(std::min(end + 1, line.size()));
@@ -35,7 +35,7 @@ std::vector<std::string_view> fields_of(std::string_view line) {
   return fields;
 }
 
-std::optional<double> number_of(std::string_view field) {
+std::optional<double> parse_number(std::string_view field) {
   double value = 0;
   const char* begin = field.data() + (field.starts_with('+') ? 1 : 0);
   const char* end = field.data() + field.size();
@@ -47,22 +47,22 @@ Json read_csv(const std::string& text, const std::string& where) {
   Json rows = Json::array();
   std::istringstream lines(text);
   int64_t number = 0;
-  bool named = false;
+  bool has_names = false;  // a line with the names of the columns
   for (std::string line; std::getline(lines, line);) {
     ++number;
-    const auto fields = fields_of(line);
+    const auto fields = split_fields(line);
     if (fields.empty() || fields[0].starts_with('#')) {
       continue;
     }
-    const bool no_numbers = std::none_of(fields.begin(), fields.end(),
-                                         [](auto field) { return number_of(field).has_value(); });
-    if (no_numbers && rows.empty() && !named) {
-      named = true;  // names of the columns
+    const bool no_numbers = std::none_of(
+        fields.begin(), fields.end(), [](auto field) { return parse_number(field).has_value(); });
+    if (no_numbers && rows.empty() && !has_names) {
+      has_names = true;
       continue;
     }
     Json row = Json::array();
     for (const auto field : fields) {
-      const auto value = number_of(field);
+      const auto value = parse_number(field);
       if (!value) {
         throw UserError("{} line {}: '{}' is no number; each line holds the logits of one token",
                         where, number, field);

@@ -1,65 +1,127 @@
 #include "core/route/route.h"
 
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <limits>
+#include <numeric>
 
 #include "core/base/error.h"
-#include "core/route/gates.h"
-#include "core/route/kernel_plan.h"
 #include "core/route/routers/all.h"
 #include "kernels/ops/router.h"
 
 namespace moe::route {
+
 namespace {
 
 template <typename... Router>
-std::vector<RouterFunctions> all_functions(std::type_identity<std::tuple<Router...>>) {
+std::vector<RouterFunctions> make_functions(std::type_identity<std::tuple<Router...>>) {
   return {Router::functions()...};
 }
 
-Plan plan_by_rules(const RouteInput& input, const RouterFunctions& functions,
-                   const RouterSettings& settings) {
-  Plan plan;
-  for (const auto& rule : functions.rules(settings)) {
-    plan = rule(input, plan);
-  }
-  return plan;
-}
-
-// The CPU's loops know every order of choices and any number of experts.
-bool goes_by_kernels(const at::Tensor& logits, const RouterSettings& settings) {
-  const bool has_any = functions_of(settings).kernel_plan != nullptr;
+// The GPU kernels support no bias and at most kMaxRouterExperts experts; the CPU kernels have
+// neither limit.
+bool use_fused_kernels(const at::Tensor& logits, const RouterSettings& settings) {
   return logits.scalar_type() == at::kFloat &&
-         (logits.is_cpu() ? has_any : has_kernel_plan(settings, logits.size(1)));
+         (logits.is_cpu() ? router_functions(settings).fused_plan != nullptr
+                          : has_fused_gpu_plan(settings, logits.size(1)));
 }
 
-// What has a gradient: all that `routing` holds besides is decided.
-void weigh(Routing& routing, const at::Tensor& logits, const RouterSettings& settings) {
-  const RouterFunctions& functions = functions_of(settings);
-  if (goes_by_kernels(logits, settings)) {
-    functions.kernel_weights(logits, settings, routing);
+// Sets the members of `routing` that have a gradient.
+void set_gates(Routing& routing, const at::Tensor& logits, const RouterSettings& settings) {
+  const RouterFunctions& functions = router_functions(settings);
+  if (use_fused_kernels(logits, settings)) {
+    functions.fused_gate_weights(logits, settings, routing);
     return;
   }
   routing.combine = functions.gates(logits, routing.count, settings);
   routing.weights = row_weights(routing.combine, routing.count, routing.input, routing.plan);
-  routing.losses = functions.losses(logits, routing.input, routing.count, settings);
+  if (functions.losses != nullptr) {
+    routing.losses = functions.losses(logits, routing.input, routing.count, settings);
+  }
   if (routing.input.wants_z_loss && settings.family->has_softmax_scores) {
     routing.losses.z = z_loss(logits, routing.input);
   }
 }
 
+// Returns n e^{a - max} / sum_l n_l e^{a_l - max}, over the experts of each token with n > 0.
+at::Tensor normalised_weights(const at::Tensor& logits, const at::Tensor& count) {
+  const at::Tensor none = count <= 0;
+  const at::Tensor selected = logits.masked_fill(none, -std::numeric_limits<double>::infinity());
+  const at::Tensor empty = none.all(1, /*keepdim=*/true);
+  const at::Tensor highest = selected.amax(1, /*keepdim=*/true).masked_fill(empty, 0);
+  const at::Tensor mass = (selected - highest).exp() * count;
+  return mass / mass.sum(1, /*keepdim=*/true).masked_fill(empty, 1);
+}
+
+struct SoftmaxGates : torch::autograd::Function<SoftmaxGates> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& logits,
+                            const at::Tensor& count, bool normalise, bool straight_through) {
+    const bool through_all = straight_through || !normalise;
+    const at::Tensor probabilities = through_all ? at::softmax(logits, 1) : at::Tensor();
+    at::Tensor weights = normalise ? normalised_weights(logits, count) : probabilities * count;
+    context->save_for_backward({weights, through_all ? probabilities : weights});
+    return weights;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list upstream) {
+    const auto saved = context->get_saved_variables();
+    const at::Tensor pulled = saved[0] * upstream[0];  // w U
+    return {pulled - saved[1] * pulled.sum(1, /*keepdim=*/true), {}, {}, {}};
+  }
+};
+
+// Returns the index of each row of the plan in a flattened [T, E] matrix, [rows_max] i64; 0 for
+// unused rows.
+at::Tensor matrix_index(const RouteInput& input, const Plan& plan) {
+  const at::Tensor unused = plan.expert == input.experts();
+  return (plan.token * input.experts() + plan.expert).masked_fill(unused, 0);
+}
+
+// Returns the sums of `values` [T] or [T, E] over the tokens of each rank, [W + 1] or [W + 1, E].
+// The last sum is of padding.
+at::Tensor sum_by_rank(const RouteInput& input, const at::Tensor& values) {
+  auto shape = values.sizes().vec();
+  shape[0] = input.ranks + 1;
+  return at::zeros(shape, values.options()).index_add_(0, input.home, values);
+}
+
+// Weights of the tokens in a mean over ranks of means over tokens. Each loss is a sum over tokens
+// of a constant coefficient times a differentiable term. Counts of a rank or sequence are part of
+// the coefficient, so that no loop over ranks or sequences is needed.
+struct TokenWeight {
+  at::Tensor weight;       // [T], 1 / (T_r * number of ranks with tokens); 0 for padding
+  at::Tensor rank_tokens;  // [T], T_r of the token's rank
+};
+
+TokenWeight token_weight(const RouteInput& input) {
+  const at::Tensor by_rank = sum_by_rank(input, at::ones({input.tokens()}, input.logits.options()));
+  const at::Tensor ranks =
+      (by_rank.narrow(0, 0, input.ranks) > 0).sum().clamp_min(1).to(by_rank.scalar_type());
+  const at::Tensor rank_tokens = by_rank.index_select(0, input.home);
+  return {(input.home < input.ranks).to(by_rank.scalar_type()) / (rank_tokens * ranks),
+          rank_tokens};
+}
+
+// Returns f_j of each token's rank, [T, E]: the share of the rank's tokens i with counted[i, j]
+// = 1. counted [T, E] is 0 or 1.
+at::Tensor rank_fractions(const RouteInput& input, const at::Tensor& counted,
+                          const at::Tensor& rank_tokens) {
+  return sum_by_rank(input, counted).index_select(0, input.home) / rank_tokens.unsqueeze(1);
+}
+
 }  // namespace
 
-at::Tensor softmax_scores(const at::Tensor& logits) { return at::softmax(logits, 1); }
-
-const RouterFunctions& functions_of(const RouterSettings& settings) {
-  static const auto all = all_functions(std::type_identity<AllRouters>());  // as router_families()
+const RouterFunctions& router_functions(const RouterSettings& settings) {
+  static const auto all = make_functions(std::type_identity<AllRouters>());  // as router_families()
   const auto index = static_cast<size_t>(settings.family - router_families().data());
   MOE_CHECK(index < all.size(), "router '{}' is not in the list", to_string(settings));
   return all[index];
 }
 
-bool has_kernel_plan(const RouterSettings& settings, int64_t experts) {
-  return functions_of(settings).kernel_plan != nullptr && !settings.bias_rate &&
+bool has_fused_gpu_plan(const RouterSettings& settings, int64_t experts) {
+  return router_functions(settings).fused_plan != nullptr && !settings.bias_rate &&
          experts <= kernels::kMaxRouterExperts;
 }
 
@@ -68,28 +130,134 @@ Routing route(const at::Tensor& logits, const RouterSettings& settings, const Ro
   Routing routing;
   {
     const at::NoGradGuard no_grad;
-    const RouterFunctions& functions = functions_of(settings);
+    const RouterFunctions& functions = router_functions(settings);
     routing.input = make_input(logits, functions.scores(logits), settings, group, bias);
-    if (goes_by_kernels(logits, settings)) {
-      routing.plan = functions.kernel_plan(routing.input, settings);
-      const kernels::PlanCounts found = count_by_kernels(routing.input, routing.plan, settings);
-      routing.count = found.count;
-      routing.counters = counters_of(routing.input, routing.plan, settings, found.counted);
+    if (use_fused_kernels(logits, settings)) {
+      functions.fused_plan(settings, routing);
     } else {
-      routing.plan = plan_by_rules(routing.input, functions, settings);
+      for (const auto& rule : functions.rules(settings)) {
+        routing.plan = rule(routing.input, routing.plan);
+      }
       routing.count = multiplicities(routing.input, routing.plan);
       routing.counters = count_plan(routing.input, routing.plan, settings);
     }
   }
-  weigh(routing, logits, settings);
+  set_gates(routing, logits, settings);
   return routing;
 }
 
-Routing route_again(const at::Tensor& logits, const Routing& decided,
-                    const RouterSettings& settings) {
-  Routing routing = decided;
-  weigh(routing, logits, settings);
+Routing recompute_gates(const at::Tensor& logits, const Routing& saved,
+                        const RouterSettings& settings) {
+  Routing routing = saved;
+  set_gates(routing, logits, settings);
   return routing;
+}
+
+// ----------------------------------------------------------------------------------------- gates
+
+at::Tensor softmax_scores(const at::Tensor& logits) { return at::softmax(logits, 1); }
+
+at::Tensor multiplicities(const RouteInput& input, const Plan& plan) {
+  return at::zeros({input.tokens() * input.experts()}, input.logits.options())
+      .scatter_add_(0, matrix_index(input, plan), plan.count.to(input.logits.scalar_type()))
+      .view({input.tokens(), input.experts()});
+}
+
+at::Tensor softmax_gates(const at::Tensor& logits, const at::Tensor& count, bool normalise,
+                         bool straight_through) {
+  return SoftmaxGates::apply(logits, count, normalise, straight_through);
+}
+
+at::Tensor relu_gates(const at::Tensor& logits, const at::Tensor& count) {
+  return at::relu(logits) * count;
+}
+
+at::Tensor row_weights(const at::Tensor& combine, const at::Tensor& count, const RouteInput& input,
+                       const Plan& plan) {
+  const at::Tensor index = matrix_index(input, plan);
+  const at::Tensor share =
+      plan.count.to(combine.scalar_type()) / count.reshape(-1).index_select(0, index).clamp_min(1);
+  return combine.reshape(-1).index_select(0, index) * share;
+}
+
+// ---------------------------------------------------------------------------------------- losses
+
+AuxLosses& AuxLosses::operator+=(const AuxLosses& other) {
+  for (const auto loss : kAllLosses) {
+    at::Tensor& sum = this->*loss;
+    if (const at::Tensor& term = other.*loss; term.defined()) {
+      sum = sum.defined() ? sum + term : term;
+    }
+  }
+  return *this;
+}
+
+at::Tensor first_choices(const RouteInput& input, int64_t choices) {
+  return at::zeros_like(input.logits).scatter_(1, input.experts_by_logit.narrow(1, 0, choices), 1);
+}
+
+at::Tensor load_balance_loss(const at::Tensor& logits, const RouteInput& input,
+                             const at::Tensor& counted) {
+  const TokenWeight tokens = token_weight(input);
+  const at::Tensor coefficient = static_cast<double>(input.experts()) *
+                                 rank_fractions(input, counted, tokens.rank_tokens) *
+                                 tokens.weight.unsqueeze(1);
+  return (coefficient * at::softmax(logits, 1)).sum();
+}
+
+at::Tensor entropy_loss(const at::Tensor& logits, const RouteInput& input) {
+  const at::Tensor log_probabilities = at::log_softmax(logits, 1);
+  const at::Tensor entropy = -(log_probabilities.exp() * log_probabilities).sum(1);
+  return (token_weight(input).weight * entropy).sum();
+}
+
+at::Tensor z_loss(const at::Tensor& logits, const RouteInput& input) {
+  return (token_weight(input).weight * at::logsumexp(logits, 1).square()).sum();
+}
+
+at::Tensor sequence_balance_loss(const at::Tensor& logits, const RouteInput& input,
+                                 const at::Tensor& counted) {
+  const at::Tensor is_valid = (input.home < input.ranks).to(logits.scalar_type());  // [T]
+  const at::Tensor selections = at::zeros({input.sequences, input.experts()}, counted.options())
+                                    .index_add_(0, input.sequence, counted * is_valid.unsqueeze(1));
+  const at::Tensor tokens =
+      at::zeros({input.sequences}, is_valid.options()).index_add_(0, input.sequence, is_valid);
+  const at::Tensor fractions = selections / selections.sum(1, /*keepdim=*/true).clamp_min(1);
+  const at::Tensor nonempty = (tokens > 0).sum().clamp_min(1);
+  const at::Tensor weight =
+      is_valid / (tokens.index_select(0, input.sequence).clamp_min(1) * nonempty);  // [T]
+  const at::Tensor coefficient = static_cast<double>(input.experts()) *
+                                 fractions.index_select(0, input.sequence) * weight.unsqueeze(1);
+  return (coefficient * at::softmax(logits, 1)).sum();
+}
+
+at::Tensor l1_loss(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
+                   const RouterSettings& settings) {
+  const TokenWeight tokens = token_weight(input);
+  at::Tensor coefficient = tokens.weight.unsqueeze(1);
+  if (settings.l1 == L1Weights::kRefined) {
+    const double scale = static_cast<double>(input.experts()) / static_cast<double>(settings.k);
+    coefficient = coefficient * scale *
+                  rank_fractions(input, (count > 0).to(count.scalar_type()), tokens.rank_tokens);
+  }
+  return (coefficient * at::relu(logits)).sum();
+}
+
+double next_lambda(double lambda, double sparsity, double target_sparsity, double multiplier) {
+  return sparsity < target_sparsity ? lambda * multiplier : lambda / multiplier;
+}
+
+void move_bias(at::Tensor bias, const std::vector<int64_t>& requests, double rate) {
+  const at::NoGradGuard no_grad;
+  const auto experts = static_cast<int64_t>(requests.size());
+  MOE_CHECK(bias.numel() == experts, "a bias of {} experts, requests of {}", bias.numel(), experts);
+  const int64_t sum = std::accumulate(requests.begin(), requests.end(), int64_t{0});
+  std::vector<float> moves;
+  for (const int64_t load : requests) {  // compares integers: E * mean and E * load
+    const int64_t below = sum - experts * load;
+    moves.push_back(static_cast<float>(below > 0 ? rate : below < 0 ? -rate : 0));
+  }
+  bias += at::tensor(moves, at::kFloat).to(bias.device());
 }
 
 }  // namespace moe::route

@@ -1,63 +1,147 @@
 #pragma once
-// Routing: logits in, plan, weights, losses and counters out. route() runs a router's rules; what
-// each family does with tensors is the second half of its descriptor (router.h has the first).
+// Routing of a group of tokens: logits in; plan, gate weights, auxiliary losses and counters out.
+// The plan is made by the rules of the router's family (plan.h) and is constant; gradients reach
+// the logits through the gates and the losses only. Top-k routers also have fused kernels
+// (routers/top_k.cpp), which are tested against the rules.
+//
+// T tokens, E experts, W logical ranks.
 
-#include <string>
+#include <ATen/ATen.h>
+
+#include <array>
 #include <vector>
 
 #include "core/route/counters.h"
-#include "core/route/losses.h"
+#include "core/route/plan.h"
 #include "core/route/router.h"
-#include "core/route/rule.h"
 
 namespace moe::route {
 
-struct Routing;
-
-// What a family does with tensors. T tokens, E experts.
-struct RouterFunctions {
-  // [T, E] what tokens are compared by, of the logits [T, E].
-  at::Tensor (*scores)(const at::Tensor& logits);
-  std::vector<Rule> (*rules)(const RouterSettings& settings);
-  // [T, E] combine weights with gradient, of logits and constant multiplicities.
-  at::Tensor (*gates)(const at::Tensor& logits, const at::Tensor& count,
-                      const RouterSettings& settings);
-  AuxLosses (*losses)(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
-                      const RouterSettings& settings);
-  // The plan of the rules in f32, made by operations of their own (kernel_plan.h); nullptr where
-  // there are none.
-  Plan (*kernel_plan)(const RouteInput& input, const RouterSettings& settings) = nullptr;
-  // Of such a plan, by kernels too: what gates, row_weights() and losses give.
-  void (*kernel_weights)(const at::Tensor& logits, const RouterSettings& settings,
-                         Routing& routing) = nullptr;
+// Auxiliary losses of one micro-batch: scalars f32 (f64 of f64 logits) with gradient, not
+// multiplied by coefficients. A loss that the router does not have is undefined. sequence_balance
+// is the mean over sequences; each other loss is the mean over the ranks that have tokens
+// (README.md, "Losses are grouped by source rank").
+struct AuxLosses {
+  at::Tensor load_balance;
+  at::Tensor entropy;  // top-p
+  at::Tensor l1;       // ReLU
+  // z: of softmax routers, if RoutingGroup::wants_z_loss. sequence_balance: of routers with
+  // load_balance, if RoutingGroup::sequence is set.
+  at::Tensor z, sequence_balance;
+  AuxLosses& operator+=(const AuxLosses& other);  // sum over MoE layers
 };
 
-const RouterFunctions& functions_of(const RouterSettings& settings);
-
-// Whether a GPU plans this router, in layers of E experts, by launches that never wait for the
-// host.
-bool has_kernel_plan(const RouterSettings& settings, int64_t experts);
-
-// softmax(a) [T, E].
-at::Tensor softmax_scores(const at::Tensor& logits);
+inline constexpr std::array kAllLosses = {&AuxLosses::load_balance, &AuxLosses::entropy,
+                                          &AuxLosses::l1, &AuxLosses::z,
+                                          &AuxLosses::sequence_balance};
 
 struct Routing {
   RouteInput input;
   Plan plan;
-  at::Tensor count;    // [T, E] how often each token is served by each expert, constant
-  at::Tensor combine;  // [T, E] weights with gradient: y_i = sum_j w_ij E_j(x_i)
-  at::Tensor weights;  // [rows_max] the same at the plan's rows; 0 in unused rows
+  // f32, or f64 of f64 logits.
+  at::Tensor count;    // [T, E], multiplicities(), without gradient
+  at::Tensor combine;  // [T, E], weights w with gradient: y_i = sum_j w_ij E_j(x_i)
+  at::Tensor weights;  // [rows_max], row_weights() with gradient
   AuxLosses losses;
   Counters counters;
 };
 
-// Routes `logits` [T, E] f32 (with gradient); `bias` [E] as make_input() takes it. The plan is made
-// without reading the device. Settings must fit E (check_router).
+// Routes `logits` [T, E] f32 or f64 (with gradient). `bias` [E] as in make_input(). Copies nothing
+// to the host. Requires settings that pass check_router() for E experts.
 Routing route(const at::Tensor& logits, const RouterSettings& settings, const RoutingGroup& group,
               const at::Tensor& bias = {});
-// The gates and losses of `logits` under decisions that were made before: activation checkpointing
-// must not send a token elsewhere because its logits came out otherwise the second time.
-Routing route_again(const at::Tensor& logits, const Routing& decided,
-                    const RouterSettings& settings);
+
+// Recomputes gates and losses from `logits` and keeps the plan of `saved`. For activation
+// checkpointing: a token must not change experts when recomputed logits differ by rounding.
+Routing recompute_gates(const at::Tensor& logits, const Routing& saved,
+                        const RouterSettings& settings);
+
+// Tensor functions of a router family.
+struct RouterFunctions {
+  // Returns the scores [T, E] that are compared between tokens (RouteInput::scores).
+  at::Tensor (*scores)(const at::Tensor& logits);
+  std::vector<Rule> (*rules)(const RouterSettings& settings);
+  // Returns the weights w [T, E] with gradient. `count` is Routing::count.
+  at::Tensor (*gates)(const at::Tensor& logits, const at::Tensor& count,
+                      const RouterSettings& settings);
+  AuxLosses (*losses)(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
+                      const RouterSettings& settings) = nullptr;
+  // Fused kernels for f32 logits, or nullptr. fused_plan sets plan, count and counters of `routing`
+  // to the values that the rules would give. fused_gate_weights sets combine, weights and losses.
+  void (*fused_plan)(const RouterSettings& settings, Routing& routing) = nullptr;
+  void (*fused_gate_weights)(const at::Tensor& logits, const RouterSettings& settings,
+                             Routing& routing) = nullptr;
+};
+
+const RouterFunctions& router_functions(const RouterSettings& settings);
+
+// Returns true if the fused kernels can route E experts on a GPU. They do not synchronize with the
+// host.
+bool has_fused_gpu_plan(const RouterSettings& settings, int64_t experts);
+
+// ----------------------------------------------------------------------------------------- gates
+
+// Returns g = softmax(a) [T, E].
+at::Tensor softmax_scores(const at::Tensor& logits);
+
+// Returns the multiplicities n [T, E] in the dtype of the logits: 1 for an expert that accepted the
+// token, plus m for the expert of an IR row of multiplicity m, else 0.
+at::Tensor multiplicities(const RouteInput& input, const Plan& plan);
+
+// Returns the weights w [T, E] of softmax routers; `count` [T, E] holds the multiplicities n.
+//   normalise:  w_ij = n_ij e^{a_ij} / sum_l n_il e^{a_il}, 0 for tokens without experts
+//               (Rectify-Router, Eq. 2, 3). Computed from logits, because probabilities underflow.
+//   otherwise:  w_ij = n_ij g_ij (top-p routing, Eq. 5; gate=none; expert choice)
+// Gradient with U = dL/dw (README.md, "Gradients"):
+//   straight_through or not normalise:  dL/da_il = w_il U_il - g_il sum_j w_ij U_ij
+//   otherwise:                          dL/da_il = w_il U_il - w_il sum_j w_ij U_ij
+at::Tensor softmax_gates(const at::Tensor& logits, const at::Tensor& count, bool normalise,
+                         bool straight_through);
+
+// Returns w_ij = n_ij max(0, a_ij) (ReMoE).
+at::Tensor relu_gates(const at::Tensor& logits, const at::Tensor& count);
+
+// Returns the weight of each row of the plan, [rows_max]; 0 for unused rows. w_ij is divided
+// between two rows of one token and expert in proportion to their multiplicities.
+at::Tensor row_weights(const at::Tensor& combine, const at::Tensor& count, const RouteInput& input,
+                       const Plan& plan);
+
+// ---------------------------------------------------------------------------------------- losses
+// Losses of logits [T, E], differentiable in them; 0 without tokens. A loss "per rank" is
+// computed for the tokens of each rank and averaged over the ranks that have tokens.
+
+// Returns, per rank, E sum_j f_j Q_j with f_j = the share of tokens with counted[i, j] = 1 and
+// Q_j = the mean probability of expert j. counted [T, E] is 0 or 1.
+at::Tensor load_balance_loss(const at::Tensor& logits, const RouteInput& input,
+                             const at::Tensor& counted);
+
+// Returns [T, E] with 1 at the `choices` experts with the largest logits of every token, before
+// capacity and without bias, else 0.
+at::Tensor first_choices(const RouteInput& input, int64_t choices);
+
+// Returns, per rank, the mean over tokens of -sum_j g_ij ln g_ij (top-p routing, Eq. 7).
+at::Tensor entropy_loss(const at::Tensor& logits, const RouteInput& input);
+
+// Returns, per rank, the mean over tokens of (ln sum_j e^{a_ij})^2 (ST-MoE, Eq. 5).
+at::Tensor z_loss(const at::Tensor& logits, const RouteInput& input);
+
+// Returns the mean over sequences of E sum_j f_j Q_j with f_j = the share of expert j among the
+// selections of the sequence's tokens and Q_j = its mean probability (DeepSeek-V3, Eq. 17-20).
+// counted [T, E] is 1 for experts that a token selects, else 0. Requires RouteInput::sequence.
+at::Tensor sequence_balance_loss(const at::Tensor& logits, const RouteInput& input,
+                                 const at::Tensor& counted);
+
+// Returns, per rank, sum_j f_j mean_i max(0, a_ij) with f_j = E / (k T_r) #{i : a_ij > 0}
+// (L1Weights::kRefined) or 1 (kPlain).
+at::Tensor l1_loss(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
+                   const RouterSettings& settings);
+
+// Returns the coefficient of the L1 loss for the next step: lambda * multiplier if `sparsity` is
+// below `target_sparsity` = 1 - k / E, else lambda / multiplier.
+double next_lambda(double lambda, double sparsity, double target_sparsity, double multiplier);
+
+// Updates `bias` [E] in place after a step (Wang et al. 2024, Algorithm 1): adds `rate` for experts
+// with fewer `requests` [E] than the mean, and subtracts it for experts with more.
+void move_bias(at::Tensor bias, const std::vector<int64_t>& requests, double rate);
 
 }  // namespace moe::route

@@ -1,6 +1,7 @@
 #pragma once
-// The router that a command's flags ask for, alone or in place of the one a folder stores: valid in
-// silence, with a note, only with --force, or not at all (README.md, "What may stand in").
+// Resolution of --router, --cf and --ep-ranks against the router that a folder stores. README.md
+// ("Router overrides") lists the changes that are applied silently, with a note, with --force only,
+// or never.
 
 #include <cstdint>
 #include <optional>
@@ -8,11 +9,11 @@
 #include <vector>
 
 #include "core/base/option.h"
-#include "core/route/router_settings.h"
+#include "core/route/router.h"
 
 namespace moe::route {
 
-// --router, --cf and --ep-ranks as given; what was not given stays empty.
+// Router flags of a command; empty if not given.
 struct RouterRequest {
   std::string router;
   std::string cf;  // a positive number or "inf"
@@ -20,20 +21,19 @@ struct RouterRequest {
   bool any() const { return !router.empty() || !cf.empty() || ep_ranks; }
 };
 
-// The options of every command that takes a router beside the folder's own: --router, --cf and
-// --ep-ranks. `request` must outlive them.
+// Returns the options --router, --cf and --ep-ranks. `request` must outlive them.
 Options request_options(RouterRequest& request);
 
-// --router if given, else `fallback`, with --cf over it. UserError: --cf that is no number,
-// contradicts --router's own cf=, or stands beside a router without slots.
+// Returns --router if given, else `fallback`, with the capacity factor of --cf. Throws UserError if
+// --cf is not a number, contradicts cf= of --router, or the router has no capacity.
 RouterSettings requested_router(const RouterRequest& request, const RouterSettings& fallback);
 
-// What a folder stores of its routing.
+// Routing settings of a folder.
 struct StoredRouter {
   RouterSettings router;
   int64_t ep_ranks = 1;
   int64_t experts = 1;
-  double gate_scale = 1.0;  // it stays whatever router stands in
+  double gate_scale = 1.0;  // not changed by an override
 };
 
 enum class Purpose { kEvaluate, kTrain };
@@ -41,15 +41,17 @@ enum class Purpose { kEvaluate, kTrain };
 struct ResolvedRouter {
   RouterSettings router;
   int64_t ep_ranks = 1;
-  std::vector<std::string> notes;  // what the user should know, a sentence each
-  bool names_lambda0 = false;      // --router says where ReLU's lambda shall start
+  std::vector<std::string> notes;  // for the user, one sentence each
+  bool names_lambda0 = false;      // --router sets the first lambda of ReLU
 };
 
-// Within a family, options that --router does not name stay as the folder has them (top-p is named
-// whole: without max= it has none). What only training reads (st, lb; ReLU's k, lambda0, mult, l1)
-// stays too when evaluating, with a note. UserError: logits of another meaning (relu <-> softmax),
-// gate changed without `force`, ep_ranks that do not divide the experts, k > E, a router without
-// inference when evaluating, and what requested_router refuses.
+// Overrides a stored router. Within a family, options that --router omits keep their stored values
+// (max of top-p and bias of top-k are reset). For kEvaluate, options that only training uses keep
+// their stored values, with a note if they were given.
+//
+// Throws UserError if softmax logits would be read as ReLU logits or the reverse, the gate changes
+// without `force`, ep_ranks does not divide the experts, k > E, the router is for training only and
+// the purpose is kEvaluate, and in the cases of requested_router().
 ResolvedRouter override_router(const StoredRouter& stored, const RouterRequest& request, bool force,
                                Purpose purpose);
 

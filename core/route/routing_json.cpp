@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <initializer_list>
 
 #include "core/base/error.h"
-#include "core/route/decisions.h"
+#include "core/route/plan.h"
 
 namespace moe::route {
+
 namespace {
 
 constexpr size_t kMaxNumbers = size_t{1} << 26;  // of the logits
@@ -45,12 +47,15 @@ at::Tensor read_logits(const Json& input, const std::string& where) {
 
 RoutingGroup read_group(const Json& input, int64_t tokens, int64_t experts,
                         const std::string& where) {
+  const auto is_given = [&](const char* key) {
+    return input.contains(key) && !input[key].is_null();
+  };
   const int64_t ranks = get_int(input, "num_ranks", where, 1);
   if (ranks < 1 || experts % ranks != 0) {
     throw UserError("{}: {} ranks do not divide {} experts; use a divisor", where, ranks, experts);
   }
   std::vector<bool> valid(tokens, true);
-  if (input.contains("valid") && !input["valid"].is_null()) {
+  if (is_given("valid")) {
     const Json& list = input["valid"];
     if (!list.is_array() || static_cast<int64_t>(list.size()) != tokens) {
       throw UserError("{}: 'valid' is not a list of {} truth values", where, tokens);
@@ -60,46 +65,43 @@ RoutingGroup read_group(const Json& input, int64_t tokens, int64_t experts,
       valid[token] = flag.is_boolean() ? flag.get<bool>() : flag != 0;
     }
   }
-  RoutingGroup group = spread_over_ranks(std::count(valid.begin(), valid.end(), true), ranks);
-  if (input.contains("home") && !input["home"].is_null()) {
-    group.home = get_ints(input, "home", where);
-    if (static_cast<int64_t>(group.home.size()) != tokens) {
-      throw UserError("{}: 'home' names {} ranks for {} tokens", where, group.home.size(), tokens);
+  std::vector<int64_t> home(tokens);
+  if (is_given("home")) {
+    home = get_ints(input, "home", where);
+    if (static_cast<int64_t>(home.size()) != tokens) {
+      throw UserError("{}: 'home' names {} ranks for {} tokens", where, home.size(), tokens);
     }
-    for (const int64_t home : group.home) {
-      if (home < 0 || home >= ranks) {
-        throw UserError("{}: 'home' names rank {}; there are 0 to {}", where, home, ranks - 1);
+    for (const int64_t rank : home) {
+      if (rank < 0 || rank >= ranks) {
+        throw UserError("{}: 'home' names rank {}; there are 0 to {}", where, rank, ranks - 1);
       }
     }
   } else {
+    const auto spread = spread_over_ranks(std::count(valid.begin(), valid.end(), true), ranks).home;
+    auto next = spread.begin();
     for (int64_t token = 0; token < tokens; ++token) {
-      if (!valid[token]) {
-        group.home.insert(group.home.begin() + token, -1);
-      }
+      home[token] = valid[token] ? *next++ : -1;
     }
   }
   for (int64_t token = 0; token < tokens; ++token) {
-    group.home[token] = valid[token] ? group.home[token] : -1;
+    home[token] = valid[token] ? home[token] : -1;
   }
-  return group;
+  return {.home = std::move(home), .ranks = ranks};
 }
 
-// The double that an f32 is printed as: 0.1f gives 0.1, not 0.10000000149011612.
+// Returns the double with the digits of the f32: 0.1 for 0.1f, not 0.10000000149011612.
 double shortest(float value) { return std::strtod(fmt::format("{}", value).c_str(), nullptr); }
 
 OrderedJson matrix_json(const at::Tensor& matrix) {
   const at::Tensor host = matrix.detach().cpu().contiguous();
-  const bool integers = host.scalar_type() == at::kLong;
+  const bool is_whole = host.scalar_type() == at::kLong;
   OrderedJson rows = OrderedJson::array();
   for (int64_t row = 0; row < host.size(0); ++row) {
     OrderedJson line = OrderedJson::array();
     for (int64_t column = 0; column < host.size(1); ++column) {
       const int64_t at = row * host.size(1) + column;
-      if (integers) {
-        line.push_back(host.data_ptr<int64_t>()[at]);
-      } else {
-        line.push_back(shortest(host.data_ptr<float>()[at]));
-      }
+      line.push_back(is_whole ? OrderedJson(host.data_ptr<int64_t>()[at])
+                              : OrderedJson(shortest(host.data_ptr<float>()[at])));
     }
     rows.push_back(std::move(line));
   }
@@ -128,40 +130,34 @@ OrderedJson input_json(const RoutingProblem& problem) {
   return input;
 }
 
-OrderedJson slot_stats(const CounterValues& counted) {
-  return {{"requests", counted.requests},
-          {"dropped_requests", counted.dropped_requests},
-          {"dropped_tokens", counted.dropped_tokens},
-          {"unserved_tokens", counted.unserved_tokens},
-          {"fr_rejected", counted.fr_rejected},
-          {"slots_total", counted.slots_total},
-          {"slots_used", counted.slots_used},
-          {"padding", counted.padding},
-          {"ir_tokens", counted.ir_tokens}};
-}
-
-// Adds who was accepted, dropped, filled in and rectified.
+// Adds the decisions and the statistics.
 void put_decisions(const Routing& routing, const RouterFamily& family, OrderedJson& expect) {
-  const CounterValues counted = read_counters({routing.counters})[0];
-  Decisions decisions = decisions_of(routing.input, routing.plan);
+  const OrderedJson counters = to_json(read_counters({routing.counters})[0], /*row_bytes=*/0);
+  const auto put_stats = [&](std::initializer_list<const char*> names) {
+    for (const char* name : names) {
+      expect["stats"][name] = counters.at(name);
+    }
+  };
+  Decisions decisions = list_decisions(routing.input, routing.plan);
   if (family.has_slots) {
     expect["slots"] = decisions.slots;
     expect["drops"] = decisions.drops;
     expect["fr_filled"] = decisions.fr_filled;
     expect["ir"] = decisions.ir;
-    expect["stats"] = slot_stats(counted);
+    put_stats({"requests", "dropped_requests", "dropped_tokens", "unserved_tokens", "fr_rejected",
+               "slots_total", "slots_used", "padding", "ir_tokens"});
     expect["accepted"] = decisions.accepted;
     return;
   }
-  if (!family.ranks_choices) {
+  if (!family.has_ranked_choices) {
     for (auto& experts : decisions.accepted) {
       std::sort(experts.begin(), experts.end());
     }
   }
   expect["selected"] = decisions.accepted;
-  expect["stats"] = {{"experts_per_token", counted.experts_per_token()}};
+  put_stats({"experts_per_token"});
   if (family.has_adaptive_l1) {
-    expect["stats"]["sparsity"] = counted.sparsity();
+    put_stats({"sparsity"});
   }
 }
 
@@ -202,12 +198,50 @@ OrderedJson route_to_json(const RoutingProblem& problem) {
   expect["combine"] = matrix_json(routing.combine);
   if (family.tokens_request) {
     const int64_t choices = problem.router.fr ? std::min(input.k + 1, input.experts()) : input.k;
-    expect["choices"] = matrix_json(input.ranked.narrow(1, 0, choices));
+    expect["choices"] = matrix_json(input.experts_by_choice.narrow(1, 0, choices));
   }
   return {{"kind", family.name},
           {"input", input_json(problem)},
           {"expect", expect},
           {"loss", losses_json(routing.losses)}};
+}
+
+Decisions list_decisions(const RouteInput& input, const Plan& plan) {
+  const int64_t experts = input.experts(), k = input.k;
+  const auto home = to_host(input.home);
+  Decisions result;
+  result.slots.assign(input.ranks, std::vector<Decisions::List>(experts));
+  result.accepted.resize(input.tokens());
+
+  const auto token = to_host(plan.token), expert = to_host(plan.expert);
+  const auto choice = to_host(plan.choice), count = to_host(plan.count);
+  std::vector<Decisions::List> by_choice;  // [token, choice, expert]
+  for (size_t row = 0; row < token.size() && expert[row] < experts; ++row) {
+    if (choice[row] > k) {
+      result.ir.push_back({token[row], expert[row], count[row]});
+      continue;
+    }
+    if (choice[row] == k) {
+      result.fr_filled.push_back({token[row], expert[row]});
+    }
+    result.slots[home[token[row]]][expert[row]].push_back(token[row]);
+    by_choice.push_back({token[row], choice[row], expert[row]});
+  }
+  std::sort(by_choice.begin(), by_choice.end());
+  for (const auto& row : by_choice) {
+    result.accepted[row[0]].push_back(row[2]);
+  }
+
+  const auto refused_token = to_host(plan.overflow_token);
+  const auto refused_expert = to_host(plan.overflow_expert);
+  const auto refused_choice = to_host(plan.overflow_choice);
+  for (size_t row = 0; row < refused_token.size() && refused_expert[row] < experts; ++row) {
+    result.drops.push_back({refused_token[row], refused_choice[row] + 1, refused_expert[row]});
+  }
+  for (auto* list : {&result.drops, &result.fr_filled, &result.ir}) {
+    std::sort(list->begin(), list->end());
+  }
+  return result;
 }
 
 }  // namespace moe::route

@@ -1,12 +1,17 @@
 #pragma once
-// JSON of `moe route`: reads logits with the placement of their tokens, and writes a routing as the
-// decisions that the papers speak of. T tokens, E experts, W logical ranks.
+// JSON of moe route: reads logits and the placement of their tokens, and writes the routing as
+// lists of the papers' decisions (accepted, dropped, filled in, rectified).
+//
+// T tokens, E experts, W logical ranks.
 
 #include <ATen/ATen.h>
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/base/json.h"
+#include "core/route/plan.h"
 #include "core/route/route.h"
 
 namespace moe::route {
@@ -17,19 +22,28 @@ struct RoutingProblem {
   RouterSettings router;
 };
 
-// Reads the key "logits" [T][E] (required), and where they are given "num_ranks", "home" [T] and
-// "valid" [T] of `input`. Without "home", valid tokens are spread over the ranks
-// (spread_over_ranks). Throws UserError, opened by `where`, for misshapen keys, numbers that are
-// not finite in f32, and ranks or experts that do not fit `router`.
+// Reads "logits" [T][E] and the optional keys "num_ranks", "home" [T] (source ranks) and "valid"
+// [T] of `input`. Without "home", valid tokens are assigned by spread_over_ranks(). Throws
+// UserError that opens with `where` for keys of another shape, numbers that are not finite in f32,
+// and ranks or experts that do not fit `router`.
 RoutingProblem read_problem(const Json& input, const RouterSettings& router,
                             const std::string& where);
 
-// Routes the problem and returns {"kind", "input", "expect", "loss"}: the name of the router
-// family, the problem, the decisions with the combine weights, and the unscaled losses of the
-// router. Numbers have as few digits as identify them in f32. With slots, "expect" has "capacity"
-// [W], "slots" [W][E] of tokens in slot order, "accepted" [T], "choices", and the lists "drops" of
-// [token, choice from 1, expert], "fr_filled" of [token, expert] and "ir" of [token, expert,
-// multiplicity]; without, "selected" [T].
+// Routes the problem and returns {"kind", "input", "expect", "loss"}: the router family, the
+// problem, the decisions and weights, and the losses without coefficients. Numbers have as few
+// digits as identify them in f32. "expect" of routers with slots has "capacity" [W] and the members
+// of Decisions; otherwise "selected" [T].
 OrderedJson route_to_json(const RoutingProblem& problem);
+
+// A plan as lists on the host.
+struct Decisions {
+  using List = std::vector<int64_t>;
+  std::vector<std::vector<List>> slots;  // [W][E], tokens of that rank in slot order
+  std::vector<List> accepted;            // [T], experts that accepted the token, best first
+  std::vector<List> drops;               // {token, choice from 1, expert}, ascending
+  std::vector<List> fr_filled;           // {token, expert}, ascending
+  std::vector<List> ir;                  // {token, expert, multiplicity}, ascending
+};
+Decisions list_decisions(const RouteInput& input, const Plan& plan);
 
 }  // namespace moe::route

@@ -1,7 +1,9 @@
 #include "core/tokenizer/pipeline.h"
 
 #include <algorithm>
+#include <optional>
 
+#include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/tokenizer/unicode.h"
 
@@ -113,6 +115,196 @@ int64_t Pipeline::find(const std::string& token) const {
 
 int64_t Pipeline::vocab_size() const {
   return std::max(parts_.added.ids_end(), parts_.bpe.vocabulary().ids_end());
+}
+
+namespace {
+
+const Json kNull;
+
+const Json& member(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  return found == json.end() ? kNull : *found;
+}
+
+Vocabulary read_vocabulary(const Json& model, const std::string& where) {
+  const Json& vocab = member(model, "vocab");
+  if (!vocab.is_object()) {
+    throw UserError("{}: 'vocab' must be an object of tokens and their ids", where);
+  }
+  std::vector<std::pair<std::string, int64_t>> tokens;
+  tokens.reserve(vocab.size());
+  for (const auto& [text, id] : vocab.items()) {
+    if (!id.is_number_integer() || id < 0 || id >= Vocabulary::kMaxIds) {
+      throw UserError("{}: the token '{}' must have an id of 0 to {}", where, printable(text),
+                      Vocabulary::kMaxIds - 1);
+    }
+    tokens.emplace_back(text, id.get<int64_t>());
+  }
+  return {tokens, where};
+}
+
+// Parses a merge: ["a", "b"], or "a b" in files from before 2024.
+std::optional<std::pair<std::string, std::string>> parse_merge(const Json& merge) {
+  if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+    return std::pair(merge[0].get<std::string>(), merge[1].get<std::string>());
+  }
+  if (!merge.is_string()) {
+    return std::nullopt;
+  }
+  const auto text = merge.get<std::string>();
+  const size_t space = text.find(' ');
+  if (space == std::string::npos || text.find(' ', space + 1) != std::string::npos) {
+    return std::nullopt;
+  }
+  return std::pair(text.substr(0, space), text.substr(space + 1));
+}
+
+bool is_version_line(const Json& merge) {
+  return merge.is_string() && merge.get_ref<const std::string&>().starts_with("#version");
+}
+
+std::vector<BpeMerge> read_merges(const Json& model, const Vocabulary& vocabulary,
+                                  const std::string& where) {
+  const Json& list = member(model, "merges");
+  if (!list.is_array()) {
+    throw UserError("{}: 'merges' must be a list", where);
+  }
+  std::vector<BpeMerge> merges;
+  merges.reserve(list.size());
+  for (const auto& merge : list) {
+    if (is_version_line(merge)) {
+      continue;
+    }
+    const auto halves = parse_merge(merge);
+    if (!halves) {
+      throw UserError("{}: merge {} is not a pair of tokens", where, merges.size() + 1);
+    }
+    const auto id_of = [&](const std::string& token) {
+      const int64_t id = vocabulary.find(token);
+      if (id == Vocabulary::kNone) {
+        throw UserError("{}: merge {} needs the token '{}', which 'vocab' lacks", where,
+                        merges.size() + 1, printable(token));
+      }
+      return id;
+    };
+    const auto& [left, right] = *halves;
+    merges.push_back({id_of(left), id_of(right), id_of(left + right), std::ssize(merges)});
+  }
+  return merges;
+}
+
+// Throws UserError for settings that trained models do not have and that change every id.
+void refuse_unsupported(const Json& model, const std::string& where) {
+  if (const std::string type = get_string(model, "type", where, "BPE"); type != "BPE") {
+    throw UserError("{}: the model '{}' is not supported; supported: BPE", where, printable(type));
+  }
+  if (get_double(model, "dropout", where, 0) != 0) {
+    throw UserError("{}: 'dropout' makes ids random and is not supported; set it to null", where);
+  }
+  for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+    if (!get_string(model, key, where, "").empty()) {
+      throw UserError("{}: '{}' is not supported", where, key);
+    }
+  }
+}
+
+Bpe read_bpe(const Json& model, const std::string& where) {
+  refuse_unsupported(model, where);
+  Vocabulary vocabulary = read_vocabulary(model, where);
+  const auto merges = read_merges(model, vocabulary, where);
+  BpeOptions options;
+  options.byte_fallback = get_bool(model, "byte_fallback", where, false);
+  options.fuse_unknown = get_bool(model, "fuse_unk", where, false);
+  options.ignore_merges = get_bool(model, "ignore_merges", where, false);
+  if (!member(model, "unk_token").is_null()) {
+    const std::string unknown = get_string(model, "unk_token", where);
+    options.unknown = vocabulary.find(unknown);
+    if (options.unknown == Vocabulary::kNone) {
+      throw UserError("{}: 'unk_token' is '{}', which 'vocab' lacks", where, printable(unknown));
+    }
+  }
+  return {std::move(vocabulary), merges, options};
+}
+
+// Returns true if a stage, or one in its sequence, is ByteLevel.
+bool is_byte_level(const Json& stage) {
+  if (!stage.is_object()) {
+    return false;
+  }
+  for (const char* key : {"pretokenizers", "decoders"}) {
+    for (const auto& part : member(stage, key)) {
+      if (is_byte_level(part)) {
+        return true;
+      }
+    }
+  }
+  return member(stage, "type") == "ByteLevel";
+}
+
+constexpr size_t kMaxStages = 256;
+constexpr size_t kMaxSpecialTokens = 4096;  // around a text
+
+// Returns the number of stages in `stage`, those of inner sequences included.
+size_t count_stages(const Json& stage) {
+  size_t count = 1;
+  for (const char* key : {"normalizers", "pretokenizers", "processors", "decoders"}) {
+    for (const auto& part : stage.is_object() ? member(stage, key) : kNull) {
+      count += count_stages(part);
+    }
+  }
+  return count;
+}
+
+// Throws UserError if there are too many stages: a file may hold millions, each costs time per
+// text.
+void check_stages(const Json& json, const std::string& where) {
+  for (const char* key : {"normalizer", "pre_tokenizer", "post_processor", "decoder"}) {
+    if (const size_t count = count_stages(member(json, key)); count > kMaxStages) {
+      throw UserError("{}: {}: {} stages, more than the {} that one may have; fetch the file again",
+                      where, key, count, kMaxStages);
+    }
+  }
+}
+
+void check_special(const SpecialTokens& special, const TokenizerModel& model,
+                   const std::string& where) {
+  if (special.before.size() + special.after.size() > kMaxSpecialTokens) {
+    throw UserError("{}: the template puts {} tokens around a text, more than {}; fetch it again",
+                    where, special.before.size() + special.after.size(), kMaxSpecialTokens);
+  }
+  for (const auto* side : {&special.before, &special.after}) {
+    for (const int64_t id : *side) {
+      if (!model.has(id)) {
+        throw UserError("{}: the template puts the id {} around a text, which no token has", where,
+                        id);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<TokenizerModel> read_tokenizer_json(const Json& json, const std::string& where) {
+  if (!json.is_object() || !member(json, "model").is_object()) {
+    throw UserError("{}: holds no 'model', so it is no tokenizer; fetch it again", where);
+  }
+  check_stages(json, where);
+  Bpe bpe = read_bpe(member(json, "model"), where + ": model");
+  Normalizer normalizer = read_normalizer(member(json, "normalizer"), where + ": normalizer");
+  AddedTokens added(read_added_tokens(member(json, "added_tokens"), where + ": added_tokens"),
+                    normalizer, bpe.vocabulary(), where);
+  const Json& cut = member(json, "pre_tokenizer");
+  const Json& joined = member(json, "decoder");
+  const SpecialTokens special =
+      read_post_processor(member(json, "post_processor"), where + ": post_processor");
+  auto pipeline = std::make_unique<Pipeline>(PipelineParts{
+      std::move(added), std::move(normalizer), read_pre_tokenizer(cut, where + ": pre_tokenizer"),
+      std::move(bpe), special, read_decoder(joined, where + ": decoder"),
+      special.before.empty() ? -1 : special.before.front(),
+      special.after.empty() ? -1 : special.after.back(),
+      is_byte_level(cut) || is_byte_level(joined)});
+  check_special(special, *pipeline, where);
+  return pipeline;
 }
 
 }  // namespace moe::io

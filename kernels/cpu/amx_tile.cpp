@@ -12,7 +12,7 @@ namespace moe::kernels {
 
 namespace {
 
-// Written out: the compiler's own functions for these take the registers' numbers as text.
+// Inline assembly: the intrinsics require literal register numbers.
 struct AmxUnit {
   template <int kRegister>
   static void zero() {
@@ -34,7 +34,7 @@ struct AmxUnit {
   }
 };
 
-// Intel's manual, volume 1, section 18.2: palette 1, all eight registers whole.
+// Intel SDM, volume 1, section 18.2: palette 1 with eight full registers.
 struct alignas(64) AmxConfiguration {
   uint8_t palette = 1, start_row = 0;
   std::array<uint8_t, 14> reserved{};
@@ -43,8 +43,8 @@ struct alignas(64) AmxConfiguration {
 };
 static_assert(sizeof(AmxConfiguration) == 64);
 
-// A thread's registers are whoever's configured them last, LibTorch's library among others: they
-// are ours from the beginning of a product to its end.
+// Configures the registers for one product. LibTorch's library, among others, may configure them
+// differently in between.
 void begin_amx() {
   static constexpr AmxConfiguration kConfiguration;
   asm volatile("ldtilecfg %0" ::"m"(kConfiguration));
@@ -53,8 +53,8 @@ void end_amx() { asm volatile("tilerelease"); }
 
 void run_amx(const Tile& tile) { AmxTile<AmxUnit>(tile).run(); }
 
-// The processor has it (CPUID leaf 7: AMX-BF16, AMX-TILE) and the system saves its registers
-// (XCR0), once it is asked to for this process.
+// Returns true if the CPU has the unit (CPUID leaf 7: AMX-BF16, AMX-TILE) and the system saves its
+// registers (XCR0) after this process has requested permission.
 bool may_use_amx() {
   constexpr unsigned kBF16 = 1U << 22, kTile = 1U << 24, kXsave = 1U << 27;
   constexpr unsigned kTileState = 3U << 17;                    // TILECFG and TILEDATA

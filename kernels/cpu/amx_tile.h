@@ -1,11 +1,11 @@
 #pragma once
-// A tile of 32 rows by 32 columns on the matrix unit of x86-64 (AMX-BF16): eight registers of 16
-// rows of 64 bytes, of which four are C, two A and two B. The unit multiplies 16 rows of words of A
-// by 16 rows of words of B, two numbers of bf16 a word, which is how strips of B lie anyway.
+// A tile of 32 rows by 32 columns on the matrix unit of x86-64 (AMX-BF16), which has eight
+// registers of 16 rows of 64 bytes: four for C, two for A, two for B. One instruction multiplies 16
+// rows of words of A by 16 rows of words of B, two bf16 per word, which is the layout of strips of
+// B.
 //
-// It is untested on a processor that has one. The order of its operands is tested with a unit of
-// plain loops (tests/kernels/amx_tile_test.cpp), its arithmetic by the same tests where there is
-// one.
+// Not tested on a CPU that has it. tests/kernels/amx_tile_test.cpp tests the order of the operands
+// with a unit of plain loops, and the arithmetic on CPUs with AMX.
 
 #include <algorithm>
 #include <array>
@@ -16,12 +16,12 @@
 
 namespace moe::kernels {
 
-inline constexpr int64_t kAmxSide = 16;  // rows of a register, and its words or sums a row
+inline constexpr int64_t kAmxSide = 16;  // rows of a register; words or sums per row
 inline constexpr int64_t kAmxRows = 2 * kAmxSide, kAmxVectors = 2;
 
 using AmxSquare = std::array<float, kAmxSide * kAmxSide>;
 
-// Words (i, p) = from[i * row + p * column] of some rows and columns, zeros beside them.
+// to(i, p) = from[i * row + p * column] for `rows` rows and `columns` columns, zeros elsewhere.
 inline void copy_square(const float* from, int64_t row, int64_t column, int64_t rows,
                         int64_t columns, AmxSquare& to) {
   to.fill(0.0F);
@@ -32,8 +32,8 @@ inline void copy_square(const float* from, int64_t row, int64_t column, int64_t 
   }
 }
 
-// Unit has, of registers by their numbers: zero<C>(), load<R>(from, words between rows),
-// store<R>(to, words between rows) and multiply<C, A, B>(), which adds A B to C.
+// Unit provides, by register number: zero<C>(), load<R>(from, row stride in words), store<R>(to,
+// row stride in words), and multiply<C, A, B>(), which adds A B to C.
 template <typename Unit>
 class AmxTile {
  public:
@@ -69,12 +69,12 @@ class AmxTile {
  private:
   bool is_wide() const { return tile_.vectors > 1; }
   bool is_high() const { return tile_.rows > kAmxSide; }
-  int64_t rows_of(int64_t half) const { return std::min(kAmxSide, tile_.rows - half * kAmxSide); }
+  int64_t num_rows(int64_t half) const { return std::min(kAmxSide, tile_.rows - half * kAmxSide); }
 
   template <int kRegister>
   void load_a(int64_t p, int64_t half) {
     const float* a = tile_.a + half * kAmxSide * tile_.a_row + p * tile_.a_k;
-    const int64_t words = std::min(kAmxSide, tile_.k - p), rows = rows_of(half);
+    const int64_t words = std::min(kAmxSide, tile_.k - p), rows = num_rows(half);
     if (words == kAmxSide && rows == kAmxSide && tile_.a_k == 1) {
       Unit::template load<kRegister>(a, tile_.a_row);
     } else {
@@ -95,7 +95,7 @@ class AmxTile {
       Unit::template load<kRegister>(copy.data(), kAmxSide);
     }
   }
-  // The sum over k first, then what is there: the same order for any number of rows.
+  // Sums over k first, then adds to c: the same order for any number of rows.
   template <int kRegister>
   void store(int64_t half, int64_t vector) {
     if ((half > 0 && !is_high()) || (vector > 0 && !is_wide())) {
@@ -103,7 +103,7 @@ class AmxTile {
     }
     AmxSquare sums;
     Unit::template store<kRegister>(sums.data(), kAmxSide);
-    for (int64_t i = 0; i < rows_of(half); ++i) {
+    for (int64_t i = 0; i < num_rows(half); ++i) {
       float* c = tile_.c + (half * kAmxSide + i) * tile_.c_row + vector * kAmxSide;
       for (int64_t j = 0; j < kAmxSide; ++j) {
         const float sum = sums[static_cast<size_t>(i * kAmxSide + j)];
@@ -115,7 +115,7 @@ class AmxTile {
   const Tile& tile_;
 };
 
-// The kernel of this processor's unit, if it has one and the system lets this process use it.
+// Returns the AMX kernel if the CPU has the unit and the system permits its use.
 std::optional<TileKernel> amx_tile_kernel();
 
 }  // namespace moe::kernels

@@ -13,17 +13,17 @@ namespace moe::kernels {
 
 namespace {
 
-constexpr size_t kSmall = size_t{64} << 10;  // below: malloc, whose small bins do well
+constexpr size_t kMinBlockBytes = size_t{64} << 10;  // smaller ones use malloc
 constexpr size_t kAlignment = 64;
 
-// All blocks together may be this much larger than what tensors once needed.
+// Limit of all blocks together, relative to the peak of the live ones.
 size_t with_slack(size_t bytes) { return bytes + bytes / 16; }
 
-// Pages move between blocks in pieces of this, which is what the system moves in one go.
+// Pages move between blocks in units of this, which the system moves at once.
 constexpr size_t kHugePage = size_t{2} << 20;
 
-// A block in more pieces than this is not taken apart again: a process may have 65530 of them.
-constexpr size_t kMostSeams = 256;
+// Blocks with more seams are not split again: a process may have 65530 mappings.
+constexpr size_t kMaxSeams = 256;
 
 size_t whole_pages(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 size_t whole_huge_pages(size_t bytes) { return bytes / kHugePage * kHugePage; }
@@ -37,7 +37,7 @@ void* map_at(void* index, size_t bytes) {
   return data;
 }
 
-// Large ones begin at a huge page.
+// Large blocks are aligned to a huge page.
 char* map_pages(size_t bytes) {
   if (bytes < kHugePage) {
     return static_cast<char*>(map_at(nullptr, bytes));
@@ -48,14 +48,14 @@ char* map_pages(size_t bytes) {
     munmap(data, before);
   }
   munmap(data + before + bytes, kHugePage - before);
-  madvise(data + before, bytes, MADV_HUGEPAGE);  // advice: fewer faults where the system takes it
+  madvise(data + before, bytes, MADV_HUGEPAGE);  // advice: fewer faults if the system supports it
   return data + before;
 }
 
-// Moves the pages at `from`, which are one mapping of the system, to `to`.
+// Moves the pages at `from`, which are one mapping, to `to`.
 void move_pages(char* from, size_t bytes, char* to) {
   if (mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) == MAP_FAILED) {
-    map_at(to, bytes);  // new pages then, as if no block had been cached
+    map_at(to, bytes);  // new pages, as without a cached block
     munmap(from, bytes);
   }
 }
@@ -70,16 +70,16 @@ void CachingAllocator::release() {
     munmap(block.data, block.bytes);
   }
   free_blocks_.clear();
-  use_.held = 0;
-  use_.most = use_.live;
+  stats_.cached_bytes = 0;
+  stats_.peak_bytes = stats_.live_bytes;
 }
 
-// Gives [begin, begin + count) of this block, its end, to `to` at `place`.
-void CachingAllocator::Block::give_end(size_t begin, Block& to, size_t index) {
+// Moves the end of this block, from `begin` on, to offset `index` of `to`.
+void CachingAllocator::Block::move_end(size_t begin, Block& to, size_t index) {
   while (!seams.empty() && seams.back() >= bytes) {
     seams.pop_back();
   }
-  for (size_t at = bytes; at > begin;) {  // a piece at a time, from the end
+  for (size_t at = bytes; at > begin;) {  // one mapping at a time, from the end
     const size_t piece = seams.empty() ? begin : std::max(begin, seams.back());
     move_pages(data + piece, at - piece, to.data + index + (piece - begin));
     to.seams.push_back(index + (piece - begin));
@@ -92,19 +92,19 @@ void CachingAllocator::Block::give_end(size_t begin, Block& to, size_t index) {
   bytes = begin;
 }
 
-// Gives from the end of this block what `to` has room for: whole huge pages to the front, where
-// they stay whole, the rest to the back.
-void CachingAllocator::Block::give(Block& to, Room& room) {
+// Moves pages from the end of this block to `to`, as far as it has room: whole huge pages to the
+// front, where they stay whole, the rest to the back.
+void CachingAllocator::Block::give_pages(Block& to, Room& room) {
   const auto to_back = [&](size_t count) {
     if (count > 0) {
       room.back -= count;
-      give_end(bytes - count, to, room.back);
+      move_end(bytes - count, to, room.back);
     }
   };
   to_back(std::min(bytes - whole_huge_pages(bytes), room.size()));
   const size_t whole = std::min(whole_huge_pages(bytes), whole_huge_pages(room.size()));
   if (whole > 0) {
-    give_end(bytes - whole, to, room.front);
+    move_end(bytes - whole, to, room.front);
     room.front += whole;
   }
   to_back(std::min(bytes, room.size()));
@@ -114,8 +114,8 @@ void CachingAllocator::Block::give(Block& to, Room& room) {
 
 c10::DataPtr CachingAllocator::allocate(size_t bytes) {
   const c10::Device cpu(c10::DeviceType::CPU);
-  if (bytes < kSmall) {
-    // aligned_alloc wants a whole number of alignments. NOLINTNEXTLINE: the DataPtr owns it
+  if (bytes < kMinBlockBytes) {
+    // aligned_alloc requires a multiple of the alignment. NOLINTNEXTLINE: the DataPtr owns it
     void* data = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
     if (data == nullptr && bytes > 0) {
       throw std::bad_alloc();
@@ -134,12 +134,12 @@ void CachingAllocator::copy_data(void* to, const void* from, size_t bytes) const
   std::memcpy(to, from, bytes);
 }
 
-CachingAllocator::Use CachingAllocator::use() const {
+CachingAllocator::Stats CachingAllocator::stats() const {
   const std::lock_guard lock(mutex_);
-  return use_;
+  return stats_;
 }
 
-// Frees what allocate() returned, whichever way its size was allocated.
+// Frees a small or a large block.
 void CachingAllocator::free_memory(void* data) {
   LiveBlocks& live = live_blocks();
   std::unique_lock lock(live.mutex);
@@ -153,7 +153,7 @@ void CachingAllocator::free_memory(void* data) {
 }
 
 CachingAllocator::LiveBlocks& CachingAllocator::live_blocks() {
-  // Never destroyed: tensors in other statics may be freed after it would be. NOLINTNEXTLINE
+  // Never destroyed: tensors in other statics may be freed later. NOLINTNEXTLINE
   static LiveBlocks* const live = std::make_unique<LiveBlocks>().release();
   return *live;
 }
@@ -168,52 +168,52 @@ CachingAllocator::Block CachingAllocator::take(size_t bytes) {
     block.data = map_pages(bytes);
     make_room(block);
   }
-  use_.live += block.bytes;
-  use_.most = std::max(use_.most, use_.live);
+  stats_.live_bytes += block.bytes;
+  stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.live_bytes);
   return block;
 }
 
 void CachingAllocator::return_block(Block block) {
   const std::lock_guard lock(mutex_);
-  use_.live -= block.bytes;
+  stats_.live_bytes -= block.bytes;
   cache_block(std::move(block));
 }
 
-// Before those of its size: what was freed last may still be in the processor's cache.
+// Inserted before blocks of equal size: the block freed last may still be in the CPU's cache.
 void CachingAllocator::cache_block(Block block) {
-  use_.held += block.bytes;
+  stats_.cached_bytes += block.bytes;
   free_blocks_.emplace_hint(free_blocks_.lower_bound(block.bytes), block.bytes, std::move(block));
 }
 
 CachingAllocator::Block CachingAllocator::take_out(FreeBlocks::iterator which) {
   Block block = std::move(which->second);
   free_blocks_.erase(which);
-  use_.held -= block.bytes;
+  stats_.cached_bytes -= block.bytes;
   return block;
 }
 
-// A cached block to split for `bytes`: one that holds them without much left, else the largest that
-// does not hold them, so that few pieces make a block and the large ones stay whole.
+// Returns the cached block to split for `bytes`: one of at most twice the size, else the largest
+// smaller one, so that a block consists of few pieces and large ones stay whole.
 CachingAllocator::FreeBlocks::iterator CachingAllocator::block_to_split(size_t bytes) {
   const auto larger = free_blocks_.lower_bound(bytes);
   const bool is_close = larger != free_blocks_.end() && larger->first <= 2 * bytes;
   return is_close || larger == free_blocks_.begin() ? larger : std::prev(larger);
 }
 
-// Cached blocks give their pages to the new `block`, and what it has no room for to the system,
-// until all blocks together are within the peak that was needed before.
+// Moves pages of cached blocks to the new `block`, and returns the remaining ones to the system,
+// until all blocks together are within the limit.
 void CachingAllocator::make_room(Block& block) {
-  const uint64_t limit = with_slack(std::max(use_.most, use_.live + block.bytes));
+  const uint64_t limit = with_slack(std::max(stats_.peak_bytes, stats_.live_bytes + block.bytes));
   Room room{0, block.bytes};
-  while (!free_blocks_.empty() && use_.live + use_.held + block.bytes > limit) {
+  while (!free_blocks_.empty() && stats_.live_bytes + stats_.cached_bytes + block.bytes > limit) {
     Block given = take_out(block_to_split(room.size()));
-    if (given.seams.size() + block.seams.size() < kMostSeams) {
-      given.give(block, room);
+    if (given.seams.size() + block.seams.size() < kMaxSeams) {
+      given.give_pages(block, room);
     }
     if (given.bytes == 0) {
       continue;
     }
-    if (use_.live + use_.held + block.bytes + given.bytes <= limit) {
+    if (stats_.live_bytes + stats_.cached_bytes + block.bytes + given.bytes <= limit) {
       cache_block(std::move(given));
     } else {
       munmap(given.data, given.bytes);
@@ -222,7 +222,7 @@ void CachingAllocator::make_room(Block& block) {
 }
 
 CachingAllocator& use_caching_allocator() {
-  // Never destroyed: tensors in other statics may be freed after it would be. NOLINTNEXTLINE
+  // Never destroyed: tensors in other statics may be freed later. NOLINTNEXTLINE
   static CachingAllocator* const cache = [] {
     CachingAllocator* created = std::make_unique<CachingAllocator>().release();
     c10::SetCPUAllocator(created, /*priority=*/100);

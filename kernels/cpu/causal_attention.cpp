@@ -1,29 +1,121 @@
-// One head of one sequence at a time: its rows are rotated and laid out once, then blocks of query
-// rows meet all keys up to their own. A block of scores [kQueryRows, keys] stays in the second
-// cache. The keys of a sequence that continues another are laid out behind the other's, in place of
-// those of the one before. Rows of bf16 are multiplied as such where the processor does that
-// (kernels/cpu/causal_attention_bf16.h), else widened.
+// Computes one head of one sequence at a time. The rows of the head are rotated and packed once.
+// Each block of query rows is multiplied by the keys up to the position of its last row. A block of
+// scores [kQueryRows, keys] stays in the L2 cache. The keys of a sequence with a prefix are written
+// after the keys of the prefix, over those of the previous sequence with this prefix. bf16 rows use
+// bf16 products if the CPU has the instructions, else they are widened.
 
-#include "kernels/ops/causal_attention.h"
+#include "kernels/cpu/causal_attention.h"
+
+#include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <span>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
-#include "kernels/cpu/attention_rows.h"
-#include "kernels/cpu/causal_attention_bf16.h"
+#include "kernels/cpu/bf16_words.h"
 #include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm_pack.h"
 #include "kernels/cpu/gemm_tile.h"
-#include "kernels/cpu/logsumexp.h"
-#include "kernels/cpu/scratch.h"
 #include "kernels/cpu/vector_math.h"
-#include "kernels/ops/cached_attention.h"
 
 namespace moe::kernels {
 
 namespace {
+
+constexpr int64_t kQueryRows = 48;  // query rows of a block of scores
+
+// Replaces z by exp(z - minus) and returns the sum.
+MOE_VECTOR_CLONES float exponentials_below(float* z, int64_t count, float minus) {
+  return vector_sum<float>(count,
+                           [=](int64_t i) { return z[i] = vector_exp_negative(z[i] - minus); });
+}
+
+// Replaces dp by p * (dp - delta).
+MOE_VECTOR_CLONES void score_gradients(const float* p, float* dp, int64_t count, float delta) {
+  for (int64_t i = 0; i < count; ++i) {
+    dp[i] = p[i] * (dp[i] - delta);
+  }
+}
+
+// Writes rows of one head, `stride` apart, to `to` [length, width], rotated and multiplied by
+// `scale`.
+template <typename Number>
+MOE_VECTOR_CLONES void rotate(const Number* __restrict from, int64_t stride, const float* cosine,
+                              const float* sine, int64_t length, int64_t width, float scale,
+                              float* __restrict to) {
+  const int64_t half = width / 2;
+  for (int64_t t = 0; t < length; ++t) {
+    const Number* x = from + t * stride;
+    const float *c = cosine + t * width, *s = sine + t * width;
+    float* y = to + t * width;
+    for (int64_t i = 0; i < half; ++i) {
+      const float low = widen(x[i]), high = widen(x[half + i]);
+      y[i] = (low * c[i] - high * s[i]) * scale;
+      y[half + i] = (high * c[half + i] + low * s[half + i]) * scale;
+    }
+  }
+}
+
+// Writes the gradients of the rows from the gradients of the rotated rows (transpose of rotate()).
+template <typename Number>
+MOE_VECTOR_CLONES void rotate_back(const float* __restrict from, const float* cosine,
+                                   const float* sine, int64_t length, int64_t width, float scale,
+                                   Number* __restrict to, int64_t stride) {
+  const int64_t half = width / 2;
+  for (int64_t t = 0; t < length; ++t) {
+    const float *y = from + t * width, *c = cosine + t * width, *s = sine + t * width;
+    Number* x = to + t * stride;
+    for (int64_t i = 0; i < half; ++i) {
+      const float low = y[i], high = y[half + i];
+      narrow_to((low * c[i] + high * s[half + i]) * scale, x[i]);
+      narrow_to((high * c[half + i] - low * s[i]) * scale, x[half + i]);
+    }
+  }
+}
+
+// Scratch memory of one head: one allocation that is divided into at most sixteen pieces, each
+// aligned to a cache line.
+class Workspace {
+ public:
+  explicit Workspace(int64_t floats)
+      : memory_(c10::GetCPUAllocator()->allocate(static_cast<size_t>(floats + 16 * kLine) *
+                                                 sizeof(float))),
+        next_(static_cast<float*>(memory_.get())) {}
+  float* take(int64_t floats) {
+    return std::exchange(next_, next_ + (floats + kLine - 1) / kLine * kLine);
+  }
+  uint16_t* take_bf16(int64_t numbers) {
+    return reinterpret_cast<uint16_t*>(take((numbers + 1) / 2));
+  }
+
+ private:
+  static constexpr int64_t kLine = 16;  // floats of a cache line
+  c10::DataPtr memory_;
+  float* next_;
+};
+
+// The query heads that share one key/value head, and their columns in qkv.
+template <typename T>
+struct Group {
+  const AttentionInput<T>& in;
+  int64_t group;
+
+  int64_t width() const { return in.heads.width; }
+  int64_t shared() const { return in.heads.heads / in.heads.kv_heads; }
+  int64_t head(int64_t index) const { return group * shared() + index; }
+  int64_t key_column() const { return (in.heads.heads + group) * width(); }
+  int64_t value_column() const { return key_column() + in.heads.kv_heads * width(); }
+  float scale() const { return 1.0F / std::sqrt(static_cast<float>(width())); }
+
+  void rotated(int64_t column, float by, float* to) const {
+    rotate(in.qkv + column, in.heads.row(), in.cosine, in.sine, in.length, width(), by, to);
+  }
+};
 
 template <typename Number>
 void widen_rows(const Number* from, int64_t stride, int64_t length, int64_t width, float* to) {
@@ -43,37 +135,20 @@ void narrow_rows(const float* from, int64_t length, int64_t width, Number* to, i
   }
 }
 
-// [length, width] -> [width, length], whose rows lie `stride` apart; four by four in registers.
+// Transposes [length, width] to [width, length] with a row stride of `stride`.
 void transpose(const float* from, int64_t length, int64_t width, float* to, int64_t stride) {
-  using Four [[gnu::vector_size(16)]] = float;
-  const int64_t whole = length / 4 * 4, whole_width = width / 4 * 4;
+  const int64_t whole = length / 4 * 4;
   for (int64_t t = 0; t < whole; t += 4) {
-    for (int64_t i = 0; i < whole_width; i += 4) {
-      Four in[4];
-      for (int64_t r = 0; r < 4; ++r) {
-        std::memcpy(&in[r], from + (t + r) * width + i, sizeof(Four));
-      }
-      const Four low = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5);
-      const Four low2 = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
-      const Four high = __builtin_shufflevector(in[0], in[1], 2, 6, 3, 7);
-      const Four high2 = __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7);
-      const Four out[4] = {__builtin_shufflevector(low, low2, 0, 1, 4, 5),
-                           __builtin_shufflevector(low, low2, 2, 3, 6, 7),
-                           __builtin_shufflevector(high, high2, 0, 1, 4, 5),
-                           __builtin_shufflevector(high, high2, 2, 3, 6, 7)};
-      for (int64_t r = 0; r < 4; ++r) {
-        std::memcpy(to + (i + r) * stride + t, &out[r], sizeof(Four));
-      }
-    }
+    transpose_four_rows(from + t * width, width, width, stride, to + t);
   }
   for (int64_t i = 0; i < width; ++i) {
-    for (int64_t t = i < whole_width ? whole : 0; t < length; ++t) {
+    for (int64_t t = whole; t < length; ++t) {
       to[i * stride + t] = from[t * width + i];
     }
   }
 }
 
-// Of one row: to = from / by.
+// Writes to = from / by, for one row.
 template <typename Number>
 MOE_VECTOR_CLONES void divide_row(const float* __restrict from, float by, int64_t width,
                                   Number* __restrict to) {
@@ -82,31 +157,32 @@ MOE_VECTOR_CLONES void divide_row(const float* __restrict from, float by, int64_
   }
 }
 
-// scores [rows, keys] = queries [rows, A] transposed keys [A, keys], whose rows lie `stride` apart,
-// for keys up to the last row's.
+// Computes scores [rows, keys] = query [rows, A] * transposed [A, keys]. `stride` is the row stride
+// of `transposed`.
 void score_block(const float* query, const float* transposed, int64_t rows, int64_t keys,
                  int64_t stride, int64_t width, float* scores) {
   gemm_one_thread({rows, keys, width}, {query, width, 1}, {transposed, stride, 1}, scores, keys,
                   false);
 }
 
-// Of one group, by position: keys [A, capacity] rotated and transposed, values [capacity, A].
+// Keys and values of one group by position: keys [A, capacity] rotated and transposed, values
+// [capacity, A].
 struct KeysAndValues {
   float *keys, *values;
   int64_t capacity;
 };
 
-// Puts those of a sequence at its positions.
+// Writes the keys and values of a sequence at its positions.
 template <typename Number>
-void lay_out(const Group<Number>& heads_of_group, float* rotated, const KeysAndValues& to) {
-  const auto& in = heads_of_group.in;
-  heads_of_group.rotated(heads_of_group.key_column(), 1.0F, rotated);
-  transpose(rotated, in.length, heads_of_group.width(), to.keys + in.position, to.capacity);
-  widen_rows(in.qkv + heads_of_group.value_column(), in.heads.row(), in.length,
-             heads_of_group.width(), to.values + in.position * heads_of_group.width());
+void write_keys_values(const Group<Number>& head_group, float* rotated, const KeysAndValues& to) {
+  const auto& in = head_group.in;
+  head_group.rotated(head_group.key_column(), 1.0F, rotated);
+  transpose(rotated, in.length, head_group.width(), to.keys + in.position, to.capacity);
+  widen_rows(in.qkv + head_group.value_column(), in.heads.row(), in.length, head_group.width(),
+             to.values + in.position * head_group.width());
 }
 
-// Memory of attend(), for sequences of up to that many tokens.
+// Scratch memory of attend().
 struct AttendBuffers {
   float *query, *scores, *result;  // [length, A], [kQueryRows, capacity], [kQueryRows, A]
   static int64_t floats(int64_t length, int64_t capacity, int64_t width) {
@@ -114,20 +190,20 @@ struct AttendBuffers {
   }
 };
 
-// out [length, H A] of one head, whose tokens see all keys before their own position; log_sum
-// [length, H], or none.
+// Computes out [length, H A] of one head, whose tokens attend to all earlier positions, and log_sum
+// [length, H] unless it is null.
 template <typename Number>
-void attend(const Group<Number>& heads_of_group, int64_t head, const KeysAndValues& seen_by_all,
+void attend(const Group<Number>& head_group, int64_t head, const KeysAndValues& seen_by_all,
             const AttendBuffers& buffers, Number* out, float* log_sum) {
-  const int64_t length = heads_of_group.in.length, width = heads_of_group.width(),
-                heads = heads_of_group.in.heads.heads;
+  const int64_t length = head_group.in.length, width = head_group.width(),
+                heads = head_group.in.heads.heads;
   const auto [query, scores, result] = buffers;
-  heads_of_group.rotated(head * width, heads_of_group.scale(), query);
+  head_group.rotated(head * width, head_group.scale(), query);
   for (int64_t first = 0; first < length; first += kQueryRows) {
     const int64_t rows = std::min(kQueryRows, length - first),
-                  before = heads_of_group.in.position + first;
+                  before = head_group.in.position + first;
     const int64_t keys = before + rows;
-    // Whole vectors of keys: what stands behind the last one is computed and not looked at.
+    // Rounded up to whole vectors: scores after the last key are computed and ignored.
     const int64_t stride = (keys + 15) / 16 * 16;
     score_block(query + first * width, seen_by_all.keys, rows, stride, seen_by_all.capacity, width,
                 scores);
@@ -151,118 +227,14 @@ void attend(const Group<Number>& heads_of_group, int64_t head, const KeysAndValu
   }
 }
 
-}  // namespace
-
-template <typename Number>
-void causal_attention_forward_cpu(const AttentionInput<Number>& in, int64_t group, Number* out,
-                                  float* log_sum) {
-  if constexpr (std::is_same_v<Number, uint16_t>) {
-    if (const TileKernel* kernel = bf16_product_kernel()) {
-      return causal_attention_forward_bf16(*kernel, in, group, out, log_sum);
-    }
-  }
-  shared_prefix_attention_cpu<Number>(in, {}, group, {out, {}}, log_sum);
-}
-
-template <typename Number>
-void shared_prefix_attention_cpu(const AttentionInput<Number>& prefix,
-                                 std::span<const AttentionInput<Number>> branches, int64_t group,
-                                 const PrefixOutputs<Number>& outs, float* log_sum) {
-  const Group<Number> of_prefix{prefix, group};
-  const int64_t width = of_prefix.width();
-  int64_t longest = 0;
-  for (const auto& branch : branches) {
-    longest = std::max(longest, branch.length);
-  }
-  // Rows of transposed keys begin at cache lines, as far as the memory does.
-  const int64_t capacity = (prefix.length + longest + 15) / 16 * 16;
-  const int64_t most = std::max(prefix.length, longest);
-  Workspace space(2 * capacity * width + AttendBuffers::floats(most, capacity, width));
-  const KeysAndValues seen{space.take(capacity * width), space.take(capacity * width), capacity};
-  const AttendBuffers buffers{space.take(most * width), space.take(kQueryRows * capacity),
-                              space.take(kQueryRows * width)};
-  lay_out(of_prefix, buffers.query, seen);
-  for (int64_t index = 0; index < of_prefix.shared(); ++index) {
-    attend(of_prefix, of_prefix.head(index), seen, buffers, outs.prefix, log_sum);
-  }
-  for (size_t number = 0; number < branches.size(); ++number) {
-    const Group<Number> branch{branches[number], group};
-    lay_out(branch, buffers.query, seen);  // in place of the branch before
-    for (int64_t index = 0; index < branch.shared(); ++index) {
-      attend<Number>(branch, branch.head(index), seen, buffers, outs.branches[number], nullptr);
-    }
-  }
-}
-
-template <typename Number>
-void causal_attention_backward_cpu(const AttentionInput<Number>& in, int64_t group,
-                                   const Number* out, const float* log_sum, const Number* grad_out,
-                                   Number* grad_qkv) {
-  if constexpr (std::is_same_v<Number, uint16_t>) {
-    if (const TileKernel* kernel = bf16_product_kernel()) {
-      return causal_attention_backward_bf16(*kernel, in, group, out, log_sum, grad_out, grad_qkv);
-    }
-  }
-  const Group<Number> heads_of_group{in, group};
-  const int64_t length = in.length, width = heads_of_group.width(), heads = in.heads.heads;
-  const int64_t size = length * width, row = in.heads.row();
-  Workspace space(size * 10 + 2 * kQueryRows * length);
-  float *query = space.take(size), *key = space.take(size), *transposed_key = space.take(size);
-  float *value = space.take(size), *transposed_value = space.take(size), *result = space.take(size);
-  float *grad = space.take(size), *grad_query = space.take(size);
-  float *grad_key = space.take(size), *grad_value = space.take(size);
-  float *p = space.take(kQueryRows * length), *dp = space.take(kQueryRows * length);
-  heads_of_group.rotated(heads_of_group.key_column(), 1.0F, key);
-  transpose(key, length, width, transposed_key, length);
-  widen_rows(in.qkv + heads_of_group.value_column(), row, length, width, value);
-  transpose(value, length, width, transposed_value, length);
-  std::fill_n(grad_key, size, 0.0F);
-  std::fill_n(grad_value, size, 0.0F);
-  for (int64_t index = 0; index < heads_of_group.shared(); ++index) {
-    const int64_t head = heads_of_group.head(index);
-    heads_of_group.rotated(head * width, heads_of_group.scale(), query);
-    widen_rows(out + head * width, heads * width, length, width, result);
-    widen_rows(grad_out + head * width, heads * width, length, width, grad);
-    for (int64_t first = 0; first < length; first += kQueryRows) {
-      const int64_t rows = std::min(kQueryRows, length - first), keys = first + rows;
-      const float *q = query + first * width, *dy = grad + first * width;
-      score_block(q, transposed_key, rows, keys, length, width, p);
-      score_block(dy, transposed_value, rows, keys, length, width, dp);
-      for (int64_t i = 0; i < rows; ++i) {
-        const int64_t seen = first + i + 1;
-        const float* y = result + (first + i) * width;
-        const float delta = std::inner_product(y, y + width, dy + i * width, 0.0F);
-        exponentials_below(p + i * keys, seen, log_sum[(first + i) * heads + head]);
-        score_gradients(p + i * keys, dp + i * keys, seen, delta);
-        std::fill(p + i * keys + seen, p + (i + 1) * keys, 0.0F);
-        std::fill(dp + i * keys + seen, dp + (i + 1) * keys, 0.0F);
-      }
-      const MatrixView share{p, keys, 1}, slope{dp, keys, 1};
-      gemm_one_thread({rows, width, keys}, slope, {key, width, 1}, grad_query + first * width,
-                      width, false);
-      gemm_one_thread({keys, width, rows}, slope.transposed(), {q, width, 1}, grad_key, width,
-                      true);
-      gemm_one_thread({keys, width, rows}, share.transposed(), {dy, width, 1}, grad_value, width,
-                      true);
-    }
-    rotate_back(grad_query, in.cosine, in.sine, length, width, heads_of_group.scale(),
-                grad_qkv + head * width, row);
-  }
-  rotate_back(grad_key, in.cosine, in.sine, length, width, 1.0F,
-              grad_qkv + heads_of_group.key_column(), row);
-  narrow_rows(grad_value, length, width, grad_qkv + heads_of_group.value_column(), row);
-}
-
-namespace {
-
 using KeyVector [[gnu::vector_size(kKeyBlock * sizeof(float))]] = float;
 
-// scores[p] = query [A] keys of position p, for `count` positions and what is left of a block, of
-// kHeads heads at a time: queries lie A apart, scores `stride`. Four sums each, for one waits for
-// the last.
+// Computes scores[p] = <query [A], key of position p> for kHeads heads and `count` positions,
+// rounded up to a block. The stride between heads is A for queries and `stride` for scores. Four
+// sums per head hide the latency of FMA.
 template <int kHeads>
-MOE_VECTOR_CLONES void score_kept(const float* query, const float* keys, int64_t count,
-                                  int64_t width, float* scores, int64_t stride) {
+MOE_VECTOR_CLONES void score_cached_keys(const float* query, const float* keys, int64_t count,
+                                         int64_t width, float* scores, int64_t stride) {
   for (int64_t first = 0; first < count; first += kKeyBlock, keys += width * kKeyBlock) {
     KeyVector sum[kHeads][4] = {};
     int64_t i = 0;
@@ -289,8 +261,8 @@ MOE_VECTOR_CLONES void score_kept(const float* query, const float* keys, int64_t
   }
 }
 
-// out [A] += sum over p of share[p] values [p, A], of kHeads heads at a time: shares lie `stride`
-// apart, outs A.
+// Adds to out [A] the sum over p of share[p] * values [p, A], for kHeads heads. The stride between
+// heads is `stride` for shares and A for outputs.
 template <int kHeads>
 MOE_VECTOR_CLONES void add_values(const float* share, int64_t stride, const float* values,
                                   int64_t count, int64_t width, float* out) {
@@ -323,11 +295,11 @@ MOE_VECTOR_CLONES void add_values(const float* share, int64_t stride, const floa
   }
 }
 
-// Puts the new tokens' keys and values behind the kept ones.
+// Appends the keys and values of new tokens to the cache.
 template <typename Number>
-void keep(const Group<Number>& heads_of_group, float* rotated, const KeptRun& own) {
-  const int64_t width = heads_of_group.width(), length = heads_of_group.in.length;
-  heads_of_group.rotated(heads_of_group.key_column(), 1.0F, rotated);
+void keep(const Group<Number>& head_group, float* rotated, const KvRun& own) {
+  const int64_t width = head_group.width(), length = head_group.in.length;
+  head_group.rotated(head_group.key_column(), 1.0F, rotated);
   for (int64_t t = 0; t < length; ++t) {
     const int64_t position = own.length + t;
     float* to = own.keys + position / kKeyBlock * width * kKeyBlock + position % kKeyBlock;
@@ -335,13 +307,13 @@ void keep(const Group<Number>& heads_of_group, float* rotated, const KeptRun& ow
       to[i * kKeyBlock] = rotated[t * width + i];
     }
   }
-  widen_rows(heads_of_group.in.qkv + heads_of_group.value_column(), heads_of_group.in.heads.row(),
-             length, width, own.values + own.length * width);
+  widen_rows(head_group.in.qkv + head_group.value_column(), head_group.in.heads.row(), length,
+             width, own.values + own.length * width);
 }
 
-// Kept keys and values at positions first .. of what attend() reads.
-void lay_out_kept(const KeptRun& kept, int64_t count, int64_t first, int64_t width,
-                  const KeysAndValues& to) {
+// Copies `count` cached keys and values to positions first .. first + count - 1 of `to`.
+void write_cached_keys_values(const KvRun& kept, int64_t count, int64_t first, int64_t width,
+                              const KeysAndValues& to) {
   for (int64_t p = 0; p < count; p += kKeyBlock) {
     const int64_t positions = std::min(kKeyBlock, count - p);
     const float* block = kept.keys + p * width;
@@ -352,27 +324,28 @@ void lay_out_kept(const KeptRun& kept, int64_t count, int64_t first, int64_t wid
   std::copy_n(kept.values, count * width, to.values + first * width);
 }
 
-// Memory of attend_once(), for kMostHeadsAtOnce heads.
-constexpr int64_t kMostHeadsAtOnce = 4;
-struct OnceBuffers {
+constexpr int64_t kMaxHeads = 4;  // per pass over keys and values
+
+// Scratch memory of attend_one_token().
+struct OneTokenBuffers {
   float *query, *result;  // [heads, A]
   float* scores;          // [heads, stride]
   int64_t stride;
 };
 
-// One new token's heads index .. index + kHeads - 1 of the group, which see all: out [H A].
+// Computes heads index .. index + kHeads - 1 of the group for one new token, which attends to all
+// positions. Writes to out [H A].
 template <int kHeads, typename Number>
-void attend_once(const Group<Number>& heads_of_group, int64_t index, const KeptRun& prefix,
-                 const KeptRun& own, const OnceBuffers& buffers, Number* out) {
-  const int64_t width = heads_of_group.width(), own_count = own.length + 1;
+void attend_one_token(const Group<Number>& head_group, int64_t index, const KvRun& prefix,
+                      const KvRun& own, const OneTokenBuffers& buffers, Number* out) {
+  const int64_t width = head_group.width(), own_count = own.length + 1;
   const auto [query, result, scores, stride] = buffers;
   for (int64_t i = 0; i < kHeads; ++i) {
-    heads_of_group.rotated(heads_of_group.head(index + i) * width, heads_of_group.scale(),
-                           query + i * width);
+    head_group.rotated(head_group.head(index + i) * width, head_group.scale(), query + i * width);
   }
-  score_kept<kHeads>(query, prefix.keys, prefix.length, width, scores, stride);
-  float* own_scores = scores + prefix.length;  // in place of what was left of the last block
-  score_kept<kHeads>(query, own.keys, own_count, width, own_scores, stride);
+  score_cached_keys<kHeads>(query, prefix.keys, prefix.length, width, scores, stride);
+  float* own_scores = scores + prefix.length;  // overwrites the padding of the last block
+  score_cached_keys<kHeads>(query, own.keys, own_count, width, own_scores, stride);
   const int64_t seen = prefix.length + own_count;
   float sums[kHeads];
   for (int64_t i = 0; i < kHeads; ++i) {
@@ -382,75 +355,387 @@ void attend_once(const Group<Number>& heads_of_group, int64_t index, const KeptR
   add_values<kHeads>(scores, stride, prefix.values, prefix.length, width, result);
   add_values<kHeads>(own_scores, stride, own.values, own_count, width, result);
   for (int64_t i = 0; i < kHeads; ++i) {
-    divide_row(result + i * width, sums[i], width, out + heads_of_group.head(index + i) * width);
+    divide_row(result + i * width, sums[i], width, out + head_group.head(index + i) * width);
   }
 }
 
-// All heads of the group: some at a time, so that keys and values are read once for them.
+// Overload for all heads of the group: up to four heads per pass over keys and values.
 template <typename Number>
-void attend_once(const Group<Number>& heads_of_group, const KeptRun& prefix, const KeptRun& own,
-                 const OnceBuffers& buffers, Number* out) {
-  const int64_t heads = heads_of_group.shared();
+void attend_one_token(const Group<Number>& head_group, const KvRun& prefix, const KvRun& own,
+                      const OneTokenBuffers& buffers, Number* out) {
+  const int64_t heads = head_group.shared();
   int64_t index = 0;
   for (; index + 4 <= heads; index += 4) {
-    attend_once<4>(heads_of_group, index, prefix, own, buffers, out);
+    attend_one_token<4>(head_group, index, prefix, own, buffers, out);
   }
   for (; index + 2 <= heads; index += 2) {
-    attend_once<2>(heads_of_group, index, prefix, own, buffers, out);
+    attend_one_token<2>(head_group, index, prefix, own, buffers, out);
   }
   for (; index < heads; ++index) {
-    attend_once<1>(heads_of_group, index, prefix, own, buffers, out);
+    attend_one_token<1>(head_group, index, prefix, own, buffers, out);
   }
+}
+
+constexpr int64_t even(int64_t count) { return (count + 1) / 2 * 2; }
+
+MOE_VECTOR_CLONES float dot_bf16(const uint16_t* a, const uint16_t* b, int64_t count) {
+  return vector_sum<float>(count, [=](int64_t i) { return widen(a[i]) * widen(b[i]); });
+}
+
+MOE_VECTOR_CLONES void divide(float* values, int64_t count, float by) {
+  for (int64_t i = 0; i < count; ++i) {
+    values[i] /= by;
+  }
+}
+
+// Matrix B [k, n] in bf16, packed once for several products: keys, values, queries, gradients.
+class PackedMatrix {
+ public:
+  PackedMatrix(const TileKernel& kernel, int64_t k, int64_t n)
+      : kernel_(kernel),
+        k_(k),
+        n_(n),
+        floats_(num_words(kernel.word, k) * (n + kernel.width)),
+        space_(floats_),
+        buffer_(space_.take(floats_)) {}
+  void pack(const MatrixView& b) { strips_ = pack_strips(kernel_, b, n_, k_, buffer_); }
+
+  // Returns the strips of the first `count` columns.
+  std::span<const Strip> columns(int64_t count) const {
+    size_t strips = 0;
+    while (strips < strips_.size() && strips_[strips].first < count) {
+      ++strips;
+    }
+    return std::span(strips_).first(strips);
+  }
+  // Returns all strips, with the depth from `word` on.
+  std::vector<Strip> from_word(int64_t word) const {
+    std::vector<Strip> strips = strips_;
+    for (Strip& strip : strips) {
+      strip.data += word * strip.stride;
+    }
+    return strips;
+  }
+
+ private:
+  const TileKernel& kernel_;
+  int64_t k_, n_, floats_;
+  Workspace space_;
+  float* buffer_;
+  std::vector<Strip> strips_;
+};
+
+struct QueryBlock {
+  int64_t first, rows;
+  int64_t keys() const { return first + rows; }  // visible to its last row
+
+  // Calls each(row of the block, rows, keys visible to the last of them) for each tile height.
+  template <typename Each>
+  void for_each_tile(const TileKernel& kernel, Each each) const {
+    for (int64_t i = 0; i < rows; i += kernel.rows) {
+      const int64_t height = std::min(kernel.rows, rows - i);
+      each(i, height, first + i + height);
+    }
+  }
+};
+
+template <typename Each>
+void for_each_query_block(int64_t length, Each each) {
+  for (int64_t first = 0; first < length; first += kQueryRows) {
+    each(QueryBlock{first, std::min(kQueryRows, length - first)});
+  }
+}
+
+// Returns a view of bf16 rows, with an even stride, as operand A of multiply_row_block().
+RowsOfA as_words(const uint16_t* from, int64_t stride, int64_t tile_rows) {
+  return {reinterpret_cast<const float*>(from), stride / 2, 1, tile_rows * stride / 2};
+}
+
+// Products of one head group. The scores of a block have a row stride of score_row() and are f32
+// after the softmax. They are rounded row by row for products over keys, and in pairs of rows for
+// products over queries.
+struct BF16Products {
+  const TileKernel& kernel;
+  Group<uint16_t> head_group;
+
+  int64_t length() const { return head_group.in.length; }
+  int64_t width() const { return head_group.width(); }
+  int64_t score_row() const { return even(length()); }
+
+  void rotated(int64_t column, float by, float* wide, uint16_t* to) const {
+    head_group.rotated(column, by, wide);
+    f32_to_bf16_ftz(wide, length() * width(), to);
+  }
+
+  // Computes scores [rows, keys] = a [rows, A] b [A, length]. Skips some scores of future keys.
+  void scores(const QueryBlock& block, const uint16_t* a, int64_t stride, const PackedMatrix& b,
+              float* to) const {
+    block.for_each_tile(kernel, [&](int64_t i, int64_t rows, int64_t seen) {
+      multiply_row_block(kernel, as_words(a + (block.first + i) * stride, stride, kernel.rows),
+                         rows, width() / 2, b.columns(seen), to + i * score_row(), score_row(),
+                         false);
+    });
+  }
+  // Computes to [rows, A] = a [rows, keys] b [length, A]. `a` must be 0 for future keys.
+  void over_keys(const QueryBlock& block, const uint16_t* a, const PackedMatrix& b,
+                 float* to) const {
+    block.for_each_tile(kernel, [&](int64_t i, int64_t rows, int64_t seen) {
+      multiply_row_block(kernel, as_words(a + i * score_row(), score_row(), kernel.rows), rows,
+                         even(seen) / 2, b.columns(width()), to + i * width(), width(), false);
+    });
+  }
+  // Adds a^T b to `to` [keys, A], for a [rows, keys] f32 and b [length, A]. Packs pairs of rows of
+  // `a` into words in `pairs` [kQueryRows / 2, pair_row()].
+  void over_queries(const QueryBlock& block, float* a, const PackedMatrix& b, float* pairs,
+                    float* to) const {
+    if (block.rows % 2 != 0) {
+      std::fill_n(a + block.rows * score_row(), block.keys(), 0.0F);
+    }
+    for (int64_t i = 0; i < block.rows; i += 2) {
+      const float* row = a + i * score_row();
+      pack_bf16_pairs(row, row + score_row(), block.keys(), pairs + i / 2 * pair_row());
+    }
+    multiply_row_block(kernel, {pairs, 1, pair_row(), kernel.rows}, block.keys(),
+                       even(block.rows) / 2, b.from_word(block.first / 2), to, width(), true);
+  }
+  // Padded by a cache line, to avoid cache-set conflicts if the length is a large power of two.
+  int64_t pair_row() const { return (length() + 15) / 16 * 16 + 16; }
+};
+
+// Sets the scores of row i for future keys to 0, up to the last key of the block.
+void mask_future(const QueryBlock& block, int64_t i, float* row) {
+  std::fill(row + block.first + i + 1, row + even(block.keys()), 0.0F);
 }
 
 }  // namespace
 
+void causal_attention_forward_bf16(const TileKernel& kernel, const AttentionInput<uint16_t>& in,
+                                   int64_t group, uint16_t* out, float* log_sum) {
+  const KernelUse use(kernel);
+  const BF16Products products{kernel, {in, group}};
+  const Group<uint16_t>& head_group = products.head_group;
+  const int64_t length = in.length, width = head_group.width(), heads = in.heads.heads;
+  const int64_t size = length * width, score_row = products.score_row();
+  Workspace space(2 * size + kQueryRows * (2 * score_row + width));
+  float* wide = space.take(size);
+  uint16_t *query = space.take_bf16(size), *key = space.take_bf16(size);
+  float *scores = space.take(kQueryRows * score_row), *sums = space.take(kQueryRows * width);
+  uint16_t* shares = space.take_bf16(kQueryRows * score_row);
+  PackedMatrix keys(kernel, width, length), values(kernel, length, width);
+  products.rotated(head_group.key_column(), 1.0F, wide, key);
+  keys.pack({key, 1, width, Dtype::kBF16});
+  values.pack({in.qkv + head_group.value_column(), in.heads.row(), 1, Dtype::kBF16});
+  for (int64_t index = 0; index < head_group.shared(); ++index) {
+    const int64_t head = head_group.head(index);
+    products.rotated(head * width, head_group.scale(), wide, query);
+    for_each_query_block(length, [&](const QueryBlock& block) {
+      products.scores(block, query, width, keys, scores);
+      float total[kQueryRows];
+      for (int64_t i = 0; i < block.rows; ++i) {
+        float* row = scores + i * score_row;
+        const int64_t seen = block.first + i + 1;
+        const float max = row_max(row, seen);
+        total[i] = exponentials_below(row, seen, max);
+        log_sum[(block.first + i) * heads + head] = max + std::log(total[i]);
+        mask_future(block, i, row);
+        f32_to_bf16_ftz(row, even(block.keys()), shares + i * score_row);
+      }
+      products.over_keys(block, shares, values, sums);
+      for (int64_t i = 0; i < block.rows; ++i) {
+        divide(sums + i * width, width, total[i]);
+        f32_to_bf16(sums + i * width, width, out + ((block.first + i) * heads + head) * width);
+      }
+    });
+  }
+}
+
+void causal_attention_backward_bf16(const TileKernel& kernel, const AttentionInput<uint16_t>& in,
+                                    int64_t group, const uint16_t* out, const float* log_sum,
+                                    const uint16_t* grad_out, uint16_t* grad_qkv) {
+  const KernelUse use(kernel);
+  const BF16Products products{kernel, {in, group}};
+  const Group<uint16_t>& head_group = products.head_group;
+  const int64_t length = in.length, width = head_group.width(), heads = in.heads.heads;
+  const int64_t size = length * width, score_row = products.score_row(), row = in.heads.row();
+  Workspace space(5 * size + kQueryRows * (3 * score_row + products.pair_row()));
+  float *wide = space.take(size), *grad_query = wide;  // shared: rotated() alone uses `wide`
+  uint16_t *query = space.take_bf16(size), *key = space.take_bf16(size);
+  float *grad_key = space.take(size), *grad_value = space.take(size);
+  float *p = space.take(kQueryRows * score_row), *dp = space.take(kQueryRows * score_row);
+  uint16_t* slopes = space.take_bf16(kQueryRows * score_row);
+  float* pairs = space.take(kQueryRows / 2 * products.pair_row());
+  PackedMatrix keys(kernel, width, length), values(kernel, width, length);
+  PackedMatrix key_rows(kernel, length, width), query_rows(kernel, length, width);
+  PackedMatrix grad_rows(kernel, length, width);
+  products.rotated(head_group.key_column(), 1.0F, wide, key);
+  keys.pack({key, 1, width, Dtype::kBF16});
+  key_rows.pack({key, width, 1, Dtype::kBF16});
+  values.pack({in.qkv + head_group.value_column(), 1, row, Dtype::kBF16});
+  std::fill_n(grad_key, size, 0.0F);
+  std::fill_n(grad_value, size, 0.0F);
+  for (int64_t index = 0; index < head_group.shared(); ++index) {
+    const int64_t head = head_group.head(index), stride = heads * width;
+    const uint16_t *y = out + head * width, *dy = grad_out + head * width;
+    products.rotated(head * width, head_group.scale(), wide, query);
+    query_rows.pack({query, width, 1, Dtype::kBF16});
+    grad_rows.pack({dy, stride, 1, Dtype::kBF16});
+    for_each_query_block(length, [&](const QueryBlock& block) {
+      products.scores(block, query, width, keys, p);
+      products.scores(block, dy, stride, values, dp);
+      for (int64_t i = 0; i < block.rows; ++i) {
+        const int64_t t = block.first + i;
+        float *shares = p + i * score_row, *slope = dp + i * score_row;
+        exponentials_below(shares, t + 1, log_sum[t * heads + head]);
+        score_gradients(shares, slope, t + 1, dot_bf16(y + t * stride, dy + t * stride, width));
+        mask_future(block, i, shares);
+        mask_future(block, i, slope);
+        f32_to_bf16_ftz(slope, even(block.keys()), slopes + i * score_row);
+      }
+      products.over_keys(block, slopes, key_rows, grad_query + block.first * width);
+      products.over_queries(block, dp, query_rows, pairs, grad_key);
+      products.over_queries(block, p, grad_rows, pairs, grad_value);
+    });
+    rotate_back(grad_query, in.cosine, in.sine, length, width, head_group.scale(),
+                grad_qkv + head * width, row);
+  }
+  rotate_back(grad_key, in.cosine, in.sine, length, width, 1.0F, grad_qkv + head_group.key_column(),
+              row);
+  for (int64_t t = 0; t < length; ++t) {
+    f32_to_bf16(grad_value + t * width, width, grad_qkv + head_group.value_column() + t * row);
+  }
+}
+
 template <typename Number>
-void cached_attention_cpu(const AttentionInput<Number>& in, int64_t group, const KeptRun& prefix,
-                          const KeptRun& own, Number* out) {
-  const Group<Number> heads_of_group{in, group};
-  const int64_t width = heads_of_group.width(), length = in.length;
+void AttentionCpu<Number>::forward(const AttentionInput<Number>& in, int64_t group, Number* out,
+                                   float* log_sum) {
+  if constexpr (std::is_same_v<Number, uint16_t>) {
+    if (const TileKernel* kernel = bf16_product_kernel()) {
+      return causal_attention_forward_bf16(*kernel, in, group, out, log_sum);
+    }
+  }
+  shared_prefix(in, {}, group, {out, {}}, log_sum);
+}
+
+template <typename Number>
+void AttentionCpu<Number>::shared_prefix(const AttentionInput<Number>& prefix,
+                                         std::span<const AttentionInput<Number>> branches,
+                                         int64_t group, const PrefixOutputs<Number>& outs,
+                                         float* log_sum) {
+  const Group<Number> of_prefix{prefix, group};
+  const int64_t width = of_prefix.width();
+  int64_t longest = 0;
+  for (const auto& branch : branches) {
+    longest = std::max(longest, branch.length);
+  }
+  // Aligns the rows of transposed keys to cache lines.
+  const int64_t capacity = (prefix.length + longest + 15) / 16 * 16;
+  const int64_t most = std::max(prefix.length, longest);
+  Workspace space(2 * capacity * width + AttendBuffers::floats(most, capacity, width));
+  const KeysAndValues seen{space.take(capacity * width), space.take(capacity * width), capacity};
+  const AttendBuffers buffers{space.take(most * width), space.take(kQueryRows * capacity),
+                              space.take(kQueryRows * width)};
+  write_keys_values(of_prefix, buffers.query, seen);
+  for (int64_t index = 0; index < of_prefix.shared(); ++index) {
+    attend(of_prefix, of_prefix.head(index), seen, buffers, outs.prefix, log_sum);
+  }
+  for (size_t number = 0; number < branches.size(); ++number) {
+    const Group<Number> branch{branches[number], group};
+    write_keys_values(branch, buffers.query, seen);  // overwrites the previous branch
+    for (int64_t index = 0; index < branch.shared(); ++index) {
+      attend<Number>(branch, branch.head(index), seen, buffers, outs.branches[number], nullptr);
+    }
+  }
+}
+
+template <typename Number>
+void AttentionCpu<Number>::backward(const AttentionInput<Number>& in, int64_t group,
+                                    const Number* out, const float* log_sum, const Number* grad_out,
+                                    Number* grad_qkv) {
+  if constexpr (std::is_same_v<Number, uint16_t>) {
+    if (const TileKernel* kernel = bf16_product_kernel()) {
+      return causal_attention_backward_bf16(*kernel, in, group, out, log_sum, grad_out, grad_qkv);
+    }
+  }
+  const Group<Number> head_group{in, group};
+  const int64_t length = in.length, width = head_group.width(), heads = in.heads.heads;
+  const int64_t size = length * width, row = in.heads.row();
+  Workspace space(size * 10 + 2 * kQueryRows * length);
+  float *query = space.take(size), *key = space.take(size), *transposed_key = space.take(size);
+  float *value = space.take(size), *transposed_value = space.take(size), *result = space.take(size);
+  float *grad = space.take(size), *grad_query = space.take(size);
+  float *grad_key = space.take(size), *grad_value = space.take(size);
+  float *p = space.take(kQueryRows * length), *dp = space.take(kQueryRows * length);
+  head_group.rotated(head_group.key_column(), 1.0F, key);
+  transpose(key, length, width, transposed_key, length);
+  widen_rows(in.qkv + head_group.value_column(), row, length, width, value);
+  transpose(value, length, width, transposed_value, length);
+  std::fill_n(grad_key, size, 0.0F);
+  std::fill_n(grad_value, size, 0.0F);
+  for (int64_t index = 0; index < head_group.shared(); ++index) {
+    const int64_t head = head_group.head(index);
+    head_group.rotated(head * width, head_group.scale(), query);
+    widen_rows(out + head * width, heads * width, length, width, result);
+    widen_rows(grad_out + head * width, heads * width, length, width, grad);
+    for (int64_t first = 0; first < length; first += kQueryRows) {
+      const int64_t rows = std::min(kQueryRows, length - first), keys = first + rows;
+      const float *q = query + first * width, *dy = grad + first * width;
+      score_block(q, transposed_key, rows, keys, length, width, p);
+      score_block(dy, transposed_value, rows, keys, length, width, dp);
+      for (int64_t i = 0; i < rows; ++i) {
+        const int64_t seen = first + i + 1;
+        const float* y = result + (first + i) * width;
+        const float delta = std::inner_product(y, y + width, dy + i * width, 0.0F);
+        exponentials_below(p + i * keys, seen, log_sum[(first + i) * heads + head]);
+        score_gradients(p + i * keys, dp + i * keys, seen, delta);
+        std::fill(p + i * keys + seen, p + (i + 1) * keys, 0.0F);
+        std::fill(dp + i * keys + seen, dp + (i + 1) * keys, 0.0F);
+      }
+      const MatrixView share{p, keys, 1}, slope{dp, keys, 1};
+      gemm_one_thread({rows, width, keys}, slope, {key, width, 1}, grad_query + first * width,
+                      width, false);
+      gemm_one_thread({keys, width, rows}, slope.transposed(), {q, width, 1}, grad_key, width,
+                      true);
+      gemm_one_thread({keys, width, rows}, share.transposed(), {dy, width, 1}, grad_value, width,
+                      true);
+    }
+    rotate_back(grad_query, in.cosine, in.sine, length, width, head_group.scale(),
+                grad_qkv + head * width, row);
+  }
+  rotate_back(grad_key, in.cosine, in.sine, length, width, 1.0F, grad_qkv + head_group.key_column(),
+              row);
+  narrow_rows(grad_value, length, width, grad_qkv + head_group.value_column(), row);
+}
+
+template <typename Number>
+void AttentionCpu<Number>::cached(const AttentionInput<Number>& in, int64_t group,
+                                  const KvRun& prefix, const KvRun& own, Number* out) {
+  const Group<Number> head_group{in, group};
+  const int64_t width = head_group.width(), length = in.length;
   const int64_t capacity = (in.position + length + kKeyBlock) / 16 * 16 + kKeyBlock;
   static thread_local Scratch scratch;
   if (length == 1) {
-    const int64_t rows = kMostHeadsAtOnce * width;
-    float* query = scratch.floats(2 * rows + kMostHeadsAtOnce * capacity);
-    keep(heads_of_group, query, own);
-    attend_once(heads_of_group, prefix, own, {query, query + rows, query + 2 * rows, capacity},
-                out);
+    const int64_t rows = kMaxHeads * width;
+    float* query = scratch.floats(2 * rows + kMaxHeads * capacity);
+    keep(head_group, query, own);
+    attend_one_token(head_group, prefix, own, {query, query + rows, query + 2 * rows, capacity},
+                     out);
     return;
   }
   const int64_t laid_out = capacity * width;
   float* query = scratch.floats(2 * laid_out + AttendBuffers::floats(length, capacity, width));
   const AttendBuffers buffers{query, query + length * width,
                               query + length * width + kQueryRows * capacity};
-  keep(heads_of_group, query, own);
+  keep(head_group, query, own);
   float* keys = buffers.result + kQueryRows * width;
   const KeysAndValues seen{keys, keys + laid_out, capacity};
-  lay_out_kept(prefix, prefix.length, 0, width, seen);
-  lay_out_kept(own, own.length + length, prefix.length, width, seen);
-  for (int64_t index = 0; index < heads_of_group.shared(); ++index) {
-    attend<Number>(heads_of_group, heads_of_group.head(index), seen, buffers, out, nullptr);
+  write_cached_keys_values(prefix, prefix.length, 0, width, seen);
+  write_cached_keys_values(own, own.length + length, prefix.length, width, seen);
+  for (int64_t index = 0; index < head_group.shared(); ++index) {
+    attend<Number>(head_group, head_group.head(index), seen, buffers, out, nullptr);
   }
 }
 
-template void cached_attention_cpu(const AttentionInput<float>&, int64_t, const KeptRun&,
-                                   const KeptRun&, float*);
-template void cached_attention_cpu(const AttentionInput<uint16_t>&, int64_t, const KeptRun&,
-                                   const KeptRun&, uint16_t*);
-template void causal_attention_forward_cpu(const AttentionInput<float>&, int64_t, float*, float*);
-template void causal_attention_forward_cpu(const AttentionInput<uint16_t>&, int64_t, uint16_t*,
-                                           float*);
-template void shared_prefix_attention_cpu(const AttentionInput<float>&,
-                                          std::span<const AttentionInput<float>>, int64_t,
-                                          const PrefixOutputs<float>&, float*);
-template void shared_prefix_attention_cpu(const AttentionInput<uint16_t>&,
-                                          std::span<const AttentionInput<uint16_t>>, int64_t,
-                                          const PrefixOutputs<uint16_t>&, float*);
-template void causal_attention_backward_cpu(const AttentionInput<float>&, int64_t, const float*,
-                                            const float*, const float*, float*);
-template void causal_attention_backward_cpu(const AttentionInput<uint16_t>&, int64_t,
-                                            const uint16_t*, const float*, const uint16_t*,
-                                            uint16_t*);
+template struct AttentionCpu<float>;
+template struct AttentionCpu<uint16_t>;
 
 }  // namespace moe::kernels

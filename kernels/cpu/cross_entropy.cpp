@@ -1,5 +1,5 @@
-// A row is read once for its largest logit, once for the exponentials and once to scale (and round)
-// them; the compiler writes the vector code (vector_math.h).
+// Reads a row once for its maximum, once for the exponentials and once to scale (and round) them.
+// The compiler vectorises the loops (vector_math.h).
 
 #include "kernels/ops/cross_entropy.h"
 
@@ -11,15 +11,14 @@
 #include <cstddef>
 #include <cstring>
 
-#include "kernels/cpu/bf16_convert.h"
-#include "kernels/cpu/logsumexp.h"
+#include "kernels/cpu/bf16_words.h"
 #include "kernels/cpu/vector_math.h"
 
 namespace moe::kernels {
 
 namespace {
 
-// z becomes exp(z - max); returns the sum of what it becomes.
+// Replaces z by exp(z - max) and returns the sum.
 MOE_VECTOR_CLONES double exponentials(float* z, int64_t count, float max) {
   return vector_sum<double>(count,
                             [=](int64_t i) { return z[i] = vector_exp_negative(z[i] - max); });
@@ -31,8 +30,8 @@ MOE_VECTOR_CLONES void multiply(float* z, int64_t count, float factor) {
   }
 }
 
-// The same rounded to bf16 in the first half of the memory, a piece at a time by way of another
-// place: a piece is written below those that have yet to be read.
+// Also rounds to bf16, into the first half of the memory, in pieces by way of a buffer: a piece is
+// written below those that are still to be read.
 void multiply_to_bf16(float* z, int64_t count, float factor) {
   constexpr int64_t kPiece = 512;
   std::array<uint16_t, kPiece> rounded;
@@ -60,6 +59,10 @@ double row_loss(float* z, int64_t target, int64_t vocabulary, double scale, bool
   return std::log(sum) + max - target_logit;
 }
 
+MOE_VECTOR_CLONES double sum_of_exponentials(const float* row, int64_t count, float max) {
+  return vector_sum<double>(count, [=](int64_t i) { return vector_exp_negative(row[i] - max); });
+}
+
 }  // namespace
 
 void cross_entropy_cpu(const CrossEntropyArgs& args) {
@@ -67,6 +70,20 @@ void cross_entropy_cpu(const CrossEntropyArgs& args) {
     for (int64_t row = begin; row < end; ++row) {
       args.loss[row] = row_loss(args.logits + row * args.vocabulary, args.target[row],
                                 args.vocabulary, args.scale, args.gradient_is_bf16);
+    }
+  });
+}
+
+void logsumexp_cpu(const LogSumExpArgs& args) {
+  at::parallel_for(0, args.rows, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float *first = args.logits + row * args.vocabulary, *last = first + args.vocabulary;
+      const float max = row_max(first, args.vocabulary);
+      args.logsumexp[row] =
+          static_cast<float>(max + std::log(sum_of_exponentials(first, args.vocabulary, max)));
+      // A row of NaNs has no maximum: argmax 0, and a log-sum-exp of NaN.
+      const float* found = std::find(first, last, max);
+      args.argmax[row] = found == last ? 0 : found - first;
     }
   });
 }

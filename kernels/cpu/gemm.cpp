@@ -1,7 +1,7 @@
-// Three loops around the tile: blocks of columns, of depth and of rows, so that a block of B stays
-// in the second cache while all rows pass by, and six rows of A in the first. A block of B that
-// is contiguous along k is transposed into strips; a block of A that is contiguous along its rows
-// is gathered, since its columns may be pages apart.
+// Three loops around the tile: blocks of columns, depth and rows. A block of B stays in the L2
+// cache for all rows, and the rows of A of one tile stay in the L1. Blocks of B with contiguous
+// columns are transposed into strips. Blocks of A with contiguous columns are copied, because
+// consecutive columns can be pages apart.
 
 #include "kernels/cpu/gemm.h"
 
@@ -14,48 +14,46 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cpu/bf16_convert.h"
+#include "kernels/cpu/bf16_words.h"
 #include "kernels/cpu/gemm_pack.h"
 #include "kernels/cpu/gemm_tile.h"
-#include "kernels/cpu/scratch.h"
 #include "kernels/cpu/vector_math.h"
 
 namespace moe::kernels {
 
 namespace {
 
-constexpr int64_t kBlockColumns = kGemmColumns;
-
 int64_t blocks(int64_t size, int64_t block) { return (size + block - 1) / block; }
 
-// Floats of packed operands: strips of B, rows of A.
-struct PackedSizes {
-  int64_t strips, rows;
+// Returns the number of floats of one packed block, rounded up to a cache line.
+int64_t block_floats(const TileKernel& kernel, const ColumnBlock& block, int64_t k) {
+  return (strip_numel(kernel, block.b, std::min(block.columns, kGemmColumns), k) + 15) / 16 * 16;
+}
+
+struct PackBuffers {
+  float *strips, *rows, *extra;
 };
 
-// Of one block of b, which begins at a cache line.
-int64_t block_floats(const TileKernel& kernel, const ColumnBlock& block, int64_t k) {
-  return (strip_floats(kernel, block.b, std::min(block.columns, kBlockColumns), k) + 15) / 16 * 16;
-}
-
-PackedSizes packed_sizes(const TileKernel& kernel, const GemmShape& shape, const MatrixView& a,
-                         ColumnBlocks b) {
-  const int64_t most_k = std::min(shape.k, kGemmDepth);
-  const int64_t row = is_gathered(kernel, a, shape.k) ? words_of(kernel.word, most_k) : 0;
-  PackedSizes sizes{0, row * kRowsOfBlock};
+// Allocates memory for packed blocks of both operands and `extra` floats.
+PackBuffers pack_buffers(const TileKernel& kernel, const GemmShape& shape, const MatrixView& a,
+                         ColumnBlocks b, int64_t extra, Scratch& scratch) {
+  const int64_t max_k = std::min(shape.k, kGemmDepth);
+  const int64_t row = is_packed(kernel, a, shape.k) ? num_words(kernel.word, max_k) : 0;
+  int64_t strips = 0;
   for (const ColumnBlock& block : b) {
-    sizes.strips += block_floats(kernel, block, most_k);
+    strips += block_floats(kernel, block, max_k);
   }
-  return sizes;
+  float* buffer = scratch.floats(strips + row * kRowBlock + extra);
+  return {buffer, buffer + strips, buffer + strips + row * kRowBlock};
 }
 
-// Rows p .. p + depth - 1 of blocks side by side.
-std::vector<Strip> strips_of_blocks(const TileKernel& kernel, ColumnBlocks b, int64_t p,
-                                    int64_t depth, float* buffer) {
+// Packs rows p .. p + depth - 1 of all blocks.
+std::vector<Strip> pack_column_blocks(const TileKernel& kernel, ColumnBlocks b, int64_t p,
+                                      int64_t depth, float* buffer) {
   std::vector<Strip> all;
   int64_t column = 0;
   for (const ColumnBlock& block : b) {
-    for (Strip strip : strips_of(kernel, block.b.from(p, 0), block.columns, depth, buffer)) {
+    for (Strip strip : pack_strips(kernel, block.b.from(p, 0), block.columns, depth, buffer)) {
       strip.first += column;
       all.push_back(strip);
     }
@@ -65,12 +63,9 @@ std::vector<Strip> strips_of_blocks(const TileKernel& kernel, ColumnBlocks b, in
   return all;
 }
 
-struct PackBuffers {
-  float *strips, *rows;
-};
-
-// One block of columns, or some that lie apart. Rows of c from i on begin at row_at(i), c_row
-// apart; done(first, rows) is called when the sums of these rows are whole.
+// Multiplies one block of columns, which may be stored in several matrices. Row i of c starts at
+// row_at(i), the rows after it at a stride of c_row. Calls done(first, rows) when the sums of these
+// rows are complete.
 template <typename RowAt, typename Done>
 void multiply_columns(const TileKernel& kernel, const GemmShape& shape, const MatrixView& a,
                       ColumnBlocks b, const PackBuffers& buffers, RowAt row_at, int64_t c_row,
@@ -78,12 +73,12 @@ void multiply_columns(const TileKernel& kernel, const GemmShape& shape, const Ma
   const int64_t m = shape.m, k = shape.k;
   for (int64_t p = 0; p < k; p += kGemmDepth) {
     const int64_t depth = std::min(kGemmDepth, k - p);
-    const auto strips = strips_of_blocks(kernel, b, p, depth, buffers.strips);
-    for (int64_t i = 0; i < m; i += kRowsOfBlock) {
-      const int64_t rows = std::min(kRowsOfBlock, m - i);
-      const RowsOfA taken = rows_of(kernel, a.from(i, p), rows, depth, buffers.rows);
-      multiply_rows(kernel, taken, rows, words_of(kernel.word, depth), strips, row_at(i), c_row,
-                    accumulate || p > 0);
+    const auto strips = pack_column_blocks(kernel, b, p, depth, buffers.strips);
+    for (int64_t i = 0; i < m; i += kRowBlock) {
+      const int64_t rows = std::min(kRowBlock, m - i);
+      const RowsOfA packed = pack_rows(kernel, a.from(i, p), rows, depth, buffers.rows);
+      multiply_row_block(kernel, packed, rows, num_words(kernel.word, depth), strips, row_at(i),
+                         c_row, accumulate || p > 0);
       if (p + depth == k) {
         done(i, rows);
       }
@@ -91,41 +86,40 @@ void multiply_columns(const TileKernel& kernel, const GemmShape& shape, const Ma
   }
 }
 
-// What one thread makes of a product: c from (row, column) on.
+// Part of a product that one thread computes: the block of c that starts at (row, column).
 struct Share {
   GemmShape shape;
   MatrixView a, b;
   int64_t row, column;
 };
 
-// Calls each(begin, end) on the threads' parts of 0 .. parts - 1.
+// Calls each(begin, end) for ranges of the parts 0 .. parts - 1, in parallel.
 template <typename Each>
-void on_threads(int64_t parts, Each each) {
+void parallel_parts(int64_t parts, Each each) {
   at::parallel_for(0, parts, blocks(parts, at::get_num_threads()), each);
 }
 
 template <typename Run>
-void share_out_rows(const GemmShape& shape, const MatrixView& a, const MatrixView& b, Run run) {
+void parallel_over_rows(const GemmShape& shape, const MatrixView& a, const MatrixView& b, Run run) {
   const int64_t grain = tile_kernel_for(a, b).rows;
-  on_threads(blocks(shape.m, grain), [&](int64_t begin, int64_t end) {
+  parallel_parts(blocks(shape.m, grain), [&](int64_t begin, int64_t end) {
     const int64_t first = begin * grain;
     const int64_t rows = std::min(shape.m, end * grain) - first;
     run(Share{{rows, shape.n, shape.k}, a.from(first, 0), b, first, 0});
   });
 }
 
-// Columns begin .. end - 1, in widest tiles of all blocks counted through, by some rows of A, in
-// one share a block.
-struct TileColumns {
+// Range of tiles of columns. Tiles are numbered consecutively through all blocks.
+struct TileRange {
   int64_t grain;  // columns of the widest tile
   int64_t begin, end;
 };
 
 template <typename Run>
 void run_columns(const GemmShape& shape, const MatrixView& a, ColumnBlocks b,
-                 const TileColumns& tiles, int64_t first_row, int64_t rows, Run run) {
+                 const TileRange& tiles, int64_t first_row, int64_t rows, Run run) {
   const int64_t grain = tiles.grain;
-  int64_t part = 0, column = 0;  // where the block begins
+  int64_t part = 0, column = 0;  // first tile and first column of the block
   for (const ColumnBlock& block : b) {
     const int64_t next = part + blocks(block.columns, grain);
     if (tiles.begin < next && tiles.end > part) {
@@ -142,35 +136,35 @@ void run_columns(const GemmShape& shape, const MatrixView& a, ColumnBlocks b,
   }
 }
 
-// Rows of A that threads take at a time where they share out `tiles` tiles of columns: all, unless
-// the tiles alone leave threads idle. Every piece of rows copies its B anew, which takes some time
-// as if there were kCopyRows more of them.
-int64_t rows_of_piece(int64_t m, int64_t tiles, int64_t grain) {
-  constexpr int64_t kCopyRows = 16, kLeastRows = 24;
+// Returns the number of rows of A per part if `tiles` tiles of columns are distributed over
+// threads: all rows, unless there are too few tiles for all threads. Each part packs its columns of
+// B again, which takes about as long as the products of kCopyRows rows.
+int64_t rows_per_piece(int64_t m, int64_t tiles, int64_t grain) {
+  constexpr int64_t kCopyRows = 16, kMinRows = 24;
   const int64_t threads = at::get_num_threads();
-  const auto time_of = [&](int64_t rows) {
+  const auto cost = [&](int64_t rows) {
     return blocks(tiles * blocks(m, rows), threads) * (rows + kCopyRows);
   };
   int64_t best = std::max<int64_t>(m, 1);
-  for (int64_t pieces = 2; pieces <= threads && m / pieces >= kLeastRows; ++pieces) {
+  for (int64_t pieces = 2; pieces <= threads && m / pieces >= kMinRows; ++pieces) {
     const int64_t rows = blocks(blocks(m, pieces), grain) * grain;
-    best = 10 * time_of(rows) < 9 * time_of(best) ? rows : best;  // a tenth at least
+    best = 10 * cost(rows) < 9 * cost(best) ? rows : best;  // requires a gain of more than 10 %
   }
   return best;
 }
 
-// Tiles of columns are counted through, so that a thread's share is as large as others' whatever
-// the blocks are; where they are few for the threads, once for each piece of the rows.
+// Distributes tiles of columns over threads, in equal ranges over all blocks. If there are few
+// tiles, also distributes pieces of the rows.
 template <typename Run>
-void share_out_columns(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, Run run) {
+void parallel_over_columns(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, Run run) {
   const TileKernel& kernel = tile_kernel_for(a, b.front().b);
   const int64_t grain = kernel.vectors * kernel.width;
   int64_t tiles = 0;
   for (const ColumnBlock& block : b) {
     tiles += blocks(block.columns, grain);
   }
-  const int64_t rows = rows_of_piece(shape.m, tiles, kernel.rows);
-  on_threads(tiles * blocks(shape.m, rows), [&](int64_t begin, int64_t end) {
+  const int64_t rows = rows_per_piece(shape.m, tiles, kernel.rows);
+  parallel_parts(tiles * blocks(shape.m, rows), [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end;) {
       const int64_t piece = at / tiles, next = std::min(end, (piece + 1) * tiles);
       run_columns(shape, a, b, {grain, at - piece * tiles, next - piece * tiles}, piece * rows,
@@ -180,17 +174,16 @@ void share_out_columns(const GemmShape& shape, const MatrixView& a, ColumnBlocks
   });
 }
 
-// Calls run(Share) for the shares of each thread of a product.
+// Calls run(Share) for all parts of a product, in parallel.
 template <typename Run>
-void share_out(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, Run run) {
-  // A B that is transposed or rounded is so once, or few times: then threads take its columns, else
-  // rows of A.
+void parallel_over_shares(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, Run run) {
+  // If B is transposed or rounded, splits by columns, so that each column is converted once.
   const MatrixView& first = b.front().b;
   const bool is_copied = first.column != 1 || first.dtype == Dtype::kF32RoundedToBF16;
   if (b.size() > 1 || is_copied || shape.m < shape.n / 4) {
-    share_out_columns(shape, a, b, run);
+    parallel_over_columns(shape, a, b, run);
   } else {
-    share_out_rows(shape, a, first, run);
+    parallel_over_rows(shape, a, first, run);
   }
 }
 
@@ -217,33 +210,31 @@ void gemm_with(const TileKernel& kernel, const GemmShape& shape, const MatrixVie
   const KernelUse use(kernel);
   static thread_local Scratch scratch;
   const ColumnBlock whole{b, n};
-  const PackedSizes sizes = packed_sizes(kernel, shape, a, {&whole, 1});
-  float* buffer = scratch.floats(sizes.strips + sizes.rows);
-  for (int64_t j = 0; j < n; j += kBlockColumns) {
-    const ColumnBlock part{b.from(0, j), std::min(kBlockColumns, n - j)};
+  const PackBuffers buffers = pack_buffers(kernel, shape, a, {&whole, 1}, 0, scratch);
+  for (int64_t j = 0; j < n; j += kGemmColumns) {
+    const ColumnBlock part{b.from(0, j), std::min(kGemmColumns, n - j)};
     multiply_columns(
-        kernel, {m, part.columns, k}, a, {&part, 1}, {buffer, buffer + sizes.strips},
+        kernel, {m, part.columns, k}, a, {&part, 1}, buffers,
         [&](int64_t i) { return c + i * c_row + j; }, c_row, accumulate,
         [](int64_t /*first*/, int64_t /*rows*/) {});
   }
 }
 
 void gemm_row_blocks(const GemmShape& shape, const MatrixView& a, ColumnBlocks b,
-                     const TakeRows& take) {
+                     const RowConsumer& consume) {
   const auto [m, n, k] = shape;
   TORCH_CHECK(n <= kGemmColumns && k > 0, "a product of ", n, " columns, depth ", k);
   const TileKernel& kernel = tile_kernel_for(a, b.front().b);
   const KernelUse use(kernel);
   static thread_local Scratch scratch;
-  const PackedSizes sizes = packed_sizes(kernel, shape, a, b);
-  // Rows whose sums take several blocks of depth are kept until the last.
-  const int64_t kept_rows = k > kGemmDepth ? m : std::min(m, kRowsOfBlock);
-  float* buffer = scratch.floats(sizes.strips + sizes.rows + kept_rows * n);
-  float* c = buffer + sizes.strips + sizes.rows;
+  // With several blocks of depth, c holds the partial sums of all rows.
+  const int64_t result_rows = k > kGemmDepth ? m : std::min(m, kRowBlock);
+  const PackBuffers buffers = pack_buffers(kernel, shape, a, b, result_rows * n, scratch);
+  float* c = buffers.extra;
   const auto row_at = [&](int64_t i) { return k > kGemmDepth ? c + i * n : c; };
-  multiply_columns(kernel, shape, a, b, {buffer, buffer + sizes.strips}, row_at, n,
+  multiply_columns(kernel, shape, a, b, buffers, row_at, n,
                    /*accumulate=*/false,
-                   [&](int64_t first, int64_t rows) { take(first, rows, row_at(first)); });
+                   [&](int64_t first, int64_t rows) { consume(first, rows, row_at(first)); });
 }
 
 void gemm(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c, int64_t c_row,
@@ -254,7 +245,7 @@ void gemm(const GemmShape& shape, const MatrixView& a, const MatrixView& b, floa
 
 void gemm(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, float* c, int64_t c_row,
           bool accumulate) {
-  share_out(shape, a, b, [&](const Share& share) {
+  parallel_over_shares(shape, a, b, [&](const Share& share) {
     gemm_one_thread(share.shape, share.a, share.b, c + share.row * c_row + share.column, c_row,
                     accumulate);
   });
@@ -262,19 +253,19 @@ void gemm(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, float* c,
 
 void gemm_to_bf16(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, uint16_t* c,
                   int64_t c_row) {
-  constexpr int64_t kRows = 512;  // of sums in f32 that stay in a cache until they are rounded
-  share_out(shape, a, b, [&](const Share& share) {
+  constexpr int64_t kRows = 512;  // rows of f32 sums that stay in the cache until they are rounded
+  parallel_over_shares(shape, a, b, [&](const Share& share) {
     static thread_local Scratch scratch;
-    float* sums = scratch.floats(std::min(share.shape.m, kRows) * kBlockColumns);
-    for (int64_t j = 0; j < share.shape.n; j += kBlockColumns) {
-      const int64_t columns = std::min(kBlockColumns, share.shape.n - j);
+    float* sums = scratch.floats(std::min(share.shape.m, kRows) * kGemmColumns);
+    for (int64_t j = 0; j < share.shape.n; j += kGemmColumns) {
+      const int64_t columns = std::min(kGemmColumns, share.shape.n - j);
       for (int64_t i = 0; i < share.shape.m; i += kRows) {
         const int64_t rows = std::min(kRows, share.shape.m - i);
         gemm_one_thread({rows, columns, share.shape.k}, share.a.from(i, 0), share.b.from(0, j),
-                        sums, kBlockColumns, false);
+                        sums, kGemmColumns, false);
         for (int64_t r = 0; r < rows; ++r) {
           uint16_t* to = c + (share.row + i + r) * c_row + share.column + j;
-          f32_to_bf16(sums + r * kBlockColumns, columns, to);
+          f32_to_bf16(sums + r * kGemmColumns, columns, to);
         }
       }
     }
@@ -295,7 +286,7 @@ float MatrixView::at(int64_t i, int64_t j) const {
   return rounded_to_bf16(*element.floats());
 }
 
-MatrixView view_of(const at::Tensor& matrix, at::ScalarType type) {
+MatrixView matrix_view(const at::Tensor& matrix, at::ScalarType type) {
   const auto stored = matrix.scalar_type();
   const bool is_f16 = stored == at::kHalf && type == at::kFloat;
   TORCH_CHECK(matrix.is_cpu() && (is_f16 || stored == at::kBFloat16 || stored == at::kFloat));
@@ -306,7 +297,7 @@ MatrixView view_of(const at::Tensor& matrix, at::ScalarType type) {
   return {matrix.const_data_ptr(), matrix.stride(0), matrix.stride(1), dtype};
 }
 
-bool serves_gemm(const GemmShape& shape) {
+bool use_own_gemm(const GemmShape& shape) {
   return shape.m >= kTileRows && shape.n >= 16 && shape.k >= 8;
 }
 
@@ -323,9 +314,9 @@ void product_out(at::Tensor& out, const at::Tensor& left, const at::Tensor& righ
       "left ", left.sizes(), ", right ", right.sizes(), ", out ", out.sizes());
   const GemmShape shape{left.size(0), right.size(1), left.size(1)};
   if (left.is_cpu() && out.scalar_type() == at::kFloat && left.scalar_type() == at::kFloat &&
-      right.scalar_type() == at::kFloat && out.stride(1) == 1 && serves_gemm(shape)) {
-    gemm(shape, view_of(left, at::kFloat), view_of(right, at::kFloat), out.data_ptr<float>(),
-         out.stride(0), accumulate);
+      right.scalar_type() == at::kFloat && out.stride(1) == 1 && use_own_gemm(shape)) {
+    gemm(shape, matrix_view(left, at::kFloat), matrix_view(right, at::kFloat),
+         out.data_ptr<float>(), out.stride(0), accumulate);
   } else if (accumulate) {
     out.addmm_(left, right);
   } else {

@@ -1,15 +1,16 @@
 #pragma once
-// C = A B and C += A B in f32 on the CPU, of matrices with any strides.
+// GEMM on the CPU, C = A B and C += A B, summed in f32, for matrices with any strides.
 //
-// LibTorch's library reaches 80 to 88 % of the multiply-adds that a core can do at the shapes of
-// small experts, and has no form for the strided pieces that attention multiplies. Here the inner
-// loop is one tile of C that stays in registers (kernels/cpu/gemm_tile.h), which reads A where it
-// is stored; only a B whose columns are contiguous is transposed first, a block at a time.
+// LibTorch's matrix library reaches 80 to 88 % of the peak of a core at the shapes of small experts
+// and does not support the strided blocks of attention. The inner loop here computes one tile of C
+// in registers (kernels/cpu/gemm_tile.h). Tiles read blocks of f32 with contiguous rows in place.
+// Other blocks may be converted or transposed first (kernels/cpu/gemm_pack.h).
 //
-// Every element is the sum over k in one order, in blocks of kGemmDepth: the same for any number of
-// threads, and for any other rows and columns beside it.
+// Each element is a sum over k in a fixed order, in blocks of kGemmDepth. It does not depend on the
+// number of threads or on the other rows and columns of the product.
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/CPUAllocator.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -18,25 +19,25 @@
 
 namespace moe::kernels {
 
-inline constexpr int64_t kGemmDepth = 256;
-inline constexpr int64_t kGemmColumns = 512;  // of a block of B that is packed at a time
+inline constexpr int64_t kGemmDepth = 256;    // depth (k) of a block
+inline constexpr int64_t kGemmColumns = 512;  // columns of a packed block of B
 
-// The dtype of a matrix in memory, and how a product reads it.
+// Dtype of a matrix in memory, and its conversion in products.
 enum class Dtype {
   kF32,
-  kF32RoundedToBF16,  // f32, each number rounded to bf16 before it is multiplied
-  kBF16,              // the bits of bf16
-  kF16,               // the bits of IEEE half precision
+  kF32RoundedToBF16,  // f32, rounded to bf16 before it is multiplied
+  kBF16,
+  kF16,  // IEEE half precision
 };
 
-// Element (i, j) is number i * row + j * column from `data` on.
+// Element (i, j) is data[i * row + j * column].
 struct MatrixView {
   const void* data;
   int64_t row, column;
   Dtype dtype = Dtype::kF32;
 
   MatrixView transposed() const { return {data, column, row, dtype}; }
-  MatrixView from(int64_t i, int64_t j) const {
+  MatrixView from(int64_t i, int64_t j) const {  // the submatrix that starts at (i, j)
     const int64_t bytes = is_16_bit() ? 2 : 4;
     return {static_cast<const std::byte*>(data) + (i * row + j * column) * bytes, row, column,
             dtype};
@@ -51,47 +52,77 @@ struct GemmShape {
   int64_t m, n, k;
 };
 
-// Some columns of a B whose parts lie apart; together they make one B of all their columns.
+// One of the matrices that store consecutive columns of B.
 struct ColumnBlock {
   MatrixView b;  // [k, columns]
   int64_t columns;
 };
 using ColumnBlocks = std::span<const ColumnBlock>;
 
-// c [m, n], whose rows lie c_row floats apart, = a [m, k] b [k, n]; added to what is there where
-// `accumulate`. In this thread alone.
+// Computes c [m, n] = a [m, k] b [k, n], or adds the product to c if `accumulate`, on the threads
+// of LibTorch's pool. c has a row stride of c_row.
+void gemm(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c, int64_t c_row,
+          bool accumulate);
+// Overload for a B in blocks. The result has the same bits as for one matrix.
+void gemm(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, float* c, int64_t c_row,
+          bool accumulate);
 void gemm_one_thread(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c,
                      int64_t c_row, bool accumulate);
 
-// The same in pieces that nobody keeps: take(first, rows, c) gets rows first .. first + rows - 1 of
-// the product, c [rows, n], as soon as their sums are whole and while they lie in the cache. n at
-// most kGemmColumns, k > 0; the columns of b lie in blocks of one dtype. `take` makes no products.
-using TakeRows = std::function<void(int64_t first, int64_t rows, float* c)>;
-void gemm_row_blocks(const GemmShape& shape, const MatrixView& a, ColumnBlocks b,
-                     const TakeRows& take);
-
-// The same by all threads of LibTorch's pool.
-void gemm(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c, int64_t c_row,
-          bool accumulate);
-// The same of a B whose n columns lie in blocks, left to right: the same bits as if they were one
-// matrix, in one sharing out among the threads.
-void gemm(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, float* c, int64_t c_row,
-          bool accumulate);
-
-// The same to c of bf16, rounded once from the whole sum; what was there goes.
+// Computes the product in bf16: each complete sum is rounded once.
 void gemm_to_bf16(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, uint16_t* c,
                   int64_t c_row);
 
-// How gemm() reads an f32, bf16 or f16 tensor on the CPU as an operand in `type` (f32 or bf16; a
-// bf16 tensor is read as it is in both, one of f16 in f32 alone).
-MatrixView view_of(const at::Tensor& matrix, at::ScalarType type);
-// Whether gemm() is worth it for a product of this size; smaller ones are LibTorch's.
-bool serves_gemm(const GemmShape& shape);
+// Computes the product on this thread without storing it. Calls consume(first, rows, c) for rows
+// first .. first + rows - 1 of the result, c [rows, n], when their sums are complete and still in
+// the cache. `consume` may overwrite c and must not call gemm(). REQUIRES: k > 0, n <=
+// kGemmColumns, all blocks of one dtype.
+using RowConsumer = std::function<void(int64_t first, int64_t rows, float* c)>;
+void gemm_row_blocks(const GemmShape& shape, const MatrixView& a, ColumnBlocks b,
+                     const RowConsumer& consume);
 
-// left [M, K] right [K, N] -> [M, N] in their type: by gemm() where it serves, else by LibTorch.
+// Returns a view of an f32, bf16 or f16 CPU tensor as an operand in `type` (f32 or bf16). bf16
+// tensors are read unchanged for both types, f16 tensors for f32 only.
+MatrixView matrix_view(const at::Tensor& matrix, at::ScalarType type);
+// Returns true if gemm() is faster than LibTorch for this shape, false for small products.
+bool use_own_gemm(const GemmShape& shape);
+
+// Returns left [M, K] right [K, N] in their dtype, by gemm() if use_own_gemm(), else by LibTorch.
 at::Tensor product(const at::Tensor& left, const at::Tensor& right);
-// The same into `out` [M, N], whose rows are contiguous; added to it where `accumulate`.
+// Writes the product to `out` [M, N] with contiguous rows, or adds it if `accumulate`.
 void product_out(at::Tensor& out, const at::Tensor& left, const at::Tensor& right,
                  bool accumulate = false);
+
+// Scratch memory that a thread keeps between calls. Allocations of varying sizes in each call would
+// make the caching allocator (kernels/cpu/caching_allocator.h) split its blocks.
+class Scratch {
+ public:
+  // Returns `count` floats, aligned to a cache line. The previous content may be lost.
+  float* floats(int64_t count) {
+    if (count > count_) {
+      memory_.clear();
+      memory_ = c10::GetCPUAllocator()->allocate(static_cast<size_t>(count) * sizeof(float));
+      count_ = count;
+    }
+    return static_cast<float*>(memory_.get());
+  }
+
+ private:
+  c10::DataPtr memory_;
+  int64_t count_ = 0;
+};
+
+// Arguments of SwiGLU fused with the products before it, for inference: out [R, F] = silu(x gate) *
+// (x up). The activation is computed while blocks of both products are in the cache; [R, 2F] is
+// never written to memory. The result has the bits of the products followed by swiglu()
+// (kernels/ops/swiglu.h).
+struct GemmSwigluArgs {
+  MatrixView x;                // [R, D]
+  ColumnBlocks gate_up;        // [D, 2F], gate first, F > 0, D > 0; all of one dtype
+  void* out;                   // f32, or bf16 with is_bf16
+  int64_t rows, inner, width;  // R, D, F
+  bool is_bf16;                // rounds gate and up to bf16 before the activation
+};
+void fused_gemm_swiglu_cpu(const GemmSwigluArgs& args);
 
 }  // namespace moe::kernels

@@ -6,16 +6,14 @@
 #include <cstring>
 #include <span>
 
-#include "kernels/cpu/bf16_convert.h"
 #include "kernels/cpu/bf16_words.h"
-#include "kernels/cpu/transpose_words.h"
 #include "kernels/cpu/vector_math.h"
 
 namespace moe::kernels {
 
 namespace {
 
-// Numbers that follow each other in memory, as f32.
+// Reads contiguous elements as f32.
 void read(const MatrixView& from, int64_t count, float* to) {
   switch (from.dtype) {
     case Dtype::kF32:
@@ -30,49 +28,49 @@ void read(const MatrixView& from, int64_t count, float* to) {
   }
 }
 
-// Numbers of bf16 that follow each other in memory, two a word.
+// Reads contiguous elements as words of two bf16.
 void read_pairs(const MatrixView& from, int64_t count, float* to) {
   auto* numbers = reinterpret_cast<uint16_t*>(to);
   if (from.dtype == Dtype::kBF16) {
     std::memcpy(numbers, from.data, static_cast<size_t>(count) * sizeof(uint16_t));
   } else {
-    narrow_for_products(from.floats(), count, numbers);
+    f32_to_bf16_ftz(from.floats(), count, numbers);
   }
   if (count % 2 != 0) {
     numbers[count] = 0;
   }
 }
 
-// Numbers that follow each other along k and in memory, as words.
-void read_along_k(Word word, const MatrixView& from, int64_t count, float* to) {
+// Reads contiguous elements along k as words.
+void read_words_along_k(Word word, const MatrixView& from, int64_t count, float* to) {
   word == Word::kF32 ? read(from, count, to) : read_pairs(from, count, to);
 }
 
-// to[j] = the word p of column j of b [k, count], whose rows lie in order; count at most
-// kRowsOfBlock, which is more columns than a strip has.
-void read_across_k(Word word, const MatrixView& b, int64_t k, int64_t p, int64_t count, float* to) {
+// Writes to[j] = word p of column j of b [k, count] with contiguous rows. `count` is at most
+// kRowBlock, which exceeds the columns of a strip.
+void read_words_across_k(Word word, const MatrixView& b, int64_t k, int64_t p, int64_t count,
+                         float* to) {
   if (word == Word::kF32) {
     return read(b.from(p, 0), count, to);
   }
-  static constexpr std::array<float, kRowsOfBlock> kZeros{};
+  static constexpr std::array<float, kRowBlock> kZeros{};
   const bool is_whole = 2 * p + 1 < k;
   const MatrixView first = b.from(2 * p, 0);
   const void* second = is_whole ? b.from(2 * p + 1, 0).data : kZeros.data();
   if (b.dtype == Dtype::kBF16) {
-    pair_for_products(static_cast<const uint16_t*>(first.data),
-                      static_cast<const uint16_t*>(second), count, to);
+    pack_bf16_pairs(static_cast<const uint16_t*>(first.data), static_cast<const uint16_t*>(second),
+                    count, to);
   } else {
-    pair_for_products(first.floats(), static_cast<const float*>(second), count, to);
+    pack_bf16_pairs(first.floats(), static_cast<const float*>(second), count, to);
   }
 }
 
-// Whether rows [..., k] lie in memory as words of two numbers of bf16.
-bool are_words(const MatrixView& rows, int64_t k) {
+// Returns true if rows [..., k] can be read in place as words of two bf16.
+bool is_bf16_words(const MatrixView& rows, int64_t k) {
   return rows.dtype == Dtype::kBF16 && rows.column == 1 && rows.row % 2 == 0 && k % 2 == 0 &&
          reinterpret_cast<uintptr_t>(rows.data) % sizeof(float) == 0;
 }
 
-// The word p of column j of b [k, ...].
 float word_at(Word word, const MatrixView& b, int64_t k, int64_t p, int64_t j) {
   if (word == Word::kF32) {
     return b.at(p, j);
@@ -82,8 +80,8 @@ float word_at(Word word, const MatrixView& b, int64_t k, int64_t p, int64_t j) {
   return std::bit_cast<float>(low | high);
 }
 
-// Vectors of the tile that starts where `columns` are left: 1 for a last one that is not whole.
-int64_t vectors_for(const TileKernel& kernel, int64_t columns) {
+// Returns the width in vectors of the next tile if `columns` columns are left, at least 1.
+int64_t tile_vectors(const TileKernel& kernel, int64_t columns) {
   int64_t vectors = kernel.vectors;
   while (vectors > 1 && vectors * kernel.width > columns) {
     vectors /= 2;
@@ -91,37 +89,8 @@ int64_t vectors_for(const TileKernel& kernel, int64_t columns) {
   return vectors;
 }
 
-// Four columns of b, which lie along k: to[p * width + r] = the number p of column r, as f32.
-// `stride` numbers lie between columns.
-void transpose_four(const float* from, int64_t stride, int64_t k, int64_t width, float* to) {
-  using Four [[gnu::vector_size(16)]] = float;
-  int64_t p = 0;
-  for (; p + 4 <= k; p += 4) {
-    std::array<Four, 4> in;
-    for (int64_t r = 0; r < 4; ++r) {
-      std::memcpy(&in[r], from + r * stride + p, sizeof(Four));
-    }
-    const Four low = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5);
-    const Four low2 = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
-    const Four high = __builtin_shufflevector(in[0], in[1], 2, 6, 3, 7);
-    const Four high2 = __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7);
-    const std::array<Four, 4> out = {__builtin_shufflevector(low, low2, 0, 1, 4, 5),
-                                     __builtin_shufflevector(low, low2, 2, 3, 6, 7),
-                                     __builtin_shufflevector(high, high2, 0, 1, 4, 5),
-                                     __builtin_shufflevector(high, high2, 2, 3, 6, 7)};
-    for (int64_t r = 0; r < 4; ++r) {
-      std::memcpy(to + (p + r) * width, &out[r], sizeof(Four));
-    }
-  }
-  for (; p < k; ++p) {
-    for (int64_t r = 0; r < 4; ++r) {
-      to[p * width + r] = from[r * stride + p];
-    }
-  }
-}
-
-// The same of bf16, eight numbers of each column at a time. They are transposed as bf16 and widened
-// last, which puts zero bits behind each.
+// Version of transpose_four_rows() for four columns of bf16: to[p * width + r] = element p of
+// column r, as f32. Transposes eight bf16 of each column at a time, then widens.
 void transpose_four(const uint16_t* from, int64_t stride, int64_t k, int64_t width, float* to) {
   using Eight [[gnu::vector_size(16)]] = uint16_t;
   using Pairs [[gnu::vector_size(16)]] = uint32_t;
@@ -149,7 +118,7 @@ void transpose_four(const uint16_t* from, int64_t stride, int64_t k, int64_t wid
     }
     const Eight front = low(in[0], in[1]), front2 = low(in[2], in[3]);
     const Eight back = high(in[0], in[1]), back2 = high(in[2], in[3]);
-    // Numbers p and p + 1 of all four columns, and so on.
+    // transposed[r]: elements p + 2 r and p + 2 r + 1 of all four columns.
     const std::array<Eight, 4> transposed = {low_pairs(front, front2), high_pairs(front, front2),
                                              low_pairs(back, back2), high_pairs(back, back2)};
     for (int64_t r = 0; r < 4; ++r) {
@@ -165,22 +134,21 @@ void transpose_four(const uint16_t* from, int64_t stride, int64_t k, int64_t wid
   }
 }
 
-// The same of what is not in words yet, piece by piece.
+// Overload that first converts elements to words, kPiece elements at a time.
 void transpose_four(Word word, const MatrixView& from, int64_t k, int64_t width, float* to) {
   constexpr int64_t kPiece = 128;
   std::array<float, 4 * kPiece> wide;
   for (int64_t p = 0; p < k; p += kPiece) {
     const int64_t count = std::min(kPiece, k - p);
     for (int64_t r = 0; r < 4; ++r) {
-      read_along_k(word, from.from(p, r), count, wide.data() + r * kPiece);
+      read_words_along_k(word, from.from(p, r), count, wide.data() + r * kPiece);
     }
-    transpose_four(wide.data(), kPiece, words_of(word, count), width,
-                   to + words_of(word, p) * width);
+    transpose_four_rows(wide.data(), kPiece, num_words(word, count), width,
+                        to + num_words(word, p) * width);
   }
 }
 
-// Asks for numbers that follow each other in memory; what is past its end is not read.
-void fetch(const MatrixView& from, int64_t count) {
+void prefetch(const MatrixView& from, int64_t count) {
   const int64_t bytes = count * (from.is_16_bit() ? 2 : 4);
   for (int64_t at = 0; at < bytes; at += 64) {
     __builtin_prefetch(static_cast<const std::byte*>(from.data) + at);
@@ -190,17 +158,16 @@ void fetch(const MatrixView& from, int64_t count) {
 template <typename Number>
 void transpose_to_words(Word word, const Number* from, int64_t stride, int64_t k, int64_t width,
                         float* to) {
-  word == Word::kF32 ? widen_sixteen_columns(from, stride, k, width, to)
-                     : transpose_sixteen(from, stride, k, width, to);
+  word == Word::kF32 ? transpose_to_f32(from, stride, k, width, to)
+                     : transpose_bf16_pairs(from, stride, k, width, to);
 }
 
-// As many columns of a b whose columns are contiguous as come in sixteens, where the processor
-// transposes so many at once; returns how many that were.
+// Transposes groups of sixteen contiguous columns, if the CPU has the instructions. Returns the
+// number of transposed columns.
 int64_t transpose_in_sixteens(Word word, const MatrixView& b, int64_t k, int64_t columns,
                               int64_t width, float* to) {
-  const bool transposes =
-      b.row == 1 && b.dtype != Dtype::kF16 &&
-      (word == Word::kF32 ? transposes_sixteen_columns() : has_bf16_instructions());
+  const bool transposes = b.row == 1 && b.dtype != Dtype::kF16 &&
+                          (word == Word::kF32 ? has_avx512_transpose() : has_avx512_bf16());
   int64_t j = 0;
   for (; transposes && j + 16 <= columns; j += 16) {
     const MatrixView from = b.from(0, j);
@@ -213,28 +180,28 @@ int64_t transpose_in_sixteens(Word word, const MatrixView& b, int64_t k, int64_t
   return j;
 }
 
-// to[p * width + j] = word p of column j of a b whose columns are contiguous, zeros in columns past
-// `columns`.
+// Writes to[p * width + j] = word p of column j of b; columns from `columns` on are zero. Fast
+// paths for contiguous columns.
 void transpose_strip(Word word, const MatrixView& b, int64_t k, int64_t columns, int64_t width,
                      float* to) {
   int64_t j = transpose_in_sixteens(word, b, k, columns, width, to);
   for (; b.row == 1 && j + 4 <= columns; j += 4) {
     const void* from = b.from(0, j).data;
     for (int64_t r = 4; r < 8; ++r) {
-      fetch(b.from(0, j + r), k);  // the next, of this strip or another: no core foresees them
+      prefetch(b.from(0, j + r), k);  // the hardware does not prefetch the next columns
     }
-    if (word == Word::kTwoBF16 && are_words(b.transposed(), k)) {
-      transpose_four(static_cast<const float*>(from), b.column / 2, k / 2, width, to + j);
+    if (word == Word::kTwoBF16 && is_bf16_words(b.transposed(), k)) {
+      transpose_four_rows(static_cast<const float*>(from), b.column / 2, k / 2, width, to + j);
     } else if (word == Word::kTwoBF16 || b.dtype == Dtype::kF16) {
       transpose_four(word, b.from(0, j), k, width, to + j);
     } else if (b.dtype == Dtype::kBF16) {
       transpose_four(static_cast<const uint16_t*>(from), b.column, k, width, to + j);
     } else {
-      transpose_four(static_cast<const float*>(from), b.column, k, width, to + j);
+      transpose_four_rows(static_cast<const float*>(from), b.column, k, width, to + j);
     }
   }
   for (; j < width; ++j) {
-    for (int64_t p = 0; p < words_of(word, k); ++p) {
+    for (int64_t p = 0; p < num_words(word, k); ++p) {
       to[p * width + j] = j < columns ? word_at(word, b, k, p, j) : 0.0F;
     }
   }
@@ -243,43 +210,43 @@ void transpose_strip(Word word, const MatrixView& b, int64_t k, int64_t columns,
   }
 }
 
-// The same for every strip of a b whose rows lie in order: whole rows, as memory likes to be read.
+// Packs all strips of b, which has contiguous rows. Reads b row by row, in memory order.
 void copy_strips(Word word, const MatrixView& b, int64_t k, std::span<const Strip> strips,
                  float* buffer) {
-  const int64_t words = words_of(word, k);
+  const int64_t words = num_words(word, k);
   for (int64_t p = 0; p < words; ++p) {
     float* to = buffer;
     for (const Strip& strip : strips) {
       float* row = to + p * strip.stride;
-      read_across_k(word, b.from(0, strip.first), k, p, strip.columns, row);
+      read_words_across_k(word, b.from(0, strip.first), k, p, strip.columns, row);
       std::fill(row + strip.columns, row + strip.stride, 0.0F);
       to += words * strip.stride;
     }
   }
 }
 
-// to[strip][p * 6 + i] = word p of row strip * 6 + i, of rows that follow each other in memory.
-// Some columns at a time, so that what is written next to each other is written one after the
-// other.
-void gather_columns(Word word, const MatrixView& a, int64_t rows, int64_t k, float* to) {
+// Writes to[tile][p * 6 + i] = word p of row tile * 6 + i of `a`, which has contiguous columns.
+// Processes kColumns columns at a time, so that writes are contiguous.
+void pack_columns(Word word, const MatrixView& a, int64_t rows, int64_t k, float* to) {
   constexpr int64_t kColumns = 16;
-  std::array<float, kRowsOfBlock * kColumns> read_words;
-  const int64_t words = words_of(word, k), numbers = word == Word::kF32 ? 1 : 2;
+  std::array<float, kRowBlock * kColumns> read_words;
+  const int64_t words = num_words(word, k), numbers = word == Word::kF32 ? 1 : 2;
   for (int64_t p = 0; p < words; p += kColumns) {
     const int64_t columns = std::min(kColumns, words - p);
     const float* from = read_words.data();
-    int64_t stride = kRowsOfBlock;
-    // The next lie pages apart, which no core foresees.
+    int64_t stride = kRowBlock;
+    // The hardware does not prefetch the next columns, which are pages apart.
     const int64_t after = (p + columns) * numbers;
     for (int64_t next = after; next < std::min(after + kColumns * numbers, k); ++next) {
-      fetch(a.from(0, next), rows);
+      prefetch(a.from(0, next), rows);
     }
     if (a.dtype == Dtype::kF32) {
       from = a.from(0, p).floats();
       stride = a.column;
     } else {
       for (int64_t q = 0; q < columns; ++q) {
-        read_across_k(word, a.transposed(), k, p + q, rows, read_words.data() + q * kRowsOfBlock);
+        read_words_across_k(word, a.transposed(), k, p + q, rows,
+                            read_words.data() + q * kRowBlock);
       }
     }
     for (int64_t i = 0; i < rows; i += kTileRows) {
@@ -296,24 +263,24 @@ void gather_columns(Word word, const MatrixView& a, int64_t rows, int64_t k, flo
   }
 }
 
-// to[i * words + p] = word p of row i: the same for tiles that read along k.
-void gather_rows(Word word, const MatrixView& a, int64_t rows, int64_t k, float* to) {
-  std::array<float, kRowsOfBlock> across;
-  const int64_t words = words_of(word, k);
+// Writes to[i * words + p] = word p of row i, for kernels with reads_along_k().
+void pack_rows_along_k(Word word, const MatrixView& a, int64_t rows, int64_t k, float* to) {
+  std::array<float, kRowBlock> across;
+  const int64_t words = num_words(word, k);
   for (int64_t p = 0; p < words; ++p) {
-    read_across_k(word, a.transposed(), k, p, rows, across.data());
+    read_words_across_k(word, a.transposed(), k, p, rows, across.data());
     for (int64_t i = 0; i < rows; ++i) {
       to[i * words + p] = across[static_cast<size_t>(i)];
     }
   }
 }
 
-// Never one of bf16: rows of B would have to lie in pairs.
+// bf16 is never read in place: words require that pairs of rows are interleaved.
 bool is_read_in_place(const MatrixView& b) { return b.column == 1 && b.dtype == Dtype::kF32; }
 
-// A tile whose last vector is not whole, by way of one that is.
+// Computes a tile of one partial vector in a buffer and copies the used columns.
 void run_edge(const TileKernel& kernel, Tile tile, int64_t columns) {
-  std::array<float, kMostTileRows * 16> whole;
+  std::array<float, kMaxTileRows * 16> whole;
   float* c = tile.c;
   const int64_t c_row = tile.c_row;
   const bool accumulate = tile.accumulate;
@@ -331,17 +298,17 @@ void run_edge(const TileKernel& kernel, Tile tile, int64_t columns) {
 
 }  // namespace
 
-int64_t strip_floats(const TileKernel& kernel, const MatrixView& b, int64_t n, int64_t k) {
-  return words_of(kernel.word, k) * ((is_read_in_place(b) ? 0 : n) + kernel.width);
+int64_t strip_numel(const TileKernel& kernel, const MatrixView& b, int64_t n, int64_t k) {
+  return num_words(kernel.word, k) * ((is_read_in_place(b) ? 0 : n) + kernel.width);
 }
 
-std::vector<Strip> strips_of(const TileKernel& kernel, const MatrixView& b, int64_t n, int64_t k,
-                             float* buffer) {
+std::vector<Strip> pack_strips(const TileKernel& kernel, const MatrixView& b, int64_t n, int64_t k,
+                               float* buffer) {
   std::vector<Strip> strips;
   float* next = buffer;
   size_t in_place = 0;
   for (int64_t j = 0; j < n;) {
-    const int64_t vectors = vectors_for(kernel, n - j), width = vectors * kernel.width;
+    const int64_t vectors = tile_vectors(kernel, n - j), width = vectors * kernel.width;
     const int64_t columns = std::min(width, n - j);
     if (is_read_in_place(b) && columns == width) {
       strips.push_back({b.from(0, j).floats(), b.row, j, columns, vectors});
@@ -351,38 +318,57 @@ std::vector<Strip> strips_of(const TileKernel& kernel, const MatrixView& b, int6
       if (b.column != 1) {
         transpose_strip(kernel.word, b.from(0, j), k, columns, width, next);
       }
-      next += words_of(kernel.word, k) * width;
+      next += num_words(kernel.word, k) * width;
     }
     j += columns;
   }
-  if (b.column == 1) {  // those in place come first
+  if (b.column == 1) {  // strips in place come first
     copy_strips(kernel.word, b, k, std::span(strips).subspan(in_place), buffer);
   }
   return strips;
 }
 
-bool is_gathered(const TileKernel& kernel, const MatrixView& a, int64_t k) {
+void transpose_four_rows(const float* from, int64_t stride, int64_t k, int64_t width, float* to) {
+  int64_t p = 0;
+  for (; p + 4 <= k; p += 4) {
+    Float4 in[4], out[4];
+    for (int64_t r = 0; r < 4; ++r) {
+      std::memcpy(&in[r], from + r * stride + p, sizeof(Float4));
+    }
+    transpose_4x4(in, out);
+    for (int64_t r = 0; r < 4; ++r) {
+      std::memcpy(to + (p + r) * width, &out[r], sizeof(Float4));
+    }
+  }
+  for (; p < k; ++p) {
+    for (int64_t r = 0; r < 4; ++r) {
+      to[p * width + r] = from[r * stride + p];
+    }
+  }
+}
+
+bool is_packed(const TileKernel& kernel, const MatrixView& a, int64_t k) {
   if (kernel.word == Word::kTwoBF16) {
-    return !are_words(a, k);
+    return !is_bf16_words(a, k);
   }
   return a.dtype != Dtype::kF32 || (a.row == 1 && a.column != 1 && k > 1);
 }
 
-RowsOfA rows_of(const TileKernel& kernel, const MatrixView& a, int64_t rows, int64_t k,
-                float* buffer) {
+RowsOfA pack_rows(const TileKernel& kernel, const MatrixView& a, int64_t rows, int64_t k,
+                  float* buffer) {
   const Word word = kernel.word;
-  if (!is_gathered(kernel, a, k)) {
+  if (!is_packed(kernel, a, k)) {
     const bool is_f32 = word == Word::kF32;
     const int64_t row = is_f32 ? a.row : a.row / 2;
     return {a.floats(), row, is_f32 ? a.column : 1, kernel.rows * row};
   }
-  const int64_t words = words_of(word, k);
+  const int64_t words = num_words(word, k);
   if (a.row == 1 && kernel.reads_along_k()) {
-    gather_rows(word, a, rows, k, buffer);
+    pack_rows_along_k(word, a, rows, k, buffer);
     return {buffer, words, 1, kernel.rows * words};
   }
   if (a.row == 1) {
-    gather_columns(word, a, rows, k, buffer);
+    pack_columns(word, a, rows, k, buffer);
     return {buffer, 1, kTileRows, kTileRows * words};
   }
   for (int64_t i = 0; i < rows; ++i) {
@@ -390,14 +376,14 @@ RowsOfA rows_of(const TileKernel& kernel, const MatrixView& a, int64_t rows, int
       buffer[i * words + p] = word_at(word, a.transposed(), k, p, i);
     }
     if (a.column == 1) {
-      read_along_k(word, a.from(i, 0), k, buffer + i * words);
+      read_words_along_k(word, a.from(i, 0), k, buffer + i * words);
     }
   }
   return {buffer, words, 1, kernel.rows * words};
 }
 
-void multiply_rows(const TileKernel& kernel, const RowsOfA& a, int64_t rows, int64_t k,
-                   std::span<const Strip> strips, float* c, int64_t c_row, bool accumulate) {
+void multiply_row_block(const TileKernel& kernel, const RowsOfA& a, int64_t rows, int64_t k,
+                        std::span<const Strip> strips, float* c, int64_t c_row, bool accumulate) {
   for (int64_t i = 0; i < rows; i += kernel.rows) {
     Tile tile{std::min(kernel.rows, rows - i), 1, k, a.data + i / kernel.rows * a.tile, a.row, a.k};
     tile.c_row = c_row;

@@ -1,8 +1,8 @@
 #pragma once
-// Packed blocks of an operand as the tiles of a product read them (kernels/cpu/gemm_tile.h): words
-// of the kernel, f32 or two of bf16, whatever the operand is stored as, and in order. Rounding and
-// widening happen here, on pieces that stay in the caches, so that products in bf16 make no copies
-// of their operands. Strides are in words, sizes in numbers; a float stands for any word.
+// Packs blocks of operands in the order in which tiles read them (kernels/cpu/gemm_tile.h), as
+// words of the kernel: f32, or two bf16. Packing also rounds and widens. Blocks stay in the caches,
+// so that products in bf16 do not copy whole operands. Strides are in words, sizes in elements.
+// Words are declared as float.
 
 #include <span>
 #include <vector>
@@ -12,44 +12,49 @@
 
 namespace moe::kernels {
 
-// One strip of B as tiles read it.
+// A strip of B: the columns of one tile.
 struct Strip {
   const float* data;
-  int64_t stride;   // between its rows
+  int64_t stride;   // between rows
   int64_t first;    // column in the block
-  int64_t columns;  // that are wanted of it
-  int64_t vectors;
+  int64_t columns;  // used columns
+  int64_t vectors;  // width, padding included
 };
 
-// Of A that are taken at a time, at most: whole tiles of each height.
-inline constexpr int64_t kRowsOfBlock = 16 * kTileRows;
-static_assert(kRowsOfBlock % kMostTileRows == 0);
+// Maximum number of rows of A in a block: a multiple of all tile heights.
+inline constexpr int64_t kRowBlock = 16 * kTileRows;
+static_assert(kRowBlock % kMaxTileRows == 0);
 
-// Floats that `strips_of` wants of its buffer for blocks of b of up to n columns and k rows.
-int64_t strip_floats(const TileKernel& kernel, const MatrixView& b, int64_t n, int64_t k);
+// Returns the number of floats that pack_strips() needs in its buffer for b [k, n] or smaller.
+int64_t strip_numel(const TileKernel& kernel, const MatrixView& b, int64_t n, int64_t k);
 
-// The strips of b [k, n]; those that cannot be read where they lie are written to `buffer`.
-std::vector<Strip> strips_of(const TileKernel& kernel, const MatrixView& b, int64_t n, int64_t k,
-                             float* buffer);
+// Returns the strips of b [k, n]. Strips that cannot be read in place are written to `buffer`.
+std::vector<Strip> pack_strips(const TileKernel& kernel, const MatrixView& b, int64_t n, int64_t k,
+                               float* buffer);
 
-// Rows of A as many at a time as tiles are high: element (i, p) of a tile that begins at `from` is
-// from[i * row + p * k], and the next tile begins `tile` floats after it.
+// Rows of A, grouped by tile height: element (i, p) of a tile that starts at `from` is
+// from[i * row + p * k], and the next tile starts at from + tile.
 struct RowsOfA {
   const float* data;
   int64_t row, k, tile;
 };
 
-// Whether blocks of A are copied before their products; k the whole depth, or even.
-bool is_gathered(const TileKernel& kernel, const MatrixView& a, int64_t k);
+// Returns true if a block of A with depth k is copied before its products. If it is false for the
+// whole depth, it is false for every block of kGemmDepth.
+bool is_packed(const TileKernel& kernel, const MatrixView& a, int64_t k);
 
-// a [rows, k], at most kRowsOfBlock of them, where it lies or in `buffer`, which has room for the
-// words of k times the rows rounded up to those of a tile.
-RowsOfA rows_of(const TileKernel& kernel, const MatrixView& a, int64_t rows, int64_t k,
-                float* buffer);
+// Returns the rows of a [rows, k], in place or packed in `buffer`. REQUIRES: rows <= kRowBlock, and
+// a buffer of num_words(k) times the rows, rounded up to the tile height.
+RowsOfA pack_rows(const TileKernel& kernel, const MatrixView& a, int64_t rows, int64_t k,
+                  float* buffer);
 
-// c [rows, columns of the strips], whose rows lie c_row floats apart, = a b, or added to it; k in
-// words. The strips may be some of those of B, or begin at a later word of its depth.
-void multiply_rows(const TileKernel& kernel, const RowsOfA& a, int64_t rows, int64_t k,
-                   std::span<const Strip> strips, float* c, int64_t c_row, bool accumulate);
+// Computes c = a b for the rows of `a` and the columns of the strips, or adds the product if
+// `accumulate`. c has a row stride of c_row; k is in words. `strips` may be a subset of the strips
+// of B, and may start at a later word of its depth.
+void multiply_row_block(const TileKernel& kernel, const RowsOfA& a, int64_t rows, int64_t k,
+                        std::span<const Strip> strips, float* c, int64_t c_row, bool accumulate);
+
+// Transposes four rows of length k: to[p * width + r] = from[r * stride + p].
+void transpose_four_rows(const float* from, int64_t stride, int64_t k, int64_t width, float* to);
 
 }  // namespace moe::kernels

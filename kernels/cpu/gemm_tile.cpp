@@ -1,6 +1,6 @@
-// The compiler keeps `sum` in registers, since all its indices are constants once the loops are
-// unrolled, and joins each multiplication with its addition where the machine has one instruction
-// for both. The same text makes a kernel for each instruction set.
+// One template for all instruction sets. The compiler keeps `sum` in registers, because all its
+// indices are constants after unrolling, and fuses multiplications and additions if the CPU has
+// FMA.
 
 #include "kernels/cpu/gemm_tile.h"
 
@@ -17,7 +17,7 @@ using Vector4 [[gnu::vector_size(16)]] = float;
 using Vector8 [[gnu::vector_size(32)]] = float;
 using Vector16 [[gnu::vector_size(64)]] = float;
 
-// What adds the product of a word of A and a vector of words of B to a vector of sums.
+// Adds the product of a word of A and a vector of words of B to a vector of sums.
 struct MultiplyF32 {
   template <typename Vector>
   [[gnu::always_inline]] static void add(const float* left, const Vector& right, Vector& sum) {
@@ -25,7 +25,7 @@ struct MultiplyF32 {
   }
 };
 
-// Two numbers of bf16 a word, widened: a processor without such products needs six instructions.
+// Widens both bf16 of a word, which takes six instructions without AVX512_BF16.
 struct MultiplyWidened {
   template <typename Vector>
   [[gnu::always_inline]] static void add(const float* left, const Vector& right, Vector& sum) {
@@ -38,8 +38,8 @@ struct MultiplyWidened {
 };
 
 #if defined(__x86_64__)
-// The same in one instruction. It is written out, since a function of the compiler's for it may not
-// be called from a template that serves every instruction set.
+// One instruction for two bf16. Inline assembly, because an intrinsic cannot be called from a
+// template that is compiled for several instruction sets.
 struct MultiplyBF16 {
   template <typename Vector>
   [[gnu::always_inline]] static void add(const float* left, const Vector& right, Vector& sum) {
@@ -54,7 +54,7 @@ template <typename Multiply, typename Vector, int kRows, int kVectors>
 [[gnu::always_inline]] inline void run_tile(const Tile& tile) {
   constexpr int kWidth = sizeof(Vector) / sizeof(float);
 #pragma GCC unroll 8
-  for (int i = 0; i < kRows; ++i) {  // C is on its way while the sums are made: 4 % of a product
+  for (int i = 0; i < kRows; ++i) {  // prefetches C, which saves 4 % of a product
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
       __builtin_prefetch(tile.c + i * tile.c_row + j * kWidth, 1);
@@ -122,7 +122,7 @@ template <typename Multiply, typename Vector>
   tile.vectors == 2 ? run_rows<Multiply, Vector, 2>(tile) : run_rows<Multiply, Vector, 1>(tile);
 }
 
-// Whatever the processor is: the compiler makes Vector4 of what it has, if only of single floats.
+// For any CPU: the compiler maps Vector4 to the available registers.
 void run_portable(const Tile& tile) { run_narrow<MultiplyF32, Vector4>(tile); }
 void run_portable_bf16(const Tile& tile) { run_narrow<MultiplyWidened, Vector4>(tile); }
 
@@ -154,9 +154,8 @@ void add_bf16_kernels(std::vector<TileKernel>& all) {
   }
 }
 #elif defined(__aarch64__)
-// Every arm64 processor has NEON, whose 32 registers hold 24 sums, 4 vectors of B and a number of
-// A; GCC, left to order the instructions first, reads more numbers of A at once than there is room
-// for.
+// NEON has 32 registers: 24 sums, 4 vectors of B and an element of A. With instruction scheduling
+// GCC loads more elements of A than there are registers.
 [[gnu::optimize("no-schedule-insns")]] void run_neon(const Tile& tile) {
   tile.vectors == 4 ? run_rows<MultiplyF32, Vector4, 4>(tile)
                     : run_narrow<MultiplyF32, Vector4>(tile);

@@ -1,4 +1,4 @@
-// permute.h on the CPU. The compiler writes the vector code (vector_math.h).
+// permute.h on the CPU. The compiler vectorises the loops (vector_math.h).
 
 #include "kernels/ops/permute.h"
 
@@ -7,9 +7,10 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <type_traits>
 #include <vector>
 
-#include "kernels/cpu/bf16_convert.h"
+#include "kernels/cpu/bf16_words.h"
 #include "kernels/cpu/vector_math.h"
 
 namespace moe::kernels {
@@ -18,7 +19,6 @@ namespace {
 
 constexpr int64_t kGrain = 64;
 
-// to += by * from
 template <typename Number>
 MOE_VECTOR_CLONES void add_scaled(const Number* from, Number by, int64_t count, Number* to) {
   for (int64_t i = 0; i < count; ++i) {
@@ -26,7 +26,6 @@ MOE_VECTOR_CLONES void add_scaled(const Number* from, Number by, int64_t count, 
   }
 }
 
-// to = by * from
 template <typename Number, typename Row>
 MOE_VECTOR_CLONES void scale_to(const Number* from, Number by, int64_t count, Row* to) {
   for (int64_t i = 0; i < count; ++i) {
@@ -45,8 +44,7 @@ double dot(const double* a, const double* b, int64_t count) {
   return sum;
 }
 
-// A row as products take it: bf16 is widened first, so that its products are rounded as those of
-// f32.
+// Widens a bf16 row, so that its products are rounded as those of f32.
 const float* widened(const uint16_t* row, int64_t count, std::vector<float>& buffer) {
   buffer.resize(static_cast<size_t>(count));
   bf16_to_f32(row, count, buffer.data());
@@ -57,13 +55,13 @@ const Number* widened(const Number* row, int64_t /*count*/, std::vector<float>& 
   return row;
 }
 
-int64_t bytes_of(PermuteDtype dtype) {
+int64_t element_bytes(PermuteDtype dtype) {
   return dtype == PermuteDtype::kF64 ? 8 : dtype == PermuteDtype::kF32 ? 4 : 2;
 }
 
-// Rows are copied: no token has two.
-void place_rows(const UnpermuteArgs& args) {
-  const auto bytes = static_cast<size_t>(args.shape.width * bytes_of(args.dtype));
+// Copies rows: no token has two.
+void copy_rows(const UnpermuteArgs& args) {
+  const auto bytes = static_cast<size_t>(args.shape.width * element_bytes(args.dtype));
   const auto* rows = static_cast<const char*>(args.rows);
   auto* y = static_cast<char*>(args.y);
   at::parallel_for(0, args.shape.tokens, kGrain, [&](int64_t begin, int64_t end) {
@@ -78,8 +76,7 @@ void place_rows(const UnpermuteArgs& args) {
   });
 }
 
-// Rows by their tokens: those of token t, in their order, are row[first[t]] .. row[first[t + 1] -
-// 1].
+// Rows by token: those of token t, in their order, are row[first[t]] .. row[first[t + 1] - 1].
 struct RowsByToken {
   std::vector<int64_t> first;  // [T + 1]
   std::vector<int64_t> row;
@@ -88,7 +85,7 @@ struct RowsByToken {
 RowsByToken rows_by_token(const UnpermuteArgs& args) {
   const auto tokens = static_cast<size_t>(args.shape.tokens);
   RowsByToken by_token{std::vector<int64_t>(tokens + 2), {}};
-  std::vector<int64_t>& next = by_token.first;  // of token t at t + 1, until all rows are there
+  std::vector<int64_t>& next = by_token.first;  // of token t at t + 1, while `row` is filled
   for (int64_t r = 0; r < args.shape.rows; ++r) {
     if (args.token[r] >= 0) {
       ++next[static_cast<size_t>(args.token[r]) + 2];
@@ -105,53 +102,35 @@ RowsByToken rows_by_token(const UnpermuteArgs& args) {
   return by_token;
 }
 
-// Calls each(token, its rows, behind its last) by threads that share out the tokens: a token's sum
-// has one order, and is the same bits for any number of threads.
-template <typename Each>
-void for_each_token(const UnpermuteArgs& args, const RowsByToken& by_token, Each each) {
-  at::parallel_for(0, args.shape.tokens, kGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      each(t, by_token.row.data() + by_token.first[static_cast<size_t>(t)],
-           by_token.row.data() + by_token.first[static_cast<size_t>(t) + 1]);
-    }
-  });
-}
-
-// sum [D] = the rows of one token, weighted.
-template <typename Row, typename Number, typename Sum>
-void add_rows_of_token(const UnpermuteArgs& args, const int64_t* first, const int64_t* last,
-                       Sum* sum) {
-  static thread_local std::vector<float> buffer;
+// Sums the rows of each token in the type Number, in parallel over tokens. The order of a token's
+// sum is fixed, so that the result does not depend on the number of threads.
+template <typename Row, typename Number, typename Out = Number>
+void sum_rows(const UnpermuteArgs& args) {
   const int64_t width = args.shape.width;
   const auto* rows = static_cast<const Row*>(args.rows);
   const auto* weight = static_cast<const Number*>(args.weight);
-  std::fill_n(sum, width, Sum{0});
-  for (const int64_t* row = first; row != last; ++row) {
-    add_scaled(widened(rows + *row * width, width, buffer),
-               args.is_weighted ? weight[*row] : Number{1}, width, sum);
-  }
-}
-
-template <typename Row, typename Number>
-void add_rows(const UnpermuteArgs& args) {
-  auto* y = static_cast<Number*>(args.y);
-  for_each_token(args, rows_by_token(args),
-                 [&](int64_t t, const int64_t* first, const int64_t* last) {
-                   add_rows_of_token<Row, Number>(args, first, last, y + t * args.shape.width);
-                 });
-}
-
-// Sums of bf16 are made in f32 and rounded once.
-void add_bf16_rows(const UnpermuteArgs& args) {
-  const int64_t width = args.shape.width;
-  auto* y = static_cast<uint16_t*>(args.y);
-  for_each_token(args, rows_by_token(args),
-                 [&](int64_t t, const int64_t* first, const int64_t* last) {
-                   static thread_local std::vector<float> sum;
-                   sum.resize(static_cast<size_t>(width));
-                   add_rows_of_token<uint16_t, float>(args, first, last, sum.data());
-                   f32_to_bf16(sum.data(), width, y + t * width);
-                 });
+  const RowsByToken by_token = rows_by_token(args);
+  at::parallel_for(0, args.shape.tokens, kGrain, [&](int64_t begin, int64_t end) {
+    std::vector<float> wide;
+    std::vector<Number> buffer(static_cast<size_t>(std::is_same_v<Out, Number> ? 0 : width));
+    for (int64_t t = begin; t < end; ++t) {
+      Out* y = static_cast<Out*>(args.y) + t * width;
+      Number* sum = buffer.data();
+      if constexpr (std::is_same_v<Out, Number>) {
+        sum = y;
+      }
+      std::fill_n(sum, width, Number{0});
+      for (int64_t i = by_token.first[static_cast<size_t>(t)];
+           i < by_token.first[static_cast<size_t>(t) + 1]; ++i) {
+        const int64_t r = by_token.row[static_cast<size_t>(i)];
+        add_scaled(widened(rows + r * width, width, wide), args.is_weighted ? weight[r] : Number{1},
+                   width, sum);
+      }
+      if constexpr (!std::is_same_v<Out, Number>) {
+        f32_to_bf16(sum, width, y);
+      }
+    }
+  });
 }
 
 template <typename Row, typename Number>
@@ -180,7 +159,7 @@ void backward(const UnpermuteBackwardArgs& args) {
 }  // namespace
 
 void permute_cpu(const PermuteArgs& args) {
-  const auto bytes = static_cast<size_t>(args.shape.width * bytes_of(args.dtype));
+  const auto bytes = static_cast<size_t>(args.shape.width * element_bytes(args.dtype));
   const auto* x = static_cast<const char*>(args.x);
   auto* rows = static_cast<char*>(args.rows);
   at::parallel_for(0, args.shape.rows, kGrain, [&](int64_t begin, int64_t end) {
@@ -196,15 +175,16 @@ void permute_cpu(const PermuteArgs& args) {
 
 void unpermute_cpu(const UnpermuteArgs& args) {
   if (!args.is_weighted && args.shape.columns == 1) {
-    return place_rows(args);
+    return copy_rows(args);
   }
   switch (args.dtype) {
     case PermuteDtype::kF32:
-      return add_rows<float, float>(args);
+      return sum_rows<float, float>(args);
     case PermuteDtype::kF64:
-      return add_rows<double, double>(args);
+      return sum_rows<double, double>(args);
     case PermuteDtype::kBF16:
-      return args.is_weighted ? add_rows<uint16_t, float>(args) : add_bf16_rows(args);
+      return args.is_weighted ? sum_rows<uint16_t, float>(args)
+                              : sum_rows<uint16_t, float, uint16_t>(args);
   }
 }
 

@@ -1,6 +1,6 @@
-// plan_weights.h on the CPU. Threads share out blocks of tokens, whose size depends on how many
-// tokens there are and on nothing else, and what the blocks sum up is added in their order; what
-// rows count together are whole numbers. So all of it is the same bits for any number of threads.
+// plan_weights.h on the CPU. Threads process blocks of tokens. The block size depends on the number
+// of tokens only, the sums of the blocks are added in order, and counters are integers, so that
+// results do not depend on the number of threads.
 
 #include "kernels/ops/plan_weights.h"
 
@@ -20,11 +20,11 @@ namespace moe::kernels {
 
 namespace {
 
-// What one thread takes at least, some ten microseconds: rows, tokens of which little is read, and
-// blocks of tokens.
+// Minimum work per thread, about ten microseconds: rows; blocks of tokens to count; blocks of
+// tokens to weigh.
 constexpr int64_t kRowGrain = 4096, kCountedBlocks = 8, kWeighedBlocks = 2;
 
-// Calls each(block, its first token, behind its last); a thread takes `grain` blocks at least.
+// Calls each(block, first token, end token) in parallel, at least `grain` blocks per thread.
 template <typename Each>
 void for_each_token_block(int64_t tokens, int64_t grain, Each each) {
   constexpr int64_t kTokens = 128;
@@ -37,7 +37,6 @@ void for_each_token_block(int64_t tokens, int64_t grain, Each each) {
   });
 }
 
-// Whole numbers that several threads count up.
 template <typename Count>
 void add_to_count(Count& count, Count by) {
   std::atomic_ref(count).fetch_add(by, std::memory_order_relaxed);
@@ -51,16 +50,6 @@ void add_own_counts(const std::vector<Count>& own, Count* all) {
   }
 }
 
-int64_t kind_of_row(const PlanCountsArgs& args, int64_t row, int64_t home) {
-  const PlanRows& plan = args.plan;
-  int64_t kind = std::max(plan.choice[row] - (plan.k - 1), kAcceptedRow);
-  if (args.rectifies && kind == kRectifiedRow && plan.count[row] == plan.k) {
-    kind = kRectifiedAloneRow;
-  }
-  const bool is_away = plan.expert[row] / (plan.experts / plan.ranks) != home;
-  return kind + (args.dropless && plan.ranks > 1 && is_away ? kAwayRow : 0);
-}
-
 void count_rows(const PlanCountsArgs& args) {
   const PlanRows& plan = args.plan;
   at::parallel_for(0, plan.rows, kRowGrain, [&](int64_t begin, int64_t end) {
@@ -68,18 +57,19 @@ void count_rows(const PlanCountsArgs& args) {
     for (int64_t row = begin; row < end; ++row) {
       if (plan.expert[row] < plan.experts) {
         const int64_t token = plan.token[row], home = plan.home[token];
-        // A choice and a rectification may name one pair.
+        // A choice and a rectification can be the same (token, expert).
         add_to_count(args.count[token * plan.experts + plan.expert[row]],
                      static_cast<float>(plan.count[row]));
-        ++kinds[static_cast<size_t>(home * kRowKinds + kind_of_row(args, row, home))];
+        ++kinds[static_cast<size_t>(home * kRowKinds + row_kind(args, row, home))];
       }
     }
     add_own_counts(kinds, args.counted);
   });
 }
 
-// The entropy of g = softmax(a): sum_j g_j (a_max - a_j) - ln g_max, where no term is negative.
-float entropy_of_token(const float* logits, const float* scores, int64_t experts) {
+// Returns the entropy of g = softmax(a) as sum_j g_j (a_max - a_j) - ln g_max, in which no term is
+// negative.
+float token_entropy(const float* logits, const float* scores, int64_t experts) {
   const int64_t best = std::max_element(logits, logits + experts) - logits;
   float sum = 0;
   for (int64_t e = 0; e < experts; ++e) {
@@ -88,31 +78,24 @@ float entropy_of_token(const float* logits, const float* scores, int64_t experts
   return sum - std::log(scores[best]);
 }
 
-MOE_VECTOR_CLONES float largest_logit(const float* logits, int64_t count) {
-  return vector_reduce<float>(
-      count, -std::numeric_limits<float>::infinity(), [=](int64_t i) { return logits[i]; },
-      [](float a, float b) { return a > b ? a : b; });
-}
-
-// to = e^(logit - highest); returns their sum.
-MOE_VECTOR_CLONES float exponentials_of(const float* logits, int64_t count, float highest,
-                                        float* to) {
+// Writes to = e^(logit - highest) and returns the sum.
+MOE_VECTOR_CLONES float exponentials(const float* logits, int64_t count, float highest, float* to) {
   return vector_sum<float>(
       count, [=](int64_t i) { return to[i] = vector_exp_negative(logits[i] - highest); });
 }
 
-// to = softmax of the logits; returns the logarithm of the sum of their exponentials.
-float softmax_of(const float* logits, int64_t experts, float* to) {
-  const float highest = largest_logit(logits, experts);
-  const float sum = exponentials_of(logits, experts, highest, to);
+// Writes to = softmax(logits) and returns the log-sum-exp.
+float softmax(const float* logits, int64_t experts, float* to) {
+  const float highest = row_max(logits, experts);
+  const float sum = exponentials(logits, experts, highest, to);
   for (int64_t e = 0; e < experts; ++e) {
     to[e] /= sum;
   }
   return highest + std::log(sum);
 }
 
-// to = n e^a / sum of the same over the experts with n > 0, zeros where there is none.
-void normalised_of(const float* logits, const float* count, int64_t experts, float* to) {
+// Writes to = n e^a / sum of n e^a over the experts with count n > 0; zeros if there is none.
+void normalised_weights(const float* logits, const float* count, int64_t experts, float* to) {
   float highest = -std::numeric_limits<float>::infinity();
   for (int64_t e = 0; e < experts; ++e) {
     highest = count[e] > 0 && !(logits[e] <= highest) ? logits[e] : highest;
@@ -128,7 +111,7 @@ void normalised_of(const float* logits, const float* count, int64_t experts, flo
   }
 }
 
-// What the losses make of the tokens at home on one rank.
+// Factors of the losses for the tokens of one rank.
 class RankShare {
  public:
   RankShare(const PlanRows& plan, const PlanWeightsKind& kind, const int32_t* chosen, int64_t home)
@@ -137,9 +120,9 @@ class RankShare {
         tokens_(static_cast<float>(chosen[plan.ranks * plan.experts + home])),
         weight_(1.0F / (tokens_ * static_cast<float>(kind.ranks_in_use))) {}
 
-  // What one token weighs in a mean over ranks of means over tokens.
+  // Returns the weight of one token in the mean over ranks of means over tokens.
   float weight() const { return weight_; }
-  // What the load-balance loss multiplies the token's probability of expert e by.
+  // Returns the factor of the token's probability of expert e in the load-balance loss.
   float balance(int64_t e) const {
     return experts_ * (static_cast<float>(chosen_[e]) / tokens_) * weight_;
   }
@@ -172,15 +155,15 @@ struct LossTerms {
   double balance = 0, z = 0;
 };
 
-// `probability` [E] is scratch.
+// Writes the gates of a token and returns its loss terms. `probability` [E] is scratch.
 LossTerms weigh_token(const PlanWeightsArgs& args, int64_t t, std::vector<float>& probability) {
   const PlanRows& plan = args.plan;
   const int64_t experts = plan.experts, home = plan.home[t];
   const float *logits = args.logits + t * experts, *count = args.count + t * experts;
   float* combine = args.combine + t * experts;
-  const float log_sum = softmax_of(logits, experts, probability.data());
+  const float log_sum = softmax(logits, experts, probability.data());
   if (args.kind.normalise) {
-    normalised_of(logits, count, experts, combine);
+    normalised_weights(logits, count, experts, combine);
   }
   for (int64_t e = 0; !args.kind.normalise && e < experts; ++e) {
     combine[e] = probability[static_cast<size_t>(e)] * count[e];
@@ -196,13 +179,13 @@ LossTerms weigh_token(const PlanWeightsArgs& args, int64_t t, std::vector<float>
   return {balance, share.weight() * log_sum * log_sum};
 }
 
-// Which share of its token's weight of its expert is the row's.
-float share_of_row(const PlanRows& plan, const float* count, int64_t row) {
+// Returns the share of a row in the weight of its (token, expert).
+float row_share(const PlanRows& plan, const float* count, int64_t row) {
   const float n = count[plan.token[row] * plan.experts + plan.expert[row]];
   return static_cast<float>(plan.count[row]) / std::max(n, 1.0F);
 }
 
-// Calls each(row, where its token and expert stand in [T, E]) for the rows in use, others(row).
+// Calls each(row, index into [T, E]) for the rows in use and others(row) for the rest, in parallel.
 template <typename Each, typename Others>
 void for_each_plan_row(const PlanRows& plan, Each each, Others others) {
   at::parallel_for(0, plan.rows, kRowGrain, [&](int64_t begin, int64_t end) {
@@ -216,14 +199,17 @@ void for_each_plan_row(const PlanRows& plan, Each each, Others others) {
   });
 }
 
-// The gradient in one token's logits: with U that of w, w U - basis sum_j w_j U_j, basis g or w
-// (core/route/gates.h), and of the losses g (c - sum_j c_j g_j) and 2 v lse g.
+// Computes the gradient of one token's logits, the sum of three terms:
+//   gates         w U - basis sum_j w_j U_j, U = gradient of w, basis = g or w (core/route/route.h)
+//   load balance  g (c - sum_j c_j g_j), c = RankShare::balance()
+//   z-loss        2 v lse g, v = RankShare::weight(), lse = log-sum-exp of the logits
+// Each loss term is multiplied by the gradient of the loss.
 void pull_token(const PlanWeightsBackwardArgs& args, int64_t t, std::vector<float>& probability) {
   const PlanRows& plan = args.plan;
   const int64_t experts = plan.experts, home = plan.home[t];
   const float* weight = args.combine + t * experts;
   float *pulled = args.pulled + t * experts, *to = args.grad_logits + t * experts;
-  const float log_sum = softmax_of(args.logits + t * experts, experts, probability.data());
+  const float log_sum = softmax(args.logits + t * experts, experts, probability.data());
   float all = 0;
   for (int64_t e = 0; e < experts; ++e) {
     const float of_all = args.grad_combine == nullptr ? 0 : args.grad_combine[t * experts + e];
@@ -273,7 +259,7 @@ void plan_counts_cpu(const PlanCountsArgs& args) {
       const float* count = args.count + t * experts;
       served += std::any_of(count, count + experts, [](float n) { return n > 0; });
       if (plan.home[t] < plan.ranks) {
-        entropy += entropy_of_token(args.logits + t * experts, args.scores + t * experts, experts);
+        entropy += token_entropy(args.logits + t * experts, args.scores + t * experts, experts);
       }
     }
     args.sums[block] = entropy;
@@ -300,7 +286,7 @@ void plan_weights_cpu(const PlanWeightsArgs& args) {
   for_each_plan_row(
       plan,
       [&](int64_t row, int64_t cell) {
-        args.weights[row] = args.combine[cell] * share_of_row(plan, args.count, row);
+        args.weights[row] = args.combine[cell] * row_share(plan, args.count, row);
       },
       [&](int64_t row) { args.weights[row] = 0; });
   LossTerms all;
@@ -320,9 +306,9 @@ void plan_weights_backward_cpu(const PlanWeightsBackwardArgs& args) {
   if (args.grad_weights != nullptr) {
     for_each_plan_row(
         plan,
-        [&](int64_t row, int64_t cell) {  // two at most, to a zero: any order is one
+        [&](int64_t row, int64_t cell) {  // deterministic: at most two addends to 0
           std::atomic_ref(args.pulled[cell])
-              .fetch_add(args.grad_weights[row] * share_of_row(plan, args.count, row),
+              .fetch_add(args.grad_weights[row] * row_share(plan, args.count, row),
                          std::memory_order_relaxed);
         },
         [](int64_t) {});

@@ -1,5 +1,5 @@
-// RMSNorm's loops on the CPU, f32: a row is read twice and nothing is kept between. The compiler
-// writes the vector code (vector_math.h).
+// rms_norm.h on the CPU, f32. Each row is read twice. The compiler vectorises the loops
+// (vector_math.h).
 
 #include "kernels/ops/rms_norm.h"
 
@@ -10,15 +10,14 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/cpu/bf16_convert.h"
+#include "kernels/cpu/bf16_words.h"
 #include "kernels/cpu/vector_math.h"
 
 namespace moe::kernels {
 
 namespace {
 
-// Rows that one thread takes at least; sums over tokens are made over so many at first. Short, for
-// the threads of many cores.
+// Minimum rows per thread, and rows of a partial sum over tokens. Small, for CPUs with many cores.
 constexpr int64_t kStrip = 32;
 
 MOE_VECTOR_CLONES float sum_of_squares(const float* x, int64_t width) {
@@ -47,7 +46,7 @@ MOE_VECTOR_CLONES void backward_row(const float* grad, const float* x, const flo
   }
 }
 
-// The same, rounded; in pieces that stay in the first cache.
+// Rounds the result to bf16, in pieces that stay in the L1 cache.
 void scale_row_to_bf16(const float* x, const float* weight, float scale, int64_t width,
                        uint16_t* y) {
   constexpr int64_t kPiece = 512;

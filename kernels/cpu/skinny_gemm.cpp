@@ -1,5 +1,5 @@
-// Shares out columns among threads. With more than a few rows multiplying takes longer than
-// packing, and the product is gemm()'s, in the same order of sums.
+// Distributes columns over threads and selects the kernel. Products with more rows than the kernel
+// supports use gemm(), which sums in the same order.
 
 #include "kernels/cpu/skinny_gemm.h"
 
@@ -11,28 +11,27 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cpu/bf16_convert.h"
-#include "kernels/cpu/few_rows.h"
-#include "kernels/cpu/scratch.h"
+#include "kernels/cpu/bf16_words.h"
+#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/vector_math.h"
 
 namespace moe::kernels {
 
 namespace {
 
-constexpr int64_t kNumbersOfShare = int64_t{1} << 16;  // of b, worth a thread
-constexpr int64_t kColumns = kColumnsOfFewRows;
+constexpr int64_t kThreadElements = int64_t{1} << 16;  // minimum elements of b per thread
 
-void run(const FewRowsKernel& kernel, const FewRows<float>& in) { kernel.of_f32(in); }
-void run(const FewRowsKernel& kernel, const FewRows<uint16_t>& in) { kernel.of_bf16(in); }
+void run(const FewRowsKernel& kernel, const FewRowsArgs<float>& in) { kernel.f32(in); }
+void run(const FewRowsKernel& kernel, const FewRowsArgs<uint16_t>& in) { kernel.bf16(in); }
 
-// A row's numbers with zeros behind them up to whole steps, where they lie if there are none.
+// Rows of A, padded with zeros to a multiple of kDepthBlock; in place if they are.
 struct PaddedRows {
   const float* data;
   int64_t padded;
 };
 
 PaddedRows padded_rows(const GemmShape& shape, const float* a, Scratch& scratch) {
-  const int64_t padded = (shape.k + kStepOfFewRows - 1) / kStepOfFewRows * kStepOfFewRows;
+  const int64_t padded = (shape.k + kDepthBlock - 1) / kDepthBlock * kDepthBlock;
   if (padded == shape.k) {
     return {a, padded};
   }
@@ -44,61 +43,64 @@ PaddedRows padded_rows(const GemmShape& shape, const float* a, Scratch& scratch)
   return {to, padded};
 }
 
-// Columns begin .. end - 1 of a block, whose first is column 0 of c.
+// Computes columns begin .. end - 1 of a block, whose column 0 is column 0 of c.
 template <typename Number>
-void columns_of(const FewRowsKernel& kernel, const GemmShape& shape, const PaddedRows& a,
-                const MatrixView& b, int64_t begin, int64_t end, float* c, int64_t c_row) {
+void multiply_skinny_columns(const FewRowsKernel& kernel, const GemmShape& shape,
+                             const PaddedRows& a, const MatrixView& b, int64_t begin, int64_t end,
+                             float* c, int64_t c_row) {
   const auto* columns = static_cast<const Number*>(b.data);
-  const int64_t whole = std::max(end - begin, int64_t{0}) / kColumns * kColumns;
+  const int64_t whole = std::max(end - begin, int64_t{0}) / kColumnBlock * kColumnBlock;
   if (whole > 0) {
-    run(kernel, FewRows<Number>{a.data, shape.m, shape.k, a.padded, columns + begin * b.column,
-                                b.column, whole, c + begin, c_row});
+    run(kernel, FewRowsArgs<Number>{a.data, shape.m, shape.k, a.padded, columns + begin * b.column,
+                                    b.column, whole, c + begin, c_row});
   }
   const int64_t left = end - begin - whole;
   if (left <= 0) {
     return;
   }
-  static thread_local Scratch scratch;  // the last columns, with zeros beside them
-  auto* last = reinterpret_cast<Number*>(scratch.floats(kColumns * shape.k));
-  std::fill_n(last, kColumns * shape.k, Number{});
+  static thread_local Scratch scratch;  // the last columns, padded with zero columns
+  auto* last = reinterpret_cast<Number*>(scratch.floats(kColumnBlock * shape.k));
+  std::fill_n(last, kColumnBlock * shape.k, Number{});
   for (int64_t j = 0; j < left; ++j) {
     std::copy_n(columns + (begin + whole + j) * b.column, shape.k, last + j * shape.k);
   }
-  std::array<float, kColumns * kMostSkinnyRows> sums;
-  run(kernel, FewRows<Number>{a.data, shape.m, shape.k, a.padded, last, shape.k, kColumns,
-                              sums.data(), kColumns});
+  std::array<float, kColumnBlock * kMaxSkinnyRows> sums;
+  run(kernel, FewRowsArgs<Number>{a.data, shape.m, shape.k, a.padded, last, shape.k, kColumnBlock,
+                                  sums.data(), kColumnBlock});
   for (int64_t i = 0; i < shape.m; ++i) {
-    std::copy_n(sums.data() + i * kColumns, left, c + i * c_row + begin + whole);
+    std::copy_n(sums.data() + i * kColumnBlock, left, c + i * c_row + begin + whole);
   }
 }
 
-// The same of f16, widened some columns at a time.
-void columns_of_f16(const FewRowsKernel& kernel, const GemmShape& shape, const PaddedRows& a,
-                    const MatrixView& b, int64_t begin, int64_t end, float* c, int64_t c_row) {
+// Overload for f16, which is widened kColumnBlock columns at a time.
+void multiply_f16_columns(const FewRowsKernel& kernel, const GemmShape& shape, const PaddedRows& a,
+                          const MatrixView& b, int64_t begin, int64_t end, float* c,
+                          int64_t c_row) {
   static thread_local Scratch scratch;
-  float* wide = scratch.floats(kColumns * shape.k);
-  for (int64_t j = begin; j < end; j += kColumns) {
-    const int64_t columns = std::min<int64_t>(kColumns, end - j);
+  float* wide = scratch.floats(kColumnBlock * shape.k);
+  for (int64_t j = begin; j < end; j += kColumnBlock) {
+    const int64_t columns = std::min<int64_t>(kColumnBlock, end - j);
     for (int64_t r = 0; r < columns; ++r) {
       f16_to_f32(static_cast<const uint16_t*>(b.from(0, j + r).data), shape.k, wide + r * shape.k);
     }
-    columns_of<float>(kernel, shape, a, {wide, 1, shape.k}, 0, columns, c + j, c_row);
+    multiply_skinny_columns<float>(kernel, shape, a, {wide, 1, shape.k}, 0, columns, c + j, c_row);
   }
 }
 
 void multiply_few_rows(const FewRowsKernel& kernel, const GemmShape& shape, const float* a,
                        ColumnBlocks b, float* c, int64_t c_row) {
-  const int64_t grain = (kNumbersOfShare / shape.k + kColumns) / kColumns;
-  const int64_t shares = (shape.n + kColumns - 1) / kColumns;
+  const int64_t grain = (kThreadElements / shape.k + kColumnBlock) / kColumnBlock;
+  const int64_t shares = (shape.n + kColumnBlock - 1) / kColumnBlock;
   static thread_local Scratch scratch;
   const PaddedRows rows = padded_rows(shape, a, scratch);
   at::parallel_for(0, shares, grain, [&](int64_t first_share, int64_t last_share) {
-    const int64_t begin = first_share * kColumns, end = std::min(shape.n, last_share * kColumns);
-    int64_t first = 0;  // column of the block
+    const int64_t begin = first_share * kColumnBlock,
+                  end = std::min(shape.n, last_share * kColumnBlock);
+    int64_t first = 0;  // first column of the block
     for (const ColumnBlock& block : b) {
-      const auto columns = block.b.dtype == Dtype::kF16    ? columns_of_f16
-                           : block.b.dtype == Dtype::kBF16 ? columns_of<uint16_t>
-                                                           : columns_of<float>;
+      const auto columns = block.b.dtype == Dtype::kF16    ? multiply_f16_columns
+                           : block.b.dtype == Dtype::kBF16 ? multiply_skinny_columns<uint16_t>
+                                                           : multiply_skinny_columns<float>;
       columns(kernel, shape, rows, block.b, std::clamp<int64_t>(begin - first, 0, block.columns),
               std::clamp<int64_t>(end - first, 0, block.columns), c + first, c_row);
       first += block.columns;
@@ -114,7 +116,7 @@ void skinny_gemm_with(int64_t number, const GemmShape& shape, const float* a, Co
   if (shape.m == 0 || shape.n == 0) {
     return;
   }
-  if (shape.m > kernel.rows || shape.k == 0) {
+  if (shape.m > kernel.max_rows || shape.k == 0) {
     gemm(shape, {a, shape.k, 1}, b, c, c_row, /*accumulate=*/false);
     return;
   }
@@ -125,8 +127,8 @@ void skinny_gemm(const GemmShape& shape, const float* a, ColumnBlocks b, float* 
   skinny_gemm_with(0, shape, a, b, c, c_row);
 }
 
-bool serves_skinny_gemm(const GemmShape& shape, const MatrixView& b) {
-  return shape.m <= kMostSkinnyRows && b.dtype != Dtype::kF32RoundedToBF16 && b.row == 1;
+bool can_use_skinny_gemm(const GemmShape& shape, const MatrixView& b) {
+  return shape.m <= kMaxSkinnyRows && b.dtype != Dtype::kF32RoundedToBF16 && b.row == 1;
 }
 
 }  // namespace moe::kernels

@@ -1,27 +1,57 @@
 #pragma once
-// Skinny GEMM on the CPU: products of few rows with a matrix that lies as the folder stores it, as
-// generation makes them, where every sequence of a batch gets a token at a time. With one row such
-// a product is bound by reading its matrix, which happens once and in order; with some it is bound
-// by multiplying.
+// Skinny GEMM on the CPU, for 1-48 rows, as in generation: reads the weight matrix in place. gemm()
+// packs B, which does not pay off for few rows. Each kernel loads several columns of B at once and
+// transposes them in registers, so that a vector lane holds one output column and the accumulation
+// order along k is that of gemm(): both give the same bits. With one row the product is bound by
+// reading B, which happens once and in order; with more rows by arithmetic.
+//
+// m rows, k depth, n columns.
+
+#include <cstdint>
+#include <vector>
 
 #include "kernels/cpu/gemm.h"
 
 namespace moe::kernels {
 
-inline constexpr int64_t kMostSkinnyRows = 48;
+inline constexpr int64_t kMaxSkinnyRows = 48;
 
-// c [m, n], whose rows are c_row floats apart, = a [m, k] b [k, n]. a f32 with rows of k numbers;
-// b f32, bf16 or f16 in blocks of columns, which are contiguous (b.row is 1). Each element is one
-// sum in f32 in gemm()'s order, which is the same for any number of threads and for any rows and
-// columns beside it: what a sequence gets does not depend on its batch.
+// Computes c [m, n] = a [m, k] b [k, n]. a f32 with contiguous rows; b f32, bf16 or f16 with
+// contiguous columns (b.row is 1); c has a row stride of c_row. The result does not depend on the
+// number of threads or on other rows and columns: a sequence has the same numbers in any batch.
 void skinny_gemm(const GemmShape& shape, const float* a, ColumnBlocks b, float* c, int64_t c_row);
 
-// Whether skinny_gemm() takes the product: at most kMostSkinnyRows rows, and such a matrix.
-bool serves_skinny_gemm(const GemmShape& shape, const MatrixView& b);
+// Returns true if skinny_gemm() supports the product.
+bool can_use_skinny_gemm(const GemmShape& shape, const MatrixView& b);
 
-// The same by one of the kernels for few rows (few_rows_kernels() in kernels/cpu/few_rows.h), of
-// which skinny_gemm() takes number 0.
+// Computes the product with few_rows_kernels()[number]; skinny_gemm() uses number 0.
 void skinny_gemm_with(int64_t number, const GemmShape& shape, const float* a, ColumnBlocks b,
                       float* c, int64_t c_row);
+
+inline constexpr int64_t kColumnBlock = 16;  // n must be a multiple of it in a kernel
+inline constexpr int64_t kDepthBlock = 32;   // maximum number of elements loaded per column
+static_assert(kGemmDepth % kDepthBlock == 0);
+
+// T is float, or uint16_t for bf16.
+template <typename T>
+struct FewRowsArgs {
+  const float* a;     // [m, lda]; columns k .. lda - 1 are zero
+  int64_t m, k, lda;  // lda is a multiple of kDepthBlock
+  const T* b;         // column j starts at b + j * ldb
+  int64_t ldb, n;
+  float* c;  // [m, ldc]
+  int64_t ldc;
+};
+
+// Implementation for one instruction set.
+struct FewRowsKernel {
+  int64_t max_rows;
+  void (*f32)(const FewRowsArgs<float>& in);
+  void (*bf16)(const FewRowsArgs<uint16_t>& in);
+  bool uses_fma;  // rounds product and sum once, as gemm() does on the same CPU
+};
+
+// Returns the kernels that this CPU supports, fastest first.
+const std::vector<FewRowsKernel>& few_rows_kernels();
 
 }  // namespace moe::kernels

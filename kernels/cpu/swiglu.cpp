@@ -1,4 +1,5 @@
-// One pass a row, no temporary tensors: the vector code is the compiler's (vector_math.h).
+// swiglu.h on the CPU, one pass per row without temporary tensors, and SwiGLU fused with the
+// products before it. The compiler vectorises the loops (vector_math.h).
 
 #include "kernels/ops/swiglu.h"
 
@@ -8,9 +9,9 @@
 #include <array>
 #include <vector>
 
-#include "kernels/cpu/bf16_convert.h"
+#include "kernels/cpu/bf16_words.h"
+#include "kernels/cpu/gemm.h"
 #include "kernels/cpu/gemm_tile.h"
-#include "kernels/cpu/swiglu_product.h"
 #include "kernels/cpu/vector_math.h"
 
 namespace moe::kernels {
@@ -34,9 +35,10 @@ MOE_VECTOR_CLONES void backward_piece(const float* grad_out, const float* gates,
   }
 }
 
-// The same with the activation, of one exponential: out is memory of its own.
-MOE_VECTOR_CLONES void both_pieces(const float* grad_out, const float* gates, const float* ups,
-                                   int64_t count, float* grad_gate, float* grad_up, float* out) {
+// Also writes the activation, with the same exponential. `out` must not alias the inputs.
+MOE_VECTOR_CLONES void backward_piece_with_output(const float* grad_out, const float* gates,
+                                                  const float* ups, int64_t count, float* grad_gate,
+                                                  float* grad_up, float* out) {
   for (int64_t i = 0; i < count; ++i) {
     const float gate = gates[i], up = ups[i], dy = grad_out[i];
     const float one_and_exp = 1.0F + vector_exp(-gate);
@@ -47,8 +49,8 @@ MOE_VECTOR_CLONES void both_pieces(const float* grad_out, const float* gates, co
   }
 }
 
-// A row goes by in pieces whose f32 stays in the first cache: loops that mix lanes of 16 and 32
-// bits with an exponential take four times as long.
+// Rows are processed in pieces whose f32 values stay in the L1 cache: loops that mix 16-bit and
+// 32-bit lanes with an exponential take four times as long.
 constexpr int64_t kPiece = 512;
 using Piece = std::array<float, kPiece>;
 
@@ -58,10 +60,14 @@ const float* read(const uint16_t* bf16, int64_t count, Piece& buffer) {
   return buffer.data();
 }
 
-float* place_of(float* to, Piece& /*buffer*/) { return to; }
-float* place_of(uint16_t* /*to*/, Piece& buffer) { return buffer.data(); }
+float* output_buffer(float* to, Piece& /*buffer*/) { return to; }
+float* output_buffer(uint16_t* /*to*/, Piece& buffer) { return buffer.data(); }
 
-void write(const float* /*from*/, int64_t /*count*/, float* /*to*/) {}  // it stands there
+void write(const float* from, int64_t count, float* to) {
+  if (from != to) {
+    std::copy_n(from, count, to);
+  }
+}
 void write(const float* from, int64_t count, uint16_t* bf16) { f32_to_bf16(from, count, bf16); }
 
 template <typename Number>
@@ -69,43 +75,36 @@ void forward_row(const Number* hidden, Number* out, int64_t width) {
   Piece gate_piece, up_piece, out_piece;
   for (int64_t i = 0; i < width; i += kPiece) {
     const int64_t count = std::min(kPiece, width - i);
-    float* result = place_of(out + i, out_piece);
+    float* result = output_buffer(out + i, out_piece);
     forward_piece(read(hidden + i, count, gate_piece), read(hidden + width + i, count, up_piece),
                   count, result);
     write(result, count, out + i);
   }
 }
 
-// A piece of the activation to where the row's gradient was read.
-void put(const Piece& from, int64_t count, float* to) { std::copy_n(from.data(), count, to); }
-void put(const Piece& from, int64_t count, uint16_t* bf16) {
-  f32_to_bf16(from.data(), count, bf16);
-}
-
-// out: null, or where the activation goes.
+// `out`: the activation, or null; may be grad_out.
 template <typename Number>
 void backward_row(const Number* grad_out, const Number* hidden, Number* grad, int64_t width,
                   Number* out) {
   Piece grad_piece, gate_piece, up_piece, grad_gate_piece, grad_up_piece, out_piece;
   for (int64_t i = 0; i < width; i += kPiece) {
     const int64_t count = std::min(kPiece, width - i);
-    float* grad_gate = place_of(grad + i, grad_gate_piece);
-    float* grad_up = place_of(grad + width + i, grad_up_piece);
+    float* grad_gate = output_buffer(grad + i, grad_gate_piece);
+    float* grad_up = output_buffer(grad + width + i, grad_up_piece);
     const float* dy = read(grad_out + i, count, grad_piece);
     const float* gate = read(hidden + i, count, gate_piece);
     const float* up = read(hidden + width + i, count, up_piece);
     if (out == nullptr) {
       backward_piece(dy, gate, up, count, grad_gate, grad_up);
     } else {
-      both_pieces(dy, gate, up, count, grad_gate, grad_up, out_piece.data());
-      put(out_piece, count, out + i);
+      backward_piece_with_output(dy, gate, up, count, grad_gate, grad_up, out_piece.data());
+      write(out_piece.data(), count, out + i);
     }
     write(grad_gate, count, grad + i);
     write(grad_up, count, grad + width + i);
   }
 }
 
-// Rows that one thread takes at least.
 int64_t grain(int64_t width) { return std::max<int64_t>(1, 32768 / std::max<int64_t>(1, width)); }
 
 template <typename Number>
@@ -134,7 +133,7 @@ void backward(const SwigluBackwardArgs& args) {
   });
 }
 
-// Columns begin .. begin + count - 1 of blocks that lie side by side, behind those that are there.
+// Appends columns begin .. begin + count - 1 of the concatenated blocks to `to`.
 void append_columns(ColumnBlocks from, int64_t begin, int64_t count, std::vector<ColumnBlock>& to) {
   int64_t first = 0;
   for (const ColumnBlock& block : from) {
@@ -147,34 +146,34 @@ void append_columns(ColumnBlocks from, int64_t begin, int64_t count, std::vector
   }
 }
 
-// One row of gate and up, both of which may be changed.
-void meet(float* gate, float* up, int64_t count, float* out) {
+// Applies SwiGLU to one row; overwrites gate and up.
+void apply_swiglu(float* gate, float* up, int64_t count, float* out) {
   forward_piece(gate, up, count, out);
 }
-void meet(float* gate, float* up, int64_t count, uint16_t* out) {
+void apply_swiglu(float* gate, float* up, int64_t count, uint16_t* out) {
   round_to_bf16(gate, count, gate);
   round_to_bf16(up, count, up);
   forward_piece(gate, up, count, gate);
   f32_to_bf16(gate, count, out);
 }
 
-// Rows first .. of one thread.
+// Computes rows first_row .. first_row + count - 1 on one thread.
 template <typename Number>
-void multiply_and_meet(const SwigluProductArgs& args, int64_t first_row, int64_t count) {
+void fused_gemm_swiglu(const GemmSwigluArgs& args, int64_t first_row, int64_t count) {
   constexpr int64_t kColumns = kGemmColumns / 2;
   auto* out = static_cast<Number*>(args.out);
   std::vector<ColumnBlock> both;
   for (int64_t column = 0; column < args.width; column += kColumns) {
     const int64_t columns = std::min(kColumns, args.width - column);
     both.clear();
-    append_columns(args.gate, column, columns, both);
-    append_columns(args.up, column, columns, both);
+    append_columns(args.gate_up, column, columns, both);
+    append_columns(args.gate_up, args.width + column, columns, both);
     gemm_row_blocks({count, 2 * columns, args.inner}, args.x.from(first_row, 0), both,
                     [&](int64_t first, int64_t rows, float* c) {
                       for (int64_t row = 0; row < rows; ++row) {
                         float* gate = c + row * 2 * columns;
-                        meet(gate, gate + columns, columns,
-                             out + (first_row + first + row) * args.width + column);
+                        apply_swiglu(gate, gate + columns, columns,
+                                     out + (first_row + first + row) * args.width + column);
                       }
                     });
   }
@@ -182,13 +181,13 @@ void multiply_and_meet(const SwigluProductArgs& args, int64_t first_row, int64_t
 
 }  // namespace
 
-void swiglu_product_cpu(const SwigluProductArgs& args) {
+void fused_gemm_swiglu_cpu(const GemmSwigluArgs& args) {
   const int64_t each = (args.rows + at::get_num_threads() - 1) / at::get_num_threads();
   const int64_t part = (each + kTileRows - 1) / kTileRows * kTileRows;
   const int64_t parts = part == 0 ? 0 : (args.rows + part - 1) / part;
   at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const auto multiply = args.is_bf16 ? multiply_and_meet<uint16_t> : multiply_and_meet<float>;
+      const auto multiply = args.is_bf16 ? fused_gemm_swiglu<uint16_t> : fused_gemm_swiglu<float>;
       multiply(args, i * part, std::min(part, args.rows - i * part));
     }
   });

@@ -1,6 +1,6 @@
-// Blocks of columns, each by one thread, whose logits are folded into a maximum and a sum of
-// exponentials a row while they lie in the second cache; the blocks of a row are joined last, in
-// order, so the numbers do not depend on the threads.
+// Each thread computes blocks of columns and folds their logits into a maximum and a sum of
+// exponentials per row while they are in the L2 cache. The blocks of a row are combined at the end,
+// in order, so that the result does not depend on the number of threads.
 
 #include "kernels/ops/token_log_probs.h"
 
@@ -18,16 +18,16 @@ namespace moe::kernels {
 
 namespace {
 
-// Of the logits of a row in one block of columns.
+// Reduction of the logits of a row in one block of columns.
 struct LogitBlock {
   float max = -INFINITY;
   double sum = 0;  // of exp(logit - max)
 };
 
-// exp(x) for x <= 0 to 2 units in the last place: as a power of two, by the polynomial of Cephes'
-// exp2f. Below -87 it is 2^-125 or less; NaN stays NaN. Two thirds of the operations of
-// vector_exp(), of which a head has one a logit.
-inline float exp_of_negative(float x) {
+// exp(x) for x <= 0 to 2 ulp, as a power of two, by the polynomial of Cephes' exp2f. Below -87 the
+// result is 2^-125 or less; NaN stays NaN. Takes two thirds of the operations of vector_exp(). A
+// head evaluates it once per logit.
+inline float exp_negative(float x) {
   constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds
   const float power = x * 1.44269504F;
   const float bounded = power < -126.0F ? -126.0F : power;
@@ -43,59 +43,51 @@ inline float exp_of_negative(float x) {
   return p * std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 127) << 23);
 }
 
-// Four times sixteen running results, so that none waits for the one before it.
-constexpr int64_t kRunning = 64;
-
-MOE_VECTOR_CLONES float max_of(const float* logits, int64_t count) {
-  float lane[kRunning];
-  std::fill_n(lane, kRunning, -INFINITY);
-  const int64_t whole = count / kRunning * kRunning;
-  for (int64_t i = 0; i < whole; i += kRunning) {
-    for (int64_t k = 0; k < kRunning; ++k) {
-      lane[k] = logits[i + k] > lane[k] ? logits[i + k] : lane[k];
+// Reduces term(0) .. term(count - 1) with four vectors of sixteen accumulators, to hide their
+// latency. They are joined in a tree at the end.
+template <typename Term, typename Join>
+[[gnu::always_inline]] inline float reduce_logits(int64_t count, float start, Term term,
+                                                  Join join) {
+  constexpr int64_t kLanes = 64;
+  float lane[kLanes];
+  std::fill_n(lane, kLanes, start);
+  const int64_t whole = count / kLanes * kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    for (int64_t k = 0; k < kLanes; ++k) {
+      lane[k] = join(lane[k], term(i + k));
     }
   }
-  float max = -INFINITY;
+  float rest = start;
   for (int64_t i = whole; i < count; ++i) {
-    max = logits[i] > max ? logits[i] : max;
+    rest = join(rest, term(i));
   }
-  for (int64_t width = kRunning / 2; width > 0; width /= 2) {
+  for (int64_t width = kLanes / 2; width > 0; width /= 2) {
     for (int64_t k = 0; k < width; ++k) {
-      lane[k] = lane[k + width] > lane[k] ? lane[k + width] : lane[k];
+      lane[k] = join(lane[k], lane[k + width]);
     }
   }
-  return lane[0] > max ? lane[0] : max;
+  return join(rest, lane[0]);
 }
 
-// The sum of exp(logit - max), none of which is above `max`.
-MOE_VECTOR_CLONES float sum_below(const float* logits, int64_t count, float max) {
-  float lane[kRunning] = {};
-  const int64_t whole = count / kRunning * kRunning;
-  for (int64_t i = 0; i < whole; i += kRunning) {
-    for (int64_t k = 0; k < kRunning; ++k) {
-      lane[k] += exp_of_negative(logits[i + k] - max);
-    }
-  }
-  float sum = 0;
-  for (int64_t i = whole; i < count; ++i) {
-    sum += exp_of_negative(logits[i] - max);
-  }
-  for (int64_t width = kRunning / 2; width > 0; width /= 2) {
-    for (int64_t k = 0; k < width; ++k) {
-      lane[k] += lane[k + width];
-    }
-  }
-  return lane[0] + sum;
+MOE_VECTOR_CLONES float max_logit(const float* logits, int64_t count) {
+  return reduce_logits(
+      count, -INFINITY, [=](int64_t i) { return logits[i]; },
+      [](float max, float value) { return value > max ? value : max; });
 }
 
-// A target's logit, and whether it is the first of its block that is as large as the block's
-// largest.
+MOE_VECTOR_CLONES float sum_exp(const float* logits, int64_t count, float max) {
+  return reduce_logits(
+      count, 0.0F, [=](int64_t i) { return exp_negative(logits[i] - max); },
+      [](float sum, float value) { return sum + value; });
+}
+
+// A target's logit, and whether it is the first maximum of its block.
 struct TargetLogit {
   float logit = 0;
   bool is_first_max = false;
 };
 
-// The rows of a hidden [n, D] that are multiplied together, and their targets.
+// Rows of `hidden` [n, D] that are multiplied together, and their targets.
 class RowsOfLogits {
  public:
   RowsOfLogits(const TokenLogProbArgs& args, int64_t first_row, int64_t rows)
@@ -141,11 +133,11 @@ class RowsOfLogits {
       }
       double sum = 0;
       for (int64_t block = 0; block < blocks_; ++block) {
-        sum += blocks[block].sum * exp_of_negative(blocks[block].max - max);
+        sum += blocks[block].sum * exp_negative(blocks[block].max - max);
       }
       const double logsumexp = max + std::log(sum);
-      for (int64_t i = target_of(row); i < target_of(row + 1); ++i) {
-        const auto& [logit, is_first_max] = targets_[static_cast<size_t>(i - target_of(0))];
+      for (int64_t i = first_target(row); i < first_target(row + 1); ++i) {
+        const auto& [logit, is_first_max] = targets_[static_cast<size_t>(i - first_target(0))];
         const int64_t block = args_.targets[static_cast<size_t>(i)].token / kGemmColumns;
         args_.results[i] = {static_cast<float>(logit - logsumexp),
                             is_first_max && block == likeliest};
@@ -154,18 +146,18 @@ class RowsOfLogits {
   }
 
  private:
-  int64_t target_of(int64_t row) const { return first_target_[static_cast<size_t>(row)]; }
+  int64_t first_target(int64_t row) const { return first_target_[static_cast<size_t>(row)]; }
 
   void fold(int64_t row, int64_t block, const float* logits, int64_t columns) {
-    const float max = max_of(logits, columns);
-    logits_[static_cast<size_t>(row * blocks_ + block)] = {max, sum_below(logits, columns, max)};
-    for (int64_t i = target_of(row); i < target_of(row + 1); ++i) {
+    const float max = max_logit(logits, columns);
+    logits_[static_cast<size_t>(row * blocks_ + block)] = {max, sum_exp(logits, columns, max)};
+    for (int64_t i = first_target(row); i < first_target(row + 1); ++i) {
       const int64_t column = args_.targets[static_cast<size_t>(i)].token - block * kGemmColumns;
       if (column >= 0 && column < columns) {
         const float logit = logits[column];
         const bool is_first =
             logit == max && std::find(logits, logits + column, max) == logits + column;
-        targets_[static_cast<size_t>(i - target_of(0))] = {logit, is_first};
+        targets_[static_cast<size_t>(i - first_target(0))] = {logit, is_first};
       }
     }
   }
@@ -173,18 +165,18 @@ class RowsOfLogits {
   const TokenLogProbArgs& args_;
   int64_t first_row_, rows_, blocks_;
   std::vector<LogitBlock> logits_;     // [rows, blocks]
-  std::vector<int64_t> first_target_;  // of each row among all, and the end
+  std::vector<int64_t> first_target_;  // [rows + 1], first target of each row
   std::vector<TargetLogit> targets_;   // of these rows
 };
 
 }  // namespace
 
 void token_log_probs_cpu(const TokenLogProbArgs& args) {
-  // A block of the weight is packed once for so many rows; where sums are deep, they are kept
-  // meanwhile.
-  const int64_t most_rows = args.width > kGemmDepth ? 512 : 2048;
-  for (int64_t row = 0; row < args.rows; row += most_rows) {
-    RowsOfLogits rows(args, row, std::min(most_rows, args.rows - row));
+  // Each block of the weight is packed once per max_rows. With several blocks of depth the sums of
+  // all rows are kept.
+  const int64_t max_rows = args.width > kGemmDepth ? 512 : 2048;
+  for (int64_t row = 0; row < args.rows; row += max_rows) {
+    RowsOfLogits rows(args, row, std::min(max_rows, args.rows - row));
     rows.compute();
     rows.finish();
   }

@@ -1,7 +1,7 @@
-// top_k_plan.h on the CPU. The requests of a group stand in lists, one a segment: a choice, all
-// choices, or the fill-ins. Threads take blocks of tokens to collect and to rectify, and lists to
-// sort and to write; where a block or a list writes follows from the counts of those before it. So
-// a plan is the same whatever their number, as no thread asks in which order the others came.
+// top_k_plan.h on the CPU. The requests of a group are stored in lists, one per segment. A segment
+// is one choice (or all choices with by_score), or the fill-ins. Threads process blocks of tokens
+// (collect, rectify) and lists (sort, write). The output position of a block or list follows from
+// the counts of all earlier ones, so that the plan does not depend on the number of threads.
 
 #include "kernels/ops/top_k_plan.h"
 
@@ -13,8 +13,6 @@
 #include <memory>
 #include <utility>
 #include <vector>
-
-#include "kernels/ops/order_key.h"
 
 namespace moe::kernels {
 
@@ -28,7 +26,7 @@ class TopKPlanner {
         out_(args.out),
         groups_(shape_.experts * shape_.ranks),
         segments_((shape_.by_score ? 1 : shape_.k) + (shape_.fill ? 1 : 0)),
-        block_tokens_(tokens_of_block(shape_.tokens, groups_ * segments_)),
+        block_tokens_(block_tokens(shape_.tokens, groups_ * segments_)),
         blocks_((shape_.tokens + block_tokens_ - 1) / block_tokens_),
         start_(static_cast<size_t>(lists() + 1)),
         fits_(static_cast<size_t>(lists())),
@@ -39,29 +37,29 @@ class TopKPlanner {
     share_capacity();
     for_each_list([&](int64_t list) { sort(list); });
     count_missing();
-    place_rows();
+    place_lists();
     for_each_list([&](int64_t list) { write(list); });
     write_rectified();
     write_unused();
   }
 
  private:
-  // Blocks take some microseconds, and their counts no more memory than the requests do.
-  static int64_t tokens_of_block(int64_t tokens, int64_t lists) {
+  // Returns the tokens per block: at least 512 (some microseconds), and enough that all blocks
+  // together have at most 2^18 counters.
+  static int64_t block_tokens(int64_t tokens, int64_t lists) {
     constexpr int64_t kTokens = 512, kCounts = int64_t{1} << 18;
-    const int64_t most_blocks = std::max<int64_t>(1, kCounts / std::max<int64_t>(1, lists));
-    return std::max(kTokens, (tokens + most_blocks - 1) / most_blocks);
+    const int64_t max_blocks = std::max<int64_t>(1, kCounts / std::max<int64_t>(1, lists));
+    return std::max(kTokens, (tokens + max_blocks - 1) / max_blocks);
   }
 
   int64_t lists() const { return groups_ * segments_; }
   int64_t length(int64_t list) const {
     return start_[static_cast<size_t>(list + 1)] - start_[static_cast<size_t>(list)];
   }
-  // A refused fill-in is no drop.
+  // Returns true if refused requests of the list are overflow: not for fill-ins.
   bool overflows(int64_t list) const { return !shape_.fill || list % segments_ + 1 < segments_; }
 
-  // Calls each(block, its first token, behind its last). A few blocks are not worth waking threads
-  // for.
+  // Calls each(block, first token, end token) in parallel, unless there are few blocks.
   template <typename Each>
   void for_each_block(Each each) const {
     constexpr int64_t kBlocks = 8;
@@ -72,7 +70,7 @@ class TopKPlanner {
     });
   }
 
-  // A few requests are not worth waking threads for.
+  // Calls each(list) in parallel, unless there are few requests.
   template <typename Each>
   void for_each_list(Each each) const {
     constexpr int64_t kFew = 1024;
@@ -84,7 +82,7 @@ class TopKPlanner {
     });
   }
 
-  // Calls each(token, choice, list) for the requests of some tokens, in their order.
+  // Calls each(token, choice, list) for the requests of tokens begin .. end - 1, in order.
   template <typename Each>
   void for_each_request(int64_t begin, int64_t end, Each each) const {
     const int64_t asked = shape_.k + (shape_.fill ? 1 : 0);
@@ -97,21 +95,21 @@ class TopKPlanner {
     }
   }
 
-  // Keys ascend where scores descend; of equal scores the earlier token's is lower. The lower half
-  // is token * C + choice.
-  uint64_t key_of(int64_t t, int64_t c) const {
+  // Returns a key that sorts by descending score, then by token. The lower half is token * C +
+  // choice.
+  uint64_t request_key(int64_t t, int64_t c) const {
     const int32_t expert = in_.choice[t * shape_.choices + c];
     const float score = in_.scores[t * shape_.experts + expert];
     const uint32_t key = ~order_key(std::bit_cast<uint32_t>(score));
     return uint64_t{key} << 32 | static_cast<uint64_t>(t * shape_.choices + c);
   }
-  int64_t token_of(uint64_t key) const {
+  int64_t key_token(uint64_t key) const {
     return static_cast<int64_t>(key & 0xffffffffU) / shape_.choices;
   }
 
-  // Every list's requests in token order.
+  // Collects the requests of each list in token order.
   void collect() {
-    std::vector<int64_t> next(static_cast<size_t>(blocks_ * lists()));  // counts, then places
+    std::vector<int64_t> next(static_cast<size_t>(blocks_ * lists()));  // counts, then positions
     for_each_block([&](int64_t block, int64_t begin, int64_t end) {
       int64_t* own = next.data() + block * lists();
       for_each_request(begin, end, [&](int64_t, int64_t, int64_t list) { ++own[list]; });
@@ -129,12 +127,12 @@ class TopKPlanner {
     for_each_block([&](int64_t block, int64_t begin, int64_t end) {
       int64_t* own = next.data() + block * lists();
       for_each_request(begin, end, [&](int64_t t, int64_t c, int64_t list) {
-        keys_[static_cast<size_t>(own[list]++)] = key_of(t, c);
+        keys_[static_cast<size_t>(own[list]++)] = request_key(t, c);
       });
     });
   }
 
-  // How many of each list its group accepts.
+  // Determines how many requests of each list are accepted.
   void share_capacity() {
     for (int64_t group = 0; group < groups_; ++group) {
       int64_t free = in_.capacity[group % shape_.ranks];
@@ -150,12 +148,12 @@ class TopKPlanner {
     uint64_t* keys = keys_.get() + start_[static_cast<size_t>(list)];
     std::sort(keys, keys + length(list));
     for (int64_t i = 0; shape_.rectify && i < fits_[static_cast<size_t>(list)]; ++i) {
-      const auto token = static_cast<size_t>(token_of(keys[i]));
+      const auto token = static_cast<size_t>(key_token(keys[i]));
       std::atomic_ref(served_[token]).fetch_add(1, std::memory_order_relaxed);
     }
   }
 
-  // Calls each(token, group) for the tokens to rectify, in their order.
+  // Calls each(token, group) for the tokens to rectify of begin .. end - 1, in order.
   template <typename Each>
   void for_each_missing(int64_t begin, int64_t end, Each each) const {
     for (int64_t t = begin; t < end; ++t) {
@@ -175,8 +173,8 @@ class TopKPlanner {
     }
   }
 
-  // Where each list and each block's rectified tokens go: counts become places.
-  void place_rows() {
+  // Converts the counts of lists and rectified tokens to output positions.
+  void place_lists() {
     std::fill_n(out_.rows, shape_.experts, 0);
     row_.resize(fits_.size());
     overflow_.resize(fits_.size());
@@ -217,7 +215,7 @@ class TopKPlanner {
     const int64_t expert = list / segments_ / shape_.ranks, fits = fits_[at];
     const int64_t last = overflows(list) ? length(list) : fits;
     for (int64_t i = 0; i < last; ++i) {
-      const int64_t token = token_of(keys[i]);
+      const int64_t token = key_token(keys[i]);
       const auto choice = static_cast<int64_t>(keys[i] & 0xffffffffU) % shape_.choices;
       if (i < fits) {
         write_row(row_[at] + i, token, expert, choice, 1);
@@ -256,14 +254,14 @@ class TopKPlanner {
   const TopKPlanShape& shape_;
   const TopKPlanInput& in_;
   const TopKPlanRows& out_;
-  int64_t groups_, segments_;         // E * W; lists of a group
-  int64_t block_tokens_, blocks_;     // of T
-  std::vector<int64_t> start_;        // [lists + 1] of each list in keys_
-  std::unique_ptr<uint64_t[]> keys_;  // every list's requests
-  std::vector<int64_t> fits_;         // [lists] requests that are accepted
-  std::vector<int32_t> served_;       // [T] rows of each token, if any is to be rectified
-  std::vector<int64_t> missing_;      // [blocks, groups] tokens to rectify, then their rows' places
-  std::vector<int64_t> row_, overflow_;  // [lists] where its rows and its refused requests go
+  int64_t groups_, segments_;            // E * W; lists per group
+  int64_t block_tokens_, blocks_;        // of T
+  std::vector<int64_t> start_;           // [lists + 1], start of each list in keys_
+  std::unique_ptr<uint64_t[]> keys_;     // requests of all lists
+  std::vector<int64_t> fits_;            // [lists], accepted requests
+  std::vector<int32_t> served_;          // [T], rows of each token, with rectify
+  std::vector<int64_t> missing_;         // [blocks, groups], tokens to rectify, then row positions
+  std::vector<int64_t> row_, overflow_;  // [lists], positions of accepted and refused requests
   int64_t used_ = 0, refused_ = 0;
 };
 

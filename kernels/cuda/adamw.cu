@@ -1,4 +1,5 @@
-// adamw.h on CUDA: one thread four parameters, each read and written once. Bound by args.
+// adamw.h on CUDA. AdamW: four parameters per thread, each read and written once. Stochastic
+// rounding: one element per thread, 6 bytes per element. Both are bound by memory.
 
 #include <cmath>
 
@@ -9,7 +10,7 @@ namespace moe::kernels {
 
 namespace {
 
-// What is the same for every parameter, computed in double on the host.
+// Factors shared by all parameters, computed in f64 on the host.
 struct Factors {
   float kept;                        // 1 - lr * weight_decay
   float beta1, rest1, beta2, rest2;  // rest = 1 - beta
@@ -60,6 +61,19 @@ void run(const G* gradient, const AdamWArgs& args, const Factors& factors, void*
          args.master, args.mean, args.square, weight, args.gradient_scale, args.count, factors);
 }
 
+__global__ void round_kernel(const float* in,  // [count]
+                             uint16_t* out,    // [count] bf16 bits
+                             int64_t count, uint64_t key, int64_t first) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= count) {
+    return;
+  }
+  const auto index = static_cast<uint64_t>(first + i);
+  const uint32_t draw =
+      rounding_draw(key, static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32));
+  out[i] = round_bits(__float_as_uint(in[i]), draw);
+}
+
 }  // namespace
 
 void adamw_cuda(const AdamWArgs& args, const AdamWSettings& settings, void* stream) {
@@ -77,6 +91,11 @@ void adamw_cuda(const AdamWArgs& args, const AdamWSettings& settings, void* stre
   } else {
     run(static_cast<const float*>(args.gradient), args, factors, stream);
   }
+}
+
+void stochastic_round_cuda(const StochasticRoundArgs& args, void* stream) {
+  launch(round_kernel, ceil_div(args.count, kThreads), kThreads, stream, args.in, args.out,
+         args.count, args.key, args.first);
 }
 
 }  // namespace moe::kernels

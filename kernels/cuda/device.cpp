@@ -1,9 +1,12 @@
-// What only LibTorch's CUDA half can say about devices and streams.
+// Devices, streams and NCCL of LibTorch's CUDA libraries (ops/cuda_functions.h).
 
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
+
+#define USE_C10D_NCCL
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "kernels/ops/cuda_functions.h"
 
@@ -21,11 +24,28 @@ bool gpu_has_grouped_mm_cuda(int64_t gpu) {
 uint64_t gpu_peak_bytes_cuda(int64_t gpu) {
   const auto stats =
       c10::cuda::CUDACachingAllocator::getDeviceStats(static_cast<c10::DeviceIndex>(gpu));
-  return static_cast<uint64_t>(stats.allocated_bytes[0].peak);  // [0]: of all pools
+  return static_cast<uint64_t>(stats.allocated_bytes[0].peak);  // [0]: all pools
 }
 
 void* current_stream_cuda(c10::Device device) {
   return c10::cuda::getCurrentCUDAStream(device.index()).stream();
 }
 
+using c10d::ProcessGroupNCCL;
+
+c10::intrusive_ptr<c10d::Backend> make_nccl_cuda(const c10::intrusive_ptr<c10d::Store>& store,
+                                                 int rank, int size,
+                                                 std::chrono::milliseconds timeout,
+                                                 c10::Device device) {
+  const auto options = ProcessGroupNCCL::Options::create();
+  options->timeout = timeout;
+  const auto backend = c10::make_intrusive<ProcessGroupNCCL>(store, rank, size, options);
+  backend->setBoundDeviceId(device);
+  return backend;
+}
+
 }  // namespace moe::kernels
+
+// Compared with the version of the binary that opens the library.
+
+extern "C" const char* moe_cuda_version() { return MOE_VERSION; }

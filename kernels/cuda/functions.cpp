@@ -1,5 +1,5 @@
-// Registers the kernels of CUDA with PyTorch's dispatcher (kernels/ops/operations.cpp), and fills
-// the table of ops/cuda_functions.h.
+// Registers the CUDA kernels with PyTorch's dispatcher (schemas in kernels/ops/operations.cpp) and
+// fills the table of ops/cuda_functions.h.
 
 #include <torch/library.h>
 

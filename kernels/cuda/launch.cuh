@@ -1,6 +1,6 @@
 #pragma once
-// What every kernel file needs: launching, loads that widen bf16 to f32, vectors of a few numbers,
-// sums over a warp or a block. Blocks are one-dimensional and a multiple of 32 threads.
+// Common parts of the kernels: launching, vector loads and stores, widening of bf16 to f32,
+// reductions over a warp or a block. Blocks are one-dimensional and a multiple of 32 threads.
 
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <string>
 
-// Around every call and after every launch: a failing machine is a sentence with the command in it.
+// Throws std::runtime_error with location, command and CUDA error. Used for all calls and launches.
 #define CUDA_CHECK(command)                                                                    \
   do {                                                                                         \
     const cudaError_t cuda_check_status = (command);                                           \
@@ -23,12 +23,13 @@ namespace moe::kernels {
 
 inline constexpr int kThreads = 256;
 inline constexpr int kLanes = 32;
+inline constexpr int kWarps = kThreads / kLanes;
 inline constexpr unsigned kAllLanes = 0xffffffffU;
 
 __host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// kernel<<<blocks, threads, 0, stream>>>(arguments...); nothing where there are no blocks. A plain
-// function call, so that a host compiler can read the file too (tests/support/emulated_cuda).
+// kernel<<<blocks, threads, 0, stream>>>(arguments...), or nothing for 0 blocks. A plain function
+// call, so that a host compiler can compile the file too (tests/support/emulated_cuda).
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, void* stream,
             Arguments... arguments) {
@@ -40,6 +41,22 @@ void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, void* st
   config.blockDim.x = static_cast<unsigned>(threads);
   config.stream = static_cast<cudaStream_t>(stream);
   CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+
+// Sets `bytes` bytes of device memory to `byte`, on the stream.
+inline void set_bytes(void* memory, int byte, int64_t bytes, void* stream) {
+  CUDA_CHECK(
+      cudaMemsetAsync(memory, byte, static_cast<size_t>(bytes), static_cast<cudaStream_t>(stream)));
+}
+
+// Selects a kernel by the number of experts per lane.
+template <typename Kernel>
+Kernel for_experts(int64_t experts, Kernel up_to_32, Kernel up_to_64, Kernel up_to_128,
+                   Kernel up_to_256) {
+  return experts <= 32    ? up_to_32
+         : experts <= 64  ? up_to_64
+         : experts <= 128 ? up_to_128
+                          : up_to_256;
 }
 
 __device__ inline float widen(float value) { return value; }
@@ -56,7 +73,7 @@ __device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float value) {
   return __float2bfloat16(value);
 }
 
-// kCount numbers that one thread loads or stores at once.
+// kCount elements that one thread loads or stores at once.
 template <typename T, int kCount>
 struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Pack {
   T at[kCount];
@@ -71,8 +88,8 @@ __device__ inline void store(T* to, const Pack<T, kCount>& pack) {
   *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
 }
 
-// Whether rows of `width` numbers behind all these pointers are read well in vectors of four, 16
-// bytes of f32 and 8 of bf16, or of another count.
+// Returns true if rows of `width` elements at these pointers can be accessed in vectors of kCount
+// elements (four: 16 bytes of f32, 8 of bf16).
 inline constexpr int kVector = 4;
 template <int kCount = kVector, typename... Pointers>
 bool fits_vectors(int64_t width, Pointers... pointers) {
@@ -80,7 +97,7 @@ bool fits_vectors(int64_t width, Pointers... pointers) {
   return width % kCount == 0 && (aligned(pointers) && ...);
 }
 
-// Numbers of T in 16 bytes, the most that one instruction loads or stores.
+// Number of elements in 16 bytes, the maximum of one load or store.
 template <typename T>
 inline constexpr int kWidest = 16 / static_cast<int>(sizeof(T));
 
@@ -101,8 +118,8 @@ __device__ inline Number warp_max(Number value) {
   return value;
 }
 
-// The sum over all threads of the block, in the same order for each of them: every thread must
-// call. `part`: shared memory, a number a warp; free again after the next barrier.
+// Returns the sum over all threads of the block, in the same order for each. All threads must call.
+// `part`: shared memory, one element per warp; reusable after the next barrier.
 template <typename Number>
 __device__ inline Number block_sum(Number value, Number* part) {
   value = warp_sum(value);
@@ -118,8 +135,8 @@ __device__ inline Number block_sum(Number value, Number* part) {
   return total;
 }
 
-// How many threads before this one say yes; `total` becomes how many do in the block. As
-// block_sum.
+// Returns the number of earlier threads with `yes`; `total` becomes that of the block. See
+// block_sum().
 __device__ inline int count_before(bool yes, int* part, int* total) {
   const unsigned votes = __ballot_sync(kAllLanes, yes);
   const unsigned lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;

@@ -1,5 +1,5 @@
-// permute.h on CUDA. Rows move a warp a row, its lanes along the width; what has to be summed for
-// one token is summed by one warp, so that every result is the same each time. Bound by memory.
+// permute.h on CUDA: one warp per row or token, with lanes along the width. One warp sums all rows
+// of a token, so that results are deterministic. The kernels are bound by memory bandwidth.
 
 #include <cstddef>
 #include <stdexcept>
@@ -11,8 +11,6 @@ namespace moe::kernels {
 
 namespace {
 
-constexpr int kWarps = kThreads / kLanes;
-
 __device__ inline int64_t warp_of_grid() {
   return int64_t{blockIdx.x} * kWarps + threadIdx.x / kLanes;
 }
@@ -21,9 +19,10 @@ __device__ inline bool is_used(int64_t row, const PermuteShape& shape, const int
   return row < shape.rows && (used == nullptr || row < *used);
 }
 
-// A thread a row of the plan. Every block adds up the few segments for itself.
+// Computes the results of SegmentRowsArgs, with one thread per row of the plan. Each block computes
+// the offsets of all segments again.
 __global__ void __launch_bounds__(kThreads) segment_kernel(SegmentRowsArgs args) {
-  __shared__ int32_t shift[kMaxSegmentExperts];  // from a row of the plan to its segment's row
+  __shared__ int32_t shift[kMaxSegmentExperts];  // row in segments - row of the plan
   const int experts = static_cast<int>(args.experts);
   for (int expert = threadIdx.x; expert < experts; expert += kThreads) {
     shift[expert] = static_cast<int32_t>(args.tokens_per_expert[expert]);
@@ -189,14 +188,11 @@ void segment_rows_cuda(const SegmentRowsArgs& args, void* stream) {
   if (args.experts > kMaxSegmentExperts) {
     throw std::runtime_error("rows are laid out in segments for at most 1024 experts");
   }
-  const auto fill = [&](void* memory, int byte, size_t bytes) {
-    CUDA_CHECK(cudaMemsetAsync(memory, byte, bytes, static_cast<cudaStream_t>(stream)));
-  };
-  const auto rows = static_cast<size_t>(segmented_rows(args.plan_rows, args.experts));
-  const auto cells = static_cast<size_t>(args.tokens * args.columns);
-  fill(args.row_token, 0xff, sizeof(int64_t) * rows);      // -1
-  fill(args.row_of_token, 0xff, sizeof(int32_t) * cells);  // -1
-  fill(args.ends, 0, sizeof(int32_t) * static_cast<size_t>(args.experts));
+  const int64_t rows = segmented_rows(args.plan_rows, args.experts);
+  const int64_t i64 = sizeof(int64_t), i32 = sizeof(int32_t);
+  set_bytes(args.row_token, 0xff, i64 * rows, stream);                           // -1
+  set_bytes(args.row_of_token, 0xff, i32 * args.tokens * args.columns, stream);  // -1
+  set_bytes(args.ends, 0, i32 * args.experts, stream);
   launch(segment_kernel, ceil_div(args.plan_rows, kThreads), kThreads, stream, args);
 }
 

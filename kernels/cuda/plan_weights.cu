@@ -1,5 +1,5 @@
-// plan_weights.h on CUDA. What is of rows takes a thread a row, what is of tokens a warp a token,
-// whose lanes share out the experts. Counts go through shared memory where they fit.
+// plan_weights.h on CUDA: one thread per row, or one warp per token with lanes along the experts.
+// Counters use shared memory if they fit.
 
 #include <stdexcept>
 
@@ -11,15 +11,14 @@ namespace moe::kernels {
 
 namespace {
 
-constexpr int kWarps = kThreads / kLanes;
 constexpr int kSharedCounts = 2048;
 
-// Counters of a block that are added to the device's when the block is done: in shared memory where
-// there are few. Every thread of the block calls begin() and end().
+// Counters of a block. In shared memory if they fit; end() then adds them to the counters in global
+// memory. All threads of the block must call begin() and end().
 template <typename Count>
 struct BlockCounts {
   int32_t* shared;  // [kSharedCounts]
-  Count* total;     // [cells] on the device
+  Count* total;     // [cells] in global memory
   int cells;
 
   __device__ bool fits() const { return cells <= kSharedCounts; }
@@ -46,39 +45,27 @@ struct BlockCounts {
   }
 };
 
-// Whole numbers on the device that atomics add up.
-using Whole = unsigned long long;  // NOLINT(google-runtime-int): CUDA's atomics know no other
-
-__device__ int64_t kind_of_row(const PlanCountsArgs& args, int64_t row, int64_t home) {
-  const PlanRows& plan = args.plan;
-  const int64_t later = plan.choice[row] - (plan.k - 1);  // than the first k choices
-  int64_t kind = later > 0 ? later : kAcceptedRow;
-  if (args.rectifies && kind == kRectifiedRow && plan.count[row] == plan.k) {
-    kind = kRectifiedAloneRow;
-  }
-  const bool is_away = plan.expert[row] / (plan.experts / plan.ranks) != home;
-  return kind + (args.dropless && plan.ranks > 1 && is_away ? kAwayRow : 0);
-}
+// Counter type of atomics.
+using Counter = unsigned long long;  // NOLINT(google-runtime-int): type of 64-bit atomicAdd
 
 __global__ void __launch_bounds__(kThreads) count_rows_kernel(PlanCountsArgs args) {
   __shared__ int32_t shared[kSharedCounts];
   const PlanRows& plan = args.plan;
-  const BlockCounts<Whole> kinds{shared, reinterpret_cast<Whole*>(args.counted),
-                                 static_cast<int>((plan.ranks + 1) * kRowKinds)};
+  const BlockCounts<Counter> kinds{shared, reinterpret_cast<Counter*>(args.counted),
+                                   static_cast<int>((plan.ranks + 1) * kRowKinds)};
   kinds.begin();
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row < plan.rows && plan.expert[row] < plan.experts) {
     const int64_t token = plan.token[row], home = plan.home[token];
-    // A choice and a rectification may name one pair.
+    // A choice and a rectification can be the same (token, expert).
     atomicAdd(args.count + token * plan.experts + plan.expert[row],
               static_cast<float>(plan.count[row]));
-    kinds.add(home * kRowKinds + kind_of_row(args, row, home));
+    kinds.add(home * kRowKinds + row_kind(args, row, home));
   }
   kinds.end();
 }
 
-// What this lane holds of a token's numbers [E]: those of experts lane, lane + 32 ...; `none` where
-// there is no such expert.
+// Loads a token's numbers [E] for experts lane, lane + 32, ...; `none` for indices >= E.
 template <int kPerLane>
 __device__ void load_experts(const float* numbers, int experts, float none, float (&to)[kPerLane]) {
   const int lane = threadIdx.x % kLanes;
@@ -89,7 +76,7 @@ __device__ void load_experts(const float* numbers, int experts, float none, floa
 }
 
 template <int kPerLane>
-__device__ float largest_of(const float (&numbers)[kPerLane]) {
+__device__ float experts_max(const float (&numbers)[kPerLane]) {
   float most = numbers[0];
 #pragma unroll
   for (int i = 1; i < kPerLane; ++i) {
@@ -99,7 +86,7 @@ __device__ float largest_of(const float (&numbers)[kPerLane]) {
 }
 
 template <int kPerLane>
-__device__ float sum_of(const float (&numbers)[kPerLane]) {
+__device__ float experts_sum(const float (&numbers)[kPerLane]) {
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
@@ -108,7 +95,7 @@ __device__ float sum_of(const float (&numbers)[kPerLane]) {
   return warp_sum(sum);
 }
 
-// Entropy as core/route/counters.cpp has it: sum_j g_j (a_max - a_j) - ln g_max.
+// Computes the entropy as core/route/counters.cpp does: sum_j g_j (a_max - a_j) - ln g_max.
 template <int kPerLane>
 __global__ void __launch_bounds__(kThreads) count_tokens_kernel(PlanCountsArgs args) {
   __shared__ double part[kWarps];
@@ -124,27 +111,27 @@ __global__ void __launch_bounds__(kThreads) count_tokens_kernel(PlanCountsArgs a
     load_experts(args.logits + t * experts, experts, -HUGE_VALF, logit);
     load_experts(args.scores + t * experts, experts, 0.0F, score);
     load_experts(args.count + t * experts, experts, 0.0F, count);
-    const float highest = largest_of(logit);
+    const float highest = experts_max(logit);
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       const bool is_expert = lane + i * kLanes < experts;
       term[i] = is_expert ? score[i] * (highest - logit[i]) : 0.0F;
     }
-    const float of_token = sum_of(term) - logf(largest_of(score));
+    const float of_token = experts_sum(term) - logf(experts_max(score));
     entropy += plan.home[t] < plan.ranks ? of_token : 0.0F;
-    served += largest_of(count) > 0 ? 1 : 0;
+    served += experts_max(count) > 0 ? 1 : 0;
   }
-  const bool is_first = lane == 0;  // all lanes of a warp have the same
+  const bool is_first = lane == 0;  // all lanes of a warp have the same value
   entropy = block_sum(is_first ? entropy : 0.0, part);
   served = block_sum(is_first ? served : 0, served_part);
   if (threadIdx.x == 0) {
     args.sums[blockIdx.x] = entropy;
     const int64_t cells = (plan.ranks + 1) * kRowKinds;
-    atomicAdd(reinterpret_cast<Whole*>(args.counted) + cells, static_cast<Whole>(served));
+    atomicAdd(reinterpret_cast<Counter*>(args.counted) + cells, static_cast<Counter>(served));
   }
 }
 
-// The sum of `count` numbers `stride` apart, in one order, known to every thread of the block.
+// Returns the sum of `count` numbers `stride` apart, in a fixed order, to all threads of the block.
 __device__ double sum_up(const double* numbers, int64_t count, int64_t stride, double* part) {
   double sum = 0;
   for (int64_t i = threadIdx.x; i < count; i += kThreads) {
@@ -179,15 +166,15 @@ __global__ void __launch_bounds__(kThreads) count_choices_kernel(PlanWeightsArgs
   chosen.end();
 }
 
-// softmax of the logits, in place, and the logarithm of the sum of their exponentials.
+// Replaces the logits by their softmax and returns the log-sum-exp.
 template <int kPerLane>
 __device__ float softmax(float (&logit)[kPerLane]) {
-  const float highest = largest_of(logit);
+  const float highest = experts_max(logit);
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     logit[i] = expf(logit[i] - highest);
   }
-  const float sum = sum_of(logit);
+  const float sum = experts_sum(logit);
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     logit[i] /= sum;
@@ -195,27 +182,27 @@ __device__ float softmax(float (&logit)[kPerLane]) {
   return highest + logf(sum);
 }
 
-// n e^a / sum of the same over the experts with n > 0, in place of the logits.
+// Replaces the logits by n e^a / sum of n e^a over the experts with count n > 0.
 template <int kPerLane>
 __device__ void normalised_weights(float (&logit)[kPerLane], const float (&count)[kPerLane]) {
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     logit[i] = count[i] > 0 ? logit[i] : -HUGE_VALF;
   }
-  const float highest = largest_of(logit);
+  const float highest = experts_max(logit);
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     logit[i] = count[i] > 0 ? expf(logit[i] - highest) * count[i] : 0.0F;
   }
-  const float sum = sum_of(logit);
-  const float by = sum == 0 ? 1.0F : sum;  // a token without an expert
+  const float sum = experts_sum(logit);
+  const float by = sum == 0 ? 1.0F : sum;  // a token without experts
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     logit[i] /= by;
   }
 }
 
-// What one token weighs in a mean over ranks of means over tokens; 0 for padding.
+// Returns the weight of a token in the mean over ranks of means over tokens; 0 for padding.
 __device__ float token_weight(const PlanRows& plan, const PlanWeightsKind& kind,
                               const int32_t* chosen, int64_t home) {
   if (home >= plan.ranks) {
@@ -225,7 +212,8 @@ __device__ float token_weight(const PlanRows& plan, const PlanWeightsKind& kind,
   return 1.0F / (static_cast<float>(tokens) * static_cast<float>(kind.ranks_in_use));
 }
 
-// What the load-balance loss multiplies a token's probabilities by. The token is no padding.
+// Computes the factors of a token's probabilities in the load-balance loss. The token must not be
+// padding.
 template <int kPerLane>
 __device__ void balance_coefficients(const PlanRows& plan, const int32_t* chosen, int64_t home,
                                      float weight, float (&to)[kPerLane]) {
@@ -253,7 +241,7 @@ __global__ void __launch_bounds__(kThreads) weigh_tokens_kernel(PlanWeightsArgs 
     load_experts(args.count + t * experts, experts, 0.0F, count);
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      weight[i] = probability[i];  // the logits as yet
+      weight[i] = probability[i];  // the logits
     }
     const float log_sum = softmax(probability);
     if (args.kind.normalise) {
@@ -274,7 +262,7 @@ __global__ void __launch_bounds__(kThreads) weigh_tokens_kernel(PlanWeightsArgs 
       for (int i = 0; i < kPerLane; ++i) {
         count[i] *= probability[i];
       }
-      balance += sum_of(count);
+      balance += experts_sum(count);
       z += share * log_sum * log_sum;
     }
   }
@@ -287,14 +275,14 @@ __global__ void __launch_bounds__(kThreads) weigh_tokens_kernel(PlanWeightsArgs 
   }
 }
 
-// Where the row's token and expert stand in [T, E], and which share of their weight is the row's.
-__device__ float share_of_row(const PlanRows& plan, const float* count, int64_t row,
-                              int64_t* cell) {
+// Returns the share of a row in the weight of its (token, expert). Sets *cell to the index of that
+// pair in [T, E].
+__device__ float row_share(const PlanRows& plan, const float* count, int64_t row, int64_t* cell) {
   *cell = plan.token[row] * plan.experts + plan.expert[row];
   return static_cast<float>(plan.count[row]) / fmaxf(count[*cell], 1.0F);
 }
 
-// The last block adds up the losses.
+// One thread per row. The last block sums the losses instead.
 __global__ void __launch_bounds__(kThreads) weigh_rows_kernel(PlanWeightsArgs args, int64_t sums) {
   __shared__ double part[kWarps];
   const PlanRows& plan = args.plan;
@@ -316,7 +304,7 @@ __global__ void __launch_bounds__(kThreads) weigh_rows_kernel(PlanWeightsArgs ar
   float weight = 0;
   if (plan.expert[row] < plan.experts) {
     int64_t cell = 0;
-    const float share = share_of_row(plan, args.count, row, &cell);
+    const float share = row_share(plan, args.count, row, &cell);
     weight = args.combine[cell] * share;
   }
   args.weights[row] = weight;
@@ -327,13 +315,17 @@ __global__ void __launch_bounds__(kThreads) pull_rows_kernel(PlanWeightsBackward
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row < plan.rows && plan.expert[row] < plan.experts) {
     int64_t cell = 0;
-    const float share = share_of_row(plan, args.count, row, &cell);
-    atomicAdd(args.pulled + cell, args.grad_weights[row] * share);  // two at most: any order is one
+    const float share = row_share(plan, args.count, row, &cell);
+    atomicAdd(args.pulled + cell,
+              args.grad_weights[row] * share);  // deterministic: at most two addends to 0
   }
 }
 
-// With U the gradient of w: w U - basis sum_j w_j U_j, basis g or w (core/route/gates.h), and of
-// the losses g (c - sum_j c_j g_j) and 2 v lse g.
+// Computes the gradient of a token's logits, the sum of three terms:
+//   gates         w U - basis sum_j w_j U_j, U = gradient of w, basis = g or w (core/route/route.h)
+//   load balance  g (c - sum_j c_j g_j), c of balance_coefficients()
+//   z-loss        2 v lse g, v = token_weight(), lse = log-sum-exp of the logits
+// Each loss term is multiplied by the gradient of the loss.
 template <int kPerLane>
 __global__ void __launch_bounds__(kThreads) pull_tokens_kernel(PlanWeightsBackwardArgs args) {
   const PlanRows& plan = args.plan;
@@ -355,7 +347,7 @@ __global__ void __launch_bounds__(kThreads) pull_tokens_kernel(PlanWeightsBackwa
     }
     pulled[i] *= weight[i];
   }
-  const float all = sum_of(pulled);
+  const float all = experts_sum(pulled);
   const bool through_all = args.kind.straight_through || !args.kind.normalise;
   const int64_t home = plan.home[t];
   const float share = token_weight(plan, args.kind, args.chosen, home);
@@ -368,7 +360,7 @@ __global__ void __launch_bounds__(kThreads) pull_tokens_kernel(PlanWeightsBackwa
     for (int i = 0; i < kPerLane; ++i) {
       term[i] = coefficient[i] * probability[i];
     }
-    mean = sum_of(term);
+    mean = experts_sum(term);
   }
   if (home < plan.ranks && args.grad_z != nullptr) {
     of_z = 2 * share * log_sum * *args.grad_z;
@@ -390,29 +382,15 @@ void check_experts(const PlanRows& plan) {
   }
 }
 
-// The kernel of as many numbers a lane as the experts need.
-template <typename Kernel>
-Kernel for_experts(int64_t experts, Kernel up_to_32, Kernel up_to_64, Kernel up_to_128,
-                   Kernel up_to_256) {
-  return experts <= 32    ? up_to_32
-         : experts <= 64  ? up_to_64
-         : experts <= 128 ? up_to_128
-                          : up_to_256;
-}
-
-void clear(void* memory, int64_t bytes, void* stream) {
-  CUDA_CHECK(
-      cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), static_cast<cudaStream_t>(stream)));
-}
-
 }  // namespace
 
 void plan_counts_cuda(const PlanCountsArgs& args, void* stream) {
   const PlanRows& plan = args.plan;
   check_experts(plan);
   const int64_t cells = (plan.ranks + 1) * kRowKinds, sums = plan_weights_sums(plan.tokens);
-  clear(args.count, static_cast<int64_t>(sizeof(float)) * plan.tokens * plan.experts, stream);
-  clear(args.counted, static_cast<int64_t>(sizeof(int64_t)) * (cells + 2), stream);
+  set_bytes(args.count, 0, static_cast<int64_t>(sizeof(float)) * plan.tokens * plan.experts,
+            stream);
+  set_bytes(args.counted, 0, static_cast<int64_t>(sizeof(int64_t)) * (cells + 2), stream);
   launch(count_rows_kernel, ceil_div(plan.rows, kThreads), kThreads, stream, args);
   launch(for_experts(plan.experts, count_tokens_kernel<1>, count_tokens_kernel<2>,
                      count_tokens_kernel<4>, count_tokens_kernel<8>),
@@ -424,8 +402,8 @@ void plan_weights_cuda(const PlanWeightsArgs& args, void* stream) {
   const PlanRows& plan = args.plan;
   check_experts(plan);
   const int64_t sums = plan_weights_sums(plan.tokens);
-  clear(args.chosen, static_cast<int64_t>(sizeof(int32_t)) * plan.ranks * (plan.experts + 1),
-        stream);
+  set_bytes(args.chosen, 0, static_cast<int64_t>(sizeof(int32_t)) * plan.ranks * (plan.experts + 1),
+            stream);
   launch(count_choices_kernel, ceil_div(plan.tokens, kThreads), kThreads, stream, args);
   launch(for_experts(plan.experts, weigh_tokens_kernel<1>, weigh_tokens_kernel<2>,
                      weigh_tokens_kernel<4>, weigh_tokens_kernel<8>),
@@ -436,7 +414,8 @@ void plan_weights_cuda(const PlanWeightsArgs& args, void* stream) {
 void plan_weights_backward_cuda(const PlanWeightsBackwardArgs& args, void* stream) {
   const PlanRows& plan = args.plan;
   check_experts(plan);
-  clear(args.pulled, static_cast<int64_t>(sizeof(float)) * plan.tokens * plan.experts, stream);
+  set_bytes(args.pulled, 0, static_cast<int64_t>(sizeof(float)) * plan.tokens * plan.experts,
+            stream);
   if (args.grad_weights != nullptr) {
     launch(pull_rows_kernel, ceil_div(plan.rows, kThreads), kThreads, stream, args);
   }

@@ -1,8 +1,8 @@
 #pragma once
-// A block sorts one list of (key, value) in global memory: stable, by ascending 32 bit keys, eight
-// bits a pass. A pass counts the digits, turns counts into starts, and walks through the list a
-// block at a time: warps find by __match_any_sync which of their lanes have equal digits, and a
-// thread a digit adds up over the warps. A pass whose digits are all equal is left out.
+// Stable radix sort of a list of (key, value) in global memory by one block: ascending 32-bit keys,
+// eight bits per pass. A pass counts the digits, converts counts to starts, and moves the list a
+// block at a time: warps find lanes with equal digits by __match_any_sync, and one thread per digit
+// accumulates over the warps. Passes in which all digits are equal are skipped.
 
 #include "kernels/cuda/launch.cuh"
 
@@ -19,23 +19,24 @@ struct KeyList {
   uint32_t *key, *value;
 };
 
-__device__ inline int digit_of(uint32_t key, int shift) {
+__device__ inline int extract_digit(uint32_t key, int shift) {
   return static_cast<int>(key >> shift & (kDigits - 1));
 }
 
-// space.start[d] = entries with a lower digit than d. False where one digit has them all.
+// Sets space.start[d] to the number of entries with a digit below d. Returns false if all entries
+// have one digit.
 __device__ inline bool count_digits(const KeyList& list, int count, int shift, SortSpace& space) {
   for (int d = threadIdx.x; d < kDigits; d += kSortThreads) {
     space.start[d] = 0;
   }
   __syncthreads();
   for (int i = threadIdx.x; i < count; i += kSortThreads) {
-    atomicAdd(&space.start[digit_of(list.key[i], shift)], 1);
+    atomicAdd(&space.start[extract_digit(list.key[i], shift)], 1);
   }
   __syncthreads();
-  const bool all_equal = space.start[digit_of(list.key[0], shift)] == count;
+  const bool all_equal = space.start[extract_digit(list.key[0], shift)] == count;
   __syncthreads();
-  if (threadIdx.x < kLanes) {  // the first warp, eight digits a lane
+  if (threadIdx.x < kLanes) {  // the first warp, eight digits per lane
     constexpr int kEach = kDigits / kLanes;
     const int lane = threadIdx.x;
     int own[kEach], sum = 0;
@@ -66,8 +67,8 @@ __device__ inline void move_by_digit(const KeyList& from, const KeyList& to, int
     const int i = first + static_cast<int>(threadIdx.x);
     const bool is_entry = i < count;
     const uint32_t key = is_entry ? from.key[i] : 0;
-    const int digit = is_entry ? digit_of(key, shift) : kDigits;  // a digit that none has
-    __syncwarp();  // the starts of the step before have been read
+    const int digit = is_entry ? extract_digit(key, shift) : kDigits;  // no entry has kDigits
+    __syncwarp();  // the starts of the previous step have been read
     for (int d = lane; d < kDigits; d += kLanes) {
       space.warp_start[warp][d] = 0;
     }
@@ -97,8 +98,9 @@ __device__ inline void move_by_digit(const KeyList& from, const KeyList& to, int
   __syncthreads();
 }
 
-// Sorts `list`; `other` is room of the same size. All threads of a block of kSortThreads must call;
-// the list was written before a barrier, and is whole after the call for the block's threads.
+// Sorts `list`; `other` is scratch of the same size. All threads of a block of kSortThreads must
+// call. The list must be written before a barrier; after the call it is visible to all threads of
+// the block.
 __device__ inline void sort_list(KeyList list, KeyList other, int count, SortSpace& space) {
   const KeyList wanted = list;
   for (int shift = 0; shift < 32 && count > 1; shift += 8) {

@@ -1,23 +1,21 @@
-// rms_norm.h on CUDA. Forward and the gradient of x: one block a row, which is read from memory
-// once and a second time from the L1. The gradient of the weight is a sum down the columns: blocks
-// take the columns that a warp loads at once, of a strip of rows each, a second kernel adds the
-// strips in their order, so that the sum is the same every time.
+// rms_norm.h on CUDA. Forward and the gradient of x: one block per row, which is read once from
+// memory and once from the L1. Gradient of the weight: blocks sum the columns that a warp loads at
+// once over a strip of rows, then a second kernel adds the strips in order, deterministically.
 //
-// Bytes a number, x in f32 and y in bf16: forward 4 + 2, backward 4 + 2 + 4 and, for the weight,
-// 4 + 2. Of a sum with bf16 forward 4 + 2 + 4 + 2, backward 4 + 2 + 4 + 4 + 2 and 4 + 2: adding
-// apart would read the sum once more forward (4), and backward add two gradients (12) and round
-// them (6) where this reads one more and writes two more bytes (6).
+// Bytes per element, x f32 and y bf16: forward 4 + 2, backward 4 + 2 + 4 and 4 + 2 for the weight.
+// For a sum with bf16: forward 4 + 2 + 4 + 2, backward 4 + 2 + 4 + 4 + 2 and 4 + 2. Separate
+// additions would read the sum once more in forward (4); in backward they would add two gradients
+// (12) and round them (6), where this kernel reads one and writes 2 more bytes (6).
 
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/strips.cuh"
 #include "kernels/ops/rms_norm.h"
 
 namespace moe::kernels {
 
 namespace {
 
-constexpr int kWarps = kThreads / kLanes;
-
-// Numbers of a row that is normed: of x, or of x + added.
+// Loads elements of x, or of x + added.
 template <bool kAdds, int kCount, typename T, typename Added>
 __device__ Pack<T, kCount> load_row(const T* x, const Added* added, int64_t at) {
   Pack<T, kCount> values = load<kCount>(x + at);
@@ -38,7 +36,7 @@ __global__ void __launch_bounds__(kThreads)
                    Out* y,               // [rows, width]
                    float* scale,         // [rows]
                    int width, float epsilon,
-                   const Out* added,  // [rows, width], as `sum` with kAdds alone
+                   const Out* added,  // [rows, width], with kAdds only, as `sum`
                    T* sum) {
   __shared__ float part[kWarps];
   const int64_t first = int64_t{blockIdx.x} * width;
@@ -79,12 +77,12 @@ __global__ void __launch_bounds__(kThreads)
                           const float* scale,   // [rows]
                           T* grad_x,            // [rows, width]
                           int width,
-                          const T* grad_sum,  // [rows, width], as `grad_added` with kOfSum alone
+                          const T* grad_sum,  // [rows, width], with kOfSum only, as `grad_added`
                           G* grad_added) {
   __shared__ float part[kWarps];
   const int64_t first = int64_t{blockIdx.x} * width;
   const float factor = scale[blockIdx.x];
-  float products = 0;  // of (dy * weight) * n
+  float products = 0;  // sum of (dy * weight) * n
   for (int i = threadIdx.x * kCount; i < width; i += kThreads * kCount) {
     const auto values = load<kCount>(x + first + i);
     const auto grads = load<kCount>(grad + first + i);
@@ -120,7 +118,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Block (strip, columns): the sum of dy * n over the strip's rows, a lane kCount columns.
+// Block (strip, columns): sums dy * n over the rows of the strip, kCount columns per lane.
 template <typename G, typename T, int kCount>
 __global__ void __launch_bounds__(kThreads)
     strip_kernel(const G* grad,       // [rows, width]
@@ -128,7 +126,7 @@ __global__ void __launch_bounds__(kThreads)
                  const float* scale,  // [rows]
                  float* strips,       // [strip_count, width]
                  int64_t rows, int64_t width, int strip_count) {
-  constexpr int kColumns = kLanes * kCount;  // of a block
+  constexpr int kColumns = kLanes * kCount;  // columns of a block
   __shared__ float part[kWarps][kCount][kLanes];
   const int64_t across = ceil_div(width, kColumns);
   const int64_t strip = blockIdx.x / across, first = blockIdx.x % across * kColumns;
@@ -161,21 +159,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void add_strips_kernel(const float* strips,  // [strip_count, width]
-                                  float* grad_weight,   // [width]
-                                  int64_t width, int strip_count) {
-  const int64_t column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (column >= width) {
-    return;
-  }
-  float sum = 0;
-  for (int strip = 0; strip < strip_count; ++strip) {
-    sum += strips[strip * width + column];
-  }
-  grad_weight[column] = sum;
-}
-
-// Out or G, the narrower: 16 bytes of it at once.
+// Vector width: 16 bytes of Out or G, the narrower dtype.
 template <typename T, typename Out, bool kAdds>
 void forward(const RmsNormForwardArgs& args, void* stream) {
   const auto* x = static_cast<const T*>(args.x);

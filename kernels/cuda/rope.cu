@@ -1,6 +1,6 @@
-// rope.h on CUDA: one thread a vector of pairs, neighbours in a warp on neighbouring pairs of a
-// head. Bound by memory: each number is read and written once, in loads of 16 bytes where heads
-// are wide enough; the tables stay in the L2.
+// rope.h on CUDA: a thread rotates a vector of pairs; lanes access adjacent pairs of a head. Bound
+// by memory: each element is read and written once, 16 bytes at a time if heads are wide enough.
+// The tables stay in the L2.
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/rope.h"
@@ -9,9 +9,8 @@ namespace moe::kernels {
 
 namespace {
 
-// The numbers of one head of a token, [2, half].
 template <typename T>
-__device__ const T* head_of(const RopeParts& parts, int64_t token, int64_t head, int64_t half) {
+__device__ const T* head_ptr(const RopeParts& parts, int64_t token, int64_t head, int64_t half) {
   const int64_t first = parts.heads[0], both = first + parts.heads[1];
   const bool is_first = head < first, is_second = head < both;
   const void* x = is_first ? parts.x[0] : is_second ? parts.x[1] : parts.x[2];
@@ -21,13 +20,14 @@ __device__ const T* head_of(const RopeParts& parts, int64_t token, int64_t head,
 }
 
 template <typename T, int kCount>
-__global__ void rope_kernel(RopeParts parts,          // [tokens, heads, 2, half] in all
-                            const float* cosine,      // [positions, half]
-                            const float* sine,        // [positions, half]
-                            const int32_t* position,  // [tokens]
-                            T* y,                     // [tokens, heads, 2, half]
-                            RopeShape shape,
-                            int64_t written) {  // heads of a token, the first of them
+__global__ void rope_kernel(
+    RopeParts parts,          // [tokens, heads, 2, half] in all
+    const float* cosine,      // [positions, half]
+    const float* sine,        // [positions, half]
+    const int32_t* position,  // [tokens]
+    T* y,                     // [tokens, heads, 2, half]
+    RopeShape shape,
+    int64_t written) {  // heads per token that are written, from the first on
   const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const int64_t across = shape.half / kCount;
   const int64_t row = index / across;  // of [tokens, written]
@@ -37,7 +37,7 @@ __global__ void rope_kernel(RopeParts parts,          // [tokens, heads, 2, half
   }
   const int64_t head = row - token * written;
   const int64_t i = (index - row * across) * kCount;
-  const T* x = head_of<T>(parts, token, head, shape.half) + i;
+  const T* x = head_ptr<T>(parts, token, head, shape.half) + i;
   auto lows = load<kCount>(x), highs = load<kCount>(x + shape.half);
   if (head < shape.rotated) {
     const int64_t angle = position[token] * shape.half + i;

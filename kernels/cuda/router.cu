@@ -1,26 +1,26 @@
 // router.h on CUDA.
 //
-// Logits: a warp takes four tokens and 8 experts, or two tokens and 16 experts; its lanes share out
-// the width. Up to 16 experts every x is read once, and every weight, from the L1, once for those
-// tokens; more experts read x again from the caches, 16 at a time.
+// Logits: a warp computes four tokens by 8 experts, or two tokens by 16 experts, with lanes along
+// the width. Each weight is read from the L1 once per group of tokens. x is read once for up to 16
+// experts, and once more from the caches for each further 16.
 //
-// Their gradients: a thread a few columns, of eight tokens for d x, and of eight experts for d
-// weight, which is summed over strips of tokens and then over the strips in their order.
+// Gradients: a thread computes a few columns of d x for eight tokens, or of d weight for eight
+// experts. d weight is summed over strips of tokens first, then over the strips in order.
 //
-// Choices: a warp a token, its lanes share out the experts. The best is taken as the largest of 64
-// bit keys (order_key.h), C times. Requests are counted in shared memory, where they fit.
+// Choices: one warp per token, with lanes along the experts. Each choice is the maximum of the
+// 64-bit keys of top_k_plan.h that are not chosen yet. Requests are counted in shared memory if the
+// counters fit.
 
 #include <stdexcept>
 
 #include "kernels/cuda/launch.cuh"
-#include "kernels/ops/order_key.h"
+#include "kernels/cuda/strips.cuh"
 #include "kernels/ops/router.h"
+#include "kernels/ops/top_k_plan.h"
 
 namespace moe::kernels {
 
 namespace {
-
-constexpr int kWarps = kThreads / kLanes;
 
 template <typename T, int kTokens, int kTile, int kCount>
 __global__ void __launch_bounds__(kThreads) logits_kernel(const T* x,           // [tokens, width]
@@ -81,7 +81,7 @@ void run_logits(const RouterLogitsArgs& args, void* stream) {
 
 constexpr int kTokensAtOnce = 8, kExpertsAtOnce = 8;
 
-// Block (tokens, columns): every weight is read once for eight tokens.
+// Grid (tokens, columns). A block reads each weight once for eight tokens.
 template <typename T, int kCount>
 __global__ void __launch_bounds__(kThreads)
     input_gradient_kernel(const float* __restrict__ grad,    // [tokens, experts]
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Block (strip, experts, columns): every x of the strip is read once for eight experts.
+// Grid (strips, experts, columns). A block reads each x of its strip once for eight experts.
 template <typename T, int kCount>
 __global__ void __launch_bounds__(kThreads)
     weight_strips_kernel(const float* __restrict__ grad,  // [tokens, experts]
@@ -163,20 +163,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void add_strips_kernel(const float* strips,  // [strip_count, count]
-                                  float* grad_weight,   // [count]
-                                  int64_t count, int strip_count) {
-  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i >= count) {
-    return;
-  }
-  float sum = 0;
-  for (int strip = 0; strip < strip_count; ++strip) {
-    sum += strips[strip * count + i];
-  }
-  grad_weight[i] = sum;
-}
-
 template <typename T, int kCount>
 void run_gradients(const RouterLogitsBackwardArgs& args, void* stream) {
   const auto width = static_cast<int>(args.width), experts = static_cast<int>(args.experts);
@@ -206,10 +192,9 @@ void run_gradients(const RouterLogitsBackwardArgs& args, void* stream) {
 
 constexpr int kSharedCounts = 2048;
 
-// The token's scores, from its logits, of which this lane holds those of experts lane, lane + 32...
+// Writes the softmax of a token's logits. Lane l holds the logits of experts l, l + 32, and so on.
 template <int kPerLane>
-__device__ void write_scores(const float (&logit)[kPerLane], float* scores, int experts,
-                             bool is_relu) {
+__device__ void write_scores(const float (&logit)[kPerLane], float* scores, int experts) {
   const int lane = threadIdx.x % kLanes;
   float most = -HUGE_VALF, sum = 0;
 #pragma unroll
@@ -227,14 +212,17 @@ __device__ void write_scores(const float (&logit)[kPerLane], float* scores, int 
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     if (lane + i * kLanes < experts) {
-      const float positive = logit[i] <= 0 ? 0.0F : logit[i];
-      scores[lane + i * kLanes] = is_relu ? positive : share[i] / sum;
+      scores[lane + i * kLanes] = share[i] / sum;
     }
   }
 }
 
+// Blocks per multiprocessor that the registers allow without spilling.
 template <int kPerLane>
-__global__ void __launch_bounds__(kThreads) choices_kernel(RouterChoicesArgs args) {
+__global__ void __launch_bounds__(kThreads, kPerLane <= 2   ? 8
+                                            : kPerLane == 4 ? 6
+                                                            : 4)
+    choices_kernel(RouterChoicesArgs args) {
   const RouterShape& shape = args.shape;
   __shared__ int32_t counts[kSharedCounts];
   const int experts = static_cast<int>(shape.experts), ranks = static_cast<int>(shape.ranks);
@@ -250,21 +238,21 @@ __global__ void __launch_bounds__(kThreads) choices_kernel(RouterChoicesArgs arg
   for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kLanes; t < shape.tokens;
        t += step) {
     float logit[kPerLane];
-    uint64_t key[kPerLane];  // 0: no expert, or taken
-    uint64_t best_at_home = 0;
+    uint64_t key[kPerLane];  // 0: no expert, or already chosen
+    uint64_t best_local = 0;
     const int rank = args.home[t];
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       const int expert = lane + i * kLanes;
       logit[i] = expert < experts ? args.logits[t * experts + expert] : 0.0F;
       key[i] = expert < experts ? ranked_key(__float_as_uint(logit[i]), expert) : 0;
-      const bool is_local = expert / local == rank;  // of no rank where the token is padding
-      best_at_home = is_local && key[i] > best_at_home ? key[i] : best_at_home;
+      const bool is_local = expert / local == rank;  // always false for padding
+      best_local = is_local && key[i] > best_local ? key[i] : best_local;
     }
-    write_scores(logit, args.scores + t * experts, experts, shape.is_relu);
-    best_at_home = warp_max(best_at_home);
+    write_scores(logit, args.scores + t * experts, experts);
+    best_local = warp_max(best_local);
     if (lane == 0) {
-      args.at_home[t] = rank < ranks ? static_cast<int32_t>(index_of_key(best_at_home)) : -1;
+      args.at_home[t] = rank < ranks ? static_cast<int32_t>(key_index(best_local)) : -1;
     }
     for (int c = 0; c < choices; ++c) {
       uint64_t best = 0;
@@ -277,7 +265,7 @@ __global__ void __launch_bounds__(kThreads) choices_kernel(RouterChoicesArgs arg
       for (int i = 0; i < kPerLane; ++i) {
         key[i] = key[i] == best ? 0 : key[i];
       }
-      const int expert = static_cast<int>(index_of_key(best));
+      const int expert = static_cast<int>(key_index(best));
       if (lane == 0) {
         args.choice[t * choices + c] = expert;
         if (rank < ranks) {
@@ -310,16 +298,14 @@ void router_choices_cuda(const RouterChoicesArgs& args, void* stream) {
   if (shape.experts > kMaxRouterExperts) {
     throw std::runtime_error("the router kernel takes at most 256 experts");
   }
-  CUDA_CHECK(cudaMemsetAsync(args.requested, 0,
-                             sizeof(int32_t) * shape.choices * shape.experts * shape.ranks,
-                             static_cast<cudaStream_t>(stream)));
-  constexpr int64_t kMostBlocks = 1024;  // each takes several tokens, so that its counts add up
+  set_bytes(args.requested, 0,
+            static_cast<int64_t>(sizeof(int32_t)) * shape.choices * shape.experts * shape.ranks,
+            stream);
+  constexpr int64_t kMaxBlocks = 1024;  // limits the atomics that add the counters of the blocks
   const int64_t blocks = ceil_div(shape.tokens, kWarps);
-  const auto kernel = shape.experts <= 32    ? choices_kernel<1>
-                      : shape.experts <= 64  ? choices_kernel<2>
-                      : shape.experts <= 128 ? choices_kernel<4>
-                                             : choices_kernel<8>;
-  launch(kernel, blocks < kMostBlocks ? blocks : kMostBlocks, kThreads, stream, args);
+  const auto kernel = for_experts(shape.experts, choices_kernel<1>, choices_kernel<2>,
+                                  choices_kernel<4>, choices_kernel<8>);
+  launch(kernel, blocks < kMaxBlocks ? blocks : kMaxBlocks, kThreads, stream, args);
 }
 
 }  // namespace moe::kernels

@@ -1,9 +1,9 @@
-// swiglu.h on CUDA: one thread 16 bytes of output where the width allows, else a single element;
-// neighbours in a warp on neighbouring columns, so that every load and store is coalesced. A block
-// stays in one row, so that a block divides and not a thread. Bound by memory: 3 reads or writes
-// forward, 5 backward, per output element. Where the activation is wanted again, backward writes it
-// too, 6 in all: a pass of its own would make 3 more of the 5, and keeping it from forward would
-// save the one but take its memory in every layer (kernels/ops/swiglu.h).
+// swiglu.h on CUDA: a thread computes 16 bytes of output if the width allows, else one element.
+// Lanes access adjacent columns, so that loads and stores are coalesced. A block stays in one row,
+// so that the division by the width is per block. Bound by memory: 3 elements read or written
+// forward, 5 backward per output element. Backward can also write the activation (6 elements): a
+// separate pass would take 3 more, saving it in forward 1 less but memory in each layer
+// (kernels/ops/swiglu.h).
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/swiglu.h"
@@ -12,7 +12,6 @@ namespace moe::kernels {
 
 namespace {
 
-// Where a thread's first output element is.
 struct Where {
   int64_t row;
   int column;
@@ -21,14 +20,14 @@ struct Where {
 
 template <int kCount>
 __device__ Where where(int64_t rows, int64_t width, const int32_t* used) {
-  const auto across = static_cast<unsigned>(ceil_div(width, kThreads * kCount));  // blocks a row
+  const auto across = static_cast<unsigned>(ceil_div(width, kThreads * kCount));  // blocks per row
   const int64_t row = blockIdx.x / across;
   const int column = static_cast<int>((blockIdx.x % across * kThreads + threadIdx.x) * kCount);
   const bool is_used = used == nullptr || row < *used;
   return {row, column, row < rows && column < width && is_used};
 }
 
-__device__ float sigmoid_of(float gate) { return 1.0F / (1.0F + expf(-gate)); }
+__device__ float compute_sigmoid(float gate) { return 1.0F / (1.0F + expf(-gate)); }
 
 template <typename T, int kCount>
 __global__ void forward_kernel(const T* hidden,  // [rows, 2 * width]
@@ -44,7 +43,7 @@ __global__ void forward_kernel(const T* hidden,  // [rows, 2 * width]
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const float gate = widen(gates.at[i]), up = widen(ups.at[i]);
-    result.at[i] = narrow<T>(gate * sigmoid_of(gate) * up);
+    result.at[i] = narrow<T>(gate * compute_sigmoid(gate) * up);
   }
   store(out + at.row * width + at.column, result);
 }
@@ -66,7 +65,7 @@ __global__ void backward_kernel(const T* grad_out,  // [rows, width]
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const float gate = widen(gates.at[i]), up = widen(ups.at[i]), grad = widen(grads.at[i]);
-    const float sigmoid = sigmoid_of(gate);
+    const float sigmoid = compute_sigmoid(gate);
     grad_gate.at[i] = narrow<T>(grad * up * sigmoid * (1.0F + gate * (1.0F - sigmoid)));
     grad_up.at[i] = narrow<T>(grad * gate * sigmoid);
     result.at[i] = narrow<T>(gate * sigmoid * up);

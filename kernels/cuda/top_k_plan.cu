@@ -1,25 +1,24 @@
 // top_k_plan.h on CUDA, in five kernels.
 //
-//   ranges   a thread a token: where the tokens of each rank begin and end. Where they stand
-//            together, as they do in training, a group looks at these and not at all T
-//   order    a block a part of a group's tokens collects the requests there, segment by segment (a
-//            choice, all choices, or the fill-ins), and sorts each by score
-//   place    a block a part finds where its requests stand among the group's: before them are those
-//            of the other parts that score higher, counted by bisection in their sorted lists. It
-//            counts the rows of the tokens that the group accepts. A group's only part does it in
-//            the kernel before
-//   missing  a thread a token counts, a part, the tokens that are to be rectified
-//   write    a block a part writes its share of the group's rows where the counts of the groups
-//            before say
+//   range    one thread per token: finds the first and last token of each rank. In training the
+//            tokens of a rank are contiguous, so that a group reads only the tokens of its rank
+//   order    one block per part of a group's tokens: collects the requests, segment by segment (one
+//            choice, all choices, or the fill-ins), and sorts each segment by score
+//   place    one block per part: finds the positions of its requests in the group, by bisection in
+//            the sorted lists of the other parts. Counts the rows of each token. Runs within
+//            `order` if a group has a single part
+//   missing  one thread per token: counts the tokens to rectify of each part
+//   write    one block per part: writes its rows. Their positions follow from the counts of earlier
+//            groups
 //
-// How many a group accepts of each segment follows from `requested` and the capacity, so that every
-// block knows where the others write without asking. What atomics add up are integers, and no order
-// shows: not even where parts put their lists, for which each takes the next free piece of memory.
+// The number of accepted requests of each segment follows from `requested` and the capacity. Each
+// block computes from it where its rows start. Atomics add integers only, so that their order does
+// not affect the result. The lists of the parts are allocated in order of arrival; their order does
+// not affect the result either.
 
 #include <cstddef>
 
 #include "kernels/cuda/radix_sort.cuh"
-#include "kernels/ops/order_key.h"
 #include "kernels/ops/top_k_plan.h"
 
 namespace moe::kernels {
@@ -31,7 +30,7 @@ struct Segment {
   int first, last;
 };
 
-__device__ int segments_of(const TopKPlanShape& shape) {
+__device__ int num_segments(const TopKPlanShape& shape) {
   return (shape.by_score ? 1 : static_cast<int>(shape.k)) + (shape.fill ? 1 : 0);
 }
 
@@ -56,10 +55,10 @@ struct Totals {
   int requests, accepted, refused;  // refused: of the first k choices
 };
 
-__device__ Totals totals_of(const TopKPlanShape& shape, const TopKPlanInput& in, int64_t group) {
+__device__ Totals group_totals(const TopKPlanShape& shape, const TopKPlanInput& in, int64_t group) {
   const int capacity = in.capacity[group % shape.ranks];
   Totals all = {0, 0, 0};
-  for (int index = 0; index < segments_of(shape); ++index) {
+  for (int index = 0; index < num_segments(shape); ++index) {
     const Segment segment = segment_at(shape, index);
     const int requests = requests_in(shape, in, group, segment);
     const int free = capacity - all.accepted;
@@ -71,25 +70,26 @@ __device__ Totals totals_of(const TopKPlanShape& shape, const TopKPlanInput& in,
   return all;
 }
 
-// A part of the tokens of a group's rank, in token order: block `group * parts + part`.
+// Part `index` of `count` of the tokens of a group's rank, in token order. The index of its block
+// is group * count + index.
 struct Part {
   int64_t group;
   int index, count;
 };
 
-__device__ Part part_of_block(int parts) {
+__device__ Part block_part(int parts) {
   return {blockIdx.x / parts, static_cast<int>(blockIdx.x % parts), parts};
 }
 
 struct Scratch {
-  uint32_t *key, *value;              // [T * (k + 1)] requests of parts, sorted
-  uint32_t *other_key, *other_value;  // the same, to sort with
-  uint32_t* group_values;             // [T * (k + 1)] values of the groups' requests, sorted
-  int32_t* served;                    // [T] rows of each token
-  int32_t *before_end, *end;          // [W] tokens from a rank's first to T; behind its last, or 0
-  int32_t* listed;                    // requests that have a place in the lists
-  int32_t* missing;                   // [E * W * parts] tokens that are rectified there
-  int32_t *list_start, *list_count;   // [E * W * parts, k + 1] requests of each segment
+  uint32_t *key, *value;              // [T * (k + 1)], requests of the parts, sorted
+  uint32_t *other_key, *other_value;  // [T * (k + 1)], scratch of the sort
+  uint32_t* group_values;             // [T * (k + 1)], values of the groups' requests, sorted
+  int32_t* served;                    // [T], rows of each token
+  int32_t *before_end, *end;  // [W], T - first token of a rank; end of its tokens; 0: no token
+  int32_t* listed;            // number of requests in the lists
+  int32_t* missing;           // [E * W * parts], tokens to rectify
+  int32_t *list_start, *list_count;  // [E * W * parts, k + 1], requests of each segment
 };
 
 struct Range {
@@ -100,14 +100,15 @@ __device__ int64_t first_of_rank(const TopKPlanShape& shape, const Scratch& scra
   return shape.tokens - scratch.before_end[rank];
 }
 
-// Tokens that one part of a rank has at most.
+// Returns the maximum number of tokens in a part of a rank.
 __device__ int64_t part_tokens(const TopKPlanShape& shape, const Scratch& scratch, int64_t rank,
                                int parts) {
   const int64_t tokens = scratch.end[rank] - first_of_rank(shape, scratch, rank);
   return tokens > 0 ? ceil_div(tokens, parts) : 1;
 }
 
-__device__ Range tokens_of(const TopKPlanShape& shape, const Scratch& scratch, const Part& part) {
+__device__ Range part_tokens_range(const TopKPlanShape& shape, const Scratch& scratch,
+                                   const Part& part) {
   const int64_t rank = part.group % shape.ranks, end = scratch.end[rank];
   const int64_t each = part_tokens(shape, scratch, rank, part.count);
   const int64_t begin = first_of_rank(shape, scratch, rank) + part.index * each;
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(kThreads)
   if (t >= shape.tokens || in.home[t] >= shape.ranks) {
     return;
   }
-  const int rank = in.home[t];  // whose tokens stand together but for a few: few are its ends
+  const int rank = in.home[t];  // few atomics: tokens of a rank are mostly contiguous
   if (t == 0 || in.home[t - 1] != rank) {
     atomicMax(scratch.before_end + rank, static_cast<int32_t>(shape.tokens - t));
   }
@@ -129,13 +130,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Totals of all groups before this block's, known to all of its threads.
-// With `missing` accepted ones are also those that are rectified.
+// Returns the totals of all groups before that of the block, to all threads of the block. With
+// `missing`, `accepted` includes the tokens to rectify.
 __device__ Totals totals_before(const TopKPlanShape& shape, const TopKPlanInput& in,
                                 const int32_t* missing, const Part& own, int* part) {
   Totals sum = {0, 0, 0};
   for (int64_t other = threadIdx.x; other < own.group; other += blockDim.x) {
-    const Totals its = totals_of(shape, in, other);
+    const Totals its = group_totals(shape, in, other);
     sum.requests += its.requests;
     sum.accepted += its.accepted;
     sum.refused += its.refused;
@@ -148,7 +149,7 @@ __device__ Totals totals_before(const TopKPlanShape& shape, const TopKPlanInput&
           block_sum(sum.refused, part)};
 }
 
-// The choice among the segment's by which token t asks for the expert; -1: none.
+// Returns the choice of the segment by which token t requests the expert of the group, or -1.
 __device__ int choice_for(const TopKPlanShape& shape, const TopKPlanInput& in, int64_t t,
                           int64_t group, const Segment& segment) {
   if (t >= shape.tokens || in.home[t] != group % shape.ranks) {
@@ -162,7 +163,7 @@ __device__ int choice_for(const TopKPlanShape& shape, const TopKPlanInput& in, i
   return -1;
 }
 
-// The segment's requests among the part's tokens, known to all of the block's threads.
+// Returns the number of requests of the segment by tokens of the part, to all threads of the block.
 __device__ int count_requests(const TopKPlanShape& shape, const TopKPlanInput& in, int64_t group,
                               const Segment& segment, const Range& tokens, int* part) {
   int count = 0;
@@ -172,8 +173,8 @@ __device__ int count_requests(const TopKPlanShape& shape, const TopKPlanInput& i
   return block_sum(count, part);
 }
 
-// These requests, in token order, to `list`: keys ascend where scores descend, values are
-// token * C + choice.
+// Writes the requests of count_requests() to `list`, in token order. Keys ascend with descending
+// score; values are token * C + choice.
 __device__ void collect(const TopKPlanShape& shape, const TopKPlanInput& in, int64_t group,
                         const Segment& segment, const Range& tokens, const KeyList& list,
                         int* part) {
@@ -193,7 +194,7 @@ __device__ void collect(const TopKPlanShape& shape, const TopKPlanInput& in, int
   __syncthreads();
 }
 
-// Of `count` ascending keys those below `key`, or with `equal` those that are not above it.
+// Returns the number of keys < `key` (<= `key` with `equal`) in an ascending list.
 __device__ int keys_before(const uint32_t* keys, int count, uint32_t key, bool equal) {
   int begin = 0, end = count;
   while (begin < end) {
@@ -205,8 +206,8 @@ __device__ int keys_before(const uint32_t* keys, int count, uint32_t key, bool e
   return begin;
 }
 
-// Requests of the group's other parts that come before a key of this one: of equal ones those of
-// earlier tokens do.
+// Returns the number of requests in other parts of the group that are ordered before a key of this
+// part. Equal keys are ordered by token.
 __device__ int before_in_others(const TopKPlanShape& shape, const Scratch& scratch, const Part& own,
                                 int index, uint32_t key) {
   int before = 0;
@@ -220,13 +221,14 @@ __device__ int before_in_others(const TopKPlanShape& shape, const Scratch& scrat
   return before;
 }
 
-// The part's requests to where they stand among their group's.
+// Writes the requests of the part to their positions in the group and counts the rows of each
+// token.
 __device__ void place_requests(const TopKPlanShape& shape, const TopKPlanInput& in,
                                const Scratch& scratch, const Part& own, int* part) {
-  int64_t start = totals_before(shape, in, nullptr, own, part).requests;  // of the segment
+  int64_t start = totals_before(shape, in, nullptr, own, part).requests;  // start of the segment
   int accepted = 0;
   const int capacity = in.capacity[own.group % shape.ranks];
-  for (int index = 0; index < segments_of(shape); ++index) {
+  for (int index = 0; index < num_segments(shape); ++index) {
     const int requests = requests_in(shape, in, own.group, segment_at(shape, index));
     const int free = capacity - accepted;
     const int fits = requests < free ? requests : free;
@@ -250,10 +252,10 @@ __global__ void __launch_bounds__(kSortThreads)
   __shared__ SortSpace space;
   __shared__ int part[kSortWarps];
   __shared__ int start;
-  const Part own = part_of_block(parts);
-  for (int index = 0; index < segments_of(shape); ++index) {
+  const Part own = block_part(parts);
+  for (int index = 0; index < num_segments(shape); ++index) {
     const Segment segment = segment_at(shape, index);
-    const Range tokens = tokens_of(shape, scratch, own);
+    const Range tokens = part_tokens_range(shape, scratch, own);
     const int count = count_requests(shape, in, own.group, segment, tokens, part);
     if (threadIdx.x == 0) {
       const int64_t at = blockIdx.x * (shape.k + 1) + index;
@@ -267,7 +269,7 @@ __global__ void __launch_bounds__(kSortThreads)
     collect(shape, in, own.group, segment, tokens, list, part);
     sort_list(list, other, count, space);
   }
-  if (parts == 1) {  // nobody to wait for
+  if (parts == 1) {
     place_requests(shape, in, scratch, own, part);
   }
 }
@@ -275,7 +277,7 @@ __global__ void __launch_bounds__(kSortThreads)
 __global__ void __launch_bounds__(kSortThreads)
     place_kernel(TopKPlanShape shape, TopKPlanInput in, Scratch scratch, int parts) {
   __shared__ int part[kSortWarps];
-  place_requests(shape, in, scratch, part_of_block(parts), part);
+  place_requests(shape, in, scratch, block_part(parts), part);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -306,7 +308,8 @@ __device__ void write_overflow(const TopKPlanRows& to, int64_t row, int64_t toke
   }
 }
 
-// The blocks after the last group: unused rows, and the rows of each expert.
+// Writes unused rows and the number of rows of each expert. Runs in the blocks after the last
+// group.
 __device__ void write_rest(const TopKPlanShape& shape, const TopKPlanInput& in,
                            const Scratch& scratch, const TopKPlanRows& to, const Totals& used,
                            const Part& own) {
@@ -321,7 +324,7 @@ __device__ void write_rest(const TopKPlanShape& shape, const TopKPlanInput& in,
   for (int64_t expert = first; expert < shape.experts; expert += step) {
     int64_t rows = 0;
     for (int64_t home = 0; home < shape.ranks; ++home) {
-      rows += totals_of(shape, in, expert * shape.ranks + home).accepted;
+      rows += group_totals(shape, in, expert * shape.ranks + home).accepted;
     }
     for (int64_t part = expert * shape.ranks * own.count;
          part < (expert + 1) * shape.ranks * own.count; ++part) {
@@ -331,13 +334,13 @@ __device__ void write_rest(const TopKPlanShape& shape, const TopKPlanInput& in,
   }
 }
 
-// The tokens of the part that are rectified in its group, in their order; those of the group's
-// first part from `row` on.
+// Writes the rows of the tokens of the part that are rectified in its group, in token order. `row`
+// is the first such row of the group.
 __device__ void write_rectified(const TopKPlanShape& shape, const TopKPlanInput& in,
                                 const Scratch& scratch, const TopKPlanRows& to, const Part& own,
                                 int64_t row, int* part) {
   const int64_t expert = own.group / shape.ranks, rank = own.group % shape.ranks;
-  const Range tokens = tokens_of(shape, scratch, own);
+  const Range tokens = part_tokens_range(shape, scratch, own);
   for (int other = 0; other < own.index; ++other) {
     row += scratch.missing[own.group * own.count + other];
   }
@@ -358,7 +361,7 @@ __global__ void __launch_bounds__(kSortThreads)
     write_kernel(TopKPlanShape shape, TopKPlanInput in, Scratch scratch, TopKPlanRows to,
                  int parts) {
   __shared__ int part[kSortWarps];
-  const Part own = part_of_block(parts);
+  const Part own = block_part(parts);
   const Totals before = totals_before(shape, in, scratch.missing, own, part);
   if (own.group == shape.experts * shape.ranks) {
     write_rest(shape, in, scratch, to, before, own);
@@ -368,12 +371,12 @@ __global__ void __launch_bounds__(kSortThreads)
   const int capacity = in.capacity[own.group % shape.ranks];
   int64_t start = before.requests, row = before.accepted, overflow = before.refused;
   int accepted = 0;
-  for (int index = 0; index < segments_of(shape); ++index) {
+  for (int index = 0; index < num_segments(shape); ++index) {
     const Segment segment = segment_at(shape, index);
     const int requests = requests_in(shape, in, own.group, segment);
     const int free = capacity - accepted;
     const int fits = requests < free ? requests : free;
-    const bool overflows = segment.first < shape.k;  // a refused fill-in is no drop
+    const bool overflows = segment.first < shape.k;  // a refused fill-in is not a dropped token
     for (int i = own.index * kSortThreads + static_cast<int>(threadIdx.x); i < requests;
          i += own.count * kSortThreads) {
       const int64_t token = scratch.group_values[start + i] / shape.choices;
@@ -394,8 +397,8 @@ __global__ void __launch_bounds__(kSortThreads)
   }
 }
 
-// The pieces of the scratch, one behind the other; from `served` to `missing` they start at 0.
-Scratch pieces_of(int32_t* scratch, const TopKPlanShape& shape) {
+// Divides the scratch into arrays. served .. missing must be zero before the kernels run.
+Scratch partition_scratch(int32_t* scratch, const TopKPlanShape& shape) {
   const int64_t most = shape.tokens * (shape.k + 1), ranks = shape.ranks;
   const int64_t blocks = shape.experts * ranks * top_k_plan_parts(shape);
   const auto take = [&](int64_t count) {
@@ -426,10 +429,9 @@ void top_k_plan_cuda(const TopKPlanArgs& args, void* stream) {
   const TopKPlanShape& shape = args.shape;
   const int64_t groups = shape.experts * shape.ranks, per_token = ceil_div(shape.tokens, kThreads);
   const int parts = static_cast<int>(top_k_plan_parts(shape));
-  const Scratch room = pieces_of(args.scratch, shape);
-  const auto zeros = static_cast<size_t>(room.list_start - room.served);
-  CUDA_CHECK(
-      cudaMemsetAsync(room.served, 0, sizeof(int32_t) * zeros, static_cast<cudaStream_t>(stream)));
+  const Scratch room = partition_scratch(args.scratch, shape);
+  const int64_t zeros = room.list_start - room.served;
+  set_bytes(room.served, 0, static_cast<int64_t>(sizeof(int32_t)) * zeros, stream);
   launch(range_kernel, per_token, kThreads, stream, shape, args.in, room);
   launch(order_kernel, groups * parts, kSortThreads, stream, shape, args.in, room, parts);
   if (parts > 1) {

@@ -1,5 +1,4 @@
-// The copy hangs on the tensor itself, where LibTorch lets others keep what is theirs: it goes with
-// the tensor, and no table of them is needed.
+// The copy is stored in the backend metadata of the tensor and has its lifetime.
 
 #include "kernels/ops/bf16_working_copy.h"
 
@@ -14,17 +13,17 @@ using at::Tensor;
 
 struct Copy final : c10::BackendMeta {
   Tensor values;
-  int64_t version = -1;   // of the weight when it was copied
-  bool is_given = false;  // its giver keeps it up to date
+  int64_t version = -1;   // version of the weight when it was copied
+  bool is_given = false;  // set_bf16_working_copy(): the caller keeps it up to date
 
-  // A tensor made of another with its own count of writes has no copy.
+  // Tensors with their own version counter do not share the copy.
   c10::intrusive_ptr<c10::BackendMeta> clone(
       const c10::intrusive_ptr<c10::BackendMeta>& /*ptr*/) const override {
     return {};
   }
 };
 
-Copy* copy_of(const Tensor& weight) {
+Copy* find_copy(const Tensor& weight) {
   return dynamic_cast<Copy*>(weight.unsafeGetTensorImpl()->get_backend_meta());
 }
 
@@ -32,7 +31,7 @@ Copy* copy_of(const Tensor& weight) {
 
 void keep_bf16_working_copy(const Tensor& weight) {
   TORCH_CHECK(weight.is_cuda() && weight.scalar_type() == at::kFloat, weight.toString());
-  if (copy_of(weight) == nullptr) {
+  if (find_copy(weight) == nullptr) {
     weight.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<Copy>());
   }
 }
@@ -47,7 +46,7 @@ void set_bf16_working_copy(const Tensor& weight, const Tensor& values) {
 }
 
 Tensor weight_for_products(const Tensor& weight, at::ScalarType type) {
-  Copy* copy = type == at::kBFloat16 ? copy_of(weight) : nullptr;
+  Copy* copy = type == at::kBFloat16 ? find_copy(weight) : nullptr;
   if (copy == nullptr) {
     return weight;
   }
@@ -63,12 +62,12 @@ Tensor weight_for_products(const Tensor& weight, at::ScalarType type) {
 }
 
 Tensor bf16_working_copy(const Tensor& weight) {
-  const Copy* copy = copy_of(weight);
+  const Copy* copy = find_copy(weight);
   return copy == nullptr ? Tensor() : copy->values;
 }
 
 Tensor gradient_to_add_to(const Tensor& weight) {
-  if (copy_of(weight) == nullptr || !weight.is_leaf() || !weight.requires_grad()) {
+  if (find_copy(weight) == nullptr || !weight.is_leaf() || !weight.requires_grad()) {
     return {};
   }
   const Tensor& sum = weight.grad();
@@ -76,7 +75,7 @@ Tensor gradient_to_add_to(const Tensor& weight) {
 }
 
 void mark_bf16_working_copy_current(const Tensor& weight) {
-  if (Copy* copy = copy_of(weight); copy != nullptr && copy->values.defined()) {
+  if (Copy* copy = find_copy(weight); copy != nullptr && copy->values.defined()) {
     copy->version = weight._version();
   }
 }

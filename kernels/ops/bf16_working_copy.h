@@ -1,37 +1,34 @@
 #pragma once
-// The bf16 working copy of an fp32 master weight, for products on a GPU. Rounded anew for each
-// product it moves 6 bytes a weight: beside 2048 rows, at the rates of an H200, 7 % of the products
-// (computed, not measured). A weight that keeps a working copy has it rounded once: AdamW writes it
-// in the pass that writes the weight (kernels/ops/adamw.h), and it is made again only where
-// something else wrote the weight, which LibTorch's version counter of the tensor shows. It takes 2
-// bytes a weight for as long as the weight lives.
+// bf16 working copy of an f32 master weight, for products on a GPU. Rounding the weight again for
+// each product moves 6 bytes per element: 7 % of the time of a product with 2048 rows at the rates
+// of an H200 (computed, not measured). AdamW writes the copy in the pass that writes the weight
+// (kernels/ops/adamw.h); after any other write, which the tensor's version counter shows, the next
+// product renews it. The copy takes 2 bytes per element for the lifetime of the weight.
 
 #include <ATen/core/Tensor.h>
 
 namespace moe::kernels {
 
-// From now on `weight`, f32 on a GPU, keeps a working copy; the first product in bf16 makes it.
+// Enables a working copy for `weight`, f32 on a GPU. The first product in bf16 creates it.
 void keep_bf16_working_copy(const at::Tensor& weight);
 
-// From now on `values`, bf16 of its shape, is the working copy of `weight`, and whoever gives it
-// keeps it up to date: of a weight whose f32 values need not be there at all.
+// Sets `values`, bf16 with the shape of `weight`, as its working copy. The caller keeps it up to
+// date; the f32 values of `weight` need not exist.
 void set_bf16_working_copy(const at::Tensor& weight, const at::Tensor& values);
 
-// What products in `type` read in place of `weight`: its working copy, up to date, where it keeps
-// one and `type` is bf16; else the weight itself, still to be rounded (kernels/ops/linear.h,
-// operand()).
+// Returns the tensor that products in `type` read: the up-to-date working copy if `weight` has one
+// and `type` is bf16, else `weight`, which is not rounded yet (operand() in kernels/ops/linear.h).
 at::Tensor weight_for_products(const at::Tensor& weight, at::ScalarType type);
 
-// For an optimizer that writes the weight and its copy together: the copy, up to date or not;
-// undefined where the weight keeps none or no product has needed it.
+// For an optimizer that writes weight and copy: returns the copy, up to date or not; undefined if
+// it is not enabled or not created yet.
 at::Tensor bf16_working_copy(const at::Tensor& weight);
-void mark_bf16_working_copy_current(const at::Tensor& weight);  // after both were written
+void mark_bf16_working_copy_current(const at::Tensor& weight);  // call after writing both
 
-// The gradient that backward() left with a weight that keeps a working copy: what the next
-// micro-batch's products are added to as they are made, or converted, so that no gradient of a
-// micro-batch stands beside the sum and is added to it by autograd. Undefined of other weights, of
-// those that do not train, and where there is none yet: autograd takes the first as it is. Whoever
-// asks for gradients of such a weight by torch::autograd::grad() finds its sum empty.
+// Returns the f32 gradient of a weight with a working copy, to which the products of the next
+// micro-batch are added directly. This avoids a second gradient that autograd would add. Undefined
+// for other weights, for frozen ones and before the first gradient, which autograd stores as it is.
+// torch::autograd::grad() returns an undefined gradient for such a weight.
 at::Tensor gradient_to_add_to(const at::Tensor& weight);
 
 }  // namespace moe::kernels

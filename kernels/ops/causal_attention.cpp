@@ -1,9 +1,10 @@
-// Checks, shares out (sequence, group) pairs among threads, and is the one autograd node. A
-// sequence stands in such a pair with all that continue it.
+// Argument checks, the autograd node, and the distribution of (sequence, group) pairs over threads.
+// A prefix and the sequences that continue it are one unit of work.
 
 #include "kernels/ops/causal_attention.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
@@ -20,78 +21,84 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-template <typename Number>
-Number* data_of(const Tensor& tensor) {
-  return static_cast<Number*>(tensor.data_ptr());
+template <typename T>
+T* data_ptr_as(const Tensor& tensor) {
+  return static_cast<T*>(tensor.data_ptr());
 }
 
-// Calls each(first token, length, group) for every pair.
-template <typename Each>
-void for_each_pair(const std::vector<int64_t>& lengths, int64_t groups, Each each) {
+bool is_bf16(const Tensor& tensor) { return tensor.scalar_type() == at::kBFloat16; }
+
+std::vector<int64_t> first_tokens(const std::vector<int64_t>& lengths) {
   std::vector<int64_t> first(lengths.size());
   std::exclusive_scan(lengths.begin(), lengths.end(), first.begin(), int64_t{0});
-  const auto pairs = static_cast<int64_t>(lengths.size()) * groups;
-  at::parallel_for(0, pairs, 1, [&](int64_t begin, int64_t end) {
+  return first;
+}
+
+// Calls each(index, group) for all indices below `count` and all groups, in parallel.
+template <typename Each>
+void for_each_pair(size_t count, int64_t groups, Each each) {
+  at::parallel_for(0, static_cast<int64_t>(count) * groups, 1, [&](int64_t begin, int64_t end) {
     for (int64_t pair = begin; pair < end; ++pair) {
-      const auto sequence = static_cast<size_t>(pair / groups);
-      each(first[sequence], lengths[sequence], pair % groups);
+      each(static_cast<size_t>(pair / groups), pair % groups);
     }
   });
 }
 
-template <typename Number>
-AttentionInput<Number> input_at(const Tensor& qkv, const Rotation& rotation,
-                                const AttentionHeads& heads, int64_t first, int64_t length) {
-  return {data_of<const Number>(qkv) + first * heads.row(), rotation.cosine.const_data_ptr<float>(),
+template <typename T>
+AttentionInput<T> input_at(const Tensor& qkv, const Rotation& rotation, const AttentionHeads& heads,
+                           int64_t first, int64_t length) {
+  return {data_ptr_as<const T>(qkv) + first * heads.row(), rotation.cosine.const_data_ptr<float>(),
           rotation.sine.const_data_ptr<float>(), length, heads};
 }
 
-template <typename Number>
-void forward_all(const Tensor& qkv, const Rotation& rotation, const AttentionHeads& heads,
-                 const std::vector<int64_t>& lengths, const Tensor& out, const Tensor& log_sum) {
-  for_each_pair(lengths, heads.kv_heads, [&](int64_t first, int64_t length, int64_t group) {
-    causal_attention_forward_cpu(input_at<Number>(qkv, rotation, heads, first, length), group,
-                                 data_of<Number>(out) + first * heads.heads * heads.width,
-                                 data_of<float>(log_sum) + first * heads.heads);
+template <typename T>
+void attention_forward(const Tensor& qkv, const Rotation& rotation, const AttentionHeads& heads,
+                       const std::vector<int64_t>& lengths, const Tensor& out,
+                       const Tensor& log_sum) {
+  const auto first = first_tokens(lengths);
+  for_each_pair(lengths.size(), heads.kv_heads, [&](size_t i, int64_t group) {
+    AttentionCpu<T>::forward(input_at<T>(qkv, rotation, heads, first[i], lengths[i]), group,
+                             data_ptr_as<T>(out) + first[i] * heads.heads * heads.width,
+                             data_ptr_as<float>(log_sum) + first[i] * heads.heads);
   });
 }
 
-struct Kept {
+struct SavedAttention {
   Tensor qkv, out, log_sum;
   Rotation rotation;
 };
 
-template <typename Number>
-void backward_all(const Kept& kept, const AttentionHeads& heads,
-                  const std::vector<int64_t>& lengths, const Tensor& grad_out,
-                  const Tensor& grad_qkv) {
-  for_each_pair(lengths, heads.kv_heads, [&](int64_t first, int64_t length, int64_t group) {
-    const int64_t from = first * heads.heads * heads.width;
-    causal_attention_backward_cpu(input_at<Number>(kept.qkv, kept.rotation, heads, first, length),
-                                  group, data_of<const Number>(kept.out) + from,
-                                  data_of<const float>(kept.log_sum) + first * heads.heads,
-                                  data_of<const Number>(grad_out) + from,
-                                  data_of<Number>(grad_qkv) + first * heads.row());
+template <typename T>
+void attention_backward(const SavedAttention& saved, const AttentionHeads& heads,
+                        const std::vector<int64_t>& lengths, const Tensor& grad_out,
+                        const Tensor& grad_qkv) {
+  const auto first = first_tokens(lengths);
+  for_each_pair(lengths.size(), heads.kv_heads, [&](size_t i, int64_t group) {
+    const int64_t from = first[i] * heads.heads * heads.width;
+    AttentionCpu<T>::backward(input_at<T>(saved.qkv, saved.rotation, heads, first[i], lengths[i]),
+                              group, data_ptr_as<const T>(saved.out) + from,
+                              data_ptr_as<const float>(saved.log_sum) + first[i] * heads.heads,
+                              data_ptr_as<const T>(grad_out) + from,
+                              data_ptr_as<T>(grad_qkv) + first[i] * heads.row());
   });
 }
 
-// A sequence, and those that continue it.
+// A prefix and the sequences that continue it.
 struct PrefixTree {
   size_t prefix;
   std::vector<size_t> branches;
 };
 
-std::vector<PrefixTree> trees_of(const std::vector<int64_t>& lengths,
-                                 const std::vector<int64_t>& continues) {
+std::vector<PrefixTree> prefix_trees(const std::vector<int64_t>& prefix_index) {
   std::vector<PrefixTree> trees;
-  std::vector<size_t> tree_of(lengths.size());
-  for (size_t sequence = 0; sequence < lengths.size(); ++sequence) {
-    const int64_t before = continues[sequence];
-    TORCH_CHECK(before < static_cast<int64_t>(sequence) &&
-                    (before < 0 || continues[static_cast<size_t>(before)] < 0),
-                "sequence ", sequence, " continues ", before);
-    tree_of[sequence] = before < 0 ? trees.size() : tree_of[static_cast<size_t>(before)];
-    if (before < 0) {
+  std::vector<size_t> tree_of(prefix_index.size());
+  for (size_t sequence = 0; sequence < prefix_index.size(); ++sequence) {
+    const int64_t prefix = prefix_index[sequence];
+    TORCH_CHECK(prefix < static_cast<int64_t>(sequence) &&
+                    (prefix < 0 || prefix_index[static_cast<size_t>(prefix)] < 0),
+                "sequence ", sequence, " continues ", prefix);
+    tree_of[sequence] = prefix < 0 ? trees.size() : tree_of[static_cast<size_t>(prefix)];
+    if (prefix < 0) {
       trees.push_back({sequence, {}});
     } else {
       trees[tree_of[sequence]].branches.push_back(sequence);
@@ -100,60 +107,90 @@ std::vector<PrefixTree> trees_of(const std::vector<int64_t>& lengths,
   return trees;
 }
 
-template <typename Number>
-void forward_trees(const Tensor& qkv, const Rotation& rotation, const AttentionHeads& heads,
-                   const std::vector<int64_t>& lengths, const std::vector<PrefixTree>& trees,
-                   const Tensor& out) {
-  std::vector<int64_t> first(lengths.size());
-  std::exclusive_scan(lengths.begin(), lengths.end(), first.begin(), int64_t{0});
-  const auto output_of = [&](size_t sequence) {
-    return data_of<Number>(out) + first[sequence] * heads.heads * heads.width;
+template <typename T>
+void prefix_forward(const Tensor& qkv, const Rotation& rotation, const AttentionHeads& heads,
+                    const std::vector<int64_t>& lengths, const std::vector<PrefixTree>& trees,
+                    const Tensor& out) {
+  const auto first = first_tokens(lengths);
+  const auto output_at = [&](size_t sequence) {
+    return data_ptr_as<T>(out) + first[sequence] * heads.heads * heads.width;
   };
-  const auto pairs = static_cast<int64_t>(trees.size()) * heads.kv_heads;
-  at::parallel_for(0, pairs, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t pair = begin; pair < end; ++pair) {
-      const PrefixTree& tree = trees[static_cast<size_t>(pair / heads.kv_heads)];
-      PrefixOutputs<Number> outs{output_of(tree.prefix), {}};
-      std::vector<AttentionInput<Number>> branches;
-      for (const size_t branch : tree.branches) {
-        branches.push_back(input_at<Number>(qkv, rotation, heads, first[branch], lengths[branch]));
-        branches.back().position = lengths[tree.prefix];
-        branches.back().cosine += lengths[tree.prefix] * heads.width;
-        branches.back().sine += lengths[tree.prefix] * heads.width;
-        outs.branches.push_back(output_of(branch));
-      }
-      const auto prefix =
-          input_at<Number>(qkv, rotation, heads, first[tree.prefix], lengths[tree.prefix]);
-      shared_prefix_attention_cpu<Number>(prefix, branches, pair % heads.kv_heads, outs, nullptr);
+  for_each_pair(trees.size(), heads.kv_heads, [&](size_t i, int64_t group) {
+    const PrefixTree& tree = trees[i];
+    PrefixOutputs<T> outs{output_at(tree.prefix), {}};
+    std::vector<AttentionInput<T>> branches;
+    for (const size_t branch : tree.branches) {
+      branches.push_back(input_at<T>(qkv, rotation, heads, first[branch], lengths[branch]));
+      branches.back().position = lengths[tree.prefix];
+      branches.back().cosine += lengths[tree.prefix] * heads.width;
+      branches.back().sine += lengths[tree.prefix] * heads.width;
+      outs.branches.push_back(output_at(branch));
     }
+    const auto prefix = input_at<T>(qkv, rotation, heads, first[tree.prefix], lengths[tree.prefix]);
+    AttentionCpu<T>::shared_prefix(prefix, branches, group, outs, nullptr);
   });
 }
 
-// Returns the largest number of positions of a sequence, including the sequence that it continues.
-int64_t max_positions(const std::vector<int64_t>& lengths, const std::vector<int64_t>& continues) {
+KvRun kv_run(const KvBlock& block, int64_t group, int64_t length) {
+  if (!block.keys.defined()) {
+    return {nullptr, nullptr, 0};
+  }
+  return {block.keys.data_ptr<float>() + group * block.keys.stride(0),
+          block.values.data_ptr<float>() + group * block.values.stride(0), length};
+}
+
+template <typename T>
+void cached_forward(const Tensor& qkv, const AttentionHeads& heads,
+                    const std::vector<int64_t>& lengths, const std::vector<KvCacheView>& caches,
+                    const Rotation& rotation, const Tensor& out) {
+  const auto first = first_tokens(lengths);
+  for_each_pair(lengths.size(), heads.kv_heads, [&](size_t i, int64_t group) {
+    const KvCacheView& past = caches[i];
+    AttentionInput<T> in = input_at<T>(qkv, rotation, heads, first[i], lengths[i]);
+    in.cosine += first[i] * heads.width;
+    in.sine += first[i] * heads.width;
+    in.position = past.prefix_length + past.length;
+    AttentionCpu<T>::cached(in, group, kv_run(past.prefix, group, past.prefix_length),
+                            kv_run(past.own, group, past.length),
+                            data_ptr_as<T>(out) + first[i] * heads.heads * heads.width);
+  });
+}
+
+// Returns the maximum number of positions of a sequence, its prefix included.
+int64_t max_positions(const std::vector<int64_t>& lengths,
+                      const std::vector<int64_t>& prefix_index) {
   int64_t positions = 0;
   for (size_t sequence = 0; sequence < lengths.size(); ++sequence) {
-    const int64_t before = continues.empty() ? -1 : continues[sequence];
-    const int64_t past = before < 0 ? 0 : lengths[static_cast<size_t>(before)];
+    const int64_t prefix = prefix_index.empty() ? -1 : prefix_index[sequence];
+    const int64_t past = prefix < 0 ? 0 : lengths[static_cast<size_t>(prefix)];
     positions = std::max(positions, past + lengths[sequence]);
   }
   return positions;
 }
 
+// Throws c10::Error for wrong shapes. `rows` is the minimum number of rows of the rotation tables.
 void check_attention(const Tensor& qkv, const AttentionHeads& heads,
-                     const std::vector<int64_t>& lengths, const std::vector<int64_t>& continues,
-                     const Rotation& rotation) {
+                     const std::vector<int64_t>& lengths, int64_t rows, const Rotation& rotation) {
   const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   TORCH_CHECK(has_causal_attention(qkv) && qkv.dim() == 2 && qkv.size(0) == tokens &&
                   qkv.size(1) == heads.row() && heads.heads % heads.kv_heads == 0 &&
                   heads.width % 2 == 0,
               "qkv is ", qkv.sizes(), ", lengths sum to ", tokens);
-  const int64_t longest = max_positions(lengths, continues);
-  TORCH_CHECK(rotation.cosine.size(0) >= longest && rotation.cosine.size(1) == heads.width,
-              "rotation is ", rotation.cosine.sizes(), ", the longest sequence ", longest);
+  TORCH_CHECK(rotation.cosine.size(0) >= rows && rotation.cosine.size(1) == heads.width,
+              "rotation is ", rotation.cosine.sizes(), ", rows needed ", rows);
 }
 
-bool is_bf16(const Tensor& tensor) { return tensor.scalar_type() == at::kBFloat16; }
+void check_no_gradient(const Tensor& qkv) {
+  TORCH_CHECK(!(at::GradMode::is_enabled() && qkv.requires_grad()), "attention without gradient");
+}
+
+Rotation contiguous_tables(const Rotation& rotation) {
+  return {rotation.cosine.contiguous(), rotation.sine.contiguous()};
+}
+
+Tensor empty_output(const Tensor& qkv, const AttentionHeads& heads) {
+  return at::empty({qkv.size(0), heads.heads * heads.width}, qkv.options());
+}
 
 struct CausalAttention : torch::autograd::Function<CausalAttention> {
   static Tensor forward(AutogradContext* context, const Tensor& given, const Tensor& cosine,
@@ -162,11 +199,10 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
                         std::vector<int64_t> lengths) {
     const AttentionHeads heads{numbers[0], numbers[1], numbers[2]};
     RECORD_USER_SCOPE("attention");
-    const Tensor qkv = given.contiguous();
-    Tensor out = at::empty({qkv.size(0), heads.heads * heads.width}, qkv.options());
+    const Tensor qkv = given.contiguous(), out = empty_output(qkv, heads);
     const Tensor log_sum = at::empty({qkv.size(0), heads.heads}, cosine.options());
-    const auto all = is_bf16(qkv) ? forward_all<uint16_t> : forward_all<float>;
-    all(qkv, {cosine, sine}, heads, lengths, out, log_sum);
+    const auto kernel = is_bf16(qkv) ? attention_forward<uint16_t> : attention_forward<float>;
+    kernel(qkv, {cosine, sine}, heads, lengths, out, log_sum);
     context->save_for_backward({qkv, cosine, sine, out, log_sum});
     context->saved_data["heads"] = std::move(numbers);
     context->saved_data["lengths"] = std::move(lengths);
@@ -174,14 +210,15 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const auto saved = context->get_saved_variables();
+    const auto tensors = context->get_saved_variables();
     const auto numbers = context->saved_data["heads"].toIntVector();
     const auto lengths = context->saved_data["lengths"].toIntVector();
     const AttentionHeads heads{numbers[0], numbers[1], numbers[2]};
-    const Kept kept{saved[0], saved[3], saved[4], {saved[1], saved[2]}};
-    const Tensor grad_qkv = at::empty(kept.qkv.sizes(), kept.qkv.options());
-    const auto all = is_bf16(kept.qkv) ? backward_all<uint16_t> : backward_all<float>;
-    all(kept, heads, lengths, gradients[0].contiguous(), grad_qkv);
+    const SavedAttention saved{tensors[0], tensors[3], tensors[4], {tensors[1], tensors[2]}};
+    const Tensor grad_qkv = at::empty(saved.qkv.sizes(), saved.qkv.options());
+    const auto kernel =
+        is_bf16(saved.qkv) ? attention_backward<uint16_t> : attention_backward<float>;
+    kernel(saved, heads, lengths, gradients[0].contiguous(), grad_qkv);
     variable_list result(5);
     result[0] = grad_qkv;
     return result;
@@ -196,7 +233,7 @@ bool has_causal_attention(const Tensor& qkv) {
 
 Tensor causal_attention(const Tensor& qkv, const AttentionHeads& heads,
                         const std::vector<int64_t>& lengths, const Rotation& rotation) {
-  check_attention(qkv, heads, lengths, {}, rotation);
+  check_attention(qkv, heads, lengths, max_positions(lengths, {}), rotation);
   return CausalAttention::apply(qkv, rotation.cosine.contiguous(), rotation.sine.contiguous(),
                                 std::vector<int64_t>{heads.heads, heads.kv_heads, heads.width},
                                 lengths);
@@ -204,16 +241,54 @@ Tensor causal_attention(const Tensor& qkv, const AttentionHeads& heads,
 
 Tensor shared_prefix_attention(const Tensor& given, const AttentionHeads& heads,
                                const std::vector<int64_t>& lengths,
-                               const std::vector<int64_t>& continues, const Rotation& rotation) {
+                               const std::vector<int64_t>& prefix_index, const Rotation& rotation) {
   RECORD_USER_SCOPE("attention");
-  TORCH_CHECK(continues.size() == lengths.size() &&
-              !(at::GradMode::is_enabled() && given.requires_grad()));
-  check_attention(given, heads, lengths, continues, rotation);
-  const Tensor qkv = given.contiguous();
-  const Tensor out = at::empty({qkv.size(0), heads.heads * heads.width}, qkv.options());
-  const auto all = is_bf16(qkv) ? forward_trees<uint16_t> : forward_trees<float>;
-  all(qkv, {rotation.cosine.contiguous(), rotation.sine.contiguous()}, heads, lengths,
-      trees_of(lengths, continues), out);
+  TORCH_CHECK(prefix_index.size() == lengths.size());
+  check_no_gradient(given);
+  check_attention(given, heads, lengths, max_positions(lengths, prefix_index), rotation);
+  const Tensor qkv = given.contiguous(), out = empty_output(qkv, heads);
+  const auto kernel = is_bf16(qkv) ? prefix_forward<uint16_t> : prefix_forward<float>;
+  kernel(qkv, contiguous_tables(rotation), heads, lengths, prefix_trees(prefix_index), out);
+  return out;
+}
+
+int64_t kv_numel(const AttentionHeads& heads, int64_t capacity) {
+  const int64_t blocks = (capacity + kKeyBlock - 1) / kKeyBlock;
+  return 2 * heads.kv_heads * blocks * kKeyBlock * heads.width;
+}
+
+KvBlock view_kv_block(const Tensor& memory, const AttentionHeads& heads, int64_t capacity) {
+  const int64_t blocks = (capacity + kKeyBlock - 1) / kKeyBlock, half = memory.numel() / 2;
+  return {memory.narrow(0, 0, half).view({heads.kv_heads, blocks, heads.width, kKeyBlock}),
+          memory.narrow(0, half, half).view({heads.kv_heads, blocks * kKeyBlock, heads.width})};
+}
+
+KvBlock make_kv_block(const AttentionHeads& heads, int64_t capacity) {
+  return view_kv_block(at::empty({kv_numel(heads, capacity)}, at::kFloat), heads, capacity);
+}
+
+KvBlock grow_kv_block(const KvBlock& block, const AttentionHeads& heads, int64_t capacity) {
+  KvBlock larger = make_kv_block(heads, capacity);
+  larger.keys.narrow(1, 0, block.keys.size(1)).copy_(block.keys);
+  larger.values.narrow(1, 0, block.values.size(1)).copy_(block.values);
+  return larger;
+}
+
+Tensor cached_attention(const Tensor& given, const AttentionHeads& heads,
+                        const std::vector<int64_t>& lengths, const std::vector<KvCacheView>& caches,
+                        const Rotation& rotation) {
+  TORCH_CHECK(caches.size() == lengths.size() && rotation.cosine.size(0) == given.size(0));
+  check_no_gradient(given);
+  check_attention(given, heads, lengths, given.size(0), rotation);
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    TORCH_CHECK(lengths[i] > 0 && caches[i].length + lengths[i] <= caches[i].own.values.size(1),
+                "capacity ", caches[i].own.values.size(1), ", cached positions ", caches[i].length,
+                ", new positions ", lengths[i]);
+  }
+  RECORD_USER_SCOPE("attention");
+  const Tensor qkv = given.contiguous(), out = empty_output(qkv, heads);
+  const auto kernel = is_bf16(qkv) ? cached_forward<uint16_t> : cached_forward<float>;
+  kernel(qkv, heads, lengths, caches, contiguous_tables(rotation), out);
   return out;
 }
 

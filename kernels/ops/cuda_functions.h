@@ -1,13 +1,16 @@
 #pragma once
-// What libmoe_cuda.so provides besides the CUDA kernels that it registers (operations.h): devices,
-// streams and NCCL, as a table of functions. The library is opened when a program first asks for a
-// GPU (device.h).
+// Functions of libmoe_cuda.so besides the kernels that it registers (operations.h): devices,
+// streams and NCCL, as a table. The library is opened when a program first asks for a GPU
+// (device.h).
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/Event.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace c10d {
@@ -17,13 +20,13 @@ class Store;
 
 namespace moe::kernels {
 
-// What kernels/cuda defines, or the emulator of the tests. LibTorch's device and streams:
+// Defined by kernels/cuda, or by the emulator of the tests.
 int64_t gpu_count_cuda();
 std::string gpu_name_cuda(int64_t gpu);
 uint64_t gpu_peak_bytes_cuda(int64_t gpu);
 bool gpu_has_grouped_mm_cuda(int64_t gpu);  // compute capability 9.x or 10.x
 void* current_stream_cuda(c10::Device device);
-// All ranks wait in it for the others to connect.
+// Blocks until all ranks have connected.
 c10::intrusive_ptr<c10d::Backend> make_nccl_cuda(const c10::intrusive_ptr<c10d::Store>& store,
                                                  int rank, int size,
                                                  std::chrono::milliseconds timeout,
@@ -37,8 +40,23 @@ struct CudaFunctions {
   decltype(&make_nccl_cuda) make_nccl;
 };
 
-// The table. Nothing of ours makes a CUDA tensor where gpu_count() is 0 (flags refuse --device cuda
-// by name), so a missing table is a defect of ours: std::logic_error.
+// Returns the table. Throws std::logic_error if there is none: no CUDA tensor exists if gpu_count()
+// is 0, because --device cuda is refused then.
 const CudaFunctions& cuda_functions();
+
+// Asynchronous copy of a tensor to page-locked host memory. Work that is launched on the GPU after
+// the constructor is not waited for.
+class HostCopy {
+ public:
+  // Enqueues the copy on the current stream. A CPU tensor is not copied.
+  explicit HostCopy(const at::Tensor& tensor);
+
+  // Returns the host tensor, of the same shape. The first call blocks until the copy is complete.
+  const at::Tensor& get();
+
+ private:
+  at::Tensor host_;
+  std::optional<c10::Event> arrived_;  // empty after get()
+};
 
 }  // namespace moe::kernels

@@ -1,5 +1,5 @@
-// One autograd node for all experts of a layer, with the rows per expert on the host or on the
-// device.
+// One autograd node for all experts of a layer. Inference with weights in several tensors fuses the
+// gate and up products with the activation.
 
 #include "kernels/ops/grouped_swiglu.h"
 
@@ -11,11 +11,10 @@
 #include <numeric>
 #include <optional>
 
+#include "kernels/cpu/gemm.h"
 #include "kernels/cpu/skinny_gemm.h"
-#include "kernels/cpu/swiglu_product.h"
 #include "kernels/ops/bf16_working_copy.h"
-#include "kernels/ops/grouped_linear.h"
-#include "kernels/ops/host_copy.h"
+#include "kernels/ops/cuda_functions.h"
 #include "kernels/ops/linear.h"
 #include "kernels/ops/swiglu.h"
 
@@ -27,15 +26,16 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Around the activation in backward.
-struct Inner {
+// Results of the activation's backward.
+struct ActivationBackward {
   Tensor grad_hidden;  // [rows, 2F]
-  Tensor activation;   // [rows, F]; undefined where `down` does not train, which costs nothing
+  Tensor activation;   // [rows, F], recomputed; undefined if `down` is frozen
 };
 
-// grad: of the activation, whose memory it gives away. `ends` as in swiglu_backward, or undefined.
-Inner inner_of(const Tensor& grad, const Tensor& hidden, const Tensor& ends,
-               AutogradContext* context) {
+// `grad` is the gradient of the activation. It may be overwritten with the activation. `ends` is
+// `used` of swiglu_backward(), or undefined.
+ActivationBackward activation_backward(const Tensor& grad, const Tensor& hidden, const Tensor& ends,
+                                       AutogradContext* context) {
   if (!context->needs_input_grad(2)) {
     return {swiglu_backward(grad, hidden, ends), {}};
   }
@@ -45,80 +45,55 @@ Inner inner_of(const Tensor& grad, const Tensor& hidden, const Tensor& ends,
 
 struct GroupedSwiglu : torch::autograd::Function<GroupedSwiglu> {
   static Tensor forward(AutogradContext* context, const Tensor& rows, const Tensor& gate_up,
-                        const Tensor& down, std::vector<int64_t> rows_per_expert) {
+                        const Tensor& down, const Segments& segments) {
     RECORD_USER_SCOPE("experts");
-    const int64_t used =
-        std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), int64_t{0});
+    const auto& [rows_per_expert, ends] = segments;
+    const int64_t used = ends.defined() ? rows.size(0)
+                                        : std::accumulate(rows_per_expert.begin(),
+                                                          rows_per_expert.end(), int64_t{0});
     TORCH_CHECK(used <= rows.size(0), used, " rows of ", rows.size(0));
-    const Tensor up = weight_for_products(gate_up, rows.scalar_type());
-    const Tensor back = weight_for_products(down, rows.scalar_type());
-    const Tensor hidden = grouped_product(rows, up, true, used, rows_per_expert);
-    const Tensor out =
-        grouped_product(swiglu_forward(hidden), back, true, rows.size(0), rows_per_expert);
-    context->save_for_backward({rows, gate_up, down, hidden, up, back});
-    context->saved_data["rows_per_expert"] = std::move(rows_per_expert);
-    return out;
-  }
-
-  static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const auto saved = context->get_saved_variables();
-    const Tensor &rows = saved[0], &gate_up = saved[1], &down = saved[2], &hidden = saved[3];
-    const Tensor &up = saved[4], &back = saved[5];
-    const auto rows_per_expert = context->saved_data["rows_per_expert"].toIntVector();
-    const int64_t used = hidden.size(0);
-    const Tensor grad_out = gradients[0].narrow(0, 0, used).contiguous();
-
-    auto [grad_hidden, activation] = inner_of(
-        grouped_product(grad_out, back, false, used, rows_per_expert), hidden, {}, context);
-    const Tensor grad_down =
-        activation.defined() ? grouped_weight_gradient(grad_out, activation, down, rows_per_expert)
-                             : Tensor();
-    activation.reset();  // the products that follow want the memory
-    const Tensor grad_gate_up =
-        context->needs_input_grad(1)
-            ? grouped_weight_gradient(grad_hidden, rows, gate_up, rows_per_expert)
-            : Tensor();
-    const Tensor grad_rows = grouped_product(grad_hidden, up, false, rows.size(0), rows_per_expert);
-    return {grad_rows, grad_gate_up, grad_down, Tensor()};
-  }
-};
-
-struct GroupedSwigluOnDevice : torch::autograd::Function<GroupedSwigluOnDevice> {
-  static Tensor forward(AutogradContext* context, const Tensor& rows, const Tensor& gate_up,
-                        const Tensor& down, const Tensor& ends) {
-    RECORD_USER_SCOPE("experts");
-    const Tensor up = weight_operand(gate_up, rows.scalar_type());
-    const Tensor back = weight_operand(down, rows.scalar_type());
-    const Tensor hidden = grouped_product(rows, up, true, ends);
+    const auto read = ends.defined() ? weight_operand : weight_for_products;
+    const Tensor up = read(gate_up, rows.scalar_type()), back = read(down, rows.scalar_type());
+    const Tensor hidden = segments.product(rows, up, /*transposed=*/true, used);
     context->save_for_backward({rows, gate_up, down, hidden, ends, up, back});
-    return grouped_product(swiglu_forward(hidden, ends), back, true, ends);
+    context->saved_data["rows_per_expert"] = rows_per_expert;
+    return segments.product(swiglu_forward(hidden, ends), back, /*transposed=*/true, rows.size(0));
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const Tensor &rows = saved[0], &gate_up = saved[1], &down = saved[2], &hidden = saved[3];
     const Tensor &ends = saved[4], &up = saved[5], &back = saved[6];
+    const Segments segments{context->saved_data["rows_per_expert"].toIntVector(), ends};
     const bool trains = context->needs_input_grad(1) || context->needs_input_grad(2);
     std::optional<HostCopy> counts;
-    if (trains && rows.scalar_type() == at::kBFloat16 && prefers_gradients_by_expert(gate_up)) {
+    if (ends.defined() && trains && rows.scalar_type() == at::kBFloat16 &&
+        use_per_expert_gradients(gate_up)) {
       counts.emplace(ends);
     }
-    const Tensor grad_out = gradients[0].contiguous();
+    const Tensor grad_out = gradients[0].narrow(0, 0, hidden.size(0)).contiguous();
     auto [grad_hidden, activation] =
-        inner_of(grouped_product(grad_out, back, false, ends), hidden, ends, context);
-    // Before the weights' gradients, so that the GPU has work while the host waits for the counts.
-    const Tensor grad_rows = grouped_product(grad_hidden, up, false, ends);
+        activation_backward(segments.product(grad_out, back, /*transposed=*/false, hidden.size(0)),
+                            hidden, ends, context);
+    Tensor grad_rows;
+    if (ends.defined()) {
+      // Launched before the weight gradients: the GPU has work while the host waits for the counts.
+      grad_rows = segments.product(grad_hidden, up, /*transposed=*/false, rows.size(0));
+    }
     const auto weight_gradient = [&](const Tensor& left, const Tensor& right,
                                      const Tensor& weight) {
-      return counts
-                 ? grouped_weight_gradient(left, right, weight, rows_per_expert_of(counts->get()))
-                 : grouped_weight_gradient(left, right, weight, ends);
+      return counts ? Segments{read_rows_per_expert(counts->get())}.weight_gradient(left, right,
+                                                                                    weight)
+                    : segments.weight_gradient(left, right, weight);
     };
     const Tensor grad_down =
         activation.defined() ? weight_gradient(grad_out, activation, down) : Tensor();
-    activation.reset();  // the products that follow want the memory
+    activation.reset();  // frees memory for the products that follow
     const Tensor grad_gate_up =
         context->needs_input_grad(1) ? weight_gradient(grad_hidden, rows, gate_up) : Tensor();
+    if (!ends.defined()) {
+      grad_rows = segments.product(grad_hidden, up, /*transposed=*/false, rows.size(0));
+    }
     return {grad_rows, grad_gate_up, grad_down, Tensor()};
   }
 };
@@ -132,30 +107,14 @@ void check_shapes(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
               ", rows of ", experts, " experts");
 }
 
-// Rows [outer, inner] of blocks as columns of an operand in `type`.
-std::vector<ColumnBlock> columns_of_rows(const RowBlocks& rows, int64_t begin, int64_t end,
-                                         at::ScalarType type) {
-  std::vector<ColumnBlock> columns;
-  int64_t first = 0;
-  for (const Tensor& block : rows) {
-    const int64_t low = std::max(begin - first, int64_t{0});
-    const int64_t high = std::min(end - first, block.size(0));
-    if (low < high) {
-      columns.push_back({view_of(block.narrow(0, low, high - low), type).transposed(), high - low});
-    }
-    first += block.size(0);
-  }
-  return columns;
-}
-
-// No deeper than what the caches hold beside gate and up.
+// Returns true if a block of gate and up also fits into the caches at this depth.
 bool fits_cache(int64_t inner) { return inner > 0 && inner <= 2 * kGemmDepth; }
 
-// Whether gate and up of an expert may meet as they are multiplied: of enough rows for a packed
-// product, all of one dtype.
-bool meets_in_cache(const Tensor& rows, int64_t count, const RowBlocks& gate_up) {
+// Returns true if the products of gate and up can be fused with the activation: more rows than
+// skinny_gemm() supports, small depth, blocks of one dtype.
+bool can_fuse_swiglu(const Tensor& rows, int64_t count, const RowBlocks& gate_up) {
   const auto dtype = gate_up.front().scalar_type();
-  return count > kMostSkinnyRows && fits_cache(rows.size(1)) && rows.stride(1) == 1 &&
+  return count > kMaxSkinnyRows && fits_cache(rows.size(1)) && rows.stride(1) == 1 &&
          (rows.scalar_type() == at::kFloat || rows.scalar_type() == at::kBFloat16) &&
          !(rows.scalar_type() == at::kBFloat16 && dtype == at::kHalf) &&
          std::all_of(gate_up.begin(), gate_up.end(), [&](const Tensor& block) {
@@ -163,15 +122,18 @@ bool meets_in_cache(const Tensor& rows, int64_t count, const RowBlocks& gate_up)
          });
 }
 
-// silu(gate) * up [used, F] of every expert's rows.
-Tensor activated(const Tensor& rows, const Weight& gate_up, int64_t used,
-                 const std::vector<int64_t>& rows_per_expert) {
+// Returns silu(gate) * up [used, F] for the rows of all experts.
+Tensor ffn_activation(const Tensor& rows, const Weight& gate_up, int64_t used,
+                      const std::vector<int64_t>& rows_per_expert) {
   const int64_t width = gate_up.outer() / 2, inner = rows.size(1);
   const auto type = rows.scalar_type();
-  if (rows_per_expert.size() == 1 && !meets_in_cache(rows, used, gate_up.matrix(0))) {
-    Tensor hidden = at::empty({used, 2 * width}, rows.options());
-    weight_product_out(hidden, {rows.narrow(0, 0, used), type}, gate_up.matrix(0));
+  const auto unfused = [&](const Tensor& own, const RowBlocks& matrix) {
+    Tensor hidden = at::empty({own.size(0), 2 * width}, rows.options());
+    weight_product_out(hidden, {own, type}, matrix);
     return swiglu_forward(hidden);
+  };
+  if (rows_per_expert.size() == 1 && !can_fuse_swiglu(rows, used, gate_up.matrix(0))) {
+    return unfused(rows.narrow(0, 0, used), gate_up.matrix(0));
   }
   Tensor out = at::empty({used, width}, rows.options());
   int64_t first = 0;
@@ -179,15 +141,16 @@ Tensor activated(const Tensor& rows, const Weight& gate_up, int64_t used,
     const int64_t count = rows_per_expert[expert];
     const RowBlocks matrix = gate_up.matrix(static_cast<int64_t>(expert));
     const Tensor own = rows.narrow(0, first, count);
-    if (meets_in_cache(rows, count, matrix)) {
-      swiglu_product_cpu({view_of(own, type), columns_of_rows(matrix, 0, width, type),
-                          columns_of_rows(matrix, width, 2 * width, type),
-                          out.narrow(0, first, count).data_ptr(), count, inner, width,
-                          type == at::kBFloat16});
+    if (can_fuse_swiglu(rows, count, matrix)) {
+      std::vector<ColumnBlock> columns;
+      for (const Tensor& block : matrix) {
+        columns.push_back({matrix_view(block, type).transposed(), block.size(0)});
+      }
+      fused_gemm_swiglu_cpu({matrix_view(own, type), columns,
+                             out.narrow(0, first, count).data_ptr(), count, inner, width,
+                             type == at::kBFloat16});
     } else if (count > 0) {
-      Tensor hidden = at::empty({count, 2 * width}, rows.options());
-      weight_product_out(hidden, {own, type}, matrix);
-      out.narrow(0, first, count).copy_(swiglu_forward(hidden));
+      out.narrow(0, first, count).copy_(unfused(own, matrix));
     }
     first += count;
   }
@@ -196,14 +159,14 @@ Tensor activated(const Tensor& rows, const Weight& gate_up, int64_t used,
 
 }  // namespace
 
-int64_t numbers_between(int64_t inner, int64_t width) {
+int64_t ffn_activation_numel(int64_t inner, int64_t width) {
   return fits_cache(inner) ? width : 3 * width;
 }
 
 Tensor grouped_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
                       const std::vector<int64_t>& rows_per_expert) {
   check_shapes(rows, gate_up, down, static_cast<int64_t>(rows_per_expert.size()));
-  return GroupedSwiglu::apply(rows, gate_up, down, rows_per_expert);
+  return GroupedSwiglu::apply(rows, gate_up, down, Segments{rows_per_expert});
 }
 
 Tensor grouped_swiglu(const Tensor& rows, const Weight& gate_up, const Weight& down,
@@ -220,7 +183,7 @@ Tensor grouped_swiglu(const Tensor& rows, const Weight& gate_up, const Weight& d
                   down.inner() * 2 == gate_up.outer(),
               "rows ", rows.sizes(), ", used ", used, ", ", gate_up.count(), " gate_up [",
               gate_up.outer(), ", ", gate_up.inner(), "] and ", down.count(), " down apart");
-  return grouped_product(activated(rows, gate_up, used, rows_per_expert), down, rows.size(0),
+  return grouped_product(ffn_activation(rows, gate_up, used, rows_per_expert), down, rows.size(0),
                          rows_per_expert);
 }
 
@@ -229,7 +192,7 @@ void add_swiglu(Tensor& sum, const Tensor& rows, const Weight& gate_up, const We
   TORCH_CHECK(!at::GradMode::is_enabled() && rows.is_cpu() && gate_up.count() == 1 &&
                   gate_up.inner() == rows.size(1) && down.inner() * 2 == gate_up.outer(),
               "rows ", rows.sizes(), ", gate_up [", gate_up.outer(), ", ", gate_up.inner(), "]");
-  add_linear(sum, activated(rows, gate_up, rows.size(0), {rows.size(0)}), down);
+  add_linear(sum, ffn_activation(rows, gate_up, rows.size(0), {rows.size(0)}), down);
 }
 
 Tensor grouped_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
@@ -237,9 +200,9 @@ Tensor grouped_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& d
   check_shapes(rows, gate_up, down, ends.numel());
   TORCH_CHECK(ends.scalar_type() == at::kInt && ends.device() == rows.device());
   if (rows.is_cuda() && !has_grouped_mm(rows)) {
-    return GroupedSwiglu::apply(rows, gate_up, down, rows_per_expert_of(ends));
+    return GroupedSwiglu::apply(rows, gate_up, down, Segments{read_rows_per_expert(ends)});
   }
-  return GroupedSwigluOnDevice::apply(rows, gate_up, down, ends);
+  return GroupedSwiglu::apply(rows, gate_up, down, Segments{{}, ends});
 }
 
 }  // namespace moe::kernels

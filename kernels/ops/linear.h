@@ -1,68 +1,137 @@
 #pragma once
-// Products of activations with weights: y = x w^T (+ bias), and in which precision.
+// Matrix products of activations with weights, y = x w^T (+ bias), for one weight and for one
+// weight per expert (grouped GEMM). A weight is one trainable tensor, or several frozen tensors
+// that map a checkpoint file.
 //
-// The type of x says how. f32 and f64: all in that type. bf16: both operands are rounded to bf16,
-// products are summed in f32, y is bf16 - the numbers of torch.autocast. The weight itself stays
-// f32, so it is the master weight that the optimizer updates, and its gradient is f32 and
-// unrounded: micro-batches add up without loss. What is kept for backward is x as it came, so bf16
-// halves activations. A weight that does not train may lie in bf16 itself, whatever x is: it is
-// worth the f32 numbers that it stands for. CPUs without products in bf16 take the rounded operands
-// in f32, which is the same sum.
+// The dtype of x selects the precision. f32 and f64: everything is computed in that dtype. bf16:
+// operands are rounded to bf16, products are summed in f32, y is bf16 (the numerics of
+// torch.autocast). The f32 master weight is not modified. Its gradient is f32 and unrounded, so
+// that gradients of micro-batches accumulate without loss. Autograd saves x in its own dtype. A
+// frozen weight may be stored in bf16 for any x; products with f32 x widen it. CPUs without bf16
+// instructions multiply the rounded operands in f32; the sums may differ by their order.
 //
-// T rows, D inner width, N outer width.
+// T tokens, D inner width, N outer width, E experts, R rows in expert order.
 
 #include <ATen/core/Tensor.h>
 
-#include "kernels/ops/weight.h"
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
 
 namespace moe::kernels {
 
-// x [T, D] f32, bf16 or f64; weight [N, D], bias [N] (undefined = none) f32, or f64 as x; a weight
-// without gradient bf16 too.
-// -> [T, N] in x's type. Differentiable in all.
+// Matrix [N, D] that is stored in consecutive blocks of rows: tensors [N_i, D] with sum N_i = N.
+using RowBlocks = std::vector<at::Tensor>;
+
+struct Weight {
+  Weight() = default;
+  Weight(at::Tensor whole) : tensor(std::move(whole)) {}  // NOLINT: implicit conversion
+  // Contiguous CPU tensors in f32, bf16 or f16. They may be in read-only memory.
+  explicit Weight(std::vector<RowBlocks> blocks)
+      : matrices(std::make_shared<const std::vector<RowBlocks>>(std::move(blocks))) {}
+
+  bool is_one_tensor() const { return matrices == nullptr; }
+  int64_t count() const;                  // number of matrices: E, or 1
+  RowBlocks matrix(int64_t index) const;  // a single block if the weight is one tensor
+  int64_t outer() const;                  // N
+  int64_t inner() const;                  // D
+
+  at::Tensor tensor;  // [N, D] or [E, N, D]; undefined if `matrices` is set
+  std::shared_ptr<const std::vector<RowBlocks>> matrices;  // 1 or E matrices
+};
+
+// Returns y [T, N] in the dtype of x. x [T, D] f32, bf16 or f64; weight [N, D] and bias [N]
+// (undefined: none) f32, or f64 if x is; a frozen weight may be bf16. Differentiable in all three.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
-// The same bits of a weight whose rows may lie apart; on the CPU and not differentiable where they
-// do.
+// Overload for a weight in several tensors: CPU only, not differentiable. The result has the bits
+// of the overload for one tensor, except in products that LibTorch computes (use_own_gemm() in
+// kernels/cpu/gemm.h).
 at::Tensor linear(const at::Tensor& x, const Weight& weight, const at::Tensor& bias = {});
 
-// The same without the last rounding, -> [T, N] f32 of bf16 x: logits.
+// Returns [T, N] f32 (f64 if x is), without rounding the sums to bf16. For logits.
 at::Tensor linear_to_f32(const at::Tensor& x, const at::Tensor& weight);
 
-// The same in f32 whatever x is: x is widened and the weight not rounded. What decides between
-// experts is not left to bf16, nor to TF32 where that is allowed: neither here nor in backward.
+// Returns [T, N] f32: widens x and does not round the weight. Forward and backward do not use TF32.
+// For routers.
 at::Tensor linear_in_f32(const at::Tensor& x, const at::Tensor& weight);
 
-// sum [T, N] f32 += x [T, D] weight^T, with operands as linear() takes them and sums that are not
-// rounded: a residual stream without y beside it. On the CPU, not differentiable.
+// Adds x weight^T to `sum` [T, N] f32 without rounding the product. Operands as in linear(). CPU
+// only, not differentiable.
 void add_linear(at::Tensor& sum, const at::Tensor& x, const Weight& weight);
 
-// `tensor` as an operand of products in `type`: rounded to bf16 where that is bf16, and then in the
-// type that the device multiplies fastest.
+// Returns `tensor` as an operand of products in `type`: converted to `type`. On the CPU the values
+// of bf16 are widened to f32 again.
 at::Tensor operand(const at::Tensor& tensor, at::ScalarType type);
 
-// `weight` as one or more products in `type` read it, rounded once for all of them: on a GPU an
-// operand, the bf16 working copy where it keeps one (kernels/ops/bf16_working_copy.h); on the CPU
-// the weight itself, whose products round it block by block.
+// Returns `weight` as an operand of one or more products in `type`. GPU: the bf16 working copy if
+// the weight has one (bf16_working_copy.h), else operand(). CPU: the weight itself, which products
+// round block by block.
 at::Tensor weight_operand(const at::Tensor& weight, at::ScalarType type);
 
-// left [M, K] right [K, N] of such operands -> [M, N] f32 (f64 of f64).
-at::Tensor product_to_f32(const at::Tensor& left, const at::Tensor& right);
-
-// A matrix as an operand of products in `type`.
+// A matrix and the dtype in which products read it.
 struct Operand {
   const at::Tensor& tensor;
   at::ScalarType type;
 };
 
-// out [M, N] = left [M, K] right [K, N], summed in f32 (f64 of f64) and rounded to out's type;
-// added to what is there where `accumulate`. On the CPU operands are rounded and widened while they
-// are multiplied, without copies.
+// Computes out [M, N] = left [M, K] right [K, N], or adds the product to `out` if `accumulate`.
+// Sums are f32 (f64 for f64) and are rounded to the dtype of `out`. Products by gemm() convert the
+// operands block by block; products by LibTorch convert copies.
 void operand_product_out(at::Tensor& out, const Operand& left, const Operand& right,
                          bool accumulate = false);
 
-// The same with the matrix [N, K] whose rows lie in `rows`: out [M, N] = left [M, K] rows^T, the
-// rows rounded as the type of `left` says. Rows are read where they lie. Sums do not depend on how
-// they are divided into blocks, products that are LibTorch's apart (kernels/cpu/gemm.h).
+// Computes out [M, N] = left [M, K] rows^T for a matrix [N, K] in blocks. The blocks are not
+// concatenated; they are converted to left.type. The sums do not depend on the block sizes, except
+// in products that LibTorch computes (use_own_gemm() in kernels/cpu/gemm.h).
 void weight_product_out(at::Tensor& out, const Operand& left, const RowBlocks& rows);
+
+// Grouped GEMM: returns [R, N] with y = x weight[e]^T for the rows of expert e. rows [R, D] in
+// expert order, weight [E, N, D], sum of rows_per_expert [E] <= R; rows past the sum are 0.
+// Differentiable in rows and weight; the gradient of an expert without rows is 0.
+at::Tensor grouped_linear(const at::Tensor& rows, const at::Tensor& weight,
+                          const std::vector<int64_t>& rows_per_expert);
+// Overload for row counts that are known on the device only: expert e has rows ends[e - 1] ..
+// ends[e] - 1, `ends` [E] i32. Rows past the last end are undefined, and so is their gradient.
+at::Tensor grouped_linear(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& ends);
+
+// Returns true if `rows` are on a GPU where `at::_grouped_mm` is one launch (compute capability 9.x
+// or 10.x). Other GPUs need one product per expert, with row counts on the host.
+bool has_grouped_mm(const at::Tensor& rows);
+
+// The rows of each expert in a grouped GEMM: counts on the host, or ends on the device.
+struct Segments {
+  std::vector<int64_t> rows_per_expert = {};
+  at::Tensor ends = {};  // [E] i32; if defined, rows_per_expert is not used
+
+  // Returns [total, N] in the dtype of `in`: in * weights[e]^T (transposed) or in * weights[e] for
+  // the rows of expert e. The remaining rows are 0. With `ends`, `total` must be in.size(0) and the
+  // remaining rows are undefined. bf16 and f32 with `ends` use at::_grouped_mm on a CPU or if
+  // has_grouped_mm(): nothing is copied to the host, and rows whose size is not a multiple of 16
+  // bytes are padded (copied). Other GPUs and dtypes copy the counts to the host.
+  at::Tensor product(const at::Tensor& in, const at::Tensor& weights, bool transposed,
+                     int64_t total) const;
+
+  // Returns [E, M, N] in the dtype of the weights: left^T * right over the rows of each expert, 0
+  // for an expert without rows. If gradient_to_add_to() has a gradient, adds to it and returns an
+  // undefined tensor. With `ends` and has_grouped_mm(), sums of bf16 operands are rounded to bf16
+  // once before they are widened.
+  at::Tensor weight_gradient(const at::Tensor& left, const at::Tensor& right,
+                             const at::Tensor& weights) const;
+};
+
+// Returns [total, N] in the dtype of `in`: in * weights[e]^T for the rows of expert e, then zeros.
+at::Tensor grouped_product(const at::Tensor& in, const Weight& weights, int64_t total,
+                           const std::vector<int64_t>& rows_per_expert);
+
+// Returns the number of rows of each segment, padding included. Blocks until the device of `ends`
+// has computed them.
+std::vector<int64_t> read_rows_per_expert(const at::Tensor& ends);
+
+// Returns true if one product per expert is faster than a grouped product for the gradient of f32
+// GPU weights [E, M, N]. A product per expert writes f32 and needs the counts on the host. A
+// grouped product writes bf16, which a second pass widens (6 bytes per element). Returns false for
+// small experts: their launches take longer than that pass.
+bool use_per_expert_gradients(const at::Tensor& weights);
 
 }  // namespace moe::kernels

@@ -1,6 +1,6 @@
-// Registers the operations moe::* with PyTorch's dispatcher: schemas, the CPU's kernels and
-// autograd. kernels/cuda/functions.cpp registers the kernels of CUDA. Python reaches them all by
-// torch.ops.load_library("libmoe_ops.so"), of the LibTorch that this library is linked with.
+// Registers the operations moe::* with PyTorch's dispatcher: schemas, CPU kernels and autograd.
+// kernels/cuda/functions.cpp registers the CUDA kernels. Python loads them with
+// torch.ops.load_library("libmoe_ops.so") in the LibTorch version that this library is linked with.
 
 #include "kernels/ops/operations.h"
 
@@ -17,8 +17,8 @@ Tensor or_undefined(const OptionalTensor& tensor) { return tensor.value_or(Tenso
 
 }  // namespace
 
-// The headers of the operations describe the parameters. On a GPU unpermute and the gradient of
-// permute need row_of_token.
+// The headers of the operations describe the parameters. On a GPU, unpermute and the gradient of
+// permute require row_of_token.
 TORCH_LIBRARY(moe, library) {
   library.def(
       "permute(Tensor x, Tensor token, int columns, Tensor? row_of_token=None, "

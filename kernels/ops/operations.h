@@ -1,9 +1,9 @@
 #pragma once
-// The operations moe::* of PyTorch's dispatcher (schemas in operations.cpp) as functions of tensors
-// for one device. A function checks its tensors, allocates the results and runs its template
-// parameter, a kernel on plain memory. libmoe_ops.so registers the functions with the kernels of
-// kernels/cpu, libmoe_cuda.so with those of kernels/cuda, whose sources do not include LibTorch.
-// C++ callers use the headers of the operations (permute.h, ...), or Operation.
+// Operations moe::* of PyTorch's dispatcher (schemas in operations.cpp) as functions of tensors for
+// one device. Each function checks its tensors, allocates the results and runs its template
+// parameter, a kernel on plain memory. libmoe_ops.so registers them with the kernels of
+// kernels/cpu, libmoe_cuda.so with those of kernels/cuda, whose .cu files do not include LibTorch.
+// C++ callers use the headers of the operations (permute.h, ...) or Operation.
 
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -18,23 +18,21 @@
 #include "kernels/ops/adamw.h"
 #include "kernels/ops/cross_entropy.h"
 #include "kernels/ops/cuda_functions.h"
-#include "kernels/ops/logsumexp.h"
 #include "kernels/ops/permute.h"
 #include "kernels/ops/plan_weights.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/rope.h"
 #include "kernels/ops/router.h"
-#include "kernels/ops/stochastic_round.h"
 #include "kernels/ops/swiglu.h"
 #include "kernels/ops/top_k_plan.h"
 
 namespace moe::kernels {
 
 using at::Tensor;
-using OptionalTensor = std::optional<Tensor>;  // undefined counts as absent
+using OptionalTensor = std::optional<Tensor>;  // an undefined tensor counts as absent
 
-// A handle of operation `name`, which has the C++ type `Function`. Calls run the function that is
-// registered for the device of the tensors, and record no gradient.
+// Handle of the operation `name` with the C++ type `Function`. Calls run the function that is
+// registered for the device of the tensors. They do not record gradients.
 template <typename Function>
 class Operation {
  public:
@@ -51,11 +49,11 @@ class Operation {
   c10::TypedOperatorHandle<Function> handle_;
 };
 
-// True for a kernel of CUDA, which takes a stream behind its arguments.
+// True for a CUDA kernel, which takes a stream after its arguments.
 template <auto kKernel, typename Args>
 inline constexpr bool kIsCuda = std::is_invocable_v<decltype(kKernel), const Args&, void*>;
 
-// Runs a kernel; one of CUDA on the stream that LibTorch uses on the device of `on`.
+// Runs a kernel. A CUDA kernel runs on LibTorch's current stream of the device of `on`.
 template <auto kKernel, typename Args>
 void run(const Tensor& on, const Args& args) {
   if constexpr (kIsCuda<kKernel, Args>) {
@@ -67,7 +65,7 @@ void run(const Tensor& on, const Args& args) {
 
 inline bool has_tensor(const OptionalTensor& tensor) { return tensor && tensor->defined(); }
 
-// Returns the numbers of a contiguous tensor, null without one.
+// Returns the data of a contiguous tensor, or null if it is absent.
 template <typename Number>
 const Number* data_or_null(const OptionalTensor& tensor) {
   return has_tensor(tensor) ? tensor->const_data_ptr<Number>() : nullptr;
@@ -79,7 +77,7 @@ inline OptionalTensor contiguous(const OptionalTensor& tensor) {
 
 // --------------------------------------------------------------------- permute.h
 
-// Throws for rows that the kernels do not move.
+// Throws c10::Error for dtypes that the kernels do not support.
 template <bool kOnCuda>
 PermuteDtype permute_dtype(const Tensor& rows) {
   const auto type = rows.scalar_type();
@@ -188,10 +186,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> segment_rows_on(const Tensor& token,
 }
 
 // ---------------------------------------------------------------------- swiglu.h
-// f64, for gradient checks, is computed by LibTorch's operations.
+// f64 (gradient checks) is computed by LibTorch's operations.
 
-// Returns a pointer to the number of rows to compute, null for all of them.
-inline const int32_t* last_of(const OptionalTensor& used) {
+// Returns a pointer to the number of rows to compute, or null for all rows.
+inline const int32_t* num_used_rows(const OptionalTensor& used) {
   return has_tensor(used) ? used->const_data_ptr<int32_t>() + used->numel() - 1 : nullptr;
 }
 
@@ -207,11 +205,11 @@ Tensor swiglu_on(const Tensor& hidden, const OptionalTensor& used) {
   const Tensor in = hidden.contiguous();
   Tensor out = at::empty({rows, width}, hidden.options());
   run<kKernel>(hidden, SwigluForwardArgs{in.const_data_ptr(), out.data_ptr(), rows, width, is_bf16,
-                                         last_of(used)});
+                                         num_used_rows(used)});
   return out;
 }
 
-// kInPlace: grad_out, contiguous, becomes the activation.
+// kInPlace: overwrites grad_out, which must be contiguous, with the activation.
 template <auto kKernel, bool kInPlace>
 Tensor swiglu_backward_on(const Tensor& grad_out, const Tensor& hidden,
                           const OptionalTensor& used) {
@@ -233,8 +231,8 @@ Tensor swiglu_backward_on(const Tensor& grad_out, const Tensor& hidden,
   const Tensor in = hidden.contiguous(), grad_in = grad_out.contiguous();
   run<kKernel>(hidden,
                SwigluBackwardArgs{grad_in.const_data_ptr(), in.const_data_ptr(), grad.data_ptr(),
-                                  rows, width, hidden.scalar_type() == at::kBFloat16, last_of(used),
-                                  kInPlace ? grad_out.data_ptr() : nullptr});
+                                  rows, width, hidden.scalar_type() == at::kBFloat16,
+                                  num_used_rows(used), kInPlace ? grad_out.data_ptr() : nullptr});
   return grad;
 }
 
@@ -309,15 +307,15 @@ void adamw_on(const Tensor& gradient, const Tensor& master, const Tensor& mean,
 
 // -------------------------------------------------------------------- rms_norm.h
 
-// Returns true if a kernel norms x; LibTorch's operations serve other types.
+// Returns true if a kernel supports x; other dtypes are computed by LibTorch's operations.
 template <bool kOnCuda>
 bool has_rms_norm_kernel(const Tensor& x, const Tensor& weight) {
   return weight.device() == x.device() && weight.scalar_type() == at::kFloat &&
          (x.scalar_type() == at::kFloat || (kOnCuda && x.scalar_type() == at::kBFloat16));
 }
 
-// x [T, D], weight [D]. Returns y, bf16 if to_bf16, scale [T, 1], and x + added if `added` is
-// given, which is normed in the place of x; a kernel of CUDA sums as it norms.
+// x [T, D], weight [D]. Returns y = norm(x + added), scale [T, 1], and x + added (undefined without
+// `added`). y is bf16 with to_bf16. A CUDA kernel computes norm and sum in one pass.
 template <auto kKernel>
 std::tuple<Tensor, Tensor, Tensor> rms_norm_on(const Tensor& x, const Tensor& weight,
                                                double epsilon, bool to_bf16,
@@ -346,8 +344,8 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_on(const Tensor& x, const Tensor& we
 }
 
 // Returns the gradients of x and weight. grad_sum [T, D], if given, is a gradient of x from another
-// operation; it is added to the first result. A kernel of CUDA then also writes that result in the
-// type of grad, as the third one.
+// operation; it is added to the gradient of x. The third result is that sum in bf16, from the CUDA
+// kernel for f32 x and bf16 grad; otherwise undefined.
 template <auto kKernel>
 std::tuple<Tensor, Tensor, Tensor> rms_norm_backward_on(const Tensor& grad, const Tensor& x,
                                                         const Tensor& weight, const Tensor& scale,
@@ -388,8 +386,9 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_backward_on(const Tensor& grad, cons
 
 // ------------------------------------------------------------------------ rope.h
 
-// parts [T, N_i * A], which are side by side in the result [T, N * A], `out` if it is given, which
-// may be the one part. Runs on every device.
+// Rotates the first `rotated` heads of the concatenation [T, N * A] of the parts [T, N_i * A].
+// Writes to `out` if given; `out` may be the same tensor as a single part. Uses LibTorch's
+// operations, on any device.
 inline Tensor rope_by_operations(at::TensorList parts, const Tensor& cosine, const Tensor& sine,
                                  const Tensor& position, int64_t rotated, bool backwards,
                                  const OptionalTensor& out) {
@@ -445,7 +444,7 @@ Tensor router_logits_on(const Tensor& x, const Tensor& weight) {
   return logits;
 }
 
-// Returns the gradients of x and weight, undefined if they are not wanted.
+// Returns the gradients of x and weight; a gradient that is not requested is undefined.
 template <auto kKernel>
 std::tuple<Tensor, Tensor> router_logits_backward_on(const Tensor& grad, const Tensor& x,
                                                      const Tensor& weight, bool wants_x,
@@ -465,8 +464,8 @@ std::tuple<Tensor, Tensor> router_logits_backward_on(const Tensor& grad, const T
   return {grad_x, grad_weight};
 }
 
-// Returns scores, choice, at_home and requested (RouterChoicesArgs) of a softmax router; the CPU
-// writes choice and at_home alone.
+// Returns scores, choice, at_home and requested (RouterChoicesArgs). The CPU writes choice and
+// at_home only.
 template <auto kKernel>
 std::tuple<Tensor, Tensor, Tensor, Tensor> router_choices_on(const Tensor& logits,
                                                              const Tensor& home, int64_t ranks,
@@ -476,7 +475,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> router_choices_on(const Tensor& logit
   const Tensor in = logits.contiguous(), scores = at::empty_like(in);
   const Tensor choice = at::empty({tokens, choices}, ints), at_home = at::empty({tokens}, ints);
   const Tensor requested = at::empty({choices, experts * ranks}, ints);
-  const RouterShape shape{tokens, experts, ranks, choices, /*is_relu=*/false};
+  const RouterShape shape{tokens, experts, ranks, choices};
   run<kKernel>(logits,
                RouterChoicesArgs{in.const_data_ptr<float>(), home.const_data_ptr<int32_t>(), shape,
                                  scores.data_ptr<float>(), choice.data_ptr<int32_t>(),

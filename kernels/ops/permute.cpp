@@ -29,12 +29,12 @@ Tensor scatter(const Tensor& rows, const Permutation& permutation, const Tensor&
                    residual, permutation.row_of_token, permutation.used);
 }
 
-// A permutation is kept between forward and backward as its tensors and two numbers.
-variable_list tensors_of(const Permutation& permutation) {
+// Autograd saves a permutation as its tensors and two integers.
+variable_list permutation_tensors(const Permutation& permutation) {
   return {permutation.token, permutation.row_of_token, permutation.used};
 }
 
-void keep_sizes(AutogradContext* context, const Permutation& permutation) {
+void save_sizes(AutogradContext* context, const Permutation& permutation) {
   context->saved_data["tokens"] = permutation.tokens;
   context->saved_data["columns"] = permutation.columns;
 }
@@ -47,8 +47,8 @@ Permutation saved_permutation(AutogradContext* context, const variable_list& sav
 struct Permute : torch::autograd::Function<Permute> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Permutation& permutation) {
     RECORD_USER_SCOPE("permute");
-    context->save_for_backward(tensors_of(permutation));
-    keep_sizes(context, permutation);
+    context->save_for_backward(permutation_tensors(permutation));
+    save_sizes(context, permutation);
     return gather(x, permutation);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -60,8 +60,8 @@ struct Permute : torch::autograd::Function<Permute> {
 struct Unpermute : torch::autograd::Function<Unpermute> {
   static Tensor forward(AutogradContext* context, const Tensor& rows,
                         const Permutation& permutation) {
-    context->save_for_backward(tensors_of(permutation));
-    keep_sizes(context, permutation);
+    context->save_for_backward(permutation_tensors(permutation));
+    save_sizes(context, permutation);
     return scatter(rows, permutation);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -75,10 +75,10 @@ struct WeightedUnpermute : torch::autograd::Function<WeightedUnpermute> {
                         const std::optional<Tensor>& residual, const Permutation& permutation) {
     RECORD_USER_SCOPE("combine");
     const Tensor rows = given.contiguous(), weight = given_weight.contiguous();
-    variable_list saved = tensors_of(permutation);
+    variable_list saved = permutation_tensors(permutation);
     saved.insert(saved.end(), {rows, weight});
     context->save_for_backward(saved);
-    keep_sizes(context, permutation);
+    save_sizes(context, permutation);
     context->saved_data["has_residual"] = residual.has_value();
     return scatter(rows, permutation, weight, residual);
   }

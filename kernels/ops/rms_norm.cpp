@@ -17,9 +17,9 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // Returns y, the scale of each row, and the sum if `added` is given.
-std::tuple<Tensor, Tensor, Tensor> forward_of_norm(const Tensor& x, const Tensor& weight,
-                                                   const OptionalTensor& added, double epsilon,
-                                                   bool to_bf16) {
+std::tuple<Tensor, Tensor, Tensor> norm_forward(const Tensor& x, const Tensor& weight,
+                                                const OptionalTensor& added, double epsilon,
+                                                bool to_bf16) {
   RECORD_USER_SCOPE("norm");
   static const Operation<decltype(rms_norm_on<rms_norm_forward_cpu>)> operation("moe::rms_norm");
   return operation(x, weight, epsilon, to_bf16, added);
@@ -29,7 +29,7 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
   // Returns y, and x + added if `added` is given.
   static variable_list forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
                                const OptionalTensor& added, double epsilon, bool to_bf16) {
-    const auto [y, scale, sum] = forward_of_norm(x, weight, added, epsilon, to_bf16);
+    const auto [y, scale, sum] = norm_forward(x, weight, added, epsilon, to_bf16);
     context->set_materialize_grads(false);
     context->save_for_backward({added ? sum : x, weight, scale});
     context->saved_data["added_type"] = added ? added->scalar_type() : x.scalar_type();
@@ -64,8 +64,8 @@ variable_list norm(const Tensor& x, const Tensor& weight, const OptionalTensor& 
   if (trains) {
     return RmsNorm::apply(x, weight, added, epsilon, to_bf16);
   }
-  const auto [y, scale, sum] = forward_of_norm(x, weight, added, epsilon, to_bf16);
-  return {y, sum};  // a node costs as much as a short row
+  const auto [y, scale, sum] = norm_forward(x, weight, added, epsilon, to_bf16);
+  return {y, sum};  // an autograd node costs as much as a short row
 }
 
 }  // namespace

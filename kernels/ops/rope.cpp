@@ -17,11 +17,12 @@ struct Angles {
   Tensor cosine, sine, position;
 };
 
-// [T, N_i * A] each -> [T, N * A], the parts side by side, in `out` if it is given.
+// Rotates the concatenation of `parts` [T, N_i * A] into a new tensor [T, N * A], or into `out`.
 Tensor rotate(at::TensorList parts, const Angles& angles, int64_t rotated, bool backwards,
               const OptionalTensor& out = {}) {
   static const Operation<decltype(rope_by_operations)> operation("moe::rope");
-  return operation(parts, angles.cosine, angles.sine, angles.position, rotated, backwards, out);
+  return operation(parts, angles.cosine.contiguous(), angles.sine.contiguous(),
+                   angles.position.contiguous(), rotated, backwards, out);
 }
 
 struct Rope : torch::autograd::Function<Rope> {
@@ -41,7 +42,7 @@ struct Rope : torch::autograd::Function<Rope> {
   }
 };
 
-// x has `heads` heads of `width` numbers a token.
+// x has `heads` heads of width `width` per token.
 void check_rotation(const Tensor& x, const Angles& angles, int64_t rotated_heads, int64_t heads,
                     int64_t width) {
   const auto& [cosine, sine, position] = angles;
@@ -62,22 +63,17 @@ void check_packed(const Tensor& x, const Angles& angles, int64_t rotated_heads, 
   check_rotation(x, angles, rotated_heads, x.size(1) / width, width);
 }
 
-Angles contiguous_angles(const Tensor& cosine, const Tensor& sine, const Tensor& position) {
-  return {cosine.contiguous(), sine.contiguous(), position.contiguous()};
-}
-
 }  // namespace
 
 Tensor rope(const Tensor& x, const Tensor& cosine, const Tensor& sine, const Tensor& position,
             int64_t rotated_heads, int64_t head_width) {
   check_packed(x, {cosine, sine, position}, rotated_heads, head_width);
-  return Rope::apply(x, cosine.contiguous(), sine.contiguous(), position.contiguous(),
-                     rotated_heads);
+  return Rope::apply(x, cosine, sine, position, rotated_heads);
 }
 
 void rope_(const Tensor& x, const Tensor& cosine, const Tensor& sine, const Tensor& position,
            int64_t rotated_heads, int64_t head_width) {
-  const Angles angles = contiguous_angles(cosine, sine, position);
+  const Angles angles{cosine, sine, position};
   check_packed(x, angles, rotated_heads, head_width);
   TORCH_CHECK(x.is_contiguous(), "x has strides ", x.strides());
   rotate(x, angles, rotated_heads, /*backwards=*/false, x);
@@ -90,7 +86,7 @@ Tensor rope_backward(const Tensor& query, const Tensor& key, const Tensor& value
               "gradients of queries ", query.sizes(), ", keys ", key.sizes(), ", values ",
               value.sizes());
   const int64_t rotated_heads = query.size(1) + key.size(1), heads = rotated_heads + key.size(1);
-  const Angles angles = contiguous_angles(cosine, sine, position);
+  const Angles angles{cosine, sine, position};
   check_rotation(query, angles, rotated_heads, heads, query.size(2));
   return rotate({query.flatten(1), key.flatten(1), value.flatten(1)}, angles, rotated_heads,
                 /*backwards=*/true);

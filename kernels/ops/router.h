@@ -1,36 +1,34 @@
 #pragma once
-// What a router reads out of a batch of tokens, as two operations: logits in one read of the
-// tokens, and everything that is decided token by token in one read of the logits. T tokens, D
-// model width, E experts, W logical ranks, C choices a token names.
+// Router kernels: logits in one pass over the tokens, and per-token choices in one pass over the
+// logits. T tokens, D model width, E experts, W logical ranks, C choices per token.
 
 #include <algorithm>
 #include <cstdint>
 
 namespace moe::kernels {
 
-// logits[t, e] = sum_d x[t, d] weight[e, d], products and sums in f32 whatever x is. x [tokens,
-// width] f32 or bf16, weight [experts, width], logits [tokens, experts].
+// logits[t, e] = sum_d x[t, d] weight[e, d], computed in f32.
 struct RouterLogitsArgs {
-  const void* x;
-  const float* weight;
-  float* logits;
+  const void* x;        // [T, D] f32 or bf16
+  const float* weight;  // [E, D]
+  float* logits;        // [T, E]
   int64_t tokens, width, experts;
   bool is_bf16;
 };
 void router_logits_cuda(const RouterLogitsArgs& args, void* stream);
 
-// The gradients of those logits, in f32 by sums of one order: d x[t, d] = sum_e grad[t, e] weight
-// [e, d] and d weight[e, d] = sum_t grad[t, e] x[t, d], the latter over strips of tokens at first.
+// Gradients in f32, summed in a fixed order: d x[t, d] = sum_e grad[t, e] weight[e, d] and
+// d weight[e, d] = sum_t grad[t, e] x[t, d]. The latter is first summed over strips of tokens.
 constexpr int64_t router_strips(int64_t tokens, int64_t experts) {
   return std::clamp<int64_t>(tokens / 128, 1, 1024 / std::clamp<int64_t>(experts, 8, 1024));
 }
 
 struct RouterLogitsBackwardArgs {
   const void* x;
-  const float *weight, *grad;  // grad [tokens, experts]
-  void* grad_x;                // [tokens, width] as x; null: nobody asks
-  float* grad_weight;          // [experts, width]; null: nobody asks
-  float* strips;               // [router_strips(tokens, experts), experts, width], with grad_weight
+  const float *weight, *grad;  // grad [T, E]
+  void* grad_x;                // [T, D] in the dtype of x; null: not computed
+  float* grad_weight;          // [E, D]; null: not computed
+  float* strips;               // [router_strips(T, E), E, D] scratch, for grad_weight
   int64_t tokens, width, experts;
   bool is_bf16;
 };
@@ -38,26 +36,25 @@ void router_logits_backward_cuda(const RouterLogitsBackwardArgs& args, void* str
 
 struct RouterShape {
   int64_t tokens, experts, ranks, choices;  // T, E, W with W | E, C <= E
-  bool is_relu;                             // scores: ReLU, or softmax
 };
 
-// Larger logits come first, ties go to the lower expert, as torch.sort orders (order_key.h).
+// Chooses the experts of each token of a softmax router. Larger logits come first, equal logits by
+// expert index (the order of torch.sort, see top_k_plan.h).
 struct RouterChoicesArgs {
   const float* logits;  // [T, E]
-  const int32_t* home;  // [T] the rank of each token, W for padding, which requests nothing
+  const int32_t* home;  // [T], logical rank of each token; W: padding, which requests nothing
   RouterShape shape;
-  float* scores;       // [T, E] softmax or ReLU of the row
-  int32_t* choice;     // [T, C] the experts of the largest logits, best first
-  int32_t* at_home;    // [T] the best expert of the token's own rank; -1 for padding
-  int32_t* requested;  // [C, E * W] tokens at home on w whose choice c is e, at [c, e * W + w]
+  float* scores;       // [T, E], softmax of each row; GPU only
+  int32_t* choice;     // [T, C], experts with the largest logits, best first
+  int32_t* at_home;    // [T], best expert of the token's own rank; -1 for padding
+  int32_t* requested;  // [C, E * W], number of tokens of rank w whose choice c is e, at
+                       // [c, e * W + w]; GPU only: top_k_plan_cpu() counts them itself
 };
-inline constexpr int64_t kMaxRouterExperts = 256;  // more throw std::runtime_error
+inline constexpr int64_t kMaxRouterExperts = 256;  // the GPU kernel throws std::runtime_error above
 void router_choices_cuda(const RouterChoicesArgs& args, void* stream);
-// Of any number of experts; writes `choice` and `at_home`, as LibTorch has the scores already and
-// top_k_plan_cpu() counts by itself.
 void router_choices_cpu(const RouterChoicesArgs& args);
 
-// All experts of each token in that order, on the CPU.
+// Sorts the experts of each token in the same order, on the CPU.
 struct ExpertOrderArgs {
   const float* logits;  // [T, E]
   int64_t* order;       // [T, E]

@@ -15,7 +15,7 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
-    return {swiglu_backward(gradients[0], context->get_saved_variables()[0])};
+    return {swiglu_backward(gradients[0], context->get_saved_variables()[0], {})};
   }
 };
 
@@ -24,10 +24,6 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
 at::Tensor swiglu(const at::Tensor& hidden) { return Swiglu::apply(hidden); }
 
 at::Tensor swiglu_forward(const at::Tensor& hidden) { return swiglu_forward(hidden, {}); }
-
-at::Tensor swiglu_backward(const at::Tensor& grad_out, const at::Tensor& hidden) {
-  return swiglu_backward(grad_out, hidden, {});
-}
 
 at::Tensor swiglu_forward(const at::Tensor& hidden, const at::Tensor& used) {
   static const Operation<decltype(swiglu_on<swiglu_forward_cpu>)> operation("moe::swiglu");

@@ -1,48 +1,42 @@
 #pragma once
-// SwiGLU's activation: out = silu(gate) * up, with gate and up side by side in one row as one
-// matrix product left them.
+// SwiGLU activation: out = silu(gate) * up, with gate and up in one row as the product before
+// writes them.
 //
 //   hidden [R, 2F] = [gate | up]      out [R, F] = gate * sigmoid(gate) * up
-//   d gate = d out * up * s * (1 + gate * (1 - s))      d up = d out * gate * s        with s =
-//   sigmoid(gate)
+//   with s = sigmoid(gate):
+//   d gate = d out * up * s * (1 + gate * (1 - s))      d up = d out * gate * s
 //
-// f32, f64 and bf16 (computed in f32); contiguous rows. Nothing but `hidden` is needed for
-// backward.
+// f32, f64 and bf16 (computed in f32). Backward needs only `hidden`.
 
 #include <cstdint>
 
-namespace at {
-class Tensor;  // declared only: the CUDA half reads this header without LibTorch
-}
+#include "kernels/ops/tensor.h"
 
 namespace moe::kernels {
 
-at::Tensor swiglu_forward(const at::Tensor& hidden);  // [R, 2F] -> [R, F]
-at::Tensor swiglu_backward(const at::Tensor& grad_out,
-                           const at::Tensor& hidden);  // [R, F], [R, 2F] -> [R, 2F]
+// Returns out [R, F]. Differentiable; autograd saves `hidden` [R, 2F].
+at::Tensor swiglu(const at::Tensor& hidden);
 
-// The same of the first used[-1] rows, `used` [n] i32 on the device of `hidden` (the ends of
-// kernels/ops/grouped_linear.h): the rows after them come out as anything. Nothing is read back.
-at::Tensor swiglu_forward(const at::Tensor& hidden, const at::Tensor& used);
+// The functions below are not differentiable. `used` [n] i32 on the device of `hidden`: only the
+// first used[n - 1] rows are computed (`ends` of kernels/ops/linear.h), the others are undefined;
+// nothing is copied to the host. Undefined: all rows.
+
+at::Tensor swiglu_forward(const at::Tensor& hidden, const at::Tensor& used);  // out [R, F]
+at::Tensor swiglu_forward(const at::Tensor& hidden);
 at::Tensor swiglu_backward(const at::Tensor& grad_out, const at::Tensor& hidden,
-                           const at::Tensor& used);
+                           const at::Tensor& used);  // grad_hidden [R, 2F]
 
-// The same gradient, and grad_out, contiguous, becomes swiglu_forward(hidden, used), bit for bit:
-// the product behind the activation wants that for its weight's gradient. So the activation need
-// not be kept, which at R rows takes 2 R F bytes of bf16 a layer (361 MB at 16,384 x 11,008), and
-// costs no pass of its own: of each output element 12 bytes are moved, where computing it apart
-// moves 16 and keeping it 10. `used` may be undefined: all rows.
+// Returns the same gradient, and overwrites contiguous grad_out with swiglu_forward(hidden, used),
+// bit for bit, for the weight gradient of the product that follows. Saving the activation instead
+// takes 2 R F bytes of bf16 per layer (361 MB at 16,384 x 11,008). Per output element 12 bytes are
+// moved; recomputing it in a separate pass moves 16, saving it 10.
 at::Tensor swiglu_backward_(const at::Tensor& grad_out, const at::Tensor& hidden,
                             const at::Tensor& used);
 
-// swiglu_forward, differentiable; keeps `hidden`.
-at::Tensor swiglu(const at::Tensor& hidden);  // [R, 2F] -> [R, F]
-
-// Plain memory: hidden, grad_hidden [rows, 2 * width]; out, grad_out [rows, width]; all f32, or all
-// bf16. On a GPU only rows before *used are computed; null: all rows.
+// All tensors f32, or all bf16. `used`: a GPU computes only rows before *used; null: all rows.
 struct SwigluForwardArgs {
-  const void* hidden;
-  void* out;
+  const void* hidden;  // [rows, 2 * width]
+  void* out;           // [rows, width]
   int64_t rows, width;
   bool is_bf16;
   const int32_t* used = nullptr;
@@ -51,12 +45,12 @@ void swiglu_forward_cpu(const SwigluForwardArgs& args);
 void swiglu_forward_cuda(const SwigluForwardArgs& args, void* stream);
 
 struct SwigluBackwardArgs {
-  const void *grad_out, *hidden;
-  void* grad_hidden;
+  const void *grad_out, *hidden;  // [rows, width], [rows, 2 * width]
+  void* grad_hidden;              // [rows, 2 * width]
   int64_t rows, width;
   bool is_bf16;
   const int32_t* used = nullptr;
-  void* out = nullptr;  // [rows, width] the activation, which may lie where grad_out does; or none
+  void* out = nullptr;  // [rows, width] the activation, may be grad_out; null: not written
 };
 void swiglu_backward_cpu(const SwigluBackwardArgs& args);
 void swiglu_backward_cuda(const SwigluBackwardArgs& args, void* stream);

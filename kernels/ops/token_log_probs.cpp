@@ -1,5 +1,5 @@
-// Checks, and the two forms: blocks on the CPU (kernels/cpu/token_log_probs.cpp), whole logits of
-// some rows elsewhere.
+// Checks arguments and chooses between blocks of logits (kernels/cpu/token_log_probs.cpp) and
+// materialised logits of some rows at a time.
 
 #include "kernels/ops/token_log_probs.h"
 
@@ -8,8 +8,8 @@
 
 #include <algorithm>
 
+#include "kernels/ops/cross_entropy.h"
 #include "kernels/ops/linear.h"
-#include "kernels/ops/logsumexp.h"
 
 namespace moe::kernels {
 
@@ -17,14 +17,12 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kWholeBytes = int64_t{64} << 20;  // of logits at once, where they are whole
-// Rows for which a block of the weight is packed: for fewer it is read as it lies
-// (kernels/cpu/skinny_gemm.h).
-constexpr int64_t kLeastRows = 6;
+constexpr int64_t kMaxLogitBytes = int64_t{64} << 20;  // maximum size of materialised logits
+// Minimum rows for which packing blocks of the weight pays off; fewer use skinny_gemm().
+constexpr int64_t kMinRows = 6;
 
-// The targets of rows begin..end-1.
-std::span<const TargetToken> targets_of(std::span<const TargetToken> targets, int64_t begin,
-                                        int64_t end) {
+std::span<const TargetToken> targets_in_rows(std::span<const TargetToken> targets, int64_t begin,
+                                             int64_t end) {
   const auto before = [](const TargetToken& target, int64_t row) { return target.row < row; };
   const auto from = std::lower_bound(targets.begin(), targets.end(), begin, before);
   return {from, std::lower_bound(from, targets.end(), end, before)};
@@ -48,16 +46,16 @@ std::vector<TokenLogProb> token_log_probs(const Tensor& hidden, const Tensor& we
                                           at::ScalarType type,
                                           std::span<const TargetToken> targets) {
   RECORD_USER_SCOPE("head");
-  // f16 has no operand of bf16 that is read as it lies.
+  // Products in bf16 cannot read f16 in place.
   const bool is_converted = weight.scalar_type() == at::kHalf && type == at::kBFloat16;
-  if (!hidden.is_cpu() || hidden.size(0) < kLeastRows || hidden.size(1) == 0 || is_converted) {
+  if (!hidden.is_cpu() || hidden.size(0) < kMinRows || hidden.size(1) == 0 || is_converted) {
     return token_log_probs_of_whole_logits(hidden, weight, type, targets);
   }
   check(hidden, weight, targets);
   const Tensor left = (type == at::kBFloat16 ? hidden.to(type) : hidden).contiguous();
   std::vector<TokenLogProb> results(targets.size());
-  token_log_probs_cpu({view_of(left, type), view_of(weight, type).transposed(), hidden.size(0),
-                       hidden.size(1), weight.size(0), targets, results.data()});
+  token_log_probs_cpu({matrix_view(left, type), matrix_view(weight, type).transposed(),
+                       hidden.size(0), hidden.size(1), weight.size(0), targets, results.data()});
   return results;
 }
 
@@ -66,17 +64,17 @@ std::vector<TokenLogProb> token_log_probs_of_whole_logits(const Tensor& hidden,
                                                           std::span<const TargetToken> targets) {
   check(hidden, weight, targets);
   const int64_t row_bytes = weight.size(0) * static_cast<int64_t>(sizeof(float));
-  const int64_t most_rows = std::max<int64_t>(1, kWholeBytes / std::max<int64_t>(1, row_bytes));
+  const int64_t max_rows = std::max<int64_t>(1, kMaxLogitBytes / std::max<int64_t>(1, row_bytes));
   std::vector<TokenLogProb> results;
-  for (int64_t row = 0; row < hidden.size(0); row += most_rows) {
-    const int64_t rows = std::min(most_rows, hidden.size(0) - row);
-    const auto in_block = targets_of(targets, row, row + rows);
+  for (int64_t row = 0; row < hidden.size(0); row += max_rows) {
+    const int64_t rows = std::min(max_rows, hidden.size(0) - row);
+    const auto in_block = targets_in_rows(targets, row, row + rows);
     Tensor logits = at::empty({rows, weight.size(0)}, hidden.options().dtype(at::kFloat));
     operand_product_out(logits, {hidden.narrow(0, row, rows), type},
                         {weight_operand(weight, type).t(), type});
     Tensor logsumexp, argmax;
     logsumexp_argmax(logits, logsumexp, argmax);
-    std::vector<int64_t> rows_of_targets, cells;  // in `logits`, flattened
+    std::vector<int64_t> rows_of_targets, cells;  // indices into flattened `logits`
     for (const TargetToken& target : in_block) {
       rows_of_targets.push_back(target.row - row);
       cells.push_back((target.row - row) * logits.size(1) + target.token);

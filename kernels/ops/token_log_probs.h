@@ -1,9 +1,9 @@
 #pragma once
-// Log-probabilities of given tokens under the head, and whether each is the most likely one.
+// Log-probabilities of given tokens under the language-model head, and whether they are the argmax.
 //
-// logits = hidden weight^T [n, V] are never held whole on the CPU: they are computed a block at a
-// time, which stays in the cache and is folded into each row's maximum and sum of exponentials
-// ("online softmax"). No memory is filled with logits, and the weight is read once for many rows.
+// On the CPU the logits hidden weight^T [n, V] are never materialised: they are computed in blocks
+// that stay in the cache and are folded into a maximum and a sum of exponentials per row ("online
+// softmax"). The weight is read once for many rows.
 //
 // n rows, D width, V vocabulary.
 
@@ -23,30 +23,29 @@ struct TargetToken {
 };
 
 struct TokenLogProb {
-  float logprob = 0;       // natural logarithm; NaN where the row has a NaN
-  bool is_argmax = false;  // of equal logits the first token is
+  float logprob = 0;       // natural logarithm; NaN if the row has a NaN
+  bool is_argmax = false;  // the first of equal logits
 };
 
-// hidden [n, D] f32, weight [V, D] f32, bf16 or f16; operands are taken in `type` as
-// kernels/ops/linear.h does. `targets` ascend by row. One result a target, in their order.
+// Returns one result per target, in their order. hidden [n, D] f32; weight [V, D] f32, bf16 or f16;
+// products in `type` (kernels/ops/linear.h); `targets` in ascending order of rows.
 std::vector<TokenLogProb> token_log_probs(const at::Tensor& hidden, const at::Tensor& weight,
                                           at::ScalarType type,
                                           std::span<const TargetToken> targets);
 
-// The same by way of whole logits of some rows at a time: the form for GPUs and for few rows, and
-// what tests compare the blocks with.
+// Computes the same from materialised logits of some rows at a time: for GPUs and few rows, and the
+// reference of the tests.
 std::vector<TokenLogProb> token_log_probs_of_whole_logits(const at::Tensor& hidden,
                                                           const at::Tensor& weight,
                                                           at::ScalarType type,
                                                           std::span<const TargetToken> targets);
 
-// The blocks' form on the CPU. results [targets].
 struct TokenLogProbArgs {
   MatrixView hidden;  // [rows, width]
   MatrixView weight;  // [width, vocabulary]
   int64_t rows, width, vocabulary;
   std::span<const TargetToken> targets;
-  TokenLogProb* results;
+  TokenLogProb* results;  // [targets.size()]
 };
 void token_log_probs_cpu(const TokenLogProbArgs& args);
 

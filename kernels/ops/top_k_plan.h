@@ -1,17 +1,16 @@
 #pragma once
-// From what tokens request to the rows that experts get: capacity, fill-in and rectification of
-// top-k routing in one operation, with the plan of core/route/plan.h as its result. A group is one
-// (expert e, home rank w), number e * W + w.
+// Computes the routing plan of a top-k router in one operation: capacity, fill-in rectification
+// (FR) and intra-GPU rectification (IR). The result is a plan as in core/route/plan.h. A group is a
+// pair (expert e, rank w of the tokens), with index e * W + w.
 //
-//   1. The requests of a group stand in slot order: choice by choice, within a choice by score and
-//      then by token; or all k choices together by score (order=score). The first C_w stay,
-//      the others overflow.
-//   2. fill: then the (k+1)-th choices, in the same order, take the slots that are left.
-//   3. rectify: then a token with fewer than k rows gets one row at its best expert at home, in
-//      token order, which counts for all it lacks.
+//   1. The requests of a group are ordered by choice, then score, then token; with by_score all k
+//      choices are ordered together by score. The first C_w are accepted, the others overflow.
+//   2. fill: the (k+1)-th choices, in the same order, take the remaining slots.
+//   3. rectify: each token with fewer than k rows gets one row at the best expert of its own rank,
+//      in token order. The `count` of this row is the number of missing choices.
 //
 // T tokens, E experts, W ranks, C columns of `choice`. All sizes are known on the host; nothing is
-// read back.
+// copied to it.
 
 #include <algorithm>
 #include <cstdint>
@@ -20,33 +19,35 @@ namespace moe::kernels {
 
 struct TopKPlanShape {
   int64_t tokens, experts, ranks;
-  int64_t choices;  // C >= k, >= k + 1 with fill
+  int64_t choices;  // C >= k; C >= k + 1 with fill
   int64_t k;
   bool fill, rectify, by_score;
 };
 
-// What kernels/ops/router.h leaves, and the slots of each rank; all on the device of the run.
+// Results of router_choices (router.h), and the capacity of each rank. All pointers of the structs
+// below are on the device of the run.
 struct TopKPlanInput {
   const float* scores;       // [T, E]
   const int32_t* choice;     // [T, C]
   const int32_t* at_home;    // [T]
-  const int32_t* home;       // [T], W = padding
+  const int32_t* home;       // [T], rank of each token; W: padding
   const int32_t* requested;  // [C, E * W]; not read on the CPU
-  const int32_t* capacity;   // [W], INT32_MAX for no limit
+  const int32_t* capacity;   // [W], slots of each expert; INT32_MAX: no limit
 };
 
-// As route::Plan: rows by (expert, home, slot), unused ones last with expert = E and zeros.
-// rows_max holds all there are; refused requests beyond overflow_max (0: nobody asks) are left out.
+// Rows sorted by (expert, rank, slot). Unused rows are last and have expert = E and 0 in the other
+// lists. REQUIRES: rows_max >= number of rows. Requests that overflow beyond overflow_max are not
+// written; overflow_max = 0 disables the list.
 struct TopKPlanRows {
   int64_t *token, *expert, *choice, *count;  // [rows_max]
   int64_t rows_max;
-  int64_t* rows;                                                // [E]
+  int64_t* rows;                                                // [E], used rows of each expert
   int64_t *overflow_token, *overflow_expert, *overflow_choice;  // [overflow_max]
   int64_t overflow_max;
 };
 
-// Blocks that share the tokens of one group: of some 1,024 tokens each, and no more than fill a
-// GPU.
+// Returns the number of blocks per group on a GPU, 1 to 32: about one per 1,024 tokens, limited to
+// about 1,024 blocks for all groups together.
 constexpr int64_t top_k_plan_parts(const TopKPlanShape& shape) {
   constexpr int64_t kTokens = 1024, kBlocks = 1024;
   const int64_t groups = shape.experts * shape.ranks;
@@ -54,23 +55,47 @@ constexpr int64_t top_k_plan_parts(const TopKPlanShape& shape) {
   return std::clamp<int64_t>(std::min(by_tokens, (kBlocks + groups - 1) / groups), 1, 32);
 }
 
-// Room that the kernels want: so many int32, on the device. Five lists of requests; rows of each
-// token; two ends a rank and one number; and a part's tokens to rectify, and the place and the
-// length of its requests of each choice.
+// Returns the number of int32 of device scratch: five lists of requests; the number of rows of each
+// token; two ends per rank and a counter; for each block the number of tokens to rectify, and start
+// and length of its list of each choice.
 constexpr int64_t top_k_plan_scratch(const TopKPlanShape& shape) {
   const int64_t blocks = shape.experts * shape.ranks * top_k_plan_parts(shape);
   return 5 * shape.tokens * (shape.k + 1) + shape.tokens + 2 * shape.ranks + 1 +
          blocks * (1 + 2 * (shape.k + 1));
 }
 
-// All pointers are the device's; T * C < 2^31.
 struct TopKPlanArgs {
-  TopKPlanShape shape;
+  TopKPlanShape shape;  // T * C < 2^31
   TopKPlanInput in;
   TopKPlanRows out;
-  int32_t* scratch;  // [top_k_plan_scratch(shape)]; not read on the CPU
+  int32_t* scratch;  // [top_k_plan_scratch(shape)]; not used on the CPU
 };
 void top_k_plan_cuda(const TopKPlanArgs& args, void* stream);
 void top_k_plan_cpu(const TopKPlanArgs& args);
+
+// Integer keys in the order of f32 scores, shared by the CPU and CUDA kernels (C++17).
+
+// Returns a key that is larger for a larger f32. Equal numbers (also 0 and -0) have equal keys; NaN
+// is the largest, as in torch.sort.
+constexpr uint32_t order_key(uint32_t bits) {
+  constexpr uint32_t kSign = 0x80000000U, kInfinite = 0x7f800000U;
+  const uint32_t magnitude = bits & ~kSign;
+  if (magnitude > kInfinite) {
+    return 0xffffffffU;
+  }
+  if (magnitude == 0) {
+    return kSign;
+  }
+  return (bits & kSign) != 0 ? ~bits : bits | kSign;
+}
+
+// Returns a key that is larger for a larger f32 and, among equal numbers, for the lower index. The
+// key is never 0.
+constexpr uint64_t ranked_key(uint32_t bits, uint32_t index) {
+  return uint64_t{order_key(bits)} << 32 | (0xffffffffU - index);
+}
+constexpr uint32_t key_index(uint64_t key) {
+  return 0xffffffffU - static_cast<uint32_t>(key & 0xffffffffU);
+}
 
 }  // namespace moe::kernels

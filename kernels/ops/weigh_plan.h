@@ -1,6 +1,6 @@
 #pragma once
-// Counts, gates and losses of a finished plan as tensors, with their autograd node; plan_weights.h
-// has the kernels. T tokens, E experts, R rows of the plan, W ranks.
+// Counters, gates and losses of a finished plan as tensors, with autograd. The kernels are in
+// plan_weights.h. T tokens, E experts, R rows of the plan, W ranks.
 
 #include <ATen/core/Tensor.h>
 
@@ -9,13 +9,13 @@
 namespace moe::kernels {
 
 struct PlanTensors {
-  at::Tensor token, expert, choice, count;  // [R] i64 as core/route/plan.h has them
-  at::Tensor home;                          // [T] i64 rank of each token, W for padding
+  at::Tensor token, expert, choice, count;  // [R] i64 as in core/route/plan.h
+  at::Tensor home;                          // [T] i64, rank of each token, W for padding
   int64_t ranks, k;
 };
 
 struct PlanCounts {
-  at::Tensor count;    // [T, E] f32, how often each token is served by each expert
+  at::Tensor count;    // [T, E] f32, how often each expert serves each token
   at::Tensor counted;  // [(W + 1) * kRowKinds + 2] i64, see PlanCountsArgs
 };
 // Counts the rows of `plan`. `logits` and `scores` [T, E] f32 are contiguous.
@@ -27,8 +27,8 @@ struct PlanWeights {
   at::Tensor weights;          // [R] f32
   at::Tensor load_balance, z;  // [] f32
 };
-// Computes weights and losses from the logits [T, E] f32, in which they are differentiable.
-// `count` is PlanCounts::count; `by_logit` [T, E] i64 has the experts of each token, best first.
+// Computes gate weights and losses; differentiable in logits [T, E] f32. `count` is
+// PlanCounts::count; `by_logit` [T, E] i64 has the experts of each token, best first.
 PlanWeights weigh_plan(const at::Tensor& logits, const at::Tensor& count,
                        const at::Tensor& by_logit, const PlanTensors& plan,
                        const PlanWeightsKind& kind);

@@ -36,7 +36,7 @@ TEST_CASE("the help of moe train groups its flags", "[cli]") {
     CHECK(help.find("\n  --", at) < help.find("\n\n", at));
   }
   CHECK(help.find("\nOutput:\n") != std::string::npos);
-  CHECK(help.find("rows a forward pass (default: 8") != std::string::npos);
+  CHECK(help.find("sequences per forward pass (default: 8") != std::string::npos);
 }
 
 TEST_CASE("cli/REFERENCE.md is what the program says of itself", "[cli]") {
@@ -97,6 +97,8 @@ TEST_CASE("a script for zsh is one that zsh reads", "[cli]") {
   CHECK(run_moe({"completion", "fish"}).exit_code == 2);
 }
 
+namespace {
+
 // The string literals of a source file, without raw strings and comments.
 std::vector<std::string> literals_of(std::string text) {
   text = std::regex_replace(text, std::regex("//[^\n]*"), "");
@@ -107,6 +109,8 @@ std::vector<std::string> literals_of(std::string text) {
   }
   return found;
 }
+
+}  // namespace
 
 TEST_CASE("every flag that a message of core names is a flag of a command", "[cli]") {
   const std::string known = run_moe({"--reference"}).out;

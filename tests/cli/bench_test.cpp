@@ -1,5 +1,5 @@
-// moe bench: every benchmark runs at a tiny size, its report has the documented keys, its numbers
-// agree with each other, and wrong input is refused.
+// moe bench: every benchmark runs at a tiny size, its report has the documented keys with
+// consistent numbers, and invalid input is refused.
 
 #include <filesystem>
 #include <map>
@@ -18,15 +18,19 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-std::string output(Words words) {
-  words.insert(words.begin(), "bench");
-  const RunResult run = run_moe(words);
+Words with(Words first, const Words& rest) {
+  first.insert(first.end(), rest.begin(), rest.end());
+  return first;
+}
+
+std::string output(const Words& words) {
+  const RunResult run = run_moe(with({"bench"}, words));
   INFO(run.err);
   REQUIRE(run.exit_code == 0);
   return run.out;
 }
 
-// Runs `moe bench WORDS --json` and checks what all reports have.
+// Runs `moe bench WORDS --json` and checks the keys that all reports have.
 Json report(Words words) {
   words.emplace_back("--json");
   const Json json = parse_json(output(words), "moe bench");
@@ -38,12 +42,9 @@ Json report(Words words) {
   return json;
 }
 
-std::string refusal(Words words) {
-  words.insert(words.begin(), "bench");
-  const RunResult run = run_moe(words);
-  CHECK(run.exit_code == 2);
-  CHECK(run.out.empty());
-  return run.err;
+// Checks the ratio of two numbers of a report.
+void check_ratio(const Json& ratio, const Json& numerator, const Json& denominator) {
+  CHECK(ratio.get<double>() == Approx(numerator.get<double>() / denominator.get<double>()));
 }
 
 void check_timing(const Json& timing) {
@@ -53,22 +54,16 @@ void check_timing(const Json& timing) {
   CHECK(timing["median_ms"] <= timing["worst_ms"]);
 }
 
-// The share of a timing is that of the roof that the same run measured.
+// Checks that the share of a timing is relative to the roof of the same run.
 void check_share(const Json& timing, const Json& roof) {
   check_timing(timing);
   check_timing(roof);
-  CHECK(timing["share_of_roof"].get<double>() ==
-        Approx(roof["median_ms"].get<double>() / timing["median_ms"].get<double>()));
+  check_ratio(timing["share_of_roof"], roof["median_ms"], timing["median_ms"]);
 }
 
 const Words kSmallLayer = {"--tokens", "96",        "--width",  "16",        "--inner",
                            "12",       "--experts", "4",        "--repeats", "3",
                            "--router", "top1",      "topp:0.4", "relu:k=1",  "top2+ir+fr"};
-
-Words with(Words first, const Words& rest) {
-  first.insert(first.end(), rest.begin(), rest.end());
-  return first;
-}
 
 }  // namespace
 
@@ -99,9 +94,8 @@ TEST_CASE("bench layer times every family of router and its parts", "[cli]") {
 TEST_CASE("bench route times routing and products without the layer", "[cli]") {
   for (const Json& layer : report(with({"route"}, kSmallLayer))["layers"]) {
     check_share(layer["products"], layer["roof"]);
-    CHECK(layer["routing_share_of_products"].get<double>() ==
-          Approx(layer["routing"]["median_ms"].get<double>() /
-                 layer["products"]["median_ms"].get<double>()));
+    check_ratio(layer["routing_share_of_products"], layer["routing"]["median_ms"],
+                layer["products"]["median_ms"]);
     CHECK_FALSE(layer.contains("layer"));
     CHECK_FALSE(layer.contains("parts_ms"));
   }
@@ -113,8 +107,7 @@ TEST_CASE("bench gemm times every product of a model by at::mm and by our GEMM",
   REQUIRE(json["products"].size() == 5 * 3);  // expert up and down, qkv, attention out, head
   for (const auto& product : json["products"]) {
     CHECK(product["library_gflops"] > 0);
-    CHECK(product["share"].get<double>() ==
-          Approx(product["gflops"].get<double>() / product["library_gflops"].get<double>()));
+    check_ratio(product["share"], product["gflops"], product["library_gflops"]);
   }
   CHECK(json["products"]["expert up dw"]["n"] == 2 * 704);
 }
@@ -137,10 +130,8 @@ TEST_CASE("bench train times steps, their parts and the roof", "[cli]") {
   CHECK(json["tokens"] == 32);
   CHECK(json["router"] == "top1+ir+fr");
   check_timing(json["step"]);
-  CHECK(json["tokens_per_second"].get<double>() ==
-        Approx(32e3 / json["step"]["median_ms"].get<double>()));
-  CHECK(json["roof_share"].get<double>() ==
-        Approx(json["gflops"].get<double>() / json["roof_gflops"].get<double>()));
+  check_ratio(json["tokens_per_second"], 32e3, json["step"]["median_ms"]);
+  check_ratio(json["roof_share"], json["gflops"], json["roof_gflops"]);
   CHECK(json["useful_rows"] > 0);
   CHECK(json["peak_bytes"] > 0);
   CHECK(json["last_loss"] > 0);
@@ -162,7 +153,7 @@ TEST_CASE("bench eval scores synthetic requests and counts their work", "[cli]")
   const Json json = report(with(words, {"--parts"}));
   REQUIRE(json["sets"].size() == 2);
   CHECK(json["sets"][0]["name"] == "letters");
-  CHECK(json["sets"][0]["head_rows"] == 5);  // one row of logits serves four letters
+  CHECK(json["sets"][0]["head_rows"] == 5);  // four letters share one row of logits
   CHECK(json["sets"][1]["name"] == "spans");
   for (const Json& set : json["sets"]) {
     INFO(set.dump());
@@ -171,8 +162,7 @@ TEST_CASE("bench eval scores synthetic requests and counts their work", "[cli]")
     CHECK(set["requests"] == 4 * 5);
     CHECK(set["tokens_computed"] < set["tokens_asked"]);
     CHECK_FALSE(set.contains("drop_share"));
-    CHECK(set["questions_per_second"].get<double>() ==
-          Approx(5e3 / set["scoring"]["median_ms"].get<double>()));
+    check_ratio(set["questions_per_second"], 5e3, set["scoring"]["median_ms"]);
     for (const char* part : {"head", "attention", "norm", "projections"}) {
       INFO(part);
       CHECK(set["parts_ms"][part] > 0);
@@ -218,12 +208,12 @@ TEST_CASE("bench eval scores tasks and reports the share that a capacity drops",
   const Json& set = json["sets"][0];
   CHECK(set["name"] == "logiqa");
   CHECK(set["questions"] == 3);
-  CHECK(set["tokens_computed"] == set["tokens_asked"]);  // with a capacity nothing is shared
+  CHECK(set["tokens_computed"] == set["tokens_asked"]);  // no shared prefixes with a capacity
   CHECK(set["drop_share"].get<double>() > 0);
   CHECK(set["drop_share"].get<double>() < 1);
 }
 
-TEST_CASE("a folder in bf16 takes half the memory of one in f32", "[cli]") {
+TEST_CASE("a bf16 folder takes half the memory of an f32 folder", "[cli]") {
   MOE_NEED_SHARED_DATA();
   const TempDir folder;
   TinyCheckpoint shape = {.hidden = 256, .intermediate = 704, .layers = 8, .vocab = 32000};
@@ -241,27 +231,26 @@ TEST_CASE("a folder in bf16 takes half the memory of one in f32", "[cli]") {
   CHECK(peak_bytes(io::DType::kF32) - peak_bytes(io::DType::kBF16) > 0.9 * 2 * matrices);
 }
 
-TEST_CASE("bench generate compares a token with the rate of memory", "[cli]") {
+TEST_CASE("bench generate compares a step with the memory bandwidth", "[cli]") {
   const TempDir dir;
   TinyCheckpoint shape;
   shape.max_positions = 512;
   write_tiny_checkpoint(dir / "dense", shape);
-  // A step is a difference of two times: of few tokens it would be noise.
+  // The time of a step is a difference of two times, which is noise for few tokens.
   const Json json = report({"generate", (dir / "dense").string(), "--rows", "3", "--prompt-tokens",
                             "2", "--tokens", "400", "--repeats", "3"});
   check_timing(json["step"]);
-  CHECK(json["tokens_per_second"].get<double>() ==
-        Approx(3e3 / json["step"]["median_ms"].get<double>()));
+  check_ratio(json["tokens_per_second"], 3e3, json["step"]["median_ms"]);
   CHECK(json["share_of_read_rate"].get<double>() ==
         Approx(json["active_bytes"].get<double>() / json["read_bytes_per_second"].get<double>() /
                json["step"]["median_ms"].get<double>() * 1e3)
             .epsilon(1e-3));  // active_bytes is rounded
 }
 
-TEST_CASE("bench load holds one copy of the weights, and none of those that are mapped", "[cli]") {
+TEST_CASE("bench load has one copy of loaded weights and none of mapped weights", "[cli]") {
   const TempDir dir;
   TinyCheckpoint shape;
-  shape.hidden = 512;  // 4.2 MB of embedding and head: a second copy would show
+  shape.hidden = 512;  // 4.2 MB of embedding and head
   shape.vocab = 1024;
   write_tiny_checkpoint(dir / "dense", shape);
   const Json json = report({"load", (dir / "dense").string(), "--repeats", "2"});
@@ -277,14 +266,13 @@ TEST_CASE("bench load holds one copy of the weights, and none of those that are 
   CHECK(mapped["anonymous_bytes"].get<double>() < 0.5 * mapped["weight_bytes"].get<double>());
 }
 
-TEST_CASE("bench upcycle compares with plain writes and leaves nothing behind", "[cli]") {
+TEST_CASE("bench upcycle compares with plain writes and removes its output", "[cli]") {
   const TempDir dir;
   write_tiny_checkpoint(dir / "dense", {});
   const Json json = report({"upcycle", (dir / "dense").string(), "-o", (dir / "out").string(),
                             "--experts", "4", "--repeats", "1"});
   CHECK(json["tensor_bytes"] > 0);
-  CHECK(json["disk_share"].get<double>() == Approx(json["disk"]["median_ms"].get<double>() /
-                                                   json["upcycle"]["median_ms"].get<double>()));
+  check_ratio(json["disk_share"], json["disk"]["median_ms"], json["upcycle"]["median_ms"]);
   CHECK_FALSE(std::filesystem::exists(dir / "out"));
 }
 
@@ -300,7 +288,7 @@ TEST_CASE("bench comm prints once, on rank 0", "[cli]") {
   CHECK(json["within_host"]["bytes_per_second"] > 0);
 }
 
-TEST_CASE("bench tables fit 80 columns and have the numbers of the JSON", "[cli]") {
+TEST_CASE("bench tables fit 80 columns", "[cli]") {
   const TempDir dir;
   write_tiny_checkpoint(dir / "dense", {});
   const std::string dense = (dir / "dense").string();
@@ -324,7 +312,7 @@ TEST_CASE("bench tables fit 80 columns and have the numbers of the JSON", "[cli]
   }
 }
 
-TEST_CASE("bench refuses what it cannot measure and names it", "[cli]") {
+TEST_CASE("bench refuses invalid flags by name", "[cli]") {
   const TempDir dir;
   write_tiny_checkpoint(dir / "dense", {});
   const std::string dense = (dir / "dense").string(), out = (dir / "out").string();
@@ -352,7 +340,10 @@ TEST_CASE("bench refuses what it cannot measure and names it", "[cli]") {
       {{"comm"}, "--ranks N"}};
   for (const auto& [words, fact] : refused) {
     CAPTURE(words);
-    CHECK_THAT(refusal(words), contains_text(fact));
+    const RunResult run = run_moe(with({"bench"}, words));
+    CHECK(run.exit_code == 2);
+    CHECK(run.out.empty());
+    CHECK_THAT(run.err, contains_text(fact));
   }
   CHECK_FALSE(std::filesystem::exists(out));
 }

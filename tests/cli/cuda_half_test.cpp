@@ -90,13 +90,13 @@ TEST_CASE("--device cuda says what a machine lacks, and what to do", "[cli]") {
   CHECK(refuses(moe.ask_for_cuda(), "is of another moe, this is moe "));
 
   moe.put_library("int of_another_torch(void); int f(void) { return of_another_torch(); }");
-  CHECK(refuses(moe.ask_for_cuda(), "does not fit the LibTorch that is here ("));
+  CHECK(refuses(moe.ask_for_cuda(), "does not match the installed LibTorch ("));
 
   make_library(moe.folder() / "libtorch_cuda_half.so", "");
   moe.put_library(half_of(own_version()),
                   {"-Wl,--no-as-needed", (moe.folder() / "libtorch_cuda_half.so").string()});
   std::filesystem::remove(moe.folder() / "libtorch_cuda_half.so");
-  CHECK(refuses(moe.ask_for_cuda(), "needs a library that is not here ("));
+  CHECK(refuses(moe.ask_for_cuda(), "requires a library that is not installed ("));
 }
 
 TEST_CASE("the binary starts without LibTorch's CUDA half", "[cli]") {

@@ -251,7 +251,7 @@ TEST_CASE("a sweep ends in one table, one page and a folder a value", "[cli]") {
           "--sweep and --stats together; give --stats to a run with one router");
   refused({"--sweep", "cf=1", "--against", "x"}, "--sweep and --against together");
   refused({"--sweep", "cf=1", "--sweep", "ep-ranks=1,2", "--sweep", "router=top1"},
-          "3 times --sweep; a table has two sides, give at most two");
+          "--sweep is given 3 times; a table has two axes, give at most two");
   const RunResult texts =
       run_moe({"eval", (folder / "moe").string(), "--stats-text", "x", "--sweep", "cf=1"});
   CHECK(contains(texts.err, "--sweep compares scores of tasks; give --tasks"));

@@ -316,7 +316,7 @@ TEST_CASE("what is missing is said in one sentence", "[cli]") {
   check_refused({"eval", model, "--requests", quiz, "--stats-text", quiz},
                 "--requests and --stats-text together");
   check_refused({"eval", model, "--tasks", quiz, "--stats-by", "token"},
-                "--stats-by says how to split the file of --stats; give --stats FILE too");
+                "--stats-by splits the counts of --stats; give --stats FILE too");
   check_refused({"eval", model, "--requests", quiz, "--stats", "s.json", "--stats-by", "task"},
                 "--stats-by task needs --tasks");
   check_refused({"eval", model, "--tasks", "arc_eazy"},

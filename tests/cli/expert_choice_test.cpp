@@ -14,7 +14,7 @@ bool contains(const std::string& text, const std::string& part) {
 }
 
 constexpr const char* kRouter = "expert-choice:cf=1";
-constexpr const char* kRefusal = "router 'expert-choice:cf=1' has no inference: experts choose";
+constexpr const char* kRefusal = "router 'expert-choice:cf=1' is for training only: experts choose";
 
 // A tiny dense folder upcycled for expert choice, and rows to train on.
 struct World {
@@ -98,9 +98,8 @@ TEST_CASE("expert choice is drawn, printed as JSON and measured", "[cli]") {
   write_file(dir / "logits.csv", "2,1,0,-1\n1.5,.5,-.5,1\n1,.25,.75,0\n-1,0,2,1\n");
   const std::string logits = (dir / "logits.csv").string();
   const std::string table = World::run({"route", logits, "--router", kRouter});
-  CHECK(contains(table,
-                 "expert-choice:cf=1: 4 tokens, 4 experts on 1 rank, slots an expert takes "
-                 "from each rank: 1\n"));
+  CHECK(contains(
+      table, "expert-choice:cf=1: 4 tokens, 4 experts on 1 rank, slots per expert and rank: 1\n"));
   CHECK(contains(table, "slots        4, 4 used, 0 padding"));
   const std::string answer = World::run({"route", logits, "--router", kRouter, "--json"});
   const Json json = Json::parse(answer);

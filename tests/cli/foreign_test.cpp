@@ -71,9 +71,10 @@ TEST_CASE("a Mixtral folder is inspected and trained, and stays one", "[cli]") {
   const auto trained = world.train({});
   INFO(trained.err);
   REQUIRE(trained.exit_code == 0);
-  CHECK(trained.err.find("router top2:cf=inf,st=off,lb=selected on 4 logical ranks, no "
-                         "capacity, so that batches do not change routing; loss = language model + "
-                         "0.02 x load balance") != std::string::npos);
+  CHECK(trained.err.find(
+            "router top2:cf=inf,st=off,lb=selected on 4 logical ranks, no "
+            "capacity, so the routing does not depend on the batch; loss = language model + "
+            "0.02 x load balance") != std::string::npos);
   CHECK(world.final_config().at("model_type") == "mixtral");
   CHECK(run_moe({"inspect", world.path("run/final")}).exit_code == 0);
 
@@ -153,7 +154,7 @@ TEST_CASE("a Qwen2-MoE folder with a shared expert trains, evaluates and generat
   std::filesystem::copy(test::shared_data() / "stories260K-hf" / "tokenizer.model",
                         world.dir / "stock/tokenizer.model");
   const auto inspected = run_moe({"inspect", world.path("stock")});
-  CHECK(inspected.out.find("4 experts of width 12, beside a shared one of width 20") !=
+  CHECK(inspected.out.find("4 experts of width 12, plus a shared expert of width 20") !=
         std::string::npos);
   const auto trained = world.train({});
   INFO(trained.err);

@@ -104,7 +104,7 @@ TEST_CASE("generate --chat asks in the folder's form and stops where the answer 
   };
   check_refused({"--chat"}, "has no chat template");
   check_refused({"--chat", "--template", "chatmle"}, "did you mean 'chatml'?");
-  check_refused({"--template", "chatml"}, "give --chat too");
+  check_refused({"--template", "chatml"}, "needs --chat");
   check_refused({"--chat", "--template", "zephyr", "--bos", "on"}, "--bos on with --chat");
   moe::test::write_file(dir / "m/chat_template.jinja", "{{ '<|user|>' + content + eos_token }}");
   const auto by_folder = ask({"--chat", "--json"});

@@ -111,9 +111,10 @@ TEST_CASE("a bad moe init is one sentence and exit code 2", "[cli][init]") {
   };
   CHECK(refused({(folder / "none.json").string(), "-o", out}).find("none.json") !=
         std::string::npos);
-  CHECK(refused({config, "-o", out, "--router", "top1"}) ==
-        "moe: --router, --cf, --ep-ranks, --layers and --granularity need --experts; a config that "
-        "describes a mixture has its own\n");
+  CHECK(
+      refused({config, "-o", out, "--router", "top1"}) ==
+      "moe: --router, --cf, --ep-ranks, --layers and --granularity need --experts; the config of a "
+      "MoE model sets them itself\n");
   CHECK(refused({config, "-o", out, "--granularity", "2"}).find("need --experts") !=
         std::string::npos);
   CHECK(refused({config, "-o", out, "--experts", "4", "--granularity", "7"})

@@ -26,7 +26,7 @@ TEST_CASE("moe inspect prints a table of what a mixture holds", "[cli][inspect]"
         "mixtures      layers 0, 2: 4 experts of width 24\n", "router        top1+ir\n",
         "upcycled      from dense\n", " on each of 2 expert-parallel ranks\n",
         "tokenizer     none\n",
-        "stock tools   top-1 of 4 experts without dropping, weights summing to 1\n",
+        "transformers  top-1 of 4 experts without dropping, weights summing to 1\n",
         "needs moe     expert capacity (cf=1): stock tools drop nothing\n",
         "needs moe     +ir: dropped requests go to the best expert of the token's own rank\n"}) {
     INFO(run.out);

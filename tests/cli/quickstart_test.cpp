@@ -36,7 +36,7 @@ TEST_CASE("moe quickstart names what it lacks before it makes anything", "[cli]"
   const auto alone =
       moe::test::run_program((dir / "moe").string(), {"quickstart", "-o", out, "--short"});
   CHECK(alone.exit_code == 2);
-  CHECK(says(alone.err, dir.path().string() + ": no recipes/quickstart.sh beside the binary"));
+  CHECK(says(alone.err, dir.path().string() + ": recipes/quickstart.sh is neither"));
 
   const auto without_bash = run_moe({"quickstart", "-o", out}, "PATH=/nowhere");
   CHECK(without_bash.exit_code == 2);

@@ -323,7 +323,7 @@ TEST_CASE("a port that another program has is named") {
   close(taken);
   CHECK(result.exit_code == 2);
   CHECK(result.err == "moe: rank 0 cannot listen on port " + its_port +
-                          ", which another program uses; set MASTER_PORT to a free port\n");
+                          " (Address already in use); set MASTER_PORT to a free port\n");
 }
 
 TEST_CASE("ranks that were told different things are refused, and rank 0 says it") {

@@ -1,10 +1,8 @@
-// Holds recipes/ to the commands: every row of a paper's table is taken by its commands, at full
-// size and as a twin, says what it said when it was a file of its own (tests/golden/recipes.txt),
-// and every recipe opens with its arithmetic.
+// The recipes: every row of the tables of the papers is accepted by its commands, at full size and
+// as a small twin, and has the settings of tests/golden/recipes.txt.
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <iterator>
 #include <map>
 #include <regex>
@@ -29,26 +27,11 @@ const path& recipes() {
   return folder;
 }
 
-std::vector<path> papers() {
-  return {recipes() / "rectify_router", recipes() / "top_p", recipes() / "remoe"};
-}
-
-// Names of the files of one folder, not below it.
-std::set<std::string> names_in(const path& folder, const std::string& extension) {
-  std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    if (entry.path().extension() == extension) {
-      names.insert(entry.path().filename().string());
-    }
-  }
-  return names;
-}
-
 using Table = std::map<std::string, std::string>;  // key -> value as written, without its comment
 using Tables = std::map<std::string, Table>;
 
-// A reader of its own, for the plain lines that recipes consist of.
-Tables tables_of(const path& recipe) {
+// Reads the subset of TOML that recipes use.
+Tables read_tables(const path& recipe) {
   static const std::regex header(R"(\[([a-z]+)\])"),
       setting(R"(([a-z0-9-]+) = ([^#]*[^# ]) *(#.*)?)");
   Tables tables;
@@ -68,10 +51,10 @@ Tables tables_of(const path& recipe) {
   return tables;
 }
 
-// The tables of a recipe with the flags of a row over them, "--key value --key value", for one
-// command: what that command is told.
-Table told(const path& recipe, const std::string& command, const std::string& flags) {
-  Tables tables = tables_of(recipe);
+// Returns the settings of a command: its table in the recipe, overridden by the flags of a row
+// ("--key value --key value").
+Table settings(const path& recipe, const std::string& command, const std::string& flags) {
+  Tables tables = read_tables(recipe);
   Table& table = tables[command];
   std::istringstream words(flags);
   for (std::string key, value; words >> key >> value;) {
@@ -80,8 +63,8 @@ Table told(const path& recipe, const std::string& command, const std::string& fl
   return table;
 }
 
-// One spelling of what means the same: 1e-5 and 0.00001, ["a", "b"] and a,b.
-std::string plain(std::string value) {
+// Returns one spelling of equal values: 1e-5 and 0.00001, ["a", "b"] and a,b.
+std::string normalized(std::string value) {
   std::string text;
   for (const char c : value) {
     if (std::string("[]\" ").find(c) == std::string::npos) {
@@ -97,41 +80,22 @@ std::string plain(std::string value) {
   }
 }
 
-Table plain(Table table) {
+Table normalized(Table table) {
   for (auto& [key, value] : table) {
-    value = plain(value);
+    value = normalized(value);
   }
   return table;
 }
 
-// A script of recipes/ with the binary under test, at the root; both of its streams stand in `out`.
+// Runs a script of recipes/ with the binary under test. `out` has both streams.
 test::RunResult run_script(const std::string& name, const std::string& arguments) {
-  const TempDir folder;
-  const std::string command = "cd " + test::shell_quote(moe::test::source_folder().string()) +
-                              " && MOE=" + test::shell_quote(moe::test::moe_binary()) +
-                              " recipes/" + name + " " + arguments + " >" +
-                              test::shell_quote((folder / "stdout").string()) + " 2>&1 </dev/null";
-  const int status = std::system(command.c_str());  // NOLINT: the test's own words
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, test::read_file(folder / "stdout"), ""};
+  return run_program("sh", {"-c", "recipes/" + name + " " + arguments + " 2>&1"},
+                     "cd " + test::shell_quote(moe::test::source_folder().string()) +
+                         " && MOE=" + test::shell_quote(moe::test::moe_binary()));
 }
 
-// The first line of two texts that is not the same; empty where all are.
-std::string first_difference(const std::string& left, const std::string& right) {
-  std::istringstream left_lines(left), right_lines(right);
-  std::string a, b;
-  while (true) {
-    const bool more_left = static_cast<bool>(std::getline(left_lines, a));
-    const bool more_right = static_cast<bool>(std::getline(right_lines, b));
-    if (!more_left && !more_right) {
-      return "";
-    }
-    if (more_left != more_right || a != b) {
-      return (more_left ? a : "(the end)") + "\n is not \n" + (more_right ? b : "(the end)");
-    }
-  }
-}
-
-// recipes/row.sh: "--config RECIPE --key value ...", split into the recipe and the rest.
+// Returns the recipe and the flags of a row: recipes/row.sh prints "--config RECIPE --key value
+// ...".
 std::pair<path, std::string> row_flags(const std::string& row, const std::string& command) {
   const auto result = run_script("row.sh", "recipes/" + row + " " + command);
   CAPTURE(row, command, result.out);
@@ -166,21 +130,21 @@ std::vector<OldRecipe> old_recipes() {
   return recipes;
 }
 
-TEST_CASE("a row says what the recipe file said that it replaces", "[cli][recipes]") {
+TEST_CASE("a row has the settings of the recipe file that it replaced", "[cli][recipes]") {
   size_t compared = 0;
   for (const auto& old : old_recipes()) {
     for (const auto& name : old.names) {
       const auto [recipe, flags] = row_flags(name, old.command);
       CAPTURE(name, old.command);
-      CHECK(plain(told(recipe, old.command, flags)) ==
-            plain(told("/dev/null", old.command, old.flags)));
+      CHECK(normalized(settings(recipe, old.command, flags)) ==
+            normalized(settings("/dev/null", old.command, old.flags)));
       ++compared;
     }
   }
   CHECK(compared == 235);  // 102 files, of one to three tables
 }
 
-TEST_CASE("every row of a table was a recipe file", "[cli][recipes]") {
+TEST_CASE("the rows of the tables are those of the golden file", "[cli][recipes]") {
   std::set<std::string> old, rows;
   for (const auto& recipe : old_recipes()) {
     old.insert(recipe.names.begin(), recipe.names.end());
@@ -201,8 +165,7 @@ std::vector<std::string> words_of(const std::string& text) {
   return {std::istream_iterator<std::string>(stream), {}};
 }
 
-// A folder that the flags of `old` can be tried on: random weights, long enough, with a router of
-// its family.
+// Returns a folder for the flags of `old`: random weights and a router of its family.
 std::string folder_for(const OldRecipe& old, const TempDir& work) {
   const std::string& name = old.names.front();
   const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
@@ -226,11 +189,9 @@ std::string folder_for(const OldRecipe& old, const TempDir& work) {
   return folder.string();
 }
 
-// What it resolves to follows: the first case has compared what it is told.
-TEST_CASE("moe train takes the flags of every row", "[cli][recipes]") {
+TEST_CASE("moe train accepts the flags of every row", "[cli][recipes]") {
   const TempDir work;
-  for (const auto* name :
-       {"text.jsonl", "pile-held-out.jsonl"}) {  // the latter is named by recipes
+  for (const auto* name : {"text.jsonl", "pile-held-out.jsonl"}) {  // the latter for recipes
     test::write_file(work / name, "{\"text\": \"The opposite of big is small.\"}\n");
   }
   size_t compared = 0;
@@ -261,7 +222,7 @@ TEST_CASE("moe train takes the flags of every row", "[cli][recipes]") {
   CHECK(compared > 20);
 }
 
-// LLaMA-2-7B's shape, the parent of the first paper.
+// The config of LLaMA-2-7B, the parent of the first paper.
 void write_llama_2_7b(const path& file) {
   Json config = read_json(recipes() / "tiny/config.json");
   config.merge_patch({{"vocab_size", 32000},
@@ -276,7 +237,7 @@ void write_llama_2_7b(const path& file) {
   test::write_file(file, config.dump());
 }
 
-// `moe train --dry-run` of a row on a cluster: bytes of one GPU at the peak.
+// Returns the peak bytes of one GPU, by `moe train --dry-run` of a row on a cluster.
 double planned_peak(const std::string& row, const path& config, const std::string& maker,
                     const std::string& nodes) {
   const auto [recipe, flags] = row_flags(row, "train");
@@ -284,10 +245,10 @@ double planned_peak(const std::string& row, const path& config, const std::strin
                             nodes + " --config " + recipe.string() + " " + flags);
   if (row.find("dense") == std::string::npos) {
     const auto [maker_recipe, maker_flags] = row_flags(row, maker);
-    for (const auto& [key, value] : told(maker_recipe, maker, maker_flags)) {
+    for (const auto& [key, value] : settings(maker_recipe, maker, maker_flags)) {
       if (key != "seed" && key != "init") {
         arguments.insert(arguments.end(),
-                         {"--" + (key == "experts" ? "upcycled" : key), plain(value)});
+                         {"--" + (key == "experts" ? "upcycled" : key), normalized(value)});
       }
     }
   }
@@ -297,7 +258,7 @@ double planned_peak(const std::string& row, const path& config, const std::strin
   return Json::parse(run.out).at("peak_bytes").get<double>();
 }
 
-TEST_CASE("every row fits the machine it is meant for", "[cli][recipes]") {
+TEST_CASE("every row fits the memory of its GPUs", "[cli][recipes]") {
   // A GPU of "80 GB" has 80 GiB, of which its driver shows 79.
   constexpr double kGpu = 79.0 * (uint64_t{1} << 30);
   const TempDir work;
@@ -321,9 +282,8 @@ TEST_CASE("every row fits the machine it is meant for", "[cli][recipes]") {
   CHECK(compared == 51);
 }
 
-// Runs one command of a row as far as it goes without the user's own files: whole where that is
-// cheap, else to the error that names the missing file, which stands behind every check of the
-// flags.
+// Runs a command of a row: completely if that is cheap, else with a missing data file, which is the
+// error after all checks of flags.
 void try_row(const OldRecipe& old) {
   const std::string& name = old.names.front();
   const bool is_small = name.find("/small/") != std::string::npos;
@@ -357,92 +317,39 @@ void try_row(const OldRecipe& old) {
   CHECK((whole || run.err.find(missing) != std::string::npos));
 }
 
-TEST_CASE("every command takes the flags of every row", "[cli][recipes]") {
+TEST_CASE("every command accepts the flags of every row", "[cli][recipes]") {
   for (const auto& old : old_recipes()) {
-    if (old.command != "train") {  // train: the test above
+    if (old.command != "train") {  // tested above
       try_row(old);
     }
   }
 }
 
-TEST_CASE("a recipe that became a row is named with what to write instead", "[cli][recipes]") {
-  const std::string folder = (recipes() / "remoe/small").string();
-  const auto result = run_moe({"init", "x", "-o", "y", "--config", folder + "/182M-topk-g16.toml"});
-  CHECK(result.exit_code == 2);
-  CHECK(result.err.find("give $(recipes/row.sh " + folder + "/182M-topk-g16 COMMAND) in its") !=
-        std::string::npos);
-  const auto unknown = run_moe({"init", "x", "-o", "y", "--config", folder + "/182M.toml"});
-  CHECK(unknown.exit_code == 2);
-  CHECK(unknown.err.find("row.sh") == std::string::npos);
-}
-
-TEST_CASE("row.sh names the rows it knows, and what a row has none of", "[cli][recipes]") {
+TEST_CASE("row.sh refuses unknown rows and commands by name", "[cli][recipes]") {
   const auto unknown = run_script("row.sh", "recipes/top_p/374M-top3 init");
   CHECK(unknown.exit_code == 2);
-  CHECK(unknown.out.find("has no row '374M-top3'; recipes/row.sh recipes/top_p names them") !=
-        std::string::npos);
+  CHECK(test::says(unknown.out, "'374M-top3'"));
   const auto without = run_script("row.sh", "recipes/rectify_router/dense upcycle");
   CHECK(without.exit_code == 2);
-  CHECK(without.out.find("the row 'dense' has no moe upcycle") != std::string::npos);
+  CHECK(test::says(without.out, "'dense' has no moe upcycle"));
   CHECK(run_script("row.sh", "recipes/rectify_router/top1").out ==
         "recipes/rectify_router/table.toml\n");
 }
 
-TEST_CASE("a paper's config has the keys of its small twin, which moe init takes",
-          "[cli][recipes]") {
-  const auto keys = [](const path& file) {
-    const Json json = read_json(file);
-    std::set<std::string> names;
-    for (const auto& [key, value] : json.items()) {
-      names.insert(key);
-    }
-    return names;
-  };
-  for (const auto& paper : papers()) {
-    CHECK(names_in(paper, ".json") == names_in(paper / "small", ".json"));
-    for (const auto& name : names_in(paper, ".json")) {
-      INFO(paper / name);
-      CHECK(keys(paper / name) == keys(paper / "small" / name));
-    }
-  }
-}
-
-TEST_CASE("a recipe opens with its arithmetic and stays a page", "[cli][recipes]") {
-  for (const auto& paper : papers()) {
-    for (const auto& folder : {paper, paper / "small"}) {
-      CHECK(names_in(folder, ".toml") == std::set<std::string>{"dense.toml", "table.toml"});
-      for (const auto& name : names_in(folder, ".toml")) {
-        const std::string text = test::read_file(folder / name);
-        const std::string opening = text.substr(0, text.find("\n["));
-        INFO(folder / name);
-        CHECK(text.rfind("# ", 0) == 0);
-        CHECK(std::count(text.begin(), text.end(), '\n') < 40);
-        for (const auto* word : {"Tokens", "Work"}) {
-          CHECK(opening.find(std::string("\n# ") + word + " ") != std::string::npos);
-        }
-      }
-    }
-  }
-}
-
-test::RunResult at_test(const std::string& arguments) {
-  return run_script("rectify_router/at_test.sh", arguments);
-}
-
-TEST_CASE("at_test.sh runs the rows of a table, and names the tables it knows", "[cli][recipes]") {
+TEST_CASE("at_test.sh runs the rows of a table and refuses unknown tables", "[cli][recipes]") {
   const TempDir folder;
-  const auto unknown = at_test("3 1 model out");
+  const auto unknown = run_script("rectify_router/at_test.sh", "3 1 model out");
   CHECK(unknown.exit_code == 2);
-  CHECK(unknown.out.find("one of: 2 1, 2 2, 5 1, 5 2, 7 1, 8 1, 8 2, 9 1, 9 2, fig3 1, fig3 2\n") !=
-        std::string::npos);
+  CHECK(test::says(unknown.out, "2 1, 2 2, 5 1, 5 2, 7 1, 8 1, 8 2, 9 1, 9 2, fig3 1, fig3 2\n"));
 
   const path small = recipes() / "rectify_router/small/table.toml";
   REQUIRE(run_moe({"upcycle", (recipes() / "tiny/model").string(), "-o",
                    (folder / "model").string(), "--config", small.string(), "--router", "top2"})
               .exit_code == 0);
   const auto table =
-      at_test("5 2 " + (folder / "model").string() + " " + (folder / "scores").string() +
-              " --limit 2 --config " + small.string());
+      run_script("rectify_router/at_test.sh", "5 2 " + (folder / "model").string() + " " +
+                                                  (folder / "scores").string() +
+                                                  " --limit 2 --config " + small.string());
   INFO(table.out);
   CHECK(table.exit_code == 0);
   for (const auto* ranks : {"8", "4", "2"}) {
@@ -453,7 +360,7 @@ TEST_CASE("at_test.sh runs the rows of a table, and names the tables it knows", 
   }
 }
 
-TEST_CASE("the study runs a row of each block, and goes on where it was", "[cli][recipes]") {
+TEST_CASE("the study runs a row of each block and skips existing results", "[cli][recipes]") {
   const TempDir work;
   for (const auto& [block, row] :
        {std::pair("rectify_router", "top1"), std::pair("top_p", "top-p"),
@@ -476,10 +383,11 @@ TEST_CASE("the study runs a row of each block, and goes on where it was", "[cli]
   const auto unknown =
       run_script("study/run.py", "remoe --tiny --row top9 --work " + work.path().string());
   CHECK(unknown.exit_code == 1);
-  CHECK(unknown.out.find("remoe has no row 'top9'; known: dense, ") != std::string::npos);
+  CHECK(test::says(unknown.out, "'top9'; known: dense, "));
 }
 
-TEST_CASE("the study's p-values are Student's, corrected by Holm", "[cli][recipes]") {
+TEST_CASE("the p-values of the study are those of Student's t-test with Holm's correction",
+          "[cli][recipes]") {
   const TempDir work;
   std::filesystem::copy(recipes() / "study/intervals.py", work / "intervals.py");
   test::write_file(work / "check.py", R"(
@@ -501,20 +409,19 @@ assert conclusion(1, 0.05) == conclusion(-1, None) == "not resolved"
   CHECK(run.exit_code == 0);
 }
 
-TEST_CASE("the tables of the docs are those that the study's results make", "[cli][recipes]") {
+TEST_CASE("the tables of the docs follow from the results of the study", "[cli][recipes]") {
   const TempDir work;
   std::filesystem::copy(recipes(), work / "recipes", std::filesystem::copy_options::recursive);
   const auto made = run_program("python3", {(work / "recipes/study/run.py").string(), "--tables"});
   CAPTURE(made.out, made.err);
   REQUIRE(made.exit_code == 0);
   for (const auto* page : {"README.md", "study/README.md"}) {
-    CHECK(first_difference(test::read_file(recipes() / page),
-                           test::read_file(work / "recipes" / page)) == "");
+    CHECK(test::read_file(recipes() / page) == test::read_file(work / "recipes" / page));
   }
   CHECK(std::filesystem::exists(work / "runs/study/page.json"));
 }
 
-TEST_CASE("the quickstart's comparison over seeds prints means with intervals, and goes on",
+TEST_CASE("the comparison over seeds prints means with intervals and keeps existing results",
           "[cli][recipes]") {
   const TempDir work;
   const std::string arguments = "--seeds 2 --steps 2 --work " + work.path().string();
@@ -529,11 +436,11 @@ TEST_CASE("the quickstart's comparison over seeds prints means with intervals, a
   CHECK(std::filesystem::last_write_time(work / "seed2/scores/moe-tuned/results.json") == written);
 }
 
-TEST_CASE("small.sh makes, trains and reports a twin, and never touches what is there",
+TEST_CASE("small.sh makes, trains and reports a twin, and refuses an existing folder",
           "[cli][recipes]") {
   const TempDir folder;
   const std::string run_folder = (folder / "run").string();
-  // The path as it was when a twin was a file.
+  // The former path of the twin.
   const auto run = run_script("small.sh", "recipes/remoe/small/182M-dense.toml " + run_folder);
   INFO(run.out);
   CHECK(run.exit_code == 0);
@@ -542,11 +449,11 @@ TEST_CASE("small.sh makes, trains and reports a twin, and never touches what is 
 
   const auto again = run_script("small.sh", "recipes/remoe/small/182M-dense " + run_folder);
   CHECK(again.exit_code == 2);
-  CHECK(again.out.find("is there already") != std::string::npos);
+  CHECK(test::says(again.out, run_folder));
   CHECK(run_script("small.sh", "top1").exit_code == 2);
 }
 
-// Scripts of the project, with their paths relative to its root.
+// Returns path, relative to the root, and text of the scripts of the project.
 std::map<std::string, std::string> scripts() {
   const path root = test::source_folder();
   std::map<std::string, std::string> found = {{".ci/run", test::read_file(root / ".ci/run")}};
@@ -560,8 +467,7 @@ std::map<std::string, std::string> scripts() {
   return found;
 }
 
-TEST_CASE("scripts take no folder from CDPATH and no Python module from the working folder",
-          "[recipes]") {
+TEST_CASE("scripts ignore CDPATH and Python modules in the working folder", "[recipes]") {
   static const std::regex enters_a_folder(R"(\$\(cd |\n *cd )");
   static const std::regex python_of_text(R"((python3|"\$python"|/python) (-c|-)[ \n])");
   for (const auto& [name, text] : scripts()) {
@@ -605,7 +511,7 @@ TEST_CASE("every Python package that setup.sh installs is pinned with hashes", "
   }
 }
 
-TEST_CASE("setup.sh uses sudo after a yes only", "[recipes]") {
+TEST_CASE("setup.sh uses sudo only with --yes", "[recipes]") {
   const TempDir folder;
   const auto write_program = [&](const std::string& name, const std::string& body) {
     const path file = folder / "bin" / name;

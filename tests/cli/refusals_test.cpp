@@ -32,7 +32,7 @@ TEST_CASE("a value that is empty is refused, of every command", "[cli]") {
   moe::test::write_tiny_checkpoint(dir / "m");
   const std::string model = (dir / "m").string(), out = (dir / "out").string();
   check_refused({"upcycle", model, "-o", out, "--router", ""},
-                "--router: the value is empty; give one, or leave the flag out");
+                "--router: the value is empty; give one or omit the flag");
   check_refused({"upcycle", model, "-o", ""}, "--out: the value is empty");
   check_refused({"train", model, "--data", "x", "-o", ""}, "--out: the value is empty");
   check_refused({"train", model, "--data", "x", "-o", out, "--router", ""}, "--router");
@@ -79,7 +79,7 @@ TEST_CASE("what is wrong with a recipe is said with the recipe's name", "[cli]")
     check_refused({"--config", recipe, "train", "m"}, "moe: --config " + recipe + part);
   };
   check_recipe("[train]\nlr = = 1\n", " line 2: ");
-  check_recipe("lr = 1\n", ": 'lr' stands outside a table");
-  check_recipe("[trian]\n", ": [trian] is no command");
-  check_recipe("[train]\nlrr = 1\n", ": 'lrr' under [train] is no flag of that command");
+  check_recipe("lr = 1\n", ": 'lr' is outside a table");
+  check_recipe("[trian]\n", ": [trian] is not a command");
+  check_recipe("[train]\nlrr = 1\n", ": 'lrr' under [train] is not a flag of that command");
 }

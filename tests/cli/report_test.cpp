@@ -61,7 +61,7 @@ TEST_CASE("moe report draws a page that a JSON file describes", "[cli]") {
   write_file(dir / "page.json", R"({"title": "t", "sections": [{"panels": [{"kind": 3}]}]})");
   const auto refused = run_moe({"report", page, "-o", (dir / "other.html").string()});
   CHECK(refused.exit_code == 2);
-  CHECK(says(refused.err, "page.json: is not a page as JSON"));
+  CHECK(says(refused.err, "page.json: is not the JSON of a page"));
   CHECK(!std::filesystem::exists(dir / "other.html"));
   CHECK(run_moe({"report", page, "-o", page, "--force"}).exit_code == 2);
 }

@@ -41,7 +41,7 @@ TEST_CASE("route draws who goes where, who was dropped, filled in and rectified"
   REQUIRE(run.exit_code == 0);
   // The worked example under top1+ir+fr.
   CHECK(run.out ==
-        R"(top1+ir+fr: 8 tokens, 4 experts on 2 ranks, slots an expert takes from each rank: 1 1
+        R"(top1+ir+fr: 8 tokens, 4 experts on 2 ranks, slots per expert and rank: 1 1
 
              |   rank 0          |   rank 1
 token  rank  |     e0       e1   |     e2       e3
@@ -60,9 +60,9 @@ slots of each expert, in order of acceptance (- is padding)
    e2  from rank 0: t3   from rank 1: t4+
    e3  from rank 0: t1+   from rank 1: t6
 
-requests     8, 4 dropped (50.0 %); 3 of 8 fill-ins accepted (+); 3 tokens rectified at home (*)
+requests     8, 4 dropped (50.0 %); 3 of 8 fill-ins accepted (+); 3 tokens rectified to their own rank (*)
 slots        8, 7 used, 1 padding
-experts      1.250 a token, 0 tokens without any; rows of each: 2 2 2 4 (max 1.60 x mean)
+experts      1.250 per token, 0 tokens without any; rows per expert: 2 2 2 4 (max 1.60 x mean)
 losses       load balance 1.4849 (unscaled)
 )");
 }
@@ -111,7 +111,7 @@ TEST_CASE("route refuses what it cannot route, in a sentence", "[cli]") {
   const auto plain = [&](const std::string& text) {
     return std::vector<std::string>{"route", file(text), "--router", "top1"};
   };
-  check_refused({"route", file("1,2\n3,4\n")}, "need a router");
+  check_refused({"route", file("1,2\n3,4\n")}, "--router is required");
   check_refused(plain("1,2\n3\n"), "line 2: 1 numbers, the lines before have 2");
   check_refused(plain("1,2\n3,x\n"), "line 2: 'x' is no number");
   check_refused(plain("1,2\n3,nan\n"), "no finite 32-bit number");

@@ -1,4 +1,4 @@
-// SIGINT, SIGTERM and SIGHUP to moe train on 1, 2 and 4 processes: whichever process receives it, a
+// SIGINT, SIGTERM and SIGHUP to moe train on 1, 2 and 4 (slow) processes: whichever receives it, a
 // checkpoint is saved, the exit code is 130, and the resumed run ends in the bytes of a run that
 // was never interrupted.
 
@@ -165,6 +165,18 @@ class World {
   mutable int port_offset_ = 0;
 };
 
+// Trains without an interruption, then with each of these, all of as many processes.
+void check_interruptions(const World& world, const std::vector<Interruption>& interruptions) {
+  const int processes = interruptions.front().processes;
+  const std::string whole = "whole" + std::to_string(processes);
+  REQUIRE(run_moe(world.train(whole, processes, Launch::kMoe)).exit_code == 0);
+  for (size_t index = 0; index < interruptions.size(); ++index) {
+    const std::string run = whole + "-" + std::to_string(index);
+    world.check(interruptions[index], run);
+    CHECK(world.final_weights(run) == world.final_weights(whole));
+  }
+}
+
 // A folder with a tokenizer.
 const std::string kModel = (test::source_folder() / "recipes/tiny/model").string();
 
@@ -173,31 +185,27 @@ const std::string kModel = (test::source_folder() / "recipes/tiny/model").string
 TEST_CASE("a signal to any process of a run saves a checkpoint, and the resumed run is equal",
           "[cli]") {
   const World world;
-  const std::vector<Interruption> interruptions = {
-      {1, Launch::kMoe, Target::kAll, SIGINT},
-      {1, Launch::kMoe, Target::kAll, SIGHUP},
-      {1, Launch::kMoe, Target::kAll, SIGTERM, 3},
-      {2, Launch::kMoe, Target::kLauncher, SIGTERM},
-      {2, Launch::kMoe, Target::kLauncher, SIGHUP},
-      {2, Launch::kMoe, Target::kOne, SIGINT},
-      {2, Launch::kMoe, Target::kAll, SIGTERM, 3},
-      {4, Launch::kMoe, Target::kLauncher, SIGINT},
-      {2, Launch::kEnvironment, Target::kAll, SIGTERM},
-      {2, Launch::kEnvironment, Target::kOne, SIGHUP},
-      {4, Launch::kEnvironment, Target::kAll, SIGINT},
-  };
-  for (const int processes : {1, 2, 4}) {
-    const std::string whole = "whole" + std::to_string(processes);
-    REQUIRE(run_moe(world.train(whole, processes, Launch::kMoe)).exit_code == 0);
-    int number = 0;
-    for (const auto& interruption : interruptions) {
-      if (interruption.processes == processes) {
-        const std::string run = whole + "-" + std::to_string(++number);
-        world.check(interruption, run);
-        CHECK(world.final_weights(run) == world.final_weights(whole));
-      }
-    }
-  }
+  check_interruptions(world, {
+                                 {1, Launch::kMoe, Target::kAll, SIGINT},
+                                 {1, Launch::kMoe, Target::kAll, SIGHUP},
+                                 {1, Launch::kMoe, Target::kAll, SIGTERM, 3},
+                             });
+  check_interruptions(world, {
+                                 {2, Launch::kMoe, Target::kLauncher, SIGTERM},
+                                 {2, Launch::kMoe, Target::kLauncher, SIGHUP},
+                                 {2, Launch::kMoe, Target::kOne, SIGINT},
+                                 {2, Launch::kMoe, Target::kAll, SIGTERM, 3},
+                                 {2, Launch::kEnvironment, Target::kAll, SIGTERM},
+                                 {2, Launch::kEnvironment, Target::kOne, SIGHUP},
+                             });
+}
+
+TEST_CASE("a signal to any of four processes saves a checkpoint, and the resumed run is equal",
+          "[.][slow][cli]") {
+  check_interruptions(World(), {
+                                   {4, Launch::kMoe, Target::kLauncher, SIGINT},
+                                   {4, Launch::kEnvironment, Target::kAll, SIGINT},
+                               });
 }
 
 TEST_CASE("a signal that is ignored at the start stays ignored", "[cli]") {

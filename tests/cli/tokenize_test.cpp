@@ -56,7 +56,7 @@ TEST_CASE("moe tokenize prints ids, pieces and bytes", "[cli]") {
       "      32  \u0120                         20\n"
       "     195  \u00C3                         C3\n"
       "     169  \u00A9                         A9\n"
-      "4 tokens of 5 bytes, 1 special ones around them\n";
+      "4 tokens for 5 bytes, plus 1 special tokens\n";
   CHECK(succeed({"tokenize", model, "he \u00E9"}).out == expected);
   test::write_file(folder / "text", "he \u00E9");
   CHECK(succeed({"tokenize", model, (folder / "text").string()}).out == expected);

@@ -105,7 +105,7 @@ TEST_CASE("an outlier is told by a line of its own and in the result", "[cli]") 
                                    "--schedule", "constant", "--skip-outliers", "6"});
   INFO(result.err);
   REQUIRE(result.exit_code == 0);
-  CHECK(result.err.find("step 151 moves no weight (outlier): the loss ") != std::string::npos);
+  CHECK(result.err.find("step 151 skipped (outlier): the loss ") != std::string::npos);
   CHECK(result.err.find("skipped 1 (1 outlier)") != std::string::npos);
   CHECK(result.out.find(", skipped 1 (1 outlier): ") != std::string::npos);
   CHECK(read_file(world.dir / "run/settings.toml").find("skip-outliers = 6\n") !=

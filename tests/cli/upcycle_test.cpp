@@ -5,10 +5,12 @@
 #include <functional>
 #include <limits>
 #include <tuple>
+#include <utility>
 
 #include "core/base/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
+#include "tests/support/matchers.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/training_rows.h"
@@ -16,8 +18,10 @@
 namespace moe {
 namespace {
 
+using test::contains_text;
 using test::run_moe;
 using test::TempDir;
+using Words = std::vector<std::string>;
 
 std::vector<std::string> names_in(const std::filesystem::path& folder) {
   std::vector<std::string> names;
@@ -28,8 +32,28 @@ std::vector<std::string> names_in(const std::filesystem::path& folder) {
   return names;
 }
 
-TEST_CASE("moe upcycle writes a folder, says so on stdout, and stays quiet when asked",
-          "[cli][upcycle]") {
+Words joined(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+// Returns the "warning:" lines of upcycle.json as moe prints them.
+std::string warning_lines(const Json& report) {
+  std::string lines;
+  for (const auto& warning : report["warnings"]) {
+    lines += "warning: " + warning.get<std::string>() + "\n";
+  }
+  return lines;
+}
+
+// Upcycles the model in recipes/tiny, which has a tokenizer, into `folder`/out.
+test::RunResult upcycle_tiny(const TempDir& folder, const Words& flags) {
+  return run_moe(joined({"upcycle", (moe::test::source_folder() / "recipes/tiny/model").string(),
+                         "-o", (folder / "out").string(), "--force", "--quiet"},
+                        flags));
+}
+
+TEST_CASE("moe upcycle writes a folder and describes it on stdout", "[cli][upcycle]") {
   const TempDir folder;
   test::write_tiny_checkpoint(folder / "dense");
   const std::string dense = (folder / "dense").string(), out = (folder / "out").string();
@@ -37,15 +61,15 @@ TEST_CASE("moe upcycle writes a folder, says so on stdout, and stays quiet when 
   INFO(run.err);
   REQUIRE(run.exit_code == 0);
   CHECK(run.err.empty());
-  CHECK(run.out.find("layers 0, 2 of 3 become mixtures of 4 experts, router top2:cf=inf\n") == 0);
-  CHECK(run.out.find("next         moe train " + out) != std::string::npos);
-  CHECK(run.out.find("advice ") == std::string::npos);
+  CHECK_THAT(run.out, contains_text("layers 0, 2 of 3") && contains_text("4 experts") &&
+                          contains_text("router top2:cf=inf") && contains_text("moe train " + out));
+  CHECK_THAT(run.out, !contains_text("advice "));
   CHECK(names_in(folder / "out") == std::vector<std::string>{".moe-output", "config.json",
                                                              "model.safetensors", "upcycle.json"});
   CHECK(names_in(folder.path()) == std::vector<std::string>{"dense", "out"});
 }
 
-TEST_CASE("moe upcycle --json prints what upcycle.json holds", "[cli][upcycle]") {
+TEST_CASE("moe upcycle --json prints the report of upcycle.json", "[cli][upcycle]") {
   const TempDir folder;
   test::write_tiny_checkpoint(folder / "dense");
   const auto run = run_moe({"upcycle",      (folder / "dense").string(),
@@ -76,31 +100,24 @@ TEST_CASE("moe upcycle --json prints what upcycle.json holds", "[cli][upcycle]")
   CHECK(std::filesystem::exists(folder / "out/model.safetensors.index.json"));
 }
 
-TEST_CASE("moe upcycle --dry-run says bytes, parameters and time, and writes nothing",
+TEST_CASE("moe upcycle --dry-run prints bytes, parameters and time, and writes nothing",
           "[cli][upcycle]") {
   const TempDir folder;
   test::write_tiny_checkpoint(folder / "dense");
   const std::string dense = (folder / "dense").string(), out = (folder / "out").string();
-  auto run = run_moe({"upcycle", dense, "-o", out, "--dry-run"});
-  INFO(run.err);
-  REQUIRE(run.exit_code == 0);
-  CHECK(run.out.find("(dry run: nothing was written)") != std::string::npos);
-  run = run_moe({"upcycle", dense, "-o", out, "--router", "top1", "--dry-run", "--json"});
+  auto run = run_moe({"upcycle", dense, "-o", out, "--router", "top1", "--dry-run", "--json"});
   const Json json = parse_json(run.out, "stdout");
   CHECK(names_in(folder.path()) == std::vector<std::string>{"dense"});
   run = run_moe({"upcycle", dense, "-o", out, "--router", "top1"});
   REQUIRE(run.exit_code == 0);
-  CHECK(run.out.find("\nadvice       ") != std::string::npos);
-  CHECK(
-      run.out.find("--lr up to the parent's highest; --lb-coef 0.01 to 0.001; 1,024 tokens or more "
-                   "a logical rank") != std::string::npos);
+  CHECK_THAT(run.out, contains_text("\nadvice ") && contains_text("--lb-coef 0.01 to 0.001"));
   const Json done = read_json(folder / "out/upcycle.json");
   CHECK(json["tensor_bytes"] == done["tensor_bytes"]);
   CHECK(json["parameters"] == done["parameters"]);
   CHECK(json["estimated_seconds"].get<double>() > 0);
 }
 
-TEST_CASE("moe upcycle --shared-expert keeps the dense feed-forward, and every command runs it",
+TEST_CASE("moe upcycle --shared-expert keeps the dense feed-forward, and moe inspect shows it",
           "[cli][upcycle]") {
   const TempDir folder;
   test::write_tiny_checkpoint(folder / "dense");
@@ -110,63 +127,30 @@ TEST_CASE("moe upcycle --shared-expert keeps the dense feed-forward, and every c
                             "top1:cf=0.25", "--verify", "--quiet"});
   INFO(run.err);
   REQUIRE(run.exit_code == 0);
-  CHECK(run.out.find("layers 0, 2 of 3 become mixtures of 8 experts beside the dense feed-forward, "
-                     "router top1:cf=0.25\n") == 0);
-  CHECK(run.out.find("certificate  identical to the dense model") != std::string::npos);
-  CHECK(run.out.find("the shared expert is the dense feed-forward") != std::string::npos);
+  CHECK_THAT(run.out, contains_text("router top1:cf=0.25") && contains_text("identical"));
   const Json stored = read_json(folder / "out/upcycle.json");
   CHECK(stored["certificate"]["max_abs_logit_difference"] == 0.0);
   CHECK(stored["certificate"]["preserves_function"] == true);
   CHECK(parse_json(dry.out, "stdout")["parameters"]["total"] == stored["parameters"]["total"]);
-  const auto inspected = run_moe({"inspect", out});
-  CHECK(inspected.out.find("8 experts of width 24, beside a shared one of width 24") !=
-        std::string::npos);
-  CHECK(inspected.out.find("function      identical to the dense model") != std::string::npos);
+  CHECK_THAT(run_moe({"inspect", out}).out, contains_text("8 experts of width 24") &&
+                                                contains_text("shared expert of width 24") &&
+                                                contains_text("identical"));
 }
 
-TEST_CASE("moe upcycle --verify puts the equality certificate into upcycle.json",
-          "[cli][upcycle]") {
-  const TempDir folder;
-  test::write_tiny_checkpoint(folder / "dense");
-  const auto run = run_moe(
-      {"upcycle", (folder / "dense").string(), "-o", (folder / "out").string(), "--verify"});
-  INFO(run.err);
-  REQUIRE(run.exit_code == 0);
-  CHECK(run.out.find("certificate  ") != std::string::npos);
-  const Json stored = read_json(folder / "out/upcycle.json");
-  REQUIRE(stored.contains("certificate"));
-  CHECK(stored["certificate"]["max_abs_logit_difference"].get<double>() < 1e-4);
-  CHECK(stored["certificate"]["tokens"].get<int64_t>() > 0);
-}
-
-// Upcycles the model in recipes/tiny, which has a tokenizer, with `flags`.
-test::RunResult upcycle_tiny(const TempDir& folder, std::vector<std::string> flags) {
-  std::vector<std::string> words = {
-      "upcycle", (moe::test::source_folder() / "recipes/tiny/model").string(),
-      "-o",      (folder / "out").string(),
-      "--force", "--quiet"};
-  words.insert(words.end(), flags.begin(), flags.end());
-  return run_moe(words);
-}
-
-TEST_CASE("--gate-scale auto measures, stores and shows the difference it makes",
-          "[cli][upcycle]") {
+TEST_CASE("--gate-scale auto measures and stores a scale, and shows its effect", "[cli][upcycle]") {
   const TempDir folder;
   for (const char* router : {"topp:0.4", "relu:k=1"}) {
     CAPTURE(router);
     const auto run = upcycle_tiny(folder, {"--router", router, "--gate-scale", "auto", "--verify"});
     INFO(run.err);
     REQUIRE(run.exit_code == 0);
-    CHECK(run.out.find("gate scale   the weights of a token sum to ") != std::string::npos);
-    CHECK(run.out.find(": router " + std::string(router) + ", gate_scale ") != std::string::npos);
-    CHECK(run.out.find("\ncertificate  ") != std::string::npos);
-    CHECK(run.out.find("\nwithout it   different from the dense model") != std::string::npos);
-    CHECK(run.out.find(": router " + std::string(router) + ", gate_scale 1: ") !=
-          std::string::npos);
+    CHECK_THAT(run.out, contains_text("gate scale ") && contains_text("\ncertificate ") &&
+                            contains_text("\nwithout it   different") &&
+                            contains_text("router " + std::string(router) + ", gate_scale 1: "));
     const Json stored = read_json(folder / "out/upcycle.json");
     const Json& with = stored["certificate"];
     CHECK(stored["gate_scale"] == read_json(folder / "out/config.json")["moe"]["gate_scale"]);
-    // A ReLU router's sums vary too much from token to token for one factor to be sure to help.
+    // The sums of a ReLU router vary too much between tokens for one factor to help reliably.
     if (std::string(router) == "topp:0.4") {
       CHECK(with["mean_kl"] < with["without_gate_scale"]["mean_kl"]);
     }
@@ -174,66 +158,26 @@ TEST_CASE("--gate-scale auto measures, stores and shows the difference it makes"
   }
 }
 
-TEST_CASE("--gate-scale auto says that weights which sum to 1 need none", "[cli][upcycle]") {
+TEST_CASE("dead experts have a warning on standard error and in upcycle.json", "[cli][upcycle]") {
   const TempDir folder;
-  const auto run = upcycle_tiny(folder, {"--router", "top1+ir", "--gate-scale", "auto"});
-  INFO(run.err);
-  REQUIRE(run.exit_code == 0);
-  CHECK(run.out.find("gate scale   the weights of top1+ir sum to 1 already: gate_scale is 1\n") !=
-        std::string::npos);
-  CHECK(read_json(folder / "out/config.json")["model_type"] == "qwen2_moe");
-}
-
-TEST_CASE("experts that start dead are warned of on standard error and in upcycle.json",
-          "[cli][upcycle]") {
-  const TempDir folder;
-  test::write_file(folder / "text.txt",
-                   "a");  // a token or two leave experts without a positive one
+  test::write_file(folder / "text.txt", "a");  // too few tokens to reach every expert
   const auto run = upcycle_tiny(folder, {"--router", "relu:k=1", "--gate-scale", "auto",
                                          "--calibration", (folder / "text.txt").string()});
   INFO(run.err);
   REQUIRE(run.exit_code == 0);
-  const Json warnings = read_json(folder / "out/upcycle.json")["warnings"];
-  REQUIRE_FALSE(warnings.empty());
-  std::string lines;
-  for (const auto& warning : warnings) {
-    lines += "warning: " + warning.get<std::string>() + "\n";
-  }
-  CHECK(run.err == lines);
-  CHECK(run.err.find("start dead, without a positive logit on any of the ") != std::string::npos);
+  CHECK(run.err == warning_lines(read_json(folder / "out/upcycle.json")));
+  CHECK_THAT(run.err, contains_text("dead"));
 }
 
-TEST_CASE("a bad --gate-scale or --calibration is refused", "[cli][upcycle]") {
-  const TempDir folder;
-  const auto refused = [&](std::vector<std::string> flags) {
-    const auto run = upcycle_tiny(folder, std::move(flags));
-    CHECK(run.exit_code == 2);
-    CHECK_FALSE(std::filesystem::exists(folder / "out"));
-    return run.err;
-  };
-  CHECK(refused({"--gate-scale", "big"}) ==
-        "moe: --gate-scale 'big' is neither a positive number nor auto\n");
-  CHECK(refused({"--gate-scale", "0"}) ==
-        "moe: --gate-scale 0: must be a positive number, or auto\n");
-  CHECK(refused({"--calibration", "text.txt"}) ==
-        "moe: --calibration text.txt: only --gate-scale auto and the --router-entropy of a random "
-        "router read it; add one of them, or leave it out\n");
-  CHECK(refused({"--router", "topp:0.4", "--gate-scale", "auto", "--calibration", "none.txt"}) ==
-        "moe: none.txt: no such file; --calibration needs a text file\n");
-}
-
-TEST_CASE("moe upcycle --granularity writes the real number of experts and of the chosen ones",
-          "[cli][upcycle]") {
+TEST_CASE("moe upcycle --granularity multiplies experts and experts per token", "[cli][upcycle]") {
   const TempDir folder;
   const std::string out = (folder / "out").string();
-  std::vector<std::string> flags = {"--experts", "4", "--granularity", "4", "--router", "top2+ir"};
-  auto run = upcycle_tiny(folder, flags);
+  const Words flags = {"--experts", "4", "--granularity", "4"};
+  auto run = upcycle_tiny(folder, joined(flags, {"--router", "top2+ir"}));
   INFO(run.err);
   REQUIRE(run.exit_code == 0);
-  CHECK(run.out.find("mixtures of 16 experts (4 feed-forwards cut into 4), router top8+ir\n") !=
-        std::string::npos);
-  CHECK(run.out.find("function     not preserved for a token that capacity drops: +ir gives it one "
-                     "of the 4 slices") != std::string::npos);
+  CHECK_THAT(run.out, contains_text("16 experts") && contains_text("router top8+ir") &&
+                          contains_text("not preserved") && contains_text("4 slices"));
   const Json config = read_json(folder / "out/config.json");
   CHECK(config["num_experts"] == 16);
   CHECK(config["num_experts_per_tok"] == 8);
@@ -245,9 +189,7 @@ TEST_CASE("moe upcycle --granularity writes the real number of experts and of th
   CHECK(inspection["function"]["state"] == "not measured");
   CHECK(inspection["function"]["verdict"].is_null());
 
-  flags.insert(flags.end(), {"--router", "top2:cf=inf", "--verify", "--json"});
-  flags.erase(flags.begin() + 4, flags.begin() + 6);
-  run = upcycle_tiny(folder, flags);
+  run = upcycle_tiny(folder, joined(flags, {"--router", "top2:cf=inf", "--verify", "--json"}));
   INFO(run.err);
   REQUIRE(run.exit_code == 0);
   const Json report = parse_json(run.out, "stdout");
@@ -257,32 +199,11 @@ TEST_CASE("moe upcycle --granularity writes the real number of experts and of th
   CHECK(report["certificate"]["max_abs_logit_difference"].get<double>() < 1e-4);
 
   std::filesystem::remove_all(out);
-  flags = {"--experts", "4", "--granularity", "4", "--dry-run", "--json"};
-  run = upcycle_tiny(folder, flags);
+  run = upcycle_tiny(folder, joined(flags, {"--dry-run", "--json"}));
   INFO(run.err);
   REQUIRE(run.exit_code == 0);
   CHECK(parse_json(run.out, "stdout")["tensor_bytes"] == report["tensor_bytes"]);
   CHECK_FALSE(std::filesystem::exists(out));
-}
-
-TEST_CASE("a --granularity that cannot be is one sentence, and nothing is left", "[cli][upcycle]") {
-  const TempDir folder;
-  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
-      {{"--granularity", "0"}, "--granularity 0: the feed-forward is"},
-      {{"--granularity", "7"}, "cannot be cut into so many equal parts; give a divisor of"},
-      {{"--granularity", "2", "--experts", "65536"}, "a layer has 1 to 65536 experts in all"},
-      {{"--granularity", "2", "--experts", "4", "--router", "top8"},
-       "router 'top8' asks for 8 experts per token, the layers have 4"},
-      {{"--granularity", "11"}, "give a power of two, or --dtype fp32"}};
-  for (const auto& [flags, sentence] : cases) {
-    CAPTURE(flags);
-    const auto run = upcycle_tiny(folder, flags);
-    INFO(run.err);
-    CHECK(run.exit_code == 2);
-    CHECK(run.err.find(sentence) != std::string::npos);
-    CHECK(std::count(run.err.begin(), run.err.end(), '\n') == 1);
-    CHECK(names_in(folder.path()).empty());
-  }
 }
 
 TEST_CASE("the real stories260K gets a certificate below 1e-4", "[cli][upcycle]") {
@@ -298,52 +219,100 @@ TEST_CASE("the real stories260K gets a certificate below 1e-4", "[cli][upcycle]"
   CHECK(certificate["mean_kl"].get<double>() < 1e-6);
 }
 
-TEST_CASE("what the user can mend is one sentence and exit code 2, and nothing is left",
+// Checks that a command ended with exit code 2 and a one-line message that has `fact`.
+void check_refused(const test::RunResult& run, const std::string& fact) {
+  CHECK(run.exit_code == 2);
+  CHECK(run.out.empty());
+  CHECK_THAT(run.err, contains_text(fact));
+  CHECK(run.err.find('\n') + 1 == run.err.size());
+}
+
+TEST_CASE("moe upcycle refuses invalid flags of a folder without tokenizer and writes nothing",
           "[cli][upcycle]") {
   const TempDir folder;
   test::write_tiny_checkpoint(folder / "dense");
+  test::write_tiny_checkpoint(folder / "wide", {.hidden = 32});
   std::filesystem::create_directory(folder / "there");
-  const std::string dense = (folder / "dense").string(), out = (folder / "out").string();
-  const auto refused = [&](std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), "upcycle");
-    const auto run = run_moe(arguments);
-    INFO(run.err);
-    CHECK(run.exit_code == 2);
-    CHECK(run.out.empty());
-    CHECK(std::count(run.err.begin(), run.err.end(), '\n') == 1);
-    return run.err;
-  };
-  CHECK(refused({dense, "-o", (folder / "there").string()}) ==
-        "moe: " + (folder / "there").string() +
-            ": exists already; give another output folder, or --force to replace it\n");
-  CHECK(refused({dense, "-o", out, "--experts", "1"}) ==
-        "moe: router 'top2:cf=inf' asks for 2 experts per token, the layers have 1: give a smaller "
-        "k or more experts\n");
-  CHECK(refused({dense, "-o", out, "--layers", "0,7"}) ==
-        "moe: --layers 0,7: layer 7 does not exist; the model has layers 0 to 2\n");
-  CHECK(refused({dense, "-o", out, "--shard-size", "huge"}).find("--shard-size") !=
-        std::string::npos);
-  CHECK(refused({dense, "-o", out, "--dtype", "fp8"}).find("fp8") != std::string::npos);
-  CHECK(refused({dense, "-o", out, "--router-std", "-1"}).find("--router-std") !=
-        std::string::npos);
-  CHECK(refused({dense, "-o", out, "--router", "top1:cf=2", "--cf", "3"}).find("--cf 3") !=
-        std::string::npos);
-  CHECK(refused({dense, "-o", out, "--expert", "4", "--layrs", "odd"}).find("did you mean") !=
-        std::string::npos);
-  CHECK(refused({dense}).find("--out") != std::string::npos);
-  CHECK(refused({out, "-o", out}).find(out) != std::string::npos);
-  CHECK(refused({dense, "-o", out, "--verify-text", "text.txt"}) ==
-        "moe: " + dense +
-            ": no tokenizer, so --verify-text cannot be tokenised; leave it out to verify on "
-            "ids\n");
-  CHECK(names_in(folder.path()) == std::vector<std::string>{"dense", "there"});
+  const std::string dense = (folder / "dense").string(), wide = (folder / "wide").string(),
+                    there = (folder / "there").string(), out = (folder / "out").string();
+  const auto before = names_in(folder.path());
+  for (const auto& [words, fact] : std::vector<std::pair<Words, std::string>>{
+           {{dense, "-o", there}, there + ": exists already"},
+           {{dense}, "--out"},
+           {{out, "-o", out}, out},
+           {{dense, "-o", out, "--experts", "1"}, "'top2:cf=inf' asks for 2 experts"},
+           {{dense, "-o", out, "--layers", "0,7"}, "--layers 0,7: layer 7"},
+           {{dense, "-o", out, "--shard-size", "huge"}, "--shard-size"},
+           {{dense, "-o", out, "--dtype", "fp8"}, "fp8"},
+           {{dense, "-o", out, "--router-std", "-1"}, "--router-std"},
+           {{dense, "-o", out, "--router", "top1:cf=2", "--cf", "3"}, "--cf 3"},
+           {{dense, "-o", out, "--expert", "4", "--layrs", "odd"}, "did you mean"},
+           {{dense, "-o", out, "--verify-text", "text.txt"}, dense + ": no tokenizer"},
+           {{dense, "-o", out, "--expert", wide + ":2"}, "hidden_size is 32, but 16"},
+           {{dense, "-o", out, "--expert", (folder / "nosuch:2").string()}, "nosuch"},
+           {{dense, "-o", out, "--expert", dense + ":0"}, "number of copies"},
+           {{dense, "-o", out, "--expert", dense, "--experts", "8"}, "--experts 8"},
+           {{dense, "-o", out, "--rest", "mean"}, "--rest mean"},
+           {{dense, "-o", out, "--vary", "drop:1"}, "--vary drop:1: the share"},
+           {{dense, "-o", out, "--vary", "drop:0"}, "--vary drop:0: the share"},
+           {{dense, "-o", out, "--vary", "drop:0.01"}, "--vary drop:0.01: less than one of 24"},
+           {{dense, "-o", out, "--vary", "stir"}, "--vary 'stir'"}}) {
+    CAPTURE(words);
+    check_refused(run_moe(joined({"upcycle"}, words)), fact);
+    CHECK(names_in(folder.path()) == before);
+  }
 }
 
-TEST_CASE("a full disk is a sentence and leaves nothing", "[cli][upcycle]") {
+TEST_CASE("moe upcycle refuses invalid gate scales, granularities and routers and writes nothing",
+          "[cli][upcycle]") {
+  const TempDir folder;
+  const auto file = [&](const char* name, const std::string& text) {
+    test::write_file(folder / name, text);
+    return (folder / name).string();
+  };
+  const std::string none = (folder / "nosuch").string();
+  const std::string two = file("two.json", R"({"0": ["a"], "1": ["b"]})");
+  const std::string broken = file("broken.json", R"({"0": ["a")");
+  const std::string alike = file("alike.json", R"({"0": ["a cup"], "1": ["a cup"]})");
+  const std::string few = file("few.txt", "a\n");
+  const std::string empty = file("empty.txt", "");
+  const auto before = names_in(folder.path());
+  for (const auto& [flags, fact] : std::vector<std::pair<Words, std::string>>{
+           {{"--gate-scale", "big"}, "--gate-scale 'big'"},
+           {{"--gate-scale", "0"}, "--gate-scale 0"},
+           {{"--calibration", "text.txt"}, "--calibration text.txt"},
+           {{"--router", "topp:0.4", "--gate-scale", "auto", "--calibration", none}, none},
+           {{"--granularity", "0"}, "--granularity 0"},
+           {{"--granularity", "7"}, "give a divisor of"},
+           {{"--granularity", "2", "--experts", "65536"}, "1 to 65536 experts"},
+           {{"--granularity", "2", "--experts", "4", "--router", "top8"},
+            "'top8' asks for 8 experts"},
+           {{"--granularity", "11"}, "power of two"},
+           {{"--router-init", "kmeans:" + few}, "random, prompts:FILE and cluster:FILE"},
+           {{"--router-init", "prompts:" + two}, "expert 2"},
+           {{"--router-init", "prompts:" + broken}, broken + ": "},
+           {{"--router-init", "prompts:" + empty}, empty + ": "},
+           {{"--router-init", "prompts:" + none}, none + ": "},
+           {{"--router-init", "cluster:" + none}, none + ": "},
+           {{"--router-init", "cluster:" + few, "--experts", "64"}, "fewer than the 64 experts"},
+           {{"--router-init", "prompts:" + alike, "--experts", "2"}, "too alike"},
+           {{"--router-entropy", "1.5"}, "--router-entropy 1.5"},
+           {{"--router-entropy", "0.5", "--router", "relu:k=1"}, "softmax"},
+           {{"--router-entropy", "0.5", "--router-std", "0"}, "too alike"},
+           {{"--router-init", "prompts:" + two, "--experts", "2", "--router-std", "0.1"},
+            "--router-std 0.1"},
+           {{"--router-init", "prompts:" + two, "--experts", "2", "--calibration", few},
+            "--gate-scale auto"}}) {
+    CAPTURE(flags);
+    check_refused(upcycle_tiny(folder, flags), fact);
+    CHECK(names_in(folder.path()) == before);
+  }
+}
+
+TEST_CASE("a full disk ends moe upcycle with exit code 2 and leaves no folder", "[cli][upcycle]") {
   const TempDir folder;
   test::write_tiny_checkpoint(folder / "dense", {.hidden = 64, .intermediate = 256});
-  // Files may have 64 x 512 bytes; the signal for more is ignored, so that write() fails as on a
-  // full disk.
+  // A file may have 64 x 512 bytes. SIGXFSZ is ignored, so that write() fails as on a full disk.
   const auto run =
       run_moe({"upcycle", (folder / "dense").string(), "-o", (folder / "out").string()},
               "trap '' XFSZ; ulimit -f 64;");
@@ -352,7 +321,7 @@ TEST_CASE("a full disk is a sentence and leaves nothing", "[cli][upcycle]") {
   CHECK(names_in(folder.path()) == std::vector<std::string>{"dense"});
 }
 
-TEST_CASE("a killed upcycle leaves no output or a whole one, and the next run heals",
+TEST_CASE("a killed moe upcycle leaves no folder or a complete one, and the next run succeeds",
           "[cli][upcycle]") {
   const TempDir folder;
   test::write_tiny_checkpoint(folder / "dense",
@@ -382,7 +351,7 @@ TEST_CASE("a killed upcycle leaves no output or a whole one, and the next run he
   CHECK(names_in(folder.path()) == std::vector<std::string>{"dense", "out"});
 }
 
-// The line of moe inspect that says what the function of a folder is.
+// Returns the line "function" of moe inspect.
 std::string inspected_function(const std::string& folder) {
   const auto run = run_moe({"inspect", folder});
   INFO(run.err);
@@ -392,17 +361,18 @@ std::string inspected_function(const std::string& folder) {
   return run.out.substr(at + 15, run.out.find('\n', at + 1) - at - 15);
 }
 
-TEST_CASE("a verdict is stored with the weights it was measured on, and falls with them",
+TEST_CASE("a verdict is valid only for the weights and the config it was measured on",
           "[cli][upcycle]") {
   const TempDir folder;
   const std::string out = (folder / "out").string();
   REQUIRE(upcycle_tiny(folder, {"--router", "top2:cf=inf"}).exit_code == 0);
-  CHECK(inspected_function(out).starts_with("not measured: moe upcycle --verify"));
+  CHECK(inspected_function(out).starts_with("not measured"));
   REQUIRE(upcycle_tiny(folder, {"--router", "top2:cf=inf", "--verify"}).exit_code == 0);
-  CHECK(inspected_function(out).starts_with("identical to the dense model, but for rounding"));
+  CHECK(inspected_function(out).starts_with("identical"));
   const Json certificate = read_json(folder / "out/upcycle.json")["certificate"];
   CHECK(certificate["max_abs_logit_difference"].get<double>() <=
         certificate["tolerance"].get<double>());
+  CHECK(certificate["tokens"].get<int64_t>() > 0);
 
   const auto edited = [&](const char* name, const std::function<void()>& edit) {
     CAPTURE(name);
@@ -412,7 +382,7 @@ TEST_CASE("a verdict is stored with the weights it was measured on, and falls wi
     edit();
     return inspected_function((folder / "copy").string());
   };
-  // One byte, far from the first ones of its tensor.
+  // One byte, not among the first of its tensor.
   CHECK(edited("weight", [&] {
           std::fstream file(folder / "copy/model.safetensors",
                             std::ios::in | std::ios::out | std::ios::binary);
@@ -433,7 +403,7 @@ TEST_CASE("a verdict is stored with the weights it was measured on, and falls wi
           test::write_file(folder / "copy/upcycle.json", "[");
         }).starts_with("not known: "));
 
-  // Training writes no verdict, and that of its parent put beside it is not believed.
+  // Training writes no verdict, and a copied verdict of the parent is not valid.
   const auto tiny = moe::test::source_folder() / "recipes/tiny";
   const auto trained = run_moe({"train", out, "-o", (folder / "run").string(), "--data",
                                 (tiny / "instruct.jsonl").string(), "--steps", "1", "--seq-len",
@@ -441,14 +411,14 @@ TEST_CASE("a verdict is stored with the weights it was measured on, and falls wi
   INFO(trained.err);
   REQUIRE(trained.exit_code == 0);
   const std::string final_model = (folder / "run/final").string();
-  CHECK(inspected_function(final_model).starts_with("not measured: no upcycle.json here"));
+  CHECK(inspected_function(final_model).starts_with("not measured"));
   std::filesystem::copy(folder / "out/upcycle.json", folder / "run/final/upcycle.json");
   std::filesystem::copy(folder / "out/config.json", folder / "run/final/config.json",
                         std::filesystem::copy_options::overwrite_existing);
   CHECK(inspected_function(final_model).starts_with("not measured for these weights: the weights"));
 }
 
-TEST_CASE("moe upcycle --verify says how different a mixture is, and why", "[cli][upcycle]") {
+TEST_CASE("moe upcycle --verify prints the verdict and its reason", "[cli][upcycle]") {
   const TempDir folder;
   for (const auto& [flags, verdict, why] :
        std::vector<std::tuple<std::vector<std::string>, std::string, std::string>>{
@@ -459,21 +429,19 @@ TEST_CASE("moe upcycle --verify says how different a mixture is, and why", "[cli
             "the copies are varied"},
            {{"--router", "top1:cf=0.5"}, "different", "+ir or cf=inf serve every token"},
            {{"--router", "topp:0.4"}, "different", "--gate-scale auto corrects the mean"}}) {
-    auto words = flags;
-    words.insert(words.end(), {"--verify", "--json", "--layers", "all"});
-    const auto run = upcycle_tiny(folder, words);
+    const auto run = upcycle_tiny(folder, joined(flags, {"--verify", "--json", "--layers", "all"}));
     CAPTURE(flags, run.err, run.out);
     REQUIRE(run.exit_code == 0);
     const Json certificate = parse_json(run.out, "stdout")["certificate"];
     CHECK(certificate["verdict"] == verdict);
     CHECK(certificate["preserves_function"] == (verdict == "identical"));
     CHECK(certificate["words"].get<std::string>().starts_with(verdict));
-    CHECK(certificate["words"].get<std::string>().find(why) != std::string::npos);
+    CHECK_THAT(certificate["words"].get<std::string>(), contains_text(why));
     CHECK(inspected_function((folder / "out").string()).starts_with(verdict));
   }
 }
 
-TEST_CASE("moe upcycle refuses weights that are not finite, by the tensor's name",
+TEST_CASE("moe upcycle refuses weights that are not finite and names the tensor",
           "[cli][upcycle]") {
   const TempDir folder;
   const auto write_with = [&](const std::string& tensor, float value) {
@@ -499,27 +467,23 @@ TEST_CASE("moe upcycle refuses weights that are not finite, by the tensor's name
            {"model.embed_tokens.weight", infinity, {"--router-entropy", "0.7"}},
            {"model.layers.0.mlp.gate_proj.weight", infinity, {"--shared-expert"}}}) {
     write_with(tensor, value);
-    std::vector<std::string> words = {"upcycle", (folder / "dense").string(), "-o",
-                                      (folder / "out").string(), "--quiet"};
-    words.insert(words.end(), flags.begin(), flags.end());
-    const auto run = run_moe(words);
-    CAPTURE(tensor, run.err);
-    CHECK(run.exit_code == 2);
-    CHECK(run.err.find("tensor '" + tensor + "' has a weight that is NaN or infinite") !=
-          std::string::npos);
+    check_refused(run_moe(joined({"upcycle", (folder / "dense").string(), "-o",
+                                  (folder / "out").string(), "--quiet"},
+                                 flags)),
+                  "tensor '" + tensor + "'");
     CHECK(names_in(folder.path()) == std::vector<std::string>{"dense"});
   }
-  // Training takes the parent as a mixture while it reads it.
+  // moe train --upcycle reads the same parent.
   test::write_training_rows(folder / "rows.jsonl", 8);
   const auto trained = run_moe({"train", (folder / "dense").string(), "--upcycle", "2", "--data",
                                 (folder / "rows.jsonl").string(), "-o", (folder / "run").string(),
                                 "--steps", "1", "--seq-len", "8", "--micro-batch", "1", "--quiet"});
-  CAPTURE(trained.err);
   CHECK(trained.exit_code == 2);
-  CHECK(trained.err.find("' has a weight that is NaN or infinite") != std::string::npos);
+  CHECK_THAT(trained.err, contains_text("NaN or infinite"));
 }
 
-TEST_CASE("moe upcycle mixes parents and varies copies, and says what it cost", "[cli][upcycle]") {
+TEST_CASE("moe upcycle mixes parents and varies copies, and --verify measures the difference",
+          "[cli][upcycle]") {
   const TempDir folder;
   const std::string base = (folder / "base").string(), code = (folder / "code").string(),
                     out = (folder / "out").string();
@@ -536,9 +500,9 @@ TEST_CASE("moe upcycle mixes parents and varies copies, and says what it cost", 
   CHECK(json["vary"] == "drop:0.5");
   const Json& certificate = json["certificate"];
   CHECK(certificate["preserves_function"] == false);
-  CHECK(certificate["words"].get<std::string>().find(
-            "not preserved: the experts come from other parents, which training has to reconcile, "
-            "and the copies are varied by --vary drop:0.5") != std::string::npos);
+  CHECK_THAT(certificate["words"].get<std::string>(), contains_text("not preserved") &&
+                                                          contains_text("other parents") &&
+                                                          contains_text("--vary drop:0.5"));
   CHECK(certificate["verdict"] != "identical");
   CHECK(certificate["mean_kl"].get<double>() > 0);
   CHECK(certificate["parent_perplexity"].get<double>() > 1);
@@ -547,7 +511,7 @@ TEST_CASE("moe upcycle mixes parents and varies copies, and says what it cost", 
   run = run_moe({"inspect", out, "--against", code});
   INFO(run.err);
   CHECK(run.exit_code == 0);
-  CHECK(run.out.find("mean cosines, 1 being alike, against " + code) != std::string::npos);
+  CHECK_THAT(run.out, contains_text("compared with " + code));
   run = run_moe({"inspect", out, "--against", code, "--json"});
   const Json against = parse_json(run.out, "stdout")["against"];
   REQUIRE(against["layers"].size() == 2);
@@ -556,36 +520,7 @@ TEST_CASE("moe upcycle mixes parents and varies copies, and says what it cost", 
   CHECK(against["layers"][1]["cosine_of_router_rows_to_other"].is_null());
 }
 
-TEST_CASE("parents and variations that cannot be are refused, and nothing is left behind",
-          "[cli][upcycle]") {
-  const TempDir folder;
-  const std::string base = (folder / "base").string(), wide = (folder / "wide").string(),
-                    out = (folder / "out").string();
-  test::write_tiny_checkpoint(base);
-  test::write_tiny_checkpoint(wide, {.hidden = 32});
-  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
-      {{"--expert", wide + ":2"}, "hidden_size is 32, but 16"},
-      {{"--expert", (folder / "nosuch:2").string()}, "nosuch"},
-      {{"--expert", base + ":0"}, "the number of copies"},
-      {{"--expert", base, "--experts", "8"}, "--experts 8: the --expert folders make 1"},
-      {{"--rest", "mean"}, "--rest mean: is the mean of --expert folders"},
-      {{"--vary", "drop:1"}, "--vary drop:1: the share"},
-      {{"--vary", "drop:0"}, "--vary drop:0: the share"},
-      {{"--vary", "drop:0.01"}, "--vary drop:0.01: less than one of 24 dimensions"},
-      {{"--vary", "stir"}, "--vary 'stir': is none of"}};
-  for (const auto& [words, sentence] : cases) {
-    std::vector<std::string> command = {"upcycle", base, "-o", out};
-    command.insert(command.end(), words.begin(), words.end());
-    const auto run = run_moe(command);
-    INFO(run.err);
-    CHECK(run.exit_code == 2);
-    CHECK(run.err.find(sentence) != std::string::npos);
-    CHECK(run.err.find('\n') + 1 == run.err.size());
-    CHECK(names_in(folder.path()) == std::vector<std::string>{"base", "wide"});
-  }
-}
-
-TEST_CASE("moe upcycle starts routers from prompts or clusters, and says how each layer starts",
+TEST_CASE("moe upcycle starts routers from prompts or clusters and describes each layer",
           "[cli][upcycle]") {
   const TempDir folder;
   const std::string town = (folder / "town").string(), food = (folder / "food").string();
@@ -600,7 +535,7 @@ TEST_CASE("moe upcycle starts routers from prompts or clusters, and says how eac
                    R"({"instruction": "Where does Ada live?", "input": "", "output": "Arden"})"
                    "\n");
   const std::string prompts = "prompts:" + (folder / "prompts.json").string();
-  const std::vector<std::vector<std::string>> ways = {
+  const std::vector<Words> starts = {
       {"--router-init", prompts, "--expert", town, "--expert", food},
       {"--router-init", prompts, "--expert", town, "--expert", food, "--router-entropy", "0.4"},
       {"--router-init", "cluster:" + (folder / "text.txt").string(), "--experts", "4"},
@@ -608,67 +543,23 @@ TEST_CASE("moe upcycle starts routers from prompts or clusters, and says how eac
        "--verify"},
       {"--router-entropy", "0.4"},
       {"--router-entropy", "0.4", "--calibration", (folder / "text.txt").string()}};
-  for (const auto& flags : ways) {
+  for (const auto& flags : starts) {
     CAPTURE(flags);
     const auto run = upcycle_tiny(folder, flags);
     INFO(run.err);
     REQUIRE(run.exit_code == 0);
-    const bool asks = std::find(flags.begin(), flags.end(), "--router-entropy") != flags.end();
+    const bool has_entropy =
+        std::find(flags.begin(), flags.end(), "--router-entropy") != flags.end();
     const Json stored = read_json(folder / "out/upcycle.json");
     const Json& layers = stored["router_init"]["layers"];
     REQUIRE(layers.size() == stored["layers"].size());
     for (const auto& layer : layers) {
-      CHECK(layer["entropy"].get<double>() == Approx(asks ? 0.4 : 0.7).margin(2e-4));
+      CHECK(layer["entropy"].get<double>() == Approx(has_entropy ? 0.4 : 0.7).margin(2e-4));
       CHECK(run.out.find("router start " + layer["words"].get<std::string>() + "\n") !=
             std::string::npos);
     }
-    std::string lines;
-    for (const auto& warning : stored["warnings"]) {
-      lines += "warning: " + warning.get<std::string>() + "\n";
-    }
-    CHECK(run.err == lines);
+    CHECK(run.err == warning_lines(stored));
     CHECK(run_moe({"inspect", (folder / "out").string()}).exit_code == 0);
-  }
-}
-
-TEST_CASE("routers that cannot start so are refused, and nothing is left behind",
-          "[cli][upcycle]") {
-  const TempDir folder;
-  const auto file = [&](const char* name, const std::string& text) {
-    test::write_file(folder / name, text);
-    return (folder / name).string();
-  };
-  const std::string none = (folder / "nosuch").string();
-  const std::string two = file("two.json", R"({"0": ["a"], "1": ["b"]})");
-  const std::string broken = file("broken.json", R"({"0": ["a")");
-  const std::string alike = file("alike.json", R"({"0": ["a cup"], "1": ["a cup"]})");
-  const std::string few = file("few.txt", "a\n");
-  const std::string empty = file("empty.txt", "");
-  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
-      {{"--router-init", "kmeans:" + few}, "is none of random, prompts:FILE and cluster:FILE"},
-      {{"--router-init", "prompts:" + two}, "says nothing of expert 2; each of the 8 experts"},
-      {{"--router-init", "prompts:" + broken}, broken + ": "},
-      {{"--router-init", "prompts:" + empty}, empty + ": "},
-      {{"--router-init", "prompts:" + none}, none + ": "},
-      {{"--router-init", "cluster:" + none}, none + ": "},
-      {{"--router-init", "cluster:" + few, "--experts", "64"}, "are fewer than the 64 experts"},
-      {{"--router-init", "prompts:" + alike, "--experts", "2"}, "are too alike on"},
-      {{"--router-entropy", "1.5"}, "--router-entropy 1.5: must lie between 0"},
-      {{"--router-entropy", "0.5", "--router", "relu:k=1"}, "are no softmax"},
-      {{"--router-entropy", "0.5", "--router-std", "0"}, "are too alike on"},
-      {{"--router-init", "prompts:" + two, "--experts", "2", "--router-std", "0.1"},
-       "--router-std 0.1: only a random router is drawn"},
-      {{"--router-init", "prompts:" + two, "--experts", "2", "--calibration", few},
-       "only --gate-scale auto and the --router-entropy of a random router read it"}};
-  const auto before = names_in(folder.path());
-  for (const auto& [flags, sentence] : cases) {
-    CAPTURE(flags);
-    const auto run = upcycle_tiny(folder, flags);
-    INFO(run.err);
-    CHECK(run.exit_code == 2);
-    CHECK(run.err.find(sentence) != std::string::npos);
-    CHECK(run.err.find('\n') + 1 == run.err.size());
-    CHECK(names_in(folder.path()) == before);
   }
 }
 

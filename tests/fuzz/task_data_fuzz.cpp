@@ -7,7 +7,6 @@
 #include "core/base/error.h"
 #include "core/eval/formats/documents.h"
 #include "core/eval/formats/lines.h"
-#include "core/eval/formats/schema.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace {

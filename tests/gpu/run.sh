@@ -38,8 +38,7 @@ pack() {  # FOLDER
   mkdir "$work/bin" "$work/lib"
   local -a binaries=("$build/moe" "$build/libmoe_ops.so")
   [ ! -e "$build/libmoe_cuda.so" ] || binaries+=("$build/libmoe_cuda.so")
-  for binary in "$build"/kernels_cuda_*_test "$build"/core_*_cuda_*_test; do
-    case $binary in *emulated_cuda*) continue ;; esac
+  for binary in "$build"/kernels_cuda_test "$build"/core_cuda_test; do
     [ ! -x "$binary" ] || binaries+=("$binary")
   done
   for binary in "${binaries[@]}"; do

@@ -19,7 +19,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaTokenizer
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from tally import Tally  # noqa: E402
+from tally import SHORT, Tally  # noqa: E402
 
 MOE = os.environ.get("MOE", "./moe")
 PARENT = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data")) / "stories260K-hf"
@@ -30,6 +30,8 @@ FP32 = 1e-4
 # No runs of spaces and none at an end: this tokenizer.model drops them, transformers' LlamaTokenizer keeps them.
 STRINGS = [PROMPT, "Hello world", "naïve café über straße", "日本語 and 👍 emoji", "1234567890 3.14",
            "tab\tand\nnew line", "a", "ZZZ qqq", "\"quoted\" 'text' (and) [more]", "don't won't can't"]
+if SHORT:
+    STRINGS = STRINGS[:4]
 
 tally = Tally()
 check = tally.check

@@ -16,10 +16,13 @@ import tempfile
 
 import numpy as np
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from tally import SHORT  # noqa: E402
+
 MOE = os.environ.get("MOE", "./moe")
 ORACLE = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data")) / ".." / "oracle"
 TOLERANCE = 1e-5
-CASES = int(sys.argv[1]) if len(sys.argv) > 1 else 60
+CASES = int(sys.argv[1]) if len(sys.argv) > 1 else 15 if SHORT else 60
 SEED = int(sys.argv[2]) if len(sys.argv) > 2 else 1
 
 if not (ORACLE / "make_cases.py").is_file():

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2MoeConfig, Qw
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import kin_folders  # noqa: E402
-from tally import Tally  # noqa: E402
+from tally import SHORT, Tally  # noqa: E402
 
 MOE = os.environ.get("MOE", "./moe")
 TOKENIZER = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data")) / "stories260K-hf" / "tokenizer.model"
@@ -65,6 +65,11 @@ MODELS = {
 CHILDREN = {"llama3": "Qwen2MoeForCausalLM", "mistral": "Qwen2MoeForCausalLM", "mistral, no window": "Qwen2MoeForCausalLM",
             "qwen2": "Qwen2MoeForCausalLM", "qwen2, tied": "Qwen2MoeForCausalLM", "qwen2, a window": "Qwen2MoeForCausalLM",
             "qwen3": "Qwen3MoeForCausalLM", "qwen3, tied": "Qwen3MoeForCausalLM"}
+DTYPES, SHARED_ROUTERS, SHARED_KIN = (torch.float32, torch.bfloat16), ("top1:cf=inf", "top2:cf=inf,st=off"), ("mistral", "qwen2")
+if SHORT:
+    MODELS = {name: MODELS[name] for name in ("mixtral", "qwen2_moe, a shared expert", "qwen3_moe in shards, one mixture, tied")}
+    CHILDREN = {name: CHILDREN[name] for name in ("mistral", "qwen3")}
+    DTYPES, SHARED_ROUTERS, SHARED_KIN = DTYPES[:1], SHARED_ROUTERS[1:], SHARED_KIN[1:]
 
 tally = Tally()
 check = tally.check
@@ -172,7 +177,8 @@ def check_kin(name, work, requests):
     stock = kin_folders.make_folder(name, made)
     check_folder(name, stock, made, work / "run", requests, None)
     check_child(name, stock, made, work / "child", requests, 1)
-    check_child(f"{name}, finer experts", stock, made, work / "finer", requests, 4)
+    if not SHORT:
+        check_child(f"{name}, finer experts", stock, made, work / "finer", requests, 4)
 
 
 def check_child(name, stock, made, child, requests, granularity):
@@ -197,14 +203,14 @@ def check_child(name, stock, made, child, requests, granularity):
 
 def check_shared(name, work, requests):
     """A dense folder of 16-bit or 32-bit numbers and its children with a shared expert: the same logits whatever the router chooses."""
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in DTYPES:
         made = work / f"{dtype}"
         kin_folders.make_folder(name, made)
         if dtype != torch.float32:
             AutoModelForCausalLM.from_pretrained(made, dtype=dtype).save_pretrained(made)
         parent, _ = load(made)
         ids = torch.randint(3, 512, (1, 100))
-        for router in ("top1:cf=inf", "top2:cf=inf,st=off"):
+        for router in SHARED_ROUTERS:
             child = work / f"{dtype} {router}"
             moe("upcycle", made, "-o", child, "--experts", 4, "--layers", "even", "--router", router, "--shared-expert", "--verify")
             certificate = json.loads((child / "upcycle.json").read_text())["certificate"]
@@ -278,7 +284,7 @@ def main():
                 continue
             (work / name).mkdir()
             check_kin(name, work / name, requests)
-        for name in ("mistral", "qwen2"):
+        for name in SHARED_KIN:
             (work / f"{name}, shared").mkdir()
             check_shared(name, work / f"{name}, shared", requests)
         check_other_routers(work, requests)

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cpu/bf16_convert.h"
+#include "kernels/cpu/bf16_words.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/vector_math.h"
 #include "tests/kernels/reference/gemm.h"

@@ -1,8 +1,6 @@
 // Conversions and arithmetic of vector loops, held to what they are by definition: no LibTorch, so
 // that tests/arm64.sh can build and run this file alone for another processor.
 
-#include "kernels/cpu/bf16_convert.h"
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -11,6 +9,7 @@
 #include <numeric>
 #include <vector>
 
+#include "kernels/cpu/bf16_words.h"
 #include "kernels/cpu/vector_math.h"
 #include "tests/support/catch.h"
 

@@ -65,13 +65,13 @@ TEST_CASE("numbers for products are rounded to nearest, ties to even, and writte
     CAPTURE(count);
     const auto first = awkward(count), second = awkward(2 * count + 1);
     std::vector<uint16_t> narrow(static_cast<size_t>(count) + 1, 77);
-    narrow_for_products(first.data(), count, narrow.data());
+    f32_to_bf16_ftz(first.data(), count, narrow.data());
     CHECK(narrow.back() == 77);
     std::vector<float> words(static_cast<size_t>(count) + 1, kUntouched), same = words;
     const float* other = second.data() + count + 1;  // in another phase
-    pair_for_products(first.data(), other, count, words.data());
+    pack_bf16_pairs(first.data(), other, count, words.data());
     const auto low = all_rounded(first), high = all_rounded({other, other + count});
-    pair_for_products(low.data(), high.data(), count, same.data());
+    pack_bf16_pairs(low.data(), high.data(), count, same.data());
     int64_t right = 0;
     for (size_t i = 0; i < first.size(); ++i) {
       right += are_equal(narrow[i], low[i]) && is_word(words[i], low[i], high[i]) &&
@@ -84,7 +84,7 @@ TEST_CASE("numbers for products are rounded to nearest, ties to even, and writte
 }
 
 TEST_CASE("sixteen columns are transposed into words, zero past the last number", "[kernels]") {
-  if (!has_bf16_instructions()) {
+  if (!has_avx512_bf16()) {
     MOE_SKIP("this processor has no instructions for bf16");
   }
   for (const int64_t k : {0, 1, 2, 31, 32, 33, 64, 255}) {
@@ -93,8 +93,8 @@ TEST_CASE("sixteen columns are transposed into words, zero past the last number"
     const auto columns = awkward(16 * stride);
     const auto narrow = all_rounded(columns);
     std::vector<float> found(static_cast<size_t>((words + 1) * width), kUntouched), same = found;
-    transpose_sixteen(columns.data(), stride, k, width, found.data());
-    transpose_sixteen(narrow.data(), stride, k, width, same.data());
+    transpose_bf16_pairs(columns.data(), stride, k, width, found.data());
+    transpose_bf16_pairs(narrow.data(), stride, k, width, same.data());
     int64_t wrong = 0;
     for (int64_t p = 0; p <= words; ++p) {
       for (int64_t j = 0; j < width; ++j) {

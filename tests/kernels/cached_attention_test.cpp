@@ -1,10 +1,9 @@
 // Attention behind kept keys and values against the attention of whole sequences in f64 loops.
-#include "kernels/ops/cached_attention.h"
-
 #include <ATen/ATen.h>
 
 #include <algorithm>
 
+#include "kernels/ops/causal_attention.h"
 #include "tests/kernels/reference/causal_attention.h"
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
@@ -51,7 +50,7 @@ Tensor reference(const Tensor& qkv, const AttentionHeads& heads, const Rotation&
 
 // The same sequence piece by piece.
 Tensor by_pieces(const Tensor& qkv, const Case& one, const Rotation& rotation) {
-  KeptSequence kept{make_kept_keys(one.heads, qkv.size(0))};
+  KvCacheView kept{make_kv_block(one.heads, qkv.size(0))};
   std::vector<Tensor> parts;
   int64_t first = 0;
   for (const int64_t length : one.pieces) {
@@ -59,7 +58,7 @@ Tensor by_pieces(const Tensor& qkv, const Case& one, const Rotation& rotation) {
                                      narrowed(rotation, first, length)));
     first += length;
     if (one.prefix == first) {
-      kept = {make_kept_keys(one.heads, qkv.size(0) - first), 0, kept.own, first};
+      kept = {make_kv_block(one.heads, qkv.size(0) - first), 0, kept.own, first};
     } else {
       kept.length += length;
     }
@@ -98,15 +97,15 @@ TEST_CASE("sequences of a batch have the bits that each has alone", "[kernels]")
   const AttentionHeads heads{4, 2, 16};
   const Rotation rotation = rotation_of(60, 16);
   const std::vector<int64_t> past = {0, 15, 16, 40};
-  std::vector<KeptSequence> together, alone;
+  std::vector<KvCacheView> together, alone;
   std::vector<Tensor> tokens;
   std::vector<Tensor> cosine, sine;
   for (const int64_t length : past) {
     const Tensor before = at::randn({std::max<int64_t>(1, length), heads.row()});
     for (auto* all : {&together, &alone}) {
-      all->push_back({make_kept_keys(heads, 60), length});
+      all->push_back({make_kv_block(heads, 60), length});
       if (length > 0) {
-        KeptSequence start = all->back();
+        KvCacheView start = all->back();
         start.length = 0;
         cached_attention(before, heads, {length}, {start}, narrowed(rotation, 0, length));
       }
@@ -125,7 +124,7 @@ TEST_CASE("sequences of a batch have the bits that each has alone", "[kernels]")
 
 TEST_CASE("attention refuses more tokens than there is room for", "[kernels]") {
   const AttentionHeads heads{2, 2, 4};
-  const KeptSequence kept{make_kept_keys(heads, 16), 15};
+  const KvCacheView kept{make_kv_block(heads, 16), 15};
   const Rotation rotation = rotation_of(2, 4);
   CHECK_THROWS(cached_attention(at::randn({2, heads.row()}), heads, {2}, {kept}, rotation));
   CHECK_THROWS(cached_attention(at::randn({2, heads.row()}), heads, {1, 1}, {kept}, rotation));

@@ -21,12 +21,12 @@ constexpr size_t kMiB = size_t{1} << 20;
 TEST_CASE("a dropped block goes to the next tensor of about its size", "[kernels]") {
   CachingAllocator cache;
   void* first = cache.allocate(8 * kMiB).get();
-  CHECK(cache.use().live == 0);
-  CHECK(cache.use().held == 8 * kMiB);
+  CHECK(cache.stats().live_bytes == 0);
+  CHECK(cache.stats().cached_bytes == 8 * kMiB);
   auto again = cache.allocate(8 * kMiB - 300000);  // 3.6 % smaller
   CHECK(again.get() == first);
-  CHECK(cache.use().live == 8 * kMiB);
-  CHECK(cache.use().held == 0);
+  CHECK(cache.stats().live_bytes == 8 * kMiB);
+  CHECK(cache.stats().cached_bytes == 0);
 }
 
 TEST_CASE("raw memory, as oneDNN takes for scratch, is allocated and freed", "[kernels]") {
@@ -36,8 +36,8 @@ TEST_CASE("raw memory, as oneDNN takes for scratch, is allocated and freed", "[k
     std::memset(data, 1, bytes);
     cache.raw_deallocate(data);
   }
-  CHECK(cache.use().live == 0);
-  CHECK(cache.use().held == 2 * kMiB);
+  CHECK(cache.stats().live_bytes == 0);
+  CHECK(cache.stats().cached_bytes == 2 * kMiB);
 }
 
 TEST_CASE("blocks are aligned, apart from each other, and hold what is written", "[kernels]") {
@@ -69,12 +69,12 @@ TEST_CASE("what is held never exceeds what was needed at once by more than a six
     } else if (!blocks.empty()) {
       blocks.erase(blocks.begin() + static_cast<int64_t>((state >> 40) % blocks.size()));
     }
-    const auto use = cache.use();
-    CHECK(use.live + use.held <= use.most + use.most / 16);
-    CHECK(use.live <= use.most);
+    const auto stats = cache.stats();
+    CHECK(stats.live_bytes + stats.cached_bytes <= stats.peak_bytes + stats.peak_bytes / 16);
+    CHECK(stats.live_bytes <= stats.peak_bytes);
   }
   blocks.clear();
-  CHECK(cache.use().live == 0);
+  CHECK(cache.stats().live_bytes == 0);
 }
 
 TEST_CASE("a block of another size takes over the pages of those that wait", "[kernels]") {
@@ -100,7 +100,8 @@ TEST_CASE("a block of another size takes over the pages of those that wait", "[k
       CAPTURE(bytes);
       const auto block = cache.allocate(bytes);
       CHECK(fill(block, bytes) <= 2 + static_cast<int64_t>(bytes % (2 * kMiB) / 4096));
-      CHECK(cache.use().live + cache.use().held <= cache.use().most + cache.use().most / 16);
+      CHECK(cache.stats().live_bytes + cache.stats().cached_bytes <=
+            cache.stats().peak_bytes + cache.stats().peak_bytes / 16);
     }
   }
 }
@@ -117,12 +118,12 @@ TEST_CASE("small blocks are taken apart for small ones, large ones stay whole", 
     block = {};
   }
   for (auto& block : blocks) {
-    if (cache.use().live < 18 * kMiB) {
+    if (cache.stats().live_bytes < 18 * kMiB) {
       block = cache.allocate(3 * kMiB);
     }
   }
-  CHECK(cache.use().live == 18 * kMiB);
-  CHECK(cache.use().held >= 64 * kMiB);
+  CHECK(cache.stats().live_bytes == 18 * kMiB);
+  CHECK(cache.stats().cached_bytes >= 64 * kMiB);
   CHECK(cache.allocate(64 * kMiB).get() == large);
 }
 
@@ -131,15 +132,15 @@ TEST_CASE("release gives back what no tensor uses, and forgets the peak", "[kern
   auto used = cache.allocate(kMiB);
   std::memset(used.get(), 5, kMiB);
   cache.allocate(64 * kMiB).clear();
-  CHECK(cache.use().held == 64 * kMiB);
+  CHECK(cache.stats().cached_bytes == 64 * kMiB);
   cache.release();
-  CHECK(cache.use().held == 0);
-  CHECK(cache.use().live == kMiB);
-  CHECK(cache.use().most == kMiB);
+  CHECK(cache.stats().cached_bytes == 0);
+  CHECK(cache.stats().live_bytes == kMiB);
+  CHECK(cache.stats().peak_bytes == kMiB);
   const auto* bytes = static_cast<const unsigned char*>(used.get());
   CHECK(std::all_of(bytes, bytes + kMiB, [](unsigned char b) { return b == 5; }));
   used.clear();
-  CHECK(cache.use().held == kMiB);  // and goes on caching
+  CHECK(cache.stats().cached_bytes == kMiB);  // and goes on caching
 }
 
 TEST_CASE("several threads may take and drop blocks", "[kernels]") {
@@ -160,5 +161,5 @@ TEST_CASE("several threads may take and drop blocks", "[kernels]") {
   for (auto& thread : threads) {
     thread.join();
   }
-  CHECK(cache.use().live == 0);
+  CHECK(cache.stats().live_bytes == 0);
 }

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "kernels/cpu/causal_attention_bf16.h"
+#include "kernels/cpu/causal_attention.h"
 #include "kernels/cpu/gemm_tile.h"
 #include "tests/kernels/reference/causal_attention.h"
 #include "tests/support/catch.h"

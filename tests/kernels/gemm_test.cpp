@@ -9,7 +9,7 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/cpu/bf16_convert.h"
+#include "kernels/cpu/bf16_words.h"
 #include "kernels/cpu/gemm_pack.h"
 #include "kernels/cpu/gemm_tile.h"
 #include "kernels/cpu/vector_math.h"

@@ -133,7 +133,7 @@ TEST_CASE("a weight that lies in bf16 is worth the numbers it stands for", "[ker
         CHECK(actual.scalar_type() == expected.scalar_type());
         // Few rows with an f32 tensor are LibTorch's, and some rows of bf16 with a bf16 one are
         // multiplied widened: a sum in another order may be rounded the other way.
-        const bool is_exact = rows > moe::kernels::kMostSkinnyRows ||
+        const bool is_exact = rows > moe::kernels::kMaxSkinnyRows ||
                               (type == at::kFloat && rows >= moe::kernels::kTileRows);
         const double step = type == at::kBFloat16 ? kBf16Step : kF32Sum;
         CHECK((is_exact ? at::equal(actual, expected)

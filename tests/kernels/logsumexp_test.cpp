@@ -1,9 +1,8 @@
-#include "kernels/ops/logsumexp.h"
-
 #include <ATen/ATen.h>
 
 #include <limits>
 
+#include "kernels/ops/cross_entropy.h"
 #include "tests/support/catch.h"
 
 using at::Tensor;

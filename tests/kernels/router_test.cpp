@@ -33,7 +33,7 @@ void check_choices(const Tensor& logits, const Tensor& home, int64_t ranks, int6
     const Tensor at_home = at::full({logits.size(0)}, -2, at::kInt);
     router_choices_cpu({logits.const_data_ptr<float>(),
                         home.const_data_ptr<int32_t>(),
-                        {logits.size(0), logits.size(1), ranks, choices, /*is_relu=*/false},
+                        {logits.size(0), logits.size(1), ranks, choices},
                         nullptr,
                         choice.data_ptr<int32_t>(),
                         at_home.data_ptr<int32_t>(),

@@ -7,8 +7,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/cpu/bf16_convert.h"
-#include "kernels/cpu/few_rows.h"
+#include "kernels/cpu/bf16_words.h"
 #include "tests/kernels/reference/gemm.h"
 #include "tests/support/catch.h"
 
@@ -51,7 +50,7 @@ std::vector<ColumnBlock> ever_wider(const MatrixView& b, int64_t n) {
 
 }  // namespace
 
-TEST_CASE("a thin product equals plain loops in double", "[kernels]") {
+TEST_CASE("a skinny GEMM equals plain loops in double", "[kernels]") {
   for (const int64_t m : {0, 1, 2, 5, 6, 13, 48}) {
     for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{
              {0, 4}, {1, 1}, {3, 0}, {5, 31}, {31, 33}, {1000, 70}, {7, 5000}, {64, 512}}) {
@@ -65,7 +64,7 @@ TEST_CASE("a thin product equals plain loops in double", "[kernels]") {
                                dtype};
         const ColumnBlock whole{right, n};
         const GemmShape shape{m, n, k};
-        REQUIRE(serves_skinny_gemm(shape, right));
+        REQUIRE(can_use_skinny_gemm(shape, right));
         const int64_t c_row = n + 2;  // what lies between the rows stays
         const auto before = numbers(m * c_row, 0.1);
         auto slow = before;
@@ -90,7 +89,7 @@ TEST_CASE("a thin product equals plain loops in double", "[kernels]") {
   }
 }
 
-TEST_CASE("a thin product is the same bits with any number of threads", "[kernels]") {
+TEST_CASE("a skinny GEMM is the same bits with any number of threads", "[kernels]") {
   const int64_t m = 3, n = 3000, k = 100;
   const auto a = numbers(m * k, 0.7);
   const auto b = in_bf16(numbers(k * n, 1.3));
@@ -105,23 +104,22 @@ TEST_CASE("a thin product is the same bits with any number of threads", "[kernel
   CHECK((one == two));
 }
 
-TEST_CASE("a row of a thin product has the bits of gemm() whatever rows stand beside it",
-          "[kernels]") {
+TEST_CASE("a row of a skinny GEMM has the bits of gemm() for any other rows", "[kernels]") {
   const int64_t n = 37;
   for (const int64_t k : {7, 70, 256, 600, 4096}) {
-    const auto a = numbers(kMostSkinnyRows * k, 0.7);
+    const auto a = numbers(kMaxSkinnyRows * k, 0.7);
     const auto wide = numbers(k * n, 1.3);
     const auto b = in_bf16(wide);
     for (const MatrixView& right :
          {MatrixView{b.data(), 1, k, Dtype::kBF16}, MatrixView{wide.data(), 1, k, Dtype::kF32}}) {
       const ColumnBlock whole{right, n};
-      std::vector<float> all(static_cast<size_t>(kMostSkinnyRows * n));
-      gemm({kMostSkinnyRows, n, k}, {a.data(), k, 1}, right, all.data(), n, /*accumulate=*/false);
-      for (int64_t m = 1; m <= kMostSkinnyRows; ++m) {
-        const int64_t first = kMostSkinnyRows - m;
+      std::vector<float> all(static_cast<size_t>(kMaxSkinnyRows * n));
+      gemm({kMaxSkinnyRows, n, k}, {a.data(), k, 1}, right, all.data(), n, /*accumulate=*/false);
+      for (int64_t m = 1; m <= kMaxSkinnyRows; ++m) {
+        const int64_t first = kMaxSkinnyRows - m;
         std::vector<float> some(static_cast<size_t>(m * n));
         for (size_t kernel = 0; kernel < few_rows_kernels().size(); ++kernel) {
-          if (kernel > 0 && !few_rows_kernels()[kernel].fuses) {
+          if (kernel > 0 && !few_rows_kernels()[kernel].uses_fma) {
             continue;  // rounds products, too
           }
           CAPTURE(m, k, kernel);
@@ -134,12 +132,12 @@ TEST_CASE("a row of a thin product has the bits of gemm() whatever rows stand be
   }
 }
 
-TEST_CASE("a thin product is for few rows and a matrix that lies along its columns", "[kernels]") {
+TEST_CASE("a skinny GEMM is for few rows and a matrix with contiguous columns", "[kernels]") {
   const std::vector<uint16_t> b(64);
-  CHECK(serves_skinny_gemm({48, 8, 8}, {b.data(), 1, 8, Dtype::kBF16}));
-  CHECK(serves_skinny_gemm({5, 8, 8}, {b.data(), 1, 8, Dtype::kF16}));
-  CHECK(serves_skinny_gemm({5, 4, 8}, {b.data(), 1, 8, Dtype::kF32}));
-  CHECK_FALSE(serves_skinny_gemm({49, 8, 8}, {b.data(), 1, 8, Dtype::kBF16}));
-  CHECK_FALSE(serves_skinny_gemm({5, 8, 8}, {b.data(), 8, 1, Dtype::kBF16}));
-  CHECK_FALSE(serves_skinny_gemm({5, 8, 8}, {b.data(), 1, 8, Dtype::kF32RoundedToBF16}));
+  CHECK(can_use_skinny_gemm({48, 8, 8}, {b.data(), 1, 8, Dtype::kBF16}));
+  CHECK(can_use_skinny_gemm({5, 8, 8}, {b.data(), 1, 8, Dtype::kF16}));
+  CHECK(can_use_skinny_gemm({5, 4, 8}, {b.data(), 1, 8, Dtype::kF32}));
+  CHECK_FALSE(can_use_skinny_gemm({49, 8, 8}, {b.data(), 1, 8, Dtype::kBF16}));
+  CHECK_FALSE(can_use_skinny_gemm({5, 8, 8}, {b.data(), 8, 1, Dtype::kBF16}));
+  CHECK_FALSE(can_use_skinny_gemm({5, 8, 8}, {b.data(), 1, 8, Dtype::kF32RoundedToBF16}));
 }

@@ -1,4 +1,4 @@
-#include "kernels/ops/stochastic_round.h"
+#include "tests/kernels/reference/stochastic_round.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -9,8 +9,8 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/ops/adamw.h"
 #include "kernels/ops/device.h"
-#include "tests/kernels/reference/stochastic_round.h"
 #include "tests/support/catch.h"
 
 using at::Tensor;

@@ -45,7 +45,7 @@ TEST_CASE("swiglu equals its plain-loop reference on awkward shapes", "[kernels]
                                          hidden.const_data_ptr<float>(),
                                          grad.mutable_data_ptr<float>(), rows, width);
     CHECK(close(moe::kernels::swiglu_forward(hidden), out));
-    CHECK(close(moe::kernels::swiglu_backward(grad_out, hidden), grad));
+    CHECK(close(moe::kernels::swiglu_backward(grad_out, hidden, {}), grad));
   }
 }
 
@@ -61,7 +61,7 @@ TEST_CASE("swiglu's backward leaves the activation of forward where the gradient
       const Tensor grad_out = at::randn({rows, width}).to(type), given = grad_out.clone();
       const Tensor grad = moe::kernels::swiglu_backward_(given, hidden, {});
       CHECK(at::equal(given, moe::kernels::swiglu_forward(hidden)));
-      CHECK(at::equal(grad, moe::kernels::swiglu_backward(grad_out, hidden)));
+      CHECK(at::equal(grad, moe::kernels::swiglu_backward(grad_out, hidden, {})));
     }
   }
   CHECK_THROWS(moe::kernels::swiglu_backward_(at::ones({2, 3}).t(), at::ones({3, 4}), {}));
@@ -76,9 +76,9 @@ TEST_CASE("swiglu of bf16 is that of f32, rounded once", "[kernels]") {
     const Tensor wide = hidden.to(at::kFloat);
     CHECK(at::equal(moe::kernels::swiglu_forward(hidden),
                     moe::kernels::swiglu_forward(wide).to(at::kBFloat16)));
-    CHECK(
-        at::equal(moe::kernels::swiglu_backward(grad_out, hidden),
-                  moe::kernels::swiglu_backward(grad_out.to(at::kFloat), wide).to(at::kBFloat16)));
+    CHECK(at::equal(
+        moe::kernels::swiglu_backward(grad_out, hidden, {}),
+        moe::kernels::swiglu_backward(grad_out.to(at::kFloat), wide, {}).to(at::kBFloat16)));
   }
   Tensor bad = at::zeros({1, 32});
   bad[0][3] = std::numeric_limits<float>::quiet_NaN();
@@ -89,7 +89,7 @@ TEST_CASE("swiglu of bf16 is that of f32, rounded once", "[kernels]") {
 TEST_CASE("swiglu's backward is the finite difference of its forward", "[kernels]") {
   at::manual_seed(2);
   const Tensor hidden = at::randn({3, 10}, at::kDouble), grad_out = at::randn({3, 5}, at::kDouble);
-  const Tensor grad = moe::kernels::swiglu_backward(grad_out, hidden);
+  const Tensor grad = moe::kernels::swiglu_backward(grad_out, hidden, {});
   constexpr double kStep =
       1e-6;  // central difference: error of order step^2, rounding of order 1e-16 / step
   for (int64_t index = 0; index < hidden.numel(); ++index) {
@@ -111,7 +111,7 @@ TEST_CASE("swiglu on CUDA equals the reference", "[kernels][gpu]") {
     const Tensor hidden = awkward_hidden(rows, width), grad_out = at::randn({rows, width});
     CHECK(close(moe::kernels::swiglu_forward(hidden.cuda()).cpu(),
                 moe::kernels::swiglu_forward(hidden)));
-    CHECK(close(moe::kernels::swiglu_backward(grad_out.cuda(), hidden.cuda()).cpu(),
-                moe::kernels::swiglu_backward(grad_out, hidden)));
+    CHECK(close(moe::kernels::swiglu_backward(grad_out.cuda(), hidden.cuda(), {}).cpu(),
+                moe::kernels::swiglu_backward(grad_out, hidden, {})));
   }
 }

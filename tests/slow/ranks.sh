@@ -84,7 +84,7 @@ for ((i = 0; i < kills; ++i)); do
 done
 for rank in 0 2; do
   strike STOP $rank 2
-  check "SIGSTOP of rank $rank: ended in $took s" fell $rank "is stopped: "
+  check "SIGSTOP of rank $rank: ended in $took s" fell $rank "does not answer: "
 done
 strike SEGV 1 2
 check "SIGSEGV of rank 1" fell 1 "is gone (signal 11, Segmentation fault): "

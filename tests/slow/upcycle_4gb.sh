@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Upcycles a dense folder of 4 GB in 4 shards and holds two promises (core/model/README.md): memory does not grow with the
+# Upcycles a dense folder of 4 GB in 4 shards and holds two promises (core/upcycle/README.md): memory does not grow with the
 # model (anonymous memory less than 64 MiB above what the process has at its start), and the disk is the limit (at
 # least 0.7 of the rate at which cp and sync write as many bytes, beside it in time, in alternating order).
 #

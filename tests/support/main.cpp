@@ -1,5 +1,5 @@
-// Runs one test file. Exit code 77 = every case of the file was skipped (ctest shows it as
-// skipped).
+// main() of a test binary. Exit codes: 77 if every case that ran was skipped (ctest shows it as
+// skipped), 2 if the filter matches no case, otherwise Catch2's.
 
 #if !__has_include(<catch2/catch_all.hpp>)
 #define CATCH_CONFIG_RUNNER
@@ -14,7 +14,6 @@ namespace {
 
 int g_skips = 0;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables): the one counter of
                   // a test process
-int g_cases = 0;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 
 // What a test caches is gone with it; what the user has cached is not seen.
 class OwnCache {
@@ -46,9 +45,13 @@ int main(int argc, char** argv) {
 #else
 namespace {
 
+int g_cases = 0;              // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
+bool g_is_unmatched = false;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
+
 struct CaseCounter : Catch::TestEventListenerBase {
   using TestEventListenerBase::TestEventListenerBase;
   void testCaseEnded(const Catch::TestCaseStats&) override { ++g_cases; }
+  void noMatchingTestCases(const std::string& /*filter*/) override { g_is_unmatched = true; }
 };
 CATCH_REGISTER_LISTENER(CaseCounter)
 
@@ -57,6 +60,9 @@ CATCH_REGISTER_LISTENER(CaseCounter)
 int main(int argc, char** argv) {
   const OwnCache cache;
   const int result = Catch::Session().run(argc, argv);
+  if (result == 0 && g_cases == 0 && g_is_unmatched) {
+    return 2;  // Catch2 3 does
+  }
   return result == 0 && g_cases > 0 && g_skips == g_cases ? 77 : result;
 }
 #endif

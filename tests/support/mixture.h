@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "core/model/convert/upcycle.h"
+#include "core/upcycle/upcycle.h"
 
 namespace moe::test {
 

@@ -79,7 +79,7 @@ inline const route::RouterFamily& family_named(const std::string& name) {
 
 // The settings of a case: `kind` is a router family; layer cases keep them in input.router.
 inline route::RouterSettings settings_of(const nlohmann::json& input, const std::string& family) {
-  route::RouterSettings settings = route::start_of(family_named(family));
+  route::RouterSettings settings = route::default_settings(family_named(family));
   if (family == "topp") {
     settings.p = input.at("p").get<double>();
     if (input.contains("max_experts") && !input.at("max_experts").is_null()) {
@@ -93,6 +93,7 @@ inline route::RouterSettings settings_of(const nlohmann::json& input, const std:
                                                             : route::L1Weights::kPlain;
     return settings;
   }
+  settings.capacity_factor.reset();
   if (!input.at("capacity_factor").is_null()) {
     settings.capacity_factor = input.at("capacity_factor").get<double>();
   }

@@ -1,9 +1,8 @@
 #pragma once
-// What a power loss leaves of a folder, cut at any point of what a process did to it: the record of
-// tests/support/write_recorder.cpp is replayed in memory. The disk keeps what was synced; of
-// the rest it keeps what a Loss says. A file's bytes and length are kept by syncing the file, its
-// name by syncing the folder that it stands in: that is all that POSIX promises, and less than any
-// journaling file system keeps.
+// State of a folder after a power loss at any point: replays the record of
+// tests/support/write_recorder.cpp in memory. Bytes and length of a file are kept by syncing the
+// file, its name by syncing its folder (the guarantee of POSIX, less than that of journaling file
+// systems). A Loss decides about data that was not synced.
 
 #include <algorithm>
 #include <cstdint>
@@ -49,13 +48,13 @@ inline std::vector<RecordedWrite> read_record(const std::filesystem::path& file)
   return record;
 }
 
-// What stays of that which was not synced.
+// Data that is kept although it was not synced.
 enum class Loss {
-  kNothing,  // a SIGKILL: the machine goes on
+  kNothing,  // all is kept, as after SIGKILL
   kAll,
-  kBytes,  // names stay, bytes go: files of no or less length
-  kNames,  // bytes stay, names go
-  kSome,   // names up to some point in time, of each file's bytes all, none or some
+  kBytes,  // names are kept, bytes lost: empty or shorter files
+  kNames,  // bytes are kept, names lost
+  kSome,   // names up to a random point in time; all, none or some bytes of each file
 };
 
 // The files of a folder by path below it; folders end in a slash and are empty.
@@ -63,8 +62,7 @@ using Tree = std::map<std::string, std::string>;
 
 class ReplayedFolder {
  public:
-  // `root` as WRITE_RECORDER_ROOT had it; what stood there when the process began is not part of
-  // it.
+  // `root`: WRITE_RECORDER_ROOT. Files that existed before the record are not part of the folder.
   explicit ReplayedFolder(std::string root) : root_(std::move(root)) { top_->is_folder = true; }
 
   void replay(const RecordedWrite& one) {
@@ -192,7 +190,7 @@ class ReplayedFolder {
     if (loss != Loss::kSome || random() % 2 == 0) {
       return file.synced_bytes;
     }
-    // Some of what was written since: from somewhere on the old bytes stand, or none.
+    // From a random offset on the bytes are the synced ones, zero or cut off.
     std::string bytes = file.bytes;
     const size_t end = random() % (bytes.size() + 1);
     for (size_t i = end; i < bytes.size(); ++i) {

@@ -97,22 +97,18 @@ class Meeting {
 class ThreadComm : public Comm {
  public:
   ThreadComm(std::shared_ptr<Meeting> meeting, int64_t rank, int64_t size, at::Device device)
-      : meeting_(std::move(meeting)), rank_(rank), size_(size), device_(device) {}
-
-  int64_t rank() const override { return rank_; }
-  int64_t size() const override { return size_; }
-  at::Device device() const override { return device_; }
+      : Comm(device, rank, size), meeting_(std::move(meeting)) {}
 
   std::unique_ptr<Transfer> all_to_all(const Tensor& input, const std::vector<int64_t>& input_rows,
                                        const Tensor& output,
                                        const std::vector<int64_t>& output_rows) override {
     show({"all_to_all", input, input_rows});
     int64_t to = 0;
-    for (int64_t rank = 0; rank < size_; ++rank) {
+    for (int64_t rank = 0; rank < size(); ++rank) {
       const Shown& other = meeting_->shown_by(rank);
-      const auto before = other.rows.begin() + rank_;
+      const auto before = other.rows.begin() + this->rank();
       MOE_CHECK(*before == output_rows[rank], "rank {} sends {} rows, rank {} expects {}", rank,
-                *before, rank_, output_rows[rank]);
+                *before, this->rank(), output_rows[rank]);
       const int64_t from = std::accumulate(other.rows.begin(), before, int64_t{0});
       output.narrow(0, to, *before).copy_(other.tensor.narrow(0, from, *before));
       to += *before;
@@ -124,7 +120,7 @@ class ThreadComm : public Comm {
   void all_reduce(const Tensor& tensor) override {
     show({"all_reduce", tensor, {}});
     Tensor sum = meeting_->shown_by(0).tensor.clone();
-    for (int64_t rank = 1; rank < size_; ++rank) {
+    for (int64_t rank = 1; rank < size(); ++rank) {
       sum += meeting_->shown_by(rank).tensor;
     }
     meeting_->wait();  // all have read before one writes
@@ -135,17 +131,17 @@ class ThreadComm : public Comm {
   void reduce_scatter(const Tensor& input, const Tensor& output) override {
     show({"reduce_scatter", input, {}});
     const int64_t length = output.size(0);
-    output.copy_(meeting_->shown_by(0).tensor.narrow(0, rank_ * length, length));
-    for (int64_t rank = 1; rank < size_; ++rank) {
-      Tensor(output) += meeting_->shown_by(rank).tensor.narrow(0, rank_ * length, length);
+    output.copy_(meeting_->shown_by(0).tensor.narrow(0, this->rank() * length, length));
+    for (int64_t rank = 1; rank < size(); ++rank) {
+      Tensor(output) += meeting_->shown_by(rank).tensor.narrow(0, this->rank() * length, length);
     }
     finish();
   }
 
-  void all_gather(const Tensor& input, const Tensor& output) override {
+  std::unique_ptr<Transfer> start_all_gather(const Tensor& input, const Tensor& output) override {
     show({"all_gather", input, {}});
     const int64_t length = input.size(0);
-    for (int64_t rank = 0; rank < size_; ++rank) {
+    for (int64_t rank = 0; rank < size(); ++rank) {
       const Tensor part = output.narrow(0, rank * length, length);
       const Tensor& theirs = meeting_->shown_by(rank).tensor;
       if (part.data_ptr() != theirs.data_ptr()) {
@@ -153,41 +149,32 @@ class ThreadComm : public Comm {
       }
     }
     finish();
-  }
-
-  void broadcast(const Tensor& tensor, int64_t root) override {
-    show({"broadcast", tensor, {}});
-    if (rank_ != root) {
-      tensor.copy_(meeting_->shown_by(root).tensor);
-    }
-    finish();
+    return std::make_unique<Transfer>();
   }
 
   void barrier() override { meeting_->wait(); }
 
   std::unique_ptr<Comm> part(const std::string& name,
                              const std::vector<int64_t>& members) override {
-    const auto own = std::find(members.begin(), members.end(), rank_);
-    MOE_CHECK(own != members.end(), "rank {} is not in its part", rank_);
+    const auto own = std::find(members.begin(), members.end(), this->rank());
+    MOE_CHECK(own != members.end(), "rank {} is not in its part", this->rank());
     return std::make_unique<ThreadComm>(meeting_->part(name, members), own - members.begin(),
-                                        static_cast<int64_t>(members.size()), device_);
+                                        static_cast<int64_t>(members.size()), device());
   }
 
  private:
-  void show(Shown own) { meeting_->show(static_cast<size_t>(rank_), std::move(own)); }
+  void show(Shown own) { meeting_->show(static_cast<size_t>(this->rank()), std::move(own)); }
   void finish() {  // nobody goes on, and frees, before all have read
     wait_for_device();
     meeting_->wait();
   }
   void wait_for_device() const {
-    if (!device_.is_cpu()) {
-      c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
+    if (!device().is_cpu()) {
+      c10::impl::VirtualGuardImpl(device().type()).synchronizeDevice(device().index());
     }
   }
 
   std::shared_ptr<Meeting> meeting_;
-  int64_t rank_, size_;
-  at::Device device_;
 };
 
 }  // namespace rank_threads

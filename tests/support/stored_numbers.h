@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/io/checkpoint.h"
-#include "core/model/convert/dtype_conversion.h"
+#include "core/model/config/folder_tensors.h"
 
 namespace moe::test {
 

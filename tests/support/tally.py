@@ -1,5 +1,8 @@
 """What a script has checked: a line for each check, and the last line that the runner counts (tests/support/tally.sh)."""
+import os
 import sys
+
+SHORT = os.environ.get("MOE_INTEROP_SHORT") == "1"  # of tests/interop: one case per form (tests/interop/run.sh)
 
 
 class Tally:

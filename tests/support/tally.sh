@@ -23,6 +23,52 @@ run_script() {  # COMMAND...
   rm -f "$log"
 }
 
+# Sums Catch2's own counts over ctest's log. A file that failed without a failed case (a crash, a leak, a time-out) is one
+# failure. Catch2 2 knows no skipped cases: tests/support/catch.h prints a line for each and they count as passed there.
+tally_ctest() {
+  awk '
+    /^[0-9]+\/[0-9]+ Testing: / { good = bad = skip = said = 0 }
+    /^skipped: / { said++ }
+    /^All tests passed/ { match($0, /in [0-9]+ test case/); good = substr($0, RSTART + 3) + 0 }
+    /^test cases:/ {
+      if (match($0, /[0-9]+ passed/)) good = substr($0, RSTART) + 0
+      if (match($0, /[0-9]+ failed/)) bad = substr($0, RSTART) + 0
+      if (match($0, /[0-9]+ skipped/)) skip = substr($0, RSTART) + 0
+    }
+    /^Test (Passed|Failed)\.$/ {
+      if ($2 == "Failed." && bad == 0) bad = 1
+      if (skip == 0 && said <= good) { skip = said; good -= said }
+      p += good; f += bad; s += skip
+    }
+    END { print p + 0, f + 0, s + 0 }
+  ' "$1"
+}
+
+run_ctest() {  # PRESET ARGUMENTS...
+  local preset=$1 status=0 p f s
+  shift
+  ctest --test-dir "build/$preset" --output-on-failure --parallel "$(nproc)" --timeout 900 --no-tests=error "$@" </dev/null || status=$?
+  read -r p f s <<<"$(tally_ctest "build/$preset/Testing/Temporary/LastTest.log")"
+  if [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; then f=1; fi
+  count "$p" "$f" "$s"
+  if [ "$f" -gt 0 ]; then failures+=("$preset: $(failed_tests "build/$preset/Testing/Temporary")"); fi
+}
+
+# What each failed test file said of the assertions that failed, and its last lines (all there is of a crash or a time-out).
+failed_tests() {  # FOLDER
+  tr '\n' ' ' <"$1/LastTestsFailed.log"
+  awk '
+    /^[0-9]+\/[0-9]+ Testing: / { name = $3; lines = 0; shown = 0; kept = "" }
+    /FAILED:$/ && shown < 5 { shown++; left = 7 }
+    left > 0 { kept = kept $0 "\n"; left-- }
+    { last[lines++ % 15] = $0 }
+    /^Test Failed\.$/ {
+      printf "\n%s\n%s...\n", name, kept
+      for (i = lines > 15 ? lines - 15 : 0; i < lines; i++) print last[i % 15]
+    }
+  ' "$1/LastTest.log"
+}
+
 finish() {
   if [ ${#failures[@]} -gt 0 ]; then printf '\n-- failed: %s\n' "${failures[@]}"; fi
   echo "$passed passed, $failed failed, $skipped skipped"

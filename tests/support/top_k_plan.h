@@ -23,7 +23,7 @@ inline ChoiceTensors choices_of(const at::Tensor& logits, const at::Tensor& home
                    at::empty({tokens}, at::kInt), at::empty({choices, experts * ranks}, at::kInt)};
   router_choices_reference({logits.const_data_ptr<float>(),
                             home.const_data_ptr<int32_t>(),
-                            {tokens, experts, ranks, choices, /*is_relu=*/false},
+                            {tokens, experts, ranks, choices},
                             to.scores.data_ptr<float>(),
                             to.choice.data_ptr<int32_t>(),
                             to.at_home.data_ptr<int32_t>(),

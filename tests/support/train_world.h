@@ -1,7 +1,8 @@
 #pragma once
-// A run of training small enough for a test: a tiny folder, dense or upcycled, rows that it can
-// learn, and settings for a dozen steps.
+// A training run of a dozen steps: a tiny model folder, dense or upcycled, rows that it can learn,
+// and the settings.
 
+#include <cmath>
 #include <sstream>
 
 #include "core/base/error.h"
@@ -26,7 +27,7 @@ inline void write_rows(const std::filesystem::path& file) {
   write_file(file, text);
 }
 
-// A tiny dense folder, its upcycled child and rows to train on.
+// A tiny dense folder, its mixture if `router` is not empty, and rows to train on.
 struct TrainWorld {
   TempDir dir;
   train::TrainSettings settings;
@@ -53,6 +54,12 @@ struct TrainWorld {
     train::train(settings, callbacks);
     return records;
   }
+
+  // Trains in the run folder `dir`/`run`.
+  std::vector<train::StepRecord> train(const std::string& run) {
+    settings.run = dir / run;
+    return train();
+  }
 };
 
 inline std::vector<double> losses(const std::vector<train::StepRecord>& records) {
@@ -63,28 +70,47 @@ inline std::vector<double> losses(const std::vector<train::StepRecord>& records)
   return values;
 }
 
-// All of metrics.jsonl but times and rates.
+inline double relative_error(double a, double b) { return std::abs(a - b) / (std::abs(b) + 1e-12); }
+
+inline std::string final_weights(const std::filesystem::path& run) {
+  return read_file(run / "final/model.safetensors");
+}
+
+// Returns metrics.jsonl without times and rates.
 inline std::string steady_metrics(const std::filesystem::path& run) {
   std::istringstream lines(read_file(run / "metrics.jsonl"));
   std::string steady;
   for (std::string line; std::getline(lines, line);) {
     OrderedJson json = OrderedJson::parse(line);
-    json.erase("seconds");
-    json.erase("tokens_per_second");
-    json.erase("peak_memory_bytes");
-    json.erase("data_wait_seconds");
+    for (const char* key : {"seconds", "tokens_per_second", "peak_memory_bytes",
+                            "data_wait_seconds", "evaluation_seconds"}) {
+      json.erase(key);
+    }
     steady += json.dump() + "\n";
   }
   return steady;
 }
 
-// Trains until `stop` steps are done, then is asked to stop.
+// Trains and requests a stop after step `stop`.
 inline void train_until(TrainWorld& world, int64_t stop) {
   train::TrainCallbacks callbacks;
   int64_t done = 0;
   callbacks.on_step = [&](const train::StepRecord& record) { done = record.step; };
   callbacks.stop_requested = [&] { return done == stop; };
   CHECK_THROWS_AS(train::train(world.settings, callbacks), Interrupted);
+}
+
+// Trains in the run folder "stopped", with a stop after each step of `stops`. The final weights
+// must equal those of the run `whole`.
+inline void check_resumes(TrainWorld& world, std::filesystem::path whole,
+                          const std::vector<int64_t>& stops) {
+  REQUIRE(whole != world.dir / "stopped");
+  world.settings.run = world.dir / "stopped";
+  for (const int64_t stop : stops) {
+    train_until(world, stop);
+  }
+  world.train();
+  CHECK(final_weights(world.settings.run) == final_weights(whole));
 }
 
 }  // namespace moe::test

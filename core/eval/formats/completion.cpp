@@ -1,5 +1,8 @@
-// Files of texts to be completed: HellaSwag, WinoGrande and LAMBADA.
+// Readers of benchmarks with texts to complete (HellaSwag, WinoGrande, LAMBADA), and of the nested
+// files of BIG-Bench-Hard and SuperGLUE.
+
 #include <algorithm>
+#include <set>
 
 #include "core/base/error.h"
 #include "core/base/text.h"
@@ -9,11 +12,9 @@
 
 namespace moe::eval {
 
-// HellaSwag: the start of a scene and four endings. The harness cleans both of WikiHow's marks.
 namespace {
 
-// re.sub(r"\[.*?\]", "", text): from a bracket to the nearest closing one; a dot does not match a
-// line feed.
+// re.sub(r"\[.*?\]", "", text); a dot does not match a line feed.
 std::string remove_brackets(const std::string& text) {
   std::string result;
   for (size_t i = 0; i < text.size();) {
@@ -41,7 +42,7 @@ int64_t hellaswag_label(const Json& json, const std::string& where) {
   return text[0] - '0';
 }
 
-Document hellaswag_scene(const Json& json, const std::string& where) {
+OrderedJson hellaswag_fields(const Json& json, const std::string& where) {
   const std::vector<std::string> endings = get_strings(json, "endings", where);
   if (endings.size() != 4) {
     throw UserError("{}: {} endings, HellaSwag has 4 a scene", where, endings.size());
@@ -57,7 +58,98 @@ Document hellaswag_scene(const Json& json, const std::string& where) {
     fields[key] = get_string(json, key, where, "");
   }
   fields["label"] = std::to_string(hellaswag_label(json, where));
-  return {std::move(fields), where};
+  return fields;
+}
+
+OrderedJson winogrande_fields(const Json& json, const std::string& where) {
+  if (!json.contains("context_options")) {
+    OrderedJson fields;
+    for (const char* key : {"sentence", "option1", "option2", "answer"}) {
+      fields[key] = get_string(json, key, where);
+    }
+    return fields;
+  }
+  const std::vector<std::string> options = get_strings(json, "context_options", where);
+  const int64_t gold = get_int(json, "gold", where);
+  if (options.size() != 2) {
+    throw UserError("{}: {} 'context_options', WinoGrande has 2", where, options.size());
+  }
+  const auto [first, second] =
+      std::mismatch(options[0].begin(), options[0].end(), options[1].begin(), options[1].end());
+  const auto common = static_cast<size_t>(first - options[0].begin());
+  const size_t space = common == 0 ? std::string::npos : options[0].rfind(' ', common - 1);
+  const size_t cut = space == std::string::npos ? 0 : space + 1;
+  return {{"sentence", options[0].substr(0, cut) + "_ " + get_string(json, "continuation", where)},
+          {"option1", options[0].substr(cut)},
+          {"option2", options[1].substr(cut)},
+          {"answer", std::to_string(gold + 1)}};
+}
+
+const Field kLabel{"label", Field::Kind::kLabel, {"False", "True"}};
+
+const Json& check_object(const Json& json, const std::string& what, const std::string& where) {
+  if (!json.is_object()) {
+    throw UserError("{}: {} is no object", where, what);
+  }
+  return json;
+}
+
+OrderedJson sorted(const std::set<std::string>& texts) {
+  return std::vector<std::string>(texts.begin(), texts.end());
+}
+
+// Returns the entities of a passage, which are given as [start, end] in characters, end included.
+OrderedJson record_entities(const Json& passage, const std::string& text,
+                            const std::string& where) {
+  std::set<std::string> entities;
+  for (const Json& entity : get_array(passage, "entities", where)) {
+    check_object(entity, "an entity", where);
+    const int64_t start = get_int(entity, "start", where), end = get_int(entity, "end", where);
+    if (start < 0 || end < start || end >= count_code_points(text)) {
+      throw UserError("{}: an entity from {} to {}, the passage has {} characters", where, start,
+                      end, count_code_points(text));
+    }
+    entities.insert(slice(text, start, end + 1));
+  }
+  return sorted(entities);
+}
+
+OrderedJson record_answers(const Json& query, const OrderedJson& entities,
+                           const std::string& where) {
+  std::set<std::string> answers;
+  for (const Json& answer : get_array(query, "answers", where)) {
+    answers.insert(get_string(check_object(answer, "an answer", where), "text", where));
+  }
+  if (answers.empty() || entities.empty()) {
+    throw UserError(
+        "{}: a query with {} entities and {} answers; a split without answers cannot "
+        "be scored",
+        where, entities.size(), answers.size());
+  }
+  return sorted(answers);
+}
+
+// Applies the Hub's repair to a span that is not in the text: the case of the text's word at its
+// index, no trailing full stops, no line feed. For "theyscold" it also changes the index.
+void fix_span(OrderedJson& fields, const std::string& span) {
+  const auto text = fields["text"].get<std::string>();
+  auto words = fields[span + "_text"].get<std::string>();
+  const std::vector<std::string> all = split_words(text);
+  const auto index = static_cast<size_t>(fields[span + "_index"].get<int64_t>());
+  if (text.find(words) != std::string::npos || words == "Kamenev and Zinoviev" ||
+      words == "Kamenev, Zinoviev, and Stalin" || index >= all.size()) {
+    return;
+  }
+  if (words.find("theyscold") != std::string::npos) {
+    fields["span2_index"] = 10;
+  }
+  const std::string first = slice(all[index], 0, 1), begin = slice(words, 0, 1);
+  const bool is_lower = lower(first) == first && capitalize(first) != first;
+  words = (is_lower ? lower(begin) : capitalize(begin)) + slice(words, 1);
+  while (words.ends_with('.')) {
+    words.pop_back();
+  }
+  fields[span + "_text"] = replace_all(words, "\n", " ");
 }
 
 }  // namespace
@@ -79,77 +171,22 @@ void process_hellaswag(OrderedJson& fields) {
 }
 
 std::vector<Document> read_hellaswag(const Files& files) {
-  std::vector<Document> documents;
-  for (const auto& [json, where] : read_jsonl(files.at(0))) {
-    documents.push_back(hellaswag_scene(json, where));
-  }
-  return documents;
+  return read_records(files.at(0), hellaswag_fields);
 }
-
-// WinoGrande and LAMBADA: a word is missing.
-namespace {
-
-OrderedJson authors_winogrande(const Json& json, const std::string& where) {
-  OrderedJson fields;
-  for (const char* key : {"sentence", "option1", "option2", "answer"}) {
-    fields[key] = get_string(json, key, where);
-  }
-  return fields;
-}
-
-OrderedJson foundry_winogrande(const Json& json, const std::string& where) {
-  const std::vector<std::string> options = get_strings(json, "context_options", where);
-  const int64_t gold = get_int(json, "gold", where);
-  if (options.size() != 2) {
-    throw UserError("{}: {} 'context_options', WinoGrande has 2", where, options.size());
-  }
-  const auto [first, second] =
-      std::mismatch(options[0].begin(), options[0].end(), options[1].begin(), options[1].end());
-  const auto common = static_cast<size_t>(first - options[0].begin());
-  const size_t space = common == 0 ? std::string::npos : options[0].rfind(' ', common - 1);
-  const size_t cut = space == std::string::npos ? 0 : space + 1;
-  return {{"sentence", options[0].substr(0, cut) + "_ " + get_string(json, "continuation", where)},
-          {"option1", options[0].substr(cut)},
-          {"option2", options[1].substr(cut)},
-          {"answer", std::to_string(gold + 1)}};
-}
-
-void check_winogrande(const OrderedJson& fields, const std::string& where) {
-  if (fields["answer"] != "1" && fields["answer"] != "2") {
-    throw UserError("{}: 'answer' must be 1 or 2, not {}; a split without answers cannot be scored",
-                    where, printable(fields["answer"].dump()));
-  }
-  if (fields["sentence"].get<std::string>().find('_') == std::string::npos) {
-    throw UserError("{}: 'sentence' has no blank, an underscore", where);
-  }
-}
-
-}  // namespace
 
 std::vector<Document> read_winogrande(const Files& files) {
-  std::vector<Document> documents;
-  for (const auto& [json, where] : read_jsonl(files.at(0))) {
-    OrderedJson fields = json.contains("context_options") ? foundry_winogrande(json, where)
-                                                          : authors_winogrande(json, where);
-    check_winogrande(fields, where);
-    documents.push_back({std::move(fields), where});
-  }
-  return documents;
+  return read_records(files.at(0), winogrande_fields);
 }
 
 std::vector<Document> read_lambada(const Files& files) {
-  std::vector<Document> documents;
-  for (const auto& [json, where] : read_jsonl(files.at(0))) {
+  return read_records(files.at(0), [](const Json& json, const std::string& where) -> OrderedJson {
     if (json.contains("text")) {
-      documents.push_back({{{"text", get_string(json, "text", where)}}, where});
-      continue;
+      return {{"text", get_string(json, "text", where)}};
     }
     const std::string last = get_string(json, "continuation", where);
     const bool has_space = last.size() != left_strip(last).size();
-    documents.push_back(
-        {{{"text", get_string(json, "context", where) + (has_space ? "" : " ") + last}}, where});
-  }
-  return documents;
+    return {{"text", get_string(json, "context", where) + (has_space ? "" : " ") + last}};
+  });
 }
 
 std::vector<Document> read_lambada_text(const Files& files) {
@@ -160,6 +197,113 @@ std::vector<Document> read_lambada_text(const Files& files) {
     }
   }
   return documents;
+}
+
+std::vector<Document> read_bbh(const Files& files) {
+  const std::string file = files.at(0).string();
+  const Json json = parse_json(read_text(files.at(0)), file);
+  if (!json.is_object()) {
+    throw UserError("{}: not a JSON object with 'examples'", file);
+  }
+  std::vector<Document> documents;
+  for (const Json& example : get_array(json, "examples", file)) {
+    const std::string where = fmt::format("{} example {}", file, documents.size() + 1);
+    if (!example.is_object()) {
+      throw UserError("{}: not an object with 'input' and 'target'", where);
+    }
+    documents.push_back({{{"input", get_string(example, "input", where)},
+                          {"target", get_string(example, "target", where)}},
+                         where});
+  }
+  return documents;
+}
+
+std::vector<Document> read_bbh_prompts(const Files& files) {
+  const std::string kQuestion = "\nQ: ", kAnswer = "\nA: ", kResult = "o the answer is ";
+  const std::string file = files.at(0).string();
+  const std::string text = read_text(files.at(0));
+  std::vector<Document> documents;
+  for (size_t at = text.find(kQuestion); at != std::string::npos;) {
+    const size_t next = text.find(kQuestion, at + 1);
+    const std::string where = fmt::format("{} example {}", file, documents.size() + 1);
+    const std::string block = text.substr(at, next == std::string::npos ? next : next - at);
+    const size_t answer = block.find(kAnswer), result = block.rfind(kResult);
+    if (answer == std::string::npos || result == std::string::npos || result < answer) {
+      throw UserError("{}: no 'A: ' and 'So the answer is ' after 'Q: '; the file is cut", where);
+    }
+    std::string target = strip(block.substr(result + kResult.size()));
+    target = target.ends_with('.') ? target.substr(0, target.size() - 1) : target;
+    documents.push_back(
+        {{{"input", block.substr(kQuestion.size(), answer - kQuestion.size())}, {"target", target}},
+         where});
+    at = next;
+  }
+  return documents;
+}
+
+std::vector<Document> read_multirc(const Files& files) {
+  std::vector<Document> documents;
+  for (const auto& [json, where] : read_jsonl(files.at(0))) {
+    const Json& passage = get_object(json, "passage", where);
+    for (const Json& question : get_array(passage, "questions", where)) {
+      check_object(question, "a question", where);
+      for (const Json& answer : get_array(question, "answers", where)) {
+        check_object(answer, "an answer", where);
+        documents.push_back({{{"paragraph", get_string(passage, "text", where)},
+                              {"question", get_string(question, "question", where)},
+                              {"answer", get_string(answer, "text", where)},
+                              {"idx",
+                               {{"paragraph", get_int(json, "idx", where, 0)},
+                                {"question", get_int(question, "idx", where, 0)},
+                                {"answer", get_int(answer, "idx", where, 0)}}},
+                              {"label", get_label(answer, kLabel, where)}},
+                             where});
+      }
+    }
+  }
+  return documents;
+}
+
+std::vector<Document> read_record(const Files& files) {
+  std::vector<Document> documents;
+  for (const auto& [json, where] : read_jsonl(files.at(0))) {
+    const Json& passage = get_object(json, "passage", where);
+    const std::string text = get_string(passage, "text", where);
+    const OrderedJson entities = record_entities(passage, text, where);
+    for (const Json& query : get_array(json, "qas", where)) {
+      check_object(query, "a query", where);
+      documents.push_back({{{"passage", text},
+                            {"query", get_string(query, "query", where)},
+                            {"entities", entities},
+                            {"answers", record_answers(query, entities, where)},
+                            {"idx",
+                             {{"passage", get_int(json, "idx", where, 0)},
+                              {"query", get_int(query, "idx", where, 0)}}}},
+                           where});
+    }
+  }
+  return documents;
+}
+
+std::vector<Document> read_wsc(const Files& files) {
+  return read_records(files.at(0), [](const Json& json, const std::string& where) {
+    const Json& target = get_object(json, "target", where);
+    OrderedJson fields = {{"text", get_string(json, "text", where)}};
+    for (const char* key : {"span1_index", "span2_index"}) {
+      fields[key] = get_int(target, key, where);
+      if (fields[key] < 0) {
+        throw UserError("{}: '{}' is {}, it counts words from 0", where, key, fields[key].dump());
+      }
+    }
+    for (const char* key : {"span1_text", "span2_text"}) {
+      fields[key] = get_string(target, key, where);
+    }
+    fix_span(fields, "span1");
+    fix_span(fields, "span2");
+    fields["idx"] = get_int(json, "idx", where, 0);
+    fields["label"] = get_label(json, kLabel, where);
+    return fields;
+  });
 }
 
 }  // namespace moe::eval

@@ -30,6 +30,15 @@ bool is_blank(std::string_view text) {
   return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
 }
 
+template <typename Reader>
+auto read_all(Reader reader) {
+  std::vector<typename decltype(reader.next())::value_type> records;
+  while (auto record = reader.next()) {
+    records.push_back(std::move(*record));
+  }
+  return records;
+}
+
 const Json& get_member(const Json& json, const std::string& key, Json::value_t type,
                        const std::string& where) {
   const auto found = json.find(key);
@@ -38,6 +47,83 @@ const Json& get_member(const Json& json, const std::string& key, Json::value_t t
                     type == Json::value_t::array ? "an array" : "an object");
   }
   return *found;
+}
+
+using Kind = Field::Kind;
+
+// Returns the field of kind kChoices or kAnswers.
+OrderedJson get_pairs(const Json& record, const Field& field, const std::string& where) {
+  const bool is_choices = field.kind == Kind::kChoices;
+  const char* const first = is_choices ? "text" : "choices";
+  const char* const second = is_choices ? "label" : "labels";
+  const auto found = record.find(field.name);
+  if (found == record.end() || !found->is_object()) {
+    throw UserError("{}: '{}' is missing or not an object with '{}' and '{}'", where, field.name,
+                    first, second);
+  }
+  const std::vector<std::string> texts = get_strings(*found, first, where);
+  const auto labels = found->find(second);
+  if (labels == found->end() || !labels->is_array() || labels->size() != texts.size() ||
+      texts.empty()) {
+    throw UserError("{}: '{}' must hold as many entries in '{}' as in '{}', one at least", where,
+                    field.name, second, first);
+  }
+  for (const auto& label : *labels) {
+    if (is_choices ? !label.is_string() : label != 0 && label != 1) {
+      throw UserError("{}: '{}' has the label {}, {}", where, field.name, label.dump(),
+                      is_choices ? "a string is needed" : "it must be 0 or 1");
+    }
+  }
+  return {{first, texts}, {second, OrderedJson(*labels)}};
+}
+
+OrderedJson get_field(const Json& record, const Field& field, const std::string& where) {
+  switch (field.kind) {
+    case Kind::kText:
+      return get_string(record, field.name, where);
+    case Kind::kInt:
+      return get_int(record, field.name, where);
+    case Kind::kTexts:
+      return get_strings(record, field.name, where);
+    case Kind::kChoices:
+    case Kind::kAnswers:
+      return get_pairs(record, field, where);
+    case Kind::kAny:
+      return record.contains(field.name) ? OrderedJson(record[field.name]) : OrderedJson();
+    case Kind::kLabel:
+      break;
+  }
+  return get_label(record, field, where);
+}
+
+Document exported_document(const Json& record, const Schema& schema, const std::string& where) {
+  OrderedJson fields = OrderedJson::object();
+  for (const auto& field : schema) {
+    fields[field.name] = get_field(record, field, where);
+  }
+  return {std::move(fields), where};
+}
+
+// Returns a CSV field as JSON of the kind of `field`.
+Json csv_value(const std::string& text, const Field& field, const std::string& where) {
+  switch (field.kind) {
+    case Kind::kText:
+      return text;
+    case Kind::kTexts:
+    case Kind::kChoices:
+    case Kind::kAnswers:
+      return parse_literal(text, where);
+    case Kind::kAny:
+      return !text.empty() && (text[0] == '[' || text[0] == '{') ? parse_literal(text, where)
+                                                                 : Json(text);
+    case Kind::kInt:
+    case Kind::kLabel:
+      break;
+  }
+  if (const auto number = parse_int(text)) {
+    return *number;
+  }
+  return text == "True" || text == "False" ? Json(text == "True") : Json(text);
 }
 
 }  // namespace
@@ -53,7 +139,7 @@ bool LineReader::read_line(std::string& text) {
     return false;
   }
   bytes_ += text.size() + 1;
-  if (bytes_ > kMaxFileBytes + 1) {  // a pipe tells no size beforehand
+  if (bytes_ > kMaxFileBytes + 1) {  // a pipe, whose size open_text() could not check
     throw UserError("{}: larger than the limit of 1 GiB; split it", name_);
   }
   if (++line_ == 1 && text.starts_with(kByteOrderMark)) {
@@ -102,12 +188,7 @@ std::string read_text(const std::filesystem::path& file) {
 }
 
 std::vector<Line> read_lines(const std::filesystem::path& file) {
-  LineReader reader(file);
-  std::vector<Line> lines;
-  while (auto line = reader.next()) {
-    lines.push_back(std::move(*line));
-  }
-  return lines;
+  return read_all(LineReader(file));
 }
 
 std::optional<JsonLine> JsonLinesReader::next() {
@@ -125,12 +206,7 @@ std::optional<JsonLine> JsonLinesReader::next() {
 }
 
 std::vector<JsonLine> read_jsonl(const std::filesystem::path& file) {
-  JsonLinesReader reader(file);
-  std::vector<JsonLine> records;
-  while (auto record = reader.next()) {
-    records.push_back(std::move(*record));
-  }
-  return records;
+  return read_all(JsonLinesReader(file));
 }
 
 const Json& get_array(const Json& json, const std::string& key, const std::string& where) {
@@ -157,9 +233,6 @@ std::vector<std::string> get_strings(const Json& json, const std::string& key,
   return strings;
 }
 
-// One pass, one state: in a quoted field or not. A row is a line, and more where quotes hold line
-// feeds.
-
 std::optional<CsvRow> CsvReader::next() {
   while (auto line = lines_.next()) {
     line_ = std::move(*line);
@@ -168,7 +241,7 @@ std::optional<CsvRow> CsvReader::next() {
     for (bool more = true; more;) {
       row.fields.push_back(read_field());
       more = at_ < line_.text.size();
-      at_ += more ? 1 : 0;  // over the separator
+      at_ += more ? 1 : 0;  // skips the separator
     }
     if (row.fields.size() > 1 || !row.fields.front().empty()) {
       return row;
@@ -197,7 +270,7 @@ std::string CsvReader::read_quoted() {
       }
       line_ = std::move(*line);
       field += '\n';
-      at_ = static_cast<size_t>(-1);  // the loop steps to the first byte
+      at_ = static_cast<size_t>(-1);  // the loop increments it to 0
       continue;
     }
     if (line_.text[at_] == '"') {
@@ -241,12 +314,52 @@ int64_t CsvTable::count_rest() {
 }
 
 std::vector<CsvRow> read_csv(const std::filesystem::path& file, char separator, bool quotes) {
-  CsvReader reader(file, separator, quotes);
-  std::vector<CsvRow> rows;
-  while (auto row = reader.next()) {
-    rows.push_back(std::move(*row));
+  return read_all(CsvReader(file, separator, quotes));
+}
+
+int64_t get_label(const Json& record, const Field& field, const std::string& where) {
+  if (!record.contains(field.name)) {
+    throw UserError("{}: '{}' is missing; a split without answers cannot be scored", where,
+                    field.name);
   }
-  return rows;
+  const Json& value = record[field.name];
+  const auto count = static_cast<int64_t>(field.names.size());
+  int64_t number = -1;
+  if (value.is_boolean()) {
+    number = value.get<bool>() ? 1 : 0;
+  } else if (value.is_number_integer() && value >= 0 && value < count) {
+    number = value.get<int64_t>();
+  } else if (value.is_string()) {
+    const auto found = std::find(field.names.begin(), field.names.end(), value.get<std::string>());
+    number = found == field.names.end() ? -1 : found - field.names.begin();
+  }
+  if (number < 0 || number >= count) {
+    throw UserError("{}: '{}' is {}, it must be 0 to {} or one of {}{}", where, field.name,
+                    printable(value.dump()), count - 1, fmt::join(field.names, ", "),
+                    value == -1 ? "; this split has no answers" : "");
+  }
+  return number;
+}
+
+FirstDocuments read_exported(const std::filesystem::path& file, const Schema& schema,
+                             int64_t limit) {
+  if (file.extension() == ".csv") {
+    CsvTable table(file);
+    const std::vector<std::string> header = table.header();
+    return first_documents(std::move(table), limit, [&](const CsvRow& row) {
+      Json record = Json::object();
+      for (const auto& field : schema) {
+        const auto column = std::find(header.begin(), header.end(), field.name) - header.begin();
+        if (column < static_cast<int64_t>(header.size())) {
+          record[field.name] = csv_value(row.fields[static_cast<size_t>(column)], field, row.where);
+        }
+      }
+      return exported_document(record, schema, row.where);
+    });
+  }
+  return first_documents(JsonLinesReader(file), limit, [&](const JsonLine& record) {
+    return exported_document(record.json, schema, record.where);
+  });
 }
 
 }  // namespace moe::eval

@@ -1,10 +1,11 @@
-// Files of multiple-choice questions: a section each.
+// Readers of benchmarks with multiple-choice questions, and of a user's quiz.
+
 #include <algorithm>
 #include <array>
+#include <cctype>
 
 #include "core/base/error.h"
 #include "core/base/json.h"
-#include "core/base/read_file.h"
 #include "core/base/text.h"
 #include "core/eval/formats/documents.h"
 #include "core/eval/formats/lines.h"
@@ -12,11 +13,23 @@
 
 namespace moe::eval {
 
-// ARC, Easy and Challenge, and CommonsenseQA: JSON lines with a stem, labelled choices (A-E or 1-5)
-// and the label of the right one.
 namespace {
 
-Document arc_question(const Json& json, const std::string& where, bool has_concept) {
+// Returns `letter`, of the answer, as a number from 0. Throws UserError if it is not between
+// `first` and `last`.
+int answer_index(const std::string& letter, char first, char last, const std::string& where) {
+  if (letter.size() != 1 || letter[0] < first || letter[0] > last) {
+    throw UserError("{}: the right answer must be a letter from {} to {}, not '{}'", where, first,
+                    last, printable(letter));
+  }
+  return letter[0] - first;
+}
+
+// ARC (Easy and Challenge) and CommonsenseQA: JSON lines with a stem, labelled choices (A-E or 1-5)
+// and the label of the right one.
+
+template <bool has_concept>
+OrderedJson arc_fields(const Json& json, const std::string& where) {
   const Json& question = get_object(json, "question", where);
   OrderedJson texts = OrderedJson::array();
   std::vector<std::string> labels;
@@ -39,59 +52,23 @@ Document arc_question(const Json& json, const std::string& where, bool has_conce
   }
   fields["choices"] = {{"text", std::move(texts)}, {"label", labels}};
   fields["answerKey"] = key;
-  return {std::move(fields), where};
+  return fields;
 }
 
-std::vector<Document> arc_questions(const Files& files, bool has_concept) {
-  std::vector<Document> documents;
-  for (const auto& [json, where] : read_jsonl(files.at(0))) {
-    documents.push_back(arc_question(json, where, has_concept));
-  }
-  return documents;
-}
+// LogiQA: plain text in blocks of eight lines.
 
-}  // namespace
-
-std::vector<Document> read_arc(const Files& files) { return arc_questions(files, false); }
-
-std::vector<Document> read_commonsense_qa(const Files& files) { return arc_questions(files, true); }
-
-// LogiQA: plain text in blocks of eight lines. A block cut short, or out of step, is named with its
-// line.
-namespace {
-
-constexpr size_t kLinesPerProblem = 7;  // the blank line before each not counted
+constexpr size_t kLinesPerProblem = 7;  // without the blank line before each
 constexpr std::array<const char*, kLinesPerProblem> kParts = {
     "the right letter", "the context", "the question", "option A",
     "option B",         "option C",    "option D"};
 
 std::string space_full_stops(std::string_view text) { return strip(replace_all(text, ".", ". ")); }
 
-// Two characters go, whatever they are: besides "A." the files hold "A ", "A?" and translated
-// slips.
-std::string logiqa_option(std::string_view line) {
-  size_t bytes = 0;
-  for (int64_t characters = 0; bytes < line.size(); ++bytes) {
-    const bool starts_character = !is_continuation_byte(line[bytes]);
-    if (starts_character && ++characters == 3) {
-      break;
-    }
-  }
-  return space_full_stops(line.substr(bytes));
-}
-
-std::string logiqa_label(const Line& line) {
-  const std::string label = strip(line.text);
-  if (label.size() != 1 || label[0] < 'a' || label[0] > 'd') {
-    throw UserError("{}: the right answer must be a letter from a to d, not '{}'", line.where,
-                    printable(label));
-  }
-  return label;
-}
-
-// The problem whose letter stands in lines[first].
+// Returns the problem whose letter is in lines[first]. Cuts off two characters of each option
+// unchecked: the files have "A ", "A?" and mistranslations besides "A.".
 Document logiqa_problem(const std::vector<Line>& lines, size_t first) {
-  const std::string label = logiqa_label(lines[first]);
+  const std::string label = strip(lines[first].text);
+  answer_index(label, 'a', 'd', lines[first].where);
   for (size_t i = 1; i < kLinesPerProblem; ++i) {
     if (first + i >= lines.size() || strip(lines[first + i].text).empty()) {
       throw UserError("{}: this problem ends before {}; the file is cut, fetch it again",
@@ -103,56 +80,14 @@ Document logiqa_problem(const std::vector<Line>& lines, size_t first) {
                         {"question", space_full_stops(lines[first + 2].text)},
                         {"options", OrderedJson::array()}};
   for (size_t i = 0; i < 4; ++i) {
-    fields["options"].push_back(logiqa_option(lines[first + 3 + i].text));
+    fields["options"].push_back(space_full_stops(slice(lines[first + 3 + i].text, 2)));
   }
   return {std::move(fields), lines[first].where};
 }
 
-}  // namespace
-
-std::vector<Document> read_logiqa(const Files& files) {
-  const std::vector<Line> lines = read_lines(files.at(0));
-  std::vector<Document> documents;
-  for (size_t first = 0; first < lines.size();) {
-    if (strip(lines[first].text).empty()) {
-      ++first;
-      continue;
-    }
-    documents.push_back(logiqa_problem(lines, first));
-    first += kLinesPerProblem;
-  }
-  return documents;
-}
-
-// MMLU: CSV without a header, a file a subject.
-std::vector<Document> read_mmlu(const Files& files) {
-  const std::string stem = files.at(0).stem().string();
-  const std::string subject = stem.substr(0, stem.rfind('_'));
-  std::vector<Document> documents;
-  for (const auto& [fields, where] : read_csv(files.at(0))) {
-    if (fields.size() != 6) {
-      throw UserError(
-          "{}: {} fields, MMLU has 6 (question, four choices, letter); is the line cut?", where,
-          fields.size());
-    }
-    const std::string& letter = fields[5];
-    if (letter.size() != 1 || letter[0] < 'A' || letter[0] > 'D') {
-      throw UserError("{}: the right answer must be a letter from A to D, not '{}'", where,
-                      printable(letter));
-    }
-    documents.push_back({{{"question", fields[0]},
-                          {"subject", subject},
-                          {"choices", {fields[1], fields[2], fields[3], fields[4]}},
-                          {"answer", letter[0] - 'A'}},
-                         where});
-  }
-  return documents;
-}
-
 // OpenBookQA: tab-separated, the four choices in one field.
-namespace {
 
-// "(A) one (B) two (C) three (D) four" -> the four texts.
+// Returns the four texts of "(A) one (B) two (C) three (D) four".
 OrderedJson openbookqa_choices(const std::string& text, const std::string& where) {
   OrderedJson choices = OrderedJson::array();
   size_t begin = 0;
@@ -170,76 +105,7 @@ OrderedJson openbookqa_choices(const std::string& text, const std::string& where
   return choices;
 }
 
-}  // namespace
-
-std::vector<Document> read_openbookqa(const Files& files) {
-  const std::vector<CsvRow> rows = read_csv(files.at(0), '\t', /*quotes=*/false);
-  std::vector<Document> documents;
-  for (size_t row = 1; row < rows.size(); ++row) {
-    const auto& [fields, where] = rows[row];
-    if (fields.size() != 5) {
-      throw UserError(
-          "{}: {} fields, 5 are needed (ID, stem, choices, complete question, key); is "
-          "the line cut?",
-          where, fields.size());
-    }
-    const std::string key = strip(fields[4]);
-    if (key.size() != 1 || key[0] < 'A' || key[0] > 'D') {
-      throw UserError("{}: the right answer must be a letter from A to D, not '{}'", where,
-                      printable(key));
-    }
-    documents.push_back(
-        {{{"id", fields[0]},
-          {"question_stem", fields[1]},
-          {"choices",
-           {{"text", openbookqa_choices(fields[2], where)}, {"label", {"A", "B", "C", "D"}}}},
-          {"answerKey", key}},
-         where});
-  }
-  return documents;
-}
-
-// PIQA: goals with two solutions in one file, the right ones in another, line by line.
-namespace {
-
-std::vector<int> piqa_labels(const std::filesystem::path& file) {
-  std::vector<int> labels;
-  for (const auto& [text, where] : read_lines(file)) {
-    const std::string label = strip(text);
-    if (label.empty()) {
-      continue;
-    }
-    if (label != "0" && label != "1") {
-      throw UserError("{}: a label must be 0 or 1, not '{}'", where, printable(label));
-    }
-    labels.push_back(label == "1" ? 1 : 0);
-  }
-  return labels;
-}
-
-}  // namespace
-
-std::vector<Document> read_piqa(const Files& files) {
-  const std::vector<JsonLine> records = read_jsonl(files.at(0));
-  const std::vector<int> labels = piqa_labels(files.at(1));
-  if (records.size() != labels.size()) {
-    throw UserError("{} has {} questions, {} has {} labels; one of them is cut, fetch both again",
-                    files.at(0).string(), records.size(), files.at(1).string(), labels.size());
-  }
-  std::vector<Document> documents;
-  for (size_t i = 0; i < records.size(); ++i) {
-    const auto& [json, where] = records[i];
-    documents.push_back({{{"goal", get_string(json, "goal", where)},
-                          {"sol1", get_string(json, "sol1", where)},
-                          {"sol2", get_string(json, "sol2", where)},
-                          {"label", labels[i]}},
-                         where});
-  }
-  return documents;
-}
-
-// TruthfulQA's mc_task.json: answers are the keys of objects, so their order is read as it stands.
-namespace {
+// TruthfulQA's mc_task.json: the answers are keys of objects, whose order must be kept.
 
 OrderedJson truthfulqa_answers(const OrderedJson& entry, const char* key,
                                const std::string& where) {
@@ -259,32 +125,7 @@ OrderedJson truthfulqa_answers(const OrderedJson& entry, const char* key,
   return {{"choices", std::move(choices)}, {"labels", std::move(labels)}};
 }
 
-}  // namespace
-
-std::vector<Document> read_truthfulqa(const Files& files) {
-  const std::string file = files.at(0).string();
-  const std::string text = read_text(files.at(0));
-  const OrderedJson questions = parse_ordered_json(text, file);
-  if (!questions.is_array()) {
-    throw UserError("{}: not a JSON array of questions", file);
-  }
-  std::vector<Document> documents;
-  for (const auto& entry : questions) {
-    const std::string where = fmt::format("{} question {}", file, documents.size() + 1);
-    if (!entry.is_object() || !entry.contains("question") || !entry["question"].is_string()) {
-      throw UserError("{}: 'question' is missing or no string", where);
-    }
-    documents.push_back({{{"question", entry["question"]},
-                          {"mc1_targets", truthfulqa_answers(entry, "mc1_targets", where)},
-                          {"mc2_targets", truthfulqa_answers(entry, "mc2_targets", where)}},
-                         where});
-  }
-  return documents;
-}
-
-// One's own multiple-choice questions: a JSON object a line, the answer given the way it is at
-// hand.
-namespace {
+// A user's quiz: JSON lines.
 
 int64_t quiz_answer(const Json& json, const std::vector<std::string>& choices,
                     const std::string& where) {
@@ -305,10 +146,8 @@ int64_t quiz_answer(const Json& json, const std::vector<std::string>& choices,
     const std::string letter = strip(text);
     if (same != choices.end()) {
       index = same - choices.begin();
-    } else if (letter.size() == 1 && letter[0] >= 'A' && letter[0] <= 'Z') {
-      index = letter[0] - 'A';
-    } else if (letter.size() == 1 && letter[0] >= 'a' && letter[0] <= 'z') {
-      index = letter[0] - 'a';
+    } else if (letter.size() == 1 && std::isalpha(static_cast<unsigned char>(letter[0])) != 0) {
+      index = std::toupper(letter[0]) - 'A';
     }
   }
   if (index < 0 || index >= count) {
@@ -320,7 +159,7 @@ int64_t quiz_answer(const Json& json, const std::vector<std::string>& choices,
   return index;
 }
 
-Document quiz_question(const Json& json, const std::string& where) {
+OrderedJson quiz_fields(const Json& json, const std::string& where) {
   const bool has_question = json.contains("question");
   if (has_question == json.contains("context")) {
     throw UserError(
@@ -337,17 +176,132 @@ Document quiz_question(const Json& json, const std::string& where) {
   const int64_t gold = quiz_answer(json, choices, where);
   OrderedJson fields = {
       {key, text}, {"choices", choices}, {"answer", OrderedJson(json["answer"])}, {"gold", gold}};
-  if (const std::string source = source_of(json, ""); !source.empty()) {
+  if (const std::string source = get_source(json, ""); !source.empty()) {
     fields["source"] = source;
   }
-  return {std::move(fields), where};
+  return fields;
 }
 
 }  // namespace
 
+std::vector<Document> read_arc(const Files& files) {
+  return read_records(files.at(0), arc_fields</*has_concept=*/false>);
+}
+
+std::vector<Document> read_commonsense_qa(const Files& files) {
+  return read_records(files.at(0), arc_fields</*has_concept=*/true>);
+}
+
+std::vector<Document> read_logiqa(const Files& files) {
+  const std::vector<Line> lines = read_lines(files.at(0));
+  std::vector<Document> documents;
+  for (size_t first = 0; first < lines.size();) {
+    if (strip(lines[first].text).empty()) {
+      ++first;
+      continue;
+    }
+    documents.push_back(logiqa_problem(lines, first));
+    first += kLinesPerProblem;
+  }
+  return documents;
+}
+
+std::vector<Document> read_mmlu(const Files& files) {
+  const std::string stem = files.at(0).stem().string();
+  const std::string subject = stem.substr(0, stem.rfind('_'));
+  std::vector<Document> documents;
+  for (const auto& [fields, where] : read_csv(files.at(0))) {
+    if (fields.size() != 6) {
+      throw UserError(
+          "{}: {} fields, MMLU has 6 (question, four choices, letter); is the line cut?", where,
+          fields.size());
+    }
+    documents.push_back({{{"question", fields[0]},
+                          {"subject", subject},
+                          {"choices", {fields[1], fields[2], fields[3], fields[4]}},
+                          {"answer", answer_index(fields[5], 'A', 'D', where)}},
+                         where});
+  }
+  return documents;
+}
+
+std::vector<Document> read_openbookqa(const Files& files) {
+  const std::vector<CsvRow> rows = read_csv(files.at(0), '\t', /*quotes=*/false);
+  std::vector<Document> documents;
+  for (size_t row = 1; row < rows.size(); ++row) {
+    const auto& [fields, where] = rows[row];
+    if (fields.size() != 5) {
+      throw UserError(
+          "{}: {} fields, 5 are needed (ID, stem, choices, complete question, key); is "
+          "the line cut?",
+          where, fields.size());
+    }
+    const std::string key = strip(fields[4]);
+    answer_index(key, 'A', 'D', where);
+    documents.push_back(
+        {{{"id", fields[0]},
+          {"question_stem", fields[1]},
+          {"choices",
+           {{"text", openbookqa_choices(fields[2], where)}, {"label", {"A", "B", "C", "D"}}}},
+          {"answerKey", key}},
+         where});
+  }
+  return documents;
+}
+
+std::vector<Document> read_piqa(const Files& files) {
+  const std::vector<JsonLine> records = read_jsonl(files.at(0));
+  std::vector<int> labels;
+  for (const auto& [text, where] : read_lines(files.at(1))) {
+    const std::string label = strip(text);
+    if (label.empty()) {
+      continue;
+    }
+    if (label != "0" && label != "1") {
+      throw UserError("{}: a label must be 0 or 1, not '{}'", where, printable(label));
+    }
+    labels.push_back(label == "1" ? 1 : 0);
+  }
+  if (records.size() != labels.size()) {
+    throw UserError("{} has {} questions, {} has {} labels; one of them is cut, fetch both again",
+                    files.at(0).string(), records.size(), files.at(1).string(), labels.size());
+  }
+  std::vector<Document> documents;
+  for (size_t i = 0; i < records.size(); ++i) {
+    const auto& [json, where] = records[i];
+    documents.push_back({{{"goal", get_string(json, "goal", where)},
+                          {"sol1", get_string(json, "sol1", where)},
+                          {"sol2", get_string(json, "sol2", where)},
+                          {"label", labels[i]}},
+                         where});
+  }
+  return documents;
+}
+
+std::vector<Document> read_truthfulqa(const Files& files) {
+  const std::string file = files.at(0).string();
+  const OrderedJson questions = parse_ordered_json(read_text(files.at(0)), file);
+  if (!questions.is_array()) {
+    throw UserError("{}: not a JSON array of questions", file);
+  }
+  std::vector<Document> documents;
+  for (const auto& entry : questions) {
+    const std::string where = fmt::format("{} question {}", file, documents.size() + 1);
+    if (!entry.is_object() || !entry.contains("question") || !entry["question"].is_string()) {
+      throw UserError("{}: 'question' is missing or no string", where);
+    }
+    documents.push_back({{{"question", entry["question"]},
+                          {"mc1_targets", truthfulqa_answers(entry, "mc1_targets", where)},
+                          {"mc2_targets", truthfulqa_answers(entry, "mc2_targets", where)}},
+                         where});
+  }
+  return documents;
+}
+
 FirstDocuments read_quiz(const Files& files, int64_t limit) {
-  return first_documents(JsonLinesReader(files.at(0)), limit,
-                         [](const JsonLine& line) { return quiz_question(line.json, line.where); });
+  return first_documents(JsonLinesReader(files.at(0)), limit, [](const JsonLine& line) -> Document {
+    return {quiz_fields(line.json, line.where), line.where};
+  });
 }
 
 }  // namespace moe::eval

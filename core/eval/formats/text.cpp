@@ -1,5 +1,4 @@
-// UTF-8 is walked code point by code point; what a code point is says utf8proc, so that no locale
-// can change a prompt.
+// Character classes and case come from utf8proc, so that they do not depend on the locale.
 
 #include "core/eval/formats/text.h"
 
@@ -9,7 +8,6 @@
 #include <charconv>
 
 #include "core/base/error.h"
-#include "core/base/read_file.h"
 #include "core/base/text.h"
 
 namespace moe::eval {
@@ -21,7 +19,7 @@ struct CodePoint {
   size_t bytes = 1;
 };
 
-// The first code point of a text that is not empty; a byte that begins none stands for itself.
+// Returns the first code point of a text that is not empty; for an invalid byte its value.
 CodePoint first_code_point(std::string_view text) {
   int32_t value = 0;
   const auto bytes = utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
@@ -30,13 +28,23 @@ CodePoint first_code_point(std::string_view text) {
                    : CodePoint{static_cast<unsigned char>(text[0]), 1};
 }
 
+// Calls `visit` with the value and the bytes of each code point.
+template <typename Visit>
+void for_each_code_point(std::string_view text, const Visit& visit) {
+  while (!text.empty()) {
+    const CodePoint c = first_code_point(text);
+    visit(c.value, text.substr(0, c.bytes));
+    text.remove_prefix(c.bytes);
+  }
+}
+
 void append_utf8(std::string& text, int32_t value) {
   std::array<utf8proc_uint8_t, 4> bytes{};
   const auto count = utf8proc_encode_char(value, bytes.data());
   text.append(bytes.begin(), bytes.begin() + count);
 }
 
-// str.isspace(): separators of words, and what the bidirectional algorithm takes for white space.
+// str.isspace(): space separators, and white space of the bidirectional algorithm.
 bool is_space(int32_t c) {
   const utf8proc_property_t& property = *utf8proc_get_property(c);
   return property.category == UTF8PROC_CATEGORY_ZS ||
@@ -45,26 +53,17 @@ bool is_space(int32_t c) {
          property.bidi_class == UTF8PROC_BIDI_CLASS_S;
 }
 
-// The general category's first letter: 'L' letters, 'M' marks, 'N' numbers, 'P' punctuation, ..
+// Returns the first letter of the general category: 'L' letter, 'M' mark, 'N' number, 'P'
+// punctuation, ..
 char major_category(int32_t c) { return utf8proc_category_string(c)[0]; }
-
-bool is_punctuation(int32_t c) { return major_category(c) == 'P'; }
 
 bool is_word(int32_t c) { return c == '_' || major_category(c) == 'L' || major_category(c) == 'N'; }
 
 void append_lower(std::string& text, int32_t c) {
-  if (c == 0x130) {  // a dotted capital I keeps its dot: two code points
+  if (c == 0x130) {  // dotted capital I: an i and a combining dot
     text += "i\xCC\x87";
   } else {
     append_utf8(text, utf8proc_tolower(c));
-  }
-}
-
-void append_title(std::string& text, int32_t c) {
-  if (c == 0xDF) {  // sharp s
-    text += "Ss";
-  } else {
-    append_utf8(text, utf8proc_totitle(c));
   }
 }
 
@@ -79,14 +78,11 @@ int64_t count_code_points(std::string_view text) {
 }
 
 std::string_view right_strip(std::string_view text) {
-  size_t end = 0;  // one past the last code point that is not white space
-  for (size_t i = 0; i < text.size();) {
-    const CodePoint c = first_code_point(text.substr(i));
-    i += c.bytes;
-    if (!is_space(c.value)) {
-      end = i;
-    }
-  }
+  size_t end = 0, at = 0;  // `end`: one past the last code point that is not white space
+  for_each_code_point(text, [&](int32_t c, std::string_view bytes) {
+    at += bytes.size();
+    end = is_space(c) ? end : at;
+  });
   return text.substr(0, end);
 }
 
@@ -118,28 +114,22 @@ std::string strip(std::string_view text) { return std::string(right_strip(left_s
 std::vector<std::string> split_words(std::string_view text) {
   std::vector<std::string> words;
   bool inside = false;
-  for (size_t i = 0; i < text.size();) {
-    const CodePoint c = first_code_point(text.substr(i));
+  for_each_code_point(text, [&](int32_t c, std::string_view bytes) {
     const bool was_inside = inside;
-    inside = !is_space(c.value);
+    inside = !is_space(c);
     if (inside && !was_inside) {
       words.emplace_back();
     }
     if (inside) {
-      words.back().append(text.substr(i, c.bytes));
+      words.back().append(bytes);
     }
-    i += c.bytes;
-  }
+  });
   return words;
 }
 
 std::string lower(std::string_view text) {
   std::string result;
-  for (size_t i = 0; i < text.size();) {
-    const CodePoint c = first_code_point(text.substr(i));
-    append_lower(result, c.value);
-    i += c.bytes;
-  }
+  for_each_code_point(text, [&](int32_t c, std::string_view) { append_lower(result, c); });
   return result;
 }
 
@@ -154,23 +144,23 @@ bool is_word_boundary(std::string_view text, size_t at) {
 
 std::string without_punctuation(std::string_view text) {
   std::string result;
-  for (size_t i = 0; i < text.size();) {
-    const CodePoint c = first_code_point(text.substr(i));
-    if (!is_punctuation(c.value)) {
-      result.append(text.substr(i, c.bytes));
-    }
-    i += c.bytes;
-  }
+  for_each_code_point(text, [&](int32_t c, std::string_view bytes) {
+    result.append(major_category(c) == 'P' ? "" : bytes);
+  });
   return result;
 }
 
 std::string capitalize(std::string_view text) {
   std::string result;
-  for (size_t i = 0; i < text.size();) {
-    const CodePoint c = first_code_point(text.substr(i));
-    i == 0 ? append_title(result, c.value) : append_lower(result, c.value);
-    i += c.bytes;
-  }
+  for_each_code_point(text, [&](int32_t c, std::string_view) {
+    if (!result.empty()) {
+      append_lower(result, c);
+    } else if (c == 0xDF) {  // sharp s
+      result = "Ss";
+    } else {
+      append_utf8(result, utf8proc_totitle(c));
+    }
+  });
   return result;
 }
 
@@ -179,7 +169,7 @@ bool begins_with_letter(std::string_view text) {
     return false;
   }
   const CodePoint first = first_code_point(text);
-  const bool is_broken = first.bytes == 1 && first.value >= 0x80;  // a byte of cut-off UTF-8
+  const bool is_broken = first.bytes == 1 && first.value >= 0x80;  // a byte of truncated UTF-8
   const char category = major_category(first.value);
   return !is_broken && (category == 'L' || category == 'M');
 }
@@ -193,11 +183,17 @@ std::string replace_all(std::string_view text, std::string_view from, std::strin
   return result.append(text);
 }
 
-// A recursive descent over the few forms that occur. numpy separates elements by white space,
-// Python by commas: both are taken.
+std::optional<int64_t> parse_int(std::string_view text) {
+  int64_t number = 0;
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return failure == std::errc() && end == text.data() + text.size() ? std::optional(number)
+                                                                    : std::nullopt;
+}
 
 namespace {
 
+// Recursive-descent parser. numpy separates elements by white space, Python by commas; both are
+// accepted.
 class LiteralParser {
  public:
   LiteralParser(std::string_view text, const std::string& where) : text_(text), where_(where) {}
@@ -316,22 +312,13 @@ class LiteralParser {
         end != hex.data() + digits) {
       fail();
     }
-    at_ += digits;
-    std::string text;
-    append_code_point(text, code);
-    return text;
-  }
-
-  void append_code_point(std::string& text, uint32_t code) const {
-    const auto parsed =
-        try_parse_json(code < 0x10000 ? fmt::format("\"\\u{:04x}\"", code)
-                                      : fmt::format("\"\\u{:04x}\\u{:04x}\"",
-                                                    0xD800 + (((code - 0x10000) >> 10U) & 0x3FFU),
-                                                    0xDC00 + ((code - 0x10000) & 0x3FFU)));
-    if (!parsed || code > 0x10FFFF) {
+    if (!utf8proc_codepoint_valid(static_cast<utf8proc_int32_t>(code))) {
       fail();
     }
-    text += parsed->get<std::string>();
+    at_ += digits;
+    std::string text;
+    append_utf8(text, static_cast<int32_t>(code));
+    return text;
   }
 
   Json read_word() {
@@ -347,12 +334,11 @@ class LiteralParser {
     if (word == "None") {
       return nullptr;
     }
-    int64_t number = 0;
-    const auto [stop, failure] = std::from_chars(word.data(), word.data() + word.size(), number);
-    if (word.empty() || failure != std::errc() || stop != word.data() + word.size()) {
+    const auto number = parse_int(word);
+    if (!number) {
       fail();
     }
-    return number;
+    return *number;
   }
 
   std::string_view text_;

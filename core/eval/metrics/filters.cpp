@@ -13,10 +13,10 @@ namespace moe::eval {
 namespace {
 
 struct Match {
-  size_t begin = 0, entry = 0;  // where, and which of the alternatives
+  size_t begin = 0, entry = 0;  // offset, index of the alternative
 };
 
-// Leftmost, then the first alternative: as a regular expression `a|b|c` searches.
+// Returns the leftmost match, then the first alternative, as the regular expression `a|b|c` does.
 std::optional<Match> search(std::string_view text, const std::vector<std::string>& alternatives,
                             bool whole_words, size_t from = 0) {
   for (size_t at = from; at <= text.size(); ++at) {
@@ -32,8 +32,8 @@ std::optional<Match> search(std::string_view text, const std::vector<std::string
   return std::nullopt;
 }
 
-// What stands after "(A)", "(B)", .. up to a line feed, '^' or '('.
-std::vector<std::string> options_of(const std::string& input) {
+// Returns the text after each "(A)", "(B)", .. up to a line feed, '^' or '(', normalized.
+std::vector<std::string> parse_options(const std::string& input) {
   std::vector<std::string> options;
   for (size_t at = 0; at + 2 < input.size(); ++at) {
     if (input[at] == '(' && input[at + 1] >= 'A' && input[at + 1] <= 'Z' && input[at + 2] == ')') {
@@ -46,10 +46,10 @@ std::vector<std::string> options_of(const std::string& input) {
   return options;
 }
 
-std::string letter_of(size_t option) { return {'(', static_cast<char>('A' + option), ')'}; }
+std::string option_letter(size_t option) { return {'(', static_cast<char>('A' + option), ')'}; }
 
-// The length of an option in the harness's expression, where a backslash stands before each of
-// these; longer options are tried first.
+// Returns the length of an option in the harness's expression, which escapes these characters with
+// a backslash. The expression tries longer options first.
 int64_t escaped_length(const std::string& option) {
   return count_code_points(option) + std::count_if(option.begin(), option.end(), [](char c) {
            return std::string_view("+|^$~ \t\n\r\v\f").find(c) != std::string_view::npos;
@@ -65,15 +65,16 @@ std::string option_by_text(const std::string& answer, const std::vector<std::str
   if (!match) {
     return "";
   }
-  // Of equal texts the last letter stands: a later entry of the harness's dictionary replaces it.
+  // The last of equal texts wins: a later entry of the harness's dictionary replaces an earlier
+  // one.
   const std::string text = strip(longest_first[match->entry]);
   const auto last = std::find(options.rbegin(), options.rend(), text);
   return text.empty() || last == options.rend()
              ? text
-             : letter_of(static_cast<size_t>(options.rend() - last) - 1);
+             : option_letter(static_cast<size_t>(options.rend() - last) - 1);
 }
 
-// A colon, white space, the letter of an option.
+// Matches a colon, white space, the letter of an option.
 std::string option_after_colon(const std::string& answer, size_t options) {
   for (size_t at = answer.find(':'); at != std::string::npos; at = answer.find(':', at + 1)) {
     const std::string_view rest = left_strip(std::string_view(answer).substr(at + 1));
@@ -81,13 +82,13 @@ std::string option_after_colon(const std::string& answer, size_t options) {
       break;
     }
     if (!rest.empty() && rest[0] >= 'A' && static_cast<size_t>(rest[0] - 'A') < options) {
-      return letter_of(static_cast<size_t>(rest[0] - 'A'));
+      return option_letter(static_cast<size_t>(rest[0] - 'A'));
     }
   }
   return "";
 }
 
-std::string run_of(std::string_view text, std::string_view characters) {
+std::string first_run(std::string_view text, std::string_view characters) {
   const size_t begin = text.find_first_of(characters);
   if (begin == std::string_view::npos) {
     return kNoMatch;
@@ -96,7 +97,7 @@ std::string run_of(std::string_view text, std::string_view characters) {
   return strip(text.substr(begin, end - begin));
 }
 
-std::string without_marks(std::string text) {
+std::string normalize(std::string text) {
   const size_t end = text.ends_with('\n') ? text.size() - 1 : text.size();
   if (text.ends_with('.')) {
     text.pop_back();
@@ -105,6 +106,167 @@ std::string without_marks(std::string text) {
   }
   std::erase_if(text, [](char c) { return c == ',' || c == '\n' || c == '\\' || c == '"'; });
   return lower(text);
+}
+
+// Numbers such as "twenty three thousand and five". NumberSearch backtracks as the harness's
+// regular expression does and has its gaps: a lone "six" is no number. read_number() follows
+// word2number 1.1.
+
+// Returns the alternatives of a number word in the expression's order. Only some places of the
+// expression accept a stem such as "six", or "eight", without an ending.
+std::vector<std::string> number_words(bool bare_stems, bool bare_eight) {
+  std::vector<std::string> words = {"zero", "one", "two", "three", "four", "five"};
+  for (const char* stem : {"twen", "thir", "for", "fif", "six", "seven", "nine"}) {
+    if (bare_stems) {
+      words.emplace_back(stem);
+    }
+    words.push_back(std::string(stem) + "teen");
+    words.push_back(std::string(stem) + "ty");
+  }
+  if (bare_eight) {
+    words.emplace_back("eight");
+  }
+  for (const char* word : {"eighteen", "eighty", "ten", "eleven", "twelve", "fourteen", "hundred",
+                           "thousand", "million", "billion", "trillion"}) {
+    words.emplace_back(word);
+  }
+  return words;
+}
+
+// Matches a first word, at least one word or separator, and a last word; or the last word alone.
+class NumberSearch {
+ public:
+  explicit NumberSearch(std::string_view text) : text_(text) {}
+
+  std::optional<std::string> first() {
+    for (size_t begin = 0; begin < text_.size(); ++begin) {
+      for (const auto& word : first_) {
+        if (text_.substr(begin).starts_with(word)) {
+          if (const auto end = match_rest(begin + word.size(), false)) {
+            return std::string(text_.substr(begin, *end - begin));
+          }
+        }
+      }
+      if (const auto end = match_last(begin)) {
+        return std::string(text_.substr(begin, *end - begin));
+      }
+    }
+    return std::nullopt;
+  }
+
+ private:
+  std::optional<size_t> match_last(size_t at) const {
+    for (const auto& word : last_) {
+      if (text_.substr(at).starts_with(word)) {
+        return at + word.size();
+      }
+    }
+    return std::nullopt;
+  }
+
+  // Greedy: tries the longest sequence of words and separators first.
+  std::optional<size_t> match_rest(size_t at, bool any_before) {
+    if (any_before && failed_.contains(at)) {
+      return std::nullopt;
+    }
+    for (const auto& word : middle_) {
+      if (text_.substr(at).starts_with(word)) {
+        if (const auto end = match_rest(at + word.size(), true)) {
+          return end;
+        }
+      }
+    }
+    const auto end = any_before ? match_last(at) : std::nullopt;
+    if (any_before && !end) {
+      failed_.insert(at);
+    }
+    return end;
+  }
+
+  static std::vector<std::string> with_separators() {
+    std::vector<std::string> words = number_words(true, false);
+    for (const char* separator : {" ", "\t", "\f", "\v", "\xC2\xA0", ",", "and", "&"}) {
+      words.emplace_back(separator);
+    }
+    return words;
+  }
+
+  std::string_view text_;
+  std::vector<std::string> first_ = number_words(false, true);
+  std::vector<std::string> middle_ = with_separators();
+  std::vector<std::string> last_ = number_words(false, false);
+  std::set<size_t> failed_;
+};
+
+const std::map<std::string, int64_t>& number_values() {
+  static const std::map<std::string, int64_t> values = {
+      {"zero", 0},      {"one", 1},         {"two", 2},           {"three", 3},
+      {"four", 4},      {"five", 5},        {"six", 6},           {"seven", 7},
+      {"eight", 8},     {"nine", 9},        {"ten", 10},          {"eleven", 11},
+      {"twelve", 12},   {"thirteen", 13},   {"fourteen", 14},     {"fifteen", 15},
+      {"sixteen", 16},  {"seventeen", 17},  {"eighteen", 18},     {"nineteen", 19},
+      {"twenty", 20},   {"thirty", 30},     {"forty", 40},        {"fifty", 50},
+      {"sixty", 60},    {"seventy", 70},    {"eighty", 80},       {"ninety", 90},
+      {"hundred", 100}, {"thousand", 1000}, {"million", 1000000}, {"billion", 1000000000}};
+  return values;
+}
+
+// word2number's number_formation: combines up to four numbers below a thousand.
+std::optional<int64_t> combine(const std::vector<int64_t>& n) {
+  switch (n.size()) {
+    case 0:
+      return std::nullopt;
+    case 2:
+      return n[0] == 100 || n[1] == 100 ? n[0] * n[1] : n[0] + n[1];
+    case 3:
+      return n[0] * n[1] + n[2];
+    case 4:
+      return n[0] * n[1] + n[2] + n[3];
+    default:
+      return n[0];
+  }
+}
+
+// word2number's word_to_num without decimals; nothing where it raises an error.
+std::optional<int64_t> read_number(const std::string& text) {
+  std::vector<int64_t> numbers;
+  for (const auto& word : split_words(text)) {
+    if (const auto found = number_values().find(word); found != number_values().end()) {
+      numbers.push_back(found->second);
+    }
+  }
+  if (numbers.size() == 1) {
+    return numbers[0];
+  }
+  int64_t total = 0;
+  auto begin = numbers.begin();
+  for (const int64_t scale : {1000000000, 1000000, 1000}) {
+    if (std::count(numbers.begin(), numbers.end(), scale) > 1) {
+      return std::nullopt;
+    }
+    const auto found = std::find(numbers.begin(), numbers.end(), scale);
+    if (found == numbers.end()) {
+      continue;
+    }
+    const auto multiplier = found < begin ? std::nullopt : combine({begin, found});
+    if (!multiplier) {
+      return std::nullopt;
+    }
+    total += *multiplier * scale;
+    begin = found + 1;
+  }
+  if (begin == numbers.end()) {
+    return numbers.empty() ? std::nullopt : std::optional<int64_t>(total);
+  }
+  return total + *combine({begin, numbers.end()});
+}
+
+// Returns the digits of the first number in English words; empty if there is none or word2number
+// cannot read it.
+std::string first_number_in_words(std::string_view text) {
+  const auto phrase = NumberSearch(text).first();
+  const auto number = phrase ? read_number(*phrase) : std::nullopt;
+  return number ? std::to_string(*number) : "";
 }
 
 }  // namespace
@@ -137,7 +299,7 @@ std::string first_option(const std::string& answer, const OrderedJson& document)
       return answer.substr(at, 3);
     }
   }
-  const auto options = options_of(document.at("input").get<std::string>());
+  const auto options = parse_options(document.at("input").get<std::string>());
   std::string option = option_by_text(answer, options);
   if (option.empty()) {
     option = option_after_colon(answer, options.size());
@@ -146,7 +308,7 @@ std::string first_option(const std::string& answer, const OrderedJson& document)
 }
 
 std::string first_number(const std::string& answer, const OrderedJson&) {
-  const std::string digits = run_of(answer, "-0123456789");
+  const std::string digits = first_run(answer, "-0123456789");
   if (digits != kNoMatch) {
     return digits;
   }
@@ -155,7 +317,7 @@ std::string first_number(const std::string& answer, const OrderedJson&) {
 }
 
 std::string first_brackets(const std::string& answer, const OrderedJson&) {
-  return run_of(answer, "\" [](<{}>)");
+  return first_run(answer, "\" [](<{}>)");
 }
 
 std::string sorted_words(const std::string& answer, const OrderedJson& document) {
@@ -183,173 +345,8 @@ std::string sorted_words(const std::string& answer, const OrderedJson& document)
 double exact_match(const std::string& answer, const std::string& target,
                    bool ignores_case_and_marks) {
   const bool same =
-      ignores_case_and_marks ? without_marks(answer) == without_marks(target) : answer == target;
+      ignores_case_and_marks ? normalize(answer) == normalize(target) : answer == target;
   return same ? 1.0 : 0.0;
-}
-
-// "twenty three thousand and five": found by a backtracking search that follows the harness's
-// regular expression (including what it cannot see: a lone "six" is no number to it), read by the
-// rules of word2number 1.1.
-
-namespace {
-
-using Words = std::vector<std::string>;
-
-// The alternatives of a number word in their order. Whether a stem such as "six" and "eight" stand
-// without an ending differs from place to place in the expression.
-Words number_words(bool bare_stems, bool bare_eight) {
-  Words words = {"zero", "one", "two", "three", "four", "five"};
-  for (const char* stem : {"twen", "thir", "for", "fif", "six", "seven", "nine"}) {
-    if (bare_stems) {
-      words.emplace_back(stem);
-    }
-    words.push_back(std::string(stem) + "teen");
-    words.push_back(std::string(stem) + "ty");
-  }
-  if (bare_eight) {
-    words.emplace_back("eight");
-  }
-  for (const char* word : {"eighteen", "eighty", "ten", "eleven", "twelve", "fourteen", "hundred",
-                           "thousand", "million", "billion", "trillion"}) {
-    words.emplace_back(word);
-  }
-  return words;
-}
-
-// A first word, at least one word or separator, a last word; or the last word alone.
-class NumberSearch {
- public:
-  explicit NumberSearch(std::string_view text) : text_(text) {}
-
-  std::optional<std::string> first() {
-    for (size_t begin = 0; begin < text_.size(); ++begin) {
-      for (const auto& word : first_) {
-        if (text_.substr(begin).starts_with(word)) {
-          if (const auto end = match_rest(begin + word.size(), false)) {
-            return std::string(text_.substr(begin, *end - begin));
-          }
-        }
-      }
-      if (const auto end = match_last(begin)) {
-        return std::string(text_.substr(begin, *end - begin));
-      }
-    }
-    return std::nullopt;
-  }
-
- private:
-  std::optional<size_t> match_last(size_t at) const {
-    for (const auto& word : last_) {
-      if (text_.substr(at).starts_with(word)) {
-        return at + word.size();
-      }
-    }
-    return std::nullopt;
-  }
-
-  // As many words and separators as there are, then one fewer, ..
-  std::optional<size_t> match_rest(size_t at, bool any_before) {
-    if (any_before && failed_.contains(at)) {
-      return std::nullopt;
-    }
-    for (const auto& word : middle_) {
-      if (text_.substr(at).starts_with(word)) {
-        if (const auto end = match_rest(at + word.size(), true)) {
-          return end;
-        }
-      }
-    }
-    const auto end = any_before ? match_last(at) : std::nullopt;
-    if (any_before && !end) {
-      failed_.insert(at);
-    }
-    return end;
-  }
-
-  static Words with_separators() {
-    Words words = number_words(true, false);
-    for (const char* separator : {" ", "\t", "\f", "\v", "\xC2\xA0", ",", "and", "&"}) {
-      words.emplace_back(separator);
-    }
-    return words;
-  }
-
-  std::string_view text_;
-  Words first_ = number_words(false, true);
-  Words middle_ = with_separators();
-  Words last_ = number_words(false, false);
-  std::set<size_t> failed_;
-};
-
-const std::map<std::string, int64_t>& values() {
-  static const std::map<std::string, int64_t> values = {
-      {"zero", 0},      {"one", 1},         {"two", 2},           {"three", 3},
-      {"four", 4},      {"five", 5},        {"six", 6},           {"seven", 7},
-      {"eight", 8},     {"nine", 9},        {"ten", 10},          {"eleven", 11},
-      {"twelve", 12},   {"thirteen", 13},   {"fourteen", 14},     {"fifteen", 15},
-      {"sixteen", 16},  {"seventeen", 17},  {"eighteen", 18},     {"nineteen", 19},
-      {"twenty", 20},   {"thirty", 30},     {"forty", 40},        {"fifty", 50},
-      {"sixty", 60},    {"seventy", 70},    {"eighty", 80},       {"ninety", 90},
-      {"hundred", 100}, {"thousand", 1000}, {"million", 1000000}, {"billion", 1000000000}};
-  return values;
-}
-
-// number_formation: up to four numbers below a thousand.
-std::optional<int64_t> form(const std::vector<int64_t>& n) {
-  switch (n.size()) {
-    case 0:
-      return std::nullopt;
-    case 2:
-      return n[0] == 100 || n[1] == 100 ? n[0] * n[1] : n[0] + n[1];
-    case 3:
-      return n[0] * n[1] + n[2];
-    case 4:
-      return n[0] * n[1] + n[2] + n[3];
-    default:
-      return n[0];
-  }
-}
-
-// word_to_num without decimals; none where it raises an error.
-std::optional<int64_t> read_number(const std::string& text) {
-  std::vector<int64_t> numbers;
-  for (const auto& word : split_words(text)) {
-    if (const auto found = values().find(word); found != values().end()) {
-      numbers.push_back(found->second);
-    }
-  }
-  if (numbers.size() == 1) {
-    return numbers[0];
-  }
-  int64_t total = 0;
-  auto begin = numbers.begin();
-  for (const int64_t scale : {1000000000, 1000000, 1000}) {
-    if (std::count(numbers.begin(), numbers.end(), scale) > 1) {
-      return std::nullopt;
-    }
-    const auto found = std::find(numbers.begin(), numbers.end(), scale);
-    if (found == numbers.end()) {
-      continue;
-    }
-    const auto multiplier = found < begin ? std::nullopt : form({begin, found});
-    if (!multiplier) {
-      return std::nullopt;
-    }
-    total += *multiplier * scale;
-    begin = found + 1;
-  }
-  if (begin == numbers.end()) {
-    return numbers.empty() ? std::nullopt : std::optional<int64_t>(total);
-  }
-  return total + *form({begin, numbers.end()});
-}
-
-}  // namespace
-
-std::string first_number_in_words(std::string_view text) {
-  const auto phrase = NumberSearch(text).first();
-  const auto number = phrase ? read_number(*phrase) : std::nullopt;
-  return number ? std::to_string(*number) : "";
 }
 
 }  // namespace moe::eval

@@ -1,6 +1,6 @@
 #pragma once
-// What a generated answer is reduced to before it is compared: lm-evaluation-harness' filters of
-// BIG-Bench-Hard (tasks/bbh/zeroshot of 0.4.13), as plain searches.
+// Filters of generated answers: lm-evaluation-harness' filters of BIG-Bench-Hard
+// (tasks/bbh/zeroshot of 0.4.13), written as plain searches instead of regular expressions.
 
 #include <string>
 #include <string_view>
@@ -10,39 +10,36 @@
 
 namespace moe::eval {
 
-inline constexpr const char* kNoMatch = "[invalid]";
+inline constexpr const char* kNoMatch = "[invalid]";  // what a filter returns without a match
 
-// The first of `words` in `answer` that stands between word boundaries.
+// Returns the first of `words` that occurs in `answer` between word boundaries.
 std::string first_word(std::string_view answer, const std::vector<std::string>& words);
 
-// A phrase of a group stands for the group's value: {"no", {"no", "not plausible"}}. Case is
-// ignored.
+// Phrases with the same meaning: {"no", {"no", "not plausible"}}.
 struct Phrases {
   std::string value;
   std::vector<std::string> phrases;
 };
+// Returns the value of the first phrase in `answer`, ignoring case.
 std::string first_phrase(std::string_view answer, const std::vector<Phrases>& groups);
 
-// "(A)" as it is written; else the letter of the first option whose text occurs (case and
-// punctuation ignored), else of the first ": A". Options are read from the document's "input".
+// Returns "(A)" as written; else the letter of the first option whose text occurs (ignoring case
+// and punctuation); else that of the first ": A". The options come from the document's "input".
 std::string first_option(const std::string& answer, const OrderedJson& document);
 
-// The first run of digits and minus signs, else a number in English words.
+// Returns the first run of digits and minus signs; else the number that is written in words, as
+// word2number 1.1 reads it.
 std::string first_number(const std::string& answer, const OrderedJson& document);
 
-// The first run of brackets, quotes and spaces, stripped.
+// Returns the first run of brackets, quotes and spaces, stripped.
 std::string first_brackets(const std::string& answer, const OrderedJson& document);
 
-// The words of the document's list in the order of their last occurrence.
+// Returns the words of the document's list in the order of their last occurrence in `answer`.
 std::string sorted_words(const std::string& answer, const OrderedJson& document);
 
-// exact_match: 1 or 0. `ignores_case_and_marks` drops a last full stop, commas, line feeds,
-// backslashes, double quotes, and case.
+// The metric exact_match: 1 or 0. `ignores_case_and_marks` drops a trailing full stop, commas, line
+// feeds, backslashes, double quotes, and case.
 double exact_match(const std::string& answer, const std::string& target,
                    bool ignores_case_and_marks);
-
-// Returns the digits of the first number in English words, as the harness' regular expression finds
-// it and word2number 1.1 reads it; empty if there is none or it cannot be read.
-std::string first_number_in_words(std::string_view text);
 
 }  // namespace moe::eval

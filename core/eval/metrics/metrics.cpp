@@ -1,62 +1,56 @@
 #include "core/eval/metrics/metrics.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <set>
 
 #include "core/base/error.h"
 #include "core/eval/formats/text.h"
-#include "core/eval/metrics/python_random.h"
 
 namespace moe::eval {
+
 namespace {
 
-double right(const Question& question, int64_t pick) { return pick == question.gold ? 1.0 : 0.0; }
-
-// The pick when each sum is divided by its choice's length.
-template <typename Length>
-int64_t pick_by_length(const Question& question, const QuestionScores& scores, Length length_of) {
-  MOE_CHECK(scores.size() == question.choices.size(), "{} {}", scores.size(),
-            question.choices.size());
-  std::vector<double> values;
-  for (size_t i = 0; i < scores.size(); ++i) {
-    const auto length = static_cast<double>(length_of(question.choices[i]));
-    values.push_back(length == 0 ? -std::numeric_limits<double>::infinity()
-                                 : scores[i].logprob / length);
+int64_t best_choice(const QuestionScores& scores) {
+  std::vector<double> sums;
+  for (const auto& score : scores) {
+    sums.push_back(score.logprob);
   }
-  return first_largest(values);
+  return first_largest(sums);
 }
 
-double acc(const Question& question, const QuestionScores& scores) {
-  return right(question, pick_of(scores));
+// Returns a metric: 1 if the choice with the largest log-probability / length is right, else 0.
+template <typename Length>
+auto accuracy(Length length_of_choice) {
+  return [length_of_choice](const Question& question, const QuestionScores& scores) {
+    MOE_CHECK(scores.size() == question.choices.size(), "{} {}", scores.size(),
+              question.choices.size());
+    std::vector<double> values;
+    for (size_t i = 0; i < scores.size(); ++i) {
+      const auto length = static_cast<double>(length_of_choice(question.choices[i]));
+      values.push_back(length == 0 ? -std::numeric_limits<double>::infinity()
+                                   : scores[i].logprob / length);
+    }
+    return first_largest(values) == question.gold ? 1.0 : 0.0;
+  };
 }
 
-double acc_norm(const Question& question, const QuestionScores& scores) {
-  return right(question, pick_by_length(question, scores, [](const std::string& choice) {
-                 return count_code_points(choice);
-               }));
-}
-
-double acc_bytes(const Question& question, const QuestionScores& scores) {
-  return right(question, pick_by_length(question, scores,
-                                        [](const std::string& choice) { return choice.size(); }));
-}
-
-double exact_match_of_pick(const Question& question, const QuestionScores& scores) {
+double exact_match_of_gold(const Question& question, const QuestionScores& scores) {
   return question.gold >= 0 && scores[static_cast<size_t>(question.gold)].is_greedy ? 1.0 : 0.0;
 }
 
-double pick_value(const Question&, const QuestionScores& scores) {
-  return static_cast<double>(pick_of(scores));
+double chosen_class(const Question&, const QuestionScores& scores) {
+  return static_cast<double>(best_choice(scores));
 }
 
-// A softmax over the sums. (The harness exponentiates them as they are: the same results, but none
-// where every sum is below -745.)
-double mass_of_right_answers(const Question& question, const QuestionScores& scores) {
+// Subtracts the largest log-probability before exp(). The harness does not, so its result is NaN if
+// all log-probabilities are below -745; else it is the same.
+double mc2(const Question& question, const QuestionScores& scores) {
   const auto& labels = question.fields.at("mc2_targets").at("labels");
   MOE_CHECK(labels.size() == scores.size(), "{} {}", labels.size(), scores.size());
-  const double largest = scores[static_cast<size_t>(pick_of(scores))].logprob;
+  const double largest = scores[static_cast<size_t>(best_choice(scores))].logprob;
   double all = 0, good = 0;
   for (size_t i = 0; i < scores.size(); ++i) {
     const double mass = std::exp(scores[i].logprob - largest);
@@ -87,10 +81,10 @@ double word_f1(const std::string& prediction, const std::string& truth) {
   return 2 * precision * recall / (precision + recall);
 }
 
-// The best of `compare` over the document's right answers.
+// Returns the maximum of compare(chosen entity, right answer) over the document's right answers.
 template <typename Compare>
 double best_entity(const Question& question, const QuestionScores& scores, Compare compare) {
-  const auto pick = static_cast<size_t>(pick_of(scores));
+  const auto pick = static_cast<size_t>(best_choice(scores));
   const auto prediction = question.fields.at("entities").at(pick).get<std::string>();
   double best = 0;
   for (const auto& answer : question.fields.at("answers")) {
@@ -98,8 +92,6 @@ double best_entity(const Question& question, const QuestionScores& scores, Compa
   }
   return best;
 }
-
-// One number of many.
 
 double sum_of(const std::vector<double>& values) {
   double sum = 0;
@@ -118,11 +110,8 @@ double sample_deviation(const std::vector<double>& values) {
   return std::sqrt(squares / static_cast<double>(values.size() - 1));
 }
 
-double exp_of_minus_mean(const std::vector<double>& values) {
-  return std::exp(-sum_of(values) / static_cast<double>(values.size()));
-}
-
-// Chunks of up to 1000 samples, chunk i drawn by Random(i).
+// Returns the standard deviation over bootstrap samples, drawn in chunks of up to 1000; chunk i
+// uses random.Random(i), as in the harness.
 double bootstrap_deviation(const std::vector<double>& values, int64_t resamples) {
   const int64_t chunk = std::min<int64_t>(1000, resamples);
   std::vector<double> statistics;
@@ -140,7 +129,7 @@ double bootstrap_deviation(const std::vector<double>& values, int64_t resamples)
   return sample_deviation(statistics);
 }
 
-// F1 of one class; 0 where it is neither right nor chosen anywhere.
+// Returns the F1 of class `kind`; 0 if the class is never right and never chosen.
 double class_f1(const std::vector<double>& picks, const std::vector<int64_t>& golds, int64_t kind) {
   MOE_CHECK(picks.size() == golds.size(), "{} {}", picks.size(), golds.size());
   int64_t both = 0, either = 0;
@@ -164,21 +153,13 @@ int64_t first_largest(const std::vector<double>& values) {
   return static_cast<int64_t>(best);
 }
 
-int64_t pick_of(const QuestionScores& scores) {
-  std::vector<double> sums;
-  for (const auto& score : scores) {
-    sums.push_back(score.logprob);
-  }
-  return first_largest(sums);
-}
-
 const std::vector<Metric>& choice_metrics() {
   static const std::vector<Metric> metrics = {
-      {"acc", acc},
-      {"acc_norm", acc_norm},
-      {"acc_bytes", acc_bytes},
-      {"exact_match", exact_match_of_pick},
-      {"f1", pick_value, Aggregation::kBinaryF1},
+      {"acc", accuracy([](const std::string&) { return 1; })},
+      {"acc_norm", accuracy(count_code_points)},
+      {"acc_bytes", accuracy([](const std::string& choice) { return choice.size(); })},
+      {"exact_match", exact_match_of_gold},
+      {"f1", chosen_class, Aggregation::kBinaryF1},
   };
   return metrics;
 }
@@ -194,8 +175,27 @@ Metric choice_metric(const std::string& name) {
   throw UserError("metric '{}' is unknown; known: {}", name, fmt::join(known, ", "));
 }
 
-Metric macro_f1() { return {"f1", pick_value, Aggregation::kMacroF1}; }
-Metric answer_mass() { return {"acc", mass_of_right_answers}; }
+Metric known_task_metric(const std::string& name) {
+  if (name == "macro_f1") {
+    return {"f1", chosen_class, Aggregation::kMacroF1};
+  }
+  if (name == "mc2") {
+    return {"acc", mc2};
+  }
+  if (name == "record_f1") {
+    return {"f1", [](const Question& question, const QuestionScores& scores) {
+              return best_entity(question, scores, word_f1);
+            }};
+  }
+  if (name == "record_em") {
+    return {"em", [](const Question& question, const QuestionScores& scores) {
+              return best_entity(question, scores, [](const std::string& a, const std::string& b) {
+                return squad_words(a) == squad_words(b) ? 1.0 : 0.0;
+              });
+            }};
+  }
+  return choice_metric(name);
+}
 
 Metric greedy() {
   return {"acc", [](const Question&, const QuestionScores& scores) {
@@ -207,20 +207,6 @@ Metric perplexity() {
   return {"perplexity",
           [](const Question&, const QuestionScores& scores) { return scores.at(0).logprob; },
           Aggregation::kPerplexity, false};
-}
-
-Metric entity_f1() {
-  return {"f1", [](const Question& question, const QuestionScores& scores) {
-            return best_entity(question, scores, word_f1);
-          }};
-}
-
-Metric entity_match() {
-  return {"em", [](const Question& question, const QuestionScores& scores) {
-            return best_entity(question, scores, [](const std::string& a, const std::string& b) {
-              return squad_words(a) == squad_words(b) ? 1.0 : 0.0;
-            });
-          }};
 }
 
 std::vector<std::string> squad_words(const std::string& text) {
@@ -247,7 +233,7 @@ std::vector<std::string> squad_words(const std::string& text) {
   return split_words(result);
 }
 
-Mean mean_of(const std::vector<double>& values) {
+Mean compute_mean(const std::vector<double>& values) {
   MOE_CHECK(!values.empty(), "no values");
   const auto n = static_cast<double>(values.size());
   Mean mean{sum_of(values) / n, std::nullopt};
@@ -262,13 +248,13 @@ Mean aggregate(const Metric& metric, const std::vector<double>& values,
   MOE_CHECK(!values.empty(), "no values");
   switch (metric.aggregation) {
     case Aggregation::kMean:
-      return mean_of(values);
+      return compute_mean(values);
     case Aggregation::kBinaryF1:
       return {class_f1(values, golds, 1), std::nullopt};
     case Aggregation::kMacroF1:
       break;
     case Aggregation::kPerplexity: {
-      Mean mean{exp_of_minus_mean(values), std::nullopt};
+      Mean mean{std::exp(-sum_of(values) / static_cast<double>(values.size())), std::nullopt};
       if (values.size() > 1 && resamples > 0) {
         mean.standard_error = bootstrap_deviation(values, resamples);
       }
@@ -280,6 +266,91 @@ Mean aggregate(const Metric& metric, const std::vector<double>& values,
     sum += class_f1(values, golds, kind);
   }
   return {sum / 3, std::nullopt};
+}
+
+// MT19937 (Matsumoto and Nishimura, 1998), seeded by an array as in CPython. std::mt19937 does not
+// have this seeding.
+
+PythonRandom::PythonRandom(uint32_t seed) : state_() {
+  state_[0] = 19650218U;
+  for (uint32_t i = 1; i < 624; ++i) {
+    state_[i] = 1812433253U * (state_[i - 1] ^ (state_[i - 1] >> 30U)) + i;
+  }
+  uint32_t at = 1;
+  const auto advance = [&] {
+    if (++at == 624) {
+      state_[0] = state_[623];
+      at = 1;
+    }
+  };
+  for (int i = 0; i < 624; ++i) {  // the seed as an array of one word
+    state_[at] = (state_[at] ^ ((state_[at - 1] ^ (state_[at - 1] >> 30U)) * 1664525U)) + seed;
+    advance();
+  }
+  for (int i = 0; i < 623; ++i) {
+    state_[at] = (state_[at] ^ ((state_[at - 1] ^ (state_[at - 1] >> 30U)) * 1566083941U)) - at;
+    advance();
+  }
+  state_[0] = 0x80000000U;
+}
+
+uint32_t PythonRandom::next() {
+  if (at_ == 624) {
+    for (size_t i = 0; i < 624; ++i) {
+      const uint32_t y = (state_[i] & 0x80000000U) | (state_[(i + 1) % 624] & 0x7FFFFFFFU);
+      state_[i] = state_[(i + 397) % 624] ^ (y >> 1U) ^ ((y & 1U) != 0 ? 0x9908B0DFU : 0U);
+    }
+    at_ = 0;
+  }
+  uint32_t y = state_[at_++];
+  y ^= y >> 11U;
+  y ^= (y << 7U) & 0x9D2C5680U;
+  y ^= (y << 15U) & 0xEFC60000U;
+  return y ^ (y >> 18U);
+}
+
+double PythonRandom::uniform() {
+  const uint32_t high = next() >> 5U;
+  const uint32_t low = next() >> 6U;
+  return (high * 67108864.0 + low) / 9007199254740992.0;
+}
+
+uint64_t PythonRandom::below(uint64_t n) {
+  MOE_CHECK(n > 0 && n < (uint64_t{1} << 32U), "{}", n);
+  const auto bits = static_cast<uint32_t>(64 - __builtin_clzll(n));
+  uint64_t value = n;
+  while (value >= n) {
+    value = next() >> (32U - bits);
+  }
+  return value;
+}
+
+std::vector<uint64_t> PythonRandom::sample(uint64_t n, uint64_t k) {
+  MOE_CHECK(k <= n, "{} of {}", k, n);
+  // CPython draws from a list of all n indices up to this n, and above it with a set of drawn ones.
+  double set_size = 21;
+  if (k > 5) {
+    set_size += std::pow(4, std::ceil(std::log(static_cast<double>(k * 3)) / std::log(4.0)));
+  }
+  std::vector<uint64_t> drawn;
+  if (static_cast<double>(n) <= set_size) {
+    std::vector<uint64_t> pool(n);
+    std::iota(pool.begin(), pool.end(), uint64_t{0});
+    for (uint64_t i = 0; i < k; ++i) {
+      const uint64_t j = below(n - i);
+      drawn.push_back(pool[j]);
+      pool[j] = pool[n - i - 1];
+    }
+    return drawn;
+  }
+  std::set<uint64_t> taken;
+  while (drawn.size() < k) {
+    const uint64_t j = below(n);
+    if (taken.insert(j).second) {
+      drawn.push_back(j);
+    }
+  }
+  return drawn;
 }
 
 }  // namespace moe::eval

@@ -5,7 +5,6 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
-#include "core/eval/formats/lines.h"
 
 namespace moe::eval {
 
@@ -13,24 +12,21 @@ namespace fs = std::filesystem;
 
 namespace {
 
-bool is_log_of(const std::string& file, const std::string& task) {
-  const std::string begin = "samples_" + task;
-  if (!file.starts_with(begin) || !file.ends_with(".jsonl")) {
+bool is_log_name(const std::string& file, const std::string& task) {
+  const std::string begin = "samples_" + task, end = ".jsonl";
+  if (!file.starts_with(begin) || !file.ends_with(end)) {
     return false;
   }
-  const std::string rest = file.substr(begin.size(), file.size() - begin.size() - 6);
-  const auto is_digit = [&](size_t i) {
-    return i < rest.size() && rest[i] >= '0' && rest[i] <= '9';
-  };
-  return rest.empty() || (rest[0] == '_' && is_digit(1) && is_digit(2) && is_digit(3) &&
-                          is_digit(4) && rest.size() > 5 && rest[5] == '-');  // _2024-05-01T..
+  const std::string rest = file.substr(begin.size(), file.size() - begin.size() - end.size());
+  const auto digits = rest.find_first_not_of("0123456789", 1);
+  return rest.empty() || (rest[0] == '_' && digits == 5 && rest[5] == '-');  // _2024-05-01T..
 }
 
 fs::path find_log(const fs::path& folder, const std::string& task) {
   fs::path last;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    if (entry.is_regular_file() && is_log_of(name, task) &&
+    if (entry.is_regular_file() && is_log_name(name, task) &&
         (last.empty() || name > last.filename().string())) {
       last = entry.path();
     }
@@ -87,7 +83,7 @@ Difference compare_metric(const TaskReport& report, const Metric& metric, const 
   if (gaps.empty()) {
     return difference;
   }
-  const Mean gap = mean_of(gaps);
+  const Mean gap = compute_mean(gaps);
   difference.ours = ours / static_cast<double>(gaps.size());
   difference.theirs = theirs / static_cast<double>(gaps.size());
   difference.error = gap.standard_error.value_or(0);
@@ -150,24 +146,24 @@ double mcnemar(int64_t b, int64_t c) {
 }
 
 std::string to_table(const std::vector<Difference>& differences) {
-  size_t task = 4, metric = 6;
-  for (const auto& difference : differences) {
-    task = std::max(task, difference.task.size());
-    metric = std::max(metric, metric_name(difference).size());
-  }
-  std::string table = fmt::format(
-      "{:<{}}  {:<{}}  {:>6}  {:>8}  {:>8}  {:>8}  {:>7}  {:>6}  {:>7}  {:>7}\n", "Task", task,
-      "Metric", metric, "n", "this", "other", "change", "stderr", "only", "only", "p");
-  table += fmt::format("{:<{}}  {:<{}}  {:>6}  {:>8}  {:>8}  {:>8}  {:>7}  {:>6}  {:>7}  {:>7}\n",
-                       "", task, "", metric, "", "", "", "", "", "this", "other", "");
+  // The padding of the header is the minimum width of the columns.
+  std::vector<std::vector<std::string>> rows = {
+      {"Task", "Metric", "     n", "    this", "   other", "  change", " stderr", "  only",
+       "   only", "      p"},
+      {"", "", "", "", "", "", "", "this", "other", ""}};
   for (const auto& d : differences) {
-    table += fmt::format(
-        "{:<{}}  {:<{}}  {:>6}  {:>8.4f}  {:>8.4f}  {:>+8.4f}  {:>7.4f}  {:>6}  {:>7}  {:>7.4f}\n",
-        d.task, task, metric_name(d), metric, d.questions, d.ours, d.theirs, d.ours - d.theirs,
-        d.error, d.is_binary ? std::to_string(d.only_ours) : "-",
-        d.is_binary ? std::to_string(d.only_theirs) : "-", d.p);
+    rows.push_back({d.task, metric_name(d), std::to_string(d.questions)});
+    for (const double mean : {d.ours, d.theirs}) {
+      rows.back().push_back(fmt::format("{:.4f}", mean));
+    }
+    rows.back().push_back(fmt::format("{:+.4f}", d.ours - d.theirs));
+    rows.back().push_back(fmt::format("{:.4f}", d.error));
+    for (const int64_t only : {d.only_ours, d.only_theirs}) {
+      rows.back().push_back(d.is_binary ? std::to_string(only) : "-");
+    }
+    rows.back().push_back(fmt::format("{:.4f}", d.p));
   }
-  return table;
+  return align_columns(rows, /*left_columns=*/{0, 1});
 }
 
 std::string to_item_list(const std::vector<Difference>& differences) {

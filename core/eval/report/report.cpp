@@ -1,11 +1,10 @@
-// A run in numbers: means of groups and papers, the table for people, the files.
-
 #include "core/eval/report/report.h"
 
 #include <algorithm>
 
 #include "core/base/error.h"
 #include "core/base/sha256.h"
+#include "core/base/version.h"
 #include "core/io/file.h"
 #include "core/io/output_checks.h"
 
@@ -13,6 +12,20 @@ namespace moe::eval {
 
 namespace {
 
+std::map<std::string, TaskAverage> task_averages(const RunReport& report, const std::string& metric,
+                                                 const std::string& fallback) {
+  std::map<std::string, TaskAverage> tasks;
+  for (const auto& task : report.tasks) {
+    auto mean = task.metrics.find(metric);
+    mean = mean == task.metrics.end() ? task.metrics.find(fallback) : mean;
+    if (mean != task.metrics.end()) {
+      tasks[task.loaded.task.name] = {mean->second, task.questions()};
+    }
+  }
+  return tasks;
+}
+
+// Returns the means of tasks and groups under the keys of paper_tables().
 std::map<std::string, double> values_by_name(const RunReport& report) {
   std::map<std::string, double> values;
   for (const auto& task : report.tasks) {
@@ -21,13 +34,8 @@ std::map<std::string, double> values_by_name(const RunReport& report) {
     }
   }
   for (const auto& group : known_groups()) {
-    std::map<std::string, TaskAverage> tasks;
-    for (const auto& task : report.tasks) {
-      if (const auto mean = task.metrics.find(group.metric); mean != task.metrics.end()) {
-        tasks[task.loaded.task.name] = {mean->second, task.questions()};
-      }
-    }
-    const auto members = tasks_of(group);
+    const auto tasks = task_averages(report, group.metric, group.metric);
+    const auto members = group_tasks(group);
     const bool has_all = std::all_of(members.begin(), members.end(),
                                      [&](const auto& member) { return tasks.contains(member); });
     if (has_all && !group.metric.empty()) {
@@ -68,22 +76,221 @@ std::vector<Row> table_rows(const RunReport& report) {
   return rows;
 }
 
-bool is_number(size_t column) { return column != 0 && column != 4; }
+// Sets "arguments", "resps" and "filtered_resps" of a question whose choices were scored.
+void put_scores(OrderedJson& sample, const TaskReport& report, size_t index) {
+  const Question& question = report.loaded.questions[index];
+  sample["arguments"] = OrderedJson::object();
+  sample["resps"] = OrderedJson::array();
+  sample["filtered_resps"] = OrderedJson::array();
+  for (size_t i = 0; i < question.choices.size(); ++i) {
+    const Score& score = report.scores[index][i];
+    sample["arguments"][fmt::format("gen_args_{}", i)] = {{"arg_0", question.context_of(i)},
+                                                          {"arg_1", question.continuation_of(i)}};
+    const OrderedJson response = {fmt::format("{}", score.logprob),
+                                  score.is_greedy ? "True" : "False"};
+    sample["resps"].push_back(OrderedJson::array({response}));
+    sample["filtered_resps"].push_back(response);
+  }
+}
+
+// Sets "arguments", "resps" and "filtered_resps" of a generated answer.
+void put_answer(OrderedJson& sample, const TaskReport& report, size_t index,
+                const std::string& filter) {
+  const std::string& answer = report.answers[index];
+  const OrderedJson settings = {
+      {"until", report.loaded.task.generation.until}, {"do_sample", false}, {"temperature", 0.0}};
+  sample["arguments"]["gen_args_0"] = {{"arg_0", report.loaded.questions[index].context},
+                                       {"arg_1", settings}};
+  sample["resps"] = OrderedJson::array({OrderedJson::array({answer})});
+  sample["filtered_resps"] =
+      OrderedJson::array({filtered_answer(report.loaded, filter, index, answer)});
+}
+
+OrderedJson value_json(const TaskReport& report, const Metric& metric, size_t index) {
+  const double value = report.values.at(metric.key())[index];
+  if (metric.aggregation == Aggregation::kBinaryF1 || metric.aggregation == Aggregation::kMacroF1) {
+    return OrderedJson::array({report.loaded.questions[index].gold, static_cast<int64_t>(value)});
+  }
+  return value;
+}
+
+OrderedJson sample_json(const TaskReport& report, size_t index, const std::string& filter) {
+  const Question& question = report.loaded.questions[index];
+  OrderedJson sample = {{"doc_id", index}, {"doc", question.fields}, {"target", question.target}};
+  if (report.answers.empty()) {
+    put_scores(sample, report, index);
+  } else {
+    put_answer(sample, report, index, filter);
+  }
+  sample.update({{"filter", filter},
+                 {"metrics", OrderedJson::array()},
+                 {"doc_hash", sha256_hex(question.fields.dump(2))},
+                 {"prompt_hash", sha256_hex(question.context)},
+                 {"target_hash", sha256_hex(question.target)}});
+  for (const auto& metric : report.loaded.task.metrics) {
+    if (metric.filter == filter) {
+      sample["metrics"].push_back(metric.name);
+      sample[metric.name] = value_json(report, metric, index);
+    }
+  }
+  return sample;
+}
+
+void put_metric(OrderedJson& json, const std::string& key, const Mean& mean) {
+  const size_t comma = key.find(',');
+  const std::string name = key.substr(0, comma);
+  const std::string filter = comma == std::string::npos ? "none" : key.substr(comma + 1);
+  json[name + "," + filter] = mean.value;
+  json[name + "_stderr," + filter] =
+      mean.standard_error ? OrderedJson(*mean.standard_error) : OrderedJson("N/A");
+}
+
+OrderedJson metrics_json(const TaskReport& report) {
+  const Task& task = report.loaded.task;
+  OrderedJson json = {{"name", task.name},
+                      {"alias", task.alias.empty() ? task.name : task.alias},
+                      {"sample_len", report.questions()}};
+  for (const auto& metric : task.metrics) {
+    put_metric(json, metric.key(), report.metrics.at(metric.key()));
+  }
+  return json;
+}
+
+OrderedJson group_json(const GroupAverage& average) {
+  const Group& group = average.group;
+  OrderedJson json = {{"alias", group.alias.empty() ? group.name : group.alias},
+                      {"name", group.name},
+                      {"sample_len", average.questions}};
+  put_metric(json, group.metric, average.mean);
+  const bool plain = group.metric.find(',') == std::string::npos;
+  json["sample_count"][group.metric + (plain ? ",none" : "")] = average.questions;
+  return json;
+}
+
+const char* to_string(Aggregation aggregation) {
+  return aggregation == Aggregation::kMean         ? "mean"
+         : aggregation == Aggregation::kPerplexity ? "perplexity"
+         : aggregation == Aggregation::kMacroF1    ? "macro_f1"
+                                                   : "f1";
+}
+
+OrderedJson task_config_json(const LoadedTask& loaded) {
+  const Task& task = loaded.task;
+  OrderedJson metrics = OrderedJson::array();
+  for (const auto& metric : task.metrics) {
+    metrics.push_back({{"metric", metric.name},
+                       {"aggregation", to_string(metric.aggregation)},
+                       {"higher_is_better", metric.higher_is_better}});
+  }
+  OrderedJson files = OrderedJson::array();
+  for (const auto& form : task.data.scored.forms) {
+    files.push_back(form.files);
+  }
+  OrderedJson json = {{"task", task.name},
+                      {"dataset_path", task.data.hub},
+                      {"output_type", to_string(task.output)},
+                      {"description", task.description},
+                      {"target_delimiter", task.delimiter},
+                      {"fewshot_delimiter", task.shot_delimiter},
+                      {"num_fewshot", loaded.shots},
+                      {"metric_list", std::move(metrics)},
+                      {"files", std::move(files)}};
+  if (task.output == OutputType::kGenerateUntil) {
+    json["generation_kwargs"] = {{"until", task.generation.until},
+                                 {"do_sample", false},
+                                 {"temperature", 0.0},
+                                 {"max_gen_toks", task.generation.max_tokens}};
+  }
+  return json;
+}
+
+OrderedJson routing_json(const TaskReport& task) {
+  const route::CounterValues sum = route::sum_layers(task.run.counters).sum;
+  return {{"forwards", task.run.forwards},
+          {"input_tokens", task.run.input_tokens},
+          {"requests", sum.requests},
+          {"dropped_requests", sum.dropped_requests},
+          {"drop_rate", drop_rate(task)},
+          {"dropped_tokens", sum.dropped_tokens},
+          {"fr_filled", sum.fr_filled},
+          {"ir_tokens", sum.ir_tokens},
+          {"experts_per_token", sum.experts_per_token()}};
+}
+
+OrderedJson paper_json(const PaperTable& paper) {
+  OrderedJson json = {{"paper", paper.name}, {"reading", paper.title}};
+  for (size_t i = 0; i < paper.columns.size(); ++i) {
+    json[paper.columns[i]] = paper.values[i] ? OrderedJson(*paper.values[i]) : OrderedJson();
+  }
+  const auto average = paper.average();
+  json["Avg"] = average ? OrderedJson(*average) : OrderedJson();
+  return json;
+}
+
+OrderedJson moe_json(const RunReport& report) {
+  OrderedJson moe = {{"version", kVersion},
+                     {"harness", kHarnessVersion},
+                     {"compat", to_string(report.compat)},
+                     {"bos", report.adds_bos},
+                     {"seconds", report.seconds}};
+  for (const auto& task : report.tasks) {
+    if (task.cut_choices > 0) {
+      moe["cut_choices"][task.loaded.task.name] = task.cut_choices;
+    }
+  }
+  for (const auto& paper : report.papers) {
+    moe["papers"].push_back(paper_json(paper));
+  }
+  if (!report.against.empty()) {
+    moe["against"] = to_json(report.against);
+  }
+  if (report.router.empty()) {
+    return moe;
+  }
+  if (!report.upcycle.is_null()) {
+    moe["upcycle"] = report.upcycle;
+  }
+  moe["router"] = report.router;
+  moe["ep_ranks"] = report.ep_ranks;
+  moe["group_tokens"] = report.group_tokens == 0 ? OrderedJson() : OrderedJson(report.group_tokens);
+  for (const auto& task : report.tasks) {
+    if (task.answers.empty()) {
+      moe["routing"][task.loaded.task.name] = routing_json(task);
+    }
+  }
+  return moe;
+}
+
+void put_task(OrderedJson& json, const TaskReport& report) {
+  const Task& task = report.loaded.task;
+  json["results"][task.name] = metrics_json(report);
+  json["group_subtasks"][task.name] = OrderedJson::array();
+  json["configs"][task.name] = task_config_json(report.loaded);
+  json["versions"][task.name] = task.version ? OrderedJson(*task.version) : OrderedJson();
+  json["n-shot"][task.name] = report.loaded.shots;
+  for (const auto& metric : task.metrics) {
+    json["higher_is_better"][task.name][metric.name] = metric.higher_is_better;
+  }
+  json["n-samples"][task.name] = {{"original", report.loaded.total_questions},
+                                  {"effective", report.questions()}};
+}
+
+void put_group(OrderedJson& json, const GroupAverage& average) {
+  const Group& group = average.group;
+  json["results"][group.name] = group_json(average);
+  json["groups"][group.name] = group_json(average);
+  json["group_subtasks"][group.name] = group.members;
+  json["versions"][group.name] = group.version;
+  json["higher_is_better"][group.name][group.metric.substr(0, group.metric.find(','))] = true;
+}
 
 }  // namespace
 
 void add_averages(RunReport& report, const std::vector<std::string>& names) {
   for (const auto& name : groups_among(names)) {
     const Group& group = *find_group(name);
-    std::map<std::string, TaskAverage> tasks;
-    for (const auto& task : report.tasks) {
-      // BIG-Bench-Hard of 0.4.1 has one filter, and its name does not stand in the key.
-      auto mean = task.metrics.find(group.metric);
-      mean = mean == task.metrics.end() ? task.metrics.find("exact_match") : mean;
-      if (mean != task.metrics.end()) {
-        tasks[task.loaded.task.name] = {mean->second, task.questions()};
-      }
-    }
+    // In 0.4.1, BIG-Bench-Hard has one filter, and the metric's key is "exact_match" without it.
+    const auto tasks = task_averages(report, group.metric, "exact_match");
     if (const auto found = average(group, tasks, report.compat)) {
       report.groups.push_back(*found);
     }
@@ -97,23 +304,7 @@ void add_averages(RunReport& report, const std::vector<std::string>& names) {
 }
 
 std::string results_table(const RunReport& report) {
-  const std::vector<Row> rows = table_rows(report);
-  std::vector<size_t> widths(rows.front().size(), 0);
-  for (const auto& row : rows) {
-    for (size_t column = 0; column < row.size(); ++column) {
-      widths[column] = std::max(widths[column], row[column].size());
-    }
-  }
-  std::string table;
-  for (const auto& row : rows) {
-    std::string line;
-    for (size_t column = 0; column < row.size(); ++column) {
-      line += column == 0 ? "" : "  ";
-      line += is_number(column) ? fmt::format("{:>{}}", row[column], widths[column])
-                                : fmt::format("{:<{}}", row[column], widths[column]);
-    }
-    table += line + "\n";
-  }
+  std::string table = align_columns(table_rows(report), /*left_columns=*/{0, 4});
   for (const auto& paper : report.papers) {
     table += "\n" + to_text(paper);
   }
@@ -146,78 +337,6 @@ void write_report(const RunReport& report, const std::filesystem::path& out) {
   io::write_whole(out / "results.json", results_json(report).dump(2) + "\n");
 }
 
-// samples_TASK.jsonl: an object a question, with the keys, the order and the hashes of
-// lm-evaluation-harness' sample log (its numbers in resps are strings). The hashes are over
-// Python's json.dumps(doc, indent=2, ensure_ascii=False), which dump(2) equals for documents
-// without floats. Where answers are filtered in several ways, the questions come once a filter.
-
-namespace {
-
-struct Exchange {
-  OrderedJson arguments, responses, filtered;
-};
-
-Exchange scored_exchange(const TaskReport& report, size_t index) {
-  const Question& question = report.loaded.questions[index];
-  Exchange exchange{OrderedJson::object(), OrderedJson::array(), OrderedJson::array()};
-  for (size_t i = 0; i < question.choices.size(); ++i) {
-    const Score& score = report.scores[index][i];
-    exchange.arguments[fmt::format("gen_args_{}", i)] = {{"arg_0", question.context_of(i)},
-                                                         {"arg_1", question.continuation_of(i)}};
-    const OrderedJson response = {fmt::format("{}", score.logprob),
-                                  score.is_greedy ? "True" : "False"};
-    exchange.responses.push_back(OrderedJson::array({response}));
-    exchange.filtered.push_back(response);
-  }
-  return exchange;
-}
-
-Exchange generated_exchange(const TaskReport& report, size_t index, const std::string& filter) {
-  const Question& question = report.loaded.questions[index];
-  const OrderedJson settings = {
-      {"until", report.loaded.task.generation.until}, {"do_sample", false}, {"temperature", 0.0}};
-  Exchange exchange;
-  exchange.arguments["gen_args_0"] = {{"arg_0", question.context}, {"arg_1", settings}};
-  exchange.responses = OrderedJson::array({OrderedJson::array({report.answers[index]})});
-  exchange.filtered =
-      OrderedJson::array({filtered_answer(report.loaded, filter, index, report.answers[index])});
-  return exchange;
-}
-
-OrderedJson value_json(const TaskReport& report, const Metric& metric, size_t index) {
-  const double value = report.values.at(metric.key())[index];
-  if (metric.aggregation == Aggregation::kBinaryF1 || metric.aggregation == Aggregation::kMacroF1) {
-    return OrderedJson::array({report.loaded.questions[index].gold, static_cast<int64_t>(value)});
-  }
-  return value;
-}
-
-OrderedJson sample_json(const TaskReport& report, size_t index, const std::string& filter) {
-  const Question& question = report.loaded.questions[index];
-  Exchange exchange = report.answers.empty() ? scored_exchange(report, index)
-                                             : generated_exchange(report, index, filter);
-  OrderedJson sample = {{"doc_id", index},
-                        {"doc", question.fields},
-                        {"target", question.target},
-                        {"arguments", std::move(exchange.arguments)},
-                        {"resps", std::move(exchange.responses)},
-                        {"filtered_resps", std::move(exchange.filtered)},
-                        {"filter", filter},
-                        {"metrics", OrderedJson::array()},
-                        {"doc_hash", sha256_hex(question.fields.dump(2))},
-                        {"prompt_hash", sha256_hex(question.context)},
-                        {"target_hash", sha256_hex(question.target)}};
-  for (const auto& metric : report.loaded.task.metrics) {
-    if (metric.filter == filter) {
-      sample["metrics"].push_back(metric.name);
-      sample[metric.name] = value_json(report, metric, index);
-    }
-  }
-  return sample;
-}
-
-}  // namespace
-
 std::string samples_jsonl(const TaskReport& report) {
   std::vector<std::string> filters;
   for (const auto& metric : report.loaded.task.metrics) {
@@ -232,6 +351,31 @@ std::string samples_jsonl(const TaskReport& report) {
     }
   }
   return lines;
+}
+
+OrderedJson results_json(const RunReport& report) {
+  OrderedJson json;
+  for (const auto& task : report.tasks) {
+    put_task(json, task);
+  }
+  for (const auto& group : report.groups) {
+    put_group(json, group);
+  }
+  json["config"] = {{"model", "moe"},
+                    {"model_args", "pretrained=" + report.model},
+                    {"model_dtype", report.dtype},
+                    {"batch_size", report.batch_tokens > 0 ? OrderedJson(report.batch_tokens)
+                                                           : OrderedJson("auto")},
+                    {"batch_size_unit", "tokens"},
+                    {"device", report.device},
+                    {"limit", report.limit ? OrderedJson(*report.limit) : OrderedJson()},
+                    {"bootstrap_iters", 100000}};
+  json["max_length"] = report.window;
+  json["model_source"] = "moe";
+  json["model_name"] = report.model;
+  json["total_evaluation_time_seconds"] = fmt::format("{:.3f}", report.seconds);
+  json["moe"] = moe_json(report);
+  return json;
 }
 
 }  // namespace moe::eval

@@ -9,62 +9,59 @@
 #include "core/base/version.h"
 #include "core/io/file.h"
 #include "core/io/output_checks.h"
-#include "core/route/counters_json.h"
 
 namespace moe::eval {
 namespace {
 
-using route::share_of;
-
 double share(int64_t part, int64_t whole) {
-  return share_of(static_cast<double>(part), static_cast<double>(whole));
+  return route::ratio(static_cast<double>(part), static_cast<double>(whole));
 }
 
-// Token counts by the names that counters have.
-OrderedJson token_counts_json(const TokenCounts& counts, const RoutingStats& stats) {
-  const int64_t requests = stats.k ? *stats.k * counts.tokens : counts.accepted;
+// Returns the counts of TokenCounts under the names of route::to_json(). Requests and drops follow
+// from the router.
+OrderedJson token_counts_json(const route::CounterValues& counts, const RoutingStats& stats) {
+  const int64_t accepted = counts.rows() - counts.fr_filled - counts.ir_tokens;
+  const int64_t requests = stats.k ? *stats.k * counts.tokens : accepted;
   const int64_t fr_requests = stats.has_fr ? counts.tokens : 0;
-  const int64_t dropped = requests - counts.accepted;
-  const int64_t rejected = fr_requests - counts.filled;
-  const double experts_per_token = share(counts.rows(), counts.tokens);
+  const int64_t dropped = requests - accepted;
+  const int64_t rejected = fr_requests - counts.fr_filled;
+  const double experts_per_token = counts.experts_per_token();
   return {{"tokens", counts.tokens},
           {"requests", requests},
           {"dropped_requests", dropped},
           {"dropped_tokens", counts.dropped_tokens},
           {"unserved_tokens", counts.unserved_tokens},
           {"fr_requests", fr_requests},
-          {"fr_filled", counts.filled},
+          {"fr_filled", counts.fr_filled},
           {"fr_rejected", rejected},
-          {"ir_tokens", counts.rectified},
+          {"ir_tokens", counts.ir_tokens},
           {"rows", counts.rows()},
           {"dropped_share", share(dropped, requests)},
-          {"filled_share", share(counts.filled, fr_requests)},
-          {"ir_share", share(counts.rectified, counts.tokens)},
+          {"filled_share", share(counts.fr_filled, fr_requests)},
+          {"ir_share", share(counts.ir_tokens, counts.tokens)},
           {"unserved_share", share(counts.unserved_tokens, counts.tokens)},
           {"unsuccessful_share", share(dropped + rejected, requests + fr_requests)},
           {"experts_per_token", experts_per_token},
           {"sparsity", 1 - experts_per_token / static_cast<double>(stats.experts)}};
 }
 
-// {"total", "layers"} of token counts; as elsewhere a total's tokens are those a layer saw.
-OrderedJson token_layers_json(const std::vector<TokenCounts>& layers, const RoutingStats& stats) {
-  TokenCounts sum;
+// Returns {"total", "layers"}. The tokens of the total are those of one layer.
+OrderedJson token_layers_json(const TokenCounts& layers, const RoutingStats& stats) {
   OrderedJson list = OrderedJson::array();
   for (size_t i = 0; i < layers.size(); ++i) {
-    sum.add(layers[i]);
     OrderedJson layer = {{"layer", stats.moe_layers.at(i)}};
     layer.update(token_counts_json(layers[i], stats));
     layer["tokens_per_expert"] = layers[i].tokens_per_expert;
     list.push_back(std::move(layer));
   }
-  OrderedJson total = token_counts_json(sum, stats);
+  OrderedJson total = token_counts_json(route::sum_layers(layers).sum, stats);
   total["tokens"] = layers.empty() ? 0 : layers[0].tokens;
   return {{"total", std::move(total)}, {"layers", std::move(list)}};
 }
 
 void put_counters(OrderedJson& json, const std::vector<route::CounterValues>& layers,
                   const RoutingStats& stats) {
-  json["total"] = route::to_json(route::total_of(layers), stats.row_bytes);
+  json["total"] = route::to_json(route::sum_layers(layers), stats.row_bytes);
   json["layers"] = route::layers_json(stats.moe_layers, layers, stats.row_bytes);
 }
 
@@ -89,7 +86,7 @@ OrderedJson sources_json(const RoutingStats& stats) {
   return list;
 }
 
-// Bits that the source of a row tells of its expert. `rows` [S][E].
+// Returns the mutual information of source and expert in bits. `rows`: [S][E].
 double mutual_information(const std::vector<std::vector<int64_t>>& rows) {
   std::vector<double> by_source(rows.size()), by_expert;
   double all = 0;
@@ -151,21 +148,17 @@ OrderedJson vocabulary_json(const RoutingStats& stats) {
 
 StatsBy parse_stats_by(const std::vector<std::string>& words) {
   const std::vector<std::string> known = {"layer", "source", "task", "token"};
-  StatsBy by;
+  const auto has = [&](const char* word) {
+    return std::find(words.begin(), words.end(), word) != words.end();
+  };
   for (const auto& word : words) {
-    if (word == "source") {
-      by.source = true;
-    } else if (word == "task") {
-      by.task = true;
-    } else if (word == "token") {
-      by.token = true;
-    } else if (word != "layer") {
+    if (std::find(known.begin(), known.end(), word) == known.end()) {
       const std::string near = nearest_name(word, known);
       throw UserError("--stats-by '{}' is unknown{}; known: {}", printable(word),
                       near.empty() ? "" : ", did you mean '" + near + "'?", fmt::join(known, ", "));
     }
   }
-  return by;
+  return {has("task"), has("source"), has("token")};
 }
 
 void RoutingStats::add(const Scores& scores) {
@@ -177,18 +170,16 @@ void RoutingStats::add(const Scores& scores) {
 }
 
 OrderedJson stats_json(const RoutingStats& stats) {
-  const auto or_null = [](bool is_there, int64_t value) {
-    return is_there ? OrderedJson(value) : OrderedJson();
-  };
-  OrderedJson json = {{"version", kVersion},
-                      {"model", stats.model},
-                      {"router", stats.router},
-                      {"ep_ranks", stats.ep_ranks},
-                      {"experts", stats.experts},
-                      {"k", or_null(stats.k.has_value(), stats.k.value_or(0))},
-                      {"group_tokens", or_null(stats.group_tokens > 0, stats.group_tokens)},
-                      {"row_bytes", stats.row_bytes},
-                      {"forwards", stats.forwards}};
+  OrderedJson json = {
+      {"version", kVersion},
+      {"model", stats.model},
+      {"router", stats.router},
+      {"ep_ranks", stats.ep_ranks},
+      {"experts", stats.experts},
+      {"k", stats.k ? OrderedJson(*stats.k) : OrderedJson()},
+      {"group_tokens", stats.group_tokens > 0 ? OrderedJson(stats.group_tokens) : OrderedJson()},
+      {"row_bytes", stats.row_bytes},
+      {"forwards", stats.forwards}};
   put_counters(json, stats.layers, stats);
   if (stats.by.task) {
     json["task"] = tasks_json(stats);

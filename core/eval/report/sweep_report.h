@@ -1,5 +1,5 @@
 #pragma once
-// A sweep as numbers, and its forms: a table for people, bars for a terminal, JSON, a page.
+// Results of a sweep as a table, as bars for a terminal, as JSON, and as an HTML page.
 
 #include <string>
 #include <vector>
@@ -10,21 +10,21 @@
 
 namespace moe::eval {
 
-// What one --sweep says.
+// The values of one --sweep.
 struct SweepAxis {
   std::string setting;  // "cf", "p", "router" or "ep-ranks"
   std::vector<std::string> values;
   bool is_number() const { return setting != "router"; }
 };
 
-// One point of the grid and the router it stands for.
+// A point of the grid and its router.
 struct SweepValue {
-  std::vector<std::string> of_axis;  // one an axis
-  std::string name;                  // "cf=0.25", "router=top1,cf=2": in tables, and of its folder
+  std::vector<std::string> axis_values;  // one per axis
+  std::string name;                      // "cf=0.25", "router=top1,cf=2": in tables, and its folder
   route::ResolvedRouter routing;
 };
 
-// A task, or a group that was asked for and has a mean.
+// A task, or a group of --tasks that has an average.
 struct SweepColumn {
   std::string name, metric;
   int64_t questions = 0;
@@ -32,12 +32,12 @@ struct SweepColumn {
 
 struct SweepRow {
   SweepValue value;
-  std::vector<Mean> means;       // one a column
+  std::vector<Mean> means;       // one per column
   double average = 0;            // of the columns
   double drop_rate = 0;          // dropped requests / requests, over all scored tasks
   double experts_per_token = 0;  // rows / token
   double ir_share = 0;           // IR tokens / tokens
-  double seconds = 0;            // wall time of its scoring
+  double seconds = 0;            // wall time of the scoring
 };
 
 struct SweepReport {
@@ -49,10 +49,11 @@ struct SweepReport {
 };
 
 std::string sweep_table(const SweepReport& report);
-// A bar a row, as long as its average stands between the least and the largest.
+// Returns a bar per row, scaled from the smallest to the largest average, `columns` wide.
 std::string sweep_bars(const SweepReport& report, size_t columns);
 OrderedJson sweep_json(const SweepReport& report);
-// The table and its plots as one page that needs nothing else.
+// Returns a self-contained page (core/base/page/page.h): a panel for the average, each task and
+// each share, then a table of the same numbers.
 std::string sweep_page(const SweepReport& report);
 
 }  // namespace moe::eval

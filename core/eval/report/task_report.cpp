@@ -1,11 +1,15 @@
 #include "core/eval/report/task_report.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cmath>
 
 #include "core/base/error.h"
 #include "core/eval/metrics/filters.h"
 
 namespace moe::eval {
+
 namespace {
 
 void fill_means(TaskReport& report, int64_t resamples) {
@@ -19,15 +23,106 @@ void fill_means(TaskReport& report, int64_t resamples) {
   }
 }
 
+double judge_answer(const LoadedTask& loaded, const Metric& metric, size_t question,
+                    const std::string& answer) {
+  return exact_match(filtered_answer(loaded, metric.filter, question, answer),
+                     loaded.questions[question].target, loaded.task.ignores_case_and_marks);
+}
+
+GroupAverage pooled(const Group& group, const std::vector<TaskAverage>& tasks) {
+  double sum = 0, squares = 0;
+  bool has_errors = true;
+  int64_t questions = 0;
+  for (const auto& [mean, n] : tasks) {
+    const auto size = static_cast<double>(n);
+    sum += mean.value * size;
+    questions += n;
+    has_errors = has_errors && mean.standard_error.has_value();
+    squares += (size - 1) * size * std::pow(mean.standard_error.value_or(0), 2);
+  }
+  const auto n = static_cast<double>(questions);
+  const double freedom = n - static_cast<double>(tasks.size());
+  GroupAverage average{group, {sum / n, std::nullopt}, questions};
+  if (has_errors && freedom > 0) {
+    average.mean.standard_error = std::sqrt(squares / freedom / n);
+  }
+  return average;
+}
+
+// Computes the running mean and variance of 0.4.1's evaluator.py. The variance depends on the order
+// of the tasks. In 0.4.1 this is the order of the file system, so the third digit of the standard
+// error can differ.
+GroupAverage running(const Group& group, const std::vector<TaskAverage>& members) {
+  double mean = 0, variance = 0, total = 0;
+  bool has_errors = true;
+  for (const auto& [task, n] : members) {
+    const auto size = static_cast<double>(n);
+    const double task_variance = std::pow(task.standard_error.value_or(0), 2);
+    has_errors = has_errors && task.standard_error.has_value();
+    if (total == 0) {
+      mean = task.value;
+      variance = task_variance;
+    } else {
+      mean = (mean * total + task.value * size) / (total + size);
+      variance =
+          ((total - 1) * variance + (size - 1) * task_variance) / (total + size - 1) +
+          total * size / ((total + size) * (total + size - 1)) * std::pow(mean - task.value, 2);
+    }
+    total += size;
+  }
+  GroupAverage average{group, {mean, std::nullopt}, static_cast<int64_t>(total)};
+  if (has_errors) {
+    average.mean.standard_error = std::sqrt(variance);
+  }
+  return average;
+}
+
+using Values = std::map<std::string, double>;
+
+std::optional<double> find(const Values& values, const std::string& key) {
+  const auto found = values.find(key);
+  return found == values.end() ? std::nullopt : std::optional<double>(found->second);
+}
+
+std::optional<double> mean(const std::vector<std::optional<double>>& values) {
+  double sum = 0;
+  for (const auto& value : values) {
+    if (!value) {
+      return std::nullopt;
+    }
+    sum += *value;
+  }
+  return values.empty() ? std::nullopt
+                        : std::optional<double>(sum / static_cast<double>(values.size()));
+}
+
+std::optional<double> super_glue(const Values& values, bool with_record) {
+  std::vector<std::optional<double>> tasks;
+  for (const char* task : {"boolq", "cb", "copa", "multirc", "sglue_rte", "wic", "wsc"}) {
+    tasks.push_back(find(values, std::string(task) + " acc"));
+  }
+  if (with_record) {
+    tasks.push_back(find(values, "record em"));
+  }
+  return mean(tasks);
+}
+
+PaperTable rectify_router(const Values& values, bool with_record) {
+  return {"rectify_router",
+          std::string("Rectify-Router, Table 1, SuperGLUE as ") +
+              (with_record ? "8 tasks with ReCoRD's em" : "the 7 tasks with acc"),
+          {"MMLU", "SuperGLUE", "TruthfulQA", "LogiQA"},
+          {find(values, "mmlu acc"), super_glue(values, with_record),
+           find(values, "truthfulqa_mc1 acc"), find(values, "logiqa acc")},
+          2,
+          true};
+}
+
 }  // namespace
 
 double drop_rate(const TaskReport& report) {
-  int64_t requests = 0, dropped = 0;
-  for (const auto& layer : report.run.counters) {
-    requests += layer.requests;
-    dropped += layer.dropped_requests;
-  }
-  return requests == 0 ? 0.0 : static_cast<double>(dropped) / static_cast<double>(requests);
+  const route::CounterValues sum = route::sum_layers(report.run.counters).sum;
+  return route::ratio(static_cast<double>(sum.dropped_requests), static_cast<double>(sum.requests));
 }
 
 TaskReport make_task_report(LoadedTask loaded, Scores run, int64_t resamples) {
@@ -73,12 +168,6 @@ std::string filtered_answer(const LoadedTask& loaded, const std::string& filter,
   return {};
 }
 
-double judge_answer(const LoadedTask& loaded, const Metric& metric, size_t question,
-                    const std::string& answer) {
-  return exact_match(filtered_answer(loaded, metric.filter, question, answer),
-                     loaded.questions[question].target, loaded.task.ignores_case_and_marks);
-}
-
 const Metric& main_metric(const Task& task) {
   MOE_CHECK(!task.metrics.empty(), "{}", task.name);
   for (const char* name : {"acc", "exact_match"}) {
@@ -94,23 +183,24 @@ const Metric& main_metric(const Task& task) {
 RunningAccuracy::RunningAccuracy(const LoadedTask& loaded, Callback callback)
     : loaded_(loaded), callback_(std::move(callback)) {
   for (const auto& question : loaded.questions) {
-    first_.push_back(question_of_.size());
-    missing_.push_back(question.choices.size());
-    question_of_.resize(question_of_.size() + question.choices.size(), missing_.size() - 1);
+    first_requests_.push_back(question_indices_.size());
+    num_missing_.push_back(question.choices.size());
+    question_indices_.resize(question_indices_.size() + question.choices.size(),
+                             num_missing_.size() - 1);
   }
 }
 
 void RunningAccuracy::add(const std::vector<size_t>& requests, const Scores& so_far) {
   const Metric& metric = main_metric(loaded_.task);
   if (metric.aggregation != Aggregation::kMean || !metric.judge) {
-    return;  // no sum of questions
+    return;  // the metric is not averaged over questions
   }
   for (const size_t request : requests) {
-    const size_t question = question_of_.at(request);
-    if (--missing_[question] > 0) {
+    const size_t question = question_indices_.at(request);
+    if (--num_missing_[question] > 0) {
       continue;
     }
-    const auto begin = so_far.scores.begin() + static_cast<int64_t>(first_[question]);
+    const auto begin = so_far.scores.begin() + static_cast<int64_t>(first_requests_[question]);
     const QuestionScores scores(
         begin, begin + static_cast<int64_t>(loaded_.questions[question].choices.size()));
     sum_ += metric.judge(loaded_.questions[question], scores);
@@ -129,6 +219,86 @@ void RunningAccuracy::report() const {
   if (questions_ > 0) {
     callback_(main_metric(loaded_.task).name, sum_ / static_cast<double>(questions_), questions_);
   }
+}
+
+std::optional<GroupAverage> average(const Group& group,
+                                    const std::map<std::string, TaskAverage>& tasks,
+                                    Compat compat) {
+  std::vector<TaskAverage> members;
+  for (const auto& name : compat == Compat::k041 ? group.members : group_tasks(group)) {
+    if (const Group* inner = find_group(name)) {
+      if (const auto inside = average(*inner, tasks, compat)) {
+        members.push_back({inside->mean, inside->questions});
+      }
+    } else if (const auto found = tasks.find(name); found != tasks.end()) {
+      members.push_back(found->second);
+    }
+  }
+  if (members.empty() || group.metric.empty()) {
+    return std::nullopt;
+  }
+  return compat == Compat::k041 ? running(group, members) : pooled(group, members);
+}
+
+std::optional<double> PaperTable::average() const { return mean(values); }
+
+std::vector<PaperTable> paper_tables(const Values& values) {
+  return {rectify_router(values, false),
+          rectify_router(values, true),
+          {"dynamic_moe",
+           "Dynamic MoE, Table 1, by acc and BBH's flexible-extract",
+           {"PIQA", "Hellaswag", "ARC-e", "Commonsense QA", "BBH"},
+           {find(values, "piqa acc"), find(values, "hellaswag acc"), find(values, "arc_easy acc"),
+            find(values, "commonsense_qa acc"),
+            find(values, "bbh_zeroshot exact_match,flexible-extract")},
+           1,
+           false}};
+}
+
+std::string per_cent(double fraction, int decimals, bool truncates) {
+  const double scale = std::pow(10.0, decimals);
+  // 1e-9 corrects fractions such as 0.2903, which are not exact in binary, before truncation.
+  const double value =
+      truncates ? std::floor(fraction * 100 * scale + 1e-9) / scale : fraction * 100;
+  return fmt::format("{:.{}f}", value, decimals);
+}
+
+std::string to_text(const PaperTable& table) {
+  auto values = table.values;
+  for (auto& value : values) {  // the paper averages its printed values
+    if (value && table.truncates) {
+      value = std::stod(per_cent(*value, table.decimals, true)) / 100;
+    }
+  }
+  values.push_back(mean(values));
+  std::vector<std::vector<std::string>> rows = {table.columns, {}};
+  rows[0].emplace_back("Avg");
+  for (const auto& value : values) {
+    rows[1].push_back(value ? per_cent(*value, table.decimals, table.truncates) : "-");
+  }
+  return table.title + "\n" + align_columns(rows);
+}
+
+std::string align_columns(const std::vector<std::vector<std::string>>& rows,
+                          const std::vector<size_t>& left_columns) {
+  std::vector<size_t> widths(rows.front().size(), 0);
+  for (const auto& row : rows) {
+    for (size_t column = 0; column < row.size(); ++column) {
+      widths[column] = std::max(widths[column], row[column].size());
+    }
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    for (size_t column = 0; column < row.size(); ++column) {
+      const bool is_left =
+          std::find(left_columns.begin(), left_columns.end(), column) != left_columns.end();
+      text += column == 0 ? "" : "  ";
+      text += is_left ? fmt::format("{:<{}}", row[column], widths[column])
+                      : fmt::format("{:>{}}", row[column], widths[column]);
+    }
+    text += "\n";
+  }
+  return text;
 }
 
 }  // namespace moe::eval

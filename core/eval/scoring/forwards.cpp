@@ -4,41 +4,34 @@
 #include <cstring>
 
 #include "core/base/error.h"
-#include "core/base/json.h"
 
 namespace moe::eval {
 
 namespace {
 
+using at::Tensor;
 using route::CounterValues;
 
-struct CountName {
-  const char* name;
-  int64_t CounterValues::*value;
+using Count = std::pair<const char*, int64_t CounterValues::*>;
+constexpr Count kCounts[] = {
+    {"tokens", &CounterValues::tokens},
+    {"requests", &CounterValues::requests},
+    {"dropped_requests", &CounterValues::dropped_requests},
+    {"dropped_tokens", &CounterValues::dropped_tokens},
+    {"unserved_tokens", &CounterValues::unserved_tokens},
+    {"fr_requests", &CounterValues::fr_requests},
+    {"fr_filled", &CounterValues::fr_filled},
+    {"fr_rejected", &CounterValues::fr_rejected},
+    {"ir_tokens", &CounterValues::ir_tokens},
+    {"slots_total", &CounterValues::slots_total},
+    {"slots_used", &CounterValues::slots_used},
+    {"padding", &CounterValues::padding},
+    {"rows_sent", &CounterValues::rows_sent},
 };
-
-const std::vector<CountName>& count_names() {
-  static const std::vector<CountName> names = {
-      {"tokens", &CounterValues::tokens},
-      {"requests", &CounterValues::requests},
-      {"dropped_requests", &CounterValues::dropped_requests},
-      {"dropped_tokens", &CounterValues::dropped_tokens},
-      {"unserved_tokens", &CounterValues::unserved_tokens},
-      {"fr_requests", &CounterValues::fr_requests},
-      {"fr_filled", &CounterValues::fr_filled},
-      {"fr_rejected", &CounterValues::fr_rejected},
-      {"ir_tokens", &CounterValues::ir_tokens},
-      {"slots_total", &CounterValues::slots_total},
-      {"slots_used", &CounterValues::slots_used},
-      {"padding", &CounterValues::padding},
-      {"rows_sent", &CounterValues::rows_sent},
-  };
-  return names;
-}
 
 OrderedJson counters_json(const CounterValues& counters) {
   OrderedJson json;
-  for (const auto& [name, value] : count_names()) {
+  for (const auto& [name, value] : kCounts) {
     json[name] = counters.*value;
   }
   json["entropy_sum"] = counters.entropy_sum;
@@ -48,10 +41,10 @@ OrderedJson counters_json(const CounterValues& counters) {
   return json;
 }
 
-// The JSON may be anything: throws Json::exception where it is not what we write.
-CounterValues counters_from(const Json& json) {
+// Throws Json::exception for JSON of another form.
+CounterValues parse_counters(const Json& json) {
   CounterValues counters;
-  for (const auto& [name, value] : count_names()) {
+  for (const auto& [name, value] : kCounts) {
     counters.*value = json.at(name).get<int64_t>();
   }
   counters.entropy_sum = json.at("entropy_sum").get<double>();
@@ -61,37 +54,8 @@ CounterValues counters_from(const Json& json) {
   return counters;
 }
 
-}  // namespace
-
-OrderedJson to_json(const ForwardScores& forward) {
-  OrderedJson scores = OrderedJson::array(), counters = OrderedJson::array();
-  for (const auto& score : forward.scores) {
-    scores.push_back(OrderedJson::array({score.logprob, score.is_greedy, score.tokens}));
-  }
-  for (const auto& layer : forward.counters) {
-    counters.push_back(counters_json(layer));
-  }
-  return {{"scores", std::move(scores)}, {"counters", std::move(counters)}};
-}
-
-ForwardScores forward_scores_from(const Json& json) {
-  ForwardScores forward;
-  for (const auto& score : json.at("scores")) {
-    forward.scores.push_back(
-        {score.at(0).get<double>(), score.at(1).get<bool>(), score.at(2).get<int64_t>()});
-  }
-  for (const auto& layer : json.at("counters")) {
-    forward.counters.push_back(counters_from(layer));
-  }
-  return forward;
-}
-
-using at::Tensor;
-
-namespace {
-
-// [L, T, 3 + E] i64 as bytes, E first; "" where tokens are not counted.
-std::string bytes_of(const std::vector<Tensor>& token_rows) {
+// Returns [L, T, 3 + E] i64 as bytes, after the number of columns; "" if tokens are not counted.
+std::string serialize(const std::vector<Tensor>& token_rows) {
   if (token_rows.empty()) {
     return "";
   }
@@ -101,7 +65,7 @@ std::string bytes_of(const std::vector<Tensor>& token_rows) {
   return bytes.append(static_cast<const char*>(rows.const_data_ptr()), rows.nbytes());
 }
 
-std::vector<Tensor> token_rows_of(const std::string& bytes, int64_t layers) {
+std::vector<Tensor> parse_token_rows(const std::string& bytes, int64_t layers) {
   if (bytes.empty()) {
     return {};
   }
@@ -118,18 +82,41 @@ std::vector<Tensor> token_rows_of(const std::string& bytes, int64_t layers) {
 
 }  // namespace
 
+OrderedJson to_json(const ForwardScores& forward) {
+  OrderedJson scores = OrderedJson::array(), counters = OrderedJson::array();
+  for (const auto& score : forward.scores) {
+    scores.push_back(OrderedJson::array({score.logprob, score.is_greedy, score.tokens}));
+  }
+  for (const auto& layer : forward.counters) {
+    counters.push_back(counters_json(layer));
+  }
+  return {{"scores", std::move(scores)}, {"counters", std::move(counters)}};
+}
+
+ForwardScores parse_forward_scores(const Json& json) {
+  ForwardScores forward;
+  for (const auto& score : json.at("scores")) {
+    forward.scores.push_back(
+        {score.at(0).get<double>(), score.at(1).get<bool>(), score.at(2).get<int64_t>()});
+  }
+  for (const auto& layer : json.at("counters")) {
+    forward.counters.push_back(parse_counters(layer));
+  }
+  return forward;
+}
+
 std::vector<ForwardOutput> gather_forwards(distributed::Comm* ranks,
                                            const std::optional<ForwardOutput>& own) {
   if (ranks == nullptr || ranks->size() == 1) {
     return {own.value()};
   }
   const auto texts = distributed::gather_texts(*ranks, own ? to_json(own->scores).dump() : "");
-  const auto rows = distributed::gather_texts(*ranks, own ? bytes_of(own->token_rows) : "");
+  const auto rows = distributed::gather_texts(*ranks, own ? serialize(own->token_rows) : "");
   std::vector<ForwardOutput> all;
   for (size_t rank = 0; rank < texts.size() && !texts[rank].empty(); ++rank) {
-    ForwardScores scores = forward_scores_from(parse_json(texts[rank], "scores of another rank"));
+    ForwardScores scores = parse_forward_scores(parse_json(texts[rank], "scores of another rank"));
     const auto layers = static_cast<int64_t>(scores.counters.size());
-    all.push_back({std::move(scores), token_rows_of(rows[rank], layers)});
+    all.push_back({std::move(scores), parse_token_rows(rows[rank], layers)});
   }
   return all;
 }

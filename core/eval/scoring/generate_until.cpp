@@ -40,7 +40,7 @@ StopWords::StopWords(const io::Tokenizer& tokenizer, const std::vector<std::stri
   for (const auto& word : words) {
     if (!word.empty()) {
       words_.push_back(word);
-      longest_ = std::max(longest_, word.size());
+      max_word_bytes_ = std::max(max_word_bytes_, word.size());
       last_bytes_ += word.back();
     }
   }
@@ -49,33 +49,32 @@ StopWords::StopWords(const io::Tokenizer& tokenizer, const std::vector<std::stri
 bool StopWords::may_end_in(int64_t id) const {
   const std::string bytes = tokenizer_.bytes(id);
   const auto may_be_last = [&](char byte) {
-    const bool is_ascii = static_cast<unsigned char>(byte) < 0x80;  // others may become U+FFFD
+    const bool is_ascii = static_cast<unsigned char>(byte) < 0x80;  // another may become U+FFFD
     return !is_ascii || last_bytes_.find(byte) != std::string::npos;
   };
-  return bytes.empty() || last_bytes_.find(' ') != std::string::npos ||  // a decoder may put one
+  return bytes.empty() || last_bytes_.find(' ') != std::string::npos ||  // a decoder may insert one
          std::any_of(bytes.begin(), bytes.end(), may_be_last);
-}
-
-bool StopWords::are_in(const std::string& text) const {
-  return std::any_of(words_.begin(), words_.end(),
-                     [&](const auto& word) { return text.find(word) != std::string::npos; });
 }
 
 bool StopWords::end_with_one(const std::vector<int64_t>& ids) const {
   if (words_.empty() || ids.empty() || !may_end_in(ids.back())) {
     return false;
   }
-  // The last token has some bytes, a word before them may have begun that many further ahead, and
-  // the first token of a part may lose its space: so many bytes besides are looked at.
-  constexpr size_t kBesides_bytes = 64;
+  const auto has_word = [&](const std::string& text) {
+    return std::any_of(words_.begin(), words_.end(),
+                       [&](const auto& word) { return text.find(word) != std::string::npos; });
+  };
+  // Decodes the longest word and a margin: the bytes of the last token, and the space that the
+  // first decoded token may lose.
+  constexpr size_t kMarginBytes = 64;
   for (size_t tokens = 16; tokens < ids.size(); tokens *= 2) {
     const std::string text =
         tokenizer_.decode({ids.end() - static_cast<int64_t>(tokens), ids.end()});
-    if (text.size() >= longest_ + kBesides_bytes) {
-      return are_in(text) && are_in(tokenizer_.decode(ids));
+    if (text.size() >= max_word_bytes_ + kMarginBytes) {
+      return has_word(text) && has_word(tokenizer_.decode(ids));
     }
   }
-  return are_in(tokenizer_.decode(ids));
+  return has_word(tokenizer_.decode(ids));
 }
 
 void generate_answers(const model::Llama& llama, const model::RoutingOptions& routing,

@@ -1,5 +1,5 @@
 #pragma once
-// generate_until: greedy text up to a stop word, as lm-evaluation-harness cuts it.
+// generate_until requests: greedy text up to a stop word, cut as lm-evaluation-harness does.
 
 #include <functional>
 #include <string>
@@ -10,37 +10,37 @@
 
 namespace moe::eval {
 
-// The context's tokens, cut from the left so that the answer fits into the window. UserError: the
-// window is not longer than the longest answer.
+// Returns the tokens of a context, cut from the left so that the answer fits into the window.
+// Throws UserError if the window is not longer than the longest answer.
 std::vector<int64_t> encode_prompt(const TextEncoder& encoder, const Generation& generation,
                                    const std::string& context);
 
-// `text` up to the first of the stop words; each is looked for in what the one before left.
+// Cuts `text` at each of the stop words in turn.
 std::string cut_at(std::string text, const std::vector<std::string>& until);
 
-// Whether generated text holds one of some words. RequestSizes after every new token, so it does
-// not look at all of the text again each time.
+// Detects stop words in generated text. It is called after every new token, so it decodes only the
+// end of the text.
 class StopWords {
  public:
-  // The tokenizer must outlive it. An empty word is none.
+  // The tokenizer must outlive the object. Ignores empty words.
   StopWords(const io::Tokenizer& tokenizer, const std::vector<std::string>& words);
-  // Whether there is one now, where there was none before the last token.
+  // Returns true if the text of `ids` has a stop word. The text without the last token must have
+  // none.
   bool end_with_one(const std::vector<int64_t>& ids) const;
 
  private:
-  bool are_in(const std::string& text) const;
-  // Whether a word may end within the text of this token: most have no word's last byte, and ask
-  // for no decoding.
+  // Returns false if no word can end within the text of this token: most tokens have no word's last
+  // byte and need no decoding.
   bool may_end_in(int64_t id) const;
 
   const io::Tokenizer& tokenizer_;
   std::vector<std::string> words_;
   std::string last_bytes_;  // of each word
-  size_t longest_ = 0;
+  size_t max_word_bytes_ = 0;
 };
 
-// Answers prompts `wanted` of `prompts`; `done` gets each answer when it ends, in whatever order
-// they do. Routing is the model's own for generation (model/generate.h).
+// Generates answers to the prompts with the indices `wanted`, with model::generation_routing().
+// Calls `done` for each answer when it is complete, in any order.
 using OnAnswer = std::function<void(size_t prompt, std::string answer)>;
 void generate_answers(const model::Llama& llama, const model::RoutingOptions& routing,
                       const io::Tokenizer& tokenizer, const Generation& generation,

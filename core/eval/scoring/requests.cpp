@@ -4,33 +4,22 @@
 
 #include <algorithm>
 #include <exception>
-#include <mutex>
-#include <optional>
+#include <numeric>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/eval/formats/lines.h"
 #include "core/eval/formats/text.h"
+#include "core/model/llama/memory_need.h"
 
 namespace moe::eval {
+
 namespace {
 
 using Tokens = std::vector<int64_t>;
 
-struct Halves {
-  Tokens context, continuation;
-};
-
-Halves encode_without_context(const TextEncoder& encoder, const std::string& continuation) {
-  Tokens tokens = encoder.encode(continuation);
-  if (!tokens.empty() && tokens.front() == encoder.prefix_id) {
-    tokens.erase(tokens.begin());
-  }
-  return {{encoder.prefix_id}, std::move(tokens)};
-}
-
-// The tokens of a context. They are remembered for the next choice of the question.
+// Encodes contexts. Caches the last one, because consecutive choices share their context.
 class ContextTokens {
  public:
   explicit ContextTokens(const TextEncoder& encoder) : encoder_(encoder) {}
@@ -49,16 +38,20 @@ class ContextTokens {
   std::optional<Tokens> tokens_;  // of context_
 };
 
-// A token of the joint text that lies across the border is lost: the context keeps its own tokens,
-// and as many are taken off the joint text, whichever they are.
-Halves encode_halves(const TextEncoder& encoder, const TextPair& pair, ContextTokens& tokens_of) {
+// Returns the tokens of the context and of the continuation.
+std::pair<Tokens, Tokens> encode_halves(const TextEncoder& encoder, const TextPair& pair,
+                                        ContextTokens& tokens_of) {
   const std::string_view text = right_strip(pair.context);
   if (text.empty()) {
-    return encode_without_context(encoder, pair.context + pair.continuation);
+    Tokens tokens = encoder.encode(pair.context + pair.continuation);
+    if (!tokens.empty() && tokens.front() == encoder.prefix_id) {
+      tokens.erase(tokens.begin());
+    }
+    return {{encoder.prefix_id}, std::move(tokens)};
   }
   const Tokens whole = encode_text(encoder, pair.context + pair.continuation);
   const Tokens& context = tokens_of(text);
-  if (context.empty()) {  // a context that the tokenizer normalises away
+  if (context.empty()) {  // the tokenizer's normalization removed all of it
     return {{encoder.prefix_id}, whole};
   }
   const size_t own = std::min(context.size(), whole.size());
@@ -80,31 +73,11 @@ Request encode_pair(const TextEncoder& encoder, const TextPair& pair, ContextTok
   Request request;
   request.tokens.assign(tokens.end() - length, tokens.end());
   request.scored = std::min(scored, encoder.window);
-  request.choice_cut = scored > encoder.window;
+  request.is_truncated = scored > encoder.window;
+  request.source = pair.source;
+  request.is_gold = pair.is_gold;
   return request;
 }
-
-// Of the faults that several threads meet, the one of the first pair: what one thread would say.
-class FirstFault {
- public:
-  void keep(size_t pair, std::exception_ptr error) {
-    const std::lock_guard lock(mutex_);
-    if (error_ == nullptr || pair < pair_) {
-      pair_ = pair;
-      error_ = std::move(error);
-    }
-  }
-  void rethrow() const {
-    if (error_ != nullptr) {
-      std::rethrow_exception(error_);
-    }
-  }
-
- private:
-  std::mutex mutex_;
-  size_t pair_ = 0;
-  std::exception_ptr error_;
-};
 
 }  // namespace
 
@@ -140,21 +113,26 @@ Tokens encode_text(const TextEncoder& encoder, std::string_view text) {
 
 std::vector<Request> encode_requests(const TextEncoder& encoder,
                                      const std::vector<TextPair>& pairs) {
-  constexpr int64_t kPairs = 64;  // that a thread takes at least
+  constexpr int64_t kMinPairs = 64;  // per thread
   std::vector<Request> requests(pairs.size());
-  FirstFault fault;
-  at::parallel_for(0, static_cast<int64_t>(pairs.size()), kPairs, [&](int64_t begin, int64_t end) {
-    ContextTokens tokens_of(encoder);
-    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
-      try {
-        requests[i] = encode_pair(encoder, pairs[i], tokens_of);
-      } catch (...) {
-        fault.keep(i, std::current_exception());
-        return;
-      }
+  std::vector<std::exception_ptr> errors(pairs.size());
+  at::parallel_for(0, static_cast<int64_t>(pairs.size()), kMinPairs,
+                   [&](int64_t begin, int64_t end) {
+                     ContextTokens tokens_of(encoder);
+                     for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+                       try {
+                         requests[i] = encode_pair(encoder, pairs[i], tokens_of);
+                       } catch (...) {
+                         errors[i] = std::current_exception();
+                         return;
+                       }
+                     }
+                   });
+  for (const auto& error : errors) {  // the first pair's error, regardless of the thread schedule
+    if (error) {
+      std::rethrow_exception(error);
     }
-  });
-  fault.rethrow();
+  }
   return requests;
 }
 
@@ -163,7 +141,8 @@ std::vector<TextPair> text_pairs(const std::vector<Question>& questions) {
   for (const auto& question : questions) {
     for (size_t i = 0; i < question.choices.size(); ++i) {
       pairs.push_back({question.context_of(i), question.continuation_of(i),
-                       fmt::format("{}, choice {}", question.where, i + 1), question.source});
+                       fmt::format("{}, choice {}", question.where, i + 1), question.source,
+                       static_cast<int64_t>(i) == question.gold});
     }
   }
   return pairs;
@@ -180,9 +159,176 @@ std::vector<TextPair> read_text_pairs(const std::filesystem::path& file,
     }
     const auto& [json, where] = *record;
     pairs.push_back({get_string(json, "context", where), get_string(json, "continuation", where),
-                     where, source_of(json, file.string())});
+                     where, get_source(json, file.string())});
   }
   return pairs;
+}
+
+namespace {
+
+// Packs items in order into batches of up to `limit` tokens, at least one item each.
+template <typename Item, typename Tokens>
+std::vector<std::vector<Item>> pack_in_order(std::vector<Item> items, int64_t limit,
+                                             const Tokens& count_tokens) {
+  std::vector<std::vector<Item>> batches;
+  int64_t filled = 0;
+  for (auto& item : items) {
+    const int64_t tokens = count_tokens(item);
+    if (batches.empty() || filled + tokens > limit) {
+      batches.emplace_back();
+      filled = 0;
+    }
+    batches.back().push_back(std::move(item));
+    filled += tokens;
+  }
+  return batches;
+}
+
+std::vector<size_t> file_order(const std::vector<Request>& requests) {
+  std::vector<size_t> order(requests.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  return order;
+}
+
+}  // namespace
+
+int64_t auto_batch_tokens(const model::ModelConfig& config, const route::RouterSettings& router,
+                          const MappedWeights& weights) {
+  constexpr int64_t kMaxTokens = 4096, kMinTokens = 512, kLayerBytes = int64_t{1} << 30;
+  const int64_t per_token = model::layer_bytes_per_token(config, router);
+  int64_t tokens = kMaxTokens;
+  while (tokens > kMinTokens && tokens > kLayerBytes / per_token) {
+    tokens /= 2;
+  }
+  if (weights.bytes <= weights.available_memory) {
+    return tokens;
+  }
+  const int64_t experts = config.moe ? config.moe->experts : 1;
+  const int64_t active =
+      config.moe ? std::max<int64_t>(1, router.family->typical_active_experts(router, experts)) : 1;
+  const int64_t wanted = kMaxTokens * std::max<int64_t>(1, experts / active);
+  const auto room = static_cast<int64_t>(weights.available_memory / 4) / per_token;
+  while (2 * tokens <= std::min(wanted, room)) {
+    tokens *= 2;
+  }
+  return tokens;
+}
+
+Batches batches_by_length(const std::vector<Request>& requests, int64_t batch_tokens) {
+  const auto inputs = [&](size_t index) { return requests[index].inputs(); };
+  std::vector<size_t> order = file_order(requests);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return inputs(a) > inputs(b); });
+  return pack_in_order(std::move(order), batch_tokens, inputs);
+}
+
+Batches groups_in_order(const std::vector<Request>& requests, int64_t group_tokens) {
+  return pack_in_order(file_order(requests), group_tokens,
+                       [&](size_t index) { return requests[index].inputs(); });
+}
+
+bool routes_in_groups(const model::ModelConfig& config, const route::RouterSettings& router) {
+  return config.moe && route::has_capacity(router);
+}
+
+PrefixBatches pack_prefix_groups(std::vector<PrefixGroup> groups, int64_t limit) {
+  PrefixBatches batches = pack_in_order(std::move(groups), limit,
+                                        [](const PrefixGroup& group) { return group.tokens(); });
+  for (auto& batch : batches) {
+    std::stable_sort(batch.begin(), batch.end(),
+                     [](const PrefixGroup& a, const PrefixGroup& b) { return a.root > b.root; });
+  }
+  return batches;
+}
+
+PrefixBatches single_request_groups(const std::vector<Request>& requests, const Batches& batches) {
+  PrefixBatches groups;
+  for (const auto& batch : batches) {
+    auto& single = groups.emplace_back();
+    for (const size_t index : batch) {
+      single.push_back({index, requests[index].inputs(), {}, {{index, -1}}});
+    }
+  }
+  return groups;
+}
+
+namespace {
+
+// Attention uses one mask [branch tokens, root + branch tokens] for all branches of a group, so its
+// cost grows with the square of the branch tokens.
+constexpr int64_t kMaxBranchTokens = 1024;
+
+// Returns the length of the common prefix of the requests' inputs, at most `max`.
+int64_t num_shared(const Request& a, const Request& b, int64_t max) {
+  const int64_t limit = std::min({a.inputs(), b.inputs(), max});
+  const auto end = a.tokens.begin() + limit;
+  return std::mismatch(a.tokens.begin(), end, b.tokens.begin()).first - a.tokens.begin();
+}
+
+// Returns the group of the requests sorted[begin], .., sorted[end - 1], which share their first
+// `root` inputs.
+PrefixGroup make_prefix_group(const std::vector<Request>& requests,
+                              const std::vector<size_t>& sorted, size_t begin, size_t end,
+                              int64_t root) {
+  PrefixGroup group;
+  group.request = sorted[begin];
+  group.root = root;
+  for (size_t i = begin; i < end; ++i) {
+    const Request& request = requests[sorted[i]];
+    const int64_t rest = request.inputs() - root;
+    const Request* last =
+        group.branches.empty() ? nullptr : &requests[group.branches.back().request];
+    if (rest > 0 && (last == nullptr || last->inputs() != request.inputs() ||
+                     num_shared(*last, request, request.inputs()) != request.inputs())) {
+      group.branches.push_back({sorted[i], rest});
+    }
+    group.members.push_back(
+        {sorted[i], rest > 0 ? static_cast<int64_t>(group.branches.size()) - 1 : -1});
+  }
+  return group;
+}
+
+}  // namespace
+
+int64_t PrefixGroup::tokens() const {
+  return std::accumulate(branches.begin(), branches.end(), root,
+                         [](int64_t sum, const Branch& branch) { return sum + branch.length; });
+}
+
+// Sorts requests by their inputs, so that requests with a common prefix are adjacent. Adds the next
+// request to a group as long as that saves tokens, keeps at least half of the root, and stays
+// within kMaxBranchTokens.
+std::vector<PrefixGroup> find_prefix_groups(const std::vector<Request>& requests) {
+  std::vector<size_t> sorted = file_order(requests);
+  const auto inputs_end = [&](size_t index) { return requests[index].tokens.end() - 1; };
+  std::stable_sort(sorted.begin(), sorted.end(), [&](size_t a, size_t b) {
+    return std::lexicographical_compare(requests[a].tokens.begin(), inputs_end(a),
+                                        requests[b].tokens.begin(), inputs_end(b));
+  });
+  std::vector<PrefixGroup> groups;
+  for (size_t begin = 0; begin < sorted.size();) {
+    const Request& first = requests[sorted[begin]];
+    int64_t root = first.inputs(), rest = 0;
+    size_t end = begin + 1;
+    for (; end < sorted.size(); ++end) {
+      const Request& next = requests[sorted[end]];
+      const int64_t common = num_shared(first, next, root);
+      // A shorter root makes the branches of the previous requests longer.
+      const int64_t longer = (root - common) * static_cast<int64_t>(end - begin);
+      const int64_t with_it = rest + longer + next.inputs() - common;
+      if (2 * common < root || longer > common || with_it > kMaxBranchTokens) {
+        break;
+      }
+      rest = with_it;
+      root = common;
+    }
+    groups.push_back(make_prefix_group(requests, sorted, begin, end, root));
+    begin = end;
+  }
+  std::stable_sort(groups.begin(), groups.end(), [](const PrefixGroup& a, const PrefixGroup& b) {
+    return a.tokens() != b.tokens() ? a.tokens() > b.tokens() : a.request < b.request;
+  });
+  return groups;
 }
 
 }  // namespace moe::eval

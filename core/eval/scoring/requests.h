@@ -1,6 +1,8 @@
 #pragma once
-// Text pairs to token requests, as lm-evaluation-harness encodes them (models/huggingface.py,
-// api/model.py of 0.4.13).
+// Requests: text pairs encoded as tokens, as lm-evaluation-harness does (models/huggingface.py,
+// api/model.py of 0.4.13), and their grouping into forward passes. Without a capacity the grouping
+// changes scores by rounding only. With a capacity, routing groups are consecutive requests in file
+// order.
 
 #include <cstdint>
 #include <filesystem>
@@ -11,26 +13,28 @@
 #include <vector>
 
 #include "core/base/json.h"
+#include "core/model/config/config.h"
+#include "core/route/router.h"
 #include "core/tokenizer/tokenizer.h"
 
 namespace moe::eval {
 
-// A question as text, ready to be scored.
+// A document as text: context, choices and right answer.
 struct Question {
   OrderedJson fields;                      // the document, for the sample log
   std::string context;                     // description, examples and prompt
-  std::vector<std::string> choices;        // none where text is generated
-  int64_t gold = 0;                        // index of the right choice; -1 = none of them is
+  std::vector<std::string> choices;        // empty for generate_until
+  int64_t gold = 0;                        // index of the right choice; -1: no choice is right
   std::string where;                       // file and line, for messages
-  std::string source = {};                 // for statistics (lines.h)
-  std::vector<std::string> contexts = {};  // one a choice, where they differ by context
-  std::string target = {};                 // the right answer as the sample log has it
+  std::string source = {};                 // for routing statistics (get_source() in lines.h)
+  std::vector<std::string> contexts = {};  // one per choice if the choices are contexts
+  std::string target = {};                 // the right answer, as in the sample log
   std::string delimiter = " ";             // between context and choice
 
   const std::string& context_of(size_t choice) const {
     return contexts.empty() ? context : contexts[choice];
   }
-  // What follows context_of(choice) and is scored.
+  // Returns the text after context_of(choice), which is scored.
   std::string continuation_of(size_t choice) const {
     return delimiter + (contexts.empty() ? choices[choice] : target);
   }
@@ -39,67 +43,137 @@ struct Question {
 struct TextPair {
   std::string context, continuation;
   std::string where;        // file and line, for messages
-  std::string source = {};  // for statistics (lines.h)
+  std::string source = {};  // for routing statistics
+  bool is_gold = false;     // the continuation is the right answer of a question
 };
 
-// One thing to score: log p(the last `scored` tokens | all before them).
+// A loglikelihood request: log p(the last `scored` tokens | all tokens before them).
 struct Request {
-  std::vector<int64_t> tokens;  // context + continuation, cut from the left to window + 1
-  int64_t scored = 0;           // 1 <= scored < tokens.size(); 0: runs for its routing alone
-  bool choice_cut = false;      // the continuation alone exceeds the window: only its end is scored
-  // The last token is no input.
+  std::vector<int64_t> tokens;  // the last window + 1 tokens of context + continuation
+  int64_t scored = 0;           // < tokens.size(); 0: run for routing statistics only
+  bool is_truncated = false;    // the continuation exceeds the window: only its end is scored
+  std::string source = {};      // as in TextPair
+  bool is_gold = false;         // as in TextPair
+
+  // Returns the number of input tokens: all but the last, which is only predicted.
   int64_t inputs() const { return static_cast<int64_t>(tokens.size()) - 1; }
 };
 
-// The answer to a request.
+// The response to a request.
 struct Score {
   double logprob = 0;      // sum over the scored tokens of log_softmax, natural log
   bool is_greedy = false;  // every scored token is the argmax
-  int64_t tokens = 0;      // scored tokens
+  int64_t tokens = 0;      // number of scored tokens
 };
 
-// generate_until of the harness: greedy text.
+// Settings of a generate_until request, which is decoded greedily.
 struct Generation {
-  std::vector<std::string> until = {};  // the text ends before the first of them; EOS ends it too
+  std::vector<std::string> until = {};  // stop words; the text ends before one, or at EOS
   int64_t max_tokens = 256;
 };
 
 enum class Bos { kAuto, kOn, kOff };
-Bos parse_bos(const std::string& text);  // "auto" | "on" | "off"
-// auto = as the tokenizer's own configuration says, which is what the harness does since late 2025.
+Bos parse_bos(const std::string& text);  // "auto" | "on" | "off"; else throws UserError
+// Returns true if a BOS is to be added. kAuto follows the tokenizer's configuration, as the harness
+// does since late 2025. Throws UserError if a BOS is to be added and the tokenizer has none.
 bool resolve_bos(Bos bos, const io::Tokenizer& tokenizer);
 
-// All that encoding needs of a tokenizer.
+// A tokenizer with the harness's rules for BOS and empty contexts.
 struct TextEncoder {
-  // Without BOS. Several threads call it.
+  // Encodes without BOS. Thread-safe.
   std::function<std::vector<int64_t>(std::string_view)> encode;
-  // Stands before an empty context, and is the BOS where one is added: the BOS, else the EOS.
+  // The token that replaces an empty context and that is added as BOS: the BOS, or the EOS if the
+  // tokenizer has no BOS.
   int64_t prefix_id = 0;
-  std::string prefix_text;  // text that begins with it gets no second one
+  std::string prefix_text;  // its text; no BOS is added to a text that begins with it
   bool adds_bos = false;
-  int64_t window = 0;  // the most tokens the model takes, max_position_embeddings
+  int64_t window = 0;  // the model's max_position_embeddings
 };
 TextEncoder make_encoder(const io::Tokenizer& tokenizer, bool adds_bos, int64_t window);
 
-// The tokens of a text, after a BOS where one is added.
+// Returns the tokens of a text, with a BOS if the encoder adds one.
 std::vector<int64_t> encode_text(const TextEncoder& encoder, std::string_view text);
 
-// Encodes all pairs, by all threads; of several errors the first pair's is thrown.
-// White space that ends the context moves to the continuation. The continuation's tokens are what
-// encode(context + continuation) has beyond as many tokens as encode(context) has; the context's
-// are encode(context), also where the joint text has other ones at the border ("." and a line end
-// are one token of Llama 3's: the line end is then in neither, as in the harness). A context that
-// is empty, or white space only, becomes the prefix token. UserError when no token is left to
-// score.
+// Encodes all pairs, on all threads. If several pairs fail, throws the error of the first one.
+//
+// White space at the end of a context is moved to the continuation. With n = the number of tokens
+// of encode(context), the request is encode(context) followed by encode(context + continuation)
+// without its first n tokens. Text at the border is lost if a token of the joint text spans it, as
+// in the harness: Llama 3 has one token for "." and a line end, so after a context that ends in "."
+// the line end is lost. A context that is empty or white space is replaced by the prefix token.
+// Throws UserError if no token is left to score.
 std::vector<Request> encode_requests(const TextEncoder& encoder,
                                      const std::vector<TextPair>& pairs);
 
-// One pair a choice, question after question.
+// Returns one pair per choice, question by question.
 std::vector<TextPair> text_pairs(const std::vector<Question>& questions);
 
-// {"context": "..", "continuation": ".."} a line, and "source" where statistics split by it.
-// The first `limit` of the file; what follows is not read.
+// Reads the first `limit` lines of a file of {"context": "..", "continuation": ".."}, with an
+// optional "source" for routing statistics.
 std::vector<TextPair> read_text_pairs(const std::filesystem::path& file,
                                       std::optional<int64_t> limit = std::nullopt);
+
+// Requests with a shared prefix, which is computed once: the choices of a question share its
+// context, and equal requests share all inputs. A group is packed as the prefix (the root) and one
+// branch for each distinct rest (model::Packed::prefix_index).
+struct PrefixGroup {
+  struct Branch {
+    size_t request;  // the branch is the inputs root, root + 1, .. of this request
+    int64_t length;  // > 0
+  };
+  struct Member {
+    size_t request;
+    int64_t branch;  // index into branches; -1: all inputs of the request are in the root
+  };
+  size_t request = 0;  // the root is this request's first `root` inputs
+  int64_t root = 0;
+  std::vector<Branch> branches;
+  std::vector<Member> members;
+
+  int64_t tokens() const;  // of root and branches
+};
+
+// Assigns each request to one group. Sorts the groups by descending tokens(), ties by `request`.
+// Sharing prefixes changes scores by rounding only.
+std::vector<PrefixGroup> find_prefix_groups(const std::vector<Request>& requests);
+
+// Weights in a mapped file. If they do not fit in memory, every forward pass reads them again.
+struct MappedWeights {
+  uint64_t bytes = 0;  // 0: not mapped
+  uint64_t available_memory = 0;
+};
+
+// Returns the value of --batch-tokens auto: 4096 tokens, halved (down to 512) while the activations
+// of a layer would exceed 1 GiB. 4096 is enough for full GEMM speed in a narrow model: of 256 to
+// 4096, HellaSwag was fastest at 4096 and MMLU within 3 % of its best. This value depends only on
+// the model and its router, so that a run is repeatable bit for bit on another machine.
+//
+// For mapped weights that do not fit in memory, doubles this value while each expert gets at most
+// 4096 rows on average and the activations of a layer fit in a quarter of the memory. GEMMs then
+// take longer than reading the weights from disk. This value depends on the machine.
+int64_t auto_batch_tokens(const model::ModelConfig& config, const route::RouterSettings& router,
+                          const MappedWeights& weights = {});
+
+using Batches = std::vector<std::vector<size_t>>;  // indices of requests
+
+// Packs requests, longest first (ties in file order), into batches of up to `batch_tokens` tokens.
+// A longer request is a batch of its own.
+Batches batches_by_length(const std::vector<Request>& requests, int64_t batch_tokens);
+// Packs requests in file order into batches of up to `group_tokens` tokens. A longer request is a
+// batch of its own.
+Batches groups_in_order(const std::vector<Request>& requests, int64_t group_tokens);
+
+// Returns true if scores depend on the other requests of a forward pass: in a model with MoE layers
+// and a router with a finite capacity.
+bool routes_in_groups(const model::ModelConfig& config, const route::RouterSettings& router);
+
+using PrefixBatches = std::vector<std::vector<PrefixGroup>>;
+
+// Packs groups in the given order into batches of up to `limit` tokens. A larger group is a batch
+// of its own. Sorts each batch by root length, because attention computes adjacent sequences of
+// equal length together.
+PrefixBatches pack_prefix_groups(std::vector<PrefixGroup> groups, int64_t limit);
+// Returns `batches` with each request as a group without branches.
+PrefixBatches single_request_groups(const std::vector<Request>& requests, const Batches& batches);
 
 }  // namespace moe::eval

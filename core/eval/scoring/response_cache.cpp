@@ -25,22 +25,6 @@ void put(io::ContentHash& hash, const std::vector<T>& values) {
 
 void put(io::ContentHash& hash, int64_t value) { hash.update(std::as_bytes(std::span(&value, 1))); }
 
-void put_samples(io::ContentHash& hash, std::span<const std::byte> bytes) {
-  const size_t length = std::min(bytes.size(), kSampleBytes);
-  for (const size_t begin : {size_t{0}, (bytes.size() - length) / 2, bytes.size() - length}) {
-    hash.update(bytes.subspan(begin, length));
-  }
-}
-
-void put_file(io::ContentHash& hash, const std::filesystem::path& file) {
-  struct stat status {};
-  if (::stat(file.c_str(), &status) == 0) {
-    put(hash, status.st_size);
-    put(hash, status.st_mtim.tv_sec);
-    put(hash, status.st_mtim.tv_nsec);
-  }
-}
-
 }  // namespace
 
 io::Digest model_digest(const io::Checkpoint& checkpoint) {
@@ -51,11 +35,20 @@ io::Digest model_digest(const io::Checkpoint& checkpoint) {
     hash.update_text(tensor.name);
     put(hash, static_cast<int64_t>(tensor.dtype));
     put(hash, tensor.shape);
-    put_samples(hash, checkpoint.bytes(tensor.name));
+    const std::span<const std::byte> bytes = checkpoint.bytes(tensor.name);
+    const size_t length = std::min(bytes.size(), kSampleBytes);
+    for (const size_t begin : {size_t{0}, (bytes.size() - length) / 2, bytes.size() - length}) {
+      hash.update(bytes.subspan(begin, length));
+    }
     const auto& file = checkpoint.file_of(tensor.name).path();
     if (std::find(files.begin(), files.end(), file) == files.end()) {
       files.push_back(file);
-      put_file(hash, file);
+      struct stat status {};
+      if (::stat(file.c_str(), &status) == 0) {
+        put(hash, status.st_size);
+        put(hash, status.st_mtim.tv_sec);
+        put(hash, status.st_mtim.tv_nsec);
+      }
     }
   }
   return hash.digest();
@@ -79,12 +72,16 @@ void ResponseCache::use(const model::RoutingOptions& routing) {
   }
 }
 
-std::string ResponseCache::key_of(const PlannedForward& forward) const {
-  io::ContentHash hash;
+void ResponseCache::begin_key(const char* kind, io::ContentHash& hash) const {
   hash.update_text(model_.hex());
-  hash.update_text(fmt::format("{} {} scores {}", kVersion, computed_, routing_));
+  hash.update_text(fmt::format("{} {} {} {}", kVersion, computed_, kind, routing_));
+}
+
+std::string ResponseCache::key(const PlannedForward& forward) const {
+  io::ContentHash hash;
+  begin_key("scores", hash);
   put(hash, forward.inputs.lengths);
-  put(hash, forward.inputs.continues);
+  put(hash, forward.inputs.prefix_index);
   for (const size_t index : forward.requests) {
     put(hash, forward.all[index].tokens);
     put(hash, forward.all[index].scored);
@@ -92,11 +89,10 @@ std::string ResponseCache::key_of(const PlannedForward& forward) const {
   return hash.digest().hex();
 }
 
-std::string ResponseCache::key_of(const std::vector<int64_t>& prompt,
-                                  const Generation& generation) const {
+std::string ResponseCache::key(const std::vector<int64_t>& prompt,
+                               const Generation& generation) const {
   io::ContentHash hash;
-  hash.update_text(model_.hex());
-  hash.update_text(fmt::format("{} {} answer {}", kVersion, computed_, routing_));
+  begin_key("answer", hash);
   put(hash, prompt);
   put(hash, generation.max_tokens);
   for (const auto& word : generation.until) {
@@ -105,52 +101,48 @@ std::string ResponseCache::key_of(const std::vector<int64_t>& prompt,
   return hash.digest().hex();
 }
 
+std::optional<Json> ResponseCache::find_line(const std::string& key) const {
+  const auto found = lines_.find(key);
+  return found == lines_.end() ? std::nullopt : try_parse_json(found->second);
+}
+
 std::optional<ForwardScores> ResponseCache::find(const PlannedForward& forward) {
-  const auto found = lines_.find(key_of(forward));
-  if (found == lines_.end()) {
-    return std::nullopt;
-  }
-  try {
-    ForwardScores scores = forward_scores_from(parse_json(found->second, "a cached response"));
-    if (scores.scores.size() == forward.requests.size()) {
-      hits_ += static_cast<int64_t>(forward.requests.size());
-      return scores;
+  if (const auto line = find_line(key(forward))) {
+    try {
+      ForwardScores scores = parse_forward_scores(*line);
+      if (scores.scores.size() == forward.requests.size()) {
+        hits_ += static_cast<int64_t>(forward.requests.size());
+        return scores;
+      }
+    } catch (const Json::exception&) {  // another form: not found
     }
-  } catch (const Json::exception&) {  // not what we write: as if it were not there
-  } catch (const UserError&) {        // no JSON
   }
   return std::nullopt;
 }
 
-void ResponseCache::store(const PlannedForward& forward, const ForwardScores& answers) {
-  store_line(key_of(forward), to_json(answers));
+void ResponseCache::store(const PlannedForward& forward, const ForwardScores& scores) {
+  store_line(key(forward), to_json(scores));
 }
 
 std::optional<std::string> ResponseCache::find_text(const std::vector<int64_t>& prompt,
                                                     const Generation& generation) {
-  const auto found = lines_.find(key_of(prompt, generation));
-  if (found == lines_.end()) {
+  const auto line = find_line(key(prompt, generation));
+  if (!line || !line->contains("answer") || !line->at("answer").is_string()) {
     return std::nullopt;
   }
-  try {
-    auto answer = parse_json(found->second, "a cached response").at("answer").get<std::string>();
-    ++hits_;
-    return answer;
-  } catch (const Json::exception&) {
-  } catch (const UserError&) {
-  }
-  return std::nullopt;
+  ++hits_;
+  return line->at("answer").get<std::string>();
 }
 
 void ResponseCache::store_text(const std::vector<int64_t>& prompt, const Generation& generation,
                                const std::string& answer) {
-  if (find_invalid_utf8(answer) == kValidUtf8) {  // else JSON cannot hold it
-    store_line(key_of(prompt, generation), {{"answer", answer}});
+  if (find_invalid_utf8(answer) == kValidUtf8) {  // required by JSON
+    store_line(key(prompt, generation), {{"answer", answer}});
   }
 }
 
-// On disk only: a run needs no forward twice, unless two of its tasks are the same, and those find
-// it the next time.
+// Writes to the file only, not to lines_: a run needs no forward pass twice, except for two equal
+// tasks, which find it in the next run.
 void ResponseCache::store_line(const std::string& key, OrderedJson content) {
   OrderedJson line = {{"key", key}};
   line.update(content);

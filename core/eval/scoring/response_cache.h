@@ -1,20 +1,18 @@
 #pragma once
-// The model's responses, appended to a file as they come, so that an evaluation that was
-// interrupted continues where it was. An entry is a whole forward (forwards.h says why), or one
-// generated answer. Its key is a hash of all that the result depends on: the model's contents, its
-// routing, the precision and the kind of device, the version of moe, and the requests' tokens.
+// File of the model's responses, appended to during an evaluation, so that an interrupted one can
+// be resumed. An entry is a whole forward pass (ForwardCache) or a generated answer. Its key is a
+// hash of all that the result depends on: the model's contents, its routing, the precision and the
+// kind of device, the version of moe, and the requests' tokens.
 //
-// The file is an io::LineLog; a line is JSON of "key" (32 hex digits) and
-//   "scores"    [[logprob, is_greedy, tokens], ..], one a request of the forward
-//   "counters"  one object a MoE layer, by the names of route::CounterValues
+// The file is an io::LineLog; a line is JSON with "key" (32 hex digits) and
+//   "scores"    [[logprob, is_greedy, tokens], ..], one per request of the forward pass
+//   "counters"  one object per MoE layer, with the names of route::CounterValues
 //   "answer"    instead of both: a generated answer
-// Numbers are printed so that they read back bit for bit. A line of another form, or for another
-// number of requests, is not used.
+// Numbers are exact. A line of another form, or for another number of requests, is ignored.
 
 #include <string>
 #include <unordered_map>
 
-#include "core/base/json.h"
 #include "core/eval/scoring/forwards.h"
 #include "core/eval/scoring/generate_until.h"
 #include "core/io/checkpoint.h"
@@ -23,35 +21,37 @@
 
 namespace moe::eval {
 
-// The model by its contents: the configuration, every tensor's name, type, shape and a few
-// kilobytes from its beginning, middle and end, and each file's size and time of change. Reading
-// all of it would take as long as loading it.
+// Returns a hash of the model: the configuration, every tensor's name, type, shape and 4 KiB each
+// from its beginning, middle and end, and each file's size and modification time. Hashing all bytes
+// would take as long as loading them.
 io::Digest model_digest(const io::Checkpoint& checkpoint);
 
 class ResponseCache : public ForwardCache {
  public:
-  // `computed`: in which precision, on what kind of device. UserError: `file` is something else, or
+  // `computed`: precision and kind of device. Throws UserError if `file` is another kind of file or
   // cannot be written.
   ResponseCache(const std::filesystem::path& file, const io::Digest& model,
                 std::string computed = "float32 cpu");
 
-  // The routing of the forwards that follow. Must be called before the first of them.
+  // Sets the routing of the following forward passes. Must be called before the first of them.
   void use(const model::RoutingOptions& routing);
 
   std::optional<ForwardScores> find(const PlannedForward& forward) override;
-  void store(const PlannedForward& forward, const ForwardScores& answers) override;
+  void store(const PlannedForward& forward, const ForwardScores& scores) override;
 
   std::optional<std::string> find_text(const std::vector<int64_t>& prompt,
                                        const Generation& generation);
   void store_text(const std::vector<int64_t>& prompt, const Generation& generation,
                   const std::string& answer);
 
-  int64_t hits() const { return hits_; }  // requests and prompts found, since it was opened
+  int64_t hits() const { return hits_; }  // requests and prompts found since it was opened
   const io::LineLog& log() const { return log_; }
 
  private:
-  std::string key_of(const PlannedForward& forward) const;
-  std::string key_of(const std::vector<int64_t>& prompt, const Generation& generation) const;
+  void begin_key(const char* kind, io::ContentHash& hash) const;
+  std::string key(const PlannedForward& forward) const;
+  std::string key(const std::vector<int64_t>& prompt, const Generation& generation) const;
+  std::optional<Json> find_line(const std::string& key) const;
   void store_line(const std::string& key, OrderedJson content);
 
   io::LineLog log_;

@@ -1,6 +1,7 @@
-// Packed sequences without padding; what requests have in common is computed once, and logits only
-// at positions whose next token is scored. score_test.cpp compares this with the plain way: one
-// request at a time, all logits.
+// Sequences are packed without padding. Shared prefixes are computed once, and logits only at
+// positions whose next token is scored. score_test.cpp compares with a reference that runs one
+// request at a time with all logits.
+
 #include "core/eval/scoring/score.h"
 
 #include <ATen/ATen.h>
@@ -8,12 +9,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <map>
+#include <string_view>
 
 #include "core/base/error.h"
 #include "core/base/resources.h"
-#include "core/distributed/comm.h"
-#include "core/eval/scoring/forwards.h"
+#include "core/data/records.h"
+#include "core/eval/formats/lines.h"
+#include "core/eval/formats/text.h"
 #include "core/io/checksums.h"
 #include "kernels/ops/token_log_probs.h"
 
@@ -23,7 +26,7 @@ using at::Tensor;
 
 namespace {
 
-std::string digest_of(const std::vector<Request>& requests) {
+std::string digest(const std::vector<Request>& requests) {
   io::ContentHash hash;
   for (const auto& request : requests) {
     const std::vector<int64_t> lengths = {request.scored,
@@ -34,7 +37,7 @@ std::string digest_of(const std::vector<Request>& requests) {
   return hash.digest().hex();
 }
 
-// UserError on all ranks when they were given different requests or settings.
+// Throws UserError on all ranks if their requests or settings differ.
 void check_same_requests(const model::Llama& llama, const std::vector<Request>& requests,
                          const ScoreSettings& settings) {
   distributed::Comm* ranks = settings.ranks;
@@ -43,16 +46,16 @@ void check_same_requests(const model::Llama& llama, const std::vector<Request>& 
         *ranks, "what is evaluated",
         fmt::format("{} requests {}\nrouter {}\nep-ranks {}\nbatch-tokens {}\n"
                     "group-tokens {}\nproducts in {}\n",
-                    requests.size(), digest_of(requests),
+                    requests.size(), digest(requests),
                     route::to_full_string(settings.routing.router), settings.routing.ep_ranks,
                     settings.batch_tokens, settings.group_tokens,
                     llama.product_type() == at::kBFloat16 ? "bf16" : "fp32"));
   }
 }
 
-// A token whose log-probability counts for a request.
+// A token whose log-probability is added to a request's score.
 struct ScoredToken {
-  int64_t row;     // of the inputs, which predicts the token
+  int64_t row;     // input row that predicts the token
   int64_t target;  // the token
   size_t request;
 };
@@ -60,11 +63,11 @@ struct ScoredToken {
 struct PackedBatch {
   model::Packed inputs;                       // [T]
   std::vector<ScoredToken> scored;            // by row
-  std::vector<kernels::TargetToken> targets;  // of each, with its row among inputs.output_rows
-  std::vector<size_t> requests;               // in the order of the inputs
+  std::vector<kernels::TargetToken> targets;  // one per entry of `scored`, rows in output_rows
+  std::vector<size_t> requests;               // indices, in the order of the inputs
 };
 
-// The inputs of a batch: all roots, then all branches.
+// Packs the inputs of a batch: all roots, then all branches.
 class Packer {
  public:
   explicit Packer(const std::vector<Request>& requests) : requests_(requests) {}
@@ -82,19 +85,19 @@ class Packer {
     number_targets();
     batch_.inputs.ids = at::tensor(ids_, at::kLong);
     if (batch_.inputs.lengths.size() == groups.size()) {
-      batch_.inputs.continues.clear();  // no sequence has a prefix elsewhere
+      batch_.inputs.prefix_index.clear();  // no branches
     }
     return std::move(batch_);
   }
 
  private:
-  // Inputs begin..begin+length-1 of a request as a sequence; returns its first row.
+  // Appends `length` inputs of a request, from `begin` on, as a sequence. Returns its first row.
   int64_t append(size_t request, int64_t begin, int64_t length, int64_t prefix) {
     const auto row = static_cast<int64_t>(ids_.size());
     const auto from = requests_[request].tokens.begin() + begin;
     ids_.insert(ids_.end(), from, from + length);
     batch_.inputs.lengths.push_back(length);
-    batch_.inputs.continues.push_back(prefix);
+    batch_.inputs.prefix_index.push_back(prefix);
     return row;
   }
 
@@ -113,8 +116,8 @@ class Packer {
     }
   }
 
-  // A row is asked for once: equal choices share theirs. None is where requests run for their
-  // routing alone.
+  // Sets the targets, and output_rows to the rows whose logits are needed. Choices with the same
+  // row share its logits.
   void number_targets() {
     std::vector<int64_t> rows;
     for (const ScoredToken& token : batch_.scored) {
@@ -133,20 +136,8 @@ class Packer {
   PackedBatch batch_;
 };
 
-void add_token(const ScoredToken& token, float logprob, bool is_argmax, Scores& total) {
-  if (!std::isfinite(logprob)) {
-    throw UserError(
-        "request {}: the model gives a log-probability of {}; its weights hold NaN, infinity or "
-        "numbers too large",
-        token.request + 1, logprob);
-  }
-  Score& score = total.scores[token.request];
-  score.is_greedy = (score.tokens == 0 || score.is_greedy) && is_argmax;
-  score.logprob += logprob;
-  ++score.tokens;
-}
-
-// hidden [N, D] f32, those of inputs.output_rows
+// Adds the scores of a batch to `total`. `hidden`: [N, D] f32, hidden states of
+// batch.inputs.output_rows.
 void add_batch(const model::Llama& llama, const PackedBatch& batch, const Tensor& hidden,
                Scores& total) {
   if (batch.targets.empty()) {
@@ -158,22 +149,29 @@ void add_batch(const model::Llama& llama, const PackedBatch& batch, const Tensor
     scores = kernels::token_log_probs(hidden, weight, llama.product_type(), batch.targets);
   });
   for (size_t i = 0; i < scores.size(); ++i) {
-    add_token(batch.scored[i], scores[i].logprob, scores[i].is_argmax, total);
+    if (!std::isfinite(scores[i].logprob)) {
+      throw UserError(
+          "request {}: the model gives a log-probability of {}; its weights hold NaN, infinity or "
+          "numbers too large",
+          batch.scored[i].request + 1, scores[i].logprob);
+    }
+    Score& score = total.scores[batch.scored[i].request];
+    score.is_greedy = (score.tokens == 0 || score.is_greedy) && scores[i].is_argmax;
+    score.logprob += scores[i].logprob;
+    ++score.tokens;
   }
 }
 
-void add_counters(const std::vector<route::CounterValues>& values, Scores& total) {
-  if (values.empty()) {
-    return;
+// Returns the cached output of a forward pass, or runs it, adds its scores to `total` and caches
+// it.
+ForwardOutput find_or_run(const model::Llama& llama, const std::vector<Request>& requests,
+                          const PackedBatch& batch, const ScoreSettings& settings, Scores& total) {
+  const PlannedForward forward{requests, batch.requests, batch.inputs};
+  if (settings.cache != nullptr) {
+    if (auto scores = settings.cache->find(forward)) {
+      return {std::move(*scores)};
+    }
   }
-  total.counters.resize(values.size());
-  for (size_t layer = 0; layer < values.size(); ++layer) {
-    total.counters[layer].add(values[layer]);
-  }
-}
-
-ForwardOutput run_forward(const model::Llama& llama, const PackedBatch& batch,
-                          const ScoreSettings& settings, Scores& total) {
   model::ForwardResult result = llama.forward(batch.inputs, settings.routing);
   add_batch(llama, batch, result.hidden, total);
   ForwardOutput output;
@@ -184,31 +182,23 @@ ForwardOutput run_forward(const model::Llama& llama, const PackedBatch& batch,
   for (const size_t request : batch.requests) {
     output.scores.scores.push_back(total.scores[request]);
   }
-  return output;
-}
-
-ForwardOutput find_or_run(const model::Llama& llama, const std::vector<Request>& requests,
-                          const PackedBatch& batch, const ScoreSettings& settings, Scores& total) {
-  const PlannedForward forward{requests, batch.requests, batch.inputs};
-  if (settings.cache != nullptr) {
-    if (auto scores = settings.cache->find(forward)) {
-      return {std::move(*scores)};
-    }
-  }
-  ForwardOutput output = run_forward(llama, batch, settings, total);
   if (settings.cache != nullptr) {
     settings.cache->store(forward, output.scores);
   }
   return output;
 }
 
-// Adds what any rank found out about a forward.
+// Adds the output of a forward pass, of this or another rank, to `total` and calls the callbacks.
 void add_output(const PackedBatch& batch, const ForwardOutput& output,
                 const ScoreSettings& settings, Scores& total) {
   for (size_t i = 0; i < batch.requests.size(); ++i) {
     total.scores[batch.requests[i]] = output.scores.scores.at(i);
   }
-  add_counters(output.scores.counters, total);
+  const auto& counters = output.scores.counters;
+  total.counters.resize(std::max(total.counters.size(), counters.size()));
+  for (size_t layer = 0; layer < counters.size(); ++layer) {
+    total.counters[layer].add(counters[layer]);
+  }
   total.input_tokens += batch.inputs.ids.size(0);
   if (settings.observe) {
     settings.observe({batch.requests, output.token_rows});
@@ -218,14 +208,14 @@ void add_output(const PackedBatch& batch, const ForwardOutput& output,
   }
 }
 
-// Ranks plan the same forwards, and take the least that one of them has memory for.
+// Returns the minimum of forward_limit() over all ranks, whose available memory may differ.
 int64_t limit_on_all_ranks(const model::Llama& llama, const ScoreSettings& settings) {
   int64_t tokens = forward_limit(llama.config(), llama.mapped_bytes(), settings);
   const bool is_set =
       settings.batch_tokens > 0 || routes_in_groups(llama.config(), settings.routing.router);
   if (settings.ranks != nullptr && !is_set) {
-    for (const auto& of_rank : distributed::gather_numbers(*settings.ranks, {tokens})) {
-      tokens = std::min(tokens, of_rank.front());
+    for (const auto& limit : distributed::gather_numbers(*settings.ranks, {tokens})) {
+      tokens = std::min(tokens, limit.front());
     }
   }
   return tokens;
@@ -234,10 +224,56 @@ int64_t limit_on_all_ranks(const model::Llama& llama, const ScoreSettings& setti
 PrefixBatches plan_forwards(const model::ModelConfig& config, const std::vector<Request>& requests,
                             const ScoreSettings& settings, int64_t limit) {
   if (routes_in_groups(config, settings.routing.router)) {
-    return each_alone(requests, groups_in_order(requests, limit));
+    return single_request_groups(requests, groups_in_order(requests, limit));
   }
-  return settings.observe ? each_alone(requests, batches_by_length(requests, limit))
+  return settings.observe ? single_request_groups(requests, batches_by_length(requests, limit))
                           : pack_prefix_groups(find_prefix_groups(requests), limit);
+}
+
+// Adds the counts of a token. `rows`: [3 + E], a row of route::count_rows_by_token().
+void add_token_rows(const int64_t* rows, int64_t experts, route::CounterValues& counts) {
+  ++counts.tokens;
+  counts.fr_filled += rows[1];
+  counts.ir_tokens += rows[2];
+  counts.dropped_tokens += rows[0] + rows[1] == 0;
+  counts.unserved_tokens += rows[0] + rows[1] + rows[2] == 0;
+  counts.tokens_per_expert.resize(static_cast<size_t>(experts));
+  for (int64_t expert = 0; expert < experts; ++expert) {
+    counts.tokens_per_expert[static_cast<size_t>(expert)] += rows[3 + expert];
+  }
+}
+
+// A text of a file, and its name in routing statistics.
+struct SourceText {
+  std::string text, source;
+};
+
+SourceText parse_text(const data::RecordReader& reader, data::Record& record,
+                      const std::filesystem::path& file) {
+  if (reader.form() == data::RecordForm::kText) {
+    return {std::move(record.text), file.string()};
+  }
+  const std::string where = fmt::format("{} line {}", file.string(), record.line);
+  const Json json = parse_json(record.text, where);
+  if (!json.is_object()) {
+    throw UserError("{}: not a JSON object; a record is {{\"text\": .., \"source\": ..}}", where);
+  }
+  return {get_string(json, "text", where), get_source(json, file.string())};
+}
+
+void add_windows(const SourceText& text, const TextEncoder& encoder, int64_t end_id,
+                 std::vector<Request>& requests) {
+  const std::vector<int64_t> ids = encode_text(encoder, text.text);
+  const auto size = static_cast<int64_t>(ids.size());
+  const int64_t window = std::min(kTextWindow, encoder.window);
+  for (int64_t begin = 0; begin < size; begin += window) {
+    const int64_t end = std::min(begin + window, size);
+    Request request;
+    request.tokens.assign(ids.begin() + begin, ids.begin() + end);
+    request.tokens.push_back(end < size ? ids[static_cast<size_t>(end)] : end_id);
+    request.source = text.source;
+    requests.push_back(std::move(request));
+  }
 }
 
 }  // namespace
@@ -276,10 +312,10 @@ Scores score_requests(const model::Llama& llama, const std::vector<Request>& req
   Scores total;
   total.scores.resize(requests.size());
   total.forwards = static_cast<int64_t>(batches.size());
-  const size_t ranks = count_of(settings.ranks), rank = rank_of(settings.ranks);
+  const size_t ranks = num_ranks(settings.ranks), rank = rank_index(settings.ranks);
   int64_t done = 0;
   for (size_t begin = 0; begin < batches.size(); begin += ranks) {
-    std::vector<PackedBatch> round;  // one a rank
+    std::vector<PackedBatch> round;  // one per rank
     for (size_t i = begin; i < std::min(begin + ranks, batches.size()); ++i) {
       round.push_back(Packer(requests).pack(batches[i]));
     }
@@ -301,6 +337,112 @@ Scores score_requests(const model::Llama& llama, const std::vector<Request>& req
     });
   }
   return total;
+}
+
+PieceShape piece_shape(const std::string& piece) {
+  constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581
+  return {piece.starts_with(kSpaceMark) || piece.starts_with(' '), begins_with_letter(piece)};
+}
+
+TokenTally::TokenTally(const io::Tokenizer& tokenizer, int64_t vocab_size, size_t layers)
+    : tokenizer_(tokenizer), layers_(layers), vocabulary_(static_cast<size_t>(vocab_size)) {
+  for (int64_t id = 0; id < vocab_size; ++id) {
+    const bool has_marks = tokenizer.kind() == io::TokenizerKind::kSentencepiece;
+    shapes_.push_back(piece_shape(has_marks ? tokenizer.piece(id) : tokenizer.bytes(id)));
+  }
+}
+
+void TokenTally::begin(const std::vector<Request>& requests) {
+  requests_ = &requests;
+  source_indices_.clear();
+  gold_.clear();
+  std::map<std::string, size_t> index;
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    index[sources_[i].name] = i;
+  }
+  for (const auto& request : requests) {
+    const auto [entry, is_new] = index.try_emplace(request.source, sources_.size());
+    if (is_new) {
+      sources_.push_back({request.source, TokenCounts(layers_)});
+    }
+    source_indices_.push_back(entry->second);
+    if (request.is_gold) {
+      gold_.resize(layers_);
+    }
+  }
+}
+
+// `rows` points to the request's first token in [L, T, 3 + E], T = all_tokens, 3 + E = columns.
+void TokenTally::add_request(size_t index, const int64_t* rows, int64_t all_tokens,
+                             int64_t columns) {
+  const Request& request = (*requests_)[index];
+  auto& source = sources_[source_indices_[index]].layers;
+  for (size_t layer = 0; layer < layers_; ++layer) {
+    const int64_t* next = rows + static_cast<int64_t>(layer) * all_tokens * columns;
+    for (int64_t i = 0; i < request.inputs(); ++i, next += columns) {
+      add_token_rows(next, columns - 3, source[layer]);
+      if (request.is_gold) {
+        add_token_rows(next, columns - 3, gold_[layer]);
+      }
+      vocabulary_[static_cast<size_t>(request.tokens[static_cast<size_t>(i)])].rows +=
+          next[0] + next[1] + next[2];
+    }
+  }
+  for (size_t i = 0; i + 1 < request.tokens.size(); ++i) {
+    VocabularyEntry& entry = vocabulary_[static_cast<size_t>(request.tokens[i])];
+    ++entry.count;
+    const PieceShape next = shapes_.at(static_cast<size_t>(request.tokens[i + 1]));
+    entry.complete += shapes_.at(static_cast<size_t>(request.tokens[i])).starts_word &&
+                      (next.starts_word || !next.starts_letter);
+  }
+}
+
+void TokenTally::add(const Forward& forward) {
+  MOE_CHECK(forward.token_rows.size() == layers_, "{} of {} layers", forward.token_rows.size(),
+            layers_);
+  const at::Tensor rows = at::stack(forward.token_rows).cpu();  // [L, T, 3 + E]
+  const int64_t* first = rows.const_data_ptr<int64_t>();
+  for (const size_t index : forward.requests) {
+    add_request(index, first, rows.size(1), rows.size(2));
+    first += (*requests_)[index].inputs() * rows.size(2);
+  }
+}
+
+TokenStats TokenTally::finish() const {
+  TokenStats stats{sources_, {}};
+  for (size_t id = 0; id < vocabulary_.size(); ++id) {
+    if (vocabulary_[id].count > 0) {
+      stats.vocabulary.push_back(vocabulary_[id]);
+      stats.vocabulary.back().id = static_cast<int64_t>(id);
+      stats.vocabulary.back().piece = tokenizer_.piece(static_cast<int64_t>(id));
+    }
+  }
+  return stats;
+}
+
+std::vector<Request> read_text_windows(const std::vector<std::filesystem::path>& files,
+                                       const TextEncoder& encoder, int64_t end_id,
+                                       std::optional<int64_t> limit) {
+  std::vector<Request> requests;
+  for (const auto& file : files) {
+    if (!std::filesystem::is_regular_file(file)) {
+      throw UserError("--stats-text {}: {}", file.string(),
+                      std::filesystem::exists(file) ? "not a file" : "no such file");
+    }
+    data::RecordReader reader(file);
+    const size_t before = requests.size();
+    for (int64_t texts = 0; texts < limit.value_or(texts + 1); ++texts) {
+      auto record = reader.next();
+      if (!record) {
+        break;
+      }
+      add_windows(parse_text(reader, *record, file), encoder, end_id, requests);
+    }
+    if (requests.size() == before) {
+      throw UserError("{}: no text in it", file.string());
+    }
+  }
+  return requests;
 }
 
 }  // namespace moe::eval

@@ -1,18 +1,17 @@
 #pragma once
-// Log-likelihoods of requests: sums of token log-probabilities. Which requests share a forward must
-// not show in the scores. Without a capacity any batch gives the same ones, to rounding. With one,
-// what is routed together competes for slots, so the groups (batches.h) follow from the file alone
-// and no setting for speed changes them.
+// Log-likelihoods of requests (sums of token log-probabilities), and routing statistics by token.
+// Without a capacity, batching changes scores by rounding only. With a capacity, the tokens of a
+// routing group compete for slots, so the groups depend only on the file, --group-tokens and the
+// number of logical ranks, not on settings for speed.
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
-#include "core/distributed/comm.h"
-#include "core/eval/scoring/batches.h"
 #include "core/eval/scoring/forwards.h"
-#include "core/model/llama/llama.h"
 
 namespace moe::eval {
 
@@ -20,39 +19,113 @@ struct Scores;
 
 struct ScoreSettings {
   model::RoutingOptions routing;
-  int64_t batch_tokens = 0;     // input tokens of one forward, without a capacity; 0: auto
-  int64_t group_tokens = 4096;  // the same per logical rank, with a capacity
-  // Called after each forward. Where it is set, or a capacity is, requests share no prefix.
+  int64_t batch_tokens = 0;     // input tokens per forward pass, without a capacity; 0: auto
+  int64_t group_tokens = 4096;  // input tokens of a routing group, per logical rank
+  // Called after each forward pass. Prefixes are not shared if it is set, or with a capacity.
   std::function<void(const Forward&)> observe = {};
-  ForwardCache* cache = nullptr;  // looked into before each forward; `observe` must be empty then
-  // Called after each forward, run or found in the cache: the scores of `requests` are in `so_far`.
+  ForwardCache* cache = nullptr;  // searched before each forward pass; requires an empty `observe`
+  // Called after each forward pass, computed or cached, with the indices of its requests. The
+  // scores of these and all earlier requests are in `so_far`.
   std::function<void(const std::vector<size_t>& requests, const Scores& so_far)> answered = {};
-  // The ranks that share the forwards, each with the whole model; all of them must call. Scores and
-  // calls are the same on all of them, and those of one process.
+  // The ranks that share the forward passes, each with the whole model. Collective: all ranks get
+  // the same scores and callbacks as a single process.
   distributed::Comm* ranks = nullptr;
 };
 
 struct Scores {
   std::vector<Score> scores;                   // in the order of the requests
-  std::vector<route::CounterValues> counters;  // one a MoE layer, summed over all forwards
+  std::vector<route::CounterValues> counters;  // one per MoE layer, summed over all forward passes
   int64_t forwards = 0;                        // with a capacity: the number of routing groups
-  int64_t input_tokens = 0;                    // computed; counters count these
-  int64_t head_rows = 0;                       // of them, those whose next token is scored
+  int64_t input_tokens = 0;                    // of all forward passes, shared prefixes once
+  int64_t head_rows = 0;                       // rows of logits that this rank computed
 };
 
-// The tokens of the largest forward with which score_requests() would score them in this process:
-// known without the model, but for the bytes that it has mapped (model::Llama::mapped_bytes).
+// Returns the number of tokens of the largest forward pass of score_requests(). `mapped_bytes` is
+// the model's model::Llama::mapped_bytes(); the model need not be loaded.
 int64_t largest_forward(const model::ModelConfig& config, uint64_t mapped_bytes,
                         const std::vector<Request>& requests, const ScoreSettings& settings);
 
-// Up to how many tokens whole requests share a forward; a longer request stands alone.
+// Returns the maximum number of tokens of a forward pass with several requests. A longer request
+// has a forward pass of its own.
 int64_t forward_limit(const model::ModelConfig& config, uint64_t mapped_bytes,
                       const ScoreSettings& settings);
 
-// `on_progress` gets the number of requests done after each forward. UserError when a
-// log-probability is not finite.
+// Scores all requests. Calls `on_progress` with the number of completed requests after each forward
+// pass. Throws UserError if a log-probability is not finite, or if the ranks' requests or settings
+// differ.
 Scores score_requests(const model::Llama& llama, const std::vector<Request>& requests,
                       const ScoreSettings& settings,
                       const std::function<void(int64_t)>& on_progress = {});
+
+struct VocabularyEntry {
+  int64_t id = 0;
+  std::string piece;     // as the tokenizer stores it
+  int64_t count = 0;     // occurrences among the input tokens
+  int64_t rows = 0;      // (token, expert) pairs over all MoE layers
+  int64_t complete = 0;  // occurrences as a complete word
+};
+
+// Counts over a set of tokens, one entry per MoE layer. Only tokens, fr_filled, ir_tokens,
+// dropped_tokens, unserved_tokens and tokens_per_expert are set.
+using TokenCounts = std::vector<route::CounterValues>;
+
+struct TokenStats {
+  struct Source {
+    std::string name;
+    TokenCounts layers;
+  };
+  std::vector<Source> sources;              // in order of appearance
+  std::vector<VocabularyEntry> vocabulary;  // entries that occur, by id
+};
+
+// Properties of a tokenizer piece. A token is a complete word if it begins a word and the next
+// token also begins a word or does not begin with a letter.
+struct PieceShape {
+  bool starts_word = false;    // begins with U+2581 or a space
+  bool starts_letter = false;  // begins with a letter
+};
+// Returns the properties of `piece`. Letters are the Unicode categories L* and M*; a byte piece
+// "<0x..>" or truncated UTF-8 does not begin with one.
+PieceShape piece_shape(const std::string& piece);
+
+// Sums routing counts of tokens: by source of the text, over the right answers of a task, and by
+// vocabulary entry (Dynamic MoE, Tables 2 to 4). Requires forward passes with
+// model::RoutingOptions::count_tokens.
+class TokenTally {
+ public:
+  // `tokenizer` must outlive the tally.
+  TokenTally(const io::Tokenizer& tokenizer, int64_t vocab_size, size_t layers);
+
+  // Sets the requests of the following forward passes, which must outlive them.
+  void begin(const std::vector<Request>& requests);
+  void add(const Forward& forward);
+  // Returns the sums over the gold requests since begin(); empty if there are none.
+  const TokenCounts& gold() const { return gold_; }
+  TokenStats finish() const;
+
+ private:
+  void add_request(size_t index, const int64_t* rows, int64_t all_tokens, int64_t columns);
+
+  const io::Tokenizer& tokenizer_;
+  size_t layers_;
+  std::vector<PieceShape> shapes_;           // [V]
+  std::vector<VocabularyEntry> vocabulary_;  // [V], without pieces
+  std::vector<TokenStats::Source> sources_;
+  const std::vector<Request>* requests_ = nullptr;
+  std::vector<size_t> source_indices_;  // [requests] index into sources_
+  TokenCounts gold_;
+};
+
+inline constexpr int64_t kTextWindow = 2048;  // tokens, as in Dynamic MoE
+
+// Reads raw text as requests for routing statistics (Dynamic MoE, Tables 2 and 4), in file order.
+// No token is scored. Reads the first `limit` texts of each file (core/data/records.h: plain text,
+// or JSON records with a "text" and an optional "source"). Adds the encoder's BOS to each text and
+// cuts it into windows of kTextWindow tokens, or of the model's window if that is shorter. `end_id`
+// is the token after a text. Throws UserError if a file is missing, is a folder, has an invalid
+// record, or has no text.
+std::vector<Request> read_text_windows(const std::vector<std::filesystem::path>& files,
+                                       const TextEncoder& encoder, int64_t end_id,
+                                       std::optional<int64_t> limit);
 
 }  // namespace moe::eval

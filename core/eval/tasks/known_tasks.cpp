@@ -4,9 +4,7 @@
 #include <map>
 
 #include "core/base/error.h"
-#include "core/base/json.h"
 #include "core/eval/formats/text.h"
-#include "core/eval/tasks/task_file.h"
 
 namespace moe::eval {
 namespace {
@@ -18,12 +16,12 @@ struct Declarations {
   std::vector<Group> groups;
 };
 
-// The list `key`, or one empty entry.
-Json entries_of(const Json& file, const char* key) {
+// Returns the list `key`; a list of one empty entry if it is missing.
+Json get_entries(const Json& file, const char* key) {
   return file.contains(key) ? file.at(key) : Json::array({Json::object()});
 }
 
-// Every "<name>" and "<name in words>" in the texts of `settings` becomes `value`.
+// Replaces "<name>" and "<name in words>" in all texts of `settings`.
 void fill_in(Json& settings, const std::string& name, const std::string& value) {
   if (settings.is_string()) {
     const std::string text = replace_all(settings.get<std::string>(), "<" + name + ">", value);
@@ -35,7 +33,7 @@ void fill_in(Json& settings, const std::string& name, const std::string& value) 
   }
 }
 
-// `settings` with its variables filled in: once, or once for each value of the one that is a list.
+// Returns `settings` with its variables filled in, once per value of a variable that is a list.
 std::vector<Json> with_variables(Json settings, const Texts& variables) {
   std::vector<Json> tasks = {std::move(settings)};
   for (const auto& name : variables) {
@@ -53,24 +51,14 @@ std::vector<Json> with_variables(Json settings, const Texts& variables) {
   return tasks;
 }
 
-// Takes the keys that make_known_task does not know out of a task's settings.
-void add_task(Json settings, std::map<std::string, Texts>& members, Declarations& all) {
-  if (settings.contains("group")) {
-    members[settings.at("group").get<std::string>()].push_back(settings.at("task"));
-    settings.erase("group");
-  }
-  settings.erase("needs");
-  all.tasks.push_back(std::move(settings));
-}
-
 void add_file(const Json& file, Declarations& all) {
   Json shared = file;
   for (const char* key : {"variables", "forms", "tasks", "groups"}) {
     shared.erase(key);
   }
   std::map<std::string, Texts> members;
-  for (const auto& form : entries_of(file, "forms")) {
-    for (const auto& entry : entries_of(file, "tasks")) {
+  for (const auto& form : get_entries(file, "forms")) {
+    for (const auto& entry : get_entries(file, "tasks")) {
       Json settings = shared;
       settings.update(form);
       settings.update(entry);
@@ -78,7 +66,12 @@ void add_file(const Json& file, Declarations& all) {
         continue;
       }
       for (auto& task : with_variables(std::move(settings), file.value("variables", Texts()))) {
-        add_task(std::move(task), members, all);
+        if (task.contains("group")) {
+          members[task.at("group").get<std::string>()].push_back(task.at("task"));
+        }
+        task.erase("group");  // make_known_task() does not accept these two
+        task.erase("needs");
+        all.tasks.push_back(std::move(task));
       }
     }
   }
@@ -101,15 +94,7 @@ const Declarations& declarations() {
   return all;
 }
 
-std::vector<Task> make_tasks(Compat compat) {
-  std::vector<Task> tasks;
-  for (const auto& settings : declarations().tasks) {
-    tasks.push_back(make_known_task(settings, compat));
-  }
-  return tasks;
-}
-
-void add_tasks(const Group& group, std::vector<std::string>& tasks) {
+void add_tasks(const Group& group, Texts& tasks) {
   for (const auto& member : group.members) {
     if (const Group* inner = find_group(member)) {
       add_tasks(*inner, tasks);
@@ -122,12 +107,19 @@ void add_tasks(const Group& group, std::vector<std::string>& tasks) {
 }  // namespace
 
 const std::vector<Task>& known_tasks(Compat compat) {
-  static const std::vector<Task> current = make_tasks(Compat::kCurrent);
+  const auto make = [](Compat version) {
+    std::vector<Task> tasks;
+    for (const auto& settings : declarations().tasks) {
+      tasks.push_back(make_known_task(settings, version));
+    }
+    return tasks;
+  };
   if (compat == Compat::kCurrent) {
+    static const std::vector<Task> current = make(Compat::kCurrent);
     return current;
   }
-  static const std::vector<Task> first_version = make_tasks(Compat::k041);
-  return first_version;
+  static const std::vector<Task> version_041 = make(Compat::k041);
+  return version_041;
 }
 
 const std::vector<Group>& known_groups() { return declarations().groups; }
@@ -141,10 +133,26 @@ const Group* find_group(const std::string& name) {
   return nullptr;
 }
 
-std::vector<std::string> tasks_of(const Group& group) {
-  std::vector<std::string> tasks;
+Texts group_tasks(const Group& group) {
+  Texts tasks;
   add_tasks(group, tasks);
   return tasks;
+}
+
+Texts groups_among(const Texts& names) {
+  Texts groups;
+  for (const auto& name : names) {
+    if (const Group* group = find_group(name)) {
+      Texts found = groups_among(group->members);
+      found.insert(found.begin(), name);
+      for (const auto& entry : found) {
+        if (std::find(groups.begin(), groups.end(), entry) == groups.end()) {
+          groups.push_back(entry);
+        }
+      }
+    }
+  }
+  return groups;
 }
 
 }  // namespace moe::eval

@@ -1,10 +1,11 @@
 #pragma once
-// The tasks and groups that are known by name: known/*.toml, which CMake puts into the binary. A
-// file is a family: keys that all of its tasks share, and an entry of "tasks" for each. Where there
-// are "forms", each form makes every task that has the keys it "needs". "<name>" in any text stands
-// for the value of one of the file's "variables" in that entry, "<name in words>" for it with
-// spaces in place of underscores; an entry with a list of values makes a task of each. "group" puts
-// a task into a group of "groups", which may also list its "tasks".
+// The known tasks and groups: known/*.toml, which CMake compiles into the binary. A file is a
+// family of tasks: keys that all of them share, and an entry of "tasks" for each.
+//
+// With "forms", each form makes every task that has the key it "needs". "variables" are names of
+// keys of an entry: "<name>" in any text is replaced by the value, "<name in words>" by the value
+// with spaces in place of underscores; a list of values makes one task per value. "group" adds a
+// task to a group of "groups", which may instead list its "tasks".
 
 #include <string>
 #include <string_view>
@@ -18,19 +19,22 @@ struct Group {
   std::string name;
   std::vector<std::string> members;  // tasks and groups
   std::string about;
-  std::string metric = {};      // averaged, as Metric::key(); empty = only a name for its members
+  std::string metric = {};      // averaged, as Metric::key(); empty: no average
   std::string version = "N/A";  // of the harness's definition
   std::string alias = {};
 };
 
 const std::vector<Task>& known_tasks(Compat compat = Compat::kCurrent);
 const std::vector<Group>& known_groups();
-const Group* find_group(const std::string& name);
+const Group* find_group(const std::string& name);  // null if unknown
 
-// The tasks of a group, members of members included, each once.
-std::vector<std::string> tasks_of(const Group& group);
+// Returns the tasks of a group and of the groups in it, each once.
+std::vector<std::string> group_tasks(const Group& group);
 
-// A file of known/: in the source that CMake writes (cmake/known_tasks.cmake).
+// Returns the groups among `names` and the groups in them, each once.
+std::vector<std::string> groups_among(const std::vector<std::string>& names);
+
+// A file of known/, in the source that CMake writes (cmake/known_tasks.cmake).
 struct KnownFile {
   std::string_view name, text;
 };

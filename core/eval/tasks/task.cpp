@@ -1,6 +1,12 @@
 #include "core/eval/tasks/task.h"
 
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+
 #include "core/base/error.h"
+#include "core/base/text.h"
+#include "core/eval/formats/text.h"
 
 namespace moe::eval {
 
@@ -18,5 +24,418 @@ Compat parse_compat(const std::string& text) {
 }
 
 const char* to_string(Compat compat) { return compat == Compat::k041 ? "0.4.1" : "current"; }
+
+namespace fs = std::filesystem;
+
+namespace {
+
+using Texts = std::vector<std::string>;
+
+const Texts kOwnKeys = split_words(
+    "task data fewshot_data output_type description doc_to_text doc_to_choice doc_to_target "
+    "metric_list target_delimiter fewshot_delimiter num_fewshot fewshot_sampler until max_gen_toks "
+    "ignore_case version");
+// Further keys that only the files of known/ may have.
+const Texts kKnownKeys = split_words(
+    "alias choices_are_contexts dataset_path documents extract fewshot_excludes_question "
+    "fewshot_fixed fields gold_may_be_absent in_0_4_1 not_in_0_4_1 origin process_docs reader");
+
+void check_keys(const Json& settings, const std::string& where, bool is_known) {
+  if (!settings.is_object()) {
+    throw UserError("{}: not an object of settings", where);
+  }
+  for (const auto& [key, value] : settings.items()) {
+    const auto is_among = [&](const Texts& keys) {
+      return std::find(keys.begin(), keys.end(), key) != keys.end();
+    };
+    if (!is_among(kOwnKeys) && !(is_known && is_among(kKnownKeys))) {
+      const std::string near = nearest_name(key, kOwnKeys);
+      throw UserError("{}: '{}' is no setting of a task{}; known: {}", where, printable(key),
+                      near.empty() ? "" : ", did you mean '" + near + "'?",
+                      fmt::join(kOwnKeys, ", "));
+    }
+  }
+}
+
+// Returns the columns to read, one per distinct name, in header order. Of columns with the same
+// name (some exports have several unnamed ones) it returns the last, at the place of the first.
+std::vector<size_t> distinct_columns(const std::vector<std::string>& header) {
+  std::unordered_map<std::string, size_t> places;
+  std::vector<size_t> columns;
+  for (size_t column = 0; column < header.size(); ++column) {
+    const auto [place, is_new] = places.emplace(header[column], columns.size());
+    if (is_new) {
+      columns.push_back(column);
+    } else {
+      columns[place->second] = column;
+    }
+  }
+  return columns;
+}
+
+FirstDocuments read_table(const fs::path& file, int64_t limit) {
+  CsvTable table(file, file.extension() == ".tsv" ? '\t' : ',');
+  const std::vector<std::string> header = table.header();
+  const std::vector<size_t> columns = distinct_columns(header);
+  return first_documents(std::move(table), limit, [&](CsvRow row) {
+    // The names are distinct. operator[] would search all earlier fields for each name.
+    OrderedJson::object_t fields;
+    fields.reserve(columns.size());
+    for (const size_t column : columns) {
+      fields.emplace_back(header[column], std::move(row.fields[column]));
+    }
+    return Document{std::move(fields), std::move(row.where)};
+  });
+}
+
+FirstDocuments read_any_records(const Files& files, int64_t limit) {
+  const fs::path& file = files.at(0);
+  if (file.extension() == ".csv" || file.extension() == ".tsv") {
+    return read_table(file, limit);
+  }
+  return first_documents(JsonLinesReader(file), limit, [](const JsonLine& record) {
+    return Document{OrderedJson(record.json), record.where};
+  });
+}
+
+Split own_split(const Json& settings, const char* key, const fs::path& task_file) {
+  const std::string name = get_string(settings, key, task_file.string(), "");
+  if (name.empty()) {
+    return {};
+  }
+  return {key, {{{(task_file.parent_path() / name).string()}, read_any_records}}};
+}
+
+Split known_split(const Json& settings, const char* key, const Schema& schema) {
+  const Json& split = settings.at(key);
+  const auto read = reader_named(split.value("reader", settings.value("reader", "")), schema);
+  Split result{split.at("split"), {}};
+  for (const auto& entry : split.at("files").get<Texts>()) {
+    const size_t plus = entry.find(" + ");
+    Texts files = {entry.substr(0, plus)};
+    if (plus != std::string::npos) {
+      files.push_back(entry.substr(plus + 3));
+    }
+    result.forms.push_back({std::move(files), read});
+  }
+  return result;
+}
+
+// Parses "NAME" (a text field), "NAME: KIND", or "NAME: VALUE | VALUE .." (a label and the names of
+// its values).
+Field parse_field(const std::string& text) {
+  const std::map<std::string, Field::Kind> kinds = {{"any", Field::Kind::kAny},
+                                                    {"answers", Field::Kind::kAnswers},
+                                                    {"choices", Field::Kind::kChoices},
+                                                    {"int", Field::Kind::kInt},
+                                                    {"texts", Field::Kind::kTexts}};
+  const size_t colon = text.find(": ");
+  if (colon == std::string::npos) {
+    return {text};
+  }
+  const std::string name = text.substr(0, colon), kind = text.substr(colon + 2);
+  if (const auto found = kinds.find(kind); found != kinds.end()) {
+    return {name, found->second};
+  }
+  const Texts words = split_words(replace_all(kind, "|", " "));
+  MOE_CHECK(words.size() > 1, "a field of kind '{}'", kind);
+  return {name, Field::Kind::kLabel, words};
+}
+
+DataSet known_data(const Json& settings) {
+  DataSet data;
+  data.hub = settings.at("dataset_path");
+  data.origin = settings.at("origin");
+  for (const auto& field : settings.at("fields").get<Texts>()) {
+    data.schema.push_back(parse_field(field));
+  }
+  data.scored = known_split(settings, "data", data.schema);
+  data.shots = known_split(settings, "fewshot_data", data.schema);
+  if (settings.contains("process_docs")) {
+    data.process = process_named(settings.at("process_docs"));
+  }
+  return data;
+}
+
+OutputType output_type(const Json& settings, const std::string& where) {
+  const std::string name = get_string(settings, "output_type", where, "multiple_choice");
+  for (const OutputType type :
+       {OutputType::kMultipleChoice, OutputType::kLogLikelihood, OutputType::kGenerateUntil}) {
+    if (name == to_string(type)) {
+      return type;
+    }
+  }
+  throw UserError(
+      "{}: output_type '{}' is unknown; known: multiple_choice, loglikelihood, "
+      "generate_until",
+      where, printable(name));
+}
+
+// Returns NAME of {"function": NAME}, which files of known/ may have instead of a template; nullopt
+// if the value of `key` has another form.
+std::optional<std::string> function_name(const Json& settings, const char* key, bool is_known) {
+  const auto found = settings.find(key);
+  return is_known && found != settings.end() && found->is_object()
+             ? std::optional<std::string>(found->at("function").get<std::string>())
+             : std::nullopt;
+}
+
+std::function<Texts(const OrderedJson&)> list_template(const std::string& hole) {
+  return [hole, entries = PromptTemplate(hole)](const OrderedJson& document) {
+    const OrderedJson value = entries.value(document);
+    Texts texts;
+    for (const auto& entry : value) {
+      if (value.is_array() && entry.is_string()) {
+        texts.push_back(entry.get<std::string>());
+      }
+    }
+    if (!value.is_array() || texts.size() != value.size()) {
+      throw UserError("{} is no list of strings: {}", hole, printable(value.dump()));
+    }
+    return texts;
+  };
+}
+
+// Returns the choices of a range such as "(A) .. (F)" or "0 .. 18".
+Texts parse_range(const std::string& text) {
+  const size_t dots = text.find(" .. ");
+  const std::string first = text.substr(0, dots), last = text.substr(dots + 4);
+  Texts choices;
+  if (first.starts_with('(')) {
+    for (char letter = first.at(1); letter <= last.at(1); ++letter) {
+      choices.push_back({'(', letter, ')'});
+    }
+  } else {
+    for (int64_t number = std::stoll(first); number <= std::stoll(last); ++number) {
+      choices.push_back(std::to_string(number));
+    }
+  }
+  return choices;
+}
+
+std::function<Texts(const OrderedJson&)> make_choices(const Json& settings,
+                                                      const std::string& where, bool is_known) {
+  if (const auto name = function_name(settings, "doc_to_choice", is_known)) {
+    return choices_named(*name);
+  }
+  const auto found = settings.find("doc_to_choice");
+  Texts texts;
+  if (found == settings.end() || !found->is_string()) {
+    texts = get_strings(settings, "doc_to_choice", where);
+  } else if (is_known && found->get<std::string>().find(" .. ") != std::string::npos) {
+    texts = parse_range(*found);
+  } else {
+    return list_template(*found);
+  }
+  const std::vector<PromptTemplate> templates(texts.begin(), texts.end());
+  return [templates](const OrderedJson& document) {
+    Texts choices;
+    for (const auto& choice : templates) {
+      choices.push_back(choice(document));
+    }
+    return choices;
+  };
+}
+
+// Returns the function for doc_to_target. With choices, an integer, a boolean or a text of 1 to 6
+// digits is the index of a choice, and other text is the choice itself. Without choices, the text
+// is the right answer.
+std::function<Target(const OrderedJson&)> make_target(const Json& settings,
+                                                      const std::string& where, bool is_known,
+                                                      bool has_choices) {
+  if (const auto name = function_name(settings, "doc_to_target", is_known)) {
+    return target_named(*name);
+  }
+  const PromptTemplate answer(get_string(settings, "doc_to_target", where));
+  if (!has_choices) {
+    return [answer](const OrderedJson& document) -> Target {
+      return {std::nullopt, answer(document)};
+    };
+  }
+  return [answer](const OrderedJson& document) -> Target {
+    const OrderedJson value = answer.value(document);
+    if (value.is_number_integer()) {
+      return {value.get<int64_t>(), ""};
+    }
+    if (value.is_boolean()) {
+      return {value.get<bool>() ? 1 : 0, ""};
+    }
+    std::string words = value.is_string() ? value.get<std::string>() : answer(document);
+    const bool is_index = !words.empty() && words.size() < 7 &&
+                          words.find_first_not_of("0123456789") == std::string::npos;
+    if (is_index) {
+      return {std::stoll(words), ""};
+    }
+    return {std::nullopt, std::move(words)};
+  };
+}
+
+Metric make_metric(const std::string& name, OutputType output, bool is_known) {
+  if (output == OutputType::kMultipleChoice) {
+    return is_known ? known_task_metric(name) : choice_metric(name);
+  }
+  if (output == OutputType::kLogLikelihood && (name == "acc" || name == "perplexity")) {
+    return name == "acc" ? greedy() : perplexity();
+  }
+  if (output == OutputType::kGenerateUntil && name == "exact_match") {
+    return {.name = name};
+  }
+  if (output == OutputType::kGenerateUntil && is_known && name.starts_with("exact_match,")) {
+    return {.name = "exact_match", .filter = name.substr(name.find(',') + 1)};
+  }
+  throw UserError("metric '{}' is unknown for {}; known: {}", printable(name), to_string(output),
+                  output == OutputType::kLogLikelihood ? "acc, perplexity" : "exact_match");
+}
+
+std::vector<Metric> make_metrics(const Json& settings, OutputType output, const std::string& where,
+                                 bool is_known) {
+  Texts names = output == OutputType::kMultipleChoice  ? Texts{"acc", "acc_norm"}
+                : output == OutputType::kLogLikelihood ? Texts{"perplexity", "acc"}
+                                                       : Texts{"exact_match"};
+  if (settings.contains("metric_list")) {
+    names = get_strings(settings, "metric_list", where);
+  }
+  std::vector<Metric> metrics;
+  for (const auto& name : names) {
+    metrics.push_back(make_metric(name, output, is_known));
+  }
+  if (metrics.empty()) {
+    throw UserError("metric_list is empty; name one metric at least");
+  }
+  return metrics;
+}
+
+ShotRule shot_rule(const Json& settings, const std::string& where) {
+  const std::string sampler = get_string(settings, "fewshot_sampler", where, "default");
+  if (sampler != "default" && sampler != "first_n") {
+    throw UserError("fewshot_sampler '{}' is unknown; known: default, first_n", sampler);
+  }
+  const int64_t count = get_int(settings, "num_fewshot", where, 0);
+  if (count < 0 || count > 1000) {
+    throw UserError("num_fewshot is {}, 0 to 1000 are possible", count);
+  }
+  return {sampler == "default" ? ShotRule::Sampler::kRandom : ShotRule::Sampler::kFirst,
+          get_bool(settings, "fewshot_excludes_question", where, false), count,
+          !settings.contains("fewshot_data") || get_bool(settings, "fewshot_fixed", where, false)};
+}
+
+Generation make_generation(const Json& settings, const std::string& where) {
+  Generation generation;
+  if (settings.contains("until")) {
+    generation.until = get_strings(settings, "until", where);
+  }
+  generation.max_tokens = get_int(settings, "max_gen_toks", where, 256);
+  if (generation.max_tokens < 1) {
+    throw UserError("max_gen_toks is {}, 1 is the least", generation.max_tokens);
+  }
+  return generation;
+}
+
+// Returns a task with the settings that users' files and files of known/ share.
+Task make_task(const Json& settings, const std::string& where, bool is_known) {
+  Task task;
+  task.output = output_type(settings, where);
+  if (settings.contains("version")) {
+    task.version = get_double(settings, "version", where);
+  }
+  task.description = get_string(settings, "description", where, "");
+  task.choices_are_contexts = get_bool(settings, "choices_are_contexts", where, false);
+  if (const auto name = function_name(settings, "doc_to_text", is_known)) {
+    task.prompt = prompt_named(*name);
+  } else if (!task.choices_are_contexts) {
+    task.prompt = PromptTemplate(get_string(settings, "doc_to_text", where));
+  }
+  const bool has_choices = task.output == OutputType::kMultipleChoice;
+  task.target = make_target(settings, where, is_known, has_choices);
+  if (has_choices) {
+    task.choices = make_choices(settings, where, is_known);
+  }
+  task.metrics = make_metrics(settings, task.output, where, is_known);
+  task.delimiter = get_string(settings, "target_delimiter", where, " ");
+  task.shot_delimiter = get_string(settings, "fewshot_delimiter", where, "\n\n");
+  task.shots = shot_rule(settings, where);
+  task.generation = make_generation(settings, where);
+  const auto whole = [](const std::string& answer, const OrderedJson&) { return answer; };
+  task.filters = {{"none", whole}, {"strict-match", whole}};
+  if (settings.contains("extract")) {
+    task.filters.push_back({"flexible-extract", extraction(settings.at("extract"))});
+  }
+  task.ignores_case_and_marks = get_bool(settings, "ignore_case", where, false);
+  return task;
+}
+
+Task make_own_task(const Json& settings, const fs::path& file) {
+  const std::string name =
+      get_string(settings, "task", file.string(), printable(file.stem().string()));
+  if (name.empty() || name.find_first_of("/\\") != std::string::npos ||
+      terminal_text(name, /*one_line=*/true) != name) {
+    throw UserError("'task' is '{}', it names files: no slashes, no control characters, not empty",
+                    printable(name));
+  }
+  DataSet data;
+  data.scored = own_split(settings, "data", file);
+  data.shots = own_split(settings, "fewshot_data", file);
+  if (data.scored.forms.empty()) {
+    throw UserError("'data' is missing: the file of the questions");
+  }
+  Task task = make_task(settings, file.string(), /*is_known=*/false);
+  if (task.shots.count > 0 && data.shots.forms.empty()) {
+    throw UserError(
+        "num_fewshot is {} and 'fewshot_data' is missing: the file that the examples come from; "
+        "add it, or leave num_fewshot out",
+        task.shots.count);
+  }
+  task.name = name;
+  task.is_own = true;
+  task.data = std::move(data);
+  return task;
+}
+
+}  // namespace
+
+Task read_own_task(const fs::path& file) {
+  const std::string text = read_text(file);
+  const Json settings = file.extension() == ".json"
+                            ? parse_json(text, file.string(), DuplicateKeys::kRefused)
+                            : parse_toml(text, file.string());
+  check_keys(settings, file.string(), /*is_known=*/false);
+  try {
+    return make_own_task(settings, file);
+  } catch (const UserError& error) {
+    const std::string message = error.what();
+    throw UserError("{}{}", message.starts_with(file.string()) ? "" : file.string() + ": ",
+                    message);
+  }
+}
+
+Task read_quiz_task(const fs::path& file) {
+  const PromptTemplate question("Question: {{question}}\nAnswer:"), context("{{context}}");
+  const Json settings = {
+      {"doc_to_text", ""}, {"doc_to_choice", "{{choices}}"}, {"doc_to_target", "{{gold}}"}};
+  Task task = make_task(settings, file.string(), /*is_known=*/false);
+  task.name = printable(file.stem().string());
+  task.is_own = true;
+  task.data.scored = {"", {{{file.string()}, read_quiz}}};
+  task.prompt = [question, context](const OrderedJson& document) {
+    return document.contains("context") ? context(document) : question(document);
+  };
+  return task;
+}
+
+Task make_known_task(Json settings, Compat compat) {
+  const std::string name = settings.at("task");
+  if (compat == Compat::k041 && settings.contains("in_0_4_1")) {
+    settings.update(Json(settings.at("in_0_4_1")));
+  }
+  check_keys(settings, name, /*is_known=*/true);
+  Task task = make_task(settings, name, /*is_known=*/true);
+  task.name = name;
+  task.alias = get_string(settings, "alias", name, "");
+  task.data = known_data(settings);
+  task.harness_items = get_int(settings, "documents", name, 0);
+  task.gold_may_be_absent = get_bool(settings, "gold_may_be_absent", name, false);
+  task.not_in_0_4_1 = get_string(settings, "not_in_0_4_1", name, "");
+  return task;
+}
 
 }  // namespace moe::eval

@@ -1,62 +1,71 @@
 #pragma once
-// What a benchmark is: where its documents lie, how one becomes a question, what is counted. A task
-// is data: a file of known/ or of a user (task_file.h).
+// A task: where its documents are, how a document becomes a question, which metrics are computed.
+//
+// A user's task is a JSON or TOML file with the keys of the harness's task files:
+//
+//   task = "capitals"                           # default: the name of this file
+//   data = "capitals.jsonl"                     # JSON lines, or CSV or TSV with a header; the path
+//                                               # is relative to this file
+//   fewshot_data = "capitals_train.jsonl"       # documents for --num-fewshot
+//   output_type = "multiple_choice"             # or "loglikelihood", "generate_until"
+//   description = ""                            # before the few-shot examples
+//   doc_to_text = "Question: {{question}}\nAnswer:"
+//   doc_to_choice = ["{{a}}", "{{b}}"]          # a template per choice, or "{{choices}}", a list
+//   doc_to_target = "{{label}}"                 # an index from 0, or the text of a choice
+//   metric_list = ["acc", "acc_norm"]
+//   target_delimiter = " "                      # between prompt and choice; the target of a
+//                                               # loglikelihood task contains its own space
+//   fewshot_delimiter = "\n\n"                  # after an example
+//   num_fewshot = 0
+//   fewshot_sampler = "default"                 # or "first_n"
+//   until = ["\n"]                              # generate_until: stop words
+//   max_gen_toks = 256
+//   ignore_case = false                         # exact_match ignores case and punctuation (BBH)
+//   version = 1.0
+//
+// The known tasks (known/*.toml, known_tasks.h) have further keys:
+//
+//   dataset_path, origin      # the Hub's data set, and the source of the authors' own files
+//   fields                    # of the Hub's data set: "question", "idx: any", "label: no | yes"
+//   reader, process_docs      # names of prompt_template.h; a template may be {function = "copa"}
+//   data = {split, files}     # each entry of files is an alternative, relative to --data; "a + b"
+//                             # means two files that are read together
+//   documents                 # the number of documents that the harness scores
+//   extract                   # the filter of exact_match,flexible-extract
+//   in_0_4_1 = {..}           # keys that differ in version 0.4.1 of the harness
+//   not_in_0_4_1 = "why"      # version 0.4.1 has no such task
+//   alias, fewshot_excludes_question, fewshot_fixed, gold_may_be_absent, choices_are_contexts:
+//                             # as the members of Task and ShotRule
 
-#include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
-#include "core/eval/formats/documents.h"
-#include "core/eval/formats/schema.h"
 #include "core/eval/metrics/metrics.h"
+#include "core/eval/tasks/prompt_template.h"
 
 namespace moe::eval {
 
-// A reader of documents.h, of one kind or the other: of all documents, or of the first `limit`.
-class DocumentReader {
- public:
-  template <typename Read>
-  DocumentReader(Read read) {  // implicit, so that tables name readers as they are
-    if constexpr (std::is_invocable_v<const Read&, const Files&, int64_t>) {
-      read_ = std::move(read);
-    } else {
-      read_ = [read = std::move(read)](const Files& files, int64_t limit) {
-        std::vector<Document> documents = read(files);
-        const auto total = static_cast<int64_t>(documents.size());
-        documents.resize(static_cast<size_t>(std::min(total, limit)));
-        return FirstDocuments{std::move(documents), total};
-      };
-    }
-  }
-
-  FirstDocuments operator()(const Files& files, int64_t limit) const { return read_(files, limit); }
-
- private:
-  std::function<FirstDocuments(const Files&, int64_t)> read_;
-};
-
-// One way in which the documents of a split may lie under --data.
+// One of the alternative file layouts of a split.
 struct SplitFiles {
-  std::vector<std::string> files;  // one '*' in a file's name stands for any letters
+  std::vector<std::string> files;  // '*' matches any characters
   DocumentReader read;
 };
 
 struct Split {
   std::string name = {};               // the Hub's: "test", "validation", "train", "dev"
-  std::vector<SplitFiles> forms = {};  // the authors' files; besides them TASK/SPLIT.jsonl or .csv
+  std::vector<SplitFiles> forms = {};  // the authors' files, in order of precedence
 };
 
 struct DataSet {
-  std::string hub = {};     // the Hub's data set and part; its exported JSONL or CSV is read too
-  std::string origin = {};  // where the authors' own files come from
-  Schema schema = {};       // the Hub's fields, in its order; empty = no exported form
+  std::string hub = {};     // data set and configuration on the Hub
+  std::string origin = {};  // source of the authors' own files
+  Schema schema = {};       // the Hub's fields, in order; if empty, no Hub export is read
   Split scored = {};
-  Split shots = {};                                // few-shot examples are drawn from it
+  Split shots = {};                                // the pool of few-shot examples
   std::function<void(OrderedJson&)> process = {};  // the harness's process_docs; may be empty
 };
 
@@ -64,26 +73,20 @@ struct DataSet {
 struct ShotRule {
   enum class Sampler { kRandom, kFirst };
   Sampler sampler = Sampler::kRandom;
-  bool excludes_question = false;  // the question itself may lie in the pool: it is left out
-  int64_t count = 0;               // unless --num-fewshot says otherwise
-  bool fixed = false;              // --num-fewshot changes nothing
+  bool excludes_question = false;  // skip the question itself if the pool contains it
+  int64_t count = 0;               // default of --num-fewshot
+  bool fixed = false;              // --num-fewshot has no effect
 };
 
-// Versions of lm-evaluation-harness between which definitions and defaults changed.
+// Versions of lm-evaluation-harness whose task definitions and defaults can be selected.
 enum class Compat { kCurrent, k041 };
-Compat parse_compat(const std::string& text);  // "current" | "0.4.1"
+Compat parse_compat(const std::string& text);  // "current" | "0.4.1"; else throws UserError
 const char* to_string(Compat compat);
 
 enum class OutputType { kMultipleChoice, kLogLikelihood, kGenerateUntil };
 const char* to_string(OutputType type);
 
-// What the harness's doc_to_target gives: the index of a choice, or a text.
-struct Target {
-  std::optional<int64_t> index;
-  std::string text;
-};
-
-// How a text that the model wrote is taken apart before it is compared.
+// A filter of generated answers.
 struct AnswerFilter {
   std::string name = {};  // "strict-match"
   std::function<std::string(const std::string& answer, const OrderedJson& document)> apply = {};
@@ -91,11 +94,11 @@ struct AnswerFilter {
 
 struct Task {
   std::string name = {};
-  std::string alias = {};              // in tables; empty = the name
-  std::optional<double> version = {};  // of the harness's definition; none for one's own
+  std::string alias = {};              // in tables; empty: the name
+  std::optional<double> version = {};  // of the definition
   OutputType output = OutputType::kMultipleChoice;
   DataSet data = {};
-  int64_t harness_items = 0;  // documents that the harness scores; 0 = any number
+  int64_t harness_items = 0;  // documents that the harness scores; 0: not checked
   std::string description = {};
   std::function<std::string(const OrderedJson&)> prompt = {};
   std::function<std::vector<std::string>(const OrderedJson&)> choices = {};
@@ -104,15 +107,28 @@ struct Task {
   std::string delimiter = " ";          // between prompt and choice
   std::string shot_delimiter = "\n\n";  // after an example
   ShotRule shots = {};
-  bool choices_are_contexts = false;  // partial evaluation: choices end the context, target follows
-  bool is_own = false;                // a user's file, found as it is named
-  bool gold_may_be_absent = false;    // a text that is none of the choices: always wrong
+  // The choices are alternative contexts, and the target is the continuation of each (Winogrande).
+  bool choices_are_contexts = false;
+  bool is_own = false;  // a user's task: its paths are not below --data
+  // Accept a target that is none of the choices. Such a question counts as wrong.
+  bool gold_may_be_absent = false;
   Generation generation = {};
-  std::vector<AnswerFilter> filters = {};  // generated answers pass one of them, by Metric::filter
-  bool ignores_case_and_marks = false;     // exact_match drops case, a last full stop, , \n \ and "
-  std::string not_in_0_4_1 = {};           // why version 0.4.1 of the harness has no such task
+  std::vector<AnswerFilter> filters = {};  // Metric::filter selects one by name
+  bool ignores_case_and_marks = false;     // in exact_match (filters.h)
+  std::string not_in_0_4_1 = {};           // why version 0.4.1 lacks the task, if it does
 };
 
-inline constexpr const char* kHarnessVersion = "0.4.13";  // whose definitions the tables follow
+inline constexpr const char* kHarnessVersion = "0.4.13";  // version that known/ follows
+
+// Reads a user's task file. Throws UserError if a key is unknown or missing, a template is invalid,
+// or a metric is unknown.
+Task read_own_task(const std::filesystem::path& file);
+
+// Returns the task of a quiz file (read_quiz()), named after the file.
+Task read_quiz_task(const std::filesystem::path& file);
+
+// Returns a task of known/ as defined in that version of the harness. In `settings` the variables
+// of its file are already replaced (known_tasks.h).
+Task make_known_task(Json settings, Compat compat);
 
 }  // namespace moe::eval

@@ -1,5 +1,6 @@
 #pragma once
-// From the names on a command line to questions: tables, users' files, groups.
+// Loads the tasks and groups named on the command line: reads their documents and builds questions,
+// with few-shot examples drawn as in the harness's samplers.py and task.py.
 
 #include <filesystem>
 #include <optional>
@@ -7,50 +8,59 @@
 #include <vector>
 
 #include "core/eval/tasks/known_tasks.h"
-#include "core/eval/tasks/task.h"
 
 namespace moe::eval {
 
 struct TaskOptions {
   Compat compat = Compat::kCurrent;
-  std::optional<int64_t> shots = {};  // --num-fewshot
+  std::optional<int64_t> shots = {};  // --num-fewshot; empty: each task's default
 };
 
 struct LoadedTask {
   Task task;
-  std::vector<Question> questions;      // the first `limit` of the file
-  int64_t total_questions = 0;          // before the limit
-  int64_t shots = 0;                    // examples before each
-  std::vector<std::string> notes = {};  // what the user should know
+  std::vector<Question> questions;      // at most `limit`, in file order
+  int64_t total_questions = 0;          // in the file
+  int64_t shots = 0;                    // few-shot examples per question
+  std::vector<std::string> notes = {};  // messages for the user
 };
 
-// `names`: tasks and groups of the tables, a user's task file (.json or .toml, task_file.h), or a
-// quiz (.jsonl), which is named by its file. Tasks of several groups come once. UserError: an
-// unknown name (the nearest known one is named), a name twice, a file that is not under `data`, a
-// document that cannot be made a question (with its line).
+// Loads known tasks and groups, users' task files (.json or .toml, task.h), and quizzes (.jsonl). A
+// task of several groups is loaded once. For a known task, reads the authors' files below `data`,
+// or else the Hub's export TASK/SPLIT.jsonl or .csv. Throws UserError if a name is unknown
+// (suggests the nearest one) or is given twice, a file is missing (lists the expected paths), or a
+// document is invalid (with its line).
 std::vector<LoadedTask> load_tasks(const std::vector<std::string>& names,
                                    const std::filesystem::path& data, std::optional<int64_t> limit,
                                    const TaskOptions& options = {});
 
-// The groups of the table that are among `names`, with the groups inside them.
-std::vector<std::string> groups_among(const std::vector<std::string>& names);
-
-// --list: each task and group, its version, where its files are expected and where they come from.
+// Returns the text of --list: each task and group with its version, the expected paths of its files
+// and their source.
 std::string task_list();
 
-// The documents of a task under --data.
-struct FoundFiles {
-  Files files;
-  std::vector<Document> documents;
-  int64_t total = 0;  // in the files; those beyond the limit were only counted
+inline constexpr uint32_t kShotSeed = 1234;  // the harness's fewshot_random_seed
+
+// Draws few-shot examples. All draws use one random stream, so before() must be called once per
+// document in file order.
+class ShotSampler {
+ public:
+  // `task` and `pool` must outlive the sampler. Throws UserError if `pool` has too few documents.
+  ShotSampler(const Task& task, const std::vector<Document>& pool, int64_t count);
+
+  // Returns the text before the prompt of `document`: description and examples. Throws UserError if
+  // the pool has too few documents other than `document`.
+  std::string before(const OrderedJson& document);
+
+ private:
+  std::vector<size_t> draw(const OrderedJson& document);
+
+  const Task& task_;
+  const std::vector<Document>& pool_;
+  int64_t count_;
+  PythonRandom random_;
 };
 
-// Reads the first `limit` documents of `split` from the authors' files, or else from the Hub's
-// export TASK/SPLIT.jsonl or .csv. Throws UserError: no such file (names all paths); no documents.
-FoundFiles find_documents(const Task& task, const Split& split, const std::filesystem::path& data,
-                          int64_t limit = kAllDocuments);
-
-// Returns the paths as text: "logiqa/Test.txt, or logiqa/test.jsonl or .csv".
-std::string expected_paths(const Task& task, const Split& split);
+// Returns a few-shot example with its answer, without the delimiter after it. Throws UserError with
+// the document's file and line if it has no right answer.
+std::string shot_text(const Task& task, const Document& document);
 
 }  // namespace moe::eval

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "core/base/error.h"
-#include "core/model/config/config_fields.h"
+#include "core/model/config/config.h"
 #include "core/route/router.h"
 
 namespace moe::model {
@@ -86,14 +86,8 @@ std::vector<Architecture> stock_mixtures() {
   };
 }
 
-std::vector<Architecture> stock_architectures() {
-  std::vector<Architecture> all = dense_architectures();
-  const std::vector<Architecture> mixtures = stock_mixtures();
-  all.insert(all.end(), mixtures.begin(), mixtures.end());
-  return all;
-}
-
-// A mixture that stock tools must refuse. Its parent's BOS and EOS stand in its config.
+// Returns the architecture of a mixture that transformers must refuse. It has no default BOS and
+// EOS, because its config.json always has those of the parent.
 Architecture own_architecture(const std::string& model_type, const std::string& name) {
   return {.model_type = model_type,
           .name = name,
@@ -104,25 +98,17 @@ Architecture own_architecture(const std::string& model_type, const std::string& 
           .may_have_shared_experts = true};
 }
 
-std::vector<Architecture> own_architectures() {
-  std::vector<Architecture> own;
-  const auto add = [&](const route::OwnArchitecture& architecture) {
-    if (!architecture.model_type.empty()) {
-      own.push_back(own_architecture(architecture.model_type, architecture.name));
-    }
-  };
-  for (const auto& family : route::router_families()) {
-    add(family.own);
-  }
-  own.push_back(own_architecture("moe_scaled", "MoeScaledForCausalLM"));
-  return own;
-}
-
 const std::vector<Architecture>& architectures() {
   static const std::vector<Architecture> all = [] {
-    std::vector<Architecture> list = stock_architectures();
-    const std::vector<Architecture> own = own_architectures();
-    list.insert(list.end(), own.begin(), own.end());
+    std::vector<Architecture> list = dense_architectures();
+    const std::vector<Architecture> mixtures = stock_mixtures();
+    list.insert(list.end(), mixtures.begin(), mixtures.end());
+    for (const auto& family : route::router_families()) {
+      if (!family.own.model_type.empty()) {
+        list.push_back(own_architecture(family.own.model_type, family.own.name));
+      }
+    }
+    list.push_back(own_architecture("moe_scaled", "MoeScaledForCausalLM"));
     return list;
   }();
   return all;
@@ -131,11 +117,12 @@ const std::vector<Architecture>& architectures() {
 [[noreturn]] void refuse_architecture(const std::string& name, const std::string& type,
                                       const std::string& where) {
   std::vector<std::string> stock, own;
-  for (const auto& entry : stock_architectures()) {
-    stock.push_back(fmt::format("{} ({})", entry.name, entry.model_type));
-  }
-  for (const auto& entry : own_architectures()) {
-    own.push_back(entry.model_type);
+  for (const auto& entry : architectures()) {
+    if (entry.is_mixture && entry.form == FolderForm::kMoe) {
+      own.push_back(entry.model_type);
+    } else {
+      stock.push_back(fmt::format("{} ({})", entry.name, entry.model_type));
+    }
   }
   const std::string last = own.back();
   own.pop_back();
@@ -150,7 +137,7 @@ const std::vector<Architecture>& architectures() {
 const Architecture& read_architecture(const Json& json, const std::string& where) {
   const std::string type = get_string(json, "model_type", where, "");
   std::string name;
-  if (given(json, "architectures")) {
+  if (has_value(json, "architectures")) {
     const Json& list = json.at("architectures");
     if (!list.is_array() || list.empty() || !list.front().is_string()) {
       throw UserError("{}: architectures must be a list of names, such as [\"LlamaForCausalLM\"]",
@@ -172,7 +159,7 @@ const Architecture& read_architecture(const Json& json, const std::string& where
   refuse_architecture(name, type, where);
 }
 
-const Architecture& architecture_of(const std::string& model_type) {
+const Architecture& find_architecture(const std::string& model_type) {
   const auto& all = architectures();
   const auto found = std::find_if(all.begin(), all.end(), [&](const Architecture& entry) {
     return entry.model_type == model_type;
@@ -181,16 +168,12 @@ const Architecture& architecture_of(const std::string& model_type) {
   return *found;
 }
 
-const Architecture& stock_mixture(FolderForm form, bool qk_norm) {
-  const FolderForm stock = form != FolderForm::kMoe ? form
-                           : qk_norm                ? FolderForm::kQwen3Moe
-                                                    : FolderForm::kQwen2Moe;
-  const auto& all = architectures();
-  const auto found = std::find_if(all.begin(), all.end(), [&](const Architecture& entry) {
-    return entry.is_mixture && entry.form == stock;
-  });
-  MOE_CHECK(found != all.end(), "form {}", static_cast<int>(stock));
-  return *found;
+const Architecture& stock_architecture(FolderForm form, bool qk_norm) {
+  if (form == FolderForm::kMixtral) {
+    return find_architecture("mixtral");
+  }
+  const bool is_qwen3 = form == FolderForm::kQwen3Moe || (form == FolderForm::kMoe && qk_norm);
+  return find_architecture(is_qwen3 ? "qwen3_moe" : "qwen2_moe");
 }
 
 }  // namespace moe::model

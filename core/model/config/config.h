@@ -1,18 +1,23 @@
 #pragma once
-// What config.json says of the model: LLaMA's keys, those of its kin (architecture.h) and of the
-// stock mixtures, and our "moe" object (core/io/formats.md). No tensors.
+// Configuration of a model, read from and written to config.json: the keys of transformers for
+// LLaMA and the other architectures of architecture.h, and the project's own "moe" object
+// (core/io/formats.md). Needs no LibTorch.
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "core/base/json.h"
-#include "core/route/router_settings.h"
+#include "core/route/router.h"
 
 namespace moe::model {
 
+struct Architecture;
+
 enum class RopeType { kDefault, kLinear, kDynamic, kLlama3 };
+inline constexpr std::array kRopeTypeNames = {"default", "linear", "dynamic", "llama3"};
 
 struct RopeConfig {
   RopeType type = RopeType::kDefault;
@@ -22,34 +27,41 @@ struct RopeConfig {
   int64_t original_max_position_embeddings = 0;          // llama3
 };
 
-// How the folder of a mixture spells itself: the names of its tensors and the keys of its config.
-// kMoe is what moe makes; the others were made by other tools and are written back as they came.
+// Naming convention of an MoE checkpoint: tensor names and keys of config.json. New mixtures have
+// the form kMoe. A folder of other tools has one of the other forms and keeps it when it is written
+// again.
 enum class FolderForm { kMoe, kQwen2Moe, kMixtral, kQwen3Moe };
 
 struct MoeConfig {
   FolderForm form = FolderForm::kMoe;
-  std::vector<int64_t> layers;      // which layers are MoE, ascending
+  std::vector<int64_t> layers;      // indices of the MoE layers, ascending
   int64_t experts = 0;              // E
   int64_t expert_width = 0;         // F of one expert
-  int64_t shared_expert_width = 0;  // of the expert that every token goes to; 0: there is none
+  int64_t shared_expert_width = 0;  // 0: no shared expert
   int64_t granularity = 1;
   route::RouterSettings router;
   double gate_scale = 1.0;
   int64_t ep_ranks = 1;  // W, logical ranks
   double lb_coef = 0, entropy_coef = 0, z_coef = 0, seq_lb_coef = 0;
-  std::optional<double> lambda;  // ReLU: of the next step of training; empty: router.lambda0
+  std::optional<double> lambda;  // ReLU: value for the next training step; empty: router.lambda0
   double router_std = 0.02;
   int64_t router_seed = 0;
-  double router_jitter = 0;  // Mixtral's router_jitter_noise: what stock training adds, we never
+  double router_jitter = 0;  // Mixtral's router_jitter_noise; not applied by this project
   std::string source_name, source_sha256;  // the dense parent; empty for a model from scratch
 };
 
-// The form in which a mixture can be written: its own, or kMoe where that has no words for its
-// router (a Mixtral whose weights are not renormalised). ReLU and gate scales are always kMoe.
+// Returns the form in which a mixture is written. It is kMoe for a router with a model_type of its
+// own (route::own_architecture()), for a gate_scale other than 1, and for kMixtral if the gate
+// weights of a token do not sum to 1. Otherwise it is moe.form.
 FolderForm written_form(const MoeConfig& moe);
 
+// Returns the architecture under which a mixture is written: one of transformers if transformers
+// computes the same function, except for a capacity, which it ignores (core/io/formats.md).
+// Otherwise one that transformers refuses to load.
+const Architecture& written_architecture(const MoeConfig& moe, bool qk_norm);
+
 struct ModelConfig {
-  std::string model_type = "llama";  // as it was read; a dense model is written as this one again
+  std::string model_type = "llama";  // as read; a dense model is written with the same type
   int64_t vocab_size = 0;            // V
   int64_t hidden_size = 0;           // D
   int64_t intermediate_size = 0;     // F of a dense layer
@@ -58,30 +70,44 @@ struct ModelConfig {
   int64_t kv_heads = 0;  // G
   int64_t head_dim = 0;  // A
   int64_t max_position_embeddings = 2048;
-  int64_t sliding_window = 0;  // tokens; 0 unless it is shorter than max_position_embeddings
+  int64_t sliding_window = 0;  // tokens; 0 if no layer has a window below max_position_embeddings
   double rms_norm_eps = 1e-6;
   bool tie_word_embeddings = false;
   bool qkv_bias = false;  // queries, keys and values have biases (Qwen2, Qwen2-MoE)
-  bool qk_norm = false;   // every query and key head is RMS-normed before it is rotated (Qwen3)
+  bool qk_norm = false;   // RMSNorm of every query and key head before RoPE (Qwen3)
   double initializer_range = 0.02;
   RopeConfig rope;
   std::string dtype = "float32";  // torch_dtype / dtype: float32, bfloat16 or float16
   std::optional<MoeConfig> moe;
 
   bool is_moe_layer(int64_t layer) const;
-  // Tokens. Attention sees all of a sequence, as windowed layers do up to the window's length.
+  // Returns the maximum sequence length in tokens: the window if there is one. Attention is always
+  // full, which equals windowed attention for sequences that are not longer than the window.
   int64_t longest_sequence() const;
 };
 
-// Reads and checks a config: LLaMA, Mistral, Qwen2, Qwen3, Mixtral, Qwen2-MoE, Qwen3-MoE, and
-// what `moe` writes; an absent key means what transformers takes for that
-// model_type (architecture.h). UserError, opened by `where`, for a missing key, an impossible
-// number, an unknown architecture, activation or rope type (named), biases of other kinds.
+// Reads and checks the config.json of a LLaMA, Mistral, Qwen2, Qwen3, Mixtral, Qwen2-MoE or
+// Qwen3-MoE model, or of a model written by `moe`. Absent keys have the defaults of transformers
+// for the model_type (architecture.h). Throws UserError that begins with `where` for a missing key,
+// an invalid number, and an unsupported architecture, activation, RoPE type or bias.
 ModelConfig parse_config(const Json& json, const std::string& where);
 
-// The config.json of `config`: every key of `parent` kept, ours set over them. Dense: of
-// config.model_type; with moe: by written_form() mixtral, qwen2_moe or qwen3_moe, moe_relu for ReLU
-// routers, moe_scaled for gate scales (core/io/formats.md); always with the "moe" object.
+// Returns the config.json of `config`: the keys of `parent`, overridden by those of `config`. A
+// dense model keeps config.model_type. A mixture gets the model_type of written_architecture() and
+// the "moe" object.
 OrderedJson config_json(const ModelConfig& config, const Json& parent);
+
+// Returns true if `json` has `key` and its value is not null.
+bool has_value(const Json& json, const std::string& key);
+
+// Returns the MoE layers of a model with `layers` layers according to the keys mlp_only_layers and
+// decoder_sparse_step, ascending. Throws UserError that begins with `where`.
+std::vector<int64_t> stock_moe_layers(const Json& json, const std::string& where, int64_t layers);
+
+// Parses the value of --layers: even, odd, all, or a list such as 0,3,5 or 0-3,7. Layers count from
+// 0. "Every alternate layer" of the papers is even (core/upcycle/README.md). Returns at least one
+// layer, ascending. Throws UserError if the text is invalid, names a layer twice, or names none or
+// one that does not exist.
+std::vector<int64_t> parse_layers(const std::string& text, int64_t layers);
 
 }  // namespace moe::model

@@ -1,13 +1,10 @@
-// The table of tensors. Everything that must know a name or a shape (upcycling, initialisation,
-// inspection, loading, the check of a folder) walks this one list, so that a folder is described in
-// one place.
-
 #include "core/model/config/weights.h"
 
 #include <map>
 
 #include "core/base/error.h"
-#include "core/model/config/config_fields.h"
+#include "core/model/config/architecture.h"
+#include "core/model/config/config.h"
 #include "core/route/router.h"
 
 namespace moe::model {
@@ -24,7 +21,7 @@ io::DType stored_dtype(const ModelConfig& config) {
 
 std::string layer_prefix(int64_t layer) { return fmt::format("model.layers.{}.", layer); }
 
-// gate, up [F, D] and down [D, F] under `prefix`, in the order of LLaMA's files.
+// Appends gate, up [F, D] and down [D, F] under `prefix`, in the order of LLaMA's files.
 void add_feed_forward(std::vector<io::TensorInfo>& out, const std::string& prefix,
                       const MoeNames& names, io::DType dtype, int64_t hidden, int64_t width) {
   out.push_back({prefix + names.gate, dtype, Shape{width, hidden}});
@@ -41,7 +38,7 @@ void add_shared_expert(std::vector<io::TensorInfo>& out, const ModelConfig& conf
   out.push_back({prefix + kSharedExpertGate, dtype, Shape{1, config.hidden_size}});
 }
 
-void add_mixture(std::vector<io::TensorInfo>& out, const ModelConfig& config, int64_t layer) {
+void add_moe_block(std::vector<io::TensorInfo>& out, const ModelConfig& config, int64_t layer) {
   const io::DType dtype = stored_dtype(config);
   const MoeConfig& moe = *config.moe;
   const FolderForm form = written_form(moe);
@@ -83,21 +80,17 @@ void add_layer(std::vector<io::TensorInfo>& out, const ModelConfig& config, int6
   }
   out.push_back({prefix + "post_attention_layernorm.weight", dtype, Shape{hidden}});
   if (config.is_moe_layer(layer)) {
-    add_mixture(out, config, layer);
+    add_moe_block(out, config, layer);
   } else {
     add_feed_forward(out, prefix + "mlp", moe_names(FolderForm::kMoe), dtype, hidden,
                      config.intermediate_size);
   }
 }
 
-// Buffers that old transformers versions stored; derived from the config, so not read.
-bool is_rope_leftover(const std::string& name) {
-  static constexpr std::string_view kEnd = "rotary_emb.inv_freq";
-  return name.size() >= kEnd.size() &&
-         name.compare(name.size() - kEnd.size(), kEnd.size(), kEnd) == 0;
-}
+// Returns true for a buffer stored by old transformers versions. It is derived from the config.
+bool is_rope_buffer(const std::string& name) { return name.ends_with("rotary_emb.inv_freq"); }
 
-// What transformers holds in memory and can be told to write.
+// Throws UserError for the in-memory format of transformers, which it can also write.
 void refuse_fused_experts(const io::Checkpoint& checkpoint) {
   for (const auto& found : checkpoint.tensors()) {
     if (found.name.ends_with(".experts.gate_up_proj")) {
@@ -109,22 +102,18 @@ void refuse_fused_experts(const io::Checkpoint& checkpoint) {
   }
 }
 
-void check_one(const io::TensorInfo& found, const io::TensorInfo& expected,
-               const io::Checkpoint& checkpoint) {
-  if (found.shape != expected.shape) {
+void check_tensor(const io::TensorInfo& found, const Shape& expected,
+                  const io::Checkpoint& checkpoint) {
+  if (found.shape != expected) {
     throw UserError(
         "{}: '{}' is {}, config.json says {}: they belong to different models; fetch both again",
         checkpoint.folder().string(), found.name, io::shape_text(found.shape),
-        io::shape_text(expected.shape));
+        io::shape_text(expected));
   }
   if (!io::is_floating(found.dtype)) {
     throw UserError("{}: '{}' is stored as {}; weights must be F32, F16 or BF16",
                     checkpoint.folder().string(), found.name, io::dtype_name(found.dtype));
   }
-}
-
-bool may_have_shared_experts(const ModelConfig& config) {
-  return written_architecture(*config.moe, config.qk_norm).may_have_shared_experts;
 }
 
 }  // namespace
@@ -142,13 +131,9 @@ bool is_router(const std::string& name) {
   return name.ends_with(".mlp.gate.weight") || name.ends_with(".block_sparse_moe.gate.weight");
 }
 
-bool is_router_bias(const std::string& name) {
-  return name.ends_with(std::string(".") + kRouterBias);
-}
+bool is_router_bias(const std::string& name) { return name.ends_with(kRouterBias); }
 
-bool is_shared_expert_gate(const std::string& name) {
-  return name.ends_with(std::string(".") + kSharedExpertGate);
-}
+bool is_shared_expert_gate(const std::string& name) { return name.ends_with(kSharedExpertGate); }
 
 std::vector<io::TensorInfo> expected_tensors(const ModelConfig& config) {
   const io::DType dtype = stored_dtype(config);
@@ -166,7 +151,8 @@ std::vector<io::TensorInfo> expected_tensors(const ModelConfig& config) {
 
 std::vector<io::TensorInfo> shared_expert_tensors(const ModelConfig& config) {
   std::vector<io::TensorInfo> out;
-  if (!config.moe || config.moe->shared_expert_width > 0 || !may_have_shared_experts(config)) {
+  if (!config.moe || config.moe->shared_expert_width > 0 ||
+      !written_architecture(*config.moe, config.qk_norm).may_have_shared_experts) {
     return out;
   }
   for (const int64_t layer : config.moe->layers) {
@@ -177,16 +163,7 @@ std::vector<io::TensorInfo> shared_expert_tensors(const ModelConfig& config) {
 
 void check_tensors(const io::Checkpoint& checkpoint, const ModelConfig& config) {
   refuse_fused_experts(checkpoint);
-  std::map<std::string, io::TensorInfo> optional;
-  for (const auto& info : shared_expert_tensors(config)) {
-    optional.emplace(info.name, info);
-  }
-  if (config.tie_word_embeddings) {
-    const Shape shape = {config.vocab_size, config.hidden_size};
-    optional.emplace("lm_head.weight",
-                     io::TensorInfo{"lm_head.weight", stored_dtype(config), shape});
-  }
-  std::map<std::string, io::TensorInfo> required;
+  std::map<std::string, Shape> known;
   for (const auto& info : expected_tensors(config)) {
     if (!checkpoint.has(info.name)) {
       throw UserError(
@@ -194,14 +171,16 @@ void check_tensors(const io::Checkpoint& checkpoint, const ModelConfig& config) 
           "model?",
           checkpoint.folder().string(), info.name, io::shape_text(info.shape));
     }
-    required.emplace(info.name, info);
+    known.emplace(info.name, info.shape);
   }
+  for (const auto& info : shared_expert_tensors(config)) {
+    known.emplace(info.name, info.shape);
+  }
+  known.emplace("lm_head.weight", Shape{config.vocab_size, config.hidden_size});  // also if tied
   for (const auto& found : checkpoint.tensors()) {
-    if (const auto entry = required.find(found.name); entry != required.end()) {
-      check_one(found, entry->second, checkpoint);
-    } else if (const auto extra = optional.find(found.name); extra != optional.end()) {
-      check_one(found, extra->second, checkpoint);
-    } else if (!is_rope_leftover(found.name)) {
+    if (const auto entry = known.find(found.name); entry != known.end()) {
+      check_tensor(found, entry->second, checkpoint);
+    } else if (!is_rope_buffer(found.name)) {
       throw UserError("{}: tensor '{}' {} is not one of the {} layers that config.json describes",
                       checkpoint.folder().string(), found.name, io::shape_text(found.shape),
                       config.layers);

@@ -1,6 +1,6 @@
 #pragma once
-// Every tensor's name and expected shape, in one table: what a folder of this config must hold, in
-// the order written.
+// Table of the tensors of a checkpoint: names and shapes, in the order in which they are written.
+// Upcycling, initialization, inspection, loading and check_tensors() all read this table.
 
 #include <string>
 #include <vector>
@@ -10,13 +10,13 @@
 
 namespace moe::model {
 
-// Tensors by Hugging Face names. MoE layers: mlp.gate.weight [E, D] and
-// mlp.experts.{j}.{gate,up,down}_proj.weight, or by written_form() as MoeNames says; with a shared
-// expert mlp.shared_expert.{gate,up,down}_proj.weight and mlp.shared_expert_gate.weight [1, D].
-// dtype is that of `config.dtype`, but F32 for the routers of kMoe.
+// Returns the tensors that a checkpoint of `config` must have, by their Hugging Face names. An MoE
+// layer has mlp.gate.weight [E, D] and mlp.experts.{j}.{gate,up,down}_proj.weight, or the names of
+// moe_names(written_form()). A shared expert adds mlp.shared_expert.{gate,up,down}_proj.weight and
+// mlp.shared_expert_gate.weight [1, D]. The dtype is config.dtype, but F32 for the routers of kMoe.
 std::vector<io::TensorInfo> expected_tensors(const ModelConfig& config);
 
-// How a form calls the parts of a MoE layer, behind "model.layers.{i}.".
+// Names of the parts of an MoE layer in a form, after "model.layers.{i}.".
 struct MoeNames {
   std::string router;          // mlp.gate.weight, block_sparse_moe.gate.weight
   std::string experts;         // mlp.experts., block_sparse_moe.experts.; an index follows
@@ -24,30 +24,29 @@ struct MoeNames {
 };
 MoeNames moe_names(FolderForm form);
 bool is_router(const std::string& name);  // in any form
-// The bias [E] of the choice, behind "model.layers.{i}.", of routers that have one; F32. The name
-// is that of DeepSeek-V3's.
+// Bias [E] F32 of the expert choice, after "model.layers.{i}.", named as in DeepSeek-V3.
 inline constexpr const char* kRouterBias = "mlp.gate.e_score_correction_bias";
 bool is_router_bias(const std::string& name);
-// The shared expert and its gate, behind "model.layers.{i}.", in every form that has them.
+// The shared expert and its gate, after "model.layers.{i}.", in all forms with shared experts.
 inline constexpr const char* kSharedExpert = "mlp.shared_expert";
 inline constexpr const char* kSharedExpertGate = "mlp.shared_expert_gate.weight";
 bool is_shared_expert_gate(const std::string& name);
 
-// The tensors that make stock transformers load a qwen2_moe folder without a shared expert and
-// without a complaint: per MoE layer four shared-expert tensors, three of them empty
-// (core/io/formats.md). The fourth, a gate on nothing, is zero in ours. None in a Mixtral or a
-// Qwen3-MoE, nor where there is a shared expert: its tensors are expected.
+// Returns the tensors that let stock transformers load a qwen2_moe checkpoint without a shared
+// expert and without a warning: four per MoE layer, three of them empty (core/io/formats.md). The
+// fourth is the gate, zero when written by this project. Returns none for Mixtral, Qwen3-MoE and
+// models with a shared expert.
 std::vector<io::TensorInfo> shared_expert_tensors(const ModelConfig& config);
 
-// UserError naming the tensor when one is missing, extra, misshapen (with both shapes), not
-// F32/F16/BF16, or all experts in one. Accepts `rotary_emb.inv_freq` leftovers, empty shared-expert
-// tensors, and a stored lm_head in a tied model only if its shape fits.
+// Throws UserError naming the tensor if one is missing, unexpected, of another shape (naming both
+// shapes), not F32/F16/BF16, or holds all experts of a layer. Accepts `rotary_emb.inv_freq`
+// buffers, shared_expert_tensors(), and lm_head in a tied model if its shape matches.
 void check_tensors(const io::Checkpoint& checkpoint, const ModelConfig& config);
 
 struct ParameterCount {
   int64_t total = 0;
-  int64_t active =
-      0;  // per token: a top-k MoE counts k experts (top-p and relu: k or 1 as a lower bound)
+  // Per token. Counts k experts for top-k, and as a lower bound k for ReLU and 1 for top-p.
+  int64_t active = 0;
 };
 ParameterCount count_parameters(const ModelConfig& config);
 

@@ -1,27 +1,92 @@
-// A pack of sequences on the CPU is one call of our own kernel, on a GPU gpu_attention.h where none
-// continues another. Elsewhere, and with a past, sequences of equal length that follow each other
-// are one batch of scaled_dot_product_attention; a ragged pack is a few such batches. Nothing is
-// padded, so no pair of tokens is computed that a mask would throw away.
-
 #include "core/model/llama/attention.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 #include <numeric>
 #include <span>
 
 #include "core/base/error.h"
-#include "core/model/llama/rope.h"
 #include "kernels/ops/causal_attention.h"
 #include "kernels/ops/rms_norm.h"
+#include "kernels/ops/rope.h"
 
 namespace moe::model {
 
 using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
 
-Tensor spread_heads(const Tensor& x, int64_t heads) {
+namespace {
+
+// Returns theta^(-2i / A) [A / 2] f32, with the operations and the order of transformers
+// (modeling_rope_utils), so that large positions agree to the last bits.
+Tensor plain_frequencies(double theta, int64_t head_dim) {
+  const Tensor exponents =
+      at::arange(0, head_dim, 2, at::kLong).to(at::kFloat).div(static_cast<double>(head_dim));
+  return at::reciprocal(at::pow(theta, exponents));
+}
+
+// Returns theta * (factor * length / max_positions - (factor - 1)) ^ (A / (A - 2)) if the sequence
+// is longer than max_positions (dynamic NTK), else theta.
+double dynamic_theta(const RopeConfig& rope, int64_t head_dim, int64_t max_positions,
+                     int64_t length) {
+  if (length <= max_positions) {
+    return rope.theta;
+  }
+  const double stretch =
+      rope.factor * static_cast<double>(length) / static_cast<double>(max_positions) -
+      (rope.factor - 1.0);
+  return rope.theta * std::pow(stretch, static_cast<double>(head_dim) / (head_dim - 2.0));
+}
+
+// Scales low frequencies by 1 / factor, keeps high ones, and interpolates between them.
+Tensor llama3_frequencies(const RopeConfig& rope, const Tensor& frequencies) {
+  const double old_length = static_cast<double>(rope.original_max_position_embeddings);
+  const double low_wave = old_length / rope.low_freq_factor;
+  const double high_wave = old_length / rope.high_freq_factor;
+  const Tensor wave = at::reciprocal(frequencies).mul(2.0 * std::numbers::pi);
+  const Tensor stretched = frequencies / rope.factor;
+  const Tensor smooth = (at::reciprocal(wave) * old_length - rope.low_freq_factor) /
+                        (rope.high_freq_factor - rope.low_freq_factor);
+  const Tensor blended = (1.0 - smooth) * stretched + smooth * frequencies;
+  return at::where(wave > low_wave, stretched, at::where(wave < high_wave, frequencies, blended));
+}
+
+RopeTable table_at(const Tensor& positions, const Tensor& frequencies) {
+  const Tensor angles = at::outer(positions, frequencies);  // [count, A / 2]
+  const Tensor both = at::cat({angles, angles}, 1);
+  return {both.cos(), both.sin()};
+}
+
+// Returns the table of positions 0 .. count - 1 for sequences of up to `count` positions.
+RopeTable first_positions(int64_t count, const ModelConfig& config) {
+  return rope_table(
+      rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings, count), 0,
+      count);
+}
+
+// Returns true if one table serves all sequences of up to `max_length` positions. Dynamic NTK
+// rotates longer ones by other angles.
+bool has_one_table(int64_t max_length, const ModelConfig& config) {
+  return config.rope.type != RopeType::kDynamic || max_length <= config.max_position_embeddings;
+}
+
+int64_t sum(std::span<const int64_t> lengths) {
+  return std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+}
+
+Tensor concatenate(const std::vector<Tensor>& parts) {
+  return parts.size() == 1 ? parts.front() : at::cat(parts, 0);
+}
+
+// Repeats every key/value head for its query heads: [B, G, S, A] -> [B, heads, S, A]. The fused
+// kernels of LibTorch require equal numbers of heads.
+Tensor repeat_kv(const Tensor& x, int64_t heads) {
   const int64_t copies = heads / x.size(1);
   if (copies == 1) {
     return x;
@@ -31,24 +96,23 @@ Tensor spread_heads(const Tensor& x, int64_t heads) {
       .reshape({x.size(0), heads, x.size(2), x.size(3)});
 }
 
-namespace {
-
-// New query i of `count` may see the `past` keys and its own first i + 1.
-Tensor mask_after(int64_t past, int64_t count, at::Device device) {
+// Returns the mask [count, past + count] of `count` new queries: query i sees the `past` keys and
+// the first i + 1 new ones.
+Tensor causal_mask(int64_t past, int64_t count, at::Device device) {
   return at::ones({count, past + count}, at::TensorOptions(at::kBool).device(device)).tril(past);
 }
 
-// The type of the attention product, and of norms, for activations like `x`: bf16 where the device
-// has fast products in it, on the CPU f32.
+// Returns the dtype of attention and of norms for activations like `x`: f32 for bf16 on the CPU,
+// which has no fast products in it.
 at::ScalarType score_type(const Tensor& x) {
   return x.scalar_type() == at::kBFloat16 && !x.is_cuda() ? at::kFloat : x.scalar_type();
 }
 
-// Queries, keys and values at positions `first`.. of one batch of equal sequences, rotated.
 struct Heads {
-  Tensor query, key, value;  // [B, H or G, S, A]
+  Tensor query, key, value;  // [B, H or G, S, A], or [T, H or G, A] of a pack
 };
 
+// Splits qkv [B * S, (H + 2 G) A] and rotates queries and keys at positions `first` and following.
 Heads rotated_heads(const Tensor& qkv, int64_t batch, const ModelConfig& config, int64_t first) {
   const int64_t length = qkv.size(0) / batch;
   const int64_t heads = config.heads, kv_heads = config.kv_heads, width = config.head_dim;
@@ -57,27 +121,27 @@ Heads rotated_heads(const Tensor& qkv, int64_t batch, const ModelConfig& config,
       rope_frequencies(config.rope, width, config.max_position_embeddings, first + length)
           .to(qkv.device()),
       first, length);
-  const auto type = score_type(qkv);  // the table is f32, so rotating is never done in bf16
+  const auto type = score_type(qkv);  // rotation is in f32: so is the table
   return {apply_rope(rows.narrow(1, 0, heads), table).to(type),
           apply_rope(rows.narrow(1, heads, kv_heads), table).to(type),
           rows.narrow(1, heads + kv_heads, kv_heads).to(type)};
 }
 
-// softmax(query key^T) value, [B * S, H A] in the type of `like`.
-Tensor attended(const Heads& heads, const std::optional<Tensor>& mask, bool causal,
-                const Tensor& like) {
+// Returns softmax(query key^T) value, [B * S, H A] in the dtype of `like`.
+Tensor attend_heads(const Heads& heads, const std::optional<Tensor>& mask, bool causal,
+                    const Tensor& like) {
   const int64_t count = heads.query.size(1);
-  const Tensor out =
-      at::scaled_dot_product_attention(heads.query, spread_heads(heads.key, count),
-                                       spread_heads(heads.value, count), mask, 0.0, causal);
+  const Tensor out = at::scaled_dot_product_attention(
+      heads.query, repeat_kv(heads.key, count), repeat_kv(heads.value, count), mask, 0.0, causal);
   const int64_t rows = out.size(0) * out.size(2);
   return out.transpose(1, 2).reshape({rows, count * out.size(3)}).to(like.scalar_type());
 }
 
-// One batch of equal sequences: qkv [B * S, (H + 2G) A] -> [B * S, H A]. The keys and values
-// of each are appended to `seen`.
-Tensor attend(const Tensor& qkv, int64_t batch, const ModelConfig& config, LayerCache* cache,
-              std::vector<LayerCache>* seen) {
+// Attends within sequences of equal length after the keys in `cache`, if any: qkv [B * S, (H + 2 G)
+// A]
+// -> [B * S, H A]. Appends the keys and values to `cache` and, for each sequence, to `seen`.
+Tensor attend_batch(const Tensor& qkv, int64_t batch, const ModelConfig& config, LayerCache* cache,
+                    std::vector<LayerCache>* seen) {
   const int64_t length = qkv.size(0) / batch;
   const int64_t past = cache != nullptr && cache->keys.defined() ? cache->keys.size(2) : 0;
   Heads heads = rotated_heads(qkv, batch, config, past);
@@ -90,19 +154,18 @@ Tensor attend(const Tensor& qkv, int64_t batch, const ModelConfig& config, Layer
   for (int64_t row = 0; seen != nullptr && row < batch; ++row) {
     seen->push_back({heads.key.narrow(0, row, 1), heads.value.narrow(0, row, 1)});
   }
-  // One new token sees everything; a first pass is plainly causal; several after a past need the
-  // mask spelt out.
+  // Only several tokens after a past need an explicit mask.
   std::optional<Tensor> mask;
   if (past > 0 && length > 1) {
-    mask = mask_after(past, length, qkv.device());
+    mask = causal_mask(past, length, qkv.device());
   }
-  return attended(heads, mask, past == 0, qkv);
+  return attend_heads(heads, mask, past == 0, qkv);
 }
 
-// Sequences that all continue `prefix` and do not see each other, their qkv rows one after the
-// other: -> [rows, H A]. They are few and short: one product under a mask.
-Tensor attend_after(const Tensor& qkv, std::span<const int64_t> lengths, const ModelConfig& config,
-                    const LayerCache& prefix) {
+// Attends within sequences that all continue `prefix`, in one product with a mask: they are few and
+// short. qkv [T, (H + 2 G) A] -> [T, H A].
+Tensor attend_after_prefix(const Tensor& qkv, std::span<const int64_t> lengths,
+                           const ModelConfig& config, const LayerCache& prefix) {
   const int64_t past = prefix.keys.size(2), rows = qkv.size(0);
   Tensor mask = at::zeros({rows, past + rows}, at::TensorOptions(at::kBool).device(qkv.device()));
   mask.narrow(1, 0, past).fill_(true);
@@ -115,49 +178,28 @@ Tensor attend_after(const Tensor& qkv, std::span<const int64_t> lengths, const M
     values.push_back(heads.value);
     mask.narrow(0, first, length)
         .narrow(1, past + first, length)
-        .copy_(mask_after(0, length, qkv.device()));
+        .copy_(causal_mask(0, length, qkv.device()));
     first += length;
   }
-  return attended({at::cat(queries, 2), at::cat(keys, 2), at::cat(values, 2)}, mask, false, qkv);
+  return attend_heads({at::cat(queries, 2), at::cat(keys, 2), at::cat(values, 2)}, mask, false,
+                      qkv);
 }
 
-RopeTable table_up_to(int64_t longest, const ModelConfig& config) {
-  return rope_table(
-      rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings, longest), 0,
-      longest);
-}
-
-// The most positions of a sequence with what it continues.
-int64_t longest_of(const Sequences& sequences) {
+// Returns the maximum number of positions of a sequence, including its prefix.
+int64_t max_positions(const Sequences& sequences) {
   int64_t longest = 0;
   for (size_t index = 0; index < sequences.lengths.size(); ++index) {
-    const int64_t prefix = sequences.prefix_of(index);
+    const int64_t prefix = sequences.prefix(index);
     const int64_t past = prefix < 0 ? 0 : sequences.lengths[static_cast<size_t>(prefix)];
     longest = std::max(longest, past + sequences.lengths[index]);
   }
   return longest;
 }
 
-// Whether one table of rotations serves all sequences: dynamic NTK rotates those that are longer
-// than the window by angles of their own.
-bool has_one_table(const Sequences& sequences, const ModelConfig& config) {
-  return config.rope.type != RopeType::kDynamic ||
-         longest_of(sequences) <= config.max_position_embeddings;
-}
-
-// The same of a pack in which some sequences continue others.
-Tensor attend_shared(const Tensor& qkv, const Sequences& sequences, const ModelConfig& config) {
-  const RopeTable table = table_up_to(longest_of(sequences), config);
-  return kernels::shared_prefix_attention(qkv, {config.heads, config.kv_heads, config.head_dim},
-                                          sequences.lengths, sequences.continues,
-                                          {table.cosine, table.sine});
-}
-
-// All of a pack whose sequences see themselves alone, on the CPU: [T, (H + 2G) A] -> [T, H A].
-// Sequences are taken together where one table of rotations serves them: dynamic NTK rotates
-// longer ones by other angles.
-Tensor attend_packed(const Tensor& qkv, std::span<const int64_t> lengths,
-                     const ModelConfig& config) {
+// Attends within the sequences of a pack on the CPU: [T, (H + 2 G) A] -> [T, H A]. One call serves
+// all sequences, or with dynamic NTK those of equal length.
+Tensor attend_packed_cpu(const Tensor& qkv, std::span<const int64_t> lengths,
+                         const ModelConfig& config) {
   const bool is_dynamic = config.rope.type == RopeType::kDynamic;
   std::vector<Tensor> parts;
   int64_t first = 0;
@@ -168,32 +210,30 @@ Tensor attend_packed(const Tensor& qkv, std::span<const int64_t> lengths,
     }
     const std::vector<int64_t> run(lengths.begin() + static_cast<int64_t>(begin),
                                    lengths.begin() + static_cast<int64_t>(end));
-    const int64_t rows = std::accumulate(run.begin(), run.end(), int64_t{0});
-    const int64_t longest = *std::max_element(run.begin(), run.end());
-    const RopeTable table = table_up_to(longest, config);
-    parts.push_back(kernels::causal_attention(qkv.narrow(0, first, rows),
-                                              {config.heads, config.kv_heads, config.head_dim}, run,
-                                              {table.cosine, table.sine}));
+    const int64_t rows = sum(run);
+    const RopeTable table = first_positions(*std::max_element(run.begin(), run.end()), config);
+    parts.push_back(
+        kernels::causal_attention(qkv.narrow(0, first, rows), attention_heads(config), run, table));
     first += rows;
     begin = end;
   }
-  return parts.size() == 1 ? parts.front() : at::cat(parts, 0);
+  return concatenate(parts);
 }
 
-// Sequences begin..end-1 that one product can serve: equal ones that continue none, or all that
-// follow each other and continue the same one.
+// Returns the end of a run of sequences from `begin` that one product serves: sequences of equal
+// length without prefix, or all that follow each other and continue the same prefix.
 size_t end_of_run(const Sequences& sequences, size_t begin) {
   size_t end = begin + 1;
-  const int64_t prefix = sequences.prefix_of(begin);
-  while (end < sequences.lengths.size() && sequences.prefix_of(end) == prefix &&
+  const int64_t prefix = sequences.prefix(begin);
+  while (end < sequences.lengths.size() && sequences.prefix(end) == prefix &&
          (prefix >= 0 || sequences.lengths[end] == sequences.lengths[begin])) {
     ++end;
   }
   return end;
 }
 
-// Every head of x [T, N A] normed by itself under `weight` [A]. A GPU's kernel computes in f32 what
-// it reads in bf16; the CPU's takes f32 alone.
+// Normalizes every head of x [T, N A] with `weight` [A]. The kernel of the GPU reads bf16 and
+// computes in f32; that of the CPU takes f32 only.
 Tensor normed_heads(const Tensor& x, const Tensor& weight, double epsilon) {
   const int64_t width = weight.size(0);
   const Tensor rows = x.reshape({x.size(0) * (x.size(1) / width), width});  // [T * N, A]
@@ -202,7 +242,218 @@ Tensor normed_heads(const Tensor& x, const Tensor& weight, double epsilon) {
       .view(x.sizes());
 }
 
+// Returns views [T, H or G, A] of the heads of all tokens.
+Heads split_heads(const Tensor& qkv, int64_t heads, int64_t kv_heads) {
+  const int64_t count = heads + 2 * kv_heads;
+  const Tensor all = qkv.view({qkv.size(0), count, qkv.size(1) / count});
+  return {all.narrow(1, 0, heads), all.narrow(1, heads, kv_heads),
+          all.narrow(1, heads + kv_heads, kv_heads)};
+}
+
+struct FlashOutput {
+  Tensor out, log_sum, seed, offset;  // [T, H, A], and inputs of the backward
+};
+
+FlashOutput flash_forward(const Heads& heads, const Tensor& ends, const Tensor& key_ends,
+                          int64_t max_length, int64_t max_keys) {
+  const auto results = at::_flash_attention_forward(
+      heads.query, heads.key, heads.value, ends, key_ends, max_length, max_keys, /*dropout_p=*/0,
+      /*is_causal=*/true, /*return_debug_mask=*/false);
+  return {std::get<0>(results), std::get<1>(results), std::get<2>(results), std::get<3>(results)};
+}
+
+// Returns the gradients of queries, keys and values.
+Heads flash_backward(const Tensor& grad, const Heads& heads, const FlashOutput& output,
+                     const Tensor& ends, int64_t longest) {
+  const auto [query, key, value] = at::_flash_attention_backward(
+      grad, heads.query, heads.key, heads.value, output.out, output.log_sum, ends, ends, longest,
+      longest, /*dropout_p=*/0, /*is_causal=*/true, output.seed, output.offset);
+  return {query, key, value};
+}
+
+// RoPE and attention as one node, so that the kernel that rotates back writes the gradient of qkv
+// once. Separate nodes would pad the gradients of three views with zeros and add them.
+struct RotatedAttention : torch::autograd::Function<RotatedAttention> {
+  static Tensor forward(AutogradContext* context, const Tensor& input, const Tensor& cosine,
+                        const Tensor& sine, const Tensor& position, const Tensor& ends,
+                        int64_t longest, int64_t heads, int64_t kv_heads) {
+    const Tensor qkv = input.contiguous();
+    const int64_t width = qkv.size(1) / (heads + 2 * kv_heads);
+    kernels::rope_(qkv, cosine, sine, position, heads + kv_heads, width);
+    torch::autograd::impl::bump_version(qkv);  // detects saved uses
+    const auto [out, log_sum, seed, offset] =
+        flash_forward(split_heads(qkv, heads, kv_heads), ends, ends, longest, longest);
+    context->save_for_backward({qkv, out, log_sum, seed, offset, cosine, sine, position, ends});
+    context->saved_data["longest"] = longest;
+    context->saved_data["heads"] = heads;
+    context->saved_data["kv_heads"] = kv_heads;
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const auto number = [&](const char* name) { return context->saved_data[name].toInt(); };
+    const Heads heads = split_heads(saved[0], number("heads"), number("kv_heads"));
+    const auto [query, key, value] =
+        flash_backward(gradients[0], heads, {saved[1], saved[2], saved[3], saved[4]},
+                       /*ends=*/saved[8], number("longest"));
+    variable_list result(8);
+    result[0] = kernels::rope_backward(query, key, value, saved[5], saved[6], saved[7]);
+    return result;
+  }
+};
+
+// Returns the attention [T, H, A] of sequences with prefixes. The flash kernel aligns its causal
+// mask to the last key, so the first query of a sequence sees its whole prefix.
+Tensor flash_with_prefixes(const Tensor& qkv, const PackTables& tables, int64_t heads,
+                           int64_t kv_heads, int64_t width) {
+  kernels::rope_(qkv, tables.cosine, tables.sine, tables.position, heads + kv_heads, width);
+  const Heads own = split_heads(qkv, heads, kv_heads);
+  const Tensor seen = qkv.view({qkv.size(0), heads + 2 * kv_heads, width})
+                          .narrow(1, heads, 2 * kv_heads)
+                          .index_select(0, tables.key_rows);
+  const Heads all{own.query, seen.narrow(1, 0, kv_heads), seen.narrow(1, kv_heads, kv_heads)};
+  return flash_forward(all, tables.ends, tables.key_ends, tables.max_length, tables.max_keys).out;
+}
+
+// Attends within sequences; adjacent ones of equal length are one batch. Returns [T, H A].
+Tensor attend_by_length(const Heads& heads, const std::vector<int64_t>& lengths) {
+  std::vector<Tensor> parts;
+  int64_t first = 0;
+  for (size_t begin = 0, end = 0; begin < lengths.size(); begin = end) {
+    while (end < lengths.size() && lengths[end] == lengths[begin]) {
+      ++end;
+    }
+    const auto batch = static_cast<int64_t>(end - begin);
+    const int64_t length = lengths[begin];
+    const auto batched = [&](const Tensor& packed) {  // -> [batch, H or G, length, A]
+      return packed.narrow(0, first, batch * length)
+          .reshape({batch, length, packed.size(1), packed.size(2)})
+          .transpose(1, 2);
+    };
+    parts.push_back(attend_heads({batched(heads.query), batched(heads.key), batched(heads.value)},
+                                 {}, /*causal=*/true, heads.query));
+    first += batch * length;
+  }
+  return concatenate(parts);
+}
+
 }  // namespace
+
+Tensor rope_frequencies(const RopeConfig& rope, int64_t head_dim, int64_t max_position_embeddings,
+                        int64_t sequence_length) {
+  switch (rope.type) {
+    case RopeType::kDefault:
+      return plain_frequencies(rope.theta, head_dim);
+    case RopeType::kLinear:
+      return plain_frequencies(rope.theta, head_dim) / rope.factor;
+    case RopeType::kDynamic:
+      return plain_frequencies(
+          dynamic_theta(rope, head_dim, max_position_embeddings, sequence_length), head_dim);
+    case RopeType::kLlama3:
+      return llama3_frequencies(rope, plain_frequencies(rope.theta, head_dim));
+  }
+  MOE_CHECK(false, "rope type {}", static_cast<int>(rope.type));
+}
+
+RopeTable rope_table(const Tensor& frequencies, int64_t first, int64_t count) {
+  return table_at(at::arange(first, first + count, frequencies.options()), frequencies);
+}
+
+RopeTable rope_table(const Tensor& frequencies, const std::vector<int64_t>& positions) {
+  return table_at(at::tensor(positions, at::kLong).to(frequencies.options()), frequencies);
+}
+
+Tensor apply_rope(const Tensor& x, const RopeTable& table) {
+  const int64_t half = x.size(3) / 2;
+  const Tensor rotated = at::cat({x.narrow(3, half, half).neg(), x.narrow(3, 0, half)}, 3);
+  return x * table.cosine + rotated * table.sine;
+}
+
+RopeTable rotations_at(const std::vector<int64_t>& lengths, const std::vector<int64_t>& starts,
+                       const ModelConfig& config) {
+  std::vector<int64_t> positions;
+  for (size_t sequence = 0; sequence < lengths.size(); ++sequence) {
+    for (int64_t i = 0; i < lengths[sequence]; ++i) {
+      positions.push_back(starts[sequence] + i);
+    }
+  }
+  // Generation ends at max_position_embeddings, up to which dynamic NTK does not depend on the
+  // length.
+  const Tensor frequencies =
+      rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings, /*length=*/1);
+  return rope_table(frequencies, positions);
+}
+
+bool fits_flash(at::ScalarType type, const ModelConfig& config) {
+  return type == at::kBFloat16 && config.head_dim % 8 == 0 && config.head_dim <= 256;
+}
+
+std::optional<PackTables> pack_tables(const std::vector<int64_t>& lengths,
+                                      const std::vector<int64_t>& prefix_index,
+                                      const ModelConfig& config, at::Device device) {
+  const bool shares = !prefix_index.empty();
+  std::vector<int32_t> ends{0}, key_ends{0}, position;
+  std::vector<int64_t> key_rows;
+  int64_t max_length = 0, max_keys = 0;
+  const auto append_rows = [&](size_t sequence) {
+    for (int64_t row = ends[sequence]; row < ends[sequence] + lengths[sequence]; ++row) {
+      key_rows.push_back(row);
+    }
+  };
+  for (size_t sequence = 0; sequence < lengths.size(); ++sequence) {
+    const int64_t prefix = shares ? prefix_index[sequence] : -1, own = lengths[sequence];
+    const int64_t before = prefix < 0 ? 0 : lengths[static_cast<size_t>(prefix)];
+    ends.push_back(ends.back() + static_cast<int32_t>(own));
+    for (int64_t i = 0; i < own; ++i) {
+      position.push_back(static_cast<int32_t>(before + i));
+    }
+    if (prefix >= 0) {
+      append_rows(static_cast<size_t>(prefix));
+    }
+    if (shares) {
+      append_rows(sequence);
+      key_ends.push_back(static_cast<int32_t>(key_rows.size()));
+    }
+    max_length = std::max(max_length, own);
+    max_keys = std::max(max_keys, before + own);
+  }
+  if (max_length == 0 || !has_one_table(max_keys, config)) {
+    return std::nullopt;
+  }
+  const RopeTable table = first_positions(max_keys, config);
+  const auto half = [&](const Tensor& both) {
+    return both.narrow(1, 0, config.head_dim / 2).contiguous().to(device);
+  };
+  PackTables tables{at::tensor(ends, at::kInt).to(device),
+                    at::tensor(position, at::kInt).to(device), half(table.cosine), half(table.sine),
+                    max_length};
+  tables.max_keys = max_keys;
+  if (shares) {
+    tables.key_rows = at::tensor(key_rows, at::kLong).to(device);
+    tables.key_ends = at::tensor(key_ends, at::kInt).to(device);
+  }
+  return tables;
+}
+
+Tensor packed_attention(Tensor&& qkv, const std::vector<int64_t>& lengths, const PackTables& tables,
+                        const ModelConfig& config) {
+  RECORD_USER_SCOPE("attention");
+  const int64_t heads = config.heads, kv_heads = config.kv_heads, tokens = qkv.size(0);
+  Tensor out;  // [T, H, A] or [T, H A]
+  if (tables.key_rows.defined()) {
+    MOE_CHECK(fits_flash(qkv.scalar_type(), config) && !at::GradMode::is_enabled());
+    out = flash_with_prefixes(qkv.contiguous(), tables, heads, kv_heads, config.head_dim);
+  } else if (fits_flash(qkv.scalar_type(), config)) {
+    out = RotatedAttention::apply(qkv, tables.cosine, tables.sine, tables.position, tables.ends,
+                                  tables.max_length, heads, kv_heads);
+  } else {
+    const Tensor rotated = kernels::rope(qkv, tables.cosine, tables.sine, tables.position,
+                                         heads + kv_heads, config.head_dim);
+    out = attend_by_length(split_heads(rotated, heads, kv_heads), lengths);
+  }
+  return out.reshape({tokens, heads * config.head_dim});
+}
 
 Tensor project_qkv(const Tensor& x, const AttentionWeights& weights, const ModelConfig& config) {
   const Tensor qkv = adapted_linear(x, weights.qkv, weights.bias, weights.qkv_adapter);
@@ -216,80 +467,67 @@ Tensor project_qkv(const Tensor& x, const AttentionWeights& weights, const Model
                  1);
 }
 
-Tensor attended_tokens(const Tensor& x, const AttentionWeights& weights, const ModelConfig& config,
-                       const Sequences& sequences) {
+Tensor self_attention(const Tensor& x, const AttentionWeights& weights, const ModelConfig& config,
+                      const Sequences& sequences) {
   const std::span<const int64_t> lengths = sequences.lengths;
-  const bool shares = !sequences.continues.empty();
-  MOE_CHECK(!shares || sequences.continues.size() == lengths.size());
-  const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-  MOE_CHECK(tokens == x.size(0), "lengths sum to {}, tokens are {}", tokens, x.size(0));
+  const bool has_prefixes = !sequences.prefix_index.empty();
+  MOE_CHECK(!has_prefixes || sequences.prefix_index.size() == lengths.size());
+  MOE_CHECK(sum(lengths) == x.size(0), "lengths sum to {}, tokens are {}", sum(lengths), x.size(0));
   Tensor qkv = project_qkv(x, weights, config);
-  if (!shares && !lengths.empty() && kernels::has_causal_attention(qkv)) {
-    return attend_packed(qkv, lengths, config);
+  if (!has_prefixes && !lengths.empty() && kernels::has_causal_attention(qkv)) {
+    return attend_packed_cpu(qkv, lengths, config);
   }
-  if (shares && kernels::has_causal_attention(qkv) && !at::GradMode::is_enabled() &&
-      has_one_table(sequences, config)) {
-    return attend_shared(qkv, sequences, config);
+  if (has_prefixes && kernels::has_causal_attention(qkv) && !at::GradMode::is_enabled() &&
+      has_one_table(max_positions(sequences), config)) {
+    const RopeTable table = first_positions(max_positions(sequences), config);
+    return kernels::shared_prefix_attention(qkv, attention_heads(config), sequences.lengths,
+                                            sequences.prefix_index, table);
   }
   if (sequences.tables != nullptr) {
     return packed_attention(std::move(qkv), sequences.lengths, *sequences.tables, config);
   }
   std::vector<Tensor> parts;
-  std::vector<LayerCache> seen;  // one for each sequence so far, where some continue others
+  std::vector<LayerCache> seen;  // keys and values of each sequence so far, if some are prefixes
   int64_t first = 0;
   for (size_t begin = 0; begin < lengths.size();) {
     const size_t end = end_of_run(sequences, begin), count = end - begin;
     const auto run = lengths.subspan(begin, count);
-    const int64_t rows = std::accumulate(run.begin(), run.end(), int64_t{0});
+    const int64_t rows = sum(run);
     const Tensor part = qkv.narrow(0, first, rows);
-    if (const int64_t prefix = sequences.prefix_of(begin); prefix < 0) {
-      parts.push_back(
-          attend(part, static_cast<int64_t>(count), config, nullptr, shares ? &seen : nullptr));
+    if (const int64_t prefix = sequences.prefix(begin); prefix < 0) {
+      parts.push_back(attend_batch(part, static_cast<int64_t>(count), config, nullptr,
+                                   has_prefixes ? &seen : nullptr));
     } else {
       MOE_CHECK(prefix < static_cast<int64_t>(begin) && seen[prefix].keys.defined());
-      parts.push_back(attend_after(part, run, config, seen[prefix]));
+      parts.push_back(attend_after_prefix(part, run, config, seen[prefix]));
       seen.resize(end);
     }
     first += rows;
     begin = end;
   }
-  return parts.size() == 1 ? parts.front() : at::cat(parts, 0);
+  return concatenate(parts);
 }
 
-Tensor attended_tokens(const Tensor& x, const AttentionWeights& weights, const ModelConfig& config,
-                       const std::vector<int64_t>& lengths, const std::vector<KvCache*>& caches,
-                       int64_t index, const RopeTable& rotations) {
+Tensor attend_with_kv_cache(const Tensor& x, const AttentionWeights& weights,
+                            const ModelConfig& config, const std::vector<int64_t>& lengths,
+                            const std::vector<KvCache*>& caches, int64_t index,
+                            const RopeTable& rotations) {
   const Tensor qkv = project_qkv(x, weights, config);
   if (!kernels::has_causal_attention(qkv)) {
     std::vector<Tensor> parts;
     int64_t first = 0;
     for (size_t i = 0; i < lengths.size(); ++i) {
-      parts.push_back(attend(qkv.narrow(0, first, lengths[i]), /*batch=*/1, config,
-                             &caches[i]->gpu_layer(index), nullptr));
+      parts.push_back(attend_batch(qkv.narrow(0, first, lengths[i]), /*batch=*/1, config,
+                                   &caches[i]->gpu_layer(index), nullptr));
       first += lengths[i];
     }
-    return parts.size() == 1 ? parts.front() : at::cat(parts, 0);
+    return concatenate(parts);
   }
-  std::vector<kernels::KeptSequence> kept;
+  std::vector<kernels::KvCacheView> views;
   for (const KvCache* cache : caches) {
-    kept.push_back(cache->cpu_layer(index));
+    views.push_back(cache->cpu_layer(index));
   }
-  return kernels::cached_attention(qkv, {config.heads, config.kv_heads, config.head_dim}, lengths,
-                                   kept, {rotations.cosine, rotations.sine});
-}
-
-RopeTable rotations_at(const std::vector<int64_t>& lengths, const std::vector<int64_t>& starts,
-                       const ModelConfig& config) {
-  std::vector<int64_t> positions;
-  for (size_t sequence = 0; sequence < lengths.size(); ++sequence) {
-    for (int64_t i = 0; i < lengths[sequence]; ++i) {
-      positions.push_back(starts[sequence] + i);
-    }
-  }
-  // Nothing is generated past the window, so dynamic NTK is at its base.
-  const Tensor frequencies =
-      rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings, /*length=*/1);
-  return rope_table(frequencies, positions);
+  return kernels::cached_attention(qkv, attention_heads(config), lengths, views, rotations);
 }
 
 }  // namespace moe::model

@@ -8,34 +8,26 @@
 
 namespace moe::model {
 
-namespace {
-
-kernels::AttentionHeads heads_of(const ModelConfig& config) {
-  return {config.heads, config.kv_heads, config.head_dim};
-}
-
-}  // namespace
-
 KvCache::KvCache(const ModelConfig& config, const KvCacheOptions& options)
-    : heads_(heads_of(config)), capacity_(options.capacity), prefix_(options.prefix) {
+    : heads_(attention_heads(config)), capacity_(options.capacity), prefix_(options.prefix) {
   if (!options.device.is_cpu()) {
     MOE_CHECK(prefix_ == nullptr);
     gpu_.resize(static_cast<size_t>(config.layers));
     return;
   }
   MOE_CHECK(prefix_ == nullptr || prefix_->prefix_ == nullptr);
-  const int64_t layer_numel = kernels::kept_floats(heads_, capacity_);
+  const int64_t layer_numel = kernels::kv_numel(heads_, capacity_);
   const at::Tensor all =
       options.memory.defined() ? options.memory : at::empty({numel(config, capacity_)}, at::kFloat);
   MOE_CHECK(all.numel() == config.layers * layer_numel);
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     cpu_.push_back(
-        kernels::kept_keys_in(all.narrow(0, layer * layer_numel, layer_numel), heads_, capacity_));
+        kernels::view_kv_block(all.narrow(0, layer * layer_numel, layer_numel), heads_, capacity_));
   }
 }
 
 int64_t KvCache::numel(const ModelConfig& config, int64_t capacity) {
-  return config.layers * kernels::kept_floats(heads_of(config), capacity);
+  return config.layers * kernels::kv_numel(attention_heads(config), capacity);
 }
 
 void KvCache::reserve(int64_t tokens) {
@@ -43,8 +35,8 @@ void KvCache::reserve(int64_t tokens) {
     return;
   }
   capacity_ = std::max(own_length_ + tokens, 2 * capacity_);
-  for (kernels::KeptKeys& kept : cpu_) {
-    kept = kernels::with_room(kept, heads_, capacity_);
+  for (kernels::KvBlock& block : cpu_) {
+    block = kernels::grow_kv_block(block, heads_, capacity_);
   }
 }
 
@@ -52,14 +44,14 @@ int64_t KvCache::length() const {
   return own_length_ + (prefix_ == nullptr ? 0 : prefix_->own_length_);
 }
 
-kernels::KeptSequence KvCache::cpu_layer(int64_t index) const {
+kernels::KvCacheView KvCache::cpu_layer(int64_t index) const {
   const auto number = static_cast<size_t>(index);
-  kernels::KeptSequence kept{cpu_.at(number), own_length_};
+  kernels::KvCacheView view{cpu_.at(number), own_length_};
   if (prefix_ != nullptr) {
-    kept.prefix = prefix_->cpu_.at(number);
-    kept.prefix_length = prefix_->own_length_;
+    view.prefix = prefix_->cpu_.at(number);
+    view.prefix_length = prefix_->own_length_;
   }
-  return kept;
+  return view;
 }
 
 }  // namespace moe::model

@@ -1,5 +1,3 @@
-// The forward pass, and what one can ask of a model in memory.
-
 #include "core/model/llama/llama.h"
 
 #include <ATen/Context.h>
@@ -24,50 +22,45 @@ at::ScalarType activation_type(const ComputeOptions& compute) {
   return compute.precision == Precision::kBf16 ? at::kBFloat16 : at::kFloat;
 }
 
-// What all layers of one forward read. It lives as long as a backward may need it.
+// Inputs that all layers of one forward share. The backward of recomputed layers keeps them alive.
 struct Pass {
   Pass(const ModelConfig& model, const ComputeOptions& compute, const Packed& tokens,
        const RoutingOptions& options, const ExpertParallel& parallel)
       : config(model),
         type(activation_type(compute)),
         lengths(tokens.lengths),
-        continues(tokens.continues),
+        prefix_index(tokens.prefix_index),
         caches(tokens.caches),
         output_rows(tokens.output_rows),
         routing(options),
-        spread(tokens.ids.size(0), options.ep_ranks, parallel,
-               options.wants_sequence_balance ? static_cast<int64_t>(lengths.size()) : 0),
+        partition(tokens.ids.size(0), options.ep_ranks, parallel,
+                  options.wants_sequence_balance ? static_cast<int64_t>(lengths.size()) : 0),
         gate_scale(options.gate_scale.value_or(model.moe ? model.moe->gate_scale : 1.0)) {
-    spread.local.wants_z_loss = options.wants_z_loss;
+    partition.local.wants_z_loss = options.wants_z_loss;
     if (options.wants_sequence_balance) {
-      number_sequences();
+      auto& sequence = partition.local.sequence.emplace();  // [T]
+      for (size_t number = 0; number < lengths.size(); ++number) {
+        sequence.insert(sequence.end(), static_cast<size_t>(lengths[number]),
+                        static_cast<int64_t>(number));
+      }
     }
   }
 
-  // Says of each token which sequence it is of.
-  void number_sequences() {
-    auto& sequence = spread.local.sequence.emplace();
-    for (size_t number = 0; number < lengths.size(); ++number) {
-      sequence.insert(sequence.end(), static_cast<size_t>(lengths[number]),
-                      static_cast<int64_t>(number));
-    }
-  }
-
-  // Makes the tables of attention on a GPU, unless sequences that continue others need the
-  // operations of attention.cpp: in training, or in a type that the flash kernel does not take.
+  // Makes the tables of packed_attention() on a GPU. packed_attention() supports prefixes only in
+  // inference and only in dtypes of the flash kernel.
   void make_tables(at::Device device) {
-    const bool shares = !continues.empty();
+    const bool has_prefixes = !prefix_index.empty();
     if (device.is_cuda() &&
-        (!shares || (!at::GradMode::is_enabled() && fits_flash(type, config)))) {
-      if (auto made = pack_tables(lengths, continues, config, device)) {
+        (!has_prefixes || (!at::GradMode::is_enabled() && fits_flash(type, config)))) {
+      if (auto made = pack_tables(lengths, prefix_index, config, device)) {
         tables = std::make_shared<const PackTables>(std::move(*made));
       }
     }
   }
 
-  // Reserves memory for the new tokens in the caches, and makes the rotations of all layers.
+  // Reserves memory for the new tokens in the caches and computes their rotations.
   void prepare_caches(at::Device device) {
-    MOE_CHECK(caches.size() == lengths.size() && continues.empty());
+    MOE_CHECK(caches.size() == lengths.size() && prefix_index.empty());
     std::vector<int64_t> starts;
     for (size_t i = 0; i < caches.size(); ++i) {
       starts.push_back(caches[i]->length());
@@ -78,9 +71,9 @@ struct Pass {
     }
   }
 
-  // What a dense last layer goes on with behind its attention: of all [T, ..] the rows that are
-  // asked for. A mixture routes all tokens, which may compete for its experts.
-  Tensor rows_behind_attention(const Tensor& all, const Layer& layer, int64_t index) const {
+  // Returns the rows of `all` [T, ..] that are needed after the attention: output_rows in a dense
+  // last layer, else all rows. An MoE layer needs all rows, because tokens compete for experts.
+  Tensor rows_after_attention(const Tensor& all, const Layer& layer, int64_t index) const {
     const bool selects =
         output_rows.defined() && index + 1 == config.layers && !layer.router.defined();
     return selects ? all.index_select(0, output_rows) : all;
@@ -92,22 +85,21 @@ struct Pass {
   }
 
   const ModelConfig& config;
-  at::ScalarType type;  // of what products take and give
-  std::vector<int64_t> lengths, continues;
+  at::ScalarType type;  // of operands and outputs of products
+  std::vector<int64_t> lengths, prefix_index;
   std::shared_ptr<const PackTables> tables;
-  std::vector<KvCache*> caches;  // one a sequence, or none
+  std::vector<KvCache*> caches;  // one per sequence, or none
   Tensor output_rows;            // [N] i64 on the model's device, or undefined
   RopeTable rotations;           // [T, A], with caches on a CPU
-  // Whether the residual stream may be added to where it lies: for inference on the CPU, where no
-  // backward asks for it again.
+  // True in inference on the CPU: layers update the residual stream in place.
   bool adds_in_place = false;
   RoutingOptions routing;
-  TokenSpread spread;
+  TokenPartition partition;
   double gate_scale;
 };
 
-// A rank without tokens attends to nothing, but its backward must reach the same all-to-alls as
-// that of the other ranks, so it multiplies no rows by every weight.
+// Multiplies zero rows by every weight of the attention, so that the backward of a rank without
+// tokens runs the same all-to-alls as the backward of other ranks.
 Tensor attention_without_tokens(const Tensor& x, const Layer& layer, const Pass& pass) {
   const AttentionWeights& attention = layer.attention;
   const Tensor qkv = project_qkv(pass.norm(x, layer.input_norm), attention, pass.config);
@@ -115,49 +107,51 @@ Tensor attention_without_tokens(const Tensor& x, const Layer& layer, const Pass&
                         attention.output_adapter);
 }
 
-// Every token's attention [T, H A] in layer `index`, before the last product.
-Tensor attended(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index) {
+// Returns the outputs of all heads [T, H A] in layer `index`.
+Tensor attention_heads(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index) {
   const Tensor normed = pass.norm(x, layer.input_norm);
   if (pass.caches.empty()) {
-    return attended_tokens(normed, layer.attention, pass.config,
-                           {pass.lengths, pass.continues, pass.tables.get()});
+    return self_attention(normed, layer.attention, pass.config,
+                          {pass.lengths, pass.prefix_index, pass.tables.get()});
   }
-  return attended_tokens(normed, layer.attention, pass.config, pass.lengths, pass.caches, index,
-                         pass.rotations);
+  return attend_with_kv_cache(normed, layer.attention, pass.config, pass.lengths, pass.caches,
+                              index, pass.rotations);
 }
 
-// x [T, D] f32, the residual stream -> what the attention of layer `index` adds to it, [T, D], or
-// to the rows that it goes on with.
-Tensor attention_half(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index) {
+// Returns the output of the attention of layer `index`, before it is added to the residual stream x
+// [T, D] f32, for the rows of rows_after_attention().
+Tensor attention_block(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index) {
   if (x.size(0) == 0) {
     return attention_without_tokens(x, layer, pass);
   }
-  const Tensor rows = pass.rows_behind_attention(attended(x, layer, pass, index), layer, index);
+  const Tensor rows =
+      pass.rows_after_attention(attention_heads(x, layer, pass, index), layer, index);
   return adapted_linear(rows, layer.attention.output, {}, layer.attention.output_adapter);
 }
 
-// Between the halves of a layer.
-struct Middle {
+struct PostAttention {
   Tensor x;       // [T, D] f32, the residual stream after the attention
-  Tensor normed;  // [T, D], what the feed-forward half takes
+  Tensor normed;  // [T, D], input of the feed-forward
 };
 
-// x is given away where nobody needs it any more (Pass::adds_in_place).
-Middle after_attention(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index) {
+// Adds the attention of layer `index` to x. Works in place if Pass::adds_in_place is set.
+PostAttention after_attention(const Tensor& x, const Layer& layer, const Pass& pass,
+                              int64_t index) {
   if (pass.adds_in_place && x.size(0) > 0 && !layer.attention.output_adapter.defined()) {
-    const Tensor rows = pass.rows_behind_attention(attended(x, layer, pass, index), layer, index);
-    Tensor sum = pass.rows_behind_attention(x, layer, index);
+    const Tensor rows =
+        pass.rows_after_attention(attention_heads(x, layer, pass, index), layer, index);
+    Tensor sum = pass.rows_after_attention(x, layer, index);
     kernels::add_linear(sum, rows, layer.attention.output);
     return {sum, pass.norm(sum, layer.post_norm)};
   }
-  const Tensor added = attention_half(x, layer, pass, index);
-  auto [sum, normed] = kernels::rms_norm_of_sum(pass.rows_behind_attention(x, layer, index), added,
+  const Tensor added = attention_block(x, layer, pass, index);
+  auto [sum, normed] = kernels::rms_norm_of_sum(pass.rows_after_attention(x, layer, index), added,
                                                 layer.post_norm, pass.config.rms_norm_eps,
                                                 /*to_bf16=*/pass.type == at::kBFloat16);
   return {std::move(sum), std::move(normed)};
 }
 
-// For the sentence of an exchange that fails.
+// Sets the layer in error messages of failed collectives.
 void set_layer(const ExpertParallel& parallel, int64_t layer) {
   if (parallel.group != nullptr) {
     parallel.group->trace.layer = layer;
@@ -171,9 +165,10 @@ struct FeedForwardOutput {
   Tensor token_rows = {};
 };
 
-FeedForwardOutput feed_forward_half(const Middle& middle, const Layer& layer, const Pass& pass,
-                                    std::optional<route::Routing>* decided) {
-  const auto& [x, normed] = middle;
+FeedForwardOutput feed_forward_block(const PostAttention& input, const Layer& layer,
+                                     const Pass& pass,
+                                     std::optional<route::Routing>* saved_routing) {
+  const auto& [x, normed] = input;
   if (!layer.router.defined() && pass.adds_in_place && !layer.gate_up_adapter.defined() &&
       !layer.down_adapter.defined()) {
     Tensor sum = x;
@@ -185,32 +180,33 @@ FeedForwardOutput feed_forward_half(const Middle& middle, const Layer& layer, co
                                layer.down_adapter, {x.size(0)})};
   }
   const Experts experts{layer.gate_up, layer.down, layer.gate_up_adapter, layer.down_adapter};
-  // The residual comes last, after a shared expert.
-  const bool has_shared = layer.shared_expert.is_there();
+  // The residual is added last, after a shared expert.
+  const bool has_shared = layer.shared_expert.defined();
   MoeOutput out = moe_forward(
-      normed, {layer.router, pass.routing.router, layer.router_bias}, experts, pass.spread,
-      {pass.gate_scale, pass.routing.count_tokens, decided, has_shared ? Tensor() : x});
+      normed, {layer.router, pass.routing.router, layer.router_bias}, experts, pass.partition,
+      {pass.gate_scale, pass.routing.count_tokens, saved_routing, has_shared ? Tensor() : x});
   if (has_shared) {
     out.y = x + (out.y + layer.shared_expert.run(normed));
   }
   return {out.y, out.losses, std::move(out.counters), std::move(out.token_rows)};
 }
 
-// The feed-forward half, or the whole layer, keeping x alone. Weights are held by the model, which
-// outlives its backward; tokens go the second time where they went the first.
-FeedForwardOutput recomputed_half(const Tensor& x, const Layer& layer,
-                                  const std::shared_ptr<const Pass>& pass, int64_t index,
-                                  bool with_attention) {
-  const auto decided = std::make_shared<std::optional<route::Routing>>();
+// Runs the feed-forward block, or the whole layer, and saves only x for backward. The recomputation
+// uses the routing decisions of the first run. The model must outlive its backward.
+FeedForwardOutput recomputed_block(const Tensor& x, const Layer& layer,
+                                   const std::shared_ptr<const Pass>& pass, int64_t index,
+                                   bool with_attention) {
+  const auto saved_routing = std::make_shared<std::optional<route::Routing>>();
   const auto first = std::make_shared<FeedForwardOutput>();
   const auto tensors = recomputed(
-      [&layer, pass, index, with_attention, decided, first](const Tensor& input) {
-        const bool again = decided->has_value();
-        set_layer(pass->spread.parallel, index);
-        const Middle middle = with_attention ? after_attention(input, layer, *pass, index)
-                                             : Middle{input, pass->norm(input, layer.post_norm)};
-        FeedForwardOutput out = feed_forward_half(middle, layer, *pass, decided.get());
-        if (!again) {
+      [&layer, pass, index, with_attention, saved_routing, first](const Tensor& input) {
+        const bool is_recomputation = saved_routing->has_value();
+        set_layer(pass->partition.parallel, index);
+        const PostAttention after = with_attention
+                                        ? after_attention(input, layer, *pass, index)
+                                        : PostAttention{input, pass->norm(input, layer.post_norm)};
+        FeedForwardOutput out = feed_forward_block(after, layer, *pass, saved_routing.get());
+        if (!is_recomputation) {
           first->counters = std::move(out.counters);
           first->token_rows = std::move(out.token_rows);
         }
@@ -228,8 +224,8 @@ FeedForwardOutput recomputed_half(const Tensor& x, const Layer& layer,
   return out;
 }
 
-// What may leave a layer with a gradient.
-std::vector<Tensor*> outputs_of(FeedForwardOutput& out) {
+// Returns the outputs of a layer that may have a gradient.
+std::vector<Tensor*> layer_outputs(FeedForwardOutput& out) {
   std::vector<Tensor*> outputs{&out.x};
   for (const auto loss : route::kAllLosses) {
     outputs.push_back(&(out.losses.*loss));
@@ -237,42 +233,29 @@ std::vector<Tensor*> outputs_of(FeedForwardOutput& out) {
   return outputs;
 }
 
-// The unit of sharded weights that a forward needs after a layer; -1: none, as only a forward that
-// is for a backward is sure to go on to the head.
+// Returns the unit of sharded weights to prefetch after a layer, or -1. The head is prefetched only
+// if gradients are enabled, because inference may not need it.
 int64_t unit_after(int64_t layer, const ModelConfig& config) {
   if (layer + 1 < config.layers) {
-    return static_cast<int64_t>(unit_of_layer(layer + 1));
+    return static_cast<int64_t>(layer_unit(layer + 1));
   }
   return at::GradMode::is_enabled() ? static_cast<int64_t>(head_unit(config)) : -1;
 }
 
-// -> [T, D] f32
-Tensor embedded(const Tensor& embedding, const Tensor& ids, WeightShards* shards) {
+// Returns the embeddings [T, D] f32.
+Tensor embed(const Tensor& embedding, const Tensor& ids, WeightShards* shards) {
   if (shards == nullptr) {
     return at::embedding(embedding, ids).to(at::kFloat);
   }
   shards->gather(kEmbeddingUnit);
-  shards->start(unit_of_layer(0));
+  shards->start(layer_unit(0));
   shards->expect_gradients(kEmbeddingUnit);
   const Tensor x = at::embedding(embedding, ids).to(at::kFloat);
   shards->release(kEmbeddingUnit);
   return x;
 }
 
-// Returns the length of the longest sequence, with the tokens of its cache and of the sequence that
-// it continues.
-int64_t longest_sequence(const Packed& tokens) {
-  std::vector<int64_t> ends;
-  for (size_t sequence = 0; sequence < tokens.lengths.size(); ++sequence) {
-    const int64_t before = tokens.continues.empty() ? -1 : tokens.continues[sequence];
-    const int64_t kept = tokens.caches.empty() ? 0 : tokens.caches[sequence]->length();
-    ends.push_back((before < 0 ? kept : ends[static_cast<size_t>(before)]) +
-                   tokens.lengths[sequence]);
-  }
-  return ends.empty() ? 0 : *std::max_element(ends.begin(), ends.end());
-}
-
-// Adds an adapter to its weight, or to the part of it that is here.
+// Merges an adapter into its weight, or into the local shard of it.
 void merge(const AdaptedWeight& adapted, const WeightShards* shards) {
   const auto* sharded = shards == nullptr ? nullptr : shards->find(*adapted.weight);
   if (sharded == nullptr) {
@@ -286,14 +269,22 @@ void merge(const AdaptedWeight& adapted, const WeightShards* shards) {
   *adapted.adapter = {};
 }
 
-// Up to its window a windowed layer sees all of a sequence, as attention here does.
-void check_window(int64_t window, int64_t longest) {
-  if (longest > window) {
-    throw UserError(
-        "a text of {} tokens is longer than the {} of sliding_window in config.json, and windowed "
-        "attention is not supported: give shorter texts, or set sliding_window to null if the "
-        "model was trained without one",
-        longest, window);
+// Throws UserError if a sequence, with its prefix or cache, is longer than the sliding window. Full
+// attention equals windowed attention only up to the length of the window.
+void check_window(int64_t window, const Packed& tokens) {
+  std::vector<int64_t> ends;
+  for (size_t sequence = 0; sequence < tokens.lengths.size(); ++sequence) {
+    const int64_t prefix = tokens.prefix_index.empty() ? -1 : tokens.prefix_index[sequence];
+    const int64_t cached = tokens.caches.empty() ? 0 : tokens.caches[sequence]->length();
+    ends.push_back((prefix < 0 ? cached : ends[static_cast<size_t>(prefix)]) +
+                   tokens.lengths[sequence]);
+    if (ends.back() > window) {
+      throw UserError(
+          "a text of {} tokens is longer than the {} of sliding_window in config.json, and "
+          "windowed attention is not supported: give shorter texts, or set sliding_window to null "
+          "if the model was trained without one",
+          ends.back(), window);
+    }
   }
 }
 
@@ -321,6 +312,9 @@ Llama Llama::clone_to(at::Device device) const {
   copy.weights_->compute = weights_->compute;
   copy.add_lora(weights_->lora, /*seed=*/0);
   copy.set_router_bias(!router_biases().empty());
+  for (const auto& [name, tensor] : weights_->idle) {
+    copy.weights_->idle[name] = tensor.to(device);
+  }
   const auto from = weights_->stored_views(FolderForm::kMoe);
   for (const auto& [name, to] : copy.weights_->stored_views(FolderForm::kMoe)) {
     to.copy_(from.at(name));
@@ -437,7 +431,7 @@ ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing
                              const OnFeedForward& on_feed_forward) const {
   const ModelConfig& config = weights_->config;
   if (config.sliding_window > 0) {
-    check_window(config.sliding_window, longest_sequence(tokens));
+    check_window(config.sliding_window, tokens);
   }
   MOE_CHECK(!tokens.output_rows.defined() || (!at::GradMode::is_enabled() && !on_feed_forward));
   const bool keeps_all = !tokens.caches.empty() || on_feed_forward || !at::GradMode::is_enabled();
@@ -458,29 +452,29 @@ ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing
   const auto run_layer = [&](int64_t index, const Tensor& input) {
     const Layer& layer = weights_->layers[index];
     if (recompute == Recompute::kLayer) {
-      return recomputed_half(input, layer, pass, index, /*with_attention=*/true);
+      return recomputed_block(input, layer, pass, index, /*with_attention=*/true);
     }
     if (recompute == Recompute::kFeedForward) {
-      const Tensor middle = input + attention_half(input, layer, *pass, index);
-      return recomputed_half(middle, layer, pass, index, /*with_attention=*/false);
+      const Tensor sum = input + attention_block(input, layer, *pass, index);
+      return recomputed_block(sum, layer, pass, index, /*with_attention=*/false);
     }
-    const Middle middle = after_attention(input, layer, *pass, index);
+    const PostAttention after = after_attention(input, layer, *pass, index);
     if (on_feed_forward) {
-      on_feed_forward(index, kernels::rms_norm(middle.x, layer.post_norm, config.rms_norm_eps));
+      on_feed_forward(index, kernels::rms_norm(after.x, layer.post_norm, config.rms_norm_eps));
     }
-    return feed_forward_half(middle, layer, *pass, nullptr);
+    return feed_forward_block(after, layer, *pass, nullptr);
   };
   WeightShards* shards = weights_->shards.get();
-  Tensor x = embedded(weights_->embedding, tokens.ids.to(device()), shards);
+  Tensor x = embed(weights_->embedding, tokens.ids.to(device()), shards);
   for (int64_t index = 0; index < config.layers; ++index) {
     set_layer(weights_->parallel, index);
     if (shards != nullptr) {
-      x = shards->enter(unit_of_layer(index), x, unit_after(index, config));
+      x = shards->enter(layer_unit(index), x, unit_after(index, config));
     }
     FeedForwardOutput out = run_layer(index, x);
     if (shards != nullptr) {
-      shards->leave(unit_of_layer(index), outputs_of(out),
-                    index > 0 ? static_cast<int64_t>(unit_of_layer(index - 1)) : -1);
+      shards->leave(layer_unit(index), layer_outputs(out),
+                    index > 0 ? static_cast<int64_t>(layer_unit(index - 1)) : -1);
     }
     x = out.x;
     if (weights_->layers[index].router.defined()) {
@@ -521,10 +515,10 @@ void Llama::with_head(const std::function<void(const Tensor& weight)>& body) con
   const size_t unit = head_unit(config());
   shards->gather(unit);
   if (at::GradMode::is_enabled()) {
-    shards->start(unit_of_layer(config().layers - 1));  // the first of the backward
+    shards->start(layer_unit(config().layers - 1));  // backward begins with this layer
   }
   body(weight);
-  if (at::GradMode::is_enabled() && !is_tied) {  // a tied one gets more from the first layer
+  if (at::GradMode::is_enabled() && !is_tied) {  // if tied, with the gradient of the embedding
     shards->reduce_gradients(unit);
   }
   shards->release(unit);
@@ -547,44 +541,47 @@ at::ScalarType Llama::product_type() const { return activation_type(weights_->co
 
 std::vector<NamedParameter> Llama::parameters() const {
   MOE_CHECK(weights_->storage == Storage::kF32, "parameters of a model for inference");
-  constexpr bool is_dense = true;
-  std::vector<NamedParameter> all{{"model.embed_tokens", weights_->embedding, false, is_dense}};
+  std::vector<NamedParameter> all;
+  const auto add = [&](const std::string& name, const Tensor& tensor, bool is_expert = false) {
+    if (tensor.defined()) {
+      all.push_back({name, tensor, is_expert});
+    }
+  };
+  const auto add_dense = [&](const std::string& name, const Tensor& tensor) {
+    if (tensor.defined()) {
+      all.push_back({name, tensor, /*is_expert=*/false, /*is_dense_matrix=*/true});
+    }
+  };
+  add_dense("model.embed_tokens", weights_->embedding);
   for (size_t index = 0; index < weights_->layers.size(); ++index) {
-    const Layer& layer = weights_->layers[index];
+    Layer& layer = weights_->layers[index];
+    const AttentionWeights& attention = layer.attention;
     const std::string prefix = fmt::format("model.layers.{}.", index);
-    all.push_back({prefix + "input_layernorm", layer.input_norm});
-    all.push_back({prefix + "self_attn.qkv", layer.attention.qkv.tensor, false, is_dense});
-    if (layer.attention.bias.defined()) {
-      all.push_back({prefix + "self_attn.qkv_bias", layer.attention.bias});
-    }
-    all.push_back({prefix + "self_attn.o_proj", layer.attention.output.tensor, false, is_dense});
-    if (layer.attention.query_norm.defined()) {
-      all.push_back({prefix + "self_attn.q_norm", layer.attention.query_norm});
-      all.push_back({prefix + "self_attn.k_norm", layer.attention.key_norm});
-    }
-    all.push_back({prefix + "post_attention_layernorm", layer.post_norm});
+    add(prefix + "input_layernorm", layer.input_norm);
+    add_dense(prefix + "self_attn.qkv", attention.qkv.tensor);
+    add(prefix + "self_attn.qkv_bias", attention.bias);
+    add_dense(prefix + "self_attn.o_proj", attention.output.tensor);
+    add(prefix + "self_attn.q_norm", attention.query_norm);
+    add(prefix + "self_attn.k_norm", attention.key_norm);
+    add(prefix + "post_attention_layernorm", layer.post_norm);
     if (layer.router.defined()) {
-      all.push_back({prefix + "mlp.router", layer.router});
+      add(prefix + "mlp.router", layer.router);
+      add(prefix + "mlp.gate_up", layer.gate_up.tensor, /*is_expert=*/true);
+      add(prefix + "mlp.down", layer.down.tensor, /*is_expert=*/true);
+    } else {
+      add_dense(prefix + "mlp.gate_up", layer.gate_up.tensor);
+      add_dense(prefix + "mlp.down", layer.down.tensor);
     }
-    const bool is_moe = layer.router.defined();
-    all.push_back({prefix + "mlp.gate_up", layer.gate_up.tensor, is_moe, !is_moe});
-    all.push_back({prefix + "mlp.down", layer.down.tensor, is_moe, !is_moe});
-    if (const SharedExpert& shared = layer.shared_expert; shared.is_there()) {
-      all.push_back({prefix + "mlp.shared_expert.gate_up", shared.gate_up.tensor, false, is_dense});
-      all.push_back({prefix + "mlp.shared_expert.down", shared.down.tensor, false, is_dense});
-      all.push_back({prefix + "mlp.shared_expert_gate", shared.gate});
-    }
-    for (const auto& adapted : adapted_weights(weights_->layers[index])) {
-      if (adapted.adapter->defined()) {
-        all.push_back({prefix + adapted.name + ".lora_a", adapted.adapter->a, adapted.is_expert});
-        all.push_back({prefix + adapted.name + ".lora_b", adapted.adapter->b, adapted.is_expert});
-      }
+    add_dense(prefix + "mlp.shared_expert.gate_up", layer.shared_expert.gate_up.tensor);
+    add_dense(prefix + "mlp.shared_expert.down", layer.shared_expert.down.tensor);
+    add(prefix + "mlp.shared_expert_gate", layer.shared_expert.gate);
+    for (const auto& adapted : adapted_weights(layer)) {
+      add(prefix + adapted.name + ".lora_a", adapted.adapter->a, adapted.is_expert);
+      add(prefix + adapted.name + ".lora_b", adapted.adapter->b, adapted.is_expert);
     }
   }
-  all.push_back({"model.norm", weights_->norm});
-  if (weights_->head.defined()) {
-    all.push_back({"lm_head", weights_->head, false, is_dense});
-  }
+  add("model.norm", weights_->norm);
+  add_dense("lm_head", weights_->head);
   for (auto& parameter : all) {
     const auto* sharded = weights_->shards ? weights_->shards->find(parameter.tensor) : nullptr;
     if (sharded != nullptr) {

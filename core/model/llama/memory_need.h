@@ -1,6 +1,6 @@
 #pragma once
-// What inference takes of the host's memory, from shapes alone: the weights that loading copies,
-// and what a forward holds beside them. Training has core/train/loop/plan.h.
+// Estimates of the host memory of inference, from shapes alone. All but layer_bytes_per_token() and
+// kept_bytes() return 0 for a GPU. Training has core/train/loop/plan.h.
 
 #include <c10/core/Device.h>
 
@@ -8,27 +8,25 @@
 
 #include "core/model/config/config.h"
 #include "core/model/llama/llama.h"
-#include "core/route/router_settings.h"
+#include "core/route/router.h"
 
 namespace moe::model {
 
-// Bytes of host memory that Llama::load() fills with copies of the folder's tensors, in f32: all of
-// them, or where matrices stay mapped (Storage::kStored) those that are none. 0 on a GPU, whose
-// memory is not the host's.
+// Returns the bytes that Llama::load() copies in f32: all tensors, or with Storage::kStored, which
+// maps matrices, the others.
 uint64_t bytes_to_copy(const ModelConfig& config, Storage storage, c10::Device device);
 
-// Bytes that a token takes while it goes through one layer, f32, if nothing of it were given back
-// before the end: the residual stream, queries, keys and values with what attention makes of them,
-// and the feed-forward's rows. Batches are chosen by it (core/eval/scoring/batches.h).
+// Returns the bytes of a token in one layer, f32, if nothing were freed before its end: the
+// residual stream, inputs and outputs of attention, and the rows of the feed-forward. Determines
+// the size of batches (core/eval/scoring/requests.h).
 int64_t layer_bytes_per_token(const ModelConfig& config, const route::RouterSettings& router);
 
-// Bytes of a forward of `tokens` tokens, 0 on a GPU: what one layer holds at most, a tenth more for
-// all that is small, what the allocator keeps, and with `cached_tokens` the keys and values of so
-// many in every layer, f32.
+// Returns the bytes of a forward of `tokens` tokens: the peak of one layer plus 10 % for small
+// buffers, memory kept by the allocator, and kept_bytes() of `cached_tokens`.
 uint64_t forward_bytes(const ModelConfig& config, const route::RouterSettings& router,
                        int64_t tokens, int64_t cached_tokens, c10::Device device);
 
-// Bytes of the keys and values of so many tokens in every layer, f32.
+// Returns the bytes of the keys and values of `tokens` tokens in all layers, f32.
 uint64_t kept_bytes(const ModelConfig& config, int64_t tokens);
 
 }  // namespace moe::model

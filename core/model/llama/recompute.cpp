@@ -18,7 +18,7 @@ struct SegmentHolder : torch::CustomClassHolder {
   Segment segment;
 };
 
-variable_list defined_ones(const std::vector<Tensor>& tensors) {
+variable_list defined_tensors(const std::vector<Tensor>& tensors) {
   variable_list defined;
   std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(defined),
                [](const Tensor& tensor) { return tensor.defined(); });
@@ -26,8 +26,8 @@ variable_list defined_ones(const std::vector<Tensor>& tensors) {
 }
 
 struct Recomputed : torch::autograd::Function<Recomputed> {
-  // `anchor` needs a gradient, so that weights get theirs where x needs none. `is_defined` gets
-  // for each of the segment's tensors whether there is one.
+  // `anchor` requires a gradient, so that weights get theirs even if x requires none. Sets
+  // `is_defined` for each tensor of the segment.
   static variable_list forward(AutogradContext* context, const Tensor& x, const Tensor& /*anchor*/,
                                const c10::intrusive_ptr<SegmentHolder>& holder,
                                std::vector<bool>* is_defined) {
@@ -37,7 +37,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
     for (const auto& tensor : out) {
       is_defined->push_back(tensor.defined());
     }
-    return defined_ones(out);
+    return defined_tensors(out);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -46,8 +46,8 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
         context->saved_data["segment"].toCapsule());
     const Tensor x =
         context->get_saved_variables()[0].detach().requires_grad_(context->needs_input_grad(0));
-    const variable_list out = defined_ones(holder->segment(x));
-    TORCH_CHECK(out.size() == gradients.size(), "the segment gave ", out.size(), " tensors");
+    const variable_list out = defined_tensors(holder->segment(x));
+    TORCH_CHECK(out.size() == gradients.size(), "the segment returned ", out.size(), " tensors");
     variable_list roots, root_gradients;
     for (size_t index = 0; index < out.size(); ++index) {
       if (out[index].requires_grad() && gradients[index].defined()) {

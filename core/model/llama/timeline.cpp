@@ -1,6 +1,3 @@
-// A part's forward is its user scope; its backward is the autograd node that the same source makes,
-// told by the name of its class. What a part does inside another counts for the outer one.
-
 #include "core/model/llama/timeline.h"
 
 #include <ATen/Context.h>
@@ -22,6 +19,9 @@ namespace moe::model {
 
 namespace {
 
+// The forward of a part is its user scope. Its backward is an autograd node, identified by the name
+// of its class. A part inside another one counts as the outer one.
+
 namespace profiler = torch::autograd::profiler;
 using torch::profiler::impl::ActivityType;
 
@@ -38,14 +38,14 @@ constexpr std::array<std::pair<const char*, const char*>, 10> kNodes = {{
     {"Linear", "projections"},
 }};
 
-std::string part_of_node(const std::string& name) {
+std::string node_part(const std::string& name) {
   const auto found = std::find_if(kNodes.begin(), kNodes.end(), [&](const auto& entry) {
     return name.find(entry.first) != std::string::npos;
   });
   return found == kNodes.end() ? "backward, other" : found->second;
 }
 
-std::map<std::string, double> parts_of(const std::vector<profiler::KinetoEvent>& events) {
+std::map<std::string, double> sum_parts(const std::vector<profiler::KinetoEvent>& events) {
   std::vector<const profiler::KinetoEvent*> named;
   for (const auto& event : events) {
     const auto scope = static_cast<at::RecordScope>(event.scope());
@@ -58,7 +58,7 @@ std::map<std::string, double> parts_of(const std::vector<profiler::KinetoEvent>&
            std::pair(b->startThreadId(), b->startNs());
   });
   std::map<std::string, double> seconds;
-  std::map<uint64_t, uint64_t> busy_until;  // by thread
+  std::map<uint64_t, uint64_t> busy_until;  // per thread
   for (const auto* event : named) {
     uint64_t& until = busy_until[event->startThreadId()];
     if (event->startNs() < until) {
@@ -66,22 +66,21 @@ std::map<std::string, double> parts_of(const std::vector<profiler::KinetoEvent>&
     }
     until = event->startNs() + event->durationNs();
     const bool is_user = event->scope() == static_cast<uint8_t>(at::RecordScope::USER_SCOPE);
-    seconds[is_user ? event->name() : part_of_node(event->name())] +=
+    seconds[is_user ? event->name() : node_part(event->name())] +=
         static_cast<double>(event->durationNs()) / 1e9;
   }
   return seconds;
 }
 
-// One part on a GPU: the events before and behind it. One inside another part counts for the outer
-// one and has none.
+// The events before and after a part on a GPU. Not used for a part inside another one.
 struct GpuPart : at::ObserverContext {
   bool is_outermost = false;
   c10::Event begin{c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT};
   c10::Event end{c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT};
 };
 
-// Puts such events around the parts that run while it lives. LibTorch calls plain functions, so
-// they find it by a static pointer.
+// Records events around parts during its lifetime. Callbacks of LibTorch are plain functions, which
+// find it by a static pointer.
 class GpuParts {
  public:
   explicit GpuParts(c10::Device device) : device_(device) {
@@ -97,7 +96,7 @@ class GpuParts {
   GpuParts(const GpuParts&) = delete;
   GpuParts& operator=(const GpuParts&) = delete;
 
-  // Waits for the GPU.
+  // Waits for the GPU and returns the seconds of each part.
   std::map<std::string, double> seconds() {
     guard_.synchronizeDevice(device_.index());
     std::map<std::string, double> seconds;
@@ -117,7 +116,7 @@ class GpuParts {
     static GpuParts* running = nullptr;
     return running;
   }
-  // Parts that this thread is in; backward has threads of its own.
+  // Returns the nesting depth of parts in this thread; backward has its own threads.
   static int& depth() {
     static thread_local int parts = 0;
     return parts;
@@ -142,7 +141,7 @@ class GpuParts {
     part.end.record(own.stream());
     const bool is_user = function.scope() == at::RecordScope::USER_SCOPE;
     const std::lock_guard lock(own.mutex_);
-    own.parts_.push_back({is_user ? function.name() : part_of_node(function.name()),
+    own.parts_.push_back({is_user ? function.name() : node_part(function.name()),
                           std::move(part.begin), std::move(part.end)});
   }
 
@@ -151,7 +150,7 @@ class GpuParts {
   c10::Device device_;
   c10::impl::VirtualGuardImpl guard_{c10::kCUDA};
   at::CallbackHandle handle_ = 0;
-  std::mutex mutex_;  // of the following
+  std::mutex mutex_;  // guards parts_
   std::vector<Timed> parts_;
 };
 
@@ -168,13 +167,13 @@ Timeline::Timeline() {
 }
 
 Timeline::~Timeline() {
-  if (runs_) {
+  if (is_recording_) {
     profiler::disableProfiler();
   }
 }
 
 std::map<std::string, double> Timeline::finish(const std::filesystem::path& file) {
-  runs_ = false;
+  is_recording_ = false;
   const auto result = profiler::disableProfiler();
   if (!file.empty()) {
     result->save(file.string());
@@ -182,7 +181,7 @@ std::map<std::string, double> Timeline::finish(const std::filesystem::path& file
       throw std::runtime_error("cannot write the trace to " + file.string());
     }
   }
-  return parts_of(result->events());
+  return sum_parts(result->events());
 }
 
 std::map<std::string, double> part_seconds(const std::function<void()>& work, c10::Device device) {

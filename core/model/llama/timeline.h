@@ -1,8 +1,7 @@
 #pragma once
-// What ran when, and for how long: LibTorch's profiler around some steps. Its record is a Chrome
-// trace (JSON; opens in chrome://tracing and ui.perfetto.dev) of every operation, and of the parts
-// of a model, which name themselves with RECORD_USER_SCOPE where they compute. Without a Timeline
-// such a name costs nothing that can be measured.
+// Profiling with LibTorch's profiler: a Chrome trace (JSON for chrome://tracing and
+// ui.perfetto.dev) of all operations, and the time of the parts of a model, which are named by
+// RECORD_USER_SCOPE. Without a Timeline the scopes have no measurable cost.
 
 #include <c10/core/Device.h>
 
@@ -13,7 +12,7 @@
 
 namespace moe::model {
 
-// Runs from its making to finish(); one at a time in a process.
+// Records from construction to finish(). At most one exists in a process.
 class Timeline {
  public:
   Timeline();
@@ -21,20 +20,19 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  // Ends the record; writes the trace unless `file` is empty. Returns the seconds of each part by
-  // the host's clock: routing, permute, experts, combine, attention, projections, norm, head,
-  // optimizer, and what runs in backward besides (backward, other). std::runtime_error: the file
-  // cannot be written.
+  // Ends the recording and writes the trace unless `file` is empty. Returns the seconds of each
+  // part by the host's clock: routing, permute, experts, combine, attention, projections, norm,
+  // head, optimizer, and the rest of backward ("backward, other"). Throws std::runtime_error if the
+  // file cannot be written.
   std::map<std::string, double> finish(const std::filesystem::path& file);
 
  private:
-  bool runs_ = true;
+  bool is_recording_ = true;
 };
 
-// The same parts of `work`, which computes on `device`. On a GPU the host only launches them, so
-// each is timed by events of the stream before and behind it, which no profiler slows down; a part
-// then also counts what the GPU waits for the host inside it. Not at the same time as another of
-// these.
+// Returns the seconds of each part of `work`, which computes on `device`. On a GPU a part is timed
+// by events of the stream before and after it, without a profiler, and includes the time in which
+// the GPU waits for the host. Must not run concurrently with itself.
 std::map<std::string, double> part_seconds(const std::function<void()>& work, c10::Device device);
 
 }  // namespace moe::model

@@ -17,13 +17,10 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-c10::StorageImpl& storage_of(const Tensor& tensor) {
-  return *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-}
-
-// Gives `tensor` memory for `elements` of its type, or takes it away: of 0 there is none.
+// Reallocates the memory of `tensor` for `elements` values; 0 frees it.
 void resize_memory(const Tensor& tensor, int64_t elements) {
-  c10::StorageImpl& storage = storage_of(tensor);
+  c10::StorageImpl& storage =
+      *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   const auto bytes = static_cast<size_t>(elements * tensor.element_size());
   storage.set_data_ptr_noswap(storage.allocator()->allocate(bytes));
   storage.set_nbytes(bytes);
@@ -35,16 +32,15 @@ Tensor without_memory(at::IntArrayRef shape, const at::TensorOptions& options) {
   return tensor;
 }
 
-// The memory of `tensor` as it lies. Its count of writes is its own: autograd would take a gathered
-// weight for one that was written between forward and backward.
+// Returns a flat tensor that aliases the memory of `tensor` but has its own version counter.
+// Otherwise autograd would report a modification between forward and backward.
 Tensor memory_of(const Tensor& tensor, int64_t elements) {
   return at::empty({0}, tensor.options())
       .set_(tensor.unsafeGetTensorImpl()->unsafe_storage(), 0, {elements}, {1});
 }
 
-// Its backward runs when all of a unit's has: it is the last to be ready, and autograd adds
-// gradients to leaves before whatever else is ready (finish_backward() would find one that comes
-// later).
+// The backward of Enter runs after that of the unit: it is the last node to be ready, and autograd
+// accumulates gradients of leaves before it runs other ready nodes (finish_backward() checks this).
 struct Enter : torch::autograd::Function<Enter> {
   static Tensor forward(AutogradContext* context, const Tensor& x, WeightShards* shards,
                         int64_t unit) {
@@ -61,11 +57,11 @@ struct Enter : torch::autograd::Function<Enter> {
   }
 };
 
-// Its backward runs before any of a unit's does.
+// The backward of Leave runs before that of the unit.
 struct Leave : torch::autograd::Function<Leave> {
   static variable_list forward(AutogradContext* context, at::TensorList outputs,
                                WeightShards* shards, int64_t unit, int64_t previous) {
-    context->set_materialize_grads(false);  // a loss that counts for nothing has no backward
+    context->set_materialize_grads(false);  // an unused loss has no backward
     context->saved_data["shards"] = reinterpret_cast<int64_t>(shards);
     context->saved_data["unit"] = unit;
     context->saved_data["previous"] = previous;
@@ -120,7 +116,7 @@ void WeightShards::start(size_t number) {
     unit.transfers.push_back(
         ranks_.start_all_gather(weight->sent, memory_of(weight->gathered, elements)));
   }
-  unit.state = State::kUnderWay;
+  unit.state = State::kGathering;
 }
 
 void WeightShards::gather(size_t number) {
@@ -139,7 +135,7 @@ void WeightShards::gather(size_t number) {
 
 void WeightShards::release(size_t number) {
   Unit& unit = units_.at(number);
-  if (unit.state == State::kUnderWay) {
+  if (unit.state == State::kGathering) {
     gather(number);
   }
   if (unit.state == State::kGathered) {
@@ -231,7 +227,8 @@ void WeightShards::finish_backward() {
     release(number);
   }
   for (const auto& weight : weights_) {
-    MOE_CHECK(!weight.whole.grad().defined(), "a gradient that no backward of its unit has added");
+    MOE_CHECK(!weight.whole.grad().defined(),
+              "a gradient was added outside of the backward of its unit");
     had.push_back(weight.had_gradient ? 1 : 0);
   }
   had = distributed::sum_numbers(ranks_, had);

@@ -1,18 +1,16 @@
 #pragma once
 // Dense matrices sharded over ranks (ZeRO stage 3, Rajbhandari et al. 2020, section 5.3; PyTorch's
-// FSDP). A unit is what runs together: the embedding, a layer, the head. Every rank keeps an equal
-// part of each matrix; a unit is gathered whole for its forward, again for its backward, and
-// released after each, the next one being on its way meanwhile. When the backward of a unit is over
-// its gradients are summed up over the ranks, and each keeps that of its part: the very sums, in
-// the same parts, that ZeRO-1 makes of one micro-batch after the last layer
-// (core/train/step/updater.h).
+// FSDP). Every rank keeps an equal part of each matrix. A unit (the embedding, a layer, the head)
+// is gathered for its forward and again for its backward, and released after each, while the next
+// one is prefetched. After the backward of a unit its gradients are reduce-scattered: the same
+// sums, in the same parts, that ZeRO-1 computes for one micro-batch (core/train/step/optimizer.h).
 //
-// A matrix stays one tensor, the leaf that autograd knows, whose memory comes and goes. What a
-// graph keeps of it is this tensor, so that a backward reads what was gathered again, and no graph
-// holds the memory in between.
+// A matrix is one tensor, the autograd leaf, whose memory is allocated and freed. A graph saves
+// this tensor, so backward reads the values that were gathered again, and no graph keeps the
+// memory.
 //
-// Whatever is not const is a collective of the ranks: what is gathered, and when, follows from what
-// trains and from the order of the layers, never from the data.
+// All non-const methods are collectives. The order of gathers follows from the trained parameters
+// and the order of the layers, never from the data.
 
 #include <ATen/ATen.h>
 
@@ -25,68 +23,69 @@
 namespace moe::model {
 
 struct ShardedWeight {
-  at::Tensor whole;           // f32, of the matrix's shape; has memory while it is gathered
-  distributed::Part part;     // of its elements, in their order
+  at::Tensor whole;           // f32, shape of the matrix; has memory while gathered
+  distributed::Part part;     // elements of this rank, in row-major order
   at::Tensor padded;          // [part.length] f32: the elements of this rank, then zeros
-  at::Tensor shard;           // [part.size()] of them, without the zeros; has the summed gradient
-  at::Tensor gathered;        // what has memory while it is gathered: `whole`, or its copy in bf16
-  at::Tensor sent = {};       // `padded` in that type, while it is under way
-  bool had_gradient = false;  // on this rank, in any micro-batch since `shard` had none
+  at::Tensor shard;           // [part.size()], `padded` without the zeros; has the summed gradient
+  at::Tensor gathered;        // `whole`, or its copy in bf16; the target of the gather
+  at::Tensor sent = {};       // `padded` in the dtype of `gathered`, during the gather
+  bool had_gradient = false;  // on this rank, in any micro-batch of the step
 };
 
 class WeightShards {
  public:
-  // `ranks` outlives it.
+  // `ranks` must outlive it.
   WeightShards(distributed::Comm& ranks, at::Device device, size_t units);
   WeightShards(const WeightShards&) = delete;
   WeightShards& operator=(const WeightShards&) = delete;
 
-  // A matrix of `unit`, its values to be filled in (ShardedWeight::shard).
+  // Adds a matrix to `unit` and returns it. The caller sets ShardedWeight::shard.
   at::Tensor add(size_t unit, at::IntArrayRef shape);
-  // From now on the unit is gathered in bf16, half the bytes, as the working copy of its matrices
-  // (kernels/ops/bf16_working_copy.h), which have no f32 values then: for products on a GPU.
+  // Makes later gathers of the unit use bf16, half the bytes, for products on a GPU. They fill the
+  // working copy of its matrices (kernels/ops/bf16_working_copy.h), which have no f32 values then.
   void gather_in_bf16(size_t unit);
-  // In the order in which they were added.
+  // All matrices, in the order of add().
   const std::list<ShardedWeight>& weights() const { return weights_; }
-  const ShardedWeight* find(const at::Tensor& whole) const;  // nullptr: it is no sharded matrix
+  const ShardedWeight* find(const at::Tensor& whole) const;  // nullptr: not sharded
   distributed::Comm& ranks() const { return ranks_; }
 
-  // The unit's matrices are whole from gather() to release(). start() has them on their way.
+  // The matrices of a unit have values between gather() and release(). start() begins the gather.
   void start(size_t unit);
   void gather(size_t unit);
   void release(size_t unit);
 
-  at::Tensor values_of(const at::Tensor& whole) const;  // a copy, in memory of its own
+  at::Tensor values_of(const at::Tensor& whole) const;  // gathers a copy
 
-  // Around a forward that may have a backward: between enter() and leave() the unit is gathered,
-  // and `next`, if not negative, is on its way; and again while the backward of what lies between
-  // them runs, with `previous` on its way. enter() returns `x`, the unit's input, and leave()
-  // replaces each of its `outputs` that has a gradient: backward must come through these.
+  // Enclose the forward of a unit, which may have a backward. The unit is gathered between enter()
+  // and leave() and during its backward; `next` and in backward `previous` are prefetched unless
+  // negative. Backward must pass through x, the input that enter() returns, and the outputs that
+  // leave() replaces.
   at::Tensor enter(size_t unit, const at::Tensor& x, int64_t next);
   void leave(size_t unit, const std::vector<at::Tensor*>& outputs, int64_t previous);
 
-  // Of a unit whose input has no gradient, the embedding: before its forward. finish_backward()
-  // sums its gradients up.
+  // Call before the forward of a unit whose input has no gradient (the embedding).
+  // finish_backward() reduces its gradients.
   void expect_gradients(size_t unit);
-  void begin_backward(size_t unit, int64_t previous);  // what leave() does there
-  // Sums the gradients of the unit's matrices up, and drops them.
+  void begin_backward(size_t unit, int64_t previous);  // called by the backward of leave()
+  // Reduces the gradients of the unit's matrices into the shards and frees them.
   void reduce_gradients(size_t unit);
-  // After each backward: sums up what no enter() saw (the lowest layer that trains, the embedding)
-  // and releases what is still gathered. A matrix that nowhere had a gradient has none then.
+  // Call after each backward. Reduces gradients of units whose enter() had no backward (the lowest
+  // trained layer, the embedding) and releases all units. Removes the gradient of a matrix that had
+  // none on any rank.
   void finish_backward();
 
  private:
-  enum class State { kReleased, kUnderWay, kGathered };
+  enum class State { kReleased, kGathering, kGathered };
   struct Unit {
     std::vector<ShardedWeight*> weights;
     State state = State::kReleased;
     std::vector<std::unique_ptr<distributed::Transfer>> transfers;
-    bool is_reduced = true;  // what its backward has added
+    bool is_reduced = true;  // false: has gradients to reduce
   };
 
   distributed::Comm& ranks_;
   at::TensorOptions options_;
-  std::list<ShardedWeight> weights_;  // stay where they are
+  std::list<ShardedWeight> weights_;  // a list: addresses are stable
   std::vector<Unit> units_;
 };
 

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "core/base/error.h"
-#include "core/route/rows.h"
+#include "core/route/plan.h"
 
 namespace moe::model {
 
@@ -15,39 +15,54 @@ namespace {
 
 using Counts = std::vector<int64_t>;
 
-int64_t sum_of(const Counts& counts, int64_t begin, int64_t end) {
+// Returns the number of ranks with tokens.
+int64_t count_nonempty(const Counts& rank_tokens) {
+  return std::count_if(rank_tokens.begin(), rank_tokens.end(),
+                       [](int64_t tokens) { return tokens > 0; });
+}
+
+Counts count_by_rank(const route::RoutingGroup& group) {
+  Counts counts(static_cast<size_t>(group.ranks), 0);
+  for (const int64_t home : group.home) {
+    if (home >= 0) {
+      ++counts.at(static_cast<size_t>(home));
+    }
+  }
+  return counts;
+}
+
+int64_t sum_range(const Counts& counts, int64_t begin, int64_t end) {
   return std::accumulate(counts.begin() + begin, counts.begin() + end, int64_t{0});
 }
 
-// The experts of this process among all E, and their rows among those of the plan.
+// Experts of this process and the range of their rows in the plan.
 struct LocalExperts {
   LocalExperts(const ExpertParallel& parallel, const Counts& tokens_per_expert)
       : count(static_cast<int64_t>(tokens_per_expert.size()) / parallel.size()),
         first(parallel.ep_rank() * count),
-        row_begin(sum_of(tokens_per_expert, 0, first)),
-        row_end(sum_of(tokens_per_expert, 0, first + count)),
-        all_rows(sum_of(tokens_per_expert, 0, static_cast<int64_t>(tokens_per_expert.size()))) {}
-
-  bool has(int64_t expert) const { return expert >= first && expert < first + count; }
+        row_begin(sum_range(tokens_per_expert, 0, first)),
+        row_end(sum_range(tokens_per_expert, 0, first + count)),
+        all_rows(sum_range(tokens_per_expert, 0, static_cast<int64_t>(tokens_per_expert.size()))) {}
 
   int64_t count, first;
   int64_t row_begin, row_end;  // [row_begin, row_end) of the plan's rows
   int64_t all_rows;            // R
 };
 
-// [W] C_r of every logical rank; empty for dropless routers.
-Counts slots_per_rank(const route::Routing& routing, const TokenSpread& spread,
+// Returns C_r of every logical rank [W]; empty for dropless routers.
+Counts slots_per_rank(const route::Routing& routing, const TokenPartition& partition,
                       const route::RouterSettings& router, int64_t experts) {
   Counts slots;
   if (!routing.input.dropless) {
-    for (const int64_t tokens : spread.rank_tokens) {
+    for (const int64_t tokens : partition.rank_tokens) {
       slots.push_back(route::capacity_slots(router.capacity_factor, tokens, experts));
     }
   }
   return slots;
 }
 
-// [R]: local rows stand behind `remote_rows` others, in order; `remote` [R] says where those stand.
+// Returns a layout's permutation [R]: entries of remote rows from `remote` [R], and for local rows
+// remote_rows, remote_rows + 1, ...
 Tensor with_local_rows(const Tensor& remote, const LocalExperts& experts, int64_t remote_rows) {
   const int64_t local_rows = experts.row_end - experts.row_begin;
   const Tensor local = at::arange(remote_rows, remote_rows + local_rows, remote.options());
@@ -55,55 +70,55 @@ Tensor with_local_rows(const Tensor& remote, const LocalExperts& experts, int64_
                   remote.narrow(0, experts.row_end, experts.all_rows - experts.row_end)});
 }
 
-// [n] i64: the slot of each of `rows`, which are sorted by group, where expert after expert has
-// `local_slots` of them, the sum of those of this process in `slots` [W] (slots_per_rank).
-// `buffer` [n]: which expert's, counted in that order. The entries of unused rows mean nothing.
+// Returns the index [n] i64 of each of `rows` in a send buffer with `local_slots` slots per remote
+// expert. `rows` are sorted by group. buffer [n] is the index of the row's expert among the remote
+// experts, slots [W] is slots_per_rank(), and local_slots is the sum of this process's slots.
+// Entries of local and unused rows are undefined.
 Tensor slots_in_buffers(const route::RouteInput& input, const route::Rows& rows,
                         const Tensor& buffer, const Counts& slots, int64_t local_slots) {
-  Counts slots_before;  // slots of an expert that belong to lower ranks of this process
+  Counts slots_before;  // per expert, of the lower logical ranks of this process
   int64_t next = 0;
   for (size_t rank = 0; rank < slots.size(); ++rank) {
     slots_before.push_back(next);
     next += input.rank_tokens[rank] > 0 ? slots[rank] : 0;
   }
-  slots_before.push_back(0);  // of padding, which an unused row may name
+  slots_before.push_back(0);  // of padding: token 0, to which unused rows refer, may be padding
   const Tensor first_slot = at::tensor(slots_before, at::kLong).to(rows.token.device());
   const Tensor home = input.home.index_select(0, rows.token);
-  const Tensor slot = route::slots_of(input, route::groups_of(input, rows));
+  const Tensor slot = route::slot_indices(input, route::row_groups(input, rows));
   return buffer * local_slots + first_slot.index_select(0, home) + slot;
 }
 
-// [G] the slots that each process has at an expert, of `slots` [W].
-Counts slots_of_processes(const ExpertParallel& parallel, const Counts& slots) {
+// Returns the number of slots per expert of each process [G], the sums of its part of `slots` [W].
+Counts process_slots(const ExpertParallel& parallel, const Counts& slots) {
   const auto local_ranks = static_cast<int64_t>(slots.size()) / parallel.size();
-  Counts of_processes;
+  Counts per_process;
   for (int64_t process = 0; process < parallel.size(); ++process) {
-    of_processes.push_back(sum_of(slots, process * local_ranks, (process + 1) * local_ranks));
+    per_process.push_back(sum_range(slots, process * local_ranks, (process + 1) * local_ranks));
   }
-  return of_processes;
+  return per_process;
 }
 
-// What goes to and comes from each process where each has `of_processes` [G] slots at an expert, of
-// which every process holds `experts`.
-void count_slots(const ExpertParallel& parallel, int64_t experts, const Counts& of_processes,
-                 DispatchLayout& layout) {
+// Sets the counts of a layout with a capacity: per_process [G] is process_slots(), `experts` is L.
+void set_slot_counts(const ExpertParallel& parallel, int64_t experts, const Counts& per_process,
+                     DispatchLayout& layout) {
   for (int64_t process = 0; process < parallel.size(); ++process) {
-    const int64_t incoming = process == parallel.ep_rank() ? 0 : of_processes[process];
+    const int64_t incoming = process == parallel.ep_rank() ? 0 : per_process[process];
     layout.received_tokens_per_expert.emplace_back(experts, incoming);
     layout.receive_counts.push_back(experts * incoming);
   }
-  const int64_t local_slots = of_processes[parallel.ep_rank()];
+  const int64_t local_slots = per_process[parallel.ep_rank()];
   layout.send_counts.assign(parallel.size(), experts * local_slots);
   layout.send_counts[parallel.ep_rank()] = 0;
   layout.remote_rows = (parallel.size() - 1) * experts * local_slots;
   layout.has_padding = true;
 }
 
-// Of a router with a capacity: buffers whose sizes follow from the tokens per rank.
-void lay_out_slots(const route::Routing& routing, const ExpertParallel& parallel,
-                   const LocalExperts& experts, const Counts& slots, DispatchLayout& layout) {
-  const Counts of_processes = slots_of_processes(parallel, slots);
-  count_slots(parallel, experts.count, of_processes, layout);
+// Sets counts and permutation of the layout of a router with a capacity.
+void fill_slot_layout(const route::Routing& routing, const ExpertParallel& parallel,
+                      const LocalExperts& experts, const Counts& slots, DispatchLayout& layout) {
+  const Counts per_process = process_slots(parallel, slots);
+  set_slot_counts(parallel, experts.count, per_process, layout);
   const route::Rows rows = {routing.plan.token.narrow(0, 0, experts.all_rows),
                             routing.plan.expert.narrow(0, 0, experts.all_rows),
                             {},
@@ -111,28 +126,14 @@ void lay_out_slots(const route::Routing& routing, const ExpertParallel& parallel
   const Tensor buffer =
       rows.expert - (rows.expert >= experts.first + experts.count) * experts.count;
   const Tensor slot =
-      slots_in_buffers(routing.input, rows, buffer, slots, of_processes[parallel.ep_rank()]);
+      slots_in_buffers(routing.input, rows, buffer, slots, per_process[parallel.ep_rank()]);
   layout.permutation = with_local_rows(slot, experts, layout.remote_rows);
 }
 
-// Returns the permutation [R] i64 of a dropless router's rows: remote rows first, then local rows.
-Tensor permutation_of_rows(const LocalExperts& experts, const Counts& tokens_per_expert,
-                           const DispatchLayout& layout) {
-  int64_t next_remote = 0, next_local = layout.remote_rows;
-  Counts permutation;
-  permutation.reserve(static_cast<size_t>(experts.all_rows));
-  for (size_t expert = 0; expert < tokens_per_expert.size(); ++expert) {
-    int64_t& next = experts.has(static_cast<int64_t>(expert)) ? next_local : next_remote;
-    for (int64_t row = 0; row < tokens_per_expert[expert]; ++row) {
-      permutation.push_back(next++);
-    }
-  }
-  return at::tensor(permutation, at::kLong);
-}
-
-// What goes to and comes from each process by `counts` [G][E], the rows that travel.
-void count_rows(const ExpertParallel& parallel, const LocalExperts& experts,
-                const std::vector<Counts>& counts, DispatchLayout& layout) {
+// Sets the counts of a dropless layout: counts[q][e] is the number of rows of process q at expert
+// e.
+void set_row_counts(const ExpertParallel& parallel, const LocalExperts& experts,
+                    const std::vector<Counts>& counts, DispatchLayout& layout) {
   const Counts& sent = counts[parallel.ep_rank()];
   for (int64_t process = 0; process < parallel.size(); ++process) {
     const bool is_other = process != parallel.ep_rank();
@@ -140,35 +141,26 @@ void count_rows(const ExpertParallel& parallel, const LocalExperts& experts,
     layout.received_tokens_per_expert.push_back(is_other ? Counts(first, first + experts.count)
                                                          : Counts(experts.count, 0));
     layout.receive_counts.push_back(
-        sum_of(layout.received_tokens_per_expert.back(), 0, experts.count));
+        sum_range(layout.received_tokens_per_expert.back(), 0, experts.count));
     layout.send_counts.push_back(
-        is_other ? sum_of(sent, process * experts.count, (process + 1) * experts.count) : 0);
+        is_other ? sum_range(sent, process * experts.count, (process + 1) * experts.count) : 0);
   }
   layout.remote_rows = experts.all_rows - layout.local_rows;
 }
 
-// Of a dropless router: processes tell each other how many rows they send.
-void lay_out_rows(const ExpertParallel& parallel, const LocalExperts& experts,
-                  const Counts& tokens_per_expert, DispatchLayout& layout) {
-  const auto counts = distributed::gather_numbers(*parallel.group, tokens_per_expert);  // [G][E]
-  count_rows(parallel, experts, counts, layout);
-  layout.permutation =
-      permutation_of_rows(experts, tokens_per_expert, layout).to(parallel.group->device());
-}
-
-// [0, c0, c0 + c1, ..] of counts [n].
+// Returns [0, c0, c0 + c1, ..] for counts [n].
 Tensor exclusive_sums(const Tensor& counts) { return counts.cumsum(0) - counts; }
 
-// [n] i64 into [received rows | local rows] as order_by_expert makes it, by the counts on a GPU:
-// nothing is copied there. A block is what one process sent for one expert.
+// Returns ExpertOrder::permutation [rows], computed from counts on a GPU without copies from the
+// host. A block is the rows that one process sent for one expert.
 Tensor order_on_gpu(const DispatchLayout& layout, int64_t ep_rank, bool with_local, int64_t rows) {
   const auto local = static_cast<int64_t>(layout.local_tokens_per_expert.size());
-  const Tensor of_processes = layout.rows_of_processes.narrow(1, ep_rank * local, local);  // [G, L]
-  Tensor blocks = of_processes.clone();
+  const Tensor per_process = layout.process_rows.narrow(1, ep_rank * local, local);  // [G, L]
+  Tensor blocks = per_process.clone();
   blocks.select(0, ep_rank).zero_();  // received
   Tensor first = exclusive_sums(blocks.view({-1})).view_as(blocks);
-  if (with_local) {  // behind all that are received
-    const Tensor own = of_processes.select(0, ep_rank);
+  if (with_local) {  // after all received rows
+    const Tensor own = per_process.select(0, ep_rank);
     first.select(0, ep_rank).copy_(exclusive_sums(own) + blocks.sum());
     blocks.select(0, ep_rank).copy_(own);
   }
@@ -180,16 +172,17 @@ Tensor order_on_gpu(const DispatchLayout& layout, int64_t ep_rank, bool with_loc
   return row + shift.index_select(0, block);
 }
 
-// Rows that are not all zero bits. A zero row needs no expert: its products are 0, silu(0) * 0 = 0
-// and down's product of that is 0; in backward d hidden holds a factor up = 0 or gate = 0 in every
-// element, so its row and its part of every weight's gradient are 0 too. Whether it was padding or
-// a token makes no difference.
+// Returns true for each row of `rows` that has a nonzero bit. A row of zeros (an empty slot, or a
+// token) needs no expert: its products and silu(0) * 0 are 0. In backward every element of the
+// gradient of its hidden products has a factor up = 0 or silu(gate) = 0. The gradient of the row
+// and its part of the weight gradients are therefore 0.
 std::vector<bool> used_rows(const Tensor& rows) {
   const auto width = static_cast<size_t>(rows.size(1) * rows.element_size());
   const auto* row = static_cast<const char*>(rows.const_data_ptr());
   std::vector<bool> used(static_cast<size_t>(rows.size(0)));
   for (size_t index = 0; index < used.size(); ++index, row += width) {
-    // All bytes equal their successors and the first is 0. Rows of tokens differ at once.
+    // A row is zero if its first byte is 0 and every byte equals the next one. memcmp() stops early
+    // for other rows.
     used[index] = width > 0 && (row[0] != 0 || std::memcmp(row, row + 1, width - 1) != 0);
   }
   return used;
@@ -197,50 +190,93 @@ std::vector<bool> used_rows(const Tensor& rows) {
 
 }  // namespace
 
-DispatchLayout make_dispatch_layout(const route::Routing& routing, const TokenSpread& spread,
+TokenPartition::TokenPartition(route::RoutingGroup local_tokens)
+    : local(std::move(local_tokens)), rank_tokens(count_by_rank(local)) {}
+
+TokenPartition::TokenPartition(int64_t tokens, int64_t logical_ranks,
+                               const ExpertParallel& expert_parallel, int64_t sequences)
+    : parallel(expert_parallel) {
+  const int64_t processes = parallel.size();
+  if (processes == 1) {
+    *this = TokenPartition(route::spread_over_ranks(tokens, logical_ranks));
+    parallel = expert_parallel;
+    return;
+  }
+  MOE_CHECK(parallel.group != nullptr && parallel.group->size() == processes,
+            "experts of {} processes, and no group of as many", processes);
+  MOE_CHECK(logical_ranks % processes == 0, "{} logical ranks on {}", logical_ranks, processes);
+  const int64_t local_ranks = logical_ranks / processes;
+  const int64_t first_rank = parallel.ep_rank() * local_ranks;
+  const route::RoutingGroup spread = route::spread_over_ranks(tokens, local_ranks);
+  local.ranks = logical_ranks;
+  for (const int64_t home : spread.home) {
+    local.home.push_back(first_rank + home);
+  }
+  Counts own = count_by_rank(spread);
+  const int64_t own_nonempty_ranks = count_nonempty(own);
+  own.push_back(sequences);
+  int64_t all_sequences = 0;
+  for (const auto& counts : distributed::gather_numbers(*parallel.group, own)) {
+    rank_tokens.insert(rank_tokens.end(), counts.begin(), counts.end() - 1);
+    all_sequences += counts.back();
+  }
+  sequence_scale =
+      all_sequences == 0 ? 0 : static_cast<double>(sequences) / static_cast<double>(all_sequences);
+  const int64_t nonempty_ranks = count_nonempty(rank_tokens);
+  loss_scale = nonempty_ranks == 0
+                   ? 0
+                   : static_cast<double>(own_nonempty_ranks) / static_cast<double>(nonempty_ranks);
+}
+
+DispatchLayout make_dispatch_layout(const route::Routing& routing, const TokenPartition& partition,
                                     const route::RouterSettings& router,
                                     const std::vector<int64_t>& tokens_per_expert) {
-  const ExpertParallel& parallel = spread.parallel;
+  const ExpertParallel& parallel = partition.parallel;
   const LocalExperts experts(parallel, tokens_per_expert);
   DispatchLayout layout;
   layout.local_rows = experts.row_end - experts.row_begin;
   layout.local_tokens_per_expert.assign(tokens_per_expert.begin() + experts.first,
                                         tokens_per_expert.begin() + experts.first + experts.count);
   const Counts slots =
-      slots_per_rank(routing, spread, router, static_cast<int64_t>(tokens_per_expert.size()));
+      slots_per_rank(routing, partition, router, static_cast<int64_t>(tokens_per_expert.size()));
   if (!slots.empty()) {
-    lay_out_slots(routing, parallel, experts, slots, layout);
-  } else {
-    lay_out_rows(parallel, experts, tokens_per_expert, layout);
+    fill_slot_layout(routing, parallel, experts, slots, layout);
+    return layout;
   }
+  set_row_counts(parallel, experts, distributed::gather_numbers(*parallel.group, tokens_per_expert),
+                 layout);
+  const Tensor row = at::arange(experts.all_rows);
+  const Tensor remote = at::where(row < experts.row_begin, row, row - layout.local_rows);
+  layout.permutation =
+      with_local_rows(remote, experts, layout.remote_rows).to(parallel.group->device());
   return layout;
 }
 
-DispatchLayout make_fixed_layout(const route::Routing& routing, const TokenSpread& spread,
+DispatchLayout make_fixed_layout(const route::Routing& routing, const TokenPartition& partition,
                                  const route::RouterSettings& router) {
-  const ExpertParallel& parallel = spread.parallel;
+  const ExpertParallel& parallel = partition.parallel;
   const int64_t all = routing.input.experts(), count = all / parallel.size();
   const int64_t first = parallel.ep_rank() * count;
-  const Counts slots = slots_per_rank(routing, spread, router, all);
-  const Counts of_processes = slots_of_processes(parallel, slots);
-  const int64_t local_slots = of_processes[parallel.ep_rank()];
+  const Counts slots = slots_per_rank(routing, partition, router, all);
+  const Counts per_process = process_slots(parallel, slots);
+  const int64_t local_slots = per_process[parallel.ep_rank()];
   DispatchLayout layout;
-  count_slots(parallel, count, of_processes, layout);
-  const route::Rows rows = route::rows_of(routing.plan);
+  set_slot_counts(parallel, count, per_process, layout);
+  const route::Rows rows = route::plan_rows(routing.plan);
   const int64_t rectified = router.ir ? routing.input.tokens() : 0;
   layout.local_rows = std::min(rows.token.size(0), count * local_slots + rectified);
   layout.local_tokens_per_expert.assign(static_cast<size_t>(count), 0);
   layout.local_counts = routing.plan.rows.narrow(0, first, count);
-  layout.rows_of_processes = at::empty({parallel.size(), all}, routing.plan.rows.options());
+  layout.process_rows = at::empty({parallel.size(), all}, routing.plan.rows.options());
   for (int64_t process = 0; process < parallel.size(); ++process) {
-    layout.rows_of_processes.select(0, process).fill_(of_processes[process]);
+    layout.process_rows.select(0, process).fill_(per_process[process]);
   }
-  const Tensor is_behind = rows.expert >= first + count;
+  const Tensor is_after = rows.expert >= first + count;
   const Tensor remote =
-      slots_in_buffers(routing.input, rows, rows.expert - is_behind * count, slots, local_slots);
+      slots_in_buffers(routing.input, rows, rows.expert - is_after * count, slots, local_slots);
   const Tensor row = at::arange(rows.token.size(0), rows.token.options());
   const Tensor local = row - routing.plan.rows.narrow(0, 0, first).sum() + layout.remote_rows;
-  const Tensor is_local = at::logical_and(rows.expert >= first, is_behind.logical_not());
+  const Tensor is_local = at::logical_and(rows.expert >= first, is_after.logical_not());
   layout.permutation = at::where(is_local, local, remote)
                            .masked_fill(rows.expert == all, layout.remote_rows + layout.local_rows);
   return layout;
@@ -257,20 +293,20 @@ DispatchLayoutOnGpu::DispatchLayoutOnGpu(const route::Routing& routing,
   MOE_CHECK(routing.input.dropless && routing.plan.rows.is_cuda());
   const int64_t room = routing.plan.token.size(0);
   if (routing.counters.tokens_request && routing.counters.host_values.requests == room) {
-    known_rows_ = room;  // every token has all of its choices, and there is room for no more
+    known_rows_ = room;  // every token has all of its choices
   }
 }
 
-// Rows before and behind those of the local experts travel and close up; the local ones stand last.
+// Remote rows come first, without a gap; local rows come last.
 Tensor DispatchLayoutOnGpu::permutation(int64_t rows) const {
   const int64_t count = all_.size(1) / parallel_.size(), first = parallel_.ep_rank() * count;
   const Tensor own = all_.select(0, parallel_.ep_rank());
   const Tensor begin = own.narrow(0, 0, first).sum();  // []
   const Tensor end = begin + own.narrow(0, first, count).sum();
   const Tensor row = at::arange(rows, all_.options());
-  const Tensor is_before = row < begin, is_behind = row >= end;
+  const Tensor is_before = row < begin, is_after = row >= end;
   const Tensor remote = at::where(is_before, row, row - (end - begin));
-  return at::where(at::logical_or(is_before, is_behind), remote, row + (rows - end));
+  return at::where(at::logical_or(is_before, is_after), remote, row + (rows - end));
 }
 
 DispatchLayout DispatchLayoutOnGpu::wait() {
@@ -289,14 +325,14 @@ DispatchLayout DispatchLayoutOnGpu::wait() {
   const auto first = counts[parallel_.ep_rank()].begin() + experts.first;
   layout.local_tokens_per_expert.assign(first, first + experts.count);
   layout.local_rows = experts.row_end - experts.row_begin;
-  layout.rows_of_processes = all_;
-  count_rows(parallel_, experts, counts, layout);
+  layout.process_rows = all_;
+  set_row_counts(parallel_, experts, counts, layout);
   return layout;
 }
 
 ExpertOrder order_by_expert(const DispatchLayout& layout, const Tensor& received, int64_t ep_rank,
                             bool with_local) {
-  if (layout.rows_of_processes.defined()) {
+  if (layout.process_rows.defined()) {
     Counts tokens_per_expert = with_local ? layout.local_tokens_per_expert
                                           : Counts(layout.local_tokens_per_expert.size(), 0);
     for (const Counts& of_process : layout.received_tokens_per_expert) {
@@ -311,7 +347,7 @@ ExpertOrder order_by_expert(const DispatchLayout& layout, const Tensor& received
   const std::vector<bool> used = layout.has_padding && received.is_cpu()
                                      ? used_rows(received)
                                      : std::vector<bool>(received.size(0), true);
-  std::vector<int64_t> next;  // the next row of each process
+  std::vector<int64_t> next;  // index of the next received row of each process
   int64_t first = 0;
   for (const int64_t rows : layout.receive_counts) {
     next.push_back(first);
@@ -345,14 +381,15 @@ SegmentOrder order_in_segments(const DispatchLayout& layout, int64_t ep_rank, bo
   const int64_t processes =
       with_received ? static_cast<int64_t>(layout.receive_counts.size()) : int64_t{1};
   const int64_t own_column = with_received ? ep_rank : 0;
-  // Of a block, which is what one process sent for one expert, the rows and where they begin. The
-  // blocks of an expert follow each other, and last a gap up to a multiple of 8.
+  // Size and first row of each block. A block is the rows of one process for one expert. The last
+  // block of an expert is the gap up to a multiple of 8 (kSegmentRows).
   const Tensor blocks = at::zeros({processes + 1, experts}, own.options());
   const Tensor first = at::zeros_like(blocks);
   int64_t received = 0;
   for (int64_t process = 0; with_received && process < processes; ++process) {
     if (process != ep_rank) {
-      const int64_t slots = layout.received_tokens_per_expert[process].front();  // as of all others
+      const int64_t slots =
+          layout.received_tokens_per_expert[process].front();  // equal for all experts
       blocks.select(0, process).fill_(slots);
       first.select(0, process).copy_(at::arange(experts, own.options()) * slots + received);
       received += layout.receive_counts[process];
@@ -373,7 +410,7 @@ SegmentOrder order_in_segments(const DispatchLayout& layout, int64_t ep_rank, bo
   const Tensor shift = first.t().reshape({-1}) - (ends - by_expert);
   const Tensor is_gap = block.remainder(processes + 1) == processes;
   const Tensor index = row + shift.index_select(0, block);
-  // Gaps are told to stand behind the last row, where they are cut off.
+  // Rows of gaps are scattered to row `all`, which is cut off.
   const Tensor row_of_index = at::full({all + 1}, -1, own.options().dtype(at::kInt))
                                   .index_copy_(0, index.masked_fill(is_gap, all), row.to(at::kInt))
                                   .narrow(0, 0, all)

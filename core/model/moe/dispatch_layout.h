@@ -1,72 +1,113 @@
 #pragma once
-// The dispatch layout of expert parallelism: how many rows go to and come from each process, and
-// the permutations that put them into the send buffer and, on arrival, into expert order. Counts
-// and indices on the host; nothing here touches a row. T tokens, E experts, R rows of a plan, G
-// processes, W logical ranks, C_r slots of logical rank r at an expert.
+// Dispatch layout of expert parallelism: the number of rows that a process sends to and receives
+// from each process, and the permutations into the send buffer and, after the transfer, into expert
+// order. The functions return counts and indices; no function moves rows.
+//
+// T tokens, E experts, L experts of this process (E/G), R rows of a plan, G processes, W logical
+// ranks, C_r slots per expert of logical rank r.
 
 #include <ATen/ATen.h>
 
+#include <cstdint>
 #include <optional>
 #include <vector>
 
-#include "core/model/moe/expert_parallel.h"
+#include "core/distributed/comm.h"
+#include "core/route/plan.h"
 #include "core/route/route.h"
-#include "kernels/ops/host_copy.h"
+#include "core/route/router.h"
+#include "kernels/ops/cuda_functions.h"
 #include "kernels/ops/permutation.h"
 
 namespace moe::model {
 
-// Rows of a plan are sorted by expert: those before and behind the experts of this process travel,
-// those between stay (IR rows among them, which never leave their rank).
+// Expert-parallel group of this process and options of its dispatcher.
+struct ExpertParallel {
+  distributed::Comm* group = nullptr;  // the G processes; must outlive every forward and backward
+  distributed::Layout layout = {};     // G = 1: all experts are local and `group` is not used
+  // Runs the experts on local rows during the all-to-all, in a product of their own. Llama::load()
+  // sets it on a GPU.
+  bool overlap_all_to_all = false;
+  // Copies the tokens per expert to the host even if make_fixed_layout() could avoid it. For tests.
+  bool force_host_counts = false;
+
+  int64_t size() const { return layout.group(); }
+  int64_t ep_rank() const { return layout.ep_rank(); }
+};
+
+// Partition of the tokens of one forward over the logical ranks of all processes. Computed once per
+// forward, and used by all layers.
+struct TokenPartition {
+  // Partition for a single process.
+  TokenPartition(route::RoutingGroup local_tokens);  // NOLINT: implicit conversion is intended
+  // Assigns token v of this process's `tokens` to number floor(v (W/G) / tokens) of its W/G logical
+  // ranks. A collective of the group, also for processes without tokens. `sequences` is the number
+  // of sequences of this process, for the balance loss within sequences; 0 on all processes without
+  // it.
+  TokenPartition(int64_t tokens, int64_t logical_ranks, const ExpertParallel& expert_parallel,
+                 int64_t sequences = 0);
+
+  bool is_expert_parallel() const { return parallel.size() > 1; }
+
+  route::RoutingGroup local;         // tokens of this process; ranks are numbered over all W
+  std::vector<int64_t> rank_tokens;  // [W], T_r of all logical ranks
+  // Factor that turns a mean over the logical ranks of this process into its term of the mean over
+  // those of the group: number of nonempty logical ranks of this process / of the group. 1 for a
+  // single process.
+  double loss_scale = 1;
+  double sequence_scale = 1;  // as loss_scale, for a mean over sequences
+  ExpertParallel parallel = {};
+};
+
+// Layout of one plan. Rows of a plan are sorted by expert. Rows of the experts of this process are
+// local, including all IR rows; rows of lower and higher experts are remote.
 //
-// A router with a capacity sends buffers of [E - E/G, sum of the local C_r] rows: each (expert,
-// logical rank) has its C_r slots, unused slots are zeros, and every size follows from the tokens
-// per rank. Dropless routers send the rows they have and exchange the counts first.
+// With a capacity, the send buffer has (E - L) * (sum of the local C_r) rows: C_r slots for each
+// remote expert and local logical rank. Unused slots are zeros. All sizes follow from the tokens
+// per rank. Dropless routers send only rows of the plan, and exchange the counts first.
 struct DispatchLayout {
   std::vector<int64_t> send_counts, receive_counts;  // [G] rows to and from each process
   int64_t remote_rows = 0;                           // sum of send_counts
-  int64_t local_rows = 0;                            // rows at the experts of this process
-  // [R] i64: where each row of the plan stands in [remote rows | local rows].
-  at::Tensor permutation;
-  std::vector<int64_t> local_tokens_per_expert;                  // [E/G] of the local rows
-  std::vector<std::vector<int64_t>> received_tokens_per_expert;  // [G][E/G] of received rows
-  bool has_padding = false;                                      // received rows may be empty slots
-  // [G, E] i64 on a GPU: the rows of each process, of dropless routers; its slots, of fixed
-  // layouts.
-  at::Tensor rows_of_processes;
-  // [E/G] i64 on a GPU, of fixed layouts: what the host does not know, whose
-  // local_tokens_per_expert are 0 and whose local_rows are the room for them.
+  int64_t local_rows = 0;  // rows of the plan at the experts of this process
+  at::Tensor permutation;  // [R] i64, index of each row of the plan in [remote rows | local rows]
+  std::vector<int64_t> local_tokens_per_expert;                  // [L] of the local rows
+  std::vector<std::vector<int64_t>> received_tokens_per_expert;  // [G][L] of received rows
+  bool has_padding = false;  // remote and received rows include empty slots
+  // [G, E] i64 on a GPU: rows of each process for dropless routers, slots for fixed layouts. Else
+  // undefined.
+  at::Tensor process_rows;
+  // [L] i64 on a GPU, of fixed layouts only: the tokens per local expert. local_tokens_per_expert
+  // is then all zeros, and local_rows is an upper bound.
   at::Tensor local_counts;
 };
 
-// A collective of the group for dropless routers, local for the others. `tokens_per_expert` [E] of
-// this process.
-DispatchLayout make_dispatch_layout(const route::Routing& routing, const TokenSpread& spread,
+// Returns the layout of a plan. A collective of the group for dropless routers. tokens_per_expert
+// [E] holds the rows of this process's plan at each expert.
+DispatchLayout make_dispatch_layout(const route::Routing& routing, const TokenPartition& partition,
                                     const route::RouterSettings& router,
                                     const std::vector<int64_t>& tokens_per_expert);
 
-// The same of a router with a capacity whose plan lies on a GPU: nothing is exchanged, and nothing
-// read. What travels is what make_dispatch_layout sends, whose sizes the host knows. For rows at
-// the local experts there is room, all slots of theirs and every token for rectification, which
-// stands above capacity; how many there are stays on the GPU. The permutation [rows_max] has every
-// row of the plan, unused ones behind the last of [remote rows | local rows].
-DispatchLayout make_fixed_layout(const route::Routing& routing, const TokenSpread& spread,
+// Returns the layout of a plan with a capacity on a GPU (a fixed layout), without communication and
+// without a copy to the host. The remote rows are those of make_dispatch_layout(). local_rows is at
+// most the slots of the local experts, plus the tokens with IR, whose rows need no slot.
+// permutation [rows_max] covers all rows of the plan; unused ones have index remote_rows +
+// local_rows.
+DispatchLayout make_fixed_layout(const route::Routing& routing, const TokenPartition& partition,
                                  const route::RouterSettings& router);
 
-// The same of a dropless router whose plan lies on a GPU, in two halves, so that the host has one
-// number to wait for a layer, and the GPU has work meanwhile. The permutation needs no count of the
-// host; what needs them is how much is sent to whom.
+// Layout of the plan of a dropless router on a GPU. It is computed in two steps, so that the host
+// waits once per layer and can enqueue work for the GPU before it waits.
 class DispatchLayoutOnGpu {
  public:
-  // A collective of the group: the tokens per expert of every process are exchanged on the GPU, and
-  // are on their way to the host.
+  // Exchanges the tokens per expert of all processes on the GPU and starts to copy them to the
+  // host. A collective of the group.
   DispatchLayoutOnGpu(const route::Routing& routing, const ExpertParallel& parallel);
 
-  // R, if the host knows it: top-k without a capacity has k rows a token.
+  // Returns R if it is known without waiting: k rows per token, for top-k.
   std::optional<int64_t> known_rows() const { return known_rows_; }
-  // [rows] i64, the permutation of a plan of R = `rows`, without waiting.
+  // Returns the permutation [rows] i64 of a plan with R = `rows`, without waiting.
   at::Tensor permutation(int64_t rows) const;
-  // Waits. R is what it says in the end.
+  // Waits for the counts and returns the layout without its permutation.
   DispatchLayout wait();
   int64_t rows() const { return rows_; }  // R, after wait()
 
@@ -78,24 +119,24 @@ class DispatchLayoutOnGpu {
   int64_t rows_ = 0;
 };
 
-// The rows that the local experts run, sorted by expert, in the order that one process alone would
-// give them (by logical rank, then slot, IR rows last).
+// Rows of the local experts in the order of a single process: by expert, logical rank and slot,
+// with IR rows after the slots of their logical rank.
 struct ExpertOrder {
   at::Tensor permutation;                  // [n] i64 into [received rows | local rows]
-  std::vector<int64_t> tokens_per_expert;  // [E/G]
+  std::vector<int64_t> tokens_per_expert;  // [L]
 };
 
-// Of `received` rows [sum of receive_counts, D] and, unless those run by themselves, of the local
-// rows. On the CPU empty slots are left out.
+// Returns the order of the `received` rows [sum of receive_counts, D] and, if `with_local`, of the
+// local rows. On the CPU rows of zeros, such as empty slots, are left out.
 ExpertOrder order_by_expert(const DispatchLayout& layout, const at::Tensor& received,
                             int64_t ep_rank, bool with_local);
 
-// The same of a fixed layout, in segments that start at multiples of 8 rows, of the rows that
-// `with_received` puts before the local ones.
+// Rows of the local experts of a fixed layout, in segments that start at multiples of 8 rows.
 struct SegmentOrder {
   kernels::Permutation permutation;  // of [received rows | local rows]
-  at::Tensor ends;                   // [E/G] i32 on the GPU, of each expert's segment
+  at::Tensor ends;                   // [L] i32 on the GPU, end of each expert's segment
 };
+// Returns the order of the local rows and, if `with_received`, of the received rows.
 SegmentOrder order_in_segments(const DispatchLayout& layout, int64_t ep_rank, bool with_received);
 
 }  // namespace moe::model

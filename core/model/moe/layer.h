@@ -1,60 +1,99 @@
 #pragma once
-// One MoE feed-forward layer: a router decides (core/route), a dispatcher brings tokens to experts
-// and the outputs back (token_dispatcher.h), the experts compute (experts.h). T tokens, D model
-// width, E experts, F expert width, R routed rows (core/README.md has the legend).
+// MoE feed-forward layer: a router (core/route), a token dispatcher (token_dispatcher.h), the
+// experts of this process, and a shared expert.
+//
+// T tokens, D model width, E experts, L experts of this process, F expert width, R routed rows.
 
 #include <ATen/ATen.h>
 
+#include <cstdint>
 #include <optional>
+#include <vector>
 
-#include "core/model/moe/expert_parallel.h"
-#include "core/model/moe/experts.h"
+#include "core/model/moe/adapter.h"
+#include "core/model/moe/dispatch_layout.h"
 #include "core/route/route.h"
+#include "kernels/ops/linear.h"
 
 namespace moe::model {
 
+// The experts of this process: SwiGLU with optional adapters.
+class Experts {
+ public:
+  // gate_up [L, 2F, D], gate rows first; down [L, D, F].
+  Experts(kernels::Weight gate_up, kernels::Weight down, Adapter gate_up_adapter = {},
+          Adapter down_adapter = {});
+  virtual ~Experts() = default;
+
+  // Returns the outputs [R, D] of the experts. rows [R, D] are sorted by expert; expert e has
+  // tokens_per_expert[e] of them.
+  virtual at::Tensor run(const at::Tensor& rows,
+                         const std::vector<int64_t>& tokens_per_expert) const;
+  // As run(), with counts on the device: the rows of expert e end before ends[e], `ends` [L] i32
+  // (kernels/ops/linear.h). Requires weights of one tensor each. Outputs after the last end are
+  // undefined.
+  virtual at::Tensor run_segments(const at::Tensor& rows, const at::Tensor& ends) const;
+
+ private:
+  kernels::Weight gate_up_, down_;
+  Adapter gate_up_adapter_, down_adapter_;
+};
+
 struct MoeWeights {
   at::Tensor router;   // [E, D] f32
-  at::Tensor gate_up;  // [E/G, 2F, D], gate rows first; the experts of this process
-  at::Tensor down;     // [E/G, D, F]
+  at::Tensor gate_up;  // [L, 2F, D], gate rows first
+  at::Tensor down;     // [L, D, F]
   Adapter gate_up_adapter = {}, down_adapter = {};
 
   Experts experts() const { return {gate_up, down, gate_up_adapter, down_adapter}; }
 };
 
-struct MoeOutput {
-  at::Tensor y;              // [T, D] f32 (f64 of f64), with the residual where that was given
-  route::AuxLosses losses;   // unscaled, with gradients, grouped by home rank: this process's part
-  route::Counters counters;  // on the device of x, of the tokens of this process
-  at::Tensor token_rows;     // [T, 3 + E] i64, route::rows_of_tokens; undefined unless asked for
-};
-
-// [T, E] of x [T, D] and the router [E, D]: f32 whatever the model's dtype is; f64 stays, for
-// gradient checks.
-at::Tensor router_logits(const at::Tensor& x, const at::Tensor& router);
-
 // Router of one layer.
 struct LayerRouter {
   const at::Tensor& weight;  // [E, D] f32
   const route::RouterSettings& settings;
-  at::Tensor bias = {};  // [E], added where tokens choose, as route() takes it; undefined: none
+  at::Tensor bias = {};  // [E], added to the scores when tokens choose experts; or undefined
 };
 
 struct MoeForwardOptions {
-  double gate_scale = 1.0;    // multiplies the gates
+  double gate_scale = 1.0;    // factor of the gate weights
   bool count_tokens = false;  // fills MoeOutput::token_rows
-  // Routing of the layer for recomputation: filled if empty, else tokens are routed as it says.
-  std::optional<route::Routing>* decided = nullptr;
-  at::Tensor residual = {};  // [T, D] f32, added to the output of the experts; undefined: none
+  // Routing to repeat in activation checkpointing. If empty, it is set to the routing of this
+  // forward, without gates and losses; else its plan is used.
+  std::optional<route::Routing>* saved_routing = nullptr;
+  at::Tensor residual = {};  // [T, D] f32, added to the output; or undefined
 };
 
-// Routes the normed input x [T, D] and runs the experts. `spread.local.home` is the logical rank of
-// each token, -1 for padding, whose rows of y are 0.
+struct MoeOutput {
+  at::Tensor y;              // [T, D] f32 (f64 if x is), including the residual
+  route::AuxLosses losses;   // not multiplied by coefficients; to be summed over processes
+  route::Counters counters;  // of the tokens of this process, on the device of x
+  at::Tensor token_rows;     // [T, 3 + E] i64, route::count_rows_by_token; undefined by default
+};
+
+// Routes the normed input x [T, D] and runs the experts. Router logits are f32 for any dtype of x,
+// except f64 for f64. `partition.local.home` is the logical rank of each token, or -1 for padding,
+// to which the experts add nothing.
 MoeOutput moe_forward(const at::Tensor& x, const LayerRouter& router, const Experts& experts,
-                      const TokenSpread& spread, const MoeForwardOptions& options = {});
-// Overload for weights of one tensor each.
+                      const TokenPartition& partition, const MoeForwardOptions& options = {});
+// Overload for weights that are one tensor each.
 MoeOutput moe_forward(const at::Tensor& x, const MoeWeights& weights,
-                      const route::RouterSettings& router, const TokenSpread& spread,
+                      const route::RouterSettings& router, const TokenPartition& partition,
                       const MoeForwardOptions& options = {});
+
+// Expert of an MoE layer that processes every token (Qwen2-MoE). Every process holds the whole
+// shared expert. Fs is its width.
+struct SharedExpert {
+  at::Tensor gate;          // [1, D] f32, undefined in a layer without a shared expert
+  kernels::Weight gate_up;  // [1, 2Fs, D], gate rows first
+  kernels::Weight down;     // [1, D, Fs]
+  Adapter gate_up_adapter = {}, down_adapter = {};
+
+  bool defined() const { return gate.defined(); }
+
+  // Returns sigmoid(x gate^T) * SwiGLU(x) [T, D] f32 (f64 if x is). x [T, D]. The sigmoid is
+  // computed in f32 (f64 if x is). Differentiable in x and all weights.
+  at::Tensor run(const at::Tensor& x) const;
+};
 
 }  // namespace moe::model

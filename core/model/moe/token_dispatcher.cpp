@@ -1,35 +1,70 @@
 #include "core/model/moe/token_dispatcher.h"
 
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
 #include <algorithm>
 #include <numeric>
+#include <utility>
+#include <vector>
 
-#include "core/route/rows.h"
-#include "kernels/ops/grouped_linear.h"
+#include "core/base/error.h"
+#include "core/distributed/comm.h"
+#include "core/route/plan.h"
+#include "kernels/ops/linear.h"
+#include "kernels/ops/permutation.h"
 
 namespace moe::model {
 
 using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
 
 namespace {
+
+// Returns true if the number of routed rows has a tight bound known on the host. This holds with a
+// capacity, and for dropless top-k, which has k rows per token. For other dropless routers the only
+// bound is T E.
+bool has_static_row_bound(const route::Routing& routing) {
+  return !routing.input.dropless || routing.counters.tokens_request;
+}
+
+// Returns the permutation of the first `rows` rows of the plan.
+kernels::Permutation plan_permutation(const route::Routing& routing, int64_t rows) {
+  return kernels::permutation_of(routing.plan.token.narrow(0, 0, rows),
+                                 routing.plan.choice.narrow(0, 0, rows), routing.input.tokens(),
+                                 max_choices(routing));
+}
+
+// Returns [rows] with the scaled gate weight of row r of the plan at row_of_plan[r], zeros
+// elsewhere. Unused rows of the plan have row_of_plan[r] = rows, which is cut off.
+Tensor scattered_weights(const route::Routing& routing, const Tensor& row_of_plan,
+                         double gate_scale, int64_t rows) {
+  return at::zeros({rows + 1}, routing.weights.options())
+      .index_copy(0, row_of_plan, routing.weights * gate_scale)
+      .narrow(0, 0, rows);
+}
 
 class LocalDispatcher : public TokenDispatcher {
  public:
   Tensor run(const Tensor& x, const route::Routing& routing, const Experts& experts,
              double gate_scale, const Tensor& residual) const override {
-    const auto run_rows = stays_on_device(x, routing) ? run_segments : run_counted;
+    const auto run_rows = can_stay_on_device(x, routing) ? run_segments : run_counted;
     return run_rows(x, routing, experts, gate_scale, residual);
   }
 
  private:
-  // LibTorch's grouped products in f32 wait for the host in any case: without a capacity it may as
-  // well say which experts have no rows, whose weights are then not widened.
-  static bool stays_on_device(const Tensor& x, const route::Routing& routing) {
-    return kernels::has_grouped_mm(x) && has_tight_room(routing) &&
+  // Returns true if run_segments() is used. LibTorch's grouped products in f32 synchronize with the
+  // host anyway, so dropless routers count on the host in f32: experts without rows are then
+  // skipped.
+  static bool can_stay_on_device(const Tensor& x, const route::Routing& routing) {
+    return kernels::has_grouped_mm(x) && has_static_row_bound(routing) &&
            routing.input.experts() <= kernels::kMaxSegmentExperts &&
            (!routing.input.dropless || x.scalar_type() == at::kBFloat16);
   }
 
-  // Unused rows of the plan stand last: with their counts on the host the products skip them.
+  // Copies the tokens per expert to the host. Unused rows of the plan, which are last, are not
+  // computed.
   static Tensor run_counted(const Tensor& x, const route::Routing& routing, const Experts& experts,
                             double gate_scale, const Tensor& residual) {
     const std::vector<int64_t> tokens_per_expert = route::to_host(routing.plan.rows);
@@ -41,46 +76,327 @@ class LocalDispatcher : public TokenDispatcher {
                               residual);
   }
 
+  // Copies nothing to the host. Unused rows are part of the products.
   static Tensor run_segments(const Tensor& x, const route::Routing& routing, const Experts& experts,
                              double gate_scale, const Tensor& residual) {
     const route::Plan& plan = routing.plan;
     const kernels::SegmentedRows segmented = kernels::segment_rows(
-        plan.token, plan.expert, plan.choice, plan.rows, x.size(0), choices_of(routing));
-    // Rows that the plan does not use weigh something at P, which is cut off.
-    const int64_t rows = segmented.permutation.token.size(0);  // P
-    const Tensor weight = at::zeros({rows + 1}, routing.weights.options())
-                              .index_copy(0, segmented.row_of_plan, routing.weights * gate_scale)
-                              .narrow(0, 0, rows);
+        plan.token, plan.expert, plan.choice, plan.rows, x.size(0), max_choices(routing));
+    const Tensor weight = scattered_weights(routing, segmented.row_of_plan, gate_scale,
+                                            segmented.permutation.token.size(0));
     const Tensor out =
         experts.run_segments(kernels::permute(x, segmented.permutation), segmented.ends);
     return kernels::unpermute(out, segmented.permutation, weight, residual);
   }
 };
 
+// State of an AllToAllRows that its autograd nodes share.
+struct AllToAllState : torch::CustomClassHolder {
+  AllToAllState(distributed::Comm& comm, std::vector<int64_t> to_others,
+                std::vector<int64_t> from_others)
+      : group(comm),
+        layer(comm.trace.layer),
+        send_counts(std::move(to_others)),
+        receive_counts(std::move(from_others)) {}
+
+  // Starts to send counts_out[q] of `rows` to process q. Returns the receive buffer, which is
+  // complete after finish().
+  Tensor start(const Tensor& rows, const std::vector<int64_t>& counts_out,
+               const std::vector<int64_t>& counts_in) {
+    const int64_t incoming = std::accumulate(counts_in.begin(), counts_in.end(), int64_t{0});
+    send_buffer = rows.contiguous();
+    receive_buffer = at::empty({incoming, rows.size(1)}, rows.options());
+    const int64_t layer_before = std::exchange(group.trace.layer, layer);
+    transfer = group.all_to_all(send_buffer, counts_out, receive_buffer, counts_in);
+    group.trace.layer = layer_before;
+    return receive_buffer;
+  }
+
+  Tensor finish() {
+    MOE_CHECK(transfer != nullptr, "no all-to-all was started");
+    transfer->wait();
+    transfer.reset();
+    send_buffer = Tensor();
+    return std::move(receive_buffer);
+  }
+
+  distributed::Comm& group;
+  int64_t layer;  // of the forward, for error messages in backward
+  std::vector<int64_t> send_counts, receive_counts;
+  std::unique_ptr<distributed::Transfer> transfer;
+  Tensor send_buffer, receive_buffer;  // alive until the transfer is complete
+};
+
+using State = c10::intrusive_ptr<AllToAllState>;
+
+State saved_state(AutogradContext* context) {
+  return c10::static_intrusive_pointer_cast<AllToAllState>(
+      context->saved_data["state"].toCapsule());
+}
+
+struct Start : torch::autograd::Function<Start> {
+  static Tensor forward(AutogradContext* context, const Tensor& rows, const State& state) {
+    context->saved_data["state"] = c10::IValue::make_capsule(state);
+    return state->start(rows, state->send_counts, state->receive_counts);
+  }
+  // Waits for the gradient of `rows`, whose transfer Finish::backward has started.
+  static variable_list backward(AutogradContext* context, variable_list /*placeholders*/) {
+    return {saved_state(context)->finish(), Tensor()};
+  }
+};
+
+struct Finish : torch::autograd::Function<Finish> {
+  static Tensor forward(AutogradContext* context, const Tensor& receive_buffer,
+                        const State& state) {
+    context->saved_data["state"] = c10::IValue::make_capsule(state);
+    state->finish();
+    return receive_buffer.detach();
+  }
+  // Returns a placeholder of the right shape: the gradient is still in transit. Start::backward
+  // ignores the placeholder.
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const State state = saved_state(context);
+    state->start(gradients[0], state->receive_counts, state->send_counts);
+    return {gradients[0], Tensor()};
+  }
+};
+
+// All-to-all of rows whose backward is the reverse all-to-all. A process can compute between
+// start() and finish(), during the transfer. Backward starts the reverse transfer in finish() and
+// waits for it in start(), so that the backward of those computations also overlaps with it. Every
+// process of `group` must construct an AllToAllRows and call start() and finish() in the same
+// order, also without rows. Every process takes part in backward: the existence of a gradient
+// depends on the trained weights, never on the number of rows.
+class AllToAllRows {
+ public:
+  // Sends send_counts[q] rows to process q and receives receive_counts[q] rows from it.
+  AllToAllRows(distributed::Comm& group, std::vector<int64_t> send_counts,
+               std::vector<int64_t> receive_counts)
+      : state_(c10::make_intrusive<AllToAllState>(group, std::move(send_counts),
+                                                  std::move(receive_counts))) {}
+
+  // Sends rows [sum of send_counts, D]. Returns the buffer [sum of receive_counts, D], which is not
+  // filled yet and may only be passed to finish().
+  Tensor start(const Tensor& rows) const { return Start::apply(rows, state_); }
+  Tensor finish(const Tensor& receive_buffer) const {
+    return Finish::apply(receive_buffer, state_);
+  }
+  Tensor operator()(const Tensor& rows) const { return finish(start(rows)); }
+
+ private:
+  State state_;
+};
+
+// Returns rows[index]. Indices are unique.
+Tensor permute_by(const Tensor& rows, const Tensor& index) {
+  return kernels::permute(rows, kernels::permutation_of(index, rows.size(0)));
+}
+
+// Returns [size, D] with rows[i] at index[i], zeros elsewhere: the transpose of permute_by().
+Tensor unpermute_to(const Tensor& rows, const Tensor& index, int64_t size) {
+  return kernels::unpermute(rows, kernels::permutation_of(index, size));
+}
+
+// Returns [n, D] with row permutation[r] = x[token of row r], for the first n rows r of the plan.
+// permutation [n] i64.
+Tensor rows_permuted(const Tensor& x, const route::Routing& routing, const Tensor& permutation) {
+  const auto permuted = [&](const Tensor& values) {
+    const Tensor used = values.narrow(0, 0, permutation.size(0));
+    return at::empty_like(used).index_copy_(0, permutation, used);
+  };
+  return kernels::permute(
+      x, kernels::permutation_of(permuted(routing.plan.token), permuted(routing.plan.choice),
+                                 x.size(0), max_choices(routing)));
+}
+
+// Layout and dispatched rows of one layer.
+struct Dispatch {
+  DispatchLayout layout;
+  Tensor rows;  // [remote rows | local rows, D]; the remote rows are the send buffer
+};
+
+// Dispatches by the tokens per expert on the host: on a CPU, and for routers with a capacity.
+Dispatch dispatch_by_host(const Tensor& x, const route::Routing& routing,
+                          const TokenPartition& partition, const route::RouterSettings& router) {
+  const std::vector<int64_t> tokens_per_expert = route::to_host(routing.plan.rows);
+  Dispatch dispatch{make_dispatch_layout(routing, partition, router, tokens_per_expert), {}};
+  const DispatchLayout& layout = dispatch.layout;
+  if (!layout.has_padding) {
+    dispatch.rows = rows_permuted(x, routing, layout.permutation);
+    return dispatch;
+  }
+  const Tensor in_plan_order =
+      kernels::permute(x, plan_permutation(routing, layout.permutation.size(0)));
+  dispatch.rows =
+      unpermute_to(in_plan_order, layout.permutation, layout.remote_rows + layout.local_rows);
+  return dispatch;
+}
+
+// Dispatches the plan of a dropless router on a GPU. The host waits only for the counts of all
+// processes. If it knows the number of rows, it enqueues the permutation of x before it waits.
+Dispatch dispatch_by_gpu(const Tensor& x, const route::Routing& routing,
+                         const ExpertParallel& parallel) {
+  DispatchLayoutOnGpu counted(routing, parallel);
+  Tensor permutation, rows;
+  const auto gather = [&](int64_t count) {
+    permutation = counted.permutation(count);
+    rows = rows_permuted(x, routing, permutation);
+  };
+  if (counted.known_rows()) {
+    gather(*counted.known_rows());
+  }
+  Dispatch dispatch{counted.wait(), {}};
+  if (!counted.known_rows()) {
+    gather(counted.rows());
+  }
+  dispatch.layout.permutation = permutation;
+  dispatch.rows = rows;
+  return dispatch;
+}
+
+// Outputs of the experts of this process, for received rows and for local rows.
+struct LocalOutputs {
+  Tensor received, local;
+};
+
+// Returns the outputs of the experts for rows [received rows | local rows], or without `with_local`
+// for received rows only, in the order of `rows`.
+Tensor run_in_order(const DispatchLayout& layout, Tensor rows, int64_t ep_rank, bool with_local,
+                    const Experts& experts) {
+  const int64_t all = rows.size(0), received = all - (with_local ? layout.local_rows : 0);
+  const ExpertOrder order =
+      order_by_expert(layout, rows.narrow(0, 0, received), ep_rank, with_local);
+  const Tensor in_order = permute_by(rows, order.permutation);
+  rows.reset();
+  return unpermute_to(experts.run(in_order, order.tokens_per_expert), order.permutation, all);
+}
+
+// As run_in_order() for a fixed layout. Without `with_received`, `rows` are local rows only.
+Tensor run_in_segments(const DispatchLayout& layout, Tensor rows, int64_t ep_rank,
+                       bool with_received, const Experts& experts) {
+  const SegmentOrder order = order_in_segments(layout, ep_rank, with_received);
+  const Tensor in_order = kernels::permute(rows, order.permutation);
+  rows.reset();
+  return kernels::unpermute(experts.run_segments(in_order, order.ends), order.permutation);
+}
+
+// Waits for the received rows, and then runs the experts on all rows at once.
+LocalOutputs run_at_once(const DispatchLayout& layout, const AllToAllRows& dispatch,
+                         const std::vector<Tensor>& rows, int64_t ep_rank, const Experts& experts) {
+  const Tensor received = dispatch(rows[0]);
+  const auto run = layout.local_counts.defined() ? run_in_segments : run_in_order;
+  const auto parts = run(layout, at::cat({received, rows[1]}), ep_rank, /*all=*/true, experts)
+                         .split_with_sizes({received.size(0), layout.local_rows});
+  return {parts[0], parts[1]};
+}
+
+// Runs the experts on local rows during the all-to-all, then on received rows.
+LocalOutputs run_overlapped(const DispatchLayout& layout, const AllToAllRows& dispatch,
+                            const std::vector<Tensor>& rows, int64_t ep_rank,
+                            const Experts& experts) {
+  const Tensor receive_buffer = dispatch.start(rows[0]);
+  const Tensor local =
+      layout.local_counts.defined()
+          ? run_in_segments(layout, rows[1], ep_rank, /*with_received=*/false, experts)
+          : experts.run(rows[1], layout.local_tokens_per_expert);
+  const Tensor received = dispatch.finish(receive_buffer);
+  return {run_in_order(layout, received, ep_rank, /*with_local=*/false, experts), local};
+}
+
+// Returns the permutation of the plan's rows into the `room` rows of a fixed layout, whose other
+// rows are zeros. Unused rows of the plan have permutation[r] = room, which is cut off.
+kernels::Permutation fixed_permutation(const route::Routing& routing, const Tensor& permutation,
+                                       int64_t room) {
+  const int64_t tokens = routing.input.tokens(), choices = max_choices(routing);
+  const auto scattered = [](const Tensor& values, const Tensor& index, int64_t size) {
+    return at::full({size + 1}, -1, values.options())
+        .index_copy_(0, index, values)
+        .narrow(0, 0, size);
+  };
+  const Tensor choice = (routing.plan.token * choices + routing.plan.choice)
+                            .masked_fill(permutation == room, tokens * choices);
+  return {scattered(routing.plan.token, permutation, room),
+          scattered(permutation.to(at::kInt), choice, tokens * choices).view({tokens, choices}),
+          {},
+          tokens,
+          choices};
+}
+
+// Dispatcher of an expert-parallel group (expert_parallel_dispatcher()).
+class ExpertParallelDispatcher : public TokenDispatcher {
+ public:
+  ExpertParallelDispatcher(const TokenPartition& partition, const route::RouterSettings& router)
+      : partition_(partition), router_(router) {}
+
+  Tensor run(const Tensor& x, const route::Routing& routing, const Experts& experts,
+             double gate_scale, const Tensor& residual) const override {
+    if (has_fixed_layout(x, routing)) {
+      return run_fixed(x, routing, experts, gate_scale, residual);
+    }
+    const Tensor out = [&] {  // [R, D] in the order of the plan; frees the dispatched rows
+      const auto [layout, all_rows] = x.is_cuda() && routing.input.dropless
+                                          ? dispatch_by_gpu(x, routing, partition_.parallel)
+                                          : dispatch_by_host(x, routing, partition_, router_);
+      return permute_by(run_experts(layout, all_rows, experts), layout.permutation);
+    }();
+    const int64_t rows = out.size(0);
+    return kernels::unpermute(out, plan_permutation(routing, rows),
+                              routing.weights.narrow(0, 0, rows) * gate_scale, residual);
+  }
+
+ private:
+  // Returns true if the host can compute all sizes in advance. Tokens per expert then stay on the
+  // GPU. Requires bf16, because other grouped products synchronize with the host.
+  bool has_fixed_layout(const Tensor& x, const route::Routing& routing) const {
+    return kernels::has_grouped_mm(x) && !routing.input.dropless &&
+           x.scalar_type() == at::kBFloat16 && !partition_.parallel.force_host_counts;
+  }
+
+  Tensor run_fixed(const Tensor& x, const route::Routing& routing, const Experts& experts,
+                   double gate_scale, const Tensor& residual) const {
+    const DispatchLayout layout = make_fixed_layout(routing, partition_, router_);
+    const int64_t room = layout.remote_rows + layout.local_rows;
+    const kernels::Permutation permutation = fixed_permutation(routing, layout.permutation, room);
+    const Tensor out = run_experts(layout, kernels::permute(x, permutation), experts);
+    const Tensor weight = scattered_weights(routing, layout.permutation, gate_scale, room);
+    return kernels::unpermute(out, permutation, weight, residual);
+  }
+
+  // Returns the outputs of the experts for all_rows [remote rows | local rows], in the same order.
+  Tensor run_experts(const DispatchLayout& layout, const Tensor& all_rows,
+                     const Experts& experts) const {
+    const ExpertParallel& parallel = partition_.parallel;
+    const auto rows = all_rows.split_with_sizes({layout.remote_rows, layout.local_rows});
+    const AllToAllRows dispatch(*parallel.group, layout.send_counts, layout.receive_counts);
+    const LocalOutputs out = (parallel.overlap_all_to_all ? run_overlapped : run_at_once)(
+        layout, dispatch, rows, parallel.ep_rank(), experts);
+    const AllToAllRows combine(*parallel.group, layout.receive_counts, layout.send_counts);
+    return at::cat({combine(out.received), out.local});
+  }
+
+  const TokenPartition& partition_;
+  const route::RouterSettings& router_;
+};
+
 }  // namespace
+
+int64_t max_choices(const route::Routing& routing) {
+  const int64_t with_rectification = routing.input.k + 2;
+  return has_static_row_bound(routing) ? with_rectification
+                                       : std::max(routing.input.experts(), with_rectification);
+}
 
 std::unique_ptr<TokenDispatcher> local_dispatcher() { return std::make_unique<LocalDispatcher>(); }
 
-std::unique_ptr<TokenDispatcher> make_token_dispatcher(const TokenSpread& spread,
+std::unique_ptr<TokenDispatcher> expert_parallel_dispatcher(const TokenPartition& partition,
+                                                            const route::RouterSettings& router) {
+  return std::make_unique<ExpertParallelDispatcher>(partition, router);
+}
+
+std::unique_ptr<TokenDispatcher> make_token_dispatcher(const TokenPartition& partition,
                                                        const route::RouterSettings& router) {
-  return spread.is_expert_parallel() ? expert_parallel_dispatcher(spread, router)
-                                     : local_dispatcher();
-}
-
-bool has_tight_room(const route::Routing& routing) {
-  return !routing.input.dropless || routing.counters.tokens_request;
-}
-
-int64_t choices_of(const route::Routing& routing) {
-  const int64_t with_rectification = routing.input.k + 2;
-  return has_tight_room(routing) ? with_rectification
-                                 : std::max(routing.input.experts(), with_rectification);
-}
-
-kernels::Permutation plan_permutation(const route::Routing& routing, int64_t rows) {
-  return kernels::permutation_of(routing.plan.token.narrow(0, 0, rows),
-                                 routing.plan.choice.narrow(0, 0, rows), routing.input.tokens(),
-                                 choices_of(routing));
+  return partition.is_expert_parallel() ? expert_parallel_dispatcher(partition, router)
+                                        : local_dispatcher();
 }
 
 }  // namespace moe::model

@@ -1,27 +1,33 @@
 #pragma once
-// Tokens to their experts and the outputs back, wherever the experts are: a layer calls run() and
-// asks nothing more. T tokens, D model width, E experts, R rows of a plan, G processes.
+// Token dispatchers. A dispatcher permutes tokens into expert order, on this process or over an
+// all-to-all, runs the experts, and combines their outputs.
+//
+// T tokens, D model width, E experts, R rows of a plan, G processes.
 
 #include <ATen/ATen.h>
 
 #include <memory>
 
-#include "core/model/moe/expert_parallel.h"
-#include "core/model/moe/experts.h"
+#include "core/model/moe/dispatch_layout.h"
+#include "core/model/moe/layer.h"
 #include "core/route/route.h"
-#include "kernels/ops/permutation.h"
 
 namespace moe::model {
 
+// Returns an upper bound of the rows of one token in a plan: k choices, one fill-in and one
+// rectification, or at least E if the number of routed rows has no tight bound known on the host.
+int64_t max_choices(const route::Routing& routing);
+
+// Interface of the dispatchers. Does not own the experts.
 class TokenDispatcher {
  public:
   virtual ~TokenDispatcher() = default;
   TokenDispatcher(const TokenDispatcher&) = delete;
   TokenDispatcher& operator=(const TokenDispatcher&) = delete;
 
-  // y [T, D]: for each token the sum of gate_scale * weight * expert(x) over its rows of the plan,
-  // the weights [R] being those of the routing, and its row of `residual` [T, D] f32 besides, where
-  // that is given. x [T, D]. Differentiable in x, weights, experts and residual.
+  // Returns y [T, D]: for each token the sum of gate_scale * routing.weights[r] * expert(x) over
+  // its rows r of the plan, plus its row of `residual` [T, D] f32 if defined. x [T, D].
+  // Differentiable in x, routing.weights, the experts' weights and residual.
   virtual at::Tensor run(const at::Tensor& x, const route::Routing& routing, const Experts& experts,
                          double gate_scale, const at::Tensor& residual) const = 0;
   at::Tensor run(const at::Tensor& x, const route::Routing& routing, const Experts& experts,
@@ -33,35 +39,23 @@ class TokenDispatcher {
   TokenDispatcher() = default;
 };
 
-// All experts are of this process. Where the plan's room is tight nothing is read back from a GPU
-// in bf16: all sizes follow from it (core/route/plan.h), at the price of room for rows that may not
-// come. On a GPU without
-// kernels::has_grouped_mm() they are counted on the host.
+// Returns the dispatcher of a process that holds all experts. On a GPU in bf16, nothing is copied
+// to the host if the number of routed rows has a tight bound known on the host: all buffers then
+// have the size of the bound. GPUs without kernels::has_grouped_mm() copy the tokens per expert to
+// the host.
 std::unique_ptr<TokenDispatcher> local_dispatcher();
 
-// Rows travel to the process that owns the expert and back, and so do their gradients: a collective
-// of the group, forward and backward, that every process joins whatever rows it has. An expert sees
-// the rows in the order of one process alone, in one product unless
-// `spread.parallel.overlap_all_to_all`. A GPU's host reads the tokens per expert once a layer, or
-// nothing in bf16 of routers with a capacity (make_fixed_layout() in dispatch_layout.h), but where
-// a loop makes the experts' products. Both arguments outlive it.
-std::unique_ptr<TokenDispatcher> expert_parallel_dispatcher(const TokenSpread& spread,
+// Returns the dispatcher of an expert-parallel group. Rows and their gradients are sent to the
+// process of their expert and back. Forward and backward are therefore collectives of the group,
+// also for processes without rows. An expert gets its rows in the order of a single process, in one
+// product unless `partition.parallel.overlap_all_to_all`. On a GPU the tokens per expert are copied
+// to the host once per layer, except in bf16 with a capacity and kernels::has_grouped_mm()
+// (make_fixed_layout()). Both arguments must outlive the dispatcher.
+std::unique_ptr<TokenDispatcher> expert_parallel_dispatcher(const TokenPartition& partition,
                                                             const route::RouterSettings& router);
 
-// The one of the two that serves tokens which live as `spread` says.
-std::unique_ptr<TokenDispatcher> make_token_dispatcher(const TokenSpread& spread,
+// Returns the dispatcher for tokens with this partition.
+std::unique_ptr<TokenDispatcher> make_token_dispatcher(const TokenPartition& partition,
                                                        const route::RouterSettings& router);
-
-// Whether the plan has room for about the rows that come: those that capacity lets through, or
-// those that tokens request of top-k without a capacity, which are k a token. Of other routers
-// without a capacity it is every expert of every token.
-bool has_tight_room(const route::Routing& routing);
-
-// Choices that a token can have in the plan of a routing: those of the router, one of fill-in and
-// one of rectification; without tight room every expert may be one.
-int64_t choices_of(const route::Routing& routing);
-
-// The first `rows` rows of the plan, for kernels::permute and kernels::unpermute.
-kernels::Permutation plan_permutation(const route::Routing& routing, int64_t rows);
 
 }  // namespace moe::model

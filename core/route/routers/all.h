@@ -1,6 +1,7 @@
 #pragma once
-// The routers that there are: one line each. Each has a header with what it is (router.h) and a
-// source with what it does with tensors (route.h).
+// The list of router families. A family is a struct with two static functions: family(), its
+// descriptor (router.h), is defined in its header, which does not include LibTorch; functions(),
+// its tensor functions (route.h), in its source file.
 
 #include <tuple>
 
@@ -11,7 +12,7 @@
 
 namespace moe::route {
 
-// The first is the default.
+// The first family is the default of RouterSettings.
 using AllRouters = std::tuple<TopK, TopP, Relu, ExpertChoice>;
 
 }  // namespace moe::route

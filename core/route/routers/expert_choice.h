@@ -1,8 +1,7 @@
 #pragma once
-// Expert choice (Zhou et al. 2022, "Mixture-of-Experts with Expert Choice Routing"): experts choose
-// tokens. Every expert takes the C_r tokens of a rank that score highest for it, so that loads are
-// equal by construction and no loss has to make them so. Whether a token is taken depends on the
-// other tokens of its batch, later ones too: it may train, and is refused where a model is asked.
+// Expert choice (Zhou et al. 2022, section 3.2): every expert takes the C_r tokens of a rank with
+// its highest scores, so loads are equal by construction and no balance loss is needed. The choice
+// depends on later tokens of the batch, so the router is for training only.
 
 #include <algorithm>
 #include <cmath>
@@ -10,8 +9,6 @@
 #include "core/route/router.h"
 
 namespace moe::route {
-
-struct RouterFunctions;
 
 struct ExpertChoice {
   static RouterFunctions functions();
@@ -23,36 +20,27 @@ struct ExpertChoice {
         .title = "expert-choice",
         .syntax = "expert-choice[:cf=X]",
         .forms = "expert-choice:cf=2",
-        .near_words = {"expert-choice"},
         .examples = {"expert-choice", "expert-choice:cf=0.5", "expert-choice:cf=inf"},
-        .help = "every expert takes the tokens that score highest for it; for training only",
-        .no_modifiers =
-            "+ir and +fr mend what capacity refuses, and experts that choose refuse "
-            "nobody",
+        .help = "every expert takes the tokens with its highest scores; for training only",
         .options = options,
-        .start = [](RouterSettings& s) { s.capacity_factor = 2; },
+        .set_defaults = [](RouterSettings& s) { s.capacity_factor = 2; },
         .has_slots = true,
-        .most_choices = [](const RouterSettings&, int64_t experts) { return experts; },
-        .no_inference =
-            "experts choose among all tokens of a batch, later ones too, so that it "
-            "may train but cannot be asked",
+        .no_inference = "experts choose among all tokens of a batch, including later ones",
         .no_load_balance = "every expert takes equally many tokens",
-        .fresh_rows =
+        .expected_rows_at_init =
             [](const RouterSettings& s, int64_t tokens, int64_t experts) {
-              return std::ceil(s.capacity_factor.value_or(static_cast<double>(experts)) *
-                               static_cast<double>(tokens));
+              return std::ceil(mean_choices(s, experts) * static_cast<double>(tokens));
             },
         .active_experts = mean_experts,
-        .usual_experts = mean_experts,
-        .unnormalised = [](const RouterSettings&) -> std::string {
-          return "expert-choice weights are probabilities of the experts that took a token, which "
-                 "sum to anything from 0 to 1";
-        },
+        .typical_active_experts = mean_experts,
+        .unnormalized_reason =
+            "expert-choice weights are probabilities of the experts that took a "
+            "token, whose sum is between 0 and 1",
         .own = {"moe_expert_choice", "MoeExpertChoiceForCausalLM"},
-        .stock_experts = mean_experts,
-        .stock_words =
+        .hf_experts_per_token = mean_experts,
+        .hf_compatibility =
             [](const RouterSettings&, int64_t) {
-              return StockWords{{}, {"expert-choice routing"}};
+              return HfCompatibility{{}, {"expert-choice routing"}};
             },
     };
   }
@@ -61,16 +49,20 @@ struct ExpertChoice {
   static RouterOptions options(RouterSettings& s) {
     RouterOption capacity = capacity_option(s);
     capacity.traits |= kChangesGates;
-    capacity.sentences[Sentence::kTooMany] =
-        "router '{}' lets an expert take {} times its share of the tokens, which the "
-        "{} experts do not have: give a smaller cf, or cf=inf for all tokens";
+    capacity.messages[OptionMessage::kTooMany] =
+        "router '{}' lets an expert take {} times its share of the tokens, but there are only {} "
+        "experts: use a smaller cf, or cf=inf for all tokens";
     return {capacity};
   }
 
-  // The mean over tokens, C E / T = cf, rounded up.
+  // Mean number of experts of a token: C E / T = CF.
+  static double mean_choices(const RouterSettings& s, int64_t experts) {
+    return s.capacity_factor.value_or(static_cast<double>(experts));
+  }
+
   static int64_t mean_experts(const RouterSettings& s, int64_t experts) {
-    const double mean = s.capacity_factor.value_or(static_cast<double>(experts));
-    return std::clamp<int64_t>(static_cast<int64_t>(std::ceil(mean)), 1, experts);
+    return std::clamp<int64_t>(static_cast<int64_t>(std::ceil(mean_choices(s, experts))), 1,
+                               experts);
   }
 };
 

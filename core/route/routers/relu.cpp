@@ -1,17 +1,16 @@
 #include "core/route/routers/relu.h"
 
-#include "core/route/gates.h"
+#include "core/route/plan.h"
 #include "core/route/route.h"
-#include "core/route/rows.h"
 
 namespace moe::route {
 namespace {
 
-// An expert runs for a token iff its logit is positive. No capacity; a token may get no expert at
-// all.
+// A token uses every expert with a positive logit, possibly none. No capacity.
 Plan positive(const RouteInput& input, const Plan&) {
-  const at::Tensor keep = input.logits.gather(1, input.ranked) > 0;
-  const Rows rows = sort_by_group(input, requests(input, input.ranked, keep, 0));
+  const at::Tensor experts = input.experts_by_choice;
+  const at::Tensor keep = input.logits.gather(1, experts) > 0;
+  const Rows rows = sort_by_group(input, request_rows(input, experts, keep, 0));
   return with_rows(input, rows, rows.token.size(0), {});
 }
 

@@ -1,22 +1,25 @@
 #include "core/route/routers/top_k.h"
 
-#include "core/route/gates.h"
-#include "core/route/kernel_plan.h"
+#include <algorithm>
+#include <limits>
+
+#include "core/route/plan.h"
 #include "core/route/route.h"
-#include "core/route/rows.h"
+#include "kernels/ops/operations.h"
+#include "kernels/ops/weigh_plan.h"
 
 namespace moe::route {
 namespace {
 
-// Every token requests its k experts of the highest logit (Rectify-Router, Eq. 1). Rows come in the
-// order in which an expert would accept them: choice by choice, within a choice by score, then by
-// token (README.md, "Slots are given choice by choice"); or all choices of a (rank, expert) by
-// score (order=score).
+// Returns the rule by which every token requests the first k experts of its choice order
+// (Rectify-Router, Eq. 1). Rows of an expert are in the order in which it accepts them: by choice,
+// then score, then token (README.md, "Slots are assigned choice by choice"). order=score ignores
+// the choice.
 Rule request(SlotOrder order) {
   return [order](const RouteInput& input, const Plan&) {
-    const at::Tensor wanted = input.ranked.narrow(1, 0, input.k);
-    const Rows asking = requests(input, wanted, at::ones_like(wanted, at::kBool), 0);
-    Rows rows = sort_by_score(input, asking);
+    const at::Tensor experts = input.experts_by_choice.narrow(1, 0, input.k);
+    Rows rows =
+        sort_by_score(input, request_rows(input, experts, at::ones_like(experts, at::kBool), 0));
     if (order == SlotOrder::kChoice && input.k > 1) {
       rows = take(rows, std::get<1>(at::sort(rows.choice, /*stable=*/true, 0, false)));
     }
@@ -25,7 +28,8 @@ Rule request(SlotOrder order) {
   };
 }
 
-// Fill-in comes before rectification: a token that it rescues needs no expert at home.
+// Fill-in precedes rectification, because a filled slot reduces the number of missing experts
+// (README.md, "Fill-in comes before rectification").
 std::vector<Rule> rules(const RouterSettings& settings) {
   std::vector<Rule> list = {request(settings.slot_order), within_capacity};
   if (settings.fr) {
@@ -39,16 +43,16 @@ std::vector<Rule> rules(const RouterSettings& settings) {
 
 at::Tensor gates(const at::Tensor& logits, const at::Tensor& count,
                  const RouterSettings& settings) {
-  const bool normalise = settings.gate_norm == GateNorm::kSelected;
-  return softmax_gates(logits, count, normalise, settings.straight_through);
+  return softmax_gates(logits, count, settings.gate_norm == GateNorm::kSelected,
+                       settings.straight_through);
 }
 
-// First choices of a token that the load-balance loss counts.
+// Returns the number of first choices of a token that the load-balance loss counts.
 int64_t counted_choices(const RouteInput& input, const RouterSettings& settings) {
   return settings.lb_count == LbCount::kFirst ? 1 : input.k;
 }
 
-// Undefined where nobody asks.
+// Returns the loss of balance within sequences; undefined if the input has no sequences.
 at::Tensor sequence_balance(const at::Tensor& logits, const RouteInput& input) {
   return input.sequence.defined()
              ? sequence_balance_loss(logits, input, first_choices(input, input.k))
@@ -64,23 +68,88 @@ AuxLosses losses(const at::Tensor& logits, const RouteInput& input, const at::Te
   return all;
 }
 
-void kernel_weights(const at::Tensor& logits, const RouterSettings& settings, Routing& routing) {
+// ---------------------------------------------------------------------------------- fused kernels
+// A plan takes a few operations; the rules take about a hundred. Counters, gates and losses take a
+// few more; counters.cpp and route.cpp take about seventy. The CPU kernels are multithreaded loops,
+// which sorts and small operations of LibTorch are not.
+
+// Returns C_r of each rank, [W] i32 on the device of the logits; INT32_MAX if dropless. Filled on
+// the device, because a copy from the host would synchronize.
+at::Tensor slots_per_rank(const RouteInput& input) {
+  const auto ranks = static_cast<int64_t>(input.capacity.size());
+  const at::Tensor slots = at::full({ranks}, std::numeric_limits<int32_t>::max(),
+                                    input.logits.options().dtype(at::kInt));
+  for (int64_t first = 0, end = 0; !input.dropless && first < ranks; first = end) {
+    const int64_t capacity = input.capacity[first];
+    while (end < ranks && input.capacity[end] == capacity) {
+      ++end;
+    }
+    slots.narrow(0, first, end - first).fill_(capacity);
+  }
+  return slots;
+}
+
+// Returns rows_max of the plan that the rules would return.
+int64_t max_rows(const RouteInput& input, bool has_fill_in, bool has_rectification) {
+  const int64_t tokens = input.tokens();
+  int64_t rows = max_accepted_rows(input, tokens * input.k);
+  if (has_fill_in) {
+    rows = max_accepted_rows(input, rows + tokens);
+  }
+  return rows + (has_rectification ? tokens : 0);
+}
+
+kernels::PlanTensors plan_tensors(const RouteInput& input, const Plan& plan) {
+  return {plan.token, plan.expert, plan.choice, plan.count, input.home, input.ranks, input.k};
+}
+
+void fused_plan(const RouterSettings& settings, Routing& routing) {
+  static const kernels::Operation<decltype(kernels::router_choices_on<kernels::router_choices_cpu>)>
+      router_choices("moe::router_choices");
+  static const kernels::Operation<decltype(kernels::top_k_plan_on<kernels::top_k_plan_cpu>)>
+      top_k_plan("moe::top_k_plan");
   const RouteInput& input = routing.input;
-  const kernels::PlanWeights found =
-      weigh_by_kernels(logits, routing.count, input, routing.plan,
-                       {settings.gate_norm == GateNorm::kSelected, settings.straight_through,
-                        counted_choices(input, settings)});
+  const bool has_next = input.k < input.experts(), has_fill_in = settings.fr && has_next;
+  const int64_t choices = has_next ? input.k + 1 : input.k;
+  const at::Tensor home = input.home.to(at::kInt);
+  auto [softmax, choice, at_home, requested] =
+      router_choices(input.logits, home, input.ranks, choices);
+  if (!input.experts_by_choice.is_same(input.experts_by_logit)) {  // with a bias, CPU only
+    choice = input.experts_by_choice.narrow(1, 0, choices).to(at::kInt).contiguous();
+  }
+  const at::Tensor scores = input.scores.contiguous();  // as compared by the rules
+  const std::vector<at::Tensor> plan = top_k_plan(
+      scores, choice, at_home, home, requested, slots_per_rank(input), input.k, has_fill_in,
+      settings.ir, settings.slot_order == SlotOrder::kScore,
+      max_rows(input, has_fill_in, settings.ir), input.dropless ? 0 : input.tokens() * input.k);
+  routing.plan = {plan[0], plan[1], plan[2], plan[3], plan[4], plan[5], plan[6], plan[7]};
+  const kernels::PlanCounts counts =
+      kernels::count_plan(input.logits.contiguous(), scores, plan_tensors(input, routing.plan),
+                          settings.ir, input.dropless);
+  routing.count = counts.count;
+  routing.counters = make_counters(input, routing.plan, settings, counts.counted);
+}
+
+void fused_gate_weights(const at::Tensor& logits, const RouterSettings& settings,
+                        Routing& routing) {
+  const RouteInput& input = routing.input;
+  const auto ranks_with_tokens = std::count_if(input.rank_tokens.begin(), input.rank_tokens.end(),
+                                               [](int64_t tokens) { return tokens > 0; });
+  const kernels::PlanWeights found = kernels::weigh_plan(
+      logits, routing.count, input.experts_by_logit, plan_tensors(input, routing.plan),
+      {settings.gate_norm == GateNorm::kSelected, settings.straight_through,
+       counted_choices(input, settings), std::max<int64_t>(ranks_with_tokens, 1)});
   routing.combine = found.combine;
   routing.weights = found.weights;
   routing.losses.load_balance = found.load_balance;
-  routing.losses.z = found.z;
+  routing.losses.z = input.wants_z_loss ? found.z : at::Tensor();
   routing.losses.sequence_balance = sequence_balance(logits, input);
 }
 
 }  // namespace
 
 RouterFunctions TopK::functions() {
-  return {softmax_scores, rules, gates, losses, plan_by_kernels, kernel_weights};
+  return {softmax_scores, rules, gates, losses, fused_plan, fused_gate_weights};
 }
 
 }  // namespace moe::route

@@ -1,31 +1,30 @@
 #include "core/route/routers/top_p.h"
 
-#include "core/route/gates.h"
+#include "core/route/plan.h"
 #include "core/route/route.h"
-#include "core/route/rows.h"
 
 namespace moe::route {
 namespace {
 
-// A token takes experts by probability until their sum reaches p (Eq. 4 and 6 of the paper). The
-// expert that crosses p is included, so there is always one; never reached (p = 1, rounding) means
-// all experts.
+// A token takes experts by probability until their sum reaches p (Eq. 4, 6). The expert that
+// crosses p is included, so there is at least one; if the sum never reaches p, all experts are
+// taken.
 Rule reach(double p) {
   return [p](const RouteInput& input, const Plan&) {
-    // In f64: with p = 1 an f32 sum would reach 1 before the last experts.
+    // In f64: an f32 sum would reach p = 1 before the last experts.
     const at::Tensor mass =
-        at::softmax(input.logits.to(at::kDouble), 1).gather(1, input.ranked).cumsum(1);
-    const at::Tensor wanted = input.ranked.narrow(1, 0, input.k);
-    at::Tensor keep = at::ones_like(wanted, at::kBool);
+        at::softmax(input.logits.to(at::kDouble), 1).gather(1, input.experts_by_choice).cumsum(1);
+    const at::Tensor experts = input.experts_by_choice.narrow(1, 0, input.k);
+    at::Tensor keep = at::ones_like(experts, at::kBool);
     keep.narrow(1, 1, input.k - 1).copy_(mass.narrow(1, 0, input.k - 1) < p);
-    const Rows rows = sort_by_group(input, requests(input, wanted, keep, 0));
+    const Rows rows = sort_by_group(input, request_rows(input, experts, keep, 0));
     return with_rows(input, rows, rows.token.size(0), {});
   };
 }
 
 std::vector<Rule> rules(const RouterSettings& settings) { return {reach(settings.p)}; }
 
-// Probabilities as they are (Eq. 5).
+// Returns the unnormalised probabilities (Eq. 5).
 at::Tensor gates(const at::Tensor& logits, const at::Tensor& count, const RouterSettings&) {
   return softmax_gates(logits, count, /*normalise=*/false, /*straight_through=*/true);
 }

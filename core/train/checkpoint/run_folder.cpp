@@ -87,7 +87,7 @@ std::map<std::string, std::string> result_settings(const std::string& toml,
                                                    const std::string& where) {
   auto values = read_settings(toml, where);
   TrainSettings any;
-  for (const auto& key : free_keys(train_options(any))) {
+  for (const auto& key : changeable_keys(train_options(any))) {
     values.erase(key);
   }
   // Removed options: CUDA graphs gave equal results, and `auto` is the only behaviour left.

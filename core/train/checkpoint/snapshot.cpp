@@ -12,8 +12,8 @@
 #include "core/io/checksums.h"
 #include "core/io/file.h"
 #include "core/io/safetensors_writer.h"
-#include "core/model/convert/shared_folder.h"
-#include "core/train/step/updater.h"
+#include "core/model/config/folder_tensors.h"
+#include "core/train/step/optimizer.h"
 
 namespace moe::train {
 
@@ -170,9 +170,10 @@ void Snapshot::write(const io::Checkpoint& parent, const fs::path& out, distribu
   model::SharedFolder folder(out, /*force=*/false, world.all);
   model::write_folder(model_, routing_, parent, folder, coefficients_);
   const fs::path tensors = folder.path() / kTensors;
-  folder.by_first([&] { io::create_safetensors(tensors, described(slices_)); });
-  folder.by_all([&] { write_slices(tensors, own_part(slices_, model_.parameters(), world)); });
-  folder.by_first([&] {
+  folder.run_on_first_rank([&] { io::create_safetensors(tensors, described(slices_)); });
+  folder.run_on_all_ranks(
+      [&] { write_slices(tensors, own_part(slices_, model_.parameters(), world)); });
+  folder.run_on_first_rank([&] {
     io::write_file(folder.path() / kState, to_json(state_).dump(2) + "\n");
     if (add_files) {
       add_files(folder.path());

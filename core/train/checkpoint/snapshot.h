@@ -20,7 +20,6 @@
 #include "core/distributed/comm.h"
 #include "core/model/llama/llama.h"
 #include "core/train/step/optimizer.h"
-#include "core/train/step/updater.h"
 
 namespace moe::train {
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kRectifyRouter = "Rectify-Router";
 constexpr const char* kAdamW = "torch's AdamW";
-constexpr const char* kTheFolders = "the folder's";
+constexpr const char* kFromModel = "the model's";
 
 // Range of --skip-outliers.
 Range deviations() {
@@ -40,143 +40,103 @@ Options model_options(TrainSettings& settings) {
       {.name = "model",
        .member = &settings.model,
        .group = group::kModel,
-       .help = "the folder to start from",
-       .spelled = "MODEL,--model",
+       .help = "model directory to start from, dense or MoE",
+       .spelling = "MODEL,--model",
        .is_required = true},
       {.name = "out",
        .member = &settings.run,
        .group = group::kOutput,
-       .help = "the folder of the run: RUN/final, metrics, settings",
-       .spelled = "-o,--out"},
+       .help = "run directory: RUN/final, checkpoints, metrics, settings",
+       .spelling = "-o,--out"},
   };
 }
 
 Options data_options(TrainSettings& settings) {
   return {
-      {.name = "data",
-       .member = &settings.data,
-       .group = group::kData,
-       .help = "data files, gzip and zstd too: Alpaca, OpenOrca, Dolly, prompt pairs, ShareGPT, "
-               "chat messages, token rows, text; FILE:WEIGHT mixes several (required)"},
+      {"data", &settings.data, group::kData,
+       "training files, plain, gzip or zstd; FILE:WEIGHT mixes several (required)"},
       {.name = "format",
        .member = choice(settings.format, data::parse_format, data::format_name),
        .group = group::kData,
        .help = "alpaca, openorca, dolly, pairs, sharegpt, messages, text or rows",
-       .fallback = "told from the first record"},
+       .fallback = "detected from the first record"},
       {.name = "template",
        .member = &settings.text_template,
        .group = group::kData,
-       .help =
-           "paper, alpaca, a chat form (llama2, llama3, chatml, zephyr, mistral, mistral-v0, "
-           "mistral-v3, mistral-tekken, mistral-v7), auto (that of the folder's chat template), "
-           "or a text with {instruction} and {response}; \\n is a newline",
+       .help = "prompt template: paper, alpaca, llama2, llama3, chatml, zephyr, mistral, "
+               "mistral-v0, mistral-v3, mistral-tekken, mistral-v7, auto (the model's chat "
+               "template), or a text with {instruction} and {response}; \\n is a newline",
        .source = kRectifyRouter},
-      {.name = "loss-on",
-       .member = choice<data::LossOn, data::LossOn>(
+      {"loss-on",
+       choice<data::LossOn, data::LossOn>(
            "loss-on", settings.loss_on,
            {{"all", data::LossOn::kAll}, {"last", data::LossOn::kLast}}),
-       .group = group::kData,
-       .help = "all or last: responses of a conversation"},
+       group::kData, "responses of a conversation that carry loss: all or last"},
       {.name = "cache",
        .member = &settings.cache,
        .group = group::kData,
-       .help = "where tokens are kept for the next run: a folder, or off",
+       .help = "directory of tokenized data, reused by later runs, or off",
        .fallback = "~/.cache/moe/tokens",
        .changes_numbers = false},
-      {.name = "objective",
-       .member = choice<data::Objective, data::Objective>(
+      {"objective",
+       choice<data::Objective, data::Objective>(
            "objective", settings.objective,
            {{"instruct", data::Objective::kInstruct}, {"lm", data::Objective::kLm}}),
-       .group = group::kData,
-       .help = "instruct (loss on responses) or lm (plain text)"},
-  };
-}
-
-Options packing_options(TrainSettings& settings) {
-  return {
-      {.name = "pack",
-       .member = choice<std::optional<data::Pack>, data::Pack>(
-           "pack", settings.pack, {{"stream", data::Pack::kStream}, {"none", data::Pack::kNone}}),
-       .group = group::kBatch,
-       .help = "stream (examples joined and cut) or none (one a row)",
-       .fallback = "stream; none for token rows"},
-      {.name = "pack-mask",
-       .member = choice<data::PackMask, data::PackMask>(
-           "pack-mask", settings.pack_mask,
-           {{"causal", data::PackMask::kCausal}, {"doc", data::PackMask::kDoc}}),
-       .group = group::kBatch,
-       .help = "causal (a row is one text) or doc (an example sees itself alone)"},
-      {.name = "shuffle",
-       .member = on_or_off("shuffle", settings.shuffle),
-       .group = group::kBatch,
-       .help = "on or off: file order"},
+       group::kData, "instruct (loss on responses) or lm (plain text)"},
   };
 }
 
 Options batch_options(TrainSettings& settings) {
   return {
-      {.name = "seq-len",
-       .member = &settings.seq_len,
+      {.name = "pack",
+       .member = choice<std::optional<data::Pack>, data::Pack>(
+           "pack", settings.pack, {{"stream", data::Pack::kStream}, {"none", data::Pack::kNone}}),
        .group = group::kBatch,
-       .help = "tokens a row",
-       .fallback = "2048, at most what the model was made for",
-       .source = kRectifyRouter,
-       .range = whole_from(2)},
-      {.name = "micro-batch",
-       .member = &settings.micro_batch,
-       .group = group::kBatch,
-       .help = "rows a forward pass",
-       .fallback = "8, or the largest divisor of the global batch below",
-       .source = kRectifyRouter,
-       .range = whole_from(1)},
-      {.name = "global-batch",
-       .member = &settings.global_batch,
-       .group = group::kBatch,
-       .help = "rows a step",
-       .fallback = "one micro-batch",
-       .range = whole_from(1)},
-      {.name = "steps",
-       .member = &settings.steps,
-       .group = group::kBatch,
-       .help = "optimizer steps",
-       .range = whole_from(1)},
-      {.name = "epochs",
-       .member = &settings.epochs,
-       .group = group::kBatch,
-       .help = "instead of --steps: passes over the data",
-       .fallback = "1",
-       .range = positive_number()},
+       .help = "stream (concatenate examples and cut) or none (one example per sequence)",
+       .fallback = "stream; none for token rows"},
+      {"pack-mask",
+       choice<data::PackMask, data::PackMask>(
+           "pack-mask", settings.pack_mask,
+           {{"causal", data::PackMask::kCausal}, {"doc", data::PackMask::kDoc}}),
+       group::kBatch, "attention within a sequence: causal, or doc (within each example only)"},
+      {"shuffle", on_or_off("shuffle", settings.shuffle), group::kBatch,
+       "shuffle the data: on, or off for file order"},
+      {"seq-len", &settings.seq_len, group::kBatch, "tokens per sequence", whole_from(2),
+       "2048, at most the model's context length", kRectifyRouter},
+      {"micro-batch", &settings.micro_batch, group::kBatch, "sequences per forward pass",
+       whole_from(1), "8, or the largest smaller divisor of the global batch", kRectifyRouter},
+      {"global-batch", &settings.global_batch, group::kBatch, "sequences per optimizer step",
+       whole_from(1), "one micro-batch"},
+      {"steps", &settings.steps, group::kBatch, "optimizer steps", whole_from(1)},
+      {"epochs", &settings.epochs, group::kBatch, "passes over the data, instead of --steps",
+       positive_number(), "1"},
   };
 }
 
 Options compute_options(TrainSettings& settings) {
   const auto has_adapters = [&settings] { return settings.lora.rank > 0; };
   return {
-      {.name = "precision",
-       .member = choice(settings.compute.precision, model::parse_precision, model::to_string),
-       .group = group::kMemory,
-       .help = "of products: fp32, bf16 (weights stay fp32) or tf32 (CUDA GPUs)"},
-      {.name = "recompute",
-       .member = choice(settings.compute.recompute, model::parse_recompute, model::to_string),
-       .group = group::kMemory,
-       .help = "computed again in backward, for less memory: none, ffn (all but attention) or "
-               "layer"},
+      {"precision", choice(settings.compute.precision, model::parse_precision, model::to_string),
+       group::kMemory, "of matrix products: fp32, bf16 (weights stay fp32) or tf32 (CUDA)"},
+      {"recompute", choice(settings.compute.recompute, model::parse_recompute, model::to_string),
+       group::kMemory,
+       "activation recomputation in backward: none, ffn (all but attention) or layer"},
       {.name = "lora",
        .member = &settings.lora.rank,
        .group = group::kMemory,
-       .help = "rank of low-rank adapters to train in place of weights",
+       .help = "train LoRA adapters of this rank instead of the weights",
        .fallback = "no adapters",
        .is_written = has_adapters},
       {.name = "lora-alpha",
        .member = &settings.lora.alpha,
        .group = group::kMemory,
-       .help = "adapters are scaled by alpha / rank",
+       .help = "LoRA alpha; adapters are scaled by alpha / rank",
        .fallback = "the rank",
        .is_written = has_adapters},
       {.name = "lora-on",
        .member = &settings.lora.on,
        .group = group::kMemory,
-       .help = "which weights have adapters",
+       .help = "modules with adapters: attention, ffn or both",
        .is_written = has_adapters,
        .takes_commas = true},
   };
@@ -187,23 +147,14 @@ Options optimizer_options(TrainSettings& settings) {
       {.name = "train",
        .member = &settings.trained,
        .group = group::kModel,
-       .help = "what trains: experts, router, attention, dense, norms, embeddings, or a pattern of "
-               "names",
-       .fallback = "everything",
+       .help = "parameters to train: experts, router, attention, dense, norms, embeddings, or a "
+               "name pattern",
+       .fallback = "all",
        .takes_commas = true},
-      {.name = "lr",
-       .member = &settings.lr,
-       .group = group::kOptimizer,
-       .help = "highest learning rate",
-       .source = kRectifyRouter,
-       .range = number_from(0)},
-      {.name = "min-lr",
-       .member = &settings.min_lr,
-       .group = group::kOptimizer,
-       .help = "learning rate of the last step",
-       .fallback = "lr / 10",
-       .source = kRectifyRouter,
-       .range = number_from(0)},
+      {"lr", &settings.lr, group::kOptimizer, "peak learning rate", number_from(0), "",
+       kRectifyRouter},
+      {"min-lr", &settings.min_lr, group::kOptimizer, "learning rate of the last step",
+       number_from(0), "lr / 10", kRectifyRouter},
       {.name = "schedule",
        .member = choice<ScheduleKind, ScheduleKind>("schedule", settings.schedule,
                                                     {{"cosine", ScheduleKind::kCosine},
@@ -211,134 +162,67 @@ Options optimizer_options(TrainSettings& settings) {
                                                      {"constant", ScheduleKind::kConstant},
                                                      {"wsd", ScheduleKind::kWsd}}),
        .group = group::kOptimizer,
-       .help = "cosine, linear, constant or wsd",
+       .help = "learning rate schedule: cosine, linear, constant or wsd",
        .source = kRectifyRouter},
-      {.name = "warmup",
-       .member = &settings.warmup,
-       .group = group::kOptimizer,
-       .help = "steps of linear warm-up",
-       .range = whole_from(0)},
-      {.name = "weight-decay",
-       .member = &settings.adamw.weight_decay,
-       .group = group::kOptimizer,
-       .help = "decoupled, not on norms and biases",
-       .range = number_from(0)},
-      {.name = "decay-embeddings",
-       .member = on_or_off("decay-embeddings", settings.adamw.decay_embeddings),
-       .group = group::kOptimizer,
-       .help = "on or off: whether embedding and head decay too"},
-  };
-}
-
-Options update_options(TrainSettings& settings) {
-  return {
-      {.name = "beta1",
-       .member = &settings.adamw.beta1,
-       .group = group::kOptimizer,
-       .help = "AdamW's decay of the first moment",
-       .source = kAdamW,
-       .range = below_one()},
-      {.name = "beta2",
-       .member = &settings.adamw.beta2,
-       .group = group::kOptimizer,
-       .help = "AdamW's decay of the second moment",
-       .source = kAdamW,
-       .range = below_one()},
-      {.name = "eps",
-       .member = &settings.adamw.eps,
-       .group = group::kOptimizer,
-       .help = "AdamW's epsilon",
-       .source = kAdamW,
-       .range = number_from(0)},
-      {.name = "clip",
-       .member = &settings.clip,
-       .group = group::kOptimizer,
-       .help = "largest gradient norm, 0 = any",
-       .range = number_from(0)},
-      {.name = "skip-outliers",
-       .member = &settings.skip_outliers,
-       .group = group::kOptimizer,
-       .help =
-           "make no step whose loss or gradient norm lies so many standard deviations above the "
-           "mean of the last 128; 6 is usual",
-       .fallback = "off",
-       .range = deviations()},
-      {.name = "optimizer-state",
-       .member =
-           choice<io::DType, io::DType>("optimizer-state", settings.adamw.moments,
-                                        {{"fp32", io::DType::kF32}, {"bf16", io::DType::kBF16}}),
-       .group = group::kMemory,
-       .help = "fp32 or bf16: AdamW's two moments, 8 or 4 bytes a parameter"},
+      {"warmup", &settings.warmup, group::kOptimizer, "steps of linear warmup", whole_from(0)},
+      {"weight-decay", &settings.adamw.weight_decay, group::kOptimizer,
+       "decoupled weight decay, not applied to norms and biases", number_from(0)},
+      {"decay-embeddings", on_or_off("decay-embeddings", settings.adamw.decay_embeddings),
+       group::kOptimizer, "apply weight decay to embedding and output head: on or off"},
+      {"beta1", &settings.adamw.beta1, group::kOptimizer, "AdamW decay rate of the first moment",
+       below_one(), "", kAdamW},
+      {"beta2", &settings.adamw.beta2, group::kOptimizer, "AdamW decay rate of the second moment",
+       below_one(), "", kAdamW},
+      {"eps", &settings.adamw.eps, group::kOptimizer, "AdamW epsilon", number_from(0), "", kAdamW},
+      {"clip", &settings.clip, group::kOptimizer, "maximum gradient norm; 0 = no clipping",
+       number_from(0)},
+      {"skip-outliers", &settings.skip_outliers, group::kOptimizer,
+       "skip steps whose loss or gradient norm is N standard deviations above the mean of the last "
+       "128; 6 is usual",
+       deviations(), "off"},
+      {"optimizer-state",
+       choice<io::DType, io::DType>("optimizer-state", settings.adamw.moments,
+                                    {{"fp32", io::DType::kF32}, {"bf16", io::DType::kBF16}}),
+       group::kMemory, "dtype of the AdamW moments: fp32 or bf16 (8 or 4 bytes per parameter)"},
   };
 }
 
 Options loss_options(TrainSettings& settings) {
   return {
-      {.name = "lb-coef",
-       .member = &settings.lb_coef,
-       .group = group::kRouter,
-       .help = "weight of the load-balance loss",
-       .fallback = kTheFolders,
-       .range = number_from(0)},
-      {.name = "entropy-coef",
-       .member = &settings.entropy_coef,
-       .group = group::kRouter,
-       .help = "weight of the entropy loss of top-p",
-       .fallback = kTheFolders,
-       .range = number_from(0)},
-      {.name = "z-coef",
-       .member = &settings.z_coef,
-       .group = group::kRouter,
-       .help = "weight of the router z-loss, which keeps logits small; 1e-3 is usual",
-       .fallback = "the folder's, at first none",
-       .range = number_from(0)},
-      {.name = "seq-lb-coef",
-       .member = &settings.seq_lb_coef,
-       .group = group::kRouter,
-       .help = "weight of the load-balance loss within each sequence; 1e-4 is usual",
-       .fallback = "the folder's, at first none",
-       .range = number_from(0)},
-      {.name = "lambda",
-       .member = &settings.lambda,
-       .group = group::kRouter,
-       .help = "relu: weight of L1 in the first step",
-       .fallback = "what the folder was trained up to, else the router's lambda0",
-       .range = number_from(0)},
+      {"lb-coef", &settings.lb_coef, group::kRouter, "coefficient of the load-balance loss",
+       number_from(0), kFromModel},
+      {"entropy-coef", &settings.entropy_coef, group::kRouter,
+       "coefficient of the top-p entropy loss", number_from(0), kFromModel},
+      {"z-coef", &settings.z_coef, group::kRouter,
+       "coefficient of the router z-loss; 1e-3 is usual", number_from(0),
+       "the model's, initially 0"},
+      {"seq-lb-coef", &settings.seq_lb_coef, group::kRouter,
+       "coefficient of the per-sequence load-balance loss; 1e-4 is usual", number_from(0),
+       "the model's, initially 0"},
+      {"lambda", &settings.lambda, group::kRouter,
+       "relu router: coefficient of the L1 loss in the first step", number_from(0),
+       "the model's last value, else the router's lambda0"},
   };
 }
 
 Options evaluation_options(EvaluationSettings& evaluation) {
   return {
-      {.name = "eval-data",
-       .member = &evaluation.data,
-       .group = group::kTasks,
-       .help = "held-out files, read as --data: their loss, and samples"},
-      {.name = "eval-rows",
-       .member = &evaluation.rows,
-       .group = group::kTasks,
-       .help = "rows of them, the first ones; 0 = all",
-       .fallback = "64",
-       .range = whole_from(0)},
+      {"eval-data", &evaluation.data, group::kTasks,
+       "held-out files in the forms of --data, for loss and samples"},
+      {"eval-rows", &evaluation.rows, group::kTasks,
+       "use the first N sequences of --eval-data; 0 = all", whole_from(0), "64"},
       {.name = "eval-tasks",
        .member = &evaluation.tasks,
        .group = group::kTasks,
-       .help = "benchmarks to score along the way, named as in moe eval --tasks",
+       .help = "benchmarks to score during training, as in moe eval --tasks",
        .takes_commas = true},
-      {.name = "eval-data-dir",
-       .member = &evaluation.tasks_folder,
-       .group = group::kTasks,
-       .help = "folder of their files, moe eval's --data"},
-      {.name = "eval-limit",
-       .member = &evaluation.tasks_limit,
-       .group = group::kTasks,
-       .help = "only the first N questions of each task",
-       .range = whole_from(1)},
-      {.name = "eval-every",
-       .member = &evaluation.every,
-       .group = group::kTasks,
-       .help = "steps between evaluations, besides before and after the run",
-       .fallback = "a tenth of the run",
-       .range = whole_from(1)},
+      {"eval-data-dir", &evaluation.tasks_folder, group::kTasks,
+       "directory of benchmark files, as in moe eval --data"},
+      {"eval-limit", &evaluation.tasks_limit, group::kTasks,
+       "use only the first N questions of each task", whole_from(1)},
+      {"eval-every", &evaluation.every, group::kTasks,
+       "steps between evaluations; also evaluates before and after the run", whole_from(1),
+       "a tenth of the run"},
   };
 }
 
@@ -348,13 +232,13 @@ Options saving_options(TrainSettings& settings) {
        .member = &settings.save_every,
        .group = group::kOutput,
        .help = "steps between checkpoints",
-       .fallback = "only the end",
        .range = whole_from(1),
+       .fallback = "only at the end",
        .changes_numbers = false},
       {.name = "save-minutes",
        .member = &settings.save_minutes,
        .group = group::kOutput,
-       .help = "minutes between checkpoints, besides",
+       .help = "also save a checkpoint every N minutes",
        .range = positive_number(),
        .changes_numbers = false},
       {.name = "keep",
@@ -367,8 +251,8 @@ Options saving_options(TrainSettings& settings) {
        .member = &settings.keep_every,
        .group = group::kOutput,
        .help = "also keep checkpoints whose step is a multiple of N",
-       .fallback = "none",
        .range = whole_from(0),
+       .fallback = "none",
        .changes_numbers = false,
        .is_written = [&settings] { return settings.keep_every > 0; }},
   };
@@ -376,27 +260,24 @@ Options saving_options(TrainSettings& settings) {
 
 Options machine_options(TrainSettings& settings) {
   return {
-      {.name = "seed",
-       .member = &settings.seed,
-       .group = group::kBatch,
-       .help = "random seed (shuffling, stochastic rounding)"},
+      {"seed", &settings.seed, group::kBatch, "random seed (shuffling, stochastic rounding)"},
       {.name = "threads",
        .member = &settings.threads,
        .group = group::kRanks,
-       .help = "CPU threads, at most one a processor",
-       .fallback = "one a core",
+       .help = "CPU threads, at most one per processor",
        .range = whole_between(0, 4096),
+       .fallback = "one per core",
        .changes_numbers = false,
        .is_written = [&settings] { return settings.threads > 0; }},
       {.name = "device",
        .member = choice<bool, bool>("device", settings.on_cuda, {{"cpu", false}, {"cuda", true}}),
        .group = group::kRanks,
-       .help = "cpu or cuda, a GPU for each process",
+       .help = "cpu or cuda (one GPU per process)",
        .is_written = [&settings] { return settings.on_cuda; }},
       {.name = "replicas",
        .member = &settings.replicas,
        .group = group::kRanks,
-       .help = "processes that hold the same experts",
+       .help = "data-parallel replicas of the expert-parallel group",
        .fallback = "as few as --ep-ranks allows",
        .changes_numbers = false,
        .is_recorded = false},
@@ -405,8 +286,8 @@ Options machine_options(TrainSettings& settings) {
            choice<Shard, Shard>("shard", settings.shard,
                                 {{"optimizer", Shard::kOptimizer}, {"weights", Shard::kWeights}}),
        .group = group::kRanks,
-       .help = "optimizer or weights: what processes share out of what all of them train; weights "
-               "too, and their gradients, where a GPU cannot hold them",
+       .help = "what to shard across processes: optimizer (ZeRO-1) or weights (ZeRO-3, dense "
+               "weights and their gradients too)",
        .changes_numbers = false,
        .is_recorded = false},
   };
@@ -437,12 +318,11 @@ std::string toml_text(const Json& value) {
 }  // namespace
 
 Options train_options(TrainSettings& settings) {
-  return joined({model_options(settings), model::request_options(settings.upcycle),
-                 data_options(settings), packing_options(settings), batch_options(settings),
-                 compute_options(settings), optimizer_options(settings), update_options(settings),
-                 route::request_options(settings.router), loss_options(settings),
-                 evaluation_options(settings.evaluation), saving_options(settings),
-                 machine_options(settings)});
+  return concat({model_options(settings), model::request_options(settings.upcycle),
+                 data_options(settings), batch_options(settings), compute_options(settings),
+                 optimizer_options(settings), route::request_options(settings.router),
+                 loss_options(settings), evaluation_options(settings.evaluation),
+                 saving_options(settings), machine_options(settings)});
 }
 
 std::string flag_of_member(const Options& options, const void* member) {
@@ -450,14 +330,14 @@ std::string flag_of_member(const Options& options, const void* member) {
     if constexpr (std::is_pointer_v<std::decay_t<decltype(candidate)>>) {
       return static_cast<const void*>(candidate) == member;
     } else {
-      return false;  // a choice sets its member by a function
+      return false;  // a Choice holds no pointer
     }
   };
   const auto found = std::find_if(options.begin(), options.end(), [&](const Option& option) {
     return std::visit(is_of, option.member);
   });
-  MOE_CHECK(found != options.end(), "a member without an option");
-  return flag_of(*found);
+  MOE_CHECK(found != options.end(), "no option for this member");
+  return flag_name(*found);
 }
 
 std::map<std::string, std::string> read_settings(const std::string& toml,

@@ -1,9 +1,10 @@
+#include "core/train/loop/memory_plan.h"
+
 #include <algorithm>
-#include <string>
+#include <cmath>
+#include <vector>
 
 #include "core/model/llama/llama.h"
-#include "core/route/router.h"
-#include "core/train/loop/plan.h"
 #include "core/train/step/gradients.h"
 #include "core/train/step/trainable.h"
 
@@ -62,8 +63,8 @@ FeedForwardBytes feed_forward_bytes(const Sizes& s, int64_t inner, int64_t rows,
   return bytes;
 }
 
-// Adds a shared expert: gate and up, the output (read by the gradient of its gate), and the gate.
-// Backward has their gradients and the product of gate and up.
+// Adds the bytes of a shared expert. Forward keeps gate and up, the output (for the gradient of the
+// expert's gate) and the gate. Backward allocates their gradients and the product of gate and up.
 void add_shared_expert(const Sizes& s, int64_t inner, bool has_adapters, FeedForwardBytes& bytes) {
   if (inner == 0) {
     return;
@@ -76,8 +77,8 @@ void add_shared_expert(const Sizes& s, int64_t inner, bool has_adapters, FeedFor
   }
 }
 
-// Number of parameters: whole matrices, which a process has while it uses them, and the part that
-// it keeps. Equal if weights are not sharded.
+// Number of parameters of one process: `whole` while matrices are gathered for use, `kept` between
+// uses. Both are equal if weights are not sharded.
 struct ParameterCount {
   int64_t whole = 0, kept = 0;
   ParameterCount& operator+=(const ParameterCount& other) {
@@ -93,7 +94,7 @@ struct TrainedCounts {
   ParameterCount embedding, head;
   ParameterCount all;      // all parameters, adapters included
   ParameterCount trained;  // that train
-  int64_t updated = 0;     // elements that this process updates (step/updater.h)
+  int64_t updated = 0;     // elements that this process updates (step/optimizer.h)
   int64_t largest = 0;     // largest parameter that several processes hold
   int64_t copied = 0;      // elements with a bf16 copy
   // Bytes that are gathered for each layer, the embedding and the head; 0 if weights are not
@@ -155,13 +156,20 @@ uint64_t gathered_bytes(const model::ModelConfig& config, const TrainSettings& s
              : 0;
 }
 
-// Returns the number of logits of a block of head_loss().
+// Returns the number of logits of a block of the head (step/gradients.h).
 int64_t max_logits(const model::ModelConfig& config, int64_t tokens, bool on_cuda) {
   return std::min(head_block_rows(config.vocab_size, on_cuda), tokens) * config.vocab_size;
 }
 
-// Computes the maximum of the bytes in addition to weights, moments and program over the moments of
-// a step.
+// Returns the rows R that a MoE layer routes for `tokens` tokens: those of the router's definition;
+// for top-p and ReLU routers the expectation at initialization, which is their maximum.
+int64_t routed_rows(const route::RouterSettings& router, int64_t tokens, int64_t experts) {
+  const double rows = router.family->expected_rows_at_init(router, tokens, experts);
+  return static_cast<int64_t>(std::min(rows, static_cast<double>(tokens * experts)));
+}
+
+// Walk through a step that records the maximum of the allocated bytes, without weights, moments and
+// program.
 class StepWalk {
  public:
   StepWalk(const model::ModelConfig& config, const TrainSettings& settings,
@@ -199,15 +207,10 @@ class StepWalk {
  private:
   int64_t kept_bytes(size_t layer) const {
     const int64_t input = kF32 * sizes_.tokens * sizes_.width;
-    switch (recompute_) {
-      case model::Recompute::kNone:
-        return attention_bytes(sizes_) + layers_[layer].kept;
-      case model::Recompute::kFeedForward:
-        return attention_bytes(sizes_) + input;
-      case model::Recompute::kLayer:
-        return input;
-    }
-    return 0;
+    return recompute_ == model::Recompute::kLayer
+               ? input
+               : attention_bytes(sizes_) +
+                     (recompute_ == model::Recompute::kNone ? layers_[layer].kept : input);
   }
 
   // Returns the temporary bytes of a layer's backward.
@@ -246,8 +249,8 @@ class StepWalk {
     update_max(allocated + kF32 * trained_.embedding.whole);
   }
 
-  // Returns the bytes of the head's gradient beside the accumulated one. If weights are not
-  // sharded, it is accumulated in place.
+  // Returns the bytes allocated for the head's gradient in a micro-batch: none if it is added in
+  // place to the gradient of earlier micro-batches, which requires weights that are not sharded.
   static int64_t new_bytes(const ParameterCount& head, bool is_new) {
     return is_new || head.whole != head.kept ? kF32 * head.whole : 0;
   }
@@ -263,11 +266,6 @@ class StepWalk {
 
 }  // namespace
 
-int64_t routed_rows(const route::RouterSettings& router, int64_t tokens, int64_t experts) {
-  const double rows = router.family->fresh_rows(router, tokens, experts);
-  return static_cast<int64_t>(std::min(rows, static_cast<double>(tokens * experts)));
-}
-
 MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& settings,
                        const route::RouterSettings& router, int64_t tokens, uint64_t program,
                        const distributed::Layout& layout) {
@@ -277,24 +275,24 @@ MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& se
   plan.program = program + kFirstStep;
   plan.weights = static_cast<uint64_t>(kF32 * trained.all.kept + 2 * trained.copied);
   plan.gradients = static_cast<uint64_t>(kF32 * trained.trained.kept);
-  const bool halved = settings.adamw.moments == io::DType::kBF16;
-  plan.optimizer = static_cast<uint64_t>((halved ? kF32 : 2 * kF32) * trained.updated);
+  const int64_t moment_bytes = settings.adamw.moments == io::DType::kBF16 ? 2 : kF32;
+  plan.optimizer = static_cast<uint64_t>(2 * moment_bytes * trained.updated);
   plan.activations = static_cast<uint64_t>(step.activations());
   if ((settings.save_every || settings.save_minutes) && !settings.on_cuda) {
     const bool merges = settings.lora.rank > 0;
     plan.checkpoint = plan.weights * (merges ? 2 : 1) + plan.optimizer;
   }
   plan.evaluation = gathered_bytes(config, settings, layout);
-  // Reduction of gradients takes a copy of one parameter in parts.
+  // RankShards::reduce_gradients() copies one parameter at a time.
   const uint64_t summing = plan.gradients + static_cast<uint64_t>(kF32 * trained.largest);
-  const auto most = std::max(static_cast<uint64_t>(step.max_bytes()), summing);
-  plan.workspace = most - std::min(most, plan.gradients + plan.activations);
+  const auto step_bytes = std::max(static_cast<uint64_t>(step.max_bytes()), summing);
+  plan.workspace = step_bytes - std::min(step_bytes, plan.gradients + plan.activations);
   const int64_t forward = max_logits(config, tokens, settings.on_cuda) +
                           4 * tokens * config.hidden_size;  // elements, of held-out rows
   const uint64_t evaluating = plan.evaluation == 0 ? 0
                                                    : plan.gradients + plan.evaluation +
                                                          static_cast<uint64_t>(kF32 * forward);
-  const uint64_t above = std::max(most + plan.checkpoint, evaluating);
+  const uint64_t above = std::max(step_bytes + plan.checkpoint, evaluating);
   plan.peak = plan.program + plan.weights + plan.optimizer + above;
   return plan;
 }

@@ -1,8 +1,10 @@
 #include "core/train/loop/plan.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <set>
+#include <string>
 
 #include "core/base/error.h"
 #include "core/base/json.h"
@@ -11,16 +13,102 @@
 #include "core/data/templates.h"
 #include "core/distributed/comm.h"
 #include "core/model/config/weights.h"
-#include "core/model/convert/init.h"
-#include "core/model/convert/upcycle.h"
+#include "core/model/llama/llama.h"
+#include "core/route/plan.h"
+#include "core/route/router.h"
 #include "core/route/router_override.h"
-#include "core/train/config/losses.h"
+#include "core/train/config/settings.h"
 #include "core/train/step/trainable.h"
 #include "core/train/step/training_data.h"
+#include "core/upcycle/init.h"
+#include "core/upcycle/upcycle.h"
 
 namespace moe::train {
 
 namespace {
+
+// Returns E[(X - above)+] of X ~ Binomial(n, p), 0 < p < 1, for `above` >= the mean. Each term is
+// computed from the one before, until terms are negligible.
+double upper_tail(int64_t n, double p, int64_t above) {
+  const auto count = static_cast<double>(n);
+  const auto first = static_cast<double>(above + 1);
+  double probability =
+      std::exp(std::lgamma(count + 1) - std::lgamma(first + 1) - std::lgamma(count - first + 1) +
+               first * std::log(p) + (count - first) * std::log1p(-p));
+  double sum = 0;
+  for (double x = first; x <= count; ++x) {
+    const double term = (x - first + 1) * probability;
+    sum += term;
+    if (term <= 1e-17 * sum) {
+      break;
+    }
+    probability *= (count - x) / (x + 1) * p / (1 - p);
+  }
+  return sum;
+}
+
+// Returns E[(X - above)+] for any `above`. Below the mean it is E[X] - above + E[(above - X)+], and
+// n - X is binomial too.
+double expected_overflow(int64_t n, double p, int64_t above) {
+  const double beyond = static_cast<double>(n) * p - static_cast<double>(above);
+  return beyond > 0 ? beyond + upper_tail(n, 1 - p, n - above) : upper_tail(n, p, above);
+}
+
+void check_router_gradient(const RunFacts& facts, std::vector<std::string>& found) {
+  if (!facts.trains_router || router_learns_from_task(*facts.router, facts.experts)) {
+    return;
+  }
+  found.push_back(fmt::format(
+      "warning: router {} learns nothing from the task: a token has one expert, whose weight is 1 "
+      "whatever the logits are, so {}; st=on or gate=none gives it a gradient",
+      route::to_string(*facts.router),
+      facts.other_loss     ? "only the auxiliary losses move the router"
+      : facts.balance_loss ? "only the load-balance loss moves the router"
+                           : "with --lb-coef 0 nothing moves the router"));
+}
+
+void check_chance_refusals(const RunFacts& facts, std::vector<std::string>& found) {
+  const double share = chance_refusal_share(*facts.router, facts.rank_tokens, facts.experts);
+  if (share <= kMaxChanceRefusal) {
+    return;
+  }
+  found.push_back(fmt::format(
+      "warning: capacity is counted over {} tokens a logical rank, where a router that chooses "
+      "evenly at random has {:.1f} % of its requests refused by chance alone; a larger "
+      "--micro-batch or --seq-len, fewer --ep-ranks or a larger --cf refuse fewer",
+      facts.rank_tokens, 100 * share));
+}
+
+void check_learning_rate(const RunFacts& facts, std::vector<std::string>& found) {
+  // The tolerance accepts exactly ten times the last rate, which is the parent's maximum.
+  const double ratio = *facts.last_lr > 0 ? facts.lr / *facts.last_lr : 0;
+  if (ratio <= kMaxLrRatio * (1 + 1e-6)) {
+    return;
+  }
+  found.push_back(fmt::format(
+      "warning: --lr {:g} is {:.0f} times the last learning rate that the model was trained with "
+      "({:g}), more than a schedule usually decays, which can degrade the model before the experts "
+      "differ; use {:g} or less",
+      facts.lr, ratio, *facts.last_lr, kMaxLrRatio * *facts.last_lr));
+}
+
+// Returns the facts of a run with resolved settings, W = `ep_ranks` logical ranks and micro-batches
+// of at most `group_tokens` tokens.
+RunFacts run_facts(const TrainSettings& settings, const model::ModelConfig& config,
+                   const route::RouterSettings& router, int64_t ep_ranks, int64_t group_tokens) {
+  RunFacts facts;
+  facts.lr = settings.lr;
+  facts.last_lr = last_learning_rate(settings.model);
+  if (config.moe) {
+    facts.router = router;
+    facts.trains_router = trains_router(settings.trained, config);
+    facts.experts = config.moe->experts;
+    facts.rank_tokens = group_tokens / ep_ranks;
+    facts.balance_loss = settings.lb_coef.value_or(0) > 0;
+    facts.other_loss = settings.z_coef.value_or(0) > 0 || settings.seq_lb_coef.value_or(0) > 0;
+  }
+  return facts;
+}
 
 // Sets router, logical ranks and coefficients of `plan`.
 void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
@@ -42,9 +130,9 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
   // folder's without --force.
   const bool may_change_gate =
       settings.force || std::filesystem::exists(settings.run / "settings.toml");
-  const auto resolved =
-      route::override_router(stored, model::router_of_opened(settings.upcycle, settings.router),
-                             may_change_gate, route::Purpose::kTrain);
+  const auto resolved = route::override_router(
+      stored, model::remaining_router_request(settings.upcycle, settings.router), may_change_gate,
+      route::Purpose::kTrain);
   plan.notes = resolved.notes;
   if (moe.router_jitter > 0) {
     plan.notes.push_back(
@@ -56,8 +144,8 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
     route::check_inference(resolved.router, "leave --eval-data and --eval-tasks out");
   }
   plan.routing = {resolved.router, resolved.ep_ranks};
-  // settings.toml names this router in full, so that it does not depend on the folder. A folder
-  // that is upcycled when it is opened records the router before experts are divided.
+  // settings.toml has this router in full, so that a resumed run does not depend on the folder. A
+  // run with --upcycle has the router before --granularity there.
   settings.router = {
       to_full_string(settings.upcycle.experts ? model::upcycled_router(settings.router)
                                               : resolved.router),
@@ -81,16 +169,6 @@ void check_batches(const TrainSettings& settings, const distributed::Layout& lay
   }
 }
 
-// Returns the layout of the processes.
-distributed::Layout plan_layout(const RunPlan& plan, const model::ModelConfig& config,
-                                int64_t processes, int64_t rank) {
-  const distributed::Layout layout = distributed::make_layout(
-      processes, rank, plan.settings.replicas, plan.is_moe ? plan.routing.ep_ranks : 1,
-      plan.is_moe ? config.moe->experts : 0);
-  check_batches(plan.settings, layout);
-  return layout;
-}
-
 // Returns the number of tokens of the largest micro-batch.
 int64_t micro_batch_tokens(const TrainSettings& settings, const data::Examples& examples) {
   if (settings.pack == data::Pack::kStream) {
@@ -107,23 +185,8 @@ int64_t micro_batch_tokens(const TrainSettings& settings, const data::Examples& 
   return std::accumulate(longest.begin(), longest.end(), int64_t{0});
 }
 
-void note_gathered_model(RunPlan& plan) {
-  if (plan.memory.evaluation > 0) {
-    plan.notes.push_back(
-        fmt::format("for each evaluation every process gathers the whole model, {:.1f} GB beside "
-                    "its share (--dry-run counts it)",
-                    static_cast<double>(plan.memory.evaluation) / 1e9));
-  }
-}
-
-void note_known_failures(RunPlan& plan, const model::ModelConfig& config) {
-  for (const auto& sentence : known_failures(run_facts(plan.settings, config, plan.routing.router,
-                                                       plan.routing.ep_ranks, plan.group_tokens))) {
-    plan.notes.push_back(sentence);
-  }
-}
-
-// Returns the inputs of one rank of several `processes`, which map the tokens that are `shared`.
+// Prepares `rank` of `processes`. With `shared`, maps the tokens of another process on this host if
+// it has offered them, and offers its own otherwise.
 Prepared prepare_rank(const TrainSettings& given, const TrainCallbacks& callbacks,
                       int64_t processes, int64_t rank, data::HostTokens* shared) {
   TrainSettings settings = given;
@@ -149,7 +212,10 @@ Prepared prepare_rank(const TrainSettings& given, const TrainCallbacks& callback
                 }},
                 plan.data, shared);
   plan.settings = resolve(plan.settings, config, run.examples);
-  plan.layout = plan_layout(plan, config, processes, rank);
+  plan.layout = distributed::make_layout(processes, rank, plan.settings.replicas,
+                                         plan.is_moe ? plan.routing.ep_ranks : 1,
+                                         plan.is_moe ? config.moe->experts : 0);
+  check_batches(plan.settings, plan.layout);
   const double epoch_rows =
       data::BatchStream(run.examples, batch_settings(plan.settings)).rows_per_epoch();
   if (!plan.settings.steps) {
@@ -170,8 +236,16 @@ Prepared prepare_rank(const TrainSettings& given, const TrainCallbacks& callback
   plan.group_tokens = micro_batch_tokens(plan.settings, run.examples);
   plan.memory = plan_memory(config, plan.settings, plan.routing.router, plan.group_tokens,
                             plan.settings.on_cuda ? kCudaProgram : resident_bytes(), plan.layout);
-  note_gathered_model(plan);
-  note_known_failures(plan, config);
+  if (plan.memory.evaluation > 0) {
+    plan.notes.push_back(
+        fmt::format("for each evaluation every process gathers the whole model, {:.1f} GB beside "
+                    "its share (--dry-run counts it)",
+                    static_cast<double>(plan.memory.evaluation) / 1e9));
+  }
+  for (const auto& warning : known_failures(run_facts(plan.settings, config, plan.routing.router,
+                                                      plan.routing.ep_ranks, plan.group_tokens))) {
+    plan.notes.push_back(warning);
+  }
   return run;
 }
 
@@ -192,11 +266,11 @@ std::string fingerprint(const RunPlan& plan, const data::Examples& examples,
 }
 
 model::ModelConfig read_config(const std::filesystem::path& model) {
-  const auto file =
-      std::filesystem::is_directory(model) ? model / "config.json" : std::filesystem::path(model);
+  const auto file = std::filesystem::is_directory(model) ? model / "config.json" : model;
   return model::parse_config(read_json(file.string(), uint64_t{16} << 20), file.string());
 }
 
+// Returns the config of the mixture that settings.upcycle makes of settings.model.
 model::ModelConfig planned_config(const TrainSettings& settings) {
   model::InitSettings init;
   init.config = settings.model;
@@ -207,20 +281,48 @@ model::ModelConfig planned_config(const TrainSettings& settings) {
   init.ep_ranks = settings.router.ep_ranks;
   model::ModelConfig config = model::plan_init(init).config;
   if (settings.upcycle.shared_expert) {
-    model::check_may_share(read_config(settings.model), settings.model.string());
+    model::check_shared_expert(read_config(settings.model), settings.model.string());
     config.moe->shared_expert_width = config.intermediate_size;
   }
   return config;
 }
 
-// Returns the router of the run: that of the planned mixture, or the overridden one of the config.
-route::ResolvedRouter planned_router(const TrainSettings& settings, const model::MoeConfig& moe) {
-  return route::override_router({moe.router, moe.ep_ranks, moe.experts, moe.gate_scale},
-                                model::router_of_opened(settings.upcycle, settings.router),
-                                /*force=*/true, route::Purpose::kTrain);
+}  // namespace
+
+bool router_learns_from_task(const route::RouterSettings& router, int64_t experts) {
+  const int64_t choices = route::max_choices(router, experts) + (router.fr ? 1 : 0);
+  const bool has_one_expert = std::min(choices, experts) == 1;
+  return experts == 1 || !has_one_expert || router.straight_through ||
+         !route::weights_sum_to_one(router);
 }
 
-}  // namespace
+double chance_refusal_share(const route::RouterSettings& router, int64_t rank_tokens,
+                            int64_t experts) {
+  if (!router.family->tokens_request || !route::has_capacity(router) || rank_tokens < 1) {
+    return 0;
+  }
+  const int64_t slots = route::capacity_slots(router.capacity_factor, rank_tokens, experts);
+  if (slots >= rank_tokens) {
+    return 0;
+  }
+  const auto tokens = static_cast<double>(rank_tokens);
+  const double p = static_cast<double>(router.k) / static_cast<double>(experts);
+  const double excess =
+      p < 1 ? expected_overflow(rank_tokens, p, slots) : tokens - static_cast<double>(slots);
+  return excess / (p * tokens);
+}
+
+std::vector<std::string> known_failures(const RunFacts& facts) {
+  std::vector<std::string> found;
+  if (facts.router) {
+    check_router_gradient(facts, found);
+    check_chance_refusals(facts, found);
+  }
+  if (facts.last_lr) {
+    check_learning_rate(facts, found);
+  }
+  return found;
+}
 
 data::BatchSettings batch_settings(const TrainSettings& settings) {
   return {*settings.pack,        settings.shuffle, *settings.seq_len,
@@ -239,7 +341,7 @@ Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks,
     prepare_this_rank();
     return std::move(*run);
   }
-  const int64_t first = distributed::ranks_of_this_host(ranks).front();
+  const int64_t first = distributed::same_host_ranks(ranks).front();
   distributed::on_all_ranks(&ranks, [&] {
     if (first == ranks.rank()) {
       prepare_this_rank();
@@ -296,7 +398,11 @@ ClusterPlan plan_cluster(const TrainSettings& settings, int64_t nodes, int64_t g
   plan.settings = resolve(plan.settings, config, {});
   int64_t logical_ranks = 1;
   if (config.moe) {
-    const auto resolved = planned_router(settings, *config.moe);
+    const model::MoeConfig& moe = *config.moe;
+    const auto resolved =
+        route::override_router({moe.router, moe.ep_ranks, moe.experts, moe.gate_scale},
+                               model::remaining_router_request(settings.upcycle, settings.router),
+                               /*force=*/true, route::Purpose::kTrain);
     plan.router = resolved.router;
     logical_ranks = resolved.ep_ranks;
   }

@@ -1,6 +1,6 @@
 #pragma once
-// Plan of a run before its first step: resolved settings, data, model, layout and memory, and the
-// warnings that are printed at the start.
+// Plan of a run before its first step: resolved settings, data, model, layout and memory, and
+// warnings about settings that are known to fail.
 
 #include <cstdint>
 #include <filesystem>
@@ -16,52 +16,20 @@
 #include "core/io/checkpoint.h"
 #include "core/model/config/config.h"
 #include "core/model/llama/llama.h"
-#include "core/route/router_settings.h"
+#include "core/route/router.h"
 #include "core/train/config/settings.h"
+#include "core/train/loop/memory_plan.h"
 #include "core/train/observe/evaluation.h"
 #include "core/train/observe/metrics.h"
 
 namespace moe::train {
 
-// Memory of a GPU that a process takes before it loads anything: context, libraries, NCCL's
-// buffers.
-constexpr uint64_t kCudaProgram = uint64_t{1} << 30;
-
-// Memory estimate of a run in bytes, of the first process of a layout, which has the most; of its
-// GPU if it has one.
-struct MemoryPlan {
-  uint64_t program = 0;      // before anything is loaded
-  uint64_t weights = 0;      // f32, adapters included; with bf16 on a GPU also the bf16 copies
-                             // (kernels/ops/bf16_working_copy.h)
-  uint64_t gradients = 0;    // f32, of the parameters that train
-  uint64_t optimizer = 0;    // two moments of what this process updates
-  uint64_t activations = 0;  // kept for backward, of one micro-batch
-  uint64_t workspace = 0;    // temporary memory at the peak
-  uint64_t checkpoint = 0;   // the copy that is written in the background; 0 without checkpoints,
-                             // and on a GPU, whose copy is in host memory
-  uint64_t evaluation = 0;   // the whole model, gathered for an evaluation; 0 if the process has it
-                             // anyway or nothing is evaluated
-  uint64_t peak = 0;
-};
-
-// Estimates the memory of a run from shapes alone, by a walk through a step: forward (activations
-// of each layer), head, backward (activations are freed, gradients allocated), update, checkpoint.
-// Requires resolved `settings`. `tokens` are those of a micro-batch, of which the ranks of an
-// expert-parallel group have equal parts; `program` is the current memory of the process.
-MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& settings,
-                       const route::RouterSettings& router, int64_t tokens, uint64_t program,
-                       const distributed::Layout& layout = {});
-
-// Returns the rows R that a MoE layer routes for `tokens` tokens: those of the router's definition;
-// for top-p and ReLU routers the expectation at initialization, which is their maximum.
-int64_t routed_rows(const route::RouterSettings& router, int64_t tokens, int64_t experts);
-
-// A larger share of requests refused by chance is worth a warning: 8 experts at CF = k = 1 refuse
-// 3.3 % of 1,024 tokens per rank, 4.7 % of 512 and 9.3 % of 128.
+// Share of requests refused by chance above which known_failures() warns. For 8 experts and CF = k
+// = 1 the share is 3.3 % at 1,024 tokens per rank, 4.7 % at 512 and 9.3 % at 128.
 inline constexpr double kMaxChanceRefusal = 0.04;
 
-// Schedules usually end at a tenth of their maximum: more than ten times a parent's last learning
-// rate is more than the parent was trained with.
+// Ratio of the learning rate to the parent's last one above which known_failures() warns. Schedules
+// usually end at a tenth of their maximum, so a larger ratio exceeds the parent's maximum.
 inline constexpr double kMaxLrRatio = 10;
 
 // Returns true if the task loss has a gradient with respect to the logits (core/route/README.md,
@@ -90,11 +58,6 @@ struct RunFacts {
 
 // Returns a warning for each setting that is known to fail although the loss decreases.
 std::vector<std::string> known_failures(const RunFacts& facts);
-
-// Returns the facts of resolved settings with W = `ep_ranks` logical ranks and micro-batches of up
-// to `group_tokens` tokens.
-RunFacts run_facts(const TrainSettings& settings, const model::ModelConfig& config,
-                   const route::RouterSettings& router, int64_t ep_ranks, int64_t group_tokens);
 
 struct RunPlan {
   TrainSettings settings;            // resolved, steps included
@@ -147,8 +110,8 @@ data::BatchSettings batch_settings(const TrainSettings& settings);
 // for a run on GPUs. need.processes is 1.
 MemoryNeed memory_need(const RunPlan& plan);
 
-// Returns the plan of rank 0 of `processes`, which are taken to share this host, and starts no run.
-// A note tells if memory is short. Throws the exceptions of prepare().
+// Returns the plan of rank 0 of `processes` on this host without starting a run. Adds a note if
+// memory is short. Throws the exceptions of prepare().
 RunPlan plan_run(const TrainSettings& settings, int64_t processes = 1);
 
 // Memory plan of a run on a cluster, for --dry-run with --nodes and --gpus.

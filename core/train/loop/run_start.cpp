@@ -1,11 +1,13 @@
 #include "core/train/loop/run_start.h"
 
 #include <ATen/Parallel.h>
+#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sys/utsname.h>
 #include <torch/version.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <span>
 
 #include "core/base/error.h"
@@ -14,10 +16,13 @@
 #include "core/distributed/comm.h"
 #include "core/io/file.h"
 #include "core/io/staging_area.h"
+#include "core/route/router.h"
 #include "core/train/checkpoint/run_folder.h"
 #include "core/train/checkpoint/snapshot.h"
+#include "core/train/loop/plan.h"
 #include "core/train/observe/history.h"
-#include "core/train/observe/step_lines.h"
+#include "core/train/observe/metrics.h"
+#include "core/train/step/trainable.h"
 
 namespace moe::train {
 
@@ -31,8 +36,8 @@ uint64_t model_bytes(const io::Checkpoint& checkpoint) {
   return bytes;
 }
 
-// Throws UserError if the disk has no space for final/ and for the checkpoints that exist at once
-// (one more than are kept), of which `existing` exist.
+// Throws UserError if the disk has no space for final/ and the checkpoints of the run: --keep and
+// the one that is being written, less `existing` ones.
 void check_run_space(const RunPlan& plan, const io::Checkpoint& checkpoint, size_t existing) {
   const bool saves = plan.settings.save_every || plan.settings.save_minutes;
   const auto wanted = saves ? static_cast<size_t>(plan.settings.keep) + 1 : 0;
@@ -83,7 +88,9 @@ void append_to_run_history(const std::filesystem::path& file, const OrderedJson&
   io::sync(descriptor, file);
 }
 
-// Returns the newest intact checkpoint of an existing run. Adds notes on what was found.
+// Returns the newest intact checkpoint of an existing run, else the model. Sets plan.first_step and
+// adds notes on damaged checkpoints and the first step. Throws UserError if all checkpoints are
+// damaged.
 ResumePlan find_start(const RunFolder& folder, RunState state, RunPlan& plan) {
   if (state != RunState::kResumable) {
     return {plan.settings.model, false, false, nullptr};
@@ -93,8 +100,7 @@ ResumePlan find_start(const RunFolder& folder, RunState state, RunPlan& plan) {
   if (!checkpoint && !damaged.empty()) {
     throw UserError(
         "{}: all checkpoints are damaged ({}); restore one from a backup, or use --force to start "
-        "over "
-        "at step 0",
+        "over at step 0",
         folder.path().string(), fmt::join(damaged, "; "));
   }
   plan.notes.insert(plan.notes.end(), damaged.begin(), damaged.end());

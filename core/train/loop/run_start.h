@@ -27,8 +27,8 @@ struct ResumePlan {
 ResumePlan begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,
                      distributed::Comm& ranks);
 
-// Returns the size of one checkpoint: a model folder, and the weight in f32 and two moments of
-// every parameter.
+// Returns the size of one checkpoint in bytes: a model folder, and the f32 weight and two moments
+// of every parameter.
 uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, const RunPlan& plan);
 
 }  // namespace moe::train

@@ -17,9 +17,9 @@
 #include "core/train/loop/run_start.h"
 #include "core/train/observe/metrics.h"
 #include "core/train/step/gradients.h"
+#include "core/train/step/optimizer.h"
 #include "core/train/step/trainable.h"
 #include "core/train/step/training_data.h"
-#include "core/train/step/updater.h"
 #include "kernels/ops/bf16_working_copy.h"
 #include "kernels/ops/device.h"
 
@@ -56,8 +56,8 @@ void check_finite(const model::Llama& model, const std::filesystem::path& folder
   }
 }
 
-// Returns the whole model with the current weights, of which `local` holds the experts of this
-// process. Collective over `group`. `parent` is a folder of a model of this shape.
+// Returns a copy of `local` with the experts of all processes of `group`, of which `local` holds
+// the experts of this process. Collective. `parent` is a folder of a model of the same shapes.
 model::Llama gather_experts(const model::Llama& local, const io::Checkpoint& parent,
                             const model::ComputeOptions& compute, distributed::Comm& group) {
   const at::NoGradGuard no_gradients;
@@ -127,7 +127,7 @@ class Run {
       state_ = restore(start.folder, model_, updater_.optimizer());
       saved_step_ = state_.step;
     } else if (settings.shard != Shard::kWeights || world.layout.processes == 1) {
-      check_finite(model_, settings.model);  // no process has sharded weights whole
+      check_finite(model_, settings.model);  // sharded weights are not checked
     }
     loader_.emplace(batches_at(examples, batch_settings(settings), state_.cursor, start),
                     *settings.global_batch / *settings.micro_batch);
@@ -183,8 +183,8 @@ class Run {
   // Returns true if the loss has an L1 term, whose weight is lambda.
   bool has_lambda() const { return routing_.router.family->has_adaptive_l1; }
 
-  // Updates lambda of the L1 loss and the router biases after a step. The controller of a frozen
-  // router keeps its value, because it cannot change the measured load.
+  // Updates lambda of the L1 loss and the router biases after a step. Both keep their values while
+  // the router is frozen, because they could not change the measured load.
   void update_controllers(const StepLosses& losses) {
     const std::vector<std::string>& trained = plan_.settings.trained;
     if (has_lambda() && trains_router(trained, model_.config())) {
@@ -229,7 +229,7 @@ class Run {
   // Evaluates and appends the line of this step with the results. Returns false if no evaluation is
   // due.
   bool evaluate(OrderedJson line) {
-    std::optional<model::Llama> whole;  // each process evaluates all of it, with equal results
+    std::optional<model::Llama> whole;  // every process evaluates it, with equal results
     if (world_.layout.group() > 1 && evaluator_.is_due(state_.step)) {
       whole.emplace(gather_experts(model_, parent_, plan_.settings.compute, *world_.group));
     }
@@ -321,8 +321,7 @@ class Run {
     record.skipped_why = why;
   }
 
-  // Called if loss and gradient are finite, which shows that the newest checkpoint is good: removes
-  // older ones.
+  // Removes older checkpoints, because a finite loss and gradient show that the newest one is good.
   void on_finite_step() {
     if (bad_steps_ == 0 && has_older_checkpoints_ && !saver_.is_writing()) {
       remove_older_checkpoints();
@@ -345,8 +344,9 @@ class Run {
     }
   }
 
-  // Counts a step whose loss or gradient is not finite. After several in a row, the weights at
-  // their beginning are bad, and so is a checkpoint of them: removes it and ends the run.
+  // Counts a step whose loss or gradient is not finite. After several in a row, or if the run has
+  // no finite step, the weights before the first of them are taken to be bad: removes a checkpoint
+  // of these weights and throws std::runtime_error.
   void skip(const std::string& why) {
     constexpr int64_t kMaxConsecutive = 5;
     if (++bad_steps_ < kMaxConsecutive && state_.step > bad_steps_) {

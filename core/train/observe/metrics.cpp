@@ -9,7 +9,7 @@
 #include "core/base/json.h"
 #include "core/base/read_file.h"
 #include "core/io/file.h"
-#include "core/route/counters_json.h"
+#include "core/route/counters.h"
 #include "core/train/observe/report.h"
 
 namespace moe::train {
@@ -143,7 +143,7 @@ std::optional<double> lr_from_metrics(const fs::path& model) {
 
 }  // namespace
 
-route::CounterTotal StepRecord::total() const { return route::total_of(layer_counters); }
+route::CounterTotal StepRecord::total() const { return route::sum_layers(layer_counters); }
 
 OrderedJson to_json(const StepRecord& record) {
   OrderedJson json = OrderedJson::object();

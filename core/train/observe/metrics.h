@@ -16,7 +16,6 @@
 #include "core/train/checkpoint/run_folder.h"
 #include "core/train/observe/event_file.h"
 #include "core/train/observe/history.h"
-#include "core/train/observe/step_lines.h"
 
 namespace moe::train {
 
@@ -62,7 +61,7 @@ struct Evaluation {
   double seconds = 0;
 };
 
-// Returns the line of metrics.jsonl; for a mixture with the counters of core/route/counters_json.h,
+// Returns the line of metrics.jsonl; for a mixture with the counters of core/route/counters.h,
 // in total and in "layers".
 OrderedJson to_json(const StepRecord& record);
 

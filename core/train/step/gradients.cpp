@@ -70,8 +70,8 @@ Tensor weighted_sum(const route::AuxLosses& losses, const MicroBatchScale& scale
   return sum;
 }
 
-// Runs backward from the gradient of `hidden` and, if defined, from `auxiliary`. If `joins`, runs
-// it even without rows, because other processes wait for its exchanges.
+// Runs backward from the gradient of `hidden` and, if defined, from `auxiliary`. With `joins`, runs
+// it even if `hidden` has no rows, because other processes wait in the collectives of backward.
 void backward_from(const Tensor& hidden, const Tensor& gradient, const Tensor& auxiliary,
                    bool joins) {
   std::vector<Tensor> roots, gradients;
@@ -118,7 +118,7 @@ void bring_to_host(const std::vector<Tensor*>& scalars) {
   }
 }
 
-// Means of the auxiliary losses over micro-batches.
+// Means of the auxiliary losses over the micro-batches of a step.
 class AuxMeans {
  public:
   void add(const route::AuxLosses& losses, double weight) {
@@ -136,6 +136,7 @@ class AuxMeans {
     }
     return defined;
   }
+  // Sums the means over ranks.
   void add_over(distributed::Comm& comm) {
     std::vector<double> sums;
     for (const Tensor& mean : means_) {
@@ -186,15 +187,15 @@ Share local_share(const std::vector<data::Batch>& micro_batches, const distribut
     const distributed::Layout& layout = world->layout;
     if (static_cast<int64_t>(number) % layout.replicas == layout.replica()) {
       const auto rows = static_cast<int64_t>(batch.rows.size());
-      share.batches.push_back(data::rows_of(batch, layout.first_of(rows, layout.ep_rank()),
-                                            layout.first_of(rows, layout.ep_rank() + 1)));
+      share.batches.push_back(data::rows_of(batch, layout.first_row(rows, layout.ep_rank()),
+                                            layout.first_row(rows, layout.ep_rank() + 1)));
       share.numbers.push_back(number);
     }
   }
   return share;
 }
 
-// Returns the counters of all processes: per micro-batch, then per layer. `own` has the order of
+// Returns the counters of all processes, by micro-batch and layer. `own` has the order of
 // `share.numbers`.
 std::vector<route::CounterValues> gather_counters(const std::vector<route::CounterValues>& own,
                                                   const Share& share, size_t micro_batches,
@@ -211,17 +212,17 @@ std::vector<route::CounterValues> gather_counters(const std::vector<route::Count
   none.requests_per_expert.resize(routing.router.bias_rate ? experts : 0);
   none.rank_dropped.resize(ranks);
   none.rank_ir.resize(ranks);
-  const size_t length = route::numbers_of(none).size();
+  const size_t length = route::pack_counters(none).size();
   std::vector<double> all(micro_batches * layers * length);
   for (size_t i = 0; i < own.size(); ++i) {
-    const auto numbers = route::numbers_of(own[i]);
+    const auto numbers = route::pack_counters(own[i]);
     const size_t index = share.numbers[i / layers] * layers + i % layers;
     std::copy(numbers.begin(), numbers.end(), all.begin() + index * length);
   }
   all = distributed::sum_numbers(world->all, all);
   std::vector<route::CounterValues> whole;
   for (auto next = all.begin(); next != all.end(); next += length) {
-    whole.push_back(route::counters_from({next, next + length}, experts, ranks));
+    whole.push_back(route::unpack_counters({next, next + length}, experts, ranks));
   }
   return whole;
 }

@@ -17,8 +17,9 @@
 namespace moe::train {
 
 // Returns the number of rows of a block of head_loss(). On the CPU a block has 64 MiB of logits,
-// part of which stays in the caches. On a GPU it is large enough that the update of the head's
-// gradient, 8 V D bytes per block, is cheap beside the products; its logits take 16 V KiB.
+// part of which stays in the caches. On a GPU the logits of a block take 16 V KiB, and the memory
+// traffic of the head's gradient, 8 V D bytes per block, takes little time compared with the
+// products.
 int64_t head_block_rows(int64_t vocabulary, bool on_cuda);
 
 struct HeadLoss {
@@ -32,9 +33,9 @@ struct HeadLoss {
 // positions with a target are multiplied by the head, in blocks of rows, and the logits of a block
 // are overwritten by their gradient. weight [V, D] f32, hidden [T, D] f32, targets [T]
 // (data::kNoLoss: none). Products are computed in `type` (kernels/ops/linear.h), logits and sums in
-// f32; in bf16 the gradient of the logits is rounded once, for both of its products. Adds the
-// gradient of scale * nll_sum to weight.grad() if weight requires a gradient. `block_rows` replaces
-// head_block_rows().
+// f32 (f64 if `type` is f64). In bf16 the gradient of the logits is rounded once, for both of its
+// products. Adds the gradient of scale * nll_sum to weight.grad() if weight requires a gradient.
+// `block_rows` replaces head_block_rows().
 HeadLoss head_loss(const at::Tensor& weight, const at::Tensor& hidden,
                    const std::vector<int64_t>& targets, double scale,
                    at::ScalarType type = at::kFloat, std::optional<int64_t> block_rows = {});
@@ -50,8 +51,8 @@ struct AuxCoefficients {
 struct StepLosses {
   double loss = 0;  // language-model loss, mean over the targets; 0 if there are none
   int64_t tokens = 0, target_tokens = 0;
-  // Unscaled means over micro-batches; unset if the router has no such loss (the last two: if their
-  // coefficient is 0).
+  // Means over micro-batches, without coefficients. Unset if the router has no such loss; z and
+  // sequence_balance: if their coefficient is 0.
   std::optional<double> load_balance, entropy, l1, z, sequence_balance;
   std::vector<route::CounterValues> layers;  // per MoE layer, summed over micro-batches
   double sparsity = 0;                       // mean over MoE layers and micro-batches
@@ -61,8 +62,8 @@ struct StepLosses {
 //
 // With a `world` of several processes, each process passes all micro-batches, computes its share of
 // them (core/distributed/comm.h) and adds its share of the gradient: over the processes that hold
-// a parameter, the shares sum up to the gradient of L (RankShards, updater.h). The returned losses
-// are those of the whole step on every process.
+// a parameter, the shares sum up to the gradient of L (RankShards, optimizer.h). The returned
+// losses are those of the whole step on every process.
 StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batch>& micro_batches,
                          const model::RoutingOptions& routing, const AuxCoefficients& coefficients,
                          distributed::World* world = nullptr);

@@ -4,21 +4,26 @@
 //   w -= lr * weight_decay * w;   m = b1 m + (1-b1) g;   v = b2 v + (1-b2) g^2
 //   w -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 // Norms and biases (parameters of one dimension) are never decayed. Embedding and head are decayed
-// as in GPT-3 and LLaMA, or not, as in OLMo 2: decay shrinks the rows of rare tokens, and the
-// gradient behind a norm grows as its input shrinks (Takase et al. 2023).
+// as in GPT-3 and LLaMA, or not decayed (--decay-embeddings off), as in OLMo 2: decay shrinks the
+// rows of rare tokens, and the gradient through a norm grows as the input of the norm shrinks
+// (Takase et al. 2023).
 //
 // The moments m and v are stored in f32, or in bf16 at half the size. bf16 moments are widened a
-// piece at a time, updated in f32, and rounded stochastically (kernels/ops/stochastic_round.h):
-// with b2 = 0.999 a v without gradient decreases by 0.1 % per step, less than half a spacing of
-// bf16, and would never decrease with rounding to nearest. The noise is unbiased: a step changes v
-// by |d|, and its rounding has a variance of at most spacing * |d|; over the 1 / (2 (1 - b2)) steps
-// of v's memory this is 6 % of v, or 3 % of sqrt(v), at b2 = 0.999. The random numbers are a
+// piece at a time, updated in f32, and rounded stochastically (kernels/ops/adamw.h). Rounding to
+// nearest does not work: with b2 = 0.999 and a zero gradient v decreases by 0.1 % per step, less
+// than half a spacing of bf16, and would never change. Stochastic rounding is unbiased. If a step
+// changes v by d, the rounding has a variance of at most spacing * |d|. Over the 1 / (2 (1 - b2))
+// steps of v's memory this is 6 % of v, or 3 % of sqrt(v), at b2 = 0.999. The random numbers are a
 // function of (seed, name, t, element), so that a resumed run equals an uninterrupted one.
 
 #include <ATen/ATen.h>
 
+#include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
+#include "core/distributed/comm.h"
 #include "core/model/llama/llama.h"
 #include "core/train/config/settings.h"
 
@@ -37,8 +42,7 @@ std::vector<Slice> whole_slices(const std::vector<model::NamedParameter>& parame
 
 class AdamW {
  public:
-  // `seed` is that of the rounding of bf16 moments, which depends on the offset of an element in
-  // the whole parameter. The gradient of a slice is values.grad().
+  // `seed` seeds the stochastic rounding of bf16 moments. The gradient of a slice is values.grad().
   AdamW(const std::vector<Slice>& slices, const AdamWSettings& settings, uint64_t seed = 0);
   AdamW(const std::vector<model::NamedParameter>& parameters, const AdamWSettings& settings,
         uint64_t seed = 0);
@@ -48,8 +52,8 @@ class AdamW {
   // them; on the CPU it must be 1 (clip_gradients() scales them before).
   void step(double lr, double gradient_scale = 1);
   void clear_gradients();
-  // Returns exp_avg.NAME, exp_avg_sq.NAME (in the moments' type) and updates.NAME of every slice:
-  // the tensors in use, for saving and restoring.
+  // Returns exp_avg.NAME, exp_avg_sq.NAME (in the moments' type) and updates.NAME (t) of every
+  // slice, for saving and restoring. The tensors are not copied.
   std::vector<Slice> state() const;
 
  private:
@@ -91,5 +95,104 @@ double clip_scale(double norm, double max_norm);
 // Multiplies the gradients by clip_scale().
 void clip_gradients(const std::vector<model::NamedParameter>& parameters, double norm,
                     double max_norm);
+
+inline constexpr int64_t kOutlierWindow = 128, kOutlierStart = 64;  // steps
+inline constexpr int64_t kMaxConsecutiveOutliers = 16;
+
+// Losses and gradient norms of the last steps, saved in checkpoints.
+struct OutlierWindow {
+  std::vector<double> losses, norms;  // oldest first, of equal length
+  int64_t in_a_row = 0;               // number of consecutive outliers up to now
+  bool operator==(const OutlierWindow&) const = default;
+};
+
+// Returns the reason if a step is an outlier, else nothing. Adds the step to `window`. `loss` and
+// `norm` must be finite, `z` > 0.
+//
+// A step is an outlier if its loss or gradient norm is more than `z` standard deviations above the
+// mean of the last kOutlierWindow steps, once there are kOutlierStart (SkipStepOptimizer of
+// OLMo-core, Ai2 2024; here values below the mean are never outliers).
+//
+// The window also stores outliers, clipped to the threshold that they exceeded (winsorized).
+// Without them, a permanent change of the loss (other data, another length) would be an outlier
+// forever. Unclipped, one extreme value would raise the threshold for kOutlierWindow steps.
+// Clipped, one outlier raises the threshold by about a seventh at z = 6. A permanent shift of 10
+// standard deviations is then accepted after 6 consecutive steps, a shift of 50 after 18. After
+// kMaxConsecutiveOutliers outliers in a row the window is cleared, and the reason says so.
+std::optional<std::string> find_outlier(OutlierWindow& window, double loss, double norm, double z);
+
+// Returns the processes that hold a parameter: the replicas for experts, all processes otherwise.
+distributed::Comm& parameter_holders(const model::NamedParameter& parameter,
+                                     distributed::World& world);
+
+// Returns each parameter as this process holds it, with its offset in the whole parameter for
+// experts and parts of sharded matrices.
+std::vector<Slice> held_slices(const std::vector<model::NamedParameter>& parameters,
+                               const distributed::Layout& layout);
+
+// Sharding of the update over processes (ZeRO stage 1, Rajbhandari et al. 2020, section 5.1): each
+// of the n processes that hold a parameter updates one of n parts of it. Gradients are summed by
+// reduce-scatter, the moments of a part exist on one process, and the new weights are all-gathered.
+// A matrix whose weights are sharded too (core/model/llama/weight_shards.h) needs neither
+// collective: each process updates its shard, and backward has reduced the gradient.
+class RankShards {
+ public:
+  // `trained`: the parameters of this process that train, in the same order on all processes.
+  RankShards(const std::vector<model::NamedParameter>& trained, distributed::World& world);
+
+  // Returns flat views of the parts that this process updates, without empty ones.
+  const std::vector<Slice>& slices() const { return slices_; }
+
+  // Sums the parameters' gradients over their holders into the gradients of the slices, and frees
+  // the gradients of the parameters. A slice gets no gradient if no process has one.
+  void reduce_gradients();
+  // Returns the norm of all gradients, counting each parameter once. Requires reduce_gradients().
+  double norm() const;
+  // All-gathers the weights of the slices.
+  void gather_weights();
+
+ private:
+  struct HeldParameter {
+    at::Tensor parameter;
+    distributed::Comm* holders;
+    distributed::Part part;   // of its elements
+    at::Tensor slice;         // undefined if the part is empty
+    bool is_sharded = false;  // this process holds only its slice
+  };
+  // Pads [elements] to [holders * part length] with zeros.
+  static at::Tensor padded(const at::Tensor& flat, const HeldParameter& held);
+  // Returns for each parameter whether any process has a gradient.
+  std::vector<bool> has_gradient() const;
+
+  distributed::World& world_;
+  std::vector<HeldParameter> held_;
+  std::vector<Slice> slices_;
+};
+
+// Computes the gradient norm, clips, and updates the weights. With several processes the results
+// are those of one process.
+class Updater {
+ public:
+  // `world` is null for a single process, and outlives the updater.
+  Updater(const std::vector<model::NamedParameter>& trained, const AdamWSettings& settings,
+          uint64_t seed, distributed::World* world);
+
+  void clear_gradients();
+  // Returns the norm of all gradients since clear_gradients(), over all processes. Called once per
+  // step.
+  double gradient_norm();
+  // Clips to `clip` (0 = no clipping), given the result of gradient_norm(), and updates the
+  // weights.
+  void step(double norm, double clip, double lr);
+
+  AdamW& optimizer() { return optimizer_; }
+  const AdamW& optimizer() const { return optimizer_; }
+
+ private:
+  std::vector<model::NamedParameter> trained_;
+  std::optional<RankShards> shards_;
+  std::vector<model::NamedParameter> updated_;  // parameters, or slices of them
+  AdamW optimizer_;
+};
 
 }  // namespace moe::train

@@ -26,13 +26,13 @@ Options options_of(Settings& settings) {
       {.name = "steps",
        .member = &settings.steps,
        .help = "how many",
-       .fallback = "one",
-       .range = whole_from(1)},
+       .range = whole_from(1),
+       .fallback = "one"},
       {.name = "rate",
        .member = &settings.rate,
        .help = "how fast",
-       .source = "somebody",
-       .range = number_from(0)},
+       .range = number_from(0),
+       .source = "somebody"},
       {.name = "files", .member = &settings.files},
       {.name = "colour",
        .member = choice<Colour, Colour>("colour", settings.colour,
@@ -125,10 +125,10 @@ TEST_CASE("an integer is decimal digits within its type and range", "[base]") {
 TEST_CASE("help says the default and where it is from", "[base]") {
   Settings settings;
   const Options options = options_of(settings);
-  CHECK(describe(options[0]) == "how many (default: one)");
-  CHECK(describe(options[1]) == "how fast (default: 0.5, as somebody)");
-  CHECK(describe(options[3]) == "red or blue (default: blue)");
-  CHECK(flag_of(options[0]) == "--steps");
+  CHECK(help_line(options[0]) == "how many (default: one)");
+  CHECK(help_line(options[1]) == "how fast (default: 0.5, as somebody)");
+  CHECK(help_line(options[3]) == "red or blue (default: blue)");
+  CHECK(flag_name(options[0]) == "--steps");
 }
 
 TEST_CASE("a member is set from the text that it is written as, and from no other", "[base]") {
@@ -155,5 +155,5 @@ TEST_CASE("a member is set from the text that it is written as, and from no othe
 
 TEST_CASE("what changes no number is known by its key", "[base]") {
   Settings settings;
-  CHECK(free_keys(options_of(settings)) == std::set<std::string>{"name", "threads"});
+  CHECK(changeable_keys(options_of(settings)) == std::set<std::string>{"name", "threads"});
 }

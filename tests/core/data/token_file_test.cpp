@@ -1,11 +1,10 @@
-#include "core/data/token_file.h"
-
 #include <fcntl.h>
 
 #include <fstream>
 
 #include "core/base/random.h"
 #include "core/data/batches.h"
+#include "core/data/token_cache.h"
 #include "core/io/file.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"

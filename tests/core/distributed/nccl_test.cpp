@@ -1,7 +1,7 @@
-// Collectives of GPUs, without a GPU: make_nccl of this file replaces the one of the library. It
-// makes a backend whose works behave as WorkNCCL for the host: wait() orders streams and returns at
-// once; a work is complete when the GPU is done with it; after an error of NCCL it is complete with
-// an exception that wait() does not throw.
+// Collectives of GPUs, without a GPU: make_nccl() of this file replaces the one of the library. Its
+// works behave as WorkNCCL does on the host: wait() orders streams and returns at once; a work is
+// complete when the GPU has completed it; after an error of NCCL it is complete with an exception
+// that wait() does not throw.
 
 #include <atomic>
 #include <future>
@@ -21,7 +21,7 @@ using test::contains_text;
 
 class FakeWork : public c10d::Work {
  public:
-  // What the GPU does with it: "" is well.
+  // Completes the work, with an exception unless `words` is "".
   void end(const std::string& words) {
     finish(words.empty() ? nullptr : std::make_exception_ptr(std::runtime_error(words)));
   }
@@ -32,7 +32,7 @@ class FakeWork : public c10d::Work {
   std::atomic<int> ordered = 0;  // streams that wait for it
 };
 
-// What a rank's backend makes, and is told.
+// Works that the backend of a rank has made.
 struct FakeGpu {
   std::vector<c10::intrusive_ptr<FakeWork>> works;
 };
@@ -41,8 +41,7 @@ thread_local FakeGpu* gpu_of_this_rank = nullptr;  // NOLINT: read by make_nccl 
 
 class FakeNccl : public c10d::Backend {
  public:
-  FakeNccl(const BackendGroup& group, FakeGpu& gpu)
-      : c10d::Backend(static_cast<int>(group.rank), static_cast<int>(group.size)), gpu_(gpu) {}
+  FakeNccl(int rank, int size, FakeGpu& gpu) : c10d::Backend(rank, size), gpu_(gpu) {}
 
   const std::string getBackendName() const override { return "nccl"; }
   void setTimeout(std::chrono::milliseconds /*timeout*/) override {}
@@ -65,7 +64,7 @@ class FakeNccl : public c10d::Backend {
   FakeGpu& gpu_;
 };
 
-// What a rank does: its Comm at step 7 and layer 3, its GPU, and the store.
+// Program of a rank, whose Comm is at step 7 and layer 3.
 using Body = std::function<void(Comm&, FakeGpu&, Store&)>;
 
 constexpr Seconds kTimeout{3};
@@ -88,7 +87,7 @@ std::string failure_of(const Body& body, const Body& other) {
       std::string own;
       try {
         (rank == 0 ? body : other)(*comm, gpu, group.store);
-        group.monitor.check();
+        group.check();
       } catch (const RankFailed& error) {
         own = error.what();
       }
@@ -115,7 +114,8 @@ void send_to_all(Comm& comm) {
   comm.all_to_all(at::zeros({2}), {1, 1}, at::zeros({2}), {1, 1})->wait();
 }
 
-// `exchange`, which the GPU ends with `words` while the host is at the next layer.
+// Returns a body that runs `exchange`, which the GPU ends with `words` while the host is at the
+// next layer.
 template <typename Exchange>
 Body ends_with(const std::string& words, const Exchange& exchange) {
   return [=](Comm& comm, FakeGpu& gpu, Store& /*store*/) {
@@ -134,11 +134,10 @@ void hang(Comm& comm, FakeGpu& /*gpu*/, Store& /*store*/) {
 
 }  // namespace
 
-std::shared_ptr<c10d::Backend> make_nccl(const ProcessGroup& /*group*/, const BackendGroup& subset,
-                                         at::Device /*device*/) {
-  auto backend = c10::make_intrusive<FakeNccl>(subset, *gpu_of_this_rank);
-  c10d::Backend* const pointer = backend.get();
-  return {pointer, [held = std::move(backend)](c10d::Backend* /*pointer*/) {}};
+c10::intrusive_ptr<c10d::Backend> make_nccl(const ProcessGroup& /*group*/,
+                                            const c10::intrusive_ptr<c10d::Store>& /*store*/,
+                                            int rank, int size, at::Device /*device*/) {
+  return c10::make_intrusive<FakeNccl>(rank, size, *gpu_of_this_rank);
 }
 
 TEST_CASE("an exchange of NCCL that ends well is no failure") {

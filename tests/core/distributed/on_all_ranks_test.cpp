@@ -1,5 +1,6 @@
 #include "core/base/error.h"
 #include "core/distributed/comm.h"
+#include "core/distributed/rendezvous.h"
 #include "tests/support/catch.h"
 #include "tests/support/matchers.h"
 #include "tests/support/rank_threads.h"
@@ -8,7 +9,7 @@ using namespace moe;
 
 namespace {
 
-// What each of three ranks hears when rank r runs body(r).
+// Returns the message of each of three ranks when rank r runs body(r).
 std::vector<std::string> heard(const std::function<void(int64_t)>& body) {
   std::vector<std::string> sentences(3);
   test::run_as_threads(3, [&](distributed::Comm& comm) {
@@ -36,7 +37,8 @@ TEST_CASE("what one rank cannot do no rank goes on from") {
           if (rank == 1) {
             throw std::runtime_error("disk broken");
           }
-        }) == std::vector<std::string>(3, "rank 1: disk broken"));
+        }) == std::vector<std::string>(3, distributed::describe(1, distributed::this_member()) +
+                                              " failed (disk broken)"));
 }
 
 TEST_CASE("the user's mistake is told before what follows from it") {
@@ -69,11 +71,11 @@ TEST_CASE("what holds on one rank is known to all") {
 
 TEST_CASE("ranks of one process share its host") {
   test::run_as_threads(3, [](distributed::Comm& comm) {
-    if (distributed::ranks_of_this_host(comm) != std::vector<int64_t>{0, 1, 2}) {
+    if (distributed::same_host_ranks(comm) != std::vector<int64_t>{0, 1, 2}) {
       throw std::runtime_error("the ranks of this host are others");
     }
   });
-  CHECK(distributed::ranks_of_this_host(*distributed::solo_comm()) == std::vector<int64_t>{0});
+  CHECK(distributed::same_host_ranks(*distributed::solo_comm()) == std::vector<int64_t>{0});
 }
 
 TEST_CASE("memory that the ranks of a host lack together is refused on all of them") {

@@ -1,5 +1,5 @@
-// Gloo as processes use it: ranks are threads here, each with its own ProcessGroup over one store,
-// so that one test sees all of them. Real processes: tests/cli/ranks_test.cpp.
+// Gloo as processes use it. Ranks are threads, each with a ProcessGroup over one store.
+// tests/cli/ranks_test.cpp runs processes.
 
 #include "core/distributed/process_group.h"
 
@@ -21,13 +21,12 @@ using moe::test::contains_text;
 
 namespace {
 
-// LibTorch notes the operations of all Gloo groups of a process in one map without a lock, which
-// ranks as threads spoil for each other. Processes are not met by it: there one thread uses them.
-[[maybe_unused]] const bool kNotesNothing = setenv("TORCH_FR_BUFFER_SIZE", "0", 0) == 0;
-
-// Returns the message with which each rank failed, "" for none.
+// Returns the message with which each rank failed, "" for none. Turns off LibTorch's flight
+// recorder, which records the operations of all Gloo groups of a process without a lock: ranks that
+// are threads race on it.
 template <typename Body>
 std::vector<std::string> run_ranks(int64_t ranks, double timeout_s, const Body& body) {
+  setenv("TORCH_FR_BUFFER_SIZE", "0", 0);
   const distributed::Store store = distributed::make_local_store();
   const std::vector<distributed::Member> members(ranks, distributed::this_member("127.0.0.1"));
   std::vector<std::string> failures(ranks);
@@ -65,7 +64,7 @@ void on_ranks(int64_t ranks, const Body& body) {
   CHECK(failures == std::vector<std::string>(ranks));
 }
 
-// Rank r's numbers: sums of them round.
+// Returns numbers of a rank whose sums are rounded.
 Tensor some_numbers(int64_t rank, int64_t count) {
   return at::arange(count, at::kFloat).add(0.1F + static_cast<float>(rank)).sin();
 }
@@ -87,7 +86,6 @@ TEST_CASE("one rank may get all, and nobody may get anything") {
     comm.all_to_all(nothing, {0, 0, 0}, at::empty({0, 5}), {0, 0, 0})->wait();
     comm.all_reduce(nothing);
     comm.all_gather(nothing, at::empty({0, 5}));
-    comm.broadcast(nothing, 0);
     return true;
   });
 }
@@ -133,9 +131,8 @@ TEST_CASE("a gather may be under way while sums are made and another one is wait
   });
 }
 
-// Scattered sums are taken in rank order, as those of threads. The terms of all_reduce come in an
-// order of Gloo's, which for 3 terms changes a sum by at most two roundings of the partial sums,
-// each below 3 in magnitude.
+// reduce_scatter sums in rank order, as threads do. Gloo chooses the order of all_reduce, which for
+// 3 terms changes a sum by at most two roundings of the partial sums, each below 3 in magnitude.
 TEST_CASE("sums are those that threads give, the same on every rank and every time") {
   // Small, not a multiple of the ranks, and over several blocks.
   for (const int64_t count : {7, 100'003, 3 * 2'000'000}) {

@@ -37,13 +37,15 @@ TEST_CASE("rows arrive in rank order, also where some send none") {
   on_ranks(3, test::one_rank_may_get_all);
 }
 
-TEST_CASE("sums and gathered pieces are the same on all ranks") {
+TEST_CASE("among threads, sums and gathered pieces are the same on all ranks") {
   on_ranks(3, test::sums_and_pieces_are_right);
 }
 
-TEST_CASE("numbers and texts of the host travel") { on_ranks(3, test::numbers_and_texts_travel); }
+TEST_CASE("among threads, numbers and texts of the host travel") {
+  on_ranks(3, test::numbers_and_texts_travel);
+}
 
-TEST_CASE("parts of a Comm talk among themselves") {
+TEST_CASE("among threads, parts of a Comm talk among themselves") {
   on_ranks(4, test::parts_talk_among_themselves);
 }
 

@@ -1,6 +1,5 @@
-// Runs of several processes, started by run_on_ranks itself: the ranks execute this very binary,
-// with the name of the hidden test case below, which is the program of a rank and ends as moe's
-// main() would.
+// Runs of several processes, started by run_on_ranks(): the ranks execute this binary with the name
+// of the hidden test case below, which is the program of a rank and exits as moe's main() does.
 
 #include <ATen/Parallel.h>
 #include <unistd.h>
@@ -13,6 +12,7 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/base/resources.h"
 #include "core/distributed/comm.h"
 #include "core/distributed/launch.h"
 #include "tests/support/catch.h"
@@ -28,7 +28,7 @@ namespace {
 
 void rest(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
-// What the others do meanwhile.
+// Behaviour of the other ranks meanwhile.
 void behave(const std::string& way, distributed::Comm& comm) {
   if (way == "aborts_as_others_compute") {
     rest(6.5);
@@ -39,7 +39,7 @@ void behave(const std::string& way, distributed::Comm& comm) {
   }
 }
 
-// What the rank `rank` of the program does at step 4, layer 2, instead of going on.
+// Failure of a rank at step 4, layer 2.
 void misbehave(const std::string& way, distributed::Comm& comm) {
   if (way == "refuses") {
     throw UserError("no such folder; name another");
@@ -73,7 +73,7 @@ void misbehave(const std::string& way, distributed::Comm& comm) {
   }
 }
 
-// Six collectives; rank 0 says what came of them.
+// Runs six collectives. Rank 0 prints their result.
 void program(distributed::Comm& comm, const std::string& way, int64_t culprit) {
   std::fprintf(stderr, "rank %d writes\n", static_cast<int>(comm.rank()));
   if (comm.rank() != 0) {
@@ -105,7 +105,7 @@ struct Ended {
   double seconds = 0;
 };
 
-// The program on `ranks` ranks.
+// Runs the program on `ranks` ranks.
 Ended run_program(int64_t ranks, const std::string& way, int64_t culprit, double timeout_s = 20) {
   const test::TempDir streams;
   const std::string command = fmt::format(
@@ -122,9 +122,9 @@ Ended run_program(int64_t ranks, const std::string& way, int64_t culprit, double
           seconds.count()};
 }
 
-// The seconds within which a run must end that takes `seconds` to notice what is wrong: one more,
-// and twice what a healthy run takes here and now, since processes start slower on a busy machine
-// or under a sanitizer.
+// Returns the limit in seconds of a run that takes `seconds` to find a failure: one second more,
+// and twice the duration of a healthy run, because processes start slower on a busy machine or
+// under a sanitizer.
 double allowed(double seconds) {
   return seconds + 1 + 2 * std::max(1.0, run_program(3, "is_well", -1).seconds);
 }
@@ -157,29 +157,25 @@ TEST_CASE("the program of a rank", "[.]") {
 }
 
 TEST_CASE("a rank without a GPU of its own is refused") {
-  CHECK(moe::test::user_error_of([] { moe::distributed::check_gpu(1, 2); }) == "");
-  CHECK(moe::test::user_error_of([] { moe::distributed::check_gpu(1, 1); }) ==
-        "--device cuda: rank 1 of this host has no GPU of its own, as there is 1; start at most 1 "
-        "rank on a host, or let the launcher show each rank one GPU (CUDA_VISIBLE_DEVICES), or use "
-        "--device cpu");
+  CHECK(moe::distributed::rank_gpu(1, 2, false) == 1);
+  CHECK_THAT(moe::test::user_error_of([] { moe::distributed::rank_gpu(1, 1, false); }),
+             contains_text("--device cuda: rank 1 of this host has no GPU of its own (1 visible)"));
 }
 
 TEST_CASE("a rank takes the GPU of its number, or the only one that it sees") {
-  using moe::distributed::gpu_of_rank;
-  CHECK(gpu_of_rank(0, 1) == 0);
-  CHECK(gpu_of_rank(5, 1) == 0);  // srun --gpus-per-task=1 shows each rank its own
-  CHECK(gpu_of_rank(0, 8) == 0);
-  CHECK(gpu_of_rank(7, 8) == 7);
-  CHECK(moe::test::user_error_of([] { gpu_of_rank(4, 4); }) ==
-        "--device cuda: rank 4 of this host has no GPU of its own, as there are 4; start at most 4 "
-        "ranks on a host, or let the launcher show each rank one GPU (CUDA_VISIBLE_DEVICES), or "
-        "use --device cpu");
+  using moe::distributed::rank_gpu;
+  CHECK(rank_gpu(0, 1, true) == 0);
+  CHECK(rank_gpu(5, 1, true) == 0);  // srun --gpus-per-task=1 shows each rank its own
+  CHECK(rank_gpu(0, 8, true) == 0);
+  CHECK(rank_gpu(7, 8, true) == 7);
+  CHECK_THAT(moe::test::user_error_of([] { rank_gpu(4, 4, true); }),
+             contains_text("--device cuda: rank 4 of this host has no GPU of its own (4 visible)"));
 }
 
 TEST_CASE("rank 0 speaks, and cores are shared out") {
   const auto [three, seconds] = run_program(3, "is_well", -1);
   CHECK(three.exit_code == 0);
-  const unsigned threads = std::max<unsigned>(1, std::thread::hardware_concurrency() / 3);
+  const int threads = std::max(1, usable_processors() / 3);
   CHECK_THAT(three.out, contains_text(fmt::format("729, {} threads\n", threads)));
   CHECK_THAT(three.out, !contains_text("only rank 0 is heard"));
   CHECK(three.err == "rank 0 writes\n");
@@ -255,7 +251,8 @@ TEST_CASE("a rank that dies while the others connect is named at once") {
 TEST_CASE("an exception that ends a thread of a rank ends the run in one sentence") {
   const auto [result, seconds] = run_program(3, "throws_in_a_thread", 1);
   CHECK(result.exit_code == 1);
-  CHECK_THAT(result.err, contains_text("moe: a thread of rank 1 failed (watchdog): "));
+  CHECK_THAT(result.err,
+             contains_text("moe: rank 1 (host ") && contains_text(") failed (watchdog): "));
   CHECK(result.err.find("frame #0") == std::string::npos);
   CHECK(seconds < allowed(20));
 }
@@ -269,8 +266,8 @@ TEST_CASE("a rank that writes for longer than the time limit is waited for") {
 TEST_CASE("a rank that is stopped as it writes is named") {
   const auto [result, seconds] = run_program(3, "stops_as_it_writes", 2, 2);
   CHECK(result.exit_code == 1);
-  CHECK_THAT(result.err,
-             contains_text("moe: rank 2 (host ") && contains_text(") is stopped: step 4, layer"));
+  CHECK_THAT(result.err, contains_text("moe: rank 2 (host ") &&
+                             contains_text(") does not answer: step 4, layer"));
   CHECK(seconds < allowed(2));
 }
 
@@ -285,7 +282,7 @@ TEST_CASE("a rank that hangs is named within the time limit, with its own positi
   }
 }
 
-// Ranks that call different things are a defect of ours; Gloo sees that sizes do not match.
+// Ranks that call different collectives are a defect of the program. Gloo finds that sizes differ.
 TEST_CASE("ranks that part ways end all the same") {
   const auto [result, seconds] = run_program(2, "leaves", 1, 2);
   CHECK(result.exit_code == 1);

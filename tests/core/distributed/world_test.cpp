@@ -20,7 +20,8 @@ TEST_CASE("a process knows its experts, its logical ranks and its rows") {
   CHECK((layout.replica() == 1 && layout.ep_rank() == 1));
   CHECK((layout.first_expert() == 4 && layout.local_experts() == 4));
   CHECK(layout.local_logical_ranks() == 2);
-  CHECK((layout.first_of(5, 0) == 0 && layout.first_of(5, 1) == 2 && layout.first_of(5, 2) == 5));
+  CHECK(
+      (layout.first_row(5, 0) == 0 && layout.first_row(5, 1) == 2 && layout.first_row(5, 2) == 5));
   CHECK(distributed::describe(layout) ==
         "4 processes = 2 replicas x 2 in an expert-parallel group; 4 logical ranks, 2 a process; "
         "8 experts, 4 a process");

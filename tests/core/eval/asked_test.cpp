@@ -93,7 +93,7 @@ TEST_CASE("what is asked at once is what shares a forward, not what could", "[ev
   settings.batch_tokens = 100;
   const LoadedTask few = task_of(2, "w");
   const auto encoded =
-      encode_requests(encoder_of(opened, settings.compat), text_pairs(few.questions));
+      encode_requests(make_encoder(opened, settings.compat), text_pairs(few.questions));
   const int64_t all = request_sizes(settings, opened, encoded).forward_tokens;
   CHECK((all > 0 && all < 100));
   CHECK(request_sizes(settings, opened, {few}).forward_tokens == all);
@@ -150,9 +150,8 @@ TEST_CASE("an evaluation takes what it said and not much less", "[eval]") {
     const OpenedModel opened = open_model(settings, {});
     const auto take = [&](const std::vector<Request>& requests) {
       const RequestSizes asked = request_sizes(settings, opened, requests);
-      const std::vector<RequestLabel> labels(requests.size());
       Runner runner(settings, opened, {}, asked);
-      runner.run("requests", requests, labels);
+      runner.run("requests", requests);
       return memory_need(settings, opened, asked).bytes;
     };
     take(requests_of(4, 100));  // threads and libraries take theirs once

@@ -1,9 +1,8 @@
-#include "core/eval/encoded_tasks.h"
-
 #include <atomic>
 #include <future>
 
 #include "core/base/error.h"
+#include "core/eval/runner.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
 

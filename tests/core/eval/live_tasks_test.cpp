@@ -1,5 +1,5 @@
-#include "core/eval/encoded_tasks.h"
 #include "core/eval/evaluate.h"
+#include "core/eval/runner.h"
 #include "core/io/checkpoint.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"

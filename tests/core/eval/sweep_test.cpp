@@ -1,6 +1,4 @@
 // A sweep is its values run one after the other, from one loading; the page and the table say it.
-#include "core/eval/sweep.h"
-
 #include "core/base/json.h"
 #include "core/eval/evaluate.h"
 #include "tests/support/catch.h"
@@ -133,7 +131,7 @@ TEST_CASE("each value's results are those of a run of its own", "[eval]") {
     CAPTURE(row.value.name);
     EvalSettings alone = settings;
     alone.out = folder / ("alone " + row.value.name);
-    alone.router = {row.value.of_axis[0], row.value.of_axis[1], {}};
+    alone.router = {row.value.axis_values[0], row.value.axis_values[1], {}};
     const RunReport run = evaluate(alone);
     CHECK(row.means[0].value == run.tasks[0].metrics.at("acc").value);
     CHECK(row.average == Approx((row.means[0].value + row.means[1].value) / 2));
@@ -144,7 +142,7 @@ TEST_CASE("each value's results are those of a run of its own", "[eval]") {
     };
     CHECK(results(settings.out / row.value.name / "results.json") ==
           results(alone.out / "results.json"));
-    CHECK((row.drop_rate > 0) == (row.value.of_axis[1] == "0.5"));
+    CHECK((row.drop_rate > 0) == (row.value.axis_values[1] == "0.5"));
     CHECK((row.ir_share > 0) == (row.value.name == "router=top1+ir,cf=0.5"));
   }
   const Json json = Json::parse(test::read_file(folder / "out/sweep.json"));

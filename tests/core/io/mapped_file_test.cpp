@@ -1,7 +1,5 @@
 // A file that is cut short while it is mapped ends the process with a sentence that names it, and a
 // fault elsewhere goes where it went before. Each case faults in a child of its own.
-#include "core/io/mapped_file.h"
-
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -10,6 +8,7 @@
 #include <csignal>
 #include <functional>
 
+#include "core/io/file.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 

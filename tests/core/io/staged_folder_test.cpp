@@ -1,10 +1,13 @@
 #include "core/io/staged_folder.h"
 
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
+#include <new>
 #include <numeric>
 #include <random>
 #include <set>
@@ -89,15 +92,28 @@ std::string tree_of(const fs::path& folder) {
   return std::accumulate(lines.begin(), lines.end(), std::string());
 }
 
-// Starts a child that commits number after number to `out` until it is killed after `microseconds`.
-void commit_until_killed(const fs::path& out, int microseconds) {
+// Starts a child that commits number after number to `out`. Kills it `microseconds` after it has
+// begun `num_begun` commits, however slow the machine is.
+void commit_until_killed(const fs::path& out, int num_begun, int microseconds) {
+  void* const shared = ::mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE,
+                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(shared != MAP_FAILED);
+  auto& begun = *new (shared) std::atomic<int>(0);
   const pid_t child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {
     for (int number = 0;; ++number) {
+      ++begun;
       commit_number(out, true, number);
     }
   }
+  while (begun < num_begun) {
+    if (::waitpid(child, nullptr, WNOHANG) != 0) {
+      FAIL("the child ended by itself");
+    }
+    std::this_thread::yield();
+  }
+  ::munmap(shared, sizeof(std::atomic<int>));
   std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
   ::kill(child, SIGKILL);
   int status = 0;
@@ -466,8 +482,10 @@ TEST_CASE("a kill at any instant leaves a whole folder or none", "[io]") {
   const auto start = std::chrono::steady_clock::now();
   commit_number(out, false, 0);
   commit_number(out, true, 1);
-  const auto two_commits = std::chrono::duration_cast<std::chrono::microseconds>(
-      std::chrono::steady_clock::now() - start);
+  const auto two_commits =
+      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
+                                std::chrono::steady_clock::now() - start)
+                                .count());
   std::mt19937 random(20240607);
   int absent = 0, whole = 0;
   for (int round = 0; round < 60; ++round) {
@@ -475,9 +493,9 @@ TEST_CASE("a kill at any instant leaves a whole folder or none", "[io]") {
       fs::remove_all(out);  // a first commit, which renames, and later ones, which swap
     }
     const bool was_there = fs::exists(out);
-    // Where the disk made the two commits slow, most instants are after the end of the next ones.
-    const auto latest = round % 8 == 0 ? 0 : two_commits.count();
-    commit_until_killed(out, static_cast<int>(random() % static_cast<uint64_t>(1 + latest)));
+    const bool at_once = round % 8 == 0;  // before the first commit ends
+    commit_until_killed(out, at_once ? 0 : 1 + round % 4,
+                        at_once ? 0 : static_cast<int>(random() % (1 + two_commits)));
     if (fs::exists(out)) {
       REQUIRE(whole_number(out) >= 0);
       ++whole;
@@ -489,7 +507,7 @@ TEST_CASE("a kill at any instant leaves a whole folder or none", "[io]") {
   commit_number(out, true, 7);  // and the next run finds nothing in its way
   CHECK(whole_number(out) == 7);
   CHECK(std::distance(fs::directory_iterator(dir.path()), fs::directory_iterator()) == 1);
-  CHECK(whole > 10);  // both kinds were seen
+  CHECK(whole >= 45);  // the rounds in which a first commit had ended
   CHECK(absent > 0);
 }
 

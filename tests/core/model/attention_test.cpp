@@ -1,26 +1,34 @@
-// Norms of queries and keys against loops over their heads, and all gradients of an attention that
-// has them against finite differences. The whole model stands in llama_test.cpp.
+// Attention: norms of query and key heads, gradients against finite differences, and rope against
+// transformers (tests/golden/rope.json, made by make_rope.py). llama_test.cpp tests the whole
+// model.
 
 #include "core/model/llama/attention.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <cmath>
 
+#include "core/base/json.h"
+#include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
+#include "tests/support/data.h"
 #include "tests/support/gradcheck.h"
+#include "tests/support/places.h"
+#include "tests/support/temp_dir.h"
 
 namespace moe::model {
 namespace {
 
 using at::Tensor;
 
-// D 6, H 4, G 2, A 4: heads * head_dim is not the width, as in Qwen3.
+// D 6, H 4, G 2, A 4: H A differs from D, as in Qwen3.
 ModelConfig config_with_norms() {
   ModelConfig config;
   config.hidden_size = 6;
   config.heads = 4;
   config.kv_heads = 2;
   config.head_dim = 4;
-  config.rms_norm_eps = 1e-3;  // so large that it matters
+  config.rms_norm_eps = 1e-3;  // large enough to matter
   config.qk_norm = true;
   return config;
 }
@@ -37,59 +45,35 @@ AttentionWeights weights_with_norms(at::ScalarType type) {
   return weights;
 }
 
-TEST_CASE("queries and keys are normed head by head, values are not", "[model]") {
-  const ModelConfig config = config_with_norms();
-  const auto tokens = GENERATE(0, 1, 5);
-  const AttentionWeights weights = weights_with_norms(at::kFloat);
-  const Tensor x = at::randn({tokens, 6});
-  AttentionWeights plain = weights;
-  plain.query_norm = plain.key_norm = Tensor();
-  const Tensor before = project_qkv(x, plain, config), after = project_qkv(x, weights, config);
-  REQUIRE(after.sizes() == before.sizes());
-  for (int64_t token = 0; token < tokens; ++token) {
-    for (int64_t head = 0; head < 8; ++head) {
-      const Tensor row = before[token].narrow(0, 4 * head, 4).to(at::kDouble);
-      double squares = 0;
-      for (int64_t i = 0; i < 4; ++i) {
-        squares += std::pow(row[i].item<double>(), 2);
-      }
-      for (int64_t i = 0; i < 4; ++i) {
-        const Tensor& weight = head < 4 ? weights.query_norm : weights.key_norm;
-        const double normed =
-            row[i].item<double>() / std::sqrt(squares / 4 + 1e-3) * weight[i].item<double>();
-        const double expected = head < 6 ? normed : row[i].item<double>();
-        // A few roundings of numbers of order 1.
-        CHECK(std::abs(after[token][4 * head + i].item<double>() - expected) <
-              1e-6 * (1 + std::abs(expected)));
-      }
-    }
-  }
+AttentionWeights without_norms(AttentionWeights weights) {
+  weights.query_norm = weights.key_norm = Tensor();
+  return weights;
 }
 
-TEST_CASE("activations in bf16 are normed in f32 and rounded once", "[model]") {
+TEST_CASE("head norms of bf16 activations are computed in f32 and rounded once", "[model]") {
   const ModelConfig config = config_with_norms();
-  AttentionWeights weights = weights_with_norms(at::kFloat);
+  const AttentionWeights weights = weights_with_norms(at::kFloat);
   const Tensor x = at::randn({5, 6}).to(at::kBFloat16);
-  AttentionWeights plain = weights;
-  plain.query_norm = plain.key_norm = Tensor();
-  const Tensor rows = project_qkv(x, plain, config).narrow(1, 0, 16).reshape({20, 4});
+  const Tensor rows =
+      project_qkv(x, without_norms(weights), config).narrow(1, 0, 16).reshape({20, 4});
   const Tensor wide = rows.to(at::kFloat);
   const Tensor expected =
       wide * at::rsqrt(wide.square().mean(-1, true) + 1e-3) * weights.query_norm;
   const Tensor after = project_qkv(x, weights, config).narrow(1, 0, 16).reshape({20, 4});
   REQUIRE(after.scalar_type() == at::kBFloat16);
+  CHECK(project_qkv(x.narrow(0, 0, 0), weights, config).sizes() == at::IntArrayRef({0, 32}));
   // Half a unit of 8 bits, and f32 roundings that may move a tie.
   CHECK(((after.to(at::kFloat) - expected).abs() / (expected.abs() + 1e-6)).max().item<double>() <
         std::ldexp(1.0, -8));
 }
 
-TEST_CASE("an attention with normed heads has the gradients of finite differences", "[model]") {
+TEST_CASE("attention with head norms has the gradients of finite differences", "[model]") {
   const ModelConfig config = config_with_norms();
   const AttentionWeights weights = weights_with_norms(at::kDouble);
   const Tensor x = at::randn({5, 6}, at::kDouble), mix = at::randn({5, 6}, at::kDouble);
   const std::vector<int64_t> lengths{3, 2}, none;
   const auto loss = [&](const Tensor& input, const AttentionWeights& its_weights) {
-    const Tensor heads = attended_tokens(input, its_weights, config, {lengths, none});
+    const Tensor heads = self_attention(input, its_weights, config, {lengths, none});
     return (adapted_linear(heads, its_weights.output, {}, its_weights.output_adapter) * mix).sum();
   };
   const auto check = [&](const char* name, const Tensor& at,
@@ -110,6 +94,63 @@ TEST_CASE("an attention with normed heads has the gradients of finite difference
   check("k_norm", weights.key_norm, with(&AttentionWeights::key_norm));
   check("qkv", weights.qkv.tensor, with(&AttentionWeights::qkv));
   check("bias", weights.bias, with(&AttentionWeights::bias));
+}
+
+Json golden() { return read_json(test::source_folder() / "tests/golden/rope.json"); }
+
+// Returns `config` with the rope of a golden case.
+Json with_rope(Json config, const Json& one) {
+  config.erase("rope_scaling");
+  config.erase("rope_theta");
+  config["rope_parameters"] = one.at("rope");
+  config["max_position_embeddings"] = one.at("max_position_embeddings");
+  return config;
+}
+
+TEST_CASE("rope frequencies equal transformers' for every scaling", "[model]") {
+  const Json base = {{"architectures", {"LlamaForCausalLM"}},
+                     {"model_type", "llama"},
+                     {"vocab_size", 32},
+                     {"hidden_size", 128},
+                     {"intermediate_size", 8},
+                     {"num_hidden_layers", 1},
+                     {"num_attention_heads", 2}};
+  const Json cases = golden().at("cases");
+  for (const auto& one : cases) {
+    CAPTURE(one.at("name").get<std::string>());
+    const auto config = parse_config(with_rope(base, one), "test");
+    const Tensor actual =
+        rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings,
+                         one.at("sequence_length").get<int64_t>());
+    const Tensor expected =
+        at::tensor(one.at("frequencies").get<std::vector<double>>(), at::kDouble);
+    // Same operations in f32; theta itself may be rounded one step apart: 4 roundings of 2^-24.
+    CHECK(at::allclose(actual.to(at::kDouble), expected, 2.4e-7, 0));
+  }
+}
+
+TEST_CASE("a real model's logits equal transformers' under every rope scaling", "[model]") {
+  MOE_NEED_SHARED_DATA();
+  const auto folder = test::shared_data() / "stories260K-hf";
+  const auto reference = golden();
+  const auto ids = reference.at("ids").get<std::vector<int64_t>>();
+  for (const auto& one : reference.at("cases")) {
+    CAPTURE(one.at("name").get<std::string>());
+    const test::TempDir changed;
+    test::write_file(changed / "config.json",
+                     with_rope(read_json(folder / "config.json"), one).dump());
+    std::filesystem::create_symlink(folder / "model.safetensors", changed / "model.safetensors");
+
+    const at::NoGradGuard no_gradients;
+    const auto model = Llama::load(io::Checkpoint(changed.path()));
+    const auto count = static_cast<int64_t>(ids.size());
+    const Tensor hidden =
+        model.forward({at::tensor(ids, at::kLong), {count}}, model.default_routing()).hidden;
+    const Tensor logits = model.head(hidden.narrow(0, count - 1, 1))[0].to(at::kDouble);
+    const Tensor expected =
+        at::tensor(one.at("last_logits").get<std::vector<double>>(), at::kDouble);
+    CHECK((logits - expected).abs().max().item<double>() < 1e-4);
+  }
 }
 
 }  // namespace

@@ -1,14 +1,21 @@
-// Mixtral and Qwen2-MoE configs as other tools write them.
+// Configs of the architectures that other tools write: Mistral, Qwen2, Qwen3, Mixtral, Qwen2-MoE
+// and Qwen3-MoE.
 
+#include "core/model/config/architecture.h"
 #include "core/model/config/config.h"
 #include "tests/support/catch.h"
 #include "tests/support/foreign_checkpoint.h"
+#include "tests/support/matchers.h"
 #include "tests/support/user_error.h"
 
 namespace moe::model {
 namespace {
 
+using test::contains_text;
 using test::Foreign;
+
+constexpr Foreign kDense[] = {Foreign::kMistral, Foreign::kQwen2, Foreign::kQwen3};
+constexpr const char* kNormalisedTop2 = "top2:cf=inf,st=off,lb=selected";
 
 Json stock(Foreign kind, bool normalised = true) {
   return Json(test::foreign_config({.kind = kind, .normalised = normalised, .dense_layers = {}}));
@@ -18,13 +25,45 @@ ModelConfig parsed(const Json& json) { return parse_config(json, "config.json");
 
 Json written(const Json& json) { return Json(config_json(parsed(json), json)); }
 
+std::string router_text(const ModelConfig& config) { return route::to_string(config.moe->router); }
+
+// Returns the message of the UserError for `json` with `patch` (null removes a key), or "".
 std::string refusal(Json json, const Json& patch) {
-  json.merge_patch(patch);  // null removes a key
+  json.merge_patch(patch);
   return test::user_error_of([&] { parsed(json); });
 }
 
+// Returns the config that `moe upcycle` makes of a dense one.
+Json upcycled(const Json& json, const std::string& router, double gate_scale = 1.0) {
+  ModelConfig config = parsed(json);
+  MoeConfig moe;
+  moe.layers = {0, 2};
+  moe.experts = 4;
+  moe.expert_width = config.intermediate_size;
+  moe.router = route::parse_router(router);
+  moe.gate_scale = gate_scale;
+  moe.ep_ranks = 4;
+  config.moe = moe;
+  return Json(config_json(config, json));
+}
+
+TEST_CASE("dense configs are read with their biases, head norms and rope", "[model][config]") {
+  for (const Foreign kind : kDense) {
+    const Json json = stock(kind);
+    INFO(json["model_type"]);
+    const ModelConfig config = parsed(json);
+    CHECK(config.model_type == json["model_type"]);
+    CHECK_FALSE(config.moe);
+    CHECK(config.qkv_bias == (kind == Foreign::kQwen2));
+    CHECK(config.qk_norm == (kind == Foreign::kQwen3));
+    CHECK(config.head_dim == 4);
+    CHECK(config.rope.theta == (kind == Foreign::kMistral ? 1e4 : 1e6));
+  }
+}
+
 TEST_CASE("a Mixtral config is read as a mixture in every layer", "[model][config]") {
-  const ModelConfig config = parsed(stock(Foreign::kMixtral));
+  Json json = stock(Foreign::kMixtral);
+  const ModelConfig config = parsed(json);
   CHECK(config.head_dim == 4);  // null: hidden_size / heads
   CHECK(config.rope.theta == 1e6);
   CHECK_FALSE(config.qkv_bias);
@@ -35,7 +74,11 @@ TEST_CASE("a Mixtral config is read as a mixture in every layer", "[model][confi
   CHECK(config.moe->expert_width == 24);
   CHECK(config.moe->ep_ranks == 4);
   CHECK(config.moe->lb_coef == 0.02);
-  CHECK(route::to_string(config.moe->router) == "top2:cf=inf,st=off,lb=selected");
+  CHECK(router_text(config) == kNormalisedTop2);
+  json["num_key_value_heads"] = nullptr;  // as many as query heads
+  CHECK(parsed(json).kv_heads == 4);
+  json["router_jitter_noise"] = 0.1;
+  CHECK(parsed(json).moe->router_jitter == 0.1);
 }
 
 TEST_CASE("a Qwen2-MoE config is read with its gate, its biases and its layers",
@@ -47,12 +90,12 @@ TEST_CASE("a Qwen2-MoE config is read with its gate, its biases and its layers",
   CHECK(config.moe->form == FolderForm::kQwen2Moe);
   CHECK(config.moe->expert_width == 12);
   CHECK(config.moe->layers == std::vector<int64_t>{0, 1, 2});
-  CHECK(route::to_string(config.moe->router) == "top2:cf=inf,gate=none,lb=selected");
+  CHECK(router_text(config) == "top2:cf=inf,gate=none,lb=selected");
   json["norm_topk_prob"] = true;
   json["decoder_sparse_step"] = 2;
   config = parsed(json);
   CHECK(config.moe->layers == std::vector<int64_t>{1});
-  CHECK(route::to_string(config.moe->router) == "top2:cf=inf,st=off,lb=selected");
+  CHECK(router_text(config) == kNormalisedTop2);
   json["decoder_sparse_step"] = 1;
   json["mlp_only_layers"] = {2, 0};
   CHECK(parsed(json).moe->layers == std::vector<int64_t>{1});
@@ -60,49 +103,79 @@ TEST_CASE("a Qwen2-MoE config is read with its gate, its biases and its layers",
   CHECK(parsed(json).moe->layers == std::vector<int64_t>{0, 1, 2});
 }
 
-TEST_CASE("an absent key means what transformers takes for that model_type", "[model][config]") {
-  Json json = stock(Foreign::kMixtral);
-  for (const char* key :
-       {"num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_parameters",
-        "num_local_experts", "num_experts_per_tok", "router_aux_loss_coef", "sliding_window"}) {
-    json.erase(key);
-  }
-  json["num_attention_heads"] = 8;
-  ModelConfig config = parsed(json);
-  CHECK(config.kv_heads == 8);
-  CHECK(config.max_position_embeddings == 131072);
-  CHECK(config.rms_norm_eps == 1e-5);
-  CHECK(config.rope.theta == 1e6);
-  CHECK(config.moe->experts == 8);
-  CHECK(config.moe->router.k == 2);
-  CHECK(config.moe->lb_coef == 0.001);
-  json["num_attention_heads"] = 4;
-  json["num_key_value_heads"] = nullptr;  // as many as query heads
-  CHECK(parsed(json).kv_heads == 4);
+TEST_CASE("a Qwen3-MoE config has its number of experts under either key", "[model][config]") {
+  Json json = stock(Foreign::kQwen3Moe);
+  const ModelConfig config = parsed(json);
+  CHECK(config.qk_norm);
+  CHECK(config.moe->form == FolderForm::kQwen3Moe);
+  CHECK(config.moe->experts == 4);
+  CHECK(router_text(config) == kNormalisedTop2);
+  const Json out = written(json);
+  CHECK(out["model_type"] == "qwen3_moe");
+  CHECK(out["moe"]["form"] == "qwen3_moe");
+  CHECK(out["num_experts"] == 4);
+  CHECK(out["num_local_experts"] == 4);
+  CHECK(written(out) == out);
 
-  json = stock(Foreign::kQwen2Moe);
-  for (const char* key :
-       {"num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_parameters",
-        "num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
-        "decoder_sparse_step", "mlp_only_layers", "qkv_bias", "layer_types"}) {
-    json.erase(key);
-  }
-  json["num_attention_heads"] = 16;
-  json["head_dim"] = 4;
-  config = parsed(json);
-  CHECK(config.kv_heads == 16);
-  CHECK(config.max_position_embeddings == 32768);
-  CHECK(config.rms_norm_eps == 1e-6);
-  CHECK(config.rope.theta == 10000.0);
-  CHECK(config.qkv_bias);
-  CHECK(config.moe->experts == 60);
-  CHECK(config.moe->expert_width == 1408);
-  CHECK(config.moe->layers.size() == 3);
-  CHECK(route::to_string(config.moe->router) == "top4:cf=inf,gate=none,lb=selected");
+  json.erase("num_local_experts");
+  json["num_experts"] = 8;
+  CHECK(parsed(json).moe->experts == 8);
+  CHECK_THAT(refusal(json, {{"num_local_experts", 4}}),
+             contains_text("num_experts is 8, num_local_experts is 4"));
+  CHECK_THAT(refusal(out, {{"moe", {{"form", "qwen2_moe"}}}}),
+             contains_text("moe.form is 'qwen2_moe'") && contains_text("model_type qwen3_moe"));
 }
 
-TEST_CASE("a stock config is written with its own keys and one object more", "[model][config]") {
-  for (const Foreign kind : {Foreign::kMixtral, Foreign::kQwen2Moe}) {
+TEST_CASE("an absent key has the default of transformers for its model_type", "[model][config]") {
+  struct Case {
+    Foreign kind;
+    int64_t kv_heads, max_positions;
+    double eps, theta;
+    int64_t head_dim;
+    int64_t experts = 0, expert_width = 0;
+    std::string router = {};
+  };
+  const std::vector<Case> cases = {
+      {Foreign::kMistral, 8, 131072, 1e-6, 1e4, 2},
+      {Foreign::kQwen2, 32, 32768, 1e-6, 1e4, 2},
+      {Foreign::kQwen3, 32, 32768, 1e-6, 1e4, 128},
+      {Foreign::kMixtral, 8, 131072, 1e-5, 1e6, 2, 8, 24, kNormalisedTop2},
+      {Foreign::kQwen2Moe, 16, 32768, 1e-6, 1e4, 2, 60, 1408, "top4:cf=inf,gate=none,lb=selected"},
+      {Foreign::kQwen3Moe, 4, 32768, 1e-6, 1e4, 2, 128, 768, "top8:cf=inf,gate=none,lb=selected"}};
+  for (const Case& c : cases) {
+    Json json = stock(c.kind);
+    INFO(json["model_type"]);
+    for (const char* key :
+         {"num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_parameters",
+          "head_dim", "layer_types", "use_sliding_window", "attention_bias", "num_local_experts",
+          "num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
+          "router_aux_loss_coef", "decoder_sparse_step", "mlp_only_layers", "qkv_bias"}) {
+      json.erase(key);
+    }
+    json["num_attention_heads"] = 32;
+    json["hidden_size"] = 64;
+    const ModelConfig config = parsed(json);
+    CHECK(config.kv_heads == c.kv_heads);
+    CHECK(config.max_position_embeddings == c.max_positions);
+    CHECK(config.rms_norm_eps == c.eps);
+    CHECK(config.rope.theta == c.theta);
+    CHECK(config.head_dim == c.head_dim);
+    CHECK(config.qkv_bias == (c.kind == Foreign::kQwen2 || c.kind == Foreign::kQwen2Moe));
+    REQUIRE(config.moe.has_value() == (c.experts > 0));
+    if (config.moe) {
+      CHECK(config.moe->experts == c.experts);
+      CHECK(config.moe->expert_width == c.expert_width);
+      CHECK(config.moe->layers.size() == 3);
+      CHECK(config.moe->lb_coef == 0.001);
+      CHECK(router_text(config) == c.router);
+    }
+  }
+}
+
+TEST_CASE("a stock config is written with its own keys, a mixture with one object more",
+          "[model][config]") {
+  for (const Foreign kind : {Foreign::kMistral, Foreign::kQwen2, Foreign::kQwen3, Foreign::kMixtral,
+                             Foreign::kQwen2Moe}) {
     Json json = stock(kind);
     if (kind == Foreign::kQwen2Moe) {
       json["decoder_sparse_step"] = 2;
@@ -113,37 +186,39 @@ TEST_CASE("a stock config is written with its own keys and one object more", "[m
       CHECK((out[key] == value || key == "head_dim"));
     }
     CHECK(out["head_dim"] == 4);
-    CHECK(out["moe"]["form"] == json["model_type"]);
-    CHECK(out["moe"]["router"]["capacity_factor"].is_null());
+    CHECK(written(out) == out);
     CHECK(out.contains("num_local_experts") == (kind == Foreign::kMixtral));
     CHECK(out.contains("moe_intermediate_size") == (kind == Foreign::kQwen2Moe));
-    const ModelConfig again = parsed(out);
-    CHECK(again.moe->form == parsed(json).moe->form);
-    CHECK(again.moe->router == parsed(json).moe->router);
-    CHECK(again.moe->lb_coef == 0.02);
-    CHECK(written(out) == out);
+    REQUIRE(out.contains("moe") == test::is_mixture(kind));
+    if (test::is_mixture(kind)) {
+      CHECK(out["moe"]["form"] == json["model_type"]);
+      CHECK(out["moe"]["router"]["capacity_factor"].is_null());
+      const ModelConfig again = parsed(out);
+      CHECK(again.moe->form == parsed(json).moe->form);
+      CHECK(again.moe->router == parsed(json).moe->router);
+      CHECK(again.moe->lb_coef == 0.02);
+    }
   }
 }
 
-TEST_CASE("a router is stored in the folder's own form where that has words for it",
+TEST_CASE("a router is stored in the form of its folder if that form can express it",
           "[model][config]") {
   struct Case {
-    std::string router, from_mixtral;  // Qwen2-MoE has words for all of these
+    std::string router, from_mixtral;  // Qwen2-MoE can express all of these
     bool normalised;
   };
   for (const Case& c :
        {Case{"top1", "mixtral", true}, Case{"top2+ir+fr:cf=1", "mixtral", true},
         Case{"top2:gate=none", "qwen2_moe", false}, Case{"topp:0.4", "qwen2_moe", false}}) {
     INFO(c.router);
-    for (const Foreign kind : {Foreign::kMixtral, Foreign::kQwen2Moe}) {
-      Json json = stock(kind);
-      if (kind == Foreign::kMixtral && !c.normalised) {
+    for (const bool mixtral : {true, false}) {
+      Json json = stock(mixtral ? Foreign::kMixtral : Foreign::kQwen2Moe);
+      if (mixtral && !c.normalised) {
         json["layer_types"] = {"sliding_attention"};  // no key of a Mixtral: not to be inherited
       }
       ModelConfig config = parsed(json);
       config.moe->router = route::parse_router(c.router);
       const Json out = Json(config_json(config, json));
-      const bool mixtral = kind == Foreign::kMixtral;
       CHECK(out.contains("layer_types") == !mixtral);
       CHECK(out["model_type"] == (mixtral ? c.from_mixtral : "qwen2_moe"));
       CHECK(out["moe"].contains("form") == (!mixtral || c.normalised));
@@ -152,57 +227,144 @@ TEST_CASE("a router is stored in the folder's own form where that has words for 
         CHECK(out["norm_topk_prob"] == c.normalised);
         CHECK(out["qkv_bias"] == !mixtral);
       }
-      const ModelConfig again = parsed(out);
-      CHECK(again.moe->router == config.moe->router);
-      CHECK(again.moe->expert_width == config.moe->expert_width);
+      CHECK(parsed(out).moe->router == config.moe->router);
+      CHECK(parsed(out).moe->expert_width == config.moe->expert_width);
     }
   }
 }
 
-TEST_CASE("what a Mixtral may not say is refused by name", "[model][config]") {
-  const Json json = stock(Foreign::kMixtral);
-  CHECK(refusal(json, {{"sliding_window", 128}}).empty());
-  CHECK(refusal(json, {{"sliding_window", -1}}) ==
-        "config.json: sliding_window is -1; it must be at least 1, or null for none");
-  CHECK(refusal(json, {{"num_experts_per_tok", 5}}) ==
-        "config.json: router 'top5:cf=inf,st=off,lb=selected' asks for 5 experts per token, the "
-        "layers have 4: give a smaller k or more experts");
-  CHECK(refusal(json, {{"num_local_experts", 0}}) ==
-        "config.json: num_local_experts is 0; it must be between 1 and 2147483648");
-  CHECK(refusal(json, {{"num_local_experts", 100000}}) ==
-        "config.json: 100000 experts in 3 layers are too many; at most 262144 in all");
-  CHECK(refusal(json, {{"router_aux_loss_coef", -1}}) ==
-        "config.json: router_aux_loss_coef is -1; it must be zero or a positive number");
-  CHECK(refusal(json, {{"router_jitter_noise", -1}}) ==
-        "config.json: router_jitter_noise is -1; it must be zero or a positive number");
-  CHECK(refusal(json, {{"qkv_bias", true}}) ==
-        "config.json: qkv_bias is true; such models are not supported, only those without it");
-  Json jitter = json;
-  jitter["router_jitter_noise"] = 0.1;
-  CHECK(parsed(jitter).moe->router_jitter == 0.1);
-
-  const Json own = written(json);
-  CHECK(refusal(own, {{"moe", {{"layers", {0, 2}}}}}) ==
-        "config.json: moe.layers names 2 of 3 layers, but every layer of a mixtral is MoE");
-  CHECK(refusal(own, {{"moe", {{"router", {{"gate_norm", "none"}}}}}}) ==
-        "config.json: model_type is mixtral, but a folder with router "
-        "top2:cf=inf,gate=none,st=off,lb=selected and gate_scale 1 must say qwen2_moe");
+TEST_CASE("a sliding window applies if a layer has one shorter than the context",
+          "[model][config]") {
+  const auto applies = [](Foreign kind, Json changes, bool keep_layer_types = false) {
+    Json json = stock(kind);  // 3 layers, 128 positions
+    if (!keep_layer_types) {
+      json.erase("layer_types");
+    }
+    json.update(changes);
+    json["use_sliding_window"] = changes.value("use_sliding_window", true);
+    const ModelConfig config = parsed(json);
+    CHECK(config.max_position_embeddings == 128);
+    CHECK(config.longest_sequence() == (config.sliding_window > 0 ? config.sliding_window : 128));
+    return config.sliding_window == 127;
+  };
+  const Json is_short = {{"sliding_window", 127}, {"max_window_layers", 0}};
+  for (const Foreign kind : {Foreign::kQwen2, Foreign::kQwen3}) {
+    CHECK(applies(kind, is_short));
+    CHECK_FALSE(applies(kind, {{"sliding_window", 128}, {"max_window_layers", 0}}));
+    CHECK_FALSE(applies(kind, {{"sliding_window", nullptr}, {"max_window_layers", 0}}));
+    CHECK_FALSE(applies(kind, {{"sliding_window", 127}}));  // from layer 28 on
+    CHECK_FALSE(applies(kind, {{"sliding_window", 127}, {"max_window_layers", 3}}));
+    CHECK(applies(kind, {{"sliding_window", 127}, {"max_window_layers", 2}}));
+    CHECK_FALSE(applies(kind, {{"max_window_layers", 0}}));           // 4096 if it is absent
+    CHECK_FALSE(applies(kind, is_short, /*keep_layer_types=*/true));  // all full_attention
+    Json typed = {{"sliding_window", 127},
+                  {"layer_types", {"full_attention", "sliding_attention", "full_attention"}}};
+    CHECK(applies(kind, typed));
+    typed["sliding_window"] = 128;
+    CHECK_FALSE(applies(kind, typed));
+  }
+  // Qwen2-MoE: the even layers before max_window_layers. Qwen3-MoE: all.
+  CHECK(applies(Foreign::kQwen2Moe, {{"sliding_window", 127}}));
+  CHECK_FALSE(applies(Foreign::kQwen2Moe, is_short));
+  CHECK(applies(Foreign::kQwen3Moe, {{"sliding_window", 127}, {"max_window_layers", 3}}));
+  CHECK_FALSE(applies(Foreign::kQwen3Moe, {{"sliding_window", 128}}));
+  // Mistral reads neither use_sliding_window nor the layers. Its window is 4096 if absent.
+  CHECK_FALSE(applies(Foreign::kMistral, {{"sliding_window", 128}}));
+  CHECK(applies(Foreign::kMistral, {{"use_sliding_window", false}, {"sliding_window", 127}}));
+  Json absent = stock(Foreign::kMistral);
+  absent.erase("sliding_window");
+  CHECK(parsed(absent).sliding_window == 0);
+  absent["max_position_embeddings"] = 4097;
+  CHECK(parsed(absent).sliding_window == 4096);
 }
 
-TEST_CASE("the width of a shared expert is read, with what its absence means, and written",
+TEST_CASE("a mixture is written with a window that applies as its context, without one otherwise",
           "[model][config]") {
+  Json json = stock(Foreign::kMistral);
+  json["sliding_window"] = 64;
+  const Json out = upcycled(json, "top1+ir+fr");
+  CHECK(out["max_position_embeddings"] == 64);
+  CHECK(out["use_sliding_window"] == false);
+  CHECK(parsed(out).longest_sequence() == 64);
+  // A dense model and a Mixtral are written as they were read.
+  for (const Foreign kind : {Foreign::kMistral, Foreign::kMixtral}) {
+    json = stock(kind);
+    json["sliding_window"] = 64;
+    const Json same = written(json);
+    CHECK((same["max_position_embeddings"] == 128 && same["sliding_window"] == 64));
+  }
+  json = stock(Foreign::kQwen2Moe);
+  json["use_sliding_window"] = true;
+  json["sliding_window"] = 128;
+  json["layer_types"] = {"full_attention", "sliding_attention", "full_attention"};
+  const Json unused = written(json);
+  CHECK(unused["use_sliding_window"] == false);
+  CHECK_FALSE(unused.contains("layer_types"));
+  CHECK(parsed(unused).layers == 3);
+}
+
+TEST_CASE("each dense architecture is upcycled into the stock mixture that can hold it",
+          "[model][config]") {
+  for (const Foreign kind : kDense) {
+    const Json json = stock(kind);
+    INFO(json["model_type"]);
+    const bool has_norms = kind == Foreign::kQwen3;
+    const Json out = upcycled(json, "top2:cf=inf");
+    CHECK(out["model_type"] == (has_norms ? "qwen3_moe" : "qwen2_moe"));
+    CHECK(out["architectures"][0] == (has_norms ? "Qwen3MoeForCausalLM" : "Qwen2MoeForCausalLM"));
+    CHECK(out["num_experts"] == 4);
+    CHECK(out.contains("num_local_experts") == has_norms);
+    CHECK(out.contains("shared_expert_intermediate_size") == !has_norms);
+    CHECK(out.value("qkv_bias", false) == (kind == Foreign::kQwen2));
+    CHECK_FALSE(out.contains("use_qk_norm"));
+    CHECK_FALSE(out.contains("layer_types"));
+    CHECK(out["mlp_only_layers"] == Json{1});
+    CHECK_FALSE(out["moe"].contains("form"));
+    // Mistral's BOS and EOS are LLaMA's; the others have none by default, and get none.
+    CHECK(out["eos_token_id"] == json["eos_token_id"]);
+    const ModelConfig again = parsed(out);
+    CHECK(again.moe->form == FolderForm::kMoe);
+    CHECK(again.qkv_bias == parsed(json).qkv_bias);
+    CHECK(again.qk_norm == has_norms);
+    CHECK(written(out) == out);
+  }
+}
+
+TEST_CASE("mixtures that stock tools must refuse have a model_type of moe", "[model][config]") {
+  for (const Foreign kind : kDense) {
+    const Json json = stock(kind);
+    for (const auto& [out, type] : {std::pair{upcycled(json, "relu:k=1"), "moe_relu"},
+                                    std::pair{upcycled(json, "top2:bias=0.001"), "moe_biased"},
+                                    std::pair{upcycled(json, "top2:cf=inf", 1.5), "moe_scaled"}}) {
+      CHECK(out["model_type"] == type);
+      CHECK(out.value("use_qk_norm", false) == (kind == Foreign::kQwen3));
+      const ModelConfig again = parsed(out);
+      CHECK(again.qk_norm == (kind == Foreign::kQwen3));
+      CHECK(again.qkv_bias == (kind == Foreign::kQwen2));
+      // With a router that stock tools support, it gets their name again.
+      ModelConfig stays = again;
+      stays.moe->router = route::parse_router("top1");
+      stays.moe->gate_scale = 1.0;
+      const Json known = Json(config_json(stays, out));
+      CHECK(known["model_type"] == (kind == Foreign::kQwen3 ? "qwen3_moe" : "qwen2_moe"));
+      CHECK_FALSE(known.contains("use_qk_norm"));
+      CHECK(parsed(known).qk_norm == again.qk_norm);
+    }
+  }
+}
+
+TEST_CASE("the width of a shared expert is read, defaulted and written", "[model][config]") {
   Json json = stock(Foreign::kQwen2Moe);
   CHECK(parsed(json).moe->shared_expert_width == 0);
   json["shared_expert_intermediate_size"] = 20;
-  const ModelConfig config = parsed(json);
-  CHECK(config.moe->shared_expert_width == 20);
+  CHECK(parsed(json).moe->shared_expert_width == 20);
   const Json own = written(json);
   CHECK(own["shared_expert_intermediate_size"] == 20);
   CHECK(own["model_type"] == "qwen2_moe");
   CHECK(parsed(own).moe->shared_expert_width == 20);
   json.erase("shared_expert_intermediate_size");
   CHECK(parsed(json).moe->shared_expert_width == 5632);  // transformers' default
-  // Stock mixtures that know no shared expert do not read the key.
+  // Other stock mixtures do not read the key.
   for (const auto kind : {Foreign::kMixtral, Foreign::kQwen3Moe}) {
     Json other = stock(kind);
     other["shared_expert_intermediate_size"] = 20;
@@ -210,20 +372,53 @@ TEST_CASE("the width of a shared expert is read, with what its absence means, an
   }
 }
 
-TEST_CASE("what a Qwen2-MoE may not say is refused by name", "[model][config]") {
-  const Json json = stock(Foreign::kQwen2Moe);
-  CHECK(refusal(json, {{"shared_expert_intermediate_size", -1}}) ==
-        "config.json: shared_expert_intermediate_size is -1; it must be between 0, which is none, "
-        "and 2147483648");
-  const std::string window =
-      "config.json: layer_types names attention other than full_attention; not supported";
-  CHECK(refusal(json, {{"layer_types", {"full_attention", "sliding_attention", "x"}}}) == window);
-  CHECK(refusal(json, {{"layer_types", 3}}) == window);
-  CHECK(refusal(json, {{"decoder_sparse_step", 4}}) ==
-        "config.json: no layer is a mixture by mlp_only_layers and decoder_sparse_step; a dense "
-        "folder has the model_type of a dense model, such as llama or qwen3");
-  CHECK(refusal(json, {{"decoder_sparse_step", 0}}) ==
-        "config.json: decoder_sparse_step is 0; it must be between 1 and 2147483648");
+TEST_CASE("unsupported or impossible values of stock configs are refused by name",
+          "[model][config]") {
+  struct Case {
+    Json config, patch;
+    std::string fact;
+  };
+  const auto bad_layer_types = "layer_types names attention other than full_attention";
+  const Json mistral = stock(Foreign::kMistral), mixtral = stock(Foreign::kMixtral),
+             qwen = stock(Foreign::kQwen2Moe), own = written(mixtral);
+  std::vector<Case> cases = {
+      {mistral, {{"sliding_window", 0}}, "sliding_window is 0"},
+      {mistral, {{"qkv_bias", true}}, "qkv_bias is true"},
+      {stock(Foreign::kQwen2), {{"use_qk_norm", true}}, "use_qk_norm is true"},
+      {upcycled(stock(Foreign::kQwen3), "relu:k=1"),
+       {{"qkv_bias", true}},
+       "qkv_bias and use_qk_norm are both true"},
+      {mixtral, {{"sliding_window", -1}}, "sliding_window is -1"},
+      {mixtral, {{"num_experts_per_tok", 5}}, "asks for 5 experts per token, the layers have 4"},
+      {mixtral, {{"num_local_experts", 0}}, "num_local_experts is 0"},
+      {mixtral, {{"num_local_experts", 100000}}, "100000 experts in 3 layers"},
+      {mixtral, {{"router_aux_loss_coef", -1}}, "router_aux_loss_coef is -1"},
+      {mixtral, {{"router_jitter_noise", -1}}, "router_jitter_noise is -1"},
+      {mixtral, {{"qkv_bias", true}}, "qkv_bias is true"},
+      {own, {{"moe", {{"layers", {0, 2}}}}}, "moe.layers names 2 of 3 layers"},
+      {own, {{"moe", {{"router", {{"gate_norm", "none"}}}}}}, "must say qwen2_moe"},
+      {qwen, {{"shared_expert_intermediate_size", -1}}, "shared_expert_intermediate_size is -1"},
+      {qwen, {{"layer_types", {"full_attention", "sliding_attention", "x"}}}, bad_layer_types},
+      {qwen, {{"layer_types", 3}}, bad_layer_types},
+      {qwen, {{"decoder_sparse_step", 4}}, "mlp_only_layers and decoder_sparse_step"},
+      {qwen, {{"decoder_sparse_step", 0}}, "decoder_sparse_step is 0"}};
+  for (const Foreign kind : {Foreign::kQwen2, Foreign::kQwen3, Foreign::kQwen3Moe}) {
+    cases.push_back({stock(kind), {{"attention_bias", true}}, "attention_bias is true"});
+    if (kind != Foreign::kQwen3Moe) {
+      cases.push_back({stock(kind),
+                       {{"layer_types", {"full_attention", "sliding_attention"}}},
+                       bad_layer_types});
+    }
+    // A window that is not used has no effect.
+    CHECK(refusal(stock(kind), {{"sliding_window", 8}, {"max_window_layers", 1}}).empty());
+  }
+  for (const Case& c : cases) {
+    INFO(c.config["model_type"] << " " << c.patch);
+    const std::string message = refusal(c.config, c.patch);
+    CHECK(message.starts_with("config.json: "));
+    CHECK_THAT(message, contains_text(c.fact));
+  }
+  CHECK(refusal(mixtral, {{"sliding_window", 128}}).empty());
 }
 
 }  // namespace

@@ -1,13 +1,13 @@
-// A layer whose experts are shared out among ranks against the same layer on one rank: outputs,
-// every gradient, losses and decisions, over routers, groups, logical ranks and rude inputs. In
-// f64, where only a mistake can make a difference.
+// An expert-parallel MoE layer against the same layer on one rank: outputs, every gradient, losses
+// and routing, over routers, group sizes, logical ranks and awkward inputs. In f64, so that the
+// tolerance is that of rounding alone.
 
 #include <algorithm>
 #include <array>
 
 #include "core/model/moe/layer.h"
 #include "core/model/moe/token_dispatcher.h"
-#include "core/route/rows.h"
+#include "core/route/plan.h"
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
 #include "tests/support/rank_threads.h"
@@ -33,7 +33,7 @@ const std::vector<std::string> kRouters = {
 // x 10 = 7e-12 in the worst order.
 constexpr double kRounding = 1e-11;
 
-// What goes into a layer: everything leaves, tokens of process q are rows of `tokens[q]` in a row.
+// The input of a layer. Process q has the next tokens[q] rows of x.
 struct Input {
   Tensor x, dy;    // [T, D] f64
   MoeWeights all;  // [E, ...]
@@ -83,17 +83,17 @@ std::vector<Row> rows_of(const route::Routing& routing, int64_t first_token) {
   return rows;
 }
 
-// The layer of some tokens and some experts, and the gradient of y dy + all losses.
-Output run_layer(const Input& input, const model::TokenSpread& spread, int64_t first_token,
+// Runs the layer on some tokens and experts, and the backward of y dy + all losses.
+Output run_layer(const Input& input, const model::TokenPartition& spread, int64_t first_token,
                  int64_t first_expert, int64_t experts) {
   const auto tokens = static_cast<int64_t>(spread.local.home.size());
   const Tensor x = leaf(input.x.narrow(0, first_token, tokens));
   const MoeWeights weights{leaf(input.all.router),
                            leaf(input.all.gate_up.narrow(0, first_expert, experts)),
                            leaf(input.all.down.narrow(0, first_expert, experts))};
-  std::optional<route::Routing> decided;
+  std::optional<route::Routing> saved;
   const auto out = model::moe_forward(x, weights, input.router, spread,
-                                      {.gate_scale = 0.7, .decided = &decided});
+                                      {.gate_scale = 0.7, .saved_routing = &saved});
   Tensor loss = (out.y * input.dy.narrow(0, first_token, tokens)).sum();
   const Tensor none = at::zeros({}, at::kDouble);
   std::array<Tensor, route::kAllLosses.size()> losses;
@@ -112,14 +112,14 @@ Output run_layer(const Input& input, const model::TokenSpread& spread, int64_t f
           gradient(weights.gate_up),
           gradient(weights.down),
           losses,
-          rows_of(*decided, first_token),
+          rows_of(*saved, first_token),
           out.counters.tokens_per_expert};
 }
 
 // Sequences of five tokens, the last one shorter.
-int64_t sequences_of(int64_t tokens) { return (tokens + 4) / 5; }
+int64_t num_sequences(int64_t tokens) { return (tokens + 4) / 5; }
 
-void ask_for_losses(route::RoutingGroup& group, int64_t tokens, int64_t first_sequence) {
+void request_losses(route::RoutingGroup& group, int64_t tokens, int64_t first_sequence) {
   group.wants_z_loss = true;
   if (!group.sequence) {
     group.sequence.emplace();
@@ -129,7 +129,7 @@ void ask_for_losses(route::RoutingGroup& group, int64_t tokens, int64_t first_se
   }
 }
 
-// All tokens on one process, at home where the group would have them.
+// Runs all tokens on one process, with the logical ranks of the expert-parallel run.
 Output on_one(const Input& input) {
   route::RoutingGroup group;
   group.ranks = input.logical_ranks;
@@ -140,13 +140,13 @@ Output on_one(const Input& input) {
     for (const int64_t home : route::spread_over_ranks(input.tokens[process], local).home) {
       group.home.push_back(process * local + home);
     }
-    ask_for_losses(group, input.tokens[process], sequences);
-    sequences += sequences_of(input.tokens[process]);
+    request_losses(group, input.tokens[process], sequences);
+    sequences += num_sequences(input.tokens[process]);
   }
   return run_layer(input, group, 0, 0, input.all.router.size(0));
 }
 
-// The same on one rank a process, put together: dense gradients and losses summed.
+// Runs one rank a process and joins the results: dense gradients and losses are summed.
 Output on_many(const Input& input) {
   const TimeLimit limit(kSeconds);
   const auto processes = static_cast<int64_t>(input.tokens.size());
@@ -156,9 +156,9 @@ Output on_many(const Input& input) {
     const auto layout =
         distributed::make_layout(processes, comm.rank(), 1, input.logical_ranks, experts);
     const int64_t tokens = input.tokens[comm.rank()];
-    model::TokenSpread spread(tokens, input.logical_ranks,
-                              {&comm, layout, input.overlap_all_to_all}, sequences_of(tokens));
-    ask_for_losses(spread.local, tokens, 0);
+    model::TokenPartition spread(tokens, input.logical_ranks,
+                                 {&comm, layout, input.overlap_all_to_all}, num_sequences(tokens));
+    request_losses(spread.local, tokens, 0);
     outputs[comm.rank()] = run_layer(input, spread, input.first_token(comm.rank()),
                                      layout.first_expert(), layout.local_experts());
   });
@@ -170,10 +170,10 @@ Output on_many(const Input& input) {
     }
     all.*field = sums ? at::stack(parts).sum(0) : at::cat(parts);
   };
-  join(&Output::y, false);
-  join(&Output::grad_x, false);
-  join(&Output::grad_gate_up, false);
-  join(&Output::grad_down, false);
+  for (const auto field :
+       {&Output::y, &Output::grad_x, &Output::grad_gate_up, &Output::grad_down}) {
+    join(field, false);
+  }
   join(&Output::grad_router, true);
   join(&Output::load, true);
   for (size_t i = 0; i < all.losses.size(); ++i) {
@@ -189,13 +189,13 @@ Output on_many(const Input& input) {
   return all;
 }
 
-// What experts are given, all of them in order.
+// The rows that experts receive, in order.
 struct Seen {
   Tensor rows;
   Counts tokens_per_expert;
 };
 
-// Experts that keep what they are given and give it back.
+// Experts that record their input and return it.
 class RecordingExperts : public model::Experts {
  public:
   explicit RecordingExperts(Seen& seen) : Experts({}, {}), seen_(seen) {}
@@ -209,30 +209,23 @@ class RecordingExperts : public model::Experts {
   Seen& seen_;
 };
 
-Seen rows_seen_by_one(const Input& input) {
-  const int64_t tokens = input.x.size(0);
-  const route::Routing routing =
-      route::route(model::router_logits(input.x, input.all.router), input.router,
-                   route::spread_over_ranks(tokens, input.logical_ranks));
-  Seen seen;
-  model::local_dispatcher()->run(input.x, routing, RecordingExperts(seen), 1.0);
-  return seen;
-}
-
-Seen rows_seen_by_many(const Input& input) {
+// Returns the rows of all experts, from one rank a process.
+Seen rows_seen(const Input& input) {
   const TimeLimit limit(kSeconds);
   const auto processes = static_cast<int64_t>(input.tokens.size());
   std::vector<Seen> seen(input.tokens.size());
   test::run_as_threads(processes, [&](distributed::Comm& comm) {
     const auto layout =
         distributed::make_layout(processes, comm.rank(), 1, input.logical_ranks, kExperts);
-    const model::TokenSpread spread(input.tokens[comm.rank()], input.logical_ranks,
-                                    {&comm, layout});
+    const model::TokenPartition spread(input.tokens[comm.rank()], input.logical_ranks,
+                                       {&comm, layout});
     const Tensor x = input.x.narrow(0, input.first_token(comm.rank()), input.tokens[comm.rank()]);
     const route::Routing routing =
-        route::route(model::router_logits(x, input.all.router), input.router, spread.local);
-    model::expert_parallel_dispatcher(spread, input.router)
-        ->run(x, routing, RecordingExperts(seen[comm.rank()]), 1.0);
+        route::route(kernels::linear_in_f32(x, input.all.router), input.router, spread.local);
+    const auto dispatcher = processes == 1
+                                ? model::local_dispatcher()
+                                : model::expert_parallel_dispatcher(spread, input.router);
+    dispatcher->run(x, routing, RecordingExperts(seen[comm.rank()]), 1.0);
   });
   std::vector<Tensor> rows;
   Seen all;
@@ -254,11 +247,10 @@ void check_same(const Input& input) {
   const Output one = on_one(input), many = on_many(input);
   CHECK((many.rows == one.rows));
   CHECK(at::equal(many.load, one.load));
-  CHECK(difference(many.y, one.y) < kRounding);
-  CHECK(difference(many.grad_x, one.grad_x) < kRounding);
-  CHECK(difference(many.grad_router, one.grad_router) < kRounding);
-  CHECK(difference(many.grad_gate_up, one.grad_gate_up) < kRounding);
-  CHECK(difference(many.grad_down, one.grad_down) < kRounding);
+  for (const auto field : {&Output::y, &Output::grad_x, &Output::grad_router, &Output::grad_gate_up,
+                           &Output::grad_down}) {
+    CHECK(difference(many.*field, one.*field) < kRounding);
+  }
   for (size_t i = 0; i < one.losses.size(); ++i) {
     INFO("loss " << i);
     CHECK(difference(many.losses[i], one.losses[i]) < kRounding);
@@ -271,7 +263,7 @@ Counts equal_parts(int64_t processes, int64_t each) {
 
 }  // namespace
 
-TEST_CASE("a layer computes and learns the same on one rank and on many", "[model]") {
+TEST_CASE("outputs and gradients of a layer are the same on 1, 2 and 4 processes", "[model]") {
   for (const auto& router : kRouters) {
     for (const int64_t ranks : {4, 8}) {
       for (const int64_t processes : {1, 2, 4}) {
@@ -286,16 +278,16 @@ TEST_CASE("a layer computes and learns the same on one rank and on many", "[mode
   }
 }
 
-TEST_CASE("no number of tokens makes ranks differ or hang", "[model]") {
-  const std::vector<Counts> rude = {{7, 4},                // unequal
-                                    {0, 9},                // a rank with none
-                                    {9, 0},       {1, 0},  // one token in all
-                                    {0, 0},                // none at all
-                                    {2, 3},                // fewer than experts
-                                    {5, 0, 1, 3},          // a ragged last batch
-                                    {0, 0, 0, 2}, {1, 1, 1, 1}};
+TEST_CASE("ranks with few or no tokens compute the same and do not hang", "[model]") {
+  const std::vector<Counts> tokens_per_process = {{7, 4},                // unequal
+                                                  {0, 9},                // a rank with none
+                                                  {9, 0},       {1, 0},  // one token in all
+                                                  {0, 0},                // none at all
+                                                  {2, 3},                // fewer than experts
+                                                  {5, 0, 1, 3},          // a ragged last batch
+                                                  {0, 0, 0, 2}, {1, 1, 1, 1}};
   for (const auto& router : kRouters) {
-    for (const auto& tokens : rude) {
+    for (const auto& tokens : tokens_per_process) {
       for (const bool overlap : {false, true}) {
         INFO(router << ", " << tokens.size() << " processes, first has " << tokens[0]);
         Input input = random_input(router, tokens, 4);
@@ -306,7 +298,7 @@ TEST_CASE("no number of tokens makes ranks differ or hang", "[model]") {
   }
 }
 
-TEST_CASE("all tokens at one expert and experts that nobody chose are no matter", "[model]") {
+TEST_CASE("one expert with all tokens, or tokens of zeros, compute the same", "[model]") {
   for (const auto& router : kRouters) {
     for (const int64_t chosen : {int64_t{0}, int64_t{5}}) {
       INFO(router << ", expert " << chosen);
@@ -316,24 +308,20 @@ TEST_CASE("all tokens at one expert and experts that nobody chose are no matter"
       input.all.router[chosen] *= -1;
       check_same(input);
     }
-  }
-}
-
-TEST_CASE("a token of zeros may be taken for padding", "[model]") {
-  for (const auto& router : kRouters) {
-    INFO(router);
+    INFO(router << ", zeros");
     Input input = random_input(router, {8, 8}, 4);
     input.x.narrow(0, 3, 6).zero_();
     check_same(input);
   }
 }
 
-TEST_CASE("an expert sees on many ranks the rows of one rank, in their order", "[model]") {
+TEST_CASE("experts receive the same rows in the same order on one rank and on many", "[model]") {
   for (const auto& router : kRouters) {
     INFO(router);
-    const Input input = random_input(router, {16, 16, 16, 16}, 8);
-    const Seen one = rows_seen_by_one(input);
-    const Seen many = rows_seen_by_many(input);
+    Input input = random_input(router, {16, 16, 16, 16}, 8);
+    const Seen many = rows_seen(input);
+    input.tokens = {64};
+    const Seen one = rows_seen(input);
     CHECK((many.tokens_per_expert == one.tokens_per_expert));
     CHECK(at::equal(many.rows, one.rows));
   }

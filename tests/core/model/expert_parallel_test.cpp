@@ -1,8 +1,5 @@
-// A whole model whose experts are shared out among ranks against the same model on one rank: what
-// each holds and reads, forward and backward with every kind of recomputation, adapters, and what
-// goes over the wire.
-
-#include "core/model/moe/expert_parallel.h"
+// A model with expert parallelism against the same model on one rank: outputs and gradients with
+// every kind of recomputation and with adapters, memory, and bytes sent.
 
 #include <ATen/core/grad_mode.h>
 
@@ -10,6 +7,7 @@
 #include <fstream>
 
 #include "core/model/llama/llama.h"
+#include "core/model/moe/dispatch_layout.h"
 #include "tests/support/catch.h"
 #include "tests/support/counting_comm.h"
 #include "tests/support/gradcheck.h"
@@ -28,11 +26,11 @@ using Tensors = std::map<std::string, Tensor>;
 
 constexpr int64_t kExperts = 8, kSequence = 5;
 constexpr int kSeconds = 60;
-// f32: hidden rows of order 1 behind 3 layers, sums of at most 24 products: 3 x 24 x 6e-8 = 4e-6
-// in the worst order, a tenth of that in a likely one.
+// f32: hidden rows of order 1 after 3 layers, sums of at most 24 products: 3 x 24 x 6e-8 = 4e-6 in
+// the worst order of sums, a tenth of that in a likely one.
 constexpr double kOutput = 1e-6;
-// Sums of 40 tokens' terms besides, which cancel: their rounding is that of the largest entries of
-// a gradient (some 60), 40 x 6e-8 = 2.4e-6 of them in the worst order.
+// Gradients are also sums over 40 tokens, whose terms cancel. The error is relative to the largest
+// entries (some 60): 40 x 6e-8 = 2.4e-6 in the worst order of sums.
 constexpr double kGradient = 2.4e-6;
 
 // A mixture in layers 0 and 2 whose experts differ.
@@ -48,7 +46,8 @@ io::Checkpoint mixture(const TempDir& dir, const TinyCheckpoint& shape = {},
     const at::NoGradGuard no_gradients;
     Tensor(parameter.tensor) += at::randn_like(parameter.tensor) * 0.1;
   }
-  model::save_folder(model, model.default_routing(), copies, dir / "moe", false);
+  model::save_folder(model, model.default_routing(), copies, dir / "moe", false,
+                     *distributed::solo_comm());
   return io::Checkpoint(dir / "moe");
 }
 
@@ -68,7 +67,7 @@ struct Result {
   std::map<std::string, bool> is_expert;
 };
 
-// Sequences begin..begin+count-1 of a fixed text, through a model and back.
+// Runs a forward and backward over sequences begin..begin+count-1 of a fixed text.
 Result step(Llama& model, const Run& run, int64_t begin, int64_t count) {
   model.set_compute({model::Precision::kF32, run.recompute});
   if (run.lora.rank > 0) {
@@ -111,7 +110,7 @@ Result step(Llama& model, const Run& run, int64_t begin, int64_t count) {
   return result;
 }
 
-// Every rank's result, put together.
+// Runs all ranks and joins their results.
 Result on_many(const io::Checkpoint& checkpoint, const Run& run) {
   const TimeLimit limit(kSeconds);
   const auto processes = static_cast<int64_t>(run.sequences.size());
@@ -155,7 +154,7 @@ void check_same(const io::Checkpoint& checkpoint, const Run& run) {
   }
 }
 
-// Bytes of the files of `folder` that this process has in memory by mappings of them.
+// Returns the resident bytes of this process's mappings of files in `folder`.
 int64_t mapped_bytes(const std::filesystem::path& folder) {
   std::ifstream maps("/proc/self/smaps");
   bool is_ours = false;
@@ -172,35 +171,25 @@ int64_t mapped_bytes(const std::filesystem::path& folder) {
 
 }  // namespace
 
-TEST_CASE("a model computes and learns the same on one rank and on many", "[model]") {
+TEST_CASE("outputs and gradients of a model are the same on 1, 2 and 4 processes", "[model]") {
   const TempDir dir;
   const io::Checkpoint checkpoint = mixture(dir);
   for (const char* router :
        {"top1", "top1+ir+fr", "top2:cf=inf", "topp:0.4", "relu:k=1", "top2+fr"}) {
-    for (const int64_t ranks : {4, 8}) {
-      for (const int64_t processes : {2, 4}) {
-        INFO(router << ", W " << ranks << ", " << processes << " processes");
-        Run run{router, ranks};
-        run.sequences.assign(processes, 8 / processes);
-        check_same(checkpoint, run);
+    for (const std::vector<int64_t>& sequences : {std::vector<int64_t>{4, 4}, {2, 2, 2, 2}}) {
+      for (const int64_t ranks : {4, 8}) {
+        INFO(router << ", W " << ranks << ", " << sequences.size() << " processes");
+        check_same(checkpoint, {router, ranks, model::Recompute::kNone, {}, sequences});
+      }
+      for (const auto recompute : {model::Recompute::kFeedForward, model::Recompute::kLayer}) {
+        INFO(router << ", recomputed, " << sequences.size() << " processes");
+        check_same(checkpoint, {router, 4, recompute, {}, sequences});
       }
     }
   }
 }
 
-TEST_CASE("layers computed again exchange again, on all ranks in one order", "[model]") {
-  const TempDir dir;
-  const io::Checkpoint checkpoint = mixture(dir);
-  for (const auto recompute : {model::Recompute::kFeedForward, model::Recompute::kLayer}) {
-    for (const char* router : {"top1+ir+fr", "top2:cf=inf", "topp:0.4", "relu:k=1"}) {
-      INFO(router);
-      check_same(checkpoint, {router, 4, recompute, {}, {2, 2, 2, 2}});
-      check_same(checkpoint, {router, 4, recompute, {}, {4, 4}});
-    }
-  }
-}
-
-TEST_CASE("adapters of shared experts are those of one process", "[model]") {
+TEST_CASE("adapters of experts get the same gradients on 1 and 4 processes", "[model]") {
   const TempDir dir;
   const io::Checkpoint checkpoint = mixture(dir);
   for (const std::vector<std::string>& on :
@@ -210,7 +199,7 @@ TEST_CASE("adapters of shared experts are those of one process", "[model]") {
   }
 }
 
-TEST_CASE("ranks with few or no tokens go along, whatever is trained", "[model]") {
+TEST_CASE("ranks with few or no tokens compute the same, whatever is trained", "[model]") {
   const TempDir dir;
   const io::Checkpoint checkpoint = mixture(dir);
   for (const auto recompute :
@@ -221,7 +210,7 @@ TEST_CASE("ranks with few or no tokens go along, whatever is trained", "[model]"
            {model::LoraSettings{}, model::LoraSettings{2, 4, {"attention"}},
             model::LoraSettings{2, 4, {"ffn"}}}) {
         for (const char* router : {"top2:cf=inf", "topp:0.4", "relu:k=1"}) {
-          // Dropless: who is at home where does not matter, only the losses' groups would.
+          // Dropless: the home of a token matters only for the losses, which are off.
           INFO(router << ", " << sequences.size() << " processes, first " << sequences[0]);
           check_same(checkpoint, {router, 4, recompute, lora, sequences, false});
         }
@@ -231,7 +220,8 @@ TEST_CASE("ranks with few or no tokens go along, whatever is trained", "[model]"
   }
 }
 
-TEST_CASE("a shared expert is whole on every rank, and its gradient the sum of all", "[model]") {
+TEST_CASE("a shared expert is replicated on every rank, and its gradient is the sum over ranks",
+          "[model]") {
   const TempDir dir;
   const io::Checkpoint checkpoint = mixture(dir, {}, /*shared_expert=*/true);
   for (const auto& parameter : Llama::load(checkpoint).parameters()) {
@@ -250,7 +240,7 @@ TEST_CASE("a shared expert is whole on every rank, and its gradient the sum of a
   check_same(checkpoint, {"top2:cf=inf", 4, model::Recompute::kLayer, lora, {0, 2}, false});
 }
 
-TEST_CASE("each rank holds its own experts alone, and nothing of the file", "[model]") {
+TEST_CASE("each rank holds only its own experts, and no pages of the file", "[model]") {
   const TempDir dir;
   TinyCheckpoint shape;
   shape.layers = 1;
@@ -269,59 +259,41 @@ TEST_CASE("each rank holds its own experts alone, and nothing of the file", "[mo
     CHECK(model.clone().parameters()[7].tensor.size(0) == kExperts / processes);
     CHECK(Llama::without_weights(model.config(), layout).parameters()[7].tensor.size(0) ==
           kExperts / processes);
-    // Memory holds a weight once: what was read of the file is given back, tensor by tensor, but
-    // for the pages that the kernel maps around those that are touched, up to 64 KiB a tensor.
+    // Pages of the file are released tensor by tensor, except those that the kernel maps around
+    // the accessed ones, up to 64 KiB a tensor.
     CHECK(still_mapped < file_bytes / 4);
   }
 }
 
-TEST_CASE("tokens per rank are gathered once a forward, and FR and IR send nothing", "[model]") {
+TEST_CASE("FR and IR send no more than the capacity, and bf16 sends half of the bytes of f32",
+          "[model]") {
   const TempDir dir;
   const io::Checkpoint checkpoint = mixture(dir);
-  const auto counts_of = [&](const std::string& router) {
+  const auto sent = [&](const char* router, model::Precision precision) {
     const TimeLimit limit(kSeconds);
-    std::vector<std::map<std::string, CountingComm::Count>> counts(2);
+    std::vector<int64_t> bytes(2);
     test::run_as_threads(2, [&](distributed::Comm& comm) {
       CountingComm counting(comm);
       Llama model =
           Llama::load(checkpoint, distributed::make_layout(2, comm.rank(), 1, kExperts, kExperts));
       model.set_group(&counting);
-      step(model, {router, 8, {}, {}, {}}, comm.rank() * 4, 4);
-      counts[comm.rank()] = counting.counts;
+      model.require_gradients();
+      model.set_compute({precision});
+      auto routing = model.default_routing();
+      routing.router = route::parse_router(router);
+      model.forward({at::arange(20, at::kLong), {20}}, routing).hidden.sum().backward();
+      bytes[comm.rank()] = counting.bytes_sent;
     });
-    return counts[0];
+    return bytes[0];
   };
-  const auto plain = counts_of("top1:cf=1");
   // Two MoE layers there and back, forward and backward; 4 logical ranks of 5 tokens have one slot
-  // each at every of the 4 experts of the other process.
-  CHECK(plain.at("all_gather").calls == 1);
-  CHECK(plain.at("all_to_all") == CountingComm::Count{8, 8 * 4 * 4 * 16 * 4});
-  CHECK((counts_of("top1+fr:cf=1") == plain));
-  CHECK((counts_of("top1+ir:cf=1") == plain));
-  CHECK((counts_of("top1+ir+fr:cf=1") == plain));
-  const auto dropless = counts_of("top1:cf=inf");
-  CHECK(dropless.at("all_gather").calls == 1 + 2);  // everybody's loads before a layer's rows
-  CHECK(dropless.at("all_to_all").calls == 8);
-}
-
-TEST_CASE("activations in bf16 travel in bf16", "[model]") {
-  const TempDir dir;
-  const io::Checkpoint checkpoint = mixture(dir);
-  const TimeLimit limit(kSeconds);
-  std::vector<int64_t> bytes(2);
-  test::run_as_threads(2, [&](distributed::Comm& comm) {
-    CountingComm counting(comm);
-    Llama model =
-        Llama::load(checkpoint, distributed::make_layout(2, comm.rank(), 1, kExperts, kExperts));
-    model.set_group(&counting);
-    model.require_gradients();
-    model.set_compute({model::Precision::kBf16});
-    auto routing = model.default_routing();
-    routing.router = route::parse_router("top1:cf=1");
-    model.forward({at::arange(20, at::kLong), {20}}, routing).hidden.sum().backward();
-    bytes[comm.rank()] = counting.counts.at("all_to_all").bytes;
-  });
-  CHECK(bytes[0] == 8 * 4 * 4 * 16 * 2);
+  // each at every one of the 4 experts of the other process, of 16 numbers.
+  constexpr int64_t kNumbers = 8 * 4 * 4 * 16;
+  for (const char* router : {"top1:cf=1", "top1+fr:cf=1", "top1+ir:cf=1", "top1+ir+fr:cf=1"}) {
+    INFO(router);
+    CHECK(sent(router, model::Precision::kF32) == kNumbers * 4);
+    CHECK(sent(router, model::Precision::kBf16) == kNumbers * 2);
+  }
 }
 
 }  // namespace moe::test

@@ -8,11 +8,26 @@
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 
-using moe::model::pick_token;
+using namespace moe;
+using model::GenerateSettings;
+using model::Llama;
+using model::pick_token;
 
 namespace {
 
-// Probabilities .1 .4 .2 .3 by their logarithms.
+using Ids = std::vector<int64_t>;
+
+// Writes a tiny model of `max_positions` to `folder` and loads it.
+Llama tiny_model(const test::TempDir& folder, int64_t max_positions = 128) {
+  test::write_tiny_checkpoint(folder / "m", {.max_positions = max_positions});
+  return Llama::load(io::Checkpoint(folder / "m"));
+}
+
+Ids generate(const Llama& model, const Ids& prompt, const GenerateSettings& settings) {
+  return model::generate(model, model.default_routing(), prompt, settings);
+}
+
+// Log-probabilities of .1 .4 .2 .3.
 at::Tensor four_logits() {
   return at::tensor({0.1, 0.4, 0.2, 0.3}, at::kDouble).log().to(at::kFloat);
 }
@@ -24,80 +39,65 @@ TEST_CASE("temperature 0 takes the largest logit, the first on ties", "[model]")
   CHECK(pick_token(at::zeros({5}), 0, 1, 0.5) == 0);
 }
 
-TEST_CASE("sampling walks the probabilities from the largest down", "[model]") {
-  CHECK(pick_token(four_logits(), 1, 1, 0.0) == 1);
-  CHECK(pick_token(four_logits(), 1, 1, 0.39) == 1);
-  CHECK(pick_token(four_logits(), 1, 1, 0.41) == 3);
-  CHECK(pick_token(four_logits(), 1, 1, 0.71) == 2);
-  CHECK(pick_token(four_logits(), 1, 1, 0.91) == 0);
+TEST_CASE("sampling takes tokens by descending probability, of the smallest set that reaches top_p",
+          "[model]") {
+  struct Case {
+    double temperature, top_p, uniform;
+    int64_t token;
+  };
+  for (const Case& c :
+       {Case{1, 1, 0.0, 1}, Case{1, 1, 0.39, 1}, Case{1, 1, 0.41, 3}, Case{1, 1, 0.71, 2},
+        Case{1, 1, 0.91, 0}, Case{1, 0.05, 0.999, 1},  // p below the largest probability: one token
+        Case{1, 0.5, 0.999, 3},                        // .4 + .3 reaches .5
+        Case{1, 0.5, 0.56, 1},                         // .56 * .7 < .4
+        Case{0.05, 1, 0.99, 1}}) {                     // .3 / .4 to the 20th: 0.3 %
+    CAPTURE(c.temperature, c.top_p, c.uniform);
+    CHECK(pick_token(four_logits(), c.temperature, c.top_p, c.uniform) == c.token);
+  }
 }
 
-TEST_CASE("top-p keeps the smallest set that reaches p, at least one token", "[model]") {
-  CHECK(pick_token(four_logits(), 1, 0.05, 0.999) == 1);  // p below the largest probability
-  CHECK(pick_token(four_logits(), 1, 0.5, 0.999) == 3);   // .4 + .3 reaches .5
-  CHECK(pick_token(four_logits(), 1, 0.5, 0.56) == 1);    // .56 * .7 < .4
-}
-
-TEST_CASE("a low temperature sharpens", "[model]") {
-  CHECK(pick_token(four_logits(), 0.05, 1, 0.99) == 1);  // .3/.4 to the 20th: 0.3 %
-}
-
-TEST_CASE("generation repeats itself for a seed and stops at the model's length", "[model]") {
-  const moe::test::TempDir folder;
-  moe::test::TinyCheckpoint options;
-  options.max_positions = 12;
-  moe::test::write_tiny_checkpoint(folder / "m", options);
-  const auto model = moe::model::Llama::load(moe::io::Checkpoint(folder / "m"));
-  moe::model::GenerateSettings settings;
+TEST_CASE("generation is reproducible from its seed and stops at the model's length", "[model]") {
+  const test::TempDir folder;
+  const Llama model = tiny_model(folder, 12);
+  GenerateSettings settings;
   settings.temperature = 1;
   settings.max_tokens = 100;
-  const auto first = moe::model::generate(model, model.default_routing(), {1, 2, 3}, settings);
+  const Ids first = generate(model, {1, 2, 3}, settings);
   CHECK(first.size() == 9);  // 3 + 9 = 12 positions
-  CHECK(first == moe::model::generate(model, model.default_routing(), {1, 2, 3}, settings));
+  CHECK(first == generate(model, {1, 2, 3}, settings));
   settings.seed = 2;
-  CHECK(first != moe::model::generate(model, model.default_routing(), {1, 2, 3}, settings));
+  CHECK(first != generate(model, {1, 2, 3}, settings));
 }
 
-TEST_CASE("generation stops after the end token", "[model]") {
-  const moe::test::TempDir folder;
-  moe::test::write_tiny_checkpoint(folder / "m", {});
-  const auto model = moe::model::Llama::load(moe::io::Checkpoint(folder / "m"));
-  moe::model::GenerateSettings settings;
-  const auto free = moe::model::generate(model, model.default_routing(), {1}, settings);
+TEST_CASE("generation stops after the first end token", "[model]") {
+  const test::TempDir folder;
+  const Llama model = tiny_model(folder);
+  GenerateSettings settings;
+  const Ids free = generate(model, {1}, settings);
   settings.eos_ids = {free.at(2)};
-  const auto stopped = moe::model::generate(model, model.default_routing(), {1}, settings);
-  CHECK(stopped.back() == settings.eos_ids.front());
+  const Ids stopped = generate(model, {1}, settings);
+  CHECK(stopped.back() == free.at(2));
   CHECK(stopped.size() <= 3);
-}
-
-TEST_CASE("generation stops after whichever end token comes first", "[model]") {
-  const moe::test::TempDir folder;
-  moe::test::write_tiny_checkpoint(folder / "m", {});
-  const auto model = moe::model::Llama::load(moe::io::Checkpoint(folder / "m"));
-  moe::model::GenerateSettings settings;
-  const auto free = moe::model::generate(model, model.default_routing(), {1}, settings);
   settings.eos_ids = {1000, free.at(4), free.at(1)};
-  const auto stopped = moe::model::generate(model, model.default_routing(), {1}, settings);
-  CHECK(stopped.size() <= 2);
-  CHECK((stopped.back() == free.at(1) || stopped.back() == free.at(4)));
+  const Ids sooner = generate(model, {1}, settings);
+  CHECK(sooner.size() <= 2);
+  CHECK((sooner.back() == free.at(1) || sooner.back() == free.at(4)));
 }
 
 namespace {
 
-using Texts = std::vector<std::vector<int64_t>>;
+using Texts = std::vector<Ids>;
 
-// All new ids by prompt, and how often each was handed over.
-Texts generated(const moe::model::Llama& model, const Texts& prompts,
-                const std::vector<size_t>& wanted, const moe::model::GenerateSettings& settings,
-                int64_t rows) {
+// Returns the new ids of the prompts `wanted`, by prompt. Checks that each is reported once.
+Texts generated(const Llama& model, const Texts& prompts, const std::vector<size_t>& wanted,
+                const GenerateSettings& settings, int64_t rows) {
   Texts all(prompts.size());
   std::vector<int> times(prompts.size());
-  moe::model::generate_all(
-      model, model.default_routing(), settings,
-      {prompts, wanted, rows, [&](size_t index, const std::vector<int64_t>& ids) {
-         all[index] = ids;
-         ++times[index];
-       }});
+  model::generate_all(model, model.default_routing(), settings,
+                      {prompts, wanted, rows, [&](size_t index, const Ids& ids) {
+                         all[index] = ids;
+                         ++times[index];
+                       }});
   for (size_t index = 0; index < prompts.size(); ++index) {
     CHECK(times[index] == std::count(wanted.begin(), wanted.end(), index));
   }
@@ -106,21 +106,17 @@ Texts generated(const moe::model::Llama& model, const Texts& prompts,
 
 }  // namespace
 
-TEST_CASE("a prompt's text is the same in any batch and alone", "[model]") {
-  const moe::test::TempDir folder;
-  moe::test::TinyCheckpoint options;
-  options.max_positions = 40;
-  for (const auto dtype : {moe::io::DType::kF32, moe::io::DType::kBF16}) {
-    options.dtype = dtype;
-    const auto path = folder / moe::io::dtype_name(dtype);
-    moe::test::write_tiny_checkpoint(path, options);
-    const auto model = moe::model::Llama::load(moe::io::Checkpoint(path), {}, at::kCPU,
-                                               moe::model::Storage::kStored);
-    // With a beginning in common, one prompt twice, one that fills the window, one that is it.
+TEST_CASE("the text of a prompt does not depend on its batch", "[model]") {
+  const test::TempDir folder;
+  for (const auto dtype : {io::DType::kF32, io::DType::kBF16}) {
+    const auto path = folder / io::dtype_name(dtype);
+    test::write_tiny_checkpoint(path, {.max_positions = 40, .dtype = dtype});
+    const auto model = Llama::load(io::Checkpoint(path), {}, at::kCPU, model::Storage::kStored);
+    // A shared prefix, a repeated prompt, one with room for one token, one without room.
     Texts prompts = {{1, 2, 3}, {1, 2, 4, 5, 6, 7}, {1, 2, 3}, {1, 2, 9}};
     prompts.emplace_back(39, 2).front() = 1;
     prompts.emplace_back(40, 2).front() = 1;
-    moe::model::GenerateSettings settings;
+    GenerateSettings settings;
     settings.max_tokens = 25;
     const Texts all = generated(model, prompts, {0, 1, 2, 3, 4, 5}, settings, 3);
     CHECK(all[0] == all[2]);
@@ -128,30 +124,25 @@ TEST_CASE("a prompt's text is the same in any batch and alone", "[model]") {
     CHECK(all[5].empty());
     for (size_t index = 0; index < prompts.size(); ++index) {
       CHECK(generated(model, prompts, {index}, settings, 3)[index] == all[index]);
-      CHECK(moe::model::generate(model, model.default_routing(), prompts[index], settings) ==
-            all[index]);
+      CHECK(generate(model, prompts[index], settings) == all[index]);
     }
-    settings.eos_ids = {all[0].at(4)};  // some end early, and others take their place
+    settings.eos_ids = {all[0].at(4)};  // some end early and are replaced by others
     const Texts cut = generated(model, prompts, {5, 4, 3, 2, 1, 0}, settings, 2);
     for (size_t index = 0; index < prompts.size(); ++index) {
       const auto& whole = all[index];
       const auto end = std::find(whole.begin(), whole.end(), settings.eos_ids.front());
       const auto length = end == whole.end() ? whole.size() : end - whole.begin() + 1;
-      CHECK(cut[index] ==
-            std::vector<int64_t>(whole.begin(), whole.begin() + static_cast<int64_t>(length)));
+      CHECK(cut[index] == Ids(whole.begin(), whole.begin() + static_cast<int64_t>(length)));
     }
   }
 }
 
-TEST_CASE("a prompt's text is the same among many as alone", "[model]") {
-  const moe::test::TempDir folder;
-  moe::test::TinyCheckpoint options;
-  options.max_positions = 40;
-  options.dtype = moe::io::DType::kBF16;
-  moe::test::write_tiny_checkpoint(folder / "m", options);
-  for (const auto precision : {moe::model::Precision::kF32, moe::model::Precision::kBf16}) {
-    const auto model = moe::model::Llama::load(moe::io::Checkpoint(folder / "m"), {}, at::kCPU,
-                                               moe::model::Storage::kStored, {precision});
+TEST_CASE("the text of a prompt does not depend on many others, greedy or sampled", "[model]") {
+  const test::TempDir folder;
+  test::write_tiny_checkpoint(folder / "m", {.max_positions = 40, .dtype = io::DType::kBF16});
+  for (const auto precision : {model::Precision::kF32, model::Precision::kBf16}) {
+    const auto model = Llama::load(io::Checkpoint(folder / "m"), {}, at::kCPU,
+                                   model::Storage::kStored, {precision});
     Texts prompts;
     std::vector<size_t> wanted;
     for (int64_t i = 0; i < 20; ++i) {
@@ -159,7 +150,7 @@ TEST_CASE("a prompt's text is the same among many as alone", "[model]") {
       wanted.push_back(static_cast<size_t>(i));
     }
     for (const double temperature : {0.0, 1.0}) {
-      moe::model::GenerateSettings settings;
+      GenerateSettings settings;
       settings.max_tokens = 12;
       settings.temperature = temperature;
       const Texts all = generated(model, prompts, wanted, settings, 13);
@@ -170,15 +161,14 @@ TEST_CASE("a prompt's text is the same among many as alone", "[model]") {
   }
 }
 
-TEST_CASE("generation with kept keys picks what whole forwards pick", "[model]") {
-  const moe::test::TempDir folder;
-  moe::test::write_tiny_checkpoint(folder / "m", {});
-  const auto model = moe::model::Llama::load(moe::io::Checkpoint(folder / "m"));
+TEST_CASE("generation with a KV cache picks the tokens that whole forwards pick", "[model]") {
+  const test::TempDir folder;
+  const Llama model = tiny_model(folder);
   const at::NoGradGuard no_gradients;
-  moe::model::GenerateSettings settings;
+  GenerateSettings settings;
   settings.max_tokens = 12;
-  const std::vector<int64_t> prompt = {1, 5, 3};
-  std::vector<int64_t> text = prompt;
+  const Ids prompt = {1, 5, 3};
+  Ids text = prompt;
   for (int64_t i = 0; i < settings.max_tokens; ++i) {
     const auto count = static_cast<int64_t>(text.size());
     const auto hidden =
@@ -186,20 +176,16 @@ TEST_CASE("generation with kept keys picks what whole forwards pick", "[model]")
     text.push_back(model.head(hidden.narrow(0, count - 1, 1)).argmax().item<int64_t>());
   }
   text.erase(text.begin(), text.begin() + static_cast<int64_t>(prompt.size()));
-  CHECK(moe::model::generate(model, model.default_routing(), prompt, settings) == text);
+  CHECK(generate(model, prompt, settings) == text);
 }
 
-TEST_CASE("kept keys that find no room move to where there is some, with the same bits",
-          "[model]") {
-  const moe::test::TempDir folder;
-  moe::test::TinyCheckpoint options;
-  options.max_positions = 64;
-  moe::test::write_tiny_checkpoint(folder / "m", options);
-  const auto model = moe::model::Llama::load(moe::io::Checkpoint(folder / "m"));
+TEST_CASE("a KV cache that outgrows its capacity gives the same bits", "[model]") {
+  const test::TempDir folder;
+  const Llama model = tiny_model(folder, 64);
   const at::NoGradGuard no_gradients;
-  moe::model::KvCache narrow(model.config(), {.capacity = 1});
-  moe::model::KvCache wide(model.config(), {.capacity = 64});
-  const auto next = [&](moe::model::KvCache& cache, std::vector<int64_t> ids) {
+  model::KvCache narrow(model.config(), {.capacity = 1});
+  model::KvCache wide(model.config(), {.capacity = 64});
+  const auto next = [&](model::KvCache& cache, Ids ids) {
     const auto count = static_cast<int64_t>(ids.size());
     return model
         .forward({.ids = at::tensor(ids, at::kLong), .lengths = {count}, .caches = {&cache}},
@@ -213,15 +199,15 @@ TEST_CASE("kept keys that find no room move to where there is some, with the sam
   CHECK(narrow.length() == 43);
 }
 
-TEST_CASE("as many rows at once as there is memory for, at least one", "[model]") {
-  moe::model::ModelConfig config;
+TEST_CASE("rows_at_once is limited by memory and at least one", "[model]") {
+  model::ModelConfig config;
   config.layers = 2;
   config.kv_heads = 4;
   config.head_dim = 8;
   config.max_position_embeddings = 100;
   const uint64_t row = 60 * 2 * 2 * 4 * 8 * sizeof(float);
-  CHECK(moe::model::rows_at_once(config, 40, 20, 0) == 1);
-  CHECK(moe::model::rows_at_once(config, 40, 20, 5 * row) == 5);
-  CHECK(moe::model::rows_at_once(config, 40, 20, 1000 * row) == 48);
-  CHECK(moe::model::rows_at_once(config, 40, 2000, 3 * row) == 1);  // the window is the most
+  CHECK(model::rows_at_once(config, 40, 20, 0) == 1);
+  CHECK(model::rows_at_once(config, 40, 20, 5 * row) == 5);
+  CHECK(model::rows_at_once(config, 40, 20, 1000 * row) == 48);
+  CHECK(model::rows_at_once(config, 40, 2000, 3 * row) == 1);  // the window bounds the length
 }

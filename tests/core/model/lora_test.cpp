@@ -1,7 +1,8 @@
-// Adapters against the model whose weights they are merged into.
+// LoRA adapters against the model into whose weights they are merged.
 
-#include "core/model/llama/lora.h"
+#include <algorithm>
 
+#include "core/model/config/compute.h"
 #include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
 #include "tests/support/mixture.h"
@@ -30,7 +31,7 @@ Tensor logits_of(const Llama& model) {
 
 bool is_adapter(const std::string& name) { return name.find(".lora_") != std::string::npos; }
 
-// As training leaves them: no part zero.
+// Fills all adapters with random numbers, as if they were trained.
 void fill_adapters(const Llama& model) {
   at::manual_seed(5);
   for (const auto& parameter : model.parameters()) {
@@ -42,44 +43,24 @@ void fill_adapters(const Llama& model) {
 
 }  // namespace
 
-TEST_CASE("new adapters change no bit", "[model]") {
-  const TempDir dir;
-  Llama model = tiny_mixture(dir);
-  const Tensor before = logits_of(model);
-  const size_t weights = model.parameters().size();
-  model.add_lora({3, 0, {"attention", "ffn"}}, 1);
-  CHECK(model.parameters().size() == weights + 3 * 4 * 2);  // 3 layers of 4 matrices, a and b
-  CHECK(at::equal(logits_of(model), before));
-}
-
-TEST_CASE("adapters on feed-forwards are on shared experts too, and are merged", "[model]") {
-  const TempDir dir;
-  Llama model = tiny_mixture(dir, /*shared_expert=*/true);
-  const Tensor before = logits_of(model);
-  const size_t weights = model.parameters().size();
-  model.add_lora({3, 6, {"attention"}}, 1);
-  CHECK(model.parameters().size() == weights + 3 * 2 * 2);
-  model = tiny_mixture(dir, /*shared_expert=*/true);
-  model.add_lora({3, 6, {"ffn"}}, 1);
-  CHECK(model.parameters().size() == weights + (3 + 2) * 2 * 2);
-  CHECK(at::equal(logits_of(model), before));
-  fill_adapters(model);
-  const Tensor adapted = logits_of(model);
-  CHECK((adapted - before).abs().max().item<double>() > 1e-3);
-  CHECK(at::allclose(logits_of(model.merged()), adapted, 1e-4, 1e-5));
-  CHECK(at::equal(logits_of(model.clone()), adapted));
-  for (const auto& parameter : model.parameters()) {
-    const bool is_shared = parameter.name.find("shared_expert") != std::string::npos;
-    CHECK_FALSE((is_shared && parameter.is_expert));
-  }
-}
-
-TEST_CASE("a model with adapters is the model they are merged into", "[model]") {
-  const TempDir dir;
-  for (const auto& on : {std::vector<std::string>{"attention"}, {"ffn"}, {"attention", "ffn"}}) {
-    Llama model = tiny_mixture(dir);
+TEST_CASE("new adapters change no bit, trained ones equal the weights they are merged into",
+          "[model]") {
+  struct Case {
+    std::vector<std::string> on;
+    bool shared_expert;
+    size_t matrices;  // with an adapter: of 3 layers 2 in attention and 2 in a feed-forward each
+  };
+  for (const Case& c : {Case{{"attention"}, false, 6}, Case{{"ffn"}, false, 6},
+                        Case{{"attention", "ffn"}, false, 12}, Case{{"attention"}, true, 6},
+                        Case{{"ffn"}, true, 10}}) {  // 2 shared experts more
+    CAPTURE(c.on, c.shared_expert);
+    const TempDir dir;
+    Llama model = tiny_mixture(dir, c.shared_expert);
     const Tensor before = logits_of(model);
-    model.add_lora({3, 6, on}, 1);
+    const size_t weights = model.parameters().size();
+    model.add_lora({3, 6, c.on}, 1);
+    CHECK(model.parameters().size() == weights + 2 * c.matrices);
+    CHECK(at::equal(logits_of(model), before));
     fill_adapters(model);
     const Tensor adapted = logits_of(model);
     CHECK((adapted - before).abs().max().item<double>() > 1e-3);
@@ -88,12 +69,16 @@ TEST_CASE("a model with adapters is the model they are merged into", "[model]") 
     // Sums of 16 to 48 products in another order, through 3 layers.
     CHECK(at::allclose(logits_of(merged), adapted, 1e-4, 1e-5));
     CHECK(at::equal(logits_of(model.clone()), adapted));
+    for (const auto& parameter : model.parameters()) {
+      const bool is_shared = parameter.name.find("shared_expert") != std::string::npos;
+      CHECK_FALSE((is_shared && parameter.is_expert));
+    }
   }
 }
 
-TEST_CASE("adapters get the gradient of the weight that they are part of", "[model]") {
-  // y depends on a and b through W + s b a alone: with G = d loss / d W,
-  // d b = s G a^T and d a = s b^T G.
+TEST_CASE("the gradients of adapters follow from the gradient of the merged weight", "[model]") {
+  // y depends on a and b only through W + s b a. With G = d loss / d W: d b = s G a^T, d a = s b^T
+  // G.
   const TempDir dir;
   Llama model = tiny_mixture(dir);
   model.add_lora({3, 6, {"attention", "ffn"}}, 1);
@@ -131,17 +116,15 @@ TEST_CASE("adapters get the gradient of the weight that they are part of", "[mod
   CHECK(checked == 12);
 }
 
-TEST_CASE("adapters of one seed are the same, of another other", "[model]") {
+TEST_CASE("the seed determines new adapters", "[model]") {
   const TempDir dir;
   const auto first_a = [&](uint64_t seed) {
     Llama model = tiny_mixture(dir);
     model.add_lora({3, 0, {"attention"}}, seed);
-    for (const auto& parameter : model.parameters()) {
-      if (parameter.name.ends_with(".lora_a")) {
-        return parameter.tensor;
-      }
-    }
-    return Tensor();
+    const auto all = model.parameters();
+    return std::find_if(all.begin(), all.end(),
+                        [](const auto& parameter) { return parameter.name.ends_with(".lora_a"); })
+        ->tensor;
   };
   CHECK(at::equal(first_a(1), first_a(1)));
   CHECK_FALSE(at::equal(first_a(1), first_a(2)));

@@ -1,5 +1,5 @@
-// The whole layer: golden layer cases with every gradient, function preservation of equal experts,
-// awkward shapes, and finite differences through routing, experts and combine.
+// The MoE layer: golden cases with every gradient, function preservation of equal experts, awkward
+// shapes, and finite differences through routing, experts and combine.
 
 #include <torch/csrc/autograd/autograd.h>
 
@@ -25,7 +25,7 @@ MoeWeights random_weights(int64_t experts, int64_t width, int64_t inner,
           random({experts, width, inner}, type) * 0.5};
 }
 
-// One FFN of `weights`' expert, as written in the paper.
+// Computes the FFN of one expert.
 at::Tensor dense(const at::Tensor& x, const MoeWeights& weights, int64_t expert) {
   const at::Tensor hidden = at::matmul(x, weights.gate_up[expert].t());
   const int64_t inner = hidden.size(1) / 2;
@@ -44,7 +44,7 @@ MoeWeights case_weights(const json& input) {
           at::stack(gate_up).requires_grad_(true), at::stack(down).requires_grad_(true)};
 }
 
-// Sum over the auxiliary losses of a case of coefficient * loss; checks each loss on the way.
+// Checks each auxiliary loss of a case. Returns their sum, weighted by their coefficients.
 at::Tensor weighted_losses(const json& one, const route::AuxLosses& losses) {
   at::Tensor total = at::zeros({});
   for (const auto& [name, coefficient] : one["input"]["aux"].items()) {
@@ -89,7 +89,7 @@ constexpr double kPreserved = 1e-12;
 
 }  // namespace
 
-TEST_CASE("layers compute and learn as the golden cases", "[model]") {
+TEST_CASE("outputs, losses and gradients equal the golden cases", "[model]") {
   if (oracle_cases().empty()) {
     MOE_SKIP("no golden cases: put the oracle folder beside the shared data");
   }
@@ -101,7 +101,7 @@ TEST_CASE("layers compute and learn as the golden cases", "[model]") {
   }
 }
 
-TEST_CASE("equal experts compute the dense FFN whatever the router weighs", "[model]") {
+TEST_CASE("equal experts compute the dense FFN for any router weights", "[model]") {
   at::manual_seed(41);
   for (const double router_scale : {0.0, 0.02, 1.0, 30.0}) {
     MoeWeights weights = random_weights(8, 8, 6);
@@ -123,7 +123,7 @@ TEST_CASE("equal experts compute the dense FFN whatever the router weighs", "[mo
   }
 }
 
-TEST_CASE("a token that no expert accepts leaves the layer as zero", "[model]") {
+TEST_CASE("a token that no expert accepts has a zero output", "[model]") {
   at::manual_seed(42);
   const auto settings = route::parse_router("top1:cf=0.5");
   const MoeWeights weights = random_weights(4, 8, 6);
@@ -185,7 +185,7 @@ TEST_CASE("all rows on one expert leave the others without gradient", "[model]")
   }
 }
 
-TEST_CASE("padding tokens change nothing and come out as zero", "[model]") {
+TEST_CASE("padding tokens change no other output and have zero outputs", "[model]") {
   at::manual_seed(46);
   const MoeWeights weights = random_weights(4, 8, 6);
   const auto x = random({12, 8});
@@ -212,34 +212,21 @@ TEST_CASE("the whole layer has the gradient of finite differences", "[model]") {
       const auto aux = out.losses.l1.defined() ? out.losses.l1 : out.losses.load_balance;
       return (out.y * dy).sum() + 0.3 * aux;
     };
-    const auto by_x = [&](const at::Tensor& at) { return loss(at, weights); };
-    const auto by_router = [&](const at::Tensor& at) {
+    const auto check = [](const at::Tensor& at, const auto& f) {
+      // Outputs and curvature are up to 100 times those that kGradTolerance was made for.
+      CHECK(distance(autograd(f, at), finite_difference(f, at)) < 100 * kGradTolerance);
+    };
+    check(x, [&](const at::Tensor& at) { return loss(at, weights); });
+    check(weights.router, [&](const at::Tensor& at) {
       return loss(x, {at, weights.gate_up, weights.down});
-    };
-    const auto by_down = [&](const at::Tensor& at) {
+    });
+    check(weights.down, [&](const at::Tensor& at) {
       return loss(x, {weights.router, weights.gate_up, at});
-    };
-    // Outputs and curvature are up to 100 times those that kGradTolerance was made for.
-    const double tolerance = 100 * kGradTolerance;
-    CHECK(distance(autograd(by_x, x), finite_difference(by_x, x)) < tolerance);
-    CHECK(distance(autograd(by_router, weights.router),
-                   finite_difference(by_router, weights.router)) < tolerance);
-    CHECK(distance(autograd(by_down, weights.down), finite_difference(by_down, weights.down)) <
-          tolerance);
+    });
   }
 }
 
-TEST_CASE("the router learns from the auxiliary loss alone", "[model]") {
-  at::manual_seed(48);
-  MoeWeights weights = random_weights(4, 8, 6);
-  weights.router.requires_grad_(true);
-  const auto out = model::moe_forward(random({16, 8}), weights, route::parse_router("top1:st=off"),
-                                      route::spread_over_ranks(16, 2));
-  out.losses.load_balance.backward();
-  CHECK(weights.router.grad().abs().max().item<double>() > 1e-4);
-}
-
-TEST_CASE("activations in bf16 are routed and added up in f32", "[model]") {
+TEST_CASE("bf16 activations are routed and summed in f32", "[model]") {
   at::manual_seed(49);
   const MoeWeights weights = random_weights(4, 16, 8, at::kFloat);
   const auto x = random({32, 16}, at::kFloat).to(at::kBFloat16);
@@ -252,8 +239,7 @@ TEST_CASE("activations in bf16 are routed and added up in f32", "[model]") {
   };
   const MoeWeights wide = {weights.router, rounded(weights.gate_up), rounded(weights.down)};
   const auto exact = model::moe_forward(x.to(at::kFloat), wide, settings, group);
-  // The same decisions; the hidden products and the results are rounded to 8 bits: a few times 2^-8
-  // of their size.
+  // The routing is equal. Hidden products and results are rounded to 8 bits: a few times 2^-8.
   CHECK(at::equal(out.counters.tokens_per_expert, exact.counters.tokens_per_expert));
   CHECK((out.y - exact.y).abs().max().item<double>() < 0.03 * exact.y.abs().max().item<double>());
 }

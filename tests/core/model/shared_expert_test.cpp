@@ -1,9 +1,5 @@
-// The shared expert against plain loops and finite differences, in every type, and beside routed
-// experts.
-
-#include "core/model/moe/shared_expert.h"
-
-#include <torch/csrc/autograd/autograd.h>
+// The shared expert against plain loops and finite differences, in f64, f32 and bf16. lora_test.cpp
+// tests its adapters, tests/core/upcycle/verify_test.cpp its sum with routed experts.
 
 #include <cmath>
 
@@ -24,7 +20,7 @@ SharedExpert random_shared(at::ScalarType type = at::kDouble) {
           at::randn({1, kWidth, kInner}, type)};
 }
 
-// The formula of transformers' Qwen2-MoE, a number at a time.
+// Computes the formula of transformers' Qwen2-MoE with scalar loops.
 Tensor plain(const Tensor& x, const SharedExpert& shared) {
   const Tensor gate_up = shared.gate_up.tensor[0], down = shared.down.tensor[0];
   const auto dot = [](const Tensor& a, const Tensor& b) {
@@ -52,7 +48,7 @@ Tensor plain(const Tensor& x, const SharedExpert& shared) {
 
 }  // namespace
 
-TEST_CASE("a shared expert is the plain loops", "[model]") {
+TEST_CASE("a shared expert equals plain loops", "[model]") {
   at::manual_seed(61);
   const SharedExpert shared = random_shared();
   const Tensor x = at::randn({kTokens, kWidth}, at::kDouble);
@@ -62,16 +58,16 @@ TEST_CASE("a shared expert is the plain loops", "[model]") {
   CHECK(narrow.run(at::zeros({0, kWidth})).sizes() == at::IntArrayRef({0, kWidth}));
 }
 
-TEST_CASE("a shared expert of rows in bf16 adds in f32, its gate unrounded", "[model]") {
+TEST_CASE("a shared expert of bf16 rows adds in f32 and does not round its gate", "[model]") {
   at::manual_seed(62);
   SharedExpert shared = random_shared(at::kFloat);
   const Tensor x = at::randn({kTokens, kWidth}).to(at::kBFloat16);
   const Tensor y = shared.run(x);
   CHECK(y.scalar_type() == at::kFloat);
-  // Operands and products are rounded to 8 bits, a few times 2^-8 of what is summed up.
+  // Operands and products are rounded to 8 bits: a few times 2^-8 of the terms of the sum.
   const Tensor exact = plain(x.to(at::kFloat), shared);
   CHECK((y - exact).abs().max().item<double>() < 0.04 * exact.abs().max().item<double>());
-  // With a gate that bf16 cannot hold the share alone moves.
+  // A gate that bf16 cannot represent changes only the share.
   const Tensor once = shared.run(x);
   shared.gate = shared.gate * (1 + 0x1p-12);
   const Tensor moved = shared.run(x) / once;
@@ -84,59 +80,17 @@ TEST_CASE("a shared expert has the gradients of finite differences", "[model]") 
   const SharedExpert shared = random_shared();
   const Tensor x = at::randn({kTokens, kWidth}, at::kDouble),
                dy = at::randn({kTokens, kWidth}, at::kDouble);
-  const auto check = [](const std::function<Tensor(const Tensor&)>& loss, const Tensor& at) {
+  const auto check = [&](const std::function<Tensor(const Tensor&)>& output, const Tensor& at) {
+    const auto loss = [&](const Tensor& value) { return (output(value) * dy).sum(); };
     // Outputs and curvature are up to 100 times those that kGradTolerance was made for.
     CHECK(distance(autograd(loss, at), finite_difference(loss, at)) < 100 * kGradTolerance);
   };
-  check([&](const Tensor& at) { return (shared.run(at) * dy).sum(); }, x);
-  check(
-      [&](const Tensor& at) {
-        return (SharedExpert{at, shared.gate_up, shared.down}.run(x) * dy).sum();
-      },
-      shared.gate);
-  check(
-      [&](const Tensor& at) {
-        return (SharedExpert{shared.gate, at, shared.down}.run(x) * dy).sum();
-      },
-      shared.gate_up.tensor);
-  check(
-      [&](const Tensor& at) {
-        return (SharedExpert{shared.gate, shared.gate_up, at}.run(x) * dy).sum();
-      },
-      shared.down.tensor);
-}
-
-TEST_CASE("adapters of a shared expert are added to its matrices", "[model]") {
-  at::manual_seed(64);
-  SharedExpert shared = random_shared(at::kFloat);
-  const Tensor x = at::randn({kTokens, kWidth});
-  for (auto [weight, adapter] : {std::pair{&shared.gate_up.tensor, &shared.gate_up_adapter},
-                                 {&shared.down.tensor, &shared.down_adapter}}) {
-    *adapter = model::make_adapter(*weight, 2, 0.5, 9);
-    adapter->b = at::randn_like(adapter->b);
-  }
-  const SharedExpert merged{shared.gate,
-                            model::merged_weight(shared.gate_up.tensor, shared.gate_up_adapter),
-                            model::merged_weight(shared.down.tensor, shared.down_adapter)};
-  CHECK(distance(shared.run(x), merged.run(x)) < 1e-5);
-}
-
-TEST_CASE("beside experts that add zeros a gate of zeros keeps half of the shared one", "[model]") {
-  at::manual_seed(65);
-  SharedExpert shared = random_shared(at::kFloat);
-  shared.gate.zero_();
-  const SharedExpert twice{shared.gate, shared.gate_up, shared.down.tensor * 2};
-  const model::MoeWeights routed{at::randn({4, kWidth}), at::randn({4, 2 * kInner, kWidth}),
-                                 at::zeros({4, kWidth, kInner})};
-  const Tensor x = at::randn({kTokens, kWidth});
-  const Tensor dense = plain(x, shared) * 2;
-  for (const char* router : {"top1", "top2+ir+fr:cf=0.5", "topp:0.4", "relu:k=1"}) {
-    INFO(router);
-    const auto out = model::moe_forward(x, routed, route::parse_router(router),
-                                        route::spread_over_ranks(kTokens, 1));
-    CHECK(distance(out.y + twice.run(x), dense) < 1e-5);
-    CHECK(at::equal(out.y + twice.run(x), twice.run(x)));
-  }
+  const Tensor& gate = shared.gate;
+  const kernels::Weight &gate_up = shared.gate_up, &down = shared.down;
+  check([&](const Tensor& at) { return shared.run(at); }, x);
+  check([&](const Tensor& at) { return SharedExpert{at, gate_up, down}.run(x); }, gate);
+  check([&](const Tensor& at) { return SharedExpert{gate, at, down}.run(x); }, gate_up.tensor);
+  check([&](const Tensor& at) { return SharedExpert{gate, gate_up, at}.run(x); }, down.tensor);
 }
 
 }  // namespace moe::test

@@ -1,16 +1,16 @@
-// Folders written by all ranks of a run against the folder that one process writes: the same bytes,
-// whole or not at all.
-
-#include "core/model/convert/shared_folder.h"
+// Folders that all ranks of a run write: the same bytes as those of one process, complete or
+// absent.
 
 #include <mutex>
 
 #include "core/base/error.h"
 #include "core/distributed/comm.h"
 #include "core/io/file.h"
+#include "core/model/config/folder_tensors.h"
 #include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
+#include "tests/support/matchers.h"
 #include "tests/support/mixture.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/temp_dir.h"
@@ -27,12 +27,12 @@ namespace fs = std::filesystem;
 constexpr int64_t kExperts = 8;
 constexpr int kSeconds = 60;
 
-// A folder of ours whose experts differ, with a file of a tokenizer.
+// Writes a mixture whose experts differ, with a tokenizer file.
 void make_mixture(const TempDir& dir, const fs::path& out, io::DType dtype) {
   TinyCheckpoint shape;
   shape.dtype = dtype;
   write_tiny_checkpoint(dir / "dense", shape);
-  fs::remove_all(dir / "copies");  // of an earlier call, with the file that is added below
+  fs::remove_all(dir / "copies");  // of an earlier call
   write_mixture(dir / "dense", dir / "copies", {.router = "top1+ir", .experts = kExperts});
   write_file(dir / "copies" / "tokenizer_config.json", "{}\n");
   const io::Checkpoint copies(dir / "copies");
@@ -41,10 +41,23 @@ void make_mixture(const TempDir& dir, const fs::path& out, io::DType dtype) {
   for (const auto& parameter : model.parameters()) {
     at::Tensor(parameter.tensor) += at::randn_like(parameter.tensor) * 0.1;
   }
-  model::save_folder(model, model.default_routing(), copies, out, false);
+  model::save_folder(model, model.default_routing(), copies, out, false, *distributed::solo_comm());
 }
 
-// The files of a folder that are written here, name to content.
+// Returns the tensors of a whole model as io::write_tensors takes them.
+std::vector<io::TensorSource> tensor_sources(const Llama& model) {
+  std::vector<io::TensorSource> sources;
+  for (const auto& [info, values, begin] : model.folder_tensors(model.default_routing())) {
+    const at::Tensor stored = values.to(model::scalar_type(info.dtype)).contiguous();
+    sources.push_back(
+        {info, [stored](io::SafetensorsWriter& writer) {
+           writer.write({static_cast<const std::byte*>(stored.const_data_ptr()), stored.nbytes()});
+         }});
+  }
+  return sources;
+}
+
+// Returns the files of a folder, name to content.
 std::map<std::string, std::string> files_of(const fs::path& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
@@ -65,7 +78,7 @@ void copy_by_ranks(const fs::path& from, const fs::path& to, int64_t processes, 
   });
 }
 
-// What every rank says when `body` runs on three of them; "" where all is well.
+// Runs `body` on three ranks. Returns the message of the UserError of each, or "".
 std::vector<std::string> errors_of(const std::function<void(distributed::Comm&)>& body) {
   const TimeLimit limit(kSeconds);
   std::vector<std::string> errors(3);
@@ -77,7 +90,7 @@ std::vector<std::string> errors_of(const std::function<void(distributed::Comm&)>
 
 }  // namespace
 
-TEST_CASE("a folder comes back the same through 1, 2, 4 and 1 processes", "[model]") {
+TEST_CASE("a folder loaded and saved by 1, 2 and 4 processes keeps its bytes", "[model]") {
   const TempDir dir;
   for (const auto dtype : {io::DType::kF32, io::DType::kBF16}) {
     const auto path = [&](const std::string& name) {
@@ -98,13 +111,13 @@ TEST_CASE("a folder comes back the same through 1, 2, 4 and 1 processes", "[mode
   }
 }
 
-TEST_CASE("shards of many writers are those of one", "[model]") {
+TEST_CASE("shards written by four ranks are those written by one", "[model]") {
   const TempDir dir;
   make_mixture(dir, dir / "moe", io::DType::kF32);
   const io::Checkpoint checkpoint(dir / "moe");
   const Llama whole = Llama::load(checkpoint);
   fs::create_directories(dir / "one");
-  io::write_tensors(dir / "one", whole.tensor_sources(whole.default_routing()), 20'000);
+  io::write_tensors(dir / "one", tensor_sources(whole), 20'000);
   const TimeLimit limit(kSeconds);
   test::run_as_threads(4, [&](distributed::Comm& comm) {
     const auto layout = distributed::make_layout(4, comm.rank(), 1, kExperts, kExperts);
@@ -120,7 +133,7 @@ TEST_CASE("shards of many writers are those of one", "[model]") {
   CHECK((many == one));
 }
 
-TEST_CASE("adapters of many ranks are merged into what one rank merges", "[model]") {
+TEST_CASE("adapters merged by four ranks equal those merged by one", "[model]") {
   const TempDir dir;
   make_mixture(dir, dir / "moe", io::DType::kF32);
   const io::Checkpoint checkpoint(dir / "moe");
@@ -135,7 +148,8 @@ TEST_CASE("adapters of many ranks are merged into what one rank merges", "[model
     return model;
   };
   const Llama whole = with_adapters({});
-  model::save_folder(whole, whole.default_routing(), checkpoint, dir / "one", false);
+  model::save_folder(whole, whole.default_routing(), checkpoint, dir / "one", false,
+                     *distributed::solo_comm());
   const TimeLimit limit(kSeconds);
   test::run_as_threads(4, [&](distributed::Comm& comm) {
     const Llama model =
@@ -150,12 +164,12 @@ TEST_CASE("adapters of many ranks are merged into what one rank merges", "[model
   }
 }
 
-TEST_CASE("what fails on one rank fails on all, and no folder appears", "[model]") {
+TEST_CASE("an error of one rank is thrown on all, and no folder appears", "[model]") {
   const TempDir dir;
   make_mixture(dir, dir / "moe", io::DType::kF32);
   const auto errors = errors_of([&](distributed::Comm& comm) {
     model::SharedFolder folder(dir / "out", false, comm);
-    folder.by_all([&] {
+    folder.run_on_all_ranks([&] {
       io::write_file(folder.path() / std::to_string(comm.rank()), std::string("text"));
       if (comm.rank() == 2) {
         throw UserError("disk full: {}", folder.path().filename().string());
@@ -163,14 +177,12 @@ TEST_CASE("what fails on one rank fails on all, and no folder appears", "[model]
     });
     folder.commit();
   });
-  for (const auto& error : errors) {
-    CHECK(error == "disk full: new");
-  }
+  CHECK((errors == std::vector<std::string>(3, "disk full: new")));
   CHECK(!fs::exists(dir / "out"));
   CHECK(!fs::exists(dir / "out.partial"));
 }
 
-TEST_CASE("files that vanish under one rank are a sentence on all", "[model]") {
+TEST_CASE("a mismatch of tensors between ranks is a UserError on all", "[model]") {
   const TempDir dir;
   make_mixture(dir, dir / "moe", io::DType::kF32);
   const TimeLimit limit(kSeconds);
@@ -182,7 +194,7 @@ TEST_CASE("files that vanish under one rank are a sentence on all", "[model]") {
     errors[comm.rank()] = user_error_of([&] {
       model::SharedFolder folder(dir / "out", false, comm);
       auto tensors = model.folder_tensors(model.default_routing());
-      // The ranks do not mean the same: what the second one holds has no place in the files.
+      // The tensor of the second rank is not in the layout of the first.
       tensors.back().info.name += comm.rank() == 0 ? "" : ".other";
       tensors.back().values = comm.rank() == 0 ? at::Tensor() : tensors.back().values;
       model::write_tensors(folder, tensors, 1 << 30);
@@ -194,17 +206,16 @@ TEST_CASE("files that vanish under one rank are a sentence on all", "[model]") {
   CHECK(!fs::exists(dir / "out"));
 }
 
-TEST_CASE("an output that is there is refused on all ranks", "[model]") {
+TEST_CASE("an existing output is refused on all ranks, or replaced", "[model]") {
   const TempDir dir;
   fs::create_directories(dir / "out");
   for (const auto& error :
        errors_of([&](distributed::Comm& comm) { model::SharedFolder(dir / "out", false, comm); })) {
-    CHECK(error == (dir / "out").string() +
-                       ": exists already; give another output folder, or --force to replace it");
+    CHECK_THAT(error, contains_text((dir / "out").string()) && contains_text("--force"));
   }
   const auto errors = errors_of([&](distributed::Comm& comm) {
     model::SharedFolder folder(dir / "out", true, comm);
-    folder.by_first([&] { io::write_file(folder.path() / "new", std::string("text")); });
+    folder.run_on_first_rank([&] { io::write_file(folder.path() / "new", std::string("text")); });
     folder.commit();
   });
   CHECK((errors == std::vector<std::string>(3)));
@@ -212,12 +223,10 @@ TEST_CASE("an output that is there is refused on all ranks", "[model]") {
                                       {".moe-output", "moe output 1\n4 new\n"}, {"new", "text"}}));
 }
 
-TEST_CASE("a rank without the others' disk says so", "[model]") {
+TEST_CASE("a rank that does not see the shared folder throws UserError", "[model]") {
   const TempDir dir;
-  CHECK(user_error_of([&] { model::await_mark(dir / "out.partial", ".mark", 3, 0.05); }) ==
-        "rank 3 does not see " + (dir / "out.partial").string() +
-            ", which rank 0 makes: all ranks write one folder; give an output on a file system "
-            "that they share");
+  CHECK_THAT(user_error_of([&] { model::await_mark(dir / "out.partial", ".mark", 3, 0.05); }),
+             contains_text("rank 3") && contains_text((dir / "out.partial").string()));
 }
 
 }  // namespace moe::test

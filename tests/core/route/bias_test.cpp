@@ -1,5 +1,5 @@
-// Balance by bias: what the bias of the choice changes and what it must not, against plain loops;
-// and how it moves.
+// Balance by bias: its effect on choices, weights, counters and losses against the reference, and
+// its update rule.
 
 #include "core/route/route.h"
 #include "tests/core/route/promises.h"
@@ -28,12 +28,12 @@ void check_same_bits(const Routing& a, const Routing& b) {
   CHECK(at::equal(a.losses.load_balance, b.losses.load_balance));
 }
 
-// Logits whose softmax is the row itself.
+// Returns logits whose softmax is `probabilities`.
 at::Tensor logits_of(const std::vector<double>& probabilities, int64_t experts) {
   return at::tensor(probabilities, at::kFloat).log().view({-1, experts});
 }
 
-// "0 2": the experts that token 0 has, as the plan's rows name them.
+// Returns the experts of a token in the order of the plan's rows: "0 2".
 std::string experts_of(const Routing& routing, int64_t token) {
   std::string words;
   for (const auto& row : used_rows(
@@ -81,7 +81,7 @@ TEST_CASE("a bias of the choice routes as plain loops do, with ties, padding and
         CHECK(std::abs(weights[token][expert] - reference.weights[token][expert]) < 1e-5);
       }
     }
-    // Requests of each expert, as the loops count them: before capacity, padding left out.
+    // Requests of each expert before capacity, without padding.
     const auto counted = route::read_counters({routing.counters})[0];
     std::vector<int64_t> requests(experts, 0);
     for (const auto* rows : {&reference.rows, &reference.refused}) {
@@ -97,7 +97,7 @@ TEST_CASE("a bias of zeros, or the same for all, routes as none does, bit for bi
   std::mt19937 random(42);
   for (int round = 0; round < 100; ++round) {
     const auto input = random_routing(random, 33, 8, 2, round % 2 == 0 ? 0.5 : 0, 0.1);
-    // Some tokens are so sure that the probabilities of others underflow.
+    // Logits * 100: some probabilities underflow.
     const at::Tensor logits = round % 3 == 0 ? input.logits * 100 : input.logits;
     for (const char* router : {"top1", "top2+ir+fr:cf=0.5", "top3:order=score", "top2:cf=inf"}) {
       INFO(router << " round " << round);
@@ -142,14 +142,13 @@ TEST_CASE("the bias chooses; weights, capacity and rectification go by the score
   CHECK(two.combine[0][0].item<double>() == Approx(0.50 / 0.55));  // not of .50 and .41
   CHECK(two.combine[1][3].item<double>() == Approx(0.10 / 0.50));
 
-  // The fill-in is the second by g + bias too: expert 3 of token 0, expert 0 of token 1.
+  // The fill-in is also chosen by g + bias: expert 3 of token 0, expert 0 of token 1.
   const Routing filled = route::route(logits, parse_router("top1+fr:cf=4,bias=0.1"), group, bias);
   CHECK(experts_of(filled, 0) == "0 3");
   CHECK(experts_of(filled, 1) == "0 3");
 
-  // Both ask for expert 3, which has one slot: token 1 has it by its score, .10 against .05,
-  // although token 0 is before it and both have the same bias. Rectified at home, token 0 goes to
-  // its best expert by logit, which no bias moves.
+  // Both tokens request expert 3, which has one slot. Token 1 gets it by its score, .10 against
+  // .05. Rectification routes token 0 to its best expert by logit, without bias.
   const at::Tensor strong = at::tensor({0.0, 0.0, 0.0, 2.0}, at::kFloat);
   const Routing full = route::route(logits, parse_router("top1+ir:cf=1,bias=0.1"), group, strong);
   CHECK(experts_of(full, 1) == "3");
@@ -209,7 +208,7 @@ TEST_CASE("decisions that were made under a bias stay when it has moved since", 
   at::Tensor bias = at::randn({8});
   const Routing first = route::route(input.logits, settings, input.group, bias);
   bias.zero_();
-  check_same_bits(route::route_again(input.logits, first, settings), first);
+  check_same_bits(route::recompute_gates(input.logits, first, settings), first);
 }
 
 TEST_CASE("a bias moves by its rate against the load, and stands where the load is the mean",
@@ -219,7 +218,7 @@ TEST_CASE("a bias moves by its rate against the load, and stands where the load 
   CHECK(at::equal(bias, at::tensor({-0.25, 0.25, 0.0, 0.0}, at::kFloat)));
   route::move_bias(bias, {1, 0, 0, 0}, 0.25);
   CHECK(at::equal(bias, at::tensor({-0.5, 0.5, 0.25, 0.25}, at::kFloat)));
-  route::move_bias(bias, {0, 0, 0, 0}, 0.25);  // no token, no move
+  route::move_bias(bias, {0, 0, 0, 0}, 0.25);  // no tokens: unchanged
   route::move_bias(bias, {7, 7, 7, 7}, 0.25);
   CHECK(at::equal(bias, at::tensor({-0.5, 0.5, 0.25, 0.25}, at::kFloat)));
 }
@@ -230,7 +229,7 @@ TEST_CASE("step by step the bias brings a skewed load to the mean", "[route]") {
   std::vector<float> numbers;
   for (int token = 0; token < 256; ++token) {
     for (int expert = 0; expert < 8; ++expert) {
-      numbers.push_back(normal(random) + (expert == 2 ? 2.0F : 0.0F));  // all like expert 2
+      numbers.push_back(normal(random) + (expert == 2 ? 2.0F : 0.0F));  // prefers expert 2
     }
   }
   const at::Tensor logits = at::tensor(numbers, at::kFloat).view({256, 8});

@@ -1,5 +1,4 @@
-// Counters of the worked example of core/route/README.md, counters against plain loops, their sums,
-// and what is derived from them.
+// Counters against plain loops, their sums over layers, and their JSON and table.
 
 #include "core/route/counters.h"
 
@@ -7,7 +6,6 @@
 #include <map>
 #include <numeric>
 
-#include "core/route/counters_json.h"
 #include "tests/core/route/random_routing.h"
 
 namespace moe::test {
@@ -23,7 +21,7 @@ route::CounterValues count(const at::Tensor& logits, const char* router, int64_t
                route::spread_over_ranks(logits.size(0), ranks));
 }
 
-// What is counted (core/route/README.md), a row and a token at a time.
+// Reference: counts one row and one token at a time.
 struct SlowCount {
   const route::RouterSettings& settings;
   const RandomRouting& input;
@@ -34,7 +32,7 @@ struct SlowCount {
   SlowCount(const route::RouterSettings& router, const RandomRouting& random)
       : settings(router), input(random), experts(random.logits.size(1)) {
     const Matrix logits = matrix_of(input.logits);
-    // routers_test.cpp holds the plan to the plain loops; here it is what is counted.
+    // The plan is that of route(), which routers_test.cpp checks.
     const route::Plan plan = route::route(input.logits, settings, input.group).plan;
     values.tokens_per_expert.resize(experts);
     values.rank_dropped.resize(input.group.ranks);
@@ -78,7 +76,7 @@ struct SlowCount {
     }
   }
 
-  // The first k experts by logit, equal ones by number; the bias is zero here.
+  // Counts the first k experts by logit, ties by index; the bias is zero here.
   void add_requests(const std::vector<double>& logits) {
     std::vector<int64_t> order(static_cast<size_t>(experts));
     std::iota(order.begin(), order.end(), 0);
@@ -117,7 +115,7 @@ struct SlowCount {
   }
 };
 
-// Every integer by name, so that a failure says which one.
+// Returns the counters by name, for readable failures.
 std::string words_of(const route::CounterValues& values) {
   OrderedJson json = route::to_json(values, 0);
   json.erase("entropy");
@@ -127,7 +125,7 @@ std::string words_of(const route::CounterValues& values) {
 }  // namespace
 
 TEST_CASE("counters say what a crowded expert cost", "[route]") {
-  // Four tokens on one rank, all want e0 then e1, one slot per expert.
+  // Four tokens on one rank, all request e0, then e1, one slot per expert.
   const auto logits = at::tensor({4.0, 1.0, 0.0, 0.0}, at::kFloat).repeat({4, 1});
   const auto plain = count(logits, "top1", 1);
   CHECK(plain.tokens == 4);
@@ -183,7 +181,7 @@ TEST_CASE("counters equal plain loops, for every router on random groups", "[rou
       sent += fast.rows_sent;
 
       const auto routing = route::route(input.logits, settings, input.group);
-      const auto rows = matrix_of(route::rows_of_tokens(routing.input, routing.plan));
+      const auto rows = matrix_of(route::count_rows_by_token(routing.input, routing.plan));
       REQUIRE(rows.size() == input.group.home.size());
       for (size_t token = 0; token < rows.size(); ++token) {
         const auto found = slow.rows_of_token.find(static_cast<int64_t>(token));
@@ -202,7 +200,7 @@ TEST_CASE("counters equal plain loops, for every router on random groups", "[rou
       }
     }
   }
-  // The rounds did meet what they are for.
+  // The rounds covered dead experts, dropped tokens and sent rows.
   CHECK(empty_experts > 0);
   CHECK(dropped_tokens > 0);
   CHECK(sent > 0);
@@ -225,7 +223,7 @@ TEST_CASE("what travels between ranks is the same for plain, +ir, +fr and +ir+fr
       }
     }
   }
-  // 64 tokens on 4 ranks, 8 experts: C_r = 2 slots at each of the 6 experts of others, 4 times.
+  // 64 tokens on 4 ranks, 8 experts: C_r = 2 slots at each of 6 remote experts, for 4 ranks.
   const auto logits = random_routing(random, 64, 8, 1).logits;
   CHECK(count(logits, "top1", 4).rows_sent == 4 * 6 * 2);
   CHECK(count(logits, "top1", 1).rows_sent == 0);
@@ -237,7 +235,7 @@ TEST_CASE("what travels between ranks is the same for plain, +ir, +fr and +ir+fr
 TEST_CASE("counters of a uniform router show its entropy", "[route]") {
   CHECK(count(at::zeros({6, 4}), "top1", 2).entropy_sum == Approx(6 * std::log(4.0)));
   CHECK(count(at::zeros({6, 4}), "relu:k=1", 2).entropy_sum == 0);
-  // A saturated one has none, and no 0 x infinity.
+  // A saturated router has entropy 0, without 0 * infinity.
   const auto sure = at::tensor({300.0, 0.0, -300.0, 1.0}, at::kFloat).repeat({6, 1});
   CHECK(count(sure, "top1", 2).entropy_sum == 0);
 }
@@ -259,7 +257,7 @@ TEST_CASE("counters of layers are read together and add up", "[route]") {
   const auto b = route::route(input.logits, route::parse_router("top1"), input.group);
   const auto values = route::read_counters({a.counters, b.counters});
   REQUIRE(values.size() == 2);
-  const auto total = route::total_of(values);
+  const auto total = route::sum_layers(values);
   CHECK(total.tokens == values[0].tokens);
   CHECK(total.sum.tokens == 2 * values[0].tokens);
   CHECK(total.sum.requests == values[0].requests + values[1].requests);
@@ -272,7 +270,7 @@ TEST_CASE("counters of layers are read together and add up", "[route]") {
   CHECK(total.worst_load ==
         std::max(values[0].load_max_over_mean(), values[1].load_max_over_mean()));
   CHECK(route::read_counters({}).empty());
-  CHECK(route::total_of({}).sum.tokens == 0);
+  CHECK(route::sum_layers({}).sum.tokens == 0);
 }
 
 TEST_CASE("padding tokens are counted nowhere", "[route]") {
@@ -291,7 +289,7 @@ TEST_CASE("padding tokens are counted nowhere", "[route]") {
 
 TEST_CASE("a layer's JSON has every counter, a total no load", "[route]") {
   const auto logits = at::tensor({4.0, 1.0, 0.0, 0.0}, at::kFloat).repeat({4, 1});
-  const auto values = count(logits, "top1+fr", 2);  // two tokens a rank, a slot per rank and expert
+  const auto values = count(logits, "top1+fr", 2);  // 2 tokens per rank, 1 slot per rank and expert
   const OrderedJson json = route::layers_json({6}, {values}, 64).at(0);
   CHECK(json["layer"] == 6);
   CHECK(json["requests"] == 4);
@@ -306,7 +304,7 @@ TEST_CASE("a layer's JSON has every counter, a total no load", "[route]") {
   CHECK(json["rows_sent"] == 4);
   CHECK(json["bytes_sent"] == 512);
   CHECK(json["load"] == OrderedJson({2, 2, 0, 0}));
-  const OrderedJson total = route::to_json(route::total_of({values, values}), 64);
+  const OrderedJson total = route::to_json(route::sum_layers({values, values}), 64);
   CHECK(total["tokens"] == 4);
   CHECK(total["requests"] == 8);
   CHECK(total["dead_experts"] == 4);

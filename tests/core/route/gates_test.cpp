@@ -1,8 +1,7 @@
-// Combine weights and their gradients: closed forms against finite differences and against autograd
-// of a dense formulation, both in f64.
+// Combine weights and their gradients against finite differences and autograd of a dense
+// formulation, both in f64.
 
-#include "core/route/gates.h"
-
+#include "core/route/route.h"
 #include "tests/core/route/random_routing.h"
 #include "tests/support/gradcheck.h"
 
@@ -13,7 +12,8 @@ struct Case {
   at::Tensor logits, count, upstream;  // [T, E] f64
 };
 
-// Multiplicities as plans have them: 0, 1, m, 1 + m; the first token has no expert.
+// Returns random logits with multiplicities of plans (0, 1, m, 1 + m); the first token has no
+// expert.
 Case random_case(int seed, int64_t tokens, int64_t experts) {
   std::mt19937 random(seed);
   std::vector<double> logits, count, upstream;
@@ -74,7 +74,7 @@ TEST_CASE("without straight-through a lone expert teaches its router nothing", "
         logits);
   };
   CHECK(gradient(false).abs().max().item<double>() == 0);
-  // The worked example, top1, token 0: the printed digits.
+  // Token 0 of the worked example with top1.
   const auto printed =
       at::tensor({.123100, -.081891, -.030126, -.011083}, at::kDouble).view({1, 4});
   CHECK((gradient(true) - printed).abs().max().item<double>() < 1e-6);
@@ -104,8 +104,8 @@ TEST_CASE("relu gates learn where they are positive", "[route]") {
 }
 
 TEST_CASE("a row that stands twice shares its weight by multiplicity", "[route]") {
-  // One rank, one slot an expert: t1 gets e0 and t0 gets e1, and IR sends both to e0, t1 a second
-  // time.
+  // One rank, one slot per expert: t1 gets e0 and t0 gets e1, and IR routes both to e0, t1 for the
+  // second time.
   const auto logits = at::tensor({1.0, 0.0, 2.0, 0.0}, at::kFloat).view({2, 2});
   const auto group = route::spread_over_ranks(2, 1);
   const auto routing = route::route(logits, route::parse_router("top2+ir:cf=1"), group);

@@ -1,22 +1,21 @@
 #pragma once
-// Top-k routers by the operations of core/route/kernel_plan.h, beside what defines them: rules,
-// gates, losses and counters in LibTorch's operations.
+// Comparison of the fused kernels of top-k routers with the rules, gates, losses and counters in
+// LibTorch operations.
 
 #include <torch/csrc/autograd/autograd.h>
 
 #include <vector>
 
-#include "core/route/gates.h"
+#include "core/route/plan.h"
 #include "core/route/route.h"
-#include "core/route/rows.h"
 #include "tests/support/catch.h"
 
 namespace moe::test {
 
-// The gates and losses of what was decided.
+// Computes gates and losses for the plan of `decided` without fused kernels.
 inline route::Routing weigh_by_rules(const at::Tensor& logits, const route::Routing& decided,
                                      const route::RouterSettings& settings) {
-  const route::RouterFunctions& functions = route::functions_of(settings);
+  const route::RouterFunctions& functions = route::router_functions(settings);
   route::Routing routing = decided;
   routing.combine = functions.gates(logits, routing.count, settings);
   routing.weights = route::row_weights(routing.combine, routing.count, routing.input, routing.plan);
@@ -27,12 +26,12 @@ inline route::Routing weigh_by_rules(const at::Tensor& logits, const route::Rout
   return routing;
 }
 
-// `scores` [T, E]: those to decide by in place of the rules' own.
+// Routes without fused kernels. `scores` [T, E] replace the scores of the family.
 inline route::Routing route_by_rules(const at::Tensor& logits,
                                      const route::RouterSettings& settings,
                                      const route::RoutingGroup& group, const at::Tensor& bias = {},
                                      const at::Tensor& scores = {}) {
-  const route::RouterFunctions& functions = route::functions_of(settings);
+  const route::RouterFunctions& functions = route::router_functions(settings);
   route::Routing routing;
   routing.input = route::make_input(
       logits, scores.defined() ? scores : functions.scores(logits.detach()), settings, group, bias);
@@ -71,7 +70,7 @@ inline void check_equal(const route::Plan& actual, const route::Plan& expected) 
   CHECK(at::equal(actual.overflow_choice.cpu(), expected.overflow_choice));
 }
 
-// Random batches of each router, with ties and padding among them.
+// Calls `check` with random batches for each router, including ties and padding.
 template <typename Check>
 void for_each_case(const std::vector<int64_t>& sizes, Check check) {
   at::manual_seed(1);
@@ -93,13 +92,13 @@ void for_each_case(const std::vector<int64_t>& sizes, Check check) {
   }
 }
 
-// What training reads of a routing, and its gradient in the logits, on the host.
+// Outputs of a routing and the gradient with respect to the logits, on the host.
 struct Weighed {
   at::Tensor combine, weights, gradient;
   std::vector<at::Tensor> losses;
 };
 
-// `upstream` [rows_max] of the weights; every loss is multiplied by another number.
+// `upstream` [rows_max] is the gradient of the weights; each loss has another factor.
 inline Weighed weighed(const route::Routing& routing, const at::Tensor& logits,
                        const at::Tensor& upstream) {
   Weighed result{routing.combine.detach().cpu(), routing.weights.detach().cpu(), {}, {}};
@@ -125,10 +124,10 @@ inline void check_close(const Weighed& actual, const Weighed& expected) {
 }
 
 inline void check_counters(const route::Counters& actual, const route::Counters& expected) {
-  std::vector<double> found = route::numbers_of(route::read_counters({actual})[0]);
-  std::vector<double> wanted = route::numbers_of(route::read_counters({expected})[0]);
+  std::vector<double> found = route::pack_counters(route::read_counters({actual})[0]);
+  std::vector<double> wanted = route::pack_counters(route::read_counters({expected})[0]);
   REQUIRE(found.size() == wanted.size());
-  for (size_t i = 0; i < wanted.size(); ++i) {  // all but the entropy are whole numbers
+  for (size_t i = 0; i < wanted.size(); ++i) {  // all but the entropy are integers
     CAPTURE(i);
     CHECK(found[i] == Approx(wanted[i]).epsilon(1e-6).margin(1e-6));
   }

@@ -1,6 +1,6 @@
-#include "core/route/kernel_plan.h"
-
 #include "tests/core/route/kernel_plan.h"
+
+#include "core/route/route.h"
 #include "tests/support/threads.h"
 
 using namespace moe::route;
@@ -8,14 +8,14 @@ using namespace moe::test;
 
 namespace {
 
-// All that training reads of a routing, and its gradient.
+// Returns the tensors that training reads, and the gradient.
 std::vector<at::Tensor> all_of(const at::Tensor& drawn, const RouterSettings& settings,
                                const RoutingGroup& group) {
   const at::Tensor logits = drawn.clone().requires_grad_(true);
   const Routing routing = route(logits, settings, group);
   const at::Tensor upstream = at::linspace(-1, 1, routing.plan.token.size(0));
   Weighed found = weighed(routing, logits, upstream);
-  std::vector<at::Tensor> all = {routing.input.by_logit,
+  std::vector<at::Tensor> all = {routing.input.experts_by_logit,
                                  routing.plan.token,
                                  routing.plan.expert,
                                  routing.plan.choice,
@@ -51,7 +51,7 @@ TEST_CASE("the CPU routes as the rules do, unused rows too", "[route]") {
 
         const at::Tensor again = (drawn * 0.9).requires_grad_(true);
         const at::Tensor own_again = again.detach().clone().requires_grad_(true);
-        check_close(weighed(route_again(own_again, actual, settings), own_again, upstream),
+        check_close(weighed(recompute_gates(own_again, actual, settings), own_again, upstream),
                     weighed(weigh_by_rules(again, expected, settings), again, upstream));
       });
 }

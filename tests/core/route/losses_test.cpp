@@ -1,14 +1,13 @@
-// Auxiliary losses against loops over ranks, finite differences, and the values they are known by.
+// Auxiliary losses against plain loops, finite differences and known values.
 
-#include "core/route/losses.h"
-
+#include "core/route/route.h"
 #include "tests/core/route/random_routing.h"
 #include "tests/support/gradcheck.h"
 
 namespace moe::test {
 namespace {
 
-// The load-balance loss as loops; `counted` [T][E] says what f counts.
+// Reference load-balance loss; `counted` [T][E] is the counted part of f.
 double load_balance_by_loops(const Matrix& logits, const Matrix& counted,
                              const route::RoutingGroup& group) {
   const size_t experts = logits.at(0).size();
@@ -37,7 +36,7 @@ double load_balance_by_loops(const Matrix& logits, const Matrix& counted,
   return ranks_with_tokens == 0 ? 0 : sum / static_cast<double>(ranks_with_tokens);
 }
 
-// The z-loss as loops: the mean over ranks with tokens of the mean over their tokens.
+// Reference z-loss: the mean over ranks with tokens of the mean over their tokens.
 double z_by_loops(const Matrix& logits, const route::RoutingGroup& group) {
   double sum = 0, ranks_with_tokens = 0;
   for (int64_t rank = 0; rank < group.ranks; ++rank) {
@@ -58,7 +57,7 @@ double z_by_loops(const Matrix& logits, const route::RoutingGroup& group) {
   return ranks_with_tokens == 0 ? 0 : sum / ranks_with_tokens;
 }
 
-// Balance within sequences as loops over sequences.
+// Reference balance loss within sequences.
 double sequence_balance_by_loops(const Matrix& logits, const Matrix& counted,
                                  const route::RoutingGroup& group) {
   const std::vector<int64_t>& sequence = group.sequence.value();
@@ -87,7 +86,7 @@ double sequence_balance_by_loops(const Matrix& logits, const Matrix& counted,
   return sum / sequences_with_tokens;
 }
 
-// Which experts each token selects: its k best, or those that top-p gives a weight.
+// Returns 1 for the experts that a token selects: its k best, or those with a top-p weight.
 Matrix selected_experts(const at::Tensor& logits, const route::RouterSettings& settings,
                         const route::Routing& routing) {
   Matrix counted(logits.size(0), std::vector<double>(logits.size(1), 0));
@@ -103,7 +102,7 @@ Matrix selected_experts(const at::Tensor& logits, const route::RouterSettings& s
   return counted;
 }
 
-// Sequences of uneven lengths, some of one token.
+// Returns sequences of uneven lengths, some with one token.
 std::vector<int64_t> random_sequences(std::mt19937& random, int64_t tokens) {
   std::vector<int64_t> sequence;
   for (int64_t number = 0; static_cast<int64_t>(sequence.size()) < tokens; ++number) {
@@ -148,7 +147,7 @@ TEST_CASE("the z-loss sees the shift of logits that no decision and no weight se
     CHECK(distance(moved.combine, plain.combine) < 1e-12);
     CHECK(distance(moved.losses.load_balance, plain.losses.load_balance) < 1e-12);
   }
-  // Zero exactly where every token's exponentials sum to 1: logits that are log-probabilities.
+  // The loss is 0 for log-probabilities, whose exponentials sum to 1.
   const auto normed = route::route(at::log_softmax(logits, 1), settings, input.group);
   CHECK(normed.losses.z.item<double>() < 1e-24);
   // E equal logits of 0 give (ln E)^2.
@@ -187,7 +186,7 @@ TEST_CASE("balance within sequences is 1 for a uniform router and E for one expe
   for (const char* router : {"top1", "top3", "top3:lb=selected", "topp:0.9"}) {
     CHECK(loss(at::zeros({16, 4}), router) == Approx(1));
   }
-  // Each sequence has its own expert: balanced over the batch, as unbalanced as can be within each.
+  // One expert per sequence: balanced over the batch, maximally unbalanced within each sequence.
   at::Tensor own = at::zeros({16, 4});
   for (int64_t token = 0; token < 16; ++token) {
     own[token][token / 4] = 100;

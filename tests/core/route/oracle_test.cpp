@@ -1,7 +1,6 @@
-// Every golden case of kinds topk, topp, relu, lambda and capacity through the production path.
-// Decisions are equal; numbers agree to 1e-5 relative: fp32 softmax of logits up
-// to 130 has a relative error of about eps |a| = 1.2e-7 * 130 = 1.6e-5 only where g itself is below
-// 1e-38.
+// Golden cases of kinds topk, topp, relu, lambda and capacity. Decisions must be equal; numbers
+// agree to 1e-5 relative. An f32 softmax of logits up to 130 has a larger relative error, about eps
+// |a| = 1.2e-7 * 130 = 1.6e-5, only where g is below 1e-38.
 
 #include "tests/support/oracle.h"
 
@@ -26,7 +25,7 @@ void check_number(const at::Tensor& got, double want) {
   CHECK(got.item<double>() == Approx(want).epsilon(kTolerance).margin(kTolerance));
 }
 
-// The gradient of `loss` with respect to the logits is that of the case.
+// Checks the gradient of `loss` with respect to the logits.
 void check_gradient(const at::Tensor& loss, const at::Tensor& logits, const json& want) {
   const auto got = torch::autograd::grad({loss}, {logits}, {}, /*retain_graph=*/true)[0];
   CHECK(distance(got, tensor_of(want, at::kDouble)) < kTolerance);
@@ -41,7 +40,7 @@ void check_combine(const json& one, const RouterSettings& settings, const std::s
   check_number(loss, one["loss"]["combine"]);
   check_gradient(loss, logits, one["grad"][gradient]);
 
-  // The weights of the rows say the same, and their gradient arrives where it should.
+  // The row weights give the same loss and gradient.
   const auto& plan = routing.plan;
   const at::Tensor at_rows = upstream.reshape(-1).index_select(
       0, plan.token * upstream.size(1) + plan.expert.clamp_max(upstream.size(1) - 1));
@@ -63,7 +62,7 @@ json slots_of(const std::vector<ReferenceRow>& rows, int64_t ranks, int64_t expe
   return slots;
 }
 
-// [token, ...] of the rows with `choice`, sorted; what a row gives is said by `words`.
+// Returns the sorted lists that `words` returns for the rows, without empty ones.
 template <typename Words>
 json sorted_list(const std::vector<ReferenceRow>& rows, Words words) {
   std::vector<std::vector<int64_t>> list;
@@ -87,7 +86,7 @@ void check_decisions(const json& one, const RouterSettings& settings) {
   using List = std::vector<int64_t>;
 
   const int64_t choices = expect.at("choices").at(0).size();
-  CHECK(at::equal(routing.input.ranked.narrow(1, 0, choices),
+  CHECK(at::equal(routing.input.experts_by_choice.narrow(1, 0, choices),
                   tensor_of(expect.at("choices"), at::kLong)));
   CHECK(routing.input.capacity == expect.at("capacity").get<List>());
   CHECK(slots_of(rows, group.ranks, experts, k) == expect.at("slots"));
@@ -149,14 +148,13 @@ void check_loss(const json& one, const RouterSettings& settings, at::Tensor rout
   check_gradient(losses.*loss, logits, one["grad"][name]);
 }
 
-// The tokens of each expert's list, in the order of the case (experts of a token, best first or by
-// index).
+// Checks the experts of each token, best first or by index.
 void check_selected(const json& one, const RouterSettings& settings) {
   const auto group = group_of(one.at("input"));
   const auto routing = route::route(logits_of(one.at("input")), settings, group);
   std::vector<std::vector<int64_t>> selected(one["input"]["num_tokens"].get<size_t>());
   auto rows = used_rows(routing.plan, group, one["input"]["num_experts"]);
-  if (settings.family->ranks_choices) {
+  if (settings.family->has_ranked_choices) {
     std::stable_sort(rows.begin(), rows.end(),
                      [](const auto& a, const auto& b) { return a.choice < b.choice; });
   }

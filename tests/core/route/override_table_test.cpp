@@ -1,6 +1,5 @@
-// The table of overrides (core/route/README.md), cell by cell, for evaluation and for training:
-// what results, how many sentences are said, and what they say. router_override_test.cpp has the
-// rest.
+// Every cell of the table "Router overrides" (core/route/README.md), for evaluation and training:
+// resulting router and notes. router_override_test.cpp covers the flags.
 #include "core/route/router_override.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
@@ -30,7 +29,7 @@ struct Cell {
   std::string expected;
 };
 
-// The cells pass for both purposes and nothing is said.
+// Checks the resulting router for both purposes, without notes.
 void check_silent(const std::vector<Cell>& cells) {
   for (const auto& cell : cells) {
     for (const auto purpose : kBoth) {
@@ -87,7 +86,7 @@ TEST_CASE("a bias comes in silence as it is asked for, and goes with a note wher
     CHECK(gone.router == router("top2+ir"));
     CHECK(gone.notes == std::vector<std::string>{
                             "top2+ir in place of the stored top2:bias=0.001: bias was 0.001; a "
-                            "router that names none chooses by its scores alone"});
+                            "router without bias chooses by scores alone"});
     const ResolvedRouter fresh = resolve("top2", {"top2:bias=0.01", "", {}}, purpose);
     CHECK(fresh.router == router("top2:bias=0.01"));
     CHECK(fresh.notes.empty());
@@ -162,7 +161,7 @@ TEST_CASE("k of ReLU does nothing at test, and moves the target sparsity in trai
   const ResolvedRouter trained = resolve("relu:k=1", {"relu:k=2", "", {}}, Purpose::kTrain);
   CHECK(trained.router == router("relu:k=2"));
   CHECK(trained.notes ==
-        std::vector<std::string>{"relu:k=2 in place of the stored relu:k=1: k moves "
+        std::vector<std::string>{"relu:k=2 in place of the stored relu:k=1: k changes "
                                  "the target sparsity"});
   CHECK(refusal("relu:k=1", "relu:k=9", Purpose::kEvaluate).find("the layers have 8") !=
         std::string::npos);
@@ -239,7 +238,7 @@ TEST_CASE("a gate_scale made for the stored gates is warned of when other gates 
         "warning: topp:0.3 in place of the stored topp:0.4: the folder's gate_scale 1.5 was chosen "
         "for the stored router and stays");
   CHECK(notes("top1:gate=none", "top1+ir:gate=none", 1.5).empty());
-  CHECK(notes("topp:0.4", "top1", 1.5).size() == 2);  // the family's own warning, and this
+  CHECK(notes("topp:0.4", "top1", 1.5).size() == 2);  // also the warning of another family
 }
 
 }  // namespace moe::route

@@ -1,7 +1,6 @@
 #pragma once
-// What every router promises, whatever its rules are: rows unique and sorted, load within capacity,
-// nothing lost without standing in the overflow, padding never routed, weights finite, the same
-// plan from the same input.
+// Properties of every router: rows unique and sorted, load within capacity, every request in a row
+// or in the overflow, padding not routed, weights finite, equal plans for equal inputs.
 
 #include <map>
 #include <set>
@@ -11,7 +10,7 @@
 
 namespace moe::test {
 
-// Rows ordered by (expert, home), each (token, expert) once, plus once by IR.
+// Checks that rows are ordered by (expert, home), with each (token, expert) once, plus once by IR.
 inline void check_rows_are_sorted_and_unique(const std::vector<ReferenceRow>& rows, int64_t k) {
   std::set<std::tuple<int64_t, int64_t, bool>> seen;
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -33,14 +32,14 @@ inline void check_load_within_capacity(const route::Routing& routing,
   }
 }
 
-// Each of the first k choices of each valid token stands in a row or in the overflow, and in one
-// only.
+// Checks that each of the first k choices of each valid token is in exactly one row or overflow
+// entry.
 inline void check_nothing_is_lost(const route::Routing& routing, const route::RoutingGroup& group,
                                   std::vector<ReferenceRow> rows) {
   const auto refused = refused_rows(routing.plan, group, routing.input.experts());
   rows.insert(rows.end(), refused.begin(), refused.end());
   std::multiset<std::tuple<int64_t, int64_t, int64_t>> asked, stands;
-  const auto ranked = matrix_of(routing.input.ranked);
+  const auto ranked = matrix_of(routing.input.experts_by_choice);
   for (int64_t token = 0; token < routing.input.tokens(); ++token) {
     for (int64_t choice = 0; group.home[token] >= 0 && choice < routing.input.k; ++choice) {
       asked.emplace(token, choice, static_cast<int64_t>(ranked[token][choice]));

@@ -1,5 +1,5 @@
 #pragma once
-// Random inputs of routing, and plans as rows one can compare and print.
+// Random inputs of routing, and plans as rows that can be compared and printed.
 
 #include <random>
 #include <string>
@@ -17,7 +17,7 @@ struct RandomRouting {
   route::RoutingGroup group;
 };
 
-// `grid` > 0 rounds logits to multiples of it, which makes ties; `padding` is the share of padding.
+// `grid` > 0 rounds logits to its multiples, for ties; `padding` is the share of padding tokens.
 inline RandomRouting random_routing(std::mt19937& random, int64_t tokens, int64_t experts,
                                     int64_t ranks, double grid = 0, double padding = 0) {
   std::normal_distribution<double> normal;
@@ -31,7 +31,7 @@ inline RandomRouting random_routing(std::mt19937& random, int64_t tokens, int64_
   }
   result.logits = at::tensor(logits, at::kFloat).view({tokens, experts});
   result.group = route::spread_over_ranks(tokens, ranks);
-  if (uniform(random) < 0.5) {  // uneven, interleaved homes
+  if (uniform(random) < 0.5) {  // uneven, interleaved source ranks
     for (auto& home : result.group.home) {
       home = static_cast<int64_t>(uniform(random) * uniform(random) * static_cast<double>(ranks));
     }
@@ -58,7 +58,7 @@ inline std::vector<int64_t> numbers_of(const at::Tensor& values) {
   return {host.data_ptr<int64_t>(), host.data_ptr<int64_t>() + host.numel()};
 }
 
-// The rows in use; checks that unused ones stand last.
+// Returns the used rows; checks that unused rows are last.
 inline std::vector<ReferenceRow> used_rows(const at::Tensor& token, const at::Tensor& expert,
                                            const at::Tensor& choice, const at::Tensor& count,
                                            const route::RoutingGroup& group, int64_t experts) {
@@ -88,7 +88,7 @@ inline std::vector<ReferenceRow> refused_rows(const route::Plan& plan,
                    at::ones_like(plan.overflow_token), group, experts);
 }
 
-// "e0:t3 e0:t5+ir2 e1:t0+fr": so that a failure reads like a sentence.
+// Returns "e0:t3 e0:t5+ir2 e1:t0+fr", for readable failures.
 inline std::string words_of(const std::vector<ReferenceRow>& rows, int64_t k) {
   std::string words;
   for (const auto& row : rows) {
@@ -99,20 +99,20 @@ inline std::string words_of(const std::vector<ReferenceRow>& rows, int64_t k) {
   return words;
 }
 
-// Every router of the table: its examples, each with every set of its modifiers.
+// Returns the examples of all families, each with every set of modifiers.
 inline std::vector<route::RouterSettings> all_routers() {
   std::vector<route::RouterSettings> routers;
   for (const auto& family : route::router_families()) {
     for (const auto& example : family.examples) {
       std::vector<route::RouterSettings> forms = {route::parse_router(example)};
-      const size_t options = route::options_of(forms.front()).size();
+      const size_t options = route::router_options(forms.front()).size();
       for (size_t option = 0; option < options; ++option) {
-        const bool is_modifier =
-            route::options_of(forms.front())[option].position == route::OptionPosition::kModifier;
+        const bool is_modifier = route::router_options(forms.front())[option].position ==
+                                 route::OptionPosition::kModifier;
         const size_t before = is_modifier ? forms.size() : 0;
         for (size_t i = 0; i < before; ++i) {
           forms.push_back(forms[i]);
-          route::set_option(route::options_of(forms.back())[option], "on");
+          route::set_option(route::router_options(forms.back())[option], "on");
         }
       }
       routers.insert(routers.end(), forms.begin(), forms.end());

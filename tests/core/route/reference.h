@@ -1,7 +1,6 @@
 #pragma once
-// The routers of the papers (core/route/README.md) as plain loops over tokens, experts and ranks:
-// readable above all. The rules of core/route are held to it. It takes scores from outside, so that
-// ties are the same on both sides, and works in f64.
+// Reference routers (core/route/README.md) as plain loops over tokens, experts and ranks, in f64.
+// Scores are an argument, so that ties are equal to those of the tested code.
 
 #include <algorithm>
 #include <cmath>
@@ -9,8 +8,8 @@
 #include <set>
 #include <vector>
 
+#include "core/route/plan.h"
 #include "core/route/router.h"
-#include "core/route/rule.h"
 
 namespace moe::test {
 
@@ -27,7 +26,7 @@ struct ReferencePlan {
   std::vector<std::vector<double>> weights;  // [T][E]
 };
 
-// Experts of a token, best first; equal logits: lower index first.
+// Returns the experts of a token, best first; ties: lower index first.
 inline std::vector<int64_t> ranked_experts(const std::vector<double>& logits) {
   std::vector<int64_t> order(logits.size());
   for (size_t expert = 0; expert < logits.size(); ++expert) {
@@ -58,8 +57,8 @@ inline void sort_rows(std::vector<ReferenceRow>& rows) {
   });
 }
 
-// One competition: the tokens of `rank` that ask `expert` with one of `choices`, highest score
-// first, then lower token index. Those beyond `capacity` are refused.
+// Competition for one expert: the tokens of `rank` that request `expert` with one of `choices`, by
+// descending score, then token index. Those beyond `capacity` are refused.
 struct Competition {
   const Matrix& scores;
   const std::vector<int64_t>& home;
@@ -101,7 +100,7 @@ inline void reference_top_k(const Matrix& logits, const Matrix& scores,
                        [&](int64_t a, int64_t b) { return g[a] + bias[a] > g[b] + bias[b]; });
     }
   }
-  // The choices that compete with each other: one at a time, or the first k together.
+  // Choices that compete with each other: one at a time, or the first k together.
   std::vector<std::vector<int64_t>> rounds;
   for (int64_t choice = 0; choice < s.k; ++choice) {
     if (rounds.empty() || s.slot_order == route::SlotOrder::kChoice) {
@@ -162,7 +161,7 @@ inline void reference_selection(const Matrix& logits, const route::RouterSetting
   }
 }
 
-// The weights w [T][E] for the rows of the plan.
+// Returns the weights w [T][E] of the plan.
 inline Matrix reference_weights(const Matrix& logits, const route::RouterSettings& s,
                                 const ReferencePlan& plan) {
   const size_t experts = logits.empty() ? 0 : logits[0].size();

@@ -1,4 +1,4 @@
-// Every row of the table of overrides (core/route/README.md, "What may stand in").
+// Router flags against a stored router (core/route/README.md, "Router overrides"), and alone.
 #include "core/route/router_override.h"
 
 #include "tests/support/catch.h"
@@ -15,7 +15,7 @@ ResolvedRouter resolve(const std::string& folder, const RouterRequest& given, bo
   return override_router(stored(folder), given, force, Purpose::kEvaluate);
 }
 
-// The router that results, or the complaint.
+// Returns the resulting router, or the error.
 std::string result(const std::string& folder, const RouterRequest& given, bool force = false) {
   std::string router;
   const std::string complaint =
@@ -45,7 +45,7 @@ TEST_CASE("rectification, capacity and ranks may change in silence", "[route]") 
   CHECK(result("top1", {"", "0.25", {}}) == canonical("top1:cf=0.25"));
   CHECK(result("top1", {"", "inf", {}}) == canonical("top1:cf=inf"));
   CHECK(result("top1", {"top1:cf=2", "2.0", {}}) ==
-        canonical("top1:cf=2"));  // said twice, the same
+        canonical("top1:cf=2"));  // given twice with equal values
   CHECK(notes("top1", {"top1+ir:cf=3", "", 4}) == 0);
   CHECK(resolve("top1", {"", "", 4}).ep_ranks == 4);
   CHECK(result("top2", {"top2:order=score", "", {}}) == canonical("top2:order=score"));
@@ -83,7 +83,7 @@ TEST_CASE("relu and softmax routers do not stand in for each other", "[route]") 
   const auto trained =
       override_router(stored("relu:k=1"), {"relu:k=2", "", {}}, false, Purpose::kTrain);
   REQUIRE(trained.notes.size() == 1);
-  CHECK(contains(trained.notes[0], "k moves the target sparsity"));
+  CHECK(contains(trained.notes[0], "k changes the target sparsity"));
 }
 
 TEST_CASE("without a folder the flags alone make the router", "[route]") {

@@ -1,18 +1,17 @@
-// The grammar of --router both ways, its JSON form both ways, and every error by its message.
-
-#include "core/route/router_settings.h"
+// Parsing and printing of --router and of the JSON form, and all error messages.
 
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/route/router.h"
 #include "tests/support/catch.h"
 
 namespace moe::route {
 namespace {
 
-// The message of the UserError that `act` throws, "" when it throws none.
+// Returns the message of the UserError that `act` throws, or "".
 template <typename Act>
 std::string error_of(Act act) {
   try {
@@ -79,7 +78,7 @@ TEST_CASE("the default capacity factor of top-k is k and cf=inf means dropless",
 TEST_CASE("a broken router text names the part that is wrong and what is known", "[route]") {
   const std::vector<std::pair<std::string, std::string>> errors = {
       {"top1+ri", "unknown modifier '+ri', did you mean '+ir'? Known: +ir, +fr"},
-      {"top1+", "unknown modifier '+', "},
+      {"top1+", "unknown modifier '+'"},
       {"top1+ir+ir", "'+ir' is given twice, give it once"},
       {"tpo1", "unknown router 'tpo1', did you mean 'top1'? Known forms: top1, "},
       {"", "unknown router ''"},
@@ -91,7 +90,7 @@ TEST_CASE("a broken router text names the part that is wrong and what is known",
       {"top-1", "unknown router 'top-1'"},
       {"top1:", "unknown option ''"},
       {"top1:cf=1,", "unknown option ''"},
-      {"top1:fc=1", "unknown option 'fc=1', "},
+      {"top1:fc=1", "unknown option 'fc=1'"},
       {"top1:gat=none", "did you mean 'gate'? Known: cf, gate, st, lb, order"},
       {"top1:cf=1,cf=1", "'cf' is given twice"},
       {"top1:cf", "'cf' is not understood, 'cf=' takes a number above 0, or inf"},
@@ -108,8 +107,8 @@ TEST_CASE("a broken router text names the part that is wrong and what is known",
       {"top1:bias=-0.001", "bias must be a number from 0 to 1, is -0.001"},
       {"topp:0.4,bias=0.001", "unknown option 'bias=0.001'"},
       {"topp", "'topp' needs the probability to reach, from 0 to 1, e.g. topp:0.4"},
-      {"topp:1.5", "p is a share of probability from 0 to 1, is 1.5"},
-      {"topp:-0.1", "p is a share of probability from 0 to 1, is -0.1"},
+      {"topp:1.5", "p must be a number from 0 to 1, is 1.5"},
+      {"topp:-0.1", "p must be a number from 0 to 1, is -0.1"},
       {"topp:nan", "'topp' needs the probability"},
       {"topp:0.4,max=0", "max must be a whole number from 1 to the number of experts, is 0"},
       {"topp:0.4,max=2.5", "'max=2.5' is not understood, 'max=' takes a whole number from 1"},
@@ -119,7 +118,7 @@ TEST_CASE("a broken router text names the part that is wrong and what is known",
       {"relu", "'relu' needs k, which sets the target sparsity 1 - k/E, e.g. relu:k=1"},
       {"relu:lambda0=1", "'relu' needs k"},
       {"relu:k=0", "k must be a whole number from 1"},
-      {"relu:k=1,mult=0.5", "the multiplier of lambda must be a number from 1, is 0.5"},
+      {"relu:k=1,mult=0.5", "mult must be a number from 1, is 0.5"},
       {"relu:k=1,lambda0=-1", "lambda0 must be a number from 0, is -1"},
       {"relu:k=1,l1=off", "'l1=' takes refined or plain"},
   };
@@ -158,7 +157,7 @@ TEST_CASE("a broken router object names the file and the key", "[route]") {
       {R"({"family":"topk","k":1,"capcity_factor":1})",
        "unknown router key 'capcity_factor', did you mean 'capacity_factor'? Known: family, k"},
       {R"({"family":"topp"})", "p"},
-      {R"({"family":"topp","p":2})", "p is a share of probability"},
+      {R"({"family":"topp","p":2})", "p must be a number from 0 to 1"},
       {R"({"family":"topp","p":0.4,"ir":true})", "'ir' and 'fr' belong to the topk family only"},
       {R"({"family":"relu"})", "k"},
       {R"({"family":"relu","k":1,"l1":"none"})", "'l1' is 'none', known: refined, plain"},

@@ -1,5 +1,5 @@
-// Every router of the table keeps the promises that all routers make, and agrees with the plain
-// loops of reference.h on random inputs with ties, padding and uneven ranks.
+// All routers against the properties of promises.h and the plain loops of reference.h, on random
+// inputs with ties, padding and uneven ranks.
 
 #include <limits>
 #include <set>
@@ -14,8 +14,8 @@ namespace {
 
 using route::RouterSettings;
 
-// Bound of |w - reference|: softmax of f32 logits up to A = 10 has the relative error (A + E) eps,
-// with E <= 32 terms 42 * 1.2e-7 = 5e-6.
+// Bound of |w - reference|: a softmax of f32 logits up to A = 10 has the relative error (A + E)
+// eps, which is 42 * 1.2e-7 = 5e-6 for E <= 32.
 constexpr double kWeightTolerance = 1e-5;
 
 void check_against_reference(const RandomRouting& input, const RouterSettings& settings) {
@@ -192,8 +192,7 @@ TEST_CASE("permuted experts give the permuted plan on one rank when no scores ti
 }
 
 TEST_CASE("what all ranks decide together is what each decides alone", "[route]") {
-  // One process with W logical ranks and W processes with one rank each must agree, and a
-  // process knows no tokens but its own.
+  // One process with W logical ranks must agree with W processes with one rank and its tokens each.
   std::mt19937 random(7);
   for (const auto& settings : all_routers()) {
     INFO(to_string(settings));
@@ -230,7 +229,7 @@ TEST_CASE("what all ranks decide together is what each decides alone", "[route]"
       l1 += value(part.losses.l1);
       z += value(part.losses.z);
     }
-    // A loss is the mean over ranks that hold tokens; f32 sums in another order.
+    // A loss is the mean over ranks with tokens; the f32 sums have another order.
     const auto close = [&](const at::Tensor& loss, double sum) {
       return !loss.defined() || std::abs(loss.item<double>() - sum / with_tokens) < 1e-5;
     };
@@ -245,14 +244,14 @@ TEST_CASE("equal scores are settled by the lower index", "[route]") {
   const auto group = route::spread_over_ranks(8, 2);
   const auto routing =
       route::route(at::zeros({8, 4}), route::parse_router("top2+ir+fr:cf=1"), group);
-  // All ask e0, then e1, then e2; one slot per (rank, expert). Rank 1 rescues with its own e2.
+  // All tokens request e0, then e1, then e2; one slot per (rank, expert). Rank 1 rectifies with e2.
   CHECK(words_of(used_rows(routing.plan, group, 4), 2) ==
         "e0:t0 e0:t1+ir2 e0:t2+ir2 e0:t3+ir2 e0:t4 e1:t0 e1:t4 e2:t0+fr e2:t4+fr e2:t5+ir2 "
         "e2:t6+ir2 e2:t7+ir2");
 }
 
 TEST_CASE("a router survives logits that are not numbers", "[route]") {
-  // A diverged run must end in the trainer's sentence about its loss, not in a bad index here.
+  // A diverged run must fail with the trainer's error about its loss, not with a bad index here.
   const double infinity = std::numeric_limits<double>::infinity();
   for (const double value : {std::nan(""), infinity, -infinity}) {
     for (const auto& settings : all_routers()) {

@@ -1,13 +1,13 @@
-// The worked example of core/route/README.md, printed as sentences, and the identities of top-k.
+// The worked example of core/route/README.md, and the identities of top-k.
 
-#include "core/route/rule.h"
+#include "core/route/plan.h"
 #include "tests/core/route/random_routing.h"
 #include "tests/support/gradcheck.h"
 
 namespace moe::test {
 namespace {
 
-// 8 tokens, 4 experts, 2 ranks: tokens 0-3 and experts 0, 1 live on rank 0.
+// 8 tokens, 4 experts, 2 ranks: tokens 0-3 and experts 0, 1 are on rank 0.
 at::Tensor worked_example() {
   return at::tensor({2.0, 1.0,  0.0,  -1.0, 1.5, 0.5, -0.5, 1.0,  1.0, 0.25, 0.75,
                      0.0, -1.,  0.0,  2.0,  1.0, 0.0, 2.0,  1.5,  0.5, -0.5, 1.0,
@@ -30,7 +30,7 @@ std::string refused(const std::string& router) {
 }
 
 bool same_plan(const route::Routing& a, const route::Routing& b, const route::RoutingGroup& group) {
-  // Rows by (expert, token): the label of a row, its choice, may differ.
+  // Compares (expert, token); the choice of a row may differ.
   std::set<std::pair<int64_t, int64_t>> rows_a, rows_b;
   for (const auto& row : used_rows(a.plan, group, a.input.experts())) {
     rows_a.emplace(row.expert, row.token);
@@ -54,7 +54,7 @@ TEST_CASE("within_capacity drops the lowest scores of a full expert", "[route]")
 
 TEST_CASE("slots are given choice by choice, or by score when asked", "[route]") {
   CHECK(routed("top2:cf=1") == "e0:t0 e1:t0 e1:t4 e2:t3 e2:t4 e3:t1 e3:t6");
-  // One expert, one slot: t0 asks it first at 0.4, t1 second at 0.45.
+  // One expert, one slot: first choice of t0 at 0.4, second choice of t1 at 0.45.
   const auto logits =
       at::tensor({0.40, 0.30, 0.30, 0.45, 0.50, 0.05}, at::kFloat).log().view({2, 3});
   const auto group = route::spread_over_ranks(2, 1);

@@ -6,7 +6,7 @@
 
 using namespace moe::train;
 
-TEST_CASE("a short curve stays as it is", "[train]") {
+TEST_CASE("a curve of up to 1000 points is kept as it is", "[train]") {
   Downsampled curve;
   for (int64_t step = 1; step <= 1000; ++step) {
     curve.add(step, std::sin(0.1 * static_cast<double>(step)));
@@ -21,7 +21,7 @@ TEST_CASE("a short curve stays as it is", "[train]") {
   }
 }
 
-TEST_CASE("a curve of any length keeps at most 1000 points, its spikes among them", "[train]") {
+TEST_CASE("a longer curve keeps at most 1000 points, with its extremes", "[train]") {
   const auto steps = GENERATE(int64_t{1001}, int64_t{1999}, int64_t{1'000'003});
   Downsampled curve;
   double sum = 0;
@@ -46,19 +46,19 @@ TEST_CASE("a curve of any length keeps at most 1000 points, its spikes among the
   CHECK((points.front().step == 1 && points.back().step == steps));
 }
 
-TEST_CASE("the means of a curve are those of its steps", "[train]") {
+TEST_CASE("the means of a curve are those of its buckets", "[train]") {
   Downsampled curve;
   for (int64_t step = 0; step < 4096; ++step) {
     curve.add(step, static_cast<double>(step));
   }
-  // Of a straight line each bucket's mean stands at its middle: (begin + end) / 2, which the middle
-  // step, a whole number, misses by at most a half.
+  // The mean of a bucket of a straight line is (begin + end) / 2; its step is rounded to an
+  // integer.
   for (const Point& mean : curve.means()) {
     CHECK(std::abs(mean.value - static_cast<double>(mean.step)) <= 0.5);
   }
 }
 
-TEST_CASE("steps far apart keep their own points", "[train]") {
+TEST_CASE("steps far apart keep their points", "[train]") {
   Downsampled curve;
   for (int64_t step = 0; step <= 10'000'000; step += 100'000) {
     curve.add(step, 1);
@@ -66,7 +66,8 @@ TEST_CASE("steps far apart keep their own points", "[train]") {
   CHECK(curve.points().size() == 101);
 }
 
-TEST_CASE("a page of many curves asks for fewer points, first and last stay", "[train]") {
+TEST_CASE("points(n) returns at most n points with the first, the last and the extremes",
+          "[train]") {
   const auto steps = GENERATE(int64_t{40}, int64_t{900}, int64_t{50'000});
   Downsampled curve;
   for (int64_t step = 1; step <= steps; ++step) {

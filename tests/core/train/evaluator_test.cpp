@@ -5,51 +5,33 @@
 #include "core/train/observe/history.h"
 #include "core/train/step/gradients.h"
 #include "core/train/step/training_data.h"
-#include "tests/support/catch.h"
-#include "tests/support/mixture.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
+#include "tests/support/matchers.h"
+#include "tests/support/train_world.h"
 #include "tests/support/user_error.h"
 
 using namespace moe;
 using namespace moe::train;
+using moe::test::contains_text;
 using moe::test::read_file;
-using moe::test::TempDir;
 using moe::test::user_error_of;
 namespace fs = std::filesystem;
 
 namespace {
 
-void write_rows(const fs::path& file, int rows, int shift) {
-  std::string text;
-  for (int row = 0; row < rows; ++row) {
-    std::vector<int> ids, labels;
-    for (int t = 0; t < 8 + row % 5; ++t) {
-      ids.push_back(3 + (row % 4) * 5 + (t + shift) % 5);
-      labels.push_back(t < 3 ? data::kNoLoss : ids.back());
+// A mixture, rows to train on and seven held-out rows whose first three tokens are no targets.
+struct World : test::TrainWorld {
+  World() : TrainWorld("top1+ir+fr") {
+    std::string text;
+    for (int row = 0; row < 7; ++row) {
+      std::vector<int> ids, labels;
+      for (int t = 0; t < 8 + row % 5; ++t) {
+        ids.push_back(3 + (row % 4) * 5 + (t + 2) % 5);
+        labels.push_back(t < 3 ? data::kNoLoss : ids.back());
+      }
+      text += OrderedJson{{"input_ids", ids}, {"labels", labels}}.dump() + "\n";
     }
-    text += OrderedJson{{"input_ids", ids}, {"labels", labels}}.dump() + "\n";
-  }
-  test::write_file(file, text);
-}
-
-// A tiny mixture, rows to train on and rows held out.
-struct World {
-  TempDir dir;
-  TrainSettings settings;
-
-  World() {
-    test::write_tiny_checkpoint(dir / "dense");
-    write_rows(dir / "rows.jsonl", 24, 0);
-    write_rows(dir / "held.jsonl", 7, 2);
-    settings.model = dir / "moe";
-    test::write_mixture(dir / "dense", settings.model,
-                        {.router = "top1+ir+fr", .experts = 4, .ep_ranks = 2});
-    settings.run = dir / "run";
-    settings.data = {dir / "rows.jsonl"};
+    test::write_file(dir / "held.jsonl", text);
     settings.steps = 9;
-    settings.micro_batch = 4;
-    settings.lr = 1e-2;
   }
 
   void evaluate(int64_t every) {
@@ -58,7 +40,7 @@ struct World {
     settings.evaluation.tasks = {"quiz"};
   }
 
-  // Trains until it is done, or until `stop_after` steps.
+  // Trains to the end, or until step `stop_after`.
   std::vector<Evaluation> train(int64_t stop_after = 1000) {
     std::vector<Evaluation> evaluations;
     int64_t steps = 0;
@@ -79,23 +61,12 @@ struct World {
     return evaluations;
   }
 
-  // Lines of metrics.jsonl without what differs from run to run.
-  std::vector<Json> metrics() const {
-    std::vector<Json> lines;
-    std::istringstream text(read_file(settings.run / "metrics.jsonl"));
-    for (std::string line; std::getline(text, line);) {
-      lines.push_back(parse_json(line, "metrics"));
-      for (const char* key : {"seconds", "tokens_per_second", "peak_memory_bytes",
-                              "data_wait_seconds", "evaluation_seconds"}) {
-        lines.back().erase(key);
-      }
-    }
-    return lines;
-  }
-  std::string weights() const { return read_file(settings.run / "final" / "model.safetensors"); }
+  std::string metrics() const { return test::steady_metrics(settings.run); }
+  std::string weights() const { return test::final_weights(settings.run); }
+  std::string samples() const { return read_file(settings.run / "samples.jsonl"); }
 };
 
-data::Examples examples_of(const std::vector<std::vector<int32_t>>& rows) {
+data::Examples make_examples(const std::vector<std::vector<int32_t>>& rows) {
   std::vector<data::Example> examples;
   for (const auto& ids : rows) {
     std::vector<int32_t> labels = ids;
@@ -107,8 +78,8 @@ data::Examples examples_of(const std::vector<std::vector<int32_t>>& rows) {
 
 }  // namespace
 
-TEST_CASE("held-out rows hold every token once, the last one cut short", "[train]") {
-  const auto examples = examples_of({{1, 2, 3}, {4, 5, 6, 7, 8}, {9, 10, 11}});
+TEST_CASE("single_epoch_rows() holds every token once, and its last row may be short", "[train]") {
+  const auto examples = make_examples({{1, 2, 3}, {4, 5, 6, 7, 8}, {9, 10, 11}});
   const auto mask = GENERATE(data::PackMask::kCausal, data::PackMask::kDoc);
   data::BatchSettings settings{data::Pack::kStream, true, 4, 2, 0, mask};
   const SingleEpochRows once = single_epoch_rows(examples, settings, 0);
@@ -128,8 +99,8 @@ TEST_CASE("held-out rows hold every token once, the last one cut short", "[train
   CHECK(apart.batches[1].target_count == 2);
 }
 
-TEST_CASE("a last row that is cut within a packed example loses that example's rest", "[train]") {
-  const auto examples = examples_of({{1, 2}, {3, 4, 5, 6, 7}});
+TEST_CASE("the last row of single_epoch_rows() may begin within an example", "[train]") {
+  const auto examples = make_examples({{1, 2}, {3, 4, 5, 6, 7}});
   const data::BatchSettings settings{data::Pack::kStream, false, 4, 1, 0, data::PackMask::kDoc};
   const SingleEpochRows once = single_epoch_rows(examples, settings, 0);
   REQUIRE(once.batches.size() == 2);
@@ -138,7 +109,7 @@ TEST_CASE("a last row that is cut within a packed example loses that example's r
   CHECK((once.batches[1].lengths == std::vector<int64_t>{3}));
 }
 
-TEST_CASE("held-out loss is the training loss of the same rows", "[train]") {
+TEST_CASE("the held-out loss is the training loss of the same rows", "[train]") {
   World world;
   world.evaluate(3);
   world.settings.seq_len = 20;
@@ -162,14 +133,14 @@ TEST_CASE("held-out loss is the training loss of the same rows", "[train]") {
     targets += step.target_tokens;
   }
   CHECK(held_out.targets() == targets);
-  // The same sums in f32 blocks: equal but for the division and product by the target count.
+  // Both sum in f32 blocks; only the division and product by the target count differ.
   CHECK(held_out.loss(llama, llama.default_routing()) ==
         Approx(sum / static_cast<double>(targets)).epsilon(1e-12));
   CHECK(held_out.description().find("7 examples; " + std::to_string(targets) +
                                     " target tokens in ") != std::string::npos);
 }
 
-TEST_CASE("evaluation changes no bit of the training", "[train]") {
+TEST_CASE("evaluation does not change the training", "[train]") {
   World plain, evaluated;
   plain.train();
   evaluated.evaluate(4);
@@ -181,22 +152,27 @@ TEST_CASE("evaluation changes no bit of the training", "[train]") {
   }
   CHECK((steps == std::vector<int64_t>{0, 4, 8, 9}));
   CHECK(*evaluations.back().held_out_loss < *evaluations.front().held_out_loss);
-  auto lines = evaluated.metrics();
+  std::vector<OrderedJson> lines;
+  std::istringstream text(evaluated.metrics());
+  for (std::string line; std::getline(text, line);) {
+    lines.push_back(OrderedJson::parse(line));
+  }
   REQUIRE(lines.size() == 10);
   CHECK(lines[0]["step"] == 0);
   CHECK(lines[0]["held_out_loss"] == *evaluations[0].held_out_loss);
   CHECK(lines[4]["held_out_loss"] == *evaluations[1].held_out_loss);
   CHECK(lines[4]["tasks"]["quiz"]["acc"] == evaluations[1].tasks.at("quiz").at("acc"));
   CHECK_FALSE(lines[5].contains("held_out_loss"));
-  lines.erase(lines.begin());
-  for (auto& line : lines) {
-    line.erase("held_out_loss");
-    line.erase("tasks");
+  std::string training;
+  for (size_t i = 1; i < lines.size(); ++i) {
+    lines[i].erase("held_out_loss");
+    lines[i].erase("tasks");
+    training += lines[i].dump() + "\n";
   }
-  CHECK((lines == plain.metrics()));
+  CHECK(training == plain.metrics());
 }
 
-TEST_CASE("a run that was stopped evaluates as if it never was", "[train]") {
+TEST_CASE("a stopped and resumed run has the evaluations of an uninterrupted one", "[train]") {
   World whole, stopped;
   whole.evaluate(2);
   stopped.evaluate(2);
@@ -204,14 +180,14 @@ TEST_CASE("a run that was stopped evaluates as if it never was", "[train]") {
   stopped.train(4);  // a step that is evaluated
   stopped.train(7);
   stopped.train();
-  CHECK((stopped.metrics() == whole.metrics()));
+  CHECK(stopped.metrics() == whole.metrics());
   CHECK(stopped.weights() == whole.weights());
-  CHECK(read_file(stopped.settings.run / "samples.jsonl") ==
-        read_file(whole.settings.run / "samples.jsonl"));
+  CHECK(stopped.samples() == whole.samples());
   CHECK(read_run_history(stopped.settings.run / "starts.jsonl").size() == 3);
 }
 
-TEST_CASE("steps after the checkpoint leave metrics and samples behind no trace", "[train]") {
+TEST_CASE("a resumed run removes the metrics and samples of steps after its checkpoint",
+          "[train]") {
   World whole, killed;
   whole.evaluate(2);
   killed.evaluate(2);
@@ -220,12 +196,11 @@ TEST_CASE("steps after the checkpoint leave metrics and samples behind no trace"
   killed.train(5);
   fs::remove_all(killed.settings.run / "checkpoints" / "step-5");  // as if it was never saved
   killed.train();
-  CHECK((killed.metrics() == whole.metrics()));
-  CHECK(read_file(killed.settings.run / "samples.jsonl") ==
-        read_file(whole.settings.run / "samples.jsonl"));
+  CHECK(killed.metrics() == whole.metrics());
+  CHECK(killed.samples() == whole.samples());
 }
 
-TEST_CASE("samples go on from the prompts of held-out data", "[train]") {
+TEST_CASE("text samples continue the prompts of held-out rows", "[train]") {
   World world;
   world.evaluate(9);
   world.train();
@@ -239,7 +214,7 @@ TEST_CASE("samples go on from the prompts of held-out data", "[train]") {
   CHECK_FALSE(samples[3].text.empty());
 }
 
-TEST_CASE("a run leaves a report with all it has", "[train]") {
+TEST_CASE("report.html has every section of an evaluated run", "[train]") {
   World world;
   world.evaluate(4);
   world.train(5);
@@ -255,28 +230,26 @@ TEST_CASE("a run leaves a report with all it has", "[train]") {
   }
 }
 
-TEST_CASE("evaluation settings are checked by flag", "[train]") {
-  const auto error = [](auto change) {
-    EvaluationSettings settings;
-    change(settings);
-    TrainSettings run;
-    run.evaluation = settings;
-    return user_error_of([&] { check_numbers(run); });
+TEST_CASE("an evaluation flag without the data that it needs is refused by name", "[train]") {
+  struct Case {
+    const char* facts;
+    void (*change)(EvaluationSettings& settings);
   };
-  CHECK(error([](auto&) {}).empty());
-  CHECK(error([](auto& s) { s.every = 5; }) ==
-        "--eval-every says how often to evaluate; give --eval-data FILE or --eval-tasks too");
-  CHECK(error([](auto& s) { s.rows = 5; }) ==
-        "--eval-rows says how --eval-data is evaluated; give --eval-data too");
-  CHECK(error([](auto& s) { s.tasks_limit = 5; }) ==
-        "--eval-limit says how --eval-tasks is evaluated; give --eval-tasks too");
-  CHECK(error([](auto& s) { s.tasks_folder = "x"; }) ==
-        "--eval-data-dir says how --eval-tasks is evaluated; give --eval-tasks too");
-  CHECK(error([](auto& s) { s.data = {"none.jsonl:0.5"}; }) ==
-        "--eval-data none.jsonl: held-out files are not mixed; leave out the weight");
+  const Case cases[] = {{"--eval-every", [](auto& s) { s.every = 5; }},
+                        {"--eval-rows", [](auto& s) { s.rows = 5; }},
+                        {"--eval-limit", [](auto& s) { s.tasks_limit = 5; }},
+                        {"--eval-data-dir", [](auto& s) { s.tasks_folder = "x"; }},
+                        {"--eval-data none.jsonl:", [](auto& s) { s.data = {"none.jsonl:0.5"}; }}};
+  TrainSettings valid;
+  CHECK_NOTHROW(check_numbers(valid));
+  for (const auto& [facts, change] : cases) {
+    TrainSettings run;
+    change(run.evaluation);
+    CHECK_THAT(user_error_of([&] { check_numbers(run); }), contains_text(facts));
+  }
 }
 
-TEST_CASE("open evaluation settings are a tenth of the run and 64 rows", "[train]") {
+TEST_CASE("by default a run evaluates ten times on 64 rows", "[train]") {
   EvaluationSettings settings;
   CHECK_FALSE(resolve_evaluation(settings, 100).every);
   settings.data = {"x"};
@@ -288,13 +261,14 @@ TEST_CASE("open evaluation settings are a tenth of the run and 64 rows", "[train
   CHECK((settings.is_due(25, 25) && !settings.is_due(23, 25)));
 }
 
-TEST_CASE("held-out data that cannot be read stop the run before it is made", "[train]") {
+TEST_CASE("held-out data that cannot be read are refused before the run folder is made",
+          "[train]") {
   World world;
   world.evaluate(2);
   world.settings.evaluation.data = {world.dir / "none.jsonl"};
-  CHECK(user_error_of([&] { world.train(); }).find("none.jsonl") != std::string::npos);
+  CHECK_THAT(user_error_of([&] { world.train(); }), contains_text("none.jsonl"));
   test::write_file(world.dir / "bad.jsonl", "{\"input_ids\": [99999], \"labels\": [1]}\n");
   world.settings.evaluation.data = {world.dir / "bad.jsonl"};
-  CHECK(user_error_of([&] { world.train(); }).find("bad.jsonl line 1") != std::string::npos);
+  CHECK_THAT(user_error_of([&] { world.train(); }), contains_text("bad.jsonl line 1"));
   CHECK_FALSE(fs::exists(world.settings.run));
 }

@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// One bit after the other, as the polynomial says.
+// Bitwise reference of the CRC-32C (Castagnoli) checksum.
 uint32_t slow_crc32c(const std::string& bytes) {
   uint32_t crc = 0xffffffff;
   for (const char c : bytes) {
@@ -37,8 +37,8 @@ uint64_t little_endian(const std::string& bytes, size_t at, int count) {
   return value;
 }
 
-// The payloads of all frames; lengths and checksums hold.
-std::vector<std::string> frames_of(const std::string& bytes) {
+// Returns the payloads of all frames. Checks lengths and checksums.
+std::vector<std::string> read_frames(const std::string& bytes) {
   const auto masked = [](const std::string& part) {
     const uint32_t crc = slow_crc32c(part);
     return static_cast<uint32_t>(((crc >> 15) | (crc << 17)) + 0xa282ead8U);
@@ -56,7 +56,7 @@ std::vector<std::string> frames_of(const std::string& bytes) {
   return frames;
 }
 
-fs::path event_file_in(const fs::path& folder) {
+fs::path find_event_file(const fs::path& folder) {
   fs::path found;
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().filename().string().starts_with("events.out.tfevents.")) {
@@ -78,41 +78,28 @@ struct Run {
 
 }  // namespace
 
-TEST_CASE("CRC-32C is Castagnoli's", "[train]") {
-  CHECK(crc32c("123456789") == 0xe3069283);  // the check value of RFC 3720
-  CHECK(crc32c("") == 0);
-  for (const char* text : {"a", "moe", "one more step"}) {
-    CHECK(crc32c(text) == slow_crc32c(text));
+TEST_CASE("curves are the numbers of a line of metrics.jsonl", "[train]") {
+  using Curves = std::vector<std::pair<std::string, double>>;
+  for (const auto& [line, curves] : std::vector<std::pair<const char*, Curves>>{
+           {R"({"step": 3, "loss": 1.5, "lr": null, "tokens": 8, "dropped_share": 0.25,
+               "layers": [{"layer": 2, "experts_per_token": 2, "requests": 9, "load": [1, 2]}]})",
+            {{"train/loss", 1.5},
+             {"routing/dropped_share", 0.25},
+             {"layer_2/experts_per_token", 2.0}}},
+           {R"({"step": 3, "z_loss": 1.5, "sequence_balance_loss": 2.5})",
+            {{"train/sequence_balance_loss", 2.5}, {"train/z_loss", 1.5}}},
+           {R"({"step": 0, "held_out_loss": 2.5, "evaluation_seconds": 1,
+               "tasks": {"piqa": {"acc": 0.5, "acc_norm": 0.25, "acc_stderr": 0.1}}})",
+            {{"train/held_out_loss", 2.5},
+             {"tasks/piqa/acc", 0.5},
+             {"tasks/piqa/acc_norm", 0.25}}}}) {
+    CHECK((scalars(Json::parse(line)) == curves));
   }
 }
 
-TEST_CASE("curves are the numbers of a line, few of them per layer", "[train]") {
-  const Json line = Json::parse(
-      R"({"step": 3, "loss": 1.5, "lr": null, "tokens": 8, "dropped_share": 0.25,
-          "layers": [{"layer": 2, "experts_per_token": 2, "requests": 9, "load": [1, 2]}]})");
-  CHECK((scalars(line) ==
-         std::vector<std::pair<std::string, double>>{{"train/loss", 1.5},
-                                                     {"routing/dropped_share", 0.25},
-                                                     {"layer_2/experts_per_token", 2.0}}));
-}
-
-TEST_CASE("losses that a run asks for are curves", "[train]") {
-  const Json line = Json::parse(R"({"step": 3, "z_loss": 1.5, "sequence_balance_loss": 2.5})");
-  CHECK((scalars(line) == std::vector<std::pair<std::string, double>>{
-                              {"train/sequence_balance_loss", 2.5}, {"train/z_loss", 1.5}}));
-}
-
-TEST_CASE("an evaluation's numbers are curves of their own", "[train]") {
-  const Json line = Json::parse(
-      R"({"step": 0, "held_out_loss": 2.5, "evaluation_seconds": 1,
-          "tasks": {"piqa": {"acc": 0.5, "acc_norm": 0.25, "acc_stderr": 0.1}}})");
-  CHECK(
-      (scalars(line) ==
-       std::vector<std::pair<std::string, double>>{
-           {"train/held_out_loss", 2.5}, {"tasks/piqa/acc", 0.5}, {"tasks/piqa/acc_norm", 0.25}}));
-}
-
-TEST_CASE("an event file holds the version and the lines, their times end now", "[train]") {
+TEST_CASE("an event file has the version and an event per line, with checksums and times",
+          "[train]") {
+  CHECK(slow_crc32c("123456789") == 0xe3069283);  // check value of RFC 3720
   const Run run;
   { EventFile earlier(run.folder, 0); }
   {
@@ -122,7 +109,7 @@ TEST_CASE("an event file holds the version and the lines, their times end now", 
     events.append(Json::parse(R"({"step": 300, "loss": 1.25, "seconds": 1})"));
     events.sync();
   }
-  const auto frames = frames_of(read_file(event_file_in(run.path())));
+  const auto frames = read_frames(read_file(find_event_file(run.path())));
   REQUIRE(frames.size() == 4);
   CHECK(frames[0].find("brain.Event:2") != std::string::npos);
   // Event: 09 wall time, 10 step, 2a summary { 0a value { 0a tag, 15 float } }.
@@ -140,7 +127,7 @@ TEST_CASE("an event file holds the version and the lines, their times end now", 
   CHECK(last.size() == 24);
 }
 
-TEST_CASE("an event file goes on where its mark says, if it is the same file", "[train]") {
+TEST_CASE("an event file resumes at its mark if it is the same file", "[train]") {
   const Run run;
   EventMark mark;
   std::string marked, whole;
@@ -148,48 +135,29 @@ TEST_CASE("an event file goes on where its mark says, if it is the same file", "
     EventFile events(run.folder, 0);
     events.append(Json::parse(R"({"step": 1, "loss": 2.5, "seconds": 0.5})"));
     mark = events.mark();
-    marked = read_file(event_file_in(run.path()));
+    marked = read_file(find_event_file(run.path()));
     events.append(Json::parse(R"({"step": 2, "loss": 7, "seconds": 0.5})"));
-    whole = read_file(event_file_in(run.path()));
+    whole = read_file(find_event_file(run.path()));
   }
   CHECK(mark.bytes == marked.size());
-  const auto goes_on = [&](const std::string& text, const EventMark& from) {
-    write_file(event_file_in(run.path()), text);
+  const auto resume = [&](const std::string& text, const EventMark& from) {
+    write_file(find_event_file(run.path()), text);
     auto events = EventFile::resume(run.folder, from);
     if (events) {
       events->append(Json::parse(R"({"step": 2, "loss": 2, "seconds": 0.5})"));
     }
     return events.has_value();
   };
-  REQUIRE(goes_on(whole, mark));
-  const std::string after = read_file(event_file_in(run.path()));
+  REQUIRE(resume(whole, mark));
+  const std::string after = read_file(find_event_file(run.path()));
   CHECK(after.starts_with(marked));
-  CHECK(frames_of(after).size() == 3);
+  CHECK(read_frames(after).size() == 3);
   CHECK(after != whole);
   CHECK(after.size() == whole.size());
-  CHECK_FALSE(goes_on(marked.substr(0, marked.size() - 1), mark));
-  CHECK_FALSE(goes_on(std::string(marked.size(), 'x'), mark));
-  CHECK_FALSE(goes_on(whole, {0, 0, 0}));
-  CHECK_FALSE(goes_on(whole, {mark.bytes, mark.sum + 1, 0}));
-  fs::remove(event_file_in(run.path()));
+  CHECK_FALSE(resume(marked.substr(0, marked.size() - 1), mark));
+  CHECK_FALSE(resume(std::string(marked.size(), 'x'), mark));
+  CHECK_FALSE(resume(whole, {0, 0, 0}));
+  CHECK_FALSE(resume(whole, {mark.bytes, mark.sum + 1, 0}));
+  fs::remove(find_event_file(run.path()));
   CHECK_FALSE(EventFile::resume(run.folder, mark).has_value());
-}
-
-TEST_CASE("event files that are not in the run's list are neither removed, cut nor renamed",
-          "[train]") {
-  const Run run;
-  EventMark mark;
-  {
-    EventFile events(run.folder, 0);
-    events.append(Json::parse(R"({"step": 1, "loss": 2.5, "seconds": 0.5})"));
-    mark = events.mark();
-    events.append(Json::parse(R"({"step": 2, "loss": 7, "seconds": 0.5})"));
-  }
-  const fs::path theirs = run.path() / "events.out.tfevents.1.1.moe";
-  fs::copy_file(event_file_in(run.path()), theirs);
-  const std::string before = read_file(theirs);
-  CHECK(EventFile::resume(run.folder, mark).has_value());
-  CHECK(read_file(theirs) == before);
-  { EventFile again(run.folder, 0); }
-  CHECK(read_file(theirs) == before);
 }

@@ -1,5 +1,6 @@
 #include "core/train/step/gradients.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/train/step/optimizer.h"
@@ -15,8 +16,8 @@ using moe::test::TempDir;
 
 namespace {
 
-// Of a model whose weights are whole.
-Tensor head_of(const model::Llama& model) {
+// Returns the head of a model that is not sharded.
+Tensor head_weight(const model::Llama& model) {
   Tensor head;
   model.with_head([&](const Tensor& weight) { head = weight; });
   return head;
@@ -28,14 +29,28 @@ model::Llama load_for_training(const std::filesystem::path& folder) {
   return model;
 }
 
-void write_upcycled(const std::filesystem::path& dense, const std::filesystem::path& out,
-                    const std::string& router) {
-  test::write_tiny_checkpoint(dense);
-  test::write_mixture(dense, out,
-                      {.router = router, .experts = 4, .router_std = 0.5, .ep_ranks = 2});
+model::Llama make_dense(bool tied = false) {
+  const TempDir dir;
+  test::TinyCheckpoint options;
+  options.tied = tied;
+  test::write_tiny_checkpoint(dir / "dense", options);
+  return load_for_training(dir / "dense");
 }
 
-// Rows of unequal length with a target at about every other position.
+model::Llama make_mixture(const std::string& router) {
+  const TempDir dir;
+  test::write_tiny_checkpoint(dir / "dense");
+  test::write_mixture(dir / "dense", dir / "moe",
+                      {.router = router, .experts = 4, .router_std = 0.5, .ep_ranks = 2});
+  return load_for_training(dir / "moe");
+}
+
+void remove_targets(data::Batch& batch) {
+  std::fill(batch.targets.begin(), batch.targets.end(), data::kNoLoss);
+  batch.target_count = 0;
+}
+
+// Rows of unequal length; about every second position has a target.
 std::vector<data::Batch> random_batches(int64_t batches, int64_t rows) {
   std::vector<data::Batch> all;
   uint64_t state = 7;
@@ -82,8 +97,8 @@ std::vector<Tensor> take_gradients(const model::Llama& model) {
   return gradients;
 }
 
-// The largest distance of two gradients of one parameter, relative to that parameter's gradient
-// norm.
+// Returns the largest norm of the difference of two gradients of a parameter, relative to the norm
+// in `b`.
 double distance(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
   double largest = 0;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -93,7 +108,13 @@ double distance(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
   return largest;
 }
 
-// The obvious form: all logits, one mean, one backward.
+void check_equal(const std::vector<Tensor>& gradients, const std::vector<Tensor>& expected) {
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    CHECK(at::equal(gradients[i], expected[i]));
+  }
+}
+
+// Reference: all logits, one mean, one backward.
 double plain_gradients(const model::Llama& model, const data::Batch& batch,
                        const model::RoutingOptions& routing) {
   const auto result = model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, routing);
@@ -106,26 +127,23 @@ double plain_gradients(const model::Llama& model, const data::Batch& batch,
 
 }  // namespace
 
-// Tolerances: a gradient is a sum of about 100 rows of products 16 to 64 long in f32; another order
-// of summation moves it by sqrt(100 * 64) * 6e-8 = 5e-6 at worst, usually by far less: 1e-6 of the
-// norm is what is asked of a dense model.
+// A gradient is a sum of about 100 rows of f32 products of length 16 to 64. Another order of
+// summation changes it by at most sqrt(100 * 64) * 6e-8 = 5e-6, and usually by less than 1e-6 of
+// its norm.
 constexpr double kTolerance = 1e-6;
 
-TEST_CASE("the loss in blocks of rows equals the loss over all logits, gradients too", "[train]") {
-  const TempDir dir;
+TEST_CASE("head_loss() in blocks of rows gives the loss and gradients of all logits at once",
+          "[train]") {
   for (const bool tied : {false, true}) {
-    test::TinyCheckpoint options;
-    options.tied = tied;
-    test::write_tiny_checkpoint(dir / (tied ? "tied" : "untied"), options);
-    const auto model = load_for_training(dir / (tied ? "tied" : "untied"));
+    const auto model = make_dense(tied);
     const auto batch = random_batches(1, 12)[0];
     const double expected = plain_gradients(model, batch, {});
     const auto expected_gradients = take_gradients(model);
     for (const int64_t block_rows : {int64_t{1}, int64_t{7}, head_block_rows(64, false)}) {
       const auto result = model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, {});
       const double share = 1.0 / static_cast<double>(batch.target_count);
-      const auto loss =
-          head_loss(head_of(model), result.hidden, batch.targets, share, at::kFloat, block_rows);
+      const auto loss = head_loss(head_weight(model), result.hidden, batch.targets, share,
+                                  at::kFloat, block_rows);
       loss.hidden.backward(loss.gradient);
       CHECK(loss.nll_sum.item<double>() * share == Approx(expected).epsilon(kTolerance));
       CHECK(distance(take_gradients(model), expected_gradients) < kTolerance);
@@ -133,16 +151,14 @@ TEST_CASE("the loss in blocks of rows equals the loss over all logits, gradients
   }
 }
 
-TEST_CASE("one micro-batch or four give a dense model the same loss and gradient", "[train]") {
-  const TempDir dir;
-  test::write_tiny_checkpoint(dir / "dense");
-  const auto model = load_for_training(dir / "dense");
+TEST_CASE("a dense model has equal loss and gradients with one micro-batch or four", "[train]") {
+  const auto model = make_dense();
   const auto four = random_batches(4, 3);
   const auto one = add_gradients(model, {joined(four)}, {}, {});
   const auto one_gradients = take_gradients(model);
   const auto split = add_gradients(model, four, {}, {});
   const auto split_gradients = take_gradients(model);
-  CHECK(four[0].target_count != four[1].target_count);  // else a mean of means would pass
+  CHECK(four[0].target_count != four[1].target_count);  // a mean of means would differ
   CHECK(split.loss == Approx(one.loss).epsilon(kTolerance));
   CHECK(split.target_tokens == one.target_tokens);
   CHECK(split.tokens == one.tokens);
@@ -151,19 +167,16 @@ TEST_CASE("one micro-batch or four give a dense model the same loss and gradient
   CHECK_FALSE(one.load_balance.has_value());
 }
 
-TEST_CASE("how a global batch is cut moves no dropless mixture, and moves one with capacity",
-          "[train]") {
-  const TempDir dir;
-  const auto gap_of = [&](const std::string& router, const std::string& name) {
-    write_upcycled(dir / ("dense-" + name), dir / name, router);
-    const auto model = load_for_training(dir / name);
+TEST_CASE("splitting a global batch changes a mixture only if it has a capacity", "[train]") {
+  const auto difference = [](const std::string& router) {
+    const auto model = make_mixture(router);
     const auto routing = model.default_routing();
     const auto six = random_batches(6, 2);
     const auto whole = add_gradients(model, {joined(six)}, routing, {});
     const auto whole_gradients = take_gradients(model);
     const auto cut = add_gradients(model, six, routing, {});
     const auto cut_gradients = take_gradients(model);
-    // Over all parameters together: experts are equal still, so a router's own gradient is
+    // Norm over all parameters: the experts are equal, so that the gradient of a router is
     // rounding.
     double apart = 0, norm = 0;
     for (size_t i = 0; i < whole_gradients.size(); ++i) {
@@ -172,19 +185,17 @@ TEST_CASE("how a global batch is cut moves no dropless mixture, and moves one wi
     }
     return std::max(std::sqrt(apart / norm), std::abs(cut.loss - whole.loss) / whole.loss);
   };
-  CHECK(gap_of("top2:cf=inf", "top2") < kTolerance);
-  CHECK(gap_of("topp:0.4", "topp") < kTolerance);
-  CHECK(gap_of("relu:k=1", "relu") < kTolerance);
-  CHECK(gap_of("top1:cf=1", "capacity") > 1e-3);  // another group, other drops
+  CHECK(difference("top2:cf=inf") < kTolerance);
+  CHECK(difference("topp:0.4") < kTolerance);
+  CHECK(difference("relu:k=1") < kTolerance);
+  CHECK(difference("top1:cf=1") > 1e-3);  // other tokens are dropped
 }
 
-TEST_CASE("micro-batches without a target add nothing, a batch without any has loss 0", "[train]") {
-  const TempDir dir;
-  test::write_tiny_checkpoint(dir / "dense");
-  const auto model = load_for_training(dir / "dense");
+TEST_CASE("micro-batches without targets add nothing, and a batch without targets has loss 0",
+          "[train]") {
+  const auto model = make_dense();
   auto batches = random_batches(2, 3);
-  std::fill(batches[1].targets.begin(), batches[1].targets.end(), data::kNoLoss);
-  batches[1].target_count = 0;
+  remove_targets(batches[1]);
   const auto both = add_gradients(model, batches, {}, {});
   const auto gradients = take_gradients(model);
   const auto first = add_gradients(model, {batches[0]}, {}, {});
@@ -194,10 +205,9 @@ TEST_CASE("micro-batches without a target add nothing, a batch without any has l
   CHECK(gradient_norm(model.parameters()) == 0);
 }
 
-TEST_CASE("auxiliary losses are means over micro-batches and reach the router alone", "[train]") {
-  const TempDir dir;
-  write_upcycled(dir / "dense", dir / "moe", "top1:st=off");
-  const auto model = load_for_training(dir / "moe");
+TEST_CASE("auxiliary losses are means over micro-batches with gradients linear in the coefficient",
+          "[train]") {
+  const auto model = make_mixture("top1:st=off");
   const auto routing = model.default_routing();
   auto batches = random_batches(3, 3);
   double mean = 0;
@@ -212,13 +222,10 @@ TEST_CASE("auxiliary losses are means over micro-batches and reach the router al
   CHECK(step.layers[0].tokens == step.tokens);
   CHECK(step.sparsity >= 0.75);  // top-1 of 4, some dropped
 
-  // With no targets and no straight-through, what is left is the gradient of alpha * L_b, linear in
+  // Without targets and straight-through estimator only alpha * L_b has a gradient, linear in
   // alpha.
   take_gradients(model);
-  for (auto& batch : batches) {
-    std::fill(batch.targets.begin(), batch.targets.end(), data::kNoLoss);
-    batch.target_count = 0;
-  }
+  std::for_each(batches.begin(), batches.end(), remove_targets);
   add_gradients(model, batches, routing, {0.01, 0, 0});
   const auto small = take_gradients(model);
   add_gradients(model, batches, routing, {0.02, 0, 0});
@@ -234,31 +241,25 @@ TEST_CASE("auxiliary losses are means over micro-batches and reach the router al
   CHECK(router_norm > 0);
 }
 
-TEST_CASE(
-    "z-loss and balance within sequences are added as their coefficients say, and computed "
-    "nowhere else",
-    "[train]") {
-  const TempDir dir;
-  write_upcycled(dir / "dense", dir / "moe", "top2");
-  const auto model = load_for_training(dir / "moe");
+TEST_CASE("z-loss and sequence balance are weighted by their coefficients and computed only if on",
+          "[train]") {
+  const auto model = make_mixture("top2");
   auto batches = random_batches(3, 3);
-  for (auto& batch : batches) {  // no targets: what is left is the auxiliary losses
-    std::fill(batch.targets.begin(), batch.targets.end(), data::kNoLoss);
-    batch.target_count = 0;
-  }
+  // Without targets only the auxiliary losses remain.
+  std::for_each(batches.begin(), batches.end(), remove_targets);
   const auto routing = model.default_routing();
-  const auto silent = add_gradients(model, batches, routing, {});
-  CHECK_FALSE(silent.z);
-  CHECK_FALSE(silent.sequence_balance);
+  const auto off = add_gradients(model, batches, routing, {});
+  CHECK_FALSE(off.z);
+  CHECK_FALSE(off.sequence_balance);
   take_gradients(model);
 
-  // The obvious form: every micro-batch forward, its losses times coefficient / micro-batches.
-  auto asked = routing;
-  asked.wants_z_loss = asked.wants_sequence_balance = true;
+  // Reference: forward of each micro-batch, losses times coefficient / number of micro-batches.
+  auto with_losses = routing;
+  with_losses.wants_z_loss = with_losses.wants_sequence_balance = true;
   double z = 0, sequence_balance = 0;
   for (const auto& batch : batches) {
     const auto losses =
-        model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, asked).losses;
+        model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, with_losses).losses;
     (losses.z * (0.5 / 3) + losses.sequence_balance * (0.25 / 3)).backward();
     z += losses.z.item<double>() / 3;
     sequence_balance += losses.sequence_balance.item<double>() / 3;
@@ -280,15 +281,10 @@ TEST_CASE(
   CHECK_FALSE(only_z.sequence_balance);
 }
 
-TEST_CASE("layers computed again give the same bits", "[train]") {
-  const TempDir dir;
-  const std::vector<std::string> routers = {"top1", "top2+ir+fr", "topp:0.4", "relu:k=1",
-                                            "top2+ir+fr:bias=0.1"};
+TEST_CASE("recomputed layers give equal bits", "[train]") {
   const AuxCoefficients coefficients{0.01, 0.01, 0.1, 0.01, 0.01};
-  for (size_t index = 0; index < routers.size(); ++index) {
-    const auto folder = dir / fmt::format("moe{}", index);
-    write_upcycled(dir / fmt::format("dense{}", index), folder, routers[index]);
-    auto model = load_for_training(folder);
+  for (const char* router : {"top1", "top2+ir+fr", "topp:0.4", "relu:k=1", "top2+ir+fr:bias=0.1"}) {
+    auto model = make_mixture(router);
     for (const Tensor& bias : model.router_biases()) {
       at::Tensor(bias).copy_(at::arange(4) * 0.1);
     }
@@ -298,7 +294,7 @@ TEST_CASE("layers computed again give the same bits", "[train]") {
       const auto expected = add_gradients(model, batches, model.default_routing(), coefficients);
       const auto expected_gradients = take_gradients(model);
       for (const auto recompute : {model::Recompute::kFeedForward, model::Recompute::kLayer}) {
-        INFO(routers[index]);
+        INFO(router);
         model.set_compute({precision, recompute});
         const auto found = add_gradients(model, batches, model.default_routing(), coefficients);
         CHECK(found.loss == expected.loss);
@@ -308,23 +304,19 @@ TEST_CASE("layers computed again give the same bits", "[train]") {
         CHECK(found.sparsity == expected.sparsity);
         CHECK(found.layers.size() == expected.layers.size());
         CHECK(found.layers[0].tokens == expected.layers[0].tokens);
-        const auto gradients = take_gradients(model);
-        for (size_t i = 0; i < gradients.size(); ++i) {
-          CHECK(at::equal(gradients[i], expected_gradients[i]));
-        }
+        check_equal(take_gradients(model), expected_gradients);
       }
     }
   }
 }
 
-TEST_CASE("frozen weights below leave layers that are computed again their gradients", "[train]") {
-  const TempDir dir;
-  write_upcycled(dir / "dense", dir / "moe", "top2");
-  auto model = model::Llama::load(io::Checkpoint(dir / "moe"));
+TEST_CASE("recomputed layers above frozen weights keep their gradients", "[train]") {
+  auto model = make_mixture("top2");
   std::vector<model::NamedParameter> trained;
   for (const auto& parameter : model.parameters()) {
-    if (parameter.name.find(".mlp.") != std::string::npos) {
-      Tensor(parameter.tensor).requires_grad_(true);
+    const bool is_trained = parameter.name.find(".mlp.") != std::string::npos;
+    Tensor(parameter.tensor).requires_grad_(is_trained);
+    if (is_trained) {
       trained.push_back(parameter);
     }
   }
@@ -334,28 +326,24 @@ TEST_CASE("frozen weights below leave layers that are computed again their gradi
   model.set_compute({model::Precision::kF32, model::Recompute::kLayer});
   add_gradients(model, batches, model.default_routing(), {0.01, 0, 0});
   CHECK(gradient_norm(trained) > 0);
-  const auto found = take_gradients(model);
-  for (size_t i = 0; i < found.size(); ++i) {
-    CHECK(at::equal(found[i], expected[i]));
-  }
+  check_equal(take_gradients(model), expected);
 }
 
-TEST_CASE("in bf16 loss and gradient are those of f32 to the rounding of products", "[train]") {
-  const TempDir dir;
-  test::write_tiny_checkpoint(dir / "dense");
-  auto model = load_for_training(dir / "dense");
+TEST_CASE("loss and gradients in bf16 are those of f32 within the rounding of products",
+          "[train]") {
+  auto model = make_dense();
   const auto batches = random_batches(2, 6);
   const double expected = add_gradients(model, batches, {}, {}).loss;
   const auto expected_gradients = take_gradients(model);
   model.set_compute({model::Precision::kBf16, model::Recompute::kNone});
   const double found = add_gradients(model, batches, {}, {}).loss;
   const auto gradients = take_gradients(model);
-  // A rounded number is 2^-8 off at worst, 2^-8 / sqrt(3) in the mean of squares. From a weight to
-  // the loss and back lie 3 layers of 4 products with two operands and a result each, forward and
-  // backward: sqrt(3 * 4 * 3 * 2) = 8.5 such errors that add like random ones: 1.9 % of a gradient.
-  // Twice that is let pass. The loss averages over some 70 targets besides.
+  // Rounding has an error of at most 2^-8 and a root mean square of 2^-8 / sqrt(3). Between a
+  // weight and the loss are 3 layers of 4 products with two operands and a result each, forward and
+  // backward: sqrt(3 * 4 * 3 * 2) = 8.5 such errors add as random ones to 1.9 % of a gradient. The
+  // bound is twice that. The loss is a mean over some 70 targets.
   CHECK(distance(gradients, expected_gradients) < 0.038);
-  CHECK(distance(gradients, expected_gradients) > 1e-4);  // it is another precision
+  CHECK(distance(gradients, expected_gradients) > 1e-4);  // the precision differs
   CHECK(found == Approx(expected).epsilon(0.002));
   CHECK(found != expected);
   for (const auto& gradient : gradients) {

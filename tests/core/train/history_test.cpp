@@ -2,11 +2,13 @@
 
 #include "core/base/error.h"
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
 using namespace moe;
 using namespace moe::train;
+using moe::test::contains_text;
 using moe::test::TempDir;
 using moe::test::write_file;
 
@@ -21,14 +23,9 @@ Json step_line(int64_t step, int64_t first_load = 6) {
           {"layers", Json::array({{{"layer", 2}, {"load", {first_load, 2, 0}}}})}};
 }
 
-bool says(const std::string& message, const std::string& part) {
-  UNSCOPED_INFO(message);
-  return message.find(part) != std::string::npos;
-}
-
 }  // namespace
 
-TEST_CASE("a history sums up the lines of a run", "[train]") {
+TEST_CASE("a history accumulates the lines of metrics.jsonl", "[train]") {
   History history;
   history.add({{"step", 0},
                {"held_out_loss", 4.0},
@@ -53,7 +50,7 @@ TEST_CASE("a history sums up the lines of a run", "[train]") {
   CHECK(relative_load(load, 2) == 0);
 }
 
-TEST_CASE("a step without a target has no point in the curve of the loss", "[train]") {
+TEST_CASE("a step without targets has no point in the loss curve", "[train]") {
   History history;
   history.add(Json{{"step", 1}, {"loss", 2.5}, {"target_tokens", 7}, {"lr", 1e-3}}, "line 1");
   history.add(Json{{"step", 2}, {"loss", 0}, {"target_tokens", 0}, {"lr", 1e-3}}, "line 2");
@@ -62,7 +59,7 @@ TEST_CASE("a step without a target has no point in the curve of the loss", "[tra
   CHECK(history.curves().at("lr").last.step == 2);
 }
 
-TEST_CASE("a load map of many steps has few columns and loses no row", "[train]") {
+TEST_CASE("a load map of many steps merges them into few columns and keeps the sums", "[train]") {
   LoadMap map;
   constexpr int64_t kSteps = 5000;
   for (int64_t step = 1; step <= kSteps; ++step) {
@@ -81,7 +78,7 @@ TEST_CASE("a load map of many steps has few columns and loses no row", "[train]"
   CHECK(second == kSteps);
 }
 
-TEST_CASE("a step with other layers is left out of the load map", "[train]") {
+TEST_CASE("a step with other layers is not added to the load map", "[train]") {
   LoadMap map;
   map.add(1, {{0, {1, 2}}});
   map.add(2, {{0, {1, 2, 3}}});
@@ -89,7 +86,7 @@ TEST_CASE("a step with other layers is left out of the load map", "[train]") {
   CHECK(map.columns().size() == 1);
 }
 
-TEST_CASE("a metrics file is read up to a last line that was cut short", "[train]") {
+TEST_CASE("an incomplete last line of metrics.jsonl is ignored", "[train]") {
   const TempDir dir;
   const std::string whole = step_line(1).dump() + "\n" + step_line(2).dump() + "\n";
   write_file(dir / "metrics.jsonl", whole + step_line(3).dump());  // no newline: not finished
@@ -100,23 +97,22 @@ TEST_CASE("a metrics file is read up to a last line that was cut short", "[train
   CHECK(read_history(dir.path()).curves().empty());
 }
 
-TEST_CASE("a metrics file that is none of ours is refused by line", "[train]") {
+TEST_CASE("an invalid metrics.jsonl is refused with its line", "[train]") {
   const TempDir dir;
-  const auto refusal = [&](const std::string& text) {
-    write_file(dir / "metrics.jsonl", text);
-    return test::user_error_of([&] { read_history(dir.path()); });
-  };
   const std::string good = step_line(1).dump() + "\n";
-  CHECK(says(refusal(good + "{broken\n"), "metrics.jsonl line 2"));
-  CHECK(says(refusal("[1]\n"), "metrics.jsonl line 1"));
-  CHECK(says(refusal("{\"loss\": 1}\n"), "step"));
-  CHECK(says(refusal(good + good), "step 1 cannot follow step 1"));
-  CHECK(says(refusal("{\"step\": -1}\n"), "step -1"));
-  CHECK(says(test::user_error_of([&] { read_history(dir / "none"); }),
-             "name the folder of a run of moe train"));
+  for (const auto& [text, fact] : std::vector<std::pair<std::string, std::string>>{
+           {good + "{broken\n", "metrics.jsonl line 2"},
+           {"[1]\n", "metrics.jsonl line 1"},
+           {"{\"loss\": 1}\n", "step"},
+           {good + good, "step 1 cannot follow step 1"},
+           {"{\"step\": -1}\n", "step -1"}}) {
+    write_file(dir / "metrics.jsonl", text);
+    CHECK_THAT(test::user_error_of([&] { read_history(dir.path()); }), contains_text(fact));
+  }
+  CHECK_FALSE(test::user_error_of([&] { read_history(dir / "none"); }).empty());
 }
 
-TEST_CASE("values of other types than ours are passed over", "[train]") {
+TEST_CASE("values of wrong types are ignored", "[train]") {
   History history;
   history.add(
       {{"step", 1},
@@ -131,7 +127,7 @@ TEST_CASE("values of other types than ours are passed over", "[train]") {
   CHECK((history.loads().columns()[0].loads[0].rows == std::vector<int64_t>{0, 0, 0}));
 }
 
-TEST_CASE("a history goes on from its JSON as if it never stopped", "[train]") {
+TEST_CASE("a history read from its JSON continues like the original", "[train]") {
   const auto sample = [](int64_t step) {
     return TextSample{step, step % 3 == 0 ? "one" : "other", fmt::format("after {}", step)};
   };
@@ -153,7 +149,7 @@ TEST_CASE("a history goes on from its JSON as if it never stopped", "[train]") {
   CHECK_THROWS_AS(history.add(step_line(3000), "metrics"), UserError);
 }
 
-TEST_CASE("steps that no line is of are counted", "[train]") {
+TEST_CASE("missing steps are counted", "[train]") {
   History history;
   history.add(step_line(0), "metrics");
   history.add(step_line(1), "metrics");
@@ -163,7 +159,7 @@ TEST_CASE("steps that no line is of are counted", "[train]") {
   CHECK(History::from_json(Json(history.to_json()), "text").missing == 3);
 }
 
-TEST_CASE("of the samples of a prompt the first, the last and some between them stay", "[train]") {
+TEST_CASE("the first, the last and some other samples of a prompt are kept", "[train]") {
   for (const int64_t count : {1, 2, 6, 7, 12, 13, 40, 1000}) {
     INFO(count);
     SampleHistory samples;
@@ -182,7 +178,7 @@ TEST_CASE("of the samples of a prompt the first, the last and some between them 
   }
 }
 
-TEST_CASE("numbers that no report draws are not kept", "[train]") {
+TEST_CASE("numbers that the report does not draw are not kept", "[train]") {
   History history;
   Json line = step_line(1);
   for (int i = 0; i < 100; ++i) {

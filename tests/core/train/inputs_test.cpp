@@ -1,4 +1,4 @@
-// What counts as the same input: content, told by size and time where those agree.
+// Comparison of the inputs of a run: by size and time, and by content if those differ.
 
 #include "core/train/checkpoint/inputs.h"
 
@@ -29,7 +29,7 @@ struct World {
     settings.evaluation.tasks = {"piqa", (dir / "a.jsonl").string()};
   }
 
-  // What a run records now, as a later start reads it.
+  // Writes the inputs as a run does and reads them as a resumed run does.
   Inputs record() const {
     Inputs inputs = find_inputs(settings);
     write_file(dir / "inputs.json", to_json(inputs));
@@ -37,7 +37,7 @@ struct World {
   }
 };
 
-// All keys that differ, with their clauses.
+// Returns a line per key that differs.
 std::string differences(const Inputs& before, const World& world) {
   Inputs now = find_inputs(world.settings);
   std::string text;
@@ -55,7 +55,7 @@ void set_time(const fs::path& file, int seconds) {
 
 }  // namespace
 
-TEST_CASE("inputs are a model's files, data files and tasks", "[train]") {
+TEST_CASE("inputs are the files of the model, data files and tasks", "[train]") {
   const World world;
   Inputs inputs = world.record();
   std::string text;
@@ -72,7 +72,8 @@ TEST_CASE("inputs are a model's files, data files and tasks", "[train]") {
   CHECK(inputs.at("data")[0].bytes == 3);
 }
 
-TEST_CASE("a file of the same size and time is not read, others are compared", "[train]") {
+TEST_CASE("a file with equal size and time is not read, other files are compared by content",
+          "[train]") {
   const World world;
   const Inputs before = world.record();
   CHECK(differences(before, world).empty());
@@ -90,7 +91,7 @@ TEST_CASE("a file of the same size and time is not read, others are compared", "
   CHECK(differences(before, world).empty());
 }
 
-TEST_CASE("one byte of a sample, another size or another file makes another model", "[train]") {
+TEST_CASE("a changed byte of a sample, size or file of the model is a difference", "[train]") {
   const World world;
   const Inputs before = world.record();
   const fs::path weights = world.dir / "model/model.safetensors";
@@ -108,7 +109,7 @@ TEST_CASE("one byte of a sample, another size or another file makes another mode
         "model: model.safetensors is read as model.safetensors, before it was config.json\n");
 }
 
-TEST_CASE("a record that is none of ours is none", "[train]") {
+TEST_CASE("an invalid inputs.json is ignored", "[train]") {
   const TempDir dir;
   CHECK_FALSE(read_inputs(dir / "inputs.json"));
   for (const char* text : {"", "[]", "{\"data\": [{}]}", "{\"data\": 5", "{\"data\": [7]}"}) {

@@ -1,4 +1,4 @@
-// What warns before the first step, against counts by hand and against the gates' own gradients.
+// Warnings before the first step, against counts by hand and the gradients of the gates.
 
 #include <cmath>
 #include <functional>
@@ -6,14 +6,15 @@
 #include "core/route/route.h"
 #include "core/train/loop/plan.h"
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 
 using namespace moe;
 using namespace moe::train;
 
 namespace {
 
-// The share that capacity refuses when `tokens` tokens choose k of E experts in every possible way,
-// all counted.
+// Reference: the share of requests that capacity refuses, over all choices of k of E experts by
+// `tokens` tokens.
 double counted_share(int64_t tokens, int64_t experts, int64_t k, int64_t slots) {
   std::vector<int64_t> sets;  // of k experts, as bits
   for (int64_t set = 0; set < (int64_t{1} << experts); ++set) {
@@ -45,26 +46,24 @@ double counted_share(int64_t tokens, int64_t experts, int64_t k, int64_t slots) 
   return static_cast<double>(refused) / static_cast<double>(ways * tokens * k);
 }
 
-// Whether sum(w * U), U at random, has a gradient in the logits.
+// Returns true if sum(w * U) with random U has a gradient in the logits.
 bool has_gradient(const std::string& router, int64_t tokens, int64_t experts) {
   const auto settings = route::parse_router(router);
   const at::Tensor logits = at::randn({tokens, experts}).requires_grad_(true);
   const auto routing = route::route(logits, settings, route::spread_over_ranks(tokens, 1));
   (routing.combine * at::randn({tokens, experts})).sum().backward();
-  // The whole of it cancels but for the rounding of a softmax, 1e-7 of numbers around 1.
+  // Gradients that cancel leave the rounding of a softmax, 1e-7 of numbers around 1.
   return logits.grad().abs().max().item<double>() > 1e-5;
 }
 
-bool mentions(const std::vector<std::string>& sentences, const std::string& part) {
-  for (const auto& sentence : sentences) {
-    if (sentence.find(part) != std::string::npos) {
-      return true;
-    }
-  }
-  return false;
+// Checks that `facts` have one warning, with `part`.
+void check_warning(const RunFacts& facts, const std::string& part) {
+  const auto warnings = known_failures(facts);
+  REQUIRE(warnings.size() == 1);
+  CHECK_THAT(warnings[0], test::contains_text(part));
 }
 
-RunFacts start_of(const std::string& router, int64_t experts, int64_t rank_tokens) {
+RunFacts run_facts(const std::string& router, int64_t experts, int64_t rank_tokens) {
   RunFacts start;
   start.router = route::parse_router(router);
   start.experts = experts;
@@ -75,7 +74,7 @@ RunFacts start_of(const std::string& router, int64_t experts, int64_t rank_token
 
 }  // namespace
 
-TEST_CASE("the share refused by chance is that of all choices, counted", "[train]") {
+TEST_CASE("the share refused by chance is that of all possible choices", "[train]") {
   const auto share = [](const std::string& router, int64_t tokens, int64_t experts) {
     return chance_refusal_share(route::parse_router(router), tokens, experts);
   };
@@ -87,10 +86,10 @@ TEST_CASE("the share refused by chance is that of all choices, counted", "[train
   CHECK(share("top2:cf=1", 5, 4) == Approx(counted_share(5, 4, 2, 2)));
   CHECK(share("top3:cf=1.5", 3, 4) == Approx(counted_share(3, 4, 3, 2)));
   CHECK(share("top1:cf=0.5", 6, 3) == Approx(counted_share(6, 3, 1, 1)));  // slots below the mean
-  CHECK(share("top2:cf=1", 6, 2) == Approx(0.5));  // every token asks both experts
+  CHECK(share("top2:cf=1", 6, 2) == Approx(0.5));  // every token requests both experts
 }
 
-TEST_CASE("the share refused by chance at sizes that are run", "[train]") {
+TEST_CASE("the share refused by chance at realistic sizes", "[train]") {
   const auto top1 = route::parse_router("top1");
   // sqrt(2 pi) makes E[(X - np)+] = 0.399 sigma of a normal, sigma = sqrt(T (1/8) (7/8)): 9.3 %,
   // 3.3 % and 0.8 % of T/8; the binomial's own skew is below a hundredth of that.
@@ -99,8 +98,8 @@ TEST_CASE("the share refused by chance at sizes that are run", "[train]") {
     CHECK(chance_refusal_share(top1, tokens, 8) ==
           Approx(0.398942 * sigma / (tokens / 8.0)).epsilon(tolerance));
   }
-  CHECK(chance_refusal_share(top1, 100'000'000, 8) < 1.1e-4);  // and takes no time
-  // Far below the mean every expert is full: what is refused is what has no slot.
+  CHECK(chance_refusal_share(top1, 100'000'000, 8) < 1.1e-4);  // in short time
+  // With few slots every expert is full.
   CHECK(chance_refusal_share(route::parse_router("top1:cf=0.5"), 1'000'000, 8) == Approx(0.5));
   CHECK(chance_refusal_share(route::parse_router("top1:cf=2"), 1'000'000, 8) < 1e-12);
   CHECK(chance_refusal_share(top1, 1, 8) == 0);
@@ -111,7 +110,7 @@ TEST_CASE("the share refused by chance at sizes that are run", "[train]") {
   }
 }
 
-TEST_CASE("a router learns from the task exactly where its gates have a gradient", "[train]") {
+TEST_CASE("router_learns_from_task() is true if the gates have a gradient", "[train]") {
   at::manual_seed(1);
   for (const char* router :
        {"top1", "top1:st=off", "top1:cf=inf,st=off", "top1+ir:st=off", "top1+fr:st=off",
@@ -124,35 +123,32 @@ TEST_CASE("a router learns from the task exactly where its gates have a gradient
   CHECK(router_learns_from_task(route::parse_router("top1:st=off"), 1));  // nothing to learn
 }
 
-TEST_CASE("what is known to fail is said in a sentence each, and nothing else is", "[train]") {
-  CHECK(known_failures(start_of("top1", 8, 1024)).empty());
-  CHECK(known_failures(start_of("top2:cf=inf,st=off", 8, 16)).empty());
+TEST_CASE("each known failure has one warning", "[train]") {
+  CHECK(known_failures(run_facts("top1", 8, 1024)).empty());
+  CHECK(known_failures(run_facts("top2:cf=inf,st=off", 8, 16)).empty());
   CHECK(known_failures({}).empty());
 
-  auto start = start_of("top1:cf=inf,st=off", 8, 16);
-  REQUIRE(known_failures(start).size() == 1);
-  CHECK(mentions(known_failures(start), "only the load-balance loss moves the router"));
+  auto start = run_facts("top1:cf=inf,st=off", 8, 16);
+  check_warning(start, "only the load-balance loss moves the router");
   start.balance_loss = false;
-  CHECK(mentions(known_failures(start), "with --lb-coef 0 nothing moves the router"));
+  check_warning(start, "--lb-coef 0");
   start.other_loss = true;
-  CHECK(mentions(known_failures(start), "only the auxiliary losses move the router"));
+  check_warning(start, "only the auxiliary losses move the router");
 
-  start = start_of("top1+ir", 8, 128);
-  REQUIRE(known_failures(start).size() == 1);
-  CHECK(mentions(known_failures(start), "over 128 tokens a logical rank"));
-  CHECK(mentions(known_failures(start), "has 9.3 % of its requests refused by chance alone"));
-  CHECK(known_failures(start_of("top1:cf=1.5", 8, 128)).empty());  // slots enough
+  start = run_facts("top1+ir", 8, 128);
+  check_warning(start, "128 tokens a logical rank");
+  check_warning(start, "9.3 %");
+  CHECK(known_failures(run_facts("top1:cf=1.5", 8, 128)).empty());  // slots enough
 }
 
-TEST_CASE("a learning rate far above the parent's last is warned of", "[train]") {
+TEST_CASE("a learning rate far above the last one of the parent has a warning", "[train]") {
   RunFacts start;
   start.lr = 1e-3;
-  start.last_lr = 1e-4;  // a cosine that fell to a tenth: its highest again
+  start.last_lr = 1e-4;  // the end of a cosine schedule
   CHECK(known_failures(start).empty());
   start.lr = 4e-3;
-  REQUIRE(known_failures(start).size() == 1);
-  CHECK(mentions(known_failures(start), "--lr 0.004 is 40 times the last learning rate"));
-  CHECK(mentions(known_failures(start), "0.001 or less goes on from it"));
-  start.last_lr = 0;  // of a schedule that ends at nothing, no ratio can be told
+  check_warning(start, "--lr 0.004 is 40 times");
+  check_warning(start, "0.001 or less");
+  start.last_lr = 0;  // no ratio
   CHECK(known_failures(start).empty());
 }

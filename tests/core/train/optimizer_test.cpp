@@ -1,9 +1,6 @@
 #include "core/train/step/optimizer.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 #include "tests/support/catch.h"
@@ -15,7 +12,7 @@ using at::Tensor;
 
 namespace {
 
-// AdamW as the header writes it, one number at a time in double.
+// Reference AdamW on doubles.
 struct PlainAdamW {
   std::vector<double> weight, mean, square;
   double decay = 0;
@@ -58,7 +55,7 @@ std::vector<model::NamedParameter> some_parameters() {
 
 }  // namespace
 
-TEST_CASE("AdamW equals a plain loop in double over twenty steps", "[train]") {
+TEST_CASE("AdamW equals a reference in double over twenty steps", "[train]") {
   const AdamWSettings settings{0.1, 0.9, 0.95, 1e-8};
   const auto parameters = some_parameters();
   std::vector<PlainAdamW> plain;
@@ -77,15 +74,15 @@ TEST_CASE("AdamW equals a plain loop in double over twenty steps", "[train]") {
     }
     optimizer.step(lr);
   }
-  // Weights of order 3 in f32: half an ulp is 1.2e-7, at most 3 roundings of the weight a step, 20
-  // steps; the update itself, below 1e-2 in total 3.6e-2, adds relative errors of about 10 eps:
-  // 4e-8.
+  // Weights are of order 3, half an ulp is 1.2e-7, and each of 20 steps rounds a weight at most
+  // three times. The updates, 3.6e-2 in total, add relative errors of about 10 eps: 4e-8.
   for (size_t i = 0; i < parameters.size(); ++i) {
     CHECK(largest_difference(parameters[i].tensor, plain[i].weight) < 20 * 3 * 1.2e-7 + 4e-8);
   }
 }
 
-TEST_CASE("matrices decay, norms and biases never, embedding and head by choice", "[train]") {
+TEST_CASE("matrices decay, norms and biases do not, embedding and head by decay_embeddings",
+          "[train]") {
   const double lr = 1e-2, decay = 0.5;
   for (const bool decay_embeddings : {true, false}) {
     for (const auto& [name, shape, decays] :
@@ -128,7 +125,7 @@ TEST_CASE("a parameter without gradient keeps its value, moments and count", "[t
   CHECK_FALSE(parameters[0].tensor.grad().defined());
 }
 
-TEST_CASE("a gradient of another memory layout is read by its shape", "[train]") {
+TEST_CASE("a transposed gradient is read by its shape", "[train]") {
   const auto parameters = some_parameters();
   AdamW optimizer(parameters, {});
   const Tensor before = parameters[0].tensor.detach().clone();
@@ -138,7 +135,7 @@ TEST_CASE("a gradient of another memory layout is read by its shape", "[train]")
   CHECK(at::allclose(parameters[0].tensor.detach(), before - 1e-2 * gradient.sign(), 1e-5, 1e-6));
 }
 
-TEST_CASE("the gradient norm is that of all gradients together, also over many pieces", "[train]") {
+TEST_CASE("the gradient norm is that of all gradients, also of several pieces", "[train]") {
   std::vector<model::NamedParameter> parameters = some_parameters();
   CHECK(gradient_norm(parameters) == 0.0);
   parameters[0].tensor.mutable_grad() = at::full({7, 5}, 2.0);
@@ -147,13 +144,12 @@ TEST_CASE("the gradient norm is that of all gradients together, also over many p
   const int64_t many = (int64_t{1} << 20) * 2 + 17;
   const std::vector<model::NamedParameter> large{{"large", at::zeros({many}).requires_grad_(true)}};
   large[0].tensor.mutable_grad() = at::full({many}, 0.1);
-  // 1024 squares in at least 8 lanes: 128 roundings of 6e-8 in a lane's sum, half of that in its
-  // root: 4e-6.
+  // 1024 squares in at least 8 lanes: 128 roundings of 6e-8 in the sum of a lane, half in its root.
   CHECK(gradient_norm(large) == Approx(0.1 * std::sqrt(static_cast<double>(many))).epsilon(4e-6));
 }
 
-TEST_CASE("the gradient norm is the same bits for any number of threads", "[train]") {
-  // So many that LibTorch shares the sum over their pieces among threads.
+TEST_CASE("the gradient norm has equal bits with any number of threads", "[train]") {
+  // Large enough for LibTorch to sum the pieces on several threads.
   Tensor weight = at::zeros({40 << 20}).requires_grad_(true);
   weight.mutable_grad() = at::sin(at::arange(40 << 20, at::kFloat));
   const std::vector<model::NamedParameter> parameters = {{"large", weight}};
@@ -162,7 +158,7 @@ TEST_CASE("the gradient norm is the same bits for any number of threads", "[trai
   });
 }
 
-TEST_CASE("clipping scales as clip_grad_norm_ does and leaves small gradients alone", "[train]") {
+TEST_CASE("clipping scales as clip_grad_norm_ and never up", "[train]") {
   const auto parameters = some_parameters();
   const auto clipped = [&](double max_norm) {
     parameters[0].tensor.mutable_grad() = at::full({7, 5}, 2.0);
@@ -173,9 +169,6 @@ TEST_CASE("clipping scales as clip_grad_norm_ does and leaves small gradients al
   CHECK(clipped(1.0) == Approx(2.0 / (norm + 1e-6)).epsilon(1e-6));
   CHECK(clipped(norm + 1) == 2.0);
   CHECK(clipped(0) == 2.0);
-}
-
-TEST_CASE("gradients are scaled to the norm that is allowed, and never up", "[train]") {
   CHECK(clip_scale(4, 1) == 1 / (4 + 1e-6));
   CHECK(clip_scale(0.5, 1) == 1);
   CHECK(clip_scale(4, 0) == 1);
@@ -189,8 +182,7 @@ AdamWSettings with_bf16_moments() {
   return settings;
 }
 
-// The tensor `name` of an optimizer's state.
-Tensor state_of(const AdamW& optimizer, const std::string& name) {
+Tensor state_tensor(const AdamW& optimizer, const std::string& name) {
   for (const auto& [known, tensor, shape, begin] : optimizer.state()) {
     if (known == name) {
       return tensor;
@@ -200,7 +192,7 @@ Tensor state_of(const AdamW& optimizer, const std::string& name) {
   return {};
 }
 
-// One parameter of `count` numbers and the moments after `steps` updates; gradients by step.
+// A parameter of `count` ones and its optimizer.
 struct OneParameter {
   std::vector<model::NamedParameter> parameters;
   AdamW optimizer;
@@ -212,13 +204,13 @@ struct OneParameter {
     parameters[0].tensor.mutable_grad() = gradient;
     optimizer.step(1e-3);
   }
-  Tensor square() const { return state_of(optimizer, "exp_avg_sq.w"); }
-  Tensor mean() const { return state_of(optimizer, "exp_avg.w"); }
+  Tensor square() const { return state_tensor(optimizer, "exp_avg_sq.w"); }
+  Tensor mean() const { return state_tensor(optimizer, "exp_avg.w"); }
 };
 
 }  // namespace
 
-TEST_CASE("with moments in bf16 a step is made of those it has in f32, also over several pieces",
+TEST_CASE("bf16 moments are those in f32, rounded without bias, also over several pieces",
           "[train]") {
   constexpr int64_t kCount = (int64_t{1} << 18) + 1000;  // a whole piece and a part of one
   at::manual_seed(5);
@@ -226,16 +218,15 @@ TEST_CASE("with moments in bf16 a step is made of those it has in f32, also over
   OneParameter narrow(kCount, with_bf16_moments()), wide(kCount, {});
   narrow.step(gradient);
   wide.step(gradient);
-  // Both start with zeros, so the first update is the same but for the places where a piece ends
-  // and the kernel goes on without vectors: at most 2 roundings of 6e-8 of a weight near 1.
+  // Both start at zero, so that the first updates differ only at the end of a piece, where the
+  // kernel uses no vectors: at most 2 roundings of 6e-8 of a weight near 1.
   CHECK(at::allclose(narrow.parameters[0].tensor, wide.parameters[0].tensor, 0, 2 * 6e-8));
   for (const auto& [kept, exact] :
        {std::pair(narrow.mean(), wide.mean()), std::pair(narrow.square(), wide.square())}) {
     CHECK(kept.scalar_type() == at::kBFloat16);
     const Tensor error = kept.to(at::kFloat) - exact;
     CHECK((error.abs() <= exact.abs() / 128).all().item<bool>());
-    // Without bias: the sum of errors, each of at most |x| / 128 and mean 0, deviates by at most
-    // the root of the sum of their squares; five of those.
+    // Errors of mean 0 and at most |x| / 128: the bound is five standard deviations of their sum.
     CHECK(std::abs(error.sum().item<double>()) <
           5 * (exact.to(at::kDouble) / 128).square().sum().sqrt().item<double>());
   }
@@ -244,7 +235,7 @@ TEST_CASE("with moments in bf16 a step is made of those it has in f32, also over
   CHECK_FALSE(at::equal(other.mean(), narrow.mean()));
 }
 
-TEST_CASE("without gradient a second moment in bf16 falls as in f32, where nearest would not",
+TEST_CASE("without gradient a bf16 second moment decays as in f32, unlike rounding to nearest",
           "[train]") {
   constexpr int64_t kCount = 4096;
   constexpr int kSteps = 1000;
@@ -261,31 +252,11 @@ TEST_CASE("without gradient a second moment in bf16 falls as in f32, where neare
   }
   const double exact = wide.square()[0][0].item<double>();
   CHECK(exact == Approx(0.9 * std::pow(0.999, kSteps)).epsilon(1e-3));
-  // A step's rounding has a relative variance of at most 2^-7 * 1e-3 (header), a thousand of them
-  // 7.8e-3, so an element deviates by 9 % and the mean of 4096 by 0.14 %; five of those.
+  // The rounding of a step has a relative variance of at most 2^-7 * 1e-3 (header), that of a
+  // thousand steps 7.8e-3: 9 % of an element, 0.14 % of the mean of 4096. The bound is five times
+  // that.
   const Tensor square = narrow.square().to(at::kDouble);
   CHECK(square.mean().item<double>() == Approx(exact).epsilon(5 * 0.0014));
   CHECK(square.std().item<double>() < 0.09 * exact);
   CHECK(at::equal(nearest, start));
-}
-
-TEST_CASE("a step with moments in bf16 beside one in f32, 16 M parameters", "[!benchmark]") {
-  at::set_num_threads(1);
-  constexpr int64_t kCount = 1 << 24;
-  const Tensor gradient = at::randn({kCount, 1});
-  const auto milliseconds = [&](const AdamWSettings& settings) {
-    OneParameter one(kCount, settings);
-    std::vector<double> times;
-    for (int repeat = 0; repeat < 7; ++repeat) {
-      const auto start = std::chrono::steady_clock::now();
-      one.step(gradient);
-      times.push_back(
-          std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
-              .count());
-    }
-    std::nth_element(times.begin(), times.begin() + 3, times.end());
-    return times[3];
-  };
-  fmt::print("f32 {:.1f} ms, bf16 {:.1f} ms\n", milliseconds({}),
-             milliseconds(with_bf16_moments()));
 }

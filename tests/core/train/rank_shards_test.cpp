@@ -1,26 +1,20 @@
-// A step of several processes against the same step of one: ranks as threads, each with a model of
-// its own.
+// Updates of several ranks (threads) against the update of one process.
 
 #include <mutex>
 
-#include "core/model/convert/upcycle.h"
-#include "core/train/step/gradients.h"
-#include "core/train/step/updater.h"
+#include "core/train/step/optimizer.h"
 #include "tests/support/catch.h"
 #include "tests/support/rank_threads.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
 
 using namespace moe;
 using namespace moe::train;
 using at::Tensor;
-using moe::test::TempDir;
 
 namespace {
 
 using Named = std::vector<model::NamedParameter>;
 
-// Parameters of sizes that no number of processes divides, one an expert's.
+// Sizes that are not multiples of the numbers of processes.
 Named some_parameters(int64_t seed) {
   at::manual_seed(seed);
   return {{"matrix", at::randn({7, 5}).requires_grad_(true)},
@@ -29,7 +23,7 @@ Named some_parameters(int64_t seed) {
           {"unused", at::randn({3}).requires_grad_(true)}};
 }
 
-// The gradient of process `rank`; nobody has one of "unused", process 1 none of "norm".
+// Sets the gradients of process `rank`. "unused" has none on any process, "norm" none on process 1.
 void set_gradients(Named& parameters, int64_t rank) {
   at::manual_seed(100 + rank);
   for (auto& parameter : parameters) {
@@ -40,7 +34,7 @@ void set_gradients(Named& parameters, int64_t rank) {
   }
 }
 
-AdamWSettings settings_of(io::DType moments) {
+AdamWSettings adamw_settings(io::DType moments) {
   AdamWSettings settings;
   settings.weight_decay = 0.1;
   settings.moments = moments;
@@ -53,12 +47,12 @@ double distance(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-TEST_CASE("shards of several processes make the update of one, element by element", "[train]") {
+TEST_CASE("sharded AdamW on several processes gives the update of one process", "[train]") {
   for (const io::DType moments : {io::DType::kF32, io::DType::kBF16}) {
     for (const int64_t processes : {1, 2, 3, 5}) {
-      // One process, which has the sum of all gradients.
+      // One process with the sum of all gradients.
       Named alone = some_parameters(1);
-      AdamW optimizer(alone, settings_of(moments), 9);
+      AdamW optimizer(alone, adamw_settings(moments), 9);
       std::vector<double> norms;
       for (int step = 0; step < 3; ++step) {
         for (auto& parameter : alone) {
@@ -80,10 +74,10 @@ TEST_CASE("shards of several processes make the update of one, element by elemen
       }
 
       std::mutex mutex;
-      double worst = 0, worst_norm = 0;
+      double error = 0, norm_error = 0;
       test::run_as_threads(processes, [&](distributed::Comm& comm) {
         distributed::World world(comm, distributed::make_layout(processes, comm.rank(), {}, 1, 0));
-        std::unique_lock seeded(mutex);  // the generator is everybody's
+        std::unique_lock seeded(mutex);  // all threads share the generator
         Named mine = some_parameters(1);
         std::vector<Named> gradients;
         for (int step = 0; step < 3; ++step) {
@@ -92,28 +86,27 @@ TEST_CASE("shards of several processes make the update of one, element by elemen
         }
         seeded.unlock();
         RankShards shards(mine, world);
-        AdamW own(shards.slices(), settings_of(moments), 9);
-        double off = 0, off_norm = 0;
+        AdamW own(shards.slices(), adamw_settings(moments), 9);
         for (int step = 0; step < 3; ++step) {
           for (size_t i = 0; i < mine.size(); ++i) {
             mine[i].tensor.mutable_grad() = gradients[step][i].tensor.grad();
           }
           shards.reduce_gradients();
-          off_norm = std::max(off_norm, std::abs(shards.norm() / norms[step] - 1));
+          const double norm = shards.norm();
           own.step(1e-2);
           shards.gather_weights();
-        }
-        for (size_t i = 0; i < mine.size(); ++i) {
-          off = std::max(off, distance(mine[i].tensor, alone[i].tensor));
+          const std::lock_guard lock(mutex);
+          norm_error = std::max(norm_error, std::abs(norm / norms[step] - 1));
         }
         const std::lock_guard lock(mutex);
-        worst = std::max(worst, off);
-        worst_norm = std::max(worst_norm, off_norm);
+        for (size_t i = 0; i < mine.size(); ++i) {
+          error = std::max(error, distance(mine[i].tensor, alone[i].tensor));
+        }
       });
       INFO(processes << " processes");
-      // Sums of up to five f32 numbers in another order.
-      CHECK(worst < 1e-6);
-      CHECK(worst_norm < 1e-6);
+      // The order of sums of up to five f32 numbers differs.
+      CHECK(error < 1e-6);
+      CHECK(norm_error < 1e-6);
     }
   }
 }

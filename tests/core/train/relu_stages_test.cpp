@@ -1,5 +1,5 @@
-// Stages of ReLU training: when they end, by the definition read backwards over all steps, in
-// metrics.jsonl, across a checkpoint and on the page.
+// Stages of ReLU training: their ends by the definition, in metrics.jsonl, across a checkpoint and
+// on the report.
 
 #include "core/train/observe/curves.h"
 #include "core/train/observe/metrics.h"
@@ -16,8 +16,8 @@ using moe::test::TrainWorld;
 
 namespace {
 
-// core/route/README.md: s2 is the first step with S >= S*, s1 the last before it with S <= S_0 +
-// 0.05; 0 where there is none.
+// Reference (core/route/README.md): s2 is the first step with S >= S*, s1 the last step before s2
+// with S <= S_0 + 0.05; 0 if there is none.
 std::pair<int64_t, int64_t> ends_by_definition(const std::vector<double>& sparsity, double target) {
   int64_t second = 0, first = 0;
   for (size_t i = 0; i < sparsity.size() && second == 0; ++i) {
@@ -53,13 +53,13 @@ Json lines_of(const std::filesystem::path& file) {
 
 }  // namespace
 
-TEST_CASE("stages of a ReLU run end where their definition says", "[train]") {
+TEST_CASE("stages of a ReLU run end by their definition", "[train]") {
   const std::vector<std::vector<double>> runs = {
-      {0.5, 0.52, 0.54, 0.6, 0.549, 0.7, 0.76, 0.5, 0.8},  // falls back once, and again when stable
-      {0.5, 0.5, 0.5},                                     // never leaves the first stage
-      {0.5, 0.6, 0.7},                                     // nor this the second
-      {0.8, 0.7, 0.74},                                    // sparse from the first step on
-      {0.74, 0.75},                                        // equality is enough
+      {0.5, 0.52, 0.54, 0.6, 0.549, 0.7, 0.76, 0.5, 0.8},  // falls back twice
+      {0.5, 0.5, 0.5},                                     // stays in the first stage
+      {0.5, 0.6, 0.7},                                     // stays in the second
+      {0.8, 0.7, 0.74},                                    // sparse from the first step
+      {0.74, 0.75},                                        // equality
   };
   for (const auto& run : runs) {
     CAPTURE(run);
@@ -76,10 +76,9 @@ TEST_CASE("stages of a ReLU run end where their definition says", "[train]") {
   CHECK(ReluStages::from_json(Json(ReluStages().to_json()), "test").to_json().is_null());
 }
 
-TEST_CASE("the log says once when the stages ended, whether or not the run was interrupted",
-          "[train]") {
+TEST_CASE("the log has the ends of the stages once, also of an interrupted run", "[train]") {
   const std::vector<double> sparsity = {0.5, 0.54, 0.6, 0.7, 0.76, 0.74, 0.77};
-  const auto log_of = [&](int64_t interrupted_after) {
+  const auto write_log = [&](int64_t interrupted_after) {
     const TempDir dir;
     const RunFolder folder{dir / "run", dir / "model", false};
     std::filesystem::create_directories(folder.checkpoint(interrupted_after));
@@ -95,10 +94,10 @@ TEST_CASE("the log says once when the stages ended, whether or not the run was i
     }
     return lines_of(folder.metrics());
   };
-  const Json whole = log_of(100);
+  const Json whole = write_log(100);
   for (const int64_t after : {1, 3, 4, 5}) {
     CAPTURE(after);
-    CHECK(log_of(after) == whole);
+    CHECK(write_log(after) == whole);
   }
   REQUIRE(whole.size() == sparsity.size());
   for (size_t i = 0; i < whole.size(); ++i) {
@@ -108,9 +107,9 @@ TEST_CASE("the log says once when the stages ended, whether or not the run was i
   CHECK(whole[4]["sparsifying_stage_end"] == 5);
 }
 
-TEST_CASE("the page of a ReLU run says when it became sparse", "[train]") {
+TEST_CASE("the report of a ReLU run has the step at which it became sparse", "[train]") {
   const TempDir dir;
-  const auto page_of = [&](const std::vector<double>& sparsity) {
+  const auto make_page = [&](const std::vector<double>& sparsity) {
     History history;
     for (size_t i = 0; i < sparsity.size(); ++i) {
       history.add(Json(relu_line(static_cast<int64_t>(i) + 1, sparsity[i])), "metrics");
@@ -120,27 +119,27 @@ TEST_CASE("the page of a ReLU run says when it became sparse", "[train]") {
   const auto fact = [](const std::string& value) {
     return "<dt>Sparse since step</dt><dd>" + value + "</small></dd>";
   };
-  CHECK(count_of(page_of({0.5, 0.54, 0.6, 0.76, 0.7}),
+  CHECK(count_of(make_page({0.5, 0.54, 0.6, 0.76, 0.7}),
                  fact("4 <small>dense until 2; S* is 0.75")) == 1);
-  CHECK(count_of(page_of({0.5, 0.54, 0.6}), fact("- <small>not yet; dense until 2; S* is 0.75")) ==
-        1);
+  CHECK(count_of(make_page({0.5, 0.54, 0.6}),
+                 fact("- <small>not yet; dense until 2; S* is 0.75")) == 1);
 }
 
-TEST_CASE("a run of a ReLU router writes its target and the ends of its stages", "[train]") {
+TEST_CASE("a run with a ReLU router writes target sparsity and the ends of the stages", "[train]") {
   TrainWorld world("relu:k=1,lambda0=0.01,mult=1.5");
   world.settings.steps = 40;
   world.train();
   const Json lines = lines_of(world.dir / "run/metrics.jsonl");
   std::vector<double> sparsity;
-  int64_t said = 0;
+  int64_t ends = 0;
   for (const auto& line : lines) {
     CHECK(line["target_sparsity"] == 0.75);
     sparsity.push_back(line["sparsity"]);
-    said += line.contains("sparsifying_stage_end");
+    ends += line.contains("sparsifying_stage_end");
   }
   const auto [first, second] = ends_by_definition(sparsity, 0.75);
   REQUIRE(second > 0);
-  CHECK(said == 1);
+  CHECK(ends == 1);
   CHECK(lines[static_cast<size_t>(second) - 1]["sparsifying_stage_end"] == second);
   CHECK(lines[static_cast<size_t>(second) - 1]["dense_stage_end"] == first);
 }

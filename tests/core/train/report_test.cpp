@@ -34,7 +34,7 @@ History dense_run(int64_t steps) {
 
 }  // namespace
 
-TEST_CASE("a dense run has the panels of its numbers and no others", "[train]") {
+TEST_CASE("the report of a dense run has the panels of its curves only", "[train]") {
   const TempDir dir;
   const Json data = drawn_data(report_page(dir.path(), dense_run(50)));
   CHECK((panel_titles(data) ==
@@ -47,7 +47,7 @@ TEST_CASE("a dense run has the panels of its numbers and no others", "[train]") 
   CHECK(loss["series"][0]["smooth"]["y"].size() == 50);
 }
 
-TEST_CASE("the clip of the settings is drawn, clip 0 is none", "[train]") {
+TEST_CASE("the clip of the settings is drawn unless it is 0", "[train]") {
   const TempDir dir;
   write_file(dir / "settings.toml", "[train]\nsteps = 90\nclip = 0.5\n");
   const std::string page = report_page(dir.path(), dense_run(3));
@@ -58,8 +58,7 @@ TEST_CASE("the clip of the settings is drawn, clip 0 is none", "[train]") {
                   .contains("rule"));
 }
 
-TEST_CASE("losses, and they alone, start after the warm-up and may be seen on a log scale",
-          "[train]") {
+TEST_CASE("only panels of losses start after the warm-up and have a log scale", "[train]") {
   const TempDir dir;
   History history = dense_run(20);
   history.add({{"step", 21}, {"load_balance_loss", 1.5}, {"auxiliary_loss", 0.015}}, "metrics");
@@ -78,11 +77,10 @@ TEST_CASE("losses, and they alone, start after the warm-up and may be seen on a 
   }
   CHECK(panel_of(warm, "Loss")["y"]["log"] == false);
   CHECK(panel_of(warm, "Loss")["start"] == Json{{"name", "warm-up"}, {"x", 7}});
-  CHECK(panel_of(warm, "Loss")["series"][0]["x"][0] ==
-        1);  // the steps before are there to be shown
+  CHECK(panel_of(warm, "Loss")["series"][0]["x"][0] == 1);  // the warm-up can be shown
 }
 
-TEST_CASE("nothing that a run holds can become markup of the page", "[train]") {
+TEST_CASE("text of a run is escaped in the report", "[train]") {
   const TempDir dir;
   const std::string hostile =
       "</script></pre><script>alert(1)</script>{{data}}<img src=x onerror=alert(2)>";
@@ -93,15 +91,16 @@ TEST_CASE("nothing that a run holds can become markup of the page", "[train]") {
   history.add({0, hostile, hostile});
   history.add({{"step", 3}, {"tasks", {{hostile, {{"acc", 0.5}}}}}}, "metrics");
   const std::string page = report_page(dir.path(), history);
-  CHECK(count_of(page, "alert(1)") >= 6);  // all of it is there to be read
+  CHECK(count_of(page, "alert(1)") >= 6);  // as text
   CHECK(count_of(page, "<script>alert") == 0);
   CHECK(count_of(page, "<img") == 0);
-  CHECK(count_of(page, "<script") == 2);  // the data and the page's own
+  CHECK(count_of(page, "<script") == 2);  // data and code of the page
   CHECK(count_of(page, "</script>") == 2);
   CHECK(panel_of(drawn_data(page), "Accuracy")["series"][0]["name"] == hostile);
 }
 
-TEST_CASE("several runs share a panel a curve, and show their ends and what differs", "[train]") {
+TEST_CASE("a comparison of runs has a panel per curve, final values and different settings",
+          "[train]") {
   const TempDir dir;
   History mixture = dense_run(30);
   mixture.add({{"step", 31}, {"experts_per_token", 2}, {"held_out_loss", 2.25}}, "metrics");
@@ -119,7 +118,7 @@ TEST_CASE("several runs share a panel a curve, and show their ends and what diff
                                   "Learning rate", "Gradient norm", "Speed", "Experts per token"}));
   const Json loss = panel_of(data, "Loss, training");
   REQUIRE(loss["series"].size() == 3);
-  CHECK(loss["series"][0]["name"] == (dir / "a/run").string());  // two runs are called run
+  CHECK(loss["series"][0]["name"] == (dir / "a/run").string());  // two folders have the name run
   CHECK(loss["series"][2]["name"] == "third");
   CHECK(loss["series"][0]["smooth"]["y"].size() == 30);
   CHECK(loss["series"][1]["smooth"]["y"].size() == 25);
@@ -138,7 +137,7 @@ TEST_CASE("several runs share a panel a curve, and show their ends and what diff
   CHECK(settings.find("seed") != std::string::npos);
 }
 
-TEST_CASE("the page of a long run of many experts stays under 2 MB", "[train]") {
+TEST_CASE("the report of a long run with many experts is smaller than 2 MB", "[train]") {
   const TempDir dir;
   History history;
   const std::vector<int64_t> load(64, 123);
@@ -178,14 +177,14 @@ TEST_CASE("the page of a long run of many experts stays under 2 MB", "[train]") 
   const std::string page = report_page(dir.path(), history);
   CHECK(page.size() < 2'000'000);
   const Json data = drawn_data(page);
-  CHECK(panel_titles(data).size() == 20 + 32);  // a panel a number, a map a layer
+  CHECK(panel_titles(data).size() == 20 + 32);  // a panel per curve and a map per layer
   const Json& maps = data["sections"].back();
   CHECK(maps["panels"][31]["title"] == "Layer 31");
   CHECK(maps["panels"][31]["values"].size() == 64 * maps["x"]["ranges"].size());
   CHECK(maps["panels"][31]["values"][0] == 100);
 }
 
-TEST_CASE("the page of a run with hundreds of tasks and thousands of starts stays under 2 MB",
+TEST_CASE("the report of a run with hundreds of tasks and thousands of starts is smaller than 2 MB",
           "[train]") {
   const TempDir dir;
   History history;
@@ -213,7 +212,7 @@ TEST_CASE("the page of a run with hundreds of tasks and thousands of starts stay
   CHECK(page.find("Resumed after step 4,999") != std::string::npos);
 }
 
-TEST_CASE("smoothing keeps a straight line and calms a noisy one", "[train]") {
+TEST_CASE("smoothing keeps a straight line and reduces noise", "[train]") {
   std::vector<Point> straight, noisy;
   for (int64_t step = 0; step < 300; ++step) {
     straight.push_back({step, static_cast<double>(step)});
@@ -222,14 +221,14 @@ TEST_CASE("smoothing keeps a straight line and calms a noisy one", "[train]") {
   const auto line = smoothed(straight), calm = smoothed(noisy);
   REQUIRE((line.size() == 300 && calm.size() == 300));
   for (size_t i = 0; i < 300; ++i) {
-    CHECK(line[i].value == Approx(straight[i].value));  // weights are symmetric about each point
+    CHECK(line[i].value == Approx(straight[i].value));  // weights are symmetric
   }
-  // A window of 2 x 10 + 1 weights 1..11..1: +1 and -1 cancel but for 11 - 10 of 121.
+  // Weights 1..11..1 of a window of 21: the sum of +1 and -1 is 11 - 10 of 121.
   CHECK(std::abs(calm[150].value) == Approx(1.0 / 121));
   CHECK(smoothed({{1, 1.0}, {2, 5.0}}).empty());
 }
 
-TEST_CASE("samples and starts that are broken end where they break", "[train]") {
+TEST_CASE("invalid lines of samples.jsonl and starts.jsonl are left out", "[train]") {
   const TempDir dir;
   write_file(
       dir / "samples.jsonl",

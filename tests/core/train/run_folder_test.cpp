@@ -8,6 +8,8 @@
 #include "tests/support/user_error.h"
 
 using namespace moe::train;
+using moe::test::contains_text;
+using moe::test::read_file;
 using moe::test::TempDir;
 using moe::test::user_error_of;
 using moe::test::write_file;
@@ -15,13 +17,27 @@ namespace fs = std::filesystem;
 
 namespace {
 
+struct World {
+  TempDir dir;
+  fs::path run = dir / "run", model = dir / "model";
+
+  RunFolder begin() const {
+    RunFolder folder(run, model, false);
+    folder.begin("[train]\n", RunState::kNew);
+    return folder;
+  }
+  std::string error(bool force, const std::vector<fs::path>& inputs = {}) const {
+    return user_error_of([&] { RunFolder(run, model, force, inputs); });
+  }
+};
+
 void add_checkpoint(const RunFolder& run, int64_t step) {
   run.claim(run.checkpoint(step));
   write_file(run.checkpoint(step) / "config.json", "x");
 }
 
-// Of a run whose model and data are not looked at: their paths count.
-RunState state_of(const RunFolder& run, const std::string& settings_toml) {
+// State of a run whose model and data are compared by path only.
+RunState run_state(const RunFolder& run, const std::string& settings_toml) {
   Inputs no_inputs;
   std::vector<std::string> notes;
   return run.state(settings_toml, no_inputs, notes);
@@ -29,39 +45,32 @@ RunState state_of(const RunFolder& run, const std::string& settings_toml) {
 
 }  // namespace
 
-TEST_CASE(
-    "a run that is there is refused without force, and so are files and the model's own parent",
-    "[train]") {
-  const TempDir dir;
-  const fs::path run = dir / "run", model = dir / "model";
-  CHECK_NOTHROW(RunFolder(run, model, false));
-  fs::create_directories(run);
-  CHECK_NOTHROW(RunFolder(run, model, false));  // empty
+TEST_CASE("a folder that is not a run, a file and the parent of the model are refused as a run",
+          "[train]") {
+  const World world;
+  CHECK(world.error(false).empty());
+  fs::create_directories(world.run);
+  CHECK(world.error(false).empty());  // empty
   for (const char* left : {".moe-run", ".moe-run.partial-abc123", "settings.toml.partial-abc123"}) {
-    write_file(run / left, "moe run 1\n");  // a run was killed before it had settings
+    write_file(world.run / left, "moe run 1\n");  // of a run that was killed before settings.toml
   }
-  CHECK_NOTHROW(RunFolder(run, model, false));
-  write_file(run / "mine.txt", "{}");
-  CHECK(user_error_of([&] { RunFolder(run, model, false); }) ==
-        run.string() +
-            ": is there already and is no run of moe train; give another -o, or --force to begin "
-            "there");
-  CHECK_NOTHROW(RunFolder(run, model, true));
-  CHECK(user_error_of([&] { RunFolder(run, run / "final", true); }) ==
-        run.string() + ": the model " + (run / "final").string() +
-            " lies inside it; give another -o");
-  CHECK(user_error_of([&] { RunFolder(run, run, true); }).find("lies inside it") !=
-        std::string::npos);
-  CHECK(user_error_of([&] { RunFolder(run / "mine.txt", model, true); }) ==
-        (run / "mine.txt").string() + ": is a file; name a folder for the run");
+  CHECK(world.error(false).empty());
+  write_file(world.run / "mine.txt", "{}");
+  CHECK_THAT(world.error(false), contains_text(world.run.string()) && contains_text("--force"));
+  CHECK(world.error(true).empty());
+  for (const fs::path& model : {world.run / "final", world.run}) {
+    CHECK_THAT(user_error_of([&] { RunFolder(world.run, model, true); }),
+               contains_text(model.string()));
+  }
+  CHECK_THAT(user_error_of([&] { RunFolder(world.run / "mine.txt", world.model, true); }),
+             contains_text((world.run / "mine.txt").string()));
 }
 
-TEST_CASE("beginning anew removes what the run before made and nothing else", "[train]") {
-  const TempDir dir;
-  const fs::path run = dir / "run";
+TEST_CASE("starting over removes only what the previous run made", "[train]") {
+  const World world;
+  const fs::path& run = world.run;
   {
-    RunFolder before(run, dir / "model", false);
-    before.begin("[train]\n", RunState::kNew);
+    const RunFolder before = world.begin();
     add_checkpoint(before, 2);
     write_file(before.metrics(), "{}");
     write_file(before.final_model() / "config.json", "x");
@@ -72,81 +81,74 @@ TEST_CASE("beginning anew removes what the run before made and nothing else", "[
   for (const auto& file : others) {
     write_file(run / file, "years");
   }
-  RunFolder(run, dir / "model", true).begin("[train]\nsteps = 3\n", RunState::kNew);
+  RunFolder(run, world.model, true).begin("[train]\nsteps = 3\n", RunState::kNew);
   CHECK_FALSE(fs::exists(run / "final"));
   CHECK_FALSE(fs::exists(run / "checkpoints/step-2"));
   CHECK_FALSE(fs::exists(run / "metrics.jsonl"));
-  CHECK(moe::test::read_file(run / "settings.toml") == "[train]\nsteps = 3\n");
+  CHECK(read_file(run / "settings.toml") == "[train]\nsteps = 3\n");
   for (const auto& file : others) {
     INFO(file);
-    CHECK(moe::test::read_file(run / file) == "years");
+    CHECK(read_file(run / file) == "years");
   }
 }
 
-TEST_CASE("force removes nothing that no list of a run names", "[train]") {
-  const TempDir dir;
-  const fs::path run = dir / "run";
-  write_file(run / "mine.txt", "years");
+TEST_CASE("--force removes nothing that .moe-run does not list", "[train]") {
+  const World world;
+  write_file(world.run / "mine.txt", "years");
   const std::string name =
       GENERATE("settings.toml", "metrics.jsonl", "samples.jsonl", "starts.jsonl", "report.html",
                "trace.json", "final/thesis", "checkpoints/step-4/thesis", "final.partial/thesis",
                "checkpoints/step-4.partial/thesis");
-  write_file(run / name, "years");
-  SECTION("without a list") {}
-  SECTION("with a list of something else") {
-    write_file(run / ".moe-run", "moe run 2\nsettings.toml\nmetrics.jsonl\nfinal\n");
+  write_file(world.run / name, "years");
+  SECTION("without .moe-run") {}
+  SECTION("with a .moe-run of another format") {
+    write_file(world.run / ".moe-run", "moe run 2\nsettings.toml\nmetrics.jsonl\nfinal\n");
   }
-  const std::string error = user_error_of([&] { RunFolder(run, dir / "model", true); });
   INFO(name);
-  CHECK(error.find((run / fs::path(name).parent_path()).string()) == 0);
-  CHECK(moe::test::read_file(run / name) == "years");
+  CHECK(world.error(true).find((world.run / fs::path(name).parent_path()).string()) == 0);
+  CHECK(read_file(world.run / name) == "years");
 }
 
-TEST_CASE("a list that others wrote names nothing outside of what runs make", "[train]") {
-  const TempDir dir;
-  const fs::path run = dir / "run";
-  write_file(dir / "thesis", "years");
-  write_file(run / "mine", "years");
-  write_file(run / "checkpoints/best/thesis", "years");
-  write_file(run / ".moe-run",
+TEST_CASE("a hostile .moe-run removes nothing that runs do not make", "[train]") {
+  const World world;
+  const std::vector<fs::path> others = {world.dir / "thesis", world.run / "mine",
+                                        world.run / "checkpoints/best/thesis"};
+  for (const auto& file : others) {
+    write_file(file, "years");
+  }
+  write_file(world.run / ".moe-run",
              "moe run 1\n../thesis\nmine\ncheckpoints\ncheckpoints/best\ncheckpoints/step-1/.."
              "\ncheckpoints/step-01\n.\n\n/\n" +
-                 (dir / "thesis").string() + "\n");
-  RunFolder(run, dir / "model", true).begin("[train]\n", RunState::kNew);
-  CHECK(fs::exists(dir / "thesis"));
-  CHECK(fs::exists(run / "mine"));
-  CHECK(fs::exists(run / "checkpoints/best/thesis"));
+                 (world.dir / "thesis").string() + "\n");
+  RunFolder(world.run, world.model, true).begin("[train]\n", RunState::kNew);
+  for (const auto& file : others) {
+    CHECK(fs::exists(file));
+  }
 }
 
-TEST_CASE("what a run reads does not lie in what it removes", "[train]") {
-  const TempDir dir;
-  const fs::path run = dir / "run", model = dir / "model";
-  RunFolder before(run, model, false);
-  before.begin("[train]\n", RunState::kNew);
+TEST_CASE("an input inside a folder that the run may remove is refused", "[train]") {
+  const World world;
+  const RunFolder before = world.begin();
   add_checkpoint(before, 2);
   const fs::path data = before.checkpoint(2) / "data.jsonl";
   write_file(data, "years");
-  write_file(run / "other.jsonl", "years");
-  fs::create_symlink(data, dir / "link");
-  for (const bool force : {true, false}) {  // without it the checkpoint may go as an old one
-    for (const fs::path& input : {data, dir / "link"}) {
-      CHECK(user_error_of([&] { RunFolder(run, model, force, {input}); }) ==
-            before.checkpoint(2).string() + ": " + input.string() +
-                " lies inside it and would be removed; give another output folder");
+  write_file(world.run / "other.jsonl", "years");
+  fs::create_symlink(data, world.dir / "link");
+  for (const bool force : {true, false}) {  // without --force --keep may remove the checkpoint
+    for (const fs::path& input : {data, world.dir / "link"}) {
+      CHECK_THAT(world.error(force, {input}), contains_text(before.checkpoint(2).string() + ": ") &&
+                                                  contains_text(input.string()));
     }
-    CHECK_NOTHROW(RunFolder(run, model, force, {run / "other.jsonl", dir / "elsewhere"}));
+    CHECK(world.error(force, {world.run / "other.jsonl", world.dir / "elsewhere"}).empty());
   }
   const fs::path here = fs::current_path();
-  CHECK(user_error_of([&] { RunFolder(here, model, true); }) ==
-        here.string() +
-            ": holds the working or the home folder and will not be replaced; give another output "
-            "folder");
+  CHECK_THAT(user_error_of([&] { RunFolder(here, world.model, true); }),
+             contains_text(here.string() + ": "));
 }
 
-TEST_CASE("a checkpoint of somebody else is neither removed as old nor written over", "[train]") {
-  const TempDir dir;
-  RunFolder run(dir / "run", dir / "model", false);
-  run.begin("[train]\n", RunState::kNew);
+TEST_CASE("a checkpoint of another program is neither removed nor overwritten", "[train]") {
+  const World world;
+  const RunFolder run = world.begin();
   for (const int64_t step : {1, 3}) {
     add_checkpoint(run, step);
   }
@@ -154,78 +156,57 @@ TEST_CASE("a checkpoint of somebody else is neither removed as old nor written o
   run.keep_newest(1);
   run.remove_checkpoint(2);
   CHECK(run.saved_steps() == std::vector<int64_t>{2, 3});
-  CHECK(user_error_of([&] { run.claim(run.checkpoint(2)); }) ==
-        run.checkpoint(2).string() + ": is not in the list of what a run of moe made there (" +
-            (dir / "run/.moe-run").string() +
-            ") and will not be replaced; move it, or give "
-            "another -o");
+  CHECK_THAT(user_error_of([&] { run.claim(run.checkpoint(2)); }),
+             contains_text(run.checkpoint(2).string() + ": ") &&
+                 contains_text((world.run / ".moe-run").string()));
   CHECK_NOTHROW(run.claim(run.checkpoint(3)));
 }
 
-TEST_CASE("a run does not write through links", "[train]") {
-  const TempDir dir;
-  const fs::path run = dir / "run", model = dir / "model";
-  RunFolder(run, model, false).begin("[train]\n", RunState::kNew);
-  write_file(dir / "theirs", "years");
-  const std::string name = GENERATE("metrics.jsonl", "settings.toml", "starts.jsonl");
-  fs::remove(run / name);
-  fs::create_symlink(dir / "theirs", run / name);
-  for (const bool force : {false, true}) {
-    CHECK(user_error_of([&] { RunFolder(run, model, force); }) ==
-          (run / name).string() + ": is a link to " + (dir / "theirs").string() +
-              ", and a run writes and removes nothing through a link: put the file itself there, "
-              "or give another -o");
-  }
-  CHECK(moe::test::read_file(dir / "theirs") == "years");
-}
-
-TEST_CASE("a run whose folder is a link is refused before its first step", "[train]") {
-  const TempDir dir;
-  const fs::path run = dir / "run", model = dir / "model", other = dir / "other";
-  {
-    RunFolder before(run, model, false);
-    before.begin("[train]\n", RunState::kNew);
-    add_checkpoint(before, 2);
-  }
+TEST_CASE("a run does not write or remove through links", "[train]") {
+  const World world;
+  add_checkpoint(world.begin(), 2);
+  const fs::path other = world.dir / "other";
+  write_file(other / "theirs", "years");
   write_file(other / "step-2/config.json", "years");
-  const std::string name = GENERATE("checkpoints", "checkpoints/step-2", "final");
-  fs::remove_all(run / name);
-  fs::create_directory_symlink(name == "checkpoints" ? other : other / "step-2", run / name);
+  const std::string name = GENERATE("metrics.jsonl", "settings.toml", "starts.jsonl", "checkpoints",
+                                    "checkpoints/step-2", "final");
+  fs::remove_all(world.run / name);
+  const fs::path target = name == "checkpoints"          ? other
+                          : name == "checkpoints/step-2" ? other / "step-2"
+                          : name == "final"              ? other / "step-2"
+                                                         : other / "theirs";
+  fs::create_symlink(target, world.run / name);
   for (const bool force : {false, true}) {
-    if (!force && name == "final") {  // complete: nothing is written or removed
-      CHECK_NOTHROW(RunFolder(run, model, force));
+    if (!force && name == "final") {  // a complete run: nothing is written or removed
+      CHECK(world.error(force).empty());
     } else {
-      CHECK(user_error_of([&] {
-              RunFolder(run, model, force);
-            }).find((run / name).string() + ": is a link to ") == 0);
+      CHECK(world.error(force).find((world.run / name).string() + ": is a link to ") == 0);
     }
   }
-  CHECK(moe::test::read_file(other / "step-2/config.json") == "years");
+  CHECK(read_file(other / "theirs") == "years");
+  CHECK(read_file(other / "step-2/config.json") == "years");
 }
 
-TEST_CASE("a link that appears during a run is not removed through", "[train]") {
-  const TempDir dir;
-  RunFolder run(dir / "run", dir / "model", false);
-  run.begin("[train]\n", RunState::kNew);
+TEST_CASE("a checkpoint folder replaced by a link during a run is not followed", "[train]") {
+  const World world;
+  const RunFolder run = world.begin();
   for (const int64_t step : {1, 2, 3}) {
     add_checkpoint(run, step);
   }
-  fs::rename(run.path() / "checkpoints", dir / "other");
-  fs::create_directory_symlink(dir / "other", run.path() / "checkpoints");
+  fs::rename(run.path() / "checkpoints", world.dir / "other");
+  fs::create_directory_symlink(world.dir / "other", run.path() / "checkpoints");
   CHECK_FALSE(user_error_of([&] { run.keep_newest(1); }).empty());
   CHECK_FALSE(user_error_of([&] { run.claim(run.checkpoint(3)); }).empty());
   for (const char* step : {"step-1", "step-2", "step-3"}) {
-    CHECK(fs::exists(dir / "other" / step / "config.json"));
+    CHECK(fs::exists(world.dir / "other" / step / "config.json"));
   }
 }
 
-TEST_CASE("a checkpoint to which a file was added is neither removed nor written over", "[train]") {
-  const TempDir dir;
-  const fs::path run = dir / "run", model = dir / "model";
+TEST_CASE("a checkpoint with an added file is neither removed nor overwritten", "[train]") {
+  const World world;
   std::string added;
   {
-    RunFolder before(run, model, false);
-    before.begin("[train]\n", RunState::kNew);
+    const RunFolder before = world.begin();
     for (const int64_t step : {1, 2, 3}) {
       before.claim(before.checkpoint(step));
       moe::io::StagedFolder folder(before.checkpoint(step), false);
@@ -238,23 +219,21 @@ TEST_CASE("a checkpoint to which a file was added is neither removed nor written
     before.keep_newest(1);
     CHECK(before.saved_steps() == std::vector<int64_t>{1, 3});
   }
-  CHECK(user_error_of([&] { RunFolder(run, model, true); }).find(added + ": is not in the list") ==
-        0);
-  RunFolder again(run, model, false);
+  CHECK(world.error(true).find(added + ": ") == 0);
+  const RunFolder again(world.run, world.model, false);
   std::vector<std::string> damaged;
   CHECK(again.newest_whole(damaged) == again.checkpoint(3));
   const std::string moved = (again.checkpoint(3) / "notes.txt").string();
   fs::rename(added, moved);
   CHECK(user_error_of([&] { again.newest_whole(damaged); }).find(moved) == 0);
-  CHECK(moe::test::read_file(moved) == "years");
+  CHECK(read_file(moved) == "years");
 }
 
-TEST_CASE("what a kill left of a checkpoint is removed when the run goes on", "[train]") {
-  const TempDir dir;
-  const fs::path run = dir / "run", model = dir / "model", checkpoints = run / "checkpoints";
+TEST_CASE("a resumed run removes what a kill left of its checkpoints", "[train]") {
+  const World world;
+  const fs::path checkpoints = world.run / "checkpoints";
   {
-    RunFolder before(run, model, false);
-    before.begin("[train]\n", RunState::kNew);
+    const RunFolder before = world.begin();
     for (const int64_t step : {10, 20}) {
       add_checkpoint(before, step);
     }
@@ -266,55 +245,53 @@ TEST_CASE("what a kill left of a checkpoint is removed when the run goes on", "[
   write_file(checkpoints / "step-30.partial/.moe-staging", "moe staging 1\nstep-30\n");
   write_file(checkpoints / ".step-20.moe-staging/.moe-staging", "moe staging 1\nstep-20\n");
   write_file(checkpoints / "step-40.partial/.moe-staging", "moe staging 1\nstep-40\n");
-  RunFolder again(run, model, false);
+  RunFolder again(world.run, world.model, false);
   again.begin("[train]\n", RunState::kResumable);
   CHECK(again.saved_steps() == std::vector<int64_t>{20});
   CHECK(std::distance(fs::directory_iterator(checkpoints), {}) == 2);
-  CHECK(fs::exists(checkpoints / "step-40.partial"));  // the run did not begin to make it
+  CHECK(fs::exists(checkpoints / "step-40.partial"));  // step 40 is not in .moe-run
 }
 
-TEST_CASE("a page that moe did not write is not replaced by a run", "[train]") {
-  const TempDir dir;
-  RunFolder(dir / "run", dir / "model", false).begin("[train]\n", RunState::kNew);
-  const fs::path page = dir / "run/report.html";
+TEST_CASE("a run does not replace a report.html that moe did not write", "[train]") {
+  const World world;
+  world.begin();
+  const fs::path page = world.run / "report.html";
   write_file(page, "<h1>mine</h1>");
   for (const bool force : {false, true}) {
-    CHECK(user_error_of([&] {
-            RunFolder(dir / "run", dir / "model", force);
-          }).find(page.string() + ": is not a page that moe wrote") == 0);
+    CHECK(world.error(force).find(page.string() + ": ") == 0);
   }
   write_file(page, "<!doctype html>\n<meta name=\"generator\" content=\"moe\">\n");
-  CHECK_NOTHROW(RunFolder(dir / "run", dir / "model", true));
+  CHECK(world.error(true).empty());
 }
 
-TEST_CASE("a run from before there were lists goes on with one, and is not begun anew", "[train]") {
-  const TempDir dir;
-  const fs::path run = dir / "run", model = dir / "model";
-  write_file(run / "settings.toml", "[train]\n");
-  write_file(run / "metrics.jsonl", "{}");
-  write_file(run / "checkpoints/step-1/state.json", "{}");
-  write_file(run / "checkpoints/step-2/state.json", "{}");
-  write_file(run / "checkpoints/step-3/thesis", "years");
-  CHECK(user_error_of([&] { RunFolder(run, model, true); }).find("is not in the list") !=
-        std::string::npos);
-  RunFolder again(run, model, false);
-  again.begin("[train]\n", state_of(again, "[train]\n"));
+TEST_CASE("a run without .moe-run resumes with a new list, and --force does not start it over",
+          "[train]") {
+  const World world;
+  write_file(world.run / "settings.toml", "[train]\n");
+  write_file(world.run / "metrics.jsonl", "{}");
+  write_file(world.run / "checkpoints/step-1/state.json", "{}");
+  write_file(world.run / "checkpoints/step-2/state.json", "{}");
+  write_file(world.run / "checkpoints/step-3/thesis", "years");
+  CHECK_FALSE(world.error(true).empty());
+  RunFolder again(world.run, world.model, false);
+  again.begin("[train]\n", run_state(again, "[train]\n"));
   again.keep_newest(1);
   CHECK(again.saved_steps() == std::vector<int64_t>{2, 3});
 }
 
-TEST_CASE("old checkpoints go, the newest stay, and partial ones do not count", "[train]") {
-  const TempDir dir;
-  RunFolder run(dir / "run", dir / "model", false);
+TEST_CASE("keep_newest() removes old checkpoints except multiples of keep-every", "[train]") {
+  const World world;
+  CHECK_FALSE(RunFolder(world.run, world.model, false).last_checkpoint().has_value());
+  const RunFolder run = world.begin();
   CHECK(run.saved_steps().empty());
-  CHECK_FALSE(run.last_checkpoint().has_value());
-  run.begin("[train]\n", RunState::kNew);
-  for (const int64_t step : {2, 4, 10, 100}) {
+  for (const int64_t step : {2, 4, 6, 8, 10, 100}) {
     add_checkpoint(run, step);
   }
   write_file(run.path() / "checkpoints" / "step-200.partial" / "config.json", "x");
   write_file(run.path() / "checkpoints" / "step-" / "config.json", "x");
-  CHECK(run.saved_steps() == std::vector<int64_t>{2, 4, 10, 100});
+  CHECK(run.saved_steps() == std::vector<int64_t>{2, 4, 6, 8, 10, 100});
+  run.keep_newest(2, 4);
+  CHECK(run.saved_steps() == std::vector<int64_t>{4, 8, 10, 100});
   run.keep_newest(2);
   CHECK(run.saved_steps() == std::vector<int64_t>{10, 100});
   run.keep_newest(5);
@@ -323,56 +300,60 @@ TEST_CASE("old checkpoints go, the newest stay, and partial ones do not count", 
   CHECK(run.last_checkpoint() == run.checkpoint(10));
 }
 
-TEST_CASE("a run with settings of options that were removed resumes if they changed no number",
+TEST_CASE("settings of removed options do not prevent a resume unless they change the numbers",
           "[train]") {
-  const TempDir dir;
-  const fs::path model = dir / "model";
-  const auto started = [&](const std::string& name, const std::string& removed) {
-    RunFolder(dir / name, model, false).begin("[train]\nsteps = 12\n" + removed, RunState::kNew);
-    return RunFolder(dir / name, model, false);
+  struct Case {
+    const char* removed;
+    bool is_resumable;
   };
-  const std::string now = "[train]\nsteps = 12\n";
-  CHECK(state_of(started("graph", "graph = true\n"), now) == RunState::kResumable);
-  CHECK(state_of(started("default", "graph = false\nexpert-products = \"auto\"\n"), now) ==
-        RunState::kResumable);
-  const auto error =
-      user_error_of([&] { state_of(started("loop", "expert-products = \"loop\"\n"), now); });
-  CHECK_THAT(error, moe::test::contains_text("expert-products was \"loop\""));
+  for (const auto& [removed, is_resumable] :
+       {Case{"graph = true\n", true}, Case{"graph = false\nexpert-products = \"auto\"\n", true},
+        Case{"expert-products = \"loop\"\n", false}}) {
+    CAPTURE(removed);
+    const World world;
+    const std::string now = "[train]\nsteps = 12\n";
+    RunFolder(world.run, world.model, false).begin(now + removed, RunState::kNew);
+    const RunFolder again(world.run, world.model, false);
+    if (is_resumable) {
+      CHECK(run_state(again, now) == RunState::kResumable);
+    } else {
+      CHECK_THAT(user_error_of([&] { run_state(again, now); }),
+                 contains_text("expert-products was \"loop\""));
+    }
+  }
 }
 
-TEST_CASE("a run goes on under the same settings, and is refused with those that differ",
+TEST_CASE("a run resumes with equal settings and is refused with a list of different ones",
           "[train]") {
-  const TempDir dir;
-  const fs::path run = dir / "run", model = dir / "model";
-  const std::string settings = "# moe 1\n[train]\nsteps = 12\nlr = 0.1\nkeep = 2\n";
-  RunFolder(run, model, false).begin(settings, RunState::kNew);
-  RunFolder again(run, model, false);
-  CHECK(state_of(again, settings) == RunState::kResumable);
-  CHECK(state_of(again, "# moe 2\n[train]\nlr = 0.1\nsteps = 12\nkeep = 9\nsave-every = 3\n") ==
-        RunState::kResumable);
-  CHECK(state_of(again, "[train]\nlr=1e-1   # as TOML has it\nsteps = 1_2\n") ==
-        RunState::kResumable);
-  CHECK(user_error_of([&] { state_of(again, "[train]\nsteps = 13\nclip = 1\n"); }) ==
-        run.string() +
-            ": the existing run has other settings (clip was not given, is 1; lr was 0.1, is not "
-            "given; steps was 12, is 13); give the same settings to resume it, another -o, or "
-            "--force to start "
-            "over");
-  CHECK(state_of(RunFolder(run, model, true), "[train]\nsteps = 13\n") == RunState::kNew);
+  const World world;
+  RunFolder(world.run, world.model, false)
+      .begin("# moe 1\n[train]\nsteps = 12\nlr = 0.1\nkeep = 2\n", RunState::kNew);
+  RunFolder again(world.run, world.model, false);
+  for (const char* settings : {"# moe 1\n[train]\nsteps = 12\nlr = 0.1\nkeep = 2\n",
+                               "# moe 2\n[train]\nlr = 0.1\nsteps = 12\nkeep = 9\nsave-every = 3\n",
+                               "[train]\nlr=1e-1   # as TOML has it\nsteps = 1_2\n"}) {
+    CHECK(run_state(again, settings) == RunState::kResumable);
+  }
+  CHECK_THAT(user_error_of([&] { run_state(again, "[train]\nsteps = 13\nclip = 1\n"); }),
+             contains_text(world.run.string()) && contains_text("clip was not given, is 1") &&
+                 contains_text("lr was 0.1, is not given") && contains_text("steps was 12, is 13"));
+  CHECK(run_state(RunFolder(world.run, world.model, true), "[train]\nsteps = 13\n") ==
+        RunState::kNew);
   add_checkpoint(again, 2);
   again.begin("[train]\nsteps = 12\n", RunState::kResumable);
-  CHECK(user_error_of([&] {
-          RunFolder(run, model, false).begin("[train]\nsteps = 12\n", RunState::kResumable);
-        }) == run.string() +
-                  ": another run is writing it now; wait for it or give another output folder");
-  CHECK(fs::exists(run / "checkpoints" / "step-2" / "config.json"));
-  fs::create_directories(run / "final");
-  CHECK(state_of(again, "[train]\nsteps = 12\n") == RunState::kDone);
+  CHECK_THAT(user_error_of([&] {
+               RunFolder(world.run, world.model, false)
+                   .begin("[train]\nsteps = 12\n", RunState::kResumable);
+             }),
+             contains_text(world.run.string() + ": another run"));
+  CHECK(fs::exists(world.run / "checkpoints" / "step-2" / "config.json"));
+  fs::create_directories(world.run / "final");
+  CHECK(run_state(again, "[train]\nsteps = 12\n") == RunState::kDone);
 }
 
-TEST_CASE("the newest checkpoint that is whole is found, damaged ones are named", "[train]") {
-  const TempDir dir;
-  const RunFolder run(dir / "run", dir / "model", false);
+TEST_CASE("the newest undamaged checkpoint is found, and damaged ones are named", "[train]") {
+  const World world;
+  const RunFolder run(world.run, world.model, false);
   std::vector<std::string> damaged;
   CHECK_FALSE(run.newest_whole(damaged).has_value());
   for (const int64_t step : {2, 4, 6}) {
@@ -384,18 +365,5 @@ TEST_CASE("the newest checkpoint that is whole is found, damaged ones are named"
   fs::remove(run.checkpoint(4) / "checksums.json");
   CHECK(run.newest_whole(damaged) == run.checkpoint(2));
   REQUIRE(damaged.size() == 2);
-  CHECK(damaged[0] == run.checkpoint(6).string() +
-                          ": config.json is not as it was written; the checkpoint before it is "
-                          "used");
-}
-
-TEST_CASE("checkpoints of steps that keep-every divides stay", "[train]") {
-  const TempDir dir;
-  RunFolder run(dir / "run", dir / "model", false);
-  run.begin("[train]\n", RunState::kNew);
-  for (const int64_t step : {2, 4, 6, 8, 10}) {
-    add_checkpoint(run, step);
-  }
-  run.keep_newest(2, 4);
-  CHECK(run.saved_steps() == std::vector<int64_t>{4, 8, 10});
+  CHECK(damaged[0].find(run.checkpoint(6).string() + ": config.json") == 0);
 }

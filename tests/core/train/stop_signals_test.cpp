@@ -21,7 +21,7 @@ void send(int signal, std::chrono::milliseconds wait = kMoment) {
 
 // Runs `body` in a child with the default actions. Returns its exit code, or minus the signal that
 // ended it.
-int end_of(const std::function<int()>& body) {
+int run_in_child(const std::function<int()>& body) {
   const pid_t child = ::fork();
   if (child == 0) {
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
@@ -34,12 +34,21 @@ int end_of(const std::function<int()>& body) {
   return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
 }
 
+// run_in_child() with an object that polls.
+int run_polling(const std::function<int(StopSignals&)>& body) {
+  return run_in_child([&] {
+    StopSignals signals;
+    signals.start_polling();
+    return body(signals);
+  });
+}
+
 }  // namespace
 
 TEST_CASE("a signal is pending until it is polled, and is remembered", "[train]") {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     for (const bool is_polling : {false, true}) {
-      CHECK(end_of([=] {
+      CHECK(run_in_child([=] {
               StopSignals signals;
               if (is_polling) {
                 signals.start_polling();
@@ -55,7 +64,7 @@ TEST_CASE("a signal is pending until it is polled, and is remembered", "[train]"
 }
 
 TEST_CASE("a signal that was not polled is discarded with the object", "[train]") {
-  CHECK(end_of([] {
+  CHECK(run_in_child([] {
           {
             const StopSignals signals;
             send(SIGINT);
@@ -67,14 +76,12 @@ TEST_CASE("a signal that was not polled is discarded with the object", "[train]"
 
 TEST_CASE("before polling starts, a signal that is not polled ends the process", "[train]") {
   const auto wait = StopSignals::kPollTimeout + std::chrono::seconds(2);
-  CHECK(end_of([&] {
+  CHECK(run_in_child([&] {
           const StopSignals signals;
           send(SIGHUP, wait);
           return 0;
         }) == -SIGHUP);
-  CHECK(end_of([&] {
-          StopSignals signals;
-          signals.start_polling();
+  CHECK(run_polling([&](StopSignals& signals) {
           send(SIGHUP, wait);
           return signals.stop_requested() ? 3 : 4;
         }) == 3);
@@ -82,17 +89,13 @@ TEST_CASE("before polling starts, a signal that is not polled ends the process",
 
 TEST_CASE("signals within the merge window of the first are one, a later one ends the process",
           "[train]") {
-  CHECK(end_of([] {
-          StopSignals signals;
-          signals.start_polling();
+  CHECK(run_polling([](StopSignals& signals) {
           send(SIGTERM);
           send(SIGINT);
           send(SIGTERM, kAfterWindow);
           return signals.stop_requested() ? 3 : 4;
         }) == 3);
-  CHECK(end_of([] {
-          StopSignals signals;
-          signals.start_polling();
+  CHECK(run_polling([](StopSignals&) {
           send(SIGTERM, kAfterWindow);
           send(SIGINT);
           return 3;
@@ -101,28 +104,22 @@ TEST_CASE("signals within the merge window of the first are one, a later one end
 
 TEST_CASE("while a checkpoint is written the second signal waits and the third ends the process",
           "[train]") {
-  CHECK(end_of([] {
-          StopSignals signals;
-          signals.start_polling();
-          signals.begin_saving();
-          send(SIGTERM, kAfterWindow);
-          send(SIGTERM);
-          return 3;
-        }) == 3);
-  CHECK(end_of([] {
-          StopSignals signals;
-          signals.start_polling();
-          signals.begin_saving();
-          send(SIGTERM, kAfterWindow);
-          send(SIGTERM);
-          send(SIGINT);
-          return 3;
-        }) == -SIGINT);
+  for (const bool has_third : {false, true}) {
+    CHECK(run_polling([=](StopSignals& signals) {
+            signals.begin_saving();
+            send(SIGTERM, kAfterWindow);
+            send(SIGTERM);
+            if (has_third) {
+              send(SIGINT);
+            }
+            return 3;
+          }) == (has_third ? -SIGINT : 3));
+  }
 }
 
 TEST_CASE("a signal that is ignored at the start stays ignored", "[train]") {
   for (const bool is_polling : {false, true}) {
-    CHECK(end_of([=] {
+    CHECK(run_in_child([=] {
             ::signal(SIGHUP, SIG_IGN);
             StopSignals signals;
             if (is_polling) {
@@ -135,7 +132,7 @@ TEST_CASE("a signal that is ignored at the start stays ignored", "[train]") {
             send(SIGTERM);
             return signals.stop_requested() ? 0 : 2;
           }) == 0);
-    CHECK(end_of([=] {
+    CHECK(run_in_child([=] {
             for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
               ::signal(signal, SIG_IGN);
             }

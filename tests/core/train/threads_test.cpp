@@ -1,10 +1,10 @@
-// Steps of training are the same bits for any number of threads.
+// Training steps have equal bits with any number of threads.
 
 #include "tests/support/threads.h"
 
 #include "core/train/step/gradients.h"
+#include "core/train/step/optimizer.h"
 #include "core/train/step/trainable.h"
-#include "core/train/step/updater.h"
 #include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
@@ -16,7 +16,7 @@ using moe::test::TempDir;
 
 namespace {
 
-// Enough rows and columns for every loop to be shared among eight threads.
+// Large enough for every loop to run on eight threads.
 void write_model(const TempDir& dir) {
   test::write_tiny_checkpoint(dir / "dense", {.hidden = 96,
                                               .intermediate = 160,
@@ -30,7 +30,7 @@ void write_model(const TempDir& dir) {
                       {.router = "top2+ir+fr", .experts = 16, .router_std = 0.5});
 }
 
-data::Batch batch_of(int64_t number) {
+data::Batch make_batch(int64_t number) {
   data::Batch batch;
   for (const int64_t length : {600, 333, 31, 200}) {
     for (int64_t t = 0; t < length; ++t) {
@@ -57,7 +57,7 @@ std::vector<Tensor> trained(const TempDir& dir, model::Precision precision,
   std::vector<Tensor> results;
   for (int64_t step = 0; step < 2; ++step) {
     updater.clear_gradients();
-    const StepLosses losses = add_gradients(model, {batch_of(2 * step), batch_of(2 * step + 1)},
+    const StepLosses losses = add_gradients(model, {make_batch(2 * step), make_batch(2 * step + 1)},
                                             routing, {.load_balance = 0.01, .z = 0.001});
     const double norm = updater.gradient_norm();
     updater.step(norm, /*clip=*/0.1, /*lr=*/1e-2);
@@ -71,7 +71,7 @@ std::vector<Tensor> trained(const TempDir& dir, model::Precision precision,
 
 }  // namespace
 
-TEST_CASE("steps of training are the same bits for any number of threads", "[train]") {
+TEST_CASE("training steps have equal bits with any number of threads", "[train]") {
   const TempDir dir;
   write_model(dir);
   for (const auto precision : {model::Precision::kF32, model::Precision::kBf16}) {

@@ -1,24 +1,19 @@
-// Runs whose dense matrices are sharded against runs whose are not: ranks as threads. Bit for bit
-// with one micro-batch a rank; what is written, going on, and how much memory there is.
+// Runs with sharded weights (--shard weights) against runs with whole weights, ranks as threads:
+// equal bits with one micro-batch per rank, checkpoints, resuming, and memory.
 
 #include "core/model/llama/weight_shards.h"
 
 #include <ATen/core/grad_mode.h>
 
 #include <atomic>
-#include <mutex>
 
 #include "core/train/checkpoint/snapshot.h"
 #include "core/train/loop/trainer.h"
 #include "core/train/step/gradients.h"
+#include "core/train/step/optimizer.h"
 #include "core/train/step/trainable.h"
-#include "core/train/step/updater.h"
 #include "kernels/cpu/caching_allocator.h"
-#include "kernels/ops/bf16_working_copy.h"
-#include "tests/support/mixture.h"
-#include "tests/support/rank_threads.h"
-#include "tests/support/time_limit.h"
-#include "tests/support/train_world.h"
+#include "tests/support/train_ranks.h"
 
 using namespace moe;
 using namespace moe::train;
@@ -28,44 +23,29 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int kSeconds = 120;  // for what takes one or two
+constexpr int kSeconds = 120;
 
-// What a run says and leaves: bits.
 struct Outcome {
   std::vector<double> losses, norms;
   std::string model, state;
-  bool operator==(const Outcome&) const = default;
 };
 
-// A run of TrainWorld on `processes`, under RUN `name`, until `stop` steps are done, if not all.
+// Trains in the run folder `name` on `processes`, until step `stop` if given.
 Outcome run(TrainWorld& world, int64_t processes, Shard shard, const std::string& name = "run",
             std::optional<int64_t> stop = {}) {
   world.settings.run = world.dir / name;
   world.settings.shard = shard;
   world.settings.save_every = 2;
-  const TimeLimit limit(kSeconds);
   Outcome outcome;
-  const auto go = [&] {
-    test::run_as_threads(processes, [&](distributed::Comm& comm) {
-      TrainCallbacks callbacks;
-      int64_t done = 0;
-      callbacks.on_step = [&](const StepRecord& record) {
-        done = record.step;
-        if (comm.rank() == 0) {
-          outcome.losses.push_back(record.loss);
-          outcome.norms.push_back(record.grad_norm);
-        }
-      };
-      callbacks.stop_requested = [&] { return stop && done == *stop; };
-      train::train(world.settings, callbacks, &comm);
-    });
-  };
   if (stop) {
-    CHECK_THROWS_AS(go(), Interrupted);
+    CHECK_THROWS_AS(train_on_ranks(world.settings, processes, {.stop = stop}), Interrupted);
     return outcome;
   }
-  go();
-  outcome.model = read_file(world.settings.run / "final/model.safetensors");
+  for (const auto& record : train_on_ranks(world.settings, processes)) {
+    outcome.losses.push_back(record.loss);
+    outcome.norms.push_back(record.grad_norm);
+  }
+  outcome.model = final_weights(world.settings.run);
   outcome.state = read_file(world.settings.run / "checkpoints" /
                             fmt::format("step-{}", *world.settings.steps) / "state.safetensors");
   return outcome;
@@ -83,31 +63,17 @@ void check_same_bits(TrainWorld& world, int64_t processes) {
   fs::remove_all(world.dir / "sharded");
 }
 
-// Few steps, one micro-batch for each of `replicas`. Three ranks leave no part of these shapes
-// equally long: 16 x 32, 16 x 24, 64 x 16 elements and so on.
+// Four steps with `micro_batches` for each replica.
 void shorten(TrainWorld& world, int64_t replicas, int64_t micro_batches = 1) {
   world.settings.steps = 4;
   world.settings.micro_batch = 2;
   world.settings.global_batch = 2 * replicas * micro_batches;
 }
 
-double relative(double a, double b) { return std::abs(a - b) / (std::abs(b) + 1e-12); }
-
-double distance(const fs::path& a, const fs::path& b) {
-  const auto one = model::Llama::load(io::Checkpoint(a)).parameters();
-  const auto other = model::Llama::load(io::Checkpoint(b)).parameters();
-  double largest = 0;
-  for (size_t i = 0; i < one.size(); ++i) {
-    const Tensor difference = one[i].tensor - other[i].tensor;
-    largest = std::max(largest, (difference.norm() / other[i].tensor.norm()).item<double>());
-  }
-  return largest;
-}
-
 }  // namespace
 
-// First in its process: the allocator is LibTorch's for good.
-TEST_CASE("a rank holds its part, two layers and one layer's gradient", "[train]") {
+// The first case of the process: use_caching_allocator() cannot be undone.
+TEST_CASE("a rank holds its shards, two gathered layers and the gradient of one layer", "[train]") {
   const TempDir dir;
   TinyCheckpoint shape;
   shape.hidden = 256;
@@ -119,7 +85,7 @@ TEST_CASE("a rank holds its part, two layers and one layer's gradient", "[train]
   const io::Checkpoint checkpoint(dir / "dense");
   constexpr int64_t kRanks = 4;
   constexpr uint64_t kF32 = 4;
-  // The allocator counts tensors of 64 KiB and more: parts of matrices are, norms are not.
+  // The allocator counts tensors of 64 KiB and more, so no norms.
   const uint64_t layer = kF32 * (256 * (256 + 2 * 128) + 256 * 256 + 3 * 256 * 1024);
   const uint64_t ends = kF32 * 2 * 256 * 256, whole = 8 * layer + ends;
   const data::Batch batch = [] {
@@ -132,10 +98,11 @@ TEST_CASE("a rank holds its part, two layers and one layer's gradient", "[train]
     return rows;
   }();
   const std::vector<data::Batch> batches(kRanks, batch);
-  // The peak of all ranks together, above what is there without them; and what a forward leaves.
-  const auto peak_of = [&](bool shards, model::Recompute recompute, std::atomic<uint64_t>* kept) {
+  // Peak of all ranks together, and in `kept` the memory that a forward pass keeps.
+  const auto peak_bytes = [&](bool shards, model::Recompute recompute,
+                              std::atomic<uint64_t>* kept) {
     memory.release();
-    const uint64_t before = memory.use().live;
+    const uint64_t before = memory.stats().live_bytes;
     const TimeLimit limit(kSeconds);
     test::run_as_threads(kRanks, [&](distributed::Comm& comm) {
       distributed::World world(comm, distributed::make_layout(kRanks, comm.rank(), {}, 1, 0));
@@ -144,15 +111,15 @@ TEST_CASE("a rank holds its part, two layers and one layer's gradient", "[train]
                              {model::Precision::kF32, recompute}, shards ? &comm : nullptr);
       model.require_gradients();
       comm.barrier();
-      const uint64_t loaded = memory.use().live;
+      const uint64_t loaded = memory.stats().live_bytes;
       comm.barrier();
       const auto graph = model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, {});
       comm.barrier();
       if (kept != nullptr && comm.rank() == 0) {
-        *kept = memory.use().live - std::min(memory.use().live, loaded);
+        *kept = memory.stats().live_bytes - std::min(memory.stats().live_bytes, loaded);
       }
       comm.barrier();
-      model.finish_backward();  // nothing of that graph is wanted
+      model.finish_backward();
       Updater updater(model.parameters(), {}, 0, &world);
       for (int step = 0; step < 2; ++step) {
         updater.clear_gradients();
@@ -160,25 +127,24 @@ TEST_CASE("a rank holds its part, two layers and one layer's gradient", "[train]
         updater.step(updater.gradient_norm(), 1, 1e-3);
       }
     });
-    return memory.use().most - before;
+    return memory.stats().peak_bytes - before;
   };
   for (const auto recompute : {model::Recompute::kNone, model::Recompute::kLayer}) {
     std::atomic<uint64_t> kept = 0;
-    const uint64_t sharded = peak_of(true, recompute, &kept);
-    const uint64_t unsharded = peak_of(false, recompute, nullptr);
+    const uint64_t sharded = peak_bytes(true, recompute, &kept);
+    const uint64_t unsharded = peak_bytes(false, recompute, nullptr);
     INFO("whole " << whole << ", layer " << layer << ", sharded " << sharded << ", unsharded "
                   << unsharded << ", kept by a graph " << kept);
-    // Of all ranks: weights, gradients and two moments once; on each two layers, the gradient of
-    // one and a part of it on its way, and activations, of which none is counted.
+    // Once: weights, gradients and two moments. On each rank: two layers, the gradient of one and a
+    // part of it in transfer. Activations are too small to be counted.
     CHECK(sharded <= 4 * whole + kRanks * (3 * layer + layer / 2));
-    // ZeRO-1: weights and gradients on each, the moments once.
+    // ZeRO-1: weights and gradients on each rank, the moments once.
     CHECK(unsharded >= 2 * whole + kRanks * 2 * whole);
-    CHECK(kept <= kRanks * 2 * layer);  // of a forward: the head and the last layer, on their way
+    CHECK(kept <= kRanks * 2 * layer);  // the head and the last layer in transfer
   }
 }
 
-TEST_CASE("sharded weights train to the bits of whole ones: f32, bf16, computed again, adapters",
-          "[train]") {
+TEST_CASE("sharded weights train to the bits of whole weights", "[train]") {
   struct Case {
     const char* name;
     void (*change)(TrainSettings& settings);
@@ -195,7 +161,7 @@ TEST_CASE("sharded weights train to the bits of whole ones: f32, bf16, computed 
          s.lora.rank = 4;
          s.lora.on = {"attention", "ffn"};
        }},
-      {"adapters, computed again",
+      {"adapters, recompute layer",
        [](TrainSettings& s) {
          s.lora.rank = 4;
          s.lora.on = {"attention", "ffn"};
@@ -216,7 +182,7 @@ TEST_CASE("sharded weights train to the bits of whole ones: f32, bf16, computed 
   }
 }
 
-TEST_CASE("a tied embedding is summed up once, as embedding and head", "[train]") {
+TEST_CASE("a tied embedding has one gradient, the sum of embedding and head", "[train]") {
   TrainWorld world;
   TinyCheckpoint tied;
   tied.tied = true;
@@ -226,8 +192,7 @@ TEST_CASE("a tied embedding is summed up once, as embedding and head", "[train]"
   check_same_bits(world, 3);
 }
 
-TEST_CASE("beside experts that are shared out, dense weights are sharded over all ranks",
-          "[train]") {
+TEST_CASE("with expert parallelism dense weights are sharded over all ranks", "[train]") {
   for (const char* router : {"top1+ir+fr", "topp:0.4"}) {
     for (const bool shared_expert : {false, true}) {
       for (const auto& [processes, replicas] :
@@ -253,9 +218,10 @@ TEST_CASE("beside experts that are shared out, dense weights are sharded over al
   }
 }
 
-// Each micro-batch is summed over ranks before micro-batches are: another order of the same terms,
-// which moves a gradient by some 1e-7. AdamW makes of it steps of lr whatever a gradient's size.
-TEST_CASE("with accumulation sharded weights train as whole ones do, to rounding", "[train]") {
+// Sharded weights sum each micro-batch over ranks before they sum micro-batches. The other order
+// changes a gradient by about 1e-7; an update of AdamW has the size lr for any gradient.
+TEST_CASE("with gradient accumulation sharded weights train as whole weights within rounding",
+          "[train]") {
   for (const int64_t processes : {2, 3}) {
     for (const auto recompute : {model::Recompute::kNone, model::Recompute::kLayer}) {
       TrainWorld world;
@@ -265,15 +231,15 @@ TEST_CASE("with accumulation sharded weights train as whole ones do, to rounding
       const Outcome truth = run(world, processes, Shard::kOptimizer, "whole");
       const Outcome sharded = run(world, processes, Shard::kWeights, "sharded");
       for (size_t i = 0; i < truth.losses.size(); ++i) {
-        CHECK(relative(sharded.losses[i], truth.losses[i]) < 1e-6);
-        CHECK(relative(sharded.norms[i], truth.norms[i]) < 1e-6);
+        CHECK(relative_error(sharded.losses[i], truth.losses[i]) < 1e-6);
+        CHECK(relative_error(sharded.norms[i], truth.norms[i]) < 1e-6);
       }
-      CHECK(distance(world.dir / "sharded/final", world.dir / "whole/final") < 1e-6);
+      CHECK(folder_distance(world.dir / "sharded/final", world.dir / "whole/final") < 1e-6);
     }
   }
 }
 
-TEST_CASE("a run goes on sharded or not, to the bits of one that never stopped", "[train]") {
+TEST_CASE("a run resumes with or without sharding to the bits of an uninterrupted run", "[train]") {
   TrainWorld world;
   shorten(world, 3);
   world.settings.steps = 8;
@@ -287,9 +253,14 @@ TEST_CASE("a run goes on sharded or not, to the bits of one that never stopped",
   CHECK(end.state == truth.state);
 }
 
-TEST_CASE("a checkpoint keeps its bytes through any number of ranks, sharded or not", "[train]") {
-  for (const int64_t lora : {0, 4}) {
-    TrainWorld world("top1");
+TEST_CASE("a checkpoint keeps its bytes when any number of ranks reads and writes it", "[train]") {
+  for (const auto& [lora, moments] : {std::pair(0, io::DType::kF32), std::pair(0, io::DType::kBF16),
+                                      std::pair(4, io::DType::kF32)}) {
+    TrainWorld world;
+    world.settings.model = world.dir / "moe";
+    write_mixture(world.dir / "dense", world.settings.model,
+                  {.router = "top1", .experts = 4, .ep_ranks = 4});
+    world.settings.adamw.moments = moments;
     world.settings.lora.rank = lora;
     world.settings.lora.on = {"attention", "ffn"};
     shorten(world, 1);
@@ -305,13 +276,14 @@ TEST_CASE("a checkpoint keeps its bytes through any number of ranks, sharded or 
                                                       {2, 1, true},
                                                       {2, 2, false},
                                                       {4, 2, true},
+                                                      {4, 1, false},
                                                       {5, 5, true},
                                                       {1, 1, false}}) {
       const fs::path to = world.dir / fmt::format("by{}x{}", processes, replicas);
       const TimeLimit limit(kSeconds);
       test::run_as_threads(processes, [&](distributed::Comm& comm) {
         distributed::World ranks(comm,
-                                 distributed::make_layout(processes, comm.rank(), replicas, 2, 4));
+                                 distributed::make_layout(processes, comm.rank(), replicas, 4, 4));
         const io::Checkpoint folder(from);
         model::Llama model = model::Llama::load(folder, ranks.layout, at::kCPU,
                                                 model::Storage::kF32, {}, shards ? &comm : nullptr);
@@ -320,8 +292,8 @@ TEST_CASE("a checkpoint keeps its bytes through any number of ranks, sharded or 
         }
         model.add_lora(world.settings.lora, 0);
         Updater updater(trainable(model, {}), world.settings.adamw, 0, &ranks);
-        const TrainState position = restore(from, model, updater.optimizer());
-        Snapshot(model, updater.optimizer(), model.default_routing(), {0.01, 0.0}, position)
+        const TrainState state = restore(from, model, updater.optimizer());
+        Snapshot(model, updater.optimizer(), model.default_routing(), {0.01, 0.0}, state)
             .write(folder, to, ranks);
       });
       INFO(processes << " processes, " << replicas << " replicas");
@@ -333,12 +305,12 @@ TEST_CASE("a checkpoint keeps its bytes through any number of ranks, sharded or 
   }
 }
 
-TEST_CASE("held-out loss and text samples are those of whole weights", "[train]") {
+TEST_CASE("the held-out losses of sharded weights are those of whole weights", "[train]") {
   for (const std::string router : {"", "top1"}) {
     TrainWorld world(router);
     world.settings.steps = 2;
     world.settings.evaluation.data = {world.dir / "rows.jsonl"};
-    const int64_t processes = 2;  // one group where there are experts
+    const int64_t processes = 2;  // one group if there are experts
     world.settings.global_batch = router.empty() ? 8 : 4;
     std::vector<std::vector<double>> losses(4);
     for (const Shard shard : {Shard::kOptimizer, Shard::kWeights}) {
@@ -361,7 +333,7 @@ TEST_CASE("held-out loss and text samples are those of whole weights", "[train]"
   }
 }
 
-TEST_CASE("a matrix smaller than its ranks is held by some of them, gathered and summed up",
+TEST_CASE("a matrix with fewer elements than a multiple of the ranks is gathered and reduced",
           "[train]") {
   test::run_as_threads(4, [](distributed::Comm& comm) {
     model::WeightShards shards(comm, at::kCPU, 1);
@@ -379,7 +351,7 @@ TEST_CASE("a matrix smaller than its ranks is held by some of them, gathered and
       shards.gather(0);
       MOE_CHECK(at::equal(weight.detach(), at::arange(5, at::kFloat).view({1, 5})));
       shards.release(0);
-      // Nobody has a gradient, then rank 1 alone.
+      // First no rank has a gradient, then rank 1 alone.
       shards.expect_gradients(0);
       const at::AutoGradMode on(true);
       shards.expect_gradients(0);
@@ -391,24 +363,5 @@ TEST_CASE("a matrix smaller than its ranks is held by some of them, gathered and
       MOE_CHECK(gradient.defined() == (round == 1));
       MOE_CHECK(round == 0 || at::equal(gradient, at::ones({sharded.part.size()})));
     }
-  });
-}
-
-TEST_CASE("gathered in bf16 a matrix is what products read, and its f32 is nowhere", "[train]") {
-  test::run_as_threads(3, [](distributed::Comm& comm) {
-    const at::NoGradGuard no_gradients;
-    model::WeightShards shards(comm, at::kCPU, 1);
-    const Tensor weight = shards.add(0, {4, 5});
-    const Tensor wanted = at::arange(20, at::kFloat).view({4, 5}) / 3;  // bf16 rounds them
-    const auto& sharded = *shards.find(weight);
-    sharded.shard.copy_(wanted.view({-1}).narrow(0, sharded.part.begin, sharded.part.size()));
-    shards.gather_in_bf16(0);
-    shards.gather(0);
-    MOE_CHECK(weight.storage().nbytes() == 0);
-    const Tensor read = kernels::weight_for_products(weight, at::kBFloat16);
-    MOE_CHECK(at::equal(read, wanted.to(at::kBFloat16)));
-    MOE_CHECK(at::equal(shards.values_of(weight), wanted));
-    shards.release(0);
-    MOE_CHECK(read.storage().nbytes() == 0);
   });
 }

@@ -1,8 +1,8 @@
-#include "kernels/ops/logsumexp.h"
+#include "tests/kernels/reference/logsumexp.h"
 
 #include <limits>
 
-#include "tests/kernels/reference/logsumexp.h"
+#include "kernels/ops/cross_entropy.h"
 #include "tests/support/gpu.h"
 
 using at::Tensor;

@@ -50,7 +50,7 @@ void check_plan(int64_t experts, int64_t ranks) {
   const Tensor there = to_gpu(logits), homes = to_gpu(home);
   const moe::test::ChoiceTensors expected = moe::test::choices_of(logits, home, ranks, 3);
   const auto choices = in_two_orders([&] {
-    const RouterShape shape{kTokens, experts, ranks, 3, /*is_relu=*/false};
+    const RouterShape shape{kTokens, experts, ranks, 3};
     const Tensor scores = poisoned({kTokens, experts}, at::kFloat);
     const Tensor choice = poisoned({kTokens, 3}, at::kInt), best = poisoned({kTokens}, at::kInt);
     const Tensor requested = poisoned({3, experts * ranks}, at::kInt);

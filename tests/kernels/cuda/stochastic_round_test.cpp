@@ -1,5 +1,4 @@
-#include "kernels/ops/stochastic_round.h"
-
+#include "kernels/ops/adamw.h"
 #include "tests/support/gpu.h"
 
 using at::Tensor;

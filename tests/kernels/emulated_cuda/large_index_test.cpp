@@ -10,12 +10,10 @@
 
 #include "kernels/ops/adamw.h"
 #include "kernels/ops/cross_entropy.h"
-#include "kernels/ops/logsumexp.h"
 #include "kernels/ops/permute.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/rope.h"
 #include "kernels/ops/router.h"
-#include "kernels/ops/stochastic_round.h"
 #include "kernels/ops/swiglu.h"
 #include "tests/kernels/emulated_cuda/wrong_kernels.h"
 #include "tests/support/catch.h"

@@ -1,7 +1,7 @@
 #pragma once
 // Causal attention as plain loops in double, all groups of one sequence. qkv [length, (H + 2 G) A];
 // cosine, sine [length, A]; out [length, H A]. And the same where products take bf16: rounded where
-// kernels/cpu/causal_attention_bf16.h says, with its gradients.
+// kernels/cpu/causal_attention.h says, with its gradients.
 
 #include <algorithm>
 #include <cmath>

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "kernels/ops/logsumexp.h"
+#include "kernels/ops/cross_entropy.h"
 
 namespace moe::test {
 

@@ -31,7 +31,7 @@ inline void plan_counts_reference(const kernels::PlanCountsArgs& args) {
       kind = kernels::kRectifiedAloneRow;
     }
     const bool is_away = expert / (experts / plan.ranks) != plan.home[token];
-    kind += args.dropless && is_away ? kernels::kAwayRow : 0;
+    kind += args.dropless && is_away ? kernels::kRemoteRow : 0;
     ++args.counted[plan.home[token] * kernels::kRowKinds + kind];
   }
   args.counted[cells] = std::count(is_served.begin(), is_served.end(), true);

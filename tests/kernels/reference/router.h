@@ -8,15 +8,15 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/ops/order_key.h"
 #include "kernels/ops/router.h"
+#include "kernels/ops/top_k_plan.h"
 
 namespace moe::test {
 
 using kernels::order_key;
 using kernels::RouterChoicesArgs;
 
-inline void scores_of(const float* logits, float* scores, int64_t experts, bool is_relu) {
+inline void scores_of(const float* logits, float* scores, int64_t experts) {
   double most = -INFINITY, sum = 0;
   for (int64_t e = 0; e < experts; ++e) {
     most = std::max<double>(most, logits[e]);
@@ -25,8 +25,7 @@ inline void scores_of(const float* logits, float* scores, int64_t experts, bool 
     sum += std::exp(logits[e] - most);
   }
   for (int64_t e = 0; e < experts; ++e) {
-    scores[e] =
-        is_relu ? std::max(logits[e], 0.0F) : static_cast<float>(std::exp(logits[e] - most) / sum);
+    scores[e] = static_cast<float>(std::exp(logits[e] - most) / sum);
   }
 }
 
@@ -86,7 +85,7 @@ inline void router_choices_reference(const RouterChoicesArgs& args) {
   for (int64_t t = 0; t < shape.tokens; ++t) {
     const float* row = args.logits + t * experts;
     const int32_t home = args.home[t];
-    scores_of(row, args.scores + t * experts, experts, shape.is_relu);
+    scores_of(row, args.scores + t * experts, experts);
     const auto ranked = best_first(row, 0, experts);
     const bool is_padding = home == shape.ranks;
     for (int64_t c = 0; c < shape.choices; ++c) {

@@ -6,7 +6,7 @@
 #include <bit>
 #include <cmath>
 
-#include "kernels/ops/stochastic_round.h"
+#include "kernels/ops/adamw.h"
 
 namespace moe::test {
 

@@ -6,7 +6,6 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/ops/order_key.h"
 #include "kernels/ops/top_k_plan.h"
 
 namespace moe::test {

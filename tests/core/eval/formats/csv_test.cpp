@@ -1,6 +1,5 @@
 // Comma-separated values, and the records that Hugging Face data sets export.
 #include "core/eval/formats/lines.h"
-#include "core/eval/formats/schema.h"
 #include "core/eval/formats/text.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"

@@ -54,11 +54,11 @@ TEST_CASE("the standard error is the sample standard deviation over the root of 
   // = 20.
   std::vector<double> values(20, 0.0);
   values[3] = values[5] = values[7] = values[9] = 1.0;
-  const Mean mean = mean_of(values);
+  const Mean mean = compute_mean(values);
   CHECK(mean.value == Approx(0.2).epsilon(1e-14));
   CHECK(mean.standard_error.value() == Approx(0.0917662935482247).epsilon(1e-12));
-  CHECK_FALSE(mean_of({1.0}).standard_error.has_value());
-  CHECK(mean_of({1.0, 1.0}).standard_error.value() == 0.0);
+  CHECK_FALSE(compute_mean({1.0}).standard_error.has_value());
+  CHECK(compute_mean({1.0, 1.0}).standard_error.value() == 0.0);
 }
 
 TEST_CASE("a gold that is no choice is never right", "[eval]") {
@@ -71,7 +71,7 @@ TEST_CASE("a gold that is no choice is never right", "[eval]") {
 TEST_CASE("F1 over three classes is the mean of each against the rest", "[eval]") {
   // Class 0: chosen at 0, 1, right at 0, 2 -> 2 * 1 / 4. Class 1: chosen at 2, 3, right at 1, 3 ->
   // 1 / 2. Class 2: nowhere -> 0 (sklearn warns and says 0).
-  const Mean mean = aggregate(macro_f1(), {0, 0, 1, 1}, {0, 1, 0, 1});
+  const Mean mean = aggregate(known_task_metric("macro_f1"), {0, 0, 1, 1}, {0, 1, 0, 1});
   CHECK(mean.value == Approx((0.5 + 0.5 + 0) / 3));
   CHECK_FALSE(mean.standard_error.has_value());
   CHECK(aggregate(choice_metric("f1"), {0, 0, 1, 1}, {0, 1, 0, 1}).value == Approx(0.5));
@@ -91,7 +91,7 @@ TEST_CASE("perplexity and its bootstrapped error are the harness's", "[eval]") {
 TEST_CASE("mc2 is the probability mass of the right answers, however small all are", "[eval]") {
   Question question;
   question.fields = {{"mc2_targets", {{"choices", {"a", "b", "c"}}, {"labels", {1, 0, 1}}}}};
-  const Metric mass = answer_mass();
+  const Metric mass = known_task_metric("mc2");
   CHECK(mass.judge(question, {{-1, false, 1}, {-2, false, 1}, {-3, false, 1}}) ==
         Approx((std::exp(-1) + std::exp(-3)) / (std::exp(-1) + std::exp(-2) + std::exp(-3))));
   CHECK(mass.judge(question, {{-1000, false, 1}, {-1000, false, 1}, {-1000, false, 1}}) ==
@@ -104,11 +104,11 @@ TEST_CASE("ReCoRD compares words as SQuAD does and takes the best answer", "[eva
   Question question;
   question.fields = {{"entities", {"the White House", "House"}}, {"answers", {"Senate", "House"}}};
   const std::vector<Score> scores = {{-1, false, 1}, {-2, false, 1}};
-  CHECK(entity_match().judge(question, scores) == 0.0);
-  CHECK(entity_f1().judge(question, scores) == Approx(2.0 / 3));
+  CHECK(known_task_metric("record_em").judge(question, scores) == 0.0);
+  CHECK(known_task_metric("record_f1").judge(question, scores) == Approx(2.0 / 3));
   question.fields["answers"] = {"white house."};
-  CHECK(entity_match().judge(question, scores) == 1.0);
-  CHECK(entity_f1().judge(question, scores) == 1.0);
+  CHECK(known_task_metric("record_em").judge(question, scores) == 1.0);
+  CHECK(known_task_metric("record_f1").judge(question, scores) == 1.0);
 }
 
 TEST_CASE("an unknown metric names the known ones", "[eval]") {

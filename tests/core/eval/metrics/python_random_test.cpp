@@ -1,6 +1,5 @@
 // Values printed by CPython 3.11.
-#include "core/eval/metrics/python_random.h"
-
+#include "core/eval/metrics/metrics.h"
 #include "tests/support/catch.h"
 
 namespace moe::eval {

@@ -1,7 +1,7 @@
 // Groups, their averages, the papers' averages.
 #include <set>
 
-#include "core/eval/report/averages.h"
+#include "core/eval/report/task_report.h"
 #include "core/eval/tasks/tasks.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
@@ -25,15 +25,15 @@ TEST_CASE("every name is there once, and groups hold known tasks", "[eval]") {
   for (const auto& group : known_groups()) {
     CAPTURE(group.name);
     CHECK(names.insert(group.name).second);
-    for (const auto& task : tasks_of(group)) {
+    for (const auto& task : group_tasks(group)) {
       CHECK(names.contains(task));
     }
   }
-  CHECK(tasks_of(*find_group("mmlu")).size() == 57);
-  CHECK(tasks_of(*find_group("mmlu_stem")).size() == 19);
-  CHECK(tasks_of(*find_group("bbh_zeroshot")).size() == 27);
-  CHECK(tasks_of(*find_group("leaderboard_bbh")).size() == 24);
-  CHECK(tasks_of(*find_group("super-glue-lm-eval-v1")).size() == 8);
+  CHECK(group_tasks(*find_group("mmlu")).size() == 57);
+  CHECK(group_tasks(*find_group("mmlu_stem")).size() == 19);
+  CHECK(group_tasks(*find_group("bbh_zeroshot")).size() == 27);
+  CHECK(group_tasks(*find_group("leaderboard_bbh")).size() == 24);
+  CHECK(group_tasks(*find_group("super-glue-lm-eval-v1")).size() == 8);
   CHECK((groups_among({"piqa", "mmlu"}) ==
          std::vector<std::string>{"mmlu", "mmlu_stem", "mmlu_other", "mmlu_social_sciences",
                                   "mmlu_humanities"}));

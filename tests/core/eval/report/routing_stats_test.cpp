@@ -208,7 +208,7 @@ TEST_CASE("texts give their routing by token, complete words counted", "[eval]")
     int64_t count = 0, complete = 0;
     for (size_t i = 0; i < ids.size(); ++i) {
       const PieceShape next =
-          i + 1 < ids.size() ? shape_of(tokenizer.piece(ids[i + 1])) : PieceShape();
+          i + 1 < ids.size() ? piece_shape(tokenizer.piece(ids[i + 1])) : PieceShape();
       count += ids[i] == entry.id;
       complete += ids[i] == entry.id && entry.piece.starts_with("\xE2\x96\x81") &&
                   (next.starts_word || !next.starts_letter);
@@ -230,8 +230,8 @@ TEST_CASE("texts give their routing by token, complete words counted", "[eval]")
 TEST_CASE("a piece begins a word, a letter or neither", "[eval]") {
   const auto is = [](const std::string& piece, bool word, bool letter) {
     CAPTURE(piece);
-    CHECK(shape_of(piece).starts_word == word);
-    CHECK(shape_of(piece).starts_letter == letter);
+    CHECK(piece_shape(piece).starts_word == word);
+    CHECK(piece_shape(piece).starts_letter == letter);
   };
   is("\xE2\x96\x81the", true, false);
   is("\xE2\x96\x81", true, false);

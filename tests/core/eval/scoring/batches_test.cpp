@@ -1,5 +1,4 @@
-#include "core/eval/scoring/batches.h"
-
+#include "core/eval/scoring/requests.h"
 #include "core/model/llama/memory_need.h"
 #include "tests/support/catch.h"
 

@@ -1,5 +1,5 @@
 // Scores of products in bf16 against those in f32, on the CPU: the path that a GPU takes by default
-// (core/model/llama/compute.h), but for where its matrices lie.
+// (core/model/config/compute.h), but for where its matrices lie.
 
 #include <ATen/ATen.h>
 

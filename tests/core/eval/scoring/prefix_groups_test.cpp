@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <random>
 
-#include "core/eval/scoring/batches.h"
+#include "core/eval/scoring/requests.h"
 #include "tests/support/catch.h"
 
 namespace moe::eval {

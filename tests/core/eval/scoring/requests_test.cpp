@@ -76,18 +76,18 @@ TEST_CASE("what exceeds the window is cut from the left, BOS first", "[eval]") {
   CHECK(request.tokens == Tokens{'v', 'w', 'x', 'y', 'z'});  // window + 1
   CHECK(request.inputs() == 4);
   CHECK(request.scored == 2);
-  CHECK_FALSE(request.choice_cut);
+  CHECK_FALSE(request.is_truncated);
 }
 
 TEST_CASE("a continuation longer than the window is scored by its end, and says so", "[eval]") {
   const Request whole = encode_requests(encoder(false, 3), {{"x", "123", ""}}).front();
   CHECK(whole.tokens == Tokens{'x', '1', '2', '3'});
   CHECK(whole.scored == 3);
-  CHECK_FALSE(whole.choice_cut);
+  CHECK_FALSE(whole.is_truncated);
   const Request cut = encode_requests(encoder(false, 3), {{"x", "12345", ""}}).front();
   CHECK(cut.tokens == Tokens{'2', '3', '4', '5'});
   CHECK(cut.scored == 3);  // '2' has nothing before it
-  CHECK(cut.choice_cut);
+  CHECK(cut.is_truncated);
 }
 
 TEST_CASE("a context that choices share is encoded once, and their requests are as if it were not",

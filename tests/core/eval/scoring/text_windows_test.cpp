@@ -1,5 +1,5 @@
 // Raw text cut into windows, with what follows each and where it comes from.
-#include "core/eval/scoring/token_tally.h"
+#include "core/eval/scoring/score.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
@@ -22,27 +22,27 @@ TEST_CASE("a text is cut at the window, each piece followed by the next one's fi
           "[eval]") {
   const TempDir folder;
   test::write_file(folder / "a.txt", "abcde");
-  const TextWindows windows =
+  const std::vector<Request> windows =
       read_text_windows({folder / "a.txt"}, byte_encoder(2), kEnd, std::nullopt);
-  REQUIRE(windows.requests.size() == 3);
-  CHECK(windows.requests[0].tokens == Tokens{'a', 'b', 'c'});
-  CHECK(windows.requests[1].tokens == Tokens{'c', 'd', 'e'});
-  CHECK(windows.requests[2].tokens == Tokens{'e', kEnd});
-  CHECK(windows.requests[0].scored == 0);
-  CHECK(windows.labels[2].source == (folder / "a.txt").string());
-  const TextWindows with_bos =
+  REQUIRE(windows.size() == 3);
+  CHECK(windows[0].tokens == Tokens{'a', 'b', 'c'});
+  CHECK(windows[1].tokens == Tokens{'c', 'd', 'e'});
+  CHECK(windows[2].tokens == Tokens{'e', kEnd});
+  CHECK(windows[0].scored == 0);
+  CHECK(windows[2].source == (folder / "a.txt").string());
+  const std::vector<Request> with_bos =
       read_text_windows({folder / "a.txt"}, byte_encoder(8, true), kEnd, std::nullopt);
-  CHECK(with_bos.requests.at(0).tokens == Tokens{1, 'a', 'b', 'c', 'd', 'e', kEnd});
+  CHECK(with_bos.at(0).tokens == Tokens{1, 'a', 'b', 'c', 'd', 'e', kEnd});
 }
 
 TEST_CASE("no window is longer than 2048 tokens", "[eval]") {
   const TempDir folder;
   test::write_file(folder / "a.txt", std::string(5000, 'a'));
-  const TextWindows windows =
+  const std::vector<Request> windows =
       read_text_windows({folder / "a.txt"}, byte_encoder(1 << 20), kEnd, std::nullopt);
-  REQUIRE(windows.requests.size() == 3);
-  CHECK(windows.requests[0].inputs() == 2048);
-  CHECK(windows.requests[2].inputs() == 5000 - 2 * 2048);
+  REQUIRE(windows.size() == 3);
+  CHECK(windows[0].inputs() == 2048);
+  CHECK(windows[2].inputs() == 5000 - 2 * 2048);
 }
 
 TEST_CASE("records name their source, files stand in where they do not; a limit counts texts",
@@ -55,15 +55,15 @@ TEST_CASE("records name their source, files stand in where they do not; a limit 
   const auto read = [&](std::optional<int64_t> limit) {
     return read_text_windows({folder / "a.jsonl", folder / "b.txt"}, byte_encoder(8), kEnd, limit);
   };
-  const TextWindows all = read(std::nullopt);
-  REQUIRE(all.labels.size() == 5);
-  CHECK(all.labels[0].source == "books");
-  CHECK(all.labels[1].source == (folder / "a.jsonl").string());
-  CHECK(all.labels[2].source == (folder / "a.jsonl").string());
-  CHECK(all.labels[4].source == (folder / "b.txt").string());
-  const TextWindows one = read(1);
-  REQUIRE(one.requests.size() == 2);
-  CHECK(one.requests[1].tokens == Tokens{'x', kEnd});
+  const std::vector<Request> all = read(std::nullopt);
+  REQUIRE(all.size() == 5);
+  CHECK(all[0].source == "books");
+  CHECK(all[1].source == (folder / "a.jsonl").string());
+  CHECK(all[2].source == (folder / "a.jsonl").string());
+  CHECK(all[4].source == (folder / "b.txt").string());
+  const std::vector<Request> one = read(1);
+  REQUIRE(one.size() == 2);
+  CHECK(one[1].tokens == Tokens{'x', kEnd});
 }
 
 TEST_CASE("a text that cannot be read is named", "[eval]") {

@@ -71,11 +71,11 @@ TEST_CASE("contexts and choices longer than the window keep their end", "[eval]"
   const Request context = encode_requests(bytes_encoder(16), {{text, " ab", "w"}}).front();
   CHECK(context.tokens.size() == 17);  // the last token is no input
   CHECK(context.scored == 3);
-  CHECK_FALSE(context.choice_cut);
+  CHECK_FALSE(context.is_truncated);
   const Request choice = encode_requests(bytes_encoder(16), {{"c", " " + text, "w"}}).front();
   CHECK(choice.tokens.size() == 17);
   CHECK(choice.scored == 16);
-  CHECK(choice.choice_cut);
+  CHECK(choice.is_truncated);
   const Request moved = encode_requests(bytes_encoder(16), {{"c \n", " a", "w"}}).front();
   CHECK(moved.scored == 4);  // " \n" and " a"
   const Request empty = encode_requests(bytes_encoder(16), {{"", " a", "w"}}).front();

@@ -1,7 +1,6 @@
 // Examples before a question.
-#include "core/eval/tasks/few_shot.h"
-
 #include "core/eval/tasks/prompt_template.h"
+#include "core/eval/tasks/tasks.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
 

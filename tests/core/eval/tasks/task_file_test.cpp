@@ -1,8 +1,7 @@
 // Benchmarks as files: a user's own.
-#include "core/eval/tasks/task_file.h"
-
 #include <ctime>
 
+#include "core/eval/tasks/task.h"
 #include "core/eval/tasks/tasks.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"

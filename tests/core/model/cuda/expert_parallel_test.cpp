@@ -1,7 +1,7 @@
-// Experts that are shared out among ranks on a GPU against one rank on the CPU: the rows that they
-// see, outputs and gradients, of routers that drop nothing, whose counts are exchanged on the GPU.
-// And the layout that needs none, of routers with a capacity, against the one that is read.
-// In a build without CUDA the GPU is an emulated one (tests/support/emulated_cuda).
+// Expert parallelism on a GPU against one rank on the CPU, for dropless routers, whose counts are
+// exchanged on the GPU; and the layout without counts, of routers with a capacity, against the
+// layout whose counts the host reads. In a build without CUDA the GPU is emulated
+// (tests/support/emulated_cuda).
 
 #include <torch/csrc/autograd/autograd.h>
 
@@ -31,18 +31,18 @@ struct Input {
   }
   Counts tokens;  // [G]
   route::RouterSettings router;
-  Tensor x, dy, logits, gate_up, down;  // all of them
+  Tensor x, dy, logits, gate_up, down;  // of all processes
 };
 
 struct Output {
   Tensor y, grad_x, grad_gate_up, grad_down;
-  Tensor seen;  // rows that the experts were given, in order; undefined where in several products
+  Tensor seen;  // the rows of the experts, in order; undefined if they came in several products
 };
 
-// Experts that keep what they are given.
-class SeeingExperts : public model::Experts {
+// Experts that record their rows.
+class RecordingExperts : public model::Experts {
  public:
-  SeeingExperts(const Tensor& gate_up, const Tensor& down, std::vector<Tensor>& seen)
+  RecordingExperts(const Tensor& gate_up, const Tensor& down, std::vector<Tensor>& seen)
       : Experts(gate_up, down), seen_(seen) {}
   Tensor run(const Tensor& rows, const Counts& tokens_per_expert) const override {
     seen_.push_back(rows.detach().cpu());
@@ -53,8 +53,8 @@ class SeeingExperts : public model::Experts {
   std::vector<Tensor>& seen_;
 };
 
-// The experts of one process, and its tokens from `first_token` on.
-Output run(const Input& input, const model::TokenSpread& spread, at::Device device,
+// Runs the experts of one process on its tokens, which begin at `first_token`.
+Output run(const Input& input, const model::TokenPartition& spread, at::Device device,
            int64_t first_token, const distributed::Layout& layout) {
   const auto tokens = static_cast<int64_t>(spread.local.home.size());
   const auto leaf = [&](const Tensor& of, int64_t first, int64_t count) {
@@ -67,7 +67,7 @@ Output run(const Input& input, const model::TokenSpread& spread, at::Device devi
                                     input.router, spread.local);
   std::vector<Tensor> seen;
   const Tensor y = model::make_token_dispatcher(spread, input.router)
-                       ->run(x, routing, SeeingExperts(gate_up, down, seen), 0.5);
+                       ->run(x, routing, RecordingExperts(gate_up, down, seen), 0.5);
   auto grads = torch::autograd::grad({y}, {x, gate_up, down},
                                      {input.dy.narrow(0, first_token, tokens).to(device)});
   return {y.detach().cpu(), grads[0].cpu(), grads[1].cpu(), grads[2].cpu(),
@@ -84,21 +84,31 @@ Output on_one(const Input& input) {
   return run(input, group, at::kCPU, 0, distributed::make_layout(1, 0, 1, processes, kExperts));
 }
 
-Output on_many(const Input& input, bool overlap, bool reads_counts = false) {
+// Calls work(rank, spread, first_token, layout) on one rank a process.
+template <typename Work>
+void on_ranks(const Input& input, int64_t logical_ranks, bool overlap, bool force_host_counts,
+              const Work& work) {
   const test::TimeLimit limit(100);
   const auto processes = static_cast<int64_t>(input.tokens.size());
-  std::vector<Output> outputs(input.tokens.size());
   test::run_as_threads(
       processes,
       [&](distributed::Comm& comm) {
         const auto layout =
-            distributed::make_layout(processes, comm.rank(), 1, processes, kExperts);
+            distributed::make_layout(processes, comm.rank(), 1, logical_ranks, kExperts);
         const auto own = input.tokens.begin() + comm.rank();
-        const model::TokenSpread spread(*own, processes, {&comm, layout, overlap, reads_counts});
-        outputs[comm.rank()] = run(input, spread, kGpu,
-                                   std::accumulate(input.tokens.begin(), own, int64_t{0}), layout);
+        const model::TokenPartition spread(*own, logical_ranks,
+                                           {&comm, layout, overlap, force_host_counts});
+        work(comm.rank(), spread, std::accumulate(input.tokens.begin(), own, int64_t{0}), layout);
       },
       kGpu);
+}
+
+Output on_many(const Input& input, bool overlap, bool force_host_counts = false) {
+  std::vector<Output> outputs(input.tokens.size());
+  on_ranks(input, static_cast<int64_t>(input.tokens.size()), overlap, force_host_counts,
+           [&](int64_t rank, const auto& spread, int64_t first_token, const auto& layout) {
+             outputs[rank] = run(input, spread, kGpu, first_token, layout);
+           });
   const auto joined = [&](Tensor Output::*field) {
     std::vector<Tensor> parts;
     for (const Output& one : outputs) {
@@ -113,7 +123,7 @@ Output on_many(const Input& input, bool overlap, bool reads_counts = false) {
 
 }  // namespace
 
-TEST_CASE("ranks on a GPU that drop nothing compute what one does, in the same order of rows",
+TEST_CASE("dropless ranks on a GPU compute what one rank does, with rows in the same order",
           "[model][gpu]") {
   MOE_NEED_GPU();
   for (const auto* router : {"top1:cf=inf", "top2:cf=inf", "top2+fr:cf=inf", "topp:0.4"}) {
@@ -127,10 +137,10 @@ TEST_CASE("ranks on a GPU that drop nothing compute what one does, in the same o
           CHECK(at::equal(many.seen, truth.seen));
         }
         // Sums of at most 65 rows of 8 numbers of order one in f32, in another order.
-        CHECK(at::allclose(many.y, truth.y, 1e-4, 1e-4));
-        CHECK(at::allclose(many.grad_x, truth.grad_x, 1e-4, 1e-4));
-        CHECK(at::allclose(many.grad_gate_up, truth.grad_gate_up, 1e-4, 1e-4));
-        CHECK(at::allclose(many.grad_down, truth.grad_down, 1e-4, 1e-4));
+        for (const auto field :
+             {&Output::y, &Output::grad_x, &Output::grad_gate_up, &Output::grad_down}) {
+          CHECK(at::allclose(many.*field, truth.*field, 1e-4, 1e-4));
+        }
       }
     }
   }
@@ -138,7 +148,7 @@ TEST_CASE("ranks on a GPU that drop nothing compute what one does, in the same o
 
 namespace {
 
-// Experts whose product is the same bits whatever stands beside a row.
+// Experts whose product of a row has the same bits for any other rows.
 class DoublingExperts : public model::Experts {
  public:
   explicit DoublingExperts(std::vector<Tensor>& seen) : Experts({}, {}), seen_(seen) {}
@@ -162,7 +172,8 @@ struct Dispatched {
   Tensor seen;  // without empty slots and gaps
 };
 
-Dispatched dispatched(const Input& input, const model::TokenSpread& spread, int64_t first_token) {
+Dispatched dispatched(const Input& input, const model::TokenPartition& spread,
+                      int64_t first_token) {
   const auto tokens = static_cast<int64_t>(spread.local.home.size());
   const auto leaf = [&](const Tensor& of, at::ScalarType type) {
     return of.narrow(0, first_token, tokens).clone().to(type).to(kGpu).requires_grad_(true);
@@ -179,22 +190,13 @@ Dispatched dispatched(const Input& input, const model::TokenSpread& spread, int6
           rows.index_select(0, at::nonzero(rows.abs().sum(1)).view({-1}))};
 }
 
-std::vector<Dispatched> dispatched_by_all(const Input& input, bool overlap, bool reads_counts) {
-  const test::TimeLimit limit(100);
-  const auto processes = static_cast<int64_t>(input.tokens.size());
+std::vector<Dispatched> dispatched_by_all(const Input& input, bool overlap,
+                                          bool force_host_counts) {
   std::vector<Dispatched> all(input.tokens.size());
-  test::run_as_threads(
-      processes,
-      [&](distributed::Comm& comm) {
-        const auto layout =
-            distributed::make_layout(processes, comm.rank(), 1, 2 * processes, kExperts);
-        const auto own = input.tokens.begin() + comm.rank();
-        const model::TokenSpread spread(*own, 2 * processes,
-                                        {&comm, layout, overlap, reads_counts});
-        all[comm.rank()] =
-            dispatched(input, spread, std::accumulate(input.tokens.begin(), own, int64_t{0}));
-      },
-      kGpu);
+  on_ranks(input, 2 * static_cast<int64_t>(input.tokens.size()), overlap, force_host_counts,
+           [&](int64_t rank, const auto& spread, int64_t first_token, const auto& /*layout*/) {
+             all[rank] = dispatched(input, spread, first_token);
+           });
   return all;
 }
 
@@ -205,7 +207,7 @@ double distance(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-TEST_CASE("a layout that nobody reads gives the bits of one whose counts the host reads",
+TEST_CASE("a layout without counts gives the bits of one whose counts the host reads",
           "[model][gpu]") {
   MOE_NEED_GPU();
   for (const auto* router : {"top1", "top1+ir+fr", "top1+ir:cf=0.5", "top2+fr", "top2+ir:cf=0.6",
@@ -214,8 +216,8 @@ TEST_CASE("a layout that nobody reads gives the bits of one whose counts the hos
       const Input input(router, tokens);
       for (const bool overlap : {false, true}) {
         CAPTURE(router, tokens.size(), tokens.front(), overlap);
-        const auto truth = dispatched_by_all(input, overlap, /*reads_counts=*/true);
-        const auto fixed = dispatched_by_all(input, overlap, /*reads_counts=*/false);
+        const auto truth = dispatched_by_all(input, overlap, /*force_host_counts=*/true);
+        const auto fixed = dispatched_by_all(input, overlap, /*force_host_counts=*/false);
         for (size_t process = 0; process < fixed.size(); ++process) {
           CHECK(at::equal(fixed[process].seen, truth[process].seen));
           CHECK(at::equal(fixed[process].y, truth[process].y));
@@ -227,10 +229,9 @@ TEST_CASE("a layout that nobody reads gives the bits of one whose counts the hos
   }
 }
 
-// In bf16, in other products, whose sums are in another order: six roundings on either side (gate,
-// up, their product, the output; two of gradients) of at most 2^-8 each, 12 * 2^-8 = 0.047 of a
-// number, and of the norm of many.
-TEST_CASE("experts in segments that nobody reads compute what counted ones do", "[model][gpu]") {
+// In bf16 the sums are in another order: six roundings on either side (gate, up, their product, the
+// output; two of gradients) of at most 2^-8 each, 12 * 2^-8 = 0.047 of a number, and of a norm.
+TEST_CASE("experts in segments of the device compute what counted ones do", "[model][gpu]") {
   MOE_NEED_GPU();
   for (const auto* router : {"top1", "top1+ir+fr", "top2:cf=2"}) {
     for (const Counts& tokens : {Counts{5, 9}, Counts{0, 7}, Counts{33, 1, 0, 31}}) {
@@ -238,12 +239,12 @@ TEST_CASE("experts in segments that nobody reads compute what counted ones do", 
       input.x = input.x.to(at::kBFloat16);
       for (const bool overlap : {false, true}) {
         CAPTURE(router, tokens.size(), tokens.front(), overlap);
-        const Output truth = on_many(input, overlap, /*reads_counts=*/true);
+        const Output truth = on_many(input, overlap, /*force_host_counts=*/true);
         const Output fixed = on_many(input, overlap);
-        CHECK(distance(fixed.y, truth.y) <= 0.047);
-        CHECK(distance(fixed.grad_x, truth.grad_x) <= 0.047);
-        CHECK(distance(fixed.grad_gate_up, truth.grad_gate_up) <= 0.047);
-        CHECK(distance(fixed.grad_down, truth.grad_down) <= 0.047);
+        for (const auto field :
+             {&Output::y, &Output::grad_x, &Output::grad_gate_up, &Output::grad_down}) {
+          CHECK(distance(fixed.*field, truth.*field) <= 0.047);
+        }
       }
     }
   }

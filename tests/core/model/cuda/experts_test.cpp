@@ -1,5 +1,5 @@
-// The experts of a routed layer on a GPU against the CPU: with counts that stay on the device,
-// where the plan's room is tight, and with counts that are read back, where it is not.
+// The experts of a routed layer on a GPU against the CPU: with counts that stay on the device if
+// the number of rows has a tight bound, and with counts that the host reads otherwise.
 
 #include <torch/csrc/autograd/autograd.h>
 
@@ -60,50 +60,47 @@ Tensor or_zero(const Tensor& gradient) {
   return gradient.defined() ? gradient.cpu() : at::zeros({1});
 }
 
+// Returns pairs of the results on the GPU and on the CPU.
+std::vector<std::pair<Tensor, Tensor>> on_both(Case each) {
+  const auto expected = each.results();
+  each.move_to_gpu();
+  const auto actual = each.results();
+  std::vector<std::pair<Tensor, Tensor>> pairs;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    pairs.emplace_back(or_zero(actual[i]), or_zero(expected[i]));
+  }
+  return pairs;
+}
+
 }  // namespace
 
-TEST_CASE("a layer's experts on a GPU equal the CPU's", "[model][gpu]") {
+TEST_CASE("the experts of a layer on a GPU equal those on the CPU", "[model][gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(4);
+  const std::vector<std::pair<int64_t, int64_t>> sizes = {
+      {1, 0}, {31, 0}, {33, 0}, {33, 4}, {33, 3}};  // tokens, rank of adapters (0: none)
   for (const auto* router : {"top1", "top2", "top1+ir+fr", "top2+ir+fr:cf=0.6", "top2:cf=inf",
                              "top2+fr:cf=inf", "topp:0.6", "relu:k=1"}) {
-    for (const auto& [tokens, rank] : std::vector<std::pair<int64_t, int64_t>>{
-             {1, 0}, {31, 0}, {33, 0}, {33, 4}, {33, 3}}) {  // rank 0: no adapters
+    for (const auto& [tokens, rank] : sizes) {
       CAPTURE(router, tokens, rank);
-      Case each = random_case(router, tokens, rank);
-      const auto expected = each.results();
-      each.move_to_gpu();
-      const auto actual = each.results();
-      for (size_t i = 0; i < expected.size(); ++i) {
-        CAPTURE(i);
+      for (const auto& [actual, expected] : on_both(random_case(router, tokens, rank))) {
         // Sums of up to 33 * 16 terms of order one in f32, in another order.
-        CHECK(at::allclose(or_zero(actual[i]), or_zero(expected[i]), 1e-4, 1e-4));
+        CHECK(at::allclose(actual, expected, 1e-4, 1e-4));
       }
     }
   }
-}
-
-// Both devices round operands, hidden products and outputs to bf16, not always to the same number:
-// by 2^-9 each time, five times on the longest way, on both sides.
-TEST_CASE("a layer of top-k without a capacity equals the CPU's in bf16, with counts on the device",
-          "[model][gpu]") {
-  MOE_NEED_GPU();
-  at::manual_seed(5);
+  // bf16: both devices round operands, hidden products and outputs, not always to the same number:
+  // 2^-9 each, five times on the longest path, on both sides.
   for (const auto* router : {"top1:cf=inf", "top2:cf=inf", "top2+fr:cf=inf"}) {
-    for (const int64_t tokens : {1, 33}) {
-      for (const int64_t rank : {0, 3, 8}) {
-        CAPTURE(router, tokens, rank);
-        Case each = random_case(router, tokens, rank);
-        each.inputs[0] = each.inputs[0].to(at::kBFloat16);
-        const auto expected = each.results();
-        each.move_to_gpu();
-        const auto actual = each.results();
-        for (size_t i = 0; i < expected.size(); ++i) {
-          CAPTURE(i);
-          const Tensor truth = or_zero(expected[i]).to(at::kDouble);
-          const Tensor apart = or_zero(actual[i]).to(at::kDouble) - truth;
-          CHECK(apart.norm().item<double>() < 0.02 * truth.norm().item<double>() + 1e-6);
-        }
+    for (const auto& [tokens, rank] :
+         std::vector<std::pair<int64_t, int64_t>>{{1, 0}, {1, 3}, {33, 0}, {33, 3}, {33, 8}}) {
+      CAPTURE(router, tokens, rank);
+      Case each = random_case(router, tokens, rank);
+      each.inputs[0] = each.inputs[0].to(at::kBFloat16);
+      for (const auto& [actual, expected] : on_both(each)) {
+        const Tensor truth = expected.to(at::kDouble);
+        CHECK((actual.to(at::kDouble) - truth).norm().item<double>() <
+              0.02 * truth.norm().item<double>() + 1e-6);
       }
     }
   }

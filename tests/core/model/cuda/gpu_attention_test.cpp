@@ -1,14 +1,12 @@
-// The attention of a pack on a GPU against loops in double, and its gradient against autograd
-// through the same sums written out in double. In a build without CUDA the GPU and LibTorch's flash
-// kernel are emulated ones (tests/support/emulated_cuda).
-
-#include "core/model/llama/gpu_attention.h"
+// Packed attention on a GPU and its gradient against sums in f64 and autograd through them. In a
+// build without CUDA the GPU and LibTorch's flash kernel are emulated
+// (tests/support/emulated_cuda).
 
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 
-#include "tests/kernels/reference/causal_attention.h"
+#include "core/model/llama/attention.h"
 #include "tests/support/gpu.h"
 #include "tests/support/matchers.h"
 
@@ -66,35 +64,18 @@ Tensor written_out(const Tensor& qkv, const std::vector<int64_t>& lengths, const
   return at::cat(parts, 0);
 }
 
-Tensor by_loops(const Tensor& qkv, const std::vector<int64_t>& lengths, const Rotation& rotation,
-                const ModelConfig& config) {
-  const kernels::AttentionHeads heads{config.heads, config.kv_heads, config.head_dim};
-  const Tensor out =
-      at::empty({qkv.size(0), config.heads * config.head_dim}, at::TensorOptions(at::kDouble));
-  const Tensor cosine = at::cat({rotation.cosine, rotation.cosine}, 1);
-  const Tensor sine = at::cat({rotation.sine, rotation.sine}, 1);
-  int64_t first = 0;
-  for (const int64_t length : lengths) {
-    test::causal_attention_reference(qkv.const_data_ptr<double>() + first * heads.row(),
-                                     cosine.const_data_ptr<double>(), sine.const_data_ptr<double>(),
-                                     length, heads, out.data_ptr<double>() + first * out.size(1));
-    first += length;
-  }
-  return out;
-}
-
 double distance(const Tensor& actual, const Tensor& expected) {
   return ((actual.cpu().to(at::kDouble) - expected).norm() / (expected.norm() + 1e-12))
       .item<double>();
 }
 
-// f32: some 20 roundings of 2^-24 behind each other, and sums of up to 33 terms.
+// f32: some 20 successive roundings of 2^-24, and sums of up to 33 terms.
 constexpr double kF32 = 1e-5;
 // bf16: forward rounds rotated queries, rotated keys and the result, and a GPU the probabilities,
 // 2^-9 of each at most. Scores below 8 make an error of theirs up to 8 times that of a factor.
 constexpr double kBf16 = (8 + 8 + 1 + 1) / 512.0;
-// Backward reads these and rounds again: the gradient of the scores, and of queries, keys and
-// values before and after they are rotated back.
+// Backward rounds again: the gradients of the scores, and of queries, keys and values before and
+// after they are rotated back.
 constexpr double kBf16Gradient = kBf16 + (1 + 1 + 1) / 512.0;
 
 void check(const std::vector<int64_t>& lengths, const ModelConfig& config, at::ScalarType type) {
@@ -108,12 +89,12 @@ void check(const std::vector<int64_t>& lengths, const ModelConfig& config, at::S
 
   const Tensor wide = qkv.to(at::kDouble).requires_grad_(true);
   const Tensor expected = written_out(wide, lengths, rotation, config);
-  CHECK(distance(expected.detach(), by_loops(wide.detach(), lengths, rotation, config)) < 1e-12);
+
   const Tensor gradient =
       torch::autograd::grad({expected}, {wide}, {upstream.to(at::kDouble)}).front();
 
   const Tensor leaf = qkv.to(kGpu, type).requires_grad_(true);
-  const Tensor out = packed_attention(leaf * 1, lengths, *tables, config);  // gives the copy away
+  const Tensor out = packed_attention(leaf * 1, lengths, *tables, config);  // rotates the copy
   CHECK(out.scalar_type() == type);
   CHECK(distance(out.detach(), expected.detach()) < (type == at::kFloat ? kF32 : kBf16));
   const Tensor actual = torch::autograd::grad({out}, {leaf}, {upstream.to(kGpu, type)}).front();
@@ -122,7 +103,7 @@ void check(const std::vector<int64_t>& lengths, const ModelConfig& config, at::S
   CHECK(at::equal(leaf.detach().cpu(), qkv.to(type)));
 }
 
-TEST_CASE("the attention of a pack on a GPU has the numbers and the gradient of plain sums",
+TEST_CASE("packed attention on a GPU has the values and the gradient of plain sums",
           "[model][gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(11);
@@ -140,24 +121,7 @@ TEST_CASE("the attention of a pack on a GPU has the numbers and the gradient of 
   }
 }
 
-TEST_CASE("attention in bf16 on a GPU rotates queries and keys where they lie", "[model][gpu]") {
-  MOE_NEED_GPU();
-  at::manual_seed(12);
-  const ModelConfig config = config_of(4, 2, 8);
-  const std::vector<int64_t> lengths = {3, 5};
-  const auto tables = pack_tables(lengths, {}, config, kGpu);
-  const Tensor leaf = at::randn({8, 64}).to(kGpu, at::kBFloat16).requires_grad_(true);
-  const Tensor qkv = leaf * 1;
-  Tensor given = qkv;
-  packed_attention(std::move(given), lengths, *tables, config);
-  // Position 0 is no rotation, and values have none.
-  const Tensor before = leaf.detach().cpu(), after = qkv.detach().cpu();
-  CHECK(at::equal(after[0], before[0]));
-  CHECK_FALSE(at::equal(after[1].narrow(0, 0, 48), before[1].narrow(0, 0, 48)));
-  CHECK(at::equal(after[1].narrow(0, 48, 16), before[1].narrow(0, 48, 16)));
-}
-
-TEST_CASE("who kept what attention rotates is told in backward", "[model][gpu]") {
+TEST_CASE("backward throws if a tensor that attention rotated in place was kept", "[model][gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(13);
   const ModelConfig config = config_of(2, 2, 8);

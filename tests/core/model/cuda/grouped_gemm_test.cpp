@@ -1,12 +1,12 @@
-// Tests the experts' products on a GPU against plain sums in f64: one product an expert where the
-// counts are on the host, one launch where they are on the device. In a build without CUDA the GPU
-// is an emulated one (tests/support/emulated_cuda).
+// Grouped products on a GPU against plain sums in f64: one product an expert with counts on the
+// host, one launch with counts on the device. In a build without CUDA the GPU is emulated
+// (tests/support/emulated_cuda).
 
 #include <torch/csrc/autograd/autograd.h>
 
 #include "kernels/ops/bf16_working_copy.h"
-#include "kernels/ops/grouped_linear.h"
 #include "kernels/ops/grouped_swiglu.h"
+#include "kernels/ops/linear.h"
 #include "tests/support/gpu.h"
 
 using at::Tensor;
@@ -15,7 +15,7 @@ using test::kGpu;
 
 namespace {
 
-// Half a unit in the last place of 24 and of 8 bits, at most so much of a number.
+// Half a unit in the last place of 24 and of 8 bits: the bound of a relative rounding error.
 constexpr double kF32 = 1.0 / (1 << 24), kBf16 = 1.0 / (1 << 8);
 
 struct Case {
@@ -110,7 +110,8 @@ std::vector<Tensor> computed(const Tensors& given, const Segments& segments) {
 
 }  // namespace
 
-TEST_CASE("experts' products one by one and in one launch are the plain sums", "[model][gpu]") {
+TEST_CASE("grouped products equal plain sums, with counts on the host or on the device",
+          "[model][gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(9);
   for (size_t number = 0; number < kCases.size(); ++number) {
@@ -128,7 +129,7 @@ TEST_CASE("experts' products one by one and in one launch are the plain sums", "
   }
 }
 
-TEST_CASE("gradients of large experts are f32 sums where only the GPU knows their rows",
+TEST_CASE("weight gradients of large experts are f32 sums, with counts on the device too",
           "[model][gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(10);
@@ -143,7 +144,7 @@ TEST_CASE("gradients of large experts are f32 sums where only the GPU knows thei
     return made;
   };
   const Tensor gate_up = weight(2 * inner, width), down = weight(width, inner);
-  REQUIRE(kernels::prefers_gradients_by_expert(gate_up));
+  REQUIRE(kernels::use_per_expert_gradients(gate_up));
   const auto gradients = [&](const auto& segments) {
     gate_up.mutable_grad() = down.mutable_grad() = Tensor();
     for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {  // the second is added to the first
@@ -157,7 +158,7 @@ TEST_CASE("gradients of large experts are f32 sums where only the GPU knows thei
     const Tensor& found = by_device[i];
     CHECK(found[1].count_nonzero().item<int64_t>() == 0);
     CHECK(!at::equal(found, found.to(at::kBFloat16).to(at::kFloat)));
-    // What both multiply was rounded to bf16 a few times on the way, here and there.
+    // The operands of both were rounded to bf16 a few times.
     CHECK((found - by_host[i]).norm().item<double>() <=
           4 * kBf16 * by_host[i].norm().item<double>());
   }

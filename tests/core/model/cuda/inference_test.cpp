@@ -1,6 +1,5 @@
-// Models that are run and not trained on a GPU: in which type their matrices lie there, and that
-// the numbers are those of matrices in f32. In a build without CUDA the GPU is an emulated one
-// (tests/support/emulated_cuda).
+// Models for inference on a GPU: the dtype of their matrices there, and the same values as with
+// matrices in f32. In a build without CUDA the GPU is emulated (tests/support/emulated_cuda).
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -23,7 +22,6 @@ using test::kGpu;
 
 namespace {
 
-// Of a model whose weights are whole.
 Tensor head_of(const Llama& model) {
   Tensor head;
   model.with_head([&](const Tensor& weight) { head = weight; });
@@ -40,10 +38,9 @@ Tensor logits(const Llama& model) {
   return model.head(model.forward(pack(), model.default_routing()).hidden).cpu();
 }
 
-// The same products of the same operands. In bf16 on the emulated GPU the same bits. A GPU's
-// library may sum in another order where a matrix lies elsewhere, and in f32 a matrix of up to 64
-// rows is multiplied by a kernel of ours (kernels/ops/linear.cpp) where it is stored in f32 alone:
-// 2^-24 a term, of at most 32 terms, 3 layers deep.
+// Both multiply the same operands: equal bits in bf16 on the emulated GPU. A GPU's library may sum
+// in another order at another address, and in f32 only matrices stored in f32 of up to 64 rows use
+// our kernel (kernels/ops/linear.cpp): 2^-24 a term, of at most 32 terms, 3 layers deep.
 void check_same(const Tensor& a, const Tensor& b, Precision precision) {
   const bool is_exact = test::is_emulated() && precision == Precision::kBf16;
   const double most = is_exact ? 0 : 1e-5;
@@ -63,8 +60,7 @@ void check_kept(const std::filesystem::path& folder, Precision precision, at::Sc
 }  // namespace
 
 // First in its process: peaks only grow.
-TEST_CASE("a model for inference takes no more of a GPU than its folder of 16 bits",
-          "[model][gpu]") {
+TEST_CASE("a model for inference takes no more GPU memory than its 16-bit folder", "[model][gpu]") {
   MOE_NEED_GPU();
   const test::TempDir dir;
   test::write_tiny_checkpoint(dir / "dense", {.hidden = 128,
@@ -83,14 +79,14 @@ TEST_CASE("a model for inference takes no more of a GPU than its folder of 16 bi
     Llama::load(checkpoint, {}, kGpu, storage, {precision});
     return kernels::gpu_peak_bytes(0);
   };
-  // Vectors are widened, and a page or a block of an allocator is left over for each tensor.
+  // Vectors are widened to f32, and the allocator rounds each tensor up.
   const uint64_t most = stored + stored / 4;
   CHECK(peak_of(Storage::kStored, Precision::kBf16) < most);
   CHECK(peak_of(Storage::kStored, Precision::kF32) < most);
   CHECK(peak_of(Storage::kF32, Precision::kBf16) > 3 * stored / 2);
 }
 
-TEST_CASE("matrices as they are stored give what matrices in f32 give", "[model][gpu]") {
+TEST_CASE("matrices in their stored type give the logits of matrices in f32", "[model][gpu]") {
   MOE_NEED_GPU();
   for (const auto& [stored, type] :
        {std::pair(io::DType::kF32, at::kFloat), std::pair(io::DType::kF16, at::kHalf),
@@ -111,14 +107,15 @@ TEST_CASE("matrices as they are stored give what matrices in f32 give", "[model]
   }
 }
 
-TEST_CASE("a tied embedding, which is looked up too, is not rounded", "[model][gpu]") {
+TEST_CASE("a tied embedding is not rounded, since it is looked up too", "[model][gpu]") {
   MOE_NEED_GPU();
   const test::TempDir dir;
   test::write_tiny_checkpoint(dir / "m", {.hidden = 32, .tied = true, .std = 0.2});
   check_kept(dir / "m", Precision::kBf16, at::kFloat);
 }
 
-TEST_CASE("biases, norms of heads and shared experts stay as they are", "[model][gpu]") {
+TEST_CASE("models with biases, head norms or shared experts keep their stored matrices",
+          "[model][gpu]") {
   MOE_NEED_GPU();
   for (const auto kind : {test::Foreign::kQwen2, test::Foreign::kQwen3}) {
     const test::TempDir dir;
@@ -136,7 +133,7 @@ TEST_CASE("biases, norms of heads and shared experts stay as they are", "[model]
   check_kept(dir / "m", Precision::kBf16, at::kBFloat16);
 }
 
-TEST_CASE("text is generated from matrices in bf16", "[model][gpu]") {
+TEST_CASE("bf16 matrices generate the same text as f32 ones", "[model][gpu]") {
   MOE_NEED_GPU();
   const test::TempDir dir;
   test::write_tiny_checkpoint(dir / "m", {.hidden = 32, .dtype = io::DType::kBF16, .std = 0.3});

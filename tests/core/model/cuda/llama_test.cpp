@@ -1,6 +1,5 @@
 // A model on a GPU against itself on the CPU: logits, gradients, generation. In a build without
-// CUDA the GPU is an emulated one (tests/support/emulated_cuda), where what the host reads of its
-// memory is a fault.
+// CUDA the GPU is emulated (tests/support/emulated_cuda), and a host read of its memory faults.
 
 #include "core/model/llama/llama.h"
 
@@ -32,7 +31,7 @@ class Folder {
     }
   }
 
-  // A folder of another kind, as it is.
+  // A folder of another architecture.
   explicit Folder(const test::ForeignCheckpoint& options) {
     test::write_foreign_checkpoint(dir_ / "dense", options);
   }
@@ -97,11 +96,17 @@ void check_close(const std::vector<Tensor>& gpu, const std::vector<Tensor>& host
 // f32: sums of at most 81 terms in another order, 3 layers and their backward deep: 2^-24 * 81 *
 // 6 = 3e-5 at worst. Weights are of order one, so nothing is amplified but by softmaxes.
 constexpr double kF32 = 1e-4;
-// bf16: both sides round operands to 8 bits, and what lies between them at other places: 2^-9 a
-// rounding, some 50 of them behind each other in a root of squares, 0.014 (in a layer's attention
-// the CPU rounds rotated queries and keys, shares, and in backward three more). Four times that,
-// since a router's gradient is of differences between experts.
+// bf16: both sides round operands to 8 bits, and intermediate values at different places: 2^-9 a
+// rounding, some 50 successive ones as a root of squares, 0.014. Four times that, since the
+// gradient of a router is a difference between experts.
 constexpr double kBf16 = 0.056;
+constexpr model::ComputeOptions kBf16Compute{model::Precision::kBf16};
+
+void check_gpu_equals_cpu(const Folder& folder, bool is_bf16 = false) {
+  const model::ComputeOptions compute = is_bf16 ? kBf16Compute : model::ComputeOptions{};
+  check_close(results(folder.load(kGpu, compute)), results(folder.load(at::kCPU, compute)),
+              is_bf16 ? kBf16 : kF32);
+}
 
 const std::vector<std::string>& routers() {
   static const std::vector<std::string> all = {
@@ -116,14 +121,13 @@ TEST_CASE("logits and gradients on a GPU equal those on the CPU", "[model][gpu]"
   for (const auto& router : routers()) {
     INFO("router '" << router << "'");
     const Folder folder(router);
-    check_close(results(folder.load(kGpu)), results(folder.load(at::kCPU)), kF32);
+    check_gpu_equals_cpu(folder);
   }
 }
 
-TEST_CASE("a shared expert on a GPU is the one on the CPU", "[model][gpu]") {
+TEST_CASE("a shared expert on a GPU equals the one on the CPU", "[model][gpu]") {
   MOE_NEED_GPU();
-  const model::ComputeOptions bf16{model::Precision::kBf16};
-  // Of two experts top-2 takes both, so that no choice can flip in bf16.
+  // With two experts top-2 takes both, so that rounding to bf16 changes no choice.
   for (const int64_t experts : {4, 2}) {
     CAPTURE(experts);
     const Folder folder({.kind = test::Foreign::kQwen2Moe,
@@ -131,36 +135,33 @@ TEST_CASE("a shared expert on a GPU is the one on the CPU", "[model][gpu]") {
                          .dense_layers = {1},
                          .shared_width = 24,
                          .tiny = {.hidden = 32, .std = 0.2}});
-    check_close(results(folder.load(kGpu)), results(folder.load(at::kCPU)), kF32);
+    check_gpu_equals_cpu(folder);
     if (experts == 2) {
-      check_close(results(folder.load(kGpu, bf16)), results(folder.load(at::kCPU, bf16)), kBf16);
+      check_gpu_equals_cpu(folder, /*is_bf16=*/true);
     }
   }
 }
 
-TEST_CASE("biases and norms of heads on a GPU equal those on the CPU", "[model][gpu]") {
+TEST_CASE("biases and head norms on a GPU equal those on the CPU", "[model][gpu]") {
   MOE_NEED_GPU();
-  const model::ComputeOptions bf16{model::Precision::kBf16};
   for (const auto kind : {test::Foreign::kQwen2, test::Foreign::kQwen3}) {
     CAPTURE(static_cast<int>(kind));
     const Folder folder({.kind = kind, .dense_layers = {}, .tiny = {.hidden = 32, .std = 0.2}});
-    check_close(results(folder.load(kGpu)), results(folder.load(at::kCPU)), kF32);
-    check_close(results(folder.load(kGpu, bf16)), results(folder.load(at::kCPU, bf16)), kBf16);
+    check_gpu_equals_cpu(folder);
+    check_gpu_equals_cpu(folder, /*is_bf16=*/true);
   }
 }
 
-TEST_CASE("bf16 on a GPU is bf16 on the CPU", "[model][gpu]") {
+TEST_CASE("bf16 on a GPU equals bf16 on the CPU", "[model][gpu]") {
   MOE_NEED_GPU();
-  const model::ComputeOptions bf16{model::Precision::kBf16};
   for (const std::string router : {"", "top2:cf=inf"}) {
-    // Heads of 8 are what the flash kernel takes; nobody is refused, so no decision can flip but a
-    // choice of experts, whose logits are of f32 activations rounded alike.
-    const Folder folder(router, {.hidden = 32, .std = 0.2});
-    check_close(results(folder.load(kGpu, bf16)), results(folder.load(at::kCPU, bf16)), kBf16);
+    // The flash kernel needs heads of 8. Nothing is dropped, so that only a choice of experts could
+    // differ, and its logits come from f32 activations that both devices round equally.
+    check_gpu_equals_cpu(Folder(router, {.hidden = 32, .std = 0.2}), /*is_bf16=*/true);
   }
 }
 
-TEST_CASE("what is computed again on a GPU changes nothing", "[model][gpu]") {
+TEST_CASE("recomputation on a GPU changes nothing", "[model][gpu]") {
   MOE_NEED_GPU();
   const Folder folder("top1+ir+fr");
   const auto plain = results(folder.load(kGpu));
@@ -169,7 +170,7 @@ TEST_CASE("what is computed again on a GPU changes nothing", "[model][gpu]") {
   }
 }
 
-TEST_CASE("adapters on a GPU are those on the CPU", "[model][gpu]") {
+TEST_CASE("adapters on a GPU equal those on the CPU", "[model][gpu]") {
   MOE_NEED_GPU();
   const Folder folder("top1");
   const auto adapted = [&](at::Device device) {
@@ -181,15 +182,15 @@ TEST_CASE("adapters on a GPU are those on the CPU", "[model][gpu]") {
   check_close(adapted(kGpu), adapted(at::kCPU), kF32);
 }
 
-TEST_CASE("sequences that go on from others do so on a GPU", "[model][gpu]") {
+TEST_CASE("sequences that continue others on a GPU equal those on the CPU", "[model][gpu]") {
   MOE_NEED_GPU();
-  const Folder folder("top1:cf=inf");
   const at::NoGradGuard no_gradients;
   model::Packed tokens = pack();
-  tokens.continues = {-1, -1, 1, -1, 1, 3};
+  tokens.prefix_index = {-1, -1, 1, -1, 1, 3};
   const auto hidden = [&](const Llama& model) {
     return model.forward(tokens, model.default_routing()).hidden.cpu();
   };
+  const Folder folder("top1:cf=inf");
   const Tensor gpu = hidden(folder.load(kGpu)), host = hidden(folder.load(at::kCPU));
   int64_t first = 0;
   for (size_t i = 0; i < lengths().size(); ++i) {
@@ -198,23 +199,12 @@ TEST_CASE("sequences that go on from others do so on a GPU", "[model][gpu]") {
     CHECK(distance(gpu.narrow(0, first, length), host.narrow(0, first, length)) < kF32);
     first += length;
   }
+  const Folder dense("", {.hidden = 32, .std = 0.2});  // heads of 8
+  CHECK(distance(hidden(dense.load(kGpu, kBf16Compute)),
+                 hidden(dense.load(at::kCPU, kBf16Compute))) < kBf16);
 }
 
-TEST_CASE("sequences that continue others in bf16 on a GPU are those of bf16 on a CPU",
-          "[model][gpu]") {
-  MOE_NEED_GPU();
-  const model::ComputeOptions bf16{model::Precision::kBf16};
-  const Folder folder("", {.hidden = 32, .std = 0.2});  // heads of 8
-  const at::NoGradGuard no_gradients;
-  model::Packed tokens = pack();
-  tokens.continues = {-1, -1, 1, -1, 1, 3};
-  const auto hidden = [&](const Llama& model) {
-    return model.forward(tokens, model.default_routing()).hidden.cpu();
-  };
-  CHECK(distance(hidden(folder.load(kGpu, bf16)), hidden(folder.load(at::kCPU, bf16))) < kBf16);
-}
-
-TEST_CASE("a model on a GPU writes what it writes on the CPU", "[model][gpu]") {
+TEST_CASE("a model generates the same text on a GPU and on the CPU", "[model][gpu]") {
   MOE_NEED_GPU();
   for (const std::string router : {"", "top2:cf=inf", "relu:k=1"}) {
     const Folder folder(router);
@@ -231,7 +221,7 @@ TEST_CASE("a model on a GPU writes what it writes on the CPU", "[model][gpu]") {
   }
 }
 
-TEST_CASE("a clone of a model on a GPU is there too, and has its weights", "[model][gpu]") {
+TEST_CASE("a clone of a model on a GPU is on the GPU and has its weights", "[model][gpu]") {
   MOE_NEED_GPU();
   const Folder folder("top1");
   const Llama model = folder.load(kGpu);

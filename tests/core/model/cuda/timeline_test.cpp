@@ -1,5 +1,5 @@
-// The parts of a step on a GPU are told by the GPU's clock. In a build without CUDA the GPU is an
-// emulated one, whose events run a thousand times as fast as the host's clock
+// The times of the parts of a step on a GPU are measured by its events. In a build without CUDA the
+// GPU is emulated, with events a thousand times as fast as the host's clock
 // (tests/support/emulated_cuda/device.cpp).
 
 #include "core/model/llama/timeline.h"
@@ -11,8 +11,8 @@
 #include <numeric>
 
 #include "core/model/llama/llama.h"
-#include "kernels/ops/grouped_linear.h"
 #include "kernels/ops/grouped_swiglu.h"
+#include "kernels/ops/linear.h"
 #include "tests/support/gpu.h"
 #include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
@@ -55,7 +55,8 @@ Measured measure(at::Device device) {
 
 }  // namespace
 
-TEST_CASE("the parts of a step on a GPU are those on the CPU, by the GPU's clock", "[model][gpu]") {
+TEST_CASE("a step has the same parts on a GPU and on the CPU, timed by GPU events",
+          "[model][gpu]") {
   MOE_NEED_GPU();
   const Measured host = measure(at::kCPU), gpu = measure(kGpu);
   for (const auto& [name, seconds] : host.parts_s) {
@@ -71,7 +72,7 @@ TEST_CASE("the parts of a step on a GPU are those on the CPU, by the GPU's clock
   }
 }
 
-TEST_CASE("the experts' forward is a part where only the GPU knows their rows", "[model][gpu]") {
+TEST_CASE("the experts' forward is a part with counts on the device too", "[model][gpu]") {
   MOE_NEED_GPU();
   const auto on_gpu = [](at::IntArrayRef shape) { return at::ones(shape).to(kGpu); };
   const Tensor ends = at::tensor({3, 5}, at::kInt).to(kGpu), rows = on_gpu({6, 8});
@@ -84,7 +85,7 @@ TEST_CASE("the experts' forward is a part where only the GPU knows their rows", 
   CHECK((parts.size() == 1 && parts.count("experts") == 1));
 }
 
-TEST_CASE("a part inside another counts for the outer one", "[model][gpu]") {
+TEST_CASE("a nested part counts for the outer one", "[model][gpu]") {
   MOE_NEED_GPU();
   const Tensor x = at::ones({8}, at::TensorOptions(kGpu));
   const auto parts = model::part_seconds(

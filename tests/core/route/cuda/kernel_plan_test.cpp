@@ -1,6 +1,6 @@
-#include "core/route/kernel_plan.h"
-
 #include "tests/core/route/kernel_plan.h"
+
+#include "core/route/route.h"
 #include "tests/support/gpu.h"
 
 using namespace moe::route;
@@ -8,7 +8,7 @@ using namespace moe::test;
 
 namespace {
 
-// Numbers of runs of `lengths` tokens each.
+// Returns the run index of each token for runs of `lengths` tokens.
 std::vector<int64_t> numbers_of_runs(const std::vector<int64_t>& lengths) {
   std::vector<int64_t> numbers;
   for (size_t run = 0; run < lengths.size(); ++run) {
@@ -19,8 +19,8 @@ std::vector<int64_t> numbers_of_runs(const std::vector<int64_t>& lengths) {
 
 }  // namespace
 
-// Few runs are filled one by one, evenly spread ones are made by arithmetic, the rest is copied: on
-// both sides of each limit, with runs a token too long or too short, gaps and padding.
+// Few runs are filled one by one, evenly spread runs are computed, other runs are copied: sizes on
+// both sides of each limit, runs one token too long or too short, gaps and padding.
 TEST_CASE("a GPU is told the homes and sequences that the CPU is", "[route][gpu]") {
   MOE_NEED_GPU();
   std::vector<RoutingGroup> groups;
@@ -67,7 +67,7 @@ TEST_CASE("a GPU weighs and counts what it routed as LibTorch's operations do on
                                        const RoutingGroup& given) {
     const bool has_ties = at::equal(drawn, drawn.round());
     if (drawn.size(0) == 31 || drawn.size(0) == 64 || (has_ties && given.ranks != 2)) {
-      return;  // the plan's own test has them
+      return;  // covered by the plan's test
     }
     RoutingGroup group = given;
     group.wants_z_loss = group.ranks != 2;
@@ -83,24 +83,23 @@ TEST_CASE("a GPU weighs and counts what it routed as LibTorch's operations do on
     const at::Tensor upstream = at::randn({expected.plan.token.size(0)});
     check_close(weighed(actual, there, upstream), weighed(expected, logits, upstream));
 
-    const at::Tensor other = drawn * 0.9;  // what was decided stays, the weights move
+    const at::Tensor other = drawn * 0.9;  // the plan stays, the weights change
     const at::Tensor again = other.clone().requires_grad_(true);
     const at::Tensor again_there = other.to(moe::test::kGpu).requires_grad_(true);
-    check_close(weighed(route_again(again_there, actual, settings), again_there, upstream),
+    check_close(weighed(recompute_gates(again_there, actual, settings), again_there, upstream),
                 weighed(weigh_by_rules(again, expected, settings), again, upstream));
   });
 }
 
-// Tokens whose logits are each other's in another order have scores that are equal but for the
-// rounding of a softmax, which differs between devices: the rules decide by the GPU's scores, and
-// those are compared with the CPU's.
+// Tokens with permuted logits have scores that differ by the rounding of a softmax, which depends
+// on the device. The rules therefore use the GPU's scores, which are compared with the CPU's.
 TEST_CASE("a GPU routes as the rules do on the CPU, unused rows too", "[route][gpu]") {
   MOE_NEED_GPU();
   for_each_case({0, 1, 31, 33, 64}, [](const at::Tensor& logits, const RouterSettings& settings,
                                        const RoutingGroup& group) {
     const Routing actual = route(logits.to(moe::test::kGpu), settings, group);
     const at::Tensor scores = actual.input.scores.cpu();
-    CHECK(at::allclose(scores, functions_of(settings).scores(logits), 1e-6, 1e-7));
+    CHECK(at::allclose(scores, router_functions(settings).scores(logits), 1e-6, 1e-7));
     const Routing expected = route_by_rules(logits, settings, group, {}, scores);
     check_equal(actual.plan, expected.plan);
     CHECK(at::allclose(actual.combine.cpu(), expected.combine, 1e-5, 1e-6));
@@ -113,7 +112,7 @@ TEST_CASE("a GPU routes under a bias as the rules do on the CPU", "[route][gpu]"
   for (const auto* text : {"top1:bias=0.1", "top2+ir+fr:cf=0.7,bias=0.1", "top3:cf=inf,bias=0"}) {
     CAPTURE(text);
     const RouterSettings settings = parse_router(text);
-    CHECK_FALSE(has_kernel_plan(settings, 4));  // the kernels' choice knows no bias
+    CHECK_FALSE(has_fused_gpu_plan(settings, 4));  // the GPU kernels do not support a bias
     for (const int64_t tokens : {0, 1, 33, 64}) {
       const at::Tensor logits = at::randn({tokens, 4}) * 2, bias = at::randn({4}) * 0.3;
       const RoutingGroup group = spread_over_ranks(tokens, 2);

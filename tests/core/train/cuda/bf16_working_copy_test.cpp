@@ -1,6 +1,5 @@
-// The bf16 copies of weights that train on a GPU: when they are kept, when they are made again,
-// and that AdamW writes them. In a build without CUDA the GPU is an emulated one
-// (tests/support/emulated_cuda).
+// bf16 working copies of weights that train on a GPU: when they are kept, updated and written by
+// AdamW. In a build without CUDA the GPU is emulated (tests/support/emulated_cuda).
 
 #include "kernels/ops/bf16_working_copy.h"
 
@@ -11,7 +10,6 @@
 
 #include "core/train/step/optimizer.h"
 #include "kernels/ops/device.h"
-#include "kernels/ops/grouped_linear.h"
 #include "kernels/ops/grouped_swiglu.h"
 #include "kernels/ops/linear.h"
 #include "tests/support/gpu.h"
@@ -37,11 +35,11 @@ bool is_rounding_of(const Tensor& copy, const Tensor& weight) {
          at::equal(copy.cpu(), weight.detach().cpu().to(at::kBFloat16));
 }
 
-// What no rounding of a weight gives, in its copy: whoever makes the copy again removes it.
-void spoil(const Tensor& weight) { bf16_working_copy(weight).fill_(77); }
-bool is_spoilt(const Tensor& copy) { return at::equal(copy.cpu(), at::full_like(copy.cpu(), 77)); }
+// Fills the copy of `weight` with a value that is no rounding of a weight. An update removes it.
+void mark(const Tensor& weight) { bf16_working_copy(weight).fill_(77); }
+bool is_marked(const Tensor& copy) { return at::equal(copy.cpu(), at::full_like(copy.cpu(), 77)); }
 
-// One step from a loss that every number of `weight` has a part in.
+// One step of a loss that depends on every element of `weight`.
 void step(AdamW& optimizer, const Tensor& weight) {
   optimizer.clear_gradients();
   const Tensor x = at::randn({6, weight.size(1)}).to(kGpu, at::kBFloat16);
@@ -51,64 +49,56 @@ void step(AdamW& optimizer, const Tensor& weight) {
 
 }  // namespace
 
-TEST_CASE("a copy is kept until its weight is written", "[kernels][gpu]") {
+TEST_CASE("a copy is valid until its weight is written", "[kernels][gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(1);
   const Tensor weight = trained({9, 8});
   const Tensor copy = weight_for_products(weight, at::kBFloat16);
   CHECK(is_rounding_of(copy, weight));
-  spoil(weight);
-  CHECK(is_spoilt(weight_for_products(weight, at::kBFloat16)));
+  mark(weight);
+  CHECK(is_marked(weight_for_products(weight, at::kBFloat16)));
 
   const at::NoGradGuard no_gradients;
   weight.mul_(3);
   CHECK(is_rounding_of(weight_for_products(weight, at::kBFloat16), weight));
-  const Tensor part = weight.detach().view({-1}).narrow(0, 10, 20);  // as shards are written back
+  const Tensor part = weight.detach().view({-1}).narrow(0, 10, 20);  // as after a gather of shards
   part.copy_(at::randn({20}).to(kGpu));
   CHECK(is_rounding_of(weight_for_products(weight, at::kBFloat16), weight));
   CHECK(weight_for_products(weight, at::kBFloat16).is_same(copy));
 }
 
-TEST_CASE("a weight that keeps no copy, and one in f32, is read itself", "[kernels][gpu]") {
+TEST_CASE("products in f32, and of a weight without copy, read the weight", "[kernels][gpu]") {
   MOE_NEED_GPU();
   const Tensor weight = trained({9, 8}), other = at::randn({9, 8}).to(kGpu);
   CHECK(weight_for_products(weight, at::kFloat).is_same(weight));
   CHECK(weight_for_products(other, at::kBFloat16).is_same(other));
-  CHECK(!bf16_working_copy(weight).defined());  // nobody has asked
+  CHECK(!bf16_working_copy(weight).defined());  // made on first use
   weight_for_products(weight, at::kBFloat16);
   CHECK(bf16_working_copy(weight).defined());
   CHECK(!bf16_working_copy(weight.detach()).defined());
 }
 
-TEST_CASE("AdamW writes a weight's copy in its own pass", "[train][gpu]") {
+TEST_CASE("AdamW updates the copy of a weight unless its moments are bf16", "[train][gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(2);
+  AdamWSettings settings;
+  settings.moments = GENERATE(io::DType::kF32, io::DType::kBF16);
+  const bool is_updated = settings.moments == io::DType::kF32;  // bf16 moments: updates in pieces
   const Tensor weight = trained({33, 16});
-  AdamW optimizer(whole_slices({{"weight", weight}}), {});
+  AdamW optimizer(whole_slices({{"weight", weight}}), settings);
   for (int64_t t = 0; t < 3; ++t) {
     const Tensor before = weight.detach().cpu().clone();
     step(optimizer, weight);
     CHECK(!at::equal(weight.detach().cpu(), before));
-    CHECK(is_rounding_of(bf16_working_copy(weight), weight));
+    CHECK(is_rounding_of(bf16_working_copy(weight), weight) == is_updated);
   }
-  spoil(weight);  // nobody rounds it again
-  CHECK(is_spoilt(weight_for_products(weight, at::kBFloat16)));
+  mark(weight);
+  // A copy that AdamW has updated is valid and not rounded again.
+  const Tensor copy = weight_for_products(weight, at::kBFloat16);
+  CHECK((is_updated ? is_marked(copy) : is_rounding_of(copy, weight)));
 }
 
-TEST_CASE("a copy that AdamW left alone is made again", "[train][gpu]") {
-  MOE_NEED_GPU();
-  at::manual_seed(3);
-  AdamWSettings settings;
-  settings.moments = io::DType::kBF16;  // in pieces, which have no copies
-  const Tensor weight = trained({33, 16});
-  AdamW optimizer(whole_slices({{"weight", weight}}), settings);
-  step(optimizer, weight);
-  CHECK(!is_rounding_of(bf16_working_copy(weight), weight));
-  CHECK(is_rounding_of(weight_for_products(weight, at::kBFloat16), weight));
-}
-
-TEST_CASE("AdamW clips as it reads gradients, with the numbers of clipping before",
-          "[train][gpu]") {
+TEST_CASE("AdamW with a clip scale equals AdamW after clip_gradients()", "[train][gpu]") {
   MOE_NEED_GPU();
   for (const auto moments : {io::DType::kF32, io::DType::kBF16}) {
     AdamWSettings settings;
@@ -141,7 +131,7 @@ TEST_CASE("AdamW clips as it reads gradients, with the numbers of clipping befor
   }
 }
 
-TEST_CASE("gradients of weights with copies are added where they are, with autograd's numbers",
+TEST_CASE("gradients accumulated in place for weights with copies equal those of autograd",
           "[train][gpu]") {
   MOE_NEED_GPU();
   const auto ends = at::tensor({8, 16}, at::kInt).to(kGpu);
@@ -159,7 +149,7 @@ TEST_CASE("gradients of weights with copies are added where they are, with autog
       },
       [&](const Tensor& rows, const std::vector<Tensor>& weights) {
         return kernels::linear(rows, weights[0].select(0, 0)) +
-               kernels::linear(rows, weights[2]);  // of a leaf, and of a part of one
+               kernels::linear(rows, weights[2]);  // a view and a leaf
       }};
   for (size_t number = 0; number < all.size(); ++number) {
     CAPTURE(number);
@@ -183,18 +173,18 @@ TEST_CASE("gradients of weights with copies are added where they are, with autog
     for (size_t i = 0; i < in_place.size(); ++i) {
       REQUIRE(in_place[i].grad().defined() == by_autograd[i].grad().defined());
       if (in_place[i].grad().defined()) {
-        // A product of 16 rows added to a sum is another order of the sum, in f32.
+        // The order of f32 sums over 16 rows differs.
         CHECK(at::allclose(in_place[i].grad().cpu(), by_autograd[i].grad().cpu(), 1e-5, 1e-4));
       }
     }
   }
 }
 
-TEST_CASE("no gradient of a second micro-batch stands beside the sum", "[train][gpu]") {
+TEST_CASE("the gradient of a second micro-batch needs no memory of its own", "[train][gpu]") {
   MOE_NEED_GPU();
   const auto ends = at::tensor({8, 16}, at::kInt).to(kGpu);
   const Tensor rows = at::ones({16, 1024}).to(kGpu, at::kBFloat16);
-  // The smaller first: peaks are those of the whole process.
+  // The smaller shape first, since the peak is that of the process.
   for (const auto& shape : {std::vector<int64_t>{2048, 1024}, {2, 2048, 1024}}) {
     const Tensor weight = at::zeros(shape).to(kGpu).requires_grad_(true);
     kernels::keep_bf16_working_copy(weight);
@@ -210,7 +200,8 @@ TEST_CASE("no gradient of a second micro-batch stands beside the sum", "[train][
   }
 }
 
-TEST_CASE("a gradient that is asked for by name comes back where no sum is", "[train][gpu]") {
+TEST_CASE("torch::autograd::grad() returns a gradient and leaves grad() undefined",
+          "[train][gpu]") {
   MOE_NEED_GPU();
   const Tensor weight = trained({16, 8}), rows = at::randn({4, 8}).to(kGpu, at::kBFloat16);
   const auto gradient = torch::autograd::grad({kernels::linear(rows, weight).sum()}, {weight});
@@ -218,7 +209,7 @@ TEST_CASE("a gradient that is asked for by name comes back where no sum is", "[t
   CHECK(!weight.grad().defined());
 }
 
-TEST_CASE("experts' products on a GPU read the copies, with counts on the host or the device",
+TEST_CASE("grouped products on a GPU read the copies, with counts on the host or the device",
           "[train][gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(4);
@@ -231,7 +222,7 @@ TEST_CASE("experts' products on a GPU read the copies, with counts on the host o
   const auto there = [&] {
     return kernels::grouped_swiglu(rows, gate_up, down, ends).detach().cpu();
   };
-  // Products of a GPU's two libraries may round to the next number of bf16, 2^-8 away.
+  // The two libraries of a GPU may round to neighbouring bf16 numbers, 2^-8 apart.
   const Tensor loop = here().to(at::kFloat), grouped = there().to(at::kFloat);
   CHECK((is_emulated() ? at::equal(loop, grouped) : at::allclose(loop, grouped, 0.01, 0.01)));
   CHECK(is_rounding_of(bf16_working_copy(gate_up), gate_up));

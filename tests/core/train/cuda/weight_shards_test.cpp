@@ -1,11 +1,9 @@
-// Runs on a GPU whose dense matrices are sharded (--shard weights) against runs whose are not,
-// ranks as threads that share it. In a build without CUDA the GPU is an emulated one
-// (tests/support/emulated_cuda), and the runs are the same bits.
+// Runs with sharded weights (--shard weights) on a GPU against runs with whole weights, two ranks
+// as threads. In a build without CUDA the GPU is emulated (tests/support/emulated_cuda) and the
+// runs have equal bits.
 
 #include "tests/support/gpu.h"
-#include "tests/support/rank_threads.h"
-#include "tests/support/time_limit.h"
-#include "tests/support/train_world.h"
+#include "tests/support/train_ranks.h"
 
 using namespace moe;
 using namespace moe::train;
@@ -13,32 +11,21 @@ using namespace moe::test;
 
 namespace {
 
-constexpr int kSeconds = 300;  // for what takes the emulated GPU 10 of an idle core
-
-// Losses and gradient norms of two steps of two ranks.
+// Returns losses and gradient norms of two steps on two ranks.
 std::vector<double> run(TrainWorld& world, Shard shard) {
   world.settings.run = world.dir / (shard == Shard::kWeights ? "sharded" : "whole");
   world.settings.shard = shard;
-  const TimeLimit limit(kSeconds);
-  std::vector<double> said;
-  test::run_as_threads(
-      2,
-      [&](distributed::Comm& comm) {
-        TrainCallbacks callbacks;
-        callbacks.on_step = [&](const StepRecord& record) {
-          if (comm.rank() == 0) {
-            said.insert(said.end(), {record.loss, record.grad_norm});
-          }
-        };
-        train::train(world.settings, callbacks, &comm);
-      },
-      kGpu);
-  return said;
+  std::vector<double> numbers;
+  for (const auto& record :
+       train_on_ranks(world.settings, 2, {.device = kGpu, .max_seconds = 300})) {
+    numbers.insert(numbers.end(), {record.loss, record.grad_norm});
+  }
+  return numbers;
 }
 
 }  // namespace
 
-TEST_CASE("sharded weights train on a GPU as whole ones do", "[train][gpu]") {
+TEST_CASE("sharded weights train on a GPU as whole weights", "[train][gpu]") {
   MOE_NEED_GPU();
   struct Case {
     const char* router;
@@ -52,7 +39,7 @@ TEST_CASE("sharded weights train on a GPU as whole ones do", "[train][gpu]") {
     TrainWorld world(each.router);
     world.settings.steps = 2;
     world.settings.micro_batch = 2;
-    // One micro-batch for each replica: the two ranks share the experts out, or each has all.
+    // One micro-batch for each replica: the ranks are two replicas, or share the experts.
     world.settings.global_batch = std::string(each.router).empty() ? 4 : 2;
     world.settings.lr = 1e-3;
     world.settings.on_cuda = true;
@@ -61,7 +48,7 @@ TEST_CASE("sharded weights train on a GPU as whole ones do", "[train][gpu]") {
     REQUIRE(truth.size() == 4);
     REQUIRE(sharded.size() == 4);
     for (size_t i = 0; i < truth.size(); ++i) {
-      // A real GPU adds some sums by atomics, in no fixed order; see training_test.cpp.
+      // A real GPU has sums in no fixed order; see training_test.cpp.
       CHECK(std::abs(sharded[i] - truth[i]) <= (is_emulated() ? 0 : 1e-2 * std::abs(truth[i])));
     }
   }

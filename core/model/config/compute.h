@@ -1,0 +1,55 @@
+#pragma once
+// Settings of the computation that do not belong to the checkpoint: precision, activation
+// checkpointing and low-rank adapters. Needs no LibTorch.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace moe::model {
+
+enum class Precision {
+  kF32,
+  kTf32,  // f32; products on CUDA GPUs take operands with 10 bits of mantissa
+  kBf16,  // products and their saved activations; master weights, gradients, the residual stream,
+          // norms, router, softmax and losses stay f32 (kernels/ops/linear.h)
+};
+
+// Part of a layer that is recomputed in backward (core/model/llama/recompute.h).
+enum class Recompute { kNone, kFeedForward, kLayer };
+
+struct ComputeOptions {
+  Precision precision = Precision::kF32;
+  Recompute recompute = Recompute::kNone;
+};
+
+// Throws UserError with the known values.
+Precision parse_precision(const std::string& text);
+Recompute parse_recompute(const std::string& text);
+// Throws UserError for TF32 without a GPU.
+void check_precision(Precision precision, bool on_cuda);
+// Returns `requested` after check_precision(); by default bf16 on a GPU and f32 on a CPU.
+Precision inference_precision(const std::optional<Precision>& requested, bool on_cuda);
+const char* to_string(Precision precision);
+const char* to_string(Recompute recompute);
+
+// Low-rank adapters (Hu et al. 2021, "LoRA", section 4.1). W is frozen, A and B are trained:
+//
+//   y = W x + (alpha / r) B A x,    A [r, D] random, B [N, r] initially zero.
+//
+// A fused weight has one adapter: q, k and v share A, as do gate and up. Every expert has its own.
+struct LoraSettings {
+  int64_t rank = 0;                                    // r; 0: no adapters
+  double alpha = 0;                                    // 0: alpha = r
+  std::vector<std::string> on = {"attention", "ffn"};  // ffn: dense and experts
+
+  bool is_on(const std::string& part) const;
+  double scale() const;
+};
+
+// Throws UserError naming the flag for an invalid rank or alpha, alpha without a rank, and an
+// unknown part or none.
+void check_lora(const LoraSettings& settings);
+
+}  // namespace moe::model

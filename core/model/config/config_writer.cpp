@@ -1,0 +1,213 @@
+// Writes config.json: the keys of the parent, overridden by those of the model. A mixture is a
+// valid qwen2_moe, qwen3_moe or mixtral config, so that stock tools load it (core/io/formats.md).
+// If they would compute something else, model_type is a name that they refuse. RoPE and dtype are
+// written in both spellings, for transformers before and since version 5.
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/model/config/architecture.h"
+#include "core/model/config/config.h"
+#include "core/route/router.h"
+
+namespace moe::model {
+
+namespace {
+
+// Returns one RoPE dictionary: the scaling keys, then the other keys of the parent's dictionary.
+OrderedJson rope_dictionary(const RopeConfig& rope, const Json& parent, const char* key) {
+  OrderedJson out = OrderedJson::object();
+  out["rope_type"] = kRopeTypeNames[static_cast<size_t>(rope.type)];
+  if (rope.type != RopeType::kDefault) {
+    out["factor"] = rope.factor;
+  }
+  if (rope.type == RopeType::kLlama3) {
+    out["low_freq_factor"] = rope.low_freq_factor;
+    out["high_freq_factor"] = rope.high_freq_factor;
+  }
+  if (rope.original_max_position_embeddings > 0) {
+    out["original_max_position_embeddings"] = rope.original_max_position_embeddings;
+  }
+  const auto old = parent.find(key);
+  if (old != parent.end() && old->is_object()) {
+    for (const auto& [name, value] : old->items()) {
+      if (!out.contains(name) && name != "type") {
+        out[name] = value;
+      }
+    }
+  }
+  return out;
+}
+
+void set_rope(const RopeConfig& rope, const Json& parent, OrderedJson& out) {
+  out["rope_theta"] = rope.theta;
+  out["rope_scaling"] = nullptr;
+  if (rope.type != RopeType::kDefault) {
+    out["rope_scaling"] = rope_dictionary(rope, parent, "rope_scaling");
+    out["rope_scaling"]["type"] = kRopeTypeNames[static_cast<size_t>(rope.type)];
+  }
+  out["rope_parameters"] = rope_dictionary(rope, parent, "rope_parameters");
+  out["rope_parameters"]["rope_theta"] = rope.theta;
+}
+
+void set_llama_keys(const ModelConfig& config, const Json& parent, OrderedJson& out) {
+  out["vocab_size"] = config.vocab_size;
+  out["hidden_size"] = config.hidden_size;
+  out["intermediate_size"] = config.intermediate_size;
+  out["num_hidden_layers"] = config.layers;
+  out["num_attention_heads"] = config.heads;
+  out["num_key_value_heads"] = config.kv_heads;
+  out["head_dim"] = config.head_dim;
+  out["hidden_act"] = "silu";
+  out["max_position_embeddings"] = config.max_position_embeddings;
+  out["rms_norm_eps"] = config.rms_norm_eps;
+  out["tie_word_embeddings"] = config.tie_word_embeddings;
+  out["initializer_range"] = config.initializer_range;
+  out["torch_dtype"] = config.dtype;
+  out["dtype"] = config.dtype;
+  set_rope(config.rope, parent, out);
+  if (find_architecture(config.model_type).has_llama_tokens) {
+    out.emplace("bos_token_id", 1);  // defaults of LlamaConfig that qwen2_moe does not share
+    out.emplace("eos_token_id", 2);
+  }
+}
+
+// Writes which layers are MoE layers. Keeps the keys of the parent if they name the same layers.
+void set_qwen_moe_layers(const ModelConfig& config, OrderedJson& out) {
+  const Json stock = {{"mlp_only_layers", out.value("mlp_only_layers", OrderedJson())},
+                      {"decoder_sparse_step", out.value("decoder_sparse_step", OrderedJson())}};
+  if (config.moe->form != FolderForm::kMoe && config.moe->form != FolderForm::kMixtral &&
+      stock_moe_layers(stock, "the parent's config", config.layers) == config.moe->layers) {
+    return;
+  }
+  out["decoder_sparse_step"] = 1;
+  out["mlp_only_layers"] = OrderedJson::array();
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    if (!config.is_moe_layer(layer)) {
+      out["mlp_only_layers"].push_back(layer);
+    }
+  }
+}
+
+// Writes the keys that differ between Qwen2-MoE and Qwen3-MoE. use_qk_norm is a key of the
+// project's own architectures: the norms are fixed in the stock ones.
+void set_qwen_moe_attention(const ModelConfig& config, const Architecture& architecture,
+                            OrderedJson& out) {
+  out.erase("use_qk_norm");
+  if (architecture.form == FolderForm::kQwen3Moe) {
+    out["num_local_experts"] = config.moe->experts;
+    out.erase("shared_expert_intermediate_size");
+    out.erase("qkv_bias");
+    return;
+  }
+  out["shared_expert_intermediate_size"] = config.moe->shared_expert_width;
+  out["qkv_bias"] = config.qkv_bias;
+  if (config.qk_norm) {
+    out["use_qk_norm"] = true;
+  }
+}
+
+bool has_windowed_types(const OrderedJson& out) {
+  const auto types = out.find("layer_types");
+  return types != out.end() && types->is_array() &&
+         std::find(types->begin(), types->end(), "sliding_attention") != types->end();
+}
+
+void set_qwen_moe_keys(const ModelConfig& config, const Architecture& architecture,
+                       OrderedJson& out) {
+  const MoeConfig& moe = *config.moe;
+  const bool is_own = written_form(moe) == FolderForm::kMoe;
+  out["num_experts"] = moe.experts;
+  out["num_experts_per_tok"] = moe.router.family->hf_experts_per_token(moe.router, moe.experts);
+  out["norm_topk_prob"] = route::weights_sum_to_one(moe.router);
+  set_qwen_moe_layers(config, out);
+  out["moe_intermediate_size"] = moe.expert_width;
+  out["use_sliding_window"] = false;
+  out["max_position_embeddings"] = config.longest_sequence();
+  if (is_own) {
+    out["output_router_logits"] = false;
+  }
+  if (is_own || has_windowed_types(out)) {
+    out.erase("layer_types");  // read by qwen2_moe, not by LLaMA and Mixtral
+  }
+  out["router_aux_loss_coef"] = is_own ? 0.0 : moe.lb_coef;
+  for (const char* key : {"num_local_experts", "router_jitter_noise", "sliding_window"}) {
+    if (moe.form == FolderForm::kMixtral) {  // a Mixtral that cannot be written as one
+      out.erase(key);
+    }
+  }
+  set_qwen_moe_attention(config, architecture, out);
+}
+
+void set_architecture(const Architecture& architecture, OrderedJson& out) {
+  out["architectures"] = {architecture.name};
+  out["model_type"] = architecture.model_type;
+}
+
+void set_own_moe_object(const MoeConfig& moe, OrderedJson& out) {
+  OrderedJson own = OrderedJson::object();
+  if (out.contains("moe") && out["moe"].is_object()) {
+    own = out["moe"];  // keeps keys that this version does not know
+  }
+  own["format"] = 1;
+  own.erase("form");
+  if (written_form(moe) != FolderForm::kMoe) {
+    own["form"] = stock_architecture(written_form(moe), /*qk_norm=*/false).model_type;
+  }
+  own["layers"] = moe.layers;
+  own["granularity"] = moe.granularity;
+  own["router"] = route::to_json(moe.router);
+  own["gate_scale"] = moe.gate_scale;
+  own["ep_ranks"] = moe.ep_ranks;
+  own["lb_coef"] = moe.lb_coef;
+  own["entropy_coef"] = moe.entropy_coef;
+  const auto put = [&](const char* key, bool is_there, double value) {
+    own.erase(key);
+    if (is_there) {
+      own[key] = value;
+    }
+  };
+  put("z_coef", moe.z_coef != 0, moe.z_coef);
+  put("seq_lb_coef", moe.seq_lb_coef != 0, moe.seq_lb_coef);
+  put("lambda", moe.lambda.has_value(), moe.lambda.value_or(0));
+  own["router_init"] = {{"std", moe.router_std}, {"seed", moe.router_seed}};
+  own["source"] = nullptr;
+  if (!moe.source_name.empty() || !moe.source_sha256.empty()) {
+    own["source"] = {{"name", moe.source_name}, {"sha256", moe.source_sha256}};
+  }
+  out["moe"] = std::move(own);
+}
+
+}  // namespace
+
+OrderedJson config_json(const ModelConfig& config, const Json& parent) {
+  OrderedJson out = OrderedJson::object();
+  set_architecture(find_architecture(config.model_type), out);
+  if (parent.is_object()) {
+    for (const auto& [key, value] : parent.items()) {
+      out[key] = value;
+    }
+  }
+  set_llama_keys(config, parent, out);
+  if (config.moe) {
+    const MoeConfig& moe = *config.moe;
+    const Architecture& architecture = written_architecture(moe, config.qk_norm);
+    set_architecture(architecture, out);
+    if (architecture.form == FolderForm::kMixtral) {
+      out["num_local_experts"] = moe.experts;
+      out["num_experts_per_tok"] = moe.router.family->hf_experts_per_token(moe.router, moe.experts);
+      out["intermediate_size"] = moe.expert_width;
+      out["router_aux_loss_coef"] = moe.lb_coef;
+    } else {
+      set_qwen_moe_keys(config, architecture, out);
+    }
+    set_own_moe_object(moe, out);
+  } else {
+    set_architecture(find_architecture(config.model_type), out);
+    out.erase("moe");
+  }
+  return out;
+}
+
+}  // namespace moe::model

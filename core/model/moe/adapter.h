@@ -1,0 +1,52 @@
+#pragma once
+// Low-rank adapters (LoRA) of weights and of experts. LoraSettings (core/model/config/compute.h)
+// has the formula.
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/ops/linear.h"
+
+namespace moe::model {
+
+// Adapter of a weight [N, D], or of the weights [E, N, D] of E experts. Undefined tensors: no
+// adapter.
+struct Adapter {
+  at::Tensor a;  // [r, D] or [E, r, D] f32
+  at::Tensor b;  // [N, r] or [E, N, r] f32
+  double scale = 1;
+
+  bool defined() const { return a.defined(); }
+};
+
+// Experts of a weight [E/G, N, D] of this process: first .. first + E/G - 1 of `experts` = E.
+// experts = 0: the weight has all experts.
+struct ExpertRange {
+  int64_t first = 0, experts = 0;
+};
+
+// Returns a new adapter of `weight`: a ~ U(-1/sqrt(D), 1/sqrt(D)) as in peft, b = 0. The values
+// depend on `seed` and on the index of the expert, but not on the device or the process.
+Adapter make_adapter(const at::Tensor& weight, int64_t rank, double scale, uint64_t seed,
+                     const ExpertRange& range = {});
+
+// Returns weight + scale b a.
+at::Tensor merged_weight(const at::Tensor& weight, const Adapter& adapter);
+
+// Returns x weight^T (+ bias) + scale x a^T b^T. x [T, D] -> [T, N].
+at::Tensor adapted_linear(const at::Tensor& x, const kernels::Weight& weight,
+                          const at::Tensor& bias, const Adapter& adapter);
+
+// Returns grouped_swiglu() (kernels/ops/grouped_swiglu.h) of weights with adapters. If there is an
+// adapter, both weights must be one tensor each.
+at::Tensor adapted_swiglu(const at::Tensor& rows, const kernels::Weight& gate_up,
+                          const kernels::Weight& down, const Adapter& gate_up_adapter,
+                          const Adapter& down_adapter, const std::vector<int64_t>& rows_per_expert);
+// Overload for counts on the device: segments end at `ends` [E] i32 (kernels/ops/linear.h).
+at::Tensor adapted_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,
+                          const Adapter& gate_up_adapter, const Adapter& down_adapter,
+                          const at::Tensor& ends);
+
+}  // namespace moe::model

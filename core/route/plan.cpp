@@ -1,0 +1,357 @@
+#include "core/route/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <optional>
+
+#include "core/base/error.h"
+#include "core/route/router.h"
+#include "kernels/ops/router.h"
+
+namespace moe::route {
+
+namespace {
+
+at::Tensor index_range(int64_t size, const at::Tensor& like) {
+  return at::arange(size, like.options().dtype(at::kLong));
+}
+
+at::Tensor stable_argsort(const at::Tensor& key, bool descending) {
+  return std::get<1>(at::sort(key, /*stable=*/true, /*dim=*/0, descending));
+}
+
+// Returns the indices at which runs of equal numbers begin.
+std::vector<int64_t> find_run_begins(const std::vector<int64_t>& numbers) {
+  std::vector<int64_t> begins;
+  for (size_t token = 0; token < numbers.size(); ++token) {
+    if (token == 0 || numbers[token] != numbers[token - 1]) {
+      begins.push_back(static_cast<int64_t>(token));
+    }
+  }
+  return begins;
+}
+
+// Returns n if numbers[t] = numbers[0] + floor(t n / T) for all t, else nullopt. This holds for the
+// source ranks of one process (spread_over_ranks()) and for sequences of equal length. The last
+// number leaves two candidates for n. A candidate is checked at both ends of each run, which is
+// sufficient because floor(t n / T) is monotonic.
+std::optional<int64_t> even_spread(const std::vector<int64_t>& numbers,
+                                   const std::vector<int64_t>& begins) {
+  const auto count = static_cast<int64_t>(numbers.size());
+  const int64_t last = count < 2 ? -1 : numbers.back() - numbers.front();
+  if (last < 0) {
+    return std::nullopt;
+  }
+  const int64_t least = (last * count + count - 2) / (count - 1);
+  for (const int64_t n : {least, least + 1}) {
+    bool is_even = true;
+    for (size_t run = 0; is_even && run < begins.size(); ++run) {
+      const int64_t first = begins[run], end = run + 1 < begins.size() ? begins[run + 1] : count;
+      const int64_t number = numbers[static_cast<size_t>(first)] - numbers.front();
+      is_even = first * n / count == number && (end - 1) * n / count == number;
+    }
+    if (is_even) {
+      return n;
+    }
+  }
+  return std::nullopt;
+}
+
+// Returns `numbers` [T] i64, which consist of runs of equal values, on the device. A copy from the
+// host would synchronize with a GPU. Evenly spread numbers are therefore computed on the GPU, and
+// up to kMaxFills runs are filled one by one. More runs are copied.
+at::Tensor runs_on(at::Device device, const std::vector<int64_t>& numbers) {
+  constexpr size_t kMaxFills = 64, kArithmeticLaunches = 4;
+  const auto options = at::TensorOptions(at::kLong).device(device);
+  if (device.is_cpu()) {
+    return at::tensor(numbers, at::kLong);
+  }
+  const auto count = static_cast<int64_t>(numbers.size());
+  const std::vector<int64_t> begins = find_run_begins(numbers);
+  if (begins.size() > kArithmeticLaunches) {
+    if (const auto n = even_spread(numbers, begins)) {
+      return at::arange(count, options).mul_(*n).floor_divide_(count).add_(numbers.front());
+    }
+  }
+  if (begins.size() > kMaxFills) {
+    return at::tensor(numbers, at::kLong).to(device);
+  }
+  const at::Tensor filled = at::empty({count}, options);
+  for (size_t run = 0; run < begins.size(); ++run) {
+    const int64_t first = begins[run], end = run + 1 < begins.size() ? begins[run + 1] : count;
+    filled.narrow(0, first, end - first).fill_(numbers[static_cast<size_t>(first)]);
+  }
+  return filled;
+}
+
+void set_sequences(at::Device device, const RoutingGroup& group, RouteInput& input) {
+  if (!group.sequence) {
+    return;
+  }
+  const std::vector<int64_t>& sequence = *group.sequence;
+  MOE_CHECK(sequence.size() == group.home.size(), "{} tokens of sequences, {} tokens",
+            sequence.size(), group.home.size());
+  for (const int64_t number : sequence) {
+    MOE_CHECK(number >= 0, "sequence {}", number);
+    input.sequences = std::max(input.sequences, number + 1);
+  }
+  input.sequence = runs_on(device, sequence);
+}
+
+// Returns `experts_by_logit` [T, E] stably sorted by descending g + bias. The sum is in f64, where
+// different logits have different g unless g is almost 0. A bias of zeros therefore keeps the
+// order.
+at::Tensor sort_by_biased_score(const at::Tensor& logits, const at::Tensor& experts_by_logit,
+                                const at::Tensor& bias) {
+  const at::Tensor biased = at::softmax(logits.to(at::kDouble), 1) + bias.to(at::kDouble);
+  const at::Tensor order = std::get<1>(at::sort(biased.gather(1, experts_by_logit), /*stable=*/true,
+                                                /*dim=*/1, /*descending=*/true));
+  return experts_by_logit.gather(1, order);
+}
+
+// Returns the experts of each token by descending logit, [T, E] i64; ties: lower index first.
+at::Tensor sort_by_logit(const at::Tensor& logits) {
+  if (!logits.is_cpu() || logits.scalar_type() != at::kFloat) {
+    return std::get<1>(at::sort(logits, /*stable=*/true, /*dim=*/1, /*descending=*/true));
+  }
+  const at::Tensor plain = logits.contiguous();
+  const at::Tensor order = at::empty(plain.sizes(), plain.options().dtype(at::kLong));
+  kernels::expert_order_cpu(
+      {plain.const_data_ptr<float>(), order.data_ptr<int64_t>(), plain.size(0), plain.size(1)});
+  return order;
+}
+
+}  // namespace
+
+RoutingGroup spread_over_ranks(int64_t tokens, int64_t ranks) {
+  RoutingGroup group;
+  group.ranks = ranks;
+  group.home.resize(tokens);
+  for (int64_t token = 0; token < tokens; ++token) {
+    group.home[token] = token * ranks / tokens;
+  }
+  return group;
+}
+
+int64_t capacity_slots(std::optional<double> capacity_factor, int64_t rank_tokens,
+                       int64_t experts) {
+  if (rank_tokens == 0 || !capacity_factor) {
+    return rank_tokens;
+  }
+  // 1e-6 guards against rounding: 2.2 * 100 / 4 is 55.00000000000001 in f64.
+  const double slots = std::ceil(
+      *capacity_factor * static_cast<double>(rank_tokens) / static_cast<double>(experts) - 1e-6);
+  return std::max<int64_t>(1, static_cast<int64_t>(slots));
+}
+
+RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
+                      const RouterSettings& settings, const RoutingGroup& group,
+                      const at::Tensor& bias) {
+  const int64_t tokens = logits.size(0);
+  const int64_t experts = logits.size(1);
+  MOE_CHECK(static_cast<int64_t>(group.home.size()) == tokens, "{} source ranks for {} tokens",
+            group.home.size(), tokens);
+  MOE_CHECK(group.ranks > 0 && experts % group.ranks == 0, "{} ranks do not divide {} experts",
+            group.ranks, experts);
+  RouteInput input;
+  input.logits = logits.detach();
+  input.scores = scores.detach();
+  input.experts_by_logit = sort_by_logit(input.logits);
+  input.experts_by_choice =
+      settings.bias_rate && bias.defined()
+          ? sort_by_biased_score(input.logits, input.experts_by_logit, bias.detach())
+          : input.experts_by_logit;
+  input.ranks = group.ranks;
+  input.k = max_choices(settings, experts);
+  MOE_CHECK(input.k >= 1 && input.k <= experts, "k = {} of {} experts", input.k, experts);
+  input.dropless = !has_capacity(settings);
+
+  input.rank_tokens.resize(group.ranks);
+  std::vector<int64_t> home = group.home;
+  for (int64_t& rank : home) {
+    MOE_CHECK(rank >= -1 && rank < group.ranks, "source rank {} of {}", rank, group.ranks);
+    if (rank < 0) {
+      rank = group.ranks;
+    } else {
+      ++input.rank_tokens[rank];
+      ++input.valid_tokens;
+    }
+  }
+  input.home = runs_on(logits.device(), home);
+  input.wants_z_loss = group.wants_z_loss;
+  set_sequences(logits.device(), group, input);
+  for (const int64_t count : input.rank_tokens) {
+    input.capacity.push_back(
+        settings.family->has_slots ? capacity_slots(settings.capacity_factor, count, experts) : 0);
+  }
+  return input;
+}
+
+// ------------------------------------------------------------------------------------------- rules
+
+Plan within_capacity(const RouteInput& input, const Plan& plan) {
+  if (input.dropless) {
+    return plan;
+  }
+  const Rows rows = plan_rows(plan);
+  const at::Tensor groups = row_groups(input, rows);
+  const at::Tensor fits =
+      slot_indices(input, groups) < group_capacity(input).index_select(0, groups);
+  const at::Tensor refused = at::logical_and(fits.logical_not(), rows.expert < input.experts());
+
+  const Rows dropped = sort_by_group(input, keep_only(rows, refused, input.experts()));
+  Plan result = plan;
+  result.overflow_token = dropped.token;
+  result.overflow_expert = dropped.expert;
+  result.overflow_choice = dropped.choice;
+  const Rows accepted = sort_by_group(input, keep_only(rows, fits, input.experts()));
+  return with_rows(input, accepted, max_accepted_rows(input, rows.token.size(0)), result);
+}
+
+Plan fill_in(const RouteInput& input, const Plan& plan) {
+  if (input.k >= input.experts()) {
+    return plan;  // there is no (k+1)-th expert
+  }
+  const Rows accepted = plan_rows(plan);
+  const at::Tensor next = input.experts_by_choice.narrow(1, input.k, 1);
+  const Rows fill_ins = request_rows(input, next, at::ones_like(next, at::kBool), input.k);
+  const Rows rows = sort_by_group(input, sort_by_score(input, fill_ins));
+
+  const at::Tensor groups = row_groups(input, rows);
+  at::Tensor fits = rows.expert < input.experts();
+  if (!input.dropless) {
+    const at::Tensor free = group_capacity(input) - group_sizes(input, row_groups(input, accepted));
+    fits = at::logical_and(fits, slot_indices(input, groups) < free.index_select(0, groups));
+  }
+  const Rows filled = keep_only(rows, fits, input.experts());
+  const Rows all = sort_by_group(input, concatenate(accepted, filled));
+  return with_rows(input, all, max_accepted_rows(input, all.token.size(0)), plan);
+}
+
+Plan intra_gpu(const RouteInput& input, const Plan& plan) {
+  const int64_t tokens = input.tokens();
+  const int64_t local = input.experts() / input.ranks;
+  const Rows before = plan_rows(plan);
+  const at::Tensor missing = (input.k - rows_per_token(input, before)).clamp_min(0);  // [T]
+
+  // Logits of the experts of the token's own rank, [T, E / W]. Padding uses rank 0; request_rows()
+  // ignores it.
+  const at::Tensor home = input.home.masked_fill(input.home == input.ranks, 0).view({tokens, 1, 1});
+  const at::Tensor local_logits = input.logits.reshape({tokens, input.ranks, local})
+                                      .gather(1, home.expand({tokens, 1, local}))
+                                      .squeeze(1);
+  const at::Tensor best =
+      local_logits.argmax(1, /*keepdim=*/true) + home.squeeze(1) * local;  // [T, 1]
+
+  Rows rectified = request_rows(input, best, (missing > 0).unsqueeze(1), input.k + 1);
+  rectified.count = rectified.count * missing;
+  const Rows all = sort_by_group(input, concatenate(before, rectified));
+  return with_rows(input, all, all.token.size(0), plan);
+}
+
+// --------------------------------------------------------------------------------- rows and groups
+
+std::vector<int64_t> to_host(const at::Tensor& numbers) {
+  const at::Tensor host = numbers.cpu().contiguous();
+  return {host.data_ptr<int64_t>(), host.data_ptr<int64_t>() + host.numel()};
+}
+
+Rows plan_rows(const Plan& plan) { return {plan.token, plan.expert, plan.choice, plan.count}; }
+
+Rows request_rows(const RouteInput& input, const at::Tensor& expert, const at::Tensor& keep,
+                  int64_t first_choice) {
+  const int64_t columns = expert.size(1);
+  const at::Tensor position = index_range(input.tokens() * columns, input.logits);
+  const at::Tensor real =
+      at::logical_and(keep, (input.home < input.ranks).unsqueeze(1)).reshape(-1);
+  const Rows all = {position.floor_divide(columns), expert.reshape(-1),
+                    position.remainder(columns) + first_choice, at::ones_like(position)};
+  return keep_only(all, real, input.experts());
+}
+
+Rows take(const Rows& rows, const at::Tensor& index) {
+  return {rows.token.index_select(0, index), rows.expert.index_select(0, index),
+          rows.choice.index_select(0, index), rows.count.index_select(0, index)};
+}
+
+Rows keep_only(const Rows& rows, const at::Tensor& keep, int64_t experts) {
+  const at::Tensor drop = keep.logical_not();
+  return {rows.token.masked_fill(drop, 0), rows.expert.masked_fill(drop, experts),
+          rows.choice.masked_fill(drop, 0), rows.count.masked_fill(drop, 0)};
+}
+
+Rows concatenate(const Rows& first, const Rows& second) {
+  return {at::cat({first.token, second.token}), at::cat({first.expert, second.expert}),
+          at::cat({first.choice, second.choice}), at::cat({first.count, second.count})};
+}
+
+at::Tensor row_groups(const RouteInput& input, const Rows& rows) {
+  if (rows.token.size(0) == 0) {
+    return rows.token;  // home is empty if there are no tokens
+  }
+  const at::Tensor group = rows.expert * input.ranks + input.home.index_select(0, rows.token);
+  return group.masked_fill(rows.expert == input.experts(), input.experts() * input.ranks);
+}
+
+at::Tensor group_sizes(const RouteInput& input, const at::Tensor& groups) {
+  return at::zeros({input.experts() * input.ranks + 1}, groups.options())
+      .scatter_add_(0, groups, at::ones_like(groups));
+}
+
+at::Tensor slot_indices(const RouteInput& input, const at::Tensor& sorted_groups) {
+  const at::Tensor sizes = group_sizes(input, sorted_groups);
+  const at::Tensor starts = sizes.cumsum(0) - sizes;
+  return index_range(sorted_groups.size(0), sorted_groups) - starts.index_select(0, sorted_groups);
+}
+
+at::Tensor group_capacity(const RouteInput& input) {
+  std::vector<int64_t> slots;
+  slots.reserve(input.experts() * input.ranks + 1);
+  for (int64_t expert = 0; expert < input.experts(); ++expert) {
+    slots.insert(slots.end(), input.capacity.begin(), input.capacity.end());
+  }
+  slots.push_back(0);
+  return at::tensor(slots, at::kLong).to(input.logits.device());
+}
+
+Rows sort_by_group(const RouteInput& input, const Rows& rows) {
+  return take(rows, stable_argsort(row_groups(input, rows), /*descending=*/false));
+}
+
+Rows sort_by_score(const RouteInput& input, const Rows& rows) {
+  const at::Tensor last = rows.expert.clamp_max(input.experts() - 1);
+  const at::Tensor score =
+      input.scores.reshape(-1).index_select(0, rows.token * input.experts() + last);
+  return take(rows, stable_argsort(score, /*descending=*/true));
+}
+
+Plan with_rows(const RouteInput& input, const Rows& rows, int64_t rows_max, const Plan& before) {
+  const int64_t rows_kept = std::min(rows_max, rows.token.size(0));
+  Plan plan = before;
+  plan.token = rows.token.narrow(0, 0, rows_kept);
+  plan.expert = rows.expert.narrow(0, 0, rows_kept);
+  plan.choice = rows.choice.narrow(0, 0, rows_kept);
+  plan.count = rows.count.narrow(0, 0, rows_kept);
+  plan.rows = at::zeros({input.experts() + 1}, rows.expert.options())
+                  .scatter_add_(0, plan.expert, at::ones_like(plan.expert))
+                  .narrow(0, 0, input.experts());
+  if (!plan.overflow_token.defined()) {
+    plan.overflow_token = plan.overflow_expert = plan.overflow_choice =
+        at::empty({0}, rows.token.options());
+  }
+  return plan;
+}
+
+at::Tensor rows_per_token(const RouteInput& input, const Rows& rows) {
+  const at::Tensor used = (rows.expert < input.experts()).to(at::kLong);
+  return at::zeros({input.tokens()}, used.options()).scatter_add_(0, rows.token, used);
+}
+
+int64_t max_accepted_rows(const RouteInput& input, int64_t requests) {
+  const int64_t slots =
+      input.experts() * std::accumulate(input.capacity.begin(), input.capacity.end(), int64_t{0});
+  return input.dropless ? requests : std::min(requests, slots);
+}
+
+}  // namespace moe::route

@@ -1,0 +1,155 @@
+#include "core/upcycle/calibrate.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "core/base/error.h"
+#include "core/model/llama/llama.h"
+#include "core/route/plan.h"
+#include "core/route/route.h"
+#include "core/route/router.h"
+
+namespace moe::model {
+
+using at::Tensor;
+
+namespace {
+
+// Returns the router of a layer, [E, D] f32.
+Tensor read_router(const io::Checkpoint& child, int64_t layer) {
+  const ExpertMatrix matrix =
+      expert_slice(child, fmt::format("model.layers.{}.mlp.gate.weight", layer), 0, 1);
+  const Tensor router = at::empty(matrix.info.shape);
+  read_values(matrix, 0, {router.data_ptr<float>(), static_cast<size_t>(router.numel())});
+  return router;
+}
+
+// Routes `input` [T, D] by `router` [E, D] and adds its gates and loads to `gates`.
+void measure_layer(const Tensor& input, const Tensor& router, const MoeConfig& moe,
+                   LayerGates& gates) {
+  const auto group = route::spread_over_ranks(input.size(0), moe.ep_ranks);
+  const route::Routing routing = route::route(at::mm(input, router.t()), moe.router, group);
+  gates.gate_sum += routing.combine.sum(at::kDouble).item<double>();
+  const std::vector<int64_t> rows = route::to_host(routing.plan.rows);  // [E]
+  gates.load.resize(rows.size());
+  for (size_t expert = 0; expert < rows.size(); ++expert) {
+    gates.load[expert] += rows[expert];
+  }
+}
+
+OrderedJson to_json(const GateMeasure& measure) {
+  OrderedJson json = {{"text", measure.text},
+                      {"tokens", measure.tokens},
+                      {"mean_gate_sum", measure.mean_gate_sum()}};
+  const auto tokens = static_cast<double>(std::max<int64_t>(1, measure.tokens));
+  json["layers"] = OrderedJson::array();
+  for (const auto& layer : measure.layers) {
+    json["layers"].push_back(
+        {{"layer", layer.layer}, {"mean_gate_sum", layer.gate_sum / tokens}, {"load", layer.load}});
+  }
+  return json;
+}
+
+}  // namespace
+
+double GateMeasure::mean_gate_sum() const {
+  double sum = 0;
+  for (const auto& layer : layers) {
+    sum += layer.gate_sum;
+  }
+  const auto places = tokens * static_cast<int64_t>(layers.size());
+  return places > 0 ? sum / static_cast<double>(places) : 0;
+}
+
+GateMeasure measure_gates(const io::Checkpoint& parent, const io::Checkpoint& child,
+                          const VerifyText& text) {
+  const at::NoGradGuard no_gradients;
+  const ModelConfig config = parse_config(child.config(), child.config_name());
+  MOE_CHECK(config.moe, "{} is dense", child.folder().string());
+  const Llama dense = Llama::load(parent, {}, text.device, Storage::kStored);
+  GateMeasure measure{text.name, static_cast<int64_t>(text.ids.size()), {}};
+  std::map<int64_t, size_t> index;  // in measure.layers
+  std::vector<Tensor> routers;
+  for (const int64_t layer : config.moe->layers) {
+    index[layer] = routers.size();
+    routers.push_back(read_router(child, layer).to(text.device));
+    measure.layers.push_back({layer, 0, {}});
+  }
+  const auto on_input = [&](int64_t layer, const Tensor& input) {
+    if (const auto found = index.find(layer); found != index.end()) {
+      measure_layer(input, routers[found->second], *config.moe, measure.layers[found->second]);
+    }
+  };
+  for (const auto& ids : verify_windows(text, dense.config())) {
+    const Packed tokens{at::tensor(ids, at::kLong), {static_cast<int64_t>(ids.size())}};
+    dense.forward(tokens, dense.default_routing(), on_input);
+  }
+  return measure;
+}
+
+double compute_gate_scale(const GateMeasure& measure) {
+  const double mean = measure.mean_gate_sum();
+  if (!(mean > 0) || !std::isfinite(1 / mean)) {
+    throw UserError(
+        "--gate-scale auto: the gates of all {} tokens of {} sum to {}, no factor brings that to "
+        "1; another --seed draws other routers, another --calibration measures elsewhere",
+        measure.tokens, measure.text, mean);
+  }
+  return 1 / mean;
+}
+
+std::vector<std::string> describe_dead_experts(const GateMeasure& measure) {
+  std::vector<std::string> sentences;
+  const auto where = fmt::format("any of the {} tokens of {}", measure.tokens, measure.text);
+  for (const auto& layer : measure.layers) {
+    std::vector<size_t> dead;
+    for (size_t expert = 0; expert < layer.load.size(); ++expert) {
+      if (layer.load[expert] == 0) {
+        dead.push_back(expert);
+      }
+    }
+    if (dead.size() == layer.load.size()) {
+      sentences.push_back(
+          fmt::format("layer {} starts dead: no expert has a positive logit on {}; its router gets "
+                      "no gradient there; another --seed draws another",
+                      layer.layer, where));
+    } else if (!dead.empty()) {
+      sentences.push_back(
+          fmt::format("layer {}: {} of {} experts start dead, without a positive logit on {}: {}; "
+                      "another --seed draws others",
+                      layer.layer, dead.size(), layer.load.size(), where, fmt::join(dead, ", ")));
+    }
+  }
+  return sentences;
+}
+
+Calibration calibrate(const io::Checkpoint& parent, const std::filesystem::path& staged,
+                      const UpcycleSettings& settings, const VerifyText& text) {
+  const bool is_auto = !settings.gate_scale;
+  Calibration result{settings.gate_scale.value_or(1.0), {}, {}};
+  if (is_auto && route::weights_sum_to_one(settings.router)) {
+    result.report["words"] = fmt::format("the weights of {} sum to 1 already: gate_scale is 1",
+                                         route::to_string(settings.router));
+    return result;
+  }
+  const GateMeasure measure = measure_gates(parent, io::Checkpoint(staged), text);
+  result.report = to_json(measure);
+  if (is_auto) {
+    result.gate_scale = compute_gate_scale(measure);
+    result.report["words"] = fmt::format(
+        "the weights of a token sum to {:.4g} in the mean over {} tokens of {}: gate_scale "
+        "is {:.6g}",
+        measure.mean_gate_sum(), measure.tokens, measure.text, result.gate_scale);
+  }
+  if (settings.router.family->can_leave_experts_dead) {
+    result.warnings = describe_dead_experts(measure);
+  }
+  return result;
+}
+
+}  // namespace moe::model

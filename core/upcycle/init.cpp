@@ -1,0 +1,182 @@
+#include "core/upcycle/init.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/base/error.h"
+#include "core/base/version.h"
+#include "core/io/output_checks.h"
+#include "core/io/staged_folder.h"
+#include "core/model/config/config.h"
+#include "core/tokenizer/tokenizer.h"
+#include "core/upcycle/expert_sources.h"
+
+namespace moe::model {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kSpaceMargin = uint64_t{1} << 20;  // headers, config, tokenizer
+
+fs::path config_file(const fs::path& given) {
+  return fs::is_directory(given) ? given / "config.json" : given;
+}
+
+constexpr int64_t kMaxExpertsRead = int64_t{1} << 18;  // limit of parse_config()
+
+MoeConfig mixture_from_flags(const InitSettings& settings, const ModelConfig& config) {
+  MoeConfig moe;
+  moe.layers = parse_layers(settings.layers, config.layers);
+  moe.granularity = settings.granularity;
+  moe.experts = *settings.experts * settings.granularity;
+  moe.expert_width = config.intermediate_size / settings.granularity;
+  moe.router = route::with_granularity(settings.router, settings.granularity);
+  moe.ep_ranks = settings.ep_ranks.value_or(*settings.experts);
+  moe.lb_coef = route::default_lb_coef(settings.router);
+  moe.entropy_coef = route::default_entropy_coef(settings.router);
+  moe.router_std = config.initializer_range;
+  return moe;
+}
+
+// Returns the standard deviation of a matrix.
+double matrix_std(const std::string& name, const InitSettings& settings,
+                  const ModelConfig& config) {
+  if (is_router(name)) {
+    return config.moe->router_std;
+  }
+  const FolderForm form = config.moe ? written_form(*config.moe) : FolderForm::kMoe;
+  const bool is_residual_output = name.ends_with(".o_proj.weight") ||
+                                  name.ends_with(".down_proj.weight") ||
+                                  name.ends_with(moe_names(form).down);
+  return settings.scaled_outputs && is_residual_output
+             ? config.initializer_range / std::sqrt(2.0 * static_cast<double>(config.layers))
+             : config.initializer_range;
+}
+
+// Returns the random stream of a tensor. Equal experts use that of expert 0.
+std::string stream_name(const std::string& name, bool same_experts) {
+  static constexpr std::string_view kExperts = ".experts.";
+  const size_t begin = name.find(kExperts);
+  if (!same_experts || begin == std::string::npos) {
+    return name;
+  }
+  const size_t number = begin + kExperts.size();
+  return name.substr(0, number) + "0" + name.substr(name.find('.', number));
+}
+
+io::TensorSource random_tensor(const io::TensorInfo& info, const InitSettings& settings,
+                               const ModelConfig& config) {
+  if (info.name.ends_with("norm.weight")) {  // of layers, of queries and keys, and the final one
+    return constant_tensor(info, 1.0F);
+  }
+  if (info.name.ends_with(".bias") || is_router_bias(info.name)) {
+    return constant_tensor(info, 0.0F);
+  }
+  const double std = matrix_std(info.name, settings, config);
+  const auto seed = static_cast<uint64_t>(settings.seed);
+  return {info,
+          [info, std, seed, stream = stream_name(info.name, settings.same_experts)](
+              io::SafetensorsWriter& writer) { write_normal(writer, info, std, seed, stream); }};
+}
+
+// Copies the tokenizer `from` into `staged`. A single file is copied through a folder of its own,
+// so that copy_tokenizer_files() adds the same companion files as for a folder.
+void add_tokenizer(const fs::path& from, const fs::path& staged, int64_t vocab_size) {
+  if (fs::is_directory(from)) {
+    io::copy_tokenizer_files(from, staged);
+    if (!fs::exists(staged / "tokenizer.model") && !fs::exists(staged / "tokenizer.json")) {
+      throw UserError("--tokenizer {}: holds neither tokenizer.model nor tokenizer.json",
+                      from.string());
+    }
+  } else {
+    const fs::path alone = staged / "tokenizer";
+    fs::create_directory(alone);
+    io::copy_with_mode(
+        from, alone / (from.extension() == ".json" ? "tokenizer.json" : "tokenizer.model"));
+    io::copy_tokenizer_files(alone, staged);
+    fs::remove_all(alone);
+  }
+  try {
+    io::Tokenizer::load(staged, vocab_size);
+  } catch (const UserError& error) {
+    throw UserError("--tokenizer {}: {}", from.string(), error.what());
+  }
+}
+
+OrderedJson describe(const InitPlan& plan, const InitSettings& settings) {
+  OrderedJson out;
+  out["moe_version"] = kVersion;
+  out["config"] = fs::absolute(config_file(settings.config)).filename().string();
+  out["seed"] = settings.seed;
+  out["initializer_range"] = plan.config.initializer_range;
+  out["outputs_scaled"] = settings.scaled_outputs;
+  out["dtype"] = plan.config.dtype;
+  if (plan.config.moe) {
+    out["experts"] = plan.config.moe->experts;
+    out["expert_width"] = plan.config.moe->expert_width;
+    out["granularity"] = plan.config.moe->granularity;
+    out["router"] = route::to_string(plan.config.moe->router);
+    out["router_std"] = plan.config.moe->router_std;
+    out["experts_init"] = settings.same_experts ? "same" : "independent";
+  }
+  out["shard_bytes"] = settings.shard_bytes;
+  out["tensor_bytes"] = plan.bytes;
+  out["parameters"] = {{"total", plan.parameters.total}, {"active", plan.parameters.active}};
+  return out;
+}
+
+}  // namespace
+
+InitPlan plan_init(const InitSettings& settings) {
+  InitPlan plan;
+  const fs::path file = config_file(settings.config);
+  plan.source = read_json(file, uint64_t{1} << 24);
+  plan.config = parse_config(plan.source, file.string());
+  if (!settings.dtype.empty()) {
+    plan.config.dtype = settings.dtype;
+  }
+  if (settings.experts && plan.config.moe) {
+    throw UserError("{}: describes a mixture already; --experts is for dense configs",
+                    file.string());
+  }
+  if (settings.experts) {
+    check_granularity(settings.granularity, *settings.experts, kMaxExpertsRead,
+                      plan.config.intermediate_size);
+    route::check_router(settings.router, *settings.experts);
+    plan.config.moe = mixture_from_flags(settings, plan.config);
+    plan.config = parse_config(Json(config_json(plan.config, plan.source)), file.string());
+  }
+  if (plan.config.moe) {
+    plan.config.moe->router_seed = settings.seed;
+  }
+  for (const auto& info : expected_tensors(plan.config)) {
+    plan.tensors.push_back(random_tensor(info, settings, plan.config));
+  }
+  for (const auto& info : shared_expert_tensors(plan.config)) {
+    plan.tensors.push_back(constant_tensor(info, 0.0F));
+  }
+  for (const auto& tensor : plan.tensors) {
+    plan.bytes += static_cast<uint64_t>(tensor.info.bytes());
+  }
+  plan.parameters = count_parameters(plan.config);
+  return plan;
+}
+
+OrderedJson init(const InitPlan& plan, const InitSettings& settings,
+                 const std::function<void(uint64_t)>& on_bytes) {
+  io::check_space(settings.out, plan.bytes + kSpaceMargin);
+  io::check_inputs_outside(settings.out, {settings.config, settings.tokenizer});
+  io::StagedFolder staged(settings.out, settings.force);
+  staged.write_text("config.json", config_json(plan.config, plan.source).dump(2) + "\n");
+  if (!settings.tokenizer.empty()) {
+    add_tokenizer(settings.tokenizer, staged.path(), plan.config.vocab_size);
+  }
+  io::write_tensors(staged.path(), plan.tensors, settings.shard_bytes, on_bytes);
+  const OrderedJson report = describe(plan, settings);
+  staged.write_text("init.json", report.dump(2) + "\n");
+  staged.commit();
+  return report;
+}
+
+}  // namespace moe::model

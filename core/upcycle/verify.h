@@ -1,0 +1,105 @@
+#pragma once
+// Equality certificate of an upcycled folder: a comparison of its logits with those of its dense
+// parent on a text. upcycle.json stores the certificate with hashes of the folder, so that a
+// certificate of older weights is recognized.
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/json.h"
+#include "core/io/checkpoint.h"
+#include "core/model/config/config.h"
+
+namespace moe::model {
+
+enum class Verdict {
+  kIdentical,  // max |delta logit| <= identical_tolerance()
+  kClose,      // mean KL < kCloseKl
+  kDifferent,
+};
+const char* to_string(Verdict verdict);  // "identical", "close", "different"
+
+// Bound of the mean KL(parent || child) for kClose, in nats per token. On text sampled from the
+// parent, the perplexity of the child is exp(KL) times that of the parent: at most about 1 % more.
+inline constexpr double kCloseKl = 0.01;
+
+// Returns the maximum difference of a logit that f32 rounding explains if parent and child compute
+// the same function. `max_abs_logit` is the largest |logit| of the parent. Derivation: verify.cpp.
+double identical_tolerance(const ModelConfig& child, double max_abs_logit);
+
+struct Certificate {
+  Verdict verdict = Verdict::kDifferent;
+  double max_abs_logit_difference = 0;  // over tokens and vocabulary; NaN if a logit is NaN
+  double max_abs_logit = 0;             // of the parent
+  double tolerance = 0;                 // identical_tolerance()
+  double mean_kl = 0;                   // nats per token, KL(parent || child), in f64
+  int64_t tokens = 0;
+  double gate_scale = 1;                         // of the child
+  double dropped_share = 0;                      // dropped requests / requests
+  std::string text;                              // name of the text
+  double parent_perplexity = 0, perplexity = 0;  // exp of the mean nats per predicted token
+  std::string words;  // sentence with the verdict, the numbers and the reason
+};
+
+OrderedJson to_json(const Certificate& certificate);
+
+struct VerifyText {
+  std::vector<int64_t> ids;
+  std::string name;                // a file, "the embedded text", ...
+  c10::Device device = c10::kCPU;  // of the models
+};
+
+// Tokenizes `text_file`, or the embedded text if `text_file` is empty, with the parent's tokenizer.
+// Returns at most `max_tokens` ids. If `text_file` is empty and the parent has no tokenizer, or a
+// tokenizer.json that is not supported, returns ids spread over the vocabulary. Throws UserError if
+// the file cannot be read or tokenized. `flag` names the flag of `text_file` in messages.
+VerifyText verify_text(const io::Checkpoint& parent, const std::filesystem::path& text_file,
+                       int64_t max_tokens, const char* flag = "--verify-text");
+
+// Splits the ids into windows of 512 tokens, or of config.longest_sequence() if that is shorter.
+// The tokens of a window are routed together.
+std::vector<std::vector<int64_t>> verify_windows(const VerifyText& text, const ModelConfig& config);
+
+// Returns the bytes of host memory that verify_equality() needs. `child` need not be written yet.
+// If `child` is null, returns the bytes of a forward pass of the parent.
+uint64_t verify_bytes(const io::Checkpoint& parent, const ModelConfig* child, c10::Device device);
+
+// Runs both folders in f32 over the windows of `text`. `gate_scale`, if set, replaces that of the
+// child. `difference` is the result of describe_difference() (upcycle.h).
+Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& child,
+                            const VerifyText& text, std::optional<double> gate_scale = {},
+                            const std::string& difference = "");
+
+// Returns the certificate of `child` as JSON. "measured_on" has hashes of the folder: SHA-256 of
+// config.json, sampled_sha256() (upcycle.h), and XXH3-128 over names, dtypes, shapes and all bytes
+// of the tensors. If the gate_scale of the child is not 1, "without_gate_scale" is a second
+// certificate, with gate_scale 1.
+OrderedJson certify_equality(const io::Checkpoint& parent, const io::Checkpoint& child,
+                             const VerifyText& text, const std::string& difference = "");
+
+// Verdict of the certificate in upcycle.json, and whether it applies to the current weights.
+struct StoredVerdict {
+  enum class State {
+    kNoCertificate,
+    kOutdated,  // config.json or weights have changed since the measurement
+    kUnknown,   // the certificate has no hashes, or upcycle.json cannot be read
+    kValid,
+  };
+  State state = State::kNoCertificate;
+  std::string verdict;  // of the certificate, also if outdated; empty if it cannot be read
+  std::string words;    // sentence for users
+};
+// Returns "not measured", "outdated", "unknown" or "holds".
+const char* to_string(StoredVerdict::State state);
+
+// Reads the verdict stored with an upcycled folder and compares the hashes of config.json and of
+// the first 4096 bytes of every tensor. Reads all weights only if one of their files is newer than
+// upcycle.json.
+StoredVerdict stored_verdict(const io::Checkpoint& folder);
+
+}  // namespace moe::model
