@@ -409,7 +409,7 @@ TEST_CASE("No file cites what stands outside the repository", "[layout]") {
 
 TEST_CASE("What is printed passes through terminal_text()", "[layout]") {
   // These two draw lines anew, with escapes of their own, and escape the strings in them.
-  const std::set<std::string> draw = {"cli/progress.cpp", "cli/progress.cpp"};
+  const std::set<std::string> draw = {"cli/progress.cpp"};
   Strings bare;
   for (const auto& [file, text] : our_tree()) {
     const bool is_checked = (file.starts_with("cli/") || file.starts_with("core/")) &&

@@ -234,8 +234,6 @@ void sweep_partial_files(const fs::path& folder,
   }
 }
 
-namespace fs = std::filesystem;
-
 // Memory that is mapped from the file `name`. A signal handler may neither lock nor allocate, so
 // the ranges form a list that only grows at its front: an entry that is given back is used again
 // and never freed. Any thread may add and remove ranges while another one faults.

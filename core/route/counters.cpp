@@ -27,23 +27,21 @@ using kernels::kRectifiedRow;
 using kernels::kRemoteRow;
 using kernels::kRowKinds;
 
-struct Count {
-  const char* name;  // in JSON
-  int64_t CounterValues::*member;
+constexpr CounterField kFields[] = {
+    {"tokens", &CounterValues::tokens},
+    {"requests", &CounterValues::requests},
+    {"dropped_requests", &CounterValues::dropped_requests},
+    {"dropped_tokens", &CounterValues::dropped_tokens},
+    {"unserved_tokens", &CounterValues::unserved_tokens},
+    {"fr_requests", &CounterValues::fr_requests},
+    {"fr_filled", &CounterValues::fr_filled},
+    {"fr_rejected", &CounterValues::fr_rejected},
+    {"ir_tokens", &CounterValues::ir_tokens},
+    {"slots_total", &CounterValues::slots_total},
+    {"slots_used", &CounterValues::slots_used},
+    {"padding", &CounterValues::padding},
+    {"rows_sent", &CounterValues::rows_sent},
 };
-constexpr std::array kCounts = {Count{"tokens", &CounterValues::tokens},
-                                Count{"requests", &CounterValues::requests},
-                                Count{"dropped_requests", &CounterValues::dropped_requests},
-                                Count{"dropped_tokens", &CounterValues::dropped_tokens},
-                                Count{"unserved_tokens", &CounterValues::unserved_tokens},
-                                Count{"fr_requests", &CounterValues::fr_requests},
-                                Count{"fr_filled", &CounterValues::fr_filled},
-                                Count{"fr_rejected", &CounterValues::fr_rejected},
-                                Count{"ir_tokens", &CounterValues::ir_tokens},
-                                Count{"slots_total", &CounterValues::slots_total},
-                                Count{"slots_used", &CounterValues::slots_used},
-                                Count{"padding", &CounterValues::padding},
-                                Count{"rows_sent", &CounterValues::rows_sent}};
 constexpr std::array kLists = {&CounterValues::tokens_per_expert, &CounterValues::rank_dropped,
                                &CounterValues::rank_ir, &CounterValues::requests_per_expert};
 
@@ -171,7 +169,7 @@ void put_rank_counts(OrderedJson& json, const std::string& name,
 // Returns the JSON that layers and totals share.
 OrderedJson common_json(const CounterValues& counters, int64_t row_bytes) {
   OrderedJson json;
-  for (const auto& [name, member] : kCounts) {
+  for (const auto& [name, member] : kFields) {
     if (member == &CounterValues::rows_sent) {
       json["rows"] = counters.rows();
     }
@@ -231,6 +229,8 @@ Columns table_cells(const CounterValues& counters, double load, int64_t dead_exp
 
 }  // namespace
 
+std::span<const CounterField> counter_fields() { return kFields; }
+
 Counters make_counters(const RouteInput& input, const Plan& plan, const RouterSettings& settings,
                        const at::Tensor& counted) {
   return {make_host_values(input, settings), settings.family->tokens_request, plan.rows, counted,
@@ -287,7 +287,7 @@ at::Tensor count_rows_by_token(const RouteInput& input, const Plan& plan) {
 }
 
 void CounterValues::add(const CounterValues& other) {
-  for (const auto& [name, member] : kCounts) {
+  for (const auto& [name, member] : kFields) {
     this->*member += other.*member;
   }
   entropy_sum += other.entropy_sum;
@@ -301,7 +301,7 @@ void CounterValues::add(const CounterValues& other) {
 
 std::vector<double> pack_counters(const CounterValues& values) {
   std::vector<double> numbers;
-  for (const auto& [name, member] : kCounts) {
+  for (const auto& [name, member] : kFields) {
     numbers.push_back(static_cast<double>(values.*member));
   }
   numbers.push_back(values.entropy_sum);
@@ -312,13 +312,13 @@ std::vector<double> pack_counters(const CounterValues& values) {
 }
 
 CounterValues unpack_counters(const std::vector<double>& numbers, int64_t experts, int64_t ranks) {
-  const auto least = static_cast<int64_t>(kCounts.size()) + 1 + experts + 2 * ranks;
+  const auto least = static_cast<int64_t>(std::size(kFields)) + 1 + experts + 2 * ranks;
   const int64_t requests = static_cast<int64_t>(numbers.size()) - least;  // E with a bias, else 0
   MOE_CHECK(requests == 0 || requests == experts, "{} numbers of {} experts and {} ranks",
             numbers.size(), experts, ranks);
   CounterValues values;
   auto next = numbers.begin();
-  for (const auto& [name, member] : kCounts) {
+  for (const auto& [name, member] : kFields) {
     values.*member = static_cast<int64_t>(*next++);
   }
   values.entropy_sum = *next++;

@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,14 @@ struct CounterValues {
   int64_t dead_experts() const;          // experts without a row
   double sparsity() const;               // 1 - rows / (tokens * E); 0 without tokens
 };
+
+// A count among the members of CounterValues and its name in JSON.
+struct CounterField {
+  const char* name;
+  int64_t CounterValues::*member;
+};
+// Returns the fields `tokens` to `rows_sent`, in the order of their declarations.
+std::span<const CounterField> counter_fields();
 
 // Converts counters to a list of numbers, for an all-reduce, and back.
 std::vector<double> pack_counters(const CounterValues& values);

@@ -12,26 +12,9 @@ namespace {
 using at::Tensor;
 using route::CounterValues;
 
-using Count = std::pair<const char*, int64_t CounterValues::*>;
-constexpr Count kCounts[] = {
-    {"tokens", &CounterValues::tokens},
-    {"requests", &CounterValues::requests},
-    {"dropped_requests", &CounterValues::dropped_requests},
-    {"dropped_tokens", &CounterValues::dropped_tokens},
-    {"unserved_tokens", &CounterValues::unserved_tokens},
-    {"fr_requests", &CounterValues::fr_requests},
-    {"fr_filled", &CounterValues::fr_filled},
-    {"fr_rejected", &CounterValues::fr_rejected},
-    {"ir_tokens", &CounterValues::ir_tokens},
-    {"slots_total", &CounterValues::slots_total},
-    {"slots_used", &CounterValues::slots_used},
-    {"padding", &CounterValues::padding},
-    {"rows_sent", &CounterValues::rows_sent},
-};
-
 OrderedJson counters_json(const CounterValues& counters) {
   OrderedJson json;
-  for (const auto& [name, value] : kCounts) {
+  for (const auto& [name, value] : route::counter_fields()) {
     json[name] = counters.*value;
   }
   json["entropy_sum"] = counters.entropy_sum;
@@ -44,7 +27,7 @@ OrderedJson counters_json(const CounterValues& counters) {
 // Throws Json::exception for JSON of another form.
 CounterValues parse_counters(const Json& json) {
   CounterValues counters;
-  for (const auto& [name, value] : kCounts) {
+  for (const auto& [name, value] : route::counter_fields()) {
     counters.*value = json.at(name).get<int64_t>();
   }
   counters.entropy_sum = json.at("entropy_sum").get<double>();

@@ -217,8 +217,6 @@ void clip_gradients(const std::vector<model::NamedParameter>& parameters, double
   }
 }
 
-using at::Tensor;
-
 namespace {
 
 struct WindowStats {
