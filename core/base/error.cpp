@@ -1,9 +1,23 @@
 #include "core/base/error.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <numeric>
 
 namespace moe {
+
+void fail_file(const std::string& file, std::string_view action) {
+  const int error = errno;
+  std::string text = fmt::format("{}: {}: {}", file, action, std::strerror(error));
+  if (error == EMFILE) {
+    text += "; raise the limit (ulimit -n)";
+  }
+  if (error == EMFILE || error == ENFILE || error == ENOMEM || error == EIO) {
+    throw std::runtime_error(text);
+  }
+  throw UserError("{}", text);
+}
 
 void fail_check(const char* condition, const char* file, int line, std::string values) {
   throw std::logic_error(fmt::format("{}:{}: {} does not hold{}{}", file, line, condition,

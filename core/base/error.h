@@ -25,6 +25,10 @@ class Interrupted : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Throws "FILE: ACTION: reason" for the current errno: UserError, or std::runtime_error if the
+// reason is a lack of descriptors or memory, or a failing device (EMFILE, ENFILE, ENOMEM, EIO).
+[[noreturn]] void fail_file(const std::string& file, std::string_view action);
+
 [[noreturn]] void fail_check(const char* condition, const char* file, int line, std::string values);
 
 // Returns the name of `known` closest to `unknown` by edit distance, for "did you mean"; "" if none

@@ -36,7 +36,7 @@ size_t read_some(const Descriptor& file, char* into, size_t size, const std::str
     if (errno == EAGAIN) {
       wait_for_input(file.get());
     } else if (errno != EINTR) {
-      throw UserError("{}: cannot be read: {}", name, std::strerror(errno));
+      fail_file(name, "cannot be read");
     }
   }
 }
@@ -66,11 +66,11 @@ Descriptor open_to_read(const std::filesystem::path& path, Pipes pipes) {
     if (errno == ENOENT) {
       throw UserError("{}: no such file", path.string());
     }
-    throw UserError("{}: cannot be read: {}", path.string(), std::strerror(errno));
+    fail_file(path.string(), "cannot be read");
   }
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) {
-    throw UserError("{}: cannot be read: {}", path.string(), std::strerror(errno));
+    fail_file(path.string(), "cannot be read");
   }
   if (S_ISDIR(status.st_mode)) {
     throw UserError("{}: is a folder, not a regular file", path.string());
@@ -89,7 +89,7 @@ Descriptor open_to_read(const std::filesystem::path& path, Pipes pipes) {
 Descriptor open_standard_input() {
   Descriptor file(::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
   if (!file.is_open()) {
-    throw UserError("standard input: cannot be read: {}", std::strerror(errno));
+    fail_file("standard input", "cannot be read");
   }
   return file;
 }
@@ -160,7 +160,7 @@ std::string FileReader::read_rest(uint64_t max_bytes) {
 void FileReader::seek(uint64_t offset) {
   setg(nullptr, nullptr, nullptr);
   if (::lseek(file_.get(), static_cast<off_t>(offset), SEEK_SET) < 0) {
-    throw UserError("{}: cannot be read: {}", name_, std::strerror(errno));
+    fail_file(name_, "cannot be read");
   }
 }
 

@@ -269,7 +269,7 @@ DiskProbe::DiskProbe(const fs::path& folder) : folder_(nearest_existing(folder))
   std::string name = (folder_ / ".moe-probe-XXXXXX").string();
   file_ = Descriptor(::mkstemp(name.data()));
   if (!file_.is_open()) {
-    throw UserError("{}: no file can be written there: {}", folder_.string(), std::strerror(errno));
+    fail_file(folder_.string(), "no file can be written there");
   }
   ::unlink(name.c_str());
 }

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <set>
 #include <system_error>
 
@@ -287,7 +286,7 @@ void copy_with_mode(const fs::path& from, const fs::path& to) {
   Descriptor source = open_to_read(from);
   struct stat status {};
   if (::fstat(source.get(), &status) != 0) {
-    throw UserError("{}: cannot be read: {}", from.string(), std::strerror(errno));
+    fail_file(from.string(), "cannot be read");
   }
   const Descriptor copy(::open(to.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC,
                                status.st_mode & 0777));

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <vector>
 
 #include "core/base/error.h"
@@ -118,7 +117,7 @@ void ContentHash::update_file(const fs::path& file, const std::function<void()>&
   const Descriptor in = open_to_read(file);
   struct stat status {};
   if (::fstat(in.get(), &status) != 0) {
-    throw UserError("{}: cannot be read: {}", file.string(), std::strerror(errno));
+    fail_file(file.string(), "cannot be read");
   }
   const auto length = static_cast<uint64_t>(status.st_size);
   update(std::as_bytes(std::span(&length, 1)));
@@ -130,7 +129,7 @@ void ContentHash::update_file(const fs::path& file, const std::function<void()>&
       continue;
     }
     if (count < 0) {
-      throw UserError("{}: cannot be read: {}", file.string(), std::strerror(errno));
+      fail_file(file.string(), "cannot be read");
     }
     if (count == 0) {
       break;

@@ -55,8 +55,7 @@ Descriptor make_unique_file(const std::string& front, mode_t mode, fs::path& pat
       throw_write_error(errno, path);
     }
     if (errno != EEXIST && errno != EINTR) {
-      throw UserError("{}: no file can be written there: {}", parent_folder(front).string(),
-                      std::strerror(errno));
+      fail_file(parent_folder(front).string(), "no file can be written there");
     }
   }
 }
@@ -103,7 +102,7 @@ Descriptor create_file(const fs::path& path) {
     if (errno == ENOSPC || errno == EDQUOT) {
       throw_write_error(errno, path);
     }
-    throw UserError("{}: cannot be written: {}", path.string(), std::strerror(errno));
+    fail_file(path.string(), "cannot be written");
   }
   return file;
 }
@@ -197,7 +196,7 @@ void PartialFile::commit() {
     if (errno == ENOSPC || errno == EDQUOT) {
       throw_write_error(errno, target_);
     }
-    throw UserError("{}: cannot be replaced: {}", target_.string(), std::strerror(errno));
+    fail_file(target_.string(), "cannot be replaced");
   }
   sync_folder(parent_folder(target_));
   file_ = Descriptor();
@@ -364,7 +363,7 @@ MappedFile::MappedFile(const fs::path& path) : MappedFile(open_to_read(path), pa
 MappedFile::MappedFile(Descriptor file, const fs::path& path) : descriptor_(std::move(file)) {
   struct stat status {};
   if (::fstat(descriptor_.get(), &status) != 0) {
-    throw UserError("{}: cannot be read: {}", path.string(), std::strerror(errno));
+    fail_file(path.string(), "cannot be read");
   }
   size_ = static_cast<size_t>(status.st_size);
   if (size_ == 0) {
@@ -372,7 +371,7 @@ MappedFile::MappedFile(Descriptor file, const fs::path& path) : descriptor_(std:
   }
   void* mapped = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, descriptor_.get(), 0);
   if (mapped == MAP_FAILED) {
-    throw UserError("{}: cannot be mapped into memory: {}", path.string(), std::strerror(errno));
+    fail_file(path.string(), "cannot be mapped into memory");
   }
   data_ = static_cast<const std::byte*>(mapped);
   range_ = add_range(data_, size_, path);

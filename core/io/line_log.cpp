@@ -48,7 +48,7 @@ Descriptor open_to_append(const fs::path& path) {
   // O_NONBLOCK: opening a named pipe must not wait for its other end.
   Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666));
   if (!file.is_open()) {
-    throw UserError("{}: cannot be written: {}", path.string(), std::strerror(errno));
+    fail_file(path.string(), "cannot be written");
   }
   struct stat status {};
   if (::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
@@ -60,7 +60,7 @@ Descriptor open_to_append(const fs::path& path) {
 std::string read_whole(const Descriptor& file, const fs::path& path) {
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) {
-    throw UserError("{}: cannot be read: {}", path.string(), std::strerror(errno));
+    fail_file(path.string(), "cannot be read");
   }
   std::string text(static_cast<size_t>(status.st_size), '\0');
   size_t filled = 0;
@@ -99,7 +99,7 @@ void LineLog::read(const std::string& title) {
   }
   const size_t end = text.size() < head.size() ? 0 : text.rfind('\n') + 1;
   if (end < text.size() && ::ftruncate(file_.get(), static_cast<off_t>(end)) != 0) {
-    throw UserError("{}: cannot be written: {}", path_.string(), std::strerror(errno));
+    fail_file(path_.string(), "cannot be written");
   }
   if (end == 0) {
     write_all(file_, std::as_bytes(std::span(head)), path_);

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -126,7 +125,7 @@ void write_at(const Descriptor& file, std::span<const std::byte> bytes, uint64_t
 Descriptor open_to_write(const fs::path& path) {
   Descriptor file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
   if (!file.is_open()) {
-    throw UserError("{}: cannot be written: {}", path.string(), std::strerror(errno));
+    fail_file(path.string(), "cannot be written");
   }
   return file;
 }

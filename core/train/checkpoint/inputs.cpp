@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 #include "core/base/error.h"
 #include "core/base/json.h"
@@ -97,7 +96,7 @@ void add_samples(io::ContentHash& hash, const InputFile& file) {
   for (uint64_t offset = 0; offset < file.bytes; offset += kStride) {
     const ssize_t count = ::pread(in.get(), block.data(), block.size(), static_cast<off_t>(offset));
     if (count < 0) {
-      throw UserError("{}: cannot be read: {}", file.path.string(), std::strerror(errno));
+      fail_file(file.path.string(), "cannot be read");
     }
     hash.update(std::span(block).first(static_cast<size_t>(count)));
   }

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <map>
 #include <regex>
 #include <set>
@@ -392,7 +391,7 @@ void RunFolder::remove_listed(const std::set<std::string>& listed) const {
 // Removes RUN/name if it exists. `name` has no slash and is resolved relative to the open RUN.
 void RunFolder::remove_file(const std::string& name) const {
   if (::unlinkat(lock_.get(), name.c_str(), 0) != 0 && errno != ENOENT) {
-    throw UserError("{}: cannot be removed: {}", (run_ / name).string(), std::strerror(errno));
+    fail_file((run_ / name).string(), "cannot be removed");
   }
 }
 

@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <set>
 #include <span>
 
@@ -226,7 +225,7 @@ EventFile::EventFile(const RunFolder& folder, double seconds) {
     if (errno == ENOSPC || errno == EDQUOT) {
       io::throw_write_error(errno, file_);
     }
-    throw UserError("{}: cannot be written: {}", file_.string(), std::strerror(errno));
+    fail_file(file_.string(), "cannot be written");
   }
   std::string version = event_head(mark_.clock_s, 0);
   put_bytes(version, 3, "brain.Event:2");

@@ -345,7 +345,7 @@ namespace {
 struct stat status_of(const Descriptor& descriptor, const fs::path& file) {
   struct stat status {};
   if (::fstat(descriptor.get(), &status) != 0) {
-    throw UserError("{}: cannot be read: {}", file.string(), std::strerror(errno));
+    fail_file(file.string(), "cannot be read");
   }
   return status;
 }
