@@ -5,8 +5,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <latch>
 #include <limits>
+#include <optional>
 #include <sstream>
+#include <system_error>
+#include <thread>
 
 #include "core/base/error.h"
 #include "core/base/json.h"
@@ -219,12 +223,40 @@ void add_threads(CLI::App& command, int& threads) {
                 whole_between(1, 4096), "one per core"}});
 }
 
+namespace {
+
+// Starts the threads of OpenMP. libgomp ends the process without a message of moe if the system
+// refuses a thread, so ordinary threads are tried first.
+void start_threads(int count) {
+  std::vector<std::thread> tried;
+  std::latch all_tried(1);
+  std::optional<std::system_error> refusal;
+  try {
+    while (static_cast<int>(tried.size()) + 1 < count) {
+      tried.emplace_back([&all_tried] { all_tried.wait(); });
+    }
+  } catch (const std::system_error& error) {
+    refusal = error;
+  }
+  all_tried.count_down();
+  for (std::thread& thread : tried) {
+    thread.join();
+  }
+  if (refusal) {
+    throw std::system_error(*refusal);
+  }
+  at::parallel_for(0, count, 1, [](int64_t, int64_t) {});
+}
+
+}  // namespace
+
 void apply_threads(int threads) {
   const int wanted = threads > 0 ? threads : at::get_num_threads();
   const int used = std::min(wanted, usable_processors());
   if (used != at::get_num_threads()) {
     at::set_num_threads(used);
   }
+  start_threads(used);
 }
 
 void check_device(bool use_cuda) {

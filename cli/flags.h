@@ -56,9 +56,9 @@ void add_force_memory(CLI::App& command, bool& force_memory);
 
 // Adds --threads. apply_threads() sets the number of LibTorch's threads: `threads`, or LibTorch's
 // default if it is 0, at most one per usable processor, because more would only wait for each
-// other.
+// other. It starts them, and throws std::system_error if the system refuses one (ulimit -u).
 void add_threads(CLI::App& command, int& threads);
-void apply_threads(int threads);
+void apply_threads(int threads = 0);
 
 // Throws UserError if `use_cuda` is set and this binary or machine has no CUDA device.
 void check_device(bool use_cuda);

@@ -68,6 +68,7 @@ void print_result(const InitFlags& flags, const model::InitPlan& plan, OrderedJs
 }
 
 void run(const InitFlags& flags) {
+  apply_threads();
   const model::InitSettings settings = settings_from(flags);
   const model::InitPlan plan = model::plan_init(settings);
   Progress progress("init", "B", plan.bytes, flags.quiet);

@@ -275,6 +275,7 @@ struct RouteFlags {
 };
 
 void run(RouteFlags flags) {
+  apply_threads();
   flags.style.use_color = use_color();
   if (is_terminal(1)) {
     flags.style.columns = static_cast<int64_t>(terminal_width(1));

@@ -312,6 +312,7 @@ void print_result(const UpcycleFlags& flags, const model::UpcycleSettings& setti
 }
 
 void run(const UpcycleFlags& flags) {
+  apply_threads();
   const model::UpcycleSettings settings = settings_from(flags);
   const io::Checkpoint dense(flags.dense);
   const model::UpcyclePlan plan = model::plan_upcycle(dense, settings);

@@ -4,6 +4,7 @@
 #include <c10/util/Flags.h>
 #include <fcntl.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <torch/version.h>
 #include <unistd.h>
@@ -190,6 +191,10 @@ class Launcher {
       for (Child& child : children_) {
         if (child.rank == verdict->rank && child.exit_code != 0 &&
             !read_failure(store_, child.rank)) {
+          if (child.rank == 0 && child.exit_code < 128) {  // it printed its error to our stderr
+            std::fflush(nullptr);
+            std::_Exit(*child.exit_code);
+          }
           print_last_output(child);
         }
       }
@@ -319,6 +324,17 @@ void run_as_rank(const Environment& environment, Seconds timeout, at::Device dev
   }
 }
 
+// Throws UserError if the limit on file sizes would cut records of the store short. c10d's
+// FileStore takes the length of such a record from the bytes that follow it.
+void check_store_can_grow() {
+  constexpr rlim_t kStoreBytes = 1 << 20;
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < kStoreBytes) {
+    throw UserError("ulimit -f allows files of {} bytes, --ranks needs {}; raise the limit",
+                    limit.rlim_cur, kStoreBytes);
+  }
+}
+
 }  // namespace
 
 int64_t rank_gpu(int64_t local_rank, int64_t num_visible, bool is_assigned) {
@@ -347,6 +363,7 @@ void run_on_ranks(const RankSettings& settings, const std::function<void(Comm&)>
       rank_gpu(settings.ranks - 1, c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount(), false);
     }
     local_address(environment.store_host, 1);  // throws if the loopback interface is down
+    check_store_can_grow();
     return Launcher(settings).run();
   }
   at::Device device = at::kCPU;

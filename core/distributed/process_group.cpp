@@ -41,9 +41,13 @@ std::vector<int64_t> row_bytes(std::vector<int64_t> rows, const Tensor& tensor, 
   return rows;
 }
 
-// Returns the line of an exception of NCCL that names the cause: the one after "Last error:", else
-// the first. A stack trace of LibTorch may follow.
-std::string nccl_cause(const std::string& text) {
+// Returns the part of an exception of Gloo or NCCL that names the cause. Gloo's text is "[enforce
+// fail at FILE] VALUES. CAUSE". NCCL's cause is the line after "Last error:", else the first line.
+// A stack trace of LibTorch may follow.
+std::string library_cause(const std::string& text) {
+  if (text.starts_with("[enforce fail at ")) {
+    return text.substr(text.rfind(". ") + 2);
+  }
   constexpr std::string_view kCause = "Last error:\n";
   const size_t cause = text.find(kCause);
   const size_t begin = cause == std::string::npos ? 0 : cause + kCause.size();
@@ -76,7 +80,7 @@ bool is_done(c10d::Work& work) {
     return true;
   } catch (const std::exception& error) {
     throw std::runtime_error(
-        fmt::format("a collective of the GPUs failed ({})", nccl_cause(error.what())));
+        fmt::format("a collective of the GPUs failed ({})", library_cause(error.what())));
   }
 }
 
@@ -103,7 +107,7 @@ class ProcessComm : public Comm {
     } catch (const RankFailed&) {
       throw;
     } catch (const std::exception& error) {
-      group.fail(fmt::format("ranks cannot connect ({})", nccl_cause(error.what())));
+      group.fail(fmt::format("ranks cannot connect ({})", library_cause(error.what())));
     }
     group.end(number);
   }

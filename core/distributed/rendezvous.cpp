@@ -228,12 +228,16 @@ template <typename Work>
 auto Store::within_limit(Work work) const {
   WaitClock clock;
   try {
-    return run_in_thread(std::move(work), [&] {
+    return run_in_thread(work, [&] {
       if (clock.elapsed() > answer_limit_) {
         throw std::exception();
       }
     });
-  } catch (const std::exception&) {  // c10d's message has a stack trace
+  } catch (const std::exception& error) {  // c10d's message has a stack trace
+    const auto* system = dynamic_cast<const std::system_error*>(&error);
+    if (system != nullptr && system->code() == std::errc::resource_unavailable_try_again) {
+      return work();  // no thread can be started: without a limit
+    }
     throw std::runtime_error("the store of the run does not answer");
   }
 }
