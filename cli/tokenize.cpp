@@ -23,9 +23,10 @@ struct TokenizeFlags {
   bool json = false;
 };
 
-// A file as a stream whose read errors are thrown.
+// A file or named pipe as a stream whose read errors are thrown.
 struct FileStream : private FileReader, public std::istream {
-  explicit FileStream(const std::string& file) : FileReader(file), std::istream(this) {
+  explicit FileStream(const std::string& file)
+      : FileReader(file, Pipes::kAllowed), std::istream(this) {
     exceptions(std::ios::badbit);
   }
 };
@@ -33,7 +34,8 @@ struct FileStream : private FileReader, public std::istream {
 // Returns true if TEXT is the text itself: neither "-" nor the name of a file.
 bool is_text(const std::string& input) {
   std::error_code ignored;
-  return input != "-" && !std::filesystem::is_regular_file(input, ignored);
+  const auto status = std::filesystem::status(input, ignored);
+  return input != "-" && (!exists(status) || is_directory(status));
 }
 
 std::string hex(std::string_view bytes) {
