@@ -53,7 +53,7 @@ std::string label(std::string key) {
       break;
     }
   }
-  std::replace(key.begin(), key.end(), '_', ' ');
+  std::ranges::replace(key, '_', ' ');
   return key;
 }
 
@@ -70,7 +70,7 @@ void print_table(const std::vector<Row>& rows, const std::string& indent) {
   std::vector<std::string> keys = {""};
   for (const auto& [name, row] : rows) {
     for (const auto& [key, value] : row.items()) {
-      if (std::find(keys.begin(), keys.end(), key) == keys.end()) {
+      if (std::ranges::find(keys, key) == keys.end()) {
         keys.push_back(key);
       }
     }
@@ -189,12 +189,8 @@ void add_eval_flags(CLI::App& command, bench::EvalSettings& s) {
   add_options(
       command,
       {model_directory(s.eval.model),
-       {.name = "tasks",
-        .member = &s.eval.tasks,
-        .group = group::kMeasure,
-        .help = "as in moe eval",
-        .fallback = "synthetic requests",
-        .takes_commas = true},
+       with_commas({"tasks", &s.eval.tasks, group::kMeasure, "as in moe eval", Range(),
+                    "synthetic requests"}),
        {"data", &s.eval.data, group::kMeasure, "directory of benchmark files"},
        count("limit", &s.eval.limit, "questions of each task", "all; 60 synthetic ones"),
        count("batch-tokens", &s.eval.batch_tokens, "tokens per forward pass", "auto of moe eval"),
@@ -235,14 +231,8 @@ void add_upcycle_flags(CLI::App& command, bench::UpcycleSettings& s) {
 }
 
 void add_comm_flags(CLI::App& command, bench::CommSettings& s) {
-  const Choice bytes = {
-      [] { return std::string(); },
-      [&s](const std::string& text) { s.max_bytes = parse_bytes(text, "--bytes"); }};
-  add_options(command, {{.name = "bytes",
-                         .member = bytes,
-                         .group = group::kMeasure,
-                         .help = "size of the largest tensor of a rank",
-                         .fallback = "64MiB"},
+  add_options(command, {byte_size("bytes", s.max_bytes, group::kMeasure,
+                                  "size of the largest tensor of a rank", "64MiB"),
                         repeats(s.repeats, "timed calls, after two warmup calls")});
   add_rank_flags(command, s.ranks);
 }

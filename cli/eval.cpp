@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
-#include <charconv>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -15,6 +14,7 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/eval/evaluate.h"
+#include "core/eval/formats/text.h"
 #include "core/route/counters.h"
 #include "core/train/loop/stop_signals.h"
 
@@ -24,7 +24,7 @@ namespace {
 
 struct EvalFlags {
   eval::EvalSettings settings;
-  std::string requests, bos = "auto", compat = "current", device;
+  std::string requests, bos = "auto", device;
   std::optional<model::Precision> precision;
   std::vector<std::filesystem::path> texts;
   std::vector<std::string> stats_by, sweeps;
@@ -245,7 +245,6 @@ void run(EvalFlags& flags) {
   flags.settings.stats_by = eval::parse_stats_by(flags.stats_by);
   check(flags);
   flags.settings.bos = eval::parse_bos(flags.bos);
-  flags.settings.compat = eval::parse_compat(flags.compat);
   flags.ranks.threads = flags.threads;
   flags.ranks.on_cuda = flags.device == "cuda";
   flags.settings.precision = model::inference_precision(flags.precision, flags.ranks.on_cuda);
@@ -263,11 +262,8 @@ void run(EvalFlags& flags) {
 Choice number_or_auto(int64_t& member) {
   return {[&member] { return member == 0 ? "auto" : fmt::format("{}", member); },
           [&member](const std::string& text) {
-            int64_t number = 0;
-            const auto [end, wrong] =
-                std::from_chars(text.data(), text.data() + text.size(), number);
-            const bool is_number = wrong == std::errc() && end == text.data() + text.size();
-            if (text != "auto" && !(is_number && number >= 1 && number <= int64_t{1} << 30)) {
+            const int64_t number = eval::parse_int(text).value_or(0);
+            if (text != "auto" && (number < 1 || number > int64_t{1} << 30)) {
               throw UserError("--batch-tokens {}: give a whole number from 1 to 2^30, or auto",
                               printable(text));
             }
@@ -280,11 +276,9 @@ Options task_options(EvalFlags& flags) {
   return {
       positional("MODEL", &settings.model, group::kModel, "model directory, dense or MoE",
                  /*is_required=*/false),
-      {.name = "tasks",
-       .member = &settings.tasks,
-       .group = group::kTasks,
-       .help = "tasks and groups (see --list), or your own TASK.toml, TASK.json or QUIZ.jsonl",
-       .takes_commas = true},
+      with_commas({"tasks", &settings.tasks, group::kTasks,
+                   "tasks and groups (see --list), or your own TASK.toml, TASK.json or "
+                   "QUIZ.jsonl"}),
       {"data", &settings.data, group::kTasks,
        "directory of benchmark files (see --list): the authors' files, or JSONL or CSV exported "
        "from the Hub"},
@@ -297,8 +291,8 @@ Options task_options(EvalFlags& flags) {
       {"num-fewshot", &settings.shots, group::kTasks,
        "examples before each question, sampled as in lm-evaluation-harness", whole_between(0, 1000),
        "as the task defines"},
-      {"compat", &flags.compat, group::kTasks,
-       "task definitions of lm-evaluation-harness: current (0.4.13) or 0.4.1"},
+      {"compat", choice<eval::Compat>(settings.compat, eval::parse_compat, eval::to_string),
+       group::kTasks, "task definitions of lm-evaluation-harness: current (0.4.13) or 0.4.1"},
       {"bos", &flags.bos, group::kTasks,
        "begin texts with the BOS token: auto (as tokenizer_config.json says), on or off"},
   };
@@ -312,12 +306,10 @@ Options output_options(EvalFlags& flags) {
       {"against", &settings.against, group::kOutput,
        "compare with the sample logs of another run (McNemar's test)"},
       {"items", &flags.items, group::kOutput, "with --against: list the questions that differ"},
-      {.name = "cache-responses",
-       .member = &settings.cache_responses,
-       .group = group::kOutput,
-       .help = "cache responses in FILE or DIR/responses.cache, to resume this run and to serve "
-               "later ones, or off",
-       .fallback = "OUT/responses.cache with -o, until the run ends"},
+      {"cache-responses", &settings.cache_responses, group::kOutput,
+       "cache responses in FILE or DIR/responses.cache, to resume this run and to serve later "
+       "ones, or off",
+       Range(), "OUT/responses.cache with -o, until the run ends"},
       {"running-accuracy", &flags.running, group::kOutput,
        "show the accuracy so far in the progress line (the longest questions come first)"},
   };
@@ -334,17 +326,12 @@ Options routing_options(EvalFlags& flags) {
        .is_repeated = true},
       {"stats", &settings.stats, group::kRouter,
        "write routing statistics, total and per layer, to this JSON file"},
-      {.name = "stats-by",
-       .member = &flags.stats_by,
-       .group = group::kRouter,
-       .help = "split --stats by source (a record's \"source\", else its file), task or token",
-       .takes_commas = true},
-      {.name = "stats-text",
-       .member = &flags.texts,
-       .group = group::kRouter,
-       .help = "instead of --tasks: count the routing of text files, or of JSON records with "
-               "\"text\" and \"source\", in windows of up to 2048 tokens",
-       .takes_commas = true},
+      with_commas({"stats-by", &flags.stats_by, group::kRouter,
+                   "split --stats by source (a record's \"source\", else its file), task or "
+                   "token"}),
+      with_commas({"stats-text", &flags.texts, group::kRouter,
+                   "instead of --tasks: count the routing of text files, or of JSON records with "
+                   "\"text\" and \"source\", in windows of up to 2048 tokens"}),
       {"group-tokens", &settings.group_tokens, group::kRouter,
        "tokens per logical rank that compete for the capacity of experts",
        whole_between(1, 1 << 30)},

@@ -42,6 +42,24 @@ CLI::Option* add_option(CLI::App& command, const Option& option) {
       option.member);
 }
 
+uint64_t parse_bytes(const std::string& text, const char* name) {
+  const std::map<std::string, double> units{
+      {"", 1},      {"B", 1},        {"KB", 1e3},        {"MB", 1e6},          {"GB", 1e9},
+      {"TB", 1e12}, {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0}};
+  size_t used = 0;
+  double value = 0;
+  try {
+    value = std::stod(text, &used);
+  } catch (const std::exception&) {
+    used = std::string::npos;
+  }
+  const auto unit = used == std::string::npos ? units.end() : units.find(text.substr(used));
+  if (unit == units.end() || !(value > 0) || value * unit->second > 1e18) {
+    throw UserError("--{} '{}' is not a size such as 5GB, 200KB or 64MiB", name, text);
+  }
+  return static_cast<uint64_t>(value * unit->second);
+}
+
 // Returns a value of a recipe as the text of a command-line flag.
 std::string flag_text(const std::string& where, const Json& value) {
   if (value.is_string()) {
@@ -142,7 +160,7 @@ void add_options(CLI::App& command, const Options& options) {
   for (const auto& option : options) {
     CLI::Option* added = add_option(command, option);
     added->group(option.group)->required(option.is_required);
-    if (option.takes_commas) {
+    if (option.is_comma_separated) {
       added->delimiter(',');
     }
     if (option.is_repeated) {
@@ -272,11 +290,8 @@ void add_device(CLI::App& command, std::string& device) {
     check_device(value == "cuda");
     set(value);
   };
-  add_options(command, {{.name = "device",
-                         .member = member,
-                         .group = group::kRanks,
-                         .help = "cpu or cuda (one GPU per process)",
-                         .fallback = "cpu"}});
+  add_options(command, {{"device", member, group::kRanks, "cpu or cuda (one GPU per process)",
+                         Range(), "cpu"}});
 }
 
 c10::Device parse_device(const std::string& name) {
@@ -284,13 +299,11 @@ c10::Device parse_device(const std::string& name) {
 }
 
 void add_inference_precision(CLI::App& command, std::optional<model::Precision>& precision) {
-  add_options(command,
-              {{.name = "precision",
-                .member = choice(precision, model::parse_precision, model::to_string),
-                .group = group::kMemory,
-                .help = "of matrix products: fp32, bf16 or tf32 (CUDA); router, softmax and "
-                        "log-probabilities stay fp32",
-                .fallback = "bf16 with --device cuda, else fp32"}});
+  add_options(command, {{"precision", choice(precision, model::parse_precision, model::to_string),
+                         group::kMemory,
+                         "of matrix products: fp32, bf16 or tf32 (CUDA); router, softmax and "
+                         "log-probabilities stay fp32",
+                         Range(), "bf16 with --device cuda, else fp32"}});
 }
 
 void add_recipe_reader(CLI::App& app) {
@@ -352,22 +365,17 @@ std::vector<std::string> long_flags(const CLI::App& command) {
   return names;
 }
 
-uint64_t parse_bytes(const std::string& text, const std::string& flag) {
-  const std::map<std::string, double> units{
-      {"", 1},      {"B", 1},        {"KB", 1e3},        {"MB", 1e6},          {"GB", 1e9},
-      {"TB", 1e12}, {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0}};
-  size_t used = 0;
-  double value = 0;
-  try {
-    value = std::stod(text, &used);
-  } catch (const std::exception&) {
-    used = std::string::npos;
-  }
-  const auto unit = used == std::string::npos ? units.end() : units.find(text.substr(used));
-  if (unit == units.end() || !(value > 0) || value * unit->second > 1e18) {
-    throw UserError("{} '{}' is not a size such as 5GB, 200KB or 64MiB", flag, text);
-  }
-  return static_cast<uint64_t>(value * unit->second);
+Option with_commas(Option option) {
+  option.is_comma_separated = true;
+  return option;
+}
+
+Option byte_size(const char* name, uint64_t& bytes, const char* group, std::string help,
+                 std::string fallback) {
+  const auto set = [name, &bytes](const std::string& text) { bytes = parse_bytes(text, name); };
+  return {name,    Choice{[] { return std::string(); }, set},
+          group,   std::move(help),
+          Range(), std::move(fallback)};
 }
 
 }  // namespace moe::cli

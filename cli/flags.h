@@ -38,10 +38,14 @@ void add_completion(CLI::App& app);
 // outlive `command`.
 void add_options(CLI::App& command, const Options& options);
 
+// Return cli/REFERENCE.md and the manual page moe(1) in groff's man macros, generated from the
+// declared flags.
+std::string reference(const CLI::App& app);
+std::string manual_page(const CLI::App& app);
+
 // Returns the option of a positional argument with the name `name`, such as "MODEL".
 Option positional(const char* name, Member member, const char* group, std::string help,
                   bool is_required = true);
-// Returns the option -o, --out.
 Option output_path(Member member, std::string help, bool is_required = true);
 
 // Adds --ranks and --comm-timeout. --threads and --device are flags of the command.
@@ -89,8 +93,11 @@ std::vector<std::string> subcommand_names(const CLI::App& app);
 // Returns the long names of a command's flags: "--router", "--out", ...
 std::vector<std::string> long_flags(const CLI::App& command);
 
-// Parses a size such as "5GB", "200KB", "64MiB" or "1000" to bytes. Throws UserError that names
-// `flag` if it is not one.
-uint64_t parse_bytes(const std::string& text, const std::string& flag);
+// Returns a list option whose values may be separated by commas.
+Option with_commas(Option option);
+// Returns the option --`name` of a size such as "5GB", "200KB", "64MiB" or "1000";
+// `fallback` is the default as text.
+Option byte_size(const char* name, uint64_t& bytes, const char* group, std::string help,
+                 std::string fallback);
 
 }  // namespace moe::cli

@@ -21,8 +21,6 @@ namespace moe::cli {
 
 namespace {
 
-using SharedTokenizer = std::shared_ptr<const io::Tokenizer>;
-
 struct GenerateFlags {
   std::string model, prompt, bos = "auto", text_template, device;
   std::optional<model::Precision> precision;
@@ -41,13 +39,6 @@ void check_chat(const GenerateFlags& flags) {
         "--bos {} with --chat: the template decides about the BOS token; leave out --bos",
         flags.bos);
   }
-}
-
-// Returns --prompt as a user's turn in the form of --template.
-data::Question chat_prompt(const GenerateFlags& flags, const SharedTokenizer& tokenizer) {
-  const std::string word = flags.text_template.empty() ? "auto" : flags.text_template;
-  return data::question_tokens(data::Template::parse(data::named_template(word, flags.model)),
-                               flags.prompt, data::codec_of(tokenizer));
 }
 
 bool ends_with(const std::vector<int64_t>& ids, const std::vector<int64_t>& end) {
@@ -111,8 +102,14 @@ void run(const GenerateFlags& flags) {
   const auto routing = routing_for(flags, config);
   const auto tokenizer =
       std::make_shared<const io::Tokenizer>(io::Tokenizer::load(flags.model, config.vocab_size));
-  const data::Question question = flags.chat ? chat_prompt(flags, tokenizer)
-                                             : data::Question{prompt_ids(flags, *tokenizer), {}};
+  data::Question question;
+  if (flags.chat) {
+    const std::string word = flags.text_template.empty() ? "auto" : flags.text_template;
+    question = data::question_tokens(data::Template::parse(data::named_template(word, flags.model)),
+                                     flags.prompt, data::make_text_codec(tokenizer));
+  } else {
+    question.ids = prompt_ids(flags, *tokenizer);
+  }
   const std::vector<int64_t>& prompt = question.ids;
   const int64_t room = config.longest_sequence() - static_cast<int64_t>(prompt.size());
   if (room <= 0) {
@@ -157,9 +154,6 @@ Options generate_options(GenerateFlags& flags) {
   probability.rule = "must lie in (0, 1]";
   Option prompt{"prompt", &flags.prompt, group::kOutput, "text to continue"};
   prompt.is_required = true;
-  Option text_template{"template", &flags.text_template, group::kOutput,
-                       "with --chat: auto (the model's chat template) or a template of moe train"};
-  text_template.fallback = "auto";
   return {
       positional("MODEL", &flags.model, group::kModel, "model directory"),
       prompt,
@@ -174,7 +168,8 @@ Options generate_options(GenerateFlags& flags) {
        "begin with the BOS token: auto (as the tokenizer does), on or off"},
       {"chat", &flags.chat, group::kOutput,
        "send --prompt as a user's turn of the chat template and print only the answer"},
-      text_template,
+      {"template", &flags.text_template, group::kOutput,
+       "with --chat: auto (the model's chat template) or a template of moe train", Range(), "auto"},
       {"force", &flags.force, group::kRouter, "allow --router to change the stored gate="},
   };
 }

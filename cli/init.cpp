@@ -15,8 +15,6 @@ namespace moe::cli {
 namespace {
 
 struct InitFlags {
-  std::string config, out, dtype = "keep", shard_size = "5GB", tokenizer,
-                           experts_init = "independent", distribution = "normal";
   route::RouterRequest router;
   model::InitSettings settings;
   bool quiet = false, json = false;
@@ -31,25 +29,15 @@ model::InitSettings settings_from(const InitFlags& flags) {
         "model sets them itself");
   }
   model::InitSettings settings = flags.settings;
-  settings.config = flags.config;
-  settings.out = flags.out;
   settings.router = route::requested_router(flags.router, route::parse_router("top2:cf=inf"));
   settings.ep_ranks = flags.router.ep_ranks;
-  settings.dtype = flags.dtype == "keep"   ? ""
-                   : flags.dtype == "bf16" ? "bfloat16"
-                   : flags.dtype == "fp16" ? "float16"
-                                           : "float32";
-  settings.shard_bytes = parse_bytes(flags.shard_size, "--shard-size");
-  settings.tokenizer = flags.tokenizer;
-  settings.scaled_outputs = flags.distribution == "megatron";
-  settings.same_experts = flags.experts_init == "same";
   return settings;
 }
 
 void print_result(const InitFlags& flags, const model::InitPlan& plan, OrderedJson report,
                   double seconds) {
   if (flags.json) {
-    report["out"] = flags.out;
+    report["out"] = flags.settings.out.string();
     report["seconds"] = seconds;
     print_text("{}\n", json_text(report, 2));
     return;
@@ -64,7 +52,7 @@ void print_result(const InitFlags& flags, const model::InitPlan& plan, OrderedJs
   print_text("parameters   {} total, {} active per token\n",
              format_count(static_cast<double>(plan.parameters.total)),
              format_count(static_cast<double>(plan.parameters.active)));
-  print_written(plan.bytes, flags.out, seconds);
+  print_written(plan.bytes, flags.settings.out.string(), seconds);
 }
 
 void run(const InitFlags& flags) {
@@ -76,25 +64,33 @@ void run(const InitFlags& flags) {
   print_result(flags, plan, std::move(report), progress.finish());
 }
 
-Options init_options(InitFlags& flags) {
+Options init_options(model::InitSettings& settings) {
   return {
-      positional("CONFIG", &flags.config, group::kModel, "config.json, or a directory with one"),
-      output_path(&flags.out, "model directory to create"),
-      {"experts", &flags.settings.experts, group::kModel,
+      positional("CONFIG", &settings.config, group::kModel, "config.json, or a directory with one"),
+      output_path(&settings.out, "model directory to create"),
+      {"experts", &settings.experts, group::kModel,
        "convert a dense config to MoE layers with N experts"},
-      {"layers", &flags.settings.layers, group::kModel,
+      {"layers", &settings.layers, group::kModel,
        "with --experts: MoE layers: all, even, odd, or a list like 0,3,5 or 0-3"},
-      {"granularity", &flags.settings.granularity, group::kModel,
+      {"granularity", &settings.granularity, group::kModel,
        "split each expert into G of width F/G; the router's k, max and cf are multiplied by G"},
-      {"experts-init", one_of("experts-init", flags.experts_init, {"independent", "same"}),
+      {"experts-init",
+       choice<bool, bool>("experts-init", settings.same_experts,
+                          {{"independent", false}, {"same", true}}),
        group::kModel, "weights of the experts of a layer: independent, or same (equal)"},
-      {"init", one_of("init", flags.distribution, {"normal", "megatron"}), group::kModel,
+      {"init",
+       choice<bool, bool>("init", settings.scaled_outputs, {{"normal", false}, {"megatron", true}}),
+       group::kModel,
        "normal: N(0, initializer_range^2); megatron: output projections divided by sqrt(2 layers)"},
-      {"seed", &flags.settings.seed, group::kModel, "random seed", number_from(0)},
-      {"dtype", one_of("dtype", flags.dtype, {"keep", "bf16", "fp16", "fp32"}), group::kModel,
-       "dtype of the weights: keep (the config's), bf16, fp16 or fp32"},
-      {"shard-size", &flags.shard_size, group::kOutput, "maximum size of a weight file"},
-      {"tokenizer", &flags.tokenizer, group::kOutput,
+      {"seed", &settings.seed, group::kModel, "random seed", number_from(0)},
+      {"dtype",
+       choice<std::string, std::string>(
+           "dtype", settings.dtype,
+           {{"keep", ""}, {"bf16", "bfloat16"}, {"fp16", "float16"}, {"fp32", "float32"}}),
+       group::kModel, "dtype of the weights: keep (the config's), bf16, fp16 or fp32"},
+      byte_size("shard-size", settings.shard_bytes, group::kOutput, "maximum size of a weight file",
+                "5GB"),
+      {"tokenizer", &settings.tokenizer, group::kOutput,
        "tokenizer.model, tokenizer.json, or a directory with tokenizer files, to copy"},
   };
 }
@@ -105,7 +101,7 @@ void add_init(CLI::App& app) {
   auto flags = std::make_shared<InitFlags>();
   CLI::App* command =
       app.add_subcommand("init", "create a model with random weights, dense or MoE");
-  add_options(*command, init_options(*flags));
+  add_options(*command, init_options(flags->settings));
   add_options(*command, route::request_options(flags->router));
   add_force(*command, flags->settings.force);
   add_quiet(*command, flags->quiet);

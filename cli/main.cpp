@@ -15,7 +15,6 @@
 
 #include "cli/flags.h"
 #include "cli/process_start.h"
-#include "cli/reference.h"
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/base/text.h"
@@ -48,8 +47,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
   for (int index = 1; index < argc; ++index) {
     std::string word = argv[index];
     word = word.substr(0, word.find('='));
-    if (word.rfind("--", 0) == 0 &&
-        std::find(known_flags.begin(), known_flags.end(), word) == known_flags.end()) {
+    if (word.rfind("--", 0) == 0 && std::ranges::find(known_flags, word) == known_flags.end()) {
       const std::string near = moe::nearest_name(word, known_flags);
       return fmt::format("unknown flag '{}'{}; see {} --help", word,
                          near.empty() ? "" : ", did you mean '" + near + "'?", name);

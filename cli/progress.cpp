@@ -32,6 +32,12 @@ std::string scaled(double value, const std::array<const char*, 5>& units) {
                    : fmt::format("{:.{}f} {}", value, value < 10 ? 2 : 1, units[unit]);
 }
 
+// Returns "[=====     ]" for a share of 0 to 1.
+std::string bar_text(double share) {
+  const auto filled = static_cast<int>(std::clamp(share, 0.0, 1.0) * kBarWidth);
+  return fmt::format("[{}{}]", std::string(filled, '='), std::string(kBarWidth - filled, ' '));
+}
+
 // Formats a share as "12 %" or "1.2 %".
 std::string percent_text(int64_t part, int64_t whole) {
   const double value =
@@ -66,8 +72,7 @@ std::string routing_text(const train::StepRecord& record) {
     text += fmt::format("  bias {:.4f}", *record.bias_max);
   }
   if (record.lambda) {
-    text += fmt::format("  lambda {:.2e}  sparsity {:.3f}", *record.lambda,
-                        record.sparsity.value_or(0));
+    text += fmt::format("  lambda {:.2e}  sparsity {:.3f}", *record.lambda, record.sparsity);
   }
   return text;
 }
@@ -77,18 +82,18 @@ std::string step_text(const train::StepRecord& record, int64_t steps) {
   if (record.auxiliary) {
     text += fmt::format("  aux {:.4f}", *record.auxiliary);
   }
-  if (record.z_loss) {
-    text += fmt::format("  z {:.4f}", *record.z_loss);
+  if (record.z) {
+    text += fmt::format("  z {:.4f}", *record.z);
   }
-  if (record.sequence_balance_loss) {
-    text += fmt::format("  seq {:.4f}", *record.sequence_balance_loss);
+  if (record.sequence_balance) {
+    text += fmt::format("  seq {:.4f}", *record.sequence_balance);
   }
   text += fmt::format("  grad {:.3g}  lr {:.2e}  {} tok/s", record.grad_norm, record.lr,
                       format_count(record.tokens_per_second));
   if (record.skipped_steps > 0) {
     text += "  " + skipped_text(record);
   }
-  if (!record.layer_counters.empty()) {
+  if (!record.layers.empty()) {
     text += routing_text(record);
   }
   return text;
@@ -121,11 +126,6 @@ bool use_color() {
 size_t terminal_width(int descriptor) {
   winsize size{};
   return ::ioctl(descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
-}
-
-std::string bar_text(double share) {
-  const auto filled = static_cast<int>(std::clamp(share, 0.0, 1.0) * kBarWidth);
-  return fmt::format("[{}{}]", std::string(filled, '='), std::string(kBarWidth - filled, ' '));
 }
 
 std::string format_bytes(double bytes) { return scaled(bytes, {"B", "KB", "MB", "GB", "TB"}); }

@@ -15,8 +15,6 @@ bool is_terminal(int descriptor);  // 1 = stdout, 2 = stderr
 bool use_color();
 // Returns the width of the terminal in characters; 80 if unknown.
 size_t terminal_width(int descriptor);
-// Returns "[=====     ]" for a share of 0 to 1.
-std::string bar_text(double share);
 
 std::string format_bytes(double bytes);      // "1.5 GB"
 std::string format_count(double count);      // "1.05 M"

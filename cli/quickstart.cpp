@@ -1,7 +1,6 @@
 // moe quickstart: upcycles, trains and evaluates the embedded tiny model by running
 // recipes/quickstart.sh with this binary.
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>

@@ -1,12 +1,10 @@
 // Generators of the Markdown reference, the manual page, and the scripts of moe completion.
 
-#include "cli/reference.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
+#include <map>
 #include <memory>
 #include <sstream>
 
@@ -41,6 +39,12 @@ std::vector<Command> all_commands(const CLI::App& app) {
   return commands;
 }
 
+std::vector<Command> named_commands(const CLI::App& app) {
+  std::vector<Command> commands = all_commands(app);
+  commands.erase(commands.begin());
+  return commands;
+}
+
 // Returns the flags of a command by group, in the order of --help, without --help itself.
 std::vector<std::pair<std::string, Flags>> flag_groups(const CLI::App& command) {
   std::vector<std::pair<std::string, Flags>> groups;
@@ -58,14 +62,24 @@ std::vector<std::pair<std::string, Flags>> flag_groups(const CLI::App& command) 
   return groups;
 }
 
-// Returns `text` as a cell of a Markdown table.
-std::string cell(const std::string& text) {
+Flags all_flags(const CLI::App& command) {
+  Flags all;
+  for (const auto& [group, flags] : flag_groups(command)) {
+    all.insert(all.end(), flags.begin(), flags.end());
+  }
+  return all;
+}
+
+std::string escape(const std::string& text, const std::map<char, std::string>& escapes) {
   std::string out;
   for (const char c : text) {
-    out += c == '|' ? "\\|" : std::string(1, c == '\n' ? ' ' : c);
+    const auto found = escapes.find(c);
+    out += found == escapes.end() ? std::string(1, c) : found->second;
   }
   return out;
 }
+
+std::string cell(const std::string& text) { return escape(text, {{'|', "\\|"}, {'\n', " "}}); }
 
 // Returns all names of a flag: "-o, --out".
 std::string flag_names(const CLI::Option& option) {
@@ -79,11 +93,7 @@ std::string flag_names(const CLI::Option& option) {
 
 // Returns `text` for groff: special characters are escaped, and no line starts with a request.
 std::string roff(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    out += c == '\\' ? "\\e" : c == '-' ? "\\-" : c == '"' ? "\\(dq" : std::string(1, c);
-  }
-  std::replace(out.begin(), out.end(), '\n', ' ');
+  const std::string out = escape(text, {{'\\', "\\e"}, {'-', "\\-"}, {'"', "\\(dq"}, {'\n', " "}});
   return out.starts_with('.') || out.starts_with('\'') ? "\\&" + out : out;
 }
 
@@ -104,11 +114,9 @@ std::vector<std::string> flag_words(const CLI::Option& flag) {
 // Returns the arms of a `case` over "PARENT WORD" that sets the command of the words so far.
 std::string command_arms(const CLI::App& app) {
   std::string arms;
-  for (const auto& [name, command] : all_commands(app)) {
-    if (!name.empty()) {
-      arms += fmt::format("      '{}') command='{}' ;;\n",
-                          name.find(' ') == std::string::npos ? " " + name : name, name);
-    }
+  for (const auto& [name, command] : named_commands(app)) {
+    arms += fmt::format("      '{}') command='{}' ;;\n",
+                        name.find(' ') == std::string::npos ? " " + name : name, name);
   }
   return arms;
 }
@@ -116,14 +124,12 @@ std::string command_arms(const CLI::App& app) {
 std::string bash_script(const CLI::App& app) {
   std::string values, flags;
   for (const auto& [name, command] : all_commands(app)) {
-    for (const auto& [group, group_flags] : flag_groups(*command)) {
-      for (const auto* flag : group_flags) {
-        const std::vector<std::string> words = flag_words(*flag);
-        for (const auto& flag_name :
-             words.empty() ? std::vector<std::string>() : flag->get_lnames()) {
-          values +=
-              fmt::format("    '{} --{}') words='{}' ;;\n", name, flag_name, fmt::join(words, " "));
-        }
+    for (const auto* flag : all_flags(*command)) {
+      const std::vector<std::string> words = flag_words(*flag);
+      for (const auto& flag_name :
+           words.empty() ? std::vector<std::string>() : flag->get_lnames()) {
+        values +=
+            fmt::format("    '{} --{}') words='{}' ;;\n", name, flag_name, fmt::join(words, " "));
       }
     }
     flags += fmt::format("    '{}') words='{}'; flags='{} --help' ;;\n", name,
@@ -153,13 +159,7 @@ complete -o default -F _moe moe
 
 // Escapes text for a [description] of zsh's _arguments within single quotes.
 std::string zsh_text(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    out += c == '\''                          ? "'\\''"
-           : c == '[' || c == ']' || c == ':' ? std::string("\\") + c
-                                              : std::string(1, c);
-  }
-  return out;
+  return escape(text, {{'\'', "'\\''"}, {'[', "\\["}, {']', "\\]"}, {':', "\\:"}});
 }
 
 std::string zsh_flag(const CLI::Option& flag) {
@@ -190,10 +190,8 @@ std::string zsh_script(const CLI::App& app) {
     }
     if (!name.empty()) {
       arms += "      _arguments";
-      for (const auto& [group, flags] : flag_groups(*command)) {
-        for (const auto* flag : flags) {
-          arms += zsh_flag(*flag);
-        }
+      for (const auto* flag : all_flags(*command)) {
+        arms += zsh_flag(*flag);
       }
       arms += " \\\n        '*:file:_files'\n";
     }
@@ -222,10 +220,7 @@ std::string reference(const CLI::App& app) {
   std::string page =
       "# Every command and flag\n\nGenerated by `moe --reference` from the declarations of the "
       "flags; a test compares the two.\n[README.md](README.md) is the guide.\n";
-  for (const auto& [name, command] : all_commands(app)) {
-    if (name.empty()) {
-      continue;
-    }
+  for (const auto& [name, command] : named_commands(app)) {
     page += fmt::format("\n## moe {}\n\n{}.\n", name, command->get_description());
     for (const auto& [group, flags] : flag_groups(*command)) {
       page += fmt::format("\n| {} | value | |\n|---|---|---|\n", group);
@@ -243,10 +238,7 @@ std::string manual_page(const CLI::App& app) {
       ".TH MOE 1 \"\" \"moe {0}\"\n.SH NAME\nmoe \\- {1}\n.SH SYNOPSIS\n.B moe\n.I COMMAND\n"
       "[arguments] [flags] [\\-\\-config RECIPE.toml]\n.SH COMMANDS\n",
       kVersion, roff(app.get_description().substr(app.get_description().find(": ") + 2)));
-  for (const auto& [name, command] : all_commands(app)) {
-    if (name.empty()) {
-      continue;
-    }
+  for (const auto& [name, command] : named_commands(app)) {
     page += fmt::format(".SS moe {}\n{}.\n", roff(name), roff(command->get_description()));
     for (const auto& [group, flags] : flag_groups(*command)) {
       page += fmt::format(".PP\n.I {}\n", roff(group));

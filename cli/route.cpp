@@ -120,8 +120,8 @@ std::string trim_line_ends(const std::string& text) {
 }
 
 std::string rank_text(const Drawing& drawing, int64_t token) {
-  const int64_t home = drawing.problem.group.home[token];
-  return home < 0 ? "pad" : fmt::format("{}", home);
+  const int64_t source_rank = drawing.problem.group.source_rank[token];
+  return source_rank < 0 ? "pad" : fmt::format("{}", source_rank);
 }
 
 void draw_grid(Drawing& drawing, int64_t tokens) {
@@ -190,10 +190,6 @@ void draw_slots(Drawing& drawing) {
   }
 }
 
-double percent_share(int64_t part, int64_t whole) {
-  return whole == 0 ? 0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole);
-}
-
 std::string loss_text(const route::AuxLosses& losses) {
   std::string text;
   const auto add = [&](const char* name, const at::Tensor& loss) {
@@ -210,10 +206,11 @@ std::string loss_text(const route::AuxLosses& losses) {
 void draw_counts(Drawing& drawing) {
   const auto& counted = drawing.counted;
   const route::RouterFamily& family = *drawing.problem.router.family;
-  if (family.tokens_request) {
+  if (family.has_token_requests) {
     drawing.text += fmt::format("\nrequests     {}, {} dropped ({:.1f} %)", counted.requests,
                                 counted.dropped_requests,
-                                percent_share(counted.dropped_requests, counted.requests));
+                                route::ratio(100.0 * static_cast<double>(counted.dropped_requests),
+                                             static_cast<double>(counted.requests)));
     if (counted.fr_requests > 0) {
       drawing.text +=
           fmt::format("; {} of {} fill-ins accepted (+)", counted.fr_filled, counted.fr_requests);
@@ -238,7 +235,6 @@ void draw_counts(Drawing& drawing) {
   drawing.text += losses.empty() ? "\n" : fmt::format("\nlosses       {} (unscaled)\n", losses);
 }
 
-// Returns the table of tokens, the slots of each expert, and the counts.
 std::string route_table(const route::RoutingProblem& problem, const TableStyle& style) {
   Drawing drawing = prepare(problem, style);
   const int64_t all = problem.logits.size(0), tokens = std::min(all, style.max_tokens);
@@ -247,9 +243,9 @@ std::string route_table(const route::RoutingProblem& problem, const TableStyle& 
                   drawing.experts(), problem.group.ranks, problem.group.ranks == 1 ? "" : "s");
   const auto& input = drawing.routing.input;
   if (problem.router.family->has_slots) {
-    drawing.text += input.dropless ? ", no capacity"
-                                   : fmt::format(", slots per expert and rank: {}",
-                                                 fmt::join(input.capacity, " "));
+    drawing.text += input.is_dropless ? ", no capacity"
+                                      : fmt::format(", slots per expert and rank: {}",
+                                                    fmt::join(input.capacity, " "));
   }
   drawing.text += "\n\n";
   const int64_t width = kHeadColumns + drawing.experts() * kCellColumns + 2 * problem.group.ranks;

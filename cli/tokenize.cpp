@@ -1,14 +1,12 @@
 // moe tokenize: prints the tokens of a text. Reads the tokenizer of a model folder, not the model.
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
-#include <sstream>
 
 #include "cli/flags.h"
-#include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/base/read_file.h"
 #include "core/base/text.h"
@@ -39,11 +37,8 @@ bool is_text(const std::string& input) {
 }
 
 std::string hex(std::string_view bytes) {
-  std::string text;
-  for (const char byte : bytes) {
-    text += fmt::format("{}{:02X}", text.empty() ? "" : " ", static_cast<uint8_t>(byte));
-  }
-  return text;
+  const std::vector<uint8_t> numbers(bytes.begin(), bytes.end());
+  return fmt::format("{:02X}", fmt::join(numbers, " "));
 }
 
 void print_table(const io::Tokenizer& tokenizer, const std::string& text) {
@@ -51,8 +46,7 @@ void print_table(const io::Tokenizer& tokenizer, const std::string& text) {
   const std::vector<int64_t> with_special = tokenizer.with_special(ids);
   constexpr int64_t kText = -1;  // no token: marks the position of the text
   const auto positions = tokenizer.with_special({kText});
-  const auto first =
-      static_cast<size_t>(std::find(positions.begin(), positions.end(), kText) - positions.begin());
+  const auto first = static_cast<size_t>(std::ranges::find(positions, kText) - positions.begin());
   print_text("{:>8}  {:<24}  {}\n", "id", "piece", "bytes");
   for (size_t i = 0; i < with_special.size(); ++i) {
     const int64_t id = with_special[i];
@@ -64,7 +58,6 @@ void print_table(const io::Tokenizer& tokenizer, const std::string& text) {
              with_special.size() - ids.size());
 }
 
-// Prints the ids of a text as one line of JSON.
 void print_json(const io::Tokenizer& tokenizer, const std::string& text) {
   const std::vector<int64_t> ids = tokenizer.encode(text);
   const OrderedJson out = {{"ids", ids},

@@ -15,7 +15,6 @@
 #include "core/base/text.h"
 #include "core/data/example_set.h"
 #include "core/eval/runner.h"
-#include "core/io/checkpoint.h"
 #include "core/train/checkpoint/run_folder.h"
 #include "core/train/config/options.h"
 #include "core/train/loop/stop_signals.h"
@@ -51,11 +50,15 @@ void print_trained(const train::TrainSettings& settings) {
   }
 }
 
-void print_plan(const train::RunPlan& plan) {
-  const auto& settings = plan.settings;
-  for (const auto& line : plan.data) {
+void print_lines(const std::vector<std::string>& lines) {
+  for (const auto& line : lines) {
     print_text(stderr, "{}\n", terminal_text(line, /*one_line=*/true));
   }
+}
+
+void print_plan(const train::RunPlan& plan) {
+  const auto& settings = plan.settings;
+  print_lines(plan.data);
   print_text(stderr,
              "{}: {} parameters; {} examples, {} tokens; {} steps of {} rows ({} at a time), rows "
              "of {}{} tokens\n",
@@ -82,9 +85,7 @@ void print_plan(const train::RunPlan& plan) {
     print_text(stderr, "{}\n", distributed::describe(plan.layout));
   }
   print_trained(settings);
-  for (const auto& note : plan.notes) {
-    print_text(stderr, "{}\n", terminal_text(note, /*one_line=*/true));
-  }
+  print_lines(plan.notes);
 }
 
 void print_result(const TrainFlags& flags, const train::StepRecord& first,
@@ -205,12 +206,10 @@ void print_cluster(const TrainFlags& flags) {
         "--nodes and --gpus estimate the memory of a run; add --dry-run, or start moe train with "
         "torchrun, srun or mpirun on each machine");
   }
-  const train::ClusterPlan plan =
+  const train::RunPlan plan =
       train::plan_cluster(flags.settings, flags.nodes.value_or(1), flags.gpus.value_or(8));
-  for (const auto& note : plan.notes) {
-    if (!flags.quiet) {
-      print_text(stderr, "{}\n", terminal_text(note, /*one_line=*/true));
-    }
+  if (!flags.quiet) {
+    print_lines(plan.notes);
   }
   if (flags.json) {
     OrderedJson json = to_json(plan.memory);
@@ -285,13 +284,10 @@ void run(const TrainFlags& flags) {
 // Returns the flags that are not stored in the settings of the run.
 Options call_options(TrainFlags& flags) {
   return {
-      {"nodes",
-       &flags.nodes,
-       group::kRanks,
-       "with --dry-run: memory of one GPU in a run on N machines, from the config alone",
-       {},
+      {"nodes", &flags.nodes, group::kRanks,
+       "with --dry-run: memory of one GPU in a run on N machines, from the config alone", Range(),
        "1"},
-      {"gpus", &flags.gpus, group::kRanks, "with --dry-run: GPUs per machine", {}, "8"},
+      {"gpus", &flags.gpus, group::kRanks, "with --dry-run: GPUs per machine", Range(), "8"},
       {"show-samples", &flags.show_samples, group::kOutput,
        "print N training examples with the tokens that carry loss marked, and exit", whole_from(1),
        "none"},

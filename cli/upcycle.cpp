@@ -30,11 +30,9 @@ namespace {
 constexpr int64_t kVerifyTokens = 2048;
 
 struct UpcycleFlags {
-  std::string dense, out, dtype = "keep", shard_size = "5GB", verify_text, gate_scale = "1",
-                          calibration, device, rest = "base", vary = "none", router_init = "random";
+  std::string dense, verify_text, calibration, device;
   std::vector<std::string> expert_parents;
   std::optional<int64_t> experts;
-  std::optional<double> router_entropy;
   route::RouterRequest router;
   model::UpcycleSettings settings;
   bool dry_run = false, quiet = false, json = false, verify = false, force_memory = false;
@@ -42,26 +40,8 @@ struct UpcycleFlags {
 
 bool is_verified(const UpcycleFlags& flags) { return flags.verify || !flags.verify_text.empty(); }
 
-// Parses --gate-scale. Returns nullopt for auto.
-std::optional<double> parse_gate_scale(const std::string& text) {
-  if (text == "auto") {
-    return std::nullopt;
-  }
-  double value = 0;
-  if (!CLI::detail::lexical_cast(text, value)) {
-    throw UserError("--gate-scale '{}' is neither a positive number nor auto", text);
-  }
-  return value;
-}
-
-bool scales_random_routers(const model::UpcycleSettings& settings) {
-  return settings.router_init.kind == model::RouterInitSettings::Kind::kRandom &&
-         settings.router_init.entropy;
-}
-
 model::UpcycleSettings settings_from(const UpcycleFlags& flags) {
   model::UpcycleSettings settings = flags.settings;
-  settings.out = flags.out;
   for (const auto& text : flags.expert_parents) {
     settings.expert_parents.push_back(model::parse_expert_parent(text));
   }
@@ -69,26 +49,20 @@ model::UpcycleSettings settings_from(const UpcycleFlags& flags) {
     settings.experts = model::count_copies(settings.expert_parents);
   }
   settings.experts = flags.experts.value_or(settings.experts);
-  settings.mean_rest = flags.rest == "mean";
-  settings.vary = model::parse_variation(flags.vary);
   // The default router preserves the function of the parent and trains two experts per token.
   settings.router =
       route::requested_router(flags.router, route::parse_router(model::kUpcycledRouter));
   settings.ep_ranks = flags.router.ep_ranks;
-  settings.gate_scale = parse_gate_scale(flags.gate_scale);
-  settings.router_init = model::parse_router_init(flags.router_init);
-  settings.router_init.entropy = flags.router_entropy;
-  if (settings.gate_scale && !scales_random_routers(settings) && !flags.calibration.empty()) {
+  const bool scales_random_routers =
+      settings.router_init.kind == model::RouterInitSettings::Kind::kRandom &&
+      settings.router_init.entropy;
+  if (settings.gate_scale && !scales_random_routers && !flags.calibration.empty()) {
     throw UserError(
         "--calibration {}: only --gate-scale auto and the --router-entropy of a random router read "
         "it; add one of them, or leave it out",
         flags.calibration);
   }
-  settings.shard_bytes = parse_bytes(flags.shard_size, "--shard-size");
   settings.last_lr = train::last_learning_rate(flags.dense);
-  if (flags.dtype != "keep") {
-    settings.dtype = flags.dtype == "bf16" ? io::DType::kBF16 : io::DType::kF32;
-  }
   return settings;
 }
 
@@ -149,10 +123,6 @@ model::Certify certifier(const UpcycleFlags& flags, const io::Checkpoint& dense,
   };
 }
 
-bool checks_dead_experts(const UpcycleFlags& flags, const model::UpcycleSettings& settings) {
-  return is_verified(flags) && settings.router.family->can_leave_experts_dead;
-}
-
 // Returns the objective that fits a file: instructions if its first record is a conversation.
 data::Objective detect_objective(const std::filesystem::path& file) {
   data::RecordReader reader(file);
@@ -174,11 +144,11 @@ model::RouterText read_router_text(const io::Checkpoint& dense, const std::files
     const auto tokenizer =
         std::make_shared<const io::Tokenizer>(io::Tokenizer::load(dense.folder(), vocab_size));
     text.bos = tokenizer->bos_id();
-    return data::codec_of(tokenizer);
+    return data::make_text_codec(tokenizer);
   };
   data::ReadSettings few;
   few.objective = detect_objective(file);
-  few.most_per_file = model::kMaxRouterTokens;
+  few.max_per_file = model::kMaxRouterTokens;
   int64_t left = model::kMaxRouterTokens;
   const auto keep = [&](data::Example&& example) {
     const auto take = std::min(left, static_cast<int64_t>(example.ids.size()));
@@ -239,7 +209,9 @@ void check_models_fit(const UpcycleFlags& flags, const io::Checkpoint& dense,
 // so that no model is loaded. The callback calls `before` first.
 model::Calibrate calibrator(const UpcycleFlags& flags, const io::Checkpoint& dense,
                             const model::UpcycleSettings& settings, std::function<void()> before) {
-  if (settings.gate_scale && !checks_dead_experts(flags, settings)) {
+  const bool finds_dead_experts =
+      is_verified(flags) && settings.router.family->can_leave_experts_dead;
+  if (settings.gate_scale && !finds_dead_experts) {
     return {};
   }
   const bool own_text = !flags.calibration.empty();
@@ -276,15 +248,16 @@ std::string line_text(const std::string& text) { return terminal_text(text, /*on
 
 void print_result(const UpcycleFlags& flags, const model::UpcycleSettings& settings,
                   const model::UpcyclePlan& plan, OrderedJson report, double seconds) {
+  const std::string out = settings.out.string();
   if (flags.json) {
-    report["out"] = flags.out;
+    report["out"] = out;
     report["seconds"] = seconds;
     print_text("{}\n", json_text(report, 2));
     return;
   }
   const OrderedJson routers = report["router_init"].value("layers", OrderedJson::array());
   print_text("{}", plan_text(plan));
-  print_written(plan.bytes, flags.out, seconds);
+  print_written(plan.bytes, out, seconds);
   for (const auto& layer : routers) {
     print_text("router start {}\n", line_text(layer.value("words", "")));
   }
@@ -305,7 +278,7 @@ void print_result(const UpcycleFlags& flags, const model::UpcycleSettings& setti
                line_text(expected.value("words", "")));
   }
   print_text("next         moe train {} -o RUN --data FILE   (moe inspect {} shows the model)\n",
-             line_text(flags.out), line_text(flags.out));
+             line_text(out), line_text(out));
   if (!flags.quiet) {
     print_advice(settings);
   }
@@ -355,21 +328,23 @@ Options source_options(UpcycleFlags& flags) {
   return {
       positional("DENSE", &flags.dense, group::kModel,
                  "dense model directory: LLaMA, Mistral, Qwen2 or Qwen3"),
-      output_path(&flags.out, "model directory to create"),
-      {.name = "experts",
-       .member = &flags.experts,
-       .group = group::kModel,
-       .help = "experts per MoE layer",
-       .fallback = "8, or as many as --expert makes"},
+      output_path(&settings.out, "model directory to create"),
+      {"experts", &flags.experts, group::kModel, "experts per MoE layer", Range(),
+       "8, or as many as --expert makes"},
       {.name = "expert",
        .member = &flags.expert_parents,
        .group = group::kModel,
        .help = "FOLDER[:N]: take N experts (1) from the feed-forwards of this dense model; repeat "
                "for each parent",
        .is_repeated = true},
-      {"rest", one_of("rest", flags.rest, {"base", "mean"}), group::kModel,
+      {"rest", choice<bool, bool>("rest", settings.mean_rest, {{"base", false}, {"mean", true}}),
+       group::kModel,
        "with --expert: all other weights from DENSE (base) or the mean of the parents (mean)"},
-      {"vary", &flags.vary, group::kModel,
+      {"vary",
+       Choice{
+           [&settings] { return model::to_string(settings.vary); },
+           [&settings](const std::string& text) { settings.vary = model::parse_variation(text); }},
+       group::kModel,
        "make copies differ: drop:R reinitializes a share R of the dimensions (drop:R,separate: of "
        "each matrix separately), noise:S adds noise of S standard deviations"},
       {"shared-expert", &settings.shared_expert, group::kModel,
@@ -380,46 +355,66 @@ Options source_options(UpcycleFlags& flags) {
       {"granularity", &settings.granularity, group::kModel,
        "split each expert into G of width F/G; the router's k, max and cf are multiplied by G"},
       {"seed", &settings.seed, group::kModel, "random seed of the router weights", number_from(0)},
-      {"dtype", one_of("dtype", flags.dtype, {"keep", "bf16", "fp32"}), group::kModel,
-       "dtype of the weights: keep, bf16 or fp32"},
+      {"dtype",
+       choice<std::optional<io::DType>, std::optional<io::DType>>(
+           "dtype", settings.dtype,
+           {{"keep", std::nullopt}, {"bf16", io::DType::kBF16}, {"fp32", io::DType::kF32}}),
+       group::kModel, "dtype of the weights: keep, bf16 or fp32"},
   };
 }
 
+// Returns the member of --router-init, which keeps the entropy of --router-entropy.
+Choice router_init_member(model::RouterInitSettings& init) {
+  return {[&init] { return model::to_string(init); },
+          [&init](const std::string& text) {
+            const std::optional<double> entropy = init.entropy;
+            init = model::parse_router_init(text);
+            init.entropy = entropy;
+          }};
+}
+
+// Returns the member of --gate-scale, which is empty for auto.
+Choice gate_scale_member(std::optional<double>& scale) {
+  return {[&scale] { return scale ? fmt::format("{}", *scale) : "auto"; },
+          [&scale](const std::string& text) {
+            double value = 0;
+            if (text != "auto" && !CLI::detail::lexical_cast(text, value)) {
+              throw UserError("--gate-scale '{}' is neither a positive number nor auto", text);
+            }
+            scale = text == "auto" ? std::nullopt : std::optional(value);
+          }};
+}
+
 Options router_options(UpcycleFlags& flags) {
+  model::UpcycleSettings& settings = flags.settings;
   return {
-      {"router-std", &flags.settings.router_std, group::kRouter,
+      {"router-std", &settings.router_std, group::kRouter,
        "standard deviation of random router weights", number_from(0),
        "the config's initializer_range"},
-      {"router-init", &flags.router_init, group::kRouter,
+      {"router-init", router_init_member(settings.router_init), group::kRouter,
        "random, prompts:FILE (JSON with texts for each expert), or cluster:FILE (clusters of the "
        "hidden states of a text)"},
-      {.name = "router-entropy",
-       .member = &flags.router_entropy,
-       .group = group::kRouter,
-       .help = "scale each router to this mean entropy, as a share of ln E",
-       .fallback = "0.7 with prompts and cluster, else not scaled"},
-      {"gate-scale", &flags.gate_scale, group::kRouter,
+      {"router-entropy", &settings.router_init.entropy, group::kRouter,
+       "scale each router to this mean entropy, as a share of ln E", Range(),
+       "0.7 with prompts and cluster, else not scaled"},
+      {"gate-scale", gate_scale_member(settings.gate_scale), group::kRouter,
        "factor of all gate weights; auto = 1 / their mean sum, for topp, relu and gate=none"},
-      {.name = "calibration",
-       .member = &flags.calibration,
-       .group = group::kRouter,
-       .help = "text for --gate-scale auto (else --verify-text) and for --router-entropy of a "
-               "random router",
-       .fallback = "an embedded text"},
+      {"calibration", &flags.calibration, group::kRouter,
+       "text for --gate-scale auto (else --verify-text) and for --router-entropy of a random "
+       "router",
+       Range(), "an embedded text"},
   };
 }
 
 Options output_options(UpcycleFlags& flags) {
   return {
-      {"shard-size", &flags.shard_size, group::kOutput, "maximum size of a weight file"},
+      byte_size("shard-size", flags.settings.shard_bytes, group::kOutput,
+                "maximum size of a weight file", "5GB"),
       {"verify", &flags.verify, group::kOutput,
        "compare the logits with the dense model and store the verdict: identical, close or "
        "different"},
-      {.name = "verify-text",
-       .member = &flags.verify_text,
-       .group = group::kOutput,
-       .help = "text for --verify; implies it",
-       .fallback = "an embedded text"},
+      {"verify-text", &flags.verify_text, group::kOutput, "text for --verify; implies it", Range(),
+       "an embedded text"},
       {"dry-run", &flags.dry_run, group::kOutput,
        "print bytes, parameters and time without writing"},
   };

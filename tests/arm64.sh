@@ -74,7 +74,7 @@ tiles() {
   for source in kernels/cpu/{gemm_tile,amx_tile,bf16_words}; do
     "${cached[@]}" $compiler "${flags[@]}" -O3 -S "$source.cpp" -o "$folder/${source##*/}.s" || fail "compiling $source.cpp for arm64"
   done
-  for source in tests/kernels/{gemm_tile,bf16_convert,bf16_words}_test tests/support/main; do
+  for source in tests/kernels/{gemm_tile,bf16_convert}_test tests/support/main; do
     "${cached[@]}" $compiler "${flags[@]}" -O1 -DMOE_BINARY='""' -DMOE_SOURCE_DIR='""' -c "$source.cpp" -o "$folder/${source##*/}.o" ||
       fail "compiling $source.cpp for arm64"
   done

@@ -1,6 +1,5 @@
-// Holds the tree to its shape: arrows between folders point down (an arrow is an #include),
-// LibTorch stays out of .cu files and of the parts that build in two seconds without it. The rules
-// are checked on small made-up trees first, so that each of them is known to be able to fail.
+// Checks the layout of the tree: which folders may include which, and where LibTorch, streams and
+// parsers may be used. Each rule is first checked on a small tree that breaks it.
 
 #include <algorithm>
 #include <filesystem>
@@ -20,7 +19,7 @@ namespace {
 using Strings = std::vector<std::string>;
 using Tree = std::map<std::string, std::string>;  // path from the root -> text
 
-// What each folder may include beside itself and the folders that those may include.
+// What each folder may include, besides itself and the folders that those may include.
 const std::map<std::string, std::set<std::string>>& arrows_down() {
   static const std::map<std::string, std::set<std::string>> arrows = {
       {"core/base", {}},
@@ -120,8 +119,7 @@ Strings libtorch_in_cuda_files(const Tree& tree) {
   return wrong;
 }
 
-// Readers of hostile files: they build in seconds and are fuzzed with another compiler, so LibTorch
-// may not reach them.
+// Readers of untrusted files: the fuzzers build them with another compiler, without LibTorch.
 bool must_be_torch_free(const std::string& path) {
   static const std::regex parts(
       R"(core/(base|tokenizer|io|data)/.*|)"
@@ -135,8 +133,7 @@ bool must_be_torch_free(const std::string& path) {
 // A header and the sources of its name are one unit: "core/eval/runner".
 std::string unit_of(const std::string& path) { return path.substr(0, path.rfind('.')); }
 
-// The units below `folder` that include one another in a circle, in the order in which they do:
-// "a -> b -> a". A unit that no circle reaches is above or below each of the others.
+// Finds include cycles among the units below `folder`, as "a -> b -> a".
 class Circles {
  public:
   Circles(const Tree& tree, const std::string& folder) {
@@ -183,7 +180,7 @@ class Circles {
   Strings way_, circles_;
 };
 
-// The chain of headers by which LibTorch reaches `path`, or nothing.
+// Returns the chain of headers by which `path` includes LibTorch; empty: it does not.
 std::string way_to_libtorch(const Tree& tree, const std::string& path,
                             std::set<std::string>& seen) {
   const auto file = tree.find(path);
@@ -215,31 +212,9 @@ Strings libtorch_where_it_may_not_be(const Tree& tree) {
   return wrong;
 }
 
-// Declared names that do not say what the thing is: "here" for the ranks of this host.
-Strings empty_names_in(const Tree& tree) {
-  static const std::regex literal(R"re("(?:[^"\\]|\\.)*")re"), comment("//.*");
-  static const std::regex declared(
-      R"((?:^|[^.>\w])([A-Za-z_][\w:]*)(?:<[^;{}()]*>)?(?:\s*[&*]+\s*|\s+))"
-      R"((of|one|here|there|place|mine)\s*(?:=[^=]|[;,){:\[(]))");
-  static const std::set<std::string> no_types = {"return", "throw", "else", "case"};
-  Strings found;
-  for (const auto& [path, text] : tree) {
-    std::istringstream lines(text);
-    for (std::string line; std::getline(lines, line);) {
-      const std::string code =
-          std::regex_replace(std::regex_replace(line, literal, "\"\""), comment, "");
-      std::smatch match;
-      if (std::regex_search(code, match, declared) && !no_types.contains(match[1])) {
-        found.push_back(path + " names something '" + match.str(2) + "'; say what it is");
-      }
-    }
-  }
-  return found;
-}
-
-// Opening a file or parsing a text around the one reader: a named pipe would hang, deep JSON or
-// TOML would overflow the stack, and an exception of a library would reach the user. Files of /proc
-// and /sys, which the kernel writes, may be read by a stream.
+// Finds files that are opened or parsed without read_file.h, json.h or toml.h: a named pipe would
+// hang, deep JSON or TOML would overflow the stack, and an exception of a library would reach the
+// user. Files of /proc and /sys may be read by a stream.
 Strings bare_readers_in(const Tree& tree) {
   static const std::regex stream(
       R"((std::)(basic_)?(ifstream|fstream|filebuf)\b|\bf(d|re)?open\()");
@@ -280,7 +255,7 @@ Tree our_tree() {
   return tree;
 }
 
-// Every text of ours, the documents and recipes too, but this file.
+// All sources, documents and recipes except this file.
 Tree our_texts() {
   const std::filesystem::path root = moe::test::source_folder();
   static const std::regex text(R"(.*\.(h|cpp|cu|cuh|js|css|html|py|sh|md|toml|txt|cmake|json))");
@@ -306,8 +281,7 @@ Tree our_texts() {
   return tree;
 }
 
-// Citations of what does not stand in the repository: documents that a reader does not have, and
-// decisions by a number of theirs. What is decided stands under a name in a README of its folder.
+// Finds citations of documents that are not in the repository, and of decisions by a number.
 Strings citations_from_outside(const Tree& tree) {
   static const std::regex cited(
       R"((^|[^A-Za-z0-9_])(SPEC|DESIGN|FACTS|STYLE|PERFORMANCE)([^A-Za-z0-9_]|$))"
@@ -325,7 +299,7 @@ Strings citations_from_outside(const Tree& tree) {
   return wrong;
 }
 
-// Of a text that says `path/to/file.cpp:12` `name`: those whose line 12 does not have the name.
+// Finds citations `path/to/file.cpp:12` `name` in a text whose line 12 does not contain the name.
 Strings lines_that_moved(const std::string& text, const Tree& tree) {
   static const std::regex cited(R"(`([a-z_/]+\.(?:cpp|cu|h)):([0-9]+)` `(\w+)`)");
   Strings wrong;
@@ -401,14 +375,14 @@ TEST_CASE("A citation of a document outside the repository is found", "[layout]"
         Strings{"core/a.h:2", "core/b.md:1", "recipes/c.toml:1"});
 }
 
-TEST_CASE("No file cites what stands outside the repository", "[layout]") {
+TEST_CASE("No file cites a document outside the repository", "[layout]") {
   const Tree texts = our_texts();
   CHECK(texts.count("core/route/README.md") == 1);
   CHECK(citations_from_outside(texts) == Strings{});
 }
 
 TEST_CASE("What is printed passes through terminal_text()", "[layout]") {
-  // These two draw lines anew, with escapes of their own, and escape the strings in them.
+  // Redraws lines with its own escapes, and escapes the strings in them.
   const std::set<std::string> draw = {"cli/progress.cpp"};
   Strings bare;
   for (const auto& [file, text] : our_tree()) {
@@ -459,24 +433,7 @@ TEST_CASE("Files are opened and parsed in one place", "[layout]") {
   CHECK(bare_readers_in(our_tree()) == Strings{});
 }
 
-TEST_CASE("A declared name says what the thing is", "[layout]") {
-  for (const char* line :
-       {"  fs::path place = whole(path);", "int64_t block(const Tensor& of) const;",
-        "std::vector<std::string> here;", "[&](Point one, Point two) {",
-        "for (const auto& place : places) {"}) {
-    CAPTURE(line);
-    CHECK(empty_names_in({{"core/a.h", line}}).size() == 1);
-  }
-  for (const char* line :
-       {"// one of: here, there", "throw UserError(\"nothing there; move it\");",
-        "const int64_t first_of = 1;", "  return here;", "places[one_by_one] = 2;"}) {
-    CAPTURE(line);
-    CHECK(empty_names_in({{"core/a.h", line}}).empty());
-  }
-  CHECK(empty_names_in(our_tree()) == Strings{});
-}
-
-TEST_CASE("The map's way from main() to a kernel is the code's", "[layout]") {
+TEST_CASE("The line numbers that core/README.md cites are right", "[layout]") {
   CHECK(lines_that_moved("`a.cpp:2` `run`, `a.cpp:1` `run`, `a.cpp:3` `run`, `b.cpp:1` `run`",
                          {{"a.cpp", "int x;\nint run() {\n"}}) ==
         Strings{"`a.cpp:1` `run`", "`a.cpp:3` `run`", "`b.cpp:1` `run`"});

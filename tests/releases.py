@@ -2,8 +2,6 @@
 """Whether the releases named in recipes/setup.sh have the packages that it installs, none older than in the release that the
 checks run on (Debian 12). Reads each release's package index; skips, saying so, where no network leads there. The last line is
 `N passed, N failed, N skipped`.
-
-usage: releases.py [--list]     --list: a table of the versions, no more
 """
 import lzma
 import pathlib
@@ -41,7 +39,7 @@ def index_of(url, names):
     return found
 
 
-def compare(tally, only_list):
+def compare(tally):
     names = subprocess.run([ROOT / "recipes/setup.sh", "--checks", "--list"], check=True, capture_output=True, text=True).stdout.split()
     assert len(names) > 10, names
     releases = {}
@@ -53,11 +51,6 @@ def compare(tally, only_list):
     except OSError as error:
         print(f"skipped: an index cannot be read: {error}")
         return 77
-    if only_list:
-        print(f"{'':22}" + "".join(f"{release:34}" for release in releases))
-        for name in names:
-            print(f"{name:22}" + "".join(f"{versions.get(name, '-'):34}" for versions in releases.values()))
-        return 0
     reference = releases[RELEASES[0][0]]
     for release, versions in releases.items():
         for name in names:
@@ -67,13 +60,5 @@ def compare(tally, only_list):
     return 0
 
 
-def main():
-    only_list = "--list" in sys.argv[1:]
-    tally = Tally()
-    if only_list:
-        compare(tally, only_list)
-    else:
-        tally.run(lambda: compare(tally, only_list))
-
-
-main()
+tally = Tally()
+tally.run(lambda: compare(tally))

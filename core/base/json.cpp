@@ -13,14 +13,6 @@ namespace {
 
 constexpr auto kLargestInt = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
 
-void check_utf8(std::string_view text, const std::string& where) {
-  const size_t at = find_invalid_utf8(text);
-  if (at != kValidUtf8) {
-    throw UserError("{}: not UTF-8 at byte {} (0x{:02X}): save it as UTF-8", where, at,
-                    static_cast<uint8_t>(text[at]));
-  }
-}
-
 // Returns "[json.exception.parse_error.101] parse error at line 1, column 2: ..." without its
 // prefix.
 std::string parser_words(const Json::exception& error) {
@@ -109,7 +101,10 @@ AnyJson parse_checked(std::string_view text, const std::string& where, Duplicate
   if (text.empty()) {
     throw UserError("{}: is empty, JSON was expected", where);
   }
-  check_utf8(text, where);
+  if (const size_t at = find_invalid_utf8(text); at != kValidUtf8) {
+    throw UserError("{}: not UTF-8 at byte {} (0x{:02X}): save it as UTF-8", where, at,
+                    static_cast<uint8_t>(text[at]));
+  }
   JsonBuilder<AnyJson> builder(where, duplicates);
   AnyJson::sax_parse(text, &builder);  // throws on errors
   return builder.take();
@@ -126,26 +121,21 @@ std::string describe(const Json& value) {
   return printable(value.dump(-1, ' ', false, Json::error_handler_t::replace), 60);
 }
 
-// Returns the value of `key`, or null if it is missing. `json` must be an object.
-const Json* find(const Json& json, const std::string& key, const std::string& where) {
+// Returns the value of `key`, or nullptr if has_fallback and the key is missing or null. Throws
+// UserError if `json` is no object or, without a fallback, lacks the key.
+const Json* find(const Json& json, const std::string& key, const std::string& where,
+                 bool has_fallback = false) {
   if (!json.is_object()) {
     throw UserError("{}: must be an object with a key '{}', is {}", where, key, describe(json));
   }
   const auto found = json.find(key);
-  return found == json.end() ? nullptr : &*found;
-}
-
-const Json& require(const Json& json, const std::string& key, const std::string& where) {
-  const Json* value = find(json, key, where);
-  if (value == nullptr) {
+  if (has_fallback && (found == json.end() || found->is_null())) {
+    return nullptr;
+  }
+  if (found == json.end()) {
     throw UserError("{}: '{}' is missing", where, key);
   }
-  return *value;
-}
-
-const Json* find_given(const Json& json, const std::string& key, const std::string& where) {
-  const Json* value = find(json, key, where);
-  return value == nullptr || value->is_null() ? nullptr : value;
+  return &*found;
 }
 
 int64_t as_int(const Json& value, const std::string& key, const std::string& where) {
@@ -156,20 +146,6 @@ int64_t as_int(const Json& value, const std::string& key, const std::string& whe
     throw UserError("{}: '{}' is {}, beyond a 64-bit integer", where, key, describe(value));
   }
   return value.get<int64_t>();
-}
-
-double as_double(const Json& value, const std::string& key, const std::string& where) {
-  if (!value.is_number() || !std::isfinite(value.get<double>())) {
-    throw UserError("{}: '{}' must be a finite number, is {}", where, key, describe(value));
-  }
-  return value.get<double>();
-}
-
-std::string as_string(const Json& value, const std::string& key, const std::string& where) {
-  if (!value.is_string()) {
-    throw UserError("{}: '{}' must be a string, is {}", where, key, describe(value));
-  }
-  return value.get<std::string>();
 }
 
 }  // namespace
@@ -194,28 +170,31 @@ Json read_json(const std::filesystem::path& file, uint64_t max_bytes) {
   return parse_json(read_small_file(file, max_bytes), file.string(), DuplicateKeys::kRefused);
 }
 
-int64_t get_int(const Json& json, const std::string& key, const std::string& where) {
-  return as_int(require(json, key, where), key, where);
+bool has_value(const Json& json, const std::string& key) {
+  const auto found = json.find(key);
+  return found != json.end() && !found->is_null();
 }
 
 int64_t get_int(const Json& json, const std::string& key, const std::string& where,
-                int64_t fallback) {
-  const Json* value = find_given(json, key, where);
-  return value == nullptr ? fallback : as_int(*value, key, where);
-}
-
-double get_double(const Json& json, const std::string& key, const std::string& where) {
-  return as_double(require(json, key, where), key, where);
+                std::optional<int64_t> fallback) {
+  const Json* value = find(json, key, where, fallback.has_value());
+  return value == nullptr ? *fallback : as_int(*value, key, where);
 }
 
 double get_double(const Json& json, const std::string& key, const std::string& where,
-                  double fallback) {
-  const Json* value = find_given(json, key, where);
-  return value == nullptr ? fallback : as_double(*value, key, where);
+                  std::optional<double> fallback) {
+  const Json* value = find(json, key, where, fallback.has_value());
+  if (value == nullptr) {
+    return *fallback;
+  }
+  if (!value->is_number() || !std::isfinite(value->get<double>())) {
+    throw UserError("{}: '{}' must be a finite number, is {}", where, key, describe(*value));
+  }
+  return value->get<double>();
 }
 
 bool get_bool(const Json& json, const std::string& key, const std::string& where, bool fallback) {
-  const Json* value = find_given(json, key, where);
+  const Json* value = find(json, key, where, /*has_fallback=*/true);
   if (value == nullptr) {
     return fallback;
   }
@@ -225,18 +204,20 @@ bool get_bool(const Json& json, const std::string& key, const std::string& where
   return value->get<bool>();
 }
 
-std::string get_string(const Json& json, const std::string& key, const std::string& where) {
-  return as_string(require(json, key, where), key, where);
-}
-
 std::string get_string(const Json& json, const std::string& key, const std::string& where,
-                       const std::string& fallback) {
-  const Json* value = find_given(json, key, where);
-  return value == nullptr ? fallback : as_string(*value, key, where);
+                       const std::optional<std::string>& fallback) {
+  const Json* value = find(json, key, where, fallback.has_value());
+  if (value == nullptr) {
+    return *fallback;
+  }
+  if (!value->is_string()) {
+    throw UserError("{}: '{}' must be a string, is {}", where, key, describe(*value));
+  }
+  return value->get<std::string>();
 }
 
 std::vector<int64_t> get_ints(const Json& json, const std::string& key, const std::string& where) {
-  const Json& list = require(json, key, where);
+  const Json& list = *find(json, key, where);
   if (!list.is_array()) {
     throw UserError("{}: '{}' must be a list of whole numbers, is {}", where, key, describe(list));
   }

@@ -40,20 +40,20 @@ Json read_json(const std::filesystem::path& file, uint64_t max_bytes = uint64_t{
 // replaced by U+FFFD and control characters escaped (terminal_json()).
 std::string json_text(const OrderedJson& json, int indent = -1);
 
-// Return the value of `key` in the object `json`. Throw UserError naming `where` and the key if the
-// key is missing or the value has another type. The overloads with a fallback return it if the key
-// is missing or null. Integers are whole numbers of 64 bits (4.0 is none); doubles are finite and
-// may be written as integers.
-int64_t get_int(const Json& json, const std::string& key, const std::string& where);
+// Returns true if `json` has `key` and its value is not null.
+bool has_value(const Json& json, const std::string& key);
+
+// Return the value of `key` in the object `json`, or `fallback` if there is one and the key is
+// missing or null. Throw UserError naming `where` and the key if the key is missing without a
+// fallback or the value has another type. Integers are whole numbers of 64 bits (4.0 is none);
+// doubles are finite and may be written as integers.
 int64_t get_int(const Json& json, const std::string& key, const std::string& where,
-                int64_t fallback);
-double get_double(const Json& json, const std::string& key, const std::string& where);
+                std::optional<int64_t> fallback = {});
 double get_double(const Json& json, const std::string& key, const std::string& where,
-                  double fallback);
+                  std::optional<double> fallback = {});
 bool get_bool(const Json& json, const std::string& key, const std::string& where, bool fallback);
-std::string get_string(const Json& json, const std::string& key, const std::string& where);
 std::string get_string(const Json& json, const std::string& key, const std::string& where,
-                       const std::string& fallback);
+                       const std::optional<std::string>& fallback = {});
 std::vector<int64_t> get_ints(const Json& json, const std::string& key, const std::string& where);
 
 inline constexpr int kMaxTomlNesting = 64;  // open brackets and braces

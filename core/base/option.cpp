@@ -28,11 +28,10 @@ std::string quoted_list(const std::vector<std::string>& texts) {
 
 // Returns a member's value as TOML; empty if it has none.
 struct TomlText {
-  std::string operator()(const bool* value) const { return *value ? "true" : "false"; }
-  std::string operator()(const int* value) const { return fmt::format("{}", *value); }
-  std::string operator()(const int64_t* value) const { return fmt::format("{}", *value); }
-  std::string operator()(const uint64_t* value) const { return fmt::format("{}", *value); }
-  std::string operator()(const double* value) const { return fmt::format("{}", *value); }
+  template <typename Number>
+  requires std::is_arithmetic_v<Number> std::string operator()(const Number* value) const {
+    return fmt::format("{}", *value);
+  }
   std::string operator()(const std::string* value) const {
     return value->empty() ? "" : toml_string(*value);
   }

@@ -64,8 +64,8 @@ struct Option {
   std::function<bool()> is_written = {};  // false: not written, as the member has no meaning
   std::string spelling = {};              // on the command line: "MODEL,--model"; empty: --name
   bool is_required = false;
-  bool takes_commas = false;  // for lists: a,b as well as a b
-  bool is_repeated = false;   // for lists: the flag precedes each value
+  bool is_comma_separated = false;  // for lists: a,b as well as a b
+  bool is_repeated = false;         // for lists: the flag precedes each value
 };
 
 using Options = std::vector<Option>;

@@ -65,6 +65,19 @@ inline double symmetric(uint64_t bits) {
   return static_cast<double>(2 * whole + 1 - (int64_t{1} << 53)) * 0x1p-53;
 }
 
+// Returns draw() mod `bound`. Rejects the first 2^64 mod bound numbers, which would be drawn once
+// too often.
+template <typename Draw>
+uint64_t unbiased(uint64_t bound, Draw draw) {
+  MOE_CHECK(bound > 0);
+  const uint64_t surplus = (0 - bound) % bound;
+  uint64_t drawn = draw();
+  while (drawn < surplus) {
+    drawn = draw();
+  }
+  return drawn % bound;
+}
+
 }  // namespace
 
 uint64_t SplitMix64::next() {
@@ -76,14 +89,7 @@ uint64_t SplitMix64::next() {
 }
 
 uint64_t SplitMix64::below(uint64_t bound) {
-  MOE_CHECK(bound > 0);
-  // Rejects the first 2^64 mod bound values, which would be drawn once too often.
-  const uint64_t surplus = (0 - bound) % bound;
-  uint64_t value = next();
-  while (value < surplus) {
-    value = next();
-  }
-  return value % bound;
+  return unbiased(bound, [this] { return next(); });
 }
 
 Random::Random(uint64_t seed, std::string_view stream) {
@@ -98,14 +104,7 @@ uint64_t Random::bits() { return advance(state_); }
 double Random::uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
 
 uint64_t Random::below(uint64_t count) {
-  MOE_CHECK(count >= 1);
-  const uint64_t refuse =
-      (0 - count) % count;  // 2^64 mod count: rejecting values below it removes the bias
-  uint64_t drawn = bits();
-  while (drawn < refuse) {
-    drawn = bits();
-  }
-  return drawn % count;
+  return unbiased(count, [this] { return bits(); });
 }
 
 // Draws from the uncertain part of a layer: the tail of layer 0, or the wedge under the curve of

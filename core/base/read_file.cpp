@@ -98,12 +98,18 @@ std::string read_small_file(const std::filesystem::path& file, uint64_t max_byte
   return FileReader(file, pipes).read_rest(max_bytes);
 }
 
-std::string read_file_start(const std::filesystem::path& file, size_t bytes) {
-  FileReader reader(file);
-  std::string start(bytes, '\0');
-  start.resize(
-      static_cast<size_t>(reader.sgetn(start.data(), static_cast<std::streamsize>(bytes))));
-  return start;
+std::optional<std::string> read_start(const Descriptor& file, size_t max_bytes) {
+  struct stat status {};
+  if (!file.is_open() || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
+    return std::nullopt;
+  }
+  std::string text(std::min(max_bytes, static_cast<size_t>(status.st_size)), '\0');
+  ssize_t count = 0;
+  do {
+    count = ::pread(file.get(), text.data(), text.size(), 0);
+  } while (count < 0 && errno == EINTR);
+  text.resize(static_cast<size_t>(std::max<ssize_t>(count, 0)));
+  return text;
 }
 
 FileReader::FileReader(const std::filesystem::path& file, Pipes pipes)

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <streambuf>
 #include <string>
 #include <utility>
@@ -71,8 +72,9 @@ std::string read_small_file(const std::filesystem::path& file,
 // Throws UserError: the file `name` has more than `max_bytes` bytes.
 [[noreturn]] void throw_too_large(const std::string& name, uint64_t max_bytes);
 
-// Returns the first `bytes` bytes of a regular file, fewer if the file is shorter.
-std::string read_file_start(const std::filesystem::path& file, size_t bytes);
+// Returns up to `max_bytes` bytes from the start of an open file; nothing if it is not open or not
+// a regular file.
+std::optional<std::string> read_start(const Descriptor& file, size_t max_bytes);
 
 // Buffered reader of a file of any size, by lines or as a std::streambuf. Throws UserError where a
 // read fails.

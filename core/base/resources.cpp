@@ -195,13 +195,6 @@ std::optional<std::string> check_memory(const MemoryNeed& need, bool force) {
 
 namespace {
 
-int scheduled_processors() {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  return sched_getaffinity(0, sizeof(allowed), &allowed) == 0 ? std::max(1, CPU_COUNT(&allowed))
-                                                              : std::numeric_limits<int>::max();
-}
-
 int granted_processors(long quota_us, long period_us) {
   return quota_us > 0 && period_us > 0 ? static_cast<int>((quota_us + period_us - 1) / period_us)
                                        : std::numeric_limits<int>::max();
@@ -222,7 +215,11 @@ int group_processors(const fs::path& v2, const fs::path& v1) {
 }  // namespace
 
 int usable_processors(const fs::path& root) {
-  int least = scheduled_processors();
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  int least = sched_getaffinity(0, sizeof(allowed), &allowed) == 0
+                  ? std::max(1, CPU_COUNT(&allowed))
+                  : std::numeric_limits<int>::max();
   std::ifstream in(root / "proc/self/cgroup");  // lines "number:controllers:path"
   for (std::string line; std::getline(in, line);) {
     fs::path path = line.substr(std::min(line.size(), line.rfind(':') + 1));

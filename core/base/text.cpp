@@ -195,6 +195,15 @@ std::string terminal_text(std::string_view text, bool one_line) {
   return out;
 }
 
+std::string replace_all(std::string_view text, std::string_view from, std::string_view to) {
+  std::string out;
+  for (size_t at = text.find(from); at != std::string_view::npos; at = text.find(from)) {
+    out.append(text.substr(0, at)).append(to);
+    text.remove_prefix(at + from.size());
+  }
+  return out.append(text);
+}
+
 std::string grouped(int64_t number) {
   std::string digits = fmt::format("{}", number);
   const size_t first = number < 0 ? 1 : 0;

@@ -61,6 +61,9 @@ std::string terminal_json(std::string_view json);
 // long path, are shortened in the middle; at most 4000 bytes.
 std::string message_text(std::string_view message);
 
+// Returns `text` with `to` in place of each `from`, which must not be empty.
+std::string replace_all(std::string_view text, std::string_view from, std::string_view to);
+
 // Returns "1,234,567" for 1234567.
 std::string grouped(int64_t number);
 

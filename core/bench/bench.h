@@ -1,12 +1,10 @@
 #pragma once
 // The benchmarks of `moe bench`: for each its settings and a function that returns the report.
 //
-// A report is a JSON object in the order in which `moe bench` prints it. Keys end in their unit:
-// _ms, _bytes, _per_second, gflops (1e9 floating-point operations per second); shares are 0..1.
+// A report is a JSON object in the order in which `moe bench` prints it. Keys end in their unit.
 // A speed is compared with what the machine reaches in the same run (the roof).
-//
-// All functions throw UserError if the settings do not fit the model or the machine; they check
-// that before they time anything.
+// All functions throw UserError if the settings do not fit the model or the machine, before they
+// time anything.
 
 #include <c10/core/Device.h>
 

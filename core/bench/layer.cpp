@@ -23,7 +23,6 @@ namespace {
 
 Tensor leaf(const Tensor& values) { return values.detach().requires_grad_(true); }
 
-// A MoE layer with random weights and inputs.
 class LayerBench {
  public:
   LayerBench(const LayerSettings& settings, c10::Device device)
@@ -39,7 +38,7 @@ class LayerBench {
       kernels::keep_bf16_working_copy(weights_.gate_up);
       kernels::keep_bf16_working_copy(weights_.down);
     }
-    group_ = route::spread_over_ranks(settings.tokens, settings.ep_ranks.value_or(experts));
+    group_ = route::partition_tokens(settings.tokens, settings.ep_ranks.value_or(experts));
     skew_ = at::arange(experts, at::kFloat).to(device) * -settings.skew;
   }
 
@@ -112,7 +111,7 @@ class LayerBench {
   void run_layer(const route::RouterSettings& router) const {
     const Tensor x = leaf(x_);
     const route::Routing routing = route_tokens(x, weights_.router, router);
-    const Tensor y = model::local_dispatcher()->run(x, routing, weights_.experts(), 1.0);
+    const Tensor y = model::run_local_experts(x, routing, weights_.experts(), 1.0);
     (y.sum() + auxiliary_loss(routing.losses)).backward();
     clear_gradients();
     route::read_counters({routing.counters});
@@ -130,7 +129,7 @@ class LayerBench {
         clear_gradients();
       });
     };
-    if (device_.is_cpu() || routing.input.dropless) {
+    if (device_.is_cpu() || routing.input.is_dropless) {
       return time_with(rows, tokens_per_expert);
     }
     const route::Plan& plan = routing.plan;

@@ -77,7 +77,6 @@ double first_token_s(const std::filesystem::path& folder) {
   return clock_s() - start;
 }
 
-// Syncs the files below `folder` that this process has open.
 void sync_open_files(const std::filesystem::path& folder) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code error;

@@ -45,7 +45,7 @@ double clock_s(c10::Device device) {
 }
 
 Timing make_timing(std::vector<double> seconds) {
-  std::sort(seconds.begin(), seconds.end());
+  std::ranges::sort(seconds);
   return {seconds[seconds.size() / 2], seconds.front(), seconds.back()};
 }
 
@@ -110,10 +110,6 @@ std::vector<int64_t> random_tokens(Random& random, int64_t count, int64_t vocabu
     tokens.push_back(static_cast<int64_t>(random.below(static_cast<uint64_t>(vocabulary))));
   }
   return tokens;
-}
-
-double Product::flop() const {
-  return 2.0 * static_cast<double>(m) * static_cast<double>(k) * static_cast<double>(n);
 }
 
 std::vector<Product> forward_products(const model::ModelConfig& config, const ForwardSize& size) {

@@ -1,6 +1,6 @@
 #pragma once
-// Parts shared by the benchmarks: clocks and repeated timings, process statistics, and the roof,
-// i.e. the rate of a model's matrix products by at::mm that benchmarks compare with.
+// Clocks and repeated timings, process statistics, and the roof: the rate of a model's matrix
+// products by at::mm that benchmarks compare with.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -63,7 +63,10 @@ struct Product {
   int64_t m, k, n;
   double count;  // number of such products in a forward pass
 
-  double flop() const;  // of one product
+  // Returns the floating-point operations of one product.
+  double flop() const {
+    return 2.0 * static_cast<double>(m) * static_cast<double>(k) * static_cast<double>(n);
+  }
 };
 
 struct ForwardSize {

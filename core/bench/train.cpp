@@ -1,9 +1,7 @@
 #include <ATen/ATen.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <fstream>
-#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/resources.h"

@@ -77,6 +77,28 @@ size_t next_file(const std::vector<double>& shares, const std::vector<int64_t>& 
   return chosen;
 }
 
+// Ends a row, or a piece of one: appends its length and the shifted `labels` to the batch.
+void finish_row(Batch& batch, const std::vector<int32_t>& labels) {
+  for (size_t t = 1; t < labels.size(); ++t) {
+    batch.targets.push_back(labels[t]);
+    batch.target_count += labels[t] == kNoLoss ? 0 : 1;
+  }
+  batch.targets.push_back(kNoLoss);
+  batch.lengths.push_back(static_cast<int64_t>(labels.size()));
+}
+
+// Throws UserError if an example does not fit into a row.
+void check_lengths(const Examples& examples, int64_t seq_len) {
+  for (int64_t index = 0; index < examples.size(); ++index) {
+    if (examples.length(index) > seq_len) {
+      throw UserError(
+          "{}: the example has {} tokens, --seq-len is {}; raise it, shorten the example or use "
+          "--pack stream",
+          examples.where(index), examples.length(index), seq_len);
+    }
+  }
+}
+
 }  // namespace
 
 Mixture::Mixture(std::vector<MixedFile> files, const std::vector<std::string>& names)
@@ -121,41 +143,6 @@ std::vector<int64_t> Mixture::order(bool shuffle, uint64_t seed, int64_t epoch) 
   return order;
 }
 
-namespace {
-
-// Ends a row, or a piece of one: appends its length and the shifted `labels` to the batch.
-void finish_row(Batch& batch, const std::vector<int32_t>& labels) {
-  for (size_t t = 1; t < labels.size(); ++t) {
-    batch.targets.push_back(labels[t]);
-    batch.target_count += labels[t] == kNoLoss ? 0 : 1;
-  }
-  batch.targets.push_back(kNoLoss);
-  batch.lengths.push_back(static_cast<int64_t>(labels.size()));
-}
-
-std::vector<MixedFile> mixed_files(const Examples& examples) {
-  std::vector<MixedFile> files;
-  for (size_t index = 0; index < examples.ranges.size(); ++index) {
-    const FileRange& range = examples.ranges[index];
-    files.push_back({range.begin, range.count, examples.weights.at(index)});
-  }
-  return files;
-}
-
-// Throws UserError if an example does not fit into a row.
-void check_lengths(const Examples& examples, int64_t seq_len) {
-  for (int64_t index = 0; index < examples.size(); ++index) {
-    if (examples.length(index) > seq_len) {
-      throw UserError(
-          "{}: the example has {} tokens, --seq-len is {}; raise it, shorten the example or use "
-          "--pack stream",
-          examples.where(index), examples.length(index), seq_len);
-    }
-  }
-}
-
-}  // namespace
-
 Batch rows_of(const Batch& batch, int64_t begin, int64_t end) {
   const auto row = batch.rows.begin();
   const int64_t first = std::accumulate(row, row + begin, int64_t{0});
@@ -171,7 +158,7 @@ Batch rows_of(const Batch& batch, int64_t begin, int64_t end) {
     }
     seen += length;
   }
-  part.target_count = last - first - std::count(part.targets.begin(), part.targets.end(), kNoLoss);
+  part.target_count = last - first - std::ranges::count(part.targets, kNoLoss);
   return part;
 }
 
@@ -182,7 +169,12 @@ BatchStream::BatchStream(const Examples& examples, const BatchSettings& settings
     check_lengths(examples, settings.seq_len);
   }
   if (!examples.weights.empty()) {
-    mixture_.emplace(mixed_files(examples), examples.files);
+    std::vector<MixedFile> files;
+    for (size_t index = 0; index < examples.ranges.size(); ++index) {
+      const FileRange& range = examples.ranges[index];
+      files.push_back({range.begin, range.count, examples.weights.at(index)});
+    }
+    mixture_.emplace(std::move(files), examples.files);
   }
   constexpr int64_t kMaxEpoch = int64_t{1} << 31;  // times the draws of a file: no overflow
   const auto check = [](const char* name, int64_t value, int64_t end) {
@@ -260,8 +252,6 @@ void BatchStream::add_example_row(Batch& batch) {
   advance_example();
 }
 
-int64_t BatchStream::current() const { return order_[static_cast<size_t>(cursor_.example)]; }
-
 void BatchStream::advance_example() {
   cursor_.offset = 0;
   if (++cursor_.example == static_cast<int64_t>(order_.size())) {
@@ -283,9 +273,9 @@ void BatchStream::set_order() {
   }
 }
 
-StepLoader::StepLoader(BatchStream stream, int64_t batches, size_t steps_ahead)
-    : stream_(std::move(stream)), batches_(batches), steps_ahead_(steps_ahead) {
-  MOE_CHECK(batches > 0 && steps_ahead > 0);
+StepLoader::StepLoader(BatchStream stream, int64_t batches)
+    : stream_(std::move(stream)), batches_(batches) {
+  MOE_CHECK(batches > 0);
   thread_ = std::thread([this] { work(); });
 }
 
@@ -312,12 +302,11 @@ StepBatches StepLoader::next() {
 }
 
 void StepLoader::work() {
+  constexpr size_t kStepsAhead = 2;
   std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [this] { return stops_ || ready_.size() < steps_ahead_; });
-    if (stops_) {
-      return;
-    }
+  const auto can_continue = [this] { return stops_ || ready_.size() < kStepsAhead; };
+  for (changed_.wait(lock, can_continue); !stops_ && error_ == nullptr;
+       changed_.wait(lock, can_continue)) {
     lock.unlock();
     StepBatches step;
     std::exception_ptr error;
@@ -330,12 +319,10 @@ void StepLoader::work() {
       error = std::current_exception();
     }
     lock.lock();
-    if (error != nullptr) {
-      error_ = error;
-      changed_.notify_all();
-      return;
+    error_ = error;
+    if (error == nullptr) {
+      ready_.push_back(std::move(step));
     }
-    ready_.push_back(std::move(step));
     changed_.notify_all();
   }
 }

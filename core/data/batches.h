@@ -1,7 +1,5 @@
 #pragma once
-// Examples -> batches of packed token rows: the order of examples in an epoch, with files mixed by
-// weight; an endless stream of batches with a cursor from which training resumes bit for bit; a
-// thread that makes batches ahead of the steps.
+// Examples -> an endless stream of batches of packed token rows.
 //
 //   stream  the examples in order, joined into one stream and cut every seq_len tokens
 //           (core/train/README.md); no padding, plain causal mask. The last row of an epoch is
@@ -106,7 +104,8 @@ class BatchStream {
  private:
   void add_stream_row(Batch& batch);
   void add_example_row(Batch& batch);
-  int64_t current() const;  // the example at the cursor
+  // Returns the example at the cursor.
+  int64_t current() const { return order_[static_cast<size_t>(cursor_.example)]; }
   void advance_example();
   void set_order();
 
@@ -127,9 +126,8 @@ struct StepBatches {
 // Makes the batches of the next steps in its own thread.
 class StepLoader {
  public:
-  // `batches` a step; at most `steps_ahead` steps are held. Keeps the stream's reference to its
-  // examples.
-  StepLoader(BatchStream stream, int64_t batches, size_t steps_ahead = 2);
+  // `batches` a step. Keeps the stream's reference to its examples.
+  StepLoader(BatchStream stream, int64_t batches);
   ~StepLoader();  // ends the thread after the current batch
   StepLoader(const StepLoader&) = delete;
   StepLoader& operator=(const StepLoader&) = delete;
@@ -143,7 +141,6 @@ class StepLoader {
 
   BatchStream stream_;  // used by the thread only
   int64_t batches_;
-  size_t steps_ahead_;
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::deque<StepBatches> ready_;

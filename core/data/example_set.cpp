@@ -37,25 +37,6 @@ Source parse_source(const std::string& word) {
   return {word.substr(0, colon), *weight};
 }
 
-}  // namespace
-
-std::vector<Source> parse_sources(const std::vector<std::filesystem::path>& words) {
-  std::vector<Source> sources;
-  for (const auto& word : words) {
-    sources.push_back(parse_source(word.string()));
-  }
-  for (const auto& source : sources) {
-    if ((source.weight > 0) != (sources.front().weight > 0)) {
-      const auto& without = source.weight > 0 ? sources.front() : source;
-      throw UserError("--data {}: has no weight, others have; give every file one, or none",
-                      without.file.string());
-    }
-  }
-  return sources;
-}
-
-namespace {
-
 class MemoryStore : public ExampleStore {
  public:
   explicit MemoryStore(std::vector<Example> items) : items_(std::move(items)) {}
@@ -81,7 +62,39 @@ class MemoryStore : public ExampleStore {
   std::vector<Example> items_;
 };
 
+constexpr size_t kMaxPieceBytes = 200;
+
+struct Marks {
+  const char *open, *close;
+};
+constexpr Marks kColour = {"\033[32m", "\033[0m"};
+constexpr Marks kBrackets = {"\u27E6", "\u27E7"};
+
+// The label of the first token is not predicted.
+bool carries_loss(const Example& example, size_t position) {
+  return position > 0 && position < example.labels.size() && example.labels[position] != kNoLoss;
+}
+
+std::string shown(const std::string& text, size_t max_bytes) {
+  return terminal_text(printable(text, max_bytes), /*one_line=*/true);
+}
+
 }  // namespace
+
+std::vector<Source> parse_sources(const std::vector<std::filesystem::path>& words) {
+  std::vector<Source> sources;
+  for (const auto& word : words) {
+    sources.push_back(parse_source(word.string()));
+  }
+  for (const auto& source : sources) {
+    if ((source.weight > 0) != (sources.front().weight > 0)) {
+      const auto& without = source.weight > 0 ? sources.front() : source;
+      throw UserError("--data {}: has no weight, others have; give every file one, or none",
+                      without.file.string());
+    }
+  }
+  return sources;
+}
 
 Examples Examples::in_memory(std::vector<Example> items, std::vector<std::string> files) {
   Examples examples;
@@ -130,27 +143,6 @@ Example Examples::at(int64_t index) const {
 std::string Examples::where(int64_t index) const {
   return fmt::format("{} line {}", files.at(file_of(index)), store->line(index));
 }
-
-namespace {
-
-constexpr size_t kMaxPieceBytes = 200;
-
-struct Marks {
-  const char *open, *close;
-};
-constexpr Marks kColour = {"\033[32m", "\033[0m"};
-constexpr Marks kBrackets = {"\u27E6", "\u27E7"};
-
-// The label of the first token is not predicted.
-bool carries_loss(const Example& example, size_t position) {
-  return position > 0 && position < example.labels.size() && example.labels[position] != kNoLoss;
-}
-
-std::string shown(const std::string& text, size_t max_bytes) {
-  return terminal_text(printable(text, max_bytes), /*one_line=*/true);
-}
-
-}  // namespace
 
 std::string show_example(const Example& example, const std::string& where,
                          const std::function<std::string(int64_t)>& piece, bool colour) {

@@ -71,10 +71,9 @@ struct Examples {
   std::string where(int64_t index) const;  // "FILE line N", for messages
 };
 
-// Returns an example for display: its tokens as `piece` names them ("▁Say", "<0x0A>", "</s>"),
-// separated by spaces. Tokens that carry loss are green with `colour`, else each run of them is in
-// ⟦ and ⟧; a token with another label is shown as "a→b". The first line has `where` and counts the
-// tokens. The result ends with a newline and is safe to print.
+// Returns the tokens of an example as `piece` names them ("▁Say", "<0x0A>", "</s>"), after a line
+// with `where` and counts. Tokens that carry loss are green with `colour`, else each run of them is
+// in ⟦ and ⟧; a token with another label is shown as "a→b". The result is safe to print.
 std::string show_example(const Example& example, const std::string& where,
                          const std::function<std::string(int64_t)>& piece, bool colour);
 

@@ -32,29 +32,182 @@ class ExampleMaker {
  public:
   // Keeps references to `settings` and `codec`; `codec` is called for the first text.
   ExampleMaker(const ReadSettings& settings, int64_t vocab_size,
-               const std::function<TextCodec()>& codec);
+               const std::function<TextCodec()>& codec)
+      : settings_(settings), vocab_size_(vocab_size), codec_source_(codec) {}
 
   void begin_file() { format_.reset(); }
   Format format() const { return *format_; }  // requires that a record of the file was made
 
   // `where` opens every error.
-  Example make(const Record& record, RecordForm form, const std::string& where);
+  Example make(const Record& record, RecordForm form, const std::string& where) {
+    return form == RecordForm::kText ? from_document(record, where) : from_json(record, where);
+  }
 
  private:
-  Example from_json(const Record& record, const std::string& where);
-  Example from_document(const Record& record, const std::string& where);
-  void settle_format(const Json& json, const std::string& where);
-  void check_objective(const std::string& where) const;
-  Example from_conversation(const Conversation& conversation, const std::string& where);
-  Example from_text(const std::string& text, const std::string& where);
-  Example from_row(const Json& json, const std::string& where) const;
-  void check_id(int64_t id, const char* key, size_t position, const std::string& where) const;
-  void push_bos(Example& example);  // if the tokenizer has one
+  Example from_json(const Record& record, const std::string& where) {
+    const Json json = parse_json(record.text, where);
+    if (!json.is_object()) {
+      throw UserError("{}: a JSON object {{...}} is expected", where);
+    }
+    settle_format(json, where);
+    if (*format_ == Format::kRows) {
+      return from_row(json, where);
+    }
+    return *format_ == Format::kText
+               ? from_text(get_string(json, "text", where), where)
+               : from_conversation(read_conversation(json, *format_, where), where);
+  }
+
+  Example from_document(const Record& record, const std::string& where) {
+    if (settings_.format && settings_.format != Format::kText) {
+      throw UserError("{}: --format {}: the file is plain text, it begins with neither {{ nor [",
+                      where, format_name(*settings_.format));
+    }
+    format_ = Format::kText;
+    check_objective(where);
+    return from_text(record.text, where);
+  }
+
+  // The first record decides if --format does not; later ones must have the same key.
+  void settle_format(const Json& json, const std::string& where) {
+    const std::optional<Format> found = recognise(json, settings_.objective);
+    if (!format_) {
+      if (!found && !settings_.format) {
+        throw UserError(
+            "{}: no known form: its keys are {}; known are instruction/input/output, "
+            "instruction/context/response, system_prompt/question/response, prompt/response, "
+            "prompt/completion, conversations, messages, input_ids/labels and text",
+            where, quoted_keys(json));
+      }
+      format_ = settings_.format ? settings_.format : found;
+      check_objective(where);
+    } else if (!settings_.format && found && found != format_ &&
+               !json.contains(format_key(*format_))) {
+      throw UserError(
+          "{}: mixed forms: the file began with {}, this is one of the {}; put them into two files",
+          where, format_words(*format_), format_words(*found));
+    }
+  }
+
+  void check_objective(const std::string& where) const {
+    if (settings_.objective == Objective::kInstruct && *format_ == Format::kText) {
+      throw UserError("{}: plain text has no responses to learn; use --objective lm", where);
+    }
+    if (settings_.objective == Objective::kLm && is_conversation(*format_)) {
+      throw UserError("{}: {} are for --objective instruct; --objective lm takes text", where,
+                      format_words(*format_));
+    }
+  }
+
+  Example from_conversation(const Conversation& conversation, const std::string& where) {
+    Example example;
+    if (const Template& form = settings_.text_template; form.is_chat()) {
+      const auto pieces =
+          chat_pieces(form.chat_form(), conversation, settings_.loss_on == LossOn::kLast);
+      for (const auto& token : at_place(where, [&] { return chat_tokens(pieces, codec()); })) {
+        push_id(example, token.id, token.learned, where);
+      }
+      return example;
+    }
+    for (size_t turn = 0; turn < conversation.turns.size(); ++turn) {
+      TurnText text = settings_.text_template.render(conversation, turn);
+      if (text.space_before_response && !codec().leading_space) {
+        text.prompt.own(" ");
+      }
+      const bool is_last = turn + 1 == conversation.turns.size();
+      const bool learned = settings_.loss_on == LossOn::kAll || is_last;
+      if (text.begins_with_bos) {
+        push_bos(example);
+      }
+      const auto push_part = [&](const FilledText& part, bool is_learned) {
+        push_ids(example, at_place(where, [&] { return codec().encode_filled(part); }), is_learned,
+                 where);
+      };
+      push_part(text.prompt, false);
+      push_part(text.response, learned);
+      push(example, codec().eos, learned);
+    }
+    return example;
+  }
+
+  Example from_text(const std::string& text, const std::string& where) {
+    if (is_blank(text)) {
+      throw UserError("{}: the document is empty; remove it", where);
+    }
+    Example example;
+    push_bos(example);
+    push_ids(example, at_place(where, [&] { return codec().encode(text); }), true, where);
+    push(example, codec().eos, true);
+    return example;
+  }
+
+  Example from_row(const Json& json, const std::string& where) const {
+    const std::vector<int64_t> ids = get_ints(json, "input_ids", where);
+    const std::vector<int64_t> labels = get_ints(json, "labels", where);
+    if (ids.size() != labels.size()) {
+      throw UserError("{}: 'input_ids' has {} entries, 'labels' has {}; they must be equally long",
+                      where, ids.size(), labels.size());
+    }
+    Example example;
+    bool has_target = false;
+    for (size_t t = 0; t < ids.size(); ++t) {
+      check_id(ids[t], "input_ids", t, where);
+      if (labels[t] != kNoLoss) {
+        check_id(labels[t], "labels", t, where);
+        has_target = has_target || t > 0;  // nothing predicts the first token
+      }
+      example.ids.push_back(static_cast<int32_t>(ids[t]));
+      example.labels.push_back(static_cast<int32_t>(labels[t]));
+    }
+    if (!has_target) {
+      throw UserError(
+          "{}: no response: no label after the first is other than -100; remove the row", where);
+    }
+    return example;
+  }
+
+  void check_id(int64_t id, const char* key, size_t position, const std::string& where) const {
+    if (id < 0 || id >= vocab_size_) {
+      throw UserError(
+          "{}: '{}'[{}] is {}, outside the model's vocabulary of {}; was another tokenizer used?",
+          where, key, position, id, vocab_size_);
+    }
+  }
+
+  void push_bos(Example& example) {
+    if (codec().bos >= 0) {
+      push(example, codec().bos, false);
+    }
+  }
+
   void push_ids(Example& example, const std::vector<int64_t>& ids, bool learned,
-                const std::string& where) const;
-  void push_chat(Example& example, const std::vector<ChatPiece>& pieces, const std::string& where);
-  void push_id(Example& example, int64_t id, bool learned, const std::string& where) const;
-  const TextCodec& codec();
+                const std::string& where) const {
+    for (const int64_t id : ids) {
+      push_id(example, id, learned, where);
+    }
+  }
+
+  void push_id(Example& example, int64_t id, bool learned, const std::string& where) const {
+    if (id < 0 || id >= vocab_size_) {
+      throw UserError("{}: the tokenizer gives id {}, outside the model's vocabulary of {}", where,
+                      id, vocab_size_);
+    }
+    push(example, id, learned);
+  }
+
+  const TextCodec& codec() {
+    if (!codec_) {
+      codec_ = codec_source_();
+      if (codec_->eos < 0 || codec_->eos >= vocab_size_ || codec_->bos >= vocab_size_) {
+        throw UserError(
+            "the tokenizer has no {} within the model's vocabulary of {}; name another as {} in "
+            "tokenizer_config.json, or use pre-tokenised rows",
+            codec_->bos >= vocab_size_ ? "BOS" : "EOS", vocab_size_,
+            codec_->bos >= vocab_size_ ? "bos_token" : "eos_token");
+      }
+    }
+    return *codec_;
+  }
 
   const ReadSettings& settings_;
   int64_t vocab_size_;
@@ -62,190 +215,6 @@ class ExampleMaker {
   std::optional<TextCodec> codec_;
   std::optional<Format> format_;  // of the file, once a record was read
 };
-
-ExampleMaker::ExampleMaker(const ReadSettings& settings, int64_t vocab_size,
-                           const std::function<TextCodec()>& codec)
-    : settings_(settings), vocab_size_(vocab_size), codec_source_(codec) {}
-
-Example ExampleMaker::make(const Record& record, RecordForm form, const std::string& where) {
-  return form == RecordForm::kText ? from_document(record, where) : from_json(record, where);
-}
-
-Example ExampleMaker::from_json(const Record& record, const std::string& where) {
-  const Json json = parse_json(record.text, where);
-  if (!json.is_object()) {
-    throw UserError("{}: a JSON object {{...}} is expected", where);
-  }
-  settle_format(json, where);
-  switch (*format_) {
-    case Format::kRows:
-      return from_row(json, where);
-    case Format::kText:
-      return from_text(get_string(json, "text", where), where);
-    default:
-      return from_conversation(read_conversation(json, *format_, where), where);
-  }
-}
-
-Example ExampleMaker::from_document(const Record& record, const std::string& where) {
-  if (settings_.format && settings_.format != Format::kText) {
-    throw UserError("{}: --format {}: the file is plain text, it begins with neither {{ nor [",
-                    where, format_name(*settings_.format));
-  }
-  format_ = Format::kText;
-  check_objective(where);
-  return from_text(record.text, where);
-}
-
-// The first record decides if --format does not; later ones must have the same key.
-void ExampleMaker::settle_format(const Json& json, const std::string& where) {
-  const std::optional<Format> found = recognise(json, settings_.objective);
-  if (!format_) {
-    if (!found && !settings_.format) {
-      throw UserError(
-          "{}: no known form: its keys are {}; known are instruction/input/output, "
-          "instruction/context/response, system_prompt/question/response, prompt/response, "
-          "prompt/completion, conversations, messages, input_ids/labels and text",
-          where, keys_of(json));
-    }
-    format_ = settings_.format ? settings_.format : found;
-    check_objective(where);
-  } else if (!settings_.format && found && found != format_ &&
-             !json.contains(format_key(*format_))) {
-    throw UserError(
-        "{}: mixed forms: the file began with {}, this is one of the {}; put them into two files",
-        where, format_words(*format_), format_words(*found));
-  }
-}
-
-void ExampleMaker::check_objective(const std::string& where) const {
-  if (settings_.objective == Objective::kInstruct && *format_ == Format::kText) {
-    throw UserError("{}: plain text has no responses to learn; use --objective lm", where);
-  }
-  if (settings_.objective == Objective::kLm && is_conversation(*format_)) {
-    throw UserError("{}: {} are for --objective instruct; --objective lm takes text", where,
-                    format_words(*format_));
-  }
-}
-
-Example ExampleMaker::from_conversation(const Conversation& conversation,
-                                        const std::string& where) {
-  Example example;
-  if (const Template& form = settings_.text_template; form.is_chat()) {
-    push_chat(example,
-              chat_pieces(form.chat_form(), conversation, settings_.loss_on == LossOn::kLast),
-              where);
-    return example;
-  }
-  for (size_t turn = 0; turn < conversation.turns.size(); ++turn) {
-    TurnText text = settings_.text_template.render(conversation, turn);
-    if (text.space_before_response && !codec().leading_space) {
-      text.prompt.own(" ");
-    }
-    const bool is_last = turn + 1 == conversation.turns.size();
-    const bool learned = settings_.loss_on == LossOn::kAll || is_last;
-    if (text.begins_with_bos) {
-      push_bos(example);
-    }
-    const auto push_part = [&](const FilledText& part, bool is_learned) {
-      push_ids(example, at_place(where, [&] { return codec().encode_filled(part); }), is_learned,
-               where);
-    };
-    push_part(text.prompt, false);
-    push_part(text.response, learned);
-    push(example, codec().eos, learned);
-  }
-  return example;
-}
-
-void ExampleMaker::push_bos(Example& example) {
-  if (codec().bos >= 0) {
-    push(example, codec().bos, false);
-  }
-}
-
-Example ExampleMaker::from_text(const std::string& text, const std::string& where) {
-  if (is_blank(text)) {
-    throw UserError("{}: the document is empty; remove it", where);
-  }
-  Example example;
-  push_bos(example);
-  push_ids(example, at_place(where, [&] { return codec().encode(text); }), true, where);
-  push(example, codec().eos, true);
-  return example;
-}
-
-Example ExampleMaker::from_row(const Json& json, const std::string& where) const {
-  const std::vector<int64_t> ids = get_ints(json, "input_ids", where);
-  const std::vector<int64_t> labels = get_ints(json, "labels", where);
-  if (ids.size() != labels.size()) {
-    throw UserError("{}: 'input_ids' has {} entries, 'labels' has {}; they must be equally long",
-                    where, ids.size(), labels.size());
-  }
-  Example example;
-  bool has_target = false;
-  for (size_t t = 0; t < ids.size(); ++t) {
-    check_id(ids[t], "input_ids", t, where);
-    if (labels[t] != kNoLoss) {
-      check_id(labels[t], "labels", t, where);
-      has_target = has_target || t > 0;  // nothing predicts the first token
-    }
-    example.ids.push_back(static_cast<int32_t>(ids[t]));
-    example.labels.push_back(static_cast<int32_t>(labels[t]));
-  }
-  if (!has_target) {
-    throw UserError("{}: no response: no label after the first is other than -100; remove the row",
-                    where);
-  }
-  return example;
-}
-
-void ExampleMaker::check_id(int64_t id, const char* key, size_t position,
-                            const std::string& where) const {
-  if (id < 0 || id >= vocab_size_) {
-    throw UserError(
-        "{}: '{}'[{}] is {}, outside the model's vocabulary of {}; was another tokenizer used?",
-        where, key, position, id, vocab_size_);
-  }
-}
-
-void ExampleMaker::push_ids(Example& example, const std::vector<int64_t>& ids, bool learned,
-                            const std::string& where) const {
-  for (const int64_t id : ids) {
-    push_id(example, id, learned, where);
-  }
-}
-
-void ExampleMaker::push_chat(Example& example, const std::vector<ChatPiece>& pieces,
-                             const std::string& where) {
-  const auto tokens = at_place(where, [&] { return chat_tokens(pieces, codec()); });
-  for (const auto& token : tokens) {
-    push_id(example, token.id, token.learned, where);
-  }
-}
-
-void ExampleMaker::push_id(Example& example, int64_t id, bool learned,
-                           const std::string& where) const {
-  if (id < 0 || id >= vocab_size_) {
-    throw UserError("{}: the tokenizer gives id {}, outside the model's vocabulary of {}", where,
-                    id, vocab_size_);
-  }
-  push(example, id, learned);
-}
-
-const TextCodec& ExampleMaker::codec() {
-  if (!codec_) {
-    codec_ = codec_source_();
-    if (codec_->eos < 0 || codec_->eos >= vocab_size_ || codec_->bos >= vocab_size_) {
-      throw UserError(
-          "the tokenizer has no {} within the model's vocabulary of {}; name another as {} in "
-          "tokenizer_config.json, or use pre-tokenised rows",
-          codec_->bos >= vocab_size_ ? "BOS" : "EOS", vocab_size_,
-          codec_->bos >= vocab_size_ ? "bos_token" : "eos_token");
-    }
-  }
-  return *codec_;
-}
 
 constexpr size_t kChunkBytes = size_t{256} << 10;  // of records that a thread gets at once
 
@@ -279,14 +248,16 @@ class FileStream {
     read_ = 1;
     if (settings_.threads > 1) {
       run_threads();
-    } else {
-      run_here();
+      return {maker_.format(), reader_.packing()};
+    }
+    for (std::optional<Record> record; !is_enough() && (record = reader_.next()); ++read_) {
+      sink_(make(maker_, *record));
     }
     return {maker_.format(), reader_.packing()};
   }
 
  private:
-  bool is_enough() const { return read_ == settings_.most_per_file; }
+  bool is_enough() const { return read_ == settings_.max_per_file; }
 
   Example make(ExampleMaker& maker, const Record& record) const {
     const std::string where = fmt::format("{} line {}", name_, record.line);
@@ -294,17 +265,6 @@ class FileStream {
     example.file = index_;
     example.line = record.line;
     return example;
-  }
-
-  void run_here() {
-    while (!is_enough()) {
-      const std::optional<Record> record = reader_.next();
-      if (!record) {
-        return;
-      }
-      ++read_;
-      sink_(make(maker_, *record));
-    }
   }
 
   // Returns the next records, none at the end of the file.
@@ -419,17 +379,6 @@ Examples read_examples(const std::vector<Source>& sources, const ReadSettings& s
       Examples::in_memory(std::move(items), std::vector<std::string>(sources.size()));
   describe_sources(sources, forms, examples);
   return examples;
-}
-
-Examples read_examples(const std::vector<std::filesystem::path>& files, Objective objective,
-                       int64_t vocab_size, const std::function<TextCodec()>& codec) {
-  std::vector<Source> sources;
-  for (const auto& file : files) {
-    sources.push_back({file});
-  }
-  ReadSettings settings;
-  settings.objective = objective;
-  return read_examples(sources, settings, vocab_size, codec);
 }
 
 }  // namespace moe::data

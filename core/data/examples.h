@@ -1,19 +1,11 @@
 #pragma once
-// Data files -> token examples. The form of a file is told from its first record and holds for the
-// whole file; the table in core/io/formats.md lists the forms. Unknown keys are ignored.
-//
-// With the objective `instruct` an example is BOS prompt response EOS, turn after turn, as a
-// template (core/data/templates.h) makes them; the loss is on every response and its EOS, or on the
-// last one only (core/train/README.md). With `lm` it is BOS text EOS and the loss is on all but
-// BOS. Rows ({"input_ids", "labels"}, -100 = no loss) are used unchanged with both.
-//
-// Prompt and response are encoded separately and their ids joined, so no token spans the two.
-// sentencepiece puts its dummy space before each: the model sees prompt + " " + response, so the
-// continuation to score after the context `prompt` is " " + response. A space there in a template
-// (`[/INST] A`) is that space; it is not encoded twice.
+// Data files -> token examples (core/io/formats.md, "Training data"). The form of a file is told
+// from its first record and holds for the whole file. Prompt and response are encoded separately
+// and their ids joined, so no token spans the two. sentencepiece puts its dummy space before each:
+// the model sees prompt + " " + response, and a space there in a template (`[/INST] A`) is that
+// space; it is not encoded twice.
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
@@ -34,8 +26,8 @@ struct ReadSettings {
   std::optional<Format> format;  // none: told from each file's first record
   Template text_template;        // paper
   LossOn loss_on = LossOn::kAll;
-  int64_t most_per_file = 0;  // stop reading a file after that many records; 0 = never
-  int threads = 1;            // that make examples; the result does not depend on it
+  int64_t max_per_file = 0;  // stop reading a file after that many records; 0 = never
+  int threads = 1;           // that make examples; the result does not depend on it
 };
 
 // The form and packing that a file was found to have.
@@ -47,11 +39,8 @@ struct FileForm {
 
 // Reads all files and calls `sink` with their examples in file order. A few records per thread are
 // in memory at a time. `codec` is called once, for the first text, so rows need no tokenizer; its
-// result is used by all threads. Throws UserError naming file and line for broken JSON, a field
-// that is missing or of the wrong type, mixed forms, an unknown form or role, turns that do not
-// alternate, an empty response, nothing to learn from, ids outside [0, vocab_size), labels of
-// another length, invalid UTF-8, an empty file, truncated packed data, and a form that does not fit
-// the objective.
+// result is used by all threads. Throws UserError naming file and line for an invalid record, mixed
+// forms, nothing to learn from, and a form that does not fit the objective.
 std::vector<FileForm> stream_examples(const std::vector<Source>& sources,
                                       const ReadSettings& settings, int64_t vocab_size,
                                       const std::function<TextCodec()>& codec,
@@ -64,10 +53,6 @@ void describe_sources(const std::vector<Source>& sources, const std::vector<File
 
 // Returns all examples in memory.
 Examples read_examples(const std::vector<Source>& sources, const ReadSettings& settings,
-                       int64_t vocab_size, const std::function<TextCodec()>& codec);
-
-// Overload without weights and with default settings.
-Examples read_examples(const std::vector<std::filesystem::path>& files, Objective objective,
                        int64_t vocab_size, const std::function<TextCodec()>& codec);
 
 }  // namespace moe::data

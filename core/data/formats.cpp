@@ -1,6 +1,5 @@
 #include "core/data/formats.h"
 
-#include <algorithm>
 #include <array>
 #include <string_view>
 
@@ -18,15 +17,32 @@ struct FormatRow {
   const char* words;
   const char* key;
   std::array<const char*, 2> also;  // and one of these, if not null
+  // Keys of formats with one turn, null if absent. `key` has the instruction.
+  const char* response = nullptr;
+  const char* input = nullptr;
+  const char* system = nullptr;
 };
 constexpr std::array<FormatRow, 8> kFormats = {{
     {Format::kRows, "rows", "pre-tokenised rows", "input_ids", {}},
-    {Format::kAlpaca, "alpaca", "Alpaca records", "instruction", {"output", nullptr}},
-    {Format::kDolly, "dolly", "Dolly records", "instruction", {"response", "context"}},
-    {Format::kPairs, "pairs", "prompt pairs", "prompt", {"response", "completion"}},
+    {Format::kAlpaca, "alpaca", "Alpaca records", "instruction", {"output"}, "output", "input"},
+    {Format::kDolly,
+     "dolly",
+     "Dolly records",
+     "instruction",
+     {"response", "context"},
+     "response",
+     "context"},
+    {Format::kPairs, "pairs", "prompt pairs", "prompt", {"response", "completion"}, "response"},
     {Format::kMessages, "messages", "chat messages", "messages", {}},
     {Format::kShareGpt, "sharegpt", "ShareGPT conversations", "conversations", {}},
-    {Format::kOpenOrca, "openorca", "OpenOrca records", "question", {"response", nullptr}},
+    {Format::kOpenOrca,
+     "openorca",
+     "OpenOrca records",
+     "question",
+     {"response"},
+     "response",
+     nullptr,
+     "system_prompt"},
     {Format::kText, "text", "text documents", "text", {}},
 }};
 
@@ -140,26 +156,19 @@ Conversation read_chat(const Json& record, const ChatKeys& keys, const std::stri
   return turns.take(where);
 }
 
-// Reads one instruction with an optional input, and one response.
-Conversation read_single(const Json& record, const char* input_key, const char* response_key,
-                         const std::string& where) {
-  Turn turn;
-  turn.instruction = get_string(record, "instruction", where);
-  turn.input = get_string(record, input_key, where, "");
-  turn.response = get_response(record, response_key, where);
-  return {"", {std::move(turn)}, false};
+std::string get_optional(const Json& record, const char* key, const std::string& where) {
+  return key == nullptr ? "" : get_string(record, key, where, "");
 }
 
-Conversation read_pair(const Json& record, const std::string& where) {
-  const char* key =
-      record.contains("response") || !record.contains("completion") ? "response" : "completion";
-  return {"", {{get_string(record, "prompt", where), "", get_response(record, key, where)}}, true};
-}
-
-Conversation read_open_orca(const Json& record, const std::string& where) {
-  return {get_string(record, "system_prompt", where, ""),
-          {{get_string(record, "question", where), "", get_response(record, "response", where)}},
-          false};
+Conversation read_single(const Json& record, const FormatRow& row, const std::string& where) {
+  const bool is_pair = row.format == Format::kPairs;
+  const bool uses_completion =
+      is_pair && record.contains("completion") && !record.contains("response");
+  Conversation conversation{get_optional(record, row.system, where), {}, is_pair};
+  Turn turn{get_string(record, row.key, where), get_optional(record, row.input, where), ""};
+  turn.response = get_response(record, uses_completion ? "completion" : row.response, where);
+  conversation.turns.push_back(std::move(turn));
+  return conversation;
 }
 
 }  // namespace
@@ -205,7 +214,7 @@ std::optional<Format> recognise(const Json& record, Objective objective) {
   return std::nullopt;
 }
 
-std::string keys_of(const Json& record) {
+std::string quoted_keys(const Json& record) {
   std::string keys;
   for (const auto& item : record.items()) {
     if (keys.size() > 80) {
@@ -217,22 +226,12 @@ std::string keys_of(const Json& record) {
 }
 
 Conversation read_conversation(const Json& record, Format format, const std::string& where) {
-  switch (format) {
-    case Format::kAlpaca:
-      return read_single(record, "input", "output", where);
-    case Format::kDolly:
-      return read_single(record, "context", "response", where);
-    case Format::kPairs:
-      return read_pair(record, where);
-    case Format::kOpenOrca:
-      return read_open_orca(record, where);
-    case Format::kMessages:
-      return read_chat(record, kMessageKeys, where);
-    case Format::kShareGpt:
-      return read_chat(record, kShareGptKeys, where);
-    default:
-      fail_check("the format is a conversation", __FILE__, __LINE__, format_name(format));
+  if (format == Format::kMessages || format == Format::kShareGpt) {
+    return read_chat(record, format == Format::kMessages ? kMessageKeys : kShareGptKeys, where);
   }
+  const FormatRow& row = format_row(format);
+  MOE_CHECK(row.response != nullptr, "{} are no conversation", row.words);
+  return read_single(record, row, where);
 }
 
 }  // namespace moe::data

@@ -43,7 +43,7 @@ std::optional<Format> recognise(const Json& record, Objective objective);
 bool is_blank(std::string_view text);
 
 // Returns "'text', 'id'" for messages; long lists are cut.
-std::string keys_of(const Json& record);
+std::string quoted_keys(const Json& record);
 
 // Reads the conversation of `record`, an object. Turns after the last response are dropped: they
 // have no loss. Throws UserError, opening with `where`, for a missing key, a wrong type, an unknown

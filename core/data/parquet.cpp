@@ -42,7 +42,7 @@ const ArrayType& as(const arrow::Array& array) {
 Json value_of(const arrow::Array& array, int64_t row, int depth);
 
 template <typename ListType>
-Json list_of(const ListType& list, int64_t row, int depth) {
+Json list_to_json(const ListType& list, int64_t row, int depth) {
   Json values = Json::array();
   const auto begin = static_cast<int64_t>(list.value_offset(row));
   const auto count = static_cast<int64_t>(list.value_length(row));
@@ -52,7 +52,7 @@ Json list_of(const ListType& list, int64_t row, int depth) {
   return values;
 }
 
-Json struct_of(const arrow::StructArray& array, int64_t row, int depth) {
+Json struct_to_json(const arrow::StructArray& array, int64_t row, int depth) {
   Json object = Json::object();
   for (int field = 0; field < array.num_fields(); ++field) {
     object[array.struct_type()->field(field)->name()] = value_of(*array.field(field), row, depth);
@@ -92,11 +92,11 @@ Json value_of(const arrow::Array& array, int64_t row, int depth) {
     case arrow::Type::DOUBLE:
       return as<arrow::DoubleArray>(array).Value(row);
     case arrow::Type::LIST:
-      return list_of(as<arrow::ListArray>(array), row, depth + 1);
+      return list_to_json(as<arrow::ListArray>(array), row, depth + 1);
     case arrow::Type::LARGE_LIST:
-      return list_of(as<arrow::LargeListArray>(array), row, depth + 1);
+      return list_to_json(as<arrow::LargeListArray>(array), row, depth + 1);
     case arrow::Type::STRUCT:
-      return struct_of(as<arrow::StructArray>(array), row, depth + 1);
+      return struct_to_json(as<arrow::StructArray>(array), row, depth + 1);
     case arrow::Type::DICTIONARY: {
       const auto& dictionary = as<arrow::DictionaryArray>(array);
       return value_of(*dictionary.dictionary(), dictionary.GetValueIndex(row), depth + 1);

@@ -7,7 +7,6 @@
 
 #include <array>
 #include <new>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -239,6 +238,19 @@ std::unique_ptr<std::streambuf> open_parquet(const fs::path& file) {
   return std::unique_ptr<std::streambuf>(open(file.c_str()));
 }
 
+constexpr int kEnd = std::char_traits<char>::eof();
+constexpr std::string_view kJsonSpace = " \t\r\n";
+constexpr std::string_view kSeparator = "<|endoftext|>";
+constexpr const char* kCutShort = "the file ends before its ']': is it cut short?";
+
+std::string_view trim(std::string_view text) {
+  const size_t begin = text.find_first_not_of(kJsonSpace);
+  if (begin == std::string_view::npos) {
+    return {};
+  }
+  return text.substr(begin, text.find_last_not_of(kJsonSpace) - begin + 1);
+}
+
 }  // namespace
 
 OpenFile open_data_file(const fs::path& file) {
@@ -262,53 +274,26 @@ OpenFile open_data_file(const fs::path& file) {
   refuse_foreign(start, file.string());
   const Packing packing = find_packing(start);
   bytes->seek(mark_bytes(start));
-  switch (packing) {
-    case Packing::kGzip:
-      return {std::make_unique<GzipBuffer>(std::move(bytes)), packing};
-    case Packing::kZstd:
-      return {std::make_unique<ZstdBuffer>(std::move(bytes)), packing};
-    default:
-      return {std::move(bytes), packing};
+  if (packing == Packing::kGzip) {
+    return {std::make_unique<GzipBuffer>(std::move(bytes)), packing};
   }
+  if (packing == Packing::kZstd) {
+    return {std::make_unique<ZstdBuffer>(std::move(bytes)), packing};
+  }
+  return {std::move(bytes), packing};
 }
 
 const char* packing_name(Packing packing) {
-  switch (packing) {
-    case Packing::kGzip:
-      return "gzip";
-    case Packing::kZstd:
-      return "zstd";
-    case Packing::kParquet:
-      return "Parquet";
-    default:
-      return "";
-  }
+  constexpr std::array kNames = {"", "gzip", "zstd", "Parquet"};
+  return kNames.at(static_cast<size_t>(packing));
 }
-
-namespace {
-
-constexpr int kEnd = std::char_traits<char>::eof();
-constexpr std::string_view kJsonSpace = " \t\r\n";
-constexpr std::string_view kSeparator = "<|endoftext|>";
-
-bool is_space(int byte) { return byte == ' ' || byte == '\t' || byte == '\r' || byte == '\n'; }
-
-std::string_view trim(std::string_view text) {
-  const size_t begin = text.find_first_not_of(kJsonSpace);
-  if (begin == std::string_view::npos) {
-    return {};
-  }
-  return text.substr(begin, text.find_last_not_of(kJsonSpace) - begin + 1);
-}
-
-}  // namespace
 
 RecordReader::RecordReader(const std::filesystem::path& file)
     : file_(file), file_bytes_(open_data_file(file)) {
   try {
     find_form();
   } catch (const BrokenStream& broken) {
-    fail(broken);
+    fail(line_, broken.what());
   }
 }
 
@@ -333,25 +318,16 @@ void RecordReader::find_form() {
 
 std::optional<Record> RecordReader::next() {
   try {
-    return next_of_form();
+    return form_ == RecordForm::kJsonLines   ? next_line()
+           : form_ == RecordForm::kJsonArray ? next_element()
+                                             : next_document();
   } catch (const BrokenStream& broken) {
-    fail(broken);
+    fail(line_, broken.what());
   }
 }
 
-void RecordReader::fail(const BrokenStream& broken) const {
-  throw UserError("{} line {}: {}", file_.string(), line_, broken.what());
-}
-
-std::optional<Record> RecordReader::next_of_form() {
-  switch (form_) {
-    case RecordForm::kJsonLines:
-      return next_line();
-    case RecordForm::kJsonArray:
-      return next_element();
-    default:
-      return next_document();
-  }
+void RecordReader::fail(int64_t line, const std::string& words) const {
+  throw UserError("{} line {}: {}", file_.string(), line, words);
 }
 
 std::optional<Record> RecordReader::next_line() {
@@ -373,16 +349,15 @@ std::optional<Record> RecordReader::next_element() {
   }
   if (!array_open_) {
     if (peek() != kEnd) {
-      throw UserError("{} line {}: text after the end of the JSON array", file_.string(), line_);
+      fail(line_, "text after the end of the JSON array");
     }
     return std::nullopt;
   }
   Record record;
   record.line = line_;
   if (peek() != '{') {
-    throw UserError(
-        "{} line {}: broken JSON: an array of objects {{...}} is expected; {}", file_.string(),
-        line_, peek() == kEnd ? "the file ends before its ']': is it cut short?" : "mend the line");
+    fail(line_, std::string("broken JSON: an array of objects {...} is expected; ") +
+                    (peek() == kEnd ? kCutShort : "mend the line"));
   }
   read_element_text(record.text);
   skip_space();
@@ -390,13 +365,11 @@ std::optional<Record> RecordReader::next_element() {
     take();
     skip_space();
     if (peek() == ']') {
-      throw UserError("{} line {}: broken JSON: a comma before the ']' that ends the array",
-                      file_.string(), line_);
+      fail(line_, "broken JSON: a comma before the ']' that ends the array");
     }
   } else if (peek() != ']') {
-    throw UserError("{} line {}: broken JSON: {}", file_.string(), line_,
-                    peek() == kEnd ? "the file ends before its ']': is it cut short?"
-                                   : "a comma or ']' is missing after an element");
+    fail(line_, std::string("broken JSON: ") +
+                    (peek() == kEnd ? kCutShort : "a comma or ']' is missing after an element"));
   }
   return record;
 }
@@ -410,10 +383,7 @@ void RecordReader::read_element_text(std::string& text) {
   do {
     const int byte = take();
     if (byte == kEnd) {
-      throw UserError(
-          "{} line {}: broken JSON: the element that starts here is not closed: is the file cut "
-          "short?",
-          file_.string(), line);
+      fail(line, "broken JSON: the element that starts here is not closed: is the file cut short?");
     }
     text.push_back(static_cast<char>(byte));
     if (quoted) {
@@ -439,10 +409,7 @@ std::optional<Record> RecordReader::next_document() {
     const bool ends = !more || trim(line) == kSeparator;
     if (ends && !text.empty()) {
       if (find_invalid_utf8(text) != kValidUtf8) {
-        throw UserError(
-            "{} line {}: the document that starts here is not valid UTF-8; convert the file to "
-            "UTF-8",
-            file_.string(), start);
+        fail(start, "the document that starts here is not valid UTF-8; convert the file to UTF-8");
       }
       return Record{std::string(trim(text)), start};
     }
@@ -474,11 +441,9 @@ bool RecordReader::read_line(std::string& line) {
 
 void RecordReader::check_length(const std::string& text, int64_t line) const {
   if (text.size() > kMaxRecordBytes) {
-    throw UserError(
-        "{} line {}: the record that starts here is longer than {} MiB; split it (documents of a "
-        "text are separated "
-        "by lines {})",
-        file_.string(), line, kMaxRecordBytes >> 20, kSeparator);
+    fail(line, fmt::format("the record that starts here is longer than {} MiB; split it (documents "
+                           "of a text are separated by lines {})",
+                           kMaxRecordBytes >> 20, kSeparator));
   }
 }
 
@@ -491,7 +456,7 @@ int RecordReader::take() {
 }
 
 void RecordReader::skip_space() {
-  while (is_space(peek())) {
+  while (peek() != kEnd && kJsonSpace.find(static_cast<char>(peek())) != kJsonSpace.npos) {
     take();
   }
 }

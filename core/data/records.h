@@ -1,15 +1,9 @@
 #pragma once
-// A data file as a stream of records: JSON lines, the elements of a JSON array, or the documents of
-// a plain text. One record is in memory at a time, so a file may be larger than memory.
-//
-// gzip, zstd and Parquet files are recognised by their first bytes and unpacked while they are
-// read, 64 KiB at a time (zstd adds its window, at most 128 MiB). A UTF-8 byte order mark at the
-// front is dropped. A file that unpacks to more than kMaxExpansion times its size is refused after
-// kFreeBytes. Parquet rows become JSON lines: row N is line N in errors.
-//
-// The form is detected from the first character that is not white space: '[' is an array, '{' JSON
-// lines, else text. A file NAME.txt (.txt.gz, .txt.zst) is always text. Documents of a text are
-// separated by lines `<|endoftext|>`. White space at both ends of a document is dropped, and so are
+// A data file (core/io/formats.md, "Training data") as a stream of records: JSON lines, the
+// elements of a JSON array, or the documents of a plain text. One record is in memory at a time, so
+// a file may be larger than memory. Packed files are unpacked while they are read, 64 KiB at a time
+// (zstd adds its window, at most 128 MiB). A file that unpacks to more than kMaxExpansion times its
+// size is refused after kFreeBytes. White space at both ends of a document is dropped, and so are
 // empty documents.
 
 #include <cstdint>
@@ -68,8 +62,7 @@ class RecordReader {
 
  private:
   void find_form();
-  std::optional<Record> next_of_form();
-  [[noreturn]] void fail(const BrokenStream& broken) const;
+  [[noreturn]] void fail(int64_t line, const std::string& words) const;
   std::optional<Record> next_line();
   std::optional<Record> next_element();
   std::optional<Record> next_document();

@@ -20,8 +20,8 @@ namespace {
 
 using Kind = ChatPiece::Kind;
 
-// Collects the pieces of a conversation. Those between begin_answer(true) and end_answer() are
-// learned.
+// Collects the pieces of a conversation. begin_content(true) marks the following ones as
+// learned, until end_content().
 class ChatWriter {
  public:
   void text(const std::string& text) {
@@ -33,21 +33,21 @@ class ChatWriter {
   void bos() { pieces_.push_back({Kind::kBos}); }
   void eos() { pieces_.push_back({Kind::kEos, "", is_learned_}); }
 
-  void begin_answer(bool is_learned) {
-    answer_ = pieces_.size();
+  void begin_content(bool is_learned) {
+    content_ = pieces_.size();
     is_learned_ = is_learned;
   }
-  void end_answer() { is_learned_ = false; }
+  void end_content() { is_learned_ = false; }
 
   std::vector<ChatPiece> pieces() { return std::move(pieces_); }
-  std::vector<ChatPiece> before_last_answer() {
-    pieces_.resize(answer_);
+  std::vector<ChatPiece> before_last_content() {
+    pieces_.resize(content_);
     return std::move(pieces_);
   }
 
  private:
   std::vector<ChatPiece> pieces_;
-  size_t answer_ = 0;  // the first piece of the last answer
+  size_t content_ = 0;  // the first piece of the last content
   bool is_learned_ = false;
 };
 
@@ -55,73 +55,51 @@ std::string question_text(const Turn& turn) {
   return turn.instruction + (turn.input.empty() ? "" : "\n" + turn.input);
 }
 
-void write_llama3(ChatWriter& out, const Conversation& conversation, bool only_last) {
-  const auto header = [&](const std::string& role) {
-    out.mark("<|start_header_id|>");
-    out.text(role);
-    out.mark("<|end_header_id|>");
-    out.text("\n\n");
-  };
-  const auto message = [&](const std::string& role, const std::string& content) {
-    header(role);
-    out.text(strip(content));
-    out.mark("<|eot_id|>");
-  };
-  out.bos();
-  if (!conversation.system.empty()) {
-    message("system", conversation.system);
-  }
-  for (const Turn& turn : conversation.turns) {
-    message("user", question_text(turn));
-    header("assistant");
-    out.begin_answer(!only_last || &turn == &conversation.turns.back());
-    out.text(strip(turn.response));
-    out.mark("<|eot_id|>");
-    out.end_answer();
-  }
-}
+// A form whose messages (system, user, assistant) are all written alike.
+struct MessageForm {
+  const char* name;
+  bool has_bos, strips_texts, is_role_in_mark;
+  const char *before_role, *after_role;  // marks; null: none
+  const char* after_header;
+  const char* end;  // mark; null: EOS
+  const char* after_end;
+};
 
-void write_chatml(ChatWriter& out, const Conversation& conversation, bool only_last) {
-  const auto message = [&](const std::string& role, const std::string& content) {
-    out.mark("<|im_start|>");
-    out.text(role + "\n" + content);
-    out.mark("<|im_end|>");
-    out.text("\n");
-  };
-  if (!conversation.system.empty()) {
-    message("system", conversation.system);
-  }
-  for (const Turn& turn : conversation.turns) {
-    message("user", question_text(turn));
-    out.mark("<|im_start|>");
-    out.text("assistant\n");
-    out.begin_answer(!only_last || &turn == &conversation.turns.back());
-    out.text(turn.response);
-    out.mark("<|im_end|>");
-    out.end_answer();
-    out.text("\n");
-  }
-}
+constexpr std::array<MessageForm, 3> kMessageForms = {{
+    {"llama3", true, true, false, "<|start_header_id|>", "<|end_header_id|>", "\n\n", "<|eot_id|>",
+     ""},
+    {"chatml", false, false, false, "<|im_start|>", nullptr, "\n", "<|im_end|>", "\n"},
+    {"zephyr", false, false, true, "<|", "|>", "\n", nullptr, "\n"},
+}};
 
-void write_zephyr(ChatWriter& out, const Conversation& conversation, bool only_last) {
-  const auto message = [&](const std::string& mark, const std::string& content) {
-    out.mark(mark);
-    out.text("\n" + content);
-    out.eos();
-    out.text("\n");
+void write_messages(const MessageForm& form, ChatWriter& out, const Conversation& conversation,
+                    bool only_last) {
+  const auto message = [&](const std::string& role, const std::string& content, bool is_learned) {
+    if (form.is_role_in_mark) {
+      out.mark(form.before_role + role + form.after_role);
+    } else {
+      out.mark(form.before_role);
+      out.text(role);
+      if (form.after_role != nullptr) {
+        out.mark(form.after_role);
+      }
+    }
+    out.text(form.after_header);
+    out.begin_content(is_learned);
+    out.text(form.strips_texts ? strip(content) : content);
+    form.end == nullptr ? out.eos() : out.mark(form.end);
+    out.end_content();
+    out.text(form.after_end);
   };
+  if (form.has_bos) {
+    out.bos();
+  }
   if (!conversation.system.empty()) {
-    message("<|system|>", conversation.system);
+    message("system", conversation.system, false);
   }
   for (const Turn& turn : conversation.turns) {
-    message("<|user|>", question_text(turn));
-    out.mark("<|assistant|>");
-    out.text("\n");
-    out.begin_answer(!only_last || &turn == &conversation.turns.back());
-    out.text(turn.response);
-    out.eos();
-    out.end_answer();
-    out.text("\n");
+    message("user", question_text(turn), false);
+    message("assistant", turn.response, !only_last || &turn == &conversation.turns.back());
   }
 }
 
@@ -162,33 +140,36 @@ void write_mistral(const Mistral& form, ChatWriter& out, const Conversation& con
     out.text(form.after_inst + (has_system_before_it ? conversation.system + "\n\n" : "") +
              question_text(turn) + form.before_end);
     out.mark("[/INST]");
-    out.begin_answer(!only_last || is_last);
+    out.begin_content(!only_last || is_last);
     out.text(form.before_answer + (form.strips_answers ? strip(turn.response) : turn.response));
     out.eos();
-    out.end_answer();
+    out.end_content();
   }
+}
+
+template <typename Forms>
+auto find_form(const Forms& forms, const std::string& name) {
+  const auto found =
+      std::ranges::find_if(forms, [&](const auto& form) { return name == form.name; });
+  return found == forms.end() ? nullptr : &*found;
 }
 
 void write_chat(const std::string& form, ChatWriter& out, const Conversation& conversation,
                 bool only_last) {
-  if (form == "llama3") {
-    return write_llama3(out, conversation, only_last);
+  if (const MessageForm* messages = find_form(kMessageForms, form)) {
+    return write_messages(*messages, out, conversation, only_last);
   }
-  if (form == "chatml") {
-    return write_chatml(out, conversation, only_last);
-  }
-  if (form == "zephyr") {
-    return write_zephyr(out, conversation, only_last);
-  }
-  const auto mistral = std::find_if(kMistrals.begin(), kMistrals.end(),
-                                    [&](const Mistral& spacing) { return form == spacing.name; });
-  MOE_CHECK(mistral != kMistrals.end(), "no chat form '{}'", form);
+  const Mistral* mistral = find_form(kMistrals, form);
+  MOE_CHECK(mistral != nullptr, "no chat form '{}'", form);
   write_mistral(*mistral, out, conversation, only_last);
 }
 
 const std::vector<std::string>& chat_form_names() {
   static const std::vector<std::string> names = [] {
-    std::vector<std::string> all = {"llama3", "chatml", "zephyr"};
+    std::vector<std::string> all;
+    for (const auto& form : kMessageForms) {
+      all.emplace_back(form.name);
+    }
     for (const auto& form : kMistrals) {
       all.emplace_back(form.name);
     }
@@ -196,17 +177,6 @@ const std::vector<std::string>& chat_form_names() {
   }();
   return names;
 }
-
-}  // namespace
-
-std::vector<ChatPiece> chat_pieces(const std::string& form, const Conversation& conversation,
-                                   bool only_last) {
-  ChatWriter out;
-  write_chat(form, out, conversation, only_last);
-  return out.pieces();
-}
-
-namespace {
 
 constexpr const char *kTemplateFile = "chat_template.jinja",
                      *kTokenizerConfig = "tokenizer_config.json";
@@ -260,7 +230,7 @@ std::string chat_form_by_marks(const std::string& chat_template) {
   return "";
 }
 
-std::string chat_form_of(const fs::path& folder) {
+std::string detect_chat_form(const fs::path& folder) {
   std::string text;
   fs::path file = folder / kTemplateFile;
   if (fs::exists(file)) {
@@ -283,14 +253,6 @@ std::string chat_form_of(const fs::path& folder) {
   return form;
 }
 
-}  // namespace
-
-std::string named_template(const std::string& word, const fs::path& folder) {
-  return word == "auto" ? chat_form_of(folder) : word;
-}
-
-namespace {
-
 // Returns system text (of the first turn), instruction and input, a line each.
 FilledText plain_instruct(const Conversation& conversation, size_t index) {
   const Turn& turn = conversation.turns[index];
@@ -299,11 +261,6 @@ FilledText plain_instruct(const Conversation& conversation, size_t index) {
     text.data(conversation.system + "\n");
   }
   return text.data(question_text(turn));
-}
-
-TurnText paper_turn(const Conversation& conversation, size_t index) {
-  return {index == 0, plain_instruct(conversation, index).own(conversation.verbatim ? "" : "\n"),
-          false, FilledText().data(conversation.turns[index].response)};
 }
 
 // tatsu-lab/stanford_alpaca, train.py, PROMPT_DICT.
@@ -408,7 +365,26 @@ void check_names(const std::vector<std::string>& names, const std::string& word)
   }
 }
 
+std::vector<int64_t> token_ids(const std::vector<ChatToken>& tokens) {
+  std::vector<int64_t> ids;
+  for (const auto& token : tokens) {
+    ids.push_back(token.id);
+  }
+  return ids;
+}
+
 }  // namespace
+
+std::vector<ChatPiece> chat_pieces(const std::string& form, const Conversation& conversation,
+                                   bool only_last) {
+  ChatWriter out;
+  write_chat(form, out, conversation, only_last);
+  return out.pieces();
+}
+
+std::string named_template(const std::string& word, const fs::path& folder) {
+  return word == "auto" ? detect_chat_form(folder) : word;
+}
 
 Template Template::parse(const std::string& word) {
   Template parsed;
@@ -420,7 +396,7 @@ Template Template::parse(const std::string& word) {
     return parsed;
   }
   const std::vector<std::string>& chats = chat_form_names();
-  if (std::find(chats.begin(), chats.end(), word) != chats.end()) {
+  if (std::ranges::find(chats, word) != chats.end()) {
     parsed.kind_ = Kind::kChat;
     parsed.form_ = word;
     return parsed;
@@ -462,7 +438,8 @@ TurnText Template::render(const Conversation& conversation, size_t turn) const {
     case Kind::kOwn:
       break;
     default:
-      return paper_turn(conversation, turn);
+      return {turn == 0, plain_instruct(conversation, turn).own(conversation.verbatim ? "" : "\n"),
+              false, FilledText().data(conversation.turns[turn].response)};
   }
   const bool has_space = between_.ends_with(' ');
   return {turn == 0,
@@ -473,38 +450,17 @@ TurnText Template::render(const Conversation& conversation, size_t turn) const {
           has_space, FilledText().data(conversation.turns[turn].response).own(after_)};
 }
 
-namespace {
-
-// Returns the conversation up to its last answer, which is not read.
-std::vector<ChatPiece> question_pieces(const std::string& form, const Conversation& conversation) {
-  ChatWriter out;
-  write_chat(form, out, conversation, /*only_last=*/true);
-  return out.before_last_answer();
-}
-
-// Returns the piece that ends an answer.
-ChatPiece end_of_turn(const std::string& form) {
-  return form == "llama3"   ? ChatPiece{Kind::kMark, "<|eot_id|>"}
-         : form == "chatml" ? ChatPiece{Kind::kMark, "<|im_end|>"}
-                            : ChatPiece{Kind::kEos};
-}
-
-std::vector<int64_t> token_ids(const std::vector<ChatToken>& tokens) {
-  std::vector<int64_t> ids;
-  for (const auto& token : tokens) {
-    ids.push_back(token.id);
-  }
-  return ids;
-}
-
-}  // namespace
-
 Question question_tokens(const Template& form, const std::string& question,
                          const TextCodec& codec) {
   const Conversation conversation{"", {{question, "", ""}}};
   if (form.is_chat()) {
-    const ChatPiece end = end_of_turn(form.chat_form());
-    return {token_ids(chat_tokens(question_pieces(form.chat_form(), conversation), codec)),
+    const MessageForm* messages = find_form(kMessageForms, form.chat_form());
+    const bool has_end_mark = messages != nullptr && messages->end != nullptr;
+    const ChatPiece end =
+        has_end_mark ? ChatPiece{Kind::kMark, messages->end} : ChatPiece{Kind::kEos};
+    ChatWriter out;
+    write_chat(form.chat_form(), out, conversation, /*only_last=*/true);
+    return {token_ids(chat_tokens(out.before_last_content(), codec)),
             token_ids(chat_tokens({end}, codec))};
   }
   TurnText text = form.render(conversation, 0);

@@ -4,15 +4,7 @@
 //
 //   BOS prompt response EOS [BOS] prompt response EOS ...
 //
-//   paper    the papers' plain [instruct][response] (core/train/README.md): system, instruction and
-//            input on lines of their own, then the response. The prompt of a pair is unchanged.
-//   alpaca   Stanford's two prompts, with and without an input. A system text replaces the opening
-//            sentences; later turns have none.
-//   llama2   LLaMA-2 chat as Meta's code has it: `[INST] <<SYS>>\nS\n<</SYS>>\n\nU [/INST] A `, a
-//            BOS before every turn, texts stripped; the space after the answer is part of it.
-//   a text   the user's own, with {instruction} and {response}, once each and in this order; \n,
-//            \t, \\, \{ and \} are escapes. It is applied to every turn; system and input are part
-//            of {instruction} as in `paper`. Text after {response} is learned with it.
+// core/io/formats.md has the table of paper, alpaca, llama2 and the user's own text.
 //
 // Chat forms write a conversation as a whole, as published chat templates do. No template language
 // is run; tests/interop/chat_templates.py compares each with transformers.

@@ -50,7 +50,7 @@ FilledText FilledText::stripped() const {
   return result;
 }
 
-TextCodec codec_of(const std::shared_ptr<const io::Tokenizer>& tokenizer) {
+TextCodec make_text_codec(const std::shared_ptr<const io::Tokenizer>& tokenizer) {
   const auto words = std::make_shared<io::WordEncoder>(tokenizer);
   const bool is_sentencepiece = tokenizer->kind() == io::TokenizerKind::kSentencepiece;
   return {[words](std::string_view text) { return words->encode(text); },

@@ -58,7 +58,7 @@ struct TextCodec {
 
 // Returns the codec of a tokenizer, which it shares; the ids of words are cached
 // (io::WordEncoder).
-TextCodec codec_of(const std::shared_ptr<const io::Tokenizer>& tokenizer);
+TextCodec make_text_codec(const std::shared_ptr<const io::Tokenizer>& tokenizer);
 
 struct ChatToken {
   int64_t id = 0;

@@ -7,15 +7,12 @@
 #include <cerrno>
 #include <cstdlib>
 #include <limits>
-#include <memory>
-#include <optional>
 #include <sstream>
 #include <system_error>
 
 #include "core/base/error.h"
 #include "core/base/read_file.h"
 #include "core/base/version.h"
-#include "core/io/file.h"
 
 namespace moe::data {
 
@@ -44,11 +41,10 @@ layout::Header check_header(std::span<const std::byte> bytes, const io::Digest& 
   require(bytes.size() >= sizeof(layout::Header), "is cut short");
   const auto header = load<layout::Header>(bytes.data());
   require(header.magic == layout::kMagic, "is no file of tokens, or was not finished");
-  const io::Digest own = io::digest_of(bytes.first(layout::kHeaderSummedBytes));
-  require(own == io::Digest{header.header_high, header.header_low}, "has a damaged header");
+  require(io::compute_digest(bytes.first(layout::kHeaderSummedBytes)) == header.fields,
+          "has a damaged header");
   require(header.version == kTokenFileVersion, "is of another version of moe");
-  require(key == io::Digest{header.key_high, header.key_low} &&
-              header.vocab_size == static_cast<uint64_t>(vocab_size),
+  require(key == header.key && header.vocab_size == static_cast<uint64_t>(vocab_size),
           "was made from other data");
   require(header.id_bytes == 2 || header.id_bytes == 4, "has ids of an unknown size");
   require(header.examples > 0 && header.files > 0, "holds no example");
@@ -115,19 +111,6 @@ Stamp read_stamp(const fs::path& file) {
   struct stat status {};
   ::stat(file.c_str(), &status);  // a missing file has the default stamp
   return {status.st_ino, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
-}
-
-std::vector<Stamp> read_stamps(const std::vector<Source>& sources) {
-  std::vector<Stamp> stamps;
-  for (const auto& source : sources) {
-    stamps.push_back(read_stamp(source.file));
-  }
-  return stamps;
-}
-
-// Returns the last two extensions of a file name, which decide whether it is plain text (.txt.gz).
-std::string extensions(const fs::path& file) {
-  return file.stem().extension().string() + file.extension().string();
 }
 
 Examples make_examples(const CacheRequest& request, std::shared_ptr<const TokenFile> tokens) {
@@ -252,11 +235,9 @@ void TokenFileWriter::add(const Example& example) {
   index_.push_back(written_);
   std::vector<uint32_t> runs;
   const bool has_runs = find_runs(example, runs);
-  layout::Block block;
-  block.tokens = static_cast<uint32_t>(tokens);
-  block.runs = has_runs ? static_cast<uint32_t>(runs.size()) : layout::kLabelsFollow;
-  block.line = example.line;
-  put(bytes_of(block));
+  put(bytes_of(layout::Block{static_cast<uint32_t>(tokens),
+                             has_runs ? static_cast<uint32_t>(runs.size()) : layout::kLabelsFollow,
+                             example.line}));
   if (id_bytes_for(vocab_size_) == 2) {
     std::vector<uint16_t> narrow(example.ids.begin(), example.ids.end());
     narrow.resize(narrow.size() + narrow.size() % 2);
@@ -275,16 +256,13 @@ void TokenFileWriter::finish(const std::vector<FileForm>& forms) {
   layout::Header header;
   header.version = kTokenFileVersion;
   header.id_bytes = id_bytes_for(vocab_size_);
-  header.key_high = key_.high;
-  header.key_low = key_.low;
+  header.key = key_;
   header.vocab_size = static_cast<uint64_t>(vocab_size_);
   header.files = forms.size();
   header.examples = index_.size();
   header.tokens = static_cast<uint64_t>(tokens_);
   header.blocks_end = written_;
-  const io::Digest blocks = blocks_.digest();
-  header.blocks_high = blocks.high;
-  header.blocks_low = blocks.low;
+  header.blocks = blocks_.digest();
   std::vector<layout::File> files;
   for (size_t file = 0; file < forms.size(); ++file) {
     files.push_back(
@@ -294,11 +272,8 @@ void TokenFileWriter::finish(const std::vector<FileForm>& forms) {
   io::ContentHash tables;
   tables.update(bytes_of(index_));
   tables.update(bytes_of(files));
-  header.tables_high = tables.digest().high;
-  header.tables_low = tables.digest().low;
-  const io::Digest own = io::digest_of(bytes_of(header).first(layout::kHeaderSummedBytes));
-  header.header_high = own.high;
-  header.header_low = own.low;
+  header.tables = tables.digest();
+  header.fields = io::compute_digest(bytes_of(header).first(layout::kHeaderSummedBytes));
   io::write_all(file_, bytes_of(index_), name_);
   io::write_all(file_, bytes_of(files), name_);
   if (::lseek(file_.get(), 0, SEEK_SET) != 0) {
@@ -316,8 +291,7 @@ void TokenFileWriter::put(std::span<const std::byte> bytes) {
 }
 
 void TokenFileWriter::flush() {
-  const bool is_header = written_ == sizeof(layout::Header);
-  if (!is_header) {
+  if (written_ != sizeof(layout::Header)) {  // not the header
     blocks_.update(buffer_);
   }
   io::write_all(file_, buffer_, name_);
@@ -336,8 +310,7 @@ TokenFile::TokenFile(io::MappedFile file, const io::Digest& key, int64_t vocab_s
               header.files <= tables / sizeof(layout::File) &&
               tables == header.examples * sizeof(uint64_t) + header.files * sizeof(layout::File),
           "is cut short or has bytes behind its end");
-  const auto tables_sum = io::digest_of(bytes.subspan(end));
-  require(tables_sum == io::Digest{header.tables_high, header.tables_low}, "has a damaged index");
+  require(io::compute_digest(bytes.subspan(end)) == header.tables, "has a damaged index");
   size_ = static_cast<int64_t>(header.examples);
   id_bytes_ = header.id_bytes;
   index_ = bytes.data() + end;
@@ -348,8 +321,7 @@ TokenFile::TokenFile(io::MappedFile file, const io::Digest& key, int64_t vocab_s
   }
   require(static_cast<uint64_t>(tokens) == header.tokens, "does not add up");
   const auto blocks = bytes.subspan(sizeof(layout::Header), end - sizeof(layout::Header));
-  require(io::digest_of(blocks) == io::Digest{header.blocks_high, header.blocks_low},
-          "has damaged tokens");
+  require(io::compute_digest(blocks) == header.blocks, "has damaged tokens");
   check_blocks(end, vocab_size);
 }
 
@@ -489,7 +461,7 @@ io::Digest token_key(const std::vector<Source>& sources, const ReadSettings& set
       fmt::format("moe {} tokens {} texts {}", kVersion, kTokenFileVersion, kTextRules));
   hash.update_text(fmt::format("vocabulary {} objective {} loss {} most {} format {}", vocab_size,
                                static_cast<int>(settings.objective),
-                               static_cast<int>(settings.loss_on), settings.most_per_file,
+                               static_cast<int>(settings.loss_on), settings.max_per_file,
                                settings.format ? format_name(*settings.format) : "open"));
   hash.update_text(settings.text_template.words());
   std::error_code ignored;
@@ -502,7 +474,8 @@ io::Digest token_key(const std::vector<Source>& sources, const ReadSettings& set
     hash.update_text(tokenizer.special_tokens);
   }
   for (const auto& source : sources) {
-    hash.update_text(extensions(source.file));
+    // The last two extensions decide whether a file is plain text (.txt.gz).
+    hash.update_text(source.file.stem().extension().string() + source.file.extension().string());
     hash.update_file(source.file, on_block);
   }
   return hash.digest();
@@ -560,7 +533,10 @@ Examples open_or_tokenise(const CacheRequest& request, std::vector<std::string>&
       return make_examples(request, std::move(tokens));
     }
   }
-  const std::vector<Stamp> stamps = read_stamps(request.sources);
+  std::vector<Stamp> stamps;
+  for (const auto& source : request.sources) {
+    stamps.push_back(read_stamp(source.file));
+  }
   const auto on_block = [&] { request.on_progress(0, 0); };
   const io::Digest key =
       token_key(request.sources, request.settings, request.vocab_size, request.tokenizer, on_block);

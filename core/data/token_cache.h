@@ -1,12 +1,8 @@
 #pragma once
-// Token files and their cache: text is tokenized once, and later runs map the result. A token file
-// holds the examples of a data set (core/io/formats.md defines its bytes). Its name is the hash of
-// everything that its tokens depend on: the bytes of every data file and of the tokenizer, and
-// settings. A file that is damaged or incomplete is made again.
-//
-// A file appears under its name atomically (temporary name, fsync, rename), so runs that make the
-// same file at the same time do not conflict. Only the partial files of killed runs are removed.
-// The cache may be deleted at any time; a resumed run makes its file again.
+// Token files and their cache (core/io/formats.md, "Tokens of training data"): text is tokenized
+// once, and later runs map the result. A file is named by the hash of everything that its tokens
+// depend on, and appears under its name atomically, so runs that make the same file at the same
+// time do not conflict. A file that is damaged or incomplete is made again.
 
 #include <array>
 #include <cstddef>
@@ -41,21 +37,20 @@ inline constexpr uint64_t kAlignBytes = 8;             // of blocks
 struct Header {
   std::array<char, 8> magic = kMagic;
   uint32_t version = 0;
-  uint32_t id_bytes = 0;               // 2 or 4
-  uint64_t key_high = 0, key_low = 0;  // of the sources of the tokens
+  uint32_t id_bytes = 0;  // 2 or 4
+  io::Digest key = {};    // of the sources of the tokens
   uint64_t vocab_size = 0;
   uint64_t files = 0, examples = 0, tokens = 0;
-  uint64_t blocks_end = 0;                   // offset of the index
-  uint64_t blocks_high = 0, blocks_low = 0;  // digest of [sizeof(Header), blocks_end)
-  uint64_t tables_high = 0, tables_low = 0;  // digest of index and files
-  uint64_t header_high = 0, header_low = 0;  // digest of the fields above
+  uint64_t blocks_end = 0;  // offset of the index
+  io::Digest blocks = {};   // of [sizeof(Header), blocks_end)
+  io::Digest tables = {};   // of index and files
+  io::Digest fields = {};   // of the fields above
 };
 static_assert(sizeof(Header) == 120);
-inline constexpr size_t kHeaderSummedBytes = offsetof(Header, header_high);
+inline constexpr size_t kHeaderSummedBytes = offsetof(Header, fields);
 
 // Header of an example. Its ids follow, and at the next multiple of 4 bytes u32 runs[runs] or
-// i32 labels[tokens]. Usually every label is either the token itself or kNoLoss; only the lengths
-// of the runs with and without loss are then stored. Examples with other labels store all labels.
+// i32 labels[tokens].
 struct Block {
   uint32_t tokens = 0;
   uint32_t runs = 0;  // number of runs, alternately without and with loss; they sum to `tokens`
@@ -171,15 +166,14 @@ io::Digest token_key(const std::vector<Source>& sources, const ReadSettings& set
                      int64_t vocab_size, const TokenizerSource& tokenizer,
                      const std::function<void()>& on_block);
 
-// Shares token files between the processes of a run on one host: one process tokenizes, the others
-// map its files. The first process opens its data sets and sends text() to the others. They pass it
-// to take() and open the same data sets in the same order. A process that cannot open a file this
-// way (other mounts, another user, an ended process) tokenizes itself.
+// Shares token files between the processes of a run on one host. The first process opens its data
+// sets and sends text() to the others, which pass it to take() and open the same data sets in the
+// same order. A process that cannot open a file this way (other mounts, another user, an ended
+// process) tokenizes itself.
 class HostTokens {
  public:
-  // Returns a line "KEY_HIGH KEY_LOW PROCESS DESCRIPTOR" for each file, in decimal. The file is
-  // /proc/PROCESS/fd/DESCRIPTOR, which also works for files without a name. Valid while this object
-  // lives.
+  // Returns a line "KEY_HIGH KEY_LOW PROCESS DESCRIPTOR" for each file, in decimal. Valid while
+  // this object lives.
   std::string text() const;
   void take(const std::string& text);  // ignores lines of another form
 

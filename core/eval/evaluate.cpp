@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <chrono>
+#include <ranges>
 #include <set>
 
 #include "core/base/error.h"
@@ -23,13 +24,13 @@ namespace {
 void note_subset(const EvalEvents& events, const LoadedTask& loaded) {
   const int64_t whole = loaded.task.harness_items;
   if (whole != 0 && loaded.total_questions != whole) {
-    events.notify(
+    events.note(
         fmt::format("{}: the file has {} questions, lm-evaluation-harness scores {}: results are "
                     "not comparable",
                     loaded.task.name, loaded.total_questions, whole));
   }
   for (const auto& note : loaded.notes) {
-    events.notify(note);
+    events.note(note);
   }
 }
 
@@ -55,38 +56,35 @@ RunReport report_settings(const EvalSettings& settings, const OpenedModel& opene
 // Sends notes on how routing during generation differs from routing during scoring.
 void note_generation(const EvalEvents& events, const EvalSettings& settings,
                      const OpenedModel& opened, const std::vector<LoadedTask>& tasks) {
-  const bool any = std::any_of(tasks.begin(), tasks.end(), [](const auto& loaded) {
-    return loaded.task.output == OutputType::kGenerateUntil;
-  });
+  const bool any = std::ranges::any_of(
+      tasks, [](const auto& loaded) { return loaded.task.output == OutputType::kGenerateUntil; });
   if (any && group_tokens(settings, opened) > 0) {
-    events.notify(
+    events.note(
         "answers are generated without a capacity and without +fr, as moe generate routes: a "
         "token's expert must not depend on what is computed beside it");
   }
   if (any && !settings.stats.empty()) {
-    events.notify(
+    events.note(
         "routing is not counted while answers are generated: --stats counts each question with its "
         "right answer as one text");
   }
 }
 
 int64_t count_truncated(const std::vector<Request>& requests) {
-  return std::count_if(requests.begin(), requests.end(),
-                       [](const auto& request) { return request.is_truncated; });
+  return std::ranges::count_if(requests, [](const auto& request) { return request.is_truncated; });
 }
 
 void note_truncated(const EvalEvents& events, const std::string& what,
                     const std::vector<Request>& requests, int64_t window) {
   if (const int64_t cut = count_truncated(requests); cut > 0) {
-    events.notify(
+    events.note(
         fmt::format("{}: {} continuation{} longer than the model's window of {} tokens, scored by "
                     "{} end only (lm-evaluation-harness refuses such items)",
                     what, cut, cut == 1 ? " is" : "s are", window, cut == 1 ? "its" : "their"));
   }
 }
 
-TaskReport run_task(Runner& runner, LoadedTask loaded, const EncodedTask& encoded,
-                    int64_t resamples) {
+TaskReport run_task(Runner& runner, LoadedTask loaded, const EncodedTask& encoded) {
   if (loaded.task.output == OutputType::kGenerateUntil) {
     std::vector<std::string> answers = runner.generate(loaded, encoded.prompts);
     if (!encoded.requests.empty()) {
@@ -95,7 +93,7 @@ TaskReport run_task(Runner& runner, LoadedTask loaded, const EncodedTask& encode
     return make_generated_report(std::move(loaded), std::move(answers));
   }
   Scores scores = runner.run(loaded.task.name, encoded.requests, &loaded);
-  TaskReport report = make_task_report(std::move(loaded), std::move(scores), resamples);
+  TaskReport report = make_task_report(std::move(loaded), std::move(scores));
   report.cut_choices = count_truncated(encoded.requests);
   return report;
 }
@@ -138,7 +136,7 @@ class PreparedEvaluation {
       distributed::on_all_ranks(settings_.ranks, [&] { task = &encoded_.at(i); });
       note_truncated(events_, tasks_[i].task.name, task->requests, encoded_.window());
       LoadedTask loaded = is_last ? std::move(tasks_[i]) : tasks_[i];
-      report.tasks.push_back(run_task(runner, std::move(loaded), *task, settings_.resamples));
+      report.tasks.push_back(run_task(runner, std::move(loaded), *task));
     }
     report.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -158,13 +156,9 @@ class PreparedEvaluation {
 const std::vector<std::string> kSettings = {"cf", "p", "router", "ep-ranks"};
 
 std::vector<std::string> split_at_commas(const std::string& text) {
-  std::vector<std::string> parts = {""};
-  for (const char c : text) {
-    if (c == ',') {
-      parts.emplace_back();
-    } else {
-      parts.back() += c;
-    }
+  std::vector<std::string> parts;
+  for (const auto part : text | std::views::split(',')) {
+    parts.emplace_back(part.begin(), part.end());
   }
   return parts;
 }
@@ -175,8 +169,8 @@ bool begins_router(std::string part) {
   std::transform(part.begin(), part.end(), part.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   const auto& families = route::router_families();
-  return std::any_of(families.begin(), families.end(),
-                     [&](const auto& family) { return part.starts_with(family.word); });
+  return std::ranges::any_of(families,
+                             [&](const auto& family) { return part.starts_with(family.word); });
 }
 
 std::vector<std::string> split_routers(const std::string& text) {
@@ -262,7 +256,7 @@ std::vector<std::pair<SweepColumn, Mean>> report_columns(const RunReport& report
   std::vector<std::pair<SweepColumn, Mean>> columns;
   std::set<std::string> covered;
   for (const auto& [group, mean, questions] : report.groups) {
-    if (std::find(names.begin(), names.end(), group.name) != names.end()) {
+    if (std::ranges::find(names, group.name) != names.end()) {
       columns.push_back({{group.name, group.metric, questions}, mean});
       const auto members = group_tasks(group);
       covered.insert(members.begin(), members.end());
@@ -292,15 +286,10 @@ void add_row(SweepReport& sweep, const SweepValue& value, const RunReport& repor
   for (const auto& task : report.tasks) {
     sum.add(route::sum_layers(task.run.counters).sum);
   }
-  const auto share = [](int64_t part, int64_t whole) {
-    return route::ratio(static_cast<double>(part), static_cast<double>(whole));
-  };
   row.drop_rate = share(sum.dropped_requests, sum.requests);
   row.ir_share = share(sum.ir_tokens, sum.tokens);
   row.experts_per_token = sum.experts_per_token();
   row.seconds = report.seconds;
-  sweep.has_drops = sweep.has_drops || sum.dropped_requests > 0;
-  sweep.has_ir = sweep.has_ir || sum.ir_tokens > 0;
   sweep.rows.push_back(std::move(row));
 }
 
@@ -332,14 +321,12 @@ void check_sweep_output(const EvalSettings& settings, const std::vector<SweepVal
 
 // Returns `events` with a filter that drops repeated notes.
 EvalEvents note_once(EvalEvents events) {
-  if (events.note) {
-    auto seen = std::make_shared<std::set<std::string>>();
-    events.note = [seen, note = events.note](const std::string& sentence) {
-      if (seen->insert(sentence).second) {
-        note(sentence);
-      }
-    };
-  }
+  auto seen = std::make_shared<std::set<std::string>>();
+  events.note = [seen, note = events.note](const std::string& sentence) {
+    if (seen->insert(sentence).second) {
+      note(sentence);
+    }
+  };
   return events;
 }
 
@@ -411,8 +398,7 @@ RoutingStats evaluate_texts(const EvalSettings& settings, const std::vector<fs::
 SweepAxis parse_sweep(const std::string& text) {
   const size_t equals = text.find('=');
   const std::string setting = text.substr(0, equals);
-  if (equals == std::string::npos ||
-      std::find(kSettings.begin(), kSettings.end(), setting) == kSettings.end()) {
+  if (equals == std::string::npos || std::ranges::find(kSettings, setting) == kSettings.end()) {
     const std::string near = nearest_name(setting, kSettings);
     throw UserError("--sweep '{}' is not SETTING=VALUE,VALUE,..{}; settings: {}", printable(text),
                     near.empty() || near == setting ? "" : ", did you mean '" + near + "'?",
@@ -433,7 +419,7 @@ std::vector<SweepValue> sweep_values(const std::vector<SweepAxis>& axes,
   }
   check_axes(axes, base);
   const bool has_p =
-      std::any_of(axes.begin(), axes.end(), [](const auto& axis) { return axis.setting == "p"; });
+      std::ranges::any_of(axes, [](const auto& axis) { return axis.setting == "p"; });
   const std::string max = has_p ? max_option(base, config.moe->router) : "";
   std::vector<SweepValue> values;
   for (const auto& point : make_grid(axes)) {
@@ -473,7 +459,7 @@ SweepReport sweep(const EvalSettings& settings, const std::vector<SweepAxis>& ax
   check_sweep_output(settings, values, evaluation.tasks());
   for (const auto& value : values) {
     for (const auto& note : value.routing.notes) {
-      events.notify(note);
+      events.note(note);
     }
   }
   Runner runner(settings, opened, events, request_sizes(settings, opened, evaluation.tasks()));

@@ -29,9 +29,8 @@ RoutingStats evaluate_texts(const EvalSettings& settings,
                             const EvalEvents& events = {});
 
 // Parses a --sweep: "cf=0.25,0.5,inf", "p=0.1,0.4", "router=top1,top1+ir:cf=2,order=score,top2",
-// "ep-ranks=8,4,2". A comma separates two routers only if a router family follows it: the second
-// router above is "top1+ir:cf=2,order=score". Throws UserError if the form is another, the setting
-// is unknown, or there are no values.
+// "ep-ranks=8,4,2". A comma separates two routers only if a router family follows it. Throws
+// UserError.
 SweepAxis parse_sweep(const std::string& text);
 
 // Returns the points of the grid; the last axis varies fastest. `base` has the router flags that

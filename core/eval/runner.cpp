@@ -24,7 +24,7 @@ RoutingStats empty_stats(const EvalSettings& settings, const OpenedModel& opened
   stats.router = route::to_string(router);
   stats.ep_ranks = opened.routing.ep_ranks;
   stats.experts = opened.config.moe->experts;
-  if (router.family->tokens_request) {
+  if (router.family->has_token_requests) {
     stats.k = router.k;
     stats.has_fr = router.fr && router.k < stats.experts;
   }
@@ -73,17 +73,15 @@ constexpr int64_t kBytesPerToken = 8;
 // Number of longest texts (in bytes) that are assumed to include the text with the most tokens.
 constexpr size_t kLongestTexts = 16;
 
-// Returns the bytes of the question's longest text.
 size_t longest_text(const Question& question) {
   size_t bytes = question.context.size();
   for (size_t choice = 0; choice < question.choices.size(); ++choice) {
-    bytes = std::max(bytes,
-                     question.context_of(choice).size() + question.continuation_of(choice).size());
+    bytes = std::max(bytes, question.choice_context(choice).size() +
+                                question.choice_continuation(choice).size());
   }
   return bytes;
 }
 
-// Returns the task with only its kLongestTexts longest questions.
 LoadedTask longest_questions(const LoadedTask& loaded) {
   std::vector<const Question*> order;
   for (const auto& question : loaded.questions) {
@@ -159,7 +157,7 @@ OpenedModel open_model(const EvalSettings& settings, const EvalEvents& events) {
       settings.bos == Bos::kAuto && settings.compat == Compat::k041 ? Bos::kOff : settings.bos;
   const bool adds_bos = resolve_bos(bos, tokenizer);
   for (const auto& note : routing.notes) {
-    events.notify(note);
+    events.note(note);
   }
   return {std::move(checkpoint), std::move(config), std::move(tokenizer), std::move(routing),
           adds_bos};
@@ -230,7 +228,7 @@ void Runner::open_cache() {
   // Token counts are not cached, so every forward pass must run.
   if (all_settings_.stats_by.any()) {
     response_file_.reset();
-    events_.notify("--stats-by needs every forward: no responses are kept or reused");
+    events_.note("--stats-by needs every forward: no responses are kept or reused");
     return;
   }
   cache_.emplace(response_file_->file, model_digest(opened_.checkpoint),
@@ -238,14 +236,14 @@ void Runner::open_cache() {
                              all_settings_.device.is_cpu() ? "cpu" : "cuda"));
   const io::LineLog& log = cache_->log();
   if (!log.lines().empty()) {
-    events_.notify(
+    events_.note(
         fmt::format("{}: {} kept forwards; those of this model and these settings are not "
                     "computed again",
                     log.path().string(), log.lines().size()));
   }
   if (log.damaged() > 0) {
-    events_.notify(fmt::format("{}: {} damaged line{} left out", log.path().string(), log.damaged(),
-                               log.damaged() == 1 ? " is" : "s are"));
+    events_.note(fmt::format("{}: {} damaged line{} left out", log.path().string(), log.damaged(),
+                             log.damaged() == 1 ? " is" : "s are"));
   }
 }
 
@@ -253,19 +251,15 @@ void Runner::start(const std::string& what, int64_t requests) {
   what_ = label_.empty() ? what : label_ + " " + what;
   requests_ = requests;
   cached_before_ = cache_ ? cache_->hits() : 0;
-  if (events_.start) {
-    events_.start(what_, requests);
-  }
+  events_.start(what_, requests);
 }
 
 void Runner::progress(int64_t done) {
-  if (cache_ && events_.cached) {
+  if (cache_) {
     events_.cached(cache_->hits() - cached_before_);
   }
-  if (events_.progress) {
-    events_.progress(done);
-  }
-  if (events_.stop_requested && events_.stop_requested()) {
+  events_.progress(done);
+  if (events_.stop_requested()) {
     throw Interrupted(fmt::format(
         "interrupted in {} after {} of {} requests; {}", what_, done, requests_,
         cache_ ? fmt::format("{} keeps what is done, the same command goes on from there",
@@ -402,7 +396,8 @@ RequestSizes request_sizes(const EvalSettings& settings, const OpenedModel& open
     for (const auto& question : loaded.questions) {
       bytes += question.choices.empty() ? std::ssize(question.context) : 0;
       for (size_t i = 0; i < question.choices.size(); ++i) {
-        bytes += std::ssize(question.context_of(i)) + std::ssize(question.continuation_of(i));
+        bytes +=
+            std::ssize(question.choice_context(i)) + std::ssize(question.choice_continuation(i));
       }
     }
     const bool is_small = bytes < kBytesPerToken * limit;

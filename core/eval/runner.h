@@ -1,8 +1,6 @@
 #pragma once
 // The model under evaluation: the settings of `moe eval`, the opened model folder (OpenedModel),
-// and the loaded model (Runner), which scores requests and generates answers. Most user errors are
-// detected in the opened folder, before the weights are loaded. EncodedTasks encodes tasks in a
-// background thread; LiveTasks evaluates tasks during training.
+// and the loaded model (Runner). Most user errors are detected before the weights are loaded.
 
 #include <c10/core/Device.h>
 
@@ -20,7 +18,7 @@
 #include "core/base/resources.h"
 #include "core/eval/report/routing_stats.h"
 #include "core/eval/report/task_report.h"
-#include "core/eval/scoring/response_cache.h"
+#include "core/eval/scoring/generate_until.h"
 #include "core/model/config/compute.h"
 #include "core/route/router_override.h"
 #include "core/upcycle/upcycle_request.h"
@@ -45,7 +43,6 @@ struct EvalSettings {
   Compat compat = Compat::kCurrent;    // version of the harness to reproduce
   std::optional<int64_t> shots = {};   // --num-fewshot; empty: each task's default
   std::filesystem::path against = {};  // --against: folder of another run; empty: none
-  int64_t resamples = 100000;          // bootstrap samples of a standard error; 0: none
   // Response cache: a file, a folder for responses.cache, or "off". Empty: responses.cache in
   // `out`, removed after a complete run; no cache if `out` is empty too.
   std::string cache_responses = {};
@@ -65,25 +62,21 @@ std::vector<std::filesystem::path> input_files(const EvalSettings& settings);
 // Returns the name of the precision in results.json: "float32", "bfloat16" or "tf32".
 std::string dtype_name(model::Precision precision);
 
-// Callbacks of an evaluation. All may be empty.
+// Callbacks of an evaluation. Only `running` may be empty.
 struct EvalEvents {
-  std::function<void(const std::string&)> note;  // a message for the user
+  std::function<void(const std::string&)> note = [](const std::string&) {};  // for the user
   // A task begins, with this number of requests or prompts.
-  std::function<void(const std::string& what, int64_t requests)> start;
-  std::function<void(int64_t done)> progress;  // requests or prompts completed since `start`
+  std::function<void(const std::string& what, int64_t requests)> start = [](const std::string&,
+                                                                            int64_t) {};
+  // Requests or prompts completed since `start`.
+  std::function<void(int64_t done)> progress = [](int64_t) {};
   // Requests or prompts since `start` that the response cache had. Called before `progress`.
-  std::function<void(int64_t requests)> cached = {};
-  // Mean of a task's main metric over the questions answered so far.
+  std::function<void(int64_t requests)> cached = [](int64_t) {};
+  // Mean of a task's main metric over the questions answered so far; may be empty.
   RunningAccuracy::Callback running = {};
   // Called after each forward pass and each generated answer. If it returns true, the run throws
   // Interrupted, whose message says how to resume.
-  std::function<bool()> stop_requested = {};
-
-  void notify(const std::string& sentence) const {
-    if (note) {
-      note(sentence);
-    }
-  }
+  std::function<bool()> stop_requested = [] { return false; };
 };
 
 // An opened model folder, without the weights in memory.

@@ -116,7 +116,7 @@ constexpr std::array<const char*, 9> kCopiedFiles = {
 
 // Returns true if `target` is a blob of the Hugging Face cache that holds `folder`:
 // .../snapshots/REVISION[/...] has links to .../blobs. Both paths are resolved.
-bool is_blob_of(const fs::path& target, const fs::path& folder) {
+bool is_hub_blob(const fs::path& target, const fs::path& folder) {
   for (fs::path path = folder; path.has_relative_path(); path = path.parent_path()) {
     if (path.filename() == "snapshots" && target.parent_path() == path.parent_path() / "blobs") {
       return true;
@@ -133,7 +133,7 @@ fs::path followed(const fs::path& file) {
     return file;
   }
   const fs::path target = fs::canonical(file), folder = fs::canonical(file.parent_path());
-  if (!lies_in(target, folder) && !is_blob_of(target, folder)) {
+  if (!is_within(target, folder) && !is_hub_blob(target, folder)) {
     throw UserError(
         "{}: is a link to {}, outside of its folder, and will not be copied; put the file itself "
         "there, or remove the link",
@@ -198,7 +198,7 @@ Checkpoint Checkpoint::as_model(Json config, const std::map<std::string, std::st
   model.files_.insert(model.files_.end(), files_.begin(), files_.end());
   for (const auto& [name, source] : sources) {
     const auto own = in_memory.find(source);
-    Place stored = own != in_memory.end() ? own->second : place_of(source);
+    Place stored = own != in_memory.end() ? own->second : find_place(source);
     stored.file += own != in_memory.end() ? 0 : first;
     stored.info.name = name;
     MOE_CHECK(model.where_.emplace(name, std::move(stored)).second, "{} is made too", name);
@@ -245,7 +245,7 @@ std::vector<TensorInfo> Checkpoint::tensors() const {
   return all;
 }
 
-const Checkpoint::Place& Checkpoint::place_of(const std::string& name) const {
+const Checkpoint::Place& Checkpoint::find_place(const std::string& name) const {
   const auto found = where_.find(name);
   if (found == where_.end()) {
     throw UserError("{}: tensor '{}' is missing", folder_.string(), printable(name));
@@ -253,19 +253,20 @@ const Checkpoint::Place& Checkpoint::place_of(const std::string& name) const {
   return found->second;
 }
 
-const TensorInfo& Checkpoint::info(const std::string& name) const { return place_of(name).info; }
+const TensorInfo& Checkpoint::info(const std::string& name) const { return find_place(name).info; }
 
 const SafetensorsFile& Checkpoint::file_of(const std::string& name) const {
-  return *files_.at(place_of(name).file);
+  return *files_.at(find_place(name).file);
 }
 
 std::span<const std::byte> Checkpoint::bytes(const std::string& name) const {
-  const Place& stored = place_of(name);
+  const Place& stored = find_place(name);
   return files_.at(stored.file)->bytes(stored.stored_name);
 }
 
-std::shared_ptr<const SafetensorsFile> Checkpoint::shared_file_of(const std::string& name) const {
-  return files_.at(place_of(name).file);
+std::shared_ptr<const SafetensorsFile> Checkpoint::shared_tensor_file(
+    const std::string& name) const {
+  return files_.at(find_place(name).file);
 }
 
 void check_space(const fs::path& folder, uint64_t bytes) {

@@ -39,7 +39,7 @@ class Checkpoint {
   const SafetensorsFile& file_of(const std::string& name) const;
   std::span<const std::byte> bytes(const std::string& name) const;
   // The file of file_of(), which stays mapped while the result lives.
-  std::shared_ptr<const SafetensorsFile> shared_file_of(const std::string& name) const;
+  std::shared_ptr<const SafetensorsFile> shared_tensor_file(const std::string& name) const;
 
  private:
   struct Place {
@@ -50,7 +50,7 @@ class Checkpoint {
   Checkpoint() = default;
   void add_file(SafetensorsFile file);
   void open_shards(const std::filesystem::path& index_path);
-  const Place& place_of(const std::string& name) const;
+  const Place& find_place(const std::string& name) const;
 
   std::filesystem::path folder_;
   Json config_;

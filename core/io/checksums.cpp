@@ -1,12 +1,9 @@
 #include "core/io/checksums.h"
 
 #define XXH_INLINE_ALL
-#include <sys/stat.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <vector>
 
 #include "core/base/error.h"
@@ -24,16 +21,23 @@ namespace {
 constexpr const char* kChecksumsFile = "checksums.json";
 constexpr size_t kHashBlockBytes = size_t{1} << 20;
 
+template <typename Each>
+void for_each_block(FileReader& in, Each each) {
+  std::vector<char> block(kHashBlockBytes);
+  while (const auto count = in.sgetn(block.data(), static_cast<std::streamsize>(block.size()))) {
+    each(std::span<const char>(block).first(static_cast<size_t>(count)));
+  }
+}
+
 // Returns the checksum of a file. Reads instead of mapping: a file that another process truncates
 // meanwhile is an error, not a signal. Throws UserError if it cannot be read.
 std::string file_checksum(const fs::path& file) {
   FileReader in(file);
-  std::vector<char> block(kHashBlockBytes);
   XXH3_state_t state;
   XXH3_64bits_reset(&state);
-  while (const auto count = in.sgetn(block.data(), static_cast<std::streamsize>(block.size()))) {
-    XXH3_64bits_update(&state, block.data(), static_cast<size_t>(count));
-  }
+  for_each_block(in, [&](std::span<const char> block) {
+    XXH3_64bits_update(&state, block.data(), block.size());
+  });
   return fmt::format("{:016x}", XXH3_64bits_digest(&state));
 }
 
@@ -114,30 +118,15 @@ void ContentHash::update_text(std::string_view text) {
 }
 
 void ContentHash::update_file(const fs::path& file, const std::function<void()>& on_block) {
-  const Descriptor in = open_to_read(file);
-  struct stat status {};
-  if (::fstat(in.get(), &status) != 0) {
-    fail_file(file.string(), "cannot be read");
-  }
-  const auto length = static_cast<uint64_t>(status.st_size);
+  FileReader in(file);
+  const uint64_t length = fs::file_size(file);
   update(std::as_bytes(std::span(&length, 1)));
-  std::vector<std::byte> block(kHashBlockBytes);
   uint64_t seen = 0;
-  for (;;) {
-    const ssize_t count = ::read(in.get(), block.data(), block.size());
-    if (count < 0 && errno == EINTR) {
-      continue;
-    }
-    if (count < 0) {
-      fail_file(file.string(), "cannot be read");
-    }
-    if (count == 0) {
-      break;
-    }
-    seen += static_cast<uint64_t>(count);
-    update(std::span(block).first(static_cast<size_t>(count)));
+  for_each_block(in, [&](std::span<const char> block) {
+    seen += block.size();
+    update(std::as_bytes(block));
     on_block();
-  }
+  });
   if (seen != length) {
     throw UserError("{}: changed while it was read; start again when nothing writes to it",
                     file.string());
@@ -146,7 +135,7 @@ void ContentHash::update_file(const fs::path& file, const std::function<void()>&
 
 Digest ContentHash::digest() const { return as_digest(XXH3_128bits_digest(&state_->xxh3)); }
 
-Digest digest_of(std::span<const std::byte> bytes) {
+Digest compute_digest(std::span<const std::byte> bytes) {
   return as_digest(XXH3_128bits(bytes.data(), bytes.size()));
 }
 

@@ -42,7 +42,7 @@ class ContentHash {
   std::unique_ptr<State> state_;
 };
 
-Digest digest_of(std::span<const std::byte> bytes);
+Digest compute_digest(std::span<const std::byte> bytes);
 
 // Returns the 64-bit hash of `bytes` as 16 hexadecimal digits.
 std::string checksum_text(std::string_view bytes);

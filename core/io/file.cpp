@@ -87,11 +87,8 @@ bool is_partial_name(std::string_view name,
 
 bool is_own_and_begins_with(const Descriptor& file, std::string_view first_bytes) {
   struct stat status {};
-  std::string begin(first_bytes.size(), '\0');
-  return ::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1 &&
-         status.st_uid == ::geteuid() &&
-         ::pread(file.get(), begin.data(), begin.size(), 0) == static_cast<ssize_t>(begin.size()) &&
-         begin == first_bytes;
+  return ::fstat(file.get(), &status) == 0 && status.st_nlink == 1 &&
+         status.st_uid == ::geteuid() && read_start(file, first_bytes.size()) == first_bytes;
 }
 
 }  // namespace
@@ -147,14 +144,10 @@ void sync_folder(const fs::path& folder) {
   }
 }
 
-void write_file(const fs::path& path, std::span<const std::byte> bytes) {
-  const Descriptor file = create_file(path);
-  write_all(file, bytes, path);
-  sync(file, path);
-}
-
 void write_file(const fs::path& path, const std::string& text) {
-  write_file(path, std::as_bytes(std::span(text)));
+  const Descriptor file = create_file(path);
+  write_all(file, std::as_bytes(std::span(text)), path);
+  sync(file, path);
 }
 
 fs::path parent_folder(const fs::path& path) {
@@ -349,13 +342,6 @@ MappedRange* add_range(const void* data, size_t bytes, const fs::path& path) {
   return range;
 }
 
-void remove_range(MappedRange* range) {
-  if (range != nullptr) {
-    range->end = 0;
-    range->taken = false;
-  }
-}
-
 }  // namespace
 
 MappedFile::MappedFile(const fs::path& path) : MappedFile(open_to_read(path), path) {}
@@ -378,8 +364,9 @@ MappedFile::MappedFile(Descriptor file, const fs::path& path) : descriptor_(std:
 }
 
 MappedFile::~MappedFile() {
-  remove_range(range_);  // before the addresses can be reused
   if (data_ != nullptr) {
+    range_->end = 0;  // before the addresses can be reused
+    range_->taken = false;
     ::munmap(const_cast<std::byte*>(data_), size_);
   }
 }

@@ -31,7 +31,6 @@ void sync(const Descriptor& file, const std::filesystem::path& path);
 void sync_folder(const std::filesystem::path& folder);
 
 // Writes and syncs a small file.
-void write_file(const std::filesystem::path& path, std::span<const std::byte> bytes);
 void write_file(const std::filesystem::path& path, const std::string& text);
 
 // Returns the parent of `path`; "." if `path` has none.

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
+#include <limits>
 #include <span>
 
 #include "core/base/error.h"
@@ -57,28 +57,6 @@ Descriptor open_to_append(const fs::path& path) {
   return file;
 }
 
-std::string read_whole(const Descriptor& file, const fs::path& path) {
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) {
-    fail_file(path.string(), "cannot be read");
-  }
-  std::string text(static_cast<size_t>(status.st_size), '\0');
-  size_t filled = 0;
-  while (filled < text.size()) {
-    const ssize_t count =
-        ::pread(file.get(), text.data() + filled, text.size() - filled, static_cast<off_t>(filled));
-    if (count < 0 && errno == EINTR) {
-      continue;
-    }
-    if (count <= 0) {
-      throw UserError("{}: cannot be read: {}", path.string(),
-                      count < 0 ? std::strerror(errno) : "it became shorter");
-    }
-    filled += static_cast<size_t>(count);
-  }
-  return text;
-}
-
 }  // namespace
 
 LineLog::LineLog(fs::path file, const std::string& title)
@@ -90,7 +68,9 @@ LineLog::LineLog(fs::path file, const std::string& title)
 }
 
 void LineLog::read(const std::string& title) {
-  const std::string text = read_whole(file_, path_);
+  Descriptor copy(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0));
+  const std::string text =
+      FileReader(std::move(copy), path_.string()).read_rest(std::numeric_limits<uint64_t>::max());
   const std::string head = title + "\n";
   // An incomplete title is that of a log whose first write was interrupted.
   if (text.compare(0, head.size(), head, 0, std::min(text.size(), head.size())) != 0) {

@@ -1,7 +1,6 @@
 #include "core/io/output_checks.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -55,7 +54,7 @@ fs::path unescaped(const std::string& field) {
 }
 
 constexpr std::string_view kListHead = "moe output 1\n";
-constexpr uint64_t kMaxListBytes = uint64_t{1} << 20;
+constexpr size_t kMaxListBytes = size_t{1} << 20;
 
 // Name -> size; no size for folders and where it is unknown.
 using OutputList = std::map<std::string, std::optional<uint64_t>>;
@@ -65,14 +64,8 @@ std::optional<OutputList> read_output_list(const fs::path& folder) {
   // O_NONBLOCK: opening a named pipe must not wait for a writer.
   const Descriptor file(
       ::open((folder / kOutputList).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  struct stat status {};
-  if (!file.is_open() || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) ||
-      static_cast<uint64_t>(status.st_size) > kMaxListBytes) {
-    return std::nullopt;
-  }
-  std::string text(static_cast<size_t>(status.st_size), '\0');
-  if (::pread(file.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()) ||
-      !text.starts_with(kListHead)) {
+  const std::string text = read_start(file, kMaxListBytes + 1).value_or("");
+  if (text.size() > kMaxListBytes || !text.starts_with(kListHead)) {
     return std::nullopt;
   }
   OutputList list;
@@ -135,7 +128,7 @@ std::optional<std::string> find_foreign_entry(const fs::path& folder, const Outp
 
 }  // namespace
 
-bool lies_in(const fs::path& inner, const fs::path& outer) {
+bool is_within(const fs::path& inner, const fs::path& outer) {
   return is_below(resolved(inner), resolved(outer));
 }
 
@@ -146,8 +139,8 @@ void check_removable(const fs::path& folder) {
   const char* home = std::getenv("HOME");
   std::error_code error;
   const fs::path working_folder = fs::current_path(error);  // none when it was removed
-  if ((!error && lies_in(working_folder, folder)) ||
-      (home != nullptr && *home != '\0' && lies_in(home, folder))) {
+  if ((!error && is_within(working_folder, folder)) ||
+      (home != nullptr && *home != '\0' && is_within(home, folder))) {
     throw UserError(
         "{}: holds the working or the home folder and will not be replaced; give another output "
         "folder",
@@ -178,10 +171,10 @@ void check_inputs_outside(const fs::path& folder, const std::vector<fs::path>& i
     return;
   }
   for (const auto& input : inputs) {
-    if (input.empty() || !lies_in(input, folder)) {
+    if (input.empty() || !is_within(input, folder)) {
       continue;
     }
-    if (lies_in(folder, input)) {
+    if (is_within(folder, input)) {
       throw UserError("{}: is read by this command and would be replaced; give another output",
                       folder.string());
     }
@@ -229,12 +222,7 @@ void check_is_own_page(const fs::path& file) {
       "'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action "
       "'none'\">"};
   const Descriptor page(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  struct stat status {};
-  std::string head(512, '\0');
-  const bool is_file =
-      page.is_open() && ::fstat(page.get(), &status) == 0 && S_ISREG(status.st_mode);
-  const ssize_t count = is_file ? ::pread(page.get(), head.data(), head.size(), 0) : 0;
-  head.resize(static_cast<size_t>(std::max<ssize_t>(count, 0)));
+  const std::string head = read_start(page, 512).value_or("");
   const bool is_own = std::any_of(std::begin(kGenerators), std::end(kGenerators),
                                   [&](auto mark) { return head.find(mark) != std::string::npos; });
   if (!is_own) {
@@ -265,18 +253,6 @@ void check_written_by_moe(const fs::path& folder) {
       file, (folder / kOutputList).string());
 }
 
-namespace {
-
-// Returns true if this process may write into `folder`, or into its nearest parent that exists.
-bool is_writable(fs::path folder) {
-  while (!folder.empty() && !fs::exists(folder)) {
-    folder = folder.parent_path();
-  }
-  return ::access(folder.empty() ? "." : folder.c_str(), W_OK) == 0;
-}
-
-}  // namespace
-
 void check_output(const std::vector<fs::path>& files, bool force, const std::string& flag,
                   const std::vector<fs::path>& inputs) {
   for (const auto& file : files) {
@@ -293,7 +269,11 @@ void check_output(const std::vector<fs::path>& files, bool force, const std::str
     if (fs::exists(folder) && !fs::is_directory(folder)) {
       throw UserError("{} {}: a file, a folder is needed", flag, folder.string());
     }
-    if (!is_writable(folder)) {
+    fs::path existing = folder;
+    while (!existing.empty() && !fs::exists(existing)) {
+      existing = existing.parent_path();
+    }
+    if (::access(existing.empty() ? "." : existing.c_str(), W_OK) != 0) {
       throw UserError("{} {}: you may not write there; give another folder", flag, folder.string());
     }
   }

@@ -14,7 +14,7 @@
 namespace moe::io {
 
 // Returns true if `inner` is `outer` or below it, after links are resolved. Neither needs to exist.
-bool lies_in(const std::filesystem::path& inner, const std::filesystem::path& outer);
+bool is_within(const std::filesystem::path& inner, const std::filesystem::path& outer);
 
 // Throws UserError if `folder` exists and holds the working folder or the user's home folder. No
 // flag overrides this.

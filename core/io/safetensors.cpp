@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstring>
 #include <string_view>
 #include <tuple>
 
@@ -63,10 +65,9 @@ std::string_view read_header_text(std::span<const std::byte> file, const std::st
     throw UserError("{}: {} bytes are too few for a safetensors file; fetch it again", where,
                     file.size());
   }
+  static_assert(std::endian::native == std::endian::little);
   uint64_t length = 0;
-  for (size_t i = 0; i < kLengthBytes; ++i) {
-    length |= std::to_integer<uint64_t>(file[i]) << (8 * i);
-  }
+  std::memcpy(&length, file.data(), kLengthBytes);
   if (length > kMaxHeaderBytes) {
     throw UserError(
         "{}: claims a header of {} bytes, more than the {} that safetensors allows: not a "
@@ -84,14 +85,6 @@ std::string_view read_header_text(std::span<const std::byte> file, const std::st
     throw UserError("{}: the header is not a JSON object: not a safetensors file", where);
   }
   return text;
-}
-
-std::vector<int64_t> parse_shape(const Json& entry, const std::string& where) {
-  std::vector<int64_t> shape = get_ints(entry, "shape", where);
-  if (std::any_of(shape.begin(), shape.end(), [](int64_t size) { return size < 0; })) {
-    throw UserError("{}: shape {} has a negative size", where, printable(shape_text(shape)));
-  }
-  return shape;
 }
 
 // Returns the bytes of a tensor of this dtype and shape. Multiplies left to right, as
@@ -116,7 +109,11 @@ TensorEntry parse_entry(const std::string& name, const Json& value, const std::s
   TensorEntry entry;
   entry.info.name = name;
   entry.info.dtype = parse_dtype(get_string(value, "dtype", where), where);
-  entry.info.shape = parse_shape(value, where);
+  entry.info.shape = get_ints(value, "shape", where);
+  const std::vector<int64_t>& shape = entry.info.shape;
+  if (std::any_of(shape.begin(), shape.end(), [](int64_t size) { return size < 0; })) {
+    throw UserError("{}: shape {} has a negative size", where, printable(shape_text(shape)));
+  }
   const std::vector<int64_t> offsets = get_ints(value, "data_offsets", where);
   if (offsets.size() != 2 || offsets[0] < 0 || offsets[1] < offsets[0]) {
     throw UserError("{}: data_offsets {} must be a begin and an end", where,

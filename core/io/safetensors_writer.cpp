@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <set>
 #include <string_view>
@@ -76,18 +77,12 @@ std::string header_text(const std::vector<TensorInfo>& tensors) {
   return text;
 }
 
-std::string length_prefix(uint64_t length) {
-  std::string bytes(8, '\0');
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    bytes[i] = static_cast<char>(length >> (8 * i) & 0xFF);
-  }
-  return bytes;
-}
-
 // Returns the 8 bytes of the length and the header.
 std::string safetensors_start(const std::vector<TensorInfo>& tensors) {
+  static_assert(std::endian::native == std::endian::little);
   const std::string header = header_text(tensors);
-  return length_prefix(header.size()) + header;
+  const uint64_t length = header.size();
+  return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + header;
 }
 
 uint64_t total_bytes(const std::vector<TensorInfo>& tensors) {
@@ -120,14 +115,6 @@ void write_at(const Descriptor& file, std::span<const std::byte> bytes, uint64_t
       throw_write_error(written == 0 ? ENOSPC : errno, path);
     }
   }
-}
-
-Descriptor open_to_write(const fs::path& path) {
-  Descriptor file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
-  if (!file.is_open()) {
-    fail_file(path.string(), "cannot be written");
-  }
-  return file;
 }
 
 // Returns the bytes of tensor data written. `before` are those of the earlier shards, for on_bytes.
@@ -222,7 +209,11 @@ void create_safetensors(const fs::path& path, const std::vector<TensorInfo>& ten
 }
 
 SafetensorsPatch::SafetensorsPatch(const fs::path& path)
-    : path_(path), contents_(path), file_(open_to_write(path)) {}
+    : path_(path), contents_(path), file_(::open(path.c_str(), O_WRONLY | O_CLOEXEC)) {
+  if (!file_.is_open()) {
+    fail_file(path.string(), "cannot be written");
+  }
+}
 
 void SafetensorsPatch::write(const std::string& name, uint64_t begin,
                              std::span<const std::byte> bytes) {

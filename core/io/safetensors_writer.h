@@ -54,7 +54,6 @@ class SafetensorsPatch {
   // is incomplete or not writable.
   explicit SafetensorsPatch(const std::filesystem::path& path);
 
-  const SafetensorsFile& file() const { return contents_; }
   // Writes `bytes` at byte `begin` of the data of tensor `name`; they must lie within it.
   void write(const std::string& name, uint64_t begin, std::span<const std::byte> bytes);
   void finish();  // syncs

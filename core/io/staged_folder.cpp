@@ -2,12 +2,11 @@
 
 #include <cstdio>
 #include <system_error>
+#include <utility>
 
 #include "core/base/error.h"
-#include "core/base/read_file.h"
 #include "core/io/file.h"
 #include "core/io/output_checks.h"
-#include "core/io/staging_area.h"
 
 namespace moe::io {
 
@@ -122,28 +121,22 @@ StagedFolder::StagedFolder(fs::path out, bool force) : out_(normalized(out)), fo
       left->rename(Slot::kOld, Slot::kOut);
       sync_folder(parent_folder(out_));
     }
-    StagingArea area = StagingArea::emptied(std::move(left), out_);
-    partial_ = area.fresh();
+    area_ = StagingArea::emptied(std::move(left), out_);
+    partial_ = area_->fresh();
     try {
-      area.make_fresh();
+      area_->make_fresh();
     } catch (const fs::filesystem_error&) {
-      remove_quietly(area);
+      remove_quietly(*area_);
       throw;
     }
-    lock_ = area.release();
-    owns_partial_ = true;
   } catch (const fs::filesystem_error& error) {
     throw UserError("{}: cannot be written: {}", out_.string(), error.code().message());
   }
 }
 
 StagedFolder::~StagedFolder() {
-  if (!owns_partial_) {
-    return;
-  }
-  try {
-    StagingArea(out_, std::move(lock_)).remove();
-  } catch (const std::exception&) {  // it is marked, so the next run removes it
+  if (area_) {
+    remove_quietly(*area_);
   }
 }
 
@@ -154,19 +147,18 @@ void StagedFolder::write_text(const std::string& name, const std::string& text) 
 }
 
 void StagedFolder::commit() {
-  MOE_CHECK(owns_partial_, "{} was committed before", out_.string());
+  MOE_CHECK(area_, "{} was committed before", out_.string());
   write_output_list(partial_);
   sync_tree(partial_);
   std::string failure;
   try {
-    replace();
+    put_in_place(*area_, out_, force_);
   } catch (const UserError& error) {
     failure = error.what();
   } catch (const fs::filesystem_error& error) {
     failure = fmt::format("{}: cannot be put in place: {}", out_.string(), error.code().message());
   }
-  StagingArea area(out_, std::move(lock_));
-  owns_partial_ = false;
+  StagingArea area = *std::exchange(area_, std::nullopt);
   if (!failure.empty()) {  // keep hours of work
     area.disown();
     throw UserError("{}; what this run made is in {}: rename it", failure, partial_.string());
@@ -179,17 +171,6 @@ void StagedFolder::commit() {
     throw UserError("{}: is written, but {} cannot be removed: {}; remove it yourself",
                     out_.string(), area.folder().string(), error.code().message());
   }
-}
-
-void StagedFolder::replace() {
-  StagingArea area(out_, std::move(lock_));
-  try {
-    put_in_place(area, out_, force_);
-  } catch (...) {
-    lock_ = area.release();
-    throw;
-  }
-  lock_ = area.release();
 }
 
 }  // namespace moe::io

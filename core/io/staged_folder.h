@@ -12,9 +12,10 @@
 // without the marker, so that no later run removes it.
 
 #include <filesystem>
+#include <optional>
 #include <string>
 
-#include "core/base/read_file.h"
+#include "core/io/staging_area.h"
 
 namespace moe::io {
 
@@ -34,12 +35,9 @@ class StagedFolder {
   void commit();
 
  private:
-  void replace();
-
   std::filesystem::path out_, partial_;
-  Descriptor lock_;  // OUT.partial, locked
+  std::optional<StagingArea> area_;  // OUT.partial; empty after commit()
   bool force_ = false;
-  bool owns_partial_ = false;
 };
 
 }  // namespace moe::io

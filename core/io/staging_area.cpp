@@ -26,22 +26,16 @@ namespace {
 
 constexpr const char* kMarker = ".moe-staging";
 
-fs::path area_of(const fs::path& out) { return fs::path(out) += ".partial"; }
+fs::path staging_area_path(const fs::path& out) { return fs::path(out) += ".partial"; }
 
 // Returns the name of an area before it is marked and after its marker is removed.
-fs::path unmarked_area_of(const fs::path& out) {
+fs::path unmarked_staging_area(const fs::path& out) {
   return out.parent_path() / ("." + out.filename().string() + ".moe-staging");
 }
 
 // Returns the lines that identify the area of `out` by name.
 std::string marker_head(const fs::path& out) {
   return "moe staging 1\n" + out.filename().string() + "\n";
-}
-
-std::string marker_text(const fs::path& out) {
-  return marker_head(out) +
-         "An unfinished write of the folder that the line above names, or what is left of one. The "
-         "next moe that\nwrites there removes new/, old/ and this file.\n";
 }
 
 // Returns true if the open folder belongs to this user.
@@ -140,14 +134,8 @@ void remove_tree_at(int parent, const std::string& name, const fs::path& path) {
 bool has_marker(const Descriptor& folder, const fs::path& out) {
   const Descriptor marker(
       ::openat(folder.get(), kMarker, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  struct stat status {};
-  if (!marker.is_open() || ::fstat(marker.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
-    return false;
-  }
   const std::string head = marker_head(out);
-  std::string text(head.size(), '\0');
-  return ::pread(marker.get(), text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()) &&
-         text == head;
+  return read_start(marker, head.size()) == head;
 }
 
 // Returns a name in `folder` that is not in `known`.
@@ -191,7 +179,7 @@ void check_content(const Descriptor& folder, const fs::path& out) {
     throw UserError(
         "{}: holds '{}' beside an unfinished write of {}; move that, or give another output "
         "folder",
-        area_of(out).string(), printable(*name), out.string());
+        staging_area_path(out).string(), printable(*name), out.string());
   }
 }
 
@@ -228,7 +216,10 @@ void write_marker(const Descriptor& folder, const fs::path& path, const fs::path
   if (!marker.is_open()) {
     throw_write_error(errno, file);
   }
-  const std::string text = marker_text(out);
+  const std::string text =
+      marker_head(out) +
+      "An unfinished write of the folder that the line above names, or what is left of one. The "
+      "next moe that\nwrites there removes new/, old/ and this file.\n";
   write_all(marker, std::as_bytes(std::span(text)), file);
   sync(marker, file);
   if (::fsync(folder.get()) != 0 && errno != EINVAL) {
@@ -266,17 +257,14 @@ Descriptor lock_folder(const fs::path& folder, const fs::path& out) {
   return handle;
 }
 
-StagingArea::StagingArea(fs::path out, Descriptor handle)
-    : StagingArea(out, open_parent(out, {}), std::move(handle)) {}
-
 StagingArea::StagingArea(fs::path out, Descriptor parent, Descriptor handle)
     : out_(std::move(out)),
-      folder_(area_of(out_)),
+      folder_(staging_area_path(out_)),
       parent_(std::move(parent)),
       handle_(std::move(handle)) {}
 
 std::optional<StagingArea> StagingArea::find(const fs::path& out, const fs::path& root) {
-  const fs::path folder = area_of(out);
+  const fs::path folder = staging_area_path(out);
   const std::string name = folder.filename().string();
   Descriptor parent = open_parent(out, root);
   while (parent.is_open()) {
@@ -309,7 +297,7 @@ std::optional<StagingArea> StagingArea::find(const fs::path& out, const fs::path
 }
 
 StagingArea StagingArea::create(const fs::path& out, const fs::path& root) {
-  const fs::path unmarked = unmarked_area_of(out), folder = area_of(out);
+  const fs::path unmarked = unmarked_staging_area(out), folder = staging_area_path(out);
   const std::string unmarked_name = unmarked.filename().string(), name = folder.filename().string();
   Descriptor parent = open_parent(out, root);
   if (!parent.is_open()) {
@@ -384,7 +372,7 @@ void StagingArea::remove() {
   clear();
   // The folder keeps its marker or its unmarked name, so that the next run can take it over.
   std::string name = folder_.filename().string();
-  const std::string unmarked = unmarked_area_of(out_).filename().string();
+  const std::string unmarked = unmarked_staging_area(out_).filename().string();
   if (!is_taken_at(parent_.get(), unmarked) &&
       rename_at(parent_.get(), name, parent_.get(), unmarked, 0)) {
     name = unmarked;
@@ -399,13 +387,13 @@ void StagingArea::remove() {
 void StagingArea::disown() const { remove_tree_at(handle_.get(), kMarker, folder_ / kMarker); }
 
 std::optional<fs::path> find_replaced(const fs::path& out) {
-  const fs::path old = area_of(normalized(out)) / "old";
+  const fs::path old = staging_area_path(normalized(out)) / "old";
   std::error_code error;
   return fs::is_directory(old, error) ? std::optional(old) : std::nullopt;
 }
 
 void check_stageable(const fs::path& out) {
-  const fs::path whole = normalized(out), folder = area_of(whole);
+  const fs::path whole = normalized(out), folder = staging_area_path(whole);
   const Descriptor handle = open_folder_at(AT_FDCWD, folder.string());
   if (!is_taken(folder)) {
     return;
@@ -425,7 +413,7 @@ void remove_leftovers(const fs::path& out, const fs::path& root) {
       }
       left->remove();
     }
-    if (is_taken(unmarked_area_of(whole))) {  // taken over and removed, as by the next write
+    if (is_taken(unmarked_staging_area(whole))) {  // taken over and removed, as by the next write
       StagingArea::emptied(std::nullopt, whole, root).remove();
     }
   } catch (const UserError&) {  // no marker, or locked by another process

@@ -31,14 +31,13 @@ std::filesystem::path normalized(const std::filesystem::path& out);
 // names `out` if another process holds the lock.
 Descriptor lock_folder(const std::filesystem::path& folder, const std::filesystem::path& out);
 
-// A staging area, locked while this object lives. `out` must be normalized. If `root` is given,
-// `out` must be below it, and UserError is thrown if a folder between the two is a symbolic link.
+// A staging area, locked until remove() or the end of this object. `out` must be normalized. If
+// `root` is given, `out` must be below it, and UserError is thrown if a folder between the two is a
+// symbolic link.
 class StagingArea {
  public:
   enum class Slot { kOut, kNew, kOld };
 
-  // Continues an area with the descriptor that release() returned.
-  StagingArea(std::filesystem::path out, Descriptor handle);
   // Returns the area that a killed process left, unchanged; nothing if there is none. Throws
   // UserError if OUT.partial has no marker of this user, holds other names, or is locked by another
   // process.
@@ -58,7 +57,6 @@ class StagingArea {
   // Calls renameat2() with `flag`. Returns false if the file system or kernel lacks the flag.
   // Throws std::filesystem::filesystem_error if the call fails.
   bool rename(Slot from, Slot to, unsigned flag = 0) const;
-  Descriptor release() { return std::move(handle_); }
   void remove();        // removes new/, old/, the marker and the folder
   void disown() const;  // removes the marker only, so that no later run removes the folder
 

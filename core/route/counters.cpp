@@ -62,17 +62,17 @@ at::Tensor count_rows_by_rank(const RouteInput& input, const Plan& plan, bool ha
   if (input.tokens() == 0) {
     return at::zeros({cells}, plan.token.options());
   }
-  const at::Tensor home = input.home.index_select(0, plan.token);
+  const at::Tensor source_rank = input.source_rank.index_select(0, plan.token);
   at::Tensor kind = row_kinds(input, plan);
   if (has_ir) {
     kind += at::logical_and(kind == kRectifiedRow, plan.count == input.k);
   }
-  if (input.dropless && input.ranks > 1) {
+  if (input.is_dropless && input.ranks > 1) {
     const int64_t local = input.experts() / input.ranks;
-    kind += (plan.expert.floor_divide(local) != home) * kRemoteRow;
+    kind += (plan.expert.floor_divide(local) != source_rank) * kRemoteRow;
   }
   const at::Tensor cell =
-      (home * kRowKinds + kind)
+      (source_rank * kRowKinds + kind)
           .masked_fill_(plan.expert == input.experts(), input.ranks * kRowKinds);
   return at::zeros({cells}, cell.options()).scatter_add_(0, cell, at::ones_like(cell));
 }
@@ -85,7 +85,7 @@ at::Tensor entropy_sum(const RouteInput& input) {
   at::Tensor entropy =
       (input.scores * below).sum(1) - input.scores.gather(1, best).squeeze(1).log();
   if (input.valid_tokens < input.tokens()) {
-    entropy.masked_fill_(input.home == input.ranks, 0);
+    entropy.masked_fill_(input.source_rank == input.ranks, 0);
   }
   return entropy.sum(at::kDouble);
 }
@@ -98,9 +98,9 @@ CounterValues make_host_values(const RouteInput& input, const RouterSettings& se
   values.requests_per_expert.resize(settings.bias_rate ? experts : 0);
   values.rank_dropped.resize(input.ranks);
   values.rank_ir.resize(input.ranks);
-  values.rows_sent = input.dropless ? 0 : (experts - experts / input.ranks) * slots;
+  values.rows_sent = input.is_dropless ? 0 : (experts - experts / input.ranks) * slots;
   values.slots_total = experts * slots;
-  if (settings.family->tokens_request) {
+  if (settings.family->has_token_requests) {
     values.requests = input.valid_tokens * input.k;
     values.fr_requests = settings.fr && input.k < experts ? input.valid_tokens : 0;
     for (int64_t rank = 0; rank < input.ranks; ++rank) {  // add_rows() subtracts accepted requests
@@ -111,7 +111,7 @@ CounterValues make_host_values(const RouteInput& input, const RouterSettings& se
 }
 
 // Adds the histogram `cell` [W * kRowKinds] of count_rows_by_rank() to host values.
-void add_rows(const int64_t* cell, bool tokens_request, CounterValues& values) {
+void add_rows(const int64_t* cell, bool has_token_requests, CounterValues& values) {
   for (size_t rank = 0; rank < values.rank_ir.size(); ++rank, cell += kRowKinds) {
     const int64_t accepted = cell[kAcceptedRow] + cell[kRemoteRow + kAcceptedRow];
     const int64_t filled = cell[kFilledRow] + cell[kRemoteRow + kFilledRow];
@@ -120,7 +120,7 @@ void add_rows(const int64_t* cell, bool tokens_request, CounterValues& values) {
     values.dropped_tokens += cell[kRectifiedAloneRow];
     values.rows_sent += cell[kRemoteRow + kAcceptedRow] + cell[kRemoteRow + kFilledRow];
     values.slots_used += values.slots_total > 0 ? accepted + filled : 0;
-    if (tokens_request) {
+    if (has_token_requests) {
       values.rank_dropped[rank] -= accepted;
       values.dropped_requests += values.rank_dropped[rank];
       values.fr_filled += filled;
@@ -136,7 +136,7 @@ void add_rows(const int64_t* cell, bool tokens_request, CounterValues& values) {
 // returns a pointer past it.
 const int64_t* read_layer(const Counters& layer, const int64_t* next, CounterValues& values) {
   values = layer.host_values;
-  add_rows(next, layer.tokens_request, values);
+  add_rows(next, layer.has_token_requests, values);
   next += (static_cast<int64_t>(values.rank_ir.size()) + 1) * kRowKinds;
   values.unserved_tokens = values.tokens - *next++;
   values.dropped_tokens += values.unserved_tokens;
@@ -150,7 +150,7 @@ const int64_t* read_layer(const Counters& layer, const int64_t* next, CounterVal
 
 // Returns the number of tokens with each expert among their first k choices, [E] i64.
 at::Tensor count_requests_by_expert(const RouteInput& input) {
-  const at::Tensor is_padding = (input.home == input.ranks).unsqueeze(1);
+  const at::Tensor is_padding = (input.source_rank == input.ranks).unsqueeze(1);
   const at::Tensor experts = input.experts_by_choice.narrow(1, 0, input.k)
                                  .masked_fill(is_padding, input.experts())
                                  .reshape(-1);
@@ -194,10 +194,6 @@ OrderedJson common_json(const CounterValues& counters, int64_t row_bytes) {
 
 // Columns of routing_table().
 using Columns = std::array<std::string, 9>;
-Columns table_heads() {
-  return {"drop %",        "unserved %",    "fill %", "IR %",   "padding %",
-          "experts/token", "load max/mean", "dead",   "entropy"};
-}
 
 std::array<bool, 9> shown_columns(const CounterValues& sum) {
   const bool has_slots = sum.slots_total > 0;
@@ -233,13 +229,13 @@ std::span<const CounterField> counter_fields() { return kFields; }
 
 Counters make_counters(const RouteInput& input, const Plan& plan, const RouterSettings& settings,
                        const at::Tensor& counted) {
-  return {make_host_values(input, settings), settings.family->tokens_request, plan.rows, counted,
-          settings.bias_rate ? count_requests_by_expert(input) : at::Tensor()};
+  return {make_host_values(input, settings), settings.family->has_token_requests, plan.rows,
+          counted, settings.bias_rate ? count_requests_by_expert(input) : at::Tensor()};
 }
 
 Counters count_plan(const RouteInput& input, const Plan& plan, const RouterSettings& settings) {
   const at::NoGradGuard no_grad;
-  const at::Tensor served = (rows_per_token(input, plan_rows(plan)) > 0).sum();
+  const at::Tensor served = (rows_per_token(input, plan) > 0).sum();
   const at::Tensor entropy = settings.family->has_softmax_scores
                                  ? entropy_sum(input).reshape(1)
                                  : at::zeros({1}, input.logits.options().dtype(at::kDouble));
@@ -401,7 +397,8 @@ OrderedJson layers_json(const std::vector<int64_t>& numbers,
 std::string routing_table(const std::vector<int64_t>& numbers,
                           const std::vector<CounterValues>& layers) {
   const CounterTotal total = sum_layers(layers);
-  const Columns heads = table_heads();
+  const Columns heads = {"drop %",        "unserved %",    "fill %", "IR %",   "padding %",
+                         "experts/token", "load max/mean", "dead",   "entropy"};
   const auto shown = shown_columns(total.sum);
   const auto line = [&](const std::string& name, const Columns& cells) {
     std::string text = fmt::format("{:<5}", name);

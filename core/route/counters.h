@@ -17,8 +17,8 @@
 namespace moe::route {
 
 // Counts of one layer and one group of tokens. If tokens do not request k experts
-// (RouterFamily::tokens_request), `requests` is the number of rows. Slots are counted only if the
-// family has slots (RouterFamily::has_slots).
+// (RouterFamily::has_token_requests), `requests` is the number of rows. Slots are counted only if
+// the family has slots (RouterFamily::has_slots).
 struct CounterValues {
   int64_t tokens = 0;
   int64_t requests = 0, dropped_requests = 0;  // of the first k choices
@@ -62,7 +62,7 @@ CounterValues unpack_counters(const std::vector<double>& numbers, int64_t expert
 // Counters of one layer that are still on the device.
 struct Counters {
   CounterValues host_values;            // values known on the host: tokens, requests, slots
-  bool tokens_request = false;          // RouterFamily::tokens_request
+  bool has_token_requests = false;      // RouterFamily::has_token_requests
   at::Tensor tokens_per_expert;         // [E] i64
   at::Tensor counted;                   // [(W + 1) * 8 + 2] i64, kernels::PlanCountsArgs::counted
   at::Tensor requests_per_expert = {};  // [E] i64, undefined without a bias

@@ -33,7 +33,7 @@ std::vector<int64_t> find_run_begins(const std::vector<int64_t>& numbers) {
 }
 
 // Returns n if numbers[t] = numbers[0] + floor(t n / T) for all t, else nullopt. This holds for the
-// source ranks of one process (spread_over_ranks()) and for sequences of equal length. The last
+// source ranks of one process (partition_tokens()) and for sequences of equal length. The last
 // number leaves two candidates for n. A candidate is checked at both ends of each run, which is
 // sufficient because floor(t n / T) is monotonic.
 std::optional<int64_t> even_spread(const std::vector<int64_t>& numbers,
@@ -90,8 +90,8 @@ void set_sequences(at::Device device, const RoutingGroup& group, RouteInput& inp
     return;
   }
   const std::vector<int64_t>& sequence = *group.sequence;
-  MOE_CHECK(sequence.size() == group.home.size(), "{} tokens of sequences, {} tokens",
-            sequence.size(), group.home.size());
+  MOE_CHECK(sequence.size() == group.source_rank.size(), "{} tokens of sequences, {} tokens",
+            sequence.size(), group.source_rank.size());
   for (const int64_t number : sequence) {
     MOE_CHECK(number >= 0, "sequence {}", number);
     input.sequences = std::max(input.sequences, number + 1);
@@ -124,12 +124,12 @@ at::Tensor sort_by_logit(const at::Tensor& logits) {
 
 }  // namespace
 
-RoutingGroup spread_over_ranks(int64_t tokens, int64_t ranks) {
+RoutingGroup partition_tokens(int64_t tokens, int64_t ranks) {
   RoutingGroup group;
   group.ranks = ranks;
-  group.home.resize(tokens);
+  group.source_rank.resize(tokens);
   for (int64_t token = 0; token < tokens; ++token) {
-    group.home[token] = token * ranks / tokens;
+    group.source_rank[token] = token * ranks / tokens;
   }
   return group;
 }
@@ -150,8 +150,8 @@ RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
                       const at::Tensor& bias) {
   const int64_t tokens = logits.size(0);
   const int64_t experts = logits.size(1);
-  MOE_CHECK(static_cast<int64_t>(group.home.size()) == tokens, "{} source ranks for {} tokens",
-            group.home.size(), tokens);
+  MOE_CHECK(static_cast<int64_t>(group.source_rank.size()) == tokens,
+            "{} source ranks for {} tokens", group.source_rank.size(), tokens);
   MOE_CHECK(group.ranks > 0 && experts % group.ranks == 0, "{} ranks do not divide {} experts",
             group.ranks, experts);
   RouteInput input;
@@ -165,11 +165,11 @@ RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
   input.ranks = group.ranks;
   input.k = max_choices(settings, experts);
   MOE_CHECK(input.k >= 1 && input.k <= experts, "k = {} of {} experts", input.k, experts);
-  input.dropless = !has_capacity(settings);
+  input.is_dropless = !has_capacity(settings);
 
   input.rank_tokens.resize(group.ranks);
-  std::vector<int64_t> home = group.home;
-  for (int64_t& rank : home) {
+  std::vector<int64_t> source_rank = group.source_rank;
+  for (int64_t& rank : source_rank) {
     MOE_CHECK(rank >= -1 && rank < group.ranks, "source rank {} of {}", rank, group.ranks);
     if (rank < 0) {
       rank = group.ranks;
@@ -178,8 +178,8 @@ RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
       ++input.valid_tokens;
     }
   }
-  input.home = runs_on(logits.device(), home);
-  input.wants_z_loss = group.wants_z_loss;
+  input.source_rank = runs_on(logits.device(), source_rank);
+  input.compute_z_loss = group.compute_z_loss;
   set_sequences(logits.device(), group, input);
   for (const int64_t count : input.rank_tokens) {
     input.capacity.push_back(
@@ -190,63 +190,61 @@ RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
 
 // ------------------------------------------------------------------------------------------- rules
 
-Plan within_capacity(const RouteInput& input, const Plan& plan) {
-  if (input.dropless) {
+Plan apply_capacity(const RouteInput& input, const Plan& plan) {
+  if (input.is_dropless) {
     return plan;
   }
-  const Rows rows = plan_rows(plan);
-  const at::Tensor groups = row_groups(input, rows);
+  const at::Tensor groups = row_groups(input, plan);
   const at::Tensor fits =
       slot_indices(input, groups) < group_capacity(input).index_select(0, groups);
-  const at::Tensor refused = at::logical_and(fits.logical_not(), rows.expert < input.experts());
+  const at::Tensor refused = at::logical_and(fits.logical_not(), plan.expert < input.experts());
 
-  const Rows dropped = sort_by_group(input, keep_only(rows, refused, input.experts()));
+  const Rows dropped = sort_by_group(input, keep_only(plan, refused, input.experts()));
   Plan result = plan;
   result.overflow_token = dropped.token;
   result.overflow_expert = dropped.expert;
   result.overflow_choice = dropped.choice;
-  const Rows accepted = sort_by_group(input, keep_only(rows, fits, input.experts()));
-  return with_rows(input, accepted, max_accepted_rows(input, rows.token.size(0)), result);
+  const Rows accepted = sort_by_group(input, keep_only(plan, fits, input.experts()));
+  return with_rows(input, accepted, max_accepted_rows(input, plan.token.size(0)), result);
 }
 
 Plan fill_in(const RouteInput& input, const Plan& plan) {
   if (input.k >= input.experts()) {
     return plan;  // there is no (k+1)-th expert
   }
-  const Rows accepted = plan_rows(plan);
   const at::Tensor next = input.experts_by_choice.narrow(1, input.k, 1);
   const Rows fill_ins = request_rows(input, next, at::ones_like(next, at::kBool), input.k);
   const Rows rows = sort_by_group(input, sort_by_score(input, fill_ins));
 
   const at::Tensor groups = row_groups(input, rows);
   at::Tensor fits = rows.expert < input.experts();
-  if (!input.dropless) {
-    const at::Tensor free = group_capacity(input) - group_sizes(input, row_groups(input, accepted));
+  if (!input.is_dropless) {
+    const at::Tensor free = group_capacity(input) - group_sizes(input, row_groups(input, plan));
     fits = at::logical_and(fits, slot_indices(input, groups) < free.index_select(0, groups));
   }
   const Rows filled = keep_only(rows, fits, input.experts());
-  const Rows all = sort_by_group(input, concatenate(accepted, filled));
+  const Rows all = sort_by_group(input, concatenate(plan, filled));
   return with_rows(input, all, max_accepted_rows(input, all.token.size(0)), plan);
 }
 
 Plan intra_gpu(const RouteInput& input, const Plan& plan) {
   const int64_t tokens = input.tokens();
   const int64_t local = input.experts() / input.ranks;
-  const Rows before = plan_rows(plan);
-  const at::Tensor missing = (input.k - rows_per_token(input, before)).clamp_min(0);  // [T]
+  const at::Tensor missing = (input.k - rows_per_token(input, plan)).clamp_min(0);  // [T]
 
   // Logits of the experts of the token's own rank, [T, E / W]. Padding uses rank 0; request_rows()
   // ignores it.
-  const at::Tensor home = input.home.masked_fill(input.home == input.ranks, 0).view({tokens, 1, 1});
+  const at::Tensor source_rank =
+      input.source_rank.masked_fill(input.source_rank == input.ranks, 0).view({tokens, 1, 1});
   const at::Tensor local_logits = input.logits.reshape({tokens, input.ranks, local})
-                                      .gather(1, home.expand({tokens, 1, local}))
+                                      .gather(1, source_rank.expand({tokens, 1, local}))
                                       .squeeze(1);
   const at::Tensor best =
-      local_logits.argmax(1, /*keepdim=*/true) + home.squeeze(1) * local;  // [T, 1]
+      local_logits.argmax(1, /*keepdim=*/true) + source_rank.squeeze(1) * local;  // [T, 1]
 
   Rows rectified = request_rows(input, best, (missing > 0).unsqueeze(1), input.k + 1);
   rectified.count = rectified.count * missing;
-  const Rows all = sort_by_group(input, concatenate(before, rectified));
+  const Rows all = sort_by_group(input, concatenate(plan, rectified));
   return with_rows(input, all, all.token.size(0), plan);
 }
 
@@ -257,14 +255,12 @@ std::vector<int64_t> to_host(const at::Tensor& numbers) {
   return {host.data_ptr<int64_t>(), host.data_ptr<int64_t>() + host.numel()};
 }
 
-Rows plan_rows(const Plan& plan) { return {plan.token, plan.expert, plan.choice, plan.count}; }
-
 Rows request_rows(const RouteInput& input, const at::Tensor& expert, const at::Tensor& keep,
                   int64_t first_choice) {
   const int64_t columns = expert.size(1);
   const at::Tensor position = index_range(input.tokens() * columns, input.logits);
   const at::Tensor real =
-      at::logical_and(keep, (input.home < input.ranks).unsqueeze(1)).reshape(-1);
+      at::logical_and(keep, (input.source_rank < input.ranks).unsqueeze(1)).reshape(-1);
   const Rows all = {position.floor_divide(columns), expert.reshape(-1),
                     position.remainder(columns) + first_choice, at::ones_like(position)};
   return keep_only(all, real, input.experts());
@@ -288,9 +284,10 @@ Rows concatenate(const Rows& first, const Rows& second) {
 
 at::Tensor row_groups(const RouteInput& input, const Rows& rows) {
   if (rows.token.size(0) == 0) {
-    return rows.token;  // home is empty if there are no tokens
+    return rows.token;  // source_rank is empty if there are no tokens
   }
-  const at::Tensor group = rows.expert * input.ranks + input.home.index_select(0, rows.token);
+  const at::Tensor group =
+      rows.expert * input.ranks + input.source_rank.index_select(0, rows.token);
   return group.masked_fill(rows.expert == input.experts(), input.experts() * input.ranks);
 }
 
@@ -351,7 +348,7 @@ at::Tensor rows_per_token(const RouteInput& input, const Rows& rows) {
 int64_t max_accepted_rows(const RouteInput& input, int64_t requests) {
   const int64_t slots =
       input.experts() * std::accumulate(input.capacity.begin(), input.capacity.end(), int64_t{0});
-  return input.dropless ? requests : std::min(requests, slots);
+  return input.is_dropless ? requests : std::min(requests, slots);
 }
 
 }  // namespace moe::route

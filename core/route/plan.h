@@ -4,8 +4,8 @@
 // modified plan. Rules run on the device of the logits and are deterministic. They copy nothing to
 // the host: tensor sizes follow from T, E, k, W and the capacities.
 //
-// T tokens, E experts, W logical ranks, k choices per token (core/README.md). `home` is the source
-// rank of a token: the logical rank that holds it.
+// T tokens, E experts, W logical ranks, k choices per token (core/README.md). The
+// `source_rank` of a token is the logical rank that holds it.
 
 #include <ATen/ATen.h>
 
@@ -25,28 +25,27 @@ struct Rows {
   at::Tensor count;          // [n] i64, multiplicity: 1, or for IR the number of missing experts
 };
 
-struct Plan {
-  // [rows_max] i64, the rows as in Rows, sorted by (expert, home, slot); unused rows last.
-  at::Tensor token, expert, choice, count;
+// Rows [rows_max] sorted by (expert, source_rank, slot), unused rows last.
+struct Plan : Rows {
   at::Tensor rows;  // [E] i64, number of used rows of each expert
-  // Refused requests, sorted by (expert, home, order of refusal); unused entries last. [T * k] i64,
-  // or [0] if no rule can refuse.
+  // Refused requests, sorted by (expert, source_rank, order of refusal); unused entries last.
+  // [T * k] i64, or [0] if no rule can refuse.
   at::Tensor overflow_token, overflow_expert, overflow_choice;
 };
 
 // Tokens that are routed together: one micro-batch, or one evaluation batch.
 struct RoutingGroup {
-  std::vector<int64_t> home;  // [T], -1 = padding
-  int64_t ranks = 1;          // W
+  std::vector<int64_t> source_rank;  // [T], -1 = padding
+  int64_t ranks = 1;                 // W
   // Inputs of additional losses (route.h). They do not affect the plan.
-  bool wants_z_loss = false;
+  bool compute_z_loss = false;
   // [T], sequence number of each token, from 0. Enables sequence_balance_loss().
   std::optional<std::vector<int64_t>> sequence = {};
 };
 
 // Assigns `tokens` = T tokens, none of them padding, to W logical ranks: token v gets rank
 // floor(v * W / T) (README.md, "Ranks are logical").
-RoutingGroup spread_over_ranks(int64_t tokens, int64_t ranks);
+RoutingGroup partition_tokens(int64_t tokens, int64_t ranks);
 
 // Returns C_r, the number of slots that one expert has for tokens of source rank r:
 // max(1, ceil(CF * T_r / E - 1e-6)), or 0 if the rank has no tokens. Returns T_r if
@@ -59,13 +58,13 @@ struct RouteInput {
   at::Tensor scores;                 // [T, E] f32, compared between tokens
   at::Tensor experts_by_logit;       // [T, E] i64, descending; ties: lower index first
   at::Tensor experts_by_choice;      // [T, E] i64, order of choice: experts_by_logit unless biased
-  at::Tensor home;                   // [T] i64, W for padding
+  at::Tensor source_rank;            // [T] i64, W for padding
   std::vector<int64_t> capacity;     // [W], C_r (capacity_slots()); 0 without slots
   std::vector<int64_t> rank_tokens;  // [W], T_r
   int64_t ranks = 1;                 // W
   int64_t k = 1;                     // max_choices() of the router
-  bool dropless = false;             // no capacity limit
-  bool wants_z_loss = false;
+  bool is_dropless = false;          // no capacity limit
+  bool compute_z_loss = false;
   at::Tensor sequence;       // [T] i64 as in RoutingGroup, or undefined
   int64_t sequences = 0;     // largest sequence number + 1
   int64_t valid_tokens = 0;  // tokens that are not padding
@@ -89,7 +88,7 @@ using Rule = std::function<Plan(const RouteInput&, const Plan&)>;
 
 // Refuses requests beyond the capacity of their group (source rank, expert) and moves them to the
 // overflow. Earlier rows of a group are accepted first (Rectify-Router, section 3).
-Plan within_capacity(const RouteInput& input, const Plan& plan);
+Plan apply_capacity(const RouteInput& input, const Plan& plan);
 
 // Fill-in rectification (FR): gives the free slots to the (k+1)-th choices of all tokens, highest
 // score first (Rectify-Router, section 4.2). Unless order=score, the resulting slots equal those of
@@ -103,13 +102,11 @@ Plan fill_in(const RouteInput& input, const Plan& plan);
 Plan intra_gpu(const RouteInput& input, const Plan& plan);
 
 // ------------------------------------------------------------------------------- rows and groups
-// A group is a pair (expert, source rank), numbered expert * W + home. Unused rows have group
-// E * W.
+// A group is a pair (expert, source rank), numbered expert * W + source_rank. Unused rows have
+// group E * W.
 
 // Copies [n] i64 to the host; waits for the device.
 std::vector<int64_t> to_host(const at::Tensor& numbers);
-
-Rows plan_rows(const Plan& plan);
 
 // Returns T * n rows, token-major: token i requests expert[i, c] as choice first_choice + c.
 // expert [T, n] i64, keep [T, n] bool. Rows of padding and rows where `keep` is false are unused.

@@ -39,7 +39,7 @@ void set_gates(Routing& routing, const at::Tensor& logits, const RouterSettings&
   if (functions.losses != nullptr) {
     routing.losses = functions.losses(logits, routing.input, routing.count, settings);
   }
-  if (routing.input.wants_z_loss && settings.family->has_softmax_scores) {
+  if (routing.input.compute_z_loss && settings.family->has_softmax_scores) {
     routing.losses.z = z_loss(logits, routing.input);
   }
 }
@@ -84,7 +84,7 @@ at::Tensor matrix_index(const RouteInput& input, const Plan& plan) {
 at::Tensor sum_by_rank(const RouteInput& input, const at::Tensor& values) {
   auto shape = values.sizes().vec();
   shape[0] = input.ranks + 1;
-  return at::zeros(shape, values.options()).index_add_(0, input.home, values);
+  return at::zeros(shape, values.options()).index_add_(0, input.source_rank, values);
 }
 
 // Weights of the tokens in a mean over ranks of means over tokens. Each loss is a sum over tokens
@@ -99,8 +99,8 @@ TokenWeight token_weight(const RouteInput& input) {
   const at::Tensor by_rank = sum_by_rank(input, at::ones({input.tokens()}, input.logits.options()));
   const at::Tensor ranks =
       (by_rank.narrow(0, 0, input.ranks) > 0).sum().clamp_min(1).to(by_rank.scalar_type());
-  const at::Tensor rank_tokens = by_rank.index_select(0, input.home);
-  return {(input.home < input.ranks).to(by_rank.scalar_type()) / (rank_tokens * ranks),
+  const at::Tensor rank_tokens = by_rank.index_select(0, input.source_rank);
+  return {(input.source_rank < input.ranks).to(by_rank.scalar_type()) / (rank_tokens * ranks),
           rank_tokens};
 }
 
@@ -108,7 +108,7 @@ TokenWeight token_weight(const RouteInput& input) {
 // = 1. counted [T, E] is 0 or 1.
 at::Tensor rank_fractions(const RouteInput& input, const at::Tensor& counted,
                           const at::Tensor& rank_tokens) {
-  return sum_by_rank(input, counted).index_select(0, input.home) / rank_tokens.unsqueeze(1);
+  return sum_by_rank(input, counted).index_select(0, input.source_rank) / rank_tokens.unsqueeze(1);
 }
 
 }  // namespace
@@ -168,8 +168,9 @@ at::Tensor softmax_gates(const at::Tensor& logits, const at::Tensor& count, bool
   return SoftmaxGates::apply(logits, count, normalise, straight_through);
 }
 
-at::Tensor relu_gates(const at::Tensor& logits, const at::Tensor& count) {
-  return at::relu(logits) * count;
+at::Tensor probability_gates(const at::Tensor& logits, const at::Tensor& count,
+                             const RouterSettings& /*settings*/) {
+  return softmax_gates(logits, count, /*normalise=*/false, /*straight_through=*/true);
 }
 
 at::Tensor row_weights(const at::Tensor& combine, const at::Tensor& count, const RouteInput& input,
@@ -217,7 +218,7 @@ at::Tensor z_loss(const at::Tensor& logits, const RouteInput& input) {
 
 at::Tensor sequence_balance_loss(const at::Tensor& logits, const RouteInput& input,
                                  const at::Tensor& counted) {
-  const at::Tensor is_valid = (input.home < input.ranks).to(logits.scalar_type());  // [T]
+  const at::Tensor is_valid = (input.source_rank < input.ranks).to(logits.scalar_type());  // [T]
   const at::Tensor selections = at::zeros({input.sequences, input.experts()}, counted.options())
                                     .index_add_(0, input.sequence, counted * is_valid.unsqueeze(1));
   const at::Tensor tokens =
@@ -247,7 +248,7 @@ double next_lambda(double lambda, double sparsity, double target_sparsity, doubl
   return sparsity < target_sparsity ? lambda * multiplier : lambda / multiplier;
 }
 
-void move_bias(at::Tensor bias, const std::vector<int64_t>& requests, double rate) {
+void update_bias(at::Tensor bias, const std::vector<int64_t>& requests, double rate) {
   const at::NoGradGuard no_grad;
   const auto experts = static_cast<int64_t>(requests.size());
   MOE_CHECK(bias.numel() == experts, "a bias of {} experts, requests of {}", bias.numel(), experts);

@@ -25,7 +25,7 @@ struct AuxLosses {
   at::Tensor load_balance;
   at::Tensor entropy;  // top-p
   at::Tensor l1;       // ReLU
-  // z: of softmax routers, if RoutingGroup::wants_z_loss. sequence_balance: of routers with
+  // z: of softmax routers, if RoutingGroup::compute_z_loss. sequence_balance: of routers with
   // load_balance, if RoutingGroup::sequence is set.
   at::Tensor z, sequence_balance;
   AuxLosses& operator+=(const AuxLosses& other);  // sum over MoE layers
@@ -98,8 +98,9 @@ at::Tensor multiplicities(const RouteInput& input, const Plan& plan);
 at::Tensor softmax_gates(const at::Tensor& logits, const at::Tensor& count, bool normalise,
                          bool straight_through);
 
-// Returns w_ij = n_ij max(0, a_ij) (ReMoE).
-at::Tensor relu_gates(const at::Tensor& logits, const at::Tensor& count);
+// RouterFunctions::gates of unnormalised probabilities: w_ij = n_ij g_ij.
+at::Tensor probability_gates(const at::Tensor& logits, const at::Tensor& count,
+                             const RouterSettings& settings);
 
 // Returns the weight of each row of the plan, [rows_max]; 0 for unused rows. w_ij is divided
 // between two rows of one token and expert in proportion to their multiplicities.
@@ -142,6 +143,6 @@ double next_lambda(double lambda, double sparsity, double target_sparsity, doubl
 
 // Updates `bias` [E] in place after a step (Wang et al. 2024, Algorithm 1): adds `rate` for experts
 // with fewer `requests` [E] than the mean, and subtracts it for experts with more.
-void move_bias(at::Tensor bias, const std::vector<int64_t>& requests, double rate);
+void update_bias(at::Tensor bias, const std::vector<int64_t>& requests, double rate);
 
 }  // namespace moe::route

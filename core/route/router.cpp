@@ -503,7 +503,7 @@ bool has_capacity(const RouterSettings& settings) {
 bool same_family(const RouterSettings& a, const RouterSettings& b) { return a.family == b.family; }
 
 int64_t max_choices(const RouterSettings& settings, int64_t experts) {
-  return settings.family->tokens_request ? settings.k : settings.max_experts.value_or(experts);
+  return settings.family->has_token_requests ? settings.k : settings.max_experts.value_or(experts);
 }
 
 RouterSettings with_granularity(RouterSettings settings, int64_t granularity) {

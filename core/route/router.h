@@ -125,9 +125,9 @@ struct RouterFamily {
 
   // Routing.
   bool has_softmax_scores = true;  // logits are log-probabilities up to a constant per token
-  bool has_slots = false;       // an expert takes at most C_r tokens of rank r (capacity_slots())
-  bool tokens_request = false;  // every token requests k experts, which may refuse it (top-k)
-  bool has_ranked_choices = true;       // the experts of a token are ordered, best first
+  bool has_slots = false;  // an expert takes at most C_r tokens of rank r (capacity_slots())
+  bool has_token_requests = false;  // every token requests k experts, which may refuse it (top-k)
+  bool has_ranked_choices = true;   // the experts of a token are ordered, best first
   bool can_leave_experts_dead = false;  // experts of an untrained router may get no token
   std::string no_inference = {};        // reason if the router is for training only
 

@@ -47,15 +47,12 @@ at::Tensor read_logits(const Json& input, const std::string& where) {
 
 RoutingGroup read_group(const Json& input, int64_t tokens, int64_t experts,
                         const std::string& where) {
-  const auto is_given = [&](const char* key) {
-    return input.contains(key) && !input[key].is_null();
-  };
   const int64_t ranks = get_int(input, "num_ranks", where, 1);
   if (ranks < 1 || experts % ranks != 0) {
     throw UserError("{}: {} ranks do not divide {} experts; use a divisor", where, ranks, experts);
   }
   std::vector<bool> valid(tokens, true);
-  if (is_given("valid")) {
+  if (has_value(input, "valid")) {
     const Json& list = input["valid"];
     if (!list.is_array() || static_cast<int64_t>(list.size()) != tokens) {
       throw UserError("{}: 'valid' is not a list of {} truth values", where, tokens);
@@ -65,28 +62,29 @@ RoutingGroup read_group(const Json& input, int64_t tokens, int64_t experts,
       valid[token] = flag.is_boolean() ? flag.get<bool>() : flag != 0;
     }
   }
-  std::vector<int64_t> home(tokens);
-  if (is_given("home")) {
-    home = get_ints(input, "home", where);
-    if (static_cast<int64_t>(home.size()) != tokens) {
-      throw UserError("{}: 'home' names {} ranks for {} tokens", where, home.size(), tokens);
+  std::vector<int64_t> source_rank(tokens);
+  if (has_value(input, "home")) {
+    source_rank = get_ints(input, "home", where);
+    if (static_cast<int64_t>(source_rank.size()) != tokens) {
+      throw UserError("{}: 'home' names {} ranks for {} tokens", where, source_rank.size(), tokens);
     }
-    for (const int64_t rank : home) {
+    for (const int64_t rank : source_rank) {
       if (rank < 0 || rank >= ranks) {
         throw UserError("{}: 'home' names rank {}; there are 0 to {}", where, rank, ranks - 1);
       }
     }
   } else {
-    const auto spread = spread_over_ranks(std::count(valid.begin(), valid.end(), true), ranks).home;
+    const auto spread =
+        partition_tokens(std::count(valid.begin(), valid.end(), true), ranks).source_rank;
     auto next = spread.begin();
     for (int64_t token = 0; token < tokens; ++token) {
-      home[token] = valid[token] ? *next++ : -1;
+      source_rank[token] = valid[token] ? *next++ : -1;
     }
   }
   for (int64_t token = 0; token < tokens; ++token) {
-    home[token] = valid[token] ? home[token] : -1;
+    source_rank[token] = valid[token] ? source_rank[token] : -1;
   }
-  return {.home = std::move(home), .ranks = ranks};
+  return {.source_rank = std::move(source_rank), .ranks = ranks};
 }
 
 // Returns the double with the digits of the f32: 0.1 for 0.1f, not 0.10000000149011612.
@@ -113,12 +111,12 @@ OrderedJson input_json(const RoutingProblem& problem) {
                        {"num_experts", problem.logits.size(1)},
                        {"num_ranks", problem.group.ranks}};
   std::vector<bool> valid;
-  std::vector<int64_t> home;
-  for (const int64_t rank : problem.group.home) {
+  std::vector<int64_t> source_rank;
+  for (const int64_t rank : problem.group.source_rank) {
     valid.push_back(rank >= 0);
-    home.push_back(std::max<int64_t>(rank, 0));
+    source_rank.push_back(std::max<int64_t>(rank, 0));
   }
-  input["home"] = home;
+  input["home"] = source_rank;
   input["valid"] = valid;
   input["logits"] = matrix_json(problem.logits);
   const OrderedJson router = to_json(problem.router);
@@ -196,7 +194,7 @@ OrderedJson route_to_json(const RoutingProblem& problem) {
   }
   put_decisions(routing, family, expect);
   expect["combine"] = matrix_json(routing.combine);
-  if (family.tokens_request) {
+  if (family.has_token_requests) {
     const int64_t choices = problem.router.fr ? std::min(input.k + 1, input.experts()) : input.k;
     expect["choices"] = matrix_json(input.experts_by_choice.narrow(1, 0, choices));
   }
@@ -208,7 +206,7 @@ OrderedJson route_to_json(const RoutingProblem& problem) {
 
 Decisions list_decisions(const RouteInput& input, const Plan& plan) {
   const int64_t experts = input.experts(), k = input.k;
-  const auto home = to_host(input.home);
+  const auto source_rank = to_host(input.source_rank);
   Decisions result;
   result.slots.assign(input.ranks, std::vector<Decisions::List>(experts));
   result.accepted.resize(input.tokens());
@@ -224,7 +222,7 @@ Decisions list_decisions(const RouteInput& input, const Plan& plan) {
     if (choice[row] == k) {
       result.fr_filled.push_back({token[row], expert[row]});
     }
-    result.slots[home[token[row]]][expert[row]].push_back(token[row]);
+    result.slots[source_rank[token[row]]][expert[row]].push_back(token[row]);
     by_choice.push_back({token[row], choice[row], expert[row]});
   }
   std::sort(by_choice.begin(), by_choice.end());

@@ -23,7 +23,7 @@ struct RoutingProblem {
 };
 
 // Reads "logits" [T][E] and the optional keys "num_ranks", "home" [T] (source ranks) and "valid"
-// [T] of `input`. Without "home", valid tokens are assigned by spread_over_ranks(). Throws
+// [T] of `input`. Without "home", valid tokens are assigned by partition_tokens(). Throws
 // UserError that opens with `where` for keys of another shape, numbers that are not finite in f32,
 // and ranks or experts that do not fit `router`.
 RoutingProblem read_problem(const Json& input, const RouterSettings& router,

@@ -35,7 +35,7 @@ bool ends_with_word(std::string_view text) {
   return is_word_character(text.substr(at));
 }
 
-bool stands_alone(std::string_view text, size_t begin, size_t end) {
+bool is_whole_word(std::string_view text, size_t begin, size_t end) {
   return (begin == 0 || !ends_with_word(text.substr(0, begin))) &&
          (end == text.size() || !begins_with_word(text.substr(end)));
 }
@@ -132,7 +132,7 @@ std::vector<TokenOrText> AddedTokens::split(std::string_view text,
     }
     at = found.end;
     const AddedToken& token = tokens_.at(found.id);
-    if (token.single_word && !stands_alone(text, found.begin, found.end)) {
+    if (token.single_word && !is_whole_word(text, found.begin, found.end)) {
       continue;
     }
     if (token.lstrip) {  // not beyond the end of the previous token, so each byte is visited once

@@ -23,14 +23,6 @@ const OnigUChar* onig_text(std::string_view text) {
   return reinterpret_cast<const OnigUChar*>(text.data());
 }
 
-void start_oniguruma() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    std::array<OnigEncoding, 1> encodings = {ONIG_ENCODING_UTF8};
-    onig_initialize(encodings.data(), 1);
-  });
-}
-
 std::string onig_message(int code, OnigErrorInfo* info = nullptr) {
   std::array<OnigUChar, ONIG_MAX_ERROR_MESSAGE_LEN> text{};
   const int size = onig_error_code_to_str(text.data(), code, info);
@@ -60,6 +52,13 @@ double thread_seconds() {
   timespec now{};
   ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// Appends the text [begin, end) between two matches unless it is empty.
+void append_text(Sections& sections, size_t begin, size_t end) {
+  if (begin < end) {
+    sections.push_back({begin, end, false});
+  }
 }
 
 size_t next_character(std::string_view text, size_t at) {
@@ -103,7 +102,11 @@ Sections join_runs(const Sections& sections) {
 }  // namespace
 
 Regex::Regex(const std::string& pattern, const std::string& where) : where_(where) {
-  start_oniguruma();
+  static std::once_flag once;
+  std::call_once(once, [] {
+    std::array<OnigEncoding, 1> encodings = {ONIG_ENCODING_UTF8};
+    onig_initialize(encodings.data(), 1);
+  });
   if (pattern.size() > kMaxPatternBytes) {
     throw UserError("{}: a regular expression of {} bytes, more than the {} that one may have",
                     where, pattern.size(), kMaxPatternBytes);
@@ -157,16 +160,12 @@ Sections Regex::find(std::string_view text) const {
       at = next_character(text, at);
       continue;
     }
-    if (between < first) {
-      sections.push_back({between, first, false});
-    }
+    append_text(sections, between, first);
     sections.push_back({first, last, true});
     at = between = last;
     follows_match = true;
   }
-  if (between < text.size()) {
-    sections.push_back({between, text.size(), false});
-  }
+  append_text(sections, between, text.size());
   return sections;
 }
 
@@ -183,15 +182,11 @@ Pattern literal_pattern(const std::string& text, const std::string& where) {
     size_t between = 0;
     for (size_t at = inside.find(text); at != std::string_view::npos;
          at = inside.find(text, between)) {
-      if (between < at) {
-        sections.push_back({between, at, false});
-      }
+      append_text(sections, between, at);
       sections.push_back({at, at + text.size(), true});
       between = at + text.size();
     }
-    if (between < inside.size()) {
-      sections.push_back({between, inside.size(), false});
-    }
+    append_text(sections, between, inside.size());
     return sections;
   };
 }
@@ -204,15 +199,11 @@ Sections match_characters(std::string_view text, const std::function<bool(char32
     if (!is_match(next_code_point(text, at))) {
       continue;
     }
-    if (between < begin) {
-      sections.push_back({between, begin, false});
-    }
+    append_text(sections, between, begin);
     sections.push_back({begin, at, true});
     between = at;
   }
-  if (between < text.size()) {
-    sections.push_back({between, text.size(), false});
-  }
+  append_text(sections, between, text.size());
   return sections;
 }
 

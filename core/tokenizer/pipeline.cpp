@@ -9,21 +9,9 @@
 
 namespace moe::io {
 
-std::vector<int64_t> Pipeline::encode(std::string_view text) const {
-  return encode(text, /*begins_text=*/true, {});
-}
-
-std::vector<int64_t> Pipeline::encode_plain(std::string_view text, bool begins_text) const {
-  return encode(text, begins_text, {{0, text.size()}});
-}
-
-std::vector<int64_t> Pipeline::encode_template(std::string_view text,
-                                               const std::vector<TextRange>& plain) const {
-  return encode(text, /*begins_text=*/true, plain);
-}
-
-std::vector<int64_t> Pipeline::encode(std::string_view text, bool begins_text,
-                                      const std::vector<TextRange>& given_plain) const {
+std::vector<int64_t> Pipeline::encode(std::string_view text,
+                                      const std::vector<TextRange>& given_plain,
+                                      bool begins_text) const {
   std::string mended;
   std::vector<TextRange> plain = given_plain;
   if (find_invalid_utf8(text) != kValidUtf8) {
@@ -159,10 +147,6 @@ std::optional<std::pair<std::string, std::string>> parse_merge(const Json& merge
   return std::pair(text.substr(0, space), text.substr(space + 1));
 }
 
-bool is_version_line(const Json& merge) {
-  return merge.is_string() && merge.get_ref<const std::string&>().starts_with("#version");
-}
-
 std::vector<BpeMerge> read_merges(const Json& model, const Vocabulary& vocabulary,
                                   const std::string& where) {
   const Json& list = member(model, "merges");
@@ -172,7 +156,7 @@ std::vector<BpeMerge> read_merges(const Json& model, const Vocabulary& vocabular
   std::vector<BpeMerge> merges;
   merges.reserve(list.size());
   for (const auto& merge : list) {
-    if (is_version_line(merge)) {
+    if (merge.is_string() && merge.get_ref<const std::string&>().starts_with("#version")) {
       continue;
     }
     const auto halves = parse_merge(merge);

@@ -28,10 +28,8 @@ class Pipeline : public TokenizerModel {
  public:
   explicit Pipeline(PipelineParts parts) : parts_(std::move(parts)) {}
 
-  std::vector<int64_t> encode(std::string_view text) const override;
-  std::vector<int64_t> encode_plain(std::string_view text, bool begins_text) const override;
-  std::vector<int64_t> encode_template(std::string_view text,
-                                       const std::vector<TextRange>& plain) const override;
+  std::vector<int64_t> encode(std::string_view text, const std::vector<TextRange>& plain,
+                              bool begins_text) const override;
   std::string decode(const std::vector<int64_t>& ids) const override;
   bool has(int64_t id) const override;
   std::string piece(int64_t id) const override;
@@ -45,8 +43,6 @@ class Pipeline : public TokenizerModel {
   std::vector<int64_t> after_text() const override { return parts_.special.after; }
 
  private:
-  std::vector<int64_t> encode(std::string_view text, bool begins_text,
-                              const std::vector<TextRange>& plain) const;
   void encode_text(std::string_view text, bool begins_text, bool is_plain,
                    std::vector<int64_t>& ids) const;
   void encode_words(std::string_view text, bool begins_text, std::vector<int64_t>& ids) const;

@@ -140,16 +140,15 @@ class Sentencepiece : public TokenizerModel {
         processor_.GetPieceSize() == 0) {
       throw UserError("{}: is no sentencepiece model, or a broken one; fetch it again", where);
     }
-    word_rule_ = word_rule_of(bytes);
+    word_rule_ = find_word_rule(bytes);
   }
 
-  std::vector<int64_t> encode(std::string_view text) const override;
-  std::vector<int64_t> encode_plain(std::string_view text, bool /*begins_text*/) const override {
-    return encode(text);  // a space precedes any text, and no text becomes a control piece
-  }
-  std::vector<int64_t> encode_template(std::string_view text,
-                                       const std::vector<TextRange>& /*plain*/) const override {
-    return encode(text);
+  // A space precedes any text, and no text becomes a control piece.
+  std::vector<int64_t> encode(std::string_view text, const std::vector<TextRange>& /*plain*/,
+                              bool /*begins_text*/) const override {
+    std::vector<int> ids;
+    check(processor_.Encode(text, &ids));
+    return {ids.begin(), ids.end()};
   }
   std::string decode(const std::vector<int64_t>& ids) const override;
 
@@ -186,12 +185,6 @@ class Sentencepiece : public TokenizerModel {
   WordRule word_rule_ = WordRule::kNone;
 };
 
-std::vector<int64_t> Sentencepiece::encode(std::string_view text) const {
-  std::vector<int> ids;
-  check(processor_.Encode(text, &ids));
-  return {ids.begin(), ids.end()};
-}
-
 std::string Sentencepiece::decode(const std::vector<int64_t>& ids) const {
   std::vector<std::string> pieces;
   std::string bytes;  // of the byte pieces at the end of `pieces`
@@ -222,7 +215,7 @@ std::string Sentencepiece::decode(const std::vector<int64_t>& ids) const {
 
 }  // namespace
 
-WordRule word_rule_of(std::string_view model) {
+WordRule find_word_rule(std::string_view model) {
   bool has_space = false, plain_trainer = false;
   WordRule rule = WordRule::kNone;
   const bool plain = all_fields(model, [&](const Field& field) {

@@ -1,5 +1,7 @@
 #include "core/tokenizer/stages.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <charconv>
 #include <numeric>
@@ -297,23 +299,6 @@ PreTokenizer read_whitespace(const Json&, const std::string& where) {
   return split_by(regex_pattern(kWordsAndSymbols, where), Behavior::kRemoved, /*inverted=*/true);
 }
 
-PreTokenizer read_whitespace_split(const Json&, const std::string&) {
-  return split_by(match_class<is_white_space>, Behavior::kRemoved);
-}
-
-std::string replace_spaces(std::string_view text, const std::string& mark) {
-  std::string replaced;
-  replaced.reserve(text.size() + text.size() / 4);
-  for (const char c : text) {
-    if (c == ' ') {
-      replaced += mark;
-    } else {
-      replaced += c;
-    }
-  }
-  return replaced;
-}
-
 PreTokenizer read_metaspace_pre_tokenizer(const Json& json, const std::string& where) {
   std::string mark;
   append_code_point(mark, read_character(json, "replacement", where));
@@ -323,7 +308,7 @@ PreTokenizer read_metaspace_pre_tokenizer(const Json& json, const std::string& w
                                : [](Words&) {};
   return [mark, scheme, cut](Words& words) {
     for (auto& word : words.list) {
-      std::string marked = replace_spaces(word.text, mark);
+      std::string marked = replace_all(word.text, " ", mark);
       const bool prepends =
           scheme == PrependScheme::kAlways || (scheme == PrependScheme::kFirst && word.begins_text);
       if (prepends && !marked.starts_with(mark)) {
@@ -353,7 +338,10 @@ constexpr StageType<PreTokenizer> kPreTokenizerTypes[] = {
     {"Metaspace", read_metaspace_pre_tokenizer},
     {"Punctuation", read_punctuation},
     {"Whitespace", read_whitespace},
-    {"WhitespaceSplit", read_whitespace_split},
+    {"WhitespaceSplit",
+     [](const Json&, const std::string&) {
+       return split_by(match_class<is_white_space>, Behavior::kRemoved);
+     }},
     {"Sequence", read_list_of_pre_tokenizers},
 };
 
@@ -424,8 +412,6 @@ SpecialTokens read_template(const Json& json, const std::string& where) {
   return special;
 }
 
-SpecialTokens read_byte_level_post_processor(const Json&, const std::string&) { return {}; }
-
 // Later processors put their tokens around those of the earlier ones.
 SpecialTokens read_list_of_post_processors(const Json& json, const std::string& where) {
   SpecialTokens all;
@@ -438,7 +424,7 @@ SpecialTokens read_list_of_post_processors(const Json& json, const std::string& 
 
 constexpr StageType<SpecialTokens> kPostProcessorTypes[] = {
     {"TemplateProcessing", read_template},
-    {"ByteLevel", read_byte_level_post_processor},
+    {"ByteLevel", [](const Json&, const std::string&) { return SpecialTokens(); }},
     {"Sequence", read_list_of_post_processors},
 };
 
@@ -454,14 +440,6 @@ namespace {
 // Decoders.
 
 using Texts = std::vector<std::string>;
-
-std::string joined(const Texts& texts) {
-  std::string all;
-  for (const auto& text : texts) {
-    all += text;
-  }
-  return all;
-}
 
 size_t total_bytes(const Texts& texts) {
   return std::accumulate(texts.begin(), texts.end(), size_t{0},
@@ -510,12 +488,6 @@ Decoder read_byte_fallback(const Json&, const std::string&) {
   };
 }
 
-Decoder read_byte_level_decoder(const Json&, const std::string&) { return characters_as_bytes(); }
-
-Decoder read_fuse(const Json&, const std::string&) {
-  return [](const Texts& texts) { return Texts{joined(texts)}; };
-}
-
 // If encoding put a space before the text, marks of the first token decode to nothing.
 Decoder read_metaspace_decoder(const Json& json, const std::string& where) {
   std::string mark;
@@ -523,14 +495,7 @@ Decoder read_metaspace_decoder(const Json& json, const std::string& where) {
   const bool prepends = read_prepend_scheme(json, where) != PrependScheme::kNever;
   return [mark, prepends](Texts texts) {
     for (size_t i = 0; i < texts.size(); ++i) {
-      const std::string_view space = i == 0 && prepends ? "" : " ";
-      std::string text;
-      std::string_view rest = texts[i];
-      for (size_t at = rest.find(mark); at != std::string_view::npos; at = rest.find(mark)) {
-        text.append(rest.substr(0, at)).append(space);
-        rest.remove_prefix(at + mark.size());
-      }
-      texts[i] = text.append(rest);
+      texts[i] = replace_all(texts[i], mark, i == 0 && prepends ? "" : " ");
     }
     return texts;
   };
@@ -576,9 +541,12 @@ Decoder read_list_of_decoders(const Json& json, const std::string& where) {
 }
 
 constexpr StageType<Decoder> kDecoderTypes[] = {
-    {"ByteLevel", read_byte_level_decoder},
+    {"ByteLevel", [](const Json&, const std::string&) { return characters_as_bytes(); }},
     {"ByteFallback", read_byte_fallback},
-    {"Fuse", read_fuse},
+    {"Fuse",
+     [](const Json&, const std::string&) -> Decoder {
+       return [](const Texts& texts) { return Texts{fmt::format("{}", fmt::join(texts, ""))}; };
+     }},
     {"Metaspace", read_metaspace_decoder},
     {"Replace", read_replace_decoder},
     {"Strip", read_strip_decoder},

@@ -43,18 +43,16 @@ void read_special_text(const Json& json, const std::string& key, const std::stri
 // Returns the id or the ids of `key`; none if it is absent or null.
 std::vector<int64_t> optional_ids(const Json& json, const std::string& key,
                                   const std::string& where) {
-  const auto value = json.find(key);
-  if (value == json.end() || value->is_null()) {
+  if (!has_value(json, key)) {
     return {};
   }
-  return value->is_array() ? get_ints(json, key, where)
-                           : std::vector<int64_t>{get_int(json, key, where)};
+  return json.at(key).is_array() ? get_ints(json, key, where)
+                                 : std::vector<int64_t>{get_int(json, key, where)};
 }
 
 void read_special_id(const Json& json, const std::string& key, const std::string& where,
                      SpecialName& name) {
-  const auto value = json.find(key);
-  if (name.is_named || value == json.end() || value->is_null()) {
+  if (name.is_named || !has_value(json, key)) {
     return;
   }
   name.is_named = true;
@@ -89,7 +87,7 @@ SpecialNames read_special_names(const fs::path& folder) {
     const Json json = read_optional_object(folder / file);
     read_special_text(json, "bos_token", where, names.bos);
     read_special_text(json, "eos_token", where, names.eos);
-    if (!names.adds_bos && json.contains("add_bos_token") && !json["add_bos_token"].is_null()) {
+    if (!names.adds_bos && has_value(json, "add_bos_token")) {
       names.adds_bos = get_bool(json, "add_bos_token", where, false);
     }
   }
@@ -102,7 +100,9 @@ SpecialNames read_special_names(const fs::path& folder) {
 
 constexpr uint64_t kMaxTokenizerBytes = uint64_t{256} << 20;
 
-bool begins_as_tiktoken(const fs::path& file) { return is_tiktoken(read_file_start(file, 1024)); }
+bool begins_as_tiktoken(const fs::path& file) {
+  return is_tiktoken(read_start(open_to_read(file), 1024).value_or(""));
+}
 
 TokenizerKind file_kind(const fs::path& file) {
   if (file.filename() == "tokenizer.json") {
@@ -128,13 +128,6 @@ int64_t named_id(const SpecialName& name, const TokenizerModel& model, int64_t o
   }
   const int64_t id = name.text.empty() ? name.id : model.find(name.text);
   return model.has(id) ? id : -1;
-}
-
-// Returns true if the first token of "a" begins with a space.
-bool puts_space_first(const TokenizerModel& model) {
-  const std::vector<int64_t> ids = model.encode("a");
-  const std::string first = ids.empty() ? "" : model.piece(ids.front());
-  return first.starts_with("\u2581") || first.starts_with("\u0120");
 }
 
 constexpr size_t kMaxWholeBytes = size_t{4} << 20;
@@ -169,7 +162,9 @@ Tokenizer Tokenizer::load(const fs::path& folder, int64_t vocab_size) {
         "together",
         file.string(), tokenizer.vocab_size(), vocab_size);
   }
-  tokenizer.adds_space_ = puts_space_first(*tokenizer.model_);
+  const std::vector<int64_t> ids = tokenizer.model_->encode("a");
+  const std::string first = ids.empty() ? "" : tokenizer.model_->piece(ids.front());
+  tokenizer.adds_space_ = first.starts_with("\u2581") || first.starts_with("\u0120");
   tokenizer.read_special_ids(folder);
   tokenizer.read_stop_ids(folder);
   return tokenizer;

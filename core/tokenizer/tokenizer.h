@@ -30,13 +30,13 @@ class Tokenizer {
   // Overload for data between special tokens: no text becomes a special token. `begins_text` is
   // false after a special token, where some kinds put no space first.
   std::vector<int64_t> encode_plain(std::string_view text, bool begins_text) const {
-    return model_->encode_plain(text, begins_text);
+    return model_->encode(text, {{0, text.size()}}, begins_text);
   }
   // Overload for a template that is filled with data at the ranges `plain` (sorted, disjoint): no
   // text that overlaps one of them becomes a special token.
   std::vector<int64_t> encode_template(std::string_view text,
                                        const std::vector<TextRange>& plain) const {
-    return model_->encode_template(text, plain);
+    return model_->encode(text, plain);
   }
   // Returns the id of a special token such as "<|eot_id|>"; -1 if `token` is none.
   int64_t special_id(const std::string& token) const { return model_->special_id(token); }

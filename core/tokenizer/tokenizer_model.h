@@ -44,12 +44,11 @@ class TokenizerModel {
   TokenizerModel& operator=(const TokenizerModel&) = delete;
   virtual ~TokenizerModel() = default;
 
-  virtual std::vector<int64_t> encode(std::string_view text) const = 0;
-  // No text becomes a special token. `begins_text`: nothing precedes `text`.
-  virtual std::vector<int64_t> encode_plain(std::string_view text, bool begins_text) const = 0;
-  // No text that overlaps one of `plain` becomes a special token.
-  virtual std::vector<int64_t> encode_template(std::string_view text,
-                                               const std::vector<TextRange>& plain) const = 0;
+  // No text that overlaps one of `plain` becomes a special token. `begins_text`: nothing precedes
+  // `text`.
+  virtual std::vector<int64_t> encode(std::string_view text,
+                                      const std::vector<TextRange>& plain = {},
+                                      bool begins_text = true) const = 0;
   virtual std::string decode(const std::vector<int64_t>& ids) const = 0;
 
   virtual bool has(int64_t id) const = 0;
@@ -78,7 +77,7 @@ std::unique_ptr<TokenizerModel> read_sentencepiece(std::string_view bytes,
 
 // Returns the rule of `model`, a serialised ModelProto (sentencepiece_model.proto); kNone for
 // anything that is not understood. The library does not provide this.
-WordRule word_rule_of(std::string_view model);
+WordRule find_word_rule(std::string_view model);
 
 // Reads tokenizer.json, the file of the tokenizers library. Ids and decoded texts are those of its
 // release 0.23, except for code points that Unicode assigned after the tables of the libraries used

@@ -19,14 +19,6 @@ bool is_ascii(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return (c & 0x80) == 0; });
 }
 
-// Returns the beginning of the character that ends at `end`.
-size_t character_before(std::string_view text, size_t end) {
-  do {
-    --end;
-  } while (end > 0 && is_continuation_byte(text[end]));
-  return end;
-}
-
 constexpr size_t kBytes = 256, kInvisibleBytes = 68;
 
 struct ByteLevelTables {
@@ -95,7 +87,10 @@ size_t skip_white_space(std::string_view text) {
 size_t end_without_white_space(std::string_view text) {
   size_t end = text.size();
   while (end > 0) {
-    const size_t begin = character_before(text, end);
+    size_t begin = end;  // of the last character
+    do {
+      --begin;
+    } while (begin > 0 && is_continuation_byte(text[begin]));
     size_t at = begin;
     if (!is_white_space(next_code_point(text, at))) {
       break;
@@ -181,12 +176,7 @@ std::string bytes_of_piece(const std::string& piece) {
       return std::string(1, static_cast<char>(high * 16 + low));
     }
   }
-  std::string bytes = piece;
-  for (size_t at = bytes.find(kSpaceMark); at != std::string::npos;
-       at = bytes.find(kSpaceMark, at)) {
-    bytes.replace(at, kSpaceMark.size(), " ");
-  }
-  return bytes;
+  return replace_all(piece, kSpaceMark, " ");
 }
 
 }  // namespace moe::io

@@ -32,7 +32,7 @@ Tensor read_router(const io::Checkpoint& child, int64_t layer) {
 // Routes `input` [T, D] by `router` [E, D] and adds its gates and loads to `gates`.
 void measure_layer(const Tensor& input, const Tensor& router, const MoeConfig& moe,
                    LayerGates& gates) {
-  const auto group = route::spread_over_ranks(input.size(0), moe.ep_ranks);
+  const auto group = route::partition_tokens(input.size(0), moe.ep_ranks);
   const route::Routing routing = route::route(at::mm(input, router.t()), moe.router, group);
   gates.gate_sum += routing.combine.sum(at::kDouble).item<double>();
   const std::vector<int64_t> rows = route::to_host(routing.plan.rows);  // [E]
@@ -107,12 +107,7 @@ std::vector<std::string> describe_dead_experts(const GateMeasure& measure) {
   std::vector<std::string> sentences;
   const auto where = fmt::format("any of the {} tokens of {}", measure.tokens, measure.text);
   for (const auto& layer : measure.layers) {
-    std::vector<size_t> dead;
-    for (size_t expert = 0; expert < layer.load.size(); ++expert) {
-      if (layer.load[expert] == 0) {
-        dead.push_back(expert);
-      }
-    }
+    const std::vector<size_t> dead = indices_of_zeros(layer.load);
     if (dead.size() == layer.load.size()) {
       sentences.push_back(
           fmt::format("layer {} starts dead: no expert has a positive logit on {}; its router gets "

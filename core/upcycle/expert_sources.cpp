@@ -74,6 +74,17 @@ void write_blocks(io::SafetensorsWriter& writer, const io::TensorInfo& info,
   }
 }
 
+// Fills `values` with the values of tensor `name` from index `begin` on, and drops their pages.
+void read_block(const io::Checkpoint& parent, const std::string& name, int64_t begin,
+                std::span<float> values) {
+  const io::DType from = parent.info(name).dtype;
+  const auto step = static_cast<size_t>(io::dtype_bytes(from));
+  const auto bytes =
+      parent.bytes(name).subspan(static_cast<size_t>(begin) * step, values.size() * step);
+  convert(bytes, from, std::as_writable_bytes(values), io::DType::kF32);
+  parent.file_of(name).file().drop(bytes);
+}
+
 bool is_contiguous(const ExpertMatrix& matrix) { return matrix.row_step == matrix.info.shape[1]; }
 
 // Throws UserError if a factor makes a finite value exceed the range of F16. BF16 and F32 are not
@@ -214,18 +225,20 @@ void write_mean(io::SafetensorsWriter& writer, const io::TensorInfo& info,
     values.resize(block.size());
     sums.assign(block.size(), 0.0);
     for (const auto& parent : parents) {
-      const io::DType from = parent->info(info.name).dtype;
-      const auto step = static_cast<size_t>(io::dtype_bytes(from));
-      const auto bytes =
-          parent->bytes(info.name).subspan(static_cast<size_t>(begin) * step, block.size() * step);
-      convert(bytes, from, std::as_writable_bytes(std::span(values)), io::DType::kF32);
+      read_block(*parent, info.name, begin, values);
       std::transform(values.begin(), values.end(), sums.begin(), sums.begin(),
                      [](float value, double sum) { return sum + static_cast<double>(value); });
-      parent->file_of(info.name).file().drop(bytes);
     }
     std::transform(sums.begin(), sums.end(), block.begin(), [&](double sum) {
       return static_cast<float>(sum / static_cast<double>(parents.size()));
     });
+  });
+}
+
+void write_converted(io::SafetensorsWriter& writer, const io::TensorInfo& info,
+                     const io::Checkpoint& parent, const std::string& name) {
+  write_blocks(writer, info, [&](int64_t begin, std::span<float> block) {
+    read_block(parent, name, begin, block);
   });
 }
 
@@ -379,15 +392,12 @@ Variation parse_variation(const std::string& text) {
 }
 
 std::string to_string(const Variation& variation) {
-  switch (variation.kind) {
-    case Variation::Kind::kNone:
-      return "none";
-    case Variation::Kind::kDrop:
-      return fmt::format("drop:{}{}", variation.share, variation.separate ? ",separate" : "");
-    case Variation::Kind::kNoise:
-      return fmt::format("noise:{}", variation.share);
+  if (!variation) {
+    return "none";
   }
-  MOE_CHECK(false, "variation {}", static_cast<int>(variation.kind));
+  return variation.kind == Variation::Kind::kNoise
+             ? fmt::format("noise:{}", variation.share)
+             : fmt::format("drop:{}{}", variation.share, variation.separate ? ",separate" : "");
 }
 
 void check_variation(const Variation& variation, int64_t width) {

@@ -60,6 +60,10 @@ class ExpertParents {
 void write_mean(io::SafetensorsWriter& writer, const io::TensorInfo& info,
                 const std::vector<std::unique_ptr<io::Checkpoint>>& parents);
 
+// Writes tensor `name` of `parent`, converted to info.dtype.
+void write_converted(io::SafetensorsWriter& writer, const io::TensorInfo& info,
+                     const io::Checkpoint& parent, const std::string& name);
+
 // Check of weights for NaN and infinity. Reads each tensor once.
 class FiniteWeights {
  public:

@@ -7,6 +7,7 @@
 #include "core/base/version.h"
 #include "core/io/output_checks.h"
 #include "core/io/staged_folder.h"
+#include "core/model/config/compute.h"
 #include "core/model/config/config.h"
 #include "core/tokenizer/tokenizer.h"
 #include "core/upcycle/expert_sources.h"

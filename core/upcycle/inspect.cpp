@@ -58,15 +58,6 @@ Tensor read_block(const std::vector<ExpertMatrix>& sources, int64_t begin, int64
   return block.to(at::kDouble);
 }
 
-// Adds the inner products of all pairs of sources to the Gram matrix `gram` [n, n].
-void add_products(const std::vector<ExpertMatrix>& sources, Tensor& gram) {
-  const int64_t elements = sources[0].info.elements();
-  for (int64_t begin = 0; begin < elements; begin += kBlockValues) {
-    const Tensor block = read_block(sources, begin, std::min(kBlockValues, elements - begin));
-    gram.addmm_(block, block.t());
-  }
-}
-
 // Returns the cosines of a Gram matrix. A zero vector has cosine 0 with all vectors.
 Tensor normalize_gram(const Tensor& gram) {
   const Tensor norms = gram.diagonal().sqrt().clamp_min(1e-300);
@@ -153,7 +144,11 @@ Tensor expert_cosines(const io::Checkpoint& mixture, const ModelConfig& config,
           both ? expert_slice(other, prefix + expert_tensor(other_config, expert, part), 0, 1)
                : expert_slice(other, prefix + kDenseTensors[part], expert, slices));
     }
-    add_products(sources, gram);
+    const int64_t elements = sources[0].info.elements();
+    for (int64_t begin = 0; begin < elements; begin += kBlockValues) {
+      const Tensor block = read_block(sources, begin, std::min(kBlockValues, elements - begin));
+      gram.addmm_(block, block.t());
+    }
   }
   return normalize_gram(gram);
 }

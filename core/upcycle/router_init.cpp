@@ -13,7 +13,6 @@
 
 #include "core/base/error.h"
 #include "core/base/random.h"
-#include "core/io/file.h"
 #include "core/model/llama/llama.h"
 #include "core/route/router.h"
 #include "core/tokenizer/tokenizer.h"
@@ -423,10 +422,7 @@ void check_router_init(const RouterInitSettings& settings, const route::RouterSe
 std::vector<ExpertPrompts> read_prompts(const std::filesystem::path& file, int64_t experts,
                                         const std::vector<ExpertParent>& parents) {
   const std::string where = file.string();
-  const io::MappedFile mapped(file);
-  const auto bytes = mapped.bytes();
-  const Json json = parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, where,
-                               DuplicateKeys::kRefused);
+  const Json json = read_json(file);
   if (!json.is_object()) {
     throw UserError(
         "{}: must be an object of experts and their texts, like {{\"0\": [\"a text\"]}}", where);
@@ -541,12 +537,7 @@ std::vector<std::string> router_warnings(const RouterInit& init) {
           "lower --router-entropy makes its choice count",
           layer.layer, layer.largest_probability));
     }
-    std::vector<size_t> never;
-    for (size_t expert = 0; expert < layer.first_choices.size(); ++expert) {
-      if (layer.first_choices[expert] == 0) {
-        never.push_back(expert);
-      }
-    }
+    const std::vector<size_t> never = indices_of_zeros(layer.first_choices);
     if (!never.empty()) {
       sentences.push_back(
           fmt::format("layer {}: {} of {} experts are the first choice of none of the {} tokens of "

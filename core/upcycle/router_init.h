@@ -114,6 +114,17 @@ std::string describe(const RouterInitStats& layer);
 // experts that are the first choice of no token.
 std::vector<std::string> router_warnings(const RouterInit& init);
 
+template <typename Number>
+std::vector<size_t> indices_of_zeros(const std::vector<Number>& numbers) {
+  std::vector<size_t> indices;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (numbers[i] == 0) {
+      indices.push_back(i);
+    }
+  }
+  return indices;
+}
+
 // Assigns each of N points to one of E clusters of floor(N / E) or ceil(N / E) points. Visits the
 // pairs of point and cluster in descending order of `similarities` [N, E] f32 (ties by point, then
 // cluster). Assigns the point to the cluster unless the point already has a cluster or the cluster

@@ -16,6 +16,7 @@
 #include "core/base/version.h"
 #include "core/io/output_checks.h"
 #include "core/io/staged_folder.h"
+#include "core/model/config/compute.h"
 #include "core/model/config/config.h"
 #include "core/model/config/folder_tensors.h"
 
@@ -128,16 +129,13 @@ ModelConfig child_config(const io::Checkpoint& dense, const UpcycleSettings& set
 // Returns output tensor `info`: a copy of `source` of `parent`, converted if the dtypes differ.
 io::TensorSource copied_tensor(const io::TensorInfo& info, const io::Checkpoint& parent,
                                const std::string& source) {
-  const io::DType from = parent.info(source).dtype;
-  if (info.dtype == from) {
+  if (info.dtype == parent.info(source).dtype) {
     return {info, [&parent, source](io::SafetensorsWriter& writer) {
               writer.copy(parent.file_of(source), source);
             }};
   }
-  return {info, [&parent, source, from, to = info.dtype](io::SafetensorsWriter& writer) {
-            const io::SafetensorsFile& file = parent.file_of(source);
-            write_converted(file.bytes(source), from, writer, to);
-            file.file().drop(file.bytes(source));
+  return {info, [&parent, source, info](io::SafetensorsWriter& writer) {
+            write_converted(writer, info, parent, source);
           }};
 }
 
@@ -327,7 +325,7 @@ void check_out(const io::Checkpoint& dense, const UpcyclePlan& plan, const fs::p
     parents.push_back(parent->folder());
   }
   for (const auto& parent : parents) {
-    if (io::lies_in(parent, out)) {
+    if (io::is_within(parent, out)) {
       throw UserError("{}: holds the dense model {}; give another output folder", out.string(),
                       parent.string());
     }

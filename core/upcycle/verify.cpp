@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <optional>
 
@@ -147,7 +148,8 @@ std::string weights_xxh3(const io::Checkpoint& folder) {
 }
 
 // Compares a folder with the hashes `measured`. Returns the part that has changed: "config.json",
-// "the weights" or "". Reads all weights only if one of their files is newer than `report`.
+// "the weights" or "". Reads all weights only if one of their files is not older than `report`:
+// file times have steps of milliseconds.
 std::string changed_part(const io::Checkpoint& folder, const Json& measured,
                          const std::string& where, const std::filesystem::path& report) {
   if (config_sha256(folder) != get_string(measured, "config_sha256", where)) {
@@ -157,7 +159,7 @@ std::string changed_part(const io::Checkpoint& folder, const Json& measured,
   bool is_newer = false;
   for (const auto& info : folder.tensors()) {
     is_newer =
-        is_newer || std::filesystem::last_write_time(folder.file_of(info.name).path()) > written;
+        is_newer || std::filesystem::last_write_time(folder.file_of(info.name).path()) >= written;
   }
   const bool is_same =
       sampled_sha256(folder) == get_string(measured, "sampled_sha256", where) &&
@@ -168,9 +170,8 @@ std::string changed_part(const io::Checkpoint& folder, const Json& measured,
 }  // namespace
 
 const char* to_string(Verdict verdict) {
-  return verdict == Verdict::kIdentical ? "identical"
-         : verdict == Verdict::kClose   ? "close"
-                                        : "different";
+  constexpr std::array kNames = {"identical", "close", "different"};
+  return kNames.at(static_cast<size_t>(verdict));
 }
 
 // Parent and child compute the same function in exact arithmetic. Both round to f32, with unit
@@ -297,9 +298,7 @@ Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& 
     *nats = std::exp(*nats / static_cast<double>(std::max<int64_t>(1, predicted)));
   }
   certificate.mean_kl /= static_cast<double>(std::max<int64_t>(1, certificate.tokens));
-  certificate.dropped_share = counted.requests > 0 ? static_cast<double>(counted.dropped_requests) /
-                                                         static_cast<double>(counted.requests)
-                                                   : 0.0;
+  certificate.dropped_share = route::ratio(counted.dropped_requests, counted.requests);
   certificate.tolerance = identical_tolerance(child_model.config(), certificate.max_abs_logit);
   certificate.verdict = certificate.max_abs_logit_difference <= certificate.tolerance
                             ? Verdict::kIdentical
@@ -324,17 +323,8 @@ OrderedJson certify_equality(const io::Checkpoint& parent, const io::Checkpoint&
 }
 
 const char* to_string(StoredVerdict::State state) {
-  switch (state) {
-    case StoredVerdict::State::kNoCertificate:
-      return "not measured";
-    case StoredVerdict::State::kOutdated:
-      return "outdated";
-    case StoredVerdict::State::kUnknown:
-      return "unknown";
-    case StoredVerdict::State::kValid:
-      return "holds";
-  }
-  MOE_CHECK(false, "state {}", static_cast<int>(state));
+  constexpr std::array kNames = {"not measured", "outdated", "unknown", "holds"};
+  return kNames.at(static_cast<size_t>(state));
 }
 
 StoredVerdict stored_verdict(const io::Checkpoint& folder) {

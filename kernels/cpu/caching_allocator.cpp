@@ -52,14 +52,6 @@ char* map_pages(size_t bytes) {
   return data + before;
 }
 
-// Moves the pages at `from`, which are one mapping, to `to`.
-void move_pages(char* from, size_t bytes, char* to) {
-  if (mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) == MAP_FAILED) {
-    map_at(to, bytes);  // new pages, as without a cached block
-    munmap(from, bytes);
-  }
-}
-
 }  // namespace
 
 CachingAllocator::~CachingAllocator() { release(); }
@@ -81,7 +73,12 @@ void CachingAllocator::Block::move_end(size_t begin, Block& to, size_t index) {
   }
   for (size_t at = bytes; at > begin;) {  // one mapping at a time, from the end
     const size_t piece = seams.empty() ? begin : std::max(begin, seams.back());
-    move_pages(data + piece, at - piece, to.data + index + (piece - begin));
+    const size_t moved = at - piece;
+    char *from = data + piece, *into = to.data + index + (piece - begin);
+    if (mremap(from, moved, moved, MREMAP_MAYMOVE | MREMAP_FIXED, into) == MAP_FAILED) {
+      map_at(into, moved);  // new pages, as without a cached block
+      munmap(from, moved);
+    }
     to.seams.push_back(index + (piece - begin));
     to.seams.push_back(index + (at - begin));
     while (!seams.empty() && seams.back() >= piece) {

@@ -6,18 +6,14 @@
 
 #include "kernels/cpu/causal_attention.h"
 
-#include <c10/core/CPUAllocator.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numeric>
 #include <span>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
-#include "kernels/cpu/bf16_words.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/gemm_pack.h"
 #include "kernels/cpu/gemm_tile.h"
@@ -27,27 +23,12 @@ namespace moe::kernels {
 
 namespace {
 
-constexpr int64_t kQueryRows = 48;  // query rows of a block of scores
-
-// Replaces z by exp(z - minus) and returns the sum.
-MOE_VECTOR_CLONES float exponentials_below(float* z, int64_t count, float minus) {
-  return vector_sum<float>(count,
-                           [=](int64_t i) { return z[i] = vector_exp_negative(z[i] - minus); });
-}
-
-// Replaces dp by p * (dp - delta).
-MOE_VECTOR_CLONES void score_gradients(const float* p, float* dp, int64_t count, float delta) {
-  for (int64_t i = 0; i < count; ++i) {
-    dp[i] = p[i] * (dp[i] - delta);
-  }
-}
-
 // Writes rows of one head, `stride` apart, to `to` [length, width], rotated and multiplied by
 // `scale`.
 template <typename Number>
-MOE_VECTOR_CLONES void rotate(const Number* __restrict from, int64_t stride, const float* cosine,
-                              const float* sine, int64_t length, int64_t width, float scale,
-                              float* __restrict to) {
+MOE_VECTOR_CLONES void rotate_rows(const Number* __restrict from, int64_t stride,
+                                   const float* cosine, const float* sine, int64_t length,
+                                   int64_t width, float scale, float* __restrict to) {
   const int64_t half = width / 2;
   for (int64_t t = 0; t < length; ++t) {
     const Number* x = from + t * stride;
@@ -61,11 +42,12 @@ MOE_VECTOR_CLONES void rotate(const Number* __restrict from, int64_t stride, con
   }
 }
 
-// Writes the gradients of the rows from the gradients of the rotated rows (transpose of rotate()).
+// Writes the gradients of the rows from the gradients of the rotated rows (transpose of
+// rotate_rows()).
 template <typename Number>
-MOE_VECTOR_CLONES void rotate_back(const float* __restrict from, const float* cosine,
-                                   const float* sine, int64_t length, int64_t width, float scale,
-                                   Number* __restrict to, int64_t stride) {
+MOE_VECTOR_CLONES void rotate_rows_back(const float* __restrict from, const float* cosine,
+                                        const float* sine, int64_t length, int64_t width,
+                                        float scale, Number* __restrict to, int64_t stride) {
   const int64_t half = width / 2;
   for (int64_t t = 0; t < length; ++t) {
     const float *y = from + t * width, *c = cosine + t * width, *s = sine + t * width;
@@ -77,45 +59,6 @@ MOE_VECTOR_CLONES void rotate_back(const float* __restrict from, const float* co
     }
   }
 }
-
-// Scratch memory of one head: one allocation that is divided into at most sixteen pieces, each
-// aligned to a cache line.
-class Workspace {
- public:
-  explicit Workspace(int64_t floats)
-      : memory_(c10::GetCPUAllocator()->allocate(static_cast<size_t>(floats + 16 * kLine) *
-                                                 sizeof(float))),
-        next_(static_cast<float*>(memory_.get())) {}
-  float* take(int64_t floats) {
-    return std::exchange(next_, next_ + (floats + kLine - 1) / kLine * kLine);
-  }
-  uint16_t* take_bf16(int64_t numbers) {
-    return reinterpret_cast<uint16_t*>(take((numbers + 1) / 2));
-  }
-
- private:
-  static constexpr int64_t kLine = 16;  // floats of a cache line
-  c10::DataPtr memory_;
-  float* next_;
-};
-
-// The query heads that share one key/value head, and their columns in qkv.
-template <typename T>
-struct Group {
-  const AttentionInput<T>& in;
-  int64_t group;
-
-  int64_t width() const { return in.heads.width; }
-  int64_t shared() const { return in.heads.heads / in.heads.kv_heads; }
-  int64_t head(int64_t index) const { return group * shared() + index; }
-  int64_t key_column() const { return (in.heads.heads + group) * width(); }
-  int64_t value_column() const { return key_column() + in.heads.kv_heads * width(); }
-  float scale() const { return 1.0F / std::sqrt(static_cast<float>(width())); }
-
-  void rotated(int64_t column, float by, float* to) const {
-    rotate(in.qkv + column, in.heads.row(), in.cosine, in.sine, in.length, width(), by, to);
-  }
-};
 
 template <typename Number>
 void widen_rows(const Number* from, int64_t stride, int64_t length, int64_t width, float* to) {
@@ -174,9 +117,10 @@ struct KeysAndValues {
 
 // Writes the keys and values of a sequence at its positions.
 template <typename Number>
-void write_keys_values(const Group<Number>& head_group, float* rotated, const KeysAndValues& to) {
+void write_keys_values(const AttentionGroup<Number>& head_group, float* rotated,
+                       const KeysAndValues& to) {
   const auto& in = head_group.in;
-  head_group.rotated(head_group.key_column(), 1.0F, rotated);
+  head_group.rotate(head_group.key_column(), 1.0F, rotated);
   transpose(rotated, in.length, head_group.width(), to.keys + in.position, to.capacity);
   widen_rows(in.qkv + head_group.value_column(), in.heads.row(), in.length, head_group.width(),
              to.values + in.position * head_group.width());
@@ -193,12 +137,13 @@ struct AttendBuffers {
 // Computes out [length, H A] of one head, whose tokens attend to all earlier positions, and log_sum
 // [length, H] unless it is null.
 template <typename Number>
-void attend(const Group<Number>& head_group, int64_t head, const KeysAndValues& seen_by_all,
-            const AttendBuffers& buffers, Number* out, float* log_sum) {
+void attend(const AttentionGroup<Number>& head_group, int64_t head,
+            const KeysAndValues& seen_by_all, const AttendBuffers& buffers, Number* out,
+            float* log_sum) {
   const int64_t length = head_group.in.length, width = head_group.width(),
                 heads = head_group.in.heads.heads;
   const auto [query, scores, result] = buffers;
-  head_group.rotated(head * width, head_group.scale(), query);
+  head_group.rotate(head * width, head_group.scale(), query);
   for (int64_t first = 0; first < length; first += kQueryRows) {
     const int64_t rows = std::min(kQueryRows, length - first),
                   before = head_group.in.position + first;
@@ -297,9 +242,9 @@ MOE_VECTOR_CLONES void add_values(const float* share, int64_t stride, const floa
 
 // Appends the keys and values of new tokens to the cache.
 template <typename Number>
-void keep(const Group<Number>& head_group, float* rotated, const KvRun& own) {
+void keep(const AttentionGroup<Number>& head_group, float* rotated, const KvRun& own) {
   const int64_t width = head_group.width(), length = head_group.in.length;
-  head_group.rotated(head_group.key_column(), 1.0F, rotated);
+  head_group.rotate(head_group.key_column(), 1.0F, rotated);
   for (int64_t t = 0; t < length; ++t) {
     const int64_t position = own.length + t;
     float* to = own.keys + position / kKeyBlock * width * kKeyBlock + position % kKeyBlock;
@@ -336,12 +281,12 @@ struct OneTokenBuffers {
 // Computes heads index .. index + kHeads - 1 of the group for one new token, which attends to all
 // positions. Writes to out [H A].
 template <int kHeads, typename Number>
-void attend_one_token(const Group<Number>& head_group, int64_t index, const KvRun& prefix,
+void attend_one_token(const AttentionGroup<Number>& head_group, int64_t index, const KvRun& prefix,
                       const KvRun& own, const OneTokenBuffers& buffers, Number* out) {
   const int64_t width = head_group.width(), own_count = own.length + 1;
   const auto [query, result, scores, stride] = buffers;
   for (int64_t i = 0; i < kHeads; ++i) {
-    head_group.rotated(head_group.head(index + i) * width, head_group.scale(), query + i * width);
+    head_group.rotate(head_group.head(index + i) * width, head_group.scale(), query + i * width);
   }
   score_cached_keys<kHeads>(query, prefix.keys, prefix.length, width, scores, stride);
   float* own_scores = scores + prefix.length;  // overwrites the padding of the last block
@@ -361,8 +306,8 @@ void attend_one_token(const Group<Number>& head_group, int64_t index, const KvRu
 
 // Overload for all heads of the group: up to four heads per pass over keys and values.
 template <typename Number>
-void attend_one_token(const Group<Number>& head_group, const KvRun& prefix, const KvRun& own,
-                      const OneTokenBuffers& buffers, Number* out) {
+void attend_one_token(const AttentionGroup<Number>& head_group, const KvRun& prefix,
+                      const KvRun& own, const OneTokenBuffers& buffers, Number* out) {
   const int64_t heads = head_group.shared();
   int64_t index = 0;
   for (; index + 4 <= heads; index += 4) {
@@ -376,234 +321,31 @@ void attend_one_token(const Group<Number>& head_group, const KvRun& prefix, cons
   }
 }
 
-constexpr int64_t even(int64_t count) { return (count + 1) / 2 * 2; }
-
-MOE_VECTOR_CLONES float dot_bf16(const uint16_t* a, const uint16_t* b, int64_t count) {
-  return vector_sum<float>(count, [=](int64_t i) { return widen(a[i]) * widen(b[i]); });
-}
-
-MOE_VECTOR_CLONES void divide(float* values, int64_t count, float by) {
-  for (int64_t i = 0; i < count; ++i) {
-    values[i] /= by;
-  }
-}
-
-// Matrix B [k, n] in bf16, packed once for several products: keys, values, queries, gradients.
-class PackedMatrix {
- public:
-  PackedMatrix(const TileKernel& kernel, int64_t k, int64_t n)
-      : kernel_(kernel),
-        k_(k),
-        n_(n),
-        floats_(num_words(kernel.word, k) * (n + kernel.width)),
-        space_(floats_),
-        buffer_(space_.take(floats_)) {}
-  void pack(const MatrixView& b) { strips_ = pack_strips(kernel_, b, n_, k_, buffer_); }
-
-  // Returns the strips of the first `count` columns.
-  std::span<const Strip> columns(int64_t count) const {
-    size_t strips = 0;
-    while (strips < strips_.size() && strips_[strips].first < count) {
-      ++strips;
-    }
-    return std::span(strips_).first(strips);
-  }
-  // Returns all strips, with the depth from `word` on.
-  std::vector<Strip> from_word(int64_t word) const {
-    std::vector<Strip> strips = strips_;
-    for (Strip& strip : strips) {
-      strip.data += word * strip.stride;
-    }
-    return strips;
-  }
-
- private:
-  const TileKernel& kernel_;
-  int64_t k_, n_, floats_;
-  Workspace space_;
-  float* buffer_;
-  std::vector<Strip> strips_;
-};
-
-struct QueryBlock {
-  int64_t first, rows;
-  int64_t keys() const { return first + rows; }  // visible to its last row
-
-  // Calls each(row of the block, rows, keys visible to the last of them) for each tile height.
-  template <typename Each>
-  void for_each_tile(const TileKernel& kernel, Each each) const {
-    for (int64_t i = 0; i < rows; i += kernel.rows) {
-      const int64_t height = std::min(kernel.rows, rows - i);
-      each(i, height, first + i + height);
-    }
-  }
-};
-
-template <typename Each>
-void for_each_query_block(int64_t length, Each each) {
-  for (int64_t first = 0; first < length; first += kQueryRows) {
-    each(QueryBlock{first, std::min(kQueryRows, length - first)});
-  }
-}
-
-// Returns a view of bf16 rows, with an even stride, as operand A of multiply_row_block().
-RowsOfA as_words(const uint16_t* from, int64_t stride, int64_t tile_rows) {
-  return {reinterpret_cast<const float*>(from), stride / 2, 1, tile_rows * stride / 2};
-}
-
-// Products of one head group. The scores of a block have a row stride of score_row() and are f32
-// after the softmax. They are rounded row by row for products over keys, and in pairs of rows for
-// products over queries.
-struct BF16Products {
-  const TileKernel& kernel;
-  Group<uint16_t> head_group;
-
-  int64_t length() const { return head_group.in.length; }
-  int64_t width() const { return head_group.width(); }
-  int64_t score_row() const { return even(length()); }
-
-  void rotated(int64_t column, float by, float* wide, uint16_t* to) const {
-    head_group.rotated(column, by, wide);
-    f32_to_bf16_ftz(wide, length() * width(), to);
-  }
-
-  // Computes scores [rows, keys] = a [rows, A] b [A, length]. Skips some scores of future keys.
-  void scores(const QueryBlock& block, const uint16_t* a, int64_t stride, const PackedMatrix& b,
-              float* to) const {
-    block.for_each_tile(kernel, [&](int64_t i, int64_t rows, int64_t seen) {
-      multiply_row_block(kernel, as_words(a + (block.first + i) * stride, stride, kernel.rows),
-                         rows, width() / 2, b.columns(seen), to + i * score_row(), score_row(),
-                         false);
-    });
-  }
-  // Computes to [rows, A] = a [rows, keys] b [length, A]. `a` must be 0 for future keys.
-  void over_keys(const QueryBlock& block, const uint16_t* a, const PackedMatrix& b,
-                 float* to) const {
-    block.for_each_tile(kernel, [&](int64_t i, int64_t rows, int64_t seen) {
-      multiply_row_block(kernel, as_words(a + i * score_row(), score_row(), kernel.rows), rows,
-                         even(seen) / 2, b.columns(width()), to + i * width(), width(), false);
-    });
-  }
-  // Adds a^T b to `to` [keys, A], for a [rows, keys] f32 and b [length, A]. Packs pairs of rows of
-  // `a` into words in `pairs` [kQueryRows / 2, pair_row()].
-  void over_queries(const QueryBlock& block, float* a, const PackedMatrix& b, float* pairs,
-                    float* to) const {
-    if (block.rows % 2 != 0) {
-      std::fill_n(a + block.rows * score_row(), block.keys(), 0.0F);
-    }
-    for (int64_t i = 0; i < block.rows; i += 2) {
-      const float* row = a + i * score_row();
-      pack_bf16_pairs(row, row + score_row(), block.keys(), pairs + i / 2 * pair_row());
-    }
-    multiply_row_block(kernel, {pairs, 1, pair_row(), kernel.rows}, block.keys(),
-                       even(block.rows) / 2, b.from_word(block.first / 2), to, width(), true);
-  }
-  // Padded by a cache line, to avoid cache-set conflicts if the length is a large power of two.
-  int64_t pair_row() const { return (length() + 15) / 16 * 16 + 16; }
-};
-
-// Sets the scores of row i for future keys to 0, up to the last key of the block.
-void mask_future(const QueryBlock& block, int64_t i, float* row) {
-  std::fill(row + block.first + i + 1, row + even(block.keys()), 0.0F);
-}
-
 }  // namespace
 
-void causal_attention_forward_bf16(const TileKernel& kernel, const AttentionInput<uint16_t>& in,
-                                   int64_t group, uint16_t* out, float* log_sum) {
-  const KernelUse use(kernel);
-  const BF16Products products{kernel, {in, group}};
-  const Group<uint16_t>& head_group = products.head_group;
-  const int64_t length = in.length, width = head_group.width(), heads = in.heads.heads;
-  const int64_t size = length * width, score_row = products.score_row();
-  Workspace space(2 * size + kQueryRows * (2 * score_row + width));
-  float* wide = space.take(size);
-  uint16_t *query = space.take_bf16(size), *key = space.take_bf16(size);
-  float *scores = space.take(kQueryRows * score_row), *sums = space.take(kQueryRows * width);
-  uint16_t* shares = space.take_bf16(kQueryRows * score_row);
-  PackedMatrix keys(kernel, width, length), values(kernel, length, width);
-  products.rotated(head_group.key_column(), 1.0F, wide, key);
-  keys.pack({key, 1, width, Dtype::kBF16});
-  values.pack({in.qkv + head_group.value_column(), in.heads.row(), 1, Dtype::kBF16});
-  for (int64_t index = 0; index < head_group.shared(); ++index) {
-    const int64_t head = head_group.head(index);
-    products.rotated(head * width, head_group.scale(), wide, query);
-    for_each_query_block(length, [&](const QueryBlock& block) {
-      products.scores(block, query, width, keys, scores);
-      float total[kQueryRows];
-      for (int64_t i = 0; i < block.rows; ++i) {
-        float* row = scores + i * score_row;
-        const int64_t seen = block.first + i + 1;
-        const float max = row_max(row, seen);
-        total[i] = exponentials_below(row, seen, max);
-        log_sum[(block.first + i) * heads + head] = max + std::log(total[i]);
-        mask_future(block, i, row);
-        f32_to_bf16_ftz(row, even(block.keys()), shares + i * score_row);
-      }
-      products.over_keys(block, shares, values, sums);
-      for (int64_t i = 0; i < block.rows; ++i) {
-        divide(sums + i * width, width, total[i]);
-        f32_to_bf16(sums + i * width, width, out + ((block.first + i) * heads + head) * width);
-      }
-    });
+MOE_VECTOR_CLONES float exponentials_below(float* z, int64_t count, float minus) {
+  return vector_sum<float>(count,
+                           [=](int64_t i) { return z[i] = vector_exp_negative(z[i] - minus); });
+}
+
+MOE_VECTOR_CLONES void score_gradients(const float* p, float* dp, int64_t count, float delta) {
+  for (int64_t i = 0; i < count; ++i) {
+    dp[i] = p[i] * (dp[i] - delta);
   }
 }
 
-void causal_attention_backward_bf16(const TileKernel& kernel, const AttentionInput<uint16_t>& in,
-                                    int64_t group, const uint16_t* out, const float* log_sum,
-                                    const uint16_t* grad_out, uint16_t* grad_qkv) {
-  const KernelUse use(kernel);
-  const BF16Products products{kernel, {in, group}};
-  const Group<uint16_t>& head_group = products.head_group;
-  const int64_t length = in.length, width = head_group.width(), heads = in.heads.heads;
-  const int64_t size = length * width, score_row = products.score_row(), row = in.heads.row();
-  Workspace space(5 * size + kQueryRows * (3 * score_row + products.pair_row()));
-  float *wide = space.take(size), *grad_query = wide;  // shared: rotated() alone uses `wide`
-  uint16_t *query = space.take_bf16(size), *key = space.take_bf16(size);
-  float *grad_key = space.take(size), *grad_value = space.take(size);
-  float *p = space.take(kQueryRows * score_row), *dp = space.take(kQueryRows * score_row);
-  uint16_t* slopes = space.take_bf16(kQueryRows * score_row);
-  float* pairs = space.take(kQueryRows / 2 * products.pair_row());
-  PackedMatrix keys(kernel, width, length), values(kernel, width, length);
-  PackedMatrix key_rows(kernel, length, width), query_rows(kernel, length, width);
-  PackedMatrix grad_rows(kernel, length, width);
-  products.rotated(head_group.key_column(), 1.0F, wide, key);
-  keys.pack({key, 1, width, Dtype::kBF16});
-  key_rows.pack({key, width, 1, Dtype::kBF16});
-  values.pack({in.qkv + head_group.value_column(), 1, row, Dtype::kBF16});
-  std::fill_n(grad_key, size, 0.0F);
-  std::fill_n(grad_value, size, 0.0F);
-  for (int64_t index = 0; index < head_group.shared(); ++index) {
-    const int64_t head = head_group.head(index), stride = heads * width;
-    const uint16_t *y = out + head * width, *dy = grad_out + head * width;
-    products.rotated(head * width, head_group.scale(), wide, query);
-    query_rows.pack({query, width, 1, Dtype::kBF16});
-    grad_rows.pack({dy, stride, 1, Dtype::kBF16});
-    for_each_query_block(length, [&](const QueryBlock& block) {
-      products.scores(block, query, width, keys, p);
-      products.scores(block, dy, stride, values, dp);
-      for (int64_t i = 0; i < block.rows; ++i) {
-        const int64_t t = block.first + i;
-        float *shares = p + i * score_row, *slope = dp + i * score_row;
-        exponentials_below(shares, t + 1, log_sum[t * heads + head]);
-        score_gradients(shares, slope, t + 1, dot_bf16(y + t * stride, dy + t * stride, width));
-        mask_future(block, i, shares);
-        mask_future(block, i, slope);
-        f32_to_bf16_ftz(slope, even(block.keys()), slopes + i * score_row);
-      }
-      products.over_keys(block, slopes, key_rows, grad_query + block.first * width);
-      products.over_queries(block, dp, query_rows, pairs, grad_key);
-      products.over_queries(block, p, grad_rows, pairs, grad_value);
-    });
-    rotate_back(grad_query, in.cosine, in.sine, length, width, head_group.scale(),
-                grad_qkv + head * width, row);
-  }
-  rotate_back(grad_key, in.cosine, in.sine, length, width, 1.0F, grad_qkv + head_group.key_column(),
-              row);
-  for (int64_t t = 0; t < length; ++t) {
-    f32_to_bf16(grad_value + t * width, width, grad_qkv + head_group.value_column() + t * row);
-  }
+template <typename T>
+void AttentionGroup<T>::rotate(int64_t column, float by, float* to) const {
+  rotate_rows(in.qkv + column, in.heads.row(), in.cosine, in.sine, in.length, width(), by, to);
 }
+
+template <typename T>
+void AttentionGroup<T>::rotate_back(const float* from, float by, T* to) const {
+  rotate_rows_back(from, in.cosine, in.sine, in.length, width(), by, to, in.heads.row());
+}
+
+template struct AttentionGroup<float>;
+template struct AttentionGroup<uint16_t>;
 
 template <typename Number>
 void AttentionCpu<Number>::forward(const AttentionInput<Number>& in, int64_t group, Number* out,
@@ -621,7 +363,7 @@ void AttentionCpu<Number>::shared_prefix(const AttentionInput<Number>& prefix,
                                          std::span<const AttentionInput<Number>> branches,
                                          int64_t group, const PrefixOutputs<Number>& outs,
                                          float* log_sum) {
-  const Group<Number> of_prefix{prefix, group};
+  const AttentionGroup<Number> of_prefix{prefix, group};
   const int64_t width = of_prefix.width();
   int64_t longest = 0;
   for (const auto& branch : branches) {
@@ -639,7 +381,7 @@ void AttentionCpu<Number>::shared_prefix(const AttentionInput<Number>& prefix,
     attend(of_prefix, of_prefix.head(index), seen, buffers, outs.prefix, log_sum);
   }
   for (size_t number = 0; number < branches.size(); ++number) {
-    const Group<Number> branch{branches[number], group};
+    const AttentionGroup<Number> branch{branches[number], group};
     write_keys_values(branch, buffers.query, seen);  // overwrites the previous branch
     for (int64_t index = 0; index < branch.shared(); ++index) {
       attend<Number>(branch, branch.head(index), seen, buffers, outs.branches[number], nullptr);
@@ -656,7 +398,7 @@ void AttentionCpu<Number>::backward(const AttentionInput<Number>& in, int64_t gr
       return causal_attention_backward_bf16(*kernel, in, group, out, log_sum, grad_out, grad_qkv);
     }
   }
-  const Group<Number> head_group{in, group};
+  const AttentionGroup<Number> head_group{in, group};
   const int64_t length = in.length, width = head_group.width(), heads = in.heads.heads;
   const int64_t size = length * width, row = in.heads.row();
   Workspace space(size * 10 + 2 * kQueryRows * length);
@@ -665,7 +407,7 @@ void AttentionCpu<Number>::backward(const AttentionInput<Number>& in, int64_t gr
   float *grad = space.take(size), *grad_query = space.take(size);
   float *grad_key = space.take(size), *grad_value = space.take(size);
   float *p = space.take(kQueryRows * length), *dp = space.take(kQueryRows * length);
-  head_group.rotated(head_group.key_column(), 1.0F, key);
+  head_group.rotate(head_group.key_column(), 1.0F, key);
   transpose(key, length, width, transposed_key, length);
   widen_rows(in.qkv + head_group.value_column(), row, length, width, value);
   transpose(value, length, width, transposed_value, length);
@@ -673,7 +415,7 @@ void AttentionCpu<Number>::backward(const AttentionInput<Number>& in, int64_t gr
   std::fill_n(grad_value, size, 0.0F);
   for (int64_t index = 0; index < head_group.shared(); ++index) {
     const int64_t head = head_group.head(index);
-    head_group.rotated(head * width, head_group.scale(), query);
+    head_group.rotate(head * width, head_group.scale(), query);
     widen_rows(out + head * width, heads * width, length, width, result);
     widen_rows(grad_out + head * width, heads * width, length, width, grad);
     for (int64_t first = 0; first < length; first += kQueryRows) {
@@ -698,18 +440,16 @@ void AttentionCpu<Number>::backward(const AttentionInput<Number>& in, int64_t gr
       gemm_one_thread({keys, width, rows}, share.transposed(), {dy, width, 1}, grad_value, width,
                       true);
     }
-    rotate_back(grad_query, in.cosine, in.sine, length, width, head_group.scale(),
-                grad_qkv + head * width, row);
+    head_group.rotate_back(grad_query, head_group.scale(), grad_qkv + head * width);
   }
-  rotate_back(grad_key, in.cosine, in.sine, length, width, 1.0F, grad_qkv + head_group.key_column(),
-              row);
+  head_group.rotate_back(grad_key, 1.0F, grad_qkv + head_group.key_column());
   narrow_rows(grad_value, length, width, grad_qkv + head_group.value_column(), row);
 }
 
 template <typename Number>
 void AttentionCpu<Number>::cached(const AttentionInput<Number>& in, int64_t group,
                                   const KvRun& prefix, const KvRun& own, Number* out) {
-  const Group<Number> head_group{in, group};
+  const AttentionGroup<Number> head_group{in, group};
   const int64_t width = head_group.width(), length = in.length;
   const int64_t capacity = (in.position + length + kKeyBlock) / 16 * 16 + kKeyBlock;
   static thread_local Scratch scratch;

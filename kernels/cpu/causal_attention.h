@@ -1,13 +1,66 @@
 #pragma once
-// Kernels of causal attention with bf16 products, which AttentionCpu uses on CPUs that have them
-// (kernels/ops/causal_attention.h).
+// Parts of the CPU kernels of causal attention (kernels/ops/causal_attention.h): kernels with bf16
+// products, which AttentionCpu uses on CPUs that have them, and what they share with the others.
 
+#include <c10/core/CPUAllocator.h>
+
+#include <cmath>
 #include <cstdint>
+#include <utility>
 
 #include "kernels/cpu/gemm_tile.h"
 #include "kernels/ops/causal_attention.h"
 
 namespace moe::kernels {
+
+inline constexpr int64_t kQueryRows = 48;  // query rows of a block of scores
+
+// Replaces z by exp(z - minus) and returns the sum.
+float exponentials_below(float* z, int64_t count, float minus);
+
+// Replaces dp by p * (dp - delta).
+void score_gradients(const float* p, float* dp, int64_t count, float delta);
+
+// Scratch memory of one head: one allocation that is divided into at most sixteen pieces, each
+// aligned to a cache line.
+class Workspace {
+ public:
+  explicit Workspace(int64_t floats)
+      : memory_(c10::GetCPUAllocator()->allocate(static_cast<size_t>(floats + 16 * kLine) *
+                                                 sizeof(float))),
+        next_(static_cast<float*>(memory_.get())) {}
+  float* take(int64_t floats) {
+    return std::exchange(next_, next_ + (floats + kLine - 1) / kLine * kLine);
+  }
+  uint16_t* take_bf16(int64_t numbers) {
+    return reinterpret_cast<uint16_t*>(take((numbers + 1) / 2));
+  }
+
+ private:
+  static constexpr int64_t kLine = 16;  // floats of a cache line
+  c10::DataPtr memory_;
+  float* next_;
+};
+
+// The query heads that share one key/value head, and their columns in qkv.
+template <typename T>
+struct AttentionGroup {
+  const AttentionInput<T>& in;
+  int64_t group;
+
+  int64_t width() const { return in.heads.width; }
+  int64_t shared() const { return in.heads.heads / in.heads.kv_heads; }
+  int64_t head(int64_t index) const { return group * shared() + index; }
+  int64_t key_column() const { return (in.heads.heads + group) * width(); }
+  int64_t value_column() const { return key_column() + in.heads.kv_heads * width(); }
+  float scale() const { return 1.0F / std::sqrt(static_cast<float>(width())); }
+
+  // Writes the head at `column` to `to` [length, width], rotated and multiplied by `by`.
+  void rotate(int64_t column, float by, float* to) const;
+  // Writes the gradient of the head to `to` (row stride as in qkv), from the gradient `from`
+  // [length, width] of rotate()'s result.
+  void rotate_back(const float* from, float by, T* to) const;
+};
 
 // AttentionCpu::forward() and backward() with bf16 products by one of bf16_tile_kernels().
 // Operands are rounded to bf16; sums, softmaxes and log_sum are f32.

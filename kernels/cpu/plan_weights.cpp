@@ -56,11 +56,11 @@ void count_rows(const PlanCountsArgs& args) {
     std::vector<int64_t> kinds(static_cast<size_t>((plan.ranks + 1) * kRowKinds));
     for (int64_t row = begin; row < end; ++row) {
       if (plan.expert[row] < plan.experts) {
-        const int64_t token = plan.token[row], home = plan.home[token];
+        const int64_t token = plan.token[row], source_rank = plan.source_rank[token];
         // A choice and a rectification can be the same (token, expert).
         add_to_count(args.count[token * plan.experts + plan.expert[row]],
                      static_cast<float>(plan.count[row]));
-        ++kinds[static_cast<size_t>(home * kRowKinds + row_kind(args, row, home))];
+        ++kinds[static_cast<size_t>(source_rank * kRowKinds + row_kind(args, row, source_rank))];
       }
     }
     add_own_counts(kinds, args.counted);
@@ -114,10 +114,11 @@ void normalised_weights(const float* logits, const float* count, int64_t experts
 // Factors of the losses for the tokens of one rank.
 class RankShare {
  public:
-  RankShare(const PlanRows& plan, const PlanWeightsKind& kind, const int32_t* chosen, int64_t home)
-      : chosen_(chosen + home * plan.experts),
+  RankShare(const PlanRows& plan, const PlanWeightsKind& kind, const int32_t* chosen,
+            int64_t source_rank)
+      : chosen_(chosen + source_rank * plan.experts),
         experts_(static_cast<float>(plan.experts)),
-        tokens_(static_cast<float>(chosen[plan.ranks * plan.experts + home])),
+        tokens_(static_cast<float>(chosen[plan.ranks * plan.experts + source_rank])),
         weight_(1.0F / (tokens_ * static_cast<float>(kind.ranks_in_use))) {}
 
   // Returns the weight of one token in the mean over ranks of means over tokens.
@@ -139,10 +140,10 @@ void count_choices(const PlanWeightsArgs& args) {
   at::parallel_for(0, plan.tokens, kRowGrain, [&](int64_t begin, int64_t end) {
     std::vector<int32_t> own(static_cast<size_t>(pairs + plan.ranks));
     for (int64_t t = begin; t < end; ++t) {
-      if (const int64_t home = plan.home[t]; home < plan.ranks) {
-        ++own[static_cast<size_t>(pairs + home)];
+      if (const int64_t source_rank = plan.source_rank[t]; source_rank < plan.ranks) {
+        ++own[static_cast<size_t>(pairs + source_rank)];
         for (int64_t choice = 0; choice < args.kind.lb_choices; ++choice) {
-          ++own[static_cast<size_t>(home * plan.experts +
+          ++own[static_cast<size_t>(source_rank * plan.experts +
                                     args.by_logit[t * plan.experts + choice])];
         }
       }
@@ -158,7 +159,7 @@ struct LossTerms {
 // Writes the gates of a token and returns its loss terms. `probability` [E] is scratch.
 LossTerms weigh_token(const PlanWeightsArgs& args, int64_t t, std::vector<float>& probability) {
   const PlanRows& plan = args.plan;
-  const int64_t experts = plan.experts, home = plan.home[t];
+  const int64_t experts = plan.experts, source_rank = plan.source_rank[t];
   const float *logits = args.logits + t * experts, *count = args.count + t * experts;
   float* combine = args.combine + t * experts;
   const float log_sum = softmax(logits, experts, probability.data());
@@ -168,10 +169,10 @@ LossTerms weigh_token(const PlanWeightsArgs& args, int64_t t, std::vector<float>
   for (int64_t e = 0; !args.kind.normalise && e < experts; ++e) {
     combine[e] = probability[static_cast<size_t>(e)] * count[e];
   }
-  if (home >= plan.ranks) {
+  if (source_rank >= plan.ranks) {
     return {};
   }
-  const RankShare share(plan, args.kind, args.chosen, home);
+  const RankShare share(plan, args.kind, args.chosen, source_rank);
   float balance = 0;
   for (int64_t e = 0; e < experts; ++e) {
     balance += share.balance(e) * probability[static_cast<size_t>(e)];
@@ -199,14 +200,10 @@ void for_each_plan_row(const PlanRows& plan, Each each, Others others) {
   });
 }
 
-// Computes the gradient of one token's logits, the sum of three terms:
-//   gates         w U - basis sum_j w_j U_j, U = gradient of w, basis = g or w (core/route/route.h)
-//   load balance  g (c - sum_j c_j g_j), c = RankShare::balance()
-//   z-loss        2 v lse g, v = RankShare::weight(), lse = log-sum-exp of the logits
-// Each loss term is multiplied by the gradient of the loss.
+// Computes the gradient of one token's logits (PlanWeightsBackwardArgs).
 void pull_token(const PlanWeightsBackwardArgs& args, int64_t t, std::vector<float>& probability) {
   const PlanRows& plan = args.plan;
-  const int64_t experts = plan.experts, home = plan.home[t];
+  const int64_t experts = plan.experts, source_rank = plan.source_rank[t];
   const float* weight = args.combine + t * experts;
   float *pulled = args.pulled + t * experts, *to = args.grad_logits + t * experts;
   const float log_sum = softmax(args.logits + t * experts, experts, probability.data());
@@ -221,10 +218,10 @@ void pull_token(const PlanWeightsBackwardArgs& args, int64_t t, std::vector<floa
   for (int64_t e = 0; e < experts; ++e) {
     to[e] = pulled[e] - basis[e] * all;
   }
-  if (home >= plan.ranks) {
+  if (source_rank >= plan.ranks) {
     return;
   }
-  const RankShare share(plan, args.kind, args.chosen, home);
+  const RankShare share(plan, args.kind, args.chosen, source_rank);
   const float of_balance = args.grad_load_balance == nullptr ? 0 : *args.grad_load_balance;
   const float of_z = args.grad_z == nullptr ? 0 : 2 * share.weight() * log_sum * *args.grad_z;
   float mean = 0;
@@ -258,7 +255,7 @@ void plan_counts_cpu(const PlanCountsArgs& args) {
     for (int64_t t = begin; t < end; ++t) {
       const float* count = args.count + t * experts;
       served += std::any_of(count, count + experts, [](float n) { return n > 0; });
-      if (plan.home[t] < plan.ranks) {
+      if (plan.source_rank[t] < plan.ranks) {
         entropy += token_entropy(args.logits + t * experts, args.scores + t * experts, experts);
       }
     }

@@ -15,11 +15,6 @@ namespace moe::kernels {
 
 namespace {
 
-// Minimum tokens per thread, about ten microseconds.
-int64_t min_tokens(int64_t experts) {
-  return std::max<int64_t>(16, 2048 / std::max<int64_t>(1, experts));
-}
-
 // Sorts in descending order. Insertion sort is faster for few keys.
 void sort_keys(std::vector<uint64_t>& keys) {
   constexpr size_t kFew = 32;
@@ -37,11 +32,22 @@ void sort_keys(std::vector<uint64_t>& keys) {
   }
 }
 
-void rank_experts(const float* logits, std::vector<uint64_t>& keys) {
-  for (size_t e = 0; e < keys.size(); ++e) {
-    keys[e] = ranked_key(std::bit_cast<uint32_t>(logits[e]), static_cast<uint32_t>(e));
-  }
-  sort_keys(keys);
+// Calls each(token, keys of its experts, best first) for all tokens, in parallel.
+template <typename Each>
+void for_each_token(const float* logits, int64_t tokens, int64_t experts, Each each) {
+  // About ten microseconds per thread.
+  const int64_t grain = std::max<int64_t>(16, 2048 / std::max<int64_t>(1, experts));
+  at::parallel_for(0, tokens, grain, [&](int64_t begin, int64_t end) {
+    std::vector<uint64_t> keys(static_cast<size_t>(experts));
+    for (int64_t t = begin; t < end; ++t) {
+      for (size_t e = 0; e < keys.size(); ++e) {
+        keys[e] = ranked_key(std::bit_cast<uint32_t>(logits[t * experts + static_cast<int64_t>(e)]),
+                             static_cast<uint32_t>(e));
+      }
+      sort_keys(keys);
+      each(t, keys);
+    }
+  });
 }
 
 // Returns the best expert on `rank`, which holds `local` experts.
@@ -55,28 +61,19 @@ int32_t best_local(const std::vector<uint64_t>& keys, int64_t rank, int64_t loca
 }  // namespace
 
 void expert_order_cpu(const ExpertOrderArgs& args) {
-  const int64_t experts = args.experts;
-  at::parallel_for(0, args.tokens, min_tokens(experts), [&](int64_t begin, int64_t end) {
-    std::vector<uint64_t> keys(static_cast<size_t>(experts));
-    for (int64_t t = begin; t < end; ++t) {
-      rank_experts(args.logits + t * experts, keys);
-      std::transform(keys.begin(), keys.end(), args.order + t * experts, key_index);
-    }
+  for_each_token(args.logits, args.tokens, args.experts, [&](int64_t t, const auto& keys) {
+    std::transform(keys.begin(), keys.end(), args.order + t * args.experts, key_index);
   });
 }
 
 void router_choices_cpu(const RouterChoicesArgs& args) {
   const RouterShape& shape = args.shape;
-  const int64_t experts = shape.experts, local = experts / shape.ranks;
-  at::parallel_for(0, shape.tokens, min_tokens(experts), [&](int64_t begin, int64_t end) {
-    std::vector<uint64_t> keys(static_cast<size_t>(experts));
-    for (int64_t t = begin; t < end; ++t) {
-      rank_experts(args.logits + t * experts, keys);
-      std::transform(keys.begin(), keys.begin() + shape.choices, args.choice + t * shape.choices,
-                     key_index);
-      const int64_t home = args.home[t];
-      args.at_home[t] = home < shape.ranks ? best_local(keys, home, local) : -1;
-    }
+  const int64_t local = shape.experts / shape.ranks;
+  for_each_token(args.logits, shape.tokens, shape.experts, [&](int64_t t, const auto& keys) {
+    std::transform(keys.begin(), keys.begin() + shape.choices, args.choice + t * shape.choices,
+                   key_index);
+    const int64_t source_rank = args.source_rank[t];
+    args.local_choice[t] = source_rank < shape.ranks ? best_local(keys, source_rank, local) : -1;
   });
 }
 

@@ -87,8 +87,9 @@ class TopKPlanner {
   void for_each_request(int64_t begin, int64_t end, Each each) const {
     const int64_t asked = shape_.k + (shape_.fill ? 1 : 0);
     for (int64_t t = begin; t < end; ++t) {
-      for (int64_t c = 0; c < asked && in_.home[t] < shape_.ranks; ++c) {
-        const int64_t group = in_.choice[t * shape_.choices + c] * shape_.ranks + in_.home[t];
+      for (int64_t c = 0; c < asked && in_.source_rank[t] < shape_.ranks; ++c) {
+        const int64_t group =
+            in_.choice[t * shape_.choices + c] * shape_.ranks + in_.source_rank[t];
         const int64_t segment = !shape_.by_score ? c : c < shape_.k ? 0 : 1;
         each(t, c, group * segments_ + segment);
       }
@@ -157,8 +158,8 @@ class TopKPlanner {
   template <typename Each>
   void for_each_missing(int64_t begin, int64_t end, Each each) const {
     for (int64_t t = begin; t < end; ++t) {
-      if (in_.home[t] < shape_.ranks && served_[static_cast<size_t>(t)] < shape_.k) {
-        each(t, in_.at_home[t] * shape_.ranks + in_.home[t]);
+      if (in_.source_rank[t] < shape_.ranks && served_[static_cast<size_t>(t)] < shape_.k) {
+        each(t, in_.local_choice[t] * shape_.ranks + in_.source_rank[t]);
       }
     }
   }

@@ -1,6 +1,7 @@
 #pragma once
 // Common parts of the kernels: launching, vector loads and stores, widening of bf16 to f32,
-// reductions over a warp or a block. Blocks are one-dimensional and a multiple of 32 threads.
+// reductions over a warp or a block, counters of a block. Blocks are one-dimensional and a multiple
+// of 32 threads.
 
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
@@ -153,5 +154,39 @@ __device__ inline int count_before(bool yes, int* part, int* total) {
   *total = all;
   return before;
 }
+
+inline constexpr int kSharedCounts = 2048;
+
+// Counters of a block. In shared memory if they fit; end() then adds them to the counters in global
+// memory. All threads of the block must call begin() and end().
+template <typename Count>
+struct BlockCounts {
+  int32_t* shared;  // [kSharedCounts]
+  Count* total;     // [cells] in global memory
+  int cells;
+
+  __device__ bool fits() const { return cells <= kSharedCounts; }
+  __device__ void begin() const {
+    for (int i = threadIdx.x; fits() && i < cells; i += kThreads) {
+      shared[i] = 0;
+    }
+    __syncthreads();
+  }
+  __device__ void add(int64_t cell) const {
+    if (fits()) {
+      atomicAdd(shared + cell, 1);
+    } else {
+      atomicAdd(total + cell, Count{1});
+    }
+  }
+  __device__ void end() const {
+    __syncthreads();
+    for (int i = threadIdx.x; fits() && i < cells; i += kThreads) {
+      if (shared[i] > 0) {
+        atomicAdd(total + i, static_cast<Count>(shared[i]));
+      }
+    }
+  }
+};
 
 }  // namespace moe::kernels

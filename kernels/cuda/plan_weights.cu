@@ -11,40 +11,6 @@ namespace moe::kernels {
 
 namespace {
 
-constexpr int kSharedCounts = 2048;
-
-// Counters of a block. In shared memory if they fit; end() then adds them to the counters in global
-// memory. All threads of the block must call begin() and end().
-template <typename Count>
-struct BlockCounts {
-  int32_t* shared;  // [kSharedCounts]
-  Count* total;     // [cells] in global memory
-  int cells;
-
-  __device__ bool fits() const { return cells <= kSharedCounts; }
-  __device__ void begin() const {
-    for (int i = threadIdx.x; fits() && i < cells; i += kThreads) {
-      shared[i] = 0;
-    }
-    __syncthreads();
-  }
-  __device__ void add(int64_t cell) const {
-    if (fits()) {
-      atomicAdd(shared + cell, 1);
-    } else {
-      atomicAdd(total + cell, Count{1});
-    }
-  }
-  __device__ void end() const {
-    __syncthreads();
-    for (int i = threadIdx.x; fits() && i < cells; i += kThreads) {
-      if (shared[i] > 0) {
-        atomicAdd(total + i, static_cast<Count>(shared[i]));
-      }
-    }
-  }
-};
-
 // Counter type of atomics.
 using Counter = unsigned long long;  // NOLINT(google-runtime-int): type of 64-bit atomicAdd
 
@@ -56,11 +22,11 @@ __global__ void __launch_bounds__(kThreads) count_rows_kernel(PlanCountsArgs arg
   kinds.begin();
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row < plan.rows && plan.expert[row] < plan.experts) {
-    const int64_t token = plan.token[row], home = plan.home[token];
+    const int64_t token = plan.token[row], source_rank = plan.source_rank[token];
     // A choice and a rectification can be the same (token, expert).
     atomicAdd(args.count + token * plan.experts + plan.expert[row],
               static_cast<float>(plan.count[row]));
-    kinds.add(home * kRowKinds + row_kind(args, row, home));
+    kinds.add(source_rank * kRowKinds + row_kind(args, row, source_rank));
   }
   kinds.end();
 }
@@ -118,7 +84,7 @@ __global__ void __launch_bounds__(kThreads) count_tokens_kernel(PlanCountsArgs a
       term[i] = is_expert ? score[i] * (highest - logit[i]) : 0.0F;
     }
     const float of_token = experts_sum(term) - logf(experts_max(score));
-    entropy += plan.home[t] < plan.ranks ? of_token : 0.0F;
+    entropy += plan.source_rank[t] < plan.ranks ? of_token : 0.0F;
     served += experts_max(count) > 0 ? 1 : 0;
   }
   const bool is_first = lane == 0;  // all lanes of a warp have the same value
@@ -156,11 +122,11 @@ __global__ void __launch_bounds__(kThreads) count_choices_kernel(PlanWeightsArgs
   const BlockCounts<int32_t> chosen{shared, args.chosen, static_cast<int>(pairs + plan.ranks)};
   chosen.begin();
   const int64_t t = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (t < plan.tokens && plan.home[t] < plan.ranks) {
-    const int64_t home = plan.home[t];
-    chosen.add(pairs + home);
+  if (t < plan.tokens && plan.source_rank[t] < plan.ranks) {
+    const int64_t source_rank = plan.source_rank[t];
+    chosen.add(pairs + source_rank);
     for (int64_t choice = 0; choice < args.kind.lb_choices; ++choice) {
-      chosen.add(home * plan.experts + args.by_logit[t * plan.experts + choice]);
+      chosen.add(source_rank * plan.experts + args.by_logit[t * plan.experts + choice]);
     }
   }
   chosen.end();
@@ -204,25 +170,25 @@ __device__ void normalised_weights(float (&logit)[kPerLane], const float (&count
 
 // Returns the weight of a token in the mean over ranks of means over tokens; 0 for padding.
 __device__ float token_weight(const PlanRows& plan, const PlanWeightsKind& kind,
-                              const int32_t* chosen, int64_t home) {
-  if (home >= plan.ranks) {
+                              const int32_t* chosen, int64_t source_rank) {
+  if (source_rank >= plan.ranks) {
     return 0;
   }
-  const int32_t tokens = chosen[plan.ranks * plan.experts + home];
+  const int32_t tokens = chosen[plan.ranks * plan.experts + source_rank];
   return 1.0F / (static_cast<float>(tokens) * static_cast<float>(kind.ranks_in_use));
 }
 
 // Computes the factors of a token's probabilities in the load-balance loss. The token must not be
 // padding.
 template <int kPerLane>
-__device__ void balance_coefficients(const PlanRows& plan, const int32_t* chosen, int64_t home,
-                                     float weight, float (&to)[kPerLane]) {
+__device__ void balance_coefficients(const PlanRows& plan, const int32_t* chosen,
+                                     int64_t source_rank, float weight, float (&to)[kPerLane]) {
   const int experts = static_cast<int>(plan.experts), lane = threadIdx.x % kLanes;
-  const auto tokens = static_cast<float>(chosen[plan.ranks * plan.experts + home]);
+  const auto tokens = static_cast<float>(chosen[plan.ranks * plan.experts + source_rank]);
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int expert = lane + i * kLanes;
-    const int32_t count = expert < experts ? chosen[home * plan.experts + expert] : 0;
+    const int32_t count = expert < experts ? chosen[source_rank * plan.experts + expert] : 0;
     to[i] = static_cast<float>(experts) * (static_cast<float>(count) / tokens) * weight;
   }
 }
@@ -254,10 +220,10 @@ __global__ void __launch_bounds__(kThreads) weigh_tokens_kernel(PlanWeightsArgs 
             args.kind.normalise ? weight[i] : probability[i] * count[i];
       }
     }
-    const int64_t home = plan.home[t];
-    if (home < plan.ranks) {  // the whole warp
-      const float share = token_weight(plan, args.kind, args.chosen, home);
-      balance_coefficients(plan, args.chosen, home, share, count);
+    const int64_t source_rank = plan.source_rank[t];
+    if (source_rank < plan.ranks) {  // the whole warp
+      const float share = token_weight(plan, args.kind, args.chosen, source_rank);
+      balance_coefficients(plan, args.chosen, source_rank, share, count);
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) {
         count[i] *= probability[i];
@@ -321,11 +287,6 @@ __global__ void __launch_bounds__(kThreads) pull_rows_kernel(PlanWeightsBackward
   }
 }
 
-// Computes the gradient of a token's logits, the sum of three terms:
-//   gates         w U - basis sum_j w_j U_j, U = gradient of w, basis = g or w (core/route/route.h)
-//   load balance  g (c - sum_j c_j g_j), c of balance_coefficients()
-//   z-loss        2 v lse g, v = token_weight(), lse = log-sum-exp of the logits
-// Each loss term is multiplied by the gradient of the loss.
 template <int kPerLane>
 __global__ void __launch_bounds__(kThreads) pull_tokens_kernel(PlanWeightsBackwardArgs args) {
   const PlanRows& plan = args.plan;
@@ -349,12 +310,13 @@ __global__ void __launch_bounds__(kThreads) pull_tokens_kernel(PlanWeightsBackwa
   }
   const float all = experts_sum(pulled);
   const bool through_all = args.kind.straight_through || !args.kind.normalise;
-  const int64_t home = plan.home[t];
-  const float share = token_weight(plan, args.kind, args.chosen, home);
+  const int64_t source_rank = plan.source_rank[t];
+  const float share = token_weight(plan, args.kind, args.chosen, source_rank);
   float coefficient[kPerLane] = {};
   float mean = 0, of_z = 0;
-  if (home < plan.ranks && args.grad_load_balance != nullptr) {  // the whole warp
-    balance_coefficients(plan, args.chosen, home, share * *args.grad_load_balance, coefficient);
+  if (source_rank < plan.ranks && args.grad_load_balance != nullptr) {  // the whole warp
+    balance_coefficients(plan, args.chosen, source_rank, share * *args.grad_load_balance,
+                         coefficient);
     float term[kPerLane];
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
@@ -362,7 +324,7 @@ __global__ void __launch_bounds__(kThreads) pull_tokens_kernel(PlanWeightsBackwa
     }
     mean = experts_sum(term);
   }
-  if (home < plan.ranks && args.grad_z != nullptr) {
+  if (source_rank < plan.ranks && args.grad_z != nullptr) {
     of_z = 2 * share * log_sum * *args.grad_z;
   }
 #pragma unroll

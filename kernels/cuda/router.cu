@@ -190,8 +190,6 @@ void run_gradients(const RouterLogitsBackwardArgs& args, void* stream) {
       : run_gradients<T, 1>(args, stream);
 }
 
-constexpr int kSharedCounts = 2048;
-
 // Writes the softmax of a token's logits. Lane l holds the logits of experts l, l + 32, and so on.
 template <int kPerLane>
 __device__ void write_scores(const float (&logit)[kPerLane], float* scores, int experts) {
@@ -224,15 +222,11 @@ __global__ void __launch_bounds__(kThreads, kPerLane <= 2   ? 8
                                                             : 4)
     choices_kernel(RouterChoicesArgs args) {
   const RouterShape& shape = args.shape;
-  __shared__ int32_t counts[kSharedCounts];
+  __shared__ int32_t shared[kSharedCounts];
   const int experts = static_cast<int>(shape.experts), ranks = static_cast<int>(shape.ranks);
   const int choices = static_cast<int>(shape.choices);
-  const int cells = choices * experts * ranks;
-  const bool in_shared = cells <= kSharedCounts;
-  for (int i = threadIdx.x; in_shared && i < cells; i += kThreads) {
-    counts[i] = 0;
-  }
-  __syncthreads();
+  const BlockCounts<int32_t> requests{shared, args.requested, choices * experts * ranks};
+  requests.begin();
   const int lane = threadIdx.x % kLanes, local = experts / ranks;
   const int64_t step = int64_t{gridDim.x} * kWarps;
   for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kLanes; t < shape.tokens;
@@ -240,7 +234,7 @@ __global__ void __launch_bounds__(kThreads, kPerLane <= 2   ? 8
     float logit[kPerLane];
     uint64_t key[kPerLane];  // 0: no expert, or already chosen
     uint64_t best_local = 0;
-    const int rank = args.home[t];
+    const int rank = args.source_rank[t];
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       const int expert = lane + i * kLanes;
@@ -252,7 +246,7 @@ __global__ void __launch_bounds__(kThreads, kPerLane <= 2   ? 8
     write_scores(logit, args.scores + t * experts, experts);
     best_local = warp_max(best_local);
     if (lane == 0) {
-      args.at_home[t] = rank < ranks ? static_cast<int32_t>(key_index(best_local)) : -1;
+      args.local_choice[t] = rank < ranks ? static_cast<int32_t>(key_index(best_local)) : -1;
     }
     for (int c = 0; c < choices; ++c) {
       uint64_t best = 0;
@@ -269,18 +263,12 @@ __global__ void __launch_bounds__(kThreads, kPerLane <= 2   ? 8
       if (lane == 0) {
         args.choice[t * choices + c] = expert;
         if (rank < ranks) {
-          const int cell = (c * experts + expert) * ranks + rank;
-          atomicAdd(in_shared ? counts + cell : args.requested + cell, 1);
+          requests.add((c * experts + expert) * ranks + rank);
         }
       }
     }
   }
-  __syncthreads();
-  for (int i = threadIdx.x; in_shared && i < cells; i += kThreads) {
-    if (counts[i] > 0) {
-      atomicAdd(args.requested + i, counts[i]);
-    }
-  }
+  requests.end();
 }
 
 }  // namespace

@@ -118,14 +118,14 @@ __device__ Range part_tokens_range(const TopKPlanShape& shape, const Scratch& sc
 __global__ void __launch_bounds__(kThreads)
     range_kernel(TopKPlanShape shape, TopKPlanInput in, Scratch scratch) {
   const int64_t t = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (t >= shape.tokens || in.home[t] >= shape.ranks) {
+  if (t >= shape.tokens || in.source_rank[t] >= shape.ranks) {
     return;
   }
-  const int rank = in.home[t];  // few atomics: tokens of a rank are mostly contiguous
-  if (t == 0 || in.home[t - 1] != rank) {
+  const int rank = in.source_rank[t];  // few atomics: tokens of a rank are mostly contiguous
+  if (t == 0 || in.source_rank[t - 1] != rank) {
     atomicMax(scratch.before_end + rank, static_cast<int32_t>(shape.tokens - t));
   }
-  if (t + 1 == shape.tokens || in.home[t + 1] != rank) {
+  if (t + 1 == shape.tokens || in.source_rank[t + 1] != rank) {
     atomicMax(scratch.end + rank, static_cast<int32_t>(t + 1));
   }
 }
@@ -152,7 +152,7 @@ __device__ Totals totals_before(const TopKPlanShape& shape, const TopKPlanInput&
 // Returns the choice of the segment by which token t requests the expert of the group, or -1.
 __device__ int choice_for(const TopKPlanShape& shape, const TopKPlanInput& in, int64_t t,
                           int64_t group, const Segment& segment) {
-  if (t >= shape.tokens || in.home[t] != group % shape.ranks) {
+  if (t >= shape.tokens || in.source_rank[t] != group % shape.ranks) {
     return -1;
   }
   for (int c = segment.first; c < segment.last; ++c) {
@@ -283,8 +283,8 @@ __global__ void __launch_bounds__(kSortThreads)
 __global__ void __launch_bounds__(kThreads)
     missing_kernel(TopKPlanShape shape, TopKPlanInput in, Scratch scratch, int parts) {
   const int64_t t = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (t < shape.tokens && in.home[t] < shape.ranks && scratch.served[t] < shape.k) {
-    const int64_t rank = in.home[t], group = in.at_home[t] * shape.ranks + rank;
+  if (t < shape.tokens && in.source_rank[t] < shape.ranks && scratch.served[t] < shape.k) {
+    const int64_t rank = in.source_rank[t], group = in.local_choice[t] * shape.ranks + rank;
     const int64_t part =
         (t - first_of_rank(shape, scratch, rank)) / part_tokens(shape, scratch, rank, parts);
     atomicAdd(scratch.missing + group * parts + part, 1);
@@ -323,8 +323,8 @@ __device__ void write_rest(const TopKPlanShape& shape, const TopKPlanInput& in,
   }
   for (int64_t expert = first; expert < shape.experts; expert += step) {
     int64_t rows = 0;
-    for (int64_t home = 0; home < shape.ranks; ++home) {
-      rows += group_totals(shape, in, expert * shape.ranks + home).accepted;
+    for (int64_t source_rank = 0; source_rank < shape.ranks; ++source_rank) {
+      rows += group_totals(shape, in, expert * shape.ranks + source_rank).accepted;
     }
     for (int64_t part = expert * shape.ranks * own.count;
          part < (expert + 1) * shape.ranks * own.count; ++part) {
@@ -346,8 +346,8 @@ __device__ void write_rectified(const TopKPlanShape& shape, const TopKPlanInput&
   }
   for (int64_t first = tokens.begin; first < tokens.end; first += kSortThreads) {
     const int64_t t = first + threadIdx.x;
-    const bool is_here = t < tokens.end && in.home[t] == rank && in.at_home[t] == expert &&
-                         scratch.served[t] < shape.k;
+    const bool is_here = t < tokens.end && in.source_rank[t] == rank &&
+                         in.local_choice[t] == expert && scratch.served[t] < shape.k;
     int total = 0;
     const int before = count_before(is_here, part, &total);
     if (is_here) {

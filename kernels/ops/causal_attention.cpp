@@ -156,18 +156,6 @@ void cached_forward(const Tensor& qkv, const AttentionHeads& heads,
   });
 }
 
-// Returns the maximum number of positions of a sequence, its prefix included.
-int64_t max_positions(const std::vector<int64_t>& lengths,
-                      const std::vector<int64_t>& prefix_index) {
-  int64_t positions = 0;
-  for (size_t sequence = 0; sequence < lengths.size(); ++sequence) {
-    const int64_t prefix = prefix_index.empty() ? -1 : prefix_index[sequence];
-    const int64_t past = prefix < 0 ? 0 : lengths[static_cast<size_t>(prefix)];
-    positions = std::max(positions, past + lengths[sequence]);
-  }
-  return positions;
-}
-
 // Throws c10::Error for wrong shapes. `rows` is the minimum number of rows of the rotation tables.
 void check_attention(const Tensor& qkv, const AttentionHeads& heads,
                      const std::vector<int64_t>& lengths, int64_t rows, const Rotation& rotation) {
@@ -229,6 +217,17 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
 
 bool has_causal_attention(const Tensor& qkv) {
   return qkv.is_cpu() && (qkv.scalar_type() == at::kFloat || is_bf16(qkv));
+}
+
+int64_t max_positions(const std::vector<int64_t>& lengths,
+                      const std::vector<int64_t>& prefix_index) {
+  int64_t positions = 0;
+  for (size_t sequence = 0; sequence < lengths.size(); ++sequence) {
+    const int64_t prefix = prefix_index.empty() ? -1 : prefix_index[sequence];
+    const int64_t past = prefix < 0 ? 0 : lengths[static_cast<size_t>(prefix)];
+    positions = std::max(positions, past + lengths[sequence]);
+  }
+  return positions;
 }
 
 Tensor causal_attention(const Tensor& qkv, const AttentionHeads& heads,

@@ -44,6 +44,11 @@ bool has_causal_attention(const at::Tensor& qkv);
 at::Tensor causal_attention(const at::Tensor& qkv, const AttentionHeads& heads,
                             const std::vector<int64_t>& lengths, const Rotation& rotation);
 
+// Returns the maximum number of positions of a sequence, its prefix included. prefix_index as
+// below, or empty.
+int64_t max_positions(const std::vector<int64_t>& lengths,
+                      const std::vector<int64_t>& prefix_index);
+
 // Variant of causal_attention() for sequences with shared prefixes. Sequence i continues sequence
 // prefix_index[i] < i (-1: none): its tokens also attend to the whole prefix, and its positions
 // start at the length of the prefix. A sequence and its prefix have at most P positions together. A

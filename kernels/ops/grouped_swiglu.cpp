@@ -8,7 +8,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 
 #include "kernels/cpu/gemm.h"
@@ -47,16 +46,14 @@ struct GroupedSwiglu : torch::autograd::Function<GroupedSwiglu> {
   static Tensor forward(AutogradContext* context, const Tensor& rows, const Tensor& gate_up,
                         const Tensor& down, const Segments& segments) {
     RECORD_USER_SCOPE("experts");
-    const auto& [rows_per_expert, ends] = segments;
-    const int64_t used = ends.defined() ? rows.size(0)
-                                        : std::accumulate(rows_per_expert.begin(),
-                                                          rows_per_expert.end(), int64_t{0});
+    const Tensor& ends = segments.ends;
+    const int64_t used = ends.defined() ? rows.size(0) : segments.used_rows();
     TORCH_CHECK(used <= rows.size(0), used, " rows of ", rows.size(0));
     const auto read = ends.defined() ? weight_operand : weight_for_products;
     const Tensor up = read(gate_up, rows.scalar_type()), back = read(down, rows.scalar_type());
     const Tensor hidden = segments.product(rows, up, /*transposed=*/true, used);
     context->save_for_backward({rows, gate_up, down, hidden, ends, up, back});
-    context->saved_data["rows_per_expert"] = rows_per_expert;
+    context->saved_data["rows_per_expert"] = segments.rows_per_expert;
     return segments.product(swiglu_forward(hidden, ends), back, /*transposed=*/true, rows.size(0));
   }
 
@@ -164,27 +161,31 @@ int64_t ffn_activation_numel(int64_t inner, int64_t width) {
 }
 
 Tensor grouped_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
-                      const std::vector<int64_t>& rows_per_expert) {
-  check_shapes(rows, gate_up, down, static_cast<int64_t>(rows_per_expert.size()));
-  return GroupedSwiglu::apply(rows, gate_up, down, Segments{rows_per_expert});
+                      const Segments& segments) {
+  const Tensor& ends = segments.ends;
+  check_shapes(rows, gate_up, down, segments.experts());
+  TORCH_CHECK(!ends.defined() ||
+              (ends.scalar_type() == at::kInt && ends.device() == rows.device()));
+  return ends.defined() && rows.is_cuda() && !has_grouped_mm(rows)
+             ? GroupedSwiglu::apply(rows, gate_up, down, Segments{read_rows_per_expert(ends)})
+             : GroupedSwiglu::apply(rows, gate_up, down, segments);
 }
 
 Tensor grouped_swiglu(const Tensor& rows, const Weight& gate_up, const Weight& down,
-                      const std::vector<int64_t>& rows_per_expert) {
+                      const Segments& segments) {
   if (gate_up.is_one_tensor() && down.is_one_tensor()) {
-    return grouped_swiglu(rows, gate_up.tensor, down.tensor, rows_per_expert);
+    return grouped_swiglu(rows, gate_up.tensor, down.tensor, segments);
   }
   RECORD_USER_SCOPE("experts");
-  const int64_t used = std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), int64_t{0});
-  const auto experts = static_cast<int64_t>(rows_per_expert.size());
-  TORCH_CHECK(!(at::GradMode::is_enabled() && rows.requires_grad()) && rows.is_cpu() &&
-                  used <= rows.size(0) && gate_up.count() == experts && down.count() == experts &&
-                  gate_up.inner() == rows.size(1) && down.outer() == rows.size(1) &&
-                  down.inner() * 2 == gate_up.outer(),
+  const int64_t used = segments.used_rows(), experts = segments.experts();
+  TORCH_CHECK(!segments.ends.defined() && !(at::GradMode::is_enabled() && rows.requires_grad()) &&
+                  rows.is_cpu() && used <= rows.size(0) && gate_up.count() == experts &&
+                  down.count() == experts && gate_up.inner() == rows.size(1) &&
+                  down.outer() == rows.size(1) && down.inner() * 2 == gate_up.outer(),
               "rows ", rows.sizes(), ", used ", used, ", ", gate_up.count(), " gate_up [",
               gate_up.outer(), ", ", gate_up.inner(), "] and ", down.count(), " down apart");
-  return grouped_product(ffn_activation(rows, gate_up, used, rows_per_expert), down, rows.size(0),
-                         rows_per_expert);
+  return grouped_matmul(ffn_activation(rows, gate_up, used, segments.rows_per_expert), down,
+                        rows.size(0), segments.rows_per_expert);
 }
 
 void add_swiglu(Tensor& sum, const Tensor& rows, const Weight& gate_up, const Weight& down) {
@@ -193,16 +194,6 @@ void add_swiglu(Tensor& sum, const Tensor& rows, const Weight& gate_up, const We
                   gate_up.inner() == rows.size(1) && down.inner() * 2 == gate_up.outer(),
               "rows ", rows.sizes(), ", gate_up [", gate_up.outer(), ", ", gate_up.inner(), "]");
   add_linear(sum, ffn_activation(rows, gate_up, rows.size(0), {rows.size(0)}), down);
-}
-
-Tensor grouped_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
-                      const Tensor& ends) {
-  check_shapes(rows, gate_up, down, ends.numel());
-  TORCH_CHECK(ends.scalar_type() == at::kInt && ends.device() == rows.device());
-  if (rows.is_cuda() && !has_grouped_mm(rows)) {
-    return GroupedSwiglu::apply(rows, gate_up, down, Segments{read_rows_per_expert(ends)});
-  }
-  return GroupedSwiglu::apply(rows, gate_up, down, Segments{{}, ends});
 }
 
 }  // namespace moe::kernels

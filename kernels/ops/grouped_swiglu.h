@@ -16,21 +16,18 @@
 namespace moe::kernels {
 
 // Returns y [R, D]. rows [R, D] in expert order; gate_up [E, 2F, D], gate rows first; down [E, D,
-// F]; sum of rows_per_expert [E] <= R; rows past the sum are 0. Differentiable in all three
-// tensors; the gradient of an expert without rows is 0. Autograd saves the inputs and the hidden
-// products [sum, 2F]; backward recomputes the activation.
+// F]. Rows after those of the last expert are 0; with Segments::ends they are undefined, and so is
+// their gradient. Differentiable in all three tensors; the gradient of an expert without rows is 0.
+// Autograd saves the inputs and the hidden products [used rows, 2F]; backward recomputes the
+// activation.
 at::Tensor grouped_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,
-                          const std::vector<int64_t>& rows_per_expert);
+                          const Segments& segments);
 
-// Overload for row counts that are known on the device only: `ends` [E] i32 (kernels/ops/linear.h).
-// Rows past the last end are undefined, and so is their gradient.
-at::Tensor grouped_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,
-                          const at::Tensor& ends);
-
-// Overload for weights in several tensors: CPU only, not differentiable. The result has the bits of
-// the overload for one tensor, with the exception stated at linear() (kernels/ops/linear.h).
+// Overload for weights in several tensors: CPU only, counts on the host, not differentiable. The
+// result has the bits of the overload for one tensor, with the exception stated at linear()
+// (kernels/ops/linear.h).
 at::Tensor grouped_swiglu(const at::Tensor& rows, const Weight& gate_up, const Weight& down,
-                          const std::vector<int64_t>& rows_per_expert);
+                          const Segments& segments);
 
 // Adds the feed-forward of rows [T, D] f32 or bf16 to `sum` [T, D] f32. The addend is not rounded
 // to bf16. Each weight has one matrix. CPU only, not differentiable.

@@ -430,8 +430,8 @@ std::vector<int64_t> read_rows_per_expert(const Tensor& ends) {
   return rows;
 }
 
-Tensor grouped_product(const Tensor& in, const Weight& weights, int64_t total,
-                       const std::vector<int64_t>& rows_per_expert) {
+Tensor grouped_matmul(const Tensor& in, const Weight& weights, int64_t total,
+                      const std::vector<int64_t>& rows_per_expert) {
   return product_per_expert(
       in, weights.outer(), total, rows_per_expert,
       [&](int64_t expert, const Tensor& rows, Tensor& out) {
@@ -450,7 +450,7 @@ Tensor Segments::product(const Tensor& in, const Tensor& weights, bool transpose
   }
   const auto counts = ends.defined() ? read_rows_per_expert(ends) : rows_per_expert;
   if (transposed) {
-    return grouped_product(in, weights, total, counts);
+    return grouped_matmul(in, weights, total, counts);
   }
   return product_per_expert(in, weights.size(2), total, counts,
                             [&](int64_t expert, const Tensor& rows, Tensor& out) {
@@ -494,22 +494,21 @@ bool use_per_expert_gradients(const Tensor& weights) {
          weights.size(1) * weights.size(2) >= kLargeExpert;
 }
 
-Tensor grouped_linear(const Tensor& rows, const Tensor& weight,
-                      const std::vector<int64_t>& rows_per_expert) {
-  const int64_t used = std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), int64_t{0});
-  TORCH_CHECK(rows.dim() == 2 && weight.dim() == 3 && weight.size(2) == rows.size(1) &&
-                  static_cast<int64_t>(rows_per_expert.size()) == weight.size(0) &&
-                  used <= rows.size(0),
-              "rows ", rows.sizes(), ", weight ", weight.sizes(), ", rows of ",
-              rows_per_expert.size(), " experts");
-  return GroupedLinear::apply(rows, weight, Segments{rows_per_expert});
+int64_t Segments::experts() const {
+  return ends.defined() ? ends.numel() : static_cast<int64_t>(rows_per_expert.size());
 }
 
-Tensor grouped_linear(const Tensor& rows, const Tensor& weight, const Tensor& ends) {
+int64_t Segments::used_rows() const {
+  return std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), int64_t{0});
+}
+
+Tensor grouped_linear(const Tensor& rows, const Tensor& weight, const Segments& segments) {
   TORCH_CHECK(rows.dim() == 2 && weight.dim() == 3 && weight.size(2) == rows.size(1) &&
-                  ends.numel() == weight.size(0) && ends.scalar_type() == at::kInt,
-              "rows ", rows.sizes(), ", weight ", weight.sizes(), ", ends ", ends.sizes());
-  return GroupedLinear::apply(rows, weight, Segments{{}, ends});
+                  segments.experts() == weight.size(0) && segments.used_rows() <= rows.size(0) &&
+                  (!segments.ends.defined() || segments.ends.scalar_type() == at::kInt),
+              "rows ", rows.sizes(), ", weight ", weight.sizes(), ", rows of ", segments.experts(),
+              " experts");
+  return GroupedLinear::apply(rows, weight, segments);
 }
 
 int64_t Weight::count() const {

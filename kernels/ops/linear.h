@@ -15,6 +15,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -86,23 +87,23 @@ void operand_product_out(at::Tensor& out, const Operand& left, const Operand& ri
 // in products that LibTorch computes (use_own_gemm() in kernels/cpu/gemm.h).
 void weight_product_out(at::Tensor& out, const Operand& left, const RowBlocks& rows);
 
-// Grouped GEMM: returns [R, N] with y = x weight[e]^T for the rows of expert e. rows [R, D] in
-// expert order, weight [E, N, D], sum of rows_per_expert [E] <= R; rows past the sum are 0.
-// Differentiable in rows and weight; the gradient of an expert without rows is 0.
-at::Tensor grouped_linear(const at::Tensor& rows, const at::Tensor& weight,
-                          const std::vector<int64_t>& rows_per_expert);
-// Overload for row counts that are known on the device only: expert e has rows ends[e - 1] ..
-// ends[e] - 1, `ends` [E] i32. Rows past the last end are undefined, and so is their gradient.
-at::Tensor grouped_linear(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& ends);
-
 // Returns true if `rows` are on a GPU where `at::_grouped_mm` is one launch (compute capability 9.x
 // or 10.x). Other GPUs need one product per expert, with row counts on the host.
 bool has_grouped_mm(const at::Tensor& rows);
 
-// The rows of each expert in a grouped GEMM: counts on the host, or ends on the device.
+// The rows of each expert in a grouped GEMM: counts on the host, whose sum is at most R, or `ends`
+// [E] i32 on the device, where expert e has rows ends[e - 1] .. ends[e] - 1.
 struct Segments {
-  std::vector<int64_t> rows_per_expert = {};
-  at::Tensor ends = {};  // [E] i32; if defined, rows_per_expert is not used
+  Segments(std::initializer_list<int64_t> counts) : rows_per_expert(counts) {}
+  Segments(std::vector<int64_t> counts, at::Tensor device_ends = {})  // NOLINT: implicit conversion
+      : rows_per_expert(std::move(counts)), ends(std::move(device_ends)) {}
+  Segments(at::Tensor device_ends) : ends(std::move(device_ends)) {}  // NOLINT: implicit conversion
+
+  std::vector<int64_t> rows_per_expert;
+  at::Tensor ends;  // if defined, rows_per_expert is not used
+
+  int64_t experts() const;    // their number
+  int64_t used_rows() const;  // 0 if it is not known on the host
 
   // Returns [total, N] in the dtype of `in`: in * weights[e]^T (transposed) or in * weights[e] for
   // the rows of expert e. The remaining rows are 0. With `ends`, `total` must be in.size(0) and the
@@ -120,9 +121,16 @@ struct Segments {
                              const at::Tensor& weights) const;
 };
 
+// Grouped GEMM: returns [R, N] with y = x weight[e]^T for the rows of expert e. rows [R, D] in
+// expert order, weight [E, N, D]. Rows after those of the last expert are 0; with `ends` they are
+// undefined, and so is their gradient. Differentiable in rows and weight; the gradient of an expert
+// without rows is 0.
+at::Tensor grouped_linear(const at::Tensor& rows, const at::Tensor& weight,
+                          const Segments& segments);
+
 // Returns [total, N] in the dtype of `in`: in * weights[e]^T for the rows of expert e, then zeros.
-at::Tensor grouped_product(const at::Tensor& in, const Weight& weights, int64_t total,
-                           const std::vector<int64_t>& rows_per_expert);
+at::Tensor grouped_matmul(const at::Tensor& in, const Weight& weights, int64_t total,
+                          const std::vector<int64_t>& rows_per_expert);
 
 // Returns the number of rows of each segment, padding included. Blocks until the device of `ends`
 // has computed them.

@@ -65,18 +65,19 @@ TORCH_LIBRARY(moe, library) {
       "bool backwards, Tensor(a!)? out=None) -> Tensor");
   library.def("router_logits(Tensor x, Tensor weight) -> Tensor");
   library.def(
-      "router_logits_backward(Tensor grad, Tensor x, Tensor weight, bool wants_x, "
-      "bool wants_weight) -> (Tensor, Tensor)");
+      "router_logits_backward(Tensor grad, Tensor x, Tensor weight, bool needs_x_grad, "
+      "bool needs_weight_grad) -> (Tensor, Tensor)");
   library.def(
-      "router_choices(Tensor logits, Tensor home, int ranks, int choices) -> "
+      "router_choices(Tensor logits, Tensor source_rank, int ranks, int choices) -> "
       "(Tensor, Tensor, Tensor, Tensor)");
   library.def(
-      "top_k_plan(Tensor scores, Tensor choice, Tensor at_home, Tensor home, Tensor requested, "
-      "Tensor capacity, int k, bool fill, bool rectify, bool by_score, int rows_max, "
+      "top_k_plan(Tensor scores, Tensor choice, Tensor local_choice, Tensor source_rank, "
+      "Tensor requested, Tensor capacity, int k, bool fill, bool rectify, bool by_score, int "
+      "rows_max, "
       "int overflow_max) -> Tensor[]");
   library.def(
       "plan_counts(Tensor logits, Tensor scores, Tensor[] plan, int ranks, int k, "
-      "bool rectifies, bool dropless) -> (Tensor, Tensor)");
+      "bool rectifies, bool is_dropless) -> (Tensor, Tensor)");
   library.def(
       "plan_weights(Tensor logits, Tensor count, Tensor by_logit, Tensor[] plan, int ranks, "
       "int k, bool normalise, bool straight_through, int lb_choices, int ranks_in_use) -> "

@@ -447,49 +447,51 @@ Tensor router_logits_on(const Tensor& x, const Tensor& weight) {
 // Returns the gradients of x and weight; a gradient that is not requested is undefined.
 template <auto kKernel>
 std::tuple<Tensor, Tensor> router_logits_backward_on(const Tensor& grad, const Tensor& x,
-                                                     const Tensor& weight, bool wants_x,
-                                                     bool wants_weight) {
+                                                     const Tensor& weight, bool needs_x_grad,
+                                                     bool needs_weight_grad) {
   const Tensor upstream = grad.contiguous(), in = x.contiguous(), by = weight.contiguous();
-  const int64_t strips = wants_weight ? router_strips(x.size(0), weight.size(0)) : 0;
+  const int64_t strips = needs_weight_grad ? router_strips(x.size(0), weight.size(0)) : 0;
   const Tensor scratch = at::empty({strips, weight.size(0), weight.size(1)}, weight.options());
-  const Tensor grad_x = wants_x ? at::empty_like(in) : Tensor();
-  const Tensor grad_weight = wants_weight ? at::empty_like(by) : Tensor();
+  const Tensor grad_x = needs_x_grad ? at::empty_like(in) : Tensor();
+  const Tensor grad_weight = needs_weight_grad ? at::empty_like(by) : Tensor();
   run<kKernel>(
-      x, RouterLogitsBackwardArgs{in.const_data_ptr(), by.const_data_ptr<float>(),
-                                  upstream.const_data_ptr<float>(),
-                                  wants_x ? grad_x.mutable_data_ptr() : nullptr,
-                                  wants_weight ? grad_weight.data_ptr<float>() : nullptr,
-                                  wants_weight ? scratch.data_ptr<float>() : nullptr, x.size(0),
-                                  x.size(1), weight.size(0), x.scalar_type() == at::kBFloat16});
+      x, RouterLogitsBackwardArgs{
+             in.const_data_ptr(), by.const_data_ptr<float>(), upstream.const_data_ptr<float>(),
+             needs_x_grad ? grad_x.mutable_data_ptr() : nullptr,
+             needs_weight_grad ? grad_weight.data_ptr<float>() : nullptr,
+             needs_weight_grad ? scratch.data_ptr<float>() : nullptr, x.size(0), x.size(1),
+             weight.size(0), x.scalar_type() == at::kBFloat16});
   return {grad_x, grad_weight};
 }
 
-// Returns scores, choice, at_home and requested (RouterChoicesArgs). The CPU writes choice and
-// at_home only.
+// Returns scores, choice, local_choice and requested (RouterChoicesArgs). The CPU writes choice and
+// local_choice only.
 template <auto kKernel>
 std::tuple<Tensor, Tensor, Tensor, Tensor> router_choices_on(const Tensor& logits,
-                                                             const Tensor& home, int64_t ranks,
-                                                             int64_t choices) {
+                                                             const Tensor& source_rank,
+                                                             int64_t ranks, int64_t choices) {
   const int64_t tokens = logits.size(0), experts = logits.size(1);
   const auto ints = logits.options().dtype(at::kInt);
   const Tensor in = logits.contiguous(), scores = at::empty_like(in);
-  const Tensor choice = at::empty({tokens, choices}, ints), at_home = at::empty({tokens}, ints);
+  const Tensor choice = at::empty({tokens, choices}, ints),
+               local_choice = at::empty({tokens}, ints);
   const Tensor requested = at::empty({choices, experts * ranks}, ints);
   const RouterShape shape{tokens, experts, ranks, choices};
   run<kKernel>(logits,
-               RouterChoicesArgs{in.const_data_ptr<float>(), home.const_data_ptr<int32_t>(), shape,
-                                 scores.data_ptr<float>(), choice.data_ptr<int32_t>(),
-                                 at_home.data_ptr<int32_t>(), requested.data_ptr<int32_t>()});
-  return {scores, choice, at_home, requested};
+               RouterChoicesArgs{in.const_data_ptr<float>(), source_rank.const_data_ptr<int32_t>(),
+                                 shape, scores.data_ptr<float>(), choice.data_ptr<int32_t>(),
+                                 local_choice.data_ptr<int32_t>(), requested.data_ptr<int32_t>()});
+  return {scores, choice, local_choice, requested};
 }
 
 // Returns the lists of TopKPlanRows: token, expert, choice, count [rows_max], rows [E], and
 // overflow_token, overflow_expert, overflow_choice [overflow_max].
 template <auto kKernel>
-std::vector<Tensor> top_k_plan_on(const Tensor& scores, const Tensor& choice, const Tensor& at_home,
-                                  const Tensor& home, const Tensor& requested,
-                                  const Tensor& capacity, int64_t k, bool fill, bool rectify,
-                                  bool by_score, int64_t rows_max, int64_t overflow_max) {
+std::vector<Tensor> top_k_plan_on(const Tensor& scores, const Tensor& choice,
+                                  const Tensor& local_choice, const Tensor& source_rank,
+                                  const Tensor& requested, const Tensor& capacity, int64_t k,
+                                  bool fill, bool rectify, bool by_score, int64_t rows_max,
+                                  int64_t overflow_max) {
   const TopKPlanShape shape{scores.size(0), scores.size(1), capacity.size(0), choice.size(1), k,
                             fill,           rectify,        by_score};
   std::vector<Tensor> lists;
@@ -498,13 +500,13 @@ std::vector<Tensor> top_k_plan_on(const Tensor& scores, const Tensor& choice, co
     lists.push_back(at::empty({size}, scores.options().dtype(at::kLong)));
   }
   const auto list = [&](size_t i) { return lists[i].data_ptr<int64_t>(); };
-  const Tensor scratch =
-      at::empty({kIsCuda<kKernel, TopKPlanArgs> ? top_k_plan_scratch(shape) : 0}, home.options());
+  const Tensor scratch = at::empty({kIsCuda<kKernel, TopKPlanArgs> ? top_k_plan_scratch(shape) : 0},
+                                   source_rank.options());
   run<kKernel>(
       scores,
       TopKPlanArgs{shape,
                    {scores.const_data_ptr<float>(), choice.const_data_ptr<int32_t>(),
-                    at_home.const_data_ptr<int32_t>(), home.const_data_ptr<int32_t>(),
+                    local_choice.const_data_ptr<int32_t>(), source_rank.const_data_ptr<int32_t>(),
                     requested.const_data_ptr<int32_t>(), capacity.const_data_ptr<int32_t>()},
                    {list(0), list(1), list(2), list(3), rows_max, list(4), list(5), list(6),
                     list(7), overflow_max},
@@ -514,7 +516,7 @@ std::vector<Tensor> top_k_plan_on(const Tensor& scores, const Tensor& choice, co
 
 // ---------------------------------------------------------------- plan_weights.h
 
-// plan: token, expert, choice, count [R] i64 and home [T] i64, contiguous.
+// plan: token, expert, choice, count [R] i64 and source_rank [T] i64, contiguous.
 inline PlanRows plan_rows(at::TensorList plan, int64_t experts, int64_t ranks, int64_t k) {
   const auto list = [&](size_t i) { return plan[i].const_data_ptr<int64_t>(); };
   return {list(0),         list(1),         list(2), list(3), list(4),
@@ -525,16 +527,16 @@ inline PlanRows plan_rows(at::TensorList plan, int64_t experts, int64_t ranks, i
 template <auto kKernel>
 std::tuple<Tensor, Tensor> plan_counts_on(const Tensor& logits, const Tensor& scores,
                                           at::TensorList plan, int64_t ranks, int64_t k,
-                                          bool rectifies, bool dropless) {
+                                          bool rectifies, bool is_dropless) {
   const auto options = logits.options();
   const Tensor count = at::empty(logits.sizes(), options);
   const Tensor counted = at::empty({(ranks + 1) * kRowKinds + 2}, options.dtype(at::kLong));
   const Tensor sums = at::empty({plan_weights_sums(logits.size(0))}, options.dtype(at::kDouble));
-  run<kKernel>(
-      logits,
-      PlanCountsArgs{plan_rows(plan, logits.size(1), ranks, k), logits.const_data_ptr<float>(),
-                     scores.const_data_ptr<float>(), rectifies, dropless, count.data_ptr<float>(),
-                     counted.data_ptr<int64_t>(), sums.data_ptr<double>()});
+  run<kKernel>(logits,
+               PlanCountsArgs{plan_rows(plan, logits.size(1), ranks, k),
+                              logits.const_data_ptr<float>(), scores.const_data_ptr<float>(),
+                              rectifies, is_dropless, count.data_ptr<float>(),
+                              counted.data_ptr<int64_t>(), sums.data_ptr<double>()});
   return {count, counted};
 }
 

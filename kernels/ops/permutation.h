@@ -18,11 +18,11 @@ struct Permutation {
 // Returns the permutation in which row r is the row of token[r] for its choice choice[r] < choices.
 // token, choice [R] i64; each pair occurs once. The rows of a token are added in row order on the
 // CPU, in choice order on a GPU.
-Permutation permutation_of(const at::Tensor& token, const at::Tensor& choice, int64_t tokens,
-                           int64_t choices);
+Permutation make_permutation(const at::Tensor& token, const at::Tensor& choice, int64_t tokens,
+                             int64_t choices);
 
 // Returns the permutation in which row r is row index[r] of `tokens` rows. index [R] i64, unique.
-Permutation permutation_of(const at::Tensor& index, int64_t tokens);
+Permutation make_permutation(const at::Tensor& index, int64_t tokens);
 
 // The rows of a plan in segments that start at multiples of 8 rows, on a GPU.
 struct SegmentedRows {

@@ -118,8 +118,8 @@ Tensor unpermute(const Tensor& rows, const Permutation& permutation, const Tenso
   return unpermute(rows, permutation, weight, {});
 }
 
-Permutation permutation_of(const Tensor& token, const Tensor& choice, int64_t tokens,
-                           int64_t choices) {
+Permutation make_permutation(const Tensor& token, const Tensor& choice, int64_t tokens,
+                             int64_t choices) {
   TORCH_CHECK(token.dim() == 1 && token.scalar_type() == at::kLong &&
                   choice.sizes() == token.sizes() && tokens * choices <= INT32_MAX,
               "token ", token.toString(), token.sizes(), ", choice ", choice.sizes(), ", ", tokens,
@@ -135,8 +135,8 @@ Permutation permutation_of(const Tensor& token, const Tensor& choice, int64_t to
   return permutation;
 }
 
-Permutation permutation_of(const Tensor& index, int64_t tokens) {
-  return permutation_of(index, at::zeros_like(index), tokens, 1);
+Permutation make_permutation(const Tensor& index, int64_t tokens) {
+  return make_permutation(index, at::zeros_like(index), tokens, 1);
 }
 
 SegmentedRows segment_rows(const Tensor& token, const Tensor& expert, const Tensor& choice,

@@ -1,7 +1,7 @@
 #pragma once
 // Kernels that evaluate a finished plan of a softmax router: counters, weights of the rows, losses
 // and the gradient of the logits. Each is a few launches on a GPU and a few parallel loops on the
-// CPU. The implementation for all devices and routers (core/route/{gates,losses,counters}.cpp)
+// CPU. The implementation for all devices and routers (core/route/{route,counters}.cpp)
 // takes about twenty operations of LibTorch for each, most of them single-threaded on the CPU.
 //
 // T tokens, E experts, W ranks, R rows of the plan, k choices per token. Sums over tokens are f64
@@ -22,7 +22,7 @@ inline constexpr int64_t kRemoteRow = 4, kRowKinds = 8;
 // Rows of a plan. All pointers of the structs below are on the device of the run.
 struct PlanRows {
   const int64_t *token, *expert, *choice, *count;  // [R] as in core/route/plan.h
-  const int64_t* home;                             // [T], rank of each token, W for padding
+  const int64_t* source_rank;                      // [T], rank of each token, W for padding
   int64_t rows, tokens, experts, ranks, k;         // E <= kMaxRouterExperts on a GPU
 };
 
@@ -36,23 +36,23 @@ struct PlanCountsArgs {
   PlanRows plan;
   const float *logits, *scores;  // [T, E], scores = softmax of the logits
   bool rectifies;                // rows of choice k + 1 can be the only rows of a token
-  bool dropless;
+  bool is_dropless;
   float* count;  // [T, E], sum of `count` over the rows of each (token, expert)
   // [(W + 1) * kRowKinds + 2]: number of rows of each kind by rank of the token, the last kRowKinds
   // for padding; then the number of tokens with a row; then the bits of the entropy sum (f64).
   int64_t* counted;
   double* sums;  // [plan_weights_sums(T)] scratch
 };
-// Returns the kind of a row, for a token of rank `home`. Shared by the CPU and CUDA kernels.
-constexpr int64_t row_kind(const PlanCountsArgs& args, int64_t row, int64_t home) {
+// Returns the kind of a row, for a token of rank `source_rank`. Shared by the CPU and CUDA kernels.
+constexpr int64_t row_kind(const PlanCountsArgs& args, int64_t row, int64_t source_rank) {
   const PlanRows& plan = args.plan;
   const int64_t later = plan.choice[row] - (plan.k - 1);  // 0 or less: one of the first k choices
   int64_t kind = later > 0 ? later : kAcceptedRow;
   if (args.rectifies && kind == kRectifiedRow && plan.count[row] == plan.k) {
     kind = kRectifiedAloneRow;
   }
-  const bool is_remote = plan.expert[row] / (plan.experts / plan.ranks) != home;
-  return kind + (args.dropless && plan.ranks > 1 && is_remote ? kRemoteRow : 0);
+  const bool is_remote = plan.expert[row] / (plan.experts / plan.ranks) != source_rank;
+  return kind + (args.is_dropless && plan.ranks > 1 && is_remote ? kRemoteRow : 0);
 }
 void plan_counts_cuda(const PlanCountsArgs& args, void* stream);
 void plan_counts_cpu(const PlanCountsArgs& args);
@@ -79,6 +79,11 @@ struct PlanWeightsArgs {
 void plan_weights_cuda(const PlanWeightsArgs& args, void* stream);
 void plan_weights_cpu(const PlanWeightsArgs& args);
 
+// The gradient of a token's logits is the sum of three terms:
+//   gates         w U - basis sum_j w_j U_j, U = gradient of w, basis = g or w (core/route/route.h)
+//   load balance  g (c - sum_j c_j g_j), c = factor of a probability g in the loss
+//   z-loss        2 v lse g, v = weight of the token in the loss, lse = log-sum-exp of the logits
+// Each loss term is multiplied by the gradient of the loss.
 struct PlanWeightsBackwardArgs {
   PlanRows plan;
   PlanWeightsKind kind;

@@ -42,13 +42,14 @@ struct RouterShape {
 // expert index (the order of torch.sort, see top_k_plan.h).
 struct RouterChoicesArgs {
   const float* logits;  // [T, E]
-  const int32_t* home;  // [T], logical rank of each token; W: padding, which requests nothing
+  // [T], logical rank of each token; W: padding, which requests nothing
+  const int32_t* source_rank;
   RouterShape shape;
-  float* scores;       // [T, E], softmax of each row; GPU only
-  int32_t* choice;     // [T, C], experts with the largest logits, best first
-  int32_t* at_home;    // [T], best expert of the token's own rank; -1 for padding
-  int32_t* requested;  // [C, E * W], number of tokens of rank w whose choice c is e, at
-                       // [c, e * W + w]; GPU only: top_k_plan_cpu() counts them itself
+  float* scores;          // [T, E], softmax of each row; GPU only
+  int32_t* choice;        // [T, C], experts with the largest logits, best first
+  int32_t* local_choice;  // [T], best expert of the token's own rank; -1 for padding
+  int32_t* requested;     // [C, E * W], number of tokens of rank w whose choice c is e, at
+                          // [c, e * W + w]; GPU only: top_k_plan_cpu() counts them itself
 };
 inline constexpr int64_t kMaxRouterExperts = 256;  // the GPU kernel throws std::runtime_error above
 void router_choices_cuda(const RouterChoicesArgs& args, void* stream);

@@ -27,12 +27,12 @@ struct TopKPlanShape {
 // Results of router_choices (router.h), and the capacity of each rank. All pointers of the structs
 // below are on the device of the run.
 struct TopKPlanInput {
-  const float* scores;       // [T, E]
-  const int32_t* choice;     // [T, C]
-  const int32_t* at_home;    // [T]
-  const int32_t* home;       // [T], rank of each token; W: padding
-  const int32_t* requested;  // [C, E * W]; not read on the CPU
-  const int32_t* capacity;   // [W], slots of each expert; INT32_MAX: no limit
+  const float* scores;          // [T, E]
+  const int32_t* choice;        // [T, C]
+  const int32_t* local_choice;  // [T]
+  const int32_t* source_rank;   // [T], rank of each token; W: padding
+  const int32_t* requested;     // [C, E * W]; not read on the CPU
+  const int32_t* capacity;      // [W], slots of each expert; INT32_MAX: no limit
 };
 
 // Rows sorted by (expert, rank, slot). Unused rows are last and have expert = E and 0 in the other

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 
+import train_speed
+
 HERE = pathlib.Path(__file__).resolve().parent
 MOE = os.environ.get("MOE", "./moe")
 PEERS = pathlib.Path(os.environ.get("PEERS", "../shared/peers"))
@@ -410,18 +412,30 @@ def spinning(bench):
             Result("the same on idle cores", "OMP_WAIT_POLICY=PASSIVE", 1.03, "moe train", ratio(quiet, "passive"), most=True)]
 
 
-def building(bench):
-    """A clean build of the binary without ccache, on two processors."""
-    source, build = HERE.parent.parent, bench.scratch / "build"
-    environment = os.environ | {"CCACHE_DISABLE": "1"}
-    configured = subprocess.run(["cmake", "--preset", "cpu", "-B", build], cwd=source, env=environment, capture_output=True, text=True)
-    if configured.returncode != 0:
-        raise Lacks(f"cmake --preset cpu: {configured.stderr.strip()[-200:]}")
-    start = time.perf_counter()
-    built = subprocess.run(["ninja", "-C", build, "-j2", "moe"], env=environment, capture_output=True, text=True)
-    if built.returncode != 0:
-        raise RuntimeError(built.stdout[-300:])
-    return [Result("clean build of the binary, 2 processes (wall)", "", 10, "ninja -j2 moe", [(time.perf_counter() - start) / 60], most=True, unit=" min", digits=1)]
+def processes(bench):
+    """`moe train --ranks 2` with one thread each beside one process of two threads on S: wall seconds a step, and losses."""
+    need_peer("make_toy_checkpoint.py")
+    if len(os.sched_getaffinity(0)) < 2:
+        raise Lacks("needs two processors")
+    folder, run, results = bench.scratch / "ranks-S", bench.scratch / "ranks-run", []
+    train_speed.make_folder("S", folder)
+
+    def steps(count, micro_batches):
+        """Median seconds of a step after three, and the losses."""
+        output_of([MOE, "train", folder, "-o", run, "--data", folder / "rows.jsonl", "-q", "--force", "--steps", 13, "--micro-batch", 2, "--global-batch",
+                   2 * micro_batches, "--seq-len", 512, "--pack", "none", "--shuffle", "off", "--lr", 1e-4, "--schedule", "constant", "--clip", 1, "--router",
+                   "top2:cf=inf", "--ep-ranks", 2, "--threads", 2 // count, *(["--ranks", count] if count > 1 else [])], 2 // count)
+        records = [json.loads(line) for line in open(run / "metrics.jsonl")]
+        return statistics.median(record["seconds"] for record in records[3:]), [record["loss"] for record in records]
+
+    for micro_batches in (1, 4):
+        pairs = [(steps(1, micro_batches), steps(2, micro_batches)) for _ in range(bench.rounds)]
+        apart = max(abs(a - b) / abs(a) for (_, one), (_, two) in pairs for a, b in zip(one, two, strict=True))
+        what = f"two processes of one thread, S, {micro_batches} micro-batches a step (wall)"
+        results += [Result(what, "one process of two threads", 1.1, "all.py --rows processes", [two[0] / one[0] for one, two in pairs], most=True),
+                    Result("losses apart, relative", "one process", 1e-4, "all.py --rows processes", [apart], most=True, digits=6)]
+    shutil.rmtree(folder)
+    return results
 
 
 ROWS = {
@@ -444,5 +458,5 @@ ROWS = {
     "generate-bbh": evaluation("bbh_zeroshot_boolean_expressions", 48, 4, "--batches", "16,48"),
     "generate-one": generating,
     "upcycle": upcycling,
-    "build": building,
+    "processes": processes,
 }

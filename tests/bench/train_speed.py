@@ -20,8 +20,6 @@ import sys
 import tempfile
 import time
 
-import numpy
-
 MOE = os.environ.get("MOE", "./moe")
 PEERS = pathlib.Path(os.environ.get("PEERS", "../shared/peers"))
 SHAPES = {
@@ -37,6 +35,8 @@ def json_of(command):
 
 
 def make_folder(name, folder):
+    import numpy
+
     json_of([sys.executable, PEERS / "make_toy_checkpoint.py", folder, *SHAPES[name]])
     tokens = numpy.fromfile(folder / "tokens.bin", dtype="<i4")
     with open(folder / "rows.jsonl", "w") as out:
@@ -132,4 +132,5 @@ def main():
     return 1 if failed else 0
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

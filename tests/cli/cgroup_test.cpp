@@ -9,13 +9,9 @@
 #include <string>
 #include <system_error>
 
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
-#include "tests/support/run_binary.h"
-#include "tests/support/temp_dir.h"
+#include "tests/cli/commands.h"
 
 using namespace moe::test;
-using moe::test::contains_text;
 namespace fs = std::filesystem;
 
 namespace {
@@ -95,33 +91,21 @@ TEST_CASE("a real cgroup is named where it leaves too little", "[cli]") {
   const TempDir dir;
   write_file(dir / "rows.jsonl", R"({"input_ids": [1, 2, 3], "labels": [1, 2, 3]})");
   // 400 rows of 64 tokens: 0.9 GB of a model of 3.5 MB.
-  std::vector<std::string> words = {"train",     (source_folder() / "recipes/tiny/model").string(),
-                                    "--data",    (dir / "rows.jsonl").string(),
-                                    "-o",        (dir / "run").string(),
-                                    "--cache",   "off",
-                                    "--steps",   "1",
-                                    "--seq-len", "64",
-                                    "--pack",    "stream",
-                                    "--threads", "1",
-                                    "-q",        "--micro-batch"};
-  const auto with = [&](const std::string& rows) {
-    std::vector<std::string> all = words;
-    all.push_back(rows);
-    return all;
-  };
-  const auto refused = run_moe(with("400"), group.prefix());
-  INFO(refused.err);
-  CHECK(refused.exit_code == 2);
-  CHECK_THAT(refused.err, contains_text("of memory, the cgroup " + group.name() + " leaves 0.") &&
-                              contains_text("--micro-batch"));
+  const Words words = {"train",     tiny("model"),
+                       "--data",    (dir / "rows.jsonl").string(),
+                       "--cache",   "off",
+                       "--steps",   "1",
+                       "--seq-len", "64",
+                       "--pack",    "stream",
+                       "--threads", "1",
+                       "-o",        (dir / "run").string(),
+                       "-q",        "--micro-batch"};
+  const auto refused = run_moe(joined(words, {"400"}), group.prefix());
+  check_refused(refused, "of memory, the cgroup " + group.name() + " leaves 0.");
+  CHECK_THAT(refused.err, contains_text("--micro-batch"));
   CHECK_FALSE(fs::exists(dir / "run"));
-  const auto fits = run_moe(with("1"), group.prefix());
-  INFO(fits.err);
-  CHECK(fits.exit_code == 0);
-  // Outside of it the machine has room: it is the group that counts.
-  words.emplace_back("--dry-run");
-  std::swap(words[words.size() - 2], words.back());
-  const auto outside = run_moe(with("400"));
-  CHECK(outside.exit_code == 0);
-  CHECK(outside.err.find("cgroup " + group.name()) == std::string::npos);
+  succeed(joined(words, {"1"}), group.prefix());
+  // Outside of the group the machine has room.
+  const auto outside = succeed(joined(words, {"400", "--dry-run"}));
+  CHECK_THAT(outside.err, !contains_text("cgroup " + group.name()));
 }

@@ -1,26 +1,18 @@
 // What --device cuda says of a CUDA half that cannot be had, by libraries made for the purpose that
 // stand where libmoe_cuda.so would: each has its own sentence, on any machine.
 
-#include <filesystem>
-#include <string>
-#include <vector>
+#include "tests/cli/commands.h"
 
-#include "tests/support/catch.h"
-#include "tests/support/run_binary.h"
-#include "tests/support/temp_dir.h"
-
-using moe::test::RunResult;
-using moe::test::says;
-using moe::test::TempDir;
+using namespace moe::test;
 
 namespace {
 
 // A shared library of C source.
 void make_library(const std::filesystem::path& file, const std::string& source,
                   std::vector<std::string> flags = {}) {
-  moe::test::write_file(file.string() + ".c", source);
+  write_file(file.string() + ".c", source);
   flags.insert(flags.begin(), {"-shared", "-fPIC", "-o", file.string(), file.string() + ".c"});
-  const RunResult compiled = moe::test::run_program("gcc", flags);
+  const RunResult compiled = run_program("gcc", flags);
   INFO(compiled.err);
   REQUIRE(compiled.exit_code == 0);
 }
@@ -29,7 +21,7 @@ void make_library(const std::filesystem::path& file, const std::string& source,
 class Copy {
  public:
   Copy() {
-    const std::filesystem::path binary = moe::test::moe_binary();
+    const std::filesystem::path binary = moe_binary();
     std::filesystem::copy_file(binary, folder_ / "moe");
     std::filesystem::copy_file(binary.parent_path() / "libmoe_ops.so", folder_ / "libmoe_ops.so");
     std::filesystem::create_directory(folder_ / "driver");
@@ -41,10 +33,9 @@ class Copy {
   }
 
   RunResult ask_for_cuda(const std::string& libraries) const {
-    return moe::test::run_program(
-        (folder_ / "moe").string(),
-        {"generate", "no-such-model", "--prompt", "x", "--device", "cuda"},
-        "LD_LIBRARY_PATH=" + libraries);
+    return run_program((folder_ / "moe").string(),
+                       {"generate", "no-such-model", "--prompt", "x", "--device", "cuda"},
+                       "LD_LIBRARY_PATH=" + libraries);
   }
   RunResult ask_for_cuda() const { return ask_for_cuda((folder_ / "driver").string()); }
 
@@ -64,7 +55,7 @@ std::string half_of(const std::string& version) {
 }
 
 std::string own_version() {
-  const std::string said = moe::test::run_moe({"--version"}).out;  // "moe 0.1.0\n"
+  const std::string said = run_moe({"--version"}).out;  // "moe 0.1.0\n"
   return said.substr(4, said.size() - 5);
 }
 
@@ -72,35 +63,31 @@ std::string own_version() {
 
 TEST_CASE("--device cuda says what a machine lacks, and what to do", "[cli]") {
   const Copy moe;
-  const auto refuses = [](const RunResult& run, const std::string& words) {
-    return run.exit_code == 2 && says(run.err, "moe: --device cuda: no CUDA device: ") &&
-           says(run.err, words) && run.err.find('\n') == run.err.size() - 1;
-  };
-  CHECK(refuses(moe.ask_for_cuda(), "this moe was built without CUDA, build it with preset gpu"));
+  check_refused(moe.ask_for_cuda(), "this moe was built without CUDA, build it with preset gpu");
 
   moe.put_library(half_of(own_version()));
-  CHECK(refuses(moe.ask_for_cuda(), "the driver shows no GPU"));
-  if (moe::test::run_program("sh", {"-c", "ldconfig -p | grep libcuda.so.1"}).exit_code != 0) {
-    CHECK(refuses(moe.ask_for_cuda("/nowhere"), "no NVIDIA driver (libcuda.so.1: "));
+  check_refused(moe.ask_for_cuda(), "the driver shows no GPU");
+  if (run_program("sh", {"-c", "ldconfig -p | grep libcuda.so.1"}).exit_code != 0) {
+    check_refused(moe.ask_for_cuda("/nowhere"), "no NVIDIA driver (libcuda.so.1: ");
   }
 
   moe.put_library(half_of("0.0.1"));
-  CHECK(refuses(moe.ask_for_cuda(), "is of moe 0.0.1, this is moe " + own_version()));
+  check_refused(moe.ask_for_cuda(), "is of moe 0.0.1, this is moe " + own_version());
   moe.put_library("");
-  CHECK(refuses(moe.ask_for_cuda(), "is of another moe, this is moe "));
+  check_refused(moe.ask_for_cuda(), "is of another moe, this is moe ");
 
   moe.put_library("int of_another_torch(void); int f(void) { return of_another_torch(); }");
-  CHECK(refuses(moe.ask_for_cuda(), "does not match the installed LibTorch ("));
+  check_refused(moe.ask_for_cuda(), "does not match the installed LibTorch (");
 
   make_library(moe.folder() / "libtorch_cuda_half.so", "");
   moe.put_library(half_of(own_version()),
                   {"-Wl,--no-as-needed", (moe.folder() / "libtorch_cuda_half.so").string()});
   std::filesystem::remove(moe.folder() / "libtorch_cuda_half.so");
-  CHECK(refuses(moe.ask_for_cuda(), "requires a library that is not installed ("));
+  check_refused(moe.ask_for_cuda(), "requires a library that is not installed (");
 }
 
 TEST_CASE("the binary starts without LibTorch's CUDA half", "[cli]") {
-  const auto libraries = moe::test::run_program("ldd", {moe::test::moe_binary()});
+  const auto libraries = run_program("ldd", {moe_binary()});
   REQUIRE(libraries.exit_code == 0);
   CHECK(says(libraries.out, "libtorch_cpu.so"));
   for (const char* library : {"libtorch_cuda", "libc10_cuda", "libmoe_cuda", "libnccl"}) {

@@ -1,52 +1,39 @@
 // Standard streams that are closed, full or broken, and file size limits, for every command.
 
-#include "tests/support/catch.h"
-#include "tests/support/run_binary.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/training_rows.h"
+#include "tests/cli/commands.h"
 
 using namespace moe;
-using test::says;
-using test::TempDir;
+using namespace moe::test;
 
 namespace {
 
 // Runs `moe ARGUMENTS` with `redirections` through a shell. Standard error is in `err` unless the
 // redirections name another place.
-test::RunResult run_shell(const TempDir& dir, const std::string& arguments,
-                          const std::string& redirections, const std::string& prefix = "") {
-  const std::string command = "cd " + test::shell_quote(dir.path().string()) + " && " + prefix +
-                              " timeout 120 " + test::shell_quote(test::moe_binary()) + " " +
-                              arguments + " 2>err </dev/null " + redirections;
+RunResult run_shell(const TempDir& dir, const std::string& arguments,
+                    const std::string& redirections, const std::string& prefix = "") {
+  const std::string command = "cd " + shell_quote(dir.path().string()) + " && " + prefix +
+                              " timeout 120 " + shell_quote(moe_binary()) + " " + arguments +
+                              " 2>err </dev/null " + redirections;
   const int status = std::system(command.c_str());  // NOLINT: the test's own words
   const auto err = dir / "err";
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), "",
-          std::filesystem::exists(err) ? test::read_file(err) : ""};
+          std::filesystem::exists(err) ? read_file(err) : ""};
 }
 
-const std::vector<std::string> kPrinting = {
-    "--version",
-    "--reference",
-    "train --help",
-    "inspect dense --json",
-    "inspect dense",
-    "tokenize dense text.txt",
-    "tokenize dense words --json",
-    "generate dense --prompt a --max-tokens 2",
-    "route logits.csv --router top1",
-    "eval dense --requests requests.jsonl",
-    "eval --list",
-    "completion bash",
-};
+const Words kPrinting = {"--reference",
+                         "inspect dense",
+                         "tokenize dense text.txt",
+                         "route logits.csv --router top1",
+                         "eval dense --requests requests.jsonl",
+                         "generate dense --prompt a --max-tokens 2"};
 
 void write_inputs(const TempDir& dir) {
-  std::filesystem::copy(test::source_folder() / "recipes/tiny/model", dir / "dense",
-                        std::filesystem::copy_options::recursive);
-  test::write_training_rows(dir / "rows.jsonl");
-  test::write_file(dir / "text.txt", "a b\n");
-  test::write_file(dir / "requests.jsonl", R"({"context": "a", "continuation": " b"})"
-                                           "\n");
-  test::write_file(dir / "logits.csv", "0.1,0.2\n0.4,0.3\n");
+  std::filesystem::copy(tiny("model"), dir / "dense", std::filesystem::copy_options::recursive);
+  write_training_rows(dir / "rows.jsonl");
+  write_file(dir / "text.txt", "a b\n");
+  write_file(dir / "requests.jsonl", R"({"context": "a", "continuation": " b"})"
+                                     "\n");
+  write_file(dir / "logits.csv", "0.1,0.2\n0.4,0.3\n");
 }
 
 }  // namespace
@@ -56,54 +43,46 @@ TEST_CASE("output that is lost on a full disk is said with exit code 2", "[cli]"
   write_inputs(dir);
   for (const auto& arguments : kPrinting) {
     CAPTURE(arguments);
-    REQUIRE(run_shell(dir, arguments, ">/dev/null").exit_code == 0);
     const auto full = run_shell(dir, arguments, ">/dev/full");
     CHECK(full.exit_code == 2);
     CHECK(says(full.err, "standard output"));
     CHECK(says(full.err, "No space left on device"));
     CHECK(std::count(full.err.begin(), full.err.end(), '\n') == 1);
-    CHECK(run_shell(dir, arguments, ">&-").exit_code == 2);
   }
+  CHECK(run_shell(dir, "inspect dense", ">/dev/null").exit_code == 0);
+  CHECK(run_shell(dir, "inspect dense", ">&-").exit_code == 2);
 }
 
-TEST_CASE("a pipe that was closed ends a command without a word", "[cli]") {
+TEST_CASE("a pipe that was closed ends a command without a message", "[cli]") {
   const TempDir dir;
-  write_inputs(dir);
-  for (const std::string arguments : {"--reference", "--version"}) {
-    // The second form is a parent that ignores SIGPIPE, as Python does.
-    for (const std::string prefix : {"", "trap '' PIPE;"}) {
-      CAPTURE(arguments, prefix);
-      const auto result = run_shell(dir, arguments, "| true", prefix);
-      CHECK(std::filesystem::exists(dir / "err"));
-      CHECK(result.err.empty());
-      std::filesystem::remove(dir / "err");
-    }
+  // The second form is a parent that ignores SIGPIPE, as Python does.
+  for (const std::string prefix : {"", "trap '' PIPE;"}) {
+    CAPTURE(prefix);
+    const auto result = run_shell(dir, "--reference", "| true", prefix);
+    CHECK(std::filesystem::exists(dir / "err"));
+    CHECK(result.err.empty());
+    std::filesystem::remove(dir / "err");
   }
 }
 
 TEST_CASE("a closed or full standard error does not change what a command does", "[cli]") {
   const TempDir dir;
   write_inputs(dir);
-  for (const std::string redirection : {"2>&-", "2>/dev/full", "0<&- 2>&-", "0<&- 1>&- 2>&-"}) {
+  for (const std::string redirection : {"2>&-", "2>/dev/full", "0<&- 1>&- 2>&-"}) {
     CAPTURE(redirection);
-    CHECK(
-        run_shell(dir, "upcycle dense -o moe --experts 2", ">/dev/null " + redirection).exit_code ==
-        (says(redirection, "1>&-") ? 2 : 0));
-    CHECK(std::filesystem::exists(dir / "moe/model.safetensors"));
-    CHECK(run_shell(dir, "train moe -o run --data rows.jsonl --steps 2 --threads 1",
+    const int expected = redirection.find("1>&-") == std::string::npos ? 0 : 2;
+    CHECK(run_shell(dir, "train dense -o run --data rows.jsonl --steps 1 --threads 1",
                     ">/dev/null " + redirection)
-              .exit_code == (says(redirection, "1>&-") ? 2 : 0));
+              .exit_code == expected);
     CHECK(std::filesystem::exists(dir / "run/final/model.safetensors"));
-    CHECK(run_shell(dir, "inspect nowhere", ">/dev/null " + redirection).exit_code == 2);
-    std::filesystem::remove_all(dir / "moe");
     std::filesystem::remove_all(dir / "run");
   }
+  CHECK(run_shell(dir, "inspect nowhere", ">/dev/null 2>&-").exit_code == 2);
 }
 
 TEST_CASE("a file size limit is a full disk: one sentence, exit code 2, nothing left", "[cli]") {
   const TempDir dir;
   write_inputs(dir);
-  REQUIRE(run_shell(dir, "upcycle dense -o moe --experts 4", ">/dev/null").exit_code == 0);
   for (const std::string command : {"upcycle dense -o out --experts 4",
                                     "train dense -o out --data rows.jsonl --steps 3 --threads 1"}) {
     CAPTURE(command);

@@ -1,8 +1,6 @@
 // The recipes: every row of the tables of the papers is accepted by its commands, at full size and
 // as a small twin, and has the settings of tests/golden/recipes.txt.
 
-#include <fmt/format.h>
-
 #include <iterator>
 #include <map>
 #include <regex>
@@ -10,20 +8,16 @@
 #include <vector>
 
 #include "core/base/json.h"
-#include "tests/support/catch.h"
-#include "tests/support/places.h"
-#include "tests/support/run_binary.h"
+#include "tests/cli/commands.h"
 
 namespace moe {
 namespace {
 
 using std::filesystem::path;
-using test::run_moe;
-using test::run_program;
-using test::TempDir;
+using namespace moe::test;
 
 const path& recipes() {
-  static const path folder = moe::test::source_folder() / "recipes";
+  static const path folder = source_folder() / "recipes";
   return folder;
 }
 
@@ -35,7 +29,7 @@ Tables read_tables(const path& recipe) {
   static const std::regex header(R"(\[([a-z]+)\])"),
       setting(R"(([a-z0-9-]+) = ([^#]*[^# ]) *(#.*)?)");
   Tables tables;
-  std::istringstream lines(test::read_file(recipe));
+  std::istringstream lines(read_file(recipe));
   std::smatch match;
   for (std::string line, table; std::getline(lines, line);) {
     if (std::regex_match(line, match, header)) {
@@ -49,18 +43,6 @@ Tables read_tables(const path& recipe) {
     }
   }
   return tables;
-}
-
-// Returns the settings of a command: its table in the recipe, overridden by the flags of a row
-// ("--key value --key value").
-Table settings(const path& recipe, const std::string& command, const std::string& flags) {
-  Tables tables = read_tables(recipe);
-  Table& table = tables[command];
-  std::istringstream words(flags);
-  for (std::string key, value; words >> key >> value;) {
-    table[key.substr(2)] = value;
-  }
-  return table;
 }
 
 // Returns one spelling of equal values: 1e-5 and 0.00001, ["a", "b"] and a,b.
@@ -80,7 +62,15 @@ std::string normalized(std::string value) {
   }
 }
 
-Table normalized(Table table) {
+// Returns the settings of a command: its table in the recipe, overridden by the flags of a row
+// ("--key value --key value"). Equal values have equal spellings.
+Table settings(const path& recipe, const std::string& command, const std::string& flags) {
+  Tables tables = read_tables(recipe);
+  Table& table = tables[command];
+  std::istringstream words(flags);
+  for (std::string key, value; words >> key >> value;) {
+    table[key.substr(2)] = value;
+  }
   for (auto& [key, value] : table) {
     value = normalized(value);
   }
@@ -88,10 +78,10 @@ Table normalized(Table table) {
 }
 
 // Runs a script of recipes/ with the binary under test. `out` has both streams.
-test::RunResult run_script(const std::string& name, const std::string& arguments) {
-  return run_program("sh", {"-c", "recipes/" + name + " " + arguments + " 2>&1"},
-                     "cd " + test::shell_quote(moe::test::source_folder().string()) +
-                         " && MOE=" + test::shell_quote(moe::test::moe_binary()));
+RunResult run_script(const std::string& name, const std::string& arguments) {
+  return run_program(
+      "sh", {"-c", "recipes/" + name + " " + arguments + " 2>&1"},
+      "cd " + shell_quote(source_folder().string()) + " && MOE=" + shell_quote(moe_binary()));
 }
 
 // Returns the recipe and the flags of a row: recipes/row.sh prints "--config RECIPE --key value
@@ -102,7 +92,7 @@ std::pair<path, std::string> row_flags(const std::string& row, const std::string
   REQUIRE(result.exit_code == 0);
   const std::string words = result.out.substr(0, result.out.size() - 1);
   const size_t begin = std::string("--config ").size(), end = words.find(' ', begin);
-  return {moe::test::source_folder() / words.substr(begin, end - begin),
+  return {source_folder() / words.substr(begin, end - begin),
           end == std::string::npos ? "" : words.substr(end + 1)};
 }
 
@@ -113,8 +103,7 @@ struct OldRecipe {
 
 std::vector<OldRecipe> old_recipes() {
   std::vector<OldRecipe> recipes;
-  std::istringstream lines(
-      test::read_file(moe::test::source_folder() / "tests/golden/recipes.txt"));
+  std::istringstream lines(read_file(source_folder() / "tests/golden/recipes.txt"));
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);
     if (line[0] == ' ') {
@@ -130,39 +119,29 @@ std::vector<OldRecipe> old_recipes() {
   return recipes;
 }
 
-TEST_CASE("a row has the settings of the recipe file that it replaced", "[cli][recipes]") {
-  size_t compared = 0;
+Words words_of(const std::string& text) {
+  std::istringstream stream(text);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
+
+TEST_CASE("the rows of the tables have the settings of the golden file", "[cli][recipes]") {
+  std::set<std::string> old_rows, rows;
   for (const auto& old : old_recipes()) {
     for (const auto& name : old.names) {
       const auto [recipe, flags] = row_flags(name, old.command);
       CAPTURE(name, old.command);
-      CHECK(normalized(settings(recipe, old.command, flags)) ==
-            normalized(settings("/dev/null", old.command, old.flags)));
-      ++compared;
+      CHECK(settings(recipe, old.command, flags) == settings("/dev/null", old.command, old.flags));
+      old_rows.insert(name);
     }
   }
-  CHECK(compared == 235);  // 102 files, of one to three tables
-}
-
-TEST_CASE("the rows of the tables are those of the golden file", "[cli][recipes]") {
-  std::set<std::string> old, rows;
-  for (const auto& recipe : old_recipes()) {
-    old.insert(recipe.names.begin(), recipe.names.end());
-  }
   for (const std::string paper : {"rectify_router", "top_p", "remoe"}) {
-    std::istringstream names(run_script("row.sh", "recipes/" + paper).out);
-    for (std::string name; names >> name;) {
+    for (const auto& name : words_of(run_script("row.sh", "recipes/" + paper).out)) {
       rows.insert(paper + "/" + name);
       rows.insert(paper + "/small/" + name);
     }
   }
-  CHECK(rows == old);
+  CHECK(rows == old_rows);
   CHECK(rows.size() == 102);
-}
-
-std::vector<std::string> words_of(const std::string& text) {
-  std::istringstream stream(text);
-  return {std::istream_iterator<std::string>(stream), {}};
 }
 
 // Returns a folder for the flags of `old`: random weights and a router of its family.
@@ -177,64 +156,80 @@ std::string folder_for(const OldRecipe& old, const TempDir& work) {
   if (!std::filesystem::exists(folder)) {
     Json config = read_json(recipes() / "remoe/small/182M.json");
     config["max_position_embeddings"] = 2048;
-    test::write_file(work / "config.json", config.dump());
-    std::vector<std::string> init = {
-        "init",        (work / "config.json").string(),     "-o",     folder.string(),
-        "--tokenizer", (recipes() / "tiny/model").string(), "--quiet"};
+    write_file(work / "config.json", config.dump());
+    Words init = {"init",        (work / "config.json").string(),
+                  "-o",          folder.string(),
+                  "--tokenizer", tiny("model"),
+                  "--quiet"};
     if (!router.empty()) {
-      init.insert(init.end(), {"--experts", "8", "--router", router, "--ep-ranks", "8"});
+      init = joined(init, {"--experts", "8", "--router", router, "--ep-ranks", "8"});
     }
-    REQUIRE(run_moe(init).exit_code == 0);
+    succeed(init);
   }
   return folder.string();
 }
 
-TEST_CASE("moe train accepts the flags of every row", "[cli][recipes]") {
-  const TempDir work;
-  for (const auto* name : {"text.jsonl", "pile-held-out.jsonl"}) {  // the latter for recipes
-    test::write_file(work / name, "{\"text\": \"The opposite of big is small.\"}\n");
+// Runs the command of a row: completely if that is cheap, moe train with --show-settings, and moe
+// eval of a full-size row with a missing data file, which is the error after all checks of flags.
+void check_accepted(const OldRecipe& old, const TempDir& work) {
+  const std::string& name = old.names.front();
+  const TempDir folder;
+  const std::string missing = (folder / "absent").string(), out = (folder / "out").string();
+  for (const auto* file : {"text.jsonl", "pile-held-out.jsonl"}) {  // the latter for recipes
+    write_file(work / file, "{\"text\": \"The opposite of big is small.\"}\n");
   }
-  size_t compared = 0;
-  for (const auto& old : old_recipes()) {
-    if (old.command != "train") {
-      continue;
-    }
+  Words arguments = {old.command};
+  bool whole = true;
+  if (old.command == "train") {
     const bool is_text = old.flags.find("--objective lm") != std::string::npos;
-    const auto [recipe, flags] = row_flags(old.names.front(), "train");
-    std::vector<std::string> arguments = {
-        "train",
-        folder_for(old, work),
-        "--data",
-        is_text ? (work / "text.jsonl").string() : (recipes() / "tiny/instruct.jsonl").string(),
-        "--cache",
-        "off",
-        "--show-settings",
-        "--config",
-        recipe.string()};
-    const auto words = words_of(flags);
-    arguments.insert(arguments.end(), words.begin(), words.end());
-    const auto result = run_moe(arguments, "cd " + work.path().string() + " &&");
-    CAPTURE(flags, result.err);
-    CHECK(result.exit_code == 0);
-    CHECK(result.out.find("\n[train]\n") != std::string::npos);
-    ++compared;
+    arguments =
+        joined(arguments, {folder_for(old, work), "--data",
+                           is_text ? (work / "text.jsonl").string() : tiny("instruct.jsonl"),
+                           "--cache", "off", "--show-settings"});
+  } else if (old.command == "upcycle") {
+    arguments = joined(arguments, {tiny("model"), "-o", out, "--dry-run"});
+  } else if (old.command == "init") {
+    const std::string row = path(name).filename().string();
+    const path paper = recipes() / name.substr(0, name.find('/'));
+    arguments =
+        joined(arguments, {(paper / "small" / (row.substr(0, row.find('-')) + ".json")).string(),
+                           "-o", out, "--quiet"});
+  } else if (name.find("/small/") != std::string::npos) {
+    arguments = joined(arguments, {tiny("model"), "--limit", "1", "--quiet"});
+  } else {
+    arguments = joined(arguments, {tiny("model"), "--data", missing});
+    whole = false;
   }
-  CHECK(compared > 20);
+  const auto [recipe, flags] = row_flags(name, old.command);
+  arguments = joined(arguments, words_of("--config " + recipe.string() + " " + flags));
+  // The tasks of small rows are named relative to the root, the held-out text to the working
+  // folder.
+  const path where = old.command == "train" ? work.path() : source_folder();
+  const auto run = run_moe(arguments, "cd " + shell_quote(where.string()) + " &&");
+  CAPTURE(name, old.command, run.err);
+  CHECK(run.exit_code == (whole ? 0 : 2));
+  CHECK((whole || says(run.err, missing)));
+  CHECK((old.command != "train" || says(run.out, "\n[train]\n")));
 }
 
-// The config of LLaMA-2-7B, the parent of the first paper.
-void write_llama_2_7b(const path& file) {
-  Json config = read_json(recipes() / "tiny/config.json");
-  config.merge_patch({{"vocab_size", 32000},
-                      {"hidden_size", 4096},
-                      {"intermediate_size", 11008},
-                      {"num_hidden_layers", 32},
-                      {"num_attention_heads", 32},
-                      {"num_key_value_heads", 32},
-                      {"head_dim", 128},
-                      {"max_position_embeddings", 4096},
-                      {"tie_word_embeddings", false}});
-  test::write_file(file, config.dump());
+TEST_CASE("every command accepts the flags of a row of each paper", "[cli][recipes]") {
+  std::map<std::string, OldRecipe> last;  // by paper and command
+  for (const auto& old : old_recipes()) {
+    const std::string& name = old.names.front();
+    last[name.substr(0, name.find('/')) + " " + old.command] = old;
+  }
+  CHECK(last.size() == 8);
+  const TempDir work;
+  for (const auto& [key, old] : last) {
+    check_accepted(old, work);
+  }
+}
+
+TEST_CASE("every command accepts the flags of every row", "[.][slow][cli][recipes]") {
+  const TempDir work;
+  for (const auto& old : old_recipes()) {
+    check_accepted(old, work);
+  }
 }
 
 // Returns the peak bytes of one GPU, by `moe train --dry-run` of a row on a cluster.
@@ -247,27 +242,33 @@ double planned_peak(const std::string& row, const path& config, const std::strin
     const auto [maker_recipe, maker_flags] = row_flags(row, maker);
     for (const auto& [key, value] : settings(maker_recipe, maker, maker_flags)) {
       if (key != "seed" && key != "init") {
-        arguments.insert(arguments.end(),
-                         {"--" + (key == "experts" ? "upcycled" : key), normalized(value)});
+        arguments = joined(arguments, {"--" + (key == "experts" ? "upcycled" : key), value});
       }
     }
   }
-  const auto run = run_moe(arguments);
-  CAPTURE(run.err);
-  REQUIRE(run.exit_code == 0);
-  return Json::parse(run.out).at("peak_bytes").get<double>();
+  return Json::parse(succeed(arguments).out).at("peak_bytes").get<double>();
 }
 
-TEST_CASE("every row fits the memory of its GPUs", "[cli][recipes]") {
+// Checks the memory of one GPU for the last row of each table, or for all rows.
+void check_memory_of_rows(bool all) {
   // A GPU of "80 GB" has 80 GiB, of which its driver shows 79.
   constexpr double kGpu = 79.0 * (uint64_t{1} << 30);
   const TempDir work;
-  write_llama_2_7b(work / "llama.json");
+  const TinyCheckpoint llama_2_7b = {.hidden = 4096,
+                                     .intermediate = 11008,
+                                     .layers = 32,
+                                     .heads = 32,
+                                     .kv_heads = 32,
+                                     .vocab = 32000,
+                                     .max_positions = 4096,
+                                     .dtype = io::DType::kBF16};
+  write_file(work / "llama.json", tiny_config(llama_2_7b).dump());
   size_t compared = 0;
   for (const auto& [paper, maker, nodes] :
        {std::tuple("rectify_router", "upcycle", "4"),  // its 32 GPUs of 80 GB
         std::tuple("top_p", "init", "1"), std::tuple("remoe", "init", "1")}) {
-    for (const auto& name : words_of(run_script("row.sh", std::string("recipes/") + paper).out)) {
+    const Words names = words_of(run_script("row.sh", std::string("recipes/") + paper).out);
+    for (const auto& name : all ? names : Words{names.back()}) {
       const std::string row = std::string(paper) + "/" + name;
       const path config = std::string(maker) == "upcycle"
                               ? work / "llama.json"
@@ -279,59 +280,24 @@ TEST_CASE("every row fits the memory of its GPUs", "[cli][recipes]") {
       ++compared;
     }
   }
-  CHECK(compared == 51);
+  CHECK(compared == (all ? 51 : 3));
 }
 
-// Runs a command of a row: completely if that is cheap, else with a missing data file, which is the
-// error after all checks of flags.
-void try_row(const OldRecipe& old) {
-  const std::string& name = old.names.front();
-  const bool is_small = name.find("/small/") != std::string::npos;
-  const TempDir folder;
-  const std::string missing = (folder / "absent").string(), out = (folder / "out").string();
-  const std::string tiny = (recipes() / "tiny/model").string();
-  std::vector<std::string> arguments = {old.command};
-  bool whole = false;
-  if (old.command == "upcycle") {
-    arguments.insert(arguments.end(), {tiny, "-o", out, "--dry-run"});
-    whole = true;
-  } else if (old.command == "init") {
-    const std::string row = path(name).filename().string();
-    const path paper = recipes() / name.substr(0, name.find('/'));
-    arguments.insert(arguments.end(),
-                     {(paper / "small" / (row.substr(0, row.find('-')) + ".json")).string(), "-o",
-                      out, "--quiet"});
-    whole = true;
-  } else if (is_small) {
-    arguments.insert(arguments.end(), {tiny, "--limit", "1", "--quiet"});
-    whole = true;
-  } else {
-    arguments.insert(arguments.end(), {tiny, "--data", missing});
-  }
-  const auto [recipe, flags] = row_flags(name, old.command);
-  const auto words = words_of("--config " + recipe.string() + " " + flags);
-  arguments.insert(arguments.end(), words.begin(), words.end());
-  const auto run = run_moe(arguments);
-  CAPTURE(name, old.command, run.err);
-  CHECK(run.exit_code == (whole ? 0 : 2));
-  CHECK((whole || run.err.find(missing) != std::string::npos));
+TEST_CASE("a row of each paper fits the memory of its GPUs", "[cli][recipes]") {
+  check_memory_of_rows(/*all=*/false);
 }
 
-TEST_CASE("every command accepts the flags of every row", "[cli][recipes]") {
-  for (const auto& old : old_recipes()) {
-    if (old.command != "train") {  // tested above
-      try_row(old);
-    }
-  }
+TEST_CASE("every row fits the memory of its GPUs", "[.][slow][cli][recipes]") {
+  check_memory_of_rows(/*all=*/true);
 }
 
 TEST_CASE("row.sh refuses unknown rows and commands by name", "[cli][recipes]") {
   const auto unknown = run_script("row.sh", "recipes/top_p/374M-top3 init");
   CHECK(unknown.exit_code == 2);
-  CHECK(test::says(unknown.out, "'374M-top3'"));
+  CHECK(says(unknown.out, "'374M-top3'"));
   const auto without = run_script("row.sh", "recipes/rectify_router/dense upcycle");
   CHECK(without.exit_code == 2);
-  CHECK(test::says(without.out, "'dense' has no moe upcycle"));
+  CHECK(says(without.out, "'dense' has no moe upcycle"));
   CHECK(run_script("row.sh", "recipes/rectify_router/top1").out ==
         "recipes/rectify_router/table.toml\n");
 }
@@ -340,12 +306,11 @@ TEST_CASE("at_test.sh runs the rows of a table and refuses unknown tables", "[cl
   const TempDir folder;
   const auto unknown = run_script("rectify_router/at_test.sh", "3 1 model out");
   CHECK(unknown.exit_code == 2);
-  CHECK(test::says(unknown.out, "2 1, 2 2, 5 1, 5 2, 7 1, 8 1, 8 2, 9 1, 9 2, fig3 1, fig3 2\n"));
+  CHECK(says(unknown.out, "2 1, 2 2, 5 1, 5 2, 7 1, 8 1, 8 2, 9 1, 9 2, fig3 1, fig3 2\n"));
 
   const path small = recipes() / "rectify_router/small/table.toml";
-  REQUIRE(run_moe({"upcycle", (recipes() / "tiny/model").string(), "-o",
-                   (folder / "model").string(), "--config", small.string(), "--router", "top2"})
-              .exit_code == 0);
+  succeed({"upcycle", tiny("model"), "-o", (folder / "model").string(), "--config", small.string(),
+           "--router", "top2"});
   const auto table =
       run_script("rectify_router/at_test.sh", "5 2 " + (folder / "model").string() + " " +
                                                   (folder / "scores").string() +
@@ -360,37 +325,44 @@ TEST_CASE("at_test.sh runs the rows of a table and refuses unknown tables", "[cl
   }
 }
 
-TEST_CASE("the study runs a row of each block and skips existing results", "[cli][recipes]") {
+// Runs a row of the study with three steps, twice: the second time its results are there.
+void check_study(const std::string& block, const std::string& row) {
   const TempDir work;
-  for (const auto& [block, row] :
-       {std::pair("rectify_router", "top1"), std::pair("top_p", "top-p"),
-        std::pair("remoe", "relu, plain L1"), std::pair("routers", "relu, k 2"),
-        std::pair("starts", "shared expert")}) {
-    const std::string arguments =
-        fmt::format("{} --tiny --row '{}' --work {}", block, row, work.path().string());
-    const auto run = run_script("study/run.py", arguments);
-    CAPTURE(run.out);
-    CHECK(run.exit_code == 0);
-    const path results = work / "tiny" / block;
-    REQUIRE(std::distance(std::filesystem::directory_iterator(results), {}) == 1);
-    const path file = std::filesystem::directory_iterator(results)->path();
-    const Json result = read_json(file);
-    CHECK(result.at("settings").at("row") == row);
-    CHECK(result.at("steps") == 3);
-    CHECK(result.contains(result.contains("items") ? "accuracy" : "held_out"));
-    CHECK(run_script("study/run.py", arguments).out.find(": is there\n") != std::string::npos);
-  }
+  const std::string arguments =
+      fmt::format("{} --tiny --row '{}' --work {}", block, row, work.path().string());
+  const auto run = run_script("study/run.py", arguments);
+  CAPTURE(run.out);
+  CHECK(run.exit_code == 0);
+  const path results = work / "tiny" / block;
+  REQUIRE(std::distance(std::filesystem::directory_iterator(results), {}) == 1);
+  const Json result = read_json(std::filesystem::directory_iterator(results)->path());
+  CHECK(result.at("settings").at("row") == row);
+  CHECK(result.at("steps") == 3);
+  CHECK(result.contains(result.contains("items") ? "accuracy" : "held_out"));
+  CHECK(says(run_script("study/run.py", arguments).out, ": is there\n"));
+}
+
+TEST_CASE("the study runs a row of a block and skips existing results", "[cli][recipes]") {
+  check_study("starts", "shared expert");
+  const TempDir work;
   const auto unknown =
       run_script("study/run.py", "remoe --tiny --row top9 --work " + work.path().string());
   CHECK(unknown.exit_code == 1);
-  CHECK(test::says(unknown.out, "'top9'; known: dense, "));
+  CHECK(says(unknown.out, "'top9'; known: dense, "));
+}
+
+TEST_CASE("the study runs a row of each block", "[.][slow][cli][recipes]") {
+  check_study("rectify_router", "top1");
+  check_study("top_p", "top-p");
+  check_study("remoe", "relu, plain L1");
+  check_study("routers", "relu, k 2");
 }
 
 TEST_CASE("the p-values of the study are those of Student's t-test with Holm's correction",
           "[cli][recipes]") {
   const TempDir work;
   std::filesystem::copy(recipes() / "study/intervals.py", work / "intervals.py");
-  test::write_file(work / "check.py", R"(
+  write_file(work / "check.py", R"(
 from intervals import T95, conclusion, holm, t_interval, t_test, two_sided_p
 for freedom, t in T95.items():  # the tabulated points have three decimals
     assert abs(two_sided_p(t, freedom) - 0.05) < 2e-4, (freedom, t)
@@ -409,27 +381,27 @@ assert conclusion(1, 0.05) == conclusion(-1, None) == "not resolved"
   CHECK(run.exit_code == 0);
 }
 
-TEST_CASE("the tables of the docs follow from the results of the study", "[cli][recipes]") {
+TEST_CASE("the tables of the docs follow from the results of the study",
+          "[.][slow][cli][recipes]") {
   const TempDir work;
   std::filesystem::copy(recipes(), work / "recipes", std::filesystem::copy_options::recursive);
   const auto made = run_program("python3", {(work / "recipes/study/run.py").string(), "--tables"});
   CAPTURE(made.out, made.err);
   REQUIRE(made.exit_code == 0);
   for (const auto* page : {"README.md", "study/README.md"}) {
-    CHECK(test::read_file(recipes() / page) == test::read_file(work / "recipes" / page));
+    CHECK(read_file(recipes() / page) == read_file(work / "recipes" / page));
   }
   CHECK(std::filesystem::exists(work / "runs/study/page.json"));
 }
 
 TEST_CASE("the comparison over seeds prints means with intervals and keeps existing results",
-          "[cli][recipes]") {
+          "[.][slow][cli][recipes]") {
   const TempDir work;
   const std::string arguments = "--seeds 2 --steps 2 --work " + work.path().string();
   const auto run = run_script("tiny/seeds.py", arguments);
   CAPTURE(run.out);
   CHECK(run.exit_code == 0);
-  CHECK(run.out.find("| MoE of 8, `top2` | ") != std::string::npos);
-  CHECK(run.out.find("paired by seed (2 seeds, 95 %): ") != std::string::npos);
+  check_has(run.out, {"| MoE of 8, `top2` | ", "paired by seed (2 seeds, 95 %): "});
   const auto written =
       std::filesystem::last_write_time(work / "seed2/scores/moe-tuned/results.json");
   CHECK(run_script("tiny/seeds.py", arguments).out == run.out);
@@ -437,7 +409,7 @@ TEST_CASE("the comparison over seeds prints means with intervals and keeps exist
 }
 
 TEST_CASE("small.sh makes, trains and reports a twin, and refuses an existing folder",
-          "[cli][recipes]") {
+          "[.][slow][cli][recipes]") {
   const TempDir folder;
   const std::string run_folder = (folder / "run").string();
   // The former path of the twin.
@@ -449,18 +421,18 @@ TEST_CASE("small.sh makes, trains and reports a twin, and refuses an existing fo
 
   const auto again = run_script("small.sh", "recipes/remoe/small/182M-dense " + run_folder);
   CHECK(again.exit_code == 2);
-  CHECK(test::says(again.out, run_folder));
+  CHECK(says(again.out, run_folder));
   CHECK(run_script("small.sh", "top1").exit_code == 2);
 }
 
 // Returns path, relative to the root, and text of the scripts of the project.
 std::map<std::string, std::string> scripts() {
-  const path root = test::source_folder();
-  std::map<std::string, std::string> found = {{".ci/run", test::read_file(root / ".ci/run")}};
+  const path root = source_folder();
+  std::map<std::string, std::string> found = {{".ci/run", read_file(root / ".ci/run")}};
   for (const char* top : {"recipes", "tests"}) {
     for (const auto& entry : std::filesystem::recursive_directory_iterator(root / top)) {
       if (entry.path().extension() == ".sh") {
-        found[entry.path().lexically_relative(root).string()] = test::read_file(entry.path());
+        found[entry.path().lexically_relative(root).string()] = read_file(entry.path());
       }
     }
   }
@@ -479,24 +451,23 @@ TEST_CASE("scripts ignore CDPATH and Python modules in the working folder", "[re
     CHECK_FALSE(std::regex_search(text, python_of_text));  // python3 -I - or python3 -I -c
   }
   const TempDir folder;
-  test::write_file(folder / "json.py", "open('ran', 'w')\n");
-  test::write_file(folder / "run/metrics.jsonl", R"({"step": 1, "sparsity": 0.5, "lambda": 1})"
-                                                 "\n");
+  write_file(folder / "json.py", "open('ran', 'w')\n");
+  write_file(folder / "run/metrics.jsonl", R"({"step": 1, "sparsity": 0.5, "lambda": 1})"
+                                           "\n");
   const auto table = run_program(
       "bash", {(recipes() / "analyses.sh").string(), "remoe-sparsity", (folder / "run").string()},
-      "cd " + folder.path().string() + " &&");
+      "cd " + folder.path().string() + " && MOE=" + shell_quote(moe_binary()));
   INFO(table.err);
   CHECK(table.exit_code == 0);
   CHECK_FALSE(std::filesystem::exists(folder / "ran"));
 }
 
 TEST_CASE("every Python package that setup.sh installs is pinned with hashes", "[recipes]") {
-  const path interop = test::source_folder() / "tests/interop";
+  const path interop = source_folder() / "tests/interop";
   for (const path& file : {recipes() / "libtorch.txt", recipes() / "cuda_libraries.txt",
                            recipes() / "clang_format.txt", recipes() / "parquet.txt",
                            interop / "requirements.txt", interop / "requirements-eval.txt"}) {
-    const std::string text =
-        std::regex_replace(test::read_file(file), std::regex(R"( *\\\n *)"), " ");
+    const std::string text = std::regex_replace(read_file(file), std::regex(R"( *\\\n *)"), " ");
     static const std::regex pinned(R"([A-Za-z0-9_.-]+==[0-9a-z.]+( --hash=sha256:[0-9a-f]{64})+)");
     std::istringstream lines(text);
     int count = 0;
@@ -515,7 +486,7 @@ TEST_CASE("setup.sh uses sudo only with --yes", "[recipes]") {
   const TempDir folder;
   const auto write_program = [&](const std::string& name, const std::string& body) {
     const path file = folder / "bin" / name;
-    test::write_file(file, "#!/bin/sh\n" + body + "\n");
+    write_file(file, "#!/bin/sh\n" + body + "\n");
     std::filesystem::permissions(file, std::filesystem::perms(0755));
   };
   write_program("id", "echo 1000");
@@ -525,12 +496,12 @@ TEST_CASE("setup.sh uses sudo only with --yes", "[recipes]") {
   const std::string setup = (recipes() / "setup.sh").string();
   const auto refused = run_program("bash", {setup, "--packages"}, with_path);
   CHECK(refused.exit_code == 2);
-  CHECK(test::says(refused.err, "give --yes to use sudo: sudo apt-get install g++ "));
+  CHECK(says(refused.err, "give --yes to use sudo: sudo apt-get install g++ "));
   CHECK_FALSE(std::filesystem::exists(folder / "called"));
   const auto allowed = run_program("bash", {setup, "--packages", "--yes"}, with_path);
   INFO(allowed.err);
   CHECK(allowed.exit_code == 0);
-  CHECK(test::says(test::read_file(folder / "called"), "apt-get -q -y"));
+  CHECK(says(read_file(folder / "called"), "apt-get -q -y"));
 }
 
 }  // namespace

@@ -1,30 +1,14 @@
-// moe route as a user runs it.
-
-#include <fmt/format.h>
-
-#include <fstream>
+// moe route.
 
 #include "core/base/json.h"
-#include "tests/support/catch.h"
-#include "tests/support/data.h"
-#include "tests/support/matchers.h"
-#include "tests/support/run_binary.h"
+#include "tests/cli/commands.h"
 
 namespace moe::test {
 namespace {
 
 std::string write(const TempDir& folder, const std::string& name, const std::string& text) {
-  std::ofstream(folder / name) << text;
+  write_file(folder / name, text);
   return (folder / name).string();
-}
-
-// A refusal: exit code 2, nothing on standard output, and a sentence with `words`.
-void check_refused(const std::vector<std::string>& arguments, const std::string& words) {
-  INFO(words);
-  const auto run = run_moe(arguments);
-  CHECK(run.exit_code == 2);
-  CHECK(run.out.empty());
-  CHECK_THAT(run.err, moe::test::contains_text(words));
 }
 
 // The worked example of core/route/README.md.
@@ -37,9 +21,7 @@ constexpr const char* kWorked =
 TEST_CASE("route draws who goes where, who was dropped, filled in and rectified", "[cli]") {
   const TempDir folder;
   const std::string file = write(folder, "worked.csv", std::string("e0,e1,e2,e3\n") + kWorked);
-  const auto run = run_moe({"route", file, "--router", "top1+ir+fr", "--ep-ranks", "2"});
-  REQUIRE(run.exit_code == 0);
-  // The worked example under top1+ir+fr.
+  const auto run = succeed({"route", file, "--router", "top1+ir+fr", "--ep-ranks", "2"});
   CHECK(run.out ==
         R"(top1+ir+fr: 8 tokens, 4 experts on 2 ranks, slots per expert and rank: 1 1
 
@@ -67,25 +49,23 @@ losses       load balance 1.4849 (unscaled)
 )");
 }
 
-TEST_CASE("route reads lists, objects, columns and standard input alike", "[cli]") {
+TEST_CASE("route reads lists, objects and columns alike", "[cli]") {
   const TempDir folder;
-  const std::vector<std::string> router = {"--router", "top1", "--json"};
   const std::string list = write(folder, "list.json", "[[1, 0.5], [0, 2]]");
   const std::string object = write(
       folder, "object.json", R"({"logits": [[1, 0.5], [0, 2]], "home": [0, 1], "num_ranks": 2})");
   const std::string csv = write(folder, "blanks.csv", "# two tokens\n1 0.5\n\n0\t2\r\n");
-  const auto of = [&](const std::string& file, const std::string& prefix = "") {
-    const auto run = run_moe({"route", file, router[0], router[1], router[2]}, prefix);
-    REQUIRE(run.exit_code == 0);
-    return parse_json(run.out, file);
+  const auto route = [&](const std::string& file) {
+    return parse_json(succeed({"route", file, "--router", "top1", "--json"}).out, file);
   };
-  CHECK(of(list) == of(csv));
-  CHECK(of(list)["input"]["logits"] == of(object)["input"]["logits"]);
-  CHECK(of(object)["input"]["home"] == Json::parse("[0, 1]"));
-  CHECK(of(list)["expect"]["slots"] == Json::parse("[[[0], [1]]]"));
-  CHECK(of(list)["loss"].contains("load_balance"));
+  const Json answer = route(list), ranks = route(object);
+  CHECK(answer == route(csv));
+  CHECK(answer["input"]["logits"] == ranks["input"]["logits"]);
+  CHECK(ranks["input"]["home"] == Json::parse("[0, 1]"));
+  CHECK(answer["expect"]["slots"] == Json::parse("[[[0], [1]]]"));
+  CHECK(answer["loss"].contains("load_balance"));
   // The problem that --json prints is read again, with the same answer.
-  CHECK(of(write(folder, "again.json", of(list)["input"].dump())) == of(list));
+  CHECK(route(write(folder, "again.json", answer["input"].dump())) == answer);
 }
 
 TEST_CASE("route lists experts where columns would not fit, and draws so many tokens", "[cli]") {
@@ -98,35 +78,29 @@ TEST_CASE("route lists experts where columns would not fit, and draws so many to
     text += "\n";
   }
   const auto run =
-      run_moe({"route", write(folder, "wide.csv", text), "--router", "topp:0.4", "--tokens", "10"});
-  REQUIRE(run.exit_code == 0);
-  CHECK_THAT(run.out, moe::test::contains_text("    0     0  e59 0.6"));
-  CHECK_THAT(run.out, moe::test::contains_text("and 90 more tokens"));
-  CHECK_THAT(run.out, !moe::test::contains_text("\033["));  // no colours in a pipe
+      succeed({"route", write(folder, "wide.csv", text), "--router", "topp:0.4", "--tokens", "10"});
+  check_has(run.out, {"    0     0  e59 0.6", "and 90 more tokens"});
+  CHECK_THAT(run.out, !contains_text("\033["));  // no colours in a pipe
 }
 
-TEST_CASE("route refuses what it cannot route, in a sentence", "[cli]") {
+TEST_CASE("route refuses faults of its input by line, row or key", "[cli]") {
   const TempDir folder;
-  const auto file = [&](const std::string& text) { return write(folder, "in", text); };
-  const auto plain = [&](const std::string& text) {
-    return std::vector<std::string>{"route", file(text), "--router", "top1"};
-  };
-  check_refused({"route", file("1,2\n3,4\n")}, "--router is required");
-  check_refused(plain("1,2\n3\n"), "line 2: 1 numbers, the lines before have 2");
-  check_refused(plain("1,2\n3,x\n"), "line 2: 'x' is no number");
-  check_refused(plain("1,2\n3,nan\n"), "no finite 32-bit number");
-  check_refused(plain(""), "holds no logits");
-  check_refused(plain("[[1, 2], [3]]"), "row 1 of 'logits' does not have 2 numbers");
-  check_refused(plain("[[1, 1e300]]"), "no finite 32-bit number");
-  check_refused(plain("[]"), "'logits' is not a list of rows");
-  check_refused(plain("{\"a\": 1}"), "has no 'logits'");
-  check_refused({"route", file("1,2,3\n"), "--router", "top4"}, "4");
-  check_refused({"route", file("1,2,3\n"), "--router", "top1", "--ep-ranks", "2"},
+  for (const auto& [text, fact] : std::vector<std::pair<std::string, std::string>>{
+           {"1,2\n3\n", "line 2: 1 numbers, the lines before have 2"},
+           {"1,2\n3,x\n", "line 2: 'x' is no number"},
+           {"1,2\n3,nan\n", "no finite 32-bit number"},
+           {"", "holds no logits"},
+           {"[[1, 2], [3]]", "row 1 of 'logits' does not have 2 numbers"},
+           {"[[1, 1e300]]", "no finite 32-bit number"},
+           {"{\"a\": 1}", "has no 'logits'"},
+           {R"({"logits": [[1]], "num_ranks": 1, "home": [3]})", "'home' names rank 3"}}) {
+    check_refused({"route", write(folder, "in", text), "--router", "top1"}, fact);
+  }
+  const std::string file = write(folder, "in", "1,2,3\n");
+  check_refused({"route", file}, "--router is required");
+  check_refused({"route", file, "--router", "top1", "--ep-ranks", "2"},
                 "2 ranks do not divide 3 experts");
-  check_refused({"route", (folder / "absent").string(), "--router", "top1"},
-                "absent: no such file");
   check_refused({"route", (folder / "absent").string()}, "absent: no such file");
-  check_refused(plain(R"({"logits": [[1]], "num_ranks": 1, "home": [3]})"), "'home' names rank 3");
 }
 
 }  // namespace moe::test

@@ -1,25 +1,20 @@
-// What moe train and moe eval show on a terminal, which here is a pseudo-terminal of 72 columns.
+// Output of moe train, eval and generate on a pseudo-terminal of 72 columns.
 
 #include <pty.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <vector>
+#include "tests/cli/commands.h"
 
-#include "tests/support/catch.h"
-#include "tests/support/places.h"
-#include "tests/support/run_binary.h"
-#include "tests/support/temp_dir.h"
-
-using moe::test::TempDir;
+using namespace moe::test;
 
 namespace {
 
 constexpr unsigned short kColumns = 72;
 
-// Everything that the binary writes to its terminal.
-std::string run_on_terminal(std::vector<std::string> words) {
-  words.insert(words.begin(), moe::test::moe_binary());
+// Returns everything that the binary writes to its terminal.
+std::string run_on_terminal(Words words) {
+  words.insert(words.begin(), moe_binary());
   std::vector<char*> arguments;
   for (auto& word : words) {
     arguments.push_back(word.data());
@@ -44,7 +39,7 @@ std::string run_on_terminal(std::vector<std::string> words) {
   return text;
 }
 
-// What stands between two ends of a line: a newline, or a step line written over.
+// Splits at newlines and at carriage returns, after which a step line is overwritten.
 std::vector<std::string> lines_of(std::string text) {
   std::vector<std::string> lines;
   for (size_t at = text.find_first_of("\r\n"); !text.empty(); at = text.find_first_of("\r\n")) {
@@ -58,28 +53,12 @@ std::vector<std::string> lines_of(std::string text) {
 
 TEST_CASE("a step line never wraps, evaluations stand between them and stay", "[cli]") {
   const TempDir dir;
-  const auto tiny = moe::test::source_folder() / "recipes/tiny";
-  const std::string data = (tiny / "instruct.jsonl").string();
-  const std::string text = run_on_terminal({"train",
-                                            (tiny / "model").string(),
-                                            "-o",
-                                            (dir / "run").string(),
-                                            "--data",
-                                            data,
-                                            "--steps",
-                                            "4",
-                                            "--seq-len",
-                                            "64",
-                                            "--micro-batch",
-                                            "1",
-                                            "--threads",
-                                            "1",
-                                            "--eval-data",
-                                            data,
-                                            "--eval-rows",
-                                            "2",
-                                            "--eval-every",
-                                            "2"});
+  const std::string data = tiny("instruct.jsonl");
+  const Words train = {"train",  tiny("model"), "-o",          (dir / "run").string(),
+                       "--data", data,          "--eval-data", data};
+  const std::string text =
+      run_on_terminal(joined(train, {"--steps", "4", "--seq-len", "64", "--micro-batch", "1",
+                                     "--threads", "1", "--eval-rows", "2", "--eval-every", "2"}));
   INFO(text);
   const std::string erase = "\x1b[K";
   int steps = 0;
@@ -98,10 +77,9 @@ TEST_CASE("a step line never wraps, evaluations stand between them and stay", "[
 }
 
 TEST_CASE("an evaluation shows its rate, what is left, and its accuracy so far", "[cli]") {
-  const auto tiny = moe::test::source_folder() / "recipes/tiny";
   const std::string text =
-      run_on_terminal({"eval", (tiny / "model").string(), "--tasks", (tiny / "quiz.jsonl").string(),
-                       "--batch-tokens", "1", "--threads", "1", "--running-accuracy"});
+      run_on_terminal({"eval", tiny("model"), "--tasks", tiny("quiz.jsonl"), "--batch-tokens", "1",
+                       "--threads", "1", "--running-accuracy"});
   INFO(text);
   int lines = 0;
   for (const std::string& line : lines_of(text)) {
@@ -117,12 +95,11 @@ TEST_CASE("an evaluation shows its rate, what is left, and its accuracy so far",
 }
 
 TEST_CASE("control characters of a generated text are escaped on a terminal alone", "[cli]") {
-  const std::string model = (moe::test::source_folder() / "recipes/tiny/model").string();
-  const std::vector<std::string> words = {"generate",          model,          "--prompt",
-                                          "\x1b[31mred\u009b", "--max-tokens", "2"};
+  const std::string model = (source_folder() / "recipes/tiny/model").string();
+  const Words words = {"generate", model, "--prompt", "\x1b[31mred\u009b", "--max-tokens", "2"};
   const std::string shown = run_on_terminal(words);
   INFO(shown);
   CHECK(shown.find('\x1b') == std::string::npos);
   CHECK(shown.find("\\x1b[31mred\\x9b") != std::string::npos);
-  CHECK(moe::test::run_moe(words).out.find("\x1b[31mred\u009b") != std::string::npos);
+  CHECK(run_moe(words).out.find("\x1b[31mred\u009b") != std::string::npos);
 }

@@ -1,18 +1,14 @@
-// moe tokenize as a user runs it, and a model whose tokenizer is a tokenizer.json through every
-// command that needs one.
+// moe tokenize, and a model whose tokenizer is a tokenizer.json through every command that needs
+// one.
 
 #include "core/base/json.h"
 #include "core/tokenizer/unicode.h"
-#include "tests/support/catch.h"
-#include "tests/support/data.h"
-#include "tests/support/run_binary.h"
-#include "tests/support/tiny_checkpoint.h"
+#include "tests/cli/commands.h"
 
 namespace moe {
 namespace {
 
-using test::run_moe;
-using test::TempDir;
+using namespace moe::test;
 using Ids = std::vector<int64_t>;
 
 // Every byte by its value, "he" 256, BOS 257, EOS 258.
@@ -31,16 +27,8 @@ void write_tokenizer(const std::filesystem::path& folder) {
       "special_tokens": {"<s>": {"ids": [257]}}},
     "decoder": {"type": "ByteLevel"}, "model": {"type": "BPE", "merges": ["h e"]}})");
   json["model"]["vocab"] = vocab;
-  test::write_file(folder / "tokenizer.json", json.dump());
-  test::write_file(folder / "tokenizer_config.json",
-                   R"({"bos_token": "<s>", "eos_token": "</s>"})");
-}
-
-test::RunResult succeed(const std::vector<std::string>& words) {
-  auto run = run_moe(words);
-  INFO(run.err);
-  REQUIRE(run.exit_code == 0);
-  return run;
+  write_file(folder / "tokenizer.json", json.dump());
+  write_file(folder / "tokenizer_config.json", R"({"bos_token": "<s>", "eos_token": "</s>"})");
 }
 
 }  // namespace
@@ -58,7 +46,7 @@ TEST_CASE("moe tokenize prints ids, pieces and bytes", "[cli]") {
       "     169  \u00A9                         A9\n"
       "4 tokens for 5 bytes, plus 1 special tokens\n";
   CHECK(succeed({"tokenize", model, "he \u00E9"}).out == expected);
-  test::write_file(folder / "text", "he \u00E9");
+  write_file(folder / "text", "he \u00E9");
   CHECK(succeed({"tokenize", model, (folder / "text").string()}).out == expected);
 }
 
@@ -66,8 +54,7 @@ TEST_CASE("moe tokenize --json takes and gives an object a line", "[cli]") {
   const TempDir folder;
   write_tokenizer(folder.path());
   const std::string model = folder.path().string();
-  test::write_file(folder / "lines",
-                   "{\"text\": \"he</s>\\u2028\"}\n\n{\"text\": \"\", \"other\": 1}\n");
+  write_file(folder / "lines", "{\"text\": \"he</s>\\u2028\"}\n\n{\"text\": \"\", \"other\": 1}\n");
   CHECK(succeed({"tokenize", model, (folder / "lines").string(), "--json"}).out ==
         "{\"ids\":[256,258,226,128,168],\"ids_special\":[257,256,258,226,128,168],"
         "\"decoded\":\"he\\u2028\"}\n{\"ids\":[],\"ids_special\":[257],\"decoded\":\"\"}\n");
@@ -76,74 +63,56 @@ TEST_CASE("moe tokenize --json takes and gives an object a line", "[cli]") {
   CHECK(
       Json::parse(succeed({"tokenize", model, "{\"text\": \"he\"}\n", "--json"}).out)["decoded"] ==
       "{\"text\": \"he\"}\n");  // a text, whatever it looks like
-  test::write_file(folder / "wrong", "{\"txt\": 1}\n");
-  const auto refused = run_moe({"tokenize", model, (folder / "wrong").string(), "--json"});
-  CHECK(refused.exit_code == 2);
-  CHECK(refused.err == "moe: " + (folder / "wrong").string() + " line 1: 'text' is missing\n");
-  const auto none = run_moe({"tokenize", (folder / "none").string(), "a"});
-  CHECK(none.exit_code == 2);
-  CHECK(none.err.find("has neither tokenizer.model nor tokenizer.json") != std::string::npos);
+  write_file(folder / "wrong", "{\"txt\": 1}\n");
+  check_refused({"tokenize", model, (folder / "wrong").string(), "--json"},
+                (folder / "wrong").string() + " line 1: 'text' is missing");
+  check_refused({"tokenize", (folder / "none").string(), "a"},
+                "has neither tokenizer.model nor tokenizer.json");
 }
 
-TEST_CASE("moe tokenize reads sentencepiece too", "[cli]") {
-  MOE_NEED_SHARED_DATA();
-  const auto run =
-      succeed({"tokenize", (test::shared_data() / "llama-tokenizer").string(), "Hello world"});
-  CHECK(run.out.find("15043  \u2581Hello                    20 48 65 6C 6C 6F\n") !=
-        std::string::npos);
-}
-
-TEST_CASE("A model with a tokenizer.json is upcycled, trained, evaluated and writes", "[cli]") {
+TEST_CASE("a model with a tokenizer.json is upcycled, trained, evaluated and writes", "[cli]") {
   const TempDir folder;
   const auto path = [&](const char* name) { return (folder / name).string(); };
-  test::write_tiny_checkpoint(folder / "dense", {.vocab = 264});
+  write_tiny_checkpoint(folder / "dense", {.vocab = 264});
   write_tokenizer(folder / "dense");
-  test::write_file(folder / "dense/special_tokens_map.json", "{}");
+  write_file(folder / "dense/special_tokens_map.json", "{}");
   const auto made = succeed({"upcycle", path("dense"), "-o", path("moe"), "--experts", "2",
                              "--router", "top1:cf=inf", "--verify", "--json"});
   CHECK(made.out.find("the embedded text") != std::string::npos);
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}) {
-    CHECK(test::read_file(folder / "moe" / name) == test::read_file(folder / "dense" / name));
+    CHECK(read_file(folder / "moe" / name) == read_file(folder / "dense" / name));
   }
-  CHECK(succeed({"inspect", path("moe")}).out.find("tokenizer     tokenizer.json\n") !=
-        std::string::npos);
+  CHECK_THAT(succeed({"inspect", path("moe")}).out,
+             contains_text("tokenizer     tokenizer.json\n"));
 
-  test::write_file(folder / "pairs.jsonl", R"({"prompt": "he", "response": "\u00e9!"})"
-                                           "\n");
-  const std::vector<std::string> train = {"train",   path("moe"),         "-o",         path("run"),
-                                          "--data",  path("pairs.jsonl"), "--steps",    "1",
-                                          "--quiet", "--global-batch",    "1",          "--seq-len",
-                                          "32",      "--cache",           path("cache")};
-  auto shown = train;
-  shown.insert(shown.end(), {"--show-samples", "1"});
-  CHECK(succeed(shown).out.find("<s> he \u27E6\u00C3 \u00A9 ! </s>\u27E7\n") != std::string::npos);
+  write_file(folder / "pairs.jsonl", R"({"prompt": "he", "response": "\u00e9!"})"
+                                     "\n");
+  Words train = {"train",   path("moe"),         "-o",         path("run"),
+                 "--data",  path("pairs.jsonl"), "--steps",    "1",
+                 "--quiet", "--global-batch",    "1",          "--seq-len",
+                 "32",      "--cache",           path("cache")};
+  CHECK_THAT(succeed(joined(train, {"--show-samples", "1"})).out,
+             contains_text("<s> he \u27E6\u00C3 \u00A9 ! </s>\u27E7\n"));
   succeed(train);
-  CHECK(test::read_file(folder / "run/final/tokenizer.json") ==
-        test::read_file(folder / "dense/tokenizer.json"));
+  CHECK(read_file(folder / "run/final/tokenizer.json") ==
+        read_file(folder / "dense/tokenizer.json"));
 
-  test::write_file(folder / "quiz.jsonl",
-                   R"({"question": "he", "choices": ["a", "\u00e9"], "answer": 0})"
-                   "\n");
+  write_file(folder / "quiz.jsonl", R"({"question": "he", "choices": ["a", "\u00e9"], "answer": 0})"
+                                    "\n");
   succeed({"eval", path("run/final"), "--tasks", path("quiz.jsonl")});
-  const auto written = Json::parse(
-      succeed({"generate", path("run/final"), "--prompt", "he", "--max-tokens", "3", "--json"})
-          .out);
-  CHECK(written["prompt_ids"].get<Ids>() == Ids{257, 256});
-  const auto bare = Json::parse(succeed({"generate", path("run/final"), "--prompt", "he", "--bos",
-                                         "off", "--max-tokens", "3", "--json"})
-                                    .out);
-  CHECK(bare["prompt_ids"].get<Ids>() == Ids{256});
-  succeed({"generate", path("run/final"), "--prompt", "he", "--max-tokens", "20", "--temperature",
-           "1"});
+  const auto prompt_ids = [&](const std::string& bos) {
+    return Json::parse(succeed({"generate", path("run/final"), "--prompt", "he", "--bos", bos,
+                                "--max-tokens", "3", "--json"})
+                           .out)["prompt_ids"]
+        .get<Ids>();
+  };
+  CHECK(prompt_ids("auto") == Ids{257, 256});
+  CHECK(prompt_ids("off") == Ids{256});
 
-  test::write_file(folder / "dense/tokenizer_config.json", R"({"eos_token": null})");
-  auto nameless = train;
-  nameless[1] = path("dense");
-  nameless[3] = path("other");
-  const auto refused = run_moe(nameless);
-  CHECK(refused.exit_code == 2);
-  CHECK(refused.err.find("the tokenizer has no EOS within the model's vocabulary of 264") !=
-        std::string::npos);
+  write_file(folder / "dense/tokenizer_config.json", R"({"eos_token": null})");
+  train[1] = path("dense");
+  train[3] = path("other");
+  check_refused(train, "the tokenizer has no EOS within the model's vocabulary of 264");
 }
 
 }  // namespace moe

@@ -1,26 +1,13 @@
-// Data as people have it, through the binary: what the file was taken for is said, weights and
-// templates survive in settings.toml, --show-samples shows and stops.
+// Data of moe train: the format and share of each file, weights and templates in settings.toml, the
+// token cache, --show-samples.
 
 #include "core/base/json.h"
-#include "tests/support/catch.h"
-#include "tests/support/data.h"
-#include "tests/support/run_binary.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
+#include "tests/cli/commands.h"
 
 using namespace moe;
-using moe::test::read_file;
-using moe::test::run_moe;
-using moe::test::RunResult;
-using moe::test::TempDir;
-using moe::test::write_file;
+using namespace moe::test;
 
 namespace {
-
-void check_contains(const std::string& text, const std::string& part) {
-  INFO(text);
-  CHECK(text.find(part) != std::string::npos);
-}
 
 std::string rows(int count, int token) {
   std::string text;
@@ -35,16 +22,14 @@ struct World {
   TempDir dir;
 
   World() {
-    test::write_tiny_checkpoint(dir / "dense");
+    write_tiny_checkpoint(dir / "dense");
     write_file(dir / "a.jsonl", rows(12, 6));
     write_file(dir / "b.jsonl", rows(4, 9));
   }
   std::string path(const std::string& name) const { return (dir / name).string(); }
 
-  RunResult train(const std::vector<std::string>& flags) const {
-    std::vector<std::string> words = {"train", path("dense"), "--threads", "1"};
-    words.insert(words.end(), flags.begin(), flags.end());
-    return run_moe(words);
+  Words training(const Words& flags) const {
+    return joined({"train", path("dense"), "--threads", "1"}, flags);
   }
 };
 
@@ -53,110 +38,70 @@ struct World {
 TEST_CASE("mixed files are named with their form and share, and settings.toml mixes them again",
           "[cli]") {
   const World world;
-  const auto result = world.train({"-o", world.path("run"), "--data", world.path("a.jsonl") + ":1",
-                                   world.path("b.jsonl") + ":3", "--steps", "3", "--loss-on",
-                                   "last", "--template", "U: {instruction}\\nA: {response}"});
-  INFO(result.err);
-  REQUIRE(result.exit_code == 0);
-  check_contains(result.err, world.path("a.jsonl") +
-                                 ": pre-tokenised rows; 12 examples, 25 % of those drawn\n");
-  check_contains(result.err,
-                 world.path("b.jsonl") + ": pre-tokenised rows; 4 examples, 75 % of those drawn\n");
-  const std::string toml = read_file(world.dir / "run/settings.toml");
-  check_contains(toml, "b.jsonl:3\"]\n");
-  check_contains(toml, "template = \"U: {instruction}\\\\nA: {response}\"\n");
-  check_contains(toml, "loss-on = \"last\"\n");
-  const auto again = run_moe(
+  const auto result =
+      succeed(world.training({"-o", world.path("run"), "--data", world.path("a.jsonl") + ":1",
+                              world.path("b.jsonl") + ":3", "--steps", "3", "--loss-on", "last",
+                              "--template", "U: {instruction}\\nA: {response}"}));
+  check_has(result.err,
+            {world.path("a.jsonl") + ": pre-tokenised rows; 12 examples, 25 % of those drawn\n",
+             world.path("b.jsonl") + ": pre-tokenised rows; 4 examples, 75 % of those drawn\n"});
+  check_has(read_file(world.dir / "run/settings.toml"),
+            {"b.jsonl:3\"]\n", "template = \"U: {instruction}\\\\nA: {response}\"\n",
+             "loss-on = \"last\"\n"});
+  succeed(
       {"train", "--config", world.path("run/settings.toml"), "-o", world.path("again"), "--quiet"});
-  INFO(again.err);
-  REQUIRE(again.exit_code == 0);
   CHECK(read_file(world.dir / "again/final/model.safetensors") ==
         read_file(world.dir / "run/final/model.safetensors"));
 }
 
-TEST_CASE("tokens are kept where --cache says, and change no number", "[cli]") {
+TEST_CASE("tokens are cached in the folder of --cache, which changes no number", "[cli]") {
   const World world;
-  const auto train = [&](const std::string& run, const std::string& cache) {
-    const auto result = world.train({"-o", world.path(run), "--data", world.path("a.jsonl"),
-                                     world.path("b.jsonl"), "--steps", "3", "--cache", cache});
-    INFO(result.err);
-    REQUIRE(result.exit_code == 0);
-    return result.err;
-  };
   const std::string folder = world.path("cache");
-  check_contains(train("first", folder), "\ntokens cached in " + folder + "/");
-  check_contains(train("second", folder), "\ntokens from the cache " + folder + "/");
-  check_contains(train("third", "off"), "\ntokens in a temporary file in /");
-  const std::string weights = read_file(world.dir / "first/final/model.safetensors");
-  CHECK((read_file(world.dir / "second/final/model.safetensors") == weights));
-  CHECK((read_file(world.dir / "third/final/model.safetensors") == weights));
-  check_contains(read_file(world.dir / "first/settings.toml"), "cache = \"" + folder + "\"\n");
-  check_contains(train("first", "off"), "already complete");  // the place is no other setting
-  const auto bad = world.train(
-      {"-o", world.path("bad"), "--data", world.path("a.jsonl"), "--cache", world.path("b.jsonl")});
-  CHECK(bad.exit_code == 2);
-  check_contains(bad.err, "--cache " + world.path("b.jsonl") + ": cannot be made");
-  check_contains(bad.err, "give another folder, or off");
+  const auto check = [&](const std::string& run, const std::string& cache,
+                         const std::string& fact) {
+    check_has(succeed(world.training({"-o", world.path(run), "--data", world.path("a.jsonl"),
+                                      world.path("b.jsonl"), "--steps", "2", "--cache", cache}))
+                  .err,
+              {fact});
+    return read_file(world.dir / run / "final/model.safetensors");
+  };
+  const std::string weights = check("first", folder, "\ntokens cached in " + folder + "/");
+  CHECK((check("second", folder, "\ntokens from the cache " + folder + "/") == weights));
+  CHECK((check("third", "off", "\ntokens in a temporary file in /") == weights));
+  check_has(read_file(world.dir / "first/settings.toml"), {"cache = \"" + folder + "\"\n"});
+  check("first", "off", "already complete");  // the cache is not a setting that a resume compares
+  check_refused(world.training({"-o", world.path("bad"), "--data", world.path("a.jsonl"), "--cache",
+                                world.path("b.jsonl")}),
+                "--cache " + world.path("b.jsonl") + ": cannot be made");
   CHECK_FALSE(std::filesystem::exists(world.dir / "bad"));
 }
 
 TEST_CASE("--show-samples prints tokens with their loss, taking turns, and writes nothing",
           "[cli]") {
   const World world;
-  const auto result =
-      world.train({"--data", world.path("a.jsonl"), world.path("b.jsonl"), "--show-samples", "3"});
-  INFO(result.err);
-  REQUIRE(result.exit_code == 0);
+  const auto result = succeed(world.training(
+      {"--data", world.path("a.jsonl"), world.path("b.jsonl"), "--show-samples", "3"}));
   CHECK(result.err.empty());
   const std::string a = world.path("a.jsonl"), b = world.path("b.jsonl");
   CHECK(result.out == a + ": pre-tokenised rows\n" + b + ": pre-tokenised rows\n\n" + a +
                           " line 1: 4 tokens, 2 with loss\n5 6 ⟦7 8⟧\n\n" + b +
                           " line 1: 4 tokens, 2 with loss\n5 9 ⟦7 8⟧\n\n" + a +
                           " line 2: 4 tokens, 2 with loss\n5 6 ⟦7 9⟧\n");
-  size_t entries = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(world.dir.path())) {
-    ++entries;
-  }
-  CHECK(entries == 3);
+  CHECK(std::distance(std::filesystem::directory_iterator(world.dir.path()), {}) == 3);
 }
 
-TEST_CASE("--show-samples shows real records through the real tokenizer", "[cli]") {
-  MOE_NEED_SHARED_DATA();
-  const auto data = test::shared_data();
-  const auto result = run_moe({"train", (data / "stories260K-hf").string(), "--data",
-                               (data / "instruct" / "sharegpt_dummy_conversation.json").string(),
-                               "--template", "llama2", "--show-samples", "1"});
-  INFO(result.err);
-  REQUIRE(result.exit_code == 0);
-  check_contains(result.out, "sharegpt_dummy_conversation.json: ShareGPT conversations\n");
-  check_contains(result.out, "\n<s> ");
-  size_t turns = 0;
-  for (size_t at = result.out.find("</s>⟧"); at != std::string::npos;
-       at = result.out.find("</s>⟧", at + 1)) {
-    ++turns;
-  }
-  CHECK(turns == 2);
-}
-
-TEST_CASE("what a user gets wrong about data ends with code 2 and a sentence", "[cli]") {
+TEST_CASE("moe train refuses invalid flags of its data by name", "[cli]") {
   const World world;
-  const auto check_error = [&](std::vector<std::string> flags, const std::string& part) {
-    flags.insert(flags.end(), {"-o", world.path("run")});
-    const auto result = world.train(flags);
-    CHECK(result.exit_code == 2);
-    CHECK(result.out.empty());
-    check_contains(result.err, part);
-    CHECK_FALSE(std::filesystem::exists(world.dir / "run"));
-  };
   const std::string a = world.path("a.jsonl"), b = world.path("b.jsonl");
-  check_error({"--data", a, "--format", "alpacca"}, "--format 'alpacca' is unknown, did you mean");
-  check_error({"--data", a, "--format", "alpaca"}, "a.jsonl line 1: 'instruction' is missing");
-  check_error({"--data", a, "--template", "{response}"}, "{instruction} is missing");
-  check_error({"--data", a, "--loss-on", "first"}, "--loss-on");
-  check_error({"--data", a, "--show-samples", "0"}, "--show-samples");
-  check_error({"--data", a + ":1", b}, "b.jsonl: has no weight, others have");
-  check_error({"--data", a + ":9999", b + ":1"}, "draws none of its examples in an epoch of 16");
-  const auto no_out = world.train({"--data", a});
-  CHECK(no_out.exit_code == 2);
-  check_contains(no_out.err, "--out is required; see moe train --help");
+  for (const auto& [flags, fact] : std::vector<std::pair<Words, std::string>>{
+           {{a, "--format", "alpacca"}, "--format 'alpacca' is unknown, did you mean"},
+           {{a, "--format", "alpaca"}, "a.jsonl line 1: 'instruction' is missing"},
+           {{a, "--template", "{response}"}, "{instruction} is missing"},
+           {{a, "--loss-on", "first"}, "--loss-on"},
+           {{a + ":1", b}, "b.jsonl: has no weight, others have"},
+           {{a + ":9999", b + ":1"}, "draws none of its examples in an epoch of 16"}}) {
+    check_refused(world.training(joined({"-o", world.path("run"), "--data"}, flags)), fact);
+    CHECK_FALSE(std::filesystem::exists(world.dir / "run"));
+  }
+  check_refused(world.training({"--data", a}), "--out is required");
 }

@@ -6,24 +6,19 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <string>
 
 #include "core/base/error.h"
 #include "core/data/example_set.h"
 #include "core/data/examples.h"
+#include "tests/fuzz/fuzz.h"
 
 namespace {
 
 using namespace moe::data;
+using moe::fuzz::require;
 
 constexpr int64_t kVocab = 300;
-
-void require(bool holds) {
-  if (!holds) {
-    std::abort();
-  }
-}
 
 TextCodec byte_codec() {
   const auto encode = [](std::string_view text) {

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Fuzzes the readers of hostile files, each target SECONDS long, as many at once as there are cores, under the address and
-# undefined-behaviour sanitizers. Starts from the kept corpus; new finds stay in build/fuzz/. The last line is
+# undefined-behaviour sanitizers. Starts from tests/fuzz/corpus/TARGET, one small input per branch of the reader, named after
+# it (the target's source says what its first byte means); new finds stay in build/fuzz/. The last line is
 # `N passed, N failed, N skipped`.
 #
 #   tests/fuzz/run.sh [SECONDS [TARGET...]]     (default: 20, all targets)

@@ -1,5 +1,5 @@
-"""Makes rope.json: the rotary frequencies of transformers for every scaling we know, and the last logits of a real model
-under each. Run in the interop environment: python make_rope.py MODEL_DIR > rope.json (MODEL_DIR: stories260K-hf)."""
+"""Writes rope.json: the rotary frequencies of transformers for every supported scaling, and the last logits of a published
+model with each. Run in the interop environment: python make_rope.py MODEL_DIR > rope.json (MODEL_DIR: stories260K-hf)."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ def main():
         model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], config=config, dtype=torch.float32)
         with torch.no_grad():
             logits = model.eval()(torch.tensor([IDS])).logits[0, -1]
-        # Wide heads for the frequencies: the model's own 4 hardly reach the blended band of llama3.
+        # Heads of width 64 for the frequencies: the model's heads have too few to reach the blended band of llama3.
         wide = transformers.LlamaConfig(hidden_size=128, num_attention_heads=2, max_position_embeddings=max_positions,
                                         rope_parameters=dict(rope))
         rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(wide)

@@ -1,4 +1,4 @@
-"""Writes unicode.json: what Python's str methods and \\w say of every character that its Unicode has (3.11: 14.0)."""
+"""Writes unicode.json: the results of Python's str methods and \\w for every assigned character (Python 3.11: Unicode 14.0)."""
 import json
 import pathlib
 import re
@@ -9,7 +9,7 @@ characters = [c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.cate
 
 
 def ranges(holds):
-    """[first, last, first, last, ..] of the characters for which it holds."""
+    """Returns [first, last, first, last, ...] of the characters for which `holds` is true."""
     result = []
     for c in (ord(c) for c in characters if holds(c)):
         if result and result[-1] == c - 1:
@@ -20,7 +20,7 @@ def ranges(holds):
 
 
 def changes(function):
-    """Each character that the function changes, before what it becomes."""
+    """Returns each character that the function changes, followed by the result."""
     return [c + function(c) for c in characters if function(c) != c]
 
 

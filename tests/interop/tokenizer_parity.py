@@ -5,7 +5,7 @@ GPT-2's, SmolLM2's, Qwen2's, Llama 3's and Tekken's pipelines and one with Metas
 real tokenizer.model, as Llama 3's real one is of Meta's own. Each encodes 1,300 awkward texts: scripts, combining marks, emoji, control
 characters, added tokens in the middle of text, 10 kB without a space. Odd ones try every normalizer, pre-tokenizer and decoder with
 every setting. At last each assigned code point goes through every stage that looks one up in tables of Unicode: where the library's
-tables are older or newer than ours they are counted, and nowhere else may a difference be. The real Llama 3 is timed beside it too.
+tables are older or newer than ours they are counted, and nowhere else may a difference be.
 
 usage: tokenizer_parity.py [KIND...]          environment: MOE (the binary), MOE_SHARED_DATA
 """
@@ -14,7 +14,6 @@ import json
 import os
 import pathlib
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -376,36 +375,9 @@ def check_tables(work):
             check(f"tables, {name}: few code points differ", len(differ) < 10_000, len(differ))
 
 
-# --- Speed ------------------------------------------------------------------------------------------------------------------
-
-def check_speed(work):
-    """Processor time of one thread for the real Llama 3, ours with reading and writing JSON; what loading takes is subtracted."""
-    tokenizer = make_real_llama3([])
-    save(tokenizer, work / "speed")
-    stories = (DATA / "text/tinystories_v2_train_head.txt").read_text(encoding="utf-8")[:3_000_000].split("<|endoftext|>")
-
-    def our_seconds(texts):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        ours(work / "speed", texts)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    def their_seconds(texts):
-        begin = time.process_time()
-        for text in texts:
-            tokenizer.encode(text, add_special_tokens=False)
-        return time.process_time() - begin
-
-    megabytes = sum(len(text.encode()) for text in stories) / 1e6
-    mine = [our_seconds(stories) - our_seconds([""]) for _ in range(3)]
-    theirs = [their_seconds(stories) for _ in range(3)]
-    check("speed: at least that of the library", min(mine) < min(theirs),
-          f"{megabytes / min(mine):.1f} MB/s, with JSON in and out, to {megabytes / min(theirs):.1f} MB/s")
-
-
 def main():
     started = time.time()
-    wanted = sys.argv[1:] or ([*KINDS, "odd"] if SHORT else [*KINDS, "odd", "tables", "speed"])
+    wanted = sys.argv[1:] or ([*KINDS, "odd"] if SHORT else [*KINDS, "odd", "tables"])
     if not (DATA / "llama3-tokenizer").exists() or not (DATA / "llama-tokenizer").exists():
         print("skipped: no real tokenizers; set MOE_SHARED_DATA or put them into ../shared/data")
         return 77
@@ -417,8 +389,6 @@ def main():
                 check_odd(lines, work)
             elif name == "tables":
                 check_tables(work)
-            elif name == "speed":
-                check_speed(work)
             else:
                 check_kind(name, lines, work)
     print(f"{time.time() - started:.0f} s")

@@ -65,6 +65,28 @@ void check_each(int64_t count, IsRight is_right) {
   CHECK(first_wrong == count);
 }
 
+// Ties of both kinds, infinities, NaN, the largest and the smallest that products take, among
+// numbers that need rounding.
+std::vector<float> awkward(int64_t count) {
+  const std::vector<float> special = {
+      0.0F,      -0.0F, 1 + 0x1p-8F, 1 + 3 * 0x1p-8F, INFINITY,
+      -INFINITY, NAN,   0x1p-126F,   -0x1p-126F,      std::numeric_limits<float>::max()};
+  std::vector<float> values;
+  uint64_t seed = 7;
+  for (int64_t i = 0; i < count; ++i) {
+    seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
+    const auto random = static_cast<float>(static_cast<int64_t>(seed >> 40) - (1 << 23));
+    values.push_back(i % 3 == 0 ? special[static_cast<size_t>(i / 3) % special.size()] : random);
+  }
+  return values;
+}
+
+uint16_t rounded(float value) {
+  uint16_t bits = 0;
+  narrow_to(value, bits);
+  return bits;
+}
+
 }  // namespace
 
 TEST_CASE("every half is widened to the number that it is", "[kernels]") {
@@ -127,25 +149,17 @@ TEST_CASE("vector_exp is exp within two units in the last place", "[kernels]") {
   CHECK(std::isnan(vector_exp(NAN)));
 }
 
-TEST_CASE("vector_sum adds in sixteen lanes, then what is left, then the lanes", "[kernels]") {
-  for (const int64_t count : {0, 1, 15, 16, 17, 31, 33, 256, 300}) {
-    std::vector<float> values;
-    for (int64_t i = 0; i < count; ++i) {
-      values.push_back(1.0F / static_cast<float>(3 + i * 7 % 11));
-    }
-    std::vector<float> lanes(16);
-    float expected = 0;
-    const int64_t whole = count / 16 * 16;
-    for (int64_t i = 0; i < whole; ++i) {
-      lanes[i % 16] += values[i];
-    }
-    for (int64_t i = whole; i < count; ++i) {
-      expected += values[i];
-    }
-    for (const float lane : lanes) {
-      expected += lane;
-    }
+TEST_CASE("numbers for products are rounded to nearest, ties to even, and written no further",
+          "[kernels]") {
+  for (const int64_t count : {0, 1, 15, 16, 17, 31, 32, 33, 100}) {
     CAPTURE(count);
-    CHECK(vector_sum<float>(count, [&](int64_t i) { return values[i]; }) == expected);
+    const auto values = awkward(count);
+    std::vector<uint16_t> narrow(static_cast<size_t>(count) + 1, 77);
+    f32_to_bf16_ftz(values.data(), count, narrow.data());
+    check_each(count, [&](size_t i) {
+      const uint16_t expected = rounded(values[i]);
+      return std::isnan(widen(expected)) ? std::isnan(widen(narrow[i])) : narrow[i] == expected;
+    });
+    CHECK(narrow.back() == 77);
   }
 }

@@ -106,27 +106,6 @@ TEST_CASE("a block of another size takes over the pages of those that wait", "[k
   }
 }
 
-TEST_CASE("small blocks are taken apart for small ones, large ones stay whole", "[kernels]") {
-  CachingAllocator cache;
-  std::vector<c10::DataPtr> blocks;
-  blocks.push_back(cache.allocate(64 * kMiB));
-  const void* large = blocks.front().get();
-  for (int i = 0; i < 12; ++i) {
-    blocks.push_back(cache.allocate(2 * kMiB + 200000));
-  }
-  for (auto& block : blocks) {  // the large one has waited longest
-    block = {};
-  }
-  for (auto& block : blocks) {
-    if (cache.stats().live_bytes < 18 * kMiB) {
-      block = cache.allocate(3 * kMiB);
-    }
-  }
-  CHECK(cache.stats().live_bytes == 18 * kMiB);
-  CHECK(cache.stats().cached_bytes >= 64 * kMiB);
-  CHECK(cache.allocate(64 * kMiB).get() == large);
-}
-
 TEST_CASE("release gives back what no tensor uses, and forgets the peak", "[kernels]") {
   CachingAllocator cache;
   auto used = cache.allocate(kMiB);

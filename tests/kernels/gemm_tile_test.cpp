@@ -17,12 +17,11 @@ using moe::kernels::TileKernel;
 
 namespace {
 
-std::vector<float> numbers(int64_t count, uint64_t seed, bool whole) {
+std::vector<float> numbers(int64_t count, uint64_t seed) {
   std::vector<float> values(static_cast<size_t>(count));
   for (auto& value : values) {
     seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
-    const auto bits = static_cast<int64_t>(seed >> 40) - (1 << 23);
-    value = whole ? static_cast<float>(bits % 9) : static_cast<float>(bits) / (1 << 23);
+    value = static_cast<float>(static_cast<int64_t>(seed >> 40) - (1 << 23)) / (1 << 23);
   }
   return values;
 }
@@ -32,21 +31,21 @@ struct Operands {
   int64_t columns, a_row, a_k, b_k, c_row;
   std::vector<float> a, b, c;
 
-  Operands(const TileKernel& kernel, int64_t vectors, int64_t k, bool a_along_k, bool whole)
+  Operands(const TileKernel& kernel, int64_t vectors, int64_t k, bool a_along_k)
       : columns(vectors * kernel.width),
         a_row(a_along_k ? k + 2 : 1),
         a_k(a_along_k ? 1 : kTileRows + 1),
         b_k(columns + 3),
         c_row(columns + 5),
-        a(numbers(kTileRows * (k + 2) + k, 1, whole)),
-        b(numbers((k + 1) * b_k, 2, whole)),
-        c(numbers(kTileRows * c_row, 3, whole)) {}
+        a(numbers(kTileRows * (k + 2) + k, 1)),
+        b(numbers((k + 1) * b_k, 2)),
+        c(numbers(kTileRows * c_row, 3)) {}
 
   Tile tile(int64_t rows, int64_t vectors, int64_t k, float* to, bool accumulate) const {
     return {rows, vectors, k, a.data(), a_row, a_k, b.data(), b_k, to, c_row, accumulate};
   }
 
-  // The same by plain loops, each step rounded: once by std::fma, or twice.
+  // Plain loops over the same operands, each step rounded: once by std::fma, or twice.
   std::vector<float> expected(int64_t rows, int64_t k, bool accumulate, bool fused) const {
     std::vector<float> out = c;
     for (int64_t i = 0; i < rows; ++i) {
@@ -67,11 +66,11 @@ struct Operands {
 
 // Calls each(operands, rows, vectors, k, accumulate) for tiles of every form that a kernel has.
 template <typename Each>
-void for_every_tile(const TileKernel& kernel, bool whole, Each each) {
+void for_every_tile(const TileKernel& kernel, Each each) {
   for (const int64_t k : {0, 1, 2, 3, 31, 33, 256}) {
     for (int64_t vectors = 1; vectors <= kernel.vectors; vectors *= 2) {
       for (const bool a_along_k : {false, true}) {
-        const Operands operands(kernel, vectors, k, a_along_k, whole);
+        const Operands operands(kernel, vectors, k, a_along_k);
         for (int64_t rows = 1; rows <= kTileRows; ++rows) {
           each(operands, rows, vectors, k, false);
           each(operands, rows, vectors, k, true);
@@ -83,50 +82,20 @@ void for_every_tile(const TileKernel& kernel, bool whole, Each each) {
 
 }  // namespace
 
-TEST_CASE("a tile of whole numbers is that of plain loops, whatever its form", "[kernels]") {
-  for (const TileKernel& kernel : tile_kernels()) {
-    for_every_tile(
-        kernel, true,
-        [&](const Operands& operands, int64_t rows, int64_t vectors, int64_t k, bool accumulate) {
-          CAPTURE(kernel.width, kernel.vectors, rows, vectors, k, accumulate);
-          std::vector<float> found = operands.c;
-          kernel.run(operands.tile(rows, vectors, k, found.data(), accumulate));
-          CHECK((found == operands.expected(rows, k, accumulate, false)));
-        });
-  }
-}
-
-// What lets a product be the same bits for any number of threads and any neighbours.
+// So that a product has the same bits for any number of threads and any neighbours.
 TEST_CASE("a tile adds in the order of k and rounds the same way in every form", "[kernels]") {
   for (const TileKernel& kernel : tile_kernels()) {
     CAPTURE(kernel.width, kernel.vectors);
     int tiles = 0, fused = 0, apart = 0;
-    for_every_tile(
-        kernel, false,
-        [&](const Operands& operands, int64_t rows, int64_t vectors, int64_t k, bool accumulate) {
-          std::vector<float> found = operands.c;
-          kernel.run(operands.tile(rows, vectors, k, found.data(), accumulate));
-          ++tiles;
-          fused += found == operands.expected(rows, k, accumulate, true);
-          apart += found == operands.expected(rows, k, accumulate, false);
-        });
+    for_every_tile(kernel, [&](const Operands& operands, int64_t rows, int64_t vectors, int64_t k,
+                               bool accumulate) {
+      std::vector<float> found = operands.c;
+      kernel.run(operands.tile(rows, vectors, k, found.data(), accumulate));
+      ++tiles;
+      fused += found == operands.expected(rows, k, accumulate, true);
+      apart += found == operands.expected(rows, k, accumulate, false);
+    });
     CAPTURE(tiles, fused, apart);
     CHECK((fused == tiles || apart == tiles));
   }
-}
-
-TEST_CASE("the first tile is the one of the widest vectors of the machine", "[kernels]") {
-  const TileKernel first = tile_kernels().front(), last = tile_kernels().back();
-#if defined(__x86_64__)
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const int64_t expected = __builtin_cpu_supports("avx512f") ? 16 : has_avx2 ? 8 : 4;
-  CHECK(first.width == expected);
-#elif defined(__aarch64__)
-  CHECK(first.width == 4);
-  CHECK(first.vectors == 4);
-#else
-  CHECK(first.run == last.run);
-#endif
-  CHECK(last.width == 4);  // that of any processor
-  CHECK(last.vectors == 2);
 }

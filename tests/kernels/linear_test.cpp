@@ -151,12 +151,8 @@ TEST_CASE("a weight that lies in bf16 is worth the numbers it stands for", "[ker
   }
 }
 
-TEST_CASE("linear refuses shapes that do not fit", "[kernels]") {
-  CHECK_THROWS(moe::kernels::linear(at::zeros({2, 3}), at::zeros({4, 5})));
-  CHECK_THROWS(moe::kernels::linear(at::zeros({2, 3}), at::zeros({4, 3}), at::zeros({5})));
-}
-
-TEST_CASE("what is added to a residual stream is the product, not rounded", "[kernels]") {
+TEST_CASE("add_linear adds the product, not rounded, and refuses shapes that do not fit",
+          "[kernels]") {
   at::manual_seed(6);
   const at::NoGradGuard no_gradients;
   for (const int64_t rows : {0, 1, 31, 48, 49, 130}) {
@@ -176,6 +172,8 @@ TEST_CASE("what is added to a residual stream is the product, not rounded", "[ke
       }
     }
   }
+  CHECK_THROWS(moe::kernels::linear(at::zeros({2, 3}), at::zeros({4, 5})));
+  CHECK_THROWS(moe::kernels::linear(at::zeros({2, 3}), at::zeros({4, 3}), at::zeros({5})));
   Tensor sum = at::zeros({2, 3});
   CHECK_THROWS(moe::kernels::add_linear(sum, at::zeros({2, 4}), at::zeros({4, 4})));
   CHECK_THROWS(moe::kernels::add_linear(sum, at::zeros({3, 4}), at::zeros({3, 4})));

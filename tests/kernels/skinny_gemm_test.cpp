@@ -1,33 +1,19 @@
 #include "kernels/cpu/skinny_gemm.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
-#include "kernels/cpu/bf16_words.h"
 #include "tests/kernels/reference/gemm.h"
 #include "tests/support/catch.h"
+#include "tests/support/threads.h"
 
 using namespace moe::kernels;
+using namespace moe::test;
 
 namespace {
-
-std::vector<float> numbers(int64_t count, double step) {
-  std::vector<float> values(static_cast<size_t>(count));
-  for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = static_cast<float>(std::sin(step * static_cast<double>(i + 1)));
-  }
-  return values;
-}
-
-std::vector<uint16_t> in_bf16(const std::vector<float>& wide) {
-  std::vector<uint16_t> bits(wide.size());
-  f32_to_bf16(wide.data(), static_cast<int64_t>(wide.size()), bits.data());
-  return bits;
-}
 
 std::vector<uint16_t> in_f16(const std::vector<float>& wide) {
   std::vector<uint16_t> bits;
@@ -55,9 +41,9 @@ TEST_CASE("a skinny GEMM equals plain loops in double", "[kernels]") {
     for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{
              {0, 4}, {1, 1}, {3, 0}, {5, 31}, {31, 33}, {1000, 70}, {7, 5000}, {64, 512}}) {
       CAPTURE(m, n, k);
-      const auto a = numbers(m * k, 0.7);
+      const auto a = random_floats(m * k, 1);
       for (const Dtype dtype : {Dtype::kBF16, Dtype::kF16, Dtype::kF32}) {
-        const auto wide = numbers(k * n, 1.3);
+        const auto wide = random_floats(k * n, 2);
         const auto b = dtype == Dtype::kBF16 ? in_bf16(wide) : in_f16(wide);
         const bool is_f32 = dtype == Dtype::kF32;
         const MatrixView right{is_f32 ? static_cast<const void*>(wide.data()) : b.data(), 1, k,
@@ -66,9 +52,9 @@ TEST_CASE("a skinny GEMM equals plain loops in double", "[kernels]") {
         const GemmShape shape{m, n, k};
         REQUIRE(can_use_skinny_gemm(shape, right));
         const int64_t c_row = n + 2;  // what lies between the rows stays
-        const auto before = numbers(m * c_row, 0.1);
+        const auto before = random_floats(m * c_row, 3);
         auto slow = before;
-        moe::test::gemm_reference(shape, {a.data(), k, 1}, right, slow.data(), c_row, false);
+        gemm_reference(shape, {a.data(), k, 1}, right, slow.data(), c_row, false);
         const auto kernels = static_cast<int64_t>(few_rows_kernels().size());
         for (int64_t kernel = 0; kernel < kernels; ++kernel) {
           CAPTURE(kernel);
@@ -91,24 +77,21 @@ TEST_CASE("a skinny GEMM equals plain loops in double", "[kernels]") {
 
 TEST_CASE("a skinny GEMM is the same bits with any number of threads", "[kernels]") {
   const int64_t m = 3, n = 3000, k = 100;
-  const auto a = numbers(m * k, 0.7);
-  const auto b = in_bf16(numbers(k * n, 1.3));
-  std::vector<float> one(m * n), two(m * n);
+  const auto a = random_floats(m * k, 1);
+  const auto b = in_bf16(random_floats(k * n, 2));
   const ColumnBlock right{{b.data(), 1, k, Dtype::kBF16}, n};
-  const int threads = at::get_num_threads();
-  at::set_num_threads(1);
-  skinny_gemm({m, n, k}, a.data(), {&right, 1}, one.data(), n);
-  at::set_num_threads(2);
-  skinny_gemm({m, n, k}, a.data(), {&right, 1}, two.data(), n);
-  at::set_num_threads(threads);
-  CHECK((one == two));
+  by_any_threads([&] {
+    const at::Tensor c = at::empty({m, n});
+    skinny_gemm({m, n, k}, a.data(), {&right, 1}, c.data_ptr<float>(), n);
+    return std::vector{c};
+  });
 }
 
 TEST_CASE("a row of a skinny GEMM has the bits of gemm() for any other rows", "[kernels]") {
   const int64_t n = 37;
   for (const int64_t k : {7, 70, 256, 600, 4096}) {
-    const auto a = numbers(kMaxSkinnyRows * k, 0.7);
-    const auto wide = numbers(k * n, 1.3);
+    const auto a = random_floats(kMaxSkinnyRows * k, 1);
+    const auto wide = random_floats(k * n, 2);
     const auto b = in_bf16(wide);
     for (const MatrixView& right :
          {MatrixView{b.data(), 1, k, Dtype::kBF16}, MatrixView{wide.data(), 1, k, Dtype::kF32}}) {
@@ -130,14 +113,4 @@ TEST_CASE("a row of a skinny GEMM has the bits of gemm() for any other rows", "[
       }
     }
   }
-}
-
-TEST_CASE("a skinny GEMM is for few rows and a matrix with contiguous columns", "[kernels]") {
-  const std::vector<uint16_t> b(64);
-  CHECK(can_use_skinny_gemm({48, 8, 8}, {b.data(), 1, 8, Dtype::kBF16}));
-  CHECK(can_use_skinny_gemm({5, 8, 8}, {b.data(), 1, 8, Dtype::kF16}));
-  CHECK(can_use_skinny_gemm({5, 4, 8}, {b.data(), 1, 8, Dtype::kF32}));
-  CHECK_FALSE(can_use_skinny_gemm({49, 8, 8}, {b.data(), 1, 8, Dtype::kBF16}));
-  CHECK_FALSE(can_use_skinny_gemm({5, 8, 8}, {b.data(), 8, 1, Dtype::kBF16}));
-  CHECK_FALSE(can_use_skinny_gemm({5, 8, 8}, {b.data(), 1, 8, Dtype::kF32RoundedToBF16}));
 }

@@ -1,20 +1,19 @@
-#include "tests/kernels/reference/stochastic_round.h"
-
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "kernels/ops/adamw.h"
-#include "kernels/ops/device.h"
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
+#include "tests/support/threads.h"
 
 using at::Tensor;
 using namespace moe::kernels;
+using namespace moe::test;
 
 namespace {
 
@@ -28,11 +27,35 @@ Tensor rounded(const Tensor& in, uint64_t key = kKey, int64_t first = 0) {
 
 Tensor bits_of(const Tensor& bf16) { return bf16.view(at::kShort); }
 
+// Stochastic rounding by its definition: finds both bf16 neighbours and the share between them in
+// double, where every step is exact.
+float round_one(float in, uint32_t draw) {
+  constexpr int kDigits = 8, kLeastExponent = -133;  // of bf16; its smallest number is 2^-133
+  constexpr double kLargest = 0x1.fep127;
+  if (!std::isfinite(in)) {
+    return in;
+  }
+  const double magnitude = std::fabs(static_cast<double>(in));
+  int exponent = 0;
+  std::frexp(magnitude, &exponent);  // magnitude = 0.1xxx * 2^exponent
+  const double spacing = std::ldexp(1.0, std::max(exponent - kDigits, kLeastExponent));
+  const double below = std::floor(magnitude / spacing) * spacing;
+  const double share = (magnitude - below) / spacing;  // a multiple of 2^-16
+  const double out = share + draw / 65536.0 >= 1 ? below + spacing : below;
+  return static_cast<float>(std::copysign(std::min(out, kLargest), in));
+}
+
 Tensor by_reference(const Tensor& in, int64_t first) {
-  Tensor out = at::empty(in.sizes(), at::kBFloat16);
-  moe::test::stochastic_round_reference({in.const_data_ptr<float>(),
-                                         static_cast<uint16_t*>(out.mutable_data_ptr()), in.numel(),
-                                         kKey, first});
+  const Tensor out = at::empty(in.sizes(), at::kBFloat16);
+  for (int64_t i = 0; i < in.numel(); ++i) {
+    const auto index = static_cast<uint64_t>(first + i);
+    const uint32_t draw =
+        rounding_draw(kKey, static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32));
+    const float value = round_one(in.const_data_ptr<float>()[i], draw);
+    const auto bits = std::bit_cast<uint32_t>(value);
+    static_cast<uint16_t*>(out.mutable_data_ptr())[i] =
+        static_cast<uint16_t>(std::isnan(value) ? (bits >> 31 << 15) | 0x7fc0U : bits >> 16);
+  }
   return out;
 }
 
@@ -43,39 +66,23 @@ Tensor awkward(int64_t count) {
   const Tensor any = at::randint(std::numeric_limits<int32_t>::min(),
                                  std::numeric_limits<int32_t>::max(), {count}, at::kInt);
   const Tensor tiny = at::randint(0, 1 << 23, {count}, at::kInt);  // subnormals
-  const std::vector<float> edges = {0.0F,
-                                    -0.0F,
-                                    1.0F,
-                                    0x1.fffffep0F,
-                                    std::numeric_limits<float>::max(),
-                                    std::numeric_limits<float>::lowest(),
-                                    std::numeric_limits<float>::denorm_min(),
-                                    std::numeric_limits<float>::infinity(),
-                                    -std::numeric_limits<float>::infinity(),
-                                    std::numeric_limits<float>::quiet_NaN(),
-                                    std::bit_cast<float>(0x7f800001U),
-                                    std::bit_cast<float>(0xffffffffU)};
+  using Limits = std::numeric_limits<float>;
+  std::vector<float> edges = {0.0F, -0.0F, 1.0F, 0x1.fffffep0F, Limits::max(), Limits::lowest()};
+  edges.insert(edges.end(),
+               {Limits::denorm_min(), Limits::infinity(), -Limits::infinity(), Limits::quiet_NaN(),
+                std::bit_cast<float>(0x7f800001U), std::bit_cast<float>(0xffffffffU)});
   return at::cat(
       {at::randn({count}), any.view(at::kFloat), tiny.view(at::kFloat), at::tensor(edges)});
 }
 
-// Functions, since a compiler that meets lambdas here computes them for a quarter of a minute.
-constexpr uint32_t kDraws = 1 << 16;
-
-std::vector<double> draws_of(uint64_t stream, uint64_t step, uint32_t shift = 0) {
-  std::vector<double> draws;
-  for (uint32_t i = 0; i < kDraws; ++i) {
-    draws.push_back(rounding_draw(rounding_key(stream, step), i + shift, 0));
+// The draws of 2^16 elements, less their mean, over their deviation.
+Tensor draws(uint64_t stream, uint64_t step, uint32_t shift = 0) {
+  std::vector<double> all;
+  for (uint32_t i = 0; i < 1 << 16; ++i) {
+    all.push_back((rounding_draw(rounding_key(stream, step), i + shift, 0) - 32767.5) /
+                  std::sqrt(65536.0 * 65536.0 / 12));
   }
-  return draws;
-}
-
-double correlation(const std::vector<double>& one, const std::vector<double>& other) {
-  double sum = 0;
-  for (size_t i = 0; i < kDraws; ++i) {
-    sum += (one[i] - 32767.5) * (other[i] - 32767.5);
-  }
-  return sum / kDraws / (65536.0 * 65536.0 / 12);
+  return at::tensor(all, at::kDouble);
 }
 
 }  // namespace
@@ -93,25 +100,14 @@ TEST_CASE("stochastic rounding equals its reference bit for bit, whatever the nu
 
 TEST_CASE("a tensor rounded in pieces, or by other threads, gives the same bits", "[kernels]") {
   const Tensor in = awkward(50'000);
-  const Tensor whole = rounded(in);
-  const int threads = at::get_num_threads();
-  at::set_num_threads(threads == 1 ? 2 : 1);
-  const int64_t cut = 12'345;
-  const Tensor pieces = at::cat(
-      {rounded(in.narrow(0, 0, cut)), rounded(in.narrow(0, cut, in.numel() - cut), kKey, cut)});
-  at::set_num_threads(threads);
-  CHECK(at::equal(bits_of(pieces), bits_of(whole)));
-}
-
-TEST_CASE("what bf16 holds stays, the rest goes to one of its two neighbours", "[kernels]") {
-  const Tensor in = at::randn({100'000}) * 100;
-  const Tensor exact = in.to(at::kBFloat16);
-  CHECK(at::equal(rounded(exact.to(at::kFloat)), exact));
-  const Tensor out = rounded(in).to(at::kFloat);
-  // Below |x| and above it lie numbers of bf16 less than a spacing, 2^-7 |x| at most, away.
-  CHECK(((out - in).abs() < in.abs() / 128).all().item<bool>());
-  CHECK((out > in).any().item<bool>());
-  CHECK((out < in).any().item<bool>());
+  const int64_t cut = 12'345, rest = in.numel() - cut;
+  by_any_threads([&] {
+    const Tensor whole = rounded(in);
+    const Tensor first = rounded(in.narrow(0, 0, cut));
+    const Tensor second = rounded(in.narrow(0, cut, rest), kKey, cut);
+    CHECK(at::equal(bits_of(at::cat({first, second})), bits_of(whole)));
+    return std::vector{whole};
+  });
 }
 
 TEST_CASE("rounding goes up as often as the share of the way up says, over elements and steps",
@@ -150,38 +146,19 @@ TEST_CASE("rounding goes up as often as the share of the way up says, over eleme
 }
 
 TEST_CASE("streams, steps and neighbours draw independent numbers", "[kernels]") {
-  const std::vector<double> draws = draws_of(1, 1);
+  const Tensor first = draws(1, 1);
+  const auto correlation = [&](const Tensor& other) {
+    return (first * other).mean().item<double>();
+  };
   // Of n independent pairs the correlation deviates by 1 / sqrt(n); six of those.
   constexpr double kTolerance = 6.0 / 256;
-  CHECK(std::abs(correlation(draws, draws) - 1) < kTolerance);
-  CHECK(std::abs(correlation(draws, draws_of(2, 1))) < kTolerance);
-  CHECK(std::abs(correlation(draws, draws_of(1, 2))) < kTolerance);
-  CHECK(std::abs(correlation(draws, draws_of(1, 1, 1))) < kTolerance);
-  CHECK(std::abs(correlation(draws, draws_of(1, 1, 4096))) < kTolerance);
-}
-
-TEST_CASE("stochastic rounding on CUDA gives the CPU's bits", "[kernels][gpu]") {
-  if (gpu_count() == 0) {
-    MOE_SKIP("no GPU");
-  }
-  for (const int64_t count : {0, 1, 33, 70'000}) {
-    const Tensor in = awkward(count);
-    CHECK(at::equal(bits_of(rounded(in.cuda(), kKey, 5).cpu()), bits_of(rounded(in, kKey, 5))));
+  CHECK(std::abs(correlation(first) - 1) < kTolerance);
+  for (const Tensor& other : {draws(2, 1), draws(1, 2), draws(1, 1, 1), draws(1, 1, 4096)}) {
+    CHECK(std::abs(correlation(other)) < kTolerance);
   }
 }
 
-TEST_CASE("stochastic rounding beside a copy to bf16, 16 M elements", "[!benchmark]") {
-  at::set_num_threads(1);
-  const Tensor in = at::randn({1 << 24});
-  Tensor out = at::empty({1 << 24}, at::kBFloat16);
-  const auto milliseconds = [](auto&& work) {
-    work();
-    const auto start = std::chrono::steady_clock::now();
-    work();
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
-        .count();
-  };
-  fmt::print("stochastic {:.1f} ms, nearest {:.1f} ms\n",
-             milliseconds([&] { stochastic_round(in, out, kKey, 0); }),
-             milliseconds([&] { out.copy_(in); }));
+TEST_CASE("adamw_ refuses tensors on the CPU, where there is no such kernel", "[kernels]") {
+  const Tensor wide = at::zeros({4});
+  CHECK_THROWS_WITH(adamw_(wide, wide, wide, wide, {}, {}, {}), contains_text("'CPU' backend"));
 }

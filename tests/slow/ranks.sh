@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Ranks that die, hang or are stopped, under moe's own launcher, torchrun and mpirun, on one host and on several. Hosts are
 # network namespaces joined by veth, each with its own name and process numbers. Every time the others must end within the
-# limit with exit code 1, name the rank and what they waited for, and leave neither a process nor shared memory behind. srun
-# is tested by its environment only (tests/core/distributed/environment_test.cpp). The last line is `N passed, N failed, N skipped`.
+# limit with exit code 1, name the rank and what they waited for, and leave neither a process nor shared memory behind; training
+# that loses ranks resumes to the same weights. srun is tested by its environment only
+# (tests/core/distributed/environment_test.cpp). The last line is `N passed, N failed, N skipped`.
 #
 #   tests/slow/ranks.sh [KILLS] [SEED]        environment: MOE (the binary), PYTHON (one with torch, for torchrun)
 set -uo pipefail
@@ -93,8 +94,12 @@ signal_launcher() {  # SIGNAL; under nohup SIGHUP would be ignored, and the run 
   # shellcheck disable=SC2046
   (set -m; exec env --default-signal=HUP "$moe" $(body) --ranks 3 >"$work/out" 2>"$work/err") &
   launcher=$!
-  sleep 2
-  mapfile -t pids < <(ranks_of $launcher)
+  for _ in {1..150}; do  # until all ranks run: a busy machine starts them slowly
+    mapfile -t pids < <(ranks_of $launcher)
+    [ ${#pids[@]} -lt 3 ] || break
+    sleep 0.2
+  done
+  sleep 1
   kill "-$1" $launcher
   wait $launcher 2>/dev/null
   status=$?
@@ -106,6 +111,70 @@ signal_launcher KILL; check "SIGKILL to the launcher ends all" left 137
 
 nothing_shared_left() { [ "$(shared_memory)" = "$shared_before" ]; }
 check "no shared memory outlives its ranks" nothing_shared_left
+
+# --- training that loses ranks --------------------------------------------------------------------------------------------
+# SIGKILL to a rank at random moments, again and again: each time the other ends within the limit with exit code 1 and a sentence
+# that names it, none stays, and the run resumes to the weights of an undisturbed one, byte for byte. Then SIGTERM to the
+# launcher: checkpoint, exit code 130, and resumed again.
+export XDG_CACHE_HOME=$work/cache
+start_training() {  # RUN: becomes the launcher itself; call it in a subshell
+  exec "$moe" train "$work/model" -o "$1" --data recipes/tiny/instruct.jsonl --config recipes/tiny/tune.toml --steps 60 \
+    --save-every 10 --quiet --ranks 2 --comm-timeout 8
+}
+same_end() { cmp "$work/whole/final/model.safetensors" "$1/final/model.safetensors"; }
+begin_training() {  # RUN DELAY: sets launcher, pids
+  (start_training "$1") >/dev/null 2>"$work/err" &
+  launcher=$!
+  sleep "$2"
+  mapfile -t pids < <(ranks_of $launcher)
+}
+named() {  # RANK
+  [ "$status" -eq 1 ] && grep -qE "^moe: rank $1 (\(host .*, pid ${pids[$1]}\) )?is gone \(signal 9, Killed\): " "$work/err" &&
+    awk -v t="$took" 'BEGIN { exit !(t < 9) }' && is_gone "${pids[@]}"
+}
+
+"$moe" upcycle recipes/tiny/model -o "$work/model" --experts 8 --layers even --router top1+ir+fr --quiet >/dev/null
+from=$(date +%s.%N)
+(start_training "$work/whole") >/dev/null 2>"$work/err"
+seconds=$(seconds_since "$from")
+echo "the whole run took $seconds s"
+
+run=$work/killed
+for ((i = 0; i < kills; ++i)); do
+  begin_training "$run" "$(awk -v r=$RANDOM -v t="$seconds" 'BEGIN { print 0.3 + r / 32768 * t * 0.6 }')"
+  rank=$((RANDOM % 2))
+  from=$(date +%s.%N)
+  if [ ${#pids[@]} -eq 2 ] && kill -9 "${pids[$rank]}" 2>/dev/null; then
+    wait $launcher 2>/dev/null
+    status=$?
+    took=$(seconds_since "$from")
+    if [ $status -eq 0 ]; then
+      check "SIGKILL of rank $rank: it had done its part" test -e "$run/final"
+    else
+      check "SIGKILL of rank $rank: ended in $took s: $(grep -o 'Killed).*' "$work/err")" named $rank
+    fi
+  else
+    wait $launcher 2>/dev/null
+  fi
+  if [ -e "$run/final" ]; then  # it came to its end between two kills: the next ones go to a run of its own
+    check "the run between kills" same_end "$run"
+    rm -rf -- "$run"
+  fi
+done
+(start_training "$run") >/dev/null 2>"$work/err"
+check "after the last kill" same_end "$run"
+
+rm -rf -- "$run"
+(start_training "$run") >/dev/null 2>"$work/err" &
+launcher=$!
+while ! [ -e "$run/checkpoints/step-10" ] && kill -0 $launcher 2>/dev/null; do sleep 0.05; done
+kill -TERM $launcher
+wait $launcher
+status=$?
+check "SIGTERM to the launcher: exit code 130" test $status -eq 130
+check "one sentence" test "$(grep -c '^moe: ' "$work/err")" -eq 1
+(start_training "$run") >/dev/null 2>"$work/err"
+check "and on to the same end" same_end "$run"
 
 # --- several hosts --------------------------------------------------------------------------------------------------------
 make_hosts() {

@@ -1,17 +1,15 @@
 #!/usr/bin/env python3
 """Runs two binaries through the same commands and compares what they leave; called by same_as.sh.
 
-  same_as.py OLD NEW WORK --data SHARED_DATA [--within RELATIVE]
+  same_as.py OLD NEW WORK --data SHARED_DATA [--only WORDS]
 
 A case is a list of command lines in which {moe} is the binary and {out} the case's own folder, which has one path for both
 binaries (it is moved away after the first), so that paths written into files are equal too.
 """
 import argparse
 import json
-import math
 import pathlib
 import shutil
-import struct
 import subprocess
 import sys
 
@@ -54,67 +52,32 @@ def without_volatile(value):
     return value
 
 
-def values_differ(old, new, within, where=""):
-    """The first place at which two JSON values differ by more than `within`, or None."""
-    if isinstance(old, bool) or isinstance(new, bool) or not isinstance(old, (int, float)) or not isinstance(new, (int, float)):
-        if type(old) is not type(new):
-            return f"{where}: {old!r} became {new!r}"
-        if isinstance(old, dict):
-            if old.keys() != new.keys():
-                return f"{where}: keys {sorted(old.keys() ^ new.keys())} on one side only"
-            return next(filter(None, (values_differ(old[key], new[key], within, f"{where}.{key}") for key in old)), None)
-        if isinstance(old, list):
-            if len(old) != len(new):
-                return f"{where}: {len(old)} items became {len(new)}"
-            return next(filter(None, (values_differ(a, b, within, f"{where}[{i}]") for i, (a, b) in enumerate(zip(old, new)))), None)
-        return None if old == new else f"{where}: {old!r} became {new!r}"
-    if old == new or math.isclose(old, new, rel_tol=within, abs_tol=within):
-        return None
-    return f"{where}: {old!r} became {new!r}"
-
-
-def tensors_differ(old, new, within):
-    """Of two safetensors files of f32 tensors."""
-    if old.read_bytes() == new.read_bytes():
-        return None
-    if within == 0:
-        return "bytes differ"
-    blobs = [old.read_bytes(), new.read_bytes()]
-    sizes = [struct.unpack("<Q", blob[:8])[0] for blob in blobs]
-    headers = [json.loads(blob[8:8 + size]) for blob, size in zip(blobs, sizes)]
-    if headers[0] != headers[1]:
-        return "headers differ"
-    worst, name_of_worst = 0.0, ""
-    for name, info in headers[0].items():
-        if name == "__metadata__":
-            continue
-        if info["dtype"] != "F32":
-            return f"{name} is {info['dtype']}, and bytes differ"
-        begin, end = info["data_offsets"]
-        count = (end - begin) // 4
-        pair = [struct.unpack(f"<{count}f", blob[8 + size + begin:8 + size + end]) for blob, size in zip(blobs, sizes)]
-        largest = max(map(abs, pair[0]), default=0.0)
-        apart = max((abs(a - b) for a, b in zip(*pair)), default=0.0) / (largest or 1.0)
-        if apart > worst:
-            worst, name_of_worst = apart, name
-    return f"{name_of_worst} differs by {worst:.2e} of its largest value" if worst > within else None
+def values_differ(old, new, where=""):
+    """The first place at which two JSON values differ, or None."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        if old.keys() != new.keys():
+            return f"{where}: keys {sorted(old.keys() ^ new.keys())} on one side only"
+        return next(filter(None, (values_differ(old[key], new[key], f"{where}.{key}") for key in old)), None)
+    if isinstance(old, list) and isinstance(new, list):
+        if len(old) != len(new):
+            return f"{where}: {len(old)} items became {len(new)}"
+        return next(filter(None, (values_differ(a, b, f"{where}[{i}]") for i, (a, b) in enumerate(zip(old, new)))), None)
+    return None if type(old) is type(new) and old == new else f"{where}: {old!r} became {new!r}"
 
 
 def json_lines(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
 
 
-def files_differ(old, new, within):
-    if old.suffix == ".safetensors":
-        return tensors_differ(old, new, within)
+def files_differ(old, new):
     if old.suffix == ".jsonl":
-        return values_differ(without_volatile(json_lines(old)), without_volatile(json_lines(new)), within)
+        return values_differ(without_volatile(json_lines(old)), without_volatile(json_lines(new)))
     if old.suffix == ".json":
-        return values_differ(*(without_volatile(json.loads(path.read_text(encoding="utf-8"))) for path in (old, new)), within)
+        return values_differ(*(without_volatile(json.loads(path.read_text(encoding="utf-8"))) for path in (old, new)))
     return None if old.read_bytes() == new.read_bytes() else "bytes differ"
 
 
-def folders_differ(old, new, names, within):
+def folders_differ(old, new, names):
     """Compares the files that a case names by glob patterns; a pattern that matches nothing is a difference."""
     for pattern in names:
         files = sorted(path.relative_to(old) for path in old.glob(pattern) if path.is_file())
@@ -124,7 +87,7 @@ def folders_differ(old, new, names, within):
         if files != others:
             return f"files {sorted(map(str, set(files) ^ set(others)))} on one side only"
         for file in files:
-            what = files_differ(old / file, new / file, within)
+            what = files_differ(old / file, new / file)
             if what:
                 return f"{file}: {what}"
     return None
@@ -147,7 +110,7 @@ def run_case(case, binary, out):
     return None
 
 
-def compare_case(case, old, new, work, within):
+def compare_case(case, old, new, work):
     out, kept = work / "case", work / "old"
     for folder in (out, kept):
         shutil.rmtree(folder, ignore_errors=True)
@@ -158,7 +121,7 @@ def compare_case(case, old, new, work, within):
     wrong = run_case(case, new, out)
     if wrong:
         return f"the new binary: {wrong}"
-    return folders_differ(kept, out, case["files"], within)
+    return folders_differ(kept, out, case["files"])
 
 
 def train_commands(router, flags):
@@ -218,7 +181,6 @@ def main():
     parser.add_argument("new")
     parser.add_argument("work", type=pathlib.Path)
     parser.add_argument("--data", type=pathlib.Path, required=True)
-    parser.add_argument("--within", type=float, default=0.0)
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     arguments = parser.parse_args()
     outcomes = []
@@ -229,7 +191,7 @@ def main():
 
     for case in cases(arguments.data.resolve()):
         if arguments.only in case["name"]:
-            count(case["name"], compare_case(case, arguments.old, arguments.new, arguments.work, arguments.within))
+            count(case["name"], compare_case(case, arguments.old, arguments.new, arguments.work))
     for command, word in WRONG:
         name = "wrong: moe " + " ".join(command)
         if arguments.only in name:

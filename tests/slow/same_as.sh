@@ -5,8 +5,8 @@
 #   tests/slow/same_as.sh COMMIT           builds COMMIT beside this one and compares
 #   tests/slow/same_as.sh --binary OLD     compares with a binary that is built already
 #
-# Environment: MOE (this build's binary), MOE_SHARED_DATA (benchmark files), WITHIN (relative difference that weights and metrics
-# may have; 0 = byte for byte). Without an argument nothing is compared and the script counts as skipped.
+# Environment: MOE (this build's binary), MOE_SHARED_DATA (benchmark files). Without an argument nothing is compared and the script
+# counts as skipped.
 # The last line is `N passed, N failed, N skipped`.
 set -euo pipefail
 unset CDPATH
@@ -39,4 +39,4 @@ case "${1:-}" in
 esac
 
 export OMP_NUM_THREADS=1 XDG_CACHE_HOME=$work/cache
-python3 tests/slow/same_as.py "$old" "$moe" "$work/runs" --data "${MOE_SHARED_DATA:-$root/../shared/data}" --within "${WITHIN:-0}"
+python3 tests/slow/same_as.py "$old" "$moe" "$work/runs" --data "${MOE_SHARED_DATA:-$root/../shared/data}"

@@ -1,8 +1,9 @@
 #pragma once
-// A tokenizer that a test can do in its head: one id a byte, 10 + byte, BOS 1, EOS 2. Examples are
-// shown as text: B and E for BOS and EOS; in labels a learned token stands as itself, one without
-// loss as '.'.
+// A tokenizer with one id per byte (10 + byte), BOS 1 and EOS 2. Examples are shown as text: B and
+// E for BOS and EOS, and '.' for a label without loss.
 
+#include <filesystem>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -42,6 +43,19 @@ inline std::string show_labels(const data::Example& example) {
   return shown;
 }
 
+// Reads files without weights and with default settings.
+inline data::Examples read_examples(const std::vector<std::filesystem::path>& files,
+                                    data::Objective objective, int64_t vocab_size,
+                                    const std::function<data::TextCodec()>& codec) {
+  data::ReadSettings settings;
+  settings.objective = objective;
+  std::vector<data::Source> sources;
+  for (const auto& file : files) {
+    sources.push_back({file});
+  }
+  return data::read_examples(sources, settings, vocab_size, codec);
+}
+
 // Reads `text` as a file called `name`.
 inline data::Examples read_bytes(const std::string& name, const std::string& text,
                                  const data::ReadSettings& settings = {}) {
@@ -50,7 +64,7 @@ inline data::Examples read_bytes(const std::string& name, const std::string& tex
   return data::read_examples({{dir / name}}, settings, kVocab, byte_codec);
 }
 
-// The message of reading `text` as file `name`, with the folder's name cut off.
+// Returns the message of reading `text` as file `name`, without the folder.
 inline std::string error_of_reading(const std::string& name, const std::string& text,
                                     const data::ReadSettings& settings = {}) {
   const TempDir dir;

@@ -1,5 +1,5 @@
 #pragma once
-// The only file that knows Catch2's version (2.13 on Debian 12, 3 on Debian 13).
+// Catch2 2.13 (Debian 12) or 3 (Debian 13).
 
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>
@@ -8,7 +8,7 @@ using Catch::Approx;
 #else
 #include <catch2/catch.hpp>
 #include <iostream>
-// 2.13 has no SKIP: say so, be counted (tests/support/main.cpp), leave the test case.
+// 2.13 has no SKIP: prints the reason, counts (tests/support/main.cpp) and leaves the case.
 #define MOE_SKIP(reason)                               \
   do {                                                 \
     ::moe::test::count_skip();                         \

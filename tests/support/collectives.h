@@ -1,6 +1,5 @@
 #pragma once
-// What the collectives of a Comm promise, told by ranks that each know what they must receive. One
-// function a promise, for every form of Comm; false on a rank = broken there.
+// Checks of collectives for any Comm. Each returns false on a rank that received wrong data.
 
 #include <ATen/ATen.h>
 
@@ -26,7 +25,7 @@ inline bool rows_arrive_in_rank_order(distributed::Comm& comm, at::ScalarType ty
   return at::equal(output, expected);
 }
 
-// Everything goes to rank 0, which sends nothing but to itself.
+// All rows go to rank 0.
 inline bool one_rank_may_get_all(distributed::Comm& comm) {
   std::vector<int64_t> sent(comm.size(), 0), received(comm.size(), 0);
   sent[0] = comm.rank();  // rank 0 has no row at all
@@ -45,7 +44,7 @@ inline bool one_rank_may_get_all(distributed::Comm& comm) {
   return is_right;
 }
 
-// Of three ranks.
+// For three ranks.
 inline bool sums_and_pieces_are_right(distributed::Comm& comm) {
   const auto r = static_cast<float>(comm.rank());
   const at::Tensor sum = numbers({r, 1});
@@ -63,7 +62,7 @@ inline bool sums_and_pieces_are_right(distributed::Comm& comm) {
          at::equal(in_place, gathered) && at::equal(piece, numbers({3 + 3 * r}));
 }
 
-// Of three ranks.
+// For three ranks.
 inline bool numbers_and_texts_travel(distributed::Comm& comm) {
   const auto numbers = distributed::gather_numbers(comm, {comm.rank(), 7});
   const auto texts = distributed::gather_texts(comm, std::string(comm.rank(), 'x'));
@@ -72,7 +71,7 @@ inline bool numbers_and_texts_travel(distributed::Comm& comm) {
          texts == std::vector<std::string>{"", "x", "xx"} && sums == std::vector<double>{1.5, 3};
 }
 
-// Of four ranks.
+// For four ranks.
 inline bool parts_talk_among_themselves(distributed::Comm& comm) {
   const bool is_odd = comm.rank() % 2 == 1;
   const auto part =

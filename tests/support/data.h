@@ -1,20 +1,62 @@
 #pragma once
-// Where the real data files are: MOE_SHARED_DATA, else ../shared/data beside the checkout. Empty =
-// absent: MOE_SKIP.
+// Models and texts of the repository that tests read, and the larger published ones, which are not
+// part of it: MOE_SHARED_DATA, else ../shared/data next to the checkout.
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <string>
+#include <vector>
 
 #include "tests/support/places.h"
+#include "tests/support/temp_dir.h"
 
 namespace moe::test {
 
+// Returns an empty path if the shared data are absent.
 inline std::filesystem::path shared_data() {
   const char* given = std::getenv("MOE_SHARED_DATA");
   const std::filesystem::path folder =
       given != nullptr ? given : source_folder() / ".." / "shared" / "data";
   return std::filesystem::is_directory(folder) ? std::filesystem::weakly_canonical(folder)
                                                : std::filesystem::path();
+}
+
+// Returns the folder of a small LLaMA of the repository. Its tokenizer.model has LLaMA's settings
+// (BPE, byte fallback, a space before the text) and 1,024 pieces.
+inline std::filesystem::path tiny_model_folder() { return source_folder() / "recipes/tiny/model"; }
+
+// Returns tiny_model_folder(), and the folders of LLaMA's tokenizer and of stories260K's if
+// present.
+inline std::vector<std::filesystem::path> sentencepiece_folders() {
+  std::vector<std::filesystem::path> folders = {tiny_model_folder()};
+  if (const auto data = shared_data(); !data.empty()) {
+    folders.insert(folders.end(), {data / "llama-tokenizer", data / "stories260K-hf"});
+  }
+  return folders;
+}
+
+// Returns pieces of about 1,000 bytes, cut at spaces, of English texts of the repository and, if
+// present, of the shared data.
+inline std::vector<std::string> english_texts() {
+  std::vector<std::filesystem::path> files;
+  for (const char* name : {"recipes/tiny/instruct.jsonl", "CHANGELOG.md", "cli/README.md"}) {
+    files.push_back(source_folder() / name);
+  }
+  if (const auto data = shared_data(); !data.empty()) {
+    files.insert(files.end(),
+                 {data / "text/tinyshakespeare.txt", data / "text/tinystories_sample_cs336.txt",
+                  data / "instruct/alpaca_2000.jsonl"});
+  }
+  std::vector<std::string> texts;
+  for (const auto& file : files) {
+    const std::string text = read_file(file).substr(0, 150'000);
+    for (size_t at = 0, end = 0; at < text.size(); at = end) {
+      end = std::min(text.size(), text.find(' ', at + 1000));
+      texts.push_back(text.substr(at, end - at));
+    }
+  }
+  return texts;
 }
 
 }  // namespace moe::test

@@ -1,7 +1,6 @@
 #pragma once
-// Small random folders as stock tools leave them: kin of LLaMA (Mistral, Qwen2, Qwen3) and the
-// stock mixtures, with their config keys, their tensor names, no "moe" object. Names and shapes are
-// listed here by hand, from files that transformers 5.23 wrote.
+// Small random folders with the config keys and tensor names of transformers 5.23: dense models of
+// other families (Mistral, Qwen2, Qwen3) and stock mixtures. Names and shapes are written by hand.
 
 #include "core/io/file.h"
 #include "tests/support/tiny_checkpoint.h"
@@ -12,11 +11,10 @@ enum class Foreign { kMixtral, kQwen2Moe, kQwen3Moe, kMistral, kQwen2, kQwen3 };
 
 struct ForeignCheckpoint {
   Foreign kind = Foreign::kMixtral;
-  bool normalised = true;  // Qwen2-MoE, Qwen3-MoE: norm_topk_prob
-  bool biases = true;      // Qwen2-MoE: qkv_bias
-  int64_t experts = 4;     // E
-  int64_t expert_width =
-      12;  // Qwen2-MoE, Qwen3-MoE; a Mixtral's experts are as wide as `tiny.intermediate`
+  bool normalised = true;             // Qwen2-MoE, Qwen3-MoE: norm_topk_prob
+  bool biases = true;                 // Qwen2-MoE: qkv_bias
+  int64_t experts = 4;                // E
+  int64_t expert_width = 12;          // Qwen2-MoE, Qwen3-MoE; Mixtral: `tiny.intermediate`
   std::vector<int64_t> dense_layers;  // Qwen2-MoE, Qwen3-MoE: mlp_only_layers
   int64_t shared_width = 0;           // Qwen2-MoE
   TinyCheckpoint tiny = {};           // head_dim 0 and untied
@@ -34,7 +32,7 @@ inline bool has_head_norms(Foreign kind) {
   return kind == Foreign::kQwen3 || kind == Foreign::kQwen3Moe;
 }
 
-// The keys of dense kin.
+// Sets the keys of a dense model.
 inline void set_kin_keys(const ForeignCheckpoint& options, OrderedJson& config) {
   const bool is_mistral = options.kind == Foreign::kMistral;
   const bool is_qwen2 = options.kind == Foreign::kQwen2;
@@ -116,7 +114,7 @@ inline OrderedJson foreign_config(const ForeignCheckpoint& options) {
   return config;
 }
 
-// What stands in place of a dense layer's mlp.*.
+// Returns the tensors that replace mlp.* of a dense layer.
 inline std::vector<io::TensorInfo> foreign_mixture(const ForeignCheckpoint& options,
                                                    const std::string& prefix) {
   const bool mixtral = options.kind == Foreign::kMixtral;
@@ -183,7 +181,7 @@ inline void write_foreign_checkpoint(const std::filesystem::path& folder,
                          if (info.name.ends_with(".bias")) {
                            matrix.shape = {1, info.shape.front()};
                          }
-                         // Norms of heads far enough from 1 that leaving them out is seen.
+                         // Head norms far enough from 1 that their absence changes the output.
                          const bool is_head_norm = info.name.ends_with("q_norm.weight") ||
                                                    info.name.ends_with("k_norm.weight");
                          const double std = is_head_norm ? 5.0 : options.tiny.std;

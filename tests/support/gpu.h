@@ -1,6 +1,6 @@
 #pragma once
-// Where a test of kernels/cuda/*.cu runs them: on a GPU where there is one, and in a build without
-// CUDA on tests/support/emulated_cuda. A build with CUDA on a machine without a GPU skips.
+// The device for tests of kernels/cuda/*.cu: a GPU, or tests/support/emulated_cuda in a build
+// without CUDA. A build with CUDA on a machine without a GPU skips.
 
 #include <ATen/ATen.h>
 
@@ -16,21 +16,19 @@ namespace emulated {
 
 namespace moe::test {
 
-// The emulator's name for its one GPU (tests/support/emulated_cuda/emulator.cpp).
 inline constexpr const char* kEmulatedGpu = "emulated GPU";
 
 inline bool has_gpu() { return kernels::gpu_count() > 0; }
 inline bool is_emulated() { return has_gpu() && kernels::gpu_name(0) == kEmulatedGpu; }
 
-// The device of tensors that live on it.
 inline const at::Device kGpu(at::kCUDA, 0);
 
-// A copy where the kernels can read and write it. The emulator's kernels read the host's memory.
+// Returns a copy that kernels can access. The kernels of the emulator access memory of the host.
 inline at::Tensor to_gpu(const at::Tensor& tensor) {
   return is_emulated() ? tensor.clone().contiguous() : tensor.contiguous().to(at::kCUDA);
 }
 
-// A buffer full of what nobody wrote: NaN, or -1 of integers.
+// Returns a buffer full of NaN, or -1 of integers.
 inline at::Tensor poisoned(at::IntArrayRef shape, at::ScalarType type) {
   const at::Tensor host = at::isFloatingType(type)
                               ? at::full(shape, std::numeric_limits<double>::quiet_NaN(), type)
@@ -38,8 +36,8 @@ inline at::Tensor poisoned(at::IntArrayRef shape, at::ScalarType type) {
   return to_gpu(host);
 }
 
-// What `run` gives, on the host, from the first of two runs: on the emulator in two orders of its
-// threads. Fails where a bit differs, as it does between warps that race for it.
+// Returns the results of `run` on the host. Runs twice, on the emulator in two orders of threads,
+// and checks for equal bits, which a race between warps changes.
 template <typename Run>
 std::vector<at::Tensor> in_two_orders(Run run) {
   std::vector<at::Tensor> first;

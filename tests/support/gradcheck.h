@@ -1,8 +1,7 @@
 #pragma once
-// A gradient test is a finite difference: central, in f64. With step h the error of the difference
-// is O(h^2) from curvature plus O(eps / h) from rounding; h = 1e-6 makes both about 1e-10 for
-// numbers of order one, so a tolerance of 1e-7 leaves room for third derivatives and sums of a few
-// hundred terms.
+// Gradients by central differences in f64. With step h the error of the difference is O(h^2) from
+// curvature plus O(eps / h) from rounding; h = 1e-6 makes both about 1e-10 for numbers of order
+// one, so a tolerance of 1e-7 leaves room for third derivatives and sums of a few hundred terms.
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -13,7 +12,7 @@ namespace moe::test {
 
 inline constexpr double kGradTolerance = 1e-7;
 
-// d f(x) / d x for a scalar function; x f64, any shape. f must not change its argument.
+// Returns d f(x) / d x of a scalar function; x f64, any shape. f must not change its argument.
 inline at::Tensor finite_difference(const std::function<at::Tensor(const at::Tensor&)>& f,
                                     const at::Tensor& x, double step = 1e-6) {
   const at::NoGradGuard no_grad;
@@ -33,7 +32,7 @@ inline at::Tensor finite_difference(const std::function<at::Tensor(const at::Ten
   return gradient;
 }
 
-// The same by autograd.
+// Returns the gradient by autograd.
 inline at::Tensor autograd(const std::function<at::Tensor(const at::Tensor&)>& f,
                            const at::Tensor& x) {
   const at::Tensor at = x.detach().clone().requires_grad_(true);
@@ -41,7 +40,7 @@ inline at::Tensor autograd(const std::function<at::Tensor(const at::Tensor&)>& f
   return at.grad().defined() ? at.grad() : at::zeros_like(at);
 }
 
-// Largest |a - b| / (1 + |b|).
+// Returns the largest |a - b| / (1 + |b|).
 inline double distance(const at::Tensor& a, const at::Tensor& b) {
   if (a.numel() == 0) {
     return a.sizes() == b.sizes() ? 0 : 1e300;

@@ -12,10 +12,9 @@
 
 namespace {
 
-int g_skips = 0;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables): the one counter of
-                  // a test process
+int g_skips = 0;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 
-// What a test caches is gone with it; what the user has cached is not seen.
+// An empty cache folder in place of that of the user.
 class OwnCache {
  public:
   OwnCache() { ::setenv("XDG_CACHE_HOME", folder_.path().c_str(), 1); }
@@ -28,7 +27,7 @@ class OwnCache {
 
 namespace moe::test {
 void count_skip() { ++g_skips; }
-// The environment may name another, as tests/wheel/run.sh does with the installed one.
+// MOE_BINARY of the environment is used by tests/wheel/run.sh.
 std::string moe_binary() {
   const char* other = std::getenv("MOE_BINARY");
   return other != nullptr ? other : MOE_BINARY;

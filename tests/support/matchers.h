@@ -1,5 +1,5 @@
 #pragma once
-// Matchers that both versions of Catch2 have under names of their own.
+// Matchers whose names differ between Catch2 2 and 3.
 
 #include <string>
 
@@ -7,7 +7,7 @@
 
 namespace moe::test {
 
-// For CHECK_THAT: a text that holds `part`.
+// Matches a text that contains `part`.
 inline auto contains_text(const std::string& part) {
 #if __has_include(<catch2/catch_all.hpp>)
   return Catch::Matchers::ContainsSubstring(part);

@@ -1,5 +1,5 @@
 #pragma once
-// A dense folder as a mixture of experts, for tests that need one and do not test upcycling.
+// Upcycled folders for tests of other libraries.
 
 #include <cstdint>
 #include <filesystem>
@@ -10,11 +10,11 @@
 
 namespace moe::test {
 
-// In every second layer, as `moe upcycle` makes it where it is told no more.
+// Settings of upcycling; the others have the defaults of `moe upcycle` (every second layer).
 struct Mixture {
   std::string router;
   int64_t experts = 8;
-  std::optional<double> router_std = {};  // large: tokens choose unlike experts
+  std::optional<double> router_std = {};  // large: tokens choose different experts
   std::optional<int64_t> ep_ranks = {};
   bool shared_expert = false;
 };

@@ -1,6 +1,5 @@
 #pragma once
-// The golden routing cases (../shared/oracle/cases): where they are, one by one, and their
-// numbers as tensors.
+// The golden routing cases of ../shared/oracle/cases.
 
 #include <ATen/ATen.h>
 
@@ -17,14 +16,14 @@
 
 namespace moe::test {
 
-// oracle/cases beside the shared data; empty = absent: MOE_SKIP.
+// Returns oracle/cases in the parent of the shared data; empty if absent.
 inline std::filesystem::path oracle_cases() {
   const auto folder = shared_data() / ".." / "oracle" / "cases";
   return !shared_data().empty() && std::filesystem::is_directory(folder) ? folder
                                                                          : std::filesystem::path();
 }
 
-// All cases of one kind, by name.
+// Returns all cases of one kind, sorted by name.
 inline std::vector<nlohmann::json> oracle_cases_of(const std::string& kind) {
   std::vector<std::filesystem::path> files;
   for (const auto& entry : std::filesystem::directory_iterator(oracle_cases())) {
@@ -42,7 +41,7 @@ inline std::vector<nlohmann::json> oracle_cases_of(const std::string& kind) {
   return cases;
 }
 
-// A rectangular nested list as a tensor of its shape.
+// Converts a rectangular nested list.
 inline at::Tensor tensor_of(const nlohmann::json& rows, at::ScalarType type) {
   std::vector<double> numbers;
   for (const auto& row : rows) {
@@ -58,26 +57,25 @@ inline at::Tensor tensor_of(const nlohmann::json& rows, at::ScalarType type) {
 inline route::RoutingGroup group_of(const nlohmann::json& input) {
   route::RoutingGroup group;
   group.ranks = input.at("num_ranks").get<int64_t>();
-  group.home = input.at("home").get<std::vector<int64_t>>();
+  group.source_rank = input.at("home").get<std::vector<int64_t>>();
   if (input.contains("valid")) {
-    for (size_t token = 0; token < group.home.size(); ++token) {
+    for (size_t token = 0; token < group.source_rank.size(); ++token) {
       const auto& valid = input.at("valid").at(token);
       if (!(valid.is_boolean() ? valid.get<bool>() : valid.get<int>() != 0)) {
-        group.home[token] = -1;
+        group.source_rank[token] = -1;
       }
     }
   }
   return group;
 }
 
-// The family that config.json calls so.
 inline const route::RouterFamily& family_named(const std::string& name) {
   const auto& families = route::router_families();
   return *std::find_if(families.begin(), families.end(),
                        [&](const auto& family) { return family.name == name; });
 }
 
-// The settings of a case: `kind` is a router family; layer cases keep them in input.router.
+// Returns the settings of a case; layer cases have them in input.router.
 inline route::RouterSettings settings_of(const nlohmann::json& input, const std::string& family) {
   route::RouterSettings settings = route::default_settings(family_named(family));
   if (family == "topp") {

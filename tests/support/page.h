@@ -1,5 +1,5 @@
 #pragma once
-// What a page of core/base/page says, for tests that read it.
+// Reads the pages of core/base/page.
 
 #include <string>
 #include <vector>
@@ -9,14 +9,14 @@
 
 namespace moe::test {
 
-// The JSON that the page's script draws: {"x", "sections"}.
+// Returns the JSON that the script of the page draws: {"x", "sections"}.
 inline Json drawn_data(const std::string& page) {
   const std::string open = "<script type=\"application/json\" id=\"data\">";
   const size_t begin = page.find(open) + open.size();
   return parse_json(page.substr(begin, page.find("</script>", begin) - begin), "data of the page");
 }
 
-// The titles of all drawn panels, in order.
+// Returns the titles of all panels, in order.
 inline std::vector<std::string> panel_titles(const Json& data) {
   std::vector<std::string> titles;
   for (const auto& section : data["sections"]) {
@@ -27,7 +27,7 @@ inline std::vector<std::string> panel_titles(const Json& data) {
   return titles;
 }
 
-// The first drawn panel of a title.
+// Returns the first panel with a title.
 inline Json panel_of(const Json& data, const std::string& title) {
   for (const auto& section : data["sections"]) {
     for (const auto& panel : section["panels"]) {
@@ -40,7 +40,7 @@ inline Json panel_of(const Json& data, const std::string& title) {
   return {};
 }
 
-// How often `part` stands in `text`.
+// Returns the number of occurrences of `part` in `text`.
 inline size_t count_of(const std::string& text, const std::string& part) {
   size_t found = 0;
   for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {

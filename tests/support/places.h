@@ -1,6 +1,6 @@
 #pragma once
-// Where this build's binary and sources are. Functions, so that a test's object file is the same in
-// every clone and a compiler cache can share it.
+// Paths of this build. Functions, so that object files of tests are equal in every clone and a
+// compiler cache can share them.
 
 #include <filesystem>
 #include <string>

@@ -1,6 +1,5 @@
 #pragma once
-// Plans at random, and the buffers of kernels/ops/plan_weights.h as tensors, for tests that fill
-// and compare them.
+// Random plans, and the buffers of kernels/ops/plan_weights.h as tensors.
 
 #include <ATen/ATen.h>
 
@@ -15,9 +14,9 @@
 
 namespace moe::test {
 
-// A plan that no rule need have made, and logits. All on one device.
+// An arbitrary plan and logits, on one device.
 struct GivenPlan {
-  at::Tensor token, expert, choice, count, home, logits, scores, by_logit;
+  at::Tensor token, expert, choice, count, source_rank, logits, scores, by_logit;
   int64_t ranks, k;
 
   kernels::PlanRows rows() const {
@@ -25,33 +24,33 @@ struct GivenPlan {
             expert.const_data_ptr<int64_t>(),
             choice.const_data_ptr<int64_t>(),
             count.const_data_ptr<int64_t>(),
-            home.const_data_ptr<int64_t>(),
+            source_rank.const_data_ptr<int64_t>(),
             token.numel(),
             logits.size(0),
             logits.size(1),
             ranks,
             k};
   }
-  // The same by `to` of each tensor.
+  // Applies `to` to each tensor.
   template <typename To>
   GivenPlan moved(To to) const {
-    return {to(token),  to(expert), to(choice),   to(count), to(home),
+    return {to(token),  to(expert), to(choice),   to(count), to(source_rank),
             to(logits), to(scores), to(by_logit), ranks,     k};
   }
 };
 
-// Each token has some of its first k + 1 choices, and at times a rectification at one of the same
-// experts; every fifth token is padding, every seventh has no row; unused rows stand last.
+// Each token has some of its first k + 1 choices, and sometimes a rectification at one of the same
+// experts. Every fifth token is padding, every seventh has no row. Unused rows are last.
 inline GivenPlan random_plan(int64_t tokens, int64_t experts, int64_t ranks, int64_t k,
                              double scale) {
   const at::Tensor logits = at::randn({tokens, experts}) * scale;
   const at::Tensor by_logit =
       std::get<1>(at::sort(logits, /*stable=*/true, 1, /*descending=*/true));
-  at::Tensor home = at::arange(tokens).remainder(ranks);
-  home.masked_fill_(at::arange(tokens).remainder(5) == 3, ranks);
+  at::Tensor source_rank = at::arange(tokens).remainder(ranks);
+  source_rank.masked_fill_(at::arange(tokens).remainder(5) == 3, ranks);
   std::vector<std::array<int64_t, 4>> rows;  // token, expert, choice, count
   for (int64_t t = 0; t < tokens; ++t) {
-    if (home[t].item<int64_t>() == ranks || t % 7 == 2) {
+    if (source_rank[t].item<int64_t>() == ranks || t % 7 == 2) {
       continue;
     }
     int64_t missing = k;
@@ -73,7 +72,7 @@ inline GivenPlan random_plan(int64_t tokens, int64_t experts, int64_t ranks, int
     }
     return at::tensor(numbers, at::kLong);
   };
-  return {column(0), column(1), column(2), column(3), home, logits, at::softmax(logits, 1),
+  return {column(0), column(1), column(2), column(3), source_rank, logits, at::softmax(logits, 1),
           by_logit,  ranks,     k};
 }
 
@@ -82,7 +81,7 @@ using Room = at::Tensor (*)(at::IntArrayRef, at::ScalarType);
 
 // count [T, E] and counted, by `run`, which takes the arguments.
 template <typename Run>
-std::vector<at::Tensor> counts(const GivenPlan& given, bool rectifies, bool dropless, Room room,
+std::vector<at::Tensor> counts(const GivenPlan& given, bool rectifies, bool is_dropless, Room room,
                                Run run) {
   const kernels::PlanRows rows = given.rows();
   const at::Tensor count = room({rows.tokens, rows.experts}, at::kFloat);
@@ -90,7 +89,7 @@ std::vector<at::Tensor> counts(const GivenPlan& given, bool rectifies, bool drop
   const at::Tensor sums = room({kernels::plan_weights_sums(rows.tokens)}, at::kDouble);
   run(kernels::PlanCountsArgs{
       rows, given.logits.const_data_ptr<float>(), given.scores.const_data_ptr<float>(), rectifies,
-      dropless, count.data_ptr<float>(), counted.data_ptr<int64_t>(), sums.data_ptr<double>()});
+      is_dropless, count.data_ptr<float>(), counted.data_ptr<int64_t>(), sums.data_ptr<double>()});
   return {count, counted};
 }
 
@@ -135,7 +134,7 @@ at::Tensor gradient(const GivenPlan& given, const kernels::PlanWeightsKind& kind
   return to;
 }
 
-// A buffer on the host, full of what nobody wrote: NaN, or -1 of integers.
+// Returns a buffer on the host full of NaN, or -1 of integers.
 inline at::Tensor poisoned_host(at::IntArrayRef shape, at::ScalarType type) {
   return at::isFloatingType(type) ? at::full(shape, std::numeric_limits<double>::quiet_NaN(), type)
                                   : at::full(shape, -1, type);

@@ -1,6 +1,6 @@
 #pragma once
-// Ranks as threads of one process, for tests of what ranks do without a cluster, and with several
-// ranks on one GPU. Every rank reads what the others show it.
+// Ranks as threads of one process, also with several ranks on one GPU. Ranks read the tensors of
+// the others directly.
 
 #include <c10/core/AutogradState.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -25,19 +25,19 @@ using at::Tensor;
 using distributed::Comm;
 using distributed::Transfer;
 
-// What one rank shows the others during a collective.
+// The operands of a rank in a collective.
 struct Shown {
   const char* operation = nullptr;
   Tensor tensor;
   std::vector<int64_t> rows;
 };
 
-// Where the ranks of one Comm meet.
+// State shared by the ranks of one Comm.
 class Meeting {
  public:
   explicit Meeting(size_t ranks) : shown_(ranks) {}
 
-  // Shows `own` and returns when all have come.
+  // Publishes `own` and blocks until all ranks have called.
   void show(size_t rank, Shown own) {
     shown_[rank] = std::move(own);
     wait();
@@ -48,7 +48,7 @@ class Meeting {
   }
   const Shown& shown_by(size_t rank) const { return shown_[rank]; }
 
-  // Until all have come.
+  // Blocks until all ranks have called.
   void wait() {
     std::unique_lock lock(mutex_);
     const int64_t round = round_;
@@ -64,7 +64,7 @@ class Meeting {
     }
   }
 
-  // No rank waits any more, in this meeting or in a part of it.
+  // Makes all waits throw, also those of parts.
   void give_up() {
     const std::lock_guard lock(mutex_);
     broken_ = true;
@@ -86,7 +86,7 @@ class Meeting {
 
  private:
   std::vector<Shown> shown_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   size_t arrived_ = 0;
   int64_t round_ = 0;
@@ -123,7 +123,7 @@ class ThreadComm : public Comm {
     for (int64_t rank = 1; rank < size(); ++rank) {
       sum += meeting_->shown_by(rank).tensor;
     }
-    meeting_->wait();  // all have read before one writes
+    meeting_->wait();  // all have read before a rank writes
     tensor.copy_(sum);
     finish();
   }
@@ -164,7 +164,7 @@ class ThreadComm : public Comm {
 
  private:
   void show(Shown own) { meeting_->show(static_cast<size_t>(this->rank()), std::move(own)); }
-  void finish() {  // nobody goes on, and frees, before all have read
+  void finish() {  // no rank frees its tensor before all have read
     wait_for_device();
     meeting_->wait();
   }
@@ -179,10 +179,9 @@ class ThreadComm : public Comm {
 
 }  // namespace rank_threads
 
-// Runs `body` once for each of `ranks` ranks, each in a thread of its own, with LibTorch's shared
-// backward thread off: it would run the backward of all ranks, and a blocking exchange in it would
-// wait for itself. Returns when all have ended. When one throws, the others' next collective throws
-// too, and the first exception is thrown here.
+// Runs `body` on each of `ranks` threads, with LibTorch's shared backward thread off: it would run
+// the backward of all ranks, and a blocking exchange would deadlock. If a rank throws, the next
+// collective of the others throws too, and the first exception is rethrown here.
 inline void run_as_threads(int64_t ranks, const std::function<void(distributed::Comm&)>& body,
                            at::Device device = at::kCPU) {
   using namespace rank_threads;

@@ -1,6 +1,5 @@
 #pragma once
-// Runs the moe binary as a user would: arguments in, exit code and both streams out. Nothing here
-// is a terminal.
+// Runs the moe binary and returns its exit code and both streams. No stream is a terminal.
 
 #include <sys/wait.h>
 
@@ -32,8 +31,7 @@ inline std::string shell_quote(const std::string& word) {
   return quoted;
 }
 
-// `prefix` stands before the command: environment settings, ulimit, a redirection of standard
-// input.
+// `prefix` precedes the command: environment variables, ulimit, a redirection of standard input.
 inline RunResult run_program(const std::string& program, const std::vector<std::string>& arguments,
                              const std::string& prefix = "") {
   const TempDir streams;
@@ -53,7 +51,7 @@ inline RunResult run_moe(const std::vector<std::string>& arguments,
   return run_program(moe_binary(), arguments, prefix);
 }
 
-// Whether `text` has `part`; a check that fails shows the text.
+// Returns true if `text` contains `part`. A check that fails shows the text.
 inline bool says(const std::string& text, const std::string& part) {
   UNSCOPED_INFO(text);
   return text.find(part) != std::string::npos;

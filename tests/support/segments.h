@@ -1,5 +1,5 @@
 #pragma once
-// Random plans in expert order, and their rows in segments (kernels/ops/permute.h), as tensors.
+// Random plans in expert order with their rows in segments (kernels/ops/permute.h).
 
 #include "kernels/ops/permute.h"
 #include "tests/kernels/reference/permute.h"
@@ -18,7 +18,7 @@ struct Segments {
 
   int64_t rows() const { return kernels::segmented_rows(plan.token.size(0), experts); }
 
-  // The arguments by which `plan`, on any device, is laid out into `to` there.
+  // Returns the arguments that lay out the plan `from` into `to`, on any device.
   kernels::SegmentRowsArgs args(const PlanTensors& from, const SegmentTensors& to) const {
     return {from.token.const_data_ptr<int64_t>(),
             from.expert.const_data_ptr<int64_t>(),
@@ -34,7 +34,7 @@ struct Segments {
             to.ends.data_ptr<int32_t>()};
   }
 
-  // Room for the result, full of -7, on the device of `like`.
+  // Returns buffers for the result, full of -7, on the device of `like`.
   SegmentTensors room(const at::Tensor& like) const {
     const auto full = [&](int64_t count, at::ScalarType type) {
       return at::full({count}, -7, like.options().dtype(type));
@@ -49,16 +49,18 @@ inline Segments random_segments(int64_t tokens, int64_t experts, int64_t k, int3
                                 double favour = 0) {
   at::Tensor logits = at::randn({tokens, experts});
   logits.select(1, experts > 1 ? 1 : 0).add_(favour);
-  const at::Tensor home = at::zeros({tokens}, at::kInt), capacity = at::full({1}, slots, at::kInt);
+  const at::Tensor source_rank = at::zeros({tokens}, at::kInt),
+                   capacity = at::full({1}, slots, at::kInt);
   const bool fill = k < experts;
   const int64_t choices = fill ? k + 1 : k;
   const kernels::TopKPlanShape shape{tokens, experts, 1, choices, k, fill, true, false};
-  Segments segments{plan_by_reference(shape, choices_of(logits, home, 1, choices), home, capacity),
-                    tokens,
-                    k + 2,
-                    experts,
-                    {}};
-  segments.by_reference = segments.room(home);
+  Segments segments{
+      plan_by_reference(shape, choices_of(logits, source_rank, 1, choices), source_rank, capacity),
+      tokens,
+      k + 2,
+      experts,
+      {}};
+  segments.by_reference = segments.room(source_rank);
   segment_rows_reference(segments.args(segments.plan, segments.by_reference));
   return segments;
 }

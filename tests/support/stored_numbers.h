@@ -1,5 +1,5 @@
 #pragma once
-// Tensors of a folder as they are stored: their bytes, and their numbers in f32.
+// Stored tensors of a folder as bytes and as f32 values.
 
 #include <algorithm>
 #include <cstddef>

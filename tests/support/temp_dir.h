@@ -1,6 +1,5 @@
 #pragma once
-// A folder of its own for a test, removed at its end, and small helpers to write and read files in
-// it.
+// A temporary folder that is removed with the object, and helpers to write and read files.
 
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-// What is the same bits for any number of threads.
+// Checks for equal bits with any number of threads.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -16,7 +16,7 @@ inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
                    b.contiguous().view({-1}).view(at::kByte));
 }
 
-// What `run` gives with one thread. Fails where a bit is another with 2, 4 or 8.
+// Returns the results of `run` with one thread and checks that 2, 4 and 8 give equal bits.
 template <typename Run>
 std::vector<at::Tensor> by_any_threads(Run run) {
   const int before = at::get_num_threads();

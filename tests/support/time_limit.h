@@ -1,6 +1,5 @@
 #pragma once
-// Ends the program, with a word about it, when a scope takes too long: ranks that wait for each
-// other for ever cannot be woken, and a suite must not hang.
+// Ends the process with a message if a scope takes too long: deadlocked ranks cannot be woken.
 
 #include <chrono>
 #include <condition_variable>

@@ -1,7 +1,6 @@
 #pragma once
-// A small random LLaMA folder (config.json and weights, no tokenizer), for tests that need a model
-// but not a clever one. Written with core/io alone. Same options, same bytes, on any machine: the
-// random numbers are our own arithmetic.
+// A small random LLaMA folder (config.json and weights, no tokenizer). Equal options give equal
+// bytes on any machine.
 
 #include <fmt/format.h>
 
@@ -37,8 +36,7 @@ struct TinyCheckpoint {
   uint64_t shard_bytes = uint64_t{1} << 40;  // small: several shards and an index
 };
 
-// float -> IEEE half or bfloat16, to nearest, ties to even. Written plainly: values here are small
-// and finite.
+// Convert small finite values to bfloat16 and IEEE half: to nearest, ties to even.
 inline uint16_t to_bf16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
@@ -140,7 +138,6 @@ inline std::vector<float> tiny_values(const io::TensorInfo& info, double std,
   return values;
 }
 
-// Makes `folder` with its config.json and weights.
 inline void write_tiny_checkpoint(const std::filesystem::path& folder,
                                   const TinyCheckpoint& options = {}) {
   std::filesystem::create_directories(folder);
@@ -157,8 +154,8 @@ inline void write_tiny_checkpoint(const std::filesystem::path& folder,
   io::write_tensors(folder, sources, options.shard_bytes);
 }
 
-// The same with all numbers zero, in a file that has no blocks on the disk: a folder as large as
-// one likes. Returns the bytes of its tensors.
+// Writes a folder with zero weights in a sparse file, which may be larger than the disk. Returns
+// the number of bytes of its tensors.
 inline uint64_t write_sparse_checkpoint(const std::filesystem::path& folder,
                                         const TinyCheckpoint& options) {
   std::filesystem::create_directories(folder);

@@ -1,6 +1,5 @@
 #pragma once
-// The buffers of kernels/ops/router.h and kernels/ops/top_k_plan.h as tensors, for tests that fill
-// and compare them.
+// The buffers of kernels/ops/router.h and kernels/ops/top_k_plan.h as tensors.
 
 #include <ATen/ATen.h>
 
@@ -12,30 +11,30 @@
 namespace moe::test {
 
 struct ChoiceTensors {
-  at::Tensor scores, choice, at_home, requested;
+  at::Tensor scores, choice, local_choice, requested;
 };
 
-// By the reference of router.h: logits [T, E], home [T] i32.
-inline ChoiceTensors choices_of(const at::Tensor& logits, const at::Tensor& home, int64_t ranks,
-                                int64_t choices) {
+// Computes the choices by the reference of router.h: logits [T, E], home [T] i32.
+inline ChoiceTensors choices_of(const at::Tensor& logits, const at::Tensor& source_rank,
+                                int64_t ranks, int64_t choices) {
   const int64_t tokens = logits.size(0), experts = logits.size(1);
   ChoiceTensors to{at::empty({tokens, experts}), at::empty({tokens, choices}, at::kInt),
                    at::empty({tokens}, at::kInt), at::empty({choices, experts * ranks}, at::kInt)};
   router_choices_reference({logits.const_data_ptr<float>(),
-                            home.const_data_ptr<int32_t>(),
+                            source_rank.const_data_ptr<int32_t>(),
                             {tokens, experts, ranks, choices},
                             to.scores.data_ptr<float>(),
                             to.choice.data_ptr<int32_t>(),
-                            to.at_home.data_ptr<int32_t>(),
+                            to.local_choice.data_ptr<int32_t>(),
                             to.requested.data_ptr<int32_t>()});
   return to;
 }
 
-inline kernels::TopKPlanInput plan_input(const ChoiceTensors& from, const at::Tensor& home,
+inline kernels::TopKPlanInput plan_input(const ChoiceTensors& from, const at::Tensor& source_rank,
                                          const at::Tensor& capacity) {
-  return {from.scores.const_data_ptr<float>(),      from.choice.const_data_ptr<int32_t>(),
-          from.at_home.const_data_ptr<int32_t>(),   home.const_data_ptr<int32_t>(),
-          from.requested.const_data_ptr<int32_t>(), capacity.const_data_ptr<int32_t>()};
+  return {from.scores.const_data_ptr<float>(),         from.choice.const_data_ptr<int32_t>(),
+          from.local_choice.const_data_ptr<int32_t>(), source_rank.const_data_ptr<int32_t>(),
+          from.requested.const_data_ptr<int32_t>(),    capacity.const_data_ptr<int32_t>()};
 }
 
 struct PlanTensors {
@@ -59,7 +58,7 @@ struct PlanTensors {
   }
 };
 
-// Room for every row there can be, full of -1. On the device of `like`.
+// Returns buffers for the largest number of rows, full of -1, on the device of `like`.
 inline PlanTensors plan_room(const kernels::TopKPlanShape& shape, const at::Tensor& like) {
   const auto room = [&](int64_t count) {
     return at::full({count}, -1, like.options().dtype(at::kLong));
@@ -71,9 +70,9 @@ inline PlanTensors plan_room(const kernels::TopKPlanShape& shape, const at::Tens
 }
 
 inline PlanTensors plan_by_reference(const kernels::TopKPlanShape& shape, const ChoiceTensors& from,
-                                     const at::Tensor& home, const at::Tensor& capacity) {
-  PlanTensors to = plan_room(shape, home);
-  top_k_plan_reference({shape, plan_input(from, home, capacity), to.memory(), nullptr});
+                                     const at::Tensor& source_rank, const at::Tensor& capacity) {
+  PlanTensors to = plan_room(shape, source_rank);
+  top_k_plan_reference({shape, plan_input(from, source_rank, capacity), to.memory(), nullptr});
   return to;
 }
 

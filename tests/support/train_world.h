@@ -1,6 +1,5 @@
 #pragma once
-// A training run of a dozen steps: a tiny model folder, dense or upcycled, rows that it can learn,
-// and the settings.
+// Training runs of a dozen steps with a tiny model, dense or upcycled, and rows that it can learn.
 
 #include <cmath>
 #include <sstream>
@@ -14,7 +13,7 @@
 
 namespace moe::test {
 
-// 24 rows that repeat a short pattern, so that a model can learn them in a few steps.
+// Writes 24 rows that repeat a short pattern, which a model can learn in a few steps.
 inline void write_rows(const std::filesystem::path& file) {
   std::string text;
   for (int row = 0; row < 24; ++row) {
@@ -32,8 +31,8 @@ struct TrainWorld {
   TempDir dir;
   train::TrainSettings settings;
 
-  explicit TrainWorld(const std::string& router = "") {
-    write_tiny_checkpoint(dir / "dense");
+  explicit TrainWorld(const std::string& router = "", const TinyCheckpoint& shape = {}) {
+    write_tiny_checkpoint(dir / "dense", shape);
     write_rows(dir / "rows.jsonl");
     settings.model = dir / "dense";
     if (!router.empty()) {

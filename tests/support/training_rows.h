@@ -1,5 +1,5 @@
 #pragma once
-// Token rows for commands that train, where a model need not learn much.
+// Token rows for commands that train.
 
 #include <filesystem>
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace moe::test {
 
-// `count` rows of six tokens below 64, of which the fourth alone differs from row to row; `last` is
+// Writes `count` rows of six tokens below 64. Only the fourth token differs between rows; `last` is
 // the sixth.
 inline void write_training_rows(const std::filesystem::path& file, int count = 16, int last = 10) {
   std::string text;

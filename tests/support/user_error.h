@@ -1,6 +1,5 @@
 #pragma once
-// The message of the UserError that `work` throws, "" when it throws none: tests compare whole
-// sentences.
+// Returns the message of the UserError that `work` throws, "" if it throws none.
 
 #include <string>
 

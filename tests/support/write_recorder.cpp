@@ -163,7 +163,7 @@ void copied(int descriptor, uint64_t offset, ssize_t count) {
   }
 }
 
-uint64_t place_of(int descriptor) {
+uint64_t find_place(int descriptor) {
   const bool appends = (::fcntl(descriptor, F_GETFL) & O_APPEND) != 0;
   return appends ? size_of(descriptor) : static_cast<uint64_t>(::lseek(descriptor, 0, SEEK_CUR));
 }
@@ -227,6 +227,9 @@ int resized(int result, int descriptor) {
 
 extern "C" {
 
+// Defines FUNCTION with the name NAME and with the name NAME64.
+#define BOTH(FUNCTION, NAME) FUNCTION(NAME) FUNCTION(NAME##64)
+
 #define OPEN(NAME)                                            \
   int NAME(const char* path, int flags, ...) {                \
     va_list arguments;                                        \
@@ -235,6 +238,8 @@ extern "C" {
     va_end(arguments);                                        \
     return open_recorded(#NAME, AT_FDCWD, path, flags, mode); \
   }
+BOTH(OPEN, open)
+
 #define OPENAT(NAME)                                        \
   int NAME(int folder, const char* path, int flags, ...) {  \
     va_list arguments;                                      \
@@ -243,10 +248,7 @@ extern "C" {
     va_end(arguments);                                      \
     return open_recorded(#NAME, folder, path, flags, mode); \
   }
-OPEN(open)
-OPEN(open64)
-OPENAT(openat)
-OPENAT(openat64)
+BOTH(OPENAT, openat)
 
 #define FOPEN(NAME)                                                               \
   FILE* NAME(const char* path, const char* mode) {                                \
@@ -257,22 +259,11 @@ OPENAT(openat64)
     opened(file == nullptr ? -1 : ::fileno(file), whole, before, mode[0] == 'w'); \
     return file;                                                                  \
   }
-FOPEN(fopen)
-FOPEN(fopen64)
-
-#define MKOSTEMP(NAME)                                                \
-  int NAME(char* path, int flags) {                                   \
-    const std::lock_guard guard(lock());                              \
-    const int descriptor = real<int(char*, int)>(#NAME)(path, flags); \
-    opened(descriptor, absolute(AT_FDCWD, path), 0, false);           \
-    return descriptor;                                                \
-  }
-MKOSTEMP(mkostemp)
-MKOSTEMP(mkostemp64)
+BOTH(FOPEN, fopen)
 
 ssize_t write(int descriptor, const void* bytes, size_t size) {
   const std::lock_guard guard(lock());
-  const uint64_t place = place_of(descriptor);
+  const uint64_t place = find_place(descriptor);
   const ssize_t count = real<ssize_t(int, const void*, size_t)>("write")(descriptor, bytes, size);
   wrote(descriptor, place, static_cast<const char*>(bytes), count);
   return count;
@@ -280,7 +271,7 @@ ssize_t write(int descriptor, const void* bytes, size_t size) {
 
 ssize_t writev(int descriptor, const struct iovec* parts, int count) {
   const std::lock_guard guard(lock());
-  const uint64_t place = place_of(descriptor);
+  const uint64_t place = find_place(descriptor);
   const ssize_t written =
       real<ssize_t(int, const struct iovec*, int)>("writev")(descriptor, parts, count);
   std::string bytes;
@@ -299,23 +290,21 @@ ssize_t writev(int descriptor, const struct iovec* parts, int count) {
     wrote(descriptor, static_cast<uint64_t>(offset), static_cast<const char*>(bytes), count);   \
     return count;                                                                               \
   }
-PWRITE(pwrite)
-PWRITE(pwrite64)
+BOTH(PWRITE, pwrite)
 
 #define SENDFILE(NAME)                                                                           \
   ssize_t NAME(int out, int in, off_t* offset, size_t size) {                                    \
     const std::lock_guard guard(lock());                                                         \
-    const uint64_t place = place_of(out);                                                        \
+    const uint64_t place = find_place(out);                                                      \
     const ssize_t count = real<ssize_t(int, int, off_t*, size_t)>(#NAME)(out, in, offset, size); \
     copied(out, place, count);                                                                   \
     return count;                                                                                \
   }
-SENDFILE(sendfile)
-SENDFILE(sendfile64)
+BOTH(SENDFILE, sendfile)
 
 ssize_t copy_file_range(int in, off64_t* from, int out, off64_t* to, size_t size, unsigned flags) {
   const std::lock_guard guard(lock());
-  const uint64_t place = to != nullptr ? static_cast<uint64_t>(*to) : place_of(out);
+  const uint64_t place = to != nullptr ? static_cast<uint64_t>(*to) : find_place(out);
   const ssize_t count = real<ssize_t(int, off64_t*, int, off64_t*, size_t, unsigned)>(
       "copy_file_range")(in, from, out, to, size, flags);
   copied(out, place, count);
@@ -327,8 +316,7 @@ ssize_t copy_file_range(int in, off64_t* from, int out, off64_t* to, size_t size
     const std::lock_guard guard(lock());                                        \
     return resized(real<int(int, off_t)>(#NAME)(descriptor, size), descriptor); \
   }
-FTRUNCATE(ftruncate)
-FTRUNCATE(ftruncate64)
+BOTH(FTRUNCATE, ftruncate)
 
 #define TRUNCATE(NAME)                                                   \
   int NAME(const char* path, off_t size) {                               \
@@ -340,16 +328,7 @@ FTRUNCATE(ftruncate64)
     }                                                                    \
     return result;                                                       \
   }
-TRUNCATE(truncate)
-TRUNCATE(truncate64)
-
-#define POSIX_FALLOCATE(NAME)                                                                  \
-  int NAME(int descriptor, off_t offset, off_t size) {                                         \
-    const std::lock_guard guard(lock());                                                       \
-    return resized(real<int(int, off_t, off_t)>(#NAME)(descriptor, offset, size), descriptor); \
-  }
-POSIX_FALLOCATE(posix_fallocate)
-POSIX_FALLOCATE(posix_fallocate64)
+BOTH(TRUNCATE, truncate)
 
 #define FALLOCATE(NAME)                                                                      \
   int NAME(int descriptor, int mode, off_t offset, off_t size) {                             \
@@ -357,20 +336,12 @@ POSIX_FALLOCATE(posix_fallocate64)
     return resized(real<int(int, int, off_t, off_t)>(#NAME)(descriptor, mode, offset, size), \
                    descriptor);                                                              \
   }
-FALLOCATE(fallocate)
-FALLOCATE(fallocate64)
+BOTH(FALLOCATE, fallocate)
 
 int rename(const char* from, const char* to) {
   const std::lock_guard guard(lock());
   return renamed(real<int(const char*, const char*)>("rename")(from, to), absolute(AT_FDCWD, from),
                  absolute(AT_FDCWD, to), false);
-}
-
-int renameat(int folder, const char* from, int target, const char* to) {
-  const std::lock_guard guard(lock());
-  return renamed(
-      real<int(int, const char*, int, const char*)>("renameat")(folder, from, target, to),
-      absolute(folder, from), absolute(target, to), false);
 }
 
 int renameat2(int folder, const char* from, int target, const char* to, unsigned flags) {
@@ -383,11 +354,6 @@ int renameat2(int folder, const char* from, int target, const char* to, unsigned
 int unlink(const char* path) {
   const std::lock_guard guard(lock());
   return removed(real<int(const char*)>("unlink")(path), absolute(AT_FDCWD, path), false);
-}
-
-int rmdir(const char* path) {
-  const std::lock_guard guard(lock());
-  return removed(real<int(const char*)>("rmdir")(path), absolute(AT_FDCWD, path), true);
 }
 
 int remove(const char* path) {

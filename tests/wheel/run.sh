@@ -118,7 +118,7 @@ passes_command_test() {  # FILE
 passes_command_tests() {
   local source
   local -a files=()
-  for source in $(grep -L 'source_folder\|moe_binary' "$root"/tests/cli/*_test.cpp); do files+=("$(basename -- "$source" .cpp)"); done
+  for source in $(grep -L 'source_folder\|moe_binary\|tiny(' "$root"/tests/cli/*_test.cpp); do files+=("$(basename -- "$source" .cpp)"); done
   export -f passes_command_test
   root=$root work=$work MOE_BINARY=$work/env/bin/moe \
     xargs -P "$(nproc)" -I{} bash -c 'passes_command_test {}' <<<"$(printf '%s\n' "${files[@]}")"

@@ -53,14 +53,6 @@ std::string html(std::string_view text) {
   return out;
 }
 
-// Returns JSON for use in a <script>: without '<', which JSON has inside strings only.
-std::string json_in_script(std::string json) {
-  for (size_t at = json.find('<'); at != std::string::npos; at = json.find('<', at)) {
-    json.replace(at, 1, "\\u003c");
-  }
-  return json;
-}
-
 std::string text_at(const OrderedJson& json, const char* key) {
   return json.value(key, std::string());
 }
@@ -136,22 +128,17 @@ std::string text_html(const OrderedJson& panel) {
   return "<pre tabindex=\"0\">" + html_at(panel, "text") + "</pre>\n";
 }
 
-struct Kind {
-  // Returns the panel as HTML; null if the page's script draws it.
-  std::string (*to_html)(const OrderedJson& panel);
-};
-
-const Kind& kind_of(const OrderedJson& panel) {
-  static const std::map<std::string, Kind> kinds = {
-      {"lines", {nullptr}},    {"bars", {nullptr}},       {"heat map", {nullptr}},
-      {"table", {table_html}}, {"fields", {fields_html}}, {"texts", {texts_html}},
-      {"text", {text_html}}};
+// Returns the function that makes the panel's HTML; null if the page's script draws it.
+std::string (*to_html(const OrderedJson& panel))(const OrderedJson&) {
+  static const std::map<std::string, std::string (*)(const OrderedJson&)> kinds = {
+      {"lines", nullptr},      {"bars", nullptr},     {"heat map", nullptr}, {"table", table_html},
+      {"fields", fields_html}, {"texts", texts_html}, {"text", text_html}};
   const auto kind = kinds.find(panel.at("kind"));
   MOE_CHECK(kind != kinds.end(), "{}", panel.at("kind").dump());
   return kind->second;
 }
 
-bool is_drawn(const OrderedJson& panel) { return kind_of(panel).to_html == nullptr; }
+bool is_drawn(const OrderedJson& panel) { return to_html(panel) == nullptr; }
 
 // Returns the page's sections as HTML. Sections that the script draws become empty elements, which
 // it fills in order; their contents are moved to `drawn`.
@@ -177,7 +164,7 @@ std::string sections_html(OrderedJson& sections, OrderedJson& drawn) {
     const std::string note = html_at(section, "note");
     out += note.empty() ? "" : "<p class=\"key\">" + note + "</p>\n";
     for (const auto& panel : panels) {
-      out += kind_of(panel).to_html(panel);
+      out += to_html(panel)(panel);
     }
     out += "</section>\n";
   }
@@ -234,7 +221,9 @@ std::string make_page(OrderedJson page) {
        {"noscript", is_drawn ? noscript : ""},
        {"sections", parts},
        {"footer", footer.empty() ? "" : footer + " "},
-       {"data", json_in_script(data.dump(-1, ' ', false, OrderedJson::error_handler_t::replace))}});
+       // For a <script>: without '<', which JSON has inside strings only.
+       {"data", replace_all(data.dump(-1, ' ', false, OrderedJson::error_handler_t::replace), "<",
+                            "\\u003c")}});
 }
 
 double rounded_for_screen(double value) {

@@ -32,7 +32,7 @@ struct FirstDocuments {
 inline constexpr int64_t kAllDocuments = std::numeric_limits<int64_t>::max();
 
 // Reads `limit` records of `records`, which has next() and count_rest() as JsonLinesReader and
-// CsvTable, and makes a document of each by `make`. Only counts the records after them.
+// CsvReader, and makes a document of each by `make`. Only counts the records after them.
 template <typename Records, typename Make>
 FirstDocuments first_documents(Records records, int64_t limit, const Make& make) {
   FirstDocuments first;

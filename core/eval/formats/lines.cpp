@@ -51,7 +51,6 @@ const Json& get_member(const Json& json, const std::string& key, Json::value_t t
 
 using Kind = Field::Kind;
 
-// Returns the field of kind kChoices or kAnswers.
 OrderedJson get_pairs(const Json& record, const Field& field, const std::string& where) {
   const bool is_choices = field.kind == Kind::kChoices;
   const char* const first = is_choices ? "text" : "choices";
@@ -233,7 +232,7 @@ std::vector<std::string> get_strings(const Json& json, const std::string& key,
   return strings;
 }
 
-std::optional<CsvRow> CsvReader::next() {
+std::optional<CsvRow> CsvReader::read_row() {
   while (auto line = lines_.next()) {
     line_ = std::move(*line);
     at_ = 0;
@@ -243,11 +242,21 @@ std::optional<CsvRow> CsvReader::next() {
       more = at_ < line_.text.size();
       at_ += more ? 1 : 0;  // skips the separator
     }
-    if (row.fields.size() > 1 || !row.fields.front().empty()) {
-      return row;
+    if (row.fields.size() == 1 && row.fields.front().empty()) {
+      continue;
     }
+    return row;
   }
   return std::nullopt;
+}
+
+std::optional<CsvRow> CsvReader::next() {
+  auto row = read_row();
+  if (row && header_fields_ > 0 && row->fields.size() != header_fields_) {
+    throw UserError("{}: {} fields, the header names {}", row->where, row->fields.size(),
+                    header_fields_);
+  }
+  return row;
 }
 
 std::string CsvReader::read_field() {
@@ -290,24 +299,15 @@ std::string CsvReader::read_quoted() {
   return field;
 }
 
-CsvTable::CsvTable(const std::filesystem::path& file, char separator) : rows_(file, separator) {
-  if (auto row = rows_.next()) {
-    header_ = std::move(row->fields);
-  }
+std::vector<std::string> CsvReader::read_header() {
+  std::vector<std::string> header = next().value_or(CsvRow()).fields;
+  header_fields_ = header.size();
+  return header;
 }
 
-std::optional<CsvRow> CsvTable::next() {
-  auto row = rows_.next();
-  if (row && row->fields.size() != header_.size()) {
-    throw UserError("{}: {} fields, the header names {}", row->where, row->fields.size(),
-                    header_.size());
-  }
-  return row;
-}
-
-int64_t CsvTable::count_rest() {
+int64_t CsvReader::count_rest() {
   int64_t count = 0;
-  while (rows_.next()) {
+  while (read_row()) {
     ++count;
   }
   return count;
@@ -330,7 +330,7 @@ int64_t get_label(const Json& record, const Field& field, const std::string& whe
   } else if (value.is_number_integer() && value >= 0 && value < count) {
     number = value.get<int64_t>();
   } else if (value.is_string()) {
-    const auto found = std::find(field.names.begin(), field.names.end(), value.get<std::string>());
+    const auto found = std::ranges::find(field.names, value.get<std::string>());
     number = found == field.names.end() ? -1 : found - field.names.begin();
   }
   if (number < 0 || number >= count) {
@@ -344,12 +344,12 @@ int64_t get_label(const Json& record, const Field& field, const std::string& whe
 FirstDocuments read_exported(const std::filesystem::path& file, const Schema& schema,
                              int64_t limit) {
   if (file.extension() == ".csv") {
-    CsvTable table(file);
-    const std::vector<std::string> header = table.header();
-    return first_documents(std::move(table), limit, [&](const CsvRow& row) {
+    CsvReader rows(file);
+    const std::vector<std::string> header = rows.read_header();
+    return first_documents(std::move(rows), limit, [&](const CsvRow& row) {
       Json record = Json::object();
       for (const auto& field : schema) {
-        const auto column = std::find(header.begin(), header.end(), field.name) - header.begin();
+        const auto column = std::ranges::find(header, field.name) - header.begin();
         if (column < static_cast<int64_t>(header.size())) {
           record[field.name] = csv_value(row.fields[static_cast<size_t>(column)], field, row.where);
         }

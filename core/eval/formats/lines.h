@@ -107,36 +107,26 @@ class CsvReader {
   explicit CsvReader(const std::filesystem::path& file, char separator = ',', bool quotes = true)
       : lines_(file), separator_(separator), quotes_(quotes) {}
 
-  // Throws UserError with the line: a quote that is never closed, or text after a closing quote.
+  // Returns the fields of the first row. Later rows must have as many.
+  std::vector<std::string> read_header();
+  // Throws UserError with the line: a quote that is never closed, text after a closing quote, or
+  // more or fewer fields than the header.
   std::optional<CsvRow> next();
+  int64_t count_rest();  // reads to the end; returns the number of rows, whose fields may be any
 
  private:
+  std::optional<CsvRow> read_row();  // of any number of fields
   std::string read_field();
   std::string read_quoted();
 
   LineReader lines_;
   char separator_;
   bool quotes_;
-  Line line_;      // the current line
-  size_t at_ = 0;  // byte offset in it
+  size_t header_fields_ = 0;  // 0: without a header
+  Line line_;                 // the current line
+  size_t at_ = 0;             // byte offset in it
 };
 
-// Returns the rows below a header.
-class CsvTable {
- public:
-  explicit CsvTable(const std::filesystem::path& file, char separator = ',');
-
-  const std::vector<std::string>& header() const { return header_; }
-  // Throws UserError if a row has more or fewer fields than the header, and as CsvReader does.
-  std::optional<CsvRow> next();
-  int64_t count_rest();  // reads to the end; returns the number of rows read
-
- private:
-  CsvReader rows_;
-  std::vector<std::string> header_;
-};
-
-// Returns all rows of `file`.
 std::vector<CsvRow> read_csv(const std::filesystem::path& file, char separator = ',',
                              bool quotes = true);
 

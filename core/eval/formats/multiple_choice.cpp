@@ -41,7 +41,7 @@ OrderedJson arc_fields(const Json& json, const std::string& where) {
     labels.push_back(get_string(choice, "label", where));
   }
   const std::string key = get_string(json, "answerKey", where);
-  if (std::find(labels.begin(), labels.end(), key) == labels.end()) {
+  if (std::ranges::find(labels, key) == labels.end()) {
     throw UserError("{}: answerKey '{}' is none of the labels {}", where, printable(key),
                     Json(labels).dump());
   }
@@ -142,7 +142,7 @@ int64_t quiz_answer(const Json& json, const std::vector<std::string>& choices,
                 : answer->get<int64_t>();
   } else if (answer->is_string()) {
     const auto text = answer->get<std::string>();
-    const auto same = std::find(choices.begin(), choices.end(), text);
+    const auto same = std::ranges::find(choices, text);
     const std::string letter = strip(text);
     if (same != choices.end()) {
       index = same - choices.begin();

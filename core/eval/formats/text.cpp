@@ -4,6 +4,7 @@
 
 #include <utf8proc.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 
@@ -67,14 +68,151 @@ void append_lower(std::string& text, int32_t c) {
   }
 }
 
+// Recursive-descent parser. numpy separates elements by white space, Python by commas; both are
+// accepted.
+class LiteralParser {
+ public:
+  LiteralParser(std::string_view text, const std::string& where) : text_(text), where_(where) {}
+
+  Json parse() {
+    Json value = read_value(0);
+    skip_space();
+    require(at_ == text_.size());
+    return value;
+  }
+
+ private:
+  void require(bool holds) const {
+    if (!holds) {
+      throw UserError(
+          "{}: '{}' is no list or dictionary as Python prints it; export the data set as JSON "
+          "lines",
+          where_, printable(text_, 60));
+    }
+  }
+  char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
+  void skip_space() {
+    while (at_ < text_.size() && std::string_view(" \t\r\n").find(text_[at_]) != text_.npos) {
+      ++at_;
+    }
+  }
+  bool take(std::string_view word) {
+    if (text_.substr(at_).starts_with(word)) {
+      at_ += word.size();
+      return true;
+    }
+    return false;
+  }
+
+  Json read_value(int depth) {
+    skip_space();
+    require(depth <= kMaxJsonDepth);
+    if (take("array(")) {
+      Json value = read_value(depth + 1);
+      const size_t end = text_.find(')', at_);  // ", dtype=object)"
+      require(value.is_array() && end != std::string_view::npos);
+      at_ = end + 1;
+      return value;
+    }
+    switch (peek()) {
+      case '[':
+        return read_list(depth);
+      case '{':
+        return read_dictionary(depth);
+      case '\'':
+      case '"':
+        return read_string();
+      default:
+        return read_word();
+    }
+  }
+
+  Json read_list(int depth) {
+    Json list = Json::array();
+    ++at_;
+    for (skip_space(); peek() != ']'; skip_space()) {
+      list.push_back(read_value(depth + 1));
+      skip_space();
+      take(",");
+    }
+    ++at_;
+    return list;
+  }
+
+  Json read_dictionary(int depth) {
+    Json dictionary = Json::object();
+    ++at_;
+    for (skip_space(); peek() != '}'; skip_space()) {
+      const Json key = read_value(depth + 1);
+      skip_space();
+      require(key.is_string() && take(":"));
+      dictionary[key.get<std::string>()] = read_value(depth + 1);
+      skip_space();
+      take(",");
+    }
+    ++at_;
+    return dictionary;
+  }
+
+  Json read_string() {
+    const char quote = text_[at_++];
+    std::string value;
+    while (peek() != quote) {
+      require(at_ < text_.size());
+      value += text_[at_] == '\\' ? read_escape() : std::string(1, text_[at_++]);
+    }
+    ++at_;
+    return value;
+  }
+
+  std::string read_escape() {
+    constexpr std::string_view kNames = "nrt\\'\"", kValues = "\n\r\t\\'\"";
+    ++at_;
+    const char name = peek();
+    ++at_;
+    if (const size_t code = kNames.find(name); name != '\0' && code != kNames.npos) {
+      return std::string(1, kValues[code]);
+    }
+    const size_t digits = name == 'x' ? 2 : name == 'u' ? 4 : name == 'U' ? 8 : 0;
+    uint32_t code = 0;
+    const std::string_view hex = text_.substr(std::min(at_, text_.size()), digits);
+    const auto [end, failure] = std::from_chars(hex.data(), hex.data() + hex.size(), code, 16);
+    require(digits > 0 && hex.size() == digits && failure == std::errc() &&
+            end == hex.data() + digits &&
+            utf8proc_codepoint_valid(static_cast<utf8proc_int32_t>(code)));
+    at_ += digits;
+    std::string text;
+    append_utf8(text, static_cast<int32_t>(code));
+    return text;
+  }
+
+  Json read_word() {
+    size_t end = at_;
+    while (end < text_.size() && std::string_view(" \t\r\n,]})").find(text_[end]) == text_.npos) {
+      ++end;
+    }
+    const std::string_view word = text_.substr(at_, end - at_);
+    at_ = end;
+    if (word == "True" || word == "False") {
+      return word == "True";
+    }
+    if (word == "None") {
+      return nullptr;
+    }
+    const auto number = parse_int(word);
+    require(number.has_value());
+    return *number;
+  }
+
+  std::string_view text_;
+  const std::string& where_;
+  size_t at_ = 0;
+};
+
 }  // namespace
 
 int64_t count_code_points(std::string_view text) {
-  int64_t count = 0;
-  for (const char c : text) {
-    count += !is_continuation_byte(c) ? 1 : 0;
-  }
-  return count;
+  return std::ranges::count_if(text, [](char c) { return !is_continuation_byte(c); });
 }
 
 std::string_view right_strip(std::string_view text) {
@@ -174,179 +312,12 @@ bool begins_with_letter(std::string_view text) {
   return !is_broken && (category == 'L' || category == 'M');
 }
 
-std::string replace_all(std::string_view text, std::string_view from, std::string_view to) {
-  std::string result;
-  for (size_t at = text.find(from); at != std::string_view::npos; at = text.find(from)) {
-    result.append(text.substr(0, at)).append(to);
-    text.remove_prefix(at + from.size());
-  }
-  return result.append(text);
-}
-
 std::optional<int64_t> parse_int(std::string_view text) {
   int64_t number = 0;
   const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), number);
   return failure == std::errc() && end == text.data() + text.size() ? std::optional(number)
                                                                     : std::nullopt;
 }
-
-namespace {
-
-// Recursive-descent parser. numpy separates elements by white space, Python by commas; both are
-// accepted.
-class LiteralParser {
- public:
-  LiteralParser(std::string_view text, const std::string& where) : text_(text), where_(where) {}
-
-  Json parse() {
-    Json value = read_value(0);
-    skip_space();
-    if (at_ != text_.size()) {
-      fail();
-    }
-    return value;
-  }
-
- private:
-  [[noreturn]] void fail() const {
-    throw UserError(
-        "{}: '{}' is no list or dictionary as Python prints it; export the data set as JSON lines",
-        where_, printable(text_, 60));
-  }
-  char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
-  void skip_space() {
-    while (at_ < text_.size() && std::string_view(" \t\r\n").find(text_[at_]) != text_.npos) {
-      ++at_;
-    }
-  }
-  bool take(std::string_view word) {
-    if (text_.substr(at_).starts_with(word)) {
-      at_ += word.size();
-      return true;
-    }
-    return false;
-  }
-
-  Json read_value(int depth) {
-    skip_space();
-    if (depth > kMaxJsonDepth) {
-      fail();
-    }
-    if (take("array(")) {
-      Json value = read_value(depth + 1);
-      const size_t end = text_.find(')', at_);  // ", dtype=object)"
-      if (!value.is_array() || end == std::string_view::npos) {
-        fail();
-      }
-      at_ = end + 1;
-      return value;
-    }
-    switch (peek()) {
-      case '[':
-        return read_list(depth);
-      case '{':
-        return read_dictionary(depth);
-      case '\'':
-      case '"':
-        return read_string();
-      default:
-        return read_word();
-    }
-  }
-
-  Json read_list(int depth) {
-    Json list = Json::array();
-    ++at_;
-    for (skip_space(); peek() != ']'; skip_space()) {
-      list.push_back(read_value(depth + 1));
-      skip_space();
-      take(",");
-    }
-    ++at_;
-    return list;
-  }
-
-  Json read_dictionary(int depth) {
-    Json dictionary = Json::object();
-    ++at_;
-    for (skip_space(); peek() != '}'; skip_space()) {
-      const Json key = read_value(depth + 1);
-      skip_space();
-      if (!key.is_string() || !take(":")) {
-        fail();
-      }
-      dictionary[key.get<std::string>()] = read_value(depth + 1);
-      skip_space();
-      take(",");
-    }
-    ++at_;
-    return dictionary;
-  }
-
-  Json read_string() {
-    const char quote = text_[at_++];
-    std::string value;
-    while (peek() != quote) {
-      if (at_ >= text_.size()) {
-        fail();
-      }
-      value += text_[at_] == '\\' ? read_escape() : std::string(1, text_[at_++]);
-    }
-    ++at_;
-    return value;
-  }
-
-  std::string read_escape() {
-    constexpr std::string_view kNames = "nrt\\'\"", kValues = "\n\r\t\\'\"";
-    ++at_;
-    const char name = peek();
-    ++at_;
-    if (const size_t code = kNames.find(name); name != '\0' && code != kNames.npos) {
-      return std::string(1, kValues[code]);
-    }
-    const size_t digits = name == 'x' ? 2 : name == 'u' ? 4 : name == 'U' ? 8 : 0;
-    uint32_t code = 0;
-    const std::string_view hex = text_.substr(std::min(at_, text_.size()), digits);
-    const auto [end, failure] = std::from_chars(hex.data(), hex.data() + hex.size(), code, 16);
-    if (digits == 0 || hex.size() != digits || failure != std::errc() ||
-        end != hex.data() + digits) {
-      fail();
-    }
-    if (!utf8proc_codepoint_valid(static_cast<utf8proc_int32_t>(code))) {
-      fail();
-    }
-    at_ += digits;
-    std::string text;
-    append_utf8(text, static_cast<int32_t>(code));
-    return text;
-  }
-
-  Json read_word() {
-    size_t end = at_;
-    while (end < text_.size() && std::string_view(" \t\r\n,]})").find(text_[end]) == text_.npos) {
-      ++end;
-    }
-    const std::string_view word = text_.substr(at_, end - at_);
-    at_ = end;
-    if (word == "True" || word == "False") {
-      return word == "True";
-    }
-    if (word == "None") {
-      return nullptr;
-    }
-    const auto number = parse_int(word);
-    if (!number) {
-      fail();
-    }
-    return *number;
-  }
-
-  std::string_view text_;
-  const std::string& where_;
-  size_t at_ = 0;
-};
-
-}  // namespace
 
 Json parse_literal(std::string_view text, const std::string& where) {
   return LiteralParser(text, where).parse();

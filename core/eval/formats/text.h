@@ -41,8 +41,6 @@ bool begins_with_letter(std::string_view text);
 // Returns `text` without the characters of Unicode's punctuation categories (P*).
 std::string without_punctuation(std::string_view text);
 
-std::string replace_all(std::string_view text, std::string_view from, std::string_view to);
-
 // Returns the decimal integer that is all of `text`; nothing for other text.
 std::optional<int64_t> parse_int(std::string_view text);
 

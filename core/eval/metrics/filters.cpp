@@ -1,7 +1,8 @@
 #include "core/eval/metrics/filters.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
-#include <array>
 #include <map>
 #include <optional>
 #include <set>
@@ -51,14 +52,14 @@ std::string option_letter(size_t option) { return {'(', static_cast<char>('A' + 
 // Returns the length of an option in the harness's expression, which escapes these characters with
 // a backslash. The expression tries longer options first.
 int64_t escaped_length(const std::string& option) {
-  return count_code_points(option) + std::count_if(option.begin(), option.end(), [](char c) {
+  return count_code_points(option) + std::ranges::count_if(option, [](char c) {
            return std::string_view("+|^$~ \t\n\r\v\f").find(c) != std::string_view::npos;
          });
 }
 
 std::string option_by_text(const std::string& answer, const std::vector<std::string>& options) {
   std::vector<std::string> longest_first = options;
-  std::stable_sort(longest_first.begin(), longest_first.end(), [](const auto& a, const auto& b) {
+  std::ranges::stable_sort(longest_first, [](const auto& a, const auto& b) {
     return escaped_length(a) > escaped_length(b);
   });
   const auto match = search(without_punctuation(lower(answer)), longest_first, false);
@@ -241,10 +242,10 @@ std::optional<int64_t> read_number(const std::string& text) {
   int64_t total = 0;
   auto begin = numbers.begin();
   for (const int64_t scale : {1000000000, 1000000, 1000}) {
-    if (std::count(numbers.begin(), numbers.end(), scale) > 1) {
+    if (std::ranges::count(numbers, scale) > 1) {
       return std::nullopt;
     }
-    const auto found = std::find(numbers.begin(), numbers.end(), scale);
+    const auto found = std::ranges::find(numbers, scale);
     if (found == numbers.end()) {
       continue;
     }
@@ -259,14 +260,6 @@ std::optional<int64_t> read_number(const std::string& text) {
     return numbers.empty() ? std::nullopt : std::optional<int64_t>(total);
   }
   return total + *combine({begin, numbers.end()});
-}
-
-// Returns the digits of the first number in English words; empty if there is none or word2number
-// cannot read it.
-std::string first_number_in_words(std::string_view text) {
-  const auto phrase = NumberSearch(text).first();
-  const auto number = phrase ? read_number(*phrase) : std::nullopt;
-  return number ? std::to_string(*number) : "";
 }
 
 }  // namespace
@@ -312,8 +305,10 @@ std::string first_number(const std::string& answer, const OrderedJson&) {
   if (digits != kNoMatch) {
     return digits;
   }
-  const std::string number = first_number_in_words(lower(answer));
-  return number.empty() ? kNoMatch : number;
+  const std::string text = lower(answer);
+  const auto phrase = NumberSearch(text).first();
+  const auto number = phrase ? read_number(*phrase) : std::nullopt;
+  return number ? std::to_string(*number) : kNoMatch;
 }
 
 std::string first_brackets(const std::string& answer, const OrderedJson&) {
@@ -335,11 +330,7 @@ std::string sorted_words(const std::string& answer, const OrderedJson& document)
     found.push_back(word);
     match = search(answer, words, true, match->begin + word.size());
   }
-  std::string text;
-  for (const auto& word : found) {
-    text += (text.empty() ? "" : " ") + word;
-  }
-  return text;
+  return fmt::format("{}", fmt::join(found, " "));
 }
 
 double exact_match(const std::string& answer, const std::string& target,

@@ -1,6 +1,7 @@
 #include "core/eval/metrics/metrics.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -13,19 +14,17 @@ namespace moe::eval {
 
 namespace {
 
+// Returns the index of the largest log-probability, the first one in a tie.
 int64_t best_choice(const QuestionScores& scores) {
-  std::vector<double> sums;
-  for (const auto& score : scores) {
-    sums.push_back(score.logprob);
-  }
-  return first_largest(sums);
+  MOE_CHECK(!scores.empty(), "no scores");
+  return std::ranges::max_element(scores, {}, &Score::logprob) - scores.begin();
 }
 
 // Returns a metric: 1 if the choice with the largest log-probability / length is right, else 0.
 template <typename Length>
 auto accuracy(Length length_of_choice) {
   return [length_of_choice](const Question& question, const QuestionScores& scores) {
-    MOE_CHECK(scores.size() == question.choices.size(), "{} {}", scores.size(),
+    MOE_CHECK(!scores.empty() && scores.size() == question.choices.size(), "{} {}", scores.size(),
               question.choices.size());
     std::vector<double> values;
     for (size_t i = 0; i < scores.size(); ++i) {
@@ -33,12 +32,8 @@ auto accuracy(Length length_of_choice) {
       values.push_back(length == 0 ? -std::numeric_limits<double>::infinity()
                                    : scores[i].logprob / length);
     }
-    return first_largest(values) == question.gold ? 1.0 : 0.0;
+    return std::ranges::max_element(values) - values.begin() == question.gold ? 1.0 : 0.0;
   };
-}
-
-double exact_match_of_gold(const Question& question, const QuestionScores& scores) {
-  return question.gold >= 0 && scores[static_cast<size_t>(question.gold)].is_greedy ? 1.0 : 0.0;
 }
 
 double chosen_class(const Question&, const QuestionScores& scores) {
@@ -68,7 +63,7 @@ double word_f1(const std::string& prediction, const std::string& truth) {
   std::vector<std::string> left = a;
   double same = 0;
   for (const auto& word : b) {
-    if (const auto found = std::find(left.begin(), left.end(), word); found != left.end()) {
+    if (const auto found = std::ranges::find(left, word); found != left.end()) {
       left.erase(found);
       ++same;
     }
@@ -94,11 +89,7 @@ double best_entity(const Question& question, const QuestionScores& scores, Compa
 }
 
 double sum_of(const std::vector<double>& values) {
-  double sum = 0;
-  for (const double value : values) {
-    sum += value;
-  }
-  return sum;
+  return std::accumulate(values.begin(), values.end(), 0.0);
 }
 
 double sample_deviation(const std::vector<double>& values) {
@@ -144,21 +135,16 @@ double class_f1(const std::vector<double>& picks, const std::vector<int64_t>& go
 
 }  // namespace
 
-int64_t first_largest(const std::vector<double>& values) {
-  MOE_CHECK(!values.empty(), "no values");
-  size_t best = 0;
-  for (size_t i = 1; i < values.size(); ++i) {
-    best = values[i] > values[best] ? i : best;
-  }
-  return static_cast<int64_t>(best);
-}
-
 const std::vector<Metric>& choice_metrics() {
   static const std::vector<Metric> metrics = {
       {"acc", accuracy([](const std::string&) { return 1; })},
       {"acc_norm", accuracy(count_code_points)},
       {"acc_bytes", accuracy([](const std::string& choice) { return choice.size(); })},
-      {"exact_match", exact_match_of_gold},
+      {"exact_match",
+       [](const Question& question, const QuestionScores& scores) {
+         const auto gold = static_cast<size_t>(question.gold);
+         return question.gold >= 0 && scores[gold].is_greedy ? 1.0 : 0.0;
+       }},
       {"f1", chosen_class, Aggregation::kBinaryF1},
   };
   return metrics;
@@ -268,50 +254,36 @@ Mean aggregate(const Metric& metric, const std::vector<double>& values,
   return {sum / 3, std::nullopt};
 }
 
-// MT19937 (Matsumoto and Nishimura, 1998), seeded by an array as in CPython. std::mt19937 does not
-// have this seeding.
-
-PythonRandom::PythonRandom(uint32_t seed) : state_() {
-  state_[0] = 19650218U;
-  for (uint32_t i = 1; i < 624; ++i) {
-    state_[i] = 1812433253U * (state_[i - 1] ^ (state_[i - 1] >> 30U)) + i;
-  }
-  uint32_t at = 1;
-  const auto advance = [&] {
-    if (++at == 624) {
-      state_[0] = state_[623];
-      at = 1;
+PythonRandom::PythonRandom(uint32_t seed) {
+  // Seeds as CPython's init_by_array() with one word; std::mt19937 has no such constructor.
+  struct ArraySeed {
+    using result_type = uint32_t;
+    void generate(uint32_t* state, const uint32_t* /*end*/) const {
+      state[0] = 19650218U;
+      for (uint32_t i = 1; i < 624; ++i) {
+        state[i] = 1812433253U * (state[i - 1] ^ (state[i - 1] >> 30U)) + i;
+      }
+      uint32_t at = 1;
+      for (uint32_t step = 0; step < 624 + 623; ++step) {
+        const uint32_t mixed = state[at - 1] ^ (state[at - 1] >> 30U);
+        state[at] = step < 624 ? (state[at] ^ (mixed * 1664525U)) + seed
+                               : (state[at] ^ (mixed * 1566083941U)) - at;
+        if (++at == 624) {
+          state[0] = state[623];
+          at = 1;
+        }
+      }
+      state[0] = 0x80000000U;
     }
+    uint32_t seed;
   };
-  for (int i = 0; i < 624; ++i) {  // the seed as an array of one word
-    state_[at] = (state_[at] ^ ((state_[at - 1] ^ (state_[at - 1] >> 30U)) * 1664525U)) + seed;
-    advance();
-  }
-  for (int i = 0; i < 623; ++i) {
-    state_[at] = (state_[at] ^ ((state_[at - 1] ^ (state_[at - 1] >> 30U)) * 1566083941U)) - at;
-    advance();
-  }
-  state_[0] = 0x80000000U;
-}
-
-uint32_t PythonRandom::next() {
-  if (at_ == 624) {
-    for (size_t i = 0; i < 624; ++i) {
-      const uint32_t y = (state_[i] & 0x80000000U) | (state_[(i + 1) % 624] & 0x7FFFFFFFU);
-      state_[i] = state_[(i + 397) % 624] ^ (y >> 1U) ^ ((y & 1U) != 0 ? 0x9908B0DFU : 0U);
-    }
-    at_ = 0;
-  }
-  uint32_t y = state_[at_++];
-  y ^= y >> 11U;
-  y ^= (y << 7U) & 0x9D2C5680U;
-  y ^= (y << 15U) & 0xEFC60000U;
-  return y ^ (y >> 18U);
+  ArraySeed array{seed};
+  engine_.seed(array);
 }
 
 double PythonRandom::uniform() {
-  const uint32_t high = next() >> 5U;
-  const uint32_t low = next() >> 6U;
+  const auto high = static_cast<uint32_t>(engine_() >> 5U),
+             low = static_cast<uint32_t>(engine_() >> 6U);
   return (high * 67108864.0 + low) / 9007199254740992.0;
 }
 
@@ -320,7 +292,7 @@ uint64_t PythonRandom::below(uint64_t n) {
   const auto bits = static_cast<uint32_t>(64 - __builtin_clzll(n));
   uint64_t value = n;
   while (value >= n) {
-    value = next() >> (32U - bits);
+    value = engine_() >> (32U - bits);
   }
   return value;
 }

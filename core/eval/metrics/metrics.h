@@ -2,10 +2,10 @@
 // Metrics of lm-evaluation-harness: the value of a metric for a question, and its aggregate over
 // all questions with the standard error.
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -32,9 +32,6 @@ struct Metric {
 
   std::string key() const { return filter == "none" ? name : name + "," + filter; }
 };
-
-// Returns the index of the largest value, the first one in a tie.
-int64_t first_largest(const std::vector<double>& values);
 
 // Returns the metrics of multiple-choice questions. Values are 1 or 0, and the chosen class for f1.
 //   acc          the choice with the largest sum of log-probabilities is right
@@ -66,12 +63,14 @@ struct Mean {
   std::optional<double> standard_error;  // empty if it is not defined: n = 1, F1
 };
 
+inline constexpr int64_t kBootstrapSamples = 100000;  // as the harness's bootstrap_iters
+
 // Aggregates the values of all questions (at least one); `golds` are their right choices. The
 // standard error of a mean is the sample standard deviation / sqrt(n). The standard error of a
 // perplexity is the standard deviation over `resamples` bootstrap samples, drawn as in the harness;
 // 0 resamples: no standard error.
 Mean aggregate(const Metric& metric, const std::vector<double>& values,
-               const std::vector<int64_t>& golds, int64_t resamples = 100000);
+               const std::vector<int64_t>& golds, int64_t resamples = kBootstrapSamples);
 Mean compute_mean(const std::vector<double>& values);
 
 // Python's random.Random (CPython 3.8 to 3.13). The harness draws few-shot examples and bootstrap
@@ -86,10 +85,7 @@ class PythonRandom {
   std::vector<uint64_t> sample(uint64_t n, uint64_t k);
 
  private:
-  uint32_t next();  // 32 bits of MT19937
-
-  std::array<uint32_t, 624> state_;
-  size_t at_ = 624;
+  std::mt19937 engine_;
 };
 
 }  // namespace moe::eval

@@ -36,8 +36,8 @@ std::map<std::string, double> values_by_name(const RunReport& report) {
   for (const auto& group : known_groups()) {
     const auto tasks = task_averages(report, group.metric, group.metric);
     const auto members = group_tasks(group);
-    const bool has_all = std::all_of(members.begin(), members.end(),
-                                     [&](const auto& member) { return tasks.contains(member); });
+    const bool has_all =
+        std::ranges::all_of(members, [&](const auto& member) { return tasks.contains(member); });
     if (has_all && !group.metric.empty()) {
       values[group.name + " " + group.metric] = average(group, tasks, report.compat)->mean.value;
     }
@@ -84,8 +84,8 @@ void put_scores(OrderedJson& sample, const TaskReport& report, size_t index) {
   sample["filtered_resps"] = OrderedJson::array();
   for (size_t i = 0; i < question.choices.size(); ++i) {
     const Score& score = report.scores[index][i];
-    sample["arguments"][fmt::format("gen_args_{}", i)] = {{"arg_0", question.context_of(i)},
-                                                          {"arg_1", question.continuation_of(i)}};
+    sample["arguments"][fmt::format("gen_args_{}", i)] = {
+        {"arg_0", question.choice_context(i)}, {"arg_1", question.choice_continuation(i)}};
     const OrderedJson response = {fmt::format("{}", score.logprob),
                                   score.is_greedy ? "True" : "False"};
     sample["resps"].push_back(OrderedJson::array({response}));
@@ -93,7 +93,6 @@ void put_scores(OrderedJson& sample, const TaskReport& report, size_t index) {
   }
 }
 
-// Sets "arguments", "resps" and "filtered_resps" of a generated answer.
 void put_answer(OrderedJson& sample, const TaskReport& report, size_t index,
                 const std::string& filter) {
   const std::string& answer = report.answers[index];
@@ -275,15 +274,6 @@ void put_task(OrderedJson& json, const TaskReport& report) {
                                   {"effective", report.questions()}};
 }
 
-void put_group(OrderedJson& json, const GroupAverage& average) {
-  const Group& group = average.group;
-  json["results"][group.name] = group_json(average);
-  json["groups"][group.name] = group_json(average);
-  json["group_subtasks"][group.name] = group.members;
-  json["versions"][group.name] = group.version;
-  json["higher_is_better"][group.name][group.metric.substr(0, group.metric.find(','))] = true;
-}
-
 }  // namespace
 
 void add_averages(RunReport& report, const std::vector<std::string>& names) {
@@ -296,7 +286,7 @@ void add_averages(RunReport& report, const std::vector<std::string>& names) {
     }
   }
   for (auto& table : paper_tables(values_by_name(report))) {
-    const bool is_asked = std::find(names.begin(), names.end(), table.name) != names.end();
+    const bool is_asked = std::ranges::find(names, table.name) != names.end();
     if (is_asked || table.is_complete()) {
       report.papers.push_back(std::move(table));
     }
@@ -340,7 +330,7 @@ void write_report(const RunReport& report, const std::filesystem::path& out) {
 std::string samples_jsonl(const TaskReport& report) {
   std::vector<std::string> filters;
   for (const auto& metric : report.loaded.task.metrics) {
-    if (std::find(filters.begin(), filters.end(), metric.filter) == filters.end()) {
+    if (std::ranges::find(filters, metric.filter) == filters.end()) {
       filters.push_back(metric.filter);
     }
   }
@@ -358,8 +348,12 @@ OrderedJson results_json(const RunReport& report) {
   for (const auto& task : report.tasks) {
     put_task(json, task);
   }
-  for (const auto& group : report.groups) {
-    put_group(json, group);
+  for (const auto& average : report.groups) {
+    const Group& group = average.group;
+    json["results"][group.name] = json["groups"][group.name] = group_json(average);
+    json["group_subtasks"][group.name] = group.members;
+    json["versions"][group.name] = group.version;
+    json["higher_is_better"][group.name][group.metric.substr(0, group.metric.find(','))] = true;
   }
   json["config"] = {{"model", "moe"},
                     {"model_args", "pretrained=" + report.model},
@@ -369,7 +363,7 @@ OrderedJson results_json(const RunReport& report) {
                     {"batch_size_unit", "tokens"},
                     {"device", report.device},
                     {"limit", report.limit ? OrderedJson(*report.limit) : OrderedJson()},
-                    {"bootstrap_iters", 100000}};
+                    {"bootstrap_iters", kBootstrapSamples}};
   json["max_length"] = report.window;
   json["model_source"] = "moe";
   json["model_name"] = report.model;

@@ -3,7 +3,6 @@
 // the table.
 
 #include <filesystem>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -48,8 +47,7 @@ std::string samples_jsonl(const TaskReport& report);
 // the comparison with the run of --against.
 std::string results_table(const RunReport& report);
 
-// Returns the files that write_report() writes to `out`: results.json, and samples_TASK.jsonl for
-// each task.
+// Returns the files that write_report() writes to `out`.
 std::vector<std::filesystem::path> report_files(const std::filesystem::path& out,
                                                 const std::vector<LoadedTask>& tasks);
 // Writes the report's files to `out`, each atomically (io::write_whole()). Throws UserError if

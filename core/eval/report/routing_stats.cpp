@@ -13,10 +13,6 @@
 namespace moe::eval {
 namespace {
 
-double share(int64_t part, int64_t whole) {
-  return route::ratio(static_cast<double>(part), static_cast<double>(whole));
-}
-
 // Returns the counts of TokenCounts under the names of route::to_json(). Requests and drops follow
 // from the router.
 OrderedJson token_counts_json(const route::CounterValues& counts, const RoutingStats& stats) {
@@ -148,11 +144,9 @@ OrderedJson vocabulary_json(const RoutingStats& stats) {
 
 StatsBy parse_stats_by(const std::vector<std::string>& words) {
   const std::vector<std::string> known = {"layer", "source", "task", "token"};
-  const auto has = [&](const char* word) {
-    return std::find(words.begin(), words.end(), word) != words.end();
-  };
+  const auto has = [&](const char* word) { return std::ranges::find(words, word) != words.end(); };
   for (const auto& word : words) {
-    if (std::find(known.begin(), known.end(), word) == known.end()) {
+    if (std::ranges::find(known, word) == known.end()) {
       const std::string near = nearest_name(word, known);
       throw UserError("--stats-by '{}' is unknown{}; known: {}", printable(word),
                       near.empty() ? "" : ", did you mean '" + near + "'?", fmt::join(known, ", "));

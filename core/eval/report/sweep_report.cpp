@@ -63,6 +63,9 @@ std::vector<Panel> make_panels(const SweepReport& report, bool average_first) {
     }
     panels.push_back(std::move(panel));
   };
+  const auto has = [&](double SweepRow::*share) {
+    return std::ranges::any_of(report.rows, [&](const auto& row) { return row.*share > 0; });
+  };
   for (size_t i = 0; i < report.columns.size(); ++i) {
     panels.push_back(column_panel(report, i));
   }
@@ -72,10 +75,10 @@ std::vector<Panel> make_panels(const SweepReport& report, bool average_first) {
       std::rotate(panels.begin(), panels.end() - 1, panels.end());
     }
   }
-  if (report.has_drops) {
+  if (has(&SweepRow::drop_rate)) {
     add("requests dropped, %", "drop %", 2, [](const auto& row) { return 100 * row.drop_rate; });
   }
-  if (report.has_ir) {
+  if (has(&SweepRow::ir_share)) {
     add("IR tokens, %", "IR %", 2, [](const auto& row) { return 100 * row.ir_share; });
   }
   add("rows per token", "rows/token", 3, [](const auto& row) { return row.experts_per_token; });
@@ -93,12 +96,12 @@ struct Lines {
 
 Lines make_lines(const SweepReport& report) {
   Lines lines;
-  const auto number = std::find_if(report.axes.begin(), report.axes.end(),
-                                   [](const auto& axis) { return axis.is_number(); });
+  const auto number =
+      std::ranges::find_if(report.axes, [](const auto& axis) { return axis.is_number(); });
   lines.axis = number == report.axes.end() ? 0 : static_cast<size_t>(number - report.axes.begin());
   lines.ticks = report.axes[lines.axis].values;
   if (report.axes[lines.axis].is_number()) {
-    std::stable_sort(lines.ticks.begin(), lines.ticks.end(), [](const auto& a, const auto& b) {
+    std::ranges::stable_sort(lines.ticks, [](const auto& a, const auto& b) {
       return std::strtod(a.c_str(), nullptr) < std::strtod(b.c_str(), nullptr);
     });
   }
@@ -126,7 +129,7 @@ OrderedJson series_json(const SweepReport& report, const Panel& panel, const Lin
   OrderedJson x = OrderedJson::array(), y = x, low = x, high = x;
   for (const size_t row : lines.rows.at(name)) {
     const auto& value = report.rows[row].value.axis_values[lines.axis];
-    x.push_back(std::find(lines.ticks.begin(), lines.ticks.end(), value) - lines.ticks.begin());
+    x.push_back(std::ranges::find(lines.ticks, value) - lines.ticks.begin());
     const double error = panel.errors.empty() ? 0 : panel.errors[row];
     y.push_back(panel.values[row]);
     low.push_back(panel.values[row] - error);

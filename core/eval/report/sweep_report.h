@@ -45,7 +45,6 @@ struct SweepReport {
   std::vector<SweepAxis> axes;
   std::vector<SweepColumn> columns;
   std::vector<SweepRow> rows;
-  bool has_drops = false, has_ir = false;  // in some row
 };
 
 std::string sweep_table(const SweepReport& report);

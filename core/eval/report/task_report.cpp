@@ -122,7 +122,7 @@ PaperTable rectify_router(const Values& values, bool with_record) {
 
 double drop_rate(const TaskReport& report) {
   const route::CounterValues sum = route::sum_layers(report.run.counters).sum;
-  return route::ratio(static_cast<double>(sum.dropped_requests), static_cast<double>(sum.requests));
+  return share(sum.dropped_requests, sum.requests);
 }
 
 TaskReport make_task_report(LoadedTask loaded, Scores run, int64_t resamples) {
@@ -171,8 +171,8 @@ std::string filtered_answer(const LoadedTask& loaded, const std::string& filter,
 const Metric& main_metric(const Task& task) {
   MOE_CHECK(!task.metrics.empty(), "{}", task.name);
   for (const char* name : {"acc", "exact_match"}) {
-    const auto found = std::find_if(task.metrics.begin(), task.metrics.end(),
-                                    [&](const auto& m) { return m.name == name; });
+    const auto found =
+        std::ranges::find_if(task.metrics, [&](const auto& m) { return m.name == name; });
     if (found != task.metrics.end()) {
       return *found;
     }
@@ -290,8 +290,7 @@ std::string align_columns(const std::vector<std::vector<std::string>>& rows,
   std::string text;
   for (const auto& row : rows) {
     for (size_t column = 0; column < row.size(); ++column) {
-      const bool is_left =
-          std::find(left_columns.begin(), left_columns.end(), column) != left_columns.end();
+      const bool is_left = std::ranges::find(left_columns, column) != left_columns.end();
       text += column == 0 ? "" : "  ";
       text += is_left ? fmt::format("{:<{}}", row[column], widths[column])
                       : fmt::format("{:>{}}", row[column], widths[column]);

@@ -26,7 +26,7 @@ struct TaskReport {
 
 // Computes values and aggregates. `run` has the scores of text_pairs(loaded.questions). `resamples`
 // as in aggregate().
-TaskReport make_task_report(LoadedTask loaded, Scores run, int64_t resamples = 100000);
+TaskReport make_task_report(LoadedTask loaded, Scores run, int64_t resamples = kBootstrapSamples);
 // Computes values and aggregates of generated answers, one per question.
 TaskReport make_generated_report(LoadedTask loaded, std::vector<std::string> answers);
 

@@ -1,6 +1,5 @@
 #include "core/eval/scoring/forwards.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "core/base/error.h"

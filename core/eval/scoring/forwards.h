@@ -36,16 +36,6 @@ struct ForwardScores {
   std::vector<route::CounterValues> counters;  // one per MoE layer
 };
 
-// Stores scores for a later run. The unit is a whole forward pass: the requests of a forward pass
-// decide which rows a capacity drops, and the last bits of every score. A run with a partly filled
-// cache must return the scores of a run with an empty one.
-class ForwardCache {
- public:
-  virtual ~ForwardCache() = default;
-  virtual std::optional<ForwardScores> find(const PlannedForward& forward) = 0;
-  virtual void store(const PlannedForward& forward, const ForwardScores& scores) = 0;
-};
-
 // Return {"scores": [[logprob, is_greedy, tokens], ..], "counters": [{..}, ..]}, and its value;
 // exact for every number. parse_forward_scores() throws Json::exception for other JSON.
 OrderedJson to_json(const ForwardScores& forward);
@@ -62,6 +52,11 @@ std::vector<ForwardOutput> gather_forwards(distributed::Comm* ranks,
                                            const std::optional<ForwardOutput>& own);
 std::vector<std::string> gather_generated(distributed::Comm* ranks,
                                           const std::optional<std::string>& own);
+
+// Returns part / whole; 0 if `whole` is 0.
+inline double share(int64_t part, int64_t whole) {
+  return route::ratio(static_cast<double>(part), static_cast<double>(whole));
+}
 
 inline size_t rank_index(const distributed::Comm* ranks) {
   return ranks == nullptr ? 0 : static_cast<size_t>(ranks->rank());

@@ -53,7 +53,7 @@ bool StopWords::may_end_in(int64_t id) const {
     return !is_ascii || last_bytes_.find(byte) != std::string::npos;
   };
   return bytes.empty() || last_bytes_.find(' ') != std::string::npos ||  // a decoder may insert one
-         std::any_of(bytes.begin(), bytes.end(), may_be_last);
+         std::ranges::any_of(bytes, may_be_last);
 }
 
 bool StopWords::end_with_one(const std::vector<int64_t>& ids) const {
@@ -61,8 +61,8 @@ bool StopWords::end_with_one(const std::vector<int64_t>& ids) const {
     return false;
   }
   const auto has_word = [&](const std::string& text) {
-    return std::any_of(words_.begin(), words_.end(),
-                       [&](const auto& word) { return text.find(word) != std::string::npos; });
+    return std::ranges::any_of(
+        words_, [&](const auto& word) { return text.find(word) != std::string::npos; });
   };
   // Decodes the longest word and a margin: the bytes of the last token, and the space that the
   // first decoded token may lose.
@@ -92,15 +92,14 @@ void generate_answers(const model::Llama& llama, const model::RoutingOptions& ro
   }
   const int64_t rows = model::rows_at_once(llama.config(), longest, generation.max_tokens,
                                            available_memory_bytes() / 4);
-  model::generate_all(
-      llama, model::generation_routing(routing), settings,
-      {prompts, wanted, rows, [&](size_t index, std::vector<int64_t> ids) {
-         const auto& ends = settings.eos_ids;
-         if (!ids.empty() && std::find(ends.begin(), ends.end(), ids.back()) != ends.end()) {
-           ids.pop_back();
-         }
-         done(index, cut_at(tokenizer.decode(ids), generation.until));
-       }});
+  model::generate_all(llama, model::generation_routing(routing), settings,
+                      {prompts, wanted, rows, [&](size_t index, std::vector<int64_t> ids) {
+                         const auto& ends = settings.eos_ids;
+                         if (!ids.empty() && std::ranges::find(ends, ids.back()) != ends.end()) {
+                           ids.pop_back();
+                         }
+                         done(index, cut_at(tokenizer.decode(ids), generation.until));
+                       }});
 }
 
 }  // namespace moe::eval

@@ -38,7 +38,6 @@ class ContextTokens {
   std::optional<Tokens> tokens_;  // of context_
 };
 
-// Returns the tokens of the context and of the continuation.
 std::pair<Tokens, Tokens> encode_halves(const TextEncoder& encoder, const TextPair& pair,
                                         ContextTokens& tokens_of) {
   const std::string_view text = right_strip(pair.context);
@@ -77,6 +76,64 @@ Request encode_pair(const TextEncoder& encoder, const TextPair& pair, ContextTok
   request.source = pair.source;
   request.is_gold = pair.is_gold;
   return request;
+}
+
+// Packs items in order into batches of up to `limit` tokens, at least one item each.
+template <typename Item, typename Tokens>
+std::vector<std::vector<Item>> pack_in_order(std::vector<Item> items, int64_t limit,
+                                             const Tokens& count_tokens) {
+  std::vector<std::vector<Item>> batches;
+  int64_t filled = 0;
+  for (auto& item : items) {
+    const int64_t tokens = count_tokens(item);
+    if (batches.empty() || filled + tokens > limit) {
+      batches.emplace_back();
+      filled = 0;
+    }
+    batches.back().push_back(std::move(item));
+    filled += tokens;
+  }
+  return batches;
+}
+
+std::vector<size_t> file_order(const std::vector<Request>& requests) {
+  std::vector<size_t> order(requests.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  return order;
+}
+
+// Attention uses one mask [branch tokens, root + branch tokens] for all branches of a group, so its
+// cost grows with the square of the branch tokens.
+constexpr int64_t kMaxBranchTokens = 1024;
+
+// Returns the length of the common prefix of the requests' inputs, at most `max`.
+int64_t num_shared(const Request& a, const Request& b, int64_t max) {
+  const int64_t limit = std::min({a.inputs(), b.inputs(), max});
+  const auto end = a.tokens.begin() + limit;
+  return std::mismatch(a.tokens.begin(), end, b.tokens.begin()).first - a.tokens.begin();
+}
+
+// Returns the group of the requests sorted[begin], .., sorted[end - 1], which share their first
+// `root` inputs.
+PrefixGroup make_prefix_group(const std::vector<Request>& requests,
+                              const std::vector<size_t>& sorted, size_t begin, size_t end,
+                              int64_t root) {
+  PrefixGroup group;
+  group.request = sorted[begin];
+  group.root = root;
+  for (size_t i = begin; i < end; ++i) {
+    const Request& request = requests[sorted[i]];
+    const int64_t rest = request.inputs() - root;
+    const Request* last =
+        group.branches.empty() ? nullptr : &requests[group.branches.back().request];
+    if (rest > 0 && (last == nullptr || last->inputs() != request.inputs() ||
+                     num_shared(*last, request, request.inputs()) != request.inputs())) {
+      group.branches.push_back({sorted[i], rest});
+    }
+    group.members.push_back(
+        {sorted[i], rest > 0 ? static_cast<int64_t>(group.branches.size()) - 1 : -1});
+  }
+  return group;
 }
 
 }  // namespace
@@ -140,7 +197,7 @@ std::vector<TextPair> text_pairs(const std::vector<Question>& questions) {
   std::vector<TextPair> pairs;
   for (const auto& question : questions) {
     for (size_t i = 0; i < question.choices.size(); ++i) {
-      pairs.push_back({question.context_of(i), question.continuation_of(i),
+      pairs.push_back({question.choice_context(i), question.choice_continuation(i),
                        fmt::format("{}, choice {}", question.where, i + 1), question.source,
                        static_cast<int64_t>(i) == question.gold});
     }
@@ -163,34 +220,6 @@ std::vector<TextPair> read_text_pairs(const std::filesystem::path& file,
   }
   return pairs;
 }
-
-namespace {
-
-// Packs items in order into batches of up to `limit` tokens, at least one item each.
-template <typename Item, typename Tokens>
-std::vector<std::vector<Item>> pack_in_order(std::vector<Item> items, int64_t limit,
-                                             const Tokens& count_tokens) {
-  std::vector<std::vector<Item>> batches;
-  int64_t filled = 0;
-  for (auto& item : items) {
-    const int64_t tokens = count_tokens(item);
-    if (batches.empty() || filled + tokens > limit) {
-      batches.emplace_back();
-      filled = 0;
-    }
-    batches.back().push_back(std::move(item));
-    filled += tokens;
-  }
-  return batches;
-}
-
-std::vector<size_t> file_order(const std::vector<Request>& requests) {
-  std::vector<size_t> order(requests.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  return order;
-}
-
-}  // namespace
 
 int64_t auto_batch_tokens(const model::ModelConfig& config, const route::RouterSettings& router,
                           const MappedWeights& weights) {
@@ -217,8 +246,7 @@ int64_t auto_batch_tokens(const model::ModelConfig& config, const route::RouterS
 Batches batches_by_length(const std::vector<Request>& requests, int64_t batch_tokens) {
   const auto inputs = [&](size_t index) { return requests[index].inputs(); };
   std::vector<size_t> order = file_order(requests);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return inputs(a) > inputs(b); });
+  std::ranges::stable_sort(order, [&](size_t a, size_t b) { return inputs(a) > inputs(b); });
   return pack_in_order(std::move(order), batch_tokens, inputs);
 }
 
@@ -235,8 +263,8 @@ PrefixBatches pack_prefix_groups(std::vector<PrefixGroup> groups, int64_t limit)
   PrefixBatches batches = pack_in_order(std::move(groups), limit,
                                         [](const PrefixGroup& group) { return group.tokens(); });
   for (auto& batch : batches) {
-    std::stable_sort(batch.begin(), batch.end(),
-                     [](const PrefixGroup& a, const PrefixGroup& b) { return a.root > b.root; });
+    std::ranges::stable_sort(
+        batch, [](const PrefixGroup& a, const PrefixGroup& b) { return a.root > b.root; });
   }
   return batches;
 }
@@ -252,44 +280,6 @@ PrefixBatches single_request_groups(const std::vector<Request>& requests, const 
   return groups;
 }
 
-namespace {
-
-// Attention uses one mask [branch tokens, root + branch tokens] for all branches of a group, so its
-// cost grows with the square of the branch tokens.
-constexpr int64_t kMaxBranchTokens = 1024;
-
-// Returns the length of the common prefix of the requests' inputs, at most `max`.
-int64_t num_shared(const Request& a, const Request& b, int64_t max) {
-  const int64_t limit = std::min({a.inputs(), b.inputs(), max});
-  const auto end = a.tokens.begin() + limit;
-  return std::mismatch(a.tokens.begin(), end, b.tokens.begin()).first - a.tokens.begin();
-}
-
-// Returns the group of the requests sorted[begin], .., sorted[end - 1], which share their first
-// `root` inputs.
-PrefixGroup make_prefix_group(const std::vector<Request>& requests,
-                              const std::vector<size_t>& sorted, size_t begin, size_t end,
-                              int64_t root) {
-  PrefixGroup group;
-  group.request = sorted[begin];
-  group.root = root;
-  for (size_t i = begin; i < end; ++i) {
-    const Request& request = requests[sorted[i]];
-    const int64_t rest = request.inputs() - root;
-    const Request* last =
-        group.branches.empty() ? nullptr : &requests[group.branches.back().request];
-    if (rest > 0 && (last == nullptr || last->inputs() != request.inputs() ||
-                     num_shared(*last, request, request.inputs()) != request.inputs())) {
-      group.branches.push_back({sorted[i], rest});
-    }
-    group.members.push_back(
-        {sorted[i], rest > 0 ? static_cast<int64_t>(group.branches.size()) - 1 : -1});
-  }
-  return group;
-}
-
-}  // namespace
-
 int64_t PrefixGroup::tokens() const {
   return std::accumulate(branches.begin(), branches.end(), root,
                          [](int64_t sum, const Branch& branch) { return sum + branch.length; });
@@ -301,7 +291,7 @@ int64_t PrefixGroup::tokens() const {
 std::vector<PrefixGroup> find_prefix_groups(const std::vector<Request>& requests) {
   std::vector<size_t> sorted = file_order(requests);
   const auto inputs_end = [&](size_t index) { return requests[index].tokens.end() - 1; };
-  std::stable_sort(sorted.begin(), sorted.end(), [&](size_t a, size_t b) {
+  std::ranges::stable_sort(sorted, [&](size_t a, size_t b) {
     return std::lexicographical_compare(requests[a].tokens.begin(), inputs_end(a),
                                         requests[b].tokens.begin(), inputs_end(b));
   });
@@ -325,7 +315,7 @@ std::vector<PrefixGroup> find_prefix_groups(const std::vector<Request>& requests
     groups.push_back(make_prefix_group(requests, sorted, begin, end, root));
     begin = end;
   }
-  std::stable_sort(groups.begin(), groups.end(), [](const PrefixGroup& a, const PrefixGroup& b) {
+  std::ranges::stable_sort(groups, [](const PrefixGroup& a, const PrefixGroup& b) {
     return a.tokens() != b.tokens() ? a.tokens() > b.tokens() : a.request < b.request;
   });
   return groups;

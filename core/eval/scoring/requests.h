@@ -31,11 +31,11 @@ struct Question {
   std::string target = {};                 // the right answer, as in the sample log
   std::string delimiter = " ";             // between context and choice
 
-  const std::string& context_of(size_t choice) const {
+  const std::string& choice_context(size_t choice) const {
     return contexts.empty() ? context : contexts[choice];
   }
-  // Returns the text after context_of(choice), which is scored.
-  std::string continuation_of(size_t choice) const {
+  // Returns the text after choice_context(choice), which is scored.
+  std::string choice_continuation(size_t choice) const {
     return delimiter + (contexts.empty() ? choices[choice] : target);
   }
 };

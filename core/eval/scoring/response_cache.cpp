@@ -3,7 +3,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "core/base/error.h"
 #include "core/base/text.h"
@@ -41,7 +40,7 @@ io::Digest model_digest(const io::Checkpoint& checkpoint) {
       hash.update(bytes.subspan(begin, length));
     }
     const auto& file = checkpoint.file_of(tensor.name).path();
-    if (std::find(files.begin(), files.end(), file) == files.end()) {
+    if (std::ranges::find(files, file) == files.end()) {
       files.push_back(file);
       struct stat status {};
       if (::stat(file.c_str(), &status) == 0) {

@@ -1,20 +1,18 @@
 #pragma once
 // File of the model's responses, appended to during an evaluation, so that an interrupted one can
-// be resumed. An entry is a whole forward pass (ForwardCache) or a generated answer. Its key is a
-// hash of all that the result depends on: the model's contents, its routing, the precision and the
-// kind of device, the version of moe, and the requests' tokens.
+// be resumed. An entry is a generated answer or a whole forward pass, because scores depend on
+// all requests of a pass. A run with a partly filled cache returns
+// the scores of a run with an empty one. The key is a hash of all that the result depends on: the
+// model's contents, its routing, the precision and the kind of device, the version of moe, and the
+// requests' tokens.
 //
-// The file is an io::LineLog; a line is JSON with "key" (32 hex digits) and
-//   "scores"    [[logprob, is_greedy, tokens], ..], one per request of the forward pass
-//   "counters"  one object per MoE layer, with the names of route::CounterValues
-//   "answer"    instead of both: a generated answer
-// Numbers are exact. A line of another form, or for another number of requests, is ignored.
+// The file (core/io/formats.md) is an io::LineLog. Numbers are exact. A line of another form, or
+// for another number of requests, is ignored.
 
 #include <string>
 #include <unordered_map>
 
 #include "core/eval/scoring/forwards.h"
-#include "core/eval/scoring/generate_until.h"
 #include "core/io/checkpoint.h"
 #include "core/io/checksums.h"
 #include "core/io/line_log.h"
@@ -26,7 +24,7 @@ namespace moe::eval {
 // would take as long as loading them.
 io::Digest model_digest(const io::Checkpoint& checkpoint);
 
-class ResponseCache : public ForwardCache {
+class ResponseCache {
  public:
   // `computed`: precision and kind of device. Throws UserError if `file` is another kind of file or
   // cannot be written.
@@ -36,8 +34,8 @@ class ResponseCache : public ForwardCache {
   // Sets the routing of the following forward passes. Must be called before the first of them.
   void use(const model::RoutingOptions& routing);
 
-  std::optional<ForwardScores> find(const PlannedForward& forward) override;
-  void store(const PlannedForward& forward, const ForwardScores& scores) override;
+  std::optional<ForwardScores> find(const PlannedForward& forward);
+  void store(const PlannedForward& forward, const ForwardScores& scores);
 
   std::optional<std::string> find_text(const std::vector<int64_t>& prompt,
                                        const Generation& generation);

@@ -80,8 +80,8 @@ class Packer {
     for (size_t number = 0; number < groups.size(); ++number) {
       add_members(groups[number], static_cast<int64_t>(number), root_rows[number]);
     }
-    std::stable_sort(batch_.scored.begin(), batch_.scored.end(),
-                     [](const ScoredToken& a, const ScoredToken& b) { return a.row < b.row; });
+    std::ranges::stable_sort(
+        batch_.scored, [](const ScoredToken& a, const ScoredToken& b) { return a.row < b.row; });
     number_targets();
     batch_.inputs.ids = at::tensor(ids_, at::kLong);
     if (batch_.inputs.lengths.size() == groups.size()) {

@@ -1,8 +1,7 @@
 #pragma once
 // Log-likelihoods of requests (sums of token log-probabilities), and routing statistics by token.
-// Without a capacity, batching changes scores by rounding only. With a capacity, the tokens of a
-// routing group compete for slots, so the groups depend only on the file, --group-tokens and the
-// number of logical ranks, not on settings for speed.
+// With a capacity, routing groups depend only on the file, --group-tokens and the number of logical
+// ranks, not on settings for speed.
 
 #include <cstdint>
 #include <filesystem>
@@ -11,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/eval/scoring/forwards.h"
+#include "core/eval/scoring/response_cache.h"
 
 namespace moe::eval {
 
@@ -23,7 +22,7 @@ struct ScoreSettings {
   int64_t group_tokens = 4096;  // input tokens of a routing group, per logical rank
   // Called after each forward pass. Prefixes are not shared if it is set, or with a capacity.
   std::function<void(const Forward&)> observe = {};
-  ForwardCache* cache = nullptr;  // searched before each forward pass; requires an empty `observe`
+  ResponseCache* cache = nullptr;  // searched before each forward pass; requires an empty `observe`
   // Called after each forward pass, computed or cached, with the indices of its requests. The
   // scores of these and all earlier requests are in `so_far`.
   std::function<void(const std::vector<size_t>& requests, const Scores& so_far)> answered = {};

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "core/base/error.h"
+#include "core/base/text.h"
 #include "core/eval/formats/text.h"
 
 namespace moe::eval {
@@ -98,7 +98,7 @@ void add_tasks(const Group& group, Texts& tasks) {
   for (const auto& member : group.members) {
     if (const Group* inner = find_group(member)) {
       add_tasks(*inner, tasks);
-    } else if (std::find(tasks.begin(), tasks.end(), member) == tasks.end()) {
+    } else if (std::ranges::find(tasks, member) == tasks.end()) {
       tasks.push_back(member);
     }
   }
@@ -146,7 +146,7 @@ Texts groups_among(const Texts& names) {
       Texts found = groups_among(group->members);
       found.insert(found.begin(), name);
       for (const auto& entry : found) {
-        if (std::find(groups.begin(), groups.end(), entry) == groups.end()) {
+        if (std::ranges::find(groups, entry) == groups.end()) {
           groups.push_back(entry);
         }
       }

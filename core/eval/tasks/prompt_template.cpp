@@ -191,7 +191,7 @@ std::string filled_query(const OrderedJson& document, const std::string& entity)
 void process_record(OrderedJson& fields) {
   for (const char* key : {"entities", "answers"}) {
     auto texts = fields.at(key).get<Texts>();
-    std::sort(texts.begin(), texts.end());
+    std::ranges::sort(texts);
     texts.erase(std::unique(texts.begin(), texts.end()), texts.end());
     fields[key] = texts;
   }
@@ -213,8 +213,8 @@ Target record_target(const OrderedJson& document) {
   return {std::nullopt, filled_query(document, record_answer(document).text)};
 }
 
-template <typename Function>
-Function named(const std::map<std::string, Function>& table, const std::string& name) {
+template <typename Entry>
+const Entry& named(const std::map<std::string, Entry>& table, const std::string& name) {
   const auto found = table.find(name);
   MOE_CHECK(found != table.end(), "a task file names '{}'", name);
   return found->second;
@@ -233,19 +233,19 @@ class PromptTemplate::Parser {
   std::vector<Step> parse() {
     std::vector<Step> steps = parse_steps();
     skip_space();
-    if (at_ != hole_.size()) {
-      fail();
-    }
+    require(at_ == hole_.size());
     return steps;
   }
 
  private:
-  [[noreturn]] void fail() const {
-    throw UserError(
-        "{{{{{}}}}} is not understood; a hole is a field as in {{{{a.b}}}}, {{{{a['b']}}}} or "
-        "{{{{a[0]}}}}, and then .strip(), .lstrip(), .rstrip(), .lower(), .capitalize() or "
-        ".index(field)",
-        printable(hole_));
+  void require(bool holds) const {
+    if (!holds) {
+      throw UserError(
+          "{{{{{}}}}} is not understood; a hole is a field as in {{{{a.b}}}}, {{{{a['b']}}}} or "
+          "{{{{a[0]}}}}, and then .strip(), .lstrip(), .rstrip(), .lower(), .capitalize() or "
+          ".index(field)",
+          printable(hole_));
+    }
   }
   char peek() const { return at_ < hole_.size() ? hole_[at_] : '\0'; }
   void skip_space() {
@@ -258,9 +258,7 @@ class PromptTemplate::Parser {
     while (std::isalnum(static_cast<unsigned char>(peek())) != 0 || peek() == '_') {
       ++at_;
     }
-    if (at_ == begin) {
-      fail();
-    }
+    require(at_ > begin);
     return hole_.substr(begin, at_ - begin);
   }
   std::vector<Step> parse_steps() {
@@ -290,13 +288,9 @@ class PromptTemplate::Parser {
       --depth_;
     } else {
       step.kind = Step::Kind::kCall;
-      if (find_method(step.name) == nullptr) {
-        fail();
-      }
+      require(find_method(step.name) != nullptr);
     }
-    if (peek() != ')') {
-      fail();
-    }
+    require(peek() == ')');
     ++at_;
     return step;
   }
@@ -305,22 +299,16 @@ class PromptTemplate::Parser {
     const char quote = peek();
     if (quote == '\'' || quote == '"') {
       const size_t end = hole_.find(quote, at_ + 1);
-      if (end == std::string::npos) {
-        fail();
-      }
+      require(end != std::string::npos);
       step.name = hole_.substr(at_ + 1, end - at_ - 1);
       at_ = end + 1;
     } else {
       step.kind = Step::Kind::kIndex;
       const std::string digits = parse_name();
-      if (digits.size() > 6 || digits.find_first_not_of("0123456789") != std::string::npos) {
-        fail();
-      }
+      require(digits.size() <= 6 && digits.find_first_not_of("0123456789") == std::string::npos);
       step.index = std::stoul(digits);
     }
-    if (peek() != ']') {
-      fail();
-    }
+    require(peek() == ']');
     ++at_;
     return step;
   }
@@ -403,7 +391,7 @@ OrderedJson PromptTemplate::value(const OrderedJson& document) const {
   return (*this)(document);
 }
 
-DocumentReader reader_named(const std::string& name, const Schema& schema) {
+DocumentReader find_document_reader(const std::string& name, const Schema& schema) {
   static const std::map<std::string, DocumentReader> readers = {
       {"arc", read_arc},
       {"bbh", read_bbh},
@@ -430,39 +418,18 @@ DocumentReader reader_named(const std::string& name, const Schema& schema) {
   return named(readers, name);
 }
 
-std::function<std::string(const OrderedJson&)> prompt_named(const std::string& name) {
-  using Prompt = std::string (*)(const OrderedJson&);
-  static const std::map<std::string, Prompt> prompts = {{"copa", copa_prompt},
-                                                        {"lambada", lambada_prompt},
-                                                        {"record", record_prompt},
-                                                        {"wic", wic_prompt},
-                                                        {"wsc", wsc_prompt}};
-  return named(prompts, name);
-}
-
-std::function<Texts(const OrderedJson&)> choices_named(const std::string& name) {
-  using Choices = Texts (*)(const OrderedJson&);
-  static const std::map<std::string, Choices> choices = {
-      {"copa", copa_choices}, {"record", record_choices}, {"winogrande", winogrande_choices}};
-  return named(choices, name);
-}
-
-std::function<Target(const OrderedJson&)> target_named(const std::string& name) {
-  using Function = Target (*)(const OrderedJson&);
-  static const std::map<std::string, Function> targets = {{"copa", copa_target},
-                                                          {"lambada", lambada_target},
-                                                          {"logiqa", logiqa_target},
-                                                          {"record", record_target},
-                                                          {"record_answer", record_answer},
-                                                          {"winogrande", winogrande_target}};
-  return named(targets, name);
-}
-
-std::function<void(OrderedJson&)> process_named(const std::string& name) {
-  using Process = void (*)(OrderedJson&);
-  static const std::map<std::string, Process> processes = {{"hellaswag", process_hellaswag},
-                                                           {"record", process_record}};
-  return named(processes, name);
+const TaskFunctions& find_task_functions(const std::string& name) {
+  static const std::map<std::string, TaskFunctions> functions = {
+      {"copa", {copa_prompt, copa_choices, copa_target}},
+      {"hellaswag", {.process = process_hellaswag}},
+      {"lambada", {.prompt = lambada_prompt, .target = lambada_target}},
+      {"logiqa", {.target = logiqa_target}},
+      {"record", {record_prompt, record_choices, record_target, process_record}},
+      {"record_answer", {.target = record_answer}},
+      {"wic", {.prompt = wic_prompt}},
+      {"winogrande", {.choices = winogrande_choices, .target = winogrande_target}},
+      {"wsc", {.prompt = wsc_prompt}}};
+  return named(functions, name);
 }
 
 std::function<std::string(const std::string&, const OrderedJson&)> extraction(const Json& setting) {

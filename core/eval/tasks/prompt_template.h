@@ -60,11 +60,16 @@ struct Target {
 
 // Returns a reader of documents.h ("arc", "piqa", ..), or for "fields" the reader of files with the
 // fields of `schema` (read_exported()).
-DocumentReader reader_named(const std::string& name, const Schema& schema);
-std::function<std::string(const OrderedJson&)> prompt_named(const std::string& name);
-std::function<std::vector<std::string>(const OrderedJson&)> choices_named(const std::string& name);
-std::function<Target(const OrderedJson&)> target_named(const std::string& name);
-std::function<void(OrderedJson&)> process_named(const std::string& name);
+DocumentReader find_document_reader(const std::string& name, const Schema& schema);
+
+// The functions of a task, of which some may be null.
+struct TaskFunctions {
+  std::string (*prompt)(const OrderedJson&) = nullptr;
+  std::vector<std::string> (*choices)(const OrderedJson&) = nullptr;
+  Target (*target)(const OrderedJson&) = nullptr;
+  void (*process)(OrderedJson&) = nullptr;
+};
+const TaskFunctions& find_task_functions(const std::string& name);
 
 // Returns the filter of generated answers for a value of the key "extract": "option", "number",
 // "brackets", "sorted_words", {"words": [..]}, or {"phrases": [["value", "phrase", ..], ..]}

@@ -46,7 +46,7 @@ void check_keys(const Json& settings, const std::string& where, bool is_known) {
   }
   for (const auto& [key, value] : settings.items()) {
     const auto is_among = [&](const Texts& keys) {
-      return std::find(keys.begin(), keys.end(), key) != keys.end();
+      return std::ranges::find(keys, key) != keys.end();
     };
     if (!is_among(kOwnKeys) && !(is_known && is_among(kKnownKeys))) {
       const std::string near = nearest_name(key, kOwnKeys);
@@ -74,10 +74,10 @@ std::vector<size_t> distinct_columns(const std::vector<std::string>& header) {
 }
 
 FirstDocuments read_table(const fs::path& file, int64_t limit) {
-  CsvTable table(file, file.extension() == ".tsv" ? '\t' : ',');
-  const std::vector<std::string> header = table.header();
+  CsvReader rows(file, file.extension() == ".tsv" ? '\t' : ',');
+  const std::vector<std::string> header = rows.read_header();
   const std::vector<size_t> columns = distinct_columns(header);
-  return first_documents(std::move(table), limit, [&](CsvRow row) {
+  return first_documents(std::move(rows), limit, [&](CsvRow row) {
     // The names are distinct. operator[] would search all earlier fields for each name.
     OrderedJson::object_t fields;
     fields.reserve(columns.size());
@@ -108,7 +108,8 @@ Split own_split(const Json& settings, const char* key, const fs::path& task_file
 
 Split known_split(const Json& settings, const char* key, const Schema& schema) {
   const Json& split = settings.at(key);
-  const auto read = reader_named(split.value("reader", settings.value("reader", "")), schema);
+  const auto read =
+      find_document_reader(split.value("reader", settings.value("reader", "")), schema);
   Split result{split.at("split"), {}};
   for (const auto& entry : split.at("files").get<Texts>()) {
     const size_t plus = entry.find(" + ");
@@ -142,6 +143,13 @@ Field parse_field(const std::string& text) {
   return {name, Field::Kind::kLabel, words};
 }
 
+template <typename Function>
+Function find_task_function(const std::string& name, Function TaskFunctions::*kind) {
+  const Function function = find_task_functions(name).*kind;
+  MOE_CHECK(function != nullptr, "a task file names '{}'", name);
+  return function;
+}
+
 DataSet known_data(const Json& settings) {
   DataSet data;
   data.hub = settings.at("dataset_path");
@@ -152,7 +160,7 @@ DataSet known_data(const Json& settings) {
   data.scored = known_split(settings, "data", data.schema);
   data.shots = known_split(settings, "fewshot_data", data.schema);
   if (settings.contains("process_docs")) {
-    data.process = process_named(settings.at("process_docs"));
+    data.process = find_task_function(settings.at("process_docs"), &TaskFunctions::process);
   }
   return data;
 }
@@ -216,7 +224,7 @@ Texts parse_range(const std::string& text) {
 std::function<Texts(const OrderedJson&)> make_choices(const Json& settings,
                                                       const std::string& where, bool is_known) {
   if (const auto name = function_name(settings, "doc_to_choice", is_known)) {
-    return choices_named(*name);
+    return find_task_function(*name, &TaskFunctions::choices);
   }
   const auto found = settings.find("doc_to_choice");
   Texts texts;
@@ -244,7 +252,7 @@ std::function<Target(const OrderedJson&)> make_target(const Json& settings,
                                                       const std::string& where, bool is_known,
                                                       bool has_choices) {
   if (const auto name = function_name(settings, "doc_to_target", is_known)) {
-    return target_named(*name);
+    return find_task_function(*name, &TaskFunctions::target);
   }
   const PromptTemplate answer(get_string(settings, "doc_to_target", where));
   if (!has_choices) {
@@ -341,7 +349,7 @@ Task make_task(const Json& settings, const std::string& where, bool is_known) {
   task.description = get_string(settings, "description", where, "");
   task.choices_are_contexts = get_bool(settings, "choices_are_contexts", where, false);
   if (const auto name = function_name(settings, "doc_to_text", is_known)) {
-    task.prompt = prompt_named(*name);
+    task.prompt = find_task_function(*name, &TaskFunctions::prompt);
   } else if (!task.choices_are_contexts) {
     task.prompt = PromptTemplate(get_string(settings, "doc_to_text", where));
   }

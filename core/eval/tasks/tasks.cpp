@@ -108,7 +108,7 @@ SplitFiles find_split(const Task& task, const Split& split, const fs::path& data
   }
   for (const auto& path : exported_paths(task, split)) {
     if (fs::is_regular_file(data / path)) {
-      return {{(data / path).string()}, reader_named("fields", task.data.schema)};
+      return {{(data / path).string()}, find_document_reader("fields", task.data.schema)};
     }
   }
   throw UserError(
@@ -155,7 +155,7 @@ int64_t find_gold(const Task& task, const Target& target, const Question& questi
     }
     return -1;
   }
-  const auto found = std::find(question.choices.begin(), question.choices.end(), target.text);
+  const auto found = std::ranges::find(question.choices, target.text);
   if (found == question.choices.end() && !task.gold_may_be_absent) {
     throw UserError("the right answer '{}' is none of the choices {}", printable(target.text),
                     printable(Json(question.choices).dump()));

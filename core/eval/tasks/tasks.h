@@ -33,8 +33,7 @@ std::vector<LoadedTask> load_tasks(const std::vector<std::string>& names,
                                    const std::filesystem::path& data, std::optional<int64_t> limit,
                                    const TaskOptions& options = {});
 
-// Returns the text of --list: each task and group with its version, the expected paths of its files
-// and their source.
+// Returns the text of --list.
 std::string task_list();
 
 inline constexpr uint32_t kShotSeed = 1234;  // the harness's fewshot_random_seed

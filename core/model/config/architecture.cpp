@@ -159,6 +159,31 @@ const Architecture& read_architecture(const Json& json, const std::string& where
   refuse_architecture(name, type, where);
 }
 
+void refuse_unsupported_keys(const Json& json, const Architecture& architecture,
+                             const std::string& where) {
+  const std::string activation = get_string(json, "hidden_act", where, "silu");
+  if (activation != "silu") {
+    throw UserError("{}: hidden_act '{}' is not supported; LLaMA's is silu", where, activation);
+  }
+  const std::vector<std::pair<const char*, bool>> keys = {
+      {"attention_bias", false},
+      {"mlp_bias", false},
+      {"qkv_bias", architecture.qkv_bias != Presence::kNever},
+      {"use_qk_norm", architecture.qk_norm != Presence::kNever},
+      {"use_sliding_window", architecture.windowed_layers != WindowedLayers::kNone}};
+  for (const auto& [key, is_supported] : keys) {
+    if (!is_supported && get_bool(json, key, where, false)) {
+      throw UserError("{}: {} is true; such models are not supported, only those without it", where,
+                      key);
+    }
+  }
+  if (has_value(json, "quantization_config")) {
+    throw UserError(
+        "{}: quantization_config is set; fetch or make the folder in float32, bfloat16 or float16",
+        where);
+  }
+}
+
 const Architecture& find_architecture(const std::string& model_type) {
   const auto& all = architectures();
   const auto found = std::find_if(all.begin(), all.end(), [&](const Architecture& entry) {

@@ -55,6 +55,11 @@ struct Architecture {
 // absent or malformed, and one that lists all entries if there is no such entry.
 const Architecture& read_architecture(const Json& json, const std::string& where);
 
+// Throws UserError for a key of `json` that changes the function of the weights and is not
+// supported.
+void refuse_unsupported_keys(const Json& json, const Architecture& architecture,
+                             const std::string& where);
+
 // Returns the entry of a model_type, which must exist.
 const Architecture& find_architecture(const std::string& model_type);
 

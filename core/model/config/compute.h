@@ -1,6 +1,6 @@
 #pragma once
-// Settings of the computation that do not belong to the checkpoint: precision, activation
-// checkpointing and low-rank adapters. Needs no LibTorch.
+// Settings that flags give: precision, activation checkpointing, low-rank adapters, and the choice
+// of MoE layers. Needs no LibTorch.
 
 #include <cstdint>
 #include <optional>
@@ -51,5 +51,11 @@ struct LoraSettings {
 // Throws UserError naming the flag for an invalid rank or alpha, alpha without a rank, and an
 // unknown part or none.
 void check_lora(const LoraSettings& settings);
+
+// Parses the value of --layers: even, odd, all, or a list such as 0,3,5 or 0-3,7. Layers count from
+// 0. "Every alternate layer" of the papers is even (core/upcycle/README.md). Returns at least one
+// layer, ascending. Throws UserError if the text is invalid, names a layer twice, or names none or
+// one that does not exist.
+std::vector<int64_t> parse_layers(const std::string& text, int64_t layers);
 
 }  // namespace moe::model

@@ -4,11 +4,8 @@
 #include "core/model/config/config.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <numeric>
-#include <set>
-#include <string_view>
 #include <utility>
 
 #include "core/base/error.h"
@@ -34,13 +31,8 @@ int64_t bounded(int64_t value, const std::string& key, const std::string& where,
 }
 
 int64_t read_size(const Json& json, const std::string& key, const std::string& where,
-                  int64_t max = kMaxSize) {
-  return bounded(get_int(json, key, where), key, where, max);
-}
-
-int64_t read_size_or(const Json& json, const std::string& key, const std::string& where,
-                     int64_t fallback) {
-  return bounded(get_int(json, key, where, fallback), key, where);
+                  std::optional<int64_t> fallback = {}, int64_t max = kMaxSize) {
+  return bounded(get_int(json, key, where, fallback), key, where, max);
 }
 
 // Returns `value`. Throws UserError unless it is finite and positive, or zero with `allow_zero`.
@@ -52,9 +44,9 @@ double finite(double value, const std::string& key, const std::string& where, bo
   return value;
 }
 
-// Reads a number with a default. Throws UserError as finite() does.
+// Throws UserError as finite() does.
 double read_number(const Json& json, const std::string& key, const std::string& where,
-                   double fallback, bool allow_zero) {
+                   std::optional<double> fallback, bool allow_zero) {
   return finite(get_double(json, key, where, fallback), key, where, allow_zero);
 }
 
@@ -69,14 +61,13 @@ const Json& get_object(const Json& json, const std::string& key, const std::stri
 RopeType read_rope_type(const Json& json, const std::string& where) {
   const std::string name =
       get_string(json, "rope_type", where, get_string(json, "type", where, "default"));
-  for (size_t type = 0; type < kRopeTypeNames.size(); ++type) {
-    if (name == kRopeTypeNames[type]) {
-      return static_cast<RopeType>(type);
-    }
+  const auto found = std::find(kRopeTypeNames.begin(), kRopeTypeNames.end(), name);
+  if (found == kRopeTypeNames.end()) {
+    throw UserError(
+        "{}: rope type '{}' is not supported; known are default, linear, dynamic and llama3", where,
+        name);
   }
-  throw UserError(
-      "{}: rope type '{}' is not supported; known are default, linear, dynamic and llama3", where,
-      name);
+  return static_cast<RopeType>(found - kRopeTypeNames.begin());
 }
 
 // Reads one dictionary, rope_scaling or rope_parameters, without rope_theta. Throws UserError for
@@ -108,10 +99,8 @@ RopeConfig read_rope_dictionary(const Json& json, const std::string& where) {
     throw UserError("{}: the rope factor is {}; it must be at least 1", where, rope.factor);
   }
   if (rope.type == RopeType::kLlama3) {
-    rope.low_freq_factor =
-        finite(get_double(json, "low_freq_factor", where), "low_freq_factor", where, false);
-    rope.high_freq_factor =
-        finite(get_double(json, "high_freq_factor", where), "high_freq_factor", where, false);
+    rope.low_freq_factor = read_number(json, "low_freq_factor", where, {}, false);
+    rope.high_freq_factor = read_number(json, "high_freq_factor", where, {}, false);
     if (rope.high_freq_factor <= rope.low_freq_factor) {
       throw UserError("{}: high_freq_factor {} must be above low_freq_factor {}", where,
                       rope.high_freq_factor, rope.low_freq_factor);
@@ -121,12 +110,6 @@ RopeConfig read_rope_dictionary(const Json& json, const std::string& where) {
     }
   }
   return rope;
-}
-
-bool is_same_scaling(const RopeConfig& a, const RopeConfig& b) {
-  return a.type == b.type && a.factor == b.factor && a.low_freq_factor == b.low_freq_factor &&
-         a.high_freq_factor == b.high_freq_factor &&
-         a.original_max_position_embeddings == b.original_max_position_embeddings;
 }
 
 // Reads rope_theta, rope_scaling and rope_parameters. config_json() writes both dictionaries, and
@@ -151,7 +134,7 @@ RopeConfig read_rope(const Json& json, const std::string& where, double default_
       const Json& dictionary = get_object(json, key, where);
       const RopeConfig found = read_rope_dictionary(dictionary, where + ": " + key);
       if (has_value(json, "rope_scaling") && &dictionary != &json.at("rope_scaling") &&
-          !is_same_scaling(rope, found)) {
+          rope != found) {
         throw UserError("{}: {}", where, contradiction);
       }
       rope = found;
@@ -174,8 +157,8 @@ void read_attention(const Json& json, const Architecture& architecture, const st
   config.heads = read_size(json, "num_attention_heads", where);
   const bool has_key = json.contains("num_key_value_heads");  // null: one per query head
   config.kv_heads =
-      read_size_or(json, "num_key_value_heads", where,
-                   has_key ? config.heads : architecture.kv_heads.value_or(config.heads));
+      read_size(json, "num_key_value_heads", where,
+                has_key ? config.heads : architecture.kv_heads.value_or(config.heads));
   if (config.heads % config.kv_heads != 0) {
     throw UserError("{}: num_attention_heads {} is not a multiple of num_key_value_heads {}", where,
                     config.heads, config.kv_heads);
@@ -186,8 +169,8 @@ void read_attention(const Json& json, const Architecture& architecture, const st
         "{}: hidden_size {} is not a multiple of num_attention_heads {} and head_dim is not given",
         where, config.hidden_size, config.heads);
   }
-  config.head_dim = read_size_or(json, "head_dim", where,
-                                 architecture.head_dim.value_or(config.hidden_size / config.heads));
+  config.head_dim = read_size(json, "head_dim", where,
+                              architecture.head_dim.value_or(config.hidden_size / config.heads));
   if (config.head_dim % 2 != 0) {
     throw UserError("{}: head_dim {} is odd; rotary positions turn pairs, it must be even", where,
                     config.head_dim);
@@ -304,7 +287,7 @@ int64_t read_experts(const Json& json, const Architecture& architecture, const s
   const std::string key = is_local ? "num_local_experts" : "num_experts";
   const int64_t fallback = architecture.experts;
   const int64_t experts =
-      fallback > 0 ? read_size_or(json, key, where, fallback) : read_size(json, key, where);
+      read_size(json, key, where, fallback > 0 ? std::optional(fallback) : std::nullopt);
   if (experts > kMaxExperts / static_cast<int64_t>(moe_layers)) {
     throw UserError("{}: {} experts in {} layers are too many; at most {} in all", where, experts,
                     moe_layers, kMaxExperts);
@@ -343,9 +326,9 @@ MoeConfig read_stock_moe(const Json& json, const Architecture& architecture,
   out.experts = read_experts(json, architecture, where, out.layers.size());
   out.expert_width =
       is_mixtral ? config.intermediate_size
-                 : read_size_or(json, "moe_intermediate_size", where, architecture.expert_width);
+                 : read_size(json, "moe_intermediate_size", where, architecture.expert_width);
   out.ep_ranks = out.experts;
-  out.router.k = read_size_or(json, "num_experts_per_tok", where, architecture.experts_per_token);
+  out.router.k = read_size(json, "num_experts_per_tok", where, architecture.experts_per_token);
   out.router.capacity_factor = std::nullopt;
   out.router.gate_norm = is_mixtral || get_bool(json, "norm_topk_prob", where, false)
                              ? route::GateNorm::kSelected
@@ -488,14 +471,14 @@ MoeConfig read_moe(const Json& json, const Architecture& architecture, const std
   out.expert_width =
       out.form == FolderForm::kMixtral
           ? config.intermediate_size
-          : read_size_or(json, "moe_intermediate_size", where,
-                         std::max<int64_t>(1, config.intermediate_size / out.granularity));
+          : read_size(json, "moe_intermediate_size", where,
+                      std::max<int64_t>(1, config.intermediate_size / out.granularity));
   if (!has_value(moe, "router")) {
     throw UserError("{}: moe.router is missing", where);
   }
   out.router = route::router_from_json(get_object(moe, "router", inside), inside + ".router");
   check_router(out, where);
-  if (out.router.family->tokens_request &&
+  if (out.router.family->has_token_requests &&
       get_int(json, "num_experts_per_tok", where, out.router.k) != out.router.k) {
     throw UserError("{}: num_experts_per_tok is {}, moe.router.k is {}; make them equal", where,
                     get_int(json, "num_experts_per_tok", where), out.router.k);
@@ -513,31 +496,6 @@ void read_mixture(const Json& json, const Architecture& architecture, const std:
   config.moe->shared_expert_width = read_shared_expert(json, architecture, where, config.qk_norm);
   if (architecture.form == FolderForm::kMixtral) {
     config.moe->router_jitter = read_number(json, "router_jitter_noise", where, 0, true);
-  }
-}
-
-void refuse_unsupported_keys(const Json& json, const Architecture& architecture,
-                             const std::string& where) {
-  const std::string activation = get_string(json, "hidden_act", where, "silu");
-  if (activation != "silu") {
-    throw UserError("{}: hidden_act '{}' is not supported; LLaMA's is silu", where, activation);
-  }
-  const std::vector<std::pair<const char*, bool>> keys = {
-      {"attention_bias", false},
-      {"mlp_bias", false},
-      {"qkv_bias", architecture.qkv_bias != Presence::kNever},
-      {"use_qk_norm", architecture.qk_norm != Presence::kNever},
-      {"use_sliding_window", architecture.windowed_layers != WindowedLayers::kNone}};
-  for (const auto& [key, is_supported] : keys) {
-    if (!is_supported && get_bool(json, key, where, false)) {
-      throw UserError("{}: {} is true; such models are not supported, only those without it", where,
-                      key);
-    }
-  }
-  if (has_value(json, "quantization_config")) {
-    throw UserError(
-        "{}: quantization_config is set; fetch or make the folder in float32, bfloat16 or float16",
-        where);
   }
 }
 
@@ -576,44 +534,7 @@ void check_total_size(const ModelConfig& config, const std::string& where) {
   }
 }
 
-int64_t parse_layer(std::string_view word, const std::string& text, int64_t layers) {
-  int64_t layer = 0;
-  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), layer);
-  if (error == std::errc::result_out_of_range || (error == std::errc() && layer >= layers)) {
-    throw UserError("--layers {}: layer {} does not exist; the model has layers 0 to {}", text,
-                    std::string(word), layers - 1);
-  }
-  if (error != std::errc() || end != word.data() + word.size() || layer < 0) {
-    throw UserError(
-        "--layers {}: '{}' is not understood; give even, odd, all or a list like 0,3,5 or 0-3",
-        text, std::string(word));
-  }
-  return layer;
-}
-
-// Adds the layers of one item of the list, such as "5" or "0-3", to `out`.
-void add_range(std::string_view word, const std::string& text, int64_t layers,
-               std::set<int64_t>& out) {
-  const size_t dash = word.find('-', 1);
-  const int64_t first = parse_layer(word.substr(0, dash), text, layers);
-  const int64_t last =
-      dash == std::string_view::npos ? first : parse_layer(word.substr(dash + 1), text, layers);
-  if (last < first) {
-    throw UserError("--layers {}: the range {} runs backwards", text, std::string(word));
-  }
-  for (int64_t layer = first; layer <= last; ++layer) {
-    if (!out.insert(layer).second) {
-      throw UserError("--layers {}: layer {} is named twice", text, layer);
-    }
-  }
-}
-
 }  // namespace
-
-bool has_value(const Json& json, const std::string& key) {
-  const auto found = json.find(key);
-  return found != json.end() && !found->is_null();
-}
 
 bool ModelConfig::is_moe_layer(int64_t layer) const {
   return moe && std::binary_search(moe->layers.begin(), moe->layers.end(), layer);
@@ -623,29 +544,12 @@ int64_t ModelConfig::longest_sequence() const {
   return sliding_window > 0 ? sliding_window : max_position_embeddings;
 }
 
-FolderForm written_form(const MoeConfig& moe) {
-  if (!route::own_architecture(moe.router).model_type.empty() || moe.gate_scale != 1.0) {
-    return FolderForm::kMoe;
-  }
-  return moe.form == FolderForm::kMixtral && !route::weights_sum_to_one(moe.router)
-             ? FolderForm::kMoe
-             : moe.form;
-}
-
-const Architecture& written_architecture(const MoeConfig& moe, bool qk_norm) {
-  if (const auto own = route::own_architecture(moe.router).model_type; !own.empty()) {
-    return find_architecture(own);
-  }
-  return moe.gate_scale != 1.0 ? find_architecture("moe_scaled")
-                               : stock_architecture(written_form(moe), qk_norm);
-}
-
 std::vector<int64_t> stock_moe_layers(const Json& json, const std::string& where, int64_t layers) {
   std::vector<int64_t> dense = has_value(json, "mlp_only_layers")
                                    ? get_ints(json, "mlp_only_layers", where)
                                    : std::vector<int64_t>();
   std::sort(dense.begin(), dense.end());
-  const int64_t step = read_size_or(json, "decoder_sparse_step", where, 1);
+  const int64_t step = read_size(json, "decoder_sparse_step", where, 1);
   std::vector<int64_t> list;
   for (int64_t layer = 0; layer < layers; ++layer) {
     if ((layer + 1) % step == 0 && !std::binary_search(dense.begin(), dense.end(), layer)) {
@@ -670,10 +574,10 @@ ModelConfig parse_config(const Json& json, const std::string& where) {
   config.vocab_size = read_size(json, "vocab_size", where);
   config.hidden_size = read_size(json, "hidden_size", where);
   config.intermediate_size = read_size(json, "intermediate_size", where);
-  config.layers = read_size(json, "num_hidden_layers", where, kMaxLayers);
+  config.layers = read_size(json, "num_hidden_layers", where, {}, kMaxLayers);
   read_attention(json, architecture, where, config);
   config.max_position_embeddings =
-      read_size_or(json, "max_position_embeddings", where, architecture.max_position_embeddings);
+      read_size(json, "max_position_embeddings", where, architecture.max_position_embeddings);
   config.rms_norm_eps = read_number(json, "rms_norm_eps", where, architecture.rms_norm_eps, false);
   config.tie_word_embeddings = get_bool(json, "tie_word_embeddings", where, false);
   config.initializer_range = read_number(json, "initializer_range", where, 0.02, true);
@@ -686,27 +590,6 @@ ModelConfig parse_config(const Json& json, const std::string& where) {
   }
   check_total_size(config, where);
   return config;
-}
-
-std::vector<int64_t> parse_layers(const std::string& text, int64_t layers) {
-  std::set<int64_t> chosen;
-  if (text == "even" || text == "odd" || text == "all") {
-    for (int64_t layer = text == "odd" ? 1 : 0; layer < layers; layer += text == "all" ? 1 : 2) {
-      chosen.insert(layer);
-    }
-  } else {
-    const std::string_view list = text;
-    for (size_t start = 0; start <= list.size();) {
-      const size_t comma = std::min(list.find(',', start), list.size());
-      add_range(list.substr(start, comma - start), text, layers, chosen);
-      start = comma + 1;
-    }
-  }
-  if (chosen.empty()) {
-    throw UserError("--layers {}: a model of {} layer has none of these; give even, all or 0", text,
-                    layers);
-  }
-  return {chosen.begin(), chosen.end()};
 }
 
 }  // namespace moe::model

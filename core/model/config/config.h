@@ -25,6 +25,8 @@ struct RopeConfig {
   double factor = 1.0;
   double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
   int64_t original_max_position_embeddings = 0;          // llama3
+
+  bool operator==(const RopeConfig&) const = default;
 };
 
 // Naming convention of an MoE checkpoint: tensor names and keys of config.json. New mixtures have
@@ -97,17 +99,8 @@ ModelConfig parse_config(const Json& json, const std::string& where);
 // the "moe" object.
 OrderedJson config_json(const ModelConfig& config, const Json& parent);
 
-// Returns true if `json` has `key` and its value is not null.
-bool has_value(const Json& json, const std::string& key);
-
 // Returns the MoE layers of a model with `layers` layers according to the keys mlp_only_layers and
 // decoder_sparse_step, ascending. Throws UserError that begins with `where`.
 std::vector<int64_t> stock_moe_layers(const Json& json, const std::string& where, int64_t layers);
-
-// Parses the value of --layers: even, odd, all, or a list such as 0,3,5 or 0-3,7. Layers count from
-// 0. "Every alternate layer" of the papers is even (core/upcycle/README.md). Returns at least one
-// layer, ascending. Throws UserError if the text is invalid, names a layer twice, or names none or
-// one that does not exist.
-std::vector<int64_t> parse_layers(const std::string& text, int64_t layers);
 
 }  // namespace moe::model

@@ -181,6 +181,23 @@ void set_own_moe_object(const MoeConfig& moe, OrderedJson& out) {
 
 }  // namespace
 
+FolderForm written_form(const MoeConfig& moe) {
+  if (!route::own_architecture(moe.router).model_type.empty() || moe.gate_scale != 1.0) {
+    return FolderForm::kMoe;
+  }
+  return moe.form == FolderForm::kMixtral && !route::weights_sum_to_one(moe.router)
+             ? FolderForm::kMoe
+             : moe.form;
+}
+
+const Architecture& written_architecture(const MoeConfig& moe, bool qk_norm) {
+  if (const auto own = route::own_architecture(moe.router).model_type; !own.empty()) {
+    return find_architecture(own);
+  }
+  return moe.gate_scale != 1.0 ? find_architecture("moe_scaled")
+                               : stock_architecture(written_form(moe), qk_norm);
+}
+
 OrderedJson config_json(const ModelConfig& config, const Json& parent) {
   OrderedJson out = OrderedJson::object();
   set_architecture(find_architecture(config.model_type), out);

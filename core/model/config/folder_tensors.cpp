@@ -65,12 +65,6 @@ std::optional<size_t> find_all_ones(std::span<const std::byte> bytes, Word expon
   return std::nullopt;
 }
 
-// Returns a file name that no other run and no other machine uses.
-std::string unique_mark() {
-  std::random_device random;
-  return fmt::format(".seen-by-all-{:08x}{:08x}", random(), random());
-}
-
 // Returns the rank that writes each tensor: of the ranks that hold it, the one with the fewest
 // bytes so far; -1 if every rank holds a part. A collective.
 std::vector<int64_t> assign_writers(const std::vector<FolderTensor>& tensors,
@@ -154,21 +148,6 @@ void convert(std::span<const std::byte> in, io::DType from, std::span<std::byte>
   });
 }
 
-void write_converted(std::span<const std::byte> in, io::DType from, io::SafetensorsWriter& writer,
-                     io::DType to) {
-  constexpr size_t kBlockValues = size_t{1} << 20;  // 4 MiB as F32
-  const auto in_step = static_cast<size_t>(io::dtype_bytes(from));
-  const auto out_step = static_cast<size_t>(io::dtype_bytes(to));
-  std::vector<std::byte> block(std::min(in.size() / in_step, kBlockValues) * out_step);
-  for (size_t done = 0; done < in.size();) {
-    const size_t values = std::min((in.size() - done) / in_step, kBlockValues);
-    const std::span<std::byte> out(block.data(), values * out_step);
-    convert(in.subspan(done, values * in_step), from, out, to);
-    writer.write(out);
-    done += values * in_step;
-  }
-}
-
 std::optional<size_t> find_non_finite(std::span<const std::byte> bytes, io::DType dtype) {
   MOE_CHECK(io::is_floating(dtype));
   if (dtype == io::DType::kF32) {
@@ -198,7 +177,8 @@ SharedFolder::SharedFolder(const fs::path& out, bool force, distributed::Comm& r
   run_on_first_rank([&] {
     staged_ = std::make_unique<io::StagedFolder>(out, force);
     path_ = fs::absolute(staged_->path());
-    mark = unique_mark();
+    std::random_device random;  // no other run and no other machine has this name
+    mark = fmt::format(".seen-by-all-{:08x}{:08x}", random(), random());
     io::write_file(path_ / mark, std::string());
   });
   path_ = distributed::gather_texts(ranks_, path_.string()).front();

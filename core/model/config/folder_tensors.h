@@ -25,21 +25,9 @@ namespace moe::model {
 
 at::ScalarType scalar_type(io::DType dtype);  // of weights: F32, F16 or BF16
 
-// Conversions round to nearest, ties to even, as PyTorch does; overflow gives infinity.
-inline uint16_t float_to_bf16(float value) { return c10::BFloat16(value).x; }
-inline uint16_t float_to_f16(float value) { return c10::Half(value).x; }
-inline float bf16_to_float(uint16_t bits) {
-  return {c10::BFloat16(bits, c10::BFloat16::from_bits())};
-}
-inline float f16_to_float(uint16_t bits) { return {c10::Half(bits, c10::Half::from_bits())}; }
-
 // Converts n values of type `from` in `in` to n values of type `to` in `out`. Both may be
-// unaligned.
+// unaligned. Rounds to nearest, ties to even; overflow gives infinity.
 void convert(std::span<const std::byte> in, io::DType from, std::span<std::byte> out, io::DType to);
-
-// Converts `in` to `to` and writes it, in blocks of at most 4 MiB.
-void write_converted(std::span<const std::byte> in, io::DType from, io::SafetensorsWriter& writer,
-                     io::DType to);
 
 // Returns the index of the first value of type `dtype` in `bytes` that is NaN or infinite.
 std::optional<size_t> find_non_finite(std::span<const std::byte> bytes, io::DType dtype);

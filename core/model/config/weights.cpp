@@ -87,9 +87,6 @@ void add_layer(std::vector<io::TensorInfo>& out, const ModelConfig& config, int6
   }
 }
 
-// Returns true for a buffer stored by old transformers versions. It is derived from the config.
-bool is_rope_buffer(const std::string& name) { return name.ends_with("rotary_emb.inv_freq"); }
-
 // Throws UserError for the in-memory format of transformers, which it can also write.
 void refuse_fused_experts(const io::Checkpoint& checkpoint) {
   for (const auto& found : checkpoint.tensors()) {
@@ -180,7 +177,7 @@ void check_tensors(const io::Checkpoint& checkpoint, const ModelConfig& config) 
   for (const auto& found : checkpoint.tensors()) {
     if (const auto entry = known.find(found.name); entry != known.end()) {
       check_tensor(found, entry->second, checkpoint);
-    } else if (!is_rope_buffer(found.name)) {
+    } else if (!found.name.ends_with("rotary_emb.inv_freq")) {  // a buffer of old transformers
       throw UserError("{}: tensor '{}' {} is not one of the {} layers that config.json describes",
                       checkpoint.folder().string(), found.name, io::shape_text(found.shape),
                       config.layers);

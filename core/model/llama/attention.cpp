@@ -185,17 +185,6 @@ Tensor attend_after_prefix(const Tensor& qkv, std::span<const int64_t> lengths,
                       qkv);
 }
 
-// Returns the maximum number of positions of a sequence, including its prefix.
-int64_t max_positions(const Sequences& sequences) {
-  int64_t longest = 0;
-  for (size_t index = 0; index < sequences.lengths.size(); ++index) {
-    const int64_t prefix = sequences.prefix(index);
-    const int64_t past = prefix < 0 ? 0 : sequences.lengths[static_cast<size_t>(prefix)];
-    longest = std::max(longest, past + sequences.lengths[index]);
-  }
-  return longest;
-}
-
 // Attends within the sequences of a pack on the CPU: [T, (H + 2 G) A] -> [T, H A]. One call serves
 // all sequences, or with dynamic NTK those of equal length.
 Tensor attend_packed_cpu(const Tensor& qkv, std::span<const int64_t> lengths,
@@ -262,15 +251,6 @@ FlashOutput flash_forward(const Heads& heads, const Tensor& ends, const Tensor& 
   return {std::get<0>(results), std::get<1>(results), std::get<2>(results), std::get<3>(results)};
 }
 
-// Returns the gradients of queries, keys and values.
-Heads flash_backward(const Tensor& grad, const Heads& heads, const FlashOutput& output,
-                     const Tensor& ends, int64_t longest) {
-  const auto [query, key, value] = at::_flash_attention_backward(
-      grad, heads.query, heads.key, heads.value, output.out, output.log_sum, ends, ends, longest,
-      longest, /*dropout_p=*/0, /*is_causal=*/true, output.seed, output.offset);
-  return {query, key, value};
-}
-
 // RoPE and attention as one node, so that the kernel that rotates back writes the gradient of qkv
 // once. Separate nodes would pad the gradients of three views with zeros and add them.
 struct RotatedAttention : torch::autograd::Function<RotatedAttention> {
@@ -294,9 +274,11 @@ struct RotatedAttention : torch::autograd::Function<RotatedAttention> {
     const auto saved = context->get_saved_variables();
     const auto number = [&](const char* name) { return context->saved_data[name].toInt(); };
     const Heads heads = split_heads(saved[0], number("heads"), number("kv_heads"));
-    const auto [query, key, value] =
-        flash_backward(gradients[0], heads, {saved[1], saved[2], saved[3], saved[4]},
-                       /*ends=*/saved[8], number("longest"));
+    const Tensor& ends = saved[8];
+    const int64_t longest = number("longest");
+    const auto [query, key, value] = at::_flash_attention_backward(
+        gradients[0], heads.query, heads.key, heads.value, saved[1], saved[2], ends, ends, longest,
+        longest, /*dropout_p=*/0, /*is_causal=*/true, saved[3], saved[4]);
     variable_list result(8);
     result[0] = kernels::rope_backward(query, key, value, saved[5], saved[6], saved[7]);
     return result;
@@ -477,9 +459,10 @@ Tensor self_attention(const Tensor& x, const AttentionWeights& weights, const Mo
   if (!has_prefixes && !lengths.empty() && kernels::has_causal_attention(qkv)) {
     return attend_packed_cpu(qkv, lengths, config);
   }
+  const int64_t positions = kernels::max_positions(sequences.lengths, sequences.prefix_index);
   if (has_prefixes && kernels::has_causal_attention(qkv) && !at::GradMode::is_enabled() &&
-      has_one_table(max_positions(sequences), config)) {
-    const RopeTable table = first_positions(max_positions(sequences), config);
+      has_one_table(positions, config)) {
+    const RopeTable table = first_positions(positions, config);
     return kernels::shared_prefix_attention(qkv, attention_heads(config), sequences.lengths,
                                             sequences.prefix_index, table);
   }

@@ -34,10 +34,10 @@ struct Pass {
         output_rows(tokens.output_rows),
         routing(options),
         partition(tokens.ids.size(0), options.ep_ranks, parallel,
-                  options.wants_sequence_balance ? static_cast<int64_t>(lengths.size()) : 0),
+                  options.compute_sequence_balance ? static_cast<int64_t>(lengths.size()) : 0),
         gate_scale(options.gate_scale.value_or(model.moe ? model.moe->gate_scale : 1.0)) {
-    partition.local.wants_z_loss = options.wants_z_loss;
-    if (options.wants_sequence_balance) {
+    partition.local.compute_z_loss = options.compute_z_loss;
+    if (options.compute_sequence_balance) {
       auto& sequence = partition.local.sequence.emplace();  // [T]
       for (size_t number = 0; number < lengths.size(); ++number) {
         sequence.insert(sequence.end(), static_cast<size_t>(lengths[number]),
@@ -107,15 +107,16 @@ Tensor attention_without_tokens(const Tensor& x, const Layer& layer, const Pass&
                         attention.output_adapter);
 }
 
-// Returns the outputs of all heads [T, H A] in layer `index`.
+// Returns the outputs of all heads in layer `index`, [N, H A] for the N rows of
+// rows_after_attention().
 Tensor attention_heads(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index) {
   const Tensor normed = pass.norm(x, layer.input_norm);
-  if (pass.caches.empty()) {
-    return self_attention(normed, layer.attention, pass.config,
-                          {pass.lengths, pass.prefix_index, pass.tables.get()});
-  }
-  return attend_with_kv_cache(normed, layer.attention, pass.config, pass.lengths, pass.caches,
-                              index, pass.rotations);
+  const Tensor heads = pass.caches.empty()
+                           ? self_attention(normed, layer.attention, pass.config,
+                                            {pass.lengths, pass.prefix_index, pass.tables.get()})
+                           : attend_with_kv_cache(normed, layer.attention, pass.config,
+                                                  pass.lengths, pass.caches, index, pass.rotations);
+  return pass.rows_after_attention(heads, layer, index);
 }
 
 // Returns the output of the attention of layer `index`, before it is added to the residual stream x
@@ -124,9 +125,8 @@ Tensor attention_block(const Tensor& x, const Layer& layer, const Pass& pass, in
   if (x.size(0) == 0) {
     return attention_without_tokens(x, layer, pass);
   }
-  const Tensor rows =
-      pass.rows_after_attention(attention_heads(x, layer, pass, index), layer, index);
-  return adapted_linear(rows, layer.attention.output, {}, layer.attention.output_adapter);
+  return adapted_linear(attention_heads(x, layer, pass, index), layer.attention.output, {},
+                        layer.attention.output_adapter);
 }
 
 struct PostAttention {
@@ -138,8 +138,7 @@ struct PostAttention {
 PostAttention after_attention(const Tensor& x, const Layer& layer, const Pass& pass,
                               int64_t index) {
   if (pass.adds_in_place && x.size(0) > 0 && !layer.attention.output_adapter.defined()) {
-    const Tensor rows =
-        pass.rows_after_attention(attention_heads(x, layer, pass, index), layer, index);
+    const Tensor rows = attention_heads(x, layer, pass, index);
     Tensor sum = pass.rows_after_attention(x, layer, index);
     kernels::add_linear(sum, rows, layer.attention.output);
     return {sum, pass.norm(sum, layer.post_norm)};
@@ -191,6 +190,15 @@ FeedForwardOutput feed_forward_block(const PostAttention& input, const Layer& la
   return {out.y, out.losses, std::move(out.counters), std::move(out.token_rows)};
 }
 
+// Returns the outputs of a layer that may have a gradient.
+std::vector<Tensor*> layer_outputs(FeedForwardOutput& out) {
+  std::vector<Tensor*> outputs{&out.x};
+  for (const auto loss : route::kAllLosses) {
+    outputs.push_back(&(out.losses.*loss));
+  }
+  return outputs;
+}
+
 // Runs the feed-forward block, or the whole layer, and saves only x for backward. The recomputation
 // uses the routing decisions of the first run. The model must outlive its backward.
 FeedForwardOutput recomputed_block(const Tensor& x, const Layer& layer,
@@ -210,27 +218,19 @@ FeedForwardOutput recomputed_block(const Tensor& x, const Layer& layer,
           first->counters = std::move(out.counters);
           first->token_rows = std::move(out.token_rows);
         }
-        std::vector<Tensor> results{out.x};
-        for (const auto loss : route::kAllLosses) {
-          results.push_back(out.losses.*loss);
+        std::vector<Tensor> results;
+        for (const Tensor* output : layer_outputs(out)) {
+          results.push_back(*output);
         }
         return results;
       },
       x);
-  FeedForwardOutput out{tensors[0], {}, std::move(first->counters), std::move(first->token_rows)};
-  for (size_t number = 0; number < route::kAllLosses.size(); ++number) {
-    out.losses.*route::kAllLosses[number] = tensors[number + 1];
+  FeedForwardOutput out{{}, {}, std::move(first->counters), std::move(first->token_rows)};
+  const auto outputs = layer_outputs(out);
+  for (size_t number = 0; number < outputs.size(); ++number) {
+    *outputs[number] = tensors[number];
   }
   return out;
-}
-
-// Returns the outputs of a layer that may have a gradient.
-std::vector<Tensor*> layer_outputs(FeedForwardOutput& out) {
-  std::vector<Tensor*> outputs{&out.x};
-  for (const auto loss : route::kAllLosses) {
-    outputs.push_back(&(out.losses.*loss));
-  }
-  return outputs;
 }
 
 // Returns the unit of sharded weights to prefetch after a layer, or -1. The head is prefetched only
@@ -533,7 +533,7 @@ void Llama::finish_backward() const {
 }
 
 Tensor Llama::gathered(const NamedParameter& parameter) const {
-  return parameter.shard.defined() ? weights_->shards->values_of(parameter.tensor)
+  return parameter.shard.defined() ? weights_->shards->gather_values(parameter.tensor)
                                    : parameter.tensor.detach();
 }
 
@@ -542,15 +542,14 @@ at::ScalarType Llama::product_type() const { return activation_type(weights_->co
 std::vector<NamedParameter> Llama::parameters() const {
   MOE_CHECK(weights_->storage == Storage::kF32, "parameters of a model for inference");
   std::vector<NamedParameter> all;
-  const auto add = [&](const std::string& name, const Tensor& tensor, bool is_expert = false) {
+  const auto add = [&](const std::string& name, const Tensor& tensor, bool is_expert = false,
+                       bool is_dense_matrix = false) {
     if (tensor.defined()) {
-      all.push_back({name, tensor, is_expert});
+      all.push_back({name, tensor, is_expert, is_dense_matrix});
     }
   };
   const auto add_dense = [&](const std::string& name, const Tensor& tensor) {
-    if (tensor.defined()) {
-      all.push_back({name, tensor, /*is_expert=*/false, /*is_dense_matrix=*/true});
-    }
+    add(name, tensor, /*is_expert=*/false, /*is_dense_matrix=*/true);
   };
   add_dense("model.embed_tokens", weights_->embedding);
   for (size_t index = 0; index < weights_->layers.size(); ++index) {

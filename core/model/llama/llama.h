@@ -50,7 +50,7 @@ struct RoutingOptions {
   bool count_tokens = false;  // fills ForwardResult::token_rows
   std::optional<double> gate_scale = {};  // overrides the gate_scale of the checkpoint
   // Additional losses (core/route/route.h).
-  bool wants_z_loss = false, wants_sequence_balance = false;
+  bool compute_z_loss = false, compute_sequence_balance = false;
 };
 
 // Result for the tokens of this process. Under expert parallelism backward is a collective: every

@@ -91,7 +91,7 @@ Tensor stored_tensor(const io::Checkpoint& checkpoint, const std::string& name) 
   }
   return at::from_blob(
       const_cast<std::byte*>(bytes.data()), info.shape,
-      [file = checkpoint.shared_file_of(name)](void* /*data*/) {}, options);
+      [file = checkpoint.shared_tensor_file(name)](void* /*data*/) {}, options);
 }
 
 // Returns a weight whose matrices alias the mapped files.

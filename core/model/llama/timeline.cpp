@@ -34,7 +34,7 @@ constexpr std::array<std::pair<const char*, const char*>, 10> kNodes = {{
     {"ScaledDotProduct", "attention"},
     {"RmsNorm", "norm"},
     {"Gates", "routing"},
-    {"WeighPlan", "routing"},
+    {"PlanGateWeights", "routing"},
     {"Linear", "projections"},
 }};
 

@@ -32,13 +32,6 @@ Tensor without_memory(at::IntArrayRef shape, const at::TensorOptions& options) {
   return tensor;
 }
 
-// Returns a flat tensor that aliases the memory of `tensor` but has its own version counter.
-// Otherwise autograd would report a modification between forward and backward.
-Tensor memory_of(const Tensor& tensor, int64_t elements) {
-  return at::empty({0}, tensor.options())
-      .set_(tensor.unsafeGetTensorImpl()->unsafe_storage(), 0, {elements}, {1});
-}
-
 // The backward of Enter runs after that of the unit: it is the last node to be ready, and autograd
 // accumulates gradients of leaves before it runs other ready nodes (finish_backward() checks this).
 struct Enter : torch::autograd::Function<Enter> {
@@ -113,8 +106,11 @@ void WeightShards::start(size_t number) {
     const int64_t elements = weight->part.length * ranks_.size();
     resize_memory(weight->gathered, elements);
     weight->sent = weight->padded.to(weight->gathered.scalar_type());
-    unit.transfers.push_back(
-        ranks_.start_all_gather(weight->sent, memory_of(weight->gathered, elements)));
+    // A flat alias with its own version counter: otherwise autograd would report a modification
+    // between forward and backward.
+    const Tensor memory = at::empty({0}, weight->gathered.options());
+    memory.set_(weight->gathered.unsafeGetTensorImpl()->unsafe_storage(), 0, {elements}, {1});
+    unit.transfers.push_back(ranks_.start_all_gather(weight->sent, memory));
   }
   unit.state = State::kGathering;
 }
@@ -146,7 +142,7 @@ void WeightShards::release(size_t number) {
   unit.state = State::kReleased;
 }
 
-Tensor WeightShards::values_of(const Tensor& whole) const {
+Tensor WeightShards::gather_values(const Tensor& whole) const {
   const ShardedWeight* weight = find(whole);
   MOE_CHECK(weight != nullptr);
   const at::NoGradGuard no_gradients;

@@ -54,7 +54,7 @@ class WeightShards {
   void gather(size_t unit);
   void release(size_t unit);
 
-  at::Tensor values_of(const at::Tensor& whole) const;  // gathers a copy
+  at::Tensor gather_values(const at::Tensor& whole) const;  // gathers a copy
 
   // Enclose the forward of a unit, which may have a backward. The unit is gathered between enter()
   // and leave() and during its backward; `next` and in backward `previous` are prefetched unless

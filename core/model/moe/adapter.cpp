@@ -14,27 +14,15 @@ using at::Tensor;
 
 namespace {
 
-// Returns `product` plus the adapter's product. `segments`: rows per expert on the host, or ends on
-// the device.
-template <typename Segments>
-Tensor with_adapter(const Tensor& product, const Tensor& rows, const Adapter& adapter,
-                    const Segments& segments) {
+// Returns grouped_linear(rows, weight), plus the adapter's product.
+Tensor with_adapter(const Tensor& rows, const Tensor& weight, const Adapter& adapter,
+                    const kernels::Segments& segments) {
+  const Tensor product = kernels::grouped_linear(rows, weight, segments);
   if (!adapter.defined()) {
     return product;
   }
   const Tensor low_rank = kernels::grouped_linear(rows, adapter.a, segments);  // [R, r]
   return product + kernels::grouped_linear(low_rank, adapter.b, segments) * adapter.scale;
-}
-
-template <typename Segments>
-Tensor swiglu_with_adapters(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
-                            const Adapter& gate_up_adapter, const Adapter& down_adapter,
-                            const Segments& segments) {
-  const Tensor hidden = with_adapter(kernels::grouped_linear(rows, gate_up, segments), rows,
-                                     gate_up_adapter, segments);
-  const Tensor inner = kernels::swiglu(hidden);
-  return with_adapter(kernels::grouped_linear(inner, down, segments), inner, down_adapter,
-                      segments);
 }
 
 }  // namespace
@@ -67,21 +55,12 @@ Tensor adapted_linear(const Tensor& x, const kernels::Weight& weight, const Tens
 
 Tensor adapted_swiglu(const Tensor& rows, const kernels::Weight& gate_up,
                       const kernels::Weight& down, const Adapter& gate_up_adapter,
-                      const Adapter& down_adapter, const std::vector<int64_t>& rows_per_expert) {
+                      const Adapter& down_adapter, const kernels::Segments& segments) {
   if (!gate_up_adapter.defined() && !down_adapter.defined()) {
-    return kernels::grouped_swiglu(rows, gate_up, down, rows_per_expert);
+    return kernels::grouped_swiglu(rows, gate_up, down, segments);
   }
-  return swiglu_with_adapters(rows, gate_up.tensor, down.tensor, gate_up_adapter, down_adapter,
-                              rows_per_expert);
-}
-
-Tensor adapted_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
-                      const Adapter& gate_up_adapter, const Adapter& down_adapter,
-                      const Tensor& ends) {
-  if (!gate_up_adapter.defined() && !down_adapter.defined()) {
-    return kernels::grouped_swiglu(rows, gate_up, down, ends);
-  }
-  return swiglu_with_adapters(rows, gate_up, down, gate_up_adapter, down_adapter, ends);
+  const Tensor hidden = with_adapter(rows, gate_up.tensor, gate_up_adapter, segments);
+  return with_adapter(kernels::swiglu(hidden), down.tensor, down_adapter, segments);
 }
 
 }  // namespace moe::model

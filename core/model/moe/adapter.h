@@ -43,10 +43,6 @@ at::Tensor adapted_linear(const at::Tensor& x, const kernels::Weight& weight,
 // adapter, both weights must be one tensor each.
 at::Tensor adapted_swiglu(const at::Tensor& rows, const kernels::Weight& gate_up,
                           const kernels::Weight& down, const Adapter& gate_up_adapter,
-                          const Adapter& down_adapter, const std::vector<int64_t>& rows_per_expert);
-// Overload for counts on the device: segments end at `ends` [E] i32 (kernels/ops/linear.h).
-at::Tensor adapted_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,
-                          const Adapter& gate_up_adapter, const Adapter& down_adapter,
-                          const at::Tensor& ends);
+                          const Adapter& down_adapter, const kernels::Segments& segments);
 
 }  // namespace moe::model

@@ -23,9 +23,9 @@ int64_t count_nonempty(const Counts& rank_tokens) {
 
 Counts count_by_rank(const route::RoutingGroup& group) {
   Counts counts(static_cast<size_t>(group.ranks), 0);
-  for (const int64_t home : group.home) {
-    if (home >= 0) {
-      ++counts.at(static_cast<size_t>(home));
+  for (const int64_t source_rank : group.source_rank) {
+    if (source_rank >= 0) {
+      ++counts.at(static_cast<size_t>(source_rank));
     }
   }
   return counts;
@@ -53,7 +53,7 @@ struct LocalExperts {
 Counts slots_per_rank(const route::Routing& routing, const TokenPartition& partition,
                       const route::RouterSettings& router, int64_t experts) {
   Counts slots;
-  if (!routing.input.dropless) {
+  if (!routing.input.is_dropless) {
     for (const int64_t tokens : partition.rank_tokens) {
       slots.push_back(route::capacity_slots(router.capacity_factor, tokens, experts));
     }
@@ -84,9 +84,9 @@ Tensor slots_in_buffers(const route::RouteInput& input, const route::Rows& rows,
   }
   slots_before.push_back(0);  // of padding: token 0, to which unused rows refer, may be padding
   const Tensor first_slot = at::tensor(slots_before, at::kLong).to(rows.token.device());
-  const Tensor home = input.home.index_select(0, rows.token);
+  const Tensor source_rank = input.source_rank.index_select(0, rows.token);
   const Tensor slot = route::slot_indices(input, route::row_groups(input, rows));
-  return buffer * local_slots + first_slot.index_select(0, home) + slot;
+  return buffer * local_slots + first_slot.index_select(0, source_rank) + slot;
 }
 
 // Returns the number of slots per expert of each process [G], the sums of its part of `slots` [W].
@@ -198,7 +198,7 @@ TokenPartition::TokenPartition(int64_t tokens, int64_t logical_ranks,
     : parallel(expert_parallel) {
   const int64_t processes = parallel.size();
   if (processes == 1) {
-    *this = TokenPartition(route::spread_over_ranks(tokens, logical_ranks));
+    *this = TokenPartition(route::partition_tokens(tokens, logical_ranks));
     parallel = expert_parallel;
     return;
   }
@@ -207,10 +207,10 @@ TokenPartition::TokenPartition(int64_t tokens, int64_t logical_ranks,
   MOE_CHECK(logical_ranks % processes == 0, "{} logical ranks on {}", logical_ranks, processes);
   const int64_t local_ranks = logical_ranks / processes;
   const int64_t first_rank = parallel.ep_rank() * local_ranks;
-  const route::RoutingGroup spread = route::spread_over_ranks(tokens, local_ranks);
+  const route::RoutingGroup spread = route::partition_tokens(tokens, local_ranks);
   local.ranks = logical_ranks;
-  for (const int64_t home : spread.home) {
-    local.home.push_back(first_rank + home);
+  for (const int64_t source_rank : spread.source_rank) {
+    local.source_rank.push_back(first_rank + source_rank);
   }
   Counts own = count_by_rank(spread);
   const int64_t own_nonempty_ranks = count_nonempty(own);
@@ -262,7 +262,7 @@ DispatchLayout make_fixed_layout(const route::Routing& routing, const TokenParti
   const int64_t local_slots = per_process[parallel.ep_rank()];
   DispatchLayout layout;
   set_slot_counts(parallel, count, per_process, layout);
-  const route::Rows rows = route::plan_rows(routing.plan);
+  const route::Rows& rows = routing.plan;
   const int64_t rectified = router.ir ? routing.input.tokens() : 0;
   layout.local_rows = std::min(rows.token.size(0), count * local_slots + rectified);
   layout.local_tokens_per_expert.assign(static_cast<size_t>(count), 0);
@@ -290,9 +290,9 @@ DispatchLayoutOnGpu::DispatchLayoutOnGpu(const route::Routing& routing,
         parallel.group->all_gather(routing.plan.rows.contiguous(), all_.view({-1}));
         return kernels::HostCopy(all_);
       }()) {
-  MOE_CHECK(routing.input.dropless && routing.plan.rows.is_cuda());
+  MOE_CHECK(routing.input.is_dropless && routing.plan.rows.is_cuda());
   const int64_t room = routing.plan.token.size(0);
-  if (routing.counters.tokens_request && routing.counters.host_values.requests == room) {
+  if (routing.counters.has_token_requests && routing.counters.host_values.requests == room) {
     known_rows_ = room;  // every token has all of its choices
   }
 }

@@ -44,7 +44,7 @@ Tensor Experts::run(const Tensor& rows, const std::vector<int64_t>& tokens_per_e
 
 Tensor Experts::run_segments(const Tensor& rows, const Tensor& ends) const {
   MOE_CHECK(gate_up_.is_one_tensor() && down_.is_one_tensor());
-  return adapted_swiglu(rows, gate_up_.tensor, down_.tensor, gate_up_adapter_, down_adapter_, ends);
+  return adapted_swiglu(rows, gate_up_, down_, gate_up_adapter_, down_adapter_, ends);
 }
 
 MoeOutput moe_forward(const Tensor& x, const LayerRouter& router, const Experts& experts,
@@ -65,9 +65,9 @@ MoeOutput moe_forward(const Tensor& x, const LayerRouter& router, const Experts&
     (*saved)->combine = (*saved)->weights = Tensor();
     (*saved)->losses = {};
   }
-  const auto dispatcher = make_token_dispatcher(partition, router.settings);
   return {
-      dispatcher->run(x, routing, experts, options.gate_scale, options.residual),
+      run_experts(x, routing, experts, options.gate_scale, partition, router.settings,
+                  options.residual),
       scaled_losses(routing.losses, partition), routing.counters,
       options.count_tokens ? route::count_rows_by_token(routing.input, routing.plan) : Tensor()};
 }

@@ -1,5 +1,5 @@
 #pragma once
-// MoE feed-forward layer: a router (core/route), a token dispatcher (token_dispatcher.h), the
+// MoE feed-forward layer: a router (core/route), the dispatch of tokens (token_dispatcher.h), the
 // experts of this process, and a shared expert.
 //
 // T tokens, D model width, E experts, L experts of this process, F expert width, R routed rows.
@@ -72,8 +72,8 @@ struct MoeOutput {
 };
 
 // Routes the normed input x [T, D] and runs the experts. Router logits are f32 for any dtype of x,
-// except f64 for f64. `partition.local.home` is the logical rank of each token, or -1 for padding,
-// to which the experts add nothing.
+// except f64 for f64. `partition.local.source_rank` is the logical rank of each token, or -1 for
+// padding, to which the experts add nothing.
 MoeOutput moe_forward(const at::Tensor& x, const LayerRouter& router, const Experts& experts,
                       const TokenPartition& partition, const MoeForwardOptions& options = {});
 // Overload for weights that are one tensor each.

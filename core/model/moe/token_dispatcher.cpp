@@ -26,14 +26,14 @@ namespace {
 // capacity, and for dropless top-k, which has k rows per token. For other dropless routers the only
 // bound is T E.
 bool has_static_row_bound(const route::Routing& routing) {
-  return !routing.input.dropless || routing.counters.tokens_request;
+  return !routing.input.is_dropless || routing.counters.has_token_requests;
 }
 
 // Returns the permutation of the first `rows` rows of the plan.
 kernels::Permutation plan_permutation(const route::Routing& routing, int64_t rows) {
-  return kernels::permutation_of(routing.plan.token.narrow(0, 0, rows),
-                                 routing.plan.choice.narrow(0, 0, rows), routing.input.tokens(),
-                                 max_choices(routing));
+  return kernels::make_permutation(routing.plan.token.narrow(0, 0, rows),
+                                   routing.plan.choice.narrow(0, 0, rows), routing.input.tokens(),
+                                   max_choices(routing));
 }
 
 // Returns [rows] with the scaled gate weight of row r of the plan at row_of_plan[r], zeros
@@ -45,50 +45,39 @@ Tensor scattered_weights(const route::Routing& routing, const Tensor& row_of_pla
       .narrow(0, 0, rows);
 }
 
-class LocalDispatcher : public TokenDispatcher {
- public:
-  Tensor run(const Tensor& x, const route::Routing& routing, const Experts& experts,
-             double gate_scale, const Tensor& residual) const override {
-    const auto run_rows = can_stay_on_device(x, routing) ? run_segments : run_counted;
-    return run_rows(x, routing, experts, gate_scale, residual);
-  }
+// Returns true if run_segments() is used. LibTorch's grouped products in f32 synchronize with the
+// host anyway, so dropless routers count on the host in f32: experts without rows are then skipped.
+bool can_stay_on_device(const Tensor& x, const route::Routing& routing) {
+  return kernels::has_grouped_mm(x) && has_static_row_bound(routing) &&
+         routing.input.experts() <= kernels::kMaxSegmentExperts &&
+         (!routing.input.is_dropless || x.scalar_type() == at::kBFloat16);
+}
 
- private:
-  // Returns true if run_segments() is used. LibTorch's grouped products in f32 synchronize with the
-  // host anyway, so dropless routers count on the host in f32: experts without rows are then
-  // skipped.
-  static bool can_stay_on_device(const Tensor& x, const route::Routing& routing) {
-    return kernels::has_grouped_mm(x) && has_static_row_bound(routing) &&
-           routing.input.experts() <= kernels::kMaxSegmentExperts &&
-           (!routing.input.dropless || x.scalar_type() == at::kBFloat16);
-  }
+// Copies the tokens per expert to the host. Unused rows of the plan, which are last, are not
+// computed.
+Tensor run_counted(const Tensor& x, const route::Routing& routing, const Experts& experts,
+                   double gate_scale, const Tensor& residual) {
+  const std::vector<int64_t> tokens_per_expert = route::to_host(routing.plan.rows);
+  const int64_t rows =
+      std::accumulate(tokens_per_expert.begin(), tokens_per_expert.end(), int64_t{0});
+  const kernels::Permutation permutation = plan_permutation(routing, rows);
+  const Tensor out = experts.run(kernels::permute(x, permutation), tokens_per_expert);
+  return kernels::unpermute(out, permutation, routing.weights.narrow(0, 0, rows) * gate_scale,
+                            residual);
+}
 
-  // Copies the tokens per expert to the host. Unused rows of the plan, which are last, are not
-  // computed.
-  static Tensor run_counted(const Tensor& x, const route::Routing& routing, const Experts& experts,
-                            double gate_scale, const Tensor& residual) {
-    const std::vector<int64_t> tokens_per_expert = route::to_host(routing.plan.rows);
-    const int64_t rows =
-        std::accumulate(tokens_per_expert.begin(), tokens_per_expert.end(), int64_t{0});
-    const kernels::Permutation permutation = plan_permutation(routing, rows);
-    const Tensor out = experts.run(kernels::permute(x, permutation), tokens_per_expert);
-    return kernels::unpermute(out, permutation, routing.weights.narrow(0, 0, rows) * gate_scale,
-                              residual);
-  }
-
-  // Copies nothing to the host. Unused rows are part of the products.
-  static Tensor run_segments(const Tensor& x, const route::Routing& routing, const Experts& experts,
-                             double gate_scale, const Tensor& residual) {
-    const route::Plan& plan = routing.plan;
-    const kernels::SegmentedRows segmented = kernels::segment_rows(
-        plan.token, plan.expert, plan.choice, plan.rows, x.size(0), max_choices(routing));
-    const Tensor weight = scattered_weights(routing, segmented.row_of_plan, gate_scale,
-                                            segmented.permutation.token.size(0));
-    const Tensor out =
-        experts.run_segments(kernels::permute(x, segmented.permutation), segmented.ends);
-    return kernels::unpermute(out, segmented.permutation, weight, residual);
-  }
-};
+// Copies nothing to the host. Unused rows are part of the products.
+Tensor run_segments(const Tensor& x, const route::Routing& routing, const Experts& experts,
+                    double gate_scale, const Tensor& residual) {
+  const route::Plan& plan = routing.plan;
+  const kernels::SegmentedRows segmented = kernels::segment_rows(
+      plan.token, plan.expert, plan.choice, plan.rows, x.size(0), max_choices(routing));
+  const Tensor weight = scattered_weights(routing, segmented.row_of_plan, gate_scale,
+                                          segmented.permutation.token.size(0));
+  const Tensor out =
+      experts.run_segments(kernels::permute(x, segmented.permutation), segmented.ends);
+  return kernels::unpermute(out, segmented.permutation, weight, residual);
+}
 
 // State of an AllToAllRows that its autograd nodes share.
 struct AllToAllState : torch::CustomClassHolder {
@@ -189,12 +178,12 @@ class AllToAllRows {
 
 // Returns rows[index]. Indices are unique.
 Tensor permute_by(const Tensor& rows, const Tensor& index) {
-  return kernels::permute(rows, kernels::permutation_of(index, rows.size(0)));
+  return kernels::permute(rows, kernels::make_permutation(index, rows.size(0)));
 }
 
 // Returns [size, D] with rows[i] at index[i], zeros elsewhere: the transpose of permute_by().
 Tensor unpermute_to(const Tensor& rows, const Tensor& index, int64_t size) {
-  return kernels::unpermute(rows, kernels::permutation_of(index, size));
+  return kernels::unpermute(rows, kernels::make_permutation(index, size));
 }
 
 // Returns [n, D] with row permutation[r] = x[token of row r], for the first n rows r of the plan.
@@ -205,8 +194,8 @@ Tensor rows_permuted(const Tensor& x, const route::Routing& routing, const Tenso
     return at::empty_like(used).index_copy_(0, permutation, used);
   };
   return kernels::permute(
-      x, kernels::permutation_of(permuted(routing.plan.token), permuted(routing.plan.choice),
-                                 x.size(0), max_choices(routing)));
+      x, kernels::make_permutation(permuted(routing.plan.token), permuted(routing.plan.choice),
+                                   x.size(0), max_choices(routing)));
 }
 
 // Layout and dispatched rows of one layer.
@@ -322,61 +311,16 @@ kernels::Permutation fixed_permutation(const route::Routing& routing, const Tens
           choices};
 }
 
-// Dispatcher of an expert-parallel group (expert_parallel_dispatcher()).
-class ExpertParallelDispatcher : public TokenDispatcher {
- public:
-  ExpertParallelDispatcher(const TokenPartition& partition, const route::RouterSettings& router)
-      : partition_(partition), router_(router) {}
-
-  Tensor run(const Tensor& x, const route::Routing& routing, const Experts& experts,
-             double gate_scale, const Tensor& residual) const override {
-    if (has_fixed_layout(x, routing)) {
-      return run_fixed(x, routing, experts, gate_scale, residual);
-    }
-    const Tensor out = [&] {  // [R, D] in the order of the plan; frees the dispatched rows
-      const auto [layout, all_rows] = x.is_cuda() && routing.input.dropless
-                                          ? dispatch_by_gpu(x, routing, partition_.parallel)
-                                          : dispatch_by_host(x, routing, partition_, router_);
-      return permute_by(run_experts(layout, all_rows, experts), layout.permutation);
-    }();
-    const int64_t rows = out.size(0);
-    return kernels::unpermute(out, plan_permutation(routing, rows),
-                              routing.weights.narrow(0, 0, rows) * gate_scale, residual);
-  }
-
- private:
-  // Returns true if the host can compute all sizes in advance. Tokens per expert then stay on the
-  // GPU. Requires bf16, because other grouped products synchronize with the host.
-  bool has_fixed_layout(const Tensor& x, const route::Routing& routing) const {
-    return kernels::has_grouped_mm(x) && !routing.input.dropless &&
-           x.scalar_type() == at::kBFloat16 && !partition_.parallel.force_host_counts;
-  }
-
-  Tensor run_fixed(const Tensor& x, const route::Routing& routing, const Experts& experts,
-                   double gate_scale, const Tensor& residual) const {
-    const DispatchLayout layout = make_fixed_layout(routing, partition_, router_);
-    const int64_t room = layout.remote_rows + layout.local_rows;
-    const kernels::Permutation permutation = fixed_permutation(routing, layout.permutation, room);
-    const Tensor out = run_experts(layout, kernels::permute(x, permutation), experts);
-    const Tensor weight = scattered_weights(routing, layout.permutation, gate_scale, room);
-    return kernels::unpermute(out, permutation, weight, residual);
-  }
-
-  // Returns the outputs of the experts for all_rows [remote rows | local rows], in the same order.
-  Tensor run_experts(const DispatchLayout& layout, const Tensor& all_rows,
-                     const Experts& experts) const {
-    const ExpertParallel& parallel = partition_.parallel;
-    const auto rows = all_rows.split_with_sizes({layout.remote_rows, layout.local_rows});
-    const AllToAllRows dispatch(*parallel.group, layout.send_counts, layout.receive_counts);
-    const LocalOutputs out = (parallel.overlap_all_to_all ? run_overlapped : run_at_once)(
-        layout, dispatch, rows, parallel.ep_rank(), experts);
-    const AllToAllRows combine(*parallel.group, layout.receive_counts, layout.send_counts);
-    return at::cat({combine(out.received), out.local});
-  }
-
-  const TokenPartition& partition_;
-  const route::RouterSettings& router_;
-};
+// Returns the outputs of the experts for all_rows [remote rows | local rows], in the same order.
+Tensor exchange_and_run(const DispatchLayout& layout, const Tensor& all_rows,
+                        const Experts& experts, const ExpertParallel& parallel) {
+  const auto rows = all_rows.split_with_sizes({layout.remote_rows, layout.local_rows});
+  const AllToAllRows dispatch(*parallel.group, layout.send_counts, layout.receive_counts);
+  const LocalOutputs out = (parallel.overlap_all_to_all ? run_overlapped : run_at_once)(
+      layout, dispatch, rows, parallel.ep_rank(), experts);
+  const AllToAllRows combine(*parallel.group, layout.receive_counts, layout.send_counts);
+  return at::cat({combine(out.received), out.local});
+}
 
 }  // namespace
 
@@ -386,17 +330,40 @@ int64_t max_choices(const route::Routing& routing) {
                                        : std::max(routing.input.experts(), with_rectification);
 }
 
-std::unique_ptr<TokenDispatcher> local_dispatcher() { return std::make_unique<LocalDispatcher>(); }
-
-std::unique_ptr<TokenDispatcher> expert_parallel_dispatcher(const TokenPartition& partition,
-                                                            const route::RouterSettings& router) {
-  return std::make_unique<ExpertParallelDispatcher>(partition, router);
+Tensor run_local_experts(const Tensor& x, const route::Routing& routing, const Experts& experts,
+                         double gate_scale, const Tensor& residual) {
+  const auto run = can_stay_on_device(x, routing) ? run_segments : run_counted;
+  return run(x, routing, experts, gate_scale, residual);
 }
 
-std::unique_ptr<TokenDispatcher> make_token_dispatcher(const TokenPartition& partition,
-                                                       const route::RouterSettings& router) {
-  return partition.is_expert_parallel() ? expert_parallel_dispatcher(partition, router)
-                                        : local_dispatcher();
+Tensor run_experts(const Tensor& x, const route::Routing& routing, const Experts& experts,
+                   double gate_scale, const TokenPartition& partition,
+                   const route::RouterSettings& router, const Tensor& residual) {
+  if (!partition.is_expert_parallel()) {
+    return run_local_experts(x, routing, experts, gate_scale, residual);
+  }
+  const ExpertParallel& parallel = partition.parallel;
+  // The host can compute all sizes in advance; tokens per expert stay on the GPU. Other grouped
+  // products than those in bf16 synchronize with the host.
+  if (kernels::has_grouped_mm(x) && !routing.input.is_dropless &&
+      x.scalar_type() == at::kBFloat16 && !parallel.force_host_counts) {
+    const DispatchLayout layout = make_fixed_layout(routing, partition, router);
+    const int64_t room = layout.remote_rows + layout.local_rows;
+    const kernels::Permutation permutation = fixed_permutation(routing, layout.permutation, room);
+    const Tensor out =
+        exchange_and_run(layout, kernels::permute(x, permutation), experts, parallel);
+    const Tensor weight = scattered_weights(routing, layout.permutation, gate_scale, room);
+    return kernels::unpermute(out, permutation, weight, residual);
+  }
+  const Tensor out = [&] {  // [R, D] in the order of the plan; frees the dispatched rows
+    const auto [layout, all_rows] = x.is_cuda() && routing.input.is_dropless
+                                        ? dispatch_by_gpu(x, routing, parallel)
+                                        : dispatch_by_host(x, routing, partition, router);
+    return permute_by(exchange_and_run(layout, all_rows, experts, parallel), layout.permutation);
+  }();
+  const int64_t rows = out.size(0);
+  return kernels::unpermute(out, plan_permutation(routing, rows),
+                            routing.weights.narrow(0, 0, rows) * gate_scale, residual);
 }
 
 }  // namespace moe::model

@@ -1,12 +1,10 @@
 #pragma once
-// Token dispatchers. A dispatcher permutes tokens into expert order, on this process or over an
-// all-to-all, runs the experts, and combines their outputs.
+// Dispatch of tokens: permutes them into expert order, on this process or over an all-to-all, runs
+// the experts, and combines their outputs.
 //
 // T tokens, D model width, E experts, R rows of a plan, G processes.
 
 #include <ATen/ATen.h>
-
-#include <memory>
 
 #include "core/model/moe/dispatch_layout.h"
 #include "core/model/moe/layer.h"
@@ -18,44 +16,24 @@ namespace moe::model {
 // rectification, or at least E if the number of routed rows has no tight bound known on the host.
 int64_t max_choices(const route::Routing& routing);
 
-// Interface of the dispatchers. Does not own the experts.
-class TokenDispatcher {
- public:
-  virtual ~TokenDispatcher() = default;
-  TokenDispatcher(const TokenDispatcher&) = delete;
-  TokenDispatcher& operator=(const TokenDispatcher&) = delete;
+// Returns y [T, D] on a process that holds all experts: for each token the sum of gate_scale *
+// routing.weights[r] * expert(x) over its rows r of the plan, plus its row of `residual` [T, D] f32
+// if defined. x [T, D]. Differentiable in x, routing.weights, the experts' weights and residual. On
+// a GPU in bf16, nothing is copied to the host if the number of routed rows has a tight bound known
+// on the host: all buffers then have the size of the bound. GPUs without kernels::has_grouped_mm()
+// copy the tokens per expert to the host.
+at::Tensor run_local_experts(const at::Tensor& x, const route::Routing& routing,
+                             const Experts& experts, double gate_scale,
+                             const at::Tensor& residual = {});
 
-  // Returns y [T, D]: for each token the sum of gate_scale * routing.weights[r] * expert(x) over
-  // its rows r of the plan, plus its row of `residual` [T, D] f32 if defined. x [T, D].
-  // Differentiable in x, routing.weights, the experts' weights and residual.
-  virtual at::Tensor run(const at::Tensor& x, const route::Routing& routing, const Experts& experts,
-                         double gate_scale, const at::Tensor& residual) const = 0;
-  at::Tensor run(const at::Tensor& x, const route::Routing& routing, const Experts& experts,
-                 double gate_scale) const {
-    return run(x, routing, experts, gate_scale, {});
-  }
-
- protected:
-  TokenDispatcher() = default;
-};
-
-// Returns the dispatcher of a process that holds all experts. On a GPU in bf16, nothing is copied
-// to the host if the number of routed rows has a tight bound known on the host: all buffers then
-// have the size of the bound. GPUs without kernels::has_grouped_mm() copy the tokens per expert to
-// the host.
-std::unique_ptr<TokenDispatcher> local_dispatcher();
-
-// Returns the dispatcher of an expert-parallel group. Rows and their gradients are sent to the
-// process of their expert and back. Forward and backward are therefore collectives of the group,
-// also for processes without rows. An expert gets its rows in the order of a single process, in one
-// product unless `partition.parallel.overlap_all_to_all`. On a GPU the tokens per expert are copied
-// to the host once per layer, except in bf16 with a capacity and kernels::has_grouped_mm()
-// (make_fixed_layout()). Both arguments must outlive the dispatcher.
-std::unique_ptr<TokenDispatcher> expert_parallel_dispatcher(const TokenPartition& partition,
-                                                            const route::RouterSettings& router);
-
-// Returns the dispatcher for tokens with this partition.
-std::unique_ptr<TokenDispatcher> make_token_dispatcher(const TokenPartition& partition,
-                                                       const route::RouterSettings& router);
+// Returns y of run_local_experts() for any partition. In an expert-parallel group rows and their
+// gradients are sent to the process of their expert and back. Forward and backward are therefore
+// collectives of the group, also for processes without rows. An expert gets its rows in the order
+// of a single process, in one product unless `partition.parallel.overlap_all_to_all`. On a GPU the
+// tokens per expert are copied to the host once per layer, except in bf16 with a capacity and
+// kernels::has_grouped_mm() (make_fixed_layout()).
+at::Tensor run_experts(const at::Tensor& x, const route::Routing& routing, const Experts& experts,
+                       double gate_scale, const TokenPartition& partition,
+                       const route::RouterSettings& router, const at::Tensor& residual = {});
 
 }  // namespace moe::model

@@ -13,7 +13,7 @@ Plan take_best(const RouteInput& input, const Plan&) {
   const at::Tensor experts = input.experts_by_choice;
   const Rows all = request_rows(input, experts, at::ones_like(experts, at::kBool), 0);
   const Rows rows = sort_by_group(input, sort_by_score(input, all));
-  if (input.dropless) {
+  if (input.is_dropless) {
     return with_rows(input, rows, rows.token.size(0), {});
   }
   const at::Tensor groups = row_groups(input, rows);
@@ -25,13 +25,9 @@ Plan take_best(const RouteInput& input, const Plan&) {
 
 std::vector<Rule> rules(const RouterSettings&) { return {take_best}; }
 
-// Returns the unnormalised scores (G in section 3.2 of the paper).
-at::Tensor gates(const at::Tensor& logits, const at::Tensor& count, const RouterSettings&) {
-  return softmax_gates(logits, count, /*normalise=*/false, /*straight_through=*/true);
-}
-
 }  // namespace
 
-RouterFunctions ExpertChoice::functions() { return {softmax_scores, rules, gates}; }
+// The gates are G in section 3.2 of the paper.
+RouterFunctions ExpertChoice::functions() { return {softmax_scores, rules, probability_gates}; }
 
 }  // namespace moe::route

@@ -6,7 +6,7 @@
 #include "core/route/plan.h"
 #include "core/route/route.h"
 #include "kernels/ops/operations.h"
-#include "kernels/ops/weigh_plan.h"
+#include "kernels/ops/plan_gate_weights.h"
 
 namespace moe::route {
 namespace {
@@ -31,7 +31,7 @@ Rule request(SlotOrder order) {
 // Fill-in precedes rectification, because a filled slot reduces the number of missing experts
 // (README.md, "Fill-in comes before rectification").
 std::vector<Rule> rules(const RouterSettings& settings) {
-  std::vector<Rule> list = {request(settings.slot_order), within_capacity};
+  std::vector<Rule> list = {request(settings.slot_order), apply_capacity};
   if (settings.fr) {
     list.emplace_back(fill_in);
   }
@@ -79,7 +79,7 @@ at::Tensor slots_per_rank(const RouteInput& input) {
   const auto ranks = static_cast<int64_t>(input.capacity.size());
   const at::Tensor slots = at::full({ranks}, std::numeric_limits<int32_t>::max(),
                                     input.logits.options().dtype(at::kInt));
-  for (int64_t first = 0, end = 0; !input.dropless && first < ranks; first = end) {
+  for (int64_t first = 0, end = 0; !input.is_dropless && first < ranks; first = end) {
     const int64_t capacity = input.capacity[first];
     while (end < ranks && input.capacity[end] == capacity) {
       ++end;
@@ -100,7 +100,8 @@ int64_t max_rows(const RouteInput& input, bool has_fill_in, bool has_rectificati
 }
 
 kernels::PlanTensors plan_tensors(const RouteInput& input, const Plan& plan) {
-  return {plan.token, plan.expert, plan.choice, plan.count, input.home, input.ranks, input.k};
+  return {plan.token,        plan.expert, plan.choice, plan.count,
+          input.source_rank, input.ranks, input.k};
 }
 
 void fused_plan(const RouterSettings& settings, Routing& routing) {
@@ -111,21 +112,21 @@ void fused_plan(const RouterSettings& settings, Routing& routing) {
   const RouteInput& input = routing.input;
   const bool has_next = input.k < input.experts(), has_fill_in = settings.fr && has_next;
   const int64_t choices = has_next ? input.k + 1 : input.k;
-  const at::Tensor home = input.home.to(at::kInt);
-  auto [softmax, choice, at_home, requested] =
-      router_choices(input.logits, home, input.ranks, choices);
+  const at::Tensor source_rank = input.source_rank.to(at::kInt);
+  auto [softmax, choice, local_choice, requested] =
+      router_choices(input.logits, source_rank, input.ranks, choices);
   if (!input.experts_by_choice.is_same(input.experts_by_logit)) {  // with a bias, CPU only
     choice = input.experts_by_choice.narrow(1, 0, choices).to(at::kInt).contiguous();
   }
   const at::Tensor scores = input.scores.contiguous();  // as compared by the rules
   const std::vector<at::Tensor> plan = top_k_plan(
-      scores, choice, at_home, home, requested, slots_per_rank(input), input.k, has_fill_in,
-      settings.ir, settings.slot_order == SlotOrder::kScore,
-      max_rows(input, has_fill_in, settings.ir), input.dropless ? 0 : input.tokens() * input.k);
-  routing.plan = {plan[0], plan[1], plan[2], plan[3], plan[4], plan[5], plan[6], plan[7]};
+      scores, choice, local_choice, source_rank, requested, slots_per_rank(input), input.k,
+      has_fill_in, settings.ir, settings.slot_order == SlotOrder::kScore,
+      max_rows(input, has_fill_in, settings.ir), input.is_dropless ? 0 : input.tokens() * input.k);
+  routing.plan = {{plan[0], plan[1], plan[2], plan[3]}, plan[4], plan[5], plan[6], plan[7]};
   const kernels::PlanCounts counts =
       kernels::count_plan(input.logits.contiguous(), scores, plan_tensors(input, routing.plan),
-                          settings.ir, input.dropless);
+                          settings.ir, input.is_dropless);
   routing.count = counts.count;
   routing.counters = make_counters(input, routing.plan, settings, counts.counted);
 }
@@ -135,14 +136,14 @@ void fused_gate_weights(const at::Tensor& logits, const RouterSettings& settings
   const RouteInput& input = routing.input;
   const auto ranks_with_tokens = std::count_if(input.rank_tokens.begin(), input.rank_tokens.end(),
                                                [](int64_t tokens) { return tokens > 0; });
-  const kernels::PlanWeights found = kernels::weigh_plan(
+  const kernels::PlanWeights found = kernels::plan_gate_weights(
       logits, routing.count, input.experts_by_logit, plan_tensors(input, routing.plan),
       {settings.gate_norm == GateNorm::kSelected, settings.straight_through,
        counted_choices(input, settings), std::max<int64_t>(ranks_with_tokens, 1)});
   routing.combine = found.combine;
   routing.weights = found.weights;
   routing.losses.load_balance = found.load_balance;
-  routing.losses.z = input.wants_z_loss ? found.z : at::Tensor();
+  routing.losses.z = input.compute_z_loss ? found.z : at::Tensor();
   routing.losses.sequence_balance = sequence_balance(logits, input);
 }
 

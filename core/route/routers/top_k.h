@@ -28,7 +28,7 @@ struct TopK {
         .options = options,
         .set_defaults = [](RouterSettings& s) { s.capacity_factor = static_cast<double>(s.k); },
         .has_slots = true,
-        .tokens_request = true,
+        .has_token_requests = true,
         .load_balance_coef = 1e-2,
         .expected_rows_at_init = expected_rows_at_init,
         .active_experts = experts_per_token,

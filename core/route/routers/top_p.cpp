@@ -24,11 +24,6 @@ Rule reach(double p) {
 
 std::vector<Rule> rules(const RouterSettings& settings) { return {reach(settings.p)}; }
 
-// Returns the unnormalised probabilities (Eq. 5).
-at::Tensor gates(const at::Tensor& logits, const at::Tensor& count, const RouterSettings&) {
-  return softmax_gates(logits, count, /*normalise=*/false, /*straight_through=*/true);
-}
-
 AuxLosses losses(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
                  const RouterSettings&) {
   const at::Tensor chosen = (count > 0).to(input.logits.scalar_type());
@@ -43,6 +38,7 @@ AuxLosses losses(const at::Tensor& logits, const RouteInput& input, const at::Te
 
 }  // namespace
 
-RouterFunctions TopP::functions() { return {softmax_scores, rules, gates, losses}; }
+// Gates: Eq. 5 of the paper.
+RouterFunctions TopP::functions() { return {softmax_scores, rules, probability_gates, losses}; }
 
 }  // namespace moe::route

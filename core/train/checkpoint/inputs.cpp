@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 
 #include "core/base/error.h"
 #include "core/base/json.h"
@@ -32,36 +31,31 @@ InputFile input_file(const fs::path& path, std::string as, bool is_sampled) {
           is_sampled};
 }
 
-// Returns true for the files of a model folder that a run reads: weights, config, tokenizer.
-bool is_of_model(const fs::path& file) {
+// Returns whether a file of a model folder is sampled; nothing for a file that a run does not read.
+std::optional<bool> model_file_sampling(const fs::path& file) {
   const std::string name = file.filename().string();
-  return name == "config.json" || name.starts_with("tokenizer") ||
-         name == "special_tokens_map.json" || file.extension() == ".safetensors";
+  const bool is_weights = file.extension() == ".safetensors";
+  const bool is_read = is_weights || name == "config.json" || name.starts_with("tokenizer") ||
+                       name == "special_tokens_map.json";
+  return is_read ? std::optional(is_weights) : std::nullopt;
 }
 
-std::vector<InputFile> model_files(const fs::path& folder) {
+// Returns the files of `folder` for which is_sampled() returns a value, named relative to it.
+template <typename Iterator>
+std::vector<InputFile> files_in(const fs::path& folder,
+                                std::optional<bool> (*is_sampled)(const fs::path&)) {
   std::vector<InputFile> files;
   std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
-    if (entry.is_regular_file(ignored) && is_of_model(entry.path())) {
-      files.push_back(input_file(entry.path(), entry.path().filename().string(),
-                                 entry.path().extension() == ".safetensors"));
+  for (const auto& entry : Iterator(folder, ignored)) {
+    const auto sampled = is_sampled(entry.path());
+    if (sampled && entry.is_regular_file(ignored)) {
+      files.push_back(
+          input_file(entry.path(), entry.path().lexically_relative(folder).string(), *sampled));
     }
   }
-  return files;
-}
-
-std::vector<InputFile> folder_files(const fs::path& folder) {
-  std::vector<InputFile> files;
-  std::error_code ignored;
-  if (!folder.empty()) {
-    for (const auto& entry : fs::recursive_directory_iterator(folder, ignored)) {
-      if (entry.is_regular_file(ignored)) {
-        files.push_back(
-            input_file(entry.path(), entry.path().lexically_relative(folder).string(), true));
-      }
-    }
-  }
+  // The order of a folder is not deterministic.
+  std::ranges::sort(
+      files, [](const InputFile& left, const InputFile& right) { return left.as < right.as; });
   return files;
 }
 
@@ -148,17 +142,13 @@ std::vector<fs::path> input_paths(const TrainSettings& settings) {
 
 Inputs find_inputs(const TrainSettings& settings) {
   const EvaluationSettings& evaluation = settings.evaluation;
-  Inputs inputs = {{"model", model_files(settings.model)},
-                   {"data", data_files(settings.data)},
-                   {"eval-data", data_files(evaluation.data)},
-                   {"eval-tasks", task_files(evaluation.tasks)},
-                   {"eval-data-dir", folder_files(evaluation.tasks_folder)}};
-  for (const char* folder : {"model", "eval-data-dir"}) {  // directory order is not deterministic
-    auto& files = inputs[folder];
-    std::sort(files.begin(), files.end(),
-              [](const InputFile& left, const InputFile& right) { return left.as < right.as; });
-  }
-  return inputs;
+  return {{"model", files_in<fs::directory_iterator>(settings.model, model_file_sampling)},
+          {"data", data_files(settings.data)},
+          {"eval-data", data_files(evaluation.data)},
+          {"eval-tasks", task_files(evaluation.tasks)},
+          {"eval-data-dir",
+           files_in<fs::recursive_directory_iterator>(
+               evaluation.tasks_folder, [](const fs::path&) { return std::optional(true); })}};
 }
 
 std::optional<Inputs> read_inputs(const fs::path& file) {

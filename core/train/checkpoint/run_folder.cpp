@@ -17,7 +17,6 @@
 #include "core/base/read_file.h"
 #include "core/base/text.h"
 #include "core/io/checksums.h"
-#include "core/io/file.h"
 #include "core/io/output_checks.h"
 #include "core/io/staged_folder.h"
 #include "core/io/staging_area.h"
@@ -34,7 +33,8 @@ constexpr std::string_view kManifestHead = "moe run 1";
 constexpr const char* kSettings = "settings.toml";
 constexpr const char* kFinal = "final";
 constexpr const char* kCheckpoints = "checkpoints";
-constexpr std::string_view kCheckpointPrefix = "checkpoints/", kStepPrefix = "step-";
+const std::string kCheckpointPrefix = "checkpoints/";
+constexpr std::string_view kStepPrefix = "step-";
 
 std::string step_name(int64_t step) { return fmt::format("{}{}", kStepPrefix, step); }
 
@@ -109,8 +109,8 @@ std::map<std::string, std::string> read_run_settings(const fs::path& file) {
   };
   const std::string toml = read_small_file(file);
   if (!toml.ends_with('\n')) {
-    throw damaged(fmt::format("{}, line {}: breaks off", file.string(),
-                              1 + std::count(toml.begin(), toml.end(), '\n')));
+    throw damaged(
+        fmt::format("{}, line {}: breaks off", file.string(), 1 + std::ranges::count(toml, '\n')));
   }
   try {
     return result_settings(toml, file.string());
@@ -119,15 +119,8 @@ std::map<std::string, std::string> read_run_settings(const fs::path& file) {
   }
 }
 
-std::set<std::string> all_keys(const std::map<std::string, std::string>& left,
-                               const std::map<std::string, std::string>& right) {
-  std::set<std::string> keys;
-  for (const auto* values : {&left, &right}) {
-    for (const auto& [key, value] : *values) {
-      keys.insert(key);
-    }
-  }
-  return keys;
+bool is_folder_name(const std::string& name) {
+  return name == kFinal || name.starts_with(kCheckpoints);
 }
 
 std::string value_text(const std::map<std::string, std::string>& values, const std::string& key) {
@@ -154,9 +147,7 @@ std::vector<std::string> names_in(const fs::path& folder) {
   return names;
 }
 
-std::string checkpoint_name(int64_t step) {
-  return fmt::format("{}/{}", kCheckpoints, step_name(step));
-}
+std::string checkpoint_name(int64_t step) { return kCheckpointPrefix + step_name(step); }
 
 // Returns the manifest of a run of a version without manifests: the standard names, and the folders
 // that have the files of a checkpoint.
@@ -166,10 +157,70 @@ std::set<std::string> manifest_of_old_run(const fs::path& run) {
     const fs::path folder = run / kCheckpoints / name;
     if (parse_step_name(name) &&
         (fs::exists(folder / "state.json") || fs::exists(folder / "checksums.json"))) {
-      listed.insert(fmt::format("{}/{}", kCheckpoints, name));
+      listed.insert(kCheckpointPrefix + name);
     }
   }
   return listed;
+}
+
+// Throws UserError if a listed name is not of the kind that the run made, before any of them is
+// removed.
+void check_removable_files(const fs::path& run, const std::set<std::string>& listed) {
+  for (const auto& name : listed) {
+    const fs::path path = run / name;
+    const bool is_folder = is_folder_name(name);
+    const fs::file_status status = fs::symlink_status(path);
+    if (fs::exists(status) &&
+        !(is_folder ? fs::is_directory(status) : fs::is_regular_file(status))) {
+      throw UserError("{}: is not the {} that the run made and will not be removed; move it",
+                      path.string(), is_folder ? "folder" : "file");
+    }
+    if (const auto added = is_folder ? io::find_unlisted(path) : std::nullopt) {
+      throw UserError(
+          "{}: is not in the list of what the run made there ({}) and would be removed; move it, "
+          "or give another -o",
+          (path / printable(*added)).string(), (path / io::kOutputList).string());
+    }
+  }
+}
+
+void check_free(const fs::path& run, const fs::path& name, const std::set<std::string>& listed) {
+  if (io::is_taken(run / name) && listed.count(name.string()) == 0) {
+    throw UserError(
+        "{}: is not in the list of what a run of moe made there ({}) and will not be replaced; "
+        "move it, or give another -o",
+        (run / name).string(), (run / kManifest).string());
+  }
+}
+
+// Returns sentences on inputs whose content differs. Removes the keys that were compared by content
+// from `before` and `now`.
+std::vector<std::string> changed_inputs(const std::optional<Inputs>& recorded,
+                                        std::map<std::string, std::string>& before,
+                                        std::map<std::string, std::string>& now, Inputs& inputs,
+                                        std::vector<std::string>& notes) {
+  std::vector<std::string> differing, moved;
+  for (auto& [key, files] : inputs) {
+    if (!recorded || recorded->count(key) == 0 || before.count(key) != now.count(key)) {
+      continue;  // not recorded (older version), or set in one of them only
+    }
+    const bool is_elsewhere = value_text(before, key) != value_text(now, key);
+    if (const auto difference = find_difference(recorded->at(key), files)) {
+      differing.push_back(is_elsewhere
+                              ? fmt::format("{} was {}, is {}: {}", key, value_text(before, key),
+                                            value_text(now, key), *difference)
+                              : fmt::format("{}: {}", key, *difference));
+    } else if (is_elsewhere) {
+      moved.push_back(key);
+    }
+    before.erase(key);
+    now.erase(key);
+  }
+  if (!moved.empty()) {
+    notes.push_back(fmt::format("{}: moved since the run began, with the same content",
+                                fmt::join(moved, ", ")));
+  }
+  return differing;
 }
 
 }  // namespace
@@ -205,7 +256,7 @@ RunFolder::RunFolder(fs::path run, const fs::path& model, bool force, std::vecto
         "there",
         run_.string());
   }
-  if (io::lies_in(model, run_)) {
+  if (io::is_within(model, run_)) {
     throw UserError("{}: the model {} lies inside it; give another -o", run_.string(),
                     model.string());
   }
@@ -220,7 +271,7 @@ void RunFolder::check_names() const {
   if (force_) {
     io::check_removable(run_);
     for (const auto& name : standard_names()) {
-      check_free(name, listed);
+      check_free(run_, name, listed);
     }
   }
   if (force_ || !fs::exists(final_model())) {
@@ -228,7 +279,7 @@ void RunFolder::check_names() const {
   }
   for (const auto& name : names_in(run_ / kCheckpoints)) {
     if (force_ && parse_step_name(name)) {
-      check_free(fs::path(kCheckpoints) / name, listed);
+      check_free(run_, fs::path(kCheckpoints) / name, listed);
     }
     const fs::path stem = fs::path(name).stem();
     if (parse_step_name(stem.string())) {
@@ -240,7 +291,7 @@ void RunFolder::check_names() const {
     io::check_inputs_outside(run_ / name, inputs_);
   }
   if (force_) {
-    check_removable_files(listed);
+    check_removable_files(run_, listed);
   }
 }
 
@@ -255,12 +306,12 @@ void RunFolder::check_no_links() const {
   if (!fs::is_symlink(run_ / kCheckpoints)) {
     for (const auto& name : names_in(run_ / kCheckpoints)) {
       if (parse_step_name(name)) {
-        names.push_back(fmt::format("{}/{}", kCheckpoints, name));
+        names.push_back(kCheckpointPrefix + name);
       }
     }
   }
   for (const auto& name : names) {
-    const bool is_folder = name == kFinal || name.starts_with(kCheckpoints);
+    const bool is_folder = is_folder_name(name);
     if (fs::is_symlink(run_ / name) && !(is_complete && is_folder)) {
       throw UserError(
           "{}: is a link to {}, and a run writes and removes nothing through a link: put the {} "
@@ -268,36 +319,6 @@ void RunFolder::check_no_links() const {
           (run_ / name).string(), fs::read_symlink(run_ / name).string(),
           is_folder ? "folder" : "file");
     }
-  }
-}
-
-// Throws UserError if a listed name is not of the kind that the run made, before any of them is
-// removed.
-void RunFolder::check_removable_files(const std::set<std::string>& listed) const {
-  for (const auto& name : listed) {
-    const fs::path path = run_ / name;
-    const bool is_folder = name == kFinal || name.starts_with(kCheckpoints);
-    const fs::file_status status = fs::symlink_status(path);
-    if (fs::exists(status) &&
-        !(is_folder ? fs::is_directory(status) : fs::is_regular_file(status))) {
-      throw UserError("{}: is not the {} that the run made and will not be removed; move it",
-                      path.string(), is_folder ? "folder" : "file");
-    }
-    if (const auto added = is_folder ? io::find_unlisted(path) : std::nullopt) {
-      throw UserError(
-          "{}: is not in the list of what the run made there ({}) and would be removed; move it, "
-          "or give another -o",
-          (path / printable(*added)).string(), (path / io::kOutputList).string());
-    }
-  }
-}
-
-void RunFolder::check_free(const fs::path& name, const std::set<std::string>& listed) const {
-  if (io::is_taken(run_ / name) && listed.count(name.string()) == 0) {
-    throw UserError(
-        "{}: is not in the list of what a run of moe made there ({}) and will not be replaced; "
-        "move it, or give another -o",
-        (run_ / name).string(), (run_ / kManifest).string());
   }
 }
 
@@ -310,8 +331,11 @@ RunState RunFolder::state(const std::string& settings_toml, Inputs& inputs,
   auto before = read_run_settings(file), now = result_settings(settings_toml, file.string());
   before.erase("out");  // RUN may have been moved
   now.erase("out");
-  std::vector<std::string> differing = changed_inputs(before, now, inputs, notes);
-  for (const auto& key : all_keys(before, now)) {
+  std::vector<std::string> differing =
+      changed_inputs(read_inputs(this->inputs()), before, now, inputs, notes);
+  std::map<std::string, std::string> all = before;
+  all.insert(now.begin(), now.end());
+  for (const auto& [key, value] : all) {
     const std::string old_value = value_text(before, key), new_value = value_text(now, key);
     if (old_value != new_value) {
       differing.push_back(fmt::format("{} was {}, is {}", key, old_value, new_value));
@@ -326,37 +350,6 @@ RunState RunFolder::state(const std::string& settings_toml, Inputs& inputs,
   return fs::exists(run_ / "final") ? RunState::kDone : RunState::kResumable;
 }
 
-// Returns sentences on inputs whose content differs. Removes the keys that were compared by content
-// from `before` and `now`.
-std::vector<std::string> RunFolder::changed_inputs(std::map<std::string, std::string>& before,
-                                                   std::map<std::string, std::string>& now,
-                                                   Inputs& inputs,
-                                                   std::vector<std::string>& notes) const {
-  std::vector<std::string> differing, moved;
-  const std::optional<Inputs> recorded = read_inputs(this->inputs());
-  for (auto& [key, files] : inputs) {
-    if (!recorded || recorded->count(key) == 0 || before.count(key) != now.count(key)) {
-      continue;  // not recorded (older version), or set in one of them only
-    }
-    const bool is_elsewhere = value_text(before, key) != value_text(now, key);
-    if (const auto difference = find_difference(recorded->at(key), files)) {
-      differing.push_back(is_elsewhere
-                              ? fmt::format("{} was {}, is {}: {}", key, value_text(before, key),
-                                            value_text(now, key), *difference)
-                              : fmt::format("{}: {}", key, *difference));
-    } else if (is_elsewhere) {
-      moved.push_back(key);
-    }
-    before.erase(key);
-    now.erase(key);
-  }
-  if (!moved.empty()) {
-    notes.push_back(fmt::format("{}: moved since the run began, with the same content",
-                                fmt::join(moved, ", ")));
-  }
-  return differing;
-}
-
 void RunFolder::begin(const std::string& settings_toml, RunState state) {
   std::error_code error;
   fs::create_directories(run_, error);
@@ -367,25 +360,20 @@ void RunFolder::begin(const std::string& settings_toml, RunState state) {
   check_names();  // again, now under the lock
   const auto listed = read_manifest(run_);
   if (state == RunState::kNew) {
-    remove_listed(listed);
+    for (const auto& name : listed) {
+      if (is_folder_name(name)) {
+        io::remove_whole(run_ / name, run_);
+      } else if (name != kSettings) {  // it marks the folder as a run until it is replaced
+        remove_file(name);
+      }
+    }
+    ::unlinkat(lock_.get(), kCheckpoints, AT_REMOVEDIR);  // fails if it has other files
     write_manifest(run_, standard_names());
   } else if (listed.empty()) {
     write_manifest(run_, manifest_of_old_run(run_));
   }
   remove_leftovers();
   io::write_whole(run_ / kSettings, settings_toml);
-}
-
-// Keeps settings.toml, which marks the folder as a run until it is replaced.
-void RunFolder::remove_listed(const std::set<std::string>& listed) const {
-  for (const auto& name : listed) {
-    if (name == kFinal || name.starts_with(kCheckpoints)) {
-      io::remove_whole(run_ / name, run_);
-    } else if (name != kSettings) {
-      remove_file(name);
-    }
-  }
-  ::unlinkat(lock_.get(), kCheckpoints, AT_REMOVEDIR);  // fails if it has other files
 }
 
 // Removes RUN/name if it exists. `name` has no slash and is resolved relative to the open RUN.
@@ -409,7 +397,7 @@ void RunFolder::remove_events() const {
 
 void RunFolder::remove_leftovers() const {
   for (const auto& name : read_manifest(run_)) {
-    if (name == kFinal || name.starts_with(kCheckpoints)) {
+    if (is_folder_name(name)) {
       io::remove_leftovers(run_ / name, run_);
     }
   }
@@ -420,11 +408,11 @@ fs::path RunFolder::checkpoint(int64_t step) const { return run_ / checkpoint_na
 void RunFolder::claim(const fs::path& path) const {
   auto listed = read_manifest(run_);
   const std::string name = path.lexically_relative(run_).string();
-  check_free(name, listed);
+  check_free(run_, name, listed);
   if (listed.insert(name).second) {
     write_manifest(run_, listed);
   }
-  if (name == kFinal || name.starts_with(kCheckpoints)) {
+  if (is_folder_name(name)) {
     io::remove_whole(path, run_);
   }
 }
@@ -436,17 +424,14 @@ std::vector<int64_t> RunFolder::saved_steps() const {
       steps.push_back(*step);
     }
   }
-  std::sort(steps.begin(), steps.end());
+  std::ranges::sort(steps);
   return steps;
 }
 
 void RunFolder::keep_newest(int64_t count, int64_t every) const {
   const auto listed = read_manifest(run_);
   auto steps = saved_steps();
-  steps.erase(
-      std::remove_if(steps.begin(), steps.end(),
-                     [&](int64_t step) { return listed.count(checkpoint_name(step)) == 0; }),
-      steps.end());
+  std::erase_if(steps, [&](int64_t step) { return !listed.contains(checkpoint_name(step)); });
   for (size_t i = 0; i + static_cast<size_t>(count) < steps.size(); ++i) {
     if (every == 0 || steps[i] % every != 0) {
       remove_checkpoint(steps[i]);
@@ -460,14 +445,9 @@ void RunFolder::remove_checkpoint(int64_t step) const {
   }
 }
 
-std::optional<fs::path> RunFolder::last_checkpoint() const {
-  const auto steps = saved_steps();
-  return steps.empty() ? std::nullopt : std::optional<fs::path>(checkpoint(steps.back()));
-}
-
 std::optional<fs::path> RunFolder::newest_whole(std::vector<std::string>& damaged) const {
   auto steps = saved_steps();
-  std::reverse(steps.begin(), steps.end());
+  std::ranges::reverse(steps);
   for (const int64_t step : steps) {
     const auto damage = io::find_damage(checkpoint(step));
     if (!damage) {

@@ -1,28 +1,11 @@
 #pragma once
-// RUN, the folder of a training run:
-//
-//   settings.toml          the run as a recipe
-//   metrics.jsonl          one object per step
-//   events.out.tfevents.*  the same for TensorBoard (observe/event_file.h)
-//   samples.jsonl          text generated after held-out prompts (observe/evaluation.h)
-//   inputs.json            model and data by content (inputs.h)
-//   starts.jsonl           one object per start or resumption (observe/history.h)
-//   report.html            all of it as a page (observe/report.h)
-//   checkpoints/step-N/    after N steps: a model folder and the training state (snapshot.h)
-//   final/                 the model folder after the last step; exists only if the run is complete
-//   trace.json             trace of --profile
-//   .moe-run               manifest: the files and folders that the run has made
-//
-// The first line of the manifest is `moe run 1`; each further line is a name relative to RUN. A
-// name is on the disk before the file or folder is made. --force removes listed names only.
-//
-// A run is resumed by starting it again with the same settings, even if RUN, model and data were
-// moved.
+// RUN, the folder of a training run (its files: cli/README.md, "moe train"), and its manifest
+// RUN/.moe-run of what the run has made (core/io/formats.md). A name is on the disk before the file
+// or folder is made. --force removes listed names only. A run is resumed by starting it again with
+// the same settings, even if RUN, model and data were moved.
 
 #include <filesystem>
-#include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -90,7 +73,10 @@ class RunFolder {
   // `every` (0: none), and those to which other files were added.
   void keep_newest(int64_t count, int64_t every = 0) const;
   void remove_checkpoint(int64_t step) const;  // no effect if it is not listed
-  std::optional<std::filesystem::path> last_checkpoint() const;
+  std::optional<std::filesystem::path> last_checkpoint() const {
+    const auto steps = saved_steps();
+    return steps.empty() ? std::nullopt : std::optional(checkpoint(steps.back()));
+  }
   // Returns the newest checkpoint whose files match their checksums. Adds a sentence on each newer
   // one to `damaged`.
   std::optional<std::filesystem::path> newest_whole(std::vector<std::string>& damaged) const;
@@ -98,13 +84,7 @@ class RunFolder {
  private:
   void check_names() const;
   void check_no_links() const;
-  void check_removable_files(const std::set<std::string>& listed) const;
   void remove_file(const std::string& name) const;
-  std::vector<std::string> changed_inputs(std::map<std::string, std::string>& before,
-                                          std::map<std::string, std::string>& now, Inputs& inputs,
-                                          std::vector<std::string>& notes) const;
-  void check_free(const std::filesystem::path& name, const std::set<std::string>& listed) const;
-  void remove_listed(const std::set<std::string>& listed) const;
 
   bool force_ = false;
   Descriptor lock_;  // RUN itself

@@ -13,7 +13,6 @@
 #include "core/io/file.h"
 #include "core/io/safetensors_writer.h"
 #include "core/model/config/folder_tensors.h"
-#include "core/train/step/optimizer.h"
 
 namespace moe::train {
 
@@ -119,16 +118,6 @@ std::vector<Slice> own_part(const std::vector<Slice>& state,
   return own;
 }
 
-void write_slices(const fs::path& file, const std::vector<Slice>& slices) {
-  io::SafetensorsPatch patch(file);
-  for (const auto& slice : slices) {
-    const Tensor& values = slice.values;
-    patch.write(slice.name, static_cast<uint64_t>(slice.begin) * values.element_size(),
-                {static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
-  }
-  patch.finish();
-}
-
 // Throws UserError if a tensor of the checkpoint has another type than in this run.
 void check_types(const io::SafetensorsFile& file, const std::vector<Slice>& wanted) {
   std::map<std::string, io::DType> types;
@@ -171,8 +160,15 @@ void Snapshot::write(const io::Checkpoint& parent, const fs::path& out, distribu
   model::write_folder(model_, routing_, parent, folder, coefficients_);
   const fs::path tensors = folder.path() / kTensors;
   folder.run_on_first_rank([&] { io::create_safetensors(tensors, described(slices_)); });
-  folder.run_on_all_ranks(
-      [&] { write_slices(tensors, own_part(slices_, model_.parameters(), world)); });
+  folder.run_on_all_ranks([&] {
+    io::SafetensorsPatch patch(tensors);
+    for (const auto& slice : own_part(slices_, model_.parameters(), world)) {
+      const Tensor& values = slice.values;
+      patch.write(slice.name, static_cast<uint64_t>(slice.begin) * values.element_size(),
+                  {static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
+    }
+    patch.finish();
+  });
   folder.run_on_first_rank([&] {
     io::write_file(folder.path() / kState, to_json(state_).dump(2) + "\n");
     if (add_files) {

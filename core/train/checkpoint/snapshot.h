@@ -1,15 +1,7 @@
 #pragma once
-// A checkpoint of a run: a model folder, and the training state that makes a resumed run equal to
-// an uninterrupted one bit for bit:
-//
-//   state.safetensors   weight.NAME [shape of NAME] f32; exp_avg.NAME and exp_avg_sq.NAME [same
-//                       shape] f32 or bf16; updates.NAME [] f32; NAME as in model::Llama
-//   state.json          TrainState
-//   history.json        log of the run up to the checkpoint (observe/metrics.h)
-//   checksums.json      of every file, written last
-//
-// No random state is saved: the order of the data and the rounding of bf16 moments are functions of
-// the seed and the step.
+// A checkpoint of a run (core/io/formats.md): a model folder, and the training state that makes a
+// resumed run equal to an uninterrupted one bit for bit. No random state is saved: the order of the
+// data and the rounding of bf16 moments are functions of the seed and the step.
 
 #include <filesystem>
 #include <functional>

@@ -2,7 +2,6 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <cmath>
 #include <type_traits>
 
@@ -18,21 +17,41 @@ constexpr const char* kRectifyRouter = "Rectify-Router";
 constexpr const char* kAdamW = "torch's AdamW";
 constexpr const char* kFromModel = "the model's";
 
-// Range of --skip-outliers.
-Range deviations() {
-  Range range = number_from(1);
-  range.rule = "must be a number of standard deviations of at least 1; 6 is usual";
+Range with_rule(Range range, const char* rule) {
+  range.rule = rule;
   return range;
 }
 
 Range below_one() {
-  Range range = number_between(0, std::nextafter(1.0, 0.0));
-  range.rule = "must lie in [0, 1)";
-  return range;
+  return with_rule(number_between(0, std::nextafter(1.0, 0.0)), "must lie in [0, 1)");
+}
+
+// Returns a choice of named values.
+template <typename Value>
+Choice named(const char* name, Value& member,
+             std::vector<std::pair<std::string, std::type_identity_t<Value>>> values) {
+  return choice<Value, Value>(name, member, std::move(values));
 }
 
 Choice on_or_off(const char* name, bool& member) {
-  return choice<bool, bool>(name, member, {{"on", true}, {"off", false}});
+  return named(name, member, {{"on", true}, {"off", false}});
+}
+
+// A run may be resumed with another value of the option.
+Option changeable(Option option) {
+  option.changes_numbers = false;
+  return option;
+}
+
+Option with_commas(Option option) {
+  option.is_comma_separated = true;
+  return option;
+}
+
+// settings.toml has the option only if `is_written` returns true.
+Option written_if(std::function<bool()> is_written, Option option) {
+  option.is_written = std::move(is_written);
+  return option;
 }
 
 Options model_options(TrainSettings& settings) {
@@ -55,49 +74,38 @@ Options data_options(TrainSettings& settings) {
   return {
       {"data", &settings.data, group::kData,
        "training files, plain, gzip or zstd; FILE:WEIGHT mixes several (required)"},
-      {.name = "format",
-       .member = choice(settings.format, data::parse_format, data::format_name),
-       .group = group::kData,
-       .help = "alpaca, openorca, dolly, pairs, sharegpt, messages, text or rows",
-       .fallback = "detected from the first record"},
-      {.name = "template",
-       .member = &settings.text_template,
-       .group = group::kData,
-       .help = "prompt template: paper, alpaca, llama2, llama3, chatml, zephyr, mistral, "
-               "mistral-v0, mistral-v3, mistral-tekken, mistral-v7, auto (the model's chat "
-               "template), or a text with {instruction} and {response}; \\n is a newline",
-       .source = kRectifyRouter},
+      {"format", choice(settings.format, data::parse_format, data::format_name), group::kData,
+       "alpaca, openorca, dolly, pairs, sharegpt, messages, text or rows", Range(),
+       "detected from the first record"},
+      {"template", &settings.text_template, group::kData,
+       "prompt template: paper, alpaca, llama2, llama3, chatml, zephyr, mistral, mistral-v0, "
+       "mistral-v3, mistral-tekken, mistral-v7, auto (the model's chat template), or a text with "
+       "{instruction} and {response}; \\n is a newline",
+       Range(), "", kRectifyRouter},
       {"loss-on",
-       choice<data::LossOn, data::LossOn>(
-           "loss-on", settings.loss_on,
-           {{"all", data::LossOn::kAll}, {"last", data::LossOn::kLast}}),
+       named("loss-on", settings.loss_on,
+             {{"all", data::LossOn::kAll}, {"last", data::LossOn::kLast}}),
        group::kData, "responses of a conversation that carry loss: all or last"},
-      {.name = "cache",
-       .member = &settings.cache,
-       .group = group::kData,
-       .help = "directory of tokenized data, reused by later runs, or off",
-       .fallback = "~/.cache/moe/tokens",
-       .changes_numbers = false},
+      changeable({"cache", &settings.cache, group::kData,
+                  "directory of tokenized data, reused by later runs, or off", Range(),
+                  "~/.cache/moe/tokens"}),
       {"objective",
-       choice<data::Objective, data::Objective>(
-           "objective", settings.objective,
-           {{"instruct", data::Objective::kInstruct}, {"lm", data::Objective::kLm}}),
+       named("objective", settings.objective,
+             {{"instruct", data::Objective::kInstruct}, {"lm", data::Objective::kLm}}),
        group::kData, "instruct (loss on responses) or lm (plain text)"},
   };
 }
 
 Options batch_options(TrainSettings& settings) {
   return {
-      {.name = "pack",
-       .member = choice<std::optional<data::Pack>, data::Pack>(
+      {"pack",
+       choice<std::optional<data::Pack>, data::Pack>(
            "pack", settings.pack, {{"stream", data::Pack::kStream}, {"none", data::Pack::kNone}}),
-       .group = group::kBatch,
-       .help = "stream (concatenate examples and cut) or none (one example per sequence)",
-       .fallback = "stream; none for token rows"},
+       group::kBatch, "stream (concatenate examples and cut) or none (one example per sequence)",
+       Range(), "stream; none for token rows"},
       {"pack-mask",
-       choice<data::PackMask, data::PackMask>(
-           "pack-mask", settings.pack_mask,
-           {{"causal", data::PackMask::kCausal}, {"doc", data::PackMask::kDoc}}),
+       named("pack-mask", settings.pack_mask,
+             {{"causal", data::PackMask::kCausal}, {"doc", data::PackMask::kDoc}}),
        group::kBatch, "attention within a sequence: causal, or doc (within each example only)"},
       {"shuffle", on_or_off("shuffle", settings.shuffle), group::kBatch,
        "shuffle the data: on, or off for file order"},
@@ -121,49 +129,35 @@ Options compute_options(TrainSettings& settings) {
       {"recompute", choice(settings.compute.recompute, model::parse_recompute, model::to_string),
        group::kMemory,
        "activation recomputation in backward: none, ffn (all but attention) or layer"},
-      {.name = "lora",
-       .member = &settings.lora.rank,
-       .group = group::kMemory,
-       .help = "train LoRA adapters of this rank instead of the weights",
-       .fallback = "no adapters",
-       .is_written = has_adapters},
-      {.name = "lora-alpha",
-       .member = &settings.lora.alpha,
-       .group = group::kMemory,
-       .help = "LoRA alpha; adapters are scaled by alpha / rank",
-       .fallback = "the rank",
-       .is_written = has_adapters},
-      {.name = "lora-on",
-       .member = &settings.lora.on,
-       .group = group::kMemory,
-       .help = "modules with adapters: attention, ffn or both",
-       .is_written = has_adapters,
-       .takes_commas = true},
+      written_if(has_adapters, {"lora", &settings.lora.rank, group::kMemory,
+                                "train LoRA adapters of this rank instead of the weights", Range(),
+                                "no adapters"}),
+      written_if(has_adapters,
+                 {"lora-alpha", &settings.lora.alpha, group::kMemory,
+                  "LoRA alpha; adapters are scaled by alpha / rank", Range(), "the rank"}),
+      written_if(has_adapters, with_commas({"lora-on", &settings.lora.on, group::kMemory,
+                                            "modules with adapters: attention, ffn or both"})),
   };
 }
 
 Options optimizer_options(TrainSettings& settings) {
   return {
-      {.name = "train",
-       .member = &settings.trained,
-       .group = group::kModel,
-       .help = "parameters to train: experts, router, attention, dense, norms, embeddings, or a "
-               "name pattern",
-       .fallback = "all",
-       .takes_commas = true},
+      with_commas({"train", &settings.trained, group::kModel,
+                   "parameters to train: experts, router, attention, dense, norms, embeddings, or "
+                   "a name pattern",
+                   Range(), "all"}),
       {"lr", &settings.lr, group::kOptimizer, "peak learning rate", number_from(0), "",
        kRectifyRouter},
       {"min-lr", &settings.min_lr, group::kOptimizer, "learning rate of the last step",
        number_from(0), "lr / 10", kRectifyRouter},
-      {.name = "schedule",
-       .member = choice<ScheduleKind, ScheduleKind>("schedule", settings.schedule,
-                                                    {{"cosine", ScheduleKind::kCosine},
-                                                     {"linear", ScheduleKind::kLinear},
-                                                     {"constant", ScheduleKind::kConstant},
-                                                     {"wsd", ScheduleKind::kWsd}}),
-       .group = group::kOptimizer,
-       .help = "learning rate schedule: cosine, linear, constant or wsd",
-       .source = kRectifyRouter},
+      {"schedule",
+       named("schedule", settings.schedule,
+             {{"cosine", ScheduleKind::kCosine},
+              {"linear", ScheduleKind::kLinear},
+              {"constant", ScheduleKind::kConstant},
+              {"wsd", ScheduleKind::kWsd}}),
+       group::kOptimizer, "learning rate schedule: cosine, linear, constant or wsd", Range(), "",
+       kRectifyRouter},
       {"warmup", &settings.warmup, group::kOptimizer, "steps of linear warmup", whole_from(0)},
       {"weight-decay", &settings.adamw.weight_decay, group::kOptimizer,
        "decoupled weight decay, not applied to norms and biases", number_from(0)},
@@ -179,10 +173,12 @@ Options optimizer_options(TrainSettings& settings) {
       {"skip-outliers", &settings.skip_outliers, group::kOptimizer,
        "skip steps whose loss or gradient norm is N standard deviations above the mean of the last "
        "128; 6 is usual",
-       deviations(), "off"},
+       with_rule(number_from(1),
+                 "must be a number of standard deviations of at least 1; 6 is usual"),
+       "off"},
       {"optimizer-state",
-       choice<io::DType, io::DType>("optimizer-state", settings.adamw.moments,
-                                    {{"fp32", io::DType::kF32}, {"bf16", io::DType::kBF16}}),
+       named("optimizer-state", settings.adamw.moments,
+             {{"fp32", io::DType::kF32}, {"bf16", io::DType::kBF16}}),
        group::kMemory, "dtype of the AdamW moments: fp32 or bf16 (8 or 4 bytes per parameter)"},
   };
 }
@@ -211,11 +207,8 @@ Options evaluation_options(EvaluationSettings& evaluation) {
        "held-out files in the forms of --data, for loss and samples"},
       {"eval-rows", &evaluation.rows, group::kTasks,
        "use the first N sequences of --eval-data; 0 = all", whole_from(0), "64"},
-      {.name = "eval-tasks",
-       .member = &evaluation.tasks,
-       .group = group::kTasks,
-       .help = "benchmarks to score during training, as in moe eval --tasks",
-       .takes_commas = true},
+      with_commas({"eval-tasks", &evaluation.tasks, group::kTasks,
+                   "benchmarks to score during training, as in moe eval --tasks"}),
       {"eval-data-dir", &evaluation.tasks_folder, group::kTasks,
        "directory of benchmark files, as in moe eval --data"},
       {"eval-limit", &evaluation.tasks_limit, group::kTasks,
@@ -228,68 +221,42 @@ Options evaluation_options(EvaluationSettings& evaluation) {
 
 Options saving_options(TrainSettings& settings) {
   return {
-      {.name = "save-every",
-       .member = &settings.save_every,
-       .group = group::kOutput,
-       .help = "steps between checkpoints",
-       .range = whole_from(1),
-       .fallback = "only at the end",
-       .changes_numbers = false},
-      {.name = "save-minutes",
-       .member = &settings.save_minutes,
-       .group = group::kOutput,
-       .help = "also save a checkpoint every N minutes",
-       .range = positive_number(),
-       .changes_numbers = false},
-      {.name = "keep",
-       .member = &settings.keep,
-       .group = group::kOutput,
-       .help = "keep only the newest N checkpoints",
-       .range = whole_from(1),
-       .changes_numbers = false},
-      {.name = "keep-every",
-       .member = &settings.keep_every,
-       .group = group::kOutput,
-       .help = "also keep checkpoints whose step is a multiple of N",
-       .range = whole_from(0),
-       .fallback = "none",
-       .changes_numbers = false,
-       .is_written = [&settings] { return settings.keep_every > 0; }},
+      changeable({"save-every", &settings.save_every, group::kOutput, "steps between checkpoints",
+                  whole_from(1), "only at the end"}),
+      changeable({"save-minutes", &settings.save_minutes, group::kOutput,
+                  "also save a checkpoint every N minutes", positive_number()}),
+      changeable({"keep", &settings.keep, group::kOutput, "keep only the newest N checkpoints",
+                  whole_from(1)}),
+      written_if([&settings] { return settings.keep_every > 0; },
+                 changeable({"keep-every", &settings.keep_every, group::kOutput,
+                             "also keep checkpoints whose step is a multiple of N", whole_from(0),
+                             "none"})),
   };
 }
 
 Options machine_options(TrainSettings& settings) {
+  Option replicas = changeable({"replicas", &settings.replicas, group::kRanks,
+                                "data-parallel replicas of the expert-parallel group", Range(),
+                                "as few as --ep-ranks allows"});
+  Option shard = changeable(
+      {"shard",
+       named("shard", settings.shard,
+             {{"optimizer", Shard::kOptimizer}, {"weights", Shard::kWeights}}),
+       group::kRanks,
+       "what to shard across processes: optimizer (ZeRO-1) or weights (ZeRO-3, dense weights and "
+       "their gradients too)"});
+  replicas.is_recorded = shard.is_recorded = false;
   return {
       {"seed", &settings.seed, group::kBatch, "random seed (shuffling, stochastic rounding)"},
-      {.name = "threads",
-       .member = &settings.threads,
-       .group = group::kRanks,
-       .help = "CPU threads, at most one per processor",
-       .range = whole_between(0, 4096),
-       .fallback = "one per core",
-       .changes_numbers = false,
-       .is_written = [&settings] { return settings.threads > 0; }},
-      {.name = "device",
-       .member = choice<bool, bool>("device", settings.on_cuda, {{"cpu", false}, {"cuda", true}}),
-       .group = group::kRanks,
-       .help = "cpu or cuda (one GPU per process)",
-       .is_written = [&settings] { return settings.on_cuda; }},
-      {.name = "replicas",
-       .member = &settings.replicas,
-       .group = group::kRanks,
-       .help = "data-parallel replicas of the expert-parallel group",
-       .fallback = "as few as --ep-ranks allows",
-       .changes_numbers = false,
-       .is_recorded = false},
-      {.name = "shard",
-       .member =
-           choice<Shard, Shard>("shard", settings.shard,
-                                {{"optimizer", Shard::kOptimizer}, {"weights", Shard::kWeights}}),
-       .group = group::kRanks,
-       .help = "what to shard across processes: optimizer (ZeRO-1) or weights (ZeRO-3, dense "
-               "weights and their gradients too)",
-       .changes_numbers = false,
-       .is_recorded = false},
+      written_if([&settings] { return settings.threads > 0; },
+                 changeable({"threads", &settings.threads, group::kRanks,
+                             "CPU threads, at most one per processor", whole_between(0, 4096),
+                             "one per core"})),
+      written_if([&settings] { return settings.on_cuda; },
+                 {"device", named("device", settings.on_cuda, {{"cpu", false}, {"cuda", true}}),
+                  group::kRanks, "cpu or cuda (one GPU per process)"}),
+      replicas,
+      shard,
   };
 }
 
@@ -323,21 +290,6 @@ Options train_options(TrainSettings& settings) {
                  optimizer_options(settings), route::request_options(settings.router),
                  loss_options(settings), evaluation_options(settings.evaluation),
                  saving_options(settings), machine_options(settings)});
-}
-
-std::string flag_of_member(const Options& options, const void* member) {
-  const auto is_of = [&](const auto& candidate) {
-    if constexpr (std::is_pointer_v<std::decay_t<decltype(candidate)>>) {
-      return static_cast<const void*>(candidate) == member;
-    } else {
-      return false;  // a Choice holds no pointer
-    }
-  };
-  const auto found = std::find_if(options.begin(), options.end(), [&](const Option& option) {
-    return std::visit(is_of, option.member);
-  });
-  MOE_CHECK(found != options.end(), "no option for this member");
-  return flag_name(*found);
 }
 
 std::map<std::string, std::string> read_settings(const std::string& toml,

@@ -13,20 +13,6 @@ namespace moe::train {
 // Returns all options of a run, in the order of settings.toml. `settings` must outlive them.
 Options train_options(TrainSettings& settings);
 
-// Returns the flag of the option that reads into `member`, which must exist.
-std::string flag_of_member(const Options& options, const void* member);
-// Returns the flag of a member: flag_of(&TrainSettings::lb_coef) is "--lb-coef".
-template <typename T>
-std::string flag_of(T TrainSettings::*member) {
-  TrainSettings settings;
-  return flag_of_member(train_options(settings), &(settings.*member));
-}
-template <typename T>
-std::string flag_of(T EvaluationSettings::*member) {
-  TrainSettings settings;
-  return flag_of_member(train_options(settings), &(settings.evaluation.*member));
-}
-
 // Returns the [train] table of a settings.toml as keys and TOML values, normalized so that equal
 // values have equal texts. Throws UserError, prefixed with `where`, if `toml` is not TOML or has no
 // such table.

@@ -34,21 +34,19 @@ void check_needs(bool is_given, const std::string& flag, bool has, const std::st
 // Throws UserError for invalid numbers, for flags without the --eval-data or --eval-tasks that they
 // belong to, and for a held-out file with a weight.
 void check_evaluation(const EvaluationSettings& settings) {
-  using Settings = EvaluationSettings;
-  const std::string data = flag_of(&Settings::data), tasks = flag_of(&Settings::tasks);
   const bool has_data = !settings.data.empty(), has_tasks = !settings.tasks.empty();
-  check_needs(settings.rows.has_value(), flag_of(&Settings::rows), has_data, data);
-  check_needs(settings.tasks_limit.has_value(), flag_of(&Settings::tasks_limit), has_tasks, tasks);
-  check_needs(!settings.tasks_folder.empty(), flag_of(&Settings::tasks_folder), has_tasks, tasks);
+  check_needs(settings.rows.has_value(), "--eval-rows", has_data, "--eval-data");
+  check_needs(settings.tasks_limit.has_value(), "--eval-limit", has_tasks, "--eval-tasks");
+  check_needs(!settings.tasks_folder.empty(), "--eval-data-dir", has_tasks, "--eval-tasks");
   for (const auto& source : data::parse_sources(settings.data)) {
     if (source.weight > 0) {
-      throw UserError("{} {}: held-out files are not mixed; leave out the weight", data,
+      throw UserError("--eval-data {}: held-out files are not mixed; leave out the weight",
                       source.file.string());
     }
   }
   if (settings.every && !settings.any()) {
-    throw UserError("{} says how often to evaluate; give {} FILE or {} too",
-                    flag_of(&Settings::every), data, tasks);
+    throw UserError(
+        "--eval-every says how often to evaluate; give --eval-data FILE or --eval-tasks too");
   }
 }
 
@@ -89,6 +87,75 @@ void resolve_length(TrainSettings& settings, const model::ModelConfig& config) {
         *settings.seq_len, longest,
         config.sliding_window > 0 ? "sliding_window" : "max_position_embeddings");
   }
+}
+
+void refuse(const std::optional<double>& coefficient, const char* flag, const std::string& reason) {
+  if (const double value = coefficient.value_or(0); value != 0) {
+    throw UserError("{} {}: {}; leave it out", flag, value, reason);
+  }
+}
+
+// Returns the names of the router families that satisfy `has`: "relu".
+template <typename Has>
+std::string family_names(const Has& has) {
+  std::vector<std::string> words;
+  for (const auto& family : route::router_families()) {
+    if (has(family)) {
+      words.push_back(family.word);
+    }
+  }
+  return fmt::format("{}", fmt::join(words, " and "));
+}
+
+void refuse_others(const TrainSettings& settings, const route::RouterSettings& router) {
+  const std::string name = to_string(router);
+  const route::RouterFamily& family = *router.family;
+  if (!family.load_balance_coef) {
+    refuse(settings.lb_coef, "--lb-coef",
+           fmt::format("{} has no load-balance loss, {}", name, family.no_load_balance));
+    refuse(settings.seq_lb_coef, "--seq-lb-coef",
+           fmt::format("{} has no load-balance loss within sequences, {}", name,
+                       family.no_load_balance));
+  }
+  if (!family.has_softmax_scores) {
+    refuse(settings.z_coef, "--z-coef",
+           fmt::format("{} has no softmax, whose normaliser the z-loss keeps small", name));
+  }
+  if (!family.has_adaptive_l1) {
+    refuse(settings.lambda, "--lambda",
+           fmt::format("{} has no L1 loss that lambda would weigh, only {} has", name,
+                       family_names([](const auto& each) { return each.has_adaptive_l1; })));
+  }
+  if (!family.entropy_coef) {
+    refuse(settings.entropy_coef, "--entropy-coef",
+           fmt::format("{} has no entropy loss, only {} has", name,
+                       family_names([](const auto& each) { return each.entropy_coef; })));
+  }
+}
+
+// Returns " + 0.01 x load balance (..)", or a clause that the loss is off.
+std::string term(const std::optional<double>& coefficient, const std::string& loss) {
+  return coefficient.value_or(0) == 0 ? fmt::format("; {} is off (coefficient 0)", loss)
+                                      : fmt::format(" + {} x {}", *coefficient, loss);
+}
+
+std::string l1_term(double lambda, const route::RouterSettings& router, int64_t experts,
+                    bool router_trains) {
+  const std::string loss = router.l1 == route::L1Weights::kRefined
+                               ? "L1 (refined by load, l1=refined)"
+                               : "L1 (l1=plain)";
+  if (lambda == 0) {
+    return fmt::format("; {} is off (lambda 0 stays 0)", loss);
+  }
+  if (!router_trains) {
+    return fmt::format(" + lambda x {}; lambda stays {}, as no router is trained", loss, lambda);
+  }
+  const double target = 1.0 - static_cast<double>(router.k) / static_cast<double>(experts);
+  return fmt::format(
+      " + lambda x {}; lambda is {} at first, then times {} after a step of a sparsity below S* = "
+      "1 "
+      "- {}/{} = {:.6g}, else divided by it",
+      loss, lambda, router.lambda_multiplier, router.k, experts, target);
 }
 
 }  // namespace
@@ -174,81 +241,6 @@ std::string to_toml(const TrainSettings& settings) {
       toml_lines(train_options(recorded)));
 }
 
-namespace {
-
-// Throws UserError if `coefficient` is set and is not 0.
-void refuse(const TrainSettings& settings, std::optional<double> TrainSettings::*coefficient,
-            const std::string& reason) {
-  if (const double value = (settings.*coefficient).value_or(0); value != 0) {
-    throw UserError("{} {}: {}; leave it out", flag_of(coefficient), value, reason);
-  }
-}
-
-// Returns the names of the router families that satisfy `has`: "relu".
-template <typename Has>
-std::string family_names(const Has& has) {
-  std::vector<std::string> words;
-  for (const auto& family : route::router_families()) {
-    if (has(family)) {
-      words.push_back(family.word);
-    }
-  }
-  return fmt::format("{}", fmt::join(words, " and "));
-}
-
-void refuse_others(const TrainSettings& settings, const route::RouterSettings& router) {
-  const std::string name = to_string(router);
-  const route::RouterFamily& family = *router.family;
-  if (!family.load_balance_coef) {
-    refuse(settings, &TrainSettings::lb_coef,
-           fmt::format("{} has no load-balance loss, {}", name, family.no_load_balance));
-    refuse(settings, &TrainSettings::seq_lb_coef,
-           fmt::format("{} has no load-balance loss within sequences, {}", name,
-                       family.no_load_balance));
-  }
-  if (!family.has_softmax_scores) {
-    refuse(settings, &TrainSettings::z_coef,
-           fmt::format("{} has no softmax, whose normaliser the z-loss keeps small", name));
-  }
-  if (!family.has_adaptive_l1) {
-    refuse(settings, &TrainSettings::lambda,
-           fmt::format("{} has no L1 loss that lambda would weigh, only {} has", name,
-                       family_names([](const auto& each) { return each.has_adaptive_l1; })));
-  }
-  if (!family.entropy_coef) {
-    refuse(settings, &TrainSettings::entropy_coef,
-           fmt::format("{} has no entropy loss, only {} has", name,
-                       family_names([](const auto& each) { return each.entropy_coef; })));
-  }
-}
-
-// Returns " + 0.01 x load balance (..)", or a clause that the loss is off.
-std::string term(const std::optional<double>& coefficient, const std::string& loss) {
-  return coefficient.value_or(0) == 0 ? fmt::format("; {} is off (coefficient 0)", loss)
-                                      : fmt::format(" + {} x {}", *coefficient, loss);
-}
-
-std::string l1_term(double lambda, const route::RouterSettings& router, int64_t experts,
-                    bool router_trains) {
-  const std::string loss = router.l1 == route::L1Weights::kRefined
-                               ? "L1 (refined by load, l1=refined)"
-                               : "L1 (l1=plain)";
-  if (lambda == 0) {
-    return fmt::format("; {} is off (lambda 0 stays 0)", loss);
-  }
-  if (!router_trains) {
-    return fmt::format(" + lambda x {}; lambda stays {}, as no router is trained", loss, lambda);
-  }
-  const double target = 1.0 - static_cast<double>(router.k) / static_cast<double>(experts);
-  return fmt::format(
-      " + lambda x {}; lambda is {} at first, then times {} after a step of a sparsity below S* = "
-      "1 "
-      "- {}/{} = {:.6g}, else divided by it",
-      loss, lambda, router.lambda_multiplier, router.k, experts, target);
-}
-
-}  // namespace
-
 void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& stored,
                           const route::ResolvedRouter& resolved) {
   const route::RouterSettings& router = resolved.router;
@@ -279,11 +271,11 @@ void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& store
 void refuse_coefficients(const TrainSettings& settings) {
   const std::string reason = fmt::format(
       "{} is a dense folder, which has no router to weigh a loss of", settings.model.string());
-  refuse(settings, &TrainSettings::lb_coef, reason);
-  refuse(settings, &TrainSettings::entropy_coef, reason);
-  refuse(settings, &TrainSettings::z_coef, reason);
-  refuse(settings, &TrainSettings::seq_lb_coef, reason);
-  refuse(settings, &TrainSettings::lambda, reason);
+  refuse(settings.lb_coef, "--lb-coef", reason);
+  refuse(settings.entropy_coef, "--entropy-coef", reason);
+  refuse(settings.z_coef, "--z-coef", reason);
+  refuse(settings.seq_lb_coef, "--seq-lb-coef", reason);
+  refuse(settings.lambda, "--lambda", reason);
 }
 
 std::string describe_losses(const TrainSettings& settings, const route::RouterSettings& router,

@@ -121,8 +121,7 @@ struct TrainSettings {
   bool changes_gate = false;  // set by prepare(): --force let the router change the folder's gate
 };
 
-// Fills unset settings, except router, coefficients, steps and evaluation, which prepare() fills.
-// Throws UserError, naming the flag, for invalid settings.
+// Fills unset settings, except router, coefficients, steps and evaluation. Throws UserError.
 TrainSettings resolve(TrainSettings settings, const model::ModelConfig& config,
                       const data::Examples& examples);
 
@@ -135,9 +134,6 @@ void check_numbers(const TrainSettings& settings);
 
 // Returns the settings as a recipe: a [train] table whose keys are the flags.
 std::string to_toml(const TrainSettings& settings);
-
-// Coefficients of the auxiliary losses of a run, and the description of the total loss that is
-// printed before the first step.
 
 // Fills lb_coef, entropy_coef, z_coef, seq_lb_coef and lambda of `settings` for the router of the
 // run. Losses that the router does not have stay unset. A coefficient is the flag's, else the

@@ -1,7 +1,6 @@
 #include "core/train/loop/memory_plan.h"
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
 #include "core/model/llama/llama.h"
@@ -147,15 +146,6 @@ TrainedCounts count_trained(const model::ModelConfig& config, const TrainSetting
   return counts;
 }
 
-// Returns the bytes of the whole model, which is gathered for an evaluation if experts are
-// distributed.
-uint64_t gathered_bytes(const model::ModelConfig& config, const TrainSettings& settings,
-                        const distributed::Layout& layout) {
-  return settings.evaluation.any() && layout.group() > 1
-             ? static_cast<uint64_t>(kF32 * count_trained(config, settings, {}).all.whole)
-             : 0;
-}
-
 // Returns the number of logits of a block of the head (step/gradients.h).
 int64_t max_logits(const model::ModelConfig& config, int64_t tokens, bool on_cuda) {
   return std::min(head_block_rows(config.vocab_size, on_cuda), tokens) * config.vocab_size;
@@ -282,7 +272,9 @@ MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& se
     const bool merges = settings.lora.rank > 0;
     plan.checkpoint = plan.weights * (merges ? 2 : 1) + plan.optimizer;
   }
-  plan.evaluation = gathered_bytes(config, settings, layout);
+  if (settings.evaluation.any() && layout.group() > 1) {  // the whole model is gathered
+    plan.evaluation = static_cast<uint64_t>(kF32 * count_trained(config, settings, {}).all.whole);
+  }
   // RankShards::reduce_gradients() copies one parameter at a time.
   const uint64_t summing = plan.gradients + static_cast<uint64_t>(kF32 * trained.largest);
   const auto step_bytes = std::max(static_cast<uint64_t>(step.max_bytes()), summing);

@@ -1,6 +1,5 @@
 #pragma once
-// Memory estimate of a training run from shapes alone: a walk through one step that sums what is
-// allocated at each moment.
+// Memory estimate of a training run from shapes alone.
 
 #include <cstdint>
 
@@ -11,8 +10,7 @@
 
 namespace moe::train {
 
-// Memory of a GPU that a process takes before it loads anything: context, libraries, NCCL's
-// buffers.
+// GPU memory of a process before it loads anything: context, libraries, NCCL's buffers.
 constexpr uint64_t kCudaProgram = uint64_t{1} << 30;
 
 // Memory of a run in bytes: GPU memory if the run uses GPUs, else host memory. The values are those

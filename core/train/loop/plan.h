@@ -24,10 +24,6 @@
 
 namespace moe::train {
 
-// Share of requests refused by chance above which known_failures() warns. For 8 experts and CF = k
-// = 1 the share is 3.3 % at 1,024 tokens per rank, 4.7 % at 512 and 9.3 % at 128.
-inline constexpr double kMaxChanceRefusal = 0.04;
-
 // Ratio of the learning rate to the parent's last one above which known_failures() warns. Schedules
 // usually end at a tenth of their maximum, so a larger ratio exceeds the parent's maximum.
 inline constexpr double kMaxLrRatio = 10;
@@ -38,9 +34,8 @@ inline constexpr double kMaxLrRatio = 10;
 bool router_learns_from_task(const route::RouterSettings& router, int64_t experts);
 
 // Returns the expected share of first-k requests that capacity refuses if each token requests k of
-// the E experts uniformly at random. An expert then has X ~ Binomial(T_r, k / E) requests of a rank
-// with T_r tokens and C_r slots, and the share is E[(X - C_r)+] E / (k T_r). 0 for routers without
-// a capacity.
+// the E experts uniformly at random: E[(X - C_r)+] E / (k T_r), X ~ Binomial(T_r, k / E), for a
+// rank with T_r tokens and C_r slots. 0 for routers without a capacity.
 double chance_refusal_share(const route::RouterSettings& router, int64_t rank_tokens,
                             int64_t experts);
 
@@ -96,15 +91,11 @@ struct Prepared {
   std::optional<Evaluator> evaluator;  // set by prepare()
 };
 
-// Opens and checks the model and the data of a run. Collective over `ranks`: the first rank of each
-// host tokenizes and hashes the data, and the others map its tokens. Throws UserError if settings
-// or files are invalid, or if ranks differ in them; Interrupted if stop_requested() returned true
-// while data was read.
+// Opens and checks the model and the data of a run. Collective: the first rank of each host
+// tokenizes and hashes the data, and the others map its tokens. Throws UserError if settings or
+// files are invalid or differ between ranks; Interrupted if stop_requested() returned true.
 Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks,
                  distributed::Comm& ranks);
-
-// Requires resolved settings.
-data::BatchSettings batch_settings(const TrainSettings& settings);
 
 // Returns the host memory that a process of the run needs in addition to its current memory; none
 // for a run on GPUs. need.processes is 1.
@@ -114,19 +105,10 @@ MemoryNeed memory_need(const RunPlan& plan);
 // memory is short. Throws the exceptions of prepare().
 RunPlan plan_run(const TrainSettings& settings, int64_t processes = 1);
 
-// Memory plan of a run on a cluster, for --dry-run with --nodes and --gpus.
-struct ClusterPlan {
-  TrainSettings settings;  // resolved
-  route::RouterSettings router;
-  distributed::Layout layout;
-  MemoryPlan memory;               // of one GPU
-  int64_t parameters = 0;          // of the model
-  std::vector<std::string> notes;  // warnings of known_failures()
-};
-
-// Plans `settings` on `nodes` machines with `gpus` GPUs each, from the config alone. settings.model
-// is a folder or a config.json; a dense one is planned as the mixture of settings.upcycle. Throws
-// UserError if a count is not positive, or if the config, mixture, router or layout are invalid.
-ClusterPlan plan_cluster(const TrainSettings& settings, int64_t nodes, int64_t gpus);
+// Plans the memory of one GPU of `nodes` machines with `gpus` GPUs each, from the config alone.
+// settings.model is a folder or a config.json; a dense one is planned as the mixture of
+// settings.upcycle. Sets settings, routing, layout, parameters, memory and notes. Throws UserError
+// if a count is not positive, or if the config, mixture, router or layout are invalid.
+RunPlan plan_cluster(const TrainSettings& settings, int64_t nodes, int64_t gpus);
 
 }  // namespace moe::train

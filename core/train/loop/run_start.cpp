@@ -13,15 +13,11 @@
 #include "core/base/error.h"
 #include "core/base/resources.h"
 #include "core/base/version.h"
-#include "core/distributed/comm.h"
 #include "core/io/file.h"
 #include "core/io/staging_area.h"
 #include "core/route/router.h"
-#include "core/train/checkpoint/run_folder.h"
 #include "core/train/checkpoint/snapshot.h"
-#include "core/train/loop/plan.h"
 #include "core/train/observe/history.h"
-#include "core/train/observe/metrics.h"
 #include "core/train/step/trainable.h"
 
 namespace moe::train {
@@ -129,17 +125,6 @@ std::vector<std::filesystem::path> folders_to_sync(const std::filesystem::path& 
   return folders;
 }
 
-// Throws UserError if memory is short; with --force-memory adds a note instead. A complete run
-// needs none.
-void check_run_memory(const RunFolder& folder, RunPlan& plan, distributed::Comm& ranks) {
-  const TrainSettings& settings = plan.settings;
-  const bool is_done = !settings.force && std::filesystem::exists(folder.final_model());
-  if (const auto shortage = distributed::check_memory(
-          &ranks, is_done ? MemoryNeed{} : memory_need(plan), settings.force_memory)) {
-    plan.notes.push_back(*shortage);
-  }
-}
-
 ResumePlan begin(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint) {
   const std::string toml = to_toml(plan.settings);
   Inputs inputs = find_inputs(plan.settings);
@@ -176,7 +161,12 @@ uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, const RunPlan& plan)
 
 ResumePlan begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,
                      distributed::Comm& ranks) {
-  check_run_memory(folder, plan, ranks);
+  const TrainSettings& settings = plan.settings;
+  const bool is_done = !settings.force && std::filesystem::exists(folder.final_model());
+  if (const auto shortage = distributed::check_memory(
+          &ranks, is_done ? MemoryNeed{} : memory_need(plan), settings.force_memory)) {
+    plan.notes.push_back(*shortage);
+  }
   ResumePlan start;
   distributed::on_all_ranks(&ranks, [&] {
     if (ranks.rank() == 0) {

@@ -1,6 +1,5 @@
 #pragma once
-// Start of a run: from the model, from a checkpoint of its own, or not at all because it is
-// complete. Rank 0 decides from RUN and broadcasts the result.
+// Start of a run. Rank 0 decides from RUN if it is new, resumed or complete, and broadcasts that.
 
 #include <filesystem>
 #include <memory>

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <fstream>
 
 #include "core/base/error.h"
 #include "core/base/resources.h"
@@ -27,7 +26,6 @@ namespace moe::train {
 
 namespace {
 
-// Returns the model of a run with the weights of `checkpoint`.
 model::Llama load_model(const io::Checkpoint& checkpoint, const TrainSettings& settings,
                         distributed::World& world) {
   const bool shards = settings.shard == Shard::kWeights && world.layout.processes > 1;
@@ -40,14 +38,14 @@ model::Llama load_model(const io::Checkpoint& checkpoint, const TrainSettings& s
   return model;
 }
 
-// Throws UserError if a weight of `model`, read from `folder`, is NaN or infinite. A step may not
-// detect it: an expert without tokens does not affect the loss.
+// Throws UserError if a weight that this process holds of `model`, read from `folder`, is NaN or
+// infinite. A step may not detect it: an expert without tokens does not affect the loss.
 void check_finite(const model::Llama& model, const std::filesystem::path& folder) {
   const at::NoGradGuard no_gradients;
   for (const auto& parameter : model.parameters()) {
+    const at::Tensor& held = parameter.shard.defined() ? parameter.shard : parameter.tensor;
     // The infinity norm propagates NaN and does not overflow.
-    if (parameter.tensor.numel() > 0 &&
-        !std::isfinite(at::linalg_vector_norm(parameter.tensor, INFINITY).item<double>())) {
+    if (held.numel() > 0 && !std::isfinite(at::linalg_vector_norm(held, INFINITY).item<double>())) {
       throw UserError(
           "{}: tensor '{}' has a weight that is NaN or infinite; give a checkpoint whose weights "
           "are finite",
@@ -81,7 +79,6 @@ model::Llama gather_experts(const model::Llama& local, const io::Checkpoint& par
   return whole;
 }
 
-// Returns the batches from `cursor` on.
 data::BatchStream batches_at(const data::Examples& examples, const data::BatchSettings& settings,
                              const data::Cursor& cursor, const ResumePlan& start) {
   try {
@@ -126,8 +123,8 @@ class Run {
     if (start.resumed) {
       state_ = restore(start.folder, model_, updater_.optimizer());
       saved_step_ = state_.step;
-    } else if (settings.shard != Shard::kWeights || world.layout.processes == 1) {
-      check_finite(model_, settings.model);  // sharded weights are not checked
+    } else {
+      distributed::on_all_ranks(&world.all, [&] { check_finite(model_, settings.model); });
     }
     loader_.emplace(batches_at(examples, batch_settings(settings), state_.cursor, start),
                     *settings.global_batch / *settings.micro_batch);
@@ -188,20 +185,20 @@ class Run {
   void update_controllers(const StepLosses& losses) {
     const std::vector<std::string>& trained = plan_.settings.trained;
     if (has_lambda() && trains_router(trained, model_.config())) {
-      update_lambda(losses.sparsity);
+      state_.lambda = route::next_lambda(state_.lambda, losses.sparsity, target_sparsity(),
+                                         routing_.router.lambda_multiplier);
     }
     if (routing_.router.bias_rate.value_or(0) > 0) {
       const std::vector<at::Tensor> biases = model_.router_biases();
       for (size_t i = 0; i < biases.size(); ++i) {
         if (trains_router(trained, model_.config().moe->layers.at(i))) {
-          route::move_bias(biases[i], losses.layers[i].requests_per_expert,
-                           *routing_.router.bias_rate);
+          route::update_bias(biases[i], losses.layers[i].requests_per_expert,
+                             *routing_.router.bias_rate);
         }
       }
     }
   }
 
-  // Returns the largest router bias of all layers; nothing if there are none.
   std::optional<double> largest_bias() const {
     std::optional<double> largest;
     for (const auto& bias : model_.router_biases()) {
@@ -268,13 +265,14 @@ class Run {
         settings.lb_coef.value_or(0), settings.entropy_coef.value_or(0), state_.lambda,
         settings.z_coef.value_or(0), settings.seq_lb_coef.value_or(0)};
     updater_.clear_gradients();
-    const StepLosses losses = add_gradients(model_, data.batches, routing_, coefficients, others_);
-    const double norm = updater_.gradient_norm();
-    StepRecord record = describe(losses, coefficients);
-    record.grad_norm = norm;
+    StepRecord record;
+    static_cast<StepLosses&>(record) =
+        add_gradients(model_, data.batches, routing_, coefficients, others_);
+    record.grad_norm = updater_.gradient_norm();
+    complete_record(record, coefficients);
     record.lr = schedule_.at(state_.step);
     record.step = ++state_.step;
-    update(record, losses);
+    update(record);
     record.peak_memory = peak_resident_bytes();
     if (const auto device = model_.device(); device.is_cuda()) {
       record.gpu_memory = kernels::gpu_peak_bytes(device.index());
@@ -287,7 +285,7 @@ class Run {
   }
 
   // Updates the weights, or records in `record` why the step is skipped.
-  void update(StepRecord& record, const StepLosses& losses) {
+  void update(StepRecord& record) {
     if (!std::isfinite(record.loss) || !std::isfinite(record.grad_norm)) {
       const bool is_loss = !std::isfinite(record.loss);
       note_skipped(record, "not finite",
@@ -296,22 +294,22 @@ class Run {
       skip(record.skipped_why);
     } else {
       on_finite_step();
-      if (const auto why = check_outlier(record)) {
+      const auto z = plan_.settings.skip_outliers;
+      if (const auto why =
+              z ? find_outlier(state_.outliers, record.loss, record.grad_norm, *z) : std::nullopt) {
         ++state_.skipped_outliers;
         note_skipped(record, "outlier", *why);
       } else {
-        update_weights(record.grad_norm, record.lr, losses);
+        updater_.step(record.grad_norm, plan_.settings.clip, record.lr);
+        if (plan_.is_moe) {
+          update_controllers(record);
+        }
       }
     }
     record.skipped_steps = state_.skipped_steps;
     if (plan_.settings.skip_outliers) {
       record.skipped_outliers = state_.skipped_outliers;
     }
-  }
-
-  std::optional<std::string> check_outlier(const StepRecord& record) {
-    const auto z = plan_.settings.skip_outliers;
-    return z ? find_outlier(state_.outliers, record.loss, record.grad_norm, *z) : std::nullopt;
   }
 
   void note_skipped(StepRecord& record, const char* kind, const std::string& why) {
@@ -335,13 +333,6 @@ class Run {
       folder_.keep_newest(plan_.settings.keep, plan_.settings.keep_every);
     }
     has_older_checkpoints_ = false;
-  }
-
-  void update_weights(double norm, double lr, const StepLosses& losses) {
-    updater_.step(norm, plan_.settings.clip, lr);
-    if (plan_.is_moe) {
-      update_controllers(losses);
-    }
   }
 
   // Counts a step whose loss or gradient is not finite. After several in a row, or if the run has
@@ -369,47 +360,30 @@ class Run {
              : std::string("no checkpoint was saved before (--save-every)")));
   }
 
-  StepRecord describe(const StepLosses& losses, const AuxCoefficients& coefficients) {
-    StepRecord record;
-    record.loss = losses.loss;
-    record.tokens = losses.tokens;
-    record.target_tokens = losses.target_tokens;
-    record.total_tokens = state_.total_tokens += losses.tokens;
+  // Sets the tokens so far and, for a mixture, the fields of its losses and routing.
+  void complete_record(StepRecord& record, const AuxCoefficients& coefficients) {
+    record.total_tokens = state_.total_tokens += record.tokens;
     if (!plan_.is_moe) {
-      return record;
+      return;
     }
-    record.load_balance_loss = losses.load_balance;
-    record.entropy_loss = losses.entropy;
-    record.l1_loss = losses.l1;
-    record.z_loss = losses.z;
-    record.sequence_balance_loss = losses.sequence_balance;
-    record.auxiliary = losses.load_balance.value_or(0) * coefficients.load_balance +
-                       losses.entropy.value_or(0) * coefficients.entropy +
-                       losses.l1.value_or(0) * coefficients.l1 +
-                       losses.z.value_or(0) * coefficients.z +
-                       losses.sequence_balance.value_or(0) * coefficients.sequence_balance;
+    record.auxiliary = record.load_balance.value_or(0) * coefficients.load_balance +
+                       record.entropy.value_or(0) * coefficients.entropy +
+                       record.l1.value_or(0) * coefficients.l1 +
+                       record.z.value_or(0) * coefficients.z +
+                       record.sequence_balance.value_or(0) * coefficients.sequence_balance;
     record.bias_max = largest_bias();
     record.moe_layers = model_.config().moe->layers;
-    record.layer_counters = losses.layers;
     record.row_bytes = model_.config().hidden_size * static_cast<int64_t>(sizeof(float));
     if (has_lambda()) {
       record.lambda = state_.lambda;
-      record.sparsity = losses.sparsity;
       record.target_sparsity = target_sparsity();
     }
-    return record;
   }
 
   // Returns S* = 1 - k / E.
   double target_sparsity() const {
     return 1.0 - static_cast<double>(routing_.router.k) /
                      static_cast<double>(model_.config().moe->experts);
-  }
-
-  // Increases lambda if too many experts run, else decreases it.
-  void update_lambda(double sparsity) {
-    state_.lambda = route::next_lambda(state_.lambda, sparsity, target_sparsity(),
-                                       routing_.router.lambda_multiplier);
   }
 
   void save(const std::filesystem::path& out) {

@@ -10,20 +10,24 @@ namespace moe::train {
 
 namespace {
 
+// Throws UserError "WHERE: WORDS" if `holds` is false.
+void require(bool holds, const std::string& where, const char* words) {
+  if (!holds) {
+    throw UserError("{}: {}", where, words);
+  }
+}
+
 OrderedJson to_pair(Point point) { return OrderedJson::array({point.step, point.value}); }
 
 Point parse_point(const Json& step, const Json& value, const std::string& where) {
-  if (!step.is_number_integer() || !value.is_number() || !std::isfinite(value.get<double>())) {
-    throw UserError("{}: a point of a curve must be a step and a finite number", where);
-  }
+  require(step.is_number_integer() && value.is_number() && std::isfinite(value.get<double>()),
+          where, "a point of a curve must be a step and a finite number");
   return {step, value};
 }
 
 Point read_point(const Json& json, const char* key, const std::string& where) {
   const Json pair = json.value(key, Json());
-  if (!pair.is_array() || pair.size() != 2) {
-    throw UserError("{}: '{}' of a curve must be [step, value]", where, key);
-  }
+  require(pair.is_array() && pair.size() == 2, where, "a point of a curve must be [step, value]");
   return parse_point(pair[0], pair[1], where);
 }
 
@@ -162,9 +166,8 @@ Downsampled Downsampled::from_json(const Json& json, const std::string& where) {
   }
   for (size_t at = 0; at < numbers.size(); at += kNumbers) {
     for (size_t i = 0; i < 4; ++i) {
-      if (!numbers[at + i].is_number_integer()) {
-        throw UserError("{}: place, steps and count of a bucket must be whole numbers", where);
-      }
+      require(numbers[at + i].is_number_integer(), where,
+              "place, steps and count of a bucket must be whole numbers");
     }
     Bucket bucket{numbers[at],
                   numbers[at + 1],
@@ -173,9 +176,8 @@ Downsampled Downsampled::from_json(const Json& json, const std::string& where) {
                   parse_point(numbers[at + 7], numbers[at + 8], where),
                   parse_point(0, numbers[at + 4], where).value,
                   numbers[at + 3]};
-    if (bucket.count < 1 || (!curve.empty() && bucket.index <= curve.buckets_.back().index)) {
-      throw UserError("{}: the buckets of a curve must hold values and ascend", where);
-    }
+    require(bucket.count >= 1 && (curve.empty() || bucket.index > curve.buckets_.back().index),
+            where, "the buckets of a curve must hold values and ascend");
     curve.buckets_.push_back(bucket);
   }
   return curve;
@@ -238,10 +240,9 @@ LoadMap LoadMap::from_json(const Json& json, const std::string& where) {
   std::vector<LayerLoad> shape;
   size_t cells = 0;
   for (const auto& pair : json.value("layers", Json::array())) {
-    if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number_integer() ||
-        !pair[1].is_number_unsigned() || pair[1] > 1'000'000) {
-      throw UserError("{}: a layer of the load map must be [layer, experts]", where);
-    }
+    require(pair.is_array() && pair.size() == 2 && pair[0].is_number_integer() &&
+                pair[1].is_number_unsigned() && pair[1] <= 1'000'000,
+            where, "a layer of the load map must be [layer, experts]");
     shape.push_back({pair[0], std::vector<int64_t>(pair[1].get<size_t>())});
     cells += shape.back().rows.size();
   }
@@ -249,12 +250,8 @@ LoadMap LoadMap::from_json(const Json& json, const std::string& where) {
     const bool fits = numbers.is_array() && numbers.size() == 3 + cells &&
                       std::all_of(numbers.begin(), numbers.end(),
                                   [](const Json& number) { return number.is_number_integer(); });
-    if (!fits || map.width_ < 1 || shape.empty() || map.columns_.size() >= kMaxColumns) {
-      throw UserError(
-          "{}: a column of the load map must be three numbers and a row count for each "
-          "expert",
-          where);
-    }
+    require(fits && map.width_ >= 1 && !shape.empty() && map.columns_.size() < kMaxColumns, where,
+            "a column of the load map must be three numbers and a row count for each expert");
     Column column{numbers[0], numbers[1], numbers[2], shape};
     size_t at = 3;
     for (auto& load : column.loads) {

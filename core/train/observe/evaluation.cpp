@@ -8,7 +8,6 @@
 
 #include "core/base/error.h"
 #include "core/model/llama/generate.h"
-#include "core/tokenizer/tokenizer.h"
 #include "core/train/step/gradients.h"
 #include "core/train/step/training_data.h"
 
@@ -21,7 +20,6 @@ namespace {
 constexpr size_t kPrompts = 3;
 constexpr int64_t kNewTokens = 64;
 
-// Shortens a batch of one row to its first `tokens` tokens.
 void cut_row(data::Batch& row, int64_t tokens) {
   const auto size = static_cast<size_t>(tokens);
   row.ids.resize(size);
@@ -37,7 +35,7 @@ void cut_row(data::Batch& row, int64_t tokens) {
   }
   row.lengths = lengths;
   row.rows = {tokens};
-  row.target_count = size - std::count(row.targets.begin(), row.targets.end(), data::kNoLoss);
+  row.target_count = size - std::ranges::count(row.targets, data::kNoLoss);
 }
 
 void append(data::Batch& batch, const data::Batch& row) {
@@ -51,22 +49,13 @@ void append(data::Batch& batch, const data::Batch& row) {
 // Returns the tokens before the first response; the beginning of plain text.
 std::vector<int64_t> prompt_ids(const data::Example& example) {
   constexpr ptrdiff_t kOfText = 32;
-  const auto first = std::find_if(example.labels.begin(), example.labels.end(),
-                                  [](int32_t label) { return label != data::kNoLoss; });
+  const auto first =
+      std::ranges::find_if(example.labels, [](int32_t label) { return label != data::kNoLoss; });
   auto length = first - example.labels.begin();
   if (length <= 1) {  // only BOS
     length = std::min<ptrdiff_t>(kOfText, (std::ssize(example.ids) + 1) / 2);
   }
   return {example.ids.begin(), example.ids.begin() + length};
-}
-
-std::shared_ptr<const io::Tokenizer> find_tokenizer(const io::Checkpoint& checkpoint,
-                                                    int64_t vocab_size) {
-  try {
-    return std::make_shared<io::Tokenizer>(io::Tokenizer::load(checkpoint.folder(), vocab_size));
-  } catch (const UserError&) {  // rows of tokens need no tokenizer
-    return nullptr;
-  }
 }
 
 }  // namespace
@@ -101,12 +90,8 @@ HeldOut::HeldOut(const TrainSettings& settings, const io::Checkpoint& checkpoint
   const data::Examples examples = read_data(
       held_out, checkpoint, vocab_size, [](int64_t, int64_t) {}, lines, shared);
   MOE_CHECK(examples.weights.empty());  // refused by check_numbers()
-  const int64_t max_rows = settings.evaluation.rows.value_or(0);
   SingleEpochRows once =
-      single_epoch_rows(examples,
-                        {*settings.pack, false, *settings.seq_len, *settings.micro_batch,
-                         settings.seed, settings.pack_mask},
-                        max_rows);
+      single_epoch_rows(examples, batch_settings(settings), settings.evaluation.rows.value_or(0));
   batches_ = std::move(once.batches);
   for (const auto& batch : batches_) {
     targets_ += batch.target_count;
@@ -130,7 +115,7 @@ void HeldOut::take_prompts(const data::Examples& examples, int64_t max_tokens) {
     std::vector<int64_t> prompt = prompt_ids(examples.at(index));
     const bool fits =
         std::ssize(prompt) + kNewTokens <= max_tokens || std::ssize(prompt) * 2 <= max_tokens;
-    if (fits && std::find(prompts_.begin(), prompts_.end(), prompt) == prompts_.end()) {
+    if (fits && std::ranges::find(prompts_, prompt) == prompts_.end()) {
       prompts_.push_back(std::move(prompt));
     }
     if (prompts_.size() == kPrompts) {

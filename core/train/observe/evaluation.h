@@ -1,6 +1,5 @@
 #pragma once
-// Evaluation between two steps with the current weights: held-out loss, text samples and
-// benchmarks.
+// Evaluation between two steps: held-out loss, text samples and benchmarks.
 
 #include <functional>
 #include <memory>

@@ -13,13 +13,32 @@
 #include <span>
 
 #include "core/base/error.h"
-#include "core/io/file.h"
-#include "core/train/checkpoint/run_folder.h"
 
 namespace moe::train {
 namespace {
 
 namespace fs = std::filesystem;
+
+const std::set<std::string> kTrainScalars = {"auxiliary_loss",
+                                             "bias_max",
+                                             "data_wait_seconds",
+                                             "entropy_loss",
+                                             "grad_norm",
+                                             "l1_loss",
+                                             "lambda",
+                                             "load_balance_loss",
+                                             "loss",
+                                             "lr",
+                                             "sequence_balance_loss",
+                                             "skipped_outliers",
+                                             "skipped_steps",
+                                             "tokens_per_second",
+                                             "z_loss"};
+const std::set<std::string> kRoutingScalars = {
+    "dropped_share", "unserved_share", "filled_share",       "ir_share",    "experts_per_token",
+    "sparsity",      "entropy",        "load_max_over_mean", "dead_experts"};
+const std::set<std::string> kLayerScalars = {"dropped_share", "experts_per_token",
+                                             "load_max_over_mean", "dead_experts"};
 
 constexpr std::string_view kPrefix = "events.out.tfevents.";
 
@@ -66,11 +85,27 @@ void put_value(std::string& summary, const std::string& tag, double number) {
   put_bytes(summary, 1, value);
 }
 
-uint32_t masked(uint32_t crc) { return (crc >> 15 | crc << 17) + 0xa282ead8U; }
-
-double now_s() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+// Returns the CRC-32C (Castagnoli), as in TFRecord before masking.
+uint32_t crc32c(std::string_view bytes) {
+  static const auto table = [] {
+    std::array<uint32_t, 256> entries{};
+    for (uint32_t byte = 0; byte < 256; ++byte) {
+      uint32_t crc = byte;
+      for (int bit = 0; bit < 8; ++bit) {
+        crc = (crc & 1) != 0 ? crc >> 1 ^ 0x82f63b78U : crc >> 1;
+      }
+      entries[byte] = crc;
+    }
+    return entries;
+  }();
+  uint32_t crc = ~0U;
+  for (const char c : bytes) {
+    crc = crc >> 8 ^ table[(crc ^ static_cast<unsigned char>(c)) & 0xff];
+  }
+  return ~crc;
 }
+
+uint32_t masked(uint32_t crc) { return (crc >> 15 | crc << 17) + 0xa282ead8U; }
 
 void add_numbers(const Json& object, const std::string& group, const std::set<std::string>& keys,
                  std::vector<std::pair<std::string, double>>& curves) {
@@ -125,49 +160,10 @@ bool fits(const Descriptor& descriptor, const EventMark& mark) {
 
 }  // namespace
 
-uint32_t crc32c(std::string_view bytes) {
-  static const auto table = [] {
-    std::array<uint32_t, 256> entries{};
-    for (uint32_t byte = 0; byte < 256; ++byte) {
-      uint32_t crc = byte;
-      for (int bit = 0; bit < 8; ++bit) {
-        crc = (crc & 1) != 0 ? crc >> 1 ^ 0x82f63b78U : crc >> 1;
-      }
-      entries[byte] = crc;
-    }
-    return entries;
-  }();
-  uint32_t crc = ~0U;
-  for (const char c : bytes) {
-    crc = crc >> 8 ^ table[(crc ^ static_cast<unsigned char>(c)) & 0xff];
-  }
-  return ~crc;
-}
-
 std::vector<std::pair<std::string, double>> scalars(const Json& line) {
-  static const std::set<std::string> train = {"loss",
-                                              "grad_norm",
-                                              "lr",
-                                              "tokens_per_second",
-                                              "data_wait_seconds",
-                                              "skipped_steps",
-                                              "skipped_outliers",
-                                              "load_balance_loss",
-                                              "entropy_loss",
-                                              "l1_loss",
-                                              "z_loss",
-                                              "sequence_balance_loss",
-                                              "auxiliary_loss",
-                                              "lambda",
-                                              "bias_max"};
-  static const std::set<std::string> routing = {
-      "dropped_share", "unserved_share", "filled_share",       "ir_share",    "experts_per_token",
-      "sparsity",      "entropy",        "load_max_over_mean", "dead_experts"};
-  static const std::set<std::string> layer = {"dropped_share", "experts_per_token",
-                                              "load_max_over_mean", "dead_experts"};
   std::vector<std::pair<std::string, double>> curves;
-  add_numbers(line, "train/", train, curves);
-  add_numbers(line, "routing/", routing, curves);
+  add_numbers(line, "train/", kTrainScalars, curves);
+  add_numbers(line, "routing/", kRoutingScalars, curves);
   add_numbers(line, "train/", {"held_out_loss"}, curves);
   const Json tasks = line.value("tasks", Json::object());
   for (const auto& [task, scores] : tasks.items()) {
@@ -176,7 +172,7 @@ std::vector<std::pair<std::string, double>> scalars(const Json& line) {
   for (const auto& counters : line.value("layers", Json::array())) {
     const Json index = counters.is_object() ? counters.value("layer", Json(0)) : Json();
     if (index.is_number_integer()) {
-      add_numbers(counters, fmt::format("layer_{}/", index.get<int64_t>()), layer, curves);
+      add_numbers(counters, fmt::format("layer_{}/", index.get<int64_t>()), kLayerScalars, curves);
     }
   }
   return curves;
@@ -217,7 +213,8 @@ std::optional<EventFile> EventFile::resume(const RunFolder& folder, const EventM
 
 EventFile::EventFile(const RunFolder& folder, double seconds) {
   folder.remove_events();
-  mark_.clock_s = now_s() - seconds;
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  mark_.clock_s = std::chrono::duration<double>(now).count() - seconds;
   file_ = folder.path() / event_name(static_cast<int64_t>(mark_.clock_s));
   folder.claim(file_);
   descriptor_ = open_events(file_, O_CREAT | O_EXCL);

@@ -22,9 +22,6 @@ namespace moe::train {
 // their number. Skips values that are not finite numbers.
 std::vector<std::pair<std::string, double>> scalars(const Json& line);
 
-// Returns the CRC-32C (Castagnoli), as in TFRecord before masking.
-uint32_t crc32c(std::string_view bytes);
-
 // End of the file when a checkpoint was saved.
 struct EventMark {
   uint64_t bytes = 0;

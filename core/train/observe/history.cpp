@@ -9,21 +9,17 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <set>
 #include <span>
-#include <string>
-#include <string_view>
 
 #include "core/base/error.h"
-#include "core/base/json.h"
 #include "core/base/read_file.h"
-#include "core/io/file.h"
 
 namespace moe::train {
+
+namespace fs = std::filesystem;
 
 namespace {
 
@@ -59,6 +55,72 @@ bool is_drawn(const std::string& curve) {
 constexpr size_t kMaxCurves = 1000;
 constexpr size_t kMaxSkipped = 20;
 
+struct stat status_of(const Descriptor& descriptor, const fs::path& file) {
+  struct stat status {};
+  if (::fstat(descriptor.get(), &status) != 0) {
+    fail_file(file.string(), "cannot be read");
+  }
+  return status;
+}
+
+void truncate(const Descriptor& descriptor, uint64_t bytes, const fs::path& file) {
+  if (::ftruncate(descriptor.get(), static_cast<off_t>(bytes)) != 0) {
+    io::throw_write_error(errno, file);
+  }
+}
+
+std::string read_at(FileReader& in, uint64_t begin, uint64_t end, const fs::path& file) {
+  std::string text(end - begin, '\0');
+  in.seek(begin);
+  if (in.sgetn(text.data(), std::ssize(text)) != std::ssize(text)) {
+    throw UserError("{}: cannot be read: it became shorter", file.string());
+  }
+  return text;
+}
+
+// Returns the offset after the last line break of the first `end` bytes, 0 if there is none. Throws
+// UserError if more than kMaxLineBytes follow it, which moe does not write.
+uint64_t behind_last_break(FileReader& in, uint64_t end, const fs::path& file) {
+  constexpr uint64_t kBlock = uint64_t{1} << 16;
+  const uint64_t size = end;
+  while (end > 0) {
+    if (size - end > kMaxLineBytes) {
+      throw UserError("{}: has a line of more than {} bytes; move the file away", file.string(),
+                      kMaxLineBytes);
+    }
+    const uint64_t begin = end - std::min(end, kBlock);
+    const size_t end_of_line = read_at(in, begin, end, file).rfind('\n');
+    if (end_of_line != std::string::npos) {
+      return begin + end_of_line + 1;
+    }
+    end = begin;
+  }
+  return 0;
+}
+
+std::optional<int64_t> line_step(const Json& line) {
+  const Json step = line.is_object() ? line.value("step", Json()) : Json();
+  return step.is_number_integer() ? std::optional(step.get<int64_t>()) : std::nullopt;
+}
+
+// Returns a partial file, to replace `file`, with its first `bytes` bytes and its permissions.
+std::unique_ptr<io::PartialFile> copy_start(const fs::path& file, uint64_t bytes, mode_t mode) {
+  auto copy = std::make_unique<io::PartialFile>(file);
+  ::fchmod(copy->file().get(), mode & 0777);
+  FileReader in(file);
+  std::string block(size_t{1} << 20, '\0');
+  while (bytes > 0) {
+    const auto wanted = static_cast<std::streamsize>(std::min<uint64_t>(bytes, block.size()));
+    const auto count = static_cast<size_t>(in.sgetn(block.data(), wanted));
+    if (count == 0) {
+      break;
+    }
+    io::write_all(copy->file(), std::as_bytes(std::span(block).first(count)), copy->path());
+    bytes -= count;
+  }
+  return copy;
+}
+
 }  // namespace
 
 std::string to_line(const TextSample& sample) {
@@ -92,8 +154,8 @@ void for_each_sample(const std::filesystem::path& file,
 }
 
 void SampleHistory::add(const TextSample& sample) {
-  auto entry = std::find_if(prompts_.begin(), prompts_.end(),
-                            [&](const Prompt& prompt) { return prompt.prompt == sample.prompt; });
+  auto entry = std::ranges::find_if(
+      prompts_, [&](const Prompt& prompt) { return prompt.prompt == sample.prompt; });
   if (entry == prompts_.end()) {
     if (prompts_.size() == kMaxPrompts) {
       return;
@@ -171,18 +233,17 @@ std::vector<const TextSample*> pick_samples(const SampleHistory::Prompt& prompt)
 }
 
 const std::vector<PanelSpec>& single_curve_panels() {
+  const auto loss = [](const char* title, const char* curve,
+                       const char* unit = "unscaled, sum over layers") {
+    return PanelSpec{kLearningGroup, title, unit, curve, 1, false, false, /*is_loss=*/true};
+  };
   static const std::vector<PanelSpec> panels = {
-      {kLearningGroup, "Load-balance loss", "unscaled, sum over layers", "load_balance_loss", 1,
-       false, false, true},
-      {kLearningGroup, "Entropy loss", "unscaled, sum over layers", "entropy_loss", 1, false, false,
-       true},
-      {kLearningGroup, "L1 loss", "unscaled, sum over layers", "l1_loss", 1, false, false, true},
-      {kLearningGroup, "Router z-loss", "unscaled, sum over layers", "z_loss", 1, false, false,
-       true},
-      {kLearningGroup, "Balance within sequences", "unscaled, sum over layers",
-       "sequence_balance_loss", 1, false, false, true},
-      {kLearningGroup, "Auxiliary losses", "as added to the loss", "auxiliary_loss", 1, false,
-       false, true},
+      loss("Load-balance loss", "load_balance_loss"),
+      loss("Entropy loss", "entropy_loss"),
+      loss("L1 loss", "l1_loss"),
+      loss("Router z-loss", "z_loss"),
+      loss("Balance within sequences", "sequence_balance_loss"),
+      loss("Auxiliary losses", "auxiliary_loss", "as added to the loss"),
       {kLearningGroup, "Lambda", "weight of L1", "lambda"},
       {kLearningGroup, "Router bias", "largest of the choice, all layers", "bias_max"},
       {kLearningGroup, "Sparsity", "share of experts that do not run", "sparsity"},
@@ -251,10 +312,7 @@ void History::add_number(int64_t step, const std::string& name, const Json& valu
   if (!is_drawn(name) || !value.is_number() || !std::isfinite(value.get<double>())) {
     return;
   }
-  const auto curve = curves_.find(name);
-  if (curve != curves_.end()) {
-    curve->second.add(step, value.get<double>());
-  } else if (curves_.size() < kMaxCurves) {
+  if (curves_.contains(name) || curves_.size() < kMaxCurves) {
     curves_[name].add(step, value.get<double>());
   }
 }
@@ -338,112 +396,32 @@ std::string time_text() {
   return fmt::format("{:%Y-%m-%d %H:%M} UTC", fmt::gmtime(std::chrono::system_clock::now()));
 }
 
-namespace fs = std::filesystem;
-
-namespace {
-
-struct stat status_of(const Descriptor& descriptor, const fs::path& file) {
-  struct stat status {};
-  if (::fstat(descriptor.get(), &status) != 0) {
-    fail_file(file.string(), "cannot be read");
-  }
-  return status;
+// Returns a reader of the open file. Shares the offset of `descriptor`, which appends.
+FileReader make_reader(const Descriptor& descriptor, const fs::path& file) {
+  return {Descriptor(::fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 0)), file.string()};
 }
-
-void truncate(const Descriptor& descriptor, uint64_t bytes, const fs::path& file) {
-  if (::ftruncate(descriptor.get(), static_cast<off_t>(bytes)) != 0) {
-    io::throw_write_error(errno, file);
-  }
-}
-
-std::string read_at(const Descriptor& descriptor, uint64_t begin, uint64_t end,
-                    const fs::path& file) {
-  std::string text(end - begin, '\0');
-  for (size_t filled = 0; filled < text.size();) {
-    const ssize_t count = ::pread(descriptor.get(), text.data() + filled, text.size() - filled,
-                                  static_cast<off_t>(begin + filled));
-    if (count < 0 && errno == EINTR) {
-      continue;
-    }
-    if (count <= 0) {
-      throw UserError("{}: cannot be read: {}", file.string(),
-                      count < 0 ? std::strerror(errno) : "it became shorter");
-    }
-    filled += static_cast<size_t>(count);
-  }
-  return text;
-}
-
-// Returns the offset after the last line break of the first `end` bytes, 0 if there is none. Throws
-// UserError if more than kMaxLineBytes follow it, which moe does not write.
-uint64_t behind_last_break(const Descriptor& descriptor, uint64_t end, const fs::path& file) {
-  constexpr uint64_t kBlock = uint64_t{1} << 16;
-  const uint64_t size = end;
-  while (end > 0) {
-    if (size - end > kMaxLineBytes) {
-      throw UserError("{}: has a line of more than {} bytes; move the file away", file.string(),
-                      kMaxLineBytes);
-    }
-    const uint64_t begin = end - std::min(end, kBlock);
-    const size_t end_of_line = read_at(descriptor, begin, end, file).rfind('\n');
-    if (end_of_line != std::string::npos) {
-      return begin + end_of_line + 1;
-    }
-    end = begin;
-  }
-  return 0;
-}
-
-// Returns the step of a line; nothing if it has none.
-std::optional<int64_t> line_step(const Json& line) {
-  const auto step = line.is_object() ? line.find("step") : line.end();
-  if (!line.is_object() || step == line.end() || !step->is_number_integer()) {
-    return std::nullopt;
-  }
-  return step->get<int64_t>();
-}
-
-// Returns a partial file, to replace `file`, with its first `bytes` bytes and its permissions.
-std::unique_ptr<io::PartialFile> copy_start(const fs::path& file, uint64_t bytes, mode_t mode) {
-  auto copy = std::make_unique<io::PartialFile>(file);
-  ::fchmod(copy->file().get(), mode & 0777);
-  FileReader in(file);
-  std::string block(size_t{1} << 20, '\0');
-  while (bytes > 0) {
-    const auto wanted = static_cast<std::streamsize>(std::min<uint64_t>(bytes, block.size()));
-    const auto count = static_cast<size_t>(in.sgetn(block.data(), wanted));
-    if (count == 0) {
-      break;
-    }
-    io::write_all(copy->file(), std::as_bytes(std::span(block).first(count)), copy->path());
-    bytes -= count;
-  }
-  return copy;
-}
-
-}  // namespace
 
 Descriptor open_lines(const fs::path& file) {
   // O_NONBLOCK: opening a named pipe must not block.
   Descriptor descriptor(::open(
       file.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
   if (!descriptor.is_open()) {
-    const int error = errno;
-    if (error == ELOOP) {
+    if (errno == ELOOP) {
       throw UserError("{}: is a symbolic link, which moe does not follow here; remove it",
                       file.string());
     }
-    if (error == ENOSPC || error == EDQUOT) {
-      io::throw_write_error(error, file);
+    if (errno == ENOSPC || errno == EDQUOT) {
+      io::throw_write_error(errno, file);
     }
-    throw UserError("{}: cannot be written: {}", file.string(), std::strerror(error));
+    fail_file(file.string(), "cannot be written");
   }
   const auto status = status_of(descriptor, file);
   if (!S_ISREG(status.st_mode)) {
     throw UserError("{}: is not a regular file; remove it", file.string());
   }
   const auto size = static_cast<uint64_t>(status.st_size);
-  const uint64_t end = behind_last_break(descriptor, size, file);
+  FileReader in = make_reader(descriptor, file);
+  const uint64_t end = behind_last_break(in, size, file);
   if (end < size) {
     truncate(descriptor, end, file);
   }
@@ -466,8 +444,9 @@ bool StepLines::cut_at(const LinesMark& mark) {
   if (static_cast<uint64_t>(status_of(descriptor_, file_).st_size) < mark.bytes) {
     return false;
   }
-  const uint64_t begin = behind_last_break(descriptor_, mark.bytes - 1, file_);
-  const std::string line = read_at(descriptor_, begin, mark.bytes, file_);
+  FileReader in = make_reader(descriptor_, file_);
+  const uint64_t begin = behind_last_break(in, mark.bytes - 1, file_);
+  const std::string line = read_at(in, begin, mark.bytes, file_);
   const Json json = try_parse_json(line).value_or(Json());
   if (line.back() != '\n' || line_step(json) != mark.step) {
     return false;

@@ -88,6 +88,11 @@ class History {
   // Returns the curves that the report draws, by name in metrics.jsonl ("loss", "dropped_share");
   // accuracies are "tasks/piqa/acc".
   const std::map<std::string, Downsampled>& curves() const { return curves_; }
+  // Returns a curve; null if no line has it.
+  const Downsampled* find_curve(const std::string& name) const {
+    const auto curve = curves_.find(name);
+    return curve == curves_.end() ? nullptr : &curve->second;
+  }
   const LoadMap& loads() const { return loads_; }
   const SampleHistory& samples() const { return samples_; }
   const ReluStages& relu_stages() const { return relu_stages_; }
@@ -119,17 +124,12 @@ class History {
 History read_history(const std::filesystem::path& run);
 
 // Returns the objects of RUN/starts.jsonl up to the first invalid one; none if there is no file.
-// The file has one object per start or resumption of the run (loop/run_start.cpp), with its
-// environment:
-//   {"step", "time", "moe", "libtorch", "machine", "threads", "parameters", "router", "loss",
-//    "layout", "data", "notes"}
+// The file has one object per start or resumption of the run (describe_start() of
+// loop/run_start.cpp).
 std::vector<Json> read_run_history(const std::filesystem::path& file);
 
 // Returns the current time as in starts.jsonl and the report: "2026-01-31 12:05 UTC".
 std::string time_text();
-
-// Append-only files of a run: JSON lines, each with its "step", in ascending order. A run resumed
-// from a checkpoint keeps the lines up to its step. Memory does not depend on the size of the file.
 
 // Opens or creates `file` for appending, and truncates an unfinished last line. Throws UserError if
 // it cannot be written, or is a symbolic link (which could lead out of the run's folder).
@@ -143,6 +143,8 @@ struct LinesMark {
 
 enum class LinesPerStep { kOne, kAny };
 
+// An append-only file of JSON lines, each with its "step", in ascending order. Memory does not
+// depend on the size of the file.
 class StepLines {
  public:
   // Throws the exceptions of open_lines().

@@ -3,13 +3,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <string>
 
 #include "core/base/error.h"
-#include "core/base/json.h"
 #include "core/base/read_file.h"
 #include "core/io/file.h"
-#include "core/route/counters.h"
 #include "core/train/observe/report.h"
 
 namespace moe::train {
@@ -102,9 +99,8 @@ std::optional<double> lr_from_checkpoint(const fs::path& model) {
   if (!state) {
     return std::nullopt;
   }
-  const auto curve = state->history.curves().find("lr");
-  return curve == state->history.curves().end() ? std::nullopt
-                                                : std::optional(curve->second.last.value);
+  const Downsampled* curve = state->history.find_curve("lr");
+  return curve == nullptr ? std::nullopt : std::optional(curve->last.value);
 }
 
 std::optional<double> lr_from_upcycle_report(const fs::path& model) {
@@ -143,8 +139,6 @@ std::optional<double> lr_from_metrics(const fs::path& model) {
 
 }  // namespace
 
-route::CounterTotal StepRecord::total() const { return route::sum_layers(layer_counters); }
-
 OrderedJson to_json(const StepRecord& record) {
   OrderedJson json = OrderedJson::object();
   json["step"] = record.step;
@@ -169,21 +163,23 @@ OrderedJson to_json(const StepRecord& record) {
   if (record.skipped_outliers) {
     json["skipped_outliers"] = *record.skipped_outliers;
   }
-  put(json, "load_balance_loss", record.load_balance_loss);
-  put(json, "entropy_loss", record.entropy_loss);
-  put(json, "l1_loss", record.l1_loss);
-  put(json, "z_loss", record.z_loss);
-  put(json, "sequence_balance_loss", record.sequence_balance_loss);
+  put(json, "load_balance_loss", record.load_balance);
+  put(json, "entropy_loss", record.entropy);
+  put(json, "l1_loss", record.l1);
+  put(json, "z_loss", record.z);
+  put(json, "sequence_balance_loss", record.sequence_balance);
   put(json, "auxiliary_loss", record.auxiliary);
   put(json, "lambda", record.lambda);
   put(json, "bias_max", record.bias_max);
-  if (record.layer_counters.empty()) {
+  if (record.layers.empty()) {
     return json;
   }
   json.update(route::to_json(record.total(), record.row_bytes));
-  put(json, "sparsity", record.sparsity);  // mean over layers, not over rows
-  put(json, "target_sparsity", record.target_sparsity);
-  json["layers"] = route::layers_json(record.moe_layers, record.layer_counters, record.row_bytes);
+  if (record.target_sparsity) {
+    json["sparsity"] = record.sparsity;  // mean over layers, not over rows
+    json["target_sparsity"] = *record.target_sparsity;
+  }
+  json["layers"] = route::layers_json(record.moe_layers, record.layers, record.row_bytes);
   return json;
 }
 

@@ -1,9 +1,8 @@
 #pragma once
-// Metrics of training steps and evaluations, and the log files of a run: metrics.jsonl,
-// samples.jsonl, the TensorBoard events and report.html. Rank 0 keeps the log. A checkpoint
-// records (history.json) the lengths of those files and the history in bounded size, so that the
-// cost of resuming does not depend on the number of steps. The metrics are described in
-// ../README.md and core/route/README.md (counters).
+// Metrics of training steps and evaluations (core/route/README.md has the counters), and the log
+// files of a run. Rank 0 keeps the log. A checkpoint records (history.json) the lengths of those
+// files and the history in bounded size, so that the cost of resuming does not depend on the number
+// of steps.
 
 #include <filesystem>
 #include <map>
@@ -12,20 +11,19 @@
 #include <vector>
 
 #include "core/base/json.h"
-#include "core/route/counters.h"
 #include "core/train/checkpoint/run_folder.h"
 #include "core/train/observe/event_file.h"
 #include "core/train/observe/history.h"
+#include "core/train/step/gradients.h"
 
 namespace moe::train {
 
-struct StepRecord {
+// One step; its losses and counters are those before the update.
+struct StepRecord : StepLosses {
   int64_t step = 0;      // from 1
-  double loss = 0;       // language-model loss, mean over targets of the batch, before the update
   double grad_norm = 0;  // before clipping
   double lr = 0;
-  int64_t tokens = 0, target_tokens = 0;  // of this global batch
-  int64_t total_tokens = 0;               // since step 1
+  int64_t total_tokens = 0;  // since step 1
   double seconds = 0, tokens_per_second = 0;
   uint64_t peak_memory = 0;                 // maximum resident bytes since the process began
   std::optional<uint64_t> gpu_memory;       // maximum bytes of tensors on the GPU
@@ -35,18 +33,13 @@ struct StepRecord {
   int64_t skipped_steps = 0;                // so far, of both kinds
   std::optional<int64_t> skipped_outliers;  // so far, if outliers are skipped
 
-  // Losses unscaled and summed over layers; unset if the router has none or the coefficient is 0.
-  std::optional<double> load_balance_loss, entropy_loss, l1_loss;
-  std::optional<double> z_loss, sequence_balance_loss;
-  std::optional<double> auxiliary;         // weighted sum of the losses above
-  std::optional<double> lambda, sparsity;  // ReLU: lambda of this step, S
-  std::optional<double> target_sparsity;   // ReLU: S*
-  std::optional<double> bias_max;          // largest |bias| of the router in this step's forward
+  std::optional<double> auxiliary;                // weighted sum of the auxiliary losses
+  std::optional<double> lambda, target_sparsity;  // ReLU: lambda of this step, S*
+  std::optional<double> bias_max;  // largest |bias| of the router in this step's forward
 
-  std::vector<int64_t> moe_layers;                   // indices of the MoE layers
-  std::vector<route::CounterValues> layer_counters;  // one each
-  int64_t row_bytes = 0;                             // of one row sent between ranks
-  route::CounterTotal total() const;
+  std::vector<int64_t> moe_layers;  // indices of the MoE layers
+  int64_t row_bytes = 0;            // of one row sent between ranks
+  route::CounterTotal total() const { return route::sum_layers(layers); }
 };
 
 // Task -> "acc", "acc_stderr", "acc_norm", ...: accuracies and standard errors, 0..1.

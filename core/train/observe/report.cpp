@@ -7,7 +7,6 @@
 #include <set>
 
 #include "core/base/error.h"
-#include "core/base/json.h"
 #include "core/base/page/page.h"
 #include "core/base/read_file.h"
 #include "core/base/text.h"
@@ -20,7 +19,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Returns the text of `file`, or "" if there is no such file.
 std::string text_if_there(const fs::path& file) {
   return fs::exists(file) ? read_small_file(file) : "";
 }
@@ -59,36 +57,31 @@ OrderedJson fact(const std::string& name, const std::string& value, const std::s
   return {{"name", name}, {"value", value}, {"note", note}};
 }
 
-// Returns the fact on the stages of a ReLU run.
-OrderedJson stages_fact(const ReluStages& stages) {
-  const auto end = stages.sparsifying_end();
-  return fact("Sparse since step", end ? grouped(*end) : "-",
-              fmt::format("{} {}; S* is {:.4g}", end ? "dense until" : "not yet; dense until",
-                          grouped(stages.dense_end()), stages.target()));
-}
-
 OrderedJson facts(const History& history, std::optional<double> steps) {
   OrderedJson facts = OrderedJson::array();
   facts.push_back(
       fact("Steps", grouped(history.steps),
            steps && *steps < 1e15 ? "of " + grouped(static_cast<int64_t>(*steps)) : ""));
   for (const auto& [title, curve] : {std::pair("Loss", "loss"), {"Held out", "held_out_loss"}}) {
-    const auto found = history.curves().find(curve);
-    if (found != history.curves().end()) {
-      const auto& [first, last] = std::pair(found->second.first, found->second.last);
-      facts.push_back(fact(title, fmt::format("{:.4f}", last.value),
-                           first.step == last.step ? "" : fmt::format("from {:.4f}", first.value)));
+    if (const Downsampled* found = history.find_curve(curve)) {
+      facts.push_back(fact(title, fmt::format("{:.4f}", found->last.value),
+                           found->first.step == found->last.step
+                               ? ""
+                               : fmt::format("from {:.4f}", found->first.value)));
     }
   }
   if (const ReluStages& stages = history.relu_stages(); stages.has_begun()) {
-    facts.push_back(stages_fact(stages));
+    const auto end = stages.sparsifying_end();
+    facts.push_back(
+        fact("Sparse since step", end ? grouped(*end) : "-",
+             fmt::format("{} {}; S* is {:.4g}", end ? "dense until" : "not yet; dense until",
+                         grouped(stages.dense_end()), stages.target())));
   }
   facts.push_back(fact("Tokens", grouped(history.total_tokens)));
   facts.push_back(fact("Time", clock_text(history.seconds)));
   return facts;
 }
 
-// Returns the warnings and notes of a run.
 OrderedJson notes(const History& history, const std::vector<Json>& starts) {
   OrderedJson notes = OrderedJson::array();
   const auto add = [&](const std::string& text, bool is_warning) {
@@ -124,6 +117,13 @@ OrderedJson notes(const History& history, const std::vector<Json>& starts) {
 
 OrderedJson row(const std::string& name, const std::vector<std::string>& cells) {
   return {{"name", name}, {"cells", cells}};
+}
+
+void add_table(const std::vector<std::string>& columns, const OrderedJson& rows,
+               OrderedJson& panels) {
+  if (!rows.empty()) {
+    panels.push_back({{"kind", "table"}, {"columns", columns}, {"rows", rows}});
+  }
 }
 
 std::string at_step(const Point& point, double scale) {
@@ -175,17 +175,12 @@ OrderedJson load_rows(const LoadMap& map) {
 
 OrderedJson numbers(const History& history) {
   OrderedJson panels = OrderedJson::array();
-  const auto add = [&](const std::vector<std::string>& columns, const OrderedJson& rows) {
-    if (!rows.empty()) {
-      panels.push_back({{"kind", "table"}, {"columns", columns}, {"rows", rows}});
-    }
-  };
-  add({"Curve", "First", "Last", "Least", "Largest"}, curve_rows(history));
-  add({"Load at the end", "Least", "Largest", "Without a token"}, load_rows(history.loads()));
+  add_table({"Curve", "First", "Last", "Least", "Largest"}, curve_rows(history), panels);
+  add_table({"Load at the end", "Least", "Largest", "Without a token"}, load_rows(history.loads()),
+            panels);
   return {{"id", "numbers"}, {"title", "In numbers"}, {"panels", panels}};
 }
 
-// Removes leading spaces.
 std::string_view trimmed(std::string_view text) {
   text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
   return text;
@@ -198,7 +193,6 @@ std::string shortened(std::string_view text) {
                                   : std::string(text.substr(0, kMaxBytes)) + " ..";
 }
 
-// Returns the labels of the runs.
 std::vector<std::string> run_labels(const std::vector<ComparedRun>& runs) {
   std::map<std::string, int> uses;
   for (const auto& run : runs) {
@@ -220,8 +214,8 @@ std::vector<Panel> compared_panels(const std::vector<ComparedRun>& runs,
     for (const auto& [spec, lines] : make_panels(runs[i].history)) {
       for (const auto& line : lines) {
         const std::string title = curve_title(spec, line);
-        auto panel = std::find_if(compared.begin(), compared.end(),
-                                  [&](const Panel& known) { return known.spec.title == title; });
+        auto panel = std::ranges::find_if(
+            compared, [&](const Panel& known) { return known.spec.title == title; });
         if (panel == compared.end()) {
           panel = compared.insert(compared.end(), Panel{spec, {}});
           panel->spec.title = title;
@@ -233,14 +227,13 @@ std::vector<Panel> compared_panels(const std::vector<ComparedRun>& runs,
   // Restores the order of groups: a later run may have added an earlier group.
   const auto order = [](const Panel& panel) {
     const auto& specs = single_curve_panels();
-    const auto first = std::find_if(specs.begin(), specs.end(), [&](const PanelSpec& spec) {
+    const auto first = std::ranges::find_if(specs, [&](const PanelSpec& spec) {
       return std::string_view(spec.group) == panel.spec.group;
     });
     return panel.spec.group == std::string_view(kLossGroup) ? -1 : first - specs.begin();
   };
-  std::stable_sort(compared.begin(), compared.end(), [&](const Panel& left, const Panel& right) {
-    return order(left) < order(right);
-  });
+  std::ranges::stable_sort(
+      compared, [&](const Panel& left, const Panel& right) { return order(left) < order(right); });
   return compared;
 }
 
@@ -250,8 +243,8 @@ OrderedJson ends_table(const std::vector<ComparedRun>& runs,
   std::vector<std::string> columns = {"Run", "Steps", "Tokens", "Time"};
   std::vector<std::pair<std::string, double>> curves;  // name and scale
   const auto add = [&](const std::string& title, const std::string& curve, double scale) {
-    const bool is_known = std::any_of(curves.begin(), curves.end(),
-                                      [&](const auto& known) { return known.first == curve; });
+    const bool is_known =
+        std::ranges::any_of(curves, [&](const auto& known) { return known.first == curve; });
     if (!is_known) {
       columns.push_back(title);
       curves.emplace_back(curve, scale);
@@ -275,9 +268,8 @@ OrderedJson ends_table(const std::vector<ComparedRun>& runs,
     std::vector<std::string> cells = {grouped(history.steps), grouped(history.total_tokens),
                                       clock_text(history.seconds)};
     for (const auto& [curve, scale] : curves) {
-      const auto found = history.curves().find(curve);
-      cells.push_back(found == history.curves().end() ? "-"
-                                                      : number(found->second.last.value * scale));
+      const Downsampled* found = history.find_curve(curve);
+      cells.push_back(found == nullptr ? "-" : number(found->last.value * scale));
     }
     rows.push_back(row(names[i], cells));
   }
@@ -303,15 +295,13 @@ OrderedJson differing_settings(const std::vector<Settings>& settings,
       const auto found = values.find(key);
       cells.push_back(found == values.end() ? "-" : found->second);
     }
-    if (std::any_of(cells.begin(), cells.end(),
-                    [&](const std::string& cell) { return cell != cells.front(); })) {
+    if (std::ranges::any_of(cells,
+                            [&](const std::string& cell) { return cell != cells.front(); })) {
       rows.push_back(row(key, cells));
     }
   }
   OrderedJson panels = OrderedJson::array();
-  if (!rows.empty()) {
-    panels.push_back({{"kind", "table"}, {"columns", columns}, {"rows", rows}});
-  }
+  add_table(columns, rows, panels);
   return {{"id", "settings"}, {"title", "Settings that differ"}, {"panels", panels}};
 }
 
@@ -383,14 +373,6 @@ OrderedJson about(const std::vector<Json>& starts) {
   return {{"id", "about"}, {"title", "About this run"}, {"panels", panels}};
 }
 
-OrderedJson settings_section(const std::string& toml) {
-  OrderedJson panels = OrderedJson::array();
-  if (!toml.empty()) {
-    panels.push_back({{"kind", "text"}, {"text", toml}});
-  }
-  return {{"id", "settings"}, {"title", "Settings"}, {"panels", panels}};
-}
-
 }  // namespace
 
 std::string report_page(const fs::path& run, const History& history) {
@@ -402,7 +384,10 @@ std::string report_page(const fs::path& run, const History& history) {
   sections.push_back(samples(history.samples()));
   sections.push_back(numbers(history));
   sections.push_back(about(starts));
-  sections.push_back(settings_section(toml));
+  sections.push_back({{"id", "settings"}, {"title", "Settings"}, {"panels", OrderedJson::array()}});
+  if (!toml.empty()) {
+    sections.back()["panels"].push_back({{"kind", "text"}, {"text", toml}});
+  }
   return make_page({{"program", "moe train"},
                     {"state", fs::exists(run / "final") ? "finished" : "not finished"},
                     {"title", fs::weakly_canonical(run).filename().string()},

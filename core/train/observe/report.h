@@ -1,7 +1,6 @@
 #pragma once
-// RUN/report.html: a page (core/base/page/page.h) with the curves, expert loads and text samples of
-// a run, the same in numbers, its environment and its settings. A comparison page of several runs
-// has a panel per curve with a line per run, the final values, and the settings that differ.
+// RUN/report.html: a page (core/base/page/page.h) of a run, and the page that compares several
+// runs.
 
 #include <filesystem>
 #include <optional>
@@ -40,11 +39,9 @@ struct CurveSettings {
 // Returns the sections of a page with these panels, a section per group.
 OrderedJson curve_sections(const std::vector<Panel>& panels, const CurveSettings& settings);
 
-// Returns the sections with all curves of the run and its load maps.
 OrderedJson drawn_sections(const History& history, const CurveSettings& settings);
 
-// Returns the page of the run in the folder `run`, whose metrics are `history`. Parts whose files
-// are missing are left out.
+// Returns the page of the run in the folder `run`. Parts whose files are missing are left out.
 std::string report_page(const std::filesystem::path& run, const History& history);
 
 // Writes report_page() to the file `out`, atomically. Throws UserError if it cannot be written.

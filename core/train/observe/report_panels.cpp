@@ -10,17 +10,12 @@ namespace moe::train {
 
 namespace {
 
-const Downsampled* find(const History& history, const std::string& name) {
-  const auto curve = history.curves().find(name);
-  return curve == history.curves().end() || curve->second.empty() ? nullptr : &curve->second;
-}
-
 void add_loss(const History& history, std::vector<Panel>& panels) {
   Panel panel{{kLossGroup, "Loss", "nats per target token", "loss", 1, false, true, true}, {}};
-  if (const Downsampled* training = find(history, "loss")) {
+  if (const Downsampled* training = history.find_curve("loss")) {
     panel.lines.push_back({"training", training});
   }
-  if (const Downsampled* held_out = find(history, "held_out_loss")) {
+  if (const Downsampled* held_out = history.find_curve("held_out_loss")) {
     panel.lines.push_back({"held out", held_out, !panel.lines.empty()});
   }
   if (!panel.lines.empty()) {
@@ -28,7 +23,6 @@ void add_loss(const History& history, std::vector<Panel>& panels) {
   }
 }
 
-// Adds the panel of accuracies, with a line per task.
 void add_accuracy(const History& history, std::vector<Panel>& panels) {
   Panel panel{{kLearningGroup, "Accuracy", "% of questions", "", 100}, {}};
   for (const auto& [name, curve] : history.curves()) {
@@ -41,20 +35,13 @@ void add_accuracy(const History& history, std::vector<Panel>& panels) {
   }
 }
 
-OrderedJson step_array(const std::vector<Point>& points) {
-  OrderedJson steps = OrderedJson::array();
+OrderedJson points_json(const std::vector<Point>& points, double scale) {
+  OrderedJson steps = OrderedJson::array(), values = OrderedJson::array();
   for (const auto& point : points) {
     steps.push_back(point.step);
-  }
-  return steps;
-}
-
-OrderedJson value_array(const std::vector<Point>& points, double scale) {
-  OrderedJson values = OrderedJson::array();
-  for (const auto& point : points) {
     values.push_back(rounded_for_screen(point.value * scale));
   }
-  return values;
+  return {{"x", steps}, {"y", values}};
 }
 
 // Returns fewer points per curve for a page with many curves, as of a run with hundreds of tasks:
@@ -70,17 +57,14 @@ size_t points_per_curve(const std::vector<Panel>& panels) {
 
 OrderedJson series_json(const Panel& panel, const PanelLine& line, size_t max_points) {
   const double scale = panel.spec.scale;
-  const std::vector<Point> points = line.curve->points(max_points);
-  OrderedJson json = {
-      {"name", line.name}, {"x", step_array(points)}, {"y", value_array(points, scale)}};
-  const std::vector<Point> smooth = panel.spec.is_smoothed && !line.is_marked
-                                        ? smoothed(line.curve->means())
-                                        : std::vector<Point>();
-  if (!smooth.empty()) {
-    json["smooth"] = {{"x", step_array(smooth)}, {"y", value_array(smooth, scale)}};
-  }
+  OrderedJson json = {{"name", line.name}};
+  json.update(points_json(line.curve->points(max_points), scale));
   if (line.is_marked) {
     json["is_marked"] = true;
+  } else if (panel.spec.is_smoothed) {
+    if (const auto smooth = smoothed(line.curve->means()); !smooth.empty()) {
+      json["smooth"] = points_json(smooth, scale);
+    }
   }
   return json;
 }
@@ -148,8 +132,8 @@ std::vector<Panel> make_panels(const History& history, std::vector<std::string>*
   for (const auto& spec : single_curve_panels()) {
     // Without lambda, sparsity is a function of experts per token.
     const bool is_redundant =
-        spec.curve == std::string_view("sparsity") && find(history, "lambda") == nullptr;
-    const Downsampled* curve = is_redundant ? nullptr : find(history, spec.curve);
+        spec.curve == std::string_view("sparsity") && history.find_curve("lambda") == nullptr;
+    const Downsampled* curve = is_redundant ? nullptr : history.find_curve(spec.curve);
     const bool is_routing = std::string_view(spec.group) == kRoutingGroup;
     if (curve != nullptr && is_routing && curve->least.value == 0 && curve->largest.value == 0) {
       if (zero != nullptr) {

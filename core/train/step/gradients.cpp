@@ -33,8 +33,9 @@ void add_to_gradient(const Tensor& weight, const kernels::Operand& left,
 // Returns rows `index` [N] of hidden [T, D]: [N, D]. On the CPU uses permute(), whose backward is
 // parallel; that of index_select is not.
 Tensor rows_at(const Tensor& hidden, const Tensor& index) {
-  return hidden.is_cpu() ? kernels::permute(hidden, kernels::permutation_of(index, hidden.size(0)))
-                         : hidden.index_select(0, index);
+  return hidden.is_cpu()
+             ? kernels::permute(hidden, kernels::make_permutation(index, hidden.size(0)))
+             : hidden.index_select(0, index);
 }
 
 // Adds coefficient * loss, if the loss has a gradient.
@@ -123,7 +124,10 @@ class AuxMeans {
  public:
   void add(const route::AuxLosses& losses, double weight) {
     for (size_t i = 0; i < means_.size(); ++i) {
-      add_one(means_[i], losses.*route::kAllLosses[i], weight);
+      if (const Tensor& loss = losses.*route::kAllLosses[i]; loss.defined()) {
+        const Tensor part = loss.detach().to(at::kDouble) * weight;
+        means_[i] = means_[i].defined() ? means_[i] + part : part;
+      }
     }
   }
   // Returns the means that are defined.
@@ -149,23 +153,16 @@ class AuxMeans {
     }
   }
   void report(StepLosses& step) const {
-    step.load_balance = value(means_[0]);
-    step.entropy = value(means_[1]);
-    step.l1 = value(means_[2]);
-    step.z = value(means_[3]);
-    step.sequence_balance = value(means_[4]);
+    const std::array results = {&step.load_balance, &step.entropy, &step.l1, &step.z,
+                                &step.sequence_balance};
+    for (size_t i = 0; i < means_.size(); ++i) {
+      if (means_[i].defined()) {
+        *results.at(i) = means_[i].item<double>();
+      }
+    }
   }
 
  private:
-  static void add_one(Tensor& mean, const Tensor& loss, double weight) {
-    if (loss.defined()) {
-      const Tensor part = loss.detach().to(at::kDouble) * weight;
-      mean = mean.defined() ? mean + part : part;
-    }
-  }
-  static std::optional<double> value(const Tensor& mean) {
-    return mean.defined() ? std::optional<double>(mean.item<double>()) : std::nullopt;
-  }
   std::array<Tensor, route::kAllLosses.size()> means_;  // in the order of kAllLosses
 };
 
@@ -303,8 +300,8 @@ StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batc
   const Share share = local_share(micro_batches, world);
   const bool joins = (world != nullptr && world->layout.group() > 1) || model.is_sharded();
   model::RoutingOptions asked = routing;
-  asked.wants_z_loss = coefficients.z != 0;
-  asked.wants_sequence_balance = coefficients.sequence_balance != 0;
+  asked.compute_z_loss = coefficients.z != 0;
+  asked.compute_sequence_balance = coefficients.sequence_balance != 0;
   const MicroBatchScale scale{coefficients, target_share, batch_share};
   AuxMeans means;
   std::vector<route::Counters> counters;

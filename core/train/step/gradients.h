@@ -51,8 +51,8 @@ struct AuxCoefficients {
 struct StepLosses {
   double loss = 0;  // language-model loss, mean over the targets; 0 if there are none
   int64_t tokens = 0, target_tokens = 0;
-  // Means over micro-batches, without coefficients. Unset if the router has no such loss; z and
-  // sequence_balance: if their coefficient is 0.
+  // Sums over layers, means over micro-batches, without coefficients. Unset if the router has no
+  // such loss; z and sequence_balance: if their coefficient is 0.
   std::optional<double> load_balance, entropy, l1, z, sequence_balance;
   std::vector<route::CounterValues> layers;  // per MoE layer, summed over micro-batches
   double sparsity = 0;                       // mean over MoE layers and micro-batches

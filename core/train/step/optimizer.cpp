@@ -42,6 +42,58 @@ Tensor sum_in_order(const Tensor& numbers) {
          numbers.narrow(0, whole, numbers.size(0) - whole).sum();
 }
 
+struct WindowStats {
+  double mean = 0, deviation = 0;
+};
+
+// Computes mean and deviation from all values in the order of the window, not incrementally, so
+// that errors do not accumulate and a resumed run computes the same values.
+WindowStats window_stats(const std::vector<double>& values) {
+  // Lower bound of the deviation, for values that differ by rounding only.
+  constexpr double kMinRelativeDeviation = 1e-6;
+  const auto count = static_cast<double>(values.size());
+  double sum = 0, squares = 0;
+  for (const double value : values) {
+    sum += value;
+  }
+  const double mean = sum / count;
+  for (const double value : values) {
+    squares += (value - mean) * (value - mean);
+  }
+  return {mean, std::max(std::sqrt(squares / (count - 1)), kMinRelativeDeviation * std::abs(mean))};
+}
+
+// Adds `value` to the window, clipped to its threshold. Returns a clause if it exceeds the
+// threshold, else "".
+std::string add_value(std::vector<double>& values, const char* name, double value, double z) {
+  std::string why;
+  double entered = value;
+  if (static_cast<int64_t>(values.size()) >= kOutlierStart) {
+    const WindowStats spread = window_stats(values);
+    const double bound = spread.mean + z * spread.deviation;
+    if (value > bound) {
+      why = fmt::format(
+          "the {} {:.4g} lies {:.3g} standard deviations above the mean {:.4g} of "
+          "the last {} steps",
+          name, value, (value - spread.mean) / spread.deviation, spread.mean, values.size());
+      entered = bound;
+    }
+  }
+  values.push_back(entered);
+  if (static_cast<int64_t>(values.size()) > kOutlierWindow) {
+    values.erase(values.begin());
+  }
+  return why;
+}
+
+std::vector<model::NamedParameter> named(const std::vector<Slice>& slices) {
+  std::vector<model::NamedParameter> all;
+  for (const auto& slice : slices) {
+    all.push_back({slice.name, slice.values});
+  }
+  return all;
+}
+
 }  // namespace
 
 std::vector<Slice> whole_slices(const std::vector<model::NamedParameter>& parameters) {
@@ -52,10 +104,6 @@ std::vector<Slice> whole_slices(const std::vector<model::NamedParameter>& parame
   return slices;
 }
 
-AdamW::AdamW(const std::vector<model::NamedParameter>& parameters, const AdamWSettings& settings,
-             uint64_t seed)
-    : AdamW(whole_slices(parameters), settings, seed) {}
-
 AdamW::AdamW(const std::vector<Slice>& slices, const AdamWSettings& settings, uint64_t seed)
     : settings_(settings) {
   decayed_.weight_decay = settings.weight_decay;
@@ -63,8 +111,7 @@ AdamW::AdamW(const std::vector<Slice>& slices, const AdamWSettings& settings, ui
   for (const auto& slice : slices) {
     const Tensor& weight = slice.values;
     Group& group = is_decayed(slice, settings) ? decayed_ : not_decayed_;
-    group.slots.push_back({slice, weight, at::zeros_like(weight, type),
-                           at::zeros_like(weight, type),
+    group.slots.push_back({slice, at::zeros_like(weight, type), at::zeros_like(weight, type),
                            at::zeros({}, weight.options().device(at::kCPU)),
                            Random(seed, "exp_avg." + slice.name).bits(),
                            Random(seed, "exp_avg_sq." + slice.name).bits()});
@@ -74,8 +121,7 @@ AdamW::AdamW(const std::vector<Slice>& slices, const AdamWSettings& settings, ui
 std::vector<Slice> AdamW::state() const {
   std::vector<Slice> all;
   for (const Group* group : {&decayed_, &not_decayed_}) {
-    for (const auto& [slice, weight, mean, square, updates, mean_stream, square_stream] :
-         group->slots) {
+    for (const auto& [slice, mean, square, updates, mean_stream, square_stream] : group->slots) {
       all.push_back({"exp_avg." + slice.name, mean, slice.shape, slice.begin});
       all.push_back({"exp_avg_sq." + slice.name, square, slice.shape, slice.begin});
       all.push_back({"updates." + slice.name, updates, {}, 0});
@@ -92,7 +138,7 @@ void AdamW::step(double lr, double gradient_scale) {
 void AdamW::clear_gradients() {
   for (const Group* group : {&decayed_, &not_decayed_}) {
     for (const auto& slot : group->slots) {
-      slot.weight.mutable_grad() = Tensor();
+      slot.slice.values.mutable_grad() = Tensor();
     }
   }
 }
@@ -102,12 +148,13 @@ void AdamW::step_group(const Group& group, double lr, double gradient_scale) con
   std::vector<const Slot*> slots;
   std::vector<Tensor> weights, gradients, means, squares, updates;
   for (const auto& slot : group.slots) {
-    if (!slot.weight.grad().defined()) {
+    const Tensor& weight = slot.slice.values;
+    if (!weight.grad().defined()) {
       continue;
     }
     slots.push_back(&slot);
-    weights.push_back(slot.weight);
-    gradients.push_back(slot.weight.grad().contiguous());  // required by the fused kernel
+    weights.push_back(weight);
+    gradients.push_back(weight.grad().contiguous());  // required by the fused kernel
     means.push_back(slot.mean);
     squares.push_back(slot.square);
     updates.push_back(slot.updates);
@@ -134,9 +181,9 @@ void AdamW::step_group(const Group& group, double lr, double gradient_scale) con
 }
 
 void AdamW::step_rounded(const Slot& slot, const Factors& factors, uint64_t t) const {
-  const Tensor weight = slot.weight.view({-1}), mean = slot.mean.view({-1});
+  const Tensor weight = slot.slice.values.view({-1}), mean = slot.mean.view({-1});
   const Tensor square = slot.square.view({-1});
-  const Tensor gradient = slot.weight.grad().contiguous().view({-1});
+  const Tensor gradient = slot.slice.values.grad().contiguous().view({-1});
   const int64_t count = weight.size(0);
   const int64_t most = std::min(count, weight.is_cuda() ? kGpuPiece : kPiece);
   const Tensor wide_mean = at::empty({most}, weight.options());
@@ -216,62 +263,6 @@ void clip_gradients(const std::vector<model::NamedParameter>& parameters, double
     }
   }
 }
-
-namespace {
-
-struct WindowStats {
-  double mean = 0, deviation = 0;
-};
-
-// Computes mean and deviation from all values in the order of the window, not incrementally, so
-// that errors do not accumulate and a resumed run computes the same values.
-WindowStats window_stats(const std::vector<double>& values) {
-  // Lower bound of the deviation, for values that differ by rounding only.
-  constexpr double kMinRelativeDeviation = 1e-6;
-  const auto count = static_cast<double>(values.size());
-  double sum = 0, squares = 0;
-  for (const double value : values) {
-    sum += value;
-  }
-  const double mean = sum / count;
-  for (const double value : values) {
-    squares += (value - mean) * (value - mean);
-  }
-  return {mean, std::max(std::sqrt(squares / (count - 1)), kMinRelativeDeviation * std::abs(mean))};
-}
-
-// Adds `value` to the window, clipped to its threshold. Returns a clause if it exceeds the
-// threshold, else "".
-std::string add_value(std::vector<double>& values, const char* name, double value, double z) {
-  std::string why;
-  double entered = value;
-  if (static_cast<int64_t>(values.size()) >= kOutlierStart) {
-    const WindowStats spread = window_stats(values);
-    const double bound = spread.mean + z * spread.deviation;
-    if (value > bound) {
-      why = fmt::format(
-          "the {} {:.4g} lies {:.3g} standard deviations above the mean {:.4g} of "
-          "the last {} steps",
-          name, value, (value - spread.mean) / spread.deviation, spread.mean, values.size());
-      entered = bound;
-    }
-  }
-  values.push_back(entered);
-  if (static_cast<int64_t>(values.size()) > kOutlierWindow) {
-    values.erase(values.begin());
-  }
-  return why;
-}
-
-std::vector<model::NamedParameter> named(const std::vector<Slice>& slices) {
-  std::vector<model::NamedParameter> all;
-  for (const auto& slice : slices) {
-    all.push_back({slice.name, slice.values});
-  }
-  return all;
-}
-
-}  // namespace
 
 std::optional<std::string> find_outlier(OutlierWindow& window, double loss, double norm, double z) {
   std::string why = add_value(window.losses, "loss", loss, z);
@@ -377,11 +368,7 @@ void RankShards::reduce_gradients() {
 }
 
 double RankShards::norm() const {
-  std::vector<model::NamedParameter> parts;
-  for (const auto& slice : slices_) {
-    parts.push_back({slice.name, slice.values});
-  }
-  const double own = gradient_norm(parts);
+  const double own = gradient_norm(named(slices_));
   return std::sqrt(distributed::sum_numbers(world_.all, {own * own}).front());
 }
 

@@ -44,8 +44,6 @@ class AdamW {
  public:
   // `seed` seeds the stochastic rounding of bf16 moments. The gradient of a slice is values.grad().
   AdamW(const std::vector<Slice>& slices, const AdamWSettings& settings, uint64_t seed = 0);
-  AdamW(const std::vector<model::NamedParameter>& parameters, const AdamWSettings& settings,
-        uint64_t seed = 0);
 
   // Updates every parameter that has a gradient; the others keep their moments and their count, as
   // in torch. `gradient_scale` (clip_scale()) multiplies the gradients as the GPU kernel reads
@@ -59,8 +57,7 @@ class AdamW {
  private:
   struct Slot {
     Slice slice;
-    at::Tensor weight;                    // slice.values
-    at::Tensor mean, square;              // m and v, shape of weight, f32 or bf16
+    at::Tensor mean, square;              // m and v, shape of slice.values, f32 or bf16
     at::Tensor updates;                   // t, f32 scalar on the CPU, as LibTorch's kernel requires
     uint64_t mean_stream, square_stream;  // random streams of the rounding
   };

@@ -62,12 +62,12 @@ bool matches(std::string_view pattern, std::string_view text) {
 void check_words(const std::vector<std::string>& words) {
   constexpr int64_t kMaxStars = 4;  // matching time is exponential in their number
   for (const auto& word : words) {
-    const auto stars = std::count(word.begin(), word.end(), '*');
+    const auto stars = std::ranges::count(word, '*');
     if (stars > kMaxStars) {
       throw UserError("--train '{}': a pattern may have {} stars, this has {}", word, kMaxStars,
                       stars);
     }
-    if (stars == 0 && std::find(groups().begin(), groups().end(), word) == groups().end()) {
+    if (stars == 0 && std::ranges::find(groups(), word) == groups().end()) {
       const std::string near = nearest_name(word, groups());
       throw UserError("--train '{}' is unknown{}; known: {}, or a pattern like model.layers.0.*",
                       word, near.empty() ? "" : ", did you mean '" + near + "'?",
@@ -82,12 +82,13 @@ bool trains_router(const std::vector<std::string>& words, int64_t layer) {
   const auto names_router = [&](const std::string& word) {
     return word == "router" || matches(word, fmt::format("model.layers.{}.mlp.router", layer));
   };
-  return words.empty() || std::any_of(words.begin(), words.end(), names_router);
+  return words.empty() || std::ranges::any_of(words, names_router);
 }
 
 bool trains_router(const std::vector<std::string>& words, const model::ModelConfig& config) {
-  return config.moe && std::any_of(config.moe->layers.begin(), config.moe->layers.end(),
-                                   [&](int64_t layer) { return trains_router(words, layer); });
+  return config.moe && std::ranges::any_of(config.moe->layers, [&](int64_t layer) {
+           return trains_router(words, layer);
+         });
 }
 
 bool is_gathered_in_bf16(const model::NamedParameter& parameter, const TrainSettings& settings) {

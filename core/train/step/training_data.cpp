@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
 #include <thread>
 
 #include "core/base/error.h"
@@ -47,6 +46,20 @@ std::vector<data::Example> take_turns(const data::Examples& examples, size_t cou
 
 }  // namespace
 
+std::shared_ptr<const io::Tokenizer> find_tokenizer(const io::Checkpoint& checkpoint,
+                                                    int64_t vocab_size) {
+  try {
+    return load_tokenizer(checkpoint, vocab_size);
+  } catch (const UserError&) {
+    return nullptr;
+  }
+}
+
+data::BatchSettings batch_settings(const TrainSettings& settings) {
+  return {*settings.pack,        settings.shuffle, *settings.seq_len,
+          *settings.micro_batch, settings.seed,    settings.pack_mask};
+}
+
 void check_data_named(const TrainSettings& settings) {
   if (settings.data.empty()) {
     throw UserError("--data is missing: name at least one file");
@@ -57,7 +70,7 @@ data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& ch
                          int64_t vocab_size,
                          const std::function<void(int64_t, int64_t)>& on_progress,
                          std::vector<std::string>& lines, data::HostTokens* shared) {
-  const auto codec = [&] { return data::codec_of(load_tokenizer(checkpoint, vocab_size)); };
+  const auto codec = [&] { return data::make_text_codec(load_tokenizer(checkpoint, vocab_size)); };
   const data::TokenizerSource source = {io::tokenizer_file(checkpoint.folder()),
                                         io::special_token_words(checkpoint.folder())};
   std::vector<std::string> notes;
@@ -95,25 +108,20 @@ Samples read_samples(const TrainSettings& given, int64_t count) {
   SharedTokenizer tokenizer;
   const auto codec = [&] {
     tokenizer = load_tokenizer(checkpoint, vocab_size);
-    return data::codec_of(tokenizer);
+    return data::make_text_codec(tokenizer);
   };
   data::ReadSettings few = read_settings(settings);
-  few.most_per_file = count;
+  few.max_per_file = count;
   const data::Examples examples =
       data::read_examples(data::parse_sources(settings.data), few, vocab_size, codec);
   Samples samples;
   samples.files = examples.files;
   samples.forms = examples.forms;
   samples.examples = take_turns(examples, static_cast<size_t>(count));
-  if (!tokenizer) {  // rows of tokens: the tokenizer is optional
-    try {
-      tokenizer = load_tokenizer(checkpoint, vocab_size);
-    } catch (const UserError&) {
-      samples.piece = [](int64_t id) { return fmt::format("{}", id); };
-      return samples;
-    }
-  }
-  samples.piece = [tokenizer](int64_t id) { return tokenizer->piece(id); };
+  tokenizer = tokenizer ? tokenizer : find_tokenizer(checkpoint, vocab_size);
+  samples.piece = [tokenizer](int64_t id) {
+    return tokenizer ? tokenizer->piece(id) : fmt::format("{}", id);
+  };
   return samples;
 }
 

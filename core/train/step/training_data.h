@@ -12,18 +12,23 @@
 
 namespace moe::train {
 
+// Requires resolved settings.
+data::BatchSettings batch_settings(const TrainSettings& settings);
+
 // Throws UserError if --data is empty.
 void check_data_named(const TrainSettings& settings);
 
-// Returns the examples of settings.data. Tokens are cached (settings.cache) and reused by later
-// runs. Appends to `lines` the detected form of each file and the place of its tokens. Calls
-// `on_progress` often, with the numbers of examples and tokens so far; it may throw. `shared`:
-// tokens shared by the processes of a host. Throws UserError if a file is invalid (core/data), or
-// if there is text and the folder has no tokenizer.
+// Returns the examples of settings.data (data::open_or_tokenise()). Sets `lines` to the detected
+// form of each file and the place of its tokens. Throws UserError if a file is invalid, or if there
+// is text and the folder has no tokenizer.
 data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& checkpoint,
                          int64_t vocab_size,
                          const std::function<void(int64_t, int64_t)>& on_progress,
                          std::vector<std::string>& lines, data::HostTokens* shared = nullptr);
+
+// Returns the tokenizer of the folder; null if there is none, as rows of tokens need none.
+std::shared_ptr<const io::Tokenizer> find_tokenizer(const io::Checkpoint& checkpoint,
+                                                    int64_t vocab_size);
 
 // Returns a line for each file, "a.jsonl: Alpaca records, gzip; 2000 examples", with its share if
 // files are mixed.

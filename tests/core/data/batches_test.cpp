@@ -14,8 +14,8 @@ using namespace moe::data;
 
 namespace {
 
-// Examples of the given lengths with ids 0, 1, 2, ... through all of them; every third label is no
-// loss.
+// Returns examples of the given lengths with consecutive ids 0, 1, 2, ... Every third label is
+// without loss.
 Examples numbered(const std::vector<int64_t>& lengths) {
   std::vector<Example> items;
   int32_t next = 0;
@@ -31,7 +31,7 @@ Examples numbered(const std::vector<int64_t>& lengths) {
   return Examples::in_memory(std::move(items), {"numbers.jsonl"});
 }
 
-// Whether the id is the last of an example.
+// Returns true if the id is the last of an example.
 bool ends_example(const Examples& examples, int64_t id) {
   for (int64_t index = 0; index < examples.size(); ++index) {
     if (examples.at(index).ids.back() == id) {
@@ -70,7 +70,7 @@ std::vector<int64_t> shifted(const std::vector<int64_t>& labels) {
   return targets;
 }
 
-// The slow obvious packer: write all epochs out in one go, then cut.
+// Packs by concatenating all epochs and cutting the result into rows.
 Rows pack_slowly(const Examples& examples, const BatchSettings& settings, int64_t epochs,
                  size_t rows_wanted) {
   std::vector<int64_t> ids, labels;
@@ -106,7 +106,7 @@ Rows pack_slowly(const Examples& examples, const BatchSettings& settings, int64_
 
 }  // namespace
 
-TEST_CASE("a document mask cuts the same rows where examples end", "[data]") {
+TEST_CASE("A document mask splits the same rows at the ends of examples", "[data]") {
   const Examples examples = numbered({3, 5, 2, 7, 1, 2, 9});
   for (const int64_t seq_len : {4, 5, 64}) {
     BatchSettings settings{Pack::kStream, true, seq_len, 3, 11};
@@ -117,7 +117,6 @@ TEST_CASE("a document mask cuts the same rows where examples end", "[data]") {
       const Batch whole = causal.next(), cut = documents.next();
       CHECK(cut.ids == whole.ids);
       CHECK(documents.cursor() == causal.cursor());
-      // Tokens are numbered through the examples, so an example ends where the count breaks.
       std::vector<int64_t> lengths, targets = whole.targets;
       int64_t length = 0, missing = 0;
       for (size_t t = 0; t < whole.ids.size(); ++t) {
@@ -138,7 +137,7 @@ TEST_CASE("a document mask cuts the same rows where examples end", "[data]") {
   }
 }
 
-TEST_CASE("batches equal a packer that writes all epochs out", "[data]") {
+TEST_CASE("Batches equal those of a packer that concatenates all epochs", "[data]") {
   const std::vector<std::vector<int64_t>> tables = {
       {3, 5, 2, 7, 4, 2, 9}, {2}, {4, 4, 4}, {17, 2, 2}, {2, 2, 2, 2, 31}};
   for (const auto& lengths : tables) {
@@ -159,7 +158,7 @@ TEST_CASE("batches equal a packer that writes all epochs out", "[data]") {
   }
 }
 
-TEST_CASE("a stream taken up at any cursor goes on as if it had never stopped", "[data]") {
+TEST_CASE("A stream resumed at any cursor gives the same batches", "[data]") {
   const Examples examples = numbered({3, 5, 2, 7, 4, 2, 9});
   for (const Pack pack : {Pack::kStream, Pack::kNone}) {
     const BatchSettings settings{pack, true, 11, 2, 5};
@@ -174,22 +173,25 @@ TEST_CASE("a stream taken up at any cursor goes on as if it had never stopped", 
   }
 }
 
-TEST_CASE("a cursor outside of the examples is refused by its number", "[data]") {
+TEST_CASE("A cursor outside the examples is refused with its field and range", "[data]") {
   const Examples examples = numbered({3, 5, 2});
   const BatchSettings settings{Pack::kStream, false, 4, 2, 0};
   const auto refusal = [&](const Cursor& cursor) {
     return test::user_error_of([&] { BatchStream(examples, settings, cursor); });
   };
   CHECK(refusal({0, 2, 1}).empty());
-  CHECK(refusal({0, 3, 0}) == "cursor.example is 3, 0 to 2 are possible with these data");
-  CHECK(refusal({0, -1, 0}) == "cursor.example is -1, 0 to 2 are possible with these data");
-  CHECK(refusal({0, 2, 2}) == "cursor.offset is 2, 0 to 1 are possible with these data");
-  CHECK(refusal({0, 1, -1}) == "cursor.offset is -1, 0 to 4 are possible with these data");
-  CHECK(refusal({-1, 0, 0}).starts_with("cursor.epoch is -1, "));
-  CHECK(refusal({int64_t{1} << 62, 0, 0}).starts_with("cursor.epoch is 4611686018427387904, "));
+  for (const auto& [cursor, fact] : std::vector<std::pair<Cursor, const char*>>{
+           {{0, 3, 0}, "cursor.example is 3, 0 to 2 "},
+           {{0, -1, 0}, "cursor.example is -1, 0 to 2 "},
+           {{0, 2, 2}, "cursor.offset is 2, 0 to 1 "},
+           {{0, 1, -1}, "cursor.offset is -1, 0 to 4 "},
+           {{-1, 0, 0}, "cursor.epoch is -1, "},
+           {{int64_t{1} << 62, 0, 0}, "cursor.epoch is 4611686018427387904, "}}) {
+    CHECK(refusal(cursor).starts_with(fact));
+  }
 }
 
-TEST_CASE("a batch counts its targets and a row's last position predicts nothing", "[data]") {
+TEST_CASE("A batch counts its targets; the last position of a row has none", "[data]") {
   const Examples examples = numbered({4, 3});
   BatchStream stream(examples, {Pack::kNone, false, 8, 2, 0});
   const Batch batch = stream.next();
@@ -201,16 +203,15 @@ TEST_CASE("a batch counts its targets and a row's last position predicts nothing
   CHECK(BatchStream(examples, {Pack::kStream, false, 4, 2, 0}).rows_per_epoch() == Approx(7.0 / 4));
 }
 
-TEST_CASE("an example longer than the row is an error by its line", "[data]") {
+TEST_CASE("An example longer than the row is refused with its line", "[data]") {
   const Examples examples = numbered({4, 9});
-  CHECK_THROWS_WITH(BatchStream(examples, {Pack::kNone, true, 8, 2, 0}),
-                    "numbers.jsonl line 2: the example has 9 tokens, --seq-len is 8; raise it, "
-                    "shorten the example or use "
-                    "--pack stream");
+  CHECK(test::user_error_of([&] {
+          BatchStream(examples, {Pack::kNone, true, 8, 2, 0});
+        }).starts_with("numbers.jsonl line 2: the example has 9 tokens, --seq-len is 8"));
   CHECK_NOTHROW(BatchStream(examples, {Pack::kStream, true, 8, 2, 0}));
 }
 
-TEST_CASE("shuffled orders are permutations that depend on seed and epoch alone", "[data]") {
+TEST_CASE("A shuffled order is a permutation that depends on seed and epoch alone", "[data]") {
   const auto order = shuffled_order(1000, 7, 0);
   auto sorted = order;
   std::sort(sorted.begin(), sorted.end());
@@ -231,9 +232,8 @@ TEST_CASE("SplitMix64 gives the published sequence", "[data]") {
   CHECK(random.next() == 9817491932198370423ULL);
 }
 
-TEST_CASE("every order of three is equally likely", "[data]") {
-  // 6000 epochs over 6 orders: mean 1000, standard deviation sqrt(6000 * 1/6 * 5/6) = 28.9; 5 of
-  // them = 145.
+TEST_CASE("Every order of three examples is equally likely", "[data]") {
+  // 6000 epochs, 6 orders: mean 1000, standard deviation sqrt(6000 * 1/6 * 5/6) = 28.9, times 5.
   std::map<std::vector<int64_t>, int> seen;
   for (int64_t epoch = 0; epoch < 6000; ++epoch) {
     ++seen[shuffled_order(3, 3, epoch)];

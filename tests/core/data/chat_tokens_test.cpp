@@ -1,5 +1,5 @@
-// Chat forms through a tokenizer of one id a byte. tests/interop/chat_templates.py holds the same
-// to transformers with real ones.
+// Chat forms with a tokenizer of one id per byte. tests/interop/chat_templates.py compares the
+// forms with transformers.
 
 #include <algorithm>
 
@@ -13,7 +13,7 @@ using namespace moe::test;
 
 namespace {
 
-// Marks are ids from 270 on; "ab" is one token, so that texts may merge across a boundary.
+// Returns a codec with the special tokens `marks` (ids from 270) and the token "ab" (269).
 TextCodec chat_codec(const std::vector<std::string>& marks) {
   TextCodec codec = byte_codec();
   codec.encode_plain = [](std::string_view text, bool) {
@@ -32,7 +32,7 @@ TextCodec chat_codec(const std::vector<std::string>& marks) {
   return codec;
 }
 
-// "B", "E", "{mark}", "(ab)"; tokens with loss in [ ].
+// Prints BOS as B, EOS as E, special tokens as {mark}, token 269 as (ab), and loss in brackets.
 std::string show(const std::vector<ChatToken>& tokens, const std::vector<std::string>& marks) {
   std::string shown;
   bool learned = false;
@@ -63,7 +63,7 @@ const std::vector<std::string> kLlama3 = {"<|start_header_id|>", "<|end_header_i
 
 }  // namespace
 
-TEST_CASE("the chat forms are the published ones", "[data]") {
+TEST_CASE("The chat forms are those of the published templates", "[data]") {
   CHECK(show("llama3", kOne, kLlama3) ==
         "B{<|start_header_id|>}user{<|end_header_id|>}\n\nQ{<|eot_id|>}"
         "{<|start_header_id|>}assistant{<|end_header_id|>}\n\n[R{<|eot_id|>}]");
@@ -82,19 +82,18 @@ TEST_CASE("the chat forms are the published ones", "[data]") {
         "B[SYSTEM_PROMPT]S[/SYSTEM_PROMPT]{[INST]}Q\nI[/INST][RE]{[INST]}q[/INST][rE]");
 }
 
-TEST_CASE("loss on the last answer leaves the others out", "[data]") {
+TEST_CASE("Loss on the last answer excludes the others", "[data]") {
   CHECK(show("mistral-v7", {"", kTwo.turns}, {}, /*only_last=*/true) ==
         "B[INST]Q\nI[/INST]RE[INST]q[/INST][rE]");
 }
 
-TEST_CASE("a mark that people write is text, also where the vocabulary has it", "[data]") {
+TEST_CASE("A special token in the text of a user is encoded as text", "[data]") {
   CHECK(show("chatml", {"", {{"<|im_end|>", "", "<|im_end|>"}}}, {"<|im_end|>", "<|im_start|>"}) ==
         "{<|im_start|>}user\n<|im_end|>{<|im_end|>}\n{<|im_start|>}assistant\n"
         "[<|im_end|>{<|im_end|>}]\n");
 }
 
-TEST_CASE("texts side by side are encoded as one, and what spans the boundary is learned",
-          "[data]") {
+TEST_CASE("Adjacent texts are encoded as one; a token across the boundary has loss", "[data]") {
   using Kind = ChatPiece::Kind;
   const std::vector<ChatPiece> pieces = {
       {Kind::kText, "xa", false}, {Kind::kText, "by", true}, {Kind::kText, "za", false}};
@@ -102,7 +101,7 @@ TEST_CASE("texts side by side are encoded as one, and what spans the boundary is
   CHECK(show(chat_tokens({}, chat_codec({})), {}).empty());
 }
 
-TEST_CASE("a question ends where its answer begins", "[data]") {
+TEST_CASE("A question ends where its answer begins", "[data]") {
   const auto asked = [](const std::string& form, const std::vector<std::string>& marks) {
     const Question question = question_tokens(Template::parse(form), "Q", chat_codec(marks));
     const auto shown = [&](const std::vector<int64_t>& ids) {
@@ -125,7 +124,7 @@ TEST_CASE("a question ends where its answer begins", "[data]") {
   CHECK(asked("paper", {}) == "BQ\n until E");
 }
 
-TEST_CASE("records are made with a chat form", "[data]") {
+TEST_CASE("Records are encoded with a chat form", "[data]") {
   ReadSettings settings;
   settings.text_template = Template::parse("zephyr");
   const Examples examples = read_bytes(

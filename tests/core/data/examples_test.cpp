@@ -1,13 +1,12 @@
 #include "core/data/examples.h"
 
-#include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/data/records.h"
 #include "core/tokenizer/tokenizer.h"
 #include "tests/support/byte_codec.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
-#include "tests/support/temp_dir.h"
+#include "tests/support/matchers.h"
 
 using namespace moe;
 using namespace moe::data;
@@ -15,50 +14,28 @@ using namespace moe::test;
 
 namespace {
 
-Examples read(const std::filesystem::path& file, Objective objective = Objective::kInstruct) {
-  return read_examples({file}, objective, kVocab, byte_codec);
+ReadSettings with(Objective objective) {
+  ReadSettings settings;
+  settings.objective = objective;
+  return settings;
 }
 
-Examples read_text(const std::string& name, const std::string& text,
-                   Objective objective = Objective::kInstruct) {
-  const TempDir dir;
-  write_file(dir / name, text);
-  return read(dir / name, objective);
-}
+const ReadSettings kLm = with(Objective::kLm);
+const std::string kPair = R"({"instruction": "Say", "input": "", "output": "yes"})";
 
-// The message of reading `text` as file `name`, with the folder's name cut off.
-std::string error_of(const std::string& name, const std::string& text,
-                     Objective objective = Objective::kInstruct) {
-  const TempDir dir;
-  write_file(dir / name, text);
-  try {
-    read(dir / name, objective);
-  } catch (const UserError& error) {
-    std::string message = error.what();
-    for (auto at = message.find(dir.path().string()); at != std::string::npos;
-         at = message.find(dir.path().string())) {
-      message.erase(at, dir.path().string().size() + 1);
-    }
-    return message;
-  }
-  return "no error";
+// Checks the error of reading `text` as a file `name`.
+void check_error(const std::string& name, const std::string& text, const std::string& fact,
+                 const ReadSettings& settings = {}) {
+  CHECK_THAT(error_of_reading(name, text, settings), contains_text(fact));
 }
-
-void check_contains(const std::string& message, const std::string& part) {
-  INFO(message);
-  CHECK(message.find(part) != std::string::npos);
-}
-
-const char* kPair = R"({"instruction": "Say", "input": "", "output": "yes"})";
 
 }  // namespace
 
-TEST_CASE("Alpaca records become BOS instruct response EOS with the loss on the response",
-          "[data]") {
-  const auto examples =
-      read_text("a.jsonl", std::string(kPair) + "\n\n" +
-                               R"({"instruction": "Add", "input": "1+1", "output": "2", "id": 7})" +
-                               "\n" + R"({"instruction": "Hi", "output": "Ho"})");
+TEST_CASE("An Alpaca record becomes BOS prompt response EOS with loss on the response", "[data]") {
+  const auto examples = read_bytes(
+      "a.jsonl", kPair + "\n\n" +
+                     R"({"instruction": "Add", "input": "1+1", "output": "2", "id": 7})" + "\n" +
+                     R"({"instruction": "Hi", "output": "Ho"})");
   REQUIRE(examples.size() == 3);
   CHECK(show_ids(examples.at(0)) == "BSay\nyesE");
   CHECK(show_labels(examples.at(0)) == ".....yesE");
@@ -70,11 +47,11 @@ TEST_CASE("Alpaca records become BOS instruct response EOS with the loss on the 
   CHECK(examples.tokens() == 9 + 11 + 7);
 }
 
-TEST_CASE("a JSON array holds the same records, with the lines where they start", "[data]") {
+TEST_CASE("The records of a JSON array have the lines where they begin", "[data]") {
   const auto examples =
-      read_text("a.json",
-                "\xEF\xBB\xBF \n[\n  {\n \"instruction\": \"a } \\\" { ]\",\n \"input\": null,\n "
-                "\"output\": \"b\" }\n, {\"instruction\":\"c\",\"output\":\"d\"} ]\n\n");
+      read_bytes("a.json",
+                 "\xEF\xBB\xBF \n[\n  {\n \"instruction\": \"a } \\\" { ]\",\n \"input\": null,\n "
+                 "\"output\": \"b\" }\n, {\"instruction\":\"c\",\"output\":\"d\"} ]\n\n");
   REQUIRE(examples.size() == 2);
   CHECK(show_ids(examples.at(0)) == "Ba } \" { ]\nbE");
   CHECK(examples.at(0).line == 3);
@@ -82,14 +59,7 @@ TEST_CASE("a JSON array holds the same records, with the lines where they start"
   CHECK(examples.at(1).line == 7);
 }
 
-TEST_CASE("prompt pairs take the prompt as it stands", "[data]") {
-  const auto first = read_text("a.jsonl", R"({"prompt": "Q:", "response": "A"})");
-  CHECK(show_ids(first.at(0)) == "BQ:AE");
-  CHECK(show_labels(first.at(0)) == "...AE");
-  CHECK(show_ids(read_text("a.jsonl", R"({"prompt": "Q:", "completion": "A"})").at(0)) == "BQ:AE");
-}
-
-TEST_CASE("rows are taken as given and need no tokenizer", "[data]") {
+TEST_CASE("Pre-tokenized rows are used unchanged, without a tokenizer", "[data]") {
   const TempDir dir;
   write_file(dir / "rows.jsonl", "{\"input_ids\": [1, 5, 299], \"labels\": [-100, -100, 299]}\n");
   const auto no_codec = []() -> TextCodec { throw UserError("no tokenizer"); };
@@ -101,23 +71,20 @@ TEST_CASE("rows are taken as given and need no tokenizer", "[data]") {
   }
 }
 
-TEST_CASE("text is cut into documents at <|endoftext|> lines, the loss falls on all but BOS",
+TEST_CASE("A text file is split at <|endoftext|> lines, with loss on all tokens but BOS",
           "[data]") {
-  const auto examples =
-      read_text("t.txt", "\n  one\ntwo \r\n<|endoftext|>\r\n\n<|endoftext|>\nthree\n<|endoftext|>",
-                Objective::kLm);
+  const auto examples = read_bytes(
+      "t.txt", "\n  one\ntwo \r\n<|endoftext|>\r\n\n<|endoftext|>\nthree\n<|endoftext|>", kLm);
   REQUIRE(examples.size() == 2);
   CHECK(show_ids(examples.at(0)) == "Bone\ntwoE");
   CHECK(show_labels(examples.at(0)) == ".one\ntwoE");
   CHECK(examples.at(0).line == 2);
   CHECK(show_ids(examples.at(1)) == "BthreeE");
   CHECK(examples.at(1).line == 7);
-  CHECK(show_ids(read_text("t.txt", "{a", Objective::kLm).at(0)) ==
-        "B{aE");  // .txt is text, whatever it begins with
-  CHECK(show_ids(read_text("t.jsonl", R"({"text": "x"})", Objective::kLm).at(0)) == "BxE");
+  CHECK(show_ids(read_bytes("t.txt", "{a", kLm).at(0)) == "B{aE");  // .txt is never JSON
 }
 
-TEST_CASE("several files are joined, each in a form of its own", "[data]") {
+TEST_CASE("Files of different forms are joined", "[data]") {
   const TempDir dir;
   write_file(dir / "a.jsonl", kPair);
   write_file(dir / "b.jsonl", R"({"input_ids": [1, 3], "labels": [1, 3]})");
@@ -128,189 +95,144 @@ TEST_CASE("several files are joined, each in a form of its own", "[data]") {
   CHECK(examples.where(1) == (dir / "b.jsonl").string() + " line 1");
 }
 
-TEST_CASE("every error of a data file names the file, the line and the mend", "[data]") {
-  const std::string pair = std::string(kPair) + "\n";
-  check_contains(error_of("a.jsonl", pair + "{\"instruction\": \"x\", \n"),
-                 "a.jsonl line 2: broken JSON");
-  check_contains(error_of("a.jsonl", pair + pair + "[1]\n"),
-                 "a.jsonl line 3: a JSON object {...} is expected");
-  check_contains(error_of("a.jsonl", R"({"instruction": "x"})"),
-                 "a.jsonl line 1: 'output' is missing");
-  check_contains(error_of("a.jsonl", pair + R"({"output": "x"})"),
-                 "a.jsonl line 2: 'instruction' is missing");
-  check_contains(error_of("a.jsonl", pair + R"({"instruction": 3, "output": "x"})"),
-                 "a.jsonl line 2: 'instruction' must be a string");
-  check_contains(error_of("a.jsonl", R"({"instruction": "x", "output": ["x"]})"),
-                 "a.jsonl line 1: 'output' must be a string");
-  check_contains(error_of("a.jsonl", R"({"prompt": "x"})"),
-                 "a.jsonl line 1: 'response' is missing");
-  check_contains(error_of("a.jsonl", pair + R"({"instruction": "x", "output": " \n"})"),
-                 "a.jsonl line 2: no response: 'output' is empty; remove the record");
-  check_contains(error_of("a.jsonl", pair + R"({"prompt": "x", "response": "y"})"),
-                 "a.jsonl line 2: mixed forms: the file began with Alpaca records, this is one of "
-                 "the prompt pairs");
-  check_contains(
-      error_of("a.jsonl", R"({"dialogue": [], "id": "x"})"),
-      "a.jsonl line 1: no known form: its keys are 'dialogue', 'id'; known are instruction");
-  check_contains(error_of("a.jsonl", pair + "{\"instruction\": \"\xFF\", \"output\": \"y\"}"),
-                 "a.jsonl line 2: not UTF-8");
-  check_contains(error_of("a.jsonl", ""), "a.jsonl: the file is empty");
-  check_contains(error_of("a.jsonl", " \n\n"), "a.jsonl: the file is empty");
-  check_contains(error_of("a.json", "[]"), "a.json: the file holds no example");
-  check_contains(error_of("a.txt", "\n<|endoftext|>\n", Objective::kLm),
-                 "a.txt: the file holds no example");
+TEST_CASE("An invalid record is refused with file, line and field", "[data]") {
+  const std::string pair = kPair + "\n";
+  for (const auto& [text, fact] : std::vector<std::pair<std::string, std::string>>{
+           {pair + "{\"instruction\": \"x\", \n", "a.jsonl line 2: broken JSON"},
+           {pair + pair + "[1]\n", "a.jsonl line 3: a JSON object {...} is expected"},
+           {R"({"instruction": "x"})", "a.jsonl line 1: 'output' is missing"},
+           {pair + R"({"output": "x"})", "a.jsonl line 2: 'instruction' is missing"},
+           {pair + R"({"instruction": 3, "output": "x"})",
+            "line 2: 'instruction' must be a string"},
+           {R"({"instruction": "x", "output": ["x"]})", "line 1: 'output' must be a string"},
+           {R"({"prompt": "x"})", "a.jsonl line 1: 'response' is missing"},
+           {pair + R"({"instruction": "x", "output": " \n"})", "line 2: no response: 'output' is"},
+           {pair + R"({"prompt": "x", "response": "y"})",
+            "a.jsonl line 2: mixed forms: the file began with Alpaca records, this is one of the "
+            "prompt pairs"},
+           {R"({"dialogue": [], "id": "x"})",
+            "line 1: no known form: its keys are 'dialogue', 'id'"},
+           {pair + "{\"instruction\": \"\xFF\", \"output\": \"y\"}", "a.jsonl line 2: not UTF-8"},
+           {"", "a.jsonl: the file is empty"},
+           {" \n\n", "a.jsonl: the file is empty"},
+           {R"({"text": "x"})", "use --objective lm"}}) {
+    check_error("a.jsonl", text, fact);
+  }
+  check_error("a.json", "[]", "a.json: the file holds no example");
+  check_error("a.txt", "\n<|endoftext|>\n", "a.txt: the file holds no example", kLm);
+  check_error("a.txt", "hello", "a.txt line 1: plain text has no responses to learn");
+  check_error("a.jsonl", kPair, "line 1: Alpaca records are for --objective instruct", kLm);
+  check_error("a.jsonl", R"({"text": " "})", "a.jsonl line 1: the document is empty", kLm);
+  check_error("a.txt", "ok\n<|endoftext|>\n\xC3(",
+              "a.txt line 3: the document that starts here is not valid UTF-8", kLm);
 }
 
-TEST_CASE("a broken JSON array names the line", "[data]") {
-  const std::string pair = kPair;
-  check_contains(error_of("a.json", "[\n" + pair + ",\n" + pair),
-                 "a.json line 3: broken JSON: the file ends before its ']'");
-  check_contains(error_of("a.json", "[\n" + pair + "\n" + pair + "]"),
-                 "a.json line 3: broken JSON: a comma or ']' is missing");
-  check_contains(error_of("a.json", "[" + pair + ",\n]"),
-                 "a.json line 2: broken JSON: a comma before the ']'");
-  check_contains(error_of("a.json", "[" + pair + "]\nx"),
-                 "a.json line 2: text after the end of the JSON array");
-  check_contains(error_of("a.json", "[\n{\"instruction\": \"x"),
-                 "a.json line 2: broken JSON: the element that starts here is not closed");
-  check_contains(error_of("a.json", "[\n3]"), "a.json line 2: broken JSON: an array of objects");
-  check_contains(error_of("a.json", "[\n{\"instruction\" \"x\"}]"), "a.json line 2: broken JSON");
-  check_contains(
-      error_of("a.json", "["),
-      "a.json line 1: broken JSON: an array of objects {...} is expected; the file ends");
+TEST_CASE("A broken JSON array is refused with its line", "[data]") {
+  for (const auto& [text, fact] : std::vector<std::pair<std::string, std::string>>{
+           {"[\n" + kPair + ",\n" + kPair, "line 3: broken JSON: the file ends before its ']'"},
+           {"[\n" + kPair + "\n" + kPair + "]", "line 3: broken JSON: a comma or ']' is missing"},
+           {"[" + kPair + ",\n]", "line 2: broken JSON: a comma before the ']'"},
+           {"[" + kPair + "]\nx", "line 2: text after the end of the JSON array"},
+           {"[\n{\"instruction\": \"x", "line 2: broken JSON: the element that starts here"},
+           {"[\n3]", "line 2: broken JSON: an array of objects"},
+           {"[\n{\"instruction\" \"x\"}]", "line 2: broken JSON"},
+           {"[", "line 1: broken JSON: an array of objects {...} is expected; the file ends"}}) {
+    check_error("a.json", text, "a.json " + fact);
+  }
 }
 
-TEST_CASE("every error of a row names the line and the entry", "[data]") {
-  const auto row = [](const std::string& ids, const std::string& labels) {
-    return error_of("r.jsonl", "\n{\"input_ids\": " + ids + ", \"labels\": " + labels + "}");
+TEST_CASE("An invalid row is refused with its line and entry", "[data]") {
+  struct Case {
+    std::string ids, labels, fact;
   };
-  check_contains(row("[1, 300]", "[1, 2]"),
-                 "r.jsonl line 2: 'input_ids'[1] is 300, outside the model's vocabulary of 300");
-  check_contains(row("[1, -1]", "[1, 2]"), "'input_ids'[1] is -1");
-  check_contains(row("[1, 2]", "[1, 400]"), "'labels'[1] is 400");
-  check_contains(row("[1, 2]", "[1]"), "'input_ids' has 2 entries, 'labels' has 1");
-  check_contains(row("[1, 2]", "[2, -100]"),
-                 "no response: no label after the first is other than -100");
-  check_contains(row("[]", "[]"), "no response");
-  check_contains(row("[1, 2.5]", "[1, 2]"), "must be a whole number");
-  check_contains(row("[1, 99999999999999999999]", "[1, 2]"), "input_ids");
-  check_contains(row("7", "[1, 2]"), "'input_ids' must be a list");
-  check_contains(error_of("r.jsonl", R"({"input_ids": [1, 2]})"),
-                 "r.jsonl line 1: 'labels' is missing");
+  for (const auto& [ids, labels, fact] : std::vector<Case>{
+           {"[1, 300]", "[1, 2]", "'input_ids'[1] is 300, outside the model's vocabulary of 300"},
+           {"[1, -1]", "[1, 2]", "'input_ids'[1] is -1"},
+           {"[1, 2]", "[1, 400]", "'labels'[1] is 400"},
+           {"[1, 2]", "[1]", "'input_ids' has 2 entries, 'labels' has 1"},
+           {"[1, 2]", "[2, -100]", "no response: no label after the first is other than -100"},
+           {"[]", "[]", "no response"},
+           {"[1, 2.5]", "[1, 2]", "must be a whole number"},
+           {"[1, 99999999999999999999]", "[1, 2]", "input_ids"},
+           {"7", "[1, 2]", "'input_ids' must be a list"}}) {
+    check_error("r.jsonl", "\n{\"input_ids\": " + ids + ", \"labels\": " + labels + "}", fact);
+    check_error("r.jsonl", "\n{\"input_ids\": " + ids + ", \"labels\": " + labels + "}",
+                "r.jsonl line 2: ");
+  }
+  check_error("r.jsonl", R"({"input_ids": [1, 2]})", "r.jsonl line 1: 'labels' is missing");
 }
 
-TEST_CASE("several threads make the same examples in the same order, and tell the first fault",
-          "[data]") {
+TEST_CASE("Several threads give the same examples, order and first error as one", "[data]") {
   const TempDir dir;
   std::string text;
   for (int line = 1; line <= 30000; ++line) {  // several pieces of work
-    text +=
-        R"({"prompt": "Question )" + std::to_string(line) + R"(", "response": "Answer"})" + "\n";
+    text += fmt::format("{{\"prompt\": \"Question {}\", \"response\": \"Answer\"}}\n", line);
   }
   REQUIRE(text.size() > size_t{5} << 18);
   write_file(dir / "a.jsonl", text);
-  write_file(dir / "b.jsonl", std::string(kPair) + "\n");
+  write_file(dir / "b.jsonl", kPair + "\n");
   const std::vector<Source> sources = {{dir / "a.jsonl"}, {dir / "b.jsonl"}, {dir / "a.jsonl"}};
   ReadSettings settings;
-  const Examples one = read_examples(sources, settings, kVocab, byte_codec);
+  const auto read = [&] { return read_examples(sources, settings, kVocab, byte_codec); };
+  const Examples one = read();
   settings.threads = 3;
-  const Examples several = read_examples(sources, settings, kVocab, byte_codec);
+  const Examples several = read();
   REQUIRE(one.size() == 60001);
   REQUIRE(several.size() == one.size());
   for (int64_t index = 0; index < one.size(); ++index) {
     const Example a = one.at(index), b = several.at(index);
     REQUIRE((a.ids == b.ids && a.labels == b.labels && a.line == b.line && a.file == b.file));
   }
-  settings.most_per_file = 20000;
-  CHECK(read_examples(sources, settings, kVocab, byte_codec).size() == 40001);
-  settings.most_per_file = 0;
-  // A fault in the middle, and behind it one that the reader itself meets sooner.
+  settings.max_per_file = 20000;
+  CHECK(read().size() == 40001);
+  settings.max_per_file = 0;
+  // The second error is one that the reader itself finds earlier.
   write_file(dir / "a.jsonl", text + "{\"prompt\": 1, \"response\": \"x\"}\n" + kPair + "\n{\n");
-  check_contains(user_error_of([&] { read_examples(sources, settings, kVocab, byte_codec); }),
-                 "a.jsonl line 30001: 'prompt' must be a string");
-  write_file(dir / "a.jsonl", text + std::string((size_t{65} << 20), ' ') + "\n");
-  check_contains(user_error_of([&] { read_examples(sources, settings, kVocab, byte_codec); }),
-                 "a.jsonl line 30001: the record that starts here is longer");
+  CHECK_THAT(user_error_of(read), contains_text("a.jsonl line 30001: 'prompt' must be a string"));
 }
 
-TEST_CASE("a form that does not fit the objective is refused", "[data]") {
-  check_contains(error_of("a.jsonl", kPair, Objective::kLm),
-                 "a.jsonl line 1: Alpaca records are for --objective instruct");
-  check_contains(error_of("a.txt", "hello"),
-                 "a.txt line 1: plain text has no responses to learn; use --objective lm");
-  check_contains(error_of("a.jsonl", R"({"text": "x"})"), "use --objective lm");
-  check_contains(error_of("a.jsonl", R"({"text": " "})", Objective::kLm),
-                 "a.jsonl line 1: the document is empty");
-  check_contains(error_of("a.txt", "ok\n<|endoftext|>\n\xC3(", Objective::kLm),
-                 "a.txt line 3: the document that starts here is not valid UTF-8");
-}
-
-TEST_CASE("files that are no files are refused", "[data]") {
-  const TempDir dir;
-  CHECK_THROWS_WITH(read(dir / "none.jsonl"),
-                    (dir / "none.jsonl").string() + ": no such file; give a data file to --data");
-  CHECK_THROWS_WITH(read(dir.path()),
-                    dir.path().string() + " is a folder; give its files to --data");
-}
-
-TEST_CASE("a line beyond the limit is refused before it fills the memory", "[data]") {
+TEST_CASE("A missing file, a folder and a line of more than 64 MiB are refused", "[data]") {
   const TempDir dir;
   {
     std::ofstream out(dir / "long.jsonl", std::ios::binary);
     out << kPair << "\n{\"instruction\": \"";
     const std::string block(1 << 20, 'x');
-    for (int i = 0; i < 100; ++i) {
+    for (int i = 0; i < 66; ++i) {
       out << block;
     }
   }
-  try {
-    read(dir / "long.jsonl");
-    FAIL("no error");
-  } catch (const UserError& error) {
-    check_contains(error.what(),
-                   "line 2: the record that starts here is longer than 64 MiB; split it");
+  for (const auto& [file, fact] :
+       {std::pair(dir / "none.jsonl", "none.jsonl: no such file"),
+        std::pair(dir.path(), " is a folder"),
+        std::pair(dir / "long.jsonl",
+                  "line 2: the record that starts here is longer than 64 MiB")}) {
+    CHECK_THAT(user_error_of([&path = file] {
+                 read_examples({path}, Objective::kInstruct, kVocab, byte_codec);
+               }),
+               contains_text(fact));
   }
 }
 
-TEST_CASE("a tokenizer without EOS is refused, and one beyond the model too", "[data]") {
+TEST_CASE("A tokenizer without EOS, or with ids beyond the model, is refused", "[data]") {
   const TempDir dir;
   write_file(dir / "a.jsonl", kPair);
-  const auto no_bos = [] { return TextCodec{byte_codec().encode, -1, kEos}; };
-  const auto no_eos = [] { return TextCodec{byte_codec().encode, kBos, -1}; };
-  const auto message = [&](int64_t vocab, const std::function<TextCodec()>& codec) {
-    try {
-      read_examples({dir / "a.jsonl"}, Objective::kInstruct, vocab, codec);
-    } catch (const UserError& error) {
-      return std::string(error.what());
-    }
-    return std::string("no error");
+  const auto codec = [](int64_t bos, int64_t eos) {
+    return [=] { return TextCodec{byte_codec().encode, bos, eos}; };
   };
-  check_contains(message(kVocab, no_eos), "no EOS within the model's vocabulary of 300; name");
-  check_contains(message(1, byte_codec), "no BOS within the model's vocabulary of 1; name");
-  CHECK(message(kVocab, no_bos) == "no error");
-  const auto examples = read_examples({dir / "a.jsonl"}, Objective::kInstruct, kVocab, no_bos);
-  const auto with_bos = read_examples({dir / "a.jsonl"}, Objective::kInstruct, kVocab, byte_codec);
-  CHECK("B" + show_ids(examples.at(0)) == show_ids(with_bos.at(0)));
-  check_contains(message(100, byte_codec),
-                 "line 1: the tokenizer gives id 107, outside the model's vocabulary of 100");
-}
-
-TEST_CASE("real files give as many examples as their README says, real stories the reference ids",
-          "[data]") {
-  MOE_NEED_SHARED_DATA();
-  const auto data = moe::test::shared_data();
-  CHECK(read(data / "instruct" / "alpaca_2000.jsonl").size() == 2000);
-  CHECK(read(data / "instruct" / "alpaca_en_demo.json").size() == 999);
-  const auto tokenizer = io::Tokenizer::load(data / "stories260K-hf", 512);
-  const auto codec = [&] {
-    return TextCodec{[&](std::string_view text) { return tokenizer.encode(text); },
-                     tokenizer.bos_id(), tokenizer.eos_id()};
+  const auto read = [&](int64_t vocab, const std::function<TextCodec()>& make_codec) {
+    return read_examples({dir / "a.jsonl"}, Objective::kInstruct, vocab, make_codec);
   };
-  const auto stories =
-      read_examples({data / "text" / "tinystories_v2_train_head.txt"}, Objective::kLm, 512, codec);
-  CHECK(stories.size() == 1728);
-  const Json reference = read_json(data / "stories260K-hf" / "reference.json");
-  auto expected = reference["first_story"]["ids_with_bos"].get<std::vector<int32_t>>();
-  expected.push_back(2);
-  CHECK(stories.at(0).ids == expected);
+  struct Case {
+    int64_t vocab, eos;
+    const char* fact;
+  };
+  for (const auto& [vocab, eos, fact] :
+       {Case{kVocab, -1, "no EOS within the model's vocabulary of 300"},
+        {1, kEos, "no BOS within the model's vocabulary of 1"},
+        {100, kEos, "line 1: the tokenizer gives id 107, outside the model's vocabulary of 100"}}) {
+    CHECK_THAT(user_error_of([&, vocab = vocab, eos = eos] { read(vocab, codec(kBos, eos)); }),
+               contains_text(fact));
+  }
+  CHECK("B" + show_ids(read(kVocab, codec(-1, kEos)).at(0)) ==
+        show_ids(read(kVocab, byte_codec).at(0)));
 }

@@ -32,9 +32,9 @@ size_t file_of(const std::vector<MixedFile>& files, int64_t example) {
 
 }  // namespace
 
-TEST_CASE("an epoch in file order takes turns by the shares and goes on where it stopped",
+TEST_CASE("An epoch in file order interleaves files by weight and continues the last epoch",
           "[data]") {
-  // 6 examples an epoch, half of them from each file: 0..3 are the first file's, 4..5 the second's.
+  // 6 examples per epoch, 3 of each file. The first file has examples 0 to 3, the second 4 and 5.
   const Mixture mixture({{0, 4, 1}, {4, 2, 1}}, names_of(2));
   CHECK(mixture.draws(0) == 3);
   CHECK(mixture.order(false, 7, 0) == std::vector<int64_t>{0, 4, 1, 5, 2, 4});
@@ -43,9 +43,9 @@ TEST_CASE("an epoch in file order takes turns by the shares and goes on where it
   CHECK(uneven.order(false, 7, 0) == std::vector<int64_t>{0, 1, 4, 2, 3, 0, 5, 1});
 }
 
-TEST_CASE("after any number of draws every file has had its share to within one", "[data]") {
+TEST_CASE("After any number of draws each file has its share to within one", "[data]") {
   SplitMix64 random(5);
-  for (int trial = 0; trial < 200; ++trial) {
+  for (int trial = 0; trial < 100; ++trial) {
     const size_t count = 2 + random.below(7);
     std::vector<MixedFile> files;
     int64_t begin = 0;
@@ -70,12 +70,12 @@ TEST_CASE("after any number of draws every file has had its share to within one"
       }
     }
     CHECK(draws == begin);
-    // Tijdeman: at most 1 - 1 / (2 m - 2).
+    // Tijdeman (1980): at most 1 - 1 / (2 m - 2) for m files.
     CHECK(worst <= 1 - 1 / (2 * static_cast<double>(count) - 2) + 1e-9);
   }
 }
 
-TEST_CASE("a pass over a file shows each of its examples once, in an order of its own", "[data]") {
+TEST_CASE("A pass over a file gives each example once, in a new order", "[data]") {
   const std::vector<MixedFile> files = {{0, 50, 1}, {50, 50, 1}};
   const Mixture mixture(files, names_of(2));
   std::vector<std::vector<int64_t>> seen(2);
@@ -99,17 +99,13 @@ TEST_CASE("a pass over a file shows each of its examples once, in an order of it
   CHECK(mixture.order(true, 9, 1) != mixture.order(true, 10, 1));
 }
 
-TEST_CASE("a weight that draws nothing is refused", "[data]") {
-  CHECK(
-      user_error_of([] {
-        Mixture({{0, 5, 1000}, {5, 5, 1}}, names_of(2));
-      }) ==
-      "--data file1: a weight of 1 among 1001 draws none of its examples in an epoch of 10; raise "
-      "it or leave the file out");
+TEST_CASE("A weight that draws no example is refused", "[data]") {
+  CHECK(user_error_of([] {
+          Mixture({{0, 5, 1000}, {5, 5, 1}}, names_of(2));
+        }).starts_with("--data file1: a weight of 1 among 1001 draws none of its examples"));
 }
 
-TEST_CASE("a stream of mixed files resumes from its cursor, and counts the tokens it draws",
-          "[data]") {
+TEST_CASE("A stream of mixed files resumes from its cursor and counts its tokens", "[data]") {
   const test::TempDir dir;
   std::string first, second;
   for (int i = 0; i < 30; ++i) {
@@ -127,7 +123,7 @@ TEST_CASE("a stream of mixed files resumes from its cursor, and counts the token
   settings.rows = 2;
   BatchStream whole(examples, settings);
   CHECK(whole.rows_per_epoch() == Approx((45 * 4 + 15 * 14) / 10.0));
-  for (int batch = 0; batch < 50; ++batch) {  // two epochs and a half
+  for (int batch = 0; batch < 50; ++batch) {  // 2.5 epochs
     BatchStream resumed(examples, settings, whole.cursor());
     CHECK(whole.next().ids == resumed.next().ids);
     CHECK(whole.cursor() == resumed.cursor());

@@ -1,6 +1,7 @@
 #include "core/data/records.h"
 #include "tests/support/byte_codec.h"
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 #include "tests/support/places.h"
 
 using namespace moe;
@@ -13,33 +14,26 @@ std::string golden(const std::string& name) {
   return read_file(moe::test::source_folder() / "tests" / "golden" / name);
 }
 
-bool is_built_in() {
+bool has_parquet() {
   const std::string error = error_of_reading("a.parquet", golden("orca.parquet"));
   return error.find("build moe with MOE_PARQUET") == std::string::npos;
 }
 
-void check_contains(const std::string& message, const std::string& part) {
-  INFO(message);
-  CHECK(message.find(part) != std::string::npos);
-}
-
 }  // namespace
 
-TEST_CASE("without Arrow a Parquet file is refused with the line that converts it", "[data]") {
-  if (is_built_in()) {
+TEST_CASE("Without Arrow a Parquet file is refused with the command that converts it", "[data]") {
+  if (has_parquet()) {
     MOE_SKIP("built with MOE_PARQUET");
   }
-  const std::string error = error_of_reading("orca.parquet", golden("orca.parquet"));
-  check_contains(error, "orca.parquet: a Parquet file");
-  check_contains(error, "build moe with MOE_PARQUET");
-  check_contains(error,
-                 "python3 -c \"import json, pyarrow.parquet as p; [print(json.dumps(r)) for b in "
-                 "p.ParquetFile('orca.parquet').iter_batches() for r in b.to_pylist()]\" > "
-                 "data.jsonl");
+  CHECK_THAT(error_of_reading("orca.parquet", golden("orca.parquet")),
+             contains_text("orca.parquet: a Parquet file") &&
+                 contains_text("build moe with MOE_PARQUET") &&
+                 contains_text("p.ParquetFile('orca.parquet').iter_batches() for r in "
+                               "b.to_pylist()]\" > data.jsonl"));
 }
 
-TEST_CASE("Parquet rows are the same records as JSON lines", "[data]") {
-  if (!is_built_in()) {
+TEST_CASE("Parquet rows give the same examples as JSON lines", "[data]") {
+  if (!has_parquet()) {
     MOE_SKIP("built without MOE_PARQUET");
   }
   const Examples orca = read_bytes("a.parquet", golden("orca.parquet"));
@@ -53,17 +47,17 @@ TEST_CASE("Parquet rows are the same records as JSON lines", "[data]") {
   CHECK(show_labels(read_bytes("a", golden("rows.parquet")).at(0)) == "..B");
 }
 
-TEST_CASE("a broken Parquet file is refused, wherever it is broken", "[data]") {
-  if (!is_built_in()) {
+TEST_CASE("A truncated Parquet file is refused, and a damaged one does not crash", "[data]") {
+  if (!has_parquet()) {
     MOE_SKIP("built without MOE_PARQUET");
   }
   const std::string whole = golden("orca.parquet");
-  check_contains(error_of_reading("a.parquet", "PAR1\x15\x04xyzPAR1"),
-                 "a.parquet: the Parquet data");
+  CHECK_THAT(error_of_reading("a.parquet", "PAR1\x15\x04xyzPAR1"),
+             contains_text("a.parquet: the Parquet data"));
   for (size_t length = 4; length < whole.size(); ++length) {
     CHECK_FALSE(error_of_reading("a.parquet", whole.substr(0, length)).empty());
   }
-  for (size_t at = 4; at < whole.size(); ++at) {  // no checksums here: an error, or other records
+  for (size_t at = 4; at < whole.size(); ++at) {  // no checksums: an error, or other records
     std::string damaged = whole;
     damaged[at] = static_cast<char>(damaged[at] ^ 0x41);
     error_of_reading("a.parquet", damaged);

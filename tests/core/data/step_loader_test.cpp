@@ -1,6 +1,3 @@
-#include <atomic>
-#include <chrono>
-
 #include "core/base/error.h"
 #include "core/data/batches.h"
 #include "tests/support/catch.h"
@@ -24,7 +21,7 @@ Examples some_examples() {
   return Examples::in_memory(std::move(items), {"numbers"});
 }
 
-// One example that is given out `good` times, then the disk fails; counts what was asked of it.
+// A store of one example that fails after `good` reads.
 class FailingStore : public ExampleStore {
  public:
   explicit FailingStore(int good) : good_(good) {}
@@ -33,7 +30,7 @@ class FailingStore : public ExampleStore {
   int64_t line(int64_t /*index*/) const override { return 1; }
   void add_ids(int64_t /*index*/, int64_t begin, int64_t end,
                std::vector<int64_t>& ids) const override {
-    if (asked++ == good_) {
+    if (reads_++ == good_) {
       throw std::runtime_error("the disk is gone");
     }
     ids.insert(ids.end(), static_cast<size_t>(end - begin), 5);
@@ -42,48 +39,38 @@ class FailingStore : public ExampleStore {
                   std::vector<int32_t>& labels) const override {
     labels.insert(labels.end(), static_cast<size_t>(end - begin), 5);
   }
-  mutable std::atomic<int> asked = 0;
 
  private:
   int good_;
+  mutable int reads_ = 0;
 };
-
-Examples failing(const std::shared_ptr<FailingStore>& store) {
-  Examples examples;
-  examples.files = {"gone"};
-  examples.ranges = {{0, 1, 4}};
-  examples.store = store;
-  return examples;
-}
 
 }  // namespace
 
-TEST_CASE("steps made ahead are those of the stream, each with the cursor behind it", "[data]") {
+TEST_CASE("Prefetched steps are those of the stream, each with the next cursor", "[data]") {
   const Examples examples = some_examples();
-  for (const size_t ahead : {1, 2, 5}) {
-    const BatchSettings settings{Pack::kStream, true, 7, 2, 3};
-    BatchStream stream(examples, settings);
-    StepLoader loader(BatchStream(examples, settings), 3, ahead);
-    for (int step = 0; step < 30; ++step) {
-      const StepBatches made = loader.next();
-      REQUIRE(made.batches.size() == 3);
-      for (const auto& batch : made.batches) {
-        const Batch expected = stream.next();
-        CHECK(batch.ids == expected.ids);
-        CHECK(batch.targets == expected.targets);
-      }
-      CHECK(made.cursor == stream.cursor());
+  const BatchSettings settings{Pack::kStream, true, 7, 2, 3};
+  BatchStream stream(examples, settings);
+  StepLoader loader(BatchStream(examples, settings), 3);
+  for (int step = 0; step < 30; ++step) {
+    const StepBatches made = loader.next();
+    REQUIRE(made.batches.size() == 3);
+    for (const auto& batch : made.batches) {
+      const Batch expected = stream.next();
+      CHECK(batch.ids == expected.ids);
+      CHECK(batch.targets == expected.targets);
     }
+    CHECK(made.cursor == stream.cursor());
   }
 }
 
-TEST_CASE("a loader taken up at a step's cursor goes on as if it had never stopped", "[data]") {
+TEST_CASE("A loader resumed at the cursor of a step gives the same steps", "[data]") {
   const Examples examples = some_examples();
   const BatchSettings settings{Pack::kStream, true, 7, 2, 3};
   StepLoader whole(BatchStream(examples, settings), 2);
   Cursor cursor;
   for (int step = 0; step < 12; ++step) {
-    // Destroyed with steps made ahead that nobody took.
+    // Destroyed with prefetched steps.
     StepLoader resumed(BatchStream(examples, settings, cursor), 2);
     const StepBatches a = whole.next(), b = resumed.next();
     CHECK(a.batches[0].ids == b.batches[0].ids);
@@ -93,27 +80,14 @@ TEST_CASE("a loader taken up at a step's cursor goes on as if it had never stopp
   }
 }
 
-TEST_CASE("an error of the thread comes after the steps before it, and stays", "[data]") {
-  const auto store = std::make_shared<FailingStore>(5);
-  const Examples examples = failing(store);
-  StepLoader loader(BatchStream(examples, {Pack::kStream, false, 4, 1, 0}), 2, 2);
+TEST_CASE("An error of the thread is thrown after the steps before it, and again", "[data]") {
+  Examples examples;
+  examples.files = {"gone"};
+  examples.ranges = {{0, 1, 4}};
+  examples.store = std::make_shared<FailingStore>(5);
+  StepLoader loader(BatchStream(examples, {Pack::kStream, false, 4, 1, 0}), 2);
   CHECK(loader.next().batches.size() == 2);
   CHECK(loader.next().batches.size() == 2);
   CHECK_THROWS_WITH(loader.next(), "the disk is gone");
   CHECK_THROWS_WITH(loader.next(), "the disk is gone");
-}
-
-TEST_CASE("no more steps are made ahead than asked for", "[data]") {
-  const auto store = std::make_shared<FailingStore>(1 << 30);
-  const Examples examples = failing(store);
-  StepLoader loader(BatchStream(examples, {Pack::kStream, false, 4, 1, 0}), 1, 2);
-  for (int step = 1; step <= 20; ++step) {
-    loader.next();
-    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (store->asked < step + 2 && std::chrono::steady_clock::now() < limit) {
-      std::this_thread::yield();
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    CHECK(store->asked == step + 2);
-  }
 }

@@ -57,58 +57,61 @@ Variables srun() {
 
 }  // namespace
 
-TEST_CASE("without a launcher a process is alone") {
+TEST_CASE("a process without a launcher, or with a launcher of one process, is alone") {
   const auto alone = read_environment({{"HOME", "/root"}, {"MASTER_ADDR", "elsewhere"}});
   CHECK((alone.is_alone() && alone.launcher.empty() && alone.rank == 0));
-}
-
-TEST_CASE("torchrun serves the store, and its restarts have keys of their own") {
-  const auto there = read_environment(torchrun());
-  CHECK((there.launcher == "torchrun" && there.rank == 3 && there.size == 4));
-  CHECK((there.local_rank == 1 && there.has_agent_store));
-  CHECK((there.store_host == "node7" && there.store_port == 29500));
-  CHECK(there.run_name == "moe/run/2/");
-  CHECK_FALSE(
-      read_environment(without(torchrun(), "TORCHELASTIC_USE_AGENT_STORE")).has_agent_store);
-}
-
-TEST_CASE("mpirun on one host needs no address, and a port comes from the job") {
-  const auto there = read_environment(open_mpi());
-  CHECK((there.launcher == "mpirun" && there.rank == 1 && there.size == 2));
-  CHECK((there.local_rank == 1 && there.store_host == "127.0.0.1" && !there.has_agent_store));
-  CHECK((there.store_port >= 20000 && there.store_port < 32000));
-  const auto other = read_environment(with(open_mpi(), {{"PMIX_NAMESPACE", "935002114"}}));
-  CHECK(other.store_port != there.store_port);
-  const auto same =
-      read_environment(with(open_mpi(), {{"OMPI_COMM_WORLD_RANK", "0"}, {"PMIX_RANK", "0"}}));
-  CHECK(same.store_port == there.store_port);
-}
-
-TEST_CASE("MPICH's mpirun is known too") {
-  const auto there = read_environment({{"PMI_RANK", "0"},
-                                       {"PMI_SIZE", "2"},
-                                       {"MPI_LOCALRANKID", "0"},
-                                       {"MPI_LOCALNRANKS", "2"},
-                                       {"PMI_PORT", "host:1"}});
-  CHECK((there.launcher == "mpirun" && there.size == 2));
-}
-
-TEST_CASE("srun gives rank, size and job") {
-  const auto there = read_environment(srun());
-  CHECK((there.launcher == "srun" && there.rank == 5 && there.size == 8));
-  CHECK((there.local_rank == 5 && there.store_host == "127.0.0.1"));
-  const auto second_step = read_environment(with(srun(), {{"SLURM_STEP_ID", "1"}}));
-  CHECK(second_step.store_port != there.store_port);
-}
-
-TEST_CASE("the script of sbatch is no rank, nor is a shell of salloc") {
+  CHECK(read_environment({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).is_alone());
+  // The script of sbatch and a shell of salloc are no ranks.
   CHECK(read_environment(without(srun(), "SLURM_STEP_ID")).is_alone());
   CHECK(read_environment({{"SLURM_JOB_ID", "7"}, {"SLURM_NTASKS", "8"}}).is_alone());
 }
 
-TEST_CASE("the innermost launcher counts") {
-  CHECK(read_environment(with(srun(), open_mpi())).launcher == "mpirun");
-  CHECK(read_environment(with(with(srun(), open_mpi()), torchrun())).launcher == "torchrun");
+TEST_CASE("rank, size and store come from the variables of the innermost launcher") {
+  const Variables mpich = {{"PMI_RANK", "0"},
+                           {"PMI_SIZE", "2"},
+                           {"MPI_LOCALRANKID", "0"},
+                           {"MPI_LOCALNRANKS", "2"},
+                           {"PMI_PORT", "host:1"}};
+  struct Case {
+    Variables variables;
+    const char* launcher;
+    int64_t rank, size, local_rank;
+    const char* store_host;
+  };
+  for (const auto& [variables, launcher, rank, size, local_rank, store_host] : std::vector<Case>{
+           {torchrun(), "torchrun", 3, 4, 1, "node7"},
+           {open_mpi(), "mpirun", 1, 2, 1, "127.0.0.1"},
+           {mpich, "mpirun", 0, 2, 0, "127.0.0.1"},
+           {srun(), "srun", 5, 8, 5, "127.0.0.1"},
+           {with(srun(), open_mpi()), "mpirun", 1, 2, 1, "127.0.0.1"},
+           {with(with(srun(), open_mpi()), torchrun()), "torchrun", 3, 4, 1, "node7"}}) {
+    const auto there = read_environment(variables);
+    CAPTURE(launcher);
+    CHECK((there.launcher == launcher && there.rank == rank && there.size == size));
+    CHECK((there.local_rank == local_rank && there.store_host == store_host));
+    const bool is_torchrun = there.launcher == "torchrun";
+    CHECK(there.has_agent_store == is_torchrun);
+    CHECK((is_torchrun ? there.store_port == 29500
+                       : there.store_port >= 20000 && there.store_port < 32000));
+  }
+  CHECK(read_environment(torchrun()).run_name == "moe/run/2/");
+  CHECK_FALSE(
+      read_environment(without(torchrun(), "TORCHELASTIC_USE_AGENT_STORE")).has_agent_store);
+}
+
+TEST_CASE("the port is the same for all ranks of a job and differs between jobs") {
+  const auto port = [](const Variables& variables) {
+    return read_environment(variables).store_port;
+  };
+  CHECK(port(open_mpi()) ==
+        port(with(open_mpi(), {{"OMPI_COMM_WORLD_RANK", "0"}, {"PMIX_RANK", "0"}})));
+  CHECK(port(open_mpi()) != port(with(open_mpi(), {{"PMIX_NAMESPACE", "935002114"}})));
+  CHECK(port(srun()) != port(with(srun(), {{"SLURM_STEP_ID", "1"}})));
+  // Jobs with one port have different keys.
+  const Variables given = with(open_mpi(), {{"MASTER_PORT", "29500"}});
+  const auto first = read_environment(given);
+  const auto second = read_environment(with(given, {{"PMIX_NAMESPACE", "7"}}));
+  CHECK((first.store_port == second.store_port && first.run_name != second.run_name));
 }
 
 TEST_CASE("several hosts need the address of rank 0") {
@@ -154,17 +157,4 @@ TEST_CASE("the variables that moe sets for its ranks are read back, and name no 
                                             {{"MOE_STORE_DESCRIPTOR", word}})),
                       contains_text("MOE_STORE_DESCRIPTOR='" + std::string(word) + "'"));
   }
-}
-
-TEST_CASE("jobs that were given one port have keys of their own") {
-  const Variables port = {{"MASTER_PORT", "29500"}};
-  const auto first = read_environment(with(open_mpi(), port));
-  const auto second = read_environment(with(with(open_mpi(), port), {{"PMIX_NAMESPACE", "7"}}));
-  CHECK((first.store_port == second.store_port && first.run_name != second.run_name));
-  CHECK(read_environment(with(srun(), {{"SLURM_STEP_ID", "1"}})).run_name !=
-        read_environment(srun()).run_name);
-}
-
-TEST_CASE("a launcher of one process leaves it alone") {
-  CHECK(read_environment({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).is_alone());
 }

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <atomic>
 #include <thread>
 
 #include "core/base/error.h"
@@ -40,11 +39,11 @@ std::string join_failure(Store store, int64_t rank, int64_t size, double timeout
   }
 }
 
-// A rank of a run with a timeout of 2 s.
+// A rank of a run with a timeout of 1 s.
 class Rank {
  public:
   Rank(const Store& store, int64_t rank, std::vector<Member> members)
-      : group_(store, rank, std::move(members), Seconds{2}) {}
+      : group_(store, rank, std::move(members), Seconds{1}) {}
 
   ProcessGroup& group() { return group_; }
   void begin(const char* operation, const TraceContext& trace) { group_.begin(operation, trace); }
@@ -144,30 +143,15 @@ TEST_CASE("a rank that is not in the collective is named with its own position",
   for (Rank* rank : {&first, &second}) {
     CHECK_THAT(rank->failure(),
                contains_text("rank 2 (host h2, pid 102) did not come (its last operation: step 7, "
-                             "layer 2, all_reduce): step 7, layer 3, all_to_all, after "));
+                             "layer 2, all_reduce): step 7, layer 3, all_to_all"));
   }
   CHECK_THAT(late.failure(), contains_text("rank 2 (host h2, pid 102) did not come"));
-}
-
-TEST_CASE("a rank that does not answer is named", "[distributed]") {
-  Rank first(make_local_store(), 0, members_elsewhere(2));
-  first.begin("barrier", {});
-  CHECK_THAT(first.failure(),
-             contains_text("rank 1 (host h1, pid 101) does not answer: barrier, after "));
 }
 
 TEST_CASE("a rank that does not answer after a connection broke is gone", "[distributed]") {
   Rank first(make_local_store(), 0, members_elsewhere(2));
   first.group().report_broken("a connection broke");
   CHECK(first.failure() == "rank 1 (host h1, pid 101) is gone: after the start");
-}
-
-TEST_CASE("a rank that reports its own failure is named at once", "[distributed]") {
-  Store store = make_local_store();
-  Rank first(store, 0, members_elsewhere(2));
-  first.begin("all_reduce", {4, 2});
-  set_verdict(store, {1, 1, "rank 1 failed (the disk is full)"});
-  CHECK(first.failure(1.5) == "rank 1 failed (the disk is full): step 4, layer 2, all_reduce");
 }
 
 TEST_CASE("ranks that all wait in one collective are not blamed", "[distributed]") {
@@ -184,10 +168,10 @@ TEST_CASE("a rank in a long operation is waited for, with the usual limit after 
   Rank first(store, 0, members_elsewhere(2)), second(store, 1, members_elsewhere(2));
   first.begin("all_reduce", {4, 2});
   auto operation = second.group().long_operation();
-  CHECK(first.failure(5) == "");
+  CHECK(first.failure(2.5) == "");
   operation.reset();
-  CHECK(first.failure(0.5) == "");
-  CHECK_THAT(first.failure(3), contains_text("rank 1 (host h1, pid 101) did not come"));
+  CHECK(first.failure(0.2) == "");
+  CHECK_THAT(first.failure(), contains_text("rank 1 (host h1, pid 101) did not come"));
 }
 
 TEST_CASE("nothing is written while all is well", "[distributed]") {
@@ -200,28 +184,6 @@ TEST_CASE("nothing is written while all is well", "[distributed]") {
   CHECK(first.failure(0.1) == "");
   CHECK_FALSE(store.read("verdict"));
   CHECK_FALSE(store.read("question/1"));
-}
-
-TEST_CASE("a question that nobody needs answered ends no run", "[distributed]") {
-  Store store = make_local_store();
-  Rank first(store, 0, members_elsewhere(2));
-  first.begin("all_reduce", {4, 2});
-  store.set("question/1", "");
-  CHECK(first.failure(1) == "");
-}
-
-TEST_CASE("a process that does not end is ended by the hard deadline", "[distributed]") {
-  Store store = make_local_store();
-  static std::atomic<bool> was_called = false;
-  ProcessGroup stuck(store, 0, members_elsewhere(2), Seconds{2}, -1,
-                     [](const ExitReason& reason) { was_called = reason.rank == 1; });
-  set_verdict(store, {1, 1, "rank 1 is gone"});
-  const auto begin = std::chrono::steady_clock::now();
-  while (!was_called &&
-         std::chrono::steady_clock::now() - begin < 3 * ProcessGroup::kHardDeadline) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  }
-  CHECK(was_called);
 }
 
 }  // namespace moe::distributed

@@ -67,7 +67,7 @@ class FakeNccl : public c10d::Backend {
 // Program of a rank, whose Comm is at step 7 and layer 3.
 using Body = std::function<void(Comm&, FakeGpu&, Store&)>;
 
-constexpr Seconds kTimeout{3};
+constexpr Seconds kTimeout{2};
 
 // Returns the message with which rank 0 of two fails, "" if it does not.
 std::string failure_of(const Body& body, const Body& other) {
@@ -140,13 +140,11 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const ProcessGroup& /*group*/,
   return c10::make_intrusive<FakeNccl>(rank, size, *gpu_of_this_rank);
 }
 
-TEST_CASE("an exchange of NCCL that ends well is no failure") {
-  CHECK(failure_of(ends_with("", gather), do_nothing) == "");
-}
-
 TEST_CASE("the host goes on while GPUs exchange, and waits for them where it must") {
   const auto body = [](Comm& comm, FakeGpu& gpu, Store& /*store*/) {
-    gather(comm);
+    const auto transfer = comm.start_all_gather(at::zeros({2}), at::zeros({4}));
+    CHECK(gpu.works[0]->ordered == 0);
+    transfer->wait();
     send_to_all(comm);  // begins before the first is over
     REQUIRE(gpu.works.size() == 2);
     for (const auto& work : gpu.works) {
@@ -167,33 +165,17 @@ TEST_CASE("the host goes on while GPUs exchange, and waits for them where it mus
   CHECK(failure_of(body, do_nothing) == "");
 }
 
-TEST_CASE("a transfer under way while the rank computes is ordered where it is waited for") {
-  const auto body = [](Comm& comm, FakeGpu& gpu, Store& /*store*/) {
-    const auto transfer = comm.start_all_gather(at::zeros({2}), at::zeros({4}));
-    CHECK(gpu.works[0]->ordered == 0);
-    transfer->wait();
-    CHECK(gpu.works[0]->ordered == 1);
-    gpu.works[0]->end("");
-    comm.synchronize();
-  };
-  CHECK(failure_of(body, do_nothing) == "");
-}
-
 TEST_CASE("what NCCL reports of a work that is over ends the run in one sentence") {
-  CHECK(
-      failure_of(ends_with("NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error (run "
-                           "with NCCL_DEBUG=INFO for details), NCCL version 2.28.9\n"
-                           "ncclSystemError: System call failed.\nLast error:\n"
-                           "Call to ibv_reg_mr failed with error No space left\n"
-                           "Exception raised from checkForNCCLErrors\nframe #0: 0x1",
-                           send_to_all),
-                 do_nothing) ==
-      "a collective of the GPUs failed (Call to ibv_reg_mr failed with error No space left): "
-      "step 7, layer 3, all_to_all");
-  CHECK(failure_of(ends_with("CUDA error: an illegal memory access was encountered\n"
-                             "For debugging consider ..",
-                             gather),
-                   do_nothing) ==
+  const std::string nccl =
+      "NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error, NCCL version 2.28.9\n"
+      "ncclSystemError: System call failed.\nLast error:\n"
+      "Call to ibv_reg_mr failed with error No space left\n"
+      "Exception raised from checkForNCCLErrors\nframe #0: 0x1";
+  CHECK(failure_of(ends_with(nccl, send_to_all), do_nothing) ==
+        "a collective of the GPUs failed (Call to ibv_reg_mr failed with error No space left): "
+        "step 7, layer 3, all_to_all");
+  const std::string cuda = "CUDA error: an illegal memory access was encountered\nFor debugging ..";
+  CHECK(failure_of(ends_with(cuda, gather), do_nothing) ==
         "a collective of the GPUs failed (CUDA error: an illegal memory access was encountered): "
         "step 7, layer 3, all_gather");
 }
@@ -228,11 +210,6 @@ TEST_CASE("a rank that does not come to an exchange of GPUs is named by the one 
              contains_text("rank 1 (host ") &&
                  contains_text(" did not come (its last operation: connecting): step 7, layer 3, "
                                "all_gather, after "));
-}
-
-TEST_CASE("ranks whose exchange does not end although all are there are not to blame") {
-  CHECK_THAT(failure_of(hang, hang),
-             contains_text("every rank waits and nothing arrives: step 7, layer 3, all_gather"));
 }
 
 }  // namespace moe::distributed

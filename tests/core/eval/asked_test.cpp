@@ -1,5 +1,4 @@
-// What an evaluation asks at once, counted by hand, and what it takes of memory, beside what it
-// said that it would take.
+// Estimated peak demand of an evaluation, against counts by hand and the measured memory.
 
 #include <malloc.h>
 
@@ -68,7 +67,7 @@ uint64_t peak_of(const Work& work) {
 
 }  // namespace
 
-TEST_CASE("what is asked at once is what shares a forward, not what could", "[eval]") {
+TEST_CASE("the largest forward pass has the tokens of one batch", "[eval]") {
   const test::TempDir dir;
   write_model(dir / "m", /*is_mixture=*/false);
   EvalSettings settings;
@@ -122,8 +121,7 @@ TEST_CASE("what is asked at once is what shares a forward, not what could", "[ev
         weights + model::forward_bytes(opened.config, {}, 30, 0, at::kCPU));
 }
 
-TEST_CASE("a routing group is asked at once where it is full, and named where memory is short",
-          "[eval]") {
+TEST_CASE("the largest forward pass of a mixture with capacity is a full routing group", "[eval]") {
   const test::TempDir dir;
   write_model(dir / "m", /*is_mixture=*/true);
   EvalSettings settings;
@@ -136,11 +134,10 @@ TEST_CASE("a routing group is asked at once where it is full, and named where me
   REQUIRE(group == 50 * opened.routing.ep_ranks);
   CHECK(request_sizes(settings, opened, requests_of(3, 10)).forward_tokens == 30);
   CHECK(request_sizes(settings, opened, requests_of(100, 10)).forward_tokens == group);
-  CHECK(memory_need(settings, opened, {group}).remedy ==
-        "a smaller --group-tokens than 50 takes less");
+  CHECK(memory_need(settings, opened, {group}).remedy.find("--group-tokens") != std::string::npos);
 }
 
-TEST_CASE("an evaluation takes what it said and not much less", "[eval]") {
+TEST_CASE("an evaluation needs at most the estimated memory and at least two thirds", "[eval]") {
   for (const bool is_mixture : {false, true}) {
     const test::TempDir dir;
     write_model(dir / "m", is_mixture);

@@ -80,22 +80,5 @@ TEST_CASE("where routing is counted, a generated task brings each question with 
   CHECK(right_answers(loaded.questions)[0].source == "quiz");
 }
 
-TEST_CASE("an end before the last task does not encode what is left", "[eval]") {
-  std::vector<LoadedTask> tasks;
-  for (int i = 0; i < 1000; ++i) {
-    tasks.push_back(task_of("t" + std::to_string(i), "a"));
-  }
-  std::atomic<int> texts = 0;
-  {
-    EncodedTasks encoded(bytes_encoder([&](std::string_view) {
-                           ++texts;
-                           std::this_thread::sleep_for(std::chrono::milliseconds(1));
-                         }),
-                         tasks);
-    encoded.at(0);
-  }
-  CHECK(texts < 1000);
-}
-
 }  // namespace
 }  // namespace moe::eval

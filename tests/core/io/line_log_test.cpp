@@ -1,30 +1,33 @@
 #include "core/io/line_log.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <set>
 
-#include "tests/support/catch.h"
+#include "tests/core/io/child.h"
+#include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
 namespace moe::io {
 namespace {
 
-using test::read_file;
-using test::TempDir;
-using test::write_file;
+using namespace test;
 using Lines = std::vector<std::string>;
 
 const std::string kTitle = "test lines 1";
 
-TEST_CASE("lines come back in order, after any number of openings", "[io]") {
+void append(const std::filesystem::path& file, const Lines& lines) {
+  LineLog log(file, kTitle);
+  for (const auto& line : lines) {
+    log.append(line);
+  }
+}
+
+TEST_CASE("A log returns its lines in order after every reopening", "[io]") {
   const TempDir dir;
   const auto file = dir / "a/b/log";
-  for (int run = 0; run < 3; ++run) {
+  for (size_t run = 0; run < 3; ++run) {
     LineLog log(file, kTitle);
-    CHECK(log.lines().size() == static_cast<size_t>(run));
+    CHECK(log.lines().size() == run);
     CHECK(log.damaged() == 0);
     log.append("line " + std::to_string(run));
   }
@@ -32,42 +35,33 @@ TEST_CASE("lines come back in order, after any number of openings", "[io]") {
   CHECK(read_file(file).starts_with(kTitle + "\n"));
 }
 
-TEST_CASE("wherever a write was cut off, the lines before it stay and others follow", "[io]") {
+TEST_CASE("A log truncated at any byte keeps the whole lines and accepts others", "[io]") {
   const TempDir dir;
   const auto file = dir / "log";
-  {
-    LineLog log(file, kTitle);
-    log.append("first");
-    log.append("second");
-  }
+  append(file, {"first", "second"});
   const std::string whole = read_file(file);
-  const size_t first_end = whole.find("first") + 6;
   for (size_t length = 0; length < whole.size(); ++length) {
     CAPTURE(length);
     write_file(file, whole.substr(0, length));
-    {
-      LineLog log(file, kTitle);
-      CHECK((log.lines() == (length < first_end ? Lines{} : Lines{"first"})));
-      CHECK(log.damaged() == 0);
-      log.append("third");
+    Lines expected;
+    if (length >= whole.find("first") + 6) {
+      expected.push_back("first");
     }
-    CHECK((LineLog(file, kTitle).lines() ==
-           (length < first_end ? Lines{"third"} : Lines{"first", "third"})));
+    LineLog log(file, kTitle);
+    CHECK((log.lines() == expected));
+    CHECK(log.damaged() == 0);
+    log.append("third");
+    expected.push_back("third");
+    CHECK((LineLog(file, kTitle).lines() == expected));
   }
 }
 
-TEST_CASE("a damaged line is left out, whichever byte it is", "[io]") {
+TEST_CASE("A line with any damaged byte is omitted and counted", "[io]") {
   const TempDir dir;
   const auto file = dir / "log";
-  {
-    LineLog log(file, kTitle);
-    log.append("first");
-    log.append("second");
-    log.append("third");
-  }
+  append(file, {"first", "second", "third"});
   const std::string whole = read_file(file);
-  const size_t begin = whole.find("first") + 6, end = whole.find("second") + 6;
-  for (size_t at = begin; at < end; ++at) {
+  for (size_t at = whole.find("first") + 6; at < whole.find("second") + 6; ++at) {
     CAPTURE(at);
     std::string damaged = whole;
     damaged[at] = static_cast<char>(damaged[at] ^ 1);
@@ -78,41 +72,33 @@ TEST_CASE("a damaged line is left out, whichever byte it is", "[io]") {
   }
 }
 
-TEST_CASE("a file of something else is refused and left as it is", "[io]") {
+TEST_CASE("A file with another title, a folder and a file as parent are refused", "[io]") {
   const TempDir dir;
   write_file(dir / "notes.txt", "my own words\n");
-  CHECK(test::user_error_of([&] { LineLog(dir / "notes.txt", kTitle); })
-            .ends_with("notes.txt: does not begin with 'test lines 1', so it is something else; "
-                       "give another file"));
+  for (const auto& [file, fact] :
+       {std::pair(dir / "notes.txt", "notes.txt: does not begin with 'test lines 1'"),
+        std::pair(dir.path(), ": cannot be written: Is a directory"),
+        std::pair(dir / "notes.txt/log", "its folder cannot be made: Not a directory")}) {
+    CHECK_THAT(user_error_of([&path = file] { LineLog(path, kTitle); }), contains_text(fact));
+  }
   CHECK(read_file(dir / "notes.txt") == "my own words\n");
-  CHECK(test::user_error_of([&] {
-          LineLog(dir.path(), kTitle);
-        }).ends_with(": cannot be written: Is a directory"));
-  CHECK(test::user_error_of([&] {
-          LineLog(dir / "notes.txt/log", kTitle);
-        }).ends_with("its folder cannot be made: Not a directory"));
 }
 
-TEST_CASE("four processes append at once and every line is whole", "[io]") {
+TEST_CASE("Lines that four processes append at once stay whole", "[io]") {
   const TempDir dir;
   const auto file = dir / "log";
   constexpr int kWriters = 4, kLines = 200;
   std::vector<pid_t> writers;
   for (int writer = 0; writer < kWriters; ++writer) {
-    const pid_t child = ::fork();
-    if (child == 0) {
+    writers.push_back(start_child([&, writer] {
       LineLog log(file, kTitle);
       for (int line = 0; line < kLines; ++line) {
         log.append(std::to_string(writer) + " " + std::to_string(line) + std::string(200, 'x'));
       }
-      ::_exit(0);
-    }
-    writers.push_back(child);
+    }));
   }
-  for (const pid_t child : writers) {
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    CHECK(status == 0);
+  for (const pid_t writer : writers) {
+    CHECK(wait_for_child(writer) == 0);
   }
   const LineLog log(file, kTitle);
   CHECK(log.damaged() == 0);

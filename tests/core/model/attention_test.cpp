@@ -1,12 +1,10 @@
-// Attention: norms of query and key heads, gradients against finite differences, and rope against
-// transformers (tests/golden/rope.json, made by make_rope.py). llama_test.cpp tests the whole
-// model.
+// Attention: gradients with norms of query and key heads against finite differences, and rope
+// against transformers (tests/golden/rope.json, made by make_rope.py). llama_test.cpp tests the
+// whole model.
 
 #include "core/model/llama/attention.h"
 
 #include <ATen/core/grad_mode.h>
-
-#include <cmath>
 
 #include "core/base/json.h"
 #include "core/model/llama/llama.h"
@@ -33,9 +31,9 @@ ModelConfig config_with_norms() {
   return config;
 }
 
-AttentionWeights weights_with_norms(at::ScalarType type) {
+AttentionWeights weights_with_norms() {
   at::manual_seed(3);
-  const at::TensorOptions options(type);
+  const at::TensorOptions options(at::kDouble);
   AttentionWeights weights;
   weights.qkv = at::randn({32, 6}, options);
   weights.bias = at::randn({32}, options);
@@ -45,31 +43,9 @@ AttentionWeights weights_with_norms(at::ScalarType type) {
   return weights;
 }
 
-AttentionWeights without_norms(AttentionWeights weights) {
-  weights.query_norm = weights.key_norm = Tensor();
-  return weights;
-}
-
-TEST_CASE("head norms of bf16 activations are computed in f32 and rounded once", "[model]") {
-  const ModelConfig config = config_with_norms();
-  const AttentionWeights weights = weights_with_norms(at::kFloat);
-  const Tensor x = at::randn({5, 6}).to(at::kBFloat16);
-  const Tensor rows =
-      project_qkv(x, without_norms(weights), config).narrow(1, 0, 16).reshape({20, 4});
-  const Tensor wide = rows.to(at::kFloat);
-  const Tensor expected =
-      wide * at::rsqrt(wide.square().mean(-1, true) + 1e-3) * weights.query_norm;
-  const Tensor after = project_qkv(x, weights, config).narrow(1, 0, 16).reshape({20, 4});
-  REQUIRE(after.scalar_type() == at::kBFloat16);
-  CHECK(project_qkv(x.narrow(0, 0, 0), weights, config).sizes() == at::IntArrayRef({0, 32}));
-  // Half a unit of 8 bits, and f32 roundings that may move a tie.
-  CHECK(((after.to(at::kFloat) - expected).abs() / (expected.abs() + 1e-6)).max().item<double>() <
-        std::ldexp(1.0, -8));
-}
-
 TEST_CASE("attention with head norms has the gradients of finite differences", "[model]") {
   const ModelConfig config = config_with_norms();
-  const AttentionWeights weights = weights_with_norms(at::kDouble);
+  const AttentionWeights weights = weights_with_norms();
   const Tensor x = at::randn({5, 6}, at::kDouble), mix = at::randn({5, 6}, at::kDouble);
   const std::vector<int64_t> lengths{3, 2}, none;
   const auto loss = [&](const Tensor& input, const AttentionWeights& its_weights) {

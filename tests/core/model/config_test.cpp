@@ -43,6 +43,13 @@ ModelConfig mixture() {
 
 Json written(const ModelConfig& config) { return Json(config_json(config, dense())); }
 
+// Returns true if `json` has every key and value of `part`.
+bool has(const Json& json, const Json& part) {
+  Json merged = json;
+  merged.merge_patch(part);
+  return merged == json;
+}
+
 struct Refusal {
   Json patch;  // null removes a key
   std::string fact;
@@ -58,26 +65,6 @@ void check_refused(const Json& json, const std::vector<Refusal>& refusals) {
     CHECK(message.starts_with("config.json"));
     CHECK_THAT(message, contains_text(fact));
   }
-}
-
-TEST_CASE("every key of a LLaMA config is read", "[model][config]") {
-  const ModelConfig config = parse_config(dense(), "config.json");
-  CHECK(config.vocab_size == 512);
-  CHECK(config.hidden_size == 64);
-  CHECK(config.intermediate_size == 172);
-  CHECK(config.layers == 5);
-  CHECK(config.heads == 8);
-  CHECK(config.kv_heads == 4);
-  CHECK(config.head_dim == 8);
-  CHECK(config.max_position_embeddings == 512);
-  CHECK(config.rms_norm_eps == 1e-5);
-  CHECK(config.tie_word_embeddings);
-  CHECK(config.initializer_range == 0.01);
-  CHECK(config.dtype == "bfloat16");
-  CHECK(config.rope.type == RopeType::kDefault);
-  CHECK(config.rope.theta == 500000.0);
-  CHECK_FALSE(config.moe);
-  CHECK_FALSE(config.is_moe_layer(0));
 }
 
 TEST_CASE("absent keys take LLaMA's defaults", "[model][config]") {
@@ -127,14 +114,6 @@ TEST_CASE("rope scaling is read from the old and the new form", "[model][config]
     CHECK(rope.high_freq_factor == 4.0);
     CHECK(rope.original_max_position_embeddings == 8192);
   }
-  for (const auto& [name, type] :
-       {std::pair{"linear", RopeType::kLinear}, {"dynamic", RopeType::kDynamic}}) {
-    Json json = dense();
-    json["rope_scaling"] = {{"type", name}, {"factor", 2.0}};
-    const RopeConfig rope = parse_config(json, "config.json").rope;
-    CHECK(rope.type == type);
-    CHECK(rope.factor == 2.0);
-  }
 }
 
 TEST_CASE("a config written and read again is the same", "[model][config]") {
@@ -155,24 +134,15 @@ TEST_CASE("a config written and read again is the same", "[model][config]") {
 
 TEST_CASE("a mixture is written as a qwen2_moe config and as the moe object", "[model][config]") {
   const Json json = written(mixture());
-  CHECK(json["model_type"] == "qwen2_moe");
-  CHECK(json["architectures"] == Json({"Qwen2MoeForCausalLM"}));
-  CHECK(json["num_experts"] == 8);
-  CHECK(json["num_experts_per_tok"] == 2);
-  CHECK(json["norm_topk_prob"] == true);
-  CHECK(json["decoder_sparse_step"] == 1);
-  CHECK(json["mlp_only_layers"] == Json({1, 3}));
-  CHECK(json["moe_intermediate_size"] == 172);
-  CHECK(json["shared_expert_intermediate_size"] == 0);
-  CHECK(json["qkv_bias"] == false);
-  CHECK(json["use_sliding_window"] == false);
-  CHECK(json["moe"]["format"] == 1);
-  CHECK(json["moe"]["layers"] == Json({0, 2, 4}));
-  CHECK(json["moe"]["router"]["family"] == "topk");
-  CHECK(json["moe"]["router"]["capacity_factor"] == 1.25);
-  CHECK(json["moe"]["ep_ranks"] == 4);
-  CHECK(json["moe"]["router_init"] == Json({{"std", 0.006}, {"seed", 7}}));
-  CHECK(json["moe"]["source"] == Json({{"name", "parent"}, {"sha256", "abc"}}));
+  CHECK(has(json, Json::parse(R"({"model_type": "qwen2_moe",
+      "architectures": ["Qwen2MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2,
+      "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [1, 3],
+      "moe_intermediate_size": 172, "shared_expert_intermediate_size": 0, "qkv_bias": false,
+      "use_sliding_window": false,
+      "moe": {"format": 1, "layers": [0, 2, 4],
+              "router": {"family": "topk", "capacity_factor": 1.25}, "ep_ranks": 4,
+              "router_init": {"std": 0.006, "seed": 7},
+              "source": {"name": "parent", "sha256": "abc"}}})")));
   const ModelConfig config = parse_config(json, "again");
   CHECK(config.is_moe_layer(2));
   CHECK_FALSE(config.is_moe_layer(3));
@@ -180,46 +150,29 @@ TEST_CASE("a mixture is written as a qwen2_moe config and as the moe object", "[
   CHECK(config.moe->router_seed == 7);
 }
 
-TEST_CASE("z_coef and seq_lb_coef are stored only if they are not 0, and read back exactly",
+TEST_CASE("optional numbers of the moe object are read back exactly, and absent if not set",
           "[model][config]") {
-  ModelConfig config = parse_config(written(mixture()), "c");
-  CHECK(config.moe->z_coef == 0);
-  CHECK(config.moe->seq_lb_coef == 0);
-  CHECK_FALSE(written(mixture())["moe"].contains("z_coef"));
-  CHECK_FALSE(written(mixture())["moe"].contains("seq_lb_coef"));
-  config.moe->z_coef = 0.1 + 0.2;
-  config.moe->seq_lb_coef = 1e-4 / 3;
-  const Json with = parse_json(config_json(config, Json()).dump(), "c");
-  CHECK(parse_config(with, "c").moe->z_coef == 0.1 + 0.2);
-  CHECK(parse_config(with, "c").moe->seq_lb_coef == 1e-4 / 3);
-  config.moe->z_coef = config.moe->seq_lb_coef = 0;  // a parent's keys do not stay
-  CHECK_FALSE(config_json(config, with)["moe"].contains("z_coef"));
-  CHECK_FALSE(config_json(config, with)["moe"].contains("seq_lb_coef"));
-  for (const char* key : {"z_coef", "seq_lb_coef"}) {
-    Json wrong = with;
-    wrong["moe"][key] = -1;
-    CHECK_THAT(test::user_error_of([&] { parse_config(wrong, "c"); }),
-               contains_text(fmt::format("c: moe.{} is -1", key)));
-  }
-}
-
-TEST_CASE("lambda is stored only of a trained ReLU router, and read back exactly",
-          "[model][config]") {
-  const auto with = [](const Json& lambda) {
-    Json config = written(mixture());
-    config["moe"]["lambda"] = lambda;
-    return config;
+  const double third = 1e-4 / 3, lambda = 1e-8 * 1.2 * 1.2 * 1.2;
+  ModelConfig config = mixture();
+  const auto keys = [&] {
+    const Json moe = parse_json(config_json(config, Json()).dump(), "c")["moe"];
+    return std::tuple(moe.contains("z_coef"), moe.contains("seq_lb_coef"), moe.contains("lambda"));
   };
-  CHECK_FALSE(parse_config(written(mixture()), "c").moe->lambda);
-  CHECK_FALSE(parse_config(with(nullptr), "c").moe->lambda);
-  const double lambda = 1e-8 * 1.2 * 1.2 * 1.2;
-  ModelConfig config = parse_config(with(lambda), "c");
-  REQUIRE(config.moe->lambda == lambda);
-  const Json written = parse_json(config_json(config, with(lambda)).dump(), "c");
-  CHECK(parse_config(written, "c").moe->lambda == lambda);
-  config.moe->lambda.reset();
-  CHECK_FALSE(config_json(config, with(lambda))["moe"].contains("lambda"));
-  CHECK(test::user_error_of([&] { parse_config(with(-1.0), "c"); }).find("c: moe.lambda") == 0);
+  CHECK(keys() == std::tuple(false, false, false));
+  config.moe->z_coef = 0.1 + 0.2;
+  config.moe->seq_lb_coef = third;
+  config.moe->lambda = lambda;
+  const Json with = parse_json(config_json(config, Json()).dump(), "c");
+  const ModelConfig again = parse_config(with, "c");
+  CHECK(again.moe->z_coef == 0.1 + 0.2);
+  CHECK(again.moe->seq_lb_coef == third);
+  CHECK(again.moe->lambda == lambda);
+  // A parent's keys do not stay.
+  CHECK_FALSE(has(Json(config_json(mixture(), with)), {{"moe", {{"z_coef", 0.1 + 0.2}}}}));
+  CHECK_FALSE(Json(config_json(mixture(), with))["moe"].contains("lambda"));
+  for (const char* key : {"z_coef", "seq_lb_coef", "lambda"}) {
+    check_refused(with, {{{{"moe", {{key, -1}}}}, fmt::format("moe.{}", key)}});
+  }
 }
 
 TEST_CASE("both spellings of rope and dtype, the head width and unknown keys are written",
@@ -229,18 +182,12 @@ TEST_CASE("both spellings of rope and dtype, the head width and unknown keys are
   Json parent = dense();
   parent["rope_scaling"] = {{"rope_type", "llama3"}, {"a_rope_key_of_tomorrow", 3}};
   const Json json = Json(config_json(config, parent));
-  CHECK(json["rope_theta"] == 500000.0);
-  CHECK(json["rope_scaling"]["type"] == "llama3");
-  CHECK(json["rope_scaling"]["rope_type"] == "llama3");
-  CHECK(json["rope_scaling"]["a_rope_key_of_tomorrow"] == 3);
-  CHECK(json["rope_parameters"]["rope_type"] == "llama3");
-  CHECK(json["rope_parameters"]["rope_theta"] == 500000.0);
-  CHECK(json["rope_parameters"]["original_max_position_embeddings"] == 8192);
-  CHECK(json["dtype"] == "bfloat16");
-  CHECK(json["torch_dtype"] == "bfloat16");
-  CHECK(json["head_dim"] == 8);
-  CHECK(json["a_key_of_tomorrow"] == Json({{"kept", true}}));
-  CHECK(json["eos_token_id"] == Json({128001, 128009}));
+  CHECK(has(json, Json::parse(R"({"rope_theta": 500000.0,
+      "rope_scaling": {"type": "llama3", "rope_type": "llama3", "a_rope_key_of_tomorrow": 3},
+      "rope_parameters": {"rope_type": "llama3", "rope_theta": 500000.0,
+                          "original_max_position_embeddings": 8192},
+      "dtype": "bfloat16", "torch_dtype": "bfloat16", "head_dim": 8,
+      "a_key_of_tomorrow": {"kept": true}, "eos_token_id": [128001, 128009]})")));
   // LLaMA's token defaults are written out because qwen2_moe has others.
   parent.erase("bos_token_id");
   parent.erase("eos_token_id");
@@ -282,15 +229,11 @@ TEST_CASE("a config of another function, or of none, is refused by name", "[mode
   check_refused(
       dense(),
       {{{{"vocab_size", nullptr}}, "vocab_size"},
-       {{{"hidden_size", nullptr}}, "hidden_size"},
        {{{"hidden_size", 0}}, "hidden_size is 0"},
-       {{{"hidden_size", -64}}, "hidden_size is -64"},
        {{{"vocab_size", 1e12}}, "vocab_size"},
        {{{"num_hidden_layers", 20000}}, "num_hidden_layers is 20000"},
        {{{"model_type", "gemma2"}, {"architectures", {"Gemma2ForCausalLM"}}},
         "'Gemma2ForCausalLM' with model_type 'gemma2' is not read; known are LlamaForCausalLM"},
-       {{{"architectures", {"LlamaForSequenceClassification"}}},
-        "'LlamaForSequenceClassification'"},
        {{{"architectures", "LlamaForCausalLM"}}, "architectures must be a list of names"},
        {{{"model_type", nullptr}, {"architectures", nullptr}},
         "neither model_type nor architectures"},
@@ -298,17 +241,12 @@ TEST_CASE("a config of another function, or of none, is refused by name", "[mode
         "moe_relu folder without the \"moe\" object"},
        {{{"hidden_act", "gelu"}}, "hidden_act 'gelu'"},
        {{{"attention_bias", true}}, "attention_bias is true"},
-       {{{"mlp_bias", true}}, "mlp_bias is true"},
        {{{"quantization_config", {{"bits", 4}}}}, "quantization_config"},
        {{{"num_key_value_heads", 3}},
         "num_attention_heads 8 is not a multiple of num_key_value_heads 3"},
        {{{"hidden_size", 63}}, "hidden_size 63 is not a multiple of num_attention_heads 8"},
        {{{"head_dim", 7}}, "head_dim 7 is odd"},
        {{{"rms_norm_eps", -1e-5}}, "rms_norm_eps is -1e-05"},
-       {{{"rms_norm_eps", 0}}, "rms_norm_eps is 0"},
-       {{{"initializer_range", -1}}, "initializer_range is -1"},
-       {{{"rope_theta", 0}}, "rope_theta is 0"},
-       {{{"torch_dtype", "float8_e4m3fn"}}, "dtype 'float8_e4m3fn'"},
        {{{"hidden_size", 1 << 30}, {"vocab_size", 1 << 30}}, "1.96e+19 parameters"}});
   CHECK_THAT(test::user_error_of([] { parse_config(Json::array(), "config.json"); }),
              contains_text("must be a JSON object, not array"));
@@ -333,13 +271,10 @@ TEST_CASE("unsupported rope scaling is refused by name", "[model][config]") {
        {{{"rope_scaling", {{"type", "linear"}, {"factor", 2}, {"partial_rotary_factor", 0.5}}}},
         "partial_rotary_factor"},
        {{{"rope_scaling", {{"full_attention", {{"rope_type", "default"}}}}}}, "'full_attention'"},
-       {{{"rope_scaling", {{"type", "linear"}}}}, "factor"},
-       {{{"rope_scaling", "linear"}}, "rope_scaling must be an object, not string"},
        {{{"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 10000.0}}}}, both},
        {{{"rope_scaling", {{"type", "linear"}, {"factor", 2}}},
          {"rope_parameters", {{"rope_type", "linear"}, {"factor", 4}}}},
-        both},
-       {{{"rope_scaling", {{"type", "linear"}, {"factor", 2}, {"rope_theta", 3.0}}}}, both}});
+        both}});
 }
 
 TEST_CASE("a moe object that does not fit its model is refused by name", "[model][config]") {
@@ -348,22 +283,14 @@ TEST_CASE("a moe object that does not fit its model is refused by name", "[model
       {{{{"moe", {{"format", 2}}}}, "moe.format is 2"},
        {{{"moe", {{"layers", Json::array()}}}}, "moe.layers is empty"},
        {{{"moe", {{"layers", {0, 2, 5}}}}}, "moe.layers names layer 5"},
-       {{{"moe", {{"layers", {-1, 2}}}}}, "moe.layers names layer -1"},
        {{{"moe", {{"layers", {0, 2, 2}}}}}, "moe.layers must ascend"},
        {{{"mlp_only_layers", {1, 2, 3}}}, "layer 2 is dense by mlp_only_layers"},
-       {{{"decoder_sparse_step", 2}},
-        "layer 0 is dense by mlp_only_layers and decoder_sparse_step"},
-       {{{"mlp_only_layers", {1}}}, "layer 3 is MoE by mlp_only_layers"},
-       {{{"num_experts", 0}}, "num_experts is 0"},
        {{{"num_experts", 100000}}, "100000 experts in 3 layers"},
        {{{"num_experts", 1}, {"moe", {{"ep_ranks", 1}}}}, "2 experts per token, the layers have 1"},
        {{{"moe", {{"router", nullptr}}}}, "moe.router is missing"},
        {{{"num_experts_per_tok", 1}}, "num_experts_per_tok is 1, moe.router.k is 2"},
-       {{{"moe", {{"gate_scale", 0}}}}, "moe.gate_scale is 0"},
        {{{"moe", {{"gate_scale", 2}}}}, "must say moe_scaled"},
        {{{"moe", {{"ep_ranks", 3}}}}, "8 experts do not divide over moe.ep_ranks 3"},
-       {{{"moe", {{"ep_ranks", 0}}}}, "moe.ep_ranks is 0"},
-       {{{"moe", {{"lb_coef", -1}}}}, "moe.lb_coef is -1"},
        {{{"shared_expert_intermediate_size", -64}}, "shared_expert_intermediate_size is -64"},
        {{{"moe", {{"form", "mixtral"}}}}, "moe.form is 'mixtral'"},
        {{{"moe", 3}}, "moe must be an object, not number"}});
@@ -373,8 +300,6 @@ TEST_CASE("layers are given as a pattern or a list", "[model][config]") {
   CHECK(parse_layers("even", 5) == Layers{0, 2, 4});
   CHECK(parse_layers("odd", 5) == Layers{1, 3});
   CHECK(parse_layers("all", 3) == Layers{0, 1, 2});
-  CHECK(parse_layers("even", 1) == Layers{0});
-  CHECK(parse_layers("4", 5) == Layers{4});
   CHECK(parse_layers("3,0,1", 5) == Layers{0, 1, 3});
   CHECK(parse_layers("0-2,4", 5) == Layers{0, 1, 2, 4});
   CHECK(parse_layers("3-3", 5) == Layers{3});
@@ -385,10 +310,8 @@ TEST_CASE("layers are given as a pattern or a list", "[model][config]") {
   };
   for (const Case& c :
        {Case{"5", 5, "layer 5 does not exist; the model has layers 0 to 4"},
-        Case{"0-9", 5, "layer 9 does not exist"},
         Case{"99999999999999999999", 5, "layer 99999999999999999999 does not exist"},
-        Case{"evn", 5, "'evn' is not understood"}, Case{"-1", 5, "'-1' is not understood"},
-        Case{"1,", 5, "'' is not understood"}, Case{"", 5, "'' is not understood"},
+        Case{"evn", 5, "'evn' is not understood"}, Case{"", 5, "'' is not understood"},
         Case{"3-1", 5, "the range 3-1 runs backwards"}, Case{"0-2,1", 5, "layer 1 is named twice"},
         Case{"odd", 1, "a model of 1 layer"}}) {
     const std::string message = test::user_error_of([&] { parse_layers(c.text, c.layers); });

@@ -1,13 +1,10 @@
-// An expert-parallel MoE layer against the same layer on one rank: outputs, every gradient, losses
-// and routing, over routers, group sizes, logical ranks and awkward inputs. In f64, so that the
+// An expert-parallel MoE layer against the same layer on one rank: outputs, every gradient and
+// losses, over routers, group sizes, logical ranks and awkward inputs. In f64, so that the
 // tolerance is that of rounding alone.
 
-#include <algorithm>
 #include <array>
 
 #include "core/model/moe/layer.h"
-#include "core/model/moe/token_dispatcher.h"
-#include "core/route/plan.h"
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
 #include "tests/support/rank_threads.h"
@@ -19,15 +16,17 @@ namespace {
 using at::Tensor;
 using model::MoeWeights;
 using Counts = std::vector<int64_t>;
-using Row = std::array<int64_t, 4>;  // token, expert, choice, multiplicity
 
 constexpr int64_t kExperts = 8, kWidth = 6, kInner = 5;
 constexpr int kSeconds = 60;
 
-const std::vector<std::string> kRouters = {
-    "top1",           "top1+ir+fr",     "top2:cf=inf",
-    "topp:0.4",       "relu:k=1",       "top2+fr",
-    "top2+ir:cf=0.5", "top2+fr:cf=inf", "top3+ir+fr:order=score,cf=0.7"};
+const std::vector<std::string> kRouters = {"top1",
+                                           "top1+ir+fr",
+                                           "topp:0.4",
+                                           "relu:k=1",
+                                           "top2+ir:cf=0.5",
+                                           "top2+fr:cf=inf",
+                                           "top3+ir+fr:order=score,cf=0.7"};
 
 // Sums of at most 64 tokens x 8 experts x 12 products of numbers of order 10 in f64: 6144 x 1.1e-16
 // x 10 = 7e-12 in the worst order.
@@ -50,50 +49,34 @@ struct Input {
 struct Output {
   Tensor y, grad_x, grad_router, grad_gate_up, grad_down;
   std::array<Tensor, route::kAllLosses.size()> losses;
-  std::vector<Row> rows;  // of the plan, ascending
-  Tensor load;            // [E] by the counters
 };
 
 Tensor leaf(const Tensor& of) { return of.detach().clone().requires_grad_(true); }
 
 Input random_input(const std::string& router, Counts tokens, int64_t logical_ranks,
-                   int64_t experts = kExperts) {
+                   bool overlap = false) {
   at::manual_seed(static_cast<int64_t>(std::hash<std::string>()(router) % 1000));
   const int64_t total = std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
   const auto random = [](at::IntArrayRef shape) { return at::randn(shape, at::kDouble); };
   return {random({total, kWidth}),
           random({total, kWidth}),
-          {random({experts, kWidth}), random({experts, 2 * kInner, kWidth}),
-           random({experts, kWidth, kInner})},
+          {random({kExperts, kWidth}), random({kExperts, 2 * kInner, kWidth}),
+           random({kExperts, kWidth, kInner})},
           std::move(tokens),
           logical_ranks,
-          route::parse_router(router)};
-}
-
-std::vector<Row> rows_of(const route::Routing& routing, int64_t first_token) {
-  const auto token = route::to_host(routing.plan.token),
-             expert = route::to_host(routing.plan.expert);
-  const auto choice = route::to_host(routing.plan.choice),
-             count = route::to_host(routing.plan.count);
-  std::vector<Row> rows;
-  for (size_t i = 0; i < token.size() && expert[i] < routing.input.experts(); ++i) {
-    rows.push_back({first_token + token[i], expert[i], choice[i], count[i]});
-  }
-  std::sort(rows.begin(), rows.end());
-  return rows;
+          route::parse_router(router),
+          overlap};
 }
 
 // Runs the layer on some tokens and experts, and the backward of y dy + all losses.
 Output run_layer(const Input& input, const model::TokenPartition& spread, int64_t first_token,
                  int64_t first_expert, int64_t experts) {
-  const auto tokens = static_cast<int64_t>(spread.local.home.size());
+  const auto tokens = static_cast<int64_t>(spread.local.source_rank.size());
   const Tensor x = leaf(input.x.narrow(0, first_token, tokens));
   const MoeWeights weights{leaf(input.all.router),
                            leaf(input.all.gate_up.narrow(0, first_expert, experts)),
                            leaf(input.all.down.narrow(0, first_expert, experts))};
-  std::optional<route::Routing> saved;
-  const auto out = model::moe_forward(x, weights, input.router, spread,
-                                      {.gate_scale = 0.7, .saved_routing = &saved});
+  const auto out = model::moe_forward(x, weights, input.router, spread, {.gate_scale = 0.7});
   Tensor loss = (out.y * input.dy.narrow(0, first_token, tokens)).sum();
   const Tensor none = at::zeros({}, at::kDouble);
   std::array<Tensor, route::kAllLosses.size()> losses;
@@ -106,21 +89,15 @@ Output run_layer(const Input& input, const model::TokenPartition& spread, int64_
   const auto gradient = [](const Tensor& of) {
     return of.grad().defined() ? of.grad() : at::zeros_like(of);
   };
-  return {out.y.detach(),
-          gradient(x),
-          gradient(weights.router),
-          gradient(weights.gate_up),
-          gradient(weights.down),
-          losses,
-          rows_of(*saved, first_token),
-          out.counters.tokens_per_expert};
+  return {out.y.detach(),         gradient(x), gradient(weights.router), gradient(weights.gate_up),
+          gradient(weights.down), losses};
 }
 
 // Sequences of five tokens, the last one shorter.
 int64_t num_sequences(int64_t tokens) { return (tokens + 4) / 5; }
 
 void request_losses(route::RoutingGroup& group, int64_t tokens, int64_t first_sequence) {
-  group.wants_z_loss = true;
+  group.compute_z_loss = true;
   if (!group.sequence) {
     group.sequence.emplace();
   }
@@ -137,24 +114,24 @@ Output on_one(const Input& input) {
   const auto processes = static_cast<int64_t>(input.tokens.size());
   const int64_t local = input.logical_ranks / processes;
   for (int64_t process = 0; process < processes; ++process) {
-    for (const int64_t home : route::spread_over_ranks(input.tokens[process], local).home) {
-      group.home.push_back(process * local + home);
+    for (const int64_t source_rank :
+         route::partition_tokens(input.tokens[process], local).source_rank) {
+      group.source_rank.push_back(process * local + source_rank);
     }
     request_losses(group, input.tokens[process], sequences);
     sequences += num_sequences(input.tokens[process]);
   }
-  return run_layer(input, group, 0, 0, input.all.router.size(0));
+  return run_layer(input, group, 0, 0, kExperts);
 }
 
 // Runs one rank a process and joins the results: dense gradients and losses are summed.
 Output on_many(const Input& input) {
   const TimeLimit limit(kSeconds);
   const auto processes = static_cast<int64_t>(input.tokens.size());
-  const int64_t experts = input.all.router.size(0);
   std::vector<Output> outputs(static_cast<size_t>(processes));
   test::run_as_threads(processes, [&](distributed::Comm& comm) {
     const auto layout =
-        distributed::make_layout(processes, comm.rank(), 1, input.logical_ranks, experts);
+        distributed::make_layout(processes, comm.rank(), 1, input.logical_ranks, kExperts);
     const int64_t tokens = input.tokens[comm.rank()];
     model::TokenPartition spread(tokens, input.logical_ranks,
                                  {&comm, layout, input.overlap_all_to_all}, num_sequences(tokens));
@@ -175,66 +152,12 @@ Output on_many(const Input& input) {
     join(field, false);
   }
   join(&Output::grad_router, true);
-  join(&Output::load, true);
   for (size_t i = 0; i < all.losses.size(); ++i) {
     all.losses[i] = at::zeros({}, at::kDouble);
     for (const auto& one : outputs) {
       all.losses[i] = all.losses[i] + one.losses[i];
     }
   }
-  for (const auto& one : outputs) {
-    all.rows.insert(all.rows.end(), one.rows.begin(), one.rows.end());
-  }
-  std::sort(all.rows.begin(), all.rows.end());
-  return all;
-}
-
-// The rows that experts receive, in order.
-struct Seen {
-  Tensor rows;
-  Counts tokens_per_expert;
-};
-
-// Experts that record their input and return it.
-class RecordingExperts : public model::Experts {
- public:
-  explicit RecordingExperts(Seen& seen) : Experts({}, {}), seen_(seen) {}
-
-  Tensor run(const Tensor& rows, const Counts& tokens_per_expert) const override {
-    seen_ = {rows.detach().clone(), tokens_per_expert};
-    return rows;
-  }
-
- private:
-  Seen& seen_;
-};
-
-// Returns the rows of all experts, from one rank a process.
-Seen rows_seen(const Input& input) {
-  const TimeLimit limit(kSeconds);
-  const auto processes = static_cast<int64_t>(input.tokens.size());
-  std::vector<Seen> seen(input.tokens.size());
-  test::run_as_threads(processes, [&](distributed::Comm& comm) {
-    const auto layout =
-        distributed::make_layout(processes, comm.rank(), 1, input.logical_ranks, kExperts);
-    const model::TokenPartition spread(input.tokens[comm.rank()], input.logical_ranks,
-                                       {&comm, layout});
-    const Tensor x = input.x.narrow(0, input.first_token(comm.rank()), input.tokens[comm.rank()]);
-    const route::Routing routing =
-        route::route(kernels::linear_in_f32(x, input.all.router), input.router, spread.local);
-    const auto dispatcher = processes == 1
-                                ? model::local_dispatcher()
-                                : model::expert_parallel_dispatcher(spread, input.router);
-    dispatcher->run(x, routing, RecordingExperts(seen[comm.rank()]), 1.0);
-  });
-  std::vector<Tensor> rows;
-  Seen all;
-  for (const auto& one : seen) {
-    rows.push_back(one.rows);
-    all.tokens_per_expert.insert(all.tokens_per_expert.end(), one.tokens_per_expert.begin(),
-                                 one.tokens_per_expert.end());
-  }
-  all.rows = at::cat(rows);
   return all;
 }
 
@@ -245,8 +168,6 @@ double difference(const Tensor& a, const Tensor& b) {
 
 void check_same(const Input& input) {
   const Output one = on_one(input), many = on_many(input);
-  CHECK((many.rows == one.rows));
-  CHECK(at::equal(many.load, one.load));
   for (const auto field : {&Output::y, &Output::grad_x, &Output::grad_router, &Output::grad_gate_up,
                            &Output::grad_down}) {
     CHECK(difference(many.*field, one.*field) < kRounding);
@@ -257,73 +178,39 @@ void check_same(const Input& input) {
   }
 }
 
-Counts equal_parts(int64_t processes, int64_t each) {
-  return Counts(static_cast<size_t>(processes), each);
-}
-
 }  // namespace
 
 TEST_CASE("outputs and gradients of a layer are the same on 1, 2 and 4 processes", "[model]") {
+  struct Case {
+    Counts tokens;
+    int64_t ranks;
+    bool overlap;
+  };
   for (const auto& router : kRouters) {
-    for (const int64_t ranks : {4, 8}) {
-      for (const int64_t processes : {1, 2, 4}) {
-        for (const bool overlap : {false, true}) {
-          INFO(router << ", W " << ranks << ", " << processes << " processes, overlap " << overlap);
-          Input input = random_input(router, equal_parts(processes, 64 / processes), ranks);
-          input.overlap_all_to_all = overlap;
-          check_same(input);
-        }
-      }
-    }
-  }
-}
-
-TEST_CASE("ranks with few or no tokens compute the same and do not hang", "[model]") {
-  const std::vector<Counts> tokens_per_process = {{7, 4},                // unequal
-                                                  {0, 9},                // a rank with none
-                                                  {9, 0},       {1, 0},  // one token in all
-                                                  {0, 0},                // none at all
-                                                  {2, 3},                // fewer than experts
-                                                  {5, 0, 1, 3},          // a ragged last batch
-                                                  {0, 0, 0, 2}, {1, 1, 1, 1}};
-  for (const auto& router : kRouters) {
-    for (const auto& tokens : tokens_per_process) {
-      for (const bool overlap : {false, true}) {
-        INFO(router << ", " << tokens.size() << " processes, first has " << tokens[0]);
-        Input input = random_input(router, tokens, 4);
-        input.overlap_all_to_all = overlap;
-        check_same(input);
-      }
+    for (const auto& [tokens, ranks, overlap] :
+         {Case{{64}, 4, false}, Case{{32, 32}, 8, false}, Case{{32, 32}, 4, true},
+          Case{{16, 16, 16, 16}, 4, false}, Case{{16, 16, 16, 16}, 8, true},
+          // Few or no tokens, and none at all.
+          Case{{7, 4}, 4, true}, Case{{0, 9}, 4, false}, Case{{1, 0}, 4, true},
+          Case{{0, 0}, 4, false}, Case{{5, 0, 1, 3}, 4, true}, Case{{0, 0, 0, 2}, 4, false}}) {
+      INFO(router << ", W " << ranks << ", " << tokens.size() << " processes, first has "
+                  << tokens[0] << ", overlap " << overlap);
+      check_same(random_input(router, tokens, ranks, overlap));
     }
   }
 }
 
 TEST_CASE("one expert with all tokens, or tokens of zeros, compute the same", "[model]") {
   for (const auto& router : kRouters) {
-    for (const int64_t chosen : {int64_t{0}, int64_t{5}}) {
-      INFO(router << ", expert " << chosen);
-      Input input = random_input(router, {12, 12, 12, 12}, 8);
-      input.x = input.x[0].repeat({48, 1});  // equal tokens
-      input.all.router = -input.x.narrow(0, 0, 1).repeat({kExperts, 1});
-      input.all.router[chosen] *= -1;
-      check_same(input);
-    }
-    INFO(router << ", zeros");
-    Input input = random_input(router, {8, 8}, 4);
+    INFO(router);
+    Input input = random_input(router, {12, 12, 12, 12}, 8);
+    input.x = input.x[0].repeat({48, 1});  // equal tokens
+    input.all.router = -input.x.narrow(0, 0, 1).repeat({kExperts, 1});
+    input.all.router[5] *= -1;
+    check_same(input);
+    input = random_input(router, {8, 8}, 4);
     input.x.narrow(0, 3, 6).zero_();
     check_same(input);
-  }
-}
-
-TEST_CASE("experts receive the same rows in the same order on one rank and on many", "[model]") {
-  for (const auto& router : kRouters) {
-    INFO(router);
-    Input input = random_input(router, {16, 16, 16, 16}, 8);
-    const Seen many = rows_seen(input);
-    input.tokens = {64};
-    const Seen one = rows_seen(input);
-    CHECK((many.tokens_per_expert == one.tokens_per_expert));
-    CHECK(at::equal(many.rows, one.rows));
   }
 }
 

@@ -1,10 +1,7 @@
 // A model with expert parallelism against the same model on one rank: outputs and gradients with
-// every kind of recomputation and with adapters, memory, and bytes sent.
+// every kind of recomputation and with adapters, and bytes sent.
 
 #include <ATen/core/grad_mode.h>
-
-#include <algorithm>
-#include <fstream>
 
 #include "core/model/llama/llama.h"
 #include "core/model/moe/dispatch_layout.h"
@@ -82,7 +79,7 @@ Result step(Llama& model, const Run& run, int64_t begin, int64_t count) {
   auto routing = model.default_routing();
   routing.router = route::parse_router(run.router);
   routing.ep_ranks = run.logical_ranks;
-  routing.wants_z_loss = routing.wants_sequence_balance = run.with_losses;
+  routing.compute_z_loss = routing.compute_sequence_balance = run.with_losses;
   const auto out =
       model.forward({ids, std::vector<int64_t>(static_cast<size_t>(count), kSequence)}, routing);
   Tensor loss =
@@ -154,114 +151,65 @@ void check_same(const io::Checkpoint& checkpoint, const Run& run) {
   }
 }
 
-// Returns the resident bytes of this process's mappings of files in `folder`.
-int64_t mapped_bytes(const std::filesystem::path& folder) {
-  std::ifstream maps("/proc/self/smaps");
-  bool is_ours = false;
-  int64_t bytes = 0;
-  for (std::string line; std::getline(maps, line);) {
-    if (line.find('-') < line.find(' ') && line.find('-') < line.find(':')) {
-      is_ours = line.find(folder.string()) != std::string::npos;
-    } else if (is_ours && line.starts_with("Rss:")) {
-      bytes += std::stoll(line.substr(4)) * 1024;
-    }
-  }
-  return bytes;
-}
-
 }  // namespace
 
 TEST_CASE("outputs and gradients of a model are the same on 1, 2 and 4 processes", "[model]") {
-  const TempDir dir;
+  using model::Recompute;
+  const std::vector<int64_t> two{4, 4}, four{2, 2, 2, 2};
+  const std::vector<std::string> attention{"attention"}, ffn{"ffn"}, both{"attention", "ffn"};
+  const TempDir dir, shared;
   const io::Checkpoint checkpoint = mixture(dir);
-  for (const char* router :
-       {"top1", "top1+ir+fr", "top2:cf=inf", "topp:0.4", "relu:k=1", "top2+fr"}) {
-    for (const std::vector<int64_t>& sequences : {std::vector<int64_t>{4, 4}, {2, 2, 2, 2}}) {
-      for (const int64_t ranks : {4, 8}) {
-        INFO(router << ", W " << ranks << ", " << sequences.size() << " processes");
-        check_same(checkpoint, {router, ranks, model::Recompute::kNone, {}, sequences});
-      }
-      for (const auto recompute : {model::Recompute::kFeedForward, model::Recompute::kLayer}) {
-        INFO(router << ", recomputed, " << sequences.size() << " processes");
-        check_same(checkpoint, {router, 4, recompute, {}, sequences});
-      }
+  const io::Checkpoint with_shared = mixture(shared, {}, /*shared_expert=*/true);
+  for (const Run& run : {Run{"top1", 4, Recompute::kNone, {}, two},
+                         {"top1+ir+fr", 8, Recompute::kNone, {}, four},
+                         {"top2:cf=inf", 4, Recompute::kFeedForward, {}, four},
+                         {"top2:cf=inf", 8, Recompute::kLayer, {}, two},
+                         {"topp:0.4", 8, Recompute::kNone, {}, two},
+                         {"topp:0.4", 4, Recompute::kLayer, {}, four},
+                         {"relu:k=1", 4, Recompute::kFeedForward, {}, two},
+                         {"top2+fr", 8, Recompute::kLayer, {}, four},
+                         {"top2", 8, Recompute::kNone, {2, 4, ffn}, four},
+                         {"top2", 8, Recompute::kFeedForward, {2, 4, attention}, four},
+                         {"top2", 8, Recompute::kNone, {2, 4, both}, two}}) {
+    INFO(run.router << ", W " << run.logical_ranks << ", " << run.sequences.size());
+    check_same(checkpoint, run);
+    if (run.logical_ranks == 4 || run.lora.rank > 0) {
+      check_same(with_shared, run);
     }
-  }
-}
-
-TEST_CASE("adapters of experts get the same gradients on 1 and 4 processes", "[model]") {
-  const TempDir dir;
-  const io::Checkpoint checkpoint = mixture(dir);
-  for (const std::vector<std::string>& on :
-       {std::vector<std::string>{"ffn"}, {"attention"}, {"attention", "ffn"}}) {
-    INFO(on.front() << " and " << on.size() - 1 << " more");
-    check_same(checkpoint, {"top2", 8, model::Recompute::kNone, {2, 4, on}, {2, 2, 2, 2}});
   }
 }
 
 TEST_CASE("ranks with few or no tokens compute the same, whatever is trained", "[model]") {
-  const TempDir dir;
-  const io::Checkpoint checkpoint = mixture(dir);
-  for (const auto recompute :
-       {model::Recompute::kNone, model::Recompute::kFeedForward, model::Recompute::kLayer}) {
-    for (const std::vector<int64_t>& sequences :
-         {std::vector<int64_t>{3, 0}, {0, 2}, {1, 0, 4, 0}, {0, 0, 0, 1}}) {
-      for (const model::LoraSettings& lora :
-           {model::LoraSettings{}, model::LoraSettings{2, 4, {"attention"}},
-            model::LoraSettings{2, 4, {"ffn"}}}) {
-        for (const char* router : {"top2:cf=inf", "topp:0.4", "relu:k=1"}) {
-          // Dropless: the home of a token matters only for the losses, which are off.
-          INFO(router << ", " << sequences.size() << " processes, first " << sequences[0]);
-          check_same(checkpoint, {router, 4, recompute, lora, sequences, false});
-        }
-        on_many(checkpoint, {"top1+ir+fr", 4, recompute, lora, sequences});  // it ends
-      }
-    }
-  }
-}
-
-TEST_CASE("a shared expert is replicated on every rank, and its gradient is the sum over ranks",
-          "[model]") {
+  using model::Recompute;
+  const model::LoraSettings none, attention{2, 4, {"attention"}}, ffn{2, 4, {"ffn"}};
   const TempDir dir;
   const io::Checkpoint checkpoint = mixture(dir, {}, /*shared_expert=*/true);
-  for (const auto& parameter : Llama::load(checkpoint).parameters()) {
-    CHECK((parameter.name.find("shared_expert") == std::string::npos || !parameter.is_expert));
+  // Dropless: the home of a token matters only for the losses, which are off.
+  for (const Run& run : {Run{"top2:cf=inf", 4, Recompute::kNone, none, {3, 0}, false},
+                         {"topp:0.4", 4, Recompute::kFeedForward, attention, {0, 2}, false},
+                         {"relu:k=1", 4, Recompute::kLayer, ffn, {1, 0, 4, 0}, false},
+                         {"top2:cf=inf", 4, Recompute::kLayer, attention, {0, 0, 0, 1}, false},
+                         {"topp:0.4", 4, Recompute::kLayer, none, {1, 0, 4, 0}, false},
+                         {"relu:k=1", 4, Recompute::kNone, ffn, {0, 0, 0, 1}, false},
+                         {"top2:cf=inf", 4, Recompute::kFeedForward, ffn, {0, 2}, false}}) {
+    INFO(run.router << ", " << run.sequences.size() << " processes, first " << run.sequences[0]);
+    check_same(checkpoint, run);
+    Run with_capacity = run;
+    with_capacity.router = "top1+ir+fr";
+    on_many(checkpoint, with_capacity);  // it ends
   }
-  const model::LoraSettings lora{2, 4, {"ffn"}};
-  for (const char* router : {"top1+ir+fr", "top2:cf=inf", "relu:k=1"}) {
-    for (const auto recompute :
-         {model::Recompute::kNone, model::Recompute::kFeedForward, model::Recompute::kLayer}) {
-      INFO(router);
-      check_same(checkpoint, {router, 4, recompute, {}, {4, 4}});
-      check_same(checkpoint, {router, 4, recompute, lora, {2, 2, 2, 2}});
-    }
-  }
-  check_same(checkpoint, {"top2:cf=inf", 4, model::Recompute::kNone, {}, {3, 0}, false});
-  check_same(checkpoint, {"top2:cf=inf", 4, model::Recompute::kLayer, lora, {0, 2}, false});
 }
 
-TEST_CASE("each rank holds only its own experts, and no pages of the file", "[model]") {
+TEST_CASE("each rank holds only its own experts", "[model]") {
   const TempDir dir;
-  TinyCheckpoint shape;
-  shape.layers = 1;
-  shape.hidden = 64;
-  shape.intermediate = 1024;  // an expert is 768 KiB, what is dense 100 KiB
-  const io::Checkpoint written = mixture(dir, shape);
-  const auto file_bytes =
-      static_cast<int64_t>(std::filesystem::file_size(dir / "moe/model.safetensors"));
+  const io::Checkpoint checkpoint = mixture(dir);
   for (const int64_t processes : {1, 2, 4}) {
-    const io::Checkpoint checkpoint(dir / "moe");
     const auto layout = distributed::make_layout(processes, processes - 1, 1, kExperts, kExperts);
-    const int64_t before = mapped_bytes(dir / "moe");
     const Llama model = Llama::load(checkpoint, layout);
-    const int64_t still_mapped = mapped_bytes(dir / "moe") - before;
-    CHECK(model.parameters()[7].tensor.size(0) == kExperts / processes);
-    CHECK(model.clone().parameters()[7].tensor.size(0) == kExperts / processes);
-    CHECK(Llama::without_weights(model.config(), layout).parameters()[7].tensor.size(0) ==
-          kExperts / processes);
-    // Pages of the file are released tensor by tensor, except those that the kernel maps around
-    // the accessed ones, up to 64 KiB a tensor.
-    CHECK(still_mapped < file_bytes / 4);
+    for (const auto& parameters : {model.parameters(), model.clone().parameters(),
+                                   Llama::without_weights(model.config(), layout).parameters()}) {
+      CHECK(parameters[7].tensor.size(0) == kExperts / processes);
+    }
   }
 }
 
@@ -289,11 +237,9 @@ TEST_CASE("FR and IR send no more than the capacity, and bf16 sends half of the 
   // Two MoE layers there and back, forward and backward; 4 logical ranks of 5 tokens have one slot
   // each at every one of the 4 experts of the other process, of 16 numbers.
   constexpr int64_t kNumbers = 8 * 4 * 4 * 16;
-  for (const char* router : {"top1:cf=1", "top1+fr:cf=1", "top1+ir:cf=1", "top1+ir+fr:cf=1"}) {
-    INFO(router);
-    CHECK(sent(router, model::Precision::kF32) == kNumbers * 4);
-    CHECK(sent(router, model::Precision::kBf16) == kNumbers * 2);
-  }
+  CHECK(sent("top1:cf=1", model::Precision::kF32) == kNumbers * 4);
+  CHECK(sent("top1+ir+fr:cf=1", model::Precision::kF32) == kNumbers * 4);
+  CHECK(sent("top1+ir+fr:cf=1", model::Precision::kBf16) == kNumbers * 2);
 }
 
 }  // namespace moe::test

@@ -115,17 +115,3 @@ TEST_CASE("the gradients of adapters follow from the gradient of the merged weig
   }
   CHECK(checked == 12);
 }
-
-TEST_CASE("the seed determines new adapters", "[model]") {
-  const TempDir dir;
-  const auto first_a = [&](uint64_t seed) {
-    Llama model = tiny_mixture(dir);
-    model.add_lora({3, 0, {"attention"}}, seed);
-    const auto all = model.parameters();
-    return std::find_if(all.begin(), all.end(),
-                        [](const auto& parameter) { return parameter.name.ends_with(".lora_a"); })
-        ->tensor;
-  };
-  CHECK(at::equal(first_a(1), first_a(1)));
-  CHECK_FALSE(at::equal(first_a(1), first_a(2)));
-}

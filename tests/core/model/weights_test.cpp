@@ -58,81 +58,6 @@ std::string message_for(const std::function<void(Tensors&)>& change, bool tied =
   return test::user_error_of([&] { check_tensors(checkpoint, tiny(tied)); });
 }
 
-TEST_CASE("the tensors of a dense model have LLaMA's names and shapes", "[model][weights]") {
-  for (const bool tied : {false, true}) {
-    const auto expected = expected_tensors(tiny(tied));
-    const auto written = test::tiny_tensors({.tied = tied});
-    REQUIRE(expected.size() == written.size());
-    for (const auto& info : written) {
-      const auto* entry = find(expected, info.name);
-      REQUIRE(entry != nullptr);
-      CHECK(entry->shape == info.shape);
-      CHECK(entry->dtype == info.dtype);
-    }
-  }
-}
-
-TEST_CASE("a MoE layer has a router in F32, and an empty shared expert for stock tools",
-          "[model][weights]") {
-  ModelConfig config = tiny_mixture();
-  config.dtype = "bfloat16";
-  const auto expected = expected_tensors(config);
-  const auto* router = find(expected, "model.layers.1.mlp.gate.weight");
-  REQUIRE(router != nullptr);
-  CHECK(router->dtype == io::DType::kF32);
-  CHECK(router->shape == std::vector<int64_t>{4, 16});
-  const auto* down = find(expected, "model.layers.1.mlp.experts.3.down_proj.weight");
-  REQUIRE(down != nullptr);
-  CHECK(down->dtype == io::DType::kBF16);
-  CHECK(find(expected, "model.layers.1.mlp.down_proj.weight") == nullptr);
-  CHECK(find(expected, "model.layers.1.mlp.experts.4.down_proj.weight") == nullptr);
-  CHECK(find(expected, "model.layers.0.mlp.down_proj.weight") != nullptr);
-  const auto shared = shared_expert_tensors(config);
-  REQUIRE(shared.size() == 4);
-  CHECK(find(shared, "model.layers.1.mlp.shared_expert.gate_proj.weight")->shape ==
-        std::vector<int64_t>{0, 16});
-  CHECK(find(shared, "model.layers.1.mlp.shared_expert.down_proj.weight")->shape ==
-        std::vector<int64_t>{16, 0});
-  CHECK(find(shared, "model.layers.1.mlp.shared_expert_gate.weight")->shape ==
-        std::vector<int64_t>{1, 16});
-  CHECK(shared_expert_tensors(tiny()).empty());
-}
-
-TEST_CASE("the parameters of a shared expert are active for every token", "[model][weights]") {
-  ModelConfig config = tiny_mixture();
-  const ParameterCount without = count_parameters(config);
-  config.moe->shared_expert_width = 20;
-  const char* gate = "model.layers.1.mlp.shared_expert_gate.weight";
-  CHECK(find(expected_tensors(config), gate) != nullptr);
-  CHECK(is_shared_expert_gate(gate));
-  CHECK_FALSE(is_router(gate));
-  CHECK_FALSE(is_shared_expert_gate("model.layers.1.mlp.shared_expert.gate_proj.weight"));
-  CHECK(shared_expert_tensors(config).empty());
-  const ParameterCount with = count_parameters(config);
-  const auto layers = static_cast<int64_t>(config.moe->layers.size());
-  CHECK(with.total - without.total == layers * (3 * 16 * 20 + 16));
-  CHECK(with.active - without.active == layers * (3 * 16 * 20 + 16));
-}
-
-TEST_CASE("Qwen1.5-MoE-A2.7B has 14.3 billion parameters, 2.7 billion of them active",
-          "[model][weights]") {
-  const Json json = parse_json(R"({"architectures": ["Qwen2MoeForCausalLM"],
-      "model_type": "qwen2_moe", "hidden_act": "silu", "hidden_size": 2048,
-      "intermediate_size": 5632, "max_position_embeddings": 8192, "max_window_layers": 21,
-      "num_attention_heads": 16, "num_hidden_layers": 24, "num_key_value_heads": 16,
-      "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768,
-      "use_sliding_window": false, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
-      "vocab_size": 151936, "decoder_sparse_step": 1, "moe_intermediate_size": 1408,
-      "shared_expert_intermediate_size": 5632, "num_experts_per_tok": 4, "num_experts": 60,
-      "norm_topk_prob": false, "output_router_logits": false, "router_aux_loss_coef": 0.001})",
-                               "config.json");
-  const ModelConfig config = parse_config(json, "config.json");
-  CHECK(config.sliding_window == 0);
-  const ParameterCount count = count_parameters(config);
-  CHECK(count.total == 14'315'784'192);
-  CHECK(count.active == 2'689'173'504);
-}
-
 TEST_CASE("stock mixtures have the tensor names of their own files", "[model][weights]") {
   const auto qwen = test::Foreign::kQwen2Moe;
   const io::DType bf16 = io::DType::kBF16;
@@ -179,6 +104,8 @@ TEST_CASE("parameters are counted in total and per active token", "[model][weigh
   CHECK(count_parameters(config).active == dense + 1 * feed_forward + router);
   config.moe->router = route::parse_router("topp:0.4");
   CHECK(count_parameters(config).active == dense + router);
+  config.moe->shared_expert_width = 20;  // active for every token
+  CHECK(count_parameters(config).active == dense + router + 3 * 16 * 20 + 16);
 }
 
 TEST_CASE("tensors that do not fit the config are refused by name, leftovers are ignored",

@@ -20,7 +20,7 @@ inline route::Routing weigh_by_rules(const at::Tensor& logits, const route::Rout
   routing.combine = functions.gates(logits, routing.count, settings);
   routing.weights = route::row_weights(routing.combine, routing.count, routing.input, routing.plan);
   routing.losses = functions.losses(logits, routing.input, routing.count, settings);
-  if (routing.input.wants_z_loss) {
+  if (routing.input.compute_z_loss) {
     routing.losses.z = route::z_loss(logits, routing.input);
   }
   return routing;
@@ -43,52 +43,12 @@ inline route::Routing route_by_rules(const at::Tensor& logits,
   return weigh_by_rules(logits, routing, settings);
 }
 
-inline constexpr const char* kPlannedRouters[] = {"top1",
-                                                  "top2",
-                                                  "top1+ir",
-                                                  "top1+fr",
-                                                  "top1+ir+fr",
-                                                  "top2+ir+fr:cf=0.7",
-                                                  "top2+ir+fr:order=score",
-                                                  "top3:order=score",
-                                                  "top2:cf=inf",
-                                                  "top2+fr:cf=inf",
-                                                  "top2+ir:cf=inf",
-                                                  "top4+ir+fr:cf=2",
-                                                  "top2+ir:st=off",
-                                                  "top2+ir+fr:gate=none",
-                                                  "top3+ir:lb=selected,cf=0.5"};
-
 inline void check_equal(const route::Plan& actual, const route::Plan& expected) {
-  CHECK(at::equal(actual.token.cpu(), expected.token));
-  CHECK(at::equal(actual.expert.cpu(), expected.expert));
-  CHECK(at::equal(actual.choice.cpu(), expected.choice));
-  CHECK(at::equal(actual.count.cpu(), expected.count));
-  CHECK(at::equal(actual.rows.cpu(), expected.rows));
-  CHECK(at::equal(actual.overflow_token.cpu(), expected.overflow_token));
-  CHECK(at::equal(actual.overflow_expert.cpu(), expected.overflow_expert));
-  CHECK(at::equal(actual.overflow_choice.cpu(), expected.overflow_choice));
-}
-
-// Calls `check` with random batches for each router, including ties and padding.
-template <typename Check>
-void for_each_case(const std::vector<int64_t>& sizes, Check check) {
-  at::manual_seed(1);
-  for (const auto* text : kPlannedRouters) {
-    for (const int64_t tokens : sizes) {
-      for (const int64_t ranks : {1, 2, 4}) {
-        for (const bool ties : {false, true}) {
-          CAPTURE(text, tokens, ranks, ties);
-          at::Tensor logits = at::randn({tokens, 4}) * 2;
-          logits = ties ? logits.round() : logits;
-          route::RoutingGroup group = route::spread_over_ranks(tokens, ranks);
-          if (tokens > 5) {
-            group.home[2] = group.home[5] = -1;
-          }
-          check(logits, route::parse_router(text), group);
-        }
-      }
-    }
+  using route::Plan;
+  for (const auto member : std::initializer_list<at::Tensor Plan::*>{
+           &Plan::token, &Plan::expert, &Plan::choice, &Plan::count, &Plan::rows,
+           &Plan::overflow_token, &Plan::overflow_expert, &Plan::overflow_choice}) {
+    CHECK(at::equal((actual.*member).cpu(), expected.*member));
   }
 }
 
@@ -130,6 +90,70 @@ inline void check_counters(const route::Counters& actual, const route::Counters&
   for (size_t i = 0; i < wanted.size(); ++i) {  // all but the entropy are integers
     CAPTURE(i);
     CHECK(found[i] == Approx(wanted[i]).epsilon(1e-6).margin(1e-6));
+  }
+}
+
+inline constexpr const char* kPlannedRouters[] = {"top1",
+                                                  "top1+ir",
+                                                  "top1+ir+fr",
+                                                  "top2+ir+fr:cf=0.7",
+                                                  "top2+ir+fr:order=score",
+                                                  "top3:order=score",
+                                                  "top2:cf=inf",
+                                                  "top2+fr:cf=inf",
+                                                  "top4+ir+fr:cf=2",
+                                                  "top2+ir:st=off",
+                                                  "top2+ir+fr:gate=none",
+                                                  "top3+ir:lb=selected,cf=0.5",
+                                                  "top1:bias=0.1",
+                                                  "top2+ir+fr:cf=0.7,bias=0.1",
+                                                  "top3:cf=inf,bias=0"};
+
+struct PlannedShape {
+  int64_t tokens, ranks;
+  bool ties;
+};
+
+// Compares plans, counters, gates, losses and gradients on `device` with those of the rules, for
+// each router and shape, with padding. Tokens with permuted logits have scores that differ by the
+// rounding of a softmax, which depends on the device: the rules use the scores of a GPU.
+inline void check_planned_routers(at::Device device, const std::vector<PlannedShape>& shapes) {
+  at::manual_seed(1);
+  for (const auto* text : kPlannedRouters) {
+    for (const auto& [tokens, ranks, ties] : shapes) {
+      CAPTURE(text, tokens, ranks, ties);
+      const route::RouterSettings settings = route::parse_router(text);
+      at::Tensor drawn = at::randn({tokens, 4}) * 2;
+      drawn = ties ? drawn.round() : drawn;
+      const at::Tensor bias = settings.bias_rate ? at::randn({4}) * 0.3 : at::Tensor();
+      route::RoutingGroup group = route::partition_tokens(tokens, ranks);
+      if (tokens > 5) {
+        group.source_rank[2] = group.source_rank[5] = -1;
+      }
+      group.compute_z_loss = ranks != 2;
+      if (ranks == 2) {
+        group.sequence = std::vector<int64_t>(group.source_rank.size(), 1);
+      }
+      const auto leaf = [](const at::Tensor& values, at::Device on) {
+        return values.detach().to(on).clone().requires_grad_(true);
+      };
+      const at::Tensor logits = leaf(drawn, at::kCPU), own = leaf(drawn, device);
+      const route::Routing actual =
+          route::route(own, settings, group, bias.defined() ? bias.to(device) : bias);
+      const at::Tensor scores = actual.input.scores.detach().cpu();
+      CHECK(at::allclose(scores, route::router_functions(settings).scores(drawn), 1e-6, 1e-7));
+      const route::Routing expected =
+          route_by_rules(logits, settings, group, bias, device.is_cpu() ? at::Tensor() : scores);
+      check_equal(actual.plan, expected.plan);
+      CHECK(at::equal(actual.count.cpu(), expected.count));
+      check_counters(actual.counters, expected.counters);
+      const at::Tensor upstream = at::randn({expected.plan.token.size(0)});
+      check_close(weighed(actual, own, upstream), weighed(expected, logits, upstream));
+
+      const at::Tensor again = leaf(drawn * 0.9, at::kCPU), own_again = leaf(again, device);
+      check_close(weighed(route::recompute_gates(own_again, actual, settings), own_again, upstream),
+                  weighed(weigh_by_rules(again, expected, settings), again, upstream));
+    }
   }
 }
 

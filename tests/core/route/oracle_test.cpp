@@ -56,7 +56,7 @@ json slots_of(const std::vector<ReferenceRow>& rows, int64_t ranks, int64_t expe
   }
   for (const auto& row : rows) {
     if (row.choice <= k) {
-      slots[row.home][row.expert].push_back(row.token);
+      slots[row.source_rank][row.expert].push_back(row.token);
     }
   }
   return slots;

@@ -30,14 +30,15 @@ inline RandomRouting random_routing(std::mt19937& random, int64_t tokens, int64_
     logits.push_back(static_cast<float>(grid > 0 ? std::round(a / grid) * grid : a));
   }
   result.logits = at::tensor(logits, at::kFloat).view({tokens, experts});
-  result.group = route::spread_over_ranks(tokens, ranks);
+  result.group = route::partition_tokens(tokens, ranks);
   if (uniform(random) < 0.5) {  // uneven, interleaved source ranks
-    for (auto& home : result.group.home) {
-      home = static_cast<int64_t>(uniform(random) * uniform(random) * static_cast<double>(ranks));
+    for (auto& source_rank : result.group.source_rank) {
+      source_rank =
+          static_cast<int64_t>(uniform(random) * uniform(random) * static_cast<double>(ranks));
     }
   }
-  for (auto& home : result.group.home) {
-    home = uniform(random) < padding ? -1 : home;
+  for (auto& source_rank : result.group.source_rank) {
+    source_rank = uniform(random) < padding ? -1 : source_rank;
   }
   return result;
 }
@@ -71,7 +72,8 @@ inline std::vector<ReferenceRow> used_rows(const at::Tensor& token, const at::Te
       ended = true;
     } else {
       CHECK_FALSE(ended);
-      rows.push_back({of_expert[i], group.home.at(tokens[i]), tokens[i], choices[i], counts[i]});
+      rows.push_back(
+          {of_expert[i], group.source_rank.at(tokens[i]), tokens[i], choices[i], counts[i]});
     }
   }
   return rows;

@@ -16,7 +16,7 @@ namespace moe::test {
 using Matrix = std::vector<std::vector<double>>;  // [T][E]
 
 struct ReferenceRow {
-  int64_t expert, home, token, choice, count;
+  int64_t expert, source_rank, token, choice, count;
   bool operator==(const ReferenceRow&) const = default;
 };
 
@@ -53,7 +53,7 @@ inline std::vector<double> softmax(const std::vector<double>& logits) {
 
 inline void sort_rows(std::vector<ReferenceRow>& rows) {
   std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) {
-    return std::pair(a.expert, a.home) < std::pair(b.expert, b.home);
+    return std::pair(a.expert, a.source_rank) < std::pair(b.expert, b.source_rank);
   });
 }
 
@@ -61,15 +61,15 @@ inline void sort_rows(std::vector<ReferenceRow>& rows) {
 // descending score, then token index. Those beyond `capacity` are refused.
 struct Competition {
   const Matrix& scores;
-  const std::vector<int64_t>& home;
+  const std::vector<int64_t>& source_rank;
   const std::vector<std::vector<int64_t>>& order;  // [T][E]
 
   void run(int64_t rank, int64_t expert, const std::vector<int64_t>& choices, int64_t capacity,
            std::vector<ReferenceRow>& accepted, std::vector<ReferenceRow>& refused) const {
     std::vector<ReferenceRow> asking;
-    for (size_t token = 0; token < home.size(); ++token) {
+    for (size_t token = 0; token < source_rank.size(); ++token) {
       for (const int64_t choice : choices) {
-        if (home[token] == rank && order[token][choice] == expert) {
+        if (source_rank[token] == rank && order[token][choice] == expert) {
           asking.push_back({expert, rank, static_cast<int64_t>(token), choice, 1});
         }
       }
@@ -78,7 +78,7 @@ struct Competition {
       return scores[a.token][expert] > scores[b.token][expert];
     });
     int64_t free = capacity - std::count_if(accepted.begin(), accepted.end(), [&](const auto& row) {
-                     return row.expert == expert && row.home == rank;
+                     return row.expert == expert && row.source_rank == rank;
                    });
     for (const auto& row : asking) {
       (free-- > 0 ? accepted : refused).push_back(row);
@@ -109,9 +109,10 @@ inline void reference_top_k(const Matrix& logits, const Matrix& scores,
     rounds.back().push_back(choice);
   }
   std::vector<ReferenceRow> fill_in_refused;
-  const Competition competition{scores, group.home, order};
+  const Competition competition{scores, group.source_rank, order};
   for (int64_t rank = 0; rank < group.ranks; ++rank) {
-    const int64_t rank_tokens = std::count(group.home.begin(), group.home.end(), rank);
+    const int64_t rank_tokens =
+        std::count(group.source_rank.begin(), group.source_rank.end(), rank);
     const int64_t capacity = route::capacity_slots(s.capacity_factor, rank_tokens, experts);
     for (int64_t expert = 0; expert < experts; ++expert) {
       for (const auto& round : rounds) {
@@ -126,16 +127,40 @@ inline void reference_top_k(const Matrix& logits, const Matrix& scores,
   for (int64_t token = 0; s.ir && token < tokens; ++token) {
     const int64_t served = std::count_if(accepted.begin(), accepted.end(),
                                          [&](const auto& row) { return row.token == token; });
-    const int64_t home = group.home[token];
-    if (home < 0 || served >= s.k) {
+    const int64_t source_rank = group.source_rank[token];
+    if (source_rank < 0 || served >= s.k) {
       continue;
     }
     const int64_t local = experts / group.ranks;
-    int64_t best = home * local;
-    for (int64_t expert = best; expert < (home + 1) * local; ++expert) {
+    int64_t best = source_rank * local;
+    for (int64_t expert = best; expert < (source_rank + 1) * local; ++expert) {
       best = logits[token][expert] > logits[token][best] ? expert : best;
     }
-    plan.rows.push_back({best, home, token, s.k + 1, s.k - served});
+    plan.rows.push_back({best, source_rank, token, s.k + 1, s.k - served});
+  }
+}
+
+// Every expert takes the tokens of each rank with its highest scores.
+inline void reference_expert_choice(const Matrix& logits, const Matrix& scores,
+                                    const route::RouterSettings& s,
+                                    const route::RoutingGroup& group, ReferencePlan& plan) {
+  const auto experts = static_cast<int64_t>(logits[0].size());
+  std::vector<std::vector<int64_t>> order;
+  for (const auto& row : logits) {
+    order.push_back(ranked_experts(row));
+  }
+  std::vector<int64_t> choices;
+  for (int64_t choice = 0; choice < experts; ++choice) {
+    choices.push_back(choice);
+  }
+  const Competition competition{scores, group.source_rank, order};
+  std::vector<ReferenceRow> rest;
+  for (int64_t rank = 0; rank < group.ranks; ++rank) {
+    const int64_t tokens = std::count(group.source_rank.begin(), group.source_rank.end(), rank);
+    const int64_t capacity = route::capacity_slots(s.capacity_factor, tokens, experts);
+    for (int64_t expert = 0; expert < experts; ++expert) {
+      competition.run(rank, expert, choices, capacity, plan.rows, rest);
+    }
   }
 }
 
@@ -145,8 +170,8 @@ inline void reference_selection(const Matrix& logits, const route::RouterSetting
     const std::vector<int64_t> order = ranked_experts(logits[token]);
     const std::vector<double> g = softmax(logits[token]);
     double mass = 0;
-    for (int64_t choice = 0; group.home[token] >= 0 && choice < static_cast<int64_t>(order.size());
-         ++choice) {
+    for (int64_t choice = 0;
+         group.source_rank[token] >= 0 && choice < static_cast<int64_t>(order.size()); ++choice) {
       const int64_t expert = order[choice];
       const bool wanted =
           s.family->name == "relu"
@@ -155,7 +180,8 @@ inline void reference_selection(const Matrix& logits, const route::RouterSetting
       if (!wanted) {
         break;
       }
-      plan.rows.push_back({expert, group.home[token], static_cast<int64_t>(token), choice, 1});
+      plan.rows.push_back(
+          {expert, group.source_rank[token], static_cast<int64_t>(token), choice, 1});
       mass += g[expert];
     }
   }
@@ -181,7 +207,8 @@ inline Matrix reference_weights(const Matrix& logits, const route::RouterSetting
       double& w = weights[token][expert];
       if (s.family->name == "relu") {
         w *= std::max(0.0, logits[token][expert]);
-      } else if (s.family->name == "topp" || s.gate_norm == route::GateNorm::kNone) {
+      } else if (s.family->name == "topp" || s.family->name == "expert_choice" ||
+                 s.gate_norm == route::GateNorm::kNone) {
         w *= g[expert];
       } else if (w > 0) {
         w *= std::exp(logits[token][expert] - highest);
@@ -203,6 +230,8 @@ inline ReferencePlan reference_route(const Matrix& logits, const Matrix& scores,
   if (!logits.empty()) {
     if (settings.family->name == "topk") {
       reference_top_k(logits, scores, settings, group, bias, plan);
+    } else if (settings.family->name == "expert_choice") {
+      reference_expert_choice(logits, scores, settings, group, plan);
     } else {
       reference_selection(logits, settings, group, plan);
     }

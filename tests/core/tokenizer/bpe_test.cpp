@@ -23,7 +23,7 @@ Ids encode(const Bpe& bpe, std::string_view word) {
   return ids;
 }
 
-// The definition: look at every pair, merge the leftmost of lowest rank, begin again.
+// Merges by the definition of BPE: repeatedly merges the leftmost pair of lowest rank.
 Ids merge_slowly(Ids ids, const std::vector<BpeMerge>& merges) {
   std::map<std::pair<int64_t, int64_t>, BpeMerge> table;
   for (const auto& merge : merges) {
@@ -47,7 +47,7 @@ Ids merge_slowly(Ids ids, const std::vector<BpeMerge>& merges) {
   }
 }
 
-// A model of `letters` letters and `count` merges of random tokens it has by then.
+// A BPE model of single letters and random merges of the tokens before them.
 struct RandomModel {
   Tokens tokens;
   std::vector<BpeMerge> merges;
@@ -100,7 +100,7 @@ Bpe small(const BpeOptions& options, const Tokens& more = {}) {
 
 }  // namespace
 
-TEST_CASE("BPE merges as its definition does, words of any length", "[io]") {
+TEST_CASE("BPE merges words of any length as its definition does", "[io]") {
   std::mt19937 random(7);
   for (const size_t letters : {1, 2, 5}) {
     for (const size_t merges : {0, 1, 10, 60}) {
@@ -111,14 +111,14 @@ TEST_CASE("BPE merges as its definition does, words of any length", "[io]") {
           const std::string word = model.word(length, random);
           const Ids expected = merge_slowly(model.letters_of(word), model.merges);
           REQUIRE(encode(bpe, word) == expected);
-          REQUIRE(encode(bpe, word) == expected);  // now remembered, if it is short
+          REQUIRE(encode(bpe, word) == expected);  // a short word is cached now
         }
       }
     }
   }
 }
 
-TEST_CASE("BPE takes a megabyte without a space in seconds", "[io]") {
+TEST_CASE("BPE merges a word of one megabyte in linear time", "[io]") {
   std::mt19937 random(3);
   const RandomModel model(2, 40, random);
   const std::string word = model.word(size_t{1} << 20, random);
@@ -130,32 +130,32 @@ TEST_CASE("BPE takes a megabyte without a space in seconds", "[io]") {
   CHECK(size == word.size());
 }
 
-TEST_CASE("A character that is no token becomes bytes, the unknown token or nothing", "[io]") {
+TEST_CASE("A character without a token becomes bytes, the unknown token or nothing", "[io]") {
   const BpeOptions none, unknown{.unknown = 0}, fused{.fuse_unknown = true, .unknown = 0};
-  CHECK(encode(small(none), "axyb") == Ids{3});  // left out, and its neighbours meet
+  CHECK(encode(small(none), "axyb") == Ids{3});  // dropped: a and b merge
   CHECK(encode(small(unknown), "axyb") == Ids{1, 0, 0, 2});
   CHECK(encode(small(fused), "axybx") == Ids{1, 0, 2, 0});
   const BpeOptions bytes{.byte_fallback = true, .fuse_unknown = true, .unknown = 0};
   const Tokens some = {{"<0xC3>", 5}, {"<0xA9>", 6}};
   CHECK(encode(small(bytes, some), "a\u00E9b") == Ids{1, 5, 6, 2});
-  CHECK(encode(small(bytes, some), "a\u00EAb") == Ids{1, 0, 2});  // <0xAA> is no token
-  // As the tokenizers library has it: bytes do not end a run of unknown characters.
+  CHECK(encode(small(bytes, some), "a\u00EAb") == Ids{1, 0, 2});  // <0xAA> is not a token
+  // As in the tokenizers library, bytes do not end a run of unknown characters.
   CHECK(encode(small(bytes, some), "a\u00EA\u00E9\u00EAb") == Ids{1, 5, 6, 0, 2});
 }
 
-TEST_CASE("With ignore_merges a word that is a token is that token", "[io]") {
+TEST_CASE("With ignore_merges a word that is a token is not split", "[io]") {
   CHECK(encode(small({}), "abb") == Ids{3, 2});
   CHECK(encode(small({.ignore_merges = true}), "abb") == Ids{4});
   CHECK(encode(small({.ignore_merges = true}), "abba") == Ids{3, 2, 1});
 }
 
-TEST_CASE("Of two merges of one pair the last counts", "[io]") {
+TEST_CASE("The last of two merges of one pair is used", "[io]") {
   const Bpe bpe(Vocabulary({{"a", 0}, {"b", 1}, {"ab", 2}, {"c", 3}, {"bc", 4}}, "test"),
                 {{0, 1, 2, 0}, {1, 3, 4, 1}, {0, 1, 2, 2}}, {});
   CHECK(encode(bpe, "abc") == Ids{0, 4});
 }
 
-TEST_CASE("Threads that encode at once get the ids of one", "[io]") {
+TEST_CASE("Concurrent threads get the same ids as one thread", "[io]") {
   std::mt19937 random(11);
   const RandomModel model(3, 40, random);
   const Bpe bpe = model.bpe();

@@ -49,7 +49,7 @@ TrainSettings mixture_settings(const std::filesystem::path& config) {
 TEST_CASE("a GPU has its experts and a part of the moments", "[train]") {
   const TempDir dir;
   // Layers 0 and 2, W = E = 4.
-  const ClusterPlan plan = plan_cluster(mixture_settings(write_config(dir)), /*nodes=*/2, 4);
+  const RunPlan plan = plan_cluster(mixture_settings(write_config(dir)), /*nodes=*/2, 4);
   CHECK(plan.layout.group() == 4);
   CHECK(plan.layout.replicas == 2);
   // Moments of dense weights are sharded over 8 processes, those of the expert over 2.
@@ -57,21 +57,6 @@ TEST_CASE("a GPU has its experts and a part of the moments", "[train]") {
   const double dense = 2 * 64 * 128 + 4 * 4 * 64 * 64 + 2 * feed_forward + 2 * 4 * 64 + 9 * 64;
   CHECK(plan.memory.weights == static_cast<uint64_t>(4 * (dense + experts)));
   CHECK(plan.memory.optimizer == static_cast<uint64_t>(8 * (dense / 8 + experts / 2)));
-}
-
-TEST_CASE("every GPU has the shared expert", "[train]") {
-  const TempDir dir;
-  TrainSettings settings = mixture_settings(write_config(dir));
-  const ClusterPlan plain = plan_cluster(settings, 1, 4);
-  settings.upcycle.shared_expert = true;
-  const ClusterPlan shared = plan_cluster(settings, 1, 4);
-  const double numbers = 2 * (3 * 64 * 96 + 64);  // of two layers
-  CHECK(static_cast<double>(shared.parameters - plain.parameters) == numbers);
-  CHECK(static_cast<double>(shared.memory.weights - plain.memory.weights) == 4 * numbers);
-  CHECK(shared.memory.activations > plain.memory.activations);
-  settings.upcycle.experts = std::nullopt;
-  CHECK_THAT(test::user_error_of([&] { plan_cluster(settings, 1, 4); }),
-             test::contains_text("--shared-expert"));
 }
 
 TEST_CASE("in bf16 a GPU has copies of the matrices, and no checkpoint", "[train]") {
@@ -131,9 +116,9 @@ TEST_CASE("the plan of a mixture has its layers, granularity and router", "[trai
   CHECK(all - dense == config.layers * more);
   CHECK(even - dense == (config.layers + 1) / 2 * more);
   settings.upcycle.granularity = 2;
-  const ClusterPlan fine = plan_cluster(settings, 1, 1);
+  const RunPlan fine = plan_cluster(settings, 1, 1);
   CHECK(fine.parameters - all == config.layers * 4 * config.hidden_size);  // wider routers
-  CHECK(fine.router.k == 4);
+  CHECK(fine.routing.router.k == 4);
 }
 
 TEST_CASE("an invalid cluster is refused by flag and value", "[train]") {

@@ -164,14 +164,3 @@ TEST_CASE("a coefficient for a loss that the router does not have is refused by 
           }).find(std::string(flag) + " 0.5: folder is a dense folder") == 0);
   }
 }
-
-TEST_CASE("coefficients of losses that the router does not have stay unset", "[train]") {
-  const TrainSettings relu = resolved("relu:k=1", "relu:k=1");
-  CHECK_FALSE(relu.lb_coef);
-  CHECK_FALSE(relu.entropy_coef);
-  CHECK_FALSE(relu.z_coef);
-  CHECK_FALSE(relu.seq_lb_coef);
-  const TrainSettings top = resolved("top1", "top1");
-  CHECK_FALSE(top.entropy_coef);
-  CHECK_FALSE(top.lambda);
-}

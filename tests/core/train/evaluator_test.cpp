@@ -99,16 +99,6 @@ TEST_CASE("single_epoch_rows() holds every token once, and its last row may be s
   CHECK(apart.batches[1].target_count == 2);
 }
 
-TEST_CASE("the last row of single_epoch_rows() may begin within an example", "[train]") {
-  const auto examples = make_examples({{1, 2}, {3, 4, 5, 6, 7}});
-  const data::BatchSettings settings{data::Pack::kStream, false, 4, 1, 0, data::PackMask::kDoc};
-  const SingleEpochRows once = single_epoch_rows(examples, settings, 0);
-  REQUIRE(once.batches.size() == 2);
-  CHECK((once.batches[0].lengths == std::vector<int64_t>{2, 2}));
-  CHECK((once.batches[1].ids == std::vector<int64_t>{5, 6, 7}));
-  CHECK((once.batches[1].lengths == std::vector<int64_t>{3}));
-}
-
 TEST_CASE("the held-out loss is the training loss of the same rows", "[train]") {
   World world;
   world.evaluate(3);
@@ -172,62 +162,41 @@ TEST_CASE("evaluation does not change the training", "[train]") {
   CHECK(training == plain.metrics());
 }
 
-TEST_CASE("a stopped and resumed run has the evaluations of an uninterrupted one", "[train]") {
+TEST_CASE("a stopped and resumed run has the evaluations, samples and report of a whole one",
+          "[train]") {
   World whole, stopped;
-  whole.evaluate(2);
-  stopped.evaluate(2);
+  for (World* world : {&whole, &stopped}) {
+    world->evaluate(2);
+    world->settings.save_every = 3;
+  }
   whole.train();
   stopped.train(4);  // a step that is evaluated
-  stopped.train(7);
+  stopped.train(8);
+  const fs::path run = stopped.settings.run;
+  const auto page_has = [&](const char* part) {
+    return read_file(run / "report.html").find(part) != std::string::npos;
+  };
+  CHECK(page_has("not finished"));
+  fs::remove_all(run / "checkpoints" / "step-8");  // later lines and samples are removed
   stopped.train();
   CHECK(stopped.metrics() == whole.metrics());
   CHECK(stopped.weights() == whole.weights());
   CHECK(stopped.samples() == whole.samples());
-  CHECK(read_run_history(stopped.settings.run / "starts.jsonl").size() == 3);
-}
-
-TEST_CASE("a resumed run removes the metrics and samples of steps after its checkpoint",
-          "[train]") {
-  World whole, killed;
-  whole.evaluate(2);
-  killed.evaluate(2);
-  killed.settings.save_every = whole.settings.save_every = 3;
-  whole.train();
-  killed.train(5);
-  fs::remove_all(killed.settings.run / "checkpoints" / "step-5");  // as if it was never saved
-  killed.train();
-  CHECK(killed.metrics() == whole.metrics());
-  CHECK(killed.samples() == whole.samples());
-}
-
-TEST_CASE("text samples continue the prompts of held-out rows", "[train]") {
-  World world;
-  world.evaluate(9);
-  world.train();
-  std::vector<TextSample> samples;
-  for_each_sample(world.settings.run / "samples.jsonl",
-                  [&](const TextSample& sample) { samples.push_back(sample); });
-  REQUIRE(samples.size() == 6);          // three prompts, before and after
-  CHECK(samples[0].prompt == "5 6 7 ");  // no tokenizer: ids, up to the first label
-  CHECK((samples[0].step == 0 && samples[3].step == 9));
-  CHECK(samples[3].prompt == samples[0].prompt);
-  CHECK_FALSE(samples[3].text.empty());
-}
-
-TEST_CASE("report.html has every section of an evaluated run", "[train]") {
-  World world;
-  world.evaluate(4);
-  world.train(5);
-  std::string page = read_file(world.settings.run / "report.html");
-  CHECK(page.find("not finished") != std::string::npos);
-  world.train();
-  page = read_file(world.settings.run / "report.html");
-  CHECK(page.find("not finished") == std::string::npos);
+  CHECK(read_run_history(run / "starts.jsonl").size() == 3);
+  CHECK_FALSE(page_has("not finished"));
   for (const char* part : {"held out", "Accuracy", "Experts per token", "Layer 0",
-                           "Samples of text", "5 6 7", "LibTorch", "Resumed after step 5"}) {
+                           "Samples of text", "5 6 7", "LibTorch", "Resumed after step 4"}) {
     INFO(part);
-    CHECK(page.find(part) != std::string::npos);
+    CHECK(page_has(part));
   }
+  std::vector<TextSample> samples;
+  for_each_sample(run / "samples.jsonl",
+                  [&](const TextSample& sample) { samples.push_back(sample); });
+  REQUIRE(samples.size() == 18);         // three prompts at steps 0, 2, 4, 6, 8 and 9
+  CHECK(samples[0].prompt == "5 6 7 ");  // no tokenizer: ids, up to the first label
+  CHECK((samples[0].step == 0 && samples[17].step == 9));
+  CHECK(samples[15].prompt == samples[0].prompt);
+  CHECK_FALSE(samples[15].text.empty());
 }
 
 TEST_CASE("an evaluation flag without the data that it needs is refused by name", "[train]") {

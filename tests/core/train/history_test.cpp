@@ -78,14 +78,6 @@ TEST_CASE("a load map of many steps merges them into few columns and keeps the s
   CHECK(second == kSteps);
 }
 
-TEST_CASE("a step with other layers is not added to the load map", "[train]") {
-  LoadMap map;
-  map.add(1, {{0, {1, 2}}});
-  map.add(2, {{0, {1, 2, 3}}});
-  map.add(3, {{1, {1, 2}}});
-  CHECK(map.columns().size() == 1);
-}
-
 TEST_CASE("an incomplete last line of metrics.jsonl is ignored", "[train]") {
   const TempDir dir;
   const std::string whole = step_line(1).dump() + "\n" + step_line(2).dump() + "\n";
@@ -147,43 +139,4 @@ TEST_CASE("a history read from its JSON continues like the original", "[train]")
   feed(history, stop + 1, 3000);
   CHECK(history.to_json().dump() == whole.to_json().dump());
   CHECK_THROWS_AS(history.add(step_line(3000), "metrics"), UserError);
-}
-
-TEST_CASE("missing steps are counted", "[train]") {
-  History history;
-  history.add(step_line(0), "metrics");
-  history.add(step_line(1), "metrics");
-  CHECK(history.missing == 0);
-  history.add(step_line(5), "metrics");
-  CHECK(history.missing == 3);
-  CHECK(History::from_json(Json(history.to_json()), "text").missing == 3);
-}
-
-TEST_CASE("the first, the last and some other samples of a prompt are kept", "[train]") {
-  for (const int64_t count : {1, 2, 6, 7, 12, 13, 40, 1000}) {
-    INFO(count);
-    SampleHistory samples;
-    for (int64_t step = 1; step <= count; ++step) {
-      samples.add({step, "prompt", "text"});
-    }
-    REQUIRE(samples.prompts().size() == 1);
-    CHECK(samples.prompts()[0].kept.size() <= 12);
-    const auto few = pick_samples(samples.prompts()[0]);
-    CHECK(std::ssize(few) == std::min<int64_t>(6, count));
-    CHECK(few.front()->step == 1);
-    CHECK(few.back()->step == count);
-    for (size_t i = 1; i < few.size(); ++i) {
-      CHECK(few[i]->step > few[i - 1]->step);
-    }
-  }
-}
-
-TEST_CASE("numbers that the report does not draw are not kept", "[train]") {
-  History history;
-  Json line = step_line(1);
-  for (int i = 0; i < 100; ++i) {
-    line[fmt::format("unknown_{}", i)] = 1;
-  }
-  history.add(line, "metrics");
-  CHECK(history.curves().size() == 1);
 }

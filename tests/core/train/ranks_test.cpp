@@ -3,8 +3,10 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <numeric>
 
 #include "core/base/random.h"
 #include "core/train/loop/trainer.h"
@@ -58,7 +60,7 @@ struct RankedWorld : TrainWorld {
     write_distinct_rows(settings.data.front());
     settings.micro_batch = 4;
     settings.global_batch = 8;
-    settings.steps = 20;
+    settings.steps = 4;
     settings.lr = 1e-3;
     settings.adamw.eps = 1e-6;  // see kTolerance
   }
@@ -83,15 +85,15 @@ void check_equal(const std::vector<StepRecord>& records, const std::vector<StepR
     balance = std::max(
         balance, relative_error(records[i].auxiliary.value_or(0), truth[i].auxiliary.value_or(0)));
     CHECK(records[i].lambda == truth[i].lambda);
-    CHECK(records[i].z_loss.has_value() == truth[i].z_loss.has_value());
-    CHECK(relative_error(records[i].z_loss.value_or(0), truth[i].z_loss.value_or(0)) < kTolerance);
-    CHECK(relative_error(records[i].sequence_balance_loss.value_or(0),
-                         truth[i].sequence_balance_loss.value_or(0)) < kTolerance);
+    CHECK(records[i].z.has_value() == truth[i].z.has_value());
+    CHECK(relative_error(records[i].z.value_or(0), truth[i].z.value_or(0)) < kTolerance);
+    CHECK(relative_error(records[i].sequence_balance.value_or(0),
+                         truth[i].sequence_balance.value_or(0)) < kTolerance);
     CHECK(records[i].bias_max == truth[i].bias_max);
-    REQUIRE(records[i].layer_counters.size() == truth[i].layer_counters.size());
-    for (size_t layer = 0; layer < truth[i].layer_counters.size(); ++layer) {
-      const auto& mine = records[i].layer_counters[layer];
-      const auto& its = truth[i].layer_counters[layer];
+    REQUIRE(records[i].layers.size() == truth[i].layers.size());
+    for (size_t layer = 0; layer < truth[i].layers.size(); ++layer) {
+      const auto& mine = records[i].layers[layer];
+      const auto& its = truth[i].layers[layer];
       CHECK(mine.tokens_per_expert == its.tokens_per_expert);
       CHECK(mine.requests_per_expert == its.requests_per_expert);
       CHECK(mine.rank_dropped == its.rank_dropped);
@@ -109,11 +111,29 @@ struct Shape {
   int64_t processes, replicas;
 };
 
-// Trains on each of `shapes` and compares records and final weights with the run "one" of one rank.
-void check_shapes(RankedWorld& world, const std::vector<StepRecord>& truth,
-                  const std::vector<Shape>& shapes) {
+struct Case {
+  const char* router;
+  int64_t logical_ranks;
+  bool shared_expert = false, auxiliary_losses = false;
+  model::Recompute recompute = model::Recompute::kNone;
+};
+
+// Trains on each of `shapes` and compares records and final weights with the run of one rank.
+void check_case(const Case& each, int64_t steps, const std::vector<Shape>& shapes) {
+  RankedWorld world(each.router, each.logical_ranks, each.shared_expert);
+  world.settings.steps = steps;
+  for (const Shape& shape : shapes) {  // whole micro-batches for each replica
+    world.settings.global_batch = std::lcm(*world.settings.global_batch, 4 * shape.replicas);
+  }
+  if (each.auxiliary_losses) {
+    world.settings.z_coef = world.settings.seq_lb_coef = 0.1;
+  }
+  const auto truth = world.train_on(1, "one");
+  CHECK(truth[0].z.has_value() == each.auxiliary_losses);
+  world.settings.compute.recompute = each.recompute;
   for (const auto& [processes, replicas] : shapes) {
-    INFO(processes << " processes, " << replicas << " replicas");
+    INFO(each.router << ", W " << each.logical_ranks << ", " << processes << " processes, "
+                     << replicas << " replicas");
     world.settings.replicas = replicas;
     check_equal(world.train_on(processes, "many"), truth);
     CHECK(folder_distance(world.dir / "many" / "final", world.dir / "one" / "final") < kTolerance);
@@ -124,78 +144,70 @@ void check_shapes(RankedWorld& world, const std::vector<StepRecord>& truth,
 }  // namespace
 
 TEST_CASE("losses, norms, routing and weights do not depend on processes and replicas", "[train]") {
+  for (const Case& each : {Case{"top1+ir+fr", 4, true},
+                           {"top2:cf=inf", 8, true},
+                           {"top1+ir+fr", 4, false, true, model::Recompute::kLayer},
+                           {"topp:0.4", 4, false, true},
+                           {"relu:k=1", 8},
+                           {"top2+ir+fr:bias=0.01", 8}}) {
+    check_case(each, 3, {{2, 2}, {4, 1}, {4, 2}});
+  }
+  // Numbers of processes that do not divide the sizes of the matrices.
+  check_case({"top2", 1}, 2, {{3, 3}});
+  check_case({"top2", 1}, 2, {{5, 5}});
+}
+
+TEST_CASE("twenty steps of every router do not depend on processes and replicas",
+          "[.][slow][train]") {
   for (const char* router :
        {"top1", "top1+ir+fr", "top2:cf=inf", "topp:0.4", "relu:k=1", "top2+ir+fr:bias=0.01"}) {
     for (const int64_t logical_ranks : {4, 8}) {
-      INFO(router << ", W " << logical_ranks);
-      RankedWorld world(router, logical_ranks);
-      check_shapes(world, world.train_on(1, "one"), {{2, 1}, {2, 2}, {4, 1}, {4, 2}});
-    }
-  }
-}
-
-TEST_CASE("a shared expert trains on many processes as on one", "[train]") {
-  for (const char* router : {"top1+ir+fr", "top2:cf=inf"}) {
-    INFO(router);
-    RankedWorld world(router, 4, /*shared_expert=*/true);
-    check_shapes(world, world.train_on(1, "one"), {{2, 1}, {2, 2}, {4, 2}});
-  }
-}
-
-TEST_CASE("z-loss and sequence balance do not depend on processes, with or without recomputation",
-          "[train]") {
-  for (const char* router : {"top1+ir+fr", "topp:0.4"}) {
-    INFO(router);
-    RankedWorld world(router, 4);
-    world.settings.steps = 8;
-    world.settings.z_coef = 0.1;
-    world.settings.seq_lb_coef = 0.1;
-    const auto truth = world.train_on(1, "one");
-    CHECK(truth[0].z_loss);
-    for (const auto recompute : {model::Recompute::kNone, model::Recompute::kLayer}) {
-      world.settings.compute.recompute = recompute;
-      check_shapes(world, truth, {{2, 1}, {2, 2}, {4, 1}, {4, 2}});
+      check_case({router, logical_ranks}, 20, {{2, 1}, {2, 2}, {4, 1}, {4, 2}});
     }
   }
 }
 
 TEST_CASE("a run that resumes on 1, 2, 4 and 1 processes ends as a run on one", "[train]") {
   RankedWorld world("top2", 4);
-  world.settings.steps = 8;
   world.train_on(1, "truth");
   world.settings.run = world.dir / "run";
   int64_t stop = 0;
   for (const int64_t processes : {1, 2, 4}) {
-    stop += 2;
+    ++stop;
     CHECK_THROWS_AS(train_on_ranks(world.settings, processes, {.stop = stop}), Interrupted);
   }
   train_on_ranks(world.settings, 1);
   CHECK(folder_distance(world.dir / "run/final", world.dir / "truth/final") < kTolerance);
 }
 
-TEST_CASE("the held-out loss is the same on many processes", "[train]") {
+TEST_CASE("the held-out loss is the same on many processes, with or without sharded weights",
+          "[train]") {
   RankedWorld world("top1", 4);
-  world.settings.steps = 2;
+  world.settings.steps = 1;
   world.settings.evaluation.data = {world.dir / "rows.jsonl"};
-  const auto held_out_losses = [&](int64_t processes) {
-    std::vector<double> losses;
-    world.settings.run = world.dir / fmt::format("held{}", processes);
+  // Returns the losses before and after the step, which are equal on all ranks.
+  const auto held_out_losses = [&](int64_t processes, Shard shard) {
+    std::vector<std::vector<double>> found(static_cast<size_t>(processes));
+    world.settings.run = world.dir / fmt::format("held{}{}", processes, static_cast<int>(shard));
+    world.settings.shard = shard;
     const TimeLimit limit(120);
     test::run_as_threads(processes, [&](distributed::Comm& comm) {
       TrainCallbacks callbacks;
       callbacks.on_evaluated = [&](const Evaluation& evaluation) {
-        if (comm.rank() == processes - 1) {  // all ranks have equal results
-          losses.push_back(*evaluation.held_out_loss);
-        }
+        found[comm.rank()].push_back(*evaluation.held_out_loss);
       };
       train::train(world.settings, callbacks, &comm);
     });
-    return losses;
+    CHECK(std::count(found.begin(), found.end(), found[0]) == processes);
+    return found[0];
   };
-  const auto truth = held_out_losses(1), many = held_out_losses(4);
-  REQUIRE(truth.size() == many.size());
-  for (size_t i = 0; i < truth.size(); ++i) {
-    CHECK(relative_error(many[i], truth[i]) < kTolerance);
+  const auto truth = held_out_losses(1, Shard::kOptimizer);
+  REQUIRE(truth.size() == 2);
+  for (const Shard shard : {Shard::kOptimizer, Shard::kWeights}) {
+    const auto many = held_out_losses(4, shard);
+    REQUIRE(many.size() == 2);
+    CHECK(relative_error(many[0], truth[0]) < kTolerance);
+    CHECK(relative_error(many[1], truth[1]) < kTolerance);
   }
 }
 
@@ -204,17 +216,17 @@ TEST_CASE("ranks without a row and ranks with unequal rows train", "[train]") {
     INFO(router);
     RankedWorld world(router, 4);
     write_rows(world.settings.data.front());  // of unequal length
-    world.settings.steps = 3;
+    world.settings.steps = 2;
     world.settings.micro_batch = world.settings.global_batch = 3;  // one of four ranks has no row
     if (std::string(router) != "relu:k=1") {
       world.settings.z_coef = world.settings.seq_lb_coef = 0.01;
     }
     const auto records = world.train_on(4);
-    REQUIRE(records.size() == 3);
+    REQUIRE(records.size() == 2);
     for (const auto& record : records) {
       CHECK(std::isfinite(record.loss));
       CHECK(std::isfinite(record.auxiliary.value()));
-      CHECK(record.layer_counters[0].tokens == record.tokens);
+      CHECK(record.layers[0].tokens == record.tokens);
     }
   }
 }
@@ -229,7 +241,7 @@ TEST_CASE("replicas that cannot share the micro-batches of a step equally are re
 
 TEST_CASE("one process of a host tokenizes, and the others map its tokens", "[train]") {
   RankedWorld world("top1", 2);
-  world.settings.steps = 2;
+  world.settings.steps = 1;
   world.settings.cache = GENERATE(std::string("off"), std::string("CACHE"));
   if (world.settings.cache != "off") {
     world.settings.cache = (world.dir / "cache").string();

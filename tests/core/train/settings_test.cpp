@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "core/train/config/options.h"
 #include "tests/support/catch.h"
 #include "tests/support/matchers.h"
 #include "tests/support/user_error.h"
@@ -170,18 +169,4 @@ TEST_CASE("schedules warm up to lr and fall to min_lr", "[train]") {
     CHECK(Schedule{kind, 1e-3, 1e-4, 0, 1}.at(0) == Approx(1e-3));  // one step
     CHECK(Schedule{kind, 1e-3, 1e-4, 8, 4}.at(3) == Approx(5e-4));  // only warm-up
   }
-}
-
-TEST_CASE("schedules have names", "[train]") {
-  TrainSettings settings;
-  for (const auto& option : train_options(settings)) {
-    if (option.name != std::string("schedule")) {
-      continue;
-    }
-    for (const char* name : {"cosine", "linear", "constant", "wsd"}) {
-      CHECK(set_value(option.member, name));
-      CHECK(value_text(option.member) == name);
-    }
-  }
-  CHECK(settings.schedule == ScheduleKind::kWsd);
 }

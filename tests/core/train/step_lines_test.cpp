@@ -30,11 +30,11 @@ struct Kept {
   int64_t damaged = 0;
 };
 
-Kept keep(const std::string& text, int64_t steps, LinesPerStep per_step = LinesPerStep::kOne) {
+Kept keep(const std::string& text, int64_t steps) {
   const TempDir dir;
   write_file(dir / "metrics.jsonl", text);
   Kept kept;
-  StepLines file(dir / "metrics.jsonl", per_step);
+  StepLines file(dir / "metrics.jsonl", LinesPerStep::kOne);
   kept.damaged =
       file.keep_steps(steps, [&](const Json& json) { kept.steps.push_back(json["step"]); });
   file.append(R"({"step": 99})", 99);
@@ -73,12 +73,6 @@ TEST_CASE("invalid lines are removed and the lines around them kept", "[train]")
   CHECK(kept.damaged == 1);
   CHECK((kept.steps == std::vector<int64_t>{1, 2, 3, 4, 5, 6, 7, 8}));
   CHECK(keep(lines(1, 5) + junk, 5).text == lines(1, 5));
-}
-
-TEST_CASE("LinesPerStep::kAny keeps several lines of a step", "[train]") {
-  const std::string text = line(0) + line(0) + line(4) + line(4) + line(8);
-  CHECK(keep(text, 4, LinesPerStep::kAny).text == line(0) + line(0) + line(4) + line(4));
-  CHECK(keep(text, 4, LinesPerStep::kOne).text == line(0) + line(4));
 }
 
 TEST_CASE("a file is cut at a mark only if a line of that step ends there", "[train]") {
@@ -123,13 +117,4 @@ TEST_CASE("a symbolic link or a folder in place of the file is refused", "[train
   fs::remove(dir / "metrics.jsonl");
   fs::create_directory(dir / "metrics.jsonl");
   check_refused();
-}
-
-TEST_CASE("a rewritten file keeps its permissions", "[train]") {
-  const TempDir dir;
-  write_file(dir / "metrics.jsonl", line(1) + "broken\n" + line(2));
-  fs::permissions(dir / "metrics.jsonl", fs::perms(0640));
-  StepLines file(dir / "metrics.jsonl", LinesPerStep::kOne);
-  CHECK(file.keep_steps(2, [](const Json&) {}) == 1);
-  CHECK(fs::status(dir / "metrics.jsonl").permissions() == fs::perms(0640));
 }

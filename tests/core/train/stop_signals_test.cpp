@@ -1,5 +1,6 @@
 #include "core/train/loop/stop_signals.h"
 
+#include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,135 +14,126 @@ namespace {
 
 constexpr std::chrono::milliseconds kMoment{200};
 constexpr auto kAfterWindow = StopSignals::kMergeWindow + kMoment;
+constexpr auto kAfterTimeout = StopSignals::kPollTimeout + std::chrono::seconds(2);
 
 void send(int signal, std::chrono::milliseconds wait = kMoment) {
   ::kill(::getpid(), signal);
   std::this_thread::sleep_for(wait);
 }
 
-// Runs `body` in a child with the default actions. Returns its exit code, or minus the signal that
-// ended it.
-int run_in_child(const std::function<int()>& body) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-      ::signal(signal, SIG_DFL);  // not the test framework's handlers
+// A child process with the default actions of all signals.
+struct Child {
+  std::string name;
+  int expected;  // exit code, or minus the signal that ends the child
+  std::function<int()> body;
+  pid_t pid = -1;
+};
+
+// Runs all children at once, since they sleep for seconds, and checks how each ended.
+void check_children(std::vector<Child> children) {
+  for (Child& child : children) {
+    child.pid = ::fork();
+    if (child.pid == 0) {
+      for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+        ::signal(signal, SIG_DFL);  // not the test framework's handlers
+      }
+      ::_exit(child.body());
     }
-    ::_exit(body());
   }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+  for (const Child& child : children) {
+    int status = 0;
+    ::waitpid(child.pid, &status, 0);
+    CAPTURE(child.name);
+    CHECK((WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status)) == child.expected);
+  }
 }
 
-// run_in_child() with an object that polls.
-int run_polling(const std::function<int(StopSignals&)>& body) {
-  return run_in_child([&] {
+// The body of a child with an object that polls.
+std::function<int()> polling(std::function<void(StopSignals&)> body) {
+  return [body = std::move(body)] {
     StopSignals signals;
     signals.start_polling();
-    return body(signals);
-  });
+    body(signals);
+    return signals.stop_requested() ? 3 : 4;
+  };
 }
 
 }  // namespace
 
-TEST_CASE("a signal is pending until it is polled, and is remembered", "[train]") {
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    for (const bool is_polling : {false, true}) {
-      CHECK(run_in_child([=] {
-              StopSignals signals;
-              if (is_polling) {
-                signals.start_polling();
-              }
-              if (signals.stop_requested()) {
-                return 1;
-              }
-              send(signal);
-              return signals.stop_requested() && signals.stop_requested() ? 0 : 2;
-            }) == 0);
+TEST_CASE("a signal is pending until it is polled, and one that is ignored stays ignored",
+          "[train]") {
+  std::vector<Child> children;
+  for (const bool is_polling : {false, true}) {
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+      children.push_back({fmt::format("signal {}, polling {}", signal, is_polling), 0, [=] {
+                            StopSignals signals;
+                            if (is_polling) {
+                              signals.start_polling();
+                            }
+                            if (signals.stop_requested()) {
+                              return 1;
+                            }
+                            send(signal);
+                            return signals.stop_requested() && signals.stop_requested() ? 0 : 2;
+                          }});
+    }
+    for (const bool all : {false, true}) {
+      children.push_back({fmt::format("all ignored {}, polling {}", all, is_polling), 0, [=] {
+                            ::signal(SIGHUP, SIG_IGN);
+                            if (all) {
+                              ::signal(SIGINT, SIG_IGN);
+                              ::signal(SIGTERM, SIG_IGN);
+                            }
+                            StopSignals signals;
+                            if (is_polling) {
+                              signals.start_polling();
+                            }
+                            send(SIGHUP);
+                            if (signals.stop_requested()) {
+                              return 1;
+                            }
+                            send(SIGTERM);
+                            return signals.stop_requested() != all ? 0 : 2;
+                          }});
     }
   }
+  children.push_back({"discarded with the object", 0, [] {
+                        {
+                          const StopSignals signals;
+                          send(SIGINT);
+                        }
+                        StopSignals later;
+                        return later.stop_requested() ? 1 : 0;
+                      }});
+  check_children(std::move(children));
 }
 
-TEST_CASE("a signal that was not polled is discarded with the object", "[train]") {
-  CHECK(run_in_child([] {
-          {
-            const StopSignals signals;
-            send(SIGINT);
-          }
-          StopSignals later;
-          return later.stop_requested() ? 1 : 0;
-        }) == 0);
-}
-
-TEST_CASE("before polling starts, a signal that is not polled ends the process", "[train]") {
-  const auto wait = StopSignals::kPollTimeout + std::chrono::seconds(2);
-  CHECK(run_in_child([&] {
-          const StopSignals signals;
-          send(SIGHUP, wait);
-          return 0;
-        }) == -SIGHUP);
-  CHECK(run_polling([&](StopSignals& signals) {
-          send(SIGHUP, wait);
-          return signals.stop_requested() ? 3 : 4;
-        }) == 3);
-}
-
-TEST_CASE("signals within the merge window of the first are one, a later one ends the process",
-          "[train]") {
-  CHECK(run_polling([](StopSignals& signals) {
-          send(SIGTERM);
-          send(SIGINT);
-          send(SIGTERM, kAfterWindow);
-          return signals.stop_requested() ? 3 : 4;
-        }) == 3);
-  CHECK(run_polling([](StopSignals&) {
-          send(SIGTERM, kAfterWindow);
-          send(SIGINT);
-          return 3;
-        }) == -SIGINT);
-}
-
-TEST_CASE("while a checkpoint is written the second signal waits and the third ends the process",
-          "[train]") {
-  for (const bool has_third : {false, true}) {
-    CHECK(run_polling([=](StopSignals& signals) {
-            signals.begin_saving();
-            send(SIGTERM, kAfterWindow);
-            send(SIGTERM);
-            if (has_third) {
-              send(SIGINT);
-            }
-            return 3;
-          }) == (has_third ? -SIGINT : 3));
-  }
-}
-
-TEST_CASE("a signal that is ignored at the start stays ignored", "[train]") {
-  for (const bool is_polling : {false, true}) {
-    CHECK(run_in_child([=] {
-            ::signal(SIGHUP, SIG_IGN);
-            StopSignals signals;
-            if (is_polling) {
-              signals.start_polling();
-            }
-            send(SIGHUP);
-            if (signals.stop_requested()) {
-              return 1;
-            }
-            send(SIGTERM);
-            return signals.stop_requested() ? 0 : 2;
-          }) == 0);
-    CHECK(run_in_child([=] {
-            for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-              ::signal(signal, SIG_IGN);
-            }
-            StopSignals signals;
-            if (is_polling) {
-              signals.start_polling();
-            }
-            send(SIGTERM);
-            return signals.stop_requested() ? 1 : 0;
-          }) == 0);
-  }
+TEST_CASE("a signal that is not polled, or a second or third one, ends the process", "[train]") {
+  check_children({{"not polled before polling starts", -SIGHUP,
+                   [] {
+                     const StopSignals signals;
+                     send(SIGHUP, kAfterTimeout);
+                     return 0;
+                   }},
+                  {"not polled later", 3, polling([](auto&) { send(SIGHUP, kAfterTimeout); })},
+                  {"within the merge window", 3, polling([](auto&) {
+                     send(SIGTERM);
+                     send(SIGINT);
+                     send(SIGTERM, kAfterWindow);
+                   })},
+                  {"after the merge window", -SIGINT, polling([](auto&) {
+                     send(SIGTERM, kAfterWindow);
+                     send(SIGINT);
+                   })},
+                  {"the second while a checkpoint is written", 3, polling([](auto& signals) {
+                     signals.begin_saving();
+                     send(SIGTERM, kAfterWindow);
+                     send(SIGTERM);
+                   })},
+                  {"the third while a checkpoint is written", -SIGINT, polling([](auto& signals) {
+                     signals.begin_saving();
+                     send(SIGTERM, kAfterWindow);
+                     send(SIGTERM);
+                     send(SIGINT);
+                   })}});
 }

@@ -86,16 +86,3 @@ TEST_CASE("--train with an unknown name is refused with the known ones", "[train
     CHECK_THAT(user_error_of([&] { train::trainable(model, {word}); }), test::contains_text(fact));
   }
 }
-
-TEST_CASE("trains_router() is true if a name matches a router or no name is given", "[train]") {
-  const TempDir dir;
-  const model::ModelConfig config = tiny_mixture(dir).config();  // layers 0 and 2
-  CHECK(train::trains_router({}, config));
-  CHECK(train::trains_router({"experts", "router"}, config));
-  CHECK(train::trains_router({"model.layers.2.*"}, config));
-  CHECK_FALSE(train::trains_router({"experts", "norms"}, config));
-  CHECK_FALSE(train::trains_router({"model.layers.1.*"}, config));
-  model::ModelConfig dense = config;
-  dense.moe.reset();
-  CHECK_FALSE(train::trains_router({}, dense));
-}

@@ -15,6 +15,8 @@ namespace fs = std::filesystem;
 
 TEST_CASE("training a dense folder lowers the loss and writes the run", "[train]") {
   World world;
+  world.settings.steps.reset();
+  world.settings.epochs = 1.9;  // 24 rows, 4 a step: 11.4 steps
   const auto records = world.train();
   REQUIRE(records.size() == 12);
   CHECK(records.back().loss < 0.7 * records.front().loss);
@@ -56,16 +58,18 @@ TEST_CASE("mixtures train with every router, and metrics.jsonl has their counter
     const auto records = world.train();
     CHECK(records.back().loss < 0.8 * records.front().loss);
     const auto& record = records.front();
-    REQUIRE(record.layer_counters.size() == 2);
+    REQUIRE(record.layers.size() == 2);
     CHECK(record.moe_layers == std::vector<int64_t>{0, 2});
-    CHECK(record.layer_counters[0].tokens == record.tokens);
+    CHECK(record.layers[0].tokens == record.tokens);
     const OrderedJson json = to_json(record);
     CHECK(json["layers"].size() == 2);
     CHECK(json["layers"][1]["layer"] == 2);
     CHECK(json["layers"][0]["load"].size() == 4);
     CHECK(json["experts_per_token"].get<double>() > 0);
-    CHECK(json.contains("load_balance_loss") == (std::string(router).rfind("relu", 0) != 0));
-    CHECK(json.contains("lambda") == (std::string(router).rfind("relu", 0) == 0));
+    const bool is_relu = std::string(router).starts_with("relu");
+    CHECK(json.contains("load_balance_loss") == !is_relu);
+    CHECK(json.contains("lambda") == is_relu);
+    CHECK(json.contains("target_sparsity") == is_relu);
   }
 }
 
@@ -96,7 +100,7 @@ TEST_CASE("the bias of each expert follows the requests of each step and is save
     }
     CHECK(*record.bias_max == largest);
     for (size_t layer = 0; layer < 2; ++layer) {
-      const auto& requests = record.layer_counters.at(layer).requests_per_expert;
+      const auto& requests = record.layers.at(layer).requests_per_expert;
       REQUIRE(requests.size() == 4);
       int64_t sum = 0;
       for (const int64_t load : requests) {
@@ -158,9 +162,19 @@ TEST_CASE("adding a bias to a router starts at zero and turns the load-balance l
   CHECK(*moved[0].auxiliary == 0);
 }
 
-TEST_CASE("a skipped step changes no bias", "[train]") {
+TEST_CASE("a skipped step and a router that does not train change no bias", "[train]") {
   World world("top2:bias=0.125");
+  world.settings.trained = {"model.layers.0.*"};  // MoE layers are 0 and 2
+  world.settings.steps = 3;                       // odd: a sum of steps of one size is not 0
+  world.train();
+  const auto biases = router_biases(world.settings.run / "final");
+  REQUIRE(biases.size() == 2);
+  CHECK_FALSE(biases[0] == std::vector<float>(4, 0));
+  CHECK(biases[1] == std::vector<float>(4, 0));
+
+  world.settings.run = world.dir / "skipped";
   world.settings.steps = 4;
+  world.settings.trained.clear();
   world.settings.lr = 1e30;  // the loss of the second step is not finite
   world.settings.clip = 0;
   std::vector<StepRecord> records;
@@ -176,54 +190,23 @@ TEST_CASE("a skipped step changes no bias", "[train]") {
   CHECK(*records[2].bias_max == 0.125);
 }
 
-TEST_CASE("lambda of a ReLU router follows the sparsity of each step", "[train]") {
+TEST_CASE("lambda of a ReLU router follows the sparsity of each step and is saved", "[train]") {
   World world("relu:k=1");
-  const auto records = world.train();
   double lambda = 1e-8;
-  for (const auto& record : records) {
-    CHECK(*record.lambda == lambda);
-    lambda = *record.sparsity < 0.75 ? lambda * 1.2 : lambda / 1.2;
-  }
-}
-
-TEST_CASE("lambda keeps its value while no router trains", "[train]") {
-  World world("relu:k=1");
-  world.settings.trained = {"experts"};
-  world.settings.lambda = 0.25;
   for (const auto& record : world.train()) {
+    CHECK(*record.lambda == lambda);
+    lambda = record.sparsity < 0.75 ? lambda * 1.2 : lambda / 1.2;
+  }
+  world.settings.model = world.settings.run / "final";
+  CHECK(read_json(world.settings.model / "config.json")["moe"]["lambda"].get<double>() == lambda);
+  world.settings.steps = 2;
+  CHECK(*world.train("on").front().lambda == lambda);
+  world.settings.lambda = 0.25;
+  world.settings.trained = {"experts"};
+  for (const auto& record : world.train("no router trains")) {
     CHECK(*record.lambda == 0.25);
   }
   CHECK(read_json(world.settings.run / "final/config.json")["moe"]["lambda"] == 0.25);
-}
-
-TEST_CASE("the bias of a router that does not train stays zero", "[train]") {
-  World world("top2:bias=0.125");
-  world.settings.trained = {"model.layers.0.*"};  // MoE layers are 0 and 2
-  world.settings.steps = 3;
-  world.train();
-  const auto biases = router_biases(world.settings.run / "final");
-  REQUIRE(biases.size() == 2);
-  CHECK_FALSE(biases[0] == std::vector<float>(4, 0));
-  CHECK(biases[1] == std::vector<float>(4, 0));
-}
-
-TEST_CASE("lambda starts at that of the folder, at lambda0 or at --lambda", "[train]") {
-  World world("relu:k=1");
-  const auto first = world.train();
-  const double sparsity = *first.back().sparsity, lambda = *first.back().lambda;
-  const double next = sparsity < 0.75 ? lambda * 1.2 : lambda / 1.2;
-  const fs::path trained = world.settings.run / "final";
-  CHECK(read_json(trained / "config.json")["moe"]["lambda"].get<double>() == next);
-  world.settings.model = trained;
-  const auto second = world.train("on");
-  CHECK(*second.front().lambda == next);
-  CHECK(read_file(world.dir / "on/settings.toml").find(fmt::format("lambda = {}\n", next)) !=
-        std::string::npos);
-  world.settings.steps = 1;
-  world.settings.router.router = "relu:k=1,lambda0=1e-4";
-  CHECK(*world.train("anew").front().lambda == 1e-4);
-  world.settings.lambda = 0.5;
-  CHECK(*world.train("told").front().lambda == 0.5);
 }
 
 TEST_CASE("a run that needed --force for its gate resumes without it", "[train]") {
@@ -236,52 +219,33 @@ TEST_CASE("a run that needed --force for its gate resumes without it", "[train]"
   CHECK(world.train().size() == 9);  // steps 4 to 12
 }
 
-TEST_CASE("config.json stores the loss coefficients of the run", "[train]") {
-  World world("topp:0.4");
-  world.settings.steps = 1;
-  world.settings.lb_coef = 0.125;
-  world.settings.entropy_coef = 0;
-  world.train();
-  Json moe = read_json(world.settings.run / "final" / "config.json")["moe"];
-  CHECK(moe["lb_coef"] == 0.125);
-  CHECK(moe["entropy_coef"] == 0.0);
-  CHECK_FALSE(moe.contains("lambda"));
-  world.settings.model = world.settings.run / "final";
-  world.settings.router.router = "top1";
-  world.settings.lb_coef.reset();
-  world.settings.entropy_coef.reset();
-  world.train("top");
-  moe = read_json(world.settings.run / "final" / "config.json")["moe"];
-  CHECK(moe["lb_coef"] == 0.01);  // the default of the other family
-  CHECK(moe["entropy_coef"] == 0.0);
-}
-
 TEST_CASE("metrics, config.json and settings.toml name z-loss and sequence balance only if on",
           "[train]") {
   World world("top2+ir");
-  world.settings.steps = 2;
+  world.settings.steps = 1;
+  const auto moe_of = [&] {
+    return read_json(world.settings.run / "final" / "config.json")["moe"];
+  };
   const auto off = world.train();
-  CHECK_FALSE(to_json(off[0]).contains("z_loss"));
-  CHECK_FALSE(to_json(off[0]).contains("sequence_balance_loss"));
-  const Json before = read_json(world.settings.run / "final" / "config.json")["moe"];
-  CHECK_FALSE(before.contains("z_coef"));
-  CHECK_FALSE(before.contains("seq_lb_coef"));
-  CHECK(read_file(world.settings.run / "settings.toml").find("z-coef") == std::string::npos);
+  for (const char* key : {"z_loss", "sequence_balance_loss"}) {
+    CHECK_FALSE(to_json(off[0]).contains(key));
+  }
+  CHECK_FALSE((moe_of().contains("z_coef") || moe_of().contains("seq_lb_coef")));
 
   world.settings.z_coef = 0.125;
   world.settings.seq_lb_coef = 0.0625;
+  world.settings.router = {"top2+ir+fr", "", 4};
   const auto records = world.train("both");
   const OrderedJson line = to_json(records[0]);
   CHECK(line["z_loss"].get<double>() > 0);
   CHECK(line["sequence_balance_loss"].get<double>() > 0);
-  CHECK(*records[0].auxiliary ==
-        Approx(0.01 * *records[0].load_balance_loss + 0.125 * *records[0].z_loss +
-               0.0625 * *records[0].sequence_balance_loss));
-  CHECK(records[0].load_balance_loss == off[0].load_balance_loss);
-  const Json moe = read_json(world.settings.run / "final" / "config.json")["moe"];
-  CHECK(moe["z_coef"] == 0.125);
-  CHECK(moe["seq_lb_coef"] == 0.0625);
+  CHECK(*records[0].auxiliary == Approx(0.01 * *records[0].load_balance + 0.125 * *records[0].z +
+                                        0.0625 * *records[0].sequence_balance));
+  const Json moe = moe_of();
+  CHECK((moe["lb_coef"] == 0.01 && moe["z_coef"] == 0.125 && moe["seq_lb_coef"] == 0.0625));
+  CHECK((moe["router"]["fr"] == true && moe["ep_ranks"] == 4));
   const std::string toml = read_file(world.settings.run / "settings.toml");
+  CHECK(toml.find("lb-coef = 0.01\n") != std::string::npos);
   CHECK(toml.find("z-coef = 0.125\nseq-lb-coef = 0.0625\n") != std::string::npos);
 
   // A run from this folder takes its coefficients unless flags give others.
@@ -289,40 +253,9 @@ TEST_CASE("metrics, config.json and settings.toml name z-loss and sequence balan
   world.settings.z_coef.reset();
   world.settings.seq_lb_coef = 0;
   const auto on = world.train("on");
-  CHECK(on[0].z_loss);
-  CHECK_FALSE(on[0].sequence_balance_loss);
-  const Json after = read_json(world.settings.run / "final" / "config.json")["moe"];
-  CHECK(after["z_coef"] == 0.125);
-  CHECK_FALSE(after.contains("seq_lb_coef"));
-}
-
-TEST_CASE("config.json stores the router of the run", "[train]") {
-  World world("top1");
-  world.settings.router = {"top1+ir+fr", "", 4};
-  world.settings.steps = 1;
-  world.train();
-  const Json config = read_json(world.settings.run / "final" / "config.json");
-  CHECK(config["moe"]["router"]["ir"] == true);
-  CHECK(config["moe"]["router"]["fr"] == true);
-  CHECK(config["moe"]["ep_ranks"] == 4);
-  CHECK(read_file(world.settings.run / "settings.toml").find("lb-coef = 0.01\n") !=
-        std::string::npos);
-}
-
-TEST_CASE("--save-every writes checkpoints and --keep keeps the newest", "[train]") {
-  World world;
-  world.settings.save_every = 2;
-  world.settings.keep = 3;
-  world.train();
-  const fs::path checkpoints = world.settings.run / "checkpoints";
-  for (const int step : {2, 4, 6}) {
-    CHECK_FALSE(fs::exists(checkpoints / fmt::format("step-{}", step)));
-  }
-  for (const int step : {8, 10, 12}) {
-    CHECK(fs::exists(checkpoints / fmt::format("step-{}", step) / "model.safetensors"));
-  }
-  CHECK(read_file(checkpoints / "step-12" / "model.safetensors") ==
-        final_weights(world.settings.run));
+  CHECK(on[0].z);
+  CHECK_FALSE(on[0].sequence_balance);
+  CHECK((moe_of()["z_coef"] == 0.125 && !moe_of().contains("seq_lb_coef")));
 }
 
 TEST_CASE("a loss that is not finite ends the run with step and reason", "[train]") {
@@ -358,6 +291,9 @@ TEST_CASE("a loss that is not finite ends the run with step and reason", "[train
 TEST_CASE("a requested stop finishes the step, saves a checkpoint and names it", "[train]") {
   World world;
   TrainCallbacks callbacks;
+  callbacks.stop_requested = [] { return true; };  // while the data are read: no run is made
+  CHECK_THROWS_AS(train::train(world.settings, callbacks), Interrupted);
+  CHECK_FALSE(fs::exists(world.settings.run));
   int64_t done = 0;
   callbacks.on_step = [&](const StepRecord& record) { done = record.step; };
   callbacks.stop_requested = [&] { return done == 3; };
@@ -373,15 +309,6 @@ TEST_CASE("a requested stop finishes the step, saves a checkpoint and names it",
   CHECK_FALSE(fs::exists(world.settings.run / "final"));
 }
 
-TEST_CASE("epochs are converted to steps, rounded up", "[train]") {
-  World world;
-  world.settings.steps.reset();
-  world.settings.epochs = 1.5;  // 24 rows, 4 a step: 9 steps
-  CHECK(world.train().size() == 9);
-  world.settings.epochs = 1.01;
-  CHECK(world.train("again").size() == 7);
-}
-
 TEST_CASE("a user error is found before the run folder is made", "[train]") {
   struct Case {
     const char* router;
@@ -392,7 +319,6 @@ TEST_CASE("a user error is found before the run folder is made", "[train]") {
       {"", [](World& w) { w.settings.router.router = "top1"; }, "--upcycle N"},
       {"top1", [](World& w) { w.settings.router.ep_ranks = 3; }, "--ep-ranks 3"},
       {"relu:k=1", [](World& w) { w.settings.router.router = "top1"; }, "ReLU and softmax logits"},
-      {"relu:k=1", [](World& w) { w.settings.lb_coef = 0.01; }, "--lb-coef 0.01"},
       {"", [](World& w) { w.settings.z_coef = 0.01; }, "--z-coef 0.01"},
       {"", [](World& w) { w.settings.seq_len = 10; },
        "rows.jsonl line 4: the example has 11 tokens"},
@@ -409,34 +335,13 @@ TEST_CASE("a user error is found before the run folder is made", "[train]") {
   }
 }
 
-TEST_CASE(
-    "an existing run is left if complete, refused if its settings differ, replaced by --force",
-    "[train]") {
-  World world;
-  world.settings.steps = 1;
-  world.train();
-  CHECK(world.train().empty());
-  world.settings.steps = 2;
-  CHECK_THAT(user_error_of([&] { world.train(); }), contains_text("steps was 1, is 2"));
-  world.settings.force = true;
-  CHECK(world.train().size() == 2);
-}
-
-TEST_CASE("a stop while the data are read makes no run", "[train]") {
-  World world;
-  TrainCallbacks callbacks;
-  callbacks.stop_requested = [] { return true; };
-  CHECK_THROWS_AS(train::train(world.settings, callbacks), Interrupted);
-  CHECK_FALSE(fs::exists(world.settings.run));
-}
-
 TEST_CASE("a stopped run resumes bit for bit with every router and loss", "[train]") {
   for (const auto& [router, with_losses] :
-       {std::pair("", false), std::pair("top1+ir+fr", false), std::pair("top2+ir", true),
-        std::pair("topp:0.4", false), std::pair("relu:k=1", false),
+       {std::pair("", false), std::pair("topp:0.4", true), std::pair("relu:k=1", false),
         std::pair("top2+ir+fr:bias=0.01", false)}) {
     INFO(router);
     World world(router);
+    world.settings.steps = 8;
     world.settings.global_batch = 8;
     if (with_losses) {
       world.settings.z_coef = world.settings.seq_lb_coef = 0.1;
@@ -444,7 +349,7 @@ TEST_CASE("a stopped run resumes bit for bit with every router and loss", "[trai
     world.train();
     const fs::path whole = world.settings.run;
     world.settings.save_every = 5;
-    check_resumes(world, whole, {3, 4, 11});  // one step after a resume, and past a checkpoint
+    check_resumes(world, whole, {3, 4, 7});  // one step after a resume, and past a checkpoint
     CHECK(steady_metrics(world.settings.run) == steady_metrics(whole));
   }
 }
@@ -459,16 +364,22 @@ TEST_CASE("a run from a bf16 folder resumes from its f32 weights", "[train]") {
   upcycle.dtype = io::DType::kBF16;
   model::upcycle(parent, model::plan_upcycle(parent, upcycle), upcycle);
   world.settings.model = world.dir / "bf16";
+  world.settings.steps = 4;
   world.train();
-  check_resumes(world, world.settings.run, {7});
+  check_resumes(world, world.settings.run, {2});
 }
 
 TEST_CASE("a damaged checkpoint is named and the one before it is used", "[train]") {
   World world("relu:k=1");
+  world.settings.save_every = 2;
+  world.settings.keep = 3;
   world.train();
+  for (const int step : {2, 4, 6, 8, 10, 12}) {
+    CHECK(fs::exists(world.settings.run / "checkpoints" / fmt::format("step-{}", step)) ==
+          (step > 6));
+  }
   const std::string weights = final_weights(world.settings.run);
   world.settings.run = world.dir / "damaged";
-  world.settings.save_every = 2;
   train_until(world, 9);
   const fs::path newest = world.settings.run / "checkpoints" / "step-9" / "state.safetensors";
   fs::resize_file(newest, fs::file_size(newest) - 1);
@@ -485,15 +396,6 @@ TEST_CASE("a damaged checkpoint is named and the one before it is used", "[train
   CHECK_THAT(notes[0], contains_text("state.safetensors"));
   CHECK_THAT(notes[1], contains_text("step 8"));
   CHECK(final_weights(world.settings.run) == weights);
-}
-
-TEST_CASE("resuming from a folder without state.safetensors is refused", "[train]") {
-  World world;
-  const io::Checkpoint checkpoint(world.dir / "dense");
-  auto model = model::Llama::load(checkpoint);
-  AdamW optimizer(model.parameters(), {});
-  CHECK_THAT(user_error_of([&] { restore(world.dir / "dense", model, optimizer); }),
-             contains_text("state.safetensors"));
 }
 
 TEST_CASE("only the weights named by --train change, and such a run resumes", "[train]") {
@@ -541,14 +443,11 @@ TEST_CASE("LoRA adapters train in place of the weights and are merged into the s
   }
   CHECK(before.tensors().size() == after.tensors().size());
   const fs::path whole = world.settings.run;
-  world.settings.run = world.dir / "stopped";
-  train_until(world, 2);
-  CHECK(read_train_state(world.settings.run / "checkpoints" / "step-2").group_tokens == 4 * 12);
-  check_resumes(world, whole, {});
+  check_resumes(world, whole, {2});
 }
 
 TEST_CASE("bf16 runs learn and resume bit for bit, with or without recomputation", "[train]") {
-  for (const char* router : {"", "top1+ir+fr", "relu:k=1"}) {
+  for (const char* router : {"", "top1+ir+fr"}) {
     INFO(router);
     World world(router);
     const auto in_f32 = losses(world.train());

@@ -1,5 +1,5 @@
-// Calibration of gate_scale: gate sums against loops over the softmax. The inputs of the layers
-// come from a dropless top-1 mixture, which computes its parent's function.
+// Calibration of gate_scale: gate sums against those of route(). The inputs of the
+// layers come from a dropless top-1 mixture, which computes its parent's function.
 
 #include "core/upcycle/calibrate.h"
 
@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "core/model/llama/llama.h"
+#include "core/route/route.h"
 #include "tests/core/upcycle/upcycled.h"
 #include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
@@ -50,31 +51,6 @@ struct World {
   }
 };
 
-// Returns the sum of the gate weights of a token with these logits, by plain loops.
-double gate_sum(const std::vector<double>& logits, const route::RouterSettings& router) {
-  double sum = 0, total = 0;
-  if (router.family->name == "relu") {
-    for (const double logit : logits) {
-      sum += std::max(0.0, logit);
-    }
-    return sum;
-  }
-  std::vector<double> parts;
-  for (const double logit : logits) {
-    parts.push_back(std::exp(logit));
-    total += parts.back();
-  }
-  std::sort(parts.rbegin(), parts.rend());
-  const bool top_p = router.family->name == "topp";
-  for (size_t j = 0; j < parts.size(); ++j) {
-    if (top_p ? sum / total >= router.p : static_cast<int64_t>(j) == router.k) {
-      break;
-    }
-    sum += parts[j];
-  }
-  return sum / total;
-}
-
 // The mean gate sum, and the number of positive logits of each expert by layer.
 struct Expected {
   double mean = 0;
@@ -94,14 +70,15 @@ Expected by_loops(const World& world) {
       REQUIRE(child.parameters()[5 + 7 * layer].name ==
               fmt::format("model.layers.{}.mlp.router", layer));
       const at::Tensor logits = at::mm(input, router.t());
-      for (int64_t token = 0; token < logits.size(0); ++token) {
-        std::vector<double> row;
-        for (int64_t expert = 0; expert < 4; ++expert) {
-          row.push_back(logits[token][expert].item<double>());
-          expected.positive[layer][expert] += row.back() > 0 ? 1 : 0;
-        }
-        expected.mean += gate_sum(row, world.settings.router) / (3.0 * 150);
+      const at::Tensor positive = (logits > 0).sum(0);
+      for (int64_t expert = 0; expert < 4; ++expert) {
+        expected.positive[layer][expert] += positive[expert].item<int64_t>();
       }
+      expected.mean +=
+          route::route(logits, world.settings.router, route::partition_tokens(logits.size(0), 1))
+              .combine.sum(at::kDouble)
+              .item<double>() /
+          (3.0 * 150);
     });
   }
   return expected;
@@ -109,7 +86,7 @@ Expected by_loops(const World& world) {
 
 }  // namespace
 
-TEST_CASE("the mean gate sum equals loops over tokens, layers and experts", "[model]") {
+TEST_CASE("the mean gate sum equals plain sums over tokens, layers and experts", "[model]") {
   for (const char* router : {"topp:0.4", "topp:0.8", "relu:k=1", "top2:cf=inf,gate=none"}) {
     CAPTURE(router);
     World world(router);

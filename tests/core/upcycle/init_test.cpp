@@ -49,57 +49,39 @@ io::Checkpoint make(const InitSettings& settings) {
   return checkpoint;
 }
 
-TEST_CASE("random weights are N(0, initializer_range), norms are one", "[model][init]") {
-  const TempDir folder;
-  InitSettings settings =
-      settings_for(folder, {.hidden = 128, .intermediate = 256, .dtype = io::DType::kBF16},
-                   {{"initializer_range", 0.006}});
-  const io::Checkpoint made = make(settings);
-  CHECK(made.tensors().size() == 3 * 9 + 3);
-  for (const auto& info : made.tensors()) {
-    INFO(info.name);
-    CHECK(info.dtype == io::DType::kBF16);
-    const std::vector<float> values = floats(made, info.name);
-    if (info.shape.size() == 1) {
-      CHECK(values == std::vector<float>(values.size(), 1.0F));
-    } else {
-      check_normal(values, 0.006, kBf16Rounding);
-    }
-  }
-  CHECK(floats(made, "model.layers.0.mlp.up_proj.weight") !=
-        floats(made, "model.layers.0.mlp.gate_proj.weight"));
-}
-
-TEST_CASE("scaled_outputs scales output projections by depth", "[model][init]") {
-  const TempDir folder;
-  InitSettings settings;
-  settings.scaled_outputs = true;
-  for (const bool stock : {false, true}) {  // Mixtral calls its down projections w2
-    settings.config = write_config(
-        folder, {.hidden = 128, .intermediate = 256, .layers = 3, .dtype = io::DType::kBF16},
-        stock ? Json{{"model_type", "mixtral"},
-                     {"architectures", {"MixtralForCausalLM"}},
-                     {"num_local_experts", 2},
-                     {"initializer_range", 0.006}}
-              : Json{{"initializer_range", 0.006}});
-    settings.out = folder / (stock ? "mixtral" : "llama");
-    int64_t outputs = 0;
-    const io::Checkpoint made = make(settings);
-    for (const auto& info : made.tensors()) {
-      const std::string& name = info.name;
-      if (info.shape.size() < 2) {
-        continue;
+TEST_CASE("random weights are N(0, initializer_range), norms one, scaled_outputs scales by depth",
+          "[model][init]") {
+  for (const bool scaled : {false, true}) {
+    for (const bool mixtral : {false, true}) {  // Mixtral calls its down projections w2
+      const TempDir folder;
+      Json patch = {{"initializer_range", 0.006}};
+      if (mixtral) {
+        patch.update({{"model_type", "mixtral"},
+                      {"architectures", {"MixtralForCausalLM"}},
+                      {"num_local_experts", 2}});
       }
-      INFO(name);
-      const bool is_output = name.find("o_proj") != std::string::npos ||
-                             name.find("down_proj") != std::string::npos ||
-                             name.find(".w2.") != std::string::npos;
-      outputs += is_output ? 1 : 0;
-      if (name.find("gate.weight") == std::string::npos) {
-        check_normal(floats(made, name), is_output ? 0.006 / std::sqrt(6.0) : 0.006, kBf16Rounding);
+      InitSettings settings = settings_for(
+          folder, {.hidden = 128, .intermediate = 256, .layers = 3, .dtype = io::DType::kBF16},
+          patch);
+      settings.scaled_outputs = scaled;
+      const io::Checkpoint made = make(settings);
+      int64_t outputs = 0;
+      for (const auto& info : made.tensors()) {
+        const std::string& name = info.name;
+        INFO(name << " scaled " << scaled);
+        const bool is_output = name.find("o_proj") != std::string::npos ||
+                               name.find("down_proj") != std::string::npos ||
+                               name.find(".w2.") != std::string::npos;
+        outputs += is_output ? 1 : 0;
+        const std::vector<float> values = floats(made, name);
+        if (info.shape.size() == 1) {
+          CHECK(values == std::vector<float>(values.size(), 1.0F));
+        } else if (name.find("gate.weight") == std::string::npos) {
+          check_normal(values, scaled && is_output ? 0.006 / std::sqrt(6.0) : 0.006, kBf16Rounding);
+        }
       }
+      CHECK(outputs == (mixtral ? 3 + 3 * 2 : 3 + 3));
     }
-    CHECK(outputs == (stock ? 3 + 3 * 2 : 3 + 3));
   }
 }
 
@@ -187,10 +169,8 @@ TEST_CASE("granularity G makes E G experts of width F / G and scales k, max and 
   struct Case {
     const char *written, *stored;
   };
-  for (const Case& c :
-       {Case{"top1", "top4"}, Case{"top2+ir:cf=1.5", "top8+ir:cf=6"},
-        Case{"top1:cf=inf,gate=none,lb=selected", "top4:cf=inf,gate=none,lb=selected"},
-        Case{"topp:0.4,max=2", "topp:0.4,max=8"}, Case{"relu:k=1", "relu:k=4"}}) {
+  for (const Case& c : {Case{"top2+ir:cf=1.5", "top8+ir:cf=6"},
+                        Case{"topp:0.4,max=2", "topp:0.4,max=8"}, Case{"relu:k=1", "relu:k=4"}}) {
     INFO(c.written);
     const TempDir folder;
     InitSettings settings = settings_for(folder);
@@ -207,29 +187,7 @@ TEST_CASE("granularity G makes E G experts of width F / G and scales k, max and 
     CHECK(made.info("model.layers.0.mlp.experts.31.up_proj.weight").shape ==
           std::vector<int64_t>{6, 16});
     const Json report = read_json(folder / "out/init.json");
-    CHECK(report["experts"] == 32);
-    CHECK(report["expert_width"] == 6);
-    CHECK(report["granularity"] == 4);
-    // As many parameters as with G = 1, the router's rows apart.
-    settings.granularity = 1;
-    settings.out = folder / "coarse";
-    make(settings);
-    const Json coarse = read_json(folder / "coarse/init.json");
-    CHECK(report["parameters"]["total"].get<int64_t>() -
-              coarse["parameters"]["total"].get<int64_t>() ==
-          3 * (32 - 8) * 16);
-  }
-}
-
-TEST_CASE("--dtype overrides the config's", "[model][init]") {
-  for (const char* dtype : {"float32", "bfloat16", "float16"}) {
-    const TempDir folder;
-    InitSettings settings = settings_for(folder);
-    settings.dtype = dtype;
-    const io::Checkpoint made = make(settings);
-    CHECK(made.config()["torch_dtype"] == dtype);
-    CHECK(parse_config(made.config(), "made").dtype == dtype);
-    CHECK(made.info("model.norm.weight").bytes() == (std::string(dtype) == "float32" ? 64 : 32));
+    CHECK((report["experts"] == 32 && report["expert_width"] == 6 && report["granularity"] == 4));
   }
 }
 
@@ -264,10 +222,13 @@ TEST_CASE("impossible settings of init are refused by name", "[model][init]") {
     change(changed);
     return test::user_error_of([&] { make(changed); });
   };
-  const auto with = [](int64_t experts, int64_t granularity) {
+  const auto with = [](int64_t experts, int64_t granularity, int64_t ranks = 1,
+                       const char* layers = "all") {
     return [=](InitSettings& changed) {
       changed.experts = experts;
       changed.granularity = granularity;
+      changed.ep_ranks = ranks;
+      changed.layers = layers;
     };
   };
   struct Case {
@@ -277,20 +238,8 @@ TEST_CASE("impossible settings of init are refused by name", "[model][init]") {
   for (const Case& c :
        {Case{[&](auto& s) { s.config = folder / "none.json"; }, "none.json"},
         Case{[](auto& s) { s.experts = 0; }, "0"},
-        Case{[](auto& s) {
-               s.experts = 4;
-               s.layers = "7";
-             },
-             "--layers 7: layer 7 does not exist"},
-        Case{[](auto& s) {
-               s.experts = 1;
-               s.router.k = 2;
-             },
-             "2 experts per token, the layers have 1"},
-        Case{[](auto& s) {
-               s.experts = 4;
-               s.ep_ranks = 3;
-             },
+        Case{with(4, 1, 1, "7"), "--layers 7: layer 7 does not exist"},
+        Case{with(4, 1, 3),
              settings.config.string() + ": 4 experts do not divide over moe.ep_ranks 3"},
         Case{with(4, 5), "--granularity 5"},
         Case{with(int64_t{1} << 40, 24), "--experts 1099511627776 with --granularity 24"},

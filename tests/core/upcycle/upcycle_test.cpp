@@ -1,5 +1,6 @@
 #include "core/upcycle/upcycle.h"
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -50,17 +51,21 @@ void check_copies(const Upcycled& pair) {
 TEST_CASE(
     "every expert is a bitwise copy of the feed-forward of its layer, other tensors are copied",
     "[model][upcycle]") {
-  for (const auto dtype : {io::DType::kF32, io::DType::kBF16, io::DType::kF16}) {
-    for (const bool tied : {false, true}) {
-      for (const char* layers : {"even", "odd", "all", "1", "2", "0,2"}) {
-        INFO(io::dtype_name(dtype) << " tied " << tied << " layers " << layers);
-        const TempDir folder;
-        test::write_tiny_checkpoint(folder / "dense", {.dtype = dtype, .tied = tied});
-        UpcycleSettings settings = upcycle_settings(folder / "out");
-        settings.layers = layers;
-        check_copies(Upcycled(folder / "dense", settings));
-      }
-    }
+  struct Case {
+    io::DType dtype;
+    bool tied;
+    const char* layers;
+  };
+  for (const auto& [dtype, tied, layers] :
+       {Case{io::DType::kF32, false, "even"}, Case{io::DType::kBF16, true, "odd"},
+        Case{io::DType::kF16, false, "all"}, Case{io::DType::kF32, true, "2"},
+        Case{io::DType::kBF16, false, "0,2"}}) {
+    INFO(io::dtype_name(dtype) << " tied " << tied << " layers " << layers);
+    const TempDir folder;
+    test::write_tiny_checkpoint(folder / "dense", {.dtype = dtype, .tied = tied});
+    UpcycleSettings settings = upcycle_settings(folder / "out");
+    settings.layers = layers;
+    check_copies(Upcycled(folder / "dense", settings));
   }
 }
 
@@ -99,8 +104,6 @@ TEST_CASE("conversion rounds every value to nearest, and no router", "[model][up
     const char* dtype;
   };
   for (const Case& c : {Case{io::DType::kF32, io::DType::kBF16, "bfloat16"},
-                        Case{io::DType::kBF16, io::DType::kF32, "float32"},
-                        Case{io::DType::kF16, io::DType::kBF16, "bfloat16"},
                         Case{io::DType::kF16, io::DType::kF32, "float32"}}) {
     const TempDir folder;
     test::write_tiny_checkpoint(folder / "dense", {.dtype = c.from});
@@ -110,17 +113,15 @@ TEST_CASE("conversion rounds every value to nearest, and no router", "[model][up
     CHECK(pair.config.dtype == c.dtype);
     for (const auto& info : pair.child.tensors()) {
       INFO(info.name);
-      if (is_router(info.name)) {
-        CHECK(info.dtype == io::DType::kF32);
-        continue;
-      }
-      CHECK(info.dtype == c.to);
-      if (is_shared(info.name)) {
+      CHECK(info.dtype == (is_router(info.name) ? io::DType::kF32 : c.to));
+      if (is_router(info.name) || is_shared(info.name)) {
         continue;
       }
       std::vector<float> expected = floats(pair.dense, dense_name(info.name));
       for (float& value : expected) {  // the plain rounding of tests/support
-        value = c.to == io::DType::kBF16 ? bf16_to_float(test::to_bf16(value)) : value;
+        value = c.to == io::DType::kBF16
+                    ? std::bit_cast<float>(uint32_t{test::to_bf16(value)} << 16)
+                    : value;
       }
       CHECK(floats(pair.child, info.name) == expected);
     }
@@ -152,8 +153,7 @@ TEST_CASE("a router is N(0, std) and depends on its layer and seed alone", "[mod
   CHECK(all.config.moe->router_std == 0.006);
 }
 
-TEST_CASE("router biases start as zeros in F32, and a folder without them is refused",
-          "[model][upcycle]") {
+TEST_CASE("router biases start as zeros in F32", "[model][upcycle]") {
   const TempDir folder;
   test::write_tiny_checkpoint(folder / "dense");
   UpcycleSettings settings = upcycle_settings(folder / "out");
@@ -168,86 +168,55 @@ TEST_CASE("router biases start as zeros in F32, and a folder without them is ref
     CHECK(pair.child.info(name).shape == std::vector<int64_t>{4});
     CHECK(floats(pair.child, name) == std::vector<float>(4, 0));
   }
-  settings.out = folder / "plain";
-  settings.router = route::parse_router("top2");
-  const Upcycled plain(folder / "dense", settings);
-  CHECK_FALSE(plain.child.has("model.layers.0.mlp.gate.e_score_correction_bias"));
-  CHECK_THAT(user_error_of([&] { check_tensors(plain.child, pair.config); }),
-             contains_text("'model.layers.0.mlp.gate.e_score_correction_bias' [4] is missing"));
 }
 
 TEST_CASE(
     "a shared expert is the dense feed-forward with doubled down_proj, routed experts have zeros",
     "[model][upcycle]") {
-  for (const auto dtype : {io::DType::kF32, io::DType::kBF16, io::DType::kF16}) {
-    for (const auto type :
-         std::vector<std::optional<io::DType>>{{}, io::DType::kF32, io::DType::kBF16}) {
-      INFO(io::dtype_name(dtype) << " as " << (type ? io::dtype_name(*type) : "keep"));
-      const TempDir folder;
-      test::write_tiny_checkpoint(folder / "dense", {.dtype = dtype});
-      UpcycleSettings settings = upcycle_settings(folder / "out");
-      settings.shared_expert = true;
-      settings.dtype = type;
-      const Upcycled shared(folder / "dense", settings);
-      CHECK(shared.config.moe->shared_expert_width == 24);
-      CHECK(shared.report["shared_expert"] == true);
-      const bool is_rounded = type == io::DType::kBF16 && dtype != io::DType::kBF16;
-      CHECK(shared.report["preserves_function"]["exact"] == !is_rounded);
-      settings.shared_expert = false;
-      settings.out = folder / "plain";
-      const Upcycled plain(folder / "dense", settings);
-      CHECK(plain.report["shared_expert"] == false);
+  for (const auto& [dtype, type] : {std::pair(io::DType::kF32, std::optional<io::DType>()),
+                                    std::pair(io::DType::kF32, std::optional(io::DType::kBF16)),
+                                    std::pair(io::DType::kBF16, std::optional<io::DType>()),
+                                    std::pair(io::DType::kF16, std::optional(io::DType::kF32))}) {
+    INFO(io::dtype_name(dtype) << " as " << (type ? io::dtype_name(*type) : "keep"));
+    const TempDir folder;
+    test::write_tiny_checkpoint(folder / "dense", {.dtype = dtype});
+    UpcycleSettings settings = upcycle_settings(folder / "out");
+    settings.shared_expert = true;
+    settings.dtype = type;
+    const Upcycled shared(folder / "dense", settings);
+    CHECK(shared.config.moe->shared_expert_width == 24);
+    CHECK(shared.report["shared_expert"] == true);
+    const bool is_rounded = type == io::DType::kBF16 && dtype != io::DType::kBF16;
+    CHECK(shared.report["preserves_function"]["exact"] == !is_rounded);
+    settings.shared_expert = false;
+    settings.out = folder / "plain";
+    const Upcycled plain(folder / "dense", settings);
+    CHECK(plain.report["shared_expert"] == false);
 
-      for (const int64_t layer : {0, 2}) {
-        const std::string mlp = fmt::format("model.layers.{}.mlp.", layer);
-        // Every expert of the plain mixture is the dense feed-forward in the requested type.
-        for (const char* part : {"gate_proj.weight", "up_proj.weight"}) {
-          const auto copy = plain.child.bytes(mlp + "experts.1." + part);
-          CHECK(same_bytes(shared.child.bytes(mlp + "shared_expert." + part), copy));
-          CHECK(same_bytes(shared.child.bytes(mlp + "experts.3." + part), copy));
-        }
-        const std::string down = "down_proj.weight";
-        const auto once = floats(plain.child, mlp + "experts.1." + down);
-        const auto twice = floats(shared.child, mlp + "shared_expert." + down);
-        REQUIRE(once.size() == twice.size());
-        for (size_t i = 0; i < once.size(); ++i) {
-          CHECK(twice[i] == 2 * once[i]);
-        }
-        CHECK(shared.child.info(mlp + "shared_expert." + down).dtype ==
-              plain.child.info(mlp + "experts.1." + down).dtype);
-        for (int64_t expert = 0; expert < 4; ++expert) {
-          CHECK(floats(shared.child, fmt::format("{}experts.{}.{}", mlp, expert, down)) ==
-                std::vector<float>(16 * 24, 0));
-        }
-        CHECK(floats(shared.child, mlp + "shared_expert_gate.weight") == std::vector<float>(16, 0));
+    for (const int64_t layer : {0, 2}) {
+      const std::string mlp = fmt::format("model.layers.{}.mlp.", layer);
+      // Every expert of the plain mixture is the dense feed-forward in the requested type.
+      for (const char* part : {"gate_proj.weight", "up_proj.weight"}) {
+        const auto copy = plain.child.bytes(mlp + "experts.1." + part);
+        CHECK(same_bytes(shared.child.bytes(mlp + "shared_expert." + part), copy));
+        CHECK(same_bytes(shared.child.bytes(mlp + "experts.3." + part), copy));
       }
-      // Other tensors are those of the plain mixture.
-      for (const auto& info : plain.child.tensors()) {
-        if (!is_shared(info.name) && !info.name.ends_with("down_proj.weight")) {
-          CHECK(same_bytes(shared.child.bytes(info.name), plain.child.bytes(info.name)));
-        }
+      const std::string down = "down_proj.weight";
+      const auto once = floats(plain.child, mlp + "experts.1." + down);
+      const auto twice = floats(shared.child, mlp + "shared_expert." + down);
+      REQUIRE(once.size() == twice.size());
+      for (size_t i = 0; i < once.size(); ++i) {
+        CHECK(twice[i] == 2 * once[i]);
       }
+      CHECK(shared.child.info(mlp + "shared_expert." + down).dtype ==
+            plain.child.info(mlp + "experts.1." + down).dtype);
+      for (int64_t expert = 0; expert < 4; ++expert) {
+        CHECK(floats(shared.child, fmt::format("{}experts.{}.{}", mlp, expert, down)) ==
+              std::vector<float>(16 * 24, 0));
+      }
+      CHECK(floats(shared.child, mlp + "shared_expert_gate.weight") == std::vector<float>(16, 0));
     }
   }
-}
-
-TEST_CASE("with a shared expert, varied copies and gate_scale keep the function",
-          "[model][upcycle]") {
-  const TempDir folder;
-  test::write_tiny_checkpoint(folder / "dense");
-  UpcycleSettings settings = upcycle_settings(folder / "out");
-  settings.shared_expert = true;
-  settings.vary = parse_variation("drop:0.5");
-  settings.gate_scale = 2.0;
-  const Upcycled pair(folder / "dense", settings);
-  CHECK(describe_difference(settings, plan_upcycle(pair.dense, settings)).empty());
-  CHECK(pair.report["preserves_function"]["exact"] == true);
-  const std::string mlp = "model.layers.0.mlp.experts.";
-  CHECK_FALSE(same_bytes(pair.child.bytes(mlp + "0.up_proj.weight"),
-                         pair.child.bytes(mlp + "1.up_proj.weight")));
-  CHECK(floats(pair.child, mlp + "1.down_proj.weight") == std::vector<float>(16 * 24, 0));
-  CHECK(read_json(folder / "out/config.json")["model_type"] == "moe_scaled");
-  CHECK(read_json(folder / "out/config.json")["shared_expert_intermediate_size"] == 24);
 }
 
 TEST_CASE("an impossible shared expert is refused, and nothing is written", "[model][upcycle]") {
@@ -271,10 +240,8 @@ TEST_CASE("an impossible shared expert is refused, and nothing is written", "[mo
   };
   for (const std::string& error :
        {message("qwen3", [](auto&) {}),
-        message("qwen3", [](auto& s) { s.router = route::parse_router("relu:k=1"); }),
         opened("qwen3", {.experts = 4, .shared_expert = true}, "top2")}) {
-    CHECK_THAT(error, contains_text("--shared-expert: " + (folder / "qwen3").string()) &&
-                          contains_text("qwen3_moe has no shared expert"));
+    CHECK_THAT(error, contains_text("--shared-expert: " + (folder / "qwen3").string()));
   }
   CHECK_THAT(message("dense",
                      [&](auto& s) {
@@ -314,13 +281,6 @@ TEST_CASE("config.json and upcycle.json describe the mixture and its source", "[
   CHECK(pair.report["parameters"]["total"] == count_parameters(pair.config).total);
   CHECK(test::read_file(folder / "out/generation_config.json") == "{\"a\": 1}");
   CHECK(std::filesystem::exists(folder / "out/tokenizer.json"));
-  for (const auto& info : pair.child.tensors()) {
-    if (is_shared(info.name)) {
-      for (const std::byte byte : pair.child.bytes(info.name)) {
-        CHECK(byte == std::byte{0});
-      }
-    }
-  }
   // A second run writes the same bytes.
   settings.out = folder / "again";
   const Upcycled again(folder / "dense", settings);
@@ -367,65 +327,33 @@ TEST_CASE(
   CHECK(read_json(folder / "out/upcycle.json")["certificate"]["tensors"] == plan.tensors.size());
 }
 
-TEST_CASE("a gate_scale is given, or measured on the written folder by a calibration",
-          "[model][upcycle]") {
-  const TempDir folder;
-  test::write_tiny_checkpoint(folder / "dense");
-  UpcycleSettings settings = upcycle_settings(folder / "given", "topp:0.4");
-  settings.gate_scale = 1.75;
-  const Upcycled given(folder / "dense", settings);
-  CHECK(given.config.moe->gate_scale == 1.75);
-  CHECK(given.child.config()["model_type"] == "moe_scaled");
-  CHECK(given.report["gate_scale"] == 1.75);
-  CHECK_FALSE(given.report.contains("calibration"));
-
-  settings.out = folder / "out";
-  settings.gate_scale.reset();
-  double certified = 0;
-  const Upcycled measured(folder / "dense", settings,
-                          {{},
-                           [&](const std::filesystem::path& staged) -> OrderedJson {
-                             certified = read_json(staged / "config.json")["moe"]["gate_scale"];
-                             return {{"words", "seen"}};
-                           },
-                           [](const std::filesystem::path& staged) {
-                             CHECK(read_json(staged / "config.json")["moe"]["gate_scale"] == 1.0);
-                             CHECK(io::Checkpoint(staged).has("model.layers.0.mlp.gate.weight"));
-                             return Calibration{2.5, {{"words", "measured"}}, {"a warning"}};
-                           }});
-  CHECK(measured.config.moe->gate_scale == 2.5);
-  CHECK(certified == 2.5);
-  CHECK(measured.child.config()["model_type"] == "moe_scaled");
-  CHECK(measured.report["calibration"]["words"] == "measured");
-  CHECK(read_json(folder / "out/upcycle.json")["warnings"] == Json({"a warning"}));
-}
-
 TEST_CASE("a dense folder opened as a mixture has the bits that upcycling writes",
           "[model][upcycle]") {
-  const auto granularity = GENERATE(as<int64_t>(), 1, 4);
-  for (const auto& [kind, shared_expert] : std::vector<std::pair<int, bool>>{{0, false},
-                                                                             {1, false},
-                                                                             {2, false},
-                                                                             {3, false},
-                                                                             {4, false},
-                                                                             {0, true},
-                                                                             {1, true},
-                                                                             {3, true}}) {
-    INFO("kind " << kind << " G " << granularity << " shared expert " << shared_expert);
+  struct Case {
+    std::optional<test::Foreign> kind;  // or LLaMA
+    io::DType dtype;
+    int64_t granularity;
+    bool shared_expert;
+  };
+  using test::Foreign;
+  for (const auto& [kind, dtype, granularity, shared_expert] :
+       {Case{{}, io::DType::kF32, 1, false}, Case{{}, io::DType::kF32, 4, true},
+        Case{{}, io::DType::kBF16, 1, true}, Case{{}, io::DType::kBF16, 4, false},
+        Case{Foreign::kMistral, io::DType::kF32, 4, false},
+        Case{Foreign::kQwen2, io::DType::kF32, 1, true},
+        Case{Foreign::kQwen3, io::DType::kF32, 1, false}}) {
+    INFO(kind.has_value() << " G " << granularity << " shared expert " << shared_expert);
     const TempDir folder;
-    if (kind < 2) {
-      test::TinyCheckpoint options;
-      options.dtype = kind == 0 ? io::DType::kF32 : io::DType::kBF16;
-      options.shard_bytes = kind == 0 ? options.shard_bytes : 4000;
-      test::write_tiny_checkpoint(folder / "dense", options);
+    const bool is_sharded = dtype == io::DType::kBF16;
+    if (kind) {
+      test::write_foreign_checkpoint(folder / "dense", {.kind = *kind, .dense_layers = {}});
     } else {
-      constexpr test::Foreign kKinds[] = {test::Foreign::kMistral, test::Foreign::kQwen2,
-                                          test::Foreign::kQwen3};
-      test::write_foreign_checkpoint(folder / "dense",
-                                     {.kind = kKinds[kind - 2], .dense_layers = {}});
+      test::write_tiny_checkpoint(
+          folder / "dense",
+          {.dtype = dtype, .shard_bytes = is_sharded ? uint64_t{4000} : uint64_t{1} << 40});
     }
     UpcycleSettings settings = upcycle_settings(folder / "out");
-    settings.layers = kind == 1 ? "all" : "odd";
+    settings.layers = is_sharded ? "all" : "odd";
     settings.seed = 7;
     settings.ep_ranks = 2;
     settings.granularity = granularity;
@@ -446,14 +374,6 @@ TEST_CASE("a dense folder opened as a mixture has the bits that upcycling writes
       CHECK(info.name == expected[index].name);
       CHECK((info.dtype == expected[index].dtype && info.shape == expected[index].shape));
       CHECK(same_bytes(taken.bytes(info.name), written.bytes(info.name)));
-    }
-    // Experts are views of the dense matrices. Slices are shared by all groups, zeros are made
-    // once.
-    for (const std::string part : {"up_proj.weight", "down_proj.weight"}) {
-      const auto one = fmt::format("model.layers.1.mlp.experts.{}.{}", 3 * granularity, part);
-      const std::string other = "model.layers.1.mlp.experts.0." + part;
-      CHECK(taken.bytes(one).data() == taken.bytes(other).data());
-      CHECK(&taken.file_of(one).file() == &taken.file_of(other).file());
     }
   }
 }
@@ -477,21 +397,6 @@ TEST_CASE("a mixture is opened unchanged; a request that upcycling refuses is re
   CHECK_THAT(refusal("out", {{}, "even", 1, 2}, ""), contains_text("--granularity 2"));
 }
 
-TEST_CASE("progress grows to the bytes announced", "[model][upcycle]") {
-  const TempDir folder;
-  test::write_tiny_checkpoint(folder / "dense");
-  const io::Checkpoint dense(folder / "dense");
-  UpcycleSettings settings = upcycle_settings(folder / "out");
-  settings.shard_bytes = 10'000;
-  const UpcyclePlan plan = plan_upcycle(dense, settings);
-  uint64_t last = 0;
-  upcycle(dense, plan, settings, {[&](uint64_t done) {
-            CHECK(done >= last);
-            last = done;
-          }});
-  CHECK(last == plan.bytes);
-}
-
 TEST_CASE("impossible settings are refused by name, and nothing is written", "[model][upcycle]") {
   const TempDir folder;
   const std::filesystem::path dense = folder / "dense", out = folder / "out";
@@ -508,10 +413,8 @@ TEST_CASE("impossible settings are refused by name, and nothing is written", "[m
   };
   std::vector<Case> cases = {
       {[](auto& s) { s.experts = 0; }, "--experts 0: must be between 1 and 65536"},
-      {[](auto& s) { s.experts = 1 << 20; }, "--experts 1048576"},
       {[](auto& s) { s.experts = 1; }, "2 experts per token, the layers have 1"},
       {[](auto& s) { s.ep_ranks = 3; }, "--ep-ranks 3: 4 experts do not divide"},
-      {[](auto& s) { s.ep_ranks = 0; }, "--ep-ranks 0"},
       {[](auto& s) { s.layers = "0,3"; }, "--layers 0,3: layer 3 does not exist"},
       {[](auto& s) { s.router_std = -1; }, "--router-std -1"},
       {[&](auto& s) { s.out = dense; }, ": holds the dense model " + dense.string()},
@@ -520,7 +423,7 @@ TEST_CASE("impossible settings are refused by name, and nothing is written", "[m
          s.force = true;
        },
        ": holds the dense model " + dense.string()}};
-  for (const double scale : {0.0, -1.0, std::nan(""), HUGE_VAL}) {
+  for (const double scale : {0.0, std::nan(""), HUGE_VAL}) {
     cases.push_back(
         {[=](auto& s) { s.gate_scale = scale; }, fmt::format("--gate-scale {}", scale)});
   }

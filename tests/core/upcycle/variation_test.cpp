@@ -1,7 +1,6 @@
 // Copies of the feed-forward that --vary makes different.
 
 #include <cmath>
-#include <set>
 
 #include "core/upcycle/expert_sources.h"
 #include "tests/core/upcycle/upcycled.h"
@@ -42,39 +41,26 @@ std::string expert_name(int64_t expert, const std::string& part) {
 }
 std::string dense_part(const std::string& part) { return "model.layers.0.mlp." + part + ".weight"; }
 
+// Returns a matrix, [F, D] f64.
+at::Tensor matrix(const io::Checkpoint& folder, const std::string& name) {
+  const at::Tensor values = at::tensor(floats(folder, name)).to(at::kDouble);
+  const bool is_down = name.find("down_proj") != std::string::npos;
+  return is_down ? values.view({kHidden, kWidth}).t() : values.view({kWidth, kHidden});
+}
+
+// Weights that are not the parent's.
 struct Changes {
-  std::set<int64_t> dimensions;  // of F, with at least one weight that is not the parent's
-  int64_t weights = 0;
-  double mean = 0, std = 0;                // of the changed weights
-  double parent_mean = 0, parent_std = 0;  // of the parent's in their place
+  at::Tensor dimensions;     // [F] bool, with at least one
+  at::Tensor mine, parents;  // the changed weights, and the parent's in their place
 };
 
 Changes changes_of(const test::Upcycled& pair, int64_t expert, const std::string& part) {
-  const auto mine = floats(pair.child, expert_name(expert, part));
-  const auto theirs = floats(pair.dense, dense_part(part));
-  REQUIRE(mine.size() == theirs.size());
-  const bool is_down = part == "down_proj";
-  Changes changes;
-  double squares = 0, parent_squares = 0;
-  for (size_t i = 0; i < mine.size(); ++i) {
-    if (mine[i] != theirs[i]) {
-      const auto index = static_cast<int64_t>(i);
-      changes.dimensions.insert(is_down ? index % kWidth : index / kHidden);
-      ++changes.weights;
-      changes.mean += mine[i];
-      changes.parent_mean += theirs[i];
-      squares += static_cast<double>(mine[i]) * mine[i];
-      parent_squares += static_cast<double>(theirs[i]) * theirs[i];
-    }
-  }
-  const auto count = static_cast<double>(std::max<int64_t>(1, changes.weights));
-  changes.mean /= count;
-  changes.parent_mean /= count;
-  changes.std = std::sqrt(squares / count - changes.mean * changes.mean);
-  changes.parent_std =
-      std::sqrt(parent_squares / count - changes.parent_mean * changes.parent_mean);
-  return changes;
+  const at::Tensor mine = matrix(pair.child, expert_name(expert, part));
+  const at::Tensor theirs = matrix(pair.dense, dense_part(part)), changed = mine != theirs;
+  return {changed.any(1), mine.masked_select(changed), theirs.masked_select(changed)};
 }
+
+double number(const at::Tensor& value) { return value.item<double>(); }
 
 TEST_CASE(
     "dropped dimensions are drawn with the parent's mean and deviation, the others are copies",
@@ -82,38 +68,37 @@ TEST_CASE(
   const TempDir dir;
   for (const auto dtype : {io::DType::kF32, io::DType::kBF16}) {
     const auto pair = varied(dir, "drop:0.4", dtype);
-    std::vector<std::set<int64_t>> by_expert;
+    std::vector<at::Tensor> by_expert;
     for (int64_t expert = 0; expert < 3; ++expert) {
       for (const char* part : kParts) {
         INFO(io::dtype_name(dtype) << " expert " << expert << " " << part);
-        const Changes changes = changes_of(pair, expert, part);
-        CHECK(changes.dimensions.size() == 24);  // floor(0.4 * 60)
+        const auto [dimensions, mine, parents] = changes_of(pair, expert, part);
+        CHECK(dimensions.sum().item<int64_t>() == 24);  // floor(0.4 * 60)
         // A few weights round to the parent's value.
-        CHECK(changes.weights > 0.97 * 24 * kHidden);
+        CHECK(mine.numel() > 0.97 * 24 * kHidden);
         // n normal numbers: the mean's deviation is std / sqrt(n), that of std is std / sqrt(2 n);
         // both have the parent's 1,536 numbers on the other side, and five deviations are never.
-        const double n = 24 * kHidden;
-        CHECK(std::fabs(changes.mean - changes.parent_mean) <
-              5 * changes.parent_std / std::sqrt(n));
-        CHECK(std::fabs(changes.std - changes.parent_std) <
-              5 * changes.parent_std / std::sqrt(2 * n));
+        const double n = 24 * kHidden, deviation = number(parents.std());
+        CHECK(std::fabs(number(mine.mean() - parents.mean())) < 5 * deviation / std::sqrt(n));
+        CHECK(std::fabs(number(mine.std()) - deviation) < 5 * deviation / std::sqrt(2 * n));
         if (part == kParts[0]) {
-          by_expert.push_back(changes.dimensions);
+          by_expert.push_back(dimensions);
         }
-        CHECK(changes.dimensions == by_expert.back());  // one set for gate, up and down
+        CHECK(at::equal(dimensions, by_expert.back()));  // one set for gate, up and down
       }
     }
-    CHECK(by_expert[0] != by_expert[1]);
-    CHECK(by_expert[1] != by_expert[2]);
+    CHECK_FALSE(at::equal(by_expert[0], by_expert[1]));
+    CHECK_FALSE(at::equal(by_expert[1], by_expert[2]));
   }
 }
 
 TEST_CASE("drop:R,separate drops other dimensions in each matrix", "[model][upcycle]") {
   const TempDir dir;
   const auto pair = varied(dir, "drop:0.5,separate");
-  CHECK(changes_of(pair, 0, "gate_proj").dimensions.size() == 30);
-  CHECK(changes_of(pair, 0, "gate_proj").dimensions != changes_of(pair, 0, "up_proj").dimensions);
-  CHECK(changes_of(pair, 0, "up_proj").dimensions != changes_of(pair, 0, "down_proj").dimensions);
+  const at::Tensor gate = changes_of(pair, 0, "gate_proj").dimensions;
+  CHECK(gate.sum().item<int64_t>() == 30);
+  CHECK_FALSE(at::equal(gate, changes_of(pair, 0, "up_proj").dimensions));
+  CHECK_FALSE(at::equal(gate, changes_of(pair, 0, "down_proj").dimensions));
 }
 
 TEST_CASE("noise is relative to the deviation of each matrix", "[model][upcycle]") {
@@ -121,16 +106,11 @@ TEST_CASE("noise is relative to the deviation of each matrix", "[model][upcycle]
   const auto pair = varied(dir, "noise:0.1");
   for (int64_t expert = 0; expert < 3; ++expert) {
     for (const char* part : kParts) {
-      const auto mine = floats(pair.child, expert_name(expert, part));
-      const auto theirs = floats(pair.dense, dense_part(part));
-      double squares = 0, parent_squares = 0;
-      for (size_t i = 0; i < mine.size(); ++i) {
-        squares += std::pow(static_cast<double>(mine[i]) - theirs[i], 2);
-        parent_squares += std::pow(static_cast<double>(theirs[i]), 2);
-      }
+      const at::Tensor theirs = matrix(pair.dense, dense_part(part));
+      const at::Tensor noise = matrix(pair.child, expert_name(expert, part)) - theirs;
       // The parent's mean is 0 up to 1 / sqrt(n); the ratio's deviation is 0.1 / sqrt(2 n).
-      const double n = static_cast<double>(mine.size());
-      CHECK(std::fabs(std::sqrt(squares / parent_squares) - 0.1) <
+      const auto n = static_cast<double>(theirs.numel());
+      CHECK(std::fabs(number(noise.norm() / theirs.norm()) - 0.1) <
             5 * 0.1 / std::sqrt(2 * n) + 0.1 / n);
     }
   }
@@ -161,12 +141,11 @@ TEST_CASE("impossible variations are refused, others are printed as they were gi
     std::vector<std::string> texts;
     std::string fact;
   };
-  for (const Case& c :
-       {Case{{"drop", "drop:", "drop:x", "drop:0.5,apart", "noise:0.1,separate", "shake:0.5", "",
-              "drop:0.5 "},
-             "is none of none, drop:0.5, drop:0.5,separate or noise:0.01"},
-        Case{{"drop:0", "drop:1", "drop:-0.5", "drop:nan", "drop:1.5"}, "lies between 0 and 1"},
-        Case{{"noise:0", "noise:-1", "noise:inf", "noise:nan"}, "must be positive"}}) {
+  for (const Case& c : {Case{{"drop", "drop:", "drop:x", "drop:0.5,apart", "noise:0.1,separate",
+                              "shake:0.5", "", "drop:0.5 "},
+                             "is none of none, drop:0.5, drop:0.5,separate or noise:0.01"},
+                        Case{{"drop:0", "drop:1", "drop:nan"}, "lies between 0 and 1"},
+                        Case{{"noise:0", "noise:inf", "noise:nan"}, "must be positive"}}) {
     for (const auto& text : c.texts) {
       CHECK_THAT(user_error_of([&] { parse_variation(text); }), contains_text(c.fact));
     }

@@ -8,8 +8,7 @@ namespace {
 using kernels::kLanes;
 using kernels::launch;
 
-template <typename T>
-__global__ void vector_kernel(const T* from, T* to) {
+__global__ void vector_kernel(const float* from, float* to) {
   if (threadIdx.x == 5) {
     kernels::store(to, kernels::load<4>(from));
   }
@@ -42,9 +41,8 @@ __global__ void add_kernel(int32_t* sum, bool is_atomic) {
   }
 }
 
-template <typename Number>
-__global__ void shared_kernel(Number* out, bool is_written) {
-  __shared__ Number number;
+__global__ void shared_kernel(int32_t* out, bool is_written) {
+  __shared__ int32_t number;
   if (is_written && threadIdx.x == 0) {
     number = 7;
   }
@@ -71,12 +69,7 @@ __global__ void bytes_kernel(const uint8_t* from, uint8_t* to, int64_t count, bo
 }  // namespace
 
 void copy_vector(const float* from, float* to) {
-  launch(vector_kernel<float>, 1, kLanes, nullptr, from, to);
-}
-
-void copy_vector_of_bf16(const uint16_t* from, uint16_t* to) {
-  launch(vector_kernel<__nv_bfloat16>, 1, kLanes, nullptr,
-         reinterpret_cast<const __nv_bfloat16*>(from), reinterpret_cast<__nv_bfloat16*>(to));
+  launch(vector_kernel, 1, kLanes, nullptr, from, to);
 }
 
 void read_neighbour(int warps, int32_t* out, bool has_barrier) {
@@ -88,7 +81,7 @@ void add_one(int warps, int32_t* sum, bool is_atomic) {
 }
 
 void read_shared(int32_t* out, bool is_written) {
-  launch(shared_kernel<int32_t>, 1, kLanes, nullptr, out, is_written);
+  launch(shared_kernel, 1, kLanes, nullptr, out, is_written);
 }
 
 void write_block_number(int blocks, int32_t* out) {

@@ -1,22 +1,20 @@
 #pragma once
-// Kernels that are wrong on purpose, each in one way, so that each check of the emulator is known
-// to be able to fail.
+// Kernels that are wrong on purpose, each in one way, for the checks of the emulator.
 
 #include <cstdint>
 
 namespace moe::test {
 
-// One thread loads a vector of four from `from` and stores it to `to`: right where both addresses
-// are multiples of 16 bytes, or of 8 for bf16.
+// One thread loads a vector of four from `from` and stores it to `to`: right if both addresses are
+// multiples of 16 bytes.
 void copy_vector(const float* from, float* to);
-void copy_vector_of_bf16(const uint16_t* from, uint16_t* to);
 
-// Of `warps` warps each writes a number to shared memory and reads its neighbour's to `out`
-// [warps]; the barrier between is left out unless `has_barrier`.
+// Each of `warps` warps writes a number to shared memory and reads its neighbour's to `out`
+// [warps], with a barrier between only if `has_barrier`.
 void read_neighbour(int warps, int32_t* out, bool has_barrier);
 // Every warp of one block adds 1 to *sum; without an atomic unless `is_atomic`.
 void add_one(int warps, int32_t* sum, bool is_atomic);
-// Reads shared memory of a kernel template to *out, which nobody wrote unless `is_written`.
+// Reads shared memory to *out, which no thread wrote unless `is_written`.
 void read_shared(int32_t* out, bool is_written);
 // Every one of `blocks` blocks writes its number to *out.
 void write_block_number(int blocks, int32_t* out);

@@ -1,197 +1,122 @@
 #pragma once
-// Causal attention as plain loops in double, all groups of one sequence. qkv [length, (H + 2 G) A];
-// cosine, sine [length, A]; out [length, H A]. And the same where products take bf16: rounded where
-// kernels/cpu/causal_attention.h says, with its gradients.
+// Causal attention as operations on tensors in double: the formula, whose gradient is autograd's,
+// and the same with operands of products rounded to bf16 where kernels/cpu/causal_attention.h says,
+// with its gradients. S positions, H heads, G key/value heads, A head width.
 
-#include <algorithm>
+#include <ATen/ATen.h>
+
 #include <cmath>
 #include <vector>
 
-#include "kernels/cpu/vector_math.h"
 #include "kernels/ops/causal_attention.h"
 
 namespace moe::test {
 
 using kernels::AttentionHeads;
+using kernels::Rotation;
 
-inline std::vector<double> rotated(const double* x, const double* c, const double* s,
-                                   int64_t width) {
-  const int64_t half = width / 2;
-  std::vector<double> y(static_cast<size_t>(width));
-  for (int64_t i = 0; i < width; ++i) {
-    const double other = i < half ? -x[i + half] : x[i - half];
-    y[static_cast<size_t>(i)] = x[i] * c[i] + other * s[i];
-  }
-  return y;
+inline Rotation random_rotation(int64_t positions, int64_t width) {
+  const at::Tensor half = at::outer(at::arange(positions), at::rand({width / 2}));
+  const at::Tensor both = at::cat({half, half}, 1);
+  return {both.cos(), both.sin()};
 }
 
-inline void causal_attention_reference(const double* qkv, const double* cosine, const double* sine,
-                                       int64_t length, const AttentionHeads& heads, double* out) {
-  const int64_t width = heads.width, row = heads.row();
-  for (int64_t head = 0; head < heads.heads; ++head) {
-    const int64_t group = head / (heads.heads / heads.kv_heads);
-    const double* keys = qkv + (heads.heads + group) * width;
-    const double* values = keys + heads.kv_heads * width;
-    for (int64_t i = 0; i < length; ++i) {
-      const auto q =
-          rotated(qkv + i * row + head * width, cosine + i * width, sine + i * width, width);
-      std::vector<double> weight;
-      for (int64_t j = 0; j <= i; ++j) {
-        const auto k = rotated(keys + j * row, cosine + j * width, sine + j * width, width);
-        double score = 0;
-        for (size_t d = 0; d < q.size(); ++d) {
-          score += q[d] * k[d];
-        }
-        weight.push_back(score / std::sqrt(static_cast<double>(width)));
-      }
-      const double most = *std::max_element(weight.begin(), weight.end());
-      double sum = 0;
-      for (double& one : weight) {
-        sum += one = std::exp(one - most);
-      }
-      for (int64_t d = 0; d < width; ++d) {
-        double y = 0;
-        for (int64_t j = 0; j <= i; ++j) {
-          y += weight[static_cast<size_t>(j)] / sum * values[j * row + d];
-        }
-        out[i * heads.heads * width + head * width + d] = y;
-      }
-    }
-  }
+// x [S, heads, A]; direction -1: the transpose, which rotates a gradient back.
+inline at::Tensor rotated(const at::Tensor& x, const Rotation& rotation, int direction = 1) {
+  const int64_t length = x.size(0), half = x.size(2) / 2;
+  const auto angles = [&](const at::Tensor& table) {
+    return table.narrow(0, 0, length).to(at::kDouble).unsqueeze(1);
+  };
+  const at::Tensor other = at::cat({x.narrow(2, half, half).neg(), x.narrow(2, 0, half)}, 2);
+  return x * angles(rotation.cosine) + other * angles(rotation.sine) * direction;
 }
 
-inline double to_bf16(double value) { return kernels::rounded_to_bf16(static_cast<float>(value)); }
+// Rotated queries, rotated keys and values of one sequence, [H, S, A].
+struct AttentionParts {
+  at::Tensor query, key, value;
 
-// One head of it: rotated and rounded rows, [length][A].
-struct RoundedHead {
-  using Rows = std::vector<std::vector<double>>;
-  Rows query, key, value;  // the query scaled
-
-  RoundedHead(const double* qkv, const double* cosine, const double* sine, int64_t length,
-              const AttentionHeads& heads, int64_t head) {
-    const int64_t width = heads.width, group = head / (heads.heads / heads.kv_heads);
-    const double scale = 1 / std::sqrt(static_cast<double>(width));
-    for (int64_t t = 0; t < length; ++t) {
-      const double *row = qkv + t * heads.row(), *c = cosine + t * width, *s = sine + t * width;
-      query.push_back(rotated(row + head * width, c, s, width));
-      key.push_back(rotated(row + (heads.heads + group) * width, c, s, width));
-      const double* values = row + (heads.heads + heads.kv_heads + group) * width;
-      value.emplace_back(values, values + width);
-      for (size_t d = 0; d < query.back().size(); ++d) {
-        query.back()[d] = to_bf16(query.back()[d] * scale);
-        key.back()[d] = to_bf16(key.back()[d]);
-      }
-    }
-  }
-
-  static double dot(const std::vector<double>& a, const std::vector<double>& b) {
-    double sum = 0;
-    for (size_t d = 0; d < a.size(); ++d) {
-      sum += a[d] * b[d];
-    }
-    return sum;
-  }
-  // Of row i with the keys that it sees.
-  std::vector<double> scores(size_t i) const {
-    std::vector<double> s;
-    for (size_t j = 0; j <= i; ++j) {
-      s.push_back(dot(query[i], key[j]));
-    }
-    return s;
+  AttentionParts(const at::Tensor& qkv, const AttentionHeads& heads, const Rotation& rotation) {
+    const int64_t h = heads.heads, g = heads.kv_heads;
+    const at::Tensor rows = qkv.view({qkv.size(0), h + 2 * g, heads.width});
+    const auto per_head = [&](const at::Tensor& x) {
+      return x.repeat_interleave(h / x.size(1), 1).transpose(0, 1);
+    };
+    query = per_head(rotated(rows.narrow(1, 0, h), rotation));
+    key = per_head(rotated(rows.narrow(1, h, g), rotation));
+    value = per_head(rows.narrow(1, h + g, g));
   }
 };
 
-// y and the logarithm of the softmax's sum, log_sum [length, H].
-inline void causal_attention_bf16_reference(const double* qkv, const double* cosine,
-                                            const double* sine, int64_t length,
-                                            const AttentionHeads& heads, double* out,
-                                            double* log_sum) {
-  for (int64_t head = 0; head < heads.heads; ++head) {
-    const RoundedHead one(qkv, cosine, sine, length, heads, head);
-    for (size_t i = 0; i < one.query.size(); ++i) {
-      const auto scores = one.scores(i);
-      const double most = *std::max_element(scores.begin(), scores.end());
-      double sum = 0;
-      std::vector<double> y(one.value[i].size());
-      for (size_t j = 0; j <= i; ++j) {
-        const double e = std::exp(scores[j] - most);
-        sum += e;
-        for (size_t d = 0; d < y.size(); ++d) {
-          y[d] += to_bf16(e) * one.value[j][d];
-        }
-      }
-      const int64_t at = static_cast<int64_t>(i) * heads.heads + head;
-      log_sum[at] = most + std::log(sum);
-      for (size_t d = 0; d < y.size(); ++d) {
-        out[at * heads.width + static_cast<int64_t>(d)] = y[d] / sum;
-      }
-    }
-  }
+// [H, S, S]: minus infinity where a key is after its query.
+inline at::Tensor masked_scores(const at::Tensor& query, const at::Tensor& key) {
+  const int64_t length = query.size(1);
+  const at::Tensor later = at::ones({length, length}, at::kBool).triu(1);
+  return query.matmul(key.transpose(1, 2)).masked_fill(later, -INFINITY);
 }
 
-// The gradients of the rotated rows by a head's out and grad_out, [length][A].
-struct RotatedGradients {
-  RoundedHead::Rows query, key, value;
-
-  RotatedGradients(const RoundedHead& head, const RoundedHead::Rows& out,
-                   const RoundedHead::Rows& grad_out, const std::vector<double>& log_sum)
-      : query(out.size(), std::vector<double>(out[0].size())), key(query), value(query) {
-    for (size_t i = 0; i < out.size(); ++i) {
-      const auto scores = head.scores(i);
-      const double delta = RoundedHead::dot(out[i], grad_out[i]);
-      for (size_t j = 0; j <= i; ++j) {
-        const double p = std::exp(scores[j] - log_sum[i]);
-        const double dp = RoundedHead::dot(grad_out[i], head.value[j]);
-        const double slope = to_bf16(p * (dp - delta));
-        for (size_t d = 0; d < out[i].size(); ++d) {
-          value[j][d] += to_bf16(p) * grad_out[i][d];
-          query[i][d] += slope * head.key[j][d];
-          key[j][d] += slope * head.query[i][d];
-        }
-      }
-    }
+// Returns [T, H A] of packed sequences, qkv [T, (H + 2 G) A] f64.
+inline at::Tensor attention_formula(const at::Tensor& qkv, const AttentionHeads& heads,
+                                    const std::vector<int64_t>& lengths, const Rotation& rotation) {
+  std::vector<at::Tensor> parts;
+  int64_t first = 0;
+  for (const int64_t length : lengths) {
+    const AttentionParts one(qkv.narrow(0, first, length), heads, rotation);
+    const at::Tensor scores = masked_scores(one.query, one.key) / std::sqrt(heads.width);
+    parts.push_back(at::softmax(scores, 2).matmul(one.value).transpose(0, 1).flatten(1));
+    first += length;
   }
+  return at::cat(parts, 0);
+}
+
+// One sequence with products of bf16.
+class RoundedAttention {
+ public:
+  RoundedAttention(const at::Tensor& qkv, const AttentionHeads& heads, const Rotation& rotation)
+      : heads_(heads), rotation_(rotation), parts_(qkv, heads, rotation) {
+    parts_.query = round(parts_.query * scale());
+    parts_.key = round(parts_.key);
+    scores_ = masked_scores(parts_.query, parts_.key);
+  }
+
+  // Returns y [S, H A] and the logarithm of the softmax's sum [S, H].
+  std::pair<at::Tensor, at::Tensor> forward() const {
+    const at::Tensor most = scores_.amax(2, /*keepdim=*/true), e = at::exp(scores_ - most);
+    const at::Tensor sum = e.sum(2, /*keepdim=*/true);
+    return {(round(e).matmul(parts_.value) / sum).transpose(0, 1).flatten(1),
+            (most + sum.log()).squeeze(2).t()};
+  }
+
+  // Returns the gradient of qkv by what forward() returned and the gradient of y.
+  at::Tensor backward(const at::Tensor& out, const at::Tensor& log_sum,
+                      const at::Tensor& grad_out) const {
+    const auto per_head = [&](const at::Tensor& x) {
+      return x.view({x.size(0), heads_.heads, heads_.width}).transpose(0, 1);
+    };
+    const at::Tensor y = per_head(out), dy = per_head(grad_out);
+    const at::Tensor p = at::exp(scores_ - log_sum.t().unsqueeze(2));
+    const at::Tensor dp = dy.matmul(parts_.value.transpose(1, 2));
+    const at::Tensor slope = round(p * (dp - (y * dy).sum(2, /*keepdim=*/true)));
+    const at::Tensor query = slope.matmul(parts_.key).transpose(0, 1) * scale();
+    const at::Tensor key = sum_groups(slope.transpose(1, 2).matmul(parts_.query));
+    return at::cat({rotated(query, rotation_, -1), rotated(key, rotation_, -1),
+                    sum_groups(round(p).transpose(1, 2).matmul(dy))},
+                   1)
+        .flatten(1);
+  }
+
+ private:
+  static at::Tensor round(const at::Tensor& x) {
+    return x.to(at::kFloat).to(at::kBFloat16).to(at::kDouble);
+  }
+  double scale() const { return 1 / std::sqrt(static_cast<double>(heads_.width)); }
+  at::Tensor sum_groups(const at::Tensor& x) const {  // [H, S, A] -> [S, G, A]
+    return x.view({heads_.kv_heads, -1, x.size(1), heads_.width}).sum(1).transpose(0, 1);
+  }
+
+  AttentionHeads heads_;
+  Rotation rotation_;
+  AttentionParts parts_;
+  at::Tensor scores_;
 };
-
-// grad_qkv [length, (H + 2 G) A] of out and grad_out [length, H A], log_sum [length, H].
-inline void causal_attention_bf16_backward_reference(const double* qkv, const double* cosine,
-                                                     const double* sine, int64_t length,
-                                                     const AttentionHeads& heads, const double* out,
-                                                     const double* log_sum, const double* grad_out,
-                                                     double* grad_qkv) {
-  const int64_t width = heads.width, half = width / 2;
-  std::fill_n(grad_qkv, length * heads.row(), 0.0);
-  for (int64_t head = 0; head < heads.heads; ++head) {
-    const int64_t group = head / (heads.heads / heads.kv_heads);
-    RoundedHead::Rows y, dy;
-    std::vector<double> sums;
-    for (int64_t t = 0; t < length; ++t) {
-      const int64_t at = t * heads.heads + head;
-      y.emplace_back(out + at * width, out + (at + 1) * width);
-      dy.emplace_back(grad_out + at * width, grad_out + (at + 1) * width);
-      sums.push_back(log_sum[at]);
-    }
-    const RoundedHead one(qkv, cosine, sine, length, heads, head);
-    const RotatedGradients gradients(one, y, dy, sums);
-    for (int64_t t = 0; t < length; ++t) {
-      const double *c = cosine + t * width, *s = sine + t * width;
-      const auto add = [&](const std::vector<double>& from, double scale, double* to) {
-        for (int64_t i = 0; i < width; ++i) {  // the transpose of rotated()
-          const double other = i < half ? from[static_cast<size_t>(i + half)] * s[i + half]
-                                        : -from[static_cast<size_t>(i - half)] * s[i - half];
-          to[i] += (from[static_cast<size_t>(i)] * c[i] + other) * scale;
-        }
-      };
-      double* row = grad_qkv + t * heads.row();
-      const auto at = static_cast<size_t>(t);
-      add(gradients.query[at], 1 / std::sqrt(static_cast<double>(width)), row + head * width);
-      add(gradients.key[at], 1, row + (heads.heads + group) * width);
-      double* values = row + (heads.heads + heads.kv_heads + group) * width;
-      for (int64_t i = 0; i < width; ++i) {
-        values[i] += gradients.value[at][static_cast<size_t>(i)];
-      }
-    }
-  }
-}
 
 }  // namespace moe::test

@@ -1,6 +1,8 @@
 #pragma once
-// Counts, weights and losses of a plan as plain loops in double, and the gradient as the formulas
-// of core/route/README.md have it.
+// Counts, weights and losses of a plan in double, and the gradient by the formulas of
+// core/route/README.md.
+
+#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <bit>
@@ -30,14 +32,14 @@ inline void plan_counts_reference(const kernels::PlanCountsArgs& args) {
     if (args.rectifies && kind == kernels::kRectifiedRow && plan.count[row] == plan.k) {
       kind = kernels::kRectifiedAloneRow;
     }
-    const bool is_away = expert / (experts / plan.ranks) != plan.home[token];
-    kind += args.dropless && is_away ? kernels::kRemoteRow : 0;
-    ++args.counted[plan.home[token] * kernels::kRowKinds + kind];
+    const bool is_away = expert / (experts / plan.ranks) != plan.source_rank[token];
+    kind += args.is_dropless && is_away ? kernels::kRemoteRow : 0;
+    ++args.counted[plan.source_rank[token] * kernels::kRowKinds + kind];
   }
   args.counted[cells] = std::count(is_served.begin(), is_served.end(), true);
   double entropy = 0;
   for (int64_t t = 0; t < plan.tokens; ++t) {
-    for (int64_t e = 0; plan.home[t] < plan.ranks && e < experts; ++e) {
+    for (int64_t e = 0; plan.source_rank[t] < plan.ranks && e < experts; ++e) {
       const double score = args.scores[t * experts + e];
       entropy -= score > 0 ? score * std::log(score) : 0;
     }
@@ -45,43 +47,44 @@ inline void plan_counts_reference(const kernels::PlanCountsArgs& args) {
   args.counted[cells + 1] = std::bit_cast<int64_t>(entropy);
 }
 
-// What one token's formulas are made of.
-struct WeighedToken {
-  std::vector<double> g, w, coefficient;  // [E]; the last is what the balance multiplies g by
-  double log_sum = 0, share = 0;          // share: of the token in a mean over tokens
-};
+// Terms of the formulas, f64: g, w [T, E]; the balance's coefficient of g [T, E]; the share of each
+// token in a mean over tokens and the logarithm of the softmax's sum [T, 1].
+struct PlanTerms {
+  at::Tensor g, w, coefficient, share, log_sum;
 
-inline WeighedToken weighed_token(const kernels::PlanRows& plan,
-                                  const kernels::PlanWeightsKind& kind, const float* logits,
-                                  const float* count, const int32_t* chosen, int64_t t) {
-  const int64_t experts = plan.experts, home = plan.home[t];
-  const float* a = logits + t * experts;
-  const float* n = count + t * experts;
-  WeighedToken token;
-  const double highest = *std::max_element(a, a + experts);
-  double sum = 0, selected = 0, best = -INFINITY;
-  for (int64_t e = 0; e < experts; ++e) {
-    sum += std::exp(a[e] - highest);
-    best = n[e] > 0 ? std::max<double>(best, a[e]) : best;
+  PlanTerms(const kernels::PlanRows& plan, const kernels::PlanWeightsKind& kind,
+            const float* logits, const float* count, const int32_t* chosen) {
+    const int64_t experts = plan.experts, ranks = plan.ranks;
+    const at::Tensor a = in_f64(logits, {plan.tokens, experts});
+    const at::Tensor n = in_f64(count, {plan.tokens, experts});
+    g = at::softmax(a, 1);
+    log_sum = a.logsumexp(1, /*keepdim=*/true);
+    const at::Tensor best = at::where(n > 0, a, -1e300).amax(1, /*keepdim=*/true);
+    const at::Tensor e = at::where(n > 0, n * at::exp(a - best.clamp_min(-1e30)), 0.0);
+    w = kind.normalise ? e / e.sum(1, /*keepdim=*/true).clamp_min(1e-300) : n * g;
+    // A row of its own for padding.
+    const at::Tensor source_rank =
+        at::from_blob(const_cast<int64_t*>(plan.source_rank), {plan.tokens}, at::kLong);
+    const at::Tensor of_ranks =
+        at::from_blob(const_cast<int32_t*>(chosen), {ranks * (experts + 1)}, at::kInt)
+            .to(at::kDouble);
+    const auto local_choice = [&](const at::Tensor& per_rank, double padding) {
+      return at::cat({per_rank, at::full({1, per_rank.size(1)}, padding, at::kDouble)})
+          .index_select(0, source_rank);
+    };
+    const at::Tensor counting =
+        local_choice(of_ranks.narrow(0, 0, ranks * experts).view({ranks, -1}), 0);
+    const at::Tensor tokens =
+        local_choice(of_ranks.narrow(0, ranks * experts, ranks).view({ranks, 1}), 1);
+    share = at::where(source_rank.unsqueeze(1) == ranks, 0.0,
+                      1 / (tokens * static_cast<double>(kind.ranks_in_use)));
+    coefficient = counting / tokens * share * static_cast<double>(experts);
   }
-  for (int64_t e = 0; e < experts; ++e) {
-    selected += n[e] > 0 ? n[e] * std::exp(a[e] - best) : 0;
+
+  static at::Tensor in_f64(const float* values, at::IntArrayRef shape) {
+    return at::from_blob(const_cast<float*>(values), shape, at::kFloat).to(at::kDouble);
   }
-  token.log_sum = highest + std::log(sum);
-  const bool is_padding = home == plan.ranks;
-  const double tokens = is_padding ? 1 : chosen[plan.ranks * experts + home];
-  token.share = is_padding ? 0 : 1 / (tokens * static_cast<double>(kind.ranks_in_use));
-  for (int64_t e = 0; e < experts; ++e) {
-    const double g = std::exp(a[e] - highest) / sum;
-    const double counting = is_padding ? 0 : chosen[home * experts + e];
-    token.g.push_back(g);
-    token.w.push_back(!kind.normalise ? n[e] * g
-                      : n[e] > 0      ? n[e] * std::exp(a[e] - best) / selected
-                                      : 0);
-    token.coefficient.push_back(static_cast<double>(experts) * counting / tokens * token.share);
-  }
-  return token;
-}
+};
 
 inline double share_of_row(const kernels::PlanRows& plan, const float* count, int64_t row) {
   const float n = count[plan.token[row] * plan.experts + plan.expert[row]];
@@ -93,25 +96,17 @@ inline void plan_weights_reference(const kernels::PlanWeightsArgs& args) {
   const int64_t experts = plan.experts;
   std::fill_n(args.chosen, plan.ranks * (experts + 1), 0);
   for (int64_t t = 0; t < plan.tokens; ++t) {
-    for (int64_t c = 0; plan.home[t] < plan.ranks && c < args.kind.lb_choices; ++c) {
-      ++args.chosen[plan.home[t] * experts + args.by_logit[t * experts + c]];
+    for (int64_t c = 0; plan.source_rank[t] < plan.ranks && c < args.kind.lb_choices; ++c) {
+      ++args.chosen[plan.source_rank[t] * experts + args.by_logit[t * experts + c]];
     }
-    if (plan.home[t] < plan.ranks) {
-      ++args.chosen[plan.ranks * experts + plan.home[t]];
+    if (plan.source_rank[t] < plan.ranks) {
+      ++args.chosen[plan.ranks * experts + plan.source_rank[t]];
     }
   }
-  double balance = 0, z = 0;
-  for (int64_t t = 0; t < plan.tokens; ++t) {
-    const auto token = weighed_token(plan, args.kind, args.logits, args.count, args.chosen, t);
-    for (int64_t e = 0; e < experts; ++e) {
-      const auto at = static_cast<size_t>(e);
-      args.combine[t * experts + e] = static_cast<float>(token.w[at]);
-      balance += token.coefficient[at] * token.g[at];
-    }
-    z += token.share * token.log_sum * token.log_sum;
-  }
-  *args.load_balance = static_cast<float>(balance);
-  *args.z = static_cast<float>(z);
+  const PlanTerms terms(plan, args.kind, args.logits, args.count, args.chosen);
+  at::from_blob(args.combine, {plan.tokens, experts}, at::kFloat).copy_(terms.w);
+  *args.load_balance = (terms.coefficient * terms.g).sum().item<float>();
+  *args.z = (terms.share * terms.log_sum.square()).sum().item<float>();
   for (int64_t row = 0; row < plan.rows; ++row) {
     const bool is_used = plan.expert[row] < experts;
     args.weights[row] =
@@ -123,37 +118,26 @@ inline void plan_weights_reference(const kernels::PlanWeightsArgs& args) {
 
 inline void plan_weights_backward_reference(const kernels::PlanWeightsBackwardArgs& args) {
   const kernels::PlanRows& plan = args.plan;
-  const int64_t experts = plan.experts;
-  std::vector<double> upstream(static_cast<size_t>(plan.tokens * experts));
-  for (size_t i = 0; args.grad_combine != nullptr && i < upstream.size(); ++i) {
-    upstream[i] = args.grad_combine[i];
-  }
+  const std::vector<int64_t> shape = {plan.tokens, plan.experts};
+  const at::Tensor upstream = args.grad_combine == nullptr
+                                  ? at::zeros(shape, at::kDouble)
+                                  : PlanTerms::in_f64(args.grad_combine, shape);
   for (int64_t row = 0; args.grad_weights != nullptr && row < plan.rows; ++row) {
-    if (plan.expert[row] < experts) {
-      upstream[static_cast<size_t>(plan.token[row] * experts + plan.expert[row])] +=
+    if (plan.expert[row] < plan.experts) {
+      upstream.data_ptr<double>()[plan.token[row] * plan.experts + plan.expert[row]] +=
           args.grad_weights[row] * share_of_row(plan, args.count, row);
     }
   }
   const double of_balance = args.grad_load_balance != nullptr ? *args.grad_load_balance : 0;
   const double of_z = args.grad_z != nullptr ? *args.grad_z : 0;
+  const PlanTerms terms(plan, args.kind, args.logits, args.count, args.chosen);
+  const auto& [g, w, coefficient, share, log_sum] = terms;
   const bool through_all = args.kind.straight_through || !args.kind.normalise;
-  for (int64_t t = 0; t < plan.tokens; ++t) {
-    const auto token = weighed_token(plan, args.kind, args.logits, args.count, args.chosen, t);
-    double all = 0, mean = 0;
-    for (int64_t e = 0; e < experts; ++e) {
-      const auto at = static_cast<size_t>(e);
-      all += token.w[at] * upstream[static_cast<size_t>(t * experts) + at];
-      mean += token.coefficient[at] * token.g[at];
-    }
-    for (int64_t e = 0; e < experts; ++e) {
-      const auto at = static_cast<size_t>(e);
-      const double basis = through_all ? token.g[at] : token.w[at];
-      args.grad_logits[t * experts + e] = static_cast<float>(
-          token.w[at] * upstream[static_cast<size_t>(t * experts) + at] - basis * all +
-          of_balance * token.g[at] * (token.coefficient[at] - mean) +
-          of_z * 2 * token.share * token.log_sum * token.g[at]);
-    }
-  }
+  const auto sum = [](const at::Tensor& x) { return x.sum(1, /*keepdim=*/true); };
+  at::from_blob(args.grad_logits, shape, at::kFloat)
+      .copy_(w * upstream - (through_all ? g : w) * sum(w * upstream) +
+             of_balance * g * (coefficient - sum(coefficient * g)) +
+             2 * of_z * share * log_sum * g);
 }
 
 }  // namespace moe::test

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <numeric>
 #include <vector>
 
 #include "kernels/ops/top_k_plan.h"
@@ -11,119 +10,86 @@
 namespace moe::test {
 
 using kernels::order_key;
-using kernels::TopKPlanArgs;
-using kernels::TopKPlanInput;
-using kernels::TopKPlanRows;
-using kernels::TopKPlanShape;
 
-struct Request {
-  int64_t token, choice, count;
-};
-
-struct Group {
-  int64_t expert, home;
-  std::vector<Request> accepted, refused;
-};
-
-// The tokens of the group whose choice is one of first .. last - 1, best first.
-inline std::vector<Request> asking(const TopKPlanShape& shape, const TopKPlanInput& in,
-                                   const Group& group, int64_t first, int64_t last) {
-  std::vector<Request> all;
-  for (int64_t t = 0; t < shape.tokens; ++t) {
-    for (int64_t c = first; c < last && in.home[t] == group.home; ++c) {
-      if (in.choice[t * shape.choices + c] == group.expert) {
-        all.push_back({t, c, 1});
-      }
-    }
-  }
-  const auto key = [&](const Request& each) {
-    return order_key(std::bit_cast<uint32_t>(in.scores[each.token * shape.experts + group.expert]));
+inline void top_k_plan_reference(const kernels::TopKPlanArgs& args) {
+  struct Request {
+    int64_t token, choice, count;
   };
-  std::stable_sort(all.begin(), all.end(),
-                   [&](const Request& a, const Request& b) { return key(a) > key(b); });
-  return all;
-}
-
-inline void accept(const TopKPlanShape& shape, const TopKPlanInput& in, Group& group, int64_t first,
-                   int64_t last) {
-  for (const Request& each : asking(shape, in, group, first, last)) {
-    if (static_cast<int64_t>(group.accepted.size()) < in.capacity[group.home]) {
-      group.accepted.push_back(each);
-    } else if (first < shape.k) {
-      group.refused.push_back(each);
-    }
-  }
-}
-
-inline void rectify(const TopKPlanShape& shape, const TopKPlanInput& in,
-                    std::vector<Group>& groups) {
+  const auto& [shape, in, out, scratch] = args;
+  std::vector<std::vector<Request>> accepted(static_cast<size_t>(shape.experts * shape.ranks));
+  auto refused = accepted;
   std::vector<int64_t> missing(static_cast<size_t>(shape.tokens), shape.k);
-  for (const Group& group : groups) {
-    for (const Request& each : group.accepted) {
-      --missing[static_cast<size_t>(each.token)];
+  // Choices that are ordered together by score.
+  std::vector<std::pair<int64_t, int64_t>> phases;
+  for (int64_t c = 0; c < shape.k && !shape.by_score; ++c) {
+    phases.emplace_back(c, c + 1);
+  }
+  if (shape.by_score) {
+    phases.emplace_back(0, shape.k);
+  }
+  if (shape.fill) {
+    phases.emplace_back(shape.k, shape.k + 1);
+  }
+  for (size_t group = 0; group < accepted.size(); ++group) {
+    const auto expert = static_cast<int64_t>(group) / shape.ranks;
+    const auto rank = static_cast<int64_t>(group) % shape.ranks;
+    for (const auto& [first, last] : phases) {
+      std::vector<Request> requests;
+      for (int64_t t = 0; t < shape.tokens; ++t) {
+        for (int64_t c = first; c < last && in.source_rank[t] == rank; ++c) {
+          if (in.choice[t * shape.choices + c] == expert) {
+            requests.push_back({t, c, 1});
+          }
+        }
+      }
+      const auto key = [&](const Request& each) {
+        return order_key(std::bit_cast<uint32_t>(in.scores[each.token * shape.experts + expert]));
+      };
+      std::stable_sort(requests.begin(), requests.end(),
+                       [&](const Request& a, const Request& b) { return key(a) > key(b); });
+      for (const Request& each : requests) {
+        if (static_cast<int64_t>(accepted[group].size()) < in.capacity[rank]) {
+          accepted[group].push_back(each);
+          --missing[static_cast<size_t>(each.token)];
+        } else if (first < shape.k) {
+          refused[group].push_back(each);
+        }
+      }
     }
   }
-  for (int64_t t = 0; t < shape.tokens; ++t) {
-    const int64_t lacks = missing[static_cast<size_t>(t)];
-    if (lacks > 0 && in.home[t] < shape.ranks) {
-      groups[static_cast<size_t>(in.at_home[t] * shape.ranks + in.home[t])].accepted.push_back(
-          {t, shape.k + 1, lacks});
+  for (int64_t t = 0; t < shape.tokens && shape.rectify; ++t) {
+    if (missing[static_cast<size_t>(t)] > 0 && in.source_rank[t] < shape.ranks) {
+      accepted[static_cast<size_t>(in.local_choice[t] * shape.ranks + in.source_rank[t])].push_back(
+          {t, shape.k + 1, missing[static_cast<size_t>(t)]});
     }
   }
-}
 
-inline void write(const TopKPlanShape& shape, const std::vector<Group>& groups,
-                  const TopKPlanRows& to) {
-  std::fill_n(to.token, to.rows_max, 0);
-  std::fill_n(to.expert, to.rows_max, shape.experts);
-  std::fill_n(to.choice, to.rows_max, 0);
-  std::fill_n(to.count, to.rows_max, 0);
-  std::fill_n(to.rows, shape.experts, 0);
-  std::fill_n(to.overflow_token, to.overflow_max, 0);
-  std::fill_n(to.overflow_expert, to.overflow_max, shape.experts);
-  std::fill_n(to.overflow_choice, to.overflow_max, 0);
-  int64_t row = 0, refused = 0;
-  for (const Group& group : groups) {
-    for (const Request& each : group.accepted) {
-      to.token[row] = each.token;
-      to.expert[row] = group.expert;
-      to.choice[row] = each.choice;
-      to.count[row++] = each.count;
-      ++to.rows[group.expert];
-    }
-    for (const Request& each : group.refused) {
-      if (refused < to.overflow_max) {
-        to.overflow_token[refused] = each.token;
-        to.overflow_expert[refused] = group.expert;
-        to.overflow_choice[refused++] = each.choice;
-      }
-    }
+  for (int64_t* list : {out.token, out.choice, out.count}) {
+    std::fill_n(list, out.rows_max, 0);
   }
-}
-
-inline void top_k_plan_reference(const TopKPlanArgs& args) {
-  const TopKPlanShape& shape = args.shape;
-  const TopKPlanInput& in = args.in;
-  std::vector<Group> groups;
-  for (int64_t expert = 0; expert < shape.experts; ++expert) {
-    for (int64_t home = 0; home < shape.ranks; ++home) {
-      Group group{expert, home, {}, {}};
-      if (shape.by_score) {
-        accept(shape, in, group, 0, shape.k);
+  std::fill_n(out.expert, out.rows_max, shape.experts);
+  std::fill_n(out.rows, shape.experts, 0);
+  std::fill_n(out.overflow_token, out.overflow_max, 0);
+  std::fill_n(out.overflow_expert, out.overflow_max, shape.experts);
+  std::fill_n(out.overflow_choice, out.overflow_max, 0);
+  int64_t row = 0, overflow = 0;
+  for (size_t group = 0; group < accepted.size(); ++group) {
+    const auto expert = static_cast<int64_t>(group) / shape.ranks;
+    for (const Request& each : accepted[group]) {
+      out.token[row] = each.token;
+      out.expert[row] = expert;
+      out.choice[row] = each.choice;
+      out.count[row++] = each.count;
+      ++out.rows[expert];
+    }
+    for (const Request& each : refused[group]) {
+      if (overflow < out.overflow_max) {
+        out.overflow_token[overflow] = each.token;
+        out.overflow_expert[overflow] = expert;
+        out.overflow_choice[overflow++] = each.choice;
       }
-      for (int64_t c = 0; c < shape.k && !shape.by_score; ++c) {
-        accept(shape, in, group, c, c + 1);
-      }
-      if (shape.fill) {
-        accept(shape, in, group, shape.k, shape.k + 1);
-      }
-      groups.push_back(std::move(group));
     }
   }
-  if (shape.rectify) {
-    rectify(shape, in, groups);
-  }
-  write(shape, groups, args.out);
 }
 
 }  // namespace moe::test

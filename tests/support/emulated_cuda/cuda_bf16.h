@@ -1,6 +1,5 @@
 #pragma once
-// Stands in for CUDA's own header beside cuda_runtime_api.h: bf16, rounded to nearest, ties to
-// even.
+// Replaces the header of CUDA: bf16, rounded to nearest, ties to even.
 
 #include <cstdint>
 #include <cstring>

@@ -1,14 +1,11 @@
 #pragma once
-// Stands in for CUDA's own header where kernels/cuda/*.cu are compiled as plain C++, so that
-// machines without a GPU run the very kernels: every CUDA thread is a fiber, a block's fibers run
-// in a shuffled order from barrier to barrier, blocks run one after the other. What is found so:
-// wrong indices (under the address sanitizer every access past a buffer), missing barriers (the
-// order differs from launch to launch), barriers that not all threads reach, shared memory read
-// before it is written (it is poisoned), accesses that are not aligned as their type asks (of the
-// vectors of launch.cuh: to 8 or 16 bytes), races between warps and between blocks (races.cpp).
-// What is not: speed, and the memory model between blocks.
-//
-// Only what our kernels use is here.
+// Replaces the header of CUDA where kernels/cuda/*.cu are compiled as plain C++ for machines
+// without a GPU. Every CUDA thread is a fiber, the fibers of a block run in a shuffled order from
+// barrier to barrier, blocks run one after the other. Found are wrong indices (under the address
+// sanitizer every access past a buffer), missing barriers (the order differs between launches),
+// barriers that not all threads reach, shared memory read before it is written (it is poisoned),
+// misaligned accesses (for the vectors of launch.cuh: to 8 or 16 bytes), and races between warps
+// and between blocks (races.cpp). Not emulated: speed, and the memory model between blocks.
 
 #include <math.h>
 
@@ -28,7 +25,8 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-// Blocks run one at a time: a static is the block's own. The section lets the emulator poison it.
+// Blocks run one at a time, so that a static is memory of the block. The emulator poisons the
+// section.
 #define __shared__ static __attribute__((section("emulated_shared")))
 
 enum cudaError_t { cudaSuccess = 0 };
@@ -50,15 +48,15 @@ struct Place {
 };
 extern Place here;
 
-// Runs `body` as every thread of the grid. Throws std::logic_error where threads wait for ever, and
-// where one was stopped.
+// Runs `body` as every thread of the grid. Throws std::logic_error if threads deadlock or one was
+// stopped.
 void run(const cudaLaunchConfig_t& config, const std::function<void()>& body);
 
 void wait_for_block();
 
-// All lanes of `mask` meet here; gives back the value that lane `source` brought.
+// Synchronizes the lanes of `mask` and returns the value of lane `source`.
 uint64_t exchange(unsigned mask, uint64_t value, unsigned source);
-// The values of the warp's 32 lanes, as of the meeting; lanes outside `mask` have 0.
+// Synchronizes the lanes of `mask` and returns the values of all 32; lanes outside `mask` have 0.
 const uint64_t* meet(unsigned mask, uint64_t value);
 unsigned lane();
 
@@ -83,7 +81,6 @@ inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
 inline cudaError_t cudaMemsetAsync(void* memory, int byte, size_t bytes, cudaStream_t) {
-  ::emulated::count_launch("memset");
   if (bytes > 0) {
     const ::emulated::Awake awake;
     std::memset(memory, byte, bytes);

@@ -1,6 +1,5 @@
 #pragma once
-// What the emulated device's operations of LibTorch say of themselves: that one was started or
-// read from, and that what they copy to the host and back to do their work is no work of a GPU.
+// Counts reads of the host from the emulated device, except the copies that emulate an operation.
 
 #include <string>
 
@@ -8,8 +7,7 @@
 
 namespace emulated {
 
-// While one lives, this thread does on the host what a GPU does in one launch: what is copied for
-// that purpose is none of the GPU's work.
+// Scope in which this thread computes on the host what a GPU computes: its copies are not counted.
 class Detour {
  public:
   Detour() { ++depth(); }
@@ -25,12 +23,6 @@ class Detour {
     return one;
   }
 };
-
-inline void note_launch(const std::string& name) {
-  if (!Detour::is_on()) {
-    count_launch(name);
-  }
-}
 
 inline void note_read(const std::string& name) {
   if (!Detour::is_on()) {

@@ -1,10 +1,8 @@
-// A CUDA device for LibTorch in processes that have none: tensors with a device of their own, whose
-// memory the host cannot read (memory.h), whose operations are LibTorch's CPU kernels on copies,
-// and whose own kernels are the emulator's. So the paths that a GPU takes run on any machine, and
-// what does not follow the device of its input shows: an operation that is given tensors of both
-// devices is refused as LibTorch's CUDA half refuses it, a pointer read by the host is a fault.
-//
-// What it is not: fast, asynchronous, or the numbers of LibTorch's CUDA kernels.
+// A CUDA device for LibTorch on machines without one. The host cannot access the memory of its
+// tensors (memory.h), operations of LibTorch run as CPU kernels on copies, and our kernels run on
+// the emulator. An operation with tensors of both devices is refused as in LibTorch for CUDA, and a
+// pointer that the host dereferences is a fault. The device is synchronous and slow, and does not
+// reproduce the rounding of LibTorch's CUDA kernels.
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
@@ -45,8 +43,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
   void synchronizeDevice(c10::DeviceIndex /*device*/) const override {}
-  // There is one stream, which is done with everything. Its events tell a time of their own, which
-  // runs a thousand times as fast as the host's: so a test sees whose clock was read.
+  // There is one stream, which is always idle. The clock of its events runs a thousand times as
+  // fast as that of the host, so that a test can tell which clock was used.
   void record(void** event, const c10::Stream& /*stream*/, c10::DeviceIndex /*device*/,
               c10::EventFlag /*flag*/) const override {
     if (*event == nullptr) {
@@ -81,7 +79,7 @@ struct Allocator final : c10::Allocator {
   }
 };
 
-// Page-locked memory of the host is memory of the host.
+// Page-locked memory is ordinary memory.
 struct HostAllocator final : at::HostAllocator {
   c10::DataPtr allocate(size_t bytes) override { return host().allocate(bytes); }
   c10::DeleterFnPtr raw_deleter() const override { return host().raw_deleter(); }
@@ -127,7 +125,7 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
                                            c10::dtype_or_default(type));
 }
 
-// The same numbers for the host, as long as the GPU is awake.
+// Returns a view for the host, valid while an Awake exists.
 Tensor host_view(const Tensor& tensor) {
   return tensor.is_cuda() ? at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(),
                                           at::TensorOptions(tensor.scalar_type()))
@@ -135,12 +133,8 @@ Tensor host_view(const Tensor& tensor) {
 }
 
 Tensor& copy(Tensor& to, const Tensor& from, bool /*non_blocking*/) {
-  if (to.device() != from.device()) {
-  }
   if (from.is_cuda() && to.is_cpu()) {
     note_read("aten::copy_ to the host");
-  } else {
-    note_launch(from.is_cpu() ? "aten::copy_ from the host" : "aten::copy_");
   }
   const Awake awake;
   const at::AutoDispatchBelowAutograd below;
@@ -160,7 +154,7 @@ const Tensor& resize(const Tensor& tensor, at::IntArrayRef size,
   return tensor;
 }
 
-// Other memory for a tensor.
+// Implements set_().
 Tensor& set_memory(Tensor& tensor, at::Storage storage, int64_t offset, at::IntArrayRef size,
                    at::IntArrayRef stride) {
   auto* impl = tensor.unsafeGetTensorImpl();
@@ -183,7 +177,8 @@ at::Scalar number(const Tensor& tensor) {
   return host_view(tensor).item();
 }
 
-// What LibTorch's CUDA half refuses: tensors of both devices, but for numbers, and indices.
+// Throws as LibTorch for CUDA does if tensors of both devices are given, except numbers and
+// indices.
 void refuse_both_devices(const c10::OperatorHandle& operation, const torch::jit::Stack& stack) {
   const std::string& name = operation.schema().name();
   if (name == "aten::index" || name.find("index_put") != std::string::npos) {
@@ -207,7 +202,7 @@ void refuse_both_devices(const c10::OperatorHandle& operation, const torch::jit:
   TORCH_CHECK(!has_host || !has_gpu, name, ": tensors on the host and on the GPU");
 }
 
-// Operations of LibTorch whose results are of a size that the host asks the GPU for.
+// Returns true for operations whose result has a size that the host reads from the GPU.
 bool asks_for_size(const std::string& name) {
   return name == "aten::nonzero" || name == "aten::masked_select" || name == "aten::bincount" ||
          name == "aten::equal" || name == "aten::repeat_interleave" ||
@@ -216,7 +211,6 @@ bool asks_for_size(const std::string& name) {
 
 void fall_back(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
   refuse_both_devices(operation, *stack);
-  note_launch(operation.schema().name());
   if (asks_for_size(operation.schema().name())) {
     note_read(operation.schema().name());
   }
@@ -224,20 +218,18 @@ void fall_back(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
   at::native::cpu_fallback(operation, stack);
 }
 
-// Products of bf16 that give f32; LibTorch has them on CUDA alone.
+// Products of bf16 that give f32; LibTorch has them on CUDA only.
 Tensor product_to(const Tensor& left, const Tensor& right, at::ScalarType type) {
-  note_launch("aten::mm");
   const Detour detour;
   return at::mm(left.to(type), right.to(type));
 }
 
 Tensor& product_to_out(const Tensor& left, const Tensor& right, at::ScalarType type, Tensor& out) {
-  note_launch("aten::mm");
   const Detour detour;
   return out.copy_(product_to(left, right, type));
 }
 
-// Added to what is there, without memory of its own.
+// Adds to `self` without temporary memory.
 Tensor& add_product_to_out(const Tensor& self, const Tensor& left, const Tensor& right,
                            at::ScalarType type, const at::Scalar& beta, const at::Scalar& alpha,
                            Tensor& out) {
@@ -248,11 +240,10 @@ Tensor& add_product_to_out(const Tensor& self, const Tensor& left, const Tensor&
   return out;
 }
 
-// On GPUs from sm90 on it asks nothing of the host; LibTorch's CPU half reads the ends.
-Tensor grouped_product(const Tensor& left, const Tensor& right, const std::optional<Tensor>& ends,
-                       const std::optional<Tensor>& /*bias*/,
-                       std::optional<at::ScalarType> /*type*/) {
-  note_launch("aten::_grouped_mm");
+// On GPUs from sm90 on the host reads nothing; LibTorch for CPU reads the ends.
+Tensor grouped_matmul(const Tensor& left, const Tensor& right, const std::optional<Tensor>& ends,
+                      const std::optional<Tensor>& /*bias*/,
+                      std::optional<at::ScalarType> /*type*/) {
   const Detour detour;
   return at::_grouped_mm(left.cpu(), right.cpu(), ends->cpu()).to(kGpu);
 }
@@ -289,7 +280,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("mm.dtype", &product_to);
   library.impl("mm.dtype_out", &product_to_out);
   library.impl("addmm.dtype_out", &add_product_to_out);
-  library.impl("_grouped_mm", &grouped_product);
+  library.impl("_grouped_mm", &grouped_matmul);
   library.impl("scaled_dot_product_attention", &attention);
 }
 
@@ -299,7 +290,7 @@ TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
 
 }  // namespace emulated
 
-// LibTorch's autograd asks for the device that it may meet.
+// Required by LibTorch's autograd.
 namespace at {
 
 namespace {

@@ -1,5 +1,5 @@
-// The scheduler of cuda_runtime_api.h: fibers that hand control back at every barrier and every
-// exchange between lanes. It also takes the place of libmoe_cuda.so in the tests it is linked into.
+// The scheduler of cuda_runtime_api.h: fibers that yield at every barrier and every exchange
+// between lanes. Also defines the functions of libmoe_cuda.so for the tests that link it.
 
 #include "emulator.h"
 
@@ -149,7 +149,7 @@ void Emulator::start_block(unsigned threads) {
   }
 }
 
-// Lanes whose whole mask has come go on.
+// Resumes the lanes whose mask is complete.
 bool Emulator::release_warps(unsigned threads) {
   bool any = false;
   for (unsigned first = 0; first < threads; first += kLanes) {
@@ -253,8 +253,7 @@ unsigned lane() { return here.thread.x % kLanes; }
 
 void wait_for_block() { emulator().wait(State::kAtBlock); }
 
-// What is on the stack of a thread that is stopped is never destroyed: here, a string that was
-// moved away.
+// Objects on the stack of a stopped thread are never destroyed: here, a string that was moved from.
 void stop(const std::string& why) {
   is_watching = false;
   Emulator& all = emulator();
@@ -304,7 +303,7 @@ uint64_t exchange(unsigned mask, uint64_t value, unsigned source) {
   return meet(mask, value)[source];
 }
 
-// Accesses are watched in launches of the size of tests.
+// Only small launches are watched for races.
 bool is_small(const cudaLaunchConfig_t& config) {
   constexpr uint64_t kMostThreads = 1 << 17;
   return uint64_t{config.gridDim.x} * config.gridDim.y * config.blockDim.x <= kMostThreads;
@@ -314,7 +313,6 @@ void run(const cudaLaunchConfig_t& config, const std::function<void()>& body) {
   static std::mutex one_at_a_time;  // ranks may be threads; shared variables are one block's
   const std::lock_guard lock(one_at_a_time);
   const Awake awake;
-  count_launch("kernel");
   Emulator& all = emulator();
   all.body = &body;
   here.threads = config.blockDim;
@@ -327,7 +325,7 @@ void run(const cudaLaunchConfig_t& config, const std::function<void()>& body) {
       all.last_blocks > 0 ? config.gridDim.x - std::min(all.last_blocks, config.gridDim.x) : 0;
   all.is_watched = finds_races() && !all.allows_races && is_small(config);
   pass(Moment::kLaunch);
-  // Blocks too run in an order that is drawn: what they take from each other by atomics differs.
+  // Blocks run in a random order, which changes the results of atomics between them.
   std::vector<unsigned> order(config.gridDim.x - first);
   std::iota(order.begin(), order.end(), first);
   for (unsigned y = 0; y < config.gridDim.y; ++y) {
@@ -364,11 +362,6 @@ std::atomic<bool>& has_grouped_mm() {
 }
 void set_grouped_mm(bool has_it) { has_grouped_mm() = has_it; }
 bool grouped_mm() { return has_grouped_mm(); }
-
-void count_launch(const std::string& name) {
-  const std::lock_guard lock(all_calls().mutex);
-  ++all_calls().calls.launches[name];
-}
 
 void count_read(const std::string& name) {
   const std::lock_guard lock(all_calls().mutex);

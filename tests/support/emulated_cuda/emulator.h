@@ -1,6 +1,6 @@
 #pragma once
-// What a test may ask of the emulator beyond what it asks of a GPU: other orders of the threads, a
-// launch's last blocks alone, and how much the host has asked for.
+// Control of the emulator by tests: the order of threads, launches of the last blocks only, and
+// counts of reads by the host.
 
 #include <cstdint>
 #include <map>
@@ -8,11 +8,11 @@
 
 namespace emulated {
 
-// Blocks, and threads that can go on, run in an order that is drawn from this seed.
+// Sets the seed of the order in which blocks and ready threads run.
 void set_order(unsigned seed);
 
-// While one lives, only the last blocks of each launch run. A launch over more memory than there is
-// can so be tested where its indices are greatest.
+// Scope in which only the last blocks of each launch run, to test the largest indices of a launch
+// over more memory than the machine has.
 class LastBlocks {
  public:
   explicit LastBlocks(unsigned count);
@@ -21,12 +21,11 @@ class LastBlocks {
   LastBlocks& operator=(const LastBlocks&) = delete;
 };
 
-// Whether races.cpp watches launches of up to 131,072 threads. False where the kernels were
-// compiled for the address or thread sanitizer: what it needs of the compiler cannot be had beside
-// those.
+// Returns true if races.cpp watches launches of up to 131,072 threads: not if the kernels are
+// compiled for the address or thread sanitizer, which need the same hooks of the compiler.
 bool finds_races();
 
-// While one lives, races are not looked for.
+// Scope without the search for races.
 class RacesAllowed {
  public:
   RacesAllowed();
@@ -35,25 +34,22 @@ class RacesAllowed {
   RacesAllowed& operator=(const RacesAllowed&) = delete;
 };
 
-// How often the host started something on the GPU, and how often it waited for what the GPU has, by
-// the names of LibTorch's operations. Our own kernels are "kernel".
+// Number of times that the host waited for data of the GPU, by LibTorch's name of the operation.
 struct HostCalls {
-  std::map<std::string, int64_t> launches, reads;
+  std::map<std::string, int64_t> reads;
 
   static int64_t sum(const std::map<std::string, int64_t>& calls);
 };
-void count_launch(const std::string& name);
 void count_read(const std::string& name);
-// Since the last call, of all threads.
+// Returns the counts of all threads since the last call.
 HostCalls take_host_calls();
 
-// Sets whether the GPU multiplies all experts in one launch (true at first), as compute capability
-// 9.x does, or lacks such a product.
+// Sets whether the GPU has grouped matrix products, as compute capability 9.x does. Default: true.
 void set_grouped_mm(bool has_it);
 bool grouped_mm();
 
-// Ends the launch that the calling thread of a kernel is part of: launching it throws
-// std::logic_error that says which thread, why, and the seed of the order.
+// Ends the launch of the calling kernel thread, which throws std::logic_error with the thread,
+// `why` and the seed of the order.
 [[noreturn]] void stop(const std::string& why);
 
 }  // namespace emulated

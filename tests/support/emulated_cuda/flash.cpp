@@ -1,6 +1,6 @@
-// LibTorch's flash attention over packed documents, which it has on CUDA alone: the same sums
-// written out, document by document, in f32. Counted as one launch each. The causal mask is aligned
-// to the last key, as FlashAttention's is since 2.1.
+// LibTorch's flash attention over packed documents, which it has on CUDA only, computed in f32
+// document by document. The causal mask is aligned to the last key, as
+// FlashAttention's is since 2.1.
 
 #include <ATen/ATen.h>
 #include <torch/library.h>
@@ -66,7 +66,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     double /*dropout*/, bool is_causal, bool /*mask*/, std::optional<double> /*scale*/,
     std::optional<int64_t> /*left*/, std::optional<int64_t> /*right*/,
     const std::optional<Tensor>& /*used*/, const std::optional<Tensor>& /*slopes*/) {
-  note_launch("aten::_flash_attention_forward");
   const Detour detour;
   TORCH_CHECK(is_causal && ends && key_ends && query.scalar_type() == at::kBFloat16 &&
               query.stride(-1) == 1);
@@ -84,7 +83,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   return {out.to(query.device()), log_sum, nothing, nothing, nothing};
 }
 
-// The heads of a group share a key: their gradients add up. [H, S, A] -> [S, G, A].
+// Sums the gradients of the heads of a group, which share a key. [H, S, A] -> [S, G, A].
 Tensor shared(const Tensor& gradient, int64_t groups) {
   return gradient.view({groups, -1, gradient.size(1), gradient.size(2)}).sum(1).transpose(0, 1);
 }
@@ -95,7 +94,6 @@ std::tuple<Tensor, Tensor, Tensor> backward(
     int64_t /*longest*/, int64_t /*longest*/, double /*dropout*/, bool /*is_causal*/,
     const Tensor& /*state*/, const Tensor& /*unused*/, std::optional<double> /*scale*/,
     std::optional<int64_t> /*left*/, std::optional<int64_t> /*right*/) {
-  note_launch("aten::_flash_attention_backward");
   const Detour detour;
   const Tensor q = query.cpu(), k = key.cpu(), v = value.cpu(), g = gradient.cpu();
   const Tensor dq = at::zeros(q.sizes(), q.options()), dk = at::zeros(k.sizes(), q.options());

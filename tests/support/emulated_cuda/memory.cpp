@@ -1,5 +1,5 @@
-// One range of addresses, handed out from its beginning and never again: tests are short, and an
-// address that was given back stays invalid.
+// A bump allocator over one range of addresses. Addresses are not reused, so that freed ones stay
+// invalid.
 
 #include "memory.h"
 

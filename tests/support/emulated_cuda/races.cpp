@@ -1,14 +1,13 @@
-// Finds two warps of a block that access the same memory, one of them to write, with no barrier of
-// the block between; two blocks of a launch that do; and shared memory that is read before the
-// block has written it. It takes no luck with the order: that nothing keeps the two apart is what
-// is found.
+// Finds races independently of the order of threads: two warps of a block that access the same
+// memory, at least one to write, without a barrier between them; two blocks of a launch that do;
+// and shared memory that is read before the block has written it.
 //
-// kernels/cuda/*.cu are compiled with -fsanitize=thread, by which the compiler calls a function
-// before each access; these functions are here in place of the thread sanitizer's own. For every
-// two bytes (the smallest numbers that kernels write) a cell keeps who wrote them last and which
-// warps have read them since the last barrier. Atomics do not race with each other.
+// kernels/cuda/*.cu are compiled with -fsanitize=thread: the compiler calls a function before each
+// access. These functions are defined here in place of the thread sanitizer. For every two bytes
+// (the smallest numbers that kernels write) a cell stores the last writer and the warps that have
+// read since the last barrier. Atomics do not race with each other.
 //
-// Not found: lanes of one warp that race, and orders between blocks that atomics would give.
+// Not found: races of lanes of one warp, and orders between blocks that atomics establish.
 
 #include "races.h"
 
@@ -73,7 +72,7 @@ Cells& cells() {
   return one;
 }
 
-// What is wrong about the access beside what the cell keeps; null where nothing is.
+// Returns the error of an access to a cell, null if there is none.
 const char* error_of(const Cell& cell, const Cells& all, Access access, int warp, bool in_block) {
   const bool both_atomic = access == Access::kAtomic && cell.is_atomic;
   const bool is_read = access == Access::kRead;
@@ -110,8 +109,8 @@ void note(Cell& cell, const Cells& all, Access access, int warp) {
   cell.is_atomic = access == Access::kAtomic;
 }
 
-// Whether nothing but this warp has to do with the cell since the last barrier, and no block before
-// it in this launch: then there is nothing more to ask.
+// Returns true if only this warp has accessed the cell since the last barrier, and no other block
+// of this launch: no check is needed.
 bool is_quiet(const Cell& cell, const Cells& all, int warp) {
   const bool was_written = cell.written >= all.launch_began;
   const bool was_read = cell.read >= all.launch_began;
@@ -162,7 +161,7 @@ void see_atomic(const void* address, size_t bytes) { see(address, bytes, Access:
 
 }  // namespace emulated
 
-// The names that the compiler calls.
+// Functions that the compiler calls.
 using emulated::Access;
 using emulated::see;
 extern "C" {

@@ -1,6 +1,6 @@
 #pragma once
-// Between the emulator and races.cpp, which is not linked where the kernels are compiled for a
-// sanitizer: then every function here is null.
+// Interface of races.cpp, which is not linked if the kernels are compiled for a sanitizer: then
+// every function here is null.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,8 +9,7 @@ namespace emulated {
 
 enum class Moment { kLaunch, kBlock, kBarrier };
 
-// What came before `moment` can race with nothing that comes after it, but for the blocks of one
-// launch among themselves.
+// Accesses before `moment` do not race with later ones, except between the blocks of one launch.
 [[gnu::weak]] void pass_moment(Moment moment);
 [[gnu::weak]] void see_atomic(const void* address, size_t bytes);
 
@@ -19,8 +18,8 @@ struct Range {
   uintptr_t begin = 0, bytes = 0;
 };
 extern Range running_stack;
-// While a thread of a kernel runs that is watched: not in host code of the same files, nor in the
-// scheduler, for which the linker may have taken their copies of the standard library's functions.
+// Returns true while a watched kernel thread runs: not in host code of the same files, nor in the
+// scheduler, which may be linked to their copies of standard library functions.
 extern thread_local bool is_watching;
 bool is_shared(const void* address);
 

@@ -22,7 +22,7 @@ OrderedJson section(const std::string& text, const OrderedJson& panel) {
           {"panels", panel.is_null() ? OrderedJson::array() : OrderedJson::array({panel})}};
 }
 
-// Every key of a page and every kind of panel, all texts `text`.
+// Returns a page with every key and every kind of panel, in which every text is `text`.
 OrderedJson page_of(const std::string& text) {
   const OrderedJson heat_map = {{"kind", "heat map"},
                                 {"title", text},
@@ -48,7 +48,7 @@ OrderedJson page_of(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("words stand in the page, what is drawn stands in its data", "[base]") {
+TEST_CASE("Tables and texts are HTML, drawn panels are JSON", "[base]") {
   const std::string page = make_page(page_of("plain"));
   CHECK(count_of(page, "<section id=\"plain\" class=\"drawn\"></section>") == 2);
   CHECK(count_of(page, "<section") == 6);  // the empty one is left out
@@ -67,7 +67,7 @@ TEST_CASE("words stand in the page, what is drawn stands in its data", "[base]")
   CHECK(data["sections"][1]["panels"][0]["values"][1] == 50);
 }
 
-TEST_CASE("keys that have defaults may be left out", "[base]") {
+TEST_CASE("Keys that have defaults may be omitted", "[base]") {
   const std::string page =
       make_page({{"program", "moe"}, {"title", "t"}, {"sections", OrderedJson::array()}});
   CHECK(page.find("<h1>t</h1>") != std::string::npos);
@@ -76,7 +76,7 @@ TEST_CASE("keys that have defaults may be left out", "[base]") {
   }
 }
 
-TEST_CASE("no text can become markup of a page", "[base]") {
+TEST_CASE("No text becomes markup of a page", "[base]") {
   const std::string hostile = "</script></pre>'\"><script>alert(1)</script>{{data}}<img src=x>\xff";
   const std::string page = make_page(page_of(hostile));
   CHECK(count_of(page, "alert(1)") ==
@@ -90,23 +90,23 @@ TEST_CASE("no text can become markup of a page", "[base]") {
   CHECK(title.starts_with(hostile.substr(0, hostile.size() - 1)));
 }
 
-TEST_CASE("a page asks for nothing outside itself", "[base]") {
+TEST_CASE("A page loads nothing from elsewhere", "[base]") {
   const std::string page = make_page(page_of("plain"));
   CHECK(count_of(page, "default-src 'none'") == 1);
-  CHECK(count_of(page, "http") - count_of(page, "http-equiv") == 1);  // the name of SVG
+  CHECK(count_of(page, "http") - count_of(page, "http-equiv") == 1);  // the namespace of SVG
   CHECK(count_of(page, "url(") == count_of(page, "url(#clip"));
   CHECK(count_of(page, "@import") == 0);
   CHECK(count_of(page, "prefers-color-scheme: dark") >= 1);
 }
 
-TEST_CASE("text is escaped, and control characters are replaced", "[base]") {
+TEST_CASE("Text is escaped, and control characters are replaced", "[base]") {
   const std::string page = make_page(page_of("a<b> & \"c\" 'd' \xC3\xA9\t\x1b[31m\x7f"));
   CHECK(count_of(
             page,
             "<h2>a&lt;b&gt; &amp; &quot;c&quot; &#39;d&#39; \xC3\xA9\t\uFFFD[31m\uFFFD</h2>") == 4);
 }
 
-TEST_CASE("a section of which the script would draw a part is a fault of ours", "[base]") {
+TEST_CASE("A section that is drawn only in part is a logic error", "[base]") {
   OrderedJson page = page_of("plain");
   page["sections"][0]["panels"].push_back({{"kind", "text"}, {"text", "plain"}});
   CHECK_THROWS_AS(make_page(page), std::logic_error);
@@ -114,7 +114,7 @@ TEST_CASE("a section of which the script would draw a part is a fault of ours", 
   CHECK_THROWS_AS(make_page(page), std::logic_error);
 }
 
-TEST_CASE("points are written as short as a screen shows them", "[base]") {
+TEST_CASE("Points are rounded to the resolution of a screen", "[base]") {
   CHECK(Json(rounded_for_screen(1.23456789)).dump() == "1.2346");
   CHECK(Json(rounded_for_screen(0.1 + 0.2)).dump() == "0.3");
 }

@@ -24,7 +24,7 @@ std::vector<Request> questions() {
   std::mt19937_64 random(7);
   const auto token = [&] { return static_cast<int64_t>(random() % 64); };
   std::vector<Request> requests;
-  for (int question = 0; question < 6; ++question) {
+  for (int question = 0; question < 3; ++question) {
     std::vector<int64_t> context(5 + random() % 30);
     std::generate(context.begin(), context.end(), token);
     for (int choice = 0; choice < 4; ++choice) {
@@ -44,15 +44,15 @@ std::vector<Request> questions() {
 
 TEST_CASE("scores and counters on a GPU are those of the CPU", "[eval][gpu]") {
   MOE_NEED_GPU();
-  for (const std::string router : {"", "top1+ir+fr", "top2:cf=inf", "topp:0.5"}) {
+  for (const std::string router : {"", "top1+ir+fr", "topp:0.5"}) {
     INFO("router '" << router << "'");
     const test::TempDir folder;
-    test::write_tiny_checkpoint(folder / "dense", {.std = 0.3});
+    test::write_tiny_checkpoint(folder / "dense", {.layers = 2, .std = 0.3});
     std::filesystem::path name = folder / "dense";
     if (!router.empty()) {
       name = folder / "moe";
       test::write_mixture(folder / "dense", name,
-                          {.router = router, .router_std = 1.0, .ep_ranks = 2});
+                          {.router = router, .experts = 4, .router_std = 1.0, .ep_ranks = 2});
     }
     const auto scored = [&](at::Device device) {
       const auto llama = model::Llama::load(io::Checkpoint(name), {}, device);

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 #include "tests/support/user_error.h"
 
 namespace moe::eval {
@@ -40,7 +41,7 @@ TEST_CASE("characters are code points, not bytes", "[eval]") {
 TEST_CASE("the first of equal sums wins, so identical choices favour the first", "[eval]") {
   CHECK(judge({"same", "same", "x"}, 0, {-1.0, -1.0, -2.0}).at("acc") == 1.0);
   CHECK(judge({"same", "same", "x"}, 1, {-1.0, -1.0, -2.0}).at("acc") == 0.0);
-  CHECK(first_largest({3.0, 5.0, 5.0}) == 1);
+  CHECK(judge({"x", "same", "same"}, 1, {-2.0, -1.0, -1.0}).at("acc") == 1.0);
 }
 
 TEST_CASE("an empty choice may win acc and never acc_norm", "[eval]") {
@@ -111,9 +112,26 @@ TEST_CASE("ReCoRD compares words as SQuAD does and takes the best answer", "[eva
   CHECK(known_task_metric("record_f1").judge(question, scores) == 1.0);
 }
 
-TEST_CASE("an unknown metric names the known ones", "[eval]") {
-  CHECK(test::user_error_of([] { choice_metric("bleu"); }) ==
-        "metric 'bleu' is unknown; known: acc, acc_norm, acc_bytes, exact_match, f1");
+// Values printed by CPython 3.11.
+TEST_CASE("random() and sample() are CPython's", "[eval]") {
+  PythonRandom random(1234);
+  CHECK(random.uniform() == 0.9664535356921388);
+  CHECK(random.uniform() == 0.4407325991753527);
+  CHECK(random.uniform() == 0.007491470058587191);
+  PythonRandom samples(1234);
+  CHECK((samples.sample(10, 4) == std::vector<uint64_t>{7, 1, 0, 9}));
+  CHECK((samples.sample(1000, 6) == std::vector<uint64_t>{932, 965, 961, 826, 596, 35}));
+  CHECK((samples.sample(100000, 3) == std::vector<uint64_t>{88023, 90844, 11001}));
+  CHECK((samples.sample(30, 6) == std::vector<uint64_t>{3, 24, 11, 7, 0, 25}));
+  PythonRandom zero(0);
+  CHECK(zero.uniform() == 0.8444218515250481);
+  CHECK((zero.sample(21, 21) == std::vector<uint64_t>{13, 1, 8, 16, 15, 12, 14, 17, 4,  7, 5,
+                                                      9,  3, 2, 11, 19, 0,  6,  18, 20, 10}));
+}
+
+TEST_CASE("an unknown metric is refused with the known ones", "[eval]") {
+  CHECK_THAT(test::user_error_of([] { choice_metric("bleu"); }),
+             test::contains_text("'bleu'") && test::contains_text("acc, acc_norm, acc_bytes"));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "core/eval/evaluate.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
+#include "tests/support/matchers.h"
 #include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
@@ -228,50 +229,46 @@ TEST_CASE("texts give their routing by token, complete words counted", "[eval]")
 }
 
 TEST_CASE("a piece begins a word, a letter or neither", "[eval]") {
-  const auto is = [](const std::string& piece, bool word, bool letter) {
-    CAPTURE(piece);
-    CHECK(piece_shape(piece).starts_word == word);
-    CHECK(piece_shape(piece).starts_letter == letter);
+  struct Case {
+    std::vector<std::string> pieces;
+    bool word, letter;
   };
-  is("\xE2\x96\x81the", true, false);
-  is("\xE2\x96\x81", true, false);
-  is(" the", true, false);
-  is(" ", true, false);
-  is("ing", false, true);
-  is("Z", false, true);
-  is("\xC3\xA9t", false, true);          // é
-  is("\xE4\xB8\xAD", false, true);       // a CJK character
-  is("\xC2\xAB", false, false);          // «
-  is("\xC3\x97", false, false);          // times
-  is("\xE2\x80\x99s", false, false);     // ’
-  is("\xF0\x9F\x98\x80", false, false);  // emoji
-  is(".", false, false);
-  is("7", false, false);
-  is("<0x0A>", false, false);
-  is("", false, false);
-  is("\xE2", false, false);  // cut off: no read beyond the end
+  for (const auto& [pieces, word, letter] : std::vector<Case>{
+           {{"\xE2\x96\x81the", "\xE2\x96\x81", " the", " "}, true, false},
+           {{"ing", "Z", "\xC3\xA9t", "\xE4\xB8\xAD"}, false, true},  // é, a CJK character
+           // «, times, ’, an emoji, and a character that is cut off
+           {{"\xC2\xAB", "\xC3\x97", "\xE2\x80\x99s", "\xF0\x9F\x98\x80", ".", "7", "<0x0A>", "",
+             "\xE2"},
+            false,
+            false}}) {
+    for (const auto& piece : pieces) {
+      CAPTURE(piece);
+      CHECK(piece_shape(piece).starts_word == word);
+      CHECK(piece_shape(piece).starts_letter == letter);
+    }
+  }
 }
 
-TEST_CASE("--stats-by knows its words", "[eval]") {
+TEST_CASE("unknown words of --stats-by are refused with the nearest", "[eval]") {
   const StatsBy by = parse_stats_by({"layer", "token", "source"});
   CHECK((by.token && by.source && !by.task));
   CHECK_FALSE(parse_stats_by({}).any());
-  CHECK(test::user_error_of([] { parse_stats_by({"tokens"}); }) ==
-        "--stats-by 'tokens' is unknown, did you mean 'token'?; known: layer, source, task, token");
+  CHECK_THAT(test::user_error_of([] { parse_stats_by({"tokens"}); }),
+             test::contains_text("'tokens'") && test::contains_text("'token'"));
 }
 
-TEST_CASE("a statistics file is refused before anything runs", "[eval]") {
+TEST_CASE("a statistics file that exists or cannot be written is refused before anything runs",
+          "[eval]") {
   const TempDir folder;
-  test::write_file(folder / "there.json", "x");
-  const std::string there = (folder / "there.json").string();
-  CHECK(test::user_error_of([&] { check_stats_file(there, false); }) ==
-        there + ": is there already; give another --stats, or --force to replace it");
+  const std::filesystem::path there = folder / "there.json";
+  test::write_file(there, "x");
   check_stats_file(there, true);
   check_stats_file(folder / "new/stats.json", false);
-  CHECK(test::user_error_of([&] { check_stats_file(folder.path(), true); }) ==
-        "--stats " + folder.path().string() + ": a folder, a file is needed");
-  CHECK(test::user_error_of([&] { check_stats_file(there + "/stats.json", true); }) ==
-        "--stats " + there + ": a file, a folder is needed");
+  for (const auto& [file, force] : {std::pair(there, false), std::pair(folder.path(), true),
+                                    std::pair(there / "stats.json", true)}) {
+    CHECK_THAT(test::user_error_of([f = file, o = force] { check_stats_file(f, o); }),
+               test::contains_text(folder.path().string()));
+  }
 }
 
 }  // namespace

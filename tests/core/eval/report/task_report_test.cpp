@@ -67,13 +67,5 @@ TEST_CASE("generated answers are judged as they come", "[eval]") {
   CHECK((reports == std::vector<std::string>{"exact_match 1 of 1", "exact_match 0.5 of 2"}));
 }
 
-TEST_CASE("a metric that is no mean of questions is not reported", "[eval]") {
-  const LoadedTask loaded = two_questions({"perplexity"});
-  bool is_called = false;
-  RunningAccuracy running(loaded, [&](auto&&...) { is_called = true; });
-  running.add({0, 1, 2, 3}, scores_of({-1, -2, -3, -4}));
-  CHECK_FALSE(is_called);
-}
-
 }  // namespace
 }  // namespace moe::eval

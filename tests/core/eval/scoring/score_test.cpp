@@ -2,17 +2,12 @@
 // and to itself under settings that must not show.
 #include "core/eval/scoring/score.h"
 
-#include <ATen/ATen.h>
-
 #include <cmath>
-#include <random>
 
 #include "core/base/json.h"
+#include "tests/core/eval/scoring/score_world.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
-#include "tests/support/mixture.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
 namespace moe::eval {
@@ -24,39 +19,6 @@ using test::TempDir;
 // layers deep, and of a log-sum-exp over 64; 64 * 2^-24 * a few = 1e-5 a token, and requests score
 // at most 12 tokens. Measured: 2e-6.
 constexpr double kTolerance = 1e-4;
-
-model::Llama dense(uint64_t seed = 1) {
-  const TempDir folder;
-  test::write_tiny_checkpoint(folder / "dense", {.std = 0.3, .seed = seed});
-  return model::Llama::load(io::Checkpoint(folder / "dense"));
-}
-
-// The tiny dense model as 8 equal experts in layers 0 and 2. Its routers are random, so capacity
-// drops tokens.
-model::Llama mixture(const std::string& router) {
-  const TempDir folder;
-  test::write_tiny_checkpoint(folder / "dense", {.std = 0.3});
-  test::write_mixture(folder / "dense", folder / "moe",
-                      {.router = router, .router_std = 1.0, .ep_ranks = 2});
-  return model::Llama::load(io::Checkpoint(folder / "moe"));
-}
-
-// Requests of mixed lengths, from one input token up to the window.
-std::vector<Request> random_requests(size_t count, uint64_t seed = 7) {
-  std::mt19937_64 random(seed);
-  std::vector<Request> requests;
-  for (size_t i = 0; i < count; ++i) {
-    const auto length = static_cast<int64_t>(i == 0 ? 2 : i == 1 ? 129 : 2 + random() % 40);
-    Request request;
-    for (int64_t t = 0; t < length; ++t) {
-      request.tokens.push_back(static_cast<int64_t>(random() % 64));
-    }
-    request.scored = 1 + static_cast<int64_t>(
-                             random() % static_cast<uint64_t>(std::min<int64_t>(12, length - 1)));
-    requests.push_back(std::move(request));
-  }
-  return requests;
-}
 
 // One request alone: every position's logits, log-softmax in double.
 Score score_slowly(const model::Llama& llama, const Request& request,
@@ -96,27 +58,66 @@ std::vector<Score> score(const model::Llama& llama, const std::vector<Request>& 
   return score_requests(llama, requests, settings).scores;
 }
 
-void check_against_slow(const model::Llama& llama) {
-  const auto requests = random_requests(40);
-  const auto routing = llama.default_routing();
-  std::vector<Score> slow;
+std::vector<Score> score_slowly(const model::Llama& llama, const std::vector<Request>& requests) {
+  std::vector<Score> scores;
   for (const auto& request : requests) {
-    slow.push_back(score_slowly(llama, request, routing));
+    scores.push_back(score_slowly(llama, request, llama.default_routing()));
   }
-  for (const int64_t batch_tokens : {0, 1, 37, 200, 100000}) {  // 0: auto
-    CAPTURE(batch_tokens);
-    check_equal(score(llama, requests, {routing, batch_tokens, 4096}), slow, kTolerance);
+  return scores;
+}
+
+TEST_CASE("without a capacity scores are those of one request at a time, at any batch size",
+          "[eval]") {
+  const auto requests = random_requests(40);
+  for (const model::Llama& llama : {dense(), mixture("top2:cf=inf")}) {
+    const auto slow = score_slowly(llama, requests);
+    for (const int64_t batch_tokens : {0, 1, 37, 200, 100000}) {  // 0: auto
+      CAPTURE(batch_tokens);
+      const auto found = score(llama, requests, {llama.default_routing(), batch_tokens, 4096});
+      check_equal(found, slow, kTolerance);
+    }
   }
 }
 
-TEST_CASE("a dense model's scores are those of one request at a time, at any batch size",
-          "[eval]") {
-  check_against_slow(dense());
-}
-
-TEST_CASE("a dropless mixture's scores are those of one request at a time, at any batch size",
-          "[eval]") {
-  check_against_slow(mixture("top2:cf=inf"));
+TEST_CASE("products in bf16 score what those in f32 do, within the roundings of bf16", "[eval]") {
+  // bf16 rounds to 8 bits, by at most 2^-9 of a number. There are about 30 roundings one after the
+  // other: in each of 3 layers those of the norm, q k v, attention, its output, the norm, gate and
+  // up, their product and down, of results and operands; then the head. They add as a root of
+  // squares: logits are off by this share of their root mean square.
+  const double logit_share = std::sqrt(30.0) / 512;
+  // log p = z_t - logsumexp(z): twice the largest error of a logit, which of 64 normal ones is
+  // rarely above 3.5 deviations.
+  constexpr double kDeviations = 2 * 3.5;
+  const auto requests = random_requests(40);
+  for (const auto dtype : {io::DType::kF32, io::DType::kF16, io::DType::kBF16}) {
+    // Equal experts whose gates sum to 1: another routing gives the same output.
+    for (const bool is_mixture : {false, true}) {
+      CAPTURE(static_cast<int>(dtype), is_mixture);
+      const TempDir folder;
+      test::write_tiny_checkpoint(folder / "dense", {.dtype = dtype, .std = 0.3});
+      if (is_mixture) {
+        test::write_mixture(folder / "dense", folder / "moe",
+                            {.router = "top2:cf=inf", .router_std = 1.0});
+      }
+      const io::Checkpoint checkpoint(folder / (is_mixture ? "moe" : "dense"));
+      const auto load = [&](model::Precision precision) {
+        return model::Llama::load(checkpoint, {}, at::kCPU, model::Storage::kStored, {precision});
+      };
+      const model::Llama f32 = load(model::Precision::kF32), bf16 = load(model::Precision::kBf16);
+      const auto routing = f32.default_routing();
+      const auto truth = score(f32, requests, {routing}), scores = score(bf16, requests, {routing});
+      const at::Tensor logits =
+          f32.head(f32.forward({at::arange(60, at::kLong), {60}}, routing).hidden);
+      const double most = kDeviations * logit_share * logits.square().mean().sqrt().item<double>();
+      double sum = 0;
+      for (size_t i = 0; i < truth.size(); ++i) {
+        const double off = std::abs(scores[i].logprob - truth[i].logprob);
+        CHECK(off < most * static_cast<double>(truth[i].tokens));
+        sum += off;
+      }
+      CHECK(sum > 1e-3);  // the precision differs
+    }
+  }
 }
 
 TEST_CASE("what requests share is computed once and does not show in their scores", "[eval]") {
@@ -133,15 +134,14 @@ TEST_CASE("what requests share is computed once and does not show in their score
     }
   }
   for (const model::Llama& llama : {dense(), mixture("top2:cf=inf"), mixture("topp:0.4")}) {
-    const auto routing = llama.default_routing();
-    std::vector<Score> slow;
+    const auto slow = score_slowly(llama, requests);
     int64_t alone = 0;
     for (const auto& request : requests) {
-      slow.push_back(score_slowly(llama, request, routing));
       alone += request.inputs();
     }
     for (const int64_t batch_tokens : {1, 100, 100000}) {
-      const Scores found = score_requests(llama, requests, {routing, batch_tokens, 4096});
+      const Scores found =
+          score_requests(llama, requests, {llama.default_routing(), batch_tokens, 4096});
       check_equal(found.scores, slow, kTolerance);
       CHECK(found.input_tokens < alone * 2 / 5);
     }
@@ -163,15 +163,6 @@ TEST_CASE("greedy continuations are known as such", "[eval]") {
   CHECK(score(llama, {request}, {}).at(0).is_greedy);
   request.tokens[4] = (request.tokens[4] + 1) % 64;
   CHECK_FALSE(score(llama, {request}, {}).at(0).is_greedy);
-}
-
-TEST_CASE("scores come back in the order of the requests", "[eval]") {
-  const model::Llama llama = dense();
-  const auto requests = random_requests(20);
-  const auto all = score(llama, requests, {});
-  for (size_t i = 0; i < requests.size(); ++i) {
-    check_equal(score(llama, {requests[i]}, {}), {all[i]}, kTolerance);
-  }
 }
 
 TEST_CASE("with a capacity scores do not depend on the batch size at all", "[eval]") {

@@ -1,46 +1,19 @@
 // An evaluation on many ranks against the same on one: the numbers are the same to the bit, because
 // the same forwards are run.
 
-#include <random>
-
 #include "core/eval/scoring/forwards.h"
-#include "core/eval/scoring/score.h"
+#include "tests/core/eval/scoring/score_world.h"
 #include "tests/support/catch.h"
-#include "tests/support/mixture.h"
 #include "tests/support/rank_threads.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/time_limit.h"
-#include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
 namespace moe::eval {
 namespace {
 
-using test::TempDir;
 using test::TimeLimit;
 
 constexpr int kSeconds = 60;
-
-model::Llama mixture(const std::string& router) {
-  const TempDir folder;
-  test::write_tiny_checkpoint(folder / "dense", {.std = 0.3});
-  test::write_mixture(folder / "dense", folder / "moe",
-                      {.router = router, .router_std = 1.0, .ep_ranks = 2});
-  return model::Llama::load(io::Checkpoint(folder / "moe"));
-}
-
-std::vector<Request> random_requests(size_t count) {
-  std::mt19937_64 random(7);
-  std::vector<Request> requests(count);
-  for (auto& request : requests) {
-    const size_t length = 3 + random() % 40;
-    for (size_t i = 0; i < length; ++i) {
-      request.tokens.push_back(static_cast<int64_t>(random() % 64));
-    }
-    request.scored = 1 + static_cast<int64_t>(random() % 2);
-  }
-  return requests;
-}
 
 // What one rank is told in the course of a run.
 struct Outputs {
@@ -74,25 +47,8 @@ Outputs score(const model::Llama& llama, const std::vector<Request>& requests,
 }
 
 bool are_same(const Outputs& a, const Outputs& b) {
-  bool same = a.observed == b.observed && a.answered == b.answered &&
-              a.token_rows == b.token_rows && a.progress == b.progress &&
-              a.scores.forwards == b.scores.forwards &&
-              a.scores.input_tokens == b.scores.input_tokens &&
-              a.scores.scores.size() == b.scores.scores.size() &&
-              a.scores.counters.size() == b.scores.counters.size();
-  for (size_t i = 0; same && i < a.scores.scores.size(); ++i) {
-    const Score &one = a.scores.scores[i], &other = b.scores.scores[i];
-    same = one.logprob == other.logprob && one.is_greedy == other.is_greedy &&
-           one.tokens == other.tokens;
-  }
-  for (size_t i = 0; same && i < a.scores.counters.size(); ++i) {
-    const auto &one = a.scores.counters[i], &other = b.scores.counters[i];
-    same = one.tokens_per_expert == other.tokens_per_expert &&
-           one.dropped_requests == other.dropped_requests &&
-           one.rank_dropped == other.rank_dropped && one.tokens == other.tokens &&
-           one.entropy_sum == other.entropy_sum && one.rank_ir == other.rank_ir;
-  }
-  return same;
+  return a.observed == b.observed && a.answered == b.answered && a.token_rows == b.token_rows &&
+         a.progress == b.progress && same(a.scores, b.scores);
 }
 
 }  // namespace
@@ -100,11 +56,11 @@ bool are_same(const Outputs& a, const Outputs& b) {
 TEST_CASE("scores of many ranks are those of one, to the bit", "[eval]") {
   for (const char* router : {"top1+ir+fr:cf=0.5", "top2:cf=inf", "topp:0.4"}) {
     const model::Llama llama = mixture(router);
-    for (const size_t count : {0, 1, 23}) {
+    for (const size_t count : {0, 1, 19}) {
       const auto requests = random_requests(count);
       for (const bool observes : {false, true}) {
         const Outputs one = score(llama, requests, nullptr, observes);
-        for (const int64_t ranks : {1, 2, 3, 8}) {
+        for (const int64_t ranks : {2, 3, 8}) {
           INFO(router << ", " << count << " requests, " << ranks << " ranks, " << observes);
           const TimeLimit limit(kSeconds);
           std::vector<Outputs> outputs(static_cast<size_t>(ranks));

@@ -2,6 +2,7 @@
 #include "core/eval/tasks/prompt_template.h"
 #include "core/eval/tasks/tasks.h"
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 #include "tests/support/user_error.h"
 
 namespace moe::eval {
@@ -65,15 +66,15 @@ TEST_CASE("where the pool may hold the question, one more is drawn and it is lef
         "D.\n\nQ: 7\nA: y\n\nQ: 1\nA: y\n\nQ: 0\nA: x\n\n");
 }
 
-TEST_CASE("a pool that is too small and a wrong label in it are told", "[eval]") {
+TEST_CASE("a pool that is too small and a wrong label in it are refused", "[eval]") {
   const Task task = letters_task({ShotRule::Sampler::kRandom, true, 0, false});
   const auto pool = pool_of(3);
-  CHECK(test::user_error_of([&] { ShotSampler(task, pool, 3); }) ==
-        "task t: 3 examples are wanted, f line 1 has 3, one of which is kept in reserve; give a "
-        "smaller --num-fewshot");
-  CHECK(test::user_error_of([&] {
-          shot_text(task, {{{"q", 1}, {"label", 2}}, "f line 9"});
-        }) == "f line 9: the right choice is number 2, there are 2");
+  CHECK_THAT(test::user_error_of([&] { ShotSampler(task, pool, 3); }),
+             test::contains_text("f line 1 has 3") && test::contains_text("--num-fewshot"));
+  CHECK_THAT(test::user_error_of([&] {
+               shot_text(task, {{{"q", 1}, {"label", 2}}, "f line 9"});
+             }),
+             test::contains_text("f line 9: ") && test::contains_text("number 2"));
 }
 
 TEST_CASE("an example of a single continuation is delimited, the question itself is not",

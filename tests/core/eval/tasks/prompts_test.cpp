@@ -49,7 +49,7 @@ TEST_CASE("COPA: the full stop goes, the continuation has two spaces", "[eval]")
   MOE_NEED_SHARED_DATA();
   const Question copa = question_of("copa", 0, 100);
   CHECK(copa.context == "The man turned on the faucet therefore");
-  CHECK(copa.continuation_of(0) == "  the toilet filled with water.");
+  CHECK(copa.choice_continuation(0) == "  the toilet filled with water.");
   CHECK(copa.gold == 1);
   CHECK(copa.target == " water flowed from the spout.");
 }
@@ -130,12 +130,12 @@ TEST_CASE("WinoGrande scores what follows the blank, LAMBADA the last word", "[e
   const Question winogrande = question_of("winogrande", 0, 1267);
   CHECK(winogrande.contexts == Strings{"Sarah was a much better surgeon than Maria so Sarah",
                                        "Sarah was a much better surgeon than Maria so Maria"});
-  CHECK(winogrande.continuation_of(0) == " always got the easier cases.");
-  CHECK(winogrande.continuation_of(1) == winogrande.continuation_of(0));
+  CHECK(winogrande.choice_continuation(0) == " always got the easier cases.");
+  CHECK(winogrande.choice_continuation(1) == winogrande.choice_continuation(0));
   CHECK(winogrande.gold == 1);
   const Question lambada = question_of("lambada_openai", 0, 5153);
   CHECK(lambada.context.ends_with("I don't care about"));
-  CHECK(lambada.continuation_of(0) == " signs");
+  CHECK(lambada.choice_continuation(0) == " signs");
 }
 
 TEST_CASE("BIG-Bench-Hard: a description with and without a line of its own", "[eval]") {

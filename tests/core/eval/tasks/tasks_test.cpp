@@ -2,8 +2,13 @@
 // authors' files.
 #include "core/eval/tasks/tasks.h"
 
+#include <algorithm>
+#include <set>
+
+#include "core/eval/tasks/known_tasks.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
+#include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
@@ -11,6 +16,7 @@ namespace moe::eval {
 namespace {
 
 using Strings = std::vector<std::string>;
+using test::contains_text;
 using test::TempDir;
 using test::user_error_of;
 using test::write_file;
@@ -19,121 +25,48 @@ LoadedTask load_one(const std::string& name, const std::filesystem::path& data) 
   return load_tasks({name}, data, std::nullopt).at(0);
 }
 
-TEST_CASE("LogiQA: 651 questions, the loader's spaces after full stops, options as text",
-          "[eval]") {
-  MOE_NEED_SHARED_DATA();
-  const LoadedTask loaded = load_one("logiqa", test::shared_data() / "bench");
-  REQUIRE(loaded.questions.size() == 651);
-  const Question& first = loaded.questions.front();
-  CHECK(
-      first.context ==
-      "Passage: In the planning of a new district in a township, it was decided to build a special "
-      "community in the "
-      "southeast, northwest, centered on the citizen park. These four communities are designated "
-      "as cultural area, "
-      "leisure area, commercial area and administrative service area. It is known that the "
-      "administrative service area "
-      "is southwest of the cultural area, and the cultural area is southeast of the leisure area.\n"
-      "Question: Based on the above statement, which of the following can be derived?\n"
-      "Choices:\n"
-      "A. Civic Park is north of the administrative service area\n"
-      "B. The leisure area is southwest of the cultural area\n"
-      "C. The cultural district is in the northeast of the business district\n"
-      "D. The business district is southeast of the leisure area\n"
-      "Answer:");
-  CHECK(first.choices ==
-        Strings{"Civic Park is north of the administrative service area",
-                "The leisure area is southwest of the cultural area",
-                "The cultural district is in the northeast of the business district",
-                "The business district is southeast of the leisure area"});
-  CHECK(first.gold == 0);
-  CHECK(loaded.questions.back().choices.back() ==
-        "Z was a member of the committee the following year.");
+const Task& task_named(const std::string& name, Compat compat = Compat::kCurrent) {
+  const auto& tasks = known_tasks(compat);
+  const auto found =
+      std::find_if(tasks.begin(), tasks.end(), [&](const Task& task) { return task.name == name; });
+  REQUIRE(found != tasks.end());
+  return *found;
 }
 
-TEST_CASE("ARC-Easy: 2376 questions of 3 to 5 choices", "[eval]") {
+TEST_CASE("each form makes the tasks that have what it needs", "[eval]") {
+  CHECK(task_named("bbh_zeroshot_dyck_languages").output == OutputType::kGenerateUntil);
+  const auto& chosen = find_group("leaderboard_bbh")->members;
+  CHECK(std::find(chosen.begin(), chosen.end(), "leaderboard_bbh_dyck_languages") == chosen.end());
+  CHECK(task_named("leaderboard_bbh_reasoning_about_colored_objects").choices({}).size() == 18);
+  CHECK(task_named("leaderboard_bbh_hyperbaton").choices({}) == Strings{"(A)", "(B)"});
+  CHECK(task_named("leaderboard_bbh_object_counting").choices({}).back() == "18");
+  const Task& snarks = task_named("bbh_zeroshot_snarks");
+  CHECK(snarks.description.ends_with("ambivalent or witty remarks.\n\n"));
+  CHECK(snarks.harness_items == 178);
+  CHECK(snarks.ignores_case_and_marks);
+}
+
+// evaluate_test.cpp has the exact text of the first questions.
+TEST_CASE("LogiQA, ARC, PIQA and HellaSwag have all questions of their files", "[eval]") {
   MOE_NEED_SHARED_DATA();
-  const LoadedTask loaded = load_one("arc_easy", test::shared_data() / "bench");
-  REQUIRE(loaded.questions.size() == 2376);
-  const Question& first = loaded.questions.front();
-  CHECK(first.context ==
-        "Question: Which statement best explains why photosynthesis is the foundation of most food "
-        "webs?\nAnswer:");
-  CHECK(first.choices == Strings{"Sunlight is the source of energy for nearly all ecosystems.",
-                                 "Most ecosystems are found on land instead of in water.",
-                                 "Carbon dioxide is more available than other gases.",
-                                 "The producers in all ecosystems are plants."});
-  CHECK(first.gold == 0);
-  std::map<size_t, int> sizes;
-  for (const auto& question : loaded.questions) {
-    ++sizes[question.choices.size()];
+  struct Case {
+    const char* task;
+    size_t questions, fewest_choices, most_choices;
+  };
+  for (const auto& [task, questions, fewest, most] : {Case{"logiqa", 651, 4, 4},
+                                                      {"arc_easy", 2376, 3, 5},
+                                                      {"arc_challenge", 1172, 3, 5},
+                                                      {"piqa", 1838, 2, 2},
+                                                      {"hellaswag", 1000, 4, 4}}) {
+    CAPTURE(task);
+    const LoadedTask loaded = load_one(task, test::shared_data() / "bench");
+    CHECK(loaded.questions.size() == questions);
+    std::set<size_t> sizes;
+    for (const auto& question : loaded.questions) {
+      sizes.insert(question.choices.size());
+    }
+    CHECK((*sizes.begin() == fewest && *sizes.rbegin() == most));
   }
-  CHECK(sizes.size() == 3);
-  CHECK(sizes.begin()->first == 3);
-  CHECK(sizes.rbegin()->first == 5);
-}
-
-TEST_CASE("ARC-Challenge: 1172 questions", "[eval]") {
-  MOE_NEED_SHARED_DATA();
-  const LoadedTask loaded = load_one("arc_challenge", test::shared_data() / "bench");
-  REQUIRE(loaded.questions.size() == 1172);
-  const Question& first = loaded.questions.front();
-  CHECK(first.context ==
-        "Question: An astronomer observes that a planet rotates faster after a meteorite impact. "
-        "Which is the most "
-        "likely effect of this increase in rotation?\nAnswer:");
-  CHECK(first.choices ==
-        Strings{"Planetary density will decrease.", "Planetary years will become longer.",
-                "Planetary days will become shorter.", "Planetary gravity will become stronger."});
-  CHECK(first.gold == 2);
-}
-
-TEST_CASE("PIQA: 1838 goals with two solutions", "[eval]") {
-  MOE_NEED_SHARED_DATA();
-  const LoadedTask loaded = load_one("piqa", test::shared_data() / "bench");
-  REQUIRE(loaded.questions.size() == 1838);
-  const Question& first = loaded.questions.front();
-  CHECK(first.context ==
-        "Question: How do I ready a guinea pig cage for it's new occupants?\nAnswer:");
-  CHECK(first.choices ==
-        Strings{"Provide the guinea pig with a cage full of a few inches of bedding made of ripped "
-                "paper strips, you will "
-                "also need to supply it with a water bottle and a food dish.",
-                "Provide the guinea pig with a cage full of a few inches of bedding made of ripped "
-                "jeans material, you "
-                "will also need to supply it with a water bottle and a food dish."});
-  CHECK(first.gold == 0);
-  CHECK(loaded.questions[1].choices[1] == "finish, woodgrain with  bobby pin ");  // spaces are kept
-  CHECK(loaded.questions[1].gold == 1);
-}
-
-TEST_CASE("HellaSwag: 1000 scenes, ctx_b capitalised, WikiHow's marks cleaned", "[eval]") {
-  MOE_NEED_SHARED_DATA();
-  const LoadedTask loaded = load_one("hellaswag", test::shared_data() / "bench");
-  REQUIRE(loaded.questions.size() == 1000);
-  const Question& first = loaded.questions.front();
-  CHECK(first.context ==
-        "Pole vault: Pole vault is a sport where you run with a pole and stop and swing your body. "
-        "A few women");
-  CHECK(first.choices ==
-        Strings{"go down a rock and stop.", "watch from around a pole vault.",
-                "are in the wading pool.",
-                "are in the gym practicing to do this pole vault, trying to do their best."});
-  CHECK(first.gold == 3);
-  const Question& wikihow = loaded.questions[3];
-  CHECK(wikihow.context ==
-        "Sports and Fitness: How to bowl the leg spinner's variations. To bowl a googly, you grip "
-        "the ball the same as you "
-        "would for a leg break but hold it so your palm faces away from you. As you bowl, you "
-        "bring your elbow close to "
-        "your head and cock your wrist so that back of your hand faces the batsman. You spin the "
-        "ball by rotating the "
-        "fingers.");
-  // A mark at the start has no space before it: it is removed and its own space stays.
-  CHECK(wikihow.choices[0] ==
-        " If you're outside, the batsman only looks at the batsman as they dribble.. If you're "
-        "inside, the batsman lets "
-        "you line up the batsman with you.");
 }
 
 TEST_CASE("hellaswag preprocessing follows the harness's regular expressions", "[eval]") {
@@ -166,17 +99,6 @@ TEST_CASE("a quiz takes a question or a whole context, and an answer of any kind
   CHECK(loaded.questions[3].gold == 1);  // both a text and a letter: the text wins
 }
 
-TEST_CASE("--limit keeps the first questions and remembers how many there were", "[eval]") {
-  const TempDir folder;
-  const auto file = folder / "quiz.jsonl";
-  const std::string line = "{\"question\": \"q\", \"choices\": [\"a\", \"b\"], \"answer\": 0}\n";
-  write_file(file, line + line + line);
-  const auto loaded = load_tasks({file.string()}, "", 2);
-  CHECK(loaded.at(0).questions.size() == 2);
-  CHECK(loaded.at(0).total_questions == 3);
-  CHECK(load_tasks({file.string()}, "", 9).at(0).questions.size() == 3);
-}
-
 TEST_CASE("--limit parses no line behind the last question that it keeps", "[eval]") {
   const TempDir folder;
   const auto quiz = folder / "quiz.jsonl", table = folder / "own.csv", own = folder / "own.toml";
@@ -194,43 +116,42 @@ TEST_CASE("--limit parses no line behind the last question that it keeps", "[eva
         std::string::npos);
 }
 
-TEST_CASE("unknown tasks name the nearest one and where all are shown", "[eval]") {
-  CHECK(user_error_of([] { load_one("arc_eazy", "."); }) ==
-        "unknown task 'arc_eazy', did you mean 'arc_easy'?; moe eval --list shows all; or a file "
-        "of your own: TASK.json, TASK.toml or QUIZ.jsonl");
-  CHECK(user_error_of([] { load_one("piqa", ""); }) ==
-        "task piqa needs --data DIR, the folder that holds piqa/valid.jsonl and "
-        "piqa/valid-labels.lst, or piqa/validation.jsonl or .csv");
-  CHECK(user_error_of([] { load_one("piqa", "/no/such/folder"); }) ==
-        "--data /no/such/folder: not a folder");
+TEST_CASE("an unknown task is refused with the nearest one, and a missing folder by its flag",
+          "[eval]") {
+  CHECK_THAT(user_error_of([] { load_one("arc_eazy", "."); }),
+             contains_text("'arc_eazy'") && contains_text("'arc_easy'") &&
+                 contains_text("moe eval --list"));
+  CHECK_THAT(user_error_of([] { load_one("piqa", ""); }),
+             contains_text("--data DIR") && contains_text("piqa/valid.jsonl") &&
+                 contains_text("piqa/validation.jsonl"));
+  CHECK_THAT(user_error_of([] { load_one("piqa", "/no/such/folder"); }),
+             contains_text("--data /no/such/folder: "));
+  const TempDir folder;
+  write_file(folder / "a.jsonl", R"({"question": "q", "choices": ["a", "b"], "answer": 0})");
+  const std::string name = (folder / "a.jsonl").string();
+  CHECK_THAT(user_error_of([&] {
+               load_tasks({name, name}, "", std::nullopt);
+             }),
+             contains_text("'a' twice"));
 }
 
-TEST_CASE("a missing benchmark file is named with all places where it may lie", "[eval]") {
+TEST_CASE("a missing benchmark file is named with all places where it may be", "[eval]") {
   const TempDir data;
-  CHECK(user_error_of([&] { load_one("logiqa", data.path()); }) ==
-        fmt::format("task logiqa: {}/logiqa/Test.txt is not there (expected under --data: "
-                    "logiqa/Test.txt, or logiqa/test.jsonl or .csv); it comes from "
-                    "github.com/lgw863/LogiQA-dataset, or exported from the Hub's "
-                    "EleutherAI/logiqa; put it there or change --data",
-                    data.path().string()));
+  const auto error = [&](const char* task) {
+    return user_error_of([&] { load_one(task, data.path()); });
+  };
+  CHECK_THAT(error("logiqa"), contains_text((data / "logiqa/Test.txt").string()) &&
+                                  contains_text("logiqa/test.jsonl or .csv") &&
+                                  contains_text("EleutherAI/logiqa"));
   write_file(data / "piqa/valid.jsonl", "{}");
-  CHECK(user_error_of([&] { load_one("piqa", data.path()); }) ==
-        fmt::format("task piqa: {0}/piqa/valid-labels.lst is not there, beside "
-                    "{0}/piqa/valid.jsonl; put it there or change --data",
-                    data.path().string()));
-  CHECK(user_error_of([&] {
-          load_one("hellaswag", data.path());
-        }).find("hellaswag_val*.jsonl is not there") != std::string::npos);
+  CHECK_THAT(error("piqa"), contains_text((data / "piqa/valid-labels.lst").string()));
+  CHECK_THAT(error("hellaswag"), contains_text("hellaswag_val*.jsonl is not there"));
   write_file(data / "hellaswag/hellaswag_val_a.jsonl", "{}");
   write_file(data / "hellaswag/hellaswag_val_b.jsonl", "{}");
-  CHECK(user_error_of([&] { load_one("hellaswag", data.path()); }).find("2 files match") !=
-        std::string::npos);
-  // The whole file, by its own name, wins over parts of it: its (empty) content is what is
-  // complained about.
+  CHECK_THAT(error("hellaswag"), contains_text("2 files match"));
+  // The whole file is used instead of its parts.
   write_file(data / "hellaswag/hellaswag_val.jsonl", "\n");
-  CHECK(user_error_of([&] {
-          load_one("hellaswag", data.path());
-        }).find("hellaswag_val.jsonl: the file is empty") != std::string::npos);
+  CHECK_THAT(error("hellaswag"), contains_text("hellaswag_val.jsonl: the file is empty"));
 }
 
 TEST_CASE("records exported from the Hub stand in for the authors' files", "[eval]") {
@@ -258,9 +179,9 @@ TEST_CASE("records exported from the Hub stand in for the authors' files", "[eva
   write_file(data / "arc_easy/test.jsonl",
              "{\"id\": \"1\", \"question\": \"q\", \"choices\": {\"text\": [\"x\", \"y\"], "
              "\"label\": [\"1\", \"2\"]}, \"answerKey\": \"3\"}\n");
-  CHECK(user_error_of([&] { load_one("arc_easy", data.path()); }) ==
-        (data / "arc_easy/test.jsonl").string() +
-            " line 1: {{choices.label.index(answerKey)}}: \"3\" is not in [\"1\",\"2\"]");
+  CHECK_THAT(user_error_of([&] { load_one("arc_easy", data.path()); }),
+             contains_text((data / "arc_easy/test.jsonl").string() + " line 1: ") &&
+                 contains_text("\"3\""));
 }
 
 TEST_CASE("a group stands for its tasks, and tasks of two groups come once", "[eval]") {
@@ -270,12 +191,20 @@ TEST_CASE("a group stands for its tasks, and tasks of two groups come once", "[e
   CHECK(loaded.size() == 57);
   CHECK(loaded.front().task.name == "mmlu_abstract_algebra");
   CHECK(loaded.front().total_questions == 100);
-  CHECK(user_error_of([&] {
-          load_tasks({"piqa", "piqa"}, data, 1);
-        }) == "--tasks names 'piqa' twice; name it once");
 }
 
 TEST_CASE("0.4.1 had other definitions", "[eval]") {
+  CHECK(task_named("mmlu_anatomy").version == 1.0);
+  CHECK(task_named("mmlu_anatomy", Compat::k041).version == 0.0);
+  CHECK(task_named("truthfulqa_mc2").version == 3.0);
+  CHECK(task_named("truthfulqa_mc2", Compat::k041).version == 2.0);
+  const Task& navigate = task_named("bbh_zeroshot_navigate", Compat::k041);
+  CHECK(navigate.metrics.size() == 1);
+  CHECK(navigate.generation.until.back() == "\n\n");
+  CHECK_FALSE(navigate.ignores_case_and_marks);
+  CHECK(navigate.description == task_named("bbh_zeroshot_navigate").description);
+  CHECK_FALSE(task_named("leaderboard_bbh_navigate").not_in_0_4_1.empty());
+  CHECK(task_named("arc_easy").not_in_0_4_1.empty());
   MOE_NEED_SHARED_DATA();
   const auto data = test::shared_data() / "bench";
   const auto old = [&](const std::string& name) {
@@ -285,9 +214,9 @@ TEST_CASE("0.4.1 had other definitions", "[eval]") {
   CHECK(load_tasks({"record"}, data, 1).at(0).questions[0].choices[0].starts_with("  - "));
   CHECK(old("truthfulqa_mc2").task.version == 2.0);
   CHECK(old("bbh_zeroshot_snarks").task.metrics.size() == 1);
-  CHECK(user_error_of([&] { old("commonsense_qa"); }).find("0.4.1 had no such task") !=
-        std::string::npos);
-  CHECK(user_error_of([&] { old("leaderboard_bbh_snarks"); }).find("0.4.1") != std::string::npos);
+  for (const char* task : {"commonsense_qa", "leaderboard_bbh_snarks"}) {
+    CHECK_THAT(user_error_of([&] { old(task); }), contains_text("0.4.1"));
+  }
 }
 
 TEST_CASE("the list names each task with its files and where they come from", "[eval]") {
@@ -299,16 +228,6 @@ TEST_CASE("the list names each task with its files and where they come from", "[
             "    from super.gluebenchmark.com/tasks; or exported from aps/super_glue boolq\n") !=
         std::string::npos);
   CHECK(list.find("mmlu  57 tasks: the 57 subjects of MMLU\n") != std::string::npos);
-}
-
-TEST_CASE("a task named twice is refused", "[eval]") {
-  const TempDir folder;
-  write_file(folder / "a.jsonl",
-             "{\"question\": \"q\", \"choices\": [\"a\", \"b\"], \"answer\": 0}");
-  const std::string name = (folder / "a.jsonl").string();
-  CHECK(user_error_of([&] {
-          load_tasks({name, name}, "", std::nullopt);
-        }) == "--tasks names 'a' twice; name it once");
 }
 
 }  // namespace

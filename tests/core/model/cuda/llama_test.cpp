@@ -1,12 +1,16 @@
-// A model on a GPU against itself on the CPU: logits, gradients, generation. In a build without
-// CUDA the GPU is emulated (tests/support/emulated_cuda), and a host read of its memory faults.
+// A model on a GPU against itself on the CPU: logits, gradients, generation, parts of a step. In a
+// build without CUDA the GPU is emulated (tests/support/emulated_cuda), and a host read of its
+// memory faults.
 
 #include "core/model/llama/llama.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <chrono>
+
 #include "core/model/llama/generate.h"
+#include "core/model/llama/timeline.h"
 #include "tests/support/foreign_checkpoint.h"
 #include "tests/support/gpu.h"
 #include "tests/support/mixture.h"
@@ -108,47 +112,59 @@ void check_gpu_equals_cpu(const Folder& folder, bool is_bf16 = false) {
               is_bf16 ? kBf16 : kF32);
 }
 
-const std::vector<std::string>& routers() {
-  static const std::vector<std::string> all = {
-      "", "top1", "top2", "top1+ir+fr", "top2+ir+fr:cf=0.6", "top2:cf=inf", "topp:0.6", "relu:k=1"};
-  return all;
+struct Measured {
+  std::map<std::string, double> parts_s;
+  double host_s = 0, sum_s = 0;
+};
+
+// Two forwards and backwards of a small mixture.
+Measured measure(at::Device device) {
+  const Llama model = Folder("top2:cf=inf").load(device);
+  const auto work = [&] {
+    for (int i = 0; i < 2; ++i) {
+      const model::Packed pack{at::arange(40, at::kLong), {17, 23}};
+      model.head(model.forward(pack, model.default_routing()).hidden).sum().backward();
+    }
+  };
+  Measured measured;
+  const auto begin = std::chrono::steady_clock::now();
+  measured.parts_s = model::part_seconds(work, device);
+  measured.host_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  for (const auto& [name, seconds] : measured.parts_s) {
+    CHECK(seconds > 0);
+    measured.sum_s += seconds;
+  }
+  return measured;
 }
 
 }  // namespace
 
 TEST_CASE("logits and gradients on a GPU equal those on the CPU", "[model][gpu]") {
   MOE_NEED_GPU();
-  for (const auto& router : routers()) {
+  for (const std::string router :
+       {"", "top1+ir+fr", "top2:cf=inf", "top2+ir+fr:cf=0.6", "topp:0.6", "relu:k=1"}) {
     INFO("router '" << router << "'");
-    const Folder folder(router);
-    check_gpu_equals_cpu(folder);
+    check_gpu_equals_cpu(Folder(router));
   }
 }
 
-TEST_CASE("a shared expert on a GPU equals the one on the CPU", "[model][gpu]") {
+TEST_CASE("other architectures on a GPU equal those on the CPU", "[model][gpu]") {
   MOE_NEED_GPU();
-  // With two experts top-2 takes both, so that rounding to bf16 changes no choice.
-  for (const int64_t experts : {4, 2}) {
+  using test::Foreign;
+  for (const auto kind : {Foreign::kQwen2, Foreign::kQwen3}) {  // biases, head norms
+    CAPTURE(static_cast<int>(kind));
+    const Folder folder({.kind = kind, .dense_layers = {}, .tiny = {.hidden = 32, .std = 0.2}});
+    check_gpu_equals_cpu(folder, /*is_bf16=*/kind == Foreign::kQwen3);
+  }
+  for (const int64_t experts : {4, 2}) {  // with a shared expert
     CAPTURE(experts);
-    const Folder folder({.kind = test::Foreign::kQwen2Moe,
+    const Folder folder({.kind = Foreign::kQwen2Moe,
                          .experts = experts,
                          .dense_layers = {1},
                          .shared_width = 24,
                          .tiny = {.hidden = 32, .std = 0.2}});
-    check_gpu_equals_cpu(folder);
-    if (experts == 2) {
-      check_gpu_equals_cpu(folder, /*is_bf16=*/true);
-    }
-  }
-}
-
-TEST_CASE("biases and head norms on a GPU equal those on the CPU", "[model][gpu]") {
-  MOE_NEED_GPU();
-  for (const auto kind : {test::Foreign::kQwen2, test::Foreign::kQwen3}) {
-    CAPTURE(static_cast<int>(kind));
-    const Folder folder({.kind = kind, .dense_layers = {}, .tiny = {.hidden = 32, .std = 0.2}});
-    check_gpu_equals_cpu(folder);
-    check_gpu_equals_cpu(folder, /*is_bf16=*/true);
+    // With two experts top-2 takes both, so that rounding to bf16 changes no choice.
+    check_gpu_equals_cpu(folder, /*is_bf16=*/experts == 2);
   }
 }
 
@@ -157,29 +173,24 @@ TEST_CASE("bf16 on a GPU equals bf16 on the CPU", "[model][gpu]") {
   for (const std::string router : {"", "top2:cf=inf"}) {
     // The flash kernel needs heads of 8. Nothing is dropped, so that only a choice of experts could
     // differ, and its logits come from f32 activations that both devices round equally.
-    check_gpu_equals_cpu(Folder(router, {.hidden = 32, .std = 0.2}), /*is_bf16=*/true);
+    const test::TinyCheckpoint shape{.hidden = 32, .kv_heads = router.empty() ? 1 : 4, .std = 0.2};
+    check_gpu_equals_cpu(Folder(router, shape), /*is_bf16=*/true);
   }
 }
 
-TEST_CASE("recomputation on a GPU changes nothing", "[model][gpu]") {
+TEST_CASE("recomputation and adapters on a GPU equal those on the CPU", "[model][gpu]") {
   MOE_NEED_GPU();
   const Folder folder("top1+ir+fr");
-  const auto plain = results(folder.load(kGpu));
-  for (const auto recompute : {model::Recompute::kFeedForward, model::Recompute::kLayer}) {
-    check_close(results(folder.load(kGpu, {model::Precision::kF32, recompute})), plain, kF32);
-  }
-}
-
-TEST_CASE("adapters on a GPU equal those on the CPU", "[model][gpu]") {
-  MOE_NEED_GPU();
-  const Folder folder("top1");
-  const auto adapted = [&](at::Device device) {
-    Llama model = folder.load(device);
+  const auto run = [&](at::Device device, const model::ComputeOptions& compute) {
+    Llama model = folder.load(device, compute);
     model.add_lora({4, 8, {"attention", "ffn"}}, 3);
     model.require_gradients();
     return results(model);
   };
-  check_close(adapted(kGpu), adapted(at::kCPU), kF32);
+  const auto host = run(at::kCPU, {});
+  for (const auto recompute : {model::Recompute::kFeedForward, model::Recompute::kLayer}) {
+    check_close(run(kGpu, {model::Precision::kF32, recompute}), host, kF32);
+  }
 }
 
 TEST_CASE("sequences that continue others on a GPU equal those on the CPU", "[model][gpu]") {
@@ -206,12 +217,12 @@ TEST_CASE("sequences that continue others on a GPU equal those on the CPU", "[mo
 
 TEST_CASE("a model generates the same text on a GPU and on the CPU", "[model][gpu]") {
   MOE_NEED_GPU();
-  for (const std::string router : {"", "top2:cf=inf", "relu:k=1"}) {
+  for (const std::string router : {"top2:cf=inf", "relu:k=1"}) {
     const Folder folder(router);
     const auto text = [&](at::Device device, double temperature) {
       const Llama model = folder.load(device);
       model::GenerateSettings settings;
-      settings.max_tokens = 12;
+      settings.max_tokens = 8;
       settings.temperature = temperature;
       settings.top_p = 0.9;
       return model::generate(model, model.default_routing(), {1, 5, 9}, settings);
@@ -221,14 +232,21 @@ TEST_CASE("a model generates the same text on a GPU and on the CPU", "[model][gp
   }
 }
 
-TEST_CASE("a clone of a model on a GPU is on the GPU and has its weights", "[model][gpu]") {
+// An emulated GPU has events a thousand times as fast as the host's clock
+// (tests/support/emulated_cuda/device.cpp).
+TEST_CASE("a step has the same parts on a GPU and on the CPU, timed by GPU events",
+          "[model][gpu]") {
   MOE_NEED_GPU();
-  const Folder folder("top1");
-  const Llama model = folder.load(kGpu);
-  CHECK(model.clone().device() == kGpu);
-  const Llama host = model.clone_to(at::kCPU);
-  const auto here = host.parameters(), there = model.parameters();
-  for (size_t i = 0; i < here.size(); ++i) {
-    CHECK(at::equal(here[i].tensor, there[i].tensor.cpu()));
+  const Measured host = measure(at::kCPU), gpu = measure(kGpu);
+  for (const auto& [name, seconds] : host.parts_s) {
+    CAPTURE(name);
+    CHECK(gpu.parts_s.count(name) == 1);
+  }
+  CHECK(host.sum_s < host.host_s);
+  if (test::is_emulated()) {
+    CHECK(gpu.sum_s > 10 * gpu.host_s);
+    CHECK(gpu.sum_s < 1000 * gpu.host_s);  // none is counted twice
+  } else {
+    CHECK(gpu.sum_s < gpu.host_s);
   }
 }

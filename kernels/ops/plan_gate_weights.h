@@ -10,7 +10,7 @@ namespace moe::kernels {
 
 struct PlanTensors {
   at::Tensor token, expert, choice, count;  // [R] i64 as in core/route/plan.h
-  at::Tensor home;                          // [T] i64, rank of each token, W for padding
+  at::Tensor source_rank;                   // [T] i64, rank of each token, W for padding
   int64_t ranks, k;
 };
 
@@ -20,7 +20,7 @@ struct PlanCounts {
 };
 // Counts the rows of `plan`. `logits` and `scores` [T, E] f32 are contiguous.
 PlanCounts count_plan(const at::Tensor& logits, const at::Tensor& scores, const PlanTensors& plan,
-                      bool rectifies, bool dropless);
+                      bool rectifies, bool is_dropless);
 
 struct PlanWeights {
   at::Tensor combine;          // [T, E] f32
@@ -29,8 +29,8 @@ struct PlanWeights {
 };
 // Computes gate weights and losses; differentiable in logits [T, E] f32. `count` is
 // PlanCounts::count; `by_logit` [T, E] i64 has the experts of each token, best first.
-PlanWeights weigh_plan(const at::Tensor& logits, const at::Tensor& count,
-                       const at::Tensor& by_logit, const PlanTensors& plan,
-                       const PlanWeightsKind& kind);
+PlanWeights plan_gate_weights(const at::Tensor& logits, const at::Tensor& count,
+                              const at::Tensor& by_logit, const PlanTensors& plan,
+                              const PlanWeightsKind& kind);
 
 }  // namespace moe::kernels

@@ -1,5 +1,4 @@
-// What people wrote is text to every template, also where it spells a special token of a
-// tokenizer.json.
+// The text of a record is encoded as text by every template, also if it spells a special token.
 
 #include <algorithm>
 
@@ -19,7 +18,7 @@ namespace {
 
 constexpr int64_t kEot = 258, kInst = 259, kIds = 260;  // 256 and 257 are <s> and </s>
 
-// A token a byte, and four special tokens.
+// Returns a byte-level tokenizer with four special tokens.
 TextCodec marked_codec() {
   Json vocab;
   for (int byte = 0; byte < 256; ++byte) {
@@ -38,10 +37,11 @@ TextCodec marked_codec() {
                   {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", Json::array()}}}}
                  .dump());
   write_file(dir / "tokenizer_config.json", R"({"bos_token": "<s>", "eos_token": "</s>"})");
-  return codec_of(std::make_shared<const io::Tokenizer>(io::Tokenizer::load(dir.path(), kIds)));
+  return make_text_codec(
+      std::make_shared<const io::Tokenizer>(io::Tokenizer::load(dir.path(), kIds)));
 }
 
-// Special tokens in {}, the rest as it was.
+// Prints special tokens in {} and the other tokens as text.
 template <typename Ids>
 std::string show_marks(const Ids& ids) {
   std::string shown;
@@ -70,7 +70,7 @@ const char* const kHostile =
 
 }  // namespace
 
-TEST_CASE("a mark that people write is text in every template", "[data]") {
+TEST_CASE("A special token in a record is text in every template", "[data]") {
   CHECK(tokens_of(kHostile, "paper") == "{s}a</s>[INST]\n<|eot|>\nb<s></s>{/s}");
   CHECK(
       tokens_of(kHostile, "alpaca")
@@ -81,32 +81,31 @@ TEST_CASE("a mark that people write is text in every template", "[data]") {
   CHECK(tokens_of(R"({"prompt": "<s>p", "completion": "</s>"})", "paper") == "{s}<s>p</s>{/s}");
 }
 
-TEST_CASE("a mark that a template writes is its token, and none is made across a boundary",
-          "[data]") {
+TEST_CASE("Special tokens of a template are tokens, and none spans a boundary", "[data]") {
   CHECK(tokens_of(kHostile, "<|eot|>{instruction}<|eot|>{response}<|eot|>") ==
         "{s}{eot}a</s>[INST]\n<|eot|>{eot}b<s></s>{eot}{/s}");
   CHECK(tokens_of(R"({"prompt": "eot", "response": "s>"})", "<|{instruction}|>{response}") ==
         "{s}<|eot|>s>{/s}");
 }
 
-TEST_CASE("a question is encoded as the examples are", "[data]") {
+TEST_CASE("A question is encoded as the examples are", "[data]") {
   const Question question = question_tokens(Template::parse("<|eot|>{instruction}[INST]{response}"),
                                             "q<|eot|>", marked_codec());
   CHECK(show_marks(question.ids) == "{s}{eot}q<|eot|>{INST}");
 }
 
-TEST_CASE("plain text for --objective lm is read as the tokenizer reads it", "[data]") {
+TEST_CASE("Plain text for --objective lm may contain special tokens", "[data]") {
   CHECK(tokens_of(R"({"text": "a<|eot|>b"})", "paper", Objective::kLm) == "{s}a{eot}b{/s}");
 }
 
-TEST_CASE("with sentencepiece a template gives the ids of its text", "[data]") {
-  const TextCodec codec = codec_of(std::make_shared<const io::Tokenizer>(
+TEST_CASE("With sentencepiece a template gives the ids of its text", "[data]") {
+  const TextCodec codec = make_text_codec(std::make_shared<const io::Tokenizer>(
       io::Tokenizer::load(source_folder() / "recipes/tiny/model", 0)));
   const FilledText text = FilledText().own("Q: ").data("a</s> b ").own("</s>\nA:");
   CHECK(codec.encode_filled(text) == codec.encode(text.text));
 }
 
-TEST_CASE("stripping a filled text moves what people wrote along", "[data]") {
+TEST_CASE("Stripping a filled text moves the ranges of the user's text", "[data]") {
   const FilledText text = FilledText().own(" \n").data(" ab ").own("c").data("d \t").stripped();
   CHECK(text.text == "ab cd");
   CHECK(text.written == std::vector<io::TextRange>{{0, 3}, {4, 5}});

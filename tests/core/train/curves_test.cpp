@@ -1,18 +1,74 @@
-// Stages of ReLU training: their ends by the definition, in metrics.jsonl, across a checkpoint and
-// on the report.
+// Downsampled curves, and the stages of ReLU training.
 
 #include "core/train/observe/curves.h"
+
+#include <algorithm>
+#include <cmath>
+
 #include "core/train/observe/metrics.h"
-#include "core/train/observe/report.h"
-#include "tests/support/page.h"
-#include "tests/support/train_world.h"
+#include "tests/support/catch.h"
+#include "tests/support/temp_dir.h"
 
 using namespace moe;
 using namespace moe::train;
-using moe::test::count_of;
 using moe::test::read_file;
 using moe::test::TempDir;
-using moe::test::TrainWorld;
+
+TEST_CASE("a curve of up to 1000 points is kept as it is", "[train]") {
+  Downsampled curve;
+  for (int64_t step = 1; step <= 1000; ++step) {
+    curve.add(step, std::sin(0.1 * static_cast<double>(step)));
+  }
+  const auto points = curve.points();
+  REQUIRE(points.size() == 1000);
+  CHECK_FALSE(curve.is_downsampled());
+  for (int64_t step = 1; step <= 1000; ++step) {
+    const Point& point = points[static_cast<size_t>(step - 1)];
+    CHECK(point.step == step);
+    CHECK(point.value == std::sin(0.1 * static_cast<double>(step)));
+  }
+}
+
+TEST_CASE("a longer curve keeps at most 1000 points, with its extremes", "[train]") {
+  const auto steps = GENERATE(int64_t{1001}, int64_t{1999}, int64_t{1'000'003});
+  Downsampled curve;
+  double sum = 0;
+  for (int64_t step = 1; step <= steps; ++step) {
+    const double value = step == 777 ? 50 : step == 901 ? -50 : 1.0 / static_cast<double>(step);
+    curve.add(step, value);
+    sum += value;
+  }
+  const auto points = curve.points();
+  CHECK(points.size() <= Downsampled::kMaxPoints);
+  CHECK(points.size() > Downsampled::kMaxPoints / 4);
+  CHECK(std::is_sorted(points.begin(), points.end(),
+                       [](Point one, Point two) { return one.step < two.step; }));
+  const auto has = [&](int64_t step, double value) {
+    return std::any_of(points.begin(), points.end(),
+                       [&](Point point) { return point.step == step && point.value == value; });
+  };
+  CHECK(has(777, 50));
+  CHECK(has(901, -50));
+  CHECK((curve.least.step == 901 && curve.largest.step == 777));
+  CHECK((curve.first.step == 1 && curve.last.step == steps));
+  CHECK((points.front().step == 1 && points.back().step == steps));
+}
+
+TEST_CASE("points(n) returns at most n points with the first, the last and the extremes",
+          "[train]") {
+  const auto steps = GENERATE(int64_t{40}, int64_t{900}, int64_t{50'000});
+  Downsampled curve;
+  for (int64_t step = 1; step <= steps; ++step) {
+    curve.add(step, step == 30 ? 50 : std::sin(static_cast<double>(step)));
+  }
+  for (const size_t most : {size_t{4}, size_t{50}, size_t{300}}) {
+    const auto points = curve.points(most);
+    CHECK(points.size() <= most);
+    CHECK((points.front().step == 1 && points.back().step == steps));
+    CHECK((most == 4 || std::any_of(points.begin(), points.end(),
+                                    [](Point point) { return point.value == 50; })));
+  }
+}
 
 namespace {
 
@@ -105,41 +161,4 @@ TEST_CASE("the log has the ends of the stages once, also of an interrupted run",
   }
   CHECK(whole[4]["dense_stage_end"] == 2);
   CHECK(whole[4]["sparsifying_stage_end"] == 5);
-}
-
-TEST_CASE("the report of a ReLU run has the step at which it became sparse", "[train]") {
-  const TempDir dir;
-  const auto make_page = [&](const std::vector<double>& sparsity) {
-    History history;
-    for (size_t i = 0; i < sparsity.size(); ++i) {
-      history.add(Json(relu_line(static_cast<int64_t>(i) + 1, sparsity[i])), "metrics");
-    }
-    return report_page(dir.path(), history);
-  };
-  const auto fact = [](const std::string& value) {
-    return "<dt>Sparse since step</dt><dd>" + value + "</small></dd>";
-  };
-  CHECK(count_of(make_page({0.5, 0.54, 0.6, 0.76, 0.7}),
-                 fact("4 <small>dense until 2; S* is 0.75")) == 1);
-  CHECK(count_of(make_page({0.5, 0.54, 0.6}),
-                 fact("- <small>not yet; dense until 2; S* is 0.75")) == 1);
-}
-
-TEST_CASE("a run with a ReLU router writes target sparsity and the ends of the stages", "[train]") {
-  TrainWorld world("relu:k=1,lambda0=0.01,mult=1.5");
-  world.settings.steps = 40;
-  world.train();
-  const Json lines = lines_of(world.dir / "run/metrics.jsonl");
-  std::vector<double> sparsity;
-  int64_t ends = 0;
-  for (const auto& line : lines) {
-    CHECK(line["target_sparsity"] == 0.75);
-    sparsity.push_back(line["sparsity"]);
-    ends += line.contains("sparsifying_stage_end");
-  }
-  const auto [first, second] = ends_by_definition(sparsity, 0.75);
-  REQUIRE(second > 0);
-  CHECK(ends == 1);
-  CHECK(lines[static_cast<size_t>(second) - 1]["sparsifying_stage_end"] == second);
-  CHECK(lines[static_cast<size_t>(second) - 1]["dense_stage_end"] == first);
 }

@@ -1,4 +1,4 @@
-#include "kernels/ops/weigh_plan.h"
+#include "kernels/ops/plan_gate_weights.h"
 
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -13,16 +13,16 @@ using torch::autograd::variable_list;
 namespace {
 
 std::vector<Tensor> plan_lists(const PlanTensors& plan) {
-  return {plan.token, plan.expert, plan.choice, plan.count, plan.home};
+  return {plan.token, plan.expert, plan.choice, plan.count, plan.source_rank};
 }
 
-// Non-tensor state of a WeighPlan node.
+// Non-tensor state of a PlanGateWeights node.
 struct SavedPlan : torch::CustomClassHolder {
   SavedPlan(const PlanTensors& plan, const PlanWeightsKind& kind) : plan_and_kind(plan, kind) {}
   std::pair<PlanTensors, PlanWeightsKind> plan_and_kind;
 };
 
-struct WeighPlan : torch::autograd::Function<WeighPlan> {
+struct PlanGateWeights : torch::autograd::Function<PlanGateWeights> {
   // Returns combine [T, E], weights [R], load balance [], z [].
   static variable_list forward(AutogradContext* context, const Tensor& given, const Tensor& count,
                                const Tensor& by_logit, const PlanTensors& plan,
@@ -63,16 +63,16 @@ struct WeighPlan : torch::autograd::Function<WeighPlan> {
 }  // namespace
 
 PlanCounts count_plan(const Tensor& logits, const Tensor& scores, const PlanTensors& plan,
-                      bool rectifies, bool dropless) {
+                      bool rectifies, bool is_dropless) {
   static const Operation<decltype(plan_counts_on<plan_counts_cpu>)> operation("moe::plan_counts");
   const auto [count, counted] =
-      operation(logits, scores, plan_lists(plan), plan.ranks, plan.k, rectifies, dropless);
+      operation(logits, scores, plan_lists(plan), plan.ranks, plan.k, rectifies, is_dropless);
   return {count, counted};
 }
 
-PlanWeights weigh_plan(const Tensor& logits, const Tensor& count, const Tensor& by_logit,
-                       const PlanTensors& plan, const PlanWeightsKind& kind) {
-  const variable_list results = WeighPlan::apply(logits, count, by_logit, plan, kind);
+PlanWeights plan_gate_weights(const Tensor& logits, const Tensor& count, const Tensor& by_logit,
+                              const PlanTensors& plan, const PlanWeightsKind& kind) {
+  const variable_list results = PlanGateWeights::apply(logits, count, by_logit, plan, kind);
   return {results[0], results[1], results[2], results[3]};
 }
 
