@@ -133,6 +133,13 @@ void sync(const Descriptor& file, const fs::path& path) {
   }
 }
 
+int check_opened(int descriptor, const std::string& file) {
+  if (descriptor < 0 && (errno == EMFILE || errno == ENFILE)) {
+    fail_file(file, "cannot be opened");
+  }
+  return descriptor;
+}
+
 void sync_folder(const fs::path& folder) {
   const Descriptor handle(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!handle.is_open()) {

@@ -30,6 +30,10 @@ void write_all(const Descriptor& file, std::span<const std::byte> bytes,
 void sync(const Descriptor& file, const std::filesystem::path& path);
 void sync_folder(const std::filesystem::path& folder);
 
+// Returns `descriptor`, the result of open() for `file`. Throws std::runtime_error if it failed
+// because too many files are open: callers take other failures as "no such file of ours".
+int check_opened(int descriptor, const std::string& file);
+
 // Writes and syncs a small file.
 void write_file(const std::filesystem::path& path, const std::string& text);
 

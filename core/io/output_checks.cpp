@@ -62,8 +62,10 @@ using OutputList = std::map<std::string, std::optional<uint64_t>>;
 // Returns nothing if `folder` has no list, or something else of that name.
 std::optional<OutputList> read_output_list(const fs::path& folder) {
   // O_NONBLOCK: opening a named pipe must not wait for a writer.
+  const fs::path list_file = folder / kOutputList;
   const Descriptor file(
-      ::open((folder / kOutputList).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+      check_opened(::open(list_file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK),
+                   list_file.string()));
   const std::string text = read_start(file, kMaxListBytes + 1).value_or("");
   if (text.size() > kMaxListBytes || !text.starts_with(kListHead)) {
     return std::nullopt;
@@ -221,7 +223,8 @@ void check_is_own_page(const fs::path& file) {
       "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
       "'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action "
       "'none'\">"};
-  const Descriptor page(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  const Descriptor page(check_opened(
+      ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK), file.string()));
   const std::string head = read_start(page, 512).value_or("");
   const bool is_own = std::any_of(std::begin(kGenerators), std::end(kGenerators),
                                   [&](auto mark) { return head.find(mark) != std::string::npos; });

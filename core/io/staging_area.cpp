@@ -51,8 +51,8 @@ bool is_own_folder(const Descriptor& folder) {
 // Opens the folder `name` in `parent` without following a link. The result is not open if that
 // fails.
 Descriptor open_folder_at(int parent, const std::string& name) {
-  return Descriptor(
-      ::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  return Descriptor(check_opened(
+      ::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), name));
 }
 
 bool is_taken_at(int parent, const std::string& name) {
@@ -75,8 +75,9 @@ Descriptor open_parent(const fs::path& out, const fs::path& root) {
       continue;
     }
     reached /= part;
-    Descriptor next(
-        ::openat(folder.get(), part.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    Descriptor next(check_opened(
+        ::openat(folder.get(), part.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC),
+        reached.string()));
     const int error = errno;
     if (!next.is_open() && is_taken_at(folder.get(), part.string())) {
       throw UserError(
@@ -94,7 +95,8 @@ Descriptor open_parent(const fs::path& out, const fs::path& root) {
 }
 
 std::vector<std::string> names_in(const Descriptor& folder) {
-  Descriptor again(::openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  Descriptor again(check_opened(::openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC),
+                                "the output folder"));
   DIR* stream = again.is_open() ? ::fdopendir(again.get()) : nullptr;
   std::vector<std::string> names;
   if (stream != nullptr) {
@@ -132,8 +134,8 @@ void remove_tree_at(int parent, const std::string& name, const fs::path& path) {
 }
 
 bool has_marker(const Descriptor& folder, const fs::path& out) {
-  const Descriptor marker(
-      ::openat(folder.get(), kMarker, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  const Descriptor marker(check_opened(
+      ::openat(folder.get(), kMarker, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC), kMarker));
   const std::string head = marker_head(out);
   return read_start(marker, head.size()) == head;
 }

@@ -1,4 +1,4 @@
-// Standard streams that are closed, full or broken, and file size limits, for every command.
+// Standard streams that are closed, full, broken or pipes, and limits of the process.
 
 #include "tests/cli/commands.h"
 
@@ -92,4 +92,32 @@ TEST_CASE("a file size limit is a full disk: one sentence, exit code 2, nothing 
     CHECK_FALSE(std::filesystem::exists(dir / "out/model.safetensors"));
     CHECK_FALSE(std::filesystem::exists(dir / "out.partial"));
   }
+}
+
+TEST_CASE("limits of descriptors and of file sizes are named, with the code of their kind",
+          "[cli]") {
+  const TempDir dir;
+  write_inputs(dir);
+  const std::string train = "train dense -o run --data rows.jsonl --steps 1 --threads 1";
+  for (int count = 7; count <= 12; ++count) {  // each fails at another file
+    CAPTURE(count);
+    const auto few = run_shell(dir, train, ">/dev/null", fmt::format("ulimit -n {};", count));
+    CHECK((few.exit_code == 0 || few.exit_code == 1));
+    CHECK(says(few.err, few.exit_code == 1 ? "(ulimit -n)" : ""));
+  }
+  const auto small_store =
+      run_shell(dir, "train dense -o other --data rows.jsonl --steps 1 --ranks 2", ">/dev/null",
+                "ulimit -f 1;");
+  CHECK(small_store.exit_code == 2);
+  CHECK(says(small_store.err, "ulimit -f allows files of "));
+}
+
+TEST_CASE("moe tokenize reads a named pipe", "[cli]") {
+  const TempDir dir;
+  write_inputs(dir);
+  const auto run =
+      run_shell(dir, "tokenize dense pipe", ">out", "mkfifo pipe; cat text.txt >pipe &");
+  CHECK(run.exit_code == 0);
+  REQUIRE(run_shell(dir, "tokenize dense text.txt", ">wanted").exit_code == 0);
+  CHECK(read_file(dir / "out") == read_file(dir / "wanted"));
 }
