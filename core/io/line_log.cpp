@@ -68,7 +68,7 @@ LineLog::LineLog(fs::path file, const std::string& title)
 }
 
 void LineLog::read(const std::string& title) {
-  Descriptor copy(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0));
+  Descriptor copy(check_opened(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0), path_.string()));
   const std::string text =
       FileReader(std::move(copy), path_.string()).read_rest(std::numeric_limits<uint64_t>::max());
   const std::string head = title + "\n";

@@ -398,7 +398,8 @@ std::string time_text() {
 
 // Returns a reader of the open file. Shares the offset of `descriptor`, which appends.
 FileReader make_reader(const Descriptor& descriptor, const fs::path& file) {
-  return {Descriptor(::fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 0)), file.string()};
+  const int copy = ::fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 0);
+  return {Descriptor(io::check_opened(copy, file.string())), file.string()};
 }
 
 Descriptor open_lines(const fs::path& file) {
