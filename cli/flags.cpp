@@ -154,6 +154,29 @@ class TomlConfig : public CLI::Config {
   const CLI::App& app_;
 };
 
+// Starts the threads of OpenMP. libgomp ends the process without a message of moe if the system
+// refuses a thread, so ordinary threads are tried first.
+void start_threads(int count) {
+  std::vector<std::thread> tried;
+  std::latch all_tried(1);
+  std::optional<std::system_error> refusal;
+  try {
+    while (static_cast<int>(tried.size()) + 1 < count) {
+      tried.emplace_back([&all_tried] { all_tried.wait(); });
+    }
+  } catch (const std::system_error& error) {
+    refusal = error;
+  }
+  all_tried.count_down();
+  for (std::thread& thread : tried) {
+    thread.join();
+  }
+  if (refusal) {
+    throw std::system_error(*refusal);
+  }
+  at::parallel_for(0, count, 1, [](int64_t, int64_t) {});
+}
+
 }  // namespace
 
 void add_options(CLI::App& command, const Options& options) {
@@ -240,33 +263,6 @@ void add_threads(CLI::App& command, int& threads) {
               {{"threads", &threads, group::kRanks, "CPU threads, at most one per processor",
                 whole_between(1, 4096), "one per core"}});
 }
-
-namespace {
-
-// Starts the threads of OpenMP. libgomp ends the process without a message of moe if the system
-// refuses a thread, so ordinary threads are tried first.
-void start_threads(int count) {
-  std::vector<std::thread> tried;
-  std::latch all_tried(1);
-  std::optional<std::system_error> refusal;
-  try {
-    while (static_cast<int>(tried.size()) + 1 < count) {
-      tried.emplace_back([&all_tried] { all_tried.wait(); });
-    }
-  } catch (const std::system_error& error) {
-    refusal = error;
-  }
-  all_tried.count_down();
-  for (std::thread& thread : tried) {
-    thread.join();
-  }
-  if (refusal) {
-    throw std::system_error(*refusal);
-  }
-  at::parallel_for(0, count, 1, [](int64_t, int64_t) {});
-}
-
-}  // namespace
 
 void apply_threads(int threads) {
   const int wanted = threads > 0 ? threads : at::get_num_threads();

@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 
 #include "core/base/error.h"
 #include "core/base/text.h"
@@ -290,16 +291,18 @@ void run_as_rank(const Environment& environment, Seconds timeout, at::Device dev
                                     : open_tcp(environment.store_host, environment.store_port,
                                                environment.run_name, timeout);
   claim_rank(store, environment.rank, own);
+  // Declared before `try`: after an exception its thread enforces kHardDeadline until end_process()
+  // ends the process.
+  std::unique_ptr<ProcessGroup> group;
   try {
-    // Not deleted after an exception: its thread enforces kHardDeadline until the process ends.
-    auto* const group = new ProcessGroup(  // NOLINT
+    group = std::make_unique<ProcessGroup>(
         store, environment.rank, join(store, environment.size, timeout), timeout,
         environment.store_rank(), [environment, store](ExitReason reason) {
           reason.rank = environment.rank;
           end_process(environment, store, reason);
         });
     group->interface = environment.interface;
-    current_group = group;
+    current_group = group.get();
     const auto before = std::set_terminate(on_terminate);
     {
       const auto comm = make_process_comm(*group, device);
@@ -311,7 +314,7 @@ void run_as_rank(const Environment& environment, Seconds timeout, at::Device dev
     }
     std::set_terminate(before);
     current_group = nullptr;
-    delete group;  // NOLINT
+    group.reset();
   } catch (...) {
     end_process(environment, store, describe_exception(std::current_exception(), environment.rank));
   }

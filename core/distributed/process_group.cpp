@@ -45,8 +45,9 @@ std::vector<int64_t> row_bytes(std::vector<int64_t> rows, const Tensor& tensor, 
 // fail at FILE] VALUES. CAUSE". NCCL's cause is the line after "Last error:", else the first line.
 // A stack trace of LibTorch may follow.
 std::string library_cause(const std::string& text) {
-  if (text.starts_with("[enforce fail at ")) {
-    return text.substr(text.rfind(". ") + 2);
+  if (const size_t end = text.rfind(". ");
+      text.starts_with("[enforce fail at ") && end != std::string::npos) {
+    return text.substr(end + 2);
   }
   constexpr std::string_view kCause = "Last error:\n";
   const size_t cause = text.find(kCause);

@@ -140,6 +140,11 @@ int check_opened(int descriptor, const std::string& file) {
   return descriptor;
 }
 
+FileReader read_again(const Descriptor& file, const fs::path& path) {
+  const int copy = ::fcntl(file.get(), F_DUPFD_CLOEXEC, 0);
+  return {Descriptor(check_opened(copy, path.string())), path.string()};
+}
+
 void sync_folder(const fs::path& folder) {
   const Descriptor handle(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!handle.is_open()) {

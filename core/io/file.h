@@ -34,6 +34,9 @@ void sync_folder(const std::filesystem::path& folder);
 // because too many files are open: callers take other failures as "no such file of ours".
 int check_opened(int descriptor, const std::string& file);
 
+// Returns a reader of the open `file`, whose offset it shares.
+FileReader read_again(const Descriptor& file, const std::filesystem::path& path);
+
 // Writes and syncs a small file.
 void write_file(const std::filesystem::path& path, const std::string& text);
 

@@ -68,9 +68,7 @@ LineLog::LineLog(fs::path file, const std::string& title)
 }
 
 void LineLog::read(const std::string& title) {
-  Descriptor copy(check_opened(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0), path_.string()));
-  const std::string text =
-      FileReader(std::move(copy), path_.string()).read_rest(std::numeric_limits<uint64_t>::max());
+  const std::string text = read_again(file_, path_).read_rest(std::numeric_limits<uint64_t>::max());
   const std::string head = title + "\n";
   // An incomplete title is that of a log whose first write was interrupted.
   if (text.compare(0, head.size(), head, 0, std::min(text.size(), head.size())) != 0) {

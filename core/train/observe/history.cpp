@@ -396,12 +396,6 @@ std::string time_text() {
   return fmt::format("{:%Y-%m-%d %H:%M} UTC", fmt::gmtime(std::chrono::system_clock::now()));
 }
 
-// Returns a reader of the open file. Shares the offset of `descriptor`, which appends.
-FileReader make_reader(const Descriptor& descriptor, const fs::path& file) {
-  const int copy = ::fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 0);
-  return {Descriptor(io::check_opened(copy, file.string())), file.string()};
-}
-
 Descriptor open_lines(const fs::path& file) {
   // O_NONBLOCK: opening a named pipe must not block.
   Descriptor descriptor(::open(
@@ -421,7 +415,7 @@ Descriptor open_lines(const fs::path& file) {
     throw UserError("{}: is not a regular file; remove it", file.string());
   }
   const auto size = static_cast<uint64_t>(status.st_size);
-  FileReader in = make_reader(descriptor, file);
+  FileReader in = io::read_again(descriptor, file);
   const uint64_t end = behind_last_break(in, size, file);
   if (end < size) {
     truncate(descriptor, end, file);
@@ -445,7 +439,7 @@ bool StepLines::cut_at(const LinesMark& mark) {
   if (static_cast<uint64_t>(status_of(descriptor_, file_).st_size) < mark.bytes) {
     return false;
   }
-  FileReader in = make_reader(descriptor_, file_);
+  FileReader in = io::read_again(descriptor_, file_);
   const uint64_t begin = behind_last_break(in, mark.bytes - 1, file_);
   const std::string line = read_at(in, begin, mark.bytes, file_);
   const Json json = try_parse_json(line).value_or(Json());
