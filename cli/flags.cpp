@@ -361,11 +361,6 @@ std::vector<std::string> long_flags(const CLI::App& command) {
   return names;
 }
 
-Option with_commas(Option option) {
-  option.is_comma_separated = true;
-  return option;
-}
-
 Option byte_size(const char* name, uint64_t& bytes, const char* group, std::string help,
                  std::string fallback) {
   const auto set = [name, &bytes](const std::string& text) { bytes = parse_bytes(text, name); };

@@ -93,8 +93,6 @@ std::vector<std::string> subcommand_names(const CLI::App& app);
 // Returns the long names of a command's flags: "--router", "--out", ...
 std::vector<std::string> long_flags(const CLI::App& command);
 
-// Returns a list option whose values may be separated by commas.
-Option with_commas(Option option);
 // Returns the option --`name` of a size such as "5GB", "200KB", "64MiB" or "1000";
 // `fallback` is the default as text.
 Option byte_size(const char* name, uint64_t& bytes, const char* group, std::string help,

@@ -19,7 +19,7 @@ namespace {
 using Strings = std::vector<std::string>;
 using Tree = std::map<std::string, std::string>;  // path from the root -> text
 
-// What each folder may include, besides itself and the folders that those may include.
+// Folders that each folder may include, besides itself and what these may include.
 const std::map<std::string, std::set<std::string>>& arrows_down() {
   static const std::map<std::string, std::set<std::string>> arrows = {
       {"core/base", {}},

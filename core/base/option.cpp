@@ -196,6 +196,11 @@ bool holds(const Range& range, double value) {
   return std::isfinite(value) && inside;
 }
 
+Option with_commas(Option option) {
+  option.is_comma_separated = true;
+  return option;
+}
+
 Options concat(std::vector<Options> parts) {
   Options all;
   for (auto& part : parts) {

@@ -70,6 +70,9 @@ struct Option {
 
 using Options = std::vector<Option>;
 
+// Returns a list option whose values may be separated by commas.
+Option with_commas(Option option);
+
 // Returns the concatenation of `parts`.
 Options concat(std::vector<Options> parts);
 

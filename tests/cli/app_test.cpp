@@ -1,4 +1,5 @@
-// What all commands share: help, version, reference, completion, unknown words, recipes, numbers.
+// Behaviour shared by all commands: help, version, reference, completion, unknown words, recipes,
+// numbers.
 
 #include <filesystem>
 #include <regex>

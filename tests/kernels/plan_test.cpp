@@ -61,7 +61,8 @@ TEST_CASE("experts are ordered as a stable sort orders them", "[kernels]") {
           .view({3, 3}));
 }
 
-TEST_CASE("a token's choices and its best expert at home are those of the reference", "[kernels]") {
+TEST_CASE("a token's choices and the best expert of its own rank are those of the reference",
+          "[kernels]") {
   at::manual_seed(2);
   for (const int64_t tokens : {0, 1, 31, 33, 700}) {
     for (const int64_t ranks : {1, 2, 4}) {

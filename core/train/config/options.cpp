@@ -43,11 +43,6 @@ Option changeable(Option option) {
   return option;
 }
 
-Option with_commas(Option option) {
-  option.is_comma_separated = true;
-  return option;
-}
-
 // settings.toml has the option only if `is_written` returns true.
 Option written_if(std::function<bool()> is_written, Option option) {
   option.is_written = std::move(is_written);

@@ -106,7 +106,7 @@ TEST_CASE("a bias of zeros, or the same for all, routes as none does, bit for bi
   }
 }
 
-TEST_CASE("balance losses count the choices of the scores, whatever the bias", "[route]") {
+TEST_CASE("balance losses count the choices by score, for any bias", "[route]") {
   std::mt19937 random(44);
   auto input = random_routing(random, 32, 8, 2);
   input.group.sequence = std::vector<int64_t>(32, 0);
@@ -138,7 +138,7 @@ TEST_CASE("weights under a bias have the gradient of finite differences", "[rout
   }
 }
 
-TEST_CASE("a bias moves by its rate against the load, and stands where the load is the mean",
+TEST_CASE("a bias moves by its rate against the load, and stays where the load is the mean",
           "[route]") {
   at::Tensor bias = at::zeros({4});
   route::update_bias(bias, {5, 1, 3, 3}, 0.25);

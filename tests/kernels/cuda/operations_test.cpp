@@ -154,7 +154,7 @@ TEST_CASE("a GPU rounds stochastically as the CPU does", "[kernels][gpu]") {
 // TF32, where a run allows it, does not reach what decides between experts. The emulated GPU has no
 // TF32: the test reads LibTorch's switch at each product (tests/support/emulated_cuda).
 
-// Whether each product of f32 matrices since the start of a test could be in TF32.
+// For each product of f32 matrices since the start of a test: true if it could be in TF32.
 std::vector<bool>& allowed() {
   static std::vector<bool> products;
   return products;

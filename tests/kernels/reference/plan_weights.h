@@ -62,7 +62,7 @@ struct PlanTerms {
     const at::Tensor best = at::where(n > 0, a, -1e300).amax(1, /*keepdim=*/true);
     const at::Tensor e = at::where(n > 0, n * at::exp(a - best.clamp_min(-1e30)), 0.0);
     w = kind.normalise ? e / e.sum(1, /*keepdim=*/true).clamp_min(1e-300) : n * g;
-    // A row of its own for padding.
+    // One more row, for padding.
     const at::Tensor source_rank =
         at::from_blob(const_cast<int64_t*>(plan.source_rank), {plan.tokens}, at::kLong);
     const at::Tensor of_ranks =

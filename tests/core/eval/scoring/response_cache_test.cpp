@@ -135,7 +135,7 @@ TEST_CASE("a model's digest follows its weights and its configuration, not its n
   const auto weights = folder / "c/model.safetensors";
   std::filesystem::last_write_time(
       weights, std::filesystem::last_write_time(weights) + std::chrono::seconds(1));
-  CHECK_FALSE(compute_digest("c") == before);  // written again, to whatever content
+  CHECK_FALSE(compute_digest("c") == before);  // written again
 }
 
 TEST_CASE("generated answers come back, by prompt and by what ends them", "[eval]") {
