@@ -36,23 +36,18 @@ struct EvalFlags {
 void check_sweep(const EvalFlags& flags) {
   for (const auto& [flag, is_given] : {std::pair("--stats", !flags.settings.stats.empty()),
                                        std::pair("--against", !flags.settings.against.empty())}) {
-    if (is_given) {
-      throw UserError("--sweep and {} together; give {} to a run with one router", flag, flag);
-    }
+    USER_ERROR_IF(is_given, "--sweep and {} together; give {} to a run with one router", flag,
+                  flag);
   }
-  if (flags.settings.tasks.empty()) {
-    throw UserError("--sweep compares scores of tasks; give --tasks");
-  }
-  if (flags.sweeps.size() > 2) {
-    throw UserError("--sweep is given {} times; a table has two axes, give at most two",
-                    flags.sweeps.size());
-  }
+  USER_ERROR_IF(flags.settings.tasks.empty(), "--sweep compares scores of tasks; give --tasks");
+  USER_ERROR_IF(flags.sweeps.size() > 2,
+                "--sweep is given {} times; a table has two axes, give at most two",
+                flags.sweeps.size());
 }
 
 void check(const EvalFlags& flags) {
-  if (flags.settings.model.empty()) {
-    throw UserError("MODEL is missing: moe eval MODEL --tasks ..; --list shows the tasks");
-  }
+  USER_ERROR_IF(flags.settings.model.empty(),
+                "MODEL is missing: moe eval MODEL --tasks ..; --list shows the tasks");
   std::vector<std::string> given;
   for (const auto& [flag, is_given] : {std::pair("--tasks", !flags.settings.tasks.empty()),
                                        std::pair("--requests", !flags.requests.empty()),
@@ -61,29 +56,21 @@ void check(const EvalFlags& flags) {
       given.emplace_back(flag);
     }
   }
-  if (given.empty()) {
-    throw UserError(
-        "nothing to evaluate: give --tasks NAME,.. with --data DIR, or --requests FILE.jsonl, or "
-        "--stats-text FILE for its routing alone");
-  }
-  if (given.size() > 1) {
-    throw UserError("{} together; run them one after the other", fmt::join(given, " and "));
-  }
-  if (flags.settings.tasks.empty() && !flags.settings.out.empty()) {
-    throw UserError("{} prints its results to standard output; leave out -o", given.front());
-  }
-  if (flags.settings.tasks.empty() && !flags.settings.against.empty()) {
-    throw UserError("{} has nothing to compare; --against needs --tasks", given.front());
-  }
-  if (flags.items && flags.settings.against.empty()) {
-    throw UserError("--items lists where two runs differ; give --against DIR too");
-  }
-  if (flags.settings.stats.empty() && !flags.stats_by.empty()) {
-    throw UserError("--stats-by splits the counts of --stats; give --stats FILE too");
-  }
-  if (flags.settings.stats_by.task && flags.settings.tasks.empty()) {
-    throw UserError("--stats-by task needs --tasks; leave it out, or name source or token");
-  }
+  USER_ERROR_IF(given.empty(),
+                "nothing to evaluate: give --tasks NAME,.. with --data DIR, or --requests "
+                "FILE.jsonl, or --stats-text FILE for its routing alone");
+  USER_ERROR_IF(given.size() > 1, "{} together; run them one after the other",
+                fmt::join(given, " and "));
+  USER_ERROR_IF(flags.settings.tasks.empty() && !flags.settings.out.empty(),
+                "{} prints its results to standard output; leave out -o", given.front());
+  USER_ERROR_IF(flags.settings.tasks.empty() && !flags.settings.against.empty(),
+                "{} has nothing to compare; --against needs --tasks", given.front());
+  USER_ERROR_IF(flags.items && flags.settings.against.empty(),
+                "--items lists where two runs differ; give --against DIR too");
+  USER_ERROR_IF(flags.settings.stats.empty() && !flags.stats_by.empty(),
+                "--stats-by splits the counts of --stats; give --stats FILE too");
+  USER_ERROR_IF(flags.settings.stats_by.task && flags.settings.tasks.empty(),
+                "--stats-by task needs --tasks; leave it out, or name source or token");
   if (!flags.sweeps.empty()) {
     check_sweep(flags);
   }
@@ -250,10 +237,9 @@ void run(EvalFlags& flags) {
   flags.settings.precision = model::inference_precision(flags.precision, flags.ranks.on_cuda);
   train::StopSignals signals;  // before c10d starts threads
   distributed::run_on_ranks(flags.ranks, [&](distributed::Comm& comm) {
-    if (comm.size() > 1 && flags.requests == "-") {
-      throw UserError("--requests - on {} ranks: only one rank has standard input; give a file",
-                      comm.size());
-    }
+    USER_ERROR_IF(comm.size() > 1 && flags.requests == "-",
+                  "--requests - on {} ranks: only one rank has standard input; give a file",
+                  comm.size());
     run_on_rank(flags, comm, signals);
   });
 }
@@ -263,10 +249,9 @@ Choice number_or_auto(int64_t& member) {
   return {[&member] { return member == 0 ? "auto" : fmt::format("{}", member); },
           [&member](const std::string& text) {
             const int64_t number = eval::parse_int(text).value_or(0);
-            if (text != "auto" && (number < 1 || number > int64_t{1} << 30)) {
-              throw UserError("--batch-tokens {}: give a whole number from 1 to 2^30, or auto",
-                              printable(text));
-            }
+            USER_ERROR_IF(text != "auto" && (number < 1 || number > int64_t{1} << 30),
+                          "--batch-tokens {}: give a whole number from 1 to 2^30, or auto",
+                          printable(text));
             member = number;
           }};
 }

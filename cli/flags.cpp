@@ -54,9 +54,8 @@ uint64_t parse_bytes(const std::string& text, const char* name) {
     used = std::string::npos;
   }
   const auto unit = used == std::string::npos ? units.end() : units.find(text.substr(used));
-  if (unit == units.end() || !(value > 0) || value * unit->second > 1e18) {
-    throw UserError("--{} '{}' is not a size such as 5GB, 200KB or 64MiB", name, text);
-  }
+  USER_ERROR_IF(unit == units.end() || !(value > 0) || value * unit->second > 1e18,
+                "--{} '{}' is not a size such as 5GB, 200KB or 64MiB", name, text);
   return static_cast<uint64_t>(value * unit->second);
 }
 
@@ -102,9 +101,8 @@ class TomlConfig : public CLI::Config {
     std::string text(kMaxBytes + 1, '\0');
     input.read(text.data(), static_cast<std::streamsize>(text.size()));
     text.resize(static_cast<size_t>(input.gcount()));
-    if (text.size() > kMaxBytes) {
-      throw UserError("--config: the file is larger than 1 MiB and cannot be a recipe");
-    }
+    USER_ERROR_IF(text.size() > kMaxBytes,
+                  "--config: the file is larger than 1 MiB and cannot be a recipe");
     const Json recipe = parse_toml(text, "--config");
     std::vector<CLI::ConfigItem> items;
     for (const auto& [name, table] : recipe.items()) {
@@ -126,10 +124,8 @@ class TomlConfig : public CLI::Config {
       }
     }
     const std::vector<std::string> known = subcommand_names(app_);
-    if (!value.is_object()) {
-      throw UserError("--config: '{}' is outside a table; write it under [{}]", name,
-                      fmt::join(known, "], ["));
-    }
+    USER_ERROR_IF(!value.is_object(), "--config: '{}' is outside a table; write it under [{}]",
+                  name, fmt::join(known, "], ["));
     throw UserError("--config: [{}] is not a command; known: {}", name, fmt::join(known, ", "));
   }
 
@@ -274,10 +270,8 @@ void apply_threads(int threads) {
 }
 
 void check_device(bool use_cuda) {
-  if (use_cuda && kernels::gpu_count() == 0) {
-    throw UserError("--device cuda: no CUDA device: {}; or use --device cpu",
-                    kernels::why_no_gpu());
-  }
+  USER_ERROR_IF(use_cuda && kernels::gpu_count() == 0,
+                "--device cuda: no CUDA device: {}; or use --device cpu", kernels::why_no_gpu());
 }
 
 void add_device(CLI::App& command, std::string& device) {

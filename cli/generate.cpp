@@ -31,14 +31,11 @@ struct GenerateFlags {
 };
 
 void check_chat(const GenerateFlags& flags) {
-  if (!flags.chat && !flags.text_template.empty()) {
-    throw UserError("--template {} needs --chat", flags.text_template);
-  }
-  if (flags.chat && flags.bos != "auto") {
-    throw UserError(
-        "--bos {} with --chat: the template decides about the BOS token; leave out --bos",
-        flags.bos);
-  }
+  USER_ERROR_IF(!flags.chat && !flags.text_template.empty(), "--template {} needs --chat",
+                flags.text_template);
+  USER_ERROR_IF(flags.chat && flags.bos != "auto",
+                "--bos {} with --chat: the template decides about the BOS token; leave out --bos",
+                flags.bos);
 }
 
 bool ends_with(const std::vector<int64_t>& ids, const std::vector<int64_t>& end) {
@@ -53,10 +50,8 @@ model::RoutingOptions routing_for(const GenerateFlags& flags, const model::Model
   if (!flags.router.any()) {
     return model::generation_routing(stored);
   }
-  if (!moe) {
-    throw UserError(
-        "this model is dense, it has no router; leave out --router, --cf and --ep-ranks");
-  }
+  USER_ERROR_IF(!moe,
+                "this model is dense, it has no router; leave out --router, --cf and --ep-ranks");
   const auto resolved =
       route::override_router({stored.router, stored.ep_ranks, moe->experts, moe->gate_scale},
                              flags.router, flags.force, route::Purpose::kEvaluate);
@@ -75,11 +70,9 @@ std::vector<int64_t> prompt_ids(const GenerateFlags& flags, const io::Tokenizer&
           ? tokenizer.adds_bos() || tokenizer.kind() == io::TokenizerKind::kSentencepiece
           : flags.bos == "on";
   if (adds_bos || ids.empty()) {
-    if (tokenizer.bos_id() < 0) {
-      throw UserError(
-          "{}", ids.empty() ? "--prompt is empty and this tokenizer has no BOS token; give a text"
-                            : "this tokenizer has no BOS token; use --bos off");
-    }
+    USER_ERROR_IF(tokenizer.bos_id() < 0, "{}",
+                  ids.empty() ? "--prompt is empty and this tokenizer has no BOS token; give a text"
+                              : "this tokenizer has no BOS token; use --bos off");
     ids.insert(ids.begin(), tokenizer.bos_id());
   }
   return ids;
@@ -112,10 +105,8 @@ void run(const GenerateFlags& flags) {
   }
   const std::vector<int64_t>& prompt = question.ids;
   const int64_t room = config.longest_sequence() - static_cast<int64_t>(prompt.size());
-  if (room <= 0) {
-    throw UserError("--prompt has {} tokens, the context length is {}; shorten it", prompt.size(),
-                    config.longest_sequence());
-  }
+  USER_ERROR_IF(room <= 0, "--prompt has {} tokens, the context length is {}; shorten it",
+                prompt.size(), config.longest_sequence());
   check_memory(
       {model::generate_bytes(config, routing, static_cast<int64_t>(prompt.size()), flags.settings,
                              device),

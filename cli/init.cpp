@@ -21,13 +21,10 @@ struct InitFlags {
 };
 
 model::InitSettings settings_from(const InitFlags& flags) {
-  if (!flags.settings.experts &&
-      (flags.router.any() || flags.settings.layers != "all" || flags.settings.granularity != 1)) {
-    throw UserError(
-        "--router, --cf, --ep-ranks, --layers and --granularity need --experts; the config of a "
-        "MoE "
-        "model sets them itself");
-  }
+  USER_ERROR_IF(!flags.settings.experts && (flags.router.any() || flags.settings.layers != "all" ||
+                                            flags.settings.granularity != 1),
+                "--router, --cf, --ep-ranks, --layers and --granularity need --experts; the config "
+                "of a MoE model sets them itself");
   model::InitSettings settings = flags.settings;
   settings.router = route::requested_router(flags.router, route::parse_router("top2:cf=inf"));
   settings.ep_ranks = flags.router.ep_ranks;

@@ -50,10 +50,8 @@ void write_described_page(const ReportFlags& flags, const fs::path& file) {
 
 train::History read_history(const fs::path& run) {
   train::History history = train::read_history(run);
-  if (history.curves().empty()) {
-    throw UserError("{}: the run has finished no step yet, so there is nothing to show",
-                    run.string());
-  }
+  USER_ERROR_IF(history.curves().empty(),
+                "{}: the run has finished no step yet, so there is nothing to show", run.string());
   return history;
 }
 
@@ -69,16 +67,13 @@ void check_out(const ReportFlags& flags) {
 }
 
 void write_comparison(const ReportFlags& flags) {
-  if (flags.out.empty()) {
-    throw UserError("-o is required with several runs");
-  }
+  USER_ERROR_IF(flags.out.empty(), "-o is required with several runs");
   check_out(flags);
   std::vector<train::ComparedRun> runs;
   std::set<fs::path> known;
   for (const auto& run : flags.runs) {
-    if (!known.insert(fs::weakly_canonical(run)).second) {
-      throw UserError("{}: is given twice; name each run once", run.string());
-    }
+    USER_ERROR_IF(!known.insert(fs::weakly_canonical(run)).second,
+                  "{}: is given twice; name each run once", run.string());
     runs.push_back({run, read_history(run)});
   }
   io::write_whole(flags.out, train::comparison_page(runs));

@@ -279,9 +279,8 @@ void run(RouteFlags flags) {
   for (const auto& file : flags.files) {
     const std::string where = file == "-" ? "standard input" : file;
     Json input = route::read_route_input(route::read_input_text(file), where);
-    if (flags.router.router.empty()) {
-      throw UserError("{}: --router is required, such as --router top1+ir+fr", where);
-    }
+    USER_ERROR_IF(flags.router.router.empty(),
+                  "{}: --router is required, such as --router top1+ir+fr", where);
     if (flags.router.ep_ranks) {
       input["num_ranks"] = *flags.router.ep_ranks;
     }

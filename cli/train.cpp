@@ -201,11 +201,9 @@ void print_memory(const train::MemoryPlan& memory, bool is_gpu) {
 
 // Prints the memory of one GPU of the cluster --nodes, --gpus. Throws UserError without --dry-run.
 void print_cluster(const TrainFlags& flags) {
-  if (!flags.dry_run) {
-    throw UserError(
-        "--nodes and --gpus estimate the memory of a run; add --dry-run, or start moe train with "
-        "torchrun, srun or mpirun on each machine");
-  }
+  USER_ERROR_IF(!flags.dry_run,
+                "--nodes and --gpus estimate the memory of a run; add --dry-run, or start moe "
+                "train with torchrun, srun or mpirun on each machine");
   const train::RunPlan plan =
       train::plan_cluster(flags.settings, flags.nodes.value_or(1), flags.gpus.value_or(8));
   if (!flags.quiet) {
@@ -267,12 +265,9 @@ void run(const TrainFlags& flags) {
     }
     return;
   }
-  if (flags.settings.run.empty()) {
-    throw UserError("--out is required; see moe train --help");
-  }
-  if (flags.resume && flags.settings.force) {
-    throw UserError("--resume continues a run, --force starts over; give one of them");
-  }
+  USER_ERROR_IF(flags.settings.run.empty(), "--out is required; see moe train --help");
+  USER_ERROR_IF(flags.resume && flags.settings.force,
+                "--resume continues a run, --force starts over; give one of them");
   distributed::RankSettings ranks = flags.ranks;
   ranks.threads = flags.settings.threads;
   ranks.on_cuda = flags.settings.on_cuda;

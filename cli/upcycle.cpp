@@ -56,12 +56,10 @@ model::UpcycleSettings settings_from(const UpcycleFlags& flags) {
   const bool scales_random_routers =
       settings.router_init.kind == model::RouterInitSettings::Kind::kRandom &&
       settings.router_init.entropy;
-  if (settings.gate_scale && !scales_random_routers && !flags.calibration.empty()) {
-    throw UserError(
-        "--calibration {}: only --gate-scale auto and the --router-entropy of a random router read "
-        "it; add one of them, or leave it out",
-        flags.calibration);
-  }
+  USER_ERROR_IF(settings.gate_scale && !scales_random_routers && !flags.calibration.empty(),
+                "--calibration {}: only --gate-scale auto and the --router-entropy of a random "
+                "router read it; add one of them, or leave it out",
+                flags.calibration);
   settings.last_lr = train::last_learning_rate(flags.dense);
   return settings;
 }
@@ -378,9 +376,8 @@ Choice gate_scale_member(std::optional<double>& scale) {
   return {[&scale] { return scale ? fmt::format("{}", *scale) : "auto"; },
           [&scale](const std::string& text) {
             double value = 0;
-            if (text != "auto" && !CLI::detail::lexical_cast(text, value)) {
-              throw UserError("--gate-scale '{}' is neither a positive number nor auto", text);
-            }
+            USER_ERROR_IF(text != "auto" && !CLI::detail::lexical_cast(text, value),
+                          "--gate-scale '{}' is neither a positive number nor auto", text);
             scale = text == "auto" ? std::nullopt : std::optional(value);
           }};
 }

@@ -45,3 +45,12 @@ std::string nearest_name(std::string_view unknown, const std::vector<std::string
       ::moe::fail_check(#condition, __FILE__, __LINE__, fmt::format("" __VA_ARGS__)); \
     }                                                                                 \
   } while (false)
+
+// USER_ERROR_IF(rows < 1, "--rows {}: must be at least 1", rows) throws a UserError. The arguments
+// of the text are evaluated only then.
+#define USER_ERROR_IF(condition, ...)      \
+  do {                                     \
+    if (condition) {                       \
+      throw ::moe::UserError(__VA_ARGS__); \
+    }                                      \
+  } while (false)

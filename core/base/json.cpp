@@ -52,9 +52,8 @@ class JsonBuilder {
   bool key(std::string& key) {
     auto& object = open_.back()->template get_ref<typename AnyJson::object_t&>();
     const auto [entry, is_new] = object.emplace(std::move(key), AnyJson());
-    if (!is_new && duplicates_ == DuplicateKeys::kRefused) {
-      throw UserError("{}: '{}' is there twice", where_, printable(entry->first));
-    }
+    USER_ERROR_IF(!is_new && duplicates_ == DuplicateKeys::kRefused, "{}: '{}' is there twice",
+                  where_, printable(entry->first));
     member_ = &entry->second;
     return true;
   }
@@ -75,10 +74,9 @@ class JsonBuilder {
     return true;
   }
   bool open(AnyJson value) {
-    if (open_.size() == kMaxJsonDepth) {
-      throw UserError("{}: nested deeper than {} levels: this is no file of a model or its data",
-                      where_, kMaxJsonDepth);
-    }
+    USER_ERROR_IF(open_.size() == kMaxJsonDepth,
+                  "{}: nested deeper than {} levels: this is no file of a model or its data",
+                  where_, kMaxJsonDepth);
     add(std::move(value));
     open_.push_back(last_);
     return true;
@@ -98,9 +96,7 @@ class JsonBuilder {
 
 template <typename AnyJson>
 AnyJson parse_checked(std::string_view text, const std::string& where, DuplicateKeys duplicates) {
-  if (text.empty()) {
-    throw UserError("{}: is empty, JSON was expected", where);
-  }
+  USER_ERROR_IF(text.empty(), "{}: is empty, JSON was expected", where);
   if (const size_t at = find_invalid_utf8(text); at != kValidUtf8) {
     throw UserError("{}: not UTF-8 at byte {} (0x{:02X}): save it as UTF-8", where, at,
                     static_cast<uint8_t>(text[at]));
@@ -125,26 +121,21 @@ std::string describe(const Json& value) {
 // UserError if `json` is no object or, without a fallback, lacks the key.
 const Json* find(const Json& json, const std::string& key, const std::string& where,
                  bool has_fallback = false) {
-  if (!json.is_object()) {
-    throw UserError("{}: must be an object with a key '{}', is {}", where, key, describe(json));
-  }
+  USER_ERROR_IF(!json.is_object(), "{}: must be an object with a key '{}', is {}", where, key,
+                describe(json));
   const auto found = json.find(key);
   if (has_fallback && (found == json.end() || found->is_null())) {
     return nullptr;
   }
-  if (found == json.end()) {
-    throw UserError("{}: '{}' is missing", where, key);
-  }
+  USER_ERROR_IF(found == json.end(), "{}: '{}' is missing", where, key);
   return &*found;
 }
 
 int64_t as_int(const Json& value, const std::string& key, const std::string& where) {
-  if (!value.is_number_integer()) {
-    throw UserError("{}: '{}' must be a whole number, is {}", where, key, describe(value));
-  }
-  if (value.is_number_unsigned() && value.get<uint64_t>() > kLargestInt) {
-    throw UserError("{}: '{}' is {}, beyond a 64-bit integer", where, key, describe(value));
-  }
+  USER_ERROR_IF(!value.is_number_integer(), "{}: '{}' must be a whole number, is {}", where, key,
+                describe(value));
+  USER_ERROR_IF(value.is_number_unsigned() && value.get<uint64_t>() > kLargestInt,
+                "{}: '{}' is {}, beyond a 64-bit integer", where, key, describe(value));
   return value.get<int64_t>();
 }
 
@@ -187,9 +178,8 @@ double get_double(const Json& json, const std::string& key, const std::string& w
   if (value == nullptr) {
     return *fallback;
   }
-  if (!value->is_number() || !std::isfinite(value->get<double>())) {
-    throw UserError("{}: '{}' must be a finite number, is {}", where, key, describe(*value));
-  }
+  USER_ERROR_IF(!value->is_number() || !std::isfinite(value->get<double>()),
+                "{}: '{}' must be a finite number, is {}", where, key, describe(*value));
   return value->get<double>();
 }
 
@@ -198,9 +188,8 @@ bool get_bool(const Json& json, const std::string& key, const std::string& where
   if (value == nullptr) {
     return fallback;
   }
-  if (!value->is_boolean()) {
-    throw UserError("{}: '{}' must be true or false, is {}", where, key, describe(*value));
-  }
+  USER_ERROR_IF(!value->is_boolean(), "{}: '{}' must be true or false, is {}", where, key,
+                describe(*value));
   return value->get<bool>();
 }
 
@@ -210,17 +199,15 @@ std::string get_string(const Json& json, const std::string& key, const std::stri
   if (value == nullptr) {
     return *fallback;
   }
-  if (!value->is_string()) {
-    throw UserError("{}: '{}' must be a string, is {}", where, key, describe(*value));
-  }
+  USER_ERROR_IF(!value->is_string(), "{}: '{}' must be a string, is {}", where, key,
+                describe(*value));
   return value->get<std::string>();
 }
 
 std::vector<int64_t> get_ints(const Json& json, const std::string& key, const std::string& where) {
   const Json& list = *find(json, key, where);
-  if (!list.is_array()) {
-    throw UserError("{}: '{}' must be a list of whole numbers, is {}", where, key, describe(list));
-  }
+  USER_ERROR_IF(!list.is_array(), "{}: '{}' must be a list of whole numbers, is {}", where, key,
+                describe(list));
   std::vector<int64_t> numbers;
   numbers.reserve(list.size());
   for (const Json& value : list) {

@@ -63,24 +63,19 @@ Descriptor open_to_read(const std::filesystem::path& path, Pipes pipes) {
   // O_NONBLOCK: opening a named pipe must not wait for a writer. It has no effect on regular files.
   Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file.is_open()) {
-    if (errno == ENOENT) {
-      throw UserError("{}: no such file", path.string());
-    }
+    USER_ERROR_IF(errno == ENOENT, "{}: no such file", path.string());
     fail_file(path.string(), "cannot be read");
   }
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) {
     fail_file(path.string(), "cannot be read");
   }
-  if (S_ISDIR(status.st_mode)) {
-    throw UserError("{}: is a folder, not a regular file", path.string());
-  }
+  USER_ERROR_IF(S_ISDIR(status.st_mode), "{}: is a folder, not a regular file", path.string());
   if (S_ISREG(status.st_mode)) {
     return file;
   }
-  if (pipes == Pipes::kRefused || (!S_ISFIFO(status.st_mode) && !S_ISCHR(status.st_mode))) {
-    throw UserError("{}: is not a regular file (a pipe or a device)", path.string());
-  }
+  USER_ERROR_IF(pipes == Pipes::kRefused || (!S_ISFIFO(status.st_mode) && !S_ISCHR(status.st_mode)),
+                "{}: is not a regular file (a pipe or a device)", path.string());
   wait_for_input(file.get());  // a read before a writer has come would find the end of the file
   ::fcntl(file.get(), F_SETFL, O_RDONLY);
   return file;
@@ -131,9 +126,8 @@ bool FileReader::read_line(std::string& line, uint64_t max_bytes) {
     const size_t length = has_newline_ ? static_cast<size_t>(newline - gptr()) : left;
     line.append(gptr(), length);
     setg(eback(), gptr() + length + (has_newline_ ? 1 : 0), egptr());
-    if (line.size() > max_bytes) {
-      throw UserError("{}: has a line of more than {} bytes", name_, max_bytes);
-    }
+    USER_ERROR_IF(line.size() > max_bytes, "{}: has a line of more than {} bytes", name_,
+                  max_bytes);
   }
   return true;
 }

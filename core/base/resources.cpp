@@ -187,9 +187,7 @@ std::optional<std::string> memory_shortage(const MemoryNeed& need,
 
 std::optional<std::string> check_memory(const MemoryNeed& need, bool force) {
   auto shortage = memory_shortage(need, memory_limits());
-  if (shortage && !force) {
-    throw UserError("{}", *shortage);
-  }
+  USER_ERROR_IF(shortage && !force, "{}", *shortage);
   return shortage;
 }
 
@@ -273,10 +271,9 @@ DiskProbe::DiskProbe(const fs::path& folder) : folder_(nearest_existing(folder))
 
 double DiskProbe::append(uint64_t bytes) {
   const auto start = std::chrono::steady_clock::now();
-  if (!write_and_sync(file_.get(), bytes)) {
-    throw UserError("{}: writing {} bytes to try the disk failed: {}", folder_.string(), bytes,
-                    std::strerror(errno));
-  }
+  USER_ERROR_IF(!write_and_sync(file_.get(), bytes),
+                "{}: writing {} bytes to try the disk failed: {}", folder_.string(), bytes,
+                std::strerror(errno));
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 

@@ -59,29 +59,25 @@ void check_toml_depth(std::string_view text, const std::string& where) {
       at = std::min(text.find('\n', at), text.size());
       continue;
     }
-    if (static_cast<unsigned char>(c) >= 0x80) {
-      throw UserError("{} line {}: a letter outside ASCII; put the text or the key in quotes",
-                      where, line_number(text, at));
-    }
+    USER_ERROR_IF(static_cast<unsigned char>(c) >= 0x80,
+                  "{} line {}: a letter outside ASCII; put the text or the key in quotes", where,
+                  line_number(text, at));
     if (c == '.') {
       ++dots;
     } else if (!is_key_character(c)) {
       dots = 0;
     }
     brackets += c == '[' || c == '{' ? 1 : c == ']' || c == '}' ? -1 : 0;
-    if (brackets > kMaxTomlNesting || dots > kMaxTomlDots) {
-      throw UserError("{} line {}: nested deeper than {} brackets or {} dots in a key", where,
-                      line_number(text, at), kMaxTomlNesting, kMaxTomlDots);
-    }
+    USER_ERROR_IF(brackets > kMaxTomlNesting || dots > kMaxTomlDots,
+                  "{} line {}: nested deeper than {} brackets or {} dots in a key", where,
+                  line_number(text, at), kMaxTomlNesting, kMaxTomlDots);
     ++at;
   }
 }
 
 Json to_json(const toml::node& node, const std::string& where, int depth) {
-  if (depth > kMaxJsonDepth) {
-    throw UserError("{} line {}: nested deeper than {} levels", where, node.source().begin.line,
-                    kMaxJsonDepth);
-  }
+  USER_ERROR_IF(depth > kMaxJsonDepth, "{} line {}: nested deeper than {} levels", where,
+                node.source().begin.line, kMaxJsonDepth);
   if (const auto* table = node.as_table()) {
     Json object = Json::object();
     for (const auto& [key, value] : *table) {

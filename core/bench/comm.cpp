@@ -92,18 +92,15 @@ OrderedJson time_collectives(distributed::Comm& comm, int64_t max_bytes, int64_t
 }  // namespace
 
 std::optional<OrderedJson> bench_comm(const CommSettings& settings, c10::Device device) {
-  if (settings.max_bytes < kMinBytes) {
-    throw UserError("--bytes: the smallest tensor measured has {} bytes; give more", kMinBytes);
-  }
+  USER_ERROR_IF(settings.max_bytes < kMinBytes,
+                "--bytes: the smallest tensor measured has {} bytes; give more", kMinBytes);
   std::optional<OrderedJson> report;
   distributed::RankSettings ranks = settings.ranks;
   ranks.on_cuda = device.is_cuda();
   distributed::run_on_ranks(ranks, [&](distributed::Comm& comm) {
-    if (comm.size() == 1) {
-      throw UserError(
-          "moe bench comm measures collectives between ranks, and there is one; give --ranks N, or "
-          "start it with torchrun, mpirun or srun");
-    }
+    USER_ERROR_IF(comm.size() == 1,
+                  "moe bench comm measures collectives between ranks, and there is one; give "
+                  "--ranks N, or start it with torchrun, mpirun or srun");
     distributed::check_same_on_all_ranks(
         comm, "the sizes",
         fmt::format("bytes {}\nrepeats {}", settings.max_bytes, settings.repeats));

@@ -49,12 +49,10 @@ RequestSet synthetic_set(const std::string& name, const model::ModelConfig& conf
 }
 
 RequestSet task_set(const eval::LoadedTask& loaded, const eval::TextEncoder& encoder) {
-  if (loaded.task.output == eval::OutputType::kGenerateUntil) {
-    throw UserError(
-        "{}: its answers are generated, not scored; bench eval times scoring, so give --tasks with "
-        "choices",
-        loaded.task.name);
-  }
+  USER_ERROR_IF(loaded.task.output == eval::OutputType::kGenerateUntil,
+                "{}: its answers are generated, not scored; bench eval times scoring, so give "
+                "--tasks with choices",
+                loaded.task.name);
   return {loaded.task.name, static_cast<int64_t>(loaded.questions.size()),
           eval::encode_requests(encoder, eval::text_pairs(loaded.questions))};
 }
@@ -115,9 +113,8 @@ OrderedJson time_set(const model::Llama& llama, const RequestSet& set,
 
 OrderedJson bench_eval(const EvalSettings& settings, c10::Device device) {
   eval::EvalSettings scored = settings.eval;
-  if (!scored.tasks.empty() && scored.data.empty()) {
-    throw UserError("--tasks needs --data DIR, the folder of the benchmarks' files");
-  }
+  USER_ERROR_IF(!scored.tasks.empty() && scored.data.empty(),
+                "--tasks needs --data DIR, the folder of the benchmarks' files");
   scored.device = device;
   scored.precision = model::inference_precision(settings.precision, device.is_cuda());
   std::vector<eval::LoadedTask> tasks;

@@ -61,11 +61,10 @@ OrderedJson bench_generate(const GenerateSettings& settings) {
   const auto precision = model::inference_precision(settings.precision, /*on_cuda=*/false);
   const io::Checkpoint checkpoint(settings.model);
   const auto config = model::parse_config(checkpoint.config(), checkpoint.config_name());
-  if (settings.prompt_tokens + settings.tokens > config.max_position_embeddings) {
-    throw UserError(
-        "--prompt-tokens {} and --tokens {} exceed the model's window of {} tokens; use fewer",
-        settings.prompt_tokens, settings.tokens, config.max_position_embeddings);
-  }
+  USER_ERROR_IF(
+      settings.prompt_tokens + settings.tokens > config.max_position_embeddings,
+      "--prompt-tokens {} and --tokens {} exceed the model's window of {} tokens; use fewer",
+      settings.prompt_tokens, settings.tokens, config.max_position_embeddings);
   model::GenerateSettings generation;
   generation.max_tokens = settings.rows * settings.tokens;  // all rows, for the memory estimate
   const auto stored = config.moe ? model::RoutingOptions{config.moe->router, config.moe->ep_ranks}
@@ -100,10 +99,9 @@ OrderedJson bench_generate(const GenerateSettings& settings) {
                     static_cast<double>(settings.tokens - 1));
   }
   const Timing step = make_timing(std::move(steps));
-  if (step.best_s <= 0) {
-    throw UserError("bench generate: {} tokens take too little time to be measured; raise --tokens",
-                    settings.tokens);
-  }
+  USER_ERROR_IF(step.best_s <= 0,
+                "bench generate: {} tokens take too little time to be measured; raise --tokens",
+                settings.tokens);
   const double bytes = active_bytes(checkpoint, config, routing.router), rate = read_rate();
   return {{"step", to_json(step)},
           {"tokens_per_second", static_cast<double>(settings.rows) / step.median_s},

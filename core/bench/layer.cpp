@@ -164,10 +164,9 @@ model::ModelConfig gemm_config(const std::string& name) {
 
 OrderedJson bench_layer(const LayerSettings& settings, c10::Device device) {
   const int64_t ranks = settings.ep_ranks.value_or(settings.experts);
-  if (settings.experts % ranks != 0) {
-    throw UserError("--ep-ranks {} does not divide the {} experts; use a divisor", ranks,
-                    settings.experts);
-  }
+  USER_ERROR_IF(settings.experts % ranks != 0,
+                "--ep-ranks {} does not divide the {} experts; use a divisor", ranks,
+                settings.experts);
   std::vector<route::RouterSettings> routers;
   for (const auto& text : settings.routers) {
     routers.push_back(route::requested_router({text, settings.cf, {}}, {}));

@@ -69,9 +69,8 @@ model::Llama load_model(const TrainSettings& settings, c10::Device device) {
     return load_for_training(settings, device);
   }
   model::check_request(settings.upcycle);
-  if (settings.upcycle.experts) {
-    throw UserError("--upcycle: {} is a mixture already; give a dense folder", settings.model);
-  }
+  USER_ERROR_IF(settings.upcycle.experts, "--upcycle: {} is a mixture already; give a dense folder",
+                settings.model);
   return make_synthetic(settings.model, device);
 }
 

@@ -90,12 +90,10 @@ void finish_row(Batch& batch, const std::vector<int32_t>& labels) {
 // Throws UserError if an example does not fit into a row.
 void check_lengths(const Examples& examples, int64_t seq_len) {
   for (int64_t index = 0; index < examples.size(); ++index) {
-    if (examples.length(index) > seq_len) {
-      throw UserError(
-          "{}: the example has {} tokens, --seq-len is {}; raise it, shorten the example or use "
-          "--pack stream",
-          examples.where(index), examples.length(index), seq_len);
-    }
+    USER_ERROR_IF(examples.length(index) > seq_len,
+                  "{}: the example has {} tokens, --seq-len is {}; raise it, shorten the example "
+                  "or use --pack stream",
+                  examples.where(index), examples.length(index), seq_len);
   }
 }
 
@@ -121,12 +119,10 @@ Mixture::Mixture(std::vector<MixedFile> files, const std::vector<std::string>& n
     ++draws_[file];
   }
   for (size_t index = 0; index < files_.size(); ++index) {
-    if (draws_[index] == 0) {
-      throw UserError(
-          "--data {}: a weight of {} among {} draws none of its examples in an epoch of {}; raise "
-          "it or leave the file out",
-          names[index], files_[index].weight, weights, total);
-    }
+    USER_ERROR_IF(draws_[index] == 0,
+                  "--data {}: a weight of {} among {} draws none of its examples in an epoch of "
+                  "{}; raise it or leave the file out",
+                  names[index], files_[index].weight, weights, total);
   }
 }
 
@@ -178,10 +174,8 @@ BatchStream::BatchStream(const Examples& examples, const BatchSettings& settings
   }
   constexpr int64_t kMaxEpoch = int64_t{1} << 31;  // times the draws of a file: no overflow
   const auto check = [](const char* name, int64_t value, int64_t end) {
-    if (value < 0 || value >= end) {
-      throw UserError("cursor.{} is {}, 0 to {} are possible with these data", name, value,
-                      end - 1);
-    }
+    USER_ERROR_IF(value < 0 || value >= end,
+                  "cursor.{} is {}, 0 to {} are possible with these data", name, value, end - 1);
   };
   check("epoch", cursor.epoch, kMaxEpoch);
   check("example", cursor.example, examples.size());

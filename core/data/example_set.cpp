@@ -31,9 +31,8 @@ Source parse_source(const std::string& word) {
   if (!weight) {
     return {word};  // reading it fails with "no such file"
   }
-  if (!std::isfinite(*weight) || *weight <= 0) {
-    throw UserError("--data {}: the weight after the colon must be a positive number", word);
-  }
+  USER_ERROR_IF(!std::isfinite(*weight) || *weight <= 0,
+                "--data {}: the weight after the colon must be a positive number", word);
   return {word.substr(0, colon), *weight};
 }
 

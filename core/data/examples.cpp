@@ -46,9 +46,7 @@ class ExampleMaker {
  private:
   Example from_json(const Record& record, const std::string& where) {
     const Json json = parse_json(record.text, where);
-    if (!json.is_object()) {
-      throw UserError("{}: a JSON object {{...}} is expected", where);
-    }
+    USER_ERROR_IF(!json.is_object(), "{}: a JSON object {{...}} is expected", where);
     settle_format(json, where);
     if (*format_ == Format::kRows) {
       return from_row(json, where);
@@ -59,10 +57,9 @@ class ExampleMaker {
   }
 
   Example from_document(const Record& record, const std::string& where) {
-    if (settings_.format && settings_.format != Format::kText) {
-      throw UserError("{}: --format {}: the file is plain text, it begins with neither {{ nor [",
-                      where, format_name(*settings_.format));
-    }
+    USER_ERROR_IF(settings_.format && settings_.format != Format::kText,
+                  "{}: --format {}: the file is plain text, it begins with neither {{ nor [", where,
+                  format_name(*settings_.format));
     format_ = Format::kText;
     check_objective(where);
     return from_text(record.text, where);
@@ -72,13 +69,12 @@ class ExampleMaker {
   void settle_format(const Json& json, const std::string& where) {
     const std::optional<Format> found = recognise(json, settings_.objective);
     if (!format_) {
-      if (!found && !settings_.format) {
-        throw UserError(
-            "{}: no known form: its keys are {}; known are instruction/input/output, "
-            "instruction/context/response, system_prompt/question/response, prompt/response, "
-            "prompt/completion, conversations, messages, input_ids/labels and text",
-            where, quoted_keys(json));
-      }
+      USER_ERROR_IF(
+          !found && !settings_.format,
+          "{}: no known form: its keys are {}; known are instruction/input/output, "
+          "instruction/context/response, system_prompt/question/response, prompt/response, "
+          "prompt/completion, conversations, messages, input_ids/labels and text",
+          where, quoted_keys(json));
       format_ = settings_.format ? settings_.format : found;
       check_objective(where);
     } else if (!settings_.format && found && found != format_ &&
@@ -90,13 +86,11 @@ class ExampleMaker {
   }
 
   void check_objective(const std::string& where) const {
-    if (settings_.objective == Objective::kInstruct && *format_ == Format::kText) {
-      throw UserError("{}: plain text has no responses to learn; use --objective lm", where);
-    }
-    if (settings_.objective == Objective::kLm && is_conversation(*format_)) {
-      throw UserError("{}: {} are for --objective instruct; --objective lm takes text", where,
-                      format_words(*format_));
-    }
+    USER_ERROR_IF(settings_.objective == Objective::kInstruct && *format_ == Format::kText,
+                  "{}: plain text has no responses to learn; use --objective lm", where);
+    USER_ERROR_IF(settings_.objective == Objective::kLm && is_conversation(*format_),
+                  "{}: {} are for --objective instruct; --objective lm takes text", where,
+                  format_words(*format_));
   }
 
   Example from_conversation(const Conversation& conversation, const std::string& where) {
@@ -131,9 +125,7 @@ class ExampleMaker {
   }
 
   Example from_text(const std::string& text, const std::string& where) {
-    if (is_blank(text)) {
-      throw UserError("{}: the document is empty; remove it", where);
-    }
+    USER_ERROR_IF(is_blank(text), "{}: the document is empty; remove it", where);
     Example example;
     push_bos(example);
     push_ids(example, at_place(where, [&] { return codec().encode(text); }), true, where);
@@ -144,10 +136,9 @@ class ExampleMaker {
   Example from_row(const Json& json, const std::string& where) const {
     const std::vector<int64_t> ids = get_ints(json, "input_ids", where);
     const std::vector<int64_t> labels = get_ints(json, "labels", where);
-    if (ids.size() != labels.size()) {
-      throw UserError("{}: 'input_ids' has {} entries, 'labels' has {}; they must be equally long",
-                      where, ids.size(), labels.size());
-    }
+    USER_ERROR_IF(ids.size() != labels.size(),
+                  "{}: 'input_ids' has {} entries, 'labels' has {}; they must be equally long",
+                  where, ids.size(), labels.size());
     Example example;
     bool has_target = false;
     for (size_t t = 0; t < ids.size(); ++t) {
@@ -159,19 +150,17 @@ class ExampleMaker {
       example.ids.push_back(static_cast<int32_t>(ids[t]));
       example.labels.push_back(static_cast<int32_t>(labels[t]));
     }
-    if (!has_target) {
-      throw UserError(
-          "{}: no response: no label after the first is other than -100; remove the row", where);
-    }
+    USER_ERROR_IF(!has_target,
+                  "{}: no response: no label after the first is other than -100; remove the row",
+                  where);
     return example;
   }
 
   void check_id(int64_t id, const char* key, size_t position, const std::string& where) const {
-    if (id < 0 || id >= vocab_size_) {
-      throw UserError(
-          "{}: '{}'[{}] is {}, outside the model's vocabulary of {}; was another tokenizer used?",
-          where, key, position, id, vocab_size_);
-    }
+    USER_ERROR_IF(
+        id < 0 || id >= vocab_size_,
+        "{}: '{}'[{}] is {}, outside the model's vocabulary of {}; was another tokenizer used?",
+        where, key, position, id, vocab_size_);
   }
 
   void push_bos(Example& example) {
@@ -188,23 +177,20 @@ class ExampleMaker {
   }
 
   void push_id(Example& example, int64_t id, bool learned, const std::string& where) const {
-    if (id < 0 || id >= vocab_size_) {
-      throw UserError("{}: the tokenizer gives id {}, outside the model's vocabulary of {}", where,
-                      id, vocab_size_);
-    }
+    USER_ERROR_IF(id < 0 || id >= vocab_size_,
+                  "{}: the tokenizer gives id {}, outside the model's vocabulary of {}", where, id,
+                  vocab_size_);
     push(example, id, learned);
   }
 
   const TextCodec& codec() {
     if (!codec_) {
       codec_ = codec_source_();
-      if (codec_->eos < 0 || codec_->eos >= vocab_size_ || codec_->bos >= vocab_size_) {
-        throw UserError(
-            "the tokenizer has no {} within the model's vocabulary of {}; name another as {} in "
-            "tokenizer_config.json, or use pre-tokenised rows",
-            codec_->bos >= vocab_size_ ? "BOS" : "EOS", vocab_size_,
-            codec_->bos >= vocab_size_ ? "bos_token" : "eos_token");
-      }
+      USER_ERROR_IF(codec_->eos < 0 || codec_->eos >= vocab_size_ || codec_->bos >= vocab_size_,
+                    "the tokenizer has no {} within the model's vocabulary of {}; name another as "
+                    "{} in tokenizer_config.json, or use pre-tokenised rows",
+                    codec_->bos >= vocab_size_ ? "BOS" : "EOS", vocab_size_,
+                    codec_->bos >= vocab_size_ ? "bos_token" : "eos_token");
     }
     return *codec_;
   }
@@ -241,9 +227,7 @@ class FileStream {
   FileForm run() {
     maker_.begin_file();
     const std::optional<Record> first = reader_.next();
-    if (!first) {
-      throw UserError("{}: the file holds no example", name_);
-    }
+    USER_ERROR_IF(!first, "{}: the file holds no example", name_);
     sink_(make(maker_, *first));  // decides the form, and loads the codec if needed
     read_ = 1;
     if (settings_.threads > 1) {

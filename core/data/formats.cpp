@@ -62,9 +62,8 @@ bool fits(const Json& record, const FormatRow& row) {
 
 std::string get_response(const Json& record, const char* key, const std::string& where) {
   std::string response = get_string(record, key, where);
-  if (is_blank(response)) {
-    throw UserError("{}: no response: '{}' is empty; remove the record or give it one", where, key);
-  }
+  USER_ERROR_IF(is_blank(response),
+                "{}: no response: '{}' is empty; remove the record or give it one", where, key);
   return response;
 }
 
@@ -124,9 +123,7 @@ class TurnBuilder {
 
  private:
   static void require(bool holds, const std::string& where, const char* words) {
-    if (!holds) {
-      throw UserError("{}: {}", where, words);
-    }
+    USER_ERROR_IF(!holds, "{}: {}", where, words);
   }
 
   const ChatKeys& keys_;
@@ -137,20 +134,14 @@ class TurnBuilder {
 
 Conversation read_chat(const Json& record, const ChatKeys& keys, const std::string& where) {
   const auto found = record.find(keys.list);
-  if (found == record.end()) {
-    throw UserError("{}: '{}' is missing", where, keys.list);
-  }
-  if (!found->is_array()) {
-    throw UserError("{}: '{}' must be a list of messages", where, keys.list);
-  }
+  USER_ERROR_IF(found == record.end(), "{}: '{}' is missing", where, keys.list);
+  USER_ERROR_IF(!found->is_array(), "{}: '{}' must be a list of messages", where, keys.list);
   TurnBuilder turns(keys);
   for (size_t index = 0; index < found->size(); ++index) {
     const Json& message = found->at(index);
     const std::string position = fmt::format("{}, '{}'[{}]", where, keys.list, index);
-    if (!message.is_object()) {
-      throw UserError("{}: a message {{\"{}\", \"{}\"}} is expected", position, keys.role,
-                      keys.text);
-    }
+    USER_ERROR_IF(!message.is_object(), "{}: a message {{\"{}\", \"{}\"}} is expected", position,
+                  keys.role, keys.text);
     turns.add(message, position);
   }
   return turns.take(where);

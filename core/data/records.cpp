@@ -202,9 +202,7 @@ void refuse_foreign(std::string_view head, const std::string& name) {
       {"\x89PNG", "a picture; give data files to --data"},
   }};
   for (const auto& foreign : kForeign) {
-    if (head.starts_with(foreign.magic)) {
-      throw UserError("{}: is {}", name, foreign.mend);
-    }
+    USER_ERROR_IF(head.starts_with(foreign.magic), "{}: is {}", name, foreign.mend);
   }
 }
 
@@ -226,14 +224,12 @@ std::unique_ptr<std::streambuf> open_parquet(const fs::path& file) {
   // Never closed, because the returned buffer runs its code.
   void* handle = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   void* symbol = handle == nullptr ? nullptr : ::dlsym(handle, "moe_open_parquet");
-  if (symbol == nullptr) {
-    throw UserError(
-        "{0}: a Parquet file, and this moe has no reader for it ({1}); build moe with MOE_PARQUET, "
-        "or convert the file: python3 -c \"import json, pyarrow.parquet as p; "
-        "[print(json.dumps(r)) for b in p.ParquetFile('{0}').iter_batches() for r in "
-        "b.to_pylist()]\" > data.jsonl",
-        file.string(), ::dlerror());
-  }
+  USER_ERROR_IF(
+      symbol == nullptr,
+      "{0}: a Parquet file, and this moe has no reader for it ({1}); build moe with MOE_PARQUET, "
+      "or convert the file: python3 -c \"import json, pyarrow.parquet as p; [print(json.dumps(r)) "
+      "for b in p.ParquetFile('{0}').iter_batches() for r in b.to_pylist()]\" > data.jsonl",
+      file.string(), ::dlerror());
   const auto open = reinterpret_cast<decltype(&moe_open_parquet)>(symbol);
   return std::unique_ptr<std::streambuf>(open(file.c_str()));
 }
@@ -254,12 +250,8 @@ std::string_view trim(std::string_view text) {
 }  // namespace
 
 OpenFile open_data_file(const fs::path& file) {
-  if (!fs::exists(file)) {
-    throw UserError("{}: no such file; give a data file to --data", file.string());
-  }
-  if (fs::is_directory(file)) {
-    throw UserError("{} is a folder; give its files to --data", file.string());
-  }
+  USER_ERROR_IF(!fs::exists(file), "{}: no such file; give a data file to --data", file.string());
+  USER_ERROR_IF(fs::is_directory(file), "{} is a folder; give its files to --data", file.string());
   if (!fs::is_regular_file(file)) {  // it is hashed for the cache, then read again
     throw UserError("{}: is not a regular file (a pipe or a device); write it to a disk first",
                     file.string());
@@ -304,9 +296,7 @@ void RecordReader::find_form() {
     skip_space();
   }
   const int first = peek();
-  if (first == kEnd) {
-    throw UserError("{}: the file is empty", file_.string());
-  }
+  USER_ERROR_IF(first == kEnd, "{}: the file is empty", file_.string());
   if (!named_text && first == '[') {
     form_ = RecordForm::kJsonArray;
     take();

@@ -241,15 +241,11 @@ std::string detect_chat_form(const fs::path& folder) {
   }
   const std::string remedy =
       fmt::format("name one with --template: {}, llama2", fmt::join(chat_form_names(), ", "));
-  if (text.empty()) {
-    throw UserError("{}: has no chat template ({} or \"chat_template\" of {}); {}", folder.string(),
-                    kTemplateFile, kTokenizerConfig, remedy);
-  }
+  USER_ERROR_IF(text.empty(), "{}: has no chat template ({} or \"chat_template\" of {}); {}",
+                folder.string(), kTemplateFile, kTokenizerConfig, remedy);
   const std::string form = chat_form_by_marks(text);
-  if (form.empty()) {
-    throw UserError("{}: the chat template is of no form that moe knows; {}", file.string(),
-                    remedy);
-  }
+  USER_ERROR_IF(form.empty(), "{}: the chat template is of no form that moe knows; {}",
+                file.string(), remedy);
   return form;
 }
 
@@ -346,23 +342,18 @@ void check_names(const std::vector<std::string>& names, const std::string& word)
   for (const auto& name : names) {
     instructions += name == "instruction" ? 1 : 0;
     responses += name == "response" ? 1 : 0;
-    if (name != "instruction" && name != "response") {
-      throw UserError(
-          "--template '{}': '{{{}}}' is no placeholder; known: {{instruction}} and {{response}} "
-          "(write \\{{ for a brace)",
-          shown, printable(name, 40));
-    }
+    USER_ERROR_IF(name != "instruction" && name != "response",
+                  "--template '{}': '{{{}}}' is no placeholder; known: {{instruction}} and "
+                  "{{response}} (write \\{{ for a brace)",
+                  shown, printable(name, 40));
   }
   for (const auto& [name, count] :
        {std::pair("instruction", instructions), std::pair("response", responses)}) {
-    if (count != 1) {
-      throw UserError("--template '{}': {{{}}} {}; it must stand there once", shown, name,
-                      count == 0 ? "is missing" : "stands there more than once");
-    }
+    USER_ERROR_IF(count != 1, "--template '{}': {{{}}} {}; it must stand there once", shown, name,
+                  count == 0 ? "is missing" : "stands there more than once");
   }
-  if (names.front() != "instruction") {
-    throw UserError("--template '{}': {{response}} stands before {{instruction}}", shown);
-  }
+  USER_ERROR_IF(names.front() != "instruction",
+                "--template '{}': {{response}} stands before {{instruction}}", shown);
 }
 
 std::vector<int64_t> token_ids(const std::vector<ChatToken>& tokens) {
@@ -401,9 +392,8 @@ Template Template::parse(const std::string& word) {
     parsed.form_ = word;
     return parsed;
   }
-  if (find_invalid_utf8(word) != kValidUtf8) {
-    throw UserError("--template '{}': is not UTF-8", printable(word));
-  }
+  USER_ERROR_IF(find_invalid_utf8(word) != kValidUtf8, "--template '{}': is not UTF-8",
+                printable(word));
   if (word.find_first_of("{} \\\n") == std::string::npos) {
     std::vector<std::string> known = {"paper", "alpaca", "llama2"};
     known.insert(known.end(), chats.begin(), chats.end());

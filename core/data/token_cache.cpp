@@ -164,10 +164,9 @@ std::shared_ptr<const TokenFile> tokenise(const CacheRequest& request, const Des
   writer.finish(
       stream_examples(request.sources, request.settings, request.vocab_size, request.codec, sink));
   for (size_t index = 0; index < stamps.size(); ++index) {
-    if (read_stamp(request.sources[index].file) != stamps[index]) {
-      throw UserError("{}: changed while it was read; start again when nothing writes to it",
-                      request.sources[index].file.string());
-    }
+    USER_ERROR_IF(read_stamp(request.sources[index].file) != stamps[index],
+                  "{}: changed while it was read; start again when nothing writes to it",
+                  request.sources[index].file.string());
   }
   // Opens the file by its descriptor: another run may have renamed its own file to the name.
   const fs::path number = fmt::format("/proc/self/fd/{}", file.get());
@@ -196,16 +195,12 @@ std::unique_ptr<io::PartialFile> make_file(const CacheLocation& location, const 
   std::error_code error;
   fs::create_directories(location.folder, error);
   try {
-    if (error) {
-      throw UserError("{}: cannot be made: {}", location.folder.string(), error.message());
-    }
+    USER_ERROR_IF(error, "{}: cannot be made: {}", location.folder.string(), error.message());
     const auto& magic = layout::kUnfinishedMagic;
     io::sweep_partial_files(location.folder, is_cache_name, {magic.data(), magic.size()});
     return std::make_unique<io::PartialFile>(target, S_IRUSR | S_IWUSR);
   } catch (const UserError& failure) {
-    if (!location.may_fail) {
-      throw UserError("--cache {}; give another folder, or off", failure.what());
-    }
+    USER_ERROR_IF(!location.may_fail, "--cache {}; give another folder, or off", failure.what());
     notes.push_back(fmt::format("no cache of tokens: {}", failure.what()));
     return nullptr;
   }

@@ -163,31 +163,25 @@ Layout make_layout(int64_t processes, int64_t rank, std::optional<int64_t> repli
                    int64_t logical_ranks, int64_t experts) {
   MOE_CHECK(rank >= 0 && rank < processes, "rank {} of {}", rank, processes);
   if (experts == 0) {
-    if (replicas.value_or(processes) != processes) {
-      throw UserError(
-          "--replicas {}: a dense model has no experts to share out, each of the {} processes is a "
-          "replica; leave out --replicas",
-          *replicas, processes);
-    }
+    USER_ERROR_IF(replicas.value_or(processes) != processes,
+                  "--replicas {}: a dense model has no experts to share out, each of the {} "
+                  "processes is a replica; leave out --replicas",
+                  *replicas, processes);
     return {processes, rank, processes, 1, 1};
   }
   const Layout layout{processes, rank,
                       replicas.value_or(processes / std::gcd(processes, logical_ranks)),
                       logical_ranks, experts};
-  if (layout.replicas < 1 || processes % layout.replicas != 0) {
-    throw UserError("--replicas {} does not divide the {} processes; give a divisor of it",
-                    layout.replicas, processes);
-  }
-  if (logical_ranks % layout.group() != 0) {
-    throw UserError(
-        "{} processes share the experts of a replica, and do not divide --ep-ranks {}; give other "
-        "--ep-ranks, or more --replicas",
-        layout.group(), logical_ranks);
-  }
-  if (experts % logical_ranks != 0) {
-    throw UserError("--ep-ranks {} does not divide the {} experts; give a divisor of it",
-                    logical_ranks, experts);
-  }
+  USER_ERROR_IF(layout.replicas < 1 || processes % layout.replicas != 0,
+                "--replicas {} does not divide the {} processes; give a divisor of it",
+                layout.replicas, processes);
+  USER_ERROR_IF(logical_ranks % layout.group() != 0,
+                "{} processes share the experts of a replica, and do not divide --ep-ranks {}; "
+                "give other --ep-ranks, or more --replicas",
+                layout.group(), logical_ranks);
+  USER_ERROR_IF(experts % logical_ranks != 0,
+                "--ep-ranks {} does not divide the {} experts; give a divisor of it", logical_ranks,
+                experts);
   return layout;
 }
 

@@ -332,10 +332,9 @@ void run_as_rank(const Environment& environment, Seconds timeout, at::Device dev
 void check_store_can_grow() {
   constexpr rlim_t kStoreBytes = 1 << 20;
   rlimit limit{};
-  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < kStoreBytes) {
-    throw UserError("ulimit -f allows files of {} bytes, --ranks needs {}; raise the limit",
-                    limit.rlim_cur, kStoreBytes);
-  }
+  USER_ERROR_IF(getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < kStoreBytes,
+                "ulimit -f allows files of {} bytes, --ranks needs {}; raise the limit",
+                limit.rlim_cur, kStoreBytes);
 }
 
 }  // namespace
@@ -344,23 +343,21 @@ int64_t rank_gpu(int64_t local_rank, int64_t num_visible, bool is_assigned) {
   if (is_assigned && num_visible == 1) {
     return 0;
   }
-  if (local_rank >= num_visible) {
-    throw UserError(
-        "--device cuda: rank {} of this host has no GPU of its own ({} visible); start at most one "
-        "rank a GPU, or let the launcher show each rank one (CUDA_VISIBLE_DEVICES), or use "
-        "--device cpu",
-        local_rank, num_visible);
-  }
+  USER_ERROR_IF(local_rank >= num_visible,
+                "--device cuda: rank {} of this host has no GPU of its own ({} visible); start at "
+                "most one rank a GPU, or let the launcher show each rank one "
+                "(CUDA_VISIBLE_DEVICES), or use --device cpu",
+                local_rank, num_visible);
   return local_rank;
 }
 
 void run_on_ranks(const RankSettings& settings, const std::function<void(Comm&)>& body) {
   const Environment environment =
       read_environment([](const char* name) { return std::getenv(name); });
-  if (!environment.is_alone() && settings.ranks != 0 && settings.ranks != environment.size) {
-    throw UserError("--ranks {}, but {} has started {} processes; leave out --ranks",
-                    settings.ranks, environment.launcher, environment.size);
-  }
+  USER_ERROR_IF(
+      !environment.is_alone() && settings.ranks != 0 && settings.ranks != environment.size,
+      "--ranks {}, but {} has started {} processes; leave out --ranks", settings.ranks,
+      environment.launcher, environment.size);
   if (environment.is_alone() && settings.ranks > 1) {
     if (settings.on_cuda) {  // reported once, before any rank is started
       rank_gpu(settings.ranks - 1, c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount(), false);

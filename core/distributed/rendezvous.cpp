@@ -58,10 +58,8 @@ std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> resolve(const std::string& ho
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* list = nullptr;
   const int error = getaddrinfo(host.c_str(), fmt::format("{}", port).c_str(), &hints, &list);
-  if (error != 0) {
-    throw UserError("MASTER_ADDR '{}' is not a known host ({}); use an address", host,
-                    gai_strerror(error));
-  }
+  USER_ERROR_IF(error != 0, "MASTER_ADDR '{}' is not a known host ({}); use an address", host,
+                gai_strerror(error));
   std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(list, freeaddrinfo);
   if (const std::string first = numeric(list->ai_addr, list->ai_addrlen);
       first == "0.0.0.0" || first == "::") {
@@ -104,10 +102,9 @@ struct Reader {
   // Returns nothing if the variable is not set.
   std::optional<int64_t> number(const char* name, int64_t min, int64_t max) const {
     int64_t parsed = 0;
-    if (has(name) && (!set_value(&parsed, text(name)) || parsed < min || parsed > max)) {
-      throw UserError("the environment says {}='{}', which is no whole number from {} to {}", name,
-                      text(name), min, max);
-    }
+    USER_ERROR_IF(has(name) && (!set_value(&parsed, text(name)) || parsed < min || parsed > max),
+                  "the environment says {}='{}', which is no whole number from {} to {}", name,
+                  text(name), min, max);
     return has(name) ? std::optional(parsed) : std::nullopt;
   }
 };
@@ -152,20 +149,17 @@ Environment read_environment(const GetVariable& get) {
   const VariableNames& names = *found;
   for (const auto& [given, missing] :
        {std::pair(names.rank, names.size), {names.size, names.rank}}) {
-    if (!reader.has(missing)) {
-      throw UserError("the environment has {} but no {}; set both or unset {}", given, missing,
-                      given);
-    }
+    USER_ERROR_IF(!reader.has(missing), "the environment has {} but no {}; set both or unset {}",
+                  given, missing, given);
   }
   const auto inherited = reader.number(kInheritedStore, kFirstDescriptor, kMaxDescriptor);
   environment.launcher = inherited ? "moe" : names.launcher;
   environment.inherited_store = static_cast<int>(inherited.value_or(-1));
   environment.size = *reader.number(names.size, 1, kMaxRanks);
   environment.rank = *reader.number(names.rank, 0, kMaxRanks);
-  if (environment.rank >= environment.size) {
-    throw UserError("the environment says {}={} of {}={}; ranks count from 0", names.rank,
-                    environment.rank, names.size, environment.size);
-  }
+  USER_ERROR_IF(environment.rank >= environment.size,
+                "the environment says {}={} of {}={}; ranks count from 0", names.rank,
+                environment.rank, names.size, environment.size);
   environment.local_rank = reader.number(names.local_rank, 0, kMaxRanks).value_or(environment.rank);
   if (inherited || environment.is_alone()) {
     return environment;
@@ -174,11 +168,9 @@ Environment read_environment(const GetVariable& get) {
   const std::string job =
       reader.text(names.job) + (is_torchrun ? "" : "." + reader.text("SLURM_STEP_ID"));
   const auto port = reader.number("MASTER_PORT", 1, 65535);
-  if (!port && is_torchrun) {
-    throw UserError(
-        "the environment has RANK but no MASTER_PORT; set it to a port that is free on rank 0's "
-        "host, the same for all ranks");
-  }
+  USER_ERROR_IF(!port && is_torchrun,
+                "the environment has RANK but no MASTER_PORT; set it to a port that is free on "
+                "rank 0's host, the same for all ranks");
   // Equal in every process of the job, and below the ports that Linux gives to clients.
   const auto job_port = static_cast<int64_t>(20000 + std::hash<std::string>{}(job) % 12000);
   environment.store_port = static_cast<uint16_t>(port.value_or(job_port));
@@ -294,10 +286,9 @@ Store serve_store(const std::string& host, uint16_t port, const std::string& pre
             },
             [] {});
       }
-      if (errno == EADDRINUSE || errno == EACCES) {
-        throw UserError("rank 0 cannot listen on port {} ({}); set MASTER_PORT to a free port",
-                        port, std::strerror(errno));
-      }
+      USER_ERROR_IF(errno == EADDRINUSE || errno == EACCES,
+                    "rank 0 cannot listen on port {} ({}); set MASTER_PORT to a free port", port,
+                    std::strerror(errno));
     }
   }
   throw UserError("MASTER_ADDR '{}' is not an address of rank 0's host; correct it", host);
@@ -379,9 +370,7 @@ ExitReason describe_exception(const std::exception_ptr& exception, int64_t rank)
 }
 
 void throw_reason(const ExitReason& reason) {
-  if (reason.exit_code == kUserError) {
-    throw UserError("{}", reason.text);
-  }
+  USER_ERROR_IF(reason.exit_code == kUserError, "{}", reason.text);
   if (reason.exit_code == kInterrupted) {
     throw Interrupted(reason.text);
   }
@@ -391,12 +380,10 @@ void throw_reason(const ExitReason& reason) {
 void claim_rank(Store& store, int64_t rank, const Member& own) {
   const std::string record =
       fmt::format("{}\n{}\n{}\n{}", own.host, own.address, own.machine, own.pid);
-  if (store.set_once(member_key(rank), record) != record) {
-    throw UserError(
-        "another process is rank {} of a run with the same MASTER_ADDR and MASTER_PORT; give each "
-        "run a port of its own",
-        rank);
-  }
+  USER_ERROR_IF(store.set_once(member_key(rank), record) != record,
+                "another process is rank {} of a run with the same MASTER_ADDR and MASTER_PORT; "
+                "give each run a port of its own",
+                rank);
 }
 
 std::vector<Member> join(Store& store, int64_t size, Seconds timeout) {

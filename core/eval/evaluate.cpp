@@ -188,18 +188,15 @@ std::vector<std::string> split_routers(const std::string& text) {
 // Returns the max= option of the router whose p is swept, as ",max=N"; "" if it has none.
 std::string max_option(const route::RouterRequest& base, const route::RouterSettings& stored) {
   const auto router = base.router.empty() ? stored : route::parse_router(base.router);
-  if (!base.router.empty() && router.family->name != "topp") {
-    throw UserError("--sweep p needs a top-p router, --router {} is none", base.router);
-  }
+  USER_ERROR_IF(!base.router.empty() && router.family->name != "topp",
+                "--sweep p needs a top-p router, --router {} is none", base.router);
   return router.max_experts ? fmt::format(",max={}", *router.max_experts) : "";
 }
 
 // Sets `value` of the axis `setting` in `request`. `max` is that of max_option().
 void apply(const std::string& setting, const std::string& value, const std::string& max,
            route::RouterRequest& request) {
-  if (value.empty()) {
-    throw UserError("a value is empty; remove a comma");
-  }
+  USER_ERROR_IF(value.empty(), "a value is empty; remove a comma");
   if (setting == "cf") {
     request.cf = value;
   } else if (setting == "p") {
@@ -208,9 +205,7 @@ void apply(const std::string& setting, const std::string& value, const std::stri
     request.router = value;
   } else {
     request.ep_ranks = parse_int(value);
-    if (!request.ep_ranks) {
-      throw UserError("a number of ranks is whole");
-    }
+    USER_ERROR_IF(!request.ep_ranks, "a number of ranks is whole");
   }
 }
 
@@ -220,18 +215,13 @@ void check_axes(const std::vector<SweepAxis>& axes, const route::RouterRequest& 
     const bool is_flag = (axis.setting == "cf" && !base.cf.empty()) ||
                          (axis.setting == "router" && !base.router.empty()) ||
                          (axis.setting == "ep-ranks" && base.ep_ranks);
-    if (is_flag) {
-      throw UserError("--sweep {0} and --{0} together; give one of them", axis.setting);
-    }
-    if (!given.insert(axis.setting).second) {
-      throw UserError("--sweep {} stands twice; give all its values at once", axis.setting);
-    }
+    USER_ERROR_IF(is_flag, "--sweep {0} and --{0} together; give one of them", axis.setting);
+    USER_ERROR_IF(!given.insert(axis.setting).second,
+                  "--sweep {} stands twice; give all its values at once", axis.setting);
   }
-  if (given.contains("p") && (given.contains("router") || given.contains("cf"))) {
-    throw UserError(
-        "--sweep p is a sweep of top-p routers, which name p and have no capacity; leave out the "
-        "other --sweep");
-  }
+  USER_ERROR_IF(given.contains("p") && (given.contains("router") || given.contains("cf")),
+                "--sweep p is a sweep of top-p routers, which name p and have no capacity; leave "
+                "out the other --sweep");
 }
 
 // Returns all combinations; the last axis varies fastest.
@@ -309,10 +299,9 @@ void check_sweep_output(const EvalSettings& settings, const std::vector<SweepVal
   io::check_own_output(sweep_files);
   for (const auto& value : values) {
     const fs::path folder = settings.out / value.name;
-    if (fs::is_symlink(folder)) {
-      throw UserError("{}: is a link to {}; put the folder itself there, or give another -o",
-                      folder.string(), fs::read_symlink(folder).string());
-    }
+    USER_ERROR_IF(fs::is_symlink(folder),
+                  "{}: is a link to {}; put the folder itself there, or give another -o",
+                  folder.string(), fs::read_symlink(folder).string());
     const std::vector<fs::path> files = report_files(folder, tasks);
     io::check_output(files, settings.force || is_resumable, "-o", inputs);
     io::check_own_output(files);
@@ -381,12 +370,10 @@ Scores evaluate_requests(const EvalSettings& settings, const fs::path& file,
 RoutingStats evaluate_texts(const EvalSettings& settings, const std::vector<fs::path>& files,
                             const EvalEvents& events) {
   const OpenedModel opened = open_model(settings, events);
-  if (!opened.config.moe) {
-    throw UserError(
-        "{}: this model is dense, it routes nothing to count; --stats-text needs a "
-        "mixture of experts",
-        settings.model.string());
-  }
+  USER_ERROR_IF(!opened.config.moe,
+                "{}: this model is dense, it routes nothing to count; --stats-text needs a mixture "
+                "of experts",
+                settings.model.string());
   const std::vector<Request> windows =
       read_text_windows(files, make_encoder(opened, settings.compat),
                         std::max<int64_t>(0, opened.tokenizer.eos_id()), settings.limit);
@@ -405,18 +392,15 @@ SweepAxis parse_sweep(const std::string& text) {
                     fmt::join(kSettings, ", "));
   }
   const std::string values = text.substr(equals + 1);
-  if (values.empty()) {
-    throw UserError("--sweep {} has no values; write {}=VALUE,VALUE,..", printable(text), setting);
-  }
+  USER_ERROR_IF(values.empty(), "--sweep {} has no values; write {}=VALUE,VALUE,..",
+                printable(text), setting);
   return {setting, setting == "router" ? split_routers(values) : split_at_commas(values)};
 }
 
 std::vector<SweepValue> sweep_values(const std::vector<SweepAxis>& axes,
                                      const route::RouterRequest& base,
                                      const model::ModelConfig& config, bool force) {
-  if (!config.moe) {
-    throw UserError("this model is dense, it has no router to sweep; leave out --sweep");
-  }
+  USER_ERROR_IF(!config.moe, "this model is dense, it has no router to sweep; leave out --sweep");
   check_axes(axes, base);
   const bool has_p =
       std::ranges::any_of(axes, [](const auto& axis) { return axis.setting == "p"; });
@@ -437,11 +421,10 @@ std::vector<SweepValue> sweep_values(const std::vector<SweepAxis>& axes,
       throw UserError("--sweep {}: {}", printable(value.name), error.what());
     }
     for (const auto& other : values) {
-      if (other.routing.router == value.routing.router &&
-          other.routing.ep_ranks == value.routing.ep_ranks) {
-        throw UserError("--sweep: {} and {} are the same router, {}; leave one out", other.name,
-                        value.name, route::to_string(value.routing.router));
-      }
+      USER_ERROR_IF(other.routing.router == value.routing.router &&
+                        other.routing.ep_ranks == value.routing.ep_ranks,
+                    "--sweep: {} and {} are the same router, {}; leave one out", other.name,
+                    value.name, route::to_string(value.routing.router));
     }
     values.push_back(std::move(value));
   }

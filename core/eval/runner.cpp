@@ -129,11 +129,9 @@ route::ResolvedRouter resolve_router(const model::ModelConfig& config,
     const route::StoredRouter stored{moe.router, moe.ep_ranks, moe.experts, moe.gate_scale};
     return route::override_router(stored, request, force, route::Purpose::kEvaluate);
   }
-  if (request.any()) {
-    throw UserError(
-        "this model is dense, it has no router; leave out --router, --cf and --ep-ranks, or add "
-        "--upcycle N");
-  }
+  USER_ERROR_IF(request.any(),
+                "this model is dense, it has no router; leave out --router, --cf and --ep-ranks, "
+                "or add --upcycle N");
   return {};
 }
 
@@ -142,10 +140,9 @@ OpenedModel open_model(const EvalSettings& settings, const EvalEvents& events) {
                                                      settings.router, settings.force_memory);
   model::ModelConfig config = model::parse_config(checkpoint.config(), checkpoint.config_name());
   if (!settings.stats.empty()) {
-    if (!config.moe) {
-      throw UserError("{}: this model is dense, it routes nothing to count; leave out --stats",
-                      settings.model.string());
-    }
+    USER_ERROR_IF(!config.moe,
+                  "{}: this model is dense, it routes nothing to count; leave out --stats",
+                  settings.model.string());
     check_stats_file(settings.stats, settings.force);
     io::check_inputs_outside(settings.stats, input_files(settings));
   }
@@ -511,12 +508,10 @@ LiveTasks::LiveTasks(const fs::path& folder, const std::vector<std::string>& nam
   const TextEncoder encoder =
       make_encoder(tokenizer, resolve_bos(Bos::kAuto, tokenizer), config.max_position_embeddings);
   for (const auto& loaded : tasks_) {
-    if (loaded.task.output == OutputType::kGenerateUntil) {
-      throw UserError(
-          "task {}: its answers are generated token by token, which would hold up training; leave "
-          "it out and run moe eval on the checkpoints",
-          loaded.task.name);
-    }
+    USER_ERROR_IF(loaded.task.output == OutputType::kGenerateUntil,
+                  "task {}: its answers are generated token by token, which would hold up "
+                  "training; leave it out and run moe eval on the checkpoints",
+                  loaded.task.name);
     requests_.push_back(encode_requests(encoder, text_pairs(loaded.questions)));
   }
 }

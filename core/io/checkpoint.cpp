@@ -46,25 +46,21 @@ void check_folder(const fs::path& folder) {
     }
     throw UserError("{}: no such folder", name);
   }
-  if (!fs::is_directory(status)) {
-    throw UserError("{}: is a file; give the model folder that holds config.json", name);
-  }
-  if (!is_there(folder / "config.json")) {
-    throw UserError(
-        "{}: has no config.json; a model folder holds config.json and model.safetensors", name);
-  }
+  USER_ERROR_IF(!fs::is_directory(status),
+                "{}: is a file; give the model folder that holds config.json", name);
+  USER_ERROR_IF(!is_there(folder / "config.json"),
+                "{}: has no config.json; a model folder holds config.json and model.safetensors",
+                name);
 }
 
 [[noreturn]] void throw_no_weights(const fs::path& folder) {
   const bool is_pickle =
       is_there(folder / "pytorch_model.bin") || is_there(folder / "pytorch_model.bin.index.json");
-  if (is_pickle) {
-    throw UserError(
-        "{0}: has pytorch_model.bin only, a Python pickle; convert it with: python -c \"from "
-        "transformers import "
-        "AutoModelForCausalLM as M; M.from_pretrained('{0}').save_pretrained('{0}')\"",
-        folder.string());
-  }
+  USER_ERROR_IF(is_pickle,
+                "{0}: has pytorch_model.bin only, a Python pickle; convert it with: python -c "
+                "\"from transformers import AutoModelForCausalLM as M; "
+                "M.from_pretrained('{0}').save_pretrained('{0}')\"",
+                folder.string());
   throw UserError("{}: has neither {} nor {}; fetch the weights", folder.string(), kSingleFile,
                   kIndexFile);
 }
@@ -74,22 +70,19 @@ std::map<std::string, std::string> read_weight_map(const fs::path& index_path) {
   const std::string where = index_path.string();
   constexpr uint64_t kMaxIndexBytes = uint64_t{256} << 20;
   const Json index = read_json(index_path, kMaxIndexBytes);
-  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
-    throw UserError("{}: has no 'weight_map' object; fetch it again", where);
-  }
+  USER_ERROR_IF(
+      !index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object(),
+      "{}: has no 'weight_map' object; fetch it again", where);
   std::map<std::string, std::string> weight_map;
   for (const auto& [tensor, unused] : index["weight_map"].items()) {
     const std::string shard = get_string(index["weight_map"], tensor, where);
-    if (shard.empty() || shard == "." || shard == ".." || shard.find('/') != std::string::npos ||
-        shard.find('\0') != std::string::npos) {
-      throw UserError("{}: '{}' is said to be in '{}', which is no file name in this folder", where,
-                      printable(tensor), printable(shard));
-    }
+    USER_ERROR_IF(shard.empty() || shard == "." || shard == ".." ||
+                      shard.find('/') != std::string::npos || shard.find('\0') != std::string::npos,
+                  "{}: '{}' is said to be in '{}', which is no file name in this folder", where,
+                  printable(tensor), printable(shard));
     weight_map[tensor] = shard;
   }
-  if (weight_map.empty()) {
-    throw UserError("{}: its 'weight_map' is empty; fetch it again", where);
-  }
+  USER_ERROR_IF(weight_map.empty(), "{}: its 'weight_map' is empty; fetch it again", where);
   return weight_map;
 }
 
@@ -133,12 +126,10 @@ fs::path followed(const fs::path& file) {
     return file;
   }
   const fs::path target = fs::canonical(file), folder = fs::canonical(file.parent_path());
-  if (!is_within(target, folder) && !is_hub_blob(target, folder)) {
-    throw UserError(
-        "{}: is a link to {}, outside of its folder, and will not be copied; put the file itself "
-        "there, or remove the link",
-        file.string(), target.string());
-  }
+  USER_ERROR_IF(!is_within(target, folder) && !is_hub_blob(target, folder),
+                "{}: is a link to {}, outside of its folder, and will not be copied; put the file "
+                "itself there, or remove the link",
+                file.string(), target.string());
   return target;
 }
 
@@ -160,9 +151,7 @@ void check_tokenizer_files(const fs::path& folder) {
 Checkpoint::Checkpoint(const fs::path& folder) : folder_(folder) {
   check_folder(folder_);
   config_ = read_json(folder_ / "config.json");
-  if (!config_.is_object()) {
-    throw UserError("{}: must be a JSON object", config_name());
-  }
+  USER_ERROR_IF(!config_.is_object(), "{}: must be a JSON object", config_name());
   if (is_there(folder_ / kSingleFile)) {
     add_file(SafetensorsFile(folder_ / kSingleFile));
   } else if (is_there(folder_ / kIndexFile)) {
@@ -178,12 +167,9 @@ void Checkpoint::add_file(SafetensorsFile file) {
   for (const auto& tensor : files_.back()->tensors()) {
     const auto [place, is_new] =
         where_.try_emplace(tensor.name, Place{files_.size() - 1, tensor, tensor.name});
-    if (!is_new) {
-      throw UserError("{}: '{}' is in {} and in {}; fetch the folder again", folder_.string(),
-                      printable(tensor.name),
-                      files_.at(place->second.file)->path().filename().string(),
-                      files_.back()->path().filename().string());
-    }
+    USER_ERROR_IF(!is_new, "{}: '{}' is in {} and in {}; fetch the folder again", folder_.string(),
+                  printable(tensor.name), files_.at(place->second.file)->path().filename().string(),
+                  files_.back()->path().filename().string());
   }
 }
 
@@ -214,25 +200,22 @@ void Checkpoint::open_shards(const fs::path& index_path) {
     shards.insert(shard);
   }
   for (const auto& shard : shards) {
-    if (!is_there(folder_ / shard)) {
-      throw UserError("{}: names the shard '{}', which is not in the folder; fetch it", where,
-                      printable(shard));
-    }
+    USER_ERROR_IF(!is_there(folder_ / shard),
+                  "{}: names the shard '{}', which is not in the folder; fetch it", where,
+                  printable(shard));
     add_file(SafetensorsFile(folder_ / shard));
   }
   for (const auto& [tensor, shard] : weight_map) {
     const auto found = where_.find(tensor);
-    if (found == where_.end() || files_.at(found->second.file)->path().filename() != shard) {
-      throw UserError(
-          "{}: says that '{}' is in shard '{}', which does not hold it; fetch both again", where,
-          printable(tensor), printable(shard));
-    }
+    USER_ERROR_IF(
+        found == where_.end() || files_.at(found->second.file)->path().filename() != shard,
+        "{}: says that '{}' is in shard '{}', which does not hold it; fetch both again", where,
+        printable(tensor), printable(shard));
   }
   for (const auto& [tensor, place] : where_) {
-    if (weight_map.count(tensor) == 0) {
-      throw UserError("{}: does not list '{}', which shard '{}' holds; fetch both again", where,
-                      printable(tensor), files_.at(place.file)->path().filename().string());
-    }
+    USER_ERROR_IF(weight_map.count(tensor) == 0,
+                  "{}: does not list '{}', which shard '{}' holds; fetch both again", where,
+                  printable(tensor), files_.at(place.file)->path().filename().string());
   }
 }
 
@@ -247,9 +230,8 @@ std::vector<TensorInfo> Checkpoint::tensors() const {
 
 const Checkpoint::Place& Checkpoint::find_place(const std::string& name) const {
   const auto found = where_.find(name);
-  if (found == where_.end()) {
-    throw UserError("{}: tensor '{}' is missing", folder_.string(), printable(name));
-  }
+  USER_ERROR_IF(found == where_.end(), "{}: tensor '{}' is missing", folder_.string(),
+                printable(name));
   return found->second;
 }
 
@@ -276,11 +258,10 @@ void check_space(const fs::path& folder, uint64_t bytes) {
     path = path.parent_path();
   }
   const fs::space_info space = fs::space(path, error);
-  if (!error && space.available < bytes) {
-    throw UserError(
-        "{}: disk full: {} are needed, {} are free; free some space or write to another disk",
-        folder.string(), size_text(bytes), size_text(space.available));
-  }
+  USER_ERROR_IF(
+      !error && space.available < bytes,
+      "{}: disk full: {} are needed, {} are free; free some space or write to another disk",
+      folder.string(), size_text(bytes), size_text(space.available));
 }
 
 void copy_with_mode(const fs::path& from, const fs::path& to) {

@@ -127,10 +127,9 @@ void ContentHash::update_file(const fs::path& file, const std::function<void()>&
     update(std::as_bytes(block));
     on_block();
   });
-  if (seen != length) {
-    throw UserError("{}: changed while it was read; start again when nothing writes to it",
-                    file.string());
-  }
+  USER_ERROR_IF(seen != length,
+                "{}: changed while it was read; start again when nothing writes to it",
+                file.string());
 }
 
 Digest ContentHash::digest() const { return as_digest(XXH3_128bits_digest(&state_->xxh3)); }

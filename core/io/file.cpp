@@ -105,10 +105,9 @@ Descriptor create_file(const fs::path& path) {
 }
 
 void throw_write_error(int error, const fs::path& path) {
-  if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
-    throw UserError("disk full: {} cannot grow ({}); free some space or write to another disk",
-                    path.string(), std::strerror(error));
-  }
+  USER_ERROR_IF(error == ENOSPC || error == EDQUOT || error == EFBIG,
+                "disk full: {} cannot grow ({}); free some space or write to another disk",
+                path.string(), std::strerror(error));
   throw std::system_error(error, std::generic_category(), path.string());
 }
 

@@ -42,18 +42,15 @@ Descriptor open_to_append(const fs::path& path) {
   if (path.has_parent_path()) {
     fs::create_directories(path.parent_path(), failure);
   }
-  if (failure) {
-    throw UserError("{}: its folder cannot be made: {}", path.string(), failure.message());
-  }
+  USER_ERROR_IF(failure, "{}: its folder cannot be made: {}", path.string(), failure.message());
   // O_NONBLOCK: opening a named pipe must not wait for its other end.
   Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666));
   if (!file.is_open()) {
     fail_file(path.string(), "cannot be written");
   }
   struct stat status {};
-  if (::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
-    throw UserError("{}: is not a regular file", path.string());
-  }
+  USER_ERROR_IF(::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode),
+                "{}: is not a regular file", path.string());
   return file;
 }
 
@@ -71,10 +68,9 @@ void LineLog::read(const std::string& title) {
   const std::string text = read_again(file_, path_).read_rest(std::numeric_limits<uint64_t>::max());
   const std::string head = title + "\n";
   // An incomplete title is that of a log whose first write was interrupted.
-  if (text.compare(0, head.size(), head, 0, std::min(text.size(), head.size())) != 0) {
-    throw UserError("{}: does not begin with '{}', so it is something else; give another file",
-                    path_.string(), printable(title));
-  }
+  USER_ERROR_IF(text.compare(0, head.size(), head, 0, std::min(text.size(), head.size())) != 0,
+                "{}: does not begin with '{}', so it is something else; give another file",
+                path_.string(), printable(title));
   const size_t end = text.size() < head.size() ? 0 : text.rfind('\n') + 1;
   if (end < text.size() && ::ftruncate(file_.get(), static_cast<off_t>(end)) != 0) {
     fail_file(path_.string(), "cannot be written");

@@ -141,13 +141,11 @@ void check_removable(const fs::path& folder) {
   const char* home = std::getenv("HOME");
   std::error_code error;
   const fs::path working_folder = fs::current_path(error);  // none when it was removed
-  if ((!error && is_within(working_folder, folder)) ||
-      (home != nullptr && *home != '\0' && is_within(home, folder))) {
-    throw UserError(
-        "{}: holds the working or the home folder and will not be replaced; give another output "
-        "folder",
-        folder.string());
-  }
+  USER_ERROR_IF((!error && is_within(working_folder, folder)) ||
+                    (home != nullptr && *home != '\0' && is_within(home, folder)),
+                "{}: holds the working or the home folder and will not be replaced; give another "
+                "output folder",
+                folder.string());
 }
 
 void check_not_mounted(const fs::path& folder) {
@@ -159,12 +157,10 @@ void check_not_mounted(const fs::path& folder) {
       fields >> field;
     }
     const fs::path mount = unescaped(field);
-    if (is_below(mount, whole)) {
-      throw UserError(
-          "{}: is a mount point or holds one ({}) and cannot be replaced; give a folder below it, "
-          "or another output folder",
-          folder.string(), mount.string());
-    }
+    USER_ERROR_IF(is_below(mount, whole),
+                  "{}: is a mount point or holds one ({}) and cannot be replaced; give a folder "
+                  "below it, or another output folder",
+                  folder.string(), mount.string());
   }
 }
 
@@ -176,10 +172,9 @@ void check_inputs_outside(const fs::path& folder, const std::vector<fs::path>& i
     if (input.empty() || !is_within(input, folder)) {
       continue;
     }
-    if (is_within(folder, input)) {
-      throw UserError("{}: is read by this command and would be replaced; give another output",
-                      folder.string());
-    }
+    USER_ERROR_IF(is_within(folder, input),
+                  "{}: is read by this command and would be replaced; give another output",
+                  folder.string());
     throw UserError("{}: {} lies inside it and would be removed; give another output folder",
                     folder.string(), input.string());
   }
@@ -228,12 +223,10 @@ void check_is_own_page(const fs::path& file) {
   const std::string head = read_start(page, 512).value_or("");
   const bool is_own = std::any_of(std::begin(kGenerators), std::end(kGenerators),
                                   [&](auto mark) { return head.find(mark) != std::string::npos; });
-  if (!is_own) {
-    throw UserError(
-        "{}: is not a page that moe wrote and will not be replaced; move it, or give another "
-        "output",
-        file.string());
-  }
+  USER_ERROR_IF(
+      !is_own,
+      "{}: is not a page that moe wrote and will not be replaced; move it, or give another output",
+      file.string());
 }
 
 void check_written_by_moe(const fs::path& folder) {
@@ -244,12 +237,10 @@ void check_written_by_moe(const fs::path& folder) {
     return;
   }
   const std::string file = (folder / printable(*foreign)).string();
-  if (!list) {
-    throw UserError(
-        "{}: is not known to be written by moe (no {} there) and will not be replaced; move or "
-        "remove {} yourself, or give another output folder",
-        file, kOutputList, folder.string());
-  }
+  USER_ERROR_IF(!list,
+                "{}: is not known to be written by moe (no {} there) and will not be replaced; "
+                "move or remove {} yourself, or give another output folder",
+                file, kOutputList, folder.string());
   throw UserError(
       "{}: is not in the list of what moe wrote there ({}), or was changed since, and will not be "
       "replaced; move it, or give another output folder",
@@ -259,38 +250,31 @@ void check_written_by_moe(const fs::path& folder) {
 void check_output(const std::vector<fs::path>& files, bool force, const std::string& flag,
                   const std::vector<fs::path>& inputs) {
   for (const auto& file : files) {
-    if (fs::is_symlink(file)) {
-      throw UserError("{}: is a link to {}; give that file itself, or another {}", file.string(),
-                      fs::read_symlink(file).string(), flag);
-    }
-    if (fs::exists(file) && !force) {
-      throw UserError("{}: is there already; give another {}, or --force to replace it",
-                      file.string(), flag);
-    }
+    USER_ERROR_IF(fs::is_symlink(file), "{}: is a link to {}; give that file itself, or another {}",
+                  file.string(), fs::read_symlink(file).string(), flag);
+    USER_ERROR_IF(fs::exists(file) && !force,
+                  "{}: is there already; give another {}, or --force to replace it", file.string(),
+                  flag);
     check_inputs_outside(file, inputs);
     const fs::path folder = file.parent_path();
-    if (fs::exists(folder) && !fs::is_directory(folder)) {
-      throw UserError("{} {}: a file, a folder is needed", flag, folder.string());
-    }
+    USER_ERROR_IF(fs::exists(folder) && !fs::is_directory(folder),
+                  "{} {}: a file, a folder is needed", flag, folder.string());
     fs::path existing = folder;
     while (!existing.empty() && !fs::exists(existing)) {
       existing = existing.parent_path();
     }
-    if (::access(existing.empty() ? "." : existing.c_str(), W_OK) != 0) {
-      throw UserError("{} {}: you may not write there; give another folder", flag, folder.string());
-    }
+    USER_ERROR_IF(::access(existing.empty() ? "." : existing.c_str(), W_OK) != 0,
+                  "{} {}: you may not write there; give another folder", flag, folder.string());
   }
 }
 
 void check_own_output(const std::vector<fs::path>& files) {
   for (const auto& file : files) {
     const fs::path folder = file.parent_path();
-    if (fs::exists(file) && !is_listed_output(folder, file.filename().string())) {
-      throw UserError(
-          "{}: is not in the list of what moe wrote there ({}) and will not be replaced; move it, "
-          "or give another -o",
-          file.string(), (folder / kOutputList).string());
-    }
+    USER_ERROR_IF(fs::exists(file) && !is_listed_output(folder, file.filename().string()),
+                  "{}: is not in the list of what moe wrote there ({}) and will not be replaced; "
+                  "move it, or give another -o",
+                  file.string(), (folder / kOutputList).string());
   }
 }
 

@@ -61,29 +61,23 @@ struct TensorEntry {
 
 // Returns the text of the header. Throws UserError if the file is truncated or no safetensors file.
 std::string_view read_header_text(std::span<const std::byte> file, const std::string& where) {
-  if (file.size() < kLengthBytes) {
-    throw UserError("{}: {} bytes are too few for a safetensors file; fetch it again", where,
-                    file.size());
-  }
+  USER_ERROR_IF(file.size() < kLengthBytes,
+                "{}: {} bytes are too few for a safetensors file; fetch it again", where,
+                file.size());
   static_assert(std::endian::native == std::endian::little);
   uint64_t length = 0;
   std::memcpy(&length, file.data(), kLengthBytes);
-  if (length > kMaxHeaderBytes) {
-    throw UserError(
-        "{}: claims a header of {} bytes, more than the {} that safetensors allows: not a "
-        "safetensors file",
-        where, length, kMaxHeaderBytes);
-  }
-  if (length > file.size() - kLengthBytes) {
-    throw UserError(
-        "{}: truncated: claims a header of {} bytes, the file has {} after the length; fetch it "
-        "again",
-        where, length, file.size() - kLengthBytes);
-  }
+  USER_ERROR_IF(length > kMaxHeaderBytes,
+                "{}: claims a header of {} bytes, more than the {} that safetensors allows: not a "
+                "safetensors file",
+                where, length, kMaxHeaderBytes);
+  USER_ERROR_IF(length > file.size() - kLengthBytes,
+                "{}: truncated: claims a header of {} bytes, the file has {} after the length; "
+                "fetch it again",
+                where, length, file.size() - kLengthBytes);
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + kLengthBytes, length);
-  if (!text.starts_with('{')) {
-    throw UserError("{}: the header is not a JSON object: not a safetensors file", where);
-  }
+  USER_ERROR_IF(!text.starts_with('{'),
+                "{}: the header is not a JSON object: not a safetensors file", where);
   return text;
 }
 
@@ -97,10 +91,8 @@ int64_t checked_bytes(const TensorInfo& info, const std::string& where) {
   }
   int64_t bytes = 0;
   overflows = overflows || __builtin_mul_overflow(product, dtype_bytes(info.dtype), &bytes);
-  if (overflows) {
-    throw UserError("{}: shape {} is larger than any memory", where,
-                    printable(shape_text(info.shape)));
-  }
+  USER_ERROR_IF(overflows, "{}: shape {} is larger than any memory", where,
+                printable(shape_text(info.shape)));
   return bytes;
 }
 
@@ -115,17 +107,15 @@ TensorEntry parse_entry(const std::string& name, const Json& value, const std::s
     throw UserError("{}: shape {} has a negative size", where, printable(shape_text(shape)));
   }
   const std::vector<int64_t> offsets = get_ints(value, "data_offsets", where);
-  if (offsets.size() != 2 || offsets[0] < 0 || offsets[1] < offsets[0]) {
-    throw UserError("{}: data_offsets {} must be a begin and an end", where,
-                    printable(shape_text(offsets)));
-  }
+  USER_ERROR_IF(offsets.size() != 2 || offsets[0] < 0 || offsets[1] < offsets[0],
+                "{}: data_offsets {} must be a begin and an end", where,
+                printable(shape_text(offsets)));
   const int64_t bytes = checked_bytes(entry.info, where);
-  if (offsets[1] - offsets[0] != bytes) {
-    throw UserError(
-        "{}: {} of shape {} takes {} bytes, its data_offsets {} span {}; fetch the file again",
-        where, dtype_name(entry.info.dtype), printable(shape_text(entry.info.shape)), bytes,
-        shape_text(offsets), offsets[1] - offsets[0]);
-  }
+  USER_ERROR_IF(
+      offsets[1] - offsets[0] != bytes,
+      "{}: {} of shape {} takes {} bytes, its data_offsets {} span {}; fetch the file again", where,
+      dtype_name(entry.info.dtype), printable(shape_text(entry.info.shape)), bytes,
+      shape_text(offsets), offsets[1] - offsets[0]);
   entry.begin = static_cast<uint64_t>(offsets[0]);
   entry.end = static_cast<uint64_t>(offsets[1]);
   return entry;
@@ -134,9 +124,7 @@ TensorEntry parse_entry(const std::string& name, const Json& value, const std::s
 // Throws UserError if the metadata are not an object of strings.
 void check_metadata(const Json& value, const std::string& file) {
   const std::string where = file + ": __metadata__";
-  if (!value.is_object()) {
-    throw UserError("{}: must be an object of strings", where);
-  }
+  USER_ERROR_IF(!value.is_object(), "{}: must be an object of strings", where);
   for (const auto& [key, unused] : value.items()) {
     get_string(value, key, where);
   }
@@ -149,27 +137,22 @@ void check_tiling(const std::vector<TensorEntry>& entries, uint64_t data_bytes,
   for (const auto& entry : entries) {
     claimed = std::max(claimed, entry.end);
   }
-  if (claimed > data_bytes) {
-    throw UserError("{}: truncated: header says {} bytes of data, the file has {}; fetch it again",
-                    where, claimed, data_bytes);
-  }
+  USER_ERROR_IF(claimed > data_bytes,
+                "{}: truncated: header says {} bytes of data, the file has {}; fetch it again",
+                where, claimed, data_bytes);
   uint64_t at = 0;
   for (const auto& entry : entries) {
-    if (entry.begin != at) {
-      throw UserError(
-          "{}: '{}' begins at byte {} of the data, the tensor before it ends at {}: {}; fetch the "
-          "file again",
-          where, printable(entry.info.name), entry.begin, at,
-          entry.begin < at ? "they overlap" : "a gap");
-    }
+    USER_ERROR_IF(entry.begin != at,
+                  "{}: '{}' begins at byte {} of the data, the tensor before it ends at {}: {}; "
+                  "fetch the file again",
+                  where, printable(entry.info.name), entry.begin, at,
+                  entry.begin < at ? "they overlap" : "a gap");
     at = entry.end;
   }
-  if (at != data_bytes) {
-    throw UserError(
-        "{}: {} bytes follow the last tensor, which ends at byte {} of the data; fetch the file "
-        "again",
-        where, data_bytes - at, at);
-  }
+  USER_ERROR_IF(at != data_bytes,
+                "{}: {} bytes follow the last tensor, which ends at byte {} of the data; fetch the "
+                "file again",
+                where, data_bytes - at, at);
 }
 
 }  // namespace
@@ -221,9 +204,8 @@ SafetensorsFile::SafetensorsFile(Descriptor file, const std::filesystem::path& p
 
 std::span<const std::byte> SafetensorsFile::bytes(const std::string& name) const {
   const auto found = ranges_.find(name);
-  if (found == ranges_.end()) {
-    throw UserError("{}: holds no tensor '{}'", path_.string(), printable(name));
-  }
+  USER_ERROR_IF(found == ranges_.end(), "{}: holds no tensor '{}'", path_.string(),
+                printable(name));
   const auto [begin, end] = found->second;
   return file_.bytes().subspan(begin, end - begin);
 }

@@ -51,10 +51,9 @@ uint64_t copy_in_kernel(int source, int64_t offset, uint64_t length, const Descr
 // Throws UserError if the source was truncated: write() from its mapping would fail with EFAULT.
 void check_still_whole(const SafetensorsFile& source) {
   struct stat status {};
-  if (::fstat(source.file().descriptor(), &status) == 0 &&
-      static_cast<uint64_t>(status.st_size) < source.file().bytes().size()) {
-    throw UserError("{}: became shorter while it was read; fetch it again", source.path().string());
-  }
+  USER_ERROR_IF(::fstat(source.file().descriptor(), &status) == 0 &&
+                    static_cast<uint64_t>(status.st_size) < source.file().bytes().size(),
+                "{}: became shorter while it was read; fetch it again", source.path().string());
 }
 
 // Returns the header's JSON, padded with spaces so that the data starts at a multiple of 8. Without

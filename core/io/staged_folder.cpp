@@ -20,17 +20,13 @@ void check_replaceable(const fs::path& out, bool force) {
   if (!is_taken(out)) {
     return;
   }
-  if (fs::is_symlink(out)) {
-    throw UserError("{}: is a link to {}; give that folder itself, or another output folder",
-                    out.string(), fs::read_symlink(out).string());
-  }
-  if (!fs::is_directory(fs::status(out))) {
-    throw UserError("{}: is a file; give the name of a folder to write", out.string());
-  }
-  if (!force) {
-    throw UserError("{}: exists already; give another output folder, or --force to replace it",
-                    out.string());
-  }
+  USER_ERROR_IF(fs::is_symlink(out),
+                "{}: is a link to {}; give that folder itself, or another output folder",
+                out.string(), fs::read_symlink(out).string());
+  USER_ERROR_IF(!fs::is_directory(fs::status(out)),
+                "{}: is a file; give the name of a folder to write", out.string());
+  USER_ERROR_IF(!force, "{}: exists already; give another output folder, or --force to replace it",
+                out.string());
   check_not_mounted(out);
   check_removable(out);
   check_written_by_moe(out);
@@ -43,12 +39,10 @@ bool finds_replaced(const StagingArea& area, const fs::path& out, bool force) {
     return false;
   }
   if (!area.has(Slot::kOut)) {
-    if (!force) {
-      throw UserError(
-          "{0}: a run was killed while it replaced it, the old one is {1}; rename that, or give "
-          "--force to replace it",
-          out.string(), area.replaced().string());
-    }
+    USER_ERROR_IF(!force,
+                  "{0}: a run was killed while it replaced it, the old one is {1}; rename that, or "
+                  "give --force to replace it",
+                  out.string(), area.replaced().string());
     check_removable(area.replaced());
     return true;
   }
@@ -81,9 +75,7 @@ void put_in_place(const StagingArea& area, const fs::path& out, bool force) {
     }
     return;
   }
-  if (!force) {
-    throw UserError("{}: was made by another while this run wrote", out.string());
-  }
+  USER_ERROR_IF(!force, "{}: was made by another while this run wrote", out.string());
   check_replaceable(out, force);  // OUT may have changed since the start
   if (area.rename(Slot::kNew, Slot::kOut, RENAME_EXCHANGE)) {
     return;

@@ -79,12 +79,10 @@ Descriptor open_parent(const fs::path& out, const fs::path& root) {
         ::openat(folder.get(), part.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC),
         reached.string()));
     const int error = errno;
-    if (!next.is_open() && is_taken_at(folder.get(), part.string())) {
-      throw UserError(
-          "{}: is a link or no folder, and nothing is removed or replaced through it; put the "
-          "folder itself there, or give another output folder",
-          reached.string());
-    }
+    USER_ERROR_IF(!next.is_open() && is_taken_at(folder.get(), part.string()),
+                  "{}: is a link or no folder, and nothing is removed or replaced through it; put "
+                  "the folder itself there, or give another output folder",
+                  reached.string());
     folder = std::move(next);
     errno = error;
   }
@@ -152,10 +150,9 @@ std::optional<std::string> foreign_name(const Descriptor& folder,
 }
 
 void lock(const Descriptor& folder, const fs::path& out) {
-  if (::flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-    throw UserError("{}: another run is writing it now; wait for it or give another output folder",
-                    out.string());
-  }
+  USER_ERROR_IF(::flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK,
+                "{}: another run is writing it now; wait for it or give another output folder",
+                out.string());
 }
 
 // Returns true if `name` in `parent` is still `folder`, which may have been renamed or removed
@@ -316,11 +313,9 @@ StagingArea StagingArea::create(const fs::path& out, const fs::path& root) {
   } catch (const std::exception&) {
     ::unlinkat(handle.get(), kMarker, 0);
     ::unlinkat(parent.get(), unmarked_name.c_str(), AT_REMOVEDIR);
-    if (is_taken_at(parent.get(), name)) {
-      throw UserError(
-          "{}: another run is writing it now; wait for it or give another output folder",
-          out.string());
-    }
+    USER_ERROR_IF(is_taken_at(parent.get(), name),
+                  "{}: another run is writing it now; wait for it or give another output folder",
+                  out.string());
     throw;
   }
   return StagingArea(out, std::move(parent), std::move(handle));
@@ -433,10 +428,9 @@ void remove_whole(const fs::path& folder, const fs::path& root) {
   if (!left && !is_there) {
     return;
   }
-  if (is_there && !S_ISDIR(status.st_mode)) {
-    throw UserError("{}: is no folder but a link or a file, and is not removed; move it",
-                    whole.string());
-  }
+  USER_ERROR_IF(is_there && !S_ISDIR(status.st_mode),
+                "{}: is no folder but a link or a file, and is not removed; move it",
+                whole.string());
   StagingArea area = StagingArea::emptied(std::move(left), whole, root);
   if (is_there) {
     area.rename(StagingArea::Slot::kOut, StagingArea::Slot::kNew);

@@ -63,21 +63,18 @@ Json read_csv(const std::string& text, const std::string& where) {
     Json row = Json::array();
     for (const auto field : fields) {
       const auto value = parse_number(field);
-      if (!value) {
-        throw UserError("{} line {}: '{}' is no number; each line holds the logits of one token",
-                        where, number, field);
-      }
+      USER_ERROR_IF(!value,
+                    "{} line {}: '{}' is no number; each line holds the logits of one token", where,
+                    number, field);
       row.push_back(*value);
     }
-    if (!rows.empty() && row.size() != rows[0].size()) {
-      throw UserError("{} line {}: {} numbers, the lines before have {}", where, number, row.size(),
-                      rows[0].size());
-    }
+    USER_ERROR_IF(!rows.empty() && row.size() != rows[0].size(),
+                  "{} line {}: {} numbers, the lines before have {}", where, number, row.size(),
+                  rows[0].size());
     rows.push_back(std::move(row));
   }
-  if (rows.empty()) {
-    throw UserError("{}: holds no logits; write one token a line, numbers between commas", where);
-  }
+  USER_ERROR_IF(rows.empty(), "{}: holds no logits; write one token a line, numbers between commas",
+                where);
   return {{"logits", rows}};
 }
 
@@ -103,9 +100,7 @@ Json read_route_input(const std::string& text, const std::string& where) {
   if (json.is_array()) {
     return {{"logits", std::move(json)}};
   }
-  if (!json.contains("logits")) {
-    throw UserError("{}: has no 'logits' (a list of rows)", where);
-  }
+  USER_ERROR_IF(!json.contains("logits"), "{}: has no 'logits' (a list of rows)", where);
   return json;
 }
 

@@ -98,10 +98,8 @@ const RouterFamily& find_family(const RouterWords& words, const std::string& whe
 // missing or invalid.
 void set_required(const RouterOption& option, const std::string* text, const std::string& where,
                   const std::string& detail, const RouterSettings& settings) {
-  if (text == nullptr || !set_option(option, *text)) {
-    throw UserError("{}: '{}' {}{}", where, settings.family->word,
-                    option.messages.at(OptionMessage::kMissing), detail);
-  }
+  USER_ERROR_IF(text == nullptr || !set_option(option, *text), "{}: '{}' {}{}", where,
+                settings.family->word, option.messages.at(OptionMessage::kMissing), detail);
 }
 
 // Sets the options of `position` from words "ir" (kModifier) or "cf=1.5" (kNamed). Throws UserError
@@ -120,21 +118,16 @@ void set_options(const Strings& words, OptionPosition position, const std::strin
     const size_t equals = is_modifier ? std::string::npos : word.find('=');
     const std::string name = plus + word.substr(0, equals);
     const auto found = std::find(names.begin(), names.end(), name);
-    if (found == names.end()) {
-      throw UserError("{}: unknown {} '{}'{}", where, is_modifier ? "modifier" : "option",
-                      plus + word, suggestion_and_names(name, names));
-    }
-    if (!seen.insert(name).second) {
-      throw UserError("{}: '{}' is given twice, give it once", where, name);
-    }
+    USER_ERROR_IF(found == names.end(), "{}: unknown {} '{}'{}", where,
+                  is_modifier ? "modifier" : "option", plus + word,
+                  suggestion_and_names(name, names));
+    USER_ERROR_IF(!seen.insert(name).second, "{}: '{}' is given twice, give it once", where, name);
     const RouterOption& option = options[found - names.begin()];
     const std::string value = is_modifier                   ? "on"
                               : equals == std::string::npos ? ""
                                                             : word.substr(equals + 1);
-    if (!set_option(option, value)) {
-      throw UserError("{}: '{}' is not understood, '{}=' takes {}", where, word, name,
-                      option.values);
-    }
+    USER_ERROR_IF(!set_option(option, value), "{}: '{}' is not understood, '{}=' takes {}", where,
+                  word, name, option.values);
   }
   for (const auto& option : options) {
     if (option.is_required() && !seen.contains(option.option.name)) {
@@ -233,10 +226,8 @@ void set_from_json(const RouterOption& option, const Json& json, const std::stri
     **flag = get_bool(json, option.key, where, false);
   } else if (const auto* word = std::get_if<Choice>(&member)) {
     const std::string text = get_string(json, option.key, where);
-    if (!set_value(member, text)) {
-      throw UserError("{}: '{}' is '{}', known: {}", where, option.key, text,
-                      fmt::join(word->words, ", "));
-    }
+    USER_ERROR_IF(!set_value(member, text), "{}: '{}' is '{}', known: {}", where, option.key, text,
+                  fmt::join(word->words, ", "));
   } else if (is_whole(member)) {
     set_value(member, fmt::format("{}", get_int(json, option.key, where)));
   } else {
@@ -261,9 +252,7 @@ OrderedJson option_json(const RouterOption& option) {
 void read_option(const RouterOption& option, const Json& json, const std::string& where) {
   const bool has_key = json.contains(option.key);
   const auto no_key = option.messages.find(OptionMessage::kNoKey);
-  if (!has_key && no_key != option.messages.end()) {
-    throw UserError("{}: {}", where, no_key->second);
-  }
+  USER_ERROR_IF(!has_key && no_key != option.messages.end(), "{}: {}", where, no_key->second);
   if ((has_key && !json.at(option.key).is_null()) || option.is_required()) {
     set_from_json(option, json, where);
   } else if (has_key) {
@@ -281,10 +270,8 @@ void refuse_foreign_modifiers(const RouterFamily& own, const Json& json, const s
       names.push_back(fmt::format("'{}'", option.key));
       is_on = (&family != &own && get_bool(json, option.key, where, false)) || is_on;
     }
-    if (is_on) {
-      throw UserError("{}: {} belong to the {} family only; remove them", where,
-                      fmt::join(names, " and "), family.name);
-    }
+    USER_ERROR_IF(is_on, "{}: {} belong to the {} family only; remove them", where,
+                  fmt::join(names, " and "), family.name);
   }
 }
 
@@ -374,12 +361,10 @@ RouterSettings parse_router(const std::string& text) {
   RouterWords words = split_router(lower(text));
   const RouterFamily& family = find_family(words, where);
   RouterSettings settings = default_settings(family);
-  if (!words.modifiers.empty() && options_at(settings, OptionPosition::kModifier).empty()) {
-    throw UserError(
-        "{}: '{}' has no modifiers: +ir and +fr reroute refused requests, which {} does not have; "
-        "leave '+{}' out",
-        where, family.word, family.title, fmt::join(words.modifiers, "+"));
-  }
+  USER_ERROR_IF(!words.modifiers.empty() && options_at(settings, OptionPosition::kModifier).empty(),
+                "{}: '{}' has no modifiers: +ir and +fr reroute refused requests, which {} does "
+                "not have; leave '+{}' out",
+                where, family.word, family.title, fmt::join(words.modifiers, "+"));
   for (const auto& option : options_at(settings, OptionPosition::kHead)) {
     const std::string number = words.name.substr(family.word.size());
     set_required(option, &number, where, fmt::format(", not '{}'", words.name), settings);
@@ -439,15 +424,13 @@ OrderedJson to_json(const RouterSettings& settings) {
 }
 
 RouterSettings router_from_json(const Json& json, const std::string& where) {
-  if (!json.is_object()) {
-    throw UserError("{}: the router is not an object like {{\"family\": \"topk\", \"k\": 1, ...}}",
-                    where);
-  }
+  USER_ERROR_IF(!json.is_object(),
+                "{}: the router is not an object like {{\"family\": \"topk\", \"k\": 1, ...}}",
+                where);
   const Strings& keys = json_keys();
   for (const auto& [key, value] : json.items()) {
-    if (std::find(keys.begin(), keys.end(), key) == keys.end()) {
-      throw UserError("{}: unknown router key '{}'{}", where, key, suggestion_and_names(key, keys));
-    }
+    USER_ERROR_IF(std::find(keys.begin(), keys.end(), key) == keys.end(),
+                  "{}: unknown router key '{}'{}", where, key, suggestion_and_names(key, keys));
   }
   RouterSettings settings = default_settings(family_from_json(json, where));
   for (const auto& option : router_options(settings)) {
@@ -480,18 +463,16 @@ void check_router(const RouterSettings& settings, int64_t experts) {
   for (const auto& option : router_options(copy)) {
     const auto number = number_of(option.option.member);
     const auto message = option.messages.find(OptionMessage::kTooMany);
-    if (message != option.messages.end() && number.value_or(0) > static_cast<double>(experts)) {
-      throw UserError("{}", fmt::format(fmt::runtime(message->second), to_string(settings),
-                                        option_text(option), experts));
-    }
+    USER_ERROR_IF(
+        message != option.messages.end() && number.value_or(0) > static_cast<double>(experts), "{}",
+        fmt::format(fmt::runtime(message->second), to_string(settings), option_text(option),
+                    experts));
   }
 }
 
 void check_inference(const RouterSettings& settings, const std::string& fix) {
-  if (!settings.family->no_inference.empty()) {
-    throw UserError("router '{}' is for training only: {}; {}", to_string(settings),
-                    settings.family->no_inference, fix);
-  }
+  USER_ERROR_IF(!settings.family->no_inference.empty(), "router '{}' is for training only: {}; {}",
+                to_string(settings), settings.family->no_inference, fix);
 }
 
 // ------------------------------------------------------------------------------------ properties

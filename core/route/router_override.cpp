@@ -24,10 +24,10 @@ bool names_option(const std::string& router, std::string_view option) {
 std::optional<double> parse_cf(const std::string& cf) {
   RouterSettings settings;
   const RouterOption option = capacity_option(settings);
-  if (!set_option(option, lower(cf)) ||
-      (settings.capacity_factor && !holds(option.option.range, *settings.capacity_factor))) {
-    throw UserError("--cf '{}' is not a positive number or 'inf'", cf);
-  }
+  USER_ERROR_IF(
+      !set_option(option, lower(cf)) ||
+          (settings.capacity_factor && !holds(option.option.range, *settings.capacity_factor)),
+      "--cf '{}' is not a positive number or 'inf'", cf);
   return settings.capacity_factor;
 }
 
@@ -46,10 +46,8 @@ void apply_cf(const RouterRequest& request, RouterSettings& router) {
     throw UserError("--cf {}: only {} routers have a capacity, this one is {}", request.cf,
                     fmt::join(titles, " and "), to_string(router));
   }
-  if (names_option(request.router, "cf") && router.capacity_factor != cf) {
-    throw UserError("--cf {} contradicts --router {}; give one of them", request.cf,
-                    request.router);
-  }
+  USER_ERROR_IF(names_option(request.router, "cf") && router.capacity_factor != cf,
+                "--cf {} contradicts --router {}; give one of them", request.cf, request.router);
   router.capacity_factor = cf;
 }
 
@@ -91,9 +89,8 @@ void note_changes(const std::string& change, const std::vector<ChangedOption>& c
                   Purpose purpose, std::vector<std::string>& notes) {
   for (const auto& [option, stored_value] : changed) {
     const auto reason = option.messages.find(OptionMessage::kNeedsForce);
-    if (reason != option.messages.end() && !force) {
-      throw UserError("--router: {}: {}; add --force if that is meant", change, reason->second);
-    }
+    USER_ERROR_IF(reason != option.messages.end() && !force,
+                  "--router: {}: {}; add --force if that is meant", change, reason->second);
     if (reason != option.messages.end()) {
       notes.push_back(fmt::format("warning: {}: {}", change, reason->second));
     }
@@ -166,12 +163,10 @@ ResolvedRouter override_router(const StoredRouter& stored, const RouterRequest& 
   }
   const std::string change =
       fmt::format("{} in place of the stored {}", to_string(router), to_string(stored.router));
-  if (stored.router.family->has_softmax_scores != router.family->has_softmax_scores) {
-    throw UserError(
-        "--router: {}: ReLU and softmax logits mean different things; choose a router of the "
-        "stored family, or upcycle the dense model again",
-        change);
-  }
+  USER_ERROR_IF(stored.router.family->has_softmax_scores != router.family->has_softmax_scores,
+                "--router: {}: ReLU and softmax logits mean different things; choose a router of "
+                "the stored family, or upcycle the dense model again",
+                change);
   if (!is_same_family) {
     notes.push_back("warning: " + change +
                     ": the same softmax scores, but weights that sum to another value; expect "
@@ -193,10 +188,9 @@ ResolvedRouter override_router(const StoredRouter& stored, const RouterRequest& 
     restore_training_options(change, changed, notes);
     check_inference(router, "name another router with softmax scores (--router top2)");
   }
-  if (resolved.ep_ranks < 1 || stored.experts % resolved.ep_ranks != 0) {
-    throw UserError("--ep-ranks {} does not divide the {} experts; use a divisor",
-                    resolved.ep_ranks, stored.experts);
-  }
+  USER_ERROR_IF(resolved.ep_ranks < 1 || stored.experts % resolved.ep_ranks != 0,
+                "--ep-ranks {} does not divide the {} experts; use a divisor", resolved.ep_ranks,
+                stored.experts);
   if (router.fr && !router.capacity_factor) {
     notes.push_back(
         fmt::format("without a capacity +fr accepts every request: this is top-{}", router.k + 1));

@@ -16,29 +16,25 @@ constexpr size_t kMaxNumbers = size_t{1} << 26;  // of the logits
 
 // Returns input["logits"], [T, E] f32.
 at::Tensor read_logits(const Json& input, const std::string& where) {
-  if (!input["logits"].is_array() || input["logits"].empty() || !input["logits"][0].is_array() ||
-      input["logits"][0].empty()) {
-    throw UserError("{}: 'logits' is not a list of rows of numbers", where);
-  }
+  USER_ERROR_IF(!input["logits"].is_array() || input["logits"].empty() ||
+                    !input["logits"][0].is_array() || input["logits"][0].empty(),
+                "{}: 'logits' is not a list of rows of numbers", where);
   const Json& rows = input["logits"];
   const size_t width = rows[0].size();
-  if (rows.size() > kMaxNumbers / width) {
-    throw UserError("{}: 'logits' has more than {} numbers", where, kMaxNumbers);
-  }
+  USER_ERROR_IF(rows.size() > kMaxNumbers / width, "{}: 'logits' has more than {} numbers", where,
+                kMaxNumbers);
   std::vector<float> numbers;
   numbers.reserve(rows.size() * width);
   for (size_t row = 0; row < rows.size(); ++row) {
-    if (!rows[row].is_array() || rows[row].size() != width) {
-      throw UserError("{}: row {} of 'logits' does not have {} numbers as the first has", where,
-                      row, width);
-    }
+    USER_ERROR_IF(!rows[row].is_array() || rows[row].size() != width,
+                  "{}: row {} of 'logits' does not have {} numbers as the first has", where, row,
+                  width);
     for (const auto& number : rows[row]) {
       const double value = number.is_number() ? number.get<double>() : NAN;
       numbers.push_back(static_cast<float>(value));
-      if (!std::isfinite(numbers.back())) {
-        throw UserError("{}: row {} of 'logits' holds {}, which is no finite 32-bit number", where,
-                        row, number.dump());
-      }
+      USER_ERROR_IF(!std::isfinite(numbers.back()),
+                    "{}: row {} of 'logits' holds {}, which is no finite 32-bit number", where, row,
+                    number.dump());
     }
   }
   return at::tensor(numbers, at::kFloat)
@@ -48,15 +44,13 @@ at::Tensor read_logits(const Json& input, const std::string& where) {
 RoutingGroup read_group(const Json& input, int64_t tokens, int64_t experts,
                         const std::string& where) {
   const int64_t ranks = get_int(input, "num_ranks", where, 1);
-  if (ranks < 1 || experts % ranks != 0) {
-    throw UserError("{}: {} ranks do not divide {} experts; use a divisor", where, ranks, experts);
-  }
+  USER_ERROR_IF(ranks < 1 || experts % ranks != 0,
+                "{}: {} ranks do not divide {} experts; use a divisor", where, ranks, experts);
   std::vector<bool> valid(tokens, true);
   if (has_value(input, "valid")) {
     const Json& list = input["valid"];
-    if (!list.is_array() || static_cast<int64_t>(list.size()) != tokens) {
-      throw UserError("{}: 'valid' is not a list of {} truth values", where, tokens);
-    }
+    USER_ERROR_IF(!list.is_array() || static_cast<int64_t>(list.size()) != tokens,
+                  "{}: 'valid' is not a list of {} truth values", where, tokens);
     for (int64_t token = 0; token < tokens; ++token) {
       const Json& flag = list[token];
       valid[token] = flag.is_boolean() ? flag.get<bool>() : flag != 0;
@@ -65,13 +59,11 @@ RoutingGroup read_group(const Json& input, int64_t tokens, int64_t experts,
   std::vector<int64_t> source_rank(tokens);
   if (has_value(input, "home")) {
     source_rank = get_ints(input, "home", where);
-    if (static_cast<int64_t>(source_rank.size()) != tokens) {
-      throw UserError("{}: 'home' names {} ranks for {} tokens", where, source_rank.size(), tokens);
-    }
+    USER_ERROR_IF(static_cast<int64_t>(source_rank.size()) != tokens,
+                  "{}: 'home' names {} ranks for {} tokens", where, source_rank.size(), tokens);
     for (const int64_t rank : source_rank) {
-      if (rank < 0 || rank >= ranks) {
-        throw UserError("{}: 'home' names rank {}; there are 0 to {}", where, rank, ranks - 1);
-      }
+      USER_ERROR_IF(rank < 0 || rank >= ranks, "{}: 'home' names rank {}; there are 0 to {}", where,
+                    rank, ranks - 1);
     }
   } else {
     const auto spread =

@@ -47,30 +47,28 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Normalizer& norma
   for (auto& token : tokens) {
     const std::string name = printable(token.content);
     const int64_t known = model.find(token.content);
-    if (token.id < 0 || token.id >= Vocabulary::kMaxIds ||
-        (known != Vocabulary::kNone && known != token.id) ||
-        (known == Vocabulary::kNone && model.has(token.id))) {
-      throw UserError("{}: the added token '{}' has the id {}, which {}; fetch the file again",
-                      where, name, token.id,
-                      known != Vocabulary::kNone ? fmt::format("is {} in the vocabulary", known)
-                      : model.has(token.id)      ? "is another token in the vocabulary"
-                                                 : "is beyond what ids may be");
-    }
+    USER_ERROR_IF(token.id < 0 || token.id >= Vocabulary::kMaxIds ||
+                      (known != Vocabulary::kNone && known != token.id) ||
+                      (known == Vocabulary::kNone && model.has(token.id)),
+                  "{}: the added token '{}' has the id {}, which {}; fetch the file again", where,
+                  name, token.id,
+                  known != Vocabulary::kNone ? fmt::format("is {} in the vocabulary", known)
+                  : model.has(token.id)      ? "is another token in the vocabulary"
+                                             : "is beyond what ids may be");
     if (token.content.size() > kMaxAddedTokenBytes) {  // matched from each byte of a text
       throw UserError("{}: the added token {} has {} bytes, more than the {} that one may have",
                       where, token.id, token.content.size(), kMaxAddedTokenBytes);
     }
     token.normal_form = token.normalized ? normalizer(token.content) : token.content;
-    if (token.normal_form.empty()) {
-      throw UserError("{}: the added token {} ('{}') is empty, or becomes so by normalization",
-                      where, token.id, name);
-    }
+    USER_ERROR_IF(token.normal_form.empty(),
+                  "{}: the added token {} ('{}') is empty, or becomes so by normalization", where,
+                  token.id, name);
     Tree& tree = token.normalized ? normalized_ : raw_;
-    if (!tree.add(token.normal_form, token.id) || !ids_.emplace(token.content, token.id).second ||
-        !tokens_.emplace(token.id, token).second) {
-      throw UserError("{}: the added token {} ('{}') is there twice, by its id or its text", where,
-                      token.id, name);
-    }
+    USER_ERROR_IF(!tree.add(token.normal_form, token.id) ||
+                      !ids_.emplace(token.content, token.id).second ||
+                      !tokens_.emplace(token.id, token).second,
+                  "{}: the added token {} ('{}') is there twice, by its id or its text", where,
+                  token.id, name);
     if (!token.special) {
       (token.normalized ? plain_normalized_ : plain_raw_).add(token.normal_form, token.id);
     }
@@ -179,9 +177,7 @@ std::vector<AddedToken> read_added_tokens(const Json& json, const std::string& w
   if (json.is_null()) {
     return tokens;
   }
-  if (!json.is_array()) {
-    throw UserError("{}: must be a list", where);
-  }
+  USER_ERROR_IF(!json.is_array(), "{}: must be a list", where);
   for (const auto& entry : json) {
     AddedToken token;
     token.id = get_int(entry, "id", where);

@@ -42,10 +42,8 @@ Vocabulary::Vocabulary(const std::vector<std::pair<std::string, int64_t>>& token
                        const std::string& where) {
   int64_t end = 0;
   for (const auto& [text, id] : tokens) {
-    if (id < 0 || id >= kMaxIds) {
-      throw UserError("{}: the token '{}' has the id {}, ids are 0 to {}", where, printable(text),
-                      id, kMaxIds - 1);
-    }
+    USER_ERROR_IF(id < 0 || id >= kMaxIds, "{}: the token '{}' has the id {}, ids are 0 to {}",
+                  where, printable(text), id, kMaxIds - 1);
     end = std::max(end, id + 1);
   }
   texts_.resize(static_cast<size_t>(end));
@@ -53,10 +51,8 @@ Vocabulary::Vocabulary(const std::vector<std::pair<std::string, int64_t>>& token
   slots_.resize(std::bit_ceil(std::max<size_t>(2, tokens.size() * 2)));
   for (const auto& [text, id] : tokens) {
     const auto index = static_cast<size_t>(id);
-    if (is_token_[index]) {
-      throw UserError("{}: the id {} has two tokens, '{}' and '{}'", where, id,
-                      printable(texts_[index]), printable(text));
-    }
+    USER_ERROR_IF(is_token_[index], "{}: the id {} has two tokens, '{}' and '{}'", where, id,
+                  printable(texts_[index]), printable(text));
     texts_[index] = text;
     is_token_[index] = true;
     const size_t hash = std::hash<std::string_view>{}(text);

@@ -107,19 +107,16 @@ Regex::Regex(const std::string& pattern, const std::string& where) : where_(wher
     std::array<OnigEncoding, 1> encodings = {ONIG_ENCODING_UTF8};
     onig_initialize(encodings.data(), 1);
   });
-  if (pattern.size() > kMaxPatternBytes) {
-    throw UserError("{}: a regular expression of {} bytes, more than the {} that one may have",
-                    where, pattern.size(), kMaxPatternBytes);
-  }
+  USER_ERROR_IF(pattern.size() > kMaxPatternBytes,
+                "{}: a regular expression of {} bytes, more than the {} that one may have", where,
+                pattern.size(), kMaxPatternBytes);
   regex_t* compiled = nullptr;
   OnigErrorInfo info{};
   const OnigUChar* begin = onig_text(pattern);
   const int code = onig_new(&compiled, begin, begin + pattern.size(), ONIG_OPTION_NONE,
                             ONIG_ENCODING_UTF8, ONIG_SYNTAX_DEFAULT, &info);
-  if (code != ONIG_NORMAL) {
-    throw UserError("{}: the regular expression '{}' is broken: {}", where, printable(pattern),
-                    onig_message(code, &info));
-  }
+  USER_ERROR_IF(code != ONIG_NORMAL, "{}: the regular expression '{}' is broken: {}", where,
+                printable(pattern), onig_message(code, &info));
   compiled_ = std::shared_ptr<re_pattern_buffer>(compiled, onig_free);
 }
 
@@ -140,20 +137,17 @@ Sections Regex::find(std::string_view text) const {
   while (!text.empty() && at <= text.size()) {
     if (++searches % kSearchesPerCheck == 0) {
       start_seconds = searches == kSearchesPerCheck ? thread_seconds() : start_seconds;
-      if (thread_seconds() - start_seconds > max_seconds) {
-        throw UserError("{}: a regular expression takes more than {:.0f} s for a text of {} bytes",
-                        where_, max_seconds, text.size());
-      }
+      USER_ERROR_IF(thread_seconds() - start_seconds > max_seconds,
+                    "{}: a regular expression takes more than {:.0f} s for a text of {} bytes",
+                    where_, max_seconds, text.size());
     }
     const int found = onig_search_with_param(compiled_.get(), begin, end, begin + at, end,
                                              region.get(), ONIG_OPTION_NONE, limits.get());
     if (found == ONIG_MISMATCH) {
       break;
     }
-    if (found < 0) {
-      throw UserError("{}: a regular expression gives up on a text of {} bytes: {}", where_,
-                      text.size(), onig_message(found));
-    }
+    USER_ERROR_IF(found < 0, "{}: a regular expression gives up on a text of {} bytes: {}", where_,
+                  text.size(), onig_message(found));
     const auto first = static_cast<size_t>(region->beg[0]);
     const auto last = static_cast<size_t>(region->end[0]);
     if (first == last && follows_match && last == between) {

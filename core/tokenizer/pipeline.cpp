@@ -116,16 +116,13 @@ const Json& member(const Json& json, const char* key) {
 
 Vocabulary read_vocabulary(const Json& model, const std::string& where) {
   const Json& vocab = member(model, "vocab");
-  if (!vocab.is_object()) {
-    throw UserError("{}: 'vocab' must be an object of tokens and their ids", where);
-  }
+  USER_ERROR_IF(!vocab.is_object(), "{}: 'vocab' must be an object of tokens and their ids", where);
   std::vector<std::pair<std::string, int64_t>> tokens;
   tokens.reserve(vocab.size());
   for (const auto& [text, id] : vocab.items()) {
-    if (!id.is_number_integer() || id < 0 || id >= Vocabulary::kMaxIds) {
-      throw UserError("{}: the token '{}' must have an id of 0 to {}", where, printable(text),
-                      Vocabulary::kMaxIds - 1);
-    }
+    USER_ERROR_IF(!id.is_number_integer() || id < 0 || id >= Vocabulary::kMaxIds,
+                  "{}: the token '{}' must have an id of 0 to {}", where, printable(text),
+                  Vocabulary::kMaxIds - 1);
     tokens.emplace_back(text, id.get<int64_t>());
   }
   return {tokens, where};
@@ -150,9 +147,7 @@ std::optional<std::pair<std::string, std::string>> parse_merge(const Json& merge
 std::vector<BpeMerge> read_merges(const Json& model, const Vocabulary& vocabulary,
                                   const std::string& where) {
   const Json& list = member(model, "merges");
-  if (!list.is_array()) {
-    throw UserError("{}: 'merges' must be a list", where);
-  }
+  USER_ERROR_IF(!list.is_array(), "{}: 'merges' must be a list", where);
   std::vector<BpeMerge> merges;
   merges.reserve(list.size());
   for (const auto& merge : list) {
@@ -160,15 +155,12 @@ std::vector<BpeMerge> read_merges(const Json& model, const Vocabulary& vocabular
       continue;
     }
     const auto halves = parse_merge(merge);
-    if (!halves) {
-      throw UserError("{}: merge {} is not a pair of tokens", where, merges.size() + 1);
-    }
+    USER_ERROR_IF(!halves, "{}: merge {} is not a pair of tokens", where, merges.size() + 1);
     const auto id_of = [&](const std::string& token) {
       const int64_t id = vocabulary.find(token);
-      if (id == Vocabulary::kNone) {
-        throw UserError("{}: merge {} needs the token '{}', which 'vocab' lacks", where,
-                        merges.size() + 1, printable(token));
-      }
+      USER_ERROR_IF(id == Vocabulary::kNone,
+                    "{}: merge {} needs the token '{}', which 'vocab' lacks", where,
+                    merges.size() + 1, printable(token));
       return id;
     };
     const auto& [left, right] = *halves;
@@ -182,13 +174,11 @@ void refuse_unsupported(const Json& model, const std::string& where) {
   if (const std::string type = get_string(model, "type", where, "BPE"); type != "BPE") {
     throw UserError("{}: the model '{}' is not supported; supported: BPE", where, printable(type));
   }
-  if (get_double(model, "dropout", where, 0) != 0) {
-    throw UserError("{}: 'dropout' makes ids random and is not supported; set it to null", where);
-  }
+  USER_ERROR_IF(get_double(model, "dropout", where, 0) != 0,
+                "{}: 'dropout' makes ids random and is not supported; set it to null", where);
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-    if (!get_string(model, key, where, "").empty()) {
-      throw UserError("{}: '{}' is not supported", where, key);
-    }
+    USER_ERROR_IF(!get_string(model, key, where, "").empty(), "{}: '{}' is not supported", where,
+                  key);
   }
 }
 
@@ -203,9 +193,8 @@ Bpe read_bpe(const Json& model, const std::string& where) {
   if (!member(model, "unk_token").is_null()) {
     const std::string unknown = get_string(model, "unk_token", where);
     options.unknown = vocabulary.find(unknown);
-    if (options.unknown == Vocabulary::kNone) {
-      throw UserError("{}: 'unk_token' is '{}', which 'vocab' lacks", where, printable(unknown));
-    }
+    USER_ERROR_IF(options.unknown == Vocabulary::kNone,
+                  "{}: 'unk_token' is '{}', which 'vocab' lacks", where, printable(unknown));
   }
   return {std::move(vocabulary), merges, options};
 }
@@ -252,16 +241,13 @@ void check_stages(const Json& json, const std::string& where) {
 
 void check_special(const SpecialTokens& special, const TokenizerModel& model,
                    const std::string& where) {
-  if (special.before.size() + special.after.size() > kMaxSpecialTokens) {
-    throw UserError("{}: the template puts {} tokens around a text, more than {}; fetch it again",
-                    where, special.before.size() + special.after.size(), kMaxSpecialTokens);
-  }
+  USER_ERROR_IF(special.before.size() + special.after.size() > kMaxSpecialTokens,
+                "{}: the template puts {} tokens around a text, more than {}; fetch it again",
+                where, special.before.size() + special.after.size(), kMaxSpecialTokens);
   for (const auto* side : {&special.before, &special.after}) {
     for (const int64_t id : *side) {
-      if (!model.has(id)) {
-        throw UserError("{}: the template puts the id {} around a text, which no token has", where,
-                        id);
-      }
+      USER_ERROR_IF(!model.has(id),
+                    "{}: the template puts the id {} around a text, which no token has", where, id);
     }
   }
 }
@@ -269,9 +255,8 @@ void check_special(const SpecialTokens& special, const TokenizerModel& model,
 }  // namespace
 
 std::unique_ptr<TokenizerModel> read_tokenizer_json(const Json& json, const std::string& where) {
-  if (!json.is_object() || !member(json, "model").is_object()) {
-    throw UserError("{}: holds no 'model', so it is no tokenizer; fetch it again", where);
-  }
+  USER_ERROR_IF(!json.is_object() || !member(json, "model").is_object(),
+                "{}: holds no 'model', so it is no tokenizer; fetch it again", where);
   check_stages(json, where);
   Bpe bpe = read_bpe(member(json, "model"), where + ": model");
   Normalizer normalizer = read_normalizer(member(json, "normalizer"), where + ": normalizer");

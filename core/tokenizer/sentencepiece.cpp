@@ -136,10 +136,9 @@ bool has_piece_with_nul(std::string_view model) {
 class Sentencepiece : public TokenizerModel {
  public:
   Sentencepiece(std::string_view bytes, const std::string& where) : where_(where) {
-    if (has_piece_with_nul(bytes) || !processor_.LoadFromSerializedProto(bytes).ok() ||
-        processor_.GetPieceSize() == 0) {
-      throw UserError("{}: is no sentencepiece model, or a broken one; fetch it again", where);
-    }
+    USER_ERROR_IF(has_piece_with_nul(bytes) || !processor_.LoadFromSerializedProto(bytes).ok() ||
+                      processor_.GetPieceSize() == 0,
+                  "{}: is no sentencepiece model, or a broken one; fetch it again", where);
     word_rule_ = find_word_rule(bytes);
   }
 
@@ -174,10 +173,8 @@ class Sentencepiece : public TokenizerModel {
  private:
   // The library loads some broken models and fails only when they are used.
   void check(const sentencepiece::util::Status& status) const {
-    if (!status.ok()) {
-      throw UserError("{}: a broken sentencepiece model ({}); fetch it again", where_,
-                      printable(status.ToString(), 200));
-    }
+    USER_ERROR_IF(!status.ok(), "{}: a broken sentencepiece model ({}); fetch it again", where_,
+                  printable(status.ToString(), 200));
   }
 
   sentencepiece::SentencePieceProcessor processor_;

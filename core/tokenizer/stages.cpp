@@ -45,9 +45,7 @@ template <typename Part>
 std::vector<Part> read_sequence(const Json& json, const std::string& key, const std::string& where,
                                 Part (*read)(const Json&, const std::string&)) {
   const auto list = json.find(key);
-  if (list == json.end() || !list->is_array()) {
-    throw UserError("{}: '{}' must be a list", where, key);
-  }
+  USER_ERROR_IF(list == json.end() || !list->is_array(), "{}: '{}' must be a list", where, key);
   std::vector<Part> parts;
   for (const auto& part : *list) {
     parts.push_back(read(part, where));
@@ -62,21 +60,17 @@ constexpr size_t max_stage_bytes(size_t bytes) { return 64 * bytes + 1024; }
 
 // Throws UserError if `bytes`, the size of a stage's output, exceeds `max_bytes`.
 void check_growth(size_t bytes, size_t max_bytes, const std::string& where) {
-  if (bytes > max_bytes) {
-    throw UserError(
-        "{}: the text grows to more than {} bytes, 64 times its size, which no published tokenizer "
-        "does; fetch the file again",
-        where, max_bytes);
-  }
+  USER_ERROR_IF(bytes > max_bytes,
+                "{}: the text grows to more than {} bytes, 64 times its size, which no published "
+                "tokenizer does; fetch the file again",
+                where, max_bytes);
 }
 
 // Reads {"pattern": {"String": TEXT}} or {"pattern": {"Regex": EXPRESSION}}.
 Pattern read_pattern(const Json& json, const std::string& where) {
   const auto pattern = json.find("pattern");
-  if (pattern == json.end() || !pattern->is_object() || pattern->size() != 1) {
-    throw UserError("{}: 'pattern' must be {{\"String\": text}} or {{\"Regex\": expression}}",
-                    where);
-  }
+  USER_ERROR_IF(pattern == json.end() || !pattern->is_object() || pattern->size() != 1,
+                "{}: 'pattern' must be {{\"String\": text}} or {{\"Regex\": expression}}", where);
   return pattern->contains("String") ? literal_pattern(get_string(*pattern, "String", where), where)
                                      : regex_pattern(get_string(*pattern, "Regex", where), where);
 }
@@ -86,9 +80,8 @@ char32_t read_character(const Json& json, const std::string& key, const std::str
   const std::string text = get_string(json, key, where);
   size_t at = 0;
   const char32_t character = text.empty() ? 0 : next_code_point(text, at);
-  if (text.empty() || at != text.size()) {
-    throw UserError("{}: '{}' must be one character, is '{}'", where, key, printable(text));
-  }
+  USER_ERROR_IF(text.empty() || at != text.size(), "{}: '{}' must be one character, is '{}'", where,
+                key, printable(text));
   return character;
 }
 
@@ -98,15 +91,13 @@ enum class PrependScheme { kAlways, kFirst, kNever };
 // Reads both spellings of the setting.
 PrependScheme read_prepend_scheme(const Json& json, const std::string& where) {
   const std::string scheme = get_string(json, "prepend_scheme", where, "");
-  if (!scheme.empty() && scheme != "always" && scheme != "first" && scheme != "never") {
-    throw UserError("{}: 'prepend_scheme' is '{}'; known: always, first, never", where,
-                    printable(scheme));
-  }
+  USER_ERROR_IF(!scheme.empty() && scheme != "always" && scheme != "first" && scheme != "never",
+                "{}: 'prepend_scheme' is '{}'; known: always, first, never", where,
+                printable(scheme));
   if (!get_bool(json, "add_prefix_space", where, true)) {  // the older setting
-    if (!scheme.empty() && scheme != "never") {
-      throw UserError("{}: 'add_prefix_space' is false but 'prepend_scheme' is '{}'; keep one",
-                      where, scheme);
-    }
+    USER_ERROR_IF(!scheme.empty() && scheme != "never",
+                  "{}: 'add_prefix_space' is false but 'prepend_scheme' is '{}'; keep one", where,
+                  scheme);
     return PrependScheme::kNever;
   }
   return scheme == "first"   ? PrependScheme::kFirst
@@ -381,17 +372,14 @@ namespace {
 std::vector<int64_t> template_ids(const Json& json, const std::string& name,
                                   const std::string& where) {
   const auto tokens = json.find("special_tokens");
-  if (tokens == json.end() || !tokens->is_object() || !tokens->contains(name)) {
-    throw UserError("{}: 'special_tokens' says nothing of '{}'", where, printable(name));
-  }
+  USER_ERROR_IF(tokens == json.end() || !tokens->is_object() || !tokens->contains(name),
+                "{}: 'special_tokens' says nothing of '{}'", where, printable(name));
   return get_ints(tokens->at(name), "ids", where);
 }
 
 SpecialTokens read_template(const Json& json, const std::string& where) {
   const auto pieces = json.find("single");
-  if (pieces == json.end() || !pieces->is_array()) {
-    throw UserError("{}: 'single' must be a list", where);
-  }
+  USER_ERROR_IF(pieces == json.end() || !pieces->is_array(), "{}: 'single' must be a list", where);
   SpecialTokens special;
   bool has_text = false;
   for (const auto& piece : *pieces) {
@@ -406,9 +394,7 @@ SpecialTokens read_template(const Json& json, const std::string& where) {
       throw UserError("{}: 'single' must hold the sequence A once, beside special tokens", where);
     }
   }
-  if (!has_text) {
-    throw UserError("{}: 'single' lacks the sequence A", where);
-  }
+  USER_ERROR_IF(!has_text, "{}: 'single' lacks the sequence A", where);
   return special;
 }
 

@@ -125,17 +125,14 @@ std::vector<BpeMerge> find_merges(const Vocabulary& vocabulary) {
 }
 
 void check_complete(const Vocabulary& vocabulary, const std::string& where) {
-  if (vocabulary.tokens() != kRanks || vocabulary.ids_end() != kRanks) {
-    throw UserError(
-        "{}: holds {} tokens up to rank {}, Llama 3's holds {}; other tiktoken files do not say "
-        "how they cut words: use the model's tokenizer.json",
-        where, vocabulary.tokens(), vocabulary.ids_end() - 1, kRanks);
-  }
+  USER_ERROR_IF(vocabulary.tokens() != kRanks || vocabulary.ids_end() != kRanks,
+                "{}: holds {} tokens up to rank {}, Llama 3's holds {}; other tiktoken files do "
+                "not say how they cut words: use the model's tokenizer.json",
+                where, vocabulary.tokens(), vocabulary.ids_end() - 1, kRanks);
   for (int byte = 0; byte < 256; ++byte) {
     const std::string text(1, static_cast<char>(byte));
-    if (vocabulary.find(to_byte_level(text)) == Vocabulary::kNone) {
-      throw UserError("{}: no token is the byte 0x{:02X} alone; fetch the file again", where, byte);
-    }
+    USER_ERROR_IF(vocabulary.find(to_byte_level(text)) == Vocabulary::kNone,
+                  "{}: no token is the byte 0x{:02X} alone; fetch the file again", where, byte);
   }
 }
 
@@ -155,10 +152,8 @@ std::unique_ptr<TokenizerModel> read_tiktoken(std::string_view bytes, const std:
       continue;
     }
     const auto token = parse_line(line);
-    if (!token) {
-      throw UserError("{} line {}: is no token in base64 and its rank; fetch the file again", where,
-                      number);
-    }
+    USER_ERROR_IF(!token, "{} line {}: is no token in base64 and its rank; fetch the file again",
+                  where, number);
     texts.emplace_back(to_byte_level(token->bytes), token->rank);
   }
   Vocabulary vocabulary(texts, where);

@@ -67,9 +67,7 @@ Json read_optional_object(const fs::path& file) {
     return Json::object();
   }
   Json json = read_json(file);
-  if (!json.is_object()) {
-    throw UserError("{}: must be an object", file.string());
-  }
+  USER_ERROR_IF(!json.is_object(), "{}: must be an object", file.string());
   return json;
 }
 
@@ -134,12 +132,10 @@ constexpr size_t kMaxWholeBytes = size_t{4} << 20;
 
 // Encodes a text that cannot be split. sentencepiece allocates about 170 bytes per byte of text.
 std::vector<int64_t> encode_whole(const Tokenizer& tokenizer, std::string_view text) {
-  if (text.size() > kMaxWholeBytes) {
-    throw UserError(
-        "{:.1f} MB of text without a place to cut it at (a space) are too much for the tokenizer, "
-        "which takes at most {:.1f} MB at once; split the record",
-        static_cast<double>(text.size()) / 1e6, static_cast<double>(kMaxWholeBytes) / 1e6);
-  }
+  USER_ERROR_IF(text.size() > kMaxWholeBytes,
+                "{:.1f} MB of text without a place to cut it at (a space) are too much for the "
+                "tokenizer, which takes at most {:.1f} MB at once; split the record",
+                static_cast<double>(text.size()) / 1e6, static_cast<double>(kMaxWholeBytes) / 1e6);
   return tokenizer.encode(text);
 }
 
@@ -147,21 +143,17 @@ std::vector<int64_t> encode_whole(const Tokenizer& tokenizer, std::string_view t
 
 Tokenizer Tokenizer::load(const fs::path& folder, int64_t vocab_size) {
   const fs::path file = tokenizer_file(folder);
-  if (file.empty()) {
-    throw UserError(
-        "{}: has neither tokenizer.model nor tokenizer.json: text needs one of them; without them "
-        "upcycling, inspecting and training on pre-tokenised rows work",
-        folder.string());
-  }
+  USER_ERROR_IF(file.empty(),
+                "{}: has neither tokenizer.model nor tokenizer.json: text needs one of them; "
+                "without them upcycling, inspecting and training on pre-tokenised rows work",
+                folder.string());
   Tokenizer tokenizer;
   tokenizer.kind_ = file_kind(file);
   tokenizer.model_ = read_model(file, tokenizer.kind_);
-  if (vocab_size > 0 && tokenizer.vocab_size() > vocab_size) {
-    throw UserError(
-        "{}: has {} tokens, config.json says vocab_size {}: tokenizer and model do not belong "
-        "together",
-        file.string(), tokenizer.vocab_size(), vocab_size);
-  }
+  USER_ERROR_IF(vocab_size > 0 && tokenizer.vocab_size() > vocab_size,
+                "{}: has {} tokens, config.json says vocab_size {}: tokenizer and model do not "
+                "belong together",
+                file.string(), tokenizer.vocab_size(), vocab_size);
   const std::vector<int64_t> ids = tokenizer.model_->encode("a");
   const std::string first = ids.empty() ? "" : tokenizer.model_->piece(ids.front());
   tokenizer.adds_space_ = first.starts_with("\u2581") || first.starts_with("\u0120");

@@ -94,12 +94,11 @@ GateMeasure measure_gates(const io::Checkpoint& parent, const io::Checkpoint& ch
 
 double compute_gate_scale(const GateMeasure& measure) {
   const double mean = measure.mean_gate_sum();
-  if (!(mean > 0) || !std::isfinite(1 / mean)) {
-    throw UserError(
-        "--gate-scale auto: the gates of all {} tokens of {} sum to {}, no factor brings that to "
-        "1; another --seed draws other routers, another --calibration measures elsewhere",
-        measure.tokens, measure.text, mean);
-  }
+  USER_ERROR_IF(
+      !(mean > 0) || !std::isfinite(1 / mean),
+      "--gate-scale auto: the gates of all {} tokens of {} sum to {}, no factor brings that to 1; "
+      "another --seed draws other routers, another --calibration measures elsewhere",
+      measure.tokens, measure.text, mean);
   return 1 / mean;
 }
 

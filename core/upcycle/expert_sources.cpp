@@ -39,18 +39,15 @@ std::vector<std::pair<const char*, int64_t>> shape_fields(const ModelConfig& con
 void check_fits(const io::Checkpoint& parent, const io::Checkpoint& base,
                 const ModelConfig& base_config) {
   const ModelConfig config = parse_config(parent.config(), parent.config_name());
-  if (config.moe) {
-    throw UserError("--expert {}: is a mixture of experts already; its parents are dense folders",
-                    parent.folder().string());
-  }
+  USER_ERROR_IF(config.moe,
+                "--expert {}: is a mixture of experts already; its parents are dense folders",
+                parent.folder().string());
   const auto theirs = shape_fields(config), ours = shape_fields(base_config);
   for (size_t i = 0; i < ours.size(); ++i) {
-    if (theirs[i] != ours[i]) {
-      throw UserError(
-          "--expert {}: {} is {}, but {} in {}; the parents of a mixture have one shape",
-          parent.folder().string(), ours[i].first, theirs[i].second, ours[i].second,
-          base.folder().string());
-    }
+    USER_ERROR_IF(theirs[i] != ours[i],
+                  "--expert {}: {} is {}, but {} in {}; the parents of a mixture have one shape",
+                  parent.folder().string(), ours[i].first, theirs[i].second, ours[i].second,
+                  base.folder().string());
   }
   check_tensors(parent, config);
 }
@@ -94,10 +91,9 @@ void check_range(const ExpertMatrix& matrix, std::span<const float> values) {
                          std::any_of(values.begin(), values.end(), [&](float value) {
                            return std::fabs(value) > kMaxF16 && std::isfinite(value);
                          });
-  if (is_beyond) {
-    throw UserError("{}: {:g} times a weight of it is beyond fp16; give --dtype bf16 or fp32",
-                    matrix.info.name, matrix.factor);
-  }
+  USER_ERROR_IF(is_beyond,
+                "{}: {:g} times a weight of it is beyond fp16; give --dtype bf16 or fp32",
+                matrix.info.name, matrix.factor);
 }
 
 std::optional<double> parse_number(const std::string& text) {
@@ -178,9 +174,8 @@ ExpertParent parse_expert_parent(const std::string& text) {
   if (number.empty() || stop != end) {  // the colon is part of the path
     return {text, 1};
   }
-  if (error != std::errc() || copies < 1 || copies > 65536) {
-    throw UserError("--expert '{}': the number of copies behind ':' is from 1 to 65536", text);
-  }
+  USER_ERROR_IF(error != std::errc() || copies < 1 || copies > 65536,
+                "--expert '{}': the number of copies behind ':' is from 1 to 65536", text);
   return {text.substr(0, colon), copies};
 }
 
@@ -264,16 +259,13 @@ void FiniteWeights::check(const io::Checkpoint& parent, const std::string& name)
 }
 
 void check_granularity(int64_t granularity, int64_t experts, int64_t max_experts, int64_t width) {
-  if (granularity < 1 || granularity > width || width % granularity != 0) {
-    throw UserError(
-        "--granularity {}: the feed-forward is {} wide and cannot be cut into so many equal parts; "
-        "give a divisor of {}",
-        granularity, width, width);
-  }
-  if (experts < 1 || experts > max_experts / granularity) {
-    throw UserError("--experts {} with --granularity {}: a layer has 1 to {} experts in all",
-                    experts, granularity, max_experts);
-  }
+  USER_ERROR_IF(granularity < 1 || granularity > width || width % granularity != 0,
+                "--granularity {}: the feed-forward is {} wide and cannot be cut into so many "
+                "equal parts; give a divisor of {}",
+                granularity, width, width);
+  USER_ERROR_IF(experts < 1 || experts > max_experts / granularity,
+                "--experts {} with --granularity {}: a layer has 1 to {} experts in all", experts,
+                granularity, max_experts);
 }
 
 route::FunctionPreservation preserves_function(const MoeConfig& moe, double gate_scale) {
@@ -372,22 +364,16 @@ Variation parse_variation(const std::string& text) {
     number.resize(number.size() - separate.size());
   }
   const auto share = parse_number(number);
-  if ((kind != "drop" && kind != "noise") || !share) {
-    throw UserError("--vary '{}': is none of none, drop:0.5, drop:0.5,separate or noise:0.01",
-                    text);
-  }
+  USER_ERROR_IF((kind != "drop" && kind != "noise") || !share,
+                "--vary '{}': is none of none, drop:0.5, drop:0.5,separate or noise:0.01", text);
   variation.share = *share;
   variation.kind = kind == "drop" ? Variation::Kind::kDrop : Variation::Kind::kNoise;
-  if (kind == "drop" && !(*share > 0 && *share < 1)) {
-    throw UserError(
-        "--vary {}: the share of dimensions that are drawn anew lies between 0 and 1; none is a "
-        "plain copy",
-        text);
-  }
-  if (!(std::isfinite(*share) && *share > 0)) {
-    throw UserError("--vary {}: the noise, relative to a matrix' deviation, must be positive",
-                    text);
-  }
+  USER_ERROR_IF(kind == "drop" && !(*share > 0 && *share < 1),
+                "--vary {}: the share of dimensions that are drawn anew lies between 0 and 1; none "
+                "is a plain copy",
+                text);
+  USER_ERROR_IF(!(std::isfinite(*share) && *share > 0),
+                "--vary {}: the noise, relative to a matrix' deviation, must be positive", text);
   return variation;
 }
 
@@ -401,10 +387,10 @@ std::string to_string(const Variation& variation) {
 }
 
 void check_variation(const Variation& variation, int64_t width) {
-  if (variation.kind == Variation::Kind::kDrop && count_dropped(width, variation.share) == 0) {
-    throw UserError("--vary {}: less than one of {} dimensions; drop:{:.2g} or more draws one",
-                    to_string(variation), width, 1.0 / static_cast<double>(width));
-  }
+  USER_ERROR_IF(
+      variation.kind == Variation::Kind::kDrop && count_dropped(width, variation.share) == 0,
+      "--vary {}: less than one of {} dimensions; drop:{:.2g} or more draws one",
+      to_string(variation), width, 1.0 / static_cast<double>(width));
 }
 
 void write_varied(io::SafetensorsWriter& writer, const ExpertMatrix& matrix,

@@ -86,10 +86,9 @@ io::TensorSource random_tensor(const io::TensorInfo& info, const InitSettings& s
 void add_tokenizer(const fs::path& from, const fs::path& staged, int64_t vocab_size) {
   if (fs::is_directory(from)) {
     io::copy_tokenizer_files(from, staged);
-    if (!fs::exists(staged / "tokenizer.model") && !fs::exists(staged / "tokenizer.json")) {
-      throw UserError("--tokenizer {}: holds neither tokenizer.model nor tokenizer.json",
-                      from.string());
-    }
+    USER_ERROR_IF(!fs::exists(staged / "tokenizer.model") && !fs::exists(staged / "tokenizer.json"),
+                  "--tokenizer {}: holds neither tokenizer.model nor tokenizer.json",
+                  from.string());
   } else {
     const fs::path alone = staged / "tokenizer";
     fs::create_directory(alone);
@@ -137,10 +136,8 @@ InitPlan plan_init(const InitSettings& settings) {
   if (!settings.dtype.empty()) {
     plan.config.dtype = settings.dtype;
   }
-  if (settings.experts && plan.config.moe) {
-    throw UserError("{}: describes a mixture already; --experts is for dense configs",
-                    file.string());
-  }
+  USER_ERROR_IF(settings.experts && plan.config.moe,
+                "{}: describes a mixture already; --experts is for dense configs", file.string());
   if (settings.experts) {
     check_granularity(settings.granularity, *settings.experts, kMaxExpertsRead,
                       plan.config.intermediate_size);

@@ -61,14 +61,10 @@ size_t parse_expert_key(const std::string& key, const std::string& where, int64_
     return static_cast<size_t>(number);
   }
   const auto found = find_experts(key, parents);
-  if (found.empty()) {
-    throw UserError("{}: names expert '{}', there are experts 0 to {}{}", where, key, experts - 1,
-                    parents.empty() ? "" : " and the folders of --expert");
-  }
-  if (found.size() > 1) {
-    throw UserError("{}: '{}' is experts {}; give each its own texts by its number", where, key,
-                    fmt::join(found, ", "));
-  }
+  USER_ERROR_IF(found.empty(), "{}: names expert '{}', there are experts 0 to {}{}", where, key,
+                experts - 1, parents.empty() ? "" : " and the folders of --expert");
+  USER_ERROR_IF(found.size() > 1, "{}: '{}' is experts {}; give each its own texts by its number",
+                where, key, fmt::join(found, ", "));
   return static_cast<size_t>(found.front());
 }
 
@@ -85,18 +81,16 @@ ExpertPrompts parse_prompts(const Json& value, const std::string& where) {
   ExpertPrompts prompts;
   if (value.is_object()) {
     for (const auto& [key, list] : value.items()) {
-      if (key != "positive" && key != "negative") {
-        throw UserError("{}: '{}' is neither 'positive' nor 'negative'", where, key);
-      }
+      USER_ERROR_IF(key != "positive" && key != "negative",
+                    "{}: '{}' is neither 'positive' nor 'negative'", where, key);
       auto& texts = key == "positive" ? prompts.positive : prompts.negative;
       texts = parse_texts(list, fmt::format("{}, '{}'", where, key));
     }
   } else {
     prompts.positive = parse_texts(value, where);
   }
-  if (prompts.positive.empty()) {
-    throw UserError("{}: has no text; give it at least one that it is for", where);
-  }
+  USER_ERROR_IF(prompts.positive.empty(), "{}: has no text; give it at least one that it is for",
+                where);
   return prompts;
 }
 
@@ -106,9 +100,7 @@ size_t add_sequence(const std::string& text, const io::Tokenizer& tokenizer,
   const auto [found, is_new] = known.try_emplace(text, out.sequences.size());
   if (is_new) {
     std::vector<int64_t> ids = tokenizer.encode(text);
-    if (ids.empty()) {
-      throw UserError("{}: one of its texts is empty", out.name);
-    }
+    USER_ERROR_IF(ids.empty(), "{}: one of its texts is empty", out.name);
     if (out.bos >= 0) {
       ids.insert(ids.begin(), out.bos);
     }
@@ -213,12 +205,10 @@ Tensor prompt_rows(const Tensor& states, const RouterText& text,
       row = row - mean_state(states, negative, offsets);
     }
     const double norm = row.norm().item<double>();
-    if (!(norm > 1e-6 * positive_norm)) {
-      throw UserError(
-          "{}: the negative texts of expert {} leave nothing of its positive ones; give texts that "
-          "differ",
-          text.name, expert);
-    }
+    USER_ERROR_IF(!(norm > 1e-6 * positive_norm),
+                  "{}: the negative texts of expert {} leave nothing of its positive ones; give "
+                  "texts that differ",
+                  text.name, expert);
     rows.push_back((row / norm).to(at::kFloat));
   }
   return at::stack(rows);
@@ -227,19 +217,16 @@ Tensor prompt_rows(const Tensor& states, const RouterText& text,
 Tensor cluster_rows(const Tensor& states, const MoeConfig& moe, int64_t layer,
                     const RouterText& text) {
   const int64_t experts = whole_experts(moe);
-  if (states.size(0) < experts) {
-    throw UserError("{}: {} tokens are fewer than the {} experts; give a longer text", text.name,
-                    states.size(0), experts);
-  }
+  USER_ERROR_IF(states.size(0) < experts,
+                "{}: {} tokens are fewer than the {} experts; give a longer text", text.name,
+                states.size(0), experts);
   const Tensor rows =
       balanced_centroids(states, experts, static_cast<uint64_t>(moe.router_seed),
                          fmt::format("model.layers.{}.mlp.gate.weight clusters", layer));
-  if (rows.size(0) < experts) {
-    throw UserError(
-        "{}: its tokens have only {} different states in layer {}, {} experts need as many; give a "
-        "text of more kinds",
-        text.name, rows.size(0), layer, experts);
-  }
+  USER_ERROR_IF(rows.size(0) < experts,
+                "{}: its tokens have only {} different states in layer {}, {} experts need as "
+                "many; give a text of more kinds",
+                text.name, rows.size(0), layer, experts);
   return rows;
 }
 
@@ -290,13 +277,11 @@ double find_scale(const Tensor& logits, const Tensor& rows, double target, int64
   const double max_norm = at::linalg_vector_norm(rows, 2, 1).max().item<double>();
   double low = 0, high = max_norm > 0 ? kMaxRowNorm / max_norm : 0;
   const double min_entropy = mean_entropy(scaled_log_softmax(logits, high));
-  if (!(min_entropy <= target)) {
-    throw UserError(
-        "--router-entropy {}: in layer {} the rows of the experts are too alike on {}: at any "
-        "scale the entropy is {:.4f} of ln E or more; give texts that differ more, or a higher "
-        "entropy",
-        target, layer, text.name, min_entropy);
-  }
+  USER_ERROR_IF(
+      !(min_entropy <= target),
+      "--router-entropy {}: in layer {} the rows of the experts are too alike on {}: at any scale "
+      "the entropy is {:.4f} of ln E or more; give texts that differ more, or a higher entropy",
+      target, layer, text.name, min_entropy);
   double scale = high;
   for (int step = 0; step < 100; ++step) {
     scale = (low + high) / 2;
@@ -380,9 +365,8 @@ RouterInitSettings parse_router_init(const std::string& text) {
   const size_t colon = text.find(':');
   const std::string kind = text.substr(0, colon);
   const std::string file = colon == std::string::npos ? "" : text.substr(colon + 1);
-  if ((kind != "prompts" && kind != "cluster") || file.empty()) {
-    throw UserError("--router-init '{}': is none of random, prompts:FILE and cluster:FILE", text);
-  }
+  USER_ERROR_IF((kind != "prompts" && kind != "cluster") || file.empty(),
+                "--router-init '{}': is none of random, prompts:FILE and cluster:FILE", text);
   using Kind = RouterInitSettings::Kind;
   return {kind == "prompts" ? Kind::kPrompts : Kind::kCluster, file, {}};
 }
@@ -403,53 +387,44 @@ void check_router_init(const RouterInitSettings& settings, const route::RouterSe
   const std::string flag = settings.kind == RouterInitSettings::Kind::kRandom
                                ? fmt::format("--router-entropy {}", *settings.entropy)
                                : "--router-init " + to_string(settings);
-  if (settings.entropy && !(*settings.entropy > 0 && *settings.entropy < 1)) {
-    throw UserError(
-        "--router-entropy {}: must lie between 0 (one expert alone) and 1 (all alike), a share of "
-        "ln E",
-        *settings.entropy);
-  }
-  if (!router.family->has_softmax_scores) {
-    throw UserError("{}: the logits of {} are no softmax, so that no entropy can scale them", flag,
-                    route::to_string(router));
-  }
-  if (experts < 2) {
-    throw UserError("{}: a router of one expert has nothing to choose; give --experts 2 or more",
-                    flag);
-  }
+  USER_ERROR_IF(settings.entropy && !(*settings.entropy > 0 && *settings.entropy < 1),
+                "--router-entropy {}: must lie between 0 (one expert alone) and 1 (all alike), a "
+                "share of ln E",
+                *settings.entropy);
+  USER_ERROR_IF(!router.family->has_softmax_scores,
+                "{}: the logits of {} are no softmax, so that no entropy can scale them", flag,
+                route::to_string(router));
+  USER_ERROR_IF(experts < 2,
+                "{}: a router of one expert has nothing to choose; give --experts 2 or more", flag);
 }
 
 std::vector<ExpertPrompts> read_prompts(const std::filesystem::path& file, int64_t experts,
                                         const std::vector<ExpertParent>& parents) {
   const std::string where = file.string();
   const Json json = read_json(file);
-  if (!json.is_object()) {
-    throw UserError(
-        "{}: must be an object of experts and their texts, like {{\"0\": [\"a text\"]}}", where);
-  }
+  USER_ERROR_IF(!json.is_object(),
+                "{}: must be an object of experts and their texts, like {{\"0\": [\"a text\"]}}",
+                where);
   std::vector<ExpertPrompts> prompts(static_cast<size_t>(experts));
   for (const auto& [key, value] : json.items()) {
     const size_t expert = parse_expert_key(key, where, experts, parents);
-    if (!prompts[expert].positive.empty()) {
-      throw UserError("{}: names expert {} twice, by its number and by its folder", where, expert);
-    }
+    USER_ERROR_IF(!prompts[expert].positive.empty(),
+                  "{}: names expert {} twice, by its number and by its folder", where, expert);
     prompts[expert] = parse_prompts(value, fmt::format("{}: expert '{}'", where, key));
   }
   for (size_t expert = 0; expert < prompts.size(); ++expert) {
-    if (prompts[expert].positive.empty()) {
-      throw UserError("{}: says nothing of expert {}; each of the {} experts needs texts", where,
-                      expert, experts);
-    }
+    USER_ERROR_IF(prompts[expert].positive.empty(),
+                  "{}: says nothing of expert {}; each of the {} experts needs texts", where,
+                  expert, experts);
   }
   return prompts;
 }
 
 RouterText tokenize_prompts(const io::Checkpoint& base, const std::vector<ExpertPrompts>& prompts,
                             const std::string& name) {
-  if (!io::tokenizer_kind(base.folder())) {
-    throw UserError("{}: no tokenizer, so the texts of {} cannot be tokenised",
-                    base.folder().string(), name);
-  }
+  USER_ERROR_IF(!io::tokenizer_kind(base.folder()),
+                "{}: no tokenizer, so the texts of {} cannot be tokenised", base.folder().string(),
+                name);
   const int64_t vocab_size = parse_config(base.config(), base.config_name()).vocab_size;
   const auto tokenizer = io::Tokenizer::load(base.folder(), vocab_size);
   RouterText text;

@@ -35,28 +35,22 @@ constexpr float kSharedScale = 2.0F;
 
 void check_settings(const UpcycleSettings& settings, const io::Checkpoint& dense,
                     const ModelConfig& parent) {
-  if (parent.moe) {
-    throw UserError(
-        "{}: is a mixture of experts already (router {}); upcycling starts from a dense folder",
-        dense.folder().string(), route::to_string(parent.moe->router));
-  }
-  if (settings.experts < 1 || settings.experts > kMaxExperts) {
-    throw UserError("--experts {}: must be between 1 and {}", settings.experts, kMaxExperts);
-  }
+  USER_ERROR_IF(
+      parent.moe,
+      "{}: is a mixture of experts already (router {}); upcycling starts from a dense folder",
+      dense.folder().string(), route::to_string(parent.moe->router));
+  USER_ERROR_IF(settings.experts < 1 || settings.experts > kMaxExperts,
+                "--experts {}: must be between 1 and {}", settings.experts, kMaxExperts);
   const int64_t copies = count_copies(settings.expert_parents);
-  if (!settings.expert_parents.empty() && copies != settings.experts) {
-    throw UserError("--experts {}: the --expert folders make {}; leave --experts out, or say it",
-                    settings.experts, copies);
-  }
-  if (settings.expert_parents.empty() && settings.mean_rest) {
-    throw UserError("--rest mean: is the mean of --expert folders, and there are none");
-  }
+  USER_ERROR_IF(!settings.expert_parents.empty() && copies != settings.experts,
+                "--experts {}: the --expert folders make {}; leave --experts out, or say it",
+                settings.experts, copies);
+  USER_ERROR_IF(settings.expert_parents.empty() && settings.mean_rest,
+                "--rest mean: is the mean of --expert folders, and there are none");
   check_granularity(settings.granularity, settings.experts, kMaxExperts, parent.intermediate_size);
-  if (settings.shared_expert && !settings.expert_parents.empty()) {
-    throw UserError(
-        "--shared-expert: routed experts begin with a down_proj of zeros, so that nothing of the "
-        "--expert folders would be computed; leave one of the two out");
-  }
+  USER_ERROR_IF(settings.shared_expert && !settings.expert_parents.empty(),
+                "--shared-expert: routed experts begin with a down_proj of zeros, so that nothing "
+                "of the --expert folders would be computed; leave one of the two out");
   if (settings.shared_expert) {
     check_shared_expert(parent, dense.folder().string());
   }
@@ -64,23 +58,20 @@ void check_settings(const UpcycleSettings& settings, const io::Checkpoint& dense
   route::check_router(settings.router, settings.experts);
   const int64_t ranks = settings.ep_ranks.value_or(settings.experts);
   const int64_t experts = settings.experts * settings.granularity;
-  if (ranks < 1 || experts % ranks != 0) {
-    throw UserError(
-        "--ep-ranks {}: {} experts do not divide over so many ranks; give a divisor of {}", ranks,
-        experts, experts);
-  }
-  if (settings.gate_scale && !(std::isfinite(*settings.gate_scale) && *settings.gate_scale > 0)) {
-    throw UserError("--gate-scale {}: must be a positive number, or auto", *settings.gate_scale);
-  }
-  if (settings.router_std && !(std::isfinite(*settings.router_std) && *settings.router_std >= 0)) {
-    throw UserError("--router-std {}: must be zero or a positive number", *settings.router_std);
-  }
-  if (settings.router_std && settings.router_init.kind != RouterInitSettings::Kind::kRandom) {
-    throw UserError(
-        "--router-std {}: only a random router is drawn, --router-init {} is scaled by "
-        "--router-entropy; leave one out",
-        *settings.router_std, to_string(settings.router_init));
-  }
+  USER_ERROR_IF(ranks < 1 || experts % ranks != 0,
+                "--ep-ranks {}: {} experts do not divide over so many ranks; give a divisor of {}",
+                ranks, experts, experts);
+  USER_ERROR_IF(
+      settings.gate_scale && !(std::isfinite(*settings.gate_scale) && *settings.gate_scale > 0),
+      "--gate-scale {}: must be a positive number, or auto", *settings.gate_scale);
+  USER_ERROR_IF(
+      settings.router_std && !(std::isfinite(*settings.router_std) && *settings.router_std >= 0),
+      "--router-std {}: must be zero or a positive number", *settings.router_std);
+  USER_ERROR_IF(
+      settings.router_std && settings.router_init.kind != RouterInitSettings::Kind::kRandom,
+      "--router-std {}: only a random router is drawn, --router-init {} is scaled by "
+      "--router-entropy; leave one out",
+      *settings.router_std, to_string(settings.router_init));
   check_router_init(settings.router_init, settings.router, settings.experts);
 }
 
@@ -153,12 +144,11 @@ io::TensorSource matrix_tensor(const io::TensorInfo& info, ExpertMatrix matrix,
 // Throws UserError if the product of a weight of `dtype` and `granularity` can be inexact: for
 // 16-bit dtypes unless `granularity` is a power of two.
 void check_factor(int64_t granularity, io::DType dtype) {
-  if (dtype != io::DType::kF32 && !std::has_single_bit(static_cast<uint64_t>(granularity))) {
-    throw UserError(
-        "--granularity {0}: down_proj is multiplied by it and stored in {1}, which would round and "
-        "lose the parent's function; give a power of two, or --dtype fp32",
-        granularity, config_dtype(dtype));
-  }
+  USER_ERROR_IF(
+      dtype != io::DType::kF32 && !std::has_single_bit(static_cast<uint64_t>(granularity)),
+      "--granularity {0}: down_proj is multiplied by it and stored in {1}, which would round and "
+      "lose the parent's function; give a power of two, or --dtype fp32",
+      granularity, config_dtype(dtype));
 }
 
 void write_row(io::SafetensorsWriter& writer, std::span<const float> row, int64_t times) {
@@ -325,10 +315,9 @@ void check_out(const io::Checkpoint& dense, const UpcyclePlan& plan, const fs::p
     parents.push_back(parent->folder());
   }
   for (const auto& parent : parents) {
-    if (io::is_within(parent, out)) {
-      throw UserError("{}: holds the dense model {}; give another output folder", out.string(),
-                      parent.string());
-    }
+    USER_ERROR_IF(io::is_within(parent, out),
+                  "{}: holds the dense model {}; give another output folder", out.string(),
+                  parent.string());
   }
 }
 
@@ -430,12 +419,10 @@ std::string describe_difference(const UpcycleSettings& settings, const UpcyclePl
 }
 
 void check_shared_expert(const ModelConfig& parent, const std::string& where) {
-  if (parent.qk_norm) {
-    throw UserError(
-        "--shared-expert: {} is a {}, whose mixture is a qwen3_moe, and qwen3_moe has no shared "
-        "expert; LLaMA, Mistral and Qwen2 folders can keep one",
-        where, parent.model_type);
-  }
+  USER_ERROR_IF(parent.qk_norm,
+                "--shared-expert: {} is a {}, whose mixture is a qwen3_moe, and qwen3_moe has no "
+                "shared expert; LLaMA, Mistral and Qwen2 folders can keep one",
+                where, parent.model_type);
 }
 
 route::FunctionPreservation preserves_parent(const MoeConfig& moe, double gate_scale,

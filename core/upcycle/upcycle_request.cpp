@@ -44,17 +44,13 @@ void check_request(const UpcycleRequest& request) {
   if (request.experts) {
     return;
   }
-  if (request.shared_expert) {
-    throw UserError(
-        "--shared-expert: is of a dense folder that is taken as a mixture; add --upcycle N, or "
-        "leave it out");
-  }
-  if (request.granularity != 1) {
-    throw UserError(
-        "--granularity {}: cuts the experts of a dense folder that is taken as a mixture; add "
-        "--upcycle N, or leave it out",
-        request.granularity);
-  }
+  USER_ERROR_IF(request.shared_expert,
+                "--shared-expert: is of a dense folder that is taken as a mixture; add --upcycle "
+                "N, or leave it out");
+  USER_ERROR_IF(request.granularity != 1,
+                "--granularity {}: cuts the experts of a dense folder that is taken as a mixture; "
+                "add --upcycle N, or leave it out",
+                request.granularity);
 }
 
 OrderedJson to_json(const UpcycleRequest& request) {

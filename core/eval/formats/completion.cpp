@@ -33,20 +33,17 @@ int64_t hellaswag_label(const Json& json, const std::string& where) {
   const std::string text = label == json.end()  ? ""
                            : label->is_string() ? label->get<std::string>()
                                                 : label->dump();
-  if (text.size() != 1 || text[0] < '0' || text[0] > '3') {
-    throw UserError(
-        "{}: 'label' must be 0 to 3, not '{}'; the test split has no answers, use the validation "
-        "split",
-        where, printable(text));
-  }
+  USER_ERROR_IF(text.size() != 1 || text[0] < '0' || text[0] > '3',
+                "{}: 'label' must be 0 to 3, not '{}'; the test split has no answers, use the "
+                "validation split",
+                where, printable(text));
   return text[0] - '0';
 }
 
 OrderedJson hellaswag_fields(const Json& json, const std::string& where) {
   const std::vector<std::string> endings = get_strings(json, "endings", where);
-  if (endings.size() != 4) {
-    throw UserError("{}: {} endings, HellaSwag has 4 a scene", where, endings.size());
-  }
+  USER_ERROR_IF(endings.size() != 4, "{}: {} endings, HellaSwag has 4 a scene", where,
+                endings.size());
   OrderedJson fields;
   fields["ind"] = get_int(json, "ind", where, 0);
   for (const char* key : {"activity_label", "ctx_a", "ctx_b"}) {
@@ -71,9 +68,8 @@ OrderedJson winogrande_fields(const Json& json, const std::string& where) {
   }
   const std::vector<std::string> options = get_strings(json, "context_options", where);
   const int64_t gold = get_int(json, "gold", where);
-  if (options.size() != 2) {
-    throw UserError("{}: {} 'context_options', WinoGrande has 2", where, options.size());
-  }
+  USER_ERROR_IF(options.size() != 2, "{}: {} 'context_options', WinoGrande has 2", where,
+                options.size());
   const auto [first, second] =
       std::mismatch(options[0].begin(), options[0].end(), options[1].begin(), options[1].end());
   const auto common = static_cast<size_t>(first - options[0].begin());
@@ -88,9 +84,7 @@ OrderedJson winogrande_fields(const Json& json, const std::string& where) {
 const Field kLabel{"label", Field::Kind::kLabel, {"False", "True"}};
 
 const Json& check_object(const Json& json, const std::string& what, const std::string& where) {
-  if (!json.is_object()) {
-    throw UserError("{}: {} is no object", where, what);
-  }
+  USER_ERROR_IF(!json.is_object(), "{}: {} is no object", where, what);
   return json;
 }
 
@@ -105,10 +99,9 @@ OrderedJson record_entities(const Json& passage, const std::string& text,
   for (const Json& entity : get_array(passage, "entities", where)) {
     check_object(entity, "an entity", where);
     const int64_t start = get_int(entity, "start", where), end = get_int(entity, "end", where);
-    if (start < 0 || end < start || end >= count_code_points(text)) {
-      throw UserError("{}: an entity from {} to {}, the passage has {} characters", where, start,
-                      end, count_code_points(text));
-    }
+    USER_ERROR_IF(start < 0 || end < start || end >= count_code_points(text),
+                  "{}: an entity from {} to {}, the passage has {} characters", where, start, end,
+                  count_code_points(text));
     entities.insert(slice(text, start, end + 1));
   }
   return sorted(entities);
@@ -120,12 +113,10 @@ OrderedJson record_answers(const Json& query, const OrderedJson& entities,
   for (const Json& answer : get_array(query, "answers", where)) {
     answers.insert(get_string(check_object(answer, "an answer", where), "text", where));
   }
-  if (answers.empty() || entities.empty()) {
-    throw UserError(
-        "{}: a query with {} entities and {} answers; a split without answers cannot "
-        "be scored",
-        where, entities.size(), answers.size());
-  }
+  USER_ERROR_IF(
+      answers.empty() || entities.empty(),
+      "{}: a query with {} entities and {} answers; a split without answers cannot be scored",
+      where, entities.size(), answers.size());
   return sorted(answers);
 }
 
@@ -202,15 +193,11 @@ std::vector<Document> read_lambada_text(const Files& files) {
 std::vector<Document> read_bbh(const Files& files) {
   const std::string file = files.at(0).string();
   const Json json = parse_json(read_text(files.at(0)), file);
-  if (!json.is_object()) {
-    throw UserError("{}: not a JSON object with 'examples'", file);
-  }
+  USER_ERROR_IF(!json.is_object(), "{}: not a JSON object with 'examples'", file);
   std::vector<Document> documents;
   for (const Json& example : get_array(json, "examples", file)) {
     const std::string where = fmt::format("{} example {}", file, documents.size() + 1);
-    if (!example.is_object()) {
-      throw UserError("{}: not an object with 'input' and 'target'", where);
-    }
+    USER_ERROR_IF(!example.is_object(), "{}: not an object with 'input' and 'target'", where);
     documents.push_back({{{"input", get_string(example, "input", where)},
                           {"target", get_string(example, "target", where)}},
                          where});
@@ -228,9 +215,8 @@ std::vector<Document> read_bbh_prompts(const Files& files) {
     const std::string where = fmt::format("{} example {}", file, documents.size() + 1);
     const std::string block = text.substr(at, next == std::string::npos ? next : next - at);
     const size_t answer = block.find(kAnswer), result = block.rfind(kResult);
-    if (answer == std::string::npos || result == std::string::npos || result < answer) {
-      throw UserError("{}: no 'A: ' and 'So the answer is ' after 'Q: '; the file is cut", where);
-    }
+    USER_ERROR_IF(answer == std::string::npos || result == std::string::npos || result < answer,
+                  "{}: no 'A: ' and 'So the answer is ' after 'Q: '; the file is cut", where);
     std::string target = strip(block.substr(result + kResult.size()));
     target = target.ends_with('.') ? target.substr(0, target.size() - 1) : target;
     documents.push_back(
@@ -291,9 +277,8 @@ std::vector<Document> read_wsc(const Files& files) {
     OrderedJson fields = {{"text", get_string(json, "text", where)}};
     for (const char* key : {"span1_index", "span2_index"}) {
       fields[key] = get_int(target, key, where);
-      if (fields[key] < 0) {
-        throw UserError("{}: '{}' is {}, it counts words from 0", where, key, fields[key].dump());
-      }
+      USER_ERROR_IF(fields[key] < 0, "{}: '{}' is {}, it counts words from 0", where, key,
+                    fields[key].dump());
     }
     for (const char* key : {"span1_text", "span2_text"}) {
       fields[key] = get_string(target, key, where);

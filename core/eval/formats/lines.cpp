@@ -20,9 +20,8 @@ std::unique_ptr<FileReader> open_text(const std::filesystem::path& file) {
   }
   std::error_code failure;
   const uint64_t bytes = std::filesystem::file_size(file, failure);  // fails for a pipe
-  if (!failure && bytes > kMaxFileBytes) {
-    throw UserError("{}: {} bytes, larger than the limit of 1 GiB; split it", file.string(), bytes);
-  }
+  USER_ERROR_IF(!failure && bytes > kMaxFileBytes,
+                "{}: {} bytes, larger than the limit of 1 GiB; split it", file.string(), bytes);
   return std::make_unique<FileReader>(file, Pipes::kAllowed);
 }
 
@@ -42,10 +41,8 @@ auto read_all(Reader reader) {
 const Json& get_member(const Json& json, const std::string& key, Json::value_t type,
                        const std::string& where) {
   const auto found = json.find(key);
-  if (found == json.end() || found->type() != type) {
-    throw UserError("{}: '{}' is missing or not {}", where, key,
-                    type == Json::value_t::array ? "an array" : "an object");
-  }
+  USER_ERROR_IF(found == json.end() || found->type() != type, "{}: '{}' is missing or not {}",
+                where, key, type == Json::value_t::array ? "an array" : "an object");
   return *found;
 }
 
@@ -56,22 +53,19 @@ OrderedJson get_pairs(const Json& record, const Field& field, const std::string&
   const char* const first = is_choices ? "text" : "choices";
   const char* const second = is_choices ? "label" : "labels";
   const auto found = record.find(field.name);
-  if (found == record.end() || !found->is_object()) {
-    throw UserError("{}: '{}' is missing or not an object with '{}' and '{}'", where, field.name,
-                    first, second);
-  }
+  USER_ERROR_IF(found == record.end() || !found->is_object(),
+                "{}: '{}' is missing or not an object with '{}' and '{}'", where, field.name, first,
+                second);
   const std::vector<std::string> texts = get_strings(*found, first, where);
   const auto labels = found->find(second);
-  if (labels == found->end() || !labels->is_array() || labels->size() != texts.size() ||
-      texts.empty()) {
-    throw UserError("{}: '{}' must hold as many entries in '{}' as in '{}', one at least", where,
-                    field.name, second, first);
-  }
+  USER_ERROR_IF(labels == found->end() || !labels->is_array() || labels->size() != texts.size() ||
+                    texts.empty(),
+                "{}: '{}' must hold as many entries in '{}' as in '{}', one at least", where,
+                field.name, second, first);
   for (const auto& label : *labels) {
-    if (is_choices ? !label.is_string() : label != 0 && label != 1) {
-      throw UserError("{}: '{}' has the label {}, {}", where, field.name, label.dump(),
-                      is_choices ? "a string is needed" : "it must be 0 or 1");
-    }
+    USER_ERROR_IF(is_choices ? !label.is_string() : label != 0 && label != 1,
+                  "{}: '{}' has the label {}, {}", where, field.name, label.dump(),
+                  is_choices ? "a string is needed" : "it must be 0 or 1");
   }
   return {{first, texts}, {second, OrderedJson(*labels)}};
 }
@@ -132,9 +126,7 @@ LineReader::LineReader(const std::filesystem::path& file)
 
 bool LineReader::read_line(std::string& text) {
   if (!file_->read_line(text, kMaxFileBytes)) {
-    if (all_blank_) {
-      throw UserError("{}: the file is empty", name_);
-    }
+    USER_ERROR_IF(all_blank_, "{}: the file is empty", name_);
     return false;
   }
   bytes_ += text.size() + 1;
@@ -154,9 +146,8 @@ std::optional<Line> LineReader::next() {
     return std::nullopt;
   }
   line.where = fmt::format("{} line {}", name_, line_);
-  if (find_invalid_utf8(line.text) != kValidUtf8) {
-    throw UserError("{}: not UTF-8; convert the file to UTF-8", line.where);
-  }
+  USER_ERROR_IF(find_invalid_utf8(line.text) != kValidUtf8,
+                "{}: not UTF-8; convert the file to UTF-8", line.where);
   if (line.text.ends_with('\r') && file_->has_newline()) {
     line.text.pop_back();
   }
@@ -180,9 +171,7 @@ std::string read_text(const std::filesystem::path& file) {
     const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<int64_t>(bad), '\n');
     throw UserError("{} line {}: not UTF-8; convert the file to UTF-8", file.string(), line);
   }
-  if (is_blank(text)) {
-    throw UserError("{}: the file is empty", file.string());
-  }
+  USER_ERROR_IF(is_blank(text), "{}: the file is empty", file.string());
   return replace_all(text, "\r\n", "\n");
 }
 
@@ -196,9 +185,8 @@ std::optional<JsonLine> JsonLinesReader::next() {
       continue;
     }
     Json json = parse_json(line->text, line->where);
-    if (!json.is_object()) {
-      throw UserError("{}: not a JSON object; each line must be one, in braces", line->where);
-    }
+    USER_ERROR_IF(!json.is_object(), "{}: not a JSON object; each line must be one, in braces",
+                  line->where);
     return JsonLine{std::move(json), std::move(line->where)};
   }
   return std::nullopt;
@@ -219,14 +207,12 @@ const Json& get_object(const Json& json, const std::string& key, const std::stri
 std::vector<std::string> get_strings(const Json& json, const std::string& key,
                                      const std::string& where) {
   const auto found = json.find(key);
-  if (found == json.end() || !found->is_array()) {
-    throw UserError("{}: '{}' is missing or not an array of strings", where, key);
-  }
+  USER_ERROR_IF(found == json.end() || !found->is_array(),
+                "{}: '{}' is missing or not an array of strings", where, key);
   std::vector<std::string> strings;
   for (const Json& entry : *found) {
-    if (!entry.is_string()) {
-      throw UserError("{}: '{}' holds {}, it must hold strings only", where, key, entry.dump());
-    }
+    USER_ERROR_IF(!entry.is_string(), "{}: '{}' holds {}, it must hold strings only", where, key,
+                  entry.dump());
     strings.push_back(entry.get<std::string>());
   }
   return strings;
@@ -252,10 +238,9 @@ std::optional<CsvRow> CsvReader::read_row() {
 
 std::optional<CsvRow> CsvReader::next() {
   auto row = read_row();
-  if (row && header_fields_ > 0 && row->fields.size() != header_fields_) {
-    throw UserError("{}: {} fields, the header names {}", row->where, row->fields.size(),
-                    header_fields_);
-  }
+  USER_ERROR_IF(row && header_fields_ > 0 && row->fields.size() != header_fields_,
+                "{}: {} fields, the header names {}", row->where, row->fields.size(),
+                header_fields_);
   return row;
 }
 
@@ -274,9 +259,7 @@ std::string CsvReader::read_quoted() {
   for (++at_;; ++at_) {
     if (at_ >= line_.text.size()) {
       auto line = lines_.next();
-      if (!line) {
-        throw UserError("{}: a quoted field begins here and never ends; the file is cut", begin);
-      }
+      USER_ERROR_IF(!line, "{}: a quoted field begins here and never ends; the file is cut", begin);
       line_ = std::move(*line);
       field += '\n';
       at_ = static_cast<size_t>(-1);  // the loop increments it to 0
@@ -292,10 +275,8 @@ std::string CsvReader::read_quoted() {
     field += line_.text[at_];
   }
   ++at_;
-  if (at_ < line_.text.size() && line_.text[at_] != separator_) {
-    throw UserError("{}: text after a closing quote; double the quotes inside a field",
-                    line_.where);
-  }
+  USER_ERROR_IF(at_ < line_.text.size() && line_.text[at_] != separator_,
+                "{}: text after a closing quote; double the quotes inside a field", line_.where);
   return field;
 }
 
@@ -318,10 +299,8 @@ std::vector<CsvRow> read_csv(const std::filesystem::path& file, char separator, 
 }
 
 int64_t get_label(const Json& record, const Field& field, const std::string& where) {
-  if (!record.contains(field.name)) {
-    throw UserError("{}: '{}' is missing; a split without answers cannot be scored", where,
-                    field.name);
-  }
+  USER_ERROR_IF(!record.contains(field.name),
+                "{}: '{}' is missing; a split without answers cannot be scored", where, field.name);
   const Json& value = record[field.name];
   const auto count = static_cast<int64_t>(field.names.size());
   int64_t number = -1;
@@ -333,11 +312,9 @@ int64_t get_label(const Json& record, const Field& field, const std::string& whe
     const auto found = std::ranges::find(field.names, value.get<std::string>());
     number = found == field.names.end() ? -1 : found - field.names.begin();
   }
-  if (number < 0 || number >= count) {
-    throw UserError("{}: '{}' is {}, it must be 0 to {} or one of {}{}", where, field.name,
-                    printable(value.dump()), count - 1, fmt::join(field.names, ", "),
-                    value == -1 ? "; this split has no answers" : "");
-  }
+  USER_ERROR_IF(number < 0 || number >= count, "{}: '{}' is {}, it must be 0 to {} or one of {}{}",
+                where, field.name, printable(value.dump()), count - 1, fmt::join(field.names, ", "),
+                value == -1 ? "; this split has no answers" : "");
   return number;
 }
 

@@ -18,10 +18,9 @@ namespace {
 // Returns `letter`, of the answer, as a number from 0. Throws UserError if it is not between
 // `first` and `last`.
 int answer_index(const std::string& letter, char first, char last, const std::string& where) {
-  if (letter.size() != 1 || letter[0] < first || letter[0] > last) {
-    throw UserError("{}: the right answer must be a letter from {} to {}, not '{}'", where, first,
-                    last, printable(letter));
-  }
+  USER_ERROR_IF(letter.size() != 1 || letter[0] < first || letter[0] > last,
+                "{}: the right answer must be a letter from {} to {}, not '{}'", where, first, last,
+                printable(letter));
   return letter[0] - first;
 }
 
@@ -34,17 +33,15 @@ OrderedJson arc_fields(const Json& json, const std::string& where) {
   OrderedJson texts = OrderedJson::array();
   std::vector<std::string> labels;
   for (const Json& choice : get_array(question, "choices", where)) {
-    if (!choice.is_object()) {
-      throw UserError("{}: a choice is not an object with 'text' and 'label'", where);
-    }
+    USER_ERROR_IF(!choice.is_object(), "{}: a choice is not an object with 'text' and 'label'",
+                  where);
     texts.push_back(get_string(choice, "text", where));
     labels.push_back(get_string(choice, "label", where));
   }
   const std::string key = get_string(json, "answerKey", where);
-  if (std::ranges::find(labels, key) == labels.end()) {
-    throw UserError("{}: answerKey '{}' is none of the labels {}", where, printable(key),
-                    Json(labels).dump());
-  }
+  USER_ERROR_IF(std::ranges::find(labels, key) == labels.end(),
+                "{}: answerKey '{}' is none of the labels {}", where, printable(key),
+                Json(labels).dump());
   OrderedJson fields = {{"id", get_string(json, "id", where, "")},
                         {"question", get_string(question, "stem", where)}};
   if (has_concept) {
@@ -70,10 +67,9 @@ Document logiqa_problem(const std::vector<Line>& lines, size_t first) {
   const std::string label = strip(lines[first].text);
   answer_index(label, 'a', 'd', lines[first].where);
   for (size_t i = 1; i < kLinesPerProblem; ++i) {
-    if (first + i >= lines.size() || strip(lines[first + i].text).empty()) {
-      throw UserError("{}: this problem ends before {}; the file is cut, fetch it again",
-                      lines[first].where, kParts.at(i));
-    }
+    USER_ERROR_IF(first + i >= lines.size() || strip(lines[first + i].text).empty(),
+                  "{}: this problem ends before {}; the file is cut, fetch it again",
+                  lines[first].where, kParts.at(i));
   }
   OrderedJson fields = {{"label", label},
                         {"context", space_full_stops(lines[first + 1].text)},
@@ -94,9 +90,8 @@ OrderedJson openbookqa_choices(const std::string& text, const std::string& where
   for (const char letter : {'A', 'B', 'C', 'D', '\0'}) {
     const std::string mark = fmt::format("({})", letter);
     const size_t end = letter == '\0' ? text.size() : text.find(mark, begin);
-    if (end == std::string::npos) {
-      throw UserError("{}: the choices lack {}: '{}'", where, mark, printable(text));
-    }
+    USER_ERROR_IF(end == std::string::npos, "{}: the choices lack {}: '{}'", where, mark,
+                  printable(text));
     if (letter != 'A') {
       choices.push_back(strip(text.substr(begin, end - begin)));
     }
@@ -110,15 +105,12 @@ OrderedJson openbookqa_choices(const std::string& text, const std::string& where
 OrderedJson truthfulqa_answers(const OrderedJson& entry, const char* key,
                                const std::string& where) {
   const auto found = entry.find(key);
-  if (found == entry.end() || !found->is_object() || found->empty()) {
-    throw UserError("{}: '{}' is missing or no object of answers with 1 or 0", where, key);
-  }
+  USER_ERROR_IF(found == entry.end() || !found->is_object() || found->empty(),
+                "{}: '{}' is missing or no object of answers with 1 or 0", where, key);
   OrderedJson choices = OrderedJson::array(), labels = OrderedJson::array();
   for (const auto& [answer, label] : found->items()) {
-    if (label != 0 && label != 1) {
-      throw UserError("{}: '{}' gives '{}' the label {}, it must be 0 or 1", where, key,
-                      printable(answer), printable(label.dump()));
-    }
+    USER_ERROR_IF(label != 0 && label != 1, "{}: '{}' gives '{}' the label {}, it must be 0 or 1",
+                  where, key, printable(answer), printable(label.dump()));
     choices.push_back(answer);
     labels.push_back(label);
   }
@@ -131,10 +123,9 @@ int64_t quiz_answer(const Json& json, const std::vector<std::string>& choices,
                     const std::string& where) {
   const auto answer = json.find("answer");
   const auto count = static_cast<int64_t>(choices.size());
-  if (answer == json.end()) {
-    throw UserError(
-        "{}: 'answer' is missing: the index of a choice from 0, its text, or its letter", where);
-  }
+  USER_ERROR_IF(answer == json.end(),
+                "{}: 'answer' is missing: the index of a choice from 0, its text, or its letter",
+                where);
   int64_t index = -1;
   if (answer->is_number_integer()) {
     index = answer->is_number_unsigned() && answer->get<uint64_t>() > 1000000
@@ -150,29 +141,24 @@ int64_t quiz_answer(const Json& json, const std::vector<std::string>& choices,
       index = std::toupper(letter[0]) - 'A';
     }
   }
-  if (index < 0 || index >= count) {
-    throw UserError(
-        "{}: answer {} is none of the {} choices: give an index from 0 to {}, a letter, or a "
-        "choice's text",
-        where, answer->dump(), count, count - 1);
-  }
+  USER_ERROR_IF(index < 0 || index >= count,
+                "{}: answer {} is none of the {} choices: give an index from 0 to {}, a letter, or "
+                "a choice's text",
+                where, answer->dump(), count, count - 1);
   return index;
 }
 
 OrderedJson quiz_fields(const Json& json, const std::string& where) {
   const bool has_question = json.contains("question");
-  if (has_question == json.contains("context")) {
-    throw UserError(
-        "{}: give either 'question' (asked as 'Question: ..') or 'context' (the full prompt){}",
-        where, has_question ? ", not both" : "");
-  }
+  USER_ERROR_IF(
+      has_question == json.contains("context"),
+      "{}: give either 'question' (asked as 'Question: ..') or 'context' (the full prompt){}",
+      where, has_question ? ", not both" : "");
   const char* const key = has_question ? "question" : "context";
   const std::string text = get_string(json, key, where);
   const std::vector<std::string> choices = get_strings(json, "choices", where);
-  if (choices.size() < 2) {
-    throw UserError("{}: {} in 'choices', at least 2 are needed", where,
-                    choices.empty() ? "nothing" : "one choice");
-  }
+  USER_ERROR_IF(choices.size() < 2, "{}: {} in 'choices', at least 2 are needed", where,
+                choices.empty() ? "nothing" : "one choice");
   const int64_t gold = quiz_answer(json, choices, where);
   OrderedJson fields = {
       {key, text}, {"choices", choices}, {"answer", OrderedJson(json["answer"])}, {"gold", gold}};
@@ -211,11 +197,9 @@ std::vector<Document> read_mmlu(const Files& files) {
   const std::string subject = stem.substr(0, stem.rfind('_'));
   std::vector<Document> documents;
   for (const auto& [fields, where] : read_csv(files.at(0))) {
-    if (fields.size() != 6) {
-      throw UserError(
-          "{}: {} fields, MMLU has 6 (question, four choices, letter); is the line cut?", where,
-          fields.size());
-    }
+    USER_ERROR_IF(fields.size() != 6,
+                  "{}: {} fields, MMLU has 6 (question, four choices, letter); is the line cut?",
+                  where, fields.size());
     documents.push_back({{{"question", fields[0]},
                           {"subject", subject},
                           {"choices", {fields[1], fields[2], fields[3], fields[4]}},
@@ -230,12 +214,10 @@ std::vector<Document> read_openbookqa(const Files& files) {
   std::vector<Document> documents;
   for (size_t row = 1; row < rows.size(); ++row) {
     const auto& [fields, where] = rows[row];
-    if (fields.size() != 5) {
-      throw UserError(
-          "{}: {} fields, 5 are needed (ID, stem, choices, complete question, key); is "
-          "the line cut?",
-          where, fields.size());
-    }
+    USER_ERROR_IF(
+        fields.size() != 5,
+        "{}: {} fields, 5 are needed (ID, stem, choices, complete question, key); is the line cut?",
+        where, fields.size());
     const std::string key = strip(fields[4]);
     answer_index(key, 'A', 'D', where);
     documents.push_back(
@@ -257,15 +239,13 @@ std::vector<Document> read_piqa(const Files& files) {
     if (label.empty()) {
       continue;
     }
-    if (label != "0" && label != "1") {
-      throw UserError("{}: a label must be 0 or 1, not '{}'", where, printable(label));
-    }
+    USER_ERROR_IF(label != "0" && label != "1", "{}: a label must be 0 or 1, not '{}'", where,
+                  printable(label));
     labels.push_back(label == "1" ? 1 : 0);
   }
-  if (records.size() != labels.size()) {
-    throw UserError("{} has {} questions, {} has {} labels; one of them is cut, fetch both again",
-                    files.at(0).string(), records.size(), files.at(1).string(), labels.size());
-  }
+  USER_ERROR_IF(records.size() != labels.size(),
+                "{} has {} questions, {} has {} labels; one of them is cut, fetch both again",
+                files.at(0).string(), records.size(), files.at(1).string(), labels.size());
   std::vector<Document> documents;
   for (size_t i = 0; i < records.size(); ++i) {
     const auto& [json, where] = records[i];
@@ -281,15 +261,13 @@ std::vector<Document> read_piqa(const Files& files) {
 std::vector<Document> read_truthfulqa(const Files& files) {
   const std::string file = files.at(0).string();
   const OrderedJson questions = parse_ordered_json(read_text(files.at(0)), file);
-  if (!questions.is_array()) {
-    throw UserError("{}: not a JSON array of questions", file);
-  }
+  USER_ERROR_IF(!questions.is_array(), "{}: not a JSON array of questions", file);
   std::vector<Document> documents;
   for (const auto& entry : questions) {
     const std::string where = fmt::format("{} question {}", file, documents.size() + 1);
-    if (!entry.is_object() || !entry.contains("question") || !entry["question"].is_string()) {
-      throw UserError("{}: 'question' is missing or no string", where);
-    }
+    USER_ERROR_IF(
+        !entry.is_object() || !entry.contains("question") || !entry["question"].is_string(),
+        "{}: 'question' is missing or no string", where);
     documents.push_back({{{"question", entry["question"]},
                           {"mc1_targets", truthfulqa_answers(entry, "mc1_targets", where)},
                           {"mc2_targets", truthfulqa_answers(entry, "mc2_targets", where)}},

@@ -83,12 +83,10 @@ class LiteralParser {
 
  private:
   void require(bool holds) const {
-    if (!holds) {
-      throw UserError(
-          "{}: '{}' is no list or dictionary as Python prints it; export the data set as JSON "
-          "lines",
-          where_, printable(text_, 60));
-    }
+    USER_ERROR_IF(
+        !holds,
+        "{}: '{}' is no list or dictionary as Python prints it; export the data set as JSON lines",
+        where_, printable(text_, 60));
   }
   char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
   void skip_space() {

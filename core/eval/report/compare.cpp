@@ -62,13 +62,11 @@ Difference compare_metric(const TaskReport& report, const Metric& metric, const 
       continue;
     }
     const auto index = static_cast<size_t>(doc_id);
-    if (answer.target != report.loaded.questions[index].target) {
-      throw UserError(
-          "--against: question {} of {} has the right answer '{}' there, '{}' here; "
-          "they are different files",
-          doc_id, difference.task, printable(answer.target, 40),
-          printable(report.loaded.questions[index].target, 40));
-    }
+    USER_ERROR_IF(answer.target != report.loaded.questions[index].target,
+                  "--against: question {} of {} has the right answer '{}' there, '{}' here; they "
+                  "are different files",
+                  doc_id, difference.task, printable(answer.target, 40),
+                  printable(report.loaded.questions[index].target, 40));
     const double a = values[index], b = found->second;
     ours += a;
     theirs += b;
@@ -102,22 +100,18 @@ std::string metric_name(const Difference& difference) {
 }  // namespace
 
 OtherRun read_run(const fs::path& folder, const std::vector<std::string>& tasks) {
-  if (!fs::is_directory(folder)) {
-    throw UserError("--against {}: not a folder; it is what -o of another run names",
-                    folder.string());
-  }
+  USER_ERROR_IF(!fs::is_directory(folder),
+                "--against {}: not a folder; it is what -o of another run names", folder.string());
   OtherRun run;
   for (const auto& task : tasks) {
     if (const fs::path file = find_log(folder, task); !file.empty()) {
       run[task] = read_log(file);
     }
   }
-  if (run.empty()) {
-    throw UserError(
-        "--against {}: no sample log of {} in it; evaluate the other model with -o and "
-        "the same tasks",
-        folder.string(), fmt::join(tasks, ", "));
-  }
+  USER_ERROR_IF(run.empty(),
+                "--against {}: no sample log of {} in it; evaluate the other model with -o and the "
+                "same tasks",
+                folder.string(), fmt::join(tasks, ", "));
   return run;
 }
 

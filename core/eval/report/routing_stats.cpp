@@ -189,9 +189,8 @@ OrderedJson stats_json(const RoutingStats& stats) {
 }
 
 void check_stats_file(const std::filesystem::path& file, bool force) {
-  if (std::filesystem::is_directory(file)) {
-    throw UserError("--stats {}: a folder, a file is needed", file.string());
-  }
+  USER_ERROR_IF(std::filesystem::is_directory(file), "--stats {}: a folder, a file is needed",
+                file.string());
   io::check_output({file}, force, "--stats");
 }
 
@@ -201,9 +200,8 @@ void write_stats(const RoutingStats& stats, const std::filesystem::path& file) {
   if (!folder.empty()) {
     std::filesystem::create_directories(folder, failure);
   }
-  if (failure) {
-    throw UserError("--stats {}: its folder cannot be made: {}", file.string(), failure.message());
-  }
+  USER_ERROR_IF(failure, "--stats {}: its folder cannot be made: {}", file.string(),
+                failure.message());
   io::write_whole(file, stats_json(stats).dump(2) + "\n");
 }
 

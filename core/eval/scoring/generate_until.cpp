@@ -10,12 +10,10 @@ namespace moe::eval {
 std::vector<int64_t> encode_prompt(const TextEncoder& encoder, const Generation& generation,
                                    const std::string& context) {
   const int64_t room = encoder.window - generation.max_tokens;
-  if (room < 1) {
-    throw UserError(
-        "the model's window of {} tokens leaves no room for a question beside an "
-        "answer of {}; choose a task whose answers are not generated",
-        encoder.window, generation.max_tokens);
-  }
+  USER_ERROR_IF(room < 1,
+                "the model's window of {} tokens leaves no room for a question beside an answer of "
+                "{}; choose a task whose answers are not generated",
+                encoder.window, generation.max_tokens);
   std::vector<int64_t> tokens = encode_text(encoder, context);
   if (tokens.empty()) {
     tokens.push_back(encoder.prefix_id);

@@ -60,12 +60,10 @@ std::pair<Tokens, Tokens> encode_halves(const TextEncoder& encoder, const TextPa
 Request encode_pair(const TextEncoder& encoder, const TextPair& pair, ContextTokens& tokens_of) {
   MOE_CHECK(encoder.window > 0, "window {}", encoder.window);
   auto [tokens, continuation] = encode_halves(encoder, pair, tokens_of);
-  if (continuation.empty()) {
-    throw UserError(
-        "{}: this tokenizer gives the continuation '{}' no token of its own after its context; "
-        "nothing can be scored, change the text",
-        pair.where, printable(pair.continuation));
-  }
+  USER_ERROR_IF(continuation.empty(),
+                "{}: this tokenizer gives the continuation '{}' no token of its own after its "
+                "context; nothing can be scored, change the text",
+                pair.where, printable(pair.continuation));
   tokens.insert(tokens.end(), continuation.begin(), continuation.end());
   const int64_t length = std::min(static_cast<int64_t>(tokens.size()), encoder.window + 1);
   const auto scored = static_cast<int64_t>(continuation.size());
@@ -147,9 +145,8 @@ Bos parse_bos(const std::string& text) {
 
 bool resolve_bos(Bos bos, const io::Tokenizer& tokenizer) {
   const bool adds_bos = bos == Bos::kAuto ? tokenizer.adds_bos() : bos == Bos::kOn;
-  if (adds_bos && tokenizer.bos_id() < 0) {
-    throw UserError("this tokenizer has no BOS token; use --bos off");
-  }
+  USER_ERROR_IF(adds_bos && tokenizer.bos_id() < 0,
+                "this tokenizer has no BOS token; use --bos off");
   return adds_bos;
 }
 

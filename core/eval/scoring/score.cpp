@@ -149,12 +149,10 @@ void add_batch(const model::Llama& llama, const PackedBatch& batch, const Tensor
     scores = kernels::token_log_probs(hidden, weight, llama.product_type(), batch.targets);
   });
   for (size_t i = 0; i < scores.size(); ++i) {
-    if (!std::isfinite(scores[i].logprob)) {
-      throw UserError(
-          "request {}: the model gives a log-probability of {}; its weights hold NaN, infinity or "
-          "numbers too large",
-          batch.scored[i].request + 1, scores[i].logprob);
-    }
+    USER_ERROR_IF(!std::isfinite(scores[i].logprob),
+                  "request {}: the model gives a log-probability of {}; its weights hold NaN, "
+                  "infinity or numbers too large",
+                  batch.scored[i].request + 1, scores[i].logprob);
     Score& score = total.scores[batch.scored[i].request];
     score.is_greedy = (score.tokens == 0 || score.is_greedy) && scores[i].is_argmax;
     score.logprob += scores[i].logprob;
@@ -255,9 +253,8 @@ SourceText parse_text(const data::RecordReader& reader, data::Record& record,
   }
   const std::string where = fmt::format("{} line {}", file.string(), record.line);
   const Json json = parse_json(record.text, where);
-  if (!json.is_object()) {
-    throw UserError("{}: not a JSON object; a record is {{\"text\": .., \"source\": ..}}", where);
-  }
+  USER_ERROR_IF(!json.is_object(),
+                "{}: not a JSON object; a record is {{\"text\": .., \"source\": ..}}", where);
   return {get_string(json, "text", where), get_source(json, file.string())};
 }
 
@@ -425,10 +422,8 @@ std::vector<Request> read_text_windows(const std::vector<std::filesystem::path>&
                                        std::optional<int64_t> limit) {
   std::vector<Request> requests;
   for (const auto& file : files) {
-    if (!std::filesystem::is_regular_file(file)) {
-      throw UserError("--stats-text {}: {}", file.string(),
-                      std::filesystem::exists(file) ? "not a file" : "no such file");
-    }
+    USER_ERROR_IF(!std::filesystem::is_regular_file(file), "--stats-text {}: {}", file.string(),
+                  std::filesystem::exists(file) ? "not a file" : "no such file");
     data::RecordReader reader(file);
     const size_t before = requests.size();
     for (int64_t texts = 0; texts < limit.value_or(texts + 1); ++texts) {
@@ -438,9 +433,7 @@ std::vector<Request> read_text_windows(const std::vector<std::filesystem::path>&
       }
       add_windows(parse_text(reader, *record, file), encoder, end_id, requests);
     }
-    if (requests.size() == before) {
-      throw UserError("{}: no text in it", file.string());
-    }
+    USER_ERROR_IF(requests.size() == before, "{}: no text in it", file.string());
   }
   return requests;
 }

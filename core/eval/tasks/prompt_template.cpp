@@ -48,10 +48,8 @@ TextFunction find_method(const std::string& name) {
 OrderedJson find_index(const OrderedJson& wanted, const OrderedJson& value,
                        const std::string& hole) {
   const auto found = std::find(value.begin(), value.end(), wanted);
-  if (!value.is_array() || found == value.end()) {
-    throw UserError("{{{{{}}}}}: {} is not in {}", hole, printable(wanted.dump()),
-                    printable(value.dump()));
-  }
+  USER_ERROR_IF(!value.is_array() || found == value.end(), "{{{{{}}}}}: {} is not in {}", hole,
+                printable(wanted.dump()), printable(value.dump()));
   return static_cast<int64_t>(found - value.begin());
 }
 
@@ -59,9 +57,8 @@ using Texts = std::vector<std::string>;
 
 Target logiqa_target(const OrderedJson& document) {
   const std::string label = strip(document.at("label").get<std::string>());
-  if (label.size() != 1 || label[0] < 'a' || label[0] > 'd') {
-    throw UserError("'label' must be a letter from a to d, not '{}'", label);
-  }
+  USER_ERROR_IF(label.size() != 1 || label[0] < 'a' || label[0] > 'd',
+                "'label' must be a letter from a to d, not '{}'", label);
   return {label[0] - 'a', ""};
 }
 
@@ -70,9 +67,7 @@ Target logiqa_target(const OrderedJson& document) {
 Texts winogrande_choices(const OrderedJson& document) {
   const auto sentence = document.at("sentence").get<std::string>();
   const size_t blank = sentence.find('_');
-  if (blank == std::string::npos) {
-    throw UserError("'sentence' has no blank, an underscore");
-  }
+  USER_ERROR_IF(blank == std::string::npos, "'sentence' has no blank, an underscore");
   const std::string begin = sentence.substr(0, blank);
   return {begin + document.at("option1").get<std::string>(),
           begin + document.at("option2").get<std::string>()};
@@ -80,10 +75,9 @@ Texts winogrande_choices(const OrderedJson& document) {
 
 Target winogrande_target(const OrderedJson& document) {
   const OrderedJson& answer = document.at("answer");
-  if (answer != "1" && answer != "2") {
-    throw UserError("'answer' must be 1 or 2, not {}; a split without answers cannot be scored",
-                    printable(answer.dump()));
-  }
+  USER_ERROR_IF(answer != "1" && answer != "2",
+                "'answer' must be 1 or 2, not {}; a split without answers cannot be scored",
+                printable(answer.dump()));
   const auto sentence = document.at("sentence").get<std::string>();
   return {answer == "1" ? 0 : 1, strip(sentence.substr(sentence.find('_') + 1))};
 }
@@ -114,9 +108,8 @@ Texts copa_choices(const OrderedJson& document) {
 
 std::string copa_prompt(const OrderedJson& document) {
   const auto question = document.at("question").get<std::string>();
-  if (question != "cause" && question != "effect") {
-    throw UserError("'question' must be cause or effect, not '{}'", question);
-  }
+  USER_ERROR_IF(question != "cause" && question != "effect",
+                "'question' must be cause or effect, not '{}'", question);
   const std::string premise = strip(document.at("premise").get<std::string>());
   return slice(premise, 0, std::max<int64_t>(0, count_code_points(premise) - 1)) +
          (question == "cause" ? " because" : " therefore");
@@ -239,13 +232,11 @@ class PromptTemplate::Parser {
 
  private:
   void require(bool holds) const {
-    if (!holds) {
-      throw UserError(
-          "{{{{{}}}}} is not understood; a hole is a field as in {{{{a.b}}}}, {{{{a['b']}}}} or "
-          "{{{{a[0]}}}}, and then .strip(), .lstrip(), .rstrip(), .lower(), .capitalize() or "
-          ".index(field)",
-          printable(hole_));
-    }
+    USER_ERROR_IF(!holds,
+                  "{{{{{}}}}} is not understood; a hole is a field as in {{{{a.b}}}}, "
+                  "{{{{a['b']}}}} or {{{{a[0]}}}}, and then .strip(), .lstrip(), .rstrip(), "
+                  ".lower(), .capitalize() or .index(field)",
+                  printable(hole_));
   }
   char peek() const { return at_ < hole_.size() ? hole_[at_] : '\0'; }
   void skip_space() {
@@ -278,10 +269,9 @@ class PromptTemplate::Parser {
     }
     ++at_;
     if (step.name == "index") {
-      if (++depth_ > kMaxDepth) {
-        throw UserError("{{{{{}}}}}: more than {} .index( inside each other; write it in fewer",
-                        printable(hole_), kMaxDepth);
-      }
+      USER_ERROR_IF(++depth_ > kMaxDepth,
+                    "{{{{{}}}}}: more than {} .index( inside each other; write it in fewer",
+                    printable(hole_), kMaxDepth);
       step.kind = Step::Kind::kFind;
       step.inner = parse_steps();
       skip_space();
@@ -322,9 +312,7 @@ PromptTemplate::PromptTemplate(const std::string& text) {
   size_t begin = 0;
   for (size_t open = text.find("{{"); open != std::string::npos; open = text.find("{{", begin)) {
     const size_t close = text.find("}}", open);
-    if (close == std::string::npos) {
-      throw UserError("'{}': {{{{ without }}}} after it", printable(text));
-    }
+    USER_ERROR_IF(close == std::string::npos, "'{}': {{{{ without }}}} after it", printable(text));
     const std::string hole = strip(text.substr(open + 2, close - open - 2));
     parts_.push_back({text.substr(begin, open - begin), hole, Parser(hole).parse()});
     begin = close + 2;
@@ -337,11 +325,10 @@ PromptTemplate::PromptTemplate(const std::string& text) {
 const OrderedJson& PromptTemplate::member(const Step& step, const OrderedJson& value,
                                           const std::string& hole) {
   if (step.kind == Step::Kind::kIndex) {
-    if (!value.is_array() || step.index >= value.size()) {
-      throw UserError("{{{{{}}}}}: there is no entry {} ({})", hole, step.index,
-                      value.is_array() ? fmt::format("{} are there", value.size())
-                                       : std::string("this is no list"));
-    }
+    USER_ERROR_IF(!value.is_array() || step.index >= value.size(),
+                  "{{{{{}}}}}: there is no entry {} ({})", hole, step.index,
+                  value.is_array() ? fmt::format("{} are there", value.size())
+                                   : std::string("this is no list"));
     return value[step.index];
   }
   if (!value.is_object() || !value.contains(step.name)) {

@@ -41,9 +41,7 @@ const Texts kKnownKeys = split_words(
     "fewshot_fixed fields gold_may_be_absent in_0_4_1 not_in_0_4_1 origin process_docs reader");
 
 void check_keys(const Json& settings, const std::string& where, bool is_known) {
-  if (!settings.is_object()) {
-    throw UserError("{}: not an object of settings", where);
-  }
+  USER_ERROR_IF(!settings.is_object(), "{}: not an object of settings", where);
   for (const auto& [key, value] : settings.items()) {
     const auto is_among = [&](const Texts& keys) {
       return std::ranges::find(keys, key) != keys.end();
@@ -197,9 +195,8 @@ std::function<Texts(const OrderedJson&)> list_template(const std::string& hole) 
         texts.push_back(entry.get<std::string>());
       }
     }
-    if (!value.is_array() || texts.size() != value.size()) {
-      throw UserError("{} is no list of strings: {}", hole, printable(value.dump()));
-    }
+    USER_ERROR_IF(!value.is_array() || texts.size() != value.size(), "{} is no list of strings: {}",
+                  hole, printable(value.dump()));
     return texts;
   };
 }
@@ -307,21 +304,16 @@ std::vector<Metric> make_metrics(const Json& settings, OutputType output, const 
   for (const auto& name : names) {
     metrics.push_back(make_metric(name, output, is_known));
   }
-  if (metrics.empty()) {
-    throw UserError("metric_list is empty; name one metric at least");
-  }
+  USER_ERROR_IF(metrics.empty(), "metric_list is empty; name one metric at least");
   return metrics;
 }
 
 ShotRule shot_rule(const Json& settings, const std::string& where) {
   const std::string sampler = get_string(settings, "fewshot_sampler", where, "default");
-  if (sampler != "default" && sampler != "first_n") {
-    throw UserError("fewshot_sampler '{}' is unknown; known: default, first_n", sampler);
-  }
+  USER_ERROR_IF(sampler != "default" && sampler != "first_n",
+                "fewshot_sampler '{}' is unknown; known: default, first_n", sampler);
   const int64_t count = get_int(settings, "num_fewshot", where, 0);
-  if (count < 0 || count > 1000) {
-    throw UserError("num_fewshot is {}, 0 to 1000 are possible", count);
-  }
+  USER_ERROR_IF(count < 0 || count > 1000, "num_fewshot is {}, 0 to 1000 are possible", count);
   return {sampler == "default" ? ShotRule::Sampler::kRandom : ShotRule::Sampler::kFirst,
           get_bool(settings, "fewshot_excludes_question", where, false), count,
           !settings.contains("fewshot_data") || get_bool(settings, "fewshot_fixed", where, false)};
@@ -333,9 +325,8 @@ Generation make_generation(const Json& settings, const std::string& where) {
     generation.until = get_strings(settings, "until", where);
   }
   generation.max_tokens = get_int(settings, "max_gen_toks", where, 256);
-  if (generation.max_tokens < 1) {
-    throw UserError("max_gen_toks is {}, 1 is the least", generation.max_tokens);
-  }
+  USER_ERROR_IF(generation.max_tokens < 1, "max_gen_toks is {}, 1 is the least",
+                generation.max_tokens);
   return generation;
 }
 
@@ -375,24 +366,19 @@ Task make_task(const Json& settings, const std::string& where, bool is_known) {
 Task make_own_task(const Json& settings, const fs::path& file) {
   const std::string name =
       get_string(settings, "task", file.string(), printable(file.stem().string()));
-  if (name.empty() || name.find_first_of("/\\") != std::string::npos ||
-      terminal_text(name, /*one_line=*/true) != name) {
-    throw UserError("'task' is '{}', it names files: no slashes, no control characters, not empty",
-                    printable(name));
-  }
+  USER_ERROR_IF(name.empty() || name.find_first_of("/\\") != std::string::npos ||
+                    terminal_text(name, /*one_line=*/true) != name,
+                "'task' is '{}', it names files: no slashes, no control characters, not empty",
+                printable(name));
   DataSet data;
   data.scored = own_split(settings, "data", file);
   data.shots = own_split(settings, "fewshot_data", file);
-  if (data.scored.forms.empty()) {
-    throw UserError("'data' is missing: the file of the questions");
-  }
+  USER_ERROR_IF(data.scored.forms.empty(), "'data' is missing: the file of the questions");
   Task task = make_task(settings, file.string(), /*is_known=*/false);
-  if (task.shots.count > 0 && data.shots.forms.empty()) {
-    throw UserError(
-        "num_fewshot is {} and 'fewshot_data' is missing: the file that the examples come from; "
-        "add it, or leave num_fewshot out",
-        task.shots.count);
-  }
+  USER_ERROR_IF(task.shots.count > 0 && data.shots.forms.empty(),
+                "num_fewshot is {} and 'fewshot_data' is missing: the file that the examples come "
+                "from; add it, or leave num_fewshot out",
+                task.shots.count);
   task.name = name;
   task.is_own = true;
   task.data = std::move(data);

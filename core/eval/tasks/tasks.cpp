@@ -37,10 +37,8 @@ fs::path find_file(const fs::path& folder, const std::string& pattern, const std
       matches.push_back(entry.path());
     }
   }
-  if (matches.size() > 1) {
-    throw UserError("{}: {} files match {} under {}; keep one", task, matches.size(), pattern,
-                    folder.string());
-  }
+  USER_ERROR_IF(matches.size() > 1, "{}: {} files match {} under {}; keep one", task,
+                matches.size(), pattern, folder.string());
   return matches.empty() ? fs::path() : matches.front();
 }
 
@@ -94,13 +92,9 @@ SplitFiles find_split(const Task& task, const Split& split, const fs::path& data
   if (task.is_own) {
     return split.forms.at(0);
   }
-  if (data.empty()) {
-    throw UserError("task {} needs --data DIR, the folder that holds {}", task.name,
-                    expected_paths(task, split));
-  }
-  if (!fs::is_directory(data)) {
-    throw UserError("--data {}: not a folder", data.string());
-  }
+  USER_ERROR_IF(data.empty(), "task {} needs --data DIR, the folder that holds {}", task.name,
+                expected_paths(task, split));
+  USER_ERROR_IF(!fs::is_directory(data), "--data {}: not a folder", data.string());
   for (const auto& form : split.forms) {
     if (auto files = find_form(form, task, split, data); !files.empty()) {
       return {std::move(files), form.read};
@@ -122,9 +116,7 @@ SplitFiles find_split(const Task& task, const Split& split, const fs::path& data
 
 FirstDocuments read_split(const Task& task, const SplitFiles& split, int64_t limit) {
   FirstDocuments first = split.read({split.files.begin(), split.files.end()}, limit);
-  if (first.total == 0) {
-    throw UserError("{}: no questions in it", split.files.front());
-  }
+  USER_ERROR_IF(first.total == 0, "{}: no questions in it", split.files.front());
   for (auto& document : first.documents) {
     if (task.data.process) {
       task.data.process(document.fields);
@@ -150,16 +142,14 @@ int64_t find_gold(const Task& task, const Target& target, const Question& questi
     if (*target.index >= 0 && *target.index < count) {
       return *target.index;
     }
-    if (!task.gold_may_be_absent) {
-      throw UserError("the right choice is number {} (from 0), there are {}", *target.index, count);
-    }
+    USER_ERROR_IF(!task.gold_may_be_absent, "the right choice is number {} (from 0), there are {}",
+                  *target.index, count);
     return -1;
   }
   const auto found = std::ranges::find(question.choices, target.text);
-  if (found == question.choices.end() && !task.gold_may_be_absent) {
-    throw UserError("the right answer '{}' is none of the choices {}", printable(target.text),
-                    printable(Json(question.choices).dump()));
-  }
+  USER_ERROR_IF(found == question.choices.end() && !task.gold_may_be_absent,
+                "the right answer '{}' is none of the choices {}", printable(target.text),
+                printable(Json(question.choices).dump()));
   return found == question.choices.end() ? -1 : found - question.choices.begin();
 }
 
@@ -174,10 +164,9 @@ void add_choices(const Task& task, const OrderedJson& document, Question& questi
   } else if (task.output == OutputType::kMultipleChoice) {
     question.choices = task.choices(document);
     const size_t min_choices = task.gold_may_be_absent ? 1 : 2;
-    if (question.choices.size() < min_choices) {
-      throw UserError("{} in this question, at least {} are needed",
-                      question.choices.empty() ? "no choices" : "one choice", min_choices);
-    }
+    USER_ERROR_IF(question.choices.size() < min_choices,
+                  "{} in this question, at least {} are needed",
+                  question.choices.empty() ? "no choices" : "one choice", min_choices);
     question.gold = find_gold(task, target, question);
   }
 }
@@ -258,9 +247,8 @@ Task find_task(const std::string& name, Compat compat) {
   }
   for (const auto& task : known_tasks(compat)) {
     if (task.name == name) {
-      if (compat == Compat::k041 && !task.not_in_0_4_1.empty()) {
-        throw UserError("task {}: {}; leave out --compat 0.4.1", name, task.not_in_0_4_1);
-      }
+      USER_ERROR_IF(compat == Compat::k041 && !task.not_in_0_4_1.empty(),
+                    "task {}: {}; leave out --compat 0.4.1", name, task.not_in_0_4_1);
       return task;
     }
   }
@@ -289,9 +277,8 @@ std::vector<LoadedTask> load_tasks(const std::vector<std::string>& names, const 
     for (const auto& member :
          group != nullptr ? group_tasks(*group) : std::vector<std::string>{name}) {
       Task task = find_task(member, options.compat);
-      if (group == nullptr && !given.insert(task.name).second) {
-        throw UserError("--tasks names '{}' twice; name it once", printable(task.name));
-      }
+      USER_ERROR_IF(group == nullptr && !given.insert(task.name).second,
+                    "--tasks names '{}' twice; name it once", printable(task.name));
       if (seen.insert(task.name).second) {
         tasks.push_back(std::move(task));
       }
@@ -330,11 +317,10 @@ ShotSampler::ShotSampler(const Task& task, const std::vector<Document>& pool, in
   // draw() draws one example more than needed, in case the question is among them.
   const bool spare = task.shots.excludes_question;
   const auto available = static_cast<int64_t>(pool.size()) - (spare ? 1 : 0);
-  if (count > 0 && count > available) {
-    throw UserError("task {}: {} examples are wanted, {} has {}{}; give a smaller --num-fewshot",
-                    task.name, count, pool.empty() ? "its file" : pool.front().where, pool.size(),
-                    spare ? ", one of which is kept in reserve" : "");
-  }
+  USER_ERROR_IF(count > 0 && count > available,
+                "task {}: {} examples are wanted, {} has {}{}; give a smaller --num-fewshot",
+                task.name, count, pool.empty() ? "its file" : pool.front().where, pool.size(),
+                spare ? ", one of which is kept in reserve" : "");
 }
 
 std::vector<size_t> ShotSampler::draw(const OrderedJson& document) {
@@ -361,10 +347,9 @@ std::vector<size_t> ShotSampler::draw(const OrderedJson& document) {
       others.push_back(i);
     }
   }
-  if (others.size() < count) {
-    throw UserError("task {}: {} examples are wanted, {} are left besides the question itself",
-                    task_.name, count_, others.size());
-  }
+  USER_ERROR_IF(others.size() < count,
+                "task {}: {} examples are wanted, {} are left besides the question itself",
+                task_.name, count_, others.size());
   drawn.clear();
   for (const uint64_t index : random_.sample(others.size(), count)) {
     drawn.push_back(others[index]);
@@ -388,9 +373,8 @@ std::string shot_text(const Task& task, const Document& document) {
     const auto choice = [&]() -> std::string {
       const std::vector<std::string> choices = task.choices(document.fields);
       const int64_t index = target.index.value_or(-1);
-      if (index < 0 || index >= static_cast<int64_t>(choices.size())) {
-        throw UserError("the right choice is number {}, there are {}", index, choices.size());
-      }
+      USER_ERROR_IF(index < 0 || index >= static_cast<int64_t>(choices.size()),
+                    "the right choice is number {}, there are {}", index, choices.size());
       return choices[static_cast<size_t>(index)];
     };
     if (task.choices_are_contexts) {

@@ -139,18 +139,15 @@ const Architecture& read_architecture(const Json& json, const std::string& where
   std::string name;
   if (has_value(json, "architectures")) {
     const Json& list = json.at("architectures");
-    if (!list.is_array() || list.empty() || !list.front().is_string()) {
-      throw UserError("{}: architectures must be a list of names, such as [\"LlamaForCausalLM\"]",
-                      where);
-    }
+    USER_ERROR_IF(!list.is_array() || list.empty() || !list.front().is_string(),
+                  "{}: architectures must be a list of names, such as [\"LlamaForCausalLM\"]",
+                  where);
     name = list.front().get<std::string>();
   }
-  if (type.empty() && name.empty()) {
-    throw UserError(
-        "{}: neither model_type nor architectures is there; a LLaMA folder has model_type "
-        "\"llama\"",
-        where);
-  }
+  USER_ERROR_IF(
+      type.empty() && name.empty(),
+      "{}: neither model_type nor architectures is there; a LLaMA folder has model_type \"llama\"",
+      where);
   for (const auto& entry : architectures()) {
     if ((type.empty() || type == entry.model_type) && (name.empty() || name == entry.name)) {
       return entry;
@@ -162,9 +159,8 @@ const Architecture& read_architecture(const Json& json, const std::string& where
 void refuse_unsupported_keys(const Json& json, const Architecture& architecture,
                              const std::string& where) {
   const std::string activation = get_string(json, "hidden_act", where, "silu");
-  if (activation != "silu") {
-    throw UserError("{}: hidden_act '{}' is not supported; LLaMA's is silu", where, activation);
-  }
+  USER_ERROR_IF(activation != "silu", "{}: hidden_act '{}' is not supported; LLaMA's is silu",
+                where, activation);
   const std::vector<std::pair<const char*, bool>> keys = {
       {"attention_bias", false},
       {"mlp_bias", false},
@@ -172,16 +168,14 @@ void refuse_unsupported_keys(const Json& json, const Architecture& architecture,
       {"use_qk_norm", architecture.qk_norm != Presence::kNever},
       {"use_sliding_window", architecture.windowed_layers != WindowedLayers::kNone}};
   for (const auto& [key, is_supported] : keys) {
-    if (!is_supported && get_bool(json, key, where, false)) {
-      throw UserError("{}: {} is true; such models are not supported, only those without it", where,
-                      key);
-    }
+    USER_ERROR_IF(!is_supported && get_bool(json, key, where, false),
+                  "{}: {} is true; such models are not supported, only those without it", where,
+                  key);
   }
-  if (has_value(json, "quantization_config")) {
-    throw UserError(
-        "{}: quantization_config is set; fetch or make the folder in float32, bfloat16 or float16",
-        where);
-  }
+  USER_ERROR_IF(
+      has_value(json, "quantization_config"),
+      "{}: quantization_config is set; fetch or make the folder in float32, bfloat16 or float16",
+      where);
 }
 
 const Architecture& find_architecture(const std::string& model_type) {

@@ -31,15 +31,14 @@ Choice parse(const std::array<const char*, N>& names, const char* flag, const st
 int64_t parse_layer(std::string_view word, const std::string& text, int64_t layers) {
   int64_t layer = 0;
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), layer);
-  if (error == std::errc::result_out_of_range || (error == std::errc() && layer >= layers)) {
-    throw UserError("--layers {}: layer {} does not exist; the model has layers 0 to {}", text,
-                    std::string(word), layers - 1);
-  }
-  if (error != std::errc() || end != word.data() + word.size() || layer < 0) {
-    throw UserError(
-        "--layers {}: '{}' is not understood; give even, odd, all or a list like 0,3,5 or 0-3",
-        text, std::string(word));
-  }
+  USER_ERROR_IF(
+      error == std::errc::result_out_of_range || (error == std::errc() && layer >= layers),
+      "--layers {}: layer {} does not exist; the model has layers 0 to {}", text, std::string(word),
+      layers - 1);
+  USER_ERROR_IF(
+      error != std::errc() || end != word.data() + word.size() || layer < 0,
+      "--layers {}: '{}' is not understood; give even, odd, all or a list like 0,3,5 or 0-3", text,
+      std::string(word));
   return layer;
 }
 
@@ -50,13 +49,9 @@ void add_range(std::string_view word, const std::string& text, int64_t layers,
   const int64_t first = parse_layer(word.substr(0, dash), text, layers);
   const int64_t last =
       dash == std::string_view::npos ? first : parse_layer(word.substr(dash + 1), text, layers);
-  if (last < first) {
-    throw UserError("--layers {}: the range {} runs backwards", text, std::string(word));
-  }
+  USER_ERROR_IF(last < first, "--layers {}: the range {} runs backwards", text, std::string(word));
   for (int64_t layer = first; layer <= last; ++layer) {
-    if (!out.insert(layer).second) {
-      throw UserError("--layers {}: layer {} is named twice", text, layer);
-    }
+    USER_ERROR_IF(!out.insert(layer).second, "--layers {}: layer {} is named twice", text, layer);
   }
 }
 
@@ -71,11 +66,9 @@ Recompute parse_recompute(const std::string& text) {
 }
 
 void check_precision(Precision precision, bool on_cuda) {
-  if (precision == Precision::kTf32 && !on_cuda) {
-    throw UserError(
-        "--precision tf32: CUDA GPUs alone multiply in TF32, and this run is on the CPU; use fp32 "
-        "or bf16, or --device cuda");
-  }
+  USER_ERROR_IF(precision == Precision::kTf32 && !on_cuda,
+                "--precision tf32: CUDA GPUs alone multiply in TF32, and this run is on the CPU; "
+                "use fp32 or bf16, or --device cuda");
 }
 
 Precision inference_precision(const std::optional<Precision>& requested, bool on_cuda) {
@@ -95,23 +88,17 @@ double LoraSettings::scale() const { return alpha == 0 ? 1.0 : alpha / static_ca
 
 void check_lora(const LoraSettings& settings) {
   constexpr int64_t kMaxRank = int64_t{1} << 16;
-  if (settings.rank < 0 || settings.rank > kMaxRank) {
-    throw UserError("--lora {}: the rank must lie in 1 .. {} (0: no adapters)", settings.rank,
-                    kMaxRank);
-  }
-  if (!std::isfinite(settings.alpha) || settings.alpha < 0) {
-    throw UserError("--lora-alpha {}: must be a positive number", settings.alpha);
-  }
-  if (settings.rank == 0 && settings.alpha != 0) {
-    throw UserError("--lora-alpha without --lora: say the rank of the adapters");
-  }
-  if (settings.on.empty()) {
-    throw UserError("--lora-on names nothing; known: attention, ffn");
-  }
+  USER_ERROR_IF(settings.rank < 0 || settings.rank > kMaxRank,
+                "--lora {}: the rank must lie in 1 .. {} (0: no adapters)", settings.rank,
+                kMaxRank);
+  USER_ERROR_IF(!std::isfinite(settings.alpha) || settings.alpha < 0,
+                "--lora-alpha {}: must be a positive number", settings.alpha);
+  USER_ERROR_IF(settings.rank == 0 && settings.alpha != 0,
+                "--lora-alpha without --lora: say the rank of the adapters");
+  USER_ERROR_IF(settings.on.empty(), "--lora-on names nothing; known: attention, ffn");
   for (const auto& part : settings.on) {
-    if (part != "attention" && part != "ffn") {
-      throw UserError("--lora-on '{}' is unknown; known: attention, ffn", part);
-    }
+    USER_ERROR_IF(part != "attention" && part != "ffn",
+                  "--lora-on '{}' is unknown; known: attention, ffn", part);
   }
 }
 
@@ -129,10 +116,9 @@ std::vector<int64_t> parse_layers(const std::string& text, int64_t layers) {
       start = comma + 1;
     }
   }
-  if (chosen.empty()) {
-    throw UserError("--layers {}: a model of {} layer has none of these; give even, all or 0", text,
-                    layers);
-  }
+  USER_ERROR_IF(chosen.empty(),
+                "--layers {}: a model of {} layer has none of these; give even, all or 0", text,
+                layers);
   return {chosen.begin(), chosen.end()};
 }
 

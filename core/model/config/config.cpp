@@ -24,9 +24,8 @@ constexpr double kMaxParameters = 0x1p50;  // so that byte counts and their sums
 // Returns `value`. Throws UserError unless it is in [1, max].
 int64_t bounded(int64_t value, const std::string& key, const std::string& where,
                 int64_t max = kMaxSize) {
-  if (value < 1 || value > max) {
-    throw UserError("{}: {} is {}; it must be between 1 and {}", where, key, value, max);
-  }
+  USER_ERROR_IF(value < 1 || value > max, "{}: {} is {}; it must be between 1 and {}", where, key,
+                value, max);
   return value;
 }
 
@@ -37,10 +36,9 @@ int64_t read_size(const Json& json, const std::string& key, const std::string& w
 
 // Returns `value`. Throws UserError unless it is finite and positive, or zero with `allow_zero`.
 double finite(double value, const std::string& key, const std::string& where, bool allow_zero) {
-  if (!std::isfinite(value) || value < 0 || (value == 0 && !allow_zero)) {
-    throw UserError("{}: {} is {}; it must be {} number", where, key, value,
-                    allow_zero ? "zero or a positive" : "a positive");
-  }
+  USER_ERROR_IF(!std::isfinite(value) || value < 0 || (value == 0 && !allow_zero),
+                "{}: {} is {}; it must be {} number", where, key, value,
+                allow_zero ? "zero or a positive" : "a positive");
   return value;
 }
 
@@ -52,9 +50,8 @@ double read_number(const Json& json, const std::string& key, const std::string& 
 
 // Returns the object under `key`, which must exist. Throws UserError if it is not an object.
 const Json& get_object(const Json& json, const std::string& key, const std::string& where) {
-  if (!json.at(key).is_object()) {
-    throw UserError("{}: {} must be an object, not {}", where, key, json.at(key).type_name());
-  }
+  USER_ERROR_IF(!json.at(key).is_object(), "{}: {} must be an object, not {}", where, key,
+                json.at(key).type_name());
   return json.at(key);
 }
 
@@ -62,11 +59,10 @@ RopeType read_rope_type(const Json& json, const std::string& where) {
   const std::string name =
       get_string(json, "rope_type", where, get_string(json, "type", where, "default"));
   const auto found = std::find(kRopeTypeNames.begin(), kRopeTypeNames.end(), name);
-  if (found == kRopeTypeNames.end()) {
-    throw UserError(
-        "{}: rope type '{}' is not supported; known are default, linear, dynamic and llama3", where,
-        name);
-  }
+  USER_ERROR_IF(
+      found == kRopeTypeNames.end(),
+      "{}: rope type '{}' is not supported; known are default, linear, dynamic and llama3", where,
+      name);
   return static_cast<RopeType>(found - kRopeTypeNames.begin());
 }
 
@@ -74,40 +70,34 @@ RopeType read_rope_type(const Json& json, const std::string& where) {
 // an unknown scaling, because a model with a wrong scaling generates fluent nonsense.
 RopeConfig read_rope_dictionary(const Json& json, const std::string& where) {
   for (const auto& [key, value] : json.items()) {
-    if (value.is_object()) {
-      throw UserError("{}: '{}' gives a rope of its own to some layers, which is not supported",
-                      where, key);
-    }
+    USER_ERROR_IF(value.is_object(),
+                  "{}: '{}' gives a rope of its own to some layers, which is not supported", where,
+                  key);
   }
-  if (get_double(json, "partial_rotary_factor", where, 1.0) != 1.0) {
-    throw UserError("{}: partial_rotary_factor other than 1 is not supported", where);
-  }
+  USER_ERROR_IF(get_double(json, "partial_rotary_factor", where, 1.0) != 1.0,
+                "{}: partial_rotary_factor other than 1 is not supported", where);
   RopeConfig rope;
   rope.type = read_rope_type(json, where);
   rope.original_max_position_embeddings =
       get_int(json, "original_max_position_embeddings", where, 0);
-  if (rope.original_max_position_embeddings < 0 ||
-      rope.original_max_position_embeddings > kMaxSize) {
-    throw UserError("{}: original_max_position_embeddings is {}; it must be between 0 and {}",
-                    where, rope.original_max_position_embeddings, kMaxSize);
-  }
+  USER_ERROR_IF(
+      rope.original_max_position_embeddings < 0 || rope.original_max_position_embeddings > kMaxSize,
+      "{}: original_max_position_embeddings is {}; it must be between 0 and {}", where,
+      rope.original_max_position_embeddings, kMaxSize);
   if (rope.type == RopeType::kDefault) {
     return rope;
   }
   rope.factor = get_double(json, "factor", where);
-  if (!std::isfinite(rope.factor) || rope.factor < 1) {
-    throw UserError("{}: the rope factor is {}; it must be at least 1", where, rope.factor);
-  }
+  USER_ERROR_IF(!std::isfinite(rope.factor) || rope.factor < 1,
+                "{}: the rope factor is {}; it must be at least 1", where, rope.factor);
   if (rope.type == RopeType::kLlama3) {
     rope.low_freq_factor = read_number(json, "low_freq_factor", where, {}, false);
     rope.high_freq_factor = read_number(json, "high_freq_factor", where, {}, false);
-    if (rope.high_freq_factor <= rope.low_freq_factor) {
-      throw UserError("{}: high_freq_factor {} must be above low_freq_factor {}", where,
-                      rope.high_freq_factor, rope.low_freq_factor);
-    }
-    if (rope.original_max_position_embeddings == 0) {
-      throw UserError("{}: llama3 rope needs original_max_position_embeddings", where);
-    }
+    USER_ERROR_IF(rope.high_freq_factor <= rope.low_freq_factor,
+                  "{}: high_freq_factor {} must be above low_freq_factor {}", where,
+                  rope.high_freq_factor, rope.low_freq_factor);
+    USER_ERROR_IF(rope.original_max_position_embeddings == 0,
+                  "{}: llama3 rope needs original_max_position_embeddings", where);
   }
   return rope;
 }
@@ -122,9 +112,7 @@ RopeConfig read_rope(const Json& json, const std::string& where, double default_
   const auto read_theta = [&](const Json& object, const std::string& object_name) {
     if (has_value(object, "rope_theta")) {
       const double value = get_double(object, "rope_theta", object_name);
-      if (theta && *theta != value) {
-        throw UserError("{}: {}", where, contradiction);
-      }
+      USER_ERROR_IF(theta && *theta != value, "{}: {}", where, contradiction);
       theta = value;
     }
   };
@@ -133,10 +121,9 @@ RopeConfig read_rope(const Json& json, const std::string& where, double default_
     if (has_value(json, key)) {
       const Json& dictionary = get_object(json, key, where);
       const RopeConfig found = read_rope_dictionary(dictionary, where + ": " + key);
-      if (has_value(json, "rope_scaling") && &dictionary != &json.at("rope_scaling") &&
-          rope != found) {
-        throw UserError("{}: {}", where, contradiction);
-      }
+      USER_ERROR_IF(has_value(json, "rope_scaling") && &dictionary != &json.at("rope_scaling") &&
+                        rope != found,
+                    "{}: {}", where, contradiction);
       rope = found;
       read_theta(dictionary, where + ": " + key);
     }
@@ -159,29 +146,25 @@ void read_attention(const Json& json, const Architecture& architecture, const st
   config.kv_heads =
       read_size(json, "num_key_value_heads", where,
                 has_key ? config.heads : architecture.kv_heads.value_or(config.heads));
-  if (config.heads % config.kv_heads != 0) {
-    throw UserError("{}: num_attention_heads {} is not a multiple of num_key_value_heads {}", where,
-                    config.heads, config.kv_heads);
-  }
-  if (!has_value(json, "head_dim") && !architecture.head_dim &&
-      config.hidden_size % config.heads != 0) {
-    throw UserError(
-        "{}: hidden_size {} is not a multiple of num_attention_heads {} and head_dim is not given",
-        where, config.hidden_size, config.heads);
-  }
+  USER_ERROR_IF(config.heads % config.kv_heads != 0,
+                "{}: num_attention_heads {} is not a multiple of num_key_value_heads {}", where,
+                config.heads, config.kv_heads);
+  USER_ERROR_IF(
+      !has_value(json, "head_dim") && !architecture.head_dim &&
+          config.hidden_size % config.heads != 0,
+      "{}: hidden_size {} is not a multiple of num_attention_heads {} and head_dim is not given",
+      where, config.hidden_size, config.heads);
   config.head_dim = read_size(json, "head_dim", where,
                               architecture.head_dim.value_or(config.hidden_size / config.heads));
-  if (config.head_dim % 2 != 0) {
-    throw UserError("{}: head_dim {} is odd; rotary positions turn pairs, it must be even", where,
-                    config.head_dim);
-  }
+  USER_ERROR_IF(config.head_dim % 2 != 0,
+                "{}: head_dim {} is odd; rotary positions turn pairs, it must be even", where,
+                config.head_dim);
   config.qkv_bias =
       has_part(architecture.qkv_bias, json, "qkv_bias", where, architecture.qkv_bias_if_absent);
   config.qk_norm = has_part(architecture.qk_norm, json, "use_qk_norm", where, false);
-  if (config.qkv_bias && config.qk_norm) {
-    throw UserError("{}: qkv_bias and use_qk_norm are both true, which no stock model has: set one",
-                    where);
-  }
+  USER_ERROR_IF(config.qkv_bias && config.qk_norm,
+                "{}: qkv_bias and use_qk_norm are both true, which no stock model has: set one",
+                where);
 }
 
 // Returns the window of windowed layers in tokens, or nullopt if all layers attend to all tokens.
@@ -229,10 +212,8 @@ void refuse_layer_types(const Json& json, const Architecture& architecture,
       types.is_array() && std::all_of(types.begin(), types.end(), [&](const Json& t) {
         return t == "full_attention" || (has_window && t == "sliding_attention");
       });
-  if (!known) {
-    throw UserError("{}: layer_types names attention other than full_attention; not supported",
-                    where);
-  }
+  USER_ERROR_IF(!known, "{}: layer_types names attention other than full_attention; not supported",
+                where);
 }
 
 // Returns ModelConfig::sliding_window. Reads config.max_position_embeddings and config.layers.
@@ -246,10 +227,8 @@ int64_t read_sliding_window(const Json& json, const Architecture& architecture,
       !has_windowed_layer(json, architecture, where, config.layers)) {
     return 0;
   }
-  if (*window < 1) {
-    throw UserError("{}: sliding_window is {}; it must be at least 1, or null for none", where,
-                    *window);
-  }
+  USER_ERROR_IF(*window < 1, "{}: sliding_window is {}; it must be at least 1, or null for none",
+                where, *window);
   return *window;
 }
 
@@ -260,14 +239,12 @@ int64_t read_shared_expert(const Json& json, const Architecture& architecture,
   }
   const char* const key = "shared_expert_intermediate_size";
   const int64_t width = get_int(json, key, where, architecture.shared_expert_width);
-  if (width != 0 && qk_norm) {
-    throw UserError("{}: {} is {} and use_qk_norm is true, which no stock mixture has: set it to 0",
-                    where, key, width);
-  }
-  if (width < 0 || width > kMaxSize) {
-    throw UserError("{}: {} is {}; it must be between 0, which is none, and {}", where, key, width,
-                    kMaxSize);
-  }
+  USER_ERROR_IF(width != 0 && qk_norm,
+                "{}: {} is {} and use_qk_norm is true, which no stock mixture has: set it to 0",
+                where, key, width);
+  USER_ERROR_IF(width < 0 || width > kMaxSize,
+                "{}: {} is {}; it must be between 0, which is none, and {}", where, key, width,
+                kMaxSize);
   return width;
 }
 
@@ -279,19 +256,18 @@ int64_t read_experts(const Json& json, const Architecture& architecture, const s
   // num_local_experts.
   const bool is_local = is_mixtral || (architecture.form == FolderForm::kQwen3Moe &&
                                        has_value(json, "num_local_experts"));
-  if (is_local && !is_mixtral && has_value(json, "num_experts") &&
-      get_int(json, "num_experts", where) != get_int(json, "num_local_experts", where)) {
-    throw UserError("{}: num_experts is {}, num_local_experts is {}; make them equal", where,
-                    get_int(json, "num_experts", where), get_int(json, "num_local_experts", where));
-  }
+  USER_ERROR_IF(
+      is_local && !is_mixtral && has_value(json, "num_experts") &&
+          get_int(json, "num_experts", where) != get_int(json, "num_local_experts", where),
+      "{}: num_experts is {}, num_local_experts is {}; make them equal", where,
+      get_int(json, "num_experts", where), get_int(json, "num_local_experts", where));
   const std::string key = is_local ? "num_local_experts" : "num_experts";
   const int64_t fallback = architecture.experts;
   const int64_t experts =
       read_size(json, key, where, fallback > 0 ? std::optional(fallback) : std::nullopt);
-  if (experts > kMaxExperts / static_cast<int64_t>(moe_layers)) {
-    throw UserError("{}: {} experts in {} layers are too many; at most {} in all", where, experts,
-                    moe_layers, kMaxExperts);
-  }
+  USER_ERROR_IF(experts > kMaxExperts / static_cast<int64_t>(moe_layers),
+                "{}: {} experts in {} layers are too many; at most {} in all", where, experts,
+                moe_layers, kMaxExperts);
   return experts;
 }
 
@@ -317,12 +293,10 @@ MoeConfig read_stock_moe(const Json& json, const Architecture& architecture,
   } else {
     out.layers = stock_moe_layers(json, where, config.layers);
   }
-  if (out.layers.empty()) {
-    throw UserError(
-        "{}: no layer is a mixture by mlp_only_layers and decoder_sparse_step; a dense folder has "
-        "the model_type of a dense model, such as llama or qwen3",
-        where);
-  }
+  USER_ERROR_IF(out.layers.empty(),
+                "{}: no layer is a mixture by mlp_only_layers and decoder_sparse_step; a dense "
+                "folder has the model_type of a dense model, such as llama or qwen3",
+                where);
   out.experts = read_experts(json, architecture, where, out.layers.size());
   out.expert_width =
       is_mixtral ? config.intermediate_size
@@ -344,19 +318,16 @@ MoeConfig read_stock_moe(const Json& json, const Architecture& architecture,
 // Reads the layer list of the "moe" object.
 std::vector<int64_t> read_moe_layers(const Json& moe, const std::string& where, int64_t layers) {
   const std::vector<int64_t> list = get_ints(moe, "layers", where + ": moe");
-  if (list.empty()) {
-    throw UserError("{}: moe.layers is empty; a folder without MoE layers has no \"moe\" object",
-                    where);
-  }
+  USER_ERROR_IF(list.empty(),
+                "{}: moe.layers is empty; a folder without MoE layers has no \"moe\" object",
+                where);
   for (size_t i = 0; i < list.size(); ++i) {
-    if (list[i] < 0 || list[i] >= layers) {
-      throw UserError("{}: moe.layers names layer {}; the model has layers 0 to {}", where, list[i],
-                      layers - 1);
-    }
-    if (i > 0 && list[i] <= list[i - 1]) {
-      throw UserError("{}: moe.layers must ascend without repetition, but {} follows {}", where,
-                      list[i], list[i - 1]);
-    }
+    USER_ERROR_IF(list[i] < 0 || list[i] >= layers,
+                  "{}: moe.layers names layer {}; the model has layers 0 to {}", where, list[i],
+                  layers - 1);
+    USER_ERROR_IF(i > 0 && list[i] <= list[i - 1],
+                  "{}: moe.layers must ascend without repetition, but {} follows {}", where,
+                  list[i], list[i - 1]);
   }
   return list;
 }
@@ -366,10 +337,9 @@ void check_stock_layers(const Json& json, const Architecture& architecture,
                         const std::string& where, int64_t layers,
                         const std::vector<int64_t>& list) {
   const bool is_mixtral = architecture.form == FolderForm::kMixtral;
-  if (is_mixtral && static_cast<int64_t>(list.size()) != layers) {
-    throw UserError("{}: moe.layers names {} of {} layers, but every layer of a mixtral is MoE",
-                    where, list.size(), layers);
-  }
+  USER_ERROR_IF(is_mixtral && static_cast<int64_t>(list.size()) != layers,
+                "{}: moe.layers names {} of {} layers, but every layer of a mixtral is MoE", where,
+                list.size(), layers);
   if (is_mixtral ||
       (!has_value(json, "mlp_only_layers") && !has_value(json, "decoder_sparse_step"))) {
     return;
@@ -377,12 +347,10 @@ void check_stock_layers(const Json& json, const Architecture& architecture,
   const std::vector<int64_t> stock_list = stock_moe_layers(json, where, layers);
   for (int64_t layer = 0; layer < layers; ++layer) {
     const bool stock = std::binary_search(stock_list.begin(), stock_list.end(), layer);
-    if (stock != std::binary_search(list.begin(), list.end(), layer)) {
-      throw UserError(
-          "{}: layer {} is {} by mlp_only_layers and decoder_sparse_step, but {} by moe.layers; "
-          "make them agree",
-          where, layer, stock ? "MoE" : "dense", stock ? "dense" : "MoE");
-    }
+    USER_ERROR_IF(stock != std::binary_search(list.begin(), list.end(), layer),
+                  "{}: layer {} is {} by mlp_only_layers and decoder_sparse_step, but {} by "
+                  "moe.layers; make them agree",
+                  where, layer, stock ? "MoE" : "dense", stock ? "dense" : "MoE");
   }
 }
 
@@ -396,12 +364,10 @@ FolderForm read_form(const Json& moe, const Architecture& architecture, const st
   if (form == "moe") {
     return FolderForm::kMoe;
   }
-  if (architecture.form == FolderForm::kMoe || form != architecture.model_type) {
-    throw UserError(
-        "{}: moe.form is '{}', which a folder with model_type {} cannot have; known are moe, and "
-        "qwen2_moe in a qwen2_moe folder, qwen3_moe in a qwen3_moe folder",
-        where, form, architecture.model_type);
-  }
+  USER_ERROR_IF(architecture.form == FolderForm::kMoe || form != architecture.model_type,
+                "{}: moe.form is '{}', which a folder with model_type {} cannot have; known are "
+                "moe, and qwen2_moe in a qwen2_moe folder, qwen3_moe in a qwen3_moe folder",
+                where, form, architecture.model_type);
   return architecture.form;
 }
 
@@ -410,11 +376,9 @@ FolderForm read_form(const Json& moe, const Architecture& architecture, const st
 void check_model_type(const std::string& type, const MoeConfig& moe, bool qk_norm,
                       const std::string& where) {
   const std::string& expected = written_architecture(moe, qk_norm).model_type;
-  if (type != "llama" && type != expected) {
-    throw UserError(
-        "{}: model_type is {}, but a folder with router {} and gate_scale {} must say {}", where,
-        type, route::to_string(moe.router), moe.gate_scale, expected);
-  }
+  USER_ERROR_IF(type != "llama" && type != expected,
+                "{}: model_type is {}, but a folder with router {} and gate_scale {} must say {}",
+                where, type, route::to_string(moe.router), moe.gate_scale, expected);
 }
 
 // Reads gate_scale, ep_ranks and the loss coefficients. Requires out.router and out.experts.
@@ -425,10 +389,9 @@ void read_moe_numbers(const Json& moe, const std::string& where, MoeConfig& out)
   };
   out.gate_scale = read("gate_scale", 1.0, /*allow_zero=*/false);
   out.ep_ranks = bounded(get_int(moe, "ep_ranks", inside, out.experts), "moe.ep_ranks", where);
-  if (out.experts % out.ep_ranks != 0) {
-    throw UserError("{}: {} experts do not divide over moe.ep_ranks {}", where, out.experts,
-                    out.ep_ranks);
-  }
+  USER_ERROR_IF(out.experts % out.ep_ranks != 0,
+                "{}: {} experts do not divide over moe.ep_ranks {}", where, out.experts,
+                out.ep_ranks);
   out.lb_coef = read("lb_coef", route::default_lb_coef(out.router));
   out.entropy_coef = read("entropy_coef", route::default_entropy_coef(out.router));
   out.z_coef = read("z_coef", 0);
@@ -459,9 +422,8 @@ MoeConfig read_moe(const Json& json, const Architecture& architecture, const std
   const Json& moe = get_object(json, "moe", where);
   const std::string inside = where + ": moe";
   const int64_t format = get_int(moe, "format", inside);
-  if (format != 1) {
-    throw UserError("{}: moe.format is {}; this version of moe reads format 1", where, format);
-  }
+  USER_ERROR_IF(format != 1, "{}: moe.format is {}; this version of moe reads format 1", where,
+                format);
   MoeConfig out;
   out.form = read_form(moe, architecture, where);
   out.layers = read_moe_layers(moe, where, config.layers);
@@ -473,16 +435,13 @@ MoeConfig read_moe(const Json& json, const Architecture& architecture, const std
           ? config.intermediate_size
           : read_size(json, "moe_intermediate_size", where,
                       std::max<int64_t>(1, config.intermediate_size / out.granularity));
-  if (!has_value(moe, "router")) {
-    throw UserError("{}: moe.router is missing", where);
-  }
+  USER_ERROR_IF(!has_value(moe, "router"), "{}: moe.router is missing", where);
   out.router = route::router_from_json(get_object(moe, "router", inside), inside + ".router");
   check_router(out, where);
-  if (out.router.family->has_token_requests &&
-      get_int(json, "num_experts_per_tok", where, out.router.k) != out.router.k) {
-    throw UserError("{}: num_experts_per_tok is {}, moe.router.k is {}; make them equal", where,
-                    get_int(json, "num_experts_per_tok", where), out.router.k);
-  }
+  USER_ERROR_IF(out.router.family->has_token_requests &&
+                    get_int(json, "num_experts_per_tok", where, out.router.k) != out.router.k,
+                "{}: num_experts_per_tok is {}, moe.router.k is {}; make them equal", where,
+                get_int(json, "num_experts_per_tok", where), out.router.k);
   read_moe_numbers(moe, where, out);
   read_moe_provenance(moe, inside, out);
   check_model_type(architecture.model_type, out, config.qk_norm, where);
@@ -505,10 +464,9 @@ std::string read_dtype(const Json& json, const std::string& where) {
   if (name.rfind("torch.", 0) == 0) {
     name = name.substr(6);
   }
-  if (name != "float32" && name != "bfloat16" && name != "float16") {
-    throw UserError("{}: dtype '{}' is not supported; known are float32, bfloat16 and float16",
-                    where, name);
-  }
+  USER_ERROR_IF(name != "float32" && name != "bfloat16" && name != "float16",
+                "{}: dtype '{}' is not supported; known are float32, bfloat16 and float16", where,
+                name);
   return name;
 }
 
@@ -526,12 +484,10 @@ void check_total_size(const ModelConfig& config, const std::string& where) {
     const double shared = 3.0 * static_cast<double>(config.moe->shared_expert_width) + 1.0;
     total += static_cast<double>(config.moe->layers.size()) * hidden * (experts + shared);
   }
-  if (total > kMaxParameters) {
-    throw UserError(
-        "{}: these sizes make {:.3g} parameters, beyond the limit of 2^50; one of them must be "
-        "wrong",
-        where, total);
-  }
+  USER_ERROR_IF(
+      total > kMaxParameters,
+      "{}: these sizes make {:.3g} parameters, beyond the limit of 2^50; one of them must be wrong",
+      where, total);
 }
 
 }  // namespace
@@ -560,14 +516,13 @@ std::vector<int64_t> stock_moe_layers(const Json& json, const std::string& where
 }
 
 ModelConfig parse_config(const Json& json, const std::string& where) {
-  if (!json.is_object()) {
-    throw UserError("{}: a config must be a JSON object, not {}", where, json.type_name());
-  }
+  USER_ERROR_IF(!json.is_object(), "{}: a config must be a JSON object, not {}", where,
+                json.type_name());
   const Architecture& architecture = read_architecture(json, where);
-  if (architecture.is_mixture && architecture.form == FolderForm::kMoe && !has_value(json, "moe")) {
-    throw UserError("{}: a {} folder without the \"moe\" object that moe writes into it", where,
-                    architecture.model_type);
-  }
+  USER_ERROR_IF(
+      architecture.is_mixture && architecture.form == FolderForm::kMoe && !has_value(json, "moe"),
+      "{}: a {} folder without the \"moe\" object that moe writes into it", where,
+      architecture.model_type);
   refuse_unsupported_keys(json, architecture, where);
   ModelConfig config;
   config.model_type = architecture.model_type;

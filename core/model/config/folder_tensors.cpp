@@ -160,12 +160,11 @@ void await_mark(const fs::path& folder, const std::string& mark, int64_t rank, d
   const auto begin = std::chrono::steady_clock::now();
   std::error_code error;
   while (!fs::exists(folder / mark, error)) {
-    if (std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() > seconds) {
-      throw UserError(
-          "rank {} does not see {}, which rank 0 makes: all ranks write one folder; give an output "
-          "on a file system that they share",
-          rank, folder.string());
-    }
+    USER_ERROR_IF(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() > seconds,
+        "rank {} does not see {}, which rank 0 makes: all ranks write one folder; give an output "
+        "on a file system that they share",
+        rank, folder.string());
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
 }

@@ -90,27 +90,23 @@ void add_layer(std::vector<io::TensorInfo>& out, const ModelConfig& config, int6
 // Throws UserError for the in-memory format of transformers, which it can also write.
 void refuse_fused_experts(const io::Checkpoint& checkpoint) {
   for (const auto& found : checkpoint.tensors()) {
-    if (found.name.ends_with(".experts.gate_up_proj")) {
-      throw UserError(
-          "{}: '{}' {} holds the matrices of all experts; save the folder with "
-          "save_pretrained(save_original_format=True), which writes them one by one",
-          checkpoint.folder().string(), found.name, io::shape_text(found.shape));
-    }
+    USER_ERROR_IF(found.name.ends_with(".experts.gate_up_proj"),
+                  "{}: '{}' {} holds the matrices of all experts; save the folder with "
+                  "save_pretrained(save_original_format=True), which writes them one by one",
+                  checkpoint.folder().string(), found.name, io::shape_text(found.shape));
   }
 }
 
 void check_tensor(const io::TensorInfo& found, const Shape& expected,
                   const io::Checkpoint& checkpoint) {
-  if (found.shape != expected) {
-    throw UserError(
-        "{}: '{}' is {}, config.json says {}: they belong to different models; fetch both again",
-        checkpoint.folder().string(), found.name, io::shape_text(found.shape),
-        io::shape_text(expected));
-  }
-  if (!io::is_floating(found.dtype)) {
-    throw UserError("{}: '{}' is stored as {}; weights must be F32, F16 or BF16",
-                    checkpoint.folder().string(), found.name, io::dtype_name(found.dtype));
-  }
+  USER_ERROR_IF(
+      found.shape != expected,
+      "{}: '{}' is {}, config.json says {}: they belong to different models; fetch both again",
+      checkpoint.folder().string(), found.name, io::shape_text(found.shape),
+      io::shape_text(expected));
+  USER_ERROR_IF(!io::is_floating(found.dtype),
+                "{}: '{}' is stored as {}; weights must be F32, F16 or BF16",
+                checkpoint.folder().string(), found.name, io::dtype_name(found.dtype));
 }
 
 }  // namespace
@@ -162,12 +158,10 @@ void check_tensors(const io::Checkpoint& checkpoint, const ModelConfig& config) 
   refuse_fused_experts(checkpoint);
   std::map<std::string, Shape> known;
   for (const auto& info : expected_tensors(config)) {
-    if (!checkpoint.has(info.name)) {
-      throw UserError(
-          "{}: tensor '{}' {} is missing; is every shard there, and config.json that of this "
-          "model?",
-          checkpoint.folder().string(), info.name, io::shape_text(info.shape));
-    }
+    USER_ERROR_IF(
+        !checkpoint.has(info.name),
+        "{}: tensor '{}' {} is missing; is every shard there, and config.json that of this model?",
+        checkpoint.folder().string(), info.name, io::shape_text(info.shape));
     known.emplace(info.name, info.shape);
   }
   for (const auto& info : shared_expert_tensors(config)) {

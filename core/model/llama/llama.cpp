@@ -278,13 +278,11 @@ void check_window(int64_t window, const Packed& tokens) {
     const int64_t cached = tokens.caches.empty() ? 0 : tokens.caches[sequence]->length();
     ends.push_back((prefix < 0 ? cached : ends[static_cast<size_t>(prefix)]) +
                    tokens.lengths[sequence]);
-    if (ends.back() > window) {
-      throw UserError(
-          "a text of {} tokens is longer than the {} of sliding_window in config.json, and "
-          "windowed attention is not supported: give shorter texts, or set sliding_window to null "
-          "if the model was trained without one",
-          ends.back(), window);
-    }
+    USER_ERROR_IF(ends.back() > window,
+                  "a text of {} tokens is longer than the {} of sliding_window in config.json, and "
+                  "windowed attention is not supported: give shorter texts, or set sliding_window "
+                  "to null if the model was trained without one",
+                  ends.back(), window);
   }
 }
 

@@ -170,11 +170,10 @@ void check_removable_files(const fs::path& run, const std::set<std::string>& lis
     const fs::path path = run / name;
     const bool is_folder = is_folder_name(name);
     const fs::file_status status = fs::symlink_status(path);
-    if (fs::exists(status) &&
-        !(is_folder ? fs::is_directory(status) : fs::is_regular_file(status))) {
-      throw UserError("{}: is not the {} that the run made and will not be removed; move it",
-                      path.string(), is_folder ? "folder" : "file");
-    }
+    USER_ERROR_IF(
+        fs::exists(status) && !(is_folder ? fs::is_directory(status) : fs::is_regular_file(status)),
+        "{}: is not the {} that the run made and will not be removed; move it", path.string(),
+        is_folder ? "folder" : "file");
     if (const auto added = is_folder ? io::find_unlisted(path) : std::nullopt) {
       throw UserError(
           "{}: is not in the list of what the run made there ({}) and would be removed; move it, "
@@ -185,12 +184,10 @@ void check_removable_files(const fs::path& run, const std::set<std::string>& lis
 }
 
 void check_free(const fs::path& run, const fs::path& name, const std::set<std::string>& listed) {
-  if (io::is_taken(run / name) && listed.count(name.string()) == 0) {
-    throw UserError(
-        "{}: is not in the list of what a run of moe made there ({}) and will not be replaced; "
-        "move it, or give another -o",
-        (run / name).string(), (run / kManifest).string());
-  }
+  USER_ERROR_IF(io::is_taken(run / name) && listed.count(name.string()) == 0,
+                "{}: is not in the list of what a run of moe made there ({}) and will not be "
+                "replaced; move it, or give another -o",
+                (run / name).string(), (run / kManifest).string());
 }
 
 // Returns sentences on inputs whose content differs. Removes the keys that were compared by content
@@ -247,19 +244,13 @@ RunFolder::RunFolder(fs::path run, const fs::path& model, bool force, std::vecto
   if (!fs::exists(run_, error)) {
     return;
   }
-  if (!fs::is_directory(run_)) {
-    throw UserError("{}: is a file; name a folder for the run", run_.string());
-  }
-  if (!force && !is_unused(run_) && !fs::exists(run_ / kSettings)) {
-    throw UserError(
-        "{}: is there already and is no run of moe train; give another -o, or --force to begin "
-        "there",
-        run_.string());
-  }
-  if (io::is_within(model, run_)) {
-    throw UserError("{}: the model {} lies inside it; give another -o", run_.string(),
-                    model.string());
-  }
+  USER_ERROR_IF(!fs::is_directory(run_), "{}: is a file; name a folder for the run", run_.string());
+  USER_ERROR_IF(
+      !force && !is_unused(run_) && !fs::exists(run_ / kSettings),
+      "{}: is there already and is no run of moe train; give another -o, or --force to begin there",
+      run_.string());
+  USER_ERROR_IF(io::is_within(model, run_), "{}: the model {} lies inside it; give another -o",
+                run_.string(), model.string());
   check_names();
 }
 
@@ -312,13 +303,11 @@ void RunFolder::check_no_links() const {
   }
   for (const auto& name : names) {
     const bool is_folder = is_folder_name(name);
-    if (fs::is_symlink(run_ / name) && !(is_complete && is_folder)) {
-      throw UserError(
-          "{}: is a link to {}, and a run writes and removes nothing through a link: put the {} "
-          "itself there, or give another -o",
-          (run_ / name).string(), fs::read_symlink(run_ / name).string(),
-          is_folder ? "folder" : "file");
-    }
+    USER_ERROR_IF(fs::is_symlink(run_ / name) && !(is_complete && is_folder),
+                  "{}: is a link to {}, and a run writes and removes nothing through a link: put "
+                  "the {} itself there, or give another -o",
+                  (run_ / name).string(), fs::read_symlink(run_ / name).string(),
+                  is_folder ? "folder" : "file");
   }
 }
 
@@ -341,21 +330,17 @@ RunState RunFolder::state(const std::string& settings_toml, Inputs& inputs,
       differing.push_back(fmt::format("{} was {}, is {}", key, old_value, new_value));
     }
   }
-  if (!differing.empty()) {
-    throw UserError(
-        "{}: the existing run has other settings ({}); give the same settings to resume it, "
-        "another -o, or --force to start over",
-        run_.string(), fmt::join(differing, "; "));
-  }
+  USER_ERROR_IF(!differing.empty(),
+                "{}: the existing run has other settings ({}); give the same settings to resume "
+                "it, another -o, or --force to start over",
+                run_.string(), fmt::join(differing, "; "));
   return fs::exists(run_ / "final") ? RunState::kDone : RunState::kResumable;
 }
 
 void RunFolder::begin(const std::string& settings_toml, RunState state) {
   std::error_code error;
   fs::create_directories(run_, error);
-  if (error) {
-    throw UserError("{}: cannot be made: {}", run_.string(), error.message());
-  }
+  USER_ERROR_IF(error, "{}: cannot be made: {}", run_.string(), error.message());
   lock_ = io::lock_folder(run_, run_);
   check_names();  // again, now under the lock
   const auto listed = read_manifest(run_);

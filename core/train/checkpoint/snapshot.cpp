@@ -57,19 +57,15 @@ std::vector<double> read_values(const Json& json, const char* key, const std::st
 OutlierWindow read_outliers(const Json& state, const std::string& file) {
   const std::string where = file + ": outliers";
   const Json json = state.value("outliers", Json::object());
-  if (!json.is_object()) {
-    throw UserError("{}: must be an object", where);
-  }
+  USER_ERROR_IF(!json.is_object(), "{}: must be an object", where);
   OutlierWindow window{read_values(json, "losses", where), read_values(json, "norms", where),
                        get_int(json, "in_a_row", where, 0)};
-  if (window.in_a_row < 0 || window.in_a_row > kMaxConsecutiveOutliers) {
-    throw UserError("{}: 'in_a_row' is {}, 0 to {} are possible", where, window.in_a_row,
-                    kMaxConsecutiveOutliers);
-  }
-  if (window.losses.size() != window.norms.size()) {
-    throw UserError("{}: {} losses and {} norms are not of the same steps", where,
-                    window.losses.size(), window.norms.size());
-  }
+  USER_ERROR_IF(window.in_a_row < 0 || window.in_a_row > kMaxConsecutiveOutliers,
+                "{}: 'in_a_row' is {}, 0 to {} are possible", where, window.in_a_row,
+                kMaxConsecutiveOutliers);
+  USER_ERROR_IF(window.losses.size() != window.norms.size(),
+                "{}: {} losses and {} norms are not of the same steps", where, window.losses.size(),
+                window.norms.size());
   return window;
 }
 
@@ -180,28 +176,25 @@ void Snapshot::write(const io::Checkpoint& parent, const fs::path& out, distribu
 }
 
 TrainState restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) {
-  if (!fs::exists(folder / kTensors) || !fs::exists(folder / kState)) {
-    throw UserError(
-        "{}: has no {}, so training cannot be resumed from it; start a new run from it "
-        "instead (moe train {} -o ANOTHER)",
-        folder.string(), fs::exists(folder / kTensors) ? kState : kTensors, folder.string());
-  }
+  USER_ERROR_IF(!fs::exists(folder / kTensors) || !fs::exists(folder / kState),
+                "{}: has no {}, so training cannot be resumed from it; start a new run from it "
+                "instead (moe train {} -o ANOTHER)",
+                folder.string(), fs::exists(folder / kTensors) ? kState : kTensors,
+                folder.string());
   const at::NoGradGuard no_gradients;
   const io::SafetensorsFile file(folder / kTensors);
   const auto wanted = live_state(model, optimizer);
-  if (model.layout().is_rank_zero() && file.tensors().size() != wanted.size()) {
-    throw UserError("{}: holds {} tensors, this model and optimizer have {}; it is another run's",
-                    file.path().string(), file.tensors().size(), wanted.size());
-  }
+  USER_ERROR_IF(model.layout().is_rank_zero() && file.tensors().size() != wanted.size(),
+                "{}: holds {} tensors, this model and optimizer have {}; it is another run's",
+                file.path().string(), file.tensors().size(), wanted.size());
   check_types(file, wanted);
   for (const auto& [name, tensor, shape, begin] : wanted) {
     const auto all = file.bytes(name);
     const size_t element = tensor.element_size();
-    if (all.size() != static_cast<size_t>(c10::multiply_integers(shape)) * element) {
-      throw UserError("{}: '{}' has {} bytes, this model wants {}; it is another run's",
-                      file.path().string(), name, all.size(),
-                      static_cast<size_t>(c10::multiply_integers(shape)) * element);
-    }
+    USER_ERROR_IF(all.size() != static_cast<size_t>(c10::multiply_integers(shape)) * element,
+                  "{}: '{}' has {} bytes, this model wants {}; it is another run's",
+                  file.path().string(), name, all.size(),
+                  static_cast<size_t>(c10::multiply_integers(shape)) * element);
     const auto bytes = all.subspan(static_cast<size_t>(begin) * element, tensor.nbytes());
     // LibTorch has no read-only tensors. This one is only read.
     void* data = const_cast<std::byte*>(bytes.data());
@@ -216,14 +209,11 @@ fs::path train_state_file(const fs::path& checkpoint) { return checkpoint / kSta
 TrainState read_train_state(const fs::path& folder) {
   const std::string where = train_state_file(folder).string();
   const Json json = read_json(where, uint64_t{1} << 20);
-  if (get_int(json, "format", where) != 1) {
-    throw UserError("{}: format {} is of another version of moe", where, json["format"].dump());
-  }
+  USER_ERROR_IF(get_int(json, "format", where) != 1, "{}: format {} is of another version of moe",
+                where, json["format"].dump());
   const auto count_of = [&](const char* key) {
     const int64_t count = get_int(json, key, where);
-    if (count < 0) {
-      throw UserError("{}: '{}' is {}, it must not be negative", where, key, count);
-    }
+    USER_ERROR_IF(count < 0, "{}: '{}' is {}, it must not be negative", where, key, count);
     return count;
   };
   TrainState state;
@@ -233,9 +223,8 @@ TrainState read_train_state(const fs::path& folder) {
   state.skipped_outliers = json.contains("skipped_outliers") ? count_of("skipped_outliers") : 0;
   state.outliers = read_outliers(json, where);
   state.lambda = get_double(json, "lambda", where);
-  if (state.lambda < 0) {
-    throw UserError("{}: 'lambda' is {}, it must not be negative", where, state.lambda);
-  }
+  USER_ERROR_IF(state.lambda < 0, "{}: 'lambda' is {}, it must not be negative", where,
+                state.lambda);
   state.group_tokens = count_of("group_tokens");
   const Json cursor = json.value("cursor", Json::object());
   state.cursor = {get_int(cursor, "epoch", where + ": cursor"),

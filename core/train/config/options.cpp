@@ -291,9 +291,7 @@ std::map<std::string, std::string> read_settings(const std::string& toml,
                                                  const std::string& where) {
   const Json file = parse_toml(toml, where);
   const auto table = file.find("train");
-  if (table == file.end() || !table->is_object()) {
-    throw UserError("{}: has no table [train]", where);
-  }
+  USER_ERROR_IF(table == file.end() || !table->is_object(), "{}: has no table [train]", where);
   std::map<std::string, std::string> values;
   for (const auto& [key, value] : table->items()) {
     values[key] = toml_text(value);

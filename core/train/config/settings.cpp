@@ -26,9 +26,7 @@ double progress(int64_t step, int64_t first, int64_t last) {
 
 // Throws UserError if the setting of `flag` is given without the one of `needed`.
 void check_needs(bool is_given, const std::string& flag, bool has, const std::string& needed) {
-  if (is_given && !has) {
-    throw UserError("{} says how {} is evaluated; give {} too", flag, needed, needed);
-  }
+  USER_ERROR_IF(is_given && !has, "{} says how {} is evaluated; give {} too", flag, needed, needed);
 }
 
 // Throws UserError for invalid numbers, for flags without the --eval-data or --eval-tasks that they
@@ -39,15 +37,13 @@ void check_evaluation(const EvaluationSettings& settings) {
   check_needs(settings.tasks_limit.has_value(), "--eval-limit", has_tasks, "--eval-tasks");
   check_needs(!settings.tasks_folder.empty(), "--eval-data-dir", has_tasks, "--eval-tasks");
   for (const auto& source : data::parse_sources(settings.data)) {
-    if (source.weight > 0) {
-      throw UserError("--eval-data {}: held-out files are not mixed; leave out the weight",
-                      source.file.string());
-    }
+    USER_ERROR_IF(source.weight > 0,
+                  "--eval-data {}: held-out files are not mixed; leave out the weight",
+                  source.file.string());
   }
-  if (settings.every && !settings.any()) {
-    throw UserError(
-        "--eval-every says how often to evaluate; give --eval-data FILE or --eval-tasks too");
-  }
+  USER_ERROR_IF(
+      settings.every && !settings.any(),
+      "--eval-every says how often to evaluate; give --eval-data FILE or --eval-tasks too");
 }
 
 int64_t divisor_up_to(int64_t number, int64_t limit) {
@@ -67,12 +63,10 @@ void resolve_batches(TrainSettings& settings) {
   if (!settings.global_batch) {
     settings.global_batch = settings.micro_batch;
   }
-  if (*settings.global_batch % *settings.micro_batch != 0) {
-    throw UserError(
-        "--global-batch {} is no multiple of --micro-batch {}; a step is a whole number of "
-        "micro-batches",
-        *settings.global_batch, *settings.micro_batch);
-  }
+  USER_ERROR_IF(*settings.global_batch % *settings.micro_batch != 0,
+                "--global-batch {} is no multiple of --micro-batch {}; a step is a whole number of "
+                "micro-batches",
+                *settings.global_batch, *settings.micro_batch);
 }
 
 void resolve_length(TrainSettings& settings, const model::ModelConfig& config) {
@@ -81,12 +75,11 @@ void resolve_length(TrainSettings& settings, const model::ModelConfig& config) {
   if (!settings.seq_len) {
     settings.seq_len = std::min(kSeqLen, longest);
   }
-  if (*settings.seq_len > longest) {
-    throw UserError(
-        "--seq-len {}: the model was made for {} positions ({} in config.json); give at most that",
-        *settings.seq_len, longest,
-        config.sliding_window > 0 ? "sliding_window" : "max_position_embeddings");
-  }
+  USER_ERROR_IF(
+      *settings.seq_len > longest,
+      "--seq-len {}: the model was made for {} positions ({} in config.json); give at most that",
+      *settings.seq_len, longest,
+      config.sliding_window > 0 ? "sliding_window" : "max_position_embeddings");
 }
 
 void refuse(const std::optional<double>& coefficient, const char* flag, const std::string& reason) {
@@ -182,15 +175,12 @@ double Schedule::at(int64_t step) const {
 }
 
 void check_numbers(const TrainSettings& settings) {
-  if (settings.steps && settings.epochs) {
-    throw UserError("--steps and --epochs: give one of them");
-  }
+  USER_ERROR_IF(settings.steps && settings.epochs, "--steps and --epochs: give one of them");
   TrainSettings checked = settings;  // options refer to mutable members
   check_ranges(train_options(checked));
-  if (settings.min_lr && *settings.min_lr > settings.lr) {
-    throw UserError("--min-lr {} is above --lr {}; the rate falls from the one to the other",
-                    *settings.min_lr, settings.lr);
-  }
+  USER_ERROR_IF(settings.min_lr && *settings.min_lr > settings.lr,
+                "--min-lr {} is above --lr {}; the rate falls from the one to the other",
+                *settings.min_lr, settings.lr);
   model::check_precision(settings.compute.precision, settings.on_cuda);
   model::check_lora(settings.lora);
   data::parse_sources(settings.data);

@@ -112,12 +112,10 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
   TrainSettings& settings = plan.settings;
   plan.is_moe = config.moe.has_value();
   if (!plan.is_moe) {
-    if (settings.router.any()) {
-      throw UserError(
-          "--router, --cf and --ep-ranks: {} is a dense folder; add --upcycle N, or upcycle it "
-          "first",
-          settings.model.string());
-    }
+    USER_ERROR_IF(
+        settings.router.any(),
+        "--router, --cf and --ep-ranks: {} is a dense folder; add --upcycle N, or upcycle it first",
+        settings.model.string());
     refuse_coefficients(settings);
     return;
   }
@@ -157,13 +155,11 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
 // Throws UserError if the replicas of `layout` cannot take equal numbers of a step's micro-batches.
 void check_batches(const TrainSettings& settings, const distributed::Layout& layout) {
   const int64_t batches = *settings.global_batch / *settings.micro_batch;
-  if (batches % layout.replicas != 0) {
-    throw UserError(
-        "--global-batch {} is {} micro-batches of {} rows, which {} replicas cannot share equally; "
-        "give a multiple of {}",
-        *settings.global_batch, batches, *settings.micro_batch, layout.replicas,
-        *settings.micro_batch * layout.replicas);
-  }
+  USER_ERROR_IF(batches % layout.replicas != 0,
+                "--global-batch {} is {} micro-batches of {} rows, which {} replicas cannot share "
+                "equally; give a multiple of {}",
+                *settings.global_batch, batches, *settings.micro_batch, layout.replicas,
+                *settings.micro_batch * layout.replicas);
 }
 
 // Returns the number of tokens of the largest micro-batch.
@@ -378,9 +374,8 @@ RunPlan plan_run(const TrainSettings& settings, int64_t processes) {
 }
 
 RunPlan plan_cluster(const TrainSettings& settings, int64_t nodes, int64_t gpus) {
-  if (nodes < 1 || gpus < 1) {
-    throw UserError("--nodes {} --gpus {}: must both be at least 1", nodes, gpus);
-  }
+  USER_ERROR_IF(nodes < 1 || gpus < 1, "--nodes {} --gpus {}: must both be at least 1", nodes,
+                gpus);
   model::check_request(settings.upcycle);
   const model::ModelConfig config =
       settings.upcycle.experts ? planned_config(settings) : read_config(settings.model);

@@ -93,12 +93,10 @@ ResumePlan find_start(const RunFolder& folder, RunState state, RunPlan& plan) {
   }
   std::vector<std::string> damaged;
   const auto checkpoint = folder.newest_whole(damaged);
-  if (!checkpoint && !damaged.empty()) {
-    throw UserError(
-        "{}: all checkpoints are damaged ({}); restore one from a backup, or use --force to start "
-        "over at step 0",
-        folder.path().string(), fmt::join(damaged, "; "));
-  }
+  USER_ERROR_IF(!checkpoint && !damaged.empty(),
+                "{}: all checkpoints are damaged ({}); restore one from a backup, or use --force "
+                "to start over at step 0",
+                folder.path().string(), fmt::join(damaged, "; "));
   plan.notes.insert(plan.notes.end(), damaged.begin(), damaged.end());
   if (!checkpoint) {
     plan.notes.push_back("resuming from step 0: no checkpoint was saved");

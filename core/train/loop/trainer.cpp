@@ -45,12 +45,11 @@ void check_finite(const model::Llama& model, const std::filesystem::path& folder
   for (const auto& parameter : model.parameters()) {
     const at::Tensor& held = parameter.shard.defined() ? parameter.shard : parameter.tensor;
     // The infinity norm propagates NaN and does not overflow.
-    if (held.numel() > 0 && !std::isfinite(at::linalg_vector_norm(held, INFINITY).item<double>())) {
-      throw UserError(
-          "{}: tensor '{}' has a weight that is NaN or infinite; give a checkpoint whose weights "
-          "are finite",
-          folder.string(), parameter.name);
-    }
+    USER_ERROR_IF(
+        held.numel() > 0 && !std::isfinite(at::linalg_vector_norm(held, INFINITY).item<double>()),
+        "{}: tensor '{}' has a weight that is NaN or infinite; give a checkpoint whose weights are "
+        "finite",
+        folder.string(), parameter.name);
   }
 }
 

@@ -12,9 +12,7 @@ namespace {
 
 // Throws UserError "WHERE: WORDS" if `holds` is false.
 void require(bool holds, const std::string& where, const char* words) {
-  if (!holds) {
-    throw UserError("{}: {}", where, words);
-  }
+  USER_ERROR_IF(!holds, "{}: {}", where, words);
 }
 
 OrderedJson to_pair(Point point) { return OrderedJson::array({point.step, point.value}); }
@@ -159,11 +157,10 @@ Downsampled Downsampled::from_json(const Json& json, const std::string& where) {
   curve.least = read_point(json, "least", where);
   curve.largest = read_point(json, "largest", where);
   const Json numbers = json.value("buckets", Json());
-  if (curve.width_ < 1 || !numbers.is_array() || numbers.empty() ||
-      numbers.size() % kNumbers != 0 || numbers.size() / kNumbers > kMaxPoints) {
-    throw UserError("{}: a curve must have a width and 1 to {} buckets of {} numbers", where,
-                    kMaxPoints, kNumbers);
-  }
+  USER_ERROR_IF(curve.width_ < 1 || !numbers.is_array() || numbers.empty() ||
+                    numbers.size() % kNumbers != 0 || numbers.size() / kNumbers > kMaxPoints,
+                "{}: a curve must have a width and 1 to {} buckets of {} numbers", where,
+                kMaxPoints, kNumbers);
   for (size_t at = 0; at < numbers.size(); at += kNumbers) {
     for (size_t i = 0; i < 4; ++i) {
       require(numbers[at + i].is_number_integer(), where,

@@ -96,10 +96,9 @@ HeldOut::HeldOut(const TrainSettings& settings, const io::Checkpoint& checkpoint
   for (const auto& batch : batches_) {
     targets_ += batch.target_count;
   }
-  if (targets_ == 0) {
-    throw UserError("--eval-data: the first {} rows have no target token; raise --eval-rows",
-                    once.rows);
-  }
+  USER_ERROR_IF(targets_ == 0,
+                "--eval-data: the first {} rows have no target token; raise --eval-rows",
+                once.rows);
   tokenizer_ = find_tokenizer(checkpoint, vocab_size);
   take_prompts(examples, *settings.seq_len);
   description_ =

@@ -30,10 +30,9 @@ OrderedJson to_pair(const TextSample& sample) {
 }
 
 TextSample parse_sample(const Json& pair, const std::string& prompt, const std::string& where) {
-  if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number_integer() ||
-      !pair[1].is_string()) {
-    throw UserError("{}: a sample must be [step, text]", where);
-  }
+  USER_ERROR_IF(
+      !pair.is_array() || pair.size() != 2 || !pair[0].is_number_integer() || !pair[1].is_string(),
+      "{}: a sample must be [step, text]", where);
   return {pair[0], prompt, pair[1]};
 }
 
@@ -72,9 +71,8 @@ void truncate(const Descriptor& descriptor, uint64_t bytes, const fs::path& file
 std::string read_at(FileReader& in, uint64_t begin, uint64_t end, const fs::path& file) {
   std::string text(end - begin, '\0');
   in.seek(begin);
-  if (in.sgetn(text.data(), std::ssize(text)) != std::ssize(text)) {
-    throw UserError("{}: cannot be read: it became shorter", file.string());
-  }
+  USER_ERROR_IF(in.sgetn(text.data(), std::ssize(text)) != std::ssize(text),
+                "{}: cannot be read: it became shorter", file.string());
   return text;
 }
 
@@ -84,10 +82,9 @@ uint64_t behind_last_break(FileReader& in, uint64_t end, const fs::path& file) {
   constexpr uint64_t kBlock = uint64_t{1} << 16;
   const uint64_t size = end;
   while (end > 0) {
-    if (size - end > kMaxLineBytes) {
-      throw UserError("{}: has a line of more than {} bytes; move the file away", file.string(),
-                      kMaxLineBytes);
-    }
+    USER_ERROR_IF(size - end > kMaxLineBytes,
+                  "{}: has a line of more than {} bytes; move the file away", file.string(),
+                  kMaxLineBytes);
     const uint64_t begin = end - std::min(end, kBlock);
     const size_t end_of_line = read_at(in, begin, end, file).rfind('\n');
     if (end_of_line != std::string::npos) {
@@ -195,9 +192,8 @@ OrderedJson SampleHistory::to_json() const {
 
 SampleHistory SampleHistory::from_json(const Json& json, const std::string& where) {
   SampleHistory history;
-  if (!json.is_array() || json.size() > kMaxPrompts) {
-    throw UserError("{}: samples must be an array of at most {} prompts", where, kMaxPrompts);
-  }
+  USER_ERROR_IF(!json.is_array() || json.size() > kMaxPrompts,
+                "{}: samples must be an array of at most {} prompts", where, kMaxPrompts);
   for (const auto& entry : json) {
     Prompt prompt{get_string(entry, "prompt", where),
                   get_int(entry, "count", where),
@@ -205,10 +201,9 @@ SampleHistory SampleHistory::from_json(const Json& json, const std::string& wher
                   {},
                   parse_sample(entry.value("last", Json()), entry["prompt"], where)};
     const Json samples = entry.value("kept", Json());
-    if (prompt.stride < 1 || !samples.is_array() || samples.empty() || samples.size() > kMaxKept) {
-      throw UserError("{}: samples of a prompt must be 1 to {}, their stride positive", where,
-                      kMaxKept);
-    }
+    USER_ERROR_IF(
+        prompt.stride < 1 || !samples.is_array() || samples.empty() || samples.size() > kMaxKept,
+        "{}: samples of a prompt must be 1 to {}, their stride positive", where, kMaxKept);
     for (const auto& pair : samples) {
       prompt.kept.push_back(parse_sample(pair, prompt.prompt, where));
     }
@@ -274,9 +269,9 @@ std::string task_name(const std::string& curve) {
 
 void History::add(const Json& line, const std::string& where) {
   const int64_t step = get_int(line, "step", where);
-  if (step < 0 || (has_lines_ && step <= steps) || step == std::numeric_limits<int64_t>::max()) {
-    throw UserError("{}: step {} cannot follow step {}", where, step, steps);
-  }
+  USER_ERROR_IF(
+      step < 0 || (has_lines_ && step <= steps) || step == std::numeric_limits<int64_t>::max(),
+      "{}: step {} cannot follow step {}", where, step, steps);
   missing += std::max<int64_t>(0, step - steps - 1);  // steps count from 1; step 0 is optional
   has_lines_ = true;
   steps = step;
@@ -347,9 +342,9 @@ History History::from_json(const Json& json, const std::string& where) {
   history.skipped_count = get_int(json, "skipped_count", where);
   history.skipped_outliers = get_int(json, "skipped_outliers", where);
   const Json curves = json.value("curves", Json());
-  if (!curves.is_object() || curves.size() > kMaxCurves || history.skipped.size() > kMaxSkipped) {
-    throw UserError("{}: 'curves' must be an object of at most {} curves", where, kMaxCurves);
-  }
+  USER_ERROR_IF(
+      !curves.is_object() || curves.size() > kMaxCurves || history.skipped.size() > kMaxSkipped,
+      "{}: 'curves' must be an object of at most {} curves", where, kMaxCurves);
   for (const auto& [name, curve] : curves.items()) {
     history.curves_.emplace(name, Downsampled::from_json(curve, where + ": " + name));
   }
@@ -362,9 +357,8 @@ History History::from_json(const Json& json, const std::string& where) {
 
 History read_history(const std::filesystem::path& run) {
   const std::filesystem::path file = run / "metrics.jsonl";
-  if (!std::filesystem::exists(file)) {
-    throw UserError("{}: no such file; name the folder of a run of moe train", file.string());
-  }
+  USER_ERROR_IF(!std::filesystem::exists(file),
+                "{}: no such file; name the folder of a run of moe train", file.string());
   FileReader in(file);
   History history;
   int64_t number = 0;
@@ -401,19 +395,16 @@ Descriptor open_lines(const fs::path& file) {
   Descriptor descriptor(::open(
       file.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
   if (!descriptor.is_open()) {
-    if (errno == ELOOP) {
-      throw UserError("{}: is a symbolic link, which moe does not follow here; remove it",
-                      file.string());
-    }
+    USER_ERROR_IF(errno == ELOOP,
+                  "{}: is a symbolic link, which moe does not follow here; remove it",
+                  file.string());
     if (errno == ENOSPC || errno == EDQUOT) {
       io::throw_write_error(errno, file);
     }
     fail_file(file.string(), "cannot be written");
   }
   const auto status = status_of(descriptor, file);
-  if (!S_ISREG(status.st_mode)) {
-    throw UserError("{}: is not a regular file; remove it", file.string());
-  }
+  USER_ERROR_IF(!S_ISREG(status.st_mode), "{}: is not a regular file; remove it", file.string());
   const auto size = static_cast<uint64_t>(status.st_size);
   FileReader in = io::read_again(descriptor, file);
   const uint64_t end = behind_last_break(in, size, file);

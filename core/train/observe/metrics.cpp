@@ -27,9 +27,7 @@ OrderedJson to_json(const LinesMark& mark) { return {{"bytes", mark.bytes}, {"st
 
 LinesMark read_lines_mark(const Json& json, const std::string& where) {
   const int64_t bytes = get_int(json, "bytes", where);
-  if (bytes < 0) {
-    throw UserError("{}: 'bytes' is {}, which no file has", where, bytes);
-  }
+  USER_ERROR_IF(bytes < 0, "{}: 'bytes' is {}, which no file has", where, bytes);
   return {static_cast<uint64_t>(bytes), get_int(json, "step", where)};
 }
 
@@ -211,9 +209,8 @@ std::optional<LogState> read_log_state(const fs::path& checkpoint) {
     return std::nullopt;
   }
   const Json json = read_json(where, uint64_t{1} << 28);
-  if (get_int(json, "format", where) != 1) {
-    throw UserError("{}: format {} is of another version of moe", where, json["format"].dump());
-  }
+  USER_ERROR_IF(get_int(json, "format", where) != 1, "{}: format {} is of another version of moe",
+                where, json["format"].dump());
   LogState state;
   state.metrics = read_lines_mark(json.value("metrics", Json()), where + ": metrics");
   state.samples = read_lines_mark(json.value("samples", Json()), where + ": samples");

@@ -63,10 +63,8 @@ void check_words(const std::vector<std::string>& words) {
   constexpr int64_t kMaxStars = 4;  // matching time is exponential in their number
   for (const auto& word : words) {
     const auto stars = std::ranges::count(word, '*');
-    if (stars > kMaxStars) {
-      throw UserError("--train '{}': a pattern may have {} stars, this has {}", word, kMaxStars,
-                      stars);
-    }
+    USER_ERROR_IF(stars > kMaxStars, "--train '{}': a pattern may have {} stars, this has {}", word,
+                  kMaxStars, stars);
     if (stars == 0 && std::ranges::find(groups(), word) == groups().end()) {
       const std::string near = nearest_name(word, groups());
       throw UserError("--train '{}' is unknown{}; known: {}, or a pattern like model.layers.0.*",
@@ -140,10 +138,9 @@ std::vector<model::NamedParameter> trainable(const model::Llama& model,
     }
   }
   for (const auto& word : words) {
-    if (used.count(word) == 0) {
-      throw UserError("--train '{}' names nothing in this model, whose parameters go from {} to {}",
-                      word, all.front().name, all.back().name);
-    }
+    USER_ERROR_IF(used.count(word) == 0,
+                  "--train '{}' names nothing in this model, whose parameters go from {} to {}",
+                  word, all.front().name, all.back().name);
   }
   return chosen;
 }

@@ -61,9 +61,7 @@ data::BatchSettings batch_settings(const TrainSettings& settings) {
 }
 
 void check_data_named(const TrainSettings& settings) {
-  if (settings.data.empty()) {
-    throw UserError("--data is missing: name at least one file");
-  }
+  USER_ERROR_IF(settings.data.empty(), "--data is missing: name at least one file");
 }
 
 data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& checkpoint,
