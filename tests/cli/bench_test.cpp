@@ -230,7 +230,7 @@ TEST_CASE("bench tables fit 80 columns", "[cli]") {
   const std::vector<std::pair<Words, Words>> tables = {
       {joined({"layer"}, kSmallLayer), {"products", "share of roof", " GFLOP/s", "experts"}},
       {{"train", dense, "--seq-len", "16", "--repeats", "1"}, {"roof share", "optimizer"}},
-      {{"generate", dense, "--prompt-tokens", "2", "--tokens", "4"}, {"share of read rate"}},
+      {{"generate", dense, "--prompt-tokens", "2", "--tokens", "64"}, {"share of read rate"}},
       {{"load", dense, "--repeats", "1"}, {"mapped", "first token"}},
       {{"comm", "--ranks", "2", "--bytes", "64", "--repeats", "1"}, {"all to all 64", "rate"}}};
   for (const auto& [words, expected] : tables) {
