@@ -16,6 +16,7 @@
 #include "core/base/json.h"
 #include "core/base/read_file.h"
 #include "core/base/resources.h"
+#include "core/base/text.h"
 #include "kernels/ops/device.h"
 
 namespace moe::cli {
@@ -131,12 +132,10 @@ class TomlConfig : public CLI::Config {
 
   static CLI::ConfigItem flag_item(const CLI::App& command, const std::string& key,
                                    const Json& value) {
-    if (command.get_option_no_throw("--" + key) == nullptr) {
-      const std::string near = nearest_name("--" + key, long_flags(command));
-      throw UserError("--config: '{}' under [{}] is not a flag of that command{}", key,
-                      command.get_name(),
-                      near.empty() ? "" : ", did you mean '" + near.substr(2) + "'?");
-    }
+    USER_ERROR_IF(command.get_option_no_throw("--" + key) == nullptr,
+                  "--config: '{}' under [{}] is not a flag of that command{}", key,
+                  command.get_name(),
+                  replace_all(did_you_mean("--" + key, long_flags(command)), "'--", "'"));
     CLI::ConfigItem item;
     item.parents = {command.get_name()};
     item.name = key;

@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "cli/flags.h"
-#include "cli/progress.h"
+#include "cli/output.h"
 #include "core/base/error.h"
 #include "core/base/resources.h"
 #include "core/base/text.h"
@@ -133,8 +133,7 @@ void run(const GenerateFlags& flags) {
   if (flags.json) {
     std::vector<int64_t> all = flags.chat ? std::vector<int64_t>() : prompt;
     all.insert(all.end(), ids.begin(), ids.end());
-    print_text("{}\n",
-               json_text({{"prompt_ids", prompt}, {"ids", ids}, {"text", tokenizer->decode(all)}}));
+    print_json({{"prompt_ids", prompt}, {"ids", ids}, {"text", tokenizer->decode(all)}});
   } else {
     print_generated(stream.finish() + "\n");
   }

@@ -5,7 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/flags.h"
-#include "cli/progress.h"
+#include "cli/output.h"
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/upcycle/inspect.h"
@@ -36,7 +36,7 @@ void print_result(const InitFlags& flags, const model::InitPlan& plan, OrderedJs
   if (flags.json) {
     report["out"] = flags.settings.out.string();
     report["seconds"] = seconds;
-    print_text("{}\n", json_text(report, 2));
+    print_json(report, 2);
     return;
   }
   if (plan.config.moe) {
@@ -46,9 +46,8 @@ void print_result(const InitFlags& flags, const model::InitPlan& plan, OrderedJs
                moe.granularity == 1 ? "" : fmt::format(" (granularity {})", moe.granularity),
                route::to_string(moe.router));
   }
-  print_text("parameters   {} total, {} active per token\n",
-             format_count(static_cast<double>(plan.parameters.total)),
-             format_count(static_cast<double>(plan.parameters.active)));
+  print_text("parameters   {} total, {} active per token\n", format_count(plan.parameters.total),
+             format_count(plan.parameters.active));
   print_written(plan.bytes, flags.settings.out.string(), seconds);
 }
 

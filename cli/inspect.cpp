@@ -8,7 +8,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/flags.h"
-#include "cli/progress.h"
+#include "cli/output.h"
 #include "core/base/text.h"
 
 namespace moe::cli {
@@ -16,7 +16,7 @@ namespace moe::cli {
 namespace {
 
 void print_row(const std::string& label, const std::string& text) {
-  print_text("{:<14}{}\n", label, terminal_text(text, /*one_line=*/true));
+  print_text("{:<14}{}\n", label, terminal_line(text));
 }
 
 void print_moe(const model::Inspection& model) {
@@ -48,21 +48,18 @@ void print_table(const model::Inspection& model) {
   if (config.moe) {
     print_moe(model);
   }
-  print_row("parameters", fmt::format("{} total ({}), {} active per token ({})",
-                                      format_count(static_cast<double>(model.parameters.total)),
-                                      model.parameters.total,
-                                      format_count(static_cast<double>(model.parameters.active)),
-                                      model.parameters.active));
+  print_row("parameters",
+            fmt::format("{} total ({}), {} active per token ({})",
+                        format_count(model.parameters.total), model.parameters.total,
+                        format_count(model.parameters.active), model.parameters.active));
   std::string types;
   for (const auto& [dtype, bytes] : model.bytes_by_dtype) {
-    types += fmt::format("{}{} {}", types.empty() ? "" : ", ", dtype,
-                         format_bytes(static_cast<double>(bytes)));
+    types += fmt::format("{}{} {}", types.empty() ? "" : ", ", dtype, format_bytes(bytes));
   }
-  print_row("size", fmt::format("{} ({})", format_bytes(static_cast<double>(model.bytes)), types));
+  print_row("size", fmt::format("{} ({})", format_bytes(model.bytes), types));
   if (config.moe) {
     print_row("per rank", fmt::format("{} on each of {} expert-parallel ranks",
-                                      format_bytes(static_cast<double>(model.bytes_per_rank)),
-                                      config.moe->ep_ranks));
+                                      format_bytes(model.bytes_per_rank), config.moe->ep_ranks));
   }
   print_row("tokenizer", model.tokenizer);
   for (const auto& line : model.stock) {
@@ -76,8 +73,8 @@ void print_table(const model::Inspection& model) {
 void print_distances(const std::vector<model::LayerDistances>& layers, const std::string& other) {
   print_text(
       "\nmean cosine similarity (1 = equal), compared with {}\n{:>6}{:>18}{:>16}{:>18}{:>24}\n",
-      terminal_text(other, /*one_line=*/true), "layer", "between experts", "to the other",
-      "between routers", "routers to the other");
+      terminal_line(other), "layer", "between experts", "to the other", "between routers",
+      "routers to the other");
   for (const auto& layer : layers) {
     print_text("{:>6}{:>18.6f}{:>16.6f}{:>18.6f}{:>24}\n", layer.layer, layer.between_experts,
                layer.to_other, layer.between_routers,
@@ -96,7 +93,7 @@ void inspect_one(const std::string& folder, const std::string& against, bool jso
     if (!against.empty()) {
       out["against"] = {{"folder", against}, {"layers", model::to_json(distances)}};
     }
-    print_text("{}\n", json_text(out, 2));
+    print_json(out, 2);
     return;
   }
   print_table(model);

@@ -70,15 +70,6 @@ Flags all_flags(const CLI::App& command) {
   return all;
 }
 
-std::string escape(const std::string& text, const std::map<char, std::string>& escapes) {
-  std::string out;
-  for (const char c : text) {
-    const auto found = escapes.find(c);
-    out += found == escapes.end() ? std::string(1, c) : found->second;
-  }
-  return out;
-}
-
 std::string cell(const std::string& text) { return escape(text, {{'|', "\\|"}, {'\n', " "}}); }
 
 // Returns all names of a flag: "-o, --out".

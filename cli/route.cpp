@@ -10,7 +10,7 @@
 #include <map>
 
 #include "cli/flags.h"
-#include "cli/progress.h"
+#include "cli/output.h"
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/route/read_logits.h"
@@ -287,7 +287,7 @@ void run(RouteFlags flags) {
     const auto problem =
         route::read_problem(input, route::requested_router(flags.router, {}), where);
     if (flags.json) {
-      print_text("{}\n", json_text(route::route_to_json(problem)));
+      print_json(route::route_to_json(problem));
     } else {  // not print_text(): the table has color codes, and no strings of the input
       std::fputs(route_table(problem, flags.style).c_str(), stdout);
     }

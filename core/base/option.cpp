@@ -176,7 +176,7 @@ bool set_value(const Member& member, const std::string& text) {
       member);
 }
 
-std::optional<double> number_of(const Member& member) {
+std::optional<double> numeric_value(const Member& member) {
   return std::visit(
       [](const auto& held) -> std::optional<double> {
         if constexpr (requires { static_cast<double>(*held); }) {
@@ -240,7 +240,7 @@ std::string help_line(const Option& option) {
 
 void check_ranges(const Options& options) {
   for (const auto& option : options) {
-    const auto value = number_of(option.member);
+    const auto value = numeric_value(option.member);
     if (value && option.range.is_checked && !holds(option.range, *value)) {
       throw_out_of_range(flag_name(option), std::visit(TomlText(), option.member), option.range,
                          *value);

@@ -94,7 +94,7 @@ std::string value_text(const Member& member);
 // nothing if `text` is no value of the member. Not for lists.
 bool set_value(const Member& member, const std::string& text);
 // Returns the value of a member that is a number and has one.
-std::optional<double> number_of(const Member& member);
+std::optional<double> numeric_value(const Member& member);
 // Returns true if `value` is finite and within the range.
 bool holds(const Range& range, double value);
 

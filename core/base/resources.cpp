@@ -81,13 +81,20 @@ constexpr CgroupFiles kVersion1 = {"sys/fs/cgroup/memory", "memory.limit_in_byte
                                    "memory.usage_in_bytes", "total_inactive_file",
                                    "total_active_file"};
 
-// Adds the limits of `path`, which is from /proc/self/cgroup, and of all groups above it. In a
-// container the mount may show the container's group as its root and lack the path; the root is
-// therefore always read, last.
-void add_cgroups(const fs::path& root, const CgroupFiles& files, fs::path path,
+// Returns `path`, which is from /proc/self/cgroup, and all groups above it. In a container the
+// mount may show the container's group as its root and lack the path; the root is therefore always
+// read, last.
+std::vector<fs::path> group_and_parents(fs::path path) {
+  std::vector<fs::path> groups = {path};
+  while (path.has_relative_path()) {
+    groups.push_back(path = path.parent_path());
+  }
+  return groups;
+}
+
+void add_cgroups(const fs::path& root, const CgroupFiles& files, const fs::path& group,
                  std::vector<MemoryLimit>& limits) {
-  for (bool is_last = false; !is_last; path = path.parent_path()) {
-    is_last = !path.has_relative_path();
+  for (const fs::path& path : group_and_parents(group)) {
     const fs::path folder = root / files.mount / path.relative_path();
     const auto limit = read_number(folder / files.limit);
     const auto usage = read_number(folder / files.usage);
@@ -220,9 +227,8 @@ int usable_processors(const fs::path& root) {
                   : std::numeric_limits<int>::max();
   std::ifstream in(root / "proc/self/cgroup");  // lines "number:controllers:path"
   for (std::string line; std::getline(in, line);) {
-    fs::path path = line.substr(std::min(line.size(), line.rfind(':') + 1));
-    for (bool is_last = false; !is_last; path = path.parent_path()) {
-      is_last = !path.has_relative_path();
+    for (const fs::path& path :
+         group_and_parents(line.substr(std::min(line.size(), line.rfind(':') + 1)))) {
       const fs::path mount = root / "sys/fs/cgroup";
       least = std::min(least, group_processors(mount / path.relative_path(),
                                                mount / "cpu" / path.relative_path()));
@@ -232,15 +238,6 @@ int usable_processors(const fs::path& root) {
 }
 
 namespace {
-
-fs::path nearest_existing(const fs::path& folder) {
-  fs::path existing = fs::absolute(folder);
-  std::error_code error;
-  while (!fs::is_directory(existing, error) && existing.has_relative_path()) {
-    existing = existing.parent_path();
-  }
-  return existing;
-}
 
 // Writes noise, which no file system compresses. Returns false, with errno set, if that fails.
 bool write_and_sync(int file, uint64_t bytes) {

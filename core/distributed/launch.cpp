@@ -140,18 +140,16 @@ class Launcher {
   }
 
  private:
-  static bool is_running(const Child& child) { return !child.exit_code; }
   bool is_any_running(int64_t except) const {
-    return std::any_of(children_.begin(), children_.end(), [&](const Child& child) {
-      return is_running(child) && child.rank != except;
-    });
+    return std::ranges::any_of(
+        children_, [&](const Child& child) { return !child.exit_code && child.rank != except; });
   }
 
   // Sends `signal` to the running ranks. Ctrl-C and Ctrl-Z of a terminal reach the ranks directly,
   // because they are in the process group of the launcher.
   void send(int signal) {
     for (const Child& child : children_) {
-      if (is_running(child)) {
+      if (!child.exit_code) {
         kill(child.pid, signal);
       }
     }
@@ -160,7 +158,7 @@ class Launcher {
   // Reports an exit for a rank that has not reported it itself.
   void reap(Child& child) {
     int status = 0;
-    if (!is_running(child) || waitpid(child.pid, &status, WNOHANG) != child.pid) {
+    if (child.exit_code || waitpid(child.pid, &status, WNOHANG) != child.pid) {
       return;
     }
     const int signal = WIFEXITED(status) ? 0 : WTERMSIG(status);
@@ -177,7 +175,7 @@ class Launcher {
                                    ? fmt::format("exit code {}", exit_code)
                                    : fmt::format("signal {}, {}", signal, strsignal(signal));
       set_verdict(store_, {child.rank, kFailed,
-                           fmt::format("{} is gone ({})", describe(child.rank, member), exit)});
+                           fmt::format("{} has exited ({})", describe(child.rank, member), exit)});
     }
     if (!patience_) {  // interrupted ranks may still write files, for example a checkpoint
       patience_ = exit_code == kInterrupted ? timeout_ : kUntilKilled;
@@ -271,7 +269,7 @@ std::atomic<ProcessGroup*> current_group = nullptr;  // NOLINT: read by a termin
 // Handles an exception that ends a thread, such as an error in the watchdog of NCCL.
 [[noreturn]] void on_terminate() {
   if (ProcessGroup* group = current_group) {
-    group->report_broken(describe_exception(std::current_exception(), group->rank).text);
+    group->report_broken(describe_exception(group->rank).text);
   }
   for (;;) {
     pause();  // the group's thread finds the reason and ends the process
@@ -316,7 +314,7 @@ void run_as_rank(const Environment& environment, Seconds timeout, at::Device dev
     current_group = nullptr;
     group.reset();
   } catch (...) {
-    end_process(environment, store, describe_exception(std::current_exception(), environment.rank));
+    end_process(environment, store, describe_exception(environment.rank));
   }
   try {
     write_exit(store, environment.rank, std::nullopt);

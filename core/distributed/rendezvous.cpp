@@ -16,7 +16,6 @@
 #include <numeric>
 #include <sstream>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -61,13 +60,11 @@ std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> resolve(const std::string& ho
   USER_ERROR_IF(error != 0, "MASTER_ADDR '{}' is not a known host ({}); use an address", host,
                 gai_strerror(error));
   std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(list, freeaddrinfo);
-  if (const std::string first = numeric(list->ai_addr, list->ai_addrlen);
-      first == "0.0.0.0" || first == "::") {
-    throw UserError(
-        "MASTER_ADDR '{}' stands for every interface, not for a host; set it to the address of "
-        "rank 0's host (127.0.0.1 if all ranks are on one host)",
-        host);
-  }
+  const std::string first = numeric(list->ai_addr, list->ai_addrlen);
+  USER_ERROR_IF(first == "0.0.0.0" || first == "::",
+                "MASTER_ADDR '{}' stands for every interface, not for a host; set it to the "
+                "address of rank 0's host (127.0.0.1 if all ranks are on one host)",
+                host);
   return addresses;
 }
 
@@ -126,24 +123,17 @@ constexpr VariableNames kLaunchers[] = {
      "SLURM_JOB_ID"}};
 constexpr const VariableNames &kTorchrun = kLaunchers[0], &kSlurm = kLaunchers[3];
 
-const VariableNames* find_launcher(const Reader& reader) {
-  for (const VariableNames& names : kLaunchers) {
-    // The script of sbatch and the shell of salloc have a size too, but no step.
-    const bool is_rank = &names != &kSlurm || reader.has("SLURM_STEP_ID");
-    if (is_rank && (reader.has(names.rank) || reader.has(names.size))) {
-      return &names;
-    }
-  }
-  return nullptr;
-}
-
 }  // namespace
 
 Environment read_environment(const GetVariable& get) {
   const Reader reader{get};
   Environment environment;
-  const VariableNames* const found = find_launcher(reader);
-  if (found == nullptr) {
+  const auto* const found = std::ranges::find_if(kLaunchers, [&](const VariableNames& names) {
+    // The script of sbatch and the shell of salloc have a size too, but no step.
+    return (&names != &kSlurm || reader.has("SLURM_STEP_ID")) &&
+           (reader.has(names.rank) || reader.has(names.size));
+  });
+  if (found == std::end(kLaunchers)) {
     return environment;
   }
   const VariableNames& names = *found;
@@ -176,14 +166,12 @@ Environment read_environment(const GetVariable& get) {
   environment.store_port = static_cast<uint16_t>(port.value_or(job_port));
   const bool is_one_host =
       reader.number(names.local_size, 1, kMaxRanks) == (found == &kSlurm ? 1 : environment.size);
-  if (const std::string host = reader.text("MASTER_ADDR"); !host.empty()) {
-    environment.store_host = host;
-  } else if (!is_one_host) {
-    throw UserError(
-        "{} started {} processes and says not that one host has them all; set MASTER_ADDR to the "
-        "name or address of rank 0's host",
-        environment.launcher, environment.size);
-  }
+  const std::string host = reader.text("MASTER_ADDR");
+  USER_ERROR_IF(host.empty() && !is_one_host,
+                "{} started {} processes, and its variables do not say that all are on one host; "
+                "set MASTER_ADDR to the name or address of rank 0's host",
+                environment.launcher, environment.size);
+  environment.store_host = host.empty() ? environment.store_host : host;
   const std::string served = reader.text("TORCHELASTIC_USE_AGENT_STORE");
   environment.has_agent_store = served == "True" || served == "true" || served == "1";
   // Differs between restarts of a run, which share the agent's store, and between jobs with equal
@@ -257,10 +245,9 @@ c10::intrusive_ptr<c10d::Store> Store::with_prefix(const std::string& prefix) co
 
 Store open_inherited_store(const Descriptor& file, Seconds timeout) {
   struct stat status {};
-  if (fstat(file.get(), &status) != 0 || status.st_uid != geteuid() ||
-      fcntl(file.get(), F_GET_SEALS) < 0) {  // fails for all but memory files
-    throw UserError("descriptor {} is not the store of a run that moe --ranks started", file.get());
-  }
+  USER_ERROR_IF(fstat(file.get(), &status) != 0 || status.st_uid != geteuid() ||
+                    fcntl(file.get(), F_GET_SEALS) < 0,  // fails for all but memory files
+                "descriptor {} is not the store of a run that moe --ranks started", file.get());
   // FileStore opens its file by name for every operation, the last time in its destructor. This
   // descriptor therefore stays open until the process ends.
   const int held = fcntl(file.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
@@ -306,8 +293,6 @@ Store connect_store(const std::string& host, uint16_t port, const std::string& p
   }
 }
 
-Store make_local_store() { return {c10::make_intrusive<c10d::HashStore>(), Seconds{10}}; }
-
 std::string local_address(const std::string& host, uint16_t port) {
   const auto addresses = resolve(host, port);
   for (const addrinfo* next = addresses.get(); next != nullptr; next = next->ai_next) {
@@ -347,11 +332,11 @@ std::string describe(int64_t rank, const Member& member) {
   return fmt::format("rank {} (host {}, pid {})", rank, member.host, member.pid);
 }
 
-ExitReason describe_exception(const std::exception_ptr& exception, int64_t rank) {
+ExitReason describe_exception(int64_t rank) {
   std::string text = "unknown exception";
   try {
-    if (exception) {
-      std::rethrow_exception(exception);
+    if (std::current_exception()) {
+      throw;
     }
   } catch (const RankFailed& error) {
     return {rank, error.reason.exit_code, error.what()};

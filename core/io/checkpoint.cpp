@@ -17,7 +17,7 @@
 #include "core/base/text.h"
 #include "core/io/file.h"
 #include "core/io/output_checks.h"
-#include "core/io/staging_area.h"
+#include "core/io/staged_folder.h"
 #include "core/tokenizer/tokenizer.h"
 
 namespace moe::io {
@@ -78,7 +78,7 @@ std::map<std::string, std::string> read_weight_map(const fs::path& index_path) {
     const std::string shard = get_string(index["weight_map"], tensor, where);
     USER_ERROR_IF(shard.empty() || shard == "." || shard == ".." ||
                       shard.find('/') != std::string::npos || shard.find('\0') != std::string::npos,
-                  "{}: '{}' is said to be in '{}', which is no file name in this folder", where,
+                  "{}: '{}' is listed in '{}', which is not a file name in this folder", where,
                   printable(tensor), printable(shard));
     weight_map[tensor] = shard;
   }
@@ -237,27 +237,19 @@ const Checkpoint::Place& Checkpoint::find_place(const std::string& name) const {
 
 const TensorInfo& Checkpoint::info(const std::string& name) const { return find_place(name).info; }
 
-const SafetensorsFile& Checkpoint::file_of(const std::string& name) const {
-  return *files_.at(find_place(name).file);
-}
-
 std::span<const std::byte> Checkpoint::bytes(const std::string& name) const {
   const Place& stored = find_place(name);
   return files_.at(stored.file)->bytes(stored.stored_name);
 }
 
-std::shared_ptr<const SafetensorsFile> Checkpoint::shared_tensor_file(
+const std::shared_ptr<const SafetensorsFile>& Checkpoint::tensor_file(
     const std::string& name) const {
   return files_.at(find_place(name).file);
 }
 
 void check_space(const fs::path& folder, uint64_t bytes) {
-  fs::path path = fs::absolute(folder);
   std::error_code error;
-  while (!fs::exists(path, error) && path.has_relative_path()) {
-    path = path.parent_path();
-  }
-  const fs::space_info space = fs::space(path, error);
+  const fs::space_info space = fs::space(nearest_existing(folder), error);
   USER_ERROR_IF(
       !error && space.available < bytes,
       "{}: disk full: {} are needed, {} are free; free some space or write to another disk",
