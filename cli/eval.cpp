@@ -3,7 +3,6 @@
 
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -326,8 +325,8 @@ Options routing_options(EvalFlags& flags) {
 }  // namespace
 
 void add_eval(CLI::App& app) {
-  auto* command = app.add_subcommand("eval", "evaluate a model on benchmarks");
-  auto flags = std::make_shared<EvalFlags>();
+  const auto [command, flags] =
+      add_command<EvalFlags&>(app, "eval", "evaluate a model on benchmarks", run);
   add_options(*command,
               concat({task_options(*flags), output_options(*flags), routing_options(*flags)}));
   add_force_memory(*command, flags->settings.force_memory);
@@ -344,7 +343,6 @@ void add_eval(CLI::App& app) {
              "moe eval run/final --tasks arc_easy,piqa --data benchmarks -o scores\n"
              "moe eval my-moe --tasks quiz.jsonl --sweep cf=0.5,1,2 -o sweep\n"
              "moe eval my-moe --stats-text wiki.txt --stats routing.json");
-  command->callback([flags] { run(*flags); });
 }
 
 }  // namespace moe::cli

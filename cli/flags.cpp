@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <latch>
 #include <limits>

@@ -2,7 +2,6 @@
 
 #include "core/model/llama/generate.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <limits>
@@ -167,8 +166,8 @@ Options generate_options(GenerateFlags& flags) {
 }  // namespace
 
 void add_generate(CLI::App& app) {
-  auto flags = std::make_shared<GenerateFlags>();
-  CLI::App* command = app.add_subcommand("generate", "generate text, greedy or sampled");
+  const auto [command, flags] =
+      add_command<const GenerateFlags&>(app, "generate", "generate text, greedy or sampled", run);
   add_options(*command, generate_options(*flags));
   add_options(*command, route::request_options(flags->router));
   add_device(*command, flags->device);
@@ -179,7 +178,6 @@ void add_generate(CLI::App& app) {
   add_config(*command,
              "moe generate my-moe --prompt \"Once upon a time\"\n"
              "moe generate my-moe --chat --prompt \"What is an expert?\" --temperature 0.7");
-  command->callback([flags] { run(*flags); });
 }
 
 }  // namespace moe::cli

@@ -2,8 +2,6 @@
 
 #include "core/upcycle/init.h"
 
-#include <CLI/CLI.hpp>
-
 #include "cli/flags.h"
 #include "cli/output.h"
 #include "core/base/error.h"
@@ -94,9 +92,8 @@ Options init_options(model::InitSettings& settings) {
 }  // namespace
 
 void add_init(CLI::App& app) {
-  auto flags = std::make_shared<InitFlags>();
-  CLI::App* command =
-      app.add_subcommand("init", "create a model with random weights, dense or MoE");
+  const auto [command, flags] = add_command<const InitFlags&>(
+      app, "init", "create a model with random weights, dense or MoE", run);
   add_options(*command, init_options(flags->settings));
   add_options(*command, route::request_options(flags->router));
   add_force(*command, flags->settings.force);
@@ -104,7 +101,6 @@ void add_init(CLI::App& app) {
   add_json(*command, flags->json);
   add_config(*command,
              "moe init config.json -o random --experts 8 --router top2 --tokenizer my-llama");
-  command->callback([flags] { run(*flags); });
 }
 
 }  // namespace moe::cli

@@ -5,8 +5,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
-
 #include "cli/flags.h"
 #include "cli/output.h"
 #include "core/base/text.h"
@@ -82,13 +80,19 @@ void print_distances(const std::vector<model::LayerDistances>& layers, const std
   }
 }
 
-void inspect_one(const std::string& folder, const std::string& against, bool json) {
+struct InspectFlags {
+  std::string folder, against;
+  bool json = false;
+};
+
+void run(const InspectFlags& flags) {
+  const std::string &folder = flags.folder, &against = flags.against;
   const model::Inspection model = model::inspect(folder);
   std::vector<model::LayerDistances> distances;
   if (!against.empty()) {
     distances = model::expert_distances(io::Checkpoint(folder), io::Checkpoint(against));
   }
-  if (json) {
+  if (flags.json) {
     OrderedJson out = model::to_json(model);
     if (!against.empty()) {
       out["against"] = {{"folder", against}, {"layers", model::to_json(distances)}};
@@ -105,13 +109,8 @@ void inspect_one(const std::string& folder, const std::string& against, bool jso
 }  // namespace
 
 void add_inspect(CLI::App& app) {
-  struct Flags {
-    std::string folder, against;
-    bool json = false;
-  };
-  auto flags = std::make_shared<Flags>();
-  CLI::App* command =
-      app.add_subcommand("inspect", "print parameters, layers, router and size of a model");
+  const auto [command, flags] = add_command<const InspectFlags&>(
+      app, "inspect", "print parameters, layers, router and size of a model", run);
   add_options(*command,
               {positional("MODEL", &flags->folder, group::kModel, "model directory"),
                {"against", &flags->against, group::kModel,
@@ -119,7 +118,6 @@ void add_inspect(CLI::App& app) {
                 "model: the dense parent, or an earlier checkpoint (reads all experts)"}});
   add_json(*command, flags->json);
   add_examples(*command, "moe inspect my-moe\nmoe inspect run/final --against my-llama");
-  command->callback([flags] { inspect_one(flags->folder, flags->against, flags->json); });
 }
 
 }  // namespace moe::cli

@@ -78,18 +78,14 @@ std::string routing_text(const train::StepRecord& record) {
   const auto total = record.total();
   const auto& sum = total.sum;
   std::string text;
-  if (sum.slots_total > 0) {
-    text += "  drop " + percent_text(sum.dropped_requests, sum.requests);
-  }
-  if (sum.unserved_tokens > 0 && sum.unserved_tokens != sum.dropped_requests) {
-    text += "  unserved " + percent_text(sum.unserved_tokens, sum.tokens);
-  }
-  if (sum.fr_requests > 0) {
-    text += "  fill " + percent_text(sum.fr_filled, sum.fr_requests);
-  }
-  if (sum.ir_tokens > 0) {
-    text += "  IR " + percent_text(sum.ir_tokens, sum.tokens);
-  }
+  const auto add = [&](bool is_shown, const char* name, int64_t part, int64_t whole) {
+    text += is_shown ? fmt::format("  {} {}", name, percent_text(part, whole)) : "";
+  };
+  add(sum.slots_total > 0, "drop", sum.dropped_requests, sum.requests);
+  add(sum.unserved_tokens > 0 && sum.unserved_tokens != sum.dropped_requests, "unserved",
+      sum.unserved_tokens, sum.tokens);
+  add(sum.fr_requests > 0, "fill", sum.fr_filled, sum.fr_requests);
+  add(sum.ir_tokens > 0, "IR", sum.ir_tokens, sum.tokens);
   text += fmt::format("  experts {:.2f}  load {:.2f}x", sum.experts_per_token(), total.worst_load);
   if (total.dead_experts > 0) {
     text += fmt::format("  dead {}", total.dead_experts);
@@ -108,14 +104,9 @@ std::string routing_text(const train::StepRecord& record) {
 
 std::string step_text(const train::StepRecord& record, int64_t steps) {
   std::string text = fmt::format("step {}/{}  loss {:.4f}", record.step, steps, record.loss);
-  if (record.auxiliary) {
-    text += fmt::format("  aux {:.4f}", *record.auxiliary);
-  }
-  if (record.z) {
-    text += fmt::format("  z {:.4f}", *record.z);
-  }
-  if (record.sequence_balance) {
-    text += fmt::format("  seq {:.4f}", *record.sequence_balance);
+  for (const auto& [name, loss] :
+       {std::pair("aux", record.auxiliary), {"z", record.z}, {"seq", record.sequence_balance}}) {
+    text += loss ? fmt::format("  {} {:.4f}", name, *loss) : "";
   }
   text += fmt::format("  grad {:.3g}  lr {:.2e}  {} tok/s", record.grad_norm, record.lr,
                       format_count(record.tokens_per_second));

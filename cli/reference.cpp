@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <map>
 #include <memory>
 #include <sstream>
@@ -24,18 +23,14 @@ struct Command {
   const CLI::App* app;
 };
 
-void append_commands(const CLI::App& app, const std::string& name, std::vector<Command>& commands) {
-  commands.push_back({name, &app});
+// Returns `app`, whose full name is `name`, and all commands below it, each before its subcommands.
+std::vector<Command> all_commands(const CLI::App& app, const std::string& name = "") {
+  std::vector<Command> commands = {{name, &app}};
   for (const auto* child : subcommands(app)) {
-    append_commands(*child, name.empty() ? child->get_name() : name + " " + child->get_name(),
-                    commands);
+    const std::string full = name.empty() ? child->get_name() : name + " " + child->get_name();
+    const auto below = all_commands(*child, full);
+    commands.insert(commands.end(), below.begin(), below.end());
   }
-}
-
-// Returns the app and all commands, each before its subcommands.
-std::vector<Command> all_commands(const CLI::App& app) {
-  std::vector<Command> commands;
-  append_commands(app, "", commands);
   return commands;
 }
 

@@ -2,7 +2,6 @@
 
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <limits>
 
@@ -92,8 +91,8 @@ void run(const TokenizeFlags& flags) {
 }  // namespace
 
 void add_tokenize(CLI::App& app) {
-  auto flags = std::make_shared<TokenizeFlags>();
-  CLI::App* command = app.add_subcommand("tokenize", "print ids, pieces and bytes of a text");
+  const auto [command, flags] = add_command<const TokenizeFlags&>(
+      app, "tokenize", "print ids, pieces and bytes of a text", run);
   add_options(*command,
               {positional("MODEL", &flags->model, group::kModel, "directory with a tokenizer"),
                positional("TEXT", &flags->input, group::kModel,
@@ -104,7 +103,6 @@ void add_tokenize(CLI::App& app) {
   add_examples(*command,
                "moe tokenize my-llama \"Hello world\"\n"
                "echo '{\"text\": \"Hello world\"}' | moe tokenize my-llama - --json");
-  command->callback([flags] { run(*flags); });
 }
 
 }  // namespace moe::cli

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <optional>
 
 #include "cli/flags.h"
@@ -299,8 +298,8 @@ Options call_options(TrainFlags& flags) {
 }  // namespace
 
 void add_train(CLI::App& app) {
-  auto flags = std::make_shared<TrainFlags>();
-  CLI::App* command = app.add_subcommand("train", "train a model, dense or MoE");
+  const auto [command, flags] =
+      add_command<const TrainFlags&>(app, "train", "train a model, dense or MoE", run);
   add_options(*command, train::train_options(flags->settings));
   add_rank_flags(*command, flags->ranks);
   add_options(*command, call_options(*flags));
@@ -313,7 +312,6 @@ void add_train(CLI::App& app) {
       "moe train my-moe -o run --data instructions.jsonl --steps 1000 --lr 1e-5\n"
       "moe train my-llama --upcycle 8 --router top2 -o run --data text.jsonl --objective lm\n"
       "moe train my-moe --data instructions.jsonl --dry-run");
-  command->callback([flags] { run(*flags); });
 }
 
 }  // namespace moe::cli

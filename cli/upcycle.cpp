@@ -2,7 +2,6 @@
 
 #include "core/upcycle/upcycle.h"
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <optional>
 
@@ -416,9 +415,8 @@ Options output_options(UpcycleFlags& flags) {
 }  // namespace
 
 void add_upcycle(CLI::App& app) {
-  auto flags = std::make_shared<UpcycleFlags>();
-  CLI::App* command =
-      app.add_subcommand("upcycle", "convert a dense model to a mixture of experts");
+  const auto [command, flags] = add_command<const UpcycleFlags&>(
+      app, "upcycle", "convert a dense model to a mixture of experts", run);
   add_options(*command, source_options(*flags));
   add_options(*command, route::request_options(flags->router));
   add_options(*command, concat({router_options(*flags), output_options(*flags)}));
@@ -432,7 +430,6 @@ void add_upcycle(CLI::App& app) {
       "moe upcycle my-llama -o my-moe --experts 8 --layers even --router top1+ir+fr --verify\n"
       "moe upcycle base -o my-moe --expert math:4 --expert code:4 --router-init prompts:p.json\n"
       "moe upcycle my-llama -o my-moe --granularity 4 --shared-expert --dry-run");
-  command->callback([flags] { run(*flags); });
 }
 
 }  // namespace moe::cli

@@ -200,7 +200,7 @@ std::optional<std::string> check_memory(const MemoryNeed& need, bool force) {
 
 namespace {
 
-int granted_processors(long quota_us, long period_us) {
+int processor_quota(long quota_us, long period_us) {
   return quota_us > 0 && period_us > 0 ? static_cast<int>((quota_us + period_us - 1) / period_us)
                                        : std::numeric_limits<int>::max();
 }
@@ -210,11 +210,11 @@ int granted_processors(long quota_us, long period_us) {
 int group_processors(const fs::path& v2, const fs::path& v1) {
   long quota = 0, period = 0;
   std::ifstream(v2 / "cpu.max") >> quota >> period;
-  const int v2_processors = granted_processors(quota, period);
+  const int v2_processors = processor_quota(quota, period);
   quota = period = 0;
   std::ifstream(v1 / "cpu.cfs_quota_us") >> quota;
   std::ifstream(v1 / "cpu.cfs_period_us") >> period;
-  return std::min(v2_processors, granted_processors(quota, period));
+  return std::min(v2_processors, processor_quota(quota, period));
 }
 
 }  // namespace

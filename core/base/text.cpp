@@ -213,7 +213,7 @@ std::string escape(std::string_view text, const std::map<char, std::string>& esc
   return out;
 }
 
-std::string grouped(int64_t number) {
+std::string group_digits(int64_t number) {
   std::string digits = fmt::format("{}", number);
   const size_t first = number < 0 ? 1 : 0;
   for (size_t at = digits.size(); at > first + 3;) {

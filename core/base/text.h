@@ -70,6 +70,6 @@ std::string replace_all(std::string_view text, std::string_view from, std::strin
 std::string escape(std::string_view text, const std::map<char, std::string>& escapes);
 
 // Returns "1,234,567" for 1234567.
-std::string grouped(int64_t number);
+std::string group_digits(int64_t number);
 
 }  // namespace moe

@@ -29,8 +29,7 @@ std::string first_difference(const std::string& first, const std::string& other)
   std::istringstream expected_lines(first), found_lines(other);
   std::string expected, found;
   while (expected == found && (expected_lines || found_lines)) {
-    expected.clear();
-    found.clear();
+    expected = found = "";
     std::getline(expected_lines, expected);
     std::getline(found_lines, found);
   }
@@ -133,7 +132,7 @@ void check_same_on_all_ranks(Comm& ranks, const std::string& what, const std::st
 std::vector<int64_t> same_host_ranks(Comm& ranks) {
   const std::vector<std::string> machines = gather_texts(ranks, this_machine());
   std::vector<int64_t> same = ranks_from(0, 1, ranks.size());
-  std::erase_if(same, [&](int64_t rank) { return machines[rank] != this_machine(); });
+  std::erase_if(same, [&](int64_t rank) { return machines[rank] != machines[ranks.rank()]; });
   return same;
 }
 
@@ -190,9 +189,5 @@ World::World(Comm& all_ranks, const Layout& its_layout)
       all(all_ranks),
       group(all_ranks.split(ranks_from(layout.replica() * layout.group(), 1, layout.group()))),
       replicas(all_ranks.split(ranks_from(layout.ep_rank(), layout.group(), layout.replicas))) {}
-
-void World::set_trace(const TraceContext& trace) {
-  all.trace = group->trace = replicas->trace = trace;
-}
 
 }  // namespace moe::distributed

@@ -160,7 +160,9 @@ struct Part {
 // Communicators of one rank. The constructor is a collective.
 struct World {
   World(Comm& all_ranks, const Layout& layout);
-  void set_trace(const TraceContext& trace);  // of all communicators
+  void set_trace(const TraceContext& trace) {  // of all communicators
+    all.trace = group->trace = replicas->trace = trace;
+  }
 
   Layout layout;
   Comm& all;                       // P ranks

@@ -238,12 +238,12 @@ class Launcher {
       print_text(stderr, "moe: {}\n", terminal_text(own.text));
     }
   };
-  std::thread deadline([&] {  // refers to variables of a function that does not return
+  std::thread([&] {  // refers to variables of a function that does not return
     std::this_thread::sleep_for(kUntilExit);
     print();
     std::_Exit(own.exit_code);
-  });
-  deadline.detach();
+  })
+      .detach();
   try {
     write_exit(store, own.rank, own);
     const auto verdict = own.exit_code == kInterrupted ? read_verdict(store)
@@ -325,33 +325,20 @@ void run_as_rank(const Environment& environment, Seconds timeout, at::Device dev
   }
 }
 
-// Throws UserError if the limit on file sizes would cut records of the store short. c10d's
-// FileStore takes the length of such a record from the bytes that follow it.
-void check_store_can_grow() {
-  constexpr rlim_t kStoreBytes = 1 << 20;
-  rlimit limit{};
-  USER_ERROR_IF(getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < kStoreBytes,
-                "ulimit -f allows files of {} bytes, --ranks needs {}; raise the limit",
-                limit.rlim_cur, kStoreBytes);
-}
-
 }  // namespace
 
 int64_t rank_gpu(int64_t local_rank, int64_t num_visible, bool is_assigned) {
-  if (is_assigned && num_visible == 1) {
-    return 0;
-  }
-  USER_ERROR_IF(local_rank >= num_visible,
+  const int64_t gpu = is_assigned && num_visible == 1 ? 0 : local_rank;
+  USER_ERROR_IF(gpu >= num_visible,
                 "--device cuda: rank {} of this host has no GPU of its own ({} visible); start at "
                 "most one rank a GPU, or let the launcher show each rank one "
                 "(CUDA_VISIBLE_DEVICES), or use --device cpu",
                 local_rank, num_visible);
-  return local_rank;
+  return gpu;
 }
 
 void run_on_ranks(const RankSettings& settings, const std::function<void(Comm&)>& body) {
-  const Environment environment =
-      read_environment([](const char* name) { return std::getenv(name); });
+  const Environment environment = read_environment(::getenv);
   USER_ERROR_IF(
       !environment.is_alone() && settings.ranks != 0 && settings.ranks != environment.size,
       "--ranks {}, but {} has started {} processes; leave out --ranks", settings.ranks,
@@ -361,7 +348,13 @@ void run_on_ranks(const RankSettings& settings, const std::function<void(Comm&)>
       rank_gpu(settings.ranks - 1, c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount(), false);
     }
     local_address(environment.store_host, 1);  // throws if the loopback interface is down
-    check_store_can_grow();
+    // A limit on file sizes truncates records of the store: c10d's FileStore takes the length of
+    // such a record from the bytes that follow it.
+    constexpr rlim_t kStoreBytes = 1 << 20;
+    rlimit limit{};
+    USER_ERROR_IF(getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < kStoreBytes,
+                  "ulimit -f allows files of {} bytes, --ranks needs {}; raise the limit",
+                  limit.rlim_cur, kStoreBytes);
     return Launcher(settings).run();
   }
   at::Device device = at::kCPU;

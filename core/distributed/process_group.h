@@ -16,7 +16,6 @@
 #include <condition_variable>
 #include <list>
 #include <mutex>
-#include <stop_token>
 
 #include "core/distributed/comm.h"
 #include "core/distributed/rendezvous.h"
@@ -80,10 +79,6 @@ class ProcessGroup {
   std::optional<ExitReason> judge(const Answers& answers);
   void update();  // requires mutex_
   Position position();
-  std::string answer_key(int64_t other) const {
-    return "answer/" + std::to_string(question_) + "/" + std::to_string(other);
-  }
-  std::optional<Position> read_answer(int64_t other);
 
   const int64_t store_rank_;
   const Seconds tick_;         // between two polls of the store

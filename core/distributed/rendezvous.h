@@ -140,7 +140,7 @@ struct Member {
 };
 
 // Returns a name of this boot and PID namespace: equal on ranks of one host and container.
-const std::string& this_machine();
+std::string this_machine();
 Member this_member(const std::string& address = "");
 
 // Returns "rank 2 (host h, pid 41)".

@@ -39,7 +39,7 @@ void check_folder(const fs::path& folder) {
   std::error_code error;
   const auto status = fs::status(folder, error);
   if (!fs::exists(status)) {
-    if (const auto replaced = find_replaced(folder)) {
+    if (const auto replaced = find_old_folder(folder)) {
       throw UserError(
           "{}: no such folder; a run was killed while it replaced it, the old one is {}: rename it",
           name, replaced->string());
@@ -89,15 +89,7 @@ std::map<std::string, std::string> read_weight_map(const fs::path& index_path) {
 // Writes `tensors` into a file in memory, which is freed with its mapping.
 SafetensorsFile file_in_memory(const std::vector<TensorSource>& tensors, const fs::path& folder) {
   Descriptor file = make_memory_file();
-  std::vector<TensorInfo> infos;
-  for (const auto& tensor : tensors) {
-    infos.push_back(tensor.info);
-  }
-  SafetensorsWriter writer(fmt::format("/proc/self/fd/{}", file.get()), std::move(infos));
-  for (const auto& tensor : tensors) {
-    tensor.write(writer);
-  }
-  writer.finish();
+  write_safetensors(fmt::format("/proc/self/fd/{}", file.get()), tensors);
   return {std::move(file), folder / "tensors in memory"};
 }
 
@@ -121,7 +113,7 @@ bool is_hub_blob(const fs::path& target, const fs::path& folder) {
 // Returns the target of `file` if it is a link, else `file`. Throws UserError if the target is
 // outside the folder: a link in a foreign folder may name any private file of the user, and the
 // copy would publish it.
-fs::path followed(const fs::path& file) {
+fs::path resolve_link(const fs::path& file) {
   if (!fs::is_symlink(file)) {
     return file;
   }
@@ -278,7 +270,7 @@ void copy_tokenizer_files(const fs::path& from, const fs::path& to) {
   }
   for (const char* name : kCopiedFiles) {
     if (fs::is_regular_file(from / name, error)) {
-      copy_with_mode(followed(from / name), to / name);
+      copy_with_mode(resolve_link(from / name), to / name);
     }
   }
   if (tokenizer_kind(to) == TokenizerKind::kSentencepiece &&

@@ -29,9 +29,7 @@ class Checkpoint {
 
   const std::filesystem::path& folder() const { return folder_; }
   const Json& config() const { return config_; }
-  std::string config_name() const {
-    return (folder_ / "config.json").string();
-  }                                         // for error messages
+  std::string config_name() const { return (folder_ / "config.json").string(); }  // for errors
   std::vector<TensorInfo> tensors() const;  // of all shards, by name
   bool has(const std::string& name) const { return where_.count(name) > 0; }
   // These throw UserError if the tensor is missing.

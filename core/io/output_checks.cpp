@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 namespace {
 
 // Returns `path` absolute, with links resolved if the file system can, without a trailing slash.
-fs::path resolved(const fs::path& path) {
+fs::path resolve(const fs::path& path) {
   std::error_code error;
   fs::path whole = fs::weakly_canonical(fs::absolute(path), error);
   whole = error ? fs::absolute(path).lexically_normal() : whole;
@@ -36,7 +36,7 @@ bool is_below(const fs::path& whole, const fs::path& folder) {
 }
 
 // Decodes a path of /proc/self/mountinfo, where a space is \040.
-fs::path unescaped(const std::string& field) {
+fs::path unescape_mount(const std::string& field) {
   std::string path;
   for (size_t at = 0; at < field.size(); ++at) {
     int byte = 0;
@@ -125,7 +125,7 @@ std::optional<std::string> find_foreign_entry(const fs::path& folder, const Outp
 }  // namespace
 
 bool is_within(const fs::path& inner, const fs::path& outer) {
-  return is_below(resolved(inner), resolved(outer));
+  return is_below(resolve(inner), resolve(outer));
 }
 
 void check_removable(const fs::path& folder) {
@@ -143,14 +143,14 @@ void check_removable(const fs::path& folder) {
 }
 
 void check_not_mounted(const fs::path& folder) {
-  const fs::path whole = resolved(folder);
+  const fs::path whole = resolve(folder);
   std::ifstream mounts("/proc/self/mountinfo");
   for (std::string line, field; std::getline(mounts, line);) {
     std::istringstream fields(line);
     for (int index = 0; index < 5; ++index) {  // id, parent, device, root, where it is mounted
       fields >> field;
     }
-    const fs::path mount = unescaped(field);
+    const fs::path mount = unescape_mount(field);
     USER_ERROR_IF(is_below(mount, whole),
                   "{}: is a mount point or holds one ({}) and cannot be replaced; give a folder "
                   "below it, or another output folder",

@@ -189,6 +189,12 @@ uint64_t copy_in_kernel(int source, int64_t offset, uint64_t length, const Descr
   return copied;
 }
 
+// Asynchronous and only a hint: where it is not supported, fsync() does all the work.
+void start_writeback(const Descriptor& file, uint64_t offset, uint64_t bytes) {
+  ::sync_file_range(file.get(), static_cast<off64_t>(offset), static_cast<off64_t>(bytes),
+                    SYNC_FILE_RANGE_WRITE);
+}
+
 // Throws UserError if the source was truncated: write() from its mapping would fail with EFAULT.
 void check_still_whole(const SafetensorsFile& source) {
   struct stat status {};
@@ -243,22 +249,12 @@ void reserve(const Descriptor& file, uint64_t bytes, const fs::path& path) {
   }
 }
 
-// Returns the bytes of tensor data written. `before` are those of the earlier shards, for on_bytes.
-uint64_t write_shard(const fs::path& path, const std::vector<TensorInfo>& infos,
-                     std::span<const TensorSource> tensors, uint64_t before,
-                     const std::function<void(uint64_t)>& on_bytes) {
-  SafetensorsWriter writer(path, infos);
+std::vector<TensorInfo> tensor_infos(std::span<const TensorSource> tensors) {
+  std::vector<TensorInfo> infos;
   for (const auto& tensor : tensors) {
-    const uint64_t expected = writer.written_bytes() + static_cast<uint64_t>(tensor.info.bytes());
-    tensor.write(writer);
-    MOE_CHECK(writer.written_bytes() == expected, "{}: '{}' sent the wrong number of bytes",
-              path.string(), tensor.info.name);
-    if (on_bytes) {
-      on_bytes(before + writer.written_bytes());
-    }
+    infos.push_back(tensor.info);
   }
-  writer.finish();
-  return writer.written_bytes();
+  return infos;
 }
 
 }  // namespace
@@ -328,9 +324,7 @@ SafetensorsWriter::SafetensorsWriter(const fs::path& path, std::vector<TensorInf
 void SafetensorsWriter::count(uint64_t bytes) {
   written_bytes_ += bytes;
   if (written_bytes_ - flushed_bytes_ >= kFlushStep) {
-    // Asynchronous and only a hint: where it is not supported fsync() does all the work.
-    ::sync_file_range(file_.get(), static_cast<off64_t>(header_bytes_ + flushed_bytes_),
-                      static_cast<off64_t>(written_bytes_ - flushed_bytes_), SYNC_FILE_RANGE_WRITE);
+    start_writeback(file_, header_bytes_ + flushed_bytes_, written_bytes_ - flushed_bytes_);
     flushed_bytes_ = written_bytes_;
   }
 }
@@ -404,9 +398,8 @@ void SafetensorsPatch::write(const std::string& name, uint64_t begin,
   while (!bytes.empty()) {
     const auto block = bytes.first(std::min(bytes.size(), kFlushStep));
     write_all(file_, block, path_, offset);
-    if (block.size() == kFlushStep) {  // only a hint
-      ::sync_file_range(file_.get(), static_cast<off64_t>(offset),
-                        static_cast<off64_t>(block.size()), SYNC_FILE_RANGE_WRITE);
+    if (block.size() == kFlushStep) {
+      start_writeback(file_, offset, block.size());
     }
     offset += block.size();
     bytes = bytes.subspan(block.size());
@@ -453,19 +446,31 @@ void write_index(const fs::path& folder, const std::vector<Shard>& shards) {
   }
 }
 
+uint64_t write_safetensors(const fs::path& path, std::span<const TensorSource> tensors,
+                           const std::function<void(uint64_t)>& on_bytes, uint64_t bytes_before) {
+  SafetensorsWriter writer(path, tensor_infos(tensors));
+  for (const auto& tensor : tensors) {
+    const uint64_t expected = writer.written_bytes() + static_cast<uint64_t>(tensor.info.bytes());
+    tensor.write(writer);
+    MOE_CHECK(writer.written_bytes() == expected, "{}: '{}' sent the wrong number of bytes",
+              path.string(), tensor.info.name);
+    if (on_bytes) {
+      on_bytes(bytes_before + writer.written_bytes());
+    }
+  }
+  writer.finish();
+  return writer.written_bytes();
+}
+
 uint64_t write_tensors(const fs::path& folder, const std::vector<TensorSource>& tensors,
                        uint64_t shard_bytes, const std::function<void(uint64_t)>& on_bytes) {
-  std::vector<TensorInfo> infos;
-  for (const auto& tensor : tensors) {
-    infos.push_back(tensor.info);
-  }
-  const std::vector<Shard> shards = plan_shards(infos, shard_bytes);
+  const std::vector<Shard> shards = plan_shards(tensor_infos(tensors), shard_bytes);
   std::span<const TensorSource> rest = tensors;
   uint64_t total = 0;
   for (const auto& shard : shards) {
     const auto part = rest.first(shard.tensors.size());
     rest = rest.subspan(part.size());
-    total += write_shard(folder / shard.file, shard.tensors, part, total, on_bytes);
+    total += write_safetensors(folder / shard.file, part, on_bytes, total);
   }
   write_index(folder, shards);
   return total;

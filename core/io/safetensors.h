@@ -130,6 +130,12 @@ struct TensorSource {
   std::function<void(SafetensorsWriter&)> write;
 };
 
+// Writes one file with `tensors`. After each of them calls `on_bytes` with the bytes of tensor data
+// written so far plus `bytes_before`. Returns the bytes of tensor data of this file.
+uint64_t write_safetensors(const std::filesystem::path& path, std::span<const TensorSource> tensors,
+                           const std::function<void(uint64_t)>& on_bytes = {},
+                           uint64_t bytes_before = 0);
+
 // Writes `tensors` in order into the files of plan_shards() below `folder`, and the index. After
 // each tensor `on_bytes` is called with the bytes of tensor data written so far. Returns their sum.
 uint64_t write_tensors(const std::filesystem::path& folder,

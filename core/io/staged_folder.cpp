@@ -255,7 +255,7 @@ void check_replaceable(const fs::path& out, bool force) {
 
 // Returns true if a kill between the two renames of put_in_place() left the former OUT in `area`.
 // Throws UserError if it may not be restored, or is the only copy while another OUT exists.
-bool finds_replaced(const StagingArea& area, const fs::path& out, bool force) {
+bool has_only_old_copy(const StagingArea& area, const fs::path& out, bool force) {
   if (!area.has(Slot::kOld)) {
     return false;
   }
@@ -263,14 +263,14 @@ bool finds_replaced(const StagingArea& area, const fs::path& out, bool force) {
     USER_ERROR_IF(!force,
                   "{0}: a run was killed while it replaced it, the old one is {1}; rename that, or "
                   "give --force to replace it",
-                  out.string(), area.replaced().string());
-    check_removable(area.replaced());
+                  out.string(), area.old_folder().string());
+    check_removable(area.old_folder());
     return true;
   }
   USER_ERROR_IF(area.has(Slot::kNew),  // so OUT is not the result of the killed run
                 "{}: was made after a run was killed that had moved the one before to {}; move "
                 "that one, or give another output folder",
-                out.string(), area.replaced().string());
+                out.string(), area.old_folder().string());
   return false;
 }
 
@@ -307,7 +307,7 @@ void put_in_place(const StagingArea& area, const fs::path& out, bool force) {
     try {
       area.rename(Slot::kOld, Slot::kOut);
     } catch (const fs::filesystem_error&) {
-      where = "; the one before is " + area.replaced().string();
+      where = "; the one before is " + area.old_folder().string();
     }
     throw UserError("{}: cannot be put in place: {}{}", out.string(), error.code().message(),
                     where);
@@ -324,7 +324,7 @@ void remove_quietly(StagingArea& area) {
 
 }  // namespace
 
-fs::path normalized(const fs::path& out) {
+fs::path normalize_path(const fs::path& out) {
   fs::path path = out.lexically_normal();
   if (!path.has_filename()) {
     path = path.parent_path();
@@ -409,8 +409,8 @@ StagingArea StagingArea::create(const fs::path& out, const fs::path& root) {
   return StagingArea(out, std::move(parent), std::move(handle));
 }
 
-StagingArea StagingArea::emptied(std::optional<StagingArea> left, const fs::path& out,
-                                 const fs::path& root) {
+StagingArea StagingArea::make_empty(std::optional<StagingArea> left, const fs::path& out,
+                                    const fs::path& root) {
   if (!left) {
     fs::create_directories(parent_folder(out));
     return create(out, root);
@@ -430,9 +430,9 @@ bool StagingArea::has(Slot slot) const {
   return is_taken_at(folder, name);
 }
 
-void StagingArea::make_fresh() const {
+void StagingArea::make_new_folder() const {
   if (::mkdirat(handle_.get(), "new", 0777) != 0) {
-    throw_errno("mkdir", fresh());
+    throw_errno("mkdir", new_folder());
   }
 }
 
@@ -449,8 +449,8 @@ bool StagingArea::rename(Slot from, Slot to, unsigned flag) const {
 }
 
 void StagingArea::clear() const {
-  remove_tree_at(handle_.get(), "new", fresh());
-  remove_tree_at(handle_.get(), "old", replaced());
+  remove_tree_at(handle_.get(), "new", new_folder());
+  remove_tree_at(handle_.get(), "old", old_folder());
 }
 
 void StagingArea::remove() {
@@ -471,18 +471,18 @@ void StagingArea::remove() {
 
 void StagingArea::disown() const { remove_tree_at(handle_.get(), kMarker, folder_ / kMarker); }
 
-StagedFolder::StagedFolder(fs::path out, bool force) : out_(normalized(out)), force_(force) {
+StagedFolder::StagedFolder(fs::path out, bool force) : out_(normalize_path(out)), force_(force) {
   try {
     std::optional<StagingArea> left = StagingArea::find(out_);
     check_replaceable(out_, force_);
-    if (left && finds_replaced(*left, out_, force_)) {
+    if (left && has_only_old_copy(*left, out_, force_)) {
       left->rename(Slot::kOld, Slot::kOut);
       sync_folder(parent_folder(out_));
     }
-    area_ = StagingArea::emptied(std::move(left), out_);
-    partial_ = area_->fresh();
+    area_ = StagingArea::make_empty(std::move(left), out_);
+    partial_ = area_->new_folder();
     try {
-      area_->make_fresh();
+      area_->make_new_folder();
     } catch (const fs::filesystem_error&) {
       remove_quietly(*area_);
       throw;
@@ -531,14 +531,14 @@ void StagedFolder::commit() {
   }
 }
 
-std::optional<fs::path> find_replaced(const fs::path& out) {
-  const fs::path old = staging_area_path(normalized(out)) / "old";
+std::optional<fs::path> find_old_folder(const fs::path& out) {
+  const fs::path old = staging_area_path(normalize_path(out)) / "old";
   std::error_code error;
   return fs::is_directory(old, error) ? std::optional(old) : std::nullopt;
 }
 
 void check_stageable(const fs::path& out) {
-  const fs::path whole = normalized(out), folder = staging_area_path(whole);
+  const fs::path whole = normalize_path(out), folder = staging_area_path(whole);
   const Descriptor handle = open_folder_at(AT_FDCWD, folder.string());
   if (!is_taken(folder)) {
     return;
@@ -550,7 +550,7 @@ void check_stageable(const fs::path& out) {
 }
 
 void remove_leftovers(const fs::path& out, const fs::path& root) {
-  const fs::path whole = normalized(out);
+  const fs::path whole = normalize_path(out);
   try {
     if (auto left = StagingArea::find(whole, root)) {
       if (left->has(Slot::kOld) && !left->has(Slot::kOut)) {
@@ -559,7 +559,7 @@ void remove_leftovers(const fs::path& out, const fs::path& root) {
       left->remove();
     }
     if (is_taken(unmarked_staging_area(whole))) {  // taken over and removed, as by the next write
-      StagingArea::emptied(std::nullopt, whole, root).remove();
+      StagingArea::make_empty(std::nullopt, whole, root).remove();
     }
   } catch (const UserError&) {  // no marker, or locked by another process
   } catch (const fs::filesystem_error&) {
@@ -567,7 +567,7 @@ void remove_leftovers(const fs::path& out, const fs::path& root) {
 }
 
 void remove_whole(const fs::path& folder, const fs::path& root) {
-  const fs::path whole = normalized(folder);
+  const fs::path whole = normalize_path(folder);
   auto left = StagingArea::find(whole, root);
   struct stat status {};
   const Descriptor parent = open_parent(whole, root);
@@ -579,7 +579,7 @@ void remove_whole(const fs::path& folder, const fs::path& root) {
   USER_ERROR_IF(is_there && !S_ISDIR(status.st_mode),
                 "{}: is no folder but a link or a file, and is not removed; move it",
                 whole.string());
-  StagingArea area = StagingArea::emptied(std::move(left), whole, root);
+  StagingArea area = StagingArea::make_empty(std::move(left), whole, root);
   if (is_there) {
     area.rename(Slot::kOut, Slot::kNew);
     sync_folder(parent_folder(whole));

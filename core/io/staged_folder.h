@@ -36,16 +36,16 @@ namespace moe::io {
 
 // Returns `out` without a trailing slash, so that a suffix makes a sibling; "." and ".." become
 // their real names.
-std::filesystem::path normalized(const std::filesystem::path& out);
+std::filesystem::path normalize_path(const std::filesystem::path& out);
 
 // Returns a descriptor of `folder`, locked until it is closed or the process ends. It is not open
 // if there is no such folder, and not locked on file systems without locks. Throws UserError that
 // names `out` if another process holds the lock.
 Descriptor lock_folder(const std::filesystem::path& folder, const std::filesystem::path& out);
 
-// A staging area, locked until remove() or the end of this object. `out` must be normalized. If
-// `root` is given, `out` must be below it, and UserError is thrown if a folder between the two is a
-// symbolic link.
+// A staging area, locked until remove() or the end of this object. `out` must come from
+// normalize_path(). If `root` is given, `out` must be below it, and UserError is thrown if a folder
+// between the two is a symbolic link.
 class StagingArea {
  public:
   enum class Slot { kOut, kNew, kOld };
@@ -56,16 +56,16 @@ class StagingArea {
   static std::optional<StagingArea> find(const std::filesystem::path& out,
                                          const std::filesystem::path& root = {});
   // Returns `left`, emptied, or a new area. Throws UserError as find() does.
-  static StagingArea emptied(std::optional<StagingArea> left, const std::filesystem::path& out,
-                             const std::filesystem::path& root = {});
+  static StagingArea make_empty(std::optional<StagingArea> left, const std::filesystem::path& out,
+                                const std::filesystem::path& root = {});
 
-  std::filesystem::path fresh() const { return folder_ / "new"; }
-  std::filesystem::path replaced() const { return folder_ / "old"; }
+  std::filesystem::path new_folder() const { return folder_ / "new"; }
+  std::filesystem::path old_folder() const { return folder_ / "old"; }
   const std::filesystem::path& folder() const { return folder_; }
 
   // Returns true if the name exists; a dangling link counts.
   bool has(Slot slot) const;
-  void make_fresh() const;
+  void make_new_folder() const;
   // Calls renameat2() with `flag`. Returns false if the file system or kernel lacks the flag.
   // Throws std::filesystem::filesystem_error if the call fails.
   bool rename(Slot from, Slot to, unsigned flag = 0) const;
@@ -105,7 +105,7 @@ class StagedFolder {
 };
 
 // Returns OUT.partial/old if a process was killed while it replaced `out`.
-std::optional<std::filesystem::path> find_replaced(const std::filesystem::path& out);
+std::optional<std::filesystem::path> find_old_folder(const std::filesystem::path& out);
 
 // Throws UserError if a StagedFolder for `out` would refuse OUT.partial. Takes no lock, so several
 // processes may call it at once.

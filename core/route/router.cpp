@@ -307,8 +307,8 @@ RouterOption capacity_option(RouterSettings& settings) {
                  .member = &settings.capacity_factor,
                  .help = "capacity factor: slots an expert has for a rank of T_r tokens, in units "
                          "of T_r / E; inf: as many as it has tokens",
-                 .range = {.least = std::numeric_limits<double>::denorm_min(),
-                           .most = 1 << 20,
+                 .range = {.min = std::numeric_limits<double>::denorm_min(),
+                           .max = 1 << 20,
                            .is_checked = true,
                            .rule = "the capacity factor cf must be above 0 and at most "
                                    "1048576, is {}; cf=inf drops nothing"}},

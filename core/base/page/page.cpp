@@ -204,7 +204,7 @@ std::string make_page(OrderedJson page) {
                             "\\u003c")}});
 }
 
-double rounded_for_screen(double value) {
+double round_for_screen(double value) {
   return std::strtod(fmt::format("{:.5g}", value).c_str(), nullptr);
 }
 
