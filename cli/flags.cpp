@@ -7,7 +7,6 @@
 #include <latch>
 #include <limits>
 #include <optional>
-#include <sstream>
 #include <system_error>
 #include <thread>
 
@@ -319,16 +318,7 @@ void add_config(CLI::App& command, const std::string& examples) {
 }
 
 void add_examples(CLI::App& command, const std::string& examples) {
-  std::string footer = "Examples:";
-  std::istringstream lines(examples);
-  for (std::string line; std::getline(lines, line);) {
-    footer += "\n  " + line;
-  }
-  command.footer(footer);
-}
-
-std::vector<CLI::App*> subcommands(CLI::App& app) {
-  return app.get_subcommands([](const CLI::App*) { return true; });
+  command.footer("Examples:" + replace_all("\n" + examples, "\n", "\n  "));
 }
 
 std::vector<const CLI::App*> subcommands(const CLI::App& app) {

@@ -96,7 +96,6 @@ void add_config(CLI::App& command, const std::string& examples);
 void add_examples(CLI::App& command, const std::string& examples);
 
 // Returns all commands of `app`, or all subcommands of a command.
-std::vector<CLI::App*> subcommands(CLI::App& app);
 std::vector<const CLI::App*> subcommands(const CLI::App& app);
 std::vector<std::string> subcommand_names(const CLI::App& app);
 // Returns the long names of a command's flags: "--router", "--out", ...

@@ -64,7 +64,7 @@ void refuse_empty_values(CLI::App& app) {
       });
     }
   }
-  for (CLI::App* command : moe::cli::subcommands(app)) {
+  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     refuse_empty_values(*command);
   }
 }

@@ -69,12 +69,7 @@ std::string cell(const std::string& text) { return escape(text, {{'|', "\\|"}, {
 
 // Returns all names of a flag: "-o, --out".
 std::string flag_names(const CLI::Option& option) {
-  std::string names = option.get_name(/*positional=*/true, /*all_options=*/true);
-  for (size_t comma = names.find(','); comma != std::string::npos;
-       comma = names.find(',', comma + 2)) {
-    names.replace(comma, 1, ", ");
-  }
-  return names;
+  return replace_all(option.get_name(/*positional=*/true, /*all_options=*/true), ",", ", ");
 }
 
 // Returns `text` for groff: special characters are escaped, and no line starts with a request.

@@ -248,27 +248,28 @@ void print_result(const UpcycleFlags& flags, const model::UpcycleSettings& setti
     print_json(report, 2);
     return;
   }
-  const OrderedJson routers = report["router_init"].value("layers", OrderedJson::array());
+  const auto words = [](const OrderedJson& object) {
+    return terminal_line(object.value("words", ""));
+  };
   print_text("{}", plan_text(plan));
   print_written(plan.bytes, out, seconds);
-  for (const auto& layer : routers) {
-    print_text("router start {}\n", terminal_line(layer.value("words", "")));
+  for (const auto& layer : report["router_init"].value("layers", OrderedJson::array())) {
+    print_text("router start {}\n", words(layer));
   }
   if (report.contains("calibration") && report["calibration"].contains("words")) {
-    print_text("gate scale   {}\n", terminal_line(report["calibration"].value("words", "")));
+    print_text("gate scale   {}\n", words(report["calibration"]));
   }
   if (report.contains("certificate")) {
     const OrderedJson& certificate = report["certificate"];
-    print_text("certificate  {}\n", terminal_line(certificate.value("words", "")));
+    print_text("certificate  {}\n", words(certificate));
     if (certificate.contains("without_gate_scale")) {
-      print_text("without it   {}\n",
-                 terminal_line(certificate["without_gate_scale"].value("words", "")));
+      print_text("without it   {}\n", words(certificate["without_gate_scale"]));
     }
   } else {
     const OrderedJson& expected = report["preserves_function"];
     print_text("function     {}{}; not measured (see --verify)\n",
                expected.value("exact", false) ? "identical by construction: " : "",
-               terminal_line(expected.value("words", "")));
+               words(expected));
   }
   print_text("next         moe train {} -o RUN --data FILE   (moe inspect {} shows the model)\n",
              terminal_line(out), terminal_line(out));

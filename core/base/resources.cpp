@@ -108,21 +108,19 @@ void add_cgroups(const fs::path& root, const CgroupFiles& files, const fs::path&
   }
 }
 
-// Reads lines "number:controllers:path"; of v2 "0::path".
-void add_all_cgroups(const fs::path& root, std::vector<MemoryLimit>& limits) {
+// Returns controllers (",cpu,memory,"; v2: ",,") and path of the groups of this process, from lines
+// "number:controllers:path".
+std::vector<std::pair<std::string, fs::path>> own_cgroups(const fs::path& root) {
+  std::vector<std::pair<std::string, fs::path>> groups;
   std::ifstream in(root / "proc/self/cgroup");
   for (std::string line; std::getline(in, line);) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) {
-      continue;
-    }
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    if (controllers == ",,") {
-      add_cgroups(root, kVersion2, line.substr(second + 1), limits);
-    } else if (controllers.find(",memory,") != std::string::npos) {
-      add_cgroups(root, kVersion1, line.substr(second + 1), limits);
+    if (first != std::string::npos && second != std::string::npos) {
+      groups.emplace_back("," + line.substr(first + 1, second - first - 1) + ",",
+                          line.substr(second + 1));
     }
   }
+  return groups;
 }
 
 // Reads a line of /proc/self/limits: "Max data size    1048576    unlimited    bytes".
@@ -155,7 +153,13 @@ std::vector<MemoryLimit> memory_limits(const fs::path& root) {
   if (const uint64_t free = system_bytes((root / "proc/meminfo").c_str(), "MemAvailable")) {
     limits.push_back({free, "this machine"});
   }
-  add_all_cgroups(root, limits);
+  for (const auto& [controllers, group] : own_cgroups(root)) {
+    if (controllers == ",,") {
+      add_cgroups(root, kVersion2, group, limits);
+    } else if (controllers.find(",memory,") != std::string::npos) {
+      add_cgroups(root, kVersion1, group, limits);
+    }
+  }
   add_ulimit(root, "Max address space", "VmSize", "ulimit -v", limits);
   add_ulimit(root, "Max data size", "VmData", "ulimit -d", limits);
   return limits;
@@ -225,10 +229,8 @@ int usable_processors(const fs::path& root) {
   int least = sched_getaffinity(0, sizeof(allowed), &allowed) == 0
                   ? std::max(1, CPU_COUNT(&allowed))
                   : std::numeric_limits<int>::max();
-  std::ifstream in(root / "proc/self/cgroup");  // lines "number:controllers:path"
-  for (std::string line; std::getline(in, line);) {
-    for (const fs::path& path :
-         group_and_parents(line.substr(std::min(line.size(), line.rfind(':') + 1)))) {
+  for (const auto& [controllers, group] : own_cgroups(root)) {
+    for (const fs::path& path : group_and_parents(group)) {
       const fs::path mount = root / "sys/fs/cgroup";
       least = std::min(least, group_processors(mount / path.relative_path(),
                                                mount / "cpu" / path.relative_path()));
