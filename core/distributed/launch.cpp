@@ -129,9 +129,9 @@ class Launcher {
       for (Child& child : children_) {
         reap(child);
       }
-      const auto verdict = patience_ ? read_verdict(store_) : std::nullopt;
-      if (patience_ &&
-          (clock_.elapsed() > *patience_ || (verdict && !is_any_running(verdict->rank)))) {
+      const auto verdict = kill_after_ ? read_verdict(store_) : std::nullopt;
+      if (kill_after_ &&
+          (clock_.elapsed() > *kill_after_ || (verdict && !is_any_running(verdict->rank)))) {
         was_killed_ = true;
         send(SIGKILL);
       }
@@ -177,8 +177,8 @@ class Launcher {
       set_verdict(store_, {child.rank, kFailed,
                            fmt::format("{} has exited ({})", describe(child.rank, member), exit)});
     }
-    if (!patience_) {  // interrupted ranks may still write files, for example a checkpoint
-      patience_ = exit_code == kInterrupted ? timeout_ : kUntilKilled;
+    if (!kill_after_) {  // interrupted ranks may still write files, for example a checkpoint
+      kill_after_ = exit_code == kInterrupted ? timeout_ : kUntilKilled;
       clock_ = {};
     }
   }
@@ -218,10 +218,10 @@ class Launcher {
   const Descriptor store_file_ = make_memory_file();  // inherited by the ranks
   Store store_;
   std::vector<Child> children_;
-  int forwarded_ = 0;                // the last signal from the user
-  std::optional<Seconds> patience_;  // from the first failure until the other ranks are killed
-  WaitClock clock_;                  // since the first failure
-  bool was_killed_ = false;          // this process has killed the remaining ranks
+  int forwarded_ = 0;                  // the last signal from the user
+  std::optional<Seconds> kill_after_;  // from the first failure until the other ranks are killed
+  WaitClock clock_;                    // since the first failure
+  bool was_killed_ = false;            // this process has killed the remaining ranks
 };
 
 // Ends the process without destructors, which may wait for ranks that have exited. The launcher of

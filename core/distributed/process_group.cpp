@@ -361,7 +361,7 @@ void ProcessGroup::run(const std::stop_token& stop) {
       return;
     }
     try {
-      verdict = look();
+      verdict = poll_store();
     } catch (const std::exception&) {  // thrown by the store
       verdict = {store_rank_, kFailed,
                  (store_rank_ < 0 ? "the launcher" : describe(store_rank_, members[store_rank_])) +
@@ -410,7 +410,7 @@ ProcessGroup::Position ProcessGroup::position() {
 }
 
 // Polls the store. Returns the verdict of the run, or nothing if the run continues.
-std::optional<ExitReason> ProcessGroup::look() {
+std::optional<ExitReason> ProcessGroup::poll_store() {
   if (auto verdict = read_verdict(connection_)) {
     return verdict;
   }
@@ -426,7 +426,7 @@ std::optional<ExitReason> ProcessGroup::look() {
   if (auto verdict = read_verdict(connection_)) {
     return verdict;
   }
-  const auto verdict = judge(answers);
+  const auto verdict = find_failed_rank(answers);
   return verdict ? std::optional(set_verdict(connection_, *verdict)) : std::nullopt;
 }
 
@@ -462,7 +462,7 @@ ProcessGroup::Answers ProcessGroup::collect_answers(const Position& own) {
 }
 
 // Returns the verdict that follows from the answers, or nothing if the run continues.
-std::optional<ExitReason> ProcessGroup::judge(const Answers& answers) {
+std::optional<ExitReason> ProcessGroup::find_failed_rank(const Answers& answers) {
   const auto verdict_on = [&](int64_t other, const std::string& text) {
     return ExitReason{other, kFailed, describe(other, members[other]) + " " + text};
   };

@@ -74,9 +74,9 @@ class ProcessGroup {
   using Answers = std::vector<std::optional<Position>>;  // by rank
 
   void run(const std::stop_token& stop);
-  std::optional<ExitReason> look();
+  std::optional<ExitReason> poll_store();
   Answers collect_answers(const Position& own);
-  std::optional<ExitReason> judge(const Answers& answers);
+  std::optional<ExitReason> find_failed_rank(const Answers& answers);
   void update();  // requires mutex_
   Position position();
 

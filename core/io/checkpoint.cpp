@@ -29,7 +29,7 @@ namespace {
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 
-bool is_there(const fs::path& path) {
+bool path_exists(const fs::path& path) {
   std::error_code error;
   return fs::exists(path, error);
 }
@@ -48,14 +48,14 @@ void check_folder(const fs::path& folder) {
   }
   USER_ERROR_IF(!fs::is_directory(status),
                 "{}: is a file; give the model folder that holds config.json", name);
-  USER_ERROR_IF(!is_there(folder / "config.json"),
+  USER_ERROR_IF(!path_exists(folder / "config.json"),
                 "{}: has no config.json; a model folder holds config.json and model.safetensors",
                 name);
 }
 
 [[noreturn]] void throw_no_weights(const fs::path& folder) {
-  const bool is_pickle =
-      is_there(folder / "pytorch_model.bin") || is_there(folder / "pytorch_model.bin.index.json");
+  const bool is_pickle = path_exists(folder / "pytorch_model.bin") ||
+                         path_exists(folder / "pytorch_model.bin.index.json");
   USER_ERROR_IF(is_pickle,
                 "{0}: has pytorch_model.bin only, a Python pickle; convert it with: python -c "
                 "\"from transformers import AutoModelForCausalLM as M; "
@@ -144,9 +144,9 @@ Checkpoint::Checkpoint(const fs::path& folder) : folder_(folder) {
   check_folder(folder_);
   config_ = read_json(folder_ / "config.json");
   USER_ERROR_IF(!config_.is_object(), "{}: must be a JSON object", config_name());
-  if (is_there(folder_ / kSingleFile)) {
+  if (path_exists(folder_ / kSingleFile)) {
     add_file(SafetensorsFile(folder_ / kSingleFile));
-  } else if (is_there(folder_ / kIndexFile)) {
+  } else if (path_exists(folder_ / kIndexFile)) {
     open_shards(folder_ / kIndexFile);
   } else {
     throw_no_weights(folder_);
@@ -192,7 +192,7 @@ void Checkpoint::open_shards(const fs::path& index_path) {
     shards.insert(shard);
   }
   for (const auto& shard : shards) {
-    USER_ERROR_IF(!is_there(folder_ / shard),
+    USER_ERROR_IF(!path_exists(folder_ / shard),
                   "{}: names the shard '{}', which is not in the folder; fetch it", where,
                   printable(shard));
     add_file(SafetensorsFile(folder_ / shard));

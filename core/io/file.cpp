@@ -145,7 +145,7 @@ int check_opened(int descriptor, const std::string& file) {
   return descriptor;
 }
 
-std::string read_own_start(const fs::path& file, size_t max_bytes) {
+std::string read_file_start(const fs::path& file, size_t max_bytes) {
   // O_NONBLOCK: opening a named pipe must not wait for a writer.
   const Descriptor opened(check_opened(
       ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK), file.string()));
@@ -297,7 +297,7 @@ const MappedRange* find_range(const void* address) {
 }
 
 // Calls the previous handler, or restores the default action.
-void pass_on(int signal, siginfo_t* info, void* context) {
+void call_previous_handler(int signal, siginfo_t* info, void* context) {
   const Handler& before = shared().before;
   if ((before.sa_flags & SA_SIGINFO) != 0 && before.sa_sigaction != nullptr) {
     before.sa_sigaction(signal, info, context);
@@ -312,11 +312,11 @@ void pass_on(int signal, siginfo_t* info, void* context) {
   }
 }
 
-void handle(int signal, siginfo_t* info, void* context) {
+void handle_sigbus(int signal, siginfo_t* info, void* context) {
   const bool is_fault = info->si_code > 0;
   const MappedRange* range = is_fault ? find_range(info->si_addr) : nullptr;
   if (range == nullptr) {
-    pass_on(signal, info, context);
+    call_previous_handler(signal, info, context);
     return;
   }
   write_text("moe: ");
@@ -329,7 +329,7 @@ void handle(int signal, siginfo_t* info, void* context) {
 
 void install_handler() {
   Handler ours = {};
-  ours.sa_sigaction = handle;
+  ours.sa_sigaction = handle_sigbus;
   ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigemptyset(&ours.sa_mask);
   ::sigaction(SIGBUS, nullptr, &shared().before);

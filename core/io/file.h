@@ -38,7 +38,7 @@ int check_opened(int descriptor, const std::string& file);
 
 // Returns up to `max_bytes` bytes from the start of `file`. Returns "" if it cannot be opened, is a
 // link or is not a regular file.
-std::string read_own_start(const std::filesystem::path& file, size_t max_bytes);
+std::string read_file_start(const std::filesystem::path& file, size_t max_bytes);
 
 // Returns a reader of the open `file`, whose offset it shares.
 FileReader read_again(const Descriptor& file, const std::filesystem::path& path);

@@ -60,7 +60,7 @@ using OutputList = std::map<std::string, std::optional<uint64_t>>;
 
 // Returns nothing if `folder` has no list, or something else of that name.
 std::optional<OutputList> read_output_list(const fs::path& folder) {
-  const std::string text = read_own_start(folder / kOutputList, kMaxListBytes + 1);
+  const std::string text = read_file_start(folder / kOutputList, kMaxListBytes + 1);
   if (text.size() > kMaxListBytes || !text.starts_with(kListHead)) {
     return std::nullopt;
   }
@@ -212,7 +212,7 @@ void check_is_own_page(const fs::path& file) {
       "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
       "'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action "
       "'none'\">"};
-  const std::string head = read_own_start(file, 512);
+  const std::string head = read_file_start(file, 512);
   const bool is_own = std::any_of(std::begin(kGenerators), std::end(kGenerators),
                                   [&](auto mark) { return head.find(mark) != std::string::npos; });
   USER_ERROR_IF(

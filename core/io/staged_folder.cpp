@@ -95,7 +95,7 @@ Descriptor open_parent(const fs::path& out, const fs::path& root) {
   return folder;
 }
 
-std::vector<std::string> names_in(const Descriptor& folder) {
+std::vector<std::string> list_names(const Descriptor& folder) {
   Descriptor again(check_opened(::openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC),
                                 "the output folder"));
   DIR* stream = again.is_open() ? ::fdopendir(again.get()) : nullptr;
@@ -126,7 +126,7 @@ void remove_tree_at(int parent, const std::string& name, const fs::path& path) {
   if (!folder.is_open()) {
     throw_errno("open", path);
   }
-  for (const auto& entry : names_in(folder)) {
+  for (const auto& entry : list_names(folder)) {
     remove_tree_at(folder.get(), entry, path / entry);
   }
   if (::unlinkat(parent, name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT) {
@@ -144,7 +144,7 @@ bool has_marker(const Descriptor& folder, const fs::path& out) {
 // Returns a name in `folder` that is not in `known`.
 std::optional<std::string> foreign_name(const Descriptor& folder,
                                         std::initializer_list<std::string_view> known) {
-  for (const auto& name : names_in(folder)) {
+  for (const auto& name : list_names(folder)) {
     if (std::find(known.begin(), known.end(), name) == known.end()) {
       return name;
     }
@@ -168,7 +168,7 @@ bool has_name(const Descriptor& folder, const Descriptor& parent, const std::str
          held.st_dev == named.st_dev && held.st_ino == named.st_ino;
 }
 
-[[noreturn]] void throw_in_the_way(const fs::path& folder, const fs::path& out) {
+[[noreturn]] void throw_foreign_folder(const fs::path& folder, const fs::path& out) {
   throw UserError(
       "{}: has the name that writing {} needs, and no marker of this version of moe; move it or "
       "remove it, or give another output folder",
@@ -198,14 +198,14 @@ Descriptor make_unmarked(const Descriptor& parent, const fs::path& folder, const
       continue;
     }
     if (!handle.is_open() || !is_own_folder(handle)) {
-      throw_in_the_way(folder, out);
+      throw_foreign_folder(folder, out);
     }
     lock(handle, out);
     if (!has_name(handle, parent, name)) {
       continue;
     }
     if (foreign_name(handle, {kMarker})) {
-      throw_in_the_way(folder, out);
+      throw_foreign_folder(folder, out);
     }
     return handle;
   }
@@ -369,7 +369,7 @@ std::optional<StagingArea> StagingArea::find(const fs::path& out, const fs::path
     }
     if (error != 0 || !is_own_folder(handle) || !has_marker(handle, out)) {
       if (is_taken_at(parent.get(), name)) {
-        throw_in_the_way(folder, out);
+        throw_foreign_folder(folder, out);
       }
       continue;  // it has been removed meanwhile
     }
@@ -544,7 +544,7 @@ void check_stageable(const fs::path& out) {
     return;
   }
   if (!handle.is_open() || !is_own_folder(handle) || !has_marker(handle, whole)) {
-    throw_in_the_way(folder, whole);
+    throw_foreign_folder(folder, whole);
   }
   check_content(handle, whole);
 }
