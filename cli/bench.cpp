@@ -4,12 +4,11 @@
 
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 
 #include "cli/flags.h"
-#include "cli/progress.h"
+#include "cli/output.h"
 #include "core/base/text.h"
 #include "core/bench/timing.h"
 
@@ -20,7 +19,7 @@ namespace {
 // Formats a value with the unit that its key ends in.
 std::string format_value(const std::string& key, const OrderedJson& value) {
   if (value.is_string()) {
-    return terminal_text(value.get<std::string>(), /*one_line=*/true);
+    return terminal_line(value.get<std::string>());
   }
   if (!value.is_number()) {
     return json_text(value);
@@ -258,7 +257,7 @@ void print(OrderedJson json, const CLI::App& command, const OrderedJson& report,
     }
   }
   json.update(report);
-  print_text("{}\n", json_text(json, 2));
+  print_json(json, 2);
 }
 
 // Adds `moe bench NAME`, which calls `run` with the settings that `add_own_flags` reads and with

@@ -3,14 +3,12 @@
 
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <optional>
 
 #include "cli/flags.h"
-#include "cli/process_start.h"
-#include "cli/progress.h"
+#include "cli/output.h"
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/eval/evaluate.h"
@@ -121,7 +119,7 @@ class Display {
     if (bar_) {
       bar_->line(text);
     } else {
-      print_text(stderr, "{}\n", terminal_text(text, /*one_line=*/true));
+      print_text(stderr, "{}\n", terminal_line(text));
     }
   }
 
@@ -140,8 +138,8 @@ void print_routing(const eval::RunReport& report) {
       continue;  // generation does not count the routing
     }
     print_text("{}: router {}, {} logical rank{}, {}, {:.2f} % of requests dropped\n",
-               terminal_text(task.loaded.task.name, /*one_line=*/true), report.router,
-               report.ep_ranks, report.ep_ranks == 1 ? "" : "s",
+               terminal_line(task.loaded.task.name), report.router, report.ep_ranks,
+               report.ep_ranks == 1 ? "" : "s",
                report.group_tokens == 0
                    ? std::string("no capacity")
                    : fmt::format("groups of up to {} tokens", report.group_tokens),
@@ -154,7 +152,7 @@ void print_routing(const eval::RunReport& report) {
 
 void print_tasks(const EvalFlags& flags, const eval::RunReport& report) {
   if (flags.json) {
-    print_text("{}\n", json_text(eval::results_json(report), 2));
+    print_json(eval::results_json(report), 2);
     return;
   }
   print_text("{}", terminal_text(eval::results_table(report)));
@@ -166,7 +164,7 @@ void print_tasks(const EvalFlags& flags, const eval::RunReport& report) {
 
 void print_sweep(const EvalFlags& flags, const eval::SweepReport& report) {
   if (flags.json) {
-    print_text("{}\n", json_text(eval::sweep_json(report), 2));
+    print_json(eval::sweep_json(report), 2);
     return;
   }
   print_text("{}", terminal_text(eval::sweep_table(report)));
@@ -180,15 +178,14 @@ void print_sweep(const EvalFlags& flags, const eval::SweepReport& report) {
 
 void print_scores(const EvalFlags& /*flags*/, const eval::Scores& scores) {
   for (const auto& score : scores.scores) {
-    const OrderedJson line = {
-        {"logprob", score.logprob}, {"is_greedy", score.is_greedy}, {"tokens", score.tokens}};
-    print_text("{}\n", json_text(line));
+    print_json(
+        {{"logprob", score.logprob}, {"is_greedy", score.is_greedy}, {"tokens", score.tokens}});
   }
 }
 
 void print_stats(const EvalFlags& flags, const eval::RoutingStats& stats) {
   if (flags.json) {
-    print_text("{}\n", json_text(eval::stats_json(stats), 2));
+    print_json(eval::stats_json(stats), 2);
   } else {
     print_text("{}", route::routing_table(stats.moe_layers, stats.layers));
   }
@@ -328,8 +325,8 @@ Options routing_options(EvalFlags& flags) {
 }  // namespace
 
 void add_eval(CLI::App& app) {
-  auto* command = app.add_subcommand("eval", "evaluate a model on benchmarks");
-  auto flags = std::make_shared<EvalFlags>();
+  const auto [command, flags] =
+      add_command<EvalFlags&>(app, "eval", "evaluate a model on benchmarks", run);
   add_options(*command,
               concat({task_options(*flags), output_options(*flags), routing_options(*flags)}));
   add_force_memory(*command, flags->settings.force_memory);
@@ -346,7 +343,6 @@ void add_eval(CLI::App& app) {
              "moe eval run/final --tasks arc_easy,piqa --data benchmarks -o scores\n"
              "moe eval my-moe --tasks quiz.jsonl --sweep cf=0.5,1,2 -o sweep\n"
              "moe eval my-moe --stats-text wiki.txt --stats routing.json");
-  command->callback([flags] { run(*flags); });
 }
 
 }  // namespace moe::cli

@@ -3,12 +3,10 @@
 #include <ATen/Parallel.h>
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <latch>
 #include <limits>
 #include <optional>
-#include <sstream>
 #include <system_error>
 #include <thread>
 
@@ -16,6 +14,7 @@
 #include "core/base/json.h"
 #include "core/base/read_file.h"
 #include "core/base/resources.h"
+#include "core/base/text.h"
 #include "kernels/ops/device.h"
 
 namespace moe::cli {
@@ -131,12 +130,10 @@ class TomlConfig : public CLI::Config {
 
   static CLI::ConfigItem flag_item(const CLI::App& command, const std::string& key,
                                    const Json& value) {
-    if (command.get_option_no_throw("--" + key) == nullptr) {
-      const std::string near = nearest_name("--" + key, long_flags(command));
-      throw UserError("--config: '{}' under [{}] is not a flag of that command{}", key,
-                      command.get_name(),
-                      near.empty() ? "" : ", did you mean '" + near.substr(2) + "'?");
-    }
+    USER_ERROR_IF(command.get_option_no_throw("--" + key) == nullptr,
+                  "--config: '{}' under [{}] is not a flag of that command{}", key,
+                  command.get_name(),
+                  replace_all(did_you_mean("--" + key, long_flags(command)), "'--", "'"));
     CLI::ConfigItem item;
     item.parents = {command.get_name()};
     item.name = key;
@@ -321,16 +318,7 @@ void add_config(CLI::App& command, const std::string& examples) {
 }
 
 void add_examples(CLI::App& command, const std::string& examples) {
-  std::string footer = "Examples:";
-  std::istringstream lines(examples);
-  for (std::string line; std::getline(lines, line);) {
-    footer += "\n  " + line;
-  }
-  command.footer(footer);
-}
-
-std::vector<CLI::App*> subcommands(CLI::App& app) {
-  return app.get_subcommands([](const CLI::App*) { return true; });
+  command.footer("Examples:" + replace_all("\n" + examples, "\n", "\n  "));
 }
 
 std::vector<const CLI::App*> subcommands(const CLI::App& app) {

@@ -4,18 +4,18 @@
 
 #include <c10/core/Device.h>
 
+#include <CLI/CLI.hpp>
+#include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "core/base/option.h"
 #include "core/distributed/launch.h"
 #include "core/model/config/compute.h"
 #include "core/route/router_override.h"
-
-namespace CLI {
-class App;
-}
 
 namespace moe::cli {
 
@@ -33,6 +33,15 @@ void add_generate(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_quickstart(CLI::App& app);
 void add_completion(CLI::App& app);
+
+// Adds a command that calls `run` with its flags. Returns the command and the flags.
+template <typename Argument>
+auto add_command(CLI::App& app, const char* name, const char* description, void (*run)(Argument)) {
+  const auto flags = std::make_shared<std::decay_t<Argument>>();
+  CLI::App* command = app.add_subcommand(name, description);
+  command->callback([run, flags] { run(*flags); });
+  return std::pair(command, flags);
+}
 
 // Adds flags that read into the members of `options` and check their ranges. The members must
 // outlive `command`.
@@ -87,7 +96,6 @@ void add_config(CLI::App& command, const std::string& examples);
 void add_examples(CLI::App& command, const std::string& examples);
 
 // Returns all commands of `app`, or all subcommands of a command.
-std::vector<CLI::App*> subcommands(CLI::App& app);
 std::vector<const CLI::App*> subcommands(const CLI::App& app);
 std::vector<std::string> subcommand_names(const CLI::App& app);
 // Returns the long names of a command's flags: "--router", "--out", ...

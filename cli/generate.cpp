@@ -2,7 +2,6 @@
 
 #include "core/model/llama/generate.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <limits>
@@ -10,7 +9,7 @@
 #include <optional>
 
 #include "cli/flags.h"
-#include "cli/progress.h"
+#include "cli/output.h"
 #include "core/base/error.h"
 #include "core/base/resources.h"
 #include "core/base/text.h"
@@ -133,8 +132,7 @@ void run(const GenerateFlags& flags) {
   if (flags.json) {
     std::vector<int64_t> all = flags.chat ? std::vector<int64_t>() : prompt;
     all.insert(all.end(), ids.begin(), ids.end());
-    print_text("{}\n",
-               json_text({{"prompt_ids", prompt}, {"ids", ids}, {"text", tokenizer->decode(all)}}));
+    print_json({{"prompt_ids", prompt}, {"ids", ids}, {"text", tokenizer->decode(all)}});
   } else {
     print_generated(stream.finish() + "\n");
   }
@@ -168,8 +166,8 @@ Options generate_options(GenerateFlags& flags) {
 }  // namespace
 
 void add_generate(CLI::App& app) {
-  auto flags = std::make_shared<GenerateFlags>();
-  CLI::App* command = app.add_subcommand("generate", "generate text, greedy or sampled");
+  const auto [command, flags] =
+      add_command<const GenerateFlags&>(app, "generate", "generate text, greedy or sampled", run);
   add_options(*command, generate_options(*flags));
   add_options(*command, route::request_options(flags->router));
   add_device(*command, flags->device);
@@ -180,7 +178,6 @@ void add_generate(CLI::App& app) {
   add_config(*command,
              "moe generate my-moe --prompt \"Once upon a time\"\n"
              "moe generate my-moe --chat --prompt \"What is an expert?\" --temperature 0.7");
-  command->callback([flags] { run(*flags); });
 }
 
 }  // namespace moe::cli

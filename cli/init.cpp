@@ -2,10 +2,8 @@
 
 #include "core/upcycle/init.h"
 
-#include <CLI/CLI.hpp>
-
 #include "cli/flags.h"
-#include "cli/progress.h"
+#include "cli/output.h"
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/upcycle/inspect.h"
@@ -36,7 +34,7 @@ void print_result(const InitFlags& flags, const model::InitPlan& plan, OrderedJs
   if (flags.json) {
     report["out"] = flags.settings.out.string();
     report["seconds"] = seconds;
-    print_text("{}\n", json_text(report, 2));
+    print_json(report, 2);
     return;
   }
   if (plan.config.moe) {
@@ -46,9 +44,8 @@ void print_result(const InitFlags& flags, const model::InitPlan& plan, OrderedJs
                moe.granularity == 1 ? "" : fmt::format(" (granularity {})", moe.granularity),
                route::to_string(moe.router));
   }
-  print_text("parameters   {} total, {} active per token\n",
-             format_count(static_cast<double>(plan.parameters.total)),
-             format_count(static_cast<double>(plan.parameters.active)));
+  print_text("parameters   {} total, {} active per token\n", format_count(plan.parameters.total),
+             format_count(plan.parameters.active));
   print_written(plan.bytes, flags.settings.out.string(), seconds);
 }
 
@@ -95,9 +92,8 @@ Options init_options(model::InitSettings& settings) {
 }  // namespace
 
 void add_init(CLI::App& app) {
-  auto flags = std::make_shared<InitFlags>();
-  CLI::App* command =
-      app.add_subcommand("init", "create a model with random weights, dense or MoE");
+  const auto [command, flags] = add_command<const InitFlags&>(
+      app, "init", "create a model with random weights, dense or MoE", run);
   add_options(*command, init_options(flags->settings));
   add_options(*command, route::request_options(flags->router));
   add_force(*command, flags->settings.force);
@@ -105,7 +101,6 @@ void add_init(CLI::App& app) {
   add_json(*command, flags->json);
   add_config(*command,
              "moe init config.json -o random --experts 8 --router top2 --tokenizer my-llama");
-  command->callback([flags] { run(*flags); });
 }
 
 }  // namespace moe::cli

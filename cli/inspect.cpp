@@ -5,10 +5,8 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
-
 #include "cli/flags.h"
-#include "cli/progress.h"
+#include "cli/output.h"
 #include "core/base/text.h"
 
 namespace moe::cli {
@@ -16,7 +14,7 @@ namespace moe::cli {
 namespace {
 
 void print_row(const std::string& label, const std::string& text) {
-  print_text("{:<14}{}\n", label, terminal_text(text, /*one_line=*/true));
+  print_text("{:<14}{}\n", label, terminal_line(text));
 }
 
 void print_moe(const model::Inspection& model) {
@@ -48,21 +46,18 @@ void print_table(const model::Inspection& model) {
   if (config.moe) {
     print_moe(model);
   }
-  print_row("parameters", fmt::format("{} total ({}), {} active per token ({})",
-                                      format_count(static_cast<double>(model.parameters.total)),
-                                      model.parameters.total,
-                                      format_count(static_cast<double>(model.parameters.active)),
-                                      model.parameters.active));
+  print_row("parameters",
+            fmt::format("{} total ({}), {} active per token ({})",
+                        format_count(model.parameters.total), model.parameters.total,
+                        format_count(model.parameters.active), model.parameters.active));
   std::string types;
   for (const auto& [dtype, bytes] : model.bytes_by_dtype) {
-    types += fmt::format("{}{} {}", types.empty() ? "" : ", ", dtype,
-                         format_bytes(static_cast<double>(bytes)));
+    types += fmt::format("{}{} {}", types.empty() ? "" : ", ", dtype, format_bytes(bytes));
   }
-  print_row("size", fmt::format("{} ({})", format_bytes(static_cast<double>(model.bytes)), types));
+  print_row("size", fmt::format("{} ({})", format_bytes(model.bytes), types));
   if (config.moe) {
     print_row("per rank", fmt::format("{} on each of {} expert-parallel ranks",
-                                      format_bytes(static_cast<double>(model.bytes_per_rank)),
-                                      config.moe->ep_ranks));
+                                      format_bytes(model.bytes_per_rank), config.moe->ep_ranks));
   }
   print_row("tokenizer", model.tokenizer);
   for (const auto& line : model.stock) {
@@ -76,8 +71,8 @@ void print_table(const model::Inspection& model) {
 void print_distances(const std::vector<model::LayerDistances>& layers, const std::string& other) {
   print_text(
       "\nmean cosine similarity (1 = equal), compared with {}\n{:>6}{:>18}{:>16}{:>18}{:>24}\n",
-      terminal_text(other, /*one_line=*/true), "layer", "between experts", "to the other",
-      "between routers", "routers to the other");
+      terminal_line(other), "layer", "between experts", "to the other", "between routers",
+      "routers to the other");
   for (const auto& layer : layers) {
     print_text("{:>6}{:>18.6f}{:>16.6f}{:>18.6f}{:>24}\n", layer.layer, layer.between_experts,
                layer.to_other, layer.between_routers,
@@ -85,18 +80,24 @@ void print_distances(const std::vector<model::LayerDistances>& layers, const std
   }
 }
 
-void inspect_one(const std::string& folder, const std::string& against, bool json) {
+struct InspectFlags {
+  std::string folder, against;
+  bool json = false;
+};
+
+void run(const InspectFlags& flags) {
+  const std::string &folder = flags.folder, &against = flags.against;
   const model::Inspection model = model::inspect(folder);
   std::vector<model::LayerDistances> distances;
   if (!against.empty()) {
     distances = model::expert_distances(io::Checkpoint(folder), io::Checkpoint(against));
   }
-  if (json) {
+  if (flags.json) {
     OrderedJson out = model::to_json(model);
     if (!against.empty()) {
       out["against"] = {{"folder", against}, {"layers", model::to_json(distances)}};
     }
-    print_text("{}\n", json_text(out, 2));
+    print_json(out, 2);
     return;
   }
   print_table(model);
@@ -108,13 +109,8 @@ void inspect_one(const std::string& folder, const std::string& against, bool jso
 }  // namespace
 
 void add_inspect(CLI::App& app) {
-  struct Flags {
-    std::string folder, against;
-    bool json = false;
-  };
-  auto flags = std::make_shared<Flags>();
-  CLI::App* command =
-      app.add_subcommand("inspect", "print parameters, layers, router and size of a model");
+  const auto [command, flags] = add_command<const InspectFlags&>(
+      app, "inspect", "print parameters, layers, router and size of a model", run);
   add_options(*command,
               {positional("MODEL", &flags->folder, group::kModel, "model directory"),
                {"against", &flags->against, group::kModel,
@@ -122,7 +118,6 @@ void add_inspect(CLI::App& app) {
                 "model: the dense parent, or an earlier checkpoint (reads all experts)"}});
   add_json(*command, flags->json);
   add_examples(*command, "moe inspect my-moe\nmoe inspect run/final --against my-llama");
-  command->callback([flags] { inspect_one(flags->folder, flags->against, flags->json); });
 }
 
 }  // namespace moe::cli

@@ -3,7 +3,6 @@
 
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -14,7 +13,7 @@
 #include <system_error>
 
 #include "cli/flags.h"
-#include "cli/process_start.h"
+#include "cli/output.h"
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/base/text.h"
@@ -23,7 +22,7 @@
 
 namespace {
 
-constexpr int kFailed = 1, kUserError = 2, kInterrupted = 130;
+using moe::kFailed, moe::kInterrupted, moe::kUserError;
 
 // Returns CLI11's message, or the nearest known command or flag if one is unknown.
 std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
@@ -36,11 +35,10 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
   }
   const std::vector<std::string> commands = moe::cli::subcommand_names(*scope);
   if (!commands.empty() && argc > depth + 1 && argv[depth + 1][0] != '-') {
-    const std::string word = argv[depth + 1], near = moe::nearest_name(word, commands);
+    const std::string word = argv[depth + 1];
     const std::string whole = (name + " " + word).substr(4);  // without "moe "
     return fmt::format("unknown command '{}'{}; known: {}", whole,
-                       near.empty() ? "" : ", did you mean '" + near + "'?",
-                       fmt::join(commands, ", "));
+                       moe::did_you_mean(word, commands), fmt::join(commands, ", "));
   }
   auto known_flags = moe::cli::long_flags(*scope);
   known_flags.push_back("--config");
@@ -48,9 +46,8 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
     std::string word = argv[index];
     word = word.substr(0, word.find('='));
     if (word.rfind("--", 0) == 0 && std::ranges::find(known_flags, word) == known_flags.end()) {
-      const std::string near = moe::nearest_name(word, known_flags);
       return fmt::format("unknown flag '{}'{}; see {} --help", word,
-                         near.empty() ? "" : ", did you mean '" + near + "'?", name);
+                         moe::did_you_mean(word, known_flags), name);
     }
   }
   return fmt::format("{}; see {} --help", error.what(), name);
@@ -67,7 +64,7 @@ void refuse_empty_values(CLI::App& app) {
       });
     }
   }
-  for (CLI::App* command : moe::cli::subcommands(app)) {
+  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     refuse_empty_values(*command);
   }
 }

@@ -3,12 +3,10 @@
 
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <memory>
 
 #include "cli/flags.h"
 #include "core/base/error.h"
@@ -53,9 +51,8 @@ fs::path recipe_folder() {
 }  // namespace
 
 void add_quickstart(CLI::App& app) {
-  auto flags = std::make_shared<QuickstartFlags>();
-  CLI::App* command =
-      app.add_subcommand("quickstart", "upcycle, train and evaluate the embedded tiny model");
+  const auto [command, flags] = add_command<const QuickstartFlags&>(
+      app, "quickstart", "upcycle, train and evaluate the embedded tiny model", run);
   add_options(
       *command,
       {output_path(&flags->out, "output directory; files of an earlier quickstart are overwritten",
@@ -63,7 +60,6 @@ void add_quickstart(CLI::App& app) {
        {"short", &flags->is_short, group::kOutput,
         "a third of the steps, a quarter of the questions, no dense baseline"}});
   add_examples(*command, "moe quickstart --short -o tried");
-  command->callback([flags] { run(*flags); });
 }
 
 }  // namespace moe::cli

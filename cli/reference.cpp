@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <map>
 #include <memory>
 #include <sstream>
@@ -24,18 +23,14 @@ struct Command {
   const CLI::App* app;
 };
 
-void append_commands(const CLI::App& app, const std::string& name, std::vector<Command>& commands) {
-  commands.push_back({name, &app});
+// Returns `app`, whose full name is `name`, and all commands below it, each before its subcommands.
+std::vector<Command> all_commands(const CLI::App& app, const std::string& name = "") {
+  std::vector<Command> commands = {{name, &app}};
   for (const auto* child : subcommands(app)) {
-    append_commands(*child, name.empty() ? child->get_name() : name + " " + child->get_name(),
-                    commands);
+    const std::string full = name.empty() ? child->get_name() : name + " " + child->get_name();
+    const auto below = all_commands(*child, full);
+    commands.insert(commands.end(), below.begin(), below.end());
   }
-}
-
-// Returns the app and all commands, each before its subcommands.
-std::vector<Command> all_commands(const CLI::App& app) {
-  std::vector<Command> commands;
-  append_commands(app, "", commands);
   return commands;
 }
 
@@ -70,25 +65,11 @@ Flags all_flags(const CLI::App& command) {
   return all;
 }
 
-std::string escape(const std::string& text, const std::map<char, std::string>& escapes) {
-  std::string out;
-  for (const char c : text) {
-    const auto found = escapes.find(c);
-    out += found == escapes.end() ? std::string(1, c) : found->second;
-  }
-  return out;
-}
-
 std::string cell(const std::string& text) { return escape(text, {{'|', "\\|"}, {'\n', " "}}); }
 
 // Returns all names of a flag: "-o, --out".
 std::string flag_names(const CLI::Option& option) {
-  std::string names = option.get_name(/*positional=*/true, /*all_options=*/true);
-  for (size_t comma = names.find(','); comma != std::string::npos;
-       comma = names.find(',', comma + 2)) {
-    names.replace(comma, 1, ", ");
-  }
-  return names;
+  return replace_all(option.get_name(/*positional=*/true, /*all_options=*/true), ",", ", ");
 }
 
 // Returns `text` for groff: special characters are escaped, and no line starts with a request.

@@ -3,8 +3,6 @@
 
 #include "core/train/observe/report.h"
 
-#include <CLI/CLI.hpp>
-#include <memory>
 #include <set>
 
 #include "cli/flags.h"
@@ -102,9 +100,8 @@ void run(const ReportFlags& flags) {
 }  // namespace
 
 void add_report(CLI::App& app) {
-  auto flags = std::make_shared<ReportFlags>();
-  CLI::App* command = app.add_subcommand(
-      "report", "write an HTML page of training runs (curves, load, samples, settings)");
+  const auto [command, flags] = add_command<const ReportFlags&>(
+      app, "report", "write an HTML page of training runs (curves, load, samples, settings)", run);
   Option out = output_path(&flags->out, "output file", /*is_required=*/false);
   out.fallback = "RUN/report.html, or PAGE.html for PAGE.json";
   add_options(*command,
@@ -113,7 +110,6 @@ void add_report(CLI::App& app) {
                out});
   add_force(*command, flags->force);
   add_config(*command, "moe report run\nmoe report run-a run-b -o compared.html");
-  command->callback([flags] { run(*flags); });
 }
 
 }  // namespace moe::cli

@@ -5,12 +5,11 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
 
 #include "cli/flags.h"
-#include "cli/progress.h"
+#include "cli/output.h"
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/route/read_logits.h"
@@ -287,7 +286,7 @@ void run(RouteFlags flags) {
     const auto problem =
         route::read_problem(input, route::requested_router(flags.router, {}), where);
     if (flags.json) {
-      print_text("{}\n", json_text(route::route_to_json(problem)));
+      print_json(route::route_to_json(problem));
     } else {  // not print_text(): the table has color codes, and no strings of the input
       std::fputs(route_table(problem, flags.style).c_str(), stdout);
     }
@@ -297,8 +296,8 @@ void run(RouteFlags flags) {
 }  // namespace
 
 void add_route(CLI::App& app) {
-  auto flags = std::make_shared<RouteFlags>();
-  CLI::App* command = app.add_subcommand("route", "print the decisions of a router for logits");
+  const auto [command, flags] =
+      add_command<RouteFlags>(app, "route", "print the decisions of a router for logits", run);
   add_options(*command, {positional("FILE", &flags->files, group::kData,
                                     "logits: CSV with a token per line, a JSON list of rows, or - "
                                     "for standard input")});
@@ -310,7 +309,6 @@ void add_route(CLI::App& app) {
              "moe route logits.csv --router top1+ir+fr --ep-ranks 2\n"
              "moe route logits.json --router topp:0.4 --json");
   command->footer(route::router_help() + "\n" + command->get_footer());
-  command->callback([flags] { run(*flags); });
 }
 
 }  // namespace moe::cli

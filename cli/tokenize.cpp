@@ -2,11 +2,11 @@
 
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <iostream>
+#include <limits>
 
 #include "cli/flags.h"
+#include "cli/output.h"
 #include "core/base/json.h"
 #include "core/base/read_file.h"
 #include "core/base/text.h"
@@ -21,13 +21,7 @@ struct TokenizeFlags {
   bool json = false;
 };
 
-// A file or named pipe as a stream whose read errors are thrown.
-struct FileStream : private FileReader, public std::istream {
-  explicit FileStream(const std::string& file)
-      : FileReader(file, Pipes::kAllowed), std::istream(this) {
-    exceptions(std::ios::badbit);
-  }
-};
+constexpr uint64_t kNoLimit = std::numeric_limits<uint64_t>::max();
 
 // Returns true if TEXT is the text itself: neither "-" nor the name of a file.
 bool is_text(const std::string& input) {
@@ -51,56 +45,54 @@ void print_table(const io::Tokenizer& tokenizer, const std::string& text) {
   for (size_t i = 0; i < with_special.size(); ++i) {
     const int64_t id = with_special[i];
     const bool is_special = i < first || i >= first + ids.size();
-    print_text("{:>8}  {:<24}  {}\n", id, terminal_text(tokenizer.piece(id), /*one_line=*/true),
+    print_text("{:>8}  {:<24}  {}\n", id, terminal_line(tokenizer.piece(id)),
                is_special ? "(special)" : hex(tokenizer.bytes(id)));
   }
   print_text("{} tokens for {} bytes, plus {} special tokens\n", ids.size(), text.size(),
              with_special.size() - ids.size());
 }
 
-void print_json(const io::Tokenizer& tokenizer, const std::string& text) {
+void print_ids(const io::Tokenizer& tokenizer, const std::string& text) {
   const std::vector<int64_t> ids = tokenizer.encode(text);
-  const OrderedJson out = {{"ids", ids},
-                           {"ids_special", tokenizer.with_special(ids)},
-                           {"decoded", tokenizer.decode(ids)}};
-  print_text("{}\n", json_text(out));
+  print_json({{"ids", ids},
+              {"ids_special", tokenizer.with_special(ids)},
+              {"decoded", tokenizer.decode(ids)}});
 }
 
 // Prints one line per line {"text": ...} of `in`, whose name in error messages is `name`.
-void print_json_lines(const io::Tokenizer& tokenizer, std::istream& in, const std::string& name) {
+void print_json_lines(const io::Tokenizer& tokenizer, FileReader& in, const std::string& name) {
   std::string line;
-  for (int64_t number = 1; std::getline(in, line); ++number) {
+  for (int64_t number = 1; in.read_line(line, kNoLimit); ++number) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) {
       continue;
     }
     const std::string where = fmt::format("{} line {}", name, number);
-    print_json(tokenizer, get_string(parse_json(line, where), "text", where));
+    print_ids(tokenizer, get_string(parse_json(line, where), "text", where));
   }
 }
 
 void run(const TokenizeFlags& flags) {
   const auto tokenizer = io::Tokenizer::load(flags.model, /*vocab_size=*/0);
   if (is_text(flags.input)) {
-    flags.json ? print_json(tokenizer, flags.input) : print_table(tokenizer, flags.input);
+    flags.json ? print_ids(tokenizer, flags.input) : print_table(tokenizer, flags.input);
     return;
   }
-  std::optional<FileStream> file;
-  if (flags.input != "-") {
-    file.emplace(flags.input);
-  }
-  std::istream& in = file ? static_cast<std::istream&>(*file) : std::cin;
+  const std::string name = flags.input == "-" ? "standard input" : flags.input;
+  FileReader in(
+      flags.input == "-" ? open_standard_input() : open_to_read(flags.input, Pipes::kAllowed),
+      name);
   if (flags.json) {
-    print_json_lines(tokenizer, in, file ? flags.input : "standard input");
-    return;
+    print_json_lines(tokenizer, in, name);
+  } else {
+    print_table(tokenizer, in.read_rest(kNoLimit));
   }
-  print_table(tokenizer, std::string(std::istreambuf_iterator<char>(in), {}));
 }
 
 }  // namespace
 
 void add_tokenize(CLI::App& app) {
-  auto flags = std::make_shared<TokenizeFlags>();
-  CLI::App* command = app.add_subcommand("tokenize", "print ids, pieces and bytes of a text");
+  const auto [command, flags] = add_command<const TokenizeFlags&>(
+      app, "tokenize", "print ids, pieces and bytes of a text", run);
   add_options(*command,
               {positional("MODEL", &flags->model, group::kModel, "directory with a tokenizer"),
                positional("TEXT", &flags->input, group::kModel,
@@ -111,7 +103,6 @@ void add_tokenize(CLI::App& app) {
   add_examples(*command,
                "moe tokenize my-llama \"Hello world\"\n"
                "echo '{\"text\": \"Hello world\"}' | moe tokenize my-llama - --json");
-  command->callback([flags] { run(*flags); });
 }
 
 }  // namespace moe::cli

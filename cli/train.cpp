@@ -4,12 +4,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <optional>
 
 #include "cli/flags.h"
-#include "cli/process_start.h"
-#include "cli/progress.h"
+#include "cli/output.h"
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/base/text.h"
@@ -52,7 +50,7 @@ void print_trained(const train::TrainSettings& settings) {
 
 void print_lines(const std::vector<std::string>& lines) {
   for (const auto& line : lines) {
-    print_text(stderr, "{}\n", terminal_text(line, /*one_line=*/true));
+    print_text(stderr, "{}\n", terminal_line(line));
   }
 }
 
@@ -62,9 +60,8 @@ void print_plan(const train::RunPlan& plan) {
   print_text(stderr,
              "{}: {} parameters; {} examples, {} tokens; {} steps of {} rows ({} at a time), rows "
              "of {}{} tokens\n",
-             terminal_text(settings.model.string(), /*one_line=*/true),
-             format_count(static_cast<double>(plan.parameters)), plan.examples, plan.tokens,
-             *settings.steps, *settings.global_batch, *settings.micro_batch,
+             terminal_line(settings.model.string()), format_count(plan.parameters), plan.examples,
+             plan.tokens, *settings.steps, *settings.global_batch, *settings.micro_batch,
              settings.pack == data::Pack::kNone ? "up to " : "", *settings.seq_len);
   if (const auto& upcycle = settings.upcycle; upcycle.experts) {
     print_text(
@@ -92,11 +89,12 @@ void print_result(const TrainFlags& flags, const train::StepRecord& first,
                   const train::StepRecord& last) {
   const auto final_model = (flags.settings.run / "final").string();
   if (flags.json) {
-    const OrderedJson result = {
-        {"steps", last.step},     {"first_loss", first.loss},
-        {"last_loss", last.loss}, {"tokens", last.total_tokens},
-        {"model", final_model},   {"metrics", (flags.settings.run / "metrics.jsonl").string()}};
-    print_text("{}\n", json_text(result));
+    print_json({{"steps", last.step},
+                {"first_loss", first.loss},
+                {"last_loss", last.loss},
+                {"tokens", last.total_tokens},
+                {"model", final_model},
+                {"metrics", (flags.settings.run / "metrics.jsonl").string()}});
   } else {
     print_text("{} steps, loss {:.4f} -> {:.4f}{}: {}\n", last.step, first.loss, last.loss,
                last.skipped_steps == 0 ? "" : ", " + skipped_text(last), final_model);
@@ -193,7 +191,7 @@ OrderedJson to_json(const train::MemoryPlan& memory) {
 
 void print_memory(const train::MemoryPlan& memory, bool is_gpu) {
   for (const auto& [name, bytes] : memory_items(memory)) {
-    print_text("{:<12}{:>10}\n", name, format_bytes(static_cast<double>(bytes)));
+    print_text("{:<12}{:>10}\n", name, format_bytes(bytes));
   }
   print_text("memory of one {} (dry run: nothing was loaded or trained)\n",
              is_gpu ? "GPU" : "process");
@@ -213,10 +211,10 @@ void print_cluster(const TrainFlags& flags) {
     OrderedJson json = to_json(plan.memory);
     json["layout"] = distributed::describe(plan.layout);
     json["parameters"] = plan.parameters;
-    print_text("{}\n", json_text(json));
+    print_json(json);
     return;
   }
-  print_text("{} parameters; {}\n", format_count(static_cast<double>(plan.parameters)),
+  print_text("{} parameters; {}\n", format_count(plan.parameters),
              distributed::describe(plan.layout));
   print_memory(plan.memory, /*is_gpu=*/true);
 }
@@ -226,8 +224,7 @@ void print_cluster(const TrainFlags& flags) {
 void print_samples(const train::TrainSettings& settings, int64_t count) {
   const train::Samples samples = train::read_samples(settings, count);
   for (size_t file = 0; file < samples.files.size(); ++file) {
-    print_text("{}: {}\n", terminal_text(samples.files[file], /*one_line=*/true),
-               terminal_text(samples.forms[file], /*one_line=*/true));
+    print_text("{}: {}\n", terminal_line(samples.files[file]), terminal_line(samples.forms[file]));
   }
   for (const auto& example : samples.examples) {
     const std::string where =
@@ -259,7 +256,7 @@ void run(const TrainFlags& flags) {
       print_plan(plan);
     }
     if (flags.json) {
-      print_text("{}\n", json_text(to_json(plan.memory)));
+      print_json(to_json(plan.memory));
     } else {
       print_memory(plan.memory, plan.settings.on_cuda);
     }
@@ -301,8 +298,8 @@ Options call_options(TrainFlags& flags) {
 }  // namespace
 
 void add_train(CLI::App& app) {
-  auto flags = std::make_shared<TrainFlags>();
-  CLI::App* command = app.add_subcommand("train", "train a model, dense or MoE");
+  const auto [command, flags] =
+      add_command<const TrainFlags&>(app, "train", "train a model, dense or MoE", run);
   add_options(*command, train::train_options(flags->settings));
   add_rank_flags(*command, flags->ranks);
   add_options(*command, call_options(*flags));
@@ -315,7 +312,6 @@ void add_train(CLI::App& app) {
       "moe train my-moe -o run --data instructions.jsonl --steps 1000 --lr 1e-5\n"
       "moe train my-llama --upcycle 8 --router top2 -o run --data text.jsonl --objective lm\n"
       "moe train my-moe --data instructions.jsonl --dry-run");
-  command->callback([flags] { run(*flags); });
 }
 
 }  // namespace moe::cli

@@ -2,12 +2,11 @@
 
 #include "core/upcycle/upcycle.h"
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <optional>
 
 #include "cli/flags.h"
-#include "cli/progress.h"
+#include "cli/output.h"
 #include "core/base/error.h"
 #include "core/base/resources.h"
 #include "core/base/text.h"
@@ -80,9 +79,8 @@ std::string plan_text(const model::UpcyclePlan& plan) {
       "parameters   {} dense -> {} total, {} active per token\n{}",
       model::layer_ranges(moe.layers), plan.child.layers, moe.experts,
       slices + (moe.shared_expert_width > 0 ? " plus a shared expert" : ""),
-      route::to_string(moe.router), format_count(static_cast<double>(plan.dense.total)),
-      format_count(static_cast<double>(plan.mixture.total)),
-      format_count(static_cast<double>(plan.mixture.active)), context);
+      route::to_string(moe.router), format_count(plan.dense.total),
+      format_count(plan.mixture.total), format_count(plan.mixture.active), context);
 }
 
 void dry_run(const UpcycleFlags& flags, const model::UpcycleSettings& settings,
@@ -97,12 +95,12 @@ void dry_run(const UpcycleFlags& flags, const model::UpcycleSettings& settings,
                                 {"active", plan.mixture.active}}},
                               {"disk_bytes_per_second", rate},
                               {"estimated_seconds", seconds}};
-    print_text("{}\n", json_text(json, 2));
+    print_json(json, 2);
     return;
   }
   print_text("{}to write     {}, about {} at {}/s (dry run: nothing was written)\n",
-             plan_text(plan), format_bytes(static_cast<double>(plan.bytes)),
-             format_seconds(seconds), format_bytes(rate));
+             plan_text(plan), format_bytes(plan.bytes), format_seconds(seconds),
+             format_bytes(rate));
 }
 
 // Returns the callback that measures the equality certificate, or an empty one without --verify.
@@ -241,42 +239,40 @@ void print_advice(const model::UpcycleSettings& settings) {
       flags);
 }
 
-// Escapes text that may contain file names, for one line of output.
-std::string line_text(const std::string& text) { return terminal_text(text, /*one_line=*/true); }
-
 void print_result(const UpcycleFlags& flags, const model::UpcycleSettings& settings,
                   const model::UpcyclePlan& plan, OrderedJson report, double seconds) {
   const std::string out = settings.out.string();
   if (flags.json) {
     report["out"] = out;
     report["seconds"] = seconds;
-    print_text("{}\n", json_text(report, 2));
+    print_json(report, 2);
     return;
   }
-  const OrderedJson routers = report["router_init"].value("layers", OrderedJson::array());
+  const auto words = [](const OrderedJson& object) {
+    return terminal_line(object.value("words", ""));
+  };
   print_text("{}", plan_text(plan));
   print_written(plan.bytes, out, seconds);
-  for (const auto& layer : routers) {
-    print_text("router start {}\n", line_text(layer.value("words", "")));
+  for (const auto& layer : report["router_init"].value("layers", OrderedJson::array())) {
+    print_text("router start {}\n", words(layer));
   }
   if (report.contains("calibration") && report["calibration"].contains("words")) {
-    print_text("gate scale   {}\n", line_text(report["calibration"].value("words", "")));
+    print_text("gate scale   {}\n", words(report["calibration"]));
   }
   if (report.contains("certificate")) {
     const OrderedJson& certificate = report["certificate"];
-    print_text("certificate  {}\n", line_text(certificate.value("words", "")));
+    print_text("certificate  {}\n", words(certificate));
     if (certificate.contains("without_gate_scale")) {
-      print_text("without it   {}\n",
-                 line_text(certificate["without_gate_scale"].value("words", "")));
+      print_text("without it   {}\n", words(certificate["without_gate_scale"]));
     }
   } else {
     const OrderedJson& expected = report["preserves_function"];
     print_text("function     {}{}; not measured (see --verify)\n",
                expected.value("exact", false) ? "identical by construction: " : "",
-               line_text(expected.value("words", "")));
+               words(expected));
   }
   print_text("next         moe train {} -o RUN --data FILE   (moe inspect {} shows the model)\n",
-             line_text(out), line_text(out));
+             terminal_line(out), terminal_line(out));
   if (!flags.quiet) {
     print_advice(settings);
   }
@@ -316,7 +312,7 @@ void run(const UpcycleFlags& flags) {
                       }});
   written();
   for (const auto& warning : report.value("warnings", std::vector<std::string>())) {
-    print_text(stderr, "warning: {}\n", terminal_text(warning, /*one_line=*/true));
+    print_text(stderr, "warning: {}\n", terminal_line(warning));
   }
   print_result(flags, settings, plan, std::move(report), *seconds);
 }
@@ -420,9 +416,8 @@ Options output_options(UpcycleFlags& flags) {
 }  // namespace
 
 void add_upcycle(CLI::App& app) {
-  auto flags = std::make_shared<UpcycleFlags>();
-  CLI::App* command =
-      app.add_subcommand("upcycle", "convert a dense model to a mixture of experts");
+  const auto [command, flags] = add_command<const UpcycleFlags&>(
+      app, "upcycle", "convert a dense model to a mixture of experts", run);
   add_options(*command, source_options(*flags));
   add_options(*command, route::request_options(flags->router));
   add_options(*command, concat({router_options(*flags), output_options(*flags)}));
@@ -436,7 +431,6 @@ void add_upcycle(CLI::App& app) {
       "moe upcycle my-llama -o my-moe --experts 8 --layers even --router top1+ir+fr --verify\n"
       "moe upcycle base -o my-moe --expert math:4 --expert code:4 --router-init prompts:p.json\n"
       "moe upcycle my-llama -o my-moe --granularity 4 --shared-expert --dry-run");
-  command->callback([flags] { run(*flags); });
 }
 
 }  // namespace moe::cli

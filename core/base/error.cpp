@@ -43,7 +43,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-std::string nearest_name(std::string_view unknown, const std::vector<std::string>& known) {
+std::string did_you_mean(std::string_view unknown, const std::vector<std::string>& known) {
   std::string best;
   size_t best_distance = std::max<size_t>(2, unknown.size() / 3) + 1;
   for (const auto& name : known) {
@@ -53,7 +53,7 @@ std::string nearest_name(std::string_view unknown, const std::vector<std::string
       best = name;
     }
   }
-  return best;
+  return best.empty() || best == unknown ? "" : fmt::format(", did you mean '{}'?", best);
 }
 
 }  // namespace moe

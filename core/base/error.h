@@ -12,6 +12,9 @@
 
 namespace moe {
 
+// Exit codes besides 0.
+inline constexpr int kFailed = 1, kUserError = 2, kInterrupted = 130;
+
 class UserError : public std::runtime_error {
  public:
   template <typename... Args>
@@ -31,9 +34,9 @@ class Interrupted : public std::runtime_error {
 
 [[noreturn]] void fail_check(const char* condition, const char* file, int line, std::string values);
 
-// Returns the name of `known` closest to `unknown` by edit distance, for "did you mean"; "" if none
-// is near.
-std::string nearest_name(std::string_view unknown, const std::vector<std::string>& known);
+// Returns ", did you mean 'NAME'?" with the name of `known` closest to `unknown` by edit distance;
+// "" if none is near or one is equal.
+std::string did_you_mean(std::string_view unknown, const std::vector<std::string>& known);
 
 }  // namespace moe
 

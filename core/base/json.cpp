@@ -52,7 +52,7 @@ class JsonBuilder {
   bool key(std::string& key) {
     auto& object = open_.back()->template get_ref<typename AnyJson::object_t&>();
     const auto [entry, is_new] = object.emplace(std::move(key), AnyJson());
-    USER_ERROR_IF(!is_new && duplicates_ == DuplicateKeys::kRefused, "{}: '{}' is there twice",
+    USER_ERROR_IF(!is_new && duplicates_ == DuplicateKeys::kRefused, "{}: '{}' occurs twice",
                   where_, printable(entry->first));
     member_ = &entry->second;
     return true;
@@ -131,6 +131,21 @@ const Json* find(const Json& json, const std::string& key, const std::string& wh
   return &*found;
 }
 
+// Returns the value of `key` as a Value, or `fallback` as find() does. Throws UserError if
+// `is_valid` is false for it; `kind` is "a string".
+template <typename Value>
+Value get_value(const Json& json, const std::string& key, const std::string& where,
+                const std::optional<Value>& fallback, bool (*is_valid)(const Json&),
+                const char* kind) {
+  const Json* value = find(json, key, where, fallback.has_value());
+  if (value == nullptr) {
+    return *fallback;
+  }
+  USER_ERROR_IF(!is_valid(*value), "{}: '{}' must be {}, is {}", where, key, kind,
+                describe(*value));
+  return value->get<Value>();
+}
+
 int64_t as_int(const Json& value, const std::string& key, const std::string& where) {
   USER_ERROR_IF(!value.is_number_integer(), "{}: '{}' must be a whole number, is {}", where, key,
                 describe(value));
@@ -174,34 +189,22 @@ int64_t get_int(const Json& json, const std::string& key, const std::string& whe
 
 double get_double(const Json& json, const std::string& key, const std::string& where,
                   std::optional<double> fallback) {
-  const Json* value = find(json, key, where, fallback.has_value());
-  if (value == nullptr) {
-    return *fallback;
-  }
-  USER_ERROR_IF(!value->is_number() || !std::isfinite(value->get<double>()),
-                "{}: '{}' must be a finite number, is {}", where, key, describe(*value));
-  return value->get<double>();
+  const auto is_finite = [](const Json& value) {
+    return value.is_number() && std::isfinite(value.get<double>());
+  };
+  return get_value(json, key, where, fallback, is_finite, "a finite number");
 }
 
 bool get_bool(const Json& json, const std::string& key, const std::string& where, bool fallback) {
-  const Json* value = find(json, key, where, /*has_fallback=*/true);
-  if (value == nullptr) {
-    return fallback;
-  }
-  USER_ERROR_IF(!value->is_boolean(), "{}: '{}' must be true or false, is {}", where, key,
-                describe(*value));
-  return value->get<bool>();
+  return get_value<bool>(
+      json, key, where, fallback, [](const Json& value) { return value.is_boolean(); },
+      "true or false");
 }
 
 std::string get_string(const Json& json, const std::string& key, const std::string& where,
                        const std::optional<std::string>& fallback) {
-  const Json* value = find(json, key, where, fallback.has_value());
-  if (value == nullptr) {
-    return *fallback;
-  }
-  USER_ERROR_IF(!value->is_string(), "{}: '{}' must be a string, is {}", where, key,
-                describe(*value));
-  return value->get<std::string>();
+  return get_value(
+      json, key, where, fallback, [](const Json& value) { return value.is_string(); }, "a string");
 }
 
 std::vector<int64_t> get_ints(const Json& json, const std::string& key, const std::string& where) {

@@ -71,19 +71,19 @@ std::string describe_range(const Range& range, double value) {
   if (range.rule != nullptr) {
     return range.rule;
   }
-  if (range.is_whole && value > range.most) {
-    return fmt::format("must be a whole number of {} to {}", range.least, range.most);
+  if (range.is_whole && value > range.max) {
+    return fmt::format("must be a whole number of {} to {}", range.min, range.max);
   }
   const char* kind = range.is_whole ? "whole number" : "number";
-  if (range.most < (range.is_whole ? static_cast<double>(kMaxCount) : kInfinity)) {
-    return fmt::format("must be a {} of {} to {}", kind, range.least, range.most);
+  if (range.max < (range.is_whole ? static_cast<double>(kMaxCount) : kInfinity)) {
+    return fmt::format("must be a {} of {} to {}", kind, range.min, range.max);
   }
-  if (range.is_open && range.least == 0) {
+  if (range.is_open && range.min == 0) {
     return "must be a positive number";
   }
-  return range.least == 0 && !range.is_whole
+  return range.min == 0 && !range.is_whole
              ? "must be 0 or a positive number"
-             : fmt::format("must be a {} of at least {}", kind, range.least);
+             : fmt::format("must be a {} of at least {}", kind, range.min);
 }
 
 [[noreturn]] void throw_out_of_range(const std::string& flag, const std::string& number,
@@ -100,37 +100,36 @@ std::string parse_integer(const Option& option, const std::string& text) {
   if (error == std::errc() && stop == end) {
     return fmt::format("{}", value);
   }
-  Integer least = std::numeric_limits<Integer>::min(), most = std::numeric_limits<Integer>::max();
+  Integer min = std::numeric_limits<Integer>::min(), max = std::numeric_limits<Integer>::max();
   const Range& range = option.range;
-  if (range.is_checked && range.least > static_cast<double>(least)) {
-    least = static_cast<Integer>(range.is_open ? range.least + 1 : range.least);
+  if (range.is_checked && range.min > static_cast<double>(min)) {
+    min = static_cast<Integer>(range.is_open ? range.min + 1 : range.min);
   }
-  if (range.is_checked && range.most < static_cast<double>(most)) {
-    most = static_cast<Integer>(range.most);
+  if (range.is_checked && range.max < static_cast<double>(max)) {
+    max = static_cast<Integer>(range.max);
   }
-  throw UserError("{} {}: must be a whole number of {} to {}", flag_name(option), text, least,
-                  most);
+  throw UserError("{} {}: must be a whole number of {} to {}", flag_name(option), text, min, max);
 }
 
 }  // namespace
 
-Range whole_from(int64_t least) { return whole_between(least, kMaxCount); }
+Range whole_from(int64_t min) { return whole_between(min, kMaxCount); }
 
-Range whole_between(int64_t least, int64_t most) {
-  return {.least = static_cast<double>(least),
-          .most = static_cast<double>(most),
+Range whole_between(int64_t min, int64_t max) {
+  return {.min = static_cast<double>(min),
+          .max = static_cast<double>(max),
           .is_checked = true,
           .is_whole = true};
 }
 
-Range number_from(double least) { return number_between(least, kInfinity); }
+Range number_from(double min) { return number_between(min, kInfinity); }
 
 Range positive_number() {
-  return {.least = 0, .most = kInfinity, .is_checked = true, .is_open = true};
+  return {.min = 0, .max = kInfinity, .is_checked = true, .is_open = true};
 }
 
-Range number_between(double least, double most) {
-  return {.least = least, .most = most, .is_checked = true};
+Range number_between(double min, double max) {
+  return {.min = min, .max = max, .is_checked = true};
 }
 
 std::string value_text(const Member& member) {
@@ -176,7 +175,7 @@ bool set_value(const Member& member, const std::string& text) {
       member);
 }
 
-std::optional<double> number_of(const Member& member) {
+std::optional<double> numeric_value(const Member& member) {
   return std::visit(
       [](const auto& held) -> std::optional<double> {
         if constexpr (requires { static_cast<double>(*held); }) {
@@ -191,8 +190,8 @@ std::optional<double> number_of(const Member& member) {
 }
 
 bool holds(const Range& range, double value) {
-  const bool inside = range.is_open ? range.least < value && value < range.most
-                                    : range.least <= value && value <= range.most;
+  const bool inside = range.is_open ? range.min < value && value < range.max
+                                    : range.min <= value && value <= range.max;
   return std::isfinite(value) && inside;
 }
 
@@ -240,7 +239,7 @@ std::string help_line(const Option& option) {
 
 void check_ranges(const Options& options) {
   for (const auto& option : options) {
-    const auto value = number_of(option.member);
+    const auto value = numeric_value(option.member);
     if (value && option.range.is_checked && !holds(option.range, *value)) {
       throw_out_of_range(flag_name(option), std::visit(TomlText(), option.member), option.range,
                          *value);

@@ -30,18 +30,18 @@ using Member = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::stri
 // The valid numbers of an option. Trivially destructible: GCC 12 misreads a list of options
 // otherwise.
 struct Range {
-  double least = 0, most = 0;
+  double min = 0, max = 0;
   bool is_checked = false;  // false: every number is valid, finite or not
-  bool is_open = false;     // the bounds are excluded: (least, most)
+  bool is_open = false;     // the bounds are excluded: (min, max)
   bool is_whole = false;
   const char* rule = nullptr;  // the rule in errors; null: derived from the bounds
 };
 
-Range whole_from(int64_t least);  // whole numbers, to 2^40
-Range number_from(double least);  // least <= x
-Range positive_number();          // 0 < x
-Range whole_between(int64_t least, int64_t most);
-Range number_between(double least, double most);  // least <= x <= most
+Range whole_from(int64_t min);  // whole numbers, to 2^40
+Range number_from(double min);  // min <= x
+Range positive_number();        // 0 < x
+Range whole_between(int64_t min, int64_t max);
+Range number_between(double min, double max);  // min <= x <= max
 
 // Groups of --help, in order.
 namespace group {
@@ -94,7 +94,7 @@ std::string value_text(const Member& member);
 // nothing if `text` is no value of the member. Not for lists.
 bool set_value(const Member& member, const std::string& text);
 // Returns the value of a member that is a number and has one.
-std::optional<double> number_of(const Member& member);
+std::optional<double> numeric_value(const Member& member);
 // Returns true if `value` is finite and within the range.
 bool holds(const Range& range, double value);
 

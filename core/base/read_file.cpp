@@ -81,6 +81,15 @@ Descriptor open_to_read(const std::filesystem::path& path, Pipes pipes) {
   return file;
 }
 
+std::filesystem::path nearest_existing(const std::filesystem::path& folder) {
+  std::filesystem::path existing = std::filesystem::absolute(folder);
+  std::error_code error;
+  while (!std::filesystem::is_directory(existing, error) && existing.has_relative_path()) {
+    existing = existing.parent_path();
+  }
+  return existing;
+}
+
 Descriptor open_standard_input() {
   Descriptor file(::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
   if (!file.is_open()) {

@@ -61,6 +61,9 @@ inline constexpr uint64_t kMaxLineBytes = uint64_t{64} << 20;
 // end. Throws UserError if the file is missing, not a regular file or not readable.
 Descriptor open_to_read(const std::filesystem::path& file, Pipes pipes = Pipes::kRefused);
 
+// Returns the absolute path of `folder`, or of its nearest parent that is a folder.
+std::filesystem::path nearest_existing(const std::filesystem::path& folder);
+
 // Returns a new descriptor of standard input. Throws UserError if it is closed.
 Descriptor open_standard_input();
 

@@ -81,13 +81,20 @@ constexpr CgroupFiles kVersion1 = {"sys/fs/cgroup/memory", "memory.limit_in_byte
                                    "memory.usage_in_bytes", "total_inactive_file",
                                    "total_active_file"};
 
-// Adds the limits of `path`, which is from /proc/self/cgroup, and of all groups above it. In a
-// container the mount may show the container's group as its root and lack the path; the root is
-// therefore always read, last.
-void add_cgroups(const fs::path& root, const CgroupFiles& files, fs::path path,
+// Returns `path`, which is from /proc/self/cgroup, and all groups above it. In a container the
+// mount may show the container's group as its root and lack the path; the root is therefore always
+// read, last.
+std::vector<fs::path> group_and_parents(fs::path path) {
+  std::vector<fs::path> groups = {path};
+  while (path.has_relative_path()) {
+    groups.push_back(path = path.parent_path());
+  }
+  return groups;
+}
+
+void add_cgroups(const fs::path& root, const CgroupFiles& files, const fs::path& group,
                  std::vector<MemoryLimit>& limits) {
-  for (bool is_last = false; !is_last; path = path.parent_path()) {
-    is_last = !path.has_relative_path();
+  for (const fs::path& path : group_and_parents(group)) {
     const fs::path folder = root / files.mount / path.relative_path();
     const auto limit = read_number(folder / files.limit);
     const auto usage = read_number(folder / files.usage);
@@ -101,21 +108,19 @@ void add_cgroups(const fs::path& root, const CgroupFiles& files, fs::path path,
   }
 }
 
-// Reads lines "number:controllers:path"; of v2 "0::path".
-void add_all_cgroups(const fs::path& root, std::vector<MemoryLimit>& limits) {
+// Returns controllers (",cpu,memory,"; v2: ",,") and path of the groups of this process, from lines
+// "number:controllers:path".
+std::vector<std::pair<std::string, fs::path>> own_cgroups(const fs::path& root) {
+  std::vector<std::pair<std::string, fs::path>> groups;
   std::ifstream in(root / "proc/self/cgroup");
   for (std::string line; std::getline(in, line);) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) {
-      continue;
-    }
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    if (controllers == ",,") {
-      add_cgroups(root, kVersion2, line.substr(second + 1), limits);
-    } else if (controllers.find(",memory,") != std::string::npos) {
-      add_cgroups(root, kVersion1, line.substr(second + 1), limits);
+    if (first != std::string::npos && second != std::string::npos) {
+      groups.emplace_back("," + line.substr(first + 1, second - first - 1) + ",",
+                          line.substr(second + 1));
     }
   }
+  return groups;
 }
 
 // Reads a line of /proc/self/limits: "Max data size    1048576    unlimited    bytes".
@@ -148,7 +153,13 @@ std::vector<MemoryLimit> memory_limits(const fs::path& root) {
   if (const uint64_t free = system_bytes((root / "proc/meminfo").c_str(), "MemAvailable")) {
     limits.push_back({free, "this machine"});
   }
-  add_all_cgroups(root, limits);
+  for (const auto& [controllers, group] : own_cgroups(root)) {
+    if (controllers == ",,") {
+      add_cgroups(root, kVersion2, group, limits);
+    } else if (controllers.find(",memory,") != std::string::npos) {
+      add_cgroups(root, kVersion1, group, limits);
+    }
+  }
   add_ulimit(root, "Max address space", "VmSize", "ulimit -v", limits);
   add_ulimit(root, "Max data size", "VmData", "ulimit -d", limits);
   return limits;
@@ -193,7 +204,7 @@ std::optional<std::string> check_memory(const MemoryNeed& need, bool force) {
 
 namespace {
 
-int granted_processors(long quota_us, long period_us) {
+int processor_quota(long quota_us, long period_us) {
   return quota_us > 0 && period_us > 0 ? static_cast<int>((quota_us + period_us - 1) / period_us)
                                        : std::numeric_limits<int>::max();
 }
@@ -203,11 +214,11 @@ int granted_processors(long quota_us, long period_us) {
 int group_processors(const fs::path& v2, const fs::path& v1) {
   long quota = 0, period = 0;
   std::ifstream(v2 / "cpu.max") >> quota >> period;
-  const int v2_processors = granted_processors(quota, period);
+  const int v2_processors = processor_quota(quota, period);
   quota = period = 0;
   std::ifstream(v1 / "cpu.cfs_quota_us") >> quota;
   std::ifstream(v1 / "cpu.cfs_period_us") >> period;
-  return std::min(v2_processors, granted_processors(quota, period));
+  return std::min(v2_processors, processor_quota(quota, period));
 }
 
 }  // namespace
@@ -218,11 +229,8 @@ int usable_processors(const fs::path& root) {
   int least = sched_getaffinity(0, sizeof(allowed), &allowed) == 0
                   ? std::max(1, CPU_COUNT(&allowed))
                   : std::numeric_limits<int>::max();
-  std::ifstream in(root / "proc/self/cgroup");  // lines "number:controllers:path"
-  for (std::string line; std::getline(in, line);) {
-    fs::path path = line.substr(std::min(line.size(), line.rfind(':') + 1));
-    for (bool is_last = false; !is_last; path = path.parent_path()) {
-      is_last = !path.has_relative_path();
+  for (const auto& [controllers, group] : own_cgroups(root)) {
+    for (const fs::path& path : group_and_parents(group)) {
       const fs::path mount = root / "sys/fs/cgroup";
       least = std::min(least, group_processors(mount / path.relative_path(),
                                                mount / "cpu" / path.relative_path()));
@@ -232,15 +240,6 @@ int usable_processors(const fs::path& root) {
 }
 
 namespace {
-
-fs::path nearest_existing(const fs::path& folder) {
-  fs::path existing = fs::absolute(folder);
-  std::error_code error;
-  while (!fs::is_directory(existing, error) && existing.has_relative_path()) {
-    existing = existing.parent_path();
-  }
-  return existing;
-}
 
 // Writes noise, which no file system compresses. Returns false, with errno set, if that fails.
 bool write_and_sync(int file, uint64_t bytes) {

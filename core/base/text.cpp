@@ -136,7 +136,7 @@ std::string_view last_bytes(std::string_view text, size_t bytes) {
 
 std::string message_text(std::string_view message) {
   constexpr size_t kWord = 200, kKept = 99, kAll = 4000;
-  const std::string line = terminal_text(message, /*one_line=*/true);
+  const std::string line = terminal_line(message);
   std::string shown;
   for (size_t at = 0; at < line.size();) {
     const size_t end = std::min(line.find(' ', at), line.size());
@@ -204,7 +204,16 @@ std::string replace_all(std::string_view text, std::string_view from, std::strin
   return out.append(text);
 }
 
-std::string grouped(int64_t number) {
+std::string escape(std::string_view text, const std::map<char, std::string>& escapes) {
+  std::string out;
+  for (const char c : text) {
+    const auto found = escapes.find(c);
+    out += found == escapes.end() ? std::string(1, c) : found->second;
+  }
+  return out;
+}
+
+std::string group_digits(int64_t number) {
   std::string digits = fmt::format("{}", number);
   const size_t first = number < 0 ? 1 : 0;
   for (size_t at = digits.size(); at > first + 3;) {

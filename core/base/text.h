@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -41,6 +42,7 @@ std::string printable(std::string_view text, size_t max_bytes = 120);
 // which could move the cursor, change colours or reorder letters, are written as \x1b or \u{202e}.
 // Line breaks and tabs stay unless `one_line` is set.
 std::string terminal_text(std::string_view text, bool one_line = false);
+inline std::string terminal_line(std::string_view text) { return terminal_text(text, true); }
 
 // Formats and prints text that may hold foreign strings: fmt::print() of terminal_text(). Line
 // breaks stay; a name that could forge a line is passed through terminal_text() first.
@@ -64,7 +66,10 @@ std::string message_text(std::string_view message);
 // Returns `text` with `to` in place of each `from`, which must not be empty.
 std::string replace_all(std::string_view text, std::string_view from, std::string_view to);
 
+// Returns `text` with each character that is a key of `escapes` replaced by its value.
+std::string escape(std::string_view text, const std::map<char, std::string>& escapes);
+
 // Returns "1,234,567" for 1234567.
-std::string grouped(int64_t number);
+std::string group_digits(int64_t number);
 
 }  // namespace moe

@@ -78,41 +78,28 @@ void check_toml_depth(std::string_view text, const std::string& where) {
 Json to_json(const toml::node& node, const std::string& where, int depth) {
   USER_ERROR_IF(depth > kMaxJsonDepth, "{} line {}: nested deeper than {} levels", where,
                 node.source().begin.line, kMaxJsonDepth);
-  if (const auto* table = node.as_table()) {
-    Json object = Json::object();
-    for (const auto& [key, value] : *table) {
-      object[std::string(key.str())] = to_json(value, where, depth + 1);
+  return node.visit([&](const auto& value) -> Json {
+    using Node = decltype(value);
+    if constexpr (toml::is_table<Node>) {
+      Json object = Json::object();
+      for (const auto& [key, member] : value) {
+        object[std::string(key.str())] = to_json(member, where, depth + 1);
+      }
+      return object;
+    } else if constexpr (toml::is_array<Node>) {
+      Json list = Json::array();
+      for (const auto& element : value) {
+        list.push_back(to_json(element, where, depth + 1));
+      }
+      return list;
+    } else if constexpr (toml::is_chronological<Node>) {  // a date, a time or both
+      std::ostringstream text;
+      text << value.get();
+      return text.str();
+    } else {
+      return value.get();
     }
-    return object;
-  }
-  if (const auto* array = node.as_array()) {
-    Json list = Json::array();
-    for (const auto& element : *array) {
-      list.push_back(to_json(element, where, depth + 1));
-    }
-    return list;
-  }
-  if (const auto* text = node.as_string()) {
-    return text->get();
-  }
-  if (const auto* whole = node.as_integer()) {
-    return whole->get();
-  }
-  if (const auto* number = node.as_floating_point()) {
-    return number->get();
-  }
-  if (const auto* flag = node.as_boolean()) {
-    return flag->get();
-  }
-  std::ostringstream text;  // a date, a time or both
-  if (const auto* date = node.as_date()) {
-    text << date->get();
-  } else if (const auto* time = node.as_time()) {
-    text << time->get();
-  } else {
-    text << node.as_date_time()->get();
-  }
-  return text.str();
+  });
 }
 
 }  // namespace

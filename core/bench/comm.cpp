@@ -50,7 +50,7 @@ OrderedJson time_collective(distributed::Comm& comm, const std::string& name, in
   const std::vector<int64_t> rows(static_cast<size_t>(size), length);
   const auto call = [&] {
     if (name == "all_to_all") {
-      comm.all_to_all(whole, rows, other, rows)->wait();
+      comm.all_to_all(whole, rows, other, rows).wait();
     } else if (name == "all_reduce") {
       comm.all_reduce(whole);
     } else if (name == "all_gather") {

@@ -75,7 +75,7 @@ bool carries_loss(const Example& example, size_t position) {
 }
 
 std::string shown(const std::string& text, size_t max_bytes) {
-  return terminal_text(printable(text, max_bytes), /*one_line=*/true);
+  return terminal_line(printable(text, max_bytes));
 }
 
 }  // namespace

@@ -176,9 +176,8 @@ Format parse_format(const std::string& name) {
     }
     known.emplace_back(row.name);
   }
-  const std::string near = nearest_name(name, known);
   throw UserError("--format '{}' is unknown{}; known: {}", printable(name, 40),
-                  near.empty() ? "" : ", did you mean '" + near + "'?", fmt::join(known, ", "));
+                  did_you_mean(name, known), fmt::join(known, ", "));
 }
 
 const char* format_name(Format format) { return format_row(format).name; }

@@ -398,11 +398,9 @@ Template Template::parse(const std::string& word) {
     std::vector<std::string> known = {"paper", "alpaca", "llama2"};
     known.insert(known.end(), chats.begin(), chats.end());
     known.emplace_back("auto");
-    const std::string near = nearest_name(word, known);
     throw UserError(
         "--template '{}' is unknown{}; known: {}, or a text with {{instruction}} and {{response}}",
-        printable(word, 40), near.empty() ? "" : ", did you mean '" + near + "'?",
-        fmt::join(known, ", "));
+        printable(word, 40), did_you_mean(word, known), fmt::join(known, ", "));
   }
   TemplatePieces pieces = split_placeholders(word);
   check_names(pieces.names, word);

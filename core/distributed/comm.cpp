@@ -6,7 +6,6 @@
 #include <sstream>
 
 #include "core/base/error.h"
-#include "core/base/sha256.h"
 #include "core/base/text.h"
 #include "core/distributed/rendezvous.h"
 
@@ -30,8 +29,7 @@ std::string first_difference(const std::string& first, const std::string& other)
   std::istringstream expected_lines(first), found_lines(other);
   std::string expected, found;
   while (expected == found && (expected_lines || found_lines)) {
-    expected.clear();
-    found.clear();
+    expected = found = "";
     std::getline(expected_lines, expected);
     std::getline(found_lines, found);
   }
@@ -51,26 +49,21 @@ std::vector<int64_t> ranks_from(int64_t first, int64_t stride, int64_t count) {
 
 }  // namespace
 
-std::unique_ptr<Transfer> Comm::all_to_all(const Tensor& input,
-                                           const std::vector<int64_t>& /*input_rows*/,
-                                           const Tensor& output,
-                                           const std::vector<int64_t>& /*output_rows*/) {
+Transfer Comm::all_to_all(const Tensor& input, at::IntArrayRef /*input_rows*/, const Tensor& output,
+                          at::IntArrayRef /*output_rows*/) {
   return start_all_gather(input, output);
 }
 
 void Comm::reduce_scatter(const Tensor& input, const Tensor& output) { output.copy_(input); }
 
-std::unique_ptr<Transfer> Comm::start_all_gather(const Tensor& input, const Tensor& output) {
+Transfer Comm::start_all_gather(const Tensor& input, const Tensor& output) {
   output.copy_(input);
-  return std::make_unique<Transfer>();
+  return Transfer();
 }
 
-std::unique_ptr<Comm> Comm::part(const std::string& /*name*/,
-                                 const std::vector<int64_t>& /*members*/) {
-  return solo_comm(device_);
-}
+std::unique_ptr<Comm> Comm::split(at::IntArrayRef /*members*/) { return solo_comm(device_); }
 
-std::vector<std::vector<int64_t>> gather_numbers(Comm& comm, const std::vector<int64_t>& values) {
+std::vector<std::vector<int64_t>> gather_numbers(Comm& comm, at::IntArrayRef values) {
   std::vector<std::vector<int64_t>> all;
   for (const Tensor& row : gather_on_host(comm, at::tensor(values, at::kLong)).unbind()) {
     const auto* begin = row.const_data_ptr<int64_t>();
@@ -109,14 +102,13 @@ void on_all_ranks(Comm* ranks, const std::function<void()>& body) {
     const auto operation = ranks->long_operation();
     body();
   } catch (...) {
-    const ExitReason reason = describe_exception(std::current_exception(), ranks->rank());
+    const ExitReason reason = describe_exception(ranks->rank());
     report = static_cast<char>(reason.exit_code) + reason.text;
   }
   const auto reports = gather_texts(*ranks, report);
   for (const int exit_code : {kUserError, kInterrupted, kFailed}) {
-    const auto found = std::find_if(reports.begin(), reports.end(), [&](const auto& text) {
-      return text.starts_with(static_cast<char>(exit_code));
-    });
+    const auto found = std::ranges::find_if(
+        reports, [&](const auto& text) { return text.starts_with(static_cast<char>(exit_code)); });
     if (found != reports.end()) {
       throw_reason({found - reports.begin(), exit_code, found->substr(1)});
     }
@@ -130,23 +122,17 @@ bool any_rank(Comm* ranks, bool statement) {
 }
 
 void check_same_on_all_ranks(Comm& ranks, const std::string& what, const std::string& text) {
-  constexpr size_t kMaxSent = 1 << 20;
-  const auto hashes = gather_texts(ranks, sha256_hex(text));
-  const auto other = std::find_if(hashes.begin(), hashes.end(),
-                                  [&](const auto& hash) { return hash != hashes.front(); });
-  if (other == hashes.end()) {
-    return;
-  }
-  const auto rank = static_cast<size_t>(other - hashes.begin());
-  const auto texts = gather_texts(ranks, text.substr(0, kMaxSent));
-  throw UserError("rank {} disagrees with rank 0 on {}{}; start all ranks with the same", rank,
-                  what, first_difference(texts.front(), texts[rank]));
+  const auto texts = gather_texts(ranks, text);
+  const auto other = std::ranges::find_if(texts, [&](const auto& its) { return its != texts[0]; });
+  USER_ERROR_IF(other != texts.end(),
+                "rank {} disagrees with rank 0 on {}{}; start all ranks with the same",
+                other - texts.begin(), what, first_difference(texts[0], *other));
 }
 
 std::vector<int64_t> same_host_ranks(Comm& ranks) {
   const std::vector<std::string> machines = gather_texts(ranks, this_machine());
   std::vector<int64_t> same = ranks_from(0, 1, ranks.size());
-  std::erase_if(same, [&](int64_t rank) { return machines[rank] != this_machine(); });
+  std::erase_if(same, [&](int64_t rank) { return machines[rank] != machines[ranks.rank()]; });
   return same;
 }
 
@@ -201,13 +187,7 @@ Part::Part(int64_t count, const Comm& comm)
 World::World(Comm& all_ranks, const Layout& its_layout)
     : layout(its_layout),
       all(all_ranks),
-      group(all_ranks.part("group",
-                           ranks_from(layout.replica() * layout.group(), 1, layout.group()))),
-      replicas(all_ranks.part("replicas",
-                              ranks_from(layout.ep_rank(), layout.group(), layout.replicas))) {}
-
-void World::set_trace(const TraceContext& trace) {
-  all.trace = group->trace = replicas->trace = trace;
-}
+      group(all_ranks.split(ranks_from(layout.replica() * layout.group(), 1, layout.group()))),
+      replicas(all_ranks.split(ranks_from(layout.ep_rank(), layout.group(), layout.replicas))) {}
 
 }  // namespace moe::distributed

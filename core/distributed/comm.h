@@ -25,7 +25,7 @@ struct TraceContext {
 class Transfer {
  public:
   explicit Transfer(std::function<void()> finish = [] {}) : finish_(std::move(finish)) {}
-  void wait() { finish_(); }
+  void wait() const { finish_(); }
 
  private:
   std::function<void()> finish_;
@@ -53,29 +53,25 @@ class Comm {
 
   // Exchanges rows (dimension 0): sends the next input_rows[r] rows of `input` to rank r and
   // receives output_rows[r] rows from rank r into `output`, in rank order. Counts may be 0.
-  virtual std::unique_ptr<Transfer> all_to_all(const at::Tensor& input,
-                                               const std::vector<int64_t>& input_rows,
-                                               const at::Tensor& output,
-                                               const std::vector<int64_t>& output_rows);
+  virtual Transfer all_to_all(const at::Tensor& input, at::IntArrayRef input_rows,
+                              const at::Tensor& output, at::IntArrayRef output_rows);
   // Sums `tensor` over all ranks in place. The order of the terms depends on size() only.
   virtual void all_reduce(const at::Tensor& /*tensor*/) {}
   // input [size * n], output [n]: rank r receives the sum over ranks of block r.
   virtual void reduce_scatter(const at::Tensor& input, const at::Tensor& output);
   // input [n], output [size * n]: concatenates the inputs in rank order. `input` may alias this
   // rank's block of `output`. Collectives that follow may start before it is complete.
-  virtual std::unique_ptr<Transfer> start_all_gather(const at::Tensor& input,
-                                                     const at::Tensor& output);
+  virtual Transfer start_all_gather(const at::Tensor& input, const at::Tensor& output);
   void all_gather(const at::Tensor& input, const at::Tensor& output) {
-    start_all_gather(input, output)->wait();
+    start_all_gather(input, output).wait();
   }
   virtual void barrier() {}  // also blocks the host
   // Blocks the host until all collectives of this rank are complete and known to have succeeded.
   virtual void synchronize() {}
 
   // Creates a communicator of a subset of the ranks. Collective: every rank calls it with its
-  // subset. Subsets are ascending, and equal or disjoint. `name` describes the subsets and becomes
-  // part of the keys in the store.
-  virtual std::unique_ptr<Comm> part(const std::string& name, const std::vector<int64_t>& members);
+  // subset. Subsets are ascending, and equal or disjoint.
+  virtual std::unique_ptr<Comm> split(at::IntArrayRef members);
 
   // Begins a long operation, for example saving a checkpoint. Until the result is destroyed, the
   // other ranks wait longer than the timeout, as long as this process answers (process_group.h).
@@ -95,7 +91,7 @@ inline std::unique_ptr<Comm> solo_comm(at::Device device = at::kCPU) {
 // The functions up to check_memory() are collectives. A null `ranks` is a single process.
 
 // Gathers the `values` of every rank, in rank order. Lengths must be equal.
-std::vector<std::vector<int64_t>> gather_numbers(Comm& comm, const std::vector<int64_t>& values);
+std::vector<std::vector<int64_t>> gather_numbers(Comm& comm, at::IntArrayRef values);
 // Gathers the `text` of every rank, in rank order.
 std::vector<std::string> gather_texts(Comm& comm, const std::string& text);
 // Sums `values` over all ranks. Lengths must be equal.
@@ -164,7 +160,9 @@ struct Part {
 // Communicators of one rank. The constructor is a collective.
 struct World {
   World(Comm& all_ranks, const Layout& layout);
-  void set_trace(const TraceContext& trace);  // of all communicators
+  void set_trace(const TraceContext& trace) {  // of all communicators
+    all.trace = group->trace = replicas->trace = trace;
+  }
 
   Layout layout;
   Comm& all;                       // P ranks

@@ -129,9 +129,9 @@ class Launcher {
       for (Child& child : children_) {
         reap(child);
       }
-      const auto verdict = patience_ ? read_verdict(store_) : std::nullopt;
-      if (patience_ &&
-          (clock_.elapsed() > *patience_ || (verdict && !is_any_running(verdict->rank)))) {
+      const auto verdict = kill_after_ ? read_verdict(store_) : std::nullopt;
+      if (kill_after_ &&
+          (clock_.elapsed() > *kill_after_ || (verdict && !is_any_running(verdict->rank)))) {
         was_killed_ = true;
         send(SIGKILL);
       }
@@ -140,18 +140,16 @@ class Launcher {
   }
 
  private:
-  static bool is_running(const Child& child) { return !child.exit_code; }
   bool is_any_running(int64_t except) const {
-    return std::any_of(children_.begin(), children_.end(), [&](const Child& child) {
-      return is_running(child) && child.rank != except;
-    });
+    return std::ranges::any_of(
+        children_, [&](const Child& child) { return !child.exit_code && child.rank != except; });
   }
 
   // Sends `signal` to the running ranks. Ctrl-C and Ctrl-Z of a terminal reach the ranks directly,
   // because they are in the process group of the launcher.
   void send(int signal) {
     for (const Child& child : children_) {
-      if (is_running(child)) {
+      if (!child.exit_code) {
         kill(child.pid, signal);
       }
     }
@@ -160,7 +158,7 @@ class Launcher {
   // Reports an exit for a rank that has not reported it itself.
   void reap(Child& child) {
     int status = 0;
-    if (!is_running(child) || waitpid(child.pid, &status, WNOHANG) != child.pid) {
+    if (child.exit_code || waitpid(child.pid, &status, WNOHANG) != child.pid) {
       return;
     }
     const int signal = WIFEXITED(status) ? 0 : WTERMSIG(status);
@@ -177,10 +175,10 @@ class Launcher {
                                    ? fmt::format("exit code {}", exit_code)
                                    : fmt::format("signal {}, {}", signal, strsignal(signal));
       set_verdict(store_, {child.rank, kFailed,
-                           fmt::format("{} is gone ({})", describe(child.rank, member), exit)});
+                           fmt::format("{} has exited ({})", describe(child.rank, member), exit)});
     }
-    if (!patience_) {  // interrupted ranks may still write files, for example a checkpoint
-      patience_ = exit_code == kInterrupted ? timeout_ : kUntilKilled;
+    if (!kill_after_) {  // interrupted ranks may still write files, for example a checkpoint
+      kill_after_ = exit_code == kInterrupted ? timeout_ : kUntilKilled;
       clock_ = {};
     }
   }
@@ -220,10 +218,10 @@ class Launcher {
   const Descriptor store_file_ = make_memory_file();  // inherited by the ranks
   Store store_;
   std::vector<Child> children_;
-  int forwarded_ = 0;                // the last signal from the user
-  std::optional<Seconds> patience_;  // from the first failure until the other ranks are killed
-  WaitClock clock_;                  // since the first failure
-  bool was_killed_ = false;          // this process has killed the remaining ranks
+  int forwarded_ = 0;                  // the last signal from the user
+  std::optional<Seconds> kill_after_;  // from the first failure until the other ranks are killed
+  WaitClock clock_;                    // since the first failure
+  bool was_killed_ = false;            // this process has killed the remaining ranks
 };
 
 // Ends the process without destructors, which may wait for ranks that have exited. The launcher of
@@ -240,12 +238,12 @@ class Launcher {
       print_text(stderr, "moe: {}\n", terminal_text(own.text));
     }
   };
-  std::thread deadline([&] {  // refers to variables of a function that does not return
+  std::thread([&] {  // refers to variables of a function that does not return
     std::this_thread::sleep_for(kUntilExit);
     print();
     std::_Exit(own.exit_code);
-  });
-  deadline.detach();
+  })
+      .detach();
   try {
     write_exit(store, own.rank, own);
     const auto verdict = own.exit_code == kInterrupted ? read_verdict(store)
@@ -271,7 +269,7 @@ std::atomic<ProcessGroup*> current_group = nullptr;  // NOLINT: read by a termin
 // Handles an exception that ends a thread, such as an error in the watchdog of NCCL.
 [[noreturn]] void on_terminate() {
   if (ProcessGroup* group = current_group) {
-    group->report_broken(describe_exception(std::current_exception(), group->rank).text);
+    group->report_broken(describe_exception(group->rank).text);
   }
   for (;;) {
     pause();  // the group's thread finds the reason and ends the process
@@ -316,7 +314,7 @@ void run_as_rank(const Environment& environment, Seconds timeout, at::Device dev
     current_group = nullptr;
     group.reset();
   } catch (...) {
-    end_process(environment, store, describe_exception(std::current_exception(), environment.rank));
+    end_process(environment, store, describe_exception(environment.rank));
   }
   try {
     write_exit(store, environment.rank, std::nullopt);
@@ -327,33 +325,20 @@ void run_as_rank(const Environment& environment, Seconds timeout, at::Device dev
   }
 }
 
-// Throws UserError if the limit on file sizes would cut records of the store short. c10d's
-// FileStore takes the length of such a record from the bytes that follow it.
-void check_store_can_grow() {
-  constexpr rlim_t kStoreBytes = 1 << 20;
-  rlimit limit{};
-  USER_ERROR_IF(getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < kStoreBytes,
-                "ulimit -f allows files of {} bytes, --ranks needs {}; raise the limit",
-                limit.rlim_cur, kStoreBytes);
-}
-
 }  // namespace
 
 int64_t rank_gpu(int64_t local_rank, int64_t num_visible, bool is_assigned) {
-  if (is_assigned && num_visible == 1) {
-    return 0;
-  }
-  USER_ERROR_IF(local_rank >= num_visible,
+  const int64_t gpu = is_assigned && num_visible == 1 ? 0 : local_rank;
+  USER_ERROR_IF(gpu >= num_visible,
                 "--device cuda: rank {} of this host has no GPU of its own ({} visible); start at "
                 "most one rank a GPU, or let the launcher show each rank one "
                 "(CUDA_VISIBLE_DEVICES), or use --device cpu",
                 local_rank, num_visible);
-  return local_rank;
+  return gpu;
 }
 
 void run_on_ranks(const RankSettings& settings, const std::function<void(Comm&)>& body) {
-  const Environment environment =
-      read_environment([](const char* name) { return std::getenv(name); });
+  const Environment environment = read_environment(::getenv);
   USER_ERROR_IF(
       !environment.is_alone() && settings.ranks != 0 && settings.ranks != environment.size,
       "--ranks {}, but {} has started {} processes; leave out --ranks", settings.ranks,
@@ -363,7 +348,13 @@ void run_on_ranks(const RankSettings& settings, const std::function<void(Comm&)>
       rank_gpu(settings.ranks - 1, c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount(), false);
     }
     local_address(environment.store_host, 1);  // throws if the loopback interface is down
-    check_store_can_grow();
+    // A limit on file sizes truncates records of the store: c10d's FileStore takes the length of
+    // such a record from the bytes that follow it.
+    constexpr rlim_t kStoreBytes = 1 << 20;
+    rlimit limit{};
+    USER_ERROR_IF(getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < kStoreBytes,
+                  "ulimit -f allows files of {} bytes, --ranks needs {}; raise the limit",
+                  limit.rlim_cur, kStoreBytes);
     return Launcher(settings).run();
   }
   at::Device device = at::kCPU;

@@ -1,4 +1,5 @@
-// Comm over the Gloo and NCCL backends of c10d. Functions of Gloo are not called here, because its
+// ProcessGroup, whose thread finds the rank that keeps the run from making progress, and Comm over
+// the Gloo and NCCL backends of c10d. Functions of Gloo are not called here, because its
 // headers are those of libgloo-dev, of another version than the Gloo in LibTorch. Gloo's devices
 // are created by and passed to c10d.
 
@@ -6,12 +7,17 @@
 #include "core/distributed/process_group.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
+#include <sstream>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "core/base/error.h"
+#include "core/base/text.h"
+#include "kernels/ops/cuda_functions.h"
 
 namespace moe::distributed {
+
 namespace {
 
 using at::Tensor;
@@ -19,10 +25,14 @@ using c10d::ProcessGroupGloo;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 using BackendPointer = c10::intrusive_ptr<c10d::Backend>;
 
+constexpr std::chrono::microseconds kPoll{20};
+constexpr double kNever = 1e9;  // seconds since the last long operation if there was none
 constexpr std::chrono::milliseconds kCheckInterval{250};  // for a verdict, while waiting
 // Set on Gloo after it has connected: ProcessGroup limits waits, because it excludes long
 // operations and time in which the process was stopped.
 constexpr std::chrono::hours kUnlimited{24 * 365};
+// Exceeds the duration of evaluations and checkpoints, for which a collective may wait.
+constexpr std::chrono::hours kNcclTimeout{24};
 constexpr int64_t kBlockBytes = 64 << 20;  // summed at a time, to bound the copies
 
 // Returns the memory of a tensor as bytes [nbytes].
@@ -69,16 +79,27 @@ BackendPointer make_gloo(const ProcessGroup& group, const c10::intrusive_ptr<c10
   return gloo;
 }
 
+// The error handling of c10d is on: after an error its watchdog thread throws, which ends the
+// process (on_terminate(), launch.cpp).
+BackendPointer make_nccl(const ProcessGroup& group, const c10::intrusive_ptr<c10d::Store>& store,
+                         int rank, int size, at::Device device) {
+  const Member& first = group.members.front();
+  if (std::ranges::all_of(group.members, [&](const Member& member) {
+        return member.machine == first.machine && member.address == first.address;
+      })) {
+    setenv("NCCL_SOCKET_IFNAME", "lo", 0);  // else its sockets are open to the network
+  }
+  return kernels::cuda_functions().make_nccl(store, rank, size, kNcclTimeout, device);
+}
+
 // Returns true if a collective of GPUs is complete. Throws std::runtime_error if it failed.
 bool is_done(c10d::Work& work) {
   try {
-    if (!work.isCompleted()) {
-      return false;
-    }
-    if (work.exception() != nullptr) {
+    const bool is_complete = work.isCompleted();
+    if (is_complete && work.exception() != nullptr) {
       std::rethrow_exception(work.exception());
     }
-    return true;
+    return is_complete;
   } catch (const std::exception& error) {
     throw std::runtime_error(
         fmt::format("a collective of the GPUs failed ({})", library_cause(error.what())));
@@ -87,8 +108,8 @@ bool is_done(c10d::Work& work) {
 
 class ProcessComm : public Comm {
  public:
-  // `ranks` are the members, numbered as in the run. Gloo connects in a thread, because it blocks
-  // until its timeout if a rank has exited.
+  // `ranks` are the members, numbered as in the run; `name` is the prefix of their keys in the
+  // store. Gloo connects in a thread, because it blocks until its timeout if a rank has exited.
   ProcessComm(ProcessGroup& group, at::Device device, const std::string& name,
               const std::vector<int64_t>& ranks)
       : Comm(device, std::find(ranks.begin(), ranks.end(), group.rank) - ranks.begin(),
@@ -105,9 +126,7 @@ class ProcessComm : public Comm {
                      ? make_nccl(group, store, rank, size, device)
                      : run_in_thread([=, &group] { return make_gloo(group, store, rank, size); },
                                      [&group] { group.check(); });
-    } catch (const RankFailed&) {
-      throw;
-    } catch (const std::exception& error) {
+    } catch (const std::exception& error) {  // fail() throws the verdict if there is one
       group.fail(fmt::format("ranks cannot connect ({})", library_cause(error.what())));
     }
     group.end(number);
@@ -126,11 +145,10 @@ class ProcessComm : public Comm {
     static_cast<void>(backend_.release());
   }
 
-  std::unique_ptr<Transfer> all_to_all(const Tensor& input, const std::vector<int64_t>& input_rows,
-                                       const Tensor& output,
-                                       const std::vector<int64_t>& output_rows) override {
-    return transfer("all_to_all", exchange(input, row_bytes(input_rows, input, size()), output,
-                                           row_bytes(output_rows, output, size())));
+  Transfer all_to_all(const Tensor& input, at::IntArrayRef input_rows, const Tensor& output,
+                      at::IntArrayRef output_rows) override {
+    return transfer("all_to_all", exchange(input, row_bytes(input_rows.vec(), input, size()),
+                                           output, row_bytes(output_rows.vec(), output, size())));
   }
 
   void all_reduce(const Tensor& tensor) override {
@@ -163,13 +181,17 @@ class ProcessComm : public Comm {
     }
   }
 
-  std::unique_ptr<Transfer> start_all_gather(const Tensor& input, const Tensor& output) override {
-    return start_gather(input, output, "all_gather");
+  Transfer start_all_gather(const Tensor& input, const Tensor& output) override {
+    if (input.numel() == 0) {
+      return Transfer();
+    }
+    Tensor to = as_bytes(output), from = as_bytes(input);
+    return transfer("all_gather", backend()._allgather_base(to, from));
   }
 
   void barrier() override {
-    const Tensor byte = at::zeros({1}, at::TensorOptions(at::kByte).device(device()));
-    start_gather(byte, at::empty({size()}, byte.options()), "barrier")->wait();
+    std::vector<Tensor> byte = {at::zeros({1}, at::TensorOptions(at::kByte).device(device()))};
+    finish("barrier", trace, backend().allreduce(byte));
     synchronize();
   }
 
@@ -179,10 +201,8 @@ class ProcessComm : public Comm {
     }
   }
 
-  std::unique_ptr<Comm> part(const std::string& name,
-                             const std::vector<int64_t>& members) override {
-    const std::string key =
-        fmt::format("{}/{}.{}.{}", name_, name, num_parts_++, ranks_.at(members.front()));
+  std::unique_ptr<Comm> split(at::IntArrayRef members) override {
+    const std::string key = fmt::format("{}/split.{}.{}", name_, num_splits_++, members.front());
     if (members.size() == 1) {
       return solo_comm(device());
     }
@@ -199,8 +219,8 @@ class ProcessComm : public Comm {
 
  private:
   // Returns a handle of `work`, which must not outlive this object.
-  std::unique_ptr<Transfer> transfer(const char* operation, WorkPointer work) {
-    return std::make_unique<Transfer>([this, operation, context = trace, work = std::move(work)] {
+  Transfer transfer(const char* operation, WorkPointer work) {
+    return Transfer([this, operation, context = trace, work = std::move(work)] {
       finish(operation, context, work);
     });
   }
@@ -243,24 +263,243 @@ class ProcessComm : public Comm {
     return backend().alltoall_base(to, from, output_bytes, input_bytes);
   }
 
-  std::unique_ptr<Transfer> start_gather(const Tensor& input, const Tensor& output,
-                                         const char* operation) {
-    if (input.numel() == 0) {
-      return std::make_unique<Transfer>();
-    }
-    Tensor to = as_bytes(output), from = as_bytes(input);
-    return transfer(operation, backend()._allgather_base(to, from));
-  }
-
   ProcessGroup& group_;
   std::string name_;
   std::vector<int64_t> ranks_;
-  int64_t num_parts_ = 0;
+  int64_t num_splits_ = 0;
   bool has_failed_ = false;
   BackendPointer backend_;
 };
 
 }  // namespace
+
+ProcessGroup::ProcessGroup(Store its_store, int64_t its_rank, std::vector<Member> its_members,
+                           Seconds its_timeout, int64_t store_rank,
+                           std::function<void(ExitReason)> on_deadline)
+    : store(std::move(its_store)),
+      rank(its_rank),
+      size(static_cast<int64_t>(its_members.size())),
+      members(std::move(its_members)),
+      timeout(its_timeout),
+      store_rank_(store_rank),
+      // Increases with the number of ranks, because each reads the store at every tick. Less than
+      // 0.7 s, because WaitClock treats a longer gap as a stopped process.
+      tick_(
+          std::min(timeout / 20, Seconds{std::clamp(static_cast<double>(size) / 100, 0.25, 0.5)})),
+      answer_time_(std::min(timeout / 5, Seconds{3})),
+      limit_(timeout - answer_time_ - 2 * tick_),  // so that the rank is named within `timeout`
+      on_deadline_(std::move(on_deadline)),
+      connection_(store.connect_again()) {
+  idle_clock_.set(Seconds{kNever});
+  thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+}
+
+int64_t ProcessGroup::begin(const char* operation, const TraceContext& trace,
+                            std::function<bool()> is_done) {
+  const std::lock_guard lock(mutex_);
+  last_ = {last_.number + 1, operation, trace, nullptr};
+  pending_.push_back({last_.number, operation, trace, std::move(is_done)});
+  return last_.number;
+}
+
+void ProcessGroup::end(int64_t number) {
+  const std::lock_guard lock(mutex_);
+  pending_.remove_if([&](const Pending& pending) { return pending.number == number; });
+}
+
+void ProcessGroup::wait_for_all() {
+  for (;; std::this_thread::sleep_for(kPoll)) {
+    std::unique_lock lock(mutex_);
+    update();
+    changed_.wait(lock, [this] { return !broken_ || failure_; });  // the thread finds the reason
+    if (failure_) {
+      throw *failure_;
+    }
+    if (pending_.empty()) {
+      return;
+    }
+  }
+}
+
+void ProcessGroup::check() const {
+  const std::lock_guard lock(mutex_);
+  if (failure_) {
+    throw *failure_;
+  }
+}
+
+void ProcessGroup::report_broken(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  broken_ = broken_.value_or(text);
+  changed_.notify_all();
+}
+
+void ProcessGroup::fail(const std::string& text) {
+  report_broken(text);
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return failure_.has_value(); });
+  throw *failure_;
+}
+
+std::shared_ptr<void> ProcessGroup::long_operation() {
+  const std::lock_guard lock(mutex_);
+  ++num_long_operations_;
+  return {nullptr, [this](void* /*none*/) {
+            const std::lock_guard lock(mutex_);
+            --num_long_operations_;
+            idle_clock_ = {};
+          }};
+}
+
+void ProcessGroup::run(const std::stop_token& stop) {
+  std::optional<ExitReason> verdict;
+  while (!verdict) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, stop, tick_, [this] { return broken_.has_value(); });
+    lock.unlock();
+    if (stop.stop_requested()) {
+      return;
+    }
+    try {
+      verdict = poll_store();
+    } catch (const std::exception&) {  // thrown by the store
+      verdict = {store_rank_, kFailed,
+                 (store_rank_ < 0 ? "the launcher" : describe(store_rank_, members[store_rank_])) +
+                     " does not answer"};
+    }
+  }
+  if (verdict->exit_code == kUserError) {
+    verdict->text.insert(0, verdict->rank > 0 ? fmt::format("[rank {}] ", verdict->rank) : "");
+  } else {
+    const Position own = position();
+    verdict->text += fmt::format(": {}{}{}", own.waited == 0 ? "after " : "", own.operation,
+                                 own.waited < 1 ? "" : fmt::format(", after {:.0f} s", own.waited));
+  }
+  std::unique_lock lock(mutex_);
+  failure_.emplace(*verdict);
+  changed_.notify_all();
+  changed_.wait_for(lock, stop, kHardDeadline, [] { return false; });
+  lock.unlock();
+  if (!stop.stop_requested() && on_deadline_) {
+    on_deadline_(*verdict);
+  }
+}
+
+void ProcessGroup::update() {
+  try {
+    pending_.remove_if([](const Pending& pending) { return pending.is_done && pending.is_done(); });
+  } catch (const std::exception& error) {
+    broken_ = broken_.value_or(error.what());
+    changed_.notify_all();
+  }
+  const int64_t oldest = pending_.empty() ? 0 : pending_.front().number;
+  if (std::exchange(watched_, oldest) != oldest) {
+    watched_clock_ = {};
+  }
+}
+
+ProcessGroup::Position ProcessGroup::position() {
+  const std::lock_guard lock(mutex_);
+  update();
+  const auto& [number, operation, trace, is_done] = pending_.empty() ? last_ : pending_.front();
+  const double waited = std::max(0.001, watched_clock_.elapsed().count());
+  const double idle = idle_clock_.elapsed().count();
+  return {(trace.step >= 0 ? fmt::format("step {}, ", trace.step) : "") +
+              (trace.layer >= 0 ? fmt::format("layer {}, ", trace.layer) : "") + operation,
+          pending_.empty() ? 0 : waited, num_long_operations_ > 0 ? 0 : idle, broken_.value_or("")};
+}
+
+// Polls the store. Returns the verdict of the run, or nothing if the run continues.
+std::optional<ExitReason> ProcessGroup::poll_store() {
+  if (auto verdict = read_verdict(connection_)) {
+    return verdict;
+  }
+  const Position own = position();
+  const std::string question = fmt::format("question/{}", question_ + 1);
+  if (!own.broken.empty() || own.waited > limit_.count()) {
+    connection_.set(question, "");
+  } else if (!connection_.read(question)) {
+    return std::nullopt;
+  }
+  ++question_;
+  const Answers answers = collect_answers(own);
+  if (auto verdict = read_verdict(connection_)) {
+    return verdict;
+  }
+  const auto verdict = find_failed_rank(answers);
+  return verdict ? std::optional(set_verdict(connection_, *verdict)) : std::nullopt;
+}
+
+// Writes this rank's answer and waits for the answers of the other ranks, at most answer_time_ or
+// until there is a verdict.
+ProcessGroup::Answers ProcessGroup::collect_answers(const Position& own) {
+  const auto key = [&](int64_t other) { return fmt::format("answer/{}/{}", question_, other); };
+  // Returns nothing for an answer that is missing or cannot be parsed.
+  const auto read_answer = [&](int64_t other) -> std::optional<Position> {
+    std::istringstream lines(connection_.read(key(other)).value_or(""));
+    Position position;
+    lines >> position.waited >> position.idle >> std::ws;
+    if (!std::getline(lines, position.operation)) {
+      return std::nullopt;
+    }
+    std::getline(lines, position.broken);
+    position.operation = printable(position.operation);
+    position.broken = printable(position.broken, 1000);
+    return position;
+  };
+  Answers answers(size);
+  answers[rank] = own;
+  connection_.set(key(rank),
+                  fmt::format("{} {}\n{}\n{}", own.waited, own.idle, own.operation, own.broken));
+  for (WaitClock clock; clock.elapsed() < answer_time_ && !read_verdict(connection_) &&
+                        std::count(answers.begin(), answers.end(), std::nullopt) > 0;
+       std::this_thread::sleep_for(tick_ / 4)) {
+    for (int64_t other = 0; other < size; ++other) {
+      answers[other] = answers[other] ? answers[other] : read_answer(other);
+    }
+  }
+  return answers;
+}
+
+// Returns the verdict that follows from the answers, or nothing if the run continues.
+std::optional<ExitReason> ProcessGroup::find_failed_rank(const Answers& answers) {
+  const auto verdict_on = [&](int64_t other, const std::string& text) {
+    return ExitReason{other, kFailed, describe(other, members[other]) + " " + text};
+  };
+  std::string broken;
+  double max_waited = 0;
+  Seconds idle{kNever};
+  int64_t silent = -1, late = rank;
+  for (int64_t other = size - 1; other >= 0; --other) {
+    if (const auto& answer = answers[other]) {
+      broken = answer->broken.empty() ? broken : answer->broken;
+      max_waited = std::max(max_waited, answer->waited);
+      idle = std::min(idle, Seconds{answer->idle});
+      late = answer->waited <= answers[late]->waited ? other : late;
+    } else {
+      silent = other;
+    }
+  }
+  if (broken.empty() && max_waited < limit_.count()) {
+    return std::nullopt;  // the collective that led to the question is complete
+  }
+  if (silent >= 0) {
+    return verdict_on(silent, broken.empty() ? "does not answer" : "has exited");
+  }
+  if (!broken.empty()) {
+    return ExitReason{-1, kFailed, broken};
+  }
+  if (idle < limit_) {  // waits count from the end of the long operation
+    const std::lock_guard lock(mutex_);
+    watched_clock_.set(std::min(idle, watched_clock_.elapsed()));
+    return std::nullopt;
+  }
+  if (answers[late]->waited < limit_.count() / 2) {
+    return verdict_on(late, fmt::format("is not in the collective (its last operation: {})",
+                                        answers[late]->operation));
+  }
+  return ExitReason{-1, kFailed, "all ranks wait in a collective that does not complete"};
+}
 
 std::unique_ptr<Comm> make_process_comm(ProcessGroup& group, at::Device device) {
   std::vector<int64_t> ranks(group.members.size());

@@ -1,8 +1,7 @@
 #pragma once
-// Ranks as processes, over LibTorch's c10d: Gloo on CPUs, NCCL on GPUs (process_group.cpp), and the
-// search for the rank that keeps a run from making progress (monitor.cpp). The timeout of c10d is
-// not used for this, because it cannot be extended while a rank waits, for example for a
-// checkpoint.
+// Ranks as processes, over LibTorch's c10d: Gloo on CPUs, NCCL on GPUs, and the search for the rank
+// that keeps a run from making progress. The timeout of c10d is not used for this, because it
+// cannot be extended while a rank waits, for example for a checkpoint.
 //
 // Each rank keeps its position (step, layer, collective) in process memory. A thread of each rank
 // polls two keys of the store. Nothing is written to the store while the run makes progress:
@@ -21,10 +20,6 @@
 #include "core/distributed/comm.h"
 #include "core/distributed/rendezvous.h"
 
-namespace c10d {
-class Backend;
-}
-
 namespace moe::distributed {
 
 // This process as a rank of a run; constructed from the result of join().
@@ -37,9 +32,6 @@ class ProcessGroup {
   ProcessGroup(Store its_store, int64_t its_rank, std::vector<Member> its_members,
                Seconds its_timeout, int64_t store_rank = -1,
                std::function<void(ExitReason)> on_deadline = nullptr);
-  ~ProcessGroup();
-  ProcessGroup(const ProcessGroup&) = delete;
-  ProcessGroup& operator=(const ProcessGroup&) = delete;
 
   Store store;
   const int64_t rank, size;
@@ -81,16 +73,12 @@ class ProcessGroup {
   };
   using Answers = std::vector<std::optional<Position>>;  // by rank
 
-  void run();
-  std::optional<ExitReason> look();
+  void run(const std::stop_token& stop);
+  std::optional<ExitReason> poll_store();
   Answers collect_answers(const Position& own);
-  std::optional<ExitReason> judge(const Answers& answers);
+  std::optional<ExitReason> find_failed_rank(const Answers& answers);
   void update();  // requires mutex_
   Position position();
-  std::string answer_key(int64_t other) const {
-    return "answer/" + std::to_string(question_) + "/" + std::to_string(other);
-  }
-  std::optional<Position> read_answer(int64_t other);
 
   const int64_t store_rank_;
   const Seconds tick_;         // between two polls of the store
@@ -101,7 +89,7 @@ class ProcessGroup {
   int64_t question_ = 0;  // number of the last question; used by the thread only
 
   mutable std::mutex mutex_;  // guards the following
-  std::condition_variable changed_;
+  std::condition_variable_any changed_;
   std::list<Pending> pending_;
   Pending last_{0, "the start", {}, nullptr};
   int64_t watched_ = 0;  // number of the oldest pending collective
@@ -110,18 +98,11 @@ class ProcessGroup {
   WaitClock idle_clock_;         // since the end of the last one
   std::optional<std::string> broken_;
   std::optional<RankFailed> failure_;
-  bool is_stopped_ = false;
 
-  std::thread thread_;  // last, because it uses the members above
+  std::jthread thread_;  // last, because it uses the members above
 };
 
 // Returns a Comm of all ranks. Collective. `group` must outlive it.
 std::unique_ptr<Comm> make_process_comm(ProcessGroup& group, at::Device device);
-
-// Connects rank `rank` of `size` ranks that share `store`. Defined in backend_nccl.cpp, which a
-// test replaces.
-c10::intrusive_ptr<c10d::Backend> make_nccl(const ProcessGroup& group,
-                                            const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                            int size, at::Device device);
 
 }  // namespace moe::distributed

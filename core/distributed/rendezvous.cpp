@@ -16,7 +16,6 @@
 #include <numeric>
 #include <sstream>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -27,10 +26,8 @@
 namespace moe::distributed {
 namespace {
 
-constexpr int kKeepFile = -1;  // FileStore: number of processes after which it removes its file
 constexpr std::chrono::milliseconds kStorePoll{20};
 constexpr const char* kVerdict = "verdict";
-constexpr size_t kMaxText = 4096;
 
 // `listening` is the socket of a server; without it, opens a client.
 Store open_tcp_store(const std::string& address, uint16_t port, std::optional<int> listening,
@@ -61,13 +58,11 @@ std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> resolve(const std::string& ho
   USER_ERROR_IF(error != 0, "MASTER_ADDR '{}' is not a known host ({}); use an address", host,
                 gai_strerror(error));
   std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(list, freeaddrinfo);
-  if (const std::string first = numeric(list->ai_addr, list->ai_addrlen);
-      first == "0.0.0.0" || first == "::") {
-    throw UserError(
-        "MASTER_ADDR '{}' stands for every interface, not for a host; set it to the address of "
-        "rank 0's host (127.0.0.1 if all ranks are on one host)",
-        host);
-  }
+  const std::string first = numeric(list->ai_addr, list->ai_addrlen);
+  USER_ERROR_IF(first == "0.0.0.0" || first == "::",
+                "MASTER_ADDR '{}' stands for every interface, not for a host; set it to the "
+                "address of rank 0's host (127.0.0.1 if all ranks are on one host)",
+                host);
   return addresses;
 }
 
@@ -87,27 +82,11 @@ ExitReason parse_reason(const std::string& record) {
   }
   std::getline(words, text, '\0');
   return {std::clamp<int64_t>(rank, -1, kMaxRanks),
-          static_cast<int>(std::clamp<int64_t>(exit_code, 1, 130)), printable(text, kMaxText)};
+          static_cast<int>(std::clamp<int64_t>(exit_code, 1, 130)), printable(text, 4096)};
 }
 
-// Variable of our own launcher, and its range: descriptors above the standard streams.
+// Variable of our own launcher: a descriptor above the standard streams.
 constexpr const char* kInheritedStore = "MOE_STORE_DESCRIPTOR";
-constexpr int64_t kFirstDescriptor = 3, kMaxDescriptor = 1 << 20;
-
-struct Reader {
-  const GetVariable& get;
-
-  bool has(const char* name) const { return get(name) != nullptr; }
-  std::string text(const char* name) const { return has(name) ? get(name) : ""; }
-  // Returns nothing if the variable is not set.
-  std::optional<int64_t> number(const char* name, int64_t min, int64_t max) const {
-    int64_t parsed = 0;
-    USER_ERROR_IF(has(name) && (!set_value(&parsed, text(name)) || parsed < min || parsed > max),
-                  "the environment says {}='{}', which is no whole number from {} to {}", name,
-                  text(name), min, max);
-    return has(name) ? std::optional(parsed) : std::nullopt;
-  }
-};
 
 // Names of the variables of a launcher.
 struct VariableNames {
@@ -126,48 +105,48 @@ constexpr VariableNames kLaunchers[] = {
      "SLURM_JOB_ID"}};
 constexpr const VariableNames &kTorchrun = kLaunchers[0], &kSlurm = kLaunchers[3];
 
-const VariableNames* find_launcher(const Reader& reader) {
-  for (const VariableNames& names : kLaunchers) {
-    // The script of sbatch and the shell of salloc have a size too, but no step.
-    const bool is_rank = &names != &kSlurm || reader.has("SLURM_STEP_ID");
-    if (is_rank && (reader.has(names.rank) || reader.has(names.size))) {
-      return &names;
-    }
-  }
-  return nullptr;
-}
-
 }  // namespace
 
 Environment read_environment(const GetVariable& get) {
-  const Reader reader{get};
+  const auto has = [&](const char* name) { return get(name) != nullptr; };
+  const auto text = [&](const char* name) { return std::string(has(name) ? get(name) : ""); };
+  // Returns nothing if the variable is not set.
+  const auto number = [&](const char* name, int64_t min, int64_t max) {
+    int64_t parsed = 0;
+    USER_ERROR_IF(has(name) && (!set_value(&parsed, text(name)) || parsed < min || parsed > max),
+                  "the environment says {}='{}', which is no whole number from {} to {}", name,
+                  text(name), min, max);
+    return has(name) ? std::optional(parsed) : std::nullopt;
+  };
   Environment environment;
-  const VariableNames* const found = find_launcher(reader);
-  if (found == nullptr) {
+  const auto* const found = std::ranges::find_if(kLaunchers, [&](const VariableNames& names) {
+    // The script of sbatch and the shell of salloc have a size too, but no step.
+    return (&names != &kSlurm || has("SLURM_STEP_ID")) && (has(names.rank) || has(names.size));
+  });
+  if (found == std::end(kLaunchers)) {
     return environment;
   }
   const VariableNames& names = *found;
   for (const auto& [given, missing] :
        {std::pair(names.rank, names.size), {names.size, names.rank}}) {
-    USER_ERROR_IF(!reader.has(missing), "the environment has {} but no {}; set both or unset {}",
-                  given, missing, given);
+    USER_ERROR_IF(!has(missing), "the environment has {} but no {}; set both or unset {}", given,
+                  missing, given);
   }
-  const auto inherited = reader.number(kInheritedStore, kFirstDescriptor, kMaxDescriptor);
+  const auto inherited = number(kInheritedStore, STDERR_FILENO + 1, 1 << 20);
   environment.launcher = inherited ? "moe" : names.launcher;
   environment.inherited_store = static_cast<int>(inherited.value_or(-1));
-  environment.size = *reader.number(names.size, 1, kMaxRanks);
-  environment.rank = *reader.number(names.rank, 0, kMaxRanks);
+  environment.size = *number(names.size, 1, kMaxRanks);
+  environment.rank = *number(names.rank, 0, kMaxRanks);
   USER_ERROR_IF(environment.rank >= environment.size,
                 "the environment says {}={} of {}={}; ranks count from 0", names.rank,
                 environment.rank, names.size, environment.size);
-  environment.local_rank = reader.number(names.local_rank, 0, kMaxRanks).value_or(environment.rank);
+  environment.local_rank = number(names.local_rank, 0, kMaxRanks).value_or(environment.rank);
   if (inherited || environment.is_alone()) {
     return environment;
   }
   const bool is_torchrun = found == &kTorchrun;
-  const std::string job =
-      reader.text(names.job) + (is_torchrun ? "" : "." + reader.text("SLURM_STEP_ID"));
-  const auto port = reader.number("MASTER_PORT", 1, 65535);
+  const std::string job = text(names.job) + (is_torchrun ? "" : "." + text("SLURM_STEP_ID"));
+  const auto port = number("MASTER_PORT", 1, 65535);
   USER_ERROR_IF(!port && is_torchrun,
                 "the environment has RANK but no MASTER_PORT; set it to a port that is free on "
                 "rank 0's host, the same for all ranks");
@@ -175,21 +154,19 @@ Environment read_environment(const GetVariable& get) {
   const auto job_port = static_cast<int64_t>(20000 + std::hash<std::string>{}(job) % 12000);
   environment.store_port = static_cast<uint16_t>(port.value_or(job_port));
   const bool is_one_host =
-      reader.number(names.local_size, 1, kMaxRanks) == (found == &kSlurm ? 1 : environment.size);
-  if (const std::string host = reader.text("MASTER_ADDR"); !host.empty()) {
-    environment.store_host = host;
-  } else if (!is_one_host) {
-    throw UserError(
-        "{} started {} processes and says not that one host has them all; set MASTER_ADDR to the "
-        "name or address of rank 0's host",
-        environment.launcher, environment.size);
-  }
-  const std::string served = reader.text("TORCHELASTIC_USE_AGENT_STORE");
+      number(names.local_size, 1, kMaxRanks) == (found == &kSlurm ? 1 : environment.size);
+  const std::string host = text("MASTER_ADDR");
+  USER_ERROR_IF(host.empty() && !is_one_host,
+                "{} started {} processes, and its variables do not say that all are on one host; "
+                "set MASTER_ADDR to the name or address of rank 0's host",
+                environment.launcher, environment.size);
+  environment.store_host = host.empty() ? environment.store_host : host;
+  const std::string served = text("TORCHELASTIC_USE_AGENT_STORE");
   environment.has_agent_store = served == "True" || served == "true" || served == "1";
   // Differs between restarts of a run, which share the agent's store, and between jobs with equal
   // ports.
-  environment.run_name = fmt::format("moe/{}/{}/", job, reader.text("TORCHELASTIC_RESTART_COUNT"));
-  environment.interface = reader.text("GLOO_SOCKET_IFNAME");
+  environment.run_name = fmt::format("moe/{}/{}/", job, text("TORCHELASTIC_RESTART_COUNT"));
+  environment.interface = text("GLOO_SOCKET_IFNAME");
   return environment;
 }
 
@@ -257,15 +234,14 @@ c10::intrusive_ptr<c10d::Store> Store::with_prefix(const std::string& prefix) co
 
 Store open_inherited_store(const Descriptor& file, Seconds timeout) {
   struct stat status {};
-  if (fstat(file.get(), &status) != 0 || status.st_uid != geteuid() ||
-      fcntl(file.get(), F_GET_SEALS) < 0) {  // fails for all but memory files
-    throw UserError("descriptor {} is not the store of a run that moe --ranks started", file.get());
-  }
+  USER_ERROR_IF(fstat(file.get(), &status) != 0 || status.st_uid != geteuid() ||
+                    fcntl(file.get(), F_GET_SEALS) < 0,  // fails for all but memory files
+                "descriptor {} is not the store of a run that moe --ranks started", file.get());
   // FileStore opens its file by name for every operation, the last time in its destructor. This
   // descriptor therefore stays open until the process ends.
   const int held = fcntl(file.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-  auto store =
-      c10::make_intrusive<c10d::FileStore>(fmt::format("/proc/self/fd/{}", held), kKeepFile);
+  auto store = c10::make_intrusive<c10d::FileStore>(fmt::format("/proc/self/fd/{}", held),
+                                                    /*numWorkers=*/-1);  // keeps its file
   store->setTimeout(std::chrono::duration_cast<std::chrono::milliseconds>(timeout));
   return {std::move(store), timeout / 2};
 }
@@ -306,8 +282,6 @@ Store connect_store(const std::string& host, uint16_t port, const std::string& p
   }
 }
 
-Store make_local_store() { return {c10::make_intrusive<c10d::HashStore>(), Seconds{10}}; }
-
 std::string local_address(const std::string& host, uint16_t port) {
   const auto addresses = resolve(host, port);
   for (const addrinfo* next = addresses.get(); next != nullptr; next = next->ai_next) {
@@ -327,14 +301,11 @@ std::string local_address(const std::string& host, uint16_t port) {
       host);
 }
 
-const std::string& this_machine() {
-  static const std::string machine = [] {
-    std::error_code ignored;
-    std::string boot;
-    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-    return boot + " " + std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
-  }();
-  return machine;
+std::string this_machine() {
+  std::error_code ignored;
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  return boot + " " + std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
 }
 
 Member this_member(const std::string& address) {
@@ -347,11 +318,11 @@ std::string describe(int64_t rank, const Member& member) {
   return fmt::format("rank {} (host {}, pid {})", rank, member.host, member.pid);
 }
 
-ExitReason describe_exception(const std::exception_ptr& exception, int64_t rank) {
+ExitReason describe_exception(int64_t rank) {
   std::string text = "unknown exception";
   try {
-    if (exception) {
-      std::rethrow_exception(exception);
+    if (std::current_exception()) {
+      throw;
     }
   } catch (const RankFailed& error) {
     return {rank, error.reason.exit_code, error.what()};
@@ -440,10 +411,8 @@ std::optional<ExitReason> read_failure(Store& store, int64_t rank) {
 
 void wait_for_exits(Store& store, int64_t size, int64_t except, Seconds limit) {
   WaitClock clock;
-  for (int64_t rank = 0; rank < size && clock.elapsed() < limit;) {
-    if (rank == except || store.read(exit_key(rank))) {
-      ++rank;
-    } else {
+  for (int64_t rank = 0; rank < size; ++rank) {
+    while (rank != except && clock.elapsed() < limit && !store.read(exit_key(rank))) {
       std::this_thread::sleep_for(kStorePoll);
     }
   }

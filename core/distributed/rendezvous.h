@@ -9,7 +9,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <future>
 #include <map>
@@ -20,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/error.h"
 #include "core/base/read_file.h"
 
 namespace c10d {
@@ -34,7 +34,6 @@ using Variables = std::map<std::string, std::string>;
 using GetVariable = std::function<const char*(const char*)>;
 
 inline constexpr int64_t kMaxRanks = 1 << 20;
-inline constexpr int kFailed = 1, kUserError = 2, kInterrupted = 130;  // exit codes of main()
 
 // Rank, size and store of this process, as set by the launcher.
 struct Environment {
@@ -127,7 +126,6 @@ Store serve_store(const std::string& host, uint16_t port, const std::string& pre
 // Connects to a TCP store. Throws UserError if there is no answer within `timeout`.
 Store connect_store(const std::string& host, uint16_t port, const std::string& prefix,
                     Seconds timeout);
-Store make_local_store();  // for the threads of one process
 
 // Returns the numeric local address from which packets to `host` leave. Throws UserError if `host`
 // (MASTER_ADDR) is unknown, is the wildcard address (0.0.0.0 or ::), or has no route.
@@ -142,7 +140,7 @@ struct Member {
 };
 
 // Returns a name of this boot and PID namespace: equal on ranks of one host and container.
-const std::string& this_machine();
+std::string this_machine();
 Member this_member(const std::string& address = "");
 
 // Returns "rank 2 (host h, pid 41)".
@@ -170,9 +168,9 @@ class RankFailed : public std::runtime_error {
   ExitReason reason;
 };
 
-// Returns the reason with which `exception` ends this rank. Null: std::terminate() was called
-// without an exception.
-ExitReason describe_exception(const std::exception_ptr& exception, int64_t rank);
+// Returns the reason with which the exception being handled ends this rank. There is none if
+// std::terminate() was called without an exception.
+ExitReason describe_exception(int64_t rank);
 // Throws UserError, Interrupted or RankFailed.
 [[noreturn]] void throw_reason(const ExitReason& reason);
 

@@ -385,12 +385,10 @@ RoutingStats evaluate_texts(const EvalSettings& settings, const std::vector<fs::
 SweepAxis parse_sweep(const std::string& text) {
   const size_t equals = text.find('=');
   const std::string setting = text.substr(0, equals);
-  if (equals == std::string::npos || std::ranges::find(kSettings, setting) == kSettings.end()) {
-    const std::string near = nearest_name(setting, kSettings);
-    throw UserError("--sweep '{}' is not SETTING=VALUE,VALUE,..{}; settings: {}", printable(text),
-                    near.empty() || near == setting ? "" : ", did you mean '" + near + "'?",
-                    fmt::join(kSettings, ", "));
-  }
+  USER_ERROR_IF(
+      equals == std::string::npos || std::ranges::find(kSettings, setting) == kSettings.end(),
+      "--sweep '{}' is not SETTING=VALUE,VALUE,..{}; settings: {}", printable(text),
+      did_you_mean(setting, kSettings), fmt::join(kSettings, ", "));
   const std::string values = text.substr(equals + 1);
   USER_ERROR_IF(values.empty(), "--sweep {} has no values; write {}=VALUE,VALUE,..",
                 printable(text), setting);

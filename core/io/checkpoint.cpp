@@ -17,7 +17,7 @@
 #include "core/base/text.h"
 #include "core/io/file.h"
 #include "core/io/output_checks.h"
-#include "core/io/staging_area.h"
+#include "core/io/staged_folder.h"
 #include "core/tokenizer/tokenizer.h"
 
 namespace moe::io {
@@ -29,7 +29,7 @@ namespace {
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 
-bool is_there(const fs::path& path) {
+bool path_exists(const fs::path& path) {
   std::error_code error;
   return fs::exists(path, error);
 }
@@ -39,7 +39,7 @@ void check_folder(const fs::path& folder) {
   std::error_code error;
   const auto status = fs::status(folder, error);
   if (!fs::exists(status)) {
-    if (const auto replaced = find_replaced(folder)) {
+    if (const auto replaced = find_old_folder(folder)) {
       throw UserError(
           "{}: no such folder; a run was killed while it replaced it, the old one is {}: rename it",
           name, replaced->string());
@@ -48,14 +48,14 @@ void check_folder(const fs::path& folder) {
   }
   USER_ERROR_IF(!fs::is_directory(status),
                 "{}: is a file; give the model folder that holds config.json", name);
-  USER_ERROR_IF(!is_there(folder / "config.json"),
+  USER_ERROR_IF(!path_exists(folder / "config.json"),
                 "{}: has no config.json; a model folder holds config.json and model.safetensors",
                 name);
 }
 
 [[noreturn]] void throw_no_weights(const fs::path& folder) {
-  const bool is_pickle =
-      is_there(folder / "pytorch_model.bin") || is_there(folder / "pytorch_model.bin.index.json");
+  const bool is_pickle = path_exists(folder / "pytorch_model.bin") ||
+                         path_exists(folder / "pytorch_model.bin.index.json");
   USER_ERROR_IF(is_pickle,
                 "{0}: has pytorch_model.bin only, a Python pickle; convert it with: python -c "
                 "\"from transformers import AutoModelForCausalLM as M; "
@@ -78,7 +78,7 @@ std::map<std::string, std::string> read_weight_map(const fs::path& index_path) {
     const std::string shard = get_string(index["weight_map"], tensor, where);
     USER_ERROR_IF(shard.empty() || shard == "." || shard == ".." ||
                       shard.find('/') != std::string::npos || shard.find('\0') != std::string::npos,
-                  "{}: '{}' is said to be in '{}', which is no file name in this folder", where,
+                  "{}: '{}' is listed in '{}', which is not a file name in this folder", where,
                   printable(tensor), printable(shard));
     weight_map[tensor] = shard;
   }
@@ -89,15 +89,7 @@ std::map<std::string, std::string> read_weight_map(const fs::path& index_path) {
 // Writes `tensors` into a file in memory, which is freed with its mapping.
 SafetensorsFile file_in_memory(const std::vector<TensorSource>& tensors, const fs::path& folder) {
   Descriptor file = make_memory_file();
-  std::vector<TensorInfo> infos;
-  for (const auto& tensor : tensors) {
-    infos.push_back(tensor.info);
-  }
-  SafetensorsWriter writer(fmt::format("/proc/self/fd/{}", file.get()), std::move(infos));
-  for (const auto& tensor : tensors) {
-    tensor.write(writer);
-  }
-  writer.finish();
+  write_safetensors(fmt::format("/proc/self/fd/{}", file.get()), tensors);
   return {std::move(file), folder / "tensors in memory"};
 }
 
@@ -121,7 +113,7 @@ bool is_hub_blob(const fs::path& target, const fs::path& folder) {
 // Returns the target of `file` if it is a link, else `file`. Throws UserError if the target is
 // outside the folder: a link in a foreign folder may name any private file of the user, and the
 // copy would publish it.
-fs::path followed(const fs::path& file) {
+fs::path resolve_link(const fs::path& file) {
   if (!fs::is_symlink(file)) {
     return file;
   }
@@ -152,9 +144,9 @@ Checkpoint::Checkpoint(const fs::path& folder) : folder_(folder) {
   check_folder(folder_);
   config_ = read_json(folder_ / "config.json");
   USER_ERROR_IF(!config_.is_object(), "{}: must be a JSON object", config_name());
-  if (is_there(folder_ / kSingleFile)) {
+  if (path_exists(folder_ / kSingleFile)) {
     add_file(SafetensorsFile(folder_ / kSingleFile));
-  } else if (is_there(folder_ / kIndexFile)) {
+  } else if (path_exists(folder_ / kIndexFile)) {
     open_shards(folder_ / kIndexFile);
   } else {
     throw_no_weights(folder_);
@@ -200,7 +192,7 @@ void Checkpoint::open_shards(const fs::path& index_path) {
     shards.insert(shard);
   }
   for (const auto& shard : shards) {
-    USER_ERROR_IF(!is_there(folder_ / shard),
+    USER_ERROR_IF(!path_exists(folder_ / shard),
                   "{}: names the shard '{}', which is not in the folder; fetch it", where,
                   printable(shard));
     add_file(SafetensorsFile(folder_ / shard));
@@ -237,27 +229,19 @@ const Checkpoint::Place& Checkpoint::find_place(const std::string& name) const {
 
 const TensorInfo& Checkpoint::info(const std::string& name) const { return find_place(name).info; }
 
-const SafetensorsFile& Checkpoint::file_of(const std::string& name) const {
-  return *files_.at(find_place(name).file);
-}
-
 std::span<const std::byte> Checkpoint::bytes(const std::string& name) const {
   const Place& stored = find_place(name);
   return files_.at(stored.file)->bytes(stored.stored_name);
 }
 
-std::shared_ptr<const SafetensorsFile> Checkpoint::shared_tensor_file(
+const std::shared_ptr<const SafetensorsFile>& Checkpoint::tensor_file(
     const std::string& name) const {
   return files_.at(find_place(name).file);
 }
 
 void check_space(const fs::path& folder, uint64_t bytes) {
-  fs::path path = fs::absolute(folder);
   std::error_code error;
-  while (!fs::exists(path, error) && path.has_relative_path()) {
-    path = path.parent_path();
-  }
-  const fs::space_info space = fs::space(path, error);
+  const fs::space_info space = fs::space(nearest_existing(folder), error);
   USER_ERROR_IF(
       !error && space.available < bytes,
       "{}: disk full: {} are needed, {} are free; free some space or write to another disk",
@@ -286,7 +270,7 @@ void copy_tokenizer_files(const fs::path& from, const fs::path& to) {
   }
   for (const char* name : kCopiedFiles) {
     if (fs::is_regular_file(from / name, error)) {
-      copy_with_mode(followed(from / name), to / name);
+      copy_with_mode(resolve_link(from / name), to / name);
     }
   }
   if (tokenizer_kind(to) == TokenizerKind::kSentencepiece &&

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/base/json.h"
-#include "core/io/safetensors_writer.h"
+#include "core/io/safetensors.h"
 
 namespace moe::io {
 
@@ -29,17 +29,14 @@ class Checkpoint {
 
   const std::filesystem::path& folder() const { return folder_; }
   const Json& config() const { return config_; }
-  std::string config_name() const {
-    return (folder_ / "config.json").string();
-  }                                         // for error messages
+  std::string config_name() const { return (folder_ / "config.json").string(); }  // for errors
   std::vector<TensorInfo> tensors() const;  // of all shards, by name
   bool has(const std::string& name) const { return where_.count(name) > 0; }
   // These throw UserError if the tensor is missing.
   const TensorInfo& info(const std::string& name) const;
-  const SafetensorsFile& file_of(const std::string& name) const;
   std::span<const std::byte> bytes(const std::string& name) const;
-  // The file of file_of(), which stays mapped while the result lives.
-  std::shared_ptr<const SafetensorsFile> shared_tensor_file(const std::string& name) const;
+  // Returns the file that holds the tensor. It stays mapped while a copy of the pointer lives.
+  const std::shared_ptr<const SafetensorsFile>& tensor_file(const std::string& name) const;
 
  private:
   struct Place {

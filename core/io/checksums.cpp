@@ -44,7 +44,7 @@ std::string file_checksum(const fs::path& file) {
 // Names that begin with a dot are made by the system (.nfs0012, .DS_Store), not by a run.
 bool is_hidden(const std::string& name) { return name.starts_with('.'); }
 
-std::vector<fs::path> summed_files(const fs::path& folder) {
+std::vector<fs::path> files_to_hash(const fs::path& folder) {
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
@@ -144,7 +144,7 @@ std::string checksum_text(std::string_view bytes) {
 
 void write_checksums(const fs::path& folder) {
   Json sums = Json::object();
-  for (const auto& file : summed_files(folder)) {
+  for (const auto& file : files_to_hash(folder)) {
     sums[file.filename().string()] = file_checksum(file);
   }
   const OrderedJson json = {{"xxh3", sums}, {"list", list_checksum(sums)}};

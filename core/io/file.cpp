@@ -43,6 +43,14 @@ std::string random_letters() {
   return letters;
 }
 
+// Throws the error of a full disk (throw_write_error()) for `path`, or fail_file() for `place`.
+[[noreturn]] void fail_to_create(const fs::path& path, const fs::path& place, const char* action) {
+  if (errno == ENOSPC || errno == EDQUOT) {
+    throw_write_error(errno, path);
+  }
+  fail_file(place.string(), action);
+}
+
 // Creates a file `front`XXXXXX and sets `path` to its name.
 Descriptor make_unique_file(const std::string& front, mode_t mode, fs::path& path) {
   for (;;) {
@@ -51,11 +59,8 @@ Descriptor make_unique_file(const std::string& front, mode_t mode, fs::path& pat
     if (file.is_open()) {
       return file;
     }
-    if (errno == ENOSPC || errno == EDQUOT) {
-      throw_write_error(errno, path);
-    }
     if (errno != EEXIST && errno != EINTR) {
-      fail_file(parent_folder(front).string(), "no file can be written there");
+      fail_to_create(path, parent_folder(front), "no file can be written there");
     }
   }
 }
@@ -96,10 +101,7 @@ bool is_own_and_begins_with(const Descriptor& file, std::string_view first_bytes
 Descriptor create_file(const fs::path& path) {
   Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!file.is_open()) {
-    if (errno == ENOSPC || errno == EDQUOT) {
-      throw_write_error(errno, path);
-    }
-    fail_file(path.string(), "cannot be written");
+    fail_to_create(path, path, "cannot be written");
   }
   return file;
 }
@@ -111,13 +113,17 @@ void throw_write_error(int error, const fs::path& path) {
   throw std::system_error(error, std::generic_category(), path.string());
 }
 
-void write_all(const Descriptor& file, std::span<const std::byte> bytes, const fs::path& path) {
+void write_all(const Descriptor& file, std::span<const std::byte> bytes, const fs::path& path,
+               std::optional<uint64_t> offset) {
   constexpr size_t kLargestPiece = size_t{64} << 20;  // one write() takes at most 2 GiB anyway
   while (!bytes.empty()) {
+    const size_t piece = std::min(bytes.size(), kLargestPiece);
     const ssize_t written =
-        ::write(file.get(), bytes.data(), std::min(bytes.size(), kLargestPiece));
+        offset ? ::pwrite(file.get(), bytes.data(), piece, static_cast<off_t>(*offset))
+               : ::write(file.get(), bytes.data(), piece);
     if (written > 0) {
       bytes = bytes.subspan(static_cast<size_t>(written));
+      offset = offset ? std::optional(*offset + static_cast<uint64_t>(written)) : offset;
     } else if (written == 0 || errno != EINTR) {
       throw_write_error(written == 0 ? ENOSPC : errno, path);
     }
@@ -137,6 +143,13 @@ int check_opened(int descriptor, const std::string& file) {
     fail_file(file, "cannot be opened");
   }
   return descriptor;
+}
+
+std::string read_file_start(const fs::path& file, size_t max_bytes) {
+  // O_NONBLOCK: opening a named pipe must not wait for a writer.
+  const Descriptor opened(check_opened(
+      ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK), file.string()));
+  return read_start(opened, max_bytes).value_or("");
 }
 
 FileReader read_again(const Descriptor& file, const fs::path& path) {
@@ -197,10 +210,7 @@ PartialFile::~PartialFile() {
 void PartialFile::commit() {
   sync(file_, path_);
   if (::rename(path_.c_str(), target_.c_str()) != 0) {
-    if (errno == ENOSPC || errno == EDQUOT) {
-      throw_write_error(errno, target_);
-    }
-    fail_file(target_.string(), "cannot be replaced");
+    fail_to_create(target_, target_, "cannot be replaced");
   }
   sync_folder(parent_folder(target_));
   file_ = Descriptor();
@@ -287,7 +297,7 @@ const MappedRange* find_range(const void* address) {
 }
 
 // Calls the previous handler, or restores the default action.
-void pass_on(int signal, siginfo_t* info, void* context) {
+void call_previous_handler(int signal, siginfo_t* info, void* context) {
   const Handler& before = shared().before;
   if ((before.sa_flags & SA_SIGINFO) != 0 && before.sa_sigaction != nullptr) {
     before.sa_sigaction(signal, info, context);
@@ -302,11 +312,11 @@ void pass_on(int signal, siginfo_t* info, void* context) {
   }
 }
 
-void handle(int signal, siginfo_t* info, void* context) {
+void handle_sigbus(int signal, siginfo_t* info, void* context) {
   const bool is_fault = info->si_code > 0;
   const MappedRange* range = is_fault ? find_range(info->si_addr) : nullptr;
   if (range == nullptr) {
-    pass_on(signal, info, context);
+    call_previous_handler(signal, info, context);
     return;
   }
   write_text("moe: ");
@@ -319,7 +329,7 @@ void handle(int signal, siginfo_t* info, void* context) {
 
 void install_handler() {
   Handler ours = {};
-  ours.sa_sigaction = handle;
+  ours.sa_sigaction = handle_sigbus;
   ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigemptyset(&ours.sa_mask);
   ::sigaction(SIGBUS, nullptr, &shared().before);

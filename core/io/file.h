@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,9 +24,10 @@ Descriptor create_file(const std::filesystem::path& path);
 // Throws UserError "disk full" if `error` is ENOSPC, EDQUOT or EFBIG, else std::system_error.
 [[noreturn]] void throw_write_error(int error, const std::filesystem::path& path);
 
-// Writes all of `bytes` at the file's position. `path` names the file in errors.
+// Writes all of `bytes` at the file's position, or at byte `offset`. `path` names the file in
+// errors.
 void write_all(const Descriptor& file, std::span<const std::byte> bytes,
-               const std::filesystem::path& path);
+               const std::filesystem::path& path, std::optional<uint64_t> offset = {});
 // Blocks until the file, or the entries of the folder, are on the disk.
 void sync(const Descriptor& file, const std::filesystem::path& path);
 void sync_folder(const std::filesystem::path& folder);
@@ -33,6 +35,10 @@ void sync_folder(const std::filesystem::path& folder);
 // Returns `descriptor`, the result of open() for `file`. Throws std::runtime_error if it failed
 // because too many files are open: callers take other failures as "no such file of ours".
 int check_opened(int descriptor, const std::string& file);
+
+// Returns up to `max_bytes` bytes from the start of `file`. Returns "" if it cannot be opened, is a
+// link or is not a regular file.
+std::string read_file_start(const std::filesystem::path& file, size_t max_bytes);
 
 // Returns a reader of the open `file`, whose offset it shares.
 FileReader read_again(const Descriptor& file, const std::filesystem::path& path);

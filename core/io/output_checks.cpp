@@ -1,6 +1,5 @@
 #include "core/io/output_checks.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,7 +23,7 @@ namespace fs = std::filesystem;
 namespace {
 
 // Returns `path` absolute, with links resolved if the file system can, without a trailing slash.
-fs::path resolved(const fs::path& path) {
+fs::path resolve(const fs::path& path) {
   std::error_code error;
   fs::path whole = fs::weakly_canonical(fs::absolute(path), error);
   whole = error ? fs::absolute(path).lexically_normal() : whole;
@@ -37,7 +36,7 @@ bool is_below(const fs::path& whole, const fs::path& folder) {
 }
 
 // Decodes a path of /proc/self/mountinfo, where a space is \040.
-fs::path unescaped(const std::string& field) {
+fs::path unescape_mount(const std::string& field) {
   std::string path;
   for (size_t at = 0; at < field.size(); ++at) {
     int byte = 0;
@@ -61,12 +60,7 @@ using OutputList = std::map<std::string, std::optional<uint64_t>>;
 
 // Returns nothing if `folder` has no list, or something else of that name.
 std::optional<OutputList> read_output_list(const fs::path& folder) {
-  // O_NONBLOCK: opening a named pipe must not wait for a writer.
-  const fs::path list_file = folder / kOutputList;
-  const Descriptor file(
-      check_opened(::open(list_file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK),
-                   list_file.string()));
-  const std::string text = read_start(file, kMaxListBytes + 1).value_or("");
+  const std::string text = read_file_start(folder / kOutputList, kMaxListBytes + 1);
   if (text.size() > kMaxListBytes || !text.starts_with(kListHead)) {
     return std::nullopt;
   }
@@ -131,7 +125,7 @@ std::optional<std::string> find_foreign_entry(const fs::path& folder, const Outp
 }  // namespace
 
 bool is_within(const fs::path& inner, const fs::path& outer) {
-  return is_below(resolved(inner), resolved(outer));
+  return is_below(resolve(inner), resolve(outer));
 }
 
 void check_removable(const fs::path& folder) {
@@ -149,14 +143,14 @@ void check_removable(const fs::path& folder) {
 }
 
 void check_not_mounted(const fs::path& folder) {
-  const fs::path whole = resolved(folder);
+  const fs::path whole = resolve(folder);
   std::ifstream mounts("/proc/self/mountinfo");
   for (std::string line, field; std::getline(mounts, line);) {
     std::istringstream fields(line);
     for (int index = 0; index < 5; ++index) {  // id, parent, device, root, where it is mounted
       fields >> field;
     }
-    const fs::path mount = unescaped(field);
+    const fs::path mount = unescape_mount(field);
     USER_ERROR_IF(is_below(mount, whole),
                   "{}: is a mount point or holds one ({}) and cannot be replaced; give a folder "
                   "below it, or another output folder",
@@ -218,9 +212,7 @@ void check_is_own_page(const fs::path& file) {
       "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
       "'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action "
       "'none'\">"};
-  const Descriptor page(check_opened(
-      ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK), file.string()));
-  const std::string head = read_start(page, 512).value_or("");
+  const std::string head = read_file_start(file, 512);
   const bool is_own = std::any_of(std::begin(kGenerators), std::end(kGenerators),
                                   [&](auto mark) { return head.find(mark) != std::string::npos; });
   USER_ERROR_IF(
@@ -253,18 +245,14 @@ void check_output(const std::vector<fs::path>& files, bool force, const std::str
     USER_ERROR_IF(fs::is_symlink(file), "{}: is a link to {}; give that file itself, or another {}",
                   file.string(), fs::read_symlink(file).string(), flag);
     USER_ERROR_IF(fs::exists(file) && !force,
-                  "{}: is there already; give another {}, or --force to replace it", file.string(),
+                  "{}: exists already; give another {}, or --force to replace it", file.string(),
                   flag);
     check_inputs_outside(file, inputs);
     const fs::path folder = file.parent_path();
     USER_ERROR_IF(fs::exists(folder) && !fs::is_directory(folder),
                   "{} {}: a file, a folder is needed", flag, folder.string());
-    fs::path existing = folder;
-    while (!existing.empty() && !fs::exists(existing)) {
-      existing = existing.parent_path();
-    }
-    USER_ERROR_IF(::access(existing.empty() ? "." : existing.c_str(), W_OK) != 0,
-                  "{} {}: you may not write there; give another folder", flag, folder.string());
+    USER_ERROR_IF(::access(nearest_existing(folder.empty() ? "." : folder).c_str(), W_OK) != 0,
+                  "{} {}: is not writable; give another folder", flag, folder.string());
   }
 }
 

@@ -1,15 +1,23 @@
-// Nothing in the header is trusted before it is checked against the file size, and no tensor is
-// accessible before all of them are known to tile the data exactly.
+// Reading: nothing in the header is trusted before it is checked against the file size, and no
+// tensor is accessible before all of them are known to tile the data exactly. Writing: one pass, no
+// seeks, no memory for tensor data. The kernel would let gigabytes of dirty pages pile up, and
+// fsync() would wait for all of them, so writeback is started every 32 MB.
 #include "core/io/safetensors.h"
 
+#include <fcntl.h>
 #include <fmt/ranges.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cerrno>
 #include <cstring>
+#include <set>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/json.h"
@@ -17,6 +25,8 @@
 #include "core/base/text.h"
 
 namespace moe::io {
+
+namespace fs = std::filesystem;
 
 namespace {
 
@@ -103,9 +113,8 @@ TensorEntry parse_entry(const std::string& name, const Json& value, const std::s
   entry.info.dtype = parse_dtype(get_string(value, "dtype", where), where);
   entry.info.shape = get_ints(value, "shape", where);
   const std::vector<int64_t>& shape = entry.info.shape;
-  if (std::any_of(shape.begin(), shape.end(), [](int64_t size) { return size < 0; })) {
-    throw UserError("{}: shape {} has a negative size", where, printable(shape_text(shape)));
-  }
+  USER_ERROR_IF(std::ranges::any_of(shape, [](int64_t size) { return size < 0; }),
+                "{}: shape {} has a negative size", where, printable(shape_text(shape)));
   const std::vector<int64_t> offsets = get_ints(value, "data_offsets", where);
   USER_ERROR_IF(offsets.size() != 2 || offsets[0] < 0 || offsets[1] < offsets[0],
                 "{}: data_offsets {} must be a begin and an end", where,
@@ -153,6 +162,99 @@ void check_tiling(const std::vector<TensorEntry>& entries, uint64_t data_bytes,
                 "{}: {} bytes follow the last tensor, which ends at byte {} of the data; fetch the "
                 "file again",
                 where, data_bytes - at, at);
+}
+
+constexpr size_t kCopyBlock = size_t{8} << 20;
+constexpr uint64_t kFlushStep = uint64_t{32} << 20;
+
+// Copies up to `length` bytes between two files inside the kernel. Returns the number copied, which
+// is less on file systems that cannot, for sources in /proc and on kernels before 4.5. Throws
+// UserError if the disk is full.
+uint64_t copy_in_kernel(int source, int64_t offset, uint64_t length, const Descriptor& target,
+                        const fs::path& target_path) {
+  uint64_t copied = 0;
+  while (copied < length) {
+    const auto block = static_cast<size_t>(std::min<uint64_t>(length - copied, kCopyBlock));
+    const ssize_t moved = ::copy_file_range(source, &offset, target.get(), nullptr, block, 0);
+    if (moved > 0) {
+      copied += static_cast<uint64_t>(moved);
+    } else if (moved == 0) {
+      break;
+    } else if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) {
+      throw_write_error(errno, target_path);
+    } else if (errno != EINTR) {
+      break;
+    }
+  }
+  return copied;
+}
+
+// Asynchronous and only a hint: where it is not supported, fsync() does all the work.
+void start_writeback(const Descriptor& file, uint64_t offset, uint64_t bytes) {
+  ::sync_file_range(file.get(), static_cast<off64_t>(offset), static_cast<off64_t>(bytes),
+                    SYNC_FILE_RANGE_WRITE);
+}
+
+// Throws UserError if the source was truncated: write() from its mapping would fail with EFAULT.
+void check_still_whole(const SafetensorsFile& source) {
+  struct stat status {};
+  USER_ERROR_IF(::fstat(source.file().descriptor(), &status) == 0 &&
+                    static_cast<uint64_t>(status.st_size) < source.file().bytes().size(),
+                "{}: was truncated while it was read; fetch it again", source.path().string());
+}
+
+// Returns the header's JSON, padded with spaces so that the data starts at a multiple of 8. Without
+// "format" transformers refuses the file. Built as text: inserting into an ordered JSON object is
+// linear in its keys.
+std::string header_text(const std::vector<TensorInfo>& tensors) {
+  std::string text = R"({"__metadata__":{"format":"pt"})";
+  std::set<std::string_view> names;
+  int64_t offset = 0;
+  for (const auto& tensor : tensors) {
+    MOE_CHECK(names.insert(tensor.name).second, "{} is written twice", tensor.name);
+    text += fmt::format(R"(,{}:{{"dtype":"{}","shape":{},"data_offsets":[{},{}]}})",
+                        Json(tensor.name).dump(), dtype_name(tensor.dtype),
+                        Json(tensor.shape).dump(), offset, offset + tensor.bytes());
+    offset += tensor.bytes();
+  }
+  text += '}';
+  text.append((8 - text.size() % 8) % 8, ' ');
+  MOE_CHECK(text.size() <= kMaxHeaderBytes, "a header of {} bytes; write more shards", text.size());
+  return text;
+}
+
+// Returns the 8 bytes of the length and the header.
+std::string safetensors_start(const std::vector<TensorInfo>& tensors) {
+  static_assert(std::endian::native == std::endian::little);
+  const std::string header = header_text(tensors);
+  const uint64_t length = header.size();
+  return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + header;
+}
+
+uint64_t total_bytes(const std::vector<TensorInfo>& tensors) {
+  uint64_t bytes = 0;
+  for (const auto& tensor : tensors) {
+    bytes += static_cast<uint64_t>(tensor.bytes());
+  }
+  return bytes;
+}
+
+// Reserves the blocks of the file at once. Throws UserError "disk full" before the first byte is
+// written; contiguous blocks make a copy a quarter faster. Does nothing on file systems that
+// cannot.
+void reserve(const Descriptor& file, uint64_t bytes, const fs::path& path) {
+  if (::fallocate(file.get(), FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes)) != 0 &&
+      (errno == ENOSPC || errno == EDQUOT)) {
+    throw_write_error(errno, path);
+  }
+}
+
+std::vector<TensorInfo> tensor_infos(std::span<const TensorSource> tensors) {
+  std::vector<TensorInfo> infos;
+  for (const auto& tensor : tensors) {
+    infos.push_back(tensor.info);
+  }
+  return infos;
 }
 
 }  // namespace
@@ -208,6 +310,170 @@ std::span<const std::byte> SafetensorsFile::bytes(const std::string& name) const
                 printable(name));
   const auto [begin, end] = found->second;
   return file_.bytes().subspan(begin, end - begin);
+}
+
+SafetensorsWriter::SafetensorsWriter(const fs::path& path, std::vector<TensorInfo> tensors)
+    : path_(path), file_(create_file(path)) {
+  expected_bytes_ = total_bytes(tensors);
+  const std::string start = safetensors_start(tensors);
+  reserve(file_, start.size() + expected_bytes_, path_);
+  write_all(file_, std::as_bytes(std::span(start)), path_);
+  header_bytes_ = start.size();
+}
+
+void SafetensorsWriter::count(uint64_t bytes) {
+  written_bytes_ += bytes;
+  if (written_bytes_ - flushed_bytes_ >= kFlushStep) {
+    start_writeback(file_, header_bytes_ + flushed_bytes_, written_bytes_ - flushed_bytes_);
+    flushed_bytes_ = written_bytes_;
+  }
+}
+
+void SafetensorsWriter::write(std::span<const std::byte> piece) {
+  MOE_CHECK(written_bytes_ + piece.size() <= expected_bytes_, "{}: {} bytes after {} of {}",
+            path_.string(), piece.size(), written_bytes_, expected_bytes_);
+  while (!piece.empty()) {
+    const auto block = piece.first(std::min<size_t>(piece.size(), kFlushStep));
+    write_all(file_, block, path_);
+    count(block.size());
+    piece = piece.subspan(block.size());
+  }
+}
+
+void SafetensorsWriter::copy(const SafetensorsFile& source, const std::string& name) {
+  std::span<const std::byte> rest = source.bytes(name);
+  MOE_CHECK(written_bytes_ + rest.size() <= expected_bytes_, "{}: '{}' is one too many",
+            path_.string(), name);
+  bool in_kernel = true;
+  while (!rest.empty()) {
+    const auto block = rest.first(std::min(rest.size(), kCopyBlock));
+    const auto offset = block.data() - source.file().bytes().data();
+    uint64_t done = 0;
+    if (in_kernel) {
+      done = copy_in_kernel(source.file().descriptor(), offset, block.size(), file_, path_);
+      in_kernel = done == block.size();
+    }
+    if (done < block.size()) {
+      check_still_whole(source);
+      write_all(file_, block.subspan(done), path_);
+      source.file().drop(block);
+    }
+    count(block.size());
+    rest = rest.subspan(block.size());
+  }
+}
+
+void SafetensorsWriter::finish() {
+  MOE_CHECK(written_bytes_ == expected_bytes_, "{}: {} of {} bytes written", path_.string(),
+            written_bytes_, expected_bytes_);
+  sync(file_, path_);
+}
+
+void create_safetensors(const fs::path& path, const std::vector<TensorInfo>& tensors) {
+  const std::string start = safetensors_start(tensors);
+  const uint64_t length = start.size() + total_bytes(tensors);
+  const Descriptor file = create_file(path);
+  reserve(file, length, path);
+  if (::ftruncate(file.get(), static_cast<off_t>(length)) != 0) {
+    throw_write_error(errno, path);
+  }
+  write_all(file, std::as_bytes(std::span(start)), path, 0);
+  sync(file, path);
+}
+
+SafetensorsPatch::SafetensorsPatch(const fs::path& path)
+    : path_(path), contents_(path), file_(::open(path.c_str(), O_WRONLY | O_CLOEXEC)) {
+  if (!file_.is_open()) {
+    fail_file(path.string(), "cannot be written");
+  }
+}
+
+void SafetensorsPatch::write(const std::string& name, uint64_t begin,
+                             std::span<const std::byte> bytes) {
+  const auto tensor = contents_.bytes(name);
+  MOE_CHECK(begin <= tensor.size() && bytes.size() <= tensor.size() - begin,
+            "{}: bytes {} to {} of '{}', which has {}", path_.string(), begin, begin + bytes.size(),
+            name, tensor.size());
+  auto offset = static_cast<uint64_t>(tensor.data() - contents_.file().bytes().data()) + begin;
+  while (!bytes.empty()) {
+    const auto block = bytes.first(std::min(bytes.size(), kFlushStep));
+    write_all(file_, block, path_, offset);
+    if (block.size() == kFlushStep) {
+      start_writeback(file_, offset, block.size());
+    }
+    offset += block.size();
+    bytes = bytes.subspan(block.size());
+  }
+}
+
+void SafetensorsPatch::finish() { sync(file_, path_); }
+
+std::vector<Shard> plan_shards(const std::vector<TensorInfo>& tensors, uint64_t shard_bytes) {
+  MOE_CHECK(shard_bytes > 0);
+  std::vector<Shard> shards(1);
+  uint64_t filled = 0;
+  for (const auto& tensor : tensors) {
+    const auto bytes = static_cast<uint64_t>(tensor.bytes());
+    if (!shards.back().tensors.empty() && filled + bytes > shard_bytes) {
+      shards.emplace_back();
+      filled = 0;
+    }
+    shards.back().tensors.push_back(tensor);
+    filled += bytes;
+  }
+  for (size_t number = 0; number < shards.size(); ++number) {
+    shards[number].file = shards.size() == 1 ? "model.safetensors"
+                                             : fmt::format("model-{:05}-of-{:05}.safetensors",
+                                                           number + 1, shards.size());
+  }
+  return shards;
+}
+
+void write_index(const fs::path& folder, const std::vector<Shard>& shards) {
+  Json weight_map = Json::object();
+  uint64_t total = 0;
+  for (const auto& shard : shards) {
+    total += total_bytes(shard.tensors);
+    for (const auto& tensor : shard.tensors) {
+      MOE_CHECK(!weight_map.contains(tensor.name), "{} is written twice", tensor.name);
+      weight_map[tensor.name] = shard.file;
+    }
+  }
+  if (shards.size() > 1) {
+    const Json index = {{"metadata", {{"total_size", total}}},
+                        {"weight_map", std::move(weight_map)}};
+    write_file(folder / "model.safetensors.index.json", index.dump(2) + "\n");
+  }
+}
+
+uint64_t write_safetensors(const fs::path& path, std::span<const TensorSource> tensors,
+                           const std::function<void(uint64_t)>& on_bytes, uint64_t bytes_before) {
+  SafetensorsWriter writer(path, tensor_infos(tensors));
+  for (const auto& tensor : tensors) {
+    const uint64_t expected = writer.written_bytes() + static_cast<uint64_t>(tensor.info.bytes());
+    tensor.write(writer);
+    MOE_CHECK(writer.written_bytes() == expected, "{}: '{}' sent the wrong number of bytes",
+              path.string(), tensor.info.name);
+    if (on_bytes) {
+      on_bytes(bytes_before + writer.written_bytes());
+    }
+  }
+  writer.finish();
+  return writer.written_bytes();
+}
+
+uint64_t write_tensors(const fs::path& folder, const std::vector<TensorSource>& tensors,
+                       uint64_t shard_bytes, const std::function<void(uint64_t)>& on_bytes) {
+  const std::vector<Shard> shards = plan_shards(tensor_infos(tensors), shard_bytes);
+  std::span<const TensorSource> rest = tensors;
+  uint64_t total = 0;
+  for (const auto& shard : shards) {
+    const auto part = rest.first(shard.tensors.size());
+    rest = rest.subspan(part.size());
+    total += write_safetensors(folder / shard.file, part, on_bytes, total);
+  }
+  write_index(folder, shards);
+  return total;
 }
 
 }  // namespace moe::io

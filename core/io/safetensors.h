@@ -1,11 +1,13 @@
 #pragma once
-// Reading of safetensors files: an 8-byte little-endian header length, a JSON header, the tensors'
-// bytes (core/io/formats.md). The file is mapped; nothing is copied. safetensors_writer.h writes
-// them.
+// Reading and writing of safetensors files: an 8-byte little-endian header length, a JSON header,
+// the tensors' bytes (core/io/formats.md). Files that are read are mapped; nothing is copied. Files
+// are written as a stream, or by several processes at once, or as the shards of a folder with an
+// index.
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -58,5 +60,86 @@ class SafetensorsFile {
   std::map<std::string, std::pair<size_t, size_t>>
       ranges_;  // name -> [begin, end) in the mapped file
 };
+
+// Writes one file as a stream: the constructor writes the header, write() and copy() append the
+// bytes of the tensors in the order given, in pieces of any size, and finish() checks that all
+// bytes were written and syncs the file. Throws UserError "disk full: ...".
+class SafetensorsWriter {
+ public:
+  SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorInfo> tensors);
+
+  void write(std::span<const std::byte> piece);
+  // Appends the bytes of tensor `name` of another file, by copy_file_range() where the kernel can,
+  // else from the mapping in blocks. Keeps no pages resident. The same tensor may be copied any
+  // number of times.
+  void copy(const SafetensorsFile& source, const std::string& name);
+  void finish();
+
+  uint64_t written_bytes() const { return written_bytes_; }
+
+ private:
+  void count(uint64_t bytes);
+
+  std::filesystem::path path_;
+  Descriptor file_;
+  uint64_t header_bytes_ = 0;
+  uint64_t expected_bytes_ = 0;
+  uint64_t written_bytes_ = 0;
+  uint64_t flushed_bytes_ = 0;  // writeback of the bytes before this one has been started
+};
+
+// Creates a file of full length for several processes to write into: the header, then zeros. The
+// header and the length are on the disk when it returns. Throws UserError "disk full" if the file
+// system can reserve blocks and has too few.
+void create_safetensors(const std::filesystem::path& path, const std::vector<TensorInfo>& tensors);
+
+// Writes into a file that create_safetensors() made. Processes that write different bytes need no
+// synchronization; the file is complete when all have called finish().
+class SafetensorsPatch {
+ public:
+  // Throws UserError if there is no such file (on a host that does not see the others' disk), if it
+  // is incomplete or not writable.
+  explicit SafetensorsPatch(const std::filesystem::path& path);
+
+  // Writes `bytes` at byte `begin` of the data of tensor `name`; they must lie within it.
+  void write(const std::string& name, uint64_t begin, std::span<const std::byte> bytes);
+  void finish();  // syncs
+
+ private:
+  std::filesystem::path path_;
+  SafetensorsFile contents_;
+  Descriptor file_;
+};
+
+struct Shard {
+  std::string file;  // "model.safetensors" alone, else "model-00001-of-0000N.safetensors"
+  std::vector<TensorInfo> tensors;
+};
+
+// Returns which tensors go into which file; it depends on the list of tensors alone. Shards are
+// filled in order, as transformers does it; a tensor larger than `shard_bytes` gets a shard of its
+// own. Without tensors: one file without any.
+std::vector<Shard> plan_shards(const std::vector<TensorInfo>& tensors, uint64_t shard_bytes);
+
+// Writes model.safetensors.index.json if there are several shards.
+void write_index(const std::filesystem::path& folder, const std::vector<Shard>& shards);
+
+// A tensor to be written: its description and a function that sends its bytes to the writer.
+struct TensorSource {
+  TensorInfo info;
+  std::function<void(SafetensorsWriter&)> write;
+};
+
+// Writes one file with `tensors`. After each of them calls `on_bytes` with the bytes of tensor data
+// written so far plus `bytes_before`. Returns the bytes of tensor data of this file.
+uint64_t write_safetensors(const std::filesystem::path& path, std::span<const TensorSource> tensors,
+                           const std::function<void(uint64_t)>& on_bytes = {},
+                           uint64_t bytes_before = 0);
+
+// Writes `tensors` in order into the files of plan_shards() below `folder`, and the index. After
+// each tensor `on_bytes` is called with the bytes of tensor data written so far. Returns their sum.
+uint64_t write_tensors(const std::filesystem::path& folder,
+                       const std::vector<TensorSource>& tensors, uint64_t shard_bytes,
+                       const std::function<void(uint64_t)>& on_bytes = {});
 
 }  // namespace moe::io

@@ -1,6 +1,6 @@
 #pragma once
 // An output folder that appears whole or not at all: everything is written to OUT.partial/new, and
-// commit() syncs and renames it. An OUT.partial without the marker of staging_area.h is refused.
+// commit() syncs and renames it. An OUT.partial without the marker below is refused.
 //
 // State that a kill leaves, and what the next StagedFolder for OUT does with it:
 //   before commit(): OUT unchanged or absent, new/ incomplete               removes new/
@@ -10,14 +10,78 @@
 //     OUT new, the old one in old/            removes old/
 // A constructor that throws has changed nothing. If commit() fails, the written folder stays,
 // without the marker, so that no later run removes it.
+//
+// The staging area is the sibling OUT.partial:
+//
+//   .moe-staging  marker: the folder was made by moe for this OUT
+//   new/          the folder being written; after a swap of the two names, the folder that was
+//                 replaced
+//   old/          the folder being replaced, on file systems that cannot swap names
+//
+// Only these three are removed, and only if OUT.partial belongs to this user and has the marker.
+// The folder is created as .OUT.moe-staging, marked and then renamed, and is removed in the reverse
+// order, so that OUT.partial always has the marker.
+//
+// All calls are relative to open descriptors of OUT's parent and of OUT.partial, so that a symbolic
+// link created in between is not followed.
 
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 
-#include "core/io/staging_area.h"
+#include "core/base/read_file.h"
 
 namespace moe::io {
+
+// Returns `out` without a trailing slash, so that a suffix makes a sibling; "." and ".." become
+// their real names.
+std::filesystem::path normalize_path(const std::filesystem::path& out);
+
+// Returns a descriptor of `folder`, locked until it is closed or the process ends. It is not open
+// if there is no such folder, and not locked on file systems without locks. Throws UserError that
+// names `out` if another process holds the lock.
+Descriptor lock_folder(const std::filesystem::path& folder, const std::filesystem::path& out);
+
+// A staging area, locked until remove() or the end of this object. `out` must come from
+// normalize_path(). If `root` is given, `out` must be below it, and UserError is thrown if a folder
+// between the two is a symbolic link.
+class StagingArea {
+ public:
+  enum class Slot { kOut, kNew, kOld };
+
+  // Returns the area that a killed process left, unchanged; nothing if there is none. Throws
+  // UserError if OUT.partial has no marker of this user, holds other names, or is locked by another
+  // process.
+  static std::optional<StagingArea> find(const std::filesystem::path& out,
+                                         const std::filesystem::path& root = {});
+  // Returns `left`, emptied, or a new area. Throws UserError as find() does.
+  static StagingArea make_empty(std::optional<StagingArea> left, const std::filesystem::path& out,
+                                const std::filesystem::path& root = {});
+
+  std::filesystem::path new_folder() const { return folder_ / "new"; }
+  std::filesystem::path old_folder() const { return folder_ / "old"; }
+  const std::filesystem::path& folder() const { return folder_; }
+
+  // Returns true if the name exists; a dangling link counts.
+  bool has(Slot slot) const;
+  void make_new_folder() const;
+  // Calls renameat2() with `flag`. Returns false if the file system or kernel lacks the flag.
+  // Throws std::filesystem::filesystem_error if the call fails.
+  bool rename(Slot from, Slot to, unsigned flag = 0) const;
+  void remove();        // removes new/, old/, the marker and the folder
+  void disown() const;  // removes the marker only, so that no later run removes the folder
+
+ private:
+  StagingArea(std::filesystem::path out, Descriptor parent, Descriptor handle);
+  static StagingArea create(const std::filesystem::path& out, const std::filesystem::path& root);
+  std::pair<int, std::string> location(Slot slot) const;  // open folder and name in it
+  void clear() const;
+
+  std::filesystem::path out_, folder_;
+  Descriptor parent_;  // the folder that OUT is in
+  Descriptor handle_;  // OUT.partial, locked
+};
 
 class StagedFolder {
  public:
@@ -39,5 +103,20 @@ class StagedFolder {
   std::optional<StagingArea> area_;  // OUT.partial; empty after commit()
   bool force_ = false;
 };
+
+// Returns OUT.partial/old if a process was killed while it replaced `out`.
+std::optional<std::filesystem::path> find_old_folder(const std::filesystem::path& out);
+
+// Throws UserError if a StagedFolder for `out` would refuse OUT.partial. Takes no lock, so several
+// processes may call it at once.
+void check_stageable(const std::filesystem::path& out);
+
+// Removes OUT.partial and .OUT.moe-staging that a killed write or removal of `out` left. Does
+// nothing if they have no marker, are locked by another process, or hold the only copy of OUT.
+void remove_leftovers(const std::filesystem::path& out, const std::filesystem::path& root);
+
+// Removes `folder` and the leftovers of an unfinished write of it. After a kill `folder` is either
+// whole or removed. Does nothing if there is neither. `root` as for StagingArea.
+void remove_whole(const std::filesystem::path& folder, const std::filesystem::path& root = {});
 
 }  // namespace moe::io

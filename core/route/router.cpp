@@ -31,10 +31,10 @@ RouterOptions options_at(RouterSettings& settings, OptionPosition position) {
   return options;
 }
 
-// Returns ", did you mean 'x'?" for the nearest of `candidates`, or "." if none is near.
+// Returns did_you_mean(), or "." if no name is near.
 std::string suggestion(const std::string& unknown, const Strings& candidates) {
-  const std::string nearest = nearest_name(unknown, candidates);
-  return nearest.empty() ? "." : fmt::format(", did you mean '{}'?", nearest);
+  const std::string nearest = did_you_mean(unknown, candidates);
+  return nearest.empty() ? "." : nearest;
 }
 
 // Returns suggestion() followed by the list of known names.
@@ -243,7 +243,7 @@ OrderedJson option_json(const RouterOption& option) {
   if (const auto* word = std::get_if<Choice>(&member)) {
     return word->get();
   }
-  const auto number = number_of(member);
+  const auto number = numeric_value(member);
   return !number            ? OrderedJson()
          : is_whole(member) ? OrderedJson(static_cast<int64_t>(*number))
                             : OrderedJson(*number);
@@ -307,8 +307,8 @@ RouterOption capacity_option(RouterSettings& settings) {
                  .member = &settings.capacity_factor,
                  .help = "capacity factor: slots an expert has for a rank of T_r tokens, in units "
                          "of T_r / E; inf: as many as it has tokens",
-                 .range = {.least = std::numeric_limits<double>::denorm_min(),
-                           .most = 1 << 20,
+                 .range = {.min = std::numeric_limits<double>::denorm_min(),
+                           .max = 1 << 20,
                            .is_checked = true,
                            .rule = "the capacity factor cf must be above 0 and at most "
                                    "1048576, is {}; cf=inf drops nothing"}},
@@ -447,7 +447,7 @@ void check_ranges(const RouterSettings& settings, const std::string& where) {
   RouterSettings copy = settings;
   for (const auto& option : router_options(copy)) {
     const Range& range = option.option.range;
-    const auto number = number_of(option.option.member);
+    const auto number = numeric_value(option.option.member);
     if (number && range.is_checked && !holds(range, *number)) {
       const std::string text = option_text(option);
       throw UserError("{}: {}", where,
@@ -461,7 +461,7 @@ void check_ranges(const RouterSettings& settings, const std::string& where) {
 void check_router(const RouterSettings& settings, int64_t experts) {
   RouterSettings copy = settings;
   for (const auto& option : router_options(copy)) {
-    const auto number = number_of(option.option.member);
+    const auto number = numeric_value(option.option.member);
     const auto message = option.messages.find(OptionMessage::kTooMany);
     USER_ERROR_IF(
         message != option.messages.end() && number.value_or(0) > static_cast<double>(experts), "{}",
@@ -489,7 +489,7 @@ int64_t max_choices(const RouterSettings& settings, int64_t experts) {
 
 RouterSettings with_granularity(RouterSettings settings, int64_t granularity) {
   for (const auto& option : router_options(settings)) {
-    const auto number = number_of(option.option.member);
+    const auto number = numeric_value(option.option.member);
     if (option.has(kScalesWithGranularity) && number) {
       set_value(option.option.member,
                 fmt::format("{}", *number * static_cast<double>(granularity)));

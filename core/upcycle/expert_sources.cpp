@@ -79,7 +79,7 @@ void read_block(const io::Checkpoint& parent, const std::string& name, int64_t b
   const auto bytes =
       parent.bytes(name).subspan(static_cast<size_t>(begin) * step, values.size() * step);
   convert(bytes, from, std::as_writable_bytes(values), io::DType::kF32);
-  parent.file_of(name).file().drop(bytes);
+  parent.tensor_file(name)->file().drop(bytes);
 }
 
 bool is_contiguous(const ExpertMatrix& matrix) { return matrix.row_step == matrix.info.shape[1]; }
@@ -238,7 +238,7 @@ void write_converted(io::SafetensorsWriter& writer, const io::TensorInfo& info,
 }
 
 void FiniteWeights::check(const io::Checkpoint& parent, const std::string& name) {
-  const io::SafetensorsFile& file = parent.file_of(name);
+  const io::SafetensorsFile& file = *parent.tensor_file(name);
   if (!checked_.emplace(&file, name).second) {
     return;
   }
@@ -298,7 +298,7 @@ ExpertMatrix expert_slice(const io::Checkpoint& parent, const std::string& name,
                           int64_t granularity) {
   ExpertMatrix matrix;
   matrix.info = parent.info(name);
-  matrix.file = &parent.file_of(name);
+  matrix.file = parent.tensor_file(name).get();
   matrix.from = matrix.info.dtype;
   const bool is_down = name.ends_with("down_proj.weight");
   int64_t& cut = matrix.info.shape.at(is_down ? 1 : 0);

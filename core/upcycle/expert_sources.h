@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "core/io/checkpoint.h"
-#include "core/io/safetensors_writer.h"
+#include "core/io/safetensors.h"
 #include "core/model/config/config.h"
 
 namespace moe::model {

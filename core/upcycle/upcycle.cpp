@@ -122,7 +122,7 @@ io::TensorSource copied_tensor(const io::TensorInfo& info, const io::Checkpoint&
                                const std::string& source) {
   if (info.dtype == parent.info(source).dtype) {
     return {info, [&parent, source](io::SafetensorsWriter& writer) {
-              writer.copy(parent.file_of(source), source);
+              writer.copy(*parent.tensor_file(source), source);
             }};
   }
   return {info, [&parent, source, info](io::SafetensorsWriter& writer) {

@@ -141,7 +141,7 @@ std::string weights_xxh3(const io::Checkpoint& folder) {
     for (size_t begin = 0; begin < bytes.size(); begin += kBlockBytes) {
       const auto block = bytes.subspan(begin, std::min(kBlockBytes, bytes.size() - begin));
       hash.update(block);
-      folder.file_of(info.name).file().drop(block);
+      folder.tensor_file(info.name)->file().drop(block);
     }
   }
   return hash.digest().hex();
@@ -158,8 +158,8 @@ std::string changed_part(const io::Checkpoint& folder, const Json& measured,
   const auto written = std::filesystem::last_write_time(report);
   bool is_newer = false;
   for (const auto& info : folder.tensors()) {
-    is_newer =
-        is_newer || std::filesystem::last_write_time(folder.file_of(info.name).path()) >= written;
+    is_newer = is_newer ||
+               std::filesystem::last_write_time(folder.tensor_file(info.name)->path()) >= written;
   }
   const bool is_same =
       sampled_sha256(folder) == get_string(measured, "sampled_sha256", where) &&

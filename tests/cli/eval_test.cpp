@@ -46,7 +46,7 @@ TEST_CASE("benchmarks and a quiz in one run: table, results.json, samples", "[cl
   CHECK(json_lines(read_file(folder / "out/samples_arc_easy.jsonl")).size() == 5);
   const auto samples = json_lines(read_file(folder / "out/samples_mine.jsonl"));
   CHECK(samples.at(1)["acc"] == 1.0);  // "Once upon a time" is what this model knows best
-  check_refused(words, "results.json: is there already");
+  check_refused(words, "results.json: exists already");
   succeed(joined(words, {"--force", "--precision", "bf16"}));
   const Json again = Json::parse(read_file(folder / "out/results.json"));
   CHECK(results["config"]["model_dtype"] == "float32");
@@ -157,7 +157,7 @@ TEST_CASE("--stats writes the counts that --stats-by names, and a table of layer
                                    "--json", "--quiet", "--threads", "1"});
   CHECK(Json::parse(texts.out)["total"]["tokens"] > 4);
 
-  check_refused(joined(words, {"layer"}), "stats.json: is there already");
+  check_refused(joined(words, {"layer"}), "stats.json: exists already");
   check_refused({"eval", tiny("model"), "--tasks", quiz, "--stats", (folder / "new").string()},
                 "this model is dense, it routes nothing to count");
   check_refused({"eval", tiny("model"), "--stats-text", quiz}, "--stats-text needs a mixture");

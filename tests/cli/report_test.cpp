@@ -80,7 +80,7 @@ TEST_CASE("moe report writes to -o, several runs on one page, and replaces nothi
   CHECK(succeed(both).out == page + "\n");
   CHECK(says(read_file(page), "<h1>first, second</h1>"));
   CHECK_FALSE(std::filesystem::exists(dir / "first/report.html"));
-  check_refused(both, "page.html: is there already");
+  check_refused(both, "page.html: exists already");
   succeed({"report", first, "-o", page, "--force"});
   CHECK(says(read_file(page), "2.5000"));
   check_refused({"report", first, second}, "-o is required with several runs");

@@ -19,16 +19,16 @@ build=build/fuzz
 # The sources of each target beside its own; none of them may include LibTorch (tests/layout_test.cpp).
 base=(core/base/{error,json,read_file,text}.cpp)
 mapped=("${base[@]}" core/io/file.cpp)
-tensors=("${mapped[@]}" core/io/{safetensors,safetensors_writer}.cpp)
+tensors=("${mapped[@]}" core/io/safetensors.cpp)
 data=(core/data/{example_set,examples,formats,records,templates,text_codec}.cpp core/tokenizer/*.cpp)
 declare -A sources=(
   [safetensors]="${tensors[*]}"
-  [config]="${tensors[*]} $(echo core/io/{checkpoint,output_checks,staged_folder,staging_area}.cpp core/tokenizer/*.cpp core/model/config/{architecture,config*,weights}.cpp core/route/router*.cpp)"
+  [config]="${tensors[*]} $(echo core/io/{checkpoint,output_checks,staged_folder}.cpp core/tokenizer/*.cpp core/model/config/{architecture,config*,weights}.cpp core/route/router*.cpp)"
   [data]="${base[*]} ${data[*]}"
   [task_data]="${base[*]} $(echo core/eval/formats/*.cpp)"
   [task]="${base[*]} core/base/toml.cpp core/eval/tasks/prompt_template.cpp core/eval/metrics/filters.cpp $(echo core/eval/formats/*.cpp)"
   [logits]="${base[*]} core/route/read_logits.cpp"
-  [run]="${base[*]} ${data[*]} $(echo core/io/{checksums,line_log,output_checks,staged_folder,staging_area}.cpp core/train/observe/{history,curves}.cpp core/train/checkpoint/{inputs,run_folder}.cpp core/train/config/{settings,options}.cpp core/base/{option,toml}.cpp core/upcycle/upcycle_request.cpp core/model/config/{architecture,compute,config}.cpp core/route/router*.cpp)"
+  [run]="${base[*]} ${data[*]} $(echo core/io/{checksums,line_log,output_checks,staged_folder}.cpp core/train/observe/{history,curves}.cpp core/train/checkpoint/{inputs,run_folder}.cpp core/train/config/{settings,options}.cpp core/base/{option,toml}.cpp core/upcycle/upcycle_request.cpp core/model/config/{architecture,compute,config}.cpp core/route/router*.cpp)"
   [tokenizer]="${mapped[*]} $(echo core/tokenizer/*.cpp)"
   [tokenizer_json]="${mapped[*]} $(echo core/tokenizer/*.cpp)"
 )

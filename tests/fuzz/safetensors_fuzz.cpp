@@ -16,7 +16,7 @@
 #include <string>
 
 #include "core/base/error.h"
-#include "core/io/safetensors_writer.h"
+#include "core/io/safetensors.h"
 
 namespace {
 

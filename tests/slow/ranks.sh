@@ -81,14 +81,14 @@ for ((i = 0; i < kills; ++i)); do
   rank=$((RANDOM % 3))
   delay=$(awk -v r=$RANDOM 'BEGIN { print r / 32768 * 2 }')
   strike KILL $rank "$delay"
-  check "SIGKILL of rank $rank after $delay s: ended in $took s" fell $rank "is gone (signal 9, Killed): "
+  check "SIGKILL of rank $rank after $delay s: ended in $took s" fell $rank "has exited (signal 9, Killed): "
 done
 for rank in 0 2; do
   strike STOP $rank 2
   check "SIGSTOP of rank $rank: ended in $took s" fell $rank "does not answer: "
 done
 strike SEGV 1 2
-check "SIGSEGV of rank 1" fell 1 "is gone (signal 11, Segmentation fault): "
+check "SIGSEGV of rank 1" fell 1 "has exited (signal 11, Segmentation fault): "
 
 signal_launcher() {  # SIGNAL; under nohup SIGHUP would be ignored, and the run rightly go on
   # shellcheck disable=SC2046
@@ -129,7 +129,7 @@ begin_training() {  # RUN DELAY: sets launcher, pids
   mapfile -t pids < <(ranks_of $launcher)
 }
 named() {  # RANK
-  [ "$status" -eq 1 ] && grep -qE "^moe: rank $1 (\(host .*, pid ${pids[$1]}\) )?is gone \(signal 9, Killed\): " "$work/err" &&
+  [ "$status" -eq 1 ] && grep -qE "^moe: rank $1 (\(host .*, pid ${pids[$1]}\) )?has exited \(signal 9, Killed\): " "$work/err" &&
     awk -v t="$took" 'BEGIN { exit !(t < 9) }' && is_gone "${pids[@]}"
 }
 
@@ -242,7 +242,7 @@ if [ "$(id -u)" -eq 0 ] && make_hosts; then
     kill -9 "$(innermost "${outer[rank]}")"
     wait_all
     took=$(seconds_since "$begin")
-    check "SIGKILL of rank $rank of two hosts: ended in $took s" others_fell $rank "(is gone|does not answer)"
+    check "SIGKILL of rank $rank of two hosts: ended in $took s" others_fell $rank "(has exited|does not answer)"
   done
   start_all
   sleep 3
@@ -253,7 +253,7 @@ if [ "$(id -u)" -eq 0 ] && make_hosts; then
   took=$(seconds_since "$begin")
   kill -9 "$frozen"
   wait_all
-  check "a rank that hangs on the other host: ended in $took s" others_fell 2 "(did not come|does not answer)"
+  check "a rank that hangs on the other host: ended in $took s" others_fell 2 "(is not in the collective|does not answer)"
   start_all
   sleep 3
   begin=$(date +%s.%N)

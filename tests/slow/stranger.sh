@@ -118,7 +118,7 @@ def play(family, address, baits):
     prefix = "/moe////"  # of a run whose launcher has no name for it
     assert get(stranger, prefix + "member/0") is not None  # the keys are the right ones
     paths = [os.path.join(baits, name) for name in sorted(os.listdir(baits))]
-    for key in ("memory", "all/memory", "all/group.0.0/memory", "long_operation", "member/2", "member/-1"):
+    for key in ("memory", "all/memory", "all/split.0.0/memory", "long_operation", "member/2", "member/-1"):
         for path in paths:
             for value in (path, f"/proc/{os.getpid()}/fd/0", "0", "-1", "99999999999999999999", ""):
                 stranger.sendall(struct.pack("=B", SET) + text(prefix + key) + text(value))

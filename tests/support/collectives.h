@@ -21,7 +21,7 @@ inline bool rows_arrive_in_rank_order(distributed::Comm& comm, at::ScalarType ty
   }
   const at::Tensor expected = at::cat(wanted).to(type);
   const at::Tensor output = at::empty_like(expected);
-  comm.all_to_all(at::cat(parts).to(type), sent, output, received)->wait();
+  comm.all_to_all(at::cat(parts).to(type), sent, output, received).wait();
   return at::equal(output, expected);
 }
 
@@ -36,7 +36,7 @@ inline bool one_rank_may_get_all(distributed::Comm& comm) {
   }
   const int64_t rows = comm.rank() == 0 ? comm.size() * (comm.size() - 1) / 2 : 0;
   const at::Tensor output = at::full({rows, 3}, -1.0);
-  comm.all_to_all(at::full({comm.rank(), 3}, 1.0 * comm.rank()), sent, output, received)->wait();
+  comm.all_to_all(at::full({comm.rank(), 3}, 1.0 * comm.rank()), sent, output, received).wait();
   bool is_right = true;
   for (int64_t other = 0, row = 0; comm.rank() == 0 && other < comm.size(); row += other++) {
     is_right = is_right && output.narrow(0, row, other).eq(other).all().item<bool>();
@@ -72,13 +72,12 @@ inline bool numbers_and_texts_travel(distributed::Comm& comm) {
 }
 
 // For four ranks.
-inline bool parts_talk_among_themselves(distributed::Comm& comm) {
+inline bool splits_exchange_among_themselves(distributed::Comm& comm) {
   const bool is_odd = comm.rank() % 2 == 1;
-  const auto part =
-      comm.part("parity", is_odd ? std::vector<int64_t>{1, 3} : std::vector<int64_t>{0, 2});
+  const auto part = comm.split(is_odd ? std::vector<int64_t>{1, 3} : std::vector<int64_t>{0, 2});
   const at::Tensor sum = numbers({static_cast<float>(comm.rank())});
   part->all_reduce(sum);
-  const auto alone = comm.part("alone", {comm.rank()});
+  const auto alone = comm.split({comm.rank()});
   return part->size() == 2 && part->rank() == comm.rank() / 2 && alone->size() == 1 &&
          at::equal(sum, numbers({is_odd ? 4.0F : 2.0F}));
 }

@@ -2,7 +2,6 @@
 // A Comm that counts the bytes that all_to_all sends to other ranks.
 
 #include <numeric>
-#include <string>
 
 #include "core/distributed/comm.h"
 
@@ -15,9 +14,8 @@ class CountingComm : public distributed::Comm {
 
   int64_t bytes_sent = 0;
 
-  std::unique_ptr<distributed::Transfer> all_to_all(
-      const at::Tensor& input, const std::vector<int64_t>& input_rows, const at::Tensor& output,
-      const std::vector<int64_t>& output_rows) override {
+  distributed::Transfer all_to_all(const at::Tensor& input, at::IntArrayRef input_rows,
+                                   const at::Tensor& output, at::IntArrayRef output_rows) override {
     int64_t rows = std::accumulate(input_rows.begin(), input_rows.end(), int64_t{0});
     rows -= input_rows[rank()];
     const int64_t width = input.dim() > 1 ? input.size(1) : 1;
@@ -28,14 +26,13 @@ class CountingComm : public distributed::Comm {
   void reduce_scatter(const at::Tensor& input, const at::Tensor& output) override {
     inner_.reduce_scatter(input, output);
   }
-  std::unique_ptr<distributed::Transfer> start_all_gather(const at::Tensor& input,
-                                                          const at::Tensor& output) override {
+  distributed::Transfer start_all_gather(const at::Tensor& input,
+                                         const at::Tensor& output) override {
     return inner_.start_all_gather(input, output);
   }
   void barrier() override { inner_.barrier(); }
-  std::unique_ptr<distributed::Comm> part(const std::string& name,
-                                          const std::vector<int64_t>& members) override {
-    return inner_.part(name, members);
+  std::unique_ptr<distributed::Comm> split(at::IntArrayRef members) override {
+    return inner_.split(members);
   }
 
  private:

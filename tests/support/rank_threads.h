@@ -64,19 +64,20 @@ class Meeting {
     }
   }
 
-  // Makes all waits throw, also those of parts.
+  // Makes all waits throw, also those of subsets.
   void give_up() {
     const std::lock_guard lock(mutex_);
     broken_ = true;
     changed_.notify_all();
-    for (const auto& [key, part] : parts_) {
-      part->give_up();
+    for (const auto& [key, split] : splits_) {
+      split->give_up();
     }
   }
 
-  std::shared_ptr<Meeting> part(const std::string& name, const std::vector<int64_t>& members) {
+  // Returns the state of the subset `members` in split `number`.
+  std::shared_ptr<Meeting> split(int64_t number, at::IntArrayRef members) {
     const std::lock_guard lock(mutex_);
-    auto& found = parts_[{name, members}];
+    auto& found = splits_[{number, members.front()}];
     if (!found) {
       found = std::make_shared<Meeting>(members.size());
       found->broken_ = broken_;
@@ -91,7 +92,7 @@ class Meeting {
   size_t arrived_ = 0;
   int64_t round_ = 0;
   bool broken_ = false;
-  std::map<std::pair<std::string, std::vector<int64_t>>, std::shared_ptr<Meeting>> parts_;
+  std::map<std::pair<int64_t, int64_t>, std::shared_ptr<Meeting>> splits_;
 };
 
 class ThreadComm : public Comm {
@@ -99,10 +100,9 @@ class ThreadComm : public Comm {
   ThreadComm(std::shared_ptr<Meeting> meeting, int64_t rank, int64_t size, at::Device device)
       : Comm(device, rank, size), meeting_(std::move(meeting)) {}
 
-  std::unique_ptr<Transfer> all_to_all(const Tensor& input, const std::vector<int64_t>& input_rows,
-                                       const Tensor& output,
-                                       const std::vector<int64_t>& output_rows) override {
-    show({"all_to_all", input, input_rows});
+  Transfer all_to_all(const Tensor& input, at::IntArrayRef input_rows, const Tensor& output,
+                      at::IntArrayRef output_rows) override {
+    show({"all_to_all", input, input_rows.vec()});
     int64_t to = 0;
     for (int64_t rank = 0; rank < size(); ++rank) {
       const Shown& other = meeting_->shown_by(rank);
@@ -114,7 +114,7 @@ class ThreadComm : public Comm {
       to += *before;
     }
     finish();
-    return std::make_unique<Transfer>();
+    return Transfer();
   }
 
   void all_reduce(const Tensor& tensor) override {
@@ -138,7 +138,7 @@ class ThreadComm : public Comm {
     finish();
   }
 
-  std::unique_ptr<Transfer> start_all_gather(const Tensor& input, const Tensor& output) override {
+  Transfer start_all_gather(const Tensor& input, const Tensor& output) override {
     show({"all_gather", input, {}});
     const int64_t length = input.size(0);
     for (int64_t rank = 0; rank < size(); ++rank) {
@@ -149,17 +149,17 @@ class ThreadComm : public Comm {
       }
     }
     finish();
-    return std::make_unique<Transfer>();
+    return Transfer();
   }
 
   void barrier() override { meeting_->wait(); }
 
-  std::unique_ptr<Comm> part(const std::string& name,
-                             const std::vector<int64_t>& members) override {
+  std::unique_ptr<Comm> split(at::IntArrayRef members) override {
     const auto own = std::find(members.begin(), members.end(), this->rank());
-    MOE_CHECK(own != members.end(), "rank {} is not in its part", this->rank());
-    return std::make_unique<ThreadComm>(meeting_->part(name, members), own - members.begin(),
-                                        static_cast<int64_t>(members.size()), device());
+    MOE_CHECK(own != members.end(), "rank {} is not in its subset", this->rank());
+    return std::make_unique<ThreadComm>(meeting_->split(num_splits_++, members),
+                                        own - members.begin(), static_cast<int64_t>(members.size()),
+                                        device());
   }
 
  private:
@@ -175,6 +175,7 @@ class ThreadComm : public Comm {
   }
 
   std::shared_ptr<Meeting> meeting_;
+  int64_t num_splits_ = 0;
 };
 
 }  // namespace rank_threads

@@ -20,37 +20,15 @@ namespace {
 // Returns `text` for use between tags or in a quoted attribute: markup is escaped, invalid UTF-8
 // and control characters become U+FFFD.
 std::string html(std::string_view text) {
-  std::string out;
-  for (const char c : replace_invalid_utf8(text)) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      case '\n':
-      case '\t':
-        out += c;
-        break;
-      default:
-        if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-          out += "\uFFFD";
-        } else {
-          out += c;
-        }
+  static const std::map<char, std::string> entities = [] {
+    std::map<char, std::string> map = {{'&', "&amp;"},  {'<', "&lt;"},   {'>', "&gt;"},
+                                       {'"', "&quot;"}, {'\'', "&#39;"}, {'\x7f', "\uFFFD"}};
+    for (char c = 0; c < 0x20; ++c) {
+      map[c] = c == '\n' || c == '\t' ? std::string(1, c) : "\uFFFD";
     }
-  }
-  return out;
+    return map;
+  }();
+  return escape(replace_invalid_utf8(text), entities);
 }
 
 std::string text_at(const OrderedJson& json, const char* key) {
@@ -226,7 +204,7 @@ std::string make_page(OrderedJson page) {
                             "\\u003c")}});
 }
 
-double rounded_for_screen(double value) {
+double round_for_screen(double value) {
   return std::strtod(fmt::format("{:.5g}", value).c_str(), nullptr);
 }
 

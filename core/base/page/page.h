@@ -49,6 +49,6 @@ namespace moe {
 std::string make_page(OrderedJson page);
 
 // Returns `value` with the significant digits that a screen can show, to keep pages small.
-double rounded_for_screen(double value);
+double round_for_screen(double value);
 
 }  // namespace moe

@@ -42,8 +42,8 @@
     for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; ++i) all.push(i * step || 0); // never -0
     return all;
   };
-  // Of a log scale from 10^low to 10^high: 1, 2 and 5 times the powers of ten, the powers alone where those are too many, and
-  // steps of equal size where they are too few.
+  // Ticks of a log scale from 10^low to 10^high: 1, 2 and 5 times the powers of ten; only the powers if those are too many;
+  // steps of equal size if they are too few.
   const logTicks = (low, high, most) => {
     const inside = v => Math.log10(v) >= low && Math.log10(v) <= high, powers = [];
     for (let power = Math.floor(low); power <= high; ++power) powers.push(power);
@@ -53,8 +53,8 @@
     return times([1]).filter((_, i, all) => i % Math.ceil(all.length / most) === 0);
   };
 
-  // What most of the values need, on a log scale as powers of ten: a few far ones may leave the panel (cut), its caption tells
-  // their peak. On an axis of names none may.
+  // Returns the range of most of the values, on a log scale as powers of ten. A few outliers may be outside of the panel (cut);
+  // its caption has their peak. On an axis of names there are none.
   const range = (values, panel, log, mayCut) => {
     const scaled = log ? Math.log10 : v => v;
     const all = values.map(scaled).sort((a, b) => a - b), at = share => all[Math.round(share * (all.length - 1))];
@@ -164,7 +164,7 @@
         element("path", {class: kind, style: `stroke: ${colour(index)}`, d: `M${points(line.x, line.y).join("L")}`}));
       if (series.low) addInterval(series, index, area);
       add(series.smooth ? "raw" : "line", series);
-      // Of a downsampled curve every bucket is a stroke from its least to its largest value: a band.
+      // A downsampled curve is drawn as a band: each bucket is a stroke from its smallest to its largest value.
       if (series.smooth && series.x.length > 400) area.lastChild.style.strokeWidth = clamp(2 * (x(lastX) - x(from)) / series.x.length, 1, 3);
       if (series.smooth) add("line", series.smooth);
       if ((series.is_marked && series.x.length <= 80) || series.x.length === 1) series.x.forEach((v, i) => area.append(

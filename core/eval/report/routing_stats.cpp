@@ -146,11 +146,9 @@ StatsBy parse_stats_by(const std::vector<std::string>& words) {
   const std::vector<std::string> known = {"layer", "source", "task", "token"};
   const auto has = [&](const char* word) { return std::ranges::find(words, word) != words.end(); };
   for (const auto& word : words) {
-    if (std::ranges::find(known, word) == known.end()) {
-      const std::string near = nearest_name(word, known);
-      throw UserError("--stats-by '{}' is unknown{}; known: {}", printable(word),
-                      near.empty() ? "" : ", did you mean '" + near + "'?", fmt::join(known, ", "));
-    }
+    USER_ERROR_IF(std::ranges::find(known, word) == known.end(),
+                  "--stats-by '{}' is unknown{}; known: {}", printable(word),
+                  did_you_mean(word, known), fmt::join(known, ", "));
   }
   return {has("task"), has("source"), has("token")};
 }

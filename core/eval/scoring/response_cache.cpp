@@ -39,7 +39,7 @@ io::Digest model_digest(const io::Checkpoint& checkpoint) {
     for (const size_t begin : {size_t{0}, (bytes.size() - length) / 2, bytes.size() - length}) {
       hash.update(bytes.subspan(begin, length));
     }
-    const auto& file = checkpoint.file_of(tensor.name).path();
+    const auto& file = checkpoint.tensor_file(tensor.name)->path();
     if (std::ranges::find(files, file) == files.end()) {
       files.push_back(file);
       struct stat status {};

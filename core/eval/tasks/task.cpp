@@ -46,12 +46,9 @@ void check_keys(const Json& settings, const std::string& where, bool is_known) {
     const auto is_among = [&](const Texts& keys) {
       return std::ranges::find(keys, key) != keys.end();
     };
-    if (!is_among(kOwnKeys) && !(is_known && is_among(kKnownKeys))) {
-      const std::string near = nearest_name(key, kOwnKeys);
-      throw UserError("{}: '{}' is no setting of a task{}; known: {}", where, printable(key),
-                      near.empty() ? "" : ", did you mean '" + near + "'?",
-                      fmt::join(kOwnKeys, ", "));
-    }
+    USER_ERROR_IF(!is_among(kOwnKeys) && !(is_known && is_among(kKnownKeys)),
+                  "{}: '{}' is no setting of a task{}; known: {}", where, printable(key),
+                  did_you_mean(key, kOwnKeys), fmt::join(kOwnKeys, ", "));
   }
 }
 
@@ -366,10 +363,10 @@ Task make_task(const Json& settings, const std::string& where, bool is_known) {
 Task make_own_task(const Json& settings, const fs::path& file) {
   const std::string name =
       get_string(settings, "task", file.string(), printable(file.stem().string()));
-  USER_ERROR_IF(name.empty() || name.find_first_of("/\\") != std::string::npos ||
-                    terminal_text(name, /*one_line=*/true) != name,
-                "'task' is '{}', it names files: no slashes, no control characters, not empty",
-                printable(name));
+  USER_ERROR_IF(
+      name.empty() || name.find_first_of("/\\") != std::string::npos || terminal_line(name) != name,
+      "'task' is '{}', it names files: no slashes, no control characters, not empty",
+      printable(name));
   DataSet data;
   data.scored = own_split(settings, "data", file);
   data.shots = own_split(settings, "fewshot_data", file);

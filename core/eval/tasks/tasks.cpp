@@ -259,11 +259,10 @@ Task find_task(const std::string& name, Compat compat) {
   for (const auto& group : known_groups()) {
     known.push_back(group.name);
   }
-  const std::string near = nearest_name(name, known);
   throw UserError(
       "unknown task '{}'{}; moe eval --list shows all; or a file of your own: TASK.json, TASK.toml "
       "or QUIZ.jsonl",
-      printable(name), near.empty() ? "" : ", did you mean '" + near + "'?");
+      printable(name), did_you_mean(name, known));
 }
 
 }  // namespace

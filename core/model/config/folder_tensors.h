@@ -18,7 +18,7 @@
 
 #include "core/distributed/comm.h"
 #include "core/io/checkpoint.h"
-#include "core/io/safetensors_writer.h"
+#include "core/io/safetensors.h"
 #include "core/io/staged_folder.h"
 
 namespace moe::model {

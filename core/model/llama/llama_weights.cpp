@@ -91,7 +91,7 @@ Tensor stored_tensor(const io::Checkpoint& checkpoint, const std::string& name) 
   }
   return at::from_blob(
       const_cast<std::byte*>(bytes.data()), info.shape,
-      [file = checkpoint.shared_tensor_file(name)](void* /*data*/) {}, options);
+      [file = checkpoint.tensor_file(name)](void* /*data*/) {}, options);
 }
 
 // Returns a weight whose matrices alias the mapped files.
@@ -399,14 +399,14 @@ Llama Llama::load(const io::Checkpoint& checkpoint, const distributed::Layout& l
   if (storage == Storage::kF32 || !device.is_cpu()) {
     for (const auto& [name, view] : model.weights_->stored_views(written_form(config))) {
       view.copy_(stored_tensor(checkpoint, name));
-      checkpoint.file_of(name).file().drop(checkpoint.bytes(name));  // frees the page cache
+      checkpoint.tensor_file(name)->file().drop(checkpoint.bytes(name));  // frees the page cache
     }
     for (const auto& [name, range] : model.weights_->sharded_ranges(written_form(config))) {
       if (const Overlap own(range); own.count > 0) {
         own.values.copy_(
             stored_tensor(checkpoint, name).view({-1}).narrow(0, own.begin, own.count));
       }
-      checkpoint.file_of(name).file().drop(checkpoint.bytes(name));
+      checkpoint.tensor_file(name)->file().drop(checkpoint.bytes(name));
     }
   }
   for (const auto& info : shared_expert_tensors(config)) {

@@ -120,7 +120,7 @@ void WeightShards::gather(size_t number) {
   start(number);
   Unit& unit = units_[number];
   for (const auto& transfer : unit.transfers) {
-    transfer->wait();
+    transfer.wait();
   }
   unit.transfers.clear();
   for (ShardedWeight* weight : unit.weights) {

@@ -79,7 +79,7 @@ class WeightShards {
   struct Unit {
     std::vector<ShardedWeight*> weights;
     State state = State::kReleased;
-    std::vector<std::unique_ptr<distributed::Transfer>> transfers;
+    std::vector<distributed::Transfer> transfers;
     bool is_reduced = true;  // false: has gradients to reduce
   };
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -102,7 +103,7 @@ struct AllToAllState : torch::CustomClassHolder {
   }
 
   Tensor finish() {
-    MOE_CHECK(transfer != nullptr, "no all-to-all was started");
+    MOE_CHECK(transfer.has_value(), "no all-to-all was started");
     transfer->wait();
     transfer.reset();
     send_buffer = Tensor();
@@ -112,7 +113,7 @@ struct AllToAllState : torch::CustomClassHolder {
   distributed::Comm& group;
   int64_t layer;  // of the forward, for error messages in backward
   std::vector<int64_t> send_counts, receive_counts;
-  std::unique_ptr<distributed::Transfer> transfer;
+  std::optional<distributed::Transfer> transfer;
   Tensor send_buffer, receive_buffer;  // alive until the transfer is complete
 };
 

@@ -19,7 +19,6 @@
 #include "core/io/checksums.h"
 #include "core/io/output_checks.h"
 #include "core/io/staged_folder.h"
-#include "core/io/staging_area.h"
 #include "core/train/config/options.h"
 
 namespace moe::train {

@@ -11,7 +11,7 @@
 #include "core/base/json.h"
 #include "core/io/checksums.h"
 #include "core/io/file.h"
-#include "core/io/safetensors_writer.h"
+#include "core/io/safetensors.h"
 #include "core/model/config/folder_tensors.h"
 
 namespace moe::train {

@@ -14,7 +14,7 @@
 #include "core/base/resources.h"
 #include "core/base/version.h"
 #include "core/io/file.h"
-#include "core/io/staging_area.h"
+#include "core/io/staged_folder.h"
 #include "core/route/router.h"
 #include "core/train/checkpoint/snapshot.h"
 #include "core/train/observe/history.h"

@@ -60,8 +60,8 @@ OrderedJson fact(const std::string& name, const std::string& value, const std::s
 OrderedJson facts(const History& history, std::optional<double> steps) {
   OrderedJson facts = OrderedJson::array();
   facts.push_back(
-      fact("Steps", grouped(history.steps),
-           steps && *steps < 1e15 ? "of " + grouped(static_cast<int64_t>(*steps)) : ""));
+      fact("Steps", group_digits(history.steps),
+           steps && *steps < 1e15 ? "of " + group_digits(static_cast<int64_t>(*steps)) : ""));
   for (const auto& [title, curve] : {std::pair("Loss", "loss"), {"Held out", "held_out_loss"}}) {
     if (const Downsampled* found = history.find_curve(curve)) {
       facts.push_back(fact(title, fmt::format("{:.4f}", found->last.value),
@@ -73,11 +73,11 @@ OrderedJson facts(const History& history, std::optional<double> steps) {
   if (const ReluStages& stages = history.relu_stages(); stages.has_begun()) {
     const auto end = stages.sparsifying_end();
     facts.push_back(
-        fact("Sparse since step", end ? grouped(*end) : "-",
+        fact("Sparse since step", end ? group_digits(*end) : "-",
              fmt::format("{} {}; S* is {:.4g}", end ? "dense until" : "not yet; dense until",
-                         grouped(stages.dense_end()), stages.target())));
+                         group_digits(stages.dense_end()), stages.target())));
   }
-  facts.push_back(fact("Tokens", grouped(history.total_tokens)));
+  facts.push_back(fact("Tokens", group_digits(history.total_tokens)));
   facts.push_back(fact("Time", clock_text(history.seconds)));
   return facts;
 }
@@ -90,15 +90,16 @@ OrderedJson notes(const History& history, const std::vector<Json>& starts) {
   if (history.skipped_count > 0) {
     add(fmt::format("{} step{} skipped ({} by a loss or gradient that was no number, {} as "
                     "outliers): {}{}",
-                    grouped(history.skipped_count), history.skipped_count == 1 ? "" : "s",
+                    group_digits(history.skipped_count), history.skipped_count == 1 ? "" : "s",
                     history.skipped_count - history.skipped_outliers, history.skipped_outliers,
                     fmt::join(history.skipped, ", "),
                     history.skipped_count > std::ssize(history.skipped) ? ", .." : ""),
         true);
   }
   if (history.missing > 0) {
-    add(fmt::format("{} step{} no line in metrics.jsonl and {} not drawn", grouped(history.missing),
-                    history.missing == 1 ? " has" : "s have", history.missing == 1 ? "is" : "are"),
+    add(fmt::format("{} step{} no line in metrics.jsonl and {} not drawn",
+                    group_digits(history.missing), history.missing == 1 ? " has" : "s have",
+                    history.missing == 1 ? "is" : "are"),
         true);
   }
   if (!starts.empty() && starts.back().value("notes", Json()).is_array()) {
@@ -127,7 +128,7 @@ void add_table(const std::vector<std::string>& columns, const OrderedJson& rows,
 }
 
 std::string at_step(const Point& point, double scale) {
-  return fmt::format("{} at {}", number(point.value * scale), grouped(point.step));
+  return fmt::format("{} at {}", number(point.value * scale), group_digits(point.step));
 }
 
 std::string curve_title(const PanelSpec& spec, const PanelLine& line) {
@@ -265,7 +266,8 @@ OrderedJson ends_table(const std::vector<ComparedRun>& runs,
   OrderedJson rows = OrderedJson::array();
   for (size_t i = 0; i < runs.size(); ++i) {
     const History& history = runs[i].history;
-    std::vector<std::string> cells = {grouped(history.steps), grouped(history.total_tokens),
+    std::vector<std::string> cells = {group_digits(history.steps),
+                                      group_digits(history.total_tokens),
                                       clock_text(history.seconds)};
     for (const auto& [curve, scale] : curves) {
       const Downsampled* found = history.find_curve(curve);
@@ -310,8 +312,8 @@ OrderedJson samples(const SampleHistory& history) {
   for (const auto& prompt : history.prompts()) {
     OrderedJson texts = OrderedJson::array();
     for (const auto* sample : pick_samples(prompt)) {
-      texts.push_back(
-          {{"name", "step " + grouped(sample->step)}, {"text", shortened(trimmed(sample->text))}});
+      texts.push_back({{"name", "step " + group_digits(sample->step)},
+                       {"text", shortened(trimmed(sample->text))}});
     }
     panels.push_back({{"kind", "texts"}, {"title", shortened(prompt.prompt)}, {"texts", texts}});
   }
@@ -327,7 +329,7 @@ std::string to_text(const Json& value) {
     return lines;
   }
   if (value.is_number_integer()) {
-    return grouped(value.get<int64_t>());
+    return group_digits(value.get<int64_t>());
   }
   return value.is_string() ? value.get<std::string>()
                            : value.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -363,7 +365,7 @@ OrderedJson about(const std::vector<Json>& starts) {
     const Json& start = starts[i];
     const int64_t step =
         start.value("step", Json()).is_number_integer() ? start["step"].get<int64_t>() : 0;
-    add(step == 0 ? "Started" : fmt::format("Resumed after step {}", grouped(step)),
+    add(step == 0 ? "Started" : fmt::format("Resumed after step {}", group_digits(step)),
         to_text(start.value("time", Json("unknown"))));
   }
   OrderedJson panels = OrderedJson::array();

@@ -39,7 +39,7 @@ OrderedJson points_json(const std::vector<Point>& points, double scale) {
   OrderedJson steps = OrderedJson::array(), values = OrderedJson::array();
   for (const auto& point : points) {
     steps.push_back(point.step);
-    values.push_back(rounded_for_screen(point.value * scale));
+    values.push_back(round_for_screen(point.value * scale));
   }
   return {{"x", steps}, {"y", values}};
 }

@@ -65,12 +65,9 @@ void check_words(const std::vector<std::string>& words) {
     const auto stars = std::ranges::count(word, '*');
     USER_ERROR_IF(stars > kMaxStars, "--train '{}': a pattern may have {} stars, this has {}", word,
                   kMaxStars, stars);
-    if (stars == 0 && std::ranges::find(groups(), word) == groups().end()) {
-      const std::string near = nearest_name(word, groups());
-      throw UserError("--train '{}' is unknown{}; known: {}, or a pattern like model.layers.0.*",
-                      word, near.empty() ? "" : ", did you mean '" + near + "'?",
-                      fmt::join(groups(), ", "));
-    }
+    USER_ERROR_IF(stars == 0 && std::ranges::find(groups(), word) == groups().end(),
+                  "--train '{}' is unknown{}; known: {}, or a pattern like model.layers.0.*", word,
+                  did_you_mean(word, groups()), fmt::join(groups(), ", "));
   }
 }
 

@@ -51,13 +51,13 @@ TEST_CASE("Broken JSON is refused with its line and column, or byte", "[base]") 
 TEST_CASE("Duplicate keys of one object are refused on request and in files", "[base]") {
   const auto refused = moe::DuplicateKeys::kRefused;
   CHECK(parse_error(R"({"a": 1, "b": {"a": 2}, "c": [{"a": 3}, {"a": 4}]})", refused).empty());
-  CHECK_THAT(parse_error(R"({"a": 1, "a": 2})", refused), contains_text("'a' is there twice"));
+  CHECK_THAT(parse_error(R"({"a": 1, "a": 2})", refused), contains_text("'a' occurs twice"));
   CHECK_THAT(parse_error(R"({"b": [{"c": 1, "\u0063": 2}]})", refused),
-             contains_text("'c' is there twice"));
+             contains_text("'c' occurs twice"));
   const moe::test::TempDir dir;
   moe::test::write_file(dir / "twice.json", R"({"a": 1, "a": 2})");
   CHECK_THAT(user_error_of([&] { moe::read_json(dir / "twice.json"); }),
-             contains_text("twice.json: 'a' is there twice"));
+             contains_text("twice.json: 'a' occurs twice"));
 }
 
 TEST_CASE("An object of 100,000 objects is parsed in linear time", "[base]") {

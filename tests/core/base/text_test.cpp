@@ -133,7 +133,7 @@ TEST_CASE("A message is one line of at most 4,000 bytes, and its words are short
 }
 
 TEST_CASE("A number is printed with a comma between thousands", "[base]") {
-  using moe::grouped;
-  CHECK((grouped(0) == "0" && grouped(999) == "999" && grouped(1000) == "1,000"));
-  CHECK((grouped(-1234567) == "-1,234,567" && grouped(-999) == "-999"));
+  using moe::group_digits;
+  CHECK((group_digits(0) == "0" && group_digits(999) == "999" && group_digits(1000) == "1,000"));
+  CHECK((group_digits(-1234567) == "-1,234,567" && group_digits(-999) == "-999"));
 }

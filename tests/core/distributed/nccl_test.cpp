@@ -1,5 +1,5 @@
-// Collectives of GPUs, without a GPU: make_nccl() of this file replaces the one of the library. Its
-// works behave as WorkNCCL does on the host: wait() orders streams and returns at once; a work is
+// Collectives of GPUs, without a GPU: the table of CUDA functions is that of this file. Its works
+// behave as WorkNCCL does on the host: wait() orders streams and returns at once; a work is
 // complete when the GPU has completed it; after an error of NCCL it is complete with an exception
 // that wait() does not throw.
 
@@ -10,7 +10,9 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "core/distributed/process_group.h"
+#include "kernels/ops/cuda_functions.h"
 #include "tests/support/catch.h"
+#include "tests/support/local_store.h"
 #include "tests/support/matchers.h"
 
 namespace moe::distributed {
@@ -37,7 +39,7 @@ struct FakeGpu {
   std::vector<c10::intrusive_ptr<FakeWork>> works;
 };
 
-thread_local FakeGpu* gpu_of_this_rank = nullptr;  // NOLINT: read by make_nccl alone
+thread_local FakeGpu* gpu_of_this_rank = nullptr;  // NOLINT: read by make_fake_nccl alone
 
 class FakeNccl : public c10d::Backend {
  public:
@@ -71,7 +73,7 @@ constexpr Seconds kTimeout{2};
 
 // Returns the message with which rank 0 of two fails, "" if it does not.
 std::string failure_of(const Body& body, const Body& other) {
-  const Store store = make_local_store();
+  const Store store = test::make_local_store();
   const std::vector<Member> members(2, this_member("127.0.0.1"));
   std::string failure;
   std::promise<void> done;
@@ -111,7 +113,7 @@ std::string failure_of(const Body& body, const Body& other) {
 
 void gather(Comm& comm) { comm.all_gather(at::zeros({2}), at::zeros({4})); }
 void send_to_all(Comm& comm) {
-  comm.all_to_all(at::zeros({2}), {1, 1}, at::zeros({2}), {1, 1})->wait();
+  comm.all_to_all(at::zeros({2}), {1, 1}, at::zeros({2}), {1, 1}).wait();
 }
 
 // Returns a body that runs `exchange`, which the GPU ends with `words` while the host is at the
@@ -126,6 +128,13 @@ Body ends_with(const std::string& words, const Exchange& exchange) {
   };
 }
 
+c10::intrusive_ptr<c10d::Backend> make_fake_nccl(const c10::intrusive_ptr<c10d::Store>& /*store*/,
+                                                 int rank, int size,
+                                                 std::chrono::milliseconds /*timeout*/,
+                                                 at::Device /*device*/) {
+  return c10::make_intrusive<FakeNccl>(rank, size, *gpu_of_this_rank);
+}
+
 void do_nothing(Comm& /*comm*/, FakeGpu& /*gpu*/, Store& /*store*/) {}
 void hang(Comm& comm, FakeGpu& /*gpu*/, Store& /*store*/) {
   gather(comm);
@@ -134,17 +143,11 @@ void hang(Comm& comm, FakeGpu& /*gpu*/, Store& /*store*/) {
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Backend> make_nccl(const ProcessGroup& /*group*/,
-                                            const c10::intrusive_ptr<c10d::Store>& /*store*/,
-                                            int rank, int size, at::Device /*device*/) {
-  return c10::make_intrusive<FakeNccl>(rank, size, *gpu_of_this_rank);
-}
-
 TEST_CASE("the host goes on while GPUs exchange, and waits for them where it must") {
   const auto body = [](Comm& comm, FakeGpu& gpu, Store& /*store*/) {
     const auto transfer = comm.start_all_gather(at::zeros({2}), at::zeros({4}));
     CHECK(gpu.works[0]->ordered == 0);
-    transfer->wait();
+    transfer.wait();
     send_to_all(comm);  // begins before the first is over
     REQUIRE(gpu.works.size() == 2);
     for (const auto& work : gpu.works) {
@@ -208,8 +211,19 @@ TEST_CASE("where another rank failed by itself, it is named and not NCCL") {
 TEST_CASE("a rank that does not come to an exchange of GPUs is named by the one that is there") {
   CHECK_THAT(failure_of(hang, do_nothing),
              contains_text("rank 1 (host ") &&
-                 contains_text(" did not come (its last operation: connecting): step 7, layer 3, "
-                               "all_gather, after "));
+                 contains_text(
+                     " is not in the collective (its last operation: connecting): step 7, layer 3, "
+                     "all_gather, after "));
 }
 
 }  // namespace moe::distributed
+
+// In place of the table in libmoe_cuda.so (kernels/ops/cuda_functions.cpp).
+extern "C" const moe::kernels::CudaFunctions* moe_cuda_functions() {
+  static const moe::kernels::CudaFunctions functions = [] {
+    moe::kernels::CudaFunctions table{};
+    table.make_nccl = moe::distributed::make_fake_nccl;
+    return table;
+  }();
+  return &functions;
+}

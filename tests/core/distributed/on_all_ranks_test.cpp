@@ -62,11 +62,11 @@ TEST_CASE("one rank alone throws what it throws") {
 TEST_CASE("one rank alone keeps what it has") {
   const auto comm = distributed::solo_comm();
   const at::Tensor rows = at::arange(6, at::kFloat).view({3, 2}), output = at::empty_like(rows);
-  comm->all_to_all(rows, {3}, output, {3})->wait();
+  comm->all_to_all(rows, {3}, output, {3}).wait();
   CHECK(at::equal(rows, output));
   comm->all_reduce(output);
   CHECK(at::equal(rows, output));
-  CHECK(comm->part("any", {0})->size() == 1);
+  CHECK(comm->split({0})->size() == 1);
 }
 
 TEST_CASE("what holds on one rank is known to all") {

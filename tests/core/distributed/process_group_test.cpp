@@ -12,6 +12,7 @@
 #include "core/distributed/comm.h"
 #include "tests/support/catch.h"
 #include "tests/support/collectives.h"
+#include "tests/support/local_store.h"
 #include "tests/support/matchers.h"
 #include "tests/support/rank_threads.h"
 
@@ -27,7 +28,7 @@ namespace {
 template <typename Body>
 std::vector<std::string> run_ranks(int64_t ranks, const Body& body) {
   setenv("TORCH_FR_BUFFER_SIZE", "0", 0);
-  const distributed::Store store = distributed::make_local_store();
+  const distributed::Store store = test::make_local_store();
   const std::vector<distributed::Member> members(ranks, distributed::this_member("127.0.0.1"));
   std::vector<std::string> failures(ranks);
   std::vector<std::thread> threads;
@@ -85,12 +86,12 @@ TEST_CASE("collectives of Gloo give every rank what it must receive") {
       is_right = is_right && sum.eq(6).all().item<bool>();
     }
     const Tensor nothing = at::empty({0, 5});
-    comm.all_to_all(nothing, {0, 0, 0}, at::empty({0, 5}), {0, 0, 0})->wait();
+    comm.all_to_all(nothing, {0, 0, 0}, at::empty({0, 5}), {0, 0, 0}).wait();
     comm.all_reduce(nothing);
     comm.all_gather(nothing, at::empty({0, 5}));
     return is_right;
   });
-  on_ranks(4, test::parts_talk_among_themselves);
+  on_ranks(4, test::splits_exchange_among_themselves);
 }
 
 TEST_CASE("several exchanges may be under way") {
@@ -99,8 +100,8 @@ TEST_CASE("several exchanges may be under way") {
     const Tensor from_one = at::empty({2}), from_two = at::empty({2});
     const auto first = comm.all_to_all(one, {1, 1}, from_one, {1, 1});
     const auto second = comm.all_to_all(two, {1, 1}, from_two, {1, 1});
-    second->wait();
-    first->wait();
+    second.wait();
+    first.wait();
     return at::equal(from_one, test::numbers({1, 2})) &&
            at::equal(from_two, test::numbers({10, 11}));
   });
@@ -115,9 +116,9 @@ TEST_CASE("a gather may be under way while sums are made and another one is wait
     const Tensor small = at::empty({3}), piece = at::empty({1});
     const auto second = comm.start_all_gather(test::numbers({r}), small);
     comm.reduce_scatter(test::numbers({r, r + 1, r + 2}), piece);
-    second->wait();
-    first->wait();
-    comm.start_all_gather(at::empty({0}), at::empty({0}))->wait();
+    second.wait();
+    first.wait();
+    comm.start_all_gather(at::empty({0}), at::empty({0})).wait();
     return at::equal(gathered.view({3, kMany}), at::arange(3.0).view({3, 1}).expand({3, kMany})) &&
            at::equal(small, test::numbers({0, 1, 2})) &&
            at::equal(piece, test::numbers({3 + 3 * r}));

@@ -33,7 +33,7 @@ void behave(const std::string& way, distributed::Comm& comm) {
   if (way == "aborts_as_others_compute") {
     rest(6.5);
   } else if (way == "aborts_as_others_connect") {
-    comm.part("some", {0, 1, 2});
+    comm.split({0, 1, 2});
   } else if (way == "writes_slowly" || way == "stops_as_it_writes") {
     distributed::on_all_ranks(&comm, [] {});
   }

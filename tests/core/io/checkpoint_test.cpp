@@ -126,8 +126,8 @@ TEST_CASE("An index that disagrees with its shards is refused with tensor and sh
             "'lm_head.weight' is in shard 'model-00001-of-00006.safetensors', which does not"},
            {R"({"x": "model-9.safetensors"})", "'model-9.safetensors', which is not in the folder"},
            {R"({"x": "../secret.safetensors"})",
-            "'x' is said to be in '../secret.safetensors', which is no file name"},
-           {R"({"x": ".."})", "'x' is said to be in '..', which is no file name"},
+            "'x' is listed in '../secret.safetensors', which is not a file name"},
+           {R"({"x": ".."})", "'x' is listed in '..', which is not a file name"},
            {R"({"x": 3})", "'x' must be a string, is 3"}}) {
     Json changed = index;
     changed["weight_map"].merge_patch(Json::parse(changes));

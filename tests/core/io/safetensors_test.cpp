@@ -100,7 +100,7 @@ TEST_CASE("An invalid header is refused with its length or its fault", "[io]") {
            {file_bytes(R"({"__metadata__":{"n":1}})", 0), "__metadata__: 'n' must be a string"},
            {file_bytes(R"({"__metadata__":[]})", 0), "__metadata__: must be an object of strings"},
            {file_of({tensor("a", "U8", "0", "0,0"), tensor("a", "U8", "0", "0,0")}, 0),
-            "'a' is there twice"}}) {
+            "'a' occurs twice"}}) {
     CHECK_THAT(open_error(bytes), contains_text(fact));
   }
 }

@@ -1,11 +1,10 @@
-#include "core/io/safetensors_writer.h"
-
 #include <sys/resource.h>
 
 #include <csignal>
 #include <random>
 #include <thread>
 
+#include "core/io/safetensors.h"
 #include "tests/core/io/child.h"
 #include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
@@ -191,7 +190,7 @@ TEST_CASE("A path that cannot be created and a source that shrinks are refused b
   fs::resize_file(dir / "source", 500'000);
   SafetensorsWriter writer(dir / "copy", tensors);
   CHECK_THAT(user_error_of([&] { writer.copy(file, "t"); }),
-             contains_text((dir / "source").string() + ": became shorter"));
+             contains_text((dir / "source").string() + ": was truncated"));
 }
 
 TEST_CASE("A wrong number of bytes and a repeated name are logic errors", "[io]") {

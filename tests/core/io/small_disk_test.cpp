@@ -6,7 +6,7 @@
 #include <sys/mount.h>
 
 #include "core/io/checkpoint.h"
-#include "core/io/safetensors_writer.h"
+#include "core/io/safetensors.h"
 #include "core/io/staged_folder.h"
 #include "tests/core/io/child.h"
 #include "tests/support/matchers.h"
@@ -97,7 +97,7 @@ TEST_CASE("A mount point is not replaced; one that appears later keeps the writt
   CHECK_THAT(lines[2], refusal(late, late) && contains_text(late.string() + ".partial/new"));
   CHECK(lines[3] == "theirs ");
   CHECK_THAT(user_error_of([&] { StagedFolder folder(late, true); }),
-             contains_text("late.partial: is in the way"));
+             contains_text("late.partial: has the name that writing"));
   CHECK(read_file(dir / "late.partial/new/work") == "hours");
 }
 

@@ -11,7 +11,6 @@
 #include <set>
 #include <thread>
 
-#include "core/io/staging_area.h"
 #include "tests/core/io/child.h"
 #include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
@@ -340,7 +339,7 @@ TEST_CASE("An output that another program made meanwhile is kept, and so is ours
     write_file(out / "theirs", "x");
     folder.commit();
   });
-  CHECK_THAT(message, contains_text(out.string() + ": was made by another") &&
+  CHECK_THAT(message, contains_text(out.string() + ": was created by another process") &&
                           contains_text(out.string() + ".partial/new"));
   CHECK(fs::exists(out / "theirs"));
   CHECK(whole_number(out.string() + ".partial/new") == 1);

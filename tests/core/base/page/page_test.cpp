@@ -115,6 +115,6 @@ TEST_CASE("A section that is drawn only in part is a logic error", "[base]") {
 }
 
 TEST_CASE("Points are rounded to the resolution of a screen", "[base]") {
-  CHECK(Json(rounded_for_screen(1.23456789)).dump() == "1.2346");
-  CHECK(Json(rounded_for_screen(0.1 + 0.2)).dump() == "0.3");
+  CHECK(Json(round_for_screen(1.23456789)).dump() == "1.2346");
+  CHECK(Json(round_for_screen(0.1 + 0.2)).dump() == "0.3");
 }

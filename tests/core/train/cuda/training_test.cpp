@@ -4,6 +4,7 @@
 #include "core/distributed/comm.h"
 #include "core/distributed/process_group.h"
 #include "tests/support/gpu.h"
+#include "tests/support/local_store.h"
 #include "tests/support/train_ranks.h"
 
 using namespace moe;
@@ -166,7 +167,7 @@ TEST_CASE("one rank with NCCL trains as one without", "[train][gpu][nccl]") {
     MOE_SKIP("no GPU");
   }
   TwoSteps world("top1");
-  distributed::ProcessGroup group(distributed::make_local_store(), 0,
+  distributed::ProcessGroup group(test::make_local_store(), 0,
                                   {distributed::this_member("127.0.0.1")},
                                   distributed::Seconds{30});
   const auto comm = distributed::make_process_comm(group, kGpu);

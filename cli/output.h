@@ -1,14 +1,31 @@
 #pragma once
-// Progress on standard error: bars with rate and ETA, and one line per training step. A terminal
+// Standard output and standard error: their state at start and exit, quantities as text, and
+// progress on standard error, as bars with rate and ETA and one line per training step. A terminal
 // shows one line that is overwritten; a pipe gets plain lines at a lower rate.
 
 #include <chrono>
+#include <concepts>
 #include <cstdint>
 #include <string>
 
+#include "core/base/json.h"
 #include "core/train/observe/metrics.h"
 
 namespace moe::cli {
+
+// Prepares standard streams and signals. Called first in main(), before any file is opened and any
+// thread started.
+//   - Opens /dev/null in place of standard descriptors (0, 1, 2) that are closed, so that no other
+//     file gets their number. Writes to a standard output that was closed fail.
+//   - Makes writes to `stderr` never fail: text that cannot be written (full disk, closed terminal)
+//     is dropped and the run continues.
+//   - Ignores SIGXFSZ: a write beyond the file size limit (ulimit -f) then fails with EFBIG.
+void prepare_process();
+
+// Flushes standard output. Throws UserError if any of it could not be written (for example, a full
+// disk); `error` is the errno of an earlier write that failed, 0 if there was none. Returns false,
+// and prints nothing, if standard output is a pipe that the reader has closed.
+bool finish_output(int error = 0);
 
 bool is_terminal(int descriptor);  // 1 = stdout, 2 = stderr
 // Returns true if standard output is a terminal and NO_COLOR is not set.
@@ -19,6 +36,11 @@ size_t terminal_width(int descriptor);
 std::string format_bytes(double bytes);      // "1.5 GB"
 std::string format_count(double count);      // "1.05 M"
 std::string format_seconds(double seconds);  // "1:02:03", "0.4 s"
+inline std::string format_bytes(std::integral auto bytes) { return format_bytes(bytes); }
+inline std::string format_count(std::integral auto count) { return format_count(count); }
+
+// Prints `json` on standard output, with `indent` spaces a level or on one line.
+void print_json(const OrderedJson& json, int indent = -1);
 
 // Prints "written      1.5 GB to OUT in 3.2 s (470 MB/s)" on standard output.
 void print_written(uint64_t bytes, const std::string& out, double seconds);

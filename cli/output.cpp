@@ -1,18 +1,47 @@
-#include "cli/progress.h"
+#include "cli/output.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
+#include "core/base/error.h"
 #include "core/base/text.h"
 
 namespace moe::cli {
 
 namespace {
+
+// Opens /dev/null as the lowest free descriptor, for each of 0, 1 and 2 that is closed. Standard
+// output is opened for reading, so that writes to it fail.
+void reserve_standard_descriptors() {
+  for (int descriptor = 0; descriptor <= 2; ++descriptor) {
+    if (fcntl(descriptor, F_GETFD) == -1 && errno == EBADF) {
+      open("/dev/null", descriptor == STDERR_FILENO ? O_WRONLY : O_RDONLY);
+    }
+  }
+}
+
+ssize_t write_or_drop(void* /*cookie*/, const char* bytes, size_t size) {
+  for (size_t written = 0; written < size;) {
+    const ssize_t count = write(STDERR_FILENO, bytes + written, size - written);
+    if (count > 0) {
+      written += static_cast<size_t>(count);
+    } else if (count == 0 || errno != EINTR) {
+      break;
+    }
+  }
+  return static_cast<ssize_t>(size);
+}
 
 constexpr double kTerminalPeriod_s = 0.1, kPipePeriod_s = 5.0, kStepPipePeriod_s = 1.0;
 constexpr const char* kEraseLine = "\r\033[K";
@@ -49,18 +78,14 @@ std::string routing_text(const train::StepRecord& record) {
   const auto total = record.total();
   const auto& sum = total.sum;
   std::string text;
-  if (sum.slots_total > 0) {
-    text += "  drop " + percent_text(sum.dropped_requests, sum.requests);
-  }
-  if (sum.unserved_tokens > 0 && sum.unserved_tokens != sum.dropped_requests) {
-    text += "  unserved " + percent_text(sum.unserved_tokens, sum.tokens);
-  }
-  if (sum.fr_requests > 0) {
-    text += "  fill " + percent_text(sum.fr_filled, sum.fr_requests);
-  }
-  if (sum.ir_tokens > 0) {
-    text += "  IR " + percent_text(sum.ir_tokens, sum.tokens);
-  }
+  const auto add = [&](bool is_shown, const char* name, int64_t part, int64_t whole) {
+    text += is_shown ? fmt::format("  {} {}", name, percent_text(part, whole)) : "";
+  };
+  add(sum.slots_total > 0, "drop", sum.dropped_requests, sum.requests);
+  add(sum.unserved_tokens > 0 && sum.unserved_tokens != sum.dropped_requests, "unserved",
+      sum.unserved_tokens, sum.tokens);
+  add(sum.fr_requests > 0, "fill", sum.fr_filled, sum.fr_requests);
+  add(sum.ir_tokens > 0, "IR", sum.ir_tokens, sum.tokens);
   text += fmt::format("  experts {:.2f}  load {:.2f}x", sum.experts_per_token(), total.worst_load);
   if (total.dead_experts > 0) {
     text += fmt::format("  dead {}", total.dead_experts);
@@ -79,14 +104,9 @@ std::string routing_text(const train::StepRecord& record) {
 
 std::string step_text(const train::StepRecord& record, int64_t steps) {
   std::string text = fmt::format("step {}/{}  loss {:.4f}", record.step, steps, record.loss);
-  if (record.auxiliary) {
-    text += fmt::format("  aux {:.4f}", *record.auxiliary);
-  }
-  if (record.z) {
-    text += fmt::format("  z {:.4f}", *record.z);
-  }
-  if (record.sequence_balance) {
-    text += fmt::format("  seq {:.4f}", *record.sequence_balance);
+  for (const auto& [name, loss] :
+       {std::pair("aux", record.auxiliary), {"z", record.z}, {"seq", record.sequence_balance}}) {
+    text += loss ? fmt::format("  {} {:.4f}", name, *loss) : "";
   }
   text += fmt::format("  grad {:.3g}  lr {:.2e}  {} tok/s", record.grad_norm, record.lr,
                       format_count(record.tokens_per_second));
@@ -115,6 +135,29 @@ std::string evaluation_text(const train::Evaluation& evaluation) {
 }
 
 }  // namespace
+
+void prepare_process() {
+  reserve_standard_descriptors();
+  if (FILE* const stream = fopencookie(nullptr, "w", {nullptr, write_or_drop, nullptr, nullptr})) {
+    std::setvbuf(stream, nullptr, _IONBF, 0);
+    stderr = stream;
+  }
+  std::signal(SIGXFSZ, SIG_IGN);
+}
+
+bool finish_output(int error) {
+  errno = 0;
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) {
+    return true;
+  }
+  error = errno != 0 ? errno : error;
+  pollfd output{STDOUT_FILENO, POLLOUT, 0};
+  if (poll(&output, 1, 0) > 0 && (output.revents & POLLERR) != 0) {
+    return false;
+  }
+  throw UserError("standard output cannot be written{}; free some space or write elsewhere",
+                  error == 0 ? "" : fmt::format(" ({})", std::strerror(error)));
+}
 
 bool is_terminal(int descriptor) { return ::isatty(descriptor) == 1; }
 
@@ -147,11 +190,14 @@ std::string format_seconds(double seconds) {
                       : fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
 }
 
+void print_json(const OrderedJson& json, int indent) {
+  print_text("{}\n", json_text(json, indent));
+}
+
 void print_written(uint64_t bytes, const std::string& out, double seconds) {
-  const auto amount = static_cast<double>(bytes);
-  print_text("written      {} to {} in {} ({}/s)\n", format_bytes(amount),
-             terminal_text(out, /*one_line=*/true), format_seconds(seconds),
-             format_bytes(amount / std::max(seconds, 1e-9)));
+  print_text("written      {} to {} in {} ({}/s)\n", format_bytes(bytes), terminal_line(out),
+             format_seconds(seconds),
+             format_bytes(static_cast<double>(bytes) / std::max(seconds, 1e-9)));
 }
 
 Progress::Progress(std::string label, std::string unit, uint64_t total, bool quiet)
@@ -180,7 +226,7 @@ void Progress::line(const std::string& text) {
   if (quiet_) {
     return;
   }
-  fmt::print(stderr, "{}{}\n", terminal_ ? kEraseLine : "", terminal_text(text, /*one_line=*/true));
+  fmt::print(stderr, "{}{}\n", terminal_ ? kEraseLine : "", terminal_line(text));
   if (terminal_) {
     print(false);
   }
@@ -202,9 +248,8 @@ std::string Progress::text(bool last, Detail detail) const {
     return unit_ == "B" ? format_bytes(value) : fmt::format("{:.0f} {}", value, unit_);
   };
   const auto pace = unit_ == "B" ? format_bytes(rate) : fmt::format("{:.1f} {}", rate, unit_);
-  const std::string label = terminal_text(label_, /*one_line=*/true);
-  const std::string remark =
-      remark_.empty() ? "" : ", " + terminal_text(remark_, /*one_line=*/true);
+  const std::string label = terminal_line(label_);
+  const std::string remark = remark_.empty() ? "" : ", " + terminal_line(remark_);
   if (total_ == 0) {
     return fmt::format("{}  {}, {}/s{}", label, amount(done), pace, remark);
   }
@@ -288,8 +333,7 @@ void StepPrinter::print(const train::Evaluation& evaluation) {
     return;
   }
   fmt::print(stderr, "{}{}\n{}", line_open_ ? kEraseLine : "",
-             terminal_text(evaluation_text(evaluation), /*one_line=*/true),
-             line_open_ ? line_ : "");
+             terminal_line(evaluation_text(evaluation)), line_open_ ? line_ : "");
 }
 
 }  // namespace moe::cli
