@@ -148,7 +148,7 @@ std::vector<TextSample> HeldOut::samples(const model::Llama& model,
     const auto fresh = model::generate(model, model::generation_routing(routing), prompt, greedy);
     all.insert(all.end(), fresh.begin(), fresh.end());
     const std::string before = decode(prompt), whole = decode(all);
-    samples.push_back({step, before, io::text_behind(before, whole)});
+    samples.push_back({step, before, io::text_after(before, whole)});
   }
   return samples;
 }
