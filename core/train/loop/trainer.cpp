@@ -365,11 +365,11 @@ class Run {
     if (!plan_.is_moe) {
       return;
     }
-    record.auxiliary = record.load_balance.value_or(0) * coefficients.load_balance +
-                       record.entropy.value_or(0) * coefficients.entropy +
-                       record.l1.value_or(0) * coefficients.l1 +
-                       record.z.value_or(0) * coefficients.z +
-                       record.sequence_balance.value_or(0) * coefficients.sequence_balance;
+    record.auxiliary = 0;
+    for (size_t i = 0; i < route::kAllLosses.size(); ++i) {
+      *record.auxiliary += (record.*StepLosses::members()[i]).value_or(0) *
+                           coefficients.*AuxCoefficients::members()[i];
+    }
     record.bias_max = largest_bias();
     record.moe_layers = model_.config().moe->layers;
     record.row_bytes = model_.config().hidden_size * static_cast<int64_t>(sizeof(float));
