@@ -20,7 +20,7 @@
 #include "core/io/output_checks.h"
 #include "core/io/staged_folder.h"
 #include "core/io/staging_area.h"
-#include "core/train/config/options.h"
+#include "core/train/config/settings.h"
 
 namespace moe::train {
 

@@ -11,7 +11,7 @@
 #include "core/base/read_file.h"
 #include "core/base/text.h"
 #include "core/io/file.h"
-#include "core/train/config/options.h"
+#include "core/train/config/settings.h"
 
 namespace moe::train {
 
