@@ -13,7 +13,6 @@
 #include "core/model/llama/timeline.h"
 #include "core/route/router.h"
 #include "core/train/checkpoint/snapshot.h"
-#include "core/train/loop/run_start.h"
 #include "core/train/observe/metrics.h"
 #include "core/train/step/gradients.h"
 #include "core/train/step/optimizer.h"
@@ -225,18 +224,19 @@ class Run {
   // Evaluates and appends the line of this step with the results. Returns false if no evaluation is
   // due.
   bool evaluate(OrderedJson line) {
+    if (!evaluator_.is_due(state_.step)) {
+      return false;
+    }
     std::optional<model::Llama> whole;  // every process evaluates it, with equal results
-    if (world_.layout.group() > 1 && evaluator_.is_due(state_.step)) {
+    if (world_.layout.group() > 1) {
       whole.emplace(gather_experts(model_, parent_, plan_.settings.compute, *world_.group));
     }
-    const auto announced = evaluator_.is_due(state_.step) ? world_.all.long_operation() : nullptr;
-    const auto evaluation = evaluator_.evaluate(whole ? *whole : model_, routing_, state_.step);
-    if (evaluation) {
-      add_evaluation(line, *evaluation);
-      append(line, evaluation->samples);
-      callbacks_.on_evaluated(*evaluation);
-    }
-    return evaluation.has_value();
+    const auto announced = world_.all.long_operation();
+    const Evaluation result = evaluator_.evaluate(whole ? *whole : model_, routing_, state_.step);
+    add_evaluation(line, result);
+    append(line, result.samples);
+    callbacks_.on_evaluated(result);
+    return true;
   }
 
   void report() const {

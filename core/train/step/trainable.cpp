@@ -12,11 +12,8 @@ namespace moe::train {
 
 namespace {
 
-const std::vector<std::string>& groups() {
-  static const std::vector<std::string> names = {"experts", "router", "attention",
-                                                 "dense",   "norms",  "embeddings"};
-  return names;
-}
+const std::vector<std::string> kGroups = {"experts", "router", "attention",
+                                          "dense",   "norms",  "embeddings"};
 
 constexpr const char* kAdapters = "adapters";  // not a group of --train: adapters always train
 
@@ -65,11 +62,11 @@ void check_words(const std::vector<std::string>& words) {
     const auto stars = std::ranges::count(word, '*');
     USER_ERROR_IF(stars > kMaxStars, "--train '{}': a pattern may have {} stars, this has {}", word,
                   kMaxStars, stars);
-    if (stars == 0 && std::ranges::find(groups(), word) == groups().end()) {
-      const std::string near = nearest_name(word, groups());
+    if (stars == 0 && std::ranges::find(kGroups, word) == kGroups.end()) {
+      const std::string near = nearest_name(word, kGroups);
       throw UserError("--train '{}' is unknown{}; known: {}, or a pattern like model.layers.0.*",
                       word, near.empty() ? "" : ", did you mean '" + near + "'?",
-                      fmt::join(groups(), ", "));
+                      fmt::join(kGroups, ", "));
     }
   }
 }
