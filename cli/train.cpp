@@ -14,7 +14,7 @@
 #include "core/data/example_set.h"
 #include "core/eval/runner.h"
 #include "core/train/checkpoint/run_folder.h"
-#include "core/train/config/options.h"
+#include "core/train/config/settings.h"
 #include "core/train/loop/stop_signals.h"
 #include "core/train/loop/trainer.h"
 #include "core/train/step/training_data.h"

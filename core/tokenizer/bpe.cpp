@@ -60,7 +60,7 @@ Vocabulary::Vocabulary(const std::vector<std::pair<std::string, int64_t>>& token
     while (slots_[slot].id >= 0) {
       slot = (slot + 1) & (slots_.size() - 1);
     }
-    slots_[slot] = {static_cast<int32_t>(id), tag_of(hash)};
+    slots_[slot] = {static_cast<int32_t>(id), hash_tag(hash)};
   }
   tokens_ = std::ssize(tokens);
 }
@@ -72,7 +72,8 @@ int64_t Vocabulary::find(std::string_view text) const {
   const size_t hash = std::hash<std::string_view>{}(text);
   size_t slot = hash & (slots_.size() - 1);
   while (slots_[slot].id >= 0) {
-    if (slots_[slot].tag == tag_of(hash) && texts_[static_cast<size_t>(slots_[slot].id)] == text) {
+    if (slots_[slot].tag == hash_tag(hash) &&
+        texts_[static_cast<size_t>(slots_[slot].id)] == text) {
       return slots_[slot].id;
     }
     slot = (slot + 1) & (slots_.size() - 1);
@@ -86,9 +87,10 @@ Bpe::MergeTable::MergeTable(const std::vector<BpeMerge>& merges) {
   pairs_.assign(size, kFree);
   merges_.resize(size);
   for (const auto& merge : merges) {
-    const size_t slot =
-        find_slot(static_cast<uint64_t>(merge.left) << 32 | static_cast<uint64_t>(merge.right));
-    pairs_[slot] = static_cast<uint64_t>(merge.left) << 32 | static_cast<uint64_t>(merge.right);
+    const uint64_t pair =
+        static_cast<uint64_t>(merge.left) << 32 | static_cast<uint64_t>(merge.right);
+    const size_t slot = find_slot(pair);
+    pairs_[slot] = pair;
     merges_[slot] = {static_cast<uint32_t>(merge.rank), static_cast<uint32_t>(merge.merged)};
   }
 }
@@ -145,13 +147,13 @@ void Bpe::merge_word(std::string_view word, std::vector<int64_t>& ids) const {
 }
 
 bool Bpe::append_bytes(std::string_view character, std::vector<uint32_t>& symbols) const {
-  const auto id_of = [&](char byte) { return byte_ids_[static_cast<uint8_t>(byte)]; };
+  const auto byte_id = [&](char byte) { return byte_ids_[static_cast<uint8_t>(byte)]; };
   if (std::any_of(character.begin(), character.end(),
-                  [&](char byte) { return id_of(byte) == Vocabulary::kNone; })) {
+                  [&](char byte) { return byte_id(byte) == Vocabulary::kNone; })) {
     return false;
   }
   for (const char byte : character) {
-    symbols.push_back(static_cast<uint32_t>(id_of(byte)));
+    symbols.push_back(static_cast<uint32_t>(byte_id(byte)));
   }
   return true;
 }
@@ -195,14 +197,12 @@ void Bpe::merge_short(std::vector<uint32_t>& symbols) const {
   if (symbols.size() < 2) {
     return;
   }
-  std::vector<uint32_t> ranks, merged;
+  std::vector<uint32_t> ranks(symbols.size() - 1), merged(symbols.size() - 1);
   const auto look_up = [&](size_t i) {
     const auto* merge = merges_.find(symbols[i], symbols[i + 1]);
     ranks[i] = merge == nullptr ? kNoRank : merge->rank;
     merged[i] = merge == nullptr ? 0 : merge->merged;
   };
-  ranks.resize(symbols.size() - 1);
-  merged.resize(symbols.size() - 1);
   for (size_t i = 0; i < ranks.size(); ++i) {
     look_up(i);
   }

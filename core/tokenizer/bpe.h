@@ -40,7 +40,7 @@ class Vocabulary {
     uint32_t tag = 0;  // upper bits of the text's hash, to skip most string comparisons
   };
 
-  static uint32_t tag_of(size_t hash) { return static_cast<uint32_t>(hash >> 32); }
+  static uint32_t hash_tag(size_t hash) { return static_cast<uint32_t>(hash >> 32); }
 
   std::vector<std::string> texts_;  // by id; empty if no token has it
   std::vector<bool> is_token_;

@@ -6,6 +6,7 @@
 #include <array>
 #include <ctime>
 #include <iterator>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -54,18 +55,78 @@ double thread_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// Appends the text [begin, end) between two matches unless it is empty.
-void append_text(Sections& sections, size_t begin, size_t end) {
-  if (begin < end) {
-    sections.push_back({begin, end, false});
+// Collects matches in ascending order, and the texts between them that are not empty.
+class SectionBuilder {
+ public:
+  void add_match(size_t begin, size_t end) {
+    add_text(begin);
+    sections_.push_back({begin, end, true});
+    end_ = end;
   }
-}
+  Sections finish(size_t text_size) {
+    add_text(text_size);
+    return std::move(sections_);
+  }
+  size_t end() const { return end_; }  // of the last match
+
+ private:
+  void add_text(size_t end) {
+    if (end_ < end) {
+      sections_.push_back({end_, end, false});
+    }
+  }
+
+  Sections sections_;
+  size_t end_ = 0;
+};
 
 size_t next_character(std::string_view text, size_t at) {
   do {
     ++at;
   } while (at < text.size() && is_continuation_byte(text[at]));
   return at;
+}
+
+// Searches `text` for `regex` as regex_pattern() describes.
+Sections find_matches(regex_t* regex, std::string_view text, const std::string& where) {
+  SectionBuilder sections;
+  constexpr size_t kSearchesPerCheck = 64;
+  const std::unique_ptr<OnigRegion, FreeRegion> region(onig_region_new());
+  const auto limits = search_limits(text);
+  // Published tokenizers take 0.1 us a byte. Thread CPU time, so that a busy machine does not
+  // count.
+  const double max_seconds = 5 + 1e-5 * static_cast<double>(text.size());
+  double start_seconds = 0;
+  size_t searches = 0;
+  const OnigUChar* begin = onig_text(text);
+  const OnigUChar* end = begin + text.size();
+  size_t at = 0;
+  bool follows_match = false;  // a match ends at sections.end()
+  while (!text.empty() && at <= text.size()) {
+    if (++searches % kSearchesPerCheck == 0) {
+      start_seconds = searches == kSearchesPerCheck ? thread_seconds() : start_seconds;
+      USER_ERROR_IF(thread_seconds() - start_seconds > max_seconds,
+                    "{}: a regular expression takes more than {:.0f} s for a text of {} bytes",
+                    where, max_seconds, text.size());
+    }
+    const int found = onig_search_with_param(regex, begin, end, begin + at, end, region.get(),
+                                             ONIG_OPTION_NONE, limits.get());
+    if (found == ONIG_MISMATCH) {
+      break;
+    }
+    USER_ERROR_IF(found < 0, "{}: a regular expression gives up on a text of {} bytes: {}", where,
+                  text.size(), onig_message(found));
+    const auto first = static_cast<size_t>(region->beg[0]);
+    const auto last = static_cast<size_t>(region->end[0]);
+    if (first == last && follows_match && last == sections.end()) {
+      at = next_character(text, at);
+      continue;
+    }
+    sections.add_match(first, last);
+    at = last;
+    follows_match = true;
+  }
+  return sections.finish(text.size());
 }
 
 // Joins each match to the previous section, unless that is a match too: the second match in a row
@@ -101,70 +162,25 @@ Sections join_runs(const Sections& sections) {
 
 }  // namespace
 
-Regex::Regex(const std::string& pattern, const std::string& where) : where_(where) {
+Pattern regex_pattern(const std::string& expression, const std::string& where) {
   static std::once_flag once;
   std::call_once(once, [] {
     std::array<OnigEncoding, 1> encodings = {ONIG_ENCODING_UTF8};
     onig_initialize(encodings.data(), 1);
   });
-  USER_ERROR_IF(pattern.size() > kMaxPatternBytes,
+  USER_ERROR_IF(expression.size() > kMaxPatternBytes,
                 "{}: a regular expression of {} bytes, more than the {} that one may have", where,
-                pattern.size(), kMaxPatternBytes);
+                expression.size(), kMaxPatternBytes);
   regex_t* compiled = nullptr;
   OnigErrorInfo info{};
-  const OnigUChar* begin = onig_text(pattern);
-  const int code = onig_new(&compiled, begin, begin + pattern.size(), ONIG_OPTION_NONE,
+  const OnigUChar* begin = onig_text(expression);
+  const int code = onig_new(&compiled, begin, begin + expression.size(), ONIG_OPTION_NONE,
                             ONIG_ENCODING_UTF8, ONIG_SYNTAX_DEFAULT, &info);
   USER_ERROR_IF(code != ONIG_NORMAL, "{}: the regular expression '{}' is broken: {}", where,
-                printable(pattern), onig_message(code, &info));
-  compiled_ = std::shared_ptr<re_pattern_buffer>(compiled, onig_free);
-}
-
-Sections Regex::find(std::string_view text) const {
-  Sections sections;
-  constexpr size_t kSearchesPerCheck = 64;
-  const std::unique_ptr<OnigRegion, FreeRegion> region(onig_region_new());
-  const auto limits = search_limits(text);
-  // Published tokenizers take 0.1 us a byte. Thread CPU time, so that a busy machine does not
-  // count.
-  const double max_seconds = 5 + 1e-5 * static_cast<double>(text.size());
-  double start_seconds = 0;
-  size_t searches = 0;
-  const OnigUChar* begin = onig_text(text);
-  const OnigUChar* end = begin + text.size();
-  size_t at = 0, between = 0;
-  bool follows_match = false;  // a match ends at `at`
-  while (!text.empty() && at <= text.size()) {
-    if (++searches % kSearchesPerCheck == 0) {
-      start_seconds = searches == kSearchesPerCheck ? thread_seconds() : start_seconds;
-      USER_ERROR_IF(thread_seconds() - start_seconds > max_seconds,
-                    "{}: a regular expression takes more than {:.0f} s for a text of {} bytes",
-                    where_, max_seconds, text.size());
-    }
-    const int found = onig_search_with_param(compiled_.get(), begin, end, begin + at, end,
-                                             region.get(), ONIG_OPTION_NONE, limits.get());
-    if (found == ONIG_MISMATCH) {
-      break;
-    }
-    USER_ERROR_IF(found < 0, "{}: a regular expression gives up on a text of {} bytes: {}", where_,
-                  text.size(), onig_message(found));
-    const auto first = static_cast<size_t>(region->beg[0]);
-    const auto last = static_cast<size_t>(region->end[0]);
-    if (first == last && follows_match && last == between) {
-      at = next_character(text, at);
-      continue;
-    }
-    append_text(sections, between, first);
-    sections.push_back({first, last, true});
-    at = between = last;
-    follows_match = true;
-  }
-  append_text(sections, between, text.size());
-  return sections;
-}
-
-Pattern regex_pattern(const std::string& pattern, const std::string& where) {
-  return [regex = Regex(pattern, where)](std::string_view text) { return regex.find(text); };
+                printable(expression), onig_message(code, &info));
+  return [regex = std::shared_ptr<regex_t>(compiled, onig_free), where](std::string_view text) {
+    return find_matches(regex.get(), text, where);
+  };
 }
 
 Pattern literal_pattern(const std::string& text, const std::string& where) {
@@ -172,33 +188,26 @@ Pattern literal_pattern(const std::string& text, const std::string& where) {
     return regex_pattern("", where);
   }
   return [text](std::string_view inside) {
-    Sections sections;
-    size_t between = 0;
+    SectionBuilder sections;
     for (size_t at = inside.find(text); at != std::string_view::npos;
-         at = inside.find(text, between)) {
-      append_text(sections, between, at);
-      sections.push_back({at, at + text.size(), true});
-      between = at + text.size();
+         at = inside.find(text, sections.end())) {
+      sections.add_match(at, at + text.size());
     }
-    append_text(sections, between, inside.size());
-    return sections;
+    return sections.finish(inside.size());
   };
 }
 
-Sections match_characters(std::string_view text, const std::function<bool(char32_t)>& is_match) {
-  Sections sections;
-  size_t between = 0;
-  for (size_t at = 0; at < text.size();) {
-    const size_t begin = at;
-    if (!is_match(next_code_point(text, at))) {
-      continue;
+Pattern class_pattern(bool (*is_match)(char32_t)) {
+  return [is_match](std::string_view text) {
+    SectionBuilder sections;
+    for (size_t at = 0; at < text.size();) {
+      const size_t begin = at;
+      if (is_match(next_code_point(text, at))) {
+        sections.add_match(begin, at);
+      }
     }
-    append_text(sections, between, begin);
-    sections.push_back({begin, at, true});
-    between = at;
-  }
-  append_text(sections, between, text.size());
-  return sections;
+    return sections.finish(text.size());
+  };
 }
 
 Behavior parse_behavior(const std::string& name, const std::string& where) {

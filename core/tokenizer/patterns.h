@@ -4,12 +4,9 @@
 
 #include <cstddef>
 #include <functional>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
-
-struct re_pattern_buffer;  // Oniguruma's name for a compiled expression
 
 namespace moe::io {
 
@@ -23,29 +20,19 @@ struct Section {
 using Sections = std::vector<Section>;
 using Pattern = std::function<Sections(std::string_view)>;
 
-// A regular expression, by Oniguruma, which the tokenizers library uses too. Debian's Oniguruma has
-// the tables of Unicode 14: letters and digits assigned later are neither here.
-class Regex {
- public:
-  // Throws UserError naming `where` if the pattern is invalid or longer than 64 KiB.
-  Regex(const std::string& pattern, const std::string& where);
-
-  // Returns the leftmost matches that do not overlap, and the parts between. An empty match counts
-  // only where no match ends. `text` must be well-formed UTF-8. Throws UserError if the search
-  // exceeds its limit of backtracking or time. Thread-safe.
-  Sections find(std::string_view text) const;
-
- private:
-  std::shared_ptr<re_pattern_buffer> compiled_;
-  std::string where_;
-};
-
-Pattern regex_pattern(const std::string& pattern, const std::string& where);
+// Returns the leftmost matches of a regular expression that do not overlap, and the parts between.
+// An empty match counts only where no match ends. Texts must be well-formed UTF-8. Uses Oniguruma,
+// as the tokenizers library does. Debian's Oniguruma has the tables of Unicode 14: letters and
+// digits assigned later are neither here.
+//
+// Throws UserError naming `where` if the expression is invalid or longer than 64 KiB. The pattern
+// throws UserError if a search exceeds its limit of backtracking or time. Thread-safe.
+Pattern regex_pattern(const std::string& expression, const std::string& where);
 // Matches `text` itself. An empty one matches between all characters, as an empty expression does.
 Pattern literal_pattern(const std::string& text, const std::string& where);
 
-// Returns sections in which each character that satisfies `is_match` is a match.
-Sections match_characters(std::string_view text, const std::function<bool(char32_t)>& is_match);
+// Matches each character that satisfies `is_match`.
+Pattern class_pattern(bool (*is_match)(char32_t));
 
 enum class Behavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
 

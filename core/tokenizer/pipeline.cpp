@@ -5,9 +5,171 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "core/tokenizer/patterns.h"
 #include "core/tokenizer/unicode.h"
 
 namespace moe::io {
+
+namespace {
+
+constexpr size_t kMaxAddedTokenBytes = 1024;  // matched from each byte of a text
+
+// Returns true for a letter, mark, digit, connector such as _, or joiner.
+bool is_word_character(std::string_view character) {
+  static const Pattern word_characters =
+      regex_pattern(R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}])", "characters of words");
+  const Sections sections = word_characters(character);
+  return !sections.empty() && sections.front().is_match;
+}
+
+bool begins_with_word(std::string_view text) {
+  size_t at = 0;
+  next_code_point(text, at);
+  return is_word_character(text.substr(0, at));
+}
+
+bool ends_with_word(std::string_view text) {
+  size_t at = text.size() - 1;
+  while (at > 0 && is_continuation_byte(text[at])) {
+    --at;
+  }
+  return is_word_character(text.substr(at));
+}
+
+bool is_whole_word(std::string_view text, size_t begin, size_t end) {
+  return (begin == 0 || !ends_with_word(text.substr(0, begin))) &&
+         (end == text.size() || !begins_with_word(text.substr(end)));
+}
+
+}  // namespace
+
+AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Normalizer& normalizer,
+                         const Vocabulary& model, const std::string& where) {
+  for (auto& token : tokens) {
+    const std::string name = printable(token.content);
+    const int64_t known = model.find(token.content);
+    USER_ERROR_IF(token.id < 0 || token.id >= Vocabulary::kMaxIds ||
+                      (known != Vocabulary::kNone && known != token.id) ||
+                      (known == Vocabulary::kNone && model.has(token.id)),
+                  "{}: the added token '{}' has the id {}, which {}; fetch the file again", where,
+                  name, token.id,
+                  known != Vocabulary::kNone ? fmt::format("is {} in the vocabulary", known)
+                  : model.has(token.id)      ? "is another token in the vocabulary"
+                                             : "is beyond what ids may be");
+    USER_ERROR_IF(token.content.size() > kMaxAddedTokenBytes,
+                  "{}: the added token {} has {} bytes, more than the {} that one may have", where,
+                  token.id, token.content.size(), kMaxAddedTokenBytes);
+    token.normal_form = token.normalized ? normalizer(token.content) : token.content;
+    USER_ERROR_IF(token.normal_form.empty(),
+                  "{}: the added token {} ('{}') is empty, or becomes so by normalization", where,
+                  token.id, name);
+    Tree& tree = token.normalized ? normalized_ : raw_;
+    USER_ERROR_IF(!tree.add(token.normal_form, token.id, token.special) ||
+                      !ids_.emplace(token.content, token.id).second ||
+                      !tokens_.emplace(token.id, token).second,
+                  "{}: the added token {} ('{}') is there twice, by its id or its text", where,
+                  token.id, name);
+  }
+}
+
+bool AddedTokens::Tree::add(std::string_view text, int64_t id, bool is_special) {
+  begins[static_cast<uint8_t>(text.front())] = true;
+  size_t node = 0;
+  for (const char byte : text) {
+    const auto [next, is_new] =
+        nodes[node].next.try_emplace(static_cast<uint8_t>(byte), nodes.size());
+    const size_t child = next->second;
+    if (is_new) {
+      nodes.emplace_back();
+    }
+    node = child;
+  }
+  if (nodes[node].id != Vocabulary::kNone) {
+    return false;
+  }
+  nodes[node].id = id;
+  nodes[node].is_special = is_special;
+  return true;
+}
+
+TokenOrText AddedTokens::Tree::longest(std::string_view text, size_t at, size_t special_end) const {
+  TokenOrText found{Vocabulary::kNone, at, at};
+  size_t node = 0;
+  for (size_t end = at; end < text.size();) {
+    const auto next = nodes[node].next.find(static_cast<uint8_t>(text[end]));
+    if (next == nodes[node].next.end()) {
+      break;
+    }
+    ++end;
+    node = next->second;
+    const bool counts = !nodes[node].is_special || end <= special_end;
+    if (nodes[node].id != Vocabulary::kNone && counts) {
+      found = {nodes[node].id, at, end};
+    }
+  }
+  return found;
+}
+
+// The search continues at the end of the matched text itself, even if the match does not count or
+// includes white space, so the next match may begin within that white space.
+std::vector<TokenOrText> AddedTokens::split(std::string_view text, bool is_normalized,
+                                            const std::vector<TextRange>& plain) const {
+  const Tree& tree = is_normalized ? normalized_ : raw_;
+  std::vector<TokenOrText> parts;
+  size_t between = 0;
+  size_t white_end = 0;  // of the last run of white space that `rstrip` included
+  for (size_t at = 0; at < text.size();) {
+    TokenOrText found{Vocabulary::kNone, at, at};
+    if (tree.begins[static_cast<uint8_t>(text[at])]) {
+      found = tree.longest(text, at, next_in_ranges(plain, at));
+    }
+    if (found.id == Vocabulary::kNone) {
+      ++at;
+      continue;
+    }
+    at = found.end;
+    const AddedToken& token = tokens_.at(found.id);
+    if (token.single_word && !is_whole_word(text, found.begin, found.end)) {
+      continue;
+    }
+    if (token.lstrip) {  // not beyond the end of the previous token, so each byte is visited once
+      const size_t length = std::max(found.begin, between) - between;
+      found.begin = between + end_without_white_space(text.substr(between, length));
+    }
+    if (token.rstrip) {
+      if (found.end >= white_end) {
+        white_end = found.end + skip_white_space(text.substr(found.end));
+      }
+      found.end = white_end;  // the run may have been measured for an earlier token
+    }
+    if (between < found.begin) {
+      parts.push_back({Vocabulary::kNone, between, found.begin});
+    }
+    parts.push_back(found);
+    between = found.end;
+  }
+  if (between != text.size()) {
+    parts.push_back({Vocabulary::kNone, between, text.size()});
+  }
+  return parts;
+}
+
+const AddedToken* AddedTokens::find(int64_t id) const {
+  const auto found = tokens_.find(id);
+  return found == tokens_.end() ? nullptr : &found->second;
+}
+
+int64_t AddedTokens::find(std::string_view content) const {
+  const auto found = ids_.find(content);
+  return found == ids_.end() ? Vocabulary::kNone : found->second;
+}
+
+bool AddedTokens::is_special(std::string_view text) const {
+  const int64_t id = find(text);
+  return id != Vocabulary::kNone && tokens_.at(id).special;
+}
+
+int64_t AddedTokens::ids_end() const { return tokens_.empty() ? 0 : tokens_.rbegin()->first + 1; }
 
 std::vector<int64_t> Pipeline::encode(std::string_view text,
                                       const std::vector<TextRange>& given_plain,
@@ -20,7 +182,7 @@ std::vector<int64_t> Pipeline::encode(std::string_view text,
     plain = plain.empty() ? plain : std::vector<TextRange>{{0, text.size()}};
   }
   std::vector<int64_t> ids;
-  for (const auto& part : parts_.added.split_raw(text, plain)) {
+  for (const auto& part : parts_.added.split(text, /*is_normalized=*/false, plain)) {
     if (part.id != Vocabulary::kNone) {
       ids.push_back(part.id);
     } else {
@@ -38,7 +200,7 @@ void Pipeline::encode_text(std::string_view text, bool begins_text, bool is_plai
   const std::string normal = parts_.normalizer(std::string(text));
   const std::vector<TextRange> plain =
       is_plain ? std::vector<TextRange>{{0, normal.size()}} : std::vector<TextRange>();
-  for (const auto& part : parts_.added.split_normalized(normal, plain)) {
+  for (const auto& part : parts_.added.split(normal, /*is_normalized=*/true, plain)) {
     if (part.id != Vocabulary::kNone) {
       ids.push_back(part.id);
     } else {
@@ -93,7 +255,7 @@ std::string Pipeline::bytes(int64_t id) const {
   if (parts_.added.find(id) != nullptr) {
     return text;
   }
-  return parts_.is_byte_level ? from_byte_level(text).value_or(text) : bytes_of_piece(text);
+  return parts_.is_byte_level ? from_byte_level(text).value_or(text) : piece_bytes(text);
 }
 
 int64_t Pipeline::find(const std::string& token) const {
@@ -112,6 +274,26 @@ const Json kNull;
 const Json& member(const Json& json, const char* key) {
   const auto found = json.find(key);
   return found == json.end() ? kNull : *found;
+}
+
+// Reads the list of added tokens; null means none.
+std::vector<AddedToken> read_added_tokens(const Json& json, const std::string& where) {
+  std::vector<AddedToken> tokens;
+  if (json.is_null()) {
+    return tokens;
+  }
+  USER_ERROR_IF(!json.is_array(), "{}: must be a list", where);
+  for (const auto& entry : json) {
+    const bool is_special = get_bool(entry, "special", where, false);
+    tokens.push_back({.id = get_int(entry, "id", where),
+                      .content = get_string(entry, "content", where),
+                      .single_word = get_bool(entry, "single_word", where, false),
+                      .lstrip = get_bool(entry, "lstrip", where, false),
+                      .rstrip = get_bool(entry, "rstrip", where, false),
+                      .normalized = get_bool(entry, "normalized", where, !is_special),
+                      .special = is_special});
+  }
+  return tokens;
 }
 
 Vocabulary read_vocabulary(const Json& model, const std::string& where) {
@@ -156,7 +338,7 @@ std::vector<BpeMerge> read_merges(const Json& model, const Vocabulary& vocabular
     }
     const auto halves = parse_merge(merge);
     USER_ERROR_IF(!halves, "{}: merge {} is not a pair of tokens", where, merges.size() + 1);
-    const auto id_of = [&](const std::string& token) {
+    const auto find_id = [&](const std::string& token) {
       const int64_t id = vocabulary.find(token);
       USER_ERROR_IF(id == Vocabulary::kNone,
                     "{}: merge {} needs the token '{}', which 'vocab' lacks", where,
@@ -164,7 +346,7 @@ std::vector<BpeMerge> read_merges(const Json& model, const Vocabulary& vocabular
       return id;
     };
     const auto& [left, right] = *halves;
-    merges.push_back({id_of(left), id_of(right), id_of(left + right), std::ssize(merges)});
+    merges.push_back({find_id(left), find_id(right), find_id(left + right), std::ssize(merges)});
   }
   return merges;
 }
@@ -199,43 +381,37 @@ Bpe read_bpe(const Json& model, const std::string& where) {
   return {std::move(vocabulary), merges, options};
 }
 
-// Returns true if a stage, or one in its sequence, is ByteLevel.
-bool is_byte_level(const Json& stage) {
-  if (!stage.is_object()) {
-    return false;
-  }
-  for (const char* key : {"pretokenizers", "decoders"}) {
-    for (const auto& part : member(stage, key)) {
-      if (is_byte_level(part)) {
-        return true;
-      }
-    }
-  }
-  return member(stage, "type") == "ByteLevel";
-}
-
 constexpr size_t kMaxStages = 256;
 constexpr size_t kMaxSpecialTokens = 4096;  // around a text
 
-// Returns the number of stages in `stage`, those of inner sequences included.
-size_t count_stages(const Json& stage) {
-  size_t count = 1;
+// Calls `on_stage` for `stage` and the stages of its sequence, those of inner sequences included.
+template <typename OnStage>
+void for_each_stage(const Json& stage, const OnStage& on_stage) {
+  on_stage(stage);
   for (const char* key : {"normalizers", "pretokenizers", "processors", "decoders"}) {
     for (const auto& part : stage.is_object() ? member(stage, key) : kNull) {
-      count += count_stages(part);
+      for_each_stage(part, on_stage);
     }
   }
-  return count;
+}
+
+bool is_byte_level(const Json& stage) {
+  bool found = false;
+  for_each_stage(stage, [&](const Json& part) {
+    found = found || (part.is_object() && member(part, "type") == "ByteLevel");
+  });
+  return found;
 }
 
 // Throws UserError if there are too many stages: a file may hold millions, each costs time per
 // text.
 void check_stages(const Json& json, const std::string& where) {
   for (const char* key : {"normalizer", "pre_tokenizer", "post_processor", "decoder"}) {
-    if (const size_t count = count_stages(member(json, key)); count > kMaxStages) {
-      throw UserError("{}: {}: {} stages, more than the {} that one may have; fetch the file again",
-                      where, key, count, kMaxStages);
-    }
+    size_t count = 0;
+    for_each_stage(member(json, key), [&](const Json&) { ++count; });
+    USER_ERROR_IF(count > kMaxStages,
+                  "{}: {}: {} stages, more than the {} that one may have; fetch the file again",
+                  where, key, count, kMaxStages);
   }
 }
 

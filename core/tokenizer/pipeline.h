@@ -3,15 +3,80 @@
 // normalized and split into words, and each word is merged by BPE. The readers of tokenizer.json
 // and of tiktoken files build one.
 
+#include <cstdint>
+#include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "core/tokenizer/added_tokens.h"
 #include "core/tokenizer/bpe.h"
 #include "core/tokenizer/stages.h"
 #include "core/tokenizer/tokenizer_model.h"
 
 namespace moe::io {
+
+// One of the "added_tokens": a text such as <s> or <|eot_id|> that is a token wherever it occurs.
+struct AddedToken {
+  int64_t id = 0;
+  std::string content;
+  bool single_word = false;             // matches only if no letter, digit or mark is adjacent
+  bool lstrip = false, rstrip = false;  // includes the white space before or after it
+  bool normalized = true;               // is matched in its normalized form, after normalization
+  bool special = false;                 // decoding skips it
+  std::string normal_form = {};         // `content` as it is matched and decoded
+};
+
+// Part [begin, end) of a text: the token `id`, or text between tokens if `id` is kNone.
+struct TokenOrText {
+  int64_t id = Vocabulary::kNone;
+  size_t begin = 0, end = 0;
+};
+
+// The added tokens of a tokenizer, matched before any other stage. The leftmost match wins, then
+// the longest.
+class AddedTokens {
+ public:
+  AddedTokens() = default;
+  // `model` is the vocabulary, which may hold some of them already. Throws UserError naming `where`
+  // if an id differs from the model's id of the text, if two tokens have the same text, or if
+  // normalization makes one empty.
+  AddedTokens(std::vector<AddedToken> tokens, const Normalizer& normalizer, const Vocabulary& model,
+              const std::string& where);
+
+  // Splits `text`, well-formed UTF-8, at the tokens that are matched in normalized text, or at
+  // those matched before normalization. Parts may be empty of text, and a token that includes white
+  // space may begin before the end of the previous one. Text that overlaps one of `plain`, which
+  // holds data, is no special token.
+  std::vector<TokenOrText> split(std::string_view text, bool is_normalized,
+                                 const std::vector<TextRange>& plain) const;
+
+  const AddedToken* find(int64_t id) const;  // null if none has the id
+  int64_t find(std::string_view content) const;
+  bool is_special(std::string_view text) const;
+  int64_t ids_end() const;  // one more than the greatest id; 0 if there are none
+
+ private:
+  // A trie over bytes. Node 0 is the root.
+  struct Tree {
+    struct Node {
+      std::map<uint8_t, size_t> next;
+      int64_t id = Vocabulary::kNone;
+      bool is_special = false;
+    };
+    std::vector<Node> nodes = {Node()};
+    std::vector<bool> begins = std::vector<bool>(256);  // by byte: some text begins with it
+
+    // Returns false if the text is there already.
+    bool add(std::string_view text, int64_t id, bool is_special);
+    // Returns the longest text that begins at `at`, of those that are not special or end at or
+    // before `special_end`; end = at if there is none.
+    TokenOrText longest(std::string_view text, size_t at, size_t special_end) const;
+  };
+
+  std::map<int64_t, AddedToken> tokens_;
+  std::map<std::string, int64_t, std::less<>> ids_;
+  Tree raw_, normalized_;  // matched before normalization, and after it
+};
 
 struct PipelineParts {
   AddedTokens added;

@@ -149,13 +149,39 @@ class Sentencepiece : public TokenizerModel {
     check(processor_.Encode(text, &ids));
     return {ids.begin(), ids.end()};
   }
-  std::string decode(const std::vector<int64_t>& ids) const override;
+  std::string decode(const std::vector<int64_t>& ids) const override {
+    std::vector<std::string> pieces;
+    std::string bytes;  // of the byte pieces at the end of `pieces`
+    const auto end_bytes = [&] {
+      if (find_invalid_utf8(bytes) != kValidUtf8) {
+        std::fill_n(pieces.rbegin(), bytes.size(), "\uFFFD");
+      }
+      bytes.clear();
+    };
+    for (const int64_t id : ids) {
+      const int index = static_cast<int>(id);
+      if (!has(id) || processor_.IsControl(index) || processor_.IsUnknown(index)) {
+        continue;  // no text; the library aborts on an id beyond its vocabulary
+      }
+      const std::string& piece = processor_.IdToPiece(index);
+      if (processor_.IsByte(index)) {
+        bytes += static_cast<char>(std::stoi(piece.substr(3, 2), nullptr, 16));  // <0xE2>
+      } else {
+        end_bytes();
+      }
+      pieces.push_back(piece);
+    }
+    end_bytes();
+    std::string text;
+    check(processor_.Decode(pieces, &text));
+    return text;
+  }
 
   bool has(int64_t id) const override { return id >= 0 && id < processor_.GetPieceSize(); }
   std::string piece(int64_t id) const override {
     return processor_.IdToPiece(static_cast<int>(id));
   }
-  std::string bytes(int64_t id) const override { return bytes_of_piece(piece(id)); }
+  std::string bytes(int64_t id) const override { return piece_bytes(piece(id)); }
   // PieceToId() returns the unknown token for a text that is no token.
   int64_t find(const std::string& token) const override {
     const int id = processor_.PieceToId(token);
@@ -181,34 +207,6 @@ class Sentencepiece : public TokenizerModel {
   std::string where_;  // the file, for errors
   WordRule word_rule_ = WordRule::kNone;
 };
-
-std::string Sentencepiece::decode(const std::vector<int64_t>& ids) const {
-  std::vector<std::string> pieces;
-  std::string bytes;  // of the byte pieces at the end of `pieces`
-  const auto end_bytes = [&] {
-    if (find_invalid_utf8(bytes) != kValidUtf8) {
-      std::fill_n(pieces.rbegin(), bytes.size(), "\uFFFD");
-    }
-    bytes.clear();
-  };
-  for (const int64_t id : ids) {
-    const int index = static_cast<int>(id);
-    if (!has(id) || processor_.IsControl(index) || processor_.IsUnknown(index)) {
-      continue;  // no text; the library aborts on an id beyond its vocabulary
-    }
-    const std::string& piece = processor_.IdToPiece(index);
-    if (processor_.IsByte(index)) {
-      bytes += static_cast<char>(std::stoi(piece.substr(3, 2), nullptr, 16));  // <0xE2>
-    } else {
-      end_bytes();
-    }
-    pieces.push_back(piece);
-  }
-  end_bytes();
-  std::string text;
-  check(processor_.Decode(pieces, &text));
-  return text;
-}
 
 }  // namespace
 

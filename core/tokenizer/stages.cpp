@@ -244,16 +244,6 @@ PreTokenizer split_by(Pattern pattern, Behavior behavior, bool inverted = false)
   };
 }
 
-template <bool (*is_match)(char32_t)>
-Sections match_class(std::string_view text) {
-  return match_characters(text, is_match);
-}
-
-// Returns `text` with `prefix` before it, stored in `words`.
-std::string_view prepend(Words& words, const std::string& prefix, std::string_view text) {
-  return words.written.emplace_back(prefix).append(text);
-}
-
 PreTokenizer read_byte_level_pre_tokenizer(const Json& json, const std::string& where) {
   const bool adds_space = get_bool(json, "add_prefix_space", where, true);
   const PreTokenizer cut =
@@ -261,7 +251,7 @@ PreTokenizer read_byte_level_pre_tokenizer(const Json& json, const std::string& 
   return [adds_space, cut, write = bytes_as_characters()](Words& words) {
     for (auto& word : words.list) {
       if (adds_space && !word.text.starts_with(' ')) {
-        word.text = prepend(words, " ", word.text);
+        word.text = words.written.emplace_back(" ").append(word.text);
       }
     }
     cut(words);
@@ -276,13 +266,13 @@ PreTokenizer read_split(const Json& json, const std::string& where) {
 }
 
 PreTokenizer read_digits(const Json& json, const std::string& where) {
-  return split_by(match_class<is_numeric>, get_bool(json, "individual_digits", where, false)
-                                               ? Behavior::kIsolated
-                                               : Behavior::kContiguous);
+  return split_by(class_pattern(is_numeric), get_bool(json, "individual_digits", where, false)
+                                                 ? Behavior::kIsolated
+                                                 : Behavior::kContiguous);
 }
 
 PreTokenizer read_punctuation(const Json& json, const std::string& where) {
-  return split_by(match_class<is_punctuation>,
+  return split_by(class_pattern(is_punctuation),
                   parse_behavior(get_string(json, "behavior", where, "Isolated"), where));
 }
 
@@ -331,7 +321,7 @@ constexpr StageType<PreTokenizer> kPreTokenizerTypes[] = {
     {"Whitespace", read_whitespace},
     {"WhitespaceSplit",
      [](const Json&, const std::string&) {
-       return split_by(match_class<is_white_space>, Behavior::kRemoved);
+       return split_by(class_pattern(is_white_space), Behavior::kRemoved);
      }},
     {"Sequence", read_list_of_pre_tokenizers},
 };
@@ -373,7 +363,7 @@ std::vector<int64_t> template_ids(const Json& json, const std::string& name,
                                   const std::string& where) {
   const auto tokens = json.find("special_tokens");
   USER_ERROR_IF(tokens == json.end() || !tokens->is_object() || !tokens->contains(name),
-                "{}: 'special_tokens' says nothing of '{}'", where, printable(name));
+                "{}: 'special_tokens' has no '{}'", where, printable(name));
   return get_ints(tokens->at(name), "ids", where);
 }
 
@@ -391,10 +381,11 @@ SpecialTokens read_template(const Json& json, const std::string& where) {
                get_string(piece["Sequence"], "id", where) == "A") {
       has_text = true;
     } else {
-      throw UserError("{}: 'single' must hold the sequence A once, beside special tokens", where);
+      throw UserError(
+          "{}: 'single' must have the sequence A once, and only special tokens around it", where);
     }
   }
-  USER_ERROR_IF(!has_text, "{}: 'single' lacks the sequence A", where);
+  USER_ERROR_IF(!has_text, "{}: 'single' must have the sequence A once", where);
   return special;
 }
 
@@ -450,6 +441,9 @@ Decoder read_byte_fallback(const Json&, const std::string&) {
     Texts decoded;
     std::string bytes;
     const auto end_bytes = [&] {
+      if (bytes.empty()) {
+        return;
+      }
       if (find_invalid_utf8(bytes) == kValidUtf8) {
         decoded.push_back(bytes);
       } else {
@@ -462,14 +456,10 @@ Decoder read_byte_fallback(const Json&, const std::string&) {
         bytes += *byte;
         continue;
       }
-      if (!bytes.empty()) {
-        end_bytes();
-      }
+      end_bytes();
       decoded.push_back(text);
     }
-    if (!bytes.empty()) {
-      end_bytes();
-    }
+    end_bytes();
     return decoded;
   };
 }

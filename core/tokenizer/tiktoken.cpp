@@ -1,5 +1,6 @@
 #include <charconv>
 #include <optional>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/text.h"
@@ -72,26 +73,21 @@ std::optional<std::string> from_base64(std::string_view text) {
   return bytes;
 }
 
-struct RankedToken {
-  std::string bytes;
-  int64_t rank = 0;
-};
-
-std::optional<RankedToken> parse_line(std::string_view line) {
+// Returns the bytes and the rank of a token.
+std::optional<std::pair<std::string, int64_t>> parse_line(std::string_view line) {
   const size_t space = line.find(' ');
   if (space == std::string_view::npos) {
     return std::nullopt;
   }
   const auto bytes = from_base64(line.substr(0, space));
   const std::string_view digits = line.substr(space + 1);
-  RankedToken token;
-  const auto read = std::from_chars(digits.data(), digits.data() + digits.size(), token.rank);
+  int64_t rank = 0;
+  const auto read = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
   if (!bytes || bytes->empty() || read.ec != std::errc() ||
-      read.ptr != digits.data() + digits.size() || token.rank < 0) {
+      read.ptr != digits.data() + digits.size() || rank < 0) {
     return std::nullopt;
   }
-  token.bytes = *bytes;
-  return token;
+  return std::pair(*bytes, rank);
 }
 
 std::string_view take_line(std::string_view& rest) {
@@ -154,22 +150,18 @@ std::unique_ptr<TokenizerModel> read_tiktoken(std::string_view bytes, const std:
     const auto token = parse_line(line);
     USER_ERROR_IF(!token, "{} line {}: is no token in base64 and its rank; fetch the file again",
                   where, number);
-    texts.emplace_back(to_byte_level(token->bytes), token->rank);
+    texts.emplace_back(to_byte_level(token->first), token->second);
   }
   Vocabulary vocabulary(texts, where);
   check_complete(vocabulary, where);
   const auto merges = find_merges(vocabulary);
-  BpeOptions options;
-  options.ignore_merges = true;
   const Normalizer normalizer = read_normalizer(Json(), where);
   std::vector<AddedToken> special;
   for (const auto& name : llama3_special_tokens()) {
-    AddedToken token;
-    token.id = kRanks + std::ssize(special);
-    token.content = "<|" + name + "|>";
-    token.normalized = false;
-    token.special = true;
-    special.push_back(std::move(token));
+    special.push_back({.id = kRanks + std::ssize(special),
+                       .content = "<|" + name + "|>",
+                       .normalized = false,
+                       .special = true});
   }
   AddedTokens added(std::move(special), normalizer, vocabulary, where);
   const PreTokenizer cut = split_isolated(kLlama3Split, where);
@@ -179,8 +171,9 @@ std::unique_ptr<TokenizerModel> read_tiktoken(std::string_view bytes, const std:
                       cut(words);
                       write(words);
                     },
-                    Bpe(std::move(vocabulary), merges, options), SpecialTokens{{kBeginOfText}, {}},
-                    characters_as_bytes(), kBeginOfText, kEndOfText, /*is_byte_level=*/true});
+                    Bpe(std::move(vocabulary), merges, {.ignore_merges = true}),
+                    SpecialTokens{{kBeginOfText}, {}}, characters_as_bytes(), kBeginOfText,
+                    kEndOfText, /*is_byte_level=*/true});
 }
 
 }  // namespace moe::io

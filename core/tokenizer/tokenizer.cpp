@@ -150,10 +150,11 @@ Tokenizer Tokenizer::load(const fs::path& folder, int64_t vocab_size) {
   Tokenizer tokenizer;
   tokenizer.kind_ = file_kind(file);
   tokenizer.model_ = read_model(file, tokenizer.kind_);
-  USER_ERROR_IF(vocab_size > 0 && tokenizer.vocab_size() > vocab_size,
-                "{}: has {} tokens, config.json says vocab_size {}: tokenizer and model do not "
-                "belong together",
-                file.string(), tokenizer.vocab_size(), vocab_size);
+  USER_ERROR_IF(
+      vocab_size > 0 && tokenizer.vocab_size() > vocab_size,
+      "{}: has {} tokens, config.json has vocab_size {}: the tokenizer is not that of the "
+      "model",
+      file.string(), tokenizer.vocab_size(), vocab_size);
   const std::vector<int64_t> ids = tokenizer.model_->encode("a");
   const std::string first = ids.empty() ? "" : tokenizer.model_->piece(ids.front());
   tokenizer.adds_space_ = first.starts_with("\u2581") || first.starts_with("\u0120");
@@ -167,8 +168,7 @@ void Tokenizer::read_special_ids(const fs::path& folder) {
   eos_id_ = model_->eos_id();
   if (kind_ == TokenizerKind::kSentencepiece) {  // its own file names BOS and EOS
     const fs::path config = folder / "tokenizer_config.json";
-    adds_bos_ =
-        fs::exists(config) && get_bool(read_json(config), "add_bos_token", config.string(), false);
+    adds_bos_ = get_bool(read_optional_object(config), "add_bos_token", config.string(), false);
     return;
   }
   const SpecialNames names = read_special_names(folder);
@@ -246,12 +246,12 @@ std::string TextStream::take(const std::string& text) {
   if (given_.starts_with(text)) {
     return "";
   }
-  std::string more = text_behind(given_, text);
+  std::string more = text_after(given_, text);
   given_ = text;
   return more;
 }
 
-std::string text_behind(const std::string& before, const std::string& whole) {
+std::string text_after(const std::string& before, const std::string& whole) {
   const auto differs =
       std::mismatch(before.begin(), before.end(), whole.begin(), whole.end()).second;
   auto at = static_cast<size_t>(differs - whole.begin());

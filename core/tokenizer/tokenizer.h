@@ -111,7 +111,7 @@ class TextStream {
 
 // Returns the part of `whole` after its longest common prefix with `before`, from the beginning of
 // a character on. Both are well-formed UTF-8.
-std::string text_behind(const std::string& before, const std::string& whole);
+std::string text_after(const std::string& before, const std::string& whole);
 
 class WordCache;  // core/tokenizer/bpe.h
 

@@ -20,7 +20,7 @@ struct TextRange {
   bool operator==(const TextRange&) const = default;
 };
 
-// Returns the first byte at or after `at` that lies in one of `ranges`, which are sorted and
+// Returns the first byte at or after `at` that is in one of `ranges`, which are sorted and
 // disjoint; npos if there is none.
 inline size_t next_in_ranges(const std::vector<TextRange>& ranges, size_t at) {
   const auto next = std::partition_point(ranges.begin(), ranges.end(),
@@ -28,8 +28,8 @@ inline size_t next_in_ranges(const std::vector<TextRange>& ranges, size_t at) {
   return next == ranges.end() ? std::string_view::npos : std::max(at, next->begin);
 }
 
-// How a sentencepiece model may encode a text word by word. If it is BPE, changes nothing of
-// its input but spaces, and no piece has a space after another letter, then no merge joins two
+// Rule by which a sentencepiece model may encode a text word by word. If it is BPE, changes nothing
+// of its input but spaces, and no piece has a space after another letter, then no merge joins two
 // words, and the ids of a text are exactly those of its words in a row. LLaMA's model is such.
 enum class WordRule {
   kNone,       // encode whole texts only

@@ -168,7 +168,7 @@ std::optional<std::string> from_byte_level(std::string_view text) {
   return bytes;
 }
 
-std::string bytes_of_piece(const std::string& piece) {
+std::string piece_bytes(const std::string& piece) {
   constexpr std::string_view kDigits = "0123456789ABCDEF";
   if (piece.size() == 6 && piece.starts_with("<0x") && piece.ends_with('>')) {
     const size_t high = kDigits.find(piece[3]), low = kDigits.find(piece[4]);

@@ -42,6 +42,6 @@ std::optional<std::string> from_byte_level(std::string_view text);
 
 // sentencepiece's spelling: U+2581 is a space, <0xE2> a byte.
 inline constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581
-std::string bytes_of_piece(const std::string& piece);
+std::string piece_bytes(const std::string& piece);
 
 }  // namespace moe::io

@@ -94,7 +94,7 @@ TEST_CASE("moe report refuses a folder without a run, and moe train an impossibl
   write_file(dir / "empty/metrics.jsonl", "");
   check_refused({"report", (dir / "empty").string()}, "has finished no step yet");
   for (const auto& [flags, fact] : std::vector<std::pair<Words, std::string>>{
-           {{"--eval-every", "5"}, "--eval-every says how often to evaluate"},
+           {{"--eval-every", "5"}, "--eval-every requires --eval-data"},
            {{"--eval-tasks", "hellaswug", "--eval-data-dir", tiny("")}, "hellaswag"},
            {{"--eval-data", (dir / "none.jsonl").string()}, "none.jsonl"}}) {
     check_refused(training(dir, flags), fact);

@@ -149,5 +149,5 @@ TEST_CASE("moe train refuses invalid flags by name", "[cli]") {
        {{"--objective", "lm", "--seq-len", "5"}, "rows.jsonl line 1: the example has 6 tokens"}});
   check_refused({"train", world.path("dense"), "-o", world.path("run")}, "--data");
   write_file(world.dir / "run/metrics.jsonl", "{}");
-  check_refused(world.train({}), "is there already and is no run of moe train");
+  check_refused(world.train({}), "exists and is not a run of moe train");
 }

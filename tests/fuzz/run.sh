@@ -28,7 +28,7 @@ declare -A sources=(
   [task_data]="${base[*]} $(echo core/eval/formats/*.cpp)"
   [task]="${base[*]} core/base/toml.cpp core/eval/tasks/prompt_template.cpp core/eval/metrics/filters.cpp $(echo core/eval/formats/*.cpp)"
   [logits]="${base[*]} core/route/read_logits.cpp"
-  [run]="${base[*]} ${data[*]} $(echo core/io/{checksums,line_log,output_checks,staged_folder}.cpp core/train/observe/{history,curves}.cpp core/train/checkpoint/{inputs,run_folder}.cpp core/train/config/{settings,options}.cpp core/base/{option,toml}.cpp core/upcycle/upcycle_request.cpp core/model/config/{architecture,compute,config}.cpp core/route/router*.cpp)"
+  [run]="${base[*]} ${data[*]} $(echo core/io/{checksums,line_log,output_checks,staged_folder}.cpp core/train/observe/{history,curves}.cpp core/train/checkpoint/{inputs,run_folder}.cpp core/train/config/settings.cpp core/base/{option,toml}.cpp core/upcycle/upcycle_request.cpp core/model/config/{architecture,compute,config}.cpp core/route/router*.cpp)"
   [tokenizer]="${mapped[*]} $(echo core/tokenizer/*.cpp)"
   [tokenizer_json]="${mapped[*]} $(echo core/tokenizer/*.cpp)"
 )

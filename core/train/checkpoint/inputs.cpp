@@ -125,12 +125,10 @@ bool is_same_content(const InputFile& before, InputFile& now) {
 }  // namespace
 
 std::vector<fs::path> input_paths(const TrainSettings& settings) {
-  std::vector<fs::path> inputs = {settings.model, settings.evaluation.tasks_folder};
+  std::vector<fs::path> inputs = settings.evaluation.data;
+  inputs.insert(inputs.end(), {settings.model, settings.evaluation.tasks_folder});
   for (const auto& source : data::parse_sources(settings.data)) {
     inputs.push_back(source.file);
-  }
-  for (const auto& file : settings.evaluation.data) {
-    inputs.push_back(file);
   }
   for (const auto& task : settings.evaluation.tasks) {  // a name or a file
     if (fs::exists(task)) {

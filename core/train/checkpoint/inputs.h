@@ -8,7 +8,7 @@
 //
 // The keys are those of settings.toml. "as" is the role of a file: its path relative to an input
 // folder, or "text"/"data" and the weight of a data file. A file of equal size and modification
-// time is taken to be unchanged and is not read. "xxh3" (128 bits, core/io/content_hash.h) covers
+// time is taken to be unchanged and is not read. "xxh3" (128 bits, core/io/checksums.h) covers
 // all bytes of a data file; of safetensors and benchmarks it covers 4 KiB of every 4 MiB, which
 // identifies a model without reading gigabytes.
 

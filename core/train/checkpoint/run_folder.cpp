@@ -19,7 +19,7 @@
 #include "core/io/checksums.h"
 #include "core/io/output_checks.h"
 #include "core/io/staged_folder.h"
-#include "core/train/config/options.h"
+#include "core/train/config/settings.h"
 
 namespace moe::train {
 
@@ -37,16 +37,13 @@ constexpr std::string_view kStepPrefix = "step-";
 
 std::string step_name(int64_t step) { return fmt::format("{}{}", kStepPrefix, step); }
 
-// Returns the names of files that every run has, and "final".
-const std::set<std::string>& standard_names() {
-  static const std::set<std::string> names = {"settings.toml", "inputs.json",  "metrics.jsonl",
+// Files that every run has, and "final".
+const std::set<std::string> kStandardNames = {"settings.toml", "inputs.json",  "metrics.jsonl",
                                               "samples.jsonl", "starts.jsonl", "report.html",
                                               "trace.json",    "final"};
-  return names;
-}
 
 bool is_manifest_name(std::string_view name) {
-  return standard_names().count(std::string(name)) > 0 || is_event_name(name) ||
+  return kStandardNames.count(std::string(name)) > 0 || is_event_name(name) ||
          (name.starts_with(kCheckpointPrefix) &&
           parse_step_name(name.substr(kCheckpointPrefix.size())));
 }
@@ -122,7 +119,7 @@ bool is_folder_name(const std::string& name) {
   return name == kFinal || name.starts_with(kCheckpoints);
 }
 
-std::string value_text(const std::map<std::string, std::string>& values, const std::string& key) {
+std::string setting_text(const std::map<std::string, std::string>& values, const std::string& key) {
   const auto entry = values.find(key);
   return entry == values.end() ? "not given" : entry->second;
 }
@@ -148,15 +145,14 @@ std::vector<std::string> names_in(const fs::path& folder) {
 
 std::string checkpoint_name(int64_t step) { return kCheckpointPrefix + step_name(step); }
 
-// Returns the manifest of a run of a version without manifests: the standard names, and the folders
-// that have the files of a checkpoint.
-std::set<std::string> manifest_of_old_run(const fs::path& run) {
-  std::set<std::string> listed = standard_names();
-  for (const auto& name : names_in(run / kCheckpoints)) {
-    const fs::path folder = run / kCheckpoints / name;
-    if (parse_step_name(name) &&
-        (fs::exists(folder / "state.json") || fs::exists(folder / "checksums.json"))) {
-      listed.insert(kCheckpointPrefix + name);
+// Returns the manifest of a run of a version without manifests: the standard names, and the `steps`
+// whose folders have the files of a checkpoint.
+std::set<std::string> guess_manifest(const fs::path& run, const std::vector<int64_t>& steps) {
+  std::set<std::string> listed = kStandardNames;
+  for (const int64_t step : steps) {
+    const fs::path folder = run / checkpoint_name(step);
+    if (fs::exists(folder / "state.json") || fs::exists(folder / "checksums.json")) {
+      listed.insert(checkpoint_name(step));
     }
   }
   return listed;
@@ -200,11 +196,11 @@ std::vector<std::string> changed_inputs(const std::optional<Inputs>& recorded,
     if (!recorded || recorded->count(key) == 0 || before.count(key) != now.count(key)) {
       continue;  // not recorded (older version), or set in one of them only
     }
-    const bool is_elsewhere = value_text(before, key) != value_text(now, key);
+    const bool is_elsewhere = setting_text(before, key) != setting_text(now, key);
     if (const auto difference = find_difference(recorded->at(key), files)) {
       differing.push_back(is_elsewhere
-                              ? fmt::format("{} was {}, is {}: {}", key, value_text(before, key),
-                                            value_text(now, key), *difference)
+                              ? fmt::format("{} was {}, is {}: {}", key, setting_text(before, key),
+                                            setting_text(now, key), *difference)
                               : fmt::format("{}: {}", key, *difference));
     } else if (is_elsewhere) {
       moved.push_back(key);
@@ -246,7 +242,7 @@ RunFolder::RunFolder(fs::path run, const fs::path& model, bool force, std::vecto
   USER_ERROR_IF(!fs::is_directory(run_), "{}: is a file; name a folder for the run", run_.string());
   USER_ERROR_IF(
       !force && !is_unused(run_) && !fs::exists(run_ / kSettings),
-      "{}: is there already and is no run of moe train; give another -o, or --force to begin there",
+      "{}: exists and is not a run of moe train; give another -o, or --force to start there",
       run_.string());
   USER_ERROR_IF(io::is_within(model, run_), "{}: the model {} lies inside it; give another -o",
                 run_.string(), model.string());
@@ -260,7 +256,7 @@ void RunFolder::check_names() const {
   const auto listed = read_manifest(run_);
   if (force_) {
     io::check_removable(run_);
-    for (const auto& name : standard_names()) {
+    for (const auto& name : kStandardNames) {
       check_free(run_, name, listed);
     }
   }
@@ -290,14 +286,12 @@ void RunFolder::check_names() const {
 void RunFolder::check_no_links() const {
   std::error_code error;
   const bool is_complete = !force_ && fs::exists(final_model(), error);
-  std::vector<std::string> names(standard_names().begin(), standard_names().end());
+  std::vector<std::string> names(kStandardNames.begin(), kStandardNames.end());
   names.push_back(kManifest);
   names.push_back(kCheckpoints);
   if (!fs::is_symlink(run_ / kCheckpoints)) {
-    for (const auto& name : names_in(run_ / kCheckpoints)) {
-      if (parse_step_name(name)) {
-        names.push_back(kCheckpointPrefix + name);
-      }
+    for (const int64_t step : saved_steps()) {
+      names.push_back(checkpoint_name(step));
     }
   }
   for (const auto& name : names) {
@@ -324,7 +318,7 @@ RunState RunFolder::state(const std::string& settings_toml, Inputs& inputs,
   std::map<std::string, std::string> all = before;
   all.insert(now.begin(), now.end());
   for (const auto& [key, value] : all) {
-    const std::string old_value = value_text(before, key), new_value = value_text(now, key);
+    const std::string old_value = setting_text(before, key), new_value = setting_text(now, key);
     if (old_value != new_value) {
       differing.push_back(fmt::format("{} was {}, is {}", key, old_value, new_value));
     }
@@ -352,9 +346,9 @@ void RunFolder::begin(const std::string& settings_toml, RunState state) {
       }
     }
     ::unlinkat(lock_.get(), kCheckpoints, AT_REMOVEDIR);  // fails if it has other files
-    write_manifest(run_, standard_names());
+    write_manifest(run_, kStandardNames);
   } else if (listed.empty()) {
-    write_manifest(run_, manifest_of_old_run(run_));
+    write_manifest(run_, guess_manifest(run_, saved_steps()));
   }
   remove_leftovers();
   io::write_whole(run_ / kSettings, settings_toml);
@@ -442,7 +436,8 @@ std::optional<fs::path> RunFolder::newest_whole(std::vector<std::string>& damage
     }
     if (const auto added = io::find_unlisted(checkpoint(step))) {  // the run would overwrite it
       throw UserError(
-          "{}: was put into a checkpoint of the run, which will be made anew; move it, then give "
+          "{}: was added to a checkpoint of the run, which will be written again; move it, then "
+          "give "
           "the same command again",
           (checkpoint(step) / printable(*added)).string());
     }

@@ -65,7 +65,7 @@ class RunFolder {
   bool is_listed(const std::string& name) const;
   // Removes the listed event files.
   void remove_events() const;
-  // Removes staging folders that a killed process left beside the listed checkpoints and final/.
+  // Removes staging folders that a killed process left next to the listed checkpoints and final/.
   void remove_leftovers() const;
 
   std::vector<int64_t> saved_steps() const;  // ascending

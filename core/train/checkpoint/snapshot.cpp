@@ -46,11 +46,11 @@ OrderedJson to_json(const TrainState& state) {
 std::vector<double> read_values(const Json& json, const char* key, const std::string& where) {
   const Json array = json.value(key, Json::array());
   const bool fits = array.is_array() && static_cast<int64_t>(array.size()) <= kOutlierWindow;
-  if (!fits || !std::all_of(array.begin(), array.end(), [](const Json& value) {
-        return value.is_number() && std::isfinite(value.get<double>());
-      })) {
-    throw UserError("{}: '{}' must be at most {} finite numbers", where, key, kOutlierWindow);
-  }
+  const auto is_finite = [](const Json& value) {
+    return value.is_number() && std::isfinite(value.get<double>());
+  };
+  USER_ERROR_IF(!fits || !std::ranges::all_of(array, is_finite),
+                "{}: '{}' must be at most {} finite numbers", where, key, kOutlierWindow);
   return array.get<std::vector<double>>();
 }
 
@@ -114,25 +114,6 @@ std::vector<Slice> own_part(const std::vector<Slice>& state,
   return own;
 }
 
-// Throws UserError if a tensor of the checkpoint has another type than in this run.
-void check_types(const io::SafetensorsFile& file, const std::vector<Slice>& wanted) {
-  std::map<std::string, io::DType> types;
-  for (const auto& info : file.tensors()) {
-    types[info.name] = info.dtype;
-  }
-  for (const auto& [name, tensor, shape, begin] : wanted) {
-    const auto found = types.find(name);
-    if (found != types.end() && found->second != stored_type(tensor)) {
-      const bool is_moment = name.starts_with("exp_avg");
-      throw UserError("{}: '{}' is {}, this run keeps it in {}; {}", file.path().string(), name,
-                      io::dtype_name(found->second), io::dtype_name(stored_type(tensor)),
-                      is_moment ? "give the --optimizer-state that it was saved with, or begin a "
-                                  "new run from the folder's weights"
-                                : "it is another run's");
-    }
-  }
-}
-
 }  // namespace
 
 Snapshot::Snapshot(const model::Llama& model, const AdamW& optimizer,
@@ -187,14 +168,24 @@ TrainState restore(const fs::path& folder, model::Llama& model, AdamW& optimizer
   USER_ERROR_IF(model.layout().is_rank_zero() && file.tensors().size() != wanted.size(),
                 "{}: holds {} tensors, this model and optimizer have {}; it is another run's",
                 file.path().string(), file.tensors().size(), wanted.size());
-  check_types(file, wanted);
+  std::map<std::string, io::DType> types;
+  for (const auto& info : file.tensors()) {
+    types[info.name] = info.dtype;
+  }
   for (const auto& [name, tensor, shape, begin] : wanted) {
     const auto all = file.bytes(name);
+    USER_ERROR_IF(types[name] != stored_type(tensor), "{}: '{}' is {}, this run keeps it in {}; {}",
+                  file.path().string(), name, io::dtype_name(types[name]),
+                  io::dtype_name(stored_type(tensor)),
+                  name.starts_with("exp_avg")
+                      ? "give the --optimizer-state that it was saved with, or start a new run "
+                        "from the folder's weights"
+                      : "it is another run's");
     const size_t element = tensor.element_size();
-    USER_ERROR_IF(all.size() != static_cast<size_t>(c10::multiply_integers(shape)) * element,
-                  "{}: '{}' has {} bytes, this model wants {}; it is another run's",
-                  file.path().string(), name, all.size(),
-                  static_cast<size_t>(c10::multiply_integers(shape)) * element);
+    const size_t whole_bytes = static_cast<size_t>(c10::multiply_integers(shape)) * element;
+    USER_ERROR_IF(all.size() != whole_bytes,
+                  "{}: '{}' has {} bytes, this model has {}; it is another run's",
+                  file.path().string(), name, all.size(), whole_bytes);
     const auto bytes = all.subspan(static_cast<size_t>(begin) * element, tensor.nbytes());
     // LibTorch has no read-only tensors. This one is only read.
     void* data = const_cast<std::byte*>(bytes.data());
@@ -211,31 +202,30 @@ TrainState read_train_state(const fs::path& folder) {
   const Json json = read_json(where, uint64_t{1} << 20);
   USER_ERROR_IF(get_int(json, "format", where) != 1, "{}: format {} is of another version of moe",
                 where, json["format"].dump());
-  const auto count_of = [&](const char* key) {
-    const int64_t count = get_int(json, key, where);
+  const auto get_count = [&](const char* key, std::optional<int64_t> fallback = {}) {
+    const int64_t count = get_int(json, key, where, fallback);
     USER_ERROR_IF(count < 0, "{}: '{}' is {}, it must not be negative", where, key, count);
     return count;
   };
   TrainState state;
-  state.step = count_of("step");
-  state.total_tokens = count_of("total_tokens");
-  state.skipped_steps = json.contains("skipped_steps") ? count_of("skipped_steps") : 0;
-  state.skipped_outliers = json.contains("skipped_outliers") ? count_of("skipped_outliers") : 0;
+  state.step = get_count("step");
+  state.total_tokens = get_count("total_tokens");
+  state.skipped_steps = get_count("skipped_steps", 0);
+  state.skipped_outliers = get_count("skipped_outliers", 0);
   state.outliers = read_outliers(json, where);
   state.lambda = get_double(json, "lambda", where);
   USER_ERROR_IF(state.lambda < 0, "{}: 'lambda' is {}, it must not be negative", where,
                 state.lambda);
-  state.group_tokens = count_of("group_tokens");
+  state.group_tokens = get_count("group_tokens");
   const Json cursor = json.value("cursor", Json::object());
-  state.cursor = {get_int(cursor, "epoch", where + ": cursor"),
-                  get_int(cursor, "example", where + ": cursor"),
-                  get_int(cursor, "offset", where + ": cursor")};
+  const std::string in_cursor = where + ": cursor";
+  state.cursor = {get_int(cursor, "epoch", in_cursor), get_int(cursor, "example", in_cursor),
+                  get_int(cursor, "offset", in_cursor)};
   return state;
 }
 
 Saver::Saver(const io::Checkpoint& parent, distributed::World& world,
-             std::function<void(const std::filesystem::path&)> on_saved,
-             std::function<void(bool)> on_saving)
+             std::function<void(const fs::path&)> on_saved, std::function<void(bool)> on_saving)
     : parent_(parent),
       world_(world),
       on_saved_(std::move(on_saved)),
@@ -247,22 +237,21 @@ Saver::~Saver() {
   }
 }
 
-void Saver::save(Snapshot snapshot, const std::filesystem::path& out, AddFiles add_files) {
+void Saver::save(Snapshot snapshot, const fs::path& out, AddFiles add_files) {
   wait();
   out_ = out;
-  std::filesystem::create_directories(out.parent_path());
-  if (world_.layout.processes > 1) {
-    write(snapshot, out, add_files);
-    on_saved_(out);
-    return;
+  fs::create_directories(out.parent_path());
+  const bool is_collective = world_.layout.processes > 1;  // written by this thread
+  writing_ = std::async(is_collective ? std::launch::deferred : std::launch::async,
+                        [this, kept = std::move(snapshot), out, add = std::move(add_files)] {
+                          write(kept, out, add);
+                        });
+  if (is_collective) {
+    wait();
   }
-  writing_ =
-      std::async(std::launch::async, [this, kept = std::move(snapshot), out,
-                                      add = std::move(add_files)] { write(kept, out, add); });
 }
 
-void Saver::write(const Snapshot& snapshot, const std::filesystem::path& out,
-                  const AddFiles& add_files) {
+void Saver::write(const Snapshot& snapshot, const fs::path& out, const AddFiles& add_files) {
   on_saving_(true);
   try {
     snapshot.write(parent_, out, world_, add_files);

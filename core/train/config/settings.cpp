@@ -5,16 +5,282 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <type_traits>
 
 #include "core/base/error.h"
+#include "core/base/json.h"
 #include "core/base/version.h"
 #include "core/data/example_set.h"
 #include "core/route/router.h"
-#include "core/train/config/options.h"
+#include "core/route/router_override.h"
 
 namespace moe::train {
 
 namespace {
+
+constexpr const char* kRectifyRouter = "Rectify-Router";
+constexpr const char* kAdamW = "torch's AdamW";
+constexpr const char* kFromModel = "the model's";
+
+Range with_rule(Range range, const char* rule) {
+  range.rule = rule;
+  return range;
+}
+
+Range below_one() {
+  return with_rule(number_between(0, std::nextafter(1.0, 0.0)), "must lie in [0, 1)");
+}
+
+// Returns a choice of named values.
+template <typename Value>
+Choice named(const char* name, Value& member,
+             std::vector<std::pair<std::string, std::type_identity_t<Value>>> values) {
+  return choice<Value, Value>(name, member, std::move(values));
+}
+
+Choice on_or_off(const char* name, bool& member) {
+  return named(name, member, {{"on", true}, {"off", false}});
+}
+
+// A run may be resumed with another value of the option.
+Option changeable(Option option) {
+  option.changes_numbers = false;
+  return option;
+}
+
+// settings.toml has the option only if `is_written` returns true.
+Option written_if(std::function<bool()> is_written, Option option) {
+  option.is_written = std::move(is_written);
+  return option;
+}
+
+Options model_options(TrainSettings& settings) {
+  return {
+      {.name = "model",
+       .member = &settings.model,
+       .group = group::kModel,
+       .help = "model directory to start from, dense or MoE",
+       .spelling = "MODEL,--model",
+       .is_required = true},
+      {.name = "out",
+       .member = &settings.run,
+       .group = group::kOutput,
+       .help = "run directory: RUN/final, checkpoints, metrics, settings",
+       .spelling = "-o,--out"},
+  };
+}
+
+Options data_options(TrainSettings& settings) {
+  return {
+      {"data", &settings.data, group::kData,
+       "training files, plain, gzip or zstd; FILE:WEIGHT mixes several (required)"},
+      {"format", choice(settings.format, data::parse_format, data::format_name), group::kData,
+       "alpaca, openorca, dolly, pairs, sharegpt, messages, text or rows", Range(),
+       "detected from the first record"},
+      {"template", &settings.text_template, group::kData,
+       "prompt template: paper, alpaca, llama2, llama3, chatml, zephyr, mistral, mistral-v0, "
+       "mistral-v3, mistral-tekken, mistral-v7, auto (the model's chat template), or a text with "
+       "{instruction} and {response}; \\n is a newline",
+       Range(), "", kRectifyRouter},
+      {"loss-on",
+       named("loss-on", settings.loss_on,
+             {{"all", data::LossOn::kAll}, {"last", data::LossOn::kLast}}),
+       group::kData, "responses of a conversation that carry loss: all or last"},
+      changeable({"cache", &settings.cache, group::kData,
+                  "directory of tokenized data, reused by later runs, or off", Range(),
+                  "~/.cache/moe/tokens"}),
+      {"objective",
+       named("objective", settings.objective,
+             {{"instruct", data::Objective::kInstruct}, {"lm", data::Objective::kLm}}),
+       group::kData, "instruct (loss on responses) or lm (plain text)"},
+  };
+}
+
+Options batch_options(TrainSettings& settings) {
+  return {
+      {"pack",
+       choice<std::optional<data::Pack>, data::Pack>(
+           "pack", settings.pack, {{"stream", data::Pack::kStream}, {"none", data::Pack::kNone}}),
+       group::kBatch, "stream (concatenate examples and cut) or none (one example per sequence)",
+       Range(), "stream; none for token rows"},
+      {"pack-mask",
+       named("pack-mask", settings.pack_mask,
+             {{"causal", data::PackMask::kCausal}, {"doc", data::PackMask::kDoc}}),
+       group::kBatch, "attention within a sequence: causal, or doc (within each example only)"},
+      {"shuffle", on_or_off("shuffle", settings.shuffle), group::kBatch,
+       "shuffle the data: on, or off for file order"},
+      {"seq-len", &settings.seq_len, group::kBatch, "tokens per sequence", whole_from(2),
+       "2048, at most the model's context length", kRectifyRouter},
+      {"micro-batch", &settings.micro_batch, group::kBatch, "sequences per forward pass",
+       whole_from(1), "8, or the largest smaller divisor of the global batch", kRectifyRouter},
+      {"global-batch", &settings.global_batch, group::kBatch, "sequences per optimizer step",
+       whole_from(1), "one micro-batch"},
+      {"steps", &settings.steps, group::kBatch, "optimizer steps", whole_from(1)},
+      {"epochs", &settings.epochs, group::kBatch, "passes over the data, instead of --steps",
+       positive_number(), "1"},
+  };
+}
+
+Options compute_options(TrainSettings& settings) {
+  const auto has_adapters = [&settings] { return settings.lora.rank > 0; };
+  return {
+      {"precision", choice(settings.compute.precision, model::parse_precision, model::to_string),
+       group::kMemory, "of matrix products: fp32, bf16 (weights stay fp32) or tf32 (CUDA)"},
+      {"recompute", choice(settings.compute.recompute, model::parse_recompute, model::to_string),
+       group::kMemory,
+       "activation recomputation in backward: none, ffn (all but attention) or layer"},
+      written_if(has_adapters, {"lora", &settings.lora.rank, group::kMemory,
+                                "train LoRA adapters of this rank instead of the weights", Range(),
+                                "no adapters"}),
+      written_if(has_adapters,
+                 {"lora-alpha", &settings.lora.alpha, group::kMemory,
+                  "LoRA alpha; adapters are scaled by alpha / rank", Range(), "the rank"}),
+      written_if(has_adapters, with_commas({"lora-on", &settings.lora.on, group::kMemory,
+                                            "modules with adapters: attention, ffn or both"})),
+  };
+}
+
+Options optimizer_options(TrainSettings& settings) {
+  return {
+      with_commas({"train", &settings.trained, group::kModel,
+                   "parameters to train: experts, router, attention, dense, norms, embeddings, or "
+                   "a name pattern",
+                   Range(), "all"}),
+      {"lr", &settings.lr, group::kOptimizer, "peak learning rate", number_from(0), "",
+       kRectifyRouter},
+      {"min-lr", &settings.min_lr, group::kOptimizer, "learning rate of the last step",
+       number_from(0), "lr / 10", kRectifyRouter},
+      {"schedule",
+       named("schedule", settings.schedule,
+             {{"cosine", ScheduleKind::kCosine},
+              {"linear", ScheduleKind::kLinear},
+              {"constant", ScheduleKind::kConstant},
+              {"wsd", ScheduleKind::kWsd}}),
+       group::kOptimizer, "learning rate schedule: cosine, linear, constant or wsd", Range(), "",
+       kRectifyRouter},
+      {"warmup", &settings.warmup, group::kOptimizer, "steps of linear warmup", whole_from(0)},
+      {"weight-decay", &settings.adamw.weight_decay, group::kOptimizer,
+       "decoupled weight decay, not applied to norms and biases", number_from(0)},
+      {"decay-embeddings", on_or_off("decay-embeddings", settings.adamw.decay_embeddings),
+       group::kOptimizer, "apply weight decay to embedding and output head: on or off"},
+      {"beta1", &settings.adamw.beta1, group::kOptimizer, "AdamW decay rate of the first moment",
+       below_one(), "", kAdamW},
+      {"beta2", &settings.adamw.beta2, group::kOptimizer, "AdamW decay rate of the second moment",
+       below_one(), "", kAdamW},
+      {"eps", &settings.adamw.eps, group::kOptimizer, "AdamW epsilon", number_from(0), "", kAdamW},
+      {"clip", &settings.clip, group::kOptimizer, "maximum gradient norm; 0 = no clipping",
+       number_from(0)},
+      {"skip-outliers", &settings.skip_outliers, group::kOptimizer,
+       "skip steps whose loss or gradient norm is N standard deviations above the mean of the last "
+       "128; 6 is usual",
+       with_rule(number_from(1),
+                 "must be a number of standard deviations of at least 1; 6 is usual"),
+       "off"},
+      {"optimizer-state",
+       named("optimizer-state", settings.adamw.moments,
+             {{"fp32", io::DType::kF32}, {"bf16", io::DType::kBF16}}),
+       group::kMemory, "dtype of the AdamW moments: fp32 or bf16 (8 or 4 bytes per parameter)"},
+  };
+}
+
+Options loss_options(TrainSettings& settings) {
+  return {
+      {"lb-coef", &settings.lb_coef, group::kRouter, "coefficient of the load-balance loss",
+       number_from(0), kFromModel},
+      {"entropy-coef", &settings.entropy_coef, group::kRouter,
+       "coefficient of the top-p entropy loss", number_from(0), kFromModel},
+      {"z-coef", &settings.z_coef, group::kRouter,
+       "coefficient of the router z-loss; 1e-3 is usual", number_from(0),
+       "the model's, initially 0"},
+      {"seq-lb-coef", &settings.seq_lb_coef, group::kRouter,
+       "coefficient of the per-sequence load-balance loss; 1e-4 is usual", number_from(0),
+       "the model's, initially 0"},
+      {"lambda", &settings.lambda, group::kRouter,
+       "relu router: coefficient of the L1 loss in the first step", number_from(0),
+       "the model's last value, else the router's lambda0"},
+  };
+}
+
+Options evaluation_options(EvaluationSettings& evaluation) {
+  return {
+      {"eval-data", &evaluation.data, group::kTasks,
+       "held-out files in the forms of --data, for loss and samples"},
+      {"eval-rows", &evaluation.rows, group::kTasks,
+       "use the first N sequences of --eval-data; 0 = all", whole_from(0), "64"},
+      with_commas({"eval-tasks", &evaluation.tasks, group::kTasks,
+                   "benchmarks to score during training, as in moe eval --tasks"}),
+      {"eval-data-dir", &evaluation.tasks_folder, group::kTasks,
+       "directory of benchmark files, as in moe eval --data"},
+      {"eval-limit", &evaluation.tasks_limit, group::kTasks,
+       "use only the first N questions of each task", whole_from(1)},
+      {"eval-every", &evaluation.every, group::kTasks,
+       "steps between evaluations; also evaluates before and after the run", whole_from(1),
+       "a tenth of the run"},
+  };
+}
+
+Options saving_options(TrainSettings& settings) {
+  return {
+      changeable({"save-every", &settings.save_every, group::kOutput, "steps between checkpoints",
+                  whole_from(1), "only at the end"}),
+      changeable({"save-minutes", &settings.save_minutes, group::kOutput,
+                  "also save a checkpoint every N minutes", positive_number()}),
+      changeable({"keep", &settings.keep, group::kOutput, "keep only the newest N checkpoints",
+                  whole_from(1)}),
+      written_if([&settings] { return settings.keep_every > 0; },
+                 changeable({"keep-every", &settings.keep_every, group::kOutput,
+                             "also keep checkpoints whose step is a multiple of N", whole_from(0),
+                             "none"})),
+  };
+}
+
+Options machine_options(TrainSettings& settings) {
+  Option replicas = changeable({"replicas", &settings.replicas, group::kRanks,
+                                "data-parallel replicas of the expert-parallel group", Range(),
+                                "as few as --ep-ranks allows"});
+  Option shard = changeable(
+      {"shard",
+       named("shard", settings.shard,
+             {{"optimizer", Shard::kOptimizer}, {"weights", Shard::kWeights}}),
+       group::kRanks,
+       "what to shard across processes: optimizer (ZeRO-1) or weights (ZeRO-3, dense weights and "
+       "their gradients too)"});
+  replicas.is_recorded = shard.is_recorded = false;
+  return {
+      {"seed", &settings.seed, group::kBatch, "random seed (shuffling, stochastic rounding)"},
+      written_if([&settings] { return settings.threads > 0; },
+                 changeable({"threads", &settings.threads, group::kRanks,
+                             "CPU threads, at most one per processor", whole_between(0, 4096),
+                             "one per core"})),
+      written_if([&settings] { return settings.on_cuda; },
+                 {"device", named("device", settings.on_cuda, {{"cpu", false}, {"cuda", true}}),
+                  group::kRanks, "cpu or cuda (one GPU per process)"}),
+      replicas,
+      shard,
+  };
+}
+
+std::string toml_text(const Json& value) {
+  if (value.is_array()) {
+    std::vector<std::string> texts;
+    for (const auto& element : value) {
+      texts.push_back(toml_text(element));
+    }
+    return fmt::format("[{}]", fmt::join(texts, ", "));
+  }
+  if (value.is_string()) {
+    return toml_string(value.get<std::string>());
+  }
+  if (value.is_number_integer()) {
+    return fmt::format("{}", value.get<int64_t>());
+  }
+  if (value.is_number()) {
+    return fmt::format("{}", value.get<double>());
+  }
+  return !value.is_boolean() ? "neither text, number, true/false nor a list of these"
+         : value.get<bool>() ? "true"
+                             : "false";
+}
 
 // Returns the position of `step` between `first` (0) and `last` (1); 0 if last <= first.
 double progress(int64_t step, int64_t first, int64_t last) {
@@ -24,9 +290,9 @@ double progress(int64_t step, int64_t first, int64_t last) {
                           0.0, 1.0);
 }
 
-// Throws UserError if the setting of `flag` is given without the one of `needed`.
+// Throws UserError if `flag` is given without `needed`.
 void check_needs(bool is_given, const std::string& flag, bool has, const std::string& needed) {
-  USER_ERROR_IF(is_given && !has, "{} says how {} is evaluated; give {} too", flag, needed, needed);
+  USER_ERROR_IF(is_given && !has, "{} requires {}", flag, needed);
 }
 
 // Throws UserError for invalid numbers, for flags without the --eval-data or --eval-tasks that they
@@ -36,14 +302,13 @@ void check_evaluation(const EvaluationSettings& settings) {
   check_needs(settings.rows.has_value(), "--eval-rows", has_data, "--eval-data");
   check_needs(settings.tasks_limit.has_value(), "--eval-limit", has_tasks, "--eval-tasks");
   check_needs(!settings.tasks_folder.empty(), "--eval-data-dir", has_tasks, "--eval-tasks");
+  check_needs(settings.every.has_value(), "--eval-every", settings.any(),
+              "--eval-data or --eval-tasks");
   for (const auto& source : data::parse_sources(settings.data)) {
     USER_ERROR_IF(source.weight > 0,
                   "--eval-data {}: held-out files are not mixed; leave out the weight",
                   source.file.string());
   }
-  USER_ERROR_IF(
-      settings.every && !settings.any(),
-      "--eval-every says how often to evaluate; give --eval-data FILE or --eval-tasks too");
 }
 
 int64_t divisor_up_to(int64_t number, int64_t limit) {
@@ -56,13 +321,9 @@ int64_t divisor_up_to(int64_t number, int64_t limit) {
 
 void resolve_batches(TrainSettings& settings) {
   constexpr int64_t kMicroBatch = 8;
-  if (!settings.micro_batch) {
-    settings.micro_batch =
-        settings.global_batch ? divisor_up_to(*settings.global_batch, kMicroBatch) : kMicroBatch;
-  }
-  if (!settings.global_batch) {
-    settings.global_batch = settings.micro_batch;
-  }
+  settings.micro_batch = settings.micro_batch.value_or(
+      settings.global_batch ? divisor_up_to(*settings.global_batch, kMicroBatch) : kMicroBatch);
+  settings.global_batch = settings.global_batch.value_or(*settings.micro_batch);
   USER_ERROR_IF(*settings.global_batch % *settings.micro_batch != 0,
                 "--global-batch {} is no multiple of --micro-batch {}; a step is a whole number of "
                 "micro-batches",
@@ -72,9 +333,7 @@ void resolve_batches(TrainSettings& settings) {
 void resolve_length(TrainSettings& settings, const model::ModelConfig& config) {
   constexpr int64_t kSeqLen = 2048;
   const int64_t longest = config.longest_sequence();
-  if (!settings.seq_len) {
-    settings.seq_len = std::min(kSeqLen, longest);
-  }
+  settings.seq_len = settings.seq_len.value_or(std::min(kSeqLen, longest));
   USER_ERROR_IF(
       *settings.seq_len > longest,
       "--seq-len {}: the model was made for {} positions ({} in config.json); give at most that",
@@ -83,17 +342,16 @@ void resolve_length(TrainSettings& settings, const model::ModelConfig& config) {
 }
 
 void refuse(const std::optional<double>& coefficient, const char* flag, const std::string& reason) {
-  if (const double value = coefficient.value_or(0); value != 0) {
-    throw UserError("{} {}: {}; leave it out", flag, value, reason);
-  }
+  USER_ERROR_IF(coefficient.value_or(0) != 0, "{} {}: {}; leave it out", flag, *coefficient,
+                reason);
 }
 
-// Returns the names of the router families that satisfy `has`: "relu".
-template <typename Has>
-std::string family_names(const Has& has) {
+// Returns the names of the router families with `feature`: "relu".
+template <typename Feature>
+std::string family_names(Feature route::RouterFamily::*feature) {
   std::vector<std::string> words;
   for (const auto& family : route::router_families()) {
-    if (has(family)) {
+    if (family.*feature) {
       words.push_back(family.word);
     }
   }
@@ -117,12 +375,12 @@ void refuse_others(const TrainSettings& settings, const route::RouterSettings& r
   if (!family.has_adaptive_l1) {
     refuse(settings.lambda, "--lambda",
            fmt::format("{} has no L1 loss that lambda would weigh, only {} has", name,
-                       family_names([](const auto& each) { return each.has_adaptive_l1; })));
+                       family_names(&route::RouterFamily::has_adaptive_l1)));
   }
   if (!family.entropy_coef) {
     refuse(settings.entropy_coef, "--entropy-coef",
            fmt::format("{} has no entropy loss, only {} has", name,
-                       family_names([](const auto& each) { return each.entropy_coef; })));
+                       family_names(&route::RouterFamily::entropy_coef)));
   }
 }
 
@@ -152,6 +410,26 @@ std::string l1_term(double lambda, const route::RouterSettings& router, int64_t 
 }
 
 }  // namespace
+
+Options train_options(TrainSettings& settings) {
+  return concat({model_options(settings), model::request_options(settings.upcycle),
+                 data_options(settings), batch_options(settings), compute_options(settings),
+                 optimizer_options(settings), route::request_options(settings.router),
+                 loss_options(settings), evaluation_options(settings.evaluation),
+                 saving_options(settings), machine_options(settings)});
+}
+
+std::map<std::string, std::string> read_settings(const std::string& toml,
+                                                 const std::string& where) {
+  const Json file = parse_toml(toml, where);
+  const auto table = file.find("train");
+  USER_ERROR_IF(table == file.end() || !table->is_object(), "{}: has no table [train]", where);
+  std::map<std::string, std::string> values;
+  for (const auto& [key, value] : table->items()) {
+    values[key] = toml_text(value);
+  }
+  return values;
+}
 
 double Schedule::at(int64_t step) const {
   if (step < warmup) {
@@ -195,15 +473,12 @@ TrainSettings resolve(TrainSettings settings, const model::ModelConfig& config,
   check_numbers(settings);
   resolve_batches(settings);
   resolve_length(settings, config);
-  if (!settings.pack) {
-    settings.pack = examples.all_rows ? data::Pack::kNone : data::Pack::kStream;
-  }
+  settings.pack =
+      settings.pack.value_or(examples.all_rows ? data::Pack::kNone : data::Pack::kStream);
   if (settings.lora.rank > 0) {
     settings.lora.alpha = settings.lora.scale() * static_cast<double>(settings.lora.rank);
   }
-  if (!settings.min_lr) {
-    settings.min_lr = settings.lr / 10;
-  }
+  settings.min_lr = settings.min_lr.value_or(settings.lr / 10);
   if (!settings.steps && !settings.epochs) {
     settings.epochs = 1;
   }
@@ -237,8 +512,12 @@ void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& store
   refuse_others(settings, router);
   const route::RouterFamily& family = *router.family;
   const bool keeps = same_family(router, stored.router);
-  const auto fill = [&](std::optional<double>& coefficient, bool has_loss, double other) {
-    coefficient = has_loss ? std::optional(coefficient.value_or(other)) : std::nullopt;
+  // If 0 by default and by setting, an `is_optional` coefficient stays unset: it is not printed.
+  const auto fill = [](std::optional<double>& coefficient, bool has_loss, double other,
+                       bool is_optional = false) {
+    const double value = coefficient.value_or(other);
+    const bool is_set = has_loss && (!is_optional || value != 0 || other != 0);
+    coefficient = is_set ? std::optional(value) : std::nullopt;
   };
   fill(settings.lambda, family.has_adaptive_l1,
        resolved.names_lambda0 ? router.lambda0 : stored.lambda.value_or(router.lambda0));
@@ -247,15 +526,10 @@ void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& store
        keeps && keeps_bias ? stored.lb_coef : default_lb_coef(router));
   fill(settings.entropy_coef, family.entropy_coef.has_value(),
        keeps ? stored.entropy_coef : default_entropy_coef(router));
-  // Leaves a coefficient unset if it is 0 by default and by setting, so that it is not printed.
-  const auto fill_if_used = [&](std::optional<double>& coefficient, bool has_loss, double other) {
-    const double value = coefficient.value_or(other);
-    const bool is_said = has_loss && (value != 0 || other != 0);
-    coefficient = is_said ? std::optional(value) : std::nullopt;
-  };
-  fill_if_used(settings.z_coef, family.has_softmax_scores, keeps ? stored.z_coef : 0);
-  fill_if_used(settings.seq_lb_coef, family.load_balance_coef.has_value(),
-               keeps ? stored.seq_lb_coef : 0);
+  fill(settings.z_coef, family.has_softmax_scores, keeps ? stored.z_coef : 0,
+       /*is_optional=*/true);
+  fill(settings.seq_lb_coef, family.load_balance_coef.has_value(), keeps ? stored.seq_lb_coef : 0,
+       /*is_optional=*/true);
 }
 
 void refuse_coefficients(const TrainSettings& settings) {

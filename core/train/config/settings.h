@@ -1,14 +1,17 @@
 #pragma once
 // Settings of a training run, with defaults and their sources. Settings that depend on the model or
 // the data are unset until resolve() fills them. Resolved settings are written to RUN/settings.toml
-// and reproduce the run. The flags are declared in options.cpp.
+// and reproduce the run. Flags, recipe keys, ranges, and the settings that may change when a run is
+// resumed all follow from one table, train_options().
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "core/base/option.h"
 #include "core/data/batches.h"
 #include "core/data/examples.h"
 #include "core/io/safetensors.h"
@@ -53,8 +56,9 @@ struct EvaluationSettings {
   }
 };
 
-// What the processes that hold the same parameters shard: AdamW's moments and the update
-// (step/updater.h), or dense matrices and their gradients too (core/model/llama/weight_shards.h).
+// State that is sharded over the processes that hold the same parameters: AdamW's moments and the
+// update (step/optimizer.h), or dense matrices and their gradients too
+// (core/model/llama/weight_shards.h).
 enum class Shard { kOptimizer, kWeights };
 
 // Defaults: ../README.md.
@@ -97,7 +101,7 @@ struct TrainSettings {
   int64_t warmup = 0;            // steps
   AdamWSettings adamw;
   double clip = 1.0;                    // maximum gradient norm; 0 = no clipping
-  std::optional<double> skip_outliers;  // standard deviations (step/updater.h); unset: off
+  std::optional<double> skip_outliers;  // standard deviations (step/optimizer.h); unset: off
 
   model::UpcycleRequest upcycle;  // upcycles a dense model when it is opened
   route::RouterRequest router;    // unset: the folder's
@@ -132,8 +136,16 @@ EvaluationSettings resolve_evaluation(EvaluationSettings settings, int64_t steps
 // by resolve(), and by callers before they read large files.
 void check_numbers(const TrainSettings& settings);
 
+// Returns all options of a run, in the order of settings.toml. `settings` must outlive them.
+Options train_options(TrainSettings& settings);
+
 // Returns the settings as a recipe: a [train] table whose keys are the flags.
 std::string to_toml(const TrainSettings& settings);
+
+// Returns the [train] table of a settings.toml as keys and TOML values, normalized so that equal
+// values have equal texts. Throws UserError, prefixed with `where`, if `toml` is not TOML or has no
+// such table.
+std::map<std::string, std::string> read_settings(const std::string& toml, const std::string& where);
 
 // Fills lb_coef, entropy_coef, z_coef, seq_lb_coef and lambda of `settings` for the router of the
 // run. Losses that the router does not have stay unset. A coefficient is the flag's, else the

@@ -1,6 +1,7 @@
 #include "core/train/loop/memory_plan.h"
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "core/model/llama/llama.h"
@@ -87,19 +88,27 @@ struct ParameterCount {
   }
 };
 
+// A layer, the embedding or the head.
+struct Unit {
+  ParameterCount trained;  // parameters that train
+  int64_t gathered = 0;    // bytes that are gathered for its use; 0 if weights are not sharded
+};
+
 // Parameter counts of a model, by use.
 struct TrainedCounts {
-  std::vector<ParameterCount> layers;  // that train, by layer
-  ParameterCount embedding, head;
+  std::vector<Unit> layers;
+  Unit embedding, head;
   ParameterCount all;      // all parameters, adapters included
   ParameterCount trained;  // that train
   int64_t updated = 0;     // elements that this process updates (step/optimizer.h)
   int64_t largest = 0;     // largest parameter that several processes hold
   int64_t copied = 0;      // elements with a bf16 copy
-  // Bytes that are gathered for each layer, the embedding and the head; 0 if weights are not
-  // sharded.
-  std::vector<int64_t> gathered_layers;
-  int64_t gathered_embedding = 0, gathered_head = 0;
+
+  // Returns the unit of a parameter.
+  Unit& unit(const std::string& name) {
+    const int64_t layer = layer_index(name);
+    return layer >= 0 ? layers[static_cast<size_t>(layer)] : name == "lm_head" ? head : embedding;
+  }
 };
 
 TrainedCounts count_trained(const model::ModelConfig& config, const TrainSettings& settings,
@@ -109,39 +118,30 @@ TrainedCounts count_trained(const model::ModelConfig& config, const TrainSetting
   const bool is_sharded = settings.shard == Shard::kWeights && layout.processes > 1;
   TrainedCounts counts;
   counts.layers.resize(static_cast<size_t>(config.layers));
-  counts.gathered_layers.resize(static_cast<size_t>(config.layers));
+  const auto is_part = [&](const model::NamedParameter& parameter) {
+    return is_sharded && parameter.is_dense_matrix;
+  };
   const auto held = [&](const model::NamedParameter& parameter) {
-    const int64_t numbers = parameter.tensor.numel();
-    const bool is_part = is_sharded && parameter.is_dense_matrix;
-    return ParameterCount{numbers,
-                          is_part ? (numbers + layout.processes - 1) / layout.processes : numbers};
+    const int64_t whole = parameter.tensor.numel();
+    const int64_t part = (whole + layout.processes - 1) / layout.processes;
+    return ParameterCount{whole, is_part(parameter) ? part : whole};
   };
   for (const auto& parameter : shapes.parameters()) {
     counts.all += held(parameter);
-    if (is_sharded && parameter.is_dense_matrix) {
-      const int64_t layer = layer_index(parameter.name);
-      int64_t& gathered = layer >= 0 ? counts.gathered_layers[static_cast<size_t>(layer)]
-                          : parameter.name == "lm_head" ? counts.gathered_head
-                                                        : counts.gathered_embedding;
-      gathered += parameter.tensor.numel() * (is_gathered_in_bf16(parameter, settings) ? 2 : kF32);
+    if (is_part(parameter)) {
+      counts.unit(parameter.name).gathered +=
+          parameter.tensor.numel() * (is_gathered_in_bf16(parameter, settings) ? 2 : kF32);
     }
   }
   for (const auto& parameter : trainable(shapes, settings.trained)) {
     const int64_t numbers = parameter.tensor.numel();
     const int64_t holders = parameter.is_expert ? layout.replicas : layout.processes;
-    const bool is_part = is_sharded && parameter.is_dense_matrix;
     counts.trained += held(parameter);
-    counts.copied += !is_part && has_bf16_copy(parameter, config, settings) ? numbers : 0;
+    counts.unit(parameter.name).trained += held(parameter);
+    counts.copied +=
+        !is_part(parameter) && has_bf16_copy(parameter, config, settings) ? numbers : 0;
     counts.updated += (numbers + holders - 1) / holders;
     counts.largest = std::max(counts.largest, holders > 1 ? numbers : 0);
-    const int64_t layer = layer_index(parameter.name);
-    if (layer >= 0) {
-      counts.layers[static_cast<size_t>(layer)] += held(parameter);
-    } else if (parameter.name == "lm_head") {
-      counts.head += held(parameter);
-    } else {
-      counts.embedding += held(parameter);
-    }
   }
   return counts;
 }
@@ -221,22 +221,21 @@ class StepWalk {
       activations_ += kept_bytes(layer);
     }
     const bool is_new = gradients == 0;  // otherwise gradients are accumulated
-    const bool tied = config_.tie_word_embeddings;
-    // The gradient of a tied embedding stays whole until backward is complete.
-    const ParameterCount head =
-        tied ? ParameterCount{trained_.embedding.whole, trained_.embedding.whole} : trained_.head;
-    const int64_t gathered_head = tied ? trained_.gathered_embedding : trained_.gathered_head;
-    update_max(allocated + new_bytes(head, is_new) + 2 * row + logits + gathered_head +
-               trained_.gathered_layers.back());
-    allocated += (is_new ? kF32 * head.kept : 0) + 2 * row;
+    const bool is_tied = config_.tie_word_embeddings;
+    Unit head = is_tied ? trained_.embedding : trained_.head;
+    if (is_tied) {  // its gradient stays whole until backward is complete
+      head.trained.kept = head.trained.whole;
+    }
+    update_max(allocated + new_bytes(head.trained, is_new) + 2 * row + logits + head.gathered +
+               trained_.layers.back().gathered);
+    allocated += (is_new ? kF32 * head.trained.kept : 0) + 2 * row;
     for (size_t layer = layers_.size(); layer-- > 0;) {
-      const ParameterCount& own = trained_.layers[layer];
-      const int64_t gathered =
-          trained_.gathered_layers[layer] + (layer > 0 ? trained_.gathered_layers[layer - 1] : 0);
-      update_max(allocated + kF32 * own.whole + working(layer) + gathered);
+      const auto& [own, gathered] = trained_.layers[layer];
+      const int64_t prefetched = layer > 0 ? trained_.layers[layer - 1].gathered : 0;
+      update_max(allocated + kF32 * own.whole + working(layer) + gathered + prefetched);
       allocated += (is_new ? kF32 * own.kept : 0) - kept_bytes(layer);
     }
-    update_max(allocated + kF32 * trained_.embedding.whole);
+    update_max(allocated + kF32 * trained_.embedding.trained.whole);
   }
 
   // Returns the bytes allocated for the head's gradient in a micro-batch: none if it is added in

@@ -1,16 +1,30 @@
 #include "core/train/loop/plan.h"
 
+#include <ATen/Parallel.h>
+#include <fmt/ranges.h>
+#include <sys/utsname.h>
+#include <torch/version.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 #include <set>
+#include <span>
 
 #include "core/base/error.h"
 #include "core/base/json.h"
+#include "core/base/resources.h"
 #include "core/base/version.h"
 #include "core/data/templates.h"
+#include "core/io/file.h"
+#include "core/io/staged_folder.h"
 #include "core/model/config/weights.h"
 #include "core/route/plan.h"
+#include "core/route/router.h"
+#include "core/train/checkpoint/snapshot.h"
+#include "core/train/observe/history.h"
 #include "core/train/step/trainable.h"
 #include "core/train/step/training_data.h"
 #include "core/upcycle/init.h"
@@ -51,60 +65,30 @@ double expected_overflow(int64_t n, double p, int64_t above) {
   return beyond > 0 ? beyond + upper_tail(n, 1 - p, n - above) : upper_tail(n, p, above);
 }
 
-void check_router_gradient(const RunFacts& facts, std::vector<std::string>& found) {
-  if (!facts.trains_router || router_learns_from_task(*facts.router, facts.experts)) {
-    return;
-  }
-  found.push_back(fmt::format(
-      "warning: router {} learns nothing from the task: a token has one expert, whose weight is 1 "
-      "whatever the logits are, so {}; st=on or gate=none gives it a gradient",
-      route::to_string(*facts.router),
-      facts.other_loss     ? "only the auxiliary losses move the router"
-      : facts.balance_loss ? "only the load-balance loss moves the router"
-                           : "with --lb-coef 0 nothing moves the router"));
-}
-
-void check_chance_refusals(const RunFacts& facts, std::vector<std::string>& found) {
-  const double share = chance_refusal_share(*facts.router, facts.rank_tokens, facts.experts);
-  if (share <= kMaxChanceRefusal) {
-    return;
-  }
-  found.push_back(fmt::format(
-      "warning: capacity is counted over {} tokens a logical rank, where a router that chooses "
-      "evenly at random has {:.1f} % of its requests refused by chance alone; a larger "
-      "--micro-batch or --seq-len, fewer --ep-ranks or a larger --cf refuse fewer",
-      facts.rank_tokens, 100 * share));
-}
-
-void check_learning_rate(const RunFacts& facts, std::vector<std::string>& found) {
-  // The tolerance accepts exactly ten times the last rate, which is the parent's maximum.
-  const double ratio = *facts.last_lr > 0 ? facts.lr / *facts.last_lr : 0;
-  if (ratio <= kMaxLrRatio * (1 + 1e-6)) {
-    return;
-  }
-  found.push_back(fmt::format(
-      "warning: --lr {:g} is {:.0f} times the last learning rate that the model was trained with "
-      "({:g}), more than a schedule usually decays, which can degrade the model before the experts "
-      "differ; use {:g} or less",
-      facts.lr, ratio, *facts.last_lr, kMaxLrRatio * *facts.last_lr));
-}
-
-// Returns the facts of a run with resolved settings and micro-batches of at most `group_tokens`
-// tokens.
-RunFacts run_facts(const TrainSettings& settings, const model::ModelConfig& config,
-                   const model::RoutingOptions& routing, int64_t group_tokens) {
+// Adds known_failures() to the notes of a plan with resolved settings.
+void add_warnings(RunPlan& plan, const model::ModelConfig& config) {
+  const TrainSettings& settings = plan.settings;
   RunFacts facts;
   facts.lr = settings.lr;
   facts.last_lr = last_learning_rate(settings.model);
   if (config.moe) {
-    facts.router = routing.router;
+    facts.router = plan.routing.router;
     facts.trains_router = trains_router(settings.trained, config);
     facts.experts = config.moe->experts;
-    facts.rank_tokens = group_tokens / routing.ep_ranks;
+    facts.rank_tokens = plan.group_tokens / plan.routing.ep_ranks;
     facts.balance_loss = settings.lb_coef.value_or(0) > 0;
     facts.other_loss = settings.z_coef.value_or(0) > 0 || settings.seq_lb_coef.value_or(0) > 0;
   }
-  return facts;
+  const auto warnings = known_failures(facts);
+  plan.notes.insert(plan.notes.end(), warnings.begin(), warnings.end());
+}
+
+// Sets parameters, memory and group_tokens, the tokens of the largest micro-batch.
+void plan_resources(RunPlan& plan, const model::ModelConfig& config, int64_t group_tokens) {
+  plan.parameters = model::count_parameters(config).total;
+  plan.group_tokens = group_tokens;
+  plan.memory = plan_memory(config, plan.settings, plan.routing.router, group_tokens,
+                            plan.settings.on_cuda ? kCudaProgram : resident_bytes(), plan.layout);
 }
 
 // Sets router, logical ranks and coefficients of `plan`.
@@ -222,23 +206,15 @@ Prepared prepare_rank(const TrainSettings& given, const TrainCallbacks& callback
                         shared);
   plan.examples = run.examples.size();
   plan.tokens = run.examples.tokens();
-  for (const auto& line : run.evaluator->description()) {
-    plan.data.push_back(line);
-  }
-  plan.parameters = model::count_parameters(config).total;
-  plan.group_tokens = micro_batch_tokens(plan.settings, run.examples);
-  plan.memory = plan_memory(config, plan.settings, plan.routing.router, plan.group_tokens,
-                            plan.settings.on_cuda ? kCudaProgram : resident_bytes(), plan.layout);
+  std::ranges::copy(run.evaluator->description(), std::back_inserter(plan.data));
+  plan_resources(plan, config, micro_batch_tokens(plan.settings, run.examples));
   if (plan.memory.evaluation > 0) {
     plan.notes.push_back(
-        fmt::format("for each evaluation every process gathers the whole model, {:.1f} GB beside "
-                    "its share (--dry-run counts it)",
+        fmt::format("for each evaluation every process gathers the whole model, {:.1f} GB in "
+                    "addition to its share (--dry-run counts it)",
                     static_cast<double>(plan.memory.evaluation) / 1e9));
   }
-  for (const auto& warning :
-       known_failures(run_facts(plan.settings, config, plan.routing, plan.group_tokens))) {
-    plan.notes.push_back(warning);
-  }
+  add_warnings(plan, config);
   return run;
 }
 
@@ -280,6 +256,131 @@ model::ModelConfig planned_config(const TrainSettings& settings) {
   return config;
 }
 
+uint64_t model_bytes(const io::Checkpoint& checkpoint) {
+  uint64_t bytes = 0;
+  for (const auto& tensor : checkpoint.tensors()) {
+    bytes += static_cast<uint64_t>(tensor.bytes());
+  }
+  return bytes;
+}
+
+// Throws UserError if the disk has no space for final/ and the checkpoints of the run: --keep and
+// the one that is being written, less `existing` ones.
+void check_run_space(const RunPlan& plan, const io::Checkpoint& checkpoint, size_t existing) {
+  const bool saves = plan.settings.save_every || plan.settings.save_minutes;
+  const auto wanted = saves ? static_cast<size_t>(plan.settings.keep) + 1 : 0;
+  const size_t missing = saves ? std::max<size_t>(1, wanted - std::min(wanted, existing)) : 0;
+  io::check_space(plan.settings.run,
+                  model_bytes(checkpoint) + missing * checkpoint_bytes(checkpoint, plan));
+}
+
+// Returns "Intel(R) Xeon(R) Processor @ 2.10GHz, 8 cores, 31.3 GiB of memory, Linux 6.1.0 x86_64".
+std::string describe_machine() {
+  const std::string processor = system_field("/proc/cpuinfo", "model name");
+  utsname system{};
+  ::uname(&system);
+  const auto pages = static_cast<uint64_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES)));
+  const auto page_bytes = static_cast<uint64_t>(std::max(0L, ::sysconf(_SC_PAGESIZE)));
+  return fmt::format("{}, {} cores, {} of memory, {} {} {}",
+                     processor.empty() ? "processor unknown" : processor,
+                     ::sysconf(_SC_NPROCESSORS_ONLN), io::size_text(pages * page_bytes),
+                     system.sysname, system.release, system.machine);
+}
+
+OrderedJson describe_start(const RunPlan& plan) {
+  OrderedJson line = {{"step", plan.first_step},
+                      {"time", time_text()},
+                      {"moe", kVersion},
+                      {"libtorch", TORCH_VERSION},
+                      {"machine", describe_machine()},
+                      {"threads", at::get_num_threads()},
+                      {"parameters", plan.parameters}};
+  if (plan.is_moe) {
+    line["router"] = to_string(plan.routing.router);
+    line["loss"] = plan.losses;
+  }
+  if (plan.layout.processes > 1) {
+    line["layout"] = distributed::describe(plan.layout);
+  }
+  line["data"] = plan.data;
+  line["notes"] = plan.notes;
+  return line;
+}
+
+// Appends a line to starts.jsonl, after truncating an unfinished one. Throws UserError if it cannot
+// be written.
+void append_to_run_history(const std::filesystem::path& file, const OrderedJson& start) {
+  const Descriptor descriptor = open_lines(file);
+  const std::string line = start.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
+  io::write_all(descriptor, std::as_bytes(std::span(line)), file);
+  io::sync(descriptor, file);
+}
+
+// Returns the newest intact checkpoint of an existing run, else the model. Sets plan.first_step and
+// adds notes on damaged checkpoints and the first step. Throws UserError if all checkpoints are
+// damaged.
+ResumePlan find_start(const RunFolder& folder, RunState state, RunPlan& plan) {
+  if (state != RunState::kResumable) {
+    return {plan.settings.model, false, false, nullptr};
+  }
+  std::vector<std::string> damaged;
+  const auto checkpoint = folder.newest_whole(damaged);
+  USER_ERROR_IF(!checkpoint && !damaged.empty(),
+                "{}: all checkpoints are damaged ({}); restore one from a backup, or use --force "
+                "to start over at step 0",
+                folder.path().string(), fmt::join(damaged, "; "));
+  plan.notes.insert(plan.notes.end(), damaged.begin(), damaged.end());
+  if (!checkpoint) {
+    plan.notes.push_back("resuming from step 0: no checkpoint was saved");
+    return {plan.settings.model, false, false, nullptr};
+  }
+  plan.first_step = read_train_state(*checkpoint).step;
+  USER_ERROR_IF(parse_step_name(checkpoint->filename().string()) != plan.first_step,
+                "{}: 'step' is {}, the folder is that of another step; remove the folder",
+                train_state_file(*checkpoint).string(), plan.first_step);
+  plan.notes.push_back(
+      fmt::format("resuming from step {} ({})", plan.first_step, checkpoint->string()));
+  return {*checkpoint, /*resumed=*/true, false, nullptr};
+}
+
+// Returns RUN and the parent folders that do not exist yet. They are synced, because a checkpoint
+// survives a power loss only if its path does.
+std::vector<std::filesystem::path> folders_to_sync(const std::filesystem::path& run) {
+  const std::filesystem::path whole = std::filesystem::absolute(run).lexically_normal();
+  std::vector<std::filesystem::path> folders = {whole};
+  while (!std::filesystem::exists(folders.back()) && folders.back().has_relative_path()) {
+    folders.push_back(folders.back().parent_path());
+  }
+  return folders;
+}
+
+ResumePlan begin(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint) {
+  const std::string toml = to_toml(plan.settings);
+  Inputs inputs = find_inputs(plan.settings);
+  const RunState state = folder.state(toml, inputs, plan.notes);
+  if (state == RunState::kDone) {
+    plan.first_step = *plan.settings.steps;
+    plan.notes.push_back(fmt::format("this run is already complete ({}); use --force to start over",
+                                     folder.final_model().string()));
+    folder.remove_leftovers();
+    return {{}, false, /*is_done=*/true, nullptr};
+  }
+  check_run_space(plan, checkpoint,
+                  state == RunState::kResumable ? folder.saved_steps().size() : 0);
+  ResumePlan start = find_start(folder, state, plan);
+  const std::vector<std::filesystem::path> new_in = folders_to_sync(folder.path());
+  folder.begin(toml, state);
+  folder.claim(folder.inputs());
+  io::write_whole(folder.inputs(), to_json(inputs));
+  start.log = std::make_unique<MetricsLog>(
+      folder, plan.first_step, start.resumed ? start.folder : std::filesystem::path(), plan.notes);
+  append_to_run_history(folder.run_history(), describe_start(plan));
+  for (const auto& file : new_in) {
+    io::sync_folder(file);
+  }
+  return start;
+}
+
 }  // namespace
 
 bool router_learns_from_task(const route::RouterSettings& router, int64_t experts) {
@@ -307,12 +408,33 @@ double chance_refusal_share(const route::RouterSettings& router, int64_t rank_to
 
 std::vector<std::string> known_failures(const RunFacts& facts) {
   std::vector<std::string> found;
-  if (facts.router) {
-    check_router_gradient(facts, found);
-    check_chance_refusals(facts, found);
+  if (facts.router && facts.trains_router &&
+      !router_learns_from_task(*facts.router, facts.experts)) {
+    found.push_back(fmt::format(
+        "warning: router {} learns nothing from the task: a token has one expert, whose weight is "
+        "1 whatever the logits are, so {}; st=on or gate=none gives it a gradient",
+        route::to_string(*facts.router),
+        facts.other_loss     ? "only the auxiliary losses move the router"
+        : facts.balance_loss ? "only the load-balance loss moves the router"
+                             : "with --lb-coef 0 nothing moves the router"));
   }
-  if (facts.last_lr) {
-    check_learning_rate(facts, found);
+  const double refused =
+      facts.router ? chance_refusal_share(*facts.router, facts.rank_tokens, facts.experts) : 0;
+  if (refused > kMaxChanceRefusal) {
+    found.push_back(fmt::format(
+        "warning: capacity is counted over {} tokens a logical rank, where a router that chooses "
+        "evenly at random has {:.1f} % of its requests refused by chance alone; a larger "
+        "--micro-batch or --seq-len, fewer --ep-ranks or a larger --cf refuse fewer",
+        facts.rank_tokens, 100 * refused));
+  }
+  // The tolerance accepts exactly ten times the last rate, which is the parent's maximum.
+  const double last_lr = facts.last_lr.value_or(0);
+  if (last_lr > 0 && facts.lr / last_lr > kMaxLrRatio * (1 + 1e-6)) {
+    found.push_back(fmt::format(
+        "warning: --lr {:g} is {:.0f} times the last learning rate that the model was trained "
+        "with ({:g}), more than a schedule usually decays, which can degrade the model before the "
+        "experts differ; use {:g} or less",
+        facts.lr, facts.lr / last_lr, last_lr, kMaxLrRatio * last_lr));
   }
   return found;
 }
@@ -360,7 +482,7 @@ MemoryNeed memory_need(const RunPlan& plan) {
   remedy += may_shard ? ", --shard weights" : "";
   return {plan.memory.peak - plan.memory.program, 1,
           fmt::format("training {}", settings.model.string()),
-          remedy + " take less (--dry-run says how much)"};
+          remedy + " take less (--dry-run prints the estimate)"};
 }
 
 RunPlan plan_run(const TrainSettings& settings, int64_t processes) {
@@ -396,13 +518,43 @@ RunPlan plan_cluster(const TrainSettings& settings, int64_t nodes, int64_t gpus)
   plan.settings.global_batch =
       settings.global_batch.value_or(*plan.settings.micro_batch * plan.layout.replicas);
   check_batches(plan.settings, plan.layout);
-  const int64_t micro_tokens = *plan.settings.micro_batch * *plan.settings.seq_len;
   plan.is_moe = config.moe.has_value();
-  plan.parameters = model::count_parameters(config).total;
-  plan.memory = plan_memory(config, plan.settings, plan.routing.router, micro_tokens, kCudaProgram,
-                            plan.layout);
-  plan.notes = known_failures(run_facts(plan.settings, config, plan.routing, micro_tokens));
+  plan_resources(plan, config, *plan.settings.micro_batch * *plan.settings.seq_len);
+  add_warnings(plan, config);
   return plan;
+}
+
+uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, const RunPlan& plan) {
+  const uint64_t state = plan.settings.adamw.moments == io::DType::kBF16 ? 4 + 2 * 2 : 4 + 2 * 4;
+  return model_bytes(checkpoint) + state * static_cast<uint64_t>(plan.parameters);
+}
+
+ResumePlan begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,
+                     distributed::Comm& ranks) {
+  const TrainSettings& settings = plan.settings;
+  const bool is_done = !settings.force && std::filesystem::exists(folder.final_model());
+  if (const auto shortage = distributed::check_memory(
+          &ranks, is_done ? MemoryNeed{} : memory_need(plan), settings.force_memory)) {
+    plan.notes.push_back(*shortage);
+  }
+  ResumePlan start;
+  distributed::on_all_ranks(&ranks, [&] {
+    if (ranks.rank() == 0) {
+      start = begin(folder, plan, checkpoint);
+    }
+  });
+  if (ranks.size() > 1) {
+    const OrderedJson decided = {{"folder", start.folder.string()},
+                                 {"resumed", start.resumed},
+                                 {"is_done", start.is_done},
+                                 {"first_step", plan.first_step}};
+    const Json received =
+        parse_json(distributed::gather_texts(ranks, decided.dump()).front(), "rank 0");
+    start = {received["folder"].get<std::string>(), received["resumed"], received["is_done"],
+             std::move(start.log)};
+    plan.first_step = received["first_step"];
+  }
+  return start;
 }
 
 }  // namespace moe::train

@@ -1,10 +1,12 @@
 #pragma once
-// Plan of a run before its first step: resolved settings, data, model, layout and memory, and
-// warnings about settings that are known to fail.
+// Start of a run: prepare() resolves settings, data, model, layout and memory without writing a
+// file, with warnings about settings that are known to fail. begin_run() then opens RUN: rank 0
+// decides if it is new, resumed or complete, and broadcasts that.
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,6 +19,7 @@
 #include "core/model/config/config.h"
 #include "core/model/llama/llama.h"
 #include "core/route/router.h"
+#include "core/train/checkpoint/run_folder.h"
 #include "core/train/config/settings.h"
 #include "core/train/loop/memory_plan.h"
 #include "core/train/observe/evaluation.h"
@@ -107,8 +110,28 @@ RunPlan plan_run(const TrainSettings& settings, int64_t processes = 1);
 
 // Plans the memory of one GPU of `nodes` machines with `gpus` GPUs each, from the config alone.
 // settings.model is a folder or a config.json; a dense one is planned as the mixture of
-// settings.upcycle. Sets settings, routing, layout, parameters, memory and notes. Throws UserError
-// if a count is not positive, or if the config, mixture, router or layout are invalid.
+// settings.upcycle. Sets settings, routing, layout, parameters, group_tokens, memory and notes.
+// Throws UserError if a count is not positive, or if the config, mixture, router or layout are
+// invalid.
 RunPlan plan_cluster(const TrainSettings& settings, int64_t nodes, int64_t gpus);
+
+struct ResumePlan {
+  std::filesystem::path folder;  // of the initial weights
+  bool resumed = false;          // `folder` is a checkpoint of this run
+  bool is_done = false;          // the run is complete
+  std::unique_ptr<MetricsLog>
+      log;  // of rank 0, unless the run is complete; refers to the RunFolder
+};
+
+// Checks memory and disk space and begins RUN: settings.toml, inputs.json, a line of starts.jsonl,
+// and the log. Sets plan.first_step and adds notes to the plan. Collective. Throws UserError if
+// memory or disk space is short, if the settings differ from those of the existing run
+// (RunFolder::state()), or if all of its checkpoints are damaged.
+ResumePlan begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,
+                     distributed::Comm& ranks);
+
+// Returns the size of one checkpoint in bytes: a model folder, and the f32 weight and two moments
+// of every parameter.
+uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, const RunPlan& plan);
 
 }  // namespace moe::train

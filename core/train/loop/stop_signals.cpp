@@ -4,7 +4,6 @@
 #include <condition_variable>
 #include <ctime>
 #include <exception>
-#include <iterator>
 #include <mutex>
 #include <optional>
 
@@ -68,9 +67,8 @@ StopSignals::~StopSignals() {
 void StopSignals::end_watcher() {
   watcher_.request_stop();
   if (is_polling_ && has_watched_) {  // receive_signals() is in sigwait()
-    const auto* const signal =
-        std::find_if(std::begin(kStopSignals), std::end(kStopSignals),
-                     [this](int candidate) { return sigismember(&watched_, candidate); });
+    const auto* const signal = std::ranges::find_if(
+        kStopSignals, [this](int candidate) { return sigismember(&watched_, candidate); });
     pthread_kill(watcher_.native_handle(), *signal);
   }
   watcher_.join();

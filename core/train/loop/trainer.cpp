@@ -13,7 +13,6 @@
 #include "core/model/llama/timeline.h"
 #include "core/route/router.h"
 #include "core/train/checkpoint/snapshot.h"
-#include "core/train/loop/run_start.h"
 #include "core/train/observe/metrics.h"
 #include "core/train/step/gradients.h"
 #include "core/train/step/optimizer.h"
@@ -225,18 +224,19 @@ class Run {
   // Evaluates and appends the line of this step with the results. Returns false if no evaluation is
   // due.
   bool evaluate(OrderedJson line) {
+    if (!evaluator_.is_due(state_.step)) {
+      return false;
+    }
     std::optional<model::Llama> whole;  // every process evaluates it, with equal results
-    if (world_.layout.group() > 1 && evaluator_.is_due(state_.step)) {
+    if (world_.layout.group() > 1) {
       whole.emplace(gather_experts(model_, parent_, plan_.settings.compute, *world_.group));
     }
-    const auto announced = evaluator_.is_due(state_.step) ? world_.all.long_operation() : nullptr;
-    const auto evaluation = evaluator_.evaluate(whole ? *whole : model_, routing_, state_.step);
-    if (evaluation) {
-      add_evaluation(line, *evaluation);
-      append(line, evaluation->samples);
-      callbacks_.on_evaluated(*evaluation);
-    }
-    return evaluation.has_value();
+    const auto announced = world_.all.long_operation();
+    const Evaluation result = evaluator_.evaluate(whole ? *whole : model_, routing_, state_.step);
+    add_evaluation(line, result);
+    append(line, result.samples);
+    callbacks_.on_evaluated(result);
+    return true;
   }
 
   void report() const {
@@ -365,11 +365,11 @@ class Run {
     if (!plan_.is_moe) {
       return;
     }
-    record.auxiliary = record.load_balance.value_or(0) * coefficients.load_balance +
-                       record.entropy.value_or(0) * coefficients.entropy +
-                       record.l1.value_or(0) * coefficients.l1 +
-                       record.z.value_or(0) * coefficients.z +
-                       record.sequence_balance.value_or(0) * coefficients.sequence_balance;
+    record.auxiliary = 0;
+    for (size_t i = 0; i < route::kAllLosses.size(); ++i) {
+      *record.auxiliary += (record.*StepLosses::members()[i]).value_or(0) *
+                           coefficients.*AuxCoefficients::members()[i];
+    }
     record.bias_max = largest_bias();
     record.moe_layers = model_.config().moe->layers;
     record.row_bytes = model_.config().hidden_size * static_cast<int64_t>(sizeof(float));

@@ -38,17 +38,53 @@ bool have_one_shape(const std::vector<LayerLoad>& left, const std::vector<LayerL
                     });
 }
 
-void add_loads(std::vector<LayerLoad>& sums, const std::vector<LayerLoad>& loads) {
-  for (size_t layer = 0; layer < sums.size(); ++layer) {
-    for (size_t expert = 0; expert < sums[layer].rows.size(); ++expert) {
-      sums[layer].rows[expert] += loads[layer].rows[expert];
-    }
+// Appends `next`, or adds it to the last of `buckets` if both have the same index.
+template <typename Bucket>
+void append_or_add(std::vector<Bucket>& buckets, Bucket next) {
+  if (!buckets.empty() && buckets.back().index == next.index) {
+    buckets.back().add(next);
+  } else {
+    buckets.push_back(std::move(next));
   }
+}
+
+// Merges the buckets into buckets of twice the width.
+template <typename Bucket>
+void double_width(std::vector<Bucket>& buckets, int64_t& width) {
+  width *= 2;
+  std::vector<Bucket> wider;
+  for (Bucket& bucket : buckets) {
+    bucket.index /= 2;
+    append_or_add(wider, std::move(bucket));
+  }
+  buckets = std::move(wider);
 }
 
 constexpr double kStillDense = 0.05;  // above S_0: variation of S while lambda is negligible
 
 }  // namespace
+
+std::vector<Point> smoothed(const std::vector<Point>& points) {
+  constexpr int64_t kFewest = 20, kReach = 30;  // half-width: 1/30 of the curve
+  const auto count = std::ssize(points);
+  if (count < kFewest) {
+    return {};
+  }
+  const auto reach = std::max<int64_t>(1, count / kReach);
+  std::vector<Point> smooth;
+  for (int64_t index = 0; index < count; ++index) {
+    const int64_t near =
+        std::min({reach, index, count - 1 - index});  // symmetric, to avoid lag at the ends
+    double sum = 0, weights = 0;
+    for (int64_t at = index - near; at <= index + near; ++at) {
+      const double weight = static_cast<double>(near + 1 - std::abs(at - index));
+      sum += weight * points[static_cast<size_t>(at)].value;
+      weights += weight;
+    }
+    smooth.push_back({points[static_cast<size_t>(index)].step, sum / weights});
+  }
+  return smooth;
+}
 
 void Downsampled::add(int64_t step, double value) {
   const Point point{step, value};
@@ -58,41 +94,22 @@ void Downsampled::add(int64_t step, double value) {
   last = point;
   least = value < least.value ? point : least;
   largest = value > largest.value ? point : largest;
-  if (empty() || buckets_.back().index != step / width_) {
-    buckets_.push_back({step / width_, step, step, point, point, 0, 0});
-  }
-  Bucket& bucket = buckets_.back();
-  bucket.end = step;
-  bucket.sum += value;
-  ++bucket.count;
-  bucket.least = value < bucket.least.value ? point : bucket.least;
-  bucket.largest = value > bucket.largest.value ? point : bucket.largest;
+  append_or_add(buckets_, {step / width_, step, step, point, point, /*sum=*/0.0 + value, 1});
   while (exceeds(kMaxPoints)) {
-    merge_neighbours();
+    double_width(buckets_, width_);
   }
+}
+
+void Downsampled::Bucket::add(const Bucket& later) {
+  end = later.end;
+  sum += later.sum;
+  count += later.count;
+  least = later.least.value < least.value ? later.least : least;
+  largest = later.largest.value > largest.value ? later.largest : largest;
 }
 
 bool Downsampled::exceeds(size_t max_points) const {
   return (is_downsampled() ? 2 * buckets_.size() + 2 : buckets_.size()) > max_points;
-}
-
-void Downsampled::merge_neighbours() {
-  width_ *= 2;
-  std::vector<Bucket> wider;
-  for (Bucket bucket : buckets_) {
-    bucket.index /= 2;
-    if (wider.empty() || wider.back().index != bucket.index) {
-      wider.push_back(bucket);
-      continue;
-    }
-    Bucket& into = wider.back();
-    into.end = bucket.end;
-    into.sum += bucket.sum;
-    into.count += bucket.count;
-    into.least = bucket.least.value < into.least.value ? bucket.least : into.least;
-    into.largest = bucket.largest.value > into.largest.value ? bucket.largest : into.largest;
-  }
-  buckets_ = std::move(wider);
 }
 
 std::vector<Point> Downsampled::points(size_t max_points) const {
@@ -102,7 +119,7 @@ std::vector<Point> Downsampled::points(size_t max_points) const {
   if (exceeds(max_points)) {
     Downsampled fewer = *this;
     while (fewer.exceeds(max_points) && fewer.buckets_.size() > 1) {
-      fewer.merge_neighbours();
+      double_width(fewer.buckets_, fewer.width_);
     }
     return fewer.points(fewer.buckets_.size() * 2 + 2);
   }
@@ -184,25 +201,18 @@ void LoadMap::add(int64_t step, const std::vector<LayerLoad>& loads) {
   if (loads.empty() || (!empty() && !have_one_shape(columns_.front().loads, loads))) {
     return;
   }
-  if (!empty() && columns_.back().index == step / width_) {
-    columns_.back().end = step;
-    add_loads(columns_.back().loads, loads);
-  } else {
-    columns_.push_back({step / width_, step, step, loads});
-  }
+  append_or_add(columns_, {step / width_, step, step, loads});
   while (columns_.size() > max_columns()) {
-    width_ *= 2;
-    std::vector<Column> wider;
-    for (auto& column : columns_) {
-      column.index /= 2;
-      if (!wider.empty() && wider.back().index == column.index) {
-        wider.back().end = column.end;
-        add_loads(wider.back().loads, column.loads);
-      } else {
-        wider.push_back(std::move(column));
-      }
+    double_width(columns_, width_);
+  }
+}
+
+void LoadMap::Column::add(const Column& later) {
+  end = later.end;
+  for (size_t layer = 0; layer < loads.size(); ++layer) {
+    for (size_t expert = 0; expert < loads[layer].rows.size(); ++expert) {
+      loads[layer].rows[expert] += later.loads[layer].rows[expert];
     }
-    columns_ = std::move(wider);
   }
 }
 
@@ -245,8 +255,7 @@ LoadMap LoadMap::from_json(const Json& json, const std::string& where) {
   }
   for (const auto& numbers : json.value("columns", Json::array())) {
     const bool fits = numbers.is_array() && numbers.size() == 3 + cells &&
-                      std::all_of(numbers.begin(), numbers.end(),
-                                  [](const Json& number) { return number.is_number_integer(); });
+                      std::ranges::all_of(numbers, &Json::is_number_integer);
     require(fits && map.width_ >= 1 && !shape.empty() && map.columns_.size() < kMaxColumns, where,
             "a column of the load map must be three numbers and a row count for each expert");
     Column column{numbers[0], numbers[1], numbers[2], shape};
@@ -291,32 +300,30 @@ double relative_load(const LayerLoad& load, size_t expert) {
                    : 0;
 }
 
-bool ReluStages::add(int64_t step, double sparsity, double target) {
-  target_ = target;
-  if (!first_) {
-    first_ = sparsity;
-  }
-  if (sparsifying_end_) {
+bool ReluStages::add(int64_t step, double sparsity, double target_sparsity) {
+  target = target_sparsity;
+  first_sparsity = first_sparsity.value_or(sparsity);
+  if (sparsifying_end) {
     return false;
   }
   if (sparsity >= target) {
-    sparsifying_end_ = step;
+    sparsifying_end = step;
     return true;
   }
-  if (sparsity <= *first_ + kStillDense) {
-    dense_end_ = step;
+  if (sparsity <= *first_sparsity + kStillDense) {
+    dense_end = step;
   }
   return false;
 }
 
 OrderedJson ReluStages::to_json() const {
-  if (!first_) {
+  if (!first_sparsity) {
     return nullptr;
   }
-  return {{"first_sparsity", *first_},
-          {"target", target_},
-          {"dense_end", dense_end_},
-          {"sparsifying_end", sparsifying_end_.value_or(0)}};
+  return {{"first_sparsity", *first_sparsity},
+          {"target", target},
+          {"dense_end", dense_end},
+          {"sparsifying_end", sparsifying_end.value_or(0)}};
 }
 
 ReluStages ReluStages::from_json(const Json& json, const std::string& where) {
@@ -324,11 +331,11 @@ ReluStages ReluStages::from_json(const Json& json, const std::string& where) {
   if (json.is_null()) {
     return stages;
   }
-  stages.first_ = get_double(json, "first_sparsity", where);
-  stages.target_ = get_double(json, "target", where);
-  stages.dense_end_ = get_int(json, "dense_end", where);
+  stages.first_sparsity = get_double(json, "first_sparsity", where);
+  stages.target = get_double(json, "target", where);
+  stages.dense_end = get_int(json, "dense_end", where);
   if (const int64_t end = get_int(json, "sparsifying_end", where); end > 0) {
-    stages.sparsifying_end_ = end;
+    stages.sparsifying_end = end;
   }
   return stages;
 }

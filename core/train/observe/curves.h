@@ -18,6 +18,9 @@ struct Point {
   double value = 0;
 };
 
+// Returns a weighted moving average with as many points; nothing if there are too few to smooth.
+std::vector<Point> smoothed(const std::vector<Point>& points);
+
 // A curve downsampled for drawing. Steps are grouped into buckets of equal width, which doubles
 // when there are too many. A bucket keeps its minimum and maximum with their steps, so that spikes
 // remain visible, and its mean.
@@ -46,9 +49,9 @@ class Downsampled {
     Point least, largest;
     double sum = 0;
     int64_t count = 0;
+    void add(const Bucket& later);
   };
   bool exceeds(size_t max_points) const;  // true if points() would have more
-  void merge_neighbours();
 
   int64_t width_ = 1;
   std::vector<Bucket> buckets_;
@@ -68,6 +71,7 @@ class LoadMap {
     int64_t index = 0;             // step / width
     int64_t begin = 0, end = 0;    // first and last step
     std::vector<LayerLoad> loads;  // sums, one per layer
+    void add(const Column& later);
   };
 
   // Ignores loads whose layers differ from those of the first step.
@@ -94,28 +98,19 @@ double relative_load(const LayerLoad& load, size_t expert);
 
 // Ends of the stages of ReLU training (core/route/README.md, "Stages of ReLU training"): dense
 // while lambda is too small to matter, then sparsifying, then stable around the target.
-class ReluStages {
- public:
+struct ReluStages {
+  std::optional<double> first_sparsity;  // S_0, of the first step; unset before it
+  double target = 0;
+  // Last step before the end of the sparsifying stage with S <= S_0 + 0.05; 0 if there is none.
+  int64_t dense_end = 0;
+  std::optional<int64_t> sparsifying_end;  // first step with S >= S*
+
   // Adds the sparsity S of a step and its target S*. Returns true if the sparsifying stage ended
   // with this step, which happens once.
-  bool add(int64_t step, double sparsity, double target);
-
-  bool has_begun() const { return first_.has_value(); }
-  double target() const { return target_; }
-  // Returns the last step before the end of the sparsifying stage with S <= S_0 + 0.05, where S_0
-  // is that of the first step; 0 if there is none.
-  int64_t dense_end() const { return dense_end_; }
-  // Returns the first step with S >= S*.
-  std::optional<int64_t> sparsifying_end() const { return sparsifying_end_; }
+  bool add(int64_t step, double sparsity, double target_sparsity);
 
   OrderedJson to_json() const;  // null before the first step
   static ReluStages from_json(const Json& json, const std::string& where);
-
- private:
-  std::optional<double> first_;
-  double target_ = 0;
-  int64_t dense_end_ = 0;
-  std::optional<int64_t> sparsifying_end_;
 };
 
 }  // namespace moe::train

@@ -48,12 +48,12 @@ void append(data::Batch& batch, const data::Batch& row) {
 
 // Returns the tokens before the first response; the beginning of plain text.
 std::vector<int64_t> prompt_ids(const data::Example& example) {
-  constexpr ptrdiff_t kOfText = 32;
+  constexpr ptrdiff_t kTextPrompt = 32;
   const auto first =
       std::ranges::find_if(example.labels, [](int32_t label) { return label != data::kNoLoss; });
   auto length = first - example.labels.begin();
   if (length <= 1) {  // only BOS
-    length = std::min<ptrdiff_t>(kOfText, (std::ssize(example.ids) + 1) / 2);
+    length = std::min<ptrdiff_t>(kTextPrompt, (std::ssize(example.ids) + 1) / 2);
   }
   return {example.ids.begin(), example.ids.begin() + length};
 }
@@ -148,7 +148,7 @@ std::vector<TextSample> HeldOut::samples(const model::Llama& model,
     const auto fresh = model::generate(model, model::generation_routing(routing), prompt, greedy);
     all.insert(all.end(), fresh.begin(), fresh.end());
     const std::string before = decode(prompt), whole = decode(all);
-    samples.push_back({step, before, io::text_behind(before, whole)});
+    samples.push_back({step, before, io::text_after(before, whole)});
   }
   return samples;
 }
@@ -182,12 +182,8 @@ std::vector<std::string> Evaluator::description() const {
   return lines;
 }
 
-std::optional<Evaluation> Evaluator::evaluate(const model::Llama& model,
-                                              const model::RoutingOptions& routing,
-                                              int64_t step) const {
-  if (!is_due(step)) {
-    return std::nullopt;
-  }
+Evaluation Evaluator::evaluate(const model::Llama& model, const model::RoutingOptions& routing,
+                               int64_t step) const {
   const auto start = std::chrono::steady_clock::now();
   Evaluation evaluation;
   evaluation.step = step;

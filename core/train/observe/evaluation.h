@@ -74,9 +74,9 @@ class Evaluator {
   std::vector<std::string> description() const;
 
   bool is_due(int64_t step) const { return settings_.is_due(step, steps_); }
-  // Returns the evaluation that is due after `step` steps, or nothing.
-  std::optional<Evaluation> evaluate(const model::Llama& model,
-                                     const model::RoutingOptions& routing, int64_t step) const;
+  // Returns the evaluation after `step` steps.
+  Evaluation evaluate(const model::Llama& model, const model::RoutingOptions& routing,
+                      int64_t step) const;
 
  private:
   EvaluationSettings settings_;

@@ -10,9 +10,8 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
-#include <memory>
-#include <set>
 #include <span>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/read_file.h"
@@ -41,20 +40,15 @@ constexpr const char* kMachine = "Machine";
 
 // Returns true for the curves of single_curve_panels(), the losses and accuracies.
 bool is_drawn(const std::string& curve) {
-  static const std::set<std::string> drawn = [] {
-    std::set<std::string> names = {"loss", "held_out_loss"};
-    for (const auto& panel : single_curve_panels()) {
-      names.insert(panel.curve);
-    }
-    return names;
-  }();
-  return drawn.count(curve) > 0 || !task_name(curve).empty();
+  const auto& panels = single_curve_panels();
+  return curve == "loss" || curve == "held_out_loss" || !task_name(curve).empty() ||
+         std::ranges::find(panels, curve, &PanelSpec::curve) != panels.end();
 }
 
 constexpr size_t kMaxCurves = 1000;
 constexpr size_t kMaxSkipped = 20;
 
-struct stat status_of(const Descriptor& descriptor, const fs::path& file) {
+struct stat file_status(const Descriptor& descriptor, const fs::path& file) {
   struct stat status {};
   if (::fstat(descriptor.get(), &status) != 0) {
     fail_file(file.string(), "cannot be read");
@@ -78,7 +72,7 @@ std::string read_at(FileReader& in, uint64_t begin, uint64_t end, const fs::path
 
 // Returns the offset after the last line break of the first `end` bytes, 0 if there is none. Throws
 // UserError if more than kMaxLineBytes follow it, which moe does not write.
-uint64_t behind_last_break(FileReader& in, uint64_t end, const fs::path& file) {
+uint64_t last_line_start(FileReader& in, uint64_t end, const fs::path& file) {
   constexpr uint64_t kBlock = uint64_t{1} << 16;
   const uint64_t size = end;
   while (end > 0) {
@@ -100,22 +94,19 @@ std::optional<int64_t> line_step(const Json& line) {
   return step.is_number_integer() ? std::optional(step.get<int64_t>()) : std::nullopt;
 }
 
-// Returns a partial file, to replace `file`, with its first `bytes` bytes and its permissions.
-std::unique_ptr<io::PartialFile> copy_start(const fs::path& file, uint64_t bytes, mode_t mode) {
-  auto copy = std::make_unique<io::PartialFile>(file);
-  ::fchmod(copy->file().get(), mode & 0777);
-  FileReader in(file);
-  std::string block(size_t{1} << 20, '\0');
-  while (bytes > 0) {
-    const auto wanted = static_cast<std::streamsize>(std::min<uint64_t>(bytes, block.size()));
-    const auto count = static_cast<size_t>(in.sgetn(block.data(), wanted));
-    if (count == 0) {
-      break;
-    }
-    io::write_all(copy->file(), std::as_bytes(std::span(block).first(count)), copy->path());
-    bytes -= count;
+// Calls `on_object` for each line of `file` up to the first that is not a JSON object or for which
+// it returns false. A missing file has no lines.
+void for_each_object(const fs::path& file, const std::function<bool(const Json&)>& on_object) {
+  if (!fs::exists(file)) {
+    return;
   }
-  return copy;
+  FileReader in(file);
+  for (std::string line; in.read_whole_line(line);) {
+    const auto json = try_parse_json(line);
+    if (!json || !json->is_object() || !on_object(*json)) {
+      return;
+    }
+  }
 }
 
 }  // namespace
@@ -133,21 +124,6 @@ std::optional<TextSample> read_sample(const Json& line) {
     return std::nullopt;
   }
   return TextSample{line["step"], line["prompt"], line["text"]};
-}
-
-void for_each_sample(const std::filesystem::path& file,
-                     const std::function<void(const TextSample&)>& on_sample) {
-  if (!std::filesystem::exists(file)) {
-    return;
-  }
-  FileReader in(file);
-  for (std::string line; in.read_whole_line(line);) {
-    const auto sample = read_sample(try_parse_json(line).value_or(Json()));
-    if (!sample) {
-      break;
-    }
-    on_sample(*sample);
-  }
 }
 
 void SampleHistory::add(const TextSample& sample) {
@@ -355,10 +331,10 @@ History History::from_json(const Json& json, const std::string& where) {
   return history;
 }
 
-History read_history(const std::filesystem::path& run) {
-  const std::filesystem::path file = run / "metrics.jsonl";
-  USER_ERROR_IF(!std::filesystem::exists(file),
-                "{}: no such file; name the folder of a run of moe train", file.string());
+History read_history(const fs::path& run) {
+  const fs::path file = run / "metrics.jsonl";
+  USER_ERROR_IF(!fs::exists(file), "{}: no such file; name the folder of a run of moe train",
+                file.string());
   FileReader in(file);
   History history;
   int64_t number = 0;
@@ -366,23 +342,22 @@ History read_history(const std::filesystem::path& run) {
     const std::string where = fmt::format("{} line {}", file.string(), ++number);
     history.add(parse_json(line, where), where);
   }
-  for_each_sample(run / "samples.jsonl", [&](const TextSample& sample) { history.add(sample); });
+  for_each_object(run / "samples.jsonl", [&](const Json& json) {
+    const auto sample = read_sample(json);
+    if (sample) {
+      history.add(*sample);
+    }
+    return sample.has_value();
+  });
   return history;
 }
 
-std::vector<Json> read_run_history(const std::filesystem::path& file) {
+std::vector<Json> read_run_history(const fs::path& file) {
   std::vector<Json> history;
-  if (!std::filesystem::exists(file)) {
-    return history;
-  }
-  FileReader in(file);
-  for (std::string line; in.read_whole_line(line);) {
-    auto start = try_parse_json(line);
-    if (!start || !start->is_object()) {
-      break;
-    }
-    history.push_back(std::move(*start));
-  }
+  for_each_object(file, [&](const Json& start) {
+    history.push_back(start);
+    return true;
+  });
   return history;
 }
 
@@ -403,11 +378,11 @@ Descriptor open_lines(const fs::path& file) {
     }
     fail_file(file.string(), "cannot be written");
   }
-  const auto status = status_of(descriptor, file);
+  const auto status = file_status(descriptor, file);
   USER_ERROR_IF(!S_ISREG(status.st_mode), "{}: is not a regular file; remove it", file.string());
   const auto size = static_cast<uint64_t>(status.st_size);
   FileReader in = io::read_again(descriptor, file);
-  const uint64_t end = behind_last_break(in, size, file);
+  const uint64_t end = last_line_start(in, size, file);
   if (end < size) {
     truncate(descriptor, end, file);
   }
@@ -427,11 +402,11 @@ bool StepLines::cut_at(const LinesMark& mark) {
     cut({});
     return true;
   }
-  if (static_cast<uint64_t>(status_of(descriptor_, file_).st_size) < mark.bytes) {
+  if (static_cast<uint64_t>(file_status(descriptor_, file_).st_size) < mark.bytes) {
     return false;
   }
   FileReader in = io::read_again(descriptor_, file_);
-  const uint64_t begin = behind_last_break(in, mark.bytes - 1, file_);
+  const uint64_t begin = last_line_start(in, mark.bytes - 1, file_);
   const std::string line = read_at(in, begin, mark.bytes, file_);
   const Json json = try_parse_json(line).value_or(Json());
   if (line.back() != '\n' || line_step(json) != mark.step) {
@@ -442,36 +417,39 @@ bool StepLines::cut_at(const LinesMark& mark) {
 }
 
 int64_t StepLines::keep_steps(int64_t steps, const std::function<void(const Json&)>& on_line) {
-  FileReader in(file_);
-  std::unique_ptr<io::PartialFile> copy;  // made at the first line that is dropped
   LinesMark mark;
-  int64_t damaged = 0, dropped = 0;  // dropped: since the last line that was kept
-  for (std::string line; in.read_whole_line(line);) {
-    const Json json = try_parse_json(line).value_or(Json());
-    const auto step = line_step(json);
-    const bool ascends =
-        step && (*step > mark.step || (*step == mark.step && per_step_ == LinesPerStep::kAny));
-    if (!ascends || *step > steps) {
-      ++dropped;
-      continue;
+  int64_t damaged = 0;
+  const auto for_each_kept = [&](const auto& on_kept) {
+    mark = {};
+    damaged = 0;
+    int64_t dropped = 0;  // since the last line that is kept
+    FileReader in(file_);
+    for (std::string line; in.read_whole_line(line);) {
+      const Json json = try_parse_json(line).value_or(Json());
+      const auto step = line_step(json);
+      const bool ascends =
+          step && (*step > mark.step || (*step == mark.step && per_step_ == LinesPerStep::kAny));
+      if (!ascends || *step > steps) {
+        ++dropped;
+        continue;
+      }
+      damaged += std::exchange(dropped, 0);
+      line += '\n';
+      on_kept(line, json);
+      mark = {mark.bytes + line.size(), *step};
     }
-    if (dropped > 0 && !copy) {
-      copy = copy_start(file_, mark.bytes, status_of(descriptor_, file_).st_mode);
-    }
-    damaged += dropped;
-    dropped = 0;
-    line += '\n';
-    if (copy) {
-      io::write_all(copy->file(), std::as_bytes(std::span(line)), copy->path());
-    }
-    on_line(json);
-    mark = {mark.bytes + line.size(), *step};
-  }
-  if (!copy) {
+  };
+  for_each_kept([&](const std::string&, const Json& json) { on_line(json); });
+  if (damaged == 0) {
     cut(mark);
     return 0;
   }
-  copy->commit();
+  io::PartialFile copy(file_);
+  ::fchmod(copy.file().get(), file_status(descriptor_, file_).st_mode & 0777);
+  for_each_kept([&](const std::string& line, const Json&) {
+    io::write_all(copy.file(), std::as_bytes(std::span(line)), copy.path());
+  });
+  copy.commit();
   descriptor_ = open_lines(file_);
   mark_ = mark;
   return damaged;

@@ -27,11 +27,6 @@ struct TextSample {
 std::string to_line(const TextSample& sample);
 std::optional<TextSample> read_sample(const Json& line);  // nothing if it is not such a line
 
-// Calls `on_sample` for each sample of a file up to the first invalid line. A missing file has
-// none.
-void for_each_sample(const std::filesystem::path& file,
-                     const std::function<void(const TextSample&)>& on_sample);
-
 // Samples of a run in bounded memory: for each prompt the first, the last, and some at equal
 // distances between them.
 class SampleHistory {
@@ -63,10 +58,8 @@ inline constexpr const char* kRoutingGroup = "Routing, all layers";
 
 // A panel of the report that shows one number of metrics.jsonl.
 struct PanelSpec {
-  const char* group;
-  std::string title;
-  const char* unit;
-  const char* curve;  // name in metrics.jsonl
+  std::string group, title, unit;
+  std::string curve;  // name in metrics.jsonl
   double scale = 1;   // factor from the curve to `unit`
   bool from_zero = false, is_smoothed = false;
   bool is_loss = false;  // log scale on request, initial view begins after the warm-up
@@ -125,7 +118,7 @@ History read_history(const std::filesystem::path& run);
 
 // Returns the objects of RUN/starts.jsonl up to the first invalid one; none if there is no file.
 // The file has one object per start or resumption of the run (describe_start() of
-// loop/run_start.cpp).
+// loop/plan.cpp).
 std::vector<Json> read_run_history(const std::filesystem::path& file);
 
 // Returns the current time as in starts.jsonl and the report: "2026-01-31 12:05 UTC".

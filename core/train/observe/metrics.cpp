@@ -1,8 +1,18 @@
 #include "core/train/observe/metrics.h"
 
+#include <fcntl.h>
 #include <fmt/ranges.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <set>
+#include <span>
 
 #include "core/base/error.h"
 #include "core/base/read_file.h"
@@ -14,6 +24,146 @@ namespace moe::train {
 namespace fs = std::filesystem;
 
 namespace {
+
+const std::set<std::string> kTrainScalars = {"auxiliary_loss",
+                                             "bias_max",
+                                             "data_wait_seconds",
+                                             "entropy_loss",
+                                             "grad_norm",
+                                             "l1_loss",
+                                             "lambda",
+                                             "load_balance_loss",
+                                             "loss",
+                                             "lr",
+                                             "sequence_balance_loss",
+                                             "skipped_outliers",
+                                             "skipped_steps",
+                                             "tokens_per_second",
+                                             "z_loss"};
+const std::set<std::string> kRoutingScalars = {
+    "dropped_share", "unserved_share", "filled_share",       "ir_share",    "experts_per_token",
+    "sparsity",      "entropy",        "load_max_over_mean", "dead_experts"};
+const std::set<std::string> kLayerScalars = {"dropped_share", "experts_per_token",
+                                             "load_max_over_mean", "dead_experts"};
+
+constexpr std::string_view kEventPrefix = "events.out.tfevents.";
+
+void put_little_endian(std::string& out, uint64_t value, int bytes) {
+  for (int byte = 0; byte < bytes; ++byte) {
+    out.push_back(static_cast<char>(value >> (8 * byte)));
+  }
+}
+
+void put_varint(std::string& out, uint64_t value) {
+  for (; value >= 0x80; value >>= 7) {
+    out.push_back(static_cast<char>(value | 0x80));
+  }
+  out.push_back(static_cast<char>(value));
+}
+
+// Wire types of protocol buffers. A key is the field number and the wire type.
+enum Wire : uint64_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+
+void put_key(std::string& out, uint64_t field, Wire wire) { put_varint(out, field << 3 | wire); }
+
+void put_bytes(std::string& out, uint64_t field, const std::string& value) {
+  put_key(out, field, kBytes);
+  put_varint(out, value.size());
+  out += value;
+}
+
+// Returns the head of an Event {wall_time = 1 (double), step = 2}; the caller appends the rest.
+std::string event_head(double wall_time_s, int64_t step) {
+  std::string event;
+  put_key(event, 1, kFixed64);
+  put_little_endian(event, std::bit_cast<uint64_t>(wall_time_s), 8);
+  put_key(event, 2, kVarint);
+  put_varint(event, static_cast<uint64_t>(step));
+  return event;
+}
+
+// Appends Summary.Value {tag = 1, simple_value = 2 (float)} to Summary {value = 1}.
+void put_value(std::string& summary, const std::string& tag, double number) {
+  std::string value;
+  put_bytes(value, 1, tag);
+  put_key(value, 2, kFixed32);
+  put_little_endian(value, std::bit_cast<uint32_t>(static_cast<float>(number)), 4);
+  put_bytes(summary, 1, value);
+}
+
+// Returns the CRC-32C (Castagnoli).
+uint32_t crc32c(std::string_view bytes) {
+  static const auto table = [] {
+    std::array<uint32_t, 256> entries{};
+    for (uint32_t byte = 0; byte < 256; ++byte) {
+      uint32_t crc = byte;
+      for (int bit = 0; bit < 8; ++bit) {
+        crc = (crc & 1) != 0 ? crc >> 1 ^ 0x82f63b78U : crc >> 1;
+      }
+      entries[byte] = crc;
+    }
+    return entries;
+  }();
+  uint32_t crc = ~0U;
+  for (const char c : bytes) {
+    crc = crc >> 8 ^ table[(crc ^ static_cast<unsigned char>(c)) & 0xff];
+  }
+  return ~crc;
+}
+
+// Returns the masked CRC of TFRecord.
+uint32_t masked_crc(std::string_view bytes) {
+  const uint32_t crc = crc32c(bytes);
+  return (crc >> 15 | crc << 17) + 0xa282ead8U;
+}
+
+void add_numbers(const Json& object, const std::string& group, const std::set<std::string>& keys,
+                 std::vector<std::pair<std::string, double>>& curves) {
+  for (const auto& [key, value] : object.items()) {
+    if (keys.count(key) > 0 && value.is_number() && std::isfinite(value.get<double>())) {
+      curves.emplace_back(group + key, value.get<double>());
+    }
+  }
+}
+
+std::string event_name(int64_t start) {
+  return fmt::format("{}{}.{}.moe", kEventPrefix, start, ::getpid());
+}
+
+// Returns the listed event files; all event files of moe if none is listed (older version).
+std::vector<fs::path> event_files(const RunFolder& folder) {
+  std::vector<fs::path> listed, all;
+  for (const auto& entry : fs::directory_iterator(folder.path())) {
+    const std::string name = entry.path().filename().string();
+    if (is_event_name(name)) {
+      all.push_back(entry.path());
+      if (folder.is_listed(name)) {
+        listed.push_back(entry.path());
+      }
+    }
+  }
+  return listed.empty() ? all : listed;
+}
+
+Descriptor open_events(const fs::path& file, int flags) {
+  return Descriptor(
+      ::open(file.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0666));
+}
+
+// Returns the length of the file; nothing if it is shorter than `mark` or another event ends there.
+std::optional<uint64_t> matching_length(const Descriptor& descriptor, const EventMark& mark) {
+  constexpr ssize_t kSumBytes = sizeof(mark.sum);
+  struct stat status {};
+  uint32_t sum = 0;  // little endian, as in the file
+  if (!descriptor.is_open() || mark.bytes < kSumBytes || ::fstat(descriptor.get(), &status) != 0 ||
+      !S_ISREG(status.st_mode) || static_cast<uint64_t>(status.st_size) < mark.bytes ||
+      ::pread(descriptor.get(), &sum, kSumBytes, static_cast<off_t>(mark.bytes - kSumBytes)) !=
+          kSumBytes ||
+      sum != mark.sum) {
+    return std::nullopt;
+  }
+  return static_cast<uint64_t>(status.st_size);
+}
 
 void put(OrderedJson& json, const char* key, const std::optional<double>& value) {
   if (value) {
@@ -31,35 +181,6 @@ LinesMark read_lines_mark(const Json& json, const std::string& where) {
   return {static_cast<uint64_t>(bytes), get_int(json, "step", where)};
 }
 
-// Collects the ranges of steps that have no line.
-class MissingSteps {
- public:
-  void see(int64_t step) {
-    add(step - 1);
-    next_ = std::max(next_, step + 1);
-  }
-  // Returns "11 to 20, 31"; "" if no step up to `last` is missing.
-  std::string words(int64_t last) {
-    add(last);
-    next_ = last + 1;
-    return fmt::format("{}{}", fmt::join(ranges_, ", "), count_ > kMaxRanges ? " and others" : "");
-  }
-
- private:
-  static constexpr int64_t kMaxRanges = 5;
-
-  void add(int64_t last) {
-    if (last < next_ || ++count_ > kMaxRanges) {
-      return;
-    }
-    ranges_.push_back(last == next_ ? fmt::format("{}", last)
-                                    : fmt::format("{} to {}", next_, last));
-  }
-
-  int64_t next_ = 1, count_ = 0;
-  std::vector<std::string> ranges_;
-};
-
 std::optional<LogState> find_state(const fs::path& checkpoint, std::vector<std::string>& notes) {
   try {
     return checkpoint.empty() ? std::nullopt : read_log_state(checkpoint);
@@ -74,22 +195,16 @@ std::optional<LogState> find_state(const fs::path& checkpoint, std::vector<std::
 OrderedJson with_stage_ends(OrderedJson line, ReluStages stages) {
   if (line.contains("target_sparsity") &&
       stages.add(line["step"], line["sparsity"], line["target_sparsity"])) {
-    line["dense_stage_end"] = stages.dense_end();
-    line["sparsifying_stage_end"] = *stages.sparsifying_end();
+    line["dense_stage_end"] = stages.dense_end;
+    line["sparsifying_stage_end"] = *stages.sparsifying_end;
   }
   return line;
 }
 
 constexpr uint64_t kTail = uint64_t{4} << 20;  // larger than a line of thousands of experts
 
-// Returns the value of `key`; null if `json` is not an object or has no such key.
-Json member(const Json& json, const char* key) {
-  return json.is_object() ? json.value(key, Json()) : Json();
-}
-
-std::optional<double> number_member(const Json& json, const char* key) {
-  const Json value = member(json, key);
-  return value.is_number() ? std::optional(value.get<double>()) : std::nullopt;
+std::optional<double> find_number(const Json& json, const char* key, const std::string& where) {
+  return has_value(json, key) ? std::optional(get_double(json, key, where)) : std::nullopt;
 }
 
 std::optional<double> lr_from_checkpoint(const fs::path& model) {
@@ -107,7 +222,8 @@ std::optional<double> lr_from_upcycle_report(const fs::path& model) {
     return std::nullopt;
   }
   const Json report = read_json(file, uint64_t{1} << 24);
-  return number_member(member(report, "source"), "last_learning_rate");
+  const Json source = has_value(report, "source") ? report.at("source") : Json();
+  return find_number(source, "last_learning_rate", file.string());
 }
 
 // Returns the rate of the last complete line of RUN/metrics.jsonl that has one. Reads only the end
@@ -128,7 +244,7 @@ std::optional<double> lr_from_metrics(const fs::path& model) {
     if (is_first && is_cut) {
       continue;  // incomplete
     }
-    if (const auto rate = number_member(parse_json(line, file.string()), "lr")) {
+    if (const auto rate = find_number(parse_json(line, file.string()), "lr", file.string())) {
       last = rate;
     }
   }
@@ -222,6 +338,97 @@ std::optional<LogState> read_log_state(const fs::path& checkpoint) {
   return state;
 }
 
+std::vector<std::pair<std::string, double>> scalars(const Json& line) {
+  std::vector<std::pair<std::string, double>> curves;
+  add_numbers(line, "train/", kTrainScalars, curves);
+  add_numbers(line, "routing/", kRoutingScalars, curves);
+  add_numbers(line, "train/", {"held_out_loss"}, curves);
+  const Json tasks = line.value("tasks", Json::object());
+  for (const auto& [task, scores] : tasks.items()) {
+    add_numbers(scores, "tasks/" + task + "/", {"acc", "acc_norm"}, curves);
+  }
+  for (const auto& counters : line.value("layers", Json::array())) {
+    const Json index = counters.is_object() ? counters.value("layer", Json(0)) : Json();
+    if (index.is_number_integer()) {
+      add_numbers(counters, fmt::format("layer_{}/", index.get<int64_t>()), kLayerScalars, curves);
+    }
+  }
+  return curves;
+}
+
+std::optional<EventFile> EventFile::resume(const RunFolder& folder, const EventMark& mark) {
+  for (const auto& file : event_files(folder)) {
+    EventFile found;
+    found.file_ = file;
+    found.descriptor_ = open_events(file, 0);
+    found.mark_ = mark;
+    if (const auto length = matching_length(found.descriptor_, mark)) {
+      if (*length > mark.bytes) {
+        found.cut(folder);
+      }
+      return found;
+    }
+  }
+  return std::nullopt;
+}
+
+// Truncates the file at its mark and renames it: a running TensorBoard may have read beyond the
+// cut, and reads a renamed file from its beginning.
+void EventFile::cut(const RunFolder& folder) {
+  if (::ftruncate(descriptor_.get(), static_cast<off_t>(mark_.bytes)) != 0) {
+    io::throw_write_error(errno, file_);
+  }
+  const std::string start = file_.filename().string().substr(kEventPrefix.size());
+  const fs::path renamed = folder.path() / event_name(std::stoll(start));  // up to the first '.'
+  if (renamed != file_) {
+    folder.claim(renamed);
+    fs::rename(file_, renamed);
+    file_ = renamed;
+  }
+}
+
+EventFile::EventFile(const RunFolder& folder, double seconds) {
+  folder.remove_events();
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  mark_.clock_s = std::chrono::duration<double>(now).count() - seconds;
+  file_ = folder.path() / event_name(static_cast<int64_t>(mark_.clock_s));
+  folder.claim(file_);
+  descriptor_ = open_events(file_, O_CREAT | O_EXCL);
+  if (!descriptor_.is_open()) {
+    if (errno == ENOSPC || errno == EDQUOT) {
+      io::throw_write_error(errno, file_);
+    }
+    fail_file(file_.string(), "cannot be written");
+  }
+  std::string version = event_head(mark_.clock_s, 0);
+  put_bytes(version, 3, "brain.Event:2");
+  write(version);
+}
+
+void EventFile::append(const Json& line) {
+  mark_.clock_s += get_double(line, "seconds", file_.string(), 0);
+  std::string summary;
+  for (const auto& [tag, value] : scalars(line)) {
+    put_value(summary, tag, value);
+  }
+  std::string event = event_head(mark_.clock_s, get_int(line, "step", file_.string()));
+  put_bytes(event, 5, summary);
+  write(event);
+}
+
+// Appends a TFRecord: length, its masked CRC, the bytes, their masked CRC.
+void EventFile::write(const std::string& event) {
+  std::string length;
+  put_little_endian(length, event.size(), 8);
+  std::string frame = length;
+  put_little_endian(frame, masked_crc(length), 4);
+  frame += event;
+  mark_.sum = masked_crc(event);
+  put_little_endian(frame, mark_.sum, 4);
+  io::write_all(descriptor_, std::as_bytes(std::span(frame)), file_);
+  mark_.bytes += frame.size();
+}
+
 MetricsLog::MetricsLog(const RunFolder& folder, int64_t steps, const fs::path& checkpoint,
                        std::vector<std::string>& notes)
     : folder_(folder),
@@ -252,9 +459,18 @@ MetricsLog::MetricsLog(const RunFolder& folder, int64_t steps, const fs::path& c
 
 void MetricsLog::read_metrics(int64_t steps, bool has_history, std::vector<std::string>& notes) {
   const std::string file = folder_.metrics().string();
-  MissingSteps missing;
+  constexpr size_t kMaxRanges = 5;
+  std::vector<std::string> missing;  // ranges of steps without a line; one more than is shown
+  int64_t next = 1;
+  const auto add_gap_before = [&](int64_t step) {
+    if (step > next && missing.size() <= kMaxRanges) {
+      missing.push_back(step == next + 1 ? fmt::format("{}", next)
+                                         : fmt::format("{} to {}", next, step - 1));
+    }
+    next = std::max(next, step + 1);
+  };
   const int64_t damaged = metrics_.keep_steps(steps, [&](const Json& line) {
-    missing.see(line["step"]);
+    add_gap_before(line["step"]);
     if (!has_history) {
       history_.add(line, file);
     }
@@ -263,11 +479,13 @@ void MetricsLog::read_metrics(int64_t steps, bool has_history, std::vector<std::
     notes.push_back(fmt::format("{}: {} damaged line{} left out", file, damaged,
                                 damaged == 1 ? " was" : "s were"));
   }
-  if (const std::string words = missing.words(steps); !words.empty()) {
-    notes.push_back(
-        fmt::format("{}: the lines of steps {} are missing; the others are kept, and the run goes "
-                    "on as if none were",
-                    file, words));
+  add_gap_before(steps + 1);
+  if (!missing.empty()) {
+    const bool has_others = missing.size() > kMaxRanges;
+    missing.resize(std::min(missing.size(), kMaxRanges));
+    notes.push_back(fmt::format(
+        "{}: the lines of steps {}{} are missing; the others are kept, and the run continues", file,
+        fmt::join(missing, ", "), has_others ? " and others" : ""));
   }
 }
 

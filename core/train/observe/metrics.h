@@ -4,15 +4,17 @@
 // files and the history in bounded size, so that the cost of resuming does not depend on the number
 // of steps.
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/json.h"
+#include "core/io/file.h"
 #include "core/train/checkpoint/run_folder.h"
-#include "core/train/observe/event_file.h"
 #include "core/train/observe/history.h"
 #include "core/train/step/gradients.h"
 
@@ -61,6 +63,48 @@ OrderedJson to_json(const StepRecord& record);
 // Adds held_out_loss, tasks and evaluation_seconds to the line of their step.
 void add_evaluation(OrderedJson& line, const Evaluation& evaluation);
 
+// Returns the scalars of a line of metrics.jsonl as tag and value: train/loss,
+// routing/dropped_share, tasks/piqa/acc, layer_2/experts_per_token. Only a few per layer, to bound
+// their number. Skips values that are not finite numbers.
+std::vector<std::pair<std::string, double>> scalars(const Json& line);
+
+// End of the file when a checkpoint was saved.
+struct EventMark {
+  uint64_t bytes = 0;
+  uint32_t sum = 0;    // last four bytes: the checksum of the last event
+  double clock_s = 0;  // wall time of the last event
+};
+
+// RUN/events.out.tfevents.*: the scalars of a run for TensorBoard, as TFRecord frames of Event
+// messages (tensorflow/core/util/event.proto), one per step. A resumed run appends to its file if
+// it is as the checkpoint recorded it; otherwise the file is made again from metrics.jsonl, which
+// contains all of its numbers.
+class EventFile {
+ public:
+  // Truncates the listed event file that matches `mark` and opens it for appending. Returns nothing
+  // if no file matches.
+  static std::optional<EventFile> resume(const RunFolder& folder, const EventMark& mark);
+  // Removes the listed event files and creates a new, listed one. Its clock starts `seconds`, the
+  // duration of the steps that will be appended first, in the past. Throws UserError if it cannot
+  // be written.
+  EventFile(const RunFolder& folder, double seconds);
+
+  // Appends an event. Throws UserError if the disk is full.
+  void append(const Json& line);
+  // Syncs the file to the disk. Thread-safe.
+  void sync() const { io::sync(descriptor_, file_); }
+  EventMark mark() const { return mark_; }
+
+ private:
+  EventFile() = default;
+  void cut(const RunFolder& folder);
+  void write(const std::string& event);
+
+  std::filesystem::path file_;
+  Descriptor descriptor_;
+  EventMark mark_;  // its clock is the run's own time, without pauses
+};
+
 // State of the log between two steps.
 struct LogState {
   LinesMark metrics, samples;
@@ -98,9 +142,9 @@ class MetricsLog {
 };
 
 // Returns the learning rate of the last training step of a model folder: from the history.json of a
-// checkpoint, the RUN/metrics.jsonl beside RUN/final, or the upcycle.json of a mixture that was
+// checkpoint, the RUN/metrics.jsonl of a RUN/final, or the upcycle.json of a mixture that was
 // made of either. Returns nothing if it is unknown or the file is damaged, because it is used in a
-// warning only (loop/known_failures.cpp).
+// warning only (loop/plan.cpp).
 std::optional<double> last_learning_rate(const std::filesystem::path& model);
 
 }  // namespace moe::train

@@ -3,6 +3,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
 #include <map>
 #include <set>
 
@@ -11,13 +13,172 @@
 #include "core/base/read_file.h"
 #include "core/base/text.h"
 #include "core/io/file.h"
-#include "core/train/config/options.h"
+#include "core/train/config/settings.h"
 
 namespace moe::train {
 
 namespace fs = std::filesystem;
 
 namespace {
+
+struct PanelLine {
+  std::string name;  // "held out"; "" if the panel has one line
+  const Downsampled* curve = nullptr;
+  bool is_marked = false;  // draws a dot per point
+};
+
+struct Panel {
+  PanelSpec spec;  // its curve is that of the first line
+  std::vector<PanelLine> lines;
+};
+
+// Settings of a run that are drawn into its curves.
+struct CurveSettings {
+  std::optional<double> clip;    // a line in the gradient norm
+  std::optional<double> warmup;  // steps; the initial view of losses begins after them
+};
+
+// Returns the panels for which the run has data. Adds to `zero` the titles of routing panels that
+// are left out because they are always zero.
+std::vector<Panel> make_panels(const History& history, std::vector<std::string>& zero) {
+  Panel loss{{kLossGroup, "Loss", "nats per target token", "loss", 1, false, true, true}, {}};
+  for (const auto& [name, key] : {std::pair("training", "loss"), {"held out", "held_out_loss"}}) {
+    if (const Downsampled* curve = history.find_curve(key)) {
+      loss.lines.push_back({name, curve, /*is_marked=*/!loss.lines.empty()});
+    }
+  }
+  Panel accuracy{{kLearningGroup, "Accuracy", "% of questions", "", 100}, {}};
+  for (const auto& [name, curve] : history.curves()) {
+    if (const std::string task = task_name(name); !task.empty()) {
+      accuracy.lines.push_back({task, &curve, /*is_marked=*/true});
+    }
+  }
+  std::vector<Panel> panels;
+  for (Panel& panel : {std::ref(loss), std::ref(accuracy)}) {
+    if (!panel.lines.empty()) {
+      panels.push_back(std::move(panel));
+    }
+  }
+  for (const auto& spec : single_curve_panels()) {
+    // Without lambda, sparsity is a function of experts per token.
+    const bool is_redundant = spec.curve == "sparsity" && history.find_curve("lambda") == nullptr;
+    const Downsampled* curve = is_redundant ? nullptr : history.find_curve(spec.curve);
+    if (curve == nullptr) {
+      continue;
+    }
+    if (spec.group == kRoutingGroup && curve->least.value == 0 && curve->largest.value == 0) {
+      zero.push_back(spec.title);
+    } else {
+      panels.push_back({spec, {{"", curve}}});
+    }
+  }
+  return panels;
+}
+
+OrderedJson points_json(const std::vector<Point>& points, double scale) {
+  OrderedJson steps = OrderedJson::array(), values = OrderedJson::array();
+  for (const auto& point : points) {
+    steps.push_back(point.step);
+    values.push_back(round_for_screen(point.value * scale));
+  }
+  return {{"x", steps}, {"y", values}};
+}
+
+// Returns fewer points per curve for a page with many curves, as of a run with hundreds of tasks:
+// at about 15 bytes a point all curves take 1 MB.
+size_t points_per_curve(const std::vector<Panel>& panels) {
+  constexpr size_t kAllPoints = 60'000, kFewest = 50;
+  size_t curves = 0;
+  for (const auto& panel : panels) {
+    curves += panel.lines.size();
+  }
+  return std::clamp(kAllPoints / std::max<size_t>(1, curves), kFewest, Downsampled::kMaxPoints);
+}
+
+OrderedJson series_json(const Panel& panel, const PanelLine& line, size_t max_points) {
+  const double scale = panel.spec.scale;
+  OrderedJson json = {{"name", line.name}};
+  json.update(points_json(line.curve->points(max_points), scale));
+  if (line.is_marked) {
+    json["is_marked"] = true;
+  } else if (panel.spec.is_smoothed) {
+    if (const auto smooth = smoothed(line.curve->means()); !smooth.empty()) {
+      json["smooth"] = points_json(smooth, scale);
+    }
+  }
+  return json;
+}
+
+OrderedJson panel_json(const Panel& panel, const CurveSettings& settings, size_t max_points) {
+  OrderedJson json = {{"kind", "lines"},
+                      {"title", panel.spec.title},
+                      {"subtitle", panel.spec.unit},
+                      {"is_wide", panel.spec.group == kLossGroup},
+                      {"y", {{"from_zero", panel.spec.from_zero}}},
+                      {"series", OrderedJson::array()}};
+  if (panel.spec.is_loss) {
+    json["y"]["log"] = false;
+    if (settings.warmup && *settings.warmup > 0) {
+      json["start"] = {{"name", "warm-up"}, {"x", std::llround(std::min(*settings.warmup, 1e15))}};
+    }
+  }
+  if (settings.clip && *settings.clip > 0 && panel.spec.curve == "grad_norm") {
+    json["rule"] = {{"name", "clip"}, {"value", *settings.clip}};
+  }
+  for (const auto& line : panel.lines) {
+    json["series"].push_back(series_json(panel, line, max_points));
+  }
+  return json;
+}
+
+OrderedJson map_json(const LoadMap& map, size_t layer) {
+  const LayerLoad& shape = map.columns().front().loads[layer];
+  OrderedJson names = OrderedJson::array(), values = OrderedJson::array();
+  for (size_t expert = 0; expert < shape.rows.size(); ++expert) {
+    names.push_back(fmt::format("{}", expert));
+  }
+  for (const auto& column : map.columns()) {
+    for (size_t expert = 0; expert < shape.rows.size(); ++expert) {
+      values.push_back(std::lround(100 * relative_load(column.loads[layer], expert)));
+    }
+  }
+  return {{"kind", "heat map"},
+          {"title", fmt::format("Layer {}", shape.layer)},
+          {"subtitle", fmt::format("{} experts, one a row", shape.rows.size())},
+          {"y", {{"label", "expert"}, {"names", names}}},
+          {"values", values}};
+}
+
+// Requires a map that is not empty.
+OrderedJson maps_section(const LoadMap& map) {
+  OrderedJson ranges = OrderedJson::array(), panels = OrderedJson::array();
+  for (const auto& column : map.columns()) {
+    ranges.push_back({column.begin, column.end});
+  }
+  for (size_t layer = 0; layer < map.columns().front().loads.size(); ++layer) {
+    panels.push_back(map_json(map, layer));
+  }
+  return {{"title", "Load by layer and expert"},
+          {"note", "Rows of an expert over an equal share"},
+          {"x", {{"label", "step"}, {"ranges", ranges}}},
+          {"panels", panels}};
+}
+
+// Returns the sections of a page with these panels, a section per group.
+OrderedJson curve_sections(const std::vector<Panel>& panels, const CurveSettings& settings) {
+  OrderedJson sections = OrderedJson::array();
+  const size_t max_points = points_per_curve(panels);
+  std::map<std::string, size_t> section_of_group;
+  for (const auto& panel : panels) {
+    const auto [place, is_new] = section_of_group.emplace(panel.spec.group, sections.size());
+    if (is_new) {  // the loss has no heading
+      const std::string title = panel.spec.group == kLossGroup ? "" : panel.spec.group;
+      sections.push_back({{"title", title}, {"panels", OrderedJson::array()}});
+    }
+    sections[place->second]["panels"].push_back(panel_json(panel, settings, max_points));
+  }
+  return sections;
+}
 
 std::string text_if_there(const fs::path& file) {
   return fs::exists(file) ? read_small_file(file) : "";
@@ -70,19 +231,20 @@ OrderedJson facts(const History& history, std::optional<double> steps) {
                                : fmt::format("from {:.4f}", found->first.value)));
     }
   }
-  if (const ReluStages& stages = history.relu_stages(); stages.has_begun()) {
-    const auto end = stages.sparsifying_end();
+  if (const ReluStages& stages = history.relu_stages(); stages.first_sparsity) {
+    const auto end = stages.sparsifying_end;
     facts.push_back(
         fact("Sparse since step", end ? group_digits(*end) : "-",
              fmt::format("{} {}; S* is {:.4g}", end ? "dense until" : "not yet; dense until",
-                         group_digits(stages.dense_end()), stages.target())));
+                         group_digits(stages.dense_end), stages.target)));
   }
   facts.push_back(fact("Tokens", group_digits(history.total_tokens)));
   facts.push_back(fact("Time", clock_text(history.seconds)));
   return facts;
 }
 
-OrderedJson notes(const History& history, const std::vector<Json>& starts) {
+OrderedJson notes(const History& history, const std::vector<Json>& starts,
+                  const std::vector<std::string>& zero) {
   OrderedJson notes = OrderedJson::array();
   const auto add = [&](const std::string& text, bool is_warning) {
     notes.push_back({{"text", text}, {"is_warning", is_warning}});
@@ -108,23 +270,27 @@ OrderedJson notes(const History& history, const std::vector<Json>& starts) {
       add(text, text.starts_with("warning: "));
     }
   }
-  std::vector<std::string> zero;
-  make_panels(history, &zero);
   if (!zero.empty()) {
     add(fmt::format("Not shown (always zero): {}.", fmt::join(zero, ", ")), false);
   }
   return notes;
 }
 
+OrderedJson section(const char* id, const char* title, const OrderedJson& panels) {
+  return {{"id", id}, {"title", title}, {"panels", panels}};
+}
+
 OrderedJson row(const std::string& name, const std::vector<std::string>& cells) {
   return {{"name", name}, {"cells", cells}};
 }
 
-void add_table(const std::vector<std::string>& columns, const OrderedJson& rows,
-               OrderedJson& panels) {
+// Returns a list of panels: a table, or nothing if it has no rows.
+OrderedJson table(const std::vector<std::string>& columns, const OrderedJson& rows) {
+  OrderedJson panels = OrderedJson::array();
   if (!rows.empty()) {
     panels.push_back({{"kind", "table"}, {"columns", columns}, {"rows", rows}});
   }
+  return panels;
 }
 
 std::string at_step(const Point& point, double scale) {
@@ -135,14 +301,13 @@ std::string curve_title(const PanelSpec& spec, const PanelLine& line) {
   return line.name.empty() ? spec.title : spec.title + ", " + line.name;
 }
 
-OrderedJson curve_rows(const History& history) {
+OrderedJson curve_rows(const std::vector<Panel>& panels) {
   OrderedJson rows = OrderedJson::array();
-  for (const auto& [spec, lines] : make_panels(history)) {
+  for (const auto& [spec, lines] : panels) {
     for (const auto& line : lines) {
-      const std::string unit = spec.unit;
       const std::string name = curve_title(spec, line);
       rows.push_back(
-          row(unit.empty() ? name : fmt::format("{} ({})", name, unit),
+          row(spec.unit.empty() ? name : fmt::format("{} ({})", name, spec.unit),
               {number(line.curve->first.value * spec.scale),
                number(line.curve->last.value * spec.scale), at_step(line.curve->least, spec.scale),
                at_step(line.curve->largest, spec.scale)}));
@@ -174,17 +339,13 @@ OrderedJson load_rows(const LoadMap& map) {
   return rows;
 }
 
-OrderedJson numbers(const History& history) {
-  OrderedJson panels = OrderedJson::array();
-  add_table({"Curve", "First", "Last", "Least", "Largest"}, curve_rows(history), panels);
-  add_table({"Load at the end", "Least", "Largest", "Without a token"}, load_rows(history.loads()),
-            panels);
-  return {{"id", "numbers"}, {"title", "In numbers"}, {"panels", panels}};
-}
-
-std::string_view trimmed(std::string_view text) {
-  text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
-  return text;
+OrderedJson numbers(const std::vector<Panel>& panels, const LoadMap& loads) {
+  OrderedJson tables = table({"Curve", "First", "Last", "Least", "Largest"}, curve_rows(panels));
+  for (auto& loads_table :
+       table({"Load at the end", "Least", "Largest", "Without a token"}, load_rows(loads))) {
+    tables.push_back(std::move(loads_table));
+  }
+  return section("numbers", "In numbers", tables);
 }
 
 // Truncates a text to a few kilobytes, to bound the size of the page.
@@ -194,14 +355,19 @@ std::string shortened(std::string_view text) {
                                   : std::string(text.substr(0, kMaxBytes)) + " ..";
 }
 
+// Returns the name of the folder `run`, also of "." and of a path that ends in a slash.
+std::string folder_name(const fs::path& run) {
+  return fs::weakly_canonical(run).filename().string();
+}
+
 std::vector<std::string> run_labels(const std::vector<ComparedRun>& runs) {
   std::map<std::string, int> uses;
   for (const auto& run : runs) {
-    ++uses[fs::weakly_canonical(run.folder).filename().string()];
+    ++uses[folder_name(run.folder)];
   }
   std::vector<std::string> names;
   for (const auto& run : runs) {
-    const std::string name = fs::weakly_canonical(run.folder).filename().string();
+    const std::string name = folder_name(run.folder);
     names.push_back(uses[name] == 1 ? name : run.folder.string());
   }
   return names;
@@ -211,8 +377,9 @@ std::vector<std::string> run_labels(const std::vector<ComparedRun>& runs) {
 std::vector<Panel> compared_panels(const std::vector<ComparedRun>& runs,
                                    const std::vector<std::string>& names) {
   std::vector<Panel> compared;
+  std::vector<std::string> zero;  // not shown
   for (size_t i = 0; i < runs.size(); ++i) {
-    for (const auto& [spec, lines] : make_panels(runs[i].history)) {
+    for (const auto& [spec, lines] : make_panels(runs[i].history, zero)) {
       for (const auto& line : lines) {
         const std::string title = curve_title(spec, line);
         auto panel = std::ranges::find_if(
@@ -228,38 +395,29 @@ std::vector<Panel> compared_panels(const std::vector<ComparedRun>& runs,
   // Restores the order of groups: a later run may have added an earlier group.
   const auto order = [](const Panel& panel) {
     const auto& specs = single_curve_panels();
-    const auto first = std::ranges::find_if(specs, [&](const PanelSpec& spec) {
-      return std::string_view(spec.group) == panel.spec.group;
-    });
-    return panel.spec.group == std::string_view(kLossGroup) ? -1 : first - specs.begin();
+    const auto first = std::ranges::find(specs, panel.spec.group, &PanelSpec::group);
+    return panel.spec.group == kLossGroup ? -1 : first - specs.begin();
   };
   std::ranges::stable_sort(
       compared, [&](const Panel& left, const Panel& right) { return order(left) < order(right); });
   return compared;
 }
 
-// Returns the table of the last value of each loss and accuracy, with a row per run.
+// Returns a panel, the table of the last value of each loss and accuracy, with a row per run.
 OrderedJson ends_table(const std::vector<ComparedRun>& runs,
                        const std::vector<std::string>& names) {
   std::vector<std::string> columns = {"Run", "Steps", "Tokens", "Time"};
   std::vector<std::pair<std::string, double>> curves;  // name and scale
-  const auto add = [&](const std::string& title, const std::string& curve, double scale) {
-    const bool is_known =
-        std::ranges::any_of(curves, [&](const auto& known) { return known.first == curve; });
-    if (!is_known) {
-      columns.push_back(title);
-      curves.emplace_back(curve, scale);
-    }
-  };
   for (const auto& run : runs) {
     for (const auto& [curve, points] : run.history.curves()) {
       const std::string task = task_name(curve);
-      if (curve == "loss") {
-        add("Loss", curve, 1);
-      } else if (curve == "held_out_loss") {
-        add("Held out", curve, 1);
-      } else if (!task.empty()) {
-        add(task + ", %", curve, 100);
+      const std::string title = !task.empty()              ? task + ", %"
+                                : curve == "loss"          ? "Loss"
+                                : curve == "held_out_loss" ? "Held out"
+                                                           : "";
+      if (!title.empty() && std::ranges::find(columns, title) == columns.end()) {
+        columns.push_back(title);
+        curves.emplace_back(curve, task.empty() ? 1 : 100);
       }
     }
   }
@@ -275,7 +433,7 @@ OrderedJson ends_table(const std::vector<ComparedRun>& runs,
     }
     rows.push_back(row(names[i], cells));
   }
-  return {{"kind", "table"}, {"columns", columns}, {"rows", rows}};
+  return table(columns, rows);
 }
 
 // Returns the table of the settings that differ; "-" for a setting that a run does not have.
@@ -297,14 +455,11 @@ OrderedJson differing_settings(const std::vector<Settings>& settings,
       const auto found = values.find(key);
       cells.push_back(found == values.end() ? "-" : found->second);
     }
-    if (std::ranges::any_of(cells,
-                            [&](const std::string& cell) { return cell != cells.front(); })) {
+    if (std::ranges::adjacent_find(cells, std::not_equal_to<>()) != cells.end()) {
       rows.push_back(row(key, cells));
     }
   }
-  OrderedJson panels = OrderedJson::array();
-  add_table(columns, rows, panels);
-  return {{"id", "settings"}, {"title", "Settings that differ"}, {"panels", panels}};
+  return section("settings", "Settings that differ", table(columns, rows));
 }
 
 OrderedJson samples(const SampleHistory& history) {
@@ -312,12 +467,13 @@ OrderedJson samples(const SampleHistory& history) {
   for (const auto& prompt : history.prompts()) {
     OrderedJson texts = OrderedJson::array();
     for (const auto* sample : pick_samples(prompt)) {
-      texts.push_back({{"name", "step " + group_digits(sample->step)},
-                       {"text", shortened(trimmed(sample->text))}});
+      std::string_view text = sample->text;
+      text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
+      texts.push_back({{"name", "step " + group_digits(sample->step)}, {"text", shortened(text)}});
     }
     panels.push_back({{"kind", "texts"}, {"title", shortened(prompt.prompt)}, {"texts", texts}});
   }
-  return {{"id", "samples"}, {"title", "Samples of text"}, {"panels", panels}};
+  return section("samples", "Samples of text", panels);
 }
 
 std::string to_text(const Json& value) {
@@ -372,7 +528,7 @@ OrderedJson about(const std::vector<Json>& starts) {
   if (!rows.empty()) {
     panels.push_back({{"kind", "fields"}, {"rows", rows}});
   }
-  return {{"id", "about"}, {"title", "About this run"}, {"panels", panels}};
+  return section("about", "About this run", panels);
 }
 
 }  // namespace
@@ -381,20 +537,26 @@ std::string report_page(const fs::path& run, const History& history) {
   const std::string toml = text_if_there(run / "settings.toml");
   const Settings settings = settings_in(toml);
   const std::vector<Json> starts = read_run_history(run / "starts.jsonl");
+  std::vector<std::string> zero;
+  const std::vector<Panel> panels = make_panels(history, zero);
   OrderedJson sections =
-      drawn_sections(history, {number_in(settings, "clip"), number_in(settings, "warmup")});
-  sections.push_back(samples(history.samples()));
-  sections.push_back(numbers(history));
-  sections.push_back(about(starts));
-  sections.push_back({{"id", "settings"}, {"title", "Settings"}, {"panels", OrderedJson::array()}});
-  if (!toml.empty()) {
-    sections.back()["panels"].push_back({{"kind", "text"}, {"text", toml}});
+      curve_sections(panels, {number_in(settings, "clip"), number_in(settings, "warmup")});
+  if (!history.loads().empty()) {
+    sections.push_back(maps_section(history.loads()));
   }
+  sections.push_back(samples(history.samples()));
+  sections.push_back(numbers(panels, history.loads()));
+  sections.push_back(about(starts));
+  OrderedJson texts = OrderedJson::array();
+  if (!toml.empty()) {
+    texts.push_back({{"kind", "text"}, {"text", toml}});
+  }
+  sections.push_back(section("settings", "Settings", texts));
   return make_page({{"program", "moe train"},
                     {"state", fs::exists(run / "final") ? "finished" : "not finished"},
-                    {"title", fs::weakly_canonical(run).filename().string()},
+                    {"title", folder_name(run)},
                     {"facts", facts(history, number_in(settings, "steps"))},
-                    {"notes", notes(history, starts)},
+                    {"notes", notes(history, starts, zero)},
                     {"x", {{"label", "step"}}},
                     {"sections", std::move(sections)},
                     {"footer", "Written " + time_text() + "."}});
@@ -407,8 +569,7 @@ void write_report(const fs::path& run, const History& history, const fs::path& o
 std::string comparison_page(const std::vector<ComparedRun>& runs) {
   const std::vector<std::string> names = run_labels(runs);
   OrderedJson sections = OrderedJson::array();
-  sections.push_back(
-      {{"id", "ends"}, {"title", "How they ended"}, {"panels", {ends_table(runs, names)}}});
+  sections.push_back(section("ends", "How they ended", ends_table(runs, names)));
   std::vector<Settings> settings;
   std::optional<double> warmup;  // maximum of the runs
   for (const auto& run : runs) {

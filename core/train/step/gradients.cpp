@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
-#include <array>
 
 #include "core/base/error.h"
 #include "core/data/examples.h"
@@ -38,20 +37,6 @@ Tensor rows_at(const Tensor& hidden, const Tensor& index) {
              : hidden.index_select(0, index);
 }
 
-// Adds coefficient * loss, if the loss has a gradient.
-void add_scaled(Tensor& total, const Tensor& loss, double coefficient) {
-  if (loss.defined() && loss.requires_grad() && coefficient != 0) {
-    total = total.defined() ? total + loss * coefficient : loss * coefficient;
-  }
-}
-
-// Weight of a micro-batch in the gradient of its step.
-struct MicroBatchScale {
-  AuxCoefficients coefficients;
-  double target_share = 0;  // 1 / targets of the step
-  double batch_share = 0;   // 1 / micro-batches of the step
-};
-
 // Results on the device of the model, not synchronized.
 struct MicroBatchResult {
   Tensor nll_sum;           // [] f64
@@ -59,15 +44,17 @@ struct MicroBatchResult {
   std::vector<route::Counters> counters;
 };
 
-// Returns the weighted sum of the auxiliary losses; undefined if none has a gradient.
-Tensor weighted_sum(const route::AuxLosses& losses, const MicroBatchScale& scale) {
-  const auto& [coefficients, target_share, share] = scale;
+// Returns the sum of coefficient * loss over the losses that have a gradient; undefined if none
+// has.
+Tensor weighted_sum(const route::AuxLosses& losses, const AuxCoefficients& coefficients) {
   Tensor sum;
-  add_scaled(sum, losses.load_balance, coefficients.load_balance * share);
-  add_scaled(sum, losses.entropy, coefficients.entropy * share);
-  add_scaled(sum, losses.l1, coefficients.l1 * share);
-  add_scaled(sum, losses.z, coefficients.z * share);
-  add_scaled(sum, losses.sequence_balance, coefficients.sequence_balance * share);
+  for (size_t i = 0; i < route::kAllLosses.size(); ++i) {
+    const Tensor& loss = losses.*route::kAllLosses[i];
+    const double coefficient = coefficients.*AuxCoefficients::members()[i];
+    if (loss.defined() && loss.requires_grad() && coefficient != 0) {
+      sum = sum.defined() ? sum + loss * coefficient : loss * coefficient;
+    }
+  }
   return sum;
 }
 
@@ -89,23 +76,25 @@ void backward_from(const Tensor& hidden, const Tensor& gradient, const Tensor& a
   }
 }
 
-// Adds the gradient of `batch` to the model's parameters. `joins`: see backward_from().
+// Adds the gradient of target_share * NLL + coefficients * losses of `batch` to the model's
+// parameters. `joins`: see backward_from().
 MicroBatchResult add_micro_batch(const model::Llama& model, const data::Batch& batch,
-                                 const model::RoutingOptions& routing, const MicroBatchScale& scale,
-                                 bool joins) {
+                                 const model::RoutingOptions& routing, double target_share,
+                                 const AuxCoefficients& coefficients, bool joins) {
   auto result = model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, routing);
   HeadLoss language;
   model.with_head([&](const Tensor& weight) {
-    language =
-        head_loss(weight, result.hidden, batch.targets, scale.target_share, model.product_type());
+    language = head_loss(weight, result.hidden, batch.targets, target_share, model.product_type());
   });
-  backward_from(language.hidden, language.gradient, weighted_sum(result.losses, scale), joins);
+  backward_from(language.hidden, language.gradient, weighted_sum(result.losses, coefficients),
+                joins);
   model.finish_backward();
   return {language.nll_sum, result.losses, std::move(result.counters)};
 }
 
-// Copies f64 scalars to the host in one transfer.
-void bring_to_host(const std::vector<Tensor*>& scalars) {
+// Copies the f64 scalars that are defined to the host in one transfer.
+void bring_to_host(std::vector<Tensor*> scalars) {
+  std::erase_if(scalars, [](const Tensor* scalar) { return !scalar->defined(); });
   if (scalars.empty() || scalars.front()->is_cpu()) {
     return;
   }
@@ -119,52 +108,20 @@ void bring_to_host(const std::vector<Tensor*>& scalars) {
   }
 }
 
-// Means of the auxiliary losses over the micro-batches of a step.
-class AuxMeans {
- public:
-  void add(const route::AuxLosses& losses, double weight) {
-    for (size_t i = 0; i < means_.size(); ++i) {
-      if (const Tensor& loss = losses.*route::kAllLosses[i]; loss.defined()) {
-        const Tensor part = loss.detach().to(at::kDouble) * weight;
-        means_[i] = means_[i].defined() ? means_[i] + part : part;
-      }
-    }
+// Sums the auxiliary losses over ranks. A loss is unset if no rank has it.
+void sum_over_ranks(StepLosses& step, distributed::Comm& comm) {
+  std::vector<double> sums;
+  for (const auto loss : StepLosses::members()) {
+    sums.push_back((step.*loss).value_or(0));
+    sums.push_back((step.*loss).has_value() ? 1 : 0);
   }
-  // Returns the means that are defined.
-  std::vector<Tensor*> tensors() {
-    std::vector<Tensor*> defined;
-    for (Tensor& mean : means_) {
-      if (mean.defined()) {
-        defined.push_back(&mean);
-      }
-    }
-    return defined;
+  sums = distributed::sum_numbers(comm, sums);
+  auto sum = sums.begin();
+  for (const auto loss : StepLosses::members()) {
+    const double total = *sum++, ranks = *sum++;
+    step.*loss = ranks > 0 ? std::optional(total) : std::nullopt;
   }
-  // Sums the means over ranks.
-  void add_over(distributed::Comm& comm) {
-    std::vector<double> sums;
-    for (const Tensor& mean : means_) {
-      sums.push_back(mean.defined() ? mean.item<double>() : 0);
-      sums.push_back(mean.defined() ? 1 : 0);
-    }
-    sums = distributed::sum_numbers(comm, sums);
-    for (size_t i = 0; i < means_.size(); ++i) {
-      means_[i] = sums[2 * i + 1] > 0 ? at::scalar_tensor(sums[2 * i], at::kDouble) : Tensor();
-    }
-  }
-  void report(StepLosses& step) const {
-    const std::array results = {&step.load_balance, &step.entropy, &step.l1, &step.z,
-                                &step.sequence_balance};
-    for (size_t i = 0; i < means_.size(); ++i) {
-      if (means_[i].defined()) {
-        *results.at(i) = means_[i].item<double>();
-      }
-    }
-  }
-
- private:
-  std::array<Tensor, route::kAllLosses.size()> means_;  // in the order of kAllLosses
-};
+}
 
 // Part of a step that one process computes.
 struct Share {
@@ -254,13 +211,12 @@ HeadLoss head_loss(const Tensor& weight, const Tensor& hidden, const std::vector
     }
   }
   HeadLoss loss;
-  loss.rows = at::tensor(rows, at::kLong).to(hidden.device());
-  loss.hidden = rows_at(hidden, loss.rows);  // [N, D]
+  loss.hidden = rows_at(hidden, at::tensor(rows, at::kLong).to(hidden.device()));
 
   const at::NoGradGuard no_gradients;
   loss.gradient = at::empty_like(loss.hidden, at::MemoryFormat::Contiguous);
   const Tensor target = at::tensor(wanted, at::kLong).to(hidden.device());  // [N]
-  const auto of_sums = type == at::kDouble ? at::kDouble : at::kFloat;
+  const auto sum_type = type == at::kDouble ? at::kDouble : at::kFloat;
   const Tensor head = kernels::weight_operand(weight, type);
   const auto count = static_cast<int64_t>(rows.size());
   const int64_t block_rows = given_rows.value_or(head_block_rows(weight.size(0), hidden.is_cuda()));
@@ -272,11 +228,11 @@ HeadLoss head_loss(const Tensor& weight, const Tensor& hidden, const std::vector
   for (int64_t start = 0; start < count; start += block_rows) {
     const int64_t length = std::min(block_rows, count - start);
     const Tensor block = left.narrow(0, start, length);
-    Tensor logits = at::empty({length, weight.size(0)}, hidden.options().dtype(of_sums));
+    Tensor logits = at::empty({length, weight.size(0)}, hidden.options().dtype(sum_type));
     kernels::operand_product_out(logits, {block, type}, {head.t(), type});
     const Tensor gradient = kernels::cross_entropy_(logits, target.narrow(0, start, length), scale,
                                                     losses.narrow(0, start, length), in_bf16);
-    const kernels::Operand logits_gradient{gradient, in_bf16 ? type : of_sums};
+    const kernels::Operand logits_gradient{gradient, in_bf16 ? type : sum_type};
     Tensor hidden_gradient = loss.gradient.narrow(0, start, length);
     kernels::operand_product_out(hidden_gradient, logits_gradient, {head, type});
     if (weight.requires_grad()) {
@@ -297,34 +253,50 @@ StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batc
   }
   const double target_share = 1.0 / static_cast<double>(std::max<int64_t>(1, step.target_tokens));
   const double batch_share = 1.0 / static_cast<double>(micro_batches.size());
+  AuxCoefficients batch_coefficients = coefficients;
+  for (const auto coefficient : AuxCoefficients::members()) {
+    batch_coefficients.*coefficient *= batch_share;
+  }
+  model::RoutingOptions options = routing;
+  options.compute_z_loss = coefficients.z != 0;
+  options.compute_sequence_balance = coefficients.sequence_balance != 0;
   const Share share = local_share(micro_batches, world);
   const bool joins = (world != nullptr && world->layout.group() > 1) || model.is_sharded();
-  model::RoutingOptions asked = routing;
-  asked.compute_z_loss = coefficients.z != 0;
-  asked.compute_sequence_balance = coefficients.sequence_balance != 0;
-  const MicroBatchScale scale{coefficients, target_share, batch_share};
-  AuxMeans means;
+  route::AuxLosses means;  // over micro-batches, f64
   std::vector<route::Counters> counters;
   std::vector<Tensor> nll_sums;  // per micro-batch
   for (const auto& batch : share.batches) {
-    const MicroBatchResult result = add_micro_batch(model, batch, asked, scale, joins);
+    MicroBatchResult result =
+        add_micro_batch(model, batch, options, target_share, batch_coefficients, joins);
     nll_sums.push_back(result.nll_sum);
-    means.add(result.losses, batch_share);
+    for (const auto loss : route::kAllLosses) {
+      if (Tensor& value = result.losses.*loss; value.defined()) {
+        value = value.detach().to(at::kDouble) * batch_share;
+      }
+    }
+    means += result.losses;
     counters.insert(counters.end(), result.counters.begin(), result.counters.end());
   }
-  std::vector<Tensor*> left_there = means.tensors();
-  for (Tensor& sum : nll_sums) {
-    left_there.push_back(&sum);
+  std::vector<Tensor*> scalars;
+  for (const auto loss : route::kAllLosses) {
+    scalars.push_back(&(means.*loss));
   }
-  bring_to_host(left_there);
+  for (Tensor& sum : nll_sums) {
+    scalars.push_back(&sum);
+  }
+  bring_to_host(scalars);
   for (const Tensor& sum : nll_sums) {
     step.loss += sum.item<double>() * target_share;
   }
+  for (size_t i = 0; i < route::kAllLosses.size(); ++i) {
+    if (const Tensor& mean = means.*route::kAllLosses[i]; mean.defined()) {
+      step.*StepLosses::members()[i] = mean.item<double>();
+    }
+  }
   if (world != nullptr) {
     step.loss = distributed::sum_numbers(world->all, {step.loss}).front();
-    means.add_over(world->all);
+    sum_over_ranks(step, world->all);
   }
-  means.report(step);
   const auto routed = gather_counters(route::read_counters(counters), share, micro_batches.size(),
                                       model.config(), routing, world);
   if (!routed.empty()) {

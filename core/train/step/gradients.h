@@ -7,6 +7,7 @@
 
 #include <ATen/ATen.h>
 
+#include <array>
 #include <optional>
 #include <vector>
 
@@ -23,9 +24,8 @@ namespace moe::train {
 int64_t head_block_rows(int64_t vocabulary, bool on_cuda);
 
 struct HeadLoss {
-  at::Tensor rows;      // [N] i64, positions with a target
   at::Tensor nll_sum;   // [] f64, over the N targets; on the device of `hidden`, not synchronized
-  at::Tensor hidden;    // [N, D] rows with a target, part of the model's graph
+  at::Tensor hidden;    // [N, D] rows of the positions with a target, part of the model's graph
   at::Tensor gradient;  // [N, D] of scale * nll_sum with respect to `hidden`, for its backward
 };
 
@@ -40,20 +40,29 @@ HeadLoss head_loss(const at::Tensor& weight, const at::Tensor& hidden,
                    const std::vector<int64_t>& targets, double scale,
                    at::ScalarType type = at::kFloat, std::optional<int64_t> block_rows = {});
 
-// Coefficients of the auxiliary losses in one step. z and sequence_balance of 0: not computed.
-struct AuxCoefficients {
-  double load_balance = 0;  // alpha
-  double entropy = 0;       // beta, top-p
-  double l1 = 0;            // lambda, ReLU
-  double z = 0, sequence_balance = 0;
+// A value for each of the auxiliary losses.
+template <typename Value>
+struct PerAuxLoss {
+  Value load_balance = {};  // coefficient: alpha
+  Value entropy = {};       // beta, top-p
+  Value l1 = {};            // lambda, ReLU
+  Value z = {}, sequence_balance = {};
+
+  // Returns the members in the order of route::kAllLosses.
+  static constexpr auto members() {
+    return std::array{&PerAuxLoss::load_balance, &PerAuxLoss::entropy, &PerAuxLoss::l1,
+                      &PerAuxLoss::z, &PerAuxLoss::sequence_balance};
+  }
 };
 
-struct StepLosses {
+// Coefficients of one step. z and sequence_balance of 0: not computed.
+using AuxCoefficients = PerAuxLoss<double>;
+
+// The auxiliary losses are sums over layers, means over micro-batches, without coefficients. Unset
+// if the router has no such loss; z and sequence_balance: if their coefficient is 0.
+struct StepLosses : PerAuxLoss<std::optional<double>> {
   double loss = 0;  // language-model loss, mean over the targets; 0 if there are none
   int64_t tokens = 0, target_tokens = 0;
-  // Sums over layers, means over micro-batches, without coefficients. Unset if the router has no
-  // such loss; z and sequence_balance: if their coefficient is 0.
-  std::optional<double> load_balance, entropy, l1, z, sequence_balance;
   std::vector<route::CounterValues> layers;  // per MoE layer, summed over micro-batches
   double sparsity = 0;                       // mean over MoE layers and micro-batches
 };

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "core/base/error.h"
 #include "core/base/random.h"
@@ -52,11 +53,8 @@ WindowStats window_stats(const std::vector<double>& values) {
   // Lower bound of the deviation, for values that differ by rounding only.
   constexpr double kMinRelativeDeviation = 1e-6;
   const auto count = static_cast<double>(values.size());
-  double sum = 0, squares = 0;
-  for (const double value : values) {
-    sum += value;
-  }
-  const double mean = sum / count;
+  const double mean = std::accumulate(values.begin(), values.end(), 0.0) / count;
+  double squares = 0;
   for (const double value : values) {
     squares += (value - mean) * (value - mean);
   }
@@ -86,31 +84,33 @@ std::string add_value(std::vector<double>& values, const char* name, double valu
   return why;
 }
 
-std::vector<model::NamedParameter> named(const std::vector<Slice>& slices) {
-  std::vector<model::NamedParameter> all;
-  for (const auto& slice : slices) {
-    all.push_back({slice.name, slice.values});
-  }
-  return all;
-}
-
 }  // namespace
 
-std::vector<Slice> whole_slices(const std::vector<model::NamedParameter>& parameters) {
+std::vector<Slice> held_slices(const std::vector<model::NamedParameter>& parameters,
+                               const distributed::Layout& layout) {
   std::vector<Slice> slices;
   for (const auto& parameter : parameters) {
-    slices.push_back({parameter.name, parameter.tensor, parameter.tensor.sizes().vec(), 0});
+    Slice slice{parameter.name, parameter.tensor, parameter.tensor.sizes().vec(), 0};
+    if (parameter.is_expert) {
+      slice.shape[0] *= layout.group();
+      slice.begin = layout.ep_rank() * parameter.tensor.numel();
+    } else if (parameter.shard.defined()) {
+      slice.values = parameter.shard;
+      slice.begin = parameter.shard_begin;
+    }
+    slices.push_back(std::move(slice));
   }
   return slices;
 }
 
 AdamW::AdamW(const std::vector<Slice>& slices, const AdamWSettings& settings, uint64_t seed)
     : settings_(settings) {
-  decayed_.weight_decay = settings.weight_decay;
+  auto& [decayed, not_decayed] = groups_;
+  decayed.weight_decay = settings.weight_decay;
   const auto type = settings.moments == io::DType::kBF16 ? at::kBFloat16 : at::kFloat;
   for (const auto& slice : slices) {
     const Tensor& weight = slice.values;
-    Group& group = is_decayed(slice, settings) ? decayed_ : not_decayed_;
+    Group& group = is_decayed(slice, settings) ? decayed : not_decayed;
     group.slots.push_back({slice, at::zeros_like(weight, type), at::zeros_like(weight, type),
                            at::zeros({}, weight.options().device(at::kCPU)),
                            Random(seed, "exp_avg." + slice.name).bits(),
@@ -120,8 +120,8 @@ AdamW::AdamW(const std::vector<Slice>& slices, const AdamWSettings& settings, ui
 
 std::vector<Slice> AdamW::state() const {
   std::vector<Slice> all;
-  for (const Group* group : {&decayed_, &not_decayed_}) {
-    for (const auto& [slice, mean, square, updates, mean_stream, square_stream] : group->slots) {
+  for (const Group& group : groups_) {
+    for (const auto& [slice, mean, square, updates, mean_stream, square_stream] : group.slots) {
       all.push_back({"exp_avg." + slice.name, mean, slice.shape, slice.begin});
       all.push_back({"exp_avg_sq." + slice.name, square, slice.shape, slice.begin});
       all.push_back({"updates." + slice.name, updates, {}, 0});
@@ -131,13 +131,14 @@ std::vector<Slice> AdamW::state() const {
 }
 
 void AdamW::step(double lr, double gradient_scale) {
-  step_group(decayed_, lr, gradient_scale);
-  step_group(not_decayed_, lr, gradient_scale);
+  for (const Group& group : groups_) {
+    step_group(group, lr, gradient_scale);
+  }
 }
 
 void AdamW::clear_gradients() {
-  for (const Group* group : {&decayed_, &not_decayed_}) {
-    for (const auto& slot : group->slots) {
+  for (const Group& group : groups_) {
+    for (const auto& slot : group.slots) {
       slot.slice.values.mutable_grad() = Tensor();
     }
   }
@@ -146,7 +147,8 @@ void AdamW::clear_gradients() {
 void AdamW::step_group(const Group& group, double lr, double gradient_scale) const {
   const at::NoGradGuard no_grad;
   std::vector<const Slot*> slots;
-  std::vector<Tensor> weights, gradients, means, squares, updates;
+  Tensors tensors;
+  auto& [weights, gradients, means, squares, updates] = tensors;
   for (const auto& slot : group.slots) {
     const Tensor& weight = slot.slice.values;
     if (!weight.grad().defined()) {
@@ -170,7 +172,7 @@ void AdamW::step_group(const Group& group, double lr, double gradient_scale) con
         at::full({1}, gradient_scale, weights.front().options().dtype(at::kFloat));
   }
   if (settings_.moments == io::DType::kF32) {
-    update(weights, gradients, means, squares, updates, factors);
+    update(tensors, factors);
     return;
   }
   const Tensor counts = at::stack(updates).to(at::kLong);
@@ -194,17 +196,20 @@ void AdamW::step_rounded(const Slot& slot, const Factors& factors, uint64_t t) c
     const Tensor kept_m = mean.narrow(0, begin, length), kept_v = square.narrow(0, begin, length);
     m.copy_(kept_m);
     v.copy_(kept_v);
-    update({weight.narrow(0, begin, length)}, {gradient.narrow(0, begin, length)}, {m}, {v},
-           {slot.updates}, factors);
+    update({{weight.narrow(0, begin, length)},
+            {gradient.narrow(0, begin, length)},
+            {m},
+            {v},
+            {slot.updates}},
+           factors);
     const int64_t first = slot.slice.begin + begin;
     kernels::stochastic_round(m, kept_m, kernels::rounding_key(slot.mean_stream, t), first);
     kernels::stochastic_round(v, kept_v, kernels::rounding_key(slot.square_stream, t), first);
   }
 }
 
-void AdamW::update(const std::vector<Tensor>& weights, const std::vector<Tensor>& gradients,
-                   const std::vector<Tensor>& means, const std::vector<Tensor>& squares,
-                   const std::vector<Tensor>& updates, const Factors& factors) const {
+void AdamW::update(const Tensors& tensors, const Factors& factors) const {
+  const auto& [weights, gradients, means, squares, updates] = tensors;
   if (weights.front().is_cuda()) {
     for (size_t i = 0; i < weights.size(); ++i) {
       kernels::adamw_(gradients[i], weights[i], means[i], squares[i],
@@ -224,15 +229,15 @@ void AdamW::update(const std::vector<Tensor>& weights, const std::vector<Tensor>
                     /*maximize=*/false);
 }
 
-double gradient_norm(const std::vector<model::NamedParameter>& parameters) {
+double gradient_norm(const std::vector<Slice>& slices) {
   const at::NoGradGuard no_grad;
-  const at::Device device = parameters.empty() ? at::kCPU : parameters.front().tensor.device();
+  const at::Device device = slices.empty() ? at::kCPU : slices.front().values.device();
   Tensor sum = at::zeros({}, at::TensorOptions(at::kDouble).device(device));
-  for (const auto& parameter : parameters) {
-    if (!parameter.tensor.grad().defined()) {
+  for (const auto& slice : slices) {
+    if (!slice.values.grad().defined()) {
       continue;
     }
-    const Tensor flat = parameter.tensor.grad().reshape({-1});
+    const Tensor flat = slice.values.grad().reshape({-1});
     const int64_t whole = flat.size(0) / kNormPiece * kNormPiece;
     const Tensor pieces = flat.narrow(0, 0, whole).view({-1, kNormPiece});
     for (const Tensor& part : {pieces, flat.narrow(0, whole, flat.size(0) - whole).view({1, -1})}) {
@@ -250,16 +255,15 @@ double clip_scale(double norm, double max_norm) {
   return max_norm <= 0 || scale >= 1 ? 1 : scale;
 }
 
-void clip_gradients(const std::vector<model::NamedParameter>& parameters, double norm,
-                    double max_norm) {
+void clip_gradients(const std::vector<Slice>& slices, double norm, double max_norm) {
   const double scale = clip_scale(norm, max_norm);
   if (scale == 1) {
     return;
   }
   const at::NoGradGuard no_grad;
-  for (const auto& parameter : parameters) {
-    if (parameter.tensor.grad().defined()) {
-      parameter.tensor.mutable_grad().mul_(scale);
+  for (const auto& slice : slices) {
+    if (slice.values.grad().defined()) {
+      slice.values.mutable_grad().mul_(scale);
     }
   }
 }
@@ -282,21 +286,6 @@ std::optional<std::string> find_outlier(OutlierWindow& window, double loss, doub
   return why;
 }
 
-std::vector<Slice> held_slices(const std::vector<model::NamedParameter>& parameters,
-                               const distributed::Layout& layout) {
-  std::vector<Slice> slices = whole_slices(parameters);
-  for (size_t i = 0; i < slices.size(); ++i) {
-    if (parameters[i].is_expert) {
-      slices[i].shape[0] *= layout.group();
-      slices[i].begin = layout.ep_rank() * parameters[i].tensor.numel();
-    } else if (parameters[i].shard.defined()) {
-      slices[i].values = parameters[i].shard;
-      slices[i].begin = parameters[i].shard_begin;
-    }
-  }
-  return slices;
-}
-
 distributed::Comm& parameter_holders(const model::NamedParameter& parameter,
                                      distributed::World& world) {
   return parameter.is_expert ? *world.replicas : world.all;
@@ -310,13 +299,14 @@ RankShards::RankShards(const std::vector<model::NamedParameter>& trained, distri
     distributed::Comm& holders = parameter_holders(trained[i], world);
     HeldParameter held{parameter, &holders, distributed::Part(parameter.numel(), holders), {}};
     held.is_sharded = trained[i].shard.defined();
-    const auto [length, begin, end] = held.part;
-    if (held.is_sharded && begin < end) {
-      held.slice = trained[i].shard;
-      slices_.push_back(whole[i]);
-    } else if (begin < end) {
-      held.slice = parameter.detach().view({-1}).narrow(0, begin, end - begin);
-      slices_.push_back({whole[i].name, held.slice, whole[i].shape, whole[i].begin + begin});
+    if (const auto [length, begin, end] = held.part; begin < end) {
+      Slice slice = whole[i];
+      if (!held.is_sharded) {
+        slice.values = parameter.detach().view({-1}).narrow(0, begin, end - begin);
+        slice.begin += begin;
+      }
+      held.slice = slice.values;
+      slices_.push_back(std::move(slice));
     }
     held_.push_back(std::move(held));
   }
@@ -368,7 +358,7 @@ void RankShards::reduce_gradients() {
 }
 
 double RankShards::norm() const {
-  const double own = gradient_norm(named(slices_));
+  const double own = gradient_norm(slices_);
   return std::sqrt(distributed::sum_numbers(world_.all, {own * own}).front());
 }
 
@@ -392,8 +382,8 @@ Updater::Updater(const std::vector<model::NamedParameter>& trained, const AdamWS
                  uint64_t seed, distributed::World* world)
     : trained_(trained),
       shards_(world == nullptr ? std::nullopt : std::optional<RankShards>({trained, *world})),
-      updated_(shards_ ? named(shards_->slices()) : trained),
-      optimizer_(shards_ ? shards_->slices() : whole_slices(trained), settings, seed) {}
+      slices_(shards_ ? shards_->slices() : held_slices(trained)),
+      optimizer_(slices_, settings, seed) {}
 
 void Updater::clear_gradients() {
   for (const auto& parameter : trained_) {
@@ -408,7 +398,7 @@ void Updater::clear_gradients() {
 double Updater::gradient_norm() {
   RECORD_USER_SCOPE("optimizer");
   if (!shards_) {
-    return train::gradient_norm(trained_);
+    return train::gradient_norm(slices_);
   }
   shards_->reduce_gradients();
   return shards_->norm();
@@ -416,10 +406,10 @@ double Updater::gradient_norm() {
 
 void Updater::step(double norm, double clip, double lr) {
   RECORD_USER_SCOPE("optimizer");
-  if (!updated_.empty() && updated_.front().tensor.is_cuda()) {
+  if (!slices_.empty() && slices_.front().values.is_cuda()) {
     optimizer_.step(lr, clip_scale(norm, clip));
   } else {
-    clip_gradients(updated_, norm, clip);
+    clip_gradients(slices_, norm, clip);
     optimizer_.step(lr);
   }
   if (shards_) {

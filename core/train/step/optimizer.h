@@ -18,6 +18,7 @@
 
 #include <ATen/ATen.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -37,8 +38,10 @@ struct Slice {
   int64_t begin = 0;           // offset of `values` in the whole parameter, in elements
 };
 
-// Returns slices that are whole parameters.
-std::vector<Slice> whole_slices(const std::vector<model::NamedParameter>& parameters);
+// Returns each parameter as a process of `layout` holds it, with its offset in the whole parameter
+// for experts and parts of sharded matrices. By default slices are whole parameters.
+std::vector<Slice> held_slices(const std::vector<model::NamedParameter>& parameters,
+                               const distributed::Layout& layout = {});
 
 class AdamW {
  public:
@@ -65,6 +68,10 @@ class AdamW {
     double weight_decay = 0;
     std::vector<Slot> slots;
   };
+  // Tensors of parameters with f32 moments.
+  struct Tensors {
+    std::vector<at::Tensor> weights, gradients, means, squares, updates;
+  };
   // Factors common to all parameters of a group in one step.
   struct Factors {
     double lr, weight_decay;
@@ -73,25 +80,21 @@ class AdamW {
   void step_group(const Group& group, double lr, double gradient_scale) const;
   // Updates a parameter with bf16 moments for the t-th time.
   void step_rounded(const Slot& slot, const Factors& factors, uint64_t t) const;
-  // Updates parameters with f32 moments.
-  void update(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& gradients,
-              const std::vector<at::Tensor>& means, const std::vector<at::Tensor>& squares,
-              const std::vector<at::Tensor>& updates, const Factors& factors) const;
+  void update(const Tensors& tensors, const Factors& factors) const;
 
   AdamWSettings settings_;
-  Group decayed_, not_decayed_;
+  std::array<Group, 2> groups_;  // decayed parameters, then the others
 };
 
 // Returns the Euclidean norm of all gradients, summed in f64 over f32 norms of small pieces; 0 if
 // there are no gradients.
-double gradient_norm(const std::vector<model::NamedParameter>& parameters);
+double gradient_norm(const std::vector<Slice>& slices);
 
 // Returns the factor of torch.nn.utils.clip_grad_norm_: min(1, max_norm / (norm + 1e-6)); 1 if
 // max_norm is 0. `norm` is that of gradient_norm().
 double clip_scale(double norm, double max_norm);
 // Multiplies the gradients by clip_scale().
-void clip_gradients(const std::vector<model::NamedParameter>& parameters, double norm,
-                    double max_norm);
+void clip_gradients(const std::vector<Slice>& slices, double norm, double max_norm);
 
 inline constexpr int64_t kOutlierWindow = 128, kOutlierStart = 64;  // steps
 inline constexpr int64_t kMaxConsecutiveOutliers = 16;
@@ -115,17 +118,12 @@ struct OutlierWindow {
 // forever. Unclipped, one extreme value would raise the threshold for kOutlierWindow steps.
 // Clipped, one outlier raises the threshold by about a seventh at z = 6. A permanent shift of 10
 // standard deviations is then accepted after 6 consecutive steps, a shift of 50 after 18. After
-// kMaxConsecutiveOutliers outliers in a row the window is cleared, and the reason says so.
+// kMaxConsecutiveOutliers outliers in a row the window is cleared, and the reason includes this.
 std::optional<std::string> find_outlier(OutlierWindow& window, double loss, double norm, double z);
 
 // Returns the processes that hold a parameter: the replicas for experts, all processes otherwise.
 distributed::Comm& parameter_holders(const model::NamedParameter& parameter,
                                      distributed::World& world);
-
-// Returns each parameter as this process holds it, with its offset in the whole parameter for
-// experts and parts of sharded matrices.
-std::vector<Slice> held_slices(const std::vector<model::NamedParameter>& parameters,
-                               const distributed::Layout& layout);
 
 // Sharding of the update over processes (ZeRO stage 1, Rajbhandari et al. 2020, section 5.1): each
 // of the n processes that hold a parameter updates one of n parts of it. Gradients are summed by
@@ -183,12 +181,11 @@ class Updater {
   void step(double norm, double clip, double lr);
 
   AdamW& optimizer() { return optimizer_; }
-  const AdamW& optimizer() const { return optimizer_; }
 
  private:
   std::vector<model::NamedParameter> trained_;
   std::optional<RankShards> shards_;
-  std::vector<model::NamedParameter> updated_;  // parameters, or slices of them
+  std::vector<Slice> slices_;  // of this process
   AdamW optimizer_;
 };
 

@@ -12,11 +12,8 @@ namespace moe::train {
 
 namespace {
 
-const std::vector<std::string>& groups() {
-  static const std::vector<std::string> names = {"experts", "router", "attention",
-                                                 "dense",   "norms",  "embeddings"};
-  return names;
-}
+const std::vector<std::string> kGroups = {"experts", "router", "attention",
+                                          "dense",   "norms",  "embeddings"};
 
 constexpr const char* kAdapters = "adapters";  // not a group of --train: adapters always train
 
@@ -65,9 +62,9 @@ void check_words(const std::vector<std::string>& words) {
     const auto stars = std::ranges::count(word, '*');
     USER_ERROR_IF(stars > kMaxStars, "--train '{}': a pattern may have {} stars, this has {}", word,
                   kMaxStars, stars);
-    USER_ERROR_IF(stars == 0 && std::ranges::find(groups(), word) == groups().end(),
+    USER_ERROR_IF(stars == 0 && std::ranges::find(kGroups, word) == kGroups.end(),
                   "--train '{}' is unknown{}; known: {}, or a pattern like model.layers.0.*", word,
-                  did_you_mean(word, groups()), fmt::join(groups(), ", "));
+                  did_you_mean(word, kGroups), fmt::join(kGroups, ", "));
   }
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 using SharedTokenizer = std::shared_ptr<const io::Tokenizer>;
 
-data::ReadSettings read_settings(const TrainSettings& settings) {
+data::ReadSettings reader_settings(const TrainSettings& settings) {
   return {settings.objective,
           settings.format,
           data::Template::parse(settings.text_template),
@@ -32,7 +32,7 @@ SharedTokenizer load_tokenizer(const io::Checkpoint& checkpoint, int64_t vocab_s
 
 // Returns the first `count` examples: the first of each file, then the second of each file, and so
 // on.
-std::vector<data::Example> take_turns(const data::Examples& examples, size_t count) {
+std::vector<data::Example> interleave_files(const data::Examples& examples, size_t count) {
   std::vector<data::Example> taken;
   for (int64_t index = 0; index < static_cast<int64_t>(count); ++index) {
     for (const auto& range : examples.ranges) {
@@ -73,7 +73,7 @@ data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& ch
                                         io::special_token_words(checkpoint.folder())};
   std::vector<std::string> notes;
   data::Examples examples = data::open_or_tokenise(
-      {data::parse_sources(settings.data), read_settings(settings), vocab_size, source, codec,
+      {data::parse_sources(settings.data), reader_settings(settings), vocab_size, source, codec,
        data::cache_location(settings.cache), shared, on_progress},
       notes);
   lines = describe_data(examples);
@@ -108,14 +108,14 @@ Samples read_samples(const TrainSettings& given, int64_t count) {
     tokenizer = load_tokenizer(checkpoint, vocab_size);
     return data::make_text_codec(tokenizer);
   };
-  data::ReadSettings few = read_settings(settings);
+  data::ReadSettings few = reader_settings(settings);
   few.max_per_file = count;
   const data::Examples examples =
       data::read_examples(data::parse_sources(settings.data), few, vocab_size, codec);
   Samples samples;
   samples.files = examples.files;
   samples.forms = examples.forms;
-  samples.examples = take_turns(examples, static_cast<size_t>(count));
+  samples.examples = interleave_files(examples, static_cast<size_t>(count));
   tokenizer = tokenizer ? tokenizer : find_tokenizer(checkpoint, vocab_size);
   samples.piece = [tokenizer](int64_t id) {
     return tokenizer ? tokenizer->piece(id) : fmt::format("{}", id);

@@ -351,11 +351,11 @@ TEST_CASE("Returned text stays even if later bytes make its characters invalid",
 }
 
 TEST_CASE("The text after a common prefix begins with a whole character", "[io]") {
-  CHECK(moe::io::text_behind("ab", "abc") == "c");
-  CHECK(moe::io::text_behind("ab", "ab").empty());
-  CHECK(moe::io::text_behind("abc", "ab").empty());
-  CHECK(moe::io::text_behind("a\uFFFD", "a\U0001F600x") == "\U0001F600x");
-  CHECK(moe::io::text_behind("a\u00E9", "a\u00E8x") == "\u00E8x");  // equal first bytes
+  CHECK(moe::io::text_after("ab", "abc") == "c");
+  CHECK(moe::io::text_after("ab", "ab").empty());
+  CHECK(moe::io::text_after("abc", "ab").empty());
+  CHECK(moe::io::text_after("a\uFFFD", "a\U0001F600x") == "\U0001F600x");
+  CHECK(moe::io::text_after("a\u00E9", "a\u00E8x") == "\u00E8x");  // equal first bytes
 }
 
 TEST_CASE("A sentencepiece model and its tokenizer.json give the same ids and texts", "[io]") {

@@ -121,14 +121,14 @@ TEST_CASE("stages of a ReLU run end by their definition", "[train]") {
     CAPTURE(run);
     const ReluStages stages = after(run, 0.75);
     const auto [first, second] = ends_by_definition(run, 0.75);
-    CHECK(stages.dense_end() == first);
-    CHECK(stages.sparsifying_end().value_or(0) == second);
+    CHECK(stages.dense_end == first);
+    CHECK(stages.sparsifying_end.value_or(0) == second);
     const ReluStages again = ReluStages::from_json(Json(stages.to_json()), "test");
     CHECK(again.to_json() == stages.to_json());
   }
-  CHECK(after(runs[0], 0.75).dense_end() == 5);
-  CHECK(after(runs[0], 0.75).sparsifying_end() == 7);
-  CHECK_FALSE(ReluStages().has_begun());
+  CHECK(after(runs[0], 0.75).dense_end == 5);
+  CHECK(after(runs[0], 0.75).sparsifying_end == 7);
+  CHECK_FALSE(ReluStages().first_sparsity.has_value());
   CHECK(ReluStages::from_json(Json(ReluStages().to_json()), "test").to_json().is_null());
 }
 

@@ -189,14 +189,15 @@ TEST_CASE("a stopped and resumed run has the evaluations, samples and report of 
     INFO(part);
     CHECK(page_has(part));
   }
-  std::vector<TextSample> samples;
-  for_each_sample(run / "samples.jsonl",
-                  [&](const TextSample& sample) { samples.push_back(sample); });
-  REQUIRE(samples.size() == 18);         // three prompts at steps 0, 2, 4, 6, 8 and 9
-  CHECK(samples[0].prompt == "5 6 7 ");  // no tokenizer: ids, up to the first label
-  CHECK((samples[0].step == 0 && samples[17].step == 9));
-  CHECK(samples[15].prompt == samples[0].prompt);
-  CHECK_FALSE(samples[15].text.empty());
+  const History history = read_history(run);
+  const auto& prompts = history.samples().prompts();
+  REQUIRE(prompts.size() == 3);
+  for (const auto& prompt : prompts) {
+    CHECK(prompt.count == 6);  // at steps 0, 2, 4, 6, 8 and 9
+    CHECK((prompt.kept.front().step == 0 && prompt.last.step == 9));
+  }
+  CHECK(prompts[0].prompt == "5 6 7 ");  // no tokenizer: ids, up to the first label
+  CHECK_FALSE(prompts[0].last.text.empty());
 }
 
 TEST_CASE("an evaluation flag without the data that it needs is refused by name", "[train]") {

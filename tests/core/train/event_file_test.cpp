@@ -1,7 +1,6 @@
 // tests/interop/tensorboard_events.py reads event files with TensorBoard.
 
-#include "core/train/observe/event_file.h"
-
+#include "core/train/observe/metrics.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"

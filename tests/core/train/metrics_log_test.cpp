@@ -1,6 +1,7 @@
 // The metrics log of a resumed run: no line is lost, later steps are removed, and the cost does not
 // depend on the number of steps. A million steps:
 //   build/cpu/core_train_test "[slow]"
+#include <fmt/format.h>
 #include <malloc.h>
 
 #include <chrono>

@@ -64,7 +64,7 @@ TEST_CASE("AdamW equals a reference in double over twenty steps", "[train]") {
     const double decay = parameter.name == "norm" ? 0.0 : settings.weight_decay;
     plain.push_back({gather_values(parameter.tensor), zeros, zeros, decay, 0});
   }
-  AdamW optimizer(whole_slices(parameters), settings);
+  AdamW optimizer(held_slices(parameters), settings);
   for (int step = 0; step < 20; ++step) {
     const double lr = 1e-2 / (1 + step);
     for (size_t i = 0; i < parameters.size(); ++i) {
@@ -100,7 +100,7 @@ TEST_CASE("matrices decay, norms and biases do not, embedding and head by decay_
       AdamWSettings settings;
       settings.weight_decay = decay;
       settings.decay_embeddings = decay_embeddings;
-      AdamW optimizer(whole_slices({{name, weight}}), settings);
+      AdamW optimizer(held_slices({{name, weight}}), settings);
       // w -= lr * decay * w, then the first step of a constant gradient: lr * g / (|g| + eps).
       weight.mutable_grad() = at::full(shape, 0.25);
       optimizer.step(lr);
@@ -112,7 +112,7 @@ TEST_CASE("matrices decay, norms and biases do not, embedding and head by decay_
 
 TEST_CASE("a parameter without gradient keeps its value, moments and count", "[train]") {
   const auto parameters = some_parameters();
-  AdamW optimizer(whole_slices(parameters), {0.1, 0.9, 0.999, 1e-8});
+  AdamW optimizer(held_slices(parameters), {0.1, 0.9, 0.999, 1e-8});
   const Tensor before = parameters[0].tensor.detach().clone();
   parameters[1].tensor.mutable_grad() = at::ones({3, 4, 2});
   optimizer.step(1e-2);
@@ -127,15 +127,16 @@ TEST_CASE("a parameter without gradient keeps its value, moments and count", "[t
 
 TEST_CASE("the gradient norm is that of all gradients, also of several pieces", "[train]") {
   std::vector<model::NamedParameter> parameters = some_parameters();
-  CHECK(gradient_norm(parameters) == 0.0);
+  CHECK(gradient_norm(held_slices(parameters)) == 0.0);
   parameters[0].tensor.mutable_grad() = at::full({7, 5}, 2.0);
   parameters[2].tensor.mutable_grad() = at::full({11}, -1.0);
-  CHECK(gradient_norm(parameters) == Approx(std::sqrt(35 * 4 + 11)));
+  CHECK(gradient_norm(held_slices(parameters)) == Approx(std::sqrt(35 * 4 + 11)));
   const int64_t many = (int64_t{1} << 20) * 2 + 17;
   const std::vector<model::NamedParameter> large{{"large", at::zeros({many}).requires_grad_(true)}};
   large[0].tensor.mutable_grad() = at::full({many}, 0.1);
   // 1024 squares in at least 8 lanes: 128 roundings of 6e-8 in the sum of a lane, half in its root.
-  CHECK(gradient_norm(large) == Approx(0.1 * std::sqrt(static_cast<double>(many))).epsilon(4e-6));
+  CHECK(gradient_norm(held_slices(large)) ==
+        Approx(0.1 * std::sqrt(static_cast<double>(many))).epsilon(4e-6));
 }
 
 TEST_CASE("the gradient norm has equal bits with any number of threads", "[train]") {
@@ -144,7 +145,8 @@ TEST_CASE("the gradient norm has equal bits with any number of threads", "[train
   weight.mutable_grad() = at::sin(at::arange(40 << 20, at::kFloat));
   const std::vector<model::NamedParameter> parameters = {{"large", weight}};
   test::by_any_threads([&] {
-    return std::vector<Tensor>{at::scalar_tensor(gradient_norm(parameters), at::kDouble)};
+    return std::vector<Tensor>{
+        at::scalar_tensor(gradient_norm(held_slices(parameters)), at::kDouble)};
   });
 }
 
@@ -152,7 +154,8 @@ TEST_CASE("clipping scales as clip_grad_norm_ and never up", "[train]") {
   const auto parameters = some_parameters();
   const auto clipped = [&](double max_norm) {
     parameters[0].tensor.mutable_grad() = at::full({7, 5}, 2.0);
-    clip_gradients(parameters, gradient_norm(parameters), max_norm);
+    const auto slices = held_slices(parameters);
+    clip_gradients(slices, gradient_norm(slices), max_norm);
     return parameters[0].tensor.grad()[0][0].item<double>();
   };
   const double norm = std::sqrt(35 * 4.0);
@@ -189,7 +192,7 @@ struct OneParameter {
 
   OneParameter(int64_t count, const AdamWSettings& settings, uint64_t seed = 0)
       : parameters{{"w", at::ones({count, 1}).requires_grad_(true)}},
-        optimizer(whole_slices(parameters), settings, seed) {}
+        optimizer(held_slices(parameters), settings, seed) {}
   void step(const Tensor& gradient) {
     parameters[0].tensor.mutable_grad() = gradient;
     optimizer.step(1e-3);

@@ -1,5 +1,7 @@
 #include "core/train/observe/report.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 
 #include "tests/support/catch.h"

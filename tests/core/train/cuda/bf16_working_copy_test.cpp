@@ -72,7 +72,7 @@ TEST_CASE("AdamW updates the copy of a weight unless its moments are bf16", "[tr
   settings.moments = GENERATE(io::DType::kF32, io::DType::kBF16);
   const bool is_updated = settings.moments == io::DType::kF32;  // bf16 moments: updates in pieces
   const Tensor weight = trained({33, 16});
-  AdamW optimizer(whole_slices({{"weight", weight}}), settings);
+  AdamW optimizer(held_slices({{"weight", weight}}), settings);
   for (int64_t t = 0; t < 3; ++t) {
     const Tensor before = weight.detach().cpu().clone();
     step(optimizer, weight);
@@ -94,15 +94,15 @@ TEST_CASE("AdamW with a clip scale equals AdamW after clip_gradients()", "[train
       at::manual_seed(5);
       const std::vector<model::NamedParameter> parameters = {{"matrix", trained({33, 16})},
                                                              {"norm", trained({7})}};
-      AdamW optimizer(whole_slices(parameters), settings);
+      AdamW optimizer(held_slices(parameters), settings);
       for (int64_t t = 0; t < 3; ++t) {
         for (const auto& parameter : parameters) {
           parameter.tensor.mutable_grad() = at::randn(parameter.tensor.sizes()).to(kGpu);
         }
-        const double norm = gradient_norm(parameters);
+        const double norm = gradient_norm(held_slices(parameters));
         const Tensor gradient = parameters[0].tensor.grad().cpu().clone();
         if (before) {
-          clip_gradients(parameters, norm, 1.0);
+          clip_gradients(held_slices(parameters), norm, 1.0);
           optimizer.step(0.1);
         } else {
           optimizer.step(0.1, clip_scale(norm, 1.0));
