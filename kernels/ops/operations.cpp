@@ -79,11 +79,11 @@ TORCH_LIBRARY(moe, library) {
       "plan_counts(Tensor logits, Tensor scores, Tensor[] plan, int ranks, int k, "
       "bool rectifies, bool is_dropless) -> (Tensor, Tensor)");
   library.def(
-      "plan_weights(Tensor logits, Tensor count, Tensor by_logit, Tensor[] plan, int ranks, "
+      "plan_gate_weights(Tensor logits, Tensor count, Tensor by_logit, Tensor[] plan, int ranks, "
       "int k, bool normalise, bool straight_through, int lb_choices, int ranks_in_use) -> "
       "Tensor[]");
   library.def(
-      "plan_weights_backward(Tensor? grad_weights, Tensor? grad_combine, "
+      "plan_gate_weights_backward(Tensor? grad_weights, Tensor? grad_combine, "
       "Tensor? grad_load_balance, Tensor? grad_z, Tensor logits, Tensor count, Tensor combine, "
       "Tensor chosen, Tensor[] plan, int ranks, int k, bool normalise, bool straight_through, "
       "int lb_choices, int ranks_in_use) -> Tensor");
@@ -105,8 +105,9 @@ TORCH_LIBRARY_IMPL(moe, CPU, library) {
   library.impl("router_choices", &router_choices_on<router_choices_cpu>);
   library.impl("top_k_plan", &top_k_plan_on<top_k_plan_cpu>);
   library.impl("plan_counts", &plan_counts_on<plan_counts_cpu>);
-  library.impl("plan_weights", &plan_weights_on<plan_weights_cpu>);
-  library.impl("plan_weights_backward", &plan_weights_backward_on<plan_weights_backward_cpu>);
+  library.impl("plan_gate_weights", &plan_gate_weights_on<plan_gate_weights_cpu>);
+  library.impl("plan_gate_weights_backward",
+               &plan_gate_weights_backward_on<plan_gate_weights_backward_cpu>);
 }
 
 TORCH_LIBRARY_IMPL(moe, Autograd, library) {

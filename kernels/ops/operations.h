@@ -19,7 +19,7 @@
 #include "kernels/ops/cross_entropy.h"
 #include "kernels/ops/cuda_functions.h"
 #include "kernels/ops/permute.h"
-#include "kernels/ops/plan_weights.h"
+#include "kernels/ops/plan_gate_weights.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/rope.h"
 #include "kernels/ops/router.h"
@@ -514,7 +514,7 @@ std::vector<Tensor> top_k_plan_on(const Tensor& scores, const Tensor& choice,
   return lists;
 }
 
-// ---------------------------------------------------------------- plan_weights.h
+// ---------------------------------------------------------------- plan_gate_weights.h
 
 // plan: token, expert, choice, count [R] i64 and source_rank [T] i64, contiguous.
 inline PlanRows plan_rows(at::TensorList plan, int64_t experts, int64_t ranks, int64_t k) {
@@ -531,7 +531,8 @@ std::tuple<Tensor, Tensor> plan_counts_on(const Tensor& logits, const Tensor& sc
   const auto options = logits.options();
   const Tensor count = at::empty(logits.sizes(), options);
   const Tensor counted = at::empty({(ranks + 1) * kRowKinds + 2}, options.dtype(at::kLong));
-  const Tensor sums = at::empty({plan_weights_sums(logits.size(0))}, options.dtype(at::kDouble));
+  const Tensor sums =
+      at::empty({plan_gate_weights_sums(logits.size(0))}, options.dtype(at::kDouble));
   run<kKernel>(logits,
                PlanCountsArgs{plan_rows(plan, logits.size(1), ranks, k),
                               logits.const_data_ptr<float>(), scores.const_data_ptr<float>(),
@@ -540,23 +541,23 @@ std::tuple<Tensor, Tensor> plan_counts_on(const Tensor& logits, const Tensor& sc
   return {count, counted};
 }
 
-// Returns combine, weights, load_balance, z and chosen (PlanWeightsArgs).
+// Returns combine, weights, load_balance, z and chosen (PlanGateWeightsArgs).
 template <auto kKernel>
-std::vector<Tensor> plan_weights_on(const Tensor& logits, const Tensor& count,
-                                    const Tensor& by_logit, at::TensorList plan, int64_t ranks,
-                                    int64_t k, bool normalise, bool straight_through,
-                                    int64_t lb_choices, int64_t ranks_in_use) {
+std::vector<Tensor> plan_gate_weights_on(const Tensor& logits, const Tensor& count,
+                                         const Tensor& by_logit, at::TensorList plan, int64_t ranks,
+                                         int64_t k, bool normalise, bool straight_through,
+                                         int64_t lb_choices, int64_t ranks_in_use) {
   const auto options = logits.options();
   const Tensor combine = at::empty_like(logits);
   const Tensor weights = at::empty({plan[0].size(0)}, options);
   const Tensor load_balance = at::empty({}, options), z = at::empty({}, options);
   const Tensor chosen = at::empty({ranks * (logits.size(1) + 1)}, options.dtype(at::kInt));
   const Tensor sums =
-      at::empty({2 * plan_weights_sums(logits.size(0))}, options.dtype(at::kDouble));
-  const PlanWeightsKind kind{normalise, straight_through, lb_choices, ranks_in_use};
+      at::empty({2 * plan_gate_weights_sums(logits.size(0))}, options.dtype(at::kDouble));
+  const GateOptions gates{normalise, straight_through, lb_choices, ranks_in_use};
   run<kKernel>(logits,
-               PlanWeightsArgs{
-                   plan_rows(plan, logits.size(1), ranks, k), kind, logits.const_data_ptr<float>(),
+               PlanGateWeightsArgs{
+                   plan_rows(plan, logits.size(1), ranks, k), gates, logits.const_data_ptr<float>(),
                    count.const_data_ptr<float>(), by_logit.const_data_ptr<int64_t>(),
                    combine.data_ptr<float>(), weights.data_ptr<float>(), chosen.data_ptr<int32_t>(),
                    sums.data_ptr<double>(), load_balance.data_ptr<float>(), z.data_ptr<float>()});
@@ -565,22 +566,23 @@ std::vector<Tensor> plan_weights_on(const Tensor& logits, const Tensor& count,
 
 // Returns the gradient of the logits from those of weights, combine, load_balance and z.
 template <auto kKernel>
-Tensor plan_weights_backward_on(const OptionalTensor& grad_weights,
-                                const OptionalTensor& grad_combine,
-                                const OptionalTensor& grad_load_balance,
-                                const OptionalTensor& grad_z, const Tensor& logits,
-                                const Tensor& count, const Tensor& combine, const Tensor& chosen,
-                                at::TensorList plan, int64_t ranks, int64_t k, bool normalise,
-                                bool straight_through, int64_t lb_choices, int64_t ranks_in_use) {
-  const Tensor pulled = at::empty_like(logits), grad = at::empty_like(logits);
-  const PlanWeightsKind kind{normalise, straight_through, lb_choices, ranks_in_use};
+Tensor plan_gate_weights_backward_on(const OptionalTensor& grad_weights,
+                                     const OptionalTensor& grad_combine,
+                                     const OptionalTensor& grad_load_balance,
+                                     const OptionalTensor& grad_z, const Tensor& logits,
+                                     const Tensor& count, const Tensor& combine,
+                                     const Tensor& chosen, at::TensorList plan, int64_t ranks,
+                                     int64_t k, bool normalise, bool straight_through,
+                                     int64_t lb_choices, int64_t ranks_in_use) {
+  const Tensor scratch = at::empty_like(logits), grad = at::empty_like(logits);
+  const GateOptions gates{normalise, straight_through, lb_choices, ranks_in_use};
   run<kKernel>(logits,
-               PlanWeightsBackwardArgs{
-                   plan_rows(plan, logits.size(1), ranks, k), kind, logits.const_data_ptr<float>(),
+               PlanGateWeightsBackwardArgs{
+                   plan_rows(plan, logits.size(1), ranks, k), gates, logits.const_data_ptr<float>(),
                    count.const_data_ptr<float>(), combine.const_data_ptr<float>(),
                    chosen.const_data_ptr<int32_t>(), data_or_null<float>(grad_weights),
                    data_or_null<float>(grad_combine), data_or_null<float>(grad_load_balance),
-                   data_or_null<float>(grad_z), pulled.data_ptr<float>(), grad.data_ptr<float>()});
+                   data_or_null<float>(grad_z), scratch.data_ptr<float>(), grad.data_ptr<float>()});
   return grad;
 }
 

@@ -6,7 +6,7 @@
 #include "core/route/plan.h"
 #include "core/route/route.h"
 #include "kernels/ops/operations.h"
-#include "kernels/ops/plan_gate_weights.h"
+#include "kernels/ops/plan_tensors.h"
 
 namespace moe::route {
 namespace {
@@ -136,7 +136,7 @@ void fused_gate_weights(const at::Tensor& logits, const RouterSettings& settings
   const RouteInput& input = routing.input;
   const auto ranks_with_tokens = std::count_if(input.rank_tokens.begin(), input.rank_tokens.end(),
                                                [](int64_t tokens) { return tokens > 0; });
-  const kernels::PlanWeights found = kernels::plan_gate_weights(
+  const kernels::GateWeights found = kernels::plan_gate_weights(
       logits, routing.count, input.experts_by_logit, plan_tensors(input, routing.plan),
       {settings.gate_norm == GateNorm::kSelected, settings.straight_through,
        counted_choices(input, settings), std::max<int64_t>(ranks_with_tokens, 1)});
