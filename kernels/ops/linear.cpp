@@ -214,9 +214,7 @@ struct Linear : torch::autograd::Function<Linear> {
     context->saved_data["has_bias"] = bias.has_value();
     if (!bias && use_router_kernel(x, weight, operands)) {
       context->save_for_backward({x, weight, weight});
-      static const Operation<decltype(router_logits_on<router_logits_cuda>)> operation(
-          "moe::router_logits");
-      return operation(x, weight);
+      return call<"moe::router_logits", decltype(router_logits_on<router_logits_cuda>)>(x, weight);
     }
     const Tensor by = weight_operand(weight, operands);
     context->save_for_backward({x, weight, by});
@@ -239,10 +237,10 @@ struct Linear : torch::autograd::Function<Linear> {
     const bool has_bias = context->saved_data["has_bias"].toBool();
     variable_list result(4);
     if (!has_bias && use_router_kernel(x, weight, type)) {
-      static const Operation<decltype(router_logits_backward_on<router_logits_backward_cuda>)>
-          operation("moe::router_logits_backward");
       const auto [grad_x, grad_weight] =
-          operation(grad, x, weight, context->needs_input_grad(0), context->needs_input_grad(1));
+          call<"moe::router_logits_backward",
+               decltype(router_logits_backward_on<router_logits_backward_cuda>)>(
+              grad, x, weight, context->needs_input_grad(0), context->needs_input_grad(1));
       return {grad_x, grad_weight, Tensor(), Tensor()};
     }
     if (context->needs_input_grad(0)) {

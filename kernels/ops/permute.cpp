@@ -16,17 +16,16 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 Tensor gather(const Tensor& x, const Permutation& permutation) {
-  static const Operation<decltype(permute_on<permute_cpu>)> operation("moe::permute");
-  return operation(x, permutation.token, permutation.columns, permutation.row_of_token,
-                   permutation.used);
+  return call<"moe::permute", decltype(permute_on<permute_cpu>)>(
+      x, permutation.token, permutation.columns, permutation.row_of_token, permutation.used);
 }
 
 // `weight` [R] and `residual` [T, D] may be undefined.
 Tensor scatter(const Tensor& rows, const Permutation& permutation, const Tensor& weight = {},
                const OptionalTensor& residual = {}) {
-  static const Operation<decltype(unpermute_on<unpermute_cpu>)> operation("moe::unpermute");
-  return operation(rows, permutation.token, permutation.tokens, permutation.columns, weight,
-                   residual, permutation.row_of_token, permutation.used);
+  return call<"moe::unpermute", decltype(unpermute_on<unpermute_cpu>)>(
+      rows, permutation.token, permutation.tokens, permutation.columns, weight, residual,
+      permutation.row_of_token, permutation.used);
 }
 
 // Autograd saves a permutation as its tensors and two integers.
@@ -86,10 +85,9 @@ struct WeightedUnpermute : torch::autograd::Function<WeightedUnpermute> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const Permutation permutation = saved_permutation(context, saved);
-    static const Operation<decltype(unpermute_backward_on<unpermute_backward_cpu>)> operation(
-        "moe::unpermute_backward");
     const auto [grad_rows, grad_weight] =
-        operation(gradients[0], saved[3], saved[4], permutation.token, permutation.used);
+        call<"moe::unpermute_backward", decltype(unpermute_backward_on<unpermute_backward_cpu>)>(
+            gradients[0], saved[3], saved[4], permutation.token, permutation.used);
     const bool has_residual = context->saved_data["has_residual"].toBool();
     return {grad_rows, grad_weight, has_residual ? gradients[0] : Tensor(), Tensor()};
   }
@@ -141,10 +139,9 @@ Permutation make_permutation(const Tensor& index, int64_t tokens) {
 
 SegmentedRows segment_rows(const Tensor& token, const Tensor& expert, const Tensor& choice,
                            const Tensor& tokens_per_expert, int64_t tokens, int64_t choices) {
-  static const Operation<decltype(segment_rows_on<segment_rows_cuda>)> operation(
-      "moe::segment_rows");
   const auto [row_token, row_of_token, row_of_plan, ends] =
-      operation(token, expert, choice, tokens_per_expert, tokens, choices);
+      call<"moe::segment_rows", decltype(segment_rows_on<segment_rows_cuda>)>(
+          token, expert, choice, tokens_per_expert, tokens, choices);
   return {{row_token, row_of_token, ends.narrow(0, ends.size(0) - 1, 1), tokens, choices},
           row_of_plan,
           ends};

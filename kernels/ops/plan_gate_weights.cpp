@@ -27,12 +27,11 @@ struct PlanGateWeights : torch::autograd::Function<PlanGateWeights> {
   static variable_list forward(AutogradContext* context, const Tensor& given, const Tensor& count,
                                const Tensor& by_logit, const PlanTensors& plan,
                                const GateOptions& options) {
-    static const Operation<decltype(plan_gate_weights_on<plan_gate_weights_cpu>)> operation(
-        "moe::plan_gate_weights");
     const Tensor logits = given.contiguous();
-    std::vector<Tensor> results = operation(
-        logits, count, by_logit.contiguous(), plan_lists(plan), plan.ranks, plan.k,
-        options.normalise, options.straight_through, options.lb_choices, options.ranks_in_use);
+    std::vector<Tensor> results =
+        call<"moe::plan_gate_weights", decltype(plan_gate_weights_on<plan_gate_weights_cpu>)>(
+            logits, count, by_logit.contiguous(), plan_lists(plan), plan.ranks, plan.k,
+            options.normalise, options.straight_through, options.lb_choices, options.ranks_in_use);
     context->set_materialize_grads(false);
     context->save_for_backward({logits, count, results[0], results[4]});
     context->saved_data["plan"] =
@@ -45,14 +44,14 @@ struct PlanGateWeights : torch::autograd::Function<PlanGateWeights> {
     const auto saved = context->get_saved_variables();
     const auto held = context->saved_data["plan"].toCapsule();
     const auto& [plan, options] = static_cast<const SavedPlan&>(*held).plan_and_options;
-    static const Operation<decltype(plan_gate_weights_backward_on<plan_gate_weights_backward_cpu>)>
-        operation("moe::plan_gate_weights_backward");
     for (Tensor& gradient : upstream) {
       gradient = gradient.defined() ? gradient.contiguous() : gradient;
     }
-    return {operation(upstream[1], upstream[0], upstream[2], upstream[3], saved[0], saved[1],
-                      saved[2], saved[3], plan_lists(plan), plan.ranks, plan.k, options.normalise,
-                      options.straight_through, options.lb_choices, options.ranks_in_use),
+    return {call<"moe::plan_gate_weights_backward",
+                 decltype(plan_gate_weights_backward_on<plan_gate_weights_backward_cpu>)>(
+                upstream[1], upstream[0], upstream[2], upstream[3], saved[0], saved[1], saved[2],
+                saved[3], plan_lists(plan), plan.ranks, plan.k, options.normalise,
+                options.straight_through, options.lb_choices, options.ranks_in_use),
             {},
             {},
             {},
@@ -64,9 +63,8 @@ struct PlanGateWeights : torch::autograd::Function<PlanGateWeights> {
 
 PlanCounts count_plan(const Tensor& logits, const Tensor& scores, const PlanTensors& plan,
                       bool rectifies, bool is_dropless) {
-  static const Operation<decltype(plan_counts_on<plan_counts_cpu>)> operation("moe::plan_counts");
-  const auto [count, counted] =
-      operation(logits, scores, plan_lists(plan), plan.ranks, plan.k, rectifies, is_dropless);
+  const auto [count, counted] = call<"moe::plan_counts", decltype(plan_counts_on<plan_counts_cpu>)>(
+      logits, scores, plan_lists(plan), plan.ranks, plan.k, rectifies, is_dropless);
   return {count, counted};
 }
 
