@@ -63,6 +63,14 @@ TORCH_LIBRARY(moe, library) {
   library.def(
       "rope(Tensor[] parts, Tensor cosine, Tensor sine, Tensor position, int rotated, "
       "bool backwards, Tensor(a!)? out=None) -> Tensor");
+  library.def("operand(Tensor input, ScalarType type) -> Tensor");
+  library.def("weight_operand(Tensor weight, ScalarType type) -> Tensor");
+  library.def(
+      "matmul_out(Tensor(a!) out, Tensor left, Tensor[] right, ScalarType type, bool is_mapped, "
+      "bool accumulate) -> ()");
+  library.def(
+      "biased_linear(Tensor x, Tensor weight, Tensor bias, ScalarType type, ScalarType out) -> "
+      "Tensor");
   library.def("router_logits(Tensor x, Tensor weight) -> Tensor");
   library.def(
       "router_logits_backward(Tensor grad, Tensor x, Tensor weight, bool needs_x_grad, "

@@ -83,15 +83,15 @@ TEST_CASE("gemm of numbers in bf16 is gemm of what they say in f32, bit for bit"
       gemm_with(f32, {m, n, k}, left, right, expected.data(), n, false);
       left.data = a16.data();
       right.data = b.data();
-      left.dtype = Dtype::kBF16;
-      right.dtype = Dtype::kF32RoundedToBF16;
+      left.dtype = at::kBFloat16;
+      right.rounds_to_bf16 = true;
       gemm_with(f32, {m, n, k}, left, right, found.data(), n, false);
       CHECK((found == expected));
       found = product({m, n, k}, left, right);
       left.data = a.data();
       right.data = b16.data();
-      left.dtype = Dtype::kF32RoundedToBF16;
-      right.dtype = Dtype::kBF16;
+      std::swap(left.dtype, right.dtype);
+      std::swap(left.rounds_to_bf16, right.rounds_to_bf16);
       std::vector<uint16_t> rounded(expected.size());
       const ColumnBlock whole{right, n};
       gemm_to_bf16({m, n, k}, left, {&whole, 1}, rounded.data(), n);
@@ -120,8 +120,8 @@ TEST_CASE("a product of bf16 rounds its sums as f32 does and reads no further th
   for (int64_t j = 0; j < n; ++j) {
     b16[static_cast<size_t>(j * stride + k)] = 0x7F80;  // infinity
   }
-  const MatrixView left{a16.data(), stride, 1, Dtype::kBF16};
-  const MatrixView right{b16.data(), 1, stride, Dtype::kBF16};
+  const MatrixView left{a16.data(), stride, 1, at::kBFloat16};
+  const MatrixView right{b16.data(), 1, stride, at::kBFloat16};
   for (const TileKernel& kernel : bf16_tile_kernels()) {
     CAPTURE(kernel.width);
     std::vector<float> found(static_cast<size_t>(m * n)), slow = found;
@@ -146,7 +146,7 @@ TEST_CASE("gemm of numbers in f16 is gemm of what they say in f32, bit for bit",
       MatrixView right = view(wide, k, n, transposed);
       const auto expected = product({m, n, k}, left, right);
       right.data = b.data();
-      right.dtype = Dtype::kF16;
+      right.dtype = at::kHalf;
       CHECK((product({m, n, k}, left, right) == expected));
     }
   }
@@ -191,7 +191,7 @@ TEST_CASE("a product is the same bits for any number of threads", "[kernels]") {
     for (int form = 0; form < 8; ++form) {
       const MatrixView left = view(a, m, k, form & 1);
       MatrixView right = view(b, k, n, form & 2);
-      right.dtype = form & 4 ? Dtype::kF32RoundedToBF16 : Dtype::kF32;
+      right.rounds_to_bf16 = form & 4;
       std::vector<float> expected(m * n);
       gemm_one_thread({m, n, k}, left, right, expected.data(), n, false);
       const std::vector<uint16_t> rounded = in_bf16(expected);
