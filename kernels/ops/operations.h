@@ -120,6 +120,15 @@ inline Tensor gather_tokens(const Tensor& x, const Tensor& token) {
   return at::cat({x, zeros}).index_select(0, token_or_last(token, x.size(0)));
 }
 
+// Returns the rows of each token [T, C] i32, -1: none. For devices whose unpermute reads them.
+inline Tensor rows_of_tokens(const Tensor& token, const Tensor& choice, int64_t tokens,
+                             int64_t choices) {
+  const auto i32 = token.options().dtype(at::kInt);
+  return at::full({tokens * choices}, -1, i32)
+      .index_copy_(0, token * choices + choice, at::arange(token.size(0), i32))
+      .view({tokens, choices});
+}
+
 template <auto kKernel>
 Tensor permute_on(const Tensor& x, const Tensor& token, int64_t columns,
                   const OptionalTensor& /*row_of_token*/, const OptionalTensor& used) {
@@ -323,6 +332,18 @@ void adamw_on(const Tensor& gradient, const Tensor& master, const Tensor& mean,
           current_stream_cuda(gradient.device()));
 }
 
+// AdamW by LibTorch, for f32 weights without a gradient scale.
+inline void adamw_by_operations(const Tensor& gradient, const Tensor& master, const Tensor& mean,
+                                const Tensor& square, const OptionalTensor& weight,
+                                const OptionalTensor& gradient_scale, double lr, double beta1,
+                                double beta2, double eps, double weight_decay, int64_t t) {
+  TORCH_CHECK(!has_tensor(weight) && !has_tensor(gradient_scale),
+              "AdamW on a CPU takes no bf16 weight and no gradient scale");
+  at::_fused_adamw_({master}, {gradient}, {mean}, {square}, /*max_exp_avg_sqs=*/{},
+                    {at::scalar_tensor(t, at::kFloat)}, lr, beta1, beta2, weight_decay, eps,
+                    /*amsgrad=*/false, /*maximize=*/false);
+}
+
 // -------------------------------------------------------------------- rms_norm.h
 
 // Returns true if a kernel supports x; other dtypes are computed by LibTorch's operations.
@@ -487,6 +508,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> router_choices_on(const Tensor& logit
   run<kKernel>(logits, RouterChoicesArgs{input(logits), input(source_rank), shape, output(scores),
                                          output(choice), output(local_choice), output(requested)});
   return {scores, choice, local_choice, requested};
+}
+
+// Returns the experts of each token by descending logit, [T, E] i64; equal logits by index.
+inline Tensor expert_order_by_operations(const Tensor& logits) {
+  return std::get<1>(at::sort(logits, /*stable=*/true, /*dim=*/1, /*descending=*/true));
+}
+
+template <auto kKernel>
+Tensor expert_order_on(const Tensor& logits) {
+  if (logits.scalar_type() != at::kFloat) {
+    return expert_order_by_operations(logits);
+  }
+  const Tensor order = at::empty(logits.sizes(), logits.options().dtype(at::kLong));
+  run<kKernel>(logits,
+               ExpertOrderArgs{input(logits), output(order), logits.size(0), logits.size(1)});
+  return order;
 }
 
 // Returns the lists of TopKPlanRows: token, expert, choice, count [rows_max], rows [E], and

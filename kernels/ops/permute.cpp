@@ -43,29 +43,23 @@ Permutation saved_permutation(AutogradContext* context, const variable_list& sav
           context->saved_data["columns"].toInt()};
 }
 
-struct Permute : torch::autograd::Function<Permute> {
+// kGathers: permute(), else unpermute() without weights. Each is the gradient of the other.
+template <bool kGathers>
+struct PermuteNode : torch::autograd::Function<PermuteNode<kGathers>> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Permutation& permutation) {
-    RECORD_USER_SCOPE("permute");
     context->save_for_backward(permutation_tensors(permutation));
     save_sizes(context, permutation);
-    return gather(x, permutation);
+    if constexpr (kGathers) {
+      RECORD_USER_SCOPE("permute");
+      return gather(x, permutation);
+    } else {
+      return scatter(x, permutation);
+    }
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const Permutation permutation = saved_permutation(context, context->get_saved_variables());
-    return {scatter(gradients[0], permutation), Tensor()};
-  }
-};
-
-struct Unpermute : torch::autograd::Function<Unpermute> {
-  static Tensor forward(AutogradContext* context, const Tensor& rows,
-                        const Permutation& permutation) {
-    context->save_for_backward(permutation_tensors(permutation));
-    save_sizes(context, permutation);
-    return scatter(rows, permutation);
-  }
-  static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const Permutation permutation = saved_permutation(context, context->get_saved_variables());
-    return {gather(gradients[0], permutation), Tensor()};
+    return {kGathers ? scatter(gradients[0], permutation) : gather(gradients[0], permutation),
+            Tensor()};
   }
 };
 
@@ -99,11 +93,11 @@ Tensor permute(const Tensor& x, const Permutation& permutation) {
   TORCH_CHECK(
       x.dim() == 2 && x.size(0) == permutation.tokens && x.device() == permutation.token.device(),
       "x ", x.sizes(), " by a permutation of ", permutation.tokens, " tokens");
-  return Permute::apply(x, permutation);
+  return PermuteNode<true>::apply(x, permutation);
 }
 
 Tensor unpermute(const Tensor& rows, const Permutation& permutation) {
-  return Unpermute::apply(rows, permutation);
+  return PermuteNode<false>::apply(rows, permutation);
 }
 
 Tensor unpermute(const Tensor& rows, const Permutation& permutation, const Tensor& weight,
@@ -122,15 +116,11 @@ Permutation make_permutation(const Tensor& token, const Tensor& choice, int64_t 
                   choice.sizes() == token.sizes() && tokens * choices <= INT32_MAX,
               "token ", token.toString(), token.sizes(), ", choice ", choice.sizes(), ", ", tokens,
               " tokens of ", choices, " choices");
-  Permutation permutation{token.contiguous(), {}, {}, tokens, choices};
-  if (token.is_cuda()) {
-    const auto i32 = token.options().dtype(at::kInt);
-    permutation.row_of_token =
-        at::full({tokens * choices}, -1, i32)
-            .index_copy_(0, token * choices + choice, at::arange(token.size(0), i32))
-            .view({tokens, choices});
-  }
-  return permutation;
+  return {token.contiguous(),
+          call<"moe::rows_of_tokens", decltype(rows_of_tokens)>(token, choice, tokens, choices),
+          {},
+          tokens,
+          choices};
 }
 
 Permutation make_permutation(const Tensor& index, int64_t tokens) {

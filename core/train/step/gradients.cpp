@@ -106,7 +106,7 @@ MicroBatchResult add_micro_batch(const model::Llama& model, const data::Batch& b
 
 // Copies f64 scalars to the host in one transfer.
 void bring_to_host(const std::vector<Tensor*>& scalars) {
-  if (scalars.empty() || scalars.front()->is_cpu()) {
+  if (scalars.empty()) {
     return;
   }
   std::vector<Tensor> all;
