@@ -188,10 +188,6 @@ void parallel_over_shares(const GemmShape& shape, const MatrixView& a, ColumnBlo
   }
 }
 
-bool is_f32_or_bf16(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16;
-}
-
 // Arguments of matmul_out_cpu().
 struct Product {
   const at::Tensor& left;
@@ -366,6 +362,10 @@ MatrixView matrix_view(const at::Tensor& matrix, at::ScalarType type) {
   TORCH_CHECK(matrix.is_cpu() && (is_f16 || stored == at::kBFloat16 || stored == at::kFloat));
   return {matrix.const_data_ptr(), matrix.stride(0), matrix.stride(1), stored,
           /*rounds_to_bf16=*/stored == at::kFloat && type == at::kBFloat16};
+}
+
+bool is_f32_or_bf16(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16;
 }
 
 bool use_own_gemm(const GemmShape& shape) {

@@ -78,6 +78,7 @@ void gemm_row_blocks(const GemmShape& shape, const MatrixView& a, ColumnBlocks b
 // Returns a view of an f32, bf16 or f16 CPU tensor as an operand in `type` (f32 or bf16). bf16
 // tensors are read unchanged for both types, f16 tensors for f32 only.
 MatrixView matrix_view(const at::Tensor& matrix, at::ScalarType type);
+bool is_f32_or_bf16(const at::Tensor& tensor);
 // Returns true if gemm() is faster than LibTorch for this shape, false for small products.
 bool use_own_gemm(const GemmShape& shape);
 

@@ -112,8 +112,7 @@ bool fits_cache(int64_t inner) { return inner > 0 && inner <= 2 * kGemmDepth; }
 bool can_fuse_swiglu(const Tensor& rows, int64_t count, const RowBlocks& gate_up) {
   const auto dtype = gate_up.front().scalar_type();
   return count > kMaxSkinnyRows && fits_cache(rows.size(1)) && rows.stride(1) == 1 &&
-         (rows.scalar_type() == at::kFloat || rows.scalar_type() == at::kBFloat16) &&
-         !(rows.scalar_type() == at::kBFloat16 && dtype == at::kHalf) &&
+         is_f32_or_bf16(rows) && !(rows.scalar_type() == at::kBFloat16 && dtype == at::kHalf) &&
          std::all_of(gate_up.begin(), gate_up.end(), [&](const Tensor& block) {
            return block.scalar_type() == dtype && block.stride(1) == 1;
          });

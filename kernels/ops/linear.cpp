@@ -29,10 +29,6 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-bool is_f32_or_bf16(const Tensor& tensor) {
-  return tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16;
-}
-
 // Returns true if moe::router_logits computes the product: f32 operands, few columns. Its CUDA
 // kernel reads bf16 x directly; other products would first write x in f32.
 bool use_router_logits(const Tensor& x, const Tensor& weight, at::ScalarType operands) {
