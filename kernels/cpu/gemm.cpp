@@ -310,12 +310,6 @@ void gemm_row_blocks(const GemmShape& shape, const MatrixView& a, ColumnBlocks b
                    [&](int64_t first, int64_t rows) { consume(first, rows, row_at(first)); });
 }
 
-void gemm(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c, int64_t c_row,
-          bool accumulate) {
-  const ColumnBlock whole{b, shape.n};
-  gemm(shape, a, ColumnBlocks(&whole, 1), c, c_row, accumulate);
-}
-
 void gemm(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, float* c, int64_t c_row,
           bool accumulate) {
   parallel_over_shares(shape, a, b, [&](const Share& share) {

@@ -54,10 +54,7 @@ struct ColumnBlock {
 using ColumnBlocks = std::span<const ColumnBlock>;
 
 // Computes c [m, n] = a [m, k] b [k, n], or adds the product to c if `accumulate`, on the threads
-// of LibTorch's pool. c has a row stride of c_row.
-void gemm(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c, int64_t c_row,
-          bool accumulate);
-// Overload for a B in blocks. The result has the same bits as for one matrix.
+// of LibTorch's pool. c has a row stride of c_row. The bits do not depend on the blocks of b.
 void gemm(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, float* c, int64_t c_row,
           bool accumulate);
 void gemm_one_thread(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c,

@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/record_function.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -86,27 +87,18 @@ at::ScalarType accumulate_dtype(const Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// Disables TF32 in its scope. LibTorch's flag is global to the process, so that concurrent products
-// of other threads may be computed without TF32 too.
-class DisableTf32 {
- public:
-  explicit DisableTf32(bool disable)
-      : was_allowed_(disable && at::globalContext().allowTF32CuBLAS()) {
-    if (was_allowed_) {
-      at::globalContext().setAllowTF32CuBLAS(false);
+// Disables TF32 until the result is destroyed. LibTorch's flag is global to the process, so that
+// concurrent products of other threads may be computed without TF32 too.
+[[nodiscard]] auto disable_tf32(bool disable) {
+  const bool was_allowed = disable && at::globalContext().allowTF32CuBLAS();
+  const auto allow = [was_allowed](bool allowed) {
+    if (was_allowed) {
+      at::globalContext().setAllowTF32CuBLAS(allowed);
     }
-  }
-  ~DisableTf32() {
-    if (was_allowed_) {
-      at::globalContext().setAllowTF32CuBLAS(true);
-    }
-  }
-  DisableTf32(const DisableTf32&) = delete;
-  DisableTf32& operator=(const DisableTf32&) = delete;
-
- private:
-  bool was_allowed_;
-};
+  };
+  allow(false);
+  return c10::make_scope_exit([allow] { allow(true); });
+}
 
 struct LinearTypes {
   at::ScalarType operands, out;
@@ -124,9 +116,6 @@ Tensor biased_linear_default(const Tensor& x, const Tensor& weight, const Tensor
   return at::addmm(bias.to(type), x.to(type), weight.to(type).t()).to(out);
 }
 
-using RouterLogits = decltype(router_logits_on<router_logits_cuda>);
-using RouterLogitsBackward = decltype(router_logits_backward_on<router_logits_backward_cuda>);
-
 Tensor router_logits(const Tensor& x, const Tensor& weight) {
   return matmul(x, weight.t(), at::kFloat, at::kFloat);
 }
@@ -141,13 +130,13 @@ std::tuple<Tensor, Tensor> router_logits_backward(const Tensor& grad, const Tens
 // `by` is weight_operand(weight).
 Tensor linear_forward(const Tensor& x, const Tensor& weight, const Tensor& by,
                       const std::optional<Tensor>& bias, const LinearTypes& types) {
-  const DisableTf32 in_f32(!types.allow_tf32);
+  const auto in_f32 = disable_tf32(!types.allow_tf32);
   if (bias) {
     return call<"moe::biased_linear", decltype(biased_linear_cpu)>(x, by, *bias, types.operands,
                                                                    types.out);
   }
   if (use_router_logits(x, weight, types.operands)) {
-    return call<"moe::router_logits", RouterLogits>(x, weight);
+    return call<"moe::router_logits", decltype(router_logits)>(x, weight);
   }
   return matmul(x, by.t(), types.operands, types.out);
 }
@@ -168,13 +157,14 @@ struct Linear : torch::autograd::Function<Linear> {
     const auto saved = context->get_saved_variables();
     const Tensor &x = saved[0], &weight = saved[1];
     const auto type = static_cast<at::ScalarType>(context->saved_data["operands"].toInt());
-    const DisableTf32 in_f32(!context->saved_data["allow_tf32"].toBool());
+    const auto in_f32 = disable_tf32(!context->saved_data["allow_tf32"].toBool());
     const Tensor& grad = gradients[0];
     const bool has_bias = context->saved_data["has_bias"].toBool();
     variable_list result(4);
     if (!has_bias && use_router_logits(x, weight, type)) {
-      std::tie(result[0], result[1]) = call<"moe::router_logits_backward", RouterLogitsBackward>(
-          grad, x, weight, context->needs_input_grad(0), context->needs_input_grad(1));
+      std::tie(result[0], result[1]) =
+          call<"moe::router_logits_backward", decltype(router_logits_backward)>(
+              grad, x, weight, context->needs_input_grad(0), context->needs_input_grad(1));
       return result;
     }
     if (context->needs_input_grad(0)) {

@@ -21,9 +21,15 @@ MatrixView view(const std::vector<float>& values, int64_t rows, int64_t columns,
   return transposed ? MatrixView{values.data(), 1, rows} : MatrixView{values.data(), columns, 1};
 }
 
+void gemm_whole(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c,
+                int64_t c_row, bool accumulate) {
+  const ColumnBlock whole{b, shape.n};
+  gemm(shape, a, {&whole, 1}, c, c_row, accumulate);
+}
+
 std::vector<float> product(const GemmShape& shape, const MatrixView& a, const MatrixView& b) {
   std::vector<float> c(static_cast<size_t>(shape.m * shape.n));
-  gemm(shape, a, b, c.data(), shape.n, /*accumulate=*/false);
+  gemm_whole(shape, a, b, c.data(), shape.n, /*accumulate=*/false);
   return c;
 }
 
@@ -49,7 +55,7 @@ TEST_CASE("gemm equals plain loops in double, whichever way its matrices lie", "
       const int64_t c_row = n + 3;  // what lies between the rows stays
       auto fast = random_floats(m * c_row, 3), slow = fast;
       const auto before = fast;
-      gemm({m, n, k}, left, right, fast.data(), c_row, accumulate);
+      gemm_whole({m, n, k}, left, right, fast.data(), c_row, accumulate);
       gemm_reference({m, n, k}, left, right, slow.data(), c_row, accumulate);
       // k products of numbers below 1 and their sums, each rounded: k * k * 2^-24 at most, in
       // practice its root.
@@ -161,7 +167,7 @@ TEST_CASE("gemm of a B in blocks of columns is gemm of the whole, bit for bit", 
       const MatrixView left = view(a, m, k, false), right = view(b, k, n, form & 1);
       const auto before = random_floats(m * n, 3);
       auto expected = before;
-      gemm({m, n, k}, left, right, expected.data(), n, accumulate);
+      gemm_whole({m, n, k}, left, right, expected.data(), n, accumulate);
       for (const int64_t first : {int64_t{0}, n / 7, n / 2, n}) {
         CAPTURE(m, n, k, form, first);
         const std::vector<ColumnBlock> blocks = {
