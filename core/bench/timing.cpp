@@ -16,8 +16,8 @@
 #include "core/base/resources.h"
 #include "core/base/version.h"
 #include "core/model/llama/timeline.h"
-#include "kernels/cpu/gemm.h"
 #include "kernels/ops/device.h"
+#include "kernels/ops/linear.h"
 
 namespace moe::bench {
 
@@ -173,7 +173,7 @@ Timing time_product(const Product& product, ProductForm form, bool use_own_gemm,
   Tensor out = at::empty({left.size(0), right.size(1)}, options);
   const auto multiply = [&] {
     if (use_own_gemm) {
-      kernels::product_out(out, left, right);
+      kernels::matmul_out(out, left, right, out.scalar_type());
     } else {
       at::mm_out(out, left, right);
     }

@@ -1,4 +1,4 @@
-// Every row of a plan has one kind (kernels/ops/plan_weights.h). Most counters follow from a
+// Every row of a plan has one kind (kernels/ops/plan_gate_weights.h). Most counters follow from a
 // histogram of (source rank, kind). Dropped requests are computed as requests minus accepted rows.
 // Counted separately: rows and requests per expert, tokens with a row, and the entropy.
 
@@ -14,7 +14,7 @@
 #include "core/base/error.h"
 #include "core/route/plan.h"
 #include "core/route/router.h"
-#include "kernels/ops/plan_weights.h"
+#include "kernels/ops/plan_gate_weights.h"
 
 namespace moe::route {
 

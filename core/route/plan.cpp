@@ -7,7 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/route/router.h"
-#include "kernels/ops/router.h"
+#include "kernels/ops/operations.h"
 
 namespace moe::route {
 
@@ -112,14 +112,7 @@ at::Tensor sort_by_biased_score(const at::Tensor& logits, const at::Tensor& expe
 
 // Returns the experts of each token by descending logit, [T, E] i64; ties: lower index first.
 at::Tensor sort_by_logit(const at::Tensor& logits) {
-  if (!logits.is_cpu() || logits.scalar_type() != at::kFloat) {
-    return std::get<1>(at::sort(logits, /*stable=*/true, /*dim=*/1, /*descending=*/true));
-  }
-  const at::Tensor plain = logits.contiguous();
-  const at::Tensor order = at::empty(plain.sizes(), plain.options().dtype(at::kLong));
-  kernels::expert_order_cpu(
-      {plain.const_data_ptr<float>(), order.data_ptr<int64_t>(), plain.size(0), plain.size(1)});
-  return order;
+  return kernels::call<"moe::expert_order", decltype(kernels::expert_order_by_operations)>(logits);
 }
 
 }  // namespace

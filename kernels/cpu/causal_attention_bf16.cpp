@@ -164,8 +164,8 @@ void causal_attention_forward_bf16(const TileKernel& kernel, const AttentionInpu
   uint16_t* shares = space.take_bf16(kQueryRows * score_row);
   PackedMatrix keys(kernel, width, length), values(kernel, length, width);
   products.rotated(head_group.key_column(), 1.0F, wide, key);
-  keys.pack({key, 1, width, Dtype::kBF16});
-  values.pack({in.qkv + head_group.value_column(), in.heads.row(), 1, Dtype::kBF16});
+  keys.pack({key, 1, width, at::kBFloat16});
+  values.pack({in.qkv + head_group.value_column(), in.heads.row(), 1, at::kBFloat16});
   for (int64_t index = 0; index < head_group.shared(); ++index) {
     const int64_t head = head_group.head(index);
     products.rotated(head * width, head_group.scale(), wide, query);
@@ -209,17 +209,17 @@ void causal_attention_backward_bf16(const TileKernel& kernel, const AttentionInp
   PackedMatrix key_rows(kernel, length, width), query_rows(kernel, length, width);
   PackedMatrix grad_rows(kernel, length, width);
   products.rotated(head_group.key_column(), 1.0F, wide, key);
-  keys.pack({key, 1, width, Dtype::kBF16});
-  key_rows.pack({key, width, 1, Dtype::kBF16});
-  values.pack({in.qkv + head_group.value_column(), 1, row, Dtype::kBF16});
+  keys.pack({key, 1, width, at::kBFloat16});
+  key_rows.pack({key, width, 1, at::kBFloat16});
+  values.pack({in.qkv + head_group.value_column(), 1, row, at::kBFloat16});
   std::fill_n(grad_key, size, 0.0F);
   std::fill_n(grad_value, size, 0.0F);
   for (int64_t index = 0; index < head_group.shared(); ++index) {
     const int64_t head = head_group.head(index), stride = heads * width;
     const uint16_t *y = out + head * width, *dy = grad_out + head * width;
     products.rotated(head * width, head_group.scale(), wide, query);
-    query_rows.pack({query, width, 1, Dtype::kBF16});
-    grad_rows.pack({dy, stride, 1, Dtype::kBF16});
+    query_rows.pack({query, width, 1, at::kBFloat16});
+    grad_rows.pack({dy, stride, 1, at::kBFloat16});
     for_each_query_block(length, [&](const QueryBlock& block) {
       products.scores(block, query, width, keys, p);
       products.scores(block, dy, stride, values, dp);

@@ -17,6 +17,7 @@
 #include "kernels/cpu/bf16_words.h"
 #include "kernels/cpu/gemm_pack.h"
 #include "kernels/cpu/gemm_tile.h"
+#include "kernels/cpu/skinny_gemm.h"
 #include "kernels/cpu/vector_math.h"
 
 namespace moe::kernels {
@@ -179,12 +180,84 @@ template <typename Run>
 void parallel_over_shares(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, Run run) {
   // If B is transposed or rounded, splits by columns, so that each column is converted once.
   const MatrixView& first = b.front().b;
-  const bool is_copied = first.column != 1 || first.dtype == Dtype::kF32RoundedToBF16;
+  const bool is_copied = first.column != 1 || first.rounds_to_bf16;
   if (b.size() > 1 || is_copied || shape.m < shape.n / 4) {
     parallel_over_columns(shape, a, b, run);
   } else {
     parallel_over_rows(shape, a, first, run);
   }
+}
+
+// Arguments of matmul_out_cpu().
+struct Product {
+  const at::Tensor& left;
+  at::TensorList right;
+  at::ScalarType type;
+  bool is_mapped;
+
+  template <typename Is>
+  bool all(Is is) const {
+    return is_f32_or_bf16(left) && std::all_of(right.begin(), right.end(), is);
+  }
+  GemmShape shape(const at::Tensor& out) const { return {out.size(0), out.size(1), left.size(1)}; }
+  std::vector<ColumnBlock> blocks() const {
+    std::vector<ColumnBlock> views;
+    for (const at::Tensor& matrix : right) {
+      views.push_back({matrix_view(matrix, type), matrix.size(1)});
+    }
+    return views;
+  }
+};
+
+// Computes the product by gemm() and returns true, or returns false. The size of the whole product
+// decides, so that the sums do not depend on how the right operand is split.
+bool try_gemm(const at::Tensor& out, const Product& product, bool accumulate) {
+  const GemmShape shape = product.shape(out);
+  const bool to_bf16 = out.scalar_type() == at::kBFloat16;
+  const auto is_read = [&](const at::Tensor& matrix) {
+    return is_f32_or_bf16(matrix) ||
+           (matrix.scalar_type() == at::kHalf && product.type == at::kFloat);
+  };
+  if (!is_f32_or_bf16(out) || !product.all(is_read) || out.stride(1) != 1 ||
+      (accumulate && to_bf16) || !use_own_gemm(shape)) {
+    return false;
+  }
+  const MatrixView a = matrix_view(product.left, product.type);
+  if (to_bf16) {
+    gemm_to_bf16(shape, a, product.blocks(), static_cast<uint16_t*>(out.data_ptr()), out.stride(0));
+  } else {
+    gemm(shape, a, product.blocks(), out.data_ptr<float>(), out.stride(0), accumulate);
+  }
+  return true;
+}
+
+// Computes the product by skinny_gemm() and returns true. Returns false if the product has many
+// rows or the right operand is not supported. Operands in 16 bits and mapped f32 are supported;
+// other f32 operands, as in training, are not.
+bool try_skinny_gemm(const at::Tensor& out, const Product& product) {
+  const auto is_read = [&](const at::Tensor& matrix) {
+    const auto stored = matrix.scalar_type();
+    return stored == at::kBFloat16 ||
+           (product.type == at::kFloat &&
+            (stored == at::kHalf || (stored == at::kFloat && product.is_mapped)));
+  };
+  if (out.size(0) > kMaxSkinnyRows || !product.all(is_read)) {
+    return false;
+  }
+  const GemmShape shape = product.shape(out);
+  const std::vector<ColumnBlock> b = product.blocks();
+  if (!std::all_of(b.begin(), b.end(),
+                   [&](const ColumnBlock& block) { return can_use_skinny_gemm(shape, block.b); })) {
+    return false;
+  }
+  const at::Tensor a = operand_cpu(product.left, product.type).contiguous();
+  const bool is_in_place = out.scalar_type() == at::kFloat && out.stride(1) == 1;
+  const at::Tensor sums = is_in_place ? out : at::empty(out.sizes(), a.options());
+  skinny_gemm(shape, a.const_data_ptr<float>(), b, sums.data_ptr<float>(), sums.stride(0));
+  if (!is_in_place) {
+    out.copy_(sums);
+  }
+  return true;
 }
 
 }  // namespace
@@ -237,12 +310,6 @@ void gemm_row_blocks(const GemmShape& shape, const MatrixView& a, ColumnBlocks b
                    [&](int64_t first, int64_t rows) { consume(first, rows, row_at(first)); });
 }
 
-void gemm(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c, int64_t c_row,
-          bool accumulate) {
-  const ColumnBlock whole{b, shape.n};
-  gemm(shape, a, ColumnBlocks(&whole, 1), c, c_row, accumulate);
-}
-
 void gemm(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, float* c, int64_t c_row,
           bool accumulate) {
   parallel_over_shares(shape, a, b, [&](const Share& share) {
@@ -274,53 +341,61 @@ void gemm_to_bf16(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, u
 
 float MatrixView::at(int64_t i, int64_t j) const {
   const MatrixView element = from(i, j);
-  if (dtype == Dtype::kBF16) {
+  if (dtype == at::kBFloat16) {
     return widen(*static_cast<const uint16_t*>(element.data));
   }
-  if (dtype == Dtype::kF16) {
+  if (dtype == at::kHalf) {
     return widen_f16(*static_cast<const uint16_t*>(element.data));
   }
-  if (dtype == Dtype::kF32) {
-    return *element.floats();
-  }
-  return rounded_to_bf16(*element.floats());
+  return rounds_to_bf16 ? rounded_to_bf16(*element.floats()) : *element.floats();
 }
 
 MatrixView matrix_view(const at::Tensor& matrix, at::ScalarType type) {
   const auto stored = matrix.scalar_type();
   const bool is_f16 = stored == at::kHalf && type == at::kFloat;
   TORCH_CHECK(matrix.is_cpu() && (is_f16 || stored == at::kBFloat16 || stored == at::kFloat));
-  Dtype dtype = type == at::kBFloat16 ? Dtype::kF32RoundedToBF16 : Dtype::kF32;
-  if (stored != at::kFloat) {
-    dtype = is_f16 ? Dtype::kF16 : Dtype::kBF16;
-  }
-  return {matrix.const_data_ptr(), matrix.stride(0), matrix.stride(1), dtype};
+  return {matrix.const_data_ptr(), matrix.stride(0), matrix.stride(1), stored,
+          /*rounds_to_bf16=*/stored == at::kFloat && type == at::kBFloat16};
+}
+
+bool is_f32_or_bf16(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16;
 }
 
 bool use_own_gemm(const GemmShape& shape) {
   return shape.m >= kTileRows && shape.n >= 16 && shape.k >= 8;
 }
 
-at::Tensor product(const at::Tensor& left, const at::Tensor& right) {
-  at::Tensor out = at::empty({left.size(0), right.size(1)}, left.options());
-  product_out(out, left, right);
-  return out;
+at::Tensor operand_cpu(const at::Tensor& tensor, at::ScalarType type) {
+  const at::Tensor rounded = tensor.to(type);
+  return type == at::kBFloat16 ? rounded.to(at::kFloat) : rounded;
 }
 
-void product_out(at::Tensor& out, const at::Tensor& left, const at::Tensor& right,
-                 bool accumulate) {
-  TORCH_CHECK(
-      left.size(1) == right.size(0) && out.size(0) == left.size(0) && out.size(1) == right.size(1),
-      "left ", left.sizes(), ", right ", right.sizes(), ", out ", out.sizes());
-  const GemmShape shape{left.size(0), right.size(1), left.size(1)};
-  if (left.is_cpu() && out.scalar_type() == at::kFloat && left.scalar_type() == at::kFloat &&
-      right.scalar_type() == at::kFloat && out.stride(1) == 1 && use_own_gemm(shape)) {
-    gemm(shape, matrix_view(left, at::kFloat), matrix_view(right, at::kFloat),
-         out.data_ptr<float>(), out.stride(0), accumulate);
-  } else if (accumulate) {
-    out.addmm_(left, right);
-  } else {
-    at::mm_out(out, left, right);
+void matmul_out_cpu(const at::Tensor& out, const at::Tensor& left, at::TensorList right,
+                    at::ScalarType type, bool is_mapped, bool accumulate) {
+  const Product whole{left, right, type, is_mapped};
+  if ((!accumulate && try_skinny_gemm(out, whole)) || try_gemm(out, whole, accumulate)) {
+    return;
+  }
+  int64_t first = 0;
+  for (const at::Tensor& matrix : right) {
+    const at::Tensor columns = out.narrow(1, first, matrix.size(1));
+    first += matrix.size(1);
+    // A single block in 16 bits can use skinny_gemm() even if blocks in f32 cannot.
+    if (right.size() > 1 && !accumulate &&
+        try_skinny_gemm(columns, {left, matrix, type, is_mapped})) {
+      continue;
+    }
+    const at::Tensor a = operand_cpu(left, type), b = operand_cpu(matrix, type);
+    const bool is_in_place = a.scalar_type() == out.scalar_type();
+    at::Tensor sums = is_in_place ? columns : at::empty(columns.sizes(), a.options());
+    const bool adds = accumulate && is_in_place;
+    if (!try_gemm(sums, {a, b, a.scalar_type(), /*is_mapped=*/false}, adds)) {
+      adds ? sums.addmm_(a, b) : at::mm_out(sums, a, b);
+    }
+    if (!is_in_place) {
+      accumulate ? columns.add_(sums) : columns.copy_(sums);
+    }
   }
 }
 

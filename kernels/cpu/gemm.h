@@ -22,28 +22,22 @@ namespace moe::kernels {
 inline constexpr int64_t kGemmDepth = 256;    // depth (k) of a block
 inline constexpr int64_t kGemmColumns = 512;  // columns of a packed block of B
 
-// Dtype of a matrix in memory, and its conversion in products.
-enum class Dtype {
-  kF32,
-  kF32RoundedToBF16,  // f32, rounded to bf16 before it is multiplied
-  kBF16,
-  kF16,  // IEEE half precision
-};
-
 // Element (i, j) is data[i * row + j * column].
 struct MatrixView {
   const void* data;
   int64_t row, column;
-  Dtype dtype = Dtype::kF32;
+  at::ScalarType dtype = at::kFloat;  // f32, bf16 or f16
+  bool rounds_to_bf16 = false;        // f32 whose elements are rounded before they are multiplied
 
-  MatrixView transposed() const { return {data, column, row, dtype}; }
+  MatrixView transposed() const { return {data, column, row, dtype, rounds_to_bf16}; }
   MatrixView from(int64_t i, int64_t j) const {  // the submatrix that starts at (i, j)
     const int64_t bytes = is_16_bit() ? 2 : 4;
     return {static_cast<const std::byte*>(data) + (i * row + j * column) * bytes, row, column,
-            dtype};
+            dtype, rounds_to_bf16};
   }
-  bool is_16_bit() const { return dtype == Dtype::kBF16 || dtype == Dtype::kF16; }
-  bool is_bf16() const { return dtype == Dtype::kBF16 || dtype == Dtype::kF32RoundedToBF16; }
+  bool is_16_bit() const { return dtype != at::kFloat; }
+  bool is_bf16() const { return dtype == at::kBFloat16 || rounds_to_bf16; }
+  bool is_plain_f32() const { return dtype == at::kFloat && !rounds_to_bf16; }
   const float* floats() const { return static_cast<const float*>(data); }
   float at(int64_t i, int64_t j) const;
 };
@@ -60,10 +54,7 @@ struct ColumnBlock {
 using ColumnBlocks = std::span<const ColumnBlock>;
 
 // Computes c [m, n] = a [m, k] b [k, n], or adds the product to c if `accumulate`, on the threads
-// of LibTorch's pool. c has a row stride of c_row.
-void gemm(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c, int64_t c_row,
-          bool accumulate);
-// Overload for a B in blocks. The result has the same bits as for one matrix.
+// of LibTorch's pool. c has a row stride of c_row. The bits do not depend on the blocks of b.
 void gemm(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, float* c, int64_t c_row,
           bool accumulate);
 void gemm_one_thread(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c,
@@ -84,14 +75,19 @@ void gemm_row_blocks(const GemmShape& shape, const MatrixView& a, ColumnBlocks b
 // Returns a view of an f32, bf16 or f16 CPU tensor as an operand in `type` (f32 or bf16). bf16
 // tensors are read unchanged for both types, f16 tensors for f32 only.
 MatrixView matrix_view(const at::Tensor& matrix, at::ScalarType type);
+bool is_f32_or_bf16(const at::Tensor& tensor);
 // Returns true if gemm() is faster than LibTorch for this shape, false for small products.
 bool use_own_gemm(const GemmShape& shape);
 
-// Returns left [M, K] right [K, N] in their dtype, by gemm() if use_own_gemm(), else by LibTorch.
-at::Tensor product(const at::Tensor& left, const at::Tensor& right);
-// Writes the product to `out` [M, N] with contiguous rows, or adds it if `accumulate`.
-void product_out(at::Tensor& out, const at::Tensor& left, const at::Tensor& right,
-                 bool accumulate = false);
+// matmul_out() (kernels/ops/linear.h) on the CPU for matrices [K, N_i] that are concatenated along
+// columns to [K, N]. is_mapped: they map a checkpoint file. Computed by skinny_gemm(), gemm() or
+// LibTorch.
+void matmul_out_cpu(const at::Tensor& out, const at::Tensor& left, at::TensorList right,
+                    at::ScalarType type, bool is_mapped, bool accumulate);
+
+// Returns `tensor` as an operand of LibTorch's products: rounded to `type`, and bf16 widened to f32
+// again.
+at::Tensor operand_cpu(const at::Tensor& tensor, at::ScalarType type);
 
 // Scratch memory that a thread keeps between calls. Allocations of varying sizes in each call would
 // make the caching allocator (kernels/cpu/caching_allocator.h) split its blocks.

@@ -15,23 +15,20 @@ namespace {
 
 // Reads contiguous elements as f32.
 void read(const MatrixView& from, int64_t count, float* to) {
-  switch (from.dtype) {
-    case Dtype::kF32:
-      std::memcpy(to, from.data, static_cast<size_t>(count) * sizeof(float));
-      return;
-    case Dtype::kF32RoundedToBF16:
-      return round_to_bf16(from.floats(), count, to);
-    case Dtype::kBF16:
-      return bf16_to_f32(static_cast<const uint16_t*>(from.data), count, to);
-    case Dtype::kF16:
-      return f16_to_f32(static_cast<const uint16_t*>(from.data), count, to);
+  if (from.is_16_bit()) {
+    const auto convert = from.dtype == at::kBFloat16 ? bf16_to_f32 : f16_to_f32;
+    convert(static_cast<const uint16_t*>(from.data), count, to);
+  } else if (from.rounds_to_bf16) {
+    round_to_bf16(from.floats(), count, to);
+  } else {
+    std::memcpy(to, from.data, static_cast<size_t>(count) * sizeof(float));
   }
 }
 
 // Reads contiguous elements as words of two bf16.
 void read_pairs(const MatrixView& from, int64_t count, float* to) {
   auto* numbers = reinterpret_cast<uint16_t*>(to);
-  if (from.dtype == Dtype::kBF16) {
+  if (from.dtype == at::kBFloat16) {
     std::memcpy(numbers, from.data, static_cast<size_t>(count) * sizeof(uint16_t));
   } else {
     f32_to_bf16_ftz(from.floats(), count, numbers);
@@ -57,7 +54,7 @@ void read_words_across_k(Word word, const MatrixView& b, int64_t k, int64_t p, i
   const bool is_whole = 2 * p + 1 < k;
   const MatrixView first = b.from(2 * p, 0);
   const void* second = is_whole ? b.from(2 * p + 1, 0).data : kZeros.data();
-  if (b.dtype == Dtype::kBF16) {
+  if (b.dtype == at::kBFloat16) {
     pack_bf16_pairs(static_cast<const uint16_t*>(first.data), static_cast<const uint16_t*>(second),
                     count, to);
   } else {
@@ -67,7 +64,7 @@ void read_words_across_k(Word word, const MatrixView& b, int64_t k, int64_t p, i
 
 // Returns true if rows [..., k] can be read in place as words of two bf16.
 bool is_bf16_words(const MatrixView& rows, int64_t k) {
-  return rows.dtype == Dtype::kBF16 && rows.column == 1 && rows.row % 2 == 0 && k % 2 == 0 &&
+  return rows.dtype == at::kBFloat16 && rows.column == 1 && rows.row % 2 == 0 && k % 2 == 0 &&
          reinterpret_cast<uintptr_t>(rows.data) % sizeof(float) == 0;
 }
 
@@ -166,12 +163,12 @@ void transpose_to_words(Word word, const Number* from, int64_t stride, int64_t k
 // number of transposed columns.
 int64_t transpose_in_sixteens(Word word, const MatrixView& b, int64_t k, int64_t columns,
                               int64_t width, float* to) {
-  const bool transposes = b.row == 1 && b.dtype != Dtype::kF16 &&
+  const bool transposes = b.row == 1 && b.dtype != at::kHalf &&
                           (word == Word::kF32 ? has_avx512_transpose() : has_avx512_bf16());
   int64_t j = 0;
   for (; transposes && j + 16 <= columns; j += 16) {
     const MatrixView from = b.from(0, j);
-    if (b.dtype == Dtype::kBF16) {
+    if (b.dtype == at::kBFloat16) {
       transpose_to_words(word, static_cast<const uint16_t*>(from.data), b.column, k, width, to + j);
     } else {
       transpose_to_words(word, from.floats(), b.column, k, width, to + j);
@@ -192,9 +189,9 @@ void transpose_strip(Word word, const MatrixView& b, int64_t k, int64_t columns,
     }
     if (word == Word::kTwoBF16 && is_bf16_words(b.transposed(), k)) {
       transpose_four_rows(static_cast<const float*>(from), b.column / 2, k / 2, width, to + j);
-    } else if (word == Word::kTwoBF16 || b.dtype == Dtype::kF16) {
+    } else if (word == Word::kTwoBF16 || b.dtype == at::kHalf) {
       transpose_four(word, b.from(0, j), k, width, to + j);
-    } else if (b.dtype == Dtype::kBF16) {
+    } else if (b.dtype == at::kBFloat16) {
       transpose_four(static_cast<const uint16_t*>(from), b.column, k, width, to + j);
     } else {
       transpose_four_rows(static_cast<const float*>(from), b.column, k, width, to + j);
@@ -205,7 +202,7 @@ void transpose_strip(Word word, const MatrixView& b, int64_t k, int64_t columns,
       to[p * width + j] = j < columns ? word_at(word, b, k, p, j) : 0.0F;
     }
   }
-  if (word == Word::kF32 && b.dtype == Dtype::kF32RoundedToBF16) {
+  if (word == Word::kF32 && b.rounds_to_bf16) {
     round_to_bf16(to, k * width, to);
   }
 }
@@ -240,7 +237,7 @@ void pack_columns(Word word, const MatrixView& a, int64_t rows, int64_t k, float
     for (int64_t next = after; next < std::min(after + kColumns * numbers, k); ++next) {
       prefetch(a.from(0, next), rows);
     }
-    if (a.dtype == Dtype::kF32) {
+    if (a.is_plain_f32()) {
       from = a.from(0, p).floats();
       stride = a.column;
     } else {
@@ -276,7 +273,7 @@ void pack_rows_along_k(Word word, const MatrixView& a, int64_t rows, int64_t k, 
 }
 
 // bf16 is never read in place: words require that pairs of rows are interleaved.
-bool is_read_in_place(const MatrixView& b) { return b.column == 1 && b.dtype == Dtype::kF32; }
+bool is_read_in_place(const MatrixView& b) { return b.column == 1 && b.is_plain_f32(); }
 
 // Computes a tile of one partial vector in a buffer and copies the used columns.
 void run_edge(const TileKernel& kernel, Tile tile, int64_t columns) {
@@ -351,7 +348,7 @@ bool is_packed(const TileKernel& kernel, const MatrixView& a, int64_t k) {
   if (kernel.word == Word::kTwoBF16) {
     return !is_bf16_words(a, k);
   }
-  return a.dtype != Dtype::kF32 || (a.row == 1 && a.column != 1 && k > 1);
+  return !a.is_plain_f32() || (a.row == 1 && a.column != 1 && k > 1);
 }
 
 RowsOfA pack_rows(const TileKernel& kernel, const MatrixView& a, int64_t rows, int64_t k,

@@ -19,15 +19,14 @@ namespace {
 
 constexpr int64_t kGrain = 64;
 
-template <typename Number>
-MOE_VECTOR_CLONES void add_scaled(const Number* from, Number by, int64_t count, Number* to) {
+MOE_VECTOR_CLONES void add_scaled(const float* from, float by, int64_t count, float* to) {
   for (int64_t i = 0; i < count; ++i) {
     to[i] += by * from[i];
   }
 }
 
-template <typename Number, typename Row>
-MOE_VECTOR_CLONES void scale_to(const Number* from, Number by, int64_t count, Row* to) {
+template <typename Row>
+MOE_VECTOR_CLONES void scale_to(const float* from, float by, int64_t count, Row* to) {
   for (int64_t i = 0; i < count; ++i) {
     narrow_to(by * from[i], to[i]);
   }
@@ -36,13 +35,6 @@ MOE_VECTOR_CLONES void scale_to(const Number* from, Number by, int64_t count, Ro
 MOE_VECTOR_CLONES float dot(const float* a, const float* b, int64_t count) {
   return vector_sum<float>(count, [=](int64_t i) { return a[i] * b[i]; });
 }
-double dot(const double* a, const double* b, int64_t count) {
-  double sum = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    sum += a[i] * b[i];
-  }
-  return sum;
-}
 
 // Widens a bf16 row, so that its products are rounded as those of f32.
 const float* widened(const uint16_t* row, int64_t count, std::vector<float>& buffer) {
@@ -50,18 +42,18 @@ const float* widened(const uint16_t* row, int64_t count, std::vector<float>& buf
   bf16_to_f32(row, count, buffer.data());
   return buffer.data();
 }
-template <typename Number>
-const Number* widened(const Number* row, int64_t /*count*/, std::vector<float>& /*buffer*/) {
+const float* widened(const float* row, int64_t /*count*/, std::vector<float>& /*buffer*/) {
   return row;
 }
 
-int64_t element_bytes(PermuteDtype dtype) {
-  return dtype == PermuteDtype::kF64 ? 8 : dtype == PermuteDtype::kF32 ? 4 : 2;
+template <typename Args>
+size_t row_bytes(const Args& args) {
+  return static_cast<size_t>(args.shape.width) * (args.is_bf16 ? 2 : 4);
 }
 
 // Copies rows: no token has two.
 void copy_rows(const UnpermuteArgs& args) {
-  const auto bytes = static_cast<size_t>(args.shape.width * element_bytes(args.dtype));
+  const size_t bytes = row_bytes(args);
   const auto* rows = static_cast<const char*>(args.rows);
   auto* y = static_cast<char*>(args.y);
   at::parallel_for(0, args.shape.tokens, kGrain, [&](int64_t begin, int64_t end) {
@@ -102,45 +94,45 @@ RowsByToken rows_by_token(const UnpermuteArgs& args) {
   return by_token;
 }
 
-// Sums the rows of each token in the type Number, in parallel over tokens. The order of a token's
-// sum is fixed, so that the result does not depend on the number of threads.
-template <typename Row, typename Number, typename Out = Number>
+// Sums the rows of each token in f32, in parallel over tokens. The order of a token's sum is fixed,
+// so that the result does not depend on the number of threads.
+template <typename Row, typename Out>
 void sum_rows(const UnpermuteArgs& args) {
   const int64_t width = args.shape.width;
   const auto* rows = static_cast<const Row*>(args.rows);
-  const auto* weight = static_cast<const Number*>(args.weight);
+  const auto* weight = static_cast<const float*>(args.weight);
   const RowsByToken by_token = rows_by_token(args);
   at::parallel_for(0, args.shape.tokens, kGrain, [&](int64_t begin, int64_t end) {
     std::vector<float> wide;
-    std::vector<Number> buffer(static_cast<size_t>(std::is_same_v<Out, Number> ? 0 : width));
+    std::vector<float> buffer(static_cast<size_t>(std::is_same_v<Out, float> ? 0 : width));
     for (int64_t t = begin; t < end; ++t) {
       Out* y = static_cast<Out*>(args.y) + t * width;
-      Number* sum = buffer.data();
-      if constexpr (std::is_same_v<Out, Number>) {
+      float* sum = buffer.data();
+      if constexpr (std::is_same_v<Out, float>) {
         sum = y;
       }
-      std::fill_n(sum, width, Number{0});
+      std::fill_n(sum, width, 0.0F);
       for (int64_t i = by_token.first[static_cast<size_t>(t)];
            i < by_token.first[static_cast<size_t>(t) + 1]; ++i) {
         const int64_t r = by_token.row[static_cast<size_t>(i)];
-        add_scaled(widened(rows + r * width, width, wide), args.is_weighted ? weight[r] : Number{1},
+        add_scaled(widened(rows + r * width, width, wide), args.is_weighted ? weight[r] : 1.0F,
                    width, sum);
       }
-      if constexpr (!std::is_same_v<Out, Number>) {
+      if constexpr (!std::is_same_v<Out, float>) {
         f32_to_bf16(sum, width, y);
       }
     }
   });
 }
 
-template <typename Row, typename Number>
+template <typename Row>
 void backward(const UnpermuteBackwardArgs& args) {
   const int64_t width = args.shape.width;
   const auto* rows = static_cast<const Row*>(args.rows);
-  const auto* weight = static_cast<const Number*>(args.weight);
-  const auto* grad_y = static_cast<const Number*>(args.grad_y);
+  const auto* weight = static_cast<const float*>(args.weight);
+  const auto* grad_y = static_cast<const float*>(args.grad_y);
   auto* grad_rows = static_cast<Row*>(args.grad_rows);
-  auto* grad_weight = static_cast<Number*>(args.grad_weight);
+  auto* grad_weight = static_cast<float*>(args.grad_weight);
   at::parallel_for(0, args.shape.rows, kGrain, [&](int64_t begin, int64_t end) {
     std::vector<float> buffer;
     for (int64_t r = begin; r < end; ++r) {
@@ -149,7 +141,7 @@ void backward(const UnpermuteBackwardArgs& args) {
         std::fill_n(grad_rows + r * width, width, Row{});
         continue;
       }
-      const Number* upstream = grad_y + args.token[r] * width;
+      const float* upstream = grad_y + args.token[r] * width;
       grad_weight[r] = dot(widened(rows + r * width, width, buffer), upstream, width);
       scale_to(upstream, weight[r], width, grad_rows + r * width);
     }
@@ -159,7 +151,7 @@ void backward(const UnpermuteBackwardArgs& args) {
 }  // namespace
 
 void permute_cpu(const PermuteArgs& args) {
-  const auto bytes = static_cast<size_t>(args.shape.width * element_bytes(args.dtype));
+  const size_t bytes = row_bytes(args);
   const auto* x = static_cast<const char*>(args.x);
   auto* rows = static_cast<char*>(args.rows);
   at::parallel_for(0, args.shape.rows, kGrain, [&](int64_t begin, int64_t end) {
@@ -177,26 +169,17 @@ void unpermute_cpu(const UnpermuteArgs& args) {
   if (!args.is_weighted && args.shape.columns == 1) {
     return copy_rows(args);
   }
-  switch (args.dtype) {
-    case PermuteDtype::kF32:
-      return sum_rows<float, float>(args);
-    case PermuteDtype::kF64:
-      return sum_rows<double, double>(args);
-    case PermuteDtype::kBF16:
-      return args.is_weighted ? sum_rows<uint16_t, float>(args)
-                              : sum_rows<uint16_t, float, uint16_t>(args);
+  if (!args.is_bf16) {
+    sum_rows<float, float>(args);
+  } else if (args.is_weighted) {
+    sum_rows<uint16_t, float>(args);
+  } else {
+    sum_rows<uint16_t, uint16_t>(args);
   }
 }
 
 void unpermute_backward_cpu(const UnpermuteBackwardArgs& args) {
-  switch (args.dtype) {
-    case PermuteDtype::kF32:
-      return backward<float, float>(args);
-    case PermuteDtype::kF64:
-      return backward<double, double>(args);
-    case PermuteDtype::kBF16:
-      return backward<uint16_t, float>(args);
-  }
+  args.is_bf16 ? backward<uint16_t>(args) : backward<float>(args);
 }
 
 }  // namespace moe::kernels

@@ -98,9 +98,9 @@ void multiply_few_rows(const FewRowsKernel& kernel, const GemmShape& shape, cons
                   end = std::min(shape.n, last_share * kColumnBlock);
     int64_t first = 0;  // first column of the block
     for (const ColumnBlock& block : b) {
-      const auto columns = block.b.dtype == Dtype::kF16    ? multiply_f16_columns
-                           : block.b.dtype == Dtype::kBF16 ? multiply_skinny_columns<uint16_t>
-                                                           : multiply_skinny_columns<float>;
+      const auto columns = block.b.dtype == at::kHalf       ? multiply_f16_columns
+                           : block.b.dtype == at::kBFloat16 ? multiply_skinny_columns<uint16_t>
+                                                            : multiply_skinny_columns<float>;
       columns(kernel, shape, rows, block.b, std::clamp<int64_t>(begin - first, 0, block.columns),
               std::clamp<int64_t>(end - first, 0, block.columns), c + first, c_row);
       first += block.columns;
@@ -128,7 +128,7 @@ void skinny_gemm(const GemmShape& shape, const float* a, ColumnBlocks b, float* 
 }
 
 bool can_use_skinny_gemm(const GemmShape& shape, const MatrixView& b) {
-  return shape.m <= kMaxSkinnyRows && b.dtype != Dtype::kF32RoundedToBF16 && b.row == 1;
+  return shape.m <= kMaxSkinnyRows && !b.rounds_to_bf16 && b.row == 1;
 }
 
 }  // namespace moe::kernels

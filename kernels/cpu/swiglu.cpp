@@ -25,27 +25,21 @@ MOE_VECTOR_CLONES void forward_piece(const float* gates, const float* ups, int64
   }
 }
 
+// kWritesOut: also writes the activation, with the same exponential. `out` must not alias the
+// inputs.
+template <bool kWritesOut>
 MOE_VECTOR_CLONES void backward_piece(const float* grad_out, const float* gates, const float* ups,
-                                      int64_t count, float* grad_gate, float* grad_up) {
-  for (int64_t i = 0; i < count; ++i) {
-    const float gate = gates[i], up = ups[i], dy = grad_out[i];
-    const float sigmoid = 1.0F / (1.0F + vector_exp(-gate));
-    grad_gate[i] = dy * up * sigmoid * (1.0F + gate * (1.0F - sigmoid));
-    grad_up[i] = dy * gate * sigmoid;
-  }
-}
-
-// Also writes the activation, with the same exponential. `out` must not alias the inputs.
-MOE_VECTOR_CLONES void backward_piece_with_output(const float* grad_out, const float* gates,
-                                                  const float* ups, int64_t count, float* grad_gate,
-                                                  float* grad_up, float* out) {
+                                      int64_t count, float* grad_gate, float* grad_up,
+                                      [[maybe_unused]] float* out) {
   for (int64_t i = 0; i < count; ++i) {
     const float gate = gates[i], up = ups[i], dy = grad_out[i];
     const float one_and_exp = 1.0F + vector_exp(-gate);
     const float sigmoid = 1.0F / one_and_exp;
     grad_gate[i] = dy * up * sigmoid * (1.0F + gate * (1.0F - sigmoid));
     grad_up[i] = dy * gate * sigmoid;
-    out[i] = gate / one_and_exp * up;
+    if constexpr (kWritesOut) {
+      out[i] = gate / one_and_exp * up;
+    }
   }
 }
 
@@ -95,9 +89,9 @@ void backward_row(const Number* grad_out, const Number* hidden, Number* grad, in
     const float* gate = read(hidden + i, count, gate_piece);
     const float* up = read(hidden + width + i, count, up_piece);
     if (out == nullptr) {
-      backward_piece(dy, gate, up, count, grad_gate, grad_up);
+      backward_piece<false>(dy, gate, up, count, grad_gate, grad_up, nullptr);
     } else {
-      backward_piece_with_output(dy, gate, up, count, grad_gate, grad_up, out_piece.data());
+      backward_piece<true>(dy, gate, up, count, grad_gate, grad_up, out_piece.data());
       write(out_piece.data(), count, out + i);
     }
     write(grad_gate, count, grad + i);

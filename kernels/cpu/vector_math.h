@@ -45,7 +45,6 @@ inline float vector_exp(float x) {
 inline float vector_exp_negative(float x) { return x < -87.0F ? 0.0F : vector_exp(x); }
 
 inline float widen(float value) { return value; }
-inline double widen(double value) { return value; }
 inline float widen(uint16_t bf16) { return std::bit_cast<float>(uint32_t{bf16} << 16); }
 
 // Converts IEEE half precision to f32, exactly.
@@ -62,7 +61,6 @@ inline float widen_f16(uint16_t f16) {
 
 // Rounds to nearest, ties to even; NaN stays NaN.
 inline void narrow_to(float value, float& out) { out = value; }
-inline void narrow_to(double value, double& out) { out = value; }
 inline void narrow_to(float value, uint16_t& bf16) {
   const auto bits = std::bit_cast<uint32_t>(value);
   const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;

@@ -39,8 +39,9 @@ TORCH_LIBRARY_IMPL(moe, CUDA, library) {
   library.impl("router_choices", &router_choices_on<router_choices_cuda>);
   library.impl("top_k_plan", &top_k_plan_on<top_k_plan_cuda>);
   library.impl("plan_counts", &plan_counts_on<plan_counts_cuda>);
-  library.impl("plan_weights", &plan_weights_on<plan_weights_cuda>);
-  library.impl("plan_weights_backward", &plan_weights_backward_on<plan_weights_backward_cuda>);
+  library.impl("plan_gate_weights", &plan_gate_weights_on<plan_gate_weights_cuda>);
+  library.impl("plan_gate_weights_backward",
+               &plan_gate_weights_backward_on<plan_gate_weights_backward_cuda>);
 }
 
 }  // namespace moe::kernels

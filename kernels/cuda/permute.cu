@@ -197,12 +197,11 @@ void segment_rows_cuda(const SegmentRowsArgs& args, void* stream) {
 }
 
 void permute_cuda(const PermuteArgs& args, void* stream) {
-  args.dtype == PermuteDtype::kBF16 ? permute<__nv_bfloat16>(args, stream)
-                                    : permute<float>(args, stream);
+  args.is_bf16 ? permute<__nv_bfloat16>(args, stream) : permute<float>(args, stream);
 }
 
 void unpermute_cuda(const UnpermuteArgs& args, void* stream) {
-  if (args.dtype != PermuteDtype::kBF16) {
+  if (!args.is_bf16) {
     unpermute<float, float>(args, stream);
   } else if (args.is_weighted) {
     unpermute<__nv_bfloat16, float>(args, stream);
@@ -212,8 +211,7 @@ void unpermute_cuda(const UnpermuteArgs& args, void* stream) {
 }
 
 void unpermute_backward_cuda(const UnpermuteBackwardArgs& args, void* stream) {
-  args.dtype == PermuteDtype::kBF16 ? backward<__nv_bfloat16>(args, stream)
-                                    : backward<float>(args, stream);
+  args.is_bf16 ? backward<__nv_bfloat16>(args, stream) : backward<float>(args, stream);
 }
 
 }  // namespace moe::kernels

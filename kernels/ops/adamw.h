@@ -32,10 +32,10 @@ struct AdamWSettings {
   int64_t t = 1;  // number of this update, from 1
 };
 
-// Updates one parameter in place. GPU only: weights on a CPU are f32, for which LibTorch's fused
-// kernel is used. gradient f32 or bf16; master, mean, square f32; weight bf16, or undefined if the
-// master copy is the weight; equal shapes, contiguous. gradient_scale: one f32 on the same device,
-// or undefined for 1, so that clipping does not read the norm back.
+// Updates one parameter in place. gradient f32 or bf16; master, mean, square f32; weight bf16, or
+// undefined if the master copy is the weight; equal shapes, contiguous. gradient_scale: one f32 on
+// the same device, or undefined for 1, so that clipping does not read the norm back. On a CPU
+// LibTorch's fused kernel is used, for f32 alone and without a scale.
 // NOLINTNEXTLINE(readability-identifier-naming): in place, as LibTorch marks it
 void adamw_(const at::Tensor& gradient, const at::Tensor& master, const at::Tensor& mean,
             const at::Tensor& square, const at::Tensor& weight, const AdamWSettings& settings,

@@ -17,7 +17,7 @@ void keep_bf16_working_copy(const at::Tensor& weight);
 void set_bf16_working_copy(const at::Tensor& weight, const at::Tensor& values);
 
 // Returns the tensor that products in `type` read: the up-to-date working copy if `weight` has one
-// and `type` is bf16, else `weight`, which is not rounded yet (operand() in kernels/ops/linear.h).
+// and `type` is bf16, else `weight`, which is not rounded yet.
 at::Tensor weight_for_products(const at::Tensor& weight, at::ScalarType type);
 
 // For an optimizer that writes weight and copy: returns the copy, up to date or not; undefined if

@@ -13,6 +13,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "kernels/cpu/gemm.h"
+
 namespace moe::kernels {
 
 namespace {
@@ -215,9 +217,7 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
 
 }  // namespace
 
-bool has_causal_attention(const Tensor& qkv) {
-  return qkv.is_cpu() && (qkv.scalar_type() == at::kFloat || is_bf16(qkv));
-}
+bool has_causal_attention(const Tensor& qkv) { return qkv.is_cpu() && is_f32_or_bf16(qkv); }
 
 int64_t max_positions(const std::vector<int64_t>& lengths,
                       const std::vector<int64_t>& prefix_index) {

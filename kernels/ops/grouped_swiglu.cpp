@@ -112,8 +112,7 @@ bool fits_cache(int64_t inner) { return inner > 0 && inner <= 2 * kGemmDepth; }
 bool can_fuse_swiglu(const Tensor& rows, int64_t count, const RowBlocks& gate_up) {
   const auto dtype = gate_up.front().scalar_type();
   return count > kMaxSkinnyRows && fits_cache(rows.size(1)) && rows.stride(1) == 1 &&
-         (rows.scalar_type() == at::kFloat || rows.scalar_type() == at::kBFloat16) &&
-         !(rows.scalar_type() == at::kBFloat16 && dtype == at::kHalf) &&
+         is_f32_or_bf16(rows) && !(rows.scalar_type() == at::kBFloat16 && dtype == at::kHalf) &&
          std::all_of(gate_up.begin(), gate_up.end(), [&](const Tensor& block) {
            return block.scalar_type() == dtype && block.stride(1) == 1;
          });
@@ -126,7 +125,7 @@ Tensor ffn_activation(const Tensor& rows, const Weight& gate_up, int64_t used,
   const auto type = rows.scalar_type();
   const auto unfused = [&](const Tensor& own, const RowBlocks& matrix) {
     Tensor hidden = at::empty({own.size(0), 2 * width}, rows.options());
-    weight_product_out(hidden, {own, type}, matrix);
+    weight_matmul_out(hidden, own, matrix, type);
     return swiglu_forward(hidden);
   };
   if (rows_per_expert.size() == 1 && !can_fuse_swiglu(rows, used, gate_up.matrix(0))) {
@@ -166,7 +165,7 @@ Tensor grouped_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& d
   check_shapes(rows, gate_up, down, segments.experts());
   TORCH_CHECK(!ends.defined() ||
               (ends.scalar_type() == at::kInt && ends.device() == rows.device()));
-  return ends.defined() && rows.is_cuda() && !has_grouped_mm(rows)
+  return ends.defined() && !can_use_ends(rows)
              ? GroupedSwiglu::apply(rows, gate_up, down, Segments{read_rows_per_expert(ends)})
              : GroupedSwiglu::apply(rows, gate_up, down, segments);
 }
@@ -179,9 +178,9 @@ Tensor grouped_swiglu(const Tensor& rows, const Weight& gate_up, const Weight& d
   RECORD_USER_SCOPE("experts");
   const int64_t used = segments.used_rows(), experts = segments.experts();
   TORCH_CHECK(!segments.ends.defined() && !(at::GradMode::is_enabled() && rows.requires_grad()) &&
-                  rows.is_cpu() && used <= rows.size(0) && gate_up.count() == experts &&
-                  down.count() == experts && gate_up.inner() == rows.size(1) &&
-                  down.outer() == rows.size(1) && down.inner() * 2 == gate_up.outer(),
+                  used <= rows.size(0) && gate_up.count() == experts && down.count() == experts &&
+                  gate_up.inner() == rows.size(1) && down.outer() == rows.size(1) &&
+                  down.inner() * 2 == gate_up.outer(),
               "rows ", rows.sizes(), ", used ", used, ", ", gate_up.count(), " gate_up [",
               gate_up.outer(), ", ", gate_up.inner(), "] and ", down.count(), " down apart");
   return grouped_matmul(ffn_activation(rows, gate_up, used, segments.rows_per_expert), down,
@@ -190,7 +189,7 @@ Tensor grouped_swiglu(const Tensor& rows, const Weight& gate_up, const Weight& d
 
 void add_swiglu(Tensor& sum, const Tensor& rows, const Weight& gate_up, const Weight& down) {
   RECORD_USER_SCOPE("experts");
-  TORCH_CHECK(!at::GradMode::is_enabled() && rows.is_cpu() && gate_up.count() == 1 &&
+  TORCH_CHECK(!at::GradMode::is_enabled() && gate_up.count() == 1 &&
                   gate_up.inner() == rows.size(1) && down.inner() * 2 == gate_up.outer(),
               "rows ", rows.sizes(), ", gate_up [", gate_up.outer(), ", ", gate_up.inner(), "]");
   add_linear(sum, ffn_activation(rows, gate_up, rows.size(0), {rows.size(0)}), down);

@@ -8,7 +8,9 @@
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/record_function.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <numeric>
@@ -28,147 +30,56 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Returns true if the router kernel computes the product: f32 operands, few columns, on a GPU. The
+// Returns true if moe::router_logits computes the product: f32 operands, few columns. Its CUDA
 // kernel reads bf16 x directly; other products would first write x in f32.
-bool use_router_kernel(const Tensor& x, const Tensor& weight, at::ScalarType operands) {
+bool use_router_logits(const Tensor& x, const Tensor& weight, at::ScalarType operands) {
   constexpr int64_t kMaxColumns = 64;
-  return x.is_cuda() && weight.device() == x.device() && operands == at::kFloat &&
-         weight.scalar_type() == at::kFloat &&
-         (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) &&
-         weight.size(0) <= kMaxColumns;
+  return weight.device() == x.device() && operands == at::kFloat &&
+         weight.scalar_type() == at::kFloat && is_f32_or_bf16(x) && weight.size(0) <= kMaxColumns;
 }
 
-Tensor matmul(const Operand& left, const Operand& right, at::ScalarType out) {
-  Tensor result =
-      at::empty({left.tensor.size(0), right.tensor.size(1)}, left.tensor.options().dtype(out));
-  operand_product_out(result, left, right);
+Tensor matmul(const Tensor& left, const Tensor& right, at::ScalarType type, at::ScalarType out) {
+  Tensor result = at::empty({left.size(0), right.size(1)}, left.options().dtype(out));
+  matmul_out(result, left, right, type);
   return result;
 }
 
-bool is_f32_or_bf16(const Tensor& tensor) {
-  return tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16;
-}
-
-// The right operand of a product: matrices [K, N_i], concatenated along columns to [K, N].
-struct ConcatColumns {
-  at::ArrayRef<Tensor> matrices;
-  at::ScalarType type;
-  bool is_mapped = false;  // the matrices map a checkpoint file
-
-  template <typename Is>
-  bool all(Is is) const {
-    return std::all_of(matrices.begin(), matrices.end(), is);
-  }
-  std::vector<ColumnBlock> blocks() const {
-    std::vector<ColumnBlock> views;
-    for (const Tensor& matrix : matrices) {
-      views.push_back({matrix_view(matrix, type), matrix.size(1)});
-    }
-    return views;
-  }
-};
-
-// Returns true if gemm() computes the product. The size of the whole product decides, so that the
-// sums do not depend on how the right operand is split.
-bool can_use_gemm(const Tensor& out, const Operand& left, const ConcatColumns& right,
-                  bool accumulate) {
-  const auto is_read = [&](const Tensor& matrix) {
-    return is_f32_or_bf16(matrix) ||
-           (matrix.scalar_type() == at::kHalf && right.type == at::kFloat);
-  };
-  return out.is_cpu() && is_f32_or_bf16(out) && is_f32_or_bf16(left.tensor) && right.all(is_read) &&
-         out.stride(1) == 1 && !(accumulate && out.scalar_type() == at::kBFloat16) &&
-         use_own_gemm({out.size(0), out.size(1), left.tensor.size(1)});
-}
-
-// Computes the product by skinny_gemm() and returns true. Returns false if the product has many
-// rows or the right operand is not supported. Operands in 16 bits and mapped f32 are supported;
-// other f32 operands, as in training, are not.
-bool try_skinny_gemm(Tensor& out, const Operand& left, const ConcatColumns& right) {
-  const auto is_read = [&](const Tensor& matrix) {
-    return matrix.scalar_type() == at::kBFloat16 ||
-           (right.type == at::kFloat && (matrix.scalar_type() == at::kHalf ||
-                                         (matrix.scalar_type() == at::kFloat && right.is_mapped)));
-  };
-  if (!out.is_cpu() || out.size(0) > kMaxSkinnyRows || !right.all(is_read) ||
-      !is_f32_or_bf16(left.tensor)) {
-    return false;
-  }
-  const GemmShape shape{out.size(0), out.size(1), left.tensor.size(1)};
-  const std::vector<ColumnBlock> b = right.blocks();
-  if (!std::all_of(b.begin(), b.end(),
-                   [&](const ColumnBlock& block) { return can_use_skinny_gemm(shape, block.b); })) {
-    return false;
-  }
-  const Tensor a = operand(left.tensor, left.type).contiguous();
-  const bool is_in_place = out.scalar_type() == at::kFloat && out.stride(1) == 1;
-  Tensor sums = is_in_place ? out : at::empty(out.sizes(), a.options());
-  skinny_gemm(shape, a.const_data_ptr<float>(), b, sums.data_ptr<float>(), sums.stride(0));
-  if (!is_in_place) {
-    out.copy_(sums);
-  }
-  return true;
-}
-
-Tensor product_to_f32(const Tensor& left, const Tensor& right) {
-  return left.scalar_type() == at::kBFloat16 ? at::mm(left, right, at::kFloat)
-                                             : product(left, right);
-}
-
-void libtorch_product_out(Tensor& out, const Operand& left, const Operand& right, bool accumulate) {
-  const Tensor a = operand(left.tensor, left.type), b = operand(right.tensor, right.type);
+// For other devices: by LibTorch, which sums products of bf16 in f32.
+void matmul_out_default(const Tensor& given_out, const Tensor& left, at::TensorList right,
+                        at::ScalarType type, bool /*is_mapped*/, bool accumulate) {
+  TORCH_CHECK(right.size() == 1, "only the CPU multiplies by a weight in several tensors");
+  Tensor out = given_out;
+  const Tensor a = left.to(type), b = right[0].to(type);
   if (a.scalar_type() == out.scalar_type()) {
-    product_out(out, a, b, accumulate);
-  } else if (accumulate && out.is_cuda() && out.scalar_type() == at::kFloat) {
-    at::addmm_out(out, out, a, b, at::kFloat);
-  } else if (accumulate) {
-    out.add_(product_to_f32(a, b));
+    accumulate ? out.addmm_(a, b) : at::mm_out(out, a, b);
   } else if (out.scalar_type() == at::kFloat) {
-    at::mm_out(out, a, b, at::kFloat);
+    accumulate ? at::addmm_out(out, out, a, b, at::kFloat) : at::mm_out(out, a, b, at::kFloat);
   } else {
-    out.copy_(product(a, b));
+    const Tensor product = at::mm(a, b);
+    accumulate ? out.add_(product) : out.copy_(product);
   }
 }
 
-void concat_matmul_out(Tensor& out, const Operand& left, const ConcatColumns& right,
-                       bool accumulate) {
-  if (!accumulate && try_skinny_gemm(out, left, right)) {
-    return;
-  }
-  if (can_use_gemm(out, left, right, accumulate)) {
-    const GemmShape shape{out.size(0), out.size(1), left.tensor.size(1)};
-    const MatrixView a = matrix_view(left.tensor, left.type);
-    if (out.scalar_type() == at::kFloat) {
-      gemm(shape, a, right.blocks(), out.data_ptr<float>(), out.stride(0), accumulate);
-    } else {
-      gemm_to_bf16(shape, a, right.blocks(), static_cast<uint16_t*>(out.data_ptr()), out.stride(0));
-    }
-    return;
-  }
-  int64_t first = 0;
-  for (const Tensor& matrix : right.matrices) {
-    Tensor columns = out.narrow(1, first, matrix.size(1));
-    // A single block in 16 bits can use skinny_gemm() even if blocks in f32 cannot.
-    if (right.matrices.size() == 1 || accumulate ||
-        !try_skinny_gemm(columns, left, {matrix, right.type, right.is_mapped})) {
-      libtorch_product_out(columns, left, {matrix, right.type}, accumulate);
-    }
-    first += matrix.size(1);
-  }
+void call_matmul_out(const Tensor& out, const Tensor& left, at::TensorList right,
+                     at::ScalarType type, bool is_mapped, bool accumulate) {
+  call<"moe::matmul_out", decltype(matmul_out_cpu)>(out, left, right, type, is_mapped, accumulate);
 }
 
-void weight_product_out(Tensor& out, const Operand& left, const RowBlocks& rows, bool is_mapped,
-                        bool accumulate) {
+Tensor operand(const Tensor& tensor, at::ScalarType type) {
+  return call<"moe::operand", decltype(operand_cpu)>(tensor, type);
+}
+
+void weight_matmul_out(Tensor& out, const Tensor& left, const RowBlocks& rows, at::ScalarType type,
+                       bool is_mapped, bool accumulate) {
   std::vector<Tensor> columns;
   int64_t outer = 0;
   for (const Tensor& block : rows) {
-    TORCH_CHECK(left.tensor.size(1) == block.size(1), "left ", left.tensor.sizes(), ", rows ",
-                block.sizes());
+    TORCH_CHECK(left.size(1) == block.size(1), "left ", left.sizes(), ", rows ", block.sizes());
     columns.push_back(block.t());
     outer += block.size(0);
   }
-  TORCH_CHECK(out.size(0) == left.tensor.size(0) && out.size(1) == outer);
-  concat_matmul_out(out, left, {columns, left.type, is_mapped}, accumulate);
+  TORCH_CHECK(out.size(0) == left.size(0) && out.size(1) == outer);
+  call_matmul_out(out, left, columns, type, is_mapped, accumulate);
 }
 
 // Returns f64 for f64 x (gradient checks), else f32.
@@ -176,83 +87,94 @@ at::ScalarType accumulate_dtype(const Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// Disables TF32 in its scope. LibTorch's flag is global to the process, so that concurrent products
-// of other threads may be computed without TF32 too.
-class DisableTf32 {
- public:
-  explicit DisableTf32(bool disable)
-      : was_allowed_(disable && at::globalContext().allowTF32CuBLAS()) {
-    if (was_allowed_) {
-      at::globalContext().setAllowTF32CuBLAS(false);
+// Disables TF32 until the result is destroyed. LibTorch's flag is global to the process, so that
+// concurrent products of other threads may be computed without TF32 too.
+[[nodiscard]] auto disable_tf32(bool disable) {
+  const bool was_allowed = disable && at::globalContext().allowTF32CuBLAS();
+  const auto allow = [was_allowed](bool allowed) {
+    if (was_allowed) {
+      at::globalContext().setAllowTF32CuBLAS(allowed);
     }
-  }
-  ~DisableTf32() {
-    if (was_allowed_) {
-      at::globalContext().setAllowTF32CuBLAS(true);
-    }
-  }
-  DisableTf32(const DisableTf32&) = delete;
-  DisableTf32& operator=(const DisableTf32&) = delete;
-
- private:
-  bool was_allowed_;
-};
+  };
+  allow(false);
+  return c10::make_scope_exit([allow] { allow(true); });
+}
 
 struct LinearTypes {
   at::ScalarType operands, out;
   bool allow_tf32 = true;
 };
 
+Tensor biased_linear_cpu(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                         at::ScalarType type, at::ScalarType out) {
+  return matmul(x, weight.t(), type, accumulate_dtype(x)).add_(bias).to(out);
+}
+
+// One operation of LibTorch, which adds the bias before the sum is rounded.
+Tensor biased_linear_default(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                             at::ScalarType type, at::ScalarType out) {
+  return at::addmm(bias.to(type), x.to(type), weight.to(type).t()).to(out);
+}
+
+Tensor router_logits(const Tensor& x, const Tensor& weight) {
+  return matmul(x, weight.t(), at::kFloat, at::kFloat);
+}
+
+std::tuple<Tensor, Tensor> router_logits_backward(const Tensor& grad, const Tensor& x,
+                                                  const Tensor& weight, bool needs_x_grad,
+                                                  bool needs_weight_grad) {
+  return {needs_x_grad ? matmul(grad, weight, at::kFloat, x.scalar_type()) : Tensor(),
+          needs_weight_grad ? matmul(grad.t(), x, at::kFloat, at::kFloat) : Tensor()};
+}
+
+// `by` is weight_operand(weight).
+Tensor linear_forward(const Tensor& x, const Tensor& weight, const Tensor& by,
+                      const std::optional<Tensor>& bias, const LinearTypes& types) {
+  const auto in_f32 = disable_tf32(!types.allow_tf32);
+  if (bias) {
+    return call<"moe::biased_linear", decltype(biased_linear_cpu)>(x, by, *bias, types.operands,
+                                                                   types.out);
+  }
+  if (use_router_logits(x, weight, types.operands)) {
+    return call<"moe::router_logits", decltype(router_logits)>(x, weight);
+  }
+  return matmul(x, by.t(), types.operands, types.out);
+}
+
 struct Linear : torch::autograd::Function<Linear> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
                         const std::optional<Tensor>& bias, const LinearTypes& types) {
     RECORD_USER_SCOPE("projections");
-    const auto [operands, out, allow_tf32] = types;
-    const DisableTf32 in_f32(!allow_tf32);
-    context->saved_data["operands"] = static_cast<int64_t>(operands);
-    context->saved_data["allow_tf32"] = allow_tf32;
+    context->saved_data["operands"] = static_cast<int64_t>(types.operands);
+    context->saved_data["allow_tf32"] = types.allow_tf32;
     context->saved_data["has_bias"] = bias.has_value();
-    if (!bias && use_router_kernel(x, weight, operands)) {
-      context->save_for_backward({x, weight, weight});
-      static const Operation<decltype(router_logits_on<router_logits_cuda>)> operation(
-          "moe::router_logits");
-      return operation(x, weight);
-    }
-    const Tensor by = weight_operand(weight, operands);
+    const Tensor by = weight_operand(weight, types.operands);
     context->save_for_backward({x, weight, by});
-    if (bias && x.is_cuda()) {
-      const Tensor left = operand(x, operands), right = operand(by, operands).t();
-      return at::addmm(bias->to(left.scalar_type()), left, right).to(out);
-    }
-    if (bias) {
-      return matmul({x, operands}, {by.t(), operands}, accumulate_dtype(x)).add_(*bias).to(out);
-    }
-    return matmul({x, operands}, {by.t(), operands}, out);
+    return linear_forward(x, weight, by, bias, types);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const Tensor &x = saved[0], &weight = saved[1];
     const auto type = static_cast<at::ScalarType>(context->saved_data["operands"].toInt());
-    const DisableTf32 in_f32(!context->saved_data["allow_tf32"].toBool());
+    const auto in_f32 = disable_tf32(!context->saved_data["allow_tf32"].toBool());
     const Tensor& grad = gradients[0];
     const bool has_bias = context->saved_data["has_bias"].toBool();
     variable_list result(4);
-    if (!has_bias && use_router_kernel(x, weight, type)) {
-      static const Operation<decltype(router_logits_backward_on<router_logits_backward_cuda>)>
-          operation("moe::router_logits_backward");
-      const auto [grad_x, grad_weight] =
-          operation(grad, x, weight, context->needs_input_grad(0), context->needs_input_grad(1));
-      return {grad_x, grad_weight, Tensor(), Tensor()};
+    if (!has_bias && use_router_logits(x, weight, type)) {
+      std::tie(result[0], result[1]) =
+          call<"moe::router_logits_backward", decltype(router_logits_backward)>(
+              grad, x, weight, context->needs_input_grad(0), context->needs_input_grad(1));
+      return result;
     }
     if (context->needs_input_grad(0)) {
-      result[0] = matmul({grad, type}, {saved[2], type}, x.scalar_type());
+      result[0] = matmul(grad, saved[2], type, x.scalar_type());
     }
     if (context->needs_input_grad(1)) {
       if (Tensor sum = gradient_to_add_to(weight); sum.defined()) {
-        operand_product_out(sum, {grad.t(), type}, {x, type}, /*accumulate=*/true);
+        matmul_out(sum, grad.t(), x, type, /*accumulate=*/true);
       } else {
-        result[1] = matmul({grad.t(), type}, {x, type}, weight.scalar_type());
+        result[1] = matmul(grad.t(), x, type, weight.scalar_type());
       }
     }
     if (has_bias && context->needs_input_grad(2)) {
@@ -267,9 +189,9 @@ Tensor apply(const Tensor& x, const Tensor& weight, const std::optional<Tensor>&
   TORCH_CHECK(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1) &&
                   (!bias || bias->size(0) == weight.size(0)),
               "x ", x.sizes(), ", weight ", weight.sizes());
-  if (!at::GradMode::is_enabled() && x.is_cpu() && !bias) {
+  if (!at::GradMode::is_enabled()) {
     RECORD_USER_SCOPE("projections");
-    return matmul({x, types.operands}, {weight.t(), types.operands}, types.out);
+    return linear_forward(x, weight, weight_operand(weight, types.operands), bias, types);
   }
   return Linear::apply(x, weight, bias, types);
 }
@@ -324,11 +246,8 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
   }
 };
 
-// Returns true if at::_grouped_mm supports `rows`: bf16 or f32, on a CPU or if has_grouped_mm().
-bool fits_grouped_mm(const Tensor& rows) {
-  const auto type = rows.scalar_type();
-  return (type == at::kBFloat16 || type == at::kFloat) && (rows.is_cpu() || has_grouped_mm(rows));
-}
+// Returns true if at::_grouped_mm supports `rows`: bf16 or f32, on a device that takes the ends.
+bool fits_grouped_mm(const Tensor& rows) { return is_f32_or_bf16(rows) && can_use_ends(rows); }
 
 // Returns `tensor`, contiguous, with its last `dimensions` dimensions zero-padded to multiples of
 // 16 bytes, as at::_grouped_mm requires. Tensors with narrow rows (low-rank adapters) are small, so
@@ -353,24 +272,39 @@ Tensor truncate(const Tensor& product, int64_t dimension, int64_t size) {
 
 }  // namespace
 
-Tensor operand(const Tensor& tensor, at::ScalarType type) {
-  const Tensor rounded = tensor.to(type);
-  return type == at::kBFloat16 && !tensor.is_cuda() ? rounded.to(at::kFloat) : rounded;
+TORCH_LIBRARY_IMPL(moe, CPU, library) {
+  library.impl("operand", &operand_cpu);
+  library.impl("weight_operand", [](const Tensor& weight, at::ScalarType) { return weight; });
+  library.impl("matmul_out", &matmul_out_cpu);
+  library.impl("biased_linear", &biased_linear_cpu);
+  library.impl("router_logits", &router_logits);
+  library.impl("router_logits_backward", &router_logits_backward);
+}
+
+// Devices other than the CPU.
+TORCH_LIBRARY_IMPL(moe, CompositeExplicitAutograd, library) {
+  const auto convert = [](const Tensor& tensor, at::ScalarType type) { return tensor.to(type); };
+  library.impl("operand", convert);
+  library.impl("weight_operand", convert);
+  library.impl("matmul_out", &matmul_out_default);
+  library.impl("biased_linear", &biased_linear_default);
 }
 
 Tensor weight_operand(const Tensor& weight, at::ScalarType type) {
-  const Tensor read = weight_for_products(weight, type);
-  return read.is_cuda() ? operand(read, type) : read;
+  return call<"moe::weight_operand", decltype(operand_cpu)>(weight_for_products(weight, type),
+                                                            type);
 }
 
-void operand_product_out(Tensor& out, const Operand& left, const Operand& right, bool accumulate) {
-  TORCH_CHECK(left.tensor.size(1) == right.tensor.size(0) && out.size(0) == left.tensor.size(0) &&
-              out.size(1) == right.tensor.size(1));
-  concat_matmul_out(out, left, {right.tensor, right.type}, accumulate);
+void matmul_out(Tensor& out, const Tensor& left, const Tensor& right, at::ScalarType type,
+                bool accumulate) {
+  TORCH_CHECK(left.size(1) == right.size(0) && out.size(0) == left.size(0) &&
+              out.size(1) == right.size(1));
+  call_matmul_out(out, left, right, type, /*is_mapped=*/false, accumulate);
 }
 
-void weight_product_out(Tensor& out, const Operand& left, const RowBlocks& rows) {
-  weight_product_out(out, left, rows, /*is_mapped=*/true, /*accumulate=*/false);
+void weight_matmul_out(Tensor& out, const Tensor& left, const RowBlocks& rows,
+                       at::ScalarType type) {
+  weight_matmul_out(out, left, rows, type, /*is_mapped=*/true, /*accumulate=*/false);
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
@@ -385,29 +319,29 @@ Tensor linear(const Tensor& x, const Weight& weight, const Tensor& bias) {
   RECORD_USER_SCOPE("projections");
   const auto type = x.scalar_type();
   TORCH_CHECK(!(at::GradMode::is_enabled() && x.requires_grad()) && weight.count() == 1 &&
-                  x.dim() == 2 && x.is_cpu() && weight.inner() == x.size(1),
+                  x.dim() == 2 && weight.inner() == x.size(1),
               "x ", x.sizes(), ", weight [", weight.outer(), ", ", weight.inner(), "] apart");
   Tensor y = at::empty({x.size(0), weight.outer()},
                        x.options().dtype(bias.defined() ? accumulate_dtype(x) : type));
-  weight_product_out(y, {x, type}, weight.matrix(0));
+  weight_matmul_out(y, x, weight.matrix(0), type);
   return bias.defined() ? y.add_(bias).to(type) : y;
 }
 
 void add_linear(Tensor& sum, const Tensor& x, const Weight& weight) {
   RECORD_USER_SCOPE("projections");
-  TORCH_CHECK(!at::GradMode::is_enabled() && sum.is_cpu() && sum.scalar_type() == at::kFloat &&
+  TORCH_CHECK(!at::GradMode::is_enabled() && sum.scalar_type() == at::kFloat &&
                   weight.count() == 1 && x.dim() == 2 && weight.inner() == x.size(1) &&
                   sum.size(0) == x.size(0) && sum.size(1) == weight.outer(),
               "sum ", sum.sizes(), ", x ", x.sizes(), ", weight [", weight.outer(), ", ",
               weight.inner(), "]");
   if (x.size(0) <= kMaxSkinnyRows) {
     Tensor y = at::empty_like(sum);
-    weight_product_out(y, {x, x.scalar_type()}, weight.matrix(0));
+    weight_matmul_out(y, x, weight.matrix(0), x.scalar_type());
     sum.add_(y);
     return;
   }
-  weight_product_out(sum, {x, x.scalar_type()}, weight.matrix(0), /*is_mapped=*/false,
-                     /*accumulate=*/true);
+  weight_matmul_out(sum, x, weight.matrix(0), x.scalar_type(), /*is_mapped=*/false,
+                    /*accumulate=*/true);
 }
 
 Tensor linear_to_f32(const Tensor& x, const Tensor& weight) {
@@ -422,6 +356,8 @@ bool has_grouped_mm(const Tensor& rows) {
   return rows.is_cuda() && cuda_functions().gpu_has_grouped_mm(rows.get_device());
 }
 
+bool can_use_ends(const Tensor& rows) { return rows.is_cpu() || has_grouped_mm(rows); }
+
 std::vector<int64_t> read_rows_per_expert(const Tensor& ends) {
   const Tensor host = ends.to(at::kCPU, at::kLong);
   const auto* end = host.const_data_ptr<int64_t>();
@@ -432,11 +368,11 @@ std::vector<int64_t> read_rows_per_expert(const Tensor& ends) {
 
 Tensor grouped_matmul(const Tensor& in, const Weight& weights, int64_t total,
                       const std::vector<int64_t>& rows_per_expert) {
-  return product_per_expert(
-      in, weights.outer(), total, rows_per_expert,
-      [&](int64_t expert, const Tensor& rows, Tensor& out) {
-        weight_product_out(out, {rows, in.scalar_type()}, weights.matrix(expert));
-      });
+  return product_per_expert(in, weights.outer(), total, rows_per_expert,
+                            [&](int64_t expert, const Tensor& rows, Tensor& out) {
+                              weight_matmul_out(out, rows, weights.matrix(expert),
+                                                in.scalar_type());
+                            });
 }
 
 Tensor Segments::product(const Tensor& in, const Tensor& weights, bool transposed,
@@ -454,7 +390,7 @@ Tensor Segments::product(const Tensor& in, const Tensor& weights, bool transpose
   }
   return product_per_expert(in, weights.size(2), total, counts,
                             [&](int64_t expert, const Tensor& rows, Tensor& out) {
-                              operand_product_out(out, {rows, type}, {weights[expert], type});
+                              matmul_out(out, rows, weights[expert], type);
                             });
 }
 
@@ -483,15 +419,14 @@ Tensor Segments::weight_gradient(const Tensor& left, const Tensor& right,
   for_each_expert(counts, [&](int64_t expert, int64_t first, int64_t count) {
     Tensor target = gradient[expert];
     const Tensor rows = left.narrow(0, first, count).t();
-    operand_product_out(target, {rows, type}, {right.narrow(0, first, count), type}, !is_new);
+    matmul_out(target, rows, right.narrow(0, first, count), type, !is_new);
   });
   return is_new ? gradient : Tensor();
 }
 
 bool use_per_expert_gradients(const Tensor& weights) {
   constexpr int64_t kLargeExpert = 1 << 21;  // elements; widening takes 6 us, about one launch
-  return weights.is_cuda() && weights.scalar_type() == at::kFloat &&
-         weights.size(1) * weights.size(2) >= kLargeExpert;
+  return weights.scalar_type() == at::kFloat && weights.size(1) * weights.size(2) >= kLargeExpert;
 }
 
 int64_t Segments::experts() const {

@@ -61,35 +61,28 @@ at::Tensor linear_in_f32(const at::Tensor& x, const at::Tensor& weight);
 // only, not differentiable.
 void add_linear(at::Tensor& sum, const at::Tensor& x, const Weight& weight);
 
-// Returns `tensor` as an operand of products in `type`: converted to `type`. On the CPU the values
-// of bf16 are widened to f32 again.
-at::Tensor operand(const at::Tensor& tensor, at::ScalarType type);
-
 // Returns `weight` as an operand of one or more products in `type`. GPU: the bf16 working copy if
-// the weight has one (bf16_working_copy.h), else operand(). CPU: the weight itself, which products
-// round block by block.
+// the weight has one (bf16_working_copy.h), converted to `type`. CPU: the weight itself, which
+// products round block by block.
 at::Tensor weight_operand(const at::Tensor& weight, at::ScalarType type);
 
-// A matrix and the dtype in which products read it.
-struct Operand {
-  const at::Tensor& tensor;
-  at::ScalarType type;
-};
+// Computes out [M, N] = left [M, K] right [K, N] with operands in `type`, or adds the product to
+// `out` if `accumulate`. Sums are f32 (f64 for f64) and are rounded to the dtype of `out`. Products
+// by gemm() convert the operands block by block; products by LibTorch convert copies.
+void matmul_out(at::Tensor& out, const at::Tensor& left, const at::Tensor& right,
+                at::ScalarType type, bool accumulate = false);
 
-// Computes out [M, N] = left [M, K] right [K, N], or adds the product to `out` if `accumulate`.
-// Sums are f32 (f64 for f64) and are rounded to the dtype of `out`. Products by gemm() convert the
-// operands block by block; products by LibTorch convert copies.
-void operand_product_out(at::Tensor& out, const Operand& left, const Operand& right,
-                         bool accumulate = false);
-
-// Computes out [M, N] = left [M, K] rows^T for a matrix [N, K] in blocks. The blocks are not
-// concatenated; they are converted to left.type. The sums do not depend on the block sizes, except
-// in products that LibTorch computes (use_own_gemm() in kernels/cpu/gemm.h).
-void weight_product_out(at::Tensor& out, const Operand& left, const RowBlocks& rows);
+// Computes out [M, N] = left [M, K] rows^T for a matrix [N, K] in blocks, with operands in `type`.
+// The blocks are not concatenated. The sums do not depend on the block sizes, except in products
+// that LibTorch computes (use_own_gemm() in kernels/cpu/gemm.h).
+void weight_matmul_out(at::Tensor& out, const at::Tensor& left, const RowBlocks& rows,
+                       at::ScalarType type);
 
 // Returns true if `rows` are on a GPU where `at::_grouped_mm` is one launch (compute capability 9.x
 // or 10.x). Other GPUs need one product per expert, with row counts on the host.
 bool has_grouped_mm(const at::Tensor& rows);
+// Returns true if grouped products of `rows` take Segments::ends: on a CPU, or if has_grouped_mm().
+bool can_use_ends(const at::Tensor& rows);
 
 // The rows of each expert in a grouped GEMM: counts on the host, whose sum is at most R, or `ends`
 // [E] i32 on the device, where expert e has rows ends[e - 1] .. ends[e] - 1.
@@ -137,7 +130,7 @@ at::Tensor grouped_matmul(const at::Tensor& in, const Weight& weights, int64_t t
 std::vector<int64_t> read_rows_per_expert(const at::Tensor& ends);
 
 // Returns true if one product per expert is faster than a grouped product for the gradient of f32
-// GPU weights [E, M, N]. A product per expert writes f32 and needs the counts on the host. A
+// weights [E, M, N]. A product per expert writes f32 and needs the counts on the host. A
 // grouped product writes bf16, which a second pass widens (6 bytes per element). Returns false for
 // small experts: their launches take longer than that pass.
 bool use_per_expert_gradients(const at::Tensor& weights);

@@ -23,6 +23,7 @@ TORCH_LIBRARY(moe, library) {
   library.def(
       "permute(Tensor x, Tensor token, int columns, Tensor? row_of_token=None, "
       "Tensor? used=None) -> Tensor");
+  library.def("rows_of_tokens(Tensor token, Tensor choice, int tokens, int choices) -> Tensor");
   library.def(
       "unpermute(Tensor rows, Tensor token, int tokens, int columns, Tensor? weight=None, "
       "Tensor? residual=None, Tensor? row_of_token=None, Tensor? used=None) -> Tensor");
@@ -63,10 +64,19 @@ TORCH_LIBRARY(moe, library) {
   library.def(
       "rope(Tensor[] parts, Tensor cosine, Tensor sine, Tensor position, int rotated, "
       "bool backwards, Tensor(a!)? out=None) -> Tensor");
+  library.def("operand(Tensor input, ScalarType type) -> Tensor");
+  library.def("weight_operand(Tensor weight, ScalarType type) -> Tensor");
+  library.def(
+      "matmul_out(Tensor(a!) out, Tensor left, Tensor[] right, ScalarType type, bool is_mapped, "
+      "bool accumulate) -> ()");
+  library.def(
+      "biased_linear(Tensor x, Tensor weight, Tensor bias, ScalarType type, ScalarType out) -> "
+      "Tensor");
   library.def("router_logits(Tensor x, Tensor weight) -> Tensor");
   library.def(
       "router_logits_backward(Tensor grad, Tensor x, Tensor weight, bool needs_x_grad, "
       "bool needs_weight_grad) -> (Tensor, Tensor)");
+  library.def("expert_order(Tensor logits) -> Tensor");
   library.def(
       "router_choices(Tensor logits, Tensor source_rank, int ranks, int choices) -> "
       "(Tensor, Tensor, Tensor, Tensor)");
@@ -79,11 +89,11 @@ TORCH_LIBRARY(moe, library) {
       "plan_counts(Tensor logits, Tensor scores, Tensor[] plan, int ranks, int k, "
       "bool rectifies, bool is_dropless) -> (Tensor, Tensor)");
   library.def(
-      "plan_weights(Tensor logits, Tensor count, Tensor by_logit, Tensor[] plan, int ranks, "
+      "plan_gate_weights(Tensor logits, Tensor count, Tensor by_logit, Tensor[] plan, int ranks, "
       "int k, bool normalise, bool straight_through, int lb_choices, int ranks_in_use) -> "
       "Tensor[]");
   library.def(
-      "plan_weights_backward(Tensor? grad_weights, Tensor? grad_combine, "
+      "plan_gate_weights_backward(Tensor? grad_weights, Tensor? grad_combine, "
       "Tensor? grad_load_balance, Tensor? grad_z, Tensor logits, Tensor count, Tensor combine, "
       "Tensor chosen, Tensor[] plan, int ranks, int k, bool normalise, bool straight_through, "
       "int lb_choices, int ranks_in_use) -> Tensor");
@@ -91,6 +101,8 @@ TORCH_LIBRARY(moe, library) {
 
 TORCH_LIBRARY_IMPL(moe, CPU, library) {
   library.impl("permute", &permute_on<permute_cpu>);
+  library.impl("rows_of_tokens",
+               [](const Tensor&, const Tensor&, int64_t, int64_t) { return Tensor(); });
   library.impl("unpermute", &unpermute_on<unpermute_cpu>);
   library.impl("unpermute_backward", &unpermute_backward_on<unpermute_backward_cpu>);
   library.impl("swiglu", &swiglu_on<swiglu_forward_cpu>);
@@ -99,14 +111,23 @@ TORCH_LIBRARY_IMPL(moe, CPU, library) {
   library.impl("logsumexp_argmax", &logsumexp_argmax_on<logsumexp_cpu>);
   library.impl("cross_entropy_", &cross_entropy_on<cross_entropy_cpu>);
   library.impl("stochastic_round", &stochastic_round_on<stochastic_round_cpu>);
+  library.impl("adamw_", &adamw_by_operations);
   library.impl("rms_norm", &rms_norm_on<rms_norm_forward_cpu>);
   library.impl("rms_norm_backward", &rms_norm_backward_on<rms_norm_backward_cpu>);
   library.impl("rope", &rope_by_operations);
+  library.impl("expert_order", &expert_order_on<expert_order_cpu>);
   library.impl("router_choices", &router_choices_on<router_choices_cpu>);
   library.impl("top_k_plan", &top_k_plan_on<top_k_plan_cpu>);
   library.impl("plan_counts", &plan_counts_on<plan_counts_cpu>);
-  library.impl("plan_weights", &plan_weights_on<plan_weights_cpu>);
-  library.impl("plan_weights_backward", &plan_weights_backward_on<plan_weights_backward_cpu>);
+  library.impl("plan_gate_weights", &plan_gate_weights_on<plan_gate_weights_cpu>);
+  library.impl("plan_gate_weights_backward",
+               &plan_gate_weights_backward_on<plan_gate_weights_backward_cpu>);
+}
+
+// Devices without a kernel of their own for an operation.
+TORCH_LIBRARY_IMPL(moe, CompositeExplicitAutograd, library) {
+  library.impl("rows_of_tokens", &rows_of_tokens);
+  library.impl("expert_order", &expert_order_by_operations);
 }
 
 TORCH_LIBRARY_IMPL(moe, Autograd, library) {

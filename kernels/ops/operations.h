@@ -9,6 +9,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <algorithm>
 #include <optional>
 #include <tuple>
 #include <type_traits>
@@ -19,7 +20,7 @@
 #include "kernels/ops/cross_entropy.h"
 #include "kernels/ops/cuda_functions.h"
 #include "kernels/ops/permute.h"
-#include "kernels/ops/plan_weights.h"
+#include "kernels/ops/plan_gate_weights.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/rope.h"
 #include "kernels/ops/router.h"
@@ -31,23 +32,24 @@ namespace moe::kernels {
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;  // an undefined tensor counts as absent
 
-// Handle of the operation `name` with the C++ type `Function`. Calls run the function that is
-// registered for the device of the tensors. They do not record gradients.
-template <typename Function>
-class Operation {
- public:
-  explicit Operation(const char* name)
-      : handle_(c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>()) {}
-
-  template <typename... Arguments>
-  auto operator()(Arguments&&... arguments) const {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return handle_.call(std::forward<Arguments>(arguments)...);
+// Name of an operation as a template argument: "moe::permute".
+template <size_t kSize>
+struct OperationName {
+  constexpr OperationName(const char (&name)[kSize]) {  // NOLINT: implicit conversion
+    std::copy_n(name, kSize, text);
   }
-
- private:
-  c10::TypedOperatorHandle<Function> handle_;
+  char text[kSize] = {};
 };
+
+// Calls the function with the C++ type `Function` that is registered for the operation and the
+// device of the tensors. Does not record gradients.
+template <OperationName kName, typename Function, typename... Arguments>
+auto call(Arguments&&... arguments) {
+  static const auto handle =
+      c10::Dispatcher::singleton().findSchemaOrThrow(kName.text, "").template typed<Function>();
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return handle.call(std::forward<Arguments>(arguments)...);
+}
 
 // True for a CUDA kernel, which takes a stream after its arguments.
 template <auto kKernel, typename Args>
@@ -65,27 +67,66 @@ void run(const Tensor& on, const Args& args) {
 
 inline bool has_tensor(const OptionalTensor& tensor) { return tensor && tensor->defined(); }
 
-// Returns the data of a contiguous tensor, or null if it is absent.
-template <typename Number>
-const Number* data_or_null(const OptionalTensor& tensor) {
-  return has_tensor(tensor) ? tensor->const_data_ptr<Number>() : nullptr;
-}
+// Data of a contiguous tensor, which converts to the pointer type of a kernel's argument; null if
+// the tensor is undefined. Keeps the tensor until the end of the full expression: the kernel has
+// then run, or is on the stream.
+class TensorData {
+ public:
+  explicit TensorData(Tensor tensor) : tensor_(std::move(tensor)) {}
 
-inline OptionalTensor contiguous(const OptionalTensor& tensor) {
-  return has_tensor(tensor) ? std::optional(tensor->contiguous()) : std::nullopt;
+  template <typename Element>
+  operator Element*() const {  // NOLINT: implicit conversion
+    using Number = std::remove_const_t<Element>;
+    if (!tensor_.defined()) {
+      return nullptr;
+    }
+    if constexpr (std::is_void_v<Number>) {
+      return tensor_.data_ptr();
+    } else {
+      return tensor_.data_ptr<Number>();
+    }
+  }
+
+ private:
+  Tensor tensor_;
+};
+
+// Copies a tensor that is not contiguous. An absent tensor gives null.
+inline TensorData input(const OptionalTensor& tensor) {
+  return TensorData(has_tensor(tensor) ? tensor->contiguous() : Tensor());
+}
+// REQUIRES: `tensor` is contiguous or undefined.
+inline TensorData output(const Tensor& tensor) { return TensorData(tensor); }
+
+// Returns true for bf16 and false for f32. Throws c10::Error for other dtypes.
+inline bool uses_bf16(const Tensor& tensor) {
+  const bool is_bf16 = tensor.scalar_type() == at::kBFloat16;
+  TORCH_CHECK(is_bf16 || tensor.scalar_type() == at::kFloat, "a kernel for f32 and bf16, not for ",
+              tensor.toString());
+  return is_bf16;
 }
 
 // --------------------------------------------------------------------- permute.h
 
-// Throws c10::Error for dtypes that the kernels do not support.
-template <bool kOnCuda>
-PermuteDtype permute_dtype(const Tensor& rows) {
-  const auto type = rows.scalar_type();
-  TORCH_CHECK(type == at::kFloat || type == at::kBFloat16 || (type == at::kDouble && !kOnCuda),
-              "rows are moved in f32 and bf16, and in f64 on the CPU; these are ", rows.toString());
-  return type == at::kFloat      ? PermuteDtype::kF32
-         : type == at::kBFloat16 ? PermuteDtype::kBF16
-                                 : PermuteDtype::kF64;
+// f64 (gradient checks) is computed by LibTorch's operations.
+
+// Returns the token of each row; `tokens` for a row without a token.
+inline Tensor token_or_last(const Tensor& token, int64_t tokens) {
+  return at::where(token < 0, tokens, token);
+}
+
+inline Tensor gather_tokens(const Tensor& x, const Tensor& token) {
+  const Tensor zeros = at::zeros({1, x.size(1)}, x.options());
+  return at::cat({x, zeros}).index_select(0, token_or_last(token, x.size(0)));
+}
+
+// Returns the rows of each token [T, C] i32, -1: none. For devices whose unpermute reads them.
+inline Tensor rows_of_tokens(const Tensor& token, const Tensor& choice, int64_t tokens,
+                             int64_t choices) {
+  const auto i32 = token.options().dtype(at::kInt);
+  return at::full({tokens * choices}, -1, i32)
+      .index_copy_(0, token * choices + choice, at::arange(token.size(0), i32))
+      .view({tokens, choices});
 }
 
 template <auto kKernel>
@@ -93,12 +134,13 @@ Tensor permute_on(const Tensor& x, const Tensor& token, int64_t columns,
                   const OptionalTensor& /*row_of_token*/, const OptionalTensor& used) {
   TORCH_CHECK(x.dim() == 2 && token.dim() == 1 && x.device() == token.device(), "x ", x.sizes(),
               ", token ", token.sizes());
-  const Tensor in = x.contiguous(), tokens = token.contiguous();
+  if (x.scalar_type() == at::kDouble) {
+    return gather_tokens(x, token);
+  }
   const Tensor rows = at::empty({token.size(0), x.size(1)}, x.options());
   const PermuteShape shape{x.size(0), token.size(0), x.size(1), columns};
-  run<kKernel>(x, PermuteArgs{tokens.const_data_ptr<int64_t>(), data_or_null<int32_t>(used), shape,
-                              in.const_data_ptr(), rows.mutable_data_ptr(),
-                              permute_dtype<kIsCuda<kKernel, PermuteArgs>>(x)});
+  run<kKernel>(x,
+               PermuteArgs{input(token), input(used), shape, input(x), output(rows), uses_bf16(x)});
   return rows;
 }
 
@@ -107,36 +149,34 @@ Tensor unpermute_on(const Tensor& rows, const Tensor& token, int64_t tokens, int
                     const OptionalTensor& weight, const OptionalTensor& residual,
                     const OptionalTensor& row_of_token, const OptionalTensor& /*used*/) {
   constexpr bool kOnCuda = kIsCuda<kKernel, UnpermuteArgs>;
+  const bool is_f64 = rows.scalar_type() == at::kDouble, is_weighted = has_tensor(weight);
   TORCH_CHECK(rows.dim() == 2 && token.dim() == 1 && rows.size(0) == token.size(0) &&
                   rows.device() == token.device() && (!kOnCuda || has_tensor(row_of_token)),
               "rows ", rows.sizes(), " by a permutation of ", token.size(0));
-  const auto y_type = rows.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto y_type = is_f64 ? at::kDouble : at::kFloat;
   TORCH_CHECK(
-      !has_tensor(weight) || (weight->dim() == 1 && weight->size(0) == rows.size(0) &&
-                              weight->scalar_type() == y_type && weight->device() == rows.device()),
+      !is_weighted || (weight->dim() == 1 && weight->size(0) == rows.size(0) &&
+                       weight->scalar_type() == y_type && weight->device() == rows.device()),
       "rows ", rows.toString(), rows.sizes(), ", weight ", weight->toString(), weight->sizes());
   TORCH_CHECK(!has_tensor(residual) ||
-                  (has_tensor(weight) && residual->dim() == 2 && residual->size(0) == tokens &&
+                  (is_weighted && residual->dim() == 2 && residual->size(0) == tokens &&
                    residual->size(1) == rows.size(1) && residual->device() == rows.device() &&
                    residual->scalar_type() == y_type),
               "rows ", rows.sizes(), ", residual ", residual->toString());
-  const Tensor in = rows.contiguous(), list = token.contiguous();
-  const OptionalTensor weights = contiguous(weight), added = contiguous(residual);
-  Tensor y = at::empty({tokens, rows.size(1)}, weights ? weights->options() : rows.options());
-  const PermuteShape shape{tokens, rows.size(0), rows.size(1), columns};
-  UnpermuteArgs args{list.const_data_ptr<int64_t>(),
-                     data_or_null<int32_t>(row_of_token),
-                     shape,
-                     in.const_data_ptr(),
-                     weights.has_value(),
-                     weights ? weights->const_data_ptr() : nullptr,
-                     y.mutable_data_ptr(),
-                     permute_dtype<kOnCuda>(rows)};
-  if constexpr (kOnCuda) {
-    args.residual = data_or_null<float>(added);
+  Tensor y;
+  if (is_f64) {
+    y = at::zeros({tokens + 1, rows.size(1)}, rows.options())
+            .index_add_(0, token_or_last(token, tokens),
+                        is_weighted ? rows * weight->unsqueeze(1) : rows)
+            .narrow(0, 0, tokens);
+  } else {
+    y = at::empty({tokens, rows.size(1)}, is_weighted ? weight->options() : rows.options());
+    const PermuteShape shape{tokens, rows.size(0), rows.size(1), columns};
+    run<kKernel>(rows,
+                 UnpermuteArgs{input(token), input(row_of_token), shape, input(rows), is_weighted,
+                               input(weight), output(y), uses_bf16(rows), input(residual)});
   }
-  run<kKernel>(rows, args);
-  return added && !kOnCuda ? y.add_(*added) : y;
+  return has_tensor(residual) && (is_f64 || !kOnCuda) ? y.add_(*residual) : y;
 }
 
 template <auto kKernel>
@@ -147,15 +187,16 @@ std::tuple<Tensor, Tensor> unpermute_backward_on(const Tensor& grad, const Tenso
                   weight.sizes() == token.sizes() && rows.size(0) == token.size(0) &&
                   grad.scalar_type() == weight.scalar_type(),
               "gradient ", grad.sizes(), ", rows ", rows.sizes(), ", weight ", weight.sizes());
-  const Tensor upstream = grad.contiguous(), in = rows.contiguous();
-  const Tensor weights = weight.contiguous(), list = token.contiguous();
-  const Tensor grad_rows = at::empty_like(in), grad_weight = at::empty_like(weights);
+  if (rows.scalar_type() == at::kDouble) {
+    const Tensor upstream = gather_tokens(grad, token);
+    return {upstream * weight.unsqueeze(1), (rows * upstream).sum(1)};
+  }
+  const Tensor grad_rows = at::empty(rows.sizes(), rows.options());
+  const Tensor grad_weight = at::empty(weight.sizes(), weight.options());
   const PermuteShape shape{grad.size(0), rows.size(0), rows.size(1), /*columns=*/1};
-  run<kKernel>(rows, UnpermuteBackwardArgs{
-                         list.const_data_ptr<int64_t>(), data_or_null<int32_t>(used), shape,
-                         in.const_data_ptr(), weights.const_data_ptr(), upstream.const_data_ptr(),
-                         grad_rows.mutable_data_ptr(), grad_weight.mutable_data_ptr(),
-                         permute_dtype<kIsCuda<kKernel, UnpermuteBackwardArgs>>(rows)});
+  run<kKernel>(rows, UnpermuteBackwardArgs{input(token), input(used), shape, input(rows),
+                                           input(weight), input(grad), output(grad_rows),
+                                           output(grad_weight), uses_bf16(rows)});
   return {grad_rows, grad_weight};
 }
 
@@ -170,18 +211,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> segment_rows_on(const Tensor& token,
   const int64_t rows = segmented_rows(plan_rows, experts);
   TORCH_CHECK(experts > 0 && tokens * choices <= INT32_MAX && rows <= INT32_MAX, tokens,
               " tokens with ", choices, " choices each, ", plan_rows, " rows");
-  const Tensor lists[] = {token.contiguous(), expert.contiguous(), choice.contiguous(),
-                          tokens_per_expert.contiguous()};
   const auto i32 = token.options().dtype(at::kInt);
   std::tuple out{at::empty({rows}, token.options()), at::empty({tokens, choices}, i32),
                  at::empty({plan_rows}, token.options()), at::empty({experts}, i32)};
-  run<kKernel>(
-      token,
-      SegmentRowsArgs{lists[0].const_data_ptr<int64_t>(), lists[1].const_data_ptr<int64_t>(),
-                      lists[2].const_data_ptr<int64_t>(), lists[3].const_data_ptr<int64_t>(),
-                      tokens, choices, experts, plan_rows, std::get<0>(out).data_ptr<int64_t>(),
-                      std::get<1>(out).data_ptr<int32_t>(), std::get<2>(out).data_ptr<int64_t>(),
-                      std::get<3>(out).data_ptr<int32_t>()});
+  const auto& [row_token, row_of_token, row_of_plan, ends] = out;
+  run<kKernel>(token,
+               SegmentRowsArgs{input(token), input(expert), input(choice), input(tokens_per_expert),
+                               tokens, choices, experts, plan_rows, output(row_token),
+                               output(row_of_token), output(row_of_plan), output(ends)});
   return out;
 }
 
@@ -200,11 +237,8 @@ Tensor swiglu_on(const Tensor& hidden, const OptionalTensor& used) {
   if (hidden.scalar_type() == at::kDouble) {
     return at::silu(hidden.narrow(1, 0, width)).mul_(hidden.narrow(1, width, width));
   }
-  const bool is_bf16 = hidden.scalar_type() == at::kBFloat16;
-  TORCH_CHECK(is_bf16 || hidden.scalar_type() == at::kFloat, "hidden is ", hidden.toString());
-  const Tensor in = hidden.contiguous();
   Tensor out = at::empty({rows, width}, hidden.options());
-  run<kKernel>(hidden, SwigluForwardArgs{in.const_data_ptr(), out.data_ptr(), rows, width, is_bf16,
+  run<kKernel>(hidden, SwigluForwardArgs{input(hidden), output(out), rows, width, uses_bf16(hidden),
                                          num_used_rows(used)});
   return out;
 }
@@ -228,11 +262,9 @@ Tensor swiglu_backward_on(const Tensor& grad_out, const Tensor& hidden,
     }
     return grad;
   }
-  const Tensor in = hidden.contiguous(), grad_in = grad_out.contiguous();
-  run<kKernel>(hidden,
-               SwigluBackwardArgs{grad_in.const_data_ptr(), in.const_data_ptr(), grad.data_ptr(),
-                                  rows, width, hidden.scalar_type() == at::kBFloat16,
-                                  num_used_rows(used), kInPlace ? grad_out.data_ptr() : nullptr});
+  run<kKernel>(hidden, SwigluBackwardArgs{input(grad_out), input(hidden), output(grad), rows, width,
+                                          uses_bf16(hidden), num_used_rows(used),
+                                          output(kInPlace ? grad_out : Tensor())});
   return grad;
 }
 
@@ -243,11 +275,10 @@ template <auto kKernel>
 std::tuple<Tensor, Tensor> logsumexp_argmax_on(const Tensor& logits) {
   TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0 && logits.scalar_type() == at::kFloat,
               "logits ", logits.toString(), logits.sizes());
-  const Tensor in = logits.contiguous();
   const Tensor logsumexp = at::empty({logits.size(0)}, logits.options());
   const Tensor argmax = at::empty({logits.size(0)}, logits.options().dtype(at::kLong));
-  run<kKernel>(logits, LogSumExpArgs{in.const_data_ptr<float>(), logsumexp.data_ptr<float>(),
-                                     argmax.data_ptr<int64_t>(), logits.size(0), logits.size(1)});
+  run<kKernel>(logits, LogSumExpArgs{input(logits), output(logsumexp), output(argmax),
+                                     logits.size(0), logits.size(1)});
   return {logsumexp, argmax};
 }
 
@@ -261,9 +292,8 @@ void cross_entropy_on(const Tensor& logits, const Tensor& target, double scale, 
   TORCH_CHECK(loss.is_contiguous() && loss.scalar_type() == at::kDouble &&
                   loss.numel() == logits.size(0) && loss.device() == logits.device(),
               "logits ", logits.toString(), logits.sizes(), ", loss ", loss.sizes());
-  run<kKernel>(logits, CrossEntropyArgs{logits.data_ptr<float>(), target.const_data_ptr<int64_t>(),
-                                        loss.data_ptr<double>(), logits.size(0), logits.size(1),
-                                        scale, in_bf16});
+  run<kKernel>(logits, CrossEntropyArgs{output(logits), input(target), output(loss), logits.size(0),
+                                        logits.size(1), scale, in_bf16});
 }
 
 // -------------------------------------------------------------------- optimizer
@@ -273,9 +303,8 @@ void stochastic_round_on(const Tensor& in, const Tensor& out, int64_t key, int64
   TORCH_CHECK(in.sizes() == out.sizes() && in.is_contiguous() && out.is_contiguous() &&
                   in.scalar_type() == at::kFloat && out.scalar_type() == at::kBFloat16,
               "in is ", in.toString(), in.sizes(), ", out is ", out.toString(), out.sizes());
-  run<kKernel>(in, StochasticRoundArgs{in.const_data_ptr<float>(),
-                                       static_cast<uint16_t*>(out.mutable_data_ptr()), in.numel(),
-                                       static_cast<uint64_t>(key), first});
+  run<kKernel>(in, StochasticRoundArgs{input(in), static_cast<uint16_t*>(out.mutable_data_ptr()),
+                                       in.numel(), static_cast<uint64_t>(key), first});
 }
 
 template <auto kKernel>
@@ -297,12 +326,22 @@ void adamw_on(const Tensor& gradient, const Tensor& master, const Tensor& mean,
   TORCH_CHECK(!has_tensor(gradient_scale) ||
               (gradient_scale->numel() == 1 && gradient_scale->scalar_type() == at::kFloat &&
                gradient_scale->device() == gradient.device()));
-  kKernel(AdamWArgs{gradient.const_data_ptr(), is_bf16, master.data_ptr<float>(),
-                    mean.data_ptr<float>(), square.data_ptr<float>(),
-                    has_tensor(weight) ? weight->mutable_data_ptr() : nullptr,
-                    data_or_null<float>(gradient_scale), gradient.numel()},
+  kKernel(AdamWArgs{input(gradient), is_bf16, output(master), output(mean), output(square),
+                    output(weight.value_or(Tensor())), input(gradient_scale), gradient.numel()},
           AdamWSettings{lr, beta1, beta2, eps, weight_decay, t},
           current_stream_cuda(gradient.device()));
+}
+
+// AdamW by LibTorch, for f32 weights without a gradient scale.
+inline void adamw_by_operations(const Tensor& gradient, const Tensor& master, const Tensor& mean,
+                                const Tensor& square, const OptionalTensor& weight,
+                                const OptionalTensor& gradient_scale, double lr, double beta1,
+                                double beta2, double eps, double weight_decay, int64_t t) {
+  TORCH_CHECK(!has_tensor(weight) && !has_tensor(gradient_scale),
+              "AdamW on a CPU takes no bf16 weight and no gradient scale");
+  at::_fused_adamw_({master}, {gradient}, {mean}, {square}, /*max_exp_avg_sqs=*/{},
+                    {at::scalar_tensor(t, at::kFloat)}, lr, beta1, beta2, weight_decay, eps,
+                    /*amsgrad=*/false, /*maximize=*/false);
 }
 
 // -------------------------------------------------------------------- rms_norm.h
@@ -330,16 +369,14 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_on(const Tensor& x, const Tensor& we
     const Tensor y = (in * scale).mul_(weight);
     return {to_bf16 ? y.to(type) : y, scale, has_tensor(added) ? in : Tensor()};
   }
-  const Tensor by = weight.contiguous(), more = fuses ? added->contiguous() : Tensor();
   const bool is_f32 = in.scalar_type() == at::kFloat;
   const Tensor y = at::empty_like(in, to_bf16 ? type : in.scalar_type());
   const Tensor scale = at::empty({x.size(0), 1}, weight.options());
   const Tensor sum = fuses ? at::empty_like(in) : has_tensor(added) ? in : Tensor();
   run<kKernel>(
-      x, RmsNormForwardArgs{in.const_data_ptr(), by.const_data_ptr<float>(), y.mutable_data_ptr(),
-                            scale.data_ptr<float>(), x.size(0), x.size(1), epsilon, !is_f32,
-                            is_f32 && to_bf16, fuses ? more.const_data_ptr() : nullptr,
-                            fuses ? sum.data_ptr<float>() : nullptr});
+      x, RmsNormForwardArgs{input(in), input(weight), output(y), output(scale), x.size(0),
+                            x.size(1), epsilon, !is_f32, is_f32 && to_bf16,
+                            input(fuses ? added : std::nullopt), output(fuses ? sum : Tensor())});
   return {y, scale, sum};
 }
 
@@ -357,20 +394,15 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_backward_on(const Tensor& grad, cons
   const bool fuses = kOnCuda && is_f32 && has_tensor(grad_sum);
   Tensor grad_x, grad_weight, grad_added;
   if (has_rms_norm_kernel<kOnCuda>(x, weight)) {
-    const Tensor in = x.contiguous(), by = weight.contiguous();
     const Tensor strips =
         at::empty({kOnCuda ? rms_norm_strips(x.size(0)) : 0, x.size(1)}, weight.options());
-    const Tensor more = fuses ? grad_sum->contiguous() : Tensor();
-    grad_x = at::empty_like(in);
-    grad_weight = at::empty_like(by);
+    grad_x = at::empty(x.sizes(), x.options());
+    grad_weight = at::empty(weight.sizes(), weight.options());
     grad_added = fuses && reads_bf16 ? at::empty_like(upstream) : Tensor();
-    run<kKernel>(
-        x, RmsNormBackwardArgs{upstream.const_data_ptr(), in.const_data_ptr(),
-                               by.const_data_ptr<float>(), scale.const_data_ptr<float>(),
-                               grad_x.mutable_data_ptr(), grad_weight.data_ptr<float>(), x.size(0),
-                               x.size(1), !is_f32, strips.data_ptr<float>(), reads_bf16,
-                               fuses ? more.const_data_ptr<float>() : nullptr,
-                               grad_added.defined() ? grad_added.mutable_data_ptr() : nullptr});
+    run<kKernel>(x, RmsNormBackwardArgs{
+                        input(upstream), input(x), input(weight), input(scale), output(grad_x),
+                        output(grad_weight), x.size(0), x.size(1), !is_f32, output(strips),
+                        reads_bf16, input(fuses ? grad_sum : std::nullopt), output(grad_added)});
   } else {
     const Tensor normed = x * scale;
     grad_weight = (upstream * normed).sum(0);
@@ -426,8 +458,7 @@ Tensor rope_on(at::TensorList parts, const Tensor& cosine, const Tensor& sine,
   }
   const Tensor y = has_tensor(out) ? *out : at::empty({tokens, heads * 2 * half}, options);
   const RopeShape shape{tokens, heads, rotated, half, backwards};
-  run<kKernel>(y, RopeArgs{in, cosine.const_data_ptr<float>(), sine.const_data_ptr<float>(),
-                           position.const_data_ptr<int32_t>(), y.mutable_data_ptr(), shape,
+  run<kKernel>(y, RopeArgs{in, input(cosine), input(sine), input(position), output(y), shape,
                            y.scalar_type() == at::kBFloat16});
   return y;
 }
@@ -436,11 +467,9 @@ Tensor rope_on(at::TensorList parts, const Tensor& cosine, const Tensor& sine,
 
 template <auto kKernel>
 Tensor router_logits_on(const Tensor& x, const Tensor& weight) {
-  const Tensor in = x.contiguous(), by = weight.contiguous();
   Tensor logits = at::empty({x.size(0), weight.size(0)}, weight.options());
-  run<kKernel>(
-      x, RouterLogitsArgs{in.const_data_ptr(), by.const_data_ptr<float>(), logits.data_ptr<float>(),
-                          x.size(0), x.size(1), weight.size(0), x.scalar_type() == at::kBFloat16});
+  run<kKernel>(x, RouterLogitsArgs{input(x), input(weight), output(logits), x.size(0), x.size(1),
+                                   weight.size(0), uses_bf16(x)});
   return logits;
 }
 
@@ -449,18 +478,17 @@ template <auto kKernel>
 std::tuple<Tensor, Tensor> router_logits_backward_on(const Tensor& grad, const Tensor& x,
                                                      const Tensor& weight, bool needs_x_grad,
                                                      bool needs_weight_grad) {
-  const Tensor upstream = grad.contiguous(), in = x.contiguous(), by = weight.contiguous();
-  const int64_t strips = needs_weight_grad ? router_strips(x.size(0), weight.size(0)) : 0;
-  const Tensor scratch = at::empty({strips, weight.size(0), weight.size(1)}, weight.options());
-  const Tensor grad_x = needs_x_grad ? at::empty_like(in) : Tensor();
-  const Tensor grad_weight = needs_weight_grad ? at::empty_like(by) : Tensor();
-  run<kKernel>(
-      x, RouterLogitsBackwardArgs{
-             in.const_data_ptr(), by.const_data_ptr<float>(), upstream.const_data_ptr<float>(),
-             needs_x_grad ? grad_x.mutable_data_ptr() : nullptr,
-             needs_weight_grad ? grad_weight.data_ptr<float>() : nullptr,
-             needs_weight_grad ? scratch.data_ptr<float>() : nullptr, x.size(0), x.size(1),
-             weight.size(0), x.scalar_type() == at::kBFloat16});
+  const auto empty_if = [](bool is_needed, at::IntArrayRef sizes, const Tensor& like) {
+    return is_needed ? at::empty(sizes, like.options()) : Tensor();
+  };
+  const Tensor grad_x = empty_if(needs_x_grad, x.sizes(), x);
+  const Tensor grad_weight = empty_if(needs_weight_grad, weight.sizes(), weight);
+  const int64_t strips = router_strips(x.size(0), weight.size(0));
+  const Tensor scratch =
+      empty_if(needs_weight_grad, {strips, weight.size(0), weight.size(1)}, weight);
+  run<kKernel>(x, RouterLogitsBackwardArgs{input(x), input(weight), input(grad), output(grad_x),
+                                           output(grad_weight), output(scratch), x.size(0),
+                                           x.size(1), weight.size(0), uses_bf16(x)});
   return {grad_x, grad_weight};
 }
 
@@ -472,16 +500,30 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> router_choices_on(const Tensor& logit
                                                              int64_t ranks, int64_t choices) {
   const int64_t tokens = logits.size(0), experts = logits.size(1);
   const auto ints = logits.options().dtype(at::kInt);
-  const Tensor in = logits.contiguous(), scores = at::empty_like(in);
+  const Tensor scores = at::empty(logits.sizes(), logits.options());
   const Tensor choice = at::empty({tokens, choices}, ints),
                local_choice = at::empty({tokens}, ints);
   const Tensor requested = at::empty({choices, experts * ranks}, ints);
   const RouterShape shape{tokens, experts, ranks, choices};
-  run<kKernel>(logits,
-               RouterChoicesArgs{in.const_data_ptr<float>(), source_rank.const_data_ptr<int32_t>(),
-                                 shape, scores.data_ptr<float>(), choice.data_ptr<int32_t>(),
-                                 local_choice.data_ptr<int32_t>(), requested.data_ptr<int32_t>()});
+  run<kKernel>(logits, RouterChoicesArgs{input(logits), input(source_rank), shape, output(scores),
+                                         output(choice), output(local_choice), output(requested)});
   return {scores, choice, local_choice, requested};
+}
+
+// Returns the experts of each token by descending logit, [T, E] i64; equal logits by index.
+inline Tensor expert_order_by_operations(const Tensor& logits) {
+  return std::get<1>(at::sort(logits, /*stable=*/true, /*dim=*/1, /*descending=*/true));
+}
+
+template <auto kKernel>
+Tensor expert_order_on(const Tensor& logits) {
+  if (logits.scalar_type() != at::kFloat) {
+    return expert_order_by_operations(logits);
+  }
+  const Tensor order = at::empty(logits.sizes(), logits.options().dtype(at::kLong));
+  run<kKernel>(logits,
+               ExpertOrderArgs{input(logits), output(order), logits.size(0), logits.size(1)});
+  return order;
 }
 
 // Returns the lists of TopKPlanRows: token, expert, choice, count [rows_max], rows [E], and
@@ -499,28 +541,24 @@ std::vector<Tensor> top_k_plan_on(const Tensor& scores, const Tensor& choice,
                              overflow_max, overflow_max}) {
     lists.push_back(at::empty({size}, scores.options().dtype(at::kLong)));
   }
-  const auto list = [&](size_t i) { return lists[i].data_ptr<int64_t>(); };
   const Tensor scratch = at::empty({kIsCuda<kKernel, TopKPlanArgs> ? top_k_plan_scratch(shape) : 0},
                                    source_rank.options());
-  run<kKernel>(
-      scores,
-      TopKPlanArgs{shape,
-                   {scores.const_data_ptr<float>(), choice.const_data_ptr<int32_t>(),
-                    local_choice.const_data_ptr<int32_t>(), source_rank.const_data_ptr<int32_t>(),
-                    requested.const_data_ptr<int32_t>(), capacity.const_data_ptr<int32_t>()},
-                   {list(0), list(1), list(2), list(3), rows_max, list(4), list(5), list(6),
-                    list(7), overflow_max},
-                   scratch.data_ptr<int32_t>()});
+  run<kKernel>(scores, TopKPlanArgs{shape,
+                                    {input(scores), input(choice), input(local_choice),
+                                     input(source_rank), input(requested), input(capacity)},
+                                    {output(lists[0]), output(lists[1]), output(lists[2]),
+                                     output(lists[3]), rows_max, output(lists[4]), output(lists[5]),
+                                     output(lists[6]), output(lists[7]), overflow_max},
+                                    output(scratch)});
   return lists;
 }
 
-// ---------------------------------------------------------------- plan_weights.h
+// ---------------------------------------------------------------- plan_gate_weights.h
 
 // plan: token, expert, choice, count [R] i64 and source_rank [T] i64, contiguous.
 inline PlanRows plan_rows(at::TensorList plan, int64_t experts, int64_t ranks, int64_t k) {
-  const auto list = [&](size_t i) { return plan[i].const_data_ptr<int64_t>(); };
-  return {list(0),         list(1),         list(2), list(3), list(4),
-          plan[0].size(0), plan[4].size(0), experts, ranks,   k};
+  return {output(plan[0]), output(plan[1]), output(plan[2]), output(plan[3]), output(plan[4]),
+          plan[0].size(0), plan[4].size(0), experts,         ranks,           k};
 }
 
 // Returns count and counted (PlanCountsArgs).
@@ -531,56 +569,52 @@ std::tuple<Tensor, Tensor> plan_counts_on(const Tensor& logits, const Tensor& sc
   const auto options = logits.options();
   const Tensor count = at::empty(logits.sizes(), options);
   const Tensor counted = at::empty({(ranks + 1) * kRowKinds + 2}, options.dtype(at::kLong));
-  const Tensor sums = at::empty({plan_weights_sums(logits.size(0))}, options.dtype(at::kDouble));
-  run<kKernel>(logits,
-               PlanCountsArgs{plan_rows(plan, logits.size(1), ranks, k),
-                              logits.const_data_ptr<float>(), scores.const_data_ptr<float>(),
-                              rectifies, is_dropless, count.data_ptr<float>(),
-                              counted.data_ptr<int64_t>(), sums.data_ptr<double>()});
+  const Tensor sums =
+      at::empty({plan_gate_weights_sums(logits.size(0))}, options.dtype(at::kDouble));
+  run<kKernel>(logits, PlanCountsArgs{plan_rows(plan, logits.size(1), ranks, k), input(logits),
+                                      input(scores), rectifies, is_dropless, output(count),
+                                      output(counted), output(sums)});
   return {count, counted};
 }
 
-// Returns combine, weights, load_balance, z and chosen (PlanWeightsArgs).
+// Returns combine, weights, load_balance, z and chosen (PlanGateWeightsArgs).
 template <auto kKernel>
-std::vector<Tensor> plan_weights_on(const Tensor& logits, const Tensor& count,
-                                    const Tensor& by_logit, at::TensorList plan, int64_t ranks,
-                                    int64_t k, bool normalise, bool straight_through,
-                                    int64_t lb_choices, int64_t ranks_in_use) {
+std::vector<Tensor> plan_gate_weights_on(const Tensor& logits, const Tensor& count,
+                                         const Tensor& by_logit, at::TensorList plan, int64_t ranks,
+                                         int64_t k, bool normalise, bool straight_through,
+                                         int64_t lb_choices, int64_t ranks_in_use) {
   const auto options = logits.options();
   const Tensor combine = at::empty_like(logits);
   const Tensor weights = at::empty({plan[0].size(0)}, options);
   const Tensor load_balance = at::empty({}, options), z = at::empty({}, options);
   const Tensor chosen = at::empty({ranks * (logits.size(1) + 1)}, options.dtype(at::kInt));
   const Tensor sums =
-      at::empty({2 * plan_weights_sums(logits.size(0))}, options.dtype(at::kDouble));
-  const PlanWeightsKind kind{normalise, straight_through, lb_choices, ranks_in_use};
+      at::empty({2 * plan_gate_weights_sums(logits.size(0))}, options.dtype(at::kDouble));
+  const GateOptions gates{normalise, straight_through, lb_choices, ranks_in_use};
   run<kKernel>(logits,
-               PlanWeightsArgs{
-                   plan_rows(plan, logits.size(1), ranks, k), kind, logits.const_data_ptr<float>(),
-                   count.const_data_ptr<float>(), by_logit.const_data_ptr<int64_t>(),
-                   combine.data_ptr<float>(), weights.data_ptr<float>(), chosen.data_ptr<int32_t>(),
-                   sums.data_ptr<double>(), load_balance.data_ptr<float>(), z.data_ptr<float>()});
+               PlanGateWeightsArgs{plan_rows(plan, logits.size(1), ranks, k), gates, input(logits),
+                                   input(count), input(by_logit), output(combine), output(weights),
+                                   output(chosen), output(sums), output(load_balance), output(z)});
   return {combine, weights, load_balance, z, chosen};
 }
 
 // Returns the gradient of the logits from those of weights, combine, load_balance and z.
 template <auto kKernel>
-Tensor plan_weights_backward_on(const OptionalTensor& grad_weights,
-                                const OptionalTensor& grad_combine,
-                                const OptionalTensor& grad_load_balance,
-                                const OptionalTensor& grad_z, const Tensor& logits,
-                                const Tensor& count, const Tensor& combine, const Tensor& chosen,
-                                at::TensorList plan, int64_t ranks, int64_t k, bool normalise,
-                                bool straight_through, int64_t lb_choices, int64_t ranks_in_use) {
-  const Tensor pulled = at::empty_like(logits), grad = at::empty_like(logits);
-  const PlanWeightsKind kind{normalise, straight_through, lb_choices, ranks_in_use};
-  run<kKernel>(logits,
-               PlanWeightsBackwardArgs{
-                   plan_rows(plan, logits.size(1), ranks, k), kind, logits.const_data_ptr<float>(),
-                   count.const_data_ptr<float>(), combine.const_data_ptr<float>(),
-                   chosen.const_data_ptr<int32_t>(), data_or_null<float>(grad_weights),
-                   data_or_null<float>(grad_combine), data_or_null<float>(grad_load_balance),
-                   data_or_null<float>(grad_z), pulled.data_ptr<float>(), grad.data_ptr<float>()});
+Tensor plan_gate_weights_backward_on(const OptionalTensor& grad_weights,
+                                     const OptionalTensor& grad_combine,
+                                     const OptionalTensor& grad_load_balance,
+                                     const OptionalTensor& grad_z, const Tensor& logits,
+                                     const Tensor& count, const Tensor& combine,
+                                     const Tensor& chosen, at::TensorList plan, int64_t ranks,
+                                     int64_t k, bool normalise, bool straight_through,
+                                     int64_t lb_choices, int64_t ranks_in_use) {
+  const Tensor scratch = at::empty_like(logits), grad = at::empty_like(logits);
+  const GateOptions gates{normalise, straight_through, lb_choices, ranks_in_use};
+  run<kKernel>(logits, PlanGateWeightsBackwardArgs{plan_rows(plan, logits.size(1), ranks, k), gates,
+                                                   input(logits), input(count), input(combine),
+                                                   input(chosen), input(grad_weights),
+                                                   input(grad_combine), input(grad_load_balance),
+                                                   input(grad_z), output(scratch), output(grad)});
   return grad;
 }
 

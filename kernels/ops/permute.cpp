@@ -16,17 +16,16 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 Tensor gather(const Tensor& x, const Permutation& permutation) {
-  static const Operation<decltype(permute_on<permute_cpu>)> operation("moe::permute");
-  return operation(x, permutation.token, permutation.columns, permutation.row_of_token,
-                   permutation.used);
+  return call<"moe::permute", decltype(permute_on<permute_cpu>)>(
+      x, permutation.token, permutation.columns, permutation.row_of_token, permutation.used);
 }
 
 // `weight` [R] and `residual` [T, D] may be undefined.
 Tensor scatter(const Tensor& rows, const Permutation& permutation, const Tensor& weight = {},
                const OptionalTensor& residual = {}) {
-  static const Operation<decltype(unpermute_on<unpermute_cpu>)> operation("moe::unpermute");
-  return operation(rows, permutation.token, permutation.tokens, permutation.columns, weight,
-                   residual, permutation.row_of_token, permutation.used);
+  return call<"moe::unpermute", decltype(unpermute_on<unpermute_cpu>)>(
+      rows, permutation.token, permutation.tokens, permutation.columns, weight, residual,
+      permutation.row_of_token, permutation.used);
 }
 
 // Autograd saves a permutation as its tensors and two integers.
@@ -44,29 +43,23 @@ Permutation saved_permutation(AutogradContext* context, const variable_list& sav
           context->saved_data["columns"].toInt()};
 }
 
-struct Permute : torch::autograd::Function<Permute> {
+// kGathers: permute(), else unpermute() without weights. Each is the gradient of the other.
+template <bool kGathers>
+struct PermuteNode : torch::autograd::Function<PermuteNode<kGathers>> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Permutation& permutation) {
-    RECORD_USER_SCOPE("permute");
     context->save_for_backward(permutation_tensors(permutation));
     save_sizes(context, permutation);
-    return gather(x, permutation);
+    if constexpr (kGathers) {
+      RECORD_USER_SCOPE("permute");
+      return gather(x, permutation);
+    } else {
+      return scatter(x, permutation);
+    }
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const Permutation permutation = saved_permutation(context, context->get_saved_variables());
-    return {scatter(gradients[0], permutation), Tensor()};
-  }
-};
-
-struct Unpermute : torch::autograd::Function<Unpermute> {
-  static Tensor forward(AutogradContext* context, const Tensor& rows,
-                        const Permutation& permutation) {
-    context->save_for_backward(permutation_tensors(permutation));
-    save_sizes(context, permutation);
-    return scatter(rows, permutation);
-  }
-  static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const Permutation permutation = saved_permutation(context, context->get_saved_variables());
-    return {gather(gradients[0], permutation), Tensor()};
+    return {kGathers ? scatter(gradients[0], permutation) : gather(gradients[0], permutation),
+            Tensor()};
   }
 };
 
@@ -86,10 +79,9 @@ struct WeightedUnpermute : torch::autograd::Function<WeightedUnpermute> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const Permutation permutation = saved_permutation(context, saved);
-    static const Operation<decltype(unpermute_backward_on<unpermute_backward_cpu>)> operation(
-        "moe::unpermute_backward");
     const auto [grad_rows, grad_weight] =
-        operation(gradients[0], saved[3], saved[4], permutation.token, permutation.used);
+        call<"moe::unpermute_backward", decltype(unpermute_backward_on<unpermute_backward_cpu>)>(
+            gradients[0], saved[3], saved[4], permutation.token, permutation.used);
     const bool has_residual = context->saved_data["has_residual"].toBool();
     return {grad_rows, grad_weight, has_residual ? gradients[0] : Tensor(), Tensor()};
   }
@@ -101,11 +93,11 @@ Tensor permute(const Tensor& x, const Permutation& permutation) {
   TORCH_CHECK(
       x.dim() == 2 && x.size(0) == permutation.tokens && x.device() == permutation.token.device(),
       "x ", x.sizes(), " by a permutation of ", permutation.tokens, " tokens");
-  return Permute::apply(x, permutation);
+  return PermuteNode<true>::apply(x, permutation);
 }
 
 Tensor unpermute(const Tensor& rows, const Permutation& permutation) {
-  return Unpermute::apply(rows, permutation);
+  return PermuteNode<false>::apply(rows, permutation);
 }
 
 Tensor unpermute(const Tensor& rows, const Permutation& permutation, const Tensor& weight,
@@ -124,15 +116,11 @@ Permutation make_permutation(const Tensor& token, const Tensor& choice, int64_t 
                   choice.sizes() == token.sizes() && tokens * choices <= INT32_MAX,
               "token ", token.toString(), token.sizes(), ", choice ", choice.sizes(), ", ", tokens,
               " tokens of ", choices, " choices");
-  Permutation permutation{token.contiguous(), {}, {}, tokens, choices};
-  if (token.is_cuda()) {
-    const auto i32 = token.options().dtype(at::kInt);
-    permutation.row_of_token =
-        at::full({tokens * choices}, -1, i32)
-            .index_copy_(0, token * choices + choice, at::arange(token.size(0), i32))
-            .view({tokens, choices});
-  }
-  return permutation;
+  return {token.contiguous(),
+          call<"moe::rows_of_tokens", decltype(rows_of_tokens)>(token, choice, tokens, choices),
+          {},
+          tokens,
+          choices};
 }
 
 Permutation make_permutation(const Tensor& index, int64_t tokens) {
@@ -141,10 +129,9 @@ Permutation make_permutation(const Tensor& index, int64_t tokens) {
 
 SegmentedRows segment_rows(const Tensor& token, const Tensor& expert, const Tensor& choice,
                            const Tensor& tokens_per_expert, int64_t tokens, int64_t choices) {
-  static const Operation<decltype(segment_rows_on<segment_rows_cuda>)> operation(
-      "moe::segment_rows");
   const auto [row_token, row_of_token, row_of_plan, ends] =
-      operation(token, expert, choice, tokens_per_expert, tokens, choices);
+      call<"moe::segment_rows", decltype(segment_rows_on<segment_rows_cuda>)>(
+          token, expert, choice, tokens_per_expert, tokens, choices);
   return {{row_token, row_of_token, ends.narrow(0, ends.size(0) - 1, 1), tokens, choices},
           row_of_plan,
           ends};

@@ -21,7 +21,7 @@ namespace moe::kernels {
 
 struct Permutation;  // tensors; see permutation.h
 
-// Returns [R, D]. x [T, D] f32 or bf16, or f64 on the CPU. Differentiable in x.
+// Returns [R, D]. x [T, D] f32, bf16 or f64. Differentiable in x.
 at::Tensor permute(const at::Tensor& x, const Permutation& permutation);
 
 // Returns [T, D], with all weights equal to 1. Sums of bf16 are computed in f32 and rounded once.
@@ -36,8 +36,7 @@ at::Tensor unpermute(const at::Tensor& rows, const Permutation& permutation,
 at::Tensor unpermute(const at::Tensor& rows, const Permutation& permutation,
                      const at::Tensor& weight);
 
-enum class PermuteDtype { kF32, kBF16, kF64 };  // f64 on the CPU only
-
+// f64 is computed by LibTorch's operations (operations.h): the kernels have f32 and bf16.
 struct PermuteShape {
   int64_t tokens, rows, width;
   int64_t columns;  // C; 1 if no token has two rows
@@ -49,7 +48,7 @@ struct PermuteArgs {
   PermuteShape shape;
   const void* x;  // [T, D]
   void* rows;     // [R, D]
-  PermuteDtype dtype;
+  bool is_bf16;
 };
 void permute_cpu(const PermuteArgs& args);
 void permute_cuda(const PermuteArgs& args, void* stream);
@@ -60,9 +59,9 @@ struct UnpermuteArgs {
   PermuteShape shape;
   const void* rows;    // [R, D]
   bool is_weighted;    // false: weights are 1 (`weight` can also be null because R = 0)
-  const void* weight;  // [R] f32, or f64 for f64
+  const void* weight;  // [R] f32
   void* y;             // [T, D] in the dtype of the weight; without weights that of the rows
-  PermuteDtype dtype;  // of the rows
+  bool is_bf16;        // dtype of the rows: bf16 or f32
   const float* residual = nullptr;  // [T, D], GPU with weights; null: none
 };
 void unpermute_cpu(const UnpermuteArgs& args);
@@ -77,7 +76,7 @@ struct UnpermuteBackwardArgs {
   const void* grad_y;  // [T, D] in the dtype of the weight
   void* grad_rows;     // [R, D] in the dtype of the rows
   void* grad_weight;   // [R] in the dtype of the weight
-  PermuteDtype dtype;  // of the rows
+  bool is_bf16;        // dtype of the rows: bf16 or f32
 };
 void unpermute_backward_cpu(const UnpermuteBackwardArgs& args);
 void unpermute_backward_cuda(const UnpermuteBackwardArgs& args, void* stream);

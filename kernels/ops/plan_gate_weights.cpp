@@ -1,8 +1,7 @@
-#include "kernels/ops/plan_gate_weights.h"
-
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "kernels/ops/operations.h"
+#include "kernels/ops/plan_tensors.h"
 
 namespace moe::kernels {
 
@@ -18,25 +17,25 @@ std::vector<Tensor> plan_lists(const PlanTensors& plan) {
 
 // Non-tensor state of a PlanGateWeights node.
 struct SavedPlan : torch::CustomClassHolder {
-  SavedPlan(const PlanTensors& plan, const PlanWeightsKind& kind) : plan_and_kind(plan, kind) {}
-  std::pair<PlanTensors, PlanWeightsKind> plan_and_kind;
+  SavedPlan(const PlanTensors& plan, const GateOptions& options)
+      : plan_and_options(plan, options) {}
+  std::pair<PlanTensors, GateOptions> plan_and_options;
 };
 
 struct PlanGateWeights : torch::autograd::Function<PlanGateWeights> {
   // Returns combine [T, E], weights [R], load balance [], z [].
   static variable_list forward(AutogradContext* context, const Tensor& given, const Tensor& count,
                                const Tensor& by_logit, const PlanTensors& plan,
-                               const PlanWeightsKind& kind) {
-    static const Operation<decltype(plan_weights_on<plan_weights_cpu>)> operation(
-        "moe::plan_weights");
+                               const GateOptions& options) {
     const Tensor logits = given.contiguous();
     std::vector<Tensor> results =
-        operation(logits, count, by_logit.contiguous(), plan_lists(plan), plan.ranks, plan.k,
-                  kind.normalise, kind.straight_through, kind.lb_choices, kind.ranks_in_use);
+        call<"moe::plan_gate_weights", decltype(plan_gate_weights_on<plan_gate_weights_cpu>)>(
+            logits, count, by_logit.contiguous(), plan_lists(plan), plan.ranks, plan.k,
+            options.normalise, options.straight_through, options.lb_choices, options.ranks_in_use);
     context->set_materialize_grads(false);
     context->save_for_backward({logits, count, results[0], results[4]});
     context->saved_data["plan"] =
-        c10::IValue::make_capsule(c10::make_intrusive<SavedPlan>(plan, kind));
+        c10::IValue::make_capsule(c10::make_intrusive<SavedPlan>(plan, options));
     results.pop_back();
     return results;
   }
@@ -44,15 +43,15 @@ struct PlanGateWeights : torch::autograd::Function<PlanGateWeights> {
   static variable_list backward(AutogradContext* context, variable_list upstream) {
     const auto saved = context->get_saved_variables();
     const auto held = context->saved_data["plan"].toCapsule();
-    const auto& [plan, kind] = static_cast<const SavedPlan&>(*held).plan_and_kind;
-    static const Operation<decltype(plan_weights_backward_on<plan_weights_backward_cpu>)> operation(
-        "moe::plan_weights_backward");
+    const auto& [plan, options] = static_cast<const SavedPlan&>(*held).plan_and_options;
     for (Tensor& gradient : upstream) {
       gradient = gradient.defined() ? gradient.contiguous() : gradient;
     }
-    return {operation(upstream[1], upstream[0], upstream[2], upstream[3], saved[0], saved[1],
-                      saved[2], saved[3], plan_lists(plan), plan.ranks, plan.k, kind.normalise,
-                      kind.straight_through, kind.lb_choices, kind.ranks_in_use),
+    return {call<"moe::plan_gate_weights_backward",
+                 decltype(plan_gate_weights_backward_on<plan_gate_weights_backward_cpu>)>(
+                upstream[1], upstream[0], upstream[2], upstream[3], saved[0], saved[1], saved[2],
+                saved[3], plan_lists(plan), plan.ranks, plan.k, options.normalise,
+                options.straight_through, options.lb_choices, options.ranks_in_use),
             {},
             {},
             {},
@@ -64,15 +63,14 @@ struct PlanGateWeights : torch::autograd::Function<PlanGateWeights> {
 
 PlanCounts count_plan(const Tensor& logits, const Tensor& scores, const PlanTensors& plan,
                       bool rectifies, bool is_dropless) {
-  static const Operation<decltype(plan_counts_on<plan_counts_cpu>)> operation("moe::plan_counts");
-  const auto [count, counted] =
-      operation(logits, scores, plan_lists(plan), plan.ranks, plan.k, rectifies, is_dropless);
+  const auto [count, counted] = call<"moe::plan_counts", decltype(plan_counts_on<plan_counts_cpu>)>(
+      logits, scores, plan_lists(plan), plan.ranks, plan.k, rectifies, is_dropless);
   return {count, counted};
 }
 
-PlanWeights plan_gate_weights(const Tensor& logits, const Tensor& count, const Tensor& by_logit,
-                              const PlanTensors& plan, const PlanWeightsKind& kind) {
-  const variable_list results = PlanGateWeights::apply(logits, count, by_logit, plan, kind);
+GateWeights plan_gate_weights(const Tensor& logits, const Tensor& count, const Tensor& by_logit,
+                              const PlanTensors& plan, const GateOptions& options) {
+  const variable_list results = PlanGateWeights::apply(logits, count, by_logit, plan, options);
   return {results[0], results[1], results[2], results[3]};
 }
 

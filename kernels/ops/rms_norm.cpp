@@ -21,8 +21,8 @@ std::tuple<Tensor, Tensor, Tensor> norm_forward(const Tensor& x, const Tensor& w
                                                 const OptionalTensor& added, double epsilon,
                                                 bool to_bf16) {
   RECORD_USER_SCOPE("norm");
-  static const Operation<decltype(rms_norm_on<rms_norm_forward_cpu>)> operation("moe::rms_norm");
-  return operation(x, weight, epsilon, to_bf16, added);
+  return call<"moe::rms_norm", decltype(rms_norm_on<rms_norm_forward_cpu>)>(x, weight, epsilon,
+                                                                            to_bf16, added);
 }
 
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
@@ -37,15 +37,14 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    static const Operation<decltype(rms_norm_backward_on<rms_norm_backward_cpu>)> operation(
-        "moe::rms_norm_backward");
     const auto saved = context->get_saved_variables();
     const auto added_type = context->saved_data["added_type"].toScalarType();
     const bool has_sum = gradients.size() == 2;
     Tensor grad_x = has_sum ? gradients[1] : Tensor(), grad_weight, grad_added;
     if (gradients[0].defined()) {
       std::tie(grad_x, grad_weight, grad_added) =
-          operation(gradients[0], saved[0], saved[1], saved[2], grad_x);
+          call<"moe::rms_norm_backward", decltype(rms_norm_backward_on<rms_norm_backward_cpu>)>(
+              gradients[0], saved[0], saved[1], saved[2], grad_x);
     }
     if (has_sum && grad_x.defined() && !grad_added.defined()) {
       grad_added = grad_x.to(added_type);

@@ -20,9 +20,9 @@ struct Angles {
 // Rotates the concatenation of `parts` [T, N_i * A] into a new tensor [T, N * A], or into `out`.
 Tensor rotate(at::TensorList parts, const Angles& angles, int64_t rotated, bool backwards,
               const OptionalTensor& out = {}) {
-  static const Operation<decltype(rope_by_operations)> operation("moe::rope");
-  return operation(parts, angles.cosine.contiguous(), angles.sine.contiguous(),
-                   angles.position.contiguous(), rotated, backwards, out);
+  return call<"moe::rope", decltype(rope_by_operations)>(
+      parts, angles.cosine.contiguous(), angles.sine.contiguous(), angles.position.contiguous(),
+      rotated, backwards, out);
 }
 
 struct Rope : torch::autograd::Function<Rope> {

@@ -26,22 +26,19 @@ at::Tensor swiglu(const at::Tensor& hidden) { return Swiglu::apply(hidden); }
 at::Tensor swiglu_forward(const at::Tensor& hidden) { return swiglu_forward(hidden, {}); }
 
 at::Tensor swiglu_forward(const at::Tensor& hidden, const at::Tensor& used) {
-  static const Operation<decltype(swiglu_on<swiglu_forward_cpu>)> operation("moe::swiglu");
-  return operation(hidden, used);
+  return call<"moe::swiglu", decltype(swiglu_on<swiglu_forward_cpu>)>(hidden, used);
 }
 
 at::Tensor swiglu_backward(const at::Tensor& grad_out, const at::Tensor& hidden,
                            const at::Tensor& used) {
-  static const Operation<decltype(swiglu_backward_on<swiglu_backward_cpu, false>)> operation(
-      "moe::swiglu_backward");
-  return operation(grad_out, hidden, used);
+  return call<"moe::swiglu_backward", decltype(swiglu_backward_on<swiglu_backward_cpu, false>)>(
+      grad_out, hidden, used);
 }
 
 at::Tensor swiglu_backward_(const at::Tensor& grad_out, const at::Tensor& hidden,
                             const at::Tensor& used) {
-  static const Operation<decltype(swiglu_backward_on<swiglu_backward_cpu, true>)> operation(
-      "moe::swiglu_backward_");
-  return operation(grad_out, hidden, used);
+  return call<"moe::swiglu_backward_", decltype(swiglu_backward_on<swiglu_backward_cpu, true>)>(
+      grad_out, hidden, used);
 }
 
 }  // namespace moe::kernels

@@ -70,8 +70,7 @@ std::vector<TokenLogProb> token_log_probs_of_whole_logits(const Tensor& hidden,
     const int64_t rows = std::min(max_rows, hidden.size(0) - row);
     const auto in_block = targets_in_rows(targets, row, row + rows);
     Tensor logits = at::empty({rows, weight.size(0)}, hidden.options().dtype(at::kFloat));
-    operand_product_out(logits, {hidden.narrow(0, row, rows), type},
-                        {weight_operand(weight, type).t(), type});
+    matmul_out(logits, hidden.narrow(0, row, rows), weight_operand(weight, type).t(), type);
     Tensor logsumexp, argmax;
     logsumexp_argmax(logits, logsumexp, argmax);
     std::vector<int64_t> rows_of_targets, cells;  // indices into flattened `logits`

@@ -21,9 +21,15 @@ MatrixView view(const std::vector<float>& values, int64_t rows, int64_t columns,
   return transposed ? MatrixView{values.data(), 1, rows} : MatrixView{values.data(), columns, 1};
 }
 
+void gemm_whole(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c,
+                int64_t c_row, bool accumulate) {
+  const ColumnBlock whole{b, shape.n};
+  gemm(shape, a, {&whole, 1}, c, c_row, accumulate);
+}
+
 std::vector<float> product(const GemmShape& shape, const MatrixView& a, const MatrixView& b) {
   std::vector<float> c(static_cast<size_t>(shape.m * shape.n));
-  gemm(shape, a, b, c.data(), shape.n, /*accumulate=*/false);
+  gemm_whole(shape, a, b, c.data(), shape.n, /*accumulate=*/false);
   return c;
 }
 
@@ -49,7 +55,7 @@ TEST_CASE("gemm equals plain loops in double, whichever way its matrices lie", "
       const int64_t c_row = n + 3;  // what lies between the rows stays
       auto fast = random_floats(m * c_row, 3), slow = fast;
       const auto before = fast;
-      gemm({m, n, k}, left, right, fast.data(), c_row, accumulate);
+      gemm_whole({m, n, k}, left, right, fast.data(), c_row, accumulate);
       gemm_reference({m, n, k}, left, right, slow.data(), c_row, accumulate);
       // k products of numbers below 1 and their sums, each rounded: k * k * 2^-24 at most, in
       // practice its root.
@@ -83,15 +89,15 @@ TEST_CASE("gemm of numbers in bf16 is gemm of what they say in f32, bit for bit"
       gemm_with(f32, {m, n, k}, left, right, expected.data(), n, false);
       left.data = a16.data();
       right.data = b.data();
-      left.dtype = Dtype::kBF16;
-      right.dtype = Dtype::kF32RoundedToBF16;
+      left.dtype = at::kBFloat16;
+      right.rounds_to_bf16 = true;
       gemm_with(f32, {m, n, k}, left, right, found.data(), n, false);
       CHECK((found == expected));
       found = product({m, n, k}, left, right);
       left.data = a.data();
       right.data = b16.data();
-      left.dtype = Dtype::kF32RoundedToBF16;
-      right.dtype = Dtype::kBF16;
+      std::swap(left.dtype, right.dtype);
+      std::swap(left.rounds_to_bf16, right.rounds_to_bf16);
       std::vector<uint16_t> rounded(expected.size());
       const ColumnBlock whole{right, n};
       gemm_to_bf16({m, n, k}, left, {&whole, 1}, rounded.data(), n);
@@ -120,8 +126,8 @@ TEST_CASE("a product of bf16 rounds its sums as f32 does and reads no further th
   for (int64_t j = 0; j < n; ++j) {
     b16[static_cast<size_t>(j * stride + k)] = 0x7F80;  // infinity
   }
-  const MatrixView left{a16.data(), stride, 1, Dtype::kBF16};
-  const MatrixView right{b16.data(), 1, stride, Dtype::kBF16};
+  const MatrixView left{a16.data(), stride, 1, at::kBFloat16};
+  const MatrixView right{b16.data(), 1, stride, at::kBFloat16};
   for (const TileKernel& kernel : bf16_tile_kernels()) {
     CAPTURE(kernel.width);
     std::vector<float> found(static_cast<size_t>(m * n)), slow = found;
@@ -146,7 +152,7 @@ TEST_CASE("gemm of numbers in f16 is gemm of what they say in f32, bit for bit",
       MatrixView right = view(wide, k, n, transposed);
       const auto expected = product({m, n, k}, left, right);
       right.data = b.data();
-      right.dtype = Dtype::kF16;
+      right.dtype = at::kHalf;
       CHECK((product({m, n, k}, left, right) == expected));
     }
   }
@@ -161,7 +167,7 @@ TEST_CASE("gemm of a B in blocks of columns is gemm of the whole, bit for bit", 
       const MatrixView left = view(a, m, k, false), right = view(b, k, n, form & 1);
       const auto before = random_floats(m * n, 3);
       auto expected = before;
-      gemm({m, n, k}, left, right, expected.data(), n, accumulate);
+      gemm_whole({m, n, k}, left, right, expected.data(), n, accumulate);
       for (const int64_t first : {int64_t{0}, n / 7, n / 2, n}) {
         CAPTURE(m, n, k, form, first);
         const std::vector<ColumnBlock> blocks = {
@@ -191,7 +197,7 @@ TEST_CASE("a product is the same bits for any number of threads", "[kernels]") {
     for (int form = 0; form < 8; ++form) {
       const MatrixView left = view(a, m, k, form & 1);
       MatrixView right = view(b, k, n, form & 2);
-      right.dtype = form & 4 ? Dtype::kF32RoundedToBF16 : Dtype::kF32;
+      right.rounds_to_bf16 = form & 4;
       std::vector<float> expected(m * n);
       gemm_one_thread({m, n, k}, left, right, expected.data(), n, false);
       const std::vector<uint16_t> rounded = in_bf16(expected);

@@ -78,7 +78,7 @@ TEST_CASE("a weight in blocks of rows gives the bits of one tensor, whatever its
           CHECK(most_apart(found, whole) <= (is_equal ? 0 : kOtherOrder));
         }
         Tensor fused = at::empty({rows, sum});
-        moe::kernels::weight_product_out(fused, {x, at::kFloat}, {weight});
+        moe::kernels::weight_matmul_out(fused, x, {weight}, at::kFloat);
         CHECK(most_apart(fused, moe::kernels::linear(x, weight)) <= (is_equal ? 0 : kOtherOrder));
       }
     }

@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "kernels/ops/plan_weights.h"
+#include "kernels/ops/plan_gate_weights.h"
 #include "kernels/ops/router.h"
 #include "kernels/ops/top_k_plan.h"
 #include "tests/kernels/reference/plan_cases.h"
@@ -108,20 +108,20 @@ TEST_CASE("threads share the tokens of a plan, whose blocks are longer for many 
 const PlanKernels kCpu{poisoned_host,
                        [](const Tensor& tensor) { return tensor; },
                        plan_counts_cpu,
-                       plan_weights_cpu,
-                       plan_weights_backward_cpu,
+                       plan_gate_weights_cpu,
+                       plan_gate_weights_backward_cpu,
                        [](auto run) { return by_any_threads(run); }};
 
 TEST_CASE("a plan is counted and weighed as plain loops in double do it, and its gradient",
           "[kernels]") {
   check_small_plans(kCpu);
-  check_plan_weights(kCpu, 19, 257, 1, 3);  // more experts than the kernels of a GPU take
+  check_plan_gate_weights(kCpu, 19, 257, 1, 3);  // more experts than the kernels of a GPU take
 }
 
 TEST_CASE("threads share a plan of many rows and weigh it alike", "[kernels]") {
   at::manual_seed(9);
-  check_plan_weights(kCpu, 4500, 4, 2, 2);
-  check_plan_weights(kCpu, 600, 256, 256, 1);
+  check_plan_gate_weights(kCpu, 4500, 4, 2, 2);
+  check_plan_gate_weights(kCpu, 600, 256, 256, 1);
 }
 
 }  // namespace

@@ -42,10 +42,10 @@ TEST_CASE("a skinny GEMM equals plain loops in double", "[kernels]") {
              {0, 4}, {1, 1}, {3, 0}, {5, 31}, {31, 33}, {1000, 70}, {7, 5000}, {64, 512}}) {
       CAPTURE(m, n, k);
       const auto a = random_floats(m * k, 1);
-      for (const Dtype dtype : {Dtype::kBF16, Dtype::kF16, Dtype::kF32}) {
+      for (const auto dtype : {at::kBFloat16, at::kHalf, at::kFloat}) {
         const auto wide = random_floats(k * n, 2);
-        const auto b = dtype == Dtype::kBF16 ? in_bf16(wide) : in_f16(wide);
-        const bool is_f32 = dtype == Dtype::kF32;
+        const auto b = dtype == at::kBFloat16 ? in_bf16(wide) : in_f16(wide);
+        const bool is_f32 = dtype == at::kFloat;
         const MatrixView right{is_f32 ? static_cast<const void*>(wide.data()) : b.data(), 1, k,
                                dtype};
         const ColumnBlock whole{right, n};
@@ -79,7 +79,7 @@ TEST_CASE("a skinny GEMM is the same bits with any number of threads", "[kernels
   const int64_t m = 3, n = 3000, k = 100;
   const auto a = random_floats(m * k, 1);
   const auto b = in_bf16(random_floats(k * n, 2));
-  const ColumnBlock right{{b.data(), 1, k, Dtype::kBF16}, n};
+  const ColumnBlock right{{b.data(), 1, k, at::kBFloat16}, n};
   by_any_threads([&] {
     const at::Tensor c = at::empty({m, n});
     skinny_gemm({m, n, k}, a.data(), {&right, 1}, c.data_ptr<float>(), n);
@@ -94,7 +94,7 @@ TEST_CASE("a row of a skinny GEMM has the bits of gemm() for any other rows", "[
     const auto wide = random_floats(k * n, 2);
     const auto b = in_bf16(wide);
     for (const MatrixView& right :
-         {MatrixView{b.data(), 1, k, Dtype::kBF16}, MatrixView{wide.data(), 1, k, Dtype::kF32}}) {
+         {MatrixView{b.data(), 1, k, at::kBFloat16}, MatrixView{wide.data(), 1, k, at::kFloat}}) {
       const ColumnBlock whole{right, n};
       std::vector<float> all(static_cast<size_t>(kMaxSkinnyRows * n));
       gemm({kMaxSkinnyRows, n, k}, {a.data(), k, 1}, right, all.data(), n, /*accumulate=*/false);

@@ -158,7 +158,13 @@ TEST_CASE("streams, steps and neighbours draw independent numbers", "[kernels]")
   }
 }
 
-TEST_CASE("adamw_ refuses tensors on the CPU, where there is no such kernel", "[kernels]") {
-  const Tensor wide = at::zeros({4});
-  CHECK_THROWS_WITH(adamw_(wide, wide, wide, wide, {}, {}, {}), contains_text("'CPU' backend"));
+TEST_CASE("adamw_ on the CPU updates f32 weights, without a gradient scale", "[kernels]") {
+  const Tensor gradient = at::ones({4}), master = at::ones({4});
+  const Tensor mean = at::zeros({4}), square = at::zeros({4});
+  const AdamWSettings settings{.lr = 0.25};
+  adamw_(gradient, master, mean, square, {}, settings, {});
+  // The first update is lr * g / |g|.
+  CHECK(at::allclose(master, at::full({4}, 0.75), 1e-6));
+  CHECK_THROWS_WITH(adamw_(gradient, master, mean, square, {}, settings, at::ones({1})),
+                    contains_text("gradient scale"));
 }

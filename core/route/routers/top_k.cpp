@@ -6,7 +6,7 @@
 #include "core/route/plan.h"
 #include "core/route/route.h"
 #include "kernels/ops/operations.h"
-#include "kernels/ops/plan_gate_weights.h"
+#include "kernels/ops/plan_tensors.h"
 
 namespace moe::route {
 namespace {
@@ -105,24 +105,24 @@ kernels::PlanTensors plan_tensors(const RouteInput& input, const Plan& plan) {
 }
 
 void fused_plan(const RouterSettings& settings, Routing& routing) {
-  static const kernels::Operation<decltype(kernels::router_choices_on<kernels::router_choices_cpu>)>
-      router_choices("moe::router_choices");
-  static const kernels::Operation<decltype(kernels::top_k_plan_on<kernels::top_k_plan_cpu>)>
-      top_k_plan("moe::top_k_plan");
   const RouteInput& input = routing.input;
   const bool has_next = input.k < input.experts(), has_fill_in = settings.fr && has_next;
   const int64_t choices = has_next ? input.k + 1 : input.k;
   const at::Tensor source_rank = input.source_rank.to(at::kInt);
   auto [softmax, choice, local_choice, requested] =
-      router_choices(input.logits, source_rank, input.ranks, choices);
+      kernels::call<"moe::router_choices",
+                    decltype(kernels::router_choices_on<kernels::router_choices_cpu>)>(
+          input.logits, source_rank, input.ranks, choices);
   if (!input.experts_by_choice.is_same(input.experts_by_logit)) {  // with a bias, CPU only
     choice = input.experts_by_choice.narrow(1, 0, choices).to(at::kInt).contiguous();
   }
   const at::Tensor scores = input.scores.contiguous();  // as compared by the rules
-  const std::vector<at::Tensor> plan = top_k_plan(
-      scores, choice, local_choice, source_rank, requested, slots_per_rank(input), input.k,
-      has_fill_in, settings.ir, settings.slot_order == SlotOrder::kScore,
-      max_rows(input, has_fill_in, settings.ir), input.is_dropless ? 0 : input.tokens() * input.k);
+  const std::vector<at::Tensor> plan =
+      kernels::call<"moe::top_k_plan", decltype(kernels::top_k_plan_on<kernels::top_k_plan_cpu>)>(
+          scores, choice, local_choice, source_rank, requested, slots_per_rank(input), input.k,
+          has_fill_in, settings.ir, settings.slot_order == SlotOrder::kScore,
+          max_rows(input, has_fill_in, settings.ir),
+          input.is_dropless ? 0 : input.tokens() * input.k);
   routing.plan = {{plan[0], plan[1], plan[2], plan[3]}, plan[4], plan[5], plan[6], plan[7]};
   const kernels::PlanCounts counts =
       kernels::count_plan(input.logits.contiguous(), scores, plan_tensors(input, routing.plan),
@@ -136,7 +136,7 @@ void fused_gate_weights(const at::Tensor& logits, const RouterSettings& settings
   const RouteInput& input = routing.input;
   const auto ranks_with_tokens = std::count_if(input.rank_tokens.begin(), input.rank_tokens.end(),
                                                [](int64_t tokens) { return tokens > 0; });
-  const kernels::PlanWeights found = kernels::plan_gate_weights(
+  const kernels::GateWeights found = kernels::plan_gate_weights(
       logits, routing.count, input.experts_by_logit, plan_tensors(input, routing.plan),
       {settings.gate_norm == GateNorm::kSelected, settings.straight_through,
        counted_choices(input, settings), std::max<int64_t>(ranks_with_tokens, 1)});

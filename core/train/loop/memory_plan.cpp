@@ -264,7 +264,7 @@ MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& se
   plan.program = program + kFirstStep;
   plan.weights = static_cast<uint64_t>(kF32 * trained.all.kept + 2 * trained.copied);
   plan.gradients = static_cast<uint64_t>(kF32 * trained.trained.kept);
-  const int64_t moment_bytes = settings.adamw.moments == io::DType::kBF16 ? 2 : kF32;
+  const int64_t moment_bytes = io::dtype_bytes(settings.adamw.moments);
   plan.optimizer = static_cast<uint64_t>(2 * moment_bytes * trained.updated);
   plan.activations = static_cast<uint64_t>(step.activations());
   if ((settings.save_every || settings.save_minutes) && !settings.on_cuda) {

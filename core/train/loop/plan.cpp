@@ -525,8 +525,8 @@ RunPlan plan_cluster(const TrainSettings& settings, int64_t nodes, int64_t gpus)
 }
 
 uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, const RunPlan& plan) {
-  const uint64_t state = plan.settings.adamw.moments == io::DType::kBF16 ? 4 + 2 * 2 : 4 + 2 * 4;
-  return model_bytes(checkpoint) + state * static_cast<uint64_t>(plan.parameters);
+  const int64_t state = 4 + 2 * io::dtype_bytes(plan.settings.adamw.moments);  // per parameter
+  return model_bytes(checkpoint) + static_cast<uint64_t>(state * plan.parameters);
 }
 
 ResumePlan begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,

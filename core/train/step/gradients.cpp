@@ -19,14 +19,14 @@ using at::Tensor;
 namespace {
 
 // Computes weight.grad += left^T right, in f32.
-void add_to_gradient(const Tensor& weight, const kernels::Operand& left,
-                     const kernels::Operand& right) {
+void add_to_gradient(const Tensor& weight, const Tensor& left, const Tensor& right,
+                     at::ScalarType type) {
   Tensor& gradient = weight.mutable_grad();
   const bool is_new = !gradient.defined();
   if (is_new) {
     gradient = at::empty_like(weight, at::MemoryFormat::Contiguous);
   }
-  kernels::operand_product_out(gradient, {left.tensor.t(), left.type}, right, !is_new);
+  kernels::matmul_out(gradient, left.t(), right, type, !is_new);
 }
 
 // Returns rows `index` [N] of hidden [T, D]: [N, D]. On the CPU uses permute(), whose backward is
@@ -95,7 +95,7 @@ MicroBatchResult add_micro_batch(const model::Llama& model, const data::Batch& b
 // Copies the f64 scalars that are defined to the host in one transfer.
 void bring_to_host(std::vector<Tensor*> scalars) {
   std::erase_if(scalars, [](const Tensor* scalar) { return !scalar->defined(); });
-  if (scalars.empty() || scalars.front()->is_cpu()) {
+  if (scalars.empty()) {
     return;
   }
   std::vector<Tensor> all;
@@ -229,14 +229,13 @@ HeadLoss head_loss(const Tensor& weight, const Tensor& hidden, const std::vector
     const int64_t length = std::min(block_rows, count - start);
     const Tensor block = left.narrow(0, start, length);
     Tensor logits = at::empty({length, weight.size(0)}, hidden.options().dtype(sum_type));
-    kernels::operand_product_out(logits, {block, type}, {head.t(), type});
+    kernels::matmul_out(logits, block, head.t(), type);
     const Tensor gradient = kernels::cross_entropy_(logits, target.narrow(0, start, length), scale,
                                                     losses.narrow(0, start, length), in_bf16);
-    const kernels::Operand logits_gradient{gradient, in_bf16 ? type : sum_type};
     Tensor hidden_gradient = loss.gradient.narrow(0, start, length);
-    kernels::operand_product_out(hidden_gradient, logits_gradient, {head, type});
+    kernels::matmul_out(hidden_gradient, gradient, head, type);
     if (weight.requires_grad()) {
-      add_to_gradient(weight, logits_gradient, {block, type});
+      add_to_gradient(weight, gradient, block, type);
     }
   }
   loss.nll_sum = losses.sum();

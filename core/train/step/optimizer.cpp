@@ -10,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/base/random.h"
+#include "core/model/config/folder_tensors.h"
 #include "kernels/ops/adamw.h"
 #include "kernels/ops/bf16_working_copy.h"
 
@@ -107,7 +108,7 @@ AdamW::AdamW(const std::vector<Slice>& slices, const AdamWSettings& settings, ui
     : settings_(settings) {
   auto& [decayed, not_decayed] = groups_;
   decayed.weight_decay = settings.weight_decay;
-  const auto type = settings.moments == io::DType::kBF16 ? at::kBFloat16 : at::kFloat;
+  const auto type = model::scalar_type(settings.moments);
   for (const auto& slice : slices) {
     const Tensor& weight = slice.values;
     Group& group = is_decayed(slice, settings) ? decayed : not_decayed;
@@ -167,7 +168,6 @@ void AdamW::step_group(const Group& group, double lr, double gradient_scale) con
   at::_foreach_add_(updates, 1);
   Factors factors{lr, group.weight_decay, {}};
   if (gradient_scale != 1) {
-    MOE_CHECK(weights.front().is_cuda(), "gradients are scaled by {} on a CPU", gradient_scale);
     factors.gradient_scale =
         at::full({1}, gradient_scale, weights.front().options().dtype(at::kFloat));
   }
@@ -210,23 +210,15 @@ void AdamW::step_rounded(const Slot& slot, const Factors& factors, uint64_t t) c
 
 void AdamW::update(const Tensors& tensors, const Factors& factors) const {
   const auto& [weights, gradients, means, squares, updates] = tensors;
-  if (weights.front().is_cuda()) {
-    for (size_t i = 0; i < weights.size(); ++i) {
-      kernels::adamw_(gradients[i], weights[i], means[i], squares[i],
-                      kernels::bf16_working_copy(weights[i]),
-                      {factors.lr, settings_.beta1, settings_.beta2, settings_.eps,
-                       factors.weight_decay, updates[i].to(at::kLong).item<int64_t>()},
-                      factors.gradient_scale);
-      weights[i].unsafeGetTensorImpl()->bump_version();  // written by our kernel
-      kernels::mark_bf16_working_copy_current(weights[i]);
-    }
-    return;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    kernels::adamw_(gradients[i], weights[i], means[i], squares[i],
+                    kernels::bf16_working_copy(weights[i]),
+                    {factors.lr, settings_.beta1, settings_.beta2, settings_.eps,
+                     factors.weight_decay, updates[i].to(at::kLong).item<int64_t>()},
+                    factors.gradient_scale);
+    weights[i].unsafeGetTensorImpl()->bump_version();  // written by our kernel
+    kernels::mark_bf16_working_copy_current(weights[i]);
   }
-  at::_fused_adamw_(weights, gradients, means, squares,
-                    /*max_exp_avg_sqs=*/{}, updates, factors.lr, settings_.beta1, settings_.beta2,
-                    factors.weight_decay, settings_.eps,
-                    /*amsgrad=*/false,
-                    /*maximize=*/false);
 }
 
 double gradient_norm(const std::vector<Slice>& slices) {

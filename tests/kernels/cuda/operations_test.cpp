@@ -129,8 +129,7 @@ TEST_CASE("a product in bf16 is added to f32 without memory of its own", "[kerne
   Tensor out = start.to(kGpu);
   at::mm(a.narrow(0, 0, 1), b, at::kFloat);  // libraries take what they need
   const uint64_t before = gpu_peak_bytes(0);
-  operand_product_out(out, {a, at::kBFloat16}, {b, at::kBFloat16},
-                      /*accumulate=*/true);
+  matmul_out(out, a, b, at::kBFloat16, /*accumulate=*/true);
   CHECK(gpu_peak_bytes(0) < before + out.nbytes() / 2);
   // Five products of order one and a sum, in f32.
   const Tensor expected = start.to(at::kDouble) + left.to(at::kDouble).mm(right.to(at::kDouble));

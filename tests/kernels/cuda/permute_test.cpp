@@ -31,7 +31,7 @@ void check_permute(const moe::test::Segments& segments, int64_t width, at::Scala
   CAPTURE(segments.tokens, width, type);
   const auto& host = segments.by_reference;
   const PermuteShape shape{segments.tokens, segments.rows(), width, segments.columns};
-  const auto dtype = type == at::kBFloat16 ? PermuteDtype::kBF16 : PermuteDtype::kF32;
+  const bool is_bf16 = type == at::kBFloat16;
   const Tensor row_token = to_gpu(host.row_token), row_of_token = to_gpu(host.row_of_token);
   const Tensor ends = to_gpu(host.ends);
   const auto* token = row_token.const_data_ptr<int64_t>();
@@ -54,7 +54,7 @@ void check_permute(const moe::test::Segments& segments, int64_t width, at::Scala
 
   const Tensor x = exact(shape.tokens), in = to_gpu(x);
   const Tensor out = poisoned({shape.rows, width}, type);
-  permute_cuda({token, used_there, shape, in.const_data_ptr(), out.data_ptr(), dtype},
+  permute_cuda({token, used_there, shape, in.const_data_ptr(), out.data_ptr(), is_bf16},
                stream_of(in));
   CHECK(same_rows(out, gather(x), 0));  // copies
 
@@ -72,7 +72,7 @@ void check_permute(const moe::test::Segments& segments, int64_t width, at::Scala
     UnpermuteArgs args{token,        row_of_token.const_data_ptr<int32_t>(),
                        shape,        rows_there.const_data_ptr(),
                        is_weighted,  weight_there.const_data_ptr(),
-                       y.data_ptr(), dtype};
+                       y.data_ptr(), is_bf16};
     unpermute_cuda(args, stream_of(rows_there));
     if (is_weighted) {  // the numbers of adding a residual afterwards
       const Tensor residual = at::randn({shape.tokens, width}), there = to_gpu(residual);
@@ -91,7 +91,7 @@ void check_permute(const moe::test::Segments& segments, int64_t width, at::Scala
   const Tensor to_weight = poisoned({shape.rows}, at::kFloat);
   unpermute_backward_cuda(
       {token, used_there, shape, rows_there.const_data_ptr(), weight_there.const_data_ptr(),
-       upstream.const_data_ptr(), to_rows.data_ptr(), to_weight.data_ptr(), dtype},
+       upstream.const_data_ptr(), to_rows.data_ptr(), to_weight.data_ptr(), is_bf16},
       stream_of(upstream));
   CHECK(same_rows(to_rows, gather(grad_y) * wide_weight, rounding));
   // A lane adds width / 32 products below 16, then 5 levels.

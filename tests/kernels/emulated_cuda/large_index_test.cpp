@@ -99,13 +99,13 @@ TEST_CASE("rows past 2^32 numbers are permuted and unpermuted", "[kernels][emula
   const auto* token = tokens.const_data_ptr<int64_t>();
   const auto x = random_rows(kRows, kWidth, at::kBFloat16);
   const Tensor rows = untouched({kRows, kWidth}, at::kBFloat16);
-  permute_cuda({token, nullptr, shape, x[0].const_data_ptr(), rows.data_ptr(), PermuteDtype::kBF16},
+  permute_cuda({token, nullptr, shape, x[0].const_data_ptr(), rows.data_ptr(), /*is_bf16=*/true},
                nullptr);
   check_same({rows, x[1]});
 
   const Tensor weight = at::full({kRows}, 2.0F), y = untouched({kRows, kWidth}, at::kFloat);
   unpermute_cuda({token, rows_of_tokens.const_data_ptr<int32_t>(), shape, x[0].const_data_ptr(),
-                  /*is_weighted=*/true, weight.const_data_ptr(), y.data_ptr(), PermuteDtype::kBF16},
+                  /*is_weighted=*/true, weight.const_data_ptr(), y.data_ptr(), /*is_bf16=*/true},
                  nullptr);
   check_same({y, x[1].to(at::kFloat) * 2});
 
@@ -114,7 +114,7 @@ TEST_CASE("rows past 2^32 numbers are permuted and unpermuted", "[kernels][emula
   const Tensor grad_weight = at::zeros({kRows});
   unpermute_backward_cuda({token, nullptr, shape, x[0].const_data_ptr(), weight.const_data_ptr(),
                            grad_y[0].const_data_ptr(), grad_rows.data_ptr(), grad_weight.data_ptr(),
-                           PermuteDtype::kBF16},
+                           /*is_bf16=*/true},
                           nullptr);
   check_same({grad_rows, (grad_y[1] * 2).to(at::kBFloat16)});
   const Tensor dot = (grad_y[1].to(at::kDouble) * x[1]).sum(1);

@@ -65,17 +65,17 @@ inline void check_bf16_kernel(const kernels::TileKernel& kernel) {
     for (int form = 0; form < 32; ++form) {
       CAPTURE(kernel.width, m, n, k, form);
       const bool accumulate = form & 4;
-      MatrixView left{a.data(), form & 1 ? 1 : k, form & 1 ? m : 1,
-                      kernels::Dtype::kF32RoundedToBF16};
-      MatrixView right{b.data(), form & 2 ? 1 : n, form & 2 ? k : 1,
-                       kernels::Dtype::kF32RoundedToBF16};
+      MatrixView left{a.data(), form & 1 ? 1 : k, form & 1 ? m : 1, at::kFloat,
+                      /*rounds_to_bf16=*/true};
+      MatrixView right{b.data(), form & 2 ? 1 : n, form & 2 ? k : 1, at::kFloat,
+                       /*rounds_to_bf16=*/true};
       auto slow = whole_numbers(m * n, 3), found = slow;
       gemm_reference({m, n, k}, left, right, slow.data(), n, accumulate);
       if (form & 8) {
-        left = {a16.data(), left.row, left.column, kernels::Dtype::kBF16};
+        left = {a16.data(), left.row, left.column, at::kBFloat16};
       }
       if (form & 16) {
-        right = {b16.data(), right.row, right.column, kernels::Dtype::kBF16};
+        right = {b16.data(), right.row, right.column, at::kBFloat16};
       }
       gemm_with(kernel, {m, n, k}, left, right, found.data(), n, accumulate);
       CHECK((found == slow));

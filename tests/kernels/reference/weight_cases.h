@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tests/support/catch.h"
-#include "tests/support/plan_weights.h"
+#include "tests/support/plan_gate_weights.h"
 
 namespace moe::test {
 
@@ -48,14 +48,16 @@ void check_plan_counts(const Kernels& kernels, const GivenPlan& given) {
 }
 
 template <typename Kernels>
-void check_plan_weights(const Kernels& kernels, const GivenPlan& given,
-                        const kernels::PlanWeightsKind& kind) {
-  CAPTURE(kind.normalise, kind.straight_through, kind.lb_choices);
+void check_plan_gate_weights(const Kernels& kernels, const GivenPlan& given,
+                             const kernels::GateOptions& options) {
+  CAPTURE(options.normalise, options.straight_through, options.lb_choices);
   const GivenPlan there = given.moved(kernels.to);
   const at::Tensor count = counts(given, true, false, poisoned_host, plan_counts_reference)[0];
   const at::Tensor count_there = kernels.to(count);
-  const auto expected = weights(given, kind, count, poisoned_host, plan_weights_reference);
-  const auto run = [&] { return weights(there, kind, count_there, kernels.room, kernels.weights); };
+  const auto expected = weights(given, options, count, poisoned_host, plan_gate_weights_reference);
+  const auto run = [&] {
+    return weights(there, options, count_there, kernels.room, kernels.weights);
+  };
   const auto actual = kernels.same(run);
   for (const size_t i : {0, 1, 3, 4}) {
     CAPTURE(i);
@@ -76,23 +78,23 @@ void check_plan_weights(const Kernels& kernels, const GivenPlan& given,
                             if_any(up.z)};
     const auto found = kernels.same([&] {
       return std::vector{
-          gradient(there, kind, count_there, forward, up_there, kernels.room, kernels.backward)};
+          gradient(there, options, count_there, forward, up_there, kernels.room, kernels.backward)};
     });
-    CHECK(is_close_weight(found[0], gradient(given, kind, count, expected, up, poisoned_host,
-                                             plan_weights_backward_reference)));
+    CHECK(is_close_weight(found[0], gradient(given, options, count, expected, up, poisoned_host,
+                                             plan_gate_weights_backward_reference)));
   }
 }
 
 template <typename Kernels>
-void check_plan_weights(const Kernels& kernels, int64_t tokens, int64_t experts, int64_t ranks,
-                        int64_t k, double scale = 2) {
+void check_plan_gate_weights(const Kernels& kernels, int64_t tokens, int64_t experts, int64_t ranks,
+                             int64_t k, double scale = 2) {
   CAPTURE(tokens, experts, ranks, k, scale);
   const GivenPlan given = random_plan(tokens, experts, ranks, k, scale);
   check_plan_counts(kernels, given);
   for (const auto& [normalise, straight_through, choices] :
        {std::tuple{true, true, int64_t{1}}, {true, false, k}, {false, false, k}}) {
-    check_plan_weights(kernels, given,
-                       {normalise, straight_through, choices, std::max<int64_t>(1, ranks - 1)});
+    check_plan_gate_weights(
+        kernels, given, {normalise, straight_through, choices, std::max<int64_t>(1, ranks - 1)});
   }
 }
 
@@ -100,14 +102,14 @@ template <typename Kernels>
 void check_small_plans(const Kernels& kernels) {
   at::manual_seed(8);
   for (const int64_t tokens : {0, 1, 33}) {
-    check_plan_weights(kernels, tokens, 1, 1, 1);
-    check_plan_weights(kernels, tokens, 3, 1, 2);
-    check_plan_weights(kernels, tokens, 4, 2, 1);
-    check_plan_weights(kernels, tokens, 4, 4, 4);  // k = E
-    check_plan_weights(kernels, tokens, 48, 4, 2);
+    check_plan_gate_weights(kernels, tokens, 1, 1, 1);
+    check_plan_gate_weights(kernels, tokens, 3, 1, 2);
+    check_plan_gate_weights(kernels, tokens, 4, 2, 1);
+    check_plan_gate_weights(kernels, tokens, 4, 4, 4);  // k = E
+    check_plan_gate_weights(kernels, tokens, 48, 4, 2);
   }
-  check_plan_weights(kernels, 40, 8, 2, 2, 20);  // saturated scores
-  check_plan_weights(kernels, 40, 8, 2, 2, 0);   // ties everywhere
+  check_plan_gate_weights(kernels, 40, 8, 2, 2, 20);  // saturated scores
+  check_plan_gate_weights(kernels, 40, 8, 2, 2, 0);   // ties everywhere
 }
 
 }  // namespace moe::test

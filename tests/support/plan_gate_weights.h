@@ -1,5 +1,5 @@
 #pragma once
-// Random plans, and the buffers of kernels/ops/plan_weights.h as tensors.
+// Random plans, and the buffers of kernels/ops/plan_gate_weights.h as tensors.
 
 #include <ATen/ATen.h>
 
@@ -9,8 +9,8 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/ops/plan_weights.h"
-#include "tests/kernels/reference/plan_weights.h"
+#include "kernels/ops/plan_gate_weights.h"
+#include "tests/kernels/reference/plan_gate_weights.h"
 
 namespace moe::test {
 
@@ -86,7 +86,7 @@ std::vector<at::Tensor> counts(const GivenPlan& given, bool rectifies, bool is_d
   const kernels::PlanRows rows = given.rows();
   const at::Tensor count = room({rows.tokens, rows.experts}, at::kFloat);
   const at::Tensor counted = room({(rows.ranks + 1) * kernels::kRowKinds + 2}, at::kLong);
-  const at::Tensor sums = room({kernels::plan_weights_sums(rows.tokens)}, at::kDouble);
+  const at::Tensor sums = room({kernels::plan_gate_weights_sums(rows.tokens)}, at::kDouble);
   run(kernels::PlanCountsArgs{
       rows, given.logits.const_data_ptr<float>(), given.scores.const_data_ptr<float>(), rectifies,
       is_dropless, count.data_ptr<float>(), counted.data_ptr<int64_t>(), sums.data_ptr<double>()});
@@ -95,16 +95,16 @@ std::vector<at::Tensor> counts(const GivenPlan& given, bool rectifies, bool is_d
 
 // combine, weights, chosen, load balance, z.
 template <typename Run>
-std::vector<at::Tensor> weights(const GivenPlan& given, const kernels::PlanWeightsKind& kind,
+std::vector<at::Tensor> weights(const GivenPlan& given, const kernels::GateOptions& options,
                                 const at::Tensor& count, Room room, Run run) {
   const kernels::PlanRows rows = given.rows();
   const std::vector<at::Tensor> to = {room({rows.tokens, rows.experts}, at::kFloat),
                                       room({rows.rows}, at::kFloat),
                                       room({rows.ranks * (rows.experts + 1)}, at::kInt),
                                       room({1}, at::kFloat), room({1}, at::kFloat)};
-  const at::Tensor sums = room({2 * kernels::plan_weights_sums(rows.tokens)}, at::kDouble);
-  run(kernels::PlanWeightsArgs{
-      rows, kind, given.logits.const_data_ptr<float>(), count.const_data_ptr<float>(),
+  const at::Tensor sums = room({2 * kernels::plan_gate_weights_sums(rows.tokens)}, at::kDouble);
+  run(kernels::PlanGateWeightsArgs{
+      rows, options, given.logits.const_data_ptr<float>(), count.const_data_ptr<float>(),
       given.by_logit.const_data_ptr<int64_t>(), to[0].data_ptr<float>(), to[1].data_ptr<float>(),
       to[2].data_ptr<int32_t>(), sums.data_ptr<double>(), to[3].data_ptr<float>(),
       to[4].data_ptr<float>()});
@@ -117,20 +117,20 @@ struct Upstream {
 };
 
 template <typename Run>
-at::Tensor gradient(const GivenPlan& given, const kernels::PlanWeightsKind& kind,
+at::Tensor gradient(const GivenPlan& given, const kernels::GateOptions& options,
                     const at::Tensor& count, const std::vector<at::Tensor>& forward,
                     const Upstream& upstream, Room room, Run run) {
   const kernels::PlanRows rows = given.rows();
   const auto pointer = [](const at::Tensor& f32) {
     return f32.defined() ? f32.const_data_ptr<float>() : nullptr;
   };
-  const at::Tensor pulled = room({rows.tokens, rows.experts}, at::kFloat);
+  const at::Tensor scratch = room({rows.tokens, rows.experts}, at::kFloat);
   const at::Tensor to = room({rows.tokens, rows.experts}, at::kFloat);
-  run(kernels::PlanWeightsBackwardArgs{
-      rows, kind, given.logits.const_data_ptr<float>(), count.const_data_ptr<float>(),
+  run(kernels::PlanGateWeightsBackwardArgs{
+      rows, options, given.logits.const_data_ptr<float>(), count.const_data_ptr<float>(),
       forward[0].const_data_ptr<float>(), forward[2].const_data_ptr<int32_t>(),
       pointer(upstream.weights), pointer(upstream.combine), pointer(upstream.load_balance),
-      pointer(upstream.z), pulled.data_ptr<float>(), to.data_ptr<float>()});
+      pointer(upstream.z), scratch.data_ptr<float>(), to.data_ptr<float>()});
   return to;
 }
 

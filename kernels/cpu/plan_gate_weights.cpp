@@ -1,8 +1,8 @@
-// plan_weights.h on the CPU. Threads process blocks of tokens. The block size depends on the number
-// of tokens only, the sums of the blocks are added in order, and counters are integers, so that
-// results do not depend on the number of threads.
+// plan_gate_weights.h on the CPU. Threads process blocks of tokens. The block size depends on the
+// number of tokens only, the sums of the blocks are added in order, and counters are integers, so
+// that results do not depend on the number of threads.
 
-#include "kernels/ops/plan_weights.h"
+#include "kernels/ops/plan_gate_weights.h"
 
 #include <ATen/Parallel.h>
 
@@ -21,14 +21,14 @@ namespace moe::kernels {
 namespace {
 
 // Minimum work per thread, about ten microseconds: rows; blocks of tokens to count; blocks of
-// tokens to weigh.
-constexpr int64_t kRowGrain = 4096, kCountedBlocks = 8, kWeighedBlocks = 2;
+// tokens whose gates are computed.
+constexpr int64_t kRowGrain = 4096, kCountedBlocks = 8, kGateBlocks = 2;
 
 // Calls each(block, first token, end token) in parallel, at least `grain` blocks per thread.
 template <typename Each>
 void for_each_token_block(int64_t tokens, int64_t grain, Each each) {
   constexpr int64_t kTokens = 128;
-  const int64_t most = plan_weights_sums(tokens);
+  const int64_t most = plan_gate_weights_sums(tokens);
   const int64_t size = std::max(kTokens, (tokens + most - 1) / most);
   at::parallel_for(0, (tokens + size - 1) / size, grain, [&](int64_t first, int64_t last) {
     for (int64_t block = first; block < last; ++block) {
@@ -114,12 +114,12 @@ void normalised_weights(const float* logits, const float* count, int64_t experts
 // Factors of the losses for the tokens of one rank.
 class RankShare {
  public:
-  RankShare(const PlanRows& plan, const PlanWeightsKind& kind, const int32_t* chosen,
+  RankShare(const PlanRows& plan, const GateOptions& options, const int32_t* chosen,
             int64_t source_rank)
       : chosen_(chosen + source_rank * plan.experts),
         experts_(static_cast<float>(plan.experts)),
         tokens_(static_cast<float>(chosen[plan.ranks * plan.experts + source_rank])),
-        weight_(1.0F / (tokens_ * static_cast<float>(kind.ranks_in_use))) {}
+        weight_(1.0F / (tokens_ * static_cast<float>(options.ranks_in_use))) {}
 
   // Returns the weight of one token in the mean over ranks of means over tokens.
   float weight() const { return weight_; }
@@ -133,7 +133,7 @@ class RankShare {
   float experts_, tokens_, weight_;
 };
 
-void count_choices(const PlanWeightsArgs& args) {
+void count_choices(const PlanGateWeightsArgs& args) {
   const PlanRows& plan = args.plan;
   const int64_t pairs = plan.ranks * plan.experts;
   std::fill_n(args.chosen, pairs + plan.ranks, 0);
@@ -142,7 +142,7 @@ void count_choices(const PlanWeightsArgs& args) {
     for (int64_t t = begin; t < end; ++t) {
       if (const int64_t source_rank = plan.source_rank[t]; source_rank < plan.ranks) {
         ++own[static_cast<size_t>(pairs + source_rank)];
-        for (int64_t choice = 0; choice < args.kind.lb_choices; ++choice) {
+        for (int64_t choice = 0; choice < args.options.lb_choices; ++choice) {
           ++own[static_cast<size_t>(source_rank * plan.experts +
                                     args.by_logit[t * plan.experts + choice])];
         }
@@ -157,22 +157,23 @@ struct LossTerms {
 };
 
 // Writes the gates of a token and returns its loss terms. `probability` [E] is scratch.
-LossTerms weigh_token(const PlanWeightsArgs& args, int64_t t, std::vector<float>& probability) {
+LossTerms token_gate_weights(const PlanGateWeightsArgs& args, int64_t t,
+                             std::vector<float>& probability) {
   const PlanRows& plan = args.plan;
   const int64_t experts = plan.experts, source_rank = plan.source_rank[t];
   const float *logits = args.logits + t * experts, *count = args.count + t * experts;
   float* combine = args.combine + t * experts;
   const float log_sum = softmax(logits, experts, probability.data());
-  if (args.kind.normalise) {
+  if (args.options.normalise) {
     normalised_weights(logits, count, experts, combine);
   }
-  for (int64_t e = 0; !args.kind.normalise && e < experts; ++e) {
+  for (int64_t e = 0; !args.options.normalise && e < experts; ++e) {
     combine[e] = probability[static_cast<size_t>(e)] * count[e];
   }
   if (source_rank >= plan.ranks) {
     return {};
   }
-  const RankShare share(plan, args.kind, args.chosen, source_rank);
+  const RankShare share(plan, args.options, args.chosen, source_rank);
   float balance = 0;
   for (int64_t e = 0; e < experts; ++e) {
     balance += share.balance(e) * probability[static_cast<size_t>(e)];
@@ -200,28 +201,29 @@ void for_each_plan_row(const PlanRows& plan, Each each, Others others) {
   });
 }
 
-// Computes the gradient of one token's logits (PlanWeightsBackwardArgs).
-void pull_token(const PlanWeightsBackwardArgs& args, int64_t t, std::vector<float>& probability) {
+// Computes the gradient of one token's logits (PlanGateWeightsBackwardArgs).
+void token_logit_gradients(const PlanGateWeightsBackwardArgs& args, int64_t t,
+                           std::vector<float>& probability) {
   const PlanRows& plan = args.plan;
   const int64_t experts = plan.experts, source_rank = plan.source_rank[t];
   const float* weight = args.combine + t * experts;
-  float *pulled = args.pulled + t * experts, *to = args.grad_logits + t * experts;
+  float *grad_gate = args.scratch + t * experts, *to = args.grad_logits + t * experts;
   const float log_sum = softmax(args.logits + t * experts, experts, probability.data());
   float all = 0;
   for (int64_t e = 0; e < experts; ++e) {
     const float of_all = args.grad_combine == nullptr ? 0 : args.grad_combine[t * experts + e];
-    pulled[e] = (pulled[e] + of_all) * weight[e];
-    all += pulled[e];
+    grad_gate[e] = (grad_gate[e] + of_all) * weight[e];
+    all += grad_gate[e];
   }
-  const bool through_all = args.kind.straight_through || !args.kind.normalise;
+  const bool through_all = args.options.straight_through || !args.options.normalise;
   const float* basis = through_all ? probability.data() : weight;
   for (int64_t e = 0; e < experts; ++e) {
-    to[e] = pulled[e] - basis[e] * all;
+    to[e] = grad_gate[e] - basis[e] * all;
   }
   if (source_rank >= plan.ranks) {
     return;
   }
-  const RankShare share(plan, args.kind, args.chosen, source_rank);
+  const RankShare share(plan, args.options, args.chosen, source_rank);
   const float of_balance = args.grad_load_balance == nullptr ? 0 : *args.grad_load_balance;
   const float of_z = args.grad_z == nullptr ? 0 : 2 * share.weight() * log_sum * *args.grad_z;
   float mean = 0;
@@ -247,7 +249,7 @@ void plan_counts_cpu(const PlanCountsArgs& args) {
   const int64_t cells = (plan.ranks + 1) * kRowKinds, experts = plan.experts;
   clear_floats(args.count, plan.tokens * experts);
   std::fill_n(args.counted, cells + 2, 0);
-  std::fill_n(args.sums, plan_weights_sums(plan.tokens), 0.0);
+  std::fill_n(args.sums, plan_gate_weights_sums(plan.tokens), 0.0);
   count_rows(args);
   for_each_token_block(plan.tokens, kCountedBlocks, [&](int64_t block, int64_t begin, int64_t end) {
     double entropy = 0;
@@ -263,19 +265,19 @@ void plan_counts_cpu(const PlanCountsArgs& args) {
     add_to_count(args.counted[cells], served);
   });
   const double entropy =
-      std::accumulate(args.sums, args.sums + plan_weights_sums(plan.tokens), 0.0);
+      std::accumulate(args.sums, args.sums + plan_gate_weights_sums(plan.tokens), 0.0);
   args.counted[cells + 1] = std::bit_cast<int64_t>(entropy);
 }
 
-void plan_weights_cpu(const PlanWeightsArgs& args) {
+void plan_gate_weights_cpu(const PlanGateWeightsArgs& args) {
   const PlanRows& plan = args.plan;
-  const int64_t sums = plan_weights_sums(plan.tokens);
+  const int64_t sums = plan_gate_weights_sums(plan.tokens);
   std::fill_n(args.sums, 2 * sums, 0.0);
   count_choices(args);
-  for_each_token_block(plan.tokens, kWeighedBlocks, [&](int64_t block, int64_t begin, int64_t end) {
+  for_each_token_block(plan.tokens, kGateBlocks, [&](int64_t block, int64_t begin, int64_t end) {
     std::vector<float> probability(static_cast<size_t>(plan.experts));
     for (int64_t t = begin; t < end; ++t) {
-      const LossTerms terms = weigh_token(args, t, probability);
+      const LossTerms terms = token_gate_weights(args, t, probability);
       args.sums[2 * block] += terms.balance;
       args.sums[2 * block + 1] += terms.z;
     }
@@ -297,23 +299,23 @@ void plan_weights_cpu(const PlanWeightsArgs& args) {
   }
 }
 
-void plan_weights_backward_cpu(const PlanWeightsBackwardArgs& args) {
+void plan_gate_weights_backward_cpu(const PlanGateWeightsBackwardArgs& args) {
   const PlanRows& plan = args.plan;
-  clear_floats(args.pulled, plan.tokens * plan.experts);
+  clear_floats(args.scratch, plan.tokens * plan.experts);
   if (args.grad_weights != nullptr) {
     for_each_plan_row(
         plan,
         [&](int64_t row, int64_t cell) {  // deterministic: at most two addends to 0
-          std::atomic_ref(args.pulled[cell])
+          std::atomic_ref(args.scratch[cell])
               .fetch_add(args.grad_weights[row] * row_share(plan, args.count, row),
                          std::memory_order_relaxed);
         },
         [](int64_t) {});
   }
-  for_each_token_block(plan.tokens, kWeighedBlocks, [&](int64_t, int64_t begin, int64_t end) {
+  for_each_token_block(plan.tokens, kGateBlocks, [&](int64_t, int64_t begin, int64_t end) {
     std::vector<float> probability(static_cast<size_t>(plan.experts));
     for (int64_t t = begin; t < end; ++t) {
-      pull_token(args, t, probability);
+      token_logit_gradients(args, t, probability);
     }
   });
 }

@@ -1,10 +1,10 @@
-// plan_weights.h on CUDA: one thread per row, or one warp per token with lanes along the experts.
-// Counters use shared memory if they fit.
+// plan_gate_weights.h on CUDA: one thread per row, or one warp per token with lanes along the
+// experts. Counters use shared memory if they fit.
 
 #include <stdexcept>
 
 #include "kernels/cuda/launch.cuh"
-#include "kernels/ops/plan_weights.h"
+#include "kernels/ops/plan_gate_weights.h"
 #include "kernels/ops/router.h"
 
 namespace moe::kernels {
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kThreads) sum_counts_kernel(PlanCountsArgs arg
   }
 }
 
-__global__ void __launch_bounds__(kThreads) count_choices_kernel(PlanWeightsArgs args) {
+__global__ void __launch_bounds__(kThreads) count_choices_kernel(PlanGateWeightsArgs args) {
   __shared__ int32_t shared[kSharedCounts];
   const PlanRows& plan = args.plan;
   const int64_t pairs = plan.ranks * plan.experts;
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads) count_choices_kernel(PlanWeightsArgs
   if (t < plan.tokens && plan.source_rank[t] < plan.ranks) {
     const int64_t source_rank = plan.source_rank[t];
     chosen.add(pairs + source_rank);
-    for (int64_t choice = 0; choice < args.kind.lb_choices; ++choice) {
+    for (int64_t choice = 0; choice < args.options.lb_choices; ++choice) {
       chosen.add(source_rank * plan.experts + args.by_logit[t * plan.experts + choice]);
     }
   }
@@ -169,13 +169,13 @@ __device__ void normalised_weights(float (&logit)[kPerLane], const float (&count
 }
 
 // Returns the weight of a token in the mean over ranks of means over tokens; 0 for padding.
-__device__ float token_weight(const PlanRows& plan, const PlanWeightsKind& kind,
+__device__ float token_weight(const PlanRows& plan, const GateOptions& options,
                               const int32_t* chosen, int64_t source_rank) {
   if (source_rank >= plan.ranks) {
     return 0;
   }
   const int32_t tokens = chosen[plan.ranks * plan.experts + source_rank];
-  return 1.0F / (static_cast<float>(tokens) * static_cast<float>(kind.ranks_in_use));
+  return 1.0F / (static_cast<float>(tokens) * static_cast<float>(options.ranks_in_use));
 }
 
 // Computes the factors of a token's probabilities in the load-balance loss. The token must not be
@@ -194,7 +194,7 @@ __device__ void balance_coefficients(const PlanRows& plan, const int32_t* chosen
 }
 
 template <int kPerLane>
-__global__ void __launch_bounds__(kThreads) weigh_tokens_kernel(PlanWeightsArgs args) {
+__global__ void __launch_bounds__(kThreads) gate_weights_kernel(PlanGateWeightsArgs args) {
   __shared__ double part[kWarps];
   const PlanRows& plan = args.plan;
   const int experts = static_cast<int>(plan.experts), lane = threadIdx.x % kLanes;
@@ -210,19 +210,19 @@ __global__ void __launch_bounds__(kThreads) weigh_tokens_kernel(PlanWeightsArgs 
       weight[i] = probability[i];  // the logits
     }
     const float log_sum = softmax(probability);
-    if (args.kind.normalise) {
+    if (args.options.normalise) {
       normalised_weights(weight, count);
     }
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       if (lane + i * kLanes < experts) {
         args.combine[t * experts + lane + i * kLanes] =
-            args.kind.normalise ? weight[i] : probability[i] * count[i];
+            args.options.normalise ? weight[i] : probability[i] * count[i];
       }
     }
     const int64_t source_rank = plan.source_rank[t];
     if (source_rank < plan.ranks) {  // the whole warp
-      const float share = token_weight(plan, args.kind, args.chosen, source_rank);
+      const float share = token_weight(plan, args.options, args.chosen, source_rank);
       balance_coefficients(plan, args.chosen, source_rank, share, count);
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) {
@@ -249,7 +249,8 @@ __device__ float row_share(const PlanRows& plan, const float* count, int64_t row
 }
 
 // One thread per row. The last block sums the losses instead.
-__global__ void __launch_bounds__(kThreads) weigh_rows_kernel(PlanWeightsArgs args, int64_t sums) {
+__global__ void __launch_bounds__(kThreads)
+    row_weights_kernel(PlanGateWeightsArgs args, int64_t sums) {
   __shared__ double part[kWarps];
   const PlanRows& plan = args.plan;
   if (blockIdx.x + 1 == gridDim.x) {
@@ -276,42 +277,44 @@ __global__ void __launch_bounds__(kThreads) weigh_rows_kernel(PlanWeightsArgs ar
   args.weights[row] = weight;
 }
 
-__global__ void __launch_bounds__(kThreads) pull_rows_kernel(PlanWeightsBackwardArgs args) {
+__global__ void __launch_bounds__(kThreads)
+    row_weights_backward_kernel(PlanGateWeightsBackwardArgs args) {
   const PlanRows& plan = args.plan;
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row < plan.rows && plan.expert[row] < plan.experts) {
     int64_t cell = 0;
     const float share = row_share(plan, args.count, row, &cell);
-    atomicAdd(args.pulled + cell,
+    atomicAdd(args.scratch + cell,
               args.grad_weights[row] * share);  // deterministic: at most two addends to 0
   }
 }
 
 template <int kPerLane>
-__global__ void __launch_bounds__(kThreads) pull_tokens_kernel(PlanWeightsBackwardArgs args) {
+__global__ void __launch_bounds__(kThreads)
+    gate_weights_backward_kernel(PlanGateWeightsBackwardArgs args) {
   const PlanRows& plan = args.plan;
   const int experts = static_cast<int>(plan.experts), lane = threadIdx.x % kLanes;
   const int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kLanes;
   if (t >= plan.tokens) {
     return;  // the whole warp
   }
-  float weight[kPerLane], pulled[kPerLane], probability[kPerLane];
+  float weight[kPerLane], grad_gate[kPerLane], probability[kPerLane];
   load_experts(args.logits + t * experts, experts, -HUGE_VALF, probability);
   load_experts(args.combine + t * experts, experts, 0.0F, weight);
-  load_experts(args.pulled + t * experts, experts, 0.0F, pulled);
+  load_experts(args.scratch + t * experts, experts, 0.0F, grad_gate);
   const float log_sum = softmax(probability);
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int expert = lane + i * kLanes;
     if (args.grad_combine != nullptr && expert < experts) {
-      pulled[i] += args.grad_combine[t * experts + expert];
+      grad_gate[i] += args.grad_combine[t * experts + expert];
     }
-    pulled[i] *= weight[i];
+    grad_gate[i] *= weight[i];
   }
-  const float all = experts_sum(pulled);
-  const bool through_all = args.kind.straight_through || !args.kind.normalise;
+  const float all = experts_sum(grad_gate);
+  const bool through_all = args.options.straight_through || !args.options.normalise;
   const int64_t source_rank = plan.source_rank[t];
-  const float share = token_weight(plan, args.kind, args.chosen, source_rank);
+  const float share = token_weight(plan, args.options, args.chosen, source_rank);
   float coefficient[kPerLane] = {};
   float mean = 0, of_z = 0;
   if (source_rank < plan.ranks && args.grad_load_balance != nullptr) {  // the whole warp
@@ -331,7 +334,7 @@ __global__ void __launch_bounds__(kThreads) pull_tokens_kernel(PlanWeightsBackwa
   for (int i = 0; i < kPerLane; ++i) {
     const int expert = lane + i * kLanes;
     if (expert < experts) {
-      const float of_gates = pulled[i] - (through_all ? probability[i] : weight[i]) * all;
+      const float of_gates = grad_gate[i] - (through_all ? probability[i] : weight[i]) * all;
       args.grad_logits[t * experts + expert] =
           of_gates + probability[i] * (coefficient[i] - mean + of_z);
     }
@@ -349,7 +352,7 @@ void check_experts(const PlanRows& plan) {
 void plan_counts_cuda(const PlanCountsArgs& args, void* stream) {
   const PlanRows& plan = args.plan;
   check_experts(plan);
-  const int64_t cells = (plan.ranks + 1) * kRowKinds, sums = plan_weights_sums(plan.tokens);
+  const int64_t cells = (plan.ranks + 1) * kRowKinds, sums = plan_gate_weights_sums(plan.tokens);
   set_bytes(args.count, 0, static_cast<int64_t>(sizeof(float)) * plan.tokens * plan.experts,
             stream);
   set_bytes(args.counted, 0, static_cast<int64_t>(sizeof(int64_t)) * (cells + 2), stream);
@@ -360,29 +363,29 @@ void plan_counts_cuda(const PlanCountsArgs& args, void* stream) {
   launch(sum_counts_kernel, 1, kThreads, stream, args, sums);
 }
 
-void plan_weights_cuda(const PlanWeightsArgs& args, void* stream) {
+void plan_gate_weights_cuda(const PlanGateWeightsArgs& args, void* stream) {
   const PlanRows& plan = args.plan;
   check_experts(plan);
-  const int64_t sums = plan_weights_sums(plan.tokens);
+  const int64_t sums = plan_gate_weights_sums(plan.tokens);
   set_bytes(args.chosen, 0, static_cast<int64_t>(sizeof(int32_t)) * plan.ranks * (plan.experts + 1),
             stream);
   launch(count_choices_kernel, ceil_div(plan.tokens, kThreads), kThreads, stream, args);
-  launch(for_experts(plan.experts, weigh_tokens_kernel<1>, weigh_tokens_kernel<2>,
-                     weigh_tokens_kernel<4>, weigh_tokens_kernel<8>),
+  launch(for_experts(plan.experts, gate_weights_kernel<1>, gate_weights_kernel<2>,
+                     gate_weights_kernel<4>, gate_weights_kernel<8>),
          sums, kThreads, stream, args);
-  launch(weigh_rows_kernel, ceil_div(plan.rows, kThreads) + 1, kThreads, stream, args, sums);
+  launch(row_weights_kernel, ceil_div(plan.rows, kThreads) + 1, kThreads, stream, args, sums);
 }
 
-void plan_weights_backward_cuda(const PlanWeightsBackwardArgs& args, void* stream) {
+void plan_gate_weights_backward_cuda(const PlanGateWeightsBackwardArgs& args, void* stream) {
   const PlanRows& plan = args.plan;
   check_experts(plan);
-  set_bytes(args.pulled, 0, static_cast<int64_t>(sizeof(float)) * plan.tokens * plan.experts,
+  set_bytes(args.scratch, 0, static_cast<int64_t>(sizeof(float)) * plan.tokens * plan.experts,
             stream);
   if (args.grad_weights != nullptr) {
-    launch(pull_rows_kernel, ceil_div(plan.rows, kThreads), kThreads, stream, args);
+    launch(row_weights_backward_kernel, ceil_div(plan.rows, kThreads), kThreads, stream, args);
   }
-  launch(for_experts(plan.experts, pull_tokens_kernel<1>, pull_tokens_kernel<2>,
-                     pull_tokens_kernel<4>, pull_tokens_kernel<8>),
+  launch(for_experts(plan.experts, gate_weights_backward_kernel<1>, gate_weights_backward_kernel<2>,
+                     gate_weights_backward_kernel<4>, gate_weights_backward_kernel<8>),
          ceil_div(plan.tokens, kWarps), kThreads, stream, args);
 }
 

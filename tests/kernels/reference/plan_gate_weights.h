@@ -9,7 +9,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/ops/plan_weights.h"
+#include "kernels/ops/plan_gate_weights.h"
 
 namespace moe::test {
 
@@ -52,8 +52,8 @@ inline void plan_counts_reference(const kernels::PlanCountsArgs& args) {
 struct PlanTerms {
   at::Tensor g, w, coefficient, share, log_sum;
 
-  PlanTerms(const kernels::PlanRows& plan, const kernels::PlanWeightsKind& kind,
-            const float* logits, const float* count, const int32_t* chosen) {
+  PlanTerms(const kernels::PlanRows& plan, const kernels::GateOptions& options, const float* logits,
+            const float* count, const int32_t* chosen) {
     const int64_t experts = plan.experts, ranks = plan.ranks;
     const at::Tensor a = in_f64(logits, {plan.tokens, experts});
     const at::Tensor n = in_f64(count, {plan.tokens, experts});
@@ -61,7 +61,7 @@ struct PlanTerms {
     log_sum = a.logsumexp(1, /*keepdim=*/true);
     const at::Tensor best = at::where(n > 0, a, -1e300).amax(1, /*keepdim=*/true);
     const at::Tensor e = at::where(n > 0, n * at::exp(a - best.clamp_min(-1e30)), 0.0);
-    w = kind.normalise ? e / e.sum(1, /*keepdim=*/true).clamp_min(1e-300) : n * g;
+    w = options.normalise ? e / e.sum(1, /*keepdim=*/true).clamp_min(1e-300) : n * g;
     // One more row, for padding.
     const at::Tensor source_rank =
         at::from_blob(const_cast<int64_t*>(plan.source_rank), {plan.tokens}, at::kLong);
@@ -77,7 +77,7 @@ struct PlanTerms {
     const at::Tensor tokens =
         local_choice(of_ranks.narrow(0, ranks * experts, ranks).view({ranks, 1}), 1);
     share = at::where(source_rank.unsqueeze(1) == ranks, 0.0,
-                      1 / (tokens * static_cast<double>(kind.ranks_in_use)));
+                      1 / (tokens * static_cast<double>(options.ranks_in_use)));
     coefficient = counting / tokens * share * static_cast<double>(experts);
   }
 
@@ -91,19 +91,19 @@ inline double share_of_row(const kernels::PlanRows& plan, const float* count, in
   return static_cast<double>(plan.count[row]) / std::max(n, 1.0F);
 }
 
-inline void plan_weights_reference(const kernels::PlanWeightsArgs& args) {
+inline void plan_gate_weights_reference(const kernels::PlanGateWeightsArgs& args) {
   const kernels::PlanRows& plan = args.plan;
   const int64_t experts = plan.experts;
   std::fill_n(args.chosen, plan.ranks * (experts + 1), 0);
   for (int64_t t = 0; t < plan.tokens; ++t) {
-    for (int64_t c = 0; plan.source_rank[t] < plan.ranks && c < args.kind.lb_choices; ++c) {
+    for (int64_t c = 0; plan.source_rank[t] < plan.ranks && c < args.options.lb_choices; ++c) {
       ++args.chosen[plan.source_rank[t] * experts + args.by_logit[t * experts + c]];
     }
     if (plan.source_rank[t] < plan.ranks) {
       ++args.chosen[plan.ranks * experts + plan.source_rank[t]];
     }
   }
-  const PlanTerms terms(plan, args.kind, args.logits, args.count, args.chosen);
+  const PlanTerms terms(plan, args.options, args.logits, args.count, args.chosen);
   at::from_blob(args.combine, {plan.tokens, experts}, at::kFloat).copy_(terms.w);
   *args.load_balance = (terms.coefficient * terms.g).sum().item<float>();
   *args.z = (terms.share * terms.log_sum.square()).sum().item<float>();
@@ -116,7 +116,7 @@ inline void plan_weights_reference(const kernels::PlanWeightsArgs& args) {
   }
 }
 
-inline void plan_weights_backward_reference(const kernels::PlanWeightsBackwardArgs& args) {
+inline void plan_gate_weights_backward_reference(const kernels::PlanGateWeightsBackwardArgs& args) {
   const kernels::PlanRows& plan = args.plan;
   const std::vector<int64_t> shape = {plan.tokens, plan.experts};
   const at::Tensor upstream = args.grad_combine == nullptr
@@ -130,9 +130,9 @@ inline void plan_weights_backward_reference(const kernels::PlanWeightsBackwardAr
   }
   const double of_balance = args.grad_load_balance != nullptr ? *args.grad_load_balance : 0;
   const double of_z = args.grad_z != nullptr ? *args.grad_z : 0;
-  const PlanTerms terms(plan, args.kind, args.logits, args.count, args.chosen);
+  const PlanTerms terms(plan, args.options, args.logits, args.count, args.chosen);
   const auto& [g, w, coefficient, share, log_sum] = terms;
-  const bool through_all = args.kind.straight_through || !args.kind.normalise;
+  const bool through_all = args.options.straight_through || !args.options.normalise;
   const auto sum = [](const at::Tensor& x) { return x.sum(1, /*keepdim=*/true); };
   at::from_blob(args.grad_logits, shape, at::kFloat)
       .copy_(w * upstream - (through_all ? g : w) * sum(w * upstream) +
