@@ -26,6 +26,9 @@ inline std::filesystem::path shared_data() {
 // (BPE, byte fallback, a space before the text) and 1,024 pieces.
 inline std::filesystem::path tiny_model_folder() { return source_folder() / "recipes/tiny/model"; }
 
+// Returns the folder of small benchmarks: the authors' formats with texts of our own.
+inline std::filesystem::path bench_folder() { return source_folder() / "tests/golden/bench"; }
+
 // Returns tiny_model_folder(), and the folders of LLaMA's tokenizer and of stories260K's if
 // present.
 inline std::vector<std::filesystem::path> sentencepiece_folders() {
