@@ -68,7 +68,7 @@ TEST_CASE("--list needs no model and names tasks, groups and files", "[cli]") {
        "superglue/BoolQ/val.jsonl, or boolq/validation.jsonl or .csv", "\nbbh_zeroshot  27 tasks"});
 }
 
-TEST_CASE("a task of the user, with examples, is compared with a run before", "[cli]") {
+TEST_CASE("a task file with few-shot examples is compared with an earlier run", "[cli]") {
   const TempDir folder;
   std::string lines;
   for (const char* name : {"Lily", "Tim", "Tom", "Sue", "Max"}) {
@@ -94,7 +94,7 @@ TEST_CASE("a task of the user, with examples, is compared with a run before", "[
   CHECK(samples[0]["arguments"]["gen_args_0"]["arg_0"] == "Question: Who is Lily?\nAnswer:");
 }
 
-TEST_CASE("requests are answered in order, a line each", "[cli]") {
+TEST_CASE("--requests prints one line per request, in order", "[cli]") {
   const TempDir folder;
   // Each token of the greedy text from BOS is the argmax.
   const Json greedy = Json::parse(succeed({"generate", tiny("model"), "--prompt", "", "--bos", "on",
@@ -118,7 +118,7 @@ TEST_CASE("requests are answered in order, a line each", "[cli]") {
   CHECK(lines[2]["tokens"] == 20);
 }
 
-TEST_CASE("a mixture reports its routing, and takes another router at test", "[cli]") {
+TEST_CASE("a mixture reports its routing, and --cf and --router override it", "[cli]") {
   const TempDir folder;
   const std::string moe = (folder / "moe").string();
   succeed(
@@ -192,7 +192,7 @@ TEST_CASE("answers are generated without a capacity, and --stats counts their ri
   CHECK(task["gold"]["total"]["experts_per_token"] > 0);
 }
 
-TEST_CASE("moe eval refuses flags that do not go together, and names bad lines", "[cli]") {
+TEST_CASE("moe eval refuses incompatible flags and names invalid lines", "[cli]") {
   const TempDir folder;
   const std::string model = (folder / "model").string(), quiz = (folder / "mine.jsonl").string(),
                     requests = (folder / "r.jsonl").string();

@@ -16,7 +16,7 @@ TEST_CASE("greedy text begins with the prompt, in f32 and in bf16", "[cli]") {
   check_refused(joined(words, {"tf32"}), "CUDA GPUs alone multiply in TF32");
 }
 
-TEST_CASE("sampling depends on the seed alone", "[cli]") {
+TEST_CASE("sampling is reproducible from the seed", "[cli]") {
   const auto sample = [&](const char* seed) {
     return succeed({"generate", tiny("model"), "--prompt", "The", "--temperature", "1", "--top-p",
                     "0.9", "--seed", seed, "--bos", "on", "--max-tokens", "30", "--json"})
@@ -58,6 +58,6 @@ TEST_CASE("generate --chat fills the template of the folder and stops at the end
   CHECK(by_folder != ask({"--template", "mistral"}));
   const auto json = Json::parse(by_folder);
   const std::vector<int64_t> ids = json.at("prompt_ids");
-  CHECK(std::count(ids.begin(), ids.end(), 2) == 1);  // the EOS behind the question, as a token
-  CHECK(json.at("text").get<std::string>().find("river") == std::string::npos);  // the answer alone
+  CHECK(std::count(ids.begin(), ids.end(), 2) == 1);  // the EOS after the question, as a token
+  CHECK(json.at("text").get<std::string>().find("river") == std::string::npos);  // only the answer
 }

@@ -75,8 +75,7 @@ TEST_CASE("context and continuation are encoded as one text and split behind the
   }
 }
 
-TEST_CASE("a context that choices share is encoded once, and their requests are as if it were not",
-          "[eval]") {
+TEST_CASE("a context of several choices is encoded once, with unchanged requests", "[eval]") {
   int64_t contexts = 0;
   TextEncoder counting = encoder(true);
   counting.encode = [&contexts](std::string_view text) {
@@ -104,7 +103,7 @@ TEST_CASE("a continuation without tokens of its own is refused", "[eval]") {
   }
 }
 
-TEST_CASE("many threads encode the requests that one does, and tell the first fault", "[eval]") {
+TEST_CASE("several threads give the requests of one, and the first error", "[eval]") {
   std::vector<TextPair> pairs;
   for (int i = 0; i < 700; ++i) {
     pairs.push_back(
@@ -128,7 +127,7 @@ TEST_CASE("many threads encode the requests that one does, and tell the first fa
   at::set_num_threads(before);
 }
 
-TEST_CASE("a context that the tokenizer drops whole becomes the prefix token", "[eval]") {
+TEST_CASE("a context without tokens becomes the prefix token", "[eval]") {
   const TextEncoder no_hash{[](std::string_view text) {
                               Tokens tokens;
                               for (const char c : text) {
