@@ -21,12 +21,6 @@ work=$(mktemp -d)
 trap 'rm -rf -- "$work"' EXIT
 export OMP_NUM_THREADS=1 XDG_CACHE_HOME=$work/cache
 
-check() {  # WORDS COMMAND...
-  local words=$1
-  shift
-  if "$@"; then echo "ok     $words"; count 1 0 0; else echo "FAILED $words"; count 0 1 0; tail -n 5 "$work"/err* 2>/dev/null; fi
-}
-skip() { echo "skipped: $*"; count 0 0 1; }
 start() {  # RUN ARGUMENTS...: becomes the training itself; call it in a subshell
   local run=$1
   shift
