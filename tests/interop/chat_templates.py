@@ -9,10 +9,8 @@ tokenizers of their kind (tokenizer_parity.py).
 usage: chat_templates.py          environment: MOE (the binary), MOE_SHARED_DATA
 """
 import json
-import os
 import pathlib
 import struct
-import subprocess
 import sys
 import tempfile
 
@@ -22,10 +20,8 @@ from transformers import PreTrainedTokenizerFast
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import tokenizer_parity as kinds  # noqa: E402
-from tally import SHORT, Tally  # noqa: E402
+from tally import SHORT, Tally, moe, run_moe, write_jsonl  # noqa: E402
 
-MOE = os.environ.get("MOE", "./moe")
-DATA = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data"))
 tally = Tally()
 check = tally.check
 
@@ -118,9 +114,7 @@ def make_model(folder, tokenizer, bos, eos, template, as_file):
              "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_act": "silu", "torch_dtype": "float32",
              "tie_word_embeddings": True}
     (folder / "in/config.json").write_text(json.dumps(shape))
-    done = subprocess.run([MOE, "init", str(folder / "in/config.json"), "-o", str(folder / "model"), "--experts", "2", "--router",
-                           "top1", "--tokenizer", str(folder / "in")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    moe("init", folder / "in/config.json", "-o", folder / "model", "--experts", 2, "--router", "top1", "--tokenizer", folder / "in")
     if as_file:
         (folder / "model/chat_template.jinja").write_text(template)
     else:
@@ -149,9 +143,8 @@ def examples_of(file):
 
 def trained_on(model, form, records, work):
     data, cache = work / "data.jsonl", work / "cache"
-    data.write_text("".join(json.dumps({"messages": record}) + "\n" for record in records))
-    done = subprocess.run([MOE, "train", str(model), "--data", str(data), "--template", form, "--cache", str(cache), "--seq-len", "64",
-                           "--micro-batch", "1", "--dry-run"], capture_output=True, text=True)
+    write_jsonl(data, ({"messages": record} for record in records))
+    done = run_moe("train", model, "--data", data, "--template", form, "--cache", cache, "--seq-len", 64, "--micro-batch", 1, "--dry-run")
     if done.returncode != 0:
         return done.stderr
     (file,) = cache.glob("*.tokens")
@@ -177,8 +170,7 @@ def expected(tokenizer, record, end):
 
 
 def question_ids(model, question):
-    done = subprocess.run([MOE, "generate", str(model), "--chat", "--prompt", question, "--max-tokens", "1", "--json"],
-                          capture_output=True, text=True)
+    done = run_moe("generate", model, "--chat", "--prompt", question, "--max-tokens", 1, "--json")
     return json.loads(done.stdout)["prompt_ids"] if done.returncode == 0 else done.stderr
 
 

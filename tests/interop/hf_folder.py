@@ -8,21 +8,20 @@ usage: hf_folder.py           environment: MOE (the binary), MOE_SHARED_DATA
 """
 import json
 import math
-import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaTokenizer
+from transformers import AutoTokenizer, LlamaTokenizer
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from tally import SHORT, Tally  # noqa: E402
+import kin_folders  # noqa: E402
+from kin_folders import load  # noqa: E402
+from tally import DATA, SHORT, Tally, moe  # noqa: E402
 
-MOE = os.environ.get("MOE", "./moe")
-PARENT = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data")) / "stories260K-hf"
+PARENT = DATA / "stories260K-hf"
 UPCYCLE = ["--layers", "even", "--experts", "8", "--router", "top2:cf=inf", "--verify"]
 PROMPT = "Once upon a time, there was a little girl named"
 # fp32 sums of at most 172 products, 5 layers deep, two orders of summation: measured 1e-5; the bound promised is 1e-4.
@@ -37,21 +36,8 @@ tally = Tally()
 check = tally.check
 
 
-def moe(*words, stdin=None):
-    done = subprocess.run([MOE, *map(str, words)], input=stdin, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"FAILED moe {' '.join(map(str, words))}: exit code {done.returncode}\n{done.stderr}")
-    return done.stdout
-
-
-def load(folder, dtype=torch.float32):
-    model, report = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    return model.eval(), report
-
-
 def check_report(name, report):
-    bad = {key: value for key, value in report.items() if value}
-    check(f"{name}: transformers loads it with nothing missing, unexpected or mismatched", not bad, bad or "")
+    check(f"{name}: transformers loads it with nothing missing, unexpected or mismatched", not report, report or "")
 
 
 def logits(model, ids):
@@ -82,21 +68,9 @@ def check_greedy(name, folder, model, prompt_ids, count=60):
 
 
 def check_scores(name, folder, model, tolerance):
-    """Log-probabilities of whole continuations: ours against log_softmax of transformers' logits."""
-    stories = ["Lily. She loved to play outside in the park.", "a big, red ball and a dog", "Tim"]
-    requests = "".join(json.dumps({"context": PROMPT, "continuation": " " + story}) + "\n" for story in stories)
-    with tempfile.TemporaryDirectory() as folder_of_requests:
-        path = pathlib.Path(folder_of_requests) / "requests.jsonl"
-        path.write_text(requests)
-        ours = [json.loads(line) for line in moe("eval", folder, "--requests", path, "--bos", "on").splitlines()]
-    worst = 0.0
-    for story, score in zip(stories, ours):
-        context, whole = our_ids(folder, PROMPT), our_ids(folder, PROMPT + " " + story)
-        rows = logits(model, whole[:-1]).log_softmax(-1)[len(context) - 1:]
-        wanted = rows.gather(1, torch.tensor(whole[len(context):])[:, None]).sum().item()
-        worst = max(worst, abs(wanted - score["logprob"]) / score["tokens"])
-    check(f"{name}: moe eval --requests gives transformers' log-probabilities within {tolerance} a token",
-          len(ours) == len(stories) and worst < tolerance, f"{worst:.2e}")
+    stories = [" Lily. She loved to play outside in the park.", " a big, red ball and a dog", " Tim"]
+    worst = kin_folders.score_gap(model, folder, [(PROMPT, story) for story in stories])
+    check(f"{name}: moe eval --requests gives transformers' log-probabilities within {tolerance} a token", worst < tolerance, f"{worst:.2e}")
 
 
 def check_child(name, folder, parent_logits, ids):

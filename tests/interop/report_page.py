@@ -8,17 +8,14 @@ usage: report_page.py [FOLDER]        screenshots go to FOLDER      environment:
 """
 import json
 import math
-import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from browser import Browser, find_chromium  # noqa: E402
-from tally import SHORT  # noqa: E402
+from tally import SHORT, Tally, moe, write_jsonl  # noqa: E402
 
-MOE = os.environ.get("MOE", "./moe")
 TINY = pathlib.Path(__file__).resolve().parents[2] / "recipes" / "tiny"
 HOSTILE = "</script><script>window.broken = 1</script><img src=http://example.invalid/x onerror='window.broken = 2'>"
 ROUTING = ["Experts per token", "Dropped", "Filled", "Rectified", "Load", "Router entropy"]
@@ -62,10 +59,6 @@ PRESS = """(text => { const panel = document.querySelector("figure");
     drawn: !/NaN|undefined|Infinity/.test(panel.innerHTML)}; })"""
 
 
-def moe(*words):
-    subprocess.run([MOE, *map(str, words)], check=True, stdout=subprocess.DEVNULL)
-
-
 def mixture_run(folder):
     moe("upcycle", TINY / "model", "-o", folder / "model", "--experts", 8, "--router", "top1+ir+fr", "--quiet")
     moe("train", folder / "model", "-o", folder / "mixture", "--data", TINY / "instruct.jsonl", "--config", TINY / "tune.toml", "--steps",
@@ -93,7 +86,7 @@ def hostile_run(folder):
     (run / "starts.jsonl").write_text(json.dumps({"step": 0, "machine": HOSTILE, "notes": [HOSTILE]}) + "\n")
     lines = [{"step": 1, "loss": None, "lr": 0, "grad_norm": None, "tokens_per_second": 1e300, "skipped_steps": 1},
              {"step": 2, "loss": 1e-9, "lr": 0, "grad_norm": 1e9, "tokens_per_second": 1, "tasks": {HOSTILE: {"acc": 0.5}}}]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_jsonl(run / "metrics.jsonl", lines)
     moe("report", run)
     return run
 
@@ -111,13 +104,13 @@ def long_run(folder, steps=20_000 if SHORT else 200_000):
     moe("report", run)
 
 
-class Check:
+class Check(Tally):
     def __init__(self, browser, shots):
-        self.browser, self.shots, self.passed, self.failed = browser, shots, 0, 0
+        super().__init__()
+        self.browser, self.shots = browser, shots
 
     def count(self, name, wrong):
-        self.passed, self.failed = self.passed + (not wrong), self.failed + bool(wrong)
-        print(f"{'FAILED' if wrong else 'ok    '} {name}{': ' + '; '.join(wrong) if wrong else ''}")
+        self.check(name, not wrong, "; ".join(wrong))
 
     def page(self, run, titles, most_bytes=2_000_000, name="report.html", place="step", first=("step 0", "step 1", "step 2")):
         page = run / name
@@ -201,8 +194,7 @@ def main():
         check.toggles(folder / "mixture")
         check.without_script(folder / "mixture")
         browser.close()
-    print(f"{check.passed} passed, {check.failed} failed, 0 skipped")
-    return 1 if check.failed else 0
+    check.finish()
 
 
 if __name__ == "__main__":

@@ -11,10 +11,8 @@ usage: tokenizer_parity.py [KIND...]          environment: MOE (the binary), MOE
 """
 import base64
 import json
-import os
 import pathlib
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,10 +21,8 @@ import unicodedata
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from tally import SHORT, Tally  # noqa: E402
+from tally import DATA, SHORT, Tally, run_moe  # noqa: E402
 
-MOE = os.environ.get("MOE", "./moe")
-DATA = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data"))
 TEXTS = 100 if SHORT else 1300
 CORPUS = 50_000 if SHORT else 300_000  # characters of each file, to train tokenizers on
 
@@ -97,7 +93,7 @@ def save(tokenizer, folder):
 
 def ours(folder, texts):
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
-    done = subprocess.run([MOE, "tokenize", str(folder), "-", "--json"], input=lines, capture_output=True, text=True)
+    done = run_moe("tokenize", folder, "-", "--json", input=lines)
     if done.returncode != 0:
         return None, done.stderr.strip()
     return [json.loads(line) for line in done.stdout.split("\n") if line], ""
