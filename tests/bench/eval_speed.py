@@ -27,10 +27,8 @@ import contextlib
 import datetime
 import io
 import json
-import os
 import pathlib
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -39,13 +37,12 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "interop"))
 import eval_parity  # noqa: E402: its readers, its tokenizer
+from train_speed import MOE, PEERS, seconds_of  # noqa: E402
 
 # Of a token's log-probability in bf16. A logit is 4 at most here (random weights: spread 1 over 32000 tokens), and the harness rounds it to
 # bf16, by 2^-8 at most; hidden states that were rounded about 8 times a layer, in 6 layers, each by 2^-9 relative and independently, put
 # sqrt(48) * 2^-9 of the same spread on it on each side. The largest of thousands of tokens is 4 spreads of that out.
 BF16_TOLERANCE = 2**-8 + 4 * 2**0.5 * 48**0.5 * 2**-9
-PEERS = pathlib.Path(os.environ.get("PEERS", "../shared/peers"))
-MOE = os.environ.get("MOE", "./moe")
 
 
 def fast_tokenizer(path):
@@ -65,19 +62,13 @@ def fast_tokenizer(path):
 
 class Harness:
     def __init__(self, model, threads, dtype):
-        import datasets
         import lm_eval
         import torch
         from lm_eval.api.task import ConfigurableTask
         from lm_eval.models.huggingface import HFLM
-        from lm_eval.tasks import TaskManager
-        torch.set_num_threads(threads)
-        datasets.disable_progress_bars()
-        eval_parity.provide_squad_metrics()
-        self.evaluate, self.tasks = lm_eval.simple_evaluate, TaskManager()
+        self.evaluate, self.tasks = lm_eval.simple_evaluate, eval_parity.prepare_harness(threads)
         self.clock = time.process_time if threads == 1 else time.perf_counter
         self.reading = self.scoring = 0.0
-        self.prepared = {}
         tokenizer = fast_tokenizer(model / "tokenizer.model")
         tokenizer.padding_side = "left"
         self.model = HFLM(pretrained=str(model), tokenizer=tokenizer, device="cpu", dtype=dtype, batch_size=1, add_bos_token=True)
@@ -93,16 +84,11 @@ class Harness:
 
             return run
 
-        def download(task, *_, **__):
+        read = ConfigurableTask.download
+
+        def download(task, *args, **kwargs):
             begin = self.clock()
-            key = (task.DATASET_PATH, task.DATASET_NAME)
-            if key not in self.prepared:
-                splits = eval_parity.READERS[key[0]](key[1])
-                self.prepared[key] = datasets.DatasetDict({s: datasets.Dataset.from_list(r) for s, r in splits.items()})
-            task.dataset = self.prepared[key]
-            for split in ("training_split", "validation_split", "test_split"):
-                if getattr(task.config, split) not in (None, *task.dataset):
-                    setattr(task.config, split, None)
+            read(task, *args, **kwargs)
             self.reading += self.clock() - begin
 
         self.model._loglikelihood_tokens = timed(self.model._loglikelihood_tokens)
@@ -120,14 +106,6 @@ class Harness:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             run = self.evaluate(model=self.model, tasks=[task], limit=limit, task_manager=self.tasks, log_samples=True)
         return self.scoring, self.clock() - begin - self.reading, run["samples"]
-
-
-def seconds_of(words, threads):
-    """Of a process: CPU with one thread, else wall."""
-    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run([str(word) for word in words], check=True, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": str(threads)})
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime if threads == 1 else time.perf_counter() - begin
 
 
 def run_moe(task, limit, options, folder):

@@ -5,7 +5,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import resource
 import shutil
 import statistics
 import subprocess
@@ -13,10 +12,9 @@ import sys
 import time
 
 import train_speed
+from train_speed import MOE, PEERS, json_of, output_of, seconds_of
 
 HERE = pathlib.Path(__file__).resolve().parent
-MOE = os.environ.get("MOE", "./moe")
-PEERS = pathlib.Path(os.environ.get("PEERS", "../shared/peers"))
 ON_A_GPU = ("MoE layer of the 7B shape, 16384 tokens, bf16, beside a dense SwiGLU, H200", "training the 7B shape cut to 8 layers, top-1, H200")
 
 
@@ -54,18 +52,6 @@ class Bench:
     scratch: pathlib.Path
     rounds: int
     upcycle_gb: float
-
-
-def output_of(command, threads=1, codes=(0,)):
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": str(threads)})
-    if done.returncode not in codes:
-        raise RuntimeError(f"{' '.join(map(str, command))}: exit {done.returncode}: {(done.stderr + done.stdout).strip()[-300:]}")
-    return done.stdout
-
-
-def json_of(command, threads=1):
-    text = output_of(command, threads)
-    return json.loads(text) if text.lstrip().startswith("{\n") else json.loads(text.strip().splitlines()[-1])
 
 
 def need_peer(script):
@@ -138,17 +124,13 @@ def bf16_processor():
         return False
 
 
-def thread_seconds(words, threads):
-    """CPU seconds of a process by thread: (main thread, all others). OpenMP threads that wait sleep, so that waiting does not count."""
+def main_and_other_seconds(words, threads):
+    """Returns the CPU seconds of the main thread of a process and of the others. Waiting OpenMP threads sleep, and so do not count."""
     process = subprocess.Popen([str(word) for word in words], stdout=subprocess.DEVNULL,
                                env=os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"})
     seconds = {}
     while process.poll() is None:
-        for task in pathlib.Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
-            try:
-                seconds[int(task.parent.name)] = int(task.read_text().split()[0]) / 1e9
-            except OSError:  # the thread has ended
-                pass
+        seconds |= train_speed.thread_seconds(process)
         time.sleep(0.005)
     if process.returncode != 0:
         raise RuntimeError(f"{' '.join(map(str, words))}: exit {process.returncode}")
@@ -166,7 +148,7 @@ def serial(folder):
             raise Lacks("needs two processors")
         shares = []
         for _ in range(bench.rounds):
-            short, long = (thread_seconds([MOE, "bench", "train", folder, "--threads", threads, "--repeats", repeats], threads) for repeats in (1, 11))
+            short, long = (main_and_other_seconds([MOE, "bench", "train", folder, "--threads", threads, "--repeats", repeats], threads) for repeats in (1, 11))
             caller, others = (more - less for more, less in zip(long, short))
             shares.append(100 * (caller - others / (threads - 1)) / (caller + others))
         return [Result(f"serial share of a step: {folder}, {threads} threads", "", 10, f"all.py --rows serial-{folder}", shares, most=True, unit=" %", digits=1)]
@@ -357,17 +339,10 @@ def loading(bench):
             Result("memory taken by loading", "bytes of the weights", 1.05, command, copies, most=True)]
 
 
-def cpu_seconds(command):
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    output_of(command)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
 def starting(bench):
     """CPU seconds of `moe --version`, and their difference to a program that links LibTorch and does nothing."""
     rounds = max(21, bench.rounds)
-    seconds = [cpu_seconds([MOE, "--version"]) for _ in range(5)]
+    seconds = [seconds_of([MOE, "--version"]) for _ in range(5)]
     results = [Result("start of the binary (CPU seconds)", "", 0.5, "moe --version", seconds, most=True, unit=" s")]
     torch = importlib.util.find_spec("torch")
     if torch is None:
@@ -376,7 +351,7 @@ def starting(bench):
     bare = bench.scratch / "bare"
     build = ["g++", "-x", "c++", "-", "-o", bare, "-Wl,--no-as-needed", f"-L{folder}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{folder}", "-Wl,--allow-shlib-undefined"]
     subprocess.run([str(word) for word in build], input="int main() {}", text=True, check=True)
-    extra = [cpu_seconds([MOE, "--version"]) - cpu_seconds([bare]) for _ in range(rounds)]
+    extra = [seconds_of([MOE, "--version"]) - seconds_of([bare]) for _ in range(rounds)]
     results.append(Result("start above that of a bare LibTorch program (CPU seconds)", "", 0.03, "moe --version", extra, most=True, unit=" s", digits=3))
     return results
 

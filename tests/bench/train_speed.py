@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import pathlib
+import resource
 import shutil
 import statistics
 import subprocess
@@ -29,9 +30,24 @@ SHAPES = {
 BATCH, LENGTH, WARMUP, STEPS = 2, 512, 2, 6
 
 
-def json_of(command):
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return json.loads(out.strip().splitlines()[-1])
+def output_of(command, threads=1, codes=(0,)):
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": str(threads)})
+    if done.returncode not in codes:
+        raise RuntimeError(f"{' '.join(map(str, command))}: exit {done.returncode}: {(done.stderr + done.stdout).strip()[-300:]}")
+    return done.stdout
+
+
+def json_of(command, threads=1):
+    text = output_of(command, threads)
+    return json.loads(text) if text.lstrip().startswith("{\n") else json.loads(text.strip().splitlines()[-1])
+
+
+def seconds_of(words, threads=1):
+    """Returns the CPU seconds of a process with one thread, else wall seconds."""
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    output_of(words, threads)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime if threads == 1 else time.perf_counter() - begin
 
 
 def make_folder(name, folder):
@@ -47,20 +63,20 @@ def make_folder(name, folder):
 def peer(folder, options):
     clock = "cpu" if options.threads == 1 else "wall"
     found = json_of([sys.executable, PEERS / "hf_mixtral_train.py", folder, folder / "tokens.bin", "--experts", options.experts,
-                     "--threads", str(options.threads), "--clock", clock, "--batch", str(BATCH), "--seq", str(LENGTH),
-                     "--steps", str(STEPS), "--warmup", str(WARMUP)])
+                     "--threads", options.threads, "--clock", clock, "--batch", BATCH, "--seq", LENGTH, "--steps", STEPS,
+                     "--warmup", WARMUP], options.threads)
     return found["step_s_median"], found["peak_rss_mib"] * 2**20, found["losses"]
 
 
-def cpu_seconds(process):
-    """Of all threads of a running process."""
-    total = 0
+def thread_seconds(process):
+    """Returns the CPU seconds of each thread of a running process, by thread id."""
+    seconds = {}
     for task in pathlib.Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
         try:
-            total += int(task.read_text().split()[0])
-        except OSError:  # a thread that has ended
+            seconds[int(task.parent.name)] = int(task.read_text().split()[0]) / 1e9
+        except OSError:  # the thread has ended
             pass
-    return total / 1e9
+    return seconds
 
 
 def steps_of(process, metrics):
@@ -69,7 +85,7 @@ def steps_of(process, metrics):
     while process.poll() is None:
         count = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
         if count > seen:
-            marks.append((count, cpu_seconds(process)))
+            marks.append((count, sum(thread_seconds(process).values())))
             seen = count
         time.sleep(0.005)
     return [(later[1] - before[1]) / (later[0] - before[0]) for before, later in zip(marks, marks[1:])]

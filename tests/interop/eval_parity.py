@@ -21,13 +21,12 @@ import os
 import pathlib
 import re
 import string
-import subprocess
 import sys
 import tempfile
 import types
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from tally import SHORT, Tally  # noqa: E402
+from tally import DATA, SHORT, Tally, moe, read_jsonl  # noqa: E402
 
 # Beside the real model: (random folder, tasks or the ones asked for, questions a task at most, the harness's batch size). Llama 3's
 # vocabulary makes its logits large.
@@ -39,7 +38,6 @@ HARNESS = "0.4.13"
 # The harness's own batch 1 against batch 8 differs by up to 3e-5; fp32 sums over a few hundred tokens in another order.
 TOLERANCE = 1e-3
 SAME_PICKS = 0.999  # of the items: two choices may be as good as equal
-DATA = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data"))
 
 
 def find_harness():
@@ -59,8 +57,7 @@ def find_harness():
 
 
 def rows(name):
-    with open(DATA / "bench" / name, encoding="utf-8") as f:
-        return [json.loads(line) for line in f if line.strip()]
+    return read_jsonl(DATA / "bench" / name)
 
 
 def ordered(records, keys, **changed):
@@ -311,14 +308,14 @@ def data_set(records):
     return datasets.Dataset.from_list(records, features=datasets.Features(features))
 
 
-def prepare_harness():
-    """Its own downloads and windows give way to ours; returns what knows its tasks."""
+def prepare_harness(threads=1):
+    """Replaces the downloads and windows of the harness by ours; returns its TaskManager."""
     import datasets
     import torch
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     datasets.disable_progress_bars()
     provide_squad_metrics()
     cut_to_window(HFLM)
@@ -350,17 +347,15 @@ def run_harness(options, task_manager):
 
 
 def run_moe(options, data, folder):
-    binary = os.environ.get("MOE", "./moe")
-    words = [binary, "eval", options.model, "--tasks", options.tasks, "--data", data, "--bos", options.bos,
+    words = ["eval", options.model, "--tasks", options.tasks, "--data", data, "--bos", options.bos,
              "-o", folder, "--quiet", "--threads", "1"]
     if options.limit:
         words += ["--limit", options.limit]
     if options.num_fewshot is not None:
         words += ["--num-fewshot", options.num_fewshot]
-    subprocess.run([str(word) for word in words], check=True, stdout=subprocess.DEVNULL)
-    read = lambda path: [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    moe(*words)
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))["results"]
-    return results, {path.stem.removeprefix("samples_"): read(path) for path in folder.glob("samples_*.jsonl")}
+    return results, {path.stem.removeprefix("samples_"): read_jsonl(path) for path in folder.glob("samples_*.jsonl")}
 
 
 def compare_scores(tally, task, theirs, ours):
@@ -425,8 +420,7 @@ def named_folder(name, work):
         kin_folders.make_folder(dense.name, dense)
     if not name.endswith("+moe"):
         return dense
-    words = ["upcycle", dense, "-o", work / name, "--experts", "4", "--router", "top2:cf=inf", "--router-std", "1"]
-    subprocess.run([os.environ.get("MOE", "./moe"), *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+    moe("upcycle", dense, "-o", work / name, "--experts", 4, "--router", "top2:cf=inf", "--router-std", 1)
     return work / name
 
 

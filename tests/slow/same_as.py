@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs two binaries through the same commands and compares what they leave; called by same_as.sh.
+"""Runs the same commands with two binaries and compares their files and output; called by same_as.sh.
 
   same_as.py OLD NEW WORK --data SHARED_DATA [--only WORDS]
 
@@ -13,6 +13,9 @@ import shutil
 import subprocess
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from tally import Tally, differences, read_jsonl  # noqa: E402
+
 TINY = "recipes/tiny"
 ROUTERS = ["top1", "top1+ir", "top1+fr", "top1+ir+fr", "top2", "top2+ir+fr", "topp:0.4", "relu:k=1"]
 VARIANTS = {
@@ -23,10 +26,10 @@ VARIANTS = {
     "2 ranks": ["--ranks", "2"],
 }
 TASKS = ["hellaswag", "arc_easy", "piqa", "logiqa", "copa", "wic", "truthfulqa_mc2", "bbh_zeroshot_navigate"]
-# Times, rates, memory and identities: what may differ between two runs of one binary.
+# Times, rates, memory and identities, which may differ between two runs of one binary.
 VOLATILE = {"seconds", "tokens_per_second", "peak_memory_bytes", "data_wait_seconds", "evaluation_seconds", "date", "moe",
             "version", "commit", "wall_seconds", "time", "total_evaluation_time_seconds", "git_hash", "threads"}
-# Wrong input: the exit code must be the same, and both messages must name the word.
+# Invalid input: both binaries must have the same exit code and name the word.
 WRONG = [
     (["upcycle", "{out}/nosuch", "-o", "{out}/o"], "nosuch"),
     (["upcycle", f"{TINY}/model", "-o", "{out}/o", "--router", "top9000"], "top9000"),
@@ -52,29 +55,12 @@ def without_volatile(value):
     return value
 
 
-def values_differ(old, new, where=""):
-    """The first place at which two JSON values differ, or None."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        if old.keys() != new.keys():
-            return f"{where}: keys {sorted(old.keys() ^ new.keys())} on one side only"
-        return next(filter(None, (values_differ(old[key], new[key], f"{where}.{key}") for key in old)), None)
-    if isinstance(old, list) and isinstance(new, list):
-        if len(old) != len(new):
-            return f"{where}: {len(old)} items became {len(new)}"
-        return next(filter(None, (values_differ(a, b, f"{where}[{i}]") for i, (a, b) in enumerate(zip(old, new)))), None)
-    return None if type(old) is type(new) and old == new else f"{where}: {old!r} became {new!r}"
-
-
-def json_lines(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-
-
 def files_differ(old, new):
-    if old.suffix == ".jsonl":
-        return values_differ(without_volatile(json_lines(old)), without_volatile(json_lines(new)))
-    if old.suffix == ".json":
-        return values_differ(*(without_volatile(json.loads(path.read_text(encoding="utf-8"))) for path in (old, new)))
-    return None if old.read_bytes() == new.read_bytes() else "bytes differ"
+    """Returns the first difference of two files, or None."""
+    if old.suffix not in (".json", ".jsonl"):
+        return None if old.read_bytes() == new.read_bytes() else "bytes differ"
+    read = read_jsonl if old.suffix == ".jsonl" else lambda path: json.loads(path.read_text(encoding="utf-8"))
+    return next(differences(without_volatile(read(new)), without_volatile(read(old))), None)
 
 
 def folders_differ(old, new, names):
@@ -100,7 +86,7 @@ def run(command, binary, out):
 
 
 def run_case(case, binary, out):
-    """The outputs of a case's commands; they all must end well."""
+    """Runs the commands of a case; returns the error of the first that fails."""
     out.mkdir(parents=True)
     for number, command in enumerate(case["commands"]):
         code, stdout, stderr = run(command, binary, out)
@@ -183,11 +169,10 @@ def main():
     parser.add_argument("--data", type=pathlib.Path, required=True)
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     arguments = parser.parse_args()
-    outcomes = []
+    tally = Tally()
 
     def count(name, what):
-        outcomes.append(what)
-        print(f"{'ok    ' if what is None else 'FAILED'} {name}{'' if what is None else ': ' + what}", flush=True)
+        tally.check(name, what is None, what or "")
 
     for case in cases(arguments.data.resolve()):
         if arguments.only in case["name"]:
@@ -196,10 +181,7 @@ def main():
         name = "wrong: moe " + " ".join(command)
         if arguments.only in name:
             count(name, compare_wrong(command, word, arguments.old, arguments.new, arguments.work))
-    failed = sum(what is not None for what in outcomes)
-    print(f"{len(outcomes) - failed} passed, {failed} failed, 0 skipped")
-    return 1 if failed or not outcomes else 0
+    tally.finish()
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main()

@@ -27,7 +27,7 @@ def write_jsonl(path, records):
 
 
 def read_jsonl(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
 
 
 def differences(new, old, where="", tolerance=0.0):
