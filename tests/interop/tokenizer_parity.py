@@ -21,7 +21,7 @@ import unicodedata
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from tally import DATA, SHORT, Tally, run_moe  # noqa: E402
+from tally import DATA, SHORT, Tally, byte_characters, run_moe  # noqa: E402
 
 TEXTS = 100 if SHORT else 1300
 CORPUS = 50_000 if SHORT else 300_000  # characters of each file, to train tokenizers on
@@ -216,7 +216,7 @@ def make_real_llama3(_):
     for line in (DATA / "llama3-tokenizer/tokenizer.model").read_bytes().splitlines():
         token, rank = line.split()
         ranks[base64.b64decode(token)] = int(rank)
-    bytes_char = dict(zip(*byte_table()))
+    bytes_char = byte_characters()
     text = {token: "".join(bytes_char[b] for b in token) for token in ranks}
     merges = []
     for token, rank in ranks.items():
@@ -227,13 +227,6 @@ def make_real_llama3(_):
                            ignore_merges=True)
     tokenizer.add_special_tokens([AddedToken(f"<|{n}|>", special=True, normalized=False) for n in LLAMA3_NAMES])
     return with_bos(tokenizer, "<|begin_of_text|>")
-
-
-def byte_table():
-    """GPT-2's characters for bytes: visible ones stand for themselves, the others for U+0100 and on."""
-    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in visible]
-    return visible + others, [chr(b) for b in visible] + [chr(256 + n) for n in range(len(others))]
 
 
 KINDS = {"gpt2": make_gpt2, "smollm2": make_smollm2, "qwen2": make_qwen2, "llama3": make_llama3, "tekken": make_tekken,

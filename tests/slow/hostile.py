@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs moe on hostile inputs. A run may fail, but never by a crash, a hang, an internal message or a lost file.
+"""Runs moe on hostile inputs. A run may fail, but not by a crash, a hang, an internal message or a lost file.
 
     python3 -I tests/slow/hostile.py [--count 1000] [--seed 1] [--group NAME,...] [--case ID,...] [--keep] [--list]
 
@@ -13,14 +13,16 @@ groups:
   scripts    recipes/*.sh with odd folders, CDPATH, missing tools and foreign files
   terminals  control characters in every string that moe reads, written to a pseudo-terminal
 
-Without --group, the cases are shared out over all groups. A case depends on the seed and its ID alone; `--case ID --keep` repeats
-it, prints its command and keeps its folder. With --ledger FILE, cases that passed according to FILE are not run again, so that a
-series can be continued. Environment: MOE (the binary). The last line is `N passed, N failed, N skipped`.
+Without --group, the cases are divided over all groups. A case depends only on the seed and its ID; `--case ID --keep` repeats
+it, prints its command and keeps its folder. Environment: MOE (the binary). The last line is `N passed, N failed, N skipped`.
 """
-import argparse, ctypes, ctypes.util, functools, gzip, hashlib, itertools, json, os, pathlib, pty, random, re, resource, select, shutil
+import argparse, collections, ctypes, ctypes.util, functools, gzip, hashlib, itertools, json, os, pathlib, pty, random, re, resource, select, shutil
 import signal, stat, struct, subprocess, sys, tempfile, threading, time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/support"))
+from tally import byte_characters  # noqa: E402
+
 TINY = ROOT / "recipes/tiny"
 MOE = os.environ.get("MOE", str(ROOT / "build/cpu/moe"))
 NOBODY = 65534
@@ -213,15 +215,8 @@ def leftovers(place, out, may_exist):
 # --- fixtures and commands -----------------------------------------------------------------------------------------------
 
 
-def byte_alphabet():
-    """Returns GPT-2's 256 printable characters, one for each byte."""
-    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [byte for byte in range(256) if byte not in visible]
-    return {byte: chr(byte) for byte in visible} | {byte: chr(256 + index) for index, byte in enumerate(rest)}
-
-
 def tokenizer_json():
-    vocab = {letter: index for index, letter in enumerate(sorted(byte_alphabet().values()))}
+    vocab = {letter: index for index, letter in enumerate(sorted(byte_characters()))}
     merges = [["h", "e"], ["t", "he"], ["Ġ", "the"], ["i", "n"], ["o", "f"], ["a", "n"]]
     for one, two in merges:
         vocab[one + two] = len(vocab)
@@ -291,22 +286,7 @@ def write_texts(base):
         "program": "x", "title": "numbers", "facts": [{"name": "a", "value": "1"}], "notes": [{"text": "n"}], "x": {"label": "step"},
         "sections": [{"id": "s", "title": "t", "panels": [{"kind": "lines", "title": "p", "series": [{"name": "l", "x": [1, 2], "y": [0.5, 0.25]}]}]},
                      {"id": "h", "title": "u", "panels": [{"kind": "table", "columns": ["a", "b"], "rows": [{"name": "r", "cells": ["1"]}]}]}]}))
-    bench = base / "bench"
-    for name in ("arc", "piqa", "truthfulqa", "bbh/cot-prompts", "logiqa", "openbookqa"):
-        (bench / name).mkdir(parents=True)
-    choices = [{"text": word, "label": label} for word, label in zip(("red", "blue", "cat", "dog"), "ABCD")]
-    (bench / "arc/ARC-Easy-Test.jsonl").write_text(jsonl([{"id": "m", "question": {"stem": "Which?", "choices": choices}, "answerKey": "B"}] * 3))
-    (bench / "piqa/valid.jsonl").write_text(jsonl([{"goal": "To eat", "sol1": "sit", "sol2": "run"}] * 3))
-    (bench / "piqa/valid-labels.lst").write_text("0\n1\n0\n")
-    targets = {"Nothing.": 1, "All.": 0}
-    (bench / "truthfulqa/mc_task.json").write_text(json.dumps([{"question": "What?", "mc1_targets": targets, "mc2_targets": targets}] * 3))
-    examples = [{"input": "True and False is", "target": "False"}] * 3
-    (bench / "bbh/boolean_expressions.json").write_text(json.dumps({"canary": "c", "examples": examples}))
-    (bench / "bbh/cot-prompts/boolean_expressions.txt").write_text(
-        "c\n-----\nEvaluate.\n\n" + "Q: not True is\nA: Let's think step by step.\nSo the answer is False.\n\n" * 3)
-    (bench / "logiqa/Test.txt").write_text("\na\nA context. Two.\nWhich one?\nA.red\nB.blue\nC.cat\nD.dog\n" * 3)
-    (bench / "openbookqa/test.tsv").write_text(
-        "ID\tQuestion Stem\tChoices\tComplete Question\tAnswer Key\n" + "8-3\tSome\t(A) a (B) b (C) c (D) d\tSome all\tB\n" * 3)
+    shutil.copytree(ROOT / "tests/golden/bench", base / "bench")
 
 
 SHORT_TRAIN = ["--steps", "4", "--seq-len", "32", "--micro-batch", "2", "--save-every", "2", "--eval-every", "2", "--eval-rows", "2", "--lr", "1e-3"]
@@ -463,13 +443,21 @@ class Fixtures:
             except OSError:
                 pass
 
+    def other_user(self, place):
+        """Gives the inputs of a case to another account and returns the options of run() for it."""
+        if self.user is None:
+            raise Skip("needs an account other than root's that can run moe")
+        for one in (place.folder / "in").rglob("*"):
+            os.chown(one, NOBODY, NOBODY, follow_symlinks=False)
+        return {"user": self.user}
+
     def make(self, *words):
         result = run(self.place, [MOE, *map(str, words)])
         if result.code != 0:
             sys.exit(f"a fixture could not be made: {' '.join(map(str, words))}\n{result.err.decode()}\n0 passed, 1 failed, 0 skipped")
         return result.out
 
-    @functools.lru_cache(maxsize=None)
+    @functools.cache
     def healthy(self, name):
         """Returns (result, seconds, {file: digest} of the output) of a command that is left alone."""
         folder = self.place.folder.parent / "healthy" / name.replace(" ", "-")
@@ -625,7 +613,7 @@ def damage_bytes(data, how, dice):
     }[how]()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def xxhash():
     try:
         library = ctypes.CDLL(ctypes.util.find_library("xxhash") or "libxxhash.so.0")
@@ -724,9 +712,8 @@ def list_files(_):
 
 def run_files(fixtures, place, words, dice):
     name, target, how = words.split(": ")
-    if how == "unreadable" and os.getuid() == 0 and not fixtures.user:
-        raise Skip("needs an account other than root's that can run moe")
     argv = command(place, name)
+    options = fixtures.other_user(place) if how == "unreadable" and os.getuid() == 0 else {}
     path = target_path(place, target)
     feeder = None
     if how == "bomb":
@@ -735,10 +722,6 @@ def run_files(fixtures, place, words, dice):
         feeder = damage(path, how, dice)
     if how not in KIND_DAMAGE and dice.random() < 0.75:
         seal(path)
-    options = {"user": fixtures.user} if how == "unreadable" else {}
-    if options and name in IN_PLACE:
-        for one in (place.folder / "in").rglob("*"):
-            os.chown(one, NOBODY, NOBODY, follow_symlinks=False)
     return run_watched(place, argv, name, options, feeder)
 
 
@@ -951,17 +934,15 @@ def list_limits(_):
         yield f"{name}: {limit}: {turn}"
 
 
+@functools.cache
 def least_limit(fixtures, which):
-    """Returns the smallest RLIMIT_AS or RLIMIT_DATA, to 32 MiB, with which `moe --version` starts at all."""
+    """Returns the smallest RLIMIT_AS or RLIMIT_DATA, to 32 MiB, with which `moe --version` starts."""
     low, high = 0, 4096
     while low + 1 < high:
         middle = (low + high) // 2
         is_enough = run(fixtures.place, [MOE, "--version"], limits={which: middle << 25}).code == 0
         low, high = (low, middle) if is_enough else (middle, high)
     return high << 25
-
-
-least_limit = functools.lru_cache(maxsize=None)(least_limit)
 
 
 def run_limits(fixtures, place, words, dice):
@@ -976,14 +957,10 @@ def run_limits(fixtures, place, words, dice):
     elif limit == "stack":
         value = dice.choice([256, 400, 512, 1024]) << 10
     else:
-        if fixtures.user is None:
-            raise Skip("needs an account other than root's that can run moe")
         value = dice.randrange(1, 6)
-        options = {"user": fixtures.user, "env": {"OMP_NUM_THREADS": "2"}}
     argv = command(place, name)
-    if options:
-        for one in (place.folder / "in").rglob("*"):
-            os.chown(one, NOBODY, NOBODY)
+    if limit == "nproc":
+        options = fixtures.other_user(place) | {"env": {"OMP_NUM_THREADS": "2"}}
     argv, result, faults = run_watched(place, argv, name, {"limits": {which: value}, **options})
     if result.code == 2 and limit == "fsize":  # a full disk in the middle of a run: what is there is resumed
         faults = [fault for fault in faults if not fault.endswith("out/made")]
@@ -1069,7 +1046,6 @@ def run_disks(fixtures, place, words, dice):
     healthy, _, wanted = fixtures.healthy(name)
     argv = command(place, name)
     options, codes, mounted = {}, (0, 1, 2), None
-    place.snapshot()
     if how in ("stdout full", "stderr full", "both full"):
         full = open("/dev/full", "wb")
         options = {"out": full if how != "stderr full" else subprocess.PIPE, "err": full if how != "stdout full" else subprocess.PIPE}
@@ -1088,9 +1064,7 @@ def run_disks(fixtures, place, words, dice):
         mounted = place.folder / "tmp"
         mount(mounted, "size=4k,nr_inodes=1")
     elif how == "read-only folder":
-        if fixtures.user is None:
-            raise Skip("needs an account other than root's that can run moe")
-        options = {"user": fixtures.user}
+        options = fixtures.other_user(place)
         os.chmod(place.folder / "out", 0o555)
     elif how == "no home":
         options = {"env": {"HOME": "/nowhere"}}
@@ -1317,7 +1291,6 @@ def main():
     parser.add_argument("--case")
     parser.add_argument("--keep", action="store_true", help="keep the folders of failed cases, or of those of --case")
     parser.add_argument("--list", action="store_true", help="name the cases and run none")
-    parser.add_argument("--ledger", help="a file that keeps which cases passed")
     given = parser.parse_args()
     groups = given.group.split(",")
     wanted = given.case.split(",") if given.case else None
@@ -1328,7 +1301,7 @@ def main():
     work = pathlib.Path(tempfile.mkdtemp(prefix="moe-hostile-")).resolve() / "w"
     work.mkdir()
     began = time.monotonic()
-    passed, failed, skipped, is_kept = {}, {}, {}, False
+    passed, failed, skipped, is_kept = collections.Counter(), collections.Counter(), collections.Counter(), False
     try:
         fixtures = Fixtures(work)
         if wanted:  # an ID has its case whatever the count is
@@ -1338,37 +1311,27 @@ def main():
         for name in COMMANDS if not wanted and not given.list else ():  # a command that is refused would hide what its cases are for
             healthy = fixtures.healthy(name)[0]
             if healthy.code != 0 or judge(healthy):
-                failed["healthy"] = failed.get("healthy", 0) + 1
+                failed["healthy"] += 1
                 print(f"FAILED healthy ({name}): exit code {healthy.code}; {healthy.err.decode(errors='backslashreplace')}", flush=True)
-        done = set()
-        if given.ledger and os.path.exists(given.ledger):
-            done = {line.split(" ", 3)[2] for line in open(given.ledger) if line.startswith(f"ok {given.seed} ")}
         print(f"{len(cases)} cases, seed {given.seed}, {MOE}, load {os.getloadavg()[0]:.1f}", flush=True)
         for identity, words in cases:
             group = identity.rsplit("-", 1)[0]
             if given.list:
                 print(identity, words)
                 continue
-            if identity in done:
-                passed[group] = passed.get(group, 0) + 1
-                continue
             try:
                 argv, result, faults = run_case(fixtures, work, identity, words, given.seed)
             except Skip as reason:
-                skipped[group] = skipped.get(group, 0) + 1
+                skipped[group] += 1
                 print(f"skipped {identity} ({words}): {reason}", flush=True)
                 continue
-            tally = failed if faults else passed
-            tally[group] = tally.get(group, 0) + 1
+            (failed if faults else passed)[group] += 1
             if faults or wanted:
                 text = result.err.decode(errors="backslashreplace")
                 text = text if wanted else text[-600:]
                 print(f"{'FAILED' if faults else 'ok    '} {identity} ({words}): {'; '.join(faults)}\n"
                       f"    {' '.join(repr(str(word)) if len(str(word)) < 300 else '...' for word in argv)}\n"
                       f"    exit code {result.code}; {text.encode('unicode_escape').decode()}", flush=True)
-            if given.ledger and not wanted:
-                with open(given.ledger, "a") as ledger:
-                    ledger.write(f"{'FAILED' if faults else 'ok'} {given.seed} {identity} {words!r} {'; '.join(faults)!r}\n")
             if given.keep and (faults or wanted):
                 is_kept = True
             else:
@@ -1380,7 +1343,7 @@ def main():
             remove(work)
             shutil.rmtree(work.parent, ignore_errors=True)
     for group in groups:
-        print(f"{group:10} {passed.get(group, 0)} passed, {failed.get(group, 0)} failed, {skipped.get(group, 0)} skipped")
+        print(f"{group:10} {passed[group]} passed, {failed[group]} failed, {skipped[group]} skipped")
     print(f"seed {given.seed}, {time.monotonic() - began:.0f} s")
     print(f"{sum(passed.values())} passed, {sum(failed.values())} failed, {sum(skipped.values())} skipped")
     sys.exit(1 if failed else 0)

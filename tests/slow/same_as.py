@@ -1,19 +1,26 @@
 #!/usr/bin/env python3
-"""Runs the same commands with two binaries and compares their files and output; called by same_as.sh.
+"""Runs the same commands with the binary of an old commit and with this one and compares their files and output, without times.
+Both run on this machine, because instruction sets round differently.
 
-  same_as.py OLD NEW WORK --data SHARED_DATA [--only WORDS]
+  tests/slow/same_as.py COMMIT [--only WORDS]       builds COMMIT in a worktree of its own
+  tests/slow/same_as.py --binary OLD [--only WORDS]
+
+Environment: MOE (this build's binary), MOE_SHARED_DATA (benchmark files).
 
 A case is a list of command lines in which {moe} is the binary and {out} the case's own folder, which has one path for both
 binaries (it is moved away after the first), so that paths written into files are equal too.
 """
 import argparse
 import json
+import os
 import pathlib
 import shutil
 import subprocess
 import sys
+import tempfile
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/support"))
 from tally import Tally, differences, read_jsonl  # noqa: E402
 
 TINY = "recipes/tiny"
@@ -161,26 +168,41 @@ def compare_wrong(command, word, old, new, work):
     return f"the {silent[-1]} message does not name {word!r}: {results[-1][2].strip()}" if silent else None
 
 
+def build(commit, tree):
+    """Builds a commit in the worktree `tree` with the LibTorch of this one; returns the binary."""
+    subprocess.run(["git", "worktree", "add", "--quiet", "--detach", tree, commit], check=True)
+    torch = next(iter(ROOT.glob(".venv/lib/python3*/site-packages/torch/share/cmake/Torch")), "")
+    subprocess.run([tree / "recipes/setup.sh", "cpu"], env={"Torch_DIR": str(torch)} | os.environ, stdout=sys.stderr, check=True)
+    return tree / "build/cpu/moe"
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("old")
-    parser.add_argument("new")
-    parser.add_argument("work", type=pathlib.Path)
-    parser.add_argument("--data", type=pathlib.Path, required=True)
+    parser.add_argument("commit", nargs="?")
+    parser.add_argument("--binary", type=pathlib.Path, help="an old binary, instead of a commit")
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     arguments = parser.parse_args()
+    if (arguments.commit is None) == (arguments.binary is None):
+        parser.error("give a commit or --binary")
+    old = arguments.binary and arguments.binary.resolve()
+    new, data = os.environ.get("MOE", str(ROOT / "build/cpu/moe")), pathlib.Path(os.environ.get("MOE_SHARED_DATA", ROOT / "../shared/data"))
+    os.chdir(ROOT)
     tally = Tally()
-
-    def count(name, what):
-        tally.check(name, what is None, what or "")
-
-    for case in cases(arguments.data.resolve()):
-        if arguments.only in case["name"]:
-            count(case["name"], compare_case(case, arguments.old, arguments.new, arguments.work))
-    for command, word in WRONG:
-        name = "wrong: moe " + " ".join(command)
-        if arguments.only in name:
-            count(name, compare_wrong(command, word, arguments.old, arguments.new, arguments.work))
+    with tempfile.TemporaryDirectory() as folder:
+        work = pathlib.Path(folder)
+        os.environ |= {"OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": f"{work}/cache"}
+        try:
+            old = old or build(arguments.commit, work / "tree")
+            compared = [(case["name"], lambda case=case: compare_case(case, old, new, work)) for case in cases(data.resolve())]
+            compared += [("wrong: moe " + " ".join(command), lambda command=command, word=word: compare_wrong(command, word, old, new, work))
+                         for command, word in WRONG]
+            for name, compare in compared:
+                if arguments.only in name:
+                    what = compare()
+                    tally.check(name, what is None, what or "")
+        finally:
+            if arguments.commit:
+                subprocess.run(["git", "worktree", "remove", "--force", work / "tree"], check=False)
     tally.finish()
 
 

@@ -49,6 +49,13 @@ def differences(new, old, where="", tolerance=0.0):
         yield f"{where}: {new!r} instead of {old!r}"
 
 
+def byte_characters():
+    """Returns GPT-2's printable character of each byte: visible ones stay, the others become U+0100 and above."""
+    visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in visible else next(others)) for byte in range(256)]
+
+
 class Tally:
     def __init__(self):
         self.passed = self.failed = 0
