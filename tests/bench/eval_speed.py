@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`moe eval` beside lm-evaluation-harness 0.4.13 on the same folder and the same task files: CPU seconds, and the same answers.
+"""`moe eval` against lm-evaluation-harness 0.4.13 on the same folder and task files: CPU seconds, and equal answers.
 
 usage: eval_speed.py [--tasks mmlu:5,hellaswag:100,logiqa:100] [--model FOLDER] [--batches 1,8,32] [--rounds 3] [--threads 1] [--json FILE]
 

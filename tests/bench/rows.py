@@ -1,4 +1,4 @@
-"""The rows of all.py: what is measured, beside what, and what must be. A row is a function of a Bench that returns Results."""
+"""The rows of all.py: measurements, peers and required values. A row is a function of a Bench that returns Results."""
 
 import dataclasses
 import importlib.util
@@ -19,7 +19,7 @@ ON_A_GPU = ("MoE layer of the 7B shape, 16384 tokens, bf16, beside a dense SwiGL
 
 
 class Lacks(Exception):
-    """What a row needs and where it is to be had."""
+    """A missing requirement of a row, and how to get it."""
 
 
 @dataclasses.dataclass
@@ -60,7 +60,7 @@ def need_peer(script):
 
 
 def guarded(name, measure, bench):
-    """The row's results; where it cannot run, one that says why."""
+    """Returns the results of a row, or one with the reason why it cannot run."""
     try:
         return measure(bench)
     except (Lacks, RuntimeError, OSError, KeyError, ValueError) as error:
@@ -157,7 +157,7 @@ def serial(folder):
 
 
 def oversubscribed(folder):
-    """Twice and four times as many threads as processors beside as many."""
+    """2 and 4 threads per processor relative to one."""
 
     def measure(bench):
         processors = len(os.sched_getaffinity(0))
@@ -184,7 +184,7 @@ def routing(bench):
 
 
 def rectifying(folder):
-    """What +ir+fr add to a step: to routing, that is; a useful row is moved and multiplied at one cost, whatever rule gave it its place."""
+    """Time that +ir+fr add to the routing of a step, as a share of the step. Rows cost the same for all rules."""
     layers, width, inner = {"S": (4, 256, 704), "M": (8, 512, 1376)}[folder]
     shape = ("--tokens", 1024, "--width", width, "--inner", inner, "--repeats", 25)
 
@@ -240,7 +240,7 @@ def eval_model(bench):
 
 
 def eval_bf16(bench):
-    """Scoring in bf16 beside our fp32, by turns. On processors that multiply bf16 (AVX512_BF16)."""
+    """Scoring in bf16 relative to our fp32, on processors with AVX512_BF16."""
     folder, data = eval_model(bench)
     if "avx512_bf16" not in pathlib.Path("/proc/cpuinfo").read_text():
         raise Lacks("needs a processor that multiplies bf16 (AVX512_BF16)")
@@ -253,7 +253,7 @@ def eval_bf16(bench):
 
 
 def generating(bench):
-    """One text alone: a token reads every active weight once. E's 25 MB may lie in a cache, a model of 270 MB does not."""
+    """Generation of one text: each token reads all active weights. The 25 MB of E may fit the cache, 270 MB do not."""
     small, _ = eval_model(bench)
     large = bench.scratch / "G"
     dense_folder(large, hidden=1024, inner=2816, layers=8)
@@ -357,7 +357,7 @@ def starting(bench):
 
 
 def spinning(bench):
-    """Wall time of training a tiny mixture on two threads: as moe sets OpenMP's waiting, beside other settings, with and without a busy process on each core."""
+    """Wall time of training a tiny mixture on two threads, with moe's and other OpenMP wait policies, on idle and on busy cores."""
     tiny = HERE.parent.parent / "recipes/tiny"
     model = bench.scratch / "spin"
     output_of([MOE, "upcycle", tiny / "facts/model", "-o", model, "--experts", 4, "--force", "--quiet"])
@@ -388,7 +388,7 @@ def spinning(bench):
 
 
 def processes(bench):
-    """`moe train --ranks 2` with one thread each beside one process of two threads on S: wall seconds a step, and losses."""
+    """`moe train --ranks 2` with one thread each relative to one process of two threads on S: wall seconds per step, and losses."""
     need_peer("make_toy_checkpoint.py")
     if len(os.sched_getaffinity(0)) < 2:
         raise Lacks("needs two processors")

@@ -1,11 +1,11 @@
-"""`moe train` beside transformers on the same folders, rows and steps: tokens a second, peak memory, losses.
+"""`moe train` against transformers on the same folders, rows and steps: tokens per second, peak memory, losses.
 
 usage: train_speed.py [--folders S,M] [--threads 1] [--rounds 3] [--json FILE]
 
 Folders: S (35 M parameters: hidden 256, 4 layers) and M (176 M: hidden 512, 8 layers), Mixtrals of 8 experts, top-2, random
 weights, 2 rows of 512 tokens a step, AdamW, clip 1. The peer is PEERS/hf_mixtral_train.py (PEERS=../shared/peers), as shipped: its
 fused AdamW, its grouped_mm experts. With one thread both are measured in CPU seconds of a step (median), which a busy machine does not
-stretch; with more in wall seconds. Each round runs the one, then the other; a ratio is taken inside its round. The last lines are a table for a README.
+change; with more in wall seconds. Each round runs both and gives a ratio. The last lines are a table for a README.
 Exit code 1 if losses differ by more than 1e-4 (relative), 77 if the peer's script is missing.
 """
 

@@ -28,8 +28,7 @@ import types
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from tally import DATA, SHORT, Tally, moe, read_jsonl  # noqa: E402
 
-# Beside the real model: (random folder, tasks or the ones asked for, questions a task at most, the harness's batch size). Llama 3's
-# vocabulary makes its logits large.
+# (random folder, tasks or None for --tasks, maximum of questions per task, batch size of the harness; Llama 3's logits are large)
 KIN = [("llama3", None, 10, 1), ("mistral", "hellaswag,lambada_openai", 20, 8), ("qwen2+moe", "hellaswag,lambada_openai", 20, 8),
        ("qwen3", "hellaswag,lambada_openai", 20, 8), ("qwen3+moe", "hellaswag,lambada_openai", 20, 8)]
 if SHORT:
@@ -41,7 +40,7 @@ SAME_PICKS = 0.999  # of the items: two choices may be as good as equal
 
 
 def find_harness():
-    """Goes on in a Python that has the harness, or ends as skipped."""
+    """Executes this script in a Python with the harness, or ends it as skipped."""
     try:
         import lm_eval
         if lm_eval.__version__ == HARNESS:
@@ -126,7 +125,7 @@ def truthfulqa(_):
 
 
 def wsc_fixed(record):
-    """The repair of the Hub's wsc.fixed: a span that is not in the text takes the case of the text's word there."""
+    """Returns the record as in the Hub's wsc.fixed: a span that is not in the text gets the case of the text."""
     fixed = {"text": record["text"], **{f"span{i}_{k}": record["target"][f"span{i}_{k}"] for k in ("index", "text") for i in (1, 2)}}
     for span in ("span1", "span2"):
         words = fixed[span + "_text"]
@@ -196,7 +195,7 @@ ALL = ("logiqa,arc_easy,arc_challenge,piqa,hellaswag,commonsense_qa,openbookqa,w
 
 
 def data_folder(folder):
-    """The benchmark files, and BIG-Bench-Hard's worked examples: the authors' files, or made in their form of the harness's."""
+    """Links the benchmark files; BIG-Bench-Hard's worked examples are made from the harness's if missing."""
     import lm_eval
     import yaml
     (folder / "bbh").mkdir()
@@ -216,7 +215,7 @@ def data_folder(folder):
 
 
 def provide_squad_metrics():
-    """What transformers 5 no longer has and ReCoRD's task imports."""
+    """Provides a module that transformers 5 has removed and ReCoRD's task imports."""
     name = "transformers.data.metrics"
     try:
         __import__(name + ".squad_metrics")
@@ -285,7 +284,7 @@ def harness_tokenizer(folder):
 
 
 def cut_to_window(model_class):
-    """The harness stops at a continuation longer than the model's window; ours scores its end, and so does it after this."""
+    """Makes the harness score the end of a continuation longer than the window, as moe does, instead of stopping."""
     score = model_class._loglikelihood_tokens
 
     def cut(self, requests, *rest, **named):
@@ -299,8 +298,7 @@ def cut_to_window(model_class):
 
 
 def data_set(records):
-    """Fields within a field in the order that the Hub's data sets have, and the hash of a document with them: pyarrow sorts what it
-    infers."""
+    """Returns a data set with nested fields in the order of the records, as on the Hub; pyarrow would sort them."""
     import datasets
     inferred = datasets.Dataset.from_list(records).features
     features = {key: {inner: inferred[key][inner] for inner in value} if isinstance(value, dict) else inferred[key]
@@ -394,7 +392,7 @@ def plain(value):
 
 
 def compare_results(tally, name, theirs, ours, exact):
-    """Equal sums where every item is equal; else what four decimals show."""
+    """Checks equal sums if every item is equal, else four equal decimals."""
     keys = [key for key in theirs if "," in key]
     same = [key for key in keys if theirs[key] == ours.get(key) or
             isinstance(ours.get(key), float) and abs(theirs[key] - ours[key]) <

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""The pages of a run (report.html) and of a sweep (sweep.html) in a real browser: headless Chromium at phone and desktop width, light and dark, without a network.
-Every panel is there and drawn, nothing complains, nothing is asked for, nothing sticks out sideways, text can be read; a step that is
-pointed at shows in all panels; losses change to a log scale and back to the warm-up; what a run holds cannot run; without its script a page
-still tells the numbers.
+"""The pages of a run (report.html) and of a sweep (sweep.html) in headless Chromium, at phone and desktop width, light and dark.
+All panels are drawn within the page, without console messages or requests, and text has enough contrast; a selected step is shown in all
+panels; losses have a log scale and a warm-up toggle; text of a run is not executed; the page shows the numbers without its script.
 
 usage: report_page.py [FOLDER]        screenshots go to FOLDER      environment: MOE (the binary)
 """
@@ -21,7 +20,7 @@ HOSTILE = "</script><script>window.broken = 1</script><img src=http://example.in
 ROUTING = ["Experts per token", "Dropped", "Filled", "Rectified", "Load", "Router entropy"]
 DENSE = ["Loss", "Learning rate", "Gradient norm", "Speed"]
 
-# All texts with what lies behind them -> the lowest WCAG contrast and its text.
+# Returns the lowest WCAG contrast of a text and its background, and the text.
 CONTRAST = """(() => {
   const parse = c => (c.match(/[\\d.]+/g) || []).map(Number);
   const luminance = c => c.slice(0, 3).map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
@@ -51,7 +50,7 @@ POINT = """(() => { const svg = document.querySelector("svg"), box = svg.getBoun
   svg.dispatchEvent(new PointerEvent("pointermove", {clientX: box.left + box.width / 2, clientY: box.top + 50, bubbles: true})); })()"""
 
 
-# Presses a button of the first panel -> its caption, the labels of its axes, and whether all that is drawn are numbers.
+# Presses a button of the first panel; returns its caption, the labels of its axes, and whether all numbers are finite.
 PRESS = """(text => { const panel = document.querySelector("figure");
   [...panel.querySelectorAll("button")].find(button => button.textContent === text).click();
   return {caption: panel.querySelector(".unit").textContent, labels: [...panel.querySelectorAll("svg text")].map(e => e.textContent),
@@ -138,7 +137,7 @@ class Check(Tally):
         wrong += ["a script of the run ran"] if browser.evaluate("window.broken") else []
         return wrong
 
-    # Pointing at the first curve, or pressing a key, names one place in every panel.
+    # Points at the first curve and presses a key; every panel must show the same place.
     def point(self, place, start):
         self.browser.evaluate(POINT)
         panels = self.browser.evaluate(PANELS)
@@ -149,7 +148,7 @@ class Check(Tally):
         self.browser.evaluate('document.querySelector("figure").dispatchEvent(new KeyboardEvent("keydown", {key: "Escape"}))')
         return wrong
 
-    # The loss of a run whose warm-up has 8 of 40 steps.
+    # Checks the loss panel of a run with 8 warm-up steps of 40.
     def toggles(self, run):
         self.browser.open(run / "report.html", 1440)
         press = lambda text: self.browser.evaluate(f"{PRESS}({json.dumps(text)})")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""moe route against the numpy oracle on cases that no file holds: T to 256, E to 32, W to 32, drawn at random.
+"""moe route against the numpy oracle on random cases: T to 256, E to 32, W to 32.
 
-The oracle (../oracle beside MOE_SHARED_DATA, plain Python loops in float64) makes each case and its answer; `moe route` routes its
-logits. Decisions must be equal, weights within 1e-5 relative in fp32 (tests/core/route/oracle_test.cpp compares losses and gradients). Draws whose contested scores are nearer than 1e-5
-are no fair question in fp32 (the oracle says so) and are drawn again.
+The oracle (../oracle next to MOE_SHARED_DATA, plain Python loops in float64) draws each case and computes the expected plan; `moe route`
+routes its logits. Decisions must be equal, weights within 1e-5 relative (tests/core/route/oracle_test.cpp compares losses and
+gradients). Cases whose contested scores are closer than 1e-5, which fp32 cannot decide, are drawn again.
 
 usage: route_oracle.py [CASES] [SEED]          environment: MOE (the binary), MOE_SHARED_DATA
 """
@@ -32,10 +32,10 @@ oracle.torch = None  # gradients in closed form only: autograd over the loops ta
 
 
 def draw(rng, index):
-    """One case; AssertionError where the oracle finds scores too near to call in fp32."""
+    """Returns a case. Throws AssertionError if its scores are too close for fp32."""
     experts = int(rng.choice([1, 2, 4, 8, 16, 32]))
     ranks = int(rng.choice([w for w in (1, 2, 4, 8, 16, 32) if experts % w == 0]))
-    # Many tokens of few experts are sure to hold two scores that fp32 cannot tell apart.
+    # Many tokens of few experts would almost always have scores that are too close.
     tokens = int(rng.integers(1, 257 if experts >= 8 else 65))
     logits = oracle.logits_of(int(rng.integers(1 << 30)), tokens, experts, float(rng.choice([0.5, 1.0, 3.0])),
                               float(rng.choice([0.0, 0.1, 0.5])))
@@ -87,7 +87,7 @@ def main():
         given = {k: v for k, v in case["input"].items() if k not in ("logits", "upstream", "home", "valid")}
         tally.check(f"{case['kind']} {given}", not wrong, "".join(wrong[:1]))
     largest = max(case["input"]["num_tokens"] for case in cases)
-    print(f"{len(cases)} cases (T to {largest}, {redrawn} draws too near to call in fp32)")
+    print(f"{len(cases)} cases (T to {largest}, {redrawn} draws too close for fp32)")
     tally.finish()
 
 

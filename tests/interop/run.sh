@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Interop with stock transformers, beside LibTorch's own Python package in .venv. The last line is
+# Interop with stock transformers and LibTorch's Python package in .venv. The last line is
 # `N passed, N failed, N skipped` (tests/support/tally.sh).
 #
 #   tests/interop/run.sh                    every script of this folder, with one case per form (MOE_INTEROP_SHORT=1): 3 minutes on 2 cores
 #   tests/interop/run.sh --all              every case
 #   tests/interop/run.sh SCRIPT.py...       every case of these scripts
 #
-# The binary is ./moe unless MOE says otherwise; the real model is looked for in MOE_SHARED_DATA, else ../shared/data.
+# The binary is ./moe unless MOE says otherwise; the real model is in MOE_SHARED_DATA, default ../shared/data.
 set -euo pipefail
 unset CDPATH
 
@@ -39,13 +39,13 @@ if [ ! -d "$MOE_SHARED_DATA/stories260K-hf" ]; then
   finish
 fi
 
-# The harness is large and of use to one script only: without a network the others still run, and that one says that it skips.
+# The harness is large and used by one script only, which is skipped if it cannot be installed.
 if printf '%s\n' "${scripts[@]}" | grep -q 'eval_parity\.py$' && [ -z "${MOE_LM_EVAL_PYTHON:-}" ]; then
   recipes/setup.sh --no-build --python "$here/requirements-eval.txt" ||
     echo "lm-evaluation-harness cannot be installed here; is there a network?"
 fi
 
-# As many at once as there are cores, each on one thread; what a script printed stands together, in this order.
+# Runs as many scripts in parallel as there are cores, each on one thread, and prints their logs in order.
 export OMP_NUM_THREADS=1
 logs=$cache/logs
 mkdir -- "$logs"

@@ -117,8 +117,8 @@ def train_moe(folder, rows, run, *flags):
 
 
 def check_config(name, before, after, coefficient):
-    """`coefficient` is what training multiplied the load-balance loss by, which the folder then says; None: it has none."""
-    ours = "moe" in before  # its coefficient stands in our object
+    """`coefficient` is the weight of the load-balance loss in training, which the folder stores; None: it has none."""
+    ours = "moe" in before  # the coefficient is in our object
     before = {key: value for key, value in before.items() if key != "moe"}
     if coefficient is not None and not ours:
         before["router_aux_loss_coef"] = coefficient
@@ -172,7 +172,7 @@ def check_child(name, stock, made, child, granularity):
 
 
 def check_shared(name, work):
-    """A dense folder of 16-bit or 32-bit numbers and its children with a shared expert: the same logits whatever the router chooses."""
+    """A dense folder of 16-bit or 32-bit numbers and its children with a shared expert: the same logits for any router."""
     for dtype in DTYPES:
         made = work / f"{dtype}"
         kin_folders.make_folder(name, made)
@@ -219,7 +219,7 @@ def check_folder(name, stock, made, run, aux):
 
 
 def check_other_routers(work):
-    """What a Mixtral's folder becomes after training with routers that stock tools do not know."""
+    """Checks a Mixtral folder after training with routers that transformers does not have."""
     for router, kind in (("top2+ir+fr:cf=1", "MixtralForCausalLM"), ("top2:gate=none", "Qwen2MoeForCausalLM")):
         run = work / kind
         train_moe(work / "mixtral" / "stock", [list(range(3, 3 + LENGTH))] * (STEPS * BATCH), run, "--router", router, "--force")

@@ -28,24 +28,24 @@ MOE = os.environ.get("MOE", str(ROOT / "build/cpu/moe"))
 NOBODY = 65534
 SHARES = {"files": 42, "numbers": 20, "outputs": 5, "limits": 6, "signals": 8, "disks": 8, "scripts": 4, "terminals": 7}  # percent
 
-# Text that must not reach a user.
+# Internal text, which must not be printed.
 INTERNAL = re.compile(
     r"json\.exception|_M_range_check|c10d|basic_filebuf|terminate called|[=<>&|!]=? .* does not hold|nlohmann::|std::|c10::|at::|toml::"
     r"|\b(?:core|cli|kernels)/[\w/]+\.(?:cpp|h|cu)\b|Traceback|libgomp:|Exception raised from|__cxa|what\(\)|\w+::\w+\(|basic_string"
     r"|\bsto[idlf]+\b|filesystem error|map::at|bad_alloc|out_of_range|Sanitizer|runtime error:|\[enforce fail"
 )
-# Characters that a terminal could obey: C0 but for tab and line feed, DEL, C1, marks of writing direction.
+# Control characters: C0 except tab and line feed, DEL, C1, marks of writing direction.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 ERRNO_TEXTS = {os.strerror(number) for number in range(1, 134)}
 SAYS_RANK = re.compile(r"^(moe: )?\[rank \d+\]", re.M)
-OWN_SEQUENCES = re.compile(r"\r\x1b\[K|\x1b\[[0-9;]*m|\r\n|\r")  # those that moe writes to a terminal
+OWN_SEQUENCES = re.compile(r"\r\x1b\[K|\x1b\[[0-9;]*m|\r\n|\r")  # written by moe to a terminal
 
 
 # --- one case ------------------------------------------------------------------------------------------------------------
 
 
 class Skip(Exception):
-    """Raised by a case that cannot run on this machine; says why."""
+    """Raised by a case that cannot run on this machine, with the reason."""
 
 
 class Result:
@@ -82,7 +82,7 @@ class Place:
                 shutil.copy(source, target)
 
     def snapshot(self, *omitted):
-        """Returns {path: (mode, size, inode, mtime, ctime)} of everything that a command must leave alone."""
+        """Returns {path: (mode, size, inode, mtime, ctime)} of all files that a command must not change."""
         omitted = {str(self.folder / name) for name in (*omitted, "tmp", "home")}
         found = {}
         for place, folders, files in os.walk(self.folder):
@@ -174,7 +174,7 @@ def run_on_terminal(place, argv, **options):
 
 
 def judge(result, codes=(0, 1, 2), needs_sentence=True):
-    """Returns what is wrong with the end of a run: a list of words."""
+    """Returns the faults of the exit code and the messages of a run."""
     faults = []
     err = result.err.decode(errors="backslashreplace")
     if result.hung:
@@ -203,7 +203,7 @@ def changes(before, after):
 
 
 def leftovers(place, out, may_exist):
-    """Returns what a failed run left: unfinished files beside `out` and in TMPDIR, and `out` itself unless it may exist."""
+    """Returns the files that a failed run left: unfinished ones, those in TMPDIR, and `out` unless it may exist."""
     folder = place.folder / "out"
     left = [str(path) for path in folder.rglob("*") if re.search(r"\.(partial|replaced)", path.name)] if folder.is_dir() else []
     left += [str(path) for path in (place.folder / "tmp").iterdir()]
@@ -291,7 +291,7 @@ def write_texts(base):
 
 SHORT_TRAIN = ["--steps", "4", "--seq-len", "32", "--micro-batch", "2", "--save-every", "2", "--eval-every", "2", "--eval-rows", "2", "--lr", "1e-3"]
 
-# Name -> what is copied to `in`, and the arguments of moe. {in} and {out} are filled in; {out} is a path that does not exist yet.
+# Name -> fixtures to copy to `in`, and the arguments of moe, with the paths {in} and {out}. {out} does not exist yet.
 COMMANDS = {
     "inspect": (["moe"], "inspect {in}/moe"),
     "inspect dense": (["dense"], "inspect {in}/dense --json"),
@@ -415,7 +415,7 @@ TARGETS = {
 
 
 class Fixtures:
-    """Inputs that all cases copy from, and what each command leaves and prints when nothing is wrong."""
+    """Inputs that the cases copy, and the results of each command without damage."""
 
     def __init__(self, work):
         self.base = work / "base"
@@ -459,7 +459,7 @@ class Fixtures:
 
     @functools.cache
     def healthy(self, name):
-        """Returns (result, seconds, {file: digest} of the output) of a command that is left alone."""
+        """Returns (result, seconds, {file: digest} of the output) of a command without damage."""
         folder = self.place.folder.parent / "healthy" / name.replace(" ", "-")
         place = Place(folder, self.base)
         began = time.monotonic()
@@ -524,7 +524,7 @@ def many_tensors(_data, _dice):
     return struct.pack("<Q", len(header)) + header.encode()
 
 
-# Small files that ask for much time or memory.
+# Small files whose naive processing needs much time or memory.
 BOMBS = {
     "json/tokenizer.json": tokenizer_bomb,
     "dense/model.safetensors": many_tensors,
@@ -625,7 +625,7 @@ def xxhash():
 
 
 def seal(path):
-    """Makes checksums anew that a damaged file is covered by: those of a checkpoint, or of the lines of a response cache."""
+    """Updates the checksums of a damaged file of a checkpoint or of the lines of a response cache."""
     digest = xxhash()
     if digest is None or not path.is_file():
         return
@@ -639,11 +639,11 @@ def seal(path):
 
 
 def damage(path, how, dice):
-    """Damages a file in place. Returns a process that feeds it, where it is a FIFO that stands for data."""
+    """Damages a file in place. Returns the process that writes into it if it became a FIFO of data, else None."""
     if how in KIND_DAMAGE:
         data = path.read_bytes()
         if how == "sparse":
-            os.truncate(path, 1 << (33 if "/in/data/" in str(path) else dice.choice([33, 40])))  # data may be large: all of it is read
+            os.truncate(path, 1 << (33 if "/in/data/" in str(path) else dice.choice([33, 40])))  # data files are read whole
             return None
         if how == "unreadable":
             path.chmod(0)
@@ -726,7 +726,7 @@ def run_files(fixtures, place, words, dice):
 
 
 def run_watched(place, argv, name, options={}, feeder=None, runner=run):
-    """Runs a command and checks its end, what it left, and that nothing outside of its output changed."""
+    """Runs a command and checks its end, its leftovers, and that no file outside of its output changed."""
     out = output_path(place, name)
     in_place = IN_PLACE.get(name, [])
     existed = out is not None and os.path.lexists(out)
@@ -738,7 +738,7 @@ def run_watched(place, argv, name, options={}, feeder=None, runner=run):
     faults = judge(result)
     faults += changes(before, place.snapshot("out/made", *in_place))
     if result.code != 0 and not result.hung:
-        began = b"step 1/" in result.err or b"held-out loss" in result.err  # a run that began may stay, to be resumed
+        began = b"step 1/" in result.err or b"held-out loss" in result.err  # a started run may stay, to be resumed
         faults += leftovers(place, out, existed or result.code in (1, 130) or began)
     return argv, result, faults
 
@@ -798,7 +798,7 @@ def run_numbers(fixtures, place, words, dice):
 
 
 def run_or_stop(place, argv, **options):
-    """As run(), but a run that has been given much to do is stopped by SIGTERM after some seconds, and must then end."""
+    """Like run(), but stops a long run with SIGTERM after some seconds; it must then end."""
     child = start(place, argv, **options)
     collected = {}
     thread = threading.Thread(target=lambda: collected.update(zip(("out", "err"), child.communicate())))
@@ -814,7 +814,7 @@ def run_or_stop(place, argv, **options):
         thread.join()
     code = child.returncode
     if was_stopped and code in (130, -signal.SIGTERM):
-        code = 2 if b": must be " in (collected["err"] or b"") else 0  # a loaded machine had refused, but not ended yet
+        code = 2 if b": must be " in (collected["err"] or b"") else 0  # already refused, but slow to end on a loaded machine
     return Result(code, collected["out"] or b"", collected["err"] or b"", is_hung)
 
 
@@ -834,7 +834,7 @@ def list_outputs(_):
 
 
 def make_output(place, where, argv, dice):
-    """Prepares an output that is not the user's to replace. Returns its path."""
+    """Prepares an output that must not be replaced. Returns its path."""
     made, bait = place.folder / "out/made", place.folder / "bait"
     if where == "foreign folder":
         shutil.copytree(bait, made)
@@ -893,7 +893,7 @@ def run_outputs(fixtures, place, words, dice):
     argv = [str(out) if word == made else word for word in argv] + ([flag] if flag else [])
     is_one_file = name in ("report", "report page", "eval stats")
 
-    def is_protected(path):  # files and links of others: inputs, bait, and what lies in or beside the output and is not a run's or model's
+    def is_protected(path):  # inputs, bait, and files in or next to the output that are not of a run or model
         if path.startswith(made + "/") and where not in ("foreign folder", "below a file"):
             return path.endswith("/thesis.txt")
         if path == made and flag == "--force" and is_one_file:
@@ -904,7 +904,7 @@ def run_outputs(fixtures, place, words, dice):
         found = place.snapshot()
         return {path: value for path, value in found.items() if is_protected(path) and not stat.S_ISDIR(value[0])}
 
-    def listed():  # moe adds what it writes into a folder of its own to the list there
+    def listed():  # the files that moe has listed in its folder
         file = out / ".moe-output"
         return set(file.read_text().splitlines()) if file.is_file() else set()
 
@@ -962,7 +962,7 @@ def run_limits(fixtures, place, words, dice):
     if limit == "nproc":
         options = fixtures.other_user(place) | {"env": {"OMP_NUM_THREADS": "2"}}
     argv, result, faults = run_watched(place, argv, name, {"limits": {which: value}, **options})
-    if result.code == 2 and limit == "fsize":  # a full disk in the middle of a run: what is there is resumed
+    if result.code == 2 and limit == "fsize":  # a full disk during a run, which can be resumed
         faults = [fault for fault in faults if not fault.endswith("out/made")]
     return [f"[{limit} {value}]", *argv], result, faults
 
@@ -1012,7 +1012,7 @@ def run_signals(fixtures, place, words, dice):
     out = output_path(place, name)
     is_whole = out is not None and os.path.lexists(out) and digests(place, name) == wanted
     again = run(place, argv) if out else Result(0, b"", b"", False)
-    if again.code == 2 and is_whole:  # it is not replaced without --force
+    if again.code == 2 and is_whole:  # not replaced without --force
         again.code = 0
     faults += [f"afterwards: {fault}" for fault in judge(again, (0,))]
     if again.code == 0:
@@ -1308,7 +1308,7 @@ def main():
             cases = [case for case in choose(fixtures, groups, 100000, given.seed) if case[0] in wanted]
         else:
             cases = choose(fixtures, groups, given.count, given.seed)
-        for name in COMMANDS if not wanted and not given.list else ():  # a command that is refused would hide what its cases are for
+        for name in COMMANDS if not wanted and not given.list else ():  # a command that fails without damage would make its cases useless
             healthy = fixtures.healthy(name)[0]
             if healthy.code != 0 or judge(healthy):
                 failed["healthy"] += 1
