@@ -17,7 +17,7 @@ Without --group, the cases are divided over all groups. A case depends only on t
 it, prints its command and keeps its folder. Environment: MOE (the binary). The last line is `N passed, N failed, N skipped`.
 """
 import argparse, collections, ctypes, ctypes.util, functools, gzip, hashlib, itertools, json, os, pathlib, pty, random, re, resource, select, shutil
-import signal, stat, struct, subprocess, sys, tempfile, threading, time
+import signal, stat, struct, subprocess, sys, tempfile, time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/support"))
@@ -133,14 +133,15 @@ def kill_group(child):
         pass
 
 
-def finish(child, seconds=None):
+def finish(child):
+    is_hung = False
     try:
-        out, err = child.communicate(timeout=seconds or time_limit())
-        return Result(child.returncode, out or b"", err or b"", False)
+        out, err = child.communicate(timeout=time_limit())
     except subprocess.TimeoutExpired:
+        is_hung = True
         kill_group(child)
         out, err = child.communicate()
-        return Result(child.returncode, out or b"", err or b"", True)
+    return Result(child.returncode, out or b"", err or b"", is_hung)
 
 
 def run(place, argv, **options):
@@ -388,14 +389,9 @@ TARGETS = {
     "data/logits.csv": ["route csv", "route stdin"],
     "data/logits.json": ["route json"],
     "data/placed.json": ["route placed"],
-    "bench/arc/ARC-Easy-Test.jsonl": ["eval bench"],
-    "bench/piqa/valid.jsonl": ["eval bench"],
-    "bench/piqa/valid-labels.lst": ["eval bench"],
-    "bench/truthfulqa/mc_task.json": ["eval bench"],
-    "bench/bbh/boolean_expressions.json": ["eval bench"],
-    "bench/bbh/cot-prompts/boolean_expressions.txt": ["eval bench"],
-    "bench/logiqa/Test.txt": ["eval bench"],
-    "bench/openbookqa/test.tsv": ["eval bench"],
+    **{f"bench/{name}": ["eval bench"] for name in (
+        "arc/ARC-Easy-Test.jsonl", "piqa/valid.jsonl", "piqa/valid-labels.lst", "truthfulqa/mc_task.json", "bbh/boolean_expressions.json",
+        "bbh/cot-prompts/boolean_expressions.txt", "logiqa/Test.txt", "openbookqa/test.tsv")},
     "scores/samples_quiz.jsonl": ["eval against"],
     "responses.cache": ["eval responses"],
     "cache/TOKENS": ["train cache"],
@@ -405,12 +401,8 @@ TARGETS = {
     "run/starts.jsonl": ["resume", "report"],
     "run/metrics.jsonl": ["resume", "report"],
     "run/samples.jsonl": ["resume", "report"],
-    "run/checkpoints/step-2/state.json": ["resume"],
-    "run/checkpoints/step-2/state.safetensors": ["resume"],
-    "run/checkpoints/step-2/history.json": ["resume"],
-    "run/checkpoints/step-2/checksums.json": ["resume"],
-    "run/checkpoints/step-2/config.json": ["resume"],
-    "run/checkpoints/step-2/model.safetensors": ["resume"],
+    **{f"run/checkpoints/step-2/{name}": ["resume"] for name in (
+        "state.json", "state.safetensors", "history.json", "checksums.json", "config.json", "model.safetensors")},
 }
 
 
@@ -800,22 +792,15 @@ def run_numbers(fixtures, place, words, dice):
 def run_or_stop(place, argv, **options):
     """Like run(), but stops a long run with SIGTERM after some seconds; it must then end."""
     child = start(place, argv, **options)
-    collected = {}
-    thread = threading.Thread(target=lambda: collected.update(zip(("out", "err"), child.communicate())))
-    thread.start()
-    thread.join(time_limit() / 3)
-    was_stopped = thread.is_alive()
-    if was_stopped:
+    try:
+        out, err = child.communicate(timeout=time_limit() / 3)
+        return Result(child.returncode, out, err, False)
+    except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGTERM)
-        thread.join(time_limit())
-    is_hung = thread.is_alive()
-    if is_hung:
-        kill_group(child)
-        thread.join()
-    code = child.returncode
-    if was_stopped and code in (130, -signal.SIGTERM):
-        code = 2 if b": must be " in (collected["err"] or b"") else 0  # already refused, but slow to end on a loaded machine
-    return Result(code, collected["out"] or b"", collected["err"] or b"", is_hung)
+    result = finish(child)
+    if result.code in (130, -signal.SIGTERM):
+        result.code = 2 if b": must be " in result.err else 0  # already refused, but slow to end on a loaded machine
+    return result
 
 
 OUTPUTS = {
