@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import tokenizer_parity as kinds  # noqa: E402
-from tally import SHORT, Tally, moe, run_moe, write_jsonl  # noqa: E402
+from tally import DATA, SHORT, Tally, moe, run_moe, skip_without, write_jsonl  # noqa: E402
 
 tally = Tally()
 check = tally.check
@@ -205,6 +205,7 @@ def check_form(number, form, template, raw, bos, eos, end, with_system, work):
 
 
 def main():
+    skip_without(DATA / "llama3-tokenizer", DATA / "llama-tokenizer")
     lines = kinds.corpus()
     seen = set()
     for number, form in enumerate(forms(lines)):

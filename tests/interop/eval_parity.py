@@ -26,7 +26,7 @@ import tempfile
 import types
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from tally import DATA, SHORT, Tally, moe, read_jsonl  # noqa: E402
+from tally import DATA, SHORT, Tally, moe, read_jsonl, skip_without  # noqa: E402
 
 # (random folder, tasks or None for --tasks, maximum of questions per task, batch size of the harness; Llama 3's logits are large)
 KIN = [("llama3", None, 10, 1), ("mistral", "hellaswag,lambada_openai", 20, 8), ("qwen2+moe", "hellaswag,lambada_openai", 20, 8),
@@ -456,6 +456,7 @@ def main():
     options = parser.parse_args()
     options.limit = options.limit or None
     options.tasks = ALL if options.tasks == "all" else options.tasks
+    skip_without(DATA / "bench")
     find_harness()
     tally = Tally()
     task_manager = prepare_harness()

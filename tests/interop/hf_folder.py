@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Folders that moe writes, read by stock transformers: a clean load report, the same logits, text and token ids.
 
-The real stories260K model is upcycled (even layers, 8 experts, top-2 dropless) whole, in shards and in bf16; each folder is
+A small trained model is upcycled (even layers, 8 experts, top-2 dropless) whole, in shards and in bf16; each folder is
 loaded by AutoModelForCausalLM and held to its parent and to `moe eval --requests` and `moe generate` on the same folder.
 
 usage: hf_folder.py           environment: MOE (the binary), MOE_SHARED_DATA
@@ -19,9 +19,8 @@ from transformers import AutoTokenizer, LlamaTokenizer
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import kin_folders  # noqa: E402
 from kin_folders import load  # noqa: E402
-from tally import DATA, SHORT, Tally, moe  # noqa: E402
+from tally import SHORT, TRAINED as PARENT, Tally, moe  # noqa: E402
 
-PARENT = DATA / "stories260K-hf"
 UPCYCLE = ["--layers", "even", "--experts", "8", "--router", "top2:cf=inf", "--verify"]
 PROMPT = "Once upon a time, there was a little girl named"
 # fp32 sums of at most 172 products, 5 layers deep, two orders of summation: measured 1e-5; the bound promised is 1e-4.
@@ -91,9 +90,6 @@ def check_certificate(name, folder):
 
 def main():
     transformers.utils.logging.disable_progress_bar()
-    if not PARENT.is_dir():
-        print(f"skipped: no {PARENT}; set MOE_SHARED_DATA")
-        return 77
     parent, report = load(PARENT)
     ids = our_ids(PARENT, PROMPT + " Lily. She loved to play outside in the park. One day, she saw a big, red ball.")
     parent_logits = logits(parent, ids)

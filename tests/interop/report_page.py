@@ -13,9 +13,8 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from browser import Browser, find_chromium  # noqa: E402
-from tally import SHORT, Tally, moe, write_jsonl  # noqa: E402
+from tally import SHORT, TINY, Tally, moe, write_jsonl  # noqa: E402
 
-TINY = pathlib.Path(__file__).resolve().parents[2] / "recipes" / "tiny"
 HOSTILE = "</script><script>window.broken = 1</script><img src=http://example.invalid/x onerror='window.broken = 2'>"
 ROUTING = ["Experts per token", "Dropped", "Filled", "Rectified", "Load", "Router entropy"]
 DENSE = ["Loss", "Learning rate", "Gradient norm", "Speed"]

@@ -15,16 +15,14 @@ import tempfile
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from tally import DATA, SHORT, Tally, differences, run_moe  # noqa: E402
+from tally import DATA, SHORT, Tally, differences, run_moe, skip_without  # noqa: E402
 
 ORACLE = DATA / ".." / "oracle"
 TOLERANCE = 1e-5
 CASES = int(sys.argv[1]) if len(sys.argv) > 1 else 15 if SHORT else 60
 SEED = int(sys.argv[2]) if len(sys.argv) > 2 else 1
 
-if not (ORACLE / "make_cases.py").is_file():
-    print("skipped: no oracle beside the shared data")
-    sys.exit(77)
+skip_without(ORACLE / "make_cases.py")
 sys.path.insert(0, str(ORACLE))
 import make_cases as oracle  # noqa: E402
 

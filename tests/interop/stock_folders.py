@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2MoeConfig, Qw
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import kin_folders  # noqa: E402
 from kin_folders import load, score_gap  # noqa: E402
-from tally import SHORT, Tally, moe, write_jsonl  # noqa: E402
+from tally import SHORT, TRAINED, Tally, moe, write_jsonl  # noqa: E402
 
 REQUESTS = [("Once upon a time", ", there was a little girl named Lily."), ("The dog", " ran"), ("He said", " no, thank you")]
 # fp32 sums of at most 48 products, 4 layers deep, in two orders; log-probabilities of order 6. Measured 1e-6.
@@ -34,7 +34,7 @@ SCORES = 2e-5
 STEPS_APART = 1e-5
 STEPS, LR, EPS, LENGTH, BATCH = 3, 1e-3, 1e-6, 24, 2
 
-SIZES = dict(vocab_size=512, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+SIZES = dict(vocab_size=kin_folders.VOCABULARY, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
              max_position_embeddings=128, initializer_range=0.2, num_experts_per_tok=2)
 QWEN3 = dict(SIZES, num_experts=4, moe_intermediate_size=24)
 QWEN = dict(QWEN3, shared_expert_intermediate_size=0)
@@ -133,7 +133,7 @@ def check_mixture(name, config, shard, work):
     stock = AutoModelForCausalLM.from_config(config).eval()
     kin_folders.spread(stock)
     stock.save_pretrained(made, max_shard_size=shard)
-    shutil.copy(kin_folders.STORIES, made)
+    shutil.copy(TRAINED / "tokenizer.model", made)
     if shard != "1GB":
         check(f"{name}: there are shards", len(list(made.glob("*.safetensors"))) > 2)
     # Stock pools the load-balance loss over layers and batch: the same as ours for one layer on one rank.
@@ -234,9 +234,6 @@ def main():
     transformers.utils.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
     torch.set_num_threads(1)
-    if not kin_folders.STORIES.is_file():
-        print(f"skipped: no {kin_folders.STORIES}; set MOE_SHARED_DATA")
-        return 77
     with tempfile.TemporaryDirectory() as work:
         work = pathlib.Path(work)
         for name, (config, shard) in MODELS.items():

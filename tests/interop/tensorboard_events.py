@@ -14,9 +14,7 @@ import time
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from tally import MOE, Tally, moe, read_jsonl  # noqa: E402
-
-TINY = pathlib.Path(__file__).resolve().parents[2] / "recipes" / "tiny"
+from tally import MOE, TINY, Tally, moe, read_jsonl  # noqa: E402
 
 
 def train(model, run):

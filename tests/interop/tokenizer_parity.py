@@ -21,7 +21,7 @@ import unicodedata
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from tally import DATA, SHORT, Tally, byte_characters, run_moe  # noqa: E402
+from tally import DATA, SHORT, Tally, byte_characters, run_moe, skip_without  # noqa: E402
 
 TEXTS = 100 if SHORT else 1300
 CORPUS = 50_000 if SHORT else 300_000  # characters of each file, to train tokenizers on
@@ -367,9 +367,7 @@ def check_tables(work):
 def main():
     started = time.time()
     wanted = sys.argv[1:] or ([*KINDS, "odd"] if SHORT else [*KINDS, "odd", "tables"])
-    if not (DATA / "llama3-tokenizer").exists() or not (DATA / "llama-tokenizer").exists():
-        print("skipped: no real tokenizers; set MOE_SHARED_DATA or put them into ../shared/data")
-        return 77
+    skip_without(DATA / "llama3-tokenizer", DATA / "llama-tokenizer")
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
         lines = corpus()

@@ -36,7 +36,7 @@ from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import kin_folders  # noqa: E402
-from tally import DATA, SHORT, Tally, moe, write_jsonl  # noqa: E402
+from tally import DATA, SHORT, TINY, TRAINED, Tally, moe, read_jsonl, write_jsonl  # noqa: E402
 
 TOLERANCE = (1e-4, 1e-4)  # of loss and norm, relative
 BF16_TOLERANCE = (5e-3, 2e-2)
@@ -45,11 +45,13 @@ LEFT_OUT = {"top-2 dropless, 4 micro-batches", "dense, packed, document mask", "
 
 
 def story_ids(model, count):
-    """BOS + tokens of real stories, one after the other, at least `count`."""
+    """Returns BOS and tokens of stories (without the shared data, of instructions), one after the other, at least `count`."""
     encode, bos = kin_folders.encoder(model)
-    text = (DATA / "text" / "tinystories_v2_train_head.txt").read_text()
+    file = DATA / "text" / "tinystories_v2_train_head.txt"
+    stories = (file.read_text().split("<|endoftext|>") if file.exists() else
+               [record["instruction"] + " " + record["output"] for record in read_jsonl(TINY / "instruct.jsonl")])
     ids = []
-    for story in text.split("<|endoftext|>"):
+    for story in stories:
         ids += [bos] + encode(story.strip())
         if len(ids) >= count:
             return ids
@@ -177,10 +179,7 @@ def main():
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--only", default="", help="the runs whose name has this in it")
     options = parser.parse_args()
-    dense = DATA / "stories260K-hf"
-    if not dense.is_dir():
-        print("skipped: no real model; set MOE_SHARED_DATA")
-        return 77
+    dense = TRAINED
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         child = upcycled(dense, folder / "child")

@@ -1,7 +1,7 @@
 """Random dense folders of LLaMA and its relatives, as transformers writes them, and comparisons with transformers, for tests/interop.
 
 `llama3` has Llama 3's shape in small: its rope, four query heads on two, tied, several end tokens and the real tokenizer with its
-128,256 tokens (from MOE_SHARED_DATA), so D is 32. The others (`mistral`, `qwen2`, `qwen3`) have the tokenizer of the real small model.
+128,256 tokens (from MOE_SHARED_DATA), so D is 32. The others (`mistral`, `qwen2`, `qwen3`) have the tokenizer of tally.TRAINED.
 Weights, biases and norms of heads have a wide distribution, so that every part changes the logits.
 """
 import json
@@ -13,11 +13,11 @@ import tempfile
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from tally import DATA, moe, read_jsonl, write_jsonl
+from tally import DATA, TRAINED, moe, read_jsonl, write_jsonl
 
-STORIES = DATA / "stories260K-hf" / "tokenizer.model"
 LLAMA3 = DATA / "llama3-tokenizer" / "tokenizer.model"
-SIZES = dict(vocab_size=512, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+VOCABULARY = json.loads((TRAINED / "config.json").read_text())["vocab_size"]
+SIZES = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              max_position_embeddings=512, initializer_range=0.2)
 # Llama 3's rope with a short original length: these texts are shorter than 8192 tokens.
 ROPE = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
@@ -47,7 +47,7 @@ def spread(model):
 
 def add_tokenizer(name, folder):
     if name != "llama3":
-        shutil.copy(STORIES, folder)
+        shutil.copy(TRAINED / "tokenizer.model", folder)
         return
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "interop"))
     from tokenizer_parity import make_real_llama3

@@ -8,6 +8,9 @@ import sys
 SHORT = os.environ.get("MOE_INTEROP_SHORT") == "1"  # of tests/interop: one case per form (tests/interop/run.sh)
 MOE = os.environ.get("MOE", "./moe")
 DATA = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data"))
+TINY = pathlib.Path(__file__).resolve().parents[2] / "recipes/tiny"
+# A small trained model: the published one, or the repository's if the shared data are absent.
+TRAINED = DATA / "stories260K-hf" if (DATA / "stories260K-hf").is_dir() else TINY / "model"
 
 
 def run_moe(*words, **options):
@@ -54,6 +57,14 @@ def byte_characters():
     visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte if byte in visible else next(others)) for byte in range(256)]
+
+
+def skip_without(*paths):
+    """Ends the script as skipped if a path is absent."""
+    for path in paths:
+        if not path.exists():
+            print(f"skipped: no {path}; set MOE_SHARED_DATA")
+            sys.exit(77)
 
 
 class Tally:
