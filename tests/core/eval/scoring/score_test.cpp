@@ -235,11 +235,10 @@ TEST_CASE("weights that are not finite throw UserError", "[eval]") {
   CHECK(message.find("its weights hold NaN, infinity or numbers too large") != std::string::npos);
 }
 
-TEST_CASE("the real model gives the first story's losses, token by token", "[eval]") {
-  MOE_NEED_SHARED_DATA();
-  const auto folder = test::shared_data() / "stories260K-hf";
+void check_losses(const std::filesystem::path& folder, const std::filesystem::path& file) {
+  CAPTURE(folder);
   const auto llama = model::Llama::load(io::Checkpoint(folder));
-  const Json story = read_json(folder / "reference.json")["first_story"];
+  const Json story = read_json(file)["first_story"];
   const auto ids = story["ids_with_bos"].get<std::vector<int64_t>>();
   const auto losses = story["token_nll"].get<std::vector<double>>();
   std::vector<Request> requests;
@@ -251,9 +250,15 @@ TEST_CASE("the real model gives the first story's losses, token by token", "[eva
     CHECK(-scores[i].logprob == Approx(losses.at(7 * i)).margin(1e-4));
   }
   const Request whole{ids, static_cast<int64_t>(ids.size()) - 1, false};
-  // 376 tokens of 1e-6 each: the reference's mean is printed with more digits than that.
+  // Losses are rounded to 1e-6 each, their mean is not.
   CHECK(-score(llama, {whole}, {}).at(0).logprob / static_cast<double>(whole.scored) ==
         Approx(story["mean_nll"].get<double>()).margin(1e-4));
+}
+
+TEST_CASE("scores of single tokens and of a text are the losses of transformers", "[eval]") {
+  for (const auto& [folder, file] : test::reference_models()) {
+    check_losses(folder, file);
+  }
 }
 
 }  // namespace
