@@ -55,8 +55,7 @@ TEST_CASE("several ranks write the generated answers of a single process", "[cli
   check_answers(9);
 }
 
-TEST_CASE("several ranks with more prompts than a round write the answers of one",
-          "[.][slow][cli]") {
+TEST_CASE("several ranks answer more prompts than fit a round", "[.][slow][cli]") {
   check_answers(131);
 }
 

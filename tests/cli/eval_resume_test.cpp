@@ -46,8 +46,7 @@ std::string without_times(const std::string& results) {
       results, std::regex(R"re(("total_evaluation_time_seconds"|"seconds"): [^,\n]*)re"), "$1");
 }
 
-TEST_CASE("an evaluation that was killed and resumed writes the bytes of an uninterrupted one",
-          "[cli]") {
+TEST_CASE("a killed and resumed evaluation writes the bytes of an uninterrupted one", "[cli]") {
   const TempDir folder;
   write_mixture(folder / "moe");
   for (const std::string router : {"top1:cf=1", "top1:cf=inf"}) {

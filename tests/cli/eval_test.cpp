@@ -39,12 +39,10 @@ TEST_CASE("benchmarks and a quiz in one run: table, results.json, samples", "[cl
   const TempDir folder;
   write_file(folder / "mine.jsonl", kQuiz);
   const std::string out = (folder / "out").string();
-  const Words words = {"eval",      tiny("model"),
-                       "--tasks",   "arc_easy," + (folder / "mine.jsonl").string(),
-                       "--data",    bench_folder().string(),
-                       "--limit",   "5",
-                       "-o",        out,
-                       "--threads", "1"};
+  const std::string tasks = "arc_easy," + (folder / "mine.jsonl").string();
+  const Words words = {
+      "eval",    tiny("model"), "--tasks", tasks, "--data",    bench_folder().string(),
+      "--limit", "5",           "-o",      out,   "--threads", "1"};
   check_has(succeed(words).out, {"Task", "arc_easy", "mine"});
   const Json results = Json::parse(read_file(folder / "out/results.json"));
   CHECK(results["results"]["arc_easy"]["sample_len"] == 5);

@@ -120,9 +120,7 @@ const Words kLong = {"bench", "comm", "--bytes", "4KiB", "--repeats", "1000000"}
 
 }  // namespace
 
-TEST_CASE(
-    "ranks that moe starts listen on the loopback interface only, their Gloo threads block "
-    "SIGPIPE, and their store does not grow") {
+TEST_CASE("ranks listen on loopback only, Gloo threads block SIGPIPE, the store is bounded") {
   const Process run(joined(kLong, {"--ranks", "2", "--comm-timeout", "1"}));
   REQUIRE(wait_until([&] { return has_started(run.children()); }));
   CHECK(sockets_of(run.pid()).empty());

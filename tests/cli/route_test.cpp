@@ -18,8 +18,7 @@ constexpr const char* kWorked =
 
 }  // namespace
 
-TEST_CASE("route draws the assignment of tokens with dropped, filled-in and rectified requests",
-          "[cli]") {
+TEST_CASE("route draws tokens with dropped, filled-in and rectified requests", "[cli]") {
   const TempDir folder;
   const std::string file = write(folder, "worked.csv", std::string("e0,e1,e2,e3\n") + kWorked);
   const auto run = succeed({"route", file, "--router", "top1+ir+fr", "--ep-ranks", "2"});

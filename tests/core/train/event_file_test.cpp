@@ -4,7 +4,6 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
-#include "tests/support/user_error.h"
 
 using namespace moe;
 using namespace moe::train;

@@ -85,8 +85,7 @@ TEST_CASE("an example of a single continuation is delimited, the question itself
   CHECK(shot_text(task, {{{"q", 1}}, "w"}) == "Q: 1\nA:  word");  // the harness's two spaces
 }
 
-TEST_CASE("an example of a partial context ends with its right choice and the continuation",
-          "[eval]") {
+TEST_CASE("an example of a partial context has its choice and continuation", "[eval]") {
   Task task = letters_task({});
   task.choices_are_contexts = true;
   task.choices = [](const OrderedJson&) {

@@ -14,8 +14,7 @@ Question question_of(const std::string& task, size_t index = 0) {
   return load_tasks({task}, test::bench_folder(), std::nullopt).at(0).questions.at(index);
 }
 
-TEST_CASE("LogiQA, ARC, PIQA, HellaSwag: lettered options, numbered answers, labels, cleaned text",
-          "[eval]") {
+TEST_CASE("LogiQA, ARC, PIQA, HellaSwag: options, labels, cleaned text", "[eval]") {
   const Question logiqa = question_of("logiqa");
   CHECK(logiqa.context ==
         "Passage: Every cat in the house is grey.  Mia is a cat in the house.\n"
