@@ -59,8 +59,8 @@ bool may_include(const std::string& from, const std::string& to) {
                      [&](const std::string& next) { return may_include(next, to); });
 }
 
-// "core/io/file.h" -> "core/io", "core/eval/tasks/task.h" -> "core/eval/tasks", which has arrows of
-// its own, "core/base/page/page.h" -> "core/base", "kernels/ops/rope.cpp" -> "kernels",
+// "core/io/file.h" -> "core/io", "core/eval/tasks/task.h" -> "core/eval/tasks", which has an entry
+// of its own, "core/base/page/page.h" -> "core/base", "kernels/ops/rope.cpp" -> "kernels",
 // "cmake/pch.h" -> "cmake".
 std::string folder_of(const std::string& path) {
   if (const std::string whole = path.substr(0, path.rfind('/')); arrows_down().contains(whole)) {
@@ -180,7 +180,7 @@ class Circles {
   Strings way_, circles_;
 };
 
-// Returns the chain of headers by which `path` includes LibTorch; empty: it does not.
+// Returns the chain of headers by which `path` includes LibTorch, or an empty chain.
 std::string way_to_libtorch(const Tree& tree, const std::string& path,
                             std::set<std::string>& seen) {
   const auto file = tree.find(path);
@@ -320,7 +320,7 @@ Strings lines_that_moved(const std::string& text, const Tree& tree) {
 
 }  // namespace
 
-TEST_CASE("An include that points up is found, one that points down is not", "[layout]") {
+TEST_CASE("An include of a higher folder is found, one of a lower folder is not", "[layout]") {
   CHECK(arrows_up({{"core/io/file.cpp", "#include \"core/model/llama/llama.h\"\n"}}) ==
         Strings{"core/io/file.cpp includes core/model/llama/llama.h"});
   CHECK(arrows_up({{"kernels/ops/rope.cpp", "// first\n  #  include \"core/route/plan.h\""}})
@@ -341,7 +341,7 @@ TEST_CASE("An include that points up is found, one that points down is not", "[l
           .empty());
 }
 
-TEST_CASE("Files that include one another in a circle are found", "[layout]") {
+TEST_CASE("A cycle of includes is found", "[layout]") {
   const Tree tree = {{"core/eval/a.h", "#include \"core/eval/tasks/b.h\"\n"},
                      {"core/eval/tasks/b.cpp", "#include \"core/eval/c.h\"\n"},
                      {"core/eval/c.h", "#include \"core/eval/a.h\"\n"},
@@ -381,7 +381,7 @@ TEST_CASE("No file cites a document outside the repository", "[layout]") {
   CHECK(citations_from_outside(texts) == Strings{});
 }
 
-TEST_CASE("What is printed passes through terminal_text()", "[layout]") {
+TEST_CASE("Printed text passes through terminal_text()", "[layout]") {
   // Redraws lines with its own escapes, and escapes the strings in them.
   const std::set<std::string> draw = {"cli/output.cpp"};
   Strings bare;
@@ -397,13 +397,13 @@ TEST_CASE("What is printed passes through terminal_text()", "[layout]") {
   CHECK(bare == Strings{});
 }
 
-TEST_CASE("Every arrow of this tree points down", "[layout]") {
+TEST_CASE("Folders include only lower folders", "[layout]") {
   const Tree tree = our_tree();
-  CHECK(tree.size() > 50);  // the tree was found
+  CHECK(tree.size() > 50);  // the tree was read
   CHECK(arrows_up(tree) == Strings{});
 }
 
-TEST_CASE("No files of a folder include one another in a circle", "[layout]") {
+TEST_CASE("No folder has a cycle of includes", "[layout]") {
   for (const char* folder :
        {"core/base/", "core/tokenizer/", "core/io/", "core/data/", "core/eval/"}) {
     CHECK(Circles(our_tree(), folder).find() == Strings{});
@@ -414,7 +414,7 @@ TEST_CASE("No .cu file includes LibTorch", "[layout]") {
   CHECK(libtorch_in_cuda_files(our_tree()) == Strings{});
 }
 
-TEST_CASE("What must build without LibTorch includes none of it", "[layout]") {
+TEST_CASE("Files that must build without LibTorch do not include it", "[layout]") {
   CHECK(libtorch_where_it_may_not_be(our_tree()) == Strings{});
 }
 

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Every ratio that moe promises, measured in one go: a line a row as it is found, and the README's table as Markdown.
+"""Measures every ratio that moe promises; prints a line per row, and the README's table as Markdown.
 
 usage: all.py [--rows NAME,..] [--list] [--rounds 3] [--scratch FOLDER] [--upcycle-gb 4] [--out table.md]
 
-Each row runs ours beside a peer (PEERS, ../shared/peers: transformers, lm-evaluation-harness, lazy Python, plain writes) or beside the
-machine's own products, on the same folders, in turns: a ratio is taken inside its round, the median of the rounds stands in the table with
-the least and the largest, and is held against what must be. With one thread CPU seconds of the process are compared, which a busy machine
-does not stretch; with more, and where a disk is measured, wall seconds. How a row is measured stands in rows.py.
+Each row alternates moe and a peer (PEERS, ../shared/peers: transformers, lm-evaluation-harness, lazy Python, plain writes) or LibTorch's
+products on the same folders. A ratio is computed per round; the table has the median, the minimum and the maximum of the rounds, and
+the required value. With one thread CPU seconds are compared, which a busy machine does not change; with more threads, and for disks,
+wall seconds. rows.py has the rows.
 
-MOE names the binary (./moe); Python is this one (torch, transformers, numpy; lm_eval for the eval rows). A row that lacks something says
-what and goes on. Exit 1 where a row that ran is not met.
+MOE names the binary (./moe); this Python needs torch, transformers, numpy, and lm_eval for the eval rows. A row whose requirements are
+missing names them. Exit code 1 if a row that ran misses its required value.
 """
 
 import argparse

@@ -1,11 +1,10 @@
-"""The rows of all.py: what is measured, beside what, and what must be. A row is a function of a Bench that returns Results."""
+"""The rows of all.py: measurements, peers and required values. A row is a function of a Bench that returns Results."""
 
 import dataclasses
 import importlib.util
 import json
 import os
 import pathlib
-import resource
 import shutil
 import statistics
 import subprocess
@@ -13,15 +12,14 @@ import sys
 import time
 
 import train_speed
+from train_speed import MOE, PEERS, json_of, output_of, seconds_of
 
 HERE = pathlib.Path(__file__).resolve().parent
-MOE = os.environ.get("MOE", "./moe")
-PEERS = pathlib.Path(os.environ.get("PEERS", "../shared/peers"))
 ON_A_GPU = ("MoE layer of the 7B shape, 16384 tokens, bf16, beside a dense SwiGLU, H200", "training the 7B shape cut to 8 layers, top-1, H200")
 
 
 class Lacks(Exception):
-    """What a row needs and where it is to be had."""
+    """A missing requirement of a row, and how to get it."""
 
 
 @dataclasses.dataclass
@@ -56,25 +54,13 @@ class Bench:
     upcycle_gb: float
 
 
-def output_of(command, threads=1, codes=(0,)):
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": str(threads)})
-    if done.returncode not in codes:
-        raise RuntimeError(f"{' '.join(map(str, command))}: exit {done.returncode}: {(done.stderr + done.stdout).strip()[-300:]}")
-    return done.stdout
-
-
-def json_of(command, threads=1):
-    text = output_of(command, threads)
-    return json.loads(text) if text.lstrip().startswith("{\n") else json.loads(text.strip().splitlines()[-1])
-
-
 def need_peer(script):
     if not (PEERS / script).is_file():
         raise Lacks(f"needs {script}: set PEERS to the folder of the peers' scripts")
 
 
 def guarded(name, measure, bench):
-    """The row's results; where it cannot run, one that says why."""
+    """Returns the results of a row, or one with the reason why it cannot run."""
     try:
         return measure(bench)
     except (Lacks, RuntimeError, OSError, KeyError, ValueError) as error:
@@ -138,17 +124,13 @@ def bf16_processor():
         return False
 
 
-def thread_seconds(words, threads):
-    """CPU seconds of a process by thread: (main thread, all others). OpenMP threads that wait sleep, so that waiting does not count."""
+def main_and_other_seconds(words, threads):
+    """Returns the CPU seconds of the main thread of a process and of the others. Waiting OpenMP threads sleep, and so do not count."""
     process = subprocess.Popen([str(word) for word in words], stdout=subprocess.DEVNULL,
                                env=os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"})
     seconds = {}
     while process.poll() is None:
-        for task in pathlib.Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
-            try:
-                seconds[int(task.parent.name)] = int(task.read_text().split()[0]) / 1e9
-            except OSError:  # the thread has ended
-                pass
+        seconds |= train_speed.thread_seconds(process)
         time.sleep(0.005)
     if process.returncode != 0:
         raise RuntimeError(f"{' '.join(map(str, words))}: exit {process.returncode}")
@@ -166,7 +148,7 @@ def serial(folder):
             raise Lacks("needs two processors")
         shares = []
         for _ in range(bench.rounds):
-            short, long = (thread_seconds([MOE, "bench", "train", folder, "--threads", threads, "--repeats", repeats], threads) for repeats in (1, 11))
+            short, long = (main_and_other_seconds([MOE, "bench", "train", folder, "--threads", threads, "--repeats", repeats], threads) for repeats in (1, 11))
             caller, others = (more - less for more, less in zip(long, short))
             shares.append(100 * (caller - others / (threads - 1)) / (caller + others))
         return [Result(f"serial share of a step: {folder}, {threads} threads", "", 10, f"all.py --rows serial-{folder}", shares, most=True, unit=" %", digits=1)]
@@ -175,7 +157,7 @@ def serial(folder):
 
 
 def oversubscribed(folder):
-    """Twice and four times as many threads as processors beside as many."""
+    """2 and 4 threads per processor relative to one."""
 
     def measure(bench):
         processors = len(os.sched_getaffinity(0))
@@ -202,7 +184,7 @@ def routing(bench):
 
 
 def rectifying(folder):
-    """What +ir+fr add to a step: to routing, that is; a useful row is moved and multiplied at one cost, whatever rule gave it its place."""
+    """Time that +ir+fr add to the routing of a step, as a share of the step. Rows cost the same for all rules."""
     layers, width, inner = {"S": (4, 256, 704), "M": (8, 512, 1376)}[folder]
     shape = ("--tokens", 1024, "--width", width, "--inner", inner, "--repeats", 25)
 
@@ -258,7 +240,7 @@ def eval_model(bench):
 
 
 def eval_bf16(bench):
-    """Scoring in bf16 beside our fp32, by turns. On processors that multiply bf16 (AVX512_BF16)."""
+    """Scoring in bf16 relative to our fp32, on processors with AVX512_BF16."""
     folder, data = eval_model(bench)
     if "avx512_bf16" not in pathlib.Path("/proc/cpuinfo").read_text():
         raise Lacks("needs a processor that multiplies bf16 (AVX512_BF16)")
@@ -271,7 +253,7 @@ def eval_bf16(bench):
 
 
 def generating(bench):
-    """One text alone: a token reads every active weight once. E's 25 MB may lie in a cache, a model of 270 MB does not."""
+    """Generation of one text: each token reads all active weights. The 25 MB of E may fit the cache, 270 MB do not."""
     small, _ = eval_model(bench)
     large = bench.scratch / "G"
     dense_folder(large, hidden=1024, inner=2816, layers=8)
@@ -357,17 +339,10 @@ def loading(bench):
             Result("memory taken by loading", "bytes of the weights", 1.05, command, copies, most=True)]
 
 
-def cpu_seconds(command):
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    output_of(command)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
 def starting(bench):
     """CPU seconds of `moe --version`, and their difference to a program that links LibTorch and does nothing."""
     rounds = max(21, bench.rounds)
-    seconds = [cpu_seconds([MOE, "--version"]) for _ in range(5)]
+    seconds = [seconds_of([MOE, "--version"]) for _ in range(5)]
     results = [Result("start of the binary (CPU seconds)", "", 0.5, "moe --version", seconds, most=True, unit=" s")]
     torch = importlib.util.find_spec("torch")
     if torch is None:
@@ -376,13 +351,13 @@ def starting(bench):
     bare = bench.scratch / "bare"
     build = ["g++", "-x", "c++", "-", "-o", bare, "-Wl,--no-as-needed", f"-L{folder}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{folder}", "-Wl,--allow-shlib-undefined"]
     subprocess.run([str(word) for word in build], input="int main() {}", text=True, check=True)
-    extra = [cpu_seconds([MOE, "--version"]) - cpu_seconds([bare]) for _ in range(rounds)]
+    extra = [seconds_of([MOE, "--version"]) - seconds_of([bare]) for _ in range(rounds)]
     results.append(Result("start above that of a bare LibTorch program (CPU seconds)", "", 0.03, "moe --version", extra, most=True, unit=" s", digits=3))
     return results
 
 
 def spinning(bench):
-    """Wall time of training a tiny mixture on two threads: as moe sets OpenMP's waiting, beside other settings, with and without a busy process on each core."""
+    """Wall time of training a tiny mixture on two threads, with moe's and other OpenMP wait policies, on idle and on busy cores."""
     tiny = HERE.parent.parent / "recipes/tiny"
     model = bench.scratch / "spin"
     output_of([MOE, "upcycle", tiny / "facts/model", "-o", model, "--experts", 4, "--force", "--quiet"])
@@ -413,7 +388,7 @@ def spinning(bench):
 
 
 def processes(bench):
-    """`moe train --ranks 2` with one thread each beside one process of two threads on S: wall seconds a step, and losses."""
+    """`moe train --ranks 2` with one thread each relative to one process of two threads on S: wall seconds per step, and losses."""
     need_peer("make_toy_checkpoint.py")
     if len(os.sched_getaffinity(0)) < 2:
         raise Lacks("needs two processors")

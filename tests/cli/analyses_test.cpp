@@ -37,7 +37,7 @@ void check_table(const Words& words, const std::string& head, const Words& rows,
 
 const Words kQuiz = {"--tasks", tiny("quiz.jsonl"), "--limit", "2", "--threads", "1", "-q"};
 
-TEST_CASE("Rectify-Router's tables at test are sweeps of the model's own k", "[cli][recipes]") {
+TEST_CASE("Rectify-Router's test-time tables are sweeps at the k of the model", "[cli][recipes]") {
   const TempDir folder;
   const std::string model = mixture(folder, "top2");
   const std::string value = "value ";
@@ -47,7 +47,7 @@ TEST_CASE("Rectify-Router's tables at test are sweeps of the model's own k", "[c
                "router=top2+ir,cf=1.5", "router=top2+ir,cf=1"});
 }
 
-TEST_CASE("Dynamic MoE's tables read sources, tasks, layers and the vocabulary", "[cli][recipes]") {
+TEST_CASE("Dynamic MoE's tables are by source, task, layer and token", "[cli][recipes]") {
   const TempDir folder;
   const std::string model = mixture(folder, "topp:0.4");
   const std::string file = (folder / "text.jsonl").string();
@@ -71,7 +71,7 @@ TEST_CASE("Dynamic MoE's tables read sources, tasks, layers and the vocabulary",
   CHECK(lines_in(tokens.out) > 2);
 }
 
-TEST_CASE("what training did is read from the run", "[cli][recipes]") {
+TEST_CASE("tables of a training run are read from its folder", "[cli][recipes]") {
   const TempDir folder;
   const std::string model = mixture(folder, "relu:k=1");
   const std::string run = (folder / "run").string();
@@ -89,7 +89,7 @@ TEST_CASE("what training did is read from the run", "[cli][recipes]") {
   CHECK(lines_in(along.out) >= 3);
 }
 
-TEST_CASE("an analysis of another router is refused", "[cli][recipes]") {
+TEST_CASE("an analysis that needs another router is refused", "[cli][recipes]") {
   const TempDir folder;
   const RunResult other = run_script({"table2", mixture(folder, "topp:0.4")});
   CHECK(other.exit_code == 1);

@@ -1,4 +1,4 @@
-// Behaviour shared by all commands: help, version, reference, completion, unknown words, recipes,
+// Behaviour common to all commands: help, version, reference, completion, unknown words, recipes,
 // numbers.
 
 #include <filesystem>
@@ -71,7 +71,7 @@ done
 
 namespace {
 
-// The string literals of a source file, without raw strings and comments.
+// Returns the string literals of a source file, without raw strings and comments.
 std::vector<std::string> literals(std::string text) {
   text = std::regex_replace(text, std::regex("//[^\n]*"), "");
   static const std::regex literal(R"re("((?:[^"\\\n]|\\.)*)")re");
@@ -95,13 +95,13 @@ TEST_CASE("every flag that a message of core names is a flag of a command", "[cl
        std::filesystem::recursive_directory_iterator(source_folder() / "core")) {
     const std::string name = entry.path().filename().string();
     if (entry.path().extension() != ".cpp" || name.find("page") != std::string::npos) {
-      continue;  // a page's style sheet has words that look like flags
+      continue;  // the style sheet of the page has words like flags
     }
     for (const auto& text : literals(read_file(entry.path()))) {
       for (std::sregex_iterator match(text.begin(), text.end(), flag), end; match != end; ++match) {
         const std::string word = (*match)[1];
         CAPTURE(name, word);
-        // One of a flag's names in its row; --config is the program's, --long zstd's.
+        // A row has the names of a flag. --config is of the program, --long of zstd.
         const bool is_of_train = entry.path().string().find("core/train/") != std::string::npos &&
                                  text.find("moe eval") == std::string::npos;
         const std::string& flags = is_of_train ? of_train : known;
@@ -132,7 +132,7 @@ TEST_CASE("unknown words name the nearest known one, invalid values their flag",
 }
 
 // On a machine with a GPU the folder x is missing instead.
-TEST_CASE("--device cuda is refused by name where it cannot run", "[cli]") {
+TEST_CASE("--device cuda is refused by name without a GPU", "[cli]") {
   for (const Words& command :
        {Words{"train", "x", "--data", "y", "-o", "z"}, Words{"eval", "x", "--requests", "y"},
         Words{"upcycle", "x", "-o", "y", "--verify"}, Words{"bench", "gemm", "x"}}) {
@@ -160,7 +160,7 @@ TEST_CASE("a recipe gives flags, the command line overrides it, other tables are
   CHECK(written.at("moe").at("layers") == Json({1}));
 }
 
-TEST_CASE("flags of whole numbers refuse what their type cannot hold", "[cli]") {
+TEST_CASE("integer flags refuse values out of the range of their type", "[cli]") {
   static const std::regex flag(R"(--([a-z0-9-]+) U?INT)");
   const Words values = {"18446744073709551616", "-9223372036854775809", "0x10", "1.5"};
   size_t seen = 0, checked = 0;

@@ -162,13 +162,11 @@ TEST_CASE("bench eval counts the products of a shared expert for every token", "
 }
 
 TEST_CASE("bench eval scores tasks and reports the share that a capacity drops", "[cli]") {
-  MOE_NEED_SHARED_DATA();
   const TempDir folder;
   const std::string model = (folder / "moe").string();
-  succeed({"upcycle", (shared_data() / "stories260K-hf").string(), "-o", model, "--router",
-           "top1:cf=0.5", "--quiet"});
-  const Json json = report({"eval", model, "--tasks", "logiqa", "--data",
-                            (shared_data() / "bench").string(), "--limit", "3", "--repeats", "1"});
+  succeed({"upcycle", tiny("model"), "-o", model, "--router", "top1:cf=0.5", "--quiet"});
+  const Json json = report({"eval", model, "--tasks", "logiqa", "--data", bench_folder().string(),
+                            "--limit", "3", "--repeats", "1"});
   REQUIRE(json["sets"].size() == 1);
   const Json& set = json["sets"][0];
   CHECK(set["name"] == "logiqa");

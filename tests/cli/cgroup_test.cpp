@@ -1,6 +1,5 @@
-// A real control group with a limit on memory, where this process may make one: the fake trees of
-// tests/core/base/available_memory_test.cpp say what the files mean, this that Linux writes them
-// so.
+// Memory limits of a real cgroup, if this process may create one.
+// tests/core/base/resources_test.cpp uses generated trees of the same files.
 
 #include <unistd.h>
 
@@ -18,7 +17,7 @@ namespace {
 
 constexpr int64_t kLimit_bytes = 400'000'000;
 
-// Of /proc/self/cgroup: the path behind `controllers` ("" for version 2).
+// Returns the path of `controllers` ("" for version 2) in /proc/self/cgroup.
 std::optional<std::string> own_path(const std::string& controllers) {
   std::ifstream in("/proc/self/cgroup");
   for (std::string line; std::getline(in, line);) {
@@ -30,7 +29,7 @@ std::optional<std::string> own_path(const std::string& controllers) {
   return std::nullopt;
 }
 
-// A group below that of this process, with a limit; gone with it.
+// A cgroup below that of this process, with a memory limit. The destructor removes it.
 class LimitedGroup {
  public:
   LimitedGroup() {
@@ -50,7 +49,7 @@ class LimitedGroup {
   LimitedGroup& operator=(const LimitedGroup&) = delete;
 
   bool is_made() const { return is_made_; }
-  const std::string& name() const { return name_; }  // as /proc/self/cgroup has it
+  const std::string& name() const { return name_; }  // as in /proc/self/cgroup
   std::string prefix() const {
     return "echo $$ >" + shell_quote((folder_ / "cgroup.procs").string()) + " && exec";
   }
@@ -65,7 +64,7 @@ class LimitedGroup {
     }
     folder_ = folder;
     name_ = (fs::path(own) / name).string();
-    std::ofstream limit(folder / file, std::ios::in);  // it is there, or the kernel has no such
+    std::ofstream limit(folder / file, std::ios::in);  // opens existing files only
     limit << kLimit_bytes;
     is_made_ = limit.flush().good() && can_enter();
     if (!is_made_) {
@@ -73,7 +72,7 @@ class LimitedGroup {
     }
   }
   bool can_enter() const {
-    return std::system((prefix() + " true").c_str()) == 0;  // NOLINT: the test's own words
+    return std::system((prefix() + " true").c_str()) == 0;  // NOLINT: command of the test
   }
 
   fs::path folder_;
@@ -83,7 +82,7 @@ class LimitedGroup {
 
 }  // namespace
 
-TEST_CASE("a real cgroup is named where it leaves too little", "[cli]") {
+TEST_CASE("a cgroup of Linux whose memory limit is too low is named", "[cli]") {
   const LimitedGroup group;
   if (!group.is_made()) {
     MOE_SKIP("no control group with a limit of memory can be made here (needs root)");
@@ -105,7 +104,7 @@ TEST_CASE("a real cgroup is named where it leaves too little", "[cli]") {
   CHECK_THAT(refused.err, contains_text("--micro-batch"));
   CHECK_FALSE(fs::exists(dir / "run"));
   succeed(joined(words, {"1"}), group.prefix());
-  // Outside of the group the machine has room.
+  // Outside of the cgroup the memory suffices.
   const auto outside = succeed(joined(words, {"400", "--dry-run"}));
   CHECK_THAT(outside.err, !contains_text("cgroup " + group.name()));
 }

@@ -1,5 +1,5 @@
-// What --device cuda says of a CUDA half that cannot be had, by libraries made for the purpose that
-// stand where libmoe_cuda.so would: each has its own sentence, on any machine.
+// Messages of --device cuda if libmoe_cuda.so is missing or unusable. Small libraries compiled by
+// the test replace it, so that each message is tested on any machine.
 
 #include "tests/cli/commands.h"
 
@@ -7,7 +7,7 @@ using namespace moe::test;
 
 namespace {
 
-// A shared library of C source.
+// Compiles C source to a shared library.
 void make_library(const std::filesystem::path& file, const std::string& source,
                   std::vector<std::string> flags = {}) {
   write_file(file.string() + ".c", source);
@@ -17,7 +17,7 @@ void make_library(const std::filesystem::path& file, const std::string& source,
   REQUIRE(compiled.exit_code == 0);
 }
 
-// The binary without its CUDA half, and a driver that it finds.
+// A copy of the binary without libmoe_cuda.so, and an empty driver library.
 class Copy {
  public:
   Copy() {
@@ -45,7 +45,7 @@ class Copy {
   TempDir folder_;
 };
 
-// A half of which moe_cuda_functions() has no GPU to count.
+// Returns the source of a libmoe_cuda.so that finds no GPU.
 std::string half_of(const std::string& version) {
   return "static long none(void) { return 0; }\n"
          "static long (*functions[64])(void) = {none};\n"
@@ -61,7 +61,7 @@ std::string own_version() {
 
 }  // namespace
 
-TEST_CASE("--device cuda says what a machine lacks, and what to do", "[cli]") {
+TEST_CASE("the message of --device cuda names what is missing and the remedy", "[cli]") {
   const Copy moe;
   check_refused(moe.ask_for_cuda(), "this moe was built without CUDA, build it with preset gpu");
 

@@ -59,8 +59,7 @@ TEST_CASE("a fault of a data file ends with code 2 and names file and line", "[c
   }
 }
 
-TEST_CASE("a byte order mark, Windows newlines, blank lines and a missing last newline are none",
-          "[cli]") {
+TEST_CASE("a byte-order mark, CRLF, blank lines and a missing last newline are accepted", "[cli]") {
   const std::string pair = kPair, other = R"({"instruction": "Go", "output": "on"})";
   const TempDir plain;
   write_file(plain / "a.jsonl", pair + "\n" + other + "\n");
@@ -78,7 +77,7 @@ TEST_CASE("a byte order mark, Windows newlines, blank lines and a missing last n
   }
 }
 
-TEST_CASE("megabytes without a space are refused before the tokenizer needs gigabytes", "[cli]") {
+TEST_CASE("a word of megabytes is refused before the tokenizer allocates gigabytes", "[cli]") {
   const TempDir dir;
   const std::string long_word(5'000'000, 'x');
   write_file(dir / "a.jsonl",
@@ -87,7 +86,7 @@ TEST_CASE("megabytes without a space are refused before the tokenizer needs giga
                 "a.jsonl line 2: 5.0 MB of text without a place to cut it at");
 }
 
-TEST_CASE("a line of 60 MB is trained on in less than ten times its memory", "[.][slow][cli]") {
+TEST_CASE("training on a line of 60 MB takes less than 600 MB", "[.][slow][cli]") {
   const TempDir dir;
   {
     std::ofstream out(dir / "a.jsonl", std::ios::binary);
@@ -104,6 +103,6 @@ TEST_CASE("a line of 60 MB is trained on in less than ten times its memory", "[.
   const RunResult result = train(dir, "a.jsonl", "lm");
   INFO(result.err);
   CHECK(result.exit_code == 0);
-  // Beside the 200 MB of LibTorch.
+  // In addition to the 200 MB of LibTorch.
   CHECK(peak_bytes() < int64_t{800} << 20);
 }

@@ -1,5 +1,4 @@
-// An evaluation that was killed or interrupted resumes when the same command is given again, and
-// ends in the bytes of one that was not; a sweep on the command line.
+// Evaluations that are killed or interrupted and resumed by the same command; sweeps.
 
 #include <chrono>
 #include <csignal>
@@ -47,7 +46,7 @@ std::string without_times(const std::string& results) {
       results, std::regex(R"re(("total_evaluation_time_seconds"|"seconds"): [^,\n]*)re"), "$1");
 }
 
-TEST_CASE("an evaluation that was killed and interrupted ends in the same bytes", "[cli]") {
+TEST_CASE("a killed and resumed evaluation writes the bytes of an uninterrupted one", "[cli]") {
   const TempDir folder;
   write_mixture(folder / "moe");
   for (const std::string router : {"top1:cf=1", "top1:cf=inf"}) {
@@ -70,7 +69,8 @@ TEST_CASE("an evaluation that was killed and interrupted ends in the same bytes"
   }
 }
 
-TEST_CASE("--cache-responses serves later runs, two at once, and damage is named", "[cli]") {
+TEST_CASE("--cache-responses is shared by later and concurrent runs, and damage is reported",
+          "[cli]") {
   const TempDir folder;
   write_mixture(folder / "moe");
   const auto cache = folder / "kept/responses.cache";
@@ -103,7 +103,7 @@ TEST_CASE("--cache-responses serves later runs, two at once, and damage is named
   CHECK(read_file(folder / "notes") == "mine\n");
 }
 
-TEST_CASE("a sweep ends in one table, one page and a folder a value", "[cli]") {
+TEST_CASE("a sweep writes one table, one page and a folder for each value", "[cli]") {
   const TempDir folder;
   write_mixture(folder / "moe");
   const Words base = {"eval",      (folder / "moe").string(),

@@ -20,32 +20,38 @@ std::vector<Json> json_lines(const std::string& text) {
   return lines;
 }
 
-std::string stories() { return (shared_data() / "stories260K-hf").string(); }
-std::string bench() { return (shared_data() / "bench").string(); }
+// Writes a copy of tiny("model") whose window has room for generated answers, and returns its path.
+std::string tiny_with_window_512(const TempDir& dir) {
+  std::filesystem::copy(tiny("model"), dir / "window512", std::filesystem::copy_options::recursive);
+  OrderedJson config = OrderedJson::parse(read_file(dir / "window512/config.json"));
+  config["max_position_embeddings"] = 512;
+  write_file(dir / "window512/config.json", config.dump());
+  return (dir / "window512").string();
+}
 
 const std::string kQuiz =
     "{\"question\": \"Who is it?\", \"choices\": [\"Lily\", \"xq\", \"Tim\"], \"answer\": "
     "\"Lily\"}\n"
-    "{\"context\": \"Once upon a\", \"choices\": [\"time\", \"qqqq\"], \"answer\": \"A\"}\n";
+    "{\"context\": \"The number before 31 is\", \"choices\": [\"30\", \"qqqq\"], \"answer\": "
+    "\"A\"}\n";
 
 TEST_CASE("benchmarks and a quiz in one run: table, results.json, samples", "[cli]") {
-  MOE_NEED_SHARED_DATA();
   const TempDir folder;
   write_file(folder / "mine.jsonl", kQuiz);
   const std::string out = (folder / "out").string();
+  const std::string tasks = "arc_easy," + (folder / "mine.jsonl").string();
   const Words words = {
-      "eval",   stories(), "--tasks",   "arc_easy," + (folder / "mine.jsonl").string(),
-      "--data", bench(),   "--limit",   "5",
-      "-o",     out,       "--threads", "1"};
+      "eval",    tiny("model"), "--tasks", tasks, "--data",    bench_folder().string(),
+      "--limit", "5",           "-o",      out,   "--threads", "1"};
   check_has(succeed(words).out, {"Task", "arc_easy", "mine"});
   const Json results = Json::parse(read_file(folder / "out/results.json"));
   CHECK(results["results"]["arc_easy"]["sample_len"] == 5);
-  CHECK(results["n-samples"]["arc_easy"]["original"] == 2376);
+  CHECK(results["n-samples"]["arc_easy"]["original"] == 9);
   CHECK(results["results"]["mine"]["sample_len"] == 2);
   CHECK(results["versions"]["mine"].is_null());
   CHECK(json_lines(read_file(folder / "out/samples_arc_easy.jsonl")).size() == 5);
   const auto samples = json_lines(read_file(folder / "out/samples_mine.jsonl"));
-  CHECK(samples.at(1)["acc"] == 1.0);  // "Once upon a time" is what this model knows best
+  CHECK(samples.at(1)["acc"] == 1.0);  // the tiny model is trained on such sentences
   check_refused(words, "results.json: exists already");
   succeed(joined(words, {"--force", "--precision", "bf16"}));
   const Json again = Json::parse(read_file(folder / "out/results.json"));
@@ -60,7 +66,7 @@ TEST_CASE("--list needs no model and names tasks, groups and files", "[cli]") {
        "superglue/BoolQ/val.jsonl, or boolq/validation.jsonl or .csv", "\nbbh_zeroshot  27 tasks"});
 }
 
-TEST_CASE("a task of the user, with examples, is compared with a run before", "[cli]") {
+TEST_CASE("a task file with few-shot examples is compared with an earlier run", "[cli]") {
   const TempDir folder;
   std::string lines;
   for (const char* name : {"Lily", "Tim", "Tom", "Sue", "Max"}) {
@@ -86,32 +92,31 @@ TEST_CASE("a task of the user, with examples, is compared with a run before", "[
   CHECK(samples[0]["arguments"]["gen_args_0"]["arg_0"] == "Question: Who is Lily?\nAnswer:");
 }
 
-TEST_CASE("requests are answered in order, a line each", "[cli]") {
-  MOE_NEED_SHARED_DATA();
+TEST_CASE("--requests prints one line per request, in order", "[cli]") {
   const TempDir folder;
-  const Json reference = Json::parse(read_file(shared_data() / "stories260K-hf/reference.json"));
-  // The greedy text from BOS: every token of it is the argmax.
-  const OrderedJson story = {{"context", ""}, {"continuation", reference["greedy_256_text"]}};
+  // Each token of the greedy text from BOS is the argmax.
+  const Json greedy = Json::parse(succeed({"generate", tiny("model"), "--prompt", "", "--bos", "on",
+                                           "--max-tokens", "20", "--json"})
+                                      .out);
+  const OrderedJson request = {{"context", ""}, {"continuation", greedy["text"]}};
   write_file(folder / "r.jsonl",
-             "{\"context\": \"Once upon a time, there was a little girl named\", "
-             "\"continuation\": \" Lily\"}\n"
-             "{\"context\": \"Once upon a time, there was a little girl named\", "
-             "\"continuation\": \" Zebra\"}\n" +
-                 story.dump() + "\r\n");
+             "{\"context\": \"The number before 31 is\", \"continuation\": \" 30\"}\n"
+             "{\"context\": \"The number before 31 is\", \"continuation\": \" 12\"}\n" +
+                 request.dump() + "\r\n");
   const auto lines =
-      json_lines(succeed({"eval", stories(), "--requests", (folder / "r.jsonl").string(), "--bos",
-                          "on", "--quiet", "--threads", "1"})
+      json_lines(succeed({"eval", tiny("model"), "--requests", (folder / "r.jsonl").string(),
+                          "--bos", "on", "--quiet", "--threads", "1"})
                      .out);
   REQUIRE(lines.size() == 3);
   CHECK(lines[0]["is_greedy"] == true);
-  CHECK(lines[0]["tokens"] == 1);
+  CHECK(lines[0]["tokens"] == 3);
   CHECK(lines[1]["is_greedy"] == false);
   CHECK(lines[0]["logprob"].get<double>() > lines[1]["logprob"].get<double>());
   CHECK(lines[2]["is_greedy"] == true);
-  CHECK(lines[2]["tokens"] == 256);
+  CHECK(lines[2]["tokens"] == 20);
 }
 
-TEST_CASE("a mixture reports its routing, and takes another router at test", "[cli]") {
+TEST_CASE("a mixture reports its routing, and --cf and --router override it", "[cli]") {
   const TempDir folder;
   const std::string moe = (folder / "moe").string();
   succeed(
@@ -165,15 +170,14 @@ TEST_CASE("--stats writes the counts that --stats-by names, and a table of layer
 
 TEST_CASE("answers are generated without a capacity, and --stats counts their right answers",
           "[cli]") {
-  MOE_NEED_SHARED_DATA();
   const TempDir folder;
   const std::string moe = (folder / "moe").string(), name = "bbh_zeroshot_boolean_expressions";
-  succeed({"upcycle", stories(), "-o", moe, "--experts", "4", "--router", "top1+ir+fr:cf=1",
-           "--quiet"});
+  succeed({"upcycle", tiny_with_window_512(folder), "-o", moe, "--experts", "4", "--router",
+           "top1+ir+fr:cf=1", "--quiet"});
   const RunResult run =
-      succeed({"eval", moe, "--tasks", name, "--data", bench(), "--limit", "2", "-o",
-               (folder / "out").string(), "--stats", (folder / "stats.json").string(), "--stats-by",
-               "task,source", "--threads", "1"});
+      succeed({"eval", moe, "--tasks", name, "--data", bench_folder().string(), "--limit", "2",
+               "-o", (folder / "out").string(), "--stats", (folder / "stats.json").string(),
+               "--stats-by", "task,source", "--threads", "1"});
   check_has(run.err, {"note: answers are generated without a capacity and without +fr",
                       "--stats counts each question with its right answer as one text"});
   CHECK_THAT(run.out,
@@ -186,7 +190,7 @@ TEST_CASE("answers are generated without a capacity, and --stats counts their ri
   CHECK(task["gold"]["total"]["experts_per_token"] > 0);
 }
 
-TEST_CASE("moe eval refuses flags that do not go together, and names bad lines", "[cli]") {
+TEST_CASE("moe eval refuses incompatible flags and names invalid lines", "[cli]") {
   const TempDir folder;
   const std::string model = (folder / "model").string(), quiz = (folder / "mine.jsonl").string(),
                     requests = (folder / "r.jsonl").string();

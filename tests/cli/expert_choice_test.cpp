@@ -52,7 +52,7 @@ TEST_CASE("expert choice upcycles, is inspected and trains from a recipe", "[cli
   CHECK(steps == 3);
 }
 
-TEST_CASE("expert choice is drawn, printed as JSON and measured", "[cli]") {
+TEST_CASE("moe route draws and prints expert choice, and moe bench measures it", "[cli]") {
   const TempDir dir;
   write_file(dir / "logits.csv", "2,1,0,-1\n1.5,.5,-.5,1\n1,.25,.75,0\n-1,0,2,1\n");
   const Words words = {"route", (dir / "logits.csv").string(), "--router", kRouter};

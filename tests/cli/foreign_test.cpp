@@ -48,7 +48,7 @@ struct World {
   }
 };
 
-TEST_CASE("a Mixtral folder is inspected and trained, and stays one", "[cli]") {
+TEST_CASE("a Mixtral folder is inspected and trained, and written as Mixtral", "[cli]") {
   const World world(Foreign::kMixtral);
   const std::string stock = world.inspect("stock");
   check_has(stock, {"model type    mixtral\n", "router        top2:cf=inf,st=off,lb=selected\n"});
@@ -64,7 +64,7 @@ TEST_CASE("a Mixtral folder is inspected and trained, and stays one", "[cli]") {
   CHECK(world.final_config().at("model_type") == "mixtral");
   CHECK(world.final_config().at("router_jitter_noise") == 0.1);
 
-  // Stock tools have no capacity: the folder stays a Mixtral and stores what it was trained with.
+  // Mixtral has no capacity: the folder keeps its model_type and stores the router in addition.
   succeed(world.training({"--router", "top2+ir+fr:cf=1", "--ep-ranks", "2"}));
   check_has(world.inspect("run/final"),
             {"model type    mixtral\n", "router        top2+ir+fr:cf=1,st=off,lb=selected\n",
@@ -73,7 +73,7 @@ TEST_CASE("a Mixtral folder is inspected and trained, and stays one", "[cli]") {
              contains_text("ReLU and softmax logits mean different things"));
 }
 
-TEST_CASE("a dense relative of LLaMA is upcycled, trained and evaluated, and stays what it is",
+TEST_CASE("a dense relative of LLaMA is upcycled, trained, evaluated and keeps its model_type",
           "[cli]") {
   const auto [kind, type, mixture] = GENERATE(
       table<Foreign, std::string, std::string>({{Foreign::kMistral, "mistral", "qwen2_moe"},
@@ -117,7 +117,7 @@ TEST_CASE("a Qwen2-MoE folder trains, evaluates and generates, with a shared exp
   }
 }
 
-TEST_CASE("a shared expert that is not there ends with code 2 and its tensor", "[cli]") {
+TEST_CASE("a missing tensor of a shared expert is named with exit code 2", "[cli]") {
   const World world(Foreign::kQwen2Moe);
   world.set_config("shared_expert_intermediate_size", 20);
   check_refused({"inspect", world.path("stock")},

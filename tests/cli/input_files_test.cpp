@@ -1,4 +1,4 @@
-// Files that a user names and that never end, nest without end, or change while they are read.
+// Input files that are endless, deeply nested, or change while they are read.
 
 #include <sys/stat.h>
 
@@ -21,8 +21,7 @@ struct World : TrainingWorld {
 
 const char* const kTimeout = "timeout -s KILL 60";
 
-TEST_CASE("a pipe is refused as data at once, and a recipe is a regular file or the shell's pipe",
-          "[cli]") {
+TEST_CASE("a pipe as data is refused without blocking; a recipe may be the shell's pipe", "[cli]") {
   const World world;
   const std::string pipe = world.path("pipe.jsonl"), dense = world.path("dense");
   check_refused(run_moe({"train", dense, "-o", world.path("run"), "--data", pipe}, kTimeout),
@@ -62,8 +61,7 @@ TEST_CASE("SIGTERM ends a command that waits for a pipe", "[cli]") {
   }
 }
 
-TEST_CASE("a task file or recipe that nests without end is refused without a stack overflow",
-          "[cli]") {
+TEST_CASE("a deeply nested task file or recipe is refused without a stack overflow", "[cli]") {
   const World world;
   std::string dots = "1", nested = "a";
   for (int depth = 0; depth < 20000; ++depth) {
@@ -113,7 +111,7 @@ int check_ends_plainly(const Words& words) {
   return result.exit_code;
 }
 
-TEST_CASE("each file of a model folder that is no file, or nests without end, is refused",
+TEST_CASE("each file of a model folder that is not regular, or deeply nested, is refused",
           "[cli]") {
   const World world;
   const std::string model = world.path("model");
@@ -140,7 +138,7 @@ TEST_CASE("each file of a model folder that is no file, or nests without end, is
   }
 }
 
-TEST_CASE("each file of a run folder that is no file, or nests without end, is refused", "[cli]") {
+TEST_CASE("each file of a run folder that is not regular, or deeply nested, is refused", "[cli]") {
   const World world;
   const Words train =
       world.training({"--steps", "4", "--save-every", "2", "--seq-len", "8", "--quiet"});

@@ -1,5 +1,4 @@
-// A limit on the memory that a process may have for itself (RLIMIT_DATA) stands for a small
-// machine.
+// Models larger than memory, whose limit is RLIMIT_DATA.
 
 #include "tests/cli/commands.h"
 
@@ -17,7 +16,7 @@ const char* const kLimit = "ulimit -d 150000;";  // KiB
 
 }  // namespace
 
-TEST_CASE("a mixture that memory cannot hold generates and is evaluated as any other", "[cli]") {
+TEST_CASE("a mixture larger than memory is evaluated and generates text", "[cli]") {
   const TempDir dir;
   write_file(dir / "config.json", kConfig);
   const std::string folder = (dir / "m").string();
@@ -32,7 +31,7 @@ TEST_CASE("a mixture that memory cannot hold generates and is evaluated as any o
 
   const Words generate = {"generate",     folder, "--prompt",  "Once upon a time",
                           "--max-tokens", "5",    "--threads", "1"};
-  // A group of 16,384 tokens would not fit, but so many are not asked.
+  // A group of 16,384 tokens would not fit; the request is smaller.
   const Words eval = {"eval",      folder, "--requests", (dir / "requests.jsonl").string(),
                       "--threads", "1",    "-q"};
   for (const auto& command : {generate, eval}) {

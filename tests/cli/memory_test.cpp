@@ -1,6 +1,5 @@
-// A command that needs more memory than there is says so before it loads anything. A limit on what
-// a process may have for itself (RLIMIT_DATA) makes every machine too small for a model of
-// gigabytes, which are zeros in a file that has no blocks on the disk.
+// A command that needs more memory than available is refused before it loads a model. RLIMIT_DATA
+// is the limit of memory; the model of several GB is a sparse file.
 
 #include "core/base/json.h"
 #include "tests/cli/commands.h"
@@ -39,7 +38,7 @@ std::string long_request(int64_t tokens) {
 
 }  // namespace
 
-TEST_CASE("no command begins to load a model that memory cannot hold", "[cli]") {
+TEST_CASE("each command refuses a model larger than memory before loading it", "[cli]") {
   const TempDir dir;
   const std::string model = (dir / "large").string(), out = (dir / "out").string();
   write_large_model(model);
@@ -66,7 +65,7 @@ TEST_CASE("no command begins to load a model that memory cannot hold", "[cli]") 
   }
 }
 
-TEST_CASE("an evaluation does not make slices of experts that memory cannot hold", "[cli]") {
+TEST_CASE("an evaluation with --upcycle refuses slices of experts larger than memory", "[cli]") {
   const TempDir dir;
   const std::string model = (dir / "large").string(), asked = (dir / "asked.jsonl").string();
   write_large_model(model, 1 << 13);  // slices of 0.8 GB
@@ -77,7 +76,7 @@ TEST_CASE("an evaluation does not make slices of experts that memory cannot hold
   check_refused(refused, "moe: taking " + model + " as a mixture takes about 0.8 GB");
 }
 
-TEST_CASE("the ranks of a host are counted together", "[cli]") {
+TEST_CASE("the memory need of all ranks of a host is added up", "[cli]") {
   const TempDir dir;
   write_large_model(dir / "large");
   write_file(dir / "asked.jsonl", long_request(500'000));  // 200 GB at once
@@ -86,7 +85,7 @@ TEST_CASE("the ranks of a host are counted together", "[cli]") {
                 "of memory in 2 processes, ");
 }
 
-TEST_CASE("a ulimit is obeyed, and --force-memory overrides it", "[cli]") {
+TEST_CASE("a ulimit is a limit of memory, and --force-memory overrides it", "[cli]") {
   const TempDir dir;
   fs::copy(tiny("model"), dir / "m");
   Json config = read_json(dir / "m" / "config.json");

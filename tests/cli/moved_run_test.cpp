@@ -1,4 +1,4 @@
-// A run resumes wherever it, its model and its data have been moved: their contents decide.
+// A run resumes after it, its model and its data have been moved: contents are compared, not paths.
 
 #include "tests/cli/commands.h"
 
@@ -14,7 +14,7 @@ RunResult train(const fs::path& where, const std::string& data = "rows.jsonl") {
                   "--threads", "1", "--steps", "2", "--save-every", "1", "--micro-batch", "2"});
 }
 
-// A run of two steps in dir/here, of which the second is lost, and the final weights it had.
+// A run of two steps in dir/here without its second checkpoint, and its final weights.
 struct HalfRun {
   TempDir dir;
   fs::path here = dir / "here", there = dir / "there";
@@ -35,10 +35,10 @@ struct HalfRun {
 
 }  // namespace
 
-TEST_CASE("a run that was moved with its model and data goes on", "[cli]") {
+TEST_CASE("a run that was moved with its model and data resumes", "[cli]") {
   const HalfRun half;
   const bool is_copied = GENERATE(false, true);
-  if (is_copied) {  // which makes new times
+  if (is_copied) {  // changes the times
     fs::copy(half.here, half.there, fs::copy_options::recursive);
     fs::remove_all(half.here);
   } else {
@@ -56,7 +56,7 @@ TEST_CASE("a run that was moved with its model and data goes on", "[cli]") {
   CHECK((read_file(half.there / "run/inputs.json") == recorded) == !is_copied);
 }
 
-TEST_CASE("a run whose model or data are others by now is refused with the file's name", "[cli]") {
+TEST_CASE("a run whose model or data have changed is refused with the file's name", "[cli]") {
   const HalfRun half;
   const fs::path& here = half.here;
   const std::string rows = (here / "rows.jsonl").string();
@@ -82,8 +82,7 @@ TEST_CASE("a run whose model or data are others by now is refused with the file'
              contains_text("(model: " + (here / "dense/model.safetensors").string() + changed));
 }
 
-TEST_CASE("a run from before contents were recorded resumes where it is, and nowhere else",
-          "[cli]") {
+TEST_CASE("a run without recorded contents resumes only at its recorded paths", "[cli]") {
   const HalfRun half;
   fs::remove(half.here / "run/inputs.json");
   std::string made = read_file(half.here / "run/.moe-run");
@@ -100,7 +99,7 @@ TEST_CASE("a run from before contents were recorded resumes where it is, and now
   CHECK_THAT(read_file(half.here / "run/.moe-run"), contains_text(line));
 }
 
-TEST_CASE("a damaged settings.toml is named and kept", "[cli]") {
+TEST_CASE("a damaged settings.toml is named and not overwritten", "[cli]") {
   const HalfRun half;
   const fs::path file = half.here / "run/settings.toml";
   const std::string whole = read_file(file);
@@ -116,7 +115,7 @@ TEST_CASE("a damaged settings.toml is named and kept", "[cli]") {
   }
 }
 
-TEST_CASE("a run whose checkpoints are all damaged does not start over by itself", "[cli]") {
+TEST_CASE("a run whose checkpoints are all damaged starts over only with --force", "[cli]") {
   const HalfRun half;
   const fs::path checkpoint = half.here / "run/checkpoints/step-1";
   write_file(checkpoint / "config.json", "{}");

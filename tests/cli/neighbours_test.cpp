@@ -73,8 +73,7 @@ struct World : TrainingWorld {
   }
 };
 
-TEST_CASE("NAME.partial and NAME.replaced of the user are kept, and the former is refused",
-          "[cli]") {
+TEST_CASE("NAME.partial of the user is refused, and NAME.replaced is kept", "[cli]") {
   const World world;
   const Fingerprints bait = write_bait({{world.dir / "out.partial/thesis.txt", "years"},
                                         {world.dir / "out.partial/new/thesis.txt", "years"},
@@ -92,8 +91,7 @@ TEST_CASE("NAME.partial and NAME.replaced of the user are kept, and the former i
   check_untouched(out);
 }
 
-TEST_CASE("--force removes no input of the command, no working folder and no home folder",
-          "[cli]") {
+TEST_CASE("--force refuses to remove an input, the working folder or the home folder", "[cli]") {
   const World world;
   REQUIRE(world.upcycle_to("out").exit_code == 0);
   succeed(world.short_training());

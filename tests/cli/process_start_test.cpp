@@ -14,7 +14,7 @@ RunResult run_shell(const TempDir& dir, const std::string& arguments,
   const std::string command = "cd " + shell_quote(dir.path().string()) + " && " + prefix +
                               " timeout 120 " + shell_quote(moe_binary()) + " " + arguments +
                               " 2>err </dev/null " + redirections;
-  const int status = std::system(command.c_str());  // NOLINT: the test's own words
+  const int status = std::system(command.c_str());  // NOLINT: command of the test
   const auto err = dir / "err";
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), "",
           std::filesystem::exists(err) ? read_file(err) : ""};
@@ -38,7 +38,7 @@ void write_inputs(const TempDir& dir) {
 
 }  // namespace
 
-TEST_CASE("output that is lost on a full disk is said with exit code 2", "[cli]") {
+TEST_CASE("output lost on a full disk is reported with exit code 2", "[cli]") {
   const TempDir dir;
   write_inputs(dir);
   for (const auto& arguments : kPrinting) {
@@ -53,7 +53,7 @@ TEST_CASE("output that is lost on a full disk is said with exit code 2", "[cli]"
   CHECK(run_shell(dir, "inspect dense", ">&-").exit_code == 2);
 }
 
-TEST_CASE("a pipe that was closed ends a command without a message", "[cli]") {
+TEST_CASE("a closed pipe ends a command without a message", "[cli]") {
   const TempDir dir;
   // The second form is a parent that ignores SIGPIPE, as Python does.
   for (const std::string prefix : {"", "trap '' PIPE;"}) {
@@ -65,7 +65,7 @@ TEST_CASE("a pipe that was closed ends a command without a message", "[cli]") {
   }
 }
 
-TEST_CASE("a closed or full standard error does not change what a command does", "[cli]") {
+TEST_CASE("a closed or full standard error does not change the result of a command", "[cli]") {
   const TempDir dir;
   write_inputs(dir);
   for (const std::string redirection : {"2>&-", "2>/dev/full", "0<&- 1>&- 2>&-"}) {
@@ -80,7 +80,7 @@ TEST_CASE("a closed or full standard error does not change what a command does",
   CHECK(run_shell(dir, "inspect nowhere", ">/dev/null 2>&-").exit_code == 2);
 }
 
-TEST_CASE("a file size limit is a full disk: one sentence, exit code 2, nothing left", "[cli]") {
+TEST_CASE("a file size limit is reported like a full disk, and no file remains", "[cli]") {
   const TempDir dir;
   write_inputs(dir);
   for (const std::string command : {"upcycle dense -o out --experts 4",
@@ -94,8 +94,7 @@ TEST_CASE("a file size limit is a full disk: one sentence, exit code 2, nothing 
   }
 }
 
-TEST_CASE("limits of descriptors and of file sizes are named, with the code of their kind",
-          "[cli]") {
+TEST_CASE("limits of descriptors and file sizes are named, with exit codes 1 and 2", "[cli]") {
   const TempDir dir;
   write_inputs(dir);
   const std::string train = "train dense -o run --data rows.jsonl --steps 1 --threads 1";

@@ -16,7 +16,7 @@ TEST_CASE("moe quickstart does not touch a folder with other contents", "[cli]")
   CHECK(std::distance(std::filesystem::directory_iterator(dir.path()), {}) == 1);
 }
 
-TEST_CASE("moe quickstart names a missing program before it makes anything", "[cli]") {
+TEST_CASE("moe quickstart names a missing program before it writes a file", "[cli]") {
   const TempDir dir;
   const std::string out = (dir / "run").string();
   const Words words = {"quickstart", "-o", out, "--short"};
@@ -31,7 +31,7 @@ TEST_CASE("moe quickstart names a missing program before it makes anything", "[c
   CHECK(!std::filesystem::exists(out));
 }
 
-TEST_CASE("the quickstart replaces the files of its list and no others", "[cli]") {
+TEST_CASE("the quickstart replaces only the files of its list", "[cli]") {
   const TempDir dir;
   const std::filesystem::path run = dir / "run", thesis = run / "texts/thesis.txt";
   const auto quickstart = [&] {
@@ -42,7 +42,7 @@ TEST_CASE("the quickstart replaces the files of its list and no others", "[cli]"
   write_file(thesis, "mine");
   write_file(run / "moe/thesis.txt", "mine");
   write_file(run / ".moe-quickstart", "");
-  CHECK(quickstart().exit_code == 1);  // /bin/false: nothing is in the way, nothing is removed
+  CHECK(quickstart().exit_code == 1);  // by /bin/false; no file is removed
   CHECK(read_file(thesis) == "mine");
   CHECK(read_file(run / "moe/thesis.txt") == "mine");
   write_file(run / "texts/quiz.jsonl", "of the list");

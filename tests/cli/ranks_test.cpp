@@ -1,6 +1,6 @@
-// moe on several ranks as a user starts it: `moe bench comm` with --ranks, and as a process of a
-// launcher that is played by its environment. What dies and hangs:
-// tests/core/distributed/session_test.cpp and tests/slow/ranks.sh.
+// `moe bench comm` on several ranks: with --ranks, and with the environment variables of a
+// launcher. tests/core/distributed/session_test.cpp and tests/slow/ranks.sh test ranks that die or
+// hang.
 
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -21,16 +21,16 @@ using namespace moe::test;
 
 namespace {
 
-// A port of this test process's own, below those that Linux gives away.
+// Returns a port that depends on the process id, below the ephemeral ports of Linux.
 std::string port(int offset) { return std::to_string(20000 + (getpid() * 4 + offset) % 12000); }
 
-// The environment of a rank of two on this host.
+// Returns the environment variables of one of two ranks on this host.
 std::string rank_of_two(int rank, const std::string& its_port) {
   return "RANK=" + std::to_string(rank) +
          " WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + its_port + " OMP_NUM_THREADS=1";
 }
 
-// Two ranks with arguments of their own; what both say comes together.
+// Runs two ranks with different arguments and joins their output.
 RunResult run_two(const std::string& first, const std::string& second,
                   const std::string& its_port) {
   const TempDir streams;
@@ -39,7 +39,7 @@ RunResult run_two(const std::string& first, const std::string& second,
   const std::string command = "(" + rank_of_two(1, its_port) + moe + second + err + " & " +
                               rank_of_two(0, its_port) + moe + first + err +
                               "; code=$?; wait; exit $code) >" + shell_quote(streams / "out");
-  const int status = std::system(command.c_str());  // NOLINT: the test's own words
+  const int status = std::system(command.c_str());  // NOLINT: command of the test
   return {WEXITSTATUS(status), read_file(streams / "out"), read_file(streams / "err")};
 }
 
@@ -50,7 +50,7 @@ bool is_stopped(pid_t pid) {
   return name_end != std::string::npos && line.substr(name_end + 2, 1) == "T";
 }
 
-// The kernel's numbers of the sockets that a process has open.
+// Returns the inode numbers of the open sockets of a process.
 std::set<std::string> sockets_of(pid_t pid) {
   std::set<std::string> sockets;
   const std::filesystem::path folder = "/proc/" + std::to_string(pid) + "/fd";
@@ -64,7 +64,7 @@ std::set<std::string> sockets_of(pid_t pid) {
   return sockets;
 }
 
-// Of the files in memory that a process has open.
+// Returns the total size of the memory files that a process has open.
 uint64_t bytes_in_memory_files(pid_t pid) {
   uint64_t bytes = 0;
   const std::filesystem::path folder = "/proc/" + std::to_string(pid) + "/fd";
@@ -78,8 +78,7 @@ uint64_t bytes_in_memory_files(pid_t pid) {
   return bytes;
 }
 
-// Of `sockets`, the TCP addresses where one waits for connections, as the kernel writes them:
-// "0100007F:1234".
+// Returns the TCP addresses where one of `sockets` listens, as in /proc/net/tcp: "0100007F:1234".
 std::vector<std::string> listening(const std::set<std::string>& sockets) {
   std::vector<std::string> addresses;
   for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
@@ -108,7 +107,7 @@ bool has_started(const std::vector<pid_t>& ranks) {
   return ranks.size() == 2 && is_listening(ranks, 1);
 }
 
-// The environment of a rank of two on this host, for a Process.
+// Returns the variables of one of two ranks on this host, for a Process.
 std::map<std::string, std::string> variables_of_two(int rank, const std::string& its_port) {
   return {{"RANK", std::to_string(rank)},
           {"WORLD_SIZE", "2"},
@@ -121,9 +120,7 @@ const Words kLong = {"bench", "comm", "--bytes", "4KiB", "--repeats", "1000000"}
 
 }  // namespace
 
-TEST_CASE(
-    "ranks that moe starts listen on the loopback interface only, their Gloo threads block "
-    "SIGPIPE, and their store does not grow") {
+TEST_CASE("ranks listen on loopback only, Gloo threads block SIGPIPE, the store is bounded") {
   const Process run(joined(kLong, {"--ranks", "2", "--comm-timeout", "1"}));
   REQUIRE(wait_until([&] { return has_started(run.children()); }));
   CHECK(sockets_of(run.pid()).empty());
@@ -133,7 +130,7 @@ TEST_CASE(
       CHECK(is_loopback(address));
     }
   }
-  // Gloo writes to sockets of ranks that may be gone: by default SIGPIPE would end its process.
+  // Gloo writes to sockets of ranks that may have exited: SIGPIPE would end its process.
   const pid_t rank = run.children().front();
   const auto blocks_sigpipe = [](const std::filesystem::path& thread) {
     const std::string status = read_file(thread / "status");
@@ -142,7 +139,7 @@ TEST_CASE(
   };
   const std::filesystem::path threads = "/proc/" + std::to_string(rank) + "/task";
   CHECK_FALSE(blocks_sigpipe(threads / std::to_string(rank)));
-  CHECK(wait_until([&] {  // the one that receives and the one that sends
+  CHECK(wait_until([&] {  // the receiving and the sending thread
     return std::count_if(std::filesystem::directory_iterator(threads), {},
                          [&](const auto& thread) { return blocks_sigpipe(thread); }) >= 2;
   }));
@@ -169,7 +166,7 @@ TEST_CASE("ranks of another launcher listen at addresses that lead to MASTER_ADD
   CHECK(std::all_of(others.begin(), others.end(), is_loopback));
 }
 
-TEST_CASE("a second run on the port of a healthy one is refused, and the healthy one ends well") {
+TEST_CASE("a second run on the port of another is refused and does not disturb it") {
   const std::string its_port = port(1);
   const Words few = {"bench", "comm", "--bytes", "64", "--repeats", "300"};
   Process first(few, variables_of_two(0, its_port)), second(few, variables_of_two(1, its_port));
@@ -205,7 +202,7 @@ TEST_CASE("Ctrl-Z stops ranks with their launcher, and fg lets all of them conti
   CHECK_THAT(result.out, contains_text("all reduce"));
 }
 
-TEST_CASE("signals that a run was told to ignore change nothing") {
+TEST_CASE("signals that are ignored at the start stay ignored on all ranks") {
   for (const int ignored : {SIGHUP, SIGTSTP}) {
     INFO("signal " << ignored);
     Process run({"bench", "comm", "--ranks", "2", "--bytes", "64", "--repeats", "20"}, {}, ignored);
@@ -215,7 +212,7 @@ TEST_CASE("signals that a run was told to ignore change nothing") {
   }
 }
 
-TEST_CASE("links are measured between ranks that moe starts") {
+TEST_CASE("moe bench comm measures the links between its ranks") {
   const RunResult result =
       succeed({"bench", "comm", "--ranks", "2", "--bytes", "4KiB", "--repeats", "2", "--json"});
   CHECK(result.err.empty());
@@ -229,7 +226,7 @@ TEST_CASE("links are measured between ranks that moe starts") {
   CHECK_FALSE(json.contains("between_hosts"));
 }
 
-TEST_CASE("an impossible number of ranks, size or launcher is refused in one sentence") {
+TEST_CASE("an invalid number of ranks, size or launcher is refused") {
   check_refused({"bench", "comm"}, "there is one; give --ranks N, or start it with torchrun");
   check_refused_each(
       {"bench", "comm", "--ranks"},
@@ -241,7 +238,7 @@ TEST_CASE("an impossible number of ranks, size or launcher is refused in one sen
                 "--ranks 3, but torchrun has started 2 processes");
 }
 
-TEST_CASE("ranks that a launcher starts find each other, or name the missing one") {
+TEST_CASE("ranks of a launcher connect, or name the missing rank") {
   const RunResult two = run_two("--bytes 64 --repeats 1", "--bytes 64 --repeats 1", port(0));
   CHECK(two.exit_code == 0);
   check_has(two.out, {"within host", "all to all 64"});
@@ -254,7 +251,7 @@ TEST_CASE("ranks that a launcher starts find each other, or name the missing one
                 "no answer from 127.0.0.1 port " + port(2) + " within 1 s");
 }
 
-TEST_CASE("a port that another program has is named") {
+TEST_CASE("a port in use by another program is named") {
   const int taken = socket(AF_INET6, SOCK_STREAM, 0);
   sockaddr_in6 any{};
   any.sin6_family = AF_INET6;

@@ -408,7 +408,7 @@ TEST_CASE("the comparison over seeds prints means with intervals and keeps exist
   CHECK(std::filesystem::last_write_time(work / "seed2/scores/moe-tuned/results.json") == written);
 }
 
-TEST_CASE("small.sh makes, trains and reports a twin, and refuses an existing folder",
+TEST_CASE("small.sh makes, trains and reports a small model, and refuses an existing folder",
           "[.][slow][cli][recipes]") {
   const TempDir folder;
   const std::string run_folder = (folder / "run").string();

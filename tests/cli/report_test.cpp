@@ -16,7 +16,7 @@ Words training(const TempDir& dir, const Words& flags) {
 
 }  // namespace
 
-TEST_CASE("moe report draws a page that a JSON file describes", "[cli]") {
+TEST_CASE("moe report draws a page from a JSON file", "[cli]") {
   const TempDir dir;
   const std::string page = (dir / "page.json").string();
   write_file(dir / "page.json",
@@ -68,7 +68,7 @@ TEST_CASE("moe train evaluates between steps, and its settings.toml repeats the 
   check_has(read_file(dir / "run/report.html"), {"<small>of 2</small>", "not finished"});
 }
 
-TEST_CASE("moe report writes to -o, several runs on one page, and replaces nothing unasked",
+TEST_CASE("moe report -o draws several runs on one page, and replaces a page only with --force",
           "[cli]") {
   const TempDir dir;
   for (const std::string name : {"first", "second"}) {
@@ -87,7 +87,7 @@ TEST_CASE("moe report writes to -o, several runs on one page, and replaces nothi
   check_refused({"report", first, first + "/.", "-o", page, "--force"}, "is given twice");
 }
 
-TEST_CASE("moe report refuses a folder without a run, and moe train an impossible evaluation",
+TEST_CASE("moe report refuses a folder without a run, and moe train an invalid evaluation",
           "[cli]") {
   const TempDir dir;
   check_refused({"report", (dir / "none").string()}, "metrics.jsonl: no such file");

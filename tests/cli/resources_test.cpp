@@ -24,7 +24,7 @@ done >&2
     std::filesystem::permissions(folder_ / "nvcc", std::filesystem::perms::all);
   }
 
-  // Compares what the compiler tells with a table.
+  // Compares the output of the compiler with a table.
   RunResult compare(const std::string& table, int registers = 40, int spilled = 0) const {
     write_file(folder_ / "table.txt", table);
     return run_program(
@@ -35,8 +35,8 @@ done >&2
                     folder_.path().string(), spilled, registers));
   }
 
-  // 40 registers of 32 lanes are 1280: twelve warps a part, of 64. Three blocks of 512 threads, six
-  // of 256.
+  // 40 registers of 32 lanes are 1280: 12 warps per scheduler, 48 per multiprocessor of 64. 3
+  // blocks of 512 threads, 6 of 256.
   std::string row(const std::string& gpu, const std::string& kernel) const {
     return (folder_ / "kernel.cu").string() + " " + gpu +
            (kernel == "wide" ? " 512 threads " : " 256 threads ") +

@@ -18,7 +18,7 @@ constexpr const char* kWorked =
 
 }  // namespace
 
-TEST_CASE("route draws who goes where, who was dropped, filled in and rectified", "[cli]") {
+TEST_CASE("route draws tokens with dropped, filled-in and rectified requests", "[cli]") {
   const TempDir folder;
   const std::string file = write(folder, "worked.csv", std::string("e0,e1,e2,e3\n") + kWorked);
   const auto run = succeed({"route", file, "--router", "top1+ir+fr", "--ep-ranks", "2"});
@@ -49,7 +49,7 @@ losses       load balance 1.4849 (unscaled)
 )");
 }
 
-TEST_CASE("route reads lists, objects and columns alike", "[cli]") {
+TEST_CASE("route accepts lists, objects and columns", "[cli]") {
   const TempDir folder;
   const std::string list = write(folder, "list.json", "[[1, 0.5], [0, 2]]");
   const std::string object = write(
@@ -68,7 +68,7 @@ TEST_CASE("route reads lists, objects and columns alike", "[cli]") {
   CHECK(route(write(folder, "again.json", answer["input"].dump())) == answer);
 }
 
-TEST_CASE("route lists experts where columns would not fit, and draws so many tokens", "[cli]") {
+TEST_CASE("route lists experts if columns do not fit, and limits the tokens it draws", "[cli]") {
   const TempDir folder;
   std::string text;
   for (int token = 0; token < 100; ++token) {

@@ -36,7 +36,7 @@ class World : public TrainingWorld {
 
   Words train(const std::string& run, int processes, Launch launch, int steps = 0) const {
     if (steps == 0) {
-      steps = processes == 1 ? 300 : 60;  // processes take longer for a step
+      steps = processes == 1 ? 300 : 60;  // a step of several processes takes longer
     }
     Words words = training({"--steps", std::to_string(steps), "--micro-batch", "4",
                             "--global-batch", "4", "--lr", "1e-2", "--cache", "off", "--quiet"},
@@ -123,7 +123,7 @@ class World : public TrainingWorld {
   mutable int port_offset_ = 0;
 };
 
-// Trains without an interruption, then with each of these, all of as many processes.
+// Trains without an interruption, then with each of these. All have the same number of processes.
 void check_interruptions(const World& world, const std::vector<Interruption>& interruptions) {
   const int processes = interruptions.front().processes;
   const std::string whole = "whole" + std::to_string(processes);
@@ -171,7 +171,7 @@ TEST_CASE("a signal that is ignored at the start stays ignored", "[cli]") {
   CHECK(started.front()->exit_code() == 0);
 }
 
-TEST_CASE("a command that has nothing to save ends by the signal", "[cli]") {
+TEST_CASE("a command without a checkpoint to save is ended by the signal", "[cli]") {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     Process process({"tokenize", tiny("model"), "-"});
     std::this_thread::sleep_for(std::chrono::seconds(1));
@@ -181,7 +181,7 @@ TEST_CASE("a command that has nothing to save ends by the signal", "[cli]") {
   }
 }
 
-TEST_CASE("OpenMP's spinning is bounded unless the user sets how threads wait", "[cli]") {
+TEST_CASE("OpenMP threads spin for a bounded time unless the user sets a wait policy", "[cli]") {
   const auto spin_count = [](const Variables& variables) {
     Process process({"tokenize", tiny("model"), "-"}, variables);
     std::this_thread::sleep_for(std::chrono::seconds(1));

@@ -51,7 +51,7 @@ std::vector<std::string> lines_of(std::string text) {
 
 }  // namespace
 
-TEST_CASE("a step line never wraps, evaluations stand between them and stay", "[cli]") {
+TEST_CASE("a step line fits the terminal, and lines of evaluations are kept", "[cli]") {
   const TempDir dir;
   const std::string data = tiny("instruct.jsonl");
   const Words train = {"train",  tiny("model"), "-o",          (dir / "run").string(),
@@ -71,12 +71,12 @@ TEST_CASE("a step line never wraps, evaluations stand between them and stay", "[
   CHECK(steps >= 2);
   CHECK(text.find("[========================] 0.0 s left  step 4/4  loss ") != std::string::npos);
   CHECK(text.find("\r\x1b[Kstep 2  held-out loss ") !=
-        std::string::npos);                                             // the step line made room
-  CHECK(text.find("\r\nstep 4  held-out loss ") != std::string::npos);  // the last one stays
+        std::string::npos);                                             // the step line is erased
+  CHECK(text.find("\r\nstep 4  held-out loss ") != std::string::npos);  // the last one is kept
   CHECK(text.find("\r\nstep 0  held-out loss ") != std::string::npos);
 }
 
-TEST_CASE("an evaluation shows its rate, what is left, and its accuracy so far", "[cli]") {
+TEST_CASE("the progress of an evaluation shows rate, remaining time and accuracy", "[cli]") {
   const std::string text =
       run_on_terminal({"eval", tiny("model"), "--tasks", tiny("quiz.jsonl"), "--batch-tokens", "1",
                        "--threads", "1", "--running-accuracy"});
@@ -91,10 +91,10 @@ TEST_CASE("an evaluation shows its rate, what is left, and its accuracy so far",
   }
   CHECK(lines >= 1);
   CHECK(text.find("quiz  100 %, ") != std::string::npos);  // too narrow for the bar
-  CHECK(text.find(" of 360\r\n") != std::string::npos);    // the last one stays
+  CHECK(text.find(" of 360\r\n") != std::string::npos);    // the last one is kept
 }
 
-TEST_CASE("control characters of a generated text are escaped on a terminal alone", "[cli]") {
+TEST_CASE("control characters of a generated text are escaped only on a terminal", "[cli]") {
   const std::string model = (source_folder() / "recipes/tiny/model").string();
   const Words words = {"generate", model, "--prompt", "\x1b[31mred\u009b", "--max-tokens", "2"};
   const std::string shown = run_on_terminal(words);

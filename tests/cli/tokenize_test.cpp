@@ -11,7 +11,7 @@ namespace {
 using namespace moe::test;
 using Ids = std::vector<int64_t>;
 
-// Every byte by its value, "he" 256, BOS 257, EOS 258.
+// Bytes have their values as ids; "he" is 256, BOS 257, EOS 258.
 void write_tokenizer(const std::filesystem::path& folder) {
   OrderedJson vocab;
   for (int byte = 0; byte < 256; ++byte) {
@@ -50,7 +50,7 @@ TEST_CASE("moe tokenize prints ids, pieces and bytes", "[cli]") {
   CHECK(succeed({"tokenize", model, (folder / "text").string()}).out == expected);
 }
 
-TEST_CASE("moe tokenize --json takes and gives an object a line", "[cli]") {
+TEST_CASE("moe tokenize --json reads and prints one object per line", "[cli]") {
   const TempDir folder;
   write_tokenizer(folder.path());
   const std::string model = folder.path().string();
@@ -62,7 +62,7 @@ TEST_CASE("moe tokenize --json takes and gives an object a line", "[cli]") {
         "{\"ids\":[256,32,104],\"ids_special\":[257,256,32,104],\"decoded\":\"he h\"}\n");
   CHECK(
       Json::parse(succeed({"tokenize", model, "{\"text\": \"he\"}\n", "--json"}).out)["decoded"] ==
-      "{\"text\": \"he\"}\n");  // a text, whatever it looks like
+      "{\"text\": \"he\"}\n");  // a text that looks like JSON
   write_file(folder / "wrong", "{\"txt\": 1}\n");
   check_refused({"tokenize", model, (folder / "wrong").string(), "--json"},
                 (folder / "wrong").string() + " line 1: 'text' is missing");
@@ -70,7 +70,7 @@ TEST_CASE("moe tokenize --json takes and gives an object a line", "[cli]") {
                 "has neither tokenizer.model nor tokenizer.json");
 }
 
-TEST_CASE("a model with a tokenizer.json is upcycled, trained, evaluated and writes", "[cli]") {
+TEST_CASE("a model with a tokenizer.json is upcycled, trained, evaluated and generates", "[cli]") {
   const TempDir folder;
   const auto path = [&](const char* name) { return (folder / name).string(); };
   write_tiny_checkpoint(folder / "dense", {.vocab = 264});

@@ -35,7 +35,7 @@ struct World {
 
 }  // namespace
 
-TEST_CASE("mixed files are named with their form and share, and settings.toml mixes them again",
+TEST_CASE("mixed files are printed with format and share, and settings.toml repeats the mix",
           "[cli]") {
   const World world;
   const auto result =
@@ -54,7 +54,7 @@ TEST_CASE("mixed files are named with their form and share, and settings.toml mi
         read_file(world.dir / "run/final/model.safetensors"));
 }
 
-TEST_CASE("tokens are cached in the folder of --cache, which changes no number", "[cli]") {
+TEST_CASE("tokens are cached in the folder of --cache without changing a loss", "[cli]") {
   const World world;
   const std::string folder = world.path("cache");
   const auto check = [&](const std::string& run, const std::string& cache,
@@ -76,7 +76,7 @@ TEST_CASE("tokens are cached in the folder of --cache, which changes no number",
   CHECK_FALSE(std::filesystem::exists(world.dir / "bad"));
 }
 
-TEST_CASE("--show-samples prints tokens with their loss, taking turns, and writes nothing",
+TEST_CASE("--show-samples prints tokens with their loss from each file, and writes nothing",
           "[cli]") {
   const World world;
   const auto result = succeed(world.training(

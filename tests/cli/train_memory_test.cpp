@@ -92,7 +92,7 @@ TEST_CASE("--dry-run predicts the peak of memory within 10 %, and its parts by f
     CHECK((bytes("gradients") < bytes("weights")) == (flags[0] == "--lora"));
     CHECK((bytes("checkpoint") > 0) == (flags[0] == "--save-every"));
   }
-  // Processes that share experts out evaluate in the whole model, which each of them gathers.
+  // With expert parallelism each process gathers the whole model for the evaluation.
   const uint64_t whole = world.dry_run({})["weights_bytes"].get<uint64_t>();
   Words flags = {"--ranks", "2"};
   CHECK(world.dry_run(flags)["evaluation_bytes"] == 0);
@@ -110,7 +110,7 @@ TEST_CASE("--dry-run predicts the peak of every variant within 10 %", "[.][slow]
     for (const Words& flags : kVariants) {
       world.check_peak(flags);
     }
-    // A step follows an evaluation, and tells its peak.
+    // The step after an evaluation records its peak.
     world.check_peak({"--ranks", "2", "--eval-data", world.path("rows.jsonl"), "--eval-rows", "2",
                       "--eval-every", "1"});
   }

@@ -1,5 +1,4 @@
-// moe train: what it prints and writes, runs that are repeated, resumed and interrupted, warnings
-// and refusals.
+// moe train: output, repeated, resumed and interrupted runs, warnings and refusals.
 
 #include <set>
 #include <sstream>
@@ -31,7 +30,7 @@ TEST_CASE("moe train prints step lines on standard error and its result on stand
       {"--steps", "6", "--micro-batch", "2", "--global-batch", "4", "--lr", "1e-2"}));
   check_has(result.err, {"16 examples, 96 tokens; 6 steps of 4 rows (2 at a time)",
                          "step 1/6  loss ", "step 6/6  loss ", "tok/s"});
-  CHECK(result.err.find('\r') == std::string::npos);  // no terminal here
+  CHECK(result.err.find('\r') == std::string::npos);  // not a terminal
   CHECK(result.out.starts_with("6 steps, loss "));
   CHECK_THAT(result.out, contains_text(world.path("run/final") + "\n"));
   CHECK(std::filesystem::exists(world.dir / "run/final/model.safetensors"));
@@ -66,7 +65,7 @@ TEST_CASE("the step line of a mixture shows its routing, and --json prints the r
   CHECK(json["model"] == world.path("run/final"));
 }
 
-TEST_CASE("settings.toml repeats a run whichever router the folder stores", "[cli]") {
+TEST_CASE("settings.toml repeats a run for each router stored in the folder", "[cli]") {
   const TrainingWorld world;
   const auto [stored, flags, note] = GENERATE(table<std::string, Words, std::string>(
       {{"top2:gate=none,st=off,order=score",
@@ -87,7 +86,7 @@ TEST_CASE("settings.toml repeats a run whichever router the folder stores", "[cl
   }
 }
 
-TEST_CASE("settings that are known to fail have a warning before the first step", "[cli]") {
+TEST_CASE("settings that are known to fail are warned about before the first step", "[cli]") {
   const TrainingWorld world;
   succeed(world.training(
       {"--steps", "2", "--lr", "1e-3", "--schedule", "constant", "--save-every", "1"}));
@@ -117,7 +116,7 @@ TEST_CASE("settings that are known to fail have a warning before the first step"
       contains_text("--lr 0.1 is 100 times"));
 }
 
-TEST_CASE("a loss that is no number ends with code 1 and the step", "[cli]") {
+TEST_CASE("a loss that is not finite ends with exit code 1 and names the step", "[cli]") {
   const TrainingWorld world;
   const auto result = world.train({"--steps", "9", "--lr", "1e30", "--quiet"});
   CHECK(result.exit_code == 1);
@@ -126,8 +125,7 @@ TEST_CASE("a loss that is no number ends with code 1 and the step", "[cli]") {
   CHECK_FALSE(std::filesystem::exists(world.dir / "run/final"));
 }
 
-TEST_CASE("the same command leaves a finished run as it is, and other settings are refused",
-          "[cli]") {
+TEST_CASE("the same command keeps a finished run, and other settings are refused", "[cli]") {
   const TrainingWorld world;
   succeed(world.training({"--steps", "4"}));
   const auto done = succeed(world.training({"--steps", "4"}));

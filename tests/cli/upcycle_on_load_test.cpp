@@ -1,9 +1,7 @@
-// A dense folder that commands open as a mixture (--upcycle N) gives the bytes of the folder that
-// moe upcycle writes.
+// --upcycle N of moe train and eval: results equal those of the folder that moe upcycle writes.
 
 #include "core/base/json.h"
 #include "tests/cli/commands.h"
-#include "tests/support/data.h"
 
 namespace moe {
 namespace {
@@ -26,7 +24,7 @@ struct World : TrainingWorld {
 const Words kOpened = {"--upcycle",      "4", "--layers", "all",
                        "--upcycle-seed", "3", "--router", "top1+ir+fr"};
 
-TEST_CASE("training a dense folder as a mixture is training the written mixture", "[cli]") {
+TEST_CASE("train --upcycle gives the bits of training the upcycled folder", "[cli]") {
   const World world;
   world.upcycle("written", {"--layers", "all", "--seed", "3", "--router", "top1+ir+fr"});
   world.check_equal(kOpened, "written", {"--steps", "2", "--pack", "none", "--lora", "2"});
@@ -35,7 +33,7 @@ TEST_CASE("training a dense folder as a mixture is training the written mixture"
             {"upcycle = 4\n", "layers = \"all\"\n", "upcycle-seed = 3\n"});
 }
 
-TEST_CASE("processes that shard weights write the model of processes that do not", "[cli]") {
+TEST_CASE("--shard weights trains to the bits of unsharded weights", "[cli]") {
   const World world;
   const Words flags = {"--steps", "2", "--micro-batch", "2", "--global-batch", "4",
                        "--ranks", "2", "--replicas",    "2", "--quiet"};
@@ -47,7 +45,7 @@ TEST_CASE("processes that shard weights write the model of processes that do not
                 "--shard 'experts' is unknown; known: optimizer, weights");
 }
 
-TEST_CASE("a dense folder opened with a shared expert is the written one", "[cli]") {
+TEST_CASE("train --upcycle --shared-expert equals training the upcycled folder", "[cli]") {
   const World world;
   world.upcycle("shared", {"--shared-expert", "--router", "top1+ir+fr"});
   world.check_equal({"--upcycle", "4", "--shared-expert", "--router", "top1+ir+fr"}, "shared",
@@ -67,7 +65,7 @@ TEST_CASE("a dense folder opened with a shared expert is the written one", "[cli
   CHECK(parameters({"--shared-expert"}) - parameters({}) == 2 * (3 * 16 * 24 + 16));
 }
 
-TEST_CASE("finer experts of an opened folder are the written ones, and such a run resumes",
+TEST_CASE("train --upcycle --granularity equals training the upcycled folder, and resumes",
           "[cli]") {
   const World world;
   const Words flags = {"--layers", "all",       "--granularity", "2",
@@ -84,7 +82,7 @@ TEST_CASE("finer experts of an opened folder are the written ones, and such a ru
   const Json trained = compared("opened/final");
   CHECK(trained["moe"]["granularity"] == 2);
   CHECK(trained["moe"]["experts"] == 8);
-  // Equal copies at the start, which training moves apart.
+  // The copies are equal at the start and diverge in training.
   const auto cosine = [](const Json& json) {
     return json["against"]["layers"][0]["cosine_between_experts"].get<double>();
   };
@@ -107,7 +105,7 @@ TEST_CASE("finer experts of an opened folder are the written ones, and such a ru
   check_has(refused.err, {"upcycle was 4, is 2", "granularity was 2, is 4"});
 }
 
-TEST_CASE("an evaluation opens a dense folder as a mixture and says so", "[cli]") {
+TEST_CASE("eval --upcycle opens a dense folder as a mixture and notes it", "[cli]") {
   const TempDir dir;
   const std::string dense = tiny("model"), moe = (dir / "moe").string(),
                     requests = (dir / "r.jsonl").string();
@@ -127,7 +125,7 @@ TEST_CASE("an evaluation opens a dense folder as a mixture and says so", "[cli]"
   CHECK_THAT(read_file(dir / "scores/results.json"), contains_text("\"upcycle\""));
 }
 
-TEST_CASE("a folder that cannot be opened as a mixture is refused by name", "[cli]") {
+TEST_CASE("a folder that --upcycle cannot open is refused by name", "[cli]") {
   const World world;
   world.upcycle("written");
   for (const auto& [model, flags, fact] : std::vector<std::tuple<std::string, Words, std::string>>{

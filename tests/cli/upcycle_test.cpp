@@ -1,4 +1,4 @@
-// moe upcycle: the folder it writes, its reports and verdicts, crashes and refusals.
+// moe upcycle: output folder, reports, certificates, crashes and refusals.
 
 #include <chrono>
 #include <cmath>
@@ -140,7 +140,7 @@ TEST_CASE("moe upcycle refuses invalid flags by name and writes nothing", "[cli]
   }
 }
 
-TEST_CASE("a killed moe upcycle leaves no folder or a complete one, and the next run succeeds",
+TEST_CASE("a killed moe upcycle leaves no folder or a whole one, and the next run succeeds",
           "[cli][upcycle]") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense",
@@ -178,7 +178,7 @@ std::string inspected_function(const std::string& folder) {
   return run.out.substr(at + 15, run.out.find('\n', at + 1) - at - 15);
 }
 
-TEST_CASE("a verdict is valid only for the weights and the config it was measured on",
+TEST_CASE("a certificate is valid only for the weights and the config that it was measured on",
           "[cli][upcycle]") {
   const TempDir folder;
   const std::string out = (folder / "out").string();
@@ -219,7 +219,7 @@ TEST_CASE("a verdict is valid only for the weights and the config it was measure
           write_file(folder / "copy/upcycle.json", "[");
         }).starts_with("not known: "));
 
-  // Training writes no verdict, and a copied verdict of the parent is not valid.
+  // Training writes no certificate, and a copied one of the parent is not valid.
   succeed({"train", out, "-o", (folder / "run").string(), "--data", tiny("instruct.jsonl"),
            "--steps", "1", "--seq-len", "64", "--global-batch", "1", "--quiet"});
   const std::string final_model = (folder / "run/final").string();
@@ -267,7 +267,7 @@ TEST_CASE("moe upcycle refuses weights that are not finite and names the tensor"
                                 "--steps", "1", "--seq-len", "8", "--micro-batch", "1", "--quiet"});
   CHECK(trained.exit_code == 2);
   CHECK_THAT(trained.err, contains_text("NaN or infinite"));
-  // Each rank checks what it holds of sharded weights.
+  // Each rank checks its part of sharded weights.
   const auto sharded =
       run_moe({"train", (folder / "dense").string(), "--upcycle", "2", "--data",
                (folder / "rows.jsonl").string(), "-o", (folder / "sharded").string(), "--steps",

@@ -1,6 +1,5 @@
-// libFuzzer target: any bytes are read as a config.json. They are refused with UserError, or
-// accepted; then what we would write for them must be accepted too and mean the same, so that a
-// folder of ours is never one that we cannot open.
+// libFuzzer target: reads the input as a config.json, which is accepted or refused with UserError.
+// The config that we would write for an accepted one must be accepted and have the same meaning.
 
 #include <cstdlib>
 #include <string>
@@ -32,7 +31,7 @@ void check_round_trip(const ModelConfig& config, const Json& json) {
   require(again.layers == config.layers && again.hidden_size == config.hidden_size);
 }
 
-// Every tensor's name and shape, where that is not the work of minutes.
+// Lists the names and shapes of all tensors, unless there are too many.
 void check_tensors(const ModelConfig& config) {
   const int64_t experts = config.moe ? config.moe->experts : 1;
   if (config.layers <= 64 && experts <= 64) {

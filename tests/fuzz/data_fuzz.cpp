@@ -1,6 +1,6 @@
-// libFuzzer target: any bytes are read as a data file. The first byte chooses objective, form,
-// template and whether the file is called .txt; the rest is the file. It is refused with UserError,
-// or gives examples that a trainer can take.
+// libFuzzer target: reads the input as a data file. The first byte selects objective, form,
+// template and the suffix .txt; the rest is the file. It is refused with UserError or gives valid
+// examples.
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -43,7 +43,7 @@ ReadSettings settings_of(uint8_t choice) {
   return settings;
 }
 
-// What an example promises: equal lengths, ids of the vocabulary, something to learn.
+// Checks an example: equal lengths, ids of the vocabulary, at least one target.
 void check(const Examples& examples) {
   require(examples.size() > 0 && examples.forms.size() == 1);
   for (int64_t index = 0; index < examples.size(); ++index) {

@@ -1,6 +1,5 @@
 #pragma once
-// What the fuzz targets share. A target aborts where something does not hold; libFuzzer keeps the
-// input then.
+// Helpers of the fuzz targets. A target aborts if a check fails; libFuzzer then saves the input.
 
 #include <unistd.h>
 
@@ -19,7 +18,7 @@ inline void require(bool holds) {
   }
 }
 
-// A folder of this process's own, in memory, for readers that want a file by its name.
+// A folder of this process in memory, for readers that take a path.
 inline const std::filesystem::path& folder() {
   static const std::filesystem::path path = [] {
     std::string name = "/dev/shm/moe-fuzz-XXXXXX";

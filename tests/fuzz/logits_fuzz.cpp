@@ -1,5 +1,5 @@
-// libFuzzer target: any bytes are what `moe route` is given: JSON rows of logits, or CSV.
-// It is refused with UserError that names the file, or it is an object with logits.
+// libFuzzer target: reads the input as logits for `moe route` (JSON or CSV). It is refused with a
+// UserError that names the file, or gives an object with logits.
 
 #include "core/base/error.h"
 #include "core/route/read_logits.h"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fuzzes the readers of hostile files, each target SECONDS long, as many at once as there are cores, under the address and
 # undefined-behaviour sanitizers. Starts from tests/fuzz/corpus/TARGET, one small input per branch of the reader, named after
-# it (the target's source says what its first byte means); new finds stay in build/fuzz/. The last line is
+# it (see the target's source for its first byte); new inputs are kept in build/fuzz/. The last line is
 # `N passed, N failed, N skipped`.
 #
 #   tests/fuzz/run.sh [SECONDS [TARGET...]]     (default: 20, all targets)
@@ -10,13 +10,14 @@ unset CDPATH
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 cd -- "$root"
+. tests/support/tally.sh
 seconds=${1:-20}
 all=(safetensors config data task task_data logits run tokenizer tokenizer_json)
 targets=("${@:2}")
 [ "${#targets[@]}" -gt 0 ] || targets=("${all[@]}")
 build=build/fuzz
 
-# The sources of each target beside its own; none of them may include LibTorch (tests/layout_test.cpp).
+# The sources of each target besides TARGET_fuzz.cpp; none may include LibTorch (tests/layout_test.cpp).
 base=(core/base/{error,json,read_file,text}.cpp)
 mapped=("${base[@]}" core/io/file.cpp)
 tensors=("${mapped[@]}" core/io/safetensors.cpp)
@@ -32,7 +33,7 @@ declare -A sources=(
   [tokenizer]="${mapped[*]} $(echo core/tokenizer/*.cpp)"
   [tokenizer_json]="${mapped[*]} $(echo core/tokenizer/*.cpp)"
 )
-# NDEBUG as in a release: toml++ 3.3 asserts of bad keys and dates what its next line refuses.
+# NDEBUG as in a release: toml++ 3.3 has assertions for bad keys and dates that it refuses anyway.
 flags=(-std=c++20 -O1 -g1 -I. -DNDEBUG -DFMT_HEADER_ONLY -DTOML_HEADER_ONLY=1 -fsanitize=fuzzer-no-link,address,undefined
        -fno-sanitize-recover=undefined -fsanitize-ignorelist=tests/fuzz/ignored.txt
        -fno-omit-frame-pointer -Wall -Wextra)
@@ -40,13 +41,12 @@ flags=(-std=c++20 -O1 -g1 -I. -DNDEBUG -DFMT_HEADER_ONLY -DTOML_HEADER_ONLY=1 -f
 if ! echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' |
     clang++ -x c++ - -fsanitize=fuzzer,address,undefined -o /dev/null 2>/dev/null; then
   echo "skipped: no clang++ with libFuzzer (apt-get install clang)"
-  echo "0 passed, 0 failed, ${#targets[@]} skipped"
-  exit 0
+  count 0 0 ${#targets[@]}
+  finish
 fi
 
-# Reading headers takes most of the time: the sources of a folder are compiled as one, as in a release, and a program takes from
-# the archive what it needs. An object is made again when its sources or any header of the tree are newer; ccache, where it is,
-# knows better.
+# Headers take most of the compile time: the sources of a folder are compiled as one, as in a release, and linked from an archive.
+# An object is compiled again if its sources or any header of the tree are newer; ccache makes that cheap.
 compiler=clang++
 if command -v ccache >/dev/null; then compiler="ccache clang++"; fi
 mkdir -p "$build/finds" "$build/joined"
@@ -56,7 +56,7 @@ for target in "${all[@]}"; do
   for source in ${sources[$target]}; do joined[$(dirname -- "$source")]+=" $source"; done
 done
 units=()
-for folder in "${!joined[@]}"; do # written anew only where it says something else
+for folder in "${!joined[@]}"; do # written only if its text changes
   unit=$build/joined/${folder//\//_}.cpp
   tr ' ' '\n' <<<"${joined[$folder]}" | sed '/./!d; s/.*/#include "&"/' | sort -u >"$unit.new"
   if cmp -s "$unit.new" "$unit"; then rm "$unit.new"; else mv "$unit.new" "$unit"; fi
@@ -94,16 +94,14 @@ fuzz() {  # TARGET: libFuzzer writes to the first folder and only reads the seco
 export -f fuzz
 export build seconds
 printf '%s\n' "${targets[@]}" | xargs -P "$(nproc)" -I{} bash -c 'fuzz {}'
-passed=0 failed=0
 for target in "${targets[@]}"; do
   if [ "$(cat "$build/$target.status")" -eq 0 ]; then
-    passed=$((passed + 1))
+    count 1 0 0
     echo "$target: $(sed -n 's/^stat::number_of_executed_units: *//p' "$build/$target.log") inputs, no crash"
   else
-    failed=$((failed + 1))
+    count 0 1 0
     echo "$target: FAILED; the input is in $build/finds/, the report ends:"
     tail -n 40 "$build/$target.log"
   fi
 done
-echo "$passed passed, $failed failed, 0 skipped"
-[ "$failed" -eq 0 ]
+finish

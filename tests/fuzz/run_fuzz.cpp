@@ -1,5 +1,5 @@
-// libFuzzer target: the files of a run and of a checkpoint, as a later start finds them. The first
-// byte chooses the file, the rest is what stands in it: read, or refused with UserError.
+// libFuzzer target: files of a run and of a checkpoint. The first byte selects the file, the rest
+// is its content, which is read or refused with UserError.
 
 #include "core/base/error.h"
 #include "core/io/checksums.h"
@@ -22,7 +22,7 @@ void read_metrics(std::string_view text) {
   }
 }
 
-// A folder of two whole files with any checksums.json.
+// Checks a folder of two undamaged files with the input as checksums.json.
 void read_checksums(std::string_view text) {
   const auto place = folder() / "checkpoint";
   std::filesystem::create_directories(place);
@@ -40,7 +40,7 @@ void read_settings(std::string_view text) {
   run.state("[train]\nsteps = 10\n", inputs, notes);
 }
 
-// What is appended to a log that was opened stands there afterwards, behind what was whole before.
+// Checks that an opened log keeps its valid lines and the appended one.
 void read_log(std::string_view text) {
   const auto file = write_file("log", text);
   const moe::io::LineLog before(file, "title");

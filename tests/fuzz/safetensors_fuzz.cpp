@@ -1,10 +1,10 @@
-// libFuzzer target: any bytes are opened as a safetensors file. They are accepted or refused with
-// UserError; what is accepted must tile the file exactly, and written again it must read back
-// equal.
+// libFuzzer target: opens the input as a safetensors file, which is accepted or refused with
+// UserError. Tensors of an accepted file must cover it exactly, and be equal after writing and
+// reading them again.
 //
-// Input: the first byte chooses the form. Even: the rest is the file. Odd: the rest up to the first
-// zero byte is the header, what follows is data, and the length before the header is filled in:
-// mutations get past it that way.
+// If the first byte is even, the rest is the file. If it is odd, the rest up to the first zero byte
+// is the header and the remainder the data; the target inserts the length of the header, which
+// mutations rarely match.
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
-// libFuzzer target: any bytes are read as a benchmark's file. The first byte chooses the reader,
-// the rest is the file. It is refused with UserError that names it, or gives documents; then the
-// first ones alone are the same documents, and equally many are counted.
+// libFuzzer target: reads the input as a benchmark file. The first byte selects the reader, the
+// rest is the file. It is refused with a UserError that names it, or gives documents; a limit must
+// give the same first documents and the same count.
 
 #include <algorithm>
 

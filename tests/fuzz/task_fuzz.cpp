@@ -1,6 +1,6 @@
-// libFuzzer target: what a task file of one's own is made of. The first byte chooses. Even: the
-// rest is TOML, which overflows no stack. Odd: a template up to the first zero byte, then the JSON
-// of a document that fills it.
+// libFuzzer target: parts of a task file. If the first byte is even, the rest is TOML; parsing must
+// not overflow the stack. If it is odd, a template up to the first zero byte, then a document as
+// JSON.
 
 #include <algorithm>
 

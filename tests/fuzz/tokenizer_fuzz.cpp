@@ -1,6 +1,5 @@
-// libFuzzer target: a tokenizer.model up to the first four zero bytes in a row that begin at the
-// last such place, then a tokenizer_config.json (perhaps none). Refused with UserError, or text
-// goes through it and back.
+// libFuzzer target: a tokenizer.model up to the last four zero bytes in a row, then an optional
+// tokenizer_config.json. They are refused with UserError, or encode and decode texts.
 
 #include "core/base/error.h"
 #include "core/tokenizer/tokenizer.h"

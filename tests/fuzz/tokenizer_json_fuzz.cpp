@@ -1,5 +1,5 @@
-// libFuzzer target: a tokenizer.json, or, where it begins with a line of base64 and a rank, Llama
-// 3's tokenizer.model. Refused with UserError, or text goes through it and back.
+// libFuzzer target: a tokenizer.json or, if it begins with a line of base64 and a rank, a
+// tokenizer.model of Llama 3. It is refused with UserError, or encodes and decodes texts.
 
 #include "core/base/error.h"
 #include "core/base/text.h"

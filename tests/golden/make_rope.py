@@ -1,5 +1,5 @@
-"""Writes rope.json: the rotary frequencies of transformers for every supported scaling, and the last logits of a published
-model with each. Run in the interop environment: python make_rope.py MODEL_DIR > rope.json (MODEL_DIR: stories260K-hf)."""
+"""Writes rope.json: the rotary frequencies of transformers for every supported scaling, and the last logits of a
+model with each. Run in the interop environment: python make_rope.py MODEL_DIR > rope.json (MODEL_DIR: recipes/tiny/model)."""
 
 import json
 import sys

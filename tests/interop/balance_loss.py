@@ -12,10 +12,7 @@ pooled mean does not see it.
 
 usage: balance_loss.py       environment: MOE (the binary)
 """
-import json
-import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
@@ -25,9 +22,8 @@ from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2MoeConfig, Qw
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import kin_folders  # noqa: E402
-from tally import SHORT, Tally  # noqa: E402
+from tally import SHORT, Tally, moe, read_jsonl, write_jsonl  # noqa: E402
 
-MOE = os.environ.get("MOE", "./moe")
 EXPERTS, ROWS, LENGTH = 8, 4, 48
 # fp32 sums of 192 tokens x 3 layers on their side, fp64 on ours: 576 roundings of 6e-8 at worst, relative.
 SAME = 4e-5
@@ -64,13 +60,10 @@ def own_loss(routers, k, softmaxes):
 def moe_loss(folder, rows, work, k):
     """load_balance_loss of the first step of moe train, all rows in one micro-batch on one logical rank."""
     data, run = work / "rows.jsonl", work / "run"
-    data.write_text("".join(json.dumps({"input_ids": row, "labels": row}) + "\n" for row in rows.tolist()))
-    done = subprocess.run([MOE, "train", folder, "-o", run, "--data", data, "--steps", "1", "--seq-len", str(LENGTH), "--micro-batch",
-                           str(ROWS), "--pack", "none", "--shuffle", "off", "--ep-ranks", "1", "--router",
-                           f"top{k}:cf=inf,lb=selected", "--quiet", "--threads", "1"], capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"FAILED moe train: exit code {done.returncode}\n{done.stderr}")
-    return json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["load_balance_loss"]
+    write_jsonl(data, ({"input_ids": row, "labels": row} for row in rows.tolist()))
+    moe("train", folder, "-o", run, "--data", data, "--steps", 1, "--seq-len", LENGTH, "--micro-batch", ROWS, "--pack", "none", "--shuffle", "off",
+        "--ep-ranks", 1, "--router", f"top{k}:cf=inf,lb=selected", "--quiet", "--threads", 1)
+    return read_jsonl(run / "metrics.jsonl")[-1]["load_balance_loss"]
 
 
 def apart(a, b):

@@ -1,18 +1,15 @@
 #!/usr/bin/env python3
-"""Chat forms (core/data/templates.h) held to transformers' apply_chat_template, token by token.
+"""Chat forms (core/data/templates.h) against transformers' apply_chat_template, token by token.
 
-Conversations of one and of several turns, with and without a system text, go through `moe train` (ids and which of them carry loss, read
-from the cache of tokens) and their first question through `moe generate --chat`, which tells the form by the folder's own template.
-The templates are those that were published, cut down to what gives the same text. Llama 3's has the real tokenizer, the others have
-tokenizers of their kind (tokenizer_parity.py).
+Conversations with and without a system text are encoded by `moe train` (ids and loss mask, read from the token cache), and their first
+question by `moe generate --chat`, which recognizes the form by the folder's template. The templates are the published ones, shortened
+without changing the text. Llama 3's has the real tokenizer, the others have tokenizers of their kind (tokenizer_parity.py).
 
 usage: chat_templates.py          environment: MOE (the binary), MOE_SHARED_DATA
 """
 import json
-import os
 import pathlib
 import struct
-import subprocess
 import sys
 import tempfile
 
@@ -22,10 +19,8 @@ from transformers import PreTrainedTokenizerFast
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import tokenizer_parity as kinds  # noqa: E402
-from tally import SHORT, Tally  # noqa: E402
+from tally import DATA, SHORT, Tally, moe, run_moe, skip_without, write_jsonl  # noqa: E402
 
-MOE = os.environ.get("MOE", "./moe")
-DATA = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data"))
 tally = Tally()
 check = tally.check
 
@@ -49,8 +44,8 @@ MISTRAL_V0 = ("{{ bos_token }}{% for message in messages %}{% if message['role']
 
 
 def mistral(before, after, end, answer, where):
-    """The later ones are one text with other spaces. v3's and Tekken's put the system text before the last question, by a loop that
-    ends there; here it is counted from the end, so that a conversation with its answer has it too, as mistral-common does."""
+    """Returns a later template of Mistral, which differ in spaces. v3 and Tekken put the system text before the last question, also if
+    the answer follows, as mistral-common does."""
     return ("{%- if messages[0]['role'] == 'system' %}{%- set system_message = messages[0]['content'] %}"
             "{%- set loop_messages = messages[1:] %}{%- else %}{%- set loop_messages = messages %}{%- endif %}{{- bos_token }}"
             "{%- for message in loop_messages %}{%- if message['role'] == 'user' %}"
@@ -90,7 +85,7 @@ def plus(tokenizer, *marks):
 
 
 def forms(lines):
-    """(form, template, tokenizer, BOS, EOS, what ends a turn, whether a system text is compared)"""
+    """Yields (form, template, tokenizer, BOS, EOS, end of a turn, has a system text)."""
     bos3, eot = "<|begin_of_text|>", "<|eot_id|>"
     yield "llama3", LLAMA3, kinds.make_real_llama3([]), bos3, "<|end_of_text|>", eot, True
     yield "chatml", CHATML, kinds.make_qwen2(lines), None, "<|im_end|>", "<|im_end|>", True
@@ -118,9 +113,7 @@ def make_model(folder, tokenizer, bos, eos, template, as_file):
              "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_act": "silu", "torch_dtype": "float32",
              "tie_word_embeddings": True}
     (folder / "in/config.json").write_text(json.dumps(shape))
-    done = subprocess.run([MOE, "init", str(folder / "in/config.json"), "-o", str(folder / "model"), "--experts", "2", "--router",
-                           "top1", "--tokenizer", str(folder / "in")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    moe("init", folder / "in/config.json", "-o", folder / "model", "--experts", 2, "--router", "top1", "--tokenizer", folder / "in")
     if as_file:
         (folder / "model/chat_template.jinja").write_text(template)
     else:
@@ -149,9 +142,8 @@ def examples_of(file):
 
 def trained_on(model, form, records, work):
     data, cache = work / "data.jsonl", work / "cache"
-    data.write_text("".join(json.dumps({"messages": record}) + "\n" for record in records))
-    done = subprocess.run([MOE, "train", str(model), "--data", str(data), "--template", form, "--cache", str(cache), "--seq-len", "64",
-                           "--micro-batch", "1", "--dry-run"], capture_output=True, text=True)
+    write_jsonl(data, ({"messages": record} for record in records))
+    done = run_moe("train", model, "--data", data, "--template", form, "--cache", cache, "--seq-len", 64, "--micro-batch", 1, "--dry-run")
     if done.returncode != 0:
         return done.stderr
     (file,) = cache.glob("*.tokens")
@@ -159,8 +151,8 @@ def trained_on(model, form, records, work):
 
 
 def expected(tokenizer, record, end):
-    """Ids, and which of them are of an answer or end its turn, by the places of tokens in the rendered text. An answer begins where the
-    text breaks off with which a model is asked: a space between the two is the model's to say."""
+    """Returns the ids, and whether each is of an answer or ends its turn, by the offsets of tokens in the rendered text. An answer begins
+    at the end of the generation prompt, with the space that follows it."""
     text = tokenizer.apply_chat_template(record, tokenize=False)
     ids = tokenizer.apply_chat_template(record, tokenize=True, return_dict=False)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -177,8 +169,7 @@ def expected(tokenizer, record, end):
 
 
 def question_ids(model, question):
-    done = subprocess.run([MOE, "generate", str(model), "--chat", "--prompt", question, "--max-tokens", "1", "--json"],
-                          capture_output=True, text=True)
+    done = run_moe("generate", model, "--chat", "--prompt", question, "--max-tokens", 1, "--json")
     return json.loads(done.stdout)["prompt_ids"] if done.returncode == 0 else done.stderr
 
 
@@ -214,6 +205,7 @@ def check_form(number, form, template, raw, bos, eos, end, with_system, work):
 
 
 def main():
+    skip_without(DATA / "llama3-tokenizer", DATA / "llama-tokenizer")
     lines = kinds.corpus()
     seen = set()
     for number, form in enumerate(forms(lines)):

@@ -21,16 +21,14 @@ import os
 import pathlib
 import re
 import string
-import subprocess
 import sys
 import tempfile
 import types
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from tally import SHORT, Tally  # noqa: E402
+from tally import DATA, SHORT, Tally, moe, read_jsonl, skip_without  # noqa: E402
 
-# Beside the real model: (random folder, tasks or the ones asked for, questions a task at most, the harness's batch size). Llama 3's
-# vocabulary makes its logits large.
+# (random folder, tasks or None for --tasks, maximum of questions per task, batch size of the harness; Llama 3's logits are large)
 KIN = [("llama3", None, 10, 1), ("mistral", "hellaswag,lambada_openai", 20, 8), ("qwen2+moe", "hellaswag,lambada_openai", 20, 8),
        ("qwen3", "hellaswag,lambada_openai", 20, 8), ("qwen3+moe", "hellaswag,lambada_openai", 20, 8)]
 if SHORT:
@@ -39,11 +37,10 @@ HARNESS = "0.4.13"
 # The harness's own batch 1 against batch 8 differs by up to 3e-5; fp32 sums over a few hundred tokens in another order.
 TOLERANCE = 1e-3
 SAME_PICKS = 0.999  # of the items: two choices may be as good as equal
-DATA = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data"))
 
 
 def find_harness():
-    """Goes on in a Python that has the harness, or ends as skipped."""
+    """Executes this script in a Python with the harness, or ends it as skipped."""
     try:
         import lm_eval
         if lm_eval.__version__ == HARNESS:
@@ -59,8 +56,7 @@ def find_harness():
 
 
 def rows(name):
-    with open(DATA / "bench" / name, encoding="utf-8") as f:
-        return [json.loads(line) for line in f if line.strip()]
+    return read_jsonl(DATA / "bench" / name)
 
 
 def ordered(records, keys, **changed):
@@ -129,7 +125,7 @@ def truthfulqa(_):
 
 
 def wsc_fixed(record):
-    """The repair of the Hub's wsc.fixed: a span that is not in the text takes the case of the text's word there."""
+    """Returns the record as in the Hub's wsc.fixed: a span that is not in the text gets the case of the text."""
     fixed = {"text": record["text"], **{f"span{i}_{k}": record["target"][f"span{i}_{k}"] for k in ("index", "text") for i in (1, 2)}}
     for span in ("span1", "span2"):
         words = fixed[span + "_text"]
@@ -199,7 +195,7 @@ ALL = ("logiqa,arc_easy,arc_challenge,piqa,hellaswag,commonsense_qa,openbookqa,w
 
 
 def data_folder(folder):
-    """The benchmark files, and BIG-Bench-Hard's worked examples: the authors' files, or made in their form of the harness's."""
+    """Links the benchmark files; BIG-Bench-Hard's worked examples are made from the harness's if missing."""
     import lm_eval
     import yaml
     (folder / "bbh").mkdir()
@@ -219,7 +215,7 @@ def data_folder(folder):
 
 
 def provide_squad_metrics():
-    """What transformers 5 no longer has and ReCoRD's task imports."""
+    """Provides a module that transformers 5 has removed and ReCoRD's task imports."""
     name = "transformers.data.metrics"
     try:
         __import__(name + ".squad_metrics")
@@ -288,7 +284,7 @@ def harness_tokenizer(folder):
 
 
 def cut_to_window(model_class):
-    """The harness stops at a continuation longer than the model's window; ours scores its end, and so does it after this."""
+    """Makes the harness score the end of a continuation longer than the window, as moe does, instead of stopping."""
     score = model_class._loglikelihood_tokens
 
     def cut(self, requests, *rest, **named):
@@ -302,8 +298,7 @@ def cut_to_window(model_class):
 
 
 def data_set(records):
-    """Fields within a field in the order that the Hub's data sets have, and the hash of a document with them: pyarrow sorts what it
-    infers."""
+    """Returns a data set with nested fields in the order of the records, as on the Hub; pyarrow would sort them."""
     import datasets
     inferred = datasets.Dataset.from_list(records).features
     features = {key: {inner: inferred[key][inner] for inner in value} if isinstance(value, dict) else inferred[key]
@@ -311,14 +306,14 @@ def data_set(records):
     return datasets.Dataset.from_list(records, features=datasets.Features(features))
 
 
-def prepare_harness():
-    """Its own downloads and windows give way to ours; returns what knows its tasks."""
+def prepare_harness(threads=1):
+    """Replaces the downloads and windows of the harness by ours; returns its TaskManager."""
     import datasets
     import torch
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     datasets.disable_progress_bars()
     provide_squad_metrics()
     cut_to_window(HFLM)
@@ -350,17 +345,15 @@ def run_harness(options, task_manager):
 
 
 def run_moe(options, data, folder):
-    binary = os.environ.get("MOE", "./moe")
-    words = [binary, "eval", options.model, "--tasks", options.tasks, "--data", data, "--bos", options.bos,
+    words = ["eval", options.model, "--tasks", options.tasks, "--data", data, "--bos", options.bos,
              "-o", folder, "--quiet", "--threads", "1"]
     if options.limit:
         words += ["--limit", options.limit]
     if options.num_fewshot is not None:
         words += ["--num-fewshot", options.num_fewshot]
-    subprocess.run([str(word) for word in words], check=True, stdout=subprocess.DEVNULL)
-    read = lambda path: [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    moe(*words)
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))["results"]
-    return results, {path.stem.removeprefix("samples_"): read(path) for path in folder.glob("samples_*.jsonl")}
+    return results, {path.stem.removeprefix("samples_"): read_jsonl(path) for path in folder.glob("samples_*.jsonl")}
 
 
 def compare_scores(tally, task, theirs, ours):
@@ -399,7 +392,7 @@ def plain(value):
 
 
 def compare_results(tally, name, theirs, ours, exact):
-    """Equal sums where every item is equal; else what four decimals show."""
+    """Checks equal sums if every item is equal, else four equal decimals."""
     keys = [key for key in theirs if "," in key]
     same = [key for key in keys if theirs[key] == ours.get(key) or
             isinstance(ours.get(key), float) and abs(theirs[key] - ours[key]) <
@@ -425,8 +418,7 @@ def named_folder(name, work):
         kin_folders.make_folder(dense.name, dense)
     if not name.endswith("+moe"):
         return dense
-    words = ["upcycle", dense, "-o", work / name, "--experts", "4", "--router", "top2:cf=inf", "--router-std", "1"]
-    subprocess.run([os.environ.get("MOE", "./moe"), *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+    moe("upcycle", dense, "-o", work / name, "--experts", 4, "--router", "top2:cf=inf", "--router-std", 1)
     return work / name
 
 
@@ -464,6 +456,7 @@ def main():
     options = parser.parse_args()
     options.limit = options.limit or None
     options.tasks = ALL if options.tasks == "all" else options.tasks
+    skip_without(DATA / "bench")
     find_harness()
     tally = Tally()
     task_manager = prepare_harness()

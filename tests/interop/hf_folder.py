@@ -1,28 +1,26 @@
 #!/usr/bin/env python3
 """Folders that moe writes, read by stock transformers: a clean load report, the same logits, text and token ids.
 
-The real stories260K model is upcycled (even layers, 8 experts, top-2 dropless) whole, in shards and in bf16; each folder is
+A small trained model is upcycled (even layers, 8 experts, top-2 dropless) whole, in shards and in bf16; each folder is
 loaded by AutoModelForCausalLM and held to its parent and to `moe eval --requests` and `moe generate` on the same folder.
 
 usage: hf_folder.py           environment: MOE (the binary), MOE_SHARED_DATA
 """
 import json
 import math
-import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaTokenizer
+from transformers import AutoTokenizer, LlamaTokenizer
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from tally import SHORT, Tally  # noqa: E402
+import kin_folders  # noqa: E402
+from kin_folders import load  # noqa: E402
+from tally import SHORT, TRAINED as PARENT, Tally, moe  # noqa: E402
 
-MOE = os.environ.get("MOE", "./moe")
-PARENT = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data")) / "stories260K-hf"
 UPCYCLE = ["--layers", "even", "--experts", "8", "--router", "top2:cf=inf", "--verify"]
 PROMPT = "Once upon a time, there was a little girl named"
 # fp32 sums of at most 172 products, 5 layers deep, two orders of summation: measured 1e-5; the bound promised is 1e-4.
@@ -37,21 +35,8 @@ tally = Tally()
 check = tally.check
 
 
-def moe(*words, stdin=None):
-    done = subprocess.run([MOE, *map(str, words)], input=stdin, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"FAILED moe {' '.join(map(str, words))}: exit code {done.returncode}\n{done.stderr}")
-    return done.stdout
-
-
-def load(folder, dtype=torch.float32):
-    model, report = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    return model.eval(), report
-
-
 def check_report(name, report):
-    bad = {key: value for key, value in report.items() if value}
-    check(f"{name}: transformers loads it with nothing missing, unexpected or mismatched", not bad, bad or "")
+    check(f"{name}: transformers loads it with nothing missing, unexpected or mismatched", not report, report or "")
 
 
 def logits(model, ids):
@@ -82,21 +67,9 @@ def check_greedy(name, folder, model, prompt_ids, count=60):
 
 
 def check_scores(name, folder, model, tolerance):
-    """Log-probabilities of whole continuations: ours against log_softmax of transformers' logits."""
-    stories = ["Lily. She loved to play outside in the park.", "a big, red ball and a dog", "Tim"]
-    requests = "".join(json.dumps({"context": PROMPT, "continuation": " " + story}) + "\n" for story in stories)
-    with tempfile.TemporaryDirectory() as folder_of_requests:
-        path = pathlib.Path(folder_of_requests) / "requests.jsonl"
-        path.write_text(requests)
-        ours = [json.loads(line) for line in moe("eval", folder, "--requests", path, "--bos", "on").splitlines()]
-    worst = 0.0
-    for story, score in zip(stories, ours):
-        context, whole = our_ids(folder, PROMPT), our_ids(folder, PROMPT + " " + story)
-        rows = logits(model, whole[:-1]).log_softmax(-1)[len(context) - 1:]
-        wanted = rows.gather(1, torch.tensor(whole[len(context):])[:, None]).sum().item()
-        worst = max(worst, abs(wanted - score["logprob"]) / score["tokens"])
-    check(f"{name}: moe eval --requests gives transformers' log-probabilities within {tolerance} a token",
-          len(ours) == len(stories) and worst < tolerance, f"{worst:.2e}")
+    stories = [" Lily. She loved to play outside in the park.", " a big, red ball and a dog", " Tim"]
+    worst = kin_folders.score_gap(model, folder, [(PROMPT, story) for story in stories])
+    check(f"{name}: moe eval --requests gives transformers' log-probabilities within {tolerance} a token", worst < tolerance, f"{worst:.2e}")
 
 
 def check_child(name, folder, parent_logits, ids):
@@ -117,9 +90,6 @@ def check_certificate(name, folder):
 
 def main():
     transformers.utils.logging.disable_progress_bar()
-    if not PARENT.is_dir():
-        print(f"skipped: no {PARENT}; set MOE_SHARED_DATA")
-        return 77
     parent, report = load(PARENT)
     ids = our_ids(PARENT, PROMPT + " Lily. She loved to play outside in the park. One day, she saw a big, red ball.")
     parent_logits = logits(parent, ids)

@@ -1,30 +1,25 @@
 #!/usr/bin/env python3
-"""The pages of a run (report.html) and of a sweep (sweep.html) in a real browser: headless Chromium at phone and desktop width, light and dark, without a network.
-Every panel is there and drawn, nothing complains, nothing is asked for, nothing sticks out sideways, text can be read; a step that is
-pointed at shows in all panels; losses change to a log scale and back to the warm-up; what a run holds cannot run; without its script a page
-still tells the numbers.
+"""The pages of a run (report.html) and of a sweep (sweep.html) in headless Chromium, at phone and desktop width, light and dark.
+All panels are drawn within the page, without console messages or requests, and text has enough contrast; a selected step is shown in all
+panels; losses have a log scale and a warm-up toggle; text of a run is not executed; the page shows the numbers without its script.
 
 usage: report_page.py [FOLDER]        screenshots go to FOLDER      environment: MOE (the binary)
 """
 import json
 import math
-import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from browser import Browser, find_chromium  # noqa: E402
-from tally import SHORT  # noqa: E402
+from tally import SHORT, TINY, Tally, moe, write_jsonl  # noqa: E402
 
-MOE = os.environ.get("MOE", "./moe")
-TINY = pathlib.Path(__file__).resolve().parents[2] / "recipes" / "tiny"
 HOSTILE = "</script><script>window.broken = 1</script><img src=http://example.invalid/x onerror='window.broken = 2'>"
 ROUTING = ["Experts per token", "Dropped", "Filled", "Rectified", "Load", "Router entropy"]
 DENSE = ["Loss", "Learning rate", "Gradient norm", "Speed"]
 
-# All texts with what lies behind them -> the lowest WCAG contrast and its text.
+# Returns the lowest WCAG contrast of a text and its background, and the text.
 CONTRAST = """(() => {
   const parse = c => (c.match(/[\\d.]+/g) || []).map(Number);
   const luminance = c => c.slice(0, 3).map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
@@ -54,16 +49,12 @@ POINT = """(() => { const svg = document.querySelector("svg"), box = svg.getBoun
   svg.dispatchEvent(new PointerEvent("pointermove", {clientX: box.left + box.width / 2, clientY: box.top + 50, bubbles: true})); })()"""
 
 
-# Presses a button of the first panel -> its caption, the labels of its axes, and whether all that is drawn are numbers.
+# Presses a button of the first panel; returns its caption, the labels of its axes, and whether all numbers are finite.
 PRESS = """(text => { const panel = document.querySelector("figure");
   [...panel.querySelectorAll("button")].find(button => button.textContent === text).click();
   return {caption: panel.querySelector(".unit").textContent, labels: [...panel.querySelectorAll("svg text")].map(e => e.textContent),
     pressed: [...panel.querySelectorAll("button")].map(button => button.getAttribute("aria-pressed")),
     drawn: !/NaN|undefined|Infinity/.test(panel.innerHTML)}; })"""
-
-
-def moe(*words):
-    subprocess.run([MOE, *map(str, words)], check=True, stdout=subprocess.DEVNULL)
 
 
 def mixture_run(folder):
@@ -93,7 +84,7 @@ def hostile_run(folder):
     (run / "starts.jsonl").write_text(json.dumps({"step": 0, "machine": HOSTILE, "notes": [HOSTILE]}) + "\n")
     lines = [{"step": 1, "loss": None, "lr": 0, "grad_norm": None, "tokens_per_second": 1e300, "skipped_steps": 1},
              {"step": 2, "loss": 1e-9, "lr": 0, "grad_norm": 1e9, "tokens_per_second": 1, "tasks": {HOSTILE: {"acc": 0.5}}}]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_jsonl(run / "metrics.jsonl", lines)
     moe("report", run)
     return run
 
@@ -111,13 +102,13 @@ def long_run(folder, steps=20_000 if SHORT else 200_000):
     moe("report", run)
 
 
-class Check:
+class Check(Tally):
     def __init__(self, browser, shots):
-        self.browser, self.shots, self.passed, self.failed = browser, shots, 0, 0
+        super().__init__()
+        self.browser, self.shots = browser, shots
 
     def count(self, name, wrong):
-        self.passed, self.failed = self.passed + (not wrong), self.failed + bool(wrong)
-        print(f"{'FAILED' if wrong else 'ok    '} {name}{': ' + '; '.join(wrong) if wrong else ''}")
+        self.check(name, not wrong, "; ".join(wrong))
 
     def page(self, run, titles, most_bytes=2_000_000, name="report.html", place="step", first=("step 0", "step 1", "step 2")):
         page = run / name
@@ -145,7 +136,7 @@ class Check:
         wrong += ["a script of the run ran"] if browser.evaluate("window.broken") else []
         return wrong
 
-    # Pointing at the first curve, or pressing a key, names one place in every panel.
+    # Points at the first curve and presses a key; every panel must show the same place.
     def point(self, place, start):
         self.browser.evaluate(POINT)
         panels = self.browser.evaluate(PANELS)
@@ -156,7 +147,7 @@ class Check:
         self.browser.evaluate('document.querySelector("figure").dispatchEvent(new KeyboardEvent("keydown", {key: "Escape"}))')
         return wrong
 
-    # The loss of a run whose warm-up has 8 of 40 steps.
+    # Checks the loss panel of a run with 8 warm-up steps of 40.
     def toggles(self, run):
         self.browser.open(run / "report.html", 1440)
         press = lambda text: self.browser.evaluate(f"{PRESS}({json.dumps(text)})")
@@ -201,8 +192,7 @@ def main():
         check.toggles(folder / "mixture")
         check.without_script(folder / "mixture")
         browser.close()
-    print(f"{check.passed} passed, {check.failed} failed, 0 skipped")
-    return 1 if check.failed else 0
+    check.finish()
 
 
 if __name__ == "__main__":

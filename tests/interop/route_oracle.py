@@ -1,33 +1,28 @@
 #!/usr/bin/env python3
-"""moe route against the numpy oracle on cases that no file holds: T to 256, E to 32, W to 32, drawn at random.
+"""moe route against the numpy oracle on random cases: T to 256, E to 32, W to 32.
 
-The oracle (../oracle beside MOE_SHARED_DATA, plain Python loops in float64) makes each case and its answer; `moe route` routes its
-logits. Decisions must be equal, weights within 1e-5 relative in fp32 (tests/core/route/oracle_test.cpp compares losses and gradients). Draws whose contested scores are nearer than 1e-5
-are no fair question in fp32 (the oracle says so) and are drawn again.
+The oracle (../oracle next to MOE_SHARED_DATA, plain Python loops in float64) draws each case and computes the expected plan; `moe route`
+routes its logits. Decisions must be equal, weights within 1e-5 relative (tests/core/route/oracle_test.cpp compares losses and
+gradients). Cases whose contested scores are closer than 1e-5, which fp32 cannot decide, are drawn again.
 
 usage: route_oracle.py [CASES] [SEED]          environment: MOE (the binary), MOE_SHARED_DATA
 """
 import json
-import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from tally import SHORT  # noqa: E402
+from tally import DATA, SHORT, Tally, differences, run_moe, skip_without  # noqa: E402
 
-MOE = os.environ.get("MOE", "./moe")
-ORACLE = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data")) / ".." / "oracle"
+ORACLE = DATA / ".." / "oracle"
 TOLERANCE = 1e-5
 CASES = int(sys.argv[1]) if len(sys.argv) > 1 else 15 if SHORT else 60
 SEED = int(sys.argv[2]) if len(sys.argv) > 2 else 1
 
-if not (ORACLE / "make_cases.py").is_file():
-    print("skipped: no oracle beside the shared data")
-    sys.exit(77)
+skip_without(ORACLE / "make_cases.py")
 sys.path.insert(0, str(ORACLE))
 import make_cases as oracle  # noqa: E402
 
@@ -35,10 +30,10 @@ oracle.torch = None  # gradients in closed form only: autograd over the loops ta
 
 
 def draw(rng, index):
-    """One case; AssertionError where the oracle finds scores too near to call in fp32."""
+    """Returns a case. Throws AssertionError if its scores are too close for fp32."""
     experts = int(rng.choice([1, 2, 4, 8, 16, 32]))
     ranks = int(rng.choice([w for w in (1, 2, 4, 8, 16, 32) if experts % w == 0]))
-    # Many tokens of few experts are sure to hold two scores that fp32 cannot tell apart.
+    # Many tokens of few experts would almost always have scores that are too close.
     tokens = int(rng.integers(1, 257 if experts >= 8 else 65))
     logits = oracle.logits_of(int(rng.integers(1 << 30)), tokens, experts, float(rng.choice([0.5, 1.0, 3.0])),
                               float(rng.choice([0.0, 0.1, 0.5])))
@@ -70,25 +65,6 @@ def router_of(case):
             f"gate={given['gate_norm']},order={given.get('slot_order', 'choice')}")
 
 
-def differences(got, want, path=""):
-    if isinstance(want, dict):
-        for key in want.keys() | got.keys():
-            if key not in got or key not in want:
-                yield f"{path}/{key} on one side only"
-            else:
-                yield from differences(got[key], want[key], f"{path}/{key}")
-    elif isinstance(want, list):
-        if len(got) != len(want):
-            yield f"{path}: {len(got)} for {len(want)}"
-        for index, (one, other) in enumerate(zip(got, want)):
-            yield from differences(one, other, f"{path}/{index}")
-    elif isinstance(want, float) or isinstance(got, float):
-        if abs(got - want) > TOLERANCE * (1 + abs(want)):
-            yield f"{path}: {got} for {want}"
-    elif got != want:
-        yield f"{path}: {got} for {want}"
-
-
 def main():
     rng, cases, redrawn = np.random.default_rng(SEED), [], 0
     while len(cases) < CASES:
@@ -96,25 +72,21 @@ def main():
             cases.append(oracle.clean(draw(rng, len(cases))))
         except AssertionError:
             redrawn += 1
-    failed = 0
+    tally = Tally()
     for case in cases:
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "logits.json"
             file.write_text(json.dumps(case["input"]))
-            run = subprocess.run([MOE, "route", str(file), "--router", router_of(case), "--json"], capture_output=True, text=True)
+            run = run_moe("route", file, "--router", router_of(case), "--json")
         if run.returncode != 0:
             wrong = [f"moe route ended with {run.returncode}: {run.stderr.strip()}"]
         else:
-            wrong = list(differences(json.loads(run.stdout)["expect"], case["expect"], "expect"))
-        if wrong:
-            failed += 1
-            given = {k: v for k, v in case["input"].items() if k not in ("logits", "upstream", "home", "valid")}
-            print(f"FAILED {case['kind']} {given}: {wrong[0]}")
+            wrong = list(differences(json.loads(run.stdout)["expect"], case["expect"], "expect", TOLERANCE))
+        given = {k: v for k, v in case["input"].items() if k not in ("logits", "upstream", "home", "valid")}
+        tally.check(f"{case['kind']} {given}", not wrong, "".join(wrong[:1]))
     largest = max(case["input"]["num_tokens"] for case in cases)
-    print(f"{len(cases)} cases (T to {largest}, {redrawn} draws too near to call in fp32)")
-    print(f"{len(cases) - failed} passed, {failed} failed, 0 skipped")
-    return 1 if failed else 0
+    print(f"{len(cases)} cases (T to {largest}, {redrawn} draws too close for fp32)")
+    tally.finish()
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main()

@@ -11,10 +11,8 @@ transformers as well, and trains alike.
 usage: stock_folders.py       environment: MOE (the binary), MOE_SHARED_DATA
 """
 import json
-import os
 import pathlib
 import shutil
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -26,10 +24,9 @@ from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2MoeConfig, Qw
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import kin_folders  # noqa: E402
-from tally import SHORT, Tally  # noqa: E402
+from kin_folders import load, score_gap  # noqa: E402
+from tally import SHORT, TRAINED, Tally, moe, write_jsonl  # noqa: E402
 
-MOE = os.environ.get("MOE", "./moe")
-TOKENIZER = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data")) / "stories260K-hf" / "tokenizer.model"
 REQUESTS = [("Once upon a time", ", there was a little girl named Lily."), ("The dog", " ran"), ("He said", " no, thank you")]
 # fp32 sums of at most 48 products, 4 layers deep, in two orders; log-probabilities of order 6. Measured 1e-6.
 SCORES = 2e-5
@@ -37,7 +34,7 @@ SCORES = 2e-5
 STEPS_APART = 1e-5
 STEPS, LR, EPS, LENGTH, BATCH = 3, 1e-3, 1e-6, 24, 2
 
-SIZES = dict(vocab_size=512, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+SIZES = dict(vocab_size=kin_folders.VOCABULARY, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
              max_position_embeddings=128, initializer_range=0.2, num_experts_per_tok=2)
 QWEN3 = dict(SIZES, num_experts=4, moe_intermediate_size=24)
 QWEN = dict(QWEN3, shared_expert_intermediate_size=0)
@@ -75,18 +72,6 @@ tally = Tally()
 check = tally.check
 
 
-def moe(*words):
-    done = subprocess.run([MOE, *map(str, words)], capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"FAILED moe {' '.join(map(str, words))}: exit code {done.returncode}\n{done.stderr}")
-    return done.stdout
-
-
-def load(folder):
-    model, report = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-    return model.eval(), {key: value for key, value in report.items() if value}
-
-
 def stored(folder):
     """{name: (shape, dtype)} over all files"""
     found = {}
@@ -94,18 +79,6 @@ def stored(folder):
         with safe_open(file, "pt") as tensors:
             found |= {name: (tensors.get_slice(name).get_shape(), tensors.get_slice(name).get_dtype()) for name in tensors.keys()}
     return found
-
-
-def score_gap(model, ids, folder, requests):
-    """The largest difference of a log-probability between `moe eval --requests` and transformers, a token."""
-    worst = 0.0
-    for line, (context, whole) in zip(moe("eval", folder, "--requests", requests, "--bos", "on").splitlines(), ids, strict=True):
-        with torch.no_grad():
-            rows = model(torch.tensor([whole[:-1]])).logits[0].log_softmax(-1)[len(context) - 1:]
-        wanted = rows.gather(1, torch.tensor(whole[len(context):])[:, None]).sum().item()
-        score = json.loads(line)
-        worst = max(worst, abs(wanted - score["logprob"]) / score["tokens"])
-    return worst
 
 
 def clip(parameters):
@@ -138,17 +111,14 @@ def train_here(folder, rows, aux):
 
 def train_moe(folder, rows, run, *flags):
     data = run.parent / "rows.jsonl"
-    data.write_text("".join(json.dumps({"input_ids": row, "labels": row}) + "\n" for row in rows))
-    moe("train", folder, "-o", run, "--data", data, "--steps", STEPS, "--seq-len", LENGTH, "--micro-batch", BATCH, "--lr", LR,
-        "--eps", EPS, "--schedule", "constant", "--beta1", 0.9, "--beta2", 0.95, "--weight-decay", 0, "--pack", "none",
-        "--shuffle", "off", "--quiet", "--threads", 1, *flags)
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [(record["loss"], record["grad_norm"]) for record in records]
+    write_jsonl(data, ({"input_ids": row, "labels": row} for row in rows))
+    sizes = {"--steps": STEPS, "--seq-len": LENGTH, "--micro-batch": BATCH, "--lr": LR, "--eps": EPS, "--threads": 1}
+    return kin_folders.train_moe(folder, data, run, sizes, *flags)
 
 
 def check_config(name, before, after, coefficient):
-    """`coefficient` is what training multiplied the load-balance loss by, which the folder then says; None: it has none."""
-    ours = "moe" in before  # its coefficient stands in our object
+    """`coefficient` is the weight of the load-balance loss in training, which the folder stores; None: it has none."""
+    ours = "moe" in before  # the coefficient is in our object
     before = {key: value for key, value in before.items() if key != "moe"}
     if coefficient is not None and not ours:
         before["router_aux_loss_coef"] = coefficient
@@ -157,31 +127,31 @@ def check_config(name, before, after, coefficient):
     check(f"{name}: every key of config.json is kept, the loss coefficient is the one trained with", not changed, changed or "")
 
 
-def check_mixture(name, config, shard, work, requests):
+def check_mixture(name, config, shard, work):
     made = work / "stock"
     torch.manual_seed(1)
     stock = AutoModelForCausalLM.from_config(config).eval()
     kin_folders.spread(stock)
     stock.save_pretrained(made, max_shard_size=shard)
-    shutil.copy(TOKENIZER, made)
+    shutil.copy(TRAINED / "tokenizer.model", made)
     if shard != "1GB":
         check(f"{name}: there are shards", len(list(made.glob("*.safetensors"))) > 2)
     # Stock pools the load-balance loss over layers and batch: the same as ours for one layer on one rank.
     one_mixture = config.model_type != "mixtral" and config.num_hidden_layers - len(config.mlp_only_layers) == 1
-    check_folder(name, stock, made, work / "run", requests, config.router_aux_loss_coef if one_mixture else 0)
+    check_folder(name, stock, made, work / "run", config.router_aux_loss_coef if one_mixture else 0)
 
 
-def check_kin(name, work, requests):
+def check_kin(name, work):
     """A dense folder and its children, of whole feed-forwards and of slices."""
     made = work / "stock"
     stock = kin_folders.make_folder(name, made)
-    check_folder(name, stock, made, work / "run", requests, None)
-    check_child(name, stock, made, work / "child", requests, 1)
+    check_folder(name, stock, made, work / "run", None)
+    check_child(name, stock, made, work / "child", 1)
     if not SHORT:
-        check_child(f"{name}, finer experts", stock, made, work / "finer", requests, 4)
+        check_child(f"{name}, finer experts", stock, made, work / "finer", 4)
 
 
-def check_child(name, stock, made, child, requests, granularity):
+def check_child(name, stock, made, child, granularity):
     moe("upcycle", made, "-o", child, "--experts", 4, "--granularity", granularity, "--layers", "even", "--router",
         "top2:cf=inf,st=off", "--verify")
     certificate = json.loads((child / "upcycle.json").read_text())["certificate"]
@@ -198,11 +168,11 @@ def check_child(name, stock, made, child, requests, granularity):
     with torch.no_grad():
         gap = (stock(ids).logits - mixture(ids).logits).abs().max().item()
     check(f"{name}: transformers gives parent and child the same logits", gap < 1e-4, f"{gap:.1e}")
-    check_folder(f"{name}, upcycled", mixture, child, child.with_name(f"{child.name}-run"), requests, 0)
+    check_folder(f"{name}, upcycled", mixture, child, child.with_name(f"{child.name}-run"), 0)
 
 
-def check_shared(name, work, requests):
-    """A dense folder of 16-bit or 32-bit numbers and its children with a shared expert: the same logits whatever the router chooses."""
+def check_shared(name, work):
+    """A dense folder of 16-bit or 32-bit numbers and its children with a shared expert: the same logits for any router."""
     for dtype in DTYPES:
         made = work / f"{dtype}"
         kin_folders.make_folder(name, made)
@@ -224,14 +194,12 @@ def check_shared(name, work, requests):
                 gap = (parent(ids).logits - mixture(ids).logits).abs().max().item()
             check(f"{told}: transformers gives parent and child the same logits", gap < 1e-4, f"{gap:.1e}")
     check_folder(f"{name}, upcycled with a shared expert", load(work / "torch.float32 top2:cf=inf,st=off")[0],
-                 work / "torch.float32 top2:cf=inf,st=off", work / "shared-run", requests, 0)
+                 work / "torch.float32 top2:cf=inf,st=off", work / "shared-run", 0)
 
 
-def check_folder(name, stock, made, run, requests, aux):
+def check_folder(name, stock, made, run, aux):
     """`aux` is the weight of the load-balance loss in training; None: of a dense model, which has none."""
-    encode, bos = kin_folders.encoder(made)
-    ids = [([bos, *encode(a)], [bos, *encode(a + b)]) for a, b in REQUESTS]
-    gap = score_gap(stock, ids, made, requests)
+    gap = score_gap(stock, made, REQUESTS)
     check(f"{name}: moe eval gives transformers' log-probabilities within {SCORES} a token", gap < SCORES, f"{gap:.1e}")
 
     rows = torch.randint(3, 512, (STEPS * BATCH, LENGTH)).tolist()
@@ -246,21 +214,19 @@ def check_folder(name, stock, made, run, requests, aux):
           type(trained) is type(stock) and not report, report or "")
     check(f"{name}: RUN/final has the names, shapes and types of the folder it came from", stored(run / "final") == stored(made))
     check_config(name, json.loads((made / "config.json").read_text()), json.loads((run / "final/config.json").read_text()), aux)
-    gap = score_gap(trained, ids, run / "final", requests)
+    gap = score_gap(trained, run / "final", REQUESTS)
     check(f"{name}: RUN/final gives the same log-probabilities in both", gap < SCORES, f"{gap:.1e}")
 
 
-def check_other_routers(work, requests):
-    """What a Mixtral's folder becomes after training with routers that stock tools do not know."""
-    encode, bos = kin_folders.encoder(work / "mixtral" / "stock")
-    ids = [([bos, *encode(a)], [bos, *encode(a + b)]) for a, b in REQUESTS]
+def check_other_routers(work):
+    """Checks a Mixtral folder after training with routers that transformers does not have."""
     for router, kind in (("top2+ir+fr:cf=1", "MixtralForCausalLM"), ("top2:gate=none", "Qwen2MoeForCausalLM")):
         run = work / kind
         train_moe(work / "mixtral" / "stock", [list(range(3, 3 + LENGTH))] * (STEPS * BATCH), run, "--router", router, "--force")
         model, report = load(run / "final")
         check(f"a Mixtral trained with {router} loads as {kind}, clean", type(model).__name__ == kind and not report, report or "")
         if "cf=1" not in router:  # dropless: stock tools compute the same
-            gap = score_gap(model, ids, run / "final", requests)
+            gap = score_gap(model, run / "final", REQUESTS)
             check(f"a Mixtral trained with {router}: the same log-probabilities in both", gap < SCORES, f"{gap:.1e}")
 
 
@@ -268,26 +234,21 @@ def main():
     transformers.utils.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
     torch.set_num_threads(1)
-    if not TOKENIZER.is_file():
-        print(f"skipped: no {TOKENIZER}; set MOE_SHARED_DATA")
-        return 77
     with tempfile.TemporaryDirectory() as work:
         work = pathlib.Path(work)
-        requests = work / "requests.jsonl"
-        requests.write_text("".join(json.dumps({"context": a, "continuation": b}) + "\n" for a, b in REQUESTS))
         for name, (config, shard) in MODELS.items():
             (work / name).mkdir()
-            check_mixture(name, config, shard, work / name, requests)
+            check_mixture(name, config, shard, work / name)
         for name in CHILDREN:
             if name == "llama3" and not kin_folders.LLAMA3.is_file():
                 print(f"skipped: {name}: no {kin_folders.LLAMA3}")
                 continue
             (work / name).mkdir()
-            check_kin(name, work / name, requests)
+            check_kin(name, work / name)
         for name in SHARED_KIN:
             (work / f"{name}, shared").mkdir()
-            check_shared(name, work / f"{name}, shared", requests)
-        check_other_routers(work, requests)
+            check_shared(name, work / f"{name}, shared")
+        check_other_routers(work)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ that was never stopped and for one that was killed and went on.
 
 usage: tensorboard_events.py          environment: MOE (the binary)
 """
-import json
-import os
 import pathlib
 import signal
 import subprocess
@@ -15,17 +13,17 @@ import time
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-MOE = os.environ.get("MOE", "./moe")
-TINY = pathlib.Path(__file__).resolve().parents[2] / "recipes" / "tiny"
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from tally import MOE, TINY, Tally, moe, read_jsonl  # noqa: E402
 
 
 def train(model, run):
-    return [MOE, "train", str(model), "-o", str(run), "--data", str(TINY / "instruct.jsonl"), "--config", str(TINY / "tune.toml"),
-            "--steps", "20", "--save-every", "5", "--threads", "1", "--quiet"]
+    return ["train", model, "-o", run, "--data", TINY / "instruct.jsonl", "--config", TINY / "tune.toml", "--steps", "20", "--save-every", "5",
+            "--threads", "1", "--quiet"]
 
 
 def check(run):
-    lines = [json.loads(line) for line in open(run / "metrics.jsonl")]
+    lines = read_jsonl(run / "metrics.jsonl")
     files = list(run.glob("events.out.tfevents.*"))
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
     wrong = [] if len(files) == 1 else [f"{len(files)} event files"]
@@ -44,25 +42,20 @@ def check(run):
 
 
 def main():
-    failed = 0
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        subprocess.run([MOE, "upcycle", str(TINY / "model"), "-o", str(folder / "model"), "--experts", "4", "--router",
-                        "top1+ir+fr", "--quiet"], check=True, stdout=subprocess.DEVNULL)
-        subprocess.run(train(folder / "model", folder / "whole"), check=True, stdout=subprocess.DEVNULL)
-        killed = subprocess.Popen(train(folder / "model", folder / "killed"), stdout=subprocess.DEVNULL)
+        moe("upcycle", TINY / "model", "-o", folder / "model", "--experts", 4, "--router", "top1+ir+fr", "--quiet")
+        moe(*train(folder / "model", folder / "whole"))
+        killed = subprocess.Popen([MOE, *train(folder / "model", folder / "killed")], stdout=subprocess.DEVNULL)
         while killed.poll() is None and not (folder / "killed" / "checkpoints" / "step-10").exists():
             time.sleep(0.01)
         killed.send_signal(signal.SIGKILL)
         killed.wait()
-        subprocess.run(train(folder / "model", folder / "killed"), check=True, stdout=subprocess.DEVNULL)
+        moe(*train(folder / "model", folder / "killed"))
         for name in ("whole", "killed"):
             wrong = check(folder / name)
-            failed += bool(wrong)
-            print(f"{'FAILED' if wrong else 'ok    '} {name}: {'; '.join(wrong) or 'curves equal metrics.jsonl'}")
-    print(f"{2 - failed} passed, {failed} failed, 0 skipped")
-    return 1 if failed else 0
+            tally.check(f"{name}: curves equal metrics.jsonl", not wrong, "; ".join(wrong))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+tally = Tally()
+tally.run(main)

@@ -11,10 +11,8 @@ usage: tokenizer_parity.py [KIND...]          environment: MOE (the binary), MOE
 """
 import base64
 import json
-import os
 import pathlib
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,10 +21,8 @@ import unicodedata
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from tally import SHORT, Tally  # noqa: E402
+from tally import DATA, SHORT, Tally, byte_characters, run_moe, skip_without  # noqa: E402
 
-MOE = os.environ.get("MOE", "./moe")
-DATA = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data"))
 TEXTS = 100 if SHORT else 1300
 CORPUS = 50_000 if SHORT else 300_000  # characters of each file, to train tokenizers on
 
@@ -97,7 +93,7 @@ def save(tokenizer, folder):
 
 def ours(folder, texts):
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
-    done = subprocess.run([MOE, "tokenize", str(folder), "-", "--json"], input=lines, capture_output=True, text=True)
+    done = run_moe("tokenize", folder, "-", "--json", input=lines)
     if done.returncode != 0:
         return None, done.stderr.strip()
     return [json.loads(line) for line in done.stdout.split("\n") if line], ""
@@ -220,7 +216,7 @@ def make_real_llama3(_):
     for line in (DATA / "llama3-tokenizer/tokenizer.model").read_bytes().splitlines():
         token, rank = line.split()
         ranks[base64.b64decode(token)] = int(rank)
-    bytes_char = dict(zip(*byte_table()))
+    bytes_char = byte_characters()
     text = {token: "".join(bytes_char[b] for b in token) for token in ranks}
     merges = []
     for token, rank in ranks.items():
@@ -231,13 +227,6 @@ def make_real_llama3(_):
                            ignore_merges=True)
     tokenizer.add_special_tokens([AddedToken(f"<|{n}|>", special=True, normalized=False) for n in LLAMA3_NAMES])
     return with_bos(tokenizer, "<|begin_of_text|>")
-
-
-def byte_table():
-    """GPT-2's characters for bytes: visible ones stand for themselves, the others for U+0100 and on."""
-    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in visible]
-    return visible + others, [chr(b) for b in visible] + [chr(256 + n) for n in range(len(others))]
 
 
 KINDS = {"gpt2": make_gpt2, "smollm2": make_smollm2, "qwen2": make_qwen2, "llama3": make_llama3, "tekken": make_tekken,
@@ -378,9 +367,7 @@ def check_tables(work):
 def main():
     started = time.time()
     wanted = sys.argv[1:] or ([*KINDS, "odd"] if SHORT else [*KINDS, "odd", "tables"])
-    if not (DATA / "llama3-tokenizer").exists() or not (DATA / "llama-tokenizer").exists():
-        print("skipped: no real tokenizers; set MOE_SHARED_DATA or put them into ../shared/data")
-        return 77
+    skip_without(DATA / "llama3-tokenizer", DATA / "llama-tokenizer")
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
         lines = corpus()

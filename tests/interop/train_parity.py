@@ -27,10 +27,7 @@ targets, may be sqrt(20) u / sqrt(3) = 1 % off in each of forward and backward: 
 
 import argparse
 import contextlib
-import json
-import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
@@ -39,10 +36,8 @@ from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import kin_folders  # noqa: E402
-from tally import SHORT  # noqa: E402
+from tally import DATA, SHORT, TINY, TRAINED, Tally, moe, read_jsonl, write_jsonl  # noqa: E402
 
-MOE = os.environ.get("MOE", "./moe")
-DATA = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data"))
 TOLERANCE = (1e-4, 1e-4)  # of loss and norm, relative
 BF16_TOLERANCE = (5e-3, 2e-2)
 BETAS, CLIP = (0.9, 0.95), 1.0
@@ -50,11 +45,13 @@ LEFT_OUT = {"top-2 dropless, 4 micro-batches", "dense, packed, document mask", "
 
 
 def story_ids(model, count):
-    """BOS + tokens of real stories, one after the other, at least `count`."""
+    """Returns BOS and tokens of stories (without the shared data, of instructions), one after the other, at least `count`."""
     encode, bos = kin_folders.encoder(model)
-    text = (DATA / "text" / "tinystories_v2_train_head.txt").read_text()
+    file = DATA / "text" / "tinystories_v2_train_head.txt"
+    stories = (file.read_text().split("<|endoftext|>") if file.exists() else
+               [record["instruction"] + " " + record["output"] for record in read_jsonl(TINY / "instruct.jsonl")])
     ids = []
-    for story in text.split("<|endoftext|>"):
+    for story in stories:
         ids += [bos] + encode(story.strip())
         if len(ids) >= count:
             return ids
@@ -70,12 +67,6 @@ def examples_of(ids, lengths):
         examples.append((part, [-100] * hidden + part[hidden:]))
         start += length
     return examples
-
-
-def write_rows(path, examples):
-    with open(path, "w") as out:
-        for ids, labels in examples:
-            out.write(json.dumps({"input_ids": ids, "labels": labels}) + "\n")
 
 
 def in_steps(sequences, options):
@@ -139,44 +130,20 @@ def reference(model, steps, options, bf16=False):
 
 
 def ours(model, rows, run, options, changed):
-    flags = {
-        "--steps": options.steps,
-        "--seq-len": options.length,
-        "--micro-batch": options.batch,
-        "--global-batch": options.batch,
-        "--lr": options.lr,
-        "--schedule": "constant",
-        "--beta1": BETAS[0],
-        "--beta2": BETAS[1],
-        "--eps": options.eps,
-        "--clip": CLIP,
-        "--weight-decay": 0,
-        "--pack": "none",
-        "--shuffle": "off",
-    } | changed
-    words = [str(word) for pair in flags.items() for word in pair]
-    command = [MOE, "train", str(model), "-o", str(run), "--data", str(rows), "--quiet", *words]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    records = [json.loads(line) for line in open(run / "metrics.jsonl")]
-    return [(record["loss"], record["grad_norm"]) for record in records]
+    flags = {"--steps": options.steps, "--seq-len": options.length, "--micro-batch": options.batch, "--global-batch": options.batch,
+             "--lr": options.lr, "--eps": options.eps, "--clip": CLIP}
+    return kin_folders.train_moe(model, rows, run, flags | changed)
 
 
 def compare(name, expected, found, tolerance):
-    worst = [0.0, 0.0]
-    for step, (theirs, mine) in enumerate(zip(expected, found, strict=True), start=1):
-        gaps = [abs(a - b) / abs(a) for a, b in zip(theirs, mine)]
-        worst = [max(pair) for pair in zip(worst, gaps)]
-        if not all(gap <= limit for gap, limit in zip(gaps, tolerance)):
-            print(f"{name}: step {step}: transformers loss, norm {theirs}, moe {mine}: {max(gaps):.2e} apart")
-            return False
-    apart = "loss {:.1e}, norm {:.1e} apart".format(*worst)
-    print(f"{name}: {len(found)} steps, loss {found[0][0]:.4f} -> {found[-1][0]:.4f}, at most {apart}")
-    return True
+    gaps = [[abs(a - b) / abs(a) for a, b in zip(theirs, mine)] for theirs, mine in zip(expected, found, strict=True)]
+    is_close = all(gap <= limit for pair in gaps for gap, limit in zip(pair, tolerance))
+    tally.check(f"{name}: {len(found)} steps, loss {found[0][0]:.4f} -> {found[-1][0]:.4f}", is_close,
+                "loss {:.1e}, norm {:.1e} apart".format(*map(max, zip(*gaps))))
 
 
 def upcycled(dense, child):
-    upcycle = ["--layers", "even", "--experts", "8", "--router", "top2:cf=inf,st=off"]
-    subprocess.run([MOE, "upcycle", str(dense), "-o", str(child), *upcycle], check=True, stdout=subprocess.DEVNULL)
+    moe("upcycle", dense, "-o", child, "--layers", "even", "--experts", 8, "--router", "top2:cf=inf,st=off")
     return child
 
 
@@ -212,10 +179,7 @@ def main():
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--only", default="", help="the runs whose name has this in it")
     options = parser.parse_args()
-    dense = DATA / "stories260K-hf"
-    if not dense.is_dir():
-        print("no real model: set MOE_SHARED_DATA\n0 passed, 0 failed, 16 skipped")
-        return 77
+    dense = TRAINED
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         child = upcycled(dense, folder / "child")
@@ -248,20 +212,18 @@ def main():
         few = argparse.Namespace(**vars(options) | {"steps": min(5, options.steps)})
         runs += kin_runs(folder, few)
         kept = [options.only in run[0] and not (SHORT and run[0] in LEFT_OUT) for run in runs]
-        passed = 0
         for number, (name, model, options.lr, options.eps, examples, steps, changed) in enumerate(runs):
             if not kept[number]:
                 continue
             options.steps = few.steps if number >= first else options.steps
             data = folder / f"rows-{number}.jsonl"
-            write_rows(data, examples)
+            write_jsonl(data, ({"input_ids": ids, "labels": labels} for ids, labels in examples))
             rounds = "--precision" in changed
             kind, expected = reference(model, steps, options, rounds)
             label = f"{name} ({kind}), lr {options.lr:g}, eps {options.eps:g}"
             found = ours(model, data, folder / f"run-{number}", options, changed)
-            passed += compare(label, expected, found, BF16_TOLERANCE if rounds else TOLERANCE)
-    print(f"{passed} passed, {sum(kept) - passed} failed, 0 skipped")
-    return 0 if passed == sum(kept) else 1
+            compare(label, expected, found, BF16_TOLERANCE if rounds else TOLERANCE)
 
 
-sys.exit(main())
+tally = Tally()
+tally.run(main)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs moe on hostile inputs. A run may fail, but never by a crash, a hang, an internal message or a lost file.
+"""Runs moe on hostile inputs. A run may fail, but not by a crash, a hang, an internal message or a lost file.
 
     python3 -I tests/slow/hostile.py [--count 1000] [--seed 1] [--group NAME,...] [--case ID,...] [--keep] [--list]
 
@@ -13,37 +13,39 @@ groups:
   scripts    recipes/*.sh with odd folders, CDPATH, missing tools and foreign files
   terminals  control characters in every string that moe reads, written to a pseudo-terminal
 
-Without --group, the cases are shared out over all groups. A case depends on the seed and its ID alone; `--case ID --keep` repeats
-it, prints its command and keeps its folder. With --ledger FILE, cases that passed according to FILE are not run again, so that a
-series can be continued. Environment: MOE (the binary). The last line is `N passed, N failed, N skipped`.
+Without --group, the cases are divided over all groups. A case depends only on the seed and its ID; `--case ID --keep` repeats
+it, prints its command and keeps its folder. Environment: MOE (the binary). The last line is `N passed, N failed, N skipped`.
 """
-import argparse, ctypes, ctypes.util, functools, gzip, hashlib, itertools, json, os, pathlib, pty, random, re, resource, select, shutil
-import signal, stat, struct, subprocess, sys, tempfile, threading, time
+import argparse, collections, ctypes, ctypes.util, functools, gzip, hashlib, itertools, json, os, pathlib, pty, random, re, resource, select, shutil
+import signal, stat, struct, subprocess, sys, tempfile, time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/support"))
+from tally import byte_characters  # noqa: E402
+
 TINY = ROOT / "recipes/tiny"
 MOE = os.environ.get("MOE", str(ROOT / "build/cpu/moe"))
 NOBODY = 65534
 SHARES = {"files": 42, "numbers": 20, "outputs": 5, "limits": 6, "signals": 8, "disks": 8, "scripts": 4, "terminals": 7}  # percent
 
-# Text that must not reach a user.
+# Internal text, which must not be printed.
 INTERNAL = re.compile(
     r"json\.exception|_M_range_check|c10d|basic_filebuf|terminate called|[=<>&|!]=? .* does not hold|nlohmann::|std::|c10::|at::|toml::"
     r"|\b(?:core|cli|kernels)/[\w/]+\.(?:cpp|h|cu)\b|Traceback|libgomp:|Exception raised from|__cxa|what\(\)|\w+::\w+\(|basic_string"
     r"|\bsto[idlf]+\b|filesystem error|map::at|bad_alloc|out_of_range|Sanitizer|runtime error:|\[enforce fail"
 )
-# Characters that a terminal could obey: C0 but for tab and line feed, DEL, C1, marks of writing direction.
+# Control characters: C0 except tab and line feed, DEL, C1, marks of writing direction.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 ERRNO_TEXTS = {os.strerror(number) for number in range(1, 134)}
 SAYS_RANK = re.compile(r"^(moe: )?\[rank \d+\]", re.M)
-OWN_SEQUENCES = re.compile(r"\r\x1b\[K|\x1b\[[0-9;]*m|\r\n|\r")  # those that moe writes to a terminal
+OWN_SEQUENCES = re.compile(r"\r\x1b\[K|\x1b\[[0-9;]*m|\r\n|\r")  # written by moe to a terminal
 
 
 # --- one case ------------------------------------------------------------------------------------------------------------
 
 
 class Skip(Exception):
-    """Raised by a case that cannot run on this machine; says why."""
+    """Raised by a case that cannot run on this machine, with the reason."""
 
 
 class Result:
@@ -80,7 +82,7 @@ class Place:
                 shutil.copy(source, target)
 
     def snapshot(self, *omitted):
-        """Returns {path: (mode, size, inode, mtime, ctime)} of everything that a command must leave alone."""
+        """Returns {path: (mode, size, inode, mtime, ctime)} of all files that a command must not change."""
         omitted = {str(self.folder / name) for name in (*omitted, "tmp", "home")}
         found = {}
         for place, folders, files in os.walk(self.folder):
@@ -131,14 +133,15 @@ def kill_group(child):
         pass
 
 
-def finish(child, seconds=None):
+def finish(child):
+    is_hung = False
     try:
-        out, err = child.communicate(timeout=seconds or time_limit())
-        return Result(child.returncode, out or b"", err or b"", False)
+        out, err = child.communicate(timeout=time_limit())
     except subprocess.TimeoutExpired:
+        is_hung = True
         kill_group(child)
         out, err = child.communicate()
-        return Result(child.returncode, out or b"", err or b"", True)
+    return Result(child.returncode, out or b"", err or b"", is_hung)
 
 
 def run(place, argv, **options):
@@ -172,7 +175,7 @@ def run_on_terminal(place, argv, **options):
 
 
 def judge(result, codes=(0, 1, 2), needs_sentence=True):
-    """Returns what is wrong with the end of a run: a list of words."""
+    """Returns the faults of the exit code and the messages of a run."""
     faults = []
     err = result.err.decode(errors="backslashreplace")
     if result.hung:
@@ -201,7 +204,7 @@ def changes(before, after):
 
 
 def leftovers(place, out, may_exist):
-    """Returns what a failed run left: unfinished files beside `out` and in TMPDIR, and `out` itself unless it may exist."""
+    """Returns the files that a failed run left: unfinished ones, those in TMPDIR, and `out` unless it may exist."""
     folder = place.folder / "out"
     left = [str(path) for path in folder.rglob("*") if re.search(r"\.(partial|replaced)", path.name)] if folder.is_dir() else []
     left += [str(path) for path in (place.folder / "tmp").iterdir()]
@@ -213,15 +216,8 @@ def leftovers(place, out, may_exist):
 # --- fixtures and commands -----------------------------------------------------------------------------------------------
 
 
-def byte_alphabet():
-    """Returns GPT-2's 256 printable characters, one for each byte."""
-    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [byte for byte in range(256) if byte not in visible]
-    return {byte: chr(byte) for byte in visible} | {byte: chr(256 + index) for index, byte in enumerate(rest)}
-
-
 def tokenizer_json():
-    vocab = {letter: index for index, letter in enumerate(sorted(byte_alphabet().values()))}
+    vocab = {letter: index for index, letter in enumerate(sorted(byte_characters()))}
     merges = [["h", "e"], ["t", "he"], ["Ġ", "the"], ["i", "n"], ["o", "f"], ["a", "n"]]
     for one, two in merges:
         vocab[one + two] = len(vocab)
@@ -291,27 +287,12 @@ def write_texts(base):
         "program": "x", "title": "numbers", "facts": [{"name": "a", "value": "1"}], "notes": [{"text": "n"}], "x": {"label": "step"},
         "sections": [{"id": "s", "title": "t", "panels": [{"kind": "lines", "title": "p", "series": [{"name": "l", "x": [1, 2], "y": [0.5, 0.25]}]}]},
                      {"id": "h", "title": "u", "panels": [{"kind": "table", "columns": ["a", "b"], "rows": [{"name": "r", "cells": ["1"]}]}]}]}))
-    bench = base / "bench"
-    for name in ("arc", "piqa", "truthfulqa", "bbh/cot-prompts", "logiqa", "openbookqa"):
-        (bench / name).mkdir(parents=True)
-    choices = [{"text": word, "label": label} for word, label in zip(("red", "blue", "cat", "dog"), "ABCD")]
-    (bench / "arc/ARC-Easy-Test.jsonl").write_text(jsonl([{"id": "m", "question": {"stem": "Which?", "choices": choices}, "answerKey": "B"}] * 3))
-    (bench / "piqa/valid.jsonl").write_text(jsonl([{"goal": "To eat", "sol1": "sit", "sol2": "run"}] * 3))
-    (bench / "piqa/valid-labels.lst").write_text("0\n1\n0\n")
-    targets = {"Nothing.": 1, "All.": 0}
-    (bench / "truthfulqa/mc_task.json").write_text(json.dumps([{"question": "What?", "mc1_targets": targets, "mc2_targets": targets}] * 3))
-    examples = [{"input": "True and False is", "target": "False"}] * 3
-    (bench / "bbh/boolean_expressions.json").write_text(json.dumps({"canary": "c", "examples": examples}))
-    (bench / "bbh/cot-prompts/boolean_expressions.txt").write_text(
-        "c\n-----\nEvaluate.\n\n" + "Q: not True is\nA: Let's think step by step.\nSo the answer is False.\n\n" * 3)
-    (bench / "logiqa/Test.txt").write_text("\na\nA context. Two.\nWhich one?\nA.red\nB.blue\nC.cat\nD.dog\n" * 3)
-    (bench / "openbookqa/test.tsv").write_text(
-        "ID\tQuestion Stem\tChoices\tComplete Question\tAnswer Key\n" + "8-3\tSome\t(A) a (B) b (C) c (D) d\tSome all\tB\n" * 3)
+    shutil.copytree(ROOT / "tests/golden/bench", base / "bench")
 
 
 SHORT_TRAIN = ["--steps", "4", "--seq-len", "32", "--micro-batch", "2", "--save-every", "2", "--eval-every", "2", "--eval-rows", "2", "--lr", "1e-3"]
 
-# Name -> what is copied to `in`, and the arguments of moe. {in} and {out} are filled in; {out} is a path that does not exist yet.
+# Name -> fixtures to copy to `in`, and the arguments of moe, with the paths {in} and {out}. {out} does not exist yet.
 COMMANDS = {
     "inspect": (["moe"], "inspect {in}/moe"),
     "inspect dense": (["dense"], "inspect {in}/dense --json"),
@@ -408,14 +389,9 @@ TARGETS = {
     "data/logits.csv": ["route csv", "route stdin"],
     "data/logits.json": ["route json"],
     "data/placed.json": ["route placed"],
-    "bench/arc/ARC-Easy-Test.jsonl": ["eval bench"],
-    "bench/piqa/valid.jsonl": ["eval bench"],
-    "bench/piqa/valid-labels.lst": ["eval bench"],
-    "bench/truthfulqa/mc_task.json": ["eval bench"],
-    "bench/bbh/boolean_expressions.json": ["eval bench"],
-    "bench/bbh/cot-prompts/boolean_expressions.txt": ["eval bench"],
-    "bench/logiqa/Test.txt": ["eval bench"],
-    "bench/openbookqa/test.tsv": ["eval bench"],
+    **{f"bench/{name}": ["eval bench"] for name in (
+        "arc/ARC-Easy-Test.jsonl", "piqa/valid.jsonl", "piqa/valid-labels.lst", "truthfulqa/mc_task.json", "bbh/boolean_expressions.json",
+        "bbh/cot-prompts/boolean_expressions.txt", "logiqa/Test.txt", "openbookqa/test.tsv")},
     "scores/samples_quiz.jsonl": ["eval against"],
     "responses.cache": ["eval responses"],
     "cache/TOKENS": ["train cache"],
@@ -425,17 +401,13 @@ TARGETS = {
     "run/starts.jsonl": ["resume", "report"],
     "run/metrics.jsonl": ["resume", "report"],
     "run/samples.jsonl": ["resume", "report"],
-    "run/checkpoints/step-2/state.json": ["resume"],
-    "run/checkpoints/step-2/state.safetensors": ["resume"],
-    "run/checkpoints/step-2/history.json": ["resume"],
-    "run/checkpoints/step-2/checksums.json": ["resume"],
-    "run/checkpoints/step-2/config.json": ["resume"],
-    "run/checkpoints/step-2/model.safetensors": ["resume"],
+    **{f"run/checkpoints/step-2/{name}": ["resume"] for name in (
+        "state.json", "state.safetensors", "history.json", "checksums.json", "config.json", "model.safetensors")},
 }
 
 
 class Fixtures:
-    """Inputs that all cases copy from, and what each command leaves and prints when nothing is wrong."""
+    """Inputs that the cases copy, and the results of each command without damage."""
 
     def __init__(self, work):
         self.base = work / "base"
@@ -463,15 +435,23 @@ class Fixtures:
             except OSError:
                 pass
 
+    def other_user(self, place):
+        """Gives the inputs of a case to another account and returns the options of run() for it."""
+        if self.user is None:
+            raise Skip("needs an account other than root's that can run moe")
+        for one in (place.folder / "in").rglob("*"):
+            os.chown(one, NOBODY, NOBODY, follow_symlinks=False)
+        return {"user": self.user}
+
     def make(self, *words):
         result = run(self.place, [MOE, *map(str, words)])
         if result.code != 0:
             sys.exit(f"a fixture could not be made: {' '.join(map(str, words))}\n{result.err.decode()}\n0 passed, 1 failed, 0 skipped")
         return result.out
 
-    @functools.lru_cache(maxsize=None)
+    @functools.cache
     def healthy(self, name):
-        """Returns (result, seconds, {file: digest} of the output) of a command that is left alone."""
+        """Returns (result, seconds, {file: digest} of the output) of a command without damage."""
         folder = self.place.folder.parent / "healthy" / name.replace(" ", "-")
         place = Place(folder, self.base)
         began = time.monotonic()
@@ -536,7 +516,7 @@ def many_tensors(_data, _dice):
     return struct.pack("<Q", len(header)) + header.encode()
 
 
-# Small files that ask for much time or memory.
+# Small files whose naive processing needs much time or memory.
 BOMBS = {
     "json/tokenizer.json": tokenizer_bomb,
     "dense/model.safetensors": many_tensors,
@@ -625,7 +605,7 @@ def damage_bytes(data, how, dice):
     }[how]()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def xxhash():
     try:
         library = ctypes.CDLL(ctypes.util.find_library("xxhash") or "libxxhash.so.0")
@@ -637,7 +617,7 @@ def xxhash():
 
 
 def seal(path):
-    """Makes checksums anew that a damaged file is covered by: those of a checkpoint, or of the lines of a response cache."""
+    """Updates the checksums of a damaged file of a checkpoint or of the lines of a response cache."""
     digest = xxhash()
     if digest is None or not path.is_file():
         return
@@ -651,11 +631,11 @@ def seal(path):
 
 
 def damage(path, how, dice):
-    """Damages a file in place. Returns a process that feeds it, where it is a FIFO that stands for data."""
+    """Damages a file in place. Returns the process that writes into it if it became a FIFO of data, else None."""
     if how in KIND_DAMAGE:
         data = path.read_bytes()
         if how == "sparse":
-            os.truncate(path, 1 << (33 if "/in/data/" in str(path) else dice.choice([33, 40])))  # data may be large: all of it is read
+            os.truncate(path, 1 << (33 if "/in/data/" in str(path) else dice.choice([33, 40])))  # data files are read whole
             return None
         if how == "unreadable":
             path.chmod(0)
@@ -724,9 +704,8 @@ def list_files(_):
 
 def run_files(fixtures, place, words, dice):
     name, target, how = words.split(": ")
-    if how == "unreadable" and os.getuid() == 0 and not fixtures.user:
-        raise Skip("needs an account other than root's that can run moe")
     argv = command(place, name)
+    options = fixtures.other_user(place) if how == "unreadable" and os.getuid() == 0 else {}
     path = target_path(place, target)
     feeder = None
     if how == "bomb":
@@ -735,15 +714,11 @@ def run_files(fixtures, place, words, dice):
         feeder = damage(path, how, dice)
     if how not in KIND_DAMAGE and dice.random() < 0.75:
         seal(path)
-    options = {"user": fixtures.user} if how == "unreadable" else {}
-    if options and name in IN_PLACE:
-        for one in (place.folder / "in").rglob("*"):
-            os.chown(one, NOBODY, NOBODY, follow_symlinks=False)
     return run_watched(place, argv, name, options, feeder)
 
 
 def run_watched(place, argv, name, options={}, feeder=None, runner=run):
-    """Runs a command and checks its end, what it left, and that nothing outside of its output changed."""
+    """Runs a command and checks its end, its leftovers, and that no file outside of its output changed."""
     out = output_path(place, name)
     in_place = IN_PLACE.get(name, [])
     existed = out is not None and os.path.lexists(out)
@@ -755,7 +730,7 @@ def run_watched(place, argv, name, options={}, feeder=None, runner=run):
     faults = judge(result)
     faults += changes(before, place.snapshot("out/made", *in_place))
     if result.code != 0 and not result.hung:
-        began = b"step 1/" in result.err or b"held-out loss" in result.err  # a run that began may stay, to be resumed
+        began = b"step 1/" in result.err or b"held-out loss" in result.err  # a started run may stay, to be resumed
         faults += leftovers(place, out, existed or result.code in (1, 130) or began)
     return argv, result, faults
 
@@ -815,24 +790,17 @@ def run_numbers(fixtures, place, words, dice):
 
 
 def run_or_stop(place, argv, **options):
-    """As run(), but a run that has been given much to do is stopped by SIGTERM after some seconds, and must then end."""
+    """Like run(), but stops a long run with SIGTERM after some seconds; it must then end."""
     child = start(place, argv, **options)
-    collected = {}
-    thread = threading.Thread(target=lambda: collected.update(zip(("out", "err"), child.communicate())))
-    thread.start()
-    thread.join(time_limit() / 3)
-    was_stopped = thread.is_alive()
-    if was_stopped:
+    try:
+        out, err = child.communicate(timeout=time_limit() / 3)
+        return Result(child.returncode, out, err, False)
+    except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGTERM)
-        thread.join(time_limit())
-    is_hung = thread.is_alive()
-    if is_hung:
-        kill_group(child)
-        thread.join()
-    code = child.returncode
-    if was_stopped and code in (130, -signal.SIGTERM):
-        code = 2 if b": must be " in (collected["err"] or b"") else 0  # a loaded machine had refused, but not ended yet
-    return Result(code, collected["out"] or b"", collected["err"] or b"", is_hung)
+    result = finish(child)
+    if result.code in (130, -signal.SIGTERM):
+        result.code = 2 if b": must be " in result.err else 0  # already refused, but slow to end on a loaded machine
+    return result
 
 
 OUTPUTS = {
@@ -851,7 +819,7 @@ def list_outputs(_):
 
 
 def make_output(place, where, argv, dice):
-    """Prepares an output that is not the user's to replace. Returns its path."""
+    """Prepares an output that must not be replaced. Returns its path."""
     made, bait = place.folder / "out/made", place.folder / "bait"
     if where == "foreign folder":
         shutil.copytree(bait, made)
@@ -910,7 +878,7 @@ def run_outputs(fixtures, place, words, dice):
     argv = [str(out) if word == made else word for word in argv] + ([flag] if flag else [])
     is_one_file = name in ("report", "report page", "eval stats")
 
-    def is_protected(path):  # files and links of others: inputs, bait, and what lies in or beside the output and is not a run's or model's
+    def is_protected(path):  # inputs, bait, and files in or next to the output that are not of a run or model
         if path.startswith(made + "/") and where not in ("foreign folder", "below a file"):
             return path.endswith("/thesis.txt")
         if path == made and flag == "--force" and is_one_file:
@@ -921,7 +889,7 @@ def run_outputs(fixtures, place, words, dice):
         found = place.snapshot()
         return {path: value for path, value in found.items() if is_protected(path) and not stat.S_ISDIR(value[0])}
 
-    def listed():  # moe adds what it writes into a folder of its own to the list there
+    def listed():  # the files that moe has listed in its folder
         file = out / ".moe-output"
         return set(file.read_text().splitlines()) if file.is_file() else set()
 
@@ -951,17 +919,15 @@ def list_limits(_):
         yield f"{name}: {limit}: {turn}"
 
 
+@functools.cache
 def least_limit(fixtures, which):
-    """Returns the smallest RLIMIT_AS or RLIMIT_DATA, to 32 MiB, with which `moe --version` starts at all."""
+    """Returns the smallest RLIMIT_AS or RLIMIT_DATA, to 32 MiB, with which `moe --version` starts."""
     low, high = 0, 4096
     while low + 1 < high:
         middle = (low + high) // 2
         is_enough = run(fixtures.place, [MOE, "--version"], limits={which: middle << 25}).code == 0
         low, high = (low, middle) if is_enough else (middle, high)
     return high << 25
-
-
-least_limit = functools.lru_cache(maxsize=None)(least_limit)
 
 
 def run_limits(fixtures, place, words, dice):
@@ -976,16 +942,12 @@ def run_limits(fixtures, place, words, dice):
     elif limit == "stack":
         value = dice.choice([256, 400, 512, 1024]) << 10
     else:
-        if fixtures.user is None:
-            raise Skip("needs an account other than root's that can run moe")
         value = dice.randrange(1, 6)
-        options = {"user": fixtures.user, "env": {"OMP_NUM_THREADS": "2"}}
     argv = command(place, name)
-    if options:
-        for one in (place.folder / "in").rglob("*"):
-            os.chown(one, NOBODY, NOBODY)
+    if limit == "nproc":
+        options = fixtures.other_user(place) | {"env": {"OMP_NUM_THREADS": "2"}}
     argv, result, faults = run_watched(place, argv, name, {"limits": {which: value}, **options})
-    if result.code == 2 and limit == "fsize":  # a full disk in the middle of a run: what is there is resumed
+    if result.code == 2 and limit == "fsize":  # a full disk during a run, which can be resumed
         faults = [fault for fault in faults if not fault.endswith("out/made")]
     return [f"[{limit} {value}]", *argv], result, faults
 
@@ -1035,7 +997,7 @@ def run_signals(fixtures, place, words, dice):
     out = output_path(place, name)
     is_whole = out is not None and os.path.lexists(out) and digests(place, name) == wanted
     again = run(place, argv) if out else Result(0, b"", b"", False)
-    if again.code == 2 and is_whole:  # it is not replaced without --force
+    if again.code == 2 and is_whole:  # not replaced without --force
         again.code = 0
     faults += [f"afterwards: {fault}" for fault in judge(again, (0,))]
     if again.code == 0:
@@ -1069,7 +1031,6 @@ def run_disks(fixtures, place, words, dice):
     healthy, _, wanted = fixtures.healthy(name)
     argv = command(place, name)
     options, codes, mounted = {}, (0, 1, 2), None
-    place.snapshot()
     if how in ("stdout full", "stderr full", "both full"):
         full = open("/dev/full", "wb")
         options = {"out": full if how != "stderr full" else subprocess.PIPE, "err": full if how != "stdout full" else subprocess.PIPE}
@@ -1088,9 +1049,7 @@ def run_disks(fixtures, place, words, dice):
         mounted = place.folder / "tmp"
         mount(mounted, "size=4k,nr_inodes=1")
     elif how == "read-only folder":
-        if fixtures.user is None:
-            raise Skip("needs an account other than root's that can run moe")
-        options = {"user": fixtures.user}
+        options = fixtures.other_user(place)
         os.chmod(place.folder / "out", 0o555)
     elif how == "no home":
         options = {"env": {"HOME": "/nowhere"}}
@@ -1317,7 +1276,6 @@ def main():
     parser.add_argument("--case")
     parser.add_argument("--keep", action="store_true", help="keep the folders of failed cases, or of those of --case")
     parser.add_argument("--list", action="store_true", help="name the cases and run none")
-    parser.add_argument("--ledger", help="a file that keeps which cases passed")
     given = parser.parse_args()
     groups = given.group.split(",")
     wanted = given.case.split(",") if given.case else None
@@ -1328,47 +1286,37 @@ def main():
     work = pathlib.Path(tempfile.mkdtemp(prefix="moe-hostile-")).resolve() / "w"
     work.mkdir()
     began = time.monotonic()
-    passed, failed, skipped, is_kept = {}, {}, {}, False
+    passed, failed, skipped, is_kept = collections.Counter(), collections.Counter(), collections.Counter(), False
     try:
         fixtures = Fixtures(work)
         if wanted:  # an ID has its case whatever the count is
             cases = [case for case in choose(fixtures, groups, 100000, given.seed) if case[0] in wanted]
         else:
             cases = choose(fixtures, groups, given.count, given.seed)
-        for name in COMMANDS if not wanted and not given.list else ():  # a command that is refused would hide what its cases are for
+        for name in COMMANDS if not wanted and not given.list else ():  # a command that fails without damage would make its cases useless
             healthy = fixtures.healthy(name)[0]
             if healthy.code != 0 or judge(healthy):
-                failed["healthy"] = failed.get("healthy", 0) + 1
+                failed["healthy"] += 1
                 print(f"FAILED healthy ({name}): exit code {healthy.code}; {healthy.err.decode(errors='backslashreplace')}", flush=True)
-        done = set()
-        if given.ledger and os.path.exists(given.ledger):
-            done = {line.split(" ", 3)[2] for line in open(given.ledger) if line.startswith(f"ok {given.seed} ")}
         print(f"{len(cases)} cases, seed {given.seed}, {MOE}, load {os.getloadavg()[0]:.1f}", flush=True)
         for identity, words in cases:
             group = identity.rsplit("-", 1)[0]
             if given.list:
                 print(identity, words)
                 continue
-            if identity in done:
-                passed[group] = passed.get(group, 0) + 1
-                continue
             try:
                 argv, result, faults = run_case(fixtures, work, identity, words, given.seed)
             except Skip as reason:
-                skipped[group] = skipped.get(group, 0) + 1
+                skipped[group] += 1
                 print(f"skipped {identity} ({words}): {reason}", flush=True)
                 continue
-            tally = failed if faults else passed
-            tally[group] = tally.get(group, 0) + 1
+            (failed if faults else passed)[group] += 1
             if faults or wanted:
                 text = result.err.decode(errors="backslashreplace")
                 text = text if wanted else text[-600:]
                 print(f"{'FAILED' if faults else 'ok    '} {identity} ({words}): {'; '.join(faults)}\n"
                       f"    {' '.join(repr(str(word)) if len(str(word)) < 300 else '...' for word in argv)}\n"
                       f"    exit code {result.code}; {text.encode('unicode_escape').decode()}", flush=True)
-            if given.ledger and not wanted:
-                with open(given.ledger, "a") as ledger:
-                    ledger.write(f"{'FAILED' if faults else 'ok'} {given.seed} {identity} {words!r} {'; '.join(faults)!r}\n")
             if given.keep and (faults or wanted):
                 is_kept = True
             else:
@@ -1380,7 +1328,7 @@ def main():
             remove(work)
             shutil.rmtree(work.parent, ignore_errors=True)
     for group in groups:
-        print(f"{group:10} {passed.get(group, 0)} passed, {failed.get(group, 0)} failed, {skipped.get(group, 0)} skipped")
+        print(f"{group:10} {passed[group]} passed, {failed[group]} failed, {skipped[group]} skipped")
     print(f"seed {given.seed}, {time.monotonic() - began:.0f} s")
     print(f"{sum(passed.values())} passed, {sum(failed.values())} failed, {sum(skipped.values())} skipped")
     sys.exit(1 if failed else 0)

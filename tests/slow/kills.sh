@@ -1,22 +1,21 @@
 #!/usr/bin/env bash
-# SIGKILL at random instants, again and again: nothing is lost. Rounds of a few kills each, of several kinds in turn:
+# Kills commands at random instants and checks that nothing is lost. Rounds of a few kills each, of several kinds in turn:
 #
 #   train     one process: training, saving (every other kill falls into the writing of a checkpoint), a cold token cache
 #   ranks     the same with --ranks 2: all processes of the run at once, or only a rank, or only the launcher
-#   upcycle   a folder that is made, or replaced with --force: after every kill it is not there, the old one or the new one
-#   eval      moe eval that keeps its responses; ranks-eval: the same on 2 ranks
-#   stop-N    training on N = 1, 2 or 4 processes gets SIGINT, SIGTERM, SIGHUP or SIGKILL: all of its processes, the launcher or
-#             one rank. launched-N: the same where a launcher's environment says the ranks. SIGINT, SIGTERM and SIGHUP save
+#   upcycle   a new or replaced (--force) output folder: after every kill it is absent, the old one or the new one
+#   eval      moe eval with a response cache; ranks-eval: the same on 2 ranks
+#   stop-N    SIGINT, SIGTERM, SIGHUP or SIGKILL to all processes, the launcher or one rank of training on N = 1, 2 or 4 processes;
+#             launched-N: the same with the environment of a launcher. SIGINT, SIGTERM and SIGHUP save a checkpoint
 #
-# A round ends with the same command, not killed: its weights, metrics, samples and scores are those of a run that never was,
-# byte for byte but for times. And no file of a neighbour is touched: files and folders named like ours, but made by others, stand
-# beside what is written, in the token cache and in the run's own folder.
+# A round ends with the same command, not killed: weights, metrics (without times), samples and scores equal those of a run that
+# was never killed. Files of others with names like ours, next to the outputs, in the token cache and in the run folder, must not
+# change.
 #
 #   tests/slow/kills.sh [N [SEED [KIND...]]]     environment: MOE (the binary), KILLS_FILE (build/kills.txt)
 #
-# KIND... are the kinds of the rounds, in turn; by default all of them.
-# Without N: 50 kills. With N: until KILLS_FILE, which has a line for each round of this SEED, counts N of them; so a thousand may be
-# had in several runs. A round follows from SEED and its number alone, but for the moments at which the machine gets to things.
+# KIND... are the kinds of the rounds, in turn; default: all. Without N: 50 kills. With N: until KILLS_FILE, which has a line for each
+# round of this SEED, counts N kills over several runs. A round depends on SEED, its number and the timing of the machine.
 # The last line is `N passed, N failed, N skipped`.
 set -uo pipefail
 unset CDPATH
@@ -35,8 +34,8 @@ mkdir -p "$(dirname -- "$ledger")"
 touch "$ledger"
 export OMP_NUM_THREADS=1 XDG_CACHE_HOME=$work/cache
 
-# Becomes the command itself, in a process group of its own, so that a signal meets no shell; call it in the background.
-# A background command of a shell ignores SIGINT, a command of a user does not.
+# Execs moe in a process group of its own, so that signals reach it; call it in the background. env restores SIGINT, which a shell
+# ignores in background commands.
 start_train() {  # PLACE RANKS; where WORLD_SIZE is set, as one of the ranks
   local rows=4 ranks=()
   [ "$2" -lt 4 ] || rows=2  # each of two replicas needs a micro-batch
@@ -87,19 +86,13 @@ kill_in_write() {  # PID FOLDER: while a checkpoint is being written, or never
 }
 
 same_tree() { diff -r "$1" "$2" >/dev/null; }
-same_lines() {  # RUN RUN: metrics but for times, rates and memory; samples; one whole event file
-  cmp "$1/samples.jsonl" "$2/samples.jsonl" && python3 -I - "$1/metrics.jsonl" "$2/metrics.jsonl" <<'PYTHON'
-import json, sys
-free = {"seconds", "tokens_per_second", "peak_memory_bytes", "data_wait_seconds", "evaluation_seconds"}
-one, two = ([{k: v for k, v in json.loads(line).items() if k not in free} for line in open(name)] for name in sys.argv[1:])
-if one != two:
-    sys.exit(f"metrics differ: steps {[line['step'] for line in two]}")
-PYTHON
-  [ "$(find "$2" -maxdepth 1 -name 'events.out.tfevents.*.moe' -size +1k | wc -l)" -eq 1 ]
+same_lines() {  # RUN RUN: metrics, samples; one whole event file
+  cmp "$1/samples.jsonl" "$2/samples.jsonl" && same_metrics "$1" "$2" &&
+    [ "$(find "$2" -maxdepth 1 -name 'events.out.tfevents.*.moe' -size +1k | wc -l)" -eq 1 ]
 }
 same_run() { same_tree "$work/whole$2/run/final" "$1/run/final" && same_lines "$work/whole$2/run" "$1/run"; }
 
-# Names like ours, made by others.
+# Writes files of others with names like ours.
 bait() {  # FOLDER
   local name
   mkdir -p "$1"/{thesis.partial,thesis.replaced,checkpoints/step-9,step-4.partial,final}
@@ -109,12 +102,12 @@ bait() {  # FOLDER
     echo "of another: $name" >"$1/$name"
   done
 }
-bait_in_run() {  # RUN: what others may keep in the folder of a run
+bait_in_run() {  # RUN: writes files of others into a run folder
   echo mine >"$1/notes.txt"
   echo mine >"$1/thesis.partial-draft"
   echo mine >"$1/events.out.tfevents.1.host.2.0"
 }
-fingerprint() {  # FOLDER: of what bait() and bait_in_run() put there
+fingerprint() {  # FOLDER: of the files of bait() and bait_in_run()
   find "$1" \( -name '*thesis*' -o -name '*-abc' -o -name 'note*' -o -name '*host*' -o -name moe-abc123 -o -name report.html.new -o \
     -name .nfs0001 -o -path '*thesis.*/*' -o -path "$1/checkpoints/*" -o -path "$1/cache/checkpoints/*" -o -path "$1/step-4.partial/*" -o \
     -path "$1/cache/step-4.partial/*" -o -path "$1/final/*" -o -path "$1/cache/final/*" \) -type f \
@@ -138,7 +131,7 @@ round_of_train() {  # RANKS
       bait_in_run "$place/run"
       fingerprint "$place" >"$work/bait"
     fi
-    if [ -e "$place/run/final" ]; then  # it came to its end between two kills
+    if [ -e "$place/run/final" ]; then  # it finished between two kills
       same_run "$place" "$1" || fail "another end after $((i + 1)) kills"
       break
     fi
@@ -165,8 +158,7 @@ start_processes() {  # PLACE PROCESSES HOW
     pids+=($!)
   done
 }
-# Sends SIGNAL to all processes of the run, to the launcher, or to one rank. torchrun's launcher, which is not here, would send
-# SIGTERM to its children.
+# Sends SIGNAL to all processes of the run, to the launcher, or to one rank.
 stop_processes() {  # SIGNAL HOW
   local pid group members=() target=$((RANDOM % 3))
   for pid in "${pids[@]}"; do
@@ -195,8 +187,8 @@ round_of_stops() {  # PROCESSES HOW
       await_group "$pid" || is_good=no
     done
     step=$(last_step "$place")
-    if [ -e "$place/run/final" ]; then break; fi  # it came to its end
-    # Before the first step the signal itself may end a process, and there is nothing to save.
+    if [ -e "$place/run/final" ]; then break; fi  # it finished
+    # Before the first step the signal may end the process without a checkpoint.
     if [ $signal != KILL ] && [ "$step" != "$before" ] && [ "$step" != 0 ]; then
       for code in $codes; do
         case $code in 0 | 130) ;; *) fail "exit codes$codes after SIG$signal: $(cat "$work"/err?)" ;; esac
@@ -244,7 +236,7 @@ round_of_eval() {  # RANKS
   grep -aqE '^[0-9a-f]{16} ' "$place/responses.cache" || fail "no response was kept"
 }
 
-# What is compared with, and how long it takes.
+# The runs to compare with, and their durations.
 head -n 200 recipes/tiny/instruct.jsonl >"$work/instruct.jsonl"
 tail -n 20 recipes/tiny/instruct.jsonl >"$work/held.jsonl"
 head -n 120 recipes/tiny/quiz.jsonl >"$work/quiz.jsonl"

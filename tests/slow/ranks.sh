@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Ranks that die, hang or are stopped, under moe's own launcher, torchrun and mpirun, on one host and on several. Hosts are
-# network namespaces joined by veth, each with its own name and process numbers. Every time the others must end within the
-# limit with exit code 1, name the rank and what they waited for, and leave neither a process nor shared memory behind; training
-# that loses ranks resumes to the same weights. srun is tested by its environment only
-# (tests/core/distributed/environment_test.cpp). The last line is `N passed, N failed, N skipped`.
+# network namespaces joined by veth, each with its own name and process numbers. Each time the other ranks must end within the
+# limit with exit code 1, name the rank and its position, and leave neither a process nor shared memory. tests/slow/kills.sh
+# resumes training that lost ranks. srun is tested by its environment only (tests/core/distributed/environment_test.cpp).
+# The last line is `N passed, N failed, N skipped`.
 #
 #   tests/slow/ranks.sh [KILLS] [SEED]        environment: MOE (the binary), PYTHON (one with torch, for torchrun)
 set -uo pipefail
@@ -29,16 +29,10 @@ export OMP_NUM_THREADS=1
 shared_memory() { find /dev/shm -mindepth 1 \( -iname '*moe*' -o -iname '*torch*' -o -iname '*gloo*' \) 2>/dev/null | sort; }
 shared_before=$(shared_memory)
 
-check() {  # WORDS COMMAND...
-  local words=$1
-  shift
-  if "$@"; then echo "ok     $words"; count 1 0 0; else echo "FAILED $words"; count 0 1 0; sed 's/^/       /' "$work/err"; fi
-}
-skip() { echo "skipped: $*"; count 0 0 1; }
-body() { echo "bench comm --bytes ${1:-256KiB} --repeats ${2:-20000} --comm-timeout $limit"; } # not done before it is struck
+body() { echo "bench comm --bytes ${1:-256KiB} --repeats ${2:-20000} --comm-timeout $limit"; } # still running when a rank is killed
 ranks_of() { pgrep -P "$1" | sort -n; }
 seconds_since() { awk -v a="$1" -v b="$(date +%s.%N)" 'BEGIN { print b - a }'; }
-is_gone() {  # PID...: none runs (a dead one may wait for its parent)
+is_gone() {  # PID...: none runs (zombies do not count)
   local pid state
   for _ in $(seq 40); do
     local alive=0
@@ -72,7 +66,7 @@ strike() {
   status=$?
   took=$(seconds_since "$begin")
 }
-fell() {  # RANK WORDS: one sentence that names it, in time, and nobody stays
+fell() {  # RANK WORDS: one message that names it, in time; no process is left
   [ "$status" -eq 1 ] && [ "$(grep -c '^moe: ' "$work/err")" -eq 1 ] &&
     grep -q "^moe: .*rank $1\b.*$2" "$work/err" && awk -v t="$took" -v l=$limit 'BEGIN { exit !(t < l + 1) }' &&
     is_gone "${pids[@]}"
@@ -90,7 +84,7 @@ done
 strike SEGV 1 2
 check "SIGSEGV of rank 1" fell 1 "has exited (signal 11, Segmentation fault): "
 
-signal_launcher() {  # SIGNAL; under nohup SIGHUP would be ignored, and the run rightly go on
+signal_launcher() {  # SIGNAL; SIGHUP is not ignored, also under nohup
   # shellcheck disable=SC2046
   (set -m; exec env --default-signal=HUP "$moe" $(body) --ranks 3 >"$work/out" 2>"$work/err") &
   launcher=$!
@@ -112,70 +106,6 @@ signal_launcher KILL; check "SIGKILL to the launcher ends all" left 137
 nothing_shared_left() { [ "$(shared_memory)" = "$shared_before" ]; }
 check "no shared memory outlives its ranks" nothing_shared_left
 
-# --- training that loses ranks --------------------------------------------------------------------------------------------
-# SIGKILL to a rank at random moments, again and again: each time the other ends within the limit with exit code 1 and a sentence
-# that names it, none stays, and the run resumes to the weights of an undisturbed one, byte for byte. Then SIGTERM to the
-# launcher: checkpoint, exit code 130, and resumed again.
-export XDG_CACHE_HOME=$work/cache
-start_training() {  # RUN: becomes the launcher itself; call it in a subshell
-  exec "$moe" train "$work/model" -o "$1" --data recipes/tiny/instruct.jsonl --config recipes/tiny/tune.toml --steps 60 \
-    --save-every 10 --quiet --ranks 2 --comm-timeout 8
-}
-same_end() { cmp "$work/whole/final/model.safetensors" "$1/final/model.safetensors"; }
-begin_training() {  # RUN DELAY: sets launcher, pids
-  (start_training "$1") >/dev/null 2>"$work/err" &
-  launcher=$!
-  sleep "$2"
-  mapfile -t pids < <(ranks_of $launcher)
-}
-named() {  # RANK
-  [ "$status" -eq 1 ] && grep -qE "^moe: rank $1 (\(host .*, pid ${pids[$1]}\) )?has exited \(signal 9, Killed\): " "$work/err" &&
-    awk -v t="$took" 'BEGIN { exit !(t < 9) }' && is_gone "${pids[@]}"
-}
-
-"$moe" upcycle recipes/tiny/model -o "$work/model" --experts 8 --layers even --router top1+ir+fr --quiet >/dev/null
-from=$(date +%s.%N)
-(start_training "$work/whole") >/dev/null 2>"$work/err"
-seconds=$(seconds_since "$from")
-echo "the whole run took $seconds s"
-
-run=$work/killed
-for ((i = 0; i < kills; ++i)); do
-  begin_training "$run" "$(awk -v r=$RANDOM -v t="$seconds" 'BEGIN { print 0.3 + r / 32768 * t * 0.6 }')"
-  rank=$((RANDOM % 2))
-  from=$(date +%s.%N)
-  if [ ${#pids[@]} -eq 2 ] && kill -9 "${pids[$rank]}" 2>/dev/null; then
-    wait $launcher 2>/dev/null
-    status=$?
-    took=$(seconds_since "$from")
-    if [ $status -eq 0 ]; then
-      check "SIGKILL of rank $rank: it had done its part" test -e "$run/final"
-    else
-      check "SIGKILL of rank $rank: ended in $took s: $(grep -o 'Killed).*' "$work/err")" named $rank
-    fi
-  else
-    wait $launcher 2>/dev/null
-  fi
-  if [ -e "$run/final" ]; then  # it came to its end between two kills: the next ones go to a run of its own
-    check "the run between kills" same_end "$run"
-    rm -rf -- "$run"
-  fi
-done
-(start_training "$run") >/dev/null 2>"$work/err"
-check "after the last kill" same_end "$run"
-
-rm -rf -- "$run"
-(start_training "$run") >/dev/null 2>"$work/err" &
-launcher=$!
-while ! [ -e "$run/checkpoints/step-10" ] && kill -0 $launcher 2>/dev/null; do sleep 0.05; done
-kill -TERM $launcher
-wait $launcher
-status=$?
-check "SIGTERM to the launcher: exit code 130" test $status -eq 130
-check "one sentence" test "$(grep -c '^moe: ' "$work/err")" -eq 1
-(start_training "$run") >/dev/null 2>"$work/err"
-check "and on to the same end" same_end "$run"
-
 # --- several hosts --------------------------------------------------------------------------------------------------------
 make_hosts() {
   local host
@@ -191,7 +121,7 @@ make_hosts() {
   done
   unshare --uts --pid --fork --kill-child true 2>/dev/null
 }
-on_host() {  # HOST COMMAND...: with its own name and process numbers; at most a minute
+on_host() {  # HOST COMMAND...: with the host's name and process numbers; at most a minute
   local host=$1
   shift
   exec timeout -s KILL 60 ip netns exec "${hosts[host - 1]}" unshare --uts --pid --fork --kill-child --mount-proc \
@@ -205,7 +135,7 @@ start_rank() {
     "$moe" "$@") >"$work/out$rank" 2>"$work/err$rank" &
   outer[rank]=$!
 }
-innermost() {  # PID: of unshare's child that has become moe
+innermost() {  # PID of unshare: prints the PID of moe
   local pid=$1 next
   while next=$(pgrep -P "$pid" | head -n 1) && [ -n "$next" ]; do pid=$next; done
   echo "$pid"
@@ -223,7 +153,7 @@ wait_all() {
   cat "$work"/err[0-3] >"$work/err"
 }
 all_well() { [ "${codes[*]}" = "0 0 0 0" ] && grep -Eq "^ranks +4$" "$work/out0" && grep -Eq "^hosts +2$" "$work/out0" && grep -q "^between hosts " "$work/out0"; }
-others_fell() {  # RANK PATTERN: the others end with 1, one of them says so, in time
+others_fell() {  # RANK PATTERN: the others end with 1 and name it, in time
   local rank
   for rank in 0 1 2 3; do
     [ "$rank" -eq "$1" ] || [ "${codes[rank]}" -eq 1 ] || return 1

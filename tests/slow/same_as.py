@@ -1,17 +1,27 @@
 #!/usr/bin/env python3
-"""Runs two binaries through the same commands and compares what they leave; called by same_as.sh.
+"""Runs the same commands with the binary of an old commit and with this one and compares their files and output, without times.
+Both run on this machine, because instruction sets round differently.
 
-  same_as.py OLD NEW WORK --data SHARED_DATA [--only WORDS]
+  tests/slow/same_as.py COMMIT [--only WORDS]       builds COMMIT in a worktree of its own
+  tests/slow/same_as.py --binary OLD [--only WORDS]
+
+Environment: MOE (this build's binary), MOE_SHARED_DATA (benchmark files).
 
 A case is a list of command lines in which {moe} is the binary and {out} the case's own folder, which has one path for both
 binaries (it is moved away after the first), so that paths written into files are equal too.
 """
 import argparse
 import json
+import os
 import pathlib
 import shutil
 import subprocess
 import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/support"))
+from tally import Tally, differences, read_jsonl  # noqa: E402
 
 TINY = "recipes/tiny"
 ROUTERS = ["top1", "top1+ir", "top1+fr", "top1+ir+fr", "top2", "top2+ir+fr", "topp:0.4", "relu:k=1"]
@@ -23,10 +33,10 @@ VARIANTS = {
     "2 ranks": ["--ranks", "2"],
 }
 TASKS = ["hellaswag", "arc_easy", "piqa", "logiqa", "copa", "wic", "truthfulqa_mc2", "bbh_zeroshot_navigate"]
-# Times, rates, memory and identities: what may differ between two runs of one binary.
+# Times, rates, memory and identities, which may differ between two runs of one binary.
 VOLATILE = {"seconds", "tokens_per_second", "peak_memory_bytes", "data_wait_seconds", "evaluation_seconds", "date", "moe",
             "version", "commit", "wall_seconds", "time", "total_evaluation_time_seconds", "git_hash", "threads"}
-# Wrong input: the exit code must be the same, and both messages must name the word.
+# Invalid input: both binaries must have the same exit code and name the word.
 WRONG = [
     (["upcycle", "{out}/nosuch", "-o", "{out}/o"], "nosuch"),
     (["upcycle", f"{TINY}/model", "-o", "{out}/o", "--router", "top9000"], "top9000"),
@@ -52,29 +62,12 @@ def without_volatile(value):
     return value
 
 
-def values_differ(old, new, where=""):
-    """The first place at which two JSON values differ, or None."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        if old.keys() != new.keys():
-            return f"{where}: keys {sorted(old.keys() ^ new.keys())} on one side only"
-        return next(filter(None, (values_differ(old[key], new[key], f"{where}.{key}") for key in old)), None)
-    if isinstance(old, list) and isinstance(new, list):
-        if len(old) != len(new):
-            return f"{where}: {len(old)} items became {len(new)}"
-        return next(filter(None, (values_differ(a, b, f"{where}[{i}]") for i, (a, b) in enumerate(zip(old, new)))), None)
-    return None if type(old) is type(new) and old == new else f"{where}: {old!r} became {new!r}"
-
-
-def json_lines(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-
-
 def files_differ(old, new):
-    if old.suffix == ".jsonl":
-        return values_differ(without_volatile(json_lines(old)), without_volatile(json_lines(new)))
-    if old.suffix == ".json":
-        return values_differ(*(without_volatile(json.loads(path.read_text(encoding="utf-8"))) for path in (old, new)))
-    return None if old.read_bytes() == new.read_bytes() else "bytes differ"
+    """Returns the first difference of two files, or None."""
+    if old.suffix not in (".json", ".jsonl"):
+        return None if old.read_bytes() == new.read_bytes() else "bytes differ"
+    read = read_jsonl if old.suffix == ".jsonl" else lambda path: json.loads(path.read_text(encoding="utf-8"))
+    return next(differences(without_volatile(read(new)), without_volatile(read(old))), None)
 
 
 def folders_differ(old, new, names):
@@ -100,7 +93,7 @@ def run(command, binary, out):
 
 
 def run_case(case, binary, out):
-    """The outputs of a case's commands; they all must end well."""
+    """Runs the commands of a case; returns the error of the first that fails."""
     out.mkdir(parents=True)
     for number, command in enumerate(case["commands"]):
         code, stdout, stderr = run(command, binary, out)
@@ -175,31 +168,42 @@ def compare_wrong(command, word, old, new, work):
     return f"the {silent[-1]} message does not name {word!r}: {results[-1][2].strip()}" if silent else None
 
 
+def build(commit, tree):
+    """Builds a commit in the worktree `tree` with the LibTorch of this one; returns the binary."""
+    subprocess.run(["git", "worktree", "add", "--quiet", "--detach", tree, commit], check=True)
+    torch = next(iter(ROOT.glob(".venv/lib/python3*/site-packages/torch/share/cmake/Torch")), "")
+    subprocess.run([tree / "recipes/setup.sh", "cpu"], env={"Torch_DIR": str(torch)} | os.environ, stdout=sys.stderr, check=True)
+    return tree / "build/cpu/moe"
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("old")
-    parser.add_argument("new")
-    parser.add_argument("work", type=pathlib.Path)
-    parser.add_argument("--data", type=pathlib.Path, required=True)
+    parser.add_argument("commit", nargs="?")
+    parser.add_argument("--binary", type=pathlib.Path, help="an old binary, instead of a commit")
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     arguments = parser.parse_args()
-    outcomes = []
+    if (arguments.commit is None) == (arguments.binary is None):
+        parser.error("give a commit or --binary")
+    old = arguments.binary and arguments.binary.resolve()
+    new, data = os.environ.get("MOE", str(ROOT / "build/cpu/moe")), pathlib.Path(os.environ.get("MOE_SHARED_DATA", ROOT / "../shared/data"))
+    os.chdir(ROOT)
+    tally = Tally()
+    with tempfile.TemporaryDirectory() as folder:
+        work = pathlib.Path(folder)
+        os.environ |= {"OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": f"{work}/cache"}
+        try:
+            old = old or build(arguments.commit, work / "tree")
+            compared = [(case["name"], lambda case=case: compare_case(case, old, new, work)) for case in cases(data.resolve())]
+            compared += [("wrong: moe " + " ".join(command), lambda command=command, word=word: compare_wrong(command, word, old, new, work))
+                         for command, word in WRONG]
+            for name, compare in compared:
+                if arguments.only in name:
+                    what = compare()
+                    tally.check(name, what is None, what or "")
+        finally:
+            if arguments.commit:
+                subprocess.run(["git", "worktree", "remove", "--force", work / "tree"], check=False)
+    tally.finish()
 
-    def count(name, what):
-        outcomes.append(what)
-        print(f"{'ok    ' if what is None else 'FAILED'} {name}{'' if what is None else ': ' + what}", flush=True)
 
-    for case in cases(arguments.data.resolve()):
-        if arguments.only in case["name"]:
-            count(case["name"], compare_case(case, arguments.old, arguments.new, arguments.work))
-    for command, word in WRONG:
-        name = "wrong: moe " + " ".join(command)
-        if arguments.only in name:
-            count(name, compare_wrong(command, word, arguments.old, arguments.new, arguments.work))
-    failed = sum(what is not None for what in outcomes)
-    print(f"{len(outcomes) - failed} passed, {failed} failed, 0 skipped")
-    return 1 if failed or not outcomes else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+main()

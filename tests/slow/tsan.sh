@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The loader, the saver and the ranks under the thread sanitizer: builds these tests with the preset `tsan` and runs them, a
-# report being a failure. LibTorch and libgomp are not instrumented: tests/support/tsan.supp leaves out what they do inside.
-# The last line is `N passed, N failed, N skipped`.
+# Builds the tests of the loader, the trainer and the ranks with the preset `tsan` (thread sanitizer) and runs them; a report is a
+# failure. LibTorch and libgomp are not instrumented: tests/support/tsan.supp suppresses reports inside them. The last line is
+# `N passed, N failed, N skipped`.
 #
 #   tests/slow/tsan.sh [TEST...]     names of ctest, as in core_data_step_loader_test; default: all of them
 set -euo pipefail
@@ -19,8 +19,7 @@ fi
 recipes/setup.sh --checks --target core_data_test --target core_train_test --target core_distributed_test \
   --target core_distributed_nccl_test tsan || { count 0 1 0; finish; }
 
-# A library that is not instrumented cannot be seen to take part, so one process at a time and one thread of OpenMP are
-# enough to see ours; more only make LibTorch's own look like races.
+# More OpenMP threads or processes would only add false reports about LibTorch, which is not instrumented.
 export OMP_NUM_THREADS=1
 export TSAN_OPTIONS="suppressions=$root/tests/support/tsan.supp history_size=4 exitcode=66"
 run_ctest tsan --parallel 1 -R "^($(IFS='|'; echo "${tests[*]}"))$"

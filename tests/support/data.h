@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/support/places.h"
@@ -25,6 +26,20 @@ inline std::filesystem::path shared_data() {
 // Returns the folder of a small LLaMA of the repository. Its tokenizer.model has LLaMA's settings
 // (BPE, byte fallback, a space before the text) and 1,024 pieces.
 inline std::filesystem::path tiny_model_folder() { return source_folder() / "recipes/tiny/model"; }
+
+// Returns the folder of small benchmarks: the authors' formats with texts of our own.
+inline std::filesystem::path bench_folder() { return source_folder() / "tests/golden/bench"; }
+
+// Returns small trained models, each with a file of results of transformers: that of the repository
+// (tests/golden/make_reference.py) and, if present, the published one.
+inline std::vector<std::pair<std::filesystem::path, std::filesystem::path>> reference_models() {
+  std::vector<std::pair<std::filesystem::path, std::filesystem::path>> models = {
+      {tiny_model_folder(), source_folder() / "tests/golden/reference.json"}};
+  if (const auto stories = shared_data() / "stories260K-hf"; !shared_data().empty()) {
+    models.push_back({stories, stories / "reference.json"});
+  }
+  return models;
+}
 
 // Returns tiny_model_folder(), and the folders of LLaMA's tokenizer and of stories260K's if
 // present.

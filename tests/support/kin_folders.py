@@ -1,24 +1,25 @@
-"""Random dense folders of LLaMA's kin, as transformers writes them, for the scripts of tests/interop.
+"""Random dense folders of LLaMA and its relatives, as transformers writes them, and comparisons with transformers, for tests/interop.
 
 `llama3` has Llama 3's shape in small: its rope, four query heads on two, tied, several end tokens and the real tokenizer with its
-128,256 tokens (from MOE_SHARED_DATA), so D is 32. The others (`mistral`, `qwen2`, `qwen3`) have the tokenizer of the real small model.
-Weights are drawn wide and biases and norms of heads too, so that a part left out is seen in every logit.
+128,256 tokens (from MOE_SHARED_DATA), so D is 32. The others (`mistral`, `qwen2`, `qwen3`) have the tokenizer of tally.TRAINED.
+Weights, biases and norms of heads have a wide distribution, so that every part changes the logits.
 """
 import json
-import os
 import pathlib
 import shutil
 import sys
+import tempfile
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-DATA = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data"))
-STORIES = DATA / "stories260K-hf" / "tokenizer.model"
+from tally import DATA, TRAINED, moe, read_jsonl, write_jsonl
+
 LLAMA3 = DATA / "llama3-tokenizer" / "tokenizer.model"
-SIZES = dict(vocab_size=512, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+VOCABULARY = json.loads((TRAINED / "config.json").read_text())["vocab_size"]
+SIZES = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              max_position_embeddings=512, initializer_range=0.2)
-# Llama 3's rope, but for its first length: of 8192 positions none of these texts would see what is stretched.
+# Llama 3's rope with a short original length: these texts are shorter than 8192 tokens.
 ROPE = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
             original_max_position_embeddings=256)
 CONFIGS = {
@@ -36,7 +37,7 @@ CONFIGS = {
 
 
 def spread(model):
-    """Zeros and ones from the start would test nothing."""
+    """Randomizes biases and norms of heads, which are zeros and ones initially."""
     for name, value in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(value, std=0.5)
@@ -46,7 +47,7 @@ def spread(model):
 
 def add_tokenizer(name, folder):
     if name != "llama3":
-        shutil.copy(STORIES, folder)
+        shutil.copy(TRAINED / "tokenizer.model", folder)
         return
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "interop"))
     from tokenizer_parity import make_real_llama3
@@ -75,3 +76,34 @@ def encoder(folder):
     from sentencepiece import SentencePieceProcessor
     pieces = SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     return pieces.encode, pieces.bos_id()
+
+
+def load(folder, dtype=torch.float32):
+    """Returns the model of transformers and the non-empty entries of its load report."""
+    model, report = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    return model.eval(), {key: value for key, value in report.items() if value}
+
+
+def score_gap(model, folder, pairs):
+    """Returns the largest difference of a log-probability per token between transformers and `moe eval --requests`. `pairs` are
+    contexts and continuations."""
+    encode, bos = encoder(folder)
+    with tempfile.TemporaryDirectory() as work:
+        requests = pathlib.Path(work) / "requests.jsonl"
+        write_jsonl(requests, ({"context": a, "continuation": b} for a, b in pairs))
+        scores = [json.loads(line) for line in moe("eval", folder, "--requests", requests, "--bos", "on").splitlines()]
+    worst = 0.0
+    for (a, b), score in zip(pairs, scores, strict=True):
+        context, whole = [bos, *encode(a)], [bos, *encode(a + b)]
+        with torch.no_grad():
+            rows = model(torch.tensor([whole[:-1]])).logits[0].float().log_softmax(-1)[len(context) - 1:]
+        wanted = rows.gather(1, torch.tensor(whole[len(context):])[:, None]).sum().item()
+        worst = max(worst, abs(wanted - score["logprob"]) / score["tokens"])
+    return worst
+
+
+def train_moe(model, rows, run, flags, *more):
+    """Trains on a file of token rows; returns the loss and the gradient norm of each step."""
+    flags = {"--schedule": "constant", "--beta1": 0.9, "--beta2": 0.95, "--weight-decay": 0, "--pack": "none", "--shuffle": "off"} | flags
+    moe("train", model, "-o", run, "--data", rows, "--quiet", *(word for pair in flags.items() for word in pair), *more)
+    return [(record["loss"], record["grad_norm"]) for record in read_jsonl(run / "metrics.jsonl")]

@@ -14,7 +14,7 @@ namespace {
 
 int g_skips = 0;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 
-// An empty cache folder in place of that of the user.
+// Replaces the cache folder of the user by an empty one.
 class OwnCache {
  public:
   OwnCache() { ::setenv("XDG_CACHE_HOME", folder_.path().c_str(), 1); }

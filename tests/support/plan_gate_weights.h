@@ -79,7 +79,7 @@ inline GivenPlan random_plan(int64_t tokens, int64_t experts, int64_t ranks, int
 // Makes a buffer of this shape and dtype where `run` writes.
 using Room = at::Tensor (*)(at::IntArrayRef, at::ScalarType);
 
-// count [T, E] and counted, by `run`, which takes the arguments.
+// Returns count [T, E] and counted, as computed by `run` from the arguments.
 template <typename Run>
 std::vector<at::Tensor> counts(const GivenPlan& given, bool rectifies, bool is_dropless, Room room,
                                Run run) {
@@ -111,7 +111,7 @@ std::vector<at::Tensor> weights(const GivenPlan& given, const kernels::GateOptio
   return to;
 }
 
-// Of rows, combine, load balance and z; undefined is none.
+// Gradients of rows, combine, load balance and z; undefined: none.
 struct Upstream {
   at::Tensor weights, combine, load_balance, z;
 };
@@ -140,7 +140,8 @@ inline at::Tensor poisoned_host(at::IntArrayRef shape, at::ScalarType type) {
                                   : at::full(shape, -1, type);
 }
 
-// Of f32 sums of at most 256 terms, and exponentials of logits up to 20 apart.
+// Compares with the tolerance of f32 sums of at most 256 terms, or exponentials of logits up to 20
+// apart.
 inline bool is_close_weight(const at::Tensor& actual, const at::Tensor& expected) {
   return at::allclose(actual, expected, 2e-5, 2e-6);
 }

@@ -21,7 +21,7 @@
 namespace moe::test {
 
 struct RecordedWrite {
-  char operation = 0;  // write_recorder.cpp says which there are
+  char operation = 0;  // listed in write_recorder.cpp
   uint64_t inode = 0, number = 0;
   std::string first, second;
 };
@@ -50,7 +50,7 @@ inline std::vector<RecordedWrite> read_record(const std::filesystem::path& file)
 
 // Data that is kept although it was not synced.
 enum class Loss {
-  kNothing,  // all is kept, as after SIGKILL
+  kNothing,  // no data are lost, as after SIGKILL
   kAll,
   kBytes,  // names are kept, bytes lost: empty or shorter files
   kNames,  // bytes are kept, names lost

@@ -123,7 +123,7 @@ class ThreadComm : public Comm {
     for (int64_t rank = 1; rank < size(); ++rank) {
       sum += meeting_->shown_by(rank).tensor;
     }
-    meeting_->wait();  // all have read before a rank writes
+    meeting_->wait();  // all ranks have read before one writes
     tensor.copy_(sum);
     finish();
   }

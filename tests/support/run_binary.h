@@ -41,7 +41,7 @@ inline RunResult run_program(const std::string& program, const std::vector<std::
   }
   command += " >" + shell_quote((streams / "out").string()) + " 2>" +
              shell_quote((streams / "err").string()) + " </dev/null";
-  const int status = std::system(command.c_str());  // NOLINT: the test's own words
+  const int status = std::system(command.c_str());  // NOLINT: command of the test
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
           read_file(streams / "out"), read_file(streams / "err")};
 }

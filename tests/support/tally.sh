@@ -1,11 +1,32 @@
 # shellcheck shell=bash
 # Sourced by the scripts that run tests. Each of them ends in one line, `N passed, N failed, N skipped`, so that the scripts
 # add up: run_script counts a script by that line, or, where it has none, once by its exit code (0 passed, 77 skipped).
-# What failed is named once more above that line, so that the end of a long log says it.
+# Failures are repeated above that line, at the end of a long log.
 
 passed=0 failed=0 skipped=0 failures=()
 count() {  # PASSED FAILED SKIPPED
   passed=$((passed + $1)) failed=$((failed + $2)) skipped=$((skipped + $3))
+}
+
+check() {  # WORDS COMMAND...: counts a check; if it fails, shows the ends of $work/err*
+  local words=$1
+  shift
+  if "$@"; then echo "ok     $words"; count 1 0 0; return; fi
+  echo "FAILED $words"
+  count 0 1 0
+  tail -n 5 "${work:-/nonexistent}"/err* 2>/dev/null | sed 's/^/       /' || true
+}
+
+skip() { echo "skipped: $*"; count 0 0 1; }
+
+same_metrics() {  # RUN RUN: compares metrics.jsonl without times, rates and memory
+  python3 -I - "$1/metrics.jsonl" "$2/metrics.jsonl" <<'PYTHON'
+import json, sys
+free = {"seconds", "tokens_per_second", "peak_memory_bytes", "data_wait_seconds", "evaluation_seconds"}
+one, two = ([{k: v for k, v in json.loads(line).items() if k not in free} for line in open(name)] for name in sys.argv[1:])
+if one != two:
+    sys.exit(f"metrics differ: {len(one)} and {len(two)} lines, first at {next((a['step'] for a, b in zip(one, two) if a != b), 'the end')}")
+PYTHON
 }
 
 run_script() {  # COMMAND...
@@ -23,8 +44,8 @@ run_script() {  # COMMAND...
   rm -f "$log"
 }
 
-# Sums Catch2's own counts over ctest's log. A file that failed without a failed case (a crash, a leak, a time-out) is one
-# failure. Catch2 2 knows no skipped cases: tests/support/catch.h prints a line for each and they count as passed there.
+# Sums Catch2's counts over ctest's log. A file that failed without a failed case (a crash, a leak, a time-out) is one
+# failure. Catch2 2 has no skipped cases and counts them as passed: tests/support/catch.h prints a line for each.
 tally_ctest() {
   awk '
     /^[0-9]+\/[0-9]+ Testing: / { good = bad = skip = said = 0 }
@@ -54,7 +75,7 @@ run_ctest() {  # PRESET ARGUMENTS...
   if [ "$f" -gt 0 ]; then failures+=("$preset: $(failed_tests "build/$preset/Testing/Temporary")"); fi
 }
 
-# What each failed test file said of the assertions that failed, and its last lines (all there is of a crash or a time-out).
+# Prints the failed assertions of each failed test file and its last lines.
 failed_tests() {  # FOLDER
   tr '\n' ' ' <"$1/LastTestsFailed.log"
   awk '

@@ -1,6 +1,6 @@
-// LD_PRELOAD library for tests of power loss: records, in order, everything that a process does to
-// the files under one folder, so that a test can replay it up to any point and leave out what was
-// not on the disk by then. (tests/support/power_loss.h reads the record.)
+// LD_PRELOAD library for tests of power loss: records the file operations of a process below
+// one folder in order. tests/support/power_loss.h replays the record up to any point without the
+// data that were not synced.
 //
 //   WRITE_RECORDER_ROOT   the folder, absolute, without symbolic links
 //   WRITE_RECORDER_LOG    the file to record to, outside of it
@@ -105,7 +105,7 @@ std::string absolute(int folder, const char* path) {
   return whole;
 }
 
-// Of a descriptor in the folder; 0: it is elsewhere.
+// Returns the inode of a descriptor in the folder, 0 if it is elsewhere.
 uint64_t inode_of(int descriptor) {
   struct stat status {};
   if (!is_inside(path_of(descriptor)) || ::fstat(descriptor, &status) != 0) {
@@ -125,7 +125,7 @@ uint64_t size_of(int descriptor) {
   return static_cast<uint64_t>(status.st_size);
 }
 
-// After an open: a file that was not there has been made, or one that was there was emptied.
+// Records that an open created or truncated a file.
 void opened(int descriptor, const std::string& path, uint64_t inode_before, bool cuts) {
   const int error = errno;
   if (descriptor >= 0 && is_inside(path)) {
@@ -139,7 +139,7 @@ void opened(int descriptor, const std::string& path, uint64_t inode_before, bool
   errno = error;
 }
 
-// Records bytes that were written and now stand at `offset`.
+// Records the bytes that were written at `offset`.
 void wrote(int descriptor, uint64_t offset, const char* bytes, ssize_t count) {
   const int error = errno;
   const uint64_t inode = count > 0 ? inode_of(descriptor) : 0;
@@ -149,7 +149,7 @@ void wrote(int descriptor, uint64_t offset, const char* bytes, ssize_t count) {
   errno = error;
 }
 
-// The same where the kernel copied them.
+// Records bytes that the kernel copied to `offset`.
 void copied(int descriptor, uint64_t offset, ssize_t count) {
   if (count > 0 && inode_of(descriptor) != 0) {
     std::string bytes(static_cast<size_t>(count), '\0');

@@ -128,7 +128,7 @@ TEST_CASE("several hosts need the address of rank 0") {
   CHECK((there.store_host == "node1" && there.store_port >= 20000));
 }
 
-TEST_CASE("half an environment, or an impossible one, is refused by name") {
+TEST_CASE("an incomplete or invalid environment is refused by variable") {
   CHECK_THROWS_WITH(read_environment({{"RANK", "0"}}), contains_text("RANK but no WORLD_SIZE"));
   CHECK_THROWS_WITH(read_environment({{"WORLD_SIZE", "2"}}),
                     contains_text("WORLD_SIZE but no RANK"));
@@ -146,7 +146,7 @@ TEST_CASE("half an environment, or an impossible one, is refused by name") {
                     contains_text("MASTER_PORT='70000'"));
 }
 
-TEST_CASE("the variables that moe sets for its ranks are read back, and name no port") {
+TEST_CASE("the variables that moe sets for its ranks are parsed, and have no port") {
   const auto there = read_environment(with(srun(), distributed::launched_variables(2, 3, 7)));
   CHECK((there.launcher == "moe" && there.rank == 2 && there.size == 3 && there.local_rank == 2));
   CHECK(there.inherited_store == 7);

@@ -67,7 +67,7 @@ class Rank {
 
 }  // namespace
 
-TEST_CASE("ranks that join learn about each other", "[distributed]") {
+TEST_CASE("joined ranks get the list of all members", "[distributed]") {
   Store store = test::make_local_store();
   std::thread other([&] { join_failure(store, 1, 2, 10); });
   claim_rank(store, 0, elsewhere(0));
@@ -177,7 +177,7 @@ TEST_CASE("a rank in a long operation is waited for, with the usual limit after 
   CHECK_THAT(first.failure(), contains_text("rank 1 (host h1, pid 101) is not in the collective"));
 }
 
-TEST_CASE("nothing is written while all is well", "[distributed]") {
+TEST_CASE("healthy ranks write nothing to the store", "[distributed]") {
   Store store = test::make_local_store();
   Rank first(store, 0, members_elsewhere(2)), second(store, 1, members_elsewhere(2));
   for (int i = 0; i < 50; ++i) {

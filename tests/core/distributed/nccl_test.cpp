@@ -143,15 +143,15 @@ void hang(Comm& comm, FakeGpu& /*gpu*/, Store& /*store*/) {
 
 }  // namespace
 
-TEST_CASE("the host goes on while GPUs exchange, and waits for them where it must") {
+TEST_CASE("collectives on GPUs do not block the host until synchronize()") {
   const auto body = [](Comm& comm, FakeGpu& gpu, Store& /*store*/) {
     const auto transfer = comm.start_all_gather(at::zeros({2}), at::zeros({4}));
     CHECK(gpu.works[0]->ordered == 0);
     transfer.wait();
-    send_to_all(comm);  // begins before the first is over
+    send_to_all(comm);  // begins before the first is complete
     REQUIRE(gpu.works.size() == 2);
     for (const auto& work : gpu.works) {
-      CHECK(work->ordered == 1);  // what comes next on the stream waits for it
+      CHECK(work->ordered == 1);  // the next work of the stream waits for it
       CHECK(!work->isCompleted());
     }
     std::atomic<bool> is_over = false;
@@ -168,7 +168,7 @@ TEST_CASE("the host goes on while GPUs exchange, and waits for them where it mus
   CHECK(failure_of(body, do_nothing) == "");
 }
 
-TEST_CASE("what NCCL reports of a work that is over ends the run in one sentence") {
+TEST_CASE("an error that NCCL reports ends the run with its message") {
   const std::string nccl =
       "NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error, NCCL version 2.28.9\n"
       "ncclSystemError: System call failed.\nLast error:\n"
@@ -183,7 +183,7 @@ TEST_CASE("what NCCL reports of a work that is over ends the run in one sentence
         "step 7, layer 3, all_gather");
 }
 
-TEST_CASE("an operation that begins after another failed throws that failure") {
+TEST_CASE("operations after a failed one throw its failure") {
   const auto body = [](Comm& comm, FakeGpu& gpu, Store& /*store*/) {
     gather(comm);
     gpu.works.back()->end("NCCL error: invalid usage");
@@ -198,7 +198,7 @@ TEST_CASE("an operation that begins after another failed throws that failure") {
         "all_gather");
 }
 
-TEST_CASE("where another rank failed by itself, it is named and not NCCL") {
+TEST_CASE("the message of a failed collective names a rank that failed on its own") {
   const auto fail = [](Comm& /*comm*/, FakeGpu& /*gpu*/, Store& store) {
     set_verdict(store, {1, 1, "rank 1 failed (the disk is full)"});
   };
@@ -208,7 +208,7 @@ TEST_CASE("where another rank failed by itself, it is named and not NCCL") {
   }
 }
 
-TEST_CASE("a rank that does not come to an exchange of GPUs is named by the one that is there") {
+TEST_CASE("a rank that is not in a GPU collective is named by the one that waits in it") {
   CHECK_THAT(failure_of(hang, do_nothing),
              contains_text("rank 1 (host ") &&
                  contains_text(

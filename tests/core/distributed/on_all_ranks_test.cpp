@@ -26,7 +26,7 @@ std::vector<std::string> heard(const std::function<void(int64_t)>& body) {
 
 }  // namespace
 
-TEST_CASE("what one rank cannot do no rank goes on from") {
+TEST_CASE("an error of one rank is thrown on all ranks") {
   CHECK(heard([](int64_t) {}) == std::vector<std::string>(3));
   CHECK(heard([](int64_t rank) {
           if (rank == 2) {
@@ -41,7 +41,7 @@ TEST_CASE("what one rank cannot do no rank goes on from") {
                                               " failed (disk broken)"));
 }
 
-TEST_CASE("the user's mistake is told before what follows from it") {
+TEST_CASE("a UserError has precedence over the errors that it causes") {
   CHECK(heard([](int64_t rank) {
           if (rank == 0) {
             throw std::runtime_error("broken");
@@ -50,7 +50,7 @@ TEST_CASE("the user's mistake is told before what follows from it") {
         }) == std::vector<std::string>(3, "user: rank 1 has no file"));
 }
 
-TEST_CASE("one rank alone throws what it throws") {
+TEST_CASE("a single rank throws its own exception") {
   const auto alone = distributed::solo_comm();
   for (distributed::Comm* comm : {alone.get(), static_cast<distributed::Comm*>(nullptr)}) {
     CHECK_THROWS_AS(distributed::on_all_ranks(comm, [] { throw UserError("wrong"); }), UserError);
@@ -59,7 +59,7 @@ TEST_CASE("one rank alone throws what it throws") {
   }
 }
 
-TEST_CASE("one rank alone keeps what it has") {
+TEST_CASE("a single rank keeps its values") {
   const auto comm = distributed::solo_comm();
   const at::Tensor rows = at::arange(6, at::kFloat).view({3, 2}), output = at::empty_like(rows);
   comm->all_to_all(rows, {3}, output, {3}).wait();
@@ -69,7 +69,7 @@ TEST_CASE("one rank alone keeps what it has") {
   CHECK(comm->split({0})->size() == 1);
 }
 
-TEST_CASE("what holds on one rank is known to all") {
+TEST_CASE("a condition that is true on any rank is returned on all") {
   for (const int64_t where : {-1, 0, 2}) {
     std::vector<int> found(3, -1);
     test::run_as_threads(3, [&](distributed::Comm& comm) {
@@ -79,7 +79,7 @@ TEST_CASE("what holds on one rank is known to all") {
   }
 }
 
-TEST_CASE("ranks of one process share its host") {
+TEST_CASE("ranks of one process are on one host") {
   test::run_as_threads(3, [](distributed::Comm& comm) {
     if (distributed::same_host_ranks(comm) != std::vector<int64_t>{0, 1, 2}) {
       throw std::runtime_error("the ranks of this host are others");
@@ -88,8 +88,8 @@ TEST_CASE("ranks of one process share its host") {
   CHECK(distributed::same_host_ranks(*distributed::solo_comm()) == std::vector<int64_t>{0});
 }
 
-TEST_CASE("memory that the ranks of a host lack together is refused on all of them") {
-  // One of them could have it: more than half of what is left, less than all of it.
+TEST_CASE("a memory shortage of the ranks of a host is thrown on all of them") {
+  // The need of one rank fits, that of two does not: 3/4 of the free memory each.
   uint64_t left = UINT64_MAX;
   for (const auto& limit : memory_limits()) {
     left = std::min(left, limit.is_shared ? limit.left : UINT64_MAX);

@@ -72,7 +72,7 @@ Tensor some_numbers(int64_t rank, int64_t count) {
 
 }  // namespace
 
-TEST_CASE("collectives of Gloo give every rank what it must receive") {
+TEST_CASE("collectives of Gloo return the expected values on every rank") {
   on_ranks(3, [](distributed::Comm& comm) {
     bool is_right = test::one_rank_may_get_all(comm) && test::sums_and_pieces_are_right(comm) &&
                     test::numbers_and_texts_travel(comm);
@@ -94,7 +94,7 @@ TEST_CASE("collectives of Gloo give every rank what it must receive") {
   on_ranks(4, test::splits_exchange_among_themselves);
 }
 
-TEST_CASE("several exchanges may be under way") {
+TEST_CASE("several all-to-alls may be in flight") {
   on_ranks(2, [](distributed::Comm& comm) {
     const Tensor one = at::full({2}, 1.0 + comm.rank()), two = at::full({2}, 10.0 + comm.rank());
     const Tensor from_one = at::empty({2}), from_two = at::empty({2});
@@ -107,7 +107,7 @@ TEST_CASE("several exchanges may be under way") {
   });
 }
 
-TEST_CASE("a gather may be under way while sums are made and another one is waited for") {
+TEST_CASE("an all-gather may be in flight during other collectives") {
   on_ranks(3, [](distributed::Comm& comm) {
     const auto r = static_cast<float>(comm.rank());
     constexpr int64_t kMany = 300000;
@@ -127,7 +127,7 @@ TEST_CASE("a gather may be under way while sums are made and another one is wait
 
 // reduce_scatter sums in rank order, as threads do. Gloo chooses the order of all_reduce, which for
 // 3 terms changes a sum by at most two roundings of the partial sums, each below 3 in magnitude.
-TEST_CASE("sums are those that threads give, the same on every rank and every time") {
+TEST_CASE("sums equal those of thread ranks, on every rank and in every repetition") {
   for (const int64_t count : {7, 100'003}) {
     std::vector<Tensor> wanted(3), wanted_pieces(3), sums(3);
     const int64_t length = count / 3;
@@ -152,7 +152,7 @@ TEST_CASE("sums are those that threads give, the same on every rank and every ti
   }
 }
 
-TEST_CASE("a connection that breaks ends the collectives of the others, without a stack trace") {
+TEST_CASE("a broken connection ends the collectives of other ranks without a stack trace") {
   const auto failures = run_ranks(2, [&](distributed::Comm& comm) {
     comm.barrier();
     if (comm.rank() == 0) {

@@ -148,7 +148,7 @@ TEST_CASE("the program of a rank", "[.]") {
   std::_Exit(0);
 }
 
-TEST_CASE("a rank takes the GPU of its number, or the only one that it sees") {
+TEST_CASE("a rank uses the GPU of its local rank, or the only visible one") {
   using distributed::rank_gpu;
   CHECK(rank_gpu(1, 2, false) == 1);
   CHECK(rank_gpu(5, 1, true) == 0);  // srun --gpus-per-task=1 shows each rank its own
@@ -160,7 +160,7 @@ TEST_CASE("a rank takes the GPU of its number, or the only one that it sees") {
              contains_text("rank 4 ") && contains_text("(4 visible)"));
 }
 
-TEST_CASE("rank 0 alone prints, and the ranks of a host share its cores") {
+TEST_CASE("only rank 0 prints, and the ranks of a host divide its cores") {
   const auto [three, seconds] = run_program(3, "is_well", -1);
   CHECK(three.exit_code == 0);
   const int threads = std::max(1, usable_processors() / 3);
@@ -171,7 +171,7 @@ TEST_CASE("rank 0 alone prints, and the ranks of a host share its cores") {
   CHECK((one.exit_code == 2 && one.err == "rank 0 writes\nmoe: no such folder; name another\n"));
 }
 
-TEST_CASE("a run in which a rank fails ends with its exit code and names the rank and its place") {
+TEST_CASE("a failed rank ends the run with its exit code and is named with its position") {
   struct Case {
     const char* way;
     int64_t culprit;  // -1: all ranks
@@ -234,7 +234,7 @@ TEST_CASE("a rank that writes for longer than the time limit is waited for") {
 }
 
 // Ranks that call different collectives are a defect of the program. Gloo finds that sizes differ.
-TEST_CASE("a run in which a rank leaves before the others ends") {
+TEST_CASE("a run ends if a rank exits before the others") {
   const auto [result, seconds] = run_program(2, "leaves", 1, 2);
   CHECK(result.exit_code == 1);
   CHECK_THAT(result.err, contains_text("moe: ") && contains_text("step 4, layer "));

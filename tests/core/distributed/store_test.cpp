@@ -30,7 +30,7 @@ uint16_t port(int offset) { return static_cast<uint16_t>(20000 + (getpid() + off
 
 }  // namespace
 
-TEST_CASE("processes that inherit a store read what the others write") {
+TEST_CASE("processes that inherit a store read the values of each other") {
   const Descriptor file = make_memory_file();
   Store one = distributed::open_inherited_store(file, Seconds{20});
   Store other = one.connect_again();
@@ -53,12 +53,12 @@ TEST_CASE("a store whose file another process holds throws after the time limit"
   flock(holder.get(), LOCK_UN);
 }
 
-// Otherwise the answer to a port scanner would end the process (SIGPIPE).
-TEST_CASE("clients that hang up before their answer leave the store as it is") {
+// Without it a write to a port scanner would end the process (SIGPIPE).
+TEST_CASE("clients that disconnect early do not disturb the store") {
   std::signal(SIGPIPE, SIG_DFL);
   FLAGS_caffe2_log_level = 3;  // fatal: c10d logs a line for each
   Store store = distributed::serve_store("127.0.0.1", port(0), "run", Seconds{20});
-  // The greeting of c10d's protocol, and 2,000 questions for the number of keys.
+  // The greeting of c10d's protocol, and 2,000 requests for the number of keys.
   std::string questions("\x00\xce\xf7\x85\x3c", 5);
   questions.append(2000, '\x07');
   sockaddr_in address{};
@@ -76,7 +76,7 @@ TEST_CASE("clients that hang up before their answer leave the store as it is") {
   CHECK(store.read("key") == "text");
 }
 
-TEST_CASE("a store listens at the address that was named and at no other") {
+TEST_CASE("a store listens only at the given address") {
   FLAGS_caffe2_log_level = 3;
   const Store first = distributed::serve_store("127.0.0.1", port(1), "run", Seconds{5});
   const Store second = distributed::serve_store("127.0.0.2", port(1), "run", Seconds{5});
@@ -122,7 +122,7 @@ TEST_CASE("a loopback interface that is down is named") {
   CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0));
 }
 
-TEST_CASE("a descriptor that is no memory file is refused as a store") {
+TEST_CASE("a descriptor that is not a memory file is refused as a store") {
   const test::TempDir folder;
   test::write_file(folder / "file", "text");
   const Descriptor file(open((folder / "file").c_str(), O_RDWR));

@@ -6,7 +6,7 @@
 using namespace moe;
 using moe::test::contains_text;
 
-TEST_CASE("as many processes as W allows share the experts unless told otherwise") {
+TEST_CASE("by default expert parallelism spans as many processes as W allows") {
   CHECK(distributed::make_layout(1, 0, {}, 8, 8).group() == 1);
   CHECK(distributed::make_layout(4, 0, {}, 8, 8).group() == 4);
   CHECK(distributed::make_layout(4, 0, {}, 2, 8).group() == 2);
@@ -15,7 +15,7 @@ TEST_CASE("as many processes as W allows share the experts unless told otherwise
   CHECK((dense.replicas == 3 && dense.replica() == 2 && dense.ep_rank() == 0));
 }
 
-TEST_CASE("a process knows its experts, its logical ranks and its rows") {
+TEST_CASE("a layout gives the experts, logical ranks and rows of a process") {
   const distributed::Layout layout = distributed::make_layout(4, 3, 2, 4, 8);  // replica 1, place 1
   CHECK((layout.replica() == 1 && layout.ep_rank() == 1));
   CHECK((layout.first_expert() == 4 && layout.local_experts() == 4));
@@ -27,7 +27,7 @@ TEST_CASE("a process knows its experts, its logical ranks and its rows") {
         "8 experts, 4 a process");
 }
 
-TEST_CASE("a layout that cannot be is refused in a sentence") {
+TEST_CASE("an invalid layout is refused") {
   CHECK_THROWS_WITH(distributed::make_layout(4, 0, 3, 8, 8),
                     contains_text("--replicas 3 does not divide"));
   CHECK_THROWS_WITH(distributed::make_layout(4, 0, 1, 2, 8),

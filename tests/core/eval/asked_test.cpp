@@ -46,10 +46,10 @@ std::vector<Request> requests_of(size_t count, size_t context) {
 
 uint64_t anonymous_bytes() { return system_bytes("/proc/self/status", "RssAnon"); }
 
-// The most anonymous memory while `work` runs, above what there was before.
+// Returns the peak of anonymous memory while `work` runs, minus that before.
 template <typename Work>
 uint64_t peak_of(const Work& work) {
-  malloc_trim(0);  // what the allocator kept of earlier work is not in the way of this one
+  malloc_trim(0);  // returns freed memory of earlier work
   const uint64_t before = anonymous_bytes();
   std::atomic<bool> is_done = false;
   uint64_t peak = before;
@@ -97,7 +97,7 @@ TEST_CASE("the largest forward pass has the tokens of one batch", "[eval]") {
   CHECK((all > 0 && all < 100));
   CHECK(request_sizes(settings, opened, {few}).forward_tokens == all);
   CHECK(request_sizes(settings, opened, {task_of(500, "some words")}).forward_tokens == 100);
-  // Of many questions one may be longer than the limit.
+  // One of many questions may be longer than the limit.
   LoadedTask mixed = task_of(500, "some words");
   std::string words;
   for (int i = 0; i < 150; ++i) {
@@ -105,7 +105,7 @@ TEST_CASE("the largest forward pass has the tokens of one batch", "[eval]") {
   }
   mixed.questions[300].context = words;
   CHECK(request_sizes(settings, opened, {mixed}).forward_tokens > 150);
-  // Answers that are generated keep the keys and values of one text.
+  // Generated answers need the KV cache of one text.
   LoadedTask written = task_of(3, "Say it");
   written.task.output = OutputType::kGenerateUntil;
   written.task.generation.max_tokens = 50;
@@ -151,9 +151,9 @@ TEST_CASE("an evaluation needs at most the estimated memory and at least two thi
       runner.run("requests", requests);
       return memory_need(settings, opened, asked).bytes;
     };
-    take(requests_of(4, 100));  // threads and libraries take theirs once
+    take(requests_of(4, 100));  // memory that threads and libraries allocate once
     uint64_t need = 0;
-    // 43 MB and more of activations, beside which 16 MiB that the need counts at any size are few.
+    // At least 43 MB of activations, compared with the constant 16 MiB of the estimate.
     const uint64_t peak = peak_of([&] { need = take(requests_of(84, 100)); });
     CAPTURE(is_mixture, need, peak);
     CHECK(need >= peak);

@@ -19,7 +19,7 @@ LoadedTask task_of(const std::string& context, const std::string& choice) {
   return loaded;
 }
 
-// A token a byte; `look` sees every text first.
+// Encodes each byte as a token; calls `look` with each text before.
 TextEncoder bytes_encoder(std::function<void(std::string_view)> look) {
   TextEncoder encoder;
   encoder.window = 64;
@@ -30,7 +30,7 @@ TextEncoder bytes_encoder(std::function<void(std::string_view)> look) {
   return encoder;
 }
 
-TEST_CASE("a task is there while the next one is still being encoded", "[eval]") {
+TEST_CASE("a task is available while the next one is being encoded", "[eval]") {
   const std::vector<LoadedTask> tasks = {task_of("first", "a"), task_of("second", "bc")};
   std::promise<void> go;
   const std::shared_future<void> gone = go.get_future().share();
@@ -42,26 +42,25 @@ TEST_CASE("a task is there while the next one is still being encoded", "[eval]")
                          }
                        }),
                        tasks);
-  CHECK(encoded.at(0).requests.at(0).scored == 2);  // " a"; would wait for ever after the second
+  CHECK(encoded.at(0).requests.at(0).scored == 2);  // " a"; the second task is not encoded yet
   while (!second_waits) {
-    std::this_thread::yield();  // the thread went on by itself
+    std::this_thread::yield();  // the thread encodes the next task
   }
   go.set_value();
   CHECK(encoded.at(1).requests.at(0).scored == 3);
 }
 
-TEST_CASE("a task that cannot be encoded is told before its turn", "[eval]") {
+TEST_CASE("an encoding error is thrown for every task once it is known", "[eval]") {
   std::vector<LoadedTask> tasks = {task_of("first", "a"), task_of("second", "b")};
   tasks[1].questions[0].delimiter = "";
   tasks[1].questions[0].choices = {""};
   EncodedTasks encoded(bytes_encoder([](std::string_view) {}), tasks);
   const std::string late = test::user_error_of([&] { encoded.at(1); });
   CHECK(late.find("second.jsonl:1") != std::string::npos);
-  CHECK(test::user_error_of([&] { encoded.at(0); }) == late);  // known by now
+  CHECK(test::user_error_of([&] { encoded.at(0); }) == late);  // found by the thread
 }
 
-TEST_CASE("where routing is counted, a generated task brings each question with its right answer",
-          "[eval]") {
+TEST_CASE("with routing statistics a generated task has a request of each right answer", "[eval]") {
   LoadedTask loaded = task_of("Is it?", "");
   loaded.task.output = OutputType::kGenerateUntil;
   loaded.task.generation.max_tokens = 8;

@@ -1,5 +1,4 @@
-// The whole of an evaluation with the real model, held to numbers that lm-evaluation-harness 0.4.13
-// itself gave.
+// Whole evaluations; those of the published model are compared with lm-evaluation-harness 0.4.13.
 #include "core/eval/evaluate.h"
 
 #include "core/base/sha256.h"
@@ -15,14 +14,13 @@
 namespace moe::eval {
 namespace {
 
-// The harness's own batch 1 against batch 8 differs by up to 3e-5; the bound is the one that
-// item-by-item comparisons use.
+// Between batch sizes 1 and 8 the harness itself differs by up to 3e-5.
 constexpr double kTolerance = 1e-3;
 
-EvalSettings stories(std::vector<std::string> tasks) {
+EvalSettings tiny_settings(std::vector<std::string> tasks) {
   EvalSettings settings;
-  settings.model = test::shared_data() / "stories260K-hf";
-  settings.data = test::shared_data() / "bench";
+  settings.model = test::tiny_model_folder();
+  settings.data = test::bench_folder();
   settings.tasks = std::move(tasks);
   settings.bos = Bos::kOn;
   return settings;
@@ -40,7 +38,10 @@ TEST_CASE("five benchmarks score as lm-evaluation-harness scores them", "[eval]"
   MOE_NEED_SHARED_DATA();
   const Json golden =
       read_json(moe::test::source_folder() / "tests/golden/lm_eval_stories260k.json")["tasks"];
-  EvalSettings settings = stories({"logiqa", "arc_easy", "arc_challenge", "piqa", "hellaswag"});
+  EvalSettings settings =
+      tiny_settings({"logiqa", "arc_easy", "arc_challenge", "piqa", "hellaswag"});
+  settings.model = test::shared_data() / "stories260K-hf";
+  settings.data = test::shared_data() / "bench";
   settings.limit = 20;
   const RunReport report = evaluate(settings);
   REQUIRE(report.tasks.size() == 5);
@@ -63,8 +64,7 @@ TEST_CASE("five benchmarks score as lm-evaluation-harness scores them", "[eval]"
   }
 }
 
-TEST_CASE("notes tell of a subset and of choices longer than the window", "[eval]") {
-  MOE_NEED_SHARED_DATA();
+TEST_CASE("notes report an incomplete file and choices longer than the window", "[eval]") {
   const test::TempDir folder;
   std::string story;
   for (int i = 0; i < 600; ++i) {
@@ -73,35 +73,34 @@ TEST_CASE("notes tell of a subset and of choices longer than the window", "[eval
   test::write_file(
       folder / "long.jsonl",
       OrderedJson({{"question", "q"}, {"choices", {story, "b"}}, {"answer", 1}}).dump());
-  EvalSettings settings = stories({"hellaswag", (folder / "long.jsonl").string()});
+  EvalSettings settings = tiny_settings({"hellaswag", (folder / "long.jsonl").string()});
   settings.limit = 2;
   std::vector<std::string> notes;
   const RunReport report =
       evaluate(settings, {[&](const std::string& note) { notes.push_back(note); }});
   REQUIRE(notes.size() == 2);
-  CHECK_THAT(notes[0], test::contains_text("hellaswag: the file has 1000 questions") &&
+  CHECK_THAT(notes[0], test::contains_text("hellaswag: the file has 3 questions") &&
                            test::contains_text("10042"));
   CHECK_THAT(notes[1],
-             test::contains_text("long: 1 continuation") && test::contains_text("512 tokens"));
+             test::contains_text("long: 1 continuation") && test::contains_text("256 tokens"));
   CHECK(report.tasks[1].cut_choices == 1);
-  CHECK(report.tasks[1].scores[0][0].tokens == 512);
+  CHECK(report.tasks[1].scores[0][0].tokens == 256);
   CHECK(results_json(report)["moe"]["cut_choices"]["long"] == 1);
 }
 
-TEST_CASE("nothing is loaded before the output is known to be free", "[eval]") {
-  MOE_NEED_SHARED_DATA();
+TEST_CASE("an existing output file is refused before the model is loaded", "[eval]") {
   const test::TempDir folder;
   test::write_file(folder / "samples_piqa.jsonl", "x");
-  EvalSettings settings = stories({"piqa"});
+  EvalSettings settings = tiny_settings({"piqa"});
   settings.model = folder / "no such model";
   settings.out = folder.path();
   CHECK_THAT(test::user_error_of([&] { evaluate(settings); }),
              test::contains_text((folder / "samples_piqa.jsonl").string()));
 }
 
-TEST_CASE("a live model scores as its folder does", "[eval]") {
+TEST_CASE("a model in memory has the scores of its folder", "[eval]") {
   EvalSettings settings;
-  settings.model = test::source_folder() / "recipes/tiny/model";
+  settings.model = test::tiny_model_folder();
   settings.tasks = {(test::source_folder() / "recipes/tiny/quiz.jsonl").string()};
   settings.limit = 30;
   const auto report = evaluate(settings);
@@ -117,13 +116,12 @@ TEST_CASE("a live model scores as its folder does", "[eval]") {
   }
 }
 
-TEST_CASE("live tasks are refused as moe eval refuses them", "[eval]") {
-  const auto model = test::source_folder() / "recipes/tiny/model";
+TEST_CASE("LiveTasks refuses unknown tasks and tasks with generated answers", "[eval]") {
+  const auto model = test::tiny_model_folder();
   CHECK(test::user_error_of([&] { LiveTasks(model, {"piqua"}, "", {}); }).find("piqa") !=
         std::string::npos);
-  MOE_NEED_SHARED_DATA();
   CHECK(test::user_error_of([&] {
-          LiveTasks(model, {"bbh_zeroshot_snarks"}, test::shared_data() / "bench", {});
+          LiveTasks(model, {"bbh_zeroshot_snarks"}, test::bench_folder(), {});
         }).find("its answers are generated token by token") != std::string::npos);
 }
 

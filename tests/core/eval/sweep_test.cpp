@@ -1,4 +1,4 @@
-// A sweep is its values run one after the other, from one loading; the page and the table say it.
+// Sweeps over routing settings with a model that is loaded once; their table and page.
 #include "core/base/json.h"
 #include "core/eval/evaluate.h"
 #include "tests/support/catch.h"
@@ -43,14 +43,14 @@ std::vector<SweepValue> gather_values(const Strings& sweeps, const std::string& 
   return sweep_values(axes, base, config_of(stored), false);
 }
 
-TEST_CASE("a comma goes on with a router where none begins behind it", "[eval]") {
+TEST_CASE("a comma continues a router unless another router follows", "[eval]") {
   CHECK((parse_sweep("cf=0.25,inf").values == Strings{"0.25", "inf"}));
   CHECK(
       (parse_sweep("router=top1:cf=2,order=score,TOP2+ir,topp:0.4,max=2,relu:k=1,mult=2").values ==
        Strings{"top1:cf=2,order=score", "TOP2+ir", "topp:0.4,max=2", "relu:k=1,mult=2"}));
 }
 
-TEST_CASE("values stand in for what the folder stores", "[eval]") {
+TEST_CASE("values replace the settings stored in the folder", "[eval]") {
   CHECK((names_of(gather_values({"cf=0.5,1,inf"}, "top1+ir:cf=2")) ==
          Strings{"cf=0.5 -> top1+ir:cf=0.5", "cf=1 -> top1+ir", "cf=inf -> top1+ir:cf=inf"}));
   CHECK((names_of(gather_values({"p=0.1,0.7"}, "topp:0.4,max=3")) ==
@@ -63,7 +63,7 @@ TEST_CASE("values stand in for what the folder stores", "[eval]") {
   CHECK(route::to_string(ranks.at(1).routing.router) == "top2+ir:cf=1");
 }
 
-TEST_CASE("what cannot be swept is refused with setting and value before anything runs", "[eval]") {
+TEST_CASE("invalid sweeps are refused with the setting and the value", "[eval]") {
   struct Case {
     Strings sweeps;
     const char *stored, *fact;
@@ -96,14 +96,14 @@ TEST_CASE("what cannot be swept is refused with setting and value before anythin
 }
 
 void write_mixture(const std::filesystem::path& out) {
-  test::write_mixture(test::shared_data() / "stories260K-hf", out,
+  test::write_mixture(test::tiny_model_folder(), out,
                       {.router = "top1:cf=1", .experts = 4, .router_std = 0.5, .ep_ranks = 2});
 }
 
 EvalSettings settings_of(const std::filesystem::path& model) {
   EvalSettings settings;
   settings.model = model;
-  settings.data = test::shared_data() / "bench";
+  settings.data = test::bench_folder();
   settings.tasks = {"arc_easy", "copa"};
   settings.limit = 8;
   settings.group_tokens = 100;
@@ -116,8 +116,7 @@ OrderedJson without_times(OrderedJson results) {
   return results;
 }
 
-TEST_CASE("each value's results are those of a run of its own", "[eval]") {
-  MOE_NEED_SHARED_DATA();
+TEST_CASE("the results of each value equal those of a separate run", "[eval]") {
   const TempDir folder;
   write_mixture(folder / "moe");
   EvalSettings settings = settings_of(folder / "moe");
@@ -156,8 +155,7 @@ TEST_CASE("each value's results are those of a run of its own", "[eval]") {
              test::contains_text("sweep.json: "));
 }
 
-TEST_CASE("a sweep that is stopped goes on, and a stranger's results stay", "[eval]") {
-  MOE_NEED_SHARED_DATA();
+TEST_CASE("a stopped sweep resumes, and results of other runs are not overwritten", "[eval]") {
   const TempDir folder;
   write_mixture(folder / "moe");
   EvalSettings settings = settings_of(folder / "moe");
@@ -206,7 +204,8 @@ SweepReport example_report() {
   return report;
 }
 
-TEST_CASE("the page has a panel a column, a line a router and a mark a value", "[eval]") {
+TEST_CASE("the page has a panel for each column, a line for each router, a mark for each value",
+          "[eval]") {
   const std::string page = sweep_page(example_report());
   const Json data = drawn_data(page);
   REQUIRE(data["sections"].size() == 1);
@@ -232,7 +231,7 @@ TEST_CASE("the page has a panel a column, a line a router and a mark a value", "
   CHECK(page.find("nan") == std::string::npos);
 }
 
-TEST_CASE("routers alone have no order, the page sets bars side by side", "[eval]") {
+TEST_CASE("a sweep over routers alone is drawn as bars", "[eval]") {
   SweepReport report{"model", {parse_sweep("router=top1,top2")}, {{"mmlu", "acc", 100}}, {}};
   for (const std::string router : {"top1", "top2"}) {
     report.rows.push_back({{{router}, "router=" + router, {}}, {{0.3, 0.01}}, 0.3});
@@ -245,7 +244,7 @@ TEST_CASE("routers alone have no order, the page sets bars side by side", "[eval
   CHECK(drawn_data(sweep_page(example_report()))["sections"][0]["panels"][0]["kind"] == "lines");
 }
 
-TEST_CASE("bars on a terminal keep to its width", "[eval]") {
+TEST_CASE("bars on a terminal fit its width", "[eval]") {
   for (const size_t width : {40, 80, 200}) {
     const std::string bars = sweep_bars(example_report(), width);
     size_t begin = 0;

@@ -3,7 +3,6 @@
 #include "core/train/observe/metrics.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
-#include "tests/support/user_error.h"
 
 using namespace moe;
 using namespace moe::train;

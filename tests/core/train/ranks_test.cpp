@@ -12,7 +12,6 @@
 #include "core/train/loop/trainer.h"
 #include "tests/support/matchers.h"
 #include "tests/support/train_ranks.h"
-#include "tests/support/user_error.h"
 
 using namespace moe;
 using namespace moe::train;

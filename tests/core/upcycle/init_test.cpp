@@ -192,23 +192,22 @@ TEST_CASE("granularity G makes E G experts of width F / G and scales k, max and 
 }
 
 TEST_CASE("a tokenizer comes from a file or a folder, and must fit", "[model][init]") {
-  MOE_NEED_SHARED_DATA();
-  const std::filesystem::path stories = test::shared_data() / "stories260K-hf";
-  for (const auto& from : {stories, stories / "tokenizer.model"}) {
+  const std::filesystem::path tiny = test::tiny_model_folder();
+  for (const auto& from : {tiny, tiny / "tokenizer.model"}) {
     const TempDir folder;
-    InitSettings settings = settings_for(folder, {.vocab = 512});
+    InitSettings settings = settings_for(folder, {.vocab = 1024});
     settings.tokenizer = from;
     make(settings);
     CHECK(test::read_file(folder / "out/tokenizer.model") ==
-          test::read_file(stories / "tokenizer.model"));
+          test::read_file(tiny / "tokenizer.model"));
     CHECK(std::filesystem::exists(folder / "out/tokenizer_config.json"));
     CHECK_FALSE(std::filesystem::exists(folder / "out/tokenizer"));
 
     settings.out = folder / "small";
-    settings.config = write_config(folder, {.vocab = 500});
+    settings.config = write_config(folder, {.vocab = 1000});
     const std::string message = test::user_error_of([&] { make(settings); });
     CHECK_THAT(message,
-               contains_text("--tokenizer " + from.string() + ": ") && contains_text("512"));
+               contains_text("--tokenizer " + from.string() + ": ") && contains_text("1024"));
     CHECK_FALSE(std::filesystem::exists(folder / "small"));
   }
 }

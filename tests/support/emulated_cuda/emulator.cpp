@@ -18,17 +18,16 @@
 #include "kernels/ops/cuda_functions.h"
 #include "memory.h"
 
-// The linker's names for the ends of the section that holds the shared variables, but for those of
-// kernel templates, of which GCC leaves the section out: they are among the program's zeros.
+// Ends of the linker section of shared variables. Those of kernel templates are in .bss instead,
+// because GCC ignores their section attribute.
 extern "C" {
 extern char __start_emulated_shared[] __attribute__((weak));
 extern char __stop_emulated_shared[] __attribute__((weak));
 extern char __bss_start[], _end[];
 }
 
-// Keeps the registers that a call keeps, stores the stack in *from, and goes on with the stack
-// `to`. (swapcontext would ask the kernel about signals each time, which is all that a test then
-// does.)
+// Saves the callee-saved registers, stores the stack pointer in *from and switches to the stack
+// `to`. swapcontext() would take a system call for the signal mask each time.
 extern "C" void emulated_switch(void** from, void* to);
 asm(R"(
   .text
@@ -72,7 +71,7 @@ struct Fiber {
 
 struct Warp {
   uint64_t values[kLanes] = {};
-  bool is_late = false;  // does not run in this round, so that others get ahead of it
+  bool is_late = false;  // does not run in this round, so that other threads run first
 };
 
 struct Emulator {
@@ -107,8 +106,8 @@ void run_fiber() {
   all.wait(State::kDone);
 }
 
-// Of the address sanitizer, where the kernels are compiled for it: what a stopped thread left on
-// its stack is no error of the next.
+// Functions of the address sanitizer, null in other builds: they clear the marks that a stopped
+// thread left on its stack.
 extern "C" [[gnu::weak]] void __asan_unpoison_memory_region(const volatile void* memory,
                                                             size_t bytes);
 

@@ -19,7 +19,7 @@ namespace {
 // tokens: 64 * 2^-24 * a few * 12.
 constexpr double kTolerance = 1e-4;
 
-// Questions of four choices behind one context each, of mixed lengths.
+// Returns questions with a context and four choices each, of mixed lengths.
 std::vector<Request> questions() {
   std::mt19937_64 random(7);
   const auto token = [&] { return static_cast<int64_t>(random() % 64); };

@@ -1,4 +1,4 @@
-// Comma-separated values, and the records that Hugging Face data sets export.
+// CSV files, and records exported from Hugging Face data sets.
 #include "core/eval/formats/lines.h"
 #include "core/eval/formats/text.h"
 #include "tests/support/catch.h"
@@ -37,7 +37,7 @@ TEST_CASE("quoted fields hold commas, quotes, line feeds and bare carriage retur
          std::vector<std::string>{"a", "\"b", "c"}));
 }
 
-TEST_CASE("a quote that is never closed and text after one are refused with their line", "[eval]") {
+TEST_CASE("an unclosed quote and text after a quote are refused with their line", "[eval]") {
   const TempDir folder;
   for (const char* text : {"a,b\nc,\"d\ne", "a,b\n\"c\"d,e\n"}) {
     test::write_file(folder / "f.csv", text);
@@ -46,7 +46,7 @@ TEST_CASE("a quote that is never closed and text after one are refused with thei
   }
 }
 
-TEST_CASE("lists as Python and numpy print them", "[eval]") {
+TEST_CASE("lists are parsed as Python and numpy print them", "[eval]") {
   CHECK(parse_literal("['x y' 'z']", "w").dump() == R"(["x y","z"])");
   CHECK(parse_literal("[1 -2]", "w").dump() == "[1,-2]");
   CHECK(parse_literal("{'text': array([\"a'b\", 'c\\nd'], dtype=object), 'n': [True, None]}", "w")
@@ -68,7 +68,7 @@ const Schema kSchema = {{"q"},
                         {"label", Kind::kLabel, {"no", "yes"}},
                         {"idx", Kind::kAny}};
 
-TEST_CASE("CSV and JSON lines of the same records are the same documents", "[eval]") {
+TEST_CASE("CSV and JSON lines of equal records give equal documents", "[eval]") {
   const TempDir folder;
   test::write_file(
       folder / "a.jsonl",
@@ -88,7 +88,7 @@ TEST_CASE("CSV and JSON lines of the same records are the same documents", "[eva
   CHECK(table[0].where.ends_with("a.csv line 2"));
 }
 
-TEST_CASE("a field that is missing, of another kind, or a wrong label names file and line",
+TEST_CASE("a missing field, a wrong type and a wrong label are refused with file and line",
           "[eval]") {
   const std::string good = R"({"q": "a", "choices": {"text": ["x"], "label": ["A"]}, "n": 1, )";
   const Schema two = {{"q"}, {"n", Kind::kInt}};

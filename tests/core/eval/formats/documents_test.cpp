@@ -1,4 +1,4 @@
-// Broken benchmark files: each is one sentence with file and line.
+// Invalid benchmark files are refused with file and line.
 #include "core/eval/formats/documents.h"
 
 #include "core/eval/formats/lines.h"
@@ -13,7 +13,7 @@ namespace {
 
 using test::TempDir;
 
-// What reading `text` complains about, without the folder's name; "" = nothing.
+// Returns the error of reading `text` without the folder's name, or "".
 std::string complaint(const DocumentReader& read, const std::string& text,
                       const std::string& labels = "") {
   const TempDir folder;
@@ -42,7 +42,7 @@ TEST_CASE("LogiQA reads Windows newlines, a byte-order mark, and a last line wit
         R"({"label":"b","context":"3. 5 m.","question":"Why?","options":["one","two","x","y."]})");
 }
 
-TEST_CASE("LogiQA's options lose two characters, whatever they are", "[eval]") {
+TEST_CASE("the first two characters of LogiQA's options are removed", "[eval]") {
   const TempDir folder;
   test::write_file(folder / "t", "a\nctx\nq\nA No.\nB? x\n\u00C9\u6709C\nD.");
   const auto documents = read_logiqa({folder / "t"});

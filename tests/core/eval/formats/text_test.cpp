@@ -12,11 +12,11 @@
 namespace moe::eval {
 namespace {
 
-TEST_CASE("strip removes what Python calls white space, and nothing else", "[eval]") {
+TEST_CASE("strip() removes exactly Python's white space", "[eval]") {
   CHECK(strip("  a b \t\r\n") == "a b");
   CHECK(strip("\u00A0\u2003\u3000x\u2028\u0085") == "x");
   CHECK(strip("\x1C\x1F x") == "x");
-  CHECK(strip("\u200Bx\u200B") == "\u200Bx\u200B");  // a zero-width space is no white space
+  CHECK(strip("\u200Bx\u200B") == "\u200Bx\u200B");  // a zero-width space is not white space
   CHECK(strip(" \n ").empty());
   CHECK(strip("").empty());
   CHECK(right_strip("  a \n\u00A0") == "  a");
@@ -32,7 +32,7 @@ TEST_CASE("capitalize lower-cases everything after the first letter", "[eval]") 
   CHECK(capitalize("aİ") == "Ai\u0307");
 }
 
-// What Python says of every character (tests/golden/make_unicode.py).
+// Properties of every character in Python (tests/golden/make_unicode.py).
 class PythonsUnicode {
  public:
   std::vector<std::string> characters() const {
@@ -51,7 +51,7 @@ class PythonsUnicode {
     return all;
   }
 
-  // Character -> what `function` makes of it, of those that it changes.
+  // Character -> result of `function`, for the characters that it changes.
   std::map<std::string, std::string> changed_by(const char* function) const {
     std::map<std::string, std::string> all;
     for (const std::string text : golden_.at(function)) {
@@ -91,7 +91,7 @@ class PythonsUnicode {
   Json golden_ = read_json(test::source_folder() / "tests/golden/unicode.json");
 };
 
-TEST_CASE("every character is of the class that Python has it in", "[eval]") {
+TEST_CASE("every character has the class that Python gives it", "[eval]") {
   const PythonsUnicode python;
   const auto characters = python.characters();
   REQUIRE(characters.size() > 280000);
@@ -116,7 +116,7 @@ TEST_CASE("every letter has the case that Python gives it", "[eval]") {
       wrong.push_back(c);
     }
     const std::string& wanted = capitalized.try_emplace(c, c).first->second;
-    if (count_code_points(wanted) > 1 && c != "\u00DF") {  // it stays
+    if (count_code_points(wanted) > 1 && c != "\u00DF") {  // is kept
       of_several.push_back(c);
       CHECK(capitalize(c) == c);
     } else if (capitalize(c) != wanted) {
@@ -128,7 +128,7 @@ TEST_CASE("every letter has the case that Python gives it", "[eval]") {
   CHECK(std::find(of_several.begin(), of_several.end(), "\uFB01") != of_several.end());  // fi
 }
 
-TEST_CASE("a letter, and a mark that belongs to one, begins a word's rest", "[eval]") {
+TEST_CASE("begins_with_letter() accepts letters and their marks", "[eval]") {
   for (const char* text : {"a", "Z", "\u00E9", "\u0434", "\u65E5", "\u093E", "\u0301"}) {
     CHECK(begins_with_letter(text));
   }
@@ -138,12 +138,12 @@ TEST_CASE("a letter, and a mark that belongs to one, begins a word's rest", "[ev
   }
 }
 
-TEST_CASE("a byte that begins no character stands for itself", "[eval]") {
+TEST_CASE("a byte that begins no character is kept", "[eval]") {
   CHECK(strip("\xFF x \xE2\x82") == "\xFF x \xE2\x82");
   CHECK(split_words("\xC3 \xA9") == std::vector<std::string>{"\xC3", "\xA9"});
 }
 
-TEST_CASE("replace_all goes through once, left to right", "[eval]") {
+TEST_CASE("replace_all() replaces once, from left to right", "[eval]") {
   CHECK(moe::replace_all("a    b", "  ", " ") == "a  b");  // four spaces become two, as str.replace
   CHECK(moe::replace_all("aaa", "aa", "b") == "ba");
   CHECK(moe::replace_all("", "x", "y").empty());

@@ -1,4 +1,4 @@
-// What is left of a generated answer; expected values are those of lm-evaluation-harness 0.4.13.
+// Filters of generated answers; expected values are those of lm-evaluation-harness 0.4.13.
 #include "core/eval/metrics/filters.h"
 
 #include "tests/support/catch.h"
@@ -6,7 +6,7 @@
 namespace moe::eval {
 namespace {
 
-TEST_CASE("words and phrases are found between word boundaries, the leftmost first", "[eval]") {
+TEST_CASE("words and phrases match at word boundaries, the leftmost first", "[eval]") {
   const std::vector<std::string> words = {"Yes", "No", "yes", "no"};
   CHECK(first_word(" Yes", words) == "Yes");
   CHECK(first_word(" Nope no", words) == "no");
@@ -26,7 +26,7 @@ TEST_CASE("an option is its letter, else its text, else a letter after a colon",
       {"input", "Which?\nOptions:\n(A) a red-ball\n(B) a red ball!\n(C) - blue\n(D) red"}};
   const std::pair<const char*, const char*> cases[] = {
       {" (B) is it", "(B)"},     {" It is (a) red", "(D)"}, {" A Red Ball.", "(B)"},
-      {" the BLUE one", "blue"},  // the harness keeps a text whose option began with a mark
+      {" the BLUE one", "blue"},  // as the harness: the option begins with punctuation
       {" - blue it", "blue"},    {" x: C", "(C)"},          {" x:\n E", "[invalid]"},
       {" answer: D, x", "(D)"},  {" nothing", "[invalid]"}, {"", "[invalid]"},
       {" red", "(D)"},           {" (b) : B", "(B)"},       {"redball", "(D)"}};
@@ -58,7 +58,7 @@ TEST_CASE("numbers are digits, else English words as the harness finds and reads
       {" two hundred million and one", "200000001"},
       {" one hundred, two hundred", "102"},
       {" one,two", "[invalid]"},                      // the harness stops with an error
-      {" five thousand five thousand", "[invalid]"},  // here too
+      {" five thousand five thousand", "[invalid]"},  // as above
       {" thousand", "1000"},
       {"fourteen", "4"},
       {"one and", "1"},
@@ -70,8 +70,7 @@ TEST_CASE("numbers are digits, else English words as the harness finds and reads
   }
 }
 
-TEST_CASE("brackets are the first run, words come in the order of their last occurrence",
-          "[eval]") {
+TEST_CASE("brackets are the first run, words are in the order of their last occurrence", "[eval]") {
   CHECK(first_brackets(" ] )", {}) == "] )");
   CHECK(first_brackets("x] >y", {}) == "] >");
   CHECK(first_brackets("abc", {}) == kNoMatch);
@@ -83,7 +82,7 @@ TEST_CASE("brackets are the first run, words come in the order of their last occ
   CHECK(sorted_words("", list).empty());
 }
 
-TEST_CASE("exact_match drops marks and case only where the task says so", "[eval]") {
+TEST_CASE("exact_match ignores punctuation and case only if the task has ignore_case", "[eval]") {
   CHECK(exact_match(" False.", "False", true) == 0.0);  // a leading space counts
   CHECK(exact_match("False.", "false", true) == 1.0);
   CHECK(exact_match("(A).\n", "(a)", true) == 1.0);

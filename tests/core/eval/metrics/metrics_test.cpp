@@ -34,7 +34,7 @@ TEST_CASE("characters are code points, not bytes", "[eval]") {
   // would win.
   CHECK(judge({"éééé", "abcde"}, 1, {-4.0, -4.5}).at("acc_norm") == 1.0);
   CHECK(judge({"éééé", "abcde"}, 1, {-4.0, -4.5}).at("acc_bytes") == 0.0);
-  // NFKC makes two letters of this one: it counts as it is written, as one.
+  // This letter is two after NFKC; it counts as one.
   CHECK(judge({"\xEF\xAC\x81", "ab"}, 0, {-1.5, -3.2}).at("acc_norm") == 1.0);
 }
 
@@ -44,14 +44,14 @@ TEST_CASE("the first of equal sums wins, so identical choices favour the first",
   CHECK(judge({"x", "same", "same"}, 1, {-2.0, -1.0, -1.0}).at("acc") == 1.0);
 }
 
-TEST_CASE("an empty choice may win acc and never acc_norm", "[eval]") {
+TEST_CASE("an empty choice may win acc but not acc_norm", "[eval]") {
   const auto metrics = judge({"", "abc"}, 0, {-1.0, -9.0});
   CHECK(metrics.at("acc") == 1.0);
   CHECK(metrics.at("acc_norm") == 0.0);
 }
 
 TEST_CASE("the standard error is the sample standard deviation over the root of n", "[eval]") {
-  // Four right of twenty: sqrt(0.2 * 0.8 * 20 / 19 / 20), what the harness prints for 0.2 with n
+  // Four right of twenty: sqrt(0.2 * 0.8 * 20 / 19 / 20), as the harness prints for 0.2 with n
   // = 20.
   std::vector<double> values(20, 0.0);
   values[3] = values[5] = values[7] = values[9] = 1.0;
@@ -62,7 +62,7 @@ TEST_CASE("the standard error is the sample standard deviation over the root of 
   CHECK(compute_mean({1.0, 1.0}).standard_error.value() == 0.0);
 }
 
-TEST_CASE("a gold that is no choice is never right", "[eval]") {
+TEST_CASE("a gold index that is no choice counts as wrong", "[eval]") {
   const auto metrics = judge({"a", "b"}, -1, {-1.0, -2.0});
   CHECK(metrics.at("acc") == 0.0);
   CHECK(metrics.at("acc_norm") == 0.0);
@@ -71,14 +71,14 @@ TEST_CASE("a gold that is no choice is never right", "[eval]") {
 
 TEST_CASE("F1 over three classes is the mean of each against the rest", "[eval]") {
   // Class 0: chosen at 0, 1, right at 0, 2 -> 2 * 1 / 4. Class 1: chosen at 2, 3, right at 1, 3 ->
-  // 1 / 2. Class 2: nowhere -> 0 (sklearn warns and says 0).
+  // 1 / 2. Class 2: nowhere -> 0 (as sklearn).
   const Mean mean = aggregate(known_task_metric("macro_f1"), {0, 0, 1, 1}, {0, 1, 0, 1});
   CHECK(mean.value == Approx((0.5 + 0.5 + 0) / 3));
   CHECK_FALSE(mean.standard_error.has_value());
   CHECK(aggregate(choice_metric("f1"), {0, 0, 1, 1}, {0, 1, 0, 1}).value == Approx(0.5));
 }
 
-TEST_CASE("perplexity and its bootstrapped error are the harness's", "[eval]") {
+TEST_CASE("perplexity and its bootstrapped error equal the harness's", "[eval]") {
   // lm_eval.api.metrics: perplexity([-1, -2.5, -.5, -4]), bootstrap_stderr with 2000 and 500.
   const std::vector<double> values = {-1.0, -2.5, -0.5, -4.0};
   const Mean mean = aggregate(perplexity(), values, {0, 0, 0, 0}, 2000);
@@ -113,7 +113,7 @@ TEST_CASE("ReCoRD compares words as SQuAD does and takes the best answer", "[eva
 }
 
 // Values printed by CPython 3.11.
-TEST_CASE("random() and sample() are CPython's", "[eval]") {
+TEST_CASE("random() and sample() give the numbers of CPython", "[eval]") {
   PythonRandom random(1234);
   CHECK(random.uniform() == 0.9664535356921388);
   CHECK(random.uniform() == 0.4407325991753527);

@@ -1,4 +1,4 @@
-// Two runs beside each other.
+// Comparison of two evaluations.
 #include "core/eval/report/compare.h"
 
 #include "core/eval/report/report.h"
@@ -34,7 +34,7 @@ std::string log_line(int doc_id, double acc, const std::string& target = "1") {
   return line.dump() + "\n";
 }
 
-TEST_CASE("McNemar's exact test is the binomial's two tails", "[eval]") {
+TEST_CASE("McNemar's exact test sums both tails of the binomial distribution", "[eval]") {
   CHECK(mcnemar(0, 0) == 1.0);
   CHECK(mcnemar(5, 5) == 1.0);
   CHECK(mcnemar(0, 5) == Approx(2 * std::pow(0.5, 5)).epsilon(1e-12));

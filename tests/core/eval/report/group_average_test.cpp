@@ -1,4 +1,4 @@
-// Groups, their averages, the papers' averages.
+// Averages of groups and of the papers' tables.
 #include <set>
 
 #include "core/base/error.h"
@@ -9,7 +9,7 @@
 namespace moe::eval {
 namespace {
 
-TEST_CASE("every name is there once, and groups hold known tasks", "[eval]") {
+TEST_CASE("every name is unique, and groups have known tasks", "[eval]") {
   std::set<std::string> names;
   for (const auto& task : known_tasks()) {
     CAPTURE(task.name);
@@ -52,7 +52,7 @@ TEST_CASE("a group's mean weighs by questions, its error is pooled", "[eval]") {
   CHECK_FALSE(average(group, {}, Compat::kCurrent));
 }
 
-TEST_CASE("0.4.1 has the same mean and the spread of the tasks as its error", "[eval]") {
+TEST_CASE("compat 0.4.1 has the same mean, and the spread of the tasks as its error", "[eval]") {
   const Group group{"g", {"a", "b"}, "", "acc"};
   const std::map<std::string, TaskAverage> tasks = {{"a", {{0.5, 0.05}, 100}},
                                                     {"b", {{0.25, 0.02}, 300}}};
@@ -69,9 +69,9 @@ TEST_CASE("compat names are checked", "[eval]") {
   CHECK_THROWS_AS(parse_compat("0.3"), UserError);
 }
 
-TEST_CASE("the papers' rows come out as they print them", "[eval]") {
+TEST_CASE("averages of the papers' rows equal the printed ones", "[eval]") {
   // The first row of Rectify-Router's Table 1: four columns and their average, both
-  // cut, not rounded: 135.15 / 4 = 33.7875.
+  // truncated, not rounded: 135.15 / 4 = 33.7875.
   PaperTable table{"",
                    "t",
                    {"MMLU", "SuperGLUE", "TruthfulQA", "LogiQA"},
@@ -89,7 +89,7 @@ TEST_CASE("the papers' rows come out as they print them", "[eval]") {
   CHECK(to_text(table).find("          -") != std::string::npos);
 }
 
-TEST_CASE("both readings of SuperGLUE, and the five of Dynamic MoE", "[eval]") {
+TEST_CASE("SuperGLUE has two averages, and Dynamic MoE's average has five tasks", "[eval]") {
   std::map<std::string, double> values = {
       {"mmlu acc", 0.3}, {"truthfulqa_mc1 acc", 0.25}, {"logiqa acc", 0.2}, {"record em", 0.9}};
   for (const char* task : {"boolq", "cb", "copa", "multirc", "sglue_rte", "wic", "wsc"}) {

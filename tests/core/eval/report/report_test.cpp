@@ -1,4 +1,4 @@
-// What a report says, in the harness's own words.
+// results.json, sample logs and the table, with the keys of lm-evaluation-harness.
 #include "core/eval/report/report.h"
 
 #include <algorithm>
@@ -56,7 +56,7 @@ TEST_CASE("results.json has the harness's keys", "[eval]") {
   CHECK_FALSE(json["moe"].contains("router"));
 }
 
-TEST_CASE("a routed run tells router, group and drop rate", "[eval]") {
+TEST_CASE("results of a mixture have router, group size and drop rate", "[eval]") {
   TaskReport task = two_questions();
   route::CounterValues layer;
   layer.requests = 80;
@@ -91,8 +91,8 @@ TEST_CASE("a sample line has the harness's keys, strings and hashes", "[eval]") 
   CHECK(sample["resps"].dump() == R"([[["-2.5","False"]],[["-1.25","True"]]])");
   CHECK(sample["filtered_resps"].dump() == R"([["-2.5","False"],["-1.25","True"]])");
   CHECK(sample["acc"] == 1.0);
-  // python: hashlib.sha256(json.dumps(doc, indent=2, ensure_ascii=False).encode()).hexdigest(), and
-  // of the prompt and "1".
+  // Python: hashlib.sha256(json.dumps(doc, indent=2, ensure_ascii=False).encode()).hexdigest(), and
+  // the hashes of the prompt and of "1".
   CHECK(sample["doc_hash"] == "03053b88929ff071cfb08d72a238706589f85a569eb78c9397f0cce61f31ae12");
   CHECK(sample["prompt_hash"] ==
         "891dfb5d95a1c09a30282a4d560f6d9a73297e9d410bfa2aed7eb3888c64597c");
@@ -100,7 +100,7 @@ TEST_CASE("a sample line has the harness's keys, strings and hashes", "[eval]") 
         "6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b");
 }
 
-TEST_CASE("groups stand beside tasks, with the harness's keys", "[eval]") {
+TEST_CASE("results.json has groups with the harness's keys", "[eval]") {
   RunReport report = report_of(two_questions());
   Group group{"g", {"arc_easy"}, "", "acc", "2", "short"};
   report.groups = {{group, {0.5, 0.25}, 2}};
@@ -115,7 +115,7 @@ TEST_CASE("groups stand beside tasks, with the harness's keys", "[eval]") {
         std::string::npos);
 }
 
-TEST_CASE("generated answers are logged once a filter", "[eval]") {
+TEST_CASE("generated answers are logged once per filter", "[eval]") {
   Task task;
   for (const auto& known : known_tasks()) {
     task = known.name == "bbh_zeroshot_navigate" ? known : task;
@@ -144,14 +144,14 @@ TEST_CASE("generated answers are logged once a filter", "[eval]") {
   CHECK(results["exact_match_stderr,strict-match"] == "N/A");
 }
 
-TEST_CASE("the table is for people", "[eval]") {
+TEST_CASE("the table has a row per metric with values to four digits", "[eval]") {
   CHECK(results_table(report_of(two_questions())) ==
         "Task      Version  Shots  n  Metric     Value  Stderr\n"
         "arc_easy      1.0      0  2  acc       0.5000  0.5000\n"
         "arc_easy      1.0      0  2  acc_norm  1.0000  0.0000\n");
 }
 
-TEST_CASE("a report never replaces files without force, and leaves whole files only", "[eval]") {
+TEST_CASE("a report replaces files only with force, and leaves no partial file", "[eval]") {
   const TempDir folder;
   const auto out = folder / "out";
   const RunReport report = report_of(two_questions());

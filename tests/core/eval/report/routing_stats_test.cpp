@@ -1,5 +1,4 @@
-// The statistics file of an evaluation: its parts add up to the whole, and each is what runs of the
-// parts alone give.
+// The statistics file of an evaluation: parts add up to the total and equal those of separate runs.
 #include "core/eval/report/routing_stats.h"
 
 #include <cmath>
@@ -18,17 +17,16 @@ namespace {
 
 using test::TempDir;
 
-// The stories model as a mixture of four in every layer, whose experts differ by what they are
-// sent.
+// Upcycles the tiny model with a router that sends tokens to different experts.
 void write_mixture(const std::filesystem::path& out, const std::string& router) {
-  test::write_mixture(test::shared_data() / "stories260K-hf", out,
-                      {.router = router, .experts = 4, .router_std = 0.5, .ep_ranks = 2});
+  test::write_mixture(test::tiny_model_folder(), out,
+                      {.router = router, .experts = 4, .router_std = 0.1, .ep_ranks = 2});
 }
 
 EvalSettings settings_of(const std::filesystem::path& model) {
   EvalSettings settings;
   settings.model = model;
-  settings.data = test::shared_data() / "bench";
+  settings.data = test::bench_folder();
   settings.limit = 6;
   settings.group_tokens = 100;
   settings.batch_tokens = 150;
@@ -43,12 +41,12 @@ const std::string kQuiz =
     "{\"context\": \"One day, a girl named\", \"choices\": [\"Lily went\", \"Q\"], \"answer\": 1, "
     "\"source\": \"people\"}\n";
 
-// The numbers that token counts and counters share.
+// The keys that counts of tokens and counters both have.
 const std::vector<std::string> kShared = {
     "tokens",      "requests",  "dropped_requests", "dropped_tokens", "unserved_tokens",
     "fr_requests", "fr_filled", "fr_rejected",      "ir_tokens",      "rows"};
 
-// Sums of `keys` over the entries of `parts`, in total and in each layer, against `whole`.
+// Checks that the values of `keys` in `parts` add up to `whole`, in total and in each layer.
 void check_sums(const OrderedJson& parts, const OrderedJson& whole,
                 const std::vector<std::string>& keys) {
   for (const auto& key : keys) {
@@ -76,7 +74,7 @@ double entropy(const std::vector<double>& counts, double all) {
   return bits;
 }
 
-// Rows of each expert by source add up to the load, and their mutual information is
+// Checks that the rows of each expert add up to its load, and that their mutual information is
 // H(source) + H(expert) - H(source, expert).
 void check_experts_by_source(const OrderedJson& json) {
   for (size_t layer = 0; layer < json["layers"].size(); ++layer) {
@@ -105,7 +103,6 @@ void check_experts_by_source(const OrderedJson& json) {
 }
 
 TEST_CASE("sums over tasks, over sources and over the vocabulary equal the total", "[eval]") {
-  MOE_NEED_SHARED_DATA();
   for (const char* router : {"top2+ir+fr:cf=0.5", "top1:cf=1", "topp:0.4", "relu:k=1"}) {
     CAPTURE(router);
     const TempDir folder;
@@ -139,16 +136,15 @@ TEST_CASE("sums over tasks, over sources and over the vocabulary equal the total
     CHECK(count == json["total"]["tokens"].get<int64_t>());
     CHECK(rows == Approx(json["total"]["rows"].get<double>()));
 
-    // Counting tokens moves no score.
+    // Statistics do not change the scores.
     settings.stats_by = {};
     settings.stats.clear();
     CHECK(results_json(evaluate(settings))["results"] == results_json(report)["results"]);
   }
 }
 
-TEST_CASE("a source's counts are those of its requests run alone, where nothing is shared",
+TEST_CASE("counts of a source equal those of its requests run alone, if no capacity is shared",
           "[eval]") {
-  MOE_NEED_SHARED_DATA();
   const TempDir folder;
   write_mixture(folder / "moe", "topp:0.4");
   const std::string a =
@@ -171,7 +167,6 @@ TEST_CASE("a source's counts are those of its requests run alone, where nothing 
 }
 
 TEST_CASE("gold counts the context with the right answer only", "[eval]") {
-  MOE_NEED_SHARED_DATA();
   const TempDir folder;
   write_mixture(folder / "moe", "topp:0.4");
   test::write_file(folder / "mine.jsonl", kQuiz);
@@ -192,7 +187,6 @@ TEST_CASE("gold counts the context with the right answer only", "[eval]") {
 }
 
 TEST_CASE("texts give their routing by token, complete words counted", "[eval]") {
-  MOE_NEED_SHARED_DATA();
   const TempDir folder;
   write_mixture(folder / "moe", "topp:0.4");
   const std::string story = "Once upon a time, there was a little girl. A girl, a cat and a dog.";

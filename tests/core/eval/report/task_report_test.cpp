@@ -47,7 +47,7 @@ TEST_CASE("the main metric is acc, else exact_match, else the first", "[eval]") 
   CHECK(main_metric(two_questions({"acc_norm", "acc_bytes"}).task).name == "acc_norm");
 }
 
-TEST_CASE("generated answers are judged as they come", "[eval]") {
+TEST_CASE("generated answers are scored as they complete", "[eval]") {
   LoadedTask loaded;
   loaded.task.output = OutputType::kGenerateUntil;
   loaded.task.filters = {

@@ -1,4 +1,4 @@
-// Generated answers: where they are cut, what room they need.
+// Generated answers: stop words and the prompt's share of the window.
 #include "core/eval/scoring/generate_until.h"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ TEST_CASE("an answer ends before the first stop word, one word after the other",
   CHECK(cut_at("Q: a", {"Q:"}).empty());
 }
 
-TEST_CASE("a prompt is cut from the left so that the answer fits, BOS first", "[eval]") {
+TEST_CASE("BOS first, a prompt is cut from the left so that the answer fits", "[eval]") {
   Generation generation;
   generation.max_tokens = 4;
   CHECK((encode_prompt(bytes_encoder(8), generation, "abc") ==
@@ -43,13 +43,13 @@ TEST_CASE("a prompt is cut from the left so that the answer fits, BOS first", "[
         }).find("4 tokens") != std::string::npos);
 }
 
-TEST_CASE("a stop word is found where the last token ends it, in texts of any length", "[eval]") {
-  MOE_NEED_SHARED_DATA();
-  const io::Tokenizer tokenizer = io::Tokenizer::load(test::shared_data() / "stories260K-hf", 512);
+TEST_CASE("StopWords finds the words that the last token completes, in texts of any length",
+          "[eval]") {
+  const io::Tokenizer tokenizer = io::Tokenizer::load(test::tiny_model_folder(), 1024);
   for (const std::vector<std::string>& words :
        {std::vector<std::string>{"once upon", "", "\n\n", " Q"}, {"p ", "nQ"}}) {
     const StopWords stop(tokenizer, words);
-    // Letters, spaces and line ends in an order that repeats itself late.
+    // Pseudo-random letters, spaces and line feeds.
     std::vector<int64_t> ids;
     uint64_t state = 1;
     int64_t found = 0;
@@ -65,7 +65,7 @@ TEST_CASE("a stop word is found where the last token ends it, in texts of any le
         return !word.empty() && text.find(word) != std::string::npos;
       });
       CHECK(stop.end_with_one(ids) == is_in);
-      if (is_in) {  // the caller stops there; go on without what ended it
+      if (is_in) {  // a caller stops here; remove the tokens of the stop word
         ++found;
         ids.resize(ids.size() - std::min<size_t>(ids.size(), 3));
       }

@@ -1,4 +1,4 @@
-// Joint tokenisation, with made-up tokenizers whose ids one can count on one's fingers.
+// Tokenization of a context with its continuation, by tokenizers with predictable ids.
 #include "core/eval/scoring/requests.h"
 
 #include <ATen/Parallel.h>
@@ -14,7 +14,7 @@ namespace {
 
 using Tokens = std::vector<int64_t>;
 
-// A token a byte, its own value; but "ab" is one token 1000, across any border.
+// Returns the bytes as ids, but 1000 for "ab", also across the end of the context.
 Tokens bytes_with_merge(std::string_view text) {
   Tokens tokens;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -75,8 +75,7 @@ TEST_CASE("context and continuation are encoded as one text and split behind the
   }
 }
 
-TEST_CASE("a context that choices share is encoded once, and their requests are as if it were not",
-          "[eval]") {
+TEST_CASE("a context of several choices is encoded once, with unchanged requests", "[eval]") {
   int64_t contexts = 0;
   TextEncoder counting = encoder(true);
   counting.encode = [&contexts](std::string_view text) {
@@ -104,7 +103,7 @@ TEST_CASE("a continuation without tokens of its own is refused", "[eval]") {
   }
 }
 
-TEST_CASE("many threads encode the requests that one does, and tell the first fault", "[eval]") {
+TEST_CASE("several threads give the requests of one, and the first error", "[eval]") {
   std::vector<TextPair> pairs;
   for (int i = 0; i < 700; ++i) {
     pairs.push_back(
@@ -128,7 +127,7 @@ TEST_CASE("many threads encode the requests that one does, and tell the first fa
   at::set_num_threads(before);
 }
 
-TEST_CASE("a context that the tokenizer drops whole becomes the prefix token", "[eval]") {
+TEST_CASE("a context without tokens becomes the prefix token", "[eval]") {
   const TextEncoder no_hash{[](std::string_view text) {
                               Tokens tokens;
                               for (const char c : text) {
@@ -144,9 +143,8 @@ TEST_CASE("a context that the tokenizer drops whole becomes the prefix token", "
   CHECK(request.scored == 2);
 }
 
-TEST_CASE("an empty choice after a space still has a token in LLaMA's tokenizer", "[eval]") {
-  MOE_NEED_SHARED_DATA();
-  const auto tokenizer = io::Tokenizer::load(test::shared_data() / "llama-tokenizer", 0);
+TEST_CASE("an empty choice after a space has a token in LLaMA's tokenizer", "[eval]") {
+  const auto tokenizer = io::Tokenizer::load(test::tiny_model_folder(), 0);
   const TextEncoder llama = make_encoder(tokenizer, false, 2048);
   const Request request = encode_requests(llama, {{"Answer:", " ", ""}}).front();
   CHECK(request.scored == 1);
@@ -155,9 +153,8 @@ TEST_CASE("an empty choice after a space still has a token in LLaMA's tokenizer"
   CHECK(llama.prefix_text == "<s>");
 }
 
-TEST_CASE("normalisation changes lengths and still splits behind the context", "[eval]") {
-  MOE_NEED_SHARED_DATA();
-  const auto tokenizer = io::Tokenizer::load(test::shared_data() / "llama-tokenizer", 0);
+TEST_CASE("texts that normalization would change are split behind the context", "[eval]") {
+  const auto tokenizer = io::Tokenizer::load(test::tiny_model_folder(), 0);
   const TextEncoder llama = make_encoder(tokenizer, true, 2048);
   const std::string context = "Ｆｕｌｌ ﬁ ① e\u0301";  // full-width, ligature, circled, combining
   const Request request = encode_requests(llama, {{context, " ok", ""}}).front();
@@ -167,15 +164,13 @@ TEST_CASE("normalisation changes lengths and still splits behind the context", "
 }
 
 TEST_CASE("BOS auto follows the tokenizer's configuration", "[eval]") {
-  MOE_NEED_SHARED_DATA();
-  const auto bare = io::Tokenizer::load(test::shared_data() / "stories260K-hf", 512);
+  const test::TempDir folder;
+  std::filesystem::copy(test::tiny_model_folder() / "tokenizer.model", folder / "tokenizer.model");
+  const auto bare = io::Tokenizer::load(folder.path(), 1024);
   CHECK_FALSE(resolve_bos(Bos::kAuto, bare));
   CHECK(resolve_bos(Bos::kOn, bare));
-  const test::TempDir folder;
-  std::filesystem::copy(test::shared_data() / "stories260K-hf/tokenizer.model",
-                        folder / "tokenizer.model");
   test::write_file(folder / "tokenizer_config.json", "{\"add_bos_token\": true}");
-  const auto configured = io::Tokenizer::load(folder.path(), 512);
+  const auto configured = io::Tokenizer::load(folder.path(), 1024);
   CHECK(resolve_bos(Bos::kAuto, configured));
   CHECK_FALSE(resolve_bos(Bos::kOff, configured));
   CHECK_FALSE(test::user_error_of([] { parse_bos("maybe"); }).empty());

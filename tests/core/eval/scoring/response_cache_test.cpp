@@ -1,5 +1,4 @@
-// What is recalled is what would be computed again, bit for bit; what is of another model, routing
-// or forward is not recalled.
+// Cached responses equal computed ones bit for bit; other models, routings and forwards do not hit.
 #include "core/eval/scoring/response_cache.h"
 
 #include "tests/core/eval/scoring/score_world.h"
@@ -45,8 +44,7 @@ struct World {
         llama(model::Llama::load(checkpoint)) {}
 };
 
-TEST_CASE("a run that recalls some forwards ends in the numbers of one that recalls none",
-          "[eval]") {
+TEST_CASE("a run with some cached forwards gives the scores of one without", "[eval]") {
   const World world;
   const auto requests = cached_requests(40);
   for (const std::string router : {"top1+ir:cf=1", "top2:cf=inf", "topp:0.4"}) {
@@ -61,7 +59,7 @@ TEST_CASE("a run that recalls some forwards ends in the numbers of one that reca
       CHECK(same(run(world.llama, requests, settings, cache), plain));
       CHECK(cache.hits() == 0);
     }
-    // A kill left the first four forwards and half of a fifth.
+    // The file of a killed run: four forwards and half of a fifth.
     const std::string whole = test::read_file(file);
     size_t cut = 0;
     for (int line = 0; line < 5; ++line) {  // and the title
@@ -81,7 +79,7 @@ TEST_CASE("a run that recalls some forwards ends in the numbers of one that reca
   }
 }
 
-TEST_CASE("another routing, group, token or model recalls nothing", "[eval]") {
+TEST_CASE("another routing, group, token or model does not hit the cache", "[eval]") {
   const World world;
   const auto requests = cached_requests(12);
   const io::Digest model = model_digest(world.checkpoint);
@@ -107,7 +105,7 @@ TEST_CASE("another routing, group, token or model recalls nothing", "[eval]") {
   CHECK(changed([](auto& s) { s.routing.ep_ranks = 4; }) == 0);
   CHECK(changed([](auto& s) { s.routing.gate_scale = 2.0; }) == 0);
   CHECK(changed([](auto& s) { s.group_tokens = 10000; }) == 0);
-  auto target = requests;  // the last token is no input
+  auto target = requests;  // the last token is not an input
   for (auto& request : target) {
     request.tokens.back() ^= 1;
   }
@@ -135,10 +133,10 @@ TEST_CASE("a model's digest follows its weights and its configuration, not its n
   const auto weights = folder / "c/model.safetensors";
   std::filesystem::last_write_time(
       weights, std::filesystem::last_write_time(weights) + std::chrono::seconds(1));
-  CHECK_FALSE(compute_digest("c") == before);  // written again
+  CHECK_FALSE(compute_digest("c") == before);  // the file was written again
 }
 
-TEST_CASE("generated answers come back, by prompt and by what ends them", "[eval]") {
+TEST_CASE("generated answers are cached by prompt and stop words", "[eval]") {
   const TempDir folder;
   Generation generation;
   generation.until = {"\n"};
@@ -146,7 +144,7 @@ TEST_CASE("generated answers come back, by prompt and by what ends them", "[eval
     ResponseCache cache(folder / "cache", {1, 2});
     cache.use({});
     cache.store_text({1, 2, 3}, generation, "line\n\"quoted\" \u00e9");
-    cache.store_text({4}, generation, "\xff");  // no UTF-8: not kept
+    cache.store_text({4}, generation, "\xff");  // not UTF-8: not stored
   }
   ResponseCache cache(folder / "cache", {1, 2});
   cache.use({});
@@ -157,7 +155,7 @@ TEST_CASE("generated answers come back, by prompt and by what ends them", "[eval
   CHECK_FALSE(cache.find_text({1, 2, 3}, generation));
 }
 
-TEST_CASE("what was computed in another precision is not recalled", "[eval]") {
+TEST_CASE("responses of another precision do not hit the cache", "[eval]") {
   const TempDir folder;
   const auto find = [&](const std::string& computed) {
     ResponseCache cache(folder / "cache", {1, 2}, computed);
@@ -174,7 +172,7 @@ TEST_CASE("what was computed in another precision is not recalled", "[eval]") {
   CHECK_FALSE(find("float32 cuda"));
 }
 
-TEST_CASE("lines that say something else are not used", "[eval]") {
+TEST_CASE("invalid lines of the cache are ignored", "[eval]") {
   const TempDir folder;
   Generation generation;
   std::string key;

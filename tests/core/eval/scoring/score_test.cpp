@@ -1,5 +1,5 @@
-// The fast scorer held to the obvious one (a request at a time, all logits, double log-softmax),
-// and to itself under settings that must not show.
+// score() against a plain loop (one request at a time, all logits, log-softmax in double), and with
+// settings that must not change its results.
 #include "core/eval/scoring/score.h"
 
 #include <cmath>
@@ -20,7 +20,7 @@ using test::TempDir;
 // at most 12 tokens. Measured: 2e-6.
 constexpr double kTolerance = 1e-4;
 
-// One request alone: every position's logits, log-softmax in double.
+// Scores one request: all logits, log-softmax in double.
 Score score_slowly(const model::Llama& llama, const Request& request,
                    const model::RoutingOptions& routing) {
   const std::vector<int64_t> inputs(request.tokens.begin(), request.tokens.end() - 1);
@@ -66,7 +66,7 @@ std::vector<Score> score_slowly(const model::Llama& llama, const std::vector<Req
   return scores;
 }
 
-TEST_CASE("without a capacity scores are those of one request at a time, at any batch size",
+TEST_CASE("without a capacity scores equal those of single requests, for any batch size",
           "[eval]") {
   const auto requests = random_requests(40);
   for (const model::Llama& llama : {dense(), mixture("top2:cf=inf")}) {
@@ -79,18 +79,18 @@ TEST_CASE("without a capacity scores are those of one request at a time, at any 
   }
 }
 
-TEST_CASE("products in bf16 score what those in f32 do, within the roundings of bf16", "[eval]") {
-  // bf16 rounds to 8 bits, by at most 2^-9 of a number. There are about 30 roundings one after the
-  // other: in each of 3 layers those of the norm, q k v, attention, its output, the norm, gate and
-  // up, their product and down, of results and operands; then the head. They add as a root of
-  // squares: logits are off by this share of their root mean square.
+TEST_CASE("scores with bf16 products equal those in f32 within rounding", "[eval]") {
+  // bf16 rounds to 8 bits, by at most 2^-9 of a number. There are about 30 successive
+  // roundings: in each of 3 layers those of the norm, q k v, attention, its output, the norm, gate
+  // and up, their product and down, of results and operands; then the head. They add in quadrature,
+  // and this is the error of a logit relative to the root mean square of the logits.
   const double logit_share = std::sqrt(30.0) / 512;
   // log p = z_t - logsumexp(z): twice the largest error of a logit, which of 64 normal ones is
   // rarely above 3.5 deviations.
   constexpr double kDeviations = 2 * 3.5;
   const auto requests = random_requests(40);
   for (const auto dtype : {io::DType::kF32, io::DType::kF16, io::DType::kBF16}) {
-    // Equal experts whose gates sum to 1: another routing gives the same output.
+    // With equal experts whose gates sum to 1 the output does not depend on the routing.
     for (const bool is_mixture : {false, true}) {
       CAPTURE(static_cast<int>(dtype), is_mixture);
       const TempDir folder;
@@ -120,7 +120,7 @@ TEST_CASE("products in bf16 score what those in f32 do, within the roundings of 
   }
 }
 
-TEST_CASE("what requests share is computed once and does not show in their scores", "[eval]") {
+TEST_CASE("a common prefix is computed once and does not change the scores", "[eval]") {
   std::vector<Request> requests = random_requests(12);
   for (size_t i = 2; i < 12; ++i) {  // four choices after each of ten contexts, one of them twice
     for (int choice = 0; choice < 4; ++choice) {
@@ -148,10 +148,10 @@ TEST_CASE("what requests share is computed once and does not show in their score
   }
 }
 
-TEST_CASE("greedy continuations are known as such", "[eval]") {
+TEST_CASE("greedy continuations are marked as greedy", "[eval]") {
   const model::Llama llama = dense();
   Request request{{3, 9, 27}, 0, false};
-  for (int i = 0; i < 4; ++i) {  // the model's own choice, token by token
+  for (int i = 0; i < 4; ++i) {  // the argmax of the model
     const auto hidden = llama
                             .forward({at::tensor(request.tokens, at::kLong),
                                       {static_cast<int64_t>(request.tokens.size())}},
@@ -165,7 +165,7 @@ TEST_CASE("greedy continuations are known as such", "[eval]") {
   CHECK_FALSE(score(llama, {request}, {}).at(0).is_greedy);
 }
 
-TEST_CASE("with a capacity scores do not depend on the batch size at all", "[eval]") {
+TEST_CASE("with a capacity scores do not depend on the batch size", "[eval]") {
   const model::Llama llama = mixture("top1:cf=0.5");
   const auto requests = random_requests(40);
   const auto routing = llama.default_routing();
@@ -178,7 +178,7 @@ TEST_CASE("with a capacity scores do not depend on the batch size at all", "[eva
   CHECK(reference.counters.size() == 2);                               // MoE layers
   CHECK(reference.counters[0].tokens == reference.input_tokens);
   CHECK(reference.counters[0].dropped_requests > 0);
-  // The group size does show: that is why it is printed.
+  // The group size changes scores, so it is printed.
   const auto other = score(llama, requests, {routing, 4096, 10});
   double difference = 0;
   for (size_t i = 0; i < other.size(); ++i) {
@@ -227,7 +227,7 @@ TEST_CASE("batches keep whole requests, groups keep the order of the file", "[ev
   CHECK(groups_in_order({}, 8).empty());
 }
 
-TEST_CASE("weights that are not finite are the user's to mend", "[eval]") {
+TEST_CASE("weights that are not finite throw UserError", "[eval]") {
   const TempDir folder;
   test::write_tiny_checkpoint(folder / "dense", {.std = 1e38});
   const auto llama = model::Llama::load(io::Checkpoint(folder / "dense"));
@@ -235,11 +235,10 @@ TEST_CASE("weights that are not finite are the user's to mend", "[eval]") {
   CHECK(message.find("its weights hold NaN, infinity or numbers too large") != std::string::npos);
 }
 
-TEST_CASE("the real model gives the first story's losses, token by token", "[eval]") {
-  MOE_NEED_SHARED_DATA();
-  const auto folder = test::shared_data() / "stories260K-hf";
+void check_losses(const std::filesystem::path& folder, const std::filesystem::path& file) {
+  CAPTURE(folder);
   const auto llama = model::Llama::load(io::Checkpoint(folder));
-  const Json story = read_json(folder / "reference.json")["first_story"];
+  const Json story = read_json(file)["first_story"];
   const auto ids = story["ids_with_bos"].get<std::vector<int64_t>>();
   const auto losses = story["token_nll"].get<std::vector<double>>();
   std::vector<Request> requests;
@@ -251,9 +250,15 @@ TEST_CASE("the real model gives the first story's losses, token by token", "[eva
     CHECK(-scores[i].logprob == Approx(losses.at(7 * i)).margin(1e-4));
   }
   const Request whole{ids, static_cast<int64_t>(ids.size()) - 1, false};
-  // 376 tokens of 1e-6 each: the reference's mean is printed with more digits than that.
+  // Losses are rounded to 1e-6 each, their mean is not.
   CHECK(-score(llama, {whole}, {}).at(0).logprob / static_cast<double>(whole.scored) ==
         Approx(story["mean_nll"].get<double>()).margin(1e-4));
+}
+
+TEST_CASE("scores of single tokens and of a text are the losses of transformers", "[eval]") {
+  for (const auto& [folder, file] : test::reference_models()) {
+    check_losses(folder, file);
+  }
 }
 
 }  // namespace

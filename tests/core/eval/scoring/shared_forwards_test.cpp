@@ -1,5 +1,4 @@
-// An evaluation on many ranks against the same on one: the numbers are the same to the bit, because
-// the same forwards are run.
+// Scores of several ranks equal those of one bit for bit: the forwards are the same.
 
 #include "core/eval/scoring/forwards.h"
 #include "tests/core/eval/scoring/score_world.h"
@@ -15,7 +14,7 @@ using test::TimeLimit;
 
 constexpr int kSeconds = 60;
 
-// What one rank is told in the course of a run.
+// Events that a rank receives during a run.
 struct Outputs {
   Scores scores;
   std::vector<std::vector<size_t>> observed, answered;
@@ -53,7 +52,7 @@ bool are_same(const Outputs& a, const Outputs& b) {
 
 }  // namespace
 
-TEST_CASE("scores of many ranks are those of one, to the bit", "[eval]") {
+TEST_CASE("several ranks give the bits of the scores of one", "[eval]") {
   for (const char* router : {"top1+ir+fr:cf=0.5", "top2:cf=inf", "topp:0.4"}) {
     const model::Llama llama = mixture(router);
     for (const size_t count : {0, 1, 19}) {
@@ -76,7 +75,7 @@ TEST_CASE("scores of many ranks are those of one, to the bit", "[eval]") {
   }
 }
 
-TEST_CASE("numbers that are not finite are one sentence on all ranks", "[eval]") {
+TEST_CASE("scores that are not finite throw the same UserError on all ranks", "[eval]") {
   const model::Llama llama = mixture("top2:cf=inf");
   llama.parameters().front().tensor[5].fill_(std::numeric_limits<float>::quiet_NaN());
   auto requests = random_requests(9);
@@ -97,7 +96,7 @@ TEST_CASE("numbers that are not finite are one sentence on all ranks", "[eval]")
   }
 }
 
-TEST_CASE("ranks that ask for different things are refused", "[eval]") {
+TEST_CASE("ranks with different requests are refused", "[eval]") {
   const model::Llama llama = mixture("top2:cf=inf");
   const TimeLimit limit(kSeconds);
   std::vector<std::string> errors(2);
@@ -110,13 +109,13 @@ TEST_CASE("ranks that ask for different things are refused", "[eval]") {
   CHECK(errors[0] == errors[1]);
 }
 
-TEST_CASE("what is written comes back in the order of the ranks", "[eval]") {
+TEST_CASE("values of the ranks are returned in the order of the ranks", "[eval]") {
   const TimeLimit limit(kSeconds);
   std::vector<std::vector<std::string>> all(3);
   test::run_as_threads(3, [&](distributed::Comm& comm) {
     std::optional<std::string> own;
     if (comm.rank() < 2) {
-      own = comm.rank() == 0 ? "" : "one";  // an empty answer is an answer
+      own = comm.rank() == 0 ? "" : "one";  // an empty answer is valid
     }
     all[comm.rank()] = gather_generated(&comm, own);
   });

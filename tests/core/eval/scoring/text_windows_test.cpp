@@ -1,4 +1,4 @@
-// Raw text cut into windows, with what follows each and where it comes from.
+// Raw text cut into windows, each with the next token and the source.
 #include "core/eval/scoring/score.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
@@ -12,14 +12,13 @@ using Tokens = std::vector<int64_t>;
 
 constexpr int64_t kEnd = 2;
 
-// One id a byte: its value.
+// Encodes each byte as its value.
 TextEncoder byte_encoder(int64_t window, bool adds_bos = false) {
   return {[](std::string_view text) { return Tokens(text.begin(), text.end()); }, 1, "<s>",
           adds_bos, window};
 }
 
-TEST_CASE("a text is cut at the window, each piece followed by the next one's first token",
-          "[eval]") {
+TEST_CASE("a text is cut into windows, each with the first token of the next as target", "[eval]") {
   const TempDir folder;
   test::write_file(folder / "a.txt", "abcde");
   const std::vector<Request> windows =
@@ -45,7 +44,7 @@ TEST_CASE("no window is longer than 2048 tokens", "[eval]") {
   CHECK(windows[2].inputs() == 5000 - 2 * 2048);
 }
 
-TEST_CASE("records name their source, files stand in where they do not; a limit counts texts",
+TEST_CASE("the source of a text is that of its record, else its file; a limit counts texts",
           "[eval]") {
   const TempDir folder;
   test::write_file(folder / "a.jsonl",

@@ -1,4 +1,4 @@
-// A table of awkward questions, from file to request: what the harness does with each, by hand.
+// Unusual questions from file to request; expected values follow the harness, by hand.
 #include "core/eval/tasks/tasks.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
@@ -21,7 +21,7 @@ std::string quiz(const std::string& choices, const std::string& answer) {
   return R"({"context": "C:", "choices": )" + choices + R"(, "answer": )" + answer + "}";
 }
 
-TEST_CASE("awkward questions are read as they stand", "[eval]") {
+TEST_CASE("awkward questions give the requests of the harness", "[eval]") {
   const std::string thirteen = R"(["0","1","2","3","4","5","6","7","8","9","10","11","12"])";
   const std::vector<Case> cases = {
       {"an empty choice", "q.jsonl", quiz(R"(["", "b"])", "1"), 2, 1, "C:", " b"},
@@ -29,7 +29,7 @@ TEST_CASE("awkward questions are read as they stand", "[eval]") {
       {"13 choices, the last right", "q.jsonl", quiz(thirteen, "12"), 13, 12, "C:", " 12"},
       {"a letter beyond the choices is one of their texts", "q.jsonl",
        quiz(R"(["Z", "Y"])", "\"Y\""), 2, 1, "C:", " Y"},
-      // U+FB01 is one letter, NFKC makes it two: the text is not normalised here.
+      // U+FB01 is one letter, two after NFKC: the text is not normalized.
       {"a ligature", "q.jsonl", quiz("[\"\xEF\xAC\x81\", \"x\"]", "0"), 2, 0, "C:", " x"},
       {"Windows newlines and a byte order mark", "q.jsonl",
        "\xEF\xBB\xBF" + quiz(R"(["a", "b"])", "0") + "\r\n\r\n", 2, 0, "C:", " b"},
@@ -62,7 +62,7 @@ TEST_CASE("MMLU's quoted fields hold line feeds and a carriage return", "[eval]"
   CHECK(loaded[0].questions[0].gold == 3);
 }
 
-TEST_CASE("a record that is cut, lacks a field or has a wrong label is named with its line",
+TEST_CASE("a truncated record, a missing field and a wrong label are refused with their line",
           "[eval]") {
   struct BadFile {
     const char *task, *file, *text, *complaint;

@@ -1,4 +1,4 @@
-// Examples before a question.
+// Few-shot examples.
 #include "core/eval/tasks/prompt_template.h"
 #include "core/eval/tasks/tasks.h"
 #include "tests/support/catch.h"
@@ -41,7 +41,7 @@ TEST_CASE("the first examples, in order, with their answers", "[eval]") {
   CHECK(none.before({{"q", 0}}) == "D.\n\n");
 }
 
-TEST_CASE("random examples are Random(1234).sample, drawn on from question to question", "[eval]") {
+TEST_CASE("random examples are those of one Random(1234) for all questions", "[eval]") {
   const Task task = letters_task({});
   const auto pool = pool_of(10);
   ShotSampler sampler(task, pool, 4);
@@ -55,7 +55,7 @@ TEST_CASE("random examples are Random(1234).sample, drawn on from question to qu
             .starts_with("D.\n\nQ: " + std::to_string(second[0]) + "\n"));
 }
 
-TEST_CASE("where the pool may hold the question, one more is drawn and it is left out", "[eval]") {
+TEST_CASE("a pool that may contain the question draws one more and omits the question", "[eval]") {
   const Task task = letters_task({ShotRule::Sampler::kRandom, true, 0, false});
   const auto pool = pool_of(10);
   ShotSampler sampler(task, pool, 3);
@@ -85,7 +85,7 @@ TEST_CASE("an example of a single continuation is delimited, the question itself
   CHECK(shot_text(task, {{{"q", 1}}, "w"}) == "Q: 1\nA:  word");  // the harness's two spaces
 }
 
-TEST_CASE("a partial context ends with its right choice and goes on with what follows", "[eval]") {
+TEST_CASE("an example of a partial context has its choice and continuation", "[eval]") {
   Task task = letters_task({});
   task.choices_are_contexts = true;
   task.choices = [](const OrderedJson&) {

@@ -1,4 +1,4 @@
-// Prompts with holes.
+// Prompt templates with placeholders.
 #include "core/eval/tasks/prompt_template.h"
 
 #include "tests/support/catch.h"
@@ -20,7 +20,7 @@ const OrderedJson kDocument = {{"q", " Why? "},
 
 std::string fill(const std::string& text) { return PromptTemplate(text)(kDocument); }
 
-TEST_CASE("holes are fields, entries and members, numbers as Python prints them", "[eval]") {
+TEST_CASE("placeholders are fields, entries and members, with numbers as in Python", "[eval]") {
   CHECK(fill("Q:{{q}}A") == "Q: Why? A");
   CHECK(fill("{{ q.strip() }}|{{q.lstrip()}}|{{q.rstrip()}}") == "Why?|Why? | Why?");
   CHECK(fill("{{n}} {{b}} {{none}}") == "7 True None");
@@ -31,13 +31,13 @@ TEST_CASE("holes are fields, entries and members, numbers as Python prints them"
   CHECK(fill("").empty());
 }
 
-TEST_CASE("a template that is one hole has that value, not its text", "[eval]") {
+TEST_CASE("a template of one placeholder has its value, not its text", "[eval]") {
   CHECK(PromptTemplate("{{choices.text}}").value(kDocument) == OrderedJson({"x", "y"}));
   CHECK(PromptTemplate("{{n}}").value(kDocument) == 7);
   CHECK(PromptTemplate("a{{n}}").value(kDocument) == "a7");
 }
 
-TEST_CASE("a hole that cannot be parsed is refused when the template is read", "[eval]") {
+TEST_CASE("an invalid placeholder is refused when the template is parsed", "[eval]") {
   for (const char* text : {"a {{q", "{{}}", "{{q.}}", "{{q[}}", "{{q[x]}}", "{{q['x}}",
                            "{{q.eval()}}", "{{q | upper}}", "{{q.index(}}", "{{q[9999999]}}"}) {
     CAPTURE(text);
@@ -45,7 +45,7 @@ TEST_CASE("a hole that cannot be parsed is refused when the template is read", "
   }
 }
 
-TEST_CASE("a field, entry or value that a document lacks is named with its hole", "[eval]") {
+TEST_CASE("a missing field, entry or value is named with its placeholder", "[eval]") {
   for (const auto& [hole, fact] :
        {std::pair("{{goal}}", "'goal'; it has q, n, b"),
         std::pair("{{choices.text[2]}}", "no entry 2 (2 "), std::pair("{{q[0]}}", "no entry 0"),
@@ -57,7 +57,7 @@ TEST_CASE("a field, entry or value that a document lacks is named with its hole"
   }
 }
 
-TEST_CASE("functions inside each other are bounded: no template overflows the stack", "[eval]") {
+TEST_CASE("the nesting of functions is bounded", "[eval]") {
   const auto nested = [](int depth) {
     std::string hole = "{{";
     for (int i = 0; i < depth; ++i) {
