@@ -36,8 +36,12 @@ size_t terminal_width(int descriptor);
 std::string format_bytes(double bytes);      // "1.5 GB"
 std::string format_count(double count);      // "1.05 M"
 std::string format_seconds(double seconds);  // "1:02:03", "0.4 s"
-inline std::string format_bytes(std::integral auto bytes) { return format_bytes(bytes); }
-inline std::string format_count(std::integral auto count) { return format_count(count); }
+inline std::string format_bytes(std::integral auto bytes) {
+  return format_bytes(static_cast<double>(bytes));
+}
+inline std::string format_count(std::integral auto count) {
+  return format_count(static_cast<double>(count));
+}
 
 // Prints `json` on standard output, with `indent` spaces a level or on one line.
 void print_json(const OrderedJson& json, int indent = -1);
