@@ -94,7 +94,8 @@ struct InterleavedTimer {
   static constexpr uint64_t kTurnBytes = 1'000'000'000;
 
   explicit InterleavedTimer(const std::filesystem::path& out)
-      : folder(std::filesystem::weakly_canonical(out).parent_path()), probe(folder) {}
+      : folder(std::filesystem::weakly_canonical(std::filesystem::absolute(out)).parent_path()),
+        probe(folder) {}
 
   // Ends the turn of upcycling, which has written `bytes` so far.
   void end_turn(uint64_t bytes) {
