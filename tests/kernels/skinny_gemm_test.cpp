@@ -97,7 +97,8 @@ TEST_CASE("a row of a skinny GEMM has the bits of gemm() for any other rows", "[
          {MatrixView{b.data(), 1, k, at::kBFloat16}, MatrixView{wide.data(), 1, k, at::kFloat}}) {
       const ColumnBlock whole{right, n};
       std::vector<float> all(static_cast<size_t>(kMaxSkinnyRows * n));
-      gemm({kMaxSkinnyRows, n, k}, {a.data(), k, 1}, right, all.data(), n, /*accumulate=*/false);
+      gemm({kMaxSkinnyRows, n, k}, {a.data(), k, 1}, {&whole, 1}, all.data(), n,
+           /*accumulate=*/false);
       for (int64_t m = 1; m <= kMaxSkinnyRows; ++m) {
         const int64_t first = kMaxSkinnyRows - m;
         std::vector<float> some(static_cast<size_t>(m * n));
