@@ -267,7 +267,7 @@ TEST_CASE("A folder with our names but without our marker is refused and stays u
   }
   fs::path bait = area / "new" / "thesis.txt";
   std::string fact;
-  SECTION("a folder of the user") { fact = "not known to be moe's"; }
+  SECTION("a folder of the user") { fact = "no marker"; }
   SECTION("a folder with the marker of another output") {
     make_unfinished(dir / "other");
     fs::rename(dir / "other.partial", area);

@@ -110,7 +110,8 @@ TEST_CASE("A tokenizer that is missing, broken or larger than the model is refus
   }
   CHECK(load_error(whole, 1024).empty());
   CHECK(load_error(whole, 1100).empty());  // the model pads its embedding
-  CHECK(load_error(whole, 1023).starts_with(file + ": has 1024 tokens, config.json says"));
+  CHECK(load_error(whole, 1023)
+            .starts_with(file + ": has 1024 tokens, config.json has vocab_size 1023"));
 }
 
 TEST_CASE("A tokenizer.model that is truncated or has a flipped bit loads or is refused", "[io]") {

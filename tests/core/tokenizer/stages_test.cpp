@@ -238,7 +238,7 @@ TEST_CASE("An unsupported or invalid stage is refused with its type and key", "[
            {splitter, meta + "'last'", "'last'; known: always, first, never"},
            {splitter, meta + "'first', 'add_prefix_space': false", "'add_prefix_space' is false"},
            {splitter, "'Sequence'", "t Sequence: 'pretokenizers' must be a list"},
-           {post, single + "[]", "'single' lacks the sequence A"},
+           {post, single + "[]", "must have the sequence A once"},
            {post, single + "[{'Sequence': {'id': 'B'}}]", "must have the sequence A once"},
            {post, single + "[{'SpecialToken': {'id': '<s>'}}]", "'special_tokens' has no '<s>'"}}) {
     CHECK_THAT(user_error_of([&, &read = read, &type = type] { read(type); }), contains_text(fact));
