@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <deque>
 #include <limits>
 #include <numeric>
 
@@ -15,8 +16,14 @@ namespace moe::route {
 namespace {
 
 template <typename... Router>
-std::vector<RouterFunctions> make_functions(std::type_identity<std::tuple<Router...>>) {
+std::deque<RouterFunctions> make_functions(std::type_identity<std::tuple<Router...>>) {
   return {Router::functions()...};
+}
+
+// Functions of each family, in the order of router_families().
+std::deque<RouterFunctions>& all_functions() {
+  static std::deque<RouterFunctions> all = make_functions(std::type_identity<AllRouters>());
+  return all;
 }
 
 // The GPU kernels support no bias and at most kMaxRouterExperts experts; the CPU kernels have
@@ -114,10 +121,19 @@ at::Tensor rank_fractions(const RouteInput& input, const at::Tensor& counted,
 }  // namespace
 
 const RouterFunctions& router_functions(const RouterSettings& settings) {
-  static const auto all = make_functions(std::type_identity<AllRouters>());  // as router_families()
-  const auto index = static_cast<size_t>(settings.family - router_families().data());
-  MOE_CHECK(index < all.size(), "router '{}' is not in the list", to_string(settings));
-  return all[index];
+  size_t index = 0;
+  for (const auto& family : router_families()) {
+    if (&family == settings.family) {
+      return all_functions().at(index);
+    }
+    ++index;
+  }
+  MOE_CHECK(false, "router '{}' is not in the list", to_string(settings));
+}
+
+void add_router(RouterFamily family, const RouterFunctions& functions) {
+  add_router_family(std::move(family));
+  all_functions().push_back(functions);
 }
 
 bool has_fused_gpu_plan(const RouterSettings& settings, int64_t experts) {

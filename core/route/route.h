@@ -75,6 +75,10 @@ struct RouterFunctions {
 
 const RouterFunctions& router_functions(const RouterSettings& settings);
 
+// Adds a router to those of routers/all.h, for programs that link this library. Call it before any
+// other function of this library and before threads start.
+void add_router(RouterFamily family, const RouterFunctions& functions);
+
 // Returns true if the fused kernels can route E experts on a GPU. They do not synchronize with the
 // host.
 bool has_fused_gpu_plan(const RouterSettings& settings, int64_t experts);

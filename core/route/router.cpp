@@ -20,8 +20,13 @@ namespace {
 using Strings = std::vector<std::string>;
 
 template <typename... Router>
-std::vector<RouterFamily> make_families(std::type_identity<std::tuple<Router...>>) {
+std::deque<RouterFamily> make_families(std::type_identity<std::tuple<Router...>>) {
   return {Router::family()...};
+}
+
+std::deque<RouterFamily>& families() {
+  static std::deque<RouterFamily> all = make_families(std::type_identity<AllRouters>());
+  return all;
 }
 
 // Returns the options of the family that are written at `position`, bound to `settings`.
@@ -279,10 +284,9 @@ void refuse_foreign_modifiers(const RouterFamily& own, const Json& json, const s
 
 // -------------------------------------------------------------------------- families and options
 
-const std::vector<RouterFamily>& router_families() {
-  static const std::vector<RouterFamily> families = make_families(std::type_identity<AllRouters>());
-  return families;
-}
+const std::deque<RouterFamily>& router_families() { return families(); }
+
+void add_router_family(RouterFamily family) { families().push_back(std::move(family)); }
 
 const RouterFamily& default_family() { return router_families().front(); }
 
@@ -403,9 +407,9 @@ std::string router_help() {
 
 std::string router_forms() {
   std::string text;
-  const auto& families = router_families();
-  for (size_t i = 0; i < families.size(); ++i) {
-    text += (i == 0 ? "" : i + 1 == families.size() ? " or " : ", ") + families[i].syntax;
+  const auto& all = router_families();
+  for (size_t i = 0; i < all.size(); ++i) {
+    text += (i == 0 ? "" : i + 1 == all.size() ? " or " : ", ") + all[i].syntax;
   }
   return text;
 }

@@ -8,6 +8,7 @@
 // T tokens, E experts.
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <string>
@@ -92,7 +93,7 @@ struct RouterOption {
 };
 using RouterOptions = std::vector<RouterOption>;
 
-// Return the options cf and k, which several families share.
+// Return the options cf and k of several families. A family with k requires it (kMissing, kHead).
 RouterOption capacity_option(RouterSettings& settings);
 RouterOption k_option(RouterSettings& settings);
 
@@ -151,8 +152,12 @@ struct RouterFamily {
   HfCompatibility (*hf_compatibility)(const RouterSettings&, int64_t experts);
 };
 
-// Returns all families, in the order of routers/all.h.
-const std::vector<RouterFamily>& router_families();
+// Returns all families: those of routers/all.h in their order, then the added ones. References stay
+// valid.
+const std::deque<RouterFamily>& router_families();
+// Adds a family; callers that route use add_router() (route.h). Call it before other functions of
+// this header and before threads start: help and keys of config.json are generated once.
+void add_router_family(RouterFamily family);
 
 // Returns the architecture of a folder with this router; empty if transformers may load the folder.
 OwnArchitecture own_architecture(const RouterSettings& settings);

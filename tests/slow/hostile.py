@@ -891,7 +891,7 @@ def run_outputs(fixtures, place, words, dice):
 
     def listed():  # the files that moe has listed in its folder
         file = out / ".moe-output"
-        return set(file.read_text().splitlines()) if file.is_file() else set()
+        return set(file.read_text().splitlines()) if os.path.isfile(file) else set()
 
     out = pathlib.Path(out)
     before, listed_before = watched(), listed()
