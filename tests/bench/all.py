@@ -44,8 +44,6 @@ def table(results):
         measured, must, met = shown(found)
         note = f"; {found.note}" if found.note else ""
         lines.append(f"| {found.what} | {found.peer} | {measured}{note} | {must} | {met} | `{found.command}` |")
-    for what in rows.ON_A_GPU:
-        lines.append(f"| {what} | | not yet run on a GPU | | - | |")
     return "\n".join(lines)
 
 

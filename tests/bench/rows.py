@@ -15,7 +15,6 @@ import train_speed
 from train_speed import MOE, PEERS, json_of, output_of, seconds_of
 
 HERE = pathlib.Path(__file__).resolve().parent
-ON_A_GPU = ("MoE layer of the 7B shape, 16384 tokens, bf16, beside a dense SwiGLU, H200", "training the 7B shape cut to 8 layers, top-1, H200")
 
 
 class Lacks(Exception):
