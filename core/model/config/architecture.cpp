@@ -3,6 +3,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <deque>
+#include <iterator>
 
 #include "core/base/error.h"
 #include "core/model/config/config.h"
@@ -98,20 +100,30 @@ Architecture own_architecture(const std::string& model_type, const std::string& 
           .may_have_shared_experts = true};
 }
 
-const std::vector<Architecture>& architectures() {
-  static const std::vector<Architecture> all = [] {
-    std::vector<Architecture> list = dense_architectures();
-    const std::vector<Architecture> mixtures = stock_mixtures();
-    list.insert(list.end(), mixtures.begin(), mixtures.end());
-    for (const auto& family : route::router_families()) {
-      if (!family.own.model_type.empty()) {
-        list.push_back(own_architecture(family.own.model_type, family.own.name));
+struct Table {
+  std::deque<Architecture> entries;
+  size_t families = 0;  // number of router families whose architecture is in the table
+
+  void add_families() {
+    for (; families < route::router_families().size(); ++families) {
+      if (const auto& own = route::router_families()[families].own; !own.model_type.empty()) {
+        entries.push_back(own_architecture(own.model_type, own.name));
       }
     }
-    list.push_back(own_architecture("moe_scaled", "MoeScaledForCausalLM"));
-    return list;
+  }
+};
+
+std::deque<Architecture>& architectures() {
+  static Table table = [] {
+    Table made;
+    std::ranges::move(dense_architectures(), std::back_inserter(made.entries));
+    std::ranges::move(stock_mixtures(), std::back_inserter(made.entries));
+    made.entries.push_back(own_architecture("moe_scaled", "MoeScaledForCausalLM"));
+    made.add_families();
+    return made;
   }();
-  return all;
+  table.add_families();  // those that were added since
+  return table.entries;
 }
 
 [[noreturn]] void refuse_architecture(const std::string& name, const std::string& type,
@@ -133,6 +145,10 @@ const std::vector<Architecture>& architectures() {
 }
 
 }  // namespace
+
+void add_architecture(Architecture architecture) {
+  architectures().push_back(std::move(architecture));
+}
 
 const Architecture& read_architecture(const Json& json, const std::string& where) {
   const std::string type = get_string(json, "model_type", where, "");

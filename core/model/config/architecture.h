@@ -50,6 +50,10 @@ struct Architecture {
   int64_t experts_per_token = 0, expert_width = 0;
 };
 
+// Adds an entry with a model_type and a name that no entry has. Call it before other functions of
+// the library.
+void add_architecture(Architecture architecture);
+
 // Returns the entry whose model_type and name are the keys model_type and architectures[0] of
 // `json`. One of the two keys may be absent. Throws UserError that begins with `where` if both are
 // absent or malformed, and one that lists all entries if there is no such entry.

@@ -409,14 +409,21 @@ std::string l1_term(double lambda, const route::RouterSettings& router, int64_t 
       loss, lambda, router.lambda_multiplier, router.k, experts, target);
 }
 
+Options& added_options() {
+  static Options added;
+  return added;
+}
+
 }  // namespace
+
+void add_train_option(const Option& option) { added_options().push_back(option); }
 
 Options train_options(TrainSettings& settings) {
   return concat({model_options(settings), model::request_options(settings.upcycle),
                  data_options(settings), batch_options(settings), compute_options(settings),
                  optimizer_options(settings), route::request_options(settings.router),
                  loss_options(settings), evaluation_options(settings.evaluation),
-                 saving_options(settings), machine_options(settings)});
+                 saving_options(settings), machine_options(settings), added_options()});
 }
 
 std::map<std::string, std::string> read_settings(const std::string& toml,

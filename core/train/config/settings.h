@@ -138,6 +138,9 @@ void check_numbers(const TrainSettings& settings);
 
 // Returns all options of a run, in the order of settings.toml. `settings` must outlive them.
 Options train_options(TrainSettings& settings);
+// Adds an option to train_options(). Its member is a variable of the caller that outlives all runs.
+// Call it before other functions of the library.
+void add_train_option(const Option& option);
 
 // Returns the settings as a recipe: a [train] table whose keys are the flags.
 std::string to_toml(const TrainSettings& settings);
