@@ -258,8 +258,8 @@ void add_threads(CLI::App& command, int& threads) {
 }
 
 void apply_threads(int threads) {
-  const int wanted = threads > 0 ? threads : at::get_num_threads();
-  const int used = std::min(wanted, usable_processors());
+  const int requested = threads > 0 ? threads : at::get_num_threads();
+  const int used = std::min(requested, usable_processors());
   if (used != at::get_num_threads()) {
     at::set_num_threads(used);
   }

@@ -21,8 +21,8 @@ constexpr size_t kReadBlockBytes = size_t{64} << 10;
 
 // Blocks until `file` has bytes or has ended.
 void wait_for_input(int file) {
-  pollfd wanted = {file, POLLIN, 0};
-  while (::poll(&wanted, 1, /*timeout=*/-1) < 0 && errno == EINTR) {
+  pollfd request = {file, POLLIN, 0};
+  while (::poll(&request, 1, /*timeout=*/-1) < 0 && errno == EINTR) {
   }
 }
 
@@ -183,17 +183,17 @@ FileReader::int_type FileReader::underflow() {
 }
 
 std::streamsize FileReader::xsgetn(char* into, std::streamsize count) {
-  const auto wanted = static_cast<size_t>(count);
+  const auto size = static_cast<size_t>(count);
   size_t filled = 0;
-  while (filled < wanted) {
-    const size_t left = wanted - filled, buffered = static_cast<size_t>(egptr() - gptr());
+  while (filled < size) {
+    const size_t remaining = size - filled, buffered = static_cast<size_t>(egptr() - gptr());
     if (buffered > 0) {
-      const size_t taken = std::min(left, buffered);
-      std::memcpy(into + filled, gptr(), taken);
-      setg(eback(), gptr() + taken, egptr());
-      filled += taken;
-    } else if (left >= kReadBlockBytes) {
-      const size_t read = read_some(file_, into + filled, left, name_);
+      const size_t copied = std::min(remaining, buffered);
+      std::memcpy(into + filled, gptr(), copied);
+      setg(eback(), gptr() + copied, egptr());
+      filled += copied;
+    } else if (remaining >= kReadBlockBytes) {
+      const size_t read = read_some(file_, into + filled, remaining, name_);
       if (read == 0) {
         break;
       }

@@ -175,14 +175,14 @@ uint64_t available_memory_bytes() {
 
 std::optional<std::string> memory_shortage(const MemoryNeed& need,
                                            const std::vector<MemoryLimit>& limits) {
-  const auto wanted = [&](const MemoryLimit& limit) {
+  const auto needed = [&](const MemoryLimit& limit) {
     return limit.is_shared ? need.bytes * static_cast<uint64_t>(need.processes) : need.bytes;
   };
   const MemoryLimit* shortest = nullptr;
   for (const auto& limit : limits) {
-    const uint64_t missing = remaining(wanted(limit), limit.left);
+    const uint64_t missing = remaining(needed(limit), limit.left);
     if (missing > 0 &&
-        (shortest == nullptr || missing > remaining(wanted(*shortest), shortest->left))) {
+        (shortest == nullptr || missing > remaining(needed(*shortest), shortest->left))) {
       shortest = &limit;
     }
   }
@@ -191,7 +191,7 @@ std::optional<std::string> memory_shortage(const MemoryNeed& need,
   }
   const bool is_sum = need.processes > 1 && shortest->is_shared;
   return fmt::format("{} takes about {} of memory{}, {} leaves {}: {}; --force-memory tries it",
-                     need.what, gigabytes(wanted(*shortest)),
+                     need.what, gigabytes(needed(*shortest)),
                      is_sum ? fmt::format(" in {} processes", need.processes) : "",
                      shortest->source, gigabytes(shortest->left), need.remedy);
 }

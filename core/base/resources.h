@@ -67,7 +67,7 @@ int usable_processors(const std::filesystem::path& root = "/");
 // measure the speed of the disk.
 class DiskProbe {
  public:
-  // Throws UserError if the file cannot be made.
+  // Throws UserError if the file cannot be created.
   explicit DiskProbe(const std::filesystem::path& folder);
   // Returns the seconds of writing and syncing `bytes` more. Throws UserError if that fails.
   double append(uint64_t bytes);

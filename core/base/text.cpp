@@ -23,16 +23,16 @@ Sequence read_sequence(std::string_view text) {
   if (lead < 0xC2 || lead > 0xF4) {
     return {};
   }
-  const size_t wanted = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  const size_t expected = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
   uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;   // below: overlong
   uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;  // above: surrogates, no code
   size_t length = 1;
-  while (length < wanted && length < text.size() && byte(length) >= low && byte(length) <= high) {
+  while (length < expected && length < text.size() && byte(length) >= low && byte(length) <= high) {
     ++length;
     low = 0x80;
     high = 0xBF;
   }
-  return {length, length == wanted};
+  return {length, length == expected};
 }
 
 // Returns the length of the well-formed sequence at the start of `text`; 0 if there is none.

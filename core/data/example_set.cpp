@@ -74,7 +74,7 @@ bool carries_loss(const Example& example, size_t position) {
   return position > 0 && position < example.labels.size() && example.labels[position] != kNoLoss;
 }
 
-std::string shown(const std::string& text, size_t max_bytes) {
+std::string printable_line(const std::string& text, size_t max_bytes) {
   return terminal_line(printable(text, max_bytes));
 }
 
@@ -153,14 +153,14 @@ std::string show_example(const Example& example, const std::string& where,
     learned += with_loss ? 1 : 0;
     tokens += t == 0 ? "" : " ";
     tokens += with_loss && !carries_loss(example, t - 1) ? marks.open : "";
-    tokens += shown(piece(example.ids[t]), kMaxPieceBytes);
+    tokens += printable_line(piece(example.ids[t]), kMaxPieceBytes);
     if (with_loss && example.labels[t] != example.ids[t]) {
-      tokens += "\u2192" + shown(piece(example.labels[t]), kMaxPieceBytes);
+      tokens += "\u2192" + printable_line(piece(example.labels[t]), kMaxPieceBytes);
     }
     tokens += with_loss && !carries_loss(example, t + 1) ? marks.close : "";
   }
-  return fmt::format("{}: {} tokens, {} with loss\n{}\n", shown(where, 4096), example.ids.size(),
-                     learned, tokens);
+  return fmt::format("{}: {} tokens, {} with loss\n{}\n", printable_line(where, 4096),
+                     example.ids.size(), learned, tokens);
 }
 
 }  // namespace moe::data

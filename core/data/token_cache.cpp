@@ -195,7 +195,7 @@ std::unique_ptr<io::PartialFile> make_file(const CacheLocation& location, const 
   std::error_code error;
   fs::create_directories(location.folder, error);
   try {
-    USER_ERROR_IF(error, "{}: cannot be made: {}", location.folder.string(), error.message());
+    USER_ERROR_IF(error, "{}: cannot be created: {}", location.folder.string(), error.message());
     const auto& magic = layout::kUnfinishedMagic;
     io::sweep_partial_files(location.folder, is_cache_name, {magic.data(), magic.size()});
     return std::make_unique<io::PartialFile>(target, S_IRUSR | S_IWUSR);

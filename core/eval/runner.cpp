@@ -338,11 +338,11 @@ std::vector<std::string> Runner::generate(const LoadedTask& loaded,
   return answers;
 }
 
-// Generates the answers with the indices `wanted`. Calls `done` for cached answers first.
+// Generates the answers of `indices`. Calls `done` for cached answers first.
 void Runner::answer(const Generation& generation, const std::vector<std::vector<int64_t>>& prompts,
-                    const std::vector<size_t>& wanted, const OnAnswer& done) {
+                    const std::vector<size_t>& indices, const OnAnswer& done) {
   std::vector<size_t> left;
-  for (const size_t prompt : wanted) {
+  for (const size_t prompt : indices) {
     auto text = cache_ ? cache_->find_text(prompts[prompt], generation) : std::nullopt;
     if (text) {
       done(prompt, std::move(*text));

@@ -160,7 +160,7 @@ class Runner {
  private:
   void open_cache();
   void answer(const Generation& generation, const std::vector<std::vector<int64_t>>& prompts,
-              const std::vector<size_t>& wanted, const OnAnswer& done);
+              const std::vector<size_t>& indices, const OnAnswer& done);
   void start(const std::string& what, int64_t requests);
   void progress(int64_t done);
 

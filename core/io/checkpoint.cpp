@@ -179,7 +179,7 @@ Checkpoint Checkpoint::as_model(Json config, const std::map<std::string, std::st
     Place stored = own != in_memory.end() ? own->second : find_place(source);
     stored.file += own != in_memory.end() ? 0 : first;
     stored.info.name = name;
-    MOE_CHECK(model.where_.emplace(name, std::move(stored)).second, "{} is made too", name);
+    MOE_CHECK(model.where_.emplace(name, std::move(stored)).second, "duplicate tensor {}", name);
   }
   return model;
 }

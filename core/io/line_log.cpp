@@ -42,7 +42,7 @@ Descriptor open_to_append(const fs::path& path) {
   if (path.has_parent_path()) {
     fs::create_directories(path.parent_path(), failure);
   }
-  USER_ERROR_IF(failure, "{}: its folder cannot be made: {}", path.string(), failure.message());
+  USER_ERROR_IF(failure, "{}: its folder cannot be created: {}", path.string(), failure.message());
   // O_NONBLOCK: opening a named pipe must not wait for its other end.
   Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666));
   if (!file.is_open()) {

@@ -102,7 +102,7 @@ __device__ inline void move_by_digit(const KeyList& from, const KeyList& to, int
 // call. The list must be written before a barrier; after the call it is visible to all threads of
 // the block.
 __device__ inline void sort_list(KeyList list, KeyList other, int count, SortSpace& space) {
-  const KeyList wanted = list;
+  const KeyList result = list;
   for (int shift = 0; shift < 32 && count > 1; shift += 8) {
     if (count_digits(list, count, shift, space)) {
       move_by_digit(list, other, count, shift, space);
@@ -111,9 +111,9 @@ __device__ inline void sort_list(KeyList list, KeyList other, int count, SortSpa
       other = kept;
     }
   }
-  for (int i = threadIdx.x; list.key != wanted.key && i < count; i += kSortThreads) {
-    wanted.key[i] = list.key[i];
-    wanted.value[i] = list.value[i];
+  for (int i = threadIdx.x; list.key != result.key && i < count; i += kSortThreads) {
+    result.key[i] = list.key[i];
+    result.value[i] = list.value[i];
   }
   __syncthreads();
 }

@@ -72,7 +72,7 @@ TEST_CASE("tokens are cached in the folder of --cache without changing a loss", 
   check("first", "off", "already complete");  // the cache is not a setting that a resume compares
   check_refused(world.training({"-o", world.path("bad"), "--data", world.path("a.jsonl"), "--cache",
                                 world.path("b.jsonl")}),
-                "--cache " + world.path("b.jsonl") + ": cannot be made");
+                "--cache " + world.path("b.jsonl") + ": cannot be created");
   CHECK_FALSE(std::filesystem::exists(world.dir / "bad"));
 }
 

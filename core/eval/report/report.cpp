@@ -313,7 +313,7 @@ std::vector<std::filesystem::path> report_files(const std::filesystem::path& out
 void write_report(const RunReport& report, const std::filesystem::path& out) {
   std::error_code failure;
   std::filesystem::create_directories(out, failure);
-  USER_ERROR_IF(failure, "-o {}: cannot be made: {}", out.string(), failure.message());
+  USER_ERROR_IF(failure, "-o {}: cannot be created: {}", out.string(), failure.message());
   std::vector<std::string> names = {"results.json"};
   for (const auto& task : report.tasks) {
     names.push_back(samples_file(out, task.loaded.task).filename().string());

@@ -198,7 +198,7 @@ void write_stats(const RoutingStats& stats, const std::filesystem::path& file) {
   if (!folder.empty()) {
     std::filesystem::create_directories(folder, failure);
   }
-  USER_ERROR_IF(failure, "--stats {}: its folder cannot be made: {}", file.string(),
+  USER_ERROR_IF(failure, "--stats {}: its folder cannot be created: {}", file.string(),
                 failure.message());
   io::write_whole(file, stats_json(stats).dump(2) + "\n");
 }

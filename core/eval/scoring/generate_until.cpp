@@ -78,7 +78,7 @@ bool StopWords::end_with_one(const std::vector<int64_t>& ids) const {
 void generate_answers(const model::Llama& llama, const model::RoutingOptions& routing,
                       const io::Tokenizer& tokenizer, const Generation& generation,
                       const std::vector<std::vector<int64_t>>& prompts,
-                      const std::vector<size_t>& wanted, const OnAnswer& done) {
+                      const std::vector<size_t>& indices, const OnAnswer& done) {
   const StopWords words(tokenizer, generation.until);
   model::GenerateSettings settings;
   settings.max_tokens = generation.max_tokens;
@@ -91,7 +91,7 @@ void generate_answers(const model::Llama& llama, const model::RoutingOptions& ro
   const int64_t rows = model::rows_at_once(llama.config(), longest, generation.max_tokens,
                                            available_memory_bytes() / 4);
   model::generate_all(llama, model::generation_routing(routing), settings,
-                      {prompts, wanted, rows, [&](size_t index, std::vector<int64_t> ids) {
+                      {prompts, indices, rows, [&](size_t index, std::vector<int64_t> ids) {
                          const auto& ends = settings.eos_ids;
                          if (!ids.empty() && std::ranges::find(ends, ids.back()) != ends.end()) {
                            ids.pop_back();

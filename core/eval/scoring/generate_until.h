@@ -39,12 +39,12 @@ class StopWords {
   size_t max_word_bytes_ = 0;
 };
 
-// Generates answers to the prompts with the indices `wanted`, with model::generation_routing().
+// Generates answers to the prompts with the indices `indices`, with model::generation_routing().
 // Calls `done` for each answer when it is complete, in any order.
 using OnAnswer = std::function<void(size_t prompt, std::string answer)>;
 void generate_answers(const model::Llama& llama, const model::RoutingOptions& routing,
                       const io::Tokenizer& tokenizer, const Generation& generation,
                       const std::vector<std::vector<int64_t>>& prompts,
-                      const std::vector<size_t>& wanted, const OnAnswer& done);
+                      const std::vector<size_t>& indices, const OnAnswer& done);
 
 }  // namespace moe::eval

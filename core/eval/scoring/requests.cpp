@@ -232,9 +232,9 @@ int64_t auto_batch_tokens(const model::ModelConfig& config, const route::RouterS
   const int64_t experts = config.moe ? config.moe->experts : 1;
   const int64_t active =
       config.moe ? std::max<int64_t>(1, router.family->typical_active_experts(router, experts)) : 1;
-  const int64_t wanted = kMaxTokens * std::max<int64_t>(1, experts / active);
+  const int64_t target = kMaxTokens * std::max<int64_t>(1, experts / active);
   const auto room = static_cast<int64_t>(weights.available_memory / 4) / per_token;
-  while (2 * tokens <= std::min(wanted, room)) {
+  while (2 * tokens <= std::min(target, room)) {
     tokens *= 2;
   }
   return tokens;

@@ -317,8 +317,8 @@ ShotSampler::ShotSampler(const Task& task, const std::vector<Document>& pool, in
   const bool spare = task.shots.excludes_question;
   const auto available = static_cast<int64_t>(pool.size()) - (spare ? 1 : 0);
   USER_ERROR_IF(count > 0 && count > available,
-                "task {}: {} examples are wanted, {} has {}{}; give a smaller --num-fewshot",
-                task.name, count, pool.empty() ? "its file" : pool.front().where, pool.size(),
+                "task {}: needs {} examples, {} has {}{}; give a smaller --num-fewshot", task.name,
+                count, pool.empty() ? "its file" : pool.front().where, pool.size(),
                 spare ? ", one of which is kept in reserve" : "");
 }
 
@@ -347,8 +347,8 @@ std::vector<size_t> ShotSampler::draw(const OrderedJson& document) {
     }
   }
   USER_ERROR_IF(others.size() < count,
-                "task {}: {} examples are wanted, {} are left besides the question itself",
-                task_.name, count_, others.size());
+                "task {}: needs {} examples, {} are left besides the question itself", task_.name,
+                count_, others.size());
   drawn.clear();
   for (const uint64_t index : random_.sample(others.size(), count)) {
     drawn.push_back(others[index]);

@@ -257,15 +257,15 @@ int64_t rows_at_once(const ModelConfig& config, int64_t prompt_tokens, int64_t a
 
 void generate_all(const Llama& model, const RoutingOptions& routing,
                   const GenerateSettings& settings, const GenerateBatch& prompts) {
-  if (prompts.wanted.empty()) {
+  if (prompts.indices.empty()) {
     return;
   }
   const at::NoGradGuard no_gradients;
   // On a GPU results would depend on the number of rows.
   const size_t rows = model.device().is_cpu() ? static_cast<size_t>(prompts.rows) : 1;
   RowBatch batch(model, routing, settings, prompts.prompts,
-                 static_cast<int64_t>(std::min(rows, prompts.wanted.size())));
-  for (std::span<const size_t> left = prompts.wanted; !left.empty() || batch.size() > 0;) {
+                 static_cast<int64_t>(std::min(rows, prompts.indices.size())));
+  for (std::span<const size_t> left = prompts.indices; !left.empty() || batch.size() > 0;) {
     if (batch.size() > 0) {
       batch.step();
     }

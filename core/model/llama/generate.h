@@ -39,13 +39,13 @@ std::vector<int64_t> generate(const Llama& model, const RoutingOptions& routing,
 using OnGenerated = std::function<void(size_t index, const std::vector<int64_t>& ids)>;
 struct GenerateBatch {
   const std::vector<std::vector<int64_t>>& prompts;
-  const std::vector<size_t>& wanted;  // indices of the prompts to continue
+  const std::vector<size_t>& indices;  // of the prompts to continue
   int64_t rows = 1;  // prompts computed concurrently on a CPU; a GPU computes one at a time
-  OnGenerated done;  // called once per wanted prompt with all its new ids, in any order
+  OnGenerated done;  // called once per prompt of `indices` with all its new ids, in any order
 };
 
-// Generates for each of the wanted prompts. Results do not depend on `wanted` and `rows`. On a CPU
-// the prefix that is common to all prompts, wanted or not, is computed once, and the rows of
+// Generates for each prompt of `indices`. Results do not depend on `indices` and `rows`. On a CPU
+// the prefix that is common to all prompts, continued or not, is computed once, and the rows of
 // skinny_gemm() (kernels/cpu/skinny_gemm.h) are bitwise independent of each other.
 void generate_all(const Llama& model, const RoutingOptions& routing,
                   const GenerateSettings& settings, const GenerateBatch& batch);

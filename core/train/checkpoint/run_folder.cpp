@@ -333,7 +333,7 @@ RunState RunFolder::state(const std::string& settings_toml, Inputs& inputs,
 void RunFolder::begin(const std::string& settings_toml, RunState state) {
   std::error_code error;
   fs::create_directories(run_, error);
-  USER_ERROR_IF(error, "{}: cannot be made: {}", run_.string(), error.message());
+  USER_ERROR_IF(error, "{}: cannot be created: {}", run_.string(), error.message());
   lock_ = io::lock_folder(run_, run_);
   check_names();  // again, now under the lock
   const auto listed = read_manifest(run_);

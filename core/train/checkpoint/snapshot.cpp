@@ -164,15 +164,15 @@ TrainState restore(const fs::path& folder, model::Llama& model, AdamW& optimizer
                 folder.string());
   const at::NoGradGuard no_gradients;
   const io::SafetensorsFile file(folder / kTensors);
-  const auto wanted = live_state(model, optimizer);
-  USER_ERROR_IF(model.layout().is_rank_zero() && file.tensors().size() != wanted.size(),
+  const auto states = live_state(model, optimizer);
+  USER_ERROR_IF(model.layout().is_rank_zero() && file.tensors().size() != states.size(),
                 "{}: holds {} tensors, this model and optimizer have {}; it is another run's",
-                file.path().string(), file.tensors().size(), wanted.size());
+                file.path().string(), file.tensors().size(), states.size());
   std::map<std::string, io::DType> types;
   for (const auto& info : file.tensors()) {
     types[info.name] = info.dtype;
   }
-  for (const auto& [name, tensor, shape, begin] : wanted) {
+  for (const auto& [name, tensor, shape, begin] : states) {
     const auto all = file.bytes(name);
     USER_ERROR_IF(types[name] != stored_type(tensor), "{}: '{}' is {}, this run keeps it in {}; {}",
                   file.path().string(), name, io::dtype_name(types[name]),

@@ -268,8 +268,8 @@ uint64_t model_bytes(const io::Checkpoint& checkpoint) {
 // the one that is being written, less `existing` ones.
 void check_run_space(const RunPlan& plan, const io::Checkpoint& checkpoint, size_t existing) {
   const bool saves = plan.settings.save_every || plan.settings.save_minutes;
-  const auto wanted = saves ? static_cast<size_t>(plan.settings.keep) + 1 : 0;
-  const size_t missing = saves ? std::max<size_t>(1, wanted - std::min(wanted, existing)) : 0;
+  const auto required = saves ? static_cast<size_t>(plan.settings.keep) + 1 : 0;
+  const size_t missing = saves ? std::max<size_t>(1, required - std::min(required, existing)) : 0;
   io::check_space(plan.settings.run,
                   model_bytes(checkpoint) + missing * checkpoint_bytes(checkpoint, plan));
 }

@@ -203,11 +203,11 @@ HeadLoss head_loss(const Tensor& weight, const Tensor& hidden, const std::vector
                    double scale, at::ScalarType type, std::optional<int64_t> given_rows) {
   RECORD_USER_SCOPE("head");
   MOE_CHECK(hidden.size(0) == static_cast<int64_t>(targets.size()));
-  std::vector<int64_t> rows, wanted;
+  std::vector<int64_t> rows, target_ids;
   for (size_t t = 0; t < targets.size(); ++t) {
     if (targets[t] != data::kNoLoss) {
       rows.push_back(static_cast<int64_t>(t));
-      wanted.push_back(targets[t]);
+      target_ids.push_back(targets[t]);
     }
   }
   HeadLoss loss;
@@ -215,7 +215,7 @@ HeadLoss head_loss(const Tensor& weight, const Tensor& hidden, const std::vector
 
   const at::NoGradGuard no_gradients;
   loss.gradient = at::empty_like(loss.hidden, at::MemoryFormat::Contiguous);
-  const Tensor target = at::tensor(wanted, at::kLong).to(hidden.device());  // [N]
+  const Tensor target = at::tensor(target_ids, at::kLong).to(hidden.device());  // [N]
   const auto sum_type = type == at::kDouble ? at::kDouble : at::kFloat;
   const Tensor head = kernels::weight_operand(weight, type);
   const auto count = static_cast<int64_t>(rows.size());

@@ -120,14 +120,14 @@ std::vector<model::NamedParameter> trainable(const model::Llama& model,
   std::set<std::string> used;
   for (const auto& parameter : all) {
     const std::string group = parameter_group(parameter.name, model.config());
-    bool wanted = group == kAdapters || (words.empty() && group == "router");
+    bool is_named = group == kAdapters || (words.empty() && group == "router");
     for (const auto& word : words) {
       if (word == group || matches(word, parameter.name)) {
-        wanted = true;
+        is_named = true;
         used.insert(word);
       }
     }
-    if (wanted) {
+    if (is_named) {
       chosen.push_back(parameter);
     }
   }

@@ -186,10 +186,11 @@ TEST_CASE("Without a usable cache a temporary file is used, or the run refused",
   world.request.location = {blocked, true};
   CHECK(same(world.open(), cached));
   REQUIRE(world.notes.size() == 2);
-  CHECK(contains(world.notes[0], "no cache of tokens: " + blocked + ": cannot be made"));
+  CHECK(contains(world.notes[0], "no cache of tokens: " + blocked + ": cannot be created"));
   world.request.location.may_fail = false;
-  CHECK(contains(user_error_of([&] { world.open(); }),
-                 "--cache " + blocked + ": cannot be made: Not a directory; give another folder"));
+  CHECK(
+      contains(user_error_of([&] { world.open(); }),
+               "--cache " + blocked + ": cannot be created: Not a directory; give another folder"));
   ::unsetenv("TMPDIR");
   for (const auto& entry : fs::directory_iterator(world.dir.path())) {
     CHECK_FALSE(entry.path().filename().string().starts_with("moe-"));

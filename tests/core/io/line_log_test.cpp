@@ -78,7 +78,7 @@ TEST_CASE("A file with another title, a folder and a file as parent are refused"
   for (const auto& [file, fact] :
        {std::pair(dir / "notes.txt", "notes.txt: does not begin with 'test lines 1'"),
         std::pair(dir.path(), ": cannot be written: Is a directory"),
-        std::pair(dir / "notes.txt/log", "its folder cannot be made: Not a directory")}) {
+        std::pair(dir / "notes.txt/log", "its folder cannot be created: Not a directory")}) {
     CHECK_THAT(user_error_of([&path = file] { LineLog(path, kTitle); }), contains_text(fact));
   }
   CHECK(read_file(dir / "notes.txt") == "my own words\n");
