@@ -1,11 +1,14 @@
 #include "core/data/examples.h"
 
+#include <algorithm>
 #include <deque>
 #include <exception>
 #include <future>
+#include <mutex>
 
 #include "core/base/error.h"
 #include "core/base/json.h"
+#include "core/base/text.h"
 
 namespace moe::data {
 
@@ -38,16 +41,21 @@ class ExampleMaker {
   void begin_file() { format_.reset(); }
   Format format() const { return *format_; }  // requires that a record of the file was made
 
-  // `where` opens every error.
-  Example make(const Record& record, RecordForm form, const std::string& where) {
-    return form == RecordForm::kText ? from_document(record, where) : from_json(record, where);
+  // `where` opens every error. Adds keys that are not read to `unused`.
+  Example make(const Record& record, RecordForm form, const std::string& where,
+               std::vector<std::string>& unused) {
+    return form == RecordForm::kText ? from_document(record, where)
+                                     : from_json(record, where, unused);
   }
 
  private:
-  Example from_json(const Record& record, const std::string& where) {
+  Example from_json(const Record& record, const std::string& where,
+                    std::vector<std::string>& unused) {
     const Json json = parse_json(record.text, where);
     USER_ERROR_IF(!json.is_object(), "{}: a JSON object {{...}} is expected", where);
     settle_format(json, where);
+    refuse_unsupported_keys(json, *format_, where);
+    unused = unused_keys(json, *format_);
     if (*format_ == Format::kRows) {
       return from_row(json, where);
     }
@@ -109,7 +117,8 @@ class ExampleMaker {
         text.prompt.own(" ");
       }
       const bool is_last = turn + 1 == conversation.turns.size();
-      const bool learned = settings_.loss_on == LossOn::kAll || is_last;
+      const bool learned =
+          (settings_.loss_on == LossOn::kAll || is_last) && conversation.turns[turn].carries_loss;
       if (text.begins_with_bos) {
         push_bos(example);
       }
@@ -141,11 +150,13 @@ class ExampleMaker {
                   where, ids.size(), labels.size());
     Example example;
     bool has_target = false;
-    for (size_t t = 0; t < ids.size(); ++t) {
+    const auto [first, last] = unmasked_range(json, ids.size(), where);
+    check_positions(json, first, last, where);
+    for (size_t t = first; t < last; ++t) {
       check_id(ids[t], "input_ids", t, where);
       if (labels[t] != kNoLoss) {
         check_id(labels[t], "labels", t, where);
-        has_target = has_target || t > 0;  // nothing predicts the first token
+        has_target = has_target || t > first;  // nothing predicts the first token
       }
       example.ids.push_back(static_cast<int32_t>(ids[t]));
       example.labels.push_back(static_cast<int32_t>(labels[t]));
@@ -154,6 +165,38 @@ class ExampleMaker {
                   "{}: no response: no label after the first is other than -100; remove the row",
                   where);
     return example;
+  }
+
+  // Returns the range of the tokens that are not padding by "attention_mask".
+  static std::pair<size_t, size_t> unmasked_range(const Json& json, size_t size,
+                                                  const std::string& where) {
+    if (!has_value(json, "attention_mask")) {
+      return {0, size};
+    }
+    const std::vector<int64_t> mask = get_ints(json, "attention_mask", where);
+    const auto first = std::ranges::find(mask, 1);
+    const auto last = std::find(first, mask.end(), 0);
+    USER_ERROR_IF(mask.size() != size || first == mask.end() ||
+                      std::count(first, last, 1) != last - first ||
+                      std::count(mask.begin(), first, 0) != first - mask.begin() ||
+                      std::count(last, mask.end(), 0) != mask.end() - last,
+                  "{}: 'attention_mask' must have a 1 for each of {} tokens, and 0 for padding "
+                  "before and after them only",
+                  where, size);
+    return {first - mask.begin(), last - mask.begin()};
+  }
+
+  // Refuses "position_ids" that are not 0, 1, 2, ...: several documents in a row.
+  static void check_positions(const Json& json, size_t first, size_t last,
+                              const std::string& where) {
+    const auto positions = has_value(json, "position_ids") ? get_ints(json, "position_ids", where)
+                                                           : std::vector<int64_t>();
+    for (size_t t = first; t < last && !positions.empty(); ++t) {
+      USER_ERROR_IF(last > positions.size() || positions[t] != static_cast<int64_t>(t - first),
+                    "{}: 'position_ids'[{}] is not {}; write each document as a row of its own and "
+                    "use --pack stream --pack-mask doc",
+                    where, t, t - first);
+    }
   }
 
   void check_id(int64_t id, const char* key, size_t position, const std::string& where) const {
@@ -232,20 +275,30 @@ class FileStream {
     read_ = 1;
     if (settings_.threads > 1) {
       run_threads();
-      return {maker_.format(), reader_.packing()};
+    } else {
+      for (std::optional<Record> record; !is_enough() && (record = reader_.next()); ++read_) {
+        sink_(make(maker_, *record));
+      }
     }
-    for (std::optional<Record> record; !is_enough() && (record = reader_.next()); ++read_) {
-      sink_(make(maker_, *record));
-    }
-    return {maker_.format(), reader_.packing()};
+    return {maker_.format(), reader_.packing(), unused_keys_};
   }
 
  private:
   bool is_enough() const { return read_ == settings_.max_per_file; }
 
-  Example make(ExampleMaker& maker, const Record& record) const {
+  Example make(ExampleMaker& maker, const Record& record) {
     const std::string where = fmt::format("{} line {}", name_, record.line);
-    Example example = maker.make(record, reader_.form(), where);
+    std::vector<std::string> unused;
+    Example example = maker.make(record, reader_.form(), where, unused);
+    if (!unused.empty()) {
+      constexpr size_t kMaxKeys = 20;
+      const std::scoped_lock lock(mutex_);
+      for (const auto& key : unused) {
+        if (unused_keys_.size() < kMaxKeys || unused_keys_.contains(key)) {
+          ++unused_keys_[key];
+        }
+      }
+    }
     example.file = index_;
     example.line = record.line;
     return example;
@@ -316,13 +369,21 @@ class FileStream {
   ExampleMaker& maker_;
   const std::function<void(Example&&)>& sink_;
   int64_t read_ = 0;  // records
+  std::mutex mutex_;  // of unused_keys_
+  std::map<std::string, int64_t> unused_keys_;
 };
 
 }  // namespace
 
 std::string FileForm::words() const {
   const std::string packed = packing_name(packing);
-  return format_words(format) + (packed.empty() ? "" : ", " + packed);
+  std::string words = format_words(format) + (packed.empty() ? "" : ", " + packed);
+  for (const auto& [key, count] : unused_keys) {
+    words += fmt::format("{} '{}' of {} record{}",
+                         &key == &unused_keys.begin()->first ? "; not used:" : ",",
+                         printable(key, 40), count, count == 1 ? "" : "s");
+  }
+  return words;
 }
 
 std::vector<FileForm> stream_examples(const std::vector<Source>& sources,

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -34,7 +35,8 @@ struct ReadSettings {
 struct FileForm {
   Format format = Format::kText;
   Packing packing = Packing::kNone;
-  std::string words() const;  // "Alpaca records, gzip"
+  std::map<std::string, int64_t> unused_keys = {};  // and the number of records that have each
+  std::string words() const;  // "Alpaca records, gzip; not used: 'rank' of 12 records"
 };
 
 // Reads all files and calls `sink` with their examples in file order. A few records per thread are

@@ -1,6 +1,9 @@
 #include "core/data/formats.h"
 
+#include <algorithm>
 #include <array>
+#include <set>
+#include <span>
 #include <string_view>
 
 #include "core/base/error.h"
@@ -67,6 +70,47 @@ std::string get_response(const Json& record, const char* key, const std::string&
   return response;
 }
 
+// Returns false if a message says that its answer carries no loss.
+bool has_loss(const Json& message, const std::string& where) {
+  for (const char* key : {"weight", "train"}) {
+    if (!has_value(message, key)) {
+      continue;
+    }
+    const Json& value = message[key];
+    const bool is_zero = value == Json(0) || value == Json(false);
+    USER_ERROR_IF(!is_zero && value != Json(1) && value != Json(true),
+                  "{}: '{}' is {}; known are 0 and 1, false and true", where, key,
+                  printable(value.dump(), 40));
+    if (is_zero) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Returns true for null, "", [], {}, their texts, and false.
+bool is_empty_value(const Json& value) {
+  return value.is_null() || value == Json(false) || value == Json("") || value == Json("[]") ||
+         value == Json("{}") || ((value.is_array() || value.is_object()) && value.empty());
+}
+
+void refuse_keys(const Json& object, std::span<const char* const> keys, const std::string& where) {
+  for (const char* key : keys) {
+    const auto found = object.find(key);
+    USER_ERROR_IF(found != object.end() && !is_empty_value(*found),
+                  "{}: '{}' changes what is learned and is not supported; remove the key, or the "
+                  "record",
+                  where, key);
+  }
+}
+
+// Returns the only system text of a conversation.
+std::string one_system(const std::string& first, const std::string& second,
+                       const std::string& where) {
+  USER_ERROR_IF(!first.empty() && !second.empty(), "{}: has two system texts; remove one", where);
+  return first.empty() ? second : first;
+}
+
 enum class Role { kSystem, kUser, kAssistant };
 
 // The keys and role names of a list of messages.
@@ -95,13 +139,16 @@ Role parse_role(const Json& message, const ChatKeys& keys, const std::string& wh
 // Builds a conversation from its messages in order.
 class TurnBuilder {
  public:
-  explicit TurnBuilder(const ChatKeys& keys) : keys_(keys) {}
+  TurnBuilder(const ChatKeys& keys, std::string system) : keys_(keys) {
+    conversation_.system = std::move(system);
+  }
 
   void add(const Json& message, const std::string& where) {
     const Role role = parse_role(message, keys_, where);
     if (role == Role::kSystem) {
       require(is_first_, where, "a system text may only stand first; remove the record or move it");
-      conversation_.system = get_string(message, keys_.text, where);
+      conversation_.system =
+          one_system(conversation_.system, get_string(message, keys_.text, where), where);
     } else if (role == Role::kUser) {
       require(!question_, where, "two questions in a row; join them or remove the record");
       question_ = get_string(message, keys_.text, where);
@@ -109,7 +156,8 @@ class TurnBuilder {
       require(question_ || !conversation_.turns.empty(), where,
               "the conversation starts with the answer; remove the record or that message");
       require(question_.has_value(), where, "two answers in a row; join them or remove the record");
-      conversation_.turns.push_back({*question_, "", get_response(message, keys_.text, where)});
+      conversation_.turns.push_back(
+          {*question_, "", get_response(message, keys_.text, where), has_loss(message, where)});
       question_.reset();
     }
     is_first_ = false;
@@ -136,7 +184,7 @@ Conversation read_chat(const Json& record, const ChatKeys& keys, const std::stri
   const auto found = record.find(keys.list);
   USER_ERROR_IF(found == record.end(), "{}: '{}' is missing", where, keys.list);
   USER_ERROR_IF(!found->is_array(), "{}: '{}' must be a list of messages", where, keys.list);
-  TurnBuilder turns(keys);
+  TurnBuilder turns(keys, get_string(record, "system", where, ""));
   for (size_t index = 0; index < found->size(); ++index) {
     const Json& message = found->at(index);
     const std::string position = fmt::format("{}, '{}'[{}]", where, keys.list, index);
@@ -151,11 +199,31 @@ std::string get_optional(const Json& record, const char* key, const std::string&
   return key == nullptr ? "" : get_string(record, key, where, "");
 }
 
+// Reads the earlier turns of an Alpaca record: [[question, answer], ...].
+std::vector<Turn> read_history(const Json& record, const std::string& where) {
+  std::vector<Turn> turns;
+  if (!has_value(record, "history")) {
+    return turns;
+  }
+  const Json& history = record["history"];
+  USER_ERROR_IF(!history.is_array(), "{}: 'history' must be a list of [question, answer]", where);
+  for (const Json& turn : history) {
+    USER_ERROR_IF(!turn.is_array() || turn.size() != 2 || !turn[0].is_string() ||
+                      !turn[1].is_string() || is_blank(turn[1].get<std::string>()),
+                  "{}: 'history' must be a list of [question, answer]", where);
+    turns.push_back({turn[0].get<std::string>(), "", turn[1].get<std::string>()});
+  }
+  return turns;
+}
+
 Conversation read_single(const Json& record, const FormatRow& row, const std::string& where) {
   const bool is_pair = row.format == Format::kPairs;
   const bool uses_completion =
       is_pair && record.contains("completion") && !record.contains("response");
-  Conversation conversation{get_optional(record, row.system, where), {}, is_pair};
+  Conversation conversation{
+      one_system(get_optional(record, row.system, where), get_string(record, "system", where, ""),
+                 where),
+      row.format == Format::kAlpaca ? read_history(record, where) : std::vector<Turn>(), is_pair};
   Turn turn{get_string(record, row.key, where), get_optional(record, row.input, where), ""};
   turn.response = get_response(record, uses_completion ? "completion" : row.response, where);
   conversation.turns.push_back(std::move(turn));
@@ -185,6 +253,55 @@ const char* format_words(Format format) { return format_row(format).words; }
 const char* format_key(Format format) { return format_row(format).key; }
 
 bool is_conversation(Format format) { return format != Format::kRows && format != Format::kText; }
+
+void refuse_unsupported_keys(const Json& record, Format format, const std::string& where) {
+  static constexpr std::array kRowKeys = {"segment_ids", "sequence_lengths", "loss_mask"};
+  static constexpr std::array kRecordKeys = {"tools",  "functions", "documents", "images",
+                                             "videos", "audios",    "rejected"};
+  static constexpr std::array kTurnKeys = {"reasoning_content", "reasoning",     "thinking",
+                                           "tool_calls",        "function_call", "tool_call_id"};
+  if (format == Format::kRows) {
+    return refuse_keys(record, kRowKeys, where);
+  }
+  if (!is_conversation(format)) {
+    return;
+  }
+  refuse_keys(record, kRecordKeys, where);
+  USER_ERROR_IF(has_value(record, "weight") && record["weight"] != Json(1),
+                "{}: 'weight' of a record is not supported; remove the key", where);
+  const auto messages = record.find(format_key(format));
+  for (size_t i = 0; messages != record.end() && messages->is_array() && i < messages->size();
+       ++i) {
+    if (messages->at(i).is_object()) {
+      refuse_keys(messages->at(i), kTurnKeys,
+                  fmt::format("{}, '{}'[{}]", where, format_key(format), i));
+    }
+  }
+}
+
+std::vector<std::string> unused_keys(const Json& record, Format format) {
+  static const std::set<std::string> known = {
+      "system", "history", "weight", "labels", "attention_mask", "position_ids",
+      // Metadata.
+      "id", "_id", "idx", "index", "uuid", "source", "dataset", "category", "task", "type", "url",
+      "title", "topic", "language", "lang", "license", "model", "created", "timestamp", "date",
+      "split", "score", "token_type_ids", "num_tokens", "length", "metadata", "meta"};
+  const FormatRow& row = format_row(format);
+  std::set<std::string> used = {row.key};
+  for (const char* key : {row.also[0], row.also[1], row.response, row.input, row.system}) {
+    if (key != nullptr) {
+      used.insert(key);
+    }
+  }
+  std::vector<std::string> unused;
+  for (const auto& item : record.items()) {
+    if (!used.contains(item.key()) && !known.contains(item.key()) &&
+        !is_empty_value(item.value())) {
+      unused.push_back(item.key());
+    }
+  }
+  return unused;
+}
 
 std::optional<Format> recognise(const Json& record, Objective objective) {
   if (objective == Objective::kLm && record.contains("text") && !record.contains("input_ids")) {
@@ -217,7 +334,11 @@ std::string quoted_keys(const Json& record) {
 
 Conversation read_conversation(const Json& record, Format format, const std::string& where) {
   if (format == Format::kMessages || format == Format::kShareGpt) {
-    return read_chat(record, format == Format::kMessages ? kMessageKeys : kShareGptKeys, where);
+    Conversation conversation =
+        read_chat(record, format == Format::kMessages ? kMessageKeys : kShareGptKeys, where);
+    USER_ERROR_IF(std::ranges::none_of(conversation.turns, &Turn::carries_loss),
+                  "{}: no answer carries loss; remove the record", where);
+    return conversation;
   }
   const FormatRow& row = format_row(format);
   MOE_CHECK(row.response != nullptr, "{} are no conversation", row.words);

@@ -19,6 +19,7 @@ struct Turn {
   std::string instruction;
   std::string input;  // Alpaca's input, Dolly's context; often empty
   std::string response;
+  bool carries_loss = true;  // false: the record's "weight" is 0 or its "train" is false
 };
 
 struct Conversation {
@@ -42,13 +43,20 @@ std::optional<Format> recognise(const Json& record, Objective objective);
 
 bool is_blank(std::string_view text);
 
+// Throws UserError, opening with `where`, for a key of a record that changes what is learned and is
+// not supported, such as "tools" or "reasoning_content" of a message.
+void refuse_unsupported_keys(const Json& record, Format format, const std::string& where);
+
+// Returns the keys of a record that are not read and are no usual metadata such as "id".
+std::vector<std::string> unused_keys(const Json& record, Format format);
+
 // Returns "'text', 'id'" for messages; long lists are cut.
 std::string quoted_keys(const Json& record);
 
 // Reads the conversation of `record`, an object. Turns after the last response are dropped: they
 // have no loss. Throws UserError, opening with `where`, for a missing key, a wrong type, an unknown
-// role, a conversation that does not begin with a question or does not alternate, and a blank
-// response.
+// role, a conversation that does not begin with a question or does not alternate, a blank response,
+// two system texts, and a conversation without an answer that carries loss.
 Conversation read_conversation(const Json& record, Format format, const std::string& where);
 
 }  // namespace moe::data

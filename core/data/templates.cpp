@@ -99,7 +99,8 @@ void write_messages(const MessageForm& form, ChatWriter& out, const Conversation
   }
   for (const Turn& turn : conversation.turns) {
     message("user", question_text(turn), false);
-    message("assistant", turn.response, !only_last || &turn == &conversation.turns.back());
+    message("assistant", turn.response,
+            turn.carries_loss && (!only_last || &turn == &conversation.turns.back()));
   }
 }
 
@@ -140,7 +141,7 @@ void write_mistral(const Mistral& form, ChatWriter& out, const Conversation& con
     out.text(form.after_inst + (has_system_before_it ? conversation.system + "\n\n" : "") +
              question_text(turn) + form.before_end);
     out.mark("[/INST]");
-    out.begin_content(!only_last || is_last);
+    out.begin_content(turn.carries_loss && (!only_last || is_last));
     out.text(form.before_answer + (form.strips_answers ? strip(turn.response) : turn.response));
     out.eos();
     out.end_content();

@@ -1,5 +1,6 @@
 #include "core/data/formats.h"
 
+#include "core/base/text.h"
 #include "tests/support/byte_codec.h"
 #include "tests/support/catch.h"
 #include "tests/support/matchers.h"
@@ -73,6 +74,55 @@ TEST_CASE("A conversation has loss on every response and its EOS, or on the last
         "chat messages", "BS\nHi\nYoEQ\nAE", "......YoE..AE");
 }
 
+TEST_CASE("A record's system text, history, weights and mask are read", "[data]") {
+  check(
+      R"({"instruction": "q", "output": "r", "system": "S", "history": [["a", "b"], ["c", "d"]]})",
+      "Alpaca records", "BS\na\nbEc\ndEq\nrE", ".....bE..dE..rE");
+  check(R"({"prompt": "Q", "completion": "A", "system": "S"})", "prompt pairs", "BS\nQAE",
+        "....AE");
+  const std::string turns =
+      R"([{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", KEY}, )"
+      R"({"from": "human", "value": "c"}, {"from": "gpt", "value": "d"}]})";
+  for (const char* key : {R"("weight": 0)", R"("train": false)"}) {
+    check(R"({"system": "S", "conversations": )" + replace_all(turns, "KEY", key),
+          "ShareGPT conversations", "BS\na\nbEc\ndE", ".........dE");
+  }
+  check(R"({"input_ids": [0, 0, 75, 76, 0], "labels": [-100, -100, 75, 76, -100], )"
+        R"("attention_mask": [0, 0, 1, 1, 0], "position_ids": [0, 0, 0, 1, 0]})",
+        "pre-tokenised rows", "AB", "AB");
+}
+
+TEST_CASE("A key that changes what is learned and is not supported is refused", "[data]") {
+  const std::string turns =
+      R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"KEY}])";
+  const auto messages = [&](const std::string& key, const std::string& more = "") {
+    return R"({"messages": )" + replace_all(turns, "KEY", key) + more + "}";
+  };
+  check_error(messages(R"(, "reasoning_content": "hm")"), "'messages'[1]: 'reasoning_content'");
+  check_error(messages(R"(, "weight": 0.5)"), "'weight' is 0.5; known are 0 and 1");
+  check_error(messages(R"(, "weight": 0)"), "no answer carries loss");
+  check_error(messages("", R"(, "tools": [{"name": "f"}])"), "'tools' changes what is learned");
+  check_error(R"({"instruction": "q", "output": "r", "weight": 2})", "'weight' of a record");
+  check_error(R"({"instruction": "q", "output": "r", "history": ["a"]})", "'history' must be");
+  check_error(R"({"system_prompt": "S", "system": "T", "question": "q", "response": "r"})",
+              "two system texts");
+  const std::string row = R"({"input_ids": [1, 2, 3], "labels": [1, 2, 3], )";
+  check_error(row + R"("attention_mask": [1, 0, 1]})", "'attention_mask' must have a 1");
+  check_error(row + R"("position_ids": [0, 1, 0]})", "'position_ids'[2] is not 2");
+  check_error(row + R"("segment_ids": [0, 0, 1]})", "'segment_ids'");
+  check(messages(R"(, "tool_calls": null)", R"(, "tools": "[]")"), "chat messages", "Ba\nbE",
+        "...bE");
+}
+
+TEST_CASE("Keys that are not read are counted", "[data]") {
+  const std::string record = R"({"id": 1, "instruction": "q", "output": "r", "rank": 3})";
+  const Examples examples =
+      read_bytes("a.jsonl", record + "\n" + record +
+                                "\n"
+                                R"({"instruction": "q", "output": "r", "x": "y"})");
+  CHECK(examples.forms.at(0) == "Alpaca records; not used: 'rank' of 2 records, 'x' of 1 record");
+}
+
 TEST_CASE("Records with the keys of several forms get one form", "[data]") {
   const auto form_of = [](const char* record, Objective objective = Objective::kInstruct) {
     const auto format = recognise(parse_json(record, "test"), objective);
@@ -90,9 +140,14 @@ TEST_CASE("Records with the keys of several forms get one form", "[data]") {
 
 TEST_CASE("--format overrides the form of the first record", "[data]") {
   const std::string both = R"({"instruction": "i", "output": "o", "prompt": "p", "response": "r"})";
-  check(both, "Alpaca records", "Bi\noE", "...oE");
-  check(both, "prompt pairs", "BprE", "..rE", forced(Format::kPairs));
-  check(both, "Dolly records", "Bi\nrE", "...rE", forced(Format::kDolly));
+  const auto unused = [](const std::string& a, const std::string& b) {
+    return "; not used: '" + a + "' of 1 record, '" + b + "' of 1 record";
+  };
+  check(both, "Alpaca records" + unused("prompt", "response"), "Bi\noE", "...oE");
+  check(both, "prompt pairs" + unused("instruction", "output"), "BprE", "..rE",
+        forced(Format::kPairs));
+  check(both, "Dolly records" + unused("output", "prompt"), "Bi\nrE", "...rE",
+        forced(Format::kDolly));
   CHECK_THAT(error_of_reading("a.jsonl", both, forced(Format::kMessages)),
              contains_text("a.jsonl line 1: 'messages' is missing"));
   CHECK_THAT(error_of_reading("a.txt", "hello", forced(Format::kAlpaca)),
