@@ -152,9 +152,12 @@ int64_t max_logits(const model::ModelConfig& config, int64_t tokens, bool on_cud
 }
 
 // Returns the rows R that a MoE layer routes for `tokens` tokens: those of the router's definition;
-// for top-p and ReLU routers the expectation at initialization, which is their maximum.
-int64_t routed_rows(const route::RouterSettings& router, int64_t tokens, int64_t experts) {
-  const double rows = router.family->expected_rows_at_init(router, tokens, experts);
+// for top-p and ReLU routers the expectation at initialization, which is their maximum. A GPU
+// reserves a row for each token that IR may serve, because the host does not know their number.
+int64_t routed_rows(const route::RouterSettings& router, int64_t tokens, int64_t experts,
+                    bool on_cuda) {
+  const double rows = router.family->expected_rows_at_init(router, tokens, experts) +
+                      static_cast<double>(on_cuda && router.ir ? tokens : 0);
   return static_cast<int64_t>(std::min(rows, static_cast<double>(tokens * experts)));
 }
 
@@ -182,7 +185,8 @@ class StepWalk {
       const bool is_moe = config.is_moe_layer(layer);
       layers_.push_back(feed_forward_bytes(
           sizes_, is_moe ? config.moe->expert_width : config.intermediate_size,
-          is_moe ? routed_rows(router, local_tokens, config.moe->experts) : local_tokens,
+          is_moe ? routed_rows(router, local_tokens, config.moe->experts, settings.on_cuda)
+                 : local_tokens,
           is_moe ? config.moe->experts : 1, settings.lora.is_on("ffn")));
       add_shared_expert(sizes_, is_moe ? config.moe->shared_expert_width : 0,
                         settings.lora.is_on("ffn"), layers_.back());
