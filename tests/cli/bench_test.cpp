@@ -2,7 +2,6 @@
 // consistent numbers, and invalid input is refused.
 
 #include <filesystem>
-#include <map>
 
 #include "core/base/json.h"
 #include "core/base/resources.h"

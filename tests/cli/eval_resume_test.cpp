@@ -1,6 +1,5 @@
 // Evaluations that are killed or interrupted and resumed by the same command; sweeps.
 
-#include <chrono>
 #include <csignal>
 #include <regex>
 #include <thread>

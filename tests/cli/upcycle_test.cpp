@@ -1,7 +1,6 @@
 // moe upcycle: output folder, reports, certificates, crashes and refusals.
 
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <functional>

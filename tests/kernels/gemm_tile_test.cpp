@@ -3,7 +3,6 @@
 
 #include "kernels/cpu/gemm_tile.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>

@@ -12,8 +12,7 @@
 
 using moe::Json;
 using moe::parse_json;
-using moe::test::contains_text;
-using moe::test::user_error_of;
+using namespace moe::test;
 
 namespace {
 

@@ -1,7 +1,5 @@
 #include "core/base/option.h"
 
-#include <cmath>
-
 #include "core/base/error.h"
 #include "tests/support/catch.h"
 #include "tests/support/matchers.h"

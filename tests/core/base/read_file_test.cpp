@@ -17,9 +17,7 @@
 namespace moe {
 namespace {
 
-using test::contains_text;
-using test::TempDir;
-using test::user_error_of;
+using namespace moe::test;
 
 std::string path(const TempDir& dir, const char* name) { return (dir / name).string(); }
 

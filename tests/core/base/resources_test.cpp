@@ -15,9 +15,7 @@
 namespace moe {
 namespace {
 
-using test::contains_text;
-using test::TempDir;
-using test::write_file;
+using namespace moe::test;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 

@@ -4,7 +4,6 @@
 #include <map>
 #include <numeric>
 
-#include "core/base/error.h"
 #include "core/base/random.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"

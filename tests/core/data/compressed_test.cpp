@@ -1,8 +1,6 @@
 #include <zlib.h>
 #include <zstd.h>
 
-#include <algorithm>
-
 #include "core/data/records.h"
 #include "tests/support/byte_codec.h"
 #include "tests/support/catch.h"

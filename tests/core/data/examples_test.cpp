@@ -1,6 +1,5 @@
 #include "core/data/examples.h"
 
-#include "core/base/json.h"
 #include "core/data/records.h"
 #include "core/tokenizer/tokenizer.h"
 #include "tests/support/byte_codec.h"

@@ -76,9 +76,8 @@ Texts texts_of(const Json& record) {
 
 void check_file(const io::Tokenizer& tokenizer, const std::filesystem::path& file,
                 const std::string& form) {
-  const Examples examples =
-      test::read_examples({file}, Objective::kInstruct, tokenizer.vocab_size(),
-                          [&] { return codec_of_ids(tokenizer); });
+  const Examples examples = read_examples({file}, Objective::kInstruct, tokenizer.vocab_size(),
+                                          [&] { return codec_of_ids(tokenizer); });
   const std::vector<Json> records = records_of(file);
   CHECK(examples.forms.at(0) == form);
   REQUIRE(examples.size() == static_cast<int64_t>(records.size()));
@@ -136,9 +135,8 @@ TEST_CASE("Published instruction files are decoded to their texts, with LLaMA's 
     check_file(llama, entry.path(), "prompt pairs");
   }
   const io::Tokenizer tokenizer = io::Tokenizer::load(shared_data() / "stories260K-hf", 512);
-  const auto stories =
-      test::read_examples({shared_data() / "text" / "tinystories_v2_train_head.txt"},
-                          Objective::kLm, 512, [&] { return codec_of_ids(tokenizer); });
+  const auto stories = read_examples({shared_data() / "text" / "tinystories_v2_train_head.txt"},
+                                     Objective::kLm, 512, [&] { return codec_of_ids(tokenizer); });
   CHECK(stories.size() == 1728);
   const Json reference = read_json(shared_data() / "stories260K-hf" / "reference.json");
   auto expected = reference["first_story"]["ids_with_bos"].get<std::vector<int32_t>>();

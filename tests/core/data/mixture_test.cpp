@@ -9,7 +9,7 @@
 
 using namespace moe;
 using namespace moe::data;
-using moe::test::user_error_of;
+using namespace moe::test;
 
 namespace {
 
@@ -106,7 +106,7 @@ TEST_CASE("A weight that draws no example is refused", "[data]") {
 }
 
 TEST_CASE("A stream of mixed files resumes from its cursor and counts its tokens", "[data]") {
-  const test::TempDir dir;
+  const TempDir dir;
   std::string first, second;
   for (int i = 0; i < 30; ++i) {
     first += R"({"prompt": "p", "response": "r"})"
@@ -114,10 +114,9 @@ TEST_CASE("A stream of mixed files resumes from its cursor and counts its tokens
     second += R"({"prompt": "longer", "response": "answer"})"
               "\n";  // 14 tokens
   }
-  test::write_file(dir / "a", first);
-  test::write_file(dir / "b", second);
-  const auto examples =
-      read_examples({{dir / "a", 3}, {dir / "b", 1}}, {}, test::kVocab, test::byte_codec);
+  write_file(dir / "a", first);
+  write_file(dir / "b", second);
+  const auto examples = read_examples({{dir / "a", 3}, {dir / "b", 1}}, {}, kVocab, byte_codec);
   BatchSettings settings;
   settings.seq_len = 10;
   settings.rows = 2;

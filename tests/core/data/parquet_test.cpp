@@ -1,4 +1,3 @@
-#include "core/data/records.h"
 #include "tests/support/byte_codec.h"
 #include "tests/support/catch.h"
 #include "tests/support/matchers.h"

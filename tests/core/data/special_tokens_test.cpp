@@ -1,7 +1,5 @@
 // The text of a record is encoded as text by every template, also if it spells a special token.
 
-#include <algorithm>
-
 #include "core/base/json.h"
 #include "core/data/templates.h"
 #include "core/tokenizer/tokenizer.h"

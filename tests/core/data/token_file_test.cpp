@@ -1,4 +1,3 @@
-#include <fcntl.h>
 
 #include "core/base/random.h"
 #include "core/data/token_cache.h"

@@ -1,6 +1,5 @@
 // Environment variables of launchers. tests/slow/ranks.sh runs torchrun and mpirun.
 
-#include "core/base/error.h"
 #include "core/distributed/rendezvous.h"
 #include "tests/support/catch.h"
 #include "tests/support/matchers.h"

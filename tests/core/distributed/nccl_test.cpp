@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <future>
-#include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 

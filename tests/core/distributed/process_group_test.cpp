@@ -8,7 +8,6 @@
 #include <set>
 #include <thread>
 
-#include "core/base/error.h"
 #include "core/distributed/comm.h"
 #include "tests/support/catch.h"
 #include "tests/support/collectives.h"
@@ -17,8 +16,8 @@
 #include "tests/support/rank_threads.h"
 
 using namespace moe;
+using namespace moe::test;
 using at::Tensor;
-using moe::test::contains_text;
 
 namespace {
 
@@ -28,7 +27,7 @@ namespace {
 template <typename Body>
 std::vector<std::string> run_ranks(int64_t ranks, const Body& body) {
   setenv("TORCH_FR_BUFFER_SIZE", "0", 0);
-  const distributed::Store store = test::make_local_store();
+  const distributed::Store store = make_local_store();
   const std::vector<distributed::Member> members(ranks, distributed::this_member("127.0.0.1"));
   std::vector<std::string> failures(ranks);
   std::vector<std::thread> threads;
@@ -74,11 +73,11 @@ Tensor some_numbers(int64_t rank, int64_t count) {
 
 TEST_CASE("collectives of Gloo return the expected values on every rank") {
   on_ranks(3, [](distributed::Comm& comm) {
-    bool is_right = test::one_rank_may_get_all(comm) && test::sums_and_pieces_are_right(comm) &&
-                    test::numbers_and_texts_travel(comm);
+    bool is_right = one_rank_may_get_all(comm) && sums_and_pieces_are_right(comm) &&
+                    numbers_and_texts_travel(comm);
     for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt,
                             at::kByte, at::kBool}) {
-      is_right = test::rows_arrive_in_rank_order(comm, type) && is_right;
+      is_right = rows_arrive_in_rank_order(comm, type) && is_right;
     }
     for (const auto type : {at::kLong, at::kInt, at::kDouble, at::kBFloat16, at::kByte}) {
       const Tensor sum = at::full({5}, comm.rank() + 1, at::TensorOptions(type));
@@ -91,7 +90,7 @@ TEST_CASE("collectives of Gloo return the expected values on every rank") {
     comm.all_gather(nothing, at::empty({0, 5}));
     return is_right;
   });
-  on_ranks(4, test::splits_exchange_among_themselves);
+  on_ranks(4, splits_exchange_among_themselves);
 }
 
 TEST_CASE("several all-to-alls may be in flight") {
@@ -102,8 +101,7 @@ TEST_CASE("several all-to-alls may be in flight") {
     const auto second = comm.all_to_all(two, {1, 1}, from_two, {1, 1});
     second.wait();
     first.wait();
-    return at::equal(from_one, test::numbers({1, 2})) &&
-           at::equal(from_two, test::numbers({10, 11}));
+    return at::equal(from_one, numbers({1, 2})) && at::equal(from_two, numbers({10, 11}));
   });
 }
 
@@ -114,14 +112,13 @@ TEST_CASE("an all-gather may be in flight during other collectives") {
     const Tensor large = at::full({kMany}, r), gathered = at::empty({3 * kMany});
     const auto first = comm.start_all_gather(large, gathered);
     const Tensor small = at::empty({3}), piece = at::empty({1});
-    const auto second = comm.start_all_gather(test::numbers({r}), small);
-    comm.reduce_scatter(test::numbers({r, r + 1, r + 2}), piece);
+    const auto second = comm.start_all_gather(numbers({r}), small);
+    comm.reduce_scatter(numbers({r, r + 1, r + 2}), piece);
     second.wait();
     first.wait();
     comm.start_all_gather(at::empty({0}), at::empty({0})).wait();
     return at::equal(gathered.view({3, kMany}), at::arange(3.0).view({3, 1}).expand({3, kMany})) &&
-           at::equal(small, test::numbers({0, 1, 2})) &&
-           at::equal(piece, test::numbers({3 + 3 * r}));
+           at::equal(small, numbers({0, 1, 2})) && at::equal(piece, numbers({3 + 3 * r}));
   });
 }
 
@@ -131,7 +128,7 @@ TEST_CASE("sums equal those of thread ranks, on every rank and in every repetiti
   for (const int64_t count : {7, 100'003}) {
     std::vector<Tensor> wanted(3), wanted_pieces(3), sums(3);
     const int64_t length = count / 3;
-    test::run_as_threads(3, [&](distributed::Comm& comm) {
+    run_as_threads(3, [&](distributed::Comm& comm) {
       const Tensor mine = some_numbers(comm.rank(), count);
       wanted_pieces[comm.rank()] = at::empty({length});
       comm.reduce_scatter(mine.narrow(0, 0, 3 * length), wanted_pieces[comm.rank()]);

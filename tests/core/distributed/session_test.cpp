@@ -21,8 +21,8 @@
 #include "tests/support/user_error.h"
 
 using namespace moe;
+using namespace moe::test;
 using at::Tensor;
-using moe::test::contains_text;
 
 namespace {
 
@@ -92,24 +92,23 @@ std::string variable(const char* name) {
 }
 
 struct Ended {
-  test::RunResult result;
+  RunResult result;
   double seconds = 0;
 };
 
 // Runs the program on `ranks` ranks.
 Ended run_program(int64_t ranks, const std::string& way, int64_t culprit, double timeout_s = 20) {
-  const test::TempDir streams;
+  const TempDir streams;
   const std::string command = fmt::format(
       "RANKS={} WAY={} CULPRIT={} TIMEOUT={} {} 'the program of a rank' >{} 2>{} "
       "</dev/null",
-      ranks, way, culprit, timeout_s,
-      test::shell_quote(std::filesystem::read_symlink("/proc/self/exe")),
-      test::shell_quote(streams / "out"), test::shell_quote(streams / "err"));
+      ranks, way, culprit, timeout_s, shell_quote(std::filesystem::read_symlink("/proc/self/exe")),
+      shell_quote(streams / "out"), shell_quote(streams / "err"));
   const auto begin = std::chrono::steady_clock::now();
   const int status = std::system(("unset OMP_NUM_THREADS; " + command).c_str());  // NOLINT
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   return {{WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
-           test::read_file(streams / "out"), test::read_file(streams / "err")},
+           read_file(streams / "out"), read_file(streams / "err")},
           seconds.count()};
 }
 
@@ -154,9 +153,9 @@ TEST_CASE("a rank uses the GPU of its local rank, or the only visible one") {
   CHECK(rank_gpu(5, 1, true) == 0);  // srun --gpus-per-task=1 shows each rank its own
   CHECK(rank_gpu(0, 8, true) == 0);
   CHECK(rank_gpu(7, 8, true) == 7);
-  CHECK_THAT(test::user_error_of([] { rank_gpu(1, 1, false); }),
+  CHECK_THAT(user_error_of([] { rank_gpu(1, 1, false); }),
              contains_text("rank 1 ") && contains_text("(1 visible)"));
-  CHECK_THAT(test::user_error_of([] { rank_gpu(4, 4, true); }),
+  CHECK_THAT(user_error_of([] { rank_gpu(4, 4, true); }),
              contains_text("rank 4 ") && contains_text("(4 visible)"));
 }
 

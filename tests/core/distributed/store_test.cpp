@@ -20,9 +20,9 @@
 C10_DECLARE_int(caffe2_log_level);
 
 using namespace moe;
+using namespace moe::test;
 using distributed::Seconds;
 using distributed::Store;
-using moe::test::contains_text;
 
 namespace {
 
@@ -93,14 +93,13 @@ TEST_CASE("MASTER_ADDR must be an address of one host") {
   CHECK(distributed::local_address("127.0.0.1", 29500) == "127.0.0.1");
   for (const char* host : {"0.0.0.0", "0", "::"}) {
     INFO(host);
-    CHECK_THAT(test::user_error_of([&] { distributed::local_address(host, 1); }),
+    CHECK_THAT(user_error_of([&] { distributed::local_address(host, 1); }),
                contains_text("MASTER_ADDR '" + std::string(host) + "'") &&
                    contains_text("every interface"));
-    CHECK_THAT(
-        test::user_error_of([&] { distributed::serve_store(host, port(3), "run", Seconds{1}); }),
-        contains_text("every interface"));
+    CHECK_THAT(user_error_of([&] { distributed::serve_store(host, port(3), "run", Seconds{1}); }),
+               contains_text("every interface"));
   }
-  CHECK_THAT(test::user_error_of([] { distributed::local_address("no.such.host.invalid", 1); }),
+  CHECK_THAT(user_error_of([] { distributed::local_address("no.such.host.invalid", 1); }),
              contains_text("MASTER_ADDR 'no.such.host.invalid'"));
 }
 
@@ -110,8 +109,7 @@ TEST_CASE("a loopback interface that is down is named") {
     if (unshare(CLONE_NEWNET) != 0) {
       _exit(77);
     }
-    const std::string error =
-        test::user_error_of([] { distributed::local_address("127.0.0.1", 1); });
+    const std::string error = user_error_of([] { distributed::local_address("127.0.0.1", 1); });
     _exit(error.find("bring the loopback interface up") != std::string::npos ? 0 : 1);
   }
   int status = 0;
@@ -123,12 +121,12 @@ TEST_CASE("a loopback interface that is down is named") {
 }
 
 TEST_CASE("a descriptor that is not a memory file is refused as a store") {
-  const test::TempDir folder;
-  test::write_file(folder / "file", "text");
+  const TempDir folder;
+  write_file(folder / "file", "text");
   const Descriptor file(open((folder / "file").c_str(), O_RDWR));
   CHECK_THROWS_WITH(distributed::open_inherited_store(file, Seconds{1}),
                     contains_text("is not the store of a run that moe --ranks started"));
   CHECK_THROWS_WITH(distributed::open_inherited_store(Descriptor(-1), Seconds{1}),
                     contains_text("descriptor -1 is not the store"));
-  CHECK(test::read_file(folder / "file") == "text");
+  CHECK(read_file(folder / "file") == "text");
 }

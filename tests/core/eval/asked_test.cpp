@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "core/base/resources.h"
-#include "core/eval/evaluate.h"
 #include "core/eval/runner.h"
 #include "core/model/llama/memory_need.h"
 #include "tests/support/catch.h"

@@ -1,7 +1,6 @@
 #include <atomic>
 #include <future>
 
-#include "core/base/error.h"
 #include "core/eval/runner.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"

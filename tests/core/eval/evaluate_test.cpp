@@ -14,13 +14,15 @@
 namespace moe::eval {
 namespace {
 
+using namespace moe::test;
+
 // Between batch sizes 1 and 8 the harness itself differs by up to 3e-5.
 constexpr double kTolerance = 1e-3;
 
 EvalSettings tiny_settings(std::vector<std::string> tasks) {
   EvalSettings settings;
-  settings.model = test::tiny_model_folder();
-  settings.data = test::bench_folder();
+  settings.model = tiny_model_folder();
+  settings.data = bench_folder();
   settings.tasks = std::move(tasks);
   settings.bos = Bos::kOn;
   return settings;
@@ -36,12 +38,11 @@ std::string text_sha256(const Question& question) {
 
 TEST_CASE("five benchmarks score as lm-evaluation-harness scores them", "[eval]") {
   MOE_NEED_SHARED_DATA();
-  const Json golden =
-      read_json(moe::test::source_folder() / "tests/golden/lm_eval_stories260k.json")["tasks"];
+  const Json golden = read_json(source_folder() / "tests/golden/lm_eval_stories260k.json")["tasks"];
   EvalSettings settings =
       tiny_settings({"logiqa", "arc_easy", "arc_challenge", "piqa", "hellaswag"});
-  settings.model = test::shared_data() / "stories260K-hf";
-  settings.data = test::shared_data() / "bench";
+  settings.model = shared_data() / "stories260K-hf";
+  settings.data = shared_data() / "bench";
   settings.limit = 20;
   const RunReport report = evaluate(settings);
   REQUIRE(report.tasks.size() == 5);
@@ -65,43 +66,41 @@ TEST_CASE("five benchmarks score as lm-evaluation-harness scores them", "[eval]"
 }
 
 TEST_CASE("notes report an incomplete file and choices longer than the window", "[eval]") {
-  const test::TempDir folder;
+  const TempDir folder;
   std::string story;
   for (int i = 0; i < 600; ++i) {
     story += " qx";  // more than one token each
   }
-  test::write_file(
-      folder / "long.jsonl",
-      OrderedJson({{"question", "q"}, {"choices", {story, "b"}}, {"answer", 1}}).dump());
+  write_file(folder / "long.jsonl",
+             OrderedJson({{"question", "q"}, {"choices", {story, "b"}}, {"answer", 1}}).dump());
   EvalSettings settings = tiny_settings({"hellaswag", (folder / "long.jsonl").string()});
   settings.limit = 2;
   std::vector<std::string> notes;
   const RunReport report =
       evaluate(settings, {[&](const std::string& note) { notes.push_back(note); }});
   REQUIRE(notes.size() == 2);
-  CHECK_THAT(notes[0], test::contains_text("hellaswag: the file has 3 questions") &&
-                           test::contains_text("10042"));
-  CHECK_THAT(notes[1],
-             test::contains_text("long: 1 continuation") && test::contains_text("256 tokens"));
+  CHECK_THAT(notes[0],
+             contains_text("hellaswag: the file has 3 questions") && contains_text("10042"));
+  CHECK_THAT(notes[1], contains_text("long: 1 continuation") && contains_text("256 tokens"));
   CHECK(report.tasks[1].cut_choices == 1);
   CHECK(report.tasks[1].scores[0][0].tokens == 256);
   CHECK(results_json(report)["moe"]["cut_choices"]["long"] == 1);
 }
 
 TEST_CASE("an existing output file is refused before the model is loaded", "[eval]") {
-  const test::TempDir folder;
-  test::write_file(folder / "samples_piqa.jsonl", "x");
+  const TempDir folder;
+  write_file(folder / "samples_piqa.jsonl", "x");
   EvalSettings settings = tiny_settings({"piqa"});
   settings.model = folder / "no such model";
   settings.out = folder.path();
-  CHECK_THAT(test::user_error_of([&] { evaluate(settings); }),
-             test::contains_text((folder / "samples_piqa.jsonl").string()));
+  CHECK_THAT(user_error_of([&] { evaluate(settings); }),
+             contains_text((folder / "samples_piqa.jsonl").string()));
 }
 
 TEST_CASE("a model in memory has the scores of its folder", "[eval]") {
   EvalSettings settings;
-  settings.model = test::tiny_model_folder();
-  settings.tasks = {(test::source_folder() / "recipes/tiny/quiz.jsonl").string()};
+  settings.model = tiny_model_folder();
+  settings.tasks = {(source_folder() / "recipes/tiny/quiz.jsonl").string()};
   settings.limit = 30;
   const auto report = evaluate(settings);
   const LiveTasks tasks(settings.model, settings.tasks, "", 30);
@@ -117,11 +116,11 @@ TEST_CASE("a model in memory has the scores of its folder", "[eval]") {
 }
 
 TEST_CASE("LiveTasks refuses unknown tasks and tasks with generated answers", "[eval]") {
-  const auto model = test::tiny_model_folder();
-  CHECK(test::user_error_of([&] { LiveTasks(model, {"piqua"}, "", {}); }).find("piqa") !=
+  const auto model = tiny_model_folder();
+  CHECK(user_error_of([&] { LiveTasks(model, {"piqua"}, "", {}); }).find("piqa") !=
         std::string::npos);
-  CHECK(test::user_error_of([&] {
-          LiveTasks(model, {"bbh_zeroshot_snarks"}, test::bench_folder(), {});
+  CHECK(user_error_of([&] {
+          LiveTasks(model, {"bbh_zeroshot_snarks"}, bench_folder(), {});
         }).find("its answers are generated token by token") != std::string::npos);
 }
 

@@ -12,9 +12,7 @@
 namespace moe::eval {
 namespace {
 
-using test::count_of;
-using test::drawn_data;
-using test::TempDir;
+using namespace moe::test;
 using Strings = std::vector<std::string>;
 
 model::ModelConfig config_of(const std::string& router) {
@@ -87,23 +85,23 @@ TEST_CASE("invalid sweeps are refused with the setting and the value", "[eval]")
            {{"p=0.1"}, "top1", "--router top2", {"top2", "", {}}}}) {
     CAPTURE(sweeps);
     const std::string message =
-        test::user_error_of([&, s = sweeps, f = stored, b = base] { gather_values(s, f, b); });
+        user_error_of([&, s = sweeps, f = stored, b = base] { gather_values(s, f, b); });
     CHECK(message.starts_with("--sweep"));
-    CHECK_THAT(message, test::contains_text(fact));
+    CHECK_THAT(message, contains_text(fact));
   }
-  CHECK_THAT(test::user_error_of([&] { sweep_values({parse_sweep("cf=1")}, {}, {}, false); }),
-             test::contains_text("dense"));
+  CHECK_THAT(user_error_of([&] { sweep_values({parse_sweep("cf=1")}, {}, {}, false); }),
+             contains_text("dense"));
 }
 
 void write_mixture(const std::filesystem::path& out) {
-  test::write_mixture(test::tiny_model_folder(), out,
-                      {.router = "top1:cf=1", .experts = 4, .router_std = 0.5, .ep_ranks = 2});
+  write_mixture(tiny_model_folder(), out,
+                {.router = "top1:cf=1", .experts = 4, .router_std = 0.5, .ep_ranks = 2});
 }
 
 EvalSettings settings_of(const std::filesystem::path& model) {
   EvalSettings settings;
   settings.model = model;
-  settings.data = test::bench_folder();
+  settings.data = bench_folder();
   settings.tasks = {"arc_easy", "copa"};
   settings.limit = 8;
   settings.group_tokens = 100;
@@ -133,17 +131,17 @@ TEST_CASE("the results of each value equal those of a separate run", "[eval]") {
     const RunReport run = evaluate(alone);
     CHECK(row.means[0].value == run.tasks[0].metrics.at("acc").value);
     CHECK(row.average == Approx((row.means[0].value + row.means[1].value) / 2));
-    CHECK(test::read_file(settings.out / row.value.name / "samples_copa.jsonl") ==
-          test::read_file(alone.out / "samples_copa.jsonl"));
+    CHECK(read_file(settings.out / row.value.name / "samples_copa.jsonl") ==
+          read_file(alone.out / "samples_copa.jsonl"));
     const auto results = [](const std::filesystem::path& file) {
-      return without_times(OrderedJson::parse(test::read_file(file)));
+      return without_times(OrderedJson::parse(read_file(file)));
     };
     CHECK(results(settings.out / row.value.name / "results.json") ==
           results(alone.out / "results.json"));
     CHECK((row.drop_rate > 0) == (row.value.axis_values[1] == "0.5"));
     CHECK((row.ir_share > 0) == (row.value.name == "router=top1+ir,cf=0.5"));
   }
-  const Json json = Json::parse(test::read_file(folder / "out/sweep.json"));
+  const Json json = Json::parse(read_file(folder / "out/sweep.json"));
   CHECK(json["values"].size() == 4);
   CHECK(json["values"][1]["results"]["arc_easy"]["n"] == 8);
   CHECK(json["values"][1]["resolved_router"] == "top1:cf=inf");
@@ -151,8 +149,7 @@ TEST_CASE("the results of each value equal those of a separate run", "[eval]") {
   CHECK(table.find("value                  arc_easy") == 0);
   CHECK(table.find("average  drop %   IR %  rows/token   n\n") != std::string::npos);
   CHECK_FALSE(std::filesystem::exists(folder / "out/responses.cache"));
-  CHECK_THAT(test::user_error_of([&] { sweep(settings, axes); }),
-             test::contains_text("sweep.json: "));
+  CHECK_THAT(user_error_of([&] { sweep(settings, axes); }), contains_text("sweep.json: "));
 }
 
 TEST_CASE("a stopped sweep resumes, and results of other runs are not overwritten", "[eval]") {
@@ -172,8 +169,7 @@ TEST_CASE("a stopped sweep resumes, and results of other runs are not overwritte
       report = sweep(settings, axes, events);
     } catch (const Interrupted& stopped) {
       ++stops;
-      CHECK_THAT(stopped.what(),
-                 test::contains_text("cf=") && test::contains_text("responses.cache"));
+      CHECK_THAT(stopped.what(), contains_text("cf=") && contains_text("responses.cache"));
     }
   }
   REQUIRE(report);
@@ -181,9 +177,8 @@ TEST_CASE("a stopped sweep resumes, and results of other runs are not overwritte
   CHECK(sweep_table(*report) == sweep_table(whole));
   EvalSettings other = settings;
   other.out = folder / "other";
-  test::write_file(folder / "other/cf=1/results.json", "{}");
-  CHECK_THAT(test::user_error_of([&] { sweep(other, axes); }),
-             test::contains_text("cf=1/results.json: "));
+  write_file(folder / "other/cf=1/results.json", "{}");
+  CHECK_THAT(user_error_of([&] { sweep(other, axes); }), contains_text("cf=1/results.json: "));
 }
 
 SweepReport example_report() {

@@ -15,8 +15,7 @@ namespace moe::io {
 namespace {
 
 namespace fs = std::filesystem;
-using test::read_file;
-using test::TempDir;
+using namespace moe::test;
 
 constexpr size_t kBytes = size_t{3} << 16;  // several pages of any size
 

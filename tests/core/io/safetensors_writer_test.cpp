@@ -11,10 +11,7 @@
 #include "tests/support/user_error.h"
 
 using namespace moe::io;
-using moe::test::contains_text;
-using moe::test::read_file;
-using moe::test::TempDir;
-using moe::test::user_error_of;
+using namespace moe::test;
 namespace fs = std::filesystem;
 
 namespace {

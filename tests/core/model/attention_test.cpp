@@ -17,6 +17,7 @@
 namespace moe::model {
 namespace {
 
+using namespace moe::test;
 using at::Tensor;
 
 // D 6, H 4, G 2, A 4: H A differs from D, as in Qwen3.
@@ -55,8 +56,7 @@ TEST_CASE("attention with head norms has the gradients of finite differences", "
   const auto check = [&](const char* name, const Tensor& at,
                          const std::function<Tensor(const Tensor&)>& f) {
     INFO(name);
-    CHECK(test::distance(test::autograd(f, at), test::finite_difference(f, at)) <
-          test::kGradTolerance);
+    CHECK(distance(autograd(f, at), finite_difference(f, at)) < kGradTolerance);
   };
   check("x", x, [&](const Tensor& value) { return loss(value, weights); });
   const auto with = [&](auto AttentionWeights::*member) {
@@ -72,7 +72,7 @@ TEST_CASE("attention with head norms has the gradients of finite differences", "
   check("bias", weights.bias, with(&AttentionWeights::bias));
 }
 
-Json golden() { return read_json(test::source_folder() / "tests/golden/rope.json"); }
+Json golden() { return read_json(source_folder() / "tests/golden/rope.json"); }
 
 // Returns `config` with the rope of a golden case.
 Json with_rope(Json config, const Json& one) {
@@ -106,14 +106,13 @@ TEST_CASE("rope frequencies equal transformers' for every scaling", "[model]") {
 }
 
 TEST_CASE("logits of a trained model equal transformers' for every rope scaling", "[model]") {
-  const auto folder = test::tiny_model_folder();
+  const auto folder = tiny_model_folder();
   const auto reference = golden();
   const auto ids = reference.at("ids").get<std::vector<int64_t>>();
   for (const auto& one : reference.at("cases")) {
     CAPTURE(one.at("name").get<std::string>());
-    const test::TempDir changed;
-    test::write_file(changed / "config.json",
-                     with_rope(read_json(folder / "config.json"), one).dump());
+    const TempDir changed;
+    write_file(changed / "config.json", with_rope(read_json(folder / "config.json"), one).dump());
     std::filesystem::create_symlink(folder / "model.safetensors", changed / "model.safetensors");
 
     const at::NoGradGuard no_gradients;

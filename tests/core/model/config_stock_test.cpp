@@ -11,8 +11,7 @@
 namespace moe::model {
 namespace {
 
-using test::contains_text;
-using test::Foreign;
+using namespace moe::test;
 
 constexpr Foreign kDense[] = {Foreign::kMistral, Foreign::kQwen2, Foreign::kQwen3};
 constexpr const char* kNormalisedTop2 = "top2:cf=inf,st=off,lb=selected";

@@ -4,7 +4,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include "core/model/llama/llama.h"
-#include "core/model/moe/dispatch_layout.h"
 #include "tests/support/catch.h"
 #include "tests/support/counting_comm.h"
 #include "tests/support/gradcheck.h"

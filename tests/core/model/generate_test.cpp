@@ -1,7 +1,5 @@
 #include "core/model/llama/generate.h"
 
-#include <ATen/core/grad_mode.h>
-
 #include <algorithm>
 
 #include "tests/support/catch.h"

@@ -11,7 +11,6 @@
 #include <cstring>
 #include <fstream>
 #include <map>
-#include <sstream>
 #include <variant>
 
 #include "core/model/config/weights.h"
@@ -29,13 +28,9 @@
 #include "tests/support/user_error.h"
 
 using namespace moe;
+using namespace moe::test;
 using at::Tensor;
 using model::Llama;
-using test::contains_text;
-using test::Foreign;
-using test::ForeignCheckpoint;
-using test::TempDir;
-using test::TinyCheckpoint;
 using Ids = std::vector<int64_t>;
 
 namespace {
@@ -205,9 +200,9 @@ const std::map<std::string, std::variant<TinyCheckpoint, ForeignCheckpoint>>& sh
 void write_shape(const std::filesystem::path& folder, const std::string& name) {
   const auto& shape = shapes().at(name);
   if (const auto* foreign = std::get_if<ForeignCheckpoint>(&shape)) {
-    test::write_foreign_checkpoint(folder, *foreign);
+    write_foreign_checkpoint(folder, *foreign);
   } else {
-    test::write_tiny_checkpoint(folder, std::get<TinyCheckpoint>(shape));
+    write_tiny_checkpoint(folder, std::get<TinyCheckpoint>(shape));
   }
 }
 
@@ -218,7 +213,7 @@ void check_same_tensors(const io::Checkpoint& copy, const io::Checkpoint& parent
     REQUIRE(copy.has(info.name));
     CHECK(copy.info(info.name).dtype == info.dtype);
     CHECK(copy.info(info.name).shape == info.shape);
-    CHECK(test::same_bytes(copy.bytes(info.name), parent.bytes(info.name)));
+    CHECK(same_bytes(copy.bytes(info.name), parent.bytes(info.name)));
   }
 }
 
@@ -299,11 +294,11 @@ TEST_CASE("matrices may stay in the type they are stored in and give the same lo
 
 TEST_CASE("a matrix that is not aligned for its type is copied", "[model]") {
   const TempDir folder;
-  test::write_tiny_checkpoint(folder / "m", {.dtype = io::DType::kBF16});
+  write_tiny_checkpoint(folder / "m", {.dtype = io::DType::kBF16});
   const auto path = folder / "m" / "model.safetensors";
   const Ids ids{1, 5, 63, 0, 5, 17, 2};
   const Tensor expected = run(load_mapped(folder / "m"), ids, {7});
-  std::string file = test::read_file(path);
+  std::string file = read_file(path);
   uint64_t header = 0;
   std::memcpy(&header, file.data(), 8);
   const uint64_t odd = header + 1;
@@ -327,7 +322,7 @@ TEST_CASE("a mapped model takes no memory for its weights", "[model]") {
                            .vocab = 4096,
                            .dtype = io::DType::kBF16};
   const TempDir folder;
-  const uint64_t weights = test::write_sparse_checkpoint(folder / "m", big);
+  const uint64_t weights = write_sparse_checkpoint(folder / "m", big);
   REQUIRE(weights > 900'000'000);
   const at::NoGradGuard no_gradients;
   const Ids ids{1, 5, 63, 0, 5, 17, 2};
@@ -344,12 +339,12 @@ TEST_CASE("a mapped model takes no memory for its weights", "[model]") {
 }
 
 TEST_CASE("bytes_to_copy is the size of the weights that loading allocates", "[model]") {
-  const test::TempDir dir;
-  const test::TinyCheckpoint bf16{.dtype = io::DType::kBF16};
-  test::write_tiny_checkpoint(dir / "dense", bf16);
-  test::write_foreign_checkpoint(
+  const TempDir dir;
+  const TinyCheckpoint bf16{.dtype = io::DType::kBF16};
+  write_tiny_checkpoint(dir / "dense", bf16);
+  write_foreign_checkpoint(
       dir / "shared expert",
-      {.kind = test::Foreign::kQwen2Moe, .dense_layers = {}, .shared_width = 20, .tiny = bf16});
+      {.kind = Foreign::kQwen2Moe, .dense_layers = {}, .shared_width = 20, .tiny = bf16});
   for (const char* name : {"dense", "shared expert"}) {
     INFO(name);
     const io::Checkpoint checkpoint(dir / name);
@@ -441,7 +436,7 @@ TEST_CASE("output_rows selects rows of the whole output, for every kind of last 
   const std::string name = GENERATE(as<std::string>(), "llama", "qwen3", "mixtral", "capacity");
   write_shape(dir / name, name == "capacity" ? "llama" : name);
   if (name == "capacity") {
-    test::write_mixture(dir / name, dir / "model", {.router = "top1", .router_std = 1.0});
+    write_mixture(dir / name, dir / "model", {.router = "top1", .router_std = 1.0});
   }
   Llama model = Llama::load(io::Checkpoint(dir / (name == "capacity" ? "model" : name)));
   model.set_compute({.precision = GENERATE(model::Precision::kF32, model::Precision::kBf16)});
@@ -466,14 +461,14 @@ TEST_CASE("a text as long as the sliding window is read, a longer one is refused
   const TempDir folder;
   write_shape(folder / "m", "mistral");
   const Tensor whole = run(Llama::load(io::Checkpoint(folder / "m")), {1, 5, 9, 11}, {4});
-  auto config = Json::parse(test::read_file(folder / "m/config.json"));
+  auto config = Json::parse(read_file(folder / "m/config.json"));
   config["sliding_window"] = 4;
   std::ofstream(folder / "m/config.json") << config;
   const auto model = Llama::load(io::Checkpoint(folder / "m"));
   CHECK(distance(run(model, {1, 5, 9, 11}, {4}), whole) == 0);
   CHECK(distance(run(model, {7, 1, 5, 9, 11}, {1, 4}).narrow(0, 1, 4), whole) < kTolerance);
   const auto refusal = [&](const model::Packed& tokens) {
-    return test::user_error_of([&] { model.forward(tokens, {}); });
+    return user_error_of([&] { model.forward(tokens, {}); });
   };
   const auto check_too_long = [&](const model::Packed& tokens) {
     CHECK_THAT(refusal(tokens), contains_text("5 tokens") && contains_text("4 of sliding_window"));
@@ -522,7 +517,7 @@ void check_reference(const std::filesystem::path& folder, const std::filesystem:
 }
 
 TEST_CASE("trained models have the ids, logits, text and losses of transformers", "[model]") {
-  for (const auto& [folder, file] : test::reference_models()) {
+  for (const auto& [folder, file] : reference_models()) {
     check_reference(folder, file);
   }
 }
@@ -530,10 +525,9 @@ TEST_CASE("trained models have the ids, logits, text and losses of transformers"
 TEST_CASE("router biases of a folder select experts in mapped, saved and cloned models",
           "[model]") {
   const TempDir dir;
-  test::write_tiny_checkpoint(dir / "dense");
-  test::write_mixture(
-      dir / "dense", dir / "zero",
-      {.router = "top1:cf=inf,gate=none,bias=0.01", .experts = 4, .router_std = 0.5});
+  write_tiny_checkpoint(dir / "dense");
+  write_mixture(dir / "dense", dir / "zero",
+                {.router = "top1:cf=inf,gate=none,bias=0.01", .experts = 4, .router_std = 0.5});
   const io::Checkpoint zero(dir / "zero");
   Llama model = Llama::load(zero);
   {

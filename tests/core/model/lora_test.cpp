@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "core/model/config/compute.h"
 #include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
 #include "tests/support/mixture.h"

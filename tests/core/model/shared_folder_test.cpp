@@ -1,8 +1,6 @@
 // Folders that all ranks of a run write: the same bytes as those of one process, complete or
 // absent.
 
-#include <mutex>
-
 #include "core/base/error.h"
 #include "core/distributed/comm.h"
 #include "core/io/file.h"

@@ -13,8 +13,7 @@
 #include "tests/support/user_error.h"
 
 using moe::Json;
-using moe::test::contains_text;
-using moe::test::user_error_of;
+using namespace moe::test;
 using Ids = std::vector<int64_t>;
 using Strings = std::vector<std::string>;
 

@@ -11,19 +11,19 @@
 
 using namespace moe;
 using namespace moe::train;
-using moe::test::TempDir;
+using namespace moe::test;
 
 namespace {
 
 // 4 layers, D 64, F 96, V 128, G = H.
 std::filesystem::path write_config(const TempDir& dir) {
-  test::TinyCheckpoint shape;
+  TinyCheckpoint shape;
   shape.hidden = 64;
   shape.intermediate = 96;
   shape.layers = 4;
   shape.heads = shape.kv_heads = 4;
   shape.vocab = 128;
-  std::ofstream(dir / "config.json") << test::tiny_config(shape);
+  std::ofstream(dir / "config.json") << tiny_config(shape);
   return dir / "config.json";
 }
 
@@ -134,7 +134,6 @@ TEST_CASE("an invalid cluster is refused by flag and value", "[train]") {
        {Case{0, 8, {}, "--nodes 0"}, Case{1, -1, {}, "--gpus -1"}, Case{1, 8, 3, "--replicas 3"},
         Case{1, 7, {}, "7 replicas"}}) {
     settings.replicas = replicas;
-    CHECK_THAT(test::user_error_of([&] { plan_cluster(settings, nodes, gpus); }),
-               test::contains_text(fact));
+    CHECK_THAT(user_error_of([&] { plan_cluster(settings, nodes, gpus); }), contains_text(fact));
   }
 }

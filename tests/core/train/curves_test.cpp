@@ -11,8 +11,7 @@
 
 using namespace moe;
 using namespace moe::train;
-using moe::test::read_file;
-using moe::test::TempDir;
+using namespace moe::test;
 
 TEST_CASE("a curve of up to 1000 points is kept as it is", "[train]") {
   Downsampled curve;

@@ -1,4 +1,3 @@
-#include <cmath>
 
 #include "core/train/loop/trainer.h"
 #include "core/train/observe/evaluation.h"
@@ -11,9 +10,7 @@
 
 using namespace moe;
 using namespace moe::train;
-using moe::test::contains_text;
-using moe::test::read_file;
-using moe::test::user_error_of;
+using namespace moe::test;
 namespace fs = std::filesystem;
 
 namespace {

@@ -8,9 +8,7 @@
 
 using namespace moe;
 using namespace moe::train;
-using moe::test::contains_text;
-using moe::test::TempDir;
-using moe::test::write_file;
+using namespace moe::test;
 
 namespace {
 

@@ -8,8 +8,7 @@
 #include "tests/support/temp_dir.h"
 
 using namespace moe::train;
-using moe::test::TempDir;
-using moe::test::write_file;
+using namespace moe::test;
 namespace fs = std::filesystem;
 
 namespace {

@@ -1,6 +1,5 @@
 // Warnings before the first step, against counts by hand and the gradients of the gates.
 
-#include <cmath>
 #include <functional>
 
 #include "core/route/route.h"

@@ -10,17 +10,13 @@
 
 #include "core/base/resources.h"
 #include "core/train/observe/metrics.h"
-#include "core/train/observe/report.h"
 #include "tests/support/catch.h"
 #include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 
 using namespace moe;
 using namespace moe::train;
-using moe::test::contains_text;
-using moe::test::read_file;
-using moe::test::TempDir;
-using moe::test::write_file;
+using namespace moe::test;
 namespace fs = std::filesystem;
 
 namespace {

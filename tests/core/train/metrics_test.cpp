@@ -6,8 +6,7 @@
 
 using namespace moe;
 using namespace moe::train;
-using moe::test::TempDir;
-using moe::test::write_file;
+using namespace moe::test;
 
 namespace {
 

@@ -10,13 +10,7 @@
 
 using namespace moe;
 using namespace moe::train;
-using moe::test::count_of;
-using moe::test::drawn_data;
-using moe::test::panel_of;
-using moe::test::panel_titles;
-using moe::test::read_file;
-using moe::test::TempDir;
-using moe::test::write_file;
+using namespace moe::test;
 
 namespace {
 

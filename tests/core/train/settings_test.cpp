@@ -1,7 +1,5 @@
 #include "core/train/config/settings.h"
 
-#include <cmath>
-
 #include "tests/support/catch.h"
 #include "tests/support/matchers.h"
 #include "tests/support/user_error.h"

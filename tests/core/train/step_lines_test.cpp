@@ -6,9 +6,7 @@
 
 using namespace moe;
 using namespace moe::train;
-using moe::test::read_file;
-using moe::test::TempDir;
-using moe::test::write_file;
+using namespace moe::test;
 namespace fs = std::filesystem;
 
 namespace {

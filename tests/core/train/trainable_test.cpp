@@ -8,8 +8,7 @@
 #include "tests/support/user_error.h"
 
 using namespace moe;
-using moe::test::TempDir;
-using moe::test::user_error_of;
+using namespace moe::test;
 
 namespace {
 

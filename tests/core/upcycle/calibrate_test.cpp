@@ -5,8 +5,6 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include <cmath>
-
 #include "core/model/llama/llama.h"
 #include "core/route/route.h"
 #include "tests/core/upcycle/upcycled.h"

@@ -13,29 +13,23 @@ namespace {
 
 namespace fs = std::filesystem;
 
-using test::contains_text;
-using test::floats;
-using test::same_bytes;
-using test::TempDir;
-using test::TinyCheckpoint;
-using test::user_error_of;
+using namespace moe::test;
 
 // A base and two parents with other weights; the second is stored in bf16.
 struct Folders {
   Folders() {
-    test::write_tiny_checkpoint(dir / "base", {});
-    test::write_tiny_checkpoint(dir / "code", {.seed = 2});
-    test::write_tiny_checkpoint(dir / "math", {.dtype = io::DType::kBF16, .seed = 3});
+    write_tiny_checkpoint(dir / "base", {});
+    write_tiny_checkpoint(dir / "code", {.seed = 2});
+    write_tiny_checkpoint(dir / "math", {.dtype = io::DType::kBF16, .seed = 3});
   }
   UpcycleSettings settings(std::vector<ExpertParent> parents) const {
-    UpcycleSettings settings =
-        test::upcycle_settings(dir / "out", "top2:cf=inf", count_copies(parents));
+    UpcycleSettings settings = upcycle_settings(dir / "out", "top2:cf=inf", count_copies(parents));
     settings.expert_parents = std::move(parents);
     settings.force = true;
     return settings;
   }
   OrderedJson make(const UpcycleSettings& settings) const {
-    return test::Upcycled(dir / "base", settings).report;
+    return Upcycled(dir / "base", settings).report;
   }
   TempDir dir;
 };
@@ -126,7 +120,7 @@ TEST_CASE("parents that do not fit are refused by name, and nothing is written",
   for (const Case& c : {Case{{.hidden = 32}, "hidden_size is 32, but 16"},
                         Case{{.intermediate = 48}, "intermediate_size is 48, but 24"},
                         Case{{.tied = true}, "tie_word_embeddings is 1, but 0"}}) {
-    test::write_tiny_checkpoint(other, c.shape);
+    write_tiny_checkpoint(other, c.shape);
     CHECK_THAT(user_error_of([&] {
                  folders.make(folders.settings({{other, 2}}));
                }),

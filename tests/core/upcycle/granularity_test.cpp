@@ -2,8 +2,6 @@
 // mixture of whole feed-forwards with the same routers.
 
 #include <bit>
-#include <cmath>
-#include <cstring>
 
 #include "core/model/moe/layer.h"
 #include "core/upcycle/expert_sources.h"
@@ -19,11 +17,7 @@
 namespace moe::model {
 namespace {
 
-using test::contains_text;
-using test::cosine;
-using test::floats;
-using test::TempDir;
-using test::user_error_of;
+using namespace moe::test;
 
 constexpr int64_t kWidth = 24, kHidden = 16;  // of write_tiny_checkpoint()
 const std::string kLayer = "model.layers.0.mlp.";

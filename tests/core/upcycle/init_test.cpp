@@ -16,25 +16,22 @@
 namespace moe::model {
 namespace {
 
-using test::check_normal;
-using test::contains_text;
-using test::floats;
-using test::TempDir;
+using namespace moe::test;
 
-std::filesystem::path write_config(const TempDir& folder, const test::TinyCheckpoint& options,
+std::filesystem::path write_config(const TempDir& folder, const TinyCheckpoint& options,
                                    const Json& patch = {}) {
-  Json config = Json(test::tiny_config(options));
+  Json config = Json(tiny_config(options));
   if (patch.is_object()) {
     config.merge_patch(patch);
   }
-  test::write_file(folder / "config.json", config.dump());
+  write_file(folder / "config.json", config.dump());
   return folder / "config.json";
 }
 
 constexpr double kBf16Rounding = 0x1p-8;  // of a square
 
 // Returns settings that initialise folder/out from the config.
-InitSettings settings_for(const TempDir& folder, const test::TinyCheckpoint& options = {},
+InitSettings settings_for(const TempDir& folder, const TinyCheckpoint& options = {},
                           const Json& patch = {}) {
   InitSettings settings;
   settings.config = write_config(folder, options, patch);
@@ -160,7 +157,7 @@ TEST_CASE("a config with a moe object is initialised as it says, with finer expe
         std::vector<int64_t>{16, 12});
   check_normal(floats(made, "model.layers.0.mlp.gate.weight"), 0.01);
   settings.experts = 4;
-  CHECK_THAT(test::user_error_of([&] { plan_init(settings); }),
+  CHECK_THAT(user_error_of([&] { plan_init(settings); }),
              contains_text(settings.config.string()) && contains_text("--experts"));
 }
 
@@ -192,20 +189,19 @@ TEST_CASE("granularity G makes E G experts of width F / G and scales k, max and 
 }
 
 TEST_CASE("a tokenizer comes from a file or a folder, and must fit", "[model][init]") {
-  const std::filesystem::path tiny = test::tiny_model_folder();
+  const std::filesystem::path tiny = tiny_model_folder();
   for (const auto& from : {tiny, tiny / "tokenizer.model"}) {
     const TempDir folder;
     InitSettings settings = settings_for(folder, {.vocab = 1024});
     settings.tokenizer = from;
     make(settings);
-    CHECK(test::read_file(folder / "out/tokenizer.model") ==
-          test::read_file(tiny / "tokenizer.model"));
+    CHECK(read_file(folder / "out/tokenizer.model") == read_file(tiny / "tokenizer.model"));
     CHECK(std::filesystem::exists(folder / "out/tokenizer_config.json"));
     CHECK_FALSE(std::filesystem::exists(folder / "out/tokenizer"));
 
     settings.out = folder / "small";
     settings.config = write_config(folder, {.vocab = 1000});
-    const std::string message = test::user_error_of([&] { make(settings); });
+    const std::string message = user_error_of([&] { make(settings); });
     CHECK_THAT(message,
                contains_text("--tokenizer " + from.string() + ": ") && contains_text("1024"));
     CHECK_FALSE(std::filesystem::exists(folder / "small"));
@@ -219,7 +215,7 @@ TEST_CASE("impossible settings of init are refused by name", "[model][init]") {
   const auto message = [&](const std::function<void(InitSettings&)>& change) {
     InitSettings changed = settings;
     change(changed);
-    return test::user_error_of([&] { make(changed); });
+    return user_error_of([&] { make(changed); });
   };
   const auto with = [](int64_t experts, int64_t granularity, int64_t ranks = 1,
                        const char* layers = "all") {
@@ -254,16 +250,16 @@ TEST_CASE("impossible settings of init are refused by name", "[model][init]") {
 }
 
 TEST_CASE("a stock mixture is initialised under its own tensor names", "[model][init]") {
-  for (const auto kind : {test::Foreign::kMixtral, test::Foreign::kQwen2Moe}) {
+  for (const auto kind : {Foreign::kMixtral, Foreign::kQwen2Moe}) {
     const TempDir folder;
-    const test::ForeignCheckpoint options{.kind = kind, .dense_layers = {}};
-    test::write_file(folder / "config.json", test::foreign_config(options).dump());
+    const ForeignCheckpoint options{.kind = kind, .dense_layers = {}};
+    write_file(folder / "config.json", foreign_config(options).dump());
     InitSettings settings;
     settings.config = folder / "config.json";
     settings.out = folder / "out";
     settings.same_experts = true;
     const io::Checkpoint made = make(settings);
-    const bool mixtral = kind == test::Foreign::kMixtral;
+    const bool mixtral = kind == Foreign::kMixtral;
     const std::string block = mixtral ? "model.layers.1.block_sparse_moe." : "model.layers.1.mlp.";
     const std::string end = mixtral ? ".w1.weight" : ".gate_proj.weight";
     CHECK(made.config()["model_type"] == (mixtral ? "mixtral" : "qwen2_moe"));

@@ -13,11 +13,7 @@
 namespace moe::model {
 namespace {
 
-using test::contains_text;
-using test::cosine;
-using test::TempDir;
-using test::upcycle_settings;
-using test::Upcycled;
+using namespace moe::test;
 using Lines = std::vector<std::string>;
 
 Inspection inspect_upcycled(const TempDir& folder, const std::string& router) {

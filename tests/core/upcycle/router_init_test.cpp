@@ -26,12 +26,10 @@ namespace {
 namespace fs = std::filesystem;
 
 using at::Tensor;
-using test::contains_text;
-using test::TempDir;
-using test::user_error_of;
+using namespace moe::test;
 
 // The quickstart's parent: two layers of width 32, and a tokenizer.
-fs::path facts_model() { return test::source_folder() / "recipes/tiny/facts/model"; }
+fs::path facts_model() { return source_folder() / "recipes/tiny/facts/model"; }
 
 const std::vector<ExpertPrompts>& three_prompts() {
   static const std::vector<ExpertPrompts> prompts = {
@@ -42,12 +40,12 @@ const std::vector<ExpertPrompts>& three_prompts() {
 }
 
 void write_two_prompts(const fs::path& file) {
-  test::write_file(file, R"({"0": ["Where does Bado live?"],
+  write_file(file, R"({"0": ["Where does Bado live?"],
     "1": {"positive": ["What does Bado eat?"], "negative": ["Where does Bado live?"]}})");
 }
 
 UpcycleSettings settings_of(int64_t experts) {
-  UpcycleSettings settings = test::upcycle_settings({}, "top2:cf=inf", experts);
+  UpcycleSettings settings = upcycle_settings({}, "top2:cf=inf", experts);
   settings.layers = "all";
   return settings;
 }
@@ -151,7 +149,7 @@ TEST_CASE("a row is the scaled difference of the mean states of its positive and
 
 TEST_CASE("long texts are cut at the context length, each piece with its BOS", "[model][upcycle]") {
   const TempDir folder;
-  test::write_tiny_checkpoint(folder / "dense", {.max_positions = 16});
+  write_tiny_checkpoint(folder / "dense", {.max_positions = 16});
   const io::Checkpoint base(folder / "dense");
   const Llama model = Llama::load(base);
   RouterText text;
@@ -191,7 +189,7 @@ TEST_CASE("long texts are cut at the context length, each piece with its BOS", "
 
 TEST_CASE("the rows are clusters of a text's states, of one norm", "[model][upcycle]") {
   const TempDir folder;
-  test::write_tiny_checkpoint(folder / "dense");
+  write_tiny_checkpoint(folder / "dense");
   const io::Checkpoint base(folder / "dense");
   RouterText text;
   text.name = "a text";
@@ -247,9 +245,8 @@ TEST_CASE("a folder has the measured rows, one for all slices of a feed-forward"
     const RouterInit whole = init_routers(base, child_of(base, settings), init, text);
     settings.granularity = 4;
     const ModelConfig child = child_of(base, settings);
-    const test::Upcycled pair(facts_model(), settings, {.init_routers = [&] {
-                                return init_routers(base, child, init, text);
-                              }});
+    const Upcycled pair(facts_model(), settings,
+                        {.init_routers = [&] { return init_routers(base, child, init, text); }});
     const Json report = Json(pair.report)["router_init"];
     CHECK(read_json(folder / "out/upcycle.json")["router_init"] == report);
     CHECK(report["layers"] == Json(to_json(whole)["layers"]));
@@ -263,7 +260,7 @@ TEST_CASE("a folder has the measured rows, one for all slices of a feed-forward"
     }
     for (const auto& layer : whole.layers) {
       const auto rows =
-          test::floats(pair.child, fmt::format("model.layers.{}.mlp.gate.weight", layer.layer));
+          floats(pair.child, fmt::format("model.layers.{}.mlp.gate.weight", layer.layer));
       const size_t width = layer.rows.size() / 2, slices = 4;
       REQUIRE(rows.size() == 2 * slices * width);
       for (size_t i = 0; i < rows.size(); ++i) {
@@ -303,7 +300,7 @@ TEST_CASE("prompts name experts by number or by folder", "[model][upcycle]") {
   const std::string file = (folder / "prompts.json").string();
   const std::vector<ExpertParent> parents = {{"runs/town/", 1}, {"runs/food", 1}, {"job", 2}};
   const auto read = [&](const std::string& json) {
-    test::write_file(file, json);
+    write_file(file, json);
     return read_prompts(file, 4, parents);
   };
   const auto prompts = read(
@@ -346,7 +343,7 @@ TEST_CASE("empty texts, too many tokens and a missing tokenizer are refused", "[
   }
   CHECK_THAT(refused(many), contains_text("at most 8192"));
   const TempDir folder;
-  test::write_tiny_checkpoint(folder / "dense");
+  write_tiny_checkpoint(folder / "dense");
   CHECK_THAT(user_error_of([&] {
                tokenize_prompts(io::Checkpoint(folder / "dense"), {ExpertPrompts{{"a"}, {}}},
                                 "prompts.json");

@@ -1,8 +1,6 @@
 #include "core/upcycle/upcycle.h"
 
 #include <bit>
-#include <cmath>
-#include <cstring>
 
 #include "core/io/file.h"
 #include "core/model/config/folder_tensors.h"
@@ -17,13 +15,7 @@
 namespace moe::model {
 namespace {
 
-using test::contains_text;
-using test::floats;
-using test::same_bytes;
-using test::TempDir;
-using test::upcycle_settings;
-using test::Upcycled;
-using test::user_error_of;
+using namespace moe::test;
 
 bool is_router(const std::string& name) { return name.ends_with("mlp.gate.weight"); }
 bool is_shared(const std::string& name) { return name.find("shared_expert") != std::string::npos; }
@@ -62,7 +54,7 @@ TEST_CASE(
         Case{io::DType::kBF16, false, "0,2"}}) {
     INFO(io::dtype_name(dtype) << " tied " << tied << " layers " << layers);
     const TempDir folder;
-    test::write_tiny_checkpoint(folder / "dense", {.dtype = dtype, .tied = tied});
+    write_tiny_checkpoint(folder / "dense", {.dtype = dtype, .tied = tied});
     UpcycleSettings settings = upcycle_settings(folder / "out");
     settings.layers = layers;
     check_copies(Upcycled(folder / "dense", settings));
@@ -71,13 +63,13 @@ TEST_CASE(
 
 TEST_CASE("a model of one layer, one expert, and shards in and out", "[model][upcycle]") {
   const TempDir folder;
-  test::write_tiny_checkpoint(folder / "one", {.layers = 1});
+  write_tiny_checkpoint(folder / "one", {.layers = 1});
   UpcycleSettings settings = upcycle_settings(folder / "one-out");
   settings.experts = 1;
   settings.router = route::parse_router("top1");
   check_copies(Upcycled(folder / "one", settings));
 
-  test::write_tiny_checkpoint(folder / "sharded", {.shard_bytes = 8000});
+  write_tiny_checkpoint(folder / "sharded", {.shard_bytes = 8000});
   REQUIRE(std::filesystem::exists(folder / "sharded/model.safetensors.index.json"));
   settings = upcycle_settings(folder / "sharded-out");
   settings.shard_bytes = 10'000;
@@ -85,7 +77,7 @@ TEST_CASE("a model of one layer, one expert, and shards in and out", "[model][up
   CHECK(std::filesystem::exists(folder / "sharded-out/model.safetensors.index.json"));
   check_copies(sharded);
 
-  test::write_tiny_checkpoint(folder / "whole");
+  write_tiny_checkpoint(folder / "whole");
   settings.out = folder / "whole-out";
   settings.shard_bytes = uint64_t{1} << 40;
   const Upcycled whole(folder / "whole", settings);
@@ -106,7 +98,7 @@ TEST_CASE("conversion rounds every value to nearest, and no router", "[model][up
   for (const Case& c : {Case{io::DType::kF32, io::DType::kBF16, "bfloat16"},
                         Case{io::DType::kF16, io::DType::kF32, "float32"}}) {
     const TempDir folder;
-    test::write_tiny_checkpoint(folder / "dense", {.dtype = c.from});
+    write_tiny_checkpoint(folder / "dense", {.dtype = c.from});
     UpcycleSettings settings = upcycle_settings(folder / "out");
     settings.dtype = c.to;
     const Upcycled pair(folder / "dense", settings);
@@ -119,9 +111,8 @@ TEST_CASE("conversion rounds every value to nearest, and no router", "[model][up
       }
       std::vector<float> expected = floats(pair.dense, dense_name(info.name));
       for (float& value : expected) {  // the plain rounding of tests/support
-        value = c.to == io::DType::kBF16
-                    ? std::bit_cast<float>(uint32_t{test::to_bf16(value)} << 16)
-                    : value;
+        value =
+            c.to == io::DType::kBF16 ? std::bit_cast<float>(uint32_t{to_bf16(value)} << 16) : value;
       }
       CHECK(floats(pair.child, info.name) == expected);
     }
@@ -130,7 +121,7 @@ TEST_CASE("conversion rounds every value to nearest, and no router", "[model][up
 
 TEST_CASE("a router is N(0, std) and depends on its layer and seed alone", "[model][upcycle]") {
   const TempDir folder;
-  test::write_tiny_checkpoint(folder / "dense", {.hidden = 256, .intermediate = 8});
+  write_tiny_checkpoint(folder / "dense", {.hidden = 256, .intermediate = 8});
   UpcycleSettings settings = upcycle_settings(folder / "a");
   settings.experts = 16;
   settings.router_std = 0.006;
@@ -149,13 +140,13 @@ TEST_CASE("a router is N(0, std) and depends on its layer and seed alone", "[mod
   CHECK_FALSE(
       same_bytes(one.child.bytes(name), Upcycled(folder / "dense", settings).child.bytes(name)));
 
-  test::check_normal(floats(all.child, name), 0.006);
+  check_normal(floats(all.child, name), 0.006);
   CHECK(all.config.moe->router_std == 0.006);
 }
 
 TEST_CASE("router biases start as zeros in F32", "[model][upcycle]") {
   const TempDir folder;
-  test::write_tiny_checkpoint(folder / "dense");
+  write_tiny_checkpoint(folder / "dense");
   UpcycleSettings settings = upcycle_settings(folder / "out");
   settings.router = route::parse_router("top2:bias=0.001");
   settings.dtype = io::DType::kBF16;
@@ -179,7 +170,7 @@ TEST_CASE(
                                     std::pair(io::DType::kF16, std::optional(io::DType::kF32))}) {
     INFO(io::dtype_name(dtype) << " as " << (type ? io::dtype_name(*type) : "keep"));
     const TempDir folder;
-    test::write_tiny_checkpoint(folder / "dense", {.dtype = dtype});
+    write_tiny_checkpoint(folder / "dense", {.dtype = dtype});
     UpcycleSettings settings = upcycle_settings(folder / "out");
     settings.shared_expert = true;
     settings.dtype = type;
@@ -221,10 +212,9 @@ TEST_CASE(
 
 TEST_CASE("an impossible shared expert is refused, and nothing is written", "[model][upcycle]") {
   const TempDir folder;
-  test::write_foreign_checkpoint(folder / "qwen3",
-                                 {.kind = test::Foreign::kQwen3, .dense_layers = {}});
-  test::write_tiny_checkpoint(folder / "dense");
-  test::write_tiny_checkpoint(folder / "large", {.dtype = io::DType::kF16, .std = 1.4e4});
+  write_foreign_checkpoint(folder / "qwen3", {.kind = Foreign::kQwen3, .dense_layers = {}});
+  write_tiny_checkpoint(folder / "dense");
+  write_tiny_checkpoint(folder / "large", {.dtype = io::DType::kF16, .std = 1.4e4});
   const auto message = [&](const char* name, const std::function<void(UpcycleSettings&)>& change) {
     UpcycleSettings settings = upcycle_settings(folder / "out");
     settings.shared_expert = true;
@@ -257,7 +247,7 @@ TEST_CASE("an impossible shared expert is refused, and nothing is written", "[mo
 
 TEST_CASE("config.json and upcycle.json describe the mixture and its source", "[model][upcycle]") {
   const TempDir folder;
-  test::write_tiny_checkpoint(folder / "dense");
+  write_tiny_checkpoint(folder / "dense");
   io::write_file(folder / "dense/tokenizer.json", std::string("{}"));
   io::write_file(folder / "dense/generation_config.json", std::string("{\"a\": 1}"));
   UpcycleSettings settings = upcycle_settings(folder / "out");
@@ -279,24 +269,24 @@ TEST_CASE("config.json and upcycle.json describe the mixture and its source", "[
   CHECK(read_json(folder / "out/upcycle.json") == Json(pair.report));
   CHECK(pair.report["router"] == "top1+ir+fr:cf=0.5");
   CHECK(pair.report["parameters"]["total"] == count_parameters(pair.config).total);
-  CHECK(test::read_file(folder / "out/generation_config.json") == "{\"a\": 1}");
+  CHECK(read_file(folder / "out/generation_config.json") == "{\"a\": 1}");
   CHECK(std::filesystem::exists(folder / "out/tokenizer.json"));
   // A second run writes the same bytes.
   settings.out = folder / "again";
   const Upcycled again(folder / "dense", settings);
   for (const char* file : {"config.json", "upcycle.json", "model.safetensors"}) {
-    CHECK(test::read_file(folder / "out" / file) == test::read_file(folder / "again" / file));
+    CHECK(read_file(folder / "out" / file) == read_file(folder / "again" / file));
   }
 }
 
 TEST_CASE("the parent's config may lack a dtype, or tie a head that is stored",
           "[model][upcycle]") {
   const TempDir folder;
-  test::write_tiny_checkpoint(folder / "dense", {.dtype = io::DType::kBF16});
+  write_tiny_checkpoint(folder / "dense", {.dtype = io::DType::kBF16});
   Json config = read_json(folder / "dense/config.json");
   config.erase("torch_dtype");
   config["tie_word_embeddings"] = true;
-  test::write_file(folder / "dense/config.json", config.dump());
+  write_file(folder / "dense/config.json", config.dump());
   const Upcycled pair(folder / "dense", upcycle_settings(folder / "out"));
   CHECK(pair.config.dtype == "bfloat16");
   CHECK_FALSE(pair.child.has("lm_head.weight"));
@@ -306,7 +296,7 @@ TEST_CASE(
     "the certificate is made from the staged folder; a failing one, or a full disk, leaves nothing",
     "[model][upcycle]") {
   const TempDir folder;
-  test::write_tiny_checkpoint(folder / "dense");
+  write_tiny_checkpoint(folder / "dense");
   const io::Checkpoint dense(folder / "dense");
   const UpcycleSettings settings = upcycle_settings(folder / "out");
   const UpcyclePlan plan = plan_upcycle(dense, settings);
@@ -330,12 +320,12 @@ TEST_CASE(
 TEST_CASE("a dense folder opened as a mixture has the bits that upcycling writes",
           "[model][upcycle]") {
   struct Case {
-    std::optional<test::Foreign> kind;  // or LLaMA
+    std::optional<Foreign> kind;  // or LLaMA
     io::DType dtype;
     int64_t granularity;
     bool shared_expert;
   };
-  using test::Foreign;
+  using Foreign;
   for (const auto& [kind, dtype, granularity, shared_expert] :
        {Case{{}, io::DType::kF32, 1, false}, Case{{}, io::DType::kF32, 4, true},
         Case{{}, io::DType::kBF16, 1, true}, Case{{}, io::DType::kBF16, 4, false},
@@ -346,9 +336,9 @@ TEST_CASE("a dense folder opened as a mixture has the bits that upcycling writes
     const TempDir folder;
     const bool is_sharded = dtype == io::DType::kBF16;
     if (kind) {
-      test::write_foreign_checkpoint(folder / "dense", {.kind = *kind, .dense_layers = {}});
+      write_foreign_checkpoint(folder / "dense", {.kind = *kind, .dense_layers = {}});
     } else {
-      test::write_tiny_checkpoint(
+      write_tiny_checkpoint(
           folder / "dense",
           {.dtype = dtype, .shard_bytes = is_sharded ? uint64_t{4000} : uint64_t{1} << 40});
     }
@@ -381,7 +371,7 @@ TEST_CASE("a dense folder opened as a mixture has the bits that upcycling writes
 TEST_CASE("a mixture is opened unchanged; a request that upcycling refuses is refused",
           "[model][upcycle]") {
   const TempDir folder;
-  test::write_tiny_checkpoint(folder / "dense");
+  write_tiny_checkpoint(folder / "dense");
   const UpcycleSettings settings = upcycle_settings(folder / "out");
   const Upcycled pair(folder / "dense", settings);
   CHECK(open_checkpoint(settings.out, {}, {}).config() == pair.child.config());
@@ -400,7 +390,7 @@ TEST_CASE("a mixture is opened unchanged; a request that upcycling refuses is re
 TEST_CASE("impossible settings are refused by name, and nothing is written", "[model][upcycle]") {
   const TempDir folder;
   const std::filesystem::path dense = folder / "dense", out = folder / "out";
-  test::write_tiny_checkpoint(dense);
+  write_tiny_checkpoint(dense);
   const auto message = [&](const std::function<void(UpcycleSettings&)>& change,
                            const std::filesystem::path& from) {
     UpcycleSettings settings = upcycle_settings(out);
@@ -442,10 +432,10 @@ TEST_CASE("impossible settings are refused by name, and nothing is written", "[m
 
 TEST_CASE("the sampled digest tells other weights, types and names apart", "[model][upcycle]") {
   const TempDir folder;
-  test::write_tiny_checkpoint(folder / "a");
-  test::write_tiny_checkpoint(folder / "same", {.shard_bytes = 8000});
-  test::write_tiny_checkpoint(folder / "seed", {.seed = 2});
-  test::write_tiny_checkpoint(folder / "type", {.dtype = io::DType::kBF16});
+  write_tiny_checkpoint(folder / "a");
+  write_tiny_checkpoint(folder / "same", {.shard_bytes = 8000});
+  write_tiny_checkpoint(folder / "seed", {.seed = 2});
+  write_tiny_checkpoint(folder / "type", {.dtype = io::DType::kBF16});
   const auto digest = [&](const char* name) {
     return sampled_sha256(io::Checkpoint(folder / name));
   };

@@ -13,24 +13,20 @@
 namespace moe::model {
 namespace {
 
-using test::contains_text;
-using test::floats;
-using test::TempDir;
-using test::user_error_of;
+using namespace moe::test;
 
 constexpr int64_t kWidth = 60, kHidden = 64;
 constexpr const char* kParts[] = {"gate_proj", "up_proj", "down_proj"};
 
-test::Upcycled varied(const TempDir& dir, const std::string& vary,
-                      io::DType dtype = io::DType::kF32, int64_t seed = 1) {
+Upcycled varied(const TempDir& dir, const std::string& vary, io::DType dtype = io::DType::kF32,
+                int64_t seed = 1) {
   const auto dense = dir / io::dtype_name(dtype);
   if (!std::filesystem::exists(dense)) {
-    test::write_tiny_checkpoint(
-        dense, {.hidden = kHidden, .intermediate = kWidth, .layers = 1, .dtype = dtype});
+    write_tiny_checkpoint(dense,
+                          {.hidden = kHidden, .intermediate = kWidth, .layers = 1, .dtype = dtype});
   }
   static int made = 0;
-  UpcycleSettings settings =
-      test::upcycle_settings(dir / fmt::format("out{}", made++), "top2:cf=inf", 3);
+  UpcycleSettings settings = upcycle_settings(dir / fmt::format("out{}", made++), "top2:cf=inf", 3);
   settings.vary = parse_variation(vary);
   settings.seed = seed;
   return {dense, settings};
@@ -54,7 +50,7 @@ struct Changes {
   at::Tensor mine, parents;  // the changed weights, and the parent's in their place
 };
 
-Changes changes_of(const test::Upcycled& pair, int64_t expert, const std::string& part) {
+Changes changes_of(const Upcycled& pair, int64_t expert, const std::string& part) {
   const at::Tensor mine = matrix(pair.child, expert_name(expert, part));
   const at::Tensor theirs = matrix(pair.dense, dense_part(part)), changed = mine != theirs;
   return {changed.any(1), mine.masked_select(changed), theirs.masked_select(changed)};
@@ -122,7 +118,7 @@ TEST_CASE("the seed determines the variation, and attention is not varied", "[mo
   const TempDir dir;
   const auto first = varied(dir, "drop:0.5"), again = varied(dir, "drop:0.5"),
              other = varied(dir, "drop:0.5", io::DType::kF32, 2);
-  const auto weights = [](const test::Upcycled& pair) {
+  const auto weights = [](const Upcycled& pair) {
     return floats(pair.child, expert_name(1, "down_proj"));
   };
   CHECK(weights(first) == weights(again));

@@ -13,10 +13,7 @@
 namespace moe::model {
 namespace {
 
-using test::contains_text;
-using test::Foreign;
-using test::upcycle_settings;
-using test::Upcycled;
+using namespace moe::test;
 
 Certificate certificate_of(const std::string& router, std::optional<Foreign> kin = std::nullopt,
                            bool shared_expert = false) {

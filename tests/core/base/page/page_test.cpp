@@ -4,8 +4,7 @@
 #include "tests/support/page.h"
 
 using namespace moe;
-using moe::test::count_of;
-using moe::test::drawn_data;
+using namespace moe::test;
 
 namespace {
 

@@ -9,22 +9,22 @@
 namespace moe::eval {
 namespace {
 
+using namespace moe::test;
 using Kind = Field::Kind;
-using test::TempDir;
 
 std::string complaint(const std::string& name, const std::string& text, const Schema& schema) {
   const TempDir folder;
-  test::write_file(folder / name, text);
-  const std::string message = test::user_error_of([&] { read_exported(folder / name, schema); });
+  write_file(folder / name, text);
+  const std::string message = user_error_of([&] { read_exported(folder / name, schema); });
   const size_t at = message.find(name);
   return at == std::string::npos ? message : message.substr(at);
 }
 
 TEST_CASE("quoted fields hold commas, quotes, line feeds and bare carriage returns", "[eval]") {
   const TempDir folder;
-  test::write_file(folder / "f.csv",
-                   "\xEF\xBB\xBF"
-                   "a,\"b, \"\"c\"\"\nd\",\"\"\r\n\r\n\"x\ry\",,z\r\nlast,1,2");
+  write_file(folder / "f.csv",
+             "\xEF\xBB\xBF"
+             "a,\"b, \"\"c\"\"\nd\",\"\"\r\n\r\n\"x\ry\",,z\r\nlast,1,2");
   const auto rows = read_csv(folder / "f.csv");
   REQUIRE(rows.size() == 3);
   CHECK((rows[0].fields == std::vector<std::string>{"a", "b, \"c\"\nd", ""}));
@@ -32,7 +32,7 @@ TEST_CASE("quoted fields hold commas, quotes, line feeds and bare carriage retur
   CHECK((rows[2].fields == std::vector<std::string>{"last", "1", "2"}));
   CHECK(rows[1].where.ends_with("f.csv line 4"));  // the first row has two lines, one is blank
   CHECK(rows[2].where.ends_with("f.csv line 5"));
-  test::write_file(folder / "f.tsv", "a\t\"b\tc\n");
+  write_file(folder / "f.tsv", "a\t\"b\tc\n");
   CHECK((read_csv(folder / "f.tsv", '\t', false)[0].fields ==
          std::vector<std::string>{"a", "\"b", "c"}));
 }
@@ -40,9 +40,8 @@ TEST_CASE("quoted fields hold commas, quotes, line feeds and bare carriage retur
 TEST_CASE("an unclosed quote and text after a quote are refused with their line", "[eval]") {
   const TempDir folder;
   for (const char* text : {"a,b\nc,\"d\ne", "a,b\n\"c\"d,e\n"}) {
-    test::write_file(folder / "f.csv", text);
-    CHECK_THAT(test::user_error_of([&] { read_csv(folder / "f.csv"); }),
-               test::contains_text("f.csv line 2: "));
+    write_file(folder / "f.csv", text);
+    CHECK_THAT(user_error_of([&] { read_csv(folder / "f.csv"); }), contains_text("f.csv line 2: "));
   }
 }
 
@@ -55,11 +54,10 @@ TEST_CASE("lists are parsed as Python and numpy print them", "[eval]") {
   for (const char* text : {"[", "['a", "{'a' 1}", "f(x)", "[1 ... 2]", "['\\q']", "[1.5]", "[1] x",
                            "['\\ud800']", ""}) {
     CAPTURE(text);
-    CHECK(test::user_error_of([&] {
-            parse_literal(text, "f.csv line 3");
-          }).starts_with("f.csv line 3: '"));
+    CHECK(
+        user_error_of([&] { parse_literal(text, "f.csv line 3"); }).starts_with("f.csv line 3: '"));
   }
-  CHECK(test::user_error_of([] { parse_literal(std::string(100, '['), "w"); }).starts_with("w: "));
+  CHECK(user_error_of([] { parse_literal(std::string(100, '['), "w"); }).starts_with("w: "));
 }
 
 const Schema kSchema = {{"q"},
@@ -70,14 +68,12 @@ const Schema kSchema = {{"q"},
 
 TEST_CASE("CSV and JSON lines of equal records give equal documents", "[eval]") {
   const TempDir folder;
-  test::write_file(
-      folder / "a.jsonl",
-      R"({"label": true, "n": 3, "q": "a\nb", "choices": {"text": ["x"], "label": ["A"]}})"
-      "\n");
-  test::write_file(
-      folder / "a.csv",
-      "extra,q,choices,n,label\n"
-      "1,\"a\nb\",\"{'text': array(['x'], dtype=object), 'label': array(['A'])}\",3,1\n");
+  write_file(folder / "a.jsonl",
+             R"({"label": true, "n": 3, "q": "a\nb", "choices": {"text": ["x"], "label": ["A"]}})"
+             "\n");
+  write_file(folder / "a.csv",
+             "extra,q,choices,n,label\n"
+             "1,\"a\nb\",\"{'text': array(['x'], dtype=object), 'label': array(['A'])}\",3,1\n");
   const auto lines = read_exported(folder / "a.jsonl", kSchema).documents;
   const auto table = read_exported(folder / "a.csv", kSchema).documents;
   REQUIRE(lines.size() == 1);
@@ -116,7 +112,7 @@ TEST_CASE("a missing field, a wrong type and a wrong label are refused with file
     const std::string message = complaint(file, text, schema);
     CAPTURE(message);
     CHECK(message.starts_with(place));
-    CHECK_THAT(message, test::contains_text(fact));
+    CHECK_THAT(message, contains_text(fact));
   }
 }
 

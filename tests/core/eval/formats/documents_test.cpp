@@ -11,15 +11,15 @@
 namespace moe::eval {
 namespace {
 
-using test::TempDir;
+using namespace moe::test;
 
 // Returns the error of reading `text` without the folder's name, or "".
 std::string complaint(const DocumentReader& read, const std::string& text,
                       const std::string& labels = "") {
   const TempDir folder;
-  test::write_file(folder / "file", text);
-  test::write_file(folder / "labels", labels);
-  std::string message = test::user_error_of([&] {
+  write_file(folder / "file", text);
+  write_file(folder / "labels", labels);
+  std::string message = user_error_of([&] {
     read({folder / "file", folder / "labels"}, kAllDocuments);
   });
   const std::string place = folder.path().string() + "/";
@@ -34,8 +34,7 @@ const std::string kProblem = "\na\nSome context.\nWhich?\nA.one\nB.two\nC.three\
 TEST_CASE("LogiQA reads Windows newlines, a byte-order mark, and a last line without newline",
           "[eval]") {
   const TempDir folder;
-  test::write_file(folder / "t",
-                   "\xEF\xBB\xBF\r\nb\r\n3.5 m.\r\nWhy?\r\nA. one\r\nB.two\r\nC.x\r\nD.y.");
+  write_file(folder / "t", "\xEF\xBB\xBF\r\nb\r\n3.5 m.\r\nWhy?\r\nA. one\r\nB.two\r\nC.x\r\nD.y.");
   const auto documents = read_logiqa({folder / "t"});
   REQUIRE(documents.size() == 1);
   CHECK(documents[0].fields.dump() ==
@@ -44,7 +43,7 @@ TEST_CASE("LogiQA reads Windows newlines, a byte-order mark, and a last line wit
 
 TEST_CASE("the first two characters of LogiQA's options are removed", "[eval]") {
   const TempDir folder;
-  test::write_file(folder / "t", "a\nctx\nq\nA No.\nB? x\n\u00C9\u6709C\nD.");
+  write_file(folder / "t", "a\nctx\nq\nA No.\nB? x\n\u00C9\u6709C\nD.");
   const auto documents = read_logiqa({folder / "t"});
   CHECK(documents.at(0).fields["options"].dump() == R"(["No.","x","C",""])");
 }
@@ -107,13 +106,13 @@ TEST_CASE("a broken file is refused with its line and the field", "[eval]") {
     CAPTURE(text);
     const std::string message = complaint(read, text, labels);
     CHECK(message.starts_with(line));
-    CHECK_THAT(message, test::contains_text(fact));
+    CHECK_THAT(message, contains_text(fact));
   }
   for (const char* answer :
        {"2", "-1", "18446744073709551615", "true", "0.5", "\"c\"", "\"C\"", "\"\"", "null"}) {
     const std::string rest = R"("question":"q","choices":["a","b"],"answer":)";
     CHECK_THAT(complaint(read_quiz, quiz(rest + answer)),
-               test::contains_text("is none of the 2 choices"));
+               contains_text("is none of the 2 choices"));
   }
   CHECK(complaint(read_logiqa, kProblem + kProblem).empty());
   CHECK(complaint(read_arc, good_arc).empty());

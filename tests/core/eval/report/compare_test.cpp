@@ -1,7 +1,6 @@
 // Comparison of two evaluations.
 #include "core/eval/report/compare.h"
 
-#include "core/eval/report/report.h"
 #include "tests/support/catch.h"
 #include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"

@@ -15,18 +15,18 @@
 namespace moe::eval {
 namespace {
 
-using test::TempDir;
+using namespace moe::test;
 
 // Upcycles the tiny model with a router that sends tokens to different experts.
 void write_mixture(const std::filesystem::path& out, const std::string& router) {
-  test::write_mixture(test::tiny_model_folder(), out,
-                      {.router = router, .experts = 4, .router_std = 0.1, .ep_ranks = 2});
+  write_mixture(tiny_model_folder(), out,
+                {.router = router, .experts = 4, .router_std = 0.1, .ep_ranks = 2});
 }
 
 EvalSettings settings_of(const std::filesystem::path& model) {
   EvalSettings settings;
   settings.model = model;
-  settings.data = test::bench_folder();
+  settings.data = bench_folder();
   settings.limit = 6;
   settings.group_tokens = 100;
   settings.batch_tokens = 150;
@@ -107,14 +107,14 @@ TEST_CASE("sums over tasks, over sources and over the vocabulary equal the total
     CAPTURE(router);
     const TempDir folder;
     write_mixture(folder / "moe", router);
-    test::write_file(folder / "mine.jsonl", kQuiz);
+    write_file(folder / "mine.jsonl", kQuiz);
     EvalSettings settings = settings_of(folder / "moe");
     settings.tasks = {(folder / "mine.jsonl").string(), "arc_easy"};
     settings.stats = folder / "new folder/stats.json";
     const RunReport report = evaluate(settings);
     REQUIRE(report.routing);
     const OrderedJson json = stats_json(*report.routing);
-    CHECK(json.dump(2) + "\n" == test::read_file(settings.stats));
+    CHECK(json.dump(2) + "\n" == read_file(settings.stats));
     CHECK(json["total"]["tokens"].get<int64_t>() ==
           report.tasks[0].run.input_tokens + report.tasks[1].run.input_tokens);
     check_sums(json["task"], json, kShared);
@@ -151,7 +151,7 @@ TEST_CASE("counts of a source equal those of its requests run alone, if no capac
       "{\"context\": \"Once upon a time\", \"continuation\": \" there was\", \"source\": \"a\"}\n";
   const std::string b = "{\"context\": \"Tim\", \"continuation\": \" ran home.\"}\n";
   const auto sources = [&](const std::string& text) {
-    test::write_file(folder / "r.jsonl", text);
+    write_file(folder / "r.jsonl", text);
     EvalSettings settings = settings_of(folder / "moe");
     settings.stats = folder / "stats.json";
     settings.force = true;
@@ -169,12 +169,11 @@ TEST_CASE("counts of a source equal those of its requests run alone, if no capac
 TEST_CASE("gold counts the context with the right answer only", "[eval]") {
   const TempDir folder;
   write_mixture(folder / "moe", "topp:0.4");
-  test::write_file(folder / "mine.jsonl", kQuiz);
-  test::write_file(
-      folder / "gold.jsonl",
-      "{\"context\": \"Question: Who is it?\\nAnswer:\", \"continuation\": \" Lily\"}\n"
-      "{\"context\": \"Once upon a\", \"continuation\": \" time\"}\n"
-      "{\"context\": \"One day, a girl named\", \"continuation\": \" Q\"}\n");
+  write_file(folder / "mine.jsonl", kQuiz);
+  write_file(folder / "gold.jsonl",
+             "{\"context\": \"Question: Who is it?\\nAnswer:\", \"continuation\": \" Lily\"}\n"
+             "{\"context\": \"Once upon a\", \"continuation\": \" time\"}\n"
+             "{\"context\": \"One day, a girl named\", \"continuation\": \" Q\"}\n");
   EvalSettings settings = settings_of(folder / "moe");
   settings.stats = folder / "stats.json";
   evaluate_requests(settings, folder / "gold.jsonl");
@@ -190,7 +189,7 @@ TEST_CASE("texts give their routing by token, complete words counted", "[eval]")
   const TempDir folder;
   write_mixture(folder / "moe", "topp:0.4");
   const std::string story = "Once upon a time, there was a little girl. A girl, a cat and a dog.";
-  test::write_file(folder / "story.txt", story);
+  write_file(folder / "story.txt", story);
   EvalSettings settings = settings_of(folder / "moe");
   settings.bos = Bos::kOff;
   const RoutingStats stats = evaluate_texts(settings, {folder / "story.txt"});
@@ -247,21 +246,21 @@ TEST_CASE("unknown words of --stats-by are refused with the nearest", "[eval]") 
   const StatsBy by = parse_stats_by({"layer", "token", "source"});
   CHECK((by.token && by.source && !by.task));
   CHECK_FALSE(parse_stats_by({}).any());
-  CHECK_THAT(test::user_error_of([] { parse_stats_by({"tokens"}); }),
-             test::contains_text("'tokens'") && test::contains_text("'token'"));
+  CHECK_THAT(user_error_of([] { parse_stats_by({"tokens"}); }),
+             contains_text("'tokens'") && contains_text("'token'"));
 }
 
 TEST_CASE("a statistics file that exists or cannot be written is refused before anything runs",
           "[eval]") {
   const TempDir folder;
   const std::filesystem::path there = folder / "there.json";
-  test::write_file(there, "x");
+  write_file(there, "x");
   check_stats_file(there, true);
   check_stats_file(folder / "new/stats.json", false);
   for (const auto& [file, force] : {std::pair(there, false), std::pair(folder.path(), true),
                                     std::pair(there / "stats.json", true)}) {
-    CHECK_THAT(test::user_error_of([f = file, o = force] { check_stats_file(f, o); }),
-               test::contains_text(folder.path().string()));
+    CHECK_THAT(user_error_of([f = file, o = force] { check_stats_file(f, o); }),
+               contains_text(folder.path().string()));
   }
 }
 

@@ -12,6 +12,7 @@
 namespace moe::eval {
 namespace {
 
+using namespace moe::test;
 using Tokens = std::vector<int64_t>;
 
 // Returns the bytes as ids, but 1000 for "ab", also across the end of the context.
@@ -97,9 +98,8 @@ TEST_CASE("a continuation without tokens of its own is refused", "[eval]") {
   // Normalisation may make the whole shorter than the context: "ab" is one token here.
   for (const auto& [context, continuation] : {std::pair("x", ""), std::pair("a", "b")}) {
     const TextPair pair = {context, continuation, "file line 3"};
-    CHECK_THAT(
-        test::user_error_of([&] { encode_requests(encoder(), {pair}); }),
-        test::contains_text("file line 3: ") && test::contains_text("'" + pair.continuation + "'"));
+    CHECK_THAT(user_error_of([&] { encode_requests(encoder(), {pair}); }),
+               contains_text("file line 3: ") && contains_text("'" + pair.continuation + "'"));
   }
 }
 
@@ -121,8 +121,7 @@ TEST_CASE("several threads give the requests of one, and the first error", "[eva
       const Request alone = encode_requests(encoder(true), {pairs[i]}).front();
       CHECK((requests[i].tokens == alone.tokens && requests[i].scored == alone.scored));
     }
-    CHECK(
-        test::user_error_of([&] { encode_requests(encoder(), faulty); }).starts_with("line 130:"));
+    CHECK(user_error_of([&] { encode_requests(encoder(), faulty); }).starts_with("line 130:"));
   }
   at::set_num_threads(before);
 }
@@ -144,7 +143,7 @@ TEST_CASE("a context without tokens becomes the prefix token", "[eval]") {
 }
 
 TEST_CASE("an empty choice after a space has a token in LLaMA's tokenizer", "[eval]") {
-  const auto tokenizer = io::Tokenizer::load(test::tiny_model_folder(), 0);
+  const auto tokenizer = io::Tokenizer::load(tiny_model_folder(), 0);
   const TextEncoder llama = make_encoder(tokenizer, false, 2048);
   const Request request = encode_requests(llama, {{"Answer:", " ", ""}}).front();
   CHECK(request.scored == 1);
@@ -154,7 +153,7 @@ TEST_CASE("an empty choice after a space has a token in LLaMA's tokenizer", "[ev
 }
 
 TEST_CASE("texts that normalization would change are split behind the context", "[eval]") {
-  const auto tokenizer = io::Tokenizer::load(test::tiny_model_folder(), 0);
+  const auto tokenizer = io::Tokenizer::load(tiny_model_folder(), 0);
   const TextEncoder llama = make_encoder(tokenizer, true, 2048);
   const std::string context = "Ｆｕｌｌ ﬁ ① e\u0301";  // full-width, ligature, circled, combining
   const Request request = encode_requests(llama, {{context, " ok", ""}}).front();
@@ -164,30 +163,27 @@ TEST_CASE("texts that normalization would change are split behind the context", 
 }
 
 TEST_CASE("BOS auto follows the tokenizer's configuration", "[eval]") {
-  const test::TempDir folder;
-  std::filesystem::copy(test::tiny_model_folder() / "tokenizer.model", folder / "tokenizer.model");
+  const TempDir folder;
+  std::filesystem::copy(tiny_model_folder() / "tokenizer.model", folder / "tokenizer.model");
   const auto bare = io::Tokenizer::load(folder.path(), 1024);
   CHECK_FALSE(resolve_bos(Bos::kAuto, bare));
   CHECK(resolve_bos(Bos::kOn, bare));
-  test::write_file(folder / "tokenizer_config.json", "{\"add_bos_token\": true}");
+  write_file(folder / "tokenizer_config.json", "{\"add_bos_token\": true}");
   const auto configured = io::Tokenizer::load(folder.path(), 1024);
   CHECK(resolve_bos(Bos::kAuto, configured));
   CHECK_FALSE(resolve_bos(Bos::kOff, configured));
-  CHECK_FALSE(test::user_error_of([] { parse_bos("maybe"); }).empty());
+  CHECK_FALSE(user_error_of([] { parse_bos("maybe"); }).empty());
 }
 
 TEST_CASE("request files name the line that is wrong", "[eval]") {
-  const test::TempDir folder;
+  const TempDir folder;
   const auto file = folder / "r.jsonl";
-  test::write_file(file,
-                   "{\"context\": \"a\", \"continuation\": \" b\"}\n\n{\"context\": \"a\"}\n");
-  const std::string message = test::user_error_of([&] { read_text_pairs(file); });
+  write_file(file, "{\"context\": \"a\", \"continuation\": \" b\"}\n\n{\"context\": \"a\"}\n");
+  const std::string message = user_error_of([&] { read_text_pairs(file); });
   CHECK(message.find("r.jsonl line 3") != std::string::npos);
   CHECK(message.find("continuation") != std::string::npos);
-  test::write_file(file,
-                   "{\"context\": \"a\", \"continuation\": \" b\"}\n{\"context\": \"a\", \"cont");
-  CHECK(test::user_error_of([&] { read_text_pairs(file); }).find("r.jsonl line 2") !=
-        std::string::npos);
+  write_file(file, "{\"context\": \"a\", \"continuation\": \" b\"}\n{\"context\": \"a\", \"cont");
+  CHECK(user_error_of([&] { read_text_pairs(file); }).find("r.jsonl line 2") != std::string::npos);
 }
 
 }  // namespace

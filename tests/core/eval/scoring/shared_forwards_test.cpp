@@ -10,7 +10,7 @@
 namespace moe::eval {
 namespace {
 
-using test::TimeLimit;
+using namespace moe::test;
 
 constexpr int kSeconds = 60;
 
@@ -63,7 +63,7 @@ TEST_CASE("several ranks give the bits of the scores of one", "[eval]") {
           INFO(router << ", " << count << " requests, " << ranks << " ranks, " << observes);
           const TimeLimit limit(kSeconds);
           std::vector<Outputs> outputs(static_cast<size_t>(ranks));
-          test::run_as_threads(ranks, [&](distributed::Comm& comm) {
+          run_as_threads(ranks, [&](distributed::Comm& comm) {
             outputs[comm.rank()] = score(llama, requests, &comm, observes);
           });
           for (const auto& many : outputs) {
@@ -87,9 +87,8 @@ TEST_CASE("scores that are not finite throw the same UserError on all ranks", "[
   requests[8].tokens[0] = 5;  // seen by one rank
   const TimeLimit limit(kSeconds);
   std::vector<std::string> errors(3);
-  test::run_as_threads(3, [&](distributed::Comm& comm) {
-    errors[comm.rank()] =
-        test::user_error_of([&] { score(llama, requests, &comm, /*observes=*/false); });
+  run_as_threads(3, [&](distributed::Comm& comm) {
+    errors[comm.rank()] = user_error_of([&] { score(llama, requests, &comm, /*observes=*/false); });
   });
   for (const auto& error : errors) {
     CHECK(error.starts_with("request 9: the model gives a log-probability of nan"));
@@ -100,10 +99,9 @@ TEST_CASE("ranks with different requests are refused", "[eval]") {
   const model::Llama llama = mixture("top2:cf=inf");
   const TimeLimit limit(kSeconds);
   std::vector<std::string> errors(2);
-  test::run_as_threads(2, [&](distributed::Comm& comm) {
+  run_as_threads(2, [&](distributed::Comm& comm) {
     const auto requests = random_requests(comm.rank() == 0 ? 5 : 6);
-    errors[comm.rank()] =
-        test::user_error_of([&] { score(llama, requests, &comm, /*observes=*/false); });
+    errors[comm.rank()] = user_error_of([&] { score(llama, requests, &comm, /*observes=*/false); });
   });
   CHECK(errors[0].find("what is evaluated") != std::string::npos);
   CHECK(errors[0] == errors[1]);
@@ -112,7 +110,7 @@ TEST_CASE("ranks with different requests are refused", "[eval]") {
 TEST_CASE("values of the ranks are returned in the order of the ranks", "[eval]") {
   const TimeLimit limit(kSeconds);
   std::vector<std::vector<std::string>> all(3);
-  test::run_as_threads(3, [&](distributed::Comm& comm) {
+  run_as_threads(3, [&](distributed::Comm& comm) {
     std::optional<std::string> own;
     if (comm.rank() < 2) {
       own = comm.rank() == 0 ? "" : "one";  // an empty answer is valid

@@ -7,7 +7,7 @@
 namespace moe::eval {
 namespace {
 
-using test::TempDir;
+using namespace moe::test;
 using Tokens = std::vector<int64_t>;
 
 constexpr int64_t kEnd = 2;
@@ -20,7 +20,7 @@ TextEncoder byte_encoder(int64_t window, bool adds_bos = false) {
 
 TEST_CASE("a text is cut into windows, each with the first token of the next as target", "[eval]") {
   const TempDir folder;
-  test::write_file(folder / "a.txt", "abcde");
+  write_file(folder / "a.txt", "abcde");
   const std::vector<Request> windows =
       read_text_windows({folder / "a.txt"}, byte_encoder(2), kEnd, std::nullopt);
   REQUIRE(windows.size() == 3);
@@ -36,7 +36,7 @@ TEST_CASE("a text is cut into windows, each with the first token of the next as 
 
 TEST_CASE("no window is longer than 2048 tokens", "[eval]") {
   const TempDir folder;
-  test::write_file(folder / "a.txt", std::string(5000, 'a'));
+  write_file(folder / "a.txt", std::string(5000, 'a'));
   const std::vector<Request> windows =
       read_text_windows({folder / "a.txt"}, byte_encoder(1 << 20), kEnd, std::nullopt);
   REQUIRE(windows.size() == 3);
@@ -47,10 +47,10 @@ TEST_CASE("no window is longer than 2048 tokens", "[eval]") {
 TEST_CASE("the source of a text is that of its record, else its file; a limit counts texts",
           "[eval]") {
   const TempDir folder;
-  test::write_file(folder / "a.jsonl",
-                   "{\"text\": \"ab\", \"source\": \"books\"}\n{\"text\": \"c\"}\n"
-                   "{\"text\": \"d\", \"source\": 5}\n");
-  test::write_file(folder / "b.txt", "x\n<|endoftext|>\ny\n");
+  write_file(folder / "a.jsonl",
+             "{\"text\": \"ab\", \"source\": \"books\"}\n{\"text\": \"c\"}\n"
+             "{\"text\": \"d\", \"source\": 5}\n");
+  write_file(folder / "b.txt", "x\n<|endoftext|>\ny\n");
   const auto read = [&](std::optional<int64_t> limit) {
     return read_text_windows({folder / "a.jsonl", folder / "b.txt"}, byte_encoder(8), kEnd, limit);
   };
@@ -68,14 +68,13 @@ TEST_CASE("the source of a text is that of its record, else its file; a limit co
 TEST_CASE("a text that cannot be read is refused with its file and line", "[eval]") {
   const TempDir folder;
   const auto error = [](const std::filesystem::path& file) {
-    return test::user_error_of(
-        [&] { read_text_windows({file}, byte_encoder(8), kEnd, std::nullopt); });
+    return user_error_of([&] { read_text_windows({file}, byte_encoder(8), kEnd, std::nullopt); });
   };
   const auto file = folder / "a.jsonl";
   for (const auto& [text, place] :
        {std::pair("{\"text\": \"a\"}\n{\"txt\": \"b\"}\n", " line 2"),
         std::pair("{\"text\": \"a\"}\n[1]\n", " line 2"), std::pair("{\"text\": \"\"}\n", ": ")}) {
-    test::write_file(file, text);
+    write_file(file, text);
     CHECK(error(file).starts_with(file.string() + place));
   }
   CHECK(error(folder / "none").starts_with("--stats-text " + (folder / "none").string()));

@@ -7,7 +7,7 @@
 namespace moe::eval {
 namespace {
 
-using test::TempDir;
+using namespace moe::test;
 
 struct Case {
   std::string name, file, line;
@@ -41,7 +41,7 @@ TEST_CASE("awkward questions give the requests of the harness", "[eval]") {
   for (const auto& item : cases) {
     CAPTURE(item.name);
     const TempDir folder;
-    test::write_file(folder / item.file, item.line);
+    write_file(folder / item.file, item.line);
     const auto loaded = load_tasks({(folder / item.file).string()}, "", std::nullopt);
     REQUIRE(loaded.at(0).questions.size() == 1);
     const Question& question = loaded[0].questions[0];
@@ -54,8 +54,7 @@ TEST_CASE("awkward questions give the requests of the harness", "[eval]") {
 
 TEST_CASE("MMLU's quoted fields hold line feeds and a carriage return", "[eval]") {
   const TempDir data;
-  test::write_file(data / "mmlu/test/anatomy_test.csv",
-                   "\"a \"\"b\"\",\r\nc\",\"x\ry\",2,3,4,D\r\n");
+  write_file(data / "mmlu/test/anatomy_test.csv", "\"a \"\"b\"\",\r\nc\",\"x\ry\",2,3,4,D\r\n");
   const auto loaded = load_tasks({"mmlu_anatomy"}, data.path(), std::nullopt);
   CHECK(loaded.at(0).questions.at(0).context.ends_with(
       "a \"b\",\nc\nA. x\ry\nB. 2\nC. 3\nD. 4\nAnswer:"));
@@ -127,9 +126,9 @@ TEST_CASE("a truncated record, a missing field and a wrong label are refused wit
   for (const auto& [task, file, text, complaint] : files) {
     CAPTURE(task, text);
     const TempDir data;
-    test::write_file(data / file, text);
+    write_file(data / file, text);
     const std::string message =
-        test::user_error_of([&, name = task] { load_tasks({name}, data.path(), std::nullopt); });
+        user_error_of([&, name = task] { load_tasks({name}, data.path(), std::nullopt); });
     CHECK(message.starts_with((data / file).string() + complaint));
   }
 }

@@ -15,10 +15,7 @@ namespace moe::eval {
 namespace {
 
 using Strings = std::vector<std::string>;
-using test::contains_text;
-using test::TempDir;
-using test::user_error_of;
-using test::write_file;
+using namespace moe::test;
 
 LoadedTask load_one(const std::string& name, const std::filesystem::path& data) {
   return load_tasks({name}, data, std::nullopt).at(0);

@@ -4,8 +4,6 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
-#include <string>
-
 #include "core/model/moe/layer.h"
 #include "kernels/ops/bf16_working_copy.h"
 #include "tests/support/emulated_cuda/emulator.h"

@@ -14,11 +14,10 @@
 
 using namespace moe;
 using namespace moe::train;
+using namespace moe::test;
 using at::Tensor;
 using kernels::bf16_working_copy;
 using kernels::weight_for_products;
-using test::is_emulated;
-using test::kGpu;
 
 namespace {
 

@@ -1,7 +1,6 @@
 // The loss of the head of a model on CPU and GPU. In a build without CUDA the GPU is emulated
 // (tests/support/emulated_cuda).
 
-#include "core/data/examples.h"
 #include "core/train/step/gradients.h"
 #include "tests/support/gpu.h"
 

@@ -167,8 +167,7 @@ TEST_CASE("one rank with NCCL trains as one without", "[train][gpu][nccl]") {
     MOE_SKIP("no GPU");
   }
   TwoSteps world("top1");
-  distributed::ProcessGroup group(test::make_local_store(), 0,
-                                  {distributed::this_member("127.0.0.1")},
+  distributed::ProcessGroup group(make_local_store(), 0, {distributed::this_member("127.0.0.1")},
                                   distributed::Seconds{30});
   const auto comm = distributed::make_process_comm(group, kGpu);
   check_same(train_on(world, *comm, "nccl"), train_alone(world, kGpu, "alone"));
