@@ -8,12 +8,12 @@ namespace {
 using namespace moe::test;
 
 RunResult run_script(const Words& words, const std::string& settings = "") {
-  return run_program("bash", joined({(source_folder() / "recipes/analyses.sh").string()}, words),
+  return run_program("bash", joined({source_folder() / "recipes/analyses.sh"}, words),
                      "MOE=" + shell_quote(moe_binary()) + " " + settings);
 }
 
 std::string mixture(const TempDir& folder, const std::string& router) {
-  const std::string out = (folder / router).string();
+  const std::string out = folder / router;
   succeed({"upcycle", tiny("model"), "-o", out, "--experts", "4", "--router", router, "-q"});
   return out;
 }
@@ -50,7 +50,7 @@ TEST_CASE("Rectify-Router's test-time tables are sweeps at the k of the model", 
 TEST_CASE("Dynamic MoE's tables are by source, task, layer and token", "[cli][recipes]") {
   const TempDir folder;
   const std::string model = mixture(folder, "topp:0.4");
-  const std::string file = (folder / "text.jsonl").string();
+  const std::string file = folder / "text.jsonl";
   write_file(file,
              "{\"text\": \"The opposite of big is small.\", \"source\": \"Wiki\"}\n"
              "{\"text\": \"One two three four, big and small.\", \"source\": \"Book\"}\n");
@@ -74,14 +74,14 @@ TEST_CASE("Dynamic MoE's tables are by source, task, layer and token", "[cli][re
 TEST_CASE("tables of a training run are read from its folder", "[cli][recipes]") {
   const TempDir folder;
   const std::string model = mixture(folder, "relu:k=1");
-  const std::string run = (folder / "run").string();
+  const std::string run = folder / "run";
   succeed({"train", model, "-o", run, "--data", tiny("instruct.jsonl"), "--steps", "4", "--seq-len",
            "64", "--micro-batch", "1", "--threads", "1", "--save-every", "2", "-q"});
   check_table({"remoe-sparsity", run}, "   step  sparsity ", {"      2", "      4", "      1"},
               "EVERY=2");
   write_file(folder / "text.txt", "The opposite of big is small.\n");
-  const RunResult along = run_script(
-      {"topp-fig3", run, "--stats-text", (folder / "text.txt").string(), "--threads", "1"});
+  const RunResult along =
+      run_script({"topp-fig3", run, "--stats-text", folder / "text.txt", "--threads", "1"});
   CAPTURE(along.out, along.err);
   CHECK(along.exit_code == 0);
   CHECK(along.out.starts_with("checkpoint     experts/token\n"));

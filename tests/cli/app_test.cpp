@@ -1,6 +1,10 @@
 // Behaviour common to all commands: help, version, reference, completion, unknown words, recipes,
 // numbers.
 
+#include <pty.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <filesystem>
 #include <regex>
 
@@ -9,6 +13,49 @@
 
 using namespace moe;
 using namespace moe::test;
+
+namespace {
+
+constexpr unsigned short kColumns = 72;
+
+// Returns everything that the binary writes to its terminal.
+std::string run_on_terminal(Words words) {
+  words.insert(words.begin(), moe_binary());
+  std::vector<char*> arguments;
+  for (auto& word : words) {
+    arguments.push_back(word.data());
+  }
+  arguments.push_back(nullptr);
+  winsize size{24, kColumns, 0, 0};
+  int terminal = -1;
+  const pid_t child = ::forkpty(&terminal, nullptr, nullptr, &size);
+  if (child == 0) {
+    ::execv(arguments[0], arguments.data());
+    ::_exit(127);
+  }
+  std::string text;
+  std::vector<char> part(4096);
+  for (ssize_t got = 0; (got = ::read(terminal, part.data(), part.size())) > 0;) {
+    text.append(part.data(), static_cast<size_t>(got));
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ::close(terminal);
+  CHECK(WEXITSTATUS(status) == 0);
+  return text;
+}
+
+// Splits at newlines and at carriage returns, after which a step line is overwritten.
+std::vector<std::string> lines_of(std::string text) {
+  std::vector<std::string> lines;
+  for (size_t at = text.find_first_of("\r\n"); !text.empty(); at = text.find_first_of("\r\n")) {
+    lines.push_back(text.substr(0, at));
+    text.erase(0, at == std::string::npos ? at : at + 1);
+  }
+  return lines;
+}
+
+}  // namespace
 
 TEST_CASE("help and version go to standard output with exit code 0", "[cli]") {
   check_has(succeed({"--help"}).out,
@@ -58,14 +105,14 @@ for line in 'up' 'upcycle --exper' 'init --dtype ' 'bench tr' 'bench train --seq
   echo "${COMPREPLY[*]}"
 done
 )");
-  const auto shell = run_program("bash", {(folder / "moe.bash").string()});
+  const auto shell = run_program("bash", {folder / "moe.bash"});
   CHECK(shell.out == "upcycle\n--experts --expert\nkeep bf16 fp16 fp32\ntrain\n--seq-len\n\n");
   CHECK(shell.err.empty());
   const std::string zsh = succeed({"completion", "zsh"}).out;
   CHECK(zsh.starts_with("#compdef moe\n"));
   write_file(folder / "moe.zsh", zsh);
   if (run_program("zsh", {"--version"}).exit_code == 0) {
-    CHECK(run_program("zsh", {"-n", (folder / "moe.zsh").string()}).exit_code == 0);
+    CHECK(run_program("zsh", {"-n", folder / "moe.zsh"}).exit_code == 0);
   }
 }
 
@@ -91,8 +138,7 @@ TEST_CASE("every flag that a message of core names is a flag of a command", "[cl
   const std::string of_train = known.substr(train, known.find("\n## ", train + 1) - train);
   static const std::regex flag(R"((?:^|[ "'(])(--[a-z][a-z0-9-]*[a-z0-9]))");
   size_t checked = 0;
-  for (const auto& entry :
-       std::filesystem::recursive_directory_iterator(source_folder() / "core")) {
+  for (const auto& entry : fs::recursive_directory_iterator(source_folder() / "core")) {
     const std::string name = entry.path().filename().string();
     if (entry.path().extension() != ".cpp" || name.find("page") != std::string::npos) {
       continue;  // the style sheet of the page has words like flags
@@ -152,8 +198,8 @@ TEST_CASE("a recipe gives flags, the command line overrides it, other tables are
   write_file(folder / "run.toml",
              "[upcycle]\nexperts = 4 # four\nrouter = \"top2:cf=inf\"\n"
              "layers = \"all\"\n[train]\nsteps = 3\n");
-  succeed({"upcycle", (folder / "dense").string(), "-o", (folder / "a").string(), "--config",
-           (folder / "run.toml").string(), "--layers", "odd"});
+  succeed({"upcycle", folder / "dense", "-o", folder / "a", "--config", folder / "run.toml",
+           "--layers", "odd"});
   const auto written = read_json(folder / "a/config.json");
   CHECK(written.at("num_experts") == 4);
   CHECK(written.at("num_experts_per_tok") == 2);
@@ -175,4 +221,102 @@ TEST_CASE("integer flags refuse values out of the range of their type", "[cli]")
     }
   }
   CHECK(checked > 6);
+}
+
+// Empty, non-finite and overlong values, and faults of recipes, are refused in one short message.
+
+TEST_CASE("an empty value is refused by the name of its flag", "[cli]") {
+  const TempDir dir;
+  const std::string out = dir / "out", recipe = dir / "r.toml";
+  write_file(recipe, "[upcycle]\nrouter = \"\"\n");
+  check_refused_each(
+      {}, {{{"upcycle", tiny("model"), "-o", out, "--router", ""}, "--router: the value is empty"},
+           {{"upcycle", tiny("model"), "-o", out, "--config", recipe}, "--router"},
+           {{"train", tiny("model"), "--data", "x", "-o", ""}, "--out: the value is empty"},
+           {{"bench", "load", ""}, "MODEL: the value is empty"},
+           {{"upcycle", tiny("model"), "-o", out, "--router-std", "nan"}, "--router-std"}});
+  CHECK_FALSE(fs::exists(out));
+}
+
+TEST_CASE("a name that is too long is abbreviated in the message", "[cli]") {
+  const std::string name(5000, 'n');
+  const std::string shown = std::string(80, 'n') + ".." + std::string(80, 'n');
+  for (const Words& words : {Words{"upcycle", tiny("model"), "-o", name},
+                             {"train", tiny("model"), "--data", name, "-o", "x"},
+                             {"generate", name, "--prompt", "a"},
+                             {"upcycle", tiny("model"), "-o", "x", "--layers", name},
+                             {name}}) {
+    const auto run = run_moe(words);
+    check_refused(run, shown);
+    CHECK(run.err.size() < 1000);
+  }
+}
+
+TEST_CASE("a fault of a recipe is named with the recipe", "[cli]") {
+  const TempDir dir;
+  const std::string recipe = dir / "r.toml";
+  for (const auto& [text, fact] : std::vector<std::pair<std::string, std::string>>{
+           {"[train]\nlr = = 1\n", " line 2: "},
+           {"lr = 1\n", ": 'lr' is outside a table"},
+           {"[trian]\n", ": [trian] is not a command"},
+           {"[train]\nlrr = 1\n", ": 'lrr' under [train] is not a flag of that command"}}) {
+    write_file(recipe, text);
+    check_refused({"train", "m", "--config", recipe}, "moe: --config " + recipe + fact);
+  }
+  check_refused({"--config", recipe, "train", "m"}, "moe: --config " + recipe + ": 'lrr'");
+}
+
+// Output of moe train, eval and generate on a pseudo-terminal of 72 columns.
+
+TEST_CASE("a step line fits the terminal, and lines of evaluations are kept", "[cli]") {
+  const TempDir dir;
+  const std::string data = tiny("instruct.jsonl");
+  const Words train = {"train",  tiny("model"), "-o",          dir / "run",
+                       "--data", data,          "--eval-data", data};
+  const std::string text =
+      run_on_terminal(joined(train, {"--steps", "4", "--seq-len", "64", "--micro-batch", "1",
+                                     "--threads", "1", "--eval-rows", "2", "--eval-every", "2"}));
+  INFO(text);
+  const std::string erase = "\x1b[K";
+  int steps = 0;
+  for (const std::string& line : lines_of(text)) {
+    if (line.find("] ") != std::string::npos && line.find(" left  step ") != std::string::npos) {
+      ++steps;
+      CHECK(line.size() - (line.rfind(erase, 0) == 0 ? erase.size() : 0) < kColumns);
+    }
+  }
+  CHECK(steps >= 2);
+  CHECK(text.find("[========================] 0.0 s left  step 4/4  loss ") != std::string::npos);
+  CHECK(text.find("\r\x1b[Kstep 2  held-out loss ") !=
+        std::string::npos);                                             // the step line is erased
+  CHECK(text.find("\r\nstep 4  held-out loss ") != std::string::npos);  // the last one is kept
+  CHECK(text.find("\r\nstep 0  held-out loss ") != std::string::npos);
+}
+
+TEST_CASE("the progress of an evaluation shows rate, remaining time and accuracy", "[cli]") {
+  const std::string text =
+      run_on_terminal({"eval", tiny("model"), "--tasks", tiny("quiz.jsonl"), "--batch-tokens", "1",
+                       "--threads", "1", "--running-accuracy"});
+  INFO(text);
+  int lines = 0;
+  for (const std::string& line : lines_of(text)) {
+    if (line.find(" requests/s, left ") != std::string::npos) {
+      ++lines;
+      CHECK(line.find(", acc 0.") != std::string::npos);
+      CHECK(line.size() - (line.starts_with("\x1b[K") ? 3 : 0) < kColumns);
+    }
+  }
+  CHECK(lines >= 1);
+  CHECK(text.find("quiz  100 %, ") != std::string::npos);  // too narrow for the bar
+  CHECK(text.find(" of 360\r\n") != std::string::npos);    // the last one is kept
+}
+
+TEST_CASE("control characters of a generated text are escaped only on a terminal", "[cli]") {
+  const std::string model = source_folder() / "recipes/tiny/model";
+  const Words words = {"generate", model, "--prompt", "\x1b[31mred\u009b", "--max-tokens", "2"};
+  const std::string shown = run_on_terminal(words);
+  INFO(shown);
+  CHECK(shown.find('\x1b') == std::string::npos);
+  CHECK(shown.find("\\x1b[31mred\\x9b") != std::string::npos);
+  CHECK(run_moe(words).out.find("\x1b[31mred\u009b") != std::string::npos);
 }

@@ -87,16 +87,10 @@ TEST_CASE("bench gemm times every product of a model by at::mm and by our GEMM",
 
 TEST_CASE("bench train times steps, their parts and the roof", "[cli]") {
   const TempDir dir;
-  TinyCheckpoint shape;
-  shape.layers = 2;
-  write_tiny_checkpoint(dir / "dense", shape);
-  const Words words = {"train",     (dir / "dense").string(),
-                       "--upcycle", "4",
-                       "--layers",  "all",
-                       "--router",  "top1+ir+fr",
-                       "--seq-len", "16",
-                       "--rows",    "2",
-                       "--repeats", "2"};
+  write_tiny_checkpoint(dir / "dense", {.layers = 2});
+  const Words words = {"train",  dir / "dense", "--upcycle",  "4",         "--layers",
+                       "all",    "--router",    "top1+ir+fr", "--seq-len", "16",
+                       "--rows", "2",           "--repeats",  "2"};
   const Json json = report(joined(words, {"--threads", "1"}));
   CHECK(json["threads"] == 1);
   CHECK(json["clock"] == "cpu");
@@ -113,8 +107,7 @@ TEST_CASE("bench train times steps, their parts and the roof", "[cli]") {
     INFO(part);
     CHECK(json["parts_ms"][part] > 0);
   }
-  const Json dense =
-      report({"train", (dir / "dense").string(), "--seq-len", "16", "--threads", "4096"});
+  const Json dense = report({"train", dir / "dense", "--seq-len", "16", "--threads", "4096"});
   CHECK(dense["threads"] == usable_processors());
   CHECK(dense["router"] == "");
   CHECK(dense["roof_share"] > 0);
@@ -144,7 +137,7 @@ TEST_CASE("bench eval scores synthetic requests and counts their work", "[cli]")
 TEST_CASE("bench eval counts the products of a shared expert for every token", "[cli]") {
   const TempDir folder;
   const auto set = [&](const std::string& name, const Words& more) {
-    const std::string out = (folder / name).string();
+    const std::string out = folder / name;
     succeed(joined({"upcycle", tiny("model"), "-o", out, "--quiet"}, more));
     return report({"eval", out, "--limit", "5", "--repeats", "1"})["sets"][0];
   };
@@ -162,7 +155,7 @@ TEST_CASE("bench eval counts the products of a shared expert for every token", "
 
 TEST_CASE("bench eval scores tasks and reports the share that a capacity drops", "[cli]") {
   const TempDir folder;
-  const std::string model = (folder / "moe").string();
+  const std::string model = folder / "moe";
   succeed({"upcycle", tiny("model"), "-o", model, "--router", "top1:cf=0.5", "--quiet"});
   const Json json = report({"eval", model, "--tasks", "logiqa", "--data", bench_folder().string(),
                             "--limit", "3", "--repeats", "1"});
@@ -177,12 +170,10 @@ TEST_CASE("bench eval scores tasks and reports the share that a capacity drops",
 
 TEST_CASE("bench generate compares a step with the memory bandwidth", "[cli]") {
   const TempDir dir;
-  TinyCheckpoint shape;
-  shape.max_positions = 512;
-  write_tiny_checkpoint(dir / "dense", shape);
+  write_tiny_checkpoint(dir / "dense", {.max_positions = 512});
   // The time of a step is a difference of two times, which is noise for few tokens.
-  const Json json = report({"generate", (dir / "dense").string(), "--rows", "3", "--prompt-tokens",
-                            "2", "--tokens", "400", "--repeats", "2"});
+  const Json json = report({"generate", dir / "dense", "--rows", "3", "--prompt-tokens", "2",
+                            "--tokens", "400", "--repeats", "2"});
   check_timing(json["step"]);
   check_ratio(json["tokens_per_second"], 3e3, json["step"]["median_ms"]);
   CHECK(json["share_of_read_rate"].get<double>() ==
@@ -193,11 +184,9 @@ TEST_CASE("bench generate compares a step with the memory bandwidth", "[cli]") {
 
 TEST_CASE("bench load has one copy of loaded weights and none of mapped weights", "[cli]") {
   const TempDir dir;
-  TinyCheckpoint shape;
-  shape.hidden = 512;  // 4.2 MB of embedding and head
-  shape.vocab = 1024;
-  write_tiny_checkpoint(dir / "dense", shape);
-  const Json json = report({"load", (dir / "dense").string(), "--repeats", "2"});
+  // 4.2 MB of embedding and head.
+  write_tiny_checkpoint(dir / "dense", {.hidden = 512, .vocab = 1024});
+  const Json json = report({"load", dir / "dense", "--repeats", "2"});
   CHECK(json["weight_bytes"] >= 2 * 4 * 512 * 1024);
   check_timing(json["load"]);
   CHECK(json["first_ms"] > 0);
@@ -213,17 +202,17 @@ TEST_CASE("bench load has one copy of loaded weights and none of mapped weights"
 TEST_CASE("bench upcycle compares with plain writes and removes its output", "[cli]") {
   const TempDir dir;
   write_tiny_checkpoint(dir / "dense", {});
-  const Json json = report({"upcycle", (dir / "dense").string(), "-o", (dir / "out").string(),
-                            "--experts", "4", "--repeats", "1"});
+  const Json json =
+      report({"upcycle", dir / "dense", "-o", dir / "out", "--experts", "4", "--repeats", "1"});
   CHECK(json["tensor_bytes"] > 0);
   check_ratio(json["disk_share"], json["disk"]["median_ms"], json["upcycle"]["median_ms"]);
-  CHECK_FALSE(std::filesystem::exists(dir / "out"));
+  CHECK_FALSE(fs::exists(dir / "out"));
 }
 
 TEST_CASE("bench tables fit 80 columns", "[cli]") {
   const TempDir dir;
   write_tiny_checkpoint(dir / "dense", {});
-  const std::string dense = (dir / "dense").string();
+  const std::string dense = dir / "dense";
   const std::vector<std::pair<Words, Words>> tables = {
       {joined({"layer"}, kSmallLayer), {"products", "share of roof", " GFLOP/s", "experts"}},
       {{"train", dense, "--seq-len", "16", "--repeats", "1"}, {"roof share", "optimizer"}},
@@ -244,7 +233,7 @@ TEST_CASE("bench tables fit 80 columns", "[cli]") {
 TEST_CASE("bench refuses invalid flags by name", "[cli]") {
   const TempDir dir;
   write_tiny_checkpoint(dir / "dense", {});
-  const std::string dense = (dir / "dense").string();
+  const std::string dense = dir / "dense";
   check_refused_each({"bench"}, {{{}, "subcommand"},
                                  {{"gemv"}, "did you mean 'gemm'?"},
                                  {{"route", "--skew=-nan"}, "--skew -nan: must be a finite number"},

@@ -8,7 +8,7 @@ using namespace moe::test;
 namespace {
 
 // Compiles C source to a shared library.
-void make_library(const std::filesystem::path& file, const std::string& source,
+void make_library(const fs::path& file, const std::string& source,
                   std::vector<std::string> flags = {}) {
   write_file(file.string() + ".c", source);
   flags.insert(flags.begin(), {"-shared", "-fPIC", "-o", file.string(), file.string() + ".c"});
@@ -21,10 +21,10 @@ void make_library(const std::filesystem::path& file, const std::string& source,
 class Copy {
  public:
   Copy() {
-    const std::filesystem::path binary = moe_binary();
-    std::filesystem::copy_file(binary, folder_ / "moe");
-    std::filesystem::copy_file(binary.parent_path() / "libmoe_ops.so", folder_ / "libmoe_ops.so");
-    std::filesystem::create_directory(folder_ / "driver");
+    const fs::path binary = moe_binary();
+    fs::copy_file(binary, folder_ / "moe");
+    fs::copy_file(binary.parent_path() / "libmoe_ops.so", folder_ / "libmoe_ops.so");
+    fs::create_directory(folder_ / "driver");
     make_library(folder_ / "driver/libcuda.so.1", "");
   }
 
@@ -81,8 +81,8 @@ TEST_CASE("the message of --device cuda names what is missing and the remedy", "
 
   make_library(moe.folder() / "libtorch_cuda_half.so", "");
   moe.put_library(half_of(own_version()),
-                  {"-Wl,--no-as-needed", (moe.folder() / "libtorch_cuda_half.so").string()});
-  std::filesystem::remove(moe.folder() / "libtorch_cuda_half.so");
+                  {"-Wl,--no-as-needed", moe.folder() / "libtorch_cuda_half.so"});
+  fs::remove(moe.folder() / "libtorch_cuda_half.so");
   check_refused(moe.ask_for_cuda(), "requires a library that is not installed (");
 }
 

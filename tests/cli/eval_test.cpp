@@ -1,28 +1,23 @@
 // moe eval: scores, requests, generated answers, statistics of routing, and refusals.
 
-#include <sstream>
+#include <csignal>
+#include <filesystem>
+#include <regex>
+#include <thread>
 
 #include "core/base/json.h"
 #include "tests/cli/commands.h"
 #include "tests/support/data.h"
+#include "tests/support/process.h"
 
 namespace moe {
 namespace {
 
 using namespace moe::test;
 
-std::vector<Json> json_lines(const std::string& text) {
-  std::vector<Json> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) {
-    lines.push_back(Json::parse(line));
-  }
-  return lines;
-}
-
 // Writes a copy of tiny("model") whose window has room for generated answers, and returns its path.
 std::string tiny_with_window_512(const TempDir& dir) {
-  std::filesystem::copy(tiny("model"), dir / "window512", std::filesystem::copy_options::recursive);
+  fs::copy(tiny("model"), dir / "window512", fs::copy_options::recursive);
   OrderedJson config = OrderedJson::parse(read_file(dir / "window512/config.json"));
   config["max_position_embeddings"] = 512;
   write_file(dir / "window512/config.json", config.dump());
@@ -35,10 +30,42 @@ const std::string kQuiz =
     "{\"context\": \"The number before 31 is\", \"choices\": [\"30\", \"qqqq\"], \"answer\": "
     "\"A\"}\n";
 
+void write_mixture(const fs::path& out) {
+  succeed({"upcycle", tiny("model"), "-o", out.string(), "--experts", "4", "--router", "top1:cf=1",
+           "--quiet"});
+}
+
+// Small batches and groups, so that there are many forwards to stop between.
+Words eval_words(const TempDir& folder, const std::string& out, const std::string& router) {
+  return joined({"eval", folder / "moe", "--tasks", tiny("quiz.jsonl"), "--limit", "120",
+                 "--batch-tokens", "16", "--group-tokens", "8", "--threads", "1"},
+                {"-o", folder / out, "--router", router});
+}
+
+size_t lines_in(const fs::path& file) {
+  const std::string text = fs::exists(file) ? read_file(file) : "";
+  return static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
+}
+
+// Sends `signal` once the cache has `lines` more lines; returns the exit code.
+int stop_after(const Words& words, const fs::path& cache, size_t lines, int signal) {
+  const size_t wanted = lines_in(cache) + lines;
+  Process process(words);
+  REQUIRE(wait_until([&] { return lines_in(cache) >= wanted || process.has_ended(); }));
+  REQUIRE_FALSE(process.has_ended());
+  ::kill(process.pid(), signal);
+  return process.exit_code();
+}
+
+std::string without_times(const std::string& results) {
+  return std::regex_replace(
+      results, std::regex(R"re(("total_evaluation_time_seconds"|"seconds"): [^,\n]*)re"), "$1");
+}
+
 TEST_CASE("benchmarks and a quiz in one run: table, results.json, samples", "[cli]") {
   const TempDir folder;
   write_file(folder / "mine.jsonl", kQuiz);
-  const std::string out = (folder / "out").string();
+  const std::string out = folder / "out";
   const std::string tasks = "arc_easy," + (folder / "mine.jsonl").string();
   const Words words = {
       "eval",    tiny("model"), "--tasks", tasks, "--data",    bench_folder().string(),
@@ -80,9 +107,8 @@ TEST_CASE("a task file with few-shot examples is compared with an earlier run", 
              "data = \"names.jsonl\"\nfewshot_data = \"names.jsonl\"\n"
              "doc_to_text = \"Question: {{q}}?\\nAnswer:\"\n"
              "doc_to_choice = [\"{{a}}\", \"{{b}}\"]\ndoc_to_target = \"{{label}}\"\n");
-  const std::string first = (folder / "first").string();
-  const Words words = {"eval", tiny("model"), "--tasks", (folder / "mine.toml").string(),
-                       "--quiet"};
+  const std::string first = folder / "first";
+  const Words words = {"eval", tiny("model"), "--tasks", folder / "mine.toml", "--quiet"};
   succeed(joined(words, {"-o", first}));
   check_has(succeed(joined(words, {"--num-fewshot", "2", "--against", first, "--items"})).out,
             {"mine        -      2  5  acc",
@@ -103,10 +129,9 @@ TEST_CASE("--requests prints one line per request, in order", "[cli]") {
              "{\"context\": \"The number before 31 is\", \"continuation\": \" 30\"}\n"
              "{\"context\": \"The number before 31 is\", \"continuation\": \" 12\"}\n" +
                  request.dump() + "\r\n");
-  const auto lines =
-      json_lines(succeed({"eval", tiny("model"), "--requests", (folder / "r.jsonl").string(),
-                          "--bos", "on", "--quiet", "--threads", "1"})
-                     .out);
+  const auto lines = json_lines(succeed({"eval", tiny("model"), "--requests", folder / "r.jsonl",
+                                         "--bos", "on", "--quiet", "--threads", "1"})
+                                    .out);
   REQUIRE(lines.size() == 3);
   CHECK(lines[0]["is_greedy"] == true);
   CHECK(lines[0]["tokens"] == 3);
@@ -118,7 +143,7 @@ TEST_CASE("--requests prints one line per request, in order", "[cli]") {
 
 TEST_CASE("a mixture reports its routing, and --cf and --router override it", "[cli]") {
   const TempDir folder;
-  const std::string moe = (folder / "moe").string();
+  const std::string moe = folder / "moe";
   succeed(
       {"upcycle", tiny("model"), "-o", moe, "--experts", "4", "--router", "top1:cf=1", "--quiet"});
   const Words base = {"eval", moe, "--tasks", tiny("quiz.jsonl"), "--limit", "4", "--threads", "1"};
@@ -137,8 +162,7 @@ TEST_CASE("a mixture reports its routing, and --cf and --router override it", "[
 
 TEST_CASE("--stats writes the counts that --stats-by names, and a table of layers", "[cli]") {
   const TempDir folder;
-  const std::string moe = (folder / "moe").string(), file = (folder / "stats.json").string(),
-                    quiz = tiny("quiz.jsonl");
+  const std::string moe = folder / "moe", file = folder / "stats.json", quiz = tiny("quiz.jsonl");
   succeed({"upcycle", tiny("model"), "-o", moe, "--experts", "4", "--router", "top1+ir+fr:cf=1",
            "--quiet"});
   const Words words = {"eval",    moe,  "--tasks",   quiz, "--limit",   "4",
@@ -158,12 +182,12 @@ TEST_CASE("--stats writes the counts that --stats-by names, and a table of layer
     CHECK_FALSE(by_layer.contains(key));
   }
   write_file(folder / "text.txt", "One two three four.\n");
-  const RunResult texts = succeed({"eval", moe, "--stats-text", (folder / "text.txt").string(),
-                                   "--json", "--quiet", "--threads", "1"});
+  const RunResult texts = succeed(
+      {"eval", moe, "--stats-text", folder / "text.txt", "--json", "--quiet", "--threads", "1"});
   CHECK(Json::parse(texts.out)["total"]["tokens"] > 4);
 
   check_refused(joined(words, {"layer"}), "stats.json: exists already");
-  check_refused({"eval", tiny("model"), "--tasks", quiz, "--stats", (folder / "new").string()},
+  check_refused({"eval", tiny("model"), "--tasks", quiz, "--stats", folder / "new"},
                 "this model is dense, it routes nothing to count");
   check_refused({"eval", tiny("model"), "--stats-text", quiz}, "--stats-text needs a mixture");
 }
@@ -171,13 +195,13 @@ TEST_CASE("--stats writes the counts that --stats-by names, and a table of layer
 TEST_CASE("answers are generated without a capacity, and --stats counts their right answers",
           "[cli]") {
   const TempDir folder;
-  const std::string moe = (folder / "moe").string(), name = "bbh_zeroshot_boolean_expressions";
+  const std::string moe = folder / "moe", name = "bbh_zeroshot_boolean_expressions";
   succeed({"upcycle", tiny_with_window_512(folder), "-o", moe, "--experts", "4", "--router",
            "top1+ir+fr:cf=1", "--quiet"});
   const RunResult run =
       succeed({"eval", moe, "--tasks", name, "--data", bench_folder().string(), "--limit", "2",
-               "-o", (folder / "out").string(), "--stats", (folder / "stats.json").string(),
-               "--stats-by", "task,source", "--threads", "1"});
+               "-o", folder / "out", "--stats", folder / "stats.json", "--stats-by", "task,source",
+               "--threads", "1"});
   check_has(run.err, {"note: answers are generated without a capacity and without +fr",
                       "--stats counts each question with its right answer as one text"});
   CHECK_THAT(run.out,
@@ -192,8 +216,8 @@ TEST_CASE("answers are generated without a capacity, and --stats counts their ri
 
 TEST_CASE("moe eval refuses incompatible flags and names invalid lines", "[cli]") {
   const TempDir folder;
-  const std::string model = (folder / "model").string(), quiz = (folder / "mine.jsonl").string(),
-                    requests = (folder / "r.jsonl").string();
+  const std::string model = folder / "model", quiz = folder / "mine.jsonl",
+                    requests = folder / "r.jsonl";
   write_tiny_checkpoint(model);
   write_file(quiz, kQuiz);
   write_file(requests, "{\"context\": \"a\", \"continuation\": \"b\"}\nnot json\n");
@@ -211,6 +235,142 @@ TEST_CASE("moe eval refuses incompatible flags and names invalid lines", "[cli]"
        {{model, "--tasks", quiz, "--items"}, "give --against DIR too"},
        {{model, "--tasks", quiz}, "has neither tokenizer.model nor tokenizer.json"},
        {{model, "--tasks", quiz, "--cf", "1"}, "this model is dense, it has no router"}});
+}
+
+// moe eval --ranks: the output equals that of a single process.
+
+TEST_CASE("several ranks write the results of a single process", "[cli]") {
+  const TempDir dir;
+  succeed({"upcycle", tiny("model"), "-o", dir / "moe", "--experts", "4", "--router",
+           "top1+ir:cf=1", "--quiet"});
+  const auto eval = [&](const std::string& out, const Words& more) {
+    return succeed(joined({"eval", dir / "moe", "--tasks", tiny("quiz.jsonl"), "--limit", "60",
+                           "--group-tokens", "100", "--threads", "1", "--stats",
+                           (dir / (out + "-stats.json")).string(), "-o", dir / out, "--quiet"},
+                          more));
+  };
+  CHECK(eval("one", {}).out == eval("two", {"--ranks", "2"}).out);
+  CHECK(read_file(dir / "two-stats.json") == read_file(dir / "one-stats.json"));
+  for (const auto& entry : fs::directory_iterator(dir / "one")) {
+    const std::string name = entry.path().filename().string();
+    INFO(name);
+    REQUIRE(fs::exists(dir / "two" / name));
+    if (name != "results.json") {  // which has the elapsed seconds
+      CHECK(read_file(dir / "two" / name) == read_file(entry.path()));
+    }
+  }
+}
+
+// Checks that two processes write the generated answers of one to `count` questions.
+void check_answers(int count) {
+  const TempDir dir;
+  std::string lines;
+  for (int i = 1; i <= count; ++i) {
+    lines += fmt::format("{{\"n\": {}, \"before\": \"{}\"}}\n", i, i - 1);
+  }
+  write_file(dir / "numbers.jsonl", lines);
+  write_file(dir / "numbers.toml",
+             "data = \"numbers.jsonl\"\noutput_type = \"generate_until\"\n"
+             "doc_to_text = \"The number before {{n}} is\"\ndoc_to_target = \"{{before}}\"\n"
+             "until = [\".\"]\nmax_gen_toks = 16\n");
+  const auto answers = [&](const std::string& out, const Words& more) {
+    succeed(joined({"eval", tiny("model"), "--tasks", dir / "numbers.toml", "--threads", "1", "-o",
+                    dir / out, "--quiet"},
+                   more));
+    return read_file(dir / out / "samples_numbers.jsonl");
+  };
+  CHECK(answers("one", {}) == answers("two", {"--ranks", "2"}));
+}
+
+TEST_CASE("several ranks write the generated answers of a single process", "[cli]") {
+  check_answers(9);
+}
+
+TEST_CASE("several ranks answer more prompts than fit a round", "[.][slow][cli]") {
+  check_answers(131);
+}
+
+TEST_CASE("several ranks do not read requests from standard input", "[cli]") {
+  check_refused({"eval", tiny("model"), "--requests", "-", "--ranks", "2"},
+                "--requests - on 2 ranks");
+}
+
+// Evaluations that are killed or interrupted and resumed by the same command; sweeps.
+
+TEST_CASE("a killed and resumed evaluation writes the bytes of an uninterrupted one", "[cli]") {
+  const TempDir folder;
+  write_mixture(folder / "moe");
+  for (const std::string router : {"top1:cf=1", "top1:cf=inf"}) {
+    CAPTURE(router);
+    const std::string name = router.substr(5);
+    succeed(eval_words(folder, "whole" + name, router));
+    const Words words = eval_words(folder, "again" + name, router);
+    const auto cache = folder / ("again" + name) / "responses.cache";
+    CHECK(stop_after(words, cache, 3, SIGKILL) == 128 + SIGKILL);
+    REQUIRE(lines_in(cache) >= 3);
+    CHECK(stop_after(words, cache, 3, SIGINT) == 130);
+    succeed(words);
+    CHECK_FALSE(fs::exists(cache));
+    const auto file = [&](const std::string& run, const std::string& leaf) {
+      return read_file(folder / (run + name) / leaf);
+    };
+    CHECK(file("whole", "samples_quiz.jsonl") == file("again", "samples_quiz.jsonl"));
+    CHECK(without_times(file("whole", "results.json")) ==
+          without_times(file("again", "results.json")));
+  }
+}
+
+TEST_CASE("--cache-responses is shared by later and concurrent runs, and damage is reported",
+          "[cli]") {
+  const TempDir folder;
+  write_mixture(folder / "moe");
+  const auto cache = folder / "kept/responses.cache";
+  fs::create_directories(folder / "kept");
+  const auto words = [&](const std::string& out, const std::string& place) {
+    return joined(eval_words(folder, out, "top1:cf=1"), {"--cache-responses", place});
+  };
+  Process first(words("a", (folder / "kept").string())), second(words("b", cache.string()));
+  CHECK(first.exit_code() == 0);
+  CHECK(second.exit_code() == 0);
+  const size_t lines = lines_in(cache);
+  REQUIRE(lines > 5);
+  CHECK_THAT(succeed(words("c", cache.string())).err,
+             contains_text("kept forwards; those of this model and these settings are not "));
+  CHECK(lines_in(cache) == lines);
+  std::string damaged = read_file(cache);
+  damaged[damaged.size() / 2] = static_cast<char>(damaged[damaged.size() / 2] ^ 1);
+  write_file(cache, damaged);
+  CHECK_THAT(succeed(words("d", cache.string())).err,
+             contains_text("responses.cache: 1 damaged line is left out"));
+  for (const std::string run : {"b", "c", "d"}) {
+    CHECK(read_file(folder / "a/samples_quiz.jsonl") ==
+          read_file(folder / run / "samples_quiz.jsonl"));
+  }
+  CHECK_THAT(succeed(words("e", "off")).err, !contains_text("kept forwards"));
+  write_file(folder / "notes", "mine\n");
+  const RunResult strange = run_moe(words("f", (folder / "notes").string()));
+  CHECK(strange.exit_code == 2);
+  CHECK_THAT(strange.err, contains_text("notes: does not begin with 'moe responses 1'"));
+  CHECK(read_file(folder / "notes") == "mine\n");
+}
+
+TEST_CASE("a sweep writes one table, one page and a folder for each value", "[cli]") {
+  const TempDir folder;
+  write_mixture(folder / "moe");
+  const Words base = {"eval", folder / "moe", "--tasks", tiny("quiz.jsonl"), "--limit",
+                      "10",   "--threads",    "1",       "--quiet",          "--sweep"};
+  const std::string out = folder / "out";
+  const RunResult result = succeed(joined(base, {"cf=0.25,0.5,inf", "-o", out}));
+  CAPTURE(result.out);
+  CHECK(result.out.starts_with("value      quiz  drop %  rows/token   n\ncf=0.25  "));
+  CHECK(result.out.ends_with("plotted in " + out + "/sweep.html\n"));
+  CHECK(read_file(folder / "out/sweep.html").starts_with("<!doctype html>"));
+  CHECK(Json::parse(read_file(folder / "out/cf=0.5/results.json"))["moe"]["router"] ==
+        "top1:cf=0.5");
+  CHECK(Json::parse(succeed(joined(base, {"cf=inf", "--json"})).out)["values"][0]["drop_rate"] ==
+        0.0);
+  check_refused(joined(base, {"cf=0.25,-1"}), "moe: --sweep cf=-1: --cf '-1'");
+  check_refused(joined(base, {"cf=1", "--stats", "x"}), "--sweep and --stats together");
 }
 
 }  // namespace

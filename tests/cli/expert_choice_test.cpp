@@ -36,10 +36,8 @@ TEST_CASE("expert choice upcycles, is inspected and trains from a recipe", "[cli
   const Json router = Json::parse(world.read("run/final/config.json"))["moe"]["router"];
   CHECK(router["family"] == "expert_choice");
   CHECK(router["capacity_factor"] == 1);  // options that are not named stay as stored
-  std::istringstream metrics(world.read("run/metrics.jsonl"));
   int steps = 0;
-  for (std::string line; std::getline(metrics, line);) {
-    const Json step = Json::parse(line);
+  for (const Json& step : json_lines(world.read("run/metrics.jsonl"))) {
     if (step.contains("loss")) {
       ++steps;
       CHECK(step["loss"] > 0);
@@ -55,7 +53,7 @@ TEST_CASE("expert choice upcycles, is inspected and trains from a recipe", "[cli
 TEST_CASE("moe route draws and prints expert choice, and moe bench measures it", "[cli]") {
   const TempDir dir;
   write_file(dir / "logits.csv", "2,1,0,-1\n1.5,.5,-.5,1\n1,.25,.75,0\n-1,0,2,1\n");
-  const Words words = {"route", (dir / "logits.csv").string(), "--router", kRouter};
+  const Words words = {"route", dir / "logits.csv", "--router", kRouter};
   check_has(succeed(words).out,
             {"expert-choice:cf=1: 4 tokens, 4 experts on 1 rank, slots per expert and rank: 1\n",
              "slots        4, 4 used, 0 padding"});

@@ -17,7 +17,7 @@ struct World {
     write_foreign_checkpoint(
         dir / "stock",
         {.kind = kind, .dense_layers = {}, .shared_width = shared_width, .tiny = {.vocab = 1024}});
-    std::filesystem::copy(tiny("model/tokenizer.model"), dir / "stock/tokenizer.model");
+    fs::copy(tiny("model/tokenizer.model"), dir / "stock/tokenizer.model");
     write_training_rows(dir / "rows.jsonl", 8);
   }
   std::string path(const std::string& name) const { return (dir / name).string(); }

@@ -33,7 +33,7 @@ TEST_CASE("sampling is reproducible from the seed", "[cli]") {
 TEST_CASE("generate refuses a folder without tokenizer and invalid flags", "[cli]") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "m", {});
-  const Words words = {"generate", (folder / "m").string(), "--prompt", "a"};
+  const Words words = {"generate", folder / "m", "--prompt", "a"};
   check_refused(words, "tokenizer.model");
   check_refused(joined(words, {"--router", "top1"}), "dense");
   check_refused(joined(words, {"--temperature", "-1"}), "--temperature");
@@ -42,8 +42,8 @@ TEST_CASE("generate refuses a folder without tokenizer and invalid flags", "[cli
 TEST_CASE("generate --chat fills the template of the folder and stops at the end of the answer",
           "[cli]") {
   const TempDir dir;
-  std::filesystem::copy(tiny("model"), dir / "m", std::filesystem::copy_options::recursive);
-  const Words words = {"generate", (dir / "m").string(), "--prompt", "Name a river."};
+  fs::copy(tiny("model"), dir / "m", fs::copy_options::recursive);
+  const Words words = {"generate", dir / "m", "--prompt", "Name a river."};
   check_refused(joined(words, {"--chat"}), "has no chat template");
   check_refused(joined(words, {"--chat", "--template", "chatmle"}), "did you mean 'chatml'?");
   check_refused(joined(words, {"--template", "chatml"}), "needs --chat");

@@ -15,7 +15,7 @@ std::string write_config(const TempDir& folder) {
 
 TEST_CASE("moe init makes a dense folder that moe inspect reads", "[cli][init]") {
   const TempDir folder;
-  const std::string out = (folder / "out").string();
+  const std::string out = folder / "out";
   const auto run = succeed(
       {"init", write_config(folder), "-o", out, "--dtype", "bf16", "--seed", "3", "--quiet"});
   CHECK(run.err.empty());
@@ -28,8 +28,8 @@ TEST_CASE("moe init makes a dense folder that moe inspect reads", "[cli][init]")
 TEST_CASE("moe init --experts makes a mixture, with finer experts by --granularity",
           "[cli][init]") {
   const TempDir folder;
-  const Words words = {
-      "init", write_config(folder), "-o", (folder / "out").string(), "--experts", "4", "--force"};
+  const Words words = {"init",   write_config(folder), "-o", folder / "out", "--experts", "4",
+                       "--force"};
   const auto json = parse_json(succeed(joined(words, {"--layers", "0-1", "--router", "topp:0.4",
                                                       "--experts-init", "same", "--json"}))
                                    .out,
@@ -49,7 +49,7 @@ void check_learns(const std::string& router, const std::string& layers,
                   const std::string& granularity) {
   CAPTURE(router, layers);
   const TempDir folder;
-  const std::string model = (folder / "model").string(), run = (folder / "run").string();
+  const std::string model = folder / "model", run = folder / "run";
   std::string text;
   for (int line = 0; line < 60; ++line) {
     text += "the cat sat on the mat and the dog lay by the door\n";
@@ -57,11 +57,11 @@ void check_learns(const std::string& router, const std::string& layers,
   write_file(folder / "config.json",
              tiny_config({.layers = 2, .vocab = 1024, .max_positions = 64}).dump());
   write_file(folder / "text.txt", text);
-  succeed({"init", (folder / "config.json").string(), "-o", model, "--experts", "4", "--layers",
-           layers, "--granularity", granularity, "--router", router, "--tokenizer", tiny("model"),
+  succeed({"init", folder / "config.json", "-o", model, "--experts", "4", "--layers", layers,
+           "--granularity", granularity, "--router", router, "--tokenizer", tiny("model"),
            "--quiet"});
   const auto trained = succeed({"train", model, "-o", run, "--objective", "lm", "--data",
-                                (folder / "text.txt").string(), "--steps", "25", "--seq-len", "64",
+                                folder / "text.txt", "--steps", "25", "--seq-len", "64",
                                 "--global-batch", "4", "--lr", "1e-2", "--threads", "1", "--json"});
   const Json result = parse_json(trained.out, "stdout");
   CHECK(result["last_loss"].get<double>() < 0.6 * result["first_loss"].get<double>());
@@ -76,18 +76,55 @@ TEST_CASE("models from scratch learn plain text with the routers of papers 2 and
 
 TEST_CASE("moe init refuses invalid flags by name", "[cli][init]") {
   const TempDir folder;
-  const std::string config = write_config(folder), out = (folder / "out").string();
+  const std::string config = write_config(folder), out = folder / "out";
   for (const auto& [flags, fact] : std::vector<std::pair<Words, std::string>>{
-           {{(folder / "none.json").string(), "-o", out}, "none.json"},
+           {{folder / "none.json", "-o", out}, "none.json"},
            {{config, "-o", out, "--router", "top1"}, "need --experts"},
            {{config, "-o", out, "--experts", "4", "--granularity", "7"}, "--granularity 7"},
            {{config, "-o", out, "--experts-init", "equal"}, "equal"},
-           {{config, "-o", out, "--tokenizer", (folder / "none.model").string()}, "none.model"}}) {
+           {{config, "-o", out, "--tokenizer", folder / "none.model"}, "none.model"}}) {
     check_refused(joined({"init"}, flags), fact);
-    CHECK_FALSE(std::filesystem::exists(out));
+    CHECK_FALSE(fs::exists(out));
   }
   write_file(config, R"({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]})");
   check_refused({"init", config, "-o", out}, "architecture 'GPT2LMHeadModel'");
+}
+
+// moe inspect.
+
+TEST_CASE("moe inspect prints a table of a mixture", "[cli][inspect]") {
+  const TempDir folder;
+  write_tiny_checkpoint(folder / "dense");
+  const std::string out = folder / "out";
+  succeed({"upcycle", folder / "dense", "-o", out, "--experts", "4", "--router", "top1+ir",
+           "--ep-ranks", "2"});
+  const auto run = succeed({"inspect", out});
+  CHECK(run.err.empty());
+  check_has(
+      run.out,
+      {"model type    qwen2_moe\n",
+       "layers        3 of width 16, 4 heads of 4 (2 for keys and values), vocabulary 64\n",
+       "mixtures      layers 0, 2: 4 experts of width 24\n", "router        top1+ir\n",
+       "upcycled      from dense\n", " on each of 2 expert-parallel ranks\n",
+       "tokenizer     none\n",
+       "transformers  top-1 of 4 experts without dropping, weights summing to 1\n",
+       "needs moe     expert capacity (cf=1): stock tools drop nothing\n",
+       "needs moe     +ir: dropped requests go to the best expert of the token's own rank\n"});
+}
+
+TEST_CASE("moe inspect --json is one JSON object", "[cli][inspect]") {
+  const TempDir folder;
+  write_tiny_checkpoint(folder / "dense", {.tied = true});
+  const Json json = parse_json(succeed({"inspect", folder / "dense", "--json"}).out, "stdout");
+  CHECK(json["moe"].is_null());
+  CHECK(json["tie_word_embeddings"] == true);
+  CHECK(json["bytes"] == 4 * json["parameters"]["total"].get<int64_t>());
+}
+
+TEST_CASE("moe inspect refuses a folder without a model", "[cli][inspect]") {
+  const TempDir folder;
+  check_refused({"inspect", folder / "none"}, (folder / "none").string());
+  check_refused({"inspect", folder.path().string()}, "config.json");
 }
 
 }  // namespace

@@ -13,7 +13,6 @@ namespace moe {
 namespace {
 
 using namespace moe::test;
-namespace fs = std::filesystem;
 
 struct World : TrainingWorld {
   World() { REQUIRE(::mkfifo((dir / "pipe.jsonl").c_str(), 0600) == 0); }

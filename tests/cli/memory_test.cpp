@@ -6,7 +6,6 @@
 
 using namespace moe;
 using namespace moe::test;
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -15,15 +14,14 @@ constexpr int64_t kHeads = 64;
 const char* const kLimit = "ulimit -d 130000;";  // KiB
 
 void write_large_model(const fs::path& folder, int64_t inner = 64) {
-  TinyCheckpoint shape;
-  shape.hidden = kWidth;
-  shape.intermediate = inner;
-  shape.layers = 1;
-  shape.heads = shape.kv_heads = kHeads;
-  shape.vocab = kVocab;
-  shape.max_positions = int64_t{1} << 20;
-  shape.tied = true;
-  write_sparse_checkpoint(folder, shape);
+  write_sparse_checkpoint(folder, {.hidden = kWidth,
+                                   .intermediate = inner,
+                                   .layers = 1,
+                                   .heads = kHeads,
+                                   .kv_heads = kHeads,
+                                   .vocab = kVocab,
+                                   .max_positions = int64_t{1} << 20,
+                                   .tied = true});
   fs::copy_file(tiny("model/tokenizer.model"), folder / "tokenizer.model");
 }
 
@@ -36,15 +34,23 @@ std::string long_request(int64_t tokens) {
   return R"({"context": ")" + context + R"(", "continuation": " b"})";
 }
 
+// 4 x (4 x 3 x 2816 x 1024 + 2.5 x 1024^2) + 2 x 1024 x 1024 numbers: 302 MB in bf16.
+const char* const kConfig = R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+  "vocab_size": 1024, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4,
+  "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 512,
+  "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false,
+  "torch_dtype": "bfloat16", "initializer_range": 0.05})";
+const char* const kMixtureLimit = "ulimit -d 150000;";  // KiB
+
 }  // namespace
 
 TEST_CASE("each command refuses a model larger than memory before loading it", "[cli]") {
   const TempDir dir;
-  const std::string model = (dir / "large").string(), out = (dir / "out").string();
+  const std::string model = dir / "large", out = dir / "out";
   write_large_model(model);
   write_file(dir / "rows.jsonl", R"({"input_ids": [1, 2, 3], "labels": [1, 2, 3]})");
   write_file(dir / "asked.jsonl", long_request(3000));
-  const std::string rows = (dir / "rows.jsonl").string(), asked = (dir / "asked.jsonl").string();
+  const std::string rows = dir / "rows.jsonl", asked = dir / "asked.jsonl";
   for (const auto& [words, fact] : std::vector<std::pair<Words, std::string>>{
            {{"generate", model, "--prompt", "a", "--max-tokens", "1000000"},
             "generating with " + model + " takes about"},
@@ -67,7 +73,7 @@ TEST_CASE("each command refuses a model larger than memory before loading it", "
 
 TEST_CASE("an evaluation with --upcycle refuses slices of experts larger than memory", "[cli]") {
   const TempDir dir;
-  const std::string model = (dir / "large").string(), asked = (dir / "asked.jsonl").string();
+  const std::string model = dir / "large", asked = dir / "asked.jsonl";
   write_large_model(model, 1 << 13);  // slices of 0.8 GB
   write_file(asked, long_request(1));
   const auto refused = run_moe({"eval", model, "--requests", asked, "--upcycle", "2",
@@ -80,8 +86,7 @@ TEST_CASE("the memory need of all ranks of a host is added up", "[cli]") {
   const TempDir dir;
   write_large_model(dir / "large");
   write_file(dir / "asked.jsonl", long_request(500'000));  // 200 GB at once
-  check_refused({"eval", (dir / "large").string(), "--requests", (dir / "asked.jsonl").string(),
-                 "--ranks", "2", "-q"},
+  check_refused({"eval", dir / "large", "--requests", dir / "asked.jsonl", "--ranks", "2", "-q"},
                 "of memory in 2 processes, ");
 }
 
@@ -92,8 +97,8 @@ TEST_CASE("a ulimit is a limit of memory, and --force-memory overrides it", "[cl
   config["max_position_embeddings"] = 1 << 20;
   write_file(dir / "m" / "config.json", config.dump());
   // Keys and values of so many tokens would take 2 GB; EOS comes after some twenty.
-  const Words words = {"generate", (dir / "m").string(), "--prompt", "Question: a", "--max-tokens",
-                       "1000000",  "--threads",          "1"};
+  const Words words = {"generate",     dir / "m", "--prompt",  "Question: a",
+                       "--max-tokens", "1000000", "--threads", "1"};
   const std::string limit = "ulimit -v 1500000; timeout 300";
   const auto refused = run_moe(words, limit);
   check_refused(refused, "of memory, ulimit -v leaves ");
@@ -105,9 +110,38 @@ TEST_CASE("a dry run notes that memory is short and succeeds", "[cli]") {
   const TempDir dir;
   write_file(dir / "rows.jsonl", R"({"input_ids": [1, 2, 3], "labels": [1, 2, 3]})");
   const auto run =
-      succeed({"train", tiny("model"), "--data", (dir / "rows.jsonl").string(), "--steps", "1",
+      succeed({"train", tiny("model"), "--data", dir / "rows.jsonl", "--steps", "1",
                "--micro-batch", "1000000000", "--seq-len", "64", "--pack", "stream", "--dry-run"});
   check_has(run.err,
             {"a smaller --micro-batch, --recompute layer, --lora 8, --optimizer-state bf16 "
              "take less"});
+}
+
+// Models larger than memory, whose limit is RLIMIT_DATA.
+
+TEST_CASE("a mixture larger than memory is evaluated and generates text", "[cli]") {
+  const TempDir dir;
+  write_file(dir / "config.json", kConfig);
+  const std::string folder = dir / "m";
+  succeed({"init", dir / "config.json", "--experts", "4", "--router", "top2", "-o", folder,
+           "--tokenizer", tiny("model"), "-q"});
+  std::string requests;
+  for (int number = 0; number < 20; ++number) {
+    requests += fmt::format(
+        "{{\"context\": \"Lily has {} dogs\", \"continuation\": \" and cats\"}}\n", number);
+  }
+  write_file(dir / "requests.jsonl", requests);
+
+  const Words generate = {"generate",     folder, "--prompt",  "Once upon a time",
+                          "--max-tokens", "5",    "--threads", "1"};
+  // A group of 16,384 tokens would not fit; the request is smaller.
+  const Words eval = {"eval", folder, "--requests", dir / "requests.jsonl", "--threads", "1", "-q"};
+  for (const auto& command : {generate, eval}) {
+    const auto limited = succeed(command, kMixtureLimit);
+    CHECK(limited.out.size() > 20);
+    CHECK(limited.out == succeed(command).out);
+  }
+  // A copy of the weights does not fit below the limit.
+  check_refused(run_moe({"bench", "load", folder, "--repeats", "1"}, kMixtureLimit),
+                "takes about 0.6 GB of memory, ulimit -d leaves 0.1 GB");
 }

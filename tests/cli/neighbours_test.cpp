@@ -12,7 +12,6 @@ namespace moe {
 namespace {
 
 using namespace moe::test;
-namespace fs = std::filesystem;
 
 // Path -> type, mode, inode, time of change, and content or target of a link.
 using Fingerprints = std::map<fs::path, std::string>;
@@ -238,9 +237,8 @@ TEST_CASE("commands that replace a folder change nothing that moe did not write"
     if (place == kPlaces[0]) {
       std::for_each(others.begin(), others.end(), check);
     }
-    const RunResult quickstart =
-        run_program("bash", {(source_folder() / "recipes/quickstart.sh").string(), path, "--short"},
-                    "MOE=/bin/false");
+    const RunResult quickstart = run_program(
+        "bash", {source_folder() / "recipes/quickstart.sh", path, "--short"}, "MOE=/bin/false");
     INFO(place << ": quickstart: " << quickstart.err);
     CHECK(quickstart.exit_code == 2);
     check_untouched(before);

@@ -17,7 +17,7 @@ RunResult run_shell(const TempDir& dir, const std::string& arguments,
   const int status = std::system(command.c_str());  // NOLINT: command of the test
   const auto err = dir / "err";
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), "",
-          std::filesystem::exists(err) ? read_file(err) : ""};
+          fs::exists(err) ? read_file(err) : ""};
 }
 
 const Words kPrinting = {"--reference",
@@ -28,7 +28,7 @@ const Words kPrinting = {"--reference",
                          "generate dense --prompt a --max-tokens 2"};
 
 void write_inputs(const TempDir& dir) {
-  std::filesystem::copy(tiny("model"), dir / "dense", std::filesystem::copy_options::recursive);
+  fs::copy(tiny("model"), dir / "dense", fs::copy_options::recursive);
   write_training_rows(dir / "rows.jsonl");
   write_file(dir / "text.txt", "a b\n");
   write_file(dir / "requests.jsonl", R"({"context": "a", "continuation": " b"})"
@@ -59,9 +59,9 @@ TEST_CASE("a closed pipe ends a command without a message", "[cli]") {
   for (const std::string prefix : {"", "trap '' PIPE;"}) {
     CAPTURE(prefix);
     const auto result = run_shell(dir, "--reference", "| true", prefix);
-    CHECK(std::filesystem::exists(dir / "err"));
+    CHECK(fs::exists(dir / "err"));
     CHECK(result.err.empty());
-    std::filesystem::remove(dir / "err");
+    fs::remove(dir / "err");
   }
 }
 
@@ -74,8 +74,8 @@ TEST_CASE("a closed or full standard error does not change the result of a comma
     CHECK(run_shell(dir, "train dense -o run --data rows.jsonl --steps 1 --threads 1",
                     ">/dev/null " + redirection)
               .exit_code == expected);
-    CHECK(std::filesystem::exists(dir / "run/final/model.safetensors"));
-    std::filesystem::remove_all(dir / "run");
+    CHECK(fs::exists(dir / "run/final/model.safetensors"));
+    fs::remove_all(dir / "run");
   }
   CHECK(run_shell(dir, "inspect nowhere", ">/dev/null 2>&-").exit_code == 2);
 }
@@ -89,8 +89,8 @@ TEST_CASE("a file size limit is reported like a full disk, and no file remains",
     const auto result = run_shell(dir, command, ">/dev/null", "ulimit -f 1;");
     CHECK(result.exit_code == 2);
     CHECK(says(result.err, "File too large"));
-    CHECK_FALSE(std::filesystem::exists(dir / "out/model.safetensors"));
-    CHECK_FALSE(std::filesystem::exists(dir / "out.partial"));
+    CHECK_FALSE(fs::exists(dir / "out/model.safetensors"));
+    CHECK_FALSE(fs::exists(dir / "out.partial"));
   }
 }
 

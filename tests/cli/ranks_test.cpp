@@ -50,14 +50,21 @@ bool is_stopped(pid_t pid) {
   return name_end != std::string::npos && line.substr(name_end + 2, 1) == "T";
 }
 
+// Returns the targets of the open descriptors of a process: "socket:[123]", "/memfd:...".
+std::map<fs::path, std::string> descriptors_of(pid_t pid) {
+  std::map<fs::path, std::string> targets;
+  for (const auto& entry : fs::directory_iterator("/proc/" + std::to_string(pid) + "/fd")) {
+    std::error_code closed_meanwhile;
+    targets[entry.path()] = fs::read_symlink(entry, closed_meanwhile);
+  }
+  return targets;
+}
+
 // Returns the inode numbers of the open sockets of a process.
 std::set<std::string> sockets_of(pid_t pid) {
   std::set<std::string> sockets;
-  const std::filesystem::path folder = "/proc/" + std::to_string(pid) + "/fd";
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    std::error_code closed_meanwhile;
-    const std::string target = std::filesystem::read_symlink(entry, closed_meanwhile);
-    if (target.rfind("socket:[", 0) == 0) {
+  for (const auto& [descriptor, target] : descriptors_of(pid)) {
+    if (target.starts_with("socket:[")) {
       sockets.insert(target.substr(8, target.size() - 9));
     }
   }
@@ -67,13 +74,8 @@ std::set<std::string> sockets_of(pid_t pid) {
 // Returns the total size of the memory files that a process has open.
 uint64_t bytes_in_memory_files(pid_t pid) {
   uint64_t bytes = 0;
-  const std::filesystem::path folder = "/proc/" + std::to_string(pid) + "/fd";
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    std::error_code closed_meanwhile;
-    const std::string target = std::filesystem::read_symlink(entry, closed_meanwhile);
-    if (target.rfind("/memfd:moe", 0) == 0) {
-      bytes += std::filesystem::file_size(entry);
-    }
+  for (const auto& [descriptor, target] : descriptors_of(pid)) {
+    bytes += target.starts_with("/memfd:moe") ? fs::file_size(descriptor) : 0;
   }
   return bytes;
 }
@@ -132,15 +134,15 @@ TEST_CASE("ranks listen on loopback only, Gloo threads block SIGPIPE, the store 
   }
   // Gloo writes to sockets of ranks that may have exited: SIGPIPE would end its process.
   const pid_t rank = run.children().front();
-  const auto blocks_sigpipe = [](const std::filesystem::path& thread) {
+  const auto blocks_sigpipe = [](const fs::path& thread) {
     const std::string status = read_file(thread / "status");
     const size_t mask = status.find("SigBlk:") + 7;
     return (std::stoull(status.substr(mask, 17), nullptr, 16) >> (SIGPIPE - 1) & 1) != 0;
   };
-  const std::filesystem::path threads = "/proc/" + std::to_string(rank) + "/task";
+  const fs::path threads = "/proc/" + std::to_string(rank) + "/task";
   CHECK_FALSE(blocks_sigpipe(threads / std::to_string(rank)));
   CHECK(wait_until([&] {  // the receiving and the sending thread
-    return std::count_if(std::filesystem::directory_iterator(threads), {},
+    return std::count_if(fs::directory_iterator(threads), {},
                          [&](const auto& thread) { return blocks_sigpipe(thread); }) >= 2;
   }));
   // The store is a file that keeps every value that was set.

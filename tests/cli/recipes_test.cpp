@@ -13,8 +13,8 @@
 namespace moe {
 namespace {
 
-using std::filesystem::path;
 using namespace moe::test;
+using fs::path;
 
 const path& recipes() {
   static const path folder = source_folder() / "recipes";
@@ -153,14 +153,12 @@ std::string folder_for(const OldRecipe& old, const TempDir& work) {
                              : has("relu")    ? "relu:k=1"
                                               : "top1";
   const path folder = work / ("model-" + router.substr(0, 4));
-  if (!std::filesystem::exists(folder)) {
+  if (!fs::exists(folder)) {
     Json config = read_json(recipes() / "remoe/small/182M.json");
     config["max_position_embeddings"] = 2048;
     write_file(work / "config.json", config.dump());
-    Words init = {"init",        (work / "config.json").string(),
-                  "-o",          folder.string(),
-                  "--tokenizer", tiny("model"),
-                  "--quiet"};
+    Words init = {"init",        work / "config.json", "-o",     folder.string(),
+                  "--tokenizer", tiny("model"),        "--quiet"};
     if (!router.empty()) {
       init = joined(init, {"--experts", "8", "--router", router, "--ep-ranks", "8"});
     }
@@ -174,7 +172,7 @@ std::string folder_for(const OldRecipe& old, const TempDir& work) {
 void check_accepted(const OldRecipe& old, const TempDir& work) {
   const std::string& name = old.names.front();
   const TempDir folder;
-  const std::string missing = (folder / "absent").string(), out = (folder / "out").string();
+  const std::string missing = folder / "absent", out = folder / "out";
   for (const auto* file : {"text.jsonl", "pile-held-out.jsonl"}) {  // the latter for recipes
     write_file(work / file, "{\"text\": \"The opposite of big is small.\"}\n");
   }
@@ -309,8 +307,8 @@ TEST_CASE("at_test.sh runs the rows of a table and refuses unknown tables", "[cl
   CHECK(says(unknown.out, "2 1, 2 2, 5 1, 5 2, 7 1, 8 1, 8 2, 9 1, 9 2, fig3 1, fig3 2\n"));
 
   const path small = recipes() / "rectify_router/small/table.toml";
-  succeed({"upcycle", tiny("model"), "-o", (folder / "model").string(), "--config", small.string(),
-           "--router", "top2"});
+  succeed({"upcycle", tiny("model"), "-o", folder / "model", "--config", small.string(), "--router",
+           "top2"});
   const auto table =
       run_script("rectify_router/at_test.sh", "5 2 " + (folder / "model").string() + " " +
                                                   (folder / "scores").string() +
@@ -318,8 +316,8 @@ TEST_CASE("at_test.sh runs the rows of a table and refuses unknown tables", "[cl
   INFO(table.out);
   CHECK(table.exit_code == 0);
   for (const auto* ranks : {"8", "4", "2"}) {
-    CHECK(std::filesystem::exists(
-        folder / "scores" / (std::string("table5-top2+ir-cf2.0-ranks") + ranks) / "results.json"));
+    CHECK(fs::exists(folder / "scores" / (std::string("table5-top2+ir-cf2.0-ranks") + ranks) /
+                     "results.json"));
     CHECK(table.out.find(std::string("router top2+ir, ") + ranks + " logical ranks") !=
           std::string::npos);
   }
@@ -334,8 +332,8 @@ void check_study(const std::string& block, const std::string& row) {
   CAPTURE(run.out);
   CHECK(run.exit_code == 0);
   const path results = work / "tiny" / block;
-  REQUIRE(std::distance(std::filesystem::directory_iterator(results), {}) == 1);
-  const Json result = read_json(std::filesystem::directory_iterator(results)->path());
+  REQUIRE(std::distance(fs::directory_iterator(results), {}) == 1);
+  const Json result = read_json(fs::directory_iterator(results)->path());
   CHECK(result.at("settings").at("row") == row);
   CHECK(result.at("steps") == 3);
   CHECK(result.contains(result.contains("items") ? "accuracy" : "held_out"));
@@ -361,7 +359,7 @@ TEST_CASE("the study runs a row of each block", "[.][slow][cli][recipes]") {
 TEST_CASE("the p-values of the study are those of Student's t-test with Holm's correction",
           "[cli][recipes]") {
   const TempDir work;
-  std::filesystem::copy(recipes() / "study/intervals.py", work / "intervals.py");
+  fs::copy(recipes() / "study/intervals.py", work / "intervals.py");
   write_file(work / "check.py", R"(
 from intervals import T95, conclusion, holm, t_interval, t_test, two_sided_p
 for freedom, t in T95.items():  # the tabulated points have three decimals
@@ -376,7 +374,7 @@ assert [None if p is None else round(p, 12) for p in found] == [0.03, None, 0.06
 assert conclusion(1, 0.04) == "holds" and conclusion(-1, 0.04) == "does not hold"
 assert conclusion(1, 0.05) == conclusion(-1, None) == "not resolved"
 )");
-  const auto run = run_program("python3", {(work / "check.py").string()});
+  const auto run = run_program("python3", {work / "check.py"});
   CAPTURE(run.err);
   CHECK(run.exit_code == 0);
 }
@@ -384,14 +382,14 @@ assert conclusion(1, 0.05) == conclusion(-1, None) == "not resolved"
 TEST_CASE("the tables of the docs follow from the results of the study",
           "[.][slow][cli][recipes]") {
   const TempDir work;
-  std::filesystem::copy(recipes(), work / "recipes", std::filesystem::copy_options::recursive);
-  const auto made = run_program("python3", {(work / "recipes/study/run.py").string(), "--tables"});
+  fs::copy(recipes(), work / "recipes", fs::copy_options::recursive);
+  const auto made = run_program("python3", {work / "recipes/study/run.py", "--tables"});
   CAPTURE(made.out, made.err);
   REQUIRE(made.exit_code == 0);
   for (const auto* page : {"README.md", "study/README.md"}) {
     CHECK(read_file(recipes() / page) == read_file(work / "recipes" / page));
   }
-  CHECK(std::filesystem::exists(work / "runs/study/page.json"));
+  CHECK(fs::exists(work / "runs/study/page.json"));
 }
 
 TEST_CASE("the comparison over seeds prints means with intervals and keeps existing results",
@@ -402,21 +400,20 @@ TEST_CASE("the comparison over seeds prints means with intervals and keeps exist
   CAPTURE(run.out);
   CHECK(run.exit_code == 0);
   check_has(run.out, {"| MoE of 8, `top2` | ", "paired by seed (2 seeds, 95 %): "});
-  const auto written =
-      std::filesystem::last_write_time(work / "seed2/scores/moe-tuned/results.json");
+  const auto written = fs::last_write_time(work / "seed2/scores/moe-tuned/results.json");
   CHECK(run_script("tiny/seeds.py", arguments).out == run.out);
-  CHECK(std::filesystem::last_write_time(work / "seed2/scores/moe-tuned/results.json") == written);
+  CHECK(fs::last_write_time(work / "seed2/scores/moe-tuned/results.json") == written);
 }
 
 TEST_CASE("small.sh makes, trains and reports a small model, and refuses an existing folder",
           "[.][slow][cli][recipes]") {
   const TempDir folder;
-  const std::string run_folder = (folder / "run").string();
+  const std::string run_folder = folder / "run";
   // The former path of the twin.
   const auto run = run_script("small.sh", "recipes/remoe/small/182M-dense.toml " + run_folder);
   INFO(run.out);
   CHECK(run.exit_code == 0);
-  CHECK(std::filesystem::exists(folder / "run/train/final/config.json"));
+  CHECK(fs::exists(folder / "run/train/final/config.json"));
   CHECK(run.out.find("\nlast 20 steps: loss ") != std::string::npos);
 
   const auto again = run_script("small.sh", "recipes/remoe/small/182M-dense " + run_folder);
@@ -430,7 +427,7 @@ std::map<std::string, std::string> scripts() {
   const path root = source_folder();
   std::map<std::string, std::string> found = {{".ci/run", read_file(root / ".ci/run")}};
   for (const char* top : {"recipes", "tests"}) {
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(root / top)) {
+    for (const auto& entry : fs::recursive_directory_iterator(root / top)) {
       if (entry.path().extension() == ".sh") {
         found[entry.path().lexically_relative(root).string()] = read_file(entry.path());
       }
@@ -454,12 +451,12 @@ TEST_CASE("scripts ignore CDPATH and Python modules in the working folder", "[re
   write_file(folder / "json.py", "open('ran', 'w')\n");
   write_file(folder / "run/metrics.jsonl", R"({"step": 1, "sparsity": 0.5, "lambda": 1})"
                                            "\n");
-  const auto table = run_program(
-      "bash", {(recipes() / "analyses.sh").string(), "remoe-sparsity", (folder / "run").string()},
-      "cd " + folder.path().string() + " && MOE=" + shell_quote(moe_binary()));
+  const auto table =
+      run_program("bash", {recipes() / "analyses.sh", "remoe-sparsity", folder / "run"},
+                  "cd " + folder.path().string() + " && MOE=" + shell_quote(moe_binary()));
   INFO(table.err);
   CHECK(table.exit_code == 0);
-  CHECK_FALSE(std::filesystem::exists(folder / "ran"));
+  CHECK_FALSE(fs::exists(folder / "ran"));
 }
 
 TEST_CASE("every Python package that setup.sh installs is pinned with hashes", "[recipes]") {
@@ -487,21 +484,71 @@ TEST_CASE("setup.sh uses sudo only with --yes", "[recipes]") {
   const auto write_program = [&](const std::string& name, const std::string& body) {
     const path file = folder / "bin" / name;
     write_file(file, "#!/bin/sh\n" + body + "\n");
-    std::filesystem::permissions(file, std::filesystem::perms(0755));
+    fs::permissions(file, fs::perms(0755));
   };
   write_program("id", "echo 1000");
   write_program("dpkg-query", "exit 1");
   write_program("sudo", "echo \"$@\" >>" + (folder / "called").string());
   const std::string with_path = "PATH=" + (folder / "bin").string() + ":$PATH";
-  const std::string setup = (recipes() / "setup.sh").string();
+  const std::string setup = recipes() / "setup.sh";
   const auto refused = run_program("bash", {setup, "--packages"}, with_path);
   CHECK(refused.exit_code == 2);
   CHECK(says(refused.err, "give --yes to use sudo: sudo apt-get install g++ "));
-  CHECK_FALSE(std::filesystem::exists(folder / "called"));
+  CHECK_FALSE(fs::exists(folder / "called"));
   const auto allowed = run_program("bash", {setup, "--packages", "--yes"}, with_path);
   INFO(allowed.err);
   CHECK(allowed.exit_code == 0);
   CHECK(says(read_file(folder / "called"), "apt-get -q -y"));
+}
+
+// moe quickstart refuses folders of others and missing programs. tests/wheel/run.sh and continuous
+// integration run the quickstart itself.
+
+TEST_CASE("moe quickstart does not touch a folder with other contents", "[cli]") {
+  const TempDir dir;
+  write_file(dir / "mine", "kept");
+  check_refused({"quickstart", "-o", dir.path().string()},
+                dir.path().string() + " holds something else; give another folder");
+  CHECK(read_file(dir / "mine") == "kept");
+  CHECK(std::distance(fs::directory_iterator(dir.path()), {}) == 1);
+}
+
+TEST_CASE("moe quickstart names a missing program before it writes a file", "[cli]") {
+  const TempDir dir;
+  const std::string out = dir / "run";
+  const Words words = {"quickstart", "-o", out, "--short"};
+  check_refused(run_moe(words, "PYTHON=/nowhere/python3"), "no /nowhere/python3 here");
+  check_refused(run_moe(words, "PATH=/nowhere"), "bash, which runs ");
+
+  const fs::path binary = moe_binary();
+  fs::copy_file(binary, dir / "moe");  // without its recipes
+  fs::copy_file(binary.parent_path() / "libmoe_ops.so", dir / "libmoe_ops.so");
+  check_refused(run_program((dir / "moe").string(), words),
+                dir.path().string() + ": recipes/quickstart.sh is neither");
+  CHECK(!fs::exists(out));
+}
+
+TEST_CASE("the quickstart replaces only the files of its list", "[cli]") {
+  const TempDir dir;
+  const fs::path run = dir / "run", thesis = run / "texts/thesis.txt";
+  const auto quickstart = [&] {
+    return run_program("bash", {source_folder() / "recipes/quickstart.sh", run, "--short"},
+                       "MOE=/bin/false");
+  };
+  write_file(thesis, "mine");
+  write_file(run / "moe/thesis.txt", "mine");
+  write_file(run / ".moe-quickstart", "");
+  CHECK(quickstart().exit_code == 1);  // by /bin/false; no file is removed
+  CHECK(read_file(thesis) == "mine");
+  CHECK(read_file(run / "moe/thesis.txt") == "mine");
+  write_file(run / "texts/quiz.jsonl", "of the list");
+  CHECK(quickstart().exit_code == 1);
+  write_file(run / ".moe-quickstart", "texts/known.jsonl\n");
+  check_refused(quickstart(), (run / "texts/quiz.jsonl").string() + " is not in the list");
+  CHECK(read_file(run / "texts/quiz.jsonl") == "of the list");
+  fs::rename(run / "texts", dir / "texts");
+  fs::create_directory_symlink(dir / "texts", run / "texts");
+  check_refused(quickstart(), (run / "texts").string() + " is a link");
 }
 
 }  // namespace

@@ -9,8 +9,8 @@ using namespace moe::test;
 namespace {
 
 Words training(const TempDir& dir, const Words& flags) {
-  return joined({"train", tiny("model"), "-o", (dir / "run").string(), "--data",
-                 tiny("instruct.jsonl"), "--seq-len", "64", "--micro-batch", "2", "--threads", "1"},
+  return joined({"train", tiny("model"), "-o", dir / "run", "--data", tiny("instruct.jsonl"),
+                 "--seq-len", "64", "--micro-batch", "2", "--threads", "1"},
                 flags);
 }
 
@@ -18,7 +18,7 @@ Words training(const TempDir& dir, const Words& flags) {
 
 TEST_CASE("moe report draws a page from a JSON file", "[cli]") {
   const TempDir dir;
-  const std::string page = (dir / "page.json").string();
+  const std::string page = dir / "page.json";
   write_file(dir / "page.json",
              R"({"title": "two <runs>", "x": {"label": "step"}, "sections": [{"id": "a",
              "title": "curves", "panels": [{"kind": "lines", "title": "loss", "series":
@@ -32,9 +32,8 @@ TEST_CASE("moe report draws a page from a JSON file", "[cli]") {
   succeed({"report", page, "--force"});
 
   write_file(dir / "page.json", R"({"title": "t", "sections": [{"panels": [{"kind": 3}]}]})");
-  check_refused({"report", page, "-o", (dir / "other.html").string()},
-                "page.json: is not the JSON of a page");
-  CHECK(!std::filesystem::exists(dir / "other.html"));
+  check_refused({"report", page, "-o", dir / "other.html"}, "page.json: is not the JSON of a page");
+  CHECK(!fs::exists(dir / "other.html"));
   CHECK(run_moe({"report", page, "-o", page, "--force"}).exit_code == 2);
 }
 
@@ -51,8 +50,7 @@ TEST_CASE("moe train evaluates between steps, and its settings.toml repeats the 
   const Json line = parse_json(metrics.substr(0, metrics.find('\n')), "line");
   CHECK(line["step"] == 0);
   CHECK(line["tasks"]["quiz"].contains("acc_stderr"));
-  CHECK(succeed({"train", "--config", (dir / "run/settings.toml").string(), "-o",
-                 (dir / "again").string(), "--quiet"})
+  CHECK(succeed({"train", "--config", dir / "run/settings.toml", "-o", dir / "again", "--quiet"})
             .err.empty());
   for (const std::string file : {"samples.jsonl", "final/model.safetensors"}) {
     CHECK(read_file(dir / "again" / file) == read_file(dir / "run" / file));
@@ -60,11 +58,10 @@ TEST_CASE("moe train evaluates between steps, and its settings.toml repeats the 
 
   // The page of the run, also of one that was killed.
   CHECK(says(read_file(dir / "run/report.html"), "<h1>run</h1>"));
-  std::filesystem::remove(dir / "run/report.html");
-  std::filesystem::remove_all(dir / "run/final");
+  fs::remove(dir / "run/report.html");
+  fs::remove_all(dir / "run/final");
   write_file(dir / "run/metrics.jsonl", metrics.substr(0, metrics.size() - 20));
-  CHECK(succeed({"report", (dir / "run").string()}).out ==
-        (dir / "run/report.html").string() + "\n");
+  CHECK(succeed({"report", dir / "run"}).out == (dir / "run/report.html").string() + "\n");
   check_has(read_file(dir / "run/report.html"), {"<small>of 2</small>", "not finished"});
 }
 
@@ -74,12 +71,11 @@ TEST_CASE("moe report -o draws several runs on one page, and replaces a page onl
   for (const std::string name : {"first", "second"}) {
     write_file(dir / name / "metrics.jsonl", "{\"step\": 1, \"loss\": 2.5}\n");
   }
-  const std::string first = (dir / "first").string(), second = (dir / "second").string(),
-                    page = (dir / "page.html").string();
+  const std::string first = dir / "first", second = dir / "second", page = dir / "page.html";
   const Words both = {"report", first, second, "-o", page};
   CHECK(succeed(both).out == page + "\n");
   CHECK(says(read_file(page), "<h1>first, second</h1>"));
-  CHECK_FALSE(std::filesystem::exists(dir / "first/report.html"));
+  CHECK_FALSE(fs::exists(dir / "first/report.html"));
   check_refused(both, "page.html: exists already");
   succeed({"report", first, "-o", page, "--force"});
   CHECK(says(read_file(page), "2.5000"));
@@ -90,14 +86,14 @@ TEST_CASE("moe report -o draws several runs on one page, and replaces a page onl
 TEST_CASE("moe report refuses a folder without a run, and moe train an invalid evaluation",
           "[cli]") {
   const TempDir dir;
-  check_refused({"report", (dir / "none").string()}, "metrics.jsonl: no such file");
+  check_refused({"report", dir / "none"}, "metrics.jsonl: no such file");
   write_file(dir / "empty/metrics.jsonl", "");
-  check_refused({"report", (dir / "empty").string()}, "has finished no step yet");
+  check_refused({"report", dir / "empty"}, "has finished no step yet");
   for (const auto& [flags, fact] : std::vector<std::pair<Words, std::string>>{
            {{"--eval-every", "5"}, "--eval-every requires --eval-data"},
            {{"--eval-tasks", "hellaswug", "--eval-data-dir", tiny("")}, "hellaswag"},
-           {{"--eval-data", (dir / "none.jsonl").string()}, "none.jsonl"}}) {
+           {{"--eval-data", dir / "none.jsonl"}, "none.jsonl"}}) {
     check_refused(training(dir, flags), fact);
-    CHECK_FALSE(std::filesystem::exists(dir / "run"));
+    CHECK_FALSE(fs::exists(dir / "run"));
   }
 }

@@ -100,7 +100,7 @@ TEST_CASE("route refuses faults of its input by line, row or key", "[cli]") {
   check_refused({"route", file}, "--router is required");
   check_refused({"route", file, "--router", "top1", "--ep-ranks", "2"},
                 "2 ranks do not divide 3 experts");
-  check_refused({"route", (folder / "absent").string()}, "absent: no such file");
+  check_refused({"route", folder / "absent"}, "absent: no such file");
 }
 
 }  // namespace moe::test

@@ -70,7 +70,7 @@ class World : public TrainingWorld {
 
   size_t logged_steps(const std::string& run) const {
     const auto file = dir / run / "metrics.jsonl";
-    const std::string text = std::filesystem::exists(file) ? read_file(file) : "";
+    const std::string text = fs::exists(file) ? read_file(file) : "";
     return static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
   }
 
@@ -94,7 +94,7 @@ class World : public TrainingWorld {
       }
       CHECK(says(started.front()->result().err, "saved " + path(run) + "/checkpoints/step-"));
     }
-    CHECK_FALSE(std::filesystem::is_empty(dir / run / "checkpoints"));
+    CHECK_FALSE(fs::is_empty(dir / run / "checkpoints"));
     for (const auto& process : start(words, processes, launch)) {
       CHECK(process->exit_code() == 0);
     }

@@ -12,7 +12,7 @@ using namespace moe::test;
 using Ids = std::vector<int64_t>;
 
 // Bytes have their values as ids; "he" is 256, BOS 257, EOS 258.
-void write_tokenizer(const std::filesystem::path& folder) {
+void write_tokenizer(const fs::path& folder) {
   OrderedJson vocab;
   for (int byte = 0; byte < 256; ++byte) {
     vocab[io::to_byte_level(std::string(1, static_cast<char>(byte)))] = byte;
@@ -47,7 +47,7 @@ TEST_CASE("moe tokenize prints ids, pieces and bytes", "[cli]") {
       "4 tokens for 5 bytes, plus 1 special tokens\n";
   CHECK(succeed({"tokenize", model, "he \u00E9"}).out == expected);
   write_file(folder / "text", "he \u00E9");
-  CHECK(succeed({"tokenize", model, (folder / "text").string()}).out == expected);
+  CHECK(succeed({"tokenize", model, folder / "text"}).out == expected);
 }
 
 TEST_CASE("moe tokenize --json reads and prints one object per line", "[cli]") {
@@ -55,7 +55,7 @@ TEST_CASE("moe tokenize --json reads and prints one object per line", "[cli]") {
   write_tokenizer(folder.path());
   const std::string model = folder.path().string();
   write_file(folder / "lines", "{\"text\": \"he</s>\\u2028\"}\n\n{\"text\": \"\", \"other\": 1}\n");
-  CHECK(succeed({"tokenize", model, (folder / "lines").string(), "--json"}).out ==
+  CHECK(succeed({"tokenize", model, folder / "lines", "--json"}).out ==
         "{\"ids\":[256,258,226,128,168],\"ids_special\":[257,256,258,226,128,168],"
         "\"decoded\":\"he\\u2028\"}\n{\"ids\":[],\"ids_special\":[257],\"decoded\":\"\"}\n");
   CHECK(succeed({"tokenize", model, "he h", "--json"}).out ==
@@ -64,9 +64,9 @@ TEST_CASE("moe tokenize --json reads and prints one object per line", "[cli]") {
       Json::parse(succeed({"tokenize", model, "{\"text\": \"he\"}\n", "--json"}).out)["decoded"] ==
       "{\"text\": \"he\"}\n");  // a text that looks like JSON
   write_file(folder / "wrong", "{\"txt\": 1}\n");
-  check_refused({"tokenize", model, (folder / "wrong").string(), "--json"},
+  check_refused({"tokenize", model, folder / "wrong", "--json"},
                 (folder / "wrong").string() + " line 1: 'text' is missing");
-  check_refused({"tokenize", (folder / "none").string(), "a"},
+  check_refused({"tokenize", folder / "none", "a"},
                 "has neither tokenizer.model nor tokenizer.json");
 }
 

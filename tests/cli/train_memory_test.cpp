@@ -1,8 +1,6 @@
 // The peak that --dry-run predicts is within 10 % of the peak of the run, on models that are larger
 // than the program itself.
 
-#include <sstream>
-
 #include "core/base/json.h"
 #include "tests/cli/commands.h"
 #include "tests/support/foreign_checkpoint.h"
@@ -53,15 +51,14 @@ struct World {
   Json check_peak(const Words& flags) const {
     CAPTURE(flags);
     const Json predicted = dry_run(flags);
-    CHECK_FALSE(std::filesystem::exists(dir / "run"));
+    CHECK_FALSE(fs::exists(dir / "run"));
     succeed(training(joined(flags, {"-o", path("run")})));
-    std::istringstream metrics(read_file(dir / "run/metrics.jsonl"));
     double peak = 0;
-    for (std::string line; std::getline(metrics, line);) {
-      peak = parse_json(line, "metrics.jsonl").value("peak_memory_bytes", peak);  // not of step 0
+    for (const Json& line : json_lines(read_file(dir / "run/metrics.jsonl"))) {
+      peak = line.value("peak_memory_bytes", peak);  // not of step 0
     }
     CHECK(predicted["peak_bytes"].get<double>() == Approx(peak).epsilon(0.1));
-    std::filesystem::remove_all(dir / "run");
+    fs::remove_all(dir / "run");
     return predicted;
   }
 };

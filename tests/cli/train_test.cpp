@@ -6,9 +6,7 @@
 #include "core/base/json.h"
 #include "tests/cli/commands.h"
 
-using namespace moe;
-using namespace moe::test;
-
+namespace moe::test {
 namespace {
 
 // Trains again by the settings.toml of run/ and checks that run/ and again/ have equal bytes.
@@ -21,7 +19,43 @@ RunResult check_repeats(const TrainingWorld& world) {
   return again;
 }
 
-}  // namespace
+// Returns the names of the complete events of a trace.
+std::multiset<std::string> event_names(const std::string& text) {
+  std::multiset<std::string> names;
+  const Json trace = parse_json(text, "trace.json");
+  for (const auto& event : trace.at("traceEvents")) {
+    if (event.value("ph", "") == "X") {
+      CHECK(event.at("dur").get<double>() >= 0);
+      names.insert(event.at("name").get<std::string>());
+    }
+  }
+  return names;
+}
+
+RunResult train(const fs::path& where, const std::string& data = "rows.jsonl") {
+  return run_moe({"train", where / "dense", "-o", where / "run", "--data", where / data,
+                  "--eval-data", where / "held.jsonl", "--threads", "1", "--steps", "2",
+                  "--save-every", "1", "--micro-batch", "2"});
+}
+
+// A run of two steps in dir/here without its second checkpoint, and its final weights.
+struct HalfRun {
+  TempDir dir;
+  fs::path here = dir / "here", there = dir / "there";
+  std::string end;
+
+  HalfRun() {
+    write_tiny_checkpoint(here / "dense");
+    write_training_rows(here / "rows.jsonl");
+    write_training_rows(here / "held.jsonl", 16, 11);
+    const auto result = train(here);
+    INFO(result.err);
+    REQUIRE(result.exit_code == 0);
+    end = read_file(here / "run/final/model.safetensors");
+    fs::remove_all(here / "run/final");
+    fs::remove_all(here / "run/checkpoints/step-2");
+  }
+};
 
 TEST_CASE("moe train prints step lines on standard error and its result on standard output",
           "[cli]") {
@@ -33,7 +67,7 @@ TEST_CASE("moe train prints step lines on standard error and its result on stand
   CHECK(result.err.find('\r') == std::string::npos);  // not a terminal
   CHECK(result.out.starts_with("6 steps, loss "));
   CHECK_THAT(result.out, contains_text(world.path("run/final") + "\n"));
-  CHECK(std::filesystem::exists(world.dir / "run/final/model.safetensors"));
+  CHECK(fs::exists(world.dir / "run/final/model.safetensors"));
 }
 
 TEST_CASE("settings.toml repeats a run of a dense model", "[cli]") {
@@ -90,7 +124,7 @@ TEST_CASE("settings that are known to fail are warned about before the first ste
   const TrainingWorld world;
   succeed(world.training(
       {"--steps", "2", "--lr", "1e-3", "--schedule", "constant", "--save-every", "1"}));
-  std::filesystem::rename(world.dir / "run", world.dir / "parent");
+  fs::rename(world.dir / "run", world.dir / "parent");
   succeed({"upcycle", world.path("parent/final"), "-o", world.path("moe"), "--experts", "4",
            "--router", "top1:st=off", "--quiet"});
   CHECK(read_json(world.dir / "moe/upcycle.json")["source"]["last_learning_rate"] == 1e-3);
@@ -122,7 +156,7 @@ TEST_CASE("a loss that is not finite ends with exit code 1 and names the step", 
   CHECK(result.exit_code == 1);
   CHECK(result.out.empty());
   check_has(result.err, {"moe: step 2: the ", "no checkpoint was saved before (--save-every)"});
-  CHECK_FALSE(std::filesystem::exists(world.dir / "run/final"));
+  CHECK_FALSE(fs::exists(world.dir / "run/final"));
 }
 
 TEST_CASE("the same command keeps a finished run, and other settings are refused", "[cli]") {
@@ -149,3 +183,125 @@ TEST_CASE("moe train refuses invalid flags by name", "[cli]") {
   write_file(world.dir / "run/metrics.jsonl", "{}");
   check_refused(world.train({}), "exists and is not a run of moe train");
 }
+
+// moe train --profile: a Chrome trace that has the parts of a step.
+
+TEST_CASE("--profile writes a Chrome trace of the first steps, with every part of a model",
+          "[cli]") {
+  const TrainingWorld world;
+  world.upcycle("moe", {"--layers", "all"});
+  for (const auto& [run, flags] :
+       {std::pair("plain", Words{}), {"one", {"--profile", "1"}}, {"two", {"--profile", "2"}}}) {
+    succeed(
+        world.training(joined({"--steps", "3", "--micro-batch", "1", "-q"}, flags), "moe", run));
+  }
+  CHECK_FALSE(fs::exists(world.dir / "plain/trace.json"));
+  const auto one = event_names(world.read("one/trace.json"));
+  const auto two = event_names(world.read("two/trace.json"));
+  for (const char* part : {"routing", "permute", "experts", "combine", "attention", "projections",
+                           "norm", "head", "optimizer"}) {
+    INFO(part);
+    CHECK(one.count(part) > 0);
+    CHECK(two.count(part) == 2 * one.count(part));
+  }
+  CHECK(!world.weights("one").empty());
+  CHECK((world.weights("one") == world.weights("plain")));
+}
+
+// A run resumes after it, its model and its data have been moved: contents are compared, not paths.
+
+TEST_CASE("a run that was moved with its model and data resumes", "[cli]") {
+  const HalfRun half;
+  const bool is_copied = GENERATE(false, true);
+  if (is_copied) {  // changes the times
+    fs::copy(half.here, half.there, fs::copy_options::recursive);
+    fs::remove_all(half.here);
+  } else {
+    fs::rename(half.here, half.there);
+  }
+  const std::string recorded = read_file(half.there / "run/inputs.json");
+  const auto result = train(half.there);
+  INFO(result.err);
+  REQUIRE(result.exit_code == 0);
+  check_has(result.err, {"data, eval-data, model: moved since the run began, with the same "
+                         "content\n",
+                         "resuming from step 1"});
+  CHECK(read_file(half.there / "run/final/model.safetensors") == half.end);
+  CHECK_THAT(read_file(half.there / "run/settings.toml"), contains_text(half.there.string()));
+  CHECK((read_file(half.there / "run/inputs.json") == recorded) == !is_copied);
+}
+
+TEST_CASE("a run whose model or data have changed is refused with the file's name", "[cli]") {
+  const HalfRun half;
+  const fs::path& here = half.here;
+  const std::string rows = here / "rows.jsonl";
+  const std::string changed = " is not what the run began with";
+
+  write_training_rows(here / "others.jsonl", 16, 12);
+  const auto elsewhere = train(here, "others.jsonl");
+  CHECK(elsewhere.exit_code == 2);
+  CHECK_THAT(elsewhere.err,
+             contains_text(rows) && contains_text((here / "others.jsonl").string() + changed));
+  CHECK_THAT(train(here, "rows.jsonl:2").err,
+             contains_text(rows + " is read as data of weight 2, before it was data"));
+
+  fs::rename(here / "others.jsonl", rows);
+  CHECK_THAT(train(here).err, contains_text("(data: " + rows + changed));
+
+  write_training_rows(rows);
+  fs::remove_all(here / "dense");
+  write_tiny_checkpoint(here / "dense", {.seed = 2});
+  const auto other_model = train(here);
+  CHECK(other_model.exit_code == 2);
+  CHECK_THAT(other_model.err,
+             contains_text("(model: " + (here / "dense/model.safetensors").string() + changed));
+}
+
+TEST_CASE("a run without recorded contents resumes only at its recorded paths", "[cli]") {
+  const HalfRun half;
+  fs::remove(half.here / "run/inputs.json");
+  std::string made = read_file(half.here / "run/.moe-run");
+  const std::string line = "inputs.json\n";
+  made.erase(made.find(line), line.size());
+  write_file(half.here / "run/.moe-run", made);
+  fs::copy(half.here, half.there, fs::copy_options::recursive);
+  const auto refused = train(half.there);
+  CHECK(refused.exit_code == 2);
+  CHECK_THAT(refused.err, contains_text("model was \"" + (half.here / "dense").string() + "\""));
+  CHECK(train(half.here).exit_code == 0);
+  CHECK(read_file(half.here / "run/final/model.safetensors") == half.end);
+  CHECK(fs::exists(half.here / "run/inputs.json"));
+  CHECK_THAT(read_file(half.here / "run/.moe-run"), contains_text(line));
+}
+
+TEST_CASE("a damaged settings.toml is named and not overwritten", "[cli]") {
+  const HalfRun half;
+  const fs::path file = half.here / "run/settings.toml";
+  const std::string whole = read_file(file);
+  for (const std::string& broken :
+       {whole.substr(0, whole.size() / 2), std::string("\n"), whole + "lr = = 2\n"}) {
+    write_file(file, broken);
+    const auto refused = train(half.here);
+    CHECK(refused.exit_code == 2);
+    CHECK_THAT(refused.err, contains_text("moe: " + file.string()) &&
+                                contains_text("the file is damaged") &&
+                                !contains_text("other settings"));
+    CHECK(read_file(file) == broken);
+  }
+}
+
+TEST_CASE("a run whose checkpoints are all damaged starts over only with --force", "[cli]") {
+  const HalfRun half;
+  const fs::path checkpoint = half.here / "run/checkpoints/step-1";
+  write_file(checkpoint / "config.json", "{}");
+  const auto refused = train(half.here);
+  CHECK(refused.exit_code == 2);
+  CHECK_THAT(
+      refused.err,
+      contains_text("all checkpoints are damaged (" + checkpoint.string()) &&
+          contains_text("restore one from a backup, or use --force to start over at step 0"));
+  CHECK(fs::exists(checkpoint));
+}
+
+}  // namespace
+}  // namespace moe::test

@@ -16,15 +16,6 @@ namespace {
 
 using namespace moe::test;
 
-std::vector<std::string> names_in(const std::filesystem::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    names.push_back(entry.path().filename().string());
-  }
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 // Returns the "warning:" lines of upcycle.json as moe prints them.
 std::string warning_lines(const Json& report) {
   std::string lines;
@@ -36,14 +27,30 @@ std::string warning_lines(const Json& report) {
 
 // Upcycles the model in recipes/tiny, which has a tokenizer, into `folder`/out.
 RunResult upcycle_tiny(const TempDir& folder, const Words& flags) {
-  return run_moe(joined(
-      {"upcycle", tiny("model"), "-o", (folder / "out").string(), "--force", "--quiet"}, flags));
+  return run_moe(
+      joined({"upcycle", tiny("model"), "-o", folder / "out", "--force", "--quiet"}, flags));
 }
+
+struct World : TrainingWorld {
+  // Trains "dense" with `opened` and `written` with `flags` alone, and checks that both final
+  // models have equal bytes.
+  void check_equal(const Words& opened, const std::string& written, const Words& flags) const {
+    CAPTURE(opened, flags);
+    const Words all = joined(flags, {"--lr", "1e-2", "--quiet", "--force"});
+    succeed(training(joined(opened, all), "dense", "opened"));
+    succeed(training(all, written, "plain"));
+    CHECK(weights("opened") == weights("plain"));
+    CHECK(read("opened/final/config.json") == read("plain/final/config.json"));
+  }
+};
+
+const Words kOpened = {"--upcycle",      "4", "--layers", "all",
+                       "--upcycle-seed", "3", "--router", "top1+ir+fr"};
 
 TEST_CASE("moe upcycle writes a folder and describes it on stdout", "[cli][upcycle]") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense");
-  const std::string dense = (folder / "dense").string(), out = (folder / "out").string();
+  const std::string dense = folder / "dense", out = folder / "out";
   const auto run = succeed({"upcycle", dense, "-o", out, "--experts", "4", "--quiet"});
   CHECK(run.err.empty());
   check_has(run.out, {"layers 0, 2 of 3", "4 experts", "router top2:cf=inf", "moe train " + out});
@@ -57,12 +64,12 @@ TEST_CASE("moe upcycle --dry-run prints bytes, parameters and time, and writes n
           "[cli][upcycle]") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense");
-  const std::string dense = (folder / "dense").string(), out = (folder / "out").string();
+  const std::string dense = folder / "dense", out = folder / "out";
   const Words words = {"upcycle", dense, "-o", out, "--router", "top1", "--shard-size", "10KB"};
   const Json dry = parse_json(succeed(joined(words, {"--dry-run", "--json"})).out, "stdout");
   CHECK(names_in(folder.path()) == Words{"dense"});
   check_has(succeed(words).out, {"\nadvice ", "--lb-coef 0.01 to 0.001"});
-  CHECK(std::filesystem::exists(folder / "out/model.safetensors.index.json"));
+  CHECK(fs::exists(folder / "out/model.safetensors.index.json"));
   const Json done = read_json(folder / "out/upcycle.json");
   CHECK(dry["tensor_bytes"] == done["tensor_bytes"]);
   CHECK(dry["parameters"] == done["parameters"]);
@@ -73,7 +80,7 @@ TEST_CASE("moe upcycle --shared-expert keeps the dense feed-forward, and moe ins
           "[cli][upcycle]") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense");
-  const std::string dense = (folder / "dense").string(), out = (folder / "out").string();
+  const std::string dense = folder / "dense", out = folder / "out";
   const auto run = succeed({"upcycle", dense, "-o", out, "--shared-expert", "--router",
                             "top1:cf=0.25", "--verify", "--quiet"});
   check_has(run.out, {"router top1:cf=0.25", "identical"});
@@ -116,9 +123,9 @@ TEST_CASE("moe upcycle --granularity multiplies experts and experts per token", 
 TEST_CASE("moe upcycle refuses invalid flags by name and writes nothing", "[cli][upcycle]") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense");
-  std::filesystem::create_directory(folder / "there");
-  const std::string dense = (folder / "dense").string(), there = (folder / "there").string(),
-                    out = (folder / "out").string(), none = (folder / "nosuch").string();
+  fs::create_directory(folder / "there");
+  const std::string dense = folder / "dense", there = folder / "there", out = folder / "out",
+                    none = folder / "nosuch";
   const auto before = names_in(folder.path());
   for (const auto& [words, fact] : std::vector<std::pair<Words, std::string>>{
            {{dense, "-o", there}, there + ": exists already"},
@@ -144,7 +151,7 @@ TEST_CASE("a killed moe upcycle leaves no folder or a whole one, and the next ru
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense",
                         {.hidden = 256, .intermediate = 1024, .layers = 6, .heads = 4});
-  const std::string dense = (folder / "dense").string(), out = (folder / "out").string();
+  const std::string dense = folder / "dense", out = folder / "out";
   const std::vector<std::string> command = {"upcycle",   dense, "-o",     out,
                                             "--experts", "16",  "--quiet"};
   const auto start = std::chrono::steady_clock::now();
@@ -153,18 +160,18 @@ TEST_CASE("a killed moe upcycle leaves no folder or a whole one, and the next ru
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   int killed = 0;
   for (int step = 1; step <= 4; ++step) {
-    std::filesystem::remove_all(out);
+    fs::remove_all(out);
     const auto run = run_moe(command, fmt::format("timeout -s KILL {:.3f}", seconds * step / 4));
     if (run.exit_code == 0) {
       continue;
     }
     ++killed;
-    if (std::filesystem::exists(out)) {  // killed between the last rename and the end
+    if (fs::exists(out)) {  // killed between the last rename and the end
       CHECK(run_moe({"inspect", out}).exit_code == 0);
     }
   }
   CHECK(killed > 0);
-  std::filesystem::remove_all(out);
+  fs::remove_all(out);
   CHECK(run_moe(command).exit_code == 0);
   CHECK(names_in(folder.path()) == Words{"dense", "out"});
 }
@@ -180,7 +187,7 @@ std::string inspected_function(const std::string& folder) {
 TEST_CASE("a certificate is valid only for the weights and the config that it was measured on",
           "[cli][upcycle]") {
   const TempDir folder;
-  const std::string out = (folder / "out").string();
+  const std::string out = folder / "out";
   REQUIRE(upcycle_tiny(folder, {"--router", "top2:cf=inf", "--verify"}).exit_code == 0);
   CHECK(inspected_function(out).starts_with("identical"));
   const Json certificate = read_json(folder / "out/upcycle.json")["certificate"];
@@ -190,8 +197,8 @@ TEST_CASE("a certificate is valid only for the weights and the config that it wa
 
   const auto edited = [&](const char* name, const std::function<void()>& edit) {
     CAPTURE(name);
-    std::filesystem::remove_all(folder / "copy");
-    std::filesystem::copy(out, folder / "copy");
+    fs::remove_all(folder / "copy");
+    fs::copy(out, folder / "copy");
     edit();
     const std::string function = inspected_function((folder / "copy").string());
     UNSCOPED_INFO(function);
@@ -219,13 +226,13 @@ TEST_CASE("a certificate is valid only for the weights and the config that it wa
         }).starts_with("not known: "));
 
   // Training writes no certificate, and a copied one of the parent is not valid.
-  succeed({"train", out, "-o", (folder / "run").string(), "--data", tiny("instruct.jsonl"),
-           "--steps", "1", "--seq-len", "64", "--global-batch", "1", "--quiet"});
-  const std::string final_model = (folder / "run/final").string();
+  succeed({"train", out, "-o", folder / "run", "--data", tiny("instruct.jsonl"), "--steps", "1",
+           "--seq-len", "64", "--global-batch", "1", "--quiet"});
+  const std::string final_model = folder / "run/final";
   CHECK(inspected_function(final_model).starts_with("not measured"));
   for (const char* name : {"upcycle.json", "config.json"}) {
-    std::filesystem::copy(folder / "out" / name, folder / "run/final" / name,
-                          std::filesystem::copy_options::overwrite_existing);
+    fs::copy(folder / "out" / name, folder / "run/final" / name,
+             fs::copy_options::overwrite_existing);
   }
   CHECK(inspected_function(final_model).starts_with("not measured for these weights: the weights"));
 }
@@ -234,9 +241,9 @@ TEST_CASE("moe upcycle refuses weights that are not finite and names the tensor"
           "[cli][upcycle]") {
   const TempDir folder;
   const auto write_with = [&](const std::string& tensor, float value) {
-    std::filesystem::remove_all(folder / "dense");
+    fs::remove_all(folder / "dense");
     write_tiny_checkpoint(folder / "dense");
-    const std::filesystem::path file = folder / "dense/model.safetensors";
+    const fs::path file = folder / "dense/model.safetensors";
     const std::string text = read_file(file);
     uint64_t header_bytes = 0;
     std::memcpy(&header_bytes, text.data(), sizeof header_bytes);
@@ -253,24 +260,23 @@ TEST_CASE("moe upcycle refuses weights that are not finite and names the tensor"
            {"model.layers.1.self_attn.q_proj.weight", -infinity, {"--dtype", "bf16"}},
            {"model.embed_tokens.weight", infinity, {"--router-entropy", "0.7"}}}) {
     write_with(tensor, value);
-    check_refused(run_moe(joined({"upcycle", (folder / "dense").string(), "-o",
-                                  (folder / "out").string(), "--quiet"},
-                                 flags)),
-                  "tensor '" + tensor + "'");
+    check_refused(
+        run_moe(joined({"upcycle", folder / "dense", "-o", folder / "out", "--quiet"}, flags)),
+        "tensor '" + tensor + "'");
     CHECK(names_in(folder.path()) == Words{"dense"});
   }
   // moe train --upcycle reads the same parent.
   write_training_rows(folder / "rows.jsonl", 8);
-  const auto trained = run_moe({"train", (folder / "dense").string(), "--upcycle", "2", "--data",
-                                (folder / "rows.jsonl").string(), "-o", (folder / "run").string(),
-                                "--steps", "1", "--seq-len", "8", "--micro-batch", "1", "--quiet"});
+  const auto trained =
+      run_moe({"train", folder / "dense", "--upcycle", "2", "--data", folder / "rows.jsonl", "-o",
+               folder / "run", "--steps", "1", "--seq-len", "8", "--micro-batch", "1", "--quiet"});
   CHECK(trained.exit_code == 2);
   CHECK_THAT(trained.err, contains_text("NaN or infinite"));
   // Each rank checks its part of sharded weights.
   const auto sharded =
-      run_moe({"train", (folder / "dense").string(), "--upcycle", "2", "--data",
-               (folder / "rows.jsonl").string(), "-o", (folder / "sharded").string(), "--steps",
-               "1", "--seq-len", "8", "--micro-batch", "2", "--ranks", "2", "--shard", "weights"});
+      run_moe({"train", folder / "dense", "--upcycle", "2", "--data", folder / "rows.jsonl", "-o",
+               folder / "sharded", "--steps", "1", "--seq-len", "8", "--micro-batch", "2",
+               "--ranks", "2", "--shard", "weights"});
   CHECK(sharded.exit_code == 2);
   CHECK_THAT(sharded.err, contains_text("NaN or infinite"));
 }
@@ -278,8 +284,7 @@ TEST_CASE("moe upcycle refuses weights that are not finite and names the tensor"
 TEST_CASE("moe upcycle mixes parents and varies copies, and --verify measures the difference",
           "[cli][upcycle]") {
   const TempDir folder;
-  const std::string base = (folder / "base").string(), code = (folder / "code").string(),
-                    out = (folder / "out").string();
+  const std::string base = folder / "base", code = folder / "code", out = folder / "out";
   write_tiny_checkpoint(base);
   write_tiny_checkpoint(code, {.seed = 2});
   const auto run = succeed({"upcycle", base, "-o", out, "--expert", base, "--expert", code + ":3",
@@ -308,9 +313,9 @@ TEST_CASE("moe upcycle mixes parents and varies copies, and --verify measures th
 TEST_CASE("moe upcycle starts routers from prompts or clusters and describes each layer",
           "[cli][upcycle]") {
   const TempDir folder;
-  const std::string town = (folder / "town").string(), food = (folder / "food").string();
+  const std::string town = folder / "town", food = folder / "food";
   for (const auto& parent : {town, food}) {
-    std::filesystem::copy(tiny("model"), parent, std::filesystem::copy_options::recursive);
+    fs::copy(tiny("model"), parent, fs::copy_options::recursive);
   }
   write_file(folder / "prompts.json", R"({"town": ["Where does Ada live?"],
     "1": {"positive": ["What does Ada eat?"], "negative": ["Where does Ada live?"]}})");
@@ -336,6 +341,127 @@ TEST_CASE("moe upcycle starts routers from prompts or clusters and describes eac
                  contains_text("router start " + layer["words"].get<std::string>() + "\n"));
     }
     CHECK(run.err == warning_lines(stored));
+  }
+}
+
+// --upcycle N of moe train and eval: results equal those of the folder that moe upcycle writes.
+
+TEST_CASE("train --upcycle gives the bits of training the upcycled folder", "[cli]") {
+  const World world;
+  world.upcycle("written", {"--layers", "all", "--seed", "3", "--router", "top1+ir+fr"});
+  world.check_equal(kOpened, "written", {"--steps", "2", "--pack", "none", "--lora", "2"});
+  world.check_equal(kOpened, "written", {"--steps", "2", "--ranks", "2"});
+  check_has(world.read("opened/settings.toml"),
+            {"upcycle = 4\n", "layers = \"all\"\n", "upcycle-seed = 3\n"});
+}
+
+TEST_CASE("--shard weights trains to the bits of unsharded weights", "[cli]") {
+  const World world;
+  const Words flags = {"--steps", "2", "--micro-batch", "2", "--global-batch", "4",
+                       "--ranks", "2", "--replicas",    "2", "--quiet"};
+  world.upcycle("moe", {"--router", "top1+ir+fr"});
+  succeed(world.training(flags, "moe", "whole"));
+  succeed(world.training(joined(flags, {"--shard", "weights"}), "moe", "sharded"));
+  CHECK(world.weights("sharded") == world.weights("whole"));
+  check_refused(world.train({"--shard", "experts"}),
+                "--shard 'experts' is unknown; known: optimizer, weights");
+}
+
+TEST_CASE("train --upcycle --shared-expert equals training the upcycled folder", "[cli]") {
+  const World world;
+  world.upcycle("shared", {"--shared-expert", "--router", "top1+ir+fr"});
+  world.check_equal({"--upcycle", "4", "--shared-expert", "--router", "top1+ir+fr"}, "shared",
+                    {"--steps", "2", "--ranks", "2"});
+  CHECK_THAT(world.read("opened/settings.toml"), contains_text("shared-expert = true\n"));
+  check_refused(world.train({"--steps", "1", "--shared-expert"}, "shared"),
+                "--shared-expert: is of a dense folder");
+  CHECK_FALSE(fs::exists(world.dir / "run"));
+  const auto parameters = [&](const Words& more) {
+    const auto bench =
+        succeed(joined({"bench", "train", world.path("dense"), "--upcycle", "4", "--repeats", "1",
+                        "--rows", "1", "--seq-len", "8", "--threads", "1", "--json"},
+                       more));
+    return parse_json(bench.out, "bench").at("parameters").get<int64_t>();
+  };
+  // Two layers, three matrices [16, 24] and the gate [16] of the shared expert.
+  CHECK(parameters({"--shared-expert"}) - parameters({}) == 2 * (3 * 16 * 24 + 16));
+}
+
+TEST_CASE("train --upcycle --granularity equals training the upcycled folder, and resumes",
+          "[cli]") {
+  const World world;
+  const Words flags = {"--layers", "all",       "--granularity", "2",
+                       "--router", "top2:cf=1", "--ep-ranks",    "2"};
+  world.upcycle("fine", joined({"--seed", "3"}, flags));
+  const Words opened = joined({"--upcycle", "4", "--upcycle-seed", "3"}, flags);
+  world.check_equal(opened, "fine", {"--steps", "4", "--save-every", "2"});
+  check_has(world.read("opened/settings.toml"), {"granularity = 2\n", "router = \"top2:", "cf=1,"});
+  const auto compared = [&](const std::string& model) {
+    return parse_json(
+        succeed({"inspect", world.path(model), "--json", "--against", world.path("dense")}).out,
+        "stdout");
+  };
+  const Json trained = compared("opened/final");
+  CHECK(trained["moe"]["granularity"] == 2);
+  CHECK(trained["moe"]["experts"] == 8);
+  // The copies are equal at the start and diverge in training.
+  const auto cosine = [](const Json& json) {
+    return json["against"]["layers"][0]["cosine_between_experts"].get<double>();
+  };
+  CHECK(cosine(trained) < 0.9999);
+  CHECK(cosine(compared("fine")) == Approx(1).margin(1e-12));
+
+  const std::string whole = world.weights("opened");
+  succeed({"train", "--config", world.path("opened/settings.toml"), "-o", world.path("copy"),
+           "--quiet"});
+  CHECK(world.weights("copy") == whole);
+  fs::remove_all(world.dir / "opened/final");
+  fs::remove_all(world.dir / "opened/checkpoints/step-4");
+  Words again = joined(opened, {"--steps", "4", "--save-every", "2", "--lr", "1e-2", "--quiet"});
+  succeed(world.training(again, "dense", "opened"));
+  CHECK(world.weights("opened") == whole);
+  again[1] = "2";
+  again[7] = "4";
+  const auto refused = world.train(again, "dense", "opened");
+  CHECK(refused.exit_code == 2);
+  check_has(refused.err, {"upcycle was 4, is 2", "granularity was 2, is 4"});
+}
+
+TEST_CASE("eval --upcycle opens a dense folder as a mixture and notes it", "[cli]") {
+  const TempDir dir;
+  const std::string dense = tiny("model"), moe = dir / "moe", requests = dir / "r.jsonl";
+  write_file(requests, R"({"context": "The opposite of", "continuation": " big"})"
+                       "\n"
+                       R"({"context": "One two", "continuation": " three four"})"
+                       "\n");
+  const Words flags = {"--router", "top2+ir+fr:cf=0.5", "--ep-ranks", "2", "--granularity", "4"};
+  succeed(joined({"upcycle", dense, "-o", moe, "--quiet"}, flags));
+  const Words eval = {"--requests", requests, "--quiet", "--bos", "on"};
+  const auto written = succeed(joined({"eval", moe}, eval));
+  const auto opened = succeed(joined({"eval", dense, "--upcycle", "8"}, joined(eval, flags)));
+  CHECK(std::count(opened.out.begin(), opened.out.end(), '\n') == 2);
+  CHECK(opened.out == written.out);
+  succeed({"eval", dense, "--upcycle", "8", "--tasks", tiny("quiz.jsonl"), "--limit", "1", "-o",
+           dir / "scores", "--quiet"});
+  CHECK_THAT(read_file(dir / "scores/results.json"), contains_text("\"upcycle\""));
+}
+
+TEST_CASE("a folder that --upcycle cannot open is refused by name", "[cli]") {
+  const World world;
+  world.upcycle("written");
+  for (const auto& [model, flags, fact] : std::vector<std::tuple<std::string, Words, std::string>>{
+           {"written", {"--upcycle", "4"}, "is a mixture of experts already"},
+           {"dense", {"--upcycle", "2", "--router", "top3"}, "asks for 3 experts"},
+           {"written",
+            {"--granularity", "2"},
+            "--granularity 2: cuts the experts of a dense folder"},
+           {"dense", {"--upcycle", "2", "--granularity", "5"}, "--granularity 5: the feed-forward"},
+           {"dense",
+            {"--upcycle", "2", "--granularity", "2", "--router", "top4"},
+            "asks for 4 experts per token, the layers have 2"}}) {
+    CAPTURE(model, flags);
+    check_refused(world.train(flags, model), fact);
+    CHECK_FALSE(fs::exists(world.dir / "run"));
   }
 }
 

@@ -43,6 +43,17 @@ inline std::string show_labels(const data::Example& example) {
   return shown;
 }
 
+// Returns true if two sets have equal examples of equal files and lines.
+inline bool same_examples(const data::Examples& a, const data::Examples& b) {
+  bool equal = a.size() == b.size();
+  for (int64_t index = 0; equal && index < a.size(); ++index) {
+    const data::Example one = a.at(index), other = b.at(index);
+    equal = one.ids == other.ids && one.labels == other.labels && one.line == other.line &&
+            one.file == other.file;
+  }
+  return equal;
+}
+
 // Reads files without weights and with default settings.
 inline data::Examples read_examples(const std::vector<std::filesystem::path>& files,
                                     data::Objective objective, int64_t vocab_size,

@@ -15,25 +15,23 @@
 namespace moe::test {
 
 // Returns an empty path if the shared data are absent.
-inline std::filesystem::path shared_data() {
+inline fs::path shared_data() {
   const char* given = std::getenv("MOE_SHARED_DATA");
-  const std::filesystem::path folder =
-      given != nullptr ? given : source_folder() / ".." / "shared" / "data";
-  return std::filesystem::is_directory(folder) ? std::filesystem::weakly_canonical(folder)
-                                               : std::filesystem::path();
+  const fs::path folder = given != nullptr ? given : source_folder() / ".." / "shared" / "data";
+  return fs::is_directory(folder) ? fs::weakly_canonical(folder) : fs::path();
 }
 
 // Returns the folder of a small LLaMA of the repository. Its tokenizer.model has LLaMA's settings
 // (BPE, byte fallback, a space before the text) and 1,024 pieces.
-inline std::filesystem::path tiny_model_folder() { return source_folder() / "recipes/tiny/model"; }
+inline fs::path tiny_model_folder() { return source_folder() / "recipes/tiny/model"; }
 
 // Returns the folder of small benchmarks: the authors' formats with texts of our own.
-inline std::filesystem::path bench_folder() { return source_folder() / "tests/golden/bench"; }
+inline fs::path bench_folder() { return source_folder() / "tests/golden/bench"; }
 
 // Returns small trained models, each with a file of results of transformers: that of the repository
 // (tests/golden/make_reference.py) and, if present, the published one.
-inline std::vector<std::pair<std::filesystem::path, std::filesystem::path>> reference_models() {
-  std::vector<std::pair<std::filesystem::path, std::filesystem::path>> models = {
+inline std::vector<std::pair<fs::path, fs::path>> reference_models() {
+  std::vector<std::pair<fs::path, fs::path>> models = {
       {tiny_model_folder(), source_folder() / "tests/golden/reference.json"}};
   if (const auto stories = shared_data() / "stories260K-hf"; !shared_data().empty()) {
     models.push_back({stories, stories / "reference.json"});
@@ -43,8 +41,8 @@ inline std::vector<std::pair<std::filesystem::path, std::filesystem::path>> refe
 
 // Returns tiny_model_folder(), and the folders of LLaMA's tokenizer and of stories260K's if
 // present.
-inline std::vector<std::filesystem::path> sentencepiece_folders() {
-  std::vector<std::filesystem::path> folders = {tiny_model_folder()};
+inline std::vector<fs::path> sentencepiece_folders() {
+  std::vector<fs::path> folders = {tiny_model_folder()};
   if (const auto data = shared_data(); !data.empty()) {
     folders.insert(folders.end(), {data / "llama-tokenizer", data / "stories260K-hf"});
   }
@@ -54,7 +52,7 @@ inline std::vector<std::filesystem::path> sentencepiece_folders() {
 // Returns pieces of about 1,000 bytes, cut at spaces, of English texts of the repository and, if
 // present, of the shared data.
 inline std::vector<std::string> english_texts() {
-  std::vector<std::filesystem::path> files;
+  std::vector<fs::path> files;
   for (const char* name : {"recipes/tiny/instruct.jsonl", "CHANGELOG.md", "cli/README.md"}) {
     files.push_back(source_folder() / name);
   }

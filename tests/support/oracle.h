@@ -17,16 +17,15 @@
 namespace moe::test {
 
 // Returns oracle/cases in the parent of the shared data; empty if absent.
-inline std::filesystem::path oracle_cases() {
+inline fs::path oracle_cases() {
   const auto folder = shared_data() / ".." / "oracle" / "cases";
-  return !shared_data().empty() && std::filesystem::is_directory(folder) ? folder
-                                                                         : std::filesystem::path();
+  return !shared_data().empty() && fs::is_directory(folder) ? folder : fs::path();
 }
 
 // Returns all cases of one kind, sorted by name.
 inline std::vector<nlohmann::json> oracle_cases_of(const std::string& kind) {
-  std::vector<std::filesystem::path> files;
-  for (const auto& entry : std::filesystem::directory_iterator(oracle_cases())) {
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(oracle_cases())) {
     files.push_back(entry.path());
   }
   std::sort(files.begin(), files.end());

@@ -25,7 +25,7 @@ struct RecordedWrite {
   std::string first, second;
 };
 
-inline std::vector<RecordedWrite> read_record(const std::filesystem::path& file) {
+inline std::vector<RecordedWrite> read_record(const fs::path& file) {
   const std::string bytes = read_file(file);
   std::vector<RecordedWrite> record;
   for (size_t at = 0; at < bytes.size();) {
@@ -117,7 +117,7 @@ class ReplayedFolder {
   }
   std::shared_ptr<Node> at(const std::string& path) const {
     std::shared_ptr<Node> found = top_;
-    for (const auto& part : std::filesystem::path(below(path))) {
+    for (const auto& part : fs::path(below(path))) {
       const auto next = found->names.find(part.string());
       REQUIRE(next != found->names.end());
       found = next->second;
@@ -125,11 +125,9 @@ class ReplayedFolder {
     return found;
   }
   std::string parent(const std::string& path) const {
-    return std::filesystem::path(path).parent_path().string();
+    return fs::path(path).parent_path().string();
   }
-  std::string name(const std::string& path) const {
-    return std::filesystem::path(path).filename().string();
-  }
+  std::string name(const std::string& path) const { return fs::path(path).filename().string(); }
   Names& names_of(const std::string& folder) { return at(folder)->names; }
   void note(const std::string& folder) {
     const auto node = at(folder);
@@ -218,21 +216,21 @@ class ReplayedFolder {
   std::map<uint64_t, std::shared_ptr<Node>> by_inode_;
 };
 
-inline void write_tree(const std::filesystem::path& folder, const Tree& tree) {
-  std::filesystem::remove_all(folder);
-  std::filesystem::create_directories(folder);
+inline void write_tree(const fs::path& folder, const Tree& tree) {
+  fs::remove_all(folder);
+  fs::create_directories(folder);
   for (const auto& [path, bytes] : tree) {
     if (path.back() == '/') {
-      std::filesystem::create_directories(folder / path);
+      fs::create_directories(folder / path);
     } else {
       write_file(folder / path, bytes);
     }
   }
 }
 
-inline Tree read_tree(const std::filesystem::path& folder) {
+inline Tree read_tree(const fs::path& folder) {
   Tree tree;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
     const std::string path = entry.path().lexically_relative(folder).string();
     if (entry.is_directory()) {
       tree[path + "/"] = "";

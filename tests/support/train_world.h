@@ -10,11 +10,12 @@
 #include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
+#include "tests/support/training_rows.h"
 
 namespace moe::test {
 
 // Writes 24 rows that repeat a short pattern, which a model can learn in a few steps.
-inline void write_rows(const std::filesystem::path& file) {
+inline void write_rows(const fs::path& file) {
   std::string text;
   for (int row = 0; row < 24; ++row) {
     std::vector<int> ids;
@@ -71,12 +72,12 @@ inline std::vector<double> losses(const std::vector<train::StepRecord>& records)
 
 inline double relative_error(double a, double b) { return std::abs(a - b) / (std::abs(b) + 1e-12); }
 
-inline std::string final_weights(const std::filesystem::path& run) {
+inline std::string final_weights(const fs::path& run) {
   return read_file(run / "final/model.safetensors");
 }
 
 // Returns metrics.jsonl without times and rates.
-inline std::string steady_metrics(const std::filesystem::path& run) {
+inline std::string steady_metrics(const fs::path& run) {
   std::istringstream lines(read_file(run / "metrics.jsonl"));
   std::string steady;
   for (std::string line; std::getline(lines, line);) {
@@ -101,8 +102,7 @@ inline void train_until(TrainWorld& world, int64_t stop) {
 
 // Trains in the run folder "stopped", with a stop after each step of `stops`. The final weights
 // must equal those of the run `whole`.
-inline void check_resumes(TrainWorld& world, std::filesystem::path whole,
-                          const std::vector<int64_t>& stops) {
+inline void check_resumes(TrainWorld& world, fs::path whole, const std::vector<int64_t>& stops) {
   REQUIRE(whole != world.dir / "stopped");
   world.settings.run = world.dir / "stopped";
   for (const int64_t stop : stops) {

@@ -1,7 +1,8 @@
 #pragma once
-// Token rows for commands that train.
+// Token rows for commands that train, and the JSON lines that commands write.
 
 #include <filesystem>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,16 @@
 #include "tests/support/temp_dir.h"
 
 namespace moe::test {
+
+// Returns the object of each line of `text`.
+inline std::vector<Json> json_lines(const std::string& text) {
+  std::vector<Json> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) {
+    lines.push_back(parse_json(line, "line " + std::to_string(lines.size() + 1)));
+  }
+  return lines;
+}
 
 // Writes `count` rows of six tokens below 64. Only the fourth token differs between rows; `last` is
 // the sixth.
