@@ -94,8 +94,8 @@ TEST_CASE("invalid sweeps are refused with the setting and the value", "[eval]")
 }
 
 void write_mixture(const std::filesystem::path& out) {
-  write_mixture(tiny_model_folder(), out,
-                {.router = "top1:cf=1", .experts = 4, .router_std = 0.5, .ep_ranks = 2});
+  test::write_mixture(tiny_model_folder(), out,
+                      {.router = "top1:cf=1", .experts = 4, .router_std = 0.5, .ep_ranks = 2});
 }
 
 EvalSettings settings_of(const std::filesystem::path& model) {

@@ -1,11 +1,19 @@
 // results.json, sample logs and the table, with the keys of lm-evaluation-harness.
+
 #include "core/eval/report/report.h"
 
 #include <algorithm>
+#include <set>
 #include <sstream>
 
+#include "core/base/error.h"
+#include "core/base/json.h"
+#include "core/eval/report/compare.h"
+#include "core/eval/report/task_report.h"
+#include "core/eval/tasks/tasks.h"
 #include "core/io/output_checks.h"
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
@@ -36,6 +44,50 @@ RunReport report_of(TaskReport task) {
   report.limit = 2;
   report.tasks.push_back(std::move(task));
   return report;
+}
+
+LoadedTask two_questions(const std::vector<std::string>& metrics) {
+  LoadedTask loaded;
+  for (const auto& name : metrics) {
+    loaded.task.metrics.push_back(name == "perplexity" ? perplexity() : choice_metric(name));
+  }
+  for (const int64_t gold : {1, 0}) {
+    Question question;
+    question.choices = {"a", "b"};
+    question.gold = gold;
+    loaded.questions.push_back(question);
+  }
+  return loaded;
+}
+
+Scores scores_of(const std::vector<double>& logprobs) {
+  Scores scores;
+  for (const double logprob : logprobs) {
+    scores.scores.push_back({logprob, false, 1});
+  }
+  return scores;
+}
+
+TaskReport report_of(const std::vector<double>& values) {
+  TaskReport report;
+  report.loaded.task.name = "t";
+  report.loaded.task.metrics = {choice_metric("acc")};
+  for (size_t i = 0; i < values.size(); ++i) {
+    Question question;
+    question.target = "1";
+    report.loaded.questions.push_back(question);
+  }
+  report.values["acc"] = values;
+  return report;
+}
+
+std::string log_line(int doc_id, double acc, const std::string& target = "1") {
+  const OrderedJson line = {{"doc_id", doc_id},
+                            {"target", target},
+                            {"filter", "none"},
+                            {"metrics", {"acc"}},
+                            {"acc", acc}};
+  return line.dump() + "\n";
 }
 
 TEST_CASE("results.json has the harness's keys", "[eval]") {
@@ -161,12 +213,207 @@ TEST_CASE("a report replaces files only with force, and leaves no partial file",
   CHECK(OrderedJson::parse(test::read_file(out / "results.json")) == results_json(report));
   CHECK(test::read_file(out / "samples_arc_easy.jsonl") == samples_jsonl(report.tasks[0]));
   CHECK(std::distance(std::filesystem::directory_iterator(out), {}) == 3);  // nothing partial
-  CHECK(test::user_error_of([&] {
-          io::check_output(files, false);
-        }).starts_with((out / "results.json").string()));
+  CHECK_THAT(test::user_error_of([&] { io::check_output(files, false); }),
+             test::contains_text((out / "results.json").string()));
   io::check_output(files, true);
   write_report(report, out);
   CHECK(std::distance(std::filesystem::directory_iterator(out), {}) == 3);
+}
+
+TEST_CASE("a question counts when its last choice is answered, in any order", "[eval]") {
+  const LoadedTask loaded = two_questions({"acc"});
+  std::vector<std::string> reports;
+  RunningAccuracy running(loaded, [&](const std::string& metric, double mean, int64_t questions) {
+    reports.push_back(fmt::format("{} {} of {}", metric, mean, questions));
+  });
+  running.add({3, 0}, scores_of({-1, 0, 0, -9}));
+  CHECK(reports.empty());
+  running.add({1}, scores_of({-1, -2, 0, -9}));  // b is right, a is chosen
+  running.add({2}, scores_of({-1, -2, -3, -9}));
+  CHECK((reports == std::vector<std::string>{"acc 0 of 1", "acc 0.5 of 2"}));
+}
+
+TEST_CASE("the main metric is acc, else exact_match, else the first", "[eval]") {
+  CHECK(main_metric(two_questions({"perplexity", "acc"}).task).name == "acc");
+  CHECK(main_metric(two_questions({"acc_norm", "exact_match"}).task).name == "exact_match");
+  CHECK(main_metric(two_questions({"acc_norm", "acc_bytes"}).task).name == "acc_norm");
+}
+
+TEST_CASE("generated answers are scored as they complete", "[eval]") {
+  LoadedTask loaded;
+  loaded.task.output = OutputType::kGenerateUntil;
+  loaded.task.filters = {
+      {"first", [](const std::string& answer, const OrderedJson&) { return answer.substr(0, 1); }}};
+  loaded.task.metrics.push_back({.name = "exact_match", .filter = "first"});
+  for (const char* target : {"a", "b", "c"}) {
+    Question question;
+    question.target = target;
+    loaded.questions.push_back(question);
+  }
+  std::vector<std::string> reports;
+  RunningAccuracy running(loaded, [&](const std::string& metric, double mean, int64_t questions) {
+    reports.push_back(fmt::format("{} {} of {}", metric, mean, questions));
+  });
+  running.add_generated(0, "a, I think");
+  running.add_generated(1, "c");
+  CHECK((reports == std::vector<std::string>{"exact_match 1 of 1", "exact_match 0.5 of 2"}));
+}
+
+// Averages of groups and of the papers' tables.
+
+TEST_CASE("every name is unique, and groups have known tasks", "[eval]") {
+  std::set<std::string> names;
+  for (const auto& task : known_tasks()) {
+    CAPTURE(task.name);
+    CHECK(names.insert(task.name).second);
+    CHECK_FALSE(task.metrics.empty());
+    CHECK_FALSE(task.data.hub.empty());
+    CHECK_FALSE(task.data.schema.empty());
+    CHECK((task.harness_items > 0) != task.name.starts_with("mmlu_"));
+    CHECK(task.description.find('<') == std::string::npos);  // no variable is left
+  }
+  CHECK(known_tasks().size() == 129);
+  CHECK(known_tasks(Compat::k041).size() == 129);
+  for (const auto& group : known_groups()) {
+    CAPTURE(group.name);
+    CHECK(names.insert(group.name).second);
+    for (const auto& task : group_tasks(group)) {
+      CHECK(names.contains(task));
+    }
+  }
+  CHECK(group_tasks(*find_group("mmlu")).size() == 57);
+  CHECK(group_tasks(*find_group("mmlu_stem")).size() == 19);
+  CHECK(group_tasks(*find_group("bbh_zeroshot")).size() == 27);
+  CHECK(group_tasks(*find_group("leaderboard_bbh")).size() == 24);
+  CHECK(group_tasks(*find_group("super-glue-lm-eval-v1")).size() == 8);
+  CHECK((groups_among({"piqa", "mmlu"}) ==
+         std::vector<std::string>{"mmlu", "mmlu_stem", "mmlu_other", "mmlu_social_sciences",
+                                  "mmlu_humanities"}));
+}
+
+TEST_CASE("a group's mean weighs by questions, its error is pooled", "[eval]") {
+  const Group group{"g", {"a", "b", "c", "not run"}, "", "acc"};
+  const std::map<std::string, TaskAverage> tasks = {
+      {"a", {{0.5, 0.05}, 100}}, {"b", {{0.25, 0.02}, 300}}, {"c", {{1.0, 0.1}, 20}}};
+  const auto found = average(group, tasks, Compat::kCurrent);
+  REQUIRE(found);
+  CHECK(found->questions == 420);
+  CHECK(found->mean.value == Approx((50 + 75 + 20) / 420.0).epsilon(1e-14));
+  // lm_eval.api.metrics.pooled_sample_stderr([.05, .02, .1], [100, 300, 20])
+  CHECK(found->mean.standard_error.value() == Approx(0.01918012322353359).epsilon(1e-12));
+  CHECK_FALSE(average(group, {}, Compat::kCurrent));
+}
+
+TEST_CASE("compat 0.4.1 has the same mean, and the spread of the tasks as its error", "[eval]") {
+  const Group group{"g", {"a", "b"}, "", "acc"};
+  const std::map<std::string, TaskAverage> tasks = {{"a", {{0.5, 0.05}, 100}},
+                                                    {"b", {{0.25, 0.02}, 300}}};
+  const auto found = average(group, tasks, Compat::k041);
+  REQUIRE(found);
+  CHECK(found->mean.value == Approx(0.3125).epsilon(1e-14));
+  const double variance = (99 * 0.0025 + 299 * 0.0004) / 399 +
+                          100.0 * 300 / (400.0 * 399) * (0.3125 - 0.25) * (0.3125 - 0.25);
+  CHECK(found->mean.standard_error.value() == Approx(std::sqrt(variance)).epsilon(1e-12));
+}
+
+TEST_CASE("compat names are checked", "[eval]") {
+  CHECK(parse_compat("0.4.1") == Compat::k041);
+  CHECK_THROWS_AS(parse_compat("0.3"), UserError);
+}
+
+TEST_CASE("averages of the papers' rows equal the printed ones", "[eval]") {
+  // The first row of Rectify-Router's Table 1: four columns and their average, both
+  // truncated, not rounded: 135.15 / 4 = 33.7875.
+  PaperTable table{"",
+                   "t",
+                   {"MMLU", "SuperGLUE", "TruthfulQA", "LogiQA"},
+                   {0.2585, 0.5906, 206.0 / 817, 163.0 / 651},
+                   2,
+                   true};
+  CHECK(to_text(table) ==
+        "t\n MMLU  SuperGLUE  TruthfulQA  LogiQA    Avg\n"
+        "25.85      59.06       25.21   25.03  33.78\n");
+  CHECK(per_cent(0.337875, 2, true) == "33.78");
+  CHECK(per_cent(0.2903, 2, true) == "29.03");
+  CHECK(per_cent(0.3856, 1, false) == "38.6");
+  table.values[1] = std::nullopt;
+  CHECK_FALSE(table.is_complete());
+  CHECK(to_text(table).find("          -") != std::string::npos);
+}
+
+TEST_CASE("SuperGLUE has two averages, and Dynamic MoE's average has five tasks", "[eval]") {
+  std::map<std::string, double> values = {
+      {"mmlu acc", 0.3}, {"truthfulqa_mc1 acc", 0.25}, {"logiqa acc", 0.2}, {"record em", 0.9}};
+  for (const char* task : {"boolq", "cb", "copa", "multirc", "sglue_rte", "wic", "wsc"}) {
+    values[std::string(task) + " acc"] = 0.5;
+  }
+  const auto tables = paper_tables(values);
+  REQUIRE(tables.size() == 3);
+  CHECK(tables[0].values[1].value() == Approx(0.5));
+  CHECK(tables[1].values[1].value() == Approx((7 * 0.5 + 0.9) / 8));
+  CHECK(tables[0].average().value() == Approx((0.3 + 0.5 + 0.25 + 0.2) / 4));
+  CHECK_FALSE(tables[2].is_complete());
+  CHECK(tables[2].columns.size() == 5);
+}
+
+// Comparison of two evaluations.
+
+TEST_CASE("McNemar's exact test sums both tails of the binomial distribution", "[eval]") {
+  CHECK(mcnemar(0, 0) == 1.0);
+  CHECK(mcnemar(5, 5) == 1.0);
+  CHECK(mcnemar(0, 5) == Approx(2 * std::pow(0.5, 5)).epsilon(1e-12));
+  CHECK(mcnemar(8, 2) == Approx(2 * 56.0 / 1024).epsilon(1e-12));  // 1 + 10 + 45 of 1024
+  CHECK(mcnemar(2, 8) == mcnemar(8, 2));
+  CHECK(mcnemar(3000, 4000) < 1e-30);
+}
+
+TEST_CASE("differences are paired by question, and listed", "[eval]") {
+  const TempDir folder;
+  test::write_file(folder / "model/samples_t_2024-05-01T10-00-00.jsonl",
+                   log_line(0, 1) + log_line(1, 0) + log_line(2, 1) + log_line(9, 1));
+  test::write_file(folder / "model/samples_t_2023-05-01T10-00-00.jsonl", log_line(0, 0));
+  test::write_file(folder / "model/samples_t_other.jsonl", log_line(0, 0));
+  const OtherRun other = read_run(folder.path(), {"t", "absent"});
+  REQUIRE(other.size() == 1);
+  const auto differences = compare(report_of({1, 1, 0, 1}), other.at("t"));
+  REQUIRE(differences.size() == 1);
+  const Difference& d = differences[0];
+  CHECK(d.questions == 3);
+  CHECK(d.ours == Approx(2.0 / 3));
+  CHECK(d.theirs == Approx(2.0 / 3));
+  CHECK(d.is_binary);
+  CHECK(d.only_ours == 1);
+  CHECK(d.only_theirs == 1);
+  CHECK(d.p == 1.0);
+  CHECK(to_item_list(differences) ==
+        "t acc question 1: this 1.0000, other 0.0000\n"
+        "t acc question 2: this 0.0000, other 1.0000\n");
+  CHECK(to_table(differences).find("\nt     acc          3    0.6667    0.6667   +0.0000") !=
+        std::string::npos);
+  CHECK(to_json(differences)[0]["test"] == "mcnemar_exact");
+}
+
+TEST_CASE("values between 0 and 1 get a paired normal test", "[eval]") {
+  const OtherTask other = {{0, {"1", {{"acc", 0.25}}}}, {1, {"1", {{"acc", 0.5}}}}};
+  const auto differences = compare(report_of({0.5, 0.5}), other);
+  CHECK_FALSE(differences.at(0).is_binary);
+  // Gaps 0.25 and 0: mean 0.125, standard error 0.125, so one standard error.
+  CHECK(differences[0].error == Approx(0.125));
+  CHECK(differences[0].p == Approx(0.31731050786291415));
+}
+
+TEST_CASE("another file of questions, and a folder without logs, are refused", "[eval]") {
+  const TempDir folder;
+  const auto error = [](const std::filesystem::path& run) {
+    return test::user_error_of([&] { read_run(run, {"t", "u"}); });
+  };
+  CHECK_THAT(error(folder / "x"), test::contains_text("--against " + (folder / "x").string()));
+  CHECK_THAT(error(folder.path()), test::contains_text("t, u"));
+  const OtherTask other = {{0, {"2", {{"acc", 1.0}}}}};
+  CHECK_THAT(test::user_error_of([&] { compare(report_of({1}), other); }),
+             test::contains_text("question 0 of t") && test::contains_text("'2'"));
+  test::write_file(folder / "samples_t.jsonl", "{\"doc_id\": \"x\"}\n");
+  CHECK_THAT(error(folder.path()), test::contains_text("samples_t.jsonl line 1: 'doc_id'"));
 }
 
 }  // namespace

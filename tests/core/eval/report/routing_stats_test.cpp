@@ -19,8 +19,8 @@ using namespace moe::test;
 
 // Upcycles the tiny model with a router that sends tokens to different experts.
 void write_mixture(const std::filesystem::path& out, const std::string& router) {
-  write_mixture(tiny_model_folder(), out,
-                {.router = router, .experts = 4, .router_std = 0.1, .ep_ranks = 2});
+  test::write_mixture(tiny_model_folder(), out,
+                      {.router = router, .experts = 4, .router_std = 0.1, .ep_ranks = 2});
 }
 
 EvalSettings settings_of(const std::filesystem::path& model) {

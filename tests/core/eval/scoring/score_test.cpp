@@ -1,19 +1,25 @@
 // score() against a plain loop (one request at a time, all logits, log-softmax in double), and with
 // settings that must not change its results.
+
 #include "core/eval/scoring/score.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/base/json.h"
+#include "core/eval/scoring/forwards.h"
+#include "core/eval/scoring/generate_until.h"
 #include "tests/core/eval/scoring/score_world.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
+#include "tests/support/rank_threads.h"
+#include "tests/support/time_limit.h"
 #include "tests/support/user_error.h"
 
 namespace moe::eval {
 namespace {
 
-using test::TempDir;
+using namespace moe::test;
 
 // fp32 logits of magnitude ~1: another batch changes the order of sums of at most 64 terms, 3
 // layers deep, and of a log-sum-exp over 64; 64 * 2^-24 * a few = 1e-5 a token, and requests score
@@ -64,6 +70,56 @@ std::vector<Score> score_slowly(const model::Llama& llama, const std::vector<Req
     scores.push_back(score_slowly(llama, request, llama.default_routing()));
   }
   return scores;
+}
+
+constexpr int kSeconds = 60;
+
+// Events that a rank receives during a run.
+struct Outputs {
+  Scores scores;
+  std::vector<std::vector<size_t>> observed, answered;
+  int64_t token_rows = 0;  // their sum
+  std::vector<int64_t> progress;
+};
+
+Outputs score(const model::Llama& llama, const std::vector<Request>& requests,
+              distributed::Comm* ranks, bool observes) {
+  Outputs outputs;
+  ScoreSettings settings{llama.default_routing(), 100, 40};
+  settings.ranks = ranks;
+  if (observes) {
+    settings.routing.count_tokens = true;
+    settings.observe = [&](const Forward& forward) {
+      outputs.observed.push_back(forward.requests);
+      for (const auto& rows : forward.token_rows) {
+        outputs.token_rows += rows.sum().item<int64_t>() * (1 + rows.size(0));
+      }
+    };
+  }
+  settings.answered = [&](const std::vector<size_t>& answered, const Scores& so_far) {
+    outputs.answered.push_back(answered);
+    REQUIRE(so_far.scores[answered[0]].tokens > 0);
+  };
+  outputs.scores = score_requests(llama, requests, settings,
+                                  [&](int64_t done) { outputs.progress.push_back(done); });
+  return outputs;
+}
+
+bool are_same(const Outputs& a, const Outputs& b) {
+  return a.observed == b.observed && a.answered == b.answered && a.token_rows == b.token_rows &&
+         a.progress == b.progress && same(a.scores, b.scores);
+}
+
+TextEncoder bytes_encoder(int64_t window) {
+  TextEncoder encoder;
+  encoder.encode = [](std::string_view text) {
+    return std::vector<int64_t>(text.begin(), text.end());
+  };
+  encoder.prefix_id = 1;
+  encoder.prefix_text = "<s>";
+  encoder.adds_bos = true;
+  encoder.window = window;
+  return encoder;
 }
 
 TEST_CASE("without a capacity scores equal those of single requests, for any batch size",
@@ -259,6 +315,134 @@ TEST_CASE("scores of single tokens and of a text are the losses of transformers"
   for (const auto& [folder, file] : test::reference_models()) {
     check_losses(folder, file);
   }
+}
+
+// Scores of several ranks equal those of one bit for bit: the forwards are the same.
+
+TEST_CASE("several ranks give the bits of the scores of one", "[eval]") {
+  for (const char* router : {"top1+ir+fr:cf=0.5", "top2:cf=inf", "topp:0.4"}) {
+    const model::Llama llama = mixture(router);
+    for (const size_t count : {0, 1, 19}) {
+      const auto requests = random_requests(count);
+      for (const bool observes : {false, true}) {
+        const Outputs one = score(llama, requests, nullptr, observes);
+        for (const int64_t ranks : {2, 3, 8}) {
+          INFO(router << ", " << count << " requests, " << ranks << " ranks, " << observes);
+          const TimeLimit limit(kSeconds);
+          std::vector<Outputs> outputs(static_cast<size_t>(ranks));
+          run_as_threads(ranks, [&](distributed::Comm& comm) {
+            outputs[comm.rank()] = score(llama, requests, &comm, observes);
+          });
+          for (const auto& many : outputs) {
+            CHECK(are_same(many, one));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("scores that are not finite throw the same UserError on all ranks", "[eval]") {
+  const model::Llama llama = mixture("top2:cf=inf");
+  llama.parameters().front().tensor[5].fill_(std::numeric_limits<float>::quiet_NaN());
+  auto requests = random_requests(9);
+  for (auto& request : requests) {
+    for (auto& token : request.tokens) {
+      token = token == 5 ? 6 : token;
+    }
+  }
+  requests[8].tokens[0] = 5;  // seen by one rank
+  const TimeLimit limit(kSeconds);
+  std::vector<std::string> errors(3);
+  run_as_threads(3, [&](distributed::Comm& comm) {
+    errors[comm.rank()] = user_error_of([&] { score(llama, requests, &comm, /*observes=*/false); });
+  });
+  for (const auto& error : errors) {
+    CHECK(error.starts_with("request 9: the model gives a log-probability of nan"));
+  }
+}
+
+TEST_CASE("ranks with different requests are refused", "[eval]") {
+  const model::Llama llama = mixture("top2:cf=inf");
+  const TimeLimit limit(kSeconds);
+  std::vector<std::string> errors(2);
+  run_as_threads(2, [&](distributed::Comm& comm) {
+    const auto requests = random_requests(comm.rank() == 0 ? 5 : 6);
+    errors[comm.rank()] = user_error_of([&] { score(llama, requests, &comm, /*observes=*/false); });
+  });
+  CHECK(errors[0].find("what is evaluated") != std::string::npos);
+  CHECK(errors[0] == errors[1]);
+}
+
+TEST_CASE("values of the ranks are returned in the order of the ranks", "[eval]") {
+  const TimeLimit limit(kSeconds);
+  std::vector<std::vector<std::string>> all(3);
+  run_as_threads(3, [&](distributed::Comm& comm) {
+    std::optional<std::string> own;
+    if (comm.rank() < 2) {
+      own = comm.rank() == 0 ? "" : "one";  // an empty answer is valid
+    }
+    all[comm.rank()] = gather_generated(&comm, own);
+  });
+  for (const auto& texts : all) {
+    CHECK((texts == std::vector<std::string>{"", "one"}));
+  }
+}
+
+// Generated answers: stop words and the prompt's share of the window.
+
+TEST_CASE("an answer ends before the first stop word, one word after the other", "[eval]") {
+  CHECK(cut_at("a Q: b </s> c", {"</s>", "Q:"}) == "a ");
+  CHECK(cut_at("abc", {"x", ""}) == "abc");
+  CHECK(cut_at("Q: a", {"Q:"}).empty());
+}
+
+TEST_CASE("BOS first, a prompt is cut from the left so that the answer fits", "[eval]") {
+  Generation generation;
+  generation.max_tokens = 4;
+  CHECK((encode_prompt(bytes_encoder(8), generation, "abc") ==
+         std::vector<int64_t>{1, 'a', 'b', 'c'}));
+  CHECK((encode_prompt(bytes_encoder(8), generation, "abcde") ==
+         std::vector<int64_t>{'b', 'c', 'd', 'e'}));
+  TextEncoder without = bytes_encoder(8);
+  without.adds_bos = false;
+  CHECK((encode_prompt(without, generation, "") == std::vector<int64_t>{1}));
+  CHECK(test::user_error_of([&] {
+          encode_prompt(bytes_encoder(4), generation, "a");
+        }).find("4 tokens") != std::string::npos);
+}
+
+TEST_CASE("StopWords finds the words that the last token completes, in texts of any length",
+          "[eval]") {
+  const io::Tokenizer tokenizer = io::Tokenizer::load(test::tiny_model_folder(), 1024);
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"once upon", "", "\n\n", " Q"}, {"p ", "nQ"}}) {
+    const StopWords stop(tokenizer, words);
+    // Pseudo-random letters, spaces and line feeds.
+    std::vector<int64_t> ids;
+    uint64_t state = 1;
+    int64_t found = 0;
+    const std::string letters = "once upn Q\n";
+    for (int64_t i = 0; i < 1200; ++i) {
+      state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+      const char letter = letters[(state >> 33) % letters.size()];
+      for (const int64_t id : tokenizer.encode(std::string(1, letter))) {
+        ids.push_back(id);
+      }
+      const std::string text = tokenizer.decode(ids);
+      const bool is_in = std::any_of(words.begin(), words.end(), [&](const auto& word) {
+        return !word.empty() && text.find(word) != std::string::npos;
+      });
+      CHECK(stop.end_with_one(ids) == is_in);
+      if (is_in) {  // a caller stops here; remove the tokens of the stop word
+        ++found;
+        ids.resize(ids.size() - std::min<size_t>(ids.size(), 3));
+      }
+    }
+    CHECK(found > 10);
+    CHECK(ids.size() > 300);
+  }
+  CHECK_FALSE(StopWords(tokenizer, {"", ""}).end_with_one({5, 6}));
 }
 
 }  // namespace

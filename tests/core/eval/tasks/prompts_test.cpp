@@ -1,18 +1,55 @@
 // Prompts of the known tasks as exact text, derived by hand from the harness's task files, for
 // small files in the authors' formats (tests/golden/bench).
+
+#include "core/eval/tasks/prompt_template.h"
 #include "core/eval/tasks/tasks.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
+#include "tests/support/matchers.h"
+#include "tests/support/user_error.h"
 
 namespace moe::eval {
 namespace {
 
 using Strings = std::vector<std::string>;
+using test::user_error_of;
 
 Question question_of(const std::string& task, size_t index = 0) {
   CAPTURE(task);
   return load_tasks({task}, test::bench_folder(), std::nullopt).at(0).questions.at(index);
 }
+
+Task letters_task(ShotRule rule) {
+  return {.name = "t",
+          .description = "D.\n\n",
+          .prompt = PromptTemplate("Q: {{q}}\nA:"),
+          .choices =
+              [](const OrderedJson&) {
+                return std::vector<std::string>{"x", "y"};
+              },
+          .target = [](const OrderedJson& document) -> Target {
+            return {document.at("label").get<int64_t>(), ""};
+          },
+          .shots = rule};
+}
+
+std::vector<Document> pool_of(int count) {
+  std::vector<Document> pool;
+  for (int i = 0; i < count; ++i) {
+    pool.push_back({{{"q", i}, {"label", i % 2}}, "f line " + std::to_string(i + 1)});
+  }
+  return pool;
+}
+
+const OrderedJson kDocument = {{"q", " Why? "},
+                               {"n", 7},
+                               {"b", true},
+                               {"none", nullptr},
+                               {"choices", {{"text", {"x", "y"}}, {"label", {"A", "B"}}}},
+                               {"key", "B"},
+                               {"my field", "z"}};
+
+std::string fill(const std::string& text) { return PromptTemplate(text)(kDocument); }
 
 TEST_CASE("LogiQA, ARC, PIQA, HellaSwag: options, labels, cleaned text", "[eval]") {
   const Question logiqa = question_of("logiqa");
@@ -151,6 +188,130 @@ TEST_CASE("BIG-Bench-Hard: a description with and without a line of its own", "[
         "Evaluate the result of a random Boolean expression.Q: not ( True ) is\nA:");
   CHECK(chosen.questions[0].choices == Strings{"False", "True"});
   CHECK(load("leaderboard_bbh_ruin_names").notes.size() == 1);  // a target is none of the letters
+}
+
+// Few-shot examples.
+
+TEST_CASE("the first examples, in order, with their answers", "[eval]") {
+  const Task task = letters_task({ShotRule::Sampler::kFirst, false, 0, false});
+  const auto pool = pool_of(3);
+  ShotSampler sampler(task, pool, 2);
+  const std::string before = "D.\n\nQ: 0\nA: x\n\nQ: 1\nA: y\n\n";
+  CHECK(sampler.before({{"q", 0}, {"label", 0}}) == before);
+  CHECK(sampler.before({{"q", 7}, {"label", 0}}) == before);
+  ShotSampler none(task, pool, 0);
+  CHECK(none.before({{"q", 0}}) == "D.\n\n");
+}
+
+TEST_CASE("random examples are those of one Random(1234) for all questions", "[eval]") {
+  const Task task = letters_task({});
+  const auto pool = pool_of(10);
+  ShotSampler sampler(task, pool, 4);
+  // random.Random(1234).sample(range(10), 4) is [7, 1, 0, 9].
+  CHECK(sampler.before({{"q", 7}, {"label", 1}}) ==
+        "D.\n\nQ: 7\nA: y\n\nQ: 1\nA: y\n\nQ: 0\nA: x\n\nQ: 9\nA: y\n\n");
+  PythonRandom random(kShotSeed);
+  random.sample(10, 4);
+  const auto second = random.sample(10, 4);
+  CHECK(sampler.before({{"q", 7}, {"label", 1}})
+            .starts_with("D.\n\nQ: " + std::to_string(second[0]) + "\n"));
+}
+
+TEST_CASE("a pool that may contain the question draws one more and omits the question", "[eval]") {
+  const Task task = letters_task({ShotRule::Sampler::kRandom, true, 0, false});
+  const auto pool = pool_of(10);
+  ShotSampler sampler(task, pool, 3);
+  CHECK(sampler.before({{"q", 1}, {"label", 1}}) ==
+        "D.\n\nQ: 7\nA: y\n\nQ: 0\nA: x\n\nQ: 9\nA: y\n\n");
+  ShotSampler other(task, pool, 3);
+  CHECK(other.before({{"q", 20}, {"label", 1}}) ==
+        "D.\n\nQ: 7\nA: y\n\nQ: 1\nA: y\n\nQ: 0\nA: x\n\n");
+}
+
+TEST_CASE("a pool that is too small and a wrong label in it are refused", "[eval]") {
+  const Task task = letters_task({ShotRule::Sampler::kRandom, true, 0, false});
+  const auto pool = pool_of(3);
+  CHECK_THAT(test::user_error_of([&] { ShotSampler(task, pool, 3); }),
+             test::contains_text("f line 1 has 3") && test::contains_text("--num-fewshot"));
+  CHECK_THAT(test::user_error_of([&] {
+               shot_text(task, {{{"q", 1}, {"label", 2}}, "f line 9"});
+             }),
+             test::contains_text("f line 9: ") && test::contains_text("number 2"));
+}
+
+TEST_CASE("an example of a single continuation is delimited, the question itself is not",
+          "[eval]") {
+  Task task = letters_task({});
+  task.output = OutputType::kLogLikelihood;
+  task.target = [](const OrderedJson&) -> Target { return {std::nullopt, " word"}; };
+  CHECK(shot_text(task, {{{"q", 1}}, "w"}) == "Q: 1\nA:  word");  // the harness's two spaces
+}
+
+TEST_CASE("an example of a partial context has its choice and continuation", "[eval]") {
+  Task task = letters_task({});
+  task.choices_are_contexts = true;
+  task.choices = [](const OrderedJson&) {
+    return std::vector<std::string>{"Ann saw Bob so Ann", "Ann saw Bob so Bob"};
+  };
+  task.target = [](const OrderedJson&) -> Target { return {1, "left."}; };
+  CHECK(shot_text(task, {{}, "w"}) == "Ann saw Bob so Bob left.");
+}
+
+// Prompt templates with placeholders.
+
+TEST_CASE("placeholders are fields, entries and members, with numbers as in Python", "[eval]") {
+  CHECK(fill("Q:{{q}}A") == "Q: Why? A");
+  CHECK(fill("{{ q.strip() }}|{{q.lstrip()}}|{{q.rstrip()}}") == "Why?|Why? | Why?");
+  CHECK(fill("{{n}} {{b}} {{none}}") == "7 True None");
+  CHECK(fill("{{choices.text[1]}}{{choices['label'][0]}}") == "yA");
+  CHECK(fill("{{choices.label.index(key)}}") == "1");
+  CHECK(fill("{{q.strip().lower().capitalize()}}") == "Why?");
+  CHECK(fill("no hole { } }}") == "no hole { } }}");
+  CHECK(fill("").empty());
+}
+
+TEST_CASE("a template of one placeholder has its value, not its text", "[eval]") {
+  CHECK(PromptTemplate("{{choices.text}}").value(kDocument) == OrderedJson({"x", "y"}));
+  CHECK(PromptTemplate("{{n}}").value(kDocument) == 7);
+  CHECK(PromptTemplate("a{{n}}").value(kDocument) == "a7");
+}
+
+TEST_CASE("an invalid placeholder is refused when the template is parsed", "[eval]") {
+  for (const char* text : {"a {{q", "{{}}", "{{q.}}", "{{q[}}", "{{q[x]}}", "{{q['x}}",
+                           "{{q.eval()}}", "{{q | upper}}", "{{q.index(}}", "{{q[9999999]}}"}) {
+    CAPTURE(text);
+    CHECK_FALSE(user_error_of([&] { PromptTemplate{text}; }).empty());
+  }
+}
+
+TEST_CASE("a missing field, entry or value is named with its placeholder", "[eval]") {
+  for (const auto& [hole, fact] :
+       {std::pair("{{goal}}", "'goal'; it has q, n, b"),
+        std::pair("{{choices.text[2]}}", "no entry 2 (2 "), std::pair("{{q[0]}}", "no entry 0"),
+        std::pair("{{choices}}", "an object"),
+        std::pair("{{choices.label.index(q)}}", R"(in ["A","B"])")}) {
+    const std::string message = user_error_of([text = hole] { fill(text); });
+    CHECK(message.starts_with(hole));
+    CHECK_THAT(message, test::contains_text(fact));
+  }
+}
+
+TEST_CASE("the nesting of functions is bounded", "[eval]") {
+  const auto nested = [](int depth) {
+    std::string hole = "{{";
+    for (int i = 0; i < depth; ++i) {
+      hole += "a.index(";
+    }
+    return hole + "a" + std::string(static_cast<size_t>(depth), ')') + "}}";
+  };
+  PromptTemplate(nested(8));
+  for (const int depth : {9, 20000}) {
+    CHECK_THAT(user_error_of([&] { PromptTemplate(nested(depth)); }),
+               test::contains_text("more than 8 .index("));
+  }
+  PromptTemplate(
+      "{{a.index(b)}}{{a.index(b)}}{{a.index(b)}}{{a.index(b)}}{{a.index(b)}}"
+      "{{a.index(b).index(c).index(d).index(e).index(f).index(g).index(h).index(i).index(j)}}");
 }
 
 }  // namespace
