@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the small Parquet files of tests/core/data/parquet_test.cpp; needs pyarrow (recipes/parquet.txt).
+"""Writes the small Parquet files of tests/core/data/formats_test.cpp; needs pyarrow (recipes/parquet.txt).
 
 python3 tests/golden/make_parquet.py        (deterministic; the files are in the tree)
 """

@@ -3,7 +3,7 @@
 # failure. LibTorch and libgomp are not instrumented: tests/support/tsan.supp suppresses reports inside them. The last line is
 # `N passed, N failed, N skipped`.
 #
-#   tests/slow/tsan.sh [TEST...]     names of ctest, as in core_data_step_loader_test; default: all of them
+#   tests/slow/tsan.sh [TEST...]     names of ctest, as in core_data_batches_test; default: all of them
 set -euo pipefail
 unset CDPATH
 
@@ -13,7 +13,7 @@ cd -- "$root"
 
 tests=("$@")
 if [ "${#tests[@]}" -eq 0 ]; then
-  tests=(core_data_step_loader_test core_data_examples_test core_data_token_cache_test core_train_stop_signals_test
+  tests=(core_data_batches_test core_data_examples_test core_data_token_cache_test core_train_stop_signals_test
          core_train_trainer_test 'core_distributed_.*')
 fi
 recipes/setup.sh --checks --target core_data_test --target core_train_test --target core_distributed_test \

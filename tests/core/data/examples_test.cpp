@@ -1,11 +1,14 @@
 #include "core/data/examples.h"
 
+#include "core/data/example_set.h"
 #include "core/data/records.h"
 #include "core/tokenizer/tokenizer.h"
 #include "tests/support/byte_codec.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/matchers.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/user_error.h"
 
 using namespace moe;
 using namespace moe::data;
@@ -26,6 +29,17 @@ const std::string kPair = R"({"instruction": "Say", "input": "", "output": "yes"
 void check_error(const std::string& name, const std::string& text, const std::string& fact,
                  const ReadSettings& settings = {}) {
   CHECK_THAT(error_of_reading(name, text, settings), contains_text(fact));
+}
+
+std::string show(std::vector<int32_t> ids, std::vector<int32_t> labels, bool colour) {
+  const auto piece = [](int64_t id) {
+    return id == 1   ? "<s>"
+           : id == 2 ? "</s>"
+           : id == 9 ? "\033[2J"
+                     : "\u2581w" + std::to_string(id);
+  };
+  const Example example{std::move(ids), std::move(labels), 0, 3};
+  return show_example(example, "a.jsonl line 3", piece, colour);
 }
 
 }  // namespace
@@ -177,11 +191,7 @@ TEST_CASE("Several threads give the same examples, order and first error as one"
   settings.threads = 3;
   const Examples several = read();
   REQUIRE(one.size() == 60001);
-  REQUIRE(several.size() == one.size());
-  for (int64_t index = 0; index < one.size(); ++index) {
-    const Example a = one.at(index), b = several.at(index);
-    REQUIRE((a.ids == b.ids && a.labels == b.labels && a.line == b.line && a.file == b.file));
-  }
+  CHECK(same_examples(several, one));
   settings.max_per_file = 20000;
   CHECK(read().size() == 40001);
   settings.max_per_file = 0;
@@ -234,4 +244,50 @@ TEST_CASE("A tokenizer without EOS, or with ids beyond the model, is refused", "
   }
   CHECK("B" + show_ids(read(kVocab, codec(-1, kEos)).at(0)) ==
         show_ids(read(kVocab, byte_codec).at(0)));
+}
+
+TEST_CASE("An example is shown with its loss in brackets or in green", "[data]") {
+  const std::vector<int32_t> ids = {1, 5, 6, 2, 7, 8, 2}, labels = {-100, -100, 6, 2, -100, 8, 2};
+  const std::string head = "a.jsonl line 3: 7 tokens, 4 with loss\n<s> ▁w5 ";
+  CHECK(show(ids, labels, false) == head + "⟦▁w6 </s>⟧ ▁w7 ⟦▁w8 </s>⟧\n");
+  CHECK(show(ids, labels, true) == head + "\033[32m▁w6 </s>\033[0m ▁w7 \033[32m▁w8 </s>\033[0m\n");
+  // The first token has no loss, other labels follow an arrow, and control characters are replaced.
+  CHECK(show({5, 6, 9}, {5, 7, 9}, false) ==
+        "a.jsonl line 3: 3 tokens, 2 with loss\n▁w5 ⟦▁w6→▁w7 ?[2J⟧\n");
+}
+
+TEST_CASE("The weight of a source follows its last colon", "[data]") {
+  const TempDir dir;
+  write_file(dir / "a:0.5", "x");
+  const std::string path = dir / "a:0.5";
+  struct Case {
+    std::string word, file;
+    double weight;
+  };
+  for (const auto& [word, file, weight] :
+       std::vector<Case>{{"dir/b.jsonl", "dir/b.jsonl", 0},
+                         {"a.jsonl:0.7", "a.jsonl", 0.7},
+                         {"b:c.jsonl:3e-1", "b:c.jsonl", 0.3},
+                         {"c:2", "c", 2},
+                         {"s3:bucket", "s3:bucket", 0},  // no number
+                         {path, path, 0},                // a file of that name exists
+                         {path + ":0.25", path, 0.25}}) {
+    CAPTURE(word);
+    const Source source = parse_sources({word}).at(0);
+    CHECK(source.file == file);
+    CHECK(source.weight == weight);
+  }
+  CHECK(parse_sources({"a.jsonl", "dir/b.jsonl"}).size() == 2);
+}
+
+TEST_CASE("Invalid weights, and weights of some sources only, are refused", "[data]") {
+  const auto error = [](const std::vector<std::filesystem::path>& words) {
+    return user_error_of([&] { parse_sources(words); });
+  };
+  for (const char* weight : {"0", "-1", "nan", "inf", "1e999"}) {
+    const std::string word = std::string("a.jsonl:") + weight;
+    CHECK_THAT(error({word}), contains_text("--data " + word + ": the weight after the colon"));
+  }
+  CHECK_THAT(error({"a.jsonl:1", "b.jsonl"}), contains_text("--data b.jsonl: has no weight"));
+  CHECK_THAT(error({"a.jsonl", "b.jsonl:1"}), contains_text("--data a.jsonl: has no weight"));
 }

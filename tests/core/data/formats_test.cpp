@@ -1,9 +1,19 @@
 #include "core/data/formats.h"
 
+#include <zlib.h>
+#include <zstd.h>
+
+#include "core/base/json.h"
 #include "core/base/text.h"
+#include "core/data/examples.h"
+#include "core/data/records.h"
+#include "core/tokenizer/tokenizer.h"
 #include "tests/support/byte_codec.h"
 #include "tests/support/catch.h"
+#include "tests/support/data.h"
 #include "tests/support/matchers.h"
+#include "tests/support/places.h"
+#include "tests/support/training_rows.h"
 
 using namespace moe;
 using namespace moe::data;
@@ -36,6 +46,136 @@ ReadSettings forced(Format format) {
   ReadSettings settings;
   settings.format = format;
   return settings;
+}
+
+struct Text {
+  std::string prompt, response;
+};
+using Texts = std::vector<Text>;  // the turns of a record
+
+TextCodec codec_of_ids(const io::Tokenizer& tokenizer) {
+  return {[&](std::string_view text) { return tokenizer.encode(text); }, tokenizer.bos_id(),
+          tokenizer.eos_id()};
+}
+
+// Decodes the runs of tokens without and with loss.
+Texts decode(const io::Tokenizer& tokenizer, const Example& example) {
+  Texts texts;
+  std::vector<int64_t> prompt, response;
+  for (size_t t = 0; t < example.ids.size(); ++t) {
+    const bool with_loss = example.labels[t] != kNoLoss;
+    REQUIRE((!with_loss || example.labels[t] == example.ids[t]));
+    if (!with_loss && !response.empty()) {
+      texts.push_back({tokenizer.decode(prompt), tokenizer.decode(response)});
+      prompt.clear();
+      response.clear();
+    }
+    (with_loss ? response : prompt).push_back(example.ids[t]);
+  }
+  texts.push_back({tokenizer.decode(prompt), tokenizer.decode(response)});
+  return texts;
+}
+
+std::vector<Json> records_of(const fs::path& file) {
+  if (file.extension() == ".json") {
+    return read_json(file).get<std::vector<Json>>();
+  }
+  return json_lines(read_file(file));
+}
+
+// Reads a record by its keys: Alpaca, prompt pairs or ShareGPT.
+Texts texts_of(const Json& record) {
+  if (record.contains("instruction")) {
+    const std::string input = record.at("input");
+    return {
+        {record.at("instruction").get<std::string>() + (input.empty() ? "" : "\n" + input) + "\n",
+         record.at("output")}};
+  }
+  if (record.contains("prompt")) {
+    return {{record.at("prompt"), record.value("response", record.value("completion", ""))}};
+  }
+  Texts texts;
+  const Json& messages = record.at("conversations");
+  for (size_t i = 0; i + 1 < messages.size(); i += 2) {
+    texts.push_back(
+        {messages[i].at("value").get<std::string>() + "\n", messages[i + 1].at("value")});
+  }
+  return texts;
+}
+
+void check_file(const io::Tokenizer& tokenizer, const fs::path& file, const std::string& form) {
+  const Examples examples = read_examples({file}, Objective::kInstruct, tokenizer.vocab_size(),
+                                          [&] { return codec_of_ids(tokenizer); });
+  const std::vector<Json> records = records_of(file);
+  CHECK(examples.forms.at(0) == form);
+  REQUIRE(examples.size() == static_cast<int64_t>(records.size()));
+  for (size_t index = 0; index < records.size(); ++index) {
+    const Texts expected = texts_of(records[index]);
+    const Texts texts = decode(tokenizer, examples.at(static_cast<int64_t>(index)));
+    INFO(examples.where(static_cast<int64_t>(index)));
+    REQUIRE(texts.size() == expected.size());
+    for (size_t turn = 0; turn < expected.size(); ++turn) {
+      REQUIRE(texts[turn].prompt == expected[turn].prompt);
+      REQUIRE(texts[turn].response == expected[turn].response);
+    }
+  }
+}
+
+std::string golden(const std::string& name) {
+  return read_file(moe::test::source_folder() / "tests" / "golden" / name);
+}
+
+bool has_parquet() {
+  const std::string error = error_of_reading("a.parquet", golden("orca.parquet"));
+  return error.find("build moe with MOE_PARQUET") == std::string::npos;
+}
+
+// One gzip member.
+std::string gzip(const std::string& text) {
+  z_stream stream{};
+  REQUIRE(deflateInit2(&stream, 9, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY) == Z_OK);
+  std::string packed(deflateBound(&stream, text.size()), '\0');
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
+  stream.avail_in = static_cast<uInt>(text.size());
+  stream.next_out = reinterpret_cast<Bytef*>(packed.data());
+  stream.avail_out = static_cast<uInt>(packed.size());
+  REQUIRE(deflate(&stream, Z_FINISH) == Z_STREAM_END);
+  packed.resize(stream.total_out);
+  deflateEnd(&stream);
+  return packed;
+}
+
+// One zstd frame with a checksum.
+std::string zstd(const std::string& text, int window_log = 0) {
+  ZSTD_CCtx* context = ZSTD_createCCtx();
+  ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, 1);
+  ZSTD_CCtx_setParameter(context, ZSTD_c_contentSizeFlag, 0);
+  if (window_log > 0) {
+    ZSTD_CCtx_setParameter(context, ZSTD_c_windowLog, window_log);
+  }
+  std::string packed(ZSTD_compressBound(text.size()), '\0');
+  ZSTD_inBuffer in{text.data(), text.size(), 0};
+  ZSTD_outBuffer out{packed.data(), packed.size(), 0};
+  // Streamed: the frame contains its window and not its size.
+  ZSTD_compressStream2(context, &out, &in, ZSTD_e_continue);
+  REQUIRE(ZSTD_compressStream2(context, &out, &in, ZSTD_e_end) == 0);
+  packed.resize(out.pos);
+  ZSTD_freeCCtx(context);
+  return packed;
+}
+
+std::string records(int count) {
+  std::string text;
+  uint32_t noise = 1;
+  for (int i = 0; i < count; ++i) {
+    noise = noise * 1664525 + 1013904223;  // compresses like text
+    text += fmt::format(R"({{"prompt": "Q{} {:x}", "response": "A{}"}})", i, noise, i) + "\n";
+  }
+  return text;
+}
+
+void check_error(const std::string& name, const std::string& bytes, const std::string& fact) {
+  CHECK_THAT(error_of_reading(name, bytes), contains_text(fact));
 }
 
 }  // namespace
@@ -198,4 +338,193 @@ TEST_CASE("An invalid single turn is refused with its line and field", "[data]")
               "'context' must be a string");
   check_error(R"({"prompt": "q", "response": "\ud800"})", "broken JSON");  // a lone surrogate
   check_error("{\"prompt\": \"q\", \"response\": \"\xED\xA0\x80\"}", "not UTF-8 at byte");
+}
+
+// Whole instruction files, tokenized and decoded again: the decoded tokens without loss are the
+// prompts of the file, those with loss its responses, and there are no others.
+
+TEST_CASE("Generated instruction files of each form are decoded to their texts", "[data]") {
+  const io::Tokenizer tokenizer = io::Tokenizer::load(tiny_model_folder(), 0);
+  const TempDir dir;
+  const std::vector<std::string> texts = {
+      "Once", "two  spaces", "a\nb\tc", "\u65E5\u672C \U0001F600", "<s> </s>", "\"quoted\" \\ {x}"};
+  std::string alpaca, pairs, completions;
+  Json conversations = Json::array();
+  for (const auto& text : texts) {
+    const std::string answer = "so " + text;
+    alpaca += Json{{"instruction", text}, {"input", ""}, {"output", answer}}.dump() + "\n" +
+              Json{{"instruction", text}, {"input", text}, {"output", answer}}.dump() + "\n";
+    pairs += Json{{"prompt", text}, {"response", answer}}.dump() + "\n";
+    completions += Json{{"prompt", text}, {"completion", answer}}.dump() + "\n";
+    const Json question = {{"from", "human"}, {"value", text}};
+    const Json reply = {{"from", "gpt"}, {"value", answer}};
+    conversations.push_back({{"conversations", {question, reply, question, reply}}});
+  }
+  write_file(dir / "alpaca.jsonl", alpaca);
+  write_file(dir / "pairs.jsonl", pairs);
+  write_file(dir / "completions.jsonl", completions);
+  write_file(dir / "conversations.json", conversations.dump(2));
+  check_file(tokenizer, dir / "alpaca.jsonl", "Alpaca records");
+  check_file(tokenizer, dir / "pairs.jsonl", "prompt pairs");
+  check_file(tokenizer, dir / "completions.jsonl", "prompt pairs");
+  check_file(tokenizer, dir / "conversations.json", "ShareGPT conversations");
+  check_file(tokenizer, source_folder() / "recipes/tiny/instruct.jsonl", "Alpaca records");
+}
+
+TEST_CASE("Published instruction files are decoded to their texts, with LLaMA's ids", "[data]") {
+  MOE_NEED_SHARED_DATA();
+  const io::Tokenizer llama = io::Tokenizer::load(shared_data() / "llama-tokenizer", 32000);
+  const auto folder = shared_data() / "instruct";
+  check_file(llama, folder / "alpaca_2000.jsonl", "Alpaca records");
+  check_file(llama, folder / "alpaca_en_demo.json", "Alpaca records");
+  check_file(llama, folder / "dolly_hhrlhf_train_small.jsonl", "prompt pairs");
+  check_file(llama, folder / "sharegpt_dummy_conversation.json", "ShareGPT conversations");
+  for (const auto& entry : fs::directory_iterator(folder / "t0_sample")) {
+    check_file(llama, entry.path(), "prompt pairs");
+  }
+  const io::Tokenizer tokenizer = io::Tokenizer::load(shared_data() / "stories260K-hf", 512);
+  const auto stories = read_examples({shared_data() / "text" / "tinystories_v2_train_head.txt"},
+                                     Objective::kLm, 512, [&] { return codec_of_ids(tokenizer); });
+  CHECK(stories.size() == 1728);
+  const Json reference = read_json(shared_data() / "stories260K-hf" / "reference.json");
+  auto expected = reference["first_story"]["ids_with_bos"].get<std::vector<int32_t>>();
+  expected.push_back(2);
+  CHECK(stories.at(0).ids == expected);
+}
+
+TEST_CASE("Without Arrow a Parquet file is refused with the command that converts it", "[data]") {
+  if (has_parquet()) {
+    MOE_SKIP("built with MOE_PARQUET");
+  }
+  CHECK_THAT(error_of_reading("orca.parquet", golden("orca.parquet")),
+             contains_text("orca.parquet: a Parquet file") &&
+                 contains_text("build moe with MOE_PARQUET") &&
+                 contains_text("p.ParquetFile('orca.parquet').iter_batches() for r in "
+                               "b.to_pylist()]\" > data.jsonl"));
+}
+
+TEST_CASE("Parquet rows give the same examples as JSON lines", "[data]") {
+  if (!has_parquet()) {
+    MOE_SKIP("built without MOE_PARQUET");
+  }
+  const Examples orca = read_bytes("a.parquet", golden("orca.parquet"));
+  CHECK(orca.forms.at(0) == "OpenOrca records, Parquet");
+  REQUIRE(orca.size() == 3);
+  CHECK(show_ids(orca.at(0)) == "BQ?\nRE");
+  CHECK(show_ids(orca.at(1)) == "BS\n\xC3\xA9\nrE");
+  CHECK(show_labels(orca.at(1)) == "......rE");
+  CHECK(orca.at(2).line == 3);
+  CHECK(show_ids(read_bytes("a", golden("chat.parquet")).at(0)) == "Bq\naE");
+  CHECK(show_labels(read_bytes("a", golden("rows.parquet")).at(0)) == "..B");
+}
+
+TEST_CASE("A truncated Parquet file is refused, and a damaged one does not crash", "[data]") {
+  if (!has_parquet()) {
+    MOE_SKIP("built without MOE_PARQUET");
+  }
+  const std::string whole = golden("orca.parquet");
+  CHECK_THAT(error_of_reading("a.parquet", "PAR1\x15\x04xyzPAR1"),
+             contains_text("a.parquet: the Parquet data"));
+  for (size_t length = 4; length < whole.size(); ++length) {
+    CHECK_FALSE(error_of_reading("a.parquet", whole.substr(0, length)).empty());
+  }
+  for (size_t at = 4; at < whole.size(); ++at) {  // no checksums: an error, or other records
+    std::string damaged = whole;
+    damaged[at] = static_cast<char>(damaged[at] ^ 0x41);
+    error_of_reading("a.parquet", damaged);
+  }
+}
+
+TEST_CASE("gzip and zstd are recognized by their bytes and give the same examples", "[data]") {
+  const std::string text = records(20000);  // several blocks of the reader
+  REQUIRE(text.size() > (size_t{8} << 16));
+  const Examples plain = read_bytes("a.jsonl", text);
+  const Examples gz = read_bytes("a.jsonl", gzip(text)), zst = read_bytes("a.dat", zstd(text));
+  CHECK(same_examples(gz, plain));
+  CHECK(same_examples(zst, plain));
+  CHECK(plain.forms.at(0) == "prompt pairs");
+  CHECK(gz.forms.at(0) == "prompt pairs, gzip");
+  CHECK(zst.forms.at(0) == "prompt pairs, zstd");
+}
+
+TEST_CASE("Consecutive gzip members or zstd frames are one text", "[data]") {
+  const std::string text = records(300);
+  const Examples plain = read_bytes("a.jsonl", text);
+  const std::string skippable("\x50\x2A\x4D\x18\x03\x00\x00\x00xyz", 11);
+  for (const size_t cut : {size_t{1}, size_t{100}, text.size() - 1}) {
+    const std::string head = text.substr(0, cut), tail = text.substr(cut);
+    CHECK(same_examples(read_bytes("a.gz", gzip(head) + gzip("") + gzip(tail)), plain));
+    CHECK(
+        same_examples(read_bytes("a.zst", skippable + zstd(head) + zstd("") + zstd(tail)), plain));
+  }
+}
+
+TEST_CASE("A compressed text keeps the form of its name and loses its byte order mark", "[data]") {
+  ReadSettings lm;
+  lm.objective = Objective::kLm;
+  CHECK(show_ids(read_bytes("a.txt.gz", gzip("{x"), lm).at(0)) == "B{xE");
+  CHECK(show_ids(read_bytes("a.zst", zstd("\xEF\xBB\xBFhey"), lm).at(0)) == "BheyE");
+  CHECK(show_ids(read_bytes("a.gz", gzip("\xEF\xBB\xBFhey"), lm).at(0)) == "BheyE");
+  CHECK(read_bytes("a.gz", gzip("\xEF\xBC\x81"), lm).at(0).ids.size() == 5);  // another character
+  check_error("a.gz", gzip(""), "a.gz: the file is empty");
+  check_error("a.gz", gzip("\xEF\xBB\xBF"), "a.gz: the file is empty");
+}
+
+TEST_CASE("A compressed file truncated at any byte is refused", "[data]") {
+  const std::string text = records(20);
+  for (const std::string& packed : {gzip(text), zstd(text)}) {
+    for (size_t length = 4; length < packed.size(); ++length) {
+      CAPTURE(length);
+      check_error("a.jsonl", packed.substr(0, length),
+                  "data end in the middle: the file is cut short");
+    }
+  }
+  const std::string packed = gzip(records(20000));
+  const std::string message = error_of_reading("a.jsonl", packed.substr(0, packed.size() / 2));
+  INFO(message);
+  const int64_t line = std::atoll(message.c_str() + std::string("a.jsonl line ").size());
+  CHECK((line > 9000 && line < 11000));  // half of the bytes are half of the lines
+}
+
+TEST_CASE("A damaged compressed file is refused unless the damaged bit has no meaning", "[data]") {
+  const std::string text = records(20);
+  const Examples plain = read_bytes("a.jsonl", text);
+  for (const std::string& whole : {gzip(text), zstd(text)}) {
+    size_t refused = 0;
+    for (size_t at = 10; at < whole.size(); ++at) {
+      std::string packed = whole;
+      packed[at] = static_cast<char>(packed[at] ^ 0x10);
+      INFO(at);
+      if (error_of_reading("a.jsonl", packed).empty()) {  // padding
+        CHECK(same_examples(read_bytes("a.jsonl", packed), plain));
+      } else {
+        ++refused;
+      }
+    }
+    CHECK(refused + 10 > whole.size() - 10);
+  }
+  check_error("a.gz", gzip(text) + "junk", "a.gz line 21: the gzip data are damaged");
+  check_error("a.zst", zstd(text) + "junk", "a.zst line 21: the zstd data are damaged");
+}
+
+TEST_CASE("A file that decompresses to gigabytes is refused in bounded memory", "[data]") {
+  check_error("a.gz", gzip("{\"prompt\": \"" + std::string(size_t{66} << 20, 'x')),
+              "a.gz line 1: the record that starts here is longer than 64 MiB");
+  // Blank lines, of which no record grows: only the ratio reveals it.
+  const std::string blank = gzip(std::string(size_t{32} << 20, '\n'));
+  std::string bomb = gzip(records(1));
+  for (int i = 0; i < 9; ++i) {
+    bomb += blank;
+  }
+  check_error("a.gz", bomb, "unpacks to more than 500 times its size");
+  // The window of zstd is limited to 128 MiB.
+  check_error("a.zst", zstd(records(9), 28), "a.zst line 1: the zstd data need a window of more");
+  CHECK(read_bytes("a.zst", zstd(records(9), 27)).size() == 9);
+}
+
+TEST_CASE("Other kinds of files are refused with the program that unpacks them", "[data]") {
+  check_error("a.json", "PK\x03\x04zip", "a.json: is a zip archive; unpack it");
+  check_error("a.bz2", "BZh91AY", "packed with bzip2; unpack it (bunzip2)");
+  check_error("a.xz", std::string("\xFD") + "7zXZ", "packed with xz; unpack it (unxz)");
+  check_error("a.arrow", "ARROW1xx", "is an Arrow file");
 }

@@ -1,11 +1,15 @@
 #include "core/data/templates.h"
 
+#include <algorithm>
+
 #include "core/base/json.h"
 #include "core/tokenizer/tokenizer.h"
+#include "core/tokenizer/unicode.h"
 #include "tests/support/byte_codec.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/matchers.h"
+#include "tests/support/places.h"
 
 using namespace moe;
 using namespace moe::data;
@@ -42,6 +46,106 @@ const char* kTwoTurns =
     R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q "}, )"
     R"({"role": "assistant", "content": " R"}, {"role": "user", "content": "q"}, )"
     R"({"role": "assistant", "content": "r"}]})";
+
+// Returns a codec with the special tokens `marks` (ids from 270) and the token "ab" (269).
+TextCodec chat_codec(const std::vector<std::string>& marks) {
+  TextCodec codec = byte_codec();
+  codec.encode_plain = [](std::string_view text, bool) {
+    std::vector<int64_t> ids;
+    for (size_t at = 0; at < text.size(); ++at) {
+      const bool is_pair = text.substr(at, 2) == "ab";
+      ids.push_back(is_pair ? 269 : 10 + static_cast<unsigned char>(text[at]));
+      at += is_pair ? 1 : 0;
+    }
+    return ids;
+  };
+  codec.special = [marks](const std::string& mark) {
+    const auto found = std::find(marks.begin(), marks.end(), mark);
+    return found == marks.end() ? -1 : 270 + (found - marks.begin());
+  };
+  return codec;
+}
+
+// Prints BOS as B, EOS as E, special tokens as {mark}, token 269 as (ab), and loss in brackets.
+std::string show(const std::vector<ChatToken>& tokens, const std::vector<std::string>& marks) {
+  std::string shown;
+  bool learned = false;
+  const auto change = [&](bool to) {
+    shown += learned == to ? "" : to ? "[" : "]";
+    learned = to;
+  };
+  for (const auto& [id, is_learned] : tokens) {
+    change(is_learned);
+    shown += id == kBos   ? "B"
+             : id == kEos ? "E"
+             : id >= 270  ? "{" + marks.at(static_cast<size_t>(id - 270)) + "}"
+             : id == 269  ? "(ab)"
+                          : std::string(1, static_cast<char>(id - 10));
+  }
+  change(false);
+  return shown;
+}
+
+std::string show(const std::string& form, const Conversation& conversation,
+                 const std::vector<std::string>& marks = {}, bool only_last = false) {
+  return show(chat_tokens(chat_pieces(form, conversation, only_last), chat_codec(marks)), marks);
+}
+
+const Conversation kOne = {"", {{"Q ", "", " R"}}};
+const Conversation kTwo = {"S", {{"Q", "I", "R"}, {"q", "", "r"}}};
+const std::vector<std::string> kLlama3 = {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
+
+constexpr int64_t kEot = 258, kInst = 259, kIds = 260;  // 256 and 257 are <s> and </s>
+
+// Returns a byte-level tokenizer with four special tokens.
+TextCodec marked_codec() {
+  Json vocab;
+  for (int byte = 0; byte < 256; ++byte) {
+    vocab[io::to_byte_level(std::string(1, static_cast<char>(byte)))] = byte;
+  }
+  Json added = Json::array();
+  for (const char* mark : {"<s>", "</s>", "<|eot|>", "[INST]"}) {
+    added.push_back(
+        {{"id", 256 + added.size()}, {"content", mark}, {"special", true}, {"normalized", false}});
+  }
+  const TempDir dir;
+  write_file(dir / "tokenizer.json",
+             Json{{"added_tokens", added},
+                  {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
+                  {"decoder", {{"type", "ByteLevel"}}},
+                  {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", Json::array()}}}}
+                 .dump());
+  write_file(dir / "tokenizer_config.json", R"({"bos_token": "<s>", "eos_token": "</s>"})");
+  return make_text_codec(
+      std::make_shared<const io::Tokenizer>(io::Tokenizer::load(dir.path(), kIds)));
+}
+
+// Prints special tokens in {} and the other tokens as text.
+template <typename Ids>
+std::string show_marks(const Ids& ids) {
+  std::string shown;
+  for (const int64_t id : ids) {
+    shown += id == 256     ? "{s}"
+             : id == 257   ? "{/s}"
+             : id == kEot  ? "{eot}"
+             : id == kInst ? "{INST}"
+                           : std::string(1, static_cast<char>(id));
+  }
+  return shown;
+}
+
+std::string tokens_of(const std::string& record, const std::string& word,
+                      Objective objective = Objective::kInstruct) {
+  const TempDir dir;
+  write_file(dir / "a.jsonl", record);
+  ReadSettings settings;
+  settings.objective = objective;
+  settings.text_template = Template::parse(word);
+  return show_marks(read_examples({{dir / "a.jsonl"}}, settings, kIds, marked_codec).at(0).ids);
+}
+
+const char* const kHostile =
+    R"({"instruction": "a</s>[INST]", "input": "<|eot|>", "output": "b<s></s>"})";
 
 }  // namespace
 
@@ -193,4 +297,121 @@ TEST_CASE("A chat template is read from chat_template.jinja or tokenizer_config.
   write_file(dir / "chat_template.jinja", chatml);
   CHECK(form() == "chatml");
   CHECK(named_template("paper", dir.path()) == "paper");
+}
+
+// Chat forms with a tokenizer of one id per byte. tests/interop/chat_templates.py compares the
+// forms with transformers.
+
+TEST_CASE("The chat forms are those of the published templates", "[data]") {
+  CHECK(show("llama3", kOne, kLlama3) ==
+        "B{<|start_header_id|>}user{<|end_header_id|>}\n\nQ{<|eot_id|>}"
+        "{<|start_header_id|>}assistant{<|end_header_id|>}\n\n[R{<|eot_id|>}]");
+  CHECK(show("chatml", kTwo) ==
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ\nI<|im_end|>\n"
+        "<|im_start|>assistant\n[R<|im_end|>]\n<|im_start|>user\nq<|im_end|>\n"
+        "<|im_start|>assistant\n[r<|im_end|>]\n");
+  CHECK(
+      show("zephyr", kTwo) ==
+      "<|system|>\nSE\n<|user|>\nQ\nIE\n<|assistant|>\n[RE]\n<|user|>\nqE\n<|assistant|>\n[rE]\n");
+  CHECK(show("mistral", kTwo) == "B [INST] S\n\nQ\nI [/INST][ RE] [INST] q [/INST][ rE]");
+  CHECK(show("mistral-v0", kTwo) == "B[INST] S\n\nQ\nI [/INST][RE][INST] q [/INST][rE]");
+  CHECK(show("mistral-v3", kTwo) == "B[INST] Q\nI[/INST][ RE][INST] S\n\nq[/INST][ rE]");
+  CHECK(show("mistral-tekken", kTwo) == "B[INST]Q\nI[/INST][RE][INST]S\n\nq[/INST][rE]");
+  CHECK(show("mistral-v7", kTwo, {"[INST]"}) ==
+        "B[SYSTEM_PROMPT]S[/SYSTEM_PROMPT]{[INST]}Q\nI[/INST][RE]{[INST]}q[/INST][rE]");
+}
+
+TEST_CASE("Loss on the last answer excludes the others", "[data]") {
+  CHECK(show("mistral-v7", {"", kTwo.turns}, {}, /*only_last=*/true) ==
+        "B[INST]Q\nI[/INST]RE[INST]q[/INST][rE]");
+}
+
+TEST_CASE("A special token in the text of a user is encoded as text", "[data]") {
+  CHECK(show("chatml", {"", {{"<|im_end|>", "", "<|im_end|>"}}}, {"<|im_end|>", "<|im_start|>"}) ==
+        "{<|im_start|>}user\n<|im_end|>{<|im_end|>}\n{<|im_start|>}assistant\n"
+        "[<|im_end|>{<|im_end|>}]\n");
+}
+
+TEST_CASE("Adjacent texts are encoded as one; a token across the boundary has loss", "[data]") {
+  using Kind = ChatPiece::Kind;
+  const std::vector<ChatPiece> pieces = {
+      {Kind::kText, "xa", false}, {Kind::kText, "by", true}, {Kind::kText, "za", false}};
+  CHECK(show(chat_tokens(pieces, chat_codec({})), {}) == "x[(ab)y]za");
+  CHECK(show(chat_tokens({}, chat_codec({})), {}).empty());
+}
+
+TEST_CASE("A question ends where its answer begins", "[data]") {
+  const auto asked = [](const std::string& form, const std::vector<std::string>& marks) {
+    const Question question = question_tokens(Template::parse(form), "Q", chat_codec(marks));
+    const auto shown = [&](const std::vector<int64_t>& ids) {
+      std::vector<ChatToken> tokens;
+      for (const int64_t id : ids) {
+        tokens.push_back({id, false});
+      }
+      return show(tokens, marks);
+    };
+    return shown(question.ids) + " until " + shown(question.end);
+  };
+  CHECK(asked("llama3", kLlama3) ==
+        "B{<|start_header_id|>}user{<|end_header_id|>}\n\nQ{<|eot_id|>}"
+        "{<|start_header_id|>}assistant{<|end_header_id|>}\n\n until {<|eot_id|>}");
+  CHECK(asked("chatml", {}) ==
+        "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n until <|im_end|>");
+  CHECK(asked("zephyr", {}) == "<|user|>\nQE\n<|assistant|>\n until E");
+  CHECK(asked("mistral", {}) == "B [INST] Q [/INST] until E");
+  CHECK(asked("llama2", {}) == "B[INST] Q [/INST]  until E");
+  CHECK(asked("paper", {}) == "BQ\n until E");
+}
+
+TEST_CASE("Records are encoded with a chat form", "[data]") {
+  ReadSettings settings;
+  settings.text_template = Template::parse("zephyr");
+  const Examples examples = read_bytes(
+      "a.jsonl", R"({"system_prompt": "S", "question": "Q", "response": "R"})", settings);
+  CHECK(show_ids(examples.at(0)) == "<|system|>\nSE\n<|user|>\nQE\n<|assistant|>\nRE\n");
+  CHECK(show_labels(examples.at(0)) == std::string(40, '.') + "RE.");
+}
+
+// The text of a record is encoded as text by every template, also if it spells a special token.
+
+TEST_CASE("A special token in a record is text in every template", "[data]") {
+  CHECK(tokens_of(kHostile, "paper") == "{s}a</s>[INST]\n<|eot|>\nb<s></s>{/s}");
+  CHECK(
+      tokens_of(kHostile, "alpaca")
+          .ends_with(
+              "### Instruction:\na</s>[INST]\n\n### Input:\n<|eot|>\n\n### Response:b<s></s>{/s}"));
+  CHECK(tokens_of(R"({"system_prompt": "S</s>", "question": " Q<s> ", "response": " R<s> "})",
+                  "llama2") == "{s}{INST} <<SYS>>\nS</s>\n<</SYS>>\n\n Q<s> [/INST] R<s> {/s}");
+  CHECK(tokens_of(R"({"prompt": "<s>p", "completion": "</s>"})", "paper") == "{s}<s>p</s>{/s}");
+}
+
+TEST_CASE("Special tokens of a template are tokens, and none spans a boundary", "[data]") {
+  CHECK(tokens_of(kHostile, "<|eot|>{instruction}<|eot|>{response}<|eot|>") ==
+        "{s}{eot}a</s>[INST]\n<|eot|>{eot}b<s></s>{eot}{/s}");
+  CHECK(tokens_of(R"({"prompt": "eot", "response": "s>"})", "<|{instruction}|>{response}") ==
+        "{s}<|eot|>s>{/s}");
+}
+
+TEST_CASE("A question is encoded as the examples are", "[data]") {
+  const Question question = question_tokens(Template::parse("<|eot|>{instruction}[INST]{response}"),
+                                            "q<|eot|>", marked_codec());
+  CHECK(show_marks(question.ids) == "{s}{eot}q<|eot|>{INST}");
+}
+
+TEST_CASE("Plain text for --objective lm may contain special tokens", "[data]") {
+  CHECK(tokens_of(R"({"text": "a<|eot|>b"})", "paper", Objective::kLm) == "{s}a{eot}b{/s}");
+}
+
+TEST_CASE("With sentencepiece a template gives the ids of its text", "[data]") {
+  const TextCodec codec = make_text_codec(std::make_shared<const io::Tokenizer>(
+      io::Tokenizer::load(source_folder() / "recipes/tiny/model", 0)));
+  const FilledText text = FilledText().own("Q: ").data("a</s> b ").own("</s>\nA:");
+  CHECK(codec.encode_filled(text) == codec.encode(text.text));
+}
+
+TEST_CASE("Stripping a filled text moves the ranges of the user's text", "[data]") {
+  const FilledText text = FilledText().own(" \n").data(" ab ").own("c").data("d \t").stripped();
+  CHECK(text.text == "ab cd");
+  CHECK(text.written == std::vector<io::TextRange>{{0, 3}, {4, 5}});
+  CHECK(FilledText().data(" ").stripped().written.empty());
 }
