@@ -9,7 +9,6 @@
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
-namespace fs = std::filesystem;
 using moe::Json;
 using moe::io::Checkpoint;
 using moe::io::DType;
@@ -27,9 +26,7 @@ std::string text_of(std::span<const std::byte> bytes) {
 
 // Writes a model of six shards.
 fs::path write_shards(const TempDir& dir) {
-  TinyCheckpoint options;
-  options.shard_bytes = 6000;
-  write_tiny_checkpoint(dir / "m", options);
+  write_tiny_checkpoint(dir / "m", {.shard_bytes = 6000});
   return dir / "m";
 }
 
@@ -40,11 +37,8 @@ constexpr const char* kIndex = "model.safetensors.index.json";
 TEST_CASE("One file and several shards hold the same model in every floating dtype", "[io]") {
   for (const auto dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     const TempDir dir;
-    TinyCheckpoint options;
-    options.dtype = dtype;
-    write_tiny_checkpoint(dir / "one", options);
-    options.shard_bytes = 3000;
-    write_tiny_checkpoint(dir / "many", options);
+    write_tiny_checkpoint(dir / "one", {.dtype = dtype});
+    write_tiny_checkpoint(dir / "many", {.dtype = dtype, .shard_bytes = 3000});
     const Checkpoint one(dir / "one"), many(dir / "many");
     CHECK(fs::exists(dir / "one" / "model.safetensors"));
     CHECK_FALSE(fs::exists(dir / "many" / "model.safetensors"));
@@ -213,9 +207,8 @@ TEST_CASE("A link within the folder is copied, a link out of it is refused", "[i
     fs::create_symlink(dir / "key", dir / "blobs" / "b");
     fs::create_symlink(dir / "blobs" / "b", link);
   }
-  CHECK(user_error_of([&] {
-          moe::io::copy_tokenizer_files(from, dir / "to");
-        }).starts_with(link.string() + ": is a link to " + (dir / "key").string()));
+  CHECK_THAT(user_error_of([&] { moe::io::copy_tokenizer_files(from, dir / "to"); }),
+             contains_text(link.string() + ": is a link to " + (dir / "key").string()));
   CHECK_FALSE(fs::exists(dir / "to" / "generation_config.json"));
 }
 

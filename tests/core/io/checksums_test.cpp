@@ -9,7 +9,6 @@
 using namespace moe::io;
 using namespace moe::test;
 using moe::Json;
-namespace fs = std::filesystem;
 
 namespace {
 

@@ -11,14 +11,15 @@
 #include <set>
 #include <thread>
 
+#include "core/io/output_checks.h"
 #include "tests/core/io/child.h"
+#include "tests/support/catch.h"
 #include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
-using moe::io::StagedFolder;
 using namespace moe::test;
-namespace fs = std::filesystem;
+using namespace moe::io;
 
 namespace {
 
@@ -59,14 +60,6 @@ void make_unfinished(const fs::path& out) {
     ::_exit(0);
   });
   REQUIRE(fs::exists(out.string() + ".partial/new"));
-}
-
-std::string names_in(const fs::path& folder) {
-  std::set<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    names.insert(entry.path().filename().string() + " ");
-  }
-  return std::accumulate(names.begin(), names.end(), std::string());
 }
 
 // Returns every name below `folder`, with the content of files and the targets of links.
@@ -318,7 +311,7 @@ TEST_CASE("A folder without a complete marker does not block later runs", "[io]"
   SECTION("half a marker") { write_file(dir / ".out.moe-staging" / ".moe-staging", "moe st"); }
   commit_number(dir / "out", false, 1);
   CHECK(whole_number(dir / "out") == 1);
-  CHECK(names_in(dir.path()) == "out ");
+  CHECK(names_in(dir.path()) == std::vector<std::string>{"out"});
 }
 
 TEST_CASE("A second run that writes the same folder is refused", "[io]") {
@@ -477,4 +470,39 @@ TEST_CASE("A link is neither replaced nor followed", "[io]") {
     CHECK(fs::read_symlink(dir / link) == dir / target);
   }
   CHECK(whole_number(dir / "real") == 1);
+}
+
+TEST_CASE("A path inside a folder is recognized through links, slashes and dots", "[io]") {
+  const TempDir dir;
+  fs::create_directories(dir / "a/b");
+  fs::create_directory_symlink(dir / "a", dir / "link");
+  for (const char* inner : {"a", "a/", "a/b", "a/b/../c", "link/b", "link", "a/none/x"}) {
+    INFO(inner);
+    for (const char* folder : {"a", "a/", "link"}) {
+      CHECK(is_within(dir / inner, dir / folder));
+    }
+  }
+  for (const char* other : {"ab", "a/..", "none", "a/../c"}) {
+    INFO(other);
+    CHECK_FALSE(is_within(dir / other, dir / "a"));
+  }
+}
+
+TEST_CASE("An input inside the output, or equal to it, is refused", "[io]") {
+  const TempDir dir;
+  const fs::path out = dir / "out";
+  write_file(out / "data", "x");
+  fs::create_directory_symlink(out, dir / "link");
+  for (const fs::path& input : {out / "data", dir / "link" / "data"}) {
+    CHECK_THAT(user_error_of([&] {
+                 check_inputs_outside(out, {"", dir / "elsewhere", input});
+               }),
+               contains_text(out.string() + ": " + input.string() + " lies inside it"));
+  }
+  for (const fs::path& same : {out, out / "data"}) {
+    CHECK_THAT(user_error_of([&] { check_inputs_outside(same, {same}); }),
+               contains_text(same.string() + ": is read by this command"));
+  }
+  CHECK_NOTHROW(check_inputs_outside(out, {"", dir / "elsewhere", dir / "outside"}));
+  CHECK_NOTHROW(check_inputs_outside(dir / "none", {dir / "none/data"}));  // nothing is removed
 }
