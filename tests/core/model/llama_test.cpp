@@ -13,6 +13,7 @@
 #include <map>
 #include <variant>
 
+#include "core/base/resources.h"
 #include "core/model/config/weights.h"
 #include "core/model/llama/generate.h"
 #include "core/model/llama/memory_need.h"
@@ -231,15 +232,7 @@ Tensor run_cached(const Llama& model, const Ids& ids, model::KvCache& cache) {
           .hidden);
 }
 
-uint64_t anonymous_bytes() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with("RssAnon:")) {
-      return std::stoull(line.substr(8)) * 1024;
-    }
-  }
-  return 0;
-}
+uint64_t anonymous_bytes() { return system_bytes("/proc/self/status", "RssAnon"); }
 
 }  // namespace
 

@@ -20,16 +20,13 @@ namespace moe::test {
 namespace {
 
 using model::Llama;
-namespace fs = std::filesystem;
 
 constexpr int64_t kExperts = 8;
 constexpr int kSeconds = 60;
 
 // Writes a mixture whose experts differ, with a tokenizer file.
 void make_mixture(const TempDir& dir, const fs::path& out, io::DType dtype) {
-  TinyCheckpoint shape;
-  shape.dtype = dtype;
-  write_tiny_checkpoint(dir / "dense", shape);
+  write_tiny_checkpoint(dir / "dense", {.dtype = dtype});
   fs::remove_all(dir / "copies");  // of an earlier call
   write_mixture(dir / "dense", dir / "copies", {.router = "top1+ir", .experts = kExperts});
   write_file(dir / "copies" / "tokenizer_config.json", "{}\n");

@@ -213,7 +213,7 @@ TEST_CASE("a router survives logits that are not numbers", "[route]") {
   }
 }
 
-TEST_CASE("the routers route the worked example as the README says", "[route]") {
+TEST_CASE("the routers give the results of the worked example of the README", "[route]") {
   const std::pair<const char*, const char*> plans[] = {
       {"top1:cf=inf", "e0:t0 e0:t1 e0:t2 e1:t4 e2:t3 e3:t6 e3:t7 e3:t5"},
       {"top1", "e0:t0 e1:t4 e2:t3 e3:t6"},

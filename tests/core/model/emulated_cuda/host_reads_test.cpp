@@ -1,4 +1,4 @@
-// How often the host reads from a GPU, where it waits for all work of the stream: never in a layer
+// Number of host reads from a GPU, each of which waits for all work of the stream: never in a layer
 // of top-k, once where dropless experts are distributed. Counted on the emulated GPU
 // (tests/support/emulated_cuda).
 
