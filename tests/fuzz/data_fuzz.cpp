@@ -2,6 +2,8 @@
 // template and the suffix .txt; the rest is the file. It is refused with UserError or gives valid
 // examples.
 
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <string>

@@ -6,11 +6,13 @@
 // is the header and the remainder the data; the target inserts the length of the header, which
 // mutations rarely match.
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <span>
 #include <string>
 
 #include "core/base/error.h"
