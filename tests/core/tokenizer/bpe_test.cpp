@@ -5,17 +5,19 @@
 #include <random>
 #include <thread>
 
+#include "core/tokenizer/tokenizer.h"
+#include "core/tokenizer/tokenizer_model.h"
 #include "tests/support/catch.h"
+#include "tests/support/data.h"
+#include "tests/support/matchers.h"
+#include "tests/support/user_error.h"
 
-using moe::io::Bpe;
-using moe::io::BpeMerge;
-using moe::io::BpeOptions;
-using moe::io::Vocabulary;
+using namespace moe::io;
+using namespace moe::test;
 using Ids = std::vector<int64_t>;
+using Tokens = std::vector<std::pair<std::string, int64_t>>;
 
 namespace {
-
-using Tokens = std::vector<std::pair<std::string, int64_t>>;
 
 Ids encode(const Bpe& bpe, std::string_view word) {
   Ids ids;
@@ -98,6 +100,62 @@ Bpe small(const BpeOptions& options, const Tokens& more = {}) {
   return {Vocabulary(tokens, "test"), {{1, 2, 3, 0}}, options};
 }
 
+std::vector<std::shared_ptr<const Tokenizer>> tokenizers() {
+  std::vector<std::shared_ptr<const Tokenizer>> all;
+  for (const auto& folder : sentencepiece_folders()) {
+    all.push_back(std::make_shared<Tokenizer>(Tokenizer::load(folder, 0)));
+  }
+  return all;
+}
+
+// Appends a trainer (2) or normalizer (3) message to a serialized ModelProto. The message sets the
+// varint field `number`.
+std::string with_field(const std::string& model, char message, int number, char value) {
+  std::string field = {static_cast<char>((number << 3 & 0x7F) | (number > 15 ? 0x80 : 0))};
+  if (number > 15) {
+    field += static_cast<char>(number << 3 >> 7);
+  }
+  field += value;
+  return model + static_cast<char>(message << 3 | 2) + static_cast<char>(field.size()) + field;
+}
+
+std::string base64(const std::string& bytes) {
+  static const std::string digits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t bits = 0;
+    for (size_t k = 0; k < 3; ++k) {
+      bits = bits << 8 | (i + k < bytes.size() ? static_cast<uint8_t>(bytes[i + k]) : 0);
+    }
+    for (size_t k = 0; k < 4; ++k) {
+      text += i + k > bytes.size() ? '=' : digits[bits >> (18 - 6 * k) & 63];
+    }
+  }
+  return text;
+}
+
+// Returns a file of 128,000 tokens: the bytes, "bc", "ab", "abc", "ab c", " a" and triples of
+// high bytes.
+std::string llama3_sized() {
+  std::string file;
+  int64_t rank = 0;
+  const auto add = [&](const std::string& bytes) {
+    file += base64(bytes) + " " + std::to_string(rank++) + "\n";
+  };
+  for (int byte = 0; byte < 256; ++byte) {
+    add(std::string(1, static_cast<char>(byte)));
+  }
+  for (const char* text : {"bc", "ab", "abc", "ab c", " a"}) {
+    add(text);
+  }
+  for (int i = 0; rank < 128000; ++i) {
+    add({static_cast<char>(0x80 | (i & 0x7F)), static_cast<char>(0x80 | (i >> 7 & 0x7F)),
+         static_cast<char>(0x80 | (i >> 14 & 0x7F))});
+  }
+  return file;
+}
+
 }  // namespace
 
 TEST_CASE("BPE merges words of any length as its definition does", "[io]") {
@@ -178,4 +236,156 @@ TEST_CASE("Concurrent threads get the same ids as one thread", "[io]") {
     thread.join();
   }
   CHECK(wrong == std::vector<int>(4));
+}
+
+TEST_CASE("A word encoder gives the ids of the whole text for every mix of characters", "[io]") {
+  const std::vector<std::string> parts = {
+      " ",    " ",    " ",       "  ", "a",      "b",        "the",      "Once",
+      "\n",   "\t",   "\r",      "é",  "日本",   "😀",        "\u2581",   "<s>",
+      "</s>", "1234", ".",       "'s", "<0x0A>", "\xCC\x88", "\xC2\xA0", "\xE3\x80\x80",
+      {'\0'}, "\xFF", "\xE3\x81"};
+  std::mt19937 random(7);
+  for (const auto& tokenizer : tokenizers()) {
+    WordEncoder words(tokenizer);
+    for (int round = 0; round < 5000; ++round) {
+      std::string text;
+      const size_t count = random() % 12;
+      for (size_t part = 0; part < count; ++part) {
+        text += parts[random() % parts.size()];
+      }
+      INFO(text);
+      REQUIRE((words.encode(text) == tokenizer->encode(text)));
+    }
+  }
+}
+
+TEST_CASE("Threads that share a word encoder get the ids of whole English texts", "[io]") {
+  const std::vector<std::string> texts = english_texts();
+  for (const auto& tokenizer : tokenizers()) {
+    WordEncoder words(tokenizer);
+    std::vector<int> wrong(2, 0);
+    std::vector<std::thread> threads;
+    for (int& mine : wrong) {
+      threads.emplace_back([&] {
+        for (const auto& text : texts) {
+          mine += words.encode(text) == tokenizer->encode(text) ? 0 : 1;
+        }
+      });
+    }
+    for (auto& thread : threads) {
+      thread.join();
+    }
+    CHECK(wrong == std::vector<int>{0, 0});
+  }
+}
+
+TEST_CASE("A text of any length is encoded if it has spaces and refused if it has none", "[io]") {
+  WordEncoder words(tokenizers()[0]);
+  CHECK_THAT(user_error_of([&] { words.encode(std::string(5'000'000, 'x')); }),
+             contains_text("5.0 MB of text") && contains_text("at most 4.2 MB"));
+  std::string text;
+  for (int word = 0; word < 800'000; ++word) {
+    text += "word" + std::to_string(word % 10) + " ";
+  }
+  CHECK(words.encode(text).size() > 1'600'000);
+}
+
+TEST_CASE("The word rule follows from the bytes of a sentencepiece model", "[io]") {
+  const auto all = tokenizers();
+  CHECK(all[0]->word_rule() == WordRule::kKeeps);
+  if (all.size() == 3) {
+    CHECK(all[1]->word_rule() == WordRule::kKeeps);
+    CHECK(all[2]->word_rule() == WordRule::kCollapses);
+  }
+  const std::string model = read_file(tiny_model_folder() / "tokenizer.model");
+  const auto piece = [&](const std::string& text, char type) {
+    const std::string body =
+        std::string("\x0a") + static_cast<char>(text.size()) + text + "\x18" + type;
+    return model + "\x0a" + static_cast<char>(body.size()) + body;
+  };
+  const auto expect = [](const std::string& bytes, WordRule rule) {
+    CHECK(find_word_rule(bytes) == rule);
+  };
+  expect(model, WordRule::kKeeps);
+  expect(model + std::string("\x1a\x05\x12\x03xyz", 7), WordRule::kNone);  // maps characters
+  expect(with_field(model, 3, 3, 0), WordRule::kNone);                     // no space first
+  expect(with_field(model, 3, 5, 0), WordRule::kNone);                     // spaces unescaped
+  expect(with_field(model, 3, 4, 1), WordRule::kCollapses);
+  expect(with_field(model, 2, 3, 1), WordRule::kNone);  // unigram
+  // The last of repeated messages counts: BPE, then BPE with the space as a suffix.
+  expect(model + "\x12\x02\x18\x02", WordRule::kKeeps);
+  expect(model + "\x12\x05\x18\x02\xC0\x01\x01", WordRule::kNone);
+  expect(model + "\x0a\x05\x0a\x03x\xE2\x96", WordRule::kKeeps);  // an incomplete U+2581
+  expect(piece("\u2581\u2581x", 1), WordRule::kKeeps);
+  expect(piece("a\u2581z", 1), WordRule::kNone);
+  expect(piece("x", 4), WordRule::kNone);  // user-defined
+  expect(piece("x", 5), WordRule::kNone);  // unused
+  expect("", WordRule::kNone);
+  for (size_t cut = 1; cut < 200; ++cut) {
+    find_word_rule(model.substr(model.size() - cut));  // reads no byte beyond the end
+    expect(model.substr(0, cut), WordRule::kNone);
+  }
+}
+
+TEST_CASE("In a tiktoken file ranks are ids, and pairs of lowest rank merge first", "[io]") {
+  const auto model = moe::io::read_tiktoken(llama3_sized(), "t");
+  CHECK(model->vocab_size() == 128256);
+  CHECK(model->encode("abc") == Ids{258});        // a word that is a token
+  CHECK(model->encode("abcd") == Ids{258, 'd'});  // b + c first, then a + bc
+  CHECK(model->encode("abab") == Ids{257, 257});
+  CHECK(model->encode("b a") == Ids{'b', 260});
+  CHECK(model->encode("<|begin_of_text|>a<|eot_id|>") == Ids{128000, 'a', 128009});
+  CHECK(model->piece(128006) == "<|start_header_id|>");
+  CHECK(model->piece(128255) == "<|reserved_special_token_250|>");
+  CHECK(model->bos_id() == 128000);
+  CHECK(model->eos_id() == 128001);
+  CHECK(model->before_text() == Ids{128000});
+  CHECK(model->bytes(10) == "\n");
+  CHECK(model->decode({128000, 258, 0xC3, 0xA9, 128009}) == "abc\u00E9");
+  for (const std::string text : {"", "a  b \n\n c", "\u65E5\u672C\u8A9E \U0001F600\u0301",
+                                 "DON'T can't 12345", "\t\r\n x"}) {
+    CHECK(model->decode(model->encode(text)) == text);
+  }
+}
+
+TEST_CASE("The first line of a tokenizer.model tells whether it is a tiktoken file", "[io]") {
+  CHECK(moe::io::is_tiktoken("IQ== 0\n"));
+  CHECK(moe::io::is_tiktoken("IQ== 0\r\n"));
+  for (const char* bytes : {"", "IQ==\n", "IQ= 0\n", "\x0a\x0e\x0a\x05<unk>\x15",
+                            "version https://git-lfs.github.com/spec/v1\n"}) {
+    CHECK_FALSE(moe::io::is_tiktoken(bytes));
+  }
+  const TempDir dir;
+  write_file(dir / "tokenizer.model", llama3_sized());
+  CHECK(Tokenizer::load(dir.path(), 128256).kind() == TokenizerKind::kTiktoken);
+  write_file(dir / "tokenizer.json", R"({"model": {"type": "BPE", "vocab": {}, "merges": []}})");
+  CHECK(Tokenizer::load(dir.path(), 0).kind() == TokenizerKind::kTokenizerJson);
+}
+
+TEST_CASE("A tiktoken file that is broken or not Llama 3's is refused", "[io]") {
+  const std::string whole = llama3_sized();
+  std::string without_zero = whole;
+  without_zero.replace(0, 4, base64("zz").substr(0, 4));
+  for (const auto& [file, fact] :
+       {std::pair<std::string, std::string>{"IQ== 0\nIg==\n", "t line 2: "},
+        {"IQ== 0\nIg== 1x\n", "t line 2: "},
+        {"IQ== 0\n\n! 1\n", "t line 3: "},
+        {"IQ== 0\n", "holds 1 tokens up to rank 0, Llama 3's holds 128000"},
+        {whole + "AAAA 128000\n", "holds 128001 tokens"},
+        {"IQ== 0\nIg== 0\n", "the id 0 has two tokens, '!' and '\"'"},
+        {without_zero, "no token is the byte 0x00"}}) {
+    CHECK_THAT(user_error_of([&bytes = file] { moe::io::read_tiktoken(bytes, "t"); }),
+               contains_text(fact));
+  }
+}
+
+TEST_CASE("Llama 3's published tokenizer gives Llama 3's ids", "[io]") {
+  const auto folder = shared_data() / "llama3-tokenizer";
+  if (shared_data().empty() || !std::filesystem::exists(folder)) {
+    MOE_SKIP("no Llama 3 tokenizer in the shared data");
+  }
+  const Tokenizer tokenizer = Tokenizer::load(folder, 128256);
+  CHECK(tokenizer.encode("Hello world") == Ids{9906, 1917});
+  CHECK(tokenizer.with_special(tokenizer.encode("Hello world")) == Ids{128000, 9906, 1917});
+  CHECK(tokenizer.adds_bos());
 }

@@ -17,13 +17,8 @@ namespace {
 
 // 4 layers, D 64, F 96, V 128, G = H.
 std::filesystem::path write_config(const TempDir& dir) {
-  TinyCheckpoint shape;
-  shape.hidden = 64;
-  shape.intermediate = 96;
-  shape.layers = 4;
-  shape.heads = shape.kv_heads = 4;
-  shape.vocab = 128;
-  std::ofstream(dir / "config.json") << tiny_config(shape);
+  std::ofstream(dir / "config.json") << tiny_config(
+      {.hidden = 64, .intermediate = 96, .layers = 4, .heads = 4, .kv_heads = 4, .vocab = 128});
   return dir / "config.json";
 }
 

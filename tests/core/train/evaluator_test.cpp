@@ -11,7 +11,6 @@
 using namespace moe;
 using namespace moe::train;
 using namespace moe::test;
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -139,24 +138,19 @@ TEST_CASE("evaluation does not change the training", "[train]") {
   }
   CHECK((steps == std::vector<int64_t>{0, 4, 8, 9}));
   CHECK(*evaluations.back().held_out_loss < *evaluations.front().held_out_loss);
-  std::vector<OrderedJson> lines;
-  std::istringstream text(evaluated.metrics());
-  for (std::string line; std::getline(text, line);) {
-    lines.push_back(OrderedJson::parse(line));
-  }
+  std::vector<Json> lines = json_lines(evaluated.metrics());
   REQUIRE(lines.size() == 10);
   CHECK(lines[0]["step"] == 0);
   CHECK(lines[0]["held_out_loss"] == *evaluations[0].held_out_loss);
   CHECK(lines[4]["held_out_loss"] == *evaluations[1].held_out_loss);
   CHECK(lines[4]["tasks"]["quiz"]["acc"] == evaluations[1].tasks.at("quiz").at("acc"));
   CHECK_FALSE(lines[5].contains("held_out_loss"));
-  std::string training;
-  for (size_t i = 1; i < lines.size(); ++i) {
-    lines[i].erase("held_out_loss");
-    lines[i].erase("tasks");
-    training += lines[i].dump() + "\n";
+  lines.erase(lines.begin());
+  for (Json& line : lines) {
+    line.erase("held_out_loss");
+    line.erase("tasks");
   }
-  CHECK(training == plain.metrics());
+  CHECK(lines == json_lines(plain.metrics()));
 }
 
 TEST_CASE("a stopped and resumed run has the evaluations, samples and report of a whole one",

@@ -3,11 +3,19 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/base/random.h"
+#include "core/train/step/trainable.h"
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
+#include "tests/support/mixture.h"
+#include "tests/support/temp_dir.h"
 #include "tests/support/threads.h"
+#include "tests/support/tiny_checkpoint.h"
+#include "tests/support/user_error.h"
 
 using namespace moe;
 using namespace moe::train;
+using namespace moe::test;
 using at::Tensor;
 
 namespace {
@@ -52,6 +60,59 @@ std::vector<model::NamedParameter> some_parameters() {
           {"experts", at::randn({3, 4, 2}).requires_grad_(true)},
           {"norm", at::randn({11}).requires_grad_(true)}};
 }
+
+constexpr double kZ = 6;
+
+// A window after `steps` ordinary steps: losses around 2 and norms around 1, normally spread.
+struct Run {
+  Random random{3};
+  OutlierWindow window;
+
+  explicit Run(int64_t steps = kOutlierWindow) {
+    for (int64_t step = 0; step < steps; ++step) {
+      CHECK_FALSE(find_outlier(window, loss(), norm(), kZ));
+    }
+  }
+  double loss() { return 2 + 0.1 * random.normal(); }
+  double norm() { return 1 + 0.2 * random.normal(); }
+};
+
+// Reference: mean + kZ standard deviations.
+double upper_bound(const std::vector<double>& values) {
+  double mean = 0, variance = 0;
+  for (const double value : values) {
+    mean += value / static_cast<double>(values.size());
+  }
+  for (const double value : values) {
+    variance += (value - mean) * (value - mean) / (static_cast<double>(values.size()) - 1);
+  }
+  return mean + kZ * std::sqrt(variance);
+}
+
+// True if the step is an outlier and its description has `part`.
+bool has_reason(const std::optional<std::string>& why, const std::string& part) {
+  INFO(why.value_or("no outlier"));
+  return why && why->find(part) != std::string::npos;
+}
+
+// A tiny model whose layers 0 and 2 are mixtures.
+model::Llama tiny_mixture(const TempDir& dir, bool shared_expert = false) {
+  test::write_tiny_checkpoint(dir / "dense");
+  test::write_mixture(dir / "dense", dir / "moe",
+                      {.router = "top1", .experts = 4, .shared_expert = shared_expert});
+  return model::Llama::load(io::Checkpoint(dir / "moe"));
+}
+
+std::vector<std::string> trained_names(const model::Llama& model,
+                                       const std::vector<std::string>& words) {
+  std::vector<std::string> names;
+  for (const auto& parameter : train::trainable(model, words)) {
+    names.push_back(parameter.name);
+  }
+  return names;
+}
+
+using Names = std::vector<std::string>;
 
 }  // namespace
 
@@ -226,4 +287,113 @@ TEST_CASE("bf16 moments are those in f32, rounded without bias, also over severa
   OneParameter other(kCount, with_bf16_moments(), /*seed=*/1);
   other.step(gradient);
   CHECK_FALSE(at::equal(other.mean(), narrow.mean()));
+}
+
+TEST_CASE("a step is an outlier if its loss or gradient norm is above the bound of the window",
+          "[train]") {
+  const Run run;
+  const double loss = upper_bound(run.window.losses), norm = upper_bound(run.window.norms);
+  const auto judged = [&](double loss_value, double norm_value) {
+    OutlierWindow window = run.window;
+    return find_outlier(window, loss_value, norm_value, kZ);
+  };
+  CHECK_FALSE(judged(loss - 1e-9, norm - 1e-9));
+  CHECK(has_reason(judged(loss + 1e-9, 1), "the loss 2."));
+  CHECK(has_reason(judged(2, norm + 1e-9), "the gradient norm 2."));
+  CHECK(has_reason(judged(2, norm + 1e-9), "6 standard deviations"));
+  CHECK(has_reason(judged(9, 9), "128 steps"));
+  CHECK_FALSE(judged(-100, 0));
+}
+
+TEST_CASE("there are no outliers before 64 steps, or within the rounding of equal values",
+          "[train]") {
+  Run young(kOutlierStart - 1);
+  CHECK_FALSE(find_outlier(young.window, 1e6, 1e6, kZ));
+  OutlierWindow level;
+  for (int step = 0; step < 200; ++step) {
+    CHECK_FALSE(find_outlier(level, 2 + 1e-7 * (step % 3), 1, kZ));
+  }
+  CHECK(find_outlier(level, 2.1, 1, kZ));
+}
+
+TEST_CASE("the window has the last 128 steps, with outliers clipped to the bound", "[train]") {
+  Run run(300);
+  CHECK(run.window.losses.size() == 128);
+  CHECK(run.window.norms.size() == 128);
+  const double bound = upper_bound(run.window.losses);
+  REQUIRE(find_outlier(run.window, 1e6, 1.1, kZ));
+  CHECK(run.window.losses.back() == Approx(bound).epsilon(1e-12));
+  CHECK(run.window.norms.back() == 1.1);
+  CHECK(run.window.in_a_row == 1);
+  // The next, smaller outlier is found. Unclipped, the first would have raised the bound to 5e5.
+  CHECK(has_reason(find_outlier(run.window, 4, 1, kZ), "the loss 4"));
+  CHECK_FALSE(find_outlier(run.window, 2, 1, kZ));
+  CHECK(run.window.in_a_row == 0);
+}
+
+TEST_CASE("16 outliers in a row are accepted as a new level", "[train]") {
+  Run run;
+  for (int64_t step = 1; step < kMaxConsecutiveOutliers; ++step) {
+    const auto why = find_outlier(run.window, 1e5 + run.loss(), run.norm(), kZ);
+    REQUIRE(why);
+    CHECK(why->find("in a row") == std::string::npos);
+  }
+  CHECK(has_reason(find_outlier(run.window, 1e5 + run.loss(), run.norm(), kZ), "16th in a row"));
+  for (int step = 0; step < 300; ++step) {
+    CHECK_FALSE(find_outlier(run.window, 1e5 + run.loss(), run.norm(), kZ));
+  }
+  CHECK(has_reason(find_outlier(run.window, 1e5 + 4, 1, kZ), "the loss"));
+}
+
+TEST_CASE("groups and patterns name the parameters that train", "[train]") {
+  const TempDir dir;
+  const auto model = tiny_mixture(dir);
+  CHECK(trained_names(model, {}).size() == model.parameters().size());
+  CHECK(trained_names(model, {"router"}) ==
+        Names{"model.layers.0.mlp.router", "model.layers.2.mlp.router"});
+  CHECK(trained_names(model, {"experts"}) ==
+        Names{"model.layers.0.mlp.gate_up", "model.layers.0.mlp.down", "model.layers.2.mlp.gate_up",
+              "model.layers.2.mlp.down"});
+  CHECK(trained_names(model, {"dense"})[0] == "model.layers.1.mlp.gate_up");
+  CHECK(trained_names(model, {"model.layers.1.self*"}) ==
+        Names{"model.layers.1.self_attn.qkv", "model.layers.1.self_attn.o_proj"});
+  CHECK(trained_names(model, {"*.1.*norm"}) ==
+        Names{"model.layers.1.input_layernorm", "model.layers.1.post_attention_layernorm"});
+  // Every parameter is in exactly one group.
+  size_t sum = 0;
+  for (const char* group : {"experts", "router", "attention", "dense", "norms", "embeddings"}) {
+    sum += trained_names(model, {group}).size();
+  }
+  CHECK(sum == model.parameters().size());
+}
+
+TEST_CASE("a shared expert is in the group dense, and its gate has no bf16 copy", "[train]") {
+  const TempDir dir;
+  const auto model = tiny_mixture(dir, /*shared_expert=*/true);
+  CHECK(trained_names(model, {"experts"}).size() == 4);
+  const Names dense = trained_names(model, {"dense"});
+  CHECK(dense[0] == "model.layers.0.mlp.shared_expert.gate_up");
+  CHECK(dense[1] == "model.layers.0.mlp.shared_expert.down");
+  CHECK(dense[2] == "model.layers.0.mlp.shared_expert_gate");
+  CHECK(dense[3] == "model.layers.1.mlp.gate_up");
+  train::TrainSettings settings;
+  settings.on_cuda = true;
+  settings.compute.precision = model::Precision::kBf16;
+  for (const auto& parameter : model.parameters()) {
+    if (parameter.name.find("shared_expert") != std::string::npos) {
+      CHECK(train::has_bf16_copy(parameter, model.config(), settings) ==
+            !parameter.name.ends_with("gate"));
+    }
+  }
+}
+
+TEST_CASE("--train with an unknown name is refused with the known ones", "[train]") {
+  const TempDir dir;
+  const auto model = tiny_mixture(dir);
+  for (const auto& [word, fact] :
+       {std::pair("expert", "did you mean 'experts'?"),
+        std::pair("expert", "experts, router, attention"),
+        std::pair("model.layers.9.*", "'model.layers.9.*'"), std::pair("*a*b*c*d*e", "4 stars")}) {
+    CHECK_THAT(user_error_of([&] { train::trainable(model, {word}); }), test::contains_text(fact));
+  }
 }

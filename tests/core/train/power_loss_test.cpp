@@ -17,7 +17,6 @@
 using namespace moe;
 using namespace moe::train;
 using namespace moe::test;
-namespace fs = std::filesystem;
 
 namespace {
 

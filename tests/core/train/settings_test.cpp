@@ -1,11 +1,16 @@
 #include "core/train/config/settings.h"
 
+#include <functional>
+
+#include "core/route/route.h"
+#include "core/train/loop/plan.h"
 #include "tests/support/catch.h"
 #include "tests/support/matchers.h"
 #include "tests/support/user_error.h"
 
 using namespace moe;
 using namespace moe::train;
+using route::parse_router;
 
 namespace {
 
@@ -27,6 +32,88 @@ data::Examples rows(bool all_rows) {
   data::Examples examples;
   examples.all_rows = all_rows;
   return examples;
+}
+
+model::MoeConfig folder(const std::string& router) {
+  model::MoeConfig moe;
+  moe.router = parse_router(router);
+  moe.experts = 8;
+  moe.lb_coef = 0.5;
+  moe.entropy_coef = 0.25;
+  return moe;
+}
+
+TrainSettings resolved(const std::string& stored, const std::string& router,
+                       TrainSettings settings = {}, std::optional<double> lambda = {}) {
+  model::MoeConfig moe = folder(stored);
+  moe.lambda = lambda;
+  route::ResolvedRouter run{parse_router(router), 1, {}, false};
+  run.names_lambda0 = router.find("lambda0") != std::string::npos;
+  resolve_coefficients(settings, moe, run);
+  return settings;
+}
+
+std::string described(const std::string& router, TrainSettings settings = {}) {
+  return describe_losses(resolved(router, router, std::move(settings)), parse_router(router), 8);
+}
+
+// Reference: the share of requests that capacity refuses, over all choices of k of E experts by
+// `tokens` tokens.
+double counted_share(int64_t tokens, int64_t experts, int64_t k, int64_t slots) {
+  std::vector<int64_t> sets;  // of k experts, as bits
+  for (int64_t set = 0; set < (int64_t{1} << experts); ++set) {
+    if (__builtin_popcountll(static_cast<uint64_t>(set)) == k) {
+      sets.push_back(set);
+    }
+  }
+  int64_t ways = 0, refused = 0;
+  std::vector<int64_t> load(static_cast<size_t>(experts));
+  const std::function<void(int64_t)> choose = [&](int64_t token) {
+    if (token == tokens) {
+      ++ways;
+      for (const int64_t requests : load) {
+        refused += std::max<int64_t>(0, requests - slots);
+      }
+      return;
+    }
+    for (const int64_t set : sets) {
+      for (int64_t expert = 0; expert < experts; ++expert) {
+        load[static_cast<size_t>(expert)] += set >> expert & 1;
+      }
+      choose(token + 1);
+      for (int64_t expert = 0; expert < experts; ++expert) {
+        load[static_cast<size_t>(expert)] -= set >> expert & 1;
+      }
+    }
+  };
+  choose(0);
+  return static_cast<double>(refused) / static_cast<double>(ways * tokens * k);
+}
+
+// Returns true if sum(w * U) with random U has a gradient in the logits.
+bool has_gradient(const std::string& router, int64_t tokens, int64_t experts) {
+  const auto settings = route::parse_router(router);
+  const at::Tensor logits = at::randn({tokens, experts}).requires_grad_(true);
+  const auto routing = route::route(logits, settings, route::partition_tokens(tokens, 1));
+  (routing.combine * at::randn({tokens, experts})).sum().backward();
+  // Gradients that cancel leave the rounding of a softmax, 1e-7 of numbers around 1.
+  return logits.grad().abs().max().item<double>() > 1e-5;
+}
+
+// Checks that `facts` have one warning, with `part`.
+void check_warning(const RunFacts& facts, const std::string& part) {
+  const auto warnings = known_failures(facts);
+  REQUIRE(warnings.size() == 1);
+  CHECK_THAT(warnings[0], test::contains_text(part));
+}
+
+RunFacts run_facts(const std::string& router, int64_t experts, int64_t rank_tokens) {
+  RunFacts start;
+  start.router = route::parse_router(router);
+  start.experts = experts;
+  start.rank_tokens = rank_tokens;
+  start.balance_loss = true;
+  return start;
 }
 
 }  // namespace
@@ -167,4 +254,200 @@ TEST_CASE("schedules warm up to lr and fall to min_lr", "[train]") {
     CHECK(Schedule{kind, 1e-3, 1e-4, 0, 1}.at(0) == Approx(1e-3));  // one step
     CHECK(Schedule{kind, 1e-3, 1e-4, 8, 4}.at(3) == Approx(5e-4));  // only warm-up
   }
+}
+
+TEST_CASE("a coefficient is that of the flag, else of the folder, else the default of the router",
+          "[train]") {
+  CHECK(resolved("top2", "top1").lb_coef == 0.5);
+  CHECK(resolved("topp:0.4", "top1").lb_coef == 0.01);
+  CHECK(resolved("topp:0.4", "topp:0.3").entropy_coef == 0.25);
+  CHECK(resolved("top1", "topp:0.4").entropy_coef == 1e-4);
+  TrainSettings flags;
+  flags.lb_coef = 0;
+  flags.entropy_coef = 0.125;
+  CHECK(resolved("topp:0.4", "topp:0.4", flags).lb_coef == 0);
+  CHECK(resolved("topp:0.4", "topp:0.4", flags).entropy_coef == 0.125);
+}
+
+TEST_CASE("z-loss and sequence balance are off unless a flag or the folder gives a coefficient",
+          "[train]") {
+  CHECK_FALSE(resolved("top2", "top1").z_coef);
+  CHECK_FALSE(resolved("top2", "top1").seq_lb_coef);
+  const auto resolved_pair = [](const std::string& router, std::optional<double> flag) {
+    model::MoeConfig moe = folder("top2");
+    moe.z_coef = 0.25;
+    moe.seq_lb_coef = 0.125;
+    TrainSettings settings;
+    settings.z_coef = settings.seq_lb_coef = flag;
+    resolve_coefficients(settings, moe, {parse_router(router), 1, {}, false});
+    return std::pair(settings.z_coef, settings.seq_lb_coef);
+  };
+  using Both = std::pair<std::optional<double>, std::optional<double>>;
+  CHECK((resolved_pair("top1", {}) == Both(0.25, 0.125)));
+  CHECK((resolved_pair("top1", 0.5) == Both(0.5, 0.5)));
+  CHECK((resolved_pair("top1", 0) == Both(0, 0)));                        // overrides the folder
+  for (const char* router : {"topp:0.4", "expert-choice", "relu:k=1"}) {  // other families
+    CHECK((resolved_pair(router, {}) == Both()));
+  }
+  TrainSettings flags;
+  flags.z_coef = 0.001;
+  flags.seq_lb_coef = 0.0001;
+  CHECK_THAT(described("top1", flags), test::contains_text("0.5 x load balance") &&
+                                           test::contains_text("0.001 x z-loss") &&
+                                           test::contains_text("0.0001 x load balance"));
+}
+
+TEST_CASE("a bias replaces the load-balance loss unless a coefficient is given", "[train]") {
+  CHECK(resolved("top2", "top2:bias=0.001").lb_coef == 0);
+  CHECK(resolved("top2:bias=0.01", "top2:bias=0.001").lb_coef == 0.5);  // that of the folder
+  CHECK(resolved("top2:bias=0.01", "top2").lb_coef == 0.01);
+  TrainSettings flags;
+  flags.lb_coef = 0.125;
+  CHECK(resolved("top2", "top2:bias=0.001", flags).lb_coef == 0.125);
+  CHECK(route::default_lb_coef(parse_router("top2:bias=0")) == 0);
+}
+
+TEST_CASE("lambda is that of the flag, else a given lambda0, else of the folder, else lambda0",
+          "[train]") {
+  CHECK(resolved("relu:k=1", "relu:k=1").lambda == 1e-8);
+  CHECK(resolved("relu:k=1", "relu:k=1", {}, 0.75).lambda == 0.75);
+  CHECK(resolved("relu:k=1", "relu:k=1,lambda0=0.5", {}, 0.75).lambda == 0.5);
+  TrainSettings flags;
+  flags.lambda = 0.25;
+  CHECK(resolved("relu:k=1", "relu:k=1,lambda0=0.5", flags, 0.75).lambda == 0.25);
+}
+
+TEST_CASE("the description of the losses has each loss with its coefficient or as off", "[train]") {
+  TrainSettings no_balance, no_entropy;
+  no_balance.lb_coef = 0;
+  no_entropy.entropy_coef = 0;
+  struct Case {
+    const char* router;
+    std::vector<std::string> facts;
+    TrainSettings settings = {};
+  };
+  for (const auto& [router, facts, settings] : std::vector<Case>{
+           {"top1+ir", {"0.5 x load balance (of first choices)"}},
+           {"top2:lb=selected", {"0.5 x load balance (of selected experts)"}},
+           {"topp:0.4", {"0.5 x load balance (of selected experts)", "0.25 x entropy"}},
+           {"top1", {"load balance (of first choices) is off"}, no_balance},
+           {"topp:0.4", {"0.5 x load balance", "entropy is off"}, no_entropy},
+           {"relu:k=1", {"lambda x L1", "l1=refined", "1e-08", "times 1.2", "1 - 1/8 = 0.875"}},
+           {"relu:k=2,lambda0=0.5,mult=1.5,l1=plain",
+            {"lambda x L1", "l1=plain", "lambda is 0.5", "times 1.5", "1 - 2/8 = 0.75"}},
+           {"relu:k=1,lambda0=0", {"is off"}}}) {
+    const std::string text = described(router, settings);
+    CHECK_THAT(text, test::contains_text("language model"));
+    for (const auto& fact : facts) {
+      CHECK_THAT(text, test::contains_text(fact));
+    }
+  }
+  for (const auto& [router, fact] :
+       {std::pair("relu:k=1", "lambda stays 1e-08"), std::pair("top2:bias=0.01", "bias")}) {
+    CHECK_THAT(describe_losses(resolved(router, router), parse_router(router), 8,
+                               /*router_trains=*/false),
+               test::contains_text(fact) && test::contains_text("no router is trained"));
+  }
+}
+
+TEST_CASE("a coefficient for a loss that the router does not have is refused by flag and router",
+          "[train]") {
+  const auto refusal = [](const std::string& router, auto change) {
+    TrainSettings settings;
+    change(settings);
+    return test::user_error_of([&] { resolved(router, router, settings); });
+  };
+  struct Case {
+    const char* router;
+    std::string facts;
+    void (*change)(TrainSettings& settings);
+  };
+  for (const auto& [router, flag, change] : std::vector<Case>{
+           {"relu:k=1", "--lb-coef 0.01: ", [](auto& s) { s.lb_coef = 0.01; }},
+           {"relu:k=1", "--entropy-coef 1: ", [](auto& s) { s.entropy_coef = 1; }},
+           {"top1", "--entropy-coef 1: ", [](auto& s) { s.entropy_coef = 1; }},
+           {"top1", "--lambda 1: ", [](auto& s) { s.lambda = 1; }},
+           {"topp:0.4", "--lambda 1: ", [](auto& s) { s.lambda = 1; }},
+           {"relu:k=1", "--z-coef 0.001: ", [](auto& s) { s.z_coef = 0.001; }},
+           {"relu:k=1", "--seq-lb-coef 1: ", [](auto& s) { s.seq_lb_coef = 1; }},
+           {"expert-choice", "--seq-lb-coef 1: ", [](auto& s) { s.seq_lb_coef = 1; }}}) {
+    CHECK(refusal(router, change).find(flag + router) == 0);
+  }
+  CHECK(refusal("expert-choice", [](auto& s) { s.z_coef = 1; }).empty());
+  CHECK(refusal("relu:k=1", [](auto& s) { s.lb_coef = 0; }).empty());
+  for (const auto& [flag, member] : {std::pair("--lb-coef", &TrainSettings::lb_coef),
+                                     std::pair("--z-coef", &TrainSettings::z_coef),
+                                     std::pair("--seq-lb-coef", &TrainSettings::seq_lb_coef)}) {
+    TrainSettings dense;
+    dense.model = "folder";
+    dense.*member = 0.5;
+    CHECK_THAT(test::user_error_of([&] { refuse_coefficients(dense); }),
+               test::contains_text(std::string(flag) + " 0.5: folder is a dense folder"));
+  }
+}
+
+// Warnings before the first step, against counts by hand and the gradients of the gates.
+
+TEST_CASE("the share refused by chance is that of all possible choices", "[train]") {
+  const auto share = [](const std::string& router, int64_t tokens, int64_t experts) {
+    return chance_refusal_share(route::parse_router(router), tokens, experts);
+  };
+  // C = 2; 4 tokens on 2 experts: (1 * 4 + 2 * 1) / 16 of the requests of each are too many.
+  CHECK(share("top1", 4, 2) == Approx(2 * (6.0 / 16) / 4));
+  CHECK(share("top1", 4, 2) == Approx(counted_share(4, 2, 1, 2)));
+  CHECK(share("top1", 6, 3) == Approx(counted_share(6, 3, 1, 2)));
+  CHECK(share("top2", 4, 4) == Approx(counted_share(4, 4, 2, 2)));
+  CHECK(share("top2:cf=1", 5, 4) == Approx(counted_share(5, 4, 2, 2)));
+  CHECK(share("top3:cf=1.5", 3, 4) == Approx(counted_share(3, 4, 3, 2)));
+  CHECK(share("top1:cf=0.5", 6, 3) == Approx(counted_share(6, 3, 1, 1)));  // slots below the mean
+  CHECK(share("top2:cf=1", 6, 2) == Approx(0.5));  // every token requests both experts
+  CHECK(share("top1", 100'000'000, 8) < 1.1e-4);   // in short time
+  CHECK(share("top1:cf=0.5", 1'000'000, 8) == Approx(0.5));
+  CHECK(share("top1", 0, 8) == 0);
+  for (const char* router : {"top1:cf=inf", "topp:0.4", "relu:k=1", "expert-choice"}) {
+    CHECK(share(router, 128, 8) == 0);
+  }
+}
+
+TEST_CASE("router_learns_from_task() is true if the gates have a gradient", "[train]") {
+  at::manual_seed(1);
+  for (const char* router :
+       {"top1", "top1:st=off", "top1:cf=inf,st=off", "top1+ir:st=off", "top1+fr:st=off",
+        "top1+ir+fr:st=off", "top1:gate=none,st=off", "top2:st=off", "top2:cf=inf", "topp:0.4",
+        "topp:0.4,max=1", "relu:k=1", "expert-choice"}) {
+    CAPTURE(router);
+    CHECK(router_learns_from_task(route::parse_router(router), 4) == has_gradient(router, 64, 4));
+  }
+  CHECK_FALSE(router_learns_from_task(route::parse_router("top1:st=off"), 4));
+  CHECK(router_learns_from_task(route::parse_router("top1:st=off"), 1));  // nothing to learn
+}
+
+TEST_CASE("each known failure has one warning", "[train]") {
+  CHECK(known_failures(run_facts("top1", 8, 1024)).empty());
+  CHECK(known_failures(run_facts("top2:cf=inf,st=off", 8, 16)).empty());
+  CHECK(known_failures({}).empty());
+
+  auto start = run_facts("top1:cf=inf,st=off", 8, 16);
+  check_warning(start, "only the load-balance loss moves the router");
+  start.balance_loss = false;
+  check_warning(start, "--lb-coef 0");
+  start.other_loss = true;
+  check_warning(start, "only the auxiliary losses move the router");
+
+  start = run_facts("top1+ir", 8, 128);
+  check_warning(start, "128 tokens a logical rank");
+  check_warning(start, "9.3 %");
+  CHECK(known_failures(run_facts("top1:cf=1.5", 8, 128)).empty());  // slots enough
+}
+
+TEST_CASE("a learning rate far above the last one of the parent has a warning", "[train]") {
+  RunFacts start;
+  start.lr = 1e-3;
+  start.last_lr = 1e-4;  // the end of a cosine schedule
+  CHECK(known_failures(start).empty());
+  start.lr = 4e-3;
+  check_warning(start, "--lr 0.004 is 40 times");
+  check_warning(start, "0.001 or less");
+  start.last_lr = 0;  // no ratio
+  CHECK(known_failures(start).empty());
 }

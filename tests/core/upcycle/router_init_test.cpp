@@ -23,8 +23,6 @@
 namespace moe::model {
 namespace {
 
-namespace fs = std::filesystem;
-
 using at::Tensor;
 using namespace moe::test;
 

@@ -1,10 +1,13 @@
 #include "core/upcycle/upcycle.h"
 
 #include <bit>
+#include <vector>
 
 #include "core/io/file.h"
 #include "core/model/config/folder_tensors.h"
+#include "core/upcycle/expert_sources.h"
 #include "tests/core/upcycle/upcycled.h"
+#include "tests/support/catch.h"
 #include "tests/support/foreign_checkpoint.h"
 #include "tests/support/matchers.h"
 #include "tests/support/stored_numbers.h"
@@ -70,18 +73,18 @@ TEST_CASE("a model of one layer, one expert, and shards in and out", "[model][up
   check_copies(Upcycled(folder / "one", settings));
 
   write_tiny_checkpoint(folder / "sharded", {.shard_bytes = 8000});
-  REQUIRE(std::filesystem::exists(folder / "sharded/model.safetensors.index.json"));
+  REQUIRE(fs::exists(folder / "sharded/model.safetensors.index.json"));
   settings = upcycle_settings(folder / "sharded-out");
   settings.shard_bytes = 10'000;
   const Upcycled sharded(folder / "sharded", settings);
-  CHECK(std::filesystem::exists(folder / "sharded-out/model.safetensors.index.json"));
+  CHECK(fs::exists(folder / "sharded-out/model.safetensors.index.json"));
   check_copies(sharded);
 
   write_tiny_checkpoint(folder / "whole");
   settings.out = folder / "whole-out";
   settings.shard_bytes = uint64_t{1} << 40;
   const Upcycled whole(folder / "whole", settings);
-  CHECK(std::filesystem::exists(folder / "whole-out/model.safetensors"));
+  CHECK(fs::exists(folder / "whole-out/model.safetensors"));
   for (const auto& info : whole.child.tensors()) {
     CHECK(same_bytes(whole.child.bytes(info.name), sharded.child.bytes(info.name)));
   }
@@ -220,8 +223,8 @@ TEST_CASE("an impossible shared expert is refused, and nothing is written", "[mo
     settings.shared_expert = true;
     change(settings);
     const std::string error = user_error_of([&] { Upcycled(folder / name, settings); });
-    CHECK_FALSE(std::filesystem::exists(folder / "out"));
-    CHECK_FALSE(std::filesystem::exists(folder / "out.partial"));
+    CHECK_FALSE(fs::exists(folder / "out"));
+    CHECK_FALSE(fs::exists(folder / "out.partial"));
     return error;
   };
   const auto opened = [&](const char* name, const UpcycleRequest& request,
@@ -270,7 +273,7 @@ TEST_CASE("config.json and upcycle.json describe the mixture and its source", "[
   CHECK(pair.report["router"] == "top1+ir+fr:cf=0.5");
   CHECK(pair.report["parameters"]["total"] == count_parameters(pair.config).total);
   CHECK(read_file(folder / "out/generation_config.json") == "{\"a\": 1}");
-  CHECK(std::filesystem::exists(folder / "out/tokenizer.json"));
+  CHECK(fs::exists(folder / "out/tokenizer.json"));
   // A second run writes the same bytes.
   settings.out = folder / "again";
   const Upcycled again(folder / "dense", settings);
@@ -300,18 +303,17 @@ TEST_CASE(
   const io::Checkpoint dense(folder / "dense");
   const UpcycleSettings settings = upcycle_settings(folder / "out");
   const UpcyclePlan plan = plan_upcycle(dense, settings);
-  CHECK_THROWS_AS(
-      upcycle(dense, plan, settings, {.certify = [](const std::filesystem::path&) -> OrderedJson {
-                throw UserError("no text");
-              }}),
-      UserError);
+  CHECK_THROWS_AS(upcycle(dense, plan, settings, {.certify = [](const fs::path&) -> OrderedJson {
+                            throw UserError("no text");
+                          }}),
+                  UserError);
   UpcyclePlan large = plan;
   large.bytes = uint64_t{1} << 60;  // more than any disk has
   CHECK_THAT(user_error_of([&] { upcycle(dense, large, settings); }), contains_text("disk full"));
-  CHECK_FALSE(std::filesystem::exists(folder / "out"));
-  CHECK_FALSE(std::filesystem::exists(folder / "out.partial"));
-  upcycle(dense, plan, settings, {.certify = [&](const std::filesystem::path& staged) {
-            CHECK_FALSE(std::filesystem::exists(folder / "out"));
+  CHECK_FALSE(fs::exists(folder / "out"));
+  CHECK_FALSE(fs::exists(folder / "out.partial"));
+  upcycle(dense, plan, settings, {.certify = [&](const fs::path& staged) {
+            CHECK_FALSE(fs::exists(folder / "out"));
             return OrderedJson{{"tensors", io::Checkpoint(staged).tensors().size()}};
           }});
   CHECK(read_json(folder / "out/upcycle.json")["certificate"]["tensors"] == plan.tensors.size());
@@ -325,7 +327,6 @@ TEST_CASE("a dense folder opened as a mixture has the bits that upcycling writes
     int64_t granularity;
     bool shared_expert;
   };
-  using Foreign;
   for (const auto& [kind, dtype, granularity, shared_expert] :
        {Case{{}, io::DType::kF32, 1, false}, Case{{}, io::DType::kF32, 4, true},
         Case{{}, io::DType::kBF16, 1, true}, Case{{}, io::DType::kBF16, 4, false},
@@ -389,10 +390,10 @@ TEST_CASE("a mixture is opened unchanged; a request that upcycling refuses is re
 
 TEST_CASE("impossible settings are refused by name, and nothing is written", "[model][upcycle]") {
   const TempDir folder;
-  const std::filesystem::path dense = folder / "dense", out = folder / "out";
+  const fs::path dense = folder / "dense", out = folder / "out";
   write_tiny_checkpoint(dense);
   const auto message = [&](const std::function<void(UpcycleSettings&)>& change,
-                           const std::filesystem::path& from) {
+                           const fs::path& from) {
     UpcycleSettings settings = upcycle_settings(out);
     change(settings);
     return user_error_of([&] { Upcycled(from, settings); });
@@ -420,14 +421,14 @@ TEST_CASE("impossible settings are refused by name, and nothing is written", "[m
   for (const Case& c : cases) {
     CHECK_THAT(message(c.change, dense), contains_text(c.fact));
   }
-  CHECK_FALSE(std::filesystem::exists(out));
+  CHECK_FALSE(fs::exists(out));
 
   Upcycled(dense, upcycle_settings(out));
   CHECK_THAT(message([](auto&) {}, dense), contains_text(out.string() + ": exists already"));
   CHECK(message([](auto& s) { s.force = true; }, dense).empty());
   CHECK_THAT(message([&](auto& s) { s.out = folder / "twice"; }, out),
              contains_text(out.string() + ": is a mixture of experts already"));
-  CHECK_FALSE(std::filesystem::exists(folder / "twice"));
+  CHECK_FALSE(fs::exists(folder / "twice"));
 }
 
 TEST_CASE("the sampled digest tells other weights, types and names apart", "[model][upcycle]") {
@@ -442,6 +443,28 @@ TEST_CASE("the sampled digest tells other weights, types and names apart", "[mod
   CHECK(digest("a") == digest("same"));
   CHECK(digest("a") != digest("seed"));
   CHECK(digest("a") != digest("type"));
+}
+
+// Conversion of weights between F32, F16 and BF16.
+
+TEST_CASE("convert() equals two conversions by way of F32, between all three types",
+          "[model][convert]") {
+  const std::vector<float> values = {0.0F, -1.5F, 3.14159F, 65504.0F, 1e-8F, -2.5e-5F, 7.0F};
+  const std::vector<io::DType> types = {io::DType::kF32, io::DType::kBF16, io::DType::kF16};
+  const auto size = [&](io::DType type) {
+    return values.size() * static_cast<size_t>(io::dtype_bytes(type));
+  };
+  for (const auto from : types) {
+    std::vector<std::byte> source(size(from));
+    convert(std::as_bytes(std::span(values)), io::DType::kF32, source, from);
+    for (const auto to : types) {
+      std::vector<std::byte> direct(size(to)), wide(size(io::DType::kF32)), twice(size(to));
+      convert(source, from, direct, to);
+      convert(source, from, wide, io::DType::kF32);  // exact, so that two steps round once
+      convert(wide, io::DType::kF32, twice, to);
+      CHECK((direct == twice));
+    }
+  }
 }
 
 }  // namespace
