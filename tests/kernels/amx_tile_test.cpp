@@ -1,5 +1,5 @@
-// The tile of a matrix unit: with a unit of plain loops, which shows that operands are handed over
-// in the unit's order; and with the processor's own where it has one.
+// The tile of a matrix unit: with an emulated unit of plain loops, which checks the order of the
+// operands, and with the unit of the processor if it has one.
 
 #include "kernels/cpu/amx_tile.h"
 
@@ -16,7 +16,7 @@ using namespace moe::kernels;
 namespace {
 
 // Intel's manual on TDPBF16PS, volume 2: C[m][n] += sum over k of A[m][2 k] B[k][2 n] and of
-// A[m][2 k + 1] B[k][2 n + 1], the even numbers and the odd ones summed apart.
+// A[m][2 k + 1] B[k][2 n + 1], with separate sums of even and odd numbers.
 struct PlainUnit {
   static std::array<AmxSquare, 8>& registers() {
     static thread_local std::array<AmxSquare, 8> all;
@@ -63,11 +63,12 @@ void run_plain(const Tile& tile) { AmxTile<PlainUnit>(tile).run(); }
 
 }  // namespace
 
-TEST_CASE("the tile of a matrix unit equals plain loops, by a unit of plain loops", "[kernels]") {
+TEST_CASE("the tile of a matrix unit equals plain loops, with an emulated unit", "[kernels]") {
   moe::test::check_bf16_kernel({kAmxSide, kAmxVectors, run_plain, Word::kTwoBF16, kAmxRows});
 }
 
-TEST_CASE("the tile of a matrix unit equals plain loops, by this processor's", "[kernels]") {
+TEST_CASE("the tile of a matrix unit equals plain loops, with the unit of this processor",
+          "[kernels]") {
   const auto kernel = amx_tile_kernel();
   if (!kernel) {
     MOE_SKIP("this processor has no AMX-BF16, or the system lets no process use it");

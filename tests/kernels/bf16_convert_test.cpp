@@ -1,5 +1,5 @@
-// Conversions and arithmetic of vector loops, held to what they are by definition: no LibTorch, so
-// that tests/arm64.sh can build and run this file alone for another processor.
+// Conversions and arithmetic of vector loops against their definitions. Uses no LibTorch, so that
+// tests/arm64.sh can build and run this file alone for another processor.
 
 #include <algorithm>
 #include <bit>
@@ -36,8 +36,8 @@ float f16_by_definition(uint16_t bits) {
   return (bits & 0x8000) != 0 ? -value : value;
 }
 
-// Of the two bf16 around a finite number the nearer, of two equally near the even one. Past the
-// largest the next is infinity, which stands where 2^128 would.
+// Returns the nearest bf16 of a finite number, ties to even. The neighbour above the largest bf16
+// is infinity, which counts as 2^128.
 uint16_t bf16_by_definition(float value) {
   const auto toward_zero = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
   const auto away = static_cast<uint16_t>(toward_zero + 1);
@@ -55,7 +55,7 @@ uint16_t bf16_by_definition(float value) {
 
 uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
 
-// One assertion for all: of hundreds of thousands Catch2 would make the most of the test's time.
+// One assertion for all elements: hundreds of thousands of assertions would take most of the time.
 template <typename IsRight>
 void check_each(int64_t count, IsRight is_right) {
   int64_t first_wrong = 0;
@@ -65,8 +65,8 @@ void check_each(int64_t count, IsRight is_right) {
   CHECK(first_wrong == count);
 }
 
-// Ties of both kinds, infinities, NaN, the largest and the smallest that products take, among
-// numbers that need rounding.
+// Numbers that need rounding, with ties of both kinds, infinities, NaN, and the largest and
+// smallest numbers that products accept.
 std::vector<float> awkward(int64_t count) {
   const std::vector<float> special = {
       0.0F,      -0.0F, 1 + 0x1p-8F, 1 + 3 * 0x1p-8F, INFINITY,
@@ -89,7 +89,7 @@ uint16_t rounded(float value) {
 
 }  // namespace
 
-TEST_CASE("every half is widened to the number that it is", "[kernels]") {
+TEST_CASE("every half is widened to its value", "[kernels]") {
   const auto all = every_pattern();
   std::vector<float> wide(all.size());
   f16_to_f32(all.data(), kAll, wide.data());
@@ -99,7 +99,7 @@ TEST_CASE("every half is widened to the number that it is", "[kernels]") {
   });
 }
 
-TEST_CASE("bf16 is the upper half of an f32, and comes back as it was", "[kernels]") {
+TEST_CASE("bf16 is the upper half of an f32, and converts back to itself", "[kernels]") {
   const auto all = every_pattern();
   std::vector<float> wide(all.size());
   std::vector<uint16_t> back(all.size());

@@ -29,7 +29,7 @@ TEST_CASE("a dropped block goes to the next tensor of about its size", "[kernels
   CHECK(cache.stats().cached_bytes == 0);
 }
 
-TEST_CASE("raw memory, as oneDNN takes for scratch, is allocated and freed", "[kernels]") {
+TEST_CASE("raw memory, as for the scratch of oneDNN, is allocated and freed", "[kernels]") {
   CachingAllocator cache;
   for (const size_t bytes : {size_t{1000}, 2 * kMiB}) {
     void* data = cache.raw_allocate(bytes);
@@ -56,8 +56,7 @@ TEST_CASE("blocks are aligned, apart from each other, and hold what is written",
   const auto none = cache.allocate(0);  // may be anything that can be dropped
 }
 
-TEST_CASE("what is held never exceeds what was needed at once by more than a sixteenth",
-          "[kernels]") {
+TEST_CASE("reserved memory exceeds the peak of used memory by at most a sixteenth", "[kernels]") {
   CachingAllocator cache;
   uint64_t state = 3;
   std::vector<c10::DataPtr> blocks;
@@ -77,7 +76,7 @@ TEST_CASE("what is held never exceeds what was needed at once by more than a six
   CHECK(cache.stats().live_bytes == 0);
 }
 
-TEST_CASE("a block of another size takes over the pages of those that wait", "[kernels]") {
+TEST_CASE("a block of another size reuses the pages of cached blocks", "[kernels]") {
 #ifdef __SANITIZE_ADDRESS__
   MOE_SKIP("the sanitizer's own pages are counted too");
 #endif
@@ -106,7 +105,7 @@ TEST_CASE("a block of another size takes over the pages of those that wait", "[k
   }
 }
 
-TEST_CASE("release gives back what no tensor uses, and forgets the peak", "[kernels]") {
+TEST_CASE("release frees the memory that no tensor uses and resets the peak", "[kernels]") {
   CachingAllocator cache;
   auto used = cache.allocate(kMiB);
   std::memset(used.get(), 5, kMiB);
@@ -119,7 +118,7 @@ TEST_CASE("release gives back what no tensor uses, and forgets the peak", "[kern
   const auto* bytes = static_cast<const unsigned char*>(used.get());
   CHECK(std::all_of(bytes, bytes + kMiB, [](unsigned char b) { return b == 5; }));
   used.clear();
-  CHECK(cache.stats().cached_bytes == kMiB);  // and goes on caching
+  CHECK(cache.stats().cached_bytes == kMiB);  // still caches
 }
 
 TEST_CASE("several threads may take and drop blocks", "[kernels]") {

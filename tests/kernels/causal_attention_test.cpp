@@ -104,7 +104,7 @@ TEST_CASE("attention of bf16 products equals the formula that rounds where it do
   }
 }
 
-TEST_CASE("attention sees no later token and no other sequence", "[kernels]") {
+TEST_CASE("attention depends on no later token and no other sequence", "[kernels]") {
   at::manual_seed(3);
   const AttentionHeads heads{2, 1, 8};
   const auto rotation = random_rotation(60, 8);
@@ -165,7 +165,7 @@ TEST_CASE("attention behind a shared prefix is that of the whole sequences", "[k
       const Tensor qkv = wide.to(type);
       const Tensor fast =
           shared_prefix_attention(qkv, one.heads, one.lengths, one.prefix_index, rotation);
-      // As above: sums of up to 217 terms of order one; bf16 rounds the result.
+      // Sums of up to 217 terms of order one; bf16 rounds the result.
       const double most = type == at::kFloat ? 2e-5 : 3e-2;
       CHECK(fast.scalar_type() == type);
       CHECK(distance(fast, formula_with_prefixes(qkv.to(at::kDouble), one, rotation)) < most);

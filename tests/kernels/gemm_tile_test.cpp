@@ -1,5 +1,5 @@
-// The tiles that this machine can run, by hand: no LibTorch, so that tests/arm64.sh can build and
-// run this file alone for another processor.
+// The tiles that this machine can run. Uses no LibTorch, so that tests/arm64.sh can build and run
+// this file alone for another processor.
 
 #include "kernels/cpu/gemm_tile.h"
 
@@ -25,7 +25,7 @@ std::vector<float> numbers(int64_t count, uint64_t seed) {
   return values;
 }
 
-// Operands of one tile, with room between their rows that is not theirs.
+// Operands of one tile, with gaps between their rows.
 struct Operands {
   int64_t columns, a_row, a_k, b_k, c_row;
   std::vector<float> a, b, c;
@@ -81,7 +81,7 @@ void for_every_tile(const TileKernel& kernel, Each each) {
 
 }  // namespace
 
-// So that a product has the same bits for any number of threads and any neighbours.
+// A product therefore has equal bits for any number of threads and any neighbours.
 TEST_CASE("a tile adds in the order of k and rounds the same way in every form", "[kernels]") {
   for (const TileKernel& kernel : tile_kernels()) {
     CAPTURE(kernel.width, kernel.vectors);

@@ -59,8 +59,8 @@ Tensor by_reference(const Tensor& in, int64_t first) {
   return out;
 }
 
-// Every kind of bits: of normal numbers, of all exponents (subnormals, infinities and what is no
-// number among them), and the edges.
+// Normal numbers, random bits of all exponents (with subnormals, infinities and NaN), and edge
+// cases.
 Tensor awkward(int64_t count) {
   at::manual_seed(4);
   const Tensor any = at::randint(std::numeric_limits<int32_t>::min(),
@@ -87,7 +87,7 @@ Tensor draws(uint64_t stream, uint64_t step, uint32_t shift = 0) {
 
 }  // namespace
 
-TEST_CASE("stochastic rounding equals its reference bit for bit, whatever the number",
+TEST_CASE("stochastic rounding equals its reference bit for bit, for every kind of number",
           "[kernels]") {
   for (const int64_t count : {0, 1, 7, 31, 33, 70'000}) {
     const Tensor in = awkward(count);
@@ -110,7 +110,7 @@ TEST_CASE("a tensor rounded in pieces, or by other threads, gives the same bits"
   });
 }
 
-TEST_CASE("rounding goes up as often as the share of the way up says, over elements and steps",
+TEST_CASE("numbers are rounded up with the probability of their distance, over elements and steps",
           "[kernels]") {
   constexpr int64_t kElements = 1 << 16;
   constexpr uint64_t kSteps = 64;
@@ -150,7 +150,7 @@ TEST_CASE("streams, steps and neighbours draw independent numbers", "[kernels]")
   const auto correlation = [&](const Tensor& other) {
     return (first * other).mean().item<double>();
   };
-  // Of n independent pairs the correlation deviates by 1 / sqrt(n); six of those.
+  // The correlation of n independent pairs has deviation 1 / sqrt(n); the bound is six of those.
   constexpr double kTolerance = 6.0 / 256;
   CHECK(std::abs(correlation(first) - 1) < kTolerance);
   for (const Tensor& other : {draws(2, 1), draws(1, 2), draws(1, 1, 1), draws(1, 1, 4096)}) {

@@ -1,5 +1,5 @@
 // The operations as their callers use them, on a GPU against the CPU: device choice, gradients,
-// streams. The other files of this folder hold the kernels to references.
+// streams. The other files of this folder compare kernels with references.
 
 #include <ATen/Context.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -150,8 +150,8 @@ TEST_CASE("a GPU rounds stochastically as the CPU does", "[kernels][gpu]") {
   }
 }
 
-// TF32, where a run allows it, does not reach what decides between experts. The emulated GPU has no
-// TF32: the test reads LibTorch's switch at each product (tests/support/emulated_cuda).
+// TF32, if a run allows it, does not affect the choice of experts. The emulated GPU has no TF32:
+// the test reads LibTorch's switch at each product (tests/support/emulated_cuda).
 
 // For each product of f32 matrices since the start of a test: true if it could be in TF32.
 std::vector<bool>& allowed() {

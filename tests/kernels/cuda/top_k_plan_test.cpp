@@ -1,11 +1,13 @@
 #include "kernels/ops/top_k_plan.h"
 
+#include "kernels/ops/plan_gate_weights.h"
 #include "tests/kernels/reference/plan_cases.h"
+#include "tests/kernels/reference/weight_cases.h"
 #include "tests/support/gpu.h"
 
-using at::Tensor;
 using namespace moe::kernels;
 using namespace moe::test;
+using at::Tensor;
 
 namespace {
 
@@ -31,6 +33,20 @@ std::vector<Tensor> run_in_two_orders(const TopKPlanShape& shape, const ChoiceTe
                                       const Tensor& source_rank, const Tensor& capacity) {
   return in_two_orders([&] { return run(shape, from, source_rank, capacity); });
 }
+
+// Runs a kernel on the current stream.
+template <auto kKernel, typename Args>
+void run_kernel(const Args& args) {
+  kKernel(args, current_stream_cuda(kGpu));
+}
+
+const PlanKernels kGpuKernels{
+    poisoned,
+    to_gpu,
+    run_kernel<plan_counts_cuda, PlanCountsArgs>,
+    run_kernel<plan_gate_weights_cuda, PlanGateWeightsArgs>,
+    run_kernel<plan_gate_weights_backward_cuda, PlanGateWeightsBackwardArgs>,
+    [](auto results) { return in_two_orders(results); }};
 
 }  // namespace
 
@@ -104,4 +120,30 @@ TEST_CASE("the kernels select for the tokens of a large batch", "[.][slow][kerne
                at::full({ranks}, slots, at::kInt),
                {tokens, experts, ranks, 3, 2, true, true, false});
   }
+}
+
+TEST_CASE("the kernels count and weigh a plan as plain loops in double do, and its gradient",
+          "[kernels][gpu]") {
+  MOE_NEED_GPU();
+  check_small_plans(kGpuKernels);
+  check_plan_gate_weights(kGpuKernels, 19, 35, 5, 3);
+  check_plan_gate_weights(kGpuKernels, 19, 65, 1, 3);
+  check_plan_gate_weights(kGpuKernels, 19, 130, 2, 3);
+  check_plan_gate_weights(kGpuKernels, 19, 256, 16, 3);   // more counts than shared memory holds
+  check_plan_gate_weights(kGpuKernels, 19, 256, 256, 1);  // and more kinds of rows
+}
+
+TEST_CASE("the kernels weigh plans of more tokens than they have warps",
+          "[.][slow][kernels][gpu]") {
+  MOE_NEED_GPU();
+  at::manual_seed(10);
+  const GivenPlan given = random_plan(8300, 4, 2, 2, 2);
+  check_plan_counts(kGpuKernels, given);
+  check_plan_gate_weights(kGpuKernels, given, {true, true, 1, 2});
+}
+
+TEST_CASE("the kernels refuse more experts than their lanes can hold", "[kernels][gpu]") {
+  MOE_NEED_GPU();
+  const GivenPlan there = random_plan(1, 257, 1, 1, 1).moved(to_gpu);
+  REQUIRE_THROWS_AS(counts(there, false, false, poisoned, kGpuKernels.counts), std::runtime_error);
 }

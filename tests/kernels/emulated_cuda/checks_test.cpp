@@ -1,4 +1,4 @@
-// What the emulator refuses, by kernels that are wrong on purpose (wrong_kernels.h).
+// Faults that the emulator detects, with kernels that are wrong on purpose (wrong_kernels.h).
 
 #include <ATen/ATen.h>
 
@@ -16,7 +16,7 @@ using namespace moe::test;
 
 namespace {
 
-// What the launch was stopped for; empty where it ran to its end.
+// Returns the reason why a launch was stopped; "" if it completed.
 std::string failure_of(const std::function<void()>& launch) {
   try {
     launch();
@@ -97,7 +97,8 @@ TEST_CASE("two orders give two results where a barrier is missing", "[kernels][e
     read_neighbour(32, out.data_ptr<int32_t>(), /*has_barrier=*/false);
     return out;
   };
-  // Shared memory is full of -1: with 32 warps the chance that an order hides it is below 2^-30.
+  // Shared memory is full of -1: with 32 warps an order shows no difference with probability below
+  // 2^-30.
   const at::Tensor first = neighbours_of(1);
   CHECK_FALSE(at::equal(first, neighbours_of(2)));
   CHECK(at::equal(first, neighbours_of(1)));  // a seed is an order

@@ -29,7 +29,7 @@ constexpr int64_t kRows = 1'100'003, kWidth = 4096;  // 4.5e9 numbers
 constexpr int64_t kTail = 3;  // rows that are compared: what the last block of 8 or of 32 rows has
 constexpr int64_t kTailNumbers = 512;  // of a list
 
-// Zeros of which a page is memory once it is touched.
+// Zeros in pages that become memory when they are touched.
 Tensor untouched(std::vector<int64_t> shape, at::ScalarType type) {
   const auto count = static_cast<size_t>(
       std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()));
