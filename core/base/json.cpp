@@ -131,8 +131,8 @@ const Json* find(const Json& json, const std::string& key, const std::string& wh
   return &*found;
 }
 
-// Returns the value of `key` as a Value, or `fallback` as find() does. Throws UserError if
-// `is_valid` is false for it; `kind` is "a string".
+// Returns the value of `key`, or `*fallback` if there is one and the key is missing or null. Throws
+// UserError if `is_valid` is false for the value; `kind` names the valid ones ("a string").
 template <typename Value>
 Value get_value(const Json& json, const std::string& key, const std::string& where,
                 const std::optional<Value>& fallback, bool (*is_valid)(const Json&),

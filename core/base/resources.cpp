@@ -92,6 +92,7 @@ std::vector<fs::path> group_and_parents(fs::path path) {
   return groups;
 }
 
+// Adds the memory limits of `group`, a path of /proc/self/cgroup, and of its parents.
 void add_cgroups(const fs::path& root, const CgroupFiles& files, const fs::path& group,
                  std::vector<MemoryLimit>& limits) {
   for (const fs::path& path : group_and_parents(group)) {

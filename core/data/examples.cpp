@@ -102,6 +102,9 @@ class ExampleMaker {
   }
 
   Example from_conversation(const Conversation& conversation, const std::string& where) {
+    USER_ERROR_IF(settings_.loss_on == LossOn::kLast && !conversation.turns.back().carries_loss,
+                  "{}: the last answer carries no loss; remove the record, or use --loss-on all",
+                  where);
     Example example;
     if (const Template& form = settings_.text_template; form.is_chat()) {
       const auto pieces =
@@ -191,8 +194,12 @@ class ExampleMaker {
                               const std::string& where) {
     const auto positions = has_value(json, "position_ids") ? get_ints(json, "position_ids", where)
                                                            : std::vector<int64_t>();
+    USER_ERROR_IF(!positions.empty() && positions.size() < last,
+                  "{}: 'position_ids' has {} entries, fewer than 'input_ids'; they must be equally "
+                  "long",
+                  where, positions.size());
     for (size_t t = first; t < last && !positions.empty(); ++t) {
-      USER_ERROR_IF(last > positions.size() || positions[t] != static_cast<int64_t>(t - first),
+      USER_ERROR_IF(positions[t] != static_cast<int64_t>(t - first),
                     "{}: 'position_ids'[{}] is not {}; write each document as a row of its own and "
                     "use --pack stream --pack-mask doc",
                     where, t, t - first);
@@ -291,7 +298,7 @@ class FileStream {
     std::vector<std::string> unused;
     Example example = maker.make(record, reader_.form(), where, unused);
     if (!unused.empty()) {
-      constexpr size_t kMaxKeys = 20;
+      constexpr size_t kMaxKeys = 10'000;
       const std::scoped_lock lock(mutex_);
       for (const auto& key : unused) {
         if (unused_keys_.size() < kMaxKeys || unused_keys_.contains(key)) {
@@ -378,10 +385,14 @@ class FileStream {
 std::string FileForm::words() const {
   const std::string packed = packing_name(packing);
   std::string words = format_words(format) + (packed.empty() ? "" : ", " + packed);
+  constexpr size_t kMaxNamed = 20;
+  size_t named = 0;
   for (const auto& [key, count] : unused_keys) {
-    words += fmt::format("{} '{}' of {} record{}",
-                         &key == &unused_keys.begin()->first ? "; not used:" : ",",
-                         printable(key, 40), count, count == 1 ? "" : "s");
+    words += named == 0 ? "; not used:" : ",";
+    if (named++ == kMaxNamed) {
+      return words + fmt::format(" and {} more", unused_keys.size() - kMaxNamed);
+    }
+    words += fmt::format(" '{}' of {} record{}", printable(key, 40), count, count == 1 ? "" : "s");
   }
   return words;
 }

@@ -88,7 +88,7 @@ bool has_loss(const Json& message, const std::string& where) {
   return true;
 }
 
-// Returns true for null, "", [], {}, their texts, and false.
+// Returns true for null, false, "", [], {} and the strings "[]" and "{}".
 bool is_empty_value(const Json& value) {
   return value.is_null() || value == Json(false) || value == Json("") || value == Json("[]") ||
          value == Json("{}") || ((value.is_array() || value.is_object()) && value.empty());

@@ -151,18 +151,26 @@ std::shared_ptr<const TokenFile> find_tokens(const CacheRequest& request, const 
   return nullptr;
 }
 
-// Tokenizes the sources into `file`. Throws UserError if a source differs from its stamp
-// afterwards.
+// Tokenizes the sources into `file`. Adds the keys that are not read to `notes`. Throws UserError
+// if a source differs from its stamp afterwards.
 std::shared_ptr<const TokenFile> tokenise(const CacheRequest& request, const Descriptor& file,
                                           const fs::path& name, const io::Digest& key,
-                                          const std::vector<Stamp>& stamps) {
+                                          const std::vector<Stamp>& stamps,
+                                          std::vector<std::string>& notes) {
   TokenFileWriter writer(file, name, key, request.vocab_size);
   const auto sink = [&](Example&& example) {
     writer.add(example);
     request.on_progress(writer.examples(), writer.tokens());
   };
-  writer.finish(
-      stream_examples(request.sources, request.settings, request.vocab_size, request.codec, sink));
+  const auto forms =
+      stream_examples(request.sources, request.settings, request.vocab_size, request.codec, sink);
+  writer.finish(forms);
+  for (size_t index = 0; index < forms.size(); ++index) {
+    if (!forms[index].unused_keys.empty()) {
+      notes.push_back(
+          fmt::format("{}: {}", request.sources[index].file.string(), forms[index].words()));
+    }
+  }
   for (size_t index = 0; index < stamps.size(); ++index) {
     USER_ERROR_IF(read_stamp(request.sources[index].file) != stamps[index],
                   "{}: changed while it was read; start again when nothing writes to it",
@@ -542,7 +550,7 @@ Examples open_or_tokenise(const CacheRequest& request, std::vector<std::string>&
       return share_examples(request, key, std::move(tokens));
     }
     if (const auto partial = make_file(location, target, notes)) {
-      auto tokens = tokenise(request, partial->file(), target, key, stamps);
+      auto tokens = tokenise(request, partial->file(), target, key, stamps, notes);
       partial->commit();
       notes.push_back(
           fmt::format("tokens cached in {} ({})", target.string(), io::size_text(tokens->bytes())));
@@ -551,7 +559,7 @@ Examples open_or_tokenise(const CacheRequest& request, std::vector<std::string>&
   }
   const fs::path folder = temporary_folder();
   const Descriptor file = io::make_nameless_file(folder);
-  auto tokens = tokenise(request, file, folder / "(a file without a name)", key, stamps);
+  auto tokens = tokenise(request, file, folder / "(a file without a name)", key, stamps, notes);
   notes.push_back(fmt::format("tokens in a temporary file in {} ({})", folder.string(),
                               io::size_text(tokens->bytes())));
   return share_examples(request, key, std::move(tokens));

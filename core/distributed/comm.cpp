@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "core/base/error.h"
+#include "core/base/sha256.h"
 #include "core/base/text.h"
 #include "core/distributed/rendezvous.h"
 
@@ -122,11 +123,16 @@ bool any_rank(Comm* ranks, bool statement) {
 }
 
 void check_same_on_all_ranks(Comm& ranks, const std::string& what, const std::string& text) {
-  const auto texts = gather_texts(ranks, text);
-  const auto other = std::ranges::find_if(texts, [&](const auto& its) { return its != texts[0]; });
-  USER_ERROR_IF(other != texts.end(),
-                "rank {} disagrees with rank 0 on {}{}; start all ranks with the same",
-                other - texts.begin(), what, first_difference(texts[0], *other));
+  constexpr size_t kMaxSent = 1 << 20;  // bytes; the text has a line per tensor
+  const auto hashes = gather_texts(ranks, sha256_hex(text));
+  const auto other = std::ranges::find_if(hashes, [&](const auto& h) { return h != hashes[0]; });
+  if (other == hashes.end()) {
+    return;
+  }
+  const auto rank = static_cast<size_t>(other - hashes.begin());
+  const auto texts = gather_texts(ranks, text.substr(0, kMaxSent));
+  throw UserError("rank {} disagrees with rank 0 on {}{}; start all ranks with the same", rank,
+                  what, first_difference(texts[0], texts[rank]));
 }
 
 std::vector<int64_t> same_host_ranks(Comm& ranks) {

@@ -168,8 +168,8 @@ class RankFailed : public std::runtime_error {
   ExitReason reason;
 };
 
-// Returns the reason with which the exception being handled ends this rank. There is none if
-// std::terminate() was called without an exception.
+// Returns the reason with which this rank ends: that of the exception being handled, or "unknown
+// exception" if std::terminate() was called without one.
 ExitReason describe_exception(int64_t rank);
 // Throws UserError, Interrupted or RankFailed.
 [[noreturn]] void throw_reason(const ExitReason& reason);

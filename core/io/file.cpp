@@ -43,8 +43,10 @@ std::string random_letters() {
   return letters;
 }
 
-// Throws the error of a full disk (throw_write_error()) for `path`, or fail_file() for `place`.
-[[noreturn]] void fail_to_create(const fs::path& path, const fs::path& place, const char* action) {
+// Throws for errno of a failed call: throw_write_error() of `path` if the disk is full, else
+// fail_file() of `place`.
+[[noreturn]] void throw_path_error(const fs::path& path, const fs::path& place,
+                                   const char* action) {
   if (errno == ENOSPC || errno == EDQUOT) {
     throw_write_error(errno, path);
   }
@@ -60,7 +62,7 @@ Descriptor make_unique_file(const std::string& front, mode_t mode, fs::path& pat
       return file;
     }
     if (errno != EEXIST && errno != EINTR) {
-      fail_to_create(path, parent_folder(front), "no file can be written there");
+      throw_path_error(path, parent_folder(front), "no file can be written there");
     }
   }
 }
@@ -101,7 +103,7 @@ bool is_own_and_begins_with(const Descriptor& file, std::string_view first_bytes
 Descriptor create_file(const fs::path& path) {
   Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!file.is_open()) {
-    fail_to_create(path, path, "cannot be written");
+    throw_path_error(path, path, "cannot be written");
   }
   return file;
 }
@@ -210,7 +212,7 @@ PartialFile::~PartialFile() {
 void PartialFile::commit() {
   sync(file_, path_);
   if (::rename(path_.c_str(), target_.c_str()) != 0) {
-    fail_to_create(target_, target_, "cannot be replaced");
+    throw_path_error(target_, target_, "cannot be replaced");
   }
   sync_folder(parent_folder(target_));
   file_ = Descriptor();

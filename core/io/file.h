@@ -37,7 +37,7 @@ void sync_folder(const std::filesystem::path& folder);
 int check_opened(int descriptor, const std::string& file);
 
 // Returns up to `max_bytes` bytes from the start of `file`. Returns "" if it cannot be opened, is a
-// link or is not a regular file.
+// link or is not a regular file. Throws as check_opened() does if too many files are open.
 std::string read_file_start(const std::filesystem::path& file, size_t max_bytes);
 
 // Returns a reader of the open `file`, whose offset it shares.

@@ -123,8 +123,8 @@ at::Tensor rank_fractions(const RouteInput& input, const at::Tensor& counted,
 const RouterFunctions& router_functions(const RouterSettings& settings) {
   size_t index = 0;
   for (const auto& family : router_families()) {
-    if (&family == settings.family) {
-      return all_functions().at(index);
+    if (&family == settings.family && index < all_functions().size()) {
+      return all_functions()[index];
     }
     ++index;
   }
@@ -132,6 +132,8 @@ const RouterFunctions& router_functions(const RouterSettings& settings) {
 }
 
 void add_router(RouterFamily family, const RouterFunctions& functions) {
+  MOE_CHECK(all_functions().size() == router_families().size(),
+            "a family was added without functions: call add_router(), not add_router_family()");
   add_router_family(std::move(family));
   all_functions().push_back(functions);
 }

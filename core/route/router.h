@@ -93,7 +93,8 @@ struct RouterOption {
 };
 using RouterOptions = std::vector<RouterOption>;
 
-// Return the options cf and k of several families. A family with k requires it (kMissing, kHead).
+// Return the options cf and k, which several families share. A family makes its k required by the
+// message kMissing, and writes it first by the position kHead.
 RouterOption capacity_option(RouterSettings& settings);
 RouterOption k_option(RouterSettings& settings);
 

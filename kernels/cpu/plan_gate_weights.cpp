@@ -28,8 +28,8 @@ constexpr int64_t kRowGrain = 4096, kCountedBlocks = 8, kGateBlocks = 2;
 template <typename Each>
 void for_each_token_block(int64_t tokens, int64_t grain, Each each) {
   constexpr int64_t kTokens = 128;
-  const int64_t most = plan_gate_weights_sums(tokens);
-  const int64_t size = std::max(kTokens, (tokens + most - 1) / most);
+  const int64_t max_blocks = plan_gate_weights_sums(tokens);
+  const int64_t size = std::max(kTokens, (tokens + max_blocks - 1) / max_blocks);
   at::parallel_for(0, (tokens + size - 1) / size, grain, [&](int64_t first, int64_t last) {
     for (int64_t block = first; block < last; ++block) {
       each(block, block * size, std::min(tokens, (block + 1) * size));

@@ -277,17 +277,17 @@ TORCH_LIBRARY_IMPL(moe, CPU, library) {
   library.impl("weight_operand", [](const Tensor& weight, at::ScalarType) { return weight; });
   library.impl("matmul_out", &matmul_out_cpu);
   library.impl("biased_linear", &biased_linear_cpu);
-  library.impl("router_logits", &router_logits);
-  library.impl("router_logits_backward", &router_logits_backward);
 }
 
-// Devices other than the CPU.
+// Devices without kernels of their own.
 TORCH_LIBRARY_IMPL(moe, CompositeExplicitAutograd, library) {
   const auto convert = [](const Tensor& tensor, at::ScalarType type) { return tensor.to(type); };
   library.impl("operand", convert);
   library.impl("weight_operand", convert);
   library.impl("matmul_out", &matmul_out_default);
   library.impl("biased_linear", &biased_linear_default);
+  library.impl("router_logits", &router_logits);
+  library.impl("router_logits_backward", &router_logits_backward);
 }
 
 Tensor weight_operand(const Tensor& weight, at::ScalarType type) {
@@ -426,7 +426,8 @@ Tensor Segments::weight_gradient(const Tensor& left, const Tensor& right,
 
 bool use_per_expert_gradients(const Tensor& weights) {
   constexpr int64_t kLargeExpert = 1 << 21;  // elements; widening takes 6 us, about one launch
-  return weights.scalar_type() == at::kFloat && weights.size(1) * weights.size(2) >= kLargeExpert;
+  return !weights.is_cpu() && weights.scalar_type() == at::kFloat &&
+         weights.size(1) * weights.size(2) >= kLargeExpert;
 }
 
 int64_t Segments::experts() const {

@@ -3,7 +3,7 @@
 // one device. Each function checks its tensors, allocates the results and runs its template
 // parameter, a kernel on plain memory. libmoe_ops.so registers them with the kernels of
 // kernels/cpu, libmoe_cuda.so with those of kernels/cuda, whose .cu files do not include LibTorch.
-// C++ callers use the headers of the operations (permute.h, ...) or Operation.
+// C++ callers use the headers of the operations (permute.h, ...) or call().
 
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -555,7 +555,8 @@ std::vector<Tensor> top_k_plan_on(const Tensor& scores, const Tensor& choice,
 
 // ---------------------------------------------------------------- plan_gate_weights.h
 
-// plan: token, expert, choice, count [R] i64 and source_rank [T] i64, contiguous.
+// plan: token, expert, choice, count [R] i64 and source_rank [T] i64. REQUIRES: contiguous. Uses
+// output(), because a copy made by input() would be freed on return.
 inline PlanRows plan_rows(at::TensorList plan, int64_t experts, int64_t ranks, int64_t k) {
   return {output(plan[0]), output(plan[1]), output(plan[2]), output(plan[3]), output(plan[4]),
           plan[0].size(0), plan[4].size(0), experts,         ranks,           k};

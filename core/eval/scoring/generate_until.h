@@ -39,7 +39,7 @@ class StopWords {
   size_t max_word_bytes_ = 0;
 };
 
-// Generates answers to the prompts with the indices `indices`, with model::generation_routing().
+// Generates answers to prompts[i] for each i of `indices`, with model::generation_routing().
 // Calls `done` for each answer when it is complete, in any order.
 using OnAnswer = std::function<void(size_t prompt, std::string answer)>;
 void generate_answers(const model::Llama& llama, const model::RoutingOptions& routing,

@@ -44,12 +44,12 @@ TextFunction find_method(const std::string& name) {
   return found == methods.end() ? nullptr : found->second;
 }
 
-// Returns the index of `wanted` in the list `value`.
-OrderedJson find_index(const OrderedJson& wanted, const OrderedJson& value,
+// Returns the index of `element` in the list `value`.
+OrderedJson find_index(const OrderedJson& element, const OrderedJson& value,
                        const std::string& hole) {
-  const auto found = std::find(value.begin(), value.end(), wanted);
+  const auto found = std::find(value.begin(), value.end(), element);
   USER_ERROR_IF(!value.is_array() || found == value.end(), "{{{{{}}}}}: {} is not in {}", hole,
-                printable(wanted.dump()), printable(value.dump()));
+                printable(element.dump()), printable(value.dump()));
   return static_cast<int64_t>(found - value.begin());
 }
 

@@ -118,8 +118,8 @@ std::deque<Architecture>& architectures() {
     Table made;
     std::ranges::move(dense_architectures(), std::back_inserter(made.entries));
     std::ranges::move(stock_mixtures(), std::back_inserter(made.entries));
-    made.entries.push_back(own_architecture("moe_scaled", "MoeScaledForCausalLM"));
     made.add_families();
+    made.entries.push_back(own_architecture("moe_scaled", "MoeScaledForCausalLM"));
     return made;
   }();
   table.add_families();  // those that were added since

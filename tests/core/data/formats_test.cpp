@@ -241,6 +241,15 @@ TEST_CASE("A key that changes what is learned and is not supported is refused", 
   check_error(messages(R"(, "reasoning_content": "hm")"), "'messages'[1]: 'reasoning_content'");
   check_error(messages(R"(, "weight": 0.5)"), "'weight' is 0.5; known are 0 and 1");
   check_error(messages(R"(, "weight": 0)"), "no answer carries loss");
+  CHECK_THAT(error_of_reading("a.jsonl", messages(R"(, "weight": 0)"), only_last()),
+             contains_text("no answer carries loss"));
+  CHECK_THAT(
+      error_of_reading(
+          "a.jsonl",
+          R"({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}, )"
+          R"({"from": "human", "value": "c"}, {"from": "gpt", "value": "d", "train": false}]})",
+          only_last()),
+      contains_text("the last answer carries no loss"));
   check_error(messages("", R"(, "tools": [{"name": "f"}])"), "'tools' changes what is learned");
   check_error(R"({"instruction": "q", "output": "r", "weight": 2})", "'weight' of a record");
   check_error(R"({"instruction": "q", "output": "r", "history": ["a"]})", "'history' must be");
@@ -249,6 +258,7 @@ TEST_CASE("A key that changes what is learned and is not supported is refused", 
   const std::string row = R"({"input_ids": [1, 2, 3], "labels": [1, 2, 3], )";
   check_error(row + R"("attention_mask": [1, 0, 1]})", "'attention_mask' must have a 1");
   check_error(row + R"("position_ids": [0, 1, 0]})", "'position_ids'[2] is not 2");
+  check_error(row + R"("position_ids": [0, 1]})", "'position_ids' has 2 entries");
   check_error(row + R"("segment_ids": [0, 0, 1]})", "'segment_ids'");
   check(messages(R"(, "tool_calls": null)", R"(, "tools": "[]")"), "chat messages", "Ba\nbE",
         "...bE");

@@ -174,6 +174,17 @@ TEST_CASE("A second run maps the tokens of the first; both equal uncached exampl
   CHECK(same(second, plain));
 }
 
+TEST_CASE("Keys that are not read are named when the data are tokenized", "[data]") {
+  World world;
+  const fs::path file = world.request.sources.front().file;
+  write_file(file, R"({"instruction": "a", "output": "b", "rank": 1})");
+  std::vector<std::string> notes;
+  open_or_tokenise(world.request, notes);
+  CHECK(std::ranges::any_of(notes, [](const std::string& note) {
+    return contains(note, "not used: 'rank' of 1 record");
+  }));
+}
+
 TEST_CASE("Everything that changes the tokens changes the key of the cache", "[data]") {
   World world;
   auto& sources = world.request.sources;
