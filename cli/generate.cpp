@@ -2,6 +2,8 @@
 
 #include "core/model/llama/generate.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <limits>
@@ -21,7 +23,7 @@ namespace moe::cli {
 namespace {
 
 struct GenerateFlags {
-  std::string model, prompt, bos = "auto", text_template, device;
+  std::string model, prompt, bos = "auto", text_template, arguments, template_date, device;
   std::optional<model::Precision> precision;
   route::RouterRequest router;
   model::GenerateSettings settings;
@@ -97,8 +99,13 @@ void run(const GenerateFlags& flags) {
   data::Question question;
   if (flags.chat) {
     const std::string word = flags.text_template.empty() ? "auto" : flags.text_template;
-    question = data::question_tokens(data::Template::parse(data::named_template(word, flags.model)),
-                                     flags.prompt, data::make_text_codec(tokenizer));
+    const auto form = data::Template::parse(
+        word, flags.model, data::parse_chat_options(flags.arguments, flags.template_date));
+    USER_ERROR_IF(word == "auto" && !form.chat(),
+                  "{}: has no chat template (chat_template.jinja or \"chat_template\" of "
+                  "tokenizer_config.json); name one with --template: {}, FILE.jinja",
+                  flags.model, fmt::join(data::ChatTemplate::names(), ", "));
+    question = data::question_tokens(form, flags.prompt, data::make_text_codec(tokenizer));
   } else {
     question.ids = prompt_ids(flags, *tokenizer);
   }
@@ -159,6 +166,10 @@ Options generate_options(GenerateFlags& flags) {
        "send --prompt as a user's turn of the chat template and print only the answer"},
       {"template", &flags.text_template, group::kOutput,
        "with --chat: auto (the model's chat template) or a template of moe train", Range(), "auto"},
+      {"chat-template-args", &flags.arguments, group::kOutput,
+       "JSON object of more names for the chat template", Range(), "none"},
+      {"template-date", &flags.template_date, group::kOutput,
+       "date of strftime_now() in the chat template, YYYY-MM-DD", Range(), "today"},
       {"force", &flags.force, group::kRouter, "allow --router to change the stored gate="},
   };
 }

@@ -54,10 +54,15 @@ class ExampleMaker {
     const Json json = parse_json(record.text, where);
     USER_ERROR_IF(!json.is_object(), "{}: a JSON object {{...}} is expected", where);
     settle_format(json, where);
-    refuse_unsupported_keys(json, *format_, where);
-    unused = unused_keys(json, *format_);
+    const bool is_chat = settings_.text_template.chat() && is_conversation(*format_);
+    refuse_unsupported_keys(json, *format_, is_chat, where);
+    unused = unused_keys(json, *format_, is_chat);
     if (*format_ == Format::kRows) {
       return from_row(json, where);
+    }
+    if (is_chat) {
+      return from_chat(read_chat(parse_ordered_json(record.text, where), json, *format_, where),
+                       where);
     }
     return *format_ == Format::kText
                ? from_text(get_string(json, "text", where), where)
@@ -101,19 +106,29 @@ class ExampleMaker {
                   format_words(*format_));
   }
 
+  Example from_chat(const Chat& chat, const std::string& where) {
+    const bool only_last = settings_.loss_on == LossOn::kLast;
+    USER_ERROR_IF(only_last && !chat.messages.back().carries_loss,
+                  "{}: the last answer carries no loss; remove the record, or use --loss-on all",
+                  where);
+    Example example;
+    at_place(where, [&] {
+      const FilledChat filled = settings_.text_template.chat()->fill(chat, only_last, codec());
+      for (const auto& token : chat_tokens(filled, codec())) {
+        push_id(example, token.id, token.learned, where);
+      }
+    });
+    USER_ERROR_IF(
+        std::ranges::all_of(example.labels, [](int32_t label) { return label == kNoLoss; }),
+        "{}: the chat template writes no answer that carries loss", where);
+    return example;
+  }
+
   Example from_conversation(const Conversation& conversation, const std::string& where) {
     USER_ERROR_IF(settings_.loss_on == LossOn::kLast && !conversation.turns.back().carries_loss,
                   "{}: the last answer carries no loss; remove the record, or use --loss-on all",
                   where);
     Example example;
-    if (const Template& form = settings_.text_template; form.is_chat()) {
-      const auto pieces =
-          chat_pieces(form.chat_form(), conversation, settings_.loss_on == LossOn::kLast);
-      for (const auto& token : at_place(where, [&] { return chat_tokens(pieces, codec()); })) {
-        push_id(example, token.id, token.learned, where);
-      }
-      return example;
-    }
     for (size_t turn = 0; turn < conversation.turns.size(); ++turn) {
       TurnText text = settings_.text_template.render(conversation, turn);
       if (text.space_before_response && !codec().leading_space) {
@@ -241,6 +256,9 @@ class ExampleMaker {
                     "{} in tokenizer_config.json, or use pre-tokenised rows",
                     codec_->bos >= vocab_size_ ? "BOS" : "EOS", vocab_size_,
                     codec_->bos >= vocab_size_ ? "bos_token" : "eos_token");
+      if (settings_.text_template.chat()) {
+        settings_.text_template.chat()->check_marks(*codec_);
+      }
     }
     return *codec_;
   }

@@ -180,7 +180,7 @@ class TurnBuilder {
   bool is_first_ = true;
 };
 
-Conversation read_chat(const Json& record, const ChatKeys& keys, const std::string& where) {
+Conversation read_messages(const Json& record, const ChatKeys& keys, const std::string& where) {
   const auto found = record.find(keys.list);
   USER_ERROR_IF(found == record.end(), "{}: '{}' is missing", where, keys.list);
   USER_ERROR_IF(!found->is_array(), "{}: '{}' must be a list of messages", where, keys.list);
@@ -254,10 +254,11 @@ const char* format_key(Format format) { return format_row(format).key; }
 
 bool is_conversation(Format format) { return format != Format::kRows && format != Format::kText; }
 
-void refuse_unsupported_keys(const Json& record, Format format, const std::string& where) {
+void refuse_unsupported_keys(const Json& record, Format format, bool has_chat_template,
+                             const std::string& where) {
   static constexpr std::array kRowKeys = {"segment_ids", "sequence_lengths", "loss_mask"};
-  static constexpr std::array kRecordKeys = {"tools",  "functions", "documents", "images",
-                                             "videos", "audios",    "rejected"};
+  static constexpr std::array kRecordKeys = {"functions", "images", "videos", "audios", "rejected"};
+  static constexpr std::array kTemplateRecordKeys = {"tools", "documents"};
   static constexpr std::array kTurnKeys = {"reasoning_content", "reasoning",     "thinking",
                                            "tool_calls",        "function_call", "tool_call_id"};
   if (format == Format::kRows) {
@@ -269,6 +270,10 @@ void refuse_unsupported_keys(const Json& record, Format format, const std::strin
   refuse_keys(record, kRecordKeys, where);
   USER_ERROR_IF(has_value(record, "weight") && record["weight"] != Json(1),
                 "{}: 'weight' of a record is not supported; remove the key", where);
+  if (has_chat_template) {
+    return;
+  }
+  refuse_keys(record, kTemplateRecordKeys, where);
   const auto messages = record.find(format_key(format));
   for (size_t i = 0; messages != record.end() && messages->is_array() && i < messages->size();
        ++i) {
@@ -279,7 +284,7 @@ void refuse_unsupported_keys(const Json& record, Format format, const std::strin
   }
 }
 
-std::vector<std::string> unused_keys(const Json& record, Format format) {
+std::vector<std::string> unused_keys(const Json& record, Format format, bool has_chat_template) {
   static const std::set<std::string> known = {
       "system", "history", "weight", "labels", "attention_mask", "position_ids",
       // Metadata.
@@ -288,6 +293,9 @@ std::vector<std::string> unused_keys(const Json& record, Format format) {
       "split", "score", "token_type_ids", "num_tokens", "length", "metadata", "meta"};
   const FormatRow& row = format_row(format);
   std::set<std::string> used = {row.key};
+  if (has_chat_template) {
+    used.insert({"tools", "documents"});
+  }
   for (const char* key : {row.also[0], row.also[1], row.response, row.input, row.system}) {
     if (key != nullptr) {
       used.insert(key);
@@ -335,7 +343,7 @@ std::string quoted_keys(const Json& record) {
 Conversation read_conversation(const Json& record, Format format, const std::string& where) {
   if (format == Format::kMessages || format == Format::kShareGpt) {
     Conversation conversation =
-        read_chat(record, format == Format::kMessages ? kMessageKeys : kShareGptKeys, where);
+        read_messages(record, format == Format::kMessages ? kMessageKeys : kShareGptKeys, where);
     USER_ERROR_IF(std::ranges::none_of(conversation.turns, &Turn::carries_loss),
                   "{}: no answer carries loss; remove the record", where);
     return conversation;
@@ -343,6 +351,77 @@ Conversation read_conversation(const Json& record, Format format, const std::str
   const FormatRow& row = format_row(format);
   MOE_CHECK(row.response != nullptr, "{} are no conversation", row.words);
   return read_single(record, row, where);
+}
+
+std::string question_text(const Turn& turn) {
+  return turn.instruction + (turn.input.empty() ? "" : "\n" + turn.input);
+}
+
+Chat make_chat(const Conversation& conversation) {
+  Chat chat;
+  const auto add = [&](const char* role, const std::string& content, bool carries_loss) {
+    chat.messages.push_back({{{"role", role}, {"content", content}}, carries_loss});
+  };
+  if (!conversation.system.empty()) {
+    add("system", conversation.system, false);
+  }
+  for (const Turn& turn : conversation.turns) {
+    add("user", question_text(turn), false);
+    add("assistant", turn.response, turn.carries_loss);
+  }
+  return chat;
+}
+
+Chat read_chat(const OrderedJson& record, const Json& json, Format format,
+               const std::string& where) {
+  Chat chat;
+  if (format != Format::kMessages && format != Format::kShareGpt) {
+    chat = make_chat(read_conversation(json, format, where));
+  } else {
+    const ChatKeys& keys = format == Format::kMessages ? kMessageKeys : kShareGptKeys;
+    USER_ERROR_IF(!json.contains(keys.list) || !json[keys.list].is_array(),
+                  "{}: '{}' must be a list of messages", where, keys.list);
+    std::string system = get_string(json, "system", where, "");
+    if (!system.empty()) {
+      chat.messages.push_back({{{"role", "system"}, {"content", system}}, false});
+    }
+    for (size_t index = 0; index < record[keys.list].size(); ++index) {
+      const std::string position = fmt::format("{}, '{}'[{}]", where, keys.list, index);
+      const Json& message = json[keys.list][index];
+      USER_ERROR_IF(!message.is_object(), "{}: a message {{\"{}\", \"{}\"}} is expected", position,
+                    keys.role, keys.text);
+      std::string role = get_string(message, keys.role, position);
+      role = role == "human" ? "user" : role == "gpt" || role == "chatgpt" ? "assistant" : role;
+      if (role == "system") {
+        one_system(system, get_string(message, keys.text, position), position);
+      }
+      OrderedJson read = record[keys.list][index];
+      if (format == Format::kShareGpt) {
+        read = {{"role", role}, {"content", get_string(message, keys.text, position)}};
+      }
+      read["role"] = role;
+      const bool is_answer = role == "assistant";
+      USER_ERROR_IF(is_answer && !has_value(message, "tool_calls") &&
+                        message.value(keys.text, Json()).is_string() &&
+                        is_blank(message[keys.text].get<std::string>()),
+                    "{}: no response: '{}' is empty; remove the record or give it one", position,
+                    keys.text);
+      chat.messages.push_back({std::move(read), is_answer && has_loss(message, position)});
+    }
+    const auto is_answer = [](const ChatMessage& message) {
+      return message.json["role"] == "assistant";
+    };
+    while (!chat.messages.empty() && !is_answer(chat.messages.back())) {
+      chat.messages.pop_back();
+    }
+    USER_ERROR_IF(chat.messages.empty(),
+                  "{}: no response: the conversation holds no answer; remove the record", where);
+    USER_ERROR_IF(std::ranges::none_of(chat.messages, &ChatMessage::carries_loss),
+                  "{}: no answer carries loss; remove the record", where);
+  }
+  chat.tools = record.value("tools", OrderedJson());
+  chat.documents = record.value("documents", OrderedJson());
+  return chat;
 }
 
 }  // namespace moe::data

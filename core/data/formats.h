@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/json.h"
+#include "core/data/chat_template.h"
 
 namespace moe::data {
 
@@ -44,11 +45,13 @@ std::optional<Format> recognise(const Json& record, Objective objective);
 bool is_blank(std::string_view text);
 
 // Throws UserError, opening with `where`, for a key of a record that changes what is learned and is
-// not supported, such as "tools" or "reasoning_content" of a message.
-void refuse_unsupported_keys(const Json& record, Format format, const std::string& where);
+// not supported, such as "images", and without a chat template "tools" or "reasoning_content" of a
+// message.
+void refuse_unsupported_keys(const Json& record, Format format, bool has_chat_template,
+                             const std::string& where);
 
 // Returns the keys of a record that are not read and are no usual metadata such as "id".
-std::vector<std::string> unused_keys(const Json& record, Format format);
+std::vector<std::string> unused_keys(const Json& record, Format format, bool has_chat_template);
 
 // Returns "'text', 'id'" for messages; long lists are cut.
 std::string quoted_keys(const Json& record);
@@ -58,5 +61,18 @@ std::string quoted_keys(const Json& record);
 // role, a conversation that does not begin with a question or does not alternate, a blank response,
 // two system texts, and a conversation without an answer that carries loss.
 Conversation read_conversation(const Json& record, Format format, const std::string& where);
+
+// Returns the instruction, and the input in lines of its own.
+std::string question_text(const Turn& turn);
+
+// Returns the conversation as the messages of a chat template.
+Chat make_chat(const Conversation& conversation);
+
+// Reads the conversation of `record` for a chat template, which decides about roles, their order
+// and keys of messages. `json` is the same record. Messages after the last answer are dropped.
+// Throws UserError as read_conversation() does for what is no list of messages and for missing
+// answers.
+Chat read_chat(const OrderedJson& record, const Json& json, Format format,
+               const std::string& where);
 
 }  // namespace moe::data

@@ -53,106 +53,129 @@ FilledText FilledText::stripped() const {
 TextCodec make_text_codec(const std::shared_ptr<const io::Tokenizer>& tokenizer) {
   const auto words = std::make_shared<io::WordEncoder>(tokenizer);
   const bool is_sentencepiece = tokenizer->kind() == io::TokenizerKind::kSentencepiece;
+  const auto text = [&](int64_t id) { return id < 0 ? std::string() : tokenizer->piece(id); };
   return {[words](std::string_view text) { return words->encode(text); },
           tokenizer->bos_id(),
           tokenizer->eos_id(),
           tokenizer->adds_space(),
-          [words, tokenizer, is_sentencepiece](std::string_view text, bool begins_text) {
-            return is_sentencepiece ? words->encode(text)
-                                    : tokenizer->encode_plain(text, begins_text);
+          text(tokenizer->bos_id()),
+          text(tokenizer->eos_id()),
+          [tokenizer](const FilledText& filled) {
+            return tokenizer->split(filled.text, filled.written);
           },
           [tokenizer](const std::string& mark) { return tokenizer->special_id(mark); },
+          [words, tokenizer, is_sentencepiece](
+              std::string_view text, const std::vector<io::TextRange>& plain, bool begins_text) {
+            return is_sentencepiece ? words->encode(text)
+                                    : tokenizer->encode_part(text, plain, begins_text);
+          },
           [words, tokenizer, is_sentencepiece](const FilledText& filled) {
             return is_sentencepiece ? words->encode(filled.text)
-                                    : tokenizer->encode_template(filled.text, filled.written);
+                                    : tokenizer->encode_part(filled.text, filled.written, true);
           }};
+}
+
+io::TextRange end_of_turn(const FilledChat& chat, const FilledChat::Learned& learned,
+                          const std::vector<io::TokenOrText>& parts) {
+  for (const io::TokenOrText& part : parts) {
+    if (part.id >= 0 && part.end <= learned.turn_end &&
+        (part.begin >= learned.end || part.end == learned.end)) {
+      return {part.begin, part.end};
+    }
+  }
+  const std::string tail = chat.text.text.substr(0, learned.turn_end);
+  const size_t end = tail.find_last_not_of(" \t\r\n") + 1;
+  return {learned.end, std::max(learned.end, end)};
 }
 
 namespace {
 
+// Encodes the parts of a conversation between special tokens.
 class ChatEncoder {
  public:
-  explicit ChatEncoder(const TextCodec& codec) : codec_(codec) {}
-
-  void add(const ChatPiece& piece) {
-    if (piece.kind == ChatPiece::Kind::kBos) {
-      return codec_.bos < 0 ? void() : token(codec_.bos, false);
-    }
-    if (piece.kind == ChatPiece::Kind::kEos) {
-      return token(codec_.eos, piece.learned);
-    }
-    const int64_t id =
-        piece.kind == ChatPiece::Kind::kMark && codec_.special ? codec_.special(piece.text) : -1;
-    if (id >= 0) {
-      token(id, piece.learned);
-    } else {
-      texts_.push_back(piece);
+  ChatEncoder(const FilledChat& chat, const TextCodec& codec) : chat_(chat), codec_(codec) {
+    parts_ = codec.split ? codec.split(chat.text)
+                         : std::vector<io::TokenOrText>{{-1, 0, chat.text.text.size()}};
+    for (const FilledChat::Learned& range : chat.learned) {
+      learned_.push_back({range.begin, end_of_turn(chat, range, parts_).end});
     }
   }
 
-  std::vector<ChatToken> finish() {
-    end_text();
+  std::vector<ChatToken> run() {
+    for (const io::TokenOrText& part : parts_) {
+      if (part.id >= 0) {
+        tokens_.push_back({part.id, overlaps(part.begin, part.end)});
+      } else if (part.begin < part.end) {
+        add_text(part.begin, part.end);
+      }
+    }
     return std::move(tokens_);
   }
 
  private:
-  void token(int64_t id, bool learned) {
-    end_text();
-    tokens_.push_back({id, learned});
+  bool overlaps(size_t begin, size_t end) const {
+    return std::ranges::any_of(learned_, [&](const io::TextRange& range) {
+      return range.begin < end && begin < range.end;
+    });
   }
 
-  std::vector<int64_t> encode(const std::string& text) const {
-    return codec_.encode_plain ? codec_.encode_plain(text, tokens_.empty()) : codec_.encode(text);
-  }
-
-  // Encodes the texts since the last token as one. If the loss begins or ends between two of them,
-  // the tokens of the text up to there are compared with those of the whole; the change applies
-  // from the first token that differs.
-  void end_text() {
-    struct Change {
-      std::string before;  // the text up to here
-      bool learned;        // of the text after it
-    };
-    std::string text;
-    std::vector<Change> changes;
-    for (const auto& piece : texts_) {
-      if (changes.empty() || changes.back().learned != piece.learned) {
-        changes.push_back({text, piece.learned});
+  // Encodes bytes [begin, end) of the conversation, of a part that begins at `part`.
+  std::vector<int64_t> encode(size_t begin, size_t end) const {
+    const std::string_view text = std::string_view(chat_.text.text).substr(begin, end - begin);
+    if (!codec_.encode_part) {
+      return codec_.encode(text);
+    }
+    std::vector<io::TextRange> plain;
+    for (const io::TextRange& range : chat_.text.written) {
+      if (range.begin < end && begin < range.end) {
+        plain.push_back({std::max(range.begin, begin) - begin, std::min(range.end, end) - begin});
       }
-      text += piece.text;
     }
-    texts_.clear();
-    if (text.empty()) {
-      return;
-    }
-    const std::vector<int64_t> ids = encode(text);
+    return codec_.encode_part(text, plain, begin == 0);
+  }
+
+  // A text in which loss begins or ends is compared with its beginning up to there: the tokens
+  // that both have are before that place, the next one may span it.
+  void add_text(size_t begin, size_t end) {
+    const std::vector<int64_t> ids = encode(begin, end);
+    const auto tokens_before = [&](size_t at) {
+      const std::vector<int64_t> before = encode(begin, at);
+      const auto differs = std::mismatch(before.begin(), before.end(), ids.begin(), ids.end());
+      return std::pair(static_cast<size_t>(differs.second - ids.begin()),
+                       differs.first != before.end());
+    };
     std::vector<ChatToken> run;
     for (const int64_t id : ids) {
-      run.push_back({id, changes.front().learned});
+      run.push_back({id, false});
     }
-    for (size_t i = 1; i < changes.size(); ++i) {
-      const std::vector<int64_t> before = encode(changes[i].before);
-      const auto begin =
-          std::mismatch(before.begin(), before.end(), ids.begin(), ids.end()).second - ids.begin();
-      std::for_each(run.begin() + begin, run.end(),
-                    [&](ChatToken& token) { token.learned = changes[i].learned; });
+    for (const io::TextRange& range : learned_) {
+      if (range.end <= begin || end <= range.begin) {
+        continue;
+      }
+      const size_t first = range.begin <= begin ? 0 : tokens_before(range.begin).first;
+      size_t last = run.size();
+      if (range.end < end) {
+        const auto [count, has_spanning] = tokens_before(range.end);
+        last = std::min(run.size(), count + (has_spanning ? 1 : 0));
+      }
+      for (size_t i = first; i < last; ++i) {
+        run[i].learned = true;
+      }
     }
     tokens_.insert(tokens_.end(), run.begin(), run.end());
   }
 
+  const FilledChat& chat_;
   const TextCodec& codec_;
+  std::vector<io::TokenOrText> parts_;
+  std::vector<io::TextRange> learned_;
   std::vector<ChatToken> tokens_;
-  std::vector<ChatPiece> texts_;
 };
 
 }  // namespace
 
-std::vector<ChatToken> chat_tokens(const std::vector<ChatPiece>& pieces, const TextCodec& codec) {
-  ChatEncoder encoder(codec);
-  for (const auto& piece : pieces) {
-    encoder.add(piece);
-  }
-  return encoder.finish();
+std::vector<ChatToken> chat_tokens(const FilledChat& chat, const TextCodec& codec) {
+  return ChatEncoder(chat, codec).run();
 }
 
 }  // namespace moe::data

@@ -1,5 +1,5 @@
 #pragma once
-// Text, filled templates and chat pieces -> token ids. A TextCodec is a set of functions, so that
+// Text, filled templates and conversations -> token ids. A TextCodec is a set of functions, so that
 // the readers of data depend on no tokenizer and tests use one that is computed by hand.
 
 #include <cstdint>
@@ -32,22 +32,34 @@ struct FilledText {
   FilledText stripped() const;  // as strip() of the text
 };
 
-// A part of a conversation in a chat form (templates.h).
-struct ChatPiece {
-  enum class Kind { kText, kMark, kBos, kEos };
-  Kind kind = Kind::kText;
-  std::string text = {};  // of a text or mark
-  bool learned = false;   // carries loss
+// A conversation that a chat template has written (chat_template.h).
+struct FilledChat {
+  // Bytes [begin, end) carry loss, and so does what ends the turn before `turn_end`
+  // (end_of_turn()).
+  struct Learned {
+    size_t begin = 0, end = 0, turn_end = 0;
+  };
+  FilledText text;
+  std::vector<Learned> learned;  // ascending
 };
+
+// Returns the range of what ends a turn: the first special token of `parts` (TextCodec::split) at
+// or after the end of `learned`, else the text up to `turn_end` without white space at its end.
+io::TextRange end_of_turn(const FilledChat& chat, const FilledChat::Learned& learned,
+                          const std::vector<io::TokenOrText>& parts);
 
 struct TextCodec {
   std::function<std::vector<int64_t>(std::string_view)> encode;  // adds neither BOS nor EOS
   int64_t bos = -1, eos = -1;                                    // -1: none; texts then have no BOS
   bool leading_space = false;  // encode() puts a space before every text, as sentencepiece does
-  // For chat forms: io::Tokenizer::encode_plain(), and the id of a special token by its text, -1 if
-  // there is none. Without them encode() is used, and nothing is a special token.
-  std::function<std::vector<int64_t>(std::string_view, bool begins_text)> encode_plain = {};
+  std::string bos_text = {}, eos_text = {};  // empty: none
+  // For chat templates: io::Tokenizer::split(), special_id() and encode_part(). Without them
+  // encode() is used, and nothing is a special token.
+  std::function<std::vector<io::TokenOrText>(const FilledText&)> split = {};
   std::function<int64_t(const std::string&)> special = {};
+  std::function<std::vector<int64_t>(std::string_view, const std::vector<io::TextRange>&,
+                                     bool begins_text)>
+      encode_part = {};
   // For the other templates: io::Tokenizer::encode_template(). Without it encode() is used.
   std::function<std::vector<int64_t>(const FilledText&)> encode_template = {};
 
@@ -66,10 +78,9 @@ struct ChatToken {
   bool operator==(const ChatToken&) const = default;
 };
 
-// Encodes the pieces of a conversation. A mark is its special token if the vocabulary has one, else
-// text. Adjacent texts are encoded together, as a tokenizer does that is given the whole
-// conversation, and no text becomes a special token: "<|im_end|>" in a question is ten characters.
-// A token that spans two texts carries loss if the second one does.
-std::vector<ChatToken> chat_tokens(const std::vector<ChatPiece>& pieces, const TextCodec& codec);
+// Encodes a conversation as a tokenizer does that is given its text, except that no text of the
+// data becomes a special token: "<|im_end|>" in a question is ten characters. A token that
+// overlaps a range that carries loss carries loss.
+std::vector<ChatToken> chat_tokens(const FilledChat& chat, const TextCodec& codec);
 
 }  // namespace moe::data

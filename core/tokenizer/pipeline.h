@@ -26,12 +26,6 @@ struct AddedToken {
   std::string normal_form = {};         // `content` as it is matched and decoded
 };
 
-// Part [begin, end) of a text: the token `id`, or text between tokens if `id` is kNone.
-struct TokenOrText {
-  int64_t id = Vocabulary::kNone;
-  size_t begin = 0, end = 0;
-};
-
 // The added tokens of a tokenizer, matched before any other stage. The leftmost match wins, then
 // the longest.
 class AddedTokens {
@@ -95,6 +89,10 @@ class Pipeline : public TokenizerModel {
 
   std::vector<int64_t> encode(std::string_view text, const std::vector<TextRange>& plain,
                               bool begins_text) const override;
+  std::vector<TokenOrText> split(std::string_view text,
+                                 const std::vector<TextRange>& plain) const override {
+    return parts_.added.split(text, /*is_normalized=*/false, plain);
+  }
   std::string decode(const std::vector<int64_t>& ids) const override;
   bool has(int64_t id) const override;
   std::string piece(int64_t id) const override;

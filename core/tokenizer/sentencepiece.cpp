@@ -8,6 +8,7 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "core/tokenizer/pipeline.h"
 #include "core/tokenizer/tokenizer_model.h"
 #include "core/tokenizer/unicode.h"
 
@@ -140,6 +141,13 @@ class Sentencepiece : public TokenizerModel {
                       processor_.GetPieceSize() == 0,
                   "{}: is no sentencepiece model, or a broken one; fetch it again", where);
     word_rule_ = find_word_rule(bytes);
+    std::vector<AddedToken> controls;
+    for (int id = 0; id < processor_.GetPieceSize(); ++id) {
+      if (processor_.IsControl(id)) {
+        controls.push_back({id, processor_.IdToPiece(id), false, false, false, false, true});
+      }
+    }
+    controls_ = AddedTokens(std::move(controls), Normalizer(), Vocabulary(), where);
   }
 
   // A space precedes any text, and no text becomes a control piece.
@@ -148,6 +156,10 @@ class Sentencepiece : public TokenizerModel {
     std::vector<int> ids;
     check(processor_.Encode(text, &ids));
     return {ids.begin(), ids.end()};
+  }
+  std::vector<TokenOrText> split(std::string_view text,
+                                 const std::vector<TextRange>& plain) const override {
+    return controls_.split(text, /*is_normalized=*/false, plain);
   }
   std::string decode(const std::vector<int64_t>& ids) const override {
     std::vector<std::string> pieces;
@@ -204,6 +216,7 @@ class Sentencepiece : public TokenizerModel {
   }
 
   sentencepiece::SentencePieceProcessor processor_;
+  AddedTokens controls_;
   std::string where_;  // the file, for errors
   WordRule word_rule_ = WordRule::kNone;
 };

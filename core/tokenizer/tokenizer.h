@@ -27,16 +27,16 @@ class Tokenizer {
   // Returns the ids of `text`, without BOS and EOS. Bytes that are not UTF-8 become U+FFFD. The
   // text of a special token becomes that token, except with sentencepiece. Thread-safe.
   std::vector<int64_t> encode(std::string_view text) const { return model_->encode(text); }
-  // Overload for data between special tokens: no text becomes a special token. `begins_text` is
-  // false after a special token, where some kinds put no space first.
-  std::vector<int64_t> encode_plain(std::string_view text, bool begins_text) const {
-    return model_->encode(text, {{0, text.size()}}, begins_text);
+  // Encodes a part of a template that is filled with data at the ranges `plain` (sorted,
+  // disjoint): no text that overlaps one of them becomes a special token. `begins_text` is false
+  // after a special token, where some kinds put no space first.
+  std::vector<int64_t> encode_part(std::string_view text, const std::vector<TextRange>& plain,
+                                   bool begins_text) const {
+    return model_->encode(text, plain, begins_text);
   }
-  // Overload for a template that is filled with data at the ranges `plain` (sorted, disjoint): no
-  // text that overlaps one of them becomes a special token.
-  std::vector<int64_t> encode_template(std::string_view text,
-                                       const std::vector<TextRange>& plain) const {
-    return model_->encode(text, plain);
+  // Splits a filled template at its special tokens (TokenizerModel::split()).
+  std::vector<TokenOrText> split(std::string_view text, const std::vector<TextRange>& plain) const {
+    return model_->split(text, plain);
   }
   // Returns the id of a special token such as "<|eot_id|>"; -1 if `token` is none.
   int64_t special_id(const std::string& token) const { return model_->special_id(token); }

@@ -28,6 +28,12 @@ inline size_t next_in_ranges(const std::vector<TextRange>& ranges, size_t at) {
   return next == ranges.end() ? std::string_view::npos : std::max(at, next->begin);
 }
 
+// Part [begin, end) of a text: the token `id`, or text between tokens if `id` is -1.
+struct TokenOrText {
+  int64_t id = -1;
+  size_t begin = 0, end = 0;
+};
+
 // Rule by which a sentencepiece model may encode a text word by word. If it is BPE, changes nothing
 // of its input but spaces, and no piece has a space after another letter, then no merge joins two
 // words, and the ids of a text are exactly those of its words in a row. LLaMA's model is such.
@@ -49,6 +55,10 @@ class TokenizerModel {
   virtual std::vector<int64_t> encode(std::string_view text,
                                       const std::vector<TextRange>& plain = {},
                                       bool begins_text = true) const = 0;
+  // Splits `text` at its special tokens, which do not overlap `plain`. A token that includes white
+  // space may begin before the end of the previous one.
+  virtual std::vector<TokenOrText> split(std::string_view text,
+                                         const std::vector<TextRange>& plain) const = 0;
   virtual std::string decode(const std::vector<int64_t>& ids) const = 0;
 
   virtual bool has(int64_t id) const = 0;

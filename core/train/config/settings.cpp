@@ -78,10 +78,15 @@ Options data_options(TrainSettings& settings) {
        "alpaca, openorca, dolly, pairs, sharegpt, messages, text or rows", Range(),
        "detected from the first record"},
       {"template", &settings.text_template, group::kData,
-       "prompt template: paper, alpaca, llama2, llama3, chatml, zephyr, mistral, mistral-v0, "
-       "mistral-v3, mistral-tekken, mistral-v7, auto (the model's chat template), or a text with "
-       "{instruction} and {response}; \\n is a newline",
+       "prompt template: auto (the model's chat template, or paper if it has none), paper, alpaca, "
+       "llama2, llama3, chatml, zephyr, mistral, mistral-v0, mistral-v3, mistral-tekken, "
+       "mistral-v7, FILE.jinja, or a text with {instruction} and {response}; \\n is a newline",
        Range(), "", kRectifyRouter},
+      {"chat-template-args", &settings.template_arguments, group::kData,
+       "JSON object of more names for the chat template, such as {\"enable_thinking\": false}",
+       Range(), "none"},
+      {"template-date", &settings.template_date, group::kData,
+       "date of strftime_now() in the chat template, YYYY-MM-DD", Range(), "today"},
       {"loss-on",
        named("loss-on", settings.loss_on,
              {{"all", data::LossOn::kAll}, {"last", data::LossOn::kLast}}),
@@ -459,6 +464,12 @@ double Schedule::at(int64_t step) const {
   }
 }
 
+data::Template parse_template(const TrainSettings& settings) {
+  return data::Template::parse(
+      settings.text_template, settings.model,
+      data::parse_chat_options(settings.template_arguments, settings.template_date));
+}
+
 void check_numbers(const TrainSettings& settings) {
   USER_ERROR_IF(settings.steps && settings.epochs, "--steps and --epochs: give one of them");
   TrainSettings checked = settings;  // options refer to mutable members
@@ -469,9 +480,7 @@ void check_numbers(const TrainSettings& settings) {
   model::check_precision(settings.compute.precision, settings.on_cuda);
   model::check_lora(settings.lora);
   data::parse_sources(settings.data);
-  if (settings.text_template != "auto") {  // resolved by data::named_template()
-    data::Template::parse(settings.text_template);
-  }
+  parse_template(settings);
   check_evaluation(settings.evaluation);
 }
 

@@ -75,9 +75,9 @@ struct TrainSettings {
   std::filesystem::path run;                // RUN
   std::vector<std::filesystem::path> data;  // values of --data (core/data/sources.h)
   std::optional<data::Format> format;       // unset: detected from the first record of each file
-  // Template (core/data/templates.h): "paper" is [instruct][response]; "auto" until the model
-  // folder is open.
-  std::string text_template = "paper";
+  std::string text_template = "auto";       // as data::Template::parse() takes it
+  std::string template_arguments;           // JSON object for a chat template; "": none
+  std::string template_date;                // YYYY-MM-DD; "": today
   data::LossOn loss_on = data::LossOn::kAll;
   std::string cache;  // token cache: a folder, "off", or "" for the default (token_cache.h)
 
@@ -135,6 +135,9 @@ EvaluationSettings resolve_evaluation(EvaluationSettings settings, int64_t steps
 // Throws UserError, naming the flag, for settings that are invalid for every model and data. Called
 // by resolve(), and by callers before they read large files.
 void check_numbers(const TrainSettings& settings);
+
+// Returns the template of --template, of the model folder if it is "auto". Throws UserError.
+data::Template parse_template(const TrainSettings& settings);
 
 // Returns all options of a run, in the order of settings.toml. `settings` must outlive them.
 Options train_options(TrainSettings& settings);

@@ -175,7 +175,10 @@ Prepared prepare_rank(const TrainSettings& given, const TrainCallbacks& callback
                {},
                {}};
   RunPlan& plan = run.plan;
-  settings.text_template = data::named_template(settings.text_template, settings.model);
+  const data::Template text_template = parse_template(settings);
+  if (text_template.chat() && text_template.chat()->uses_date() && settings.template_date.empty()) {
+    settings.template_date = data::today();  // in settings.toml, so that a resumed run has it too
+  }
   const auto config = model::parse_config(run.checkpoint.config(), run.checkpoint.config_name());
   model::check_tensors(run.checkpoint, config);
   plan.settings = settings;

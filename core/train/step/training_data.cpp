@@ -18,7 +18,7 @@ using SharedTokenizer = std::shared_ptr<const io::Tokenizer>;
 data::ReadSettings reader_settings(const TrainSettings& settings) {
   return {settings.objective,
           settings.format,
-          data::Template::parse(settings.text_template),
+          parse_template(settings),
           settings.loss_on,
           0,
           settings.threads > 0
@@ -77,6 +77,9 @@ data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& ch
        data::cache_location(settings.cache), shared, on_progress},
       notes);
   lines = describe_data(examples);
+  if (settings.objective == data::Objective::kInstruct && !examples.all_rows) {
+    lines.push_back("template: " + parse_template(settings).description());
+  }
   lines.insert(lines.end(), notes.begin(), notes.end());
   return examples;
 }
@@ -98,7 +101,6 @@ std::vector<std::string> describe_data(const data::Examples& examples) {
 Samples read_samples(const TrainSettings& given, int64_t count) {
   TrainSettings settings = given;
   check_numbers(settings);
-  settings.text_template = data::named_template(settings.text_template, settings.model);
   check_data_named(settings);
   const io::Checkpoint checkpoint(settings.model);
   const int64_t vocab_size =

@@ -1,0 +1,426 @@
+#include "core/data/chat_template.h"
+
+#include <algorithm>
+#include <array>
+#include <ctime>
+
+#include "core/base/error.h"
+#include "core/base/read_file.h"
+#include "core/base/text.h"
+
+namespace moe::data {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char *kTemplateFile = "chat_template.jinja",
+                     *kTokenizerConfig = "tokenizer_config.json";
+constexpr int32_t kOtherData = 1 << 30;  // source of text of a record outside of its messages
+
+// A published template. System texts are written as the user gave them; none has a default.
+struct PublishedTemplate {
+  const char *name, *head, *body;
+  std::vector<std::string> marks;
+};
+
+constexpr const char* kMistral =
+    "{% set system = '' %}{% if messages[0].role == 'system' %}"
+    "{% set system = messages[0].content %}{% set messages = messages[1:] %}{% endif %}"
+    "{% set last = namespace(user=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set last.user = loop.index %}{% endif %}{% endfor %}{{ bos_token }}"
+    "{% if system and place == 'marked' %}"
+    "{{ '[SYSTEM_PROMPT]' + system + '[/SYSTEM_PROMPT]' }}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set is_here = system and ((place == 'first' and loop.first) or "
+    "(place == 'last' and loop.index == last.user)) %}"
+    "{{ before + '[INST]' + after + (system + '\\n\\n' if is_here else '') + m.content + end + "
+    "'[/INST]' }}{% elif m.role == 'assistant' %}"
+    "{{ answer + (m.content | trim if trims else m.content) + eos_token }}"
+    "{% else %}{{ raise_exception('a role other than system, user and assistant') }}{% endif %}"
+    "{% endfor %}";
+
+const std::vector<PublishedTemplate>& published_templates() {
+  static const std::vector<PublishedTemplate> templates = {
+      {"llama3",
+       "",
+       "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m.role + "
+       "'<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}{% endfor %}"
+       "{% if add_generation_prompt %}"
+       "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}",
+       {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"}},
+      {"chatml",
+       "",
+       "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
+       "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
+       {"<|im_start|>", "<|im_end|>"}},
+      {"zephyr",
+       "",
+       "{% for m in messages %}{{ '<|' + m.role + '|>\\n' + m.content + eos_token + '\\n' }}"
+       "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}",
+       {}},
+      {"mistral",
+       "{% set before = ' ' %}{% set after = ' ' %}{% set end = ' ' %}{% set answer = ' ' %}"
+       "{% set place = 'first' %}",
+       kMistral,
+       {}},
+      {"mistral-v0",
+       "{% set before = '' %}{% set after = ' ' %}{% set end = ' ' %}{% set answer = '' %}"
+       "{% set place = 'first' %}",
+       kMistral,
+       {}},
+      {"mistral-v3",
+       "{% set before = '' %}{% set after = ' ' %}{% set end = '' %}{% set answer = ' ' %}"
+       "{% set place = 'last' %}{% set trims = true %}",
+       kMistral,
+       {"[INST]", "[/INST]"}},
+      {"mistral-tekken",
+       "{% set before = '' %}{% set after = '' %}{% set end = '' %}{% set answer = '' %}"
+       "{% set place = 'last' %}",
+       kMistral,
+       {"[INST]", "[/INST]"}},
+      {"mistral-v7",
+       "{% set before = '' %}{% set after = '' %}{% set end = '' %}{% set answer = '' %}"
+       "{% set place = 'marked' %}",
+       kMistral,
+       {"[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"}}};
+  return templates;
+}
+
+// Returns the entry `name` of "chat_template"; empty if there is none.
+std::string configured_template(const Json& config, const std::string& name) {
+  const auto entry = config.is_object() ? config.find("chat_template") : config.end();
+  if (entry == config.end()) {
+    return "";
+  }
+  if (entry->is_string()) {
+    return name == "default" ? entry->get<std::string>() : "";
+  }
+  for (const auto& named : *entry) {
+    if (named.is_object() && named.value("name", Json()) == name &&
+        named.value("template", Json()).is_string()) {
+      return named["template"].get<std::string>();
+    }
+  }
+  return "";
+}
+
+Json read_config(const fs::path& file) {
+  return fs::exists(file) ? read_json(file) : Json::object();
+}
+
+// Returns the special tokens that the folder's files name, as transformers' special_tokens_map.
+OrderedJson named_tokens(const fs::path& folder) {
+  OrderedJson tokens = OrderedJson::object();
+  for (const char* file : {kTokenizerConfig, "special_tokens_map.json"}) {
+    const Json config = read_config(folder / file);
+    for (const auto& item : config.items()) {
+      const Json& value = item.value();
+      const Json text = value.is_object() ? value.value("content", Json()) : value;
+      if (item.key().ends_with("_token") && (text.is_string() || text.is_null()) &&
+          !tokens.contains(item.key())) {
+        tokens[item.key()] = text;
+      }
+    }
+  }
+  return tokens;
+}
+
+bool is_known_role(const Json& role) {
+  static const std::vector<std::string> known = {"system",    "developer", "user",
+                                                 "assistant", "tool",      "ipython"};
+  return role.is_string() && std::ranges::find(known, role.get<std::string>()) != known.end();
+}
+
+bool is_assistant(const ChatMessage& message) {
+  return message.json.value("role", OrderedJson()) == "assistant";
+}
+
+// Returns the message as a value. Its role is text of the template if it is a known one.
+jinja::Value message_value(const ChatMessage& message, int32_t source) {
+  jinja::Dict dict;
+  for (const auto& item : message.json.items()) {
+    const bool is_role = item.key() == "role" && is_known_role(Json(item.value()));
+    dict.items.emplace_back(jinja::Text(item.key()),
+                            jinja::make_value(item.value(), is_role ? 0 : source));
+  }
+  return jinja::Value(std::move(dict));
+}
+
+FilledText filled(const jinja::Rendered& text) {
+  FilledText result{text.text};
+  size_t begin = 0;
+  for (const jinja::Run& run : text.runs) {
+    if (run.source != 0 && !result.written.empty() && result.written.back().end == begin) {
+      result.written.back().end = run.end;
+    } else if (run.source != 0) {
+      result.written.push_back({begin, run.end});
+    }
+    begin = run.end;
+  }
+  return result;
+}
+
+// Returns the range from the first to the last byte of `source`; an empty one if there is none.
+io::TextRange source_range(const jinja::Rendered& text, int32_t source) {
+  io::TextRange range;
+  size_t begin = 0;
+  for (const jinja::Run& run : text.runs) {
+    if (run.source == source) {
+      range = {range.end == 0 ? begin : range.begin, run.end};
+    }
+    begin = run.end;
+  }
+  return range;
+}
+
+std::vector<io::TextRange> generated_ranges(const jinja::Rendered& text) {
+  std::vector<io::TextRange> ranges;
+  size_t begin = 0;
+  for (const jinja::Run& run : text.runs) {
+    if (run.is_generated && !ranges.empty() && ranges.back().end == begin) {
+      ranges.back().end = run.end;
+    } else if (run.is_generated) {
+      ranges.push_back({begin, run.end});
+    }
+    begin = run.end;
+  }
+  return ranges;
+}
+
+std::string format_time(const std::tm& time, const std::string& format) {
+  std::array<char, 256> text{};
+  return {text.data(), std::strftime(text.data(), text.size(), format.c_str(), &time)};
+}
+
+std::tm parse_date(const std::string& date) {
+  std::tm time{};
+  const char* end = strptime(date.c_str(), "%Y-%m-%d", &time);
+  USER_ERROR_IF(end != date.c_str() + date.size(),
+                "--template-date {}: must be a date such as 2026-01-31", printable(date, 40));
+  return time;
+}
+
+}  // namespace
+
+ChatOptions parse_chat_options(const std::string& arguments, const std::string& date) {
+  ChatOptions options;
+  if (!arguments.empty()) {
+    options.arguments = parse_ordered_json(arguments, "--chat-template-args");
+    USER_ERROR_IF(!options.arguments.is_object(),
+                  "--chat-template-args {}: must be a JSON object such as "
+                  "{{\"enable_thinking\": false}}",
+                  printable(arguments, 80));
+  }
+  if (!date.empty()) {
+    parse_date(date);
+  }
+  options.date = date;
+  return options;
+}
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm time{};
+  localtime_r(&now, &time);
+  return format_time(time, "%Y-%m-%d");
+}
+
+ChatTemplate::ChatTemplate(const std::string& source, const std::string& origin,
+                           const fs::path& folder, const ChatOptions& options)
+    : origin_(origin),
+      names_(named_tokens(folder)),
+      date_(options.date.empty() ? today() : options.date) {
+  templates_.emplace_back(source, origin);
+  for (const auto& item : options.arguments.items()) {
+    names_[item.key()] = item.value();
+  }
+}
+
+std::optional<ChatTemplate> ChatTemplate::find(const fs::path& folder, const ChatOptions& options) {
+  if (fs::exists(folder / kTemplateFile)) {
+    return read(folder / kTemplateFile, folder, options);
+  }
+  const Json config = read_config(folder / kTokenizerConfig);
+  const std::string source = configured_template(config, "default");
+  if (source.empty()) {
+    return std::nullopt;
+  }
+  ChatTemplate found(source, (folder / kTokenizerConfig).string() + ": chat_template", folder,
+                     options);
+  if (const std::string tool_use = configured_template(config, "tool_use"); !tool_use.empty()) {
+    found.templates_.emplace_back(tool_use, (folder / kTokenizerConfig).string() + ": tool_use");
+  }
+  return found;
+}
+
+ChatTemplate ChatTemplate::read(const fs::path& file, const fs::path& folder,
+                                const ChatOptions& options) {
+  constexpr uint64_t kMaxTemplateBytes = uint64_t{1} << 20;
+  return {read_small_file(file, kMaxTemplateBytes), file.string(), folder, options};
+}
+
+ChatTemplate ChatTemplate::named(const std::string& form, const fs::path& folder,
+                                 const ChatOptions& options) {
+  const auto& all = published_templates();
+  const auto found =
+      std::ranges::find_if(all, [&](const auto& published) { return form == published.name; });
+  MOE_CHECK(found != all.end(), "no chat template '{}'", form);
+  ChatTemplate made(std::string(found->head) + found->body, "--template " + form, folder, options);
+  made.marks_ = found->marks;
+  return made;
+}
+
+const std::vector<std::string>& ChatTemplate::names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (const auto& published : published_templates()) {
+      all.emplace_back(published.name);
+    }
+    return all;
+  }();
+  return names;
+}
+
+void ChatTemplate::check_marks(const TextCodec& codec) const {
+  for (const auto& mark : marks_) {
+    USER_ERROR_IF(codec.special && codec.special(mark) < 0,
+                  "{}: the tokenizer has no token {}; use --template auto, paper or another one "
+                  "whose tokens it has",
+                  origin_, mark);
+  }
+}
+
+bool ChatTemplate::uses_date() const {
+  return std::ranges::any_of(templates_,
+                             [](const auto& made) { return made.mentions("strftime_now"); });
+}
+
+std::string ChatTemplate::words() const {
+  std::string words = "chat " + (uses_date() ? date_ : "") + names_.dump();
+  for (const auto& made : templates_) {
+    words += fmt::format(" {} {}", made.source().size(), made.source());
+  }
+  return words;
+}
+
+jinja::Rendered ChatTemplate::render(const Chat& chat, size_t count, bool adds_prompt,
+                                     const TextCodec& codec) const {
+  jinja::Dict context;
+  jinja::Values messages;
+  for (size_t i = 0; i < count; ++i) {
+    messages.push_back(message_value(chat.messages[i], static_cast<int32_t>(i + 1)));
+  }
+  context.set("messages", jinja::Value(std::move(messages)));
+  context.set("tools", jinja::make_value(chat.tools, kOtherData));
+  context.set("documents", jinja::make_value(chat.documents, kOtherData));
+  context.set("add_generation_prompt", adds_prompt);
+  for (const auto& [name, text] :
+       {std::pair("bos_token", codec.bos_text), std::pair("eos_token", codec.eos_text)}) {
+    if (!names_.contains(name) && !text.empty()) {
+      context.set(name, text);
+    }
+  }
+  for (const auto& item : names_.items()) {
+    if (!item.value().is_null()) {
+      context.set(item.key(), jinja::make_value(item.value(), 0));
+    }
+  }
+  const jinja::RenderSettings settings = {
+      [this](const std::string& format) { return format_time(parse_date(date_), format); }};
+  const bool uses_tools = !chat.tools.is_null() && templates_.size() > 1;
+  return templates_[uses_tools ? 1 : 0].render(context, settings);
+}
+
+// Refuses a record with keys that the template does not read.
+void ChatTemplate::check_used(const Chat& chat) const {
+  const auto check = [&](const OrderedJson& value, const std::string& key) {
+    const bool is_empty = value.is_null() || value == "" ||
+                          ((value.is_array() || value.is_object()) && value.empty());
+    USER_ERROR_IF(!is_empty && std::ranges::none_of(templates_,
+                                                    [&](const auto& made) {
+                                                      return made.source().find(key) !=
+                                                             std::string::npos;
+                                                    }),
+                  "the chat template {} does not use '{}', which changes what is learned; remove "
+                  "the key, or the record",
+                  origin_, key);
+  };
+  check(chat.tools, "tools");
+  check(chat.documents, "documents");
+  for (const ChatMessage& message : chat.messages) {
+    for (const char* key : {"reasoning_content", "reasoning", "thinking", "tool_calls"}) {
+      check(message.json.value(key, OrderedJson()), key);
+    }
+  }
+}
+
+FilledText ChatTemplate::fill_prompt(const Chat& chat, const TextCodec& codec) const {
+  return filled(render(chat, chat.messages.size(), true, codec));
+}
+
+FilledChat ChatTemplate::fill(const Chat& chat, bool only_last, const TextCodec& codec) const {
+  check_used(chat);
+  const jinja::Rendered whole = render(chat, chat.messages.size(), false, codec);
+  FilledChat result{filled(whole), {}};
+  std::vector<size_t> answers;
+  for (size_t i = 0; i < chat.messages.size(); ++i) {
+    if (is_assistant(chat.messages[i])) {
+      answers.push_back(i);
+    }
+  }
+  const auto carries_loss = [&](size_t message) {
+    return chat.messages[message].carries_loss && (!only_last || message == answers.back());
+  };
+  if (templates_[0].mentions("generation")) {
+    const std::vector<io::TextRange> ranges = generated_ranges(whole);
+    USER_ERROR_IF(ranges.size() != answers.size(),
+                  "{}: writes {} generated parts for {} answers of the assistant", origin_,
+                  ranges.size(), answers.size());
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      if (carries_loss(answers[i])) {
+        result.learned.push_back({ranges[i].begin, ranges[i].end, ranges[i].end});
+      }
+    }
+    return result;
+  }
+  const auto try_render = [&](size_t count, bool adds_prompt) -> std::optional<jinja::Rendered> {
+    try {
+      return render(chat, count, adds_prompt, codec);
+    } catch (const UserError&) {
+      return std::nullopt;  // the template accepts the whole conversation only
+    }
+  };
+  for (const size_t message : answers) {
+    if (!carries_loss(message)) {
+      continue;
+    }
+    const auto source = static_cast<int32_t>(message + 1);
+    io::TextRange range = source_range(whole, source);
+    USER_ERROR_IF(range.end == 0, "{}: does not write the answer of message {}", origin_,
+                  message + 1);
+    // The text between the generation prompt and the message, and what follows the message, are
+    // found by rendering the conversation up to it; both count as far as the whole has them too.
+    size_t turn_end = range.end;
+    const std::optional<jinja::Rendered> before = try_render(message, true);
+    const std::optional<jinja::Rendered> up_to = try_render(message + 1, false);
+    const io::TextRange part = up_to ? source_range(*up_to, source) : io::TextRange();
+    if (part.end > 0) {
+      const std::string_view text = whole.text, short_text = up_to->text;
+      if (before && short_text.starts_with(before->text) && before->text.size() <= part.begin) {
+        const size_t lead = part.begin - before->text.size();
+        if (lead <= range.begin &&
+            text.substr(range.begin - lead, lead) == short_text.substr(part.begin - lead, lead)) {
+          range.begin -= lead;
+        }
+      }
+      const auto tail = short_text.substr(part.end), rest = text.substr(range.end);
+      turn_end += static_cast<size_t>(
+          std::mismatch(tail.begin(), tail.end(), rest.begin(), rest.end()).first - tail.begin());
+    }
+    result.learned.push_back({range.begin, range.end, turn_end});
+  }
+  return result;
+}
+
+}  // namespace moe::data
