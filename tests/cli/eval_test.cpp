@@ -188,7 +188,7 @@ TEST_CASE("--stats writes the counts that --stats-by names, and a table of layer
 
   check_refused(joined(words, {"layer"}), "stats.json: exists already");
   check_refused({"eval", tiny("model"), "--tasks", quiz, "--stats", folder / "new"},
-                "this model is dense, it routes nothing to count");
+                "this model is dense and has no routing statistics");
   check_refused({"eval", tiny("model"), "--stats-text", quiz}, "--stats-text needs a mixture");
 }
 
@@ -203,7 +203,7 @@ TEST_CASE("answers are generated without a capacity, and --stats counts their ri
                "-o", folder / "out", "--stats", folder / "stats.json", "--stats-by", "task,source",
                "--threads", "1"});
   check_has(run.err, {"note: answers are generated without a capacity and without +fr",
-                      "--stats counts each question with its right answer as one text"});
+                      "--stats counts a separate forward pass"});
   CHECK_THAT(run.out,
              contains_text("exact_match,flexible-extract") && !contains_text("requests dropped"));
   CHECK(json_lines(read_file(folder / "out" / ("samples_" + name + ".jsonl"))).size() == 4);
@@ -335,18 +335,18 @@ TEST_CASE("--cache-responses is shared by later and concurrent runs, and damage 
   const size_t lines = lines_in(cache);
   REQUIRE(lines > 5);
   CHECK_THAT(succeed(words("c", cache.string())).err,
-             contains_text("kept forwards; those of this model and these settings are not "));
+             contains_text("cached responses; those with this model and these settings are "));
   CHECK(lines_in(cache) == lines);
   std::string damaged = read_file(cache);
   damaged[damaged.size() / 2] = static_cast<char>(damaged[damaged.size() / 2] ^ 1);
   write_file(cache, damaged);
   CHECK_THAT(succeed(words("d", cache.string())).err,
-             contains_text("responses.cache: 1 damaged line is left out"));
+             contains_text("responses.cache: ignored 1 damaged line"));
   for (const std::string run : {"b", "c", "d"}) {
     CHECK(read_file(folder / "a/samples_quiz.jsonl") ==
           read_file(folder / run / "samples_quiz.jsonl"));
   }
-  CHECK_THAT(succeed(words("e", "off")).err, !contains_text("kept forwards"));
+  CHECK_THAT(succeed(words("e", "off")).err, !contains_text("cached responses"));
   write_file(folder / "notes", "mine\n");
   const RunResult strange = run_moe(words("f", (folder / "notes").string()));
   CHECK(strange.exit_code == 2);
