@@ -225,16 +225,17 @@ TEST_CASE("moe eval refuses incompatible flags and names invalid lines", "[cli]"
       {"eval"},
       {{{model}, "nothing to evaluate"},
        {{"--tasks", quiz}, "MODEL is missing"},
-       {{model, "--tasks", quiz, "--requests", quiz}, "--tasks and --requests together"},
-       {{model, "--requests", quiz, "--stats-text", quiz}, "--requests and --stats-text together"},
-       {{model, "--requests", quiz, "-o", quiz}, "leave out -o"},
+       {{model, "--tasks", quiz, "--requests", quiz}, "--tasks and --requests cannot be combined"},
+       {{model, "--requests", quiz, "--stats-text", quiz},
+        "--requests and --stats-text cannot be combined"},
+       {{model, "--requests", quiz, "-o", quiz}, "remove -o"},
        {{model, "--requests", quiz, "--against", "x"}, "--against needs --tasks"},
        {{model, "--requests", requests}, "r.jsonl line 2"},
-       {{model, "--tasks", quiz, "--stats-by", "token"}, "give --stats FILE too"},
+       {{model, "--tasks", quiz, "--stats-by", "token"}, "--stats-by needs --stats FILE"},
        {{model, "--tasks", "piqa"}, "task piqa needs --data DIR"},
-       {{model, "--tasks", quiz, "--items"}, "give --against DIR too"},
+       {{model, "--tasks", quiz, "--items"}, "--items needs --against DIR"},
        {{model, "--tasks", quiz}, "has neither tokenizer.model nor tokenizer.json"},
-       {{model, "--tasks", quiz, "--cf", "1"}, "this model is dense, it has no router"}});
+       {{model, "--tasks", quiz, "--cf", "1"}, "this model is dense and has no router"}});
 }
 
 // moe eval --ranks: the output equals that of a single process.
@@ -292,7 +293,7 @@ TEST_CASE("several ranks answer more prompts than fit a round", "[.][slow][cli]"
 
 TEST_CASE("several ranks do not read requests from standard input", "[cli]") {
   check_refused({"eval", tiny("model"), "--requests", "-", "--ranks", "2"},
-                "--requests - on 2 ranks");
+                "--requests - cannot be used with 2 ranks");
 }
 
 // Evaluations that are killed or interrupted and resumed by the same command; sweeps.
@@ -363,14 +364,14 @@ TEST_CASE("a sweep writes one table, one page and a folder for each value", "[cl
   const RunResult result = succeed(joined(base, {"cf=0.25,0.5,inf", "-o", out}));
   CAPTURE(result.out);
   CHECK(result.out.starts_with("value      quiz  drop %  rows/token   n\ncf=0.25  "));
-  CHECK(result.out.ends_with("plotted in " + out + "/sweep.html\n"));
+  CHECK(result.out.ends_with("plot: " + out + "/sweep.html\n"));
   CHECK(read_file(folder / "out/sweep.html").starts_with("<!doctype html>"));
   CHECK(Json::parse(read_file(folder / "out/cf=0.5/results.json"))["moe"]["router"] ==
         "top1:cf=0.5");
   CHECK(Json::parse(succeed(joined(base, {"cf=inf", "--json"})).out)["values"][0]["drop_rate"] ==
         0.0);
   check_refused(joined(base, {"cf=0.25,-1"}), "moe: --sweep cf=-1: --cf '-1'");
-  check_refused(joined(base, {"cf=1", "--stats", "x"}), "--sweep and --stats together");
+  check_refused(joined(base, {"cf=1", "--stats", "x"}), "--sweep and --stats cannot be combined");
 }
 
 }  // namespace

@@ -56,11 +56,10 @@ TEST_CASE("a Mixtral folder is inspected and trained, and written as Mixtral", "
 
   world.set_config("router_jitter_noise", 0.1);
   const auto trained = succeed(world.training());
-  check_has(
-      trained.err,
-      {"router top2:cf=inf,st=off,lb=selected on 4 logical ranks, no capacity, so the routing "
-       "does not depend on the batch; loss = language model + 0.02 x load balance",
-       "router_jitter_noise 0.1 of " + world.path("stock") + " is not applied"});
+  check_has(trained.err,
+            {"router top2:cf=inf,st=off,lb=selected on 4 logical ranks, no capacity, routing does "
+             "not depend on the batch; loss = language model + 0.02 x load balance",
+             "router_jitter_noise 0.1 of " + world.path("stock") + " is not applied"});
   CHECK(world.final_config().at("model_type") == "mixtral");
   CHECK(world.final_config().at("router_jitter_noise") == 0.1);
 

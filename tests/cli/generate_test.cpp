@@ -48,7 +48,7 @@ TEST_CASE("generate --chat fills the template of the folder and stops at the end
   check_refused(joined(words, {"--chat", "--template", "chatmle"}), "did you mean 'chatml'?");
   check_refused(joined(words, {"--template", "chatml"}), "needs --chat");
   check_refused(joined(words, {"--chat", "--template", "zephyr", "--bos", "on"}),
-                "--bos on with --chat");
+                "--bos on cannot be combined with --chat");
   write_file(dir / "m/chat_template.jinja", "{{ '<|user|>' + content + eos_token }}");
   const auto ask = [&](const Words& flags) {
     return succeed(joined(words, joined({"--chat", "--json"}, flags))).out;

@@ -524,7 +524,7 @@ TEST_CASE("moe quickstart names a missing program before it writes a file", "[cl
   fs::copy_file(binary, dir / "moe");  // without its recipes
   fs::copy_file(binary.parent_path() / "libmoe_ops.so", dir / "libmoe_ops.so");
   check_refused(run_program((dir / "moe").string(), words),
-                dir.path().string() + ": recipes/quickstart.sh is neither");
+                dir.path().string() + ": no recipes/quickstart.sh here");
   CHECK(!fs::exists(out));
 }
 

@@ -32,7 +32,7 @@ TEST_CASE("moe report draws a page from a JSON file", "[cli]") {
   succeed({"report", page, "--force"});
 
   write_file(dir / "page.json", R"({"title": "t", "sections": [{"panels": [{"kind": 3}]}]})");
-  check_refused({"report", page, "-o", dir / "other.html"}, "page.json: is not the JSON of a page");
+  check_refused({"report", page, "-o", dir / "other.html"}, "page.json: not the JSON of a page");
   CHECK(!fs::exists(dir / "other.html"));
   CHECK(run_moe({"report", page, "-o", page, "--force"}).exit_code == 2);
 }
@@ -80,7 +80,7 @@ TEST_CASE("moe report -o draws several runs on one page, and replaces a page onl
   succeed({"report", first, "-o", page, "--force"});
   CHECK(says(read_file(page), "2.5000"));
   check_refused({"report", first, second}, "-o is required with several runs");
-  check_refused({"report", first, first + "/.", "-o", page, "--force"}, "is given twice");
+  check_refused({"report", first, first + "/.", "-o", page, "--force"}, "given twice");
 }
 
 TEST_CASE("moe report refuses a folder without a run, and moe train an invalid evaluation",
@@ -88,7 +88,7 @@ TEST_CASE("moe report refuses a folder without a run, and moe train an invalid e
   const TempDir dir;
   check_refused({"report", dir / "none"}, "metrics.jsonl: no such file");
   write_file(dir / "empty/metrics.jsonl", "");
-  check_refused({"report", dir / "empty"}, "has finished no step yet");
+  check_refused({"report", dir / "empty"}, "no step of the run is finished yet");
   for (const auto& [flags, fact] : std::vector<std::pair<Words, std::string>>{
            {{"--eval-every", "5"}, "--eval-every requires --eval-data"},
            {{"--eval-tasks", "hellaswug", "--eval-data-dir", tiny("")}, "hellaswag"},

@@ -97,7 +97,7 @@ TEST_CASE("--gate-scale auto measures and stores a scale, and shows its effect",
       upcycle_tiny(folder, {"--router", "topp:0.4", "--gate-scale", "auto", "--verify"});
   INFO(run.err);
   REQUIRE(run.exit_code == 0);
-  check_has(run.out, {"gate scale ", "\ncertificate ", "\nwithout it   different",
+  check_has(run.out, {"gate scale ", "\ncertificate ", "\nunscaled     different",
                       "router topp:0.4, gate_scale 1: "});
   const Json stored = read_json(folder / "out/upcycle.json");
   const Json& with = stored["certificate"];
@@ -338,7 +338,7 @@ TEST_CASE("moe upcycle starts routers from prompts or clusters and describes eac
       CHECK(layer["entropy"].get<double>() ==
             Approx(flags.back() == "0.4" ? 0.4 : 0.7).margin(2e-4));
       CHECK_THAT(run.out,
-                 contains_text("router start " + layer["words"].get<std::string>() + "\n"));
+                 contains_text("router init  " + layer["words"].get<std::string>() + "\n"));
     }
     CHECK(run.err == warning_lines(stored));
   }
