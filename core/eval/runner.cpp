@@ -94,11 +94,11 @@ LoadedTask longest_questions(const LoadedTask& loaded) {
   std::partial_sort(order.begin(), end, order.end(), [](const Question* a, const Question* b) {
     return max_text_bytes(*a) > max_text_bytes(*b);
   });
-  LoadedTask few;
-  few.task = loaded.task;
+  LoadedTask longest;
+  longest.task = loaded.task;
   std::for_each(order.begin(), end,
-                [&](const Question* question) { few.questions.push_back(*question); });
-  return few;
+                [&](const Question* question) { longest.questions.push_back(*question); });
+  return longest;
 }
 
 }  // namespace
@@ -180,14 +180,14 @@ int64_t group_tokens(const EvalSettings& settings, const OpenedModel& opened) {
 }
 
 std::optional<ResponseFile> response_file(const EvalSettings& settings) {
-  const std::string& word = settings.cache_responses;
-  if (word == "off" || (word.empty() && settings.out.empty())) {
+  const std::string& setting = settings.cache_responses;
+  if (setting == "off" || (setting.empty() && settings.out.empty())) {
     return std::nullopt;
   }
-  if (word.empty()) {
+  if (setting.empty()) {
     return ResponseFile{settings.out / kCacheName, /*is_temporary=*/true};
   }
-  const fs::path path = word;
+  const fs::path path = setting;
   return ResponseFile{fs::is_directory(path) ? path / kCacheName : path, false};
 }
 

@@ -67,7 +67,7 @@ struct RoutingStats {
 
 OrderedJson stats_json(const RoutingStats& stats);
 
-// Throws UserError if `file` is not writable, is a folder, or exists without `force`.
+// Throws UserError if `file` is not writable, is a folder, or exists and `force` is false.
 void check_stats_file(const std::filesystem::path& file, bool force);
 // Writes the file as a whole (io::write_whole()).
 void write_stats(const RoutingStats& stats, const std::filesystem::path& file);

@@ -20,7 +20,7 @@ struct TaskReport {
   std::map<std::string, std::vector<double>> values = {};  // by Metric::key(), one per question
   std::map<std::string, Mean> metrics = {};                // by Metric::key()
   Scores run = {};          // from score_requests(), with `scores` moved to the member above
-  int64_t cut_choices = 0;  // number of choices longer than the window, whose end alone is scored
+  int64_t cut_choices = 0;  // choices longer than the window, of which only the end is scored
   int64_t questions() const { return static_cast<int64_t>(loaded.questions.size()); }
 };
 

@@ -45,7 +45,7 @@ void check_same_requests(const model::Llama& llama, const std::vector<Request>& 
     distributed::check_same_on_all_ranks(
         *ranks, "the requests or settings",
         fmt::format("{} requests {}\nrouter {}\nep-ranks {}\nbatch-tokens {}\n"
-                    "group-tokens {}\nproducts in {}\n",
+                    "group-tokens {}\nprecision {}\n",
                     requests.size(), digest(requests),
                     route::to_full_string(settings.routing.router), settings.routing.ep_ranks,
                     settings.batch_tokens, settings.group_tokens,

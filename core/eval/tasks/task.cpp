@@ -135,14 +135,14 @@ Field parse_field(const std::string& text) {
     return {name, found->second};
   }
   const Texts words = split_words(replace_all(kind, "|", " "));
-  MOE_CHECK(words.size() > 1, "a field of kind '{}'", kind);
+  MOE_CHECK(words.size() > 1, "unknown kind of field '{}'", kind);
   return {name, Field::Kind::kLabel, words};
 }
 
 template <typename Function>
 Function find_task_function(const std::string& name, Function TaskFunctions::*kind) {
   const Function function = find_task_functions(name).*kind;
-  MOE_CHECK(function != nullptr, "a task file names '{}'", name);
+  MOE_CHECK(function != nullptr, "task function '{}' is not of the required kind", name);
   return function;
 }
 

@@ -62,9 +62,9 @@ std::string expected_paths(const Task& task, const Split& split) {
   return paths;
 }
 
-// Returns the files of a layout, or an empty list if none exists. If only some of them exist,
-// throws UserError, except if the first of these has the name of a Hub export: then returns an
-// empty list, and find_split() reads the export.
+// Returns the files of a layout; empty if none exists. Throws UserError if only some exist. If the
+// first of these may also be a Hub export, returns an empty list instead, so that find_split()
+// reads it as an export.
 std::vector<std::string> find_layout(const FileLayout& layout, const Task& task, const Split& split,
                                      const fs::path& data) {
   std::vector<std::string> files;
@@ -84,8 +84,8 @@ std::vector<std::string> find_layout(const FileLayout& layout, const Task& task,
       return {};
     }
   }
-  throw UserError("task {}: {} not found, which belongs to {}; add it or change --data", task.name,
-                  missing, files.front());
+  throw UserError("task {}: {} exists, but {} does not; add it or change --data", task.name,
+                  files.front(), missing);
 }
 
 // Returns the files of the first layout of `split` that exists, or its Hub export, with the reader.
@@ -116,9 +116,9 @@ FileLayout find_split(const Task& task, const Split& split, const fs::path& data
       "expected under --data: " + expected_paths(task, split), task.data.origin, task.data.hub);
 }
 
-FirstDocuments read_split(const Task& task, const FileLayout& split, int64_t limit) {
-  FirstDocuments first = split.read({split.files.begin(), split.files.end()}, limit);
-  USER_ERROR_IF(first.total == 0, "{}: the file has no questions", split.files.front());
+FirstDocuments read_split(const Task& task, const FileLayout& layout, int64_t limit) {
+  FirstDocuments first = layout.read({layout.files.begin(), layout.files.end()}, limit);
+  USER_ERROR_IF(first.total == 0, "{}: the file has no questions", layout.files.front());
   for (auto& document : first.documents) {
     if (task.data.process) {
       task.data.process(document.fields);
@@ -188,6 +188,7 @@ Question make_question(const Task& task, const OrderedJson& document, const std:
   return question;
 }
 
+// Returns the number of few-shot examples: --num-fewshot, unless the task's number is fixed.
 int64_t num_shots(const Task& task, const TaskOptions& options, std::vector<std::string>& notes) {
   if (!options.shots || *options.shots == task.shots.count) {
     return task.shots.count;
