@@ -262,9 +262,8 @@ void print(OrderedJson json, const CLI::App& command, const OrderedJson& report,
   print_json(json, 2);
 }
 
-// Adds `moe bench NAME`. The command calls run(settings), or run(settings, device) with the device
-// of
-// --device. `add_own_flags` adds the flags of the settings.
+// Adds `moe bench NAME`, which calls run(settings). If `run` has a second parameter, adds --device
+// and calls run(settings, device). `add_own_flags` adds the flags of the settings.
 template <typename Settings, typename Run>
 void add_benchmark(CLI::App& bench, const char* name, const char* description,
                    void (*add_own_flags)(CLI::App&, Settings&), Run run) {

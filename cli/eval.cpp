@@ -92,7 +92,7 @@ class Display {
     };
     if (running_) {
       events.running = [this](const std::string& metric, double mean, int64_t questions) {
-        bar_->remark(fmt::format("{} {:.4f} of {}", metric, mean, questions));
+        bar_->remark(fmt::format("{} {:.4f} (n = {})", metric, mean, questions));
       };
     }
     events.stop_requested = [this] { return signals_.stop_requested(); };
@@ -271,7 +271,7 @@ Options task_options(EvalFlags& flags) {
        whole_from(1)},
       {"num-fewshot", &settings.shots, group::kTasks,
        "examples before each question, sampled as in lm-evaluation-harness", whole_between(0, 1000),
-       "the number of the task"},
+       "set by the task"},
       {"compat", choice<eval::Compat>(settings.compat, eval::parse_compat, eval::to_string),
        group::kTasks, "task definitions of lm-evaluation-harness: current (0.4.13) or 0.4.1"},
       {"bos", &flags.bos, group::kTasks,

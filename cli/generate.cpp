@@ -63,8 +63,9 @@ model::RoutingOptions requested_routing(const GenerateFlags& flags,
   return {resolved.router, resolved.ep_ranks};
 }
 
-// Returns the tokens of --prompt. With --bos auto, adds a BOS token if the tokenizer does or is a
-// sentencepiece model, because LLaMA models with sentencepiece were trained with one.
+// Returns the tokens of --prompt. With --bos auto, adds a BOS token if the tokenizer's
+// configuration requires it, and for all sentencepiece tokenizers, whose models were trained with
+// one.
 std::vector<int64_t> prompt_ids(const GenerateFlags& flags, const io::Tokenizer& tokenizer) {
   std::vector<int64_t> ids = tokenizer.encode(flags.prompt);
   const bool adds_bos =
@@ -109,12 +110,12 @@ void run(const GenerateFlags& flags) {
   USER_ERROR_IF(max_tokens <= 0,
                 "--prompt has {} tokens, but the context length is {}; shorten the prompt",
                 prompt.size(), config.longest_sequence());
-  check_memory({model::generate_bytes(config, routing, static_cast<int64_t>(prompt.size()),
-                                      flags.settings, device),
-                1, fmt::format("generating with {}", flags.model),
-                "a shorter --prompt or a smaller --max-tokens needs slightly less; most of it is "
-                "for weights"},
-               flags.force_memory);
+  check_memory(
+      {model::generate_bytes(config, routing, static_cast<int64_t>(prompt.size()), flags.settings,
+                             device),
+       1, fmt::format("generating with {}", flags.model),
+       "a shorter --prompt or a smaller --max-tokens needs less; the weights need most of it"},
+      flags.force_memory);
   const auto llama =
       model::Llama::load(checkpoint, {}, device, model::Storage::kStored, {precision});
   model::GenerateSettings settings = flags.settings;

@@ -24,8 +24,8 @@ namespace {
 
 using moe::kFailed, moe::kInterrupted, moe::kUserError;
 
-// Returns the message for a parse error: for an unknown command or flag, with the nearest known
-// one; else CLI11's.
+// Returns the message for a parse error. For an unknown command or flag, suggests the nearest known
+// one; for other errors, returns the message of CLI11.
 std::string describe_parse_error(const CLI::App& app, const CLI::ParseError& error, int argc,
                                  char** argv) {
   const CLI::App* scope = &app;  // the innermost command

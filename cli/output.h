@@ -17,9 +17,8 @@ namespace moe::cli {
 // and any thread is started.
 //   - Opens /dev/null for each standard descriptor (0, 1, 2) that is closed, so that no other file
 //     gets its number. Writes to a standard output that was closed fail.
-//   - Replaces `stderr` by a stream whose writes never fail. It discards text that cannot be
-//   written
-//     (full disk, closed terminal), so that the run continues.
+//   - Replaces `stderr` by a stream whose writes never fail: text that cannot be written (full
+//     disk, closed terminal) is discarded, and the run continues.
 //   - Ignores SIGXFSZ, so that a write beyond the file size limit (ulimit -f) fails with EFBIG.
 void prepare_process();
 

@@ -58,7 +58,7 @@ void print_plan(const train::RunPlan& plan) {
   const auto& settings = plan.settings;
   print_lines(plan.data);
   print_text(stderr,
-             "{}: {} parameters; {} examples, {} tokens; {} steps of {} rows ({} at a time), rows "
+             "{}: {} parameters; {} examples, {} tokens; {} steps of {} sequences (micro-batch {}) "
              "of {}{} tokens\n",
              terminal_line(settings.model.string()), format_count(plan.parameters), plan.examples,
              plan.tokens, *settings.steps, *settings.global_batch, *settings.micro_batch,

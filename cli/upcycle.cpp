@@ -397,10 +397,10 @@ Options router_options(UpcycleFlags& flags) {
        "scale each router to this mean entropy, as a share of ln E", Range(),
        "0.7 with prompts and cluster, else not scaled"},
       {"gate-scale", gate_scale_member(settings.gate_scale), group::kRouter,
-       "factor of all gate weights; auto = 1 / their mean sum, for topp, relu and gate=none"},
+       "factor of all gate weights; auto = 1 / mean sum of gate weights (topp, relu, gate=none)"},
       {"calibration", &flags.calibration, group::kRouter,
        "text for --gate-scale auto, and for --router-entropy with --router-init random", Range(),
-       "--verify-text for the former, else an embedded text"},
+       "an embedded text; for --gate-scale, --verify-text if given"},
   };
 }
 

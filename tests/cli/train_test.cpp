@@ -63,7 +63,7 @@ TEST_CASE("moe train prints step lines on standard error and its result on stand
   const TrainingFixture fixture;
   const auto result = succeed(fixture.training(
       {"--steps", "6", "--micro-batch", "2", "--global-batch", "4", "--lr", "1e-2"}));
-  check_contains(result.err, {"16 examples, 96 tokens; 6 steps of 4 rows (2 at a time)",
+  check_contains(result.err, {"16 examples, 96 tokens; 6 steps of 4 sequences (micro-batch 2)",
                               "step 1/6  loss ", "step 6/6  loss ", "tok/s"});
   CHECK(result.err.find('\r') == std::string::npos);  // not a terminal
   CHECK(result.out.starts_with("6 steps, loss "));
