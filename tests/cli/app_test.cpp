@@ -58,7 +58,7 @@ std::vector<std::string> split_lines(std::string text) {
 
 }  // namespace
 
-TEST_CASE("help and version go to standard output with exit code 0", "[cli]") {
+TEST_CASE("--help and --version print to standard output and succeed", "[cli]") {
   check_contains(succeed({"--help"}).out,
                  {"upcycle", "init", "train", "report", "eval", "inspect", "generate"});
   CHECK(succeed({"--version"}).out.starts_with("moe "));
@@ -179,7 +179,7 @@ TEST_CASE("messages suggest the nearest command or flag, and name the flag of an
 }
 
 // On a machine with a GPU, the command fails because the folder x is missing.
-TEST_CASE("--device cuda is refused by name without a GPU", "[cli]") {
+TEST_CASE("--device cuda is refused on a machine without a GPU", "[cli]") {
   for (const Args& command :
        {Args{"train", "x", "--data", "y", "-o", "z"}, Args{"eval", "x", "--requests", "y"},
         Args{"upcycle", "x", "-o", "y", "--verify"}, Args{"bench", "gemm", "x"}}) {

@@ -113,7 +113,7 @@ TEST_CASE("bench train times steps, their parts and the roof", "[cli]") {
   CHECK(dense["roof_share"] > 0);
 }
 
-TEST_CASE("bench eval scores synthetic requests and counts their work", "[cli]") {
+TEST_CASE("bench eval scores synthetic requests and counts tokens and rows", "[cli]") {
   const Json json = report({"eval", tiny("model"), "--limit", "5", "--repeats", "1", "--parts"});
   REQUIRE(json["sets"].size() == 2);
   CHECK(json["sets"][0]["name"] == "letters");

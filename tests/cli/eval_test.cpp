@@ -174,7 +174,7 @@ TEST_CASE("--stats writes the groups of --stats-by, and a table of layers is pri
                  {"layer  drop %  fill %    IR %  padding %  experts/token  load", "\nall "});
   const Json all = Json::parse(read_file(file));
   CHECK(all["router"] == "top1+ir+fr");
-  CHECK(all["layers"].size() == 2);  // every other of four
+  CHECK(all["layers"].size() == 2);  // every second of four layers
   CHECK(all["layers"][0]["load"].size() == 4);
   CHECK(all["task"][0]["task"] == "quiz");
   CHECK(all["source"][0]["source"] == quiz);
@@ -195,7 +195,7 @@ TEST_CASE("--stats writes the groups of --stats-by, and a table of layers is pri
   check_refused({"eval", tiny("model"), "--stats-text", quiz}, "--stats-text needs a mixture");
 }
 
-TEST_CASE("answers are generated without a capacity, and --stats counts their right answers",
+TEST_CASE("answers are generated without a capacity, and --stats counts the right answers",
           "[cli]") {
   const TempDir folder;
   const std::string moe = folder / "moe", name = "bbh_zeroshot_boolean_expressions";

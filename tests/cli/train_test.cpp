@@ -260,7 +260,7 @@ TEST_CASE("a run whose model or data have changed is not resumed, and the file i
              contains_text("(model: " + (here / "dense/model.safetensors").string() + changed));
 }
 
-TEST_CASE("a run without recorded contents resumes only at its recorded paths", "[cli]") {
+TEST_CASE("a run without inputs.json resumes only with the paths in settings.toml", "[cli]") {
   const HalfRun half;
   fs::remove(half.here / "run/inputs.json");
   std::string file_list = read_file(half.here / "run/.moe-run");

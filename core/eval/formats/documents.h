@@ -52,7 +52,7 @@ FirstDocuments first_documents(Records records, int64_t limit, const Make& make)
 class DocumentReader {
  public:
   template <typename Read>
-  DocumentReader(Read read) {  // implicit: tables list plain functions
+  DocumentReader(Read read) {  // not explicit: converts any reader function
     if constexpr (std::is_invocable_v<const Read&, const Files&, int64_t>) {
       read_ = std::move(read);
     } else {
@@ -92,7 +92,7 @@ std::vector<Document> read_openbookqa(const Files& files);
 // per line.
 std::vector<Document> read_piqa(const Files& files);
 
-// The fields of the authors' files, in the order of the Hub's. File: JSON lines.
+// The fields of the authors' files, in the order of the Hub data set. File: JSON lines.
 std::vector<Document> read_hellaswag(const Files& files);
 // process_docs() of the harness: adds "query", "choices" and "gold".
 void process_hellaswag(OrderedJson& fields);

@@ -29,7 +29,6 @@ bool is_blank(std::string_view text) {
   return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
 }
 
-// Returns all results of reader.next().
 template <typename Reader>
 auto read_all(Reader reader) {
   std::vector<typename decltype(reader.next())::value_type> records;

@@ -56,7 +56,6 @@ struct JsonLine {
 // Reader of a file with one JSON object per line. Skips blank lines.
 class JsonLinesReader {
  public:
-  // Throws UserError as LineReader does.
   explicit JsonLinesReader(const std::filesystem::path& file) : lines_(file) {}
 
   // Returns the next object; nullopt at the end of the file. Throws UserError, naming file and
@@ -69,9 +68,7 @@ class JsonLinesReader {
   LineReader lines_;
 };
 
-// Returns all lines of `file`.
 std::vector<Line> read_lines(const std::filesystem::path& file);
-// Returns all objects of the JSON Lines file `file`.
 std::vector<JsonLine> read_jsonl(const std::filesystem::path& file);
 
 // Returns a document with the fields make(json, where) for each object of a JSON Lines file.

@@ -13,7 +13,7 @@ namespace moe::eval {
 
 inline constexpr const char* kNoMatch = "[invalid]";
 
-// Returns the word that occurs first in `answer`, with word boundaries at both ends.
+// Returns the element of `words` that occurs first in `answer`, between word boundaries.
 std::string first_word(std::string_view answer, const std::vector<std::string>& words);
 
 // Phrases with the same meaning: {"no", {"no", "not plausible"}}.
@@ -37,7 +37,7 @@ std::string first_number(const std::string& answer, const OrderedJson& document)
 std::string first_brackets(const std::string& answer, const OrderedJson& document);
 
 // Returns those words of the list in the document's "input" that occur in `answer`, in the order of
-// their last occurrence, separated by spaces.
+// their last occurrence, separated by spaces; kNoMatch if the document has no list.
 std::string sorted_words(const std::string& answer, const OrderedJson& document);
 
 // The metric exact_match: returns 1 if the texts are equal, else 0. `ignores_case_and_punctuation`
