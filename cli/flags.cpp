@@ -21,7 +21,6 @@ namespace moe::cli {
 
 namespace {
 
-// Adds a flag with its name, member and help text.
 CLI::Option* add_option(CLI::App& command, const Option& option) {
   const std::string spelling = option.spelling.empty() ? flag_name(option) : option.spelling;
   const std::string help = help_line(option);

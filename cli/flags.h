@@ -55,7 +55,6 @@ std::string manual_page(const CLI::App& app);
 // Returns the option of a positional argument, such as "MODEL".
 Option positional(const char* name, Member member, const char* group, std::string help,
                   bool is_required = true);
-// Returns the option -o, --out.
 Option output_path(Member member, std::string help, bool is_required = true);
 
 // Adds --ranks and --comm-timeout. The caller sets the other members of `ranks`.
@@ -68,7 +67,6 @@ void add_force(CLI::App& command, bool& force, const std::string& also = "");
 inline constexpr const char* kForceGateHelp = "; allow --router to change the stored gate=";
 void add_force_memory(CLI::App& command, bool& force_memory);
 
-// Adds --threads.
 void add_threads(CLI::App& command, int& threads);
 // Sets the number of LibTorch's threads to `threads` (0: LibTorch's default), at most one per
 // usable processor, and starts them. Throws std::system_error if a thread cannot be started (ulimit

@@ -71,8 +71,8 @@ void print_table(const model::Inspection& model) {
 void print_distances(const std::vector<model::LayerDistances>& layers, const std::string& other) {
   print_text(
       "\nmean cosine similarity (1 = equal), compared with {}\n{:>6}{:>18}{:>16}{:>18}{:>24}\n",
-      terminal_line(other), "layer", "between experts", "to the other", "between routers",
-      "routers to the other");
+      terminal_line(other), "layer", "between experts", "to other model", "between routers",
+      "routers to other model");
   for (const auto& layer : layers) {
     print_text("{:>6}{:>18.6f}{:>16.6f}{:>18.6f}{:>24}\n", layer.layer, layer.between_experts,
                layer.to_other, layer.between_routers,

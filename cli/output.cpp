@@ -31,7 +31,6 @@ void reserve_standard_descriptors() {
   }
 }
 
-// Writes to standard error. Discards bytes that cannot be written.
 ssize_t write_or_discard(void* /*cookie*/, const char* bytes, size_t size) {
   for (size_t written = 0; written < size;) {
     const ssize_t count = write(STDERR_FILENO, bytes + written, size - written);

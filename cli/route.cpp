@@ -82,7 +82,6 @@ Drawing prepare(const route::RoutingProblem& problem, const TableStyle& style) {
   return drawing;
 }
 
-// Returns `text` with the ANSI color of `mark`.
 std::string paint(const std::string& text, unsigned mark, bool use_color) {
   if (!use_color || mark == 0) {
     return text;

@@ -93,11 +93,13 @@ void run(const TokenizeFlags& flags) {
 void add_tokenize(CLI::App& app) {
   const auto [command, flags] = add_command<const TokenizeFlags&>(
       app, "tokenize", "print ids, pieces and bytes of a text", run);
-  add_options(*command,
-              {positional("MODEL", &flags->model, group::kModel, "directory with a tokenizer"),
-               positional("TEXT", &flags->input, group::kModel,
-                          "text, file, or - for standard input; with --json: lines {\"text\": ...}",
-                          /*is_required=*/false)});
+  add_options(
+      *command,
+      {positional("MODEL", &flags->model, group::kModel, "directory with a tokenizer"),
+       positional(
+           "TEXT", &flags->input, group::kModel,
+           "text, file, or - for standard input; with --json, a file has lines {\"text\": ...}",
+           /*is_required=*/false)});
   add_json(*command, flags->json);
   add_examples(*command,
                "moe tokenize my-llama \"Hello world\"\n"
