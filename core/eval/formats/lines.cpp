@@ -61,7 +61,7 @@ OrderedJson get_pairs(const Json& record, const Field& field, const std::string&
   const auto labels = found->find(second);
   USER_ERROR_IF(labels == found->end() || !labels->is_array() || labels->size() != texts.size() ||
                     texts.empty(),
-                "{}: in '{}', '{}' and '{}' must be arrays of equal length, at least 1", where,
+                "{}: '{}' must have arrays '{}' and '{}' of equal length, at least 1", where,
                 field.name, first, second);
   for (const auto& label : *labels) {
     USER_ERROR_IF(is_choices ? !label.is_string() : label != 0 && label != 1,

@@ -108,8 +108,8 @@ OrderedJson truthfulqa_answers(const OrderedJson& entry, const char* key,
                 "{}: '{}' is missing or not an object of answers with 1 or 0", where, key);
   OrderedJson choices = OrderedJson::array(), labels = OrderedJson::array();
   for (const auto& [answer, label] : found->items()) {
-    USER_ERROR_IF(label != 0 && label != 1, "{}: the label of '{}' in '{}' must be 0 or 1, not {}",
-                  where, printable(answer), key, printable(label.dump()));
+    USER_ERROR_IF(label != 0 && label != 1, "{}: '{}': the label of '{}' must be 0 or 1, not {}",
+                  where, key, printable(answer), printable(label.dump()));
     choices.push_back(answer);
     labels.push_back(label);
   }

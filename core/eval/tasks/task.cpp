@@ -47,7 +47,7 @@ void check_keys(const Json& settings, const std::string& where, bool is_known) {
       return std::ranges::find(keys, key) != keys.end();
     };
     USER_ERROR_IF(!is_among(kUserKeys) && !(is_known && is_among(kKnownKeys)),
-                  "{}: unknown key '{}'{}; known: {}", where, printable(key),
+                  "{}: '{}' is not a key of a task{}; known: {}", where, printable(key),
                   did_you_mean(key, kUserKeys), fmt::join(kUserKeys, ", "));
   }
 }

@@ -82,7 +82,7 @@ TEST_CASE("invalid sweeps are refused with the setting and the value", "[eval]")
            {{"cf=1"}, "top1", "cf cannot be combined with --cf", {"", "2", {}}},
            {{"cf=1", "cf=2"}, "top1", "cf is given twice"},
            {{"p=0.1", "cf=2"}, "topp:0.4", "p selects top-p routers"},
-           {{"p=0.1"}, "top1", "--router top2", {"top2", "", {}}}}) {
+           {{"p=0.1"}, "top1", "--router is top2", {"top2", "", {}}}}) {
     CAPTURE(sweeps);
     const std::string message =
         user_error_of([&, s = sweeps, f = stored, b = base] { gather_values(s, f, b); });

@@ -128,7 +128,7 @@ TEST_CASE("a missing field, a wrong type and a wrong label are refused with file
            {"f.jsonl", good + "\"label\": 1}\n" + good + "\"label\": 2}", kSchema,
             "f.jsonl line 2: 'label' is 2", "no, yes"},
            {"f.jsonl", good + "\"label\": -1}", kSchema, "f.jsonl line 1: 'label' is -1",
-            "validation split"},
+            "a split with answers"},
            {"f.jsonl", good + "\"label\": \"maybe\"}", kSchema,
             "f.jsonl line 1: 'label' is \"maybe\"", "no, yes"},
            {"f.jsonl", good + "\"x\": 1}", kSchema, "f.jsonl line 1: 'label'", "missing"},

@@ -288,7 +288,7 @@ TEST_CASE("weights that are not finite throw UserError", "[eval]") {
   test::write_tiny_checkpoint(folder / "dense", {.std = 1e38});
   const auto llama = model::Llama::load(io::Checkpoint(folder / "dense"));
   const std::string message = test::user_error_of([&] { score(llama, random_requests(1), {}); });
-  CHECK(message.find("its weights hold NaN, infinity or numbers too large") != std::string::npos);
+  CHECK(message.find("NaN, infinity or very large values") != std::string::npos);
 }
 
 void check_losses(const std::filesystem::path& folder, const std::filesystem::path& file) {

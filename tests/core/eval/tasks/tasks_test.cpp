@@ -338,7 +338,7 @@ TEST_CASE("a truncated record, a missing field and a wrong label are refused wit
        R"("choices": [{"label": "A", "text": "t"}]}})",
        " line 1: answerKey 'F'"},
       {"openbookqa", "openbookqa/test.tsv", "ID\tS\tC\tQ\tK\n1\ts\t(A) a (B) b\tq\tA\n",
-       " line 2: the choices lack (C)"},
+       " line 2: no (C) in the choices"},
       {"openbookqa", "openbookqa/test.tsv", "ID\tS\tC\tQ\tK\n1\ts\n", " line 2: 2 fields"},
       {"winogrande", "winogrande/dev.jsonl",
        R"({"sentence": "a _ b", "option1": "x", "option2": "y", "answer": ""})",
