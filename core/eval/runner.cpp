@@ -300,8 +300,8 @@ std::vector<std::string> Runner::generate(const LoadedTask& loaded,
     running.emplace(loaded, events_.running);
   }
   constexpr size_t kPromptsPerRound = 64;  // of each rank, between two all-gathers
-  const size_t num = num_ranks(ranks), rank = rank_index(ranks);
-  const size_t round = num == 1 ? prompts.size() : kPromptsPerRound;
+  const size_t world_size = num_ranks(ranks), rank = rank_index(ranks);
+  const size_t round = world_size == 1 ? prompts.size() : kPromptsPerRound;
   std::vector<std::string> answers(prompts.size());
   int64_t done = 0;
   const auto add_answer = [&](size_t prompt, std::string answer) {
@@ -311,8 +311,10 @@ std::vector<std::string> Runner::generate(const LoadedTask& loaded,
     }
     progress(++done);
   };
-  for (size_t begin = 0; begin < prompts.size(); begin += round * num) {
-    const auto prompt_index = [&](size_t i, size_t owner) { return begin + i * num + owner; };
+  for (size_t begin = 0; begin < prompts.size(); begin += round * world_size) {
+    const auto prompt_index = [&](size_t i, size_t owner) {
+      return begin + i * world_size + owner;
+    };
     std::vector<size_t> own;
     for (size_t i = 0; i < round && prompt_index(i, rank) < prompts.size(); ++i) {
       own.push_back(prompt_index(i, rank));
@@ -320,14 +322,14 @@ std::vector<std::string> Runner::generate(const LoadedTask& loaded,
     std::vector<std::optional<std::string>> own_answers(round);
     distributed::on_all_ranks(ranks, [&] {
       find_or_generate(generation, prompts, own, [&](size_t prompt, std::string text) {
-        if (num == 1) {
+        if (world_size == 1) {
           add_answer(prompt, std::move(text));
         } else {
-          own_answers[(prompt - begin) / num] = std::move(text);
+          own_answers[(prompt - begin) / world_size] = std::move(text);
         }
       });
     });
-    for (size_t i = 0; num > 1 && i < round && prompt_index(i, 0) < prompts.size(); ++i) {
+    for (size_t i = 0; world_size > 1 && i < round && prompt_index(i, 0) < prompts.size(); ++i) {
       auto all = gather_generated(ranks, own_answers[i]);
       distributed::on_all_ranks(ranks, [&] {
         for (size_t owner = 0; owner < all.size(); ++owner) {
