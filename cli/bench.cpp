@@ -1,4 +1,5 @@
-// moe bench: the flags of each benchmark (core/bench/bench.h) and its report as tables or JSON.
+// moe bench: defines the flags of each benchmark (core/bench/bench.h) and prints its report as
+// tables or JSON.
 
 #include "core/bench/bench.h"
 
@@ -16,7 +17,7 @@ namespace moe::cli {
 
 namespace {
 
-// Formats a value with the unit that its key ends in.
+// Formats a value. The end of the key is the unit of the value.
 std::string format_value(const std::string& key, const OrderedJson& value) {
   if (value.is_string()) {
     return terminal_line(value.get<std::string>());
@@ -43,7 +44,7 @@ std::string format_value(const std::string& key, const OrderedJson& value) {
   return value.is_number_integer() ? value.dump() : fmt::format("{:.5g}", number);
 }
 
-// Returns a key as words, without the unit that format_value() adds.
+// Returns a key as words, without the units that format_value() prints.
 std::string label(std::string key) {
   for (const auto& [unit, word] :
        {std::pair("_ms", ""), std::pair("_gflops", ""), std::pair("bytes_per_second", "rate")}) {
@@ -64,7 +65,7 @@ bool is_flat(const OrderedJson& json) {
 
 using Row = std::pair<std::string, OrderedJson>;  // name, flat object
 
-// Prints rows as a table whose columns are the names and the union of the keys.
+// Prints a table with one line per row. Columns are the names and all keys that occur.
 void print_table(const std::vector<Row>& rows, const std::string& indent) {
   std::vector<std::string> keys = {""};
   for (const auto& [name, row] : rows) {
@@ -90,8 +91,8 @@ void print_table(const std::vector<Row>& rows, const std::string& indent) {
   print_text("{}\n", fmt::join(lines, "\n"));
 }
 
-// Prints an object: values one per line, consecutive flat objects as the rows of a table, the parts
-// of a model as a table with their shares, and nested objects indented below their name.
+// Prints an object: values one per line; consecutive flat objects as a table; "parts_ms" as a table
+// with shares; nested objects indented below their names.
 void print_report(const OrderedJson& report, const std::string& indent) {
   std::vector<Row> rows;
   const auto flush = [&] {
@@ -137,7 +138,7 @@ Option model_or_synthetic(std::string& model) {
                     /*is_required=*/false);
 }
 
-// Returns an option of a number of at least 1.
+// Returns an option whose value is an integer of at least 1.
 Option count(const char* name, Member member, const char* help, const char* fallback = "") {
   return {name, std::move(member), group::kMeasure, help, whole_between(1, 1 << 24), fallback};
 }
@@ -148,7 +149,7 @@ Option repeats(int64_t& repeats, const char* help = "timed runs, after one warmu
 
 Option layer_precision(bool& use_bf16) {
   return {"precision", choice<bool, bool>("precision", use_bf16, {{"fp32", false}, {"bf16", true}}),
-          group::kMeasure, "of matrix products: fp32 or bf16"};
+          group::kMeasure, "precision of matrix products: fp32 or bf16"};
 }
 
 void add_layer_flags(CLI::App& command, bench::LayerSettings& s) {
@@ -176,25 +177,26 @@ void add_train_flags(CLI::App& command, bench::TrainSettings& s) {
   add_options(command, model::request_options(s.upcycle));
   add_options(command, route::request_options(s.router));
   add_force_memory(command, s.force_memory);
-  add_options(command, {{"precision", choice(s.precision, model::parse_precision, model::to_string),
-                         group::kMeasure, "of matrix products: fp32, bf16 or tf32 (CUDA)"},
-                        count("rows", &s.rows, "sequences per step"),
-                        count("seq-len", &s.length, "tokens per sequence"),
-                        count("warmup", &s.warmup, "steps before the timed ones"),
-                        repeats(s.repeats, "timed steps")});
+  add_options(command,
+              {{"precision", choice(s.precision, model::parse_precision, model::to_string),
+                group::kMeasure, "precision of matrix products: fp32, bf16 or tf32 (CUDA)"},
+               count("rows", &s.rows, "sequences per step"),
+               count("seq-len", &s.length, "tokens per sequence"),
+               count("warmup", &s.warmup, "steps before the timed steps"),
+               repeats(s.repeats, "timed steps")});
 }
 
 void add_eval_flags(CLI::App& command, bench::EvalSettings& s) {
   add_options(
       command,
       {model_directory(s.eval.model),
-       with_commas({"tasks", &s.eval.tasks, group::kMeasure, "as in moe eval", Range(),
-                    "synthetic requests"}),
+       with_commas({"tasks", &s.eval.tasks, group::kMeasure, "tasks to score, as in moe eval",
+                    Range(), "synthetic requests"}),
        {"data", &s.eval.data, group::kMeasure, "directory of benchmark files"},
-       count("limit", &s.eval.limit, "questions of each task", "all; 60 synthetic ones"),
-       count("batch-tokens", &s.eval.batch_tokens, "tokens per forward pass", "auto of moe eval"),
-       count("group-tokens", &s.eval.group_tokens,
-             "tokens per logical rank that compete for capacity"),
+       count("limit", &s.eval.limit, "questions of each task", "all, or 60 synthetic requests"),
+       count("batch-tokens", &s.eval.batch_tokens, "tokens per forward pass",
+             "auto, as in moe eval"),
+       count("group-tokens", &s.eval.group_tokens, "tokens per logical rank in a routing group"),
        repeats(s.repeats),
        {"parts", &s.parts, group::kMeasure, "also time the parts of the model"}});
   add_options(command, route::request_options(s.eval.router));
@@ -226,7 +228,7 @@ void add_upcycle_flags(CLI::App& command, bench::UpcycleSettings& s) {
                         out,
                         {"experts", &s.upcycle.experts, group::kMeasure, "experts E"},
                         {"layers", &s.upcycle.layers, group::kMeasure, "even, odd, all or a list"},
-                        repeats(s.repeats, "runs of both")});
+                        repeats(s.repeats, "timed runs of upcycling and of plain writes")});
 }
 
 void add_comm_flags(CLI::App& command, bench::CommSettings& s) {
@@ -249,7 +251,7 @@ void print(OrderedJson json, const CLI::App& command, const OrderedJson& report,
                json["torch_version"].get<std::string>());
     return print_report(report, "");
   }
-  json["settings"] = OrderedJson::object();  // the flags that were given
+  json["settings"] = OrderedJson::object();  // flags on the command line
   for (const CLI::Option* option : command.get_options()) {
     if (option->count() > 0) {
       json["settings"][option->get_single_name()] =
@@ -260,11 +262,11 @@ void print(OrderedJson json, const CLI::App& command, const OrderedJson& report,
   print_json(json, 2);
 }
 
-// Adds `moe bench NAME`, which calls `run` with the settings that `add_own_flags` reads and with
-// the device of --device if it takes one.
+// Adds `moe bench NAME`, which calls run(settings). If `run` has a second parameter, adds --device
+// and calls run(settings, device). `add_own_flags` adds the flags of the settings.
 template <typename Settings, typename Run>
-void add(CLI::App& bench, const char* name, const char* description,
-         void (*add_own_flags)(CLI::App&, Settings&), Run run) {
+void add_benchmark(CLI::App& bench, const char* name, const char* description,
+                   void (*add_own_flags)(CLI::App&, Settings&), Run run) {
   constexpr bool kHasDevice = std::is_invocable_v<Run, const Settings&, c10::Device>;
   struct Flags {
     Settings settings;
@@ -304,22 +306,25 @@ void add_bench(CLI::App& app) {
   CLI::App* bench =
       app.add_subcommand("bench", "measure speed, compared with a roofline of the same run");
   bench->require_subcommand(1);
-  add(*bench, "layer", "a MoE layer on random tokens and its parts, compared with at::mm",
-      add_layer_flags, bench::bench_layer);
-  add(*bench, "route", "routing and expert products of a MoE layer", add_route_flags,
-      bench::bench_layer);
-  add(*bench, "gemm", "matrix products at the shapes of a model, with at::mm and our GEMM",
-      add_gemm_flags, bench::bench_gemm);
-  add(*bench, "train", "training steps on random tokens and their parts, compared with at::mm",
-      add_train_flags, bench::bench_train);
-  add(*bench, "load", "loading a model from the page cache", add_load_flags, bench::bench_load);
-  add(*bench, "eval", "scoring, compared with at::mm", add_eval_flags, bench::bench_eval);
-  add(*bench, "generate", "text generation, compared with the memory bandwidth", add_generate_flags,
-      bench::bench_generate);
-  add(*bench, "upcycle", "upcycling a model, compared with plain writes to the same disk",
-      add_upcycle_flags, bench::bench_upcycle);
-  add(*bench, "comm", "collectives between ranks by tensor size", add_comm_flags,
-      bench::bench_comm);
+  add_benchmark(*bench, "layer", "a MoE layer on random tokens and its parts, compared with at::mm",
+                add_layer_flags, bench::bench_layer);
+  add_benchmark(*bench, "route", "routing and expert GEMMs of a MoE layer", add_route_flags,
+                bench::bench_layer);
+  add_benchmark(*bench, "gemm",
+                "matrix products at the shapes of a model, with at::mm and our GEMM",
+                add_gemm_flags, bench::bench_gemm);
+  add_benchmark(*bench, "train",
+                "training steps on random tokens and their parts, compared with at::mm",
+                add_train_flags, bench::bench_train);
+  add_benchmark(*bench, "load", "loading a model from the page cache", add_load_flags,
+                bench::bench_load);
+  add_benchmark(*bench, "eval", "scoring, compared with at::mm", add_eval_flags, bench::bench_eval);
+  add_benchmark(*bench, "generate", "text generation, compared with memory bandwidth",
+                add_generate_flags, bench::bench_generate);
+  add_benchmark(*bench, "upcycle", "upcycling a model, compared with plain writes to the same disk",
+                add_upcycle_flags, bench::bench_upcycle);
+  add_benchmark(*bench, "comm", "collectives between ranks by tensor size", add_comm_flags,
+                bench::bench_comm);
   add_config(*bench,
              "moe bench layer --router top1+ir+fr --tokens 8192\n"
              "moe bench train my-moe --precision bf16 --threads 1 --json\n"

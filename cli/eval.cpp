@@ -1,5 +1,5 @@
 // moe eval: scores benchmarks or (context, continuation) pairs, sweeps over routing settings, and
-// counts the routing of texts.
+// collects routing statistics of texts.
 
 #include <fmt/ranges.h>
 
@@ -34,18 +34,16 @@ struct EvalFlags {
 void check_sweep(const EvalFlags& flags) {
   for (const auto& [flag, is_given] : {std::pair("--stats", !flags.settings.stats.empty()),
                                        std::pair("--against", !flags.settings.against.empty())}) {
-    USER_ERROR_IF(is_given, "--sweep and {} together; give {} to a run with one router", flag,
-                  flag);
+    USER_ERROR_IF(is_given, "--sweep and {} cannot be combined; remove one of them", flag);
   }
-  USER_ERROR_IF(flags.settings.tasks.empty(), "--sweep compares scores of tasks; give --tasks");
-  USER_ERROR_IF(flags.sweeps.size() > 2,
-                "--sweep is given {} times; a table has two axes, give at most two",
+  USER_ERROR_IF(flags.settings.tasks.empty(), "--sweep needs --tasks");
+  USER_ERROR_IF(flags.sweeps.size() > 2, "--sweep is given {} times; at most two are supported",
                 flags.sweeps.size());
 }
 
 void check(const EvalFlags& flags) {
   USER_ERROR_IF(flags.settings.model.empty(),
-                "MODEL is missing: moe eval MODEL --tasks ..; --list shows the tasks");
+                "MODEL is missing; write moe eval MODEL --tasks .. (--list shows the tasks)");
   std::vector<std::string> given;
   for (const auto& [flag, is_given] : {std::pair("--tasks", !flags.settings.tasks.empty()),
                                        std::pair("--requests", !flags.requests.empty()),
@@ -55,26 +53,25 @@ void check(const EvalFlags& flags) {
     }
   }
   USER_ERROR_IF(given.empty(),
-                "nothing to evaluate: give --tasks NAME,.. with --data DIR, or --requests "
-                "FILE.jsonl, or --stats-text FILE for its routing alone");
-  USER_ERROR_IF(given.size() > 1, "{} together; run them one after the other",
+                "nothing to evaluate; give --tasks NAME,.. with --data DIR, --requests FILE.jsonl "
+                "or --stats-text FILE");
+  USER_ERROR_IF(given.size() > 1, "{} cannot be combined; use one command for each",
                 fmt::join(given, " and "));
   USER_ERROR_IF(flags.settings.tasks.empty() && !flags.settings.out.empty(),
-                "{} prints its results to standard output; leave out -o", given.front());
+                "{} prints its results to standard output; remove -o", given.front());
   USER_ERROR_IF(flags.settings.tasks.empty() && !flags.settings.against.empty(),
-                "{} has nothing to compare; --against needs --tasks", given.front());
-  USER_ERROR_IF(flags.items && flags.settings.against.empty(),
-                "--items lists where two runs differ; give --against DIR too");
+                "--against needs --tasks instead of {}", given.front());
+  USER_ERROR_IF(flags.items && flags.settings.against.empty(), "--items needs --against DIR");
   USER_ERROR_IF(flags.settings.stats.empty() && !flags.stats_by.empty(),
-                "--stats-by splits the counts of --stats; give --stats FILE too");
+                "--stats-by needs --stats FILE");
   USER_ERROR_IF(flags.settings.stats_by.task && flags.settings.tasks.empty(),
-                "--stats-by task needs --tasks; leave it out, or name source or token");
+                "--stats-by task needs --tasks; use source or token");
   if (!flags.sweeps.empty()) {
     check_sweep(flags);
   }
 }
 
-// Prints notes and a progress bar to standard error, and polls for signals between forwards.
+// Prints notes and a progress bar to standard error, and polls for signals between forward passes.
 class Display {
  public:
   // `signals` must outlive the display.
@@ -84,9 +81,9 @@ class Display {
   eval::EvalEvents events() {
     eval::EvalEvents events;
     events.note = [this](const std::string& sentence) { note(sentence); };
-    events.start = [this](const std::string& what, int64_t requests) {
+    events.start = [this](const std::string& task, int64_t requests) {
       finish();
-      bar_ = std::make_unique<Progress>(what, "requests", static_cast<uint64_t>(requests), quiet_);
+      bar_ = std::make_unique<Progress>(task, "requests", static_cast<uint64_t>(requests), quiet_);
     };
     events.cached = [this](int64_t requests) { bar_->skip(static_cast<uint64_t>(requests)); };
     events.progress = [this](int64_t done) {
@@ -95,13 +92,13 @@ class Display {
     };
     if (running_) {
       events.running = [this](const std::string& metric, double mean, int64_t questions) {
-        bar_->remark(fmt::format("{} {:.4f} of {}", metric, mean, questions));
+        bar_->remark(fmt::format("{} {:.4f} (n = {})", metric, mean, questions));
       };
     }
     events.stop_requested = [this] { return signals_.stop_requested(); };
     return events;
   }
-  // Erases the bar; with --running-accuracy its last line stays.
+  // Erases the bar. With --running-accuracy, prints its final state instead.
   void finish() {
     if (bar_ && running_) {
       bar_->finish();
@@ -114,8 +111,8 @@ class Display {
     if (quiet_) {
       return;
     }
-    const bool warns = sentence.rfind("warning: ", 0) == 0;
-    const std::string text = fmt::format("{}{}", warns ? "" : "note: ", sentence);
+    const bool is_warning = sentence.rfind("warning: ", 0) == 0;
+    const std::string text = fmt::format("{}{}", is_warning ? "" : "note: ", sentence);
     if (bar_) {
       bar_->line(text);
     } else {
@@ -128,14 +125,14 @@ class Display {
   std::unique_ptr<Progress> bar_;
 };
 
-// Prints how each task was routed, one line per task, and a table of the MoE layers.
+// Prints one line on the routing of each task and a table of the MoE layers.
 void print_routing(const eval::RunReport& report) {
   for (const auto& task : report.tasks) {
     if (report.router.empty()) {
       return;
     }
     if (!task.answers.empty()) {
-      continue;  // generation does not count the routing
+      continue;  // routing is not counted during generation
     }
     print_text("{}: router {}, {} logical rank{}, {}, {:.2f} % of requests dropped\n",
                terminal_line(task.loaded.task.name), report.router, report.ep_ranks,
@@ -172,7 +169,7 @@ void print_sweep(const EvalFlags& flags, const eval::SweepReport& report) {
     print_text("\n{}", terminal_text(eval::sweep_bars(report, terminal_width(1))));
   }
   if (!flags.settings.out.empty()) {
-    print_text("\nplotted in {}\n", (flags.settings.out / "sweep.html").string());
+    print_text("\nplot: {}\n", (flags.settings.out / "sweep.html").string());
   }
 }
 
@@ -191,7 +188,7 @@ void print_stats(const EvalFlags& flags, const eval::RoutingStats& stats) {
   }
 }
 
-// Runs on each rank; rank zero prints.
+// Evaluates on one rank. Only rank 0 prints.
 void run_on_rank(EvalFlags& flags, distributed::Comm& comm, train::StopSignals& signals) {
   eval::EvalSettings& settings = flags.settings;
   settings.ranks = comm.size() > 1 ? &comm : nullptr;
@@ -218,7 +215,7 @@ void run_on_rank(EvalFlags& flags, distributed::Comm& comm, train::StopSignals& 
   } else {
     finish(print_stats, eval::evaluate_texts(settings, flags.texts, display.events()));
   }
-  finish_output();  // while a failure can still be reported to the other ranks
+  finish_output();  // before the ranks disconnect, so that a failure ends the run on all of them
 }
 
 void run(EvalFlags& flags) {
@@ -234,9 +231,11 @@ void run(EvalFlags& flags) {
   flags.settings.precision = model::inference_precision(flags.precision, flags.ranks.on_cuda);
   train::StopSignals signals;  // before c10d starts threads
   distributed::run_on_ranks(flags.ranks, [&](distributed::Comm& comm) {
-    USER_ERROR_IF(comm.size() > 1 && flags.requests == "-",
-                  "--requests - on {} ranks: only one rank has standard input; give a file",
-                  comm.size());
+    USER_ERROR_IF(
+        comm.size() > 1 && flags.requests == "-",
+        "--requests - cannot be used with {} ranks, because only one of them has standard "
+        "input; give a file",
+        comm.size());
     run_on_rank(flags, comm, signals);
   });
 }
@@ -247,7 +246,7 @@ Choice number_or_auto(int64_t& member) {
           [&member](const std::string& text) {
             const int64_t number = eval::parse_int(text).value_or(0);
             USER_ERROR_IF(text != "auto" && (number < 1 || number > int64_t{1} << 30),
-                          "--batch-tokens {}: give a whole number from 1 to 2^30, or auto",
+                          "--batch-tokens {}: must be an integer from 1 to 2^30, or auto",
                           printable(text));
             member = number;
           }};
@@ -264,19 +263,19 @@ Options task_options(EvalFlags& flags) {
       {"data", &settings.data, group::kTasks,
        "directory of benchmark files (see --list): the authors' files, or JSONL or CSV exported "
        "from the Hub"},
-      {"list", &flags.list, group::kTasks, "list tasks and groups with the places of their files"},
+      {"list", &flags.list, group::kTasks, "list tasks and groups with the paths of their files"},
       {"requests", &flags.requests, group::kTasks,
-       "score JSONL lines of {\"context\", \"continuation\"}; - reads standard input"},
+       "score the lines {\"context\", \"continuation\"} of a JSONL file; - = standard input"},
       {"limit", &settings.limit, group::kTasks,
        "use only the first N questions of each task, requests, or texts of each file",
        whole_from(1)},
       {"num-fewshot", &settings.shots, group::kTasks,
        "examples before each question, sampled as in lm-evaluation-harness", whole_between(0, 1000),
-       "as the task defines"},
+       "set by the task"},
       {"compat", choice<eval::Compat>(settings.compat, eval::parse_compat, eval::to_string),
        group::kTasks, "task definitions of lm-evaluation-harness: current (0.4.13) or 0.4.1"},
       {"bos", &flags.bos, group::kTasks,
-       "begin texts with the BOS token: auto (as tokenizer_config.json says), on or off"},
+       "add a BOS token to texts: auto (as in tokenizer_config.json), on or off"},
   };
 }
 
@@ -286,14 +285,14 @@ Options output_options(EvalFlags& flags) {
       output_path(&settings.out, "output directory: results.json, samples_*.jsonl",
                   /*is_required=*/false),
       {"against", &settings.against, group::kOutput,
-       "compare with the sample logs of another run (McNemar's test)"},
+       "compare with another run, given by its -o (McNemar's test)"},
       {"items", &flags.items, group::kOutput, "with --against: list the questions that differ"},
       {"cache-responses", &settings.cache_responses, group::kOutput,
-       "cache responses in FILE or DIR/responses.cache, to resume this run and to serve later "
+       "file or directory of a response cache, to resume this run and reuse responses in later "
        "ones, or off",
-       Range(), "OUT/responses.cache with -o, until the run ends"},
+       Range(), "OUT/responses.cache, removed after the run"},
       {"running-accuracy", &flags.running, group::kOutput,
-       "show the accuracy so far in the progress line (the longest questions come first)"},
+       "show the running accuracy in the progress bar (longest questions first)"},
   };
 }
 
@@ -303,22 +302,22 @@ Options routing_options(EvalFlags& flags) {
       {.name = "sweep",
        .member = &flags.sweeps,
        .group = group::kRouter,
-       .help = "evaluate several values of one setting: cf=0.25,0.5,1, p=0.1,0.4, "
-               "router=top1,top1+ir or ep-ranks=8,4; twice for a grid",
+       .help = "evaluate several values of a setting: cf=0.25,0.5,1, p=0.1,0.4, "
+               "router=top1,top1+ir or ep-ranks=8,4; give it twice for a grid",
        .is_repeated = true},
       {"stats", &settings.stats, group::kRouter,
        "write routing statistics, total and per layer, to this JSON file"},
       with_commas({"stats-by", &flags.stats_by, group::kRouter,
-                   "split --stats by source (a record's \"source\", else its file), task or "
+                   "also group --stats by source (\"source\" of a record, else its file), task or "
                    "token"}),
       with_commas({"stats-text", &flags.texts, group::kRouter,
-                   "instead of --tasks: count the routing of text files, or of JSON records with "
-                   "\"text\" and \"source\", in windows of up to 2048 tokens"}),
+                   "collect routing statistics of text files, or of JSON records with \"text\" and "
+                   "\"source\", instead of --tasks"}),
       {"group-tokens", &settings.group_tokens, group::kRouter,
-       "tokens per logical rank that compete for the capacity of experts",
+       "tokens per logical rank in a routing group, for routers with a capacity",
        whole_between(1, 1 << 30)},
       {"batch-tokens", number_or_auto(settings.batch_tokens), group::kMemory,
-       "tokens per forward pass, or auto (4096, adapted to the memory); does not change scores"},
+       "tokens per forward pass, or auto (4096, adapted to memory); does not change scores"},
   };
 }
 
@@ -338,7 +337,7 @@ void add_eval(CLI::App& app) {
   add_rank_flags(*command, flags->ranks);
   add_quiet(*command, flags->quiet);
   add_json(*command, flags->json);
-  add_force(*command, flags->settings.force, kForcedGate);
+  add_force(*command, flags->settings.force, kForceGateHelp);
   add_config(*command,
              "moe eval run/final --tasks arc_easy,piqa --data benchmarks -o scores\n"
              "moe eval my-moe --tasks quiz.jsonl --sweep cf=0.5,1,2 -o sweep\n"

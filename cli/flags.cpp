@@ -58,7 +58,7 @@ uint64_t parse_bytes(const std::string& text, const char* name) {
   return static_cast<uint64_t>(value * unit->second);
 }
 
-// Returns a value of a recipe as the text of a command-line flag.
+// Converts a value in a recipe to the text of a command-line flag.
 std::string flag_text(const std::string& where, const Json& value) {
   if (value.is_string()) {
     return value.get<std::string>();
@@ -75,8 +75,7 @@ std::string flag_text(const std::string& where, const Json& value) {
   throw UserError("--config: {} must be text, a number, true, false or a list of these", where);
 }
 
-// Config reader of CLI11 that reads a recipe with parse_toml(). Returns a flat list of (command,
-// flag, values).
+// Reader of recipes for CLI11. Uses parse_toml() and returns a list of (command, flag, values).
 class TomlConfig : public CLI::Config {
  public:
   explicit TomlConfig(const CLI::App& app) : app_(app) {}
@@ -87,7 +86,7 @@ class TomlConfig : public CLI::Config {
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
     try {
       return read_items(input);
-    } catch (const UserError& error) {  // the message begins with --config
+    } catch (const UserError& error) {  // inserts the file name after "--config" in the message
       const std::vector<std::string> files = app_.get_config_ptr()->results();
       throw UserError("--config{}{}", files.empty() ? "" : " " + files.back(),
                       std::string_view(error.what()).substr(std::string_view("--config").size()));
@@ -108,7 +107,7 @@ class TomlConfig : public CLI::Config {
       const CLI::App& command = find_command(name, table);
       for (const auto& [key, value] : table.items()) {
         const CLI::ConfigItem item = flag_item(command, key, value);
-        if (command.parsed()) {  // tables of other commands are checked but not used
+        if (command.parsed()) {  // tables of other commands are checked but not applied
           items.push_back(item);
         }
       }
@@ -147,25 +146,25 @@ class TomlConfig : public CLI::Config {
   const CLI::App& app_;
 };
 
-// Starts the threads of OpenMP. libgomp ends the process without a message of moe if the system
-// refuses a thread, so ordinary threads are tried first.
+// Starts the OpenMP threads. First starts as many std::threads, which throw std::system_error if a
+// thread cannot be started; libgomp would end the process instead.
 void start_threads(int count) {
-  std::vector<std::thread> tried;
-  std::latch all_tried(1);
-  std::optional<std::system_error> refusal;
+  std::vector<std::thread> probes;
+  std::latch all_started(1);
+  std::optional<std::system_error> failure;
   try {
-    while (static_cast<int>(tried.size()) + 1 < count) {
-      tried.emplace_back([&all_tried] { all_tried.wait(); });
+    while (static_cast<int>(probes.size()) + 1 < count) {
+      probes.emplace_back([&all_started] { all_started.wait(); });
     }
   } catch (const std::system_error& error) {
-    refusal = error;
+    failure = error;
   }
-  all_tried.count_down();
-  for (std::thread& thread : tried) {
+  all_started.count_down();
+  for (std::thread& thread : probes) {
     thread.join();
   }
-  if (refusal) {
-    throw std::system_error(*refusal);
+  if (failure) {
+    throw std::system_error(*failure);
   }
   at::parallel_for(0, count, 1, [](int64_t, int64_t) {});
 }
@@ -220,20 +219,19 @@ Option output_path(Member member, std::string help, bool is_required) {
 }
 
 void add_rank_flags(CLI::App& command, distributed::RankSettings& ranks) {
-  add_options(
-      command,
-      {{"ranks", &ranks.ranks, group::kRanks,
-        "start N processes on this host (torchrun, mpirun and srun start their own)",
-        whole_between(1, 4096), "1"},
-       {"comm-timeout", &ranks.timeout_s, group::kRanks,
-        "seconds that ranks wait for each other before the run fails", number_between(1, 86400)}});
+  add_options(command,
+              {{"ranks", &ranks.ranks, group::kRanks,
+                "number of processes to start on this host (not with torchrun, mpirun or srun)",
+                whole_between(1, 4096), "1"},
+               {"comm-timeout", &ranks.timeout_s, group::kRanks,
+                "timeout of collectives in seconds", number_between(1, 86400)}});
 }
 
 void add_quiet(CLI::App& command, bool& quiet) {
   add_options(command, {{.name = "quiet",
                          .member = &quiet,
                          .group = group::kOutput,
-                         .help = "no progress on standard error",
+                         .help = "do not print progress to standard error",
                          .spelling = "-q,--quiet"}});
 }
 
@@ -288,8 +286,8 @@ c10::Device parse_device(const std::string& name) {
 void add_inference_precision(CLI::App& command, std::optional<model::Precision>& precision) {
   add_options(command, {{"precision", choice(precision, model::parse_precision, model::to_string),
                          group::kMemory,
-                         "of matrix products: fp32, bf16 or tf32 (CUDA); router, softmax and "
-                         "log-probabilities stay fp32",
+                         "precision of matrix products: fp32, bf16 or tf32 (CUDA); router, softmax "
+                         "and log-probabilities are always fp32",
                          Range(), "bf16 with --device cuda, else fp32"}});
 }
 
@@ -297,9 +295,9 @@ void add_recipe_reader(CLI::App& app) {
   app.set_config("--config", "", "TOML recipe with one table per command")
       ->check([](const std::string& file) -> std::string {
         if (file.rfind("/dev/", 0) == 0) {
-          return "";  // a pipe from <(command) in the shell
+          return "";  // a pipe, such as <(command) in bash
         }
-        try {  // CLI11 opens the file later, and would block on a named pipe without a writer
+        try {  // rejects a named pipe, on which CLI11 would block if it has no writer
           open_to_read(file);
         } catch (const UserError& error) {
           return error.what();
@@ -313,7 +311,7 @@ void add_config(CLI::App& command, const std::string& examples) {
   command.fallthrough();
   add_examples(command, examples);
   command.footer("--config FILE.toml   read flags from the table [" + command.get_name() +
-                 "] of a recipe; flags of the command line take precedence\n\n" +
+                 "] of a recipe; flags on the command line take precedence\n\n" +
                  command.get_footer());
 }
 

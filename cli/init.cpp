@@ -21,8 +21,8 @@ struct InitFlags {
 model::InitSettings settings_from(const InitFlags& flags) {
   USER_ERROR_IF(!flags.settings.experts && (flags.router.any() || flags.settings.layers != "all" ||
                                             flags.settings.granularity != 1),
-                "--router, --cf, --ep-ranks, --layers and --granularity need --experts; the config "
-                "of a MoE model sets them itself");
+                "--router, --cf, --ep-ranks, --layers and --granularity need --experts; for a MoE "
+                "config, edit the config instead");
   model::InitSettings settings = flags.settings;
   settings.router = route::requested_router(flags.router, route::parse_router("top2:cf=inf"));
   settings.ep_ranks = flags.router.ep_ranks;
@@ -63,7 +63,7 @@ Options init_options(model::InitSettings& settings) {
       positional("CONFIG", &settings.config, group::kModel, "config.json, or a directory with one"),
       output_path(&settings.out, "model directory to create"),
       {"experts", &settings.experts, group::kModel,
-       "convert a dense config to MoE layers with N experts"},
+       "replace the feed-forwards of a dense config by MoE layers with N experts"},
       {"layers", &settings.layers, group::kModel,
        "with --experts: MoE layers: all, even, odd, or a list like 0,3,5 or 0-3"},
       {"granularity", &settings.granularity, group::kModel,
@@ -85,7 +85,7 @@ Options init_options(model::InitSettings& settings) {
       byte_size("shard-size", settings.shard_bytes, group::kOutput, "maximum size of a weight file",
                 "5GB"),
       {"tokenizer", &settings.tokenizer, group::kOutput,
-       "tokenizer.model, tokenizer.json, or a directory with tokenizer files, to copy"},
+       "tokenizer to copy: tokenizer.model, tokenizer.json, or a directory with tokenizer files"},
   };
 }
 

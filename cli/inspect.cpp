@@ -1,5 +1,5 @@
-// moe inspect: prints what a model folder contains, from the headers of its files; with --against,
-// also how far its experts have diverged.
+// moe inspect: prints the contents of a model folder from the headers of its files. With --against,
+// also prints how far its experts have diverged.
 
 #include "core/upcycle/inspect.h"
 
@@ -31,7 +31,7 @@ void print_moe(const model::Inspection& model) {
   print_row("router", route::to_string(moe.router));
   print_row("upcycled", !moe.source_name.empty()              ? "from " + moe.source_name
                         : moe.form == model::FolderForm::kMoe ? "no, from scratch"
-                                                              : "no, made elsewhere");
+                                                              : "unknown, not created by moe");
   print_row("function", model.function.words);
 }
 
@@ -71,8 +71,8 @@ void print_table(const model::Inspection& model) {
 void print_distances(const std::vector<model::LayerDistances>& layers, const std::string& other) {
   print_text(
       "\nmean cosine similarity (1 = equal), compared with {}\n{:>6}{:>18}{:>16}{:>18}{:>24}\n",
-      terminal_line(other), "layer", "between experts", "to the other", "between routers",
-      "routers to the other");
+      terminal_line(other), "layer", "between experts", "to other model", "between routers",
+      "routers to other model");
   for (const auto& layer : layers) {
     print_text("{:>6}{:>18.6f}{:>16.6f}{:>18.6f}{:>24}\n", layer.layer, layer.between_experts,
                layer.to_other, layer.between_routers,
@@ -115,7 +115,7 @@ void add_inspect(CLI::App& app) {
               {positional("MODEL", &flags->folder, group::kModel, "model directory"),
                {"against", &flags->against, group::kModel,
                 "also print the similarity of the experts to each other and to those of another "
-                "model: the dense parent, or an earlier checkpoint (reads all experts)"}});
+                "model, such as the dense parent or an earlier checkpoint"}});
   add_json(*command, flags->json);
   add_examples(*command, "moe inspect my-moe\nmoe inspect run/final --against my-llama");
 }

@@ -1,7 +1,7 @@
 """The command `moe` of an installed wheel: executes the binary in this folder.
 
 The binary finds LibTorch in the torch package of the same site-packages. If torch is elsewhere (--system-site-packages), LD_LIBRARY_PATH is
-set. If torch is missing or has another version, a message says so.
+set. If torch is missing or has another version, prints a message and exits with code 2.
 """
 import os
 import sys
@@ -9,8 +9,8 @@ import sys
 TORCH = "@moe_wanted_torch@"  # the LibTorch version that the binary was built with
 
 
-def stop(words):
-    print(f"moe: {words}", file=sys.stderr)
+def fail(message):
+    print(f"moe: {message}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -24,13 +24,13 @@ def torch_version(folder):
 
 
 def find_torch(site_packages):
-    beside = os.path.join(site_packages, "torch")
-    if os.path.exists(os.path.join(beside, "lib", "libtorch_cpu.so")):
-        return beside
+    folder = os.path.join(site_packages, "torch")
+    if os.path.exists(os.path.join(folder, "lib", "libtorch_cpu.so")):
+        return folder
     import importlib.util
     found = importlib.util.find_spec("torch")
     if found is None or not found.submodule_search_locations:
-        stop(f"no torch in this environment; pip install torch=={TORCH}")
+        fail(f"no torch in this environment; run pip install torch=={TORCH}")
     folder = found.submodule_search_locations[0]
     paths = [os.path.join(folder, "lib"), os.environ.get("LD_LIBRARY_PATH")]
     os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
@@ -42,6 +42,6 @@ def main():
     torch = find_torch(os.path.dirname(package))
     version = torch_version(torch)
     if version.partition("+")[0] != TORCH:
-        stop(f"{torch} is torch {version}, this moe was built for {TORCH}; pip install torch=={TORCH}, or install moe again")
+        fail(f"{torch} is torch {version}, but this moe was built for {TORCH}; run pip install torch=={TORCH}, or install moe again")
     os.environ.setdefault("PYTHON", sys.executable)  # for recipes
     os.execv(os.path.join(package, "moe"), sys.argv)

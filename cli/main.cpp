@@ -1,5 +1,5 @@
-// Entry point: parses the command line, runs the command, and maps errors to exit codes (0 success,
-// 1 the run failed, 2 the user can fix it, 130 interrupted after saving).
+// Entry point: parses the command line, runs the command, and maps errors to exit codes: 0 success,
+// 1 failure of the run, 2 error that the user can fix, 130 interrupted after saving.
 
 #include <fmt/ranges.h>
 
@@ -24,8 +24,10 @@ namespace {
 
 using moe::kFailed, moe::kInterrupted, moe::kUserError;
 
-// Returns CLI11's message, or the nearest known command or flag if one is unknown.
-std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
+// Returns the message for a parse error. For an unknown command or flag, suggests the nearest known
+// one; for other errors, returns the message of CLI11.
+std::string describe_parse_error(const CLI::App& app, const CLI::ParseError& error, int argc,
+                                 char** argv) {
   const CLI::App* scope = &app;  // the innermost command
   std::string name = "moe";      // its full name, such as "moe bench comm"
   int depth = 0;
@@ -36,8 +38,8 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
   const std::vector<std::string> commands = moe::cli::subcommand_names(*scope);
   if (!commands.empty() && argc > depth + 1 && argv[depth + 1][0] != '-') {
     const std::string word = argv[depth + 1];
-    const std::string whole = (name + " " + word).substr(4);  // without "moe "
-    return fmt::format("unknown command '{}'{}; known: {}", whole,
+    const std::string full_name = (name + " " + word).substr(4);  // without "moe "
+    return fmt::format("unknown command '{}'{}; known: {}", full_name,
                        moe::did_you_mean(word, commands), fmt::join(commands, ", "));
   }
   auto known_flags = moe::cli::long_flags(*scope);
@@ -53,46 +55,46 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
   return fmt::format("{}; see {} --help", error.what(), name);
 }
 
-// Makes empty values an error, because they usually come from unset variables of a script. The
-// texts of moe generate and moe tokenize may be empty.
-void refuse_empty_values(CLI::App& app) {
+// Rejects empty values of flags, which usually come from unset variables of a script. Accepts an
+// empty text of moe generate and moe tokenize.
+void reject_empty_values(CLI::App& app) {
   for (CLI::Option* option : app.get_options()) {
     if (option->get_items_expected_max() > 0 && !option->check_name("--prompt") &&
         !option->check_name("TEXT")) {
       option->check([](const std::string& value) {
-        return value.empty() ? "the value is empty; give one or omit the flag" : "";
+        return value.empty() ? "the value is empty; give a value or remove the flag" : "";
       });
     }
   }
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-    refuse_empty_values(*command);
+    reject_empty_values(*command);
   }
 }
 
-// Prints a file system error. An invalid file name is an error of the user.
+// Prints a file system error. Returns kUserError if another file name can fix it, else kFailed.
 int print_filesystem_error(const std::filesystem::filesystem_error& error) {
   const std::errc code = static_cast<std::errc>(error.code().value());
-  const bool is_of_name =
+  const bool is_user_error =
       code == std::errc::filename_too_long || code == std::errc::not_a_directory ||
       code == std::errc::permission_denied || code == std::errc::too_many_symbolic_link_levels ||
       code == std::errc::read_only_file_system;
   moe::print_text(stderr, "moe: {}: {}{}\n", moe::message_text(error.path1().string()),
-                  error.code().message(), is_of_name ? "; give another name" : "");
-  return is_of_name ? kUserError : kFailed;
+                  error.code().message(), is_user_error ? "; use another path" : "");
+  return is_user_error ? kUserError : kFailed;
 }
 
 // Prints a failure of the machine or of moe itself, without the stack trace that LibTorch appends.
 int print_failure(const std::exception& error) {
   const std::string what = error.what();
-  const std::string words = what.substr(0, what.find("\nException raised from "));
-  if (words.ends_with(std::strerror(EMFILE))) {  // from LibTorch's file store
+  const std::string message = what.substr(0, what.find("\nException raised from "));
+  if (message.ends_with(std::strerror(EMFILE))) {  // from LibTorch's file store
     moe::print_text(stderr, "moe: too many open files; raise the limit (ulimit -n)\n");
     return kFailed;
   }
   const bool is_internal = dynamic_cast<const std::logic_error*>(&error) != nullptr ||
                            dynamic_cast<const moe::Json::exception*>(&error) != nullptr;
   moe::print_text(stderr, "moe: {}{}{}\n", is_internal ? "internal error: " : "",
-                  moe::terminal_text(words),
+                  moe::terminal_text(message),
                   is_internal ? "; please report it with the command line" : "");
   return kFailed;
 }
@@ -121,7 +123,7 @@ int run(int argc, char** argv) {
                          "moe upcycle my-llama -o my-moe --experts 8 --router top1+ir+fr\n"
                          "moe train my-moe -o run --data instructions.jsonl --steps 1000\n"
                          "moe eval run/final --tasks arc_easy,piqa --data benchmarks -o scores");
-  refuse_empty_values(app);
+  reject_empty_values(app);
   const auto add_page = [&app](const char* flag, std::string (*page)(const CLI::App&),
                                const char* description) {
     app.add_flag_callback(
@@ -142,7 +144,7 @@ int run(int argc, char** argv) {
     moe::print_text("{}", text.str());
     return code;
   } catch (const CLI::ParseError& error) {
-    throw moe::UserError("{}", explain(app, error, argc, argv));
+    throw moe::UserError("{}", describe_parse_error(app, error, argc, argv));
   }
   return 0;
 }
@@ -152,12 +154,13 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   moe::cli::prepare_process();
   moe::kernels::use_caching_allocator();
-  setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);  // no warnings of the profiler without a GPU
+  // LibTorch's profiler prints warnings on machines without a GPU.
+  setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);
   try {
     int code = 0, output_error = 0;
     try {
       code = run(argc, argv);
-    } catch (const std::system_error& error) {  // fmt, if standard output cannot be written
+    } catch (const std::system_error& error) {  // from fmt, if writing standard output fails
       if (std::ferror(stdout) == 0) {
         throw;
       }
@@ -181,8 +184,8 @@ int main(int argc, char** argv) {
     }
     moe::print_text(
         stderr,
-        "moe: cannot start more threads or processes (see ulimit -u); end other programs or use "
-        "fewer threads (OMP_NUM_THREADS)\n");
+        "moe: cannot start more threads or processes; raise the limit (ulimit -u) or use fewer "
+        "threads (OMP_NUM_THREADS)\n");
     return kFailed;
   } catch (const std::exception& error) {
     return print_failure(error);

@@ -31,7 +31,7 @@ void reserve_standard_descriptors() {
   }
 }
 
-ssize_t write_or_drop(void* /*cookie*/, const char* bytes, size_t size) {
+ssize_t write_or_discard(void* /*cookie*/, const char* bytes, size_t size) {
   for (size_t written = 0; written < size;) {
     const ssize_t count = write(STDERR_FILENO, bytes + written, size - written);
     if (count > 0) {
@@ -67,7 +67,7 @@ std::string bar_text(double share) {
   return fmt::format("[{}{}]", std::string(filled, '='), std::string(kBarWidth - filled, ' '));
 }
 
-// Formats a share as "12 %" or "1.2 %".
+// Returns part / whole as "12 %" or "1.2 %".
 std::string percent_text(int64_t part, int64_t whole) {
   const double value =
       whole > 0 ? 100.0 * static_cast<double>(part) / static_cast<double>(whole) : 0;
@@ -138,7 +138,8 @@ std::string evaluation_text(const train::Evaluation& evaluation) {
 
 void prepare_process() {
   reserve_standard_descriptors();
-  if (FILE* const stream = fopencookie(nullptr, "w", {nullptr, write_or_drop, nullptr, nullptr})) {
+  if (FILE* const stream =
+          fopencookie(nullptr, "w", {nullptr, write_or_discard, nullptr, nullptr})) {
     std::setvbuf(stream, nullptr, _IONBF, 0);
     stderr = stream;
   }
@@ -155,7 +156,7 @@ bool finish_output(int error) {
   if (poll(&output, 1, 0) > 0 && (output.revents & POLLERR) != 0) {
     return false;
   }
-  throw UserError("standard output cannot be written{}; free some space or write elsewhere",
+  throw UserError("cannot write to standard output{}; free disk space or redirect it elsewhere",
                   error == 0 ? "" : fmt::format(" ({})", std::strerror(error)));
 }
 
@@ -242,16 +243,16 @@ double Progress::finish() {
 
 std::string Progress::text(bool last, Detail detail) const {
   const double seconds = seconds_since(start_), done = static_cast<double>(done_);
-  const double fresh = static_cast<double>(done_ - std::min(done_, skipped_));
-  const double rate = seconds > 0 ? fresh / seconds : 0;
+  const double computed = static_cast<double>(done_ - std::min(done_, skipped_));
+  const double rate = seconds > 0 ? computed / seconds : 0;
   const auto amount = [&](double value) {
     return unit_ == "B" ? format_bytes(value) : fmt::format("{:.0f} {}", value, unit_);
   };
-  const auto pace = unit_ == "B" ? format_bytes(rate) : fmt::format("{:.1f} {}", rate, unit_);
+  const auto rate_text = unit_ == "B" ? format_bytes(rate) : fmt::format("{:.1f} {}", rate, unit_);
   const std::string label = terminal_line(label_);
   const std::string remark = remark_.empty() ? "" : ", " + terminal_line(remark_);
   if (total_ == 0) {
-    return fmt::format("{}  {}, {}/s{}", label, amount(done), pace, remark);
+    return fmt::format("{}  {}, {}/s{}", label, amount(done), rate_text, remark);
   }
   const double share = done / static_cast<double>(total_);
   const double left = rate > 0 ? (static_cast<double>(total_) - done) / rate : 0;
@@ -260,7 +261,7 @@ std::string Progress::text(bool last, Detail detail) const {
                   amount(static_cast<double>(total_)));
   return fmt::format("{}  {}{:.0f} %,{} {}/s, {} {}{}", label,
                      detail == Detail::kBar ? bar_text(share) + " " : "", 100 * share,
-                     detail == Detail::kNumbers ? "" : counts, pace, last ? "took" : "left",
+                     detail == Detail::kNumbers ? "" : counts, rate_text, last ? "took" : "left",
                      format_seconds(last ? seconds : left), remark);
 }
 
@@ -268,7 +269,7 @@ void Progress::print(bool last) {
   printed_ = std::chrono::steady_clock::now();
   if (!terminal_) {
     fmt::print(stderr, "{}\n", text(last, Detail::kCounts));
-  } else {  // a line that wraps cannot be overwritten
+  } else {  // shortens the line to the width, because a wrapped line cannot be overwritten
     const size_t width = terminal_width(2);
     std::string line;
     for (const Detail detail : {Detail::kBar, Detail::kCounts, Detail::kNumbers}) {

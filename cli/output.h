@@ -1,7 +1,7 @@
 #pragma once
-// Standard output and standard error: their state at start and exit, quantities as text, and
-// progress on standard error, as bars with rate and ETA and one line per training step. A terminal
-// shows one line that is overwritten; a pipe gets plain lines at a lower rate.
+// Standard output and standard error: set-up and final flush, quantities as text, and progress on
+// standard error. On a terminal, progress is one line that is overwritten; in a file or pipe, plain
+// lines at a lower rate.
 
 #include <chrono>
 #include <concepts>
@@ -13,18 +13,18 @@
 
 namespace moe::cli {
 
-// Prepares standard streams and signals. Called first in main(), before any file is opened and any
-// thread started.
-//   - Opens /dev/null in place of standard descriptors (0, 1, 2) that are closed, so that no other
-//     file gets their number. Writes to a standard output that was closed fail.
-//   - Makes writes to `stderr` never fail: text that cannot be written (full disk, closed terminal)
-//     is dropped and the run continues.
-//   - Ignores SIGXFSZ: a write beyond the file size limit (ulimit -f) then fails with EFBIG.
+// Prepares standard streams and signals. Must be called first in main(), before any file is opened
+// and any thread is started.
+//   - Opens /dev/null for each standard descriptor (0, 1, 2) that is closed, so that no other file
+//     gets its number. Writes to a standard output that was closed fail.
+//   - Replaces `stderr` by a stream whose writes never fail: text that cannot be written (full
+//     disk, closed terminal) is discarded, and the run continues.
+//   - Ignores SIGXFSZ, so that a write beyond the file size limit (ulimit -f) fails with EFBIG.
 void prepare_process();
 
-// Flushes standard output. Throws UserError if any of it could not be written (for example, a full
-// disk); `error` is the errno of an earlier write that failed, 0 if there was none. Returns false,
-// and prints nothing, if standard output is a pipe that the reader has closed.
+// Flushes standard output. Returns true if all of it was written; false if standard output is a
+// pipe whose reader has closed it. Throws UserError if a write failed for another reason, such as a
+// full disk. `error`: errno of an earlier write that failed, or 0.
 bool finish_output(int error = 0);
 
 bool is_terminal(int descriptor);  // 1 = stdout, 2 = stderr
@@ -43,7 +43,7 @@ inline std::string format_count(std::integral auto count) {
   return format_count(static_cast<double>(count));
 }
 
-// Prints `json` on standard output, with `indent` spaces a level or on one line.
+// Prints `json` on standard output: indented by `indent` spaces per level, or on one line if -1.
 void print_json(const OrderedJson& json, int indent = -1);
 
 // Prints "written      1.5 GB to OUT in 3.2 s (470 MB/s)" on standard output.
@@ -52,18 +52,22 @@ void print_written(uint64_t bytes, const std::string& out, double seconds);
 // Progress bar of one operation. The destructor erases a bar that is not finished.
 class Progress {
  public:
-  // `unit` names what is counted; "B" prints bytes. total 0: unknown. `quiet` prints nothing.
+  // `unit`: name of the counted items, or "B" for bytes. `total`: 0 if unknown. `quiet`: print
+  // nothing.
   Progress(std::string label, std::string unit, uint64_t total, bool quiet);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
+  // Sets the completed amount.
   void set(uint64_t done);
-  // Excludes an amount that took no time (read from a cache) from the rate.
+  // Sets the part of it that is not counted in the rate, because it was read from a cache.
   void skip(uint64_t amount) { skipped_ = amount; }
-  void remark(std::string text) { remark_ = std::move(text); }  // printed after the rate
-  void line(const std::string& text);                           // prints a line above the bar
-  // Prints the last state and returns the seconds since construction.
+  // Sets a text to print after the rate.
+  void remark(std::string text) { remark_ = std::move(text); }
+  // Prints a line above the bar.
+  void line(const std::string& text);
+  // Prints the final state and returns the seconds since construction.
   double finish();
 
  private:
@@ -76,23 +80,24 @@ class Progress {
   std::chrono::steady_clock::time_point start_, printed_;
 };
 
-// Returns "skipped 3", or "skipped 3 (2 outliers)" if outliers are skipped.
+// Returns the number of skipped steps, as "skipped 3" or "skipped 3 (2 outliers)".
 std::string skipped_text(const train::StepRecord& record);
 
 // Prints the progress of a training run (core/train/README.md, "Metrics of a step"):
 //
 //   step 12/500  loss 2.3456  aux 0.0101  grad 1.23  lr 1.00e-05  3.41 K tok/s  drop 12.3 % ...
 //
-// Routing: drop = dropped requests, unserved = tokens without an expert, fill = accepted fill-in
-// requests, IR = rectified tokens, experts = per token, load = max/mean of the worst layer, dead =
-// experts without a token over all layers, H = router entropy in nats. Values that the router does
-// not have, and zeros that are expected, are omitted. A pipe gets the first and last step and about
-// one per second. Skipped steps and evaluations get a line of their own.
+// Routing: drop = share of dropped requests, unserved = share of tokens without an expert, fill =
+// share of accepted fill-in requests, IR = share of rectified tokens, experts = experts per token,
+// load = max / mean load of the worst layer, dead = experts without a token in all layers, H =
+// router entropy in nats. Values that do not apply to the router, or are zero as expected, are
+// omitted. In a file or pipe, prints the first and the last step and about one step per second.
+// Skipped steps and evaluations are printed on separate lines.
 class StepPrinter {
  public:
-  // A resumed run starts after `first_step`.
+  // `first_step`: the last step before a resumed run; 0 for a new run.
   StepPrinter(int64_t steps, int64_t first_step, bool quiet);
-  ~StepPrinter();  // ends a line left open by an error or a stop
+  ~StepPrinter();  // ends the line of an interrupted run
   StepPrinter(const StepPrinter&) = delete;
   StepPrinter& operator=(const StepPrinter&) = delete;
   void print(const train::StepRecord& record);
@@ -101,8 +106,8 @@ class StepPrinter {
  private:
   int64_t steps_, first_step_;
   bool quiet_, terminal_, line_open_ = false;
-  double seconds_ = 0;  // of all steps so far, with evaluations
-  std::string line_;    // the open line of the terminal
+  double seconds_ = 0;  // of all steps so far, including evaluations
+  std::string line_;    // current line of the terminal
   std::chrono::steady_clock::time_point printed_;
 };
 

@@ -22,7 +22,7 @@ struct QuickstartFlags {
   bool is_short = false;
 };
 
-// Returns the recipes that belong to this binary: in its folder if it is installed, else two
+// Returns the folder recipes/ of this binary: in the binary's folder if it is installed, else two
 // folders above it.
 fs::path recipe_folder() {
   const fs::path folder = fs::read_symlink("/proc/self/exe").parent_path();
@@ -33,14 +33,13 @@ fs::path recipe_folder() {
     }
   }
   throw UserError(
-      "{}: recipes/quickstart.sh is neither there nor two folders above; build or install moe "
-      "again",
+      "{}: no recipes/quickstart.sh here or two folders above; build or install moe again",
       folder.string());
 }
 
 [[noreturn]] void run(const QuickstartFlags& flags) {
   const std::string script = (recipe_folder() / "quickstart.sh").string();
-  // The script prints its commands with the name by which the user called the binary.
+  // The script prints commands with $MOE as the name of the binary.
   setenv("MOE", program_invocation_name, /*overwrite=*/1);
   execlp("bash", "bash", script.c_str(), fs::absolute(flags.out).c_str(),
          flags.is_short ? "--short" : nullptr, nullptr);
@@ -55,10 +54,10 @@ void add_quickstart(CLI::App& app) {
       app, "quickstart", "upcycle, train and evaluate the embedded tiny model", run);
   add_options(
       *command,
-      {output_path(&flags->out, "output directory; files of an earlier quickstart are overwritten",
+      {output_path(&flags->out, "output directory; overwrites files of an earlier quickstart",
                    /*is_required=*/false),
        {"short", &flags->is_short, group::kOutput,
-        "a third of the steps, a quarter of the questions, no dense baseline"}});
+        "run a third of the steps and a quarter of the questions, without the dense baseline"}});
   add_examples(*command, "moe quickstart --short -o tried");
 }
 

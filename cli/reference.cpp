@@ -17,13 +17,14 @@ namespace {
 
 using Flags = std::vector<const CLI::Option*>;
 
-// A command or subcommand with its full name, such as "bench train"; the app's name is "".
+// A command or subcommand. `name` is its full name, such as "bench train", or "" for the app.
 struct Command {
   std::string name;
   const CLI::App* app;
 };
 
-// Returns `app`, whose full name is `name`, and all commands below it, each before its subcommands.
+// Returns `app`, whose full name is `name`, and all its direct and indirect subcommands, each
+// before its own subcommands.
 std::vector<Command> all_commands(const CLI::App& app, const std::string& name = "") {
   std::vector<Command> commands = {{name, &app}};
   for (const auto* child : subcommands(app)) {
@@ -34,6 +35,7 @@ std::vector<Command> all_commands(const CLI::App& app, const std::string& name =
   return commands;
 }
 
+// Returns all commands except the app.
 std::vector<Command> named_commands(const CLI::App& app) {
   std::vector<Command> commands = all_commands(app);
   commands.erase(commands.begin());
@@ -65,6 +67,7 @@ Flags all_flags(const CLI::App& command) {
   return all;
 }
 
+// Returns `text` for a cell of a Markdown table.
 std::string cell(const std::string& text) { return escape(text, {{'|', "\\|"}, {'\n', " "}}); }
 
 // Returns all names of a flag: "-o, --out".
@@ -72,15 +75,16 @@ std::string flag_names(const CLI::Option& option) {
   return replace_all(option.get_name(/*positional=*/true, /*all_options=*/true), ",", ", ");
 }
 
-// Returns `text` for groff: special characters are escaped, and no line starts with a request.
+// Returns `text` for groff: escapes special characters and a '.' or '\'' at the start, which would
+// be a request.
 std::string roff(const std::string& text) {
   const std::string out = escape(text, {{'\\', "\\e"}, {'-', "\\-"}, {'"', "\\(dq"}, {'\n', " "}});
   return out.starts_with('.') || out.starts_with('\'') ? "\\&" + out : out;
 }
 
-// Returns the values of a flag that takes one of a few words: add_options() makes its type
-// "{keep,bf16}".
-std::vector<std::string> flag_words(const CLI::Option& flag) {
+// Returns the allowed values of a flag whose type name is a list such as "{keep,bf16}"; empty for
+// other flags.
+std::vector<std::string> flag_values(const CLI::Option& flag) {
   const std::string type = flag.get_type_name();
   std::vector<std::string> words;
   if (type.starts_with('{') && type.ends_with('}')) {
@@ -92,8 +96,8 @@ std::vector<std::string> flag_words(const CLI::Option& flag) {
   return words;
 }
 
-// Returns the arms of a `case` over "PARENT WORD" that sets the command of the words so far.
-std::string command_arms(const CLI::App& app) {
+// Returns the branches of a shell `case "$command $word"` that appends a subcommand to $command.
+std::string case_branches(const CLI::App& app) {
   std::string arms;
   for (const auto& [name, command] : named_commands(app)) {
     arms += fmt::format("      '{}') command='{}' ;;\n",
@@ -106,7 +110,7 @@ std::string bash_script(const CLI::App& app) {
   std::string values, flags;
   for (const auto& [name, command] : all_commands(app)) {
     for (const auto* flag : all_flags(*command)) {
-      const std::vector<std::string> words = flag_words(*flag);
+      const std::vector<std::string> words = flag_values(*flag);
       for (const auto& flag_name :
            words.empty() ? std::vector<std::string>() : flag->get_lnames()) {
         values +=
@@ -135,16 +139,16 @@ _moe() {{
 }}
 complete -o default -F _moe moe
 )",
-      command_arms(app), flags, values);
+      case_branches(app), flags, values);
 }
 
-// Escapes text for a [description] of zsh's _arguments within single quotes.
+// Escapes text for a [description] of zsh's _arguments, in single quotes.
 std::string zsh_text(const std::string& text) {
   return escape(text, {{'\'', "'\\''"}, {'[', "\\["}, {']', "\\]"}, {':', "\\:"}});
 }
 
 std::string zsh_flag(const CLI::Option& flag) {
-  const std::vector<std::string> words = flag_words(flag);
+  const std::vector<std::string> words = flag_values(flag);
   const std::string value = flag.get_items_expected_max() == 0 ? ""
                             : words.empty()                    ? ":value:_files"
                                             : fmt::format(":value:({})", fmt::join(words, " "));
@@ -192,7 +196,7 @@ _moe() {{
 }}
 compdef _moe moe
 )",
-      command_arms(app), arms);
+      case_branches(app), arms);
 }
 
 }  // namespace
@@ -230,15 +234,14 @@ std::string manual_page(const CLI::App& app) {
     }
   }
   return page +
-         ".SH EXIT STATUS\n.TP\n0\nsuccess\n.TP\n1\nthe run failed; it can be resumed from its "
-         "last checkpoint\n.TP\n2\nthe message says what to change\n.TP\n130\ninterrupted after "
-         "saving\n";
+         ".SH EXIT STATUS\n.TP\n0\nsuccess\n.TP\n1\nthe run failed; training can be resumed from "
+         "its last checkpoint\n.TP\n2\ninvalid input or settings; the message says how to fix "
+         "them\n.TP\n130\ninterrupted after saving\n";
 }
 
 void add_completion(CLI::App& app) {
   auto shell = std::make_shared<std::string>();
-  CLI::App* command =
-      app.add_subcommand("completion", "print a shell script that completes commands and flags");
+  CLI::App* command = app.add_subcommand("completion", "print a completion script for a shell");
   Option option =
       positional("SHELL", one_of("shell", *shell, {"bash", "zsh"}), group::kOutput, "bash or zsh");
   add_options(*command, {option});

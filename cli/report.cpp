@@ -1,5 +1,5 @@
-// moe report: writes an HTML page of training runs, finished or not, or of the numbers in a JSON
-// file.
+// moe report: writes an HTML page about training runs, finished or not, or one that a JSON file
+// describes.
 
 #include "core/train/observe/report.h"
 
@@ -28,9 +28,9 @@ namespace fs = std::filesystem;
 // Writes the page that a JSON file describes (core/base/page/page.h).
 void write_described_page(const ReportFlags& flags, const fs::path& file) {
   const fs::path out = flags.out.empty() ? fs::path(file).replace_extension(".html") : flags.out;
-  const bool is_named_by_file = flags.out.empty();
-  io::check_output({out}, flags.force || is_named_by_file, "-o", {file});
-  if (is_named_by_file && !flags.force) {
+  const bool is_default_out = flags.out.empty();
+  io::check_output({out}, flags.force || is_default_out, "-o", {file});
+  if (is_default_out && !flags.force) {
     io::check_is_own_page(out);
   }
   const Json described = read_json(file, uint64_t{256} << 20);
@@ -39,7 +39,7 @@ void write_described_page(const ReportFlags& flags, const fs::path& file) {
     page = make_page(OrderedJson(described));
   } catch (const Json::exception&) {  // a value is missing or of another type
     throw UserError(
-        "{}: is not the JSON of a page (an object with title and panels); give a run directory",
+        "{}: not the JSON of a page (an object with title and panels); give a run directory",
         file.string());
   }
   io::write_whole(out, page);
@@ -48,12 +48,12 @@ void write_described_page(const ReportFlags& flags, const fs::path& file) {
 
 train::History read_history(const fs::path& run) {
   train::History history = train::read_history(run);
-  USER_ERROR_IF(history.curves().empty(),
-                "{}: the run has finished no step yet, so there is nothing to show", run.string());
+  USER_ERROR_IF(history.curves().empty(), "{}: no step of the run is finished yet; try again later",
+                run.string());
   return history;
 }
 
-// Checks -o, which must not be one of the files that the page is made of.
+// Throws UserError if -o exists and --force is not set, or if -o is an input of the page.
 void check_out(const ReportFlags& flags) {
   std::vector<fs::path> inputs;
   for (const auto& run : flags.runs) {
@@ -71,7 +71,7 @@ void write_comparison(const ReportFlags& flags) {
   std::set<fs::path> known;
   for (const auto& run : flags.runs) {
     USER_ERROR_IF(!known.insert(fs::weakly_canonical(run)).second,
-                  "{}: is given twice; name each run once", run.string());
+                  "{}: given twice; name each run once", run.string());
     runs.push_back({run, read_history(run)});
   }
   io::write_whole(flags.out, train::comparison_page(runs));
@@ -86,13 +86,13 @@ void run(const ReportFlags& flags) {
   if (fs::is_regular_file(run)) {
     return write_described_page(flags, run);
   }
-  const bool is_own = flags.out.empty();  // RUN/report.html, which moe train also writes
-  if (is_own) {
+  const bool is_default_out = flags.out.empty();  // RUN/report.html, which moe train also writes
+  if (is_default_out) {
     io::check_is_own_page(run / "report.html");
   } else {
     check_out(flags);
   }
-  const fs::path out = is_own ? run / "report.html" : flags.out;
+  const fs::path out = is_default_out ? run / "report.html" : flags.out;
   train::write_report(run, read_history(run), out);
   print_text("{}\n", out.string());
 }
@@ -100,13 +100,13 @@ void run(const ReportFlags& flags) {
 }  // namespace
 
 void add_report(CLI::App& app) {
-  const auto [command, flags] = add_command<const ReportFlags&>(
-      app, "report", "write an HTML page of training runs (curves, load, samples, settings)", run);
+  const auto [command, flags] =
+      add_command<const ReportFlags&>(app, "report", "write an HTML page about training runs", run);
   Option out = output_path(&flags->out, "output file", /*is_required=*/false);
   out.fallback = "RUN/report.html, or PAGE.html for PAGE.json";
   add_options(*command,
               {positional("RUN", &flags->runs, group::kOutput,
-                          "run directory; several are compared; or a page described in JSON"),
+                          "one run directory, several to compare, or a JSON file of a page"),
                out});
   add_force(*command, flags->force);
   add_config(*command, "moe report run\nmoe report run-a run-b -o compared.html");

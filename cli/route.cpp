@@ -1,6 +1,6 @@
 // moe route: prints the decisions of a router for given logits, as JSON or as a table with a token
-// per line and an expert per column (Rectify-Router, Figure 2). Marks after a weight repeat the
-// colors: + fill-in of a spare slot, * rectified to the token's own rank, x dropped by this expert.
+// per line and an expert per column (Rectify-Router, Figure 2). Colors and marks after the weights:
+// + fill-in of a spare slot, * rectified to the token's own rank, x dropped by this expert.
 
 #include <ATen/core/grad_mode.h>
 #include <fmt/ranges.h>
@@ -21,8 +21,8 @@ namespace moe::cli {
 namespace {
 
 struct TableStyle {
-  int64_t max_tokens = 64;  // lines of the table
-  int64_t columns = 100;    // of the terminal; a wider table lists the experts of each token
+  int64_t max_tokens = 64;  // number of lines
+  int64_t columns = 100;  // width of the terminal; a wider grid becomes a list of experts per token
   bool use_color = false;
 };
 
@@ -31,7 +31,7 @@ constexpr size_t kMaxSlotTokens = 16;
 
 enum Mark : unsigned { kAccepted = 1, kFilled = 2, kRectified = 4, kDropped = 8 };
 
-// Inputs of the drawing, on the host, and the text drawn so far.
+// A routing decision on the host, and the text that is drawn from it.
 struct Drawing {
   const route::RoutingProblem& problem;
   route::Routing routing;
@@ -43,8 +43,8 @@ struct Drawing {
   std::string text;
 
   int64_t experts() const { return problem.logits.size(1); }
-  int64_t local() const { return experts() / problem.group.ranks; }
-  // Returns the weight of an accepted or rectified token as text, else "".
+  int64_t experts_per_rank() const { return experts() / problem.group.ranks; }
+  // Returns the gate weight as text if the token is accepted or rectified, else "".
   std::string weight_text(int64_t token, int64_t expert) const {
     const bool is_served = (mark(token, expert) & (kAccepted | kRectified)) != 0;
     return is_served ? fmt::format("{:.3f}", weights.data_ptr<float>()[token * experts() + expert])
@@ -56,6 +56,7 @@ struct Drawing {
   }
 };
 
+// Routes the problem and collects the marks.
 Drawing prepare(const route::RoutingProblem& problem, const TableStyle& style) {
   const at::NoGradGuard no_gradients;
   Drawing drawing{
@@ -127,17 +128,18 @@ void draw_grid(Drawing& drawing, int64_t tokens) {
   std::string ranks = fmt::format("{:<{}}", "", kHeadColumns);
   std::string head = fmt::format("{:>5}  {:>4}  ", "token", "rank");
   for (int64_t expert = 0; expert < drawing.experts(); ++expert) {
-    const bool opens = expert % drawing.local() == 0;
-    const std::string name =
-        opens ? fmt::format("rank {}", expert / drawing.local()) : std::string();
-    ranks += fmt::format("{}{:<{}}", opens ? "| " : "", "  " + name, kCellColumns);
-    head += fmt::format("{}{:>6}   ", opens ? "| " : "", fmt::format("e{}", expert));
+    const bool is_first_of_rank = expert % drawing.experts_per_rank() == 0;
+    const std::string name = is_first_of_rank
+                                 ? fmt::format("rank {}", expert / drawing.experts_per_rank())
+                                 : std::string();
+    ranks += fmt::format("{}{:<{}}", is_first_of_rank ? "| " : "", "  " + name, kCellColumns);
+    head += fmt::format("{}{:>6}   ", is_first_of_rank ? "| " : "", fmt::format("e{}", expert));
   }
   drawing.text += ranks + "\n" + head + "\n";
   for (int64_t token = 0; token < tokens; ++token) {
     drawing.text += fmt::format("{:>5}  {:>4}  ", token, rank_text(drawing, token));
     for (int64_t expert = 0; expert < drawing.experts(); ++expert) {
-      drawing.text += expert % drawing.local() == 0 ? "| " : "";
+      drawing.text += expert % drawing.experts_per_rank() == 0 ? "| " : "";
       drawing.text += cell(drawing, token, expert);
     }
     drawing.text += "\n";

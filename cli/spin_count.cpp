@@ -1,10 +1,10 @@
 // Bounds the spinning of OpenMP threads. By default libgomp's threads poll a barrier 300,000 times
-// before they sleep, which makes a training step several times slower when other processes need the
-// cores. libgomp reads GOMP_SPINCOUNT in its constructor, before main(), so this file sets the
-// variable and executes the program again before any constructor runs. Settings of the user are
-// kept.
+// before they sleep, which makes a training step several times slower when other processes use the
+// cores. libgomp reads GOMP_SPINCOUNT in its constructor, before main(). Therefore this file sets
+// the variable, unless the user has set it, and executes the program again before any constructor
+// runs.
 //
-// Linked as an object file, because nothing refers to it.
+// Must be linked as an object file, because no other file refers to it.
 
 #include <alloca.h>
 #include <sys/auxv.h>
@@ -15,9 +15,10 @@
 
 namespace {
 
-// Measured by tests/bench/all.py --rows spin.
+// Best value in tests/bench/all.py --rows spin.
 char kSetting[] = "GOMP_SPINCOUNT=2000";
 
+// Returns true if `entry` is "VARIABLE=..".
 bool sets(const char* entry, const char* variable) {
   const size_t length = std::strlen(variable);
   return std::strncmp(entry, variable, length) == 0 && entry[length] == '=';
@@ -41,14 +42,15 @@ execute_with_spin_count(int /*argc*/, char** argv, char** environment) {
   }
   extended[count] = kSetting;
   extended[count + 1] = nullptr;
-  char path[PATH_MAX];  // not "/proc/self/exe" itself, which would become the name in ps and pgrep
+  // Resolves the link, because ps and pgrep would show "exe" as the name of the process.
+  char path[PATH_MAX];
   const ssize_t length = readlink("/proc/self/exe", path, sizeof(path) - 1);
   if (length > 0) {
     path[length] = '\0';
     execve(path, argv, extended);
   }
-  // The program cannot be executed again (for example, it was deleted): it runs with libgomp's
-  // default.
+  // If the program cannot be executed again, for example because it was deleted, it continues with
+  // libgomp's default.
 }
 
 __attribute__((section(".preinit_array"),

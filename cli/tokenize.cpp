@@ -1,4 +1,4 @@
-// moe tokenize: prints the tokens of a text. Reads the tokenizer of a model folder, not the model.
+// moe tokenize: prints the tokens of a text. Reads only the tokenizer of a model folder.
 
 #include <fmt/ranges.h>
 
@@ -23,7 +23,7 @@ struct TokenizeFlags {
 
 constexpr uint64_t kNoLimit = std::numeric_limits<uint64_t>::max();
 
-// Returns true if TEXT is the text itself: neither "-" nor the name of a file.
+// Returns true if the argument TEXT is a text, false if it is "-" or the name of a file.
 bool is_text(const std::string& input) {
   std::error_code ignored;
   const auto status = std::filesystem::status(input, ignored);
@@ -38,7 +38,7 @@ std::string hex(std::string_view bytes) {
 void print_table(const io::Tokenizer& tokenizer, const std::string& text) {
   const std::vector<int64_t> ids = tokenizer.encode(text);
   const std::vector<int64_t> with_special = tokenizer.with_special(ids);
-  constexpr int64_t kText = -1;  // no token: marks the position of the text
+  constexpr int64_t kText = -1;  // placeholder that marks the position of the text
   const auto positions = tokenizer.with_special({kText});
   const auto first = static_cast<size_t>(std::ranges::find(positions, kText) - positions.begin());
   print_text("{:>8}  {:<24}  {}\n", "id", "piece", "bytes");
@@ -59,7 +59,7 @@ void print_ids(const io::Tokenizer& tokenizer, const std::string& text) {
               {"decoded", tokenizer.decode(ids)}});
 }
 
-// Prints one line per line {"text": ...} of `in`, whose name in error messages is `name`.
+// Prints one JSON line for each line {"text": ...} of `in`. `name`: its name in error messages.
 void print_json_lines(const io::Tokenizer& tokenizer, FileReader& in, const std::string& name) {
   std::string line;
   for (int64_t number = 1; in.read_line(line, kNoLimit); ++number) {
@@ -93,12 +93,13 @@ void run(const TokenizeFlags& flags) {
 void add_tokenize(CLI::App& app) {
   const auto [command, flags] = add_command<const TokenizeFlags&>(
       app, "tokenize", "print ids, pieces and bytes of a text", run);
-  add_options(*command,
-              {positional("MODEL", &flags->model, group::kModel, "directory with a tokenizer"),
-               positional("TEXT", &flags->input, group::kModel,
-                          "text, file, or - for standard input; with --json a file has lines "
-                          "{\"text\": ...}",
-                          /*is_required=*/false)});
+  add_options(
+      *command,
+      {positional("MODEL", &flags->model, group::kModel, "directory with a tokenizer"),
+       positional(
+           "TEXT", &flags->input, group::kModel,
+           "text, file, or - for standard input; with --json, a file has lines {\"text\": ...}",
+           /*is_required=*/false)});
   add_json(*command, flags->json);
   add_examples(*command,
                "moe tokenize my-llama \"Hello world\"\n"

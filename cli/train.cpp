@@ -1,5 +1,5 @@
-// moe train: trains a model, dense or MoE, and writes RUN/final. Also prints memory estimates
-// (--dry-run, --nodes), resolved settings and training examples without training.
+// moe train: trains a dense or MoE model and writes RUN/final. Without training, also prints memory
+// estimates (--dry-run, --nodes), the resolved settings, or training examples.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -26,18 +26,18 @@ namespace {
 struct TrainFlags {
   train::TrainSettings settings;
   distributed::RankSettings ranks;
-  std::optional<int64_t> nodes, gpus;  // memory estimate of a cluster
-  int64_t show_samples = 0;            // 0: train
-  int64_t profile = 0;                 // steps; 0: none
+  std::optional<int64_t> nodes, gpus;  // of the cluster whose memory is estimated
+  int64_t show_samples = 0;            // number of examples to print; 0: none
+  int64_t profile = 0;                 // number of steps to trace; 0: none
   bool quiet = false, json = false, resume = false, dry_run = false, show_settings = false;
 };
 
-// Prints the differences from training all weights in fp32.
+// Prints which weights are trained unless all are, and the precision unless it is fp32.
 void print_trained(const train::TrainSettings& settings) {
   const std::string named = fmt::format("{}", fmt::join(settings.trained, ", "));
   if (settings.lora.rank > 0) {
     print_text(stderr,
-               "training LoRA adapters of rank {} on {}, and {}; saved models have them merged\n",
+               "training LoRA adapters of rank {} on {}, and {}; adapters are merged when saving\n",
                settings.lora.rank, fmt::join(settings.lora.on, " and "),
                named.empty() ? "the router" : named);
   } else if (!named.empty()) {
@@ -58,7 +58,7 @@ void print_plan(const train::RunPlan& plan) {
   const auto& settings = plan.settings;
   print_lines(plan.data);
   print_text(stderr,
-             "{}: {} parameters; {} examples, {} tokens; {} steps of {} rows ({} at a time), rows "
+             "{}: {} parameters; {} examples, {} tokens; {} steps of {} sequences (micro-batch {}) "
              "of {}{} tokens\n",
              terminal_line(settings.model.string()), format_count(plan.parameters), plan.examples,
              plan.tokens, *settings.steps, *settings.global_batch, *settings.micro_batch,
@@ -70,13 +70,13 @@ void print_plan(const train::RunPlan& plan) {
         upcycle.shared_expert ? " plus a shared expert" : "", upcycle.layers, upcycle.seed);
   }
   if (plan.is_moe) {
-    const std::string competing =
+    const std::string capacity =
         plan.routing.router.capacity_factor
             ? fmt::format("capacity counted over the {}{} tokens of a micro-batch",
                           settings.pack == data::Pack::kNone ? "up to " : "", plan.group_tokens)
-            : "no capacity, so the routing does not depend on the batch";
+            : "no capacity, routing does not depend on the batch";
     print_text(stderr, "router {} on {} logical ranks, {}; loss = {}\n",
-               to_string(plan.routing.router), plan.routing.ep_ranks, competing, plan.losses);
+               to_string(plan.routing.router), plan.routing.ep_ranks, capacity, plan.losses);
   }
   if (plan.layout.processes > 1) {
     print_text(stderr, "{}\n", distributed::describe(plan.layout));
@@ -101,8 +101,8 @@ void print_result(const TrainFlags& flags, const train::StepRecord& first,
   }
 }
 
-// Returns the callback that scores --eval-tasks. Reads the tasks before training, so that their
-// errors come first.
+// Returns the callback that scores --eval-tasks. Loads the tasks immediately, so that errors in
+// them are reported before training.
 train::EvaluateTasks evaluate_tasks(const train::TrainSettings& settings) {
   const auto& evaluation = settings.evaluation;
   if (evaluation.tasks.empty()) {
@@ -124,7 +124,7 @@ train::EvaluateTasks evaluate_tasks(const train::TrainSettings& settings) {
   };
 }
 
-// Trains on one rank; rank 0 prints.
+// Trains on one rank. Only rank 0 prints.
 void train_on_rank(const TrainFlags& flags, distributed::Comm& comm, train::StopSignals& signals) {
   apply_threads(flags.settings.threads);
   const bool quiet = flags.quiet || comm.rank() != 0;
@@ -133,7 +133,7 @@ void train_on_rank(const TrainFlags& flags, distributed::Comm& comm, train::Stop
   train::TrainCallbacks callbacks;
   std::optional<Progress> reading;
   callbacks.on_reading = [&](int64_t /*examples*/, int64_t tokens) {
-    if (tokens > 0 && !reading) {  // 0 while files are hashed for the token cache
+    if (tokens > 0 && !reading) {  // `tokens` is 0 while files are hashed for the token cache
       reading.emplace("tokenizing", "tokens", 0, quiet);
     }
     if (reading) {
@@ -166,7 +166,7 @@ void train_on_rank(const TrainFlags& flags, distributed::Comm& comm, train::Stop
   if (last.step > 0 && comm.rank() == 0) {
     print_result(flags, first, last);
   }
-  finish_output();  // while a failure can still be reported to the other ranks
+  finish_output();  // before the ranks disconnect, so that a failure ends the run on all of them
 }
 
 std::vector<std::pair<const char*, uint64_t>> memory_items(const train::MemoryPlan& memory) {
@@ -197,11 +197,12 @@ void print_memory(const train::MemoryPlan& memory, bool is_gpu) {
              is_gpu ? "GPU" : "process");
 }
 
-// Prints the memory of one GPU of the cluster --nodes, --gpus. Throws UserError without --dry-run.
+// Prints the memory estimate of one GPU in a cluster of --nodes and --gpus. Throws UserError if
+// --dry-run is not set.
 void print_cluster(const TrainFlags& flags) {
   USER_ERROR_IF(!flags.dry_run,
-                "--nodes and --gpus estimate the memory of a run; add --dry-run, or start moe "
-                "train with torchrun, srun or mpirun on each machine");
+                "--nodes and --gpus need --dry-run, because they only estimate memory; to train on "
+                "several machines, start moe train with torchrun, srun or mpirun");
   const train::RunPlan plan =
       train::plan_cluster(flags.settings, flags.nodes.value_or(1), flags.gpus.value_or(8));
   if (!flags.quiet) {
@@ -219,8 +220,8 @@ void print_cluster(const TrainFlags& flags) {
   print_memory(plan.memory, /*is_gpu=*/true);
 }
 
-// Prints the first `count` examples with the tokens that carry loss marked: in color on a terminal,
-// with brackets otherwise.
+// Prints the first `count` training examples. Marks the tokens with loss, by color on a terminal
+// and by brackets otherwise.
 void print_samples(const train::TrainSettings& settings, int64_t count) {
   const train::Samples samples = train::read_samples(settings, count);
   for (size_t file = 0; file < samples.files.size(); ++file) {
@@ -229,7 +230,7 @@ void print_samples(const train::TrainSettings& settings, int64_t count) {
   for (const auto& example : samples.examples) {
     const std::string where =
         fmt::format("{} line {}", samples.files[static_cast<size_t>(example.file)], example.line);
-    // Not print_text(): show_example() adds color codes and escapes the strings of files.
+    // Not print_text(), which would escape the color codes. show_example() escapes text of files.
     const std::string shown = data::show_example(example, where, samples.piece, use_color());
     std::fputs(("\n" + shown).c_str(), stdout);
   }
@@ -264,7 +265,8 @@ void run(const TrainFlags& flags) {
   }
   USER_ERROR_IF(flags.settings.run.empty(), "--out is required; see moe train --help");
   USER_ERROR_IF(flags.resume && flags.settings.force,
-                "--resume continues a run, --force starts over; give one of them");
+                "--resume and --force cannot be combined; use --resume to continue the run or "
+                "--force to start over");
   distributed::RankSettings ranks = flags.ranks;
   ranks.threads = flags.settings.threads;
   ranks.on_cuda = flags.settings.on_cuda;
@@ -273,15 +275,16 @@ void run(const TrainFlags& flags) {
                             [&](distributed::Comm& comm) { train_on_rank(flags, comm, signals); });
 }
 
-// Returns the flags that are not stored in the settings of the run.
-Options call_options(TrainFlags& flags) {
+// Returns the flags that are not stored in RUN/settings.toml.
+Options unstored_options(TrainFlags& flags) {
   return {
       {"nodes", &flags.nodes, group::kRanks,
-       "with --dry-run: memory of one GPU in a run on N machines, from the config alone", Range(),
-       "1"},
-      {"gpus", &flags.gpus, group::kRanks, "with --dry-run: GPUs per machine", Range(), "8"},
+       "with --dry-run: number of machines, to estimate the memory of one GPU of a cluster",
+       Range(), "1"},
+      {"gpus", &flags.gpus, group::kRanks, "with --dry-run: GPUs per machine of that cluster",
+       Range(), "8"},
       {"show-samples", &flags.show_samples, group::kOutput,
-       "print N training examples with the tokens that carry loss marked, and exit", whole_from(1),
+       "print N training examples, with the tokens with loss marked, and exit", whole_from(1),
        "none"},
       {"show-settings", &flags.show_settings, group::kOutput,
        "print the resolved settings as a recipe without training"},
@@ -302,8 +305,8 @@ void add_train(CLI::App& app) {
       add_command<const TrainFlags&>(app, "train", "train a model, dense or MoE", run);
   add_options(*command, train::train_options(flags->settings));
   add_rank_flags(*command, flags->ranks);
-  add_options(*command, call_options(*flags));
-  add_force(*command, flags->settings.force, kForcedGate);
+  add_options(*command, unstored_options(*flags));
+  add_force(*command, flags->settings.force, kForceGateHelp);
   add_force_memory(*command, flags->settings.force_memory);
   add_quiet(*command, flags->quiet);
   add_json(*command, flags->json);

@@ -48,7 +48,7 @@ model::UpcycleSettings settings_from(const UpcycleFlags& flags) {
     settings.experts = model::count_copies(settings.expert_parents);
   }
   settings.experts = flags.experts.value_or(settings.experts);
-  // The default router preserves the function of the parent and trains two experts per token.
+  // The default router keeps the function of the parent and trains two experts per token.
   settings.router =
       route::requested_router(flags.router, route::parse_router(model::kUpcycledRouter));
   settings.ep_ranks = flags.router.ep_ranks;
@@ -56,8 +56,8 @@ model::UpcycleSettings settings_from(const UpcycleFlags& flags) {
       settings.router_init.kind == model::RouterInitSettings::Kind::kRandom &&
       settings.router_init.entropy;
   USER_ERROR_IF(settings.gate_scale && !scales_random_routers && !flags.calibration.empty(),
-                "--calibration {}: only --gate-scale auto and the --router-entropy of a random "
-                "router read it; add one of them, or leave it out",
+                "--calibration {} is only used by --gate-scale auto and by --router-entropy with "
+                "--router-init random; add one of them or remove --calibration",
                 flags.calibration);
   settings.last_lr = train::last_learning_rate(flags.dense);
   return settings;
@@ -104,8 +104,8 @@ void dry_run(const UpcycleFlags& flags, const model::UpcycleSettings& settings,
 }
 
 // Returns the callback that measures the equality certificate, or an empty one without --verify.
-// Reads the text immediately, so that its errors come before any output. The callback calls
-// `before` first.
+// Reads the text immediately, so that errors in it are reported before anything is written. The
+// callback calls `before` first.
 model::Certify certifier(const UpcycleFlags& flags, const io::Checkpoint& dense,
                          const std::string& difference, std::function<void()> before) {
   if (!is_verified(flags)) {
@@ -119,7 +119,8 @@ model::Certify certifier(const UpcycleFlags& flags, const io::Checkpoint& dense,
   };
 }
 
-// Returns the objective that fits a file: instructions if its first record is a conversation.
+// Returns the training objective for a file: kInstruct if its first record is a conversation, else
+// kLm.
 data::Objective detect_objective(const std::filesystem::path& file) {
   data::RecordReader reader(file);
   const auto first = reader.next();
@@ -131,7 +132,7 @@ data::Objective detect_objective(const std::filesystem::path& file) {
                                                   : data::Objective::kLm;
 }
 
-// Returns the first kMaxRouterTokens tokens of a file in any form that moe train reads.
+// Returns the first kMaxRouterTokens tokens of a file in any format of moe train --data.
 model::RouterText read_router_text(const io::Checkpoint& dense, const std::filesystem::path& file) {
   const int64_t vocab_size = model::parse_config(dense.config(), dense.config_name()).vocab_size;
   model::RouterText text;
@@ -142,23 +143,23 @@ model::RouterText read_router_text(const io::Checkpoint& dense, const std::files
     text.bos = tokenizer->bos_id();
     return data::make_text_codec(tokenizer);
   };
-  data::ReadSettings few;
-  few.objective = detect_objective(file);
-  few.max_per_file = model::kMaxRouterTokens;
-  int64_t left = model::kMaxRouterTokens;
-  const auto keep = [&](data::Example&& example) {
-    const auto take = std::min(left, static_cast<int64_t>(example.ids.size()));
-    if (take > 0) {
-      text.sequences.emplace_back(example.ids.begin(), example.ids.begin() + take);
-      left -= take;
+  data::ReadSettings settings;
+  settings.objective = detect_objective(file);
+  settings.max_per_file = model::kMaxRouterTokens;
+  int64_t remaining = model::kMaxRouterTokens;
+  const auto add_example = [&](data::Example&& example) {
+    const auto count = std::min(remaining, static_cast<int64_t>(example.ids.size()));
+    if (count > 0) {
+      text.sequences.emplace_back(example.ids.begin(), example.ids.begin() + count);
+      remaining -= count;
     }
   };
-  data::stream_examples({data::Source{file}}, few, vocab_size, codec, keep);
+  data::stream_examples({data::Source{file}}, settings, vocab_size, codec, add_example);
   return text;
 }
 
-// Returns the text that routers are initialized from or scaled on; without sequences if no text is
-// needed.
+// Returns the text that is used to initialize or scale the routers; without sequences if they need
+// none.
 model::RouterText router_text(const UpcycleFlags& flags, const io::Checkpoint& dense,
                               const model::UpcycleSettings& settings) {
   model::RouterText text;
@@ -178,31 +179,32 @@ model::RouterText router_text(const UpcycleFlags& flags, const io::Checkpoint& d
   return text;
 }
 
-// Throws UserError if the models that will run do not fit in memory. Writing needs little memory,
-// because tensors are streamed.
+// Throws UserError if a model that must be run (--verify, --gate-scale auto, --router-init) does
+// not fit in memory. Without running a model, upcycling needs little memory, because it streams
+// tensors.
 void check_models_fit(const UpcycleFlags& flags, const io::Checkpoint& dense,
                       const model::UpcycleSettings& settings, const model::UpcyclePlan& plan,
                       const model::RouterText& text) {
   const bool verifies = is_verified(flags);
-  const bool starts_routers = settings.router_init.is_measured();
-  if (!verifies && settings.gate_scale && !starts_routers) {
+  const bool measures_routers = settings.router_init.is_measured();
+  if (!verifies && settings.gate_scale && !measures_routers) {
     return;
   }
   const uint64_t running =
       model::verify_bytes(dense, verifies ? &plan.child : nullptr, parse_device(flags.device));
-  const uint64_t states = starts_routers ? model::state_bytes(plan.child, text) : 0;
+  const uint64_t states = measures_routers ? model::state_bytes(plan.child, text) : 0;
   check_memory(
       {running + states, 1,
        fmt::format("running {}{}", flags.dense, verifies ? " and its mixture" : ""),
-       verifies         ? "without --verify it takes almost none"
-       : starts_routers ? "shorter texts, or a random router without --router-entropy, take less"
-                        : "with a number for --gate-scale it takes almost none"},
+       verifies           ? "upcycling without --verify needs almost none"
+       : measures_routers ? "shorter texts, or a random router without --router-entropy, need less"
+                          : "--gate-scale with a number needs almost none"},
       flags.force_memory);
 }
 
 // Returns the callback that measures the gate scale (--gate-scale auto) and, with --verify, finds
-// dead experts if the router family can have them. Returns an empty callback if neither is needed,
-// so that no model is loaded. The callback calls `before` first.
+// dead experts if the router family can have them; an empty callback if neither is needed. The
+// callback calls `before` first.
 model::Calibrate calibrator(const UpcycleFlags& flags, const io::Checkpoint& dense,
                             const model::UpcycleSettings& settings, std::function<void()> before) {
   const bool finds_dead_experts =
@@ -210,9 +212,10 @@ model::Calibrate calibrator(const UpcycleFlags& flags, const io::Checkpoint& den
   if (settings.gate_scale && !finds_dead_experts) {
     return {};
   }
-  const bool own_text = !flags.calibration.empty();
-  auto text = model::verify_text(dense, own_text ? flags.calibration : flags.verify_text,
-                                 kVerifyTokens, own_text ? "--calibration" : "--verify-text");
+  const bool has_calibration = !flags.calibration.empty();
+  auto text =
+      model::verify_text(dense, has_calibration ? flags.calibration : flags.verify_text,
+                         kVerifyTokens, has_calibration ? "--calibration" : "--verify-text");
   text.device = parse_device(flags.device);
   return [&dense, &settings, text, before](const std::filesystem::path& staged) {
     before();
@@ -220,22 +223,25 @@ model::Calibrate calibrator(const UpcycleFlags& flags, const io::Checkpoint& den
   };
 }
 
-// Prints hyperparameter advice for the training run (sources: recipes/README.md).
+// Prints advice on the hyperparameters of training (sources: recipes/README.md).
 void print_advice(const model::UpcycleSettings& settings) {
   const route::RouterSettings& router = settings.router;
-  std::string flags = settings.last_lr ? fmt::format("--lr up to {:g}, ten times the parent's last",
-                                                     train::kMaxLrRatio * *settings.last_lr)
-                                       : "--lr up to the parent's highest";
+  std::string flags =
+      settings.last_lr ? fmt::format("--lr up to {:g}, {:g} times the parent's last learning rate",
+                                     train::kMaxLrRatio * *settings.last_lr, train::kMaxLrRatio)
+                       : "--lr up to the parent's peak learning rate";
   if (router.family->load_balance_coef) {
     flags += "; --lb-coef 0.01 to 0.001";
   }
   if (route::has_capacity(router)) {
-    flags += "; at least 1,024 tokens per logical rank";
+    flags += "; at least 1,024 tokens per logical rank and micro-batch";
   }
   print_text(
-      "advice       published mixtures beat continued dense training by 1 to 5 % in loss after a "
-      "tenth of the parent's tokens,\n"
-      "             by less after a short run. {} (recipes/README.md, Guidance)\n",
+      "advice       train with {}. In published runs with a tenth of the parent's tokens, the "
+      "loss\n"
+      "             is 1 to 5 % below that of continued dense training; in shorter runs the gain "
+      "is "
+      "smaller (recipes/README.md, Guidance)\n",
       flags);
 }
 
@@ -254,7 +260,7 @@ void print_result(const UpcycleFlags& flags, const model::UpcycleSettings& setti
   print_text("{}", plan_text(plan));
   print_written(plan.bytes, out, seconds);
   for (const auto& layer : report["router_init"].value("layers", OrderedJson::array())) {
-    print_text("router start {}\n", words(layer));
+    print_text("router init  {}\n", words(layer));
   }
   if (report.contains("calibration") && report["calibration"].contains("words")) {
     print_text("gate scale   {}\n", words(report["calibration"]));
@@ -263,7 +269,7 @@ void print_result(const UpcycleFlags& flags, const model::UpcycleSettings& setti
     const OrderedJson& certificate = report["certificate"];
     print_text("certificate  {}\n", words(certificate));
     if (certificate.contains("without_gate_scale")) {
-      print_text("without it   {}\n", words(certificate["without_gate_scale"]));
+      print_text("unscaled     {}\n", words(certificate["without_gate_scale"]));
     }
   } else {
     const OrderedJson& expected = report["preserves_function"];
@@ -292,25 +298,25 @@ void run(const UpcycleFlags& flags) {
   check_models_fit(flags, dense, settings, plan, text);
   Progress progress("upcycle", "B", plan.bytes, flags.quiet);
   std::optional<double> seconds;  // of writing, without verification
-  const auto written = [&] {
+  const auto finish_writing = [&] {
     if (!seconds) {
       seconds = progress.finish();
     }
   };
   const model::Certify certify =
-      certifier(flags, dense, model::describe_difference(settings, plan), written);
-  const model::Calibrate calibrate = calibrator(flags, dense, settings, written);
+      certifier(flags, dense, model::describe_difference(settings, plan), finish_writing);
+  const model::Calibrate calibrate = calibrator(flags, dense, settings, finish_writing);
   OrderedJson report =
       model::upcycle(dense, plan, settings,
                      {[&](uint64_t done) { progress.set(done); }, certify, calibrate,
                       [&] {
                         model::RouterInit routers =
                             model::init_routers(dense, plan.child, settings.router_init, text);
-                        // Releases the memory of the parent's forward, which writing does not need.
+                        // Releases memory that the forward pass of the parent has cached.
                         kernels::use_caching_allocator().release();
                         return routers;
                       }});
-  written();
+  finish_writing();
   for (const auto& warning : report.value("warnings", std::vector<std::string>())) {
     print_text(stderr, "warning: {}\n", terminal_line(warning));
   }
@@ -324,23 +330,23 @@ Options source_options(UpcycleFlags& flags) {
                  "dense model directory: LLaMA, Mistral, Qwen2 or Qwen3"),
       output_path(&settings.out, "model directory to create"),
       {"experts", &flags.experts, group::kModel, "experts per MoE layer", Range(),
-       "8, or as many as --expert makes"},
+       "8, or the sum of --expert"},
       {.name = "expert",
        .member = &flags.expert_parents,
        .group = group::kModel,
-       .help = "FOLDER[:N]: take N experts (1) from the feed-forwards of this dense model; repeat "
-               "for each parent",
+       .help = "FOLDER[:N]: use N copies (default 1) of the feed-forwards of this dense model as "
+               "experts; may be repeated",
        .is_repeated = true},
       {"rest", choice<bool, bool>("rest", settings.mean_rest, {{"base", false}, {"mean", true}}),
        group::kModel,
-       "with --expert: all other weights from DENSE (base) or the mean of the parents (mean)"},
+       "with --expert: all other weights: base (DENSE) or mean (mean of the parents)"},
       {"vary",
        Choice{
            [&settings] { return model::to_string(settings.vary); },
            [&settings](const std::string& text) { settings.vary = model::parse_variation(text); }},
        group::kModel,
-       "make copies differ: drop:R reinitializes a share R of the dimensions (drop:R,separate: of "
-       "each matrix separately), noise:S adds noise of S standard deviations"},
+       "perturb the copies: drop:R (reinitialize a share R of the dimensions), drop:R,separate (in "
+       "each matrix separately), or noise:S (add noise of S standard deviations)"},
       {"shared-expert", &settings.shared_expert, group::kModel,
        "keep the dense feed-forward as a shared expert; the routed experts start at zero output "
        "(not for Qwen3)"},
@@ -357,7 +363,7 @@ Options source_options(UpcycleFlags& flags) {
   };
 }
 
-// Returns the member of --router-init, which keeps the entropy of --router-entropy.
+// Returns the member of --router-init. Setting it keeps the value of --router-entropy.
 Choice router_init_member(model::RouterInitSettings& init) {
   return {[&init] { return model::to_string(init); },
           [&init](const std::string& text) {
@@ -373,7 +379,7 @@ Choice gate_scale_member(std::optional<double>& scale) {
           [&scale](const std::string& text) {
             double value = 0;
             USER_ERROR_IF(text != "auto" && !CLI::detail::lexical_cast(text, value),
-                          "--gate-scale '{}' is neither a positive number nor auto", text);
+                          "--gate-scale '{}' must be a positive number or auto", text);
             scale = text == "auto" ? std::nullopt : std::optional(value);
           }};
 }
@@ -391,11 +397,10 @@ Options router_options(UpcycleFlags& flags) {
        "scale each router to this mean entropy, as a share of ln E", Range(),
        "0.7 with prompts and cluster, else not scaled"},
       {"gate-scale", gate_scale_member(settings.gate_scale), group::kRouter,
-       "factor of all gate weights; auto = 1 / their mean sum, for topp, relu and gate=none"},
+       "factor of all gate weights; auto = 1 / mean sum of gate weights (topp, relu, gate=none)"},
       {"calibration", &flags.calibration, group::kRouter,
-       "text for --gate-scale auto (else --verify-text) and for --router-entropy of a random "
-       "router",
-       Range(), "an embedded text"},
+       "text for --gate-scale auto, and for --router-entropy with --router-init random", Range(),
+       "an embedded text; for --gate-scale, --verify-text if given"},
   };
 }
 
@@ -404,12 +409,12 @@ Options output_options(UpcycleFlags& flags) {
       byte_size("shard-size", flags.settings.shard_bytes, group::kOutput,
                 "maximum size of a weight file", "5GB"),
       {"verify", &flags.verify, group::kOutput,
-       "compare the logits with the dense model and store the verdict: identical, close or "
+       "compare the logits with the dense model and store the result: identical, close or "
        "different"},
       {"verify-text", &flags.verify_text, group::kOutput, "text for --verify; implies it", Range(),
        "an embedded text"},
       {"dry-run", &flags.dry_run, group::kOutput,
-       "print bytes, parameters and time without writing"},
+       "print size, parameters and estimated time without writing"},
   };
 }
 

@@ -25,7 +25,7 @@ void note_subset(const EvalEvents& events, const LoadedTask& loaded) {
   const int64_t whole = loaded.task.harness_items;
   if (whole != 0 && loaded.total_questions != whole) {
     events.note(
-        fmt::format("{}: the file has {} questions, lm-evaluation-harness scores {}: results are "
+        fmt::format("{}: the file has {} questions, lm-evaluation-harness has {}: the results are "
                     "not comparable",
                     loaded.task.name, loaded.total_questions, whole));
   }
@@ -53,20 +53,20 @@ RunReport report_settings(const EvalSettings& settings, const OpenedModel& opene
   return report;
 }
 
-// Sends notes on how routing during generation differs from routing during scoring.
+// Reports how routing during generation differs from routing during scoring.
 void note_generation(const EvalEvents& events, const EvalSettings& settings,
                      const OpenedModel& opened, const std::vector<LoadedTask>& tasks) {
   const bool any = std::ranges::any_of(
       tasks, [](const auto& loaded) { return loaded.task.output == OutputType::kGenerateUntil; });
   if (any && group_tokens(settings, opened) > 0) {
     events.note(
-        "answers are generated without a capacity and without +fr, as moe generate routes: a "
-        "token's expert must not depend on what is computed beside it");
+        "answers are generated without a capacity and without +fr, as in moe generate, so that the "
+        "routing of a token does not depend on its batch");
   }
   if (any && !settings.stats.empty()) {
     events.note(
-        "routing is not counted while answers are generated: --stats counts each question with its "
-        "right answer as one text");
+        "routing during generation is not counted: --stats counts a separate forward pass over "
+        "each question with its right answer");
   }
 }
 
@@ -74,13 +74,13 @@ int64_t count_truncated(const std::vector<Request>& requests) {
   return std::ranges::count_if(requests, [](const auto& request) { return request.is_truncated; });
 }
 
-void note_truncated(const EvalEvents& events, const std::string& what,
+void note_truncated(const EvalEvents& events, const std::string& name,
                     const std::vector<Request>& requests, int64_t window) {
   if (const int64_t cut = count_truncated(requests); cut > 0) {
     events.note(
-        fmt::format("{}: {} continuation{} longer than the model's window of {} tokens, scored by "
-                    "{} end only (lm-evaluation-harness refuses such items)",
-                    what, cut, cut == 1 ? " is" : "s are", window, cut == 1 ? "its" : "their"));
+        fmt::format("{}: {} continuation{} longer than the model's window: only the last {} tokens "
+                    "are scored (lm-evaluation-harness raises an error)",
+                    name, cut, cut == 1 ? " is" : "s are", window));
   }
 }
 
@@ -103,12 +103,11 @@ std::vector<LoadedTask> load_requested_tasks(const EvalSettings& settings) {
                     {settings.compat, settings.shots});
 }
 
-// An evaluation in two steps, preparation and run, so that a sweep opens the model and encodes the
-// tasks once for all its runs.
+// An evaluation whose model is opened and whose tasks are encoded once, for one or more runs.
 class PreparedEvaluation {
  public:
-  // Opens the model's folder and begins to encode the tasks. `settings` and `events` must outlive
-  // the object. Throws UserError as open_model() does.
+  // Opens the model folder and starts to encode the tasks in the background. `settings` and
+  // `events` must outlive the object. Throws UserError as open_model() does.
   PreparedEvaluation(const EvalSettings& settings, const EvalEvents& events,
                      std::vector<LoadedTask> tasks)
       : opened(open_model(settings, events)),
@@ -122,10 +121,10 @@ class PreparedEvaluation {
     }
   }
 
-  OpenedModel opened;  // after a change of its routing, call Runner::restart()
+  OpenedModel opened;  // if its routing is changed, call Runner::restart()
 
-  // Runs every task with the routing of `opened` and adds averages; writes no file. If `is_last`,
-  // moves the questions into the report, so that it must be the last call. Throws UserError on all
+  // Runs every task with the routing of `opened` and adds averages. Writes no file. If `is_last`,
+  // moves the questions into the report; run() must not be called again. Throws UserError on all
   // ranks if a task cannot be encoded.
   RunReport run(Runner& runner, bool is_last) {
     note_generation(events_, settings_, opened, tasks_);
@@ -153,7 +152,7 @@ class PreparedEvaluation {
   EncodedTasks encoded_;  // declared last: its thread uses `opened` and tasks_
 };
 
-const std::vector<std::string> kSettings = {"cf", "p", "router", "ep-ranks"};
+const std::vector<std::string> kSweepSettings = {"cf", "p", "router", "ep-ranks"};
 
 std::vector<std::string> split_at_commas(const std::string& text) {
   std::vector<std::string> parts;
@@ -163,8 +162,8 @@ std::vector<std::string> split_at_commas(const std::string& text) {
   return parts;
 }
 
-// Returns true for a router ("top1", "topp:0.4", "relu:k=1"), false for an option of the router
-// before it ("order=score", "max=2").
+// Returns true if `part` begins a router ("top1", "topp:0.4", "relu:k=1"); false if it is an option
+// of the previous router ("order=score", "max=2").
 bool begins_router(std::string part) {
   std::transform(part.begin(), part.end(), part.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
@@ -185,17 +184,17 @@ std::vector<std::string> split_routers(const std::string& text) {
   return routers;
 }
 
-// Returns the max= option of the router whose p is swept, as ",max=N"; "" if it has none.
+// Returns the max= option of the router whose p is swept as ",max=N", or "" if it has none.
 std::string max_option(const route::RouterRequest& base, const route::RouterSettings& stored) {
   const auto router = base.router.empty() ? stored : route::parse_router(base.router);
   USER_ERROR_IF(!base.router.empty() && router.family->name != "topp",
-                "--sweep p needs a top-p router, --router {} is none", base.router);
+                "--sweep p needs a top-p router, but --router is {}", base.router);
   return router.max_experts ? fmt::format(",max={}", *router.max_experts) : "";
 }
 
-// Sets `value` of the axis `setting` in `request`. `max` is that of max_option().
-void apply(const std::string& setting, const std::string& value, const std::string& max,
-           route::RouterRequest& request) {
+// Sets the swept setting in `request` to `value`. `max` is the result of max_option().
+void set_swept(const std::string& setting, const std::string& value, const std::string& max,
+               route::RouterRequest& request) {
   USER_ERROR_IF(value.empty(), "a value is empty; remove a comma");
   if (setting == "cf") {
     request.cf = value;
@@ -205,7 +204,7 @@ void apply(const std::string& setting, const std::string& value, const std::stri
     request.router = value;
   } else {
     request.ep_ranks = parse_int(value);
-    USER_ERROR_IF(!request.ep_ranks, "a number of ranks is whole");
+    USER_ERROR_IF(!request.ep_ranks, "the number of ranks must be an integer");
   }
 }
 
@@ -215,13 +214,15 @@ void check_axes(const std::vector<SweepAxis>& axes, const route::RouterRequest& 
     const bool is_flag = (axis.setting == "cf" && !base.cf.empty()) ||
                          (axis.setting == "router" && !base.router.empty()) ||
                          (axis.setting == "ep-ranks" && base.ep_ranks);
-    USER_ERROR_IF(is_flag, "--sweep {0} and --{0} together; give one of them", axis.setting);
+    USER_ERROR_IF(is_flag, "--sweep {0} cannot be combined with --{0}; use one of them",
+                  axis.setting);
     USER_ERROR_IF(!given.insert(axis.setting).second,
-                  "--sweep {} stands twice; give all its values at once", axis.setting);
+                  "--sweep {0} is given twice; list all values in one --sweep {0}=VALUE,VALUE,..",
+                  axis.setting);
   }
   USER_ERROR_IF(given.contains("p") && (given.contains("router") || given.contains("cf")),
-                "--sweep p is a sweep of top-p routers, which name p and have no capacity; leave "
-                "out the other --sweep");
+                "--sweep p selects top-p routers, which have no capacity; remove --sweep router or "
+                "--sweep cf");
 }
 
 // Returns all combinations; the last axis varies fastest.
@@ -283,8 +284,8 @@ void add_row(SweepReport& sweep, const SweepValue& value, const RunReport& repor
   sweep.rows.push_back(std::move(row));
 }
 
-// Throws UserError if an output file cannot be written, or exists without --force. Accepts existing
-// results of points if an interrupted sweep can be resumed.
+// Throws UserError if an output file cannot be written, or exists and --force is not set. Existing
+// results of single points are accepted if an interrupted sweep can be resumed.
 void check_sweep_output(const EvalSettings& settings, const std::vector<SweepValue>& values,
                         const std::vector<LoadedTask>& tasks) {
   if (settings.out.empty()) {
@@ -300,7 +301,7 @@ void check_sweep_output(const EvalSettings& settings, const std::vector<SweepVal
   for (const auto& value : values) {
     const fs::path folder = settings.out / value.name;
     USER_ERROR_IF(fs::is_symlink(folder),
-                  "{}: is a link to {}; put the folder itself there, or give another -o",
+                  "{} is a symbolic link to {}; replace it by a folder, or use another -o",
                   folder.string(), fs::read_symlink(folder).string());
     const std::vector<fs::path> files = report_files(folder, tasks);
     io::check_output(files, settings.force || is_resumable, "-o", inputs);
@@ -308,8 +309,8 @@ void check_sweep_output(const EvalSettings& settings, const std::vector<SweepVal
   }
 }
 
-// Returns `events` with a filter that drops repeated notes.
-EvalEvents note_once(EvalEvents events) {
+// Returns `events` with a `note` that ignores repeated notes.
+EvalEvents without_repeated_notes(EvalEvents events) {
   auto seen = std::make_shared<std::set<std::string>>();
   events.note = [seen, note = events.note](const std::string& sentence) {
     if (seen->insert(sentence).second) {
@@ -371,8 +372,8 @@ RoutingStats evaluate_texts(const EvalSettings& settings, const std::vector<fs::
                             const EvalEvents& events) {
   const OpenedModel opened = open_model(settings, events);
   USER_ERROR_IF(!opened.config.moe,
-                "{}: this model is dense, it routes nothing to count; --stats-text needs a mixture "
-                "of experts",
+                "{}: this model is dense and has no routing statistics; --stats-text needs a "
+                "mixture of experts",
                 settings.model.string());
   const std::vector<Request> windows =
       read_text_windows(files, make_encoder(opened, settings.compat),
@@ -385,10 +386,10 @@ RoutingStats evaluate_texts(const EvalSettings& settings, const std::vector<fs::
 SweepAxis parse_sweep(const std::string& text) {
   const size_t equals = text.find('=');
   const std::string setting = text.substr(0, equals);
-  USER_ERROR_IF(
-      equals == std::string::npos || std::ranges::find(kSettings, setting) == kSettings.end(),
-      "--sweep '{}' is not SETTING=VALUE,VALUE,..{}; settings: {}", printable(text),
-      did_you_mean(setting, kSettings), fmt::join(kSettings, ", "));
+  USER_ERROR_IF(equals == std::string::npos ||
+                    std::ranges::find(kSweepSettings, setting) == kSweepSettings.end(),
+                "--sweep '{}' is not SETTING=VALUE,VALUE,..{}; settings: {}", printable(text),
+                did_you_mean(setting, kSweepSettings), fmt::join(kSweepSettings, ", "));
   const std::string values = text.substr(equals + 1);
   USER_ERROR_IF(values.empty(), "--sweep {} has no values; write {}=VALUE,VALUE,..",
                 printable(text), setting);
@@ -398,7 +399,7 @@ SweepAxis parse_sweep(const std::string& text) {
 std::vector<SweepValue> sweep_values(const std::vector<SweepAxis>& axes,
                                      const route::RouterRequest& base,
                                      const model::ModelConfig& config, bool force) {
-  USER_ERROR_IF(!config.moe, "this model is dense, it has no router to sweep; leave out --sweep");
+  USER_ERROR_IF(!config.moe, "this model is dense and has no router; remove --sweep");
   check_axes(axes, base);
   const bool has_p =
       std::ranges::any_of(axes, [](const auto& axis) { return axis.setting == "p"; });
@@ -412,7 +413,7 @@ std::vector<SweepValue> sweep_values(const std::vector<SweepAxis>& axes,
     try {
       route::RouterRequest request = base;
       for (size_t i = 0; i < axes.size(); ++i) {
-        apply(axes[i].setting, point[i], max, request);
+        set_swept(axes[i].setting, point[i], max, request);
       }
       value.routing = resolve_router(config, request, force);
     } catch (const UserError& error) {
@@ -421,7 +422,7 @@ std::vector<SweepValue> sweep_values(const std::vector<SweepAxis>& axes,
     for (const auto& other : values) {
       USER_ERROR_IF(other.routing.router == value.routing.router &&
                         other.routing.ep_ranks == value.routing.ep_ranks,
-                    "--sweep: {} and {} are the same router, {}; leave one out", other.name,
+                    "--sweep: {} and {} are the same router, {}; remove one of them", other.name,
                     value.name, route::to_string(value.routing.router));
     }
     values.push_back(std::move(value));
@@ -431,7 +432,7 @@ std::vector<SweepValue> sweep_values(const std::vector<SweepAxis>& axes,
 
 SweepReport sweep(const EvalSettings& settings, const std::vector<SweepAxis>& axes,
                   const EvalEvents& all_events) {
-  const EvalEvents events = note_once(all_events);
+  const EvalEvents events = without_repeated_notes(all_events);
   PreparedEvaluation evaluation(settings, events, load_requested_tasks(settings));
   OpenedModel& opened = evaluation.opened;
   const auto values =

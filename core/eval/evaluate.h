@@ -1,7 +1,7 @@
 #pragma once
 // Entry points of `moe eval`: tasks, files of requests, raw text, and sweeps over routing settings.
-// User input is checked before the weights are loaded; errors in encoding may show later
-// (EncodedTasks).
+// User input is checked before the weights are loaded, except for errors in encoding, which are
+// thrown when the task is run (EncodedTasks).
 
 #include <filesystem>
 #include <string>
@@ -13,7 +13,7 @@
 
 namespace moe::eval {
 
-// Evaluates settings.tasks and writes the report to settings.out. Throws Interrupted if
+// Evaluates settings.tasks and writes the report to settings.out. Throws Interrupted once
 // events.stop_requested returns true.
 RunReport evaluate(const EvalSettings& settings, const EvalEvents& events = {});
 
@@ -29,22 +29,22 @@ RoutingStats evaluate_texts(const EvalSettings& settings,
                             const EvalEvents& events = {});
 
 // Parses a --sweep: "cf=0.25,0.5,inf", "p=0.1,0.4", "router=top1,top1+ir:cf=2,order=score,top2",
-// "ep-ranks=8,4,2". A comma separates two routers only if a router family follows it. Throws
-// UserError.
+// "ep-ranks=8,4,2". A comma separates two routers only if the name of a router family follows it.
+// Throws UserError if the setting is unknown or has no values.
 SweepAxis parse_sweep(const std::string& text);
 
-// Returns the points of the grid; the last axis varies fastest. `base` has the router flags that
-// are not swept. A sweep of p keeps max= of the router in `base`, else of the folder's router.
-// Throws UserError if override_router() rejects a value, a setting is also in `base` or in another
-// axis, two points are the same router, or the model is dense.
+// Returns the points of the grid; the last axis varies fastest. `base` contains the router flags
+// that are not swept. A sweep of p keeps the max= option of the router in `base`, or of the model's
+// router if `base` has none. Throws UserError if override_router() rejects a value, a setting is
+// also in `base` or in another axis, two points are the same router, or the model is dense.
 std::vector<SweepValue> sweep_values(const std::vector<SweepAxis>& axes,
                                      const route::RouterRequest& base,
                                      const model::ModelConfig& config, bool force);
 
 // Evaluates the tasks at every point of the grid. Loads the model and the tasks once, and checks
-// every value before it computes anything. Writes sweep.json and sweep.html to settings.out, and
-// results.json and the sample logs of each point to settings.out/VALUE. An interrupted sweep can be
-// resumed if its responses are cached (response_cache.h).
+// every value before the first forward pass. Writes sweep.json and sweep.html to settings.out, and
+// the report of each point to settings.out/NAME (SweepValue::name). An interrupted sweep can be
+// resumed if responses are cached (response_cache.h).
 SweepReport sweep(const EvalSettings& settings, const std::vector<SweepAxis>& axes,
                   const EvalEvents& events = {});
 

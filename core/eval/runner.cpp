@@ -39,7 +39,7 @@ model::Llama load_model(const EvalSettings& settings, const OpenedModel& opened,
                         const RequestSizes& sizes) {
   distributed::check_memory(settings.ranks, memory_need(settings, opened, sizes),
                             settings.force_memory);
-  // Some ranks may take much longer to read than others.
+  // Prevents a timeout of collectives while one rank reads much longer than the others.
   const auto reading = settings.ranks == nullptr ? nullptr : settings.ranks->long_operation();
   return model::Llama::load(opened.checkpoint, {}, settings.device, model::Storage::kStored,
                             {settings.precision});
@@ -57,7 +57,8 @@ ScoreSettings score_settings(const EvalSettings& settings, const OpenedModel& op
   return scoring;
 }
 
-// Returns the bytes of the matrices that are used as mapped files; 0 on a GPU, which gets copies.
+// Returns the bytes of the matrices that are used in place from mapped files. 0 on a GPU, because
+// weights are copied to it.
 uint64_t mapped_bytes(const EvalSettings& settings, const OpenedModel& opened) {
   uint64_t bytes = 0;
   for (const auto& tensor : opened.checkpoint.tensors()) {
@@ -67,13 +68,15 @@ uint64_t mapped_bytes(const EvalSettings& settings, const OpenedModel& opened) {
   return bytes;
 }
 
-// A task with fewer bytes than kBytesPerToken * forward_limit() may not fill a forward pass, so it
-// is encoded for the estimate, which is fast for such a task. English has about 4 bytes per token.
+// request_sizes() encodes a task completely if it has fewer than kBytesPerToken * forward_limit()
+// bytes. A larger task is assumed to fill a forward pass: English has about 4 bytes per token.
 constexpr int64_t kBytesPerToken = 8;
-// Number of longest texts (in bytes) that are assumed to include the text with the most tokens.
-constexpr size_t kLongestTexts = 16;
+// request_sizes() assumes that the question with the most tokens is among this number of questions
+// with the most bytes.
+constexpr size_t kLongestQuestions = 16;
 
-size_t longest_text(const Question& question) {
+// Returns the bytes of the longest text to encode: context + choice.
+size_t max_text_bytes(const Question& question) {
   size_t bytes = question.context.size();
   for (size_t choice = 0; choice < question.choices.size(); ++choice) {
     bytes = std::max(bytes, question.choice_context(choice).size() +
@@ -87,15 +90,15 @@ LoadedTask longest_questions(const LoadedTask& loaded) {
   for (const auto& question : loaded.questions) {
     order.push_back(&question);
   }
-  const auto end = order.begin() + static_cast<int64_t>(std::min(kLongestTexts, order.size()));
+  const auto end = order.begin() + static_cast<int64_t>(std::min(kLongestQuestions, order.size()));
   std::partial_sort(order.begin(), end, order.end(), [](const Question* a, const Question* b) {
-    return longest_text(*a) > longest_text(*b);
+    return max_text_bytes(*a) > max_text_bytes(*b);
   });
-  LoadedTask few;
-  few.task = loaded.task;
+  LoadedTask longest;
+  longest.task = loaded.task;
   std::for_each(order.begin(), end,
-                [&](const Question* question) { few.questions.push_back(*question); });
-  return few;
+                [&](const Question* question) { longest.questions.push_back(*question); });
+  return longest;
 }
 
 }  // namespace
@@ -107,7 +110,7 @@ MemoryNeed memory_need(const EvalSettings& settings, const OpenedModel& opened,
   const auto forward = [&](int64_t tokens, int64_t cached_tokens) {
     return model::forward_bytes(config, router, tokens, cached_tokens, settings.device);
   };
-  // Generation adapts its batch size to the memory, so the minimum is one answer with its KV cache.
+  // Generation adapts its batch size to the memory; the minimum is one answer with its KV cache.
   const int64_t cached =
       std::min(sizes.prompt_tokens + sizes.answer_tokens, config.max_position_embeddings);
   const uint64_t weights = model::bytes_to_copy(config, model::Storage::kStored, settings.device);
@@ -117,9 +120,9 @@ MemoryNeed memory_need(const EvalSettings& settings, const OpenedModel& opened,
   return {
       weights + std::max(forward(sizes.forward_tokens, 0), forward(sizes.prompt_tokens, cached)), 1,
       fmt::format("evaluating {}", settings.model.string()),
-      fmt::format("a smaller {} than {}{} less", in_groups ? "--group-tokens" : "--batch-tokens",
+      fmt::format("a {} below {}{} less", in_groups ? "--group-tokens" : "--batch-tokens",
                   in_groups ? settings.group_tokens : limit,
-                  settings.ranks == nullptr ? " takes" : ", or fewer --ranks, take")};
+                  settings.ranks == nullptr ? " needs" : ", or fewer --ranks, need")};
 }
 
 route::ResolvedRouter resolve_router(const model::ModelConfig& config,
@@ -130,8 +133,8 @@ route::ResolvedRouter resolve_router(const model::ModelConfig& config,
     return route::override_router(stored, request, force, route::Purpose::kEvaluate);
   }
   USER_ERROR_IF(request.any(),
-                "this model is dense, it has no router; leave out --router, --cf and --ep-ranks, "
-                "or add --upcycle N");
+                "this model is dense and has no router; remove --router, --cf and --ep-ranks, or "
+                "add --upcycle N");
   return {};
 }
 
@@ -141,7 +144,7 @@ OpenedModel open_model(const EvalSettings& settings, const EvalEvents& events) {
   model::ModelConfig config = model::parse_config(checkpoint.config(), checkpoint.config_name());
   if (!settings.stats.empty()) {
     USER_ERROR_IF(!config.moe,
-                  "{}: this model is dense, it routes nothing to count; leave out --stats",
+                  "{}: this model is dense and has no routing statistics; remove --stats",
                   settings.model.string());
     check_stats_file(settings.stats, settings.force);
     io::check_inputs_outside(settings.stats, input_files(settings));
@@ -177,20 +180,20 @@ int64_t group_tokens(const EvalSettings& settings, const OpenedModel& opened) {
 }
 
 std::optional<ResponseFile> response_file(const EvalSettings& settings) {
-  const std::string& word = settings.cache_responses;
-  if (word == "off" || (word.empty() && settings.out.empty())) {
+  const std::string& setting = settings.cache_responses;
+  if (setting == "off" || (setting.empty() && settings.out.empty())) {
     return std::nullopt;
   }
-  if (word.empty()) {
+  if (setting.empty()) {
     return ResponseFile{settings.out / kCacheName, /*is_temporary=*/true};
   }
-  const fs::path path = word;
+  const fs::path path = setting;
   return ResponseFile{fs::is_directory(path) ? path / kCacheName : path, false};
 }
 
 Runner::Runner(const EvalSettings& settings, const OpenedModel& opened, const EvalEvents& events,
                const RequestSizes& sizes)
-    : all_settings_(settings),
+    : settings_(settings),
       opened_(opened),
       events_(events),
       llama_(load_model(settings, opened, sizes)) {
@@ -200,55 +203,54 @@ Runner::Runner(const EvalSettings& settings, const OpenedModel& opened, const Ev
 
 void Runner::restart(const std::string& label) {
   label_ = label;
-  settings_ = score_settings(all_settings_, opened_);
-  settings_.ranks = all_settings_.ranks;
+  scoring_ = score_settings(settings_, opened_);
+  scoring_.ranks = settings_.ranks;
   stats_.reset();
   tally_.reset();
   if (opened_.config.moe) {
-    stats_ = empty_stats(all_settings_, opened_);
+    stats_ = empty_stats(settings_, opened_);
   }
-  if (stats_ && all_settings_.stats_by.any()) {
+  if (stats_ && settings_.stats_by.any()) {
     tally_.emplace(opened_.tokenizer, opened_.config.vocab_size, stats_->moe_layers.size());
-    settings_.observe = [this](const Forward& forward) { tally_->add(forward); };
+    scoring_.observe = [this](const Forward& forward) { tally_->add(forward); };
   }
   if (cache_) {
-    cache_->use(settings_.routing);
-    settings_.cache = &*cache_;
+    cache_->use(scoring_.routing);
+    scoring_.cache = &*cache_;
   }
 }
 
 void Runner::open_cache() {
-  response_file_ = response_file(all_settings_);
+  response_file_ = response_file(settings_);
   if (!response_file_) {
     return;
   }
-  // Token counts are not cached, so every forward pass must run.
-  if (all_settings_.stats_by.any()) {
+  // The cache has no token counts, so every forward pass must run.
+  if (settings_.stats_by.any()) {
     response_file_.reset();
-    events_.note("--stats-by needs every forward: no responses are kept or reused");
+    events_.note("responses are not cached: --stats-by must run every forward pass");
     return;
   }
   cache_.emplace(response_file_->file, model_digest(opened_.checkpoint),
-                 fmt::format("{} {}", dtype_name(all_settings_.precision),
-                             all_settings_.device.is_cpu() ? "cpu" : "cuda"));
+                 fmt::format("{} {}", dtype_name(settings_.precision),
+                             settings_.device.is_cpu() ? "cpu" : "cuda"));
   const io::LineLog& log = cache_->log();
   if (!log.lines().empty()) {
     events_.note(
-        fmt::format("{}: {} kept forwards; those of this model and these settings are not "
-                    "computed again",
+        fmt::format("{}: {} cached responses; those with this model and these settings are reused",
                     log.path().string(), log.lines().size()));
   }
   if (log.damaged() > 0) {
-    events_.note(fmt::format("{}: {} damaged line{} left out", log.path().string(), log.damaged(),
-                             log.damaged() == 1 ? " is" : "s are"));
+    events_.note(fmt::format("{}: ignored {} damaged line{}", log.path().string(), log.damaged(),
+                             log.damaged() == 1 ? "" : "s"));
   }
 }
 
-void Runner::start(const std::string& what, int64_t requests) {
-  what_ = label_.empty() ? what : label_ + " " + what;
+void Runner::start(const std::string& name, int64_t requests) {
+  name_ = label_.empty() ? name : label_ + " " + name;
   requests_ = requests;
   cached_before_ = cache_ ? cache_->hits() : 0;
-  events_.start(what_, requests);
+  events_.start(name_, requests);
 }
 
 void Runner::progress(int64_t done) {
@@ -258,31 +260,32 @@ void Runner::progress(int64_t done) {
   events_.progress(done);
   if (events_.stop_requested()) {
     throw Interrupted(fmt::format(
-        "interrupted in {} after {} of {} requests; {}", what_, done, requests_,
-        cache_ ? fmt::format("{} keeps what is done, the same command goes on from there",
+        "interrupted in {} after {} of {} requests; {}", name_, done, requests_,
+        cache_ ? fmt::format("repeat the command to resume (responses are cached in {})",
                              response_file_->file.string())
-               : "nothing was kept (-o OUT or --cache-responses FILE would have)"));
+               : "no response was cached; use -o OUT or --cache-responses FILE to be able to "
+                 "resume"));
   }
 }
 
-Scores Runner::run(const std::string& what, const std::vector<Request>& requests,
+Scores Runner::run(const std::string& name, const std::vector<Request>& requests,
                    const LoadedTask* loaded) {
-  start(what, static_cast<int64_t>(requests.size()));
+  start(name, static_cast<int64_t>(requests.size()));
   if (tally_) {
     tally_->begin(requests);
   }
-  settings_.answered = {};
+  scoring_.answered = {};
   if (loaded != nullptr && events_.running) {
-    settings_.answered = [running = RunningAccuracy(*loaded, events_.running)](
-                             const std::vector<size_t>& answered, const Scores& so_far) mutable {
+    scoring_.answered = [running = RunningAccuracy(*loaded, events_.running)](
+                            const std::vector<size_t>& answered, const Scores& so_far) mutable {
       running.add(answered, so_far);
     };
   }
   Scores scores =
-      score_requests(llama_, requests, settings_, [this](int64_t done) { progress(done); });
+      score_requests(llama_, requests, scoring_, [this](int64_t done) { progress(done); });
   if (stats_) {
     stats_->add(scores);
-    stats_->tasks.push_back({what, scores.counters, tally_ ? tally_->gold() : TokenCounts()});
+    stats_->tasks.push_back({name, scores.counters, tally_ ? tally_->gold() : TokenCounts()});
   }
   return scores;
 }
@@ -291,26 +294,26 @@ std::vector<std::string> Runner::generate(const LoadedTask& loaded,
                                           const std::vector<std::vector<int64_t>>& prompts) {
   start(loaded.task.name, static_cast<int64_t>(prompts.size()));
   const Generation& generation = loaded.task.generation;
-  distributed::Comm* ranks = all_settings_.ranks;
+  distributed::Comm* ranks = settings_.ranks;
   std::optional<RunningAccuracy> running;
   if (events_.running) {
     running.emplace(loaded, events_.running);
   }
-  constexpr size_t kRound = 64;  // prompts per rank between two all-gathers
-  const size_t count = num_ranks(ranks), rank = rank_index(ranks);
-  const size_t round = count == 1 ? prompts.size() : kRound;
+  constexpr size_t kPromptsPerRound = 64;  // of each rank, between two all-gathers
+  const size_t world_size = num_ranks(ranks), rank = rank_index(ranks);
+  const size_t round = world_size == 1 ? prompts.size() : kPromptsPerRound;
   std::vector<std::string> answers(prompts.size());
   int64_t done = 0;
-  const auto take = [&](size_t prompt, std::string answer) {
+  const auto add_answer = [&](size_t prompt, std::string answer) {
     answers[prompt] = std::move(answer);
     if (running) {
       running->add_generated(prompt, answers[prompt]);
     }
     progress(++done);
   };
-  for (size_t begin = 0; begin < prompts.size(); begin += round * count) {
-    const auto prompt_index = [&](size_t number, size_t owner) {
-      return begin + number * count + owner;
+  for (size_t begin = 0; begin < prompts.size(); begin += round * world_size) {
+    const auto prompt_index = [&](size_t i, size_t owner) {
+      return begin + i * world_size + owner;
     };
     std::vector<size_t> own;
     for (size_t i = 0; i < round && prompt_index(i, rank) < prompts.size(); ++i) {
@@ -318,19 +321,19 @@ std::vector<std::string> Runner::generate(const LoadedTask& loaded,
     }
     std::vector<std::optional<std::string>> own_answers(round);
     distributed::on_all_ranks(ranks, [&] {
-      answer(generation, prompts, own, [&](size_t prompt, std::string text) {
-        if (count == 1) {
-          take(prompt, std::move(text));
+      find_or_generate(generation, prompts, own, [&](size_t prompt, std::string text) {
+        if (world_size == 1) {
+          add_answer(prompt, std::move(text));
         } else {
-          own_answers[(prompt - begin) / count] = std::move(text);
+          own_answers[(prompt - begin) / world_size] = std::move(text);
         }
       });
     });
-    for (size_t i = 0; count > 1 && i < round && prompt_index(i, 0) < prompts.size(); ++i) {
+    for (size_t i = 0; world_size > 1 && i < round && prompt_index(i, 0) < prompts.size(); ++i) {
       auto all = gather_generated(ranks, own_answers[i]);
       distributed::on_all_ranks(ranks, [&] {
         for (size_t owner = 0; owner < all.size(); ++owner) {
-          take(prompt_index(i, owner), std::move(all[owner]));
+          add_answer(prompt_index(i, owner), std::move(all[owner]));
         }
       });
     }
@@ -338,29 +341,31 @@ std::vector<std::string> Runner::generate(const LoadedTask& loaded,
   return answers;
 }
 
-// Generates the answers of `indices`. Calls `done` for cached answers first.
-void Runner::answer(const Generation& generation, const std::vector<std::vector<int64_t>>& prompts,
-                    const std::vector<size_t>& indices, const OnAnswer& done) {
-  std::vector<size_t> left;
+// Calls `done` with the answer to each prompt in `indices`: first the cached answers, then the
+// generated ones, which it adds to the cache.
+void Runner::find_or_generate(const Generation& generation,
+                              const std::vector<std::vector<int64_t>>& prompts,
+                              const std::vector<size_t>& indices, const OnAnswer& done) {
+  std::vector<size_t> uncached;
   for (const size_t prompt : indices) {
-    auto text = cache_ ? cache_->find_text(prompts[prompt], generation) : std::nullopt;
+    auto text = cache_ ? cache_->find_answer(prompts[prompt], generation) : std::nullopt;
     if (text) {
       done(prompt, std::move(*text));
     } else {
-      left.push_back(prompt);
+      uncached.push_back(prompt);
     }
   }
-  generate_answers(llama_, settings_.routing, opened_.tokenizer, generation, prompts, left,
+  generate_answers(llama_, scoring_.routing, opened_.tokenizer, generation, prompts, uncached,
                    [&](size_t prompt, std::string text) {
                      if (cache_) {
-                       cache_->store_text(prompts[prompt], generation, text);
+                       cache_->store_answer(prompts[prompt], generation, text);
                      }
                      done(prompt, std::move(text));
                    });
 }
 
 void Runner::remove_temporary_cache() {
-  if (cache_ && response_file_->is_temporary && all_settings_.is_rank_zero()) {
+  if (cache_ && response_file_->is_temporary && settings_.is_rank_zero()) {
     std::error_code ignored;
     fs::remove(response_file_->file, ignored);
   }
@@ -370,7 +375,7 @@ std::optional<RoutingStats> Runner::finish(const fs::path& file) {
   if (stats_ && tally_) {
     stats_->tokens = tally_->finish();
   }
-  if (stats_ && !file.empty() && all_settings_.is_rank_zero()) {
+  if (stats_ && !file.empty() && settings_.is_rank_zero()) {
     write_stats(*stats_, file);
   }
   return stats_;
@@ -509,8 +514,8 @@ LiveTasks::LiveTasks(const fs::path& folder, const std::vector<std::string>& nam
       make_encoder(tokenizer, resolve_bos(Bos::kAuto, tokenizer), config.max_position_embeddings);
   for (const auto& loaded : tasks_) {
     USER_ERROR_IF(loaded.task.output == OutputType::kGenerateUntil,
-                  "task {}: its answers are generated token by token, which would hold up "
-                  "training; leave it out and run moe eval on the checkpoints",
+                  "task {}: generating answers is too slow during training; remove the task and "
+                  "run moe eval on the checkpoints",
                   loaded.task.name);
     requests_.push_back(encode_requests(encoder, text_pairs(loaded.questions)));
   }

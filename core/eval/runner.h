@@ -46,8 +46,8 @@ struct EvalSettings {
   // Response cache: a file, a folder for responses.cache, or "off". Empty: responses.cache in
   // `out`, removed after a complete run; no cache if `out` is empty too.
   std::string cache_responses = {};
-  // The ranks that share the work; null: a single process. Evaluation is then collective: all ranks
-  // pass the same settings and get the same results. Rank 0 writes the files.
+  // Ranks that share the work; null for a single process. With ranks, evaluation is collective: all
+  // ranks pass the same settings and get the same results, and rank 0 writes the files.
   distributed::Comm* ranks = nullptr;
   c10::Device device = c10::kCPU;
   model::Precision precision = model::Precision::kF32;  // of matrix products
@@ -55,8 +55,8 @@ struct EvalSettings {
   bool is_rank_zero() const { return ranks == nullptr || ranks->rank() == 0; }
 };
 
-// Returns the input files of an evaluation, which its output must not replace: the model's, users'
-// task files, and those of the run in `against`.
+// Returns the files that the output of an evaluation must not overwrite: the model's files, users'
+// task files, and the files in settings.against.
 std::vector<std::filesystem::path> input_files(const EvalSettings& settings);
 
 // Returns the name of the precision in results.json: "float32", "bfloat16" or "tf32".
@@ -65,14 +65,14 @@ std::string dtype_name(model::Precision precision);
 // Callbacks of an evaluation. Only `running` may be empty.
 struct EvalEvents {
   std::function<void(const std::string&)> note = [](const std::string&) {};  // for the user
-  // A task begins, with this number of requests or prompts.
-  std::function<void(const std::string& what, int64_t requests)> start = [](const std::string&,
+  // Called at the start of a task, with its number of requests or prompts.
+  std::function<void(const std::string& task, int64_t requests)> start = [](const std::string&,
                                                                             int64_t) {};
-  // Requests or prompts completed since `start`.
+  // Called with the number of requests or prompts completed since `start`.
   std::function<void(int64_t done)> progress = [](int64_t) {};
-  // Requests or prompts since `start` that the response cache had. Called before `progress`.
+  // Called before `progress` with the number of response cache hits since `start`.
   std::function<void(int64_t requests)> cached = [](int64_t) {};
-  // Mean of a task's main metric over the questions answered so far; may be empty.
+  // Called with the mean of the task's main metric over the questions answered so far.
   RunningAccuracy::Callback running = {};
   // Called after each forward pass and each generated answer. If it returns true, the run throws
   // Interrupted, whose message says how to resume.
@@ -89,24 +89,24 @@ struct OpenedModel {
 };
 
 // Opens settings.model. Throws UserError if the folder, the router, --bos or --stats is invalid.
-// Sends notes to `events`.
+// Reports the notes of the router to events.note.
 OpenedModel open_model(const EvalSettings& settings, const EvalEvents& events);
 
-// Returns the folder's router, overridden by `request`. Throws UserError as override_router() does,
-// and for a request to a dense model.
+// Returns the model's router, overridden by `request`. Throws UserError as override_router() does,
+// or if `request` is not empty and the model is dense.
 route::ResolvedRouter resolve_router(const model::ModelConfig& config,
                                      const route::RouterRequest& request, bool force);
 
-// Returns the text encoder with the BOS and empty-context rules of that version of the harness.
+// Returns the text encoder with the rules of harness version `compat` for BOS and empty contexts.
 // `opened` must outlive it.
 TextEncoder make_encoder(const OpenedModel& opened, Compat compat);
 
-// Path of the response cache.
 struct ResponseFile {
   std::filesystem::path file;
   bool is_temporary = false;  // removed after a complete run
 };
-std::optional<ResponseFile> response_file(const EvalSettings& settings);  // nullopt: no cache
+// Returns the path of the response cache; nullopt if responses are not cached.
+std::optional<ResponseFile> response_file(const EvalSettings& settings);
 
 // Returns the maximum number of tokens of a routing group, over all logical ranks; 0 if scores do
 // not depend on groups.
@@ -119,11 +119,11 @@ struct RequestSizes {
   int64_t answer_tokens = 0;   // maximum length of an answer
 };
 
-// Returns the sizes of a run over `requests`.
+// Returns the sizes of an evaluation of `requests`.
 RequestSizes request_sizes(const EvalSettings& settings, const OpenedModel& opened,
                            const std::vector<Request>& requests);
-// Overload for tasks that are not encoded yet. Encodes small tasks. Of a large task it encodes only
-// the longest questions and assumes a forward pass of forward_limit() tokens.
+// Overload for tasks that are not encoded yet. Encodes small tasks completely. For a large task,
+// encodes only its longest questions and assumes a forward pass of at least forward_limit() tokens.
 RequestSizes request_sizes(const EvalSettings& settings, const OpenedModel& opened,
                            const std::vector<LoadedTask>& tasks);
 
@@ -140,15 +140,15 @@ class Runner {
          const RequestSizes& sizes);
   Runner(const Runner&) = delete;
 
-  // Applies the current routing of the opened model and resets all statistics. `label` is prepended
-  // to the names of tasks in progress and in messages.
+  // Applies opened.routing, which the caller may have changed, and resets all statistics. `label`
+  // is prepended to task names in events.start and in messages.
   void restart(const std::string& label = "");
 
-  // Scores `requests`. `what` is their name in progress and statistics. `loaded` is their task, for
-  // events.running; may be null.
-  Scores run(const std::string& what, const std::vector<Request>& requests,
+  // Scores `requests`. `name` is their name in events.start and in the statistics. `loaded` is
+  // their task, for events.running; may be null.
+  Scores run(const std::string& name, const std::vector<Request>& requests,
              const LoadedTask* loaded = nullptr);
-  // Returns one answer per prompt (generate_until.h). Routing is not counted.
+  // Returns one answer per prompt (generate_until.h). Does not count routing.
   std::vector<std::string> generate(const LoadedTask& loaded,
                                     const std::vector<std::vector<int64_t>>& prompts);
   // Returns the routing statistics since restart(); nullopt for a dense model. Rank 0 writes them
@@ -159,33 +159,34 @@ class Runner {
 
  private:
   void open_cache();
-  void answer(const Generation& generation, const std::vector<std::vector<int64_t>>& prompts,
-              const std::vector<size_t>& indices, const OnAnswer& done);
-  void start(const std::string& what, int64_t requests);
+  void find_or_generate(const Generation& generation,
+                        const std::vector<std::vector<int64_t>>& prompts,
+                        const std::vector<size_t>& indices, const OnAnswer& done);
+  void start(const std::string& name, int64_t requests);
   void progress(int64_t done);
 
-  const EvalSettings& all_settings_;
+  const EvalSettings& settings_;
   const OpenedModel& opened_;
   const EvalEvents& events_;
   model::Llama llama_;
-  ScoreSettings settings_;
+  ScoreSettings scoring_;
   std::optional<RoutingStats> stats_;
   std::optional<TokenTally> tally_;
   std::optional<ResponseFile> response_file_;
   std::optional<ResponseCache> cache_;
-  std::string label_, what_;  // of the current run
+  std::string label_, name_;  // of the current run
   int64_t requests_ = 0, cached_before_ = 0;
 };
 
 // A task as tokens.
 struct EncodedTask {
-  // To score; of a generation task: right_answers(), if routing is counted.
+  // Requests to score. For a generation task: right_answers() if routing is counted, else empty.
   std::vector<Request> requests;
   std::vector<std::vector<int64_t>> prompts;  // to answer; for a generation task only
 };
 
-// Throws UserError if a question has no token to score, or if the longest answer of a generation
-// task does not fit into the window.
+// Encodes all questions of a task. Throws UserError if a question has no token to score, or if the
+// longest answer of a generation task does not fit into the window.
 EncodedTask encode_task(const TextEncoder& encoder, const LoadedTask& loaded,
                         bool counts_routing = false);
 
@@ -193,18 +194,18 @@ EncodedTask encode_task(const TextEncoder& encoder, const LoadedTask& loaded,
 // questions without a right answer.
 std::vector<TextPair> right_answers(const std::vector<Question>& questions);
 
-// Encodes tasks in a background thread, in order: the first one while the weights are loaded, the
-// others while the model computes. A task is encoded as a whole, because scoring sorts its requests
-// by length. The destructor waits for the task that is being encoded.
+// Encodes tasks in order in a background thread, while the weights are loaded and while the model
+// computes. A task is encoded as a whole, because scoring sorts its requests by length. The
+// destructor waits for the task that is being encoded.
 class EncodedTasks {
  public:
   // `tasks` and the encoder's tokenizer must outlive the object.
   EncodedTasks(TextEncoder encoder, const std::vector<LoadedTask>& tasks,
                bool counts_routing = false);
 
-  // Returns a task; blocks until it is encoded. After that, the caller may move from the questions
-  // of tasks[index]. Once any task has failed to encode, rethrows its UserError for every `index`:
-  // the run ends at its next task and not hours later, when it reaches the invalid one.
+  // Blocks until a task is encoded and returns it. After that, the caller may move from the
+  // questions of tasks[index]. Once any task has failed to encode, rethrows its UserError for every
+  // `index`, so that a long run fails early.
   const EncodedTask& at(size_t index);
 
   int64_t window() const { return encoder_.window; }
@@ -222,16 +223,17 @@ class EncodedTasks {
   std::jthread thread_;  // declared last: uses all other members
 };
 
-// Tasks for a model that is being trained: encoded once, scored as by `moe eval`.
+// Tasks that are encoded once and scored repeatedly while a model is trained, as `moe eval` does.
 class LiveTasks {
  public:
-  // `folder` has the tokenizer and config of the model. Throws UserError as load_tasks() does, and
-  // if the folder has no tokenizer, a question has no token to score, or a task is generate_until.
+  // `folder` contains the tokenizer and config of the model. Throws UserError as load_tasks() does,
+  // and if the folder has no tokenizer, a question has no token to score, or a task is
+  // generate_until.
   LiveTasks(const std::filesystem::path& folder, const std::vector<std::string>& names,
             const std::filesystem::path& data, std::optional<int64_t> limit);
 
-  // Returns task -> metric -> mean. With a capacity in `routing`, requests are routed in groups as
-  // in scoring/score.h.
+  // Scores all tasks. Returns task -> metric -> mean. If `routing` has a capacity, requests are
+  // routed in groups (scoring/score.h).
   std::map<std::string, std::map<std::string, Mean>> run(
       const model::Llama& llama, const model::RoutingOptions& routing) const;
 

@@ -1,4 +1,4 @@
-// Each of the papers' analyses is one command that prints its table (recipes/analyses.sh).
+// recipes/analyses.sh: one command for each analysis of the papers, which prints its table.
 
 #include "tests/cli/commands.h"
 
@@ -7,11 +7,12 @@ namespace {
 
 using namespace moe::test;
 
-RunResult run_script(const Words& words, const std::string& settings = "") {
-  return run_program("bash", joined({source_folder() / "recipes/analyses.sh"}, words),
+RunResult run_script(const Args& args, const std::string& settings = "") {
+  return run_program("bash", joined({source_folder() / "recipes/analyses.sh"}, args),
                      "MOE=" + shell_quote(moe_binary()) + " " + settings);
 }
 
+// Writes a mixture with this router and returns its path.
 std::string mixture(const TempDir& folder, const std::string& router) {
   const std::string out = folder / router;
   succeed({"upcycle", tiny("model"), "-o", out, "--experts", "4", "--router", router, "-q"});
@@ -22,11 +23,12 @@ size_t lines_in(const std::string& text) {
   return static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
 }
 
-// Checks that a table has this head and these rows, by their first words.
-void check_table(const Words& words, const std::string& head, const Words& rows,
+// Runs an analysis and checks that its table begins with `head` and has a row for each of `rows`,
+// which are the first words of the rows.
+void check_table(const Args& args, const std::string& head, const Args& rows,
                  const std::string& settings = "") {
-  const RunResult result = run_script(words, settings);
-  CAPTURE(words, result.out, result.err);
+  const RunResult result = run_script(args, settings);
+  CAPTURE(args, result.out, result.err);
   REQUIRE(result.exit_code == 0);
   CHECK(result.out.starts_with(head));
   CHECK(lines_in(result.out) == rows.size() + 1);
@@ -35,9 +37,9 @@ void check_table(const Words& words, const std::string& head, const Words& rows,
   }
 }
 
-const Words kQuiz = {"--tasks", tiny("quiz.jsonl"), "--limit", "2", "--threads", "1", "-q"};
+const Args kQuiz = {"--tasks", tiny("quiz.jsonl"), "--limit", "2", "--threads", "1", "-q"};
 
-TEST_CASE("Rectify-Router's test-time tables are sweeps at the k of the model", "[cli][recipes]") {
+TEST_CASE("analyses.sh prints Rectify-Router's tables of test-time settings", "[cli][recipes]") {
   const TempDir folder;
   const std::string model = mixture(folder, "top2");
   const std::string value = "value ";
@@ -47,14 +49,15 @@ TEST_CASE("Rectify-Router's test-time tables are sweeps at the k of the model", 
                "router=top2+ir,cf=1.5", "router=top2+ir,cf=1"});
 }
 
-TEST_CASE("Dynamic MoE's tables are by source, task, layer and token", "[cli][recipes]") {
+TEST_CASE("analyses.sh prints Dynamic MoE's tables by source, task, layer and token",
+          "[cli][recipes]") {
   const TempDir folder;
   const std::string model = mixture(folder, "topp:0.4");
   const std::string file = folder / "text.jsonl";
   write_file(file,
              "{\"text\": \"The opposite of big is small.\", \"source\": \"Wiki\"}\n"
              "{\"text\": \"One two three four, big and small.\", \"source\": \"Book\"}\n");
-  const Words text = {"--stats-text", file, "--threads", "1", "-q"};
+  const Args text = {"--stats-text", file, "--threads", "1", "-q"};
   check_table(joined({"topp-fig2", model}, kQuiz), "value ",
               {"p=0.1", "p=0.2", "p=0.3", "p=0.4", "p=0.5", "p=0.6", "p=0.7"});
   check_table(joined({"topp-table2", model}, text), "source ", {"Wiki", "Book", "all"});
@@ -71,7 +74,7 @@ TEST_CASE("Dynamic MoE's tables are by source, task, layer and token", "[cli][re
   CHECK(lines_in(tokens.out) > 2);
 }
 
-TEST_CASE("tables of a training run are read from its folder", "[cli][recipes]") {
+TEST_CASE("analyses.sh prints tables of a training run", "[cli][recipes]") {
   const TempDir folder;
   const std::string model = mixture(folder, "relu:k=1");
   const std::string run = folder / "run";
@@ -89,7 +92,8 @@ TEST_CASE("tables of a training run are read from its folder", "[cli][recipes]")
   CHECK(lines_in(along.out) >= 3);
 }
 
-TEST_CASE("an analysis that needs another router is refused", "[cli][recipes]") {
+TEST_CASE("analyses.sh refuses a model with another router than the analysis needs",
+          "[cli][recipes]") {
   const TempDir folder;
   const RunResult other = run_script({"table2", mixture(folder, "topp:0.4")});
   CHECK(other.exit_code == 1);

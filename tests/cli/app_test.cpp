@@ -1,5 +1,5 @@
-// Behaviour common to all commands: help, version, reference, completion, unknown words, recipes,
-// numbers.
+// Behaviour common to all commands: help, version, reference, completion, unknown commands and
+// flags, recipes, number parsing, terminal output.
 
 #include <pty.h>
 #include <sys/wait.h>
@@ -18,11 +18,12 @@ namespace {
 
 constexpr unsigned short kColumns = 72;
 
-// Returns everything that the binary writes to its terminal.
-std::string run_on_terminal(Words words) {
-  words.insert(words.begin(), moe_binary());
+// Runs moe on a pseudo-terminal of kColumns columns, checks that it succeeds, and returns its
+// output.
+std::string run_on_terminal(Args args) {
+  args.insert(args.begin(), moe_binary());
   std::vector<char*> arguments;
-  for (auto& word : words) {
+  for (auto& word : args) {
     arguments.push_back(word.data());
   }
   arguments.push_back(nullptr);
@@ -46,7 +47,7 @@ std::string run_on_terminal(Words words) {
 }
 
 // Splits at newlines and at carriage returns, after which a step line is overwritten.
-std::vector<std::string> lines_of(std::string text) {
+std::vector<std::string> split_lines(std::string text) {
   std::vector<std::string> lines;
   for (size_t at = text.find_first_of("\r\n"); !text.empty(); at = text.find_first_of("\r\n")) {
     lines.push_back(text.substr(0, at));
@@ -57,9 +58,9 @@ std::vector<std::string> lines_of(std::string text) {
 
 }  // namespace
 
-TEST_CASE("help and version go to standard output with exit code 0", "[cli]") {
-  check_has(succeed({"--help"}).out,
-            {"upcycle", "init", "train", "report", "eval", "inspect", "generate"});
+TEST_CASE("--help and --version print to standard output and succeed", "[cli]") {
+  check_contains(succeed({"--help"}).out,
+                 {"upcycle", "init", "train", "report", "eval", "inspect", "generate"});
   CHECK(succeed({"--version"}).out.starts_with("moe "));
   const auto help = succeed({"train", "--help"}).out;
   for (const auto* group :
@@ -69,13 +70,12 @@ TEST_CASE("help and version go to standard output with exit code 0", "[cli]") {
     REQUIRE(at != std::string::npos);
     CHECK(help.find("\n  --", at) < help.find("\n\n", at));
   }
-  check_has(help, {"\nOutput:\n", "sequences per forward pass (default: 8"});
+  check_contains(help, {"\nOutput:\n", "sequences per forward pass (default: 8"});
 }
 
-TEST_CASE("cli/REFERENCE.md is the output of moe --reference, and the manual page has every flag",
-          "[cli]") {
+TEST_CASE("cli/REFERENCE.md equals moe --reference, and the manual page has every flag", "[cli]") {
   const std::string reference = succeed({"--reference"}).out;
-  INFO("moe --reference >cli/REFERENCE.md writes it again");
+  INFO("run moe --reference >cli/REFERENCE.md");
   CHECK((reference == read_file(source_folder() / "cli/REFERENCE.md")));
   CHECK(reference.find("| Options |") == std::string::npos);  // every flag has a group
   const std::string page = succeed({"--manual"}).out;
@@ -92,7 +92,7 @@ TEST_CASE("cli/REFERENCE.md is the output of moe --reference, and the manual pag
   CHECK(checked > 150);
 }
 
-TEST_CASE("bash completes commands, flags and the words of a flag, and zsh reads its script",
+TEST_CASE("bash completes commands, flags and values of flags, and zsh parses its script",
           "[cli]") {
   const TempDir folder;
   write_file(folder / "moe.bash", succeed({"completion", "bash"}).out + R"(
@@ -119,7 +119,7 @@ done
 namespace {
 
 // Returns the string literals of a source file, without raw strings and comments.
-std::vector<std::string> literals(std::string text) {
+std::vector<std::string> string_literals(std::string text) {
   text = std::regex_replace(text, std::regex("//[^\n]*"), "");
   static const std::regex literal(R"re("((?:[^"\\\n]|\\.)*)")re");
   std::vector<std::string> found;
@@ -135,22 +135,22 @@ TEST_CASE("every flag that a message of core names is a flag of a command", "[cl
   const std::string known = succeed({"--reference"}).out;
   const size_t train = known.find("\n## moe train\n");
   REQUIRE(train != std::string::npos);
-  const std::string of_train = known.substr(train, known.find("\n## ", train + 1) - train);
+  const std::string train_flags = known.substr(train, known.find("\n## ", train + 1) - train);
   static const std::regex flag(R"((?:^|[ "'(])(--[a-z][a-z0-9-]*[a-z0-9]))");
   size_t checked = 0;
   for (const auto& entry : fs::recursive_directory_iterator(source_folder() / "core")) {
     const std::string name = entry.path().filename().string();
     if (entry.path().extension() != ".cpp" || name.find("page") != std::string::npos) {
-      continue;  // the style sheet of the page has words like flags
+      continue;  // the style sheet of the page has names such as --color
     }
-    for (const auto& text : literals(read_file(entry.path()))) {
+    for (const auto& text : string_literals(read_file(entry.path()))) {
       for (std::sregex_iterator match(text.begin(), text.end(), flag), end; match != end; ++match) {
         const std::string word = (*match)[1];
         CAPTURE(name, word);
-        // A row has the names of a flag. --config is of the program, --long of zstd.
-        const bool is_of_train = entry.path().string().find("core/train/") != std::string::npos &&
+        // --config is not in the reference, and --long is a flag of zstd.
+        const bool is_in_train = entry.path().string().find("core/train/") != std::string::npos &&
                                  text.find("moe eval") == std::string::npos;
-        const std::string& flags = is_of_train ? of_train : known;
+        const std::string& flags = is_in_train ? train_flags : known;
         CHECK((word == "--config" || word == "--long" ||
                flags.find(word + "`") != std::string::npos ||
                flags.find("`" + word + ", ") != std::string::npos));
@@ -161,7 +161,8 @@ TEST_CASE("every flag that a message of core names is a flag of a command", "[cl
   CHECK(checked > 100);
 }
 
-TEST_CASE("unknown words name the nearest known one, invalid values their flag", "[cli]") {
+TEST_CASE("messages suggest the nearest command or flag, and name the flag of an invalid value",
+          "[cli]") {
   check_refused_each({},
                      {{{"upcicle", "x"}, "unknown command 'upcicle', did you mean 'upcycle'?"},
                       {{"upcycle", "x", "-o", "y", "--exprts", "8"},
@@ -177,11 +178,11 @@ TEST_CASE("unknown words name the nearest known one, invalid values their flag",
   CHECK(run_moe({}).exit_code == 2);
 }
 
-// On a machine with a GPU the folder x is missing instead.
-TEST_CASE("--device cuda is refused by name without a GPU", "[cli]") {
-  for (const Words& command :
-       {Words{"train", "x", "--data", "y", "-o", "z"}, Words{"eval", "x", "--requests", "y"},
-        Words{"upcycle", "x", "-o", "y", "--verify"}, Words{"bench", "gemm", "x"}}) {
+// On a machine with a GPU, the command fails because the folder x is missing.
+TEST_CASE("--device cuda is refused on a machine without a GPU", "[cli]") {
+  for (const Args& command :
+       {Args{"train", "x", "--data", "y", "-o", "z"}, Args{"eval", "x", "--requests", "y"},
+        Args{"upcycle", "x", "-o", "y", "--verify"}, Args{"bench", "gemm", "x"}}) {
     const auto result = run_moe(joined(command, {"--device", "cuda"}));
     if (result.err.find("no CUDA device") == std::string::npos) {
       MOE_SKIP("there is a GPU");
@@ -191,8 +192,7 @@ TEST_CASE("--device cuda is refused by name without a GPU", "[cli]") {
   }
 }
 
-TEST_CASE("a recipe gives flags, the command line overrides it, other tables are ignored",
-          "[cli]") {
+TEST_CASE("a recipe sets flags, the command line overrides it, other tables are ignored", "[cli]") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense", {});
   write_file(folder / "run.toml",
@@ -208,12 +208,12 @@ TEST_CASE("a recipe gives flags, the command line overrides it, other tables are
 
 TEST_CASE("integer flags refuse values out of the range of their type", "[cli]") {
   static const std::regex flag(R"(--([a-z0-9-]+) U?INT)");
-  const Words values = {"18446744073709551616", "-9223372036854775809", "0x10", "1.5"};
+  const Args values = {"18446744073709551616", "-9223372036854775809", "0x10", "1.5"};
   size_t seen = 0, checked = 0;
-  for (const Words& command : {Words{"upcycle"}, {"train"}, {"eval"}, {"bench", "comm"}}) {
+  for (const Args& command : {Args{"upcycle"}, {"train"}, {"eval"}, {"bench", "comm"}}) {
     const std::string help = succeed(joined(command, {"--help"})).out;
     for (std::sregex_iterator match(help.begin(), help.end(), flag), end; match != end; ++match) {
-      if (seen++ % 5 == 0) {  // tests/slow/hostile.py tries all
+      if (seen++ % 5 == 0) {  // tests/slow/hostile.py tries all flags
         const std::string name = "--" + (*match)[1].str(), value = values[checked++ % 4];
         check_refused(joined(command, {name + "=" + value}),
                       fmt::format("moe: {} {}: must be ", name, value));
@@ -223,7 +223,7 @@ TEST_CASE("integer flags refuse values out of the range of their type", "[cli]")
   CHECK(checked > 6);
 }
 
-// Empty, non-finite and overlong values, and faults of recipes, are refused in one short message.
+// Empty, non-finite and too long values, and errors in recipes, are refused with one short message.
 
 TEST_CASE("an empty value is refused by the name of its flag", "[cli]") {
   const TempDir dir;
@@ -241,18 +241,18 @@ TEST_CASE("an empty value is refused by the name of its flag", "[cli]") {
 TEST_CASE("a name that is too long is abbreviated in the message", "[cli]") {
   const std::string name(5000, 'n');
   const std::string shown = std::string(80, 'n') + ".." + std::string(80, 'n');
-  for (const Words& words : {Words{"upcycle", tiny("model"), "-o", name},
-                             {"train", tiny("model"), "--data", name, "-o", "x"},
-                             {"generate", name, "--prompt", "a"},
-                             {"upcycle", tiny("model"), "-o", "x", "--layers", name},
-                             {name}}) {
-    const auto run = run_moe(words);
+  for (const Args& args : {Args{"upcycle", tiny("model"), "-o", name},
+                           {"train", tiny("model"), "--data", name, "-o", "x"},
+                           {"generate", name, "--prompt", "a"},
+                           {"upcycle", tiny("model"), "-o", "x", "--layers", name},
+                           {name}}) {
+    const auto run = run_moe(args);
     check_refused(run, shown);
     CHECK(run.err.size() < 1000);
   }
 }
 
-TEST_CASE("a fault of a recipe is named with the recipe", "[cli]") {
+TEST_CASE("an error in a recipe is reported with the name of the file", "[cli]") {
   const TempDir dir;
   const std::string recipe = dir / "r.toml";
   for (const auto& [text, fact] : std::vector<std::pair<std::string, std::string>>{
@@ -271,15 +271,15 @@ TEST_CASE("a fault of a recipe is named with the recipe", "[cli]") {
 TEST_CASE("a step line fits the terminal, and lines of evaluations are kept", "[cli]") {
   const TempDir dir;
   const std::string data = tiny("instruct.jsonl");
-  const Words train = {"train",  tiny("model"), "-o",          dir / "run",
-                       "--data", data,          "--eval-data", data};
+  const Args train = {"train",  tiny("model"), "-o",          dir / "run",
+                      "--data", data,          "--eval-data", data};
   const std::string text =
       run_on_terminal(joined(train, {"--steps", "4", "--seq-len", "64", "--micro-batch", "1",
                                      "--threads", "1", "--eval-rows", "2", "--eval-every", "2"}));
   INFO(text);
   const std::string erase = "\x1b[K";
   int steps = 0;
-  for (const std::string& line : lines_of(text)) {
+  for (const std::string& line : split_lines(text)) {
     if (line.find("] ") != std::string::npos && line.find(" left  step ") != std::string::npos) {
       ++steps;
       CHECK(line.size() - (line.rfind(erase, 0) == 0 ? erase.size() : 0) < kColumns);
@@ -287,9 +287,8 @@ TEST_CASE("a step line fits the terminal, and lines of evaluations are kept", "[
   }
   CHECK(steps >= 2);
   CHECK(text.find("[========================] 0.0 s left  step 4/4  loss ") != std::string::npos);
-  CHECK(text.find("\r\x1b[Kstep 2  held-out loss ") !=
-        std::string::npos);                                             // the step line is erased
-  CHECK(text.find("\r\nstep 4  held-out loss ") != std::string::npos);  // the last one is kept
+  CHECK(text.find("\r\x1b[Kstep 2  held-out loss ") != std::string::npos);  // erases the step line
+  CHECK(text.find("\r\nstep 4  held-out loss ") != std::string::npos);  // keeps the last step line
   CHECK(text.find("\r\nstep 0  held-out loss ") != std::string::npos);
 }
 
@@ -299,7 +298,7 @@ TEST_CASE("the progress of an evaluation shows rate, remaining time and accuracy
                        "--threads", "1", "--running-accuracy"});
   INFO(text);
   int lines = 0;
-  for (const std::string& line : lines_of(text)) {
+  for (const std::string& line : split_lines(text)) {
     if (line.find(" requests/s, left ") != std::string::npos) {
       ++lines;
       CHECK(line.find(", acc 0.") != std::string::npos);
@@ -307,16 +306,16 @@ TEST_CASE("the progress of an evaluation shows rate, remaining time and accuracy
     }
   }
   CHECK(lines >= 1);
-  CHECK(text.find("quiz  100 %, ") != std::string::npos);  // too narrow for the bar
-  CHECK(text.find(" of 360\r\n") != std::string::npos);    // the last one is kept
+  CHECK(text.find("quiz  100 %, ") != std::string::npos);  // no bar, the terminal is too narrow
+  CHECK(text.find("(n = 360)\r\n") != std::string::npos);  // the last line is kept
 }
 
 TEST_CASE("control characters of a generated text are escaped only on a terminal", "[cli]") {
   const std::string model = source_folder() / "recipes/tiny/model";
-  const Words words = {"generate", model, "--prompt", "\x1b[31mred\u009b", "--max-tokens", "2"};
-  const std::string shown = run_on_terminal(words);
+  const Args args = {"generate", model, "--prompt", "\x1b[31mred\u009b", "--max-tokens", "2"};
+  const std::string shown = run_on_terminal(args);
   INFO(shown);
   CHECK(shown.find('\x1b') == std::string::npos);
   CHECK(shown.find("\\x1b[31mred\\x9b") != std::string::npos);
-  CHECK(run_moe(words).out.find("\x1b[31mred\u009b") != std::string::npos);
+  CHECK(run_moe(args).out.find("\x1b[31mred\u009b") != std::string::npos);
 }

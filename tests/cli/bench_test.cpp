@@ -1,5 +1,5 @@
-// moe bench: every benchmark runs at a tiny size, its report has the documented keys with
-// consistent numbers, and invalid input is refused.
+// moe bench: every benchmark runs at a tiny size and reports consistent numbers under the
+// documented keys; invalid flags are refused.
 
 #include <filesystem>
 
@@ -11,13 +11,13 @@
 namespace moe::test {
 namespace {
 
-std::string output(const Words& words) { return succeed(joined({"bench"}, words)).out; }
+std::string output(const Args& args) { return succeed(joined({"bench"}, args)).out; }
 
 // Runs `moe bench WORDS --json` and checks the keys that all reports have.
-Json report(Words words) {
-  words.emplace_back("--json");
-  const Json json = parse_json(output(words), "moe bench");
-  CHECK(json["bench"] == words[0]);
+Json report(Args args) {
+  args.emplace_back("--json");
+  const Json json = parse_json(output(args), "moe bench");
+  CHECK(json["bench"] == args[0]);
   CHECK(json["threads"] >= 1);
   for (const char* key : {"torch_version", "processor", "instruction_set", "date", "clock"}) {
     CHECK(json[key].is_string());
@@ -25,7 +25,7 @@ Json report(Words words) {
   return json;
 }
 
-// Checks the ratio of two numbers of a report.
+// Checks that `ratio` is numerator / denominator.
 void check_ratio(const Json& ratio, const Json& numerator, const Json& denominator) {
   CHECK(ratio.get<double>() == Approx(numerator.get<double>() / denominator.get<double>()));
 }
@@ -37,20 +37,20 @@ void check_timing(const Json& timing) {
   CHECK(timing["median_ms"] <= timing["worst_ms"]);
 }
 
-// Checks that the share of a timing is relative to the roof of the same run.
+// Checks that "share_of_roof" is the time of the roof / the time of `timing`.
 void check_share(const Json& timing, const Json& roof) {
   check_timing(timing);
   check_timing(roof);
   check_ratio(timing["share_of_roof"], roof["median_ms"], timing["median_ms"]);
 }
 
-const Words kSmallLayer = {"--tokens", "96",        "--width",  "16",        "--inner",
-                           "12",       "--experts", "4",        "--repeats", "2",
-                           "--router", "top1",      "topp:0.4", "relu:k=1",  "top2+ir+fr"};
+const Args kSmallLayer = {"--tokens", "96",        "--width",  "16",        "--inner",
+                          "12",       "--experts", "4",        "--repeats", "2",
+                          "--router", "top1",      "topp:0.4", "relu:k=1",  "top2+ir+fr"};
 
 }  // namespace
 
-TEST_CASE("bench layer times every family of router and its parts", "[cli]") {
+TEST_CASE("bench layer times a layer and its parts with every router family", "[cli]") {
   const Json json = report(joined({"layer"}, kSmallLayer));
   REQUIRE(json["layers"].size() == 4);
   CHECK(json["settings"]["tokens"] == "96");
@@ -74,7 +74,7 @@ TEST_CASE("bench layer times every family of router and its parts", "[cli]") {
   CHECK(json["layers"][3]["router"] == "top2+ir+fr");
 }
 
-TEST_CASE("bench gemm times every product of a model by at::mm and by our GEMM", "[cli]") {
+TEST_CASE("bench gemm times every product of a model with at::mm and with our GEMM", "[cli]") {
   const Json json = report({"gemm", "--tokens", "16", "--repeats", "1"});
   CHECK(json["roof_gflops"] > 0);
   REQUIRE(json["products"].size() == 5 * 3);  // expert up and down, qkv, attention out, head
@@ -88,10 +88,10 @@ TEST_CASE("bench gemm times every product of a model by at::mm and by our GEMM",
 TEST_CASE("bench train times steps, their parts and the roof", "[cli]") {
   const TempDir dir;
   write_tiny_checkpoint(dir / "dense", {.layers = 2});
-  const Words words = {"train",  dir / "dense", "--upcycle",  "4",         "--layers",
-                       "all",    "--router",    "top1+ir+fr", "--seq-len", "16",
-                       "--rows", "2",           "--repeats",  "2"};
-  const Json json = report(joined(words, {"--threads", "1"}));
+  const Args args = {"train",  dir / "dense", "--upcycle",  "4",         "--layers",
+                     "all",    "--router",    "top1+ir+fr", "--seq-len", "16",
+                     "--rows", "2",           "--repeats",  "2"};
+  const Json json = report(joined(args, {"--threads", "1"}));
   CHECK(json["threads"] == 1);
   CHECK(json["clock"] == "cpu");
   CHECK(json["tokens"] == 32);
@@ -113,7 +113,7 @@ TEST_CASE("bench train times steps, their parts and the roof", "[cli]") {
   CHECK(dense["roof_share"] > 0);
 }
 
-TEST_CASE("bench eval scores synthetic requests and counts their work", "[cli]") {
+TEST_CASE("bench eval scores synthetic requests and counts tokens and rows", "[cli]") {
   const Json json = report({"eval", tiny("model"), "--limit", "5", "--repeats", "1", "--parts"});
   REQUIRE(json["sets"].size() == 2);
   CHECK(json["sets"][0]["name"] == "letters");
@@ -134,9 +134,9 @@ TEST_CASE("bench eval scores synthetic requests and counts their work", "[cli]")
   }
 }
 
-TEST_CASE("bench eval counts the products of a shared expert for every token", "[cli]") {
+TEST_CASE("bench eval counts the operations of a shared expert for every token", "[cli]") {
   const TempDir folder;
-  const auto set = [&](const std::string& name, const Words& more) {
+  const auto set = [&](const std::string& name, const Args& more) {
     const std::string out = folder / name;
     succeed(joined({"upcycle", tiny("model"), "-o", out, "--quiet"}, more));
     return report({"eval", out, "--limit", "5", "--repeats", "1"})["sets"][0];
@@ -153,7 +153,7 @@ TEST_CASE("bench eval counts the products of a shared expert for every token", "
         Approx(layers * layer * static_cast<double>(rows * forwards)));
 }
 
-TEST_CASE("bench eval scores tasks and reports the share that a capacity drops", "[cli]") {
+TEST_CASE("bench eval scores tasks and reports the share of dropped requests", "[cli]") {
   const TempDir folder;
   const std::string model = folder / "moe";
   succeed({"upcycle", tiny("model"), "-o", model, "--router", "top1:cf=0.5", "--quiet"});
@@ -171,7 +171,7 @@ TEST_CASE("bench eval scores tasks and reports the share that a capacity drops",
 TEST_CASE("bench generate compares a step with the memory bandwidth", "[cli]") {
   const TempDir dir;
   write_tiny_checkpoint(dir / "dense", {.max_positions = 512});
-  // The time of a step is a difference of two times, which is noise for few tokens.
+  // The time of a step is the difference of two measured times, which is noise for few tokens.
   const Json json = report({"generate", dir / "dense", "--rows", "3", "--prompt-tokens", "2",
                             "--tokens", "400", "--repeats", "2"});
   check_timing(json["step"]);
@@ -182,7 +182,7 @@ TEST_CASE("bench generate compares a step with the memory bandwidth", "[cli]") {
             .epsilon(1e-3));  // active_bytes is rounded
 }
 
-TEST_CASE("bench load has one copy of loaded weights and none of mapped weights", "[cli]") {
+TEST_CASE("bench load allocates memory for loaded weights but not for mapped weights", "[cli]") {
   const TempDir dir;
   // 4.2 MB of embedding and head.
   write_tiny_checkpoint(dir / "dense", {.hidden = 512, .vocab = 1024});
@@ -209,21 +209,21 @@ TEST_CASE("bench upcycle compares with plain writes and removes its output", "[c
   CHECK_FALSE(fs::exists(dir / "out"));
 }
 
-TEST_CASE("bench tables fit 80 columns", "[cli]") {
+TEST_CASE("tables of bench fit in 80 columns", "[cli]") {
   const TempDir dir;
   write_tiny_checkpoint(dir / "dense", {});
   const std::string dense = dir / "dense";
-  const std::vector<std::pair<Words, Words>> tables = {
+  const std::vector<std::pair<Args, Args>> tables = {
       {joined({"layer"}, kSmallLayer), {"products", "share of roof", " GFLOP/s", "experts"}},
       {{"train", dense, "--seq-len", "16", "--repeats", "1"}, {"roof share", "optimizer"}},
       {{"generate", dense, "--prompt-tokens", "2", "--tokens", "64"}, {"share of read rate"}},
       {{"load", dense, "--repeats", "1"}, {"mapped", "first token"}},
       {{"comm", "--ranks", "2", "--bytes", "64", "--repeats", "1"}, {"all to all 64", "rate"}}};
-  for (const auto& [words, expected] : tables) {
-    const std::string out = output(words);
+  for (const auto& [args, expected] : tables) {
+    const std::string out = output(args);
     CAPTURE(out);
-    check_has(out, expected);
-    size_t start = out.find('\n') + 1;  // after the name of the processor
+    check_contains(out, expected);
+    size_t start = out.find('\n') + 1;  // skips the line with the processor name
     for (size_t end; (end = out.find('\n', start)) != std::string::npos; start = end + 1) {
       CHECK(end - start <= 80);
     }

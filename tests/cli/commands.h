@@ -1,6 +1,6 @@
 #pragma once
-// Helpers of the tests of commands: runs of moe with checks of their results, and a small model
-// with rows to train it on.
+// Helpers of the tests of commands: functions that run moe and check the result, and a fixture with
+// a small model and training rows.
 
 #include <fmt/ranges.h>
 
@@ -18,11 +18,12 @@
 
 namespace moe::test {
 
-using Words = std::vector<std::string>;
+using Args = std::vector<std::string>;
 
-inline Words joined(Words words, const Words& more) {
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
+// Returns `args` followed by `more`.
+inline Args joined(Args args, const Args& more) {
+  args.insert(args.end(), more.begin(), more.end());
+  return args;
 }
 
 // Returns the path of a file in recipes/tiny: "model" (trained, with a tokenizer),
@@ -32,15 +33,15 @@ inline std::string tiny(const std::string& name) {
 }
 
 // Runs moe and requires exit code 0.
-inline RunResult succeed(const Words& words, const std::string& prefix = "") {
-  RunResult run = run_moe(words, prefix);
-  INFO(fmt::format("moe {}: {}", fmt::join(words, " "), run.err));
+inline RunResult succeed(const Args& args, const std::string& prefix = "") {
+  RunResult run = run_moe(args, prefix);
+  INFO(fmt::format("moe {}: {}", fmt::join(args, " "), run.err));
   REQUIRE(run.exit_code == 0);
   return run;
 }
 
-// Checks that a command printed nothing and ended with exit code 2 and a one-line message that has
-// `fact`.
+// Checks that a command failed with exit code 2, an empty standard output, and a one-line message
+// that contains `fact`.
 inline void check_refused(const RunResult& run, const std::string& fact) {
   CHECK(run.exit_code == 2);
   CHECK(run.out.empty());
@@ -48,32 +49,32 @@ inline void check_refused(const RunResult& run, const std::string& fact) {
   CHECK(std::count(run.err.begin(), run.err.end(), '\n') == 1);
 }
 
-inline void check_refused(const Words& words, const std::string& fact) {
-  CAPTURE(words);
-  check_refused(run_moe(words), fact);
+inline void check_refused(const Args& args, const std::string& fact) {
+  CAPTURE(args);
+  check_refused(run_moe(args), fact);
 }
 
-// Checks that `command` is refused with each of these flags, and the fact of its message.
-inline void check_refused_each(const Words& command,
-                               const std::vector<std::pair<Words, std::string>>& refusals) {
+// Checks that `command` with each of these flags is refused, with a message that contains the fact.
+inline void check_refused_each(const Args& command,
+                               const std::vector<std::pair<Args, std::string>>& refusals) {
   for (const auto& [flags, fact] : refusals) {
     check_refused(joined(command, flags), fact);
   }
 }
 
-// Checks that `text` has all `parts`.
-inline void check_has(const std::string& text, const Words& parts) {
+// Checks that `text` contains each of `parts`.
+inline void check_contains(const std::string& text, const Args& parts) {
   for (const auto& part : parts) {
     CHECK_THAT(text, contains_text(part));
   }
 }
 
-// A folder with a dense model without tokenizer ("dense") and sixteen rows of six tokens
-// ("rows.jsonl").
-struct TrainingWorld {
+// A temporary folder with a dense model without a tokenizer ("dense") and 16 training rows of 6
+// tokens ("rows.jsonl").
+struct TrainingFixture {
   TempDir dir;
 
-  TrainingWorld() {
+  TrainingFixture() {
     write_tiny_checkpoint(dir / "dense");
     write_training_rows(dir / "rows.jsonl");
   }
@@ -84,17 +85,17 @@ struct TrainingWorld {
     return read(run + "/final/model.safetensors");
   }
 
-  void upcycle(const std::string& out, const Words& flags = {}) const {
+  void upcycle(const std::string& out, const Args& flags = {}) const {
     succeed(
         joined({"upcycle", path("dense"), "-o", path(out), "--experts", "4", "--quiet"}, flags));
   }
-  Words training(const Words& flags, const std::string& model = "dense",
-                 const std::string& run = "run") const {
+  Args training(const Args& flags, const std::string& model = "dense",
+                const std::string& run = "run") const {
     return joined(
         {"train", path(model), "-o", path(run), "--data", path("rows.jsonl"), "--threads", "1"},
         flags);
   }
-  RunResult train(const Words& flags, const std::string& model = "dense",
+  RunResult train(const Args& flags, const std::string& model = "dense",
                   const std::string& run = "run") const {
     return run_moe(training(flags, model, run));
   }

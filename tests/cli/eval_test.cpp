@@ -1,4 +1,5 @@
-// moe eval: scores, requests, generated answers, statistics of routing, and refusals.
+// moe eval: scores, requests, generated answers, routing statistics, resumed evaluations, sweeps,
+// and invalid flags.
 
 #include <csignal>
 #include <filesystem>
@@ -15,7 +16,7 @@ namespace {
 
 using namespace moe::test;
 
-// Writes a copy of tiny("model") whose window has room for generated answers, and returns its path.
+// Copies tiny("model") with a window of 512 tokens, for generated answers. Returns the path.
 std::string tiny_with_window_512(const TempDir& dir) {
   fs::copy(tiny("model"), dir / "window512", fs::copy_options::recursive);
   OrderedJson config = OrderedJson::parse(read_file(dir / "window512/config.json"));
@@ -35,8 +36,9 @@ void write_mixture(const fs::path& out) {
            "--quiet"});
 }
 
-// Small batches and groups, so that there are many forwards to stop between.
-Words eval_words(const TempDir& folder, const std::string& out, const std::string& router) {
+// Returns an evaluation with small batches and groups, so that it can be stopped between many
+// forward passes.
+Args eval_args(const TempDir& folder, const std::string& out, const std::string& router) {
   return joined({"eval", folder / "moe", "--tasks", tiny("quiz.jsonl"), "--limit", "120",
                  "--batch-tokens", "16", "--group-tokens", "8", "--threads", "1"},
                 {"-o", folder / out, "--router", router});
@@ -47,16 +49,17 @@ size_t lines_in(const fs::path& file) {
   return static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
 }
 
-// Sends `signal` once the cache has `lines` more lines; returns the exit code.
-int stop_after(const Words& words, const fs::path& cache, size_t lines, int signal) {
-  const size_t wanted = lines_in(cache) + lines;
-  Process process(words);
-  REQUIRE(wait_until([&] { return lines_in(cache) >= wanted || process.has_ended(); }));
+// Starts a command and sends `signal` once the cache has `lines` more lines. Returns the exit code.
+int stop_after(const Args& args, const fs::path& cache, size_t lines, int signal) {
+  const size_t end = lines_in(cache) + lines;
+  Process process(args);
+  REQUIRE(wait_until([&] { return lines_in(cache) >= end || process.has_ended(); }));
   REQUIRE_FALSE(process.has_ended());
   ::kill(process.pid(), signal);
   return process.exit_code();
 }
 
+// Returns results.json without the elapsed times.
 std::string without_times(const std::string& results) {
   return std::regex_replace(
       results, std::regex(R"re(("total_evaluation_time_seconds"|"seconds"): [^,\n]*)re"), "$1");
@@ -67,10 +70,10 @@ TEST_CASE("benchmarks and a quiz in one run: table, results.json, samples", "[cl
   write_file(folder / "mine.jsonl", kQuiz);
   const std::string out = folder / "out";
   const std::string tasks = "arc_easy," + (folder / "mine.jsonl").string();
-  const Words words = {
+  const Args args = {
       "eval",    tiny("model"), "--tasks", tasks, "--data",    bench_folder().string(),
       "--limit", "5",           "-o",      out,   "--threads", "1"};
-  check_has(succeed(words).out, {"Task", "arc_easy", "mine"});
+  check_contains(succeed(args).out, {"Task", "arc_easy", "mine"});
   const Json results = Json::parse(read_file(folder / "out/results.json"));
   CHECK(results["results"]["arc_easy"]["sample_len"] == 5);
   CHECK(results["n-samples"]["arc_easy"]["original"] == 9);
@@ -79,15 +82,15 @@ TEST_CASE("benchmarks and a quiz in one run: table, results.json, samples", "[cl
   CHECK(json_lines(read_file(folder / "out/samples_arc_easy.jsonl")).size() == 5);
   const auto samples = json_lines(read_file(folder / "out/samples_mine.jsonl"));
   CHECK(samples.at(1)["acc"] == 1.0);  // the tiny model is trained on such sentences
-  check_refused(words, "results.json: exists already");
-  succeed(joined(words, {"--force", "--precision", "bf16"}));
+  check_refused(args, "results.json: exists already");
+  succeed(joined(args, {"--force", "--precision", "bf16"}));
   const Json again = Json::parse(read_file(folder / "out/results.json"));
   CHECK(results["config"]["model_dtype"] == "float32");
   CHECK(again["config"]["model_dtype"] == "bfloat16");
 }
 
 TEST_CASE("--list needs no model and names tasks, groups and files", "[cli]") {
-  check_has(
+  check_contains(
       succeed({"eval", "--list"}).out,
       {"\nlambada_openai  version 1.0  loglikelihood\n",
        "superglue/BoolQ/val.jsonl, or boolq/validation.jsonl or .csv", "\nbbh_zeroshot  27 tasks"});
@@ -108,11 +111,11 @@ TEST_CASE("a task file with few-shot examples is compared with an earlier run", 
              "doc_to_text = \"Question: {{q}}?\\nAnswer:\"\n"
              "doc_to_choice = [\"{{a}}\", \"{{b}}\"]\ndoc_to_target = \"{{label}}\"\n");
   const std::string first = folder / "first";
-  const Words words = {"eval", tiny("model"), "--tasks", folder / "mine.toml", "--quiet"};
-  succeed(joined(words, {"-o", first}));
-  check_has(succeed(joined(words, {"--num-fewshot", "2", "--against", first, "--items"})).out,
-            {"mine        -      2  5  acc",
-             "Task  Metric         n      this     other    change   stderr"});
+  const Args args = {"eval", tiny("model"), "--tasks", folder / "mine.toml", "--quiet"};
+  succeed(joined(args, {"-o", first}));
+  check_contains(succeed(joined(args, {"--num-fewshot", "2", "--against", first, "--items"})).out,
+                 {"mine        -      2  5  acc",
+                  "Task  Metric         n      this     other    change   stderr"});
   const auto samples = json_lines(read_file(folder / "first/samples_mine.jsonl"));
   CHECK(samples.size() == 5);
   CHECK(samples[0]["arguments"]["gen_args_0"]["arg_0"] == "Question: Who is Lily?\nAnswer:");
@@ -120,7 +123,7 @@ TEST_CASE("a task file with few-shot examples is compared with an earlier run", 
 
 TEST_CASE("--requests prints one line per request, in order", "[cli]") {
   const TempDir folder;
-  // Each token of the greedy text from BOS is the argmax.
+  // Every token of a greedily generated text is the argmax.
   const Json greedy = Json::parse(succeed({"generate", tiny("model"), "--prompt", "", "--bos", "on",
                                            "--max-tokens", "20", "--json"})
                                       .out);
@@ -141,14 +144,14 @@ TEST_CASE("--requests prints one line per request, in order", "[cli]") {
   CHECK(lines[2]["tokens"] == 20);
 }
 
-TEST_CASE("a mixture reports its routing, and --cf and --router override it", "[cli]") {
+TEST_CASE("moe eval prints the routing of a mixture, and --cf and --router override it", "[cli]") {
   const TempDir folder;
   const std::string moe = folder / "moe";
   succeed(
       {"upcycle", tiny("model"), "-o", moe, "--experts", "4", "--router", "top1:cf=1", "--quiet"});
-  const Words base = {"eval", moe, "--tasks", tiny("quiz.jsonl"), "--limit", "4", "--threads", "1"};
-  check_has(succeed(base).out,
-            {"4 logical ranks, groups of up to 16384 tokens", "% of requests dropped"});
+  const Args base = {"eval", moe, "--tasks", tiny("quiz.jsonl"), "--limit", "4", "--threads", "1"};
+  check_contains(succeed(base).out,
+                 {"4 logical ranks, groups of up to 16384 tokens", "% of requests dropped"});
   CHECK_THAT(succeed(joined(base, {"--cf", "inf"})).out,
              contains_text("no capacity, 0.00 % of requests dropped"));
   const RunResult json = succeed(joined(base, {"--json", "--quiet"}));
@@ -160,23 +163,23 @@ TEST_CASE("a mixture reports its routing, and --cf and --router override it", "[
   check_refused(joined(base, {"--router", "top1:gate=none"}), "add --force if that is meant");
 }
 
-TEST_CASE("--stats writes the counts that --stats-by names, and a table of layers", "[cli]") {
+TEST_CASE("--stats writes the groups of --stats-by, and a table of layers is printed", "[cli]") {
   const TempDir folder;
   const std::string moe = folder / "moe", file = folder / "stats.json", quiz = tiny("quiz.jsonl");
   succeed({"upcycle", tiny("model"), "-o", moe, "--experts", "4", "--router", "top1+ir+fr:cf=1",
            "--quiet"});
-  const Words words = {"eval",    moe,  "--tasks",   quiz, "--limit",   "4",
-                       "--stats", file, "--threads", "1",  "--stats-by"};
-  check_has(succeed(joined(words, {"layer,source,task,token"})).out,
-            {"layer  drop %  fill %    IR %  padding %  experts/token  load", "\nall "});
+  const Args args = {"eval",    moe,  "--tasks",   quiz, "--limit",   "4",
+                     "--stats", file, "--threads", "1",  "--stats-by"};
+  check_contains(succeed(joined(args, {"layer,source,task,token"})).out,
+                 {"layer  drop %  fill %    IR %  padding %  experts/token  load", "\nall "});
   const Json all = Json::parse(read_file(file));
   CHECK(all["router"] == "top1+ir+fr");
-  CHECK(all["layers"].size() == 2);  // every other of four
+  CHECK(all["layers"].size() == 2);  // every second of four layers
   CHECK(all["layers"][0]["load"].size() == 4);
   CHECK(all["task"][0]["task"] == "quiz");
   CHECK(all["source"][0]["source"] == quiz);
   CHECK(all["token"][0]["piece"].is_string());
-  succeed(joined(words, {"layer", "--force"}));
+  succeed(joined(args, {"layer", "--force"}));
   const Json by_layer = Json::parse(read_file(file));
   for (const std::string key : {"source", "task", "token"}) {
     CHECK_FALSE(by_layer.contains(key));
@@ -186,13 +189,13 @@ TEST_CASE("--stats writes the counts that --stats-by names, and a table of layer
       {"eval", moe, "--stats-text", folder / "text.txt", "--json", "--quiet", "--threads", "1"});
   CHECK(Json::parse(texts.out)["total"]["tokens"] > 4);
 
-  check_refused(joined(words, {"layer"}), "stats.json: exists already");
+  check_refused(joined(args, {"layer"}), "stats.json: exists already");
   check_refused({"eval", tiny("model"), "--tasks", quiz, "--stats", folder / "new"},
-                "this model is dense, it routes nothing to count");
+                "this model is dense and has no routing statistics");
   check_refused({"eval", tiny("model"), "--stats-text", quiz}, "--stats-text needs a mixture");
 }
 
-TEST_CASE("answers are generated without a capacity, and --stats counts their right answers",
+TEST_CASE("answers are generated without a capacity, and --stats counts the right answers",
           "[cli]") {
   const TempDir folder;
   const std::string moe = folder / "moe", name = "bbh_zeroshot_boolean_expressions";
@@ -202,8 +205,8 @@ TEST_CASE("answers are generated without a capacity, and --stats counts their ri
       succeed({"eval", moe, "--tasks", name, "--data", bench_folder().string(), "--limit", "2",
                "-o", folder / "out", "--stats", folder / "stats.json", "--stats-by", "task,source",
                "--threads", "1"});
-  check_has(run.err, {"note: answers are generated without a capacity and without +fr",
-                      "--stats counts each question with its right answer as one text"});
+  check_contains(run.err, {"note: answers are generated without a capacity and without +fr",
+                           "--stats counts a separate forward pass"});
   CHECK_THAT(run.out,
              contains_text("exact_match,flexible-extract") && !contains_text("requests dropped"));
   CHECK(json_lines(read_file(folder / "out" / ("samples_" + name + ".jsonl"))).size() == 4);
@@ -225,16 +228,17 @@ TEST_CASE("moe eval refuses incompatible flags and names invalid lines", "[cli]"
       {"eval"},
       {{{model}, "nothing to evaluate"},
        {{"--tasks", quiz}, "MODEL is missing"},
-       {{model, "--tasks", quiz, "--requests", quiz}, "--tasks and --requests together"},
-       {{model, "--requests", quiz, "--stats-text", quiz}, "--requests and --stats-text together"},
-       {{model, "--requests", quiz, "-o", quiz}, "leave out -o"},
+       {{model, "--tasks", quiz, "--requests", quiz}, "--tasks and --requests cannot be combined"},
+       {{model, "--requests", quiz, "--stats-text", quiz},
+        "--requests and --stats-text cannot be combined"},
+       {{model, "--requests", quiz, "-o", quiz}, "remove -o"},
        {{model, "--requests", quiz, "--against", "x"}, "--against needs --tasks"},
        {{model, "--requests", requests}, "r.jsonl line 2"},
-       {{model, "--tasks", quiz, "--stats-by", "token"}, "give --stats FILE too"},
+       {{model, "--tasks", quiz, "--stats-by", "token"}, "--stats-by needs --stats FILE"},
        {{model, "--tasks", "piqa"}, "task piqa needs --data DIR"},
-       {{model, "--tasks", quiz, "--items"}, "give --against DIR too"},
+       {{model, "--tasks", quiz, "--items"}, "--items needs --against DIR"},
        {{model, "--tasks", quiz}, "has neither tokenizer.model nor tokenizer.json"},
-       {{model, "--tasks", quiz, "--cf", "1"}, "this model is dense, it has no router"}});
+       {{model, "--tasks", quiz, "--cf", "1"}, "this model is dense and has no router"}});
 }
 
 // moe eval --ranks: the output equals that of a single process.
@@ -243,7 +247,7 @@ TEST_CASE("several ranks write the results of a single process", "[cli]") {
   const TempDir dir;
   succeed({"upcycle", tiny("model"), "-o", dir / "moe", "--experts", "4", "--router",
            "top1+ir:cf=1", "--quiet"});
-  const auto eval = [&](const std::string& out, const Words& more) {
+  const auto eval = [&](const std::string& out, const Args& more) {
     return succeed(joined({"eval", dir / "moe", "--tasks", tiny("quiz.jsonl"), "--limit", "60",
                            "--group-tokens", "100", "--threads", "1", "--stats",
                            (dir / (out + "-stats.json")).string(), "-o", dir / out, "--quiet"},
@@ -255,13 +259,13 @@ TEST_CASE("several ranks write the results of a single process", "[cli]") {
     const std::string name = entry.path().filename().string();
     INFO(name);
     REQUIRE(fs::exists(dir / "two" / name));
-    if (name != "results.json") {  // which has the elapsed seconds
+    if (name != "results.json") {  // results.json has elapsed times
       CHECK(read_file(dir / "two" / name) == read_file(entry.path()));
     }
   }
 }
 
-// Checks that two processes write the generated answers of one to `count` questions.
+// Checks that two processes generate the same answers to `count` questions as one process.
 void check_answers(int count) {
   const TempDir dir;
   std::string lines;
@@ -273,7 +277,7 @@ void check_answers(int count) {
              "data = \"numbers.jsonl\"\noutput_type = \"generate_until\"\n"
              "doc_to_text = \"The number before {{n}} is\"\ndoc_to_target = \"{{before}}\"\n"
              "until = [\".\"]\nmax_gen_toks = 16\n");
-  const auto answers = [&](const std::string& out, const Words& more) {
+  const auto answers = [&](const std::string& out, const Args& more) {
     succeed(joined({"eval", tiny("model"), "--tasks", dir / "numbers.toml", "--threads", "1", "-o",
                     dir / out, "--quiet"},
                    more));
@@ -286,30 +290,31 @@ TEST_CASE("several ranks write the generated answers of a single process", "[cli
   check_answers(9);
 }
 
-TEST_CASE("several ranks answer more prompts than fit a round", "[.][slow][cli]") {
+TEST_CASE("several ranks generate answers in several rounds", "[.][slow][cli]") {
   check_answers(131);
 }
 
 TEST_CASE("several ranks do not read requests from standard input", "[cli]") {
   check_refused({"eval", tiny("model"), "--requests", "-", "--ranks", "2"},
-                "--requests - on 2 ranks");
+                "--requests - cannot be used with 2 ranks");
 }
 
-// Evaluations that are killed or interrupted and resumed by the same command; sweeps.
+// Interrupted evaluations that are resumed by the same command, and sweeps.
 
-TEST_CASE("a killed and resumed evaluation writes the bytes of an uninterrupted one", "[cli]") {
+TEST_CASE("a killed and resumed evaluation writes the same bytes as an uninterrupted one",
+          "[cli]") {
   const TempDir folder;
   write_mixture(folder / "moe");
   for (const std::string router : {"top1:cf=1", "top1:cf=inf"}) {
     CAPTURE(router);
     const std::string name = router.substr(5);
-    succeed(eval_words(folder, "whole" + name, router));
-    const Words words = eval_words(folder, "again" + name, router);
+    succeed(eval_args(folder, "whole" + name, router));
+    const Args args = eval_args(folder, "again" + name, router);
     const auto cache = folder / ("again" + name) / "responses.cache";
-    CHECK(stop_after(words, cache, 3, SIGKILL) == 128 + SIGKILL);
+    CHECK(stop_after(args, cache, 3, SIGKILL) == 128 + SIGKILL);
     REQUIRE(lines_in(cache) >= 3);
-    CHECK(stop_after(words, cache, 3, SIGINT) == 130);
-    succeed(words);
+    CHECK(stop_after(args, cache, 3, SIGINT) == 130);
+    succeed(args);
     CHECK_FALSE(fs::exists(cache));
     const auto file = [&](const std::string& run, const std::string& leaf) {
       return read_file(folder / (run + name) / leaf);
@@ -326,51 +331,51 @@ TEST_CASE("--cache-responses is shared by later and concurrent runs, and damage 
   write_mixture(folder / "moe");
   const auto cache = folder / "kept/responses.cache";
   fs::create_directories(folder / "kept");
-  const auto words = [&](const std::string& out, const std::string& place) {
-    return joined(eval_words(folder, out, "top1:cf=1"), {"--cache-responses", place});
+  const auto args = [&](const std::string& out, const std::string& cache_responses) {
+    return joined(eval_args(folder, out, "top1:cf=1"), {"--cache-responses", cache_responses});
   };
-  Process first(words("a", (folder / "kept").string())), second(words("b", cache.string()));
+  Process first(args("a", (folder / "kept").string())), second(args("b", cache.string()));
   CHECK(first.exit_code() == 0);
   CHECK(second.exit_code() == 0);
   const size_t lines = lines_in(cache);
   REQUIRE(lines > 5);
-  CHECK_THAT(succeed(words("c", cache.string())).err,
-             contains_text("kept forwards; those of this model and these settings are not "));
+  CHECK_THAT(succeed(args("c", cache.string())).err,
+             contains_text("cached responses; those with this model and these settings are "));
   CHECK(lines_in(cache) == lines);
   std::string damaged = read_file(cache);
   damaged[damaged.size() / 2] = static_cast<char>(damaged[damaged.size() / 2] ^ 1);
   write_file(cache, damaged);
-  CHECK_THAT(succeed(words("d", cache.string())).err,
-             contains_text("responses.cache: 1 damaged line is left out"));
+  CHECK_THAT(succeed(args("d", cache.string())).err,
+             contains_text("responses.cache: ignored 1 damaged line"));
   for (const std::string run : {"b", "c", "d"}) {
     CHECK(read_file(folder / "a/samples_quiz.jsonl") ==
           read_file(folder / run / "samples_quiz.jsonl"));
   }
-  CHECK_THAT(succeed(words("e", "off")).err, !contains_text("kept forwards"));
+  CHECK_THAT(succeed(args("e", "off")).err, !contains_text("cached responses"));
   write_file(folder / "notes", "mine\n");
-  const RunResult strange = run_moe(words("f", (folder / "notes").string()));
-  CHECK(strange.exit_code == 2);
-  CHECK_THAT(strange.err, contains_text("notes: does not begin with 'moe responses 1'"));
+  const RunResult refused = run_moe(args("f", (folder / "notes").string()));
+  CHECK(refused.exit_code == 2);
+  CHECK_THAT(refused.err, contains_text("notes: does not begin with 'moe responses 1'"));
   CHECK(read_file(folder / "notes") == "mine\n");
 }
 
-TEST_CASE("a sweep writes one table, one page and a folder for each value", "[cli]") {
+TEST_CASE("a sweep writes a page and a folder for each value, and prints a table", "[cli]") {
   const TempDir folder;
   write_mixture(folder / "moe");
-  const Words base = {"eval", folder / "moe", "--tasks", tiny("quiz.jsonl"), "--limit",
-                      "10",   "--threads",    "1",       "--quiet",          "--sweep"};
+  const Args base = {"eval", folder / "moe", "--tasks", tiny("quiz.jsonl"), "--limit",
+                     "10",   "--threads",    "1",       "--quiet",          "--sweep"};
   const std::string out = folder / "out";
   const RunResult result = succeed(joined(base, {"cf=0.25,0.5,inf", "-o", out}));
   CAPTURE(result.out);
   CHECK(result.out.starts_with("value      quiz  drop %  rows/token   n\ncf=0.25  "));
-  CHECK(result.out.ends_with("plotted in " + out + "/sweep.html\n"));
+  CHECK(result.out.ends_with("plot: " + out + "/sweep.html\n"));
   CHECK(read_file(folder / "out/sweep.html").starts_with("<!doctype html>"));
   CHECK(Json::parse(read_file(folder / "out/cf=0.5/results.json"))["moe"]["router"] ==
         "top1:cf=0.5");
   CHECK(Json::parse(succeed(joined(base, {"cf=inf", "--json"})).out)["values"][0]["drop_rate"] ==
         0.0);
   check_refused(joined(base, {"cf=0.25,-1"}), "moe: --sweep cf=-1: --cf '-1'");
-  check_refused(joined(base, {"cf=1", "--stats", "x"}), "--sweep and --stats together");
+  check_refused(joined(base, {"cf=1", "--stats", "x"}), "--sweep and --stats cannot be combined");
 }
 
 }  // namespace

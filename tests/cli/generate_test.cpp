@@ -6,14 +6,14 @@
 using moe::Json;
 using namespace moe::test;
 
-TEST_CASE("greedy text begins with the prompt, in f32 and in bf16", "[cli]") {
-  const Words words = {"generate",     tiny("model"), "--prompt",   "The number before 31 is",
-                       "--max-tokens", "12",          "--precision"};
+TEST_CASE("moe generate prints the prompt and a greedy continuation, in f32 and bf16", "[cli]") {
+  const Args args = {"generate",     tiny("model"), "--prompt",   "The number before 31 is",
+                     "--max-tokens", "12",          "--precision"};
   for (const std::string precision : {"fp32", "bf16"}) {
-    CHECK(succeed(joined(words, {precision}))
+    CHECK(succeed(joined(args, {precision}))
               .out.starts_with("The number before 31 is 30. The number"));
   }
-  check_refused(joined(words, {"tf32"}), "CUDA GPUs alone multiply in TF32");
+  check_refused(joined(args, {"tf32"}), "CUDA GPUs alone multiply in TF32");
 }
 
 TEST_CASE("sampling is reproducible from the seed", "[cli]") {
@@ -33,30 +33,30 @@ TEST_CASE("sampling is reproducible from the seed", "[cli]") {
 TEST_CASE("generate refuses a folder without tokenizer and invalid flags", "[cli]") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "m", {});
-  const Words words = {"generate", folder / "m", "--prompt", "a"};
-  check_refused(words, "tokenizer.model");
-  check_refused(joined(words, {"--router", "top1"}), "dense");
-  check_refused(joined(words, {"--temperature", "-1"}), "--temperature");
+  const Args args = {"generate", folder / "m", "--prompt", "a"};
+  check_refused(args, "tokenizer.model");
+  check_refused(joined(args, {"--router", "top1"}), "dense");
+  check_refused(joined(args, {"--temperature", "-1"}), "--temperature");
 }
 
-TEST_CASE("generate --chat fills the template of the folder and stops at the end of the answer",
+TEST_CASE("generate --chat applies the model's chat template and stops at the end of the answer",
           "[cli]") {
   const TempDir dir;
   fs::copy(tiny("model"), dir / "m", fs::copy_options::recursive);
-  const Words words = {"generate", dir / "m", "--prompt", "Name a river."};
-  check_refused(joined(words, {"--chat"}), "has no chat template");
-  check_refused(joined(words, {"--chat", "--template", "chatmle"}), "did you mean 'chatml'?");
-  check_refused(joined(words, {"--template", "chatml"}), "needs --chat");
-  check_refused(joined(words, {"--chat", "--template", "zephyr", "--bos", "on"}),
-                "--bos on with --chat");
+  const Args args = {"generate", dir / "m", "--prompt", "Name a river."};
+  check_refused(joined(args, {"--chat"}), "has no chat template");
+  check_refused(joined(args, {"--chat", "--template", "chatmle"}), "did you mean 'chatml'?");
+  check_refused(joined(args, {"--template", "chatml"}), "needs --chat");
+  check_refused(joined(args, {"--chat", "--template", "zephyr", "--bos", "on"}),
+                "--bos on cannot be combined with --chat");
   write_file(dir / "m/chat_template.jinja", "{{ '<|user|>' + content + eos_token }}");
-  const auto ask = [&](const Words& flags) {
-    return succeed(joined(words, joined({"--chat", "--json"}, flags))).out;
+  const auto chat = [&](const Args& flags) {
+    return succeed(joined(args, joined({"--chat", "--json"}, flags))).out;
   };
-  const std::string by_folder = ask({});
-  CHECK(by_folder == ask({"--template", "zephyr"}));
-  CHECK(by_folder != ask({"--template", "mistral"}));
-  const auto json = Json::parse(by_folder);
+  const std::string with_stored_template = chat({});
+  CHECK(with_stored_template == chat({"--template", "zephyr"}));
+  CHECK(with_stored_template != chat({"--template", "mistral"}));
+  const auto json = Json::parse(with_stored_template);
   const std::vector<int64_t> ids = json.at("prompt_ids");
   CHECK(std::count(ids.begin(), ids.end(), 2) == 1);  // the EOS after the question, as a token
   CHECK(json.at("text").get<std::string>().find("river") == std::string::npos);  // only the answer

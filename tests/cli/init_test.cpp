@@ -1,4 +1,4 @@
-// moe init: dense models and mixtures with random weights.
+// moe init (dense models and mixtures with random weights) and moe inspect.
 
 #include "core/base/json.h"
 #include "tests/cli/commands.h"
@@ -13,7 +13,7 @@ std::string write_config(const TempDir& folder) {
   return (folder / "config.json").string();
 }
 
-TEST_CASE("moe init makes a dense folder that moe inspect reads", "[cli][init]") {
+TEST_CASE("moe init creates a dense model that moe inspect reads", "[cli][init]") {
   const TempDir folder;
   const std::string out = folder / "out";
   const auto run = succeed(
@@ -25,26 +25,25 @@ TEST_CASE("moe init makes a dense folder that moe inspect reads", "[cli][init]")
   CHECK(read_json(folder / "out/init.json")["seed"] == 3);
 }
 
-TEST_CASE("moe init --experts makes a mixture, with finer experts by --granularity",
+TEST_CASE("moe init --experts creates a mixture, and --granularity splits its experts",
           "[cli][init]") {
   const TempDir folder;
-  const Words words = {"init",   write_config(folder), "-o", folder / "out", "--experts", "4",
-                       "--force"};
-  const auto json = parse_json(succeed(joined(words, {"--layers", "0-1", "--router", "topp:0.4",
-                                                      "--experts-init", "same", "--json"}))
+  const Args args = {"init",   write_config(folder), "-o", folder / "out", "--experts", "4",
+                     "--force"};
+  const auto json = parse_json(succeed(joined(args, {"--layers", "0-1", "--router", "topp:0.4",
+                                                     "--experts-init", "same", "--json"}))
                                    .out,
                                "stdout");
   CHECK(json["router"] == "topp:0.4");
   CHECK(json["experts_init"] == "same");
   CHECK(read_json(folder / "out/config.json")["moe"]["layers"] == Json({0, 1}));
   CHECK_THAT(
-      succeed(joined(words, {"--granularity", "2", "--router", "relu:k=1", "--quiet"})).out,
+      succeed(joined(args, {"--granularity", "2", "--router", "relu:k=1", "--quiet"})).out,
       contains_text("layers 0-2 of 3 are mixtures of 8 experts of width 12 (granularity 2), router "
                     "relu:k=2\n"));
 }
 
-// Trains a model from scratch on a text of a few words in a fixed order, which any model that
-// trains at all learns to repeat.
+// Trains a model from scratch on a repeated sentence and checks that the loss falls.
 void check_learns(const std::string& router, const std::string& layers,
                   const std::string& granularity) {
   CAPTURE(router, layers);
@@ -77,7 +76,7 @@ TEST_CASE("models from scratch learn plain text with the routers of papers 2 and
 TEST_CASE("moe init refuses invalid flags by name", "[cli][init]") {
   const TempDir folder;
   const std::string config = write_config(folder), out = folder / "out";
-  for (const auto& [flags, fact] : std::vector<std::pair<Words, std::string>>{
+  for (const auto& [flags, fact] : std::vector<std::pair<Args, std::string>>{
            {{folder / "none.json", "-o", out}, "none.json"},
            {{config, "-o", out, "--router", "top1"}, "need --experts"},
            {{config, "-o", out, "--experts", "4", "--granularity", "7"}, "--granularity 7"},
@@ -100,7 +99,7 @@ TEST_CASE("moe inspect prints a table of a mixture", "[cli][inspect]") {
            "--ep-ranks", "2"});
   const auto run = succeed({"inspect", out});
   CHECK(run.err.empty());
-  check_has(
+  check_contains(
       run.out,
       {"model type    qwen2_moe\n",
        "layers        3 of width 16, 4 heads of 4 (2 for keys and values), vocabulary 64\n",

@@ -1,4 +1,4 @@
-// Standard streams that are closed, full, broken or pipes, and limits of the process.
+// Standard streams that are closed or cannot be written, pipes, and resource limits of the process.
 
 #include "tests/cli/commands.h"
 
@@ -7,8 +7,8 @@ using namespace moe::test;
 
 namespace {
 
-// Runs `moe ARGUMENTS` with `redirections` through a shell. Standard error is in `err` unless the
-// redirections name another place.
+// Runs `moe ARGUMENTS REDIRECTIONS` in a shell. RunResult::err has standard error unless it is
+// redirected.
 RunResult run_shell(const TempDir& dir, const std::string& arguments,
                     const std::string& redirections, const std::string& prefix = "") {
   const std::string command = "cd " + shell_quote(dir.path().string()) + " && " + prefix +
@@ -20,12 +20,12 @@ RunResult run_shell(const TempDir& dir, const std::string& arguments,
           fs::exists(err) ? read_file(err) : ""};
 }
 
-const Words kPrinting = {"--reference",
-                         "inspect dense",
-                         "tokenize dense text.txt",
-                         "route logits.csv --router top1",
-                         "eval dense --requests requests.jsonl",
-                         "generate dense --prompt a --max-tokens 2"};
+const Args kPrinting = {"--reference",
+                        "inspect dense",
+                        "tokenize dense text.txt",
+                        "route logits.csv --router top1",
+                        "eval dense --requests requests.jsonl",
+                        "generate dense --prompt a --max-tokens 2"};
 
 void write_inputs(const TempDir& dir) {
   fs::copy(tiny("model"), dir / "dense", fs::copy_options::recursive);
@@ -55,7 +55,7 @@ TEST_CASE("output lost on a full disk is reported with exit code 2", "[cli]") {
 
 TEST_CASE("a closed pipe ends a command without a message", "[cli]") {
   const TempDir dir;
-  // The second form is a parent that ignores SIGPIPE, as Python does.
+  // With the second prefix, SIGPIPE is ignored, as in a child process of Python.
   for (const std::string prefix : {"", "trap '' PIPE;"}) {
     CAPTURE(prefix);
     const auto result = run_shell(dir, "--reference", "| true", prefix);
@@ -94,13 +94,13 @@ TEST_CASE("a file size limit is reported like a full disk, and no file remains",
   }
 }
 
-TEST_CASE("limits of descriptors and file sizes are named, with exit codes 1 and 2", "[cli]") {
+TEST_CASE("messages name ulimit -n (exit code 1) and ulimit -f (exit code 2)", "[cli]") {
   const TempDir dir;
   write_inputs(dir);
   const std::string train = "train dense -o run --data rows.jsonl --steps 1 --threads 1";
-  for (int count = 7; count <= 12; ++count) {  // each fails at another file
+  for (int count = 7; count <= 12; ++count) {  // each limit makes another open() fail
     CAPTURE(count);
-    // bash after the redirections, for which sh needs descriptors of its own.
+    // Sets the limit in bash, after sh has opened descriptors for the redirections.
     const auto few = run_shell(dir, train, ">/dev/null",
                                fmt::format("bash -c 'ulimit -n {}; exec \"$@\"' limited", count));
     CHECK((few.exit_code == 0 || few.exit_code == 1));

@@ -1,5 +1,5 @@
-// The recipes: every row of the tables of the papers is accepted by its commands, at full size and
-// as a small twin, and has the settings of tests/golden/recipes.txt.
+// The recipes. Every row of the papers' tables, at full and at reduced size, has the settings of
+// tests/golden/recipes.txt and is accepted by its commands.
 
 #include <iterator>
 #include <map>
@@ -21,7 +21,7 @@ const path& recipes() {
   return folder;
 }
 
-using Table = std::map<std::string, std::string>;  // key -> value as written, without its comment
+using Table = std::map<std::string, std::string>;  // key -> value, without comment
 using Tables = std::map<std::string, Table>;
 
 // Reads the subset of TOML that recipes use.
@@ -45,7 +45,7 @@ Tables read_tables(const path& recipe) {
   return tables;
 }
 
-// Returns one spelling of equal values: 1e-5 and 0.00001, ["a", "b"] and a,b.
+// Returns the same text for equal values, such as 1e-5 and 0.00001, or ["a", "b"] and a,b.
 std::string normalized(std::string value) {
   std::string text;
   for (const char c : value) {
@@ -62,13 +62,13 @@ std::string normalized(std::string value) {
   }
 }
 
-// Returns the settings of a command: its table in the recipe, overridden by the flags of a row
-// ("--key value --key value"). Equal values have equal spellings.
+// Returns the normalized settings of a command: its table in the recipe, overridden by the flags of
+// a row ("--key value --key value").
 Table settings(const path& recipe, const std::string& command, const std::string& flags) {
   Tables tables = read_tables(recipe);
   Table& table = tables[command];
-  std::istringstream words(flags);
-  for (std::string key, value; words >> key >> value;) {
+  std::istringstream stream(flags);
+  for (std::string key, value; stream >> key >> value;) {
     table[key.substr(2)] = value;
   }
   for (auto& [key, value] : table) {
@@ -77,76 +77,79 @@ Table settings(const path& recipe, const std::string& command, const std::string
   return table;
 }
 
-// Runs a script of recipes/ with the binary under test. `out` has both streams.
+// Runs a script of recipes/ with the binary under test. RunResult::out has both streams.
 RunResult run_script(const std::string& name, const std::string& arguments) {
   return run_program(
       "sh", {"-c", "recipes/" + name + " " + arguments + " 2>&1"},
       "cd " + shell_quote(source_folder().string()) + " && MOE=" + shell_quote(moe_binary()));
 }
 
-// Returns the recipe and the flags of a row: recipes/row.sh prints "--config RECIPE --key value
-// ...".
+// Returns the recipe and the flags of a row, from the output of recipes/row.sh: "--config RECIPE
+// --key value ..".
 std::pair<path, std::string> row_flags(const std::string& row, const std::string& command) {
   const auto result = run_script("row.sh", "recipes/" + row + " " + command);
   CAPTURE(row, command, result.out);
   REQUIRE(result.exit_code == 0);
-  const std::string words = result.out.substr(0, result.out.size() - 1);
-  const size_t begin = std::string("--config ").size(), end = words.find(' ', begin);
-  return {source_folder() / words.substr(begin, end - begin),
-          end == std::string::npos ? "" : words.substr(end + 1)};
+  const std::string line = result.out.substr(0, result.out.size() - 1);
+  const size_t begin = std::string("--config ").size(), end = line.find(' ', begin);
+  return {source_folder() / line.substr(begin, end - begin),
+          end == std::string::npos ? "" : line.substr(end + 1)};
 }
 
-struct OldRecipe {
+// An entry of tests/golden/recipes.txt: a command with flags, and the rows that have them.
+struct GoldenRow {
   std::string command, flags;
-  std::vector<std::string> names;  // rectify_router/small/top1
+  std::vector<std::string> names;  // such as "rectify_router/small/top1"
 };
 
-std::vector<OldRecipe> old_recipes() {
-  std::vector<OldRecipe> recipes;
+std::vector<GoldenRow> golden_rows() {
+  std::vector<GoldenRow> rows;
   std::istringstream lines(read_file(source_folder() / "tests/golden/recipes.txt"));
   for (std::string line; std::getline(lines, line);) {
-    std::istringstream words(line);
+    std::istringstream stream(line);
     if (line[0] == ' ') {
-      for (std::string name; words >> name;) {
-        recipes.back().names.push_back(name);
+      for (std::string name; stream >> name;) {
+        rows.back().names.push_back(name);
       }
     } else if (line[0] != '#') {
-      recipes.emplace_back();
-      words >> recipes.back().command;
-      std::getline(words, recipes.back().flags);
+      rows.emplace_back();
+      stream >> rows.back().command;
+      std::getline(stream, rows.back().flags);
     }
   }
-  return recipes;
+  return rows;
 }
 
-Words words_of(const std::string& text) {
+Args split_words(const std::string& text) {
   std::istringstream stream(text);
   return {std::istream_iterator<std::string>(stream), {}};
 }
 
 TEST_CASE("the rows of the tables have the settings of the golden file", "[cli][recipes]") {
-  std::set<std::string> old_rows, rows;
-  for (const auto& old : old_recipes()) {
-    for (const auto& name : old.names) {
-      const auto [recipe, flags] = row_flags(name, old.command);
-      CAPTURE(name, old.command);
-      CHECK(settings(recipe, old.command, flags) == settings("/dev/null", old.command, old.flags));
-      old_rows.insert(name);
+  std::set<std::string> golden_names, rows;
+  for (const auto& golden : golden_rows()) {
+    for (const auto& name : golden.names) {
+      const auto [recipe, flags] = row_flags(name, golden.command);
+      CAPTURE(name, golden.command);
+      CHECK(settings(recipe, golden.command, flags) ==
+            settings("/dev/null", golden.command, golden.flags));
+      golden_names.insert(name);
     }
   }
   for (const std::string paper : {"rectify_router", "top_p", "remoe"}) {
-    for (const auto& name : words_of(run_script("row.sh", "recipes/" + paper).out)) {
+    for (const auto& name : split_words(run_script("row.sh", "recipes/" + paper).out)) {
       rows.insert(paper + "/" + name);
       rows.insert(paper + "/small/" + name);
     }
   }
-  CHECK(rows == old_rows);
+  CHECK(rows == golden_names);
   CHECK(rows.size() == 102);
 }
 
-// Returns a folder for the flags of `old`: random weights and a router of its family.
-std::string folder_for(const OldRecipe& old, const TempDir& work) {
-  const std::string& name = old.names.front();
+// Returns a model folder for the flags of `golden`, with random weights and a router of that
+// family.
+std::string folder_for(const GoldenRow& golden, const TempDir& work) {
+  const std::string& name = golden.names.front();
   const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
   const std::string router = has("dense")     ? ""
                              : has("dynamic") ? "topp:0.4"
@@ -157,8 +160,8 @@ std::string folder_for(const OldRecipe& old, const TempDir& work) {
     Json config = read_json(recipes() / "remoe/small/182M.json");
     config["max_position_embeddings"] = 2048;
     write_file(work / "config.json", config.dump());
-    Words init = {"init",        work / "config.json", "-o",     folder.string(),
-                  "--tokenizer", tiny("model"),        "--quiet"};
+    Args init = {"init",        work / "config.json", "-o",     folder.string(),
+                 "--tokenizer", tiny("model"),        "--quiet"};
     if (!router.empty()) {
       init = joined(init, {"--experts", "8", "--router", router, "--ep-ranks", "8"});
     }
@@ -167,26 +170,27 @@ std::string folder_for(const OldRecipe& old, const TempDir& work) {
   return folder.string();
 }
 
-// Runs the command of a row: completely if that is cheap, moe train with --show-settings, and moe
-// eval of a full-size row with a missing data file, which is the error after all checks of flags.
-void check_accepted(const OldRecipe& old, const TempDir& work) {
-  const std::string& name = old.names.front();
+// Runs the command of a row in a cheap way: moe train with --show-settings, moe upcycle with
+// --dry-run, and moe eval of a full-size row with a missing data file, which is reported after all
+// flags are checked.
+void check_accepted(const GoldenRow& golden, const TempDir& work) {
+  const std::string& name = golden.names.front();
   const TempDir folder;
   const std::string missing = folder / "absent", out = folder / "out";
-  for (const auto* file : {"text.jsonl", "pile-held-out.jsonl"}) {  // the latter for recipes
+  for (const auto* file : {"text.jsonl", "pile-held-out.jsonl"}) {  // the second is in recipes
     write_file(work / file, "{\"text\": \"The opposite of big is small.\"}\n");
   }
-  Words arguments = {old.command};
+  Args arguments = {golden.command};
   bool whole = true;
-  if (old.command == "train") {
-    const bool is_text = old.flags.find("--objective lm") != std::string::npos;
+  if (golden.command == "train") {
+    const bool is_text = golden.flags.find("--objective lm") != std::string::npos;
     arguments =
-        joined(arguments, {folder_for(old, work), "--data",
+        joined(arguments, {folder_for(golden, work), "--data",
                            is_text ? (work / "text.jsonl").string() : tiny("instruct.jsonl"),
                            "--cache", "off", "--show-settings"});
-  } else if (old.command == "upcycle") {
+  } else if (golden.command == "upcycle") {
     arguments = joined(arguments, {tiny("model"), "-o", out, "--dry-run"});
-  } else if (old.command == "init") {
+  } else if (golden.command == "init") {
     const std::string row = path(name).filename().string();
     const path paper = recipes() / name.substr(0, name.find('/'));
     arguments =
@@ -198,44 +202,45 @@ void check_accepted(const OldRecipe& old, const TempDir& work) {
     arguments = joined(arguments, {tiny("model"), "--data", missing});
     whole = false;
   }
-  const auto [recipe, flags] = row_flags(name, old.command);
-  arguments = joined(arguments, words_of("--config " + recipe.string() + " " + flags));
-  // The tasks of small rows are named relative to the root, the held-out text to the working
-  // folder.
-  const path where = old.command == "train" ? work.path() : source_folder();
+  const auto [recipe, flags] = row_flags(name, golden.command);
+  arguments = joined(arguments, split_words("--config " + recipe.string() + " " + flags));
+  // Small rows name tasks relative to the root. Rows of moe train name the held-out text relative
+  // to the working folder.
+  const path where = golden.command == "train" ? work.path() : source_folder();
   const auto run = run_moe(arguments, "cd " + shell_quote(where.string()) + " &&");
-  CAPTURE(name, old.command, run.err);
+  CAPTURE(name, golden.command, run.err);
   CHECK(run.exit_code == (whole ? 0 : 2));
   CHECK((whole || says(run.err, missing)));
-  CHECK((old.command != "train" || says(run.out, "\n[train]\n")));
+  CHECK((golden.command != "train" || says(run.out, "\n[train]\n")));
 }
 
 TEST_CASE("every command accepts the flags of a row of each paper", "[cli][recipes]") {
-  std::map<std::string, OldRecipe> last;  // by paper and command
-  for (const auto& old : old_recipes()) {
-    const std::string& name = old.names.front();
-    last[name.substr(0, name.find('/')) + " " + old.command] = old;
+  std::map<std::string, GoldenRow> last;  // by paper and command
+  for (const auto& golden : golden_rows()) {
+    const std::string& name = golden.names.front();
+    last[name.substr(0, name.find('/')) + " " + golden.command] = golden;
   }
   CHECK(last.size() == 8);
   const TempDir work;
-  for (const auto& [key, old] : last) {
-    check_accepted(old, work);
+  for (const auto& [key, golden] : last) {
+    check_accepted(golden, work);
   }
 }
 
 TEST_CASE("every command accepts the flags of every row", "[.][slow][cli][recipes]") {
   const TempDir work;
-  for (const auto& old : old_recipes()) {
-    check_accepted(old, work);
+  for (const auto& golden : golden_rows()) {
+    check_accepted(golden, work);
   }
 }
 
-// Returns the peak bytes of one GPU, by `moe train --dry-run` of a row on a cluster.
+// Returns the peak bytes of one GPU that `moe train --dry-run` estimates for a row on a cluster.
+// `maker`: command that creates the model, "upcycle" or "init".
 double planned_peak(const std::string& row, const path& config, const std::string& maker,
                     const std::string& nodes) {
   const auto [recipe, flags] = row_flags(row, "train");
-  auto arguments = words_of("train " + config.string() + " --dry-run --json --gpus 8 --nodes " +
-                            nodes + " --config " + recipe.string() + " " + flags);
+  auto arguments = split_words("train " + config.string() + " --dry-run --json --gpus 8 --nodes " +
+                               nodes + " --config " + recipe.string() + " " + flags);
   if (row.find("dense") == std::string::npos) {
     const auto [maker_recipe, maker_flags] = row_flags(row, maker);
     for (const auto& [key, value] : settings(maker_recipe, maker, maker_flags)) {
@@ -249,7 +254,7 @@ double planned_peak(const std::string& row, const path& config, const std::strin
 
 // Checks the memory of one GPU for the last row of each table, or for all rows.
 void check_memory_of_rows(bool all) {
-  // A GPU of "80 GB" has 80 GiB, of which its driver shows 79.
+  // A GPU of "80 GB" has 80 GiB, of which 79 GiB are usable.
   constexpr double kGpu = 79.0 * (uint64_t{1} << 30);
   const TempDir work;
   const TinyCheckpoint llama_2_7b = {.hidden = 4096,
@@ -263,10 +268,10 @@ void check_memory_of_rows(bool all) {
   write_file(work / "llama.json", tiny_config(llama_2_7b).dump());
   size_t compared = 0;
   for (const auto& [paper, maker, nodes] :
-       {std::tuple("rectify_router", "upcycle", "4"),  // its 32 GPUs of 80 GB
+       {std::tuple("rectify_router", "upcycle", "4"),  // 32 GPUs of 80 GB, as in the paper
         std::tuple("top_p", "init", "1"), std::tuple("remoe", "init", "1")}) {
-    const Words names = words_of(run_script("row.sh", std::string("recipes/") + paper).out);
-    for (const auto& name : all ? names : Words{names.back()}) {
+    const Args names = split_words(run_script("row.sh", std::string("recipes/") + paper).out);
+    for (const auto& name : all ? names : Args{names.back()}) {
       const std::string row = std::string(paper) + "/" + name;
       const path config = std::string(maker) == "upcycle"
                               ? work / "llama.json"
@@ -323,7 +328,7 @@ TEST_CASE("at_test.sh runs the rows of a table and refuses unknown tables", "[cl
   }
 }
 
-// Runs a row of the study with three steps, twice: the second time its results are there.
+// Runs a row of the study with three steps, and again, which finds the stored result.
 void check_study(const std::string& block, const std::string& row) {
   const TempDir work;
   const std::string arguments =
@@ -379,8 +384,7 @@ assert conclusion(1, 0.05) == conclusion(-1, None) == "not resolved"
   CHECK(run.exit_code == 0);
 }
 
-TEST_CASE("the tables of the docs follow from the results of the study",
-          "[.][slow][cli][recipes]") {
+TEST_CASE("study/run.py --tables reproduces the tables of the docs", "[.][slow][cli][recipes]") {
   const TempDir work;
   fs::copy(recipes(), work / "recipes", fs::copy_options::recursive);
   const auto made = run_program("python3", {work / "recipes/study/run.py", "--tables"});
@@ -399,17 +403,17 @@ TEST_CASE("the comparison over seeds prints means with intervals and keeps exist
   const auto run = run_script("tiny/seeds.py", arguments);
   CAPTURE(run.out);
   CHECK(run.exit_code == 0);
-  check_has(run.out, {"| MoE of 8, `top2` | ", "paired by seed (2 seeds, 95 %): "});
+  check_contains(run.out, {"| MoE of 8, `top2` | ", "paired by seed (2 seeds, 95 %): "});
   const auto written = fs::last_write_time(work / "seed2/scores/moe-tuned/results.json");
   CHECK(run_script("tiny/seeds.py", arguments).out == run.out);
   CHECK(fs::last_write_time(work / "seed2/scores/moe-tuned/results.json") == written);
 }
 
-TEST_CASE("small.sh makes, trains and reports a small model, and refuses an existing folder",
+TEST_CASE("small.sh creates, trains and reports a small model, and refuses an existing folder",
           "[.][slow][cli][recipes]") {
   const TempDir folder;
   const std::string run_folder = folder / "run";
-  // The former path of the twin.
+  // A path with .toml is accepted, too.
   const auto run = run_script("small.sh", "recipes/remoe/small/182M-dense.toml " + run_folder);
   INFO(run.out);
   CHECK(run.exit_code == 0);
@@ -422,7 +426,7 @@ TEST_CASE("small.sh makes, trains and reports a small model, and refuses an exis
   CHECK(run_script("small.sh", "top1").exit_code == 2);
 }
 
-// Returns path, relative to the root, and text of the scripts of the project.
+// Returns the paths, relative to the root, and texts of all scripts of the project.
 std::map<std::string, std::string> scripts() {
   const path root = source_folder();
   std::map<std::string, std::string> found = {{".ci/run", read_file(root / ".ci/run")}};
@@ -501,8 +505,8 @@ TEST_CASE("setup.sh uses sudo only with --yes", "[recipes]") {
   CHECK(says(read_file(folder / "called"), "apt-get -q -y"));
 }
 
-// moe quickstart refuses folders of others and missing programs. tests/wheel/run.sh and continuous
-// integration run the quickstart itself.
+// moe quickstart refuses folders with other files and names missing programs. tests/wheel/run.sh
+// and .ci/run run the whole quickstart.
 
 TEST_CASE("moe quickstart does not touch a folder with other contents", "[cli]") {
   const TempDir dir;
@@ -516,19 +520,19 @@ TEST_CASE("moe quickstart does not touch a folder with other contents", "[cli]")
 TEST_CASE("moe quickstart names a missing program before it writes a file", "[cli]") {
   const TempDir dir;
   const std::string out = dir / "run";
-  const Words words = {"quickstart", "-o", out, "--short"};
-  check_refused(run_moe(words, "PYTHON=/nowhere/python3"), "no /nowhere/python3 here");
-  check_refused(run_moe(words, "PATH=/nowhere"), "bash, which runs ");
+  const Args args = {"quickstart", "-o", out, "--short"};
+  check_refused(run_moe(args, "PYTHON=/nowhere/python3"), "no /nowhere/python3 here");
+  check_refused(run_moe(args, "PATH=/nowhere"), "bash, which runs ");
 
   const fs::path binary = moe_binary();
   fs::copy_file(binary, dir / "moe");  // without its recipes
   fs::copy_file(binary.parent_path() / "libmoe_ops.so", dir / "libmoe_ops.so");
-  check_refused(run_program((dir / "moe").string(), words),
-                dir.path().string() + ": recipes/quickstart.sh is neither");
+  check_refused(run_program((dir / "moe").string(), args),
+                dir.path().string() + ": no recipes/quickstart.sh here");
   CHECK(!fs::exists(out));
 }
 
-TEST_CASE("the quickstart replaces only the files of its list", "[cli]") {
+TEST_CASE("the quickstart overwrites only files in its list .moe-quickstart", "[cli]") {
   const TempDir dir;
   const fs::path run = dir / "run", thesis = run / "texts/thesis.txt";
   const auto quickstart = [&] {
@@ -538,7 +542,7 @@ TEST_CASE("the quickstart replaces only the files of its list", "[cli]") {
   write_file(thesis, "mine");
   write_file(run / "moe/thesis.txt", "mine");
   write_file(run / ".moe-quickstart", "");
-  CHECK(quickstart().exit_code == 1);  // by /bin/false; no file is removed
+  CHECK(quickstart().exit_code == 1);  // /bin/false failed
   CHECK(read_file(thesis) == "mine");
   CHECK(read_file(run / "moe/thesis.txt") == "mine");
   write_file(run / "texts/quiz.jsonl", "of the list");

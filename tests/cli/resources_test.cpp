@@ -1,5 +1,4 @@
-// tests/kernels/resources.sh with a fake compiler: its registers and spills are compared with a
-// table, registers only with a table of the same compiler.
+// tests/kernels/resources.sh with a fake compiler, and the memory limit of a cgroup.
 
 #include <unistd.h>
 
@@ -14,9 +13,10 @@ using namespace moe::test;
 
 namespace {
 
-class Compiler {
+// A shell script that prints the resource report of nvcc for two kernels, "wide" and "narrow".
+class FakeCompiler {
  public:
-  Compiler() {
+  FakeCompiler() {
     write_file(folder_ / "kernel.cu", "");
     write_file(folder_ / "nvcc", R"(#!/bin/bash
 if [ "$1" = --version ]; then echo 'Cuda compilation tools, release 13.0, V13.0.88'; exit; fi
@@ -31,7 +31,7 @@ done >&2
     fs::permissions(folder_ / "nvcc", fs::perms::all);
   }
 
-  // Compares the output of the compiler with a table.
+  // Runs resources.sh with `table`. The compiler reports `registers` and `spilled` bytes.
   RunResult compare(const std::string& table, int registers = 40, int spilled = 0) const {
     write_file(folder_ / "table.txt", table);
     return run_program(
@@ -40,8 +40,8 @@ done >&2
                     folder_.path().string(), spilled, registers));
   }
 
-  // 40 registers of 32 lanes are 1280: 12 warps per scheduler, 48 per multiprocessor of 64. 3
-  // blocks of 512 threads, 6 of 256.
+  // Returns a row of the table. Occupancy: a warp with 40 registers per lane needs 1280 registers,
+  // so a multiprocessor runs 48 of 64 warps: 3 blocks of 512 threads or 6 of 256.
   std::string row(const std::string& gpu, const std::string& kernel) const {
     return (folder_ / "kernel.cu").string() + " " + gpu +
            (kernel == "wide" ? " 512 threads " : " 256 threads ") +
@@ -56,9 +56,10 @@ done >&2
   TempDir folder_;
 };
 
-constexpr int64_t kLimit_bytes = 400'000'000;
+constexpr int64_t kLimitBytes = 400'000'000;  // of LimitedGroup
 
-// Returns the path of `controllers` ("" for version 2) in /proc/self/cgroup.
+// Returns this process's cgroup for `controllers` ("" for cgroup version 2), from
+// /proc/self/cgroup.
 std::optional<std::string> own_path(const std::string& controllers) {
   std::ifstream in("/proc/self/cgroup");
   for (std::string line; std::getline(in, line);) {
@@ -106,7 +107,7 @@ class LimitedGroup {
     folder_ = folder;
     name_ = (fs::path(own) / name).string();
     std::ofstream limit(folder / file, std::ios::in);  // opens existing files only
-    limit << kLimit_bytes;
+    limit << kLimitBytes;
     is_made_ = limit.flush().good() && can_enter();
     if (!is_made_) {
       fs::remove(folder, failure);
@@ -123,59 +124,60 @@ class LimitedGroup {
 
 }  // namespace
 
-TEST_CASE("kernels that are equal to the table pass; other registers, new and missing ones fail",
+TEST_CASE("kernels that differ from the table, are new, or are missing in the source fail",
           "[cli][resources]") {
-  const Compiler compiler;
+  const FakeCompiler compiler;
   const std::string version = "# nvcc 13.0.88\n", wide = compiler.row("sm_80", "wide");
   RunResult result = compiler.compare(version + compiler.rows());
   INFO(result.out << result.err);
   CHECK(result.exit_code == 0);
-  check_has(result.out, {"4 passed, 0 failed, 0 skipped\n"});
+  check_contains(result.out, {"4 passed, 0 failed, 0 skipped\n"});
 
   result = compiler.compare(version + compiler.rows(), /*registers=*/41);
   CHECK(result.exit_code == 1);
-  check_has(result.out,
-            {"(the table has: " + wide.substr(0, wide.size() - 1),
-             "`tests/kernels/resources.sh --renew` writes", "0 passed, 4 failed, 0 skipped\n"});
+  check_contains(result.out, {"(the table has: " + wide.substr(0, wide.size() - 1),
+                              "`tests/kernels/resources.sh --renew` writes",
+                              "0 passed, 4 failed, 0 skipped\n"});
 
   result = compiler.compare(version + wide + compiler.row("sm_80", "gone"));
   CHECK(result.exit_code == 1);
-  check_has(result.out, {"(the table has: nothing)", "the table has a kernel that is not there: ",
-                         "1 passed, 4 failed, 0 skipped\n"});
+  check_contains(result.out,
+                 {"(the table has: nothing)",
+                  "the table has a kernel that is not there: ", "1 passed, 4 failed, 0 skipped\n"});
 }
 
-TEST_CASE("only spills count against the table of another compiler", "[cli][resources]") {
-  const Compiler compiler;
+TEST_CASE("with the table of another compiler version, only spills fail", "[cli][resources]") {
+  const FakeCompiler compiler;
   RunResult result = compiler.compare("# nvcc 12.4.1\n");
   CHECK(result.exit_code == 0);
-  check_has(result.out, {"is of nvcc 12.4.1, this is 13.0.88: registers are not compared",
-                         "4 passed, 0 failed, 1 skipped\n"});
+  check_contains(result.out, {"is of nvcc 12.4.1, this is 13.0.88: registers are not compared",
+                              "4 passed, 0 failed, 1 skipped\n"});
   result = compiler.compare("# nvcc 12.4.1\n", 40, /*spilled=*/8);
   CHECK(result.exit_code == 1);
-  check_has(result.out, {"(spills)"});
+  check_contains(result.out, {"(spills)"});
 }
 
-// Memory limits of a real cgroup, if this process may create one.
-// tests/core/base/resources_test.cpp uses generated trees of the same files.
+// The memory limit of a real cgroup, if this process may create one.
+// tests/core/base/resources_test.cpp reads generated cgroup files.
 
-TEST_CASE("a cgroup of Linux whose memory limit is too low is named", "[cli]") {
+TEST_CASE("a cgroup whose memory limit is too low is named", "[cli]") {
   const LimitedGroup group;
   if (!group.is_made()) {
-    MOE_SKIP("no control group with a limit of memory can be made here (needs root)");
+    MOE_SKIP("cannot create a cgroup with a memory limit (needs root)");
   }
   const TempDir dir;
   write_file(dir / "rows.jsonl", R"({"input_ids": [1, 2, 3], "labels": [1, 2, 3]})");
-  // 400 rows of 64 tokens: 0.9 GB of a model of 3.5 MB.
-  const Words words = {
+  // 400 rows of 64 tokens need 0.9 GB of activations.
+  const Args args = {
       "train", tiny("model"), "--data", dir / "rows.jsonl", "--cache", "off",       "--steps",
       "1",     "--seq-len",   "64",     "--pack",           "stream",  "--threads", "1",
       "-o",    dir / "run",   "-q",     "--micro-batch"};
-  const auto refused = run_moe(joined(words, {"400"}), group.prefix());
+  const auto refused = run_moe(joined(args, {"400"}), group.prefix());
   check_refused(refused, "of memory, the cgroup " + group.name() + " leaves 0.");
   CHECK_THAT(refused.err, contains_text("--micro-batch"));
   CHECK_FALSE(fs::exists(dir / "run"));
-  succeed(joined(words, {"1"}), group.prefix());
+  succeed(joined(args, {"1"}), group.prefix());
   // Outside of the cgroup the memory suffices.
-  const auto outside = succeed(joined(words, {"400", "--dry-run"}));
+  const auto outside = succeed(joined(args, {"400", "--dry-run"}));
   CHECK_THAT(outside.err, !contains_text("cgroup " + group.name()));
 }

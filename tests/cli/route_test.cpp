@@ -18,7 +18,7 @@ constexpr const char* kWorked =
 
 }  // namespace
 
-TEST_CASE("route draws tokens with dropped, filled-in and rectified requests", "[cli]") {
+TEST_CASE("route prints a table with dropped, filled-in and rectified requests", "[cli]") {
   const TempDir folder;
   const std::string file = write(folder, "worked.csv", std::string("e0,e1,e2,e3\n") + kWorked);
   const auto run = succeed({"route", file, "--router", "top1+ir+fr", "--ep-ranks", "2"});
@@ -49,7 +49,7 @@ losses       load balance 1.4849 (unscaled)
 )");
 }
 
-TEST_CASE("route accepts lists, objects and columns", "[cli]") {
+TEST_CASE("route reads JSON lists, JSON objects and columns of text", "[cli]") {
   const TempDir folder;
   const std::string list = write(folder, "list.json", "[[1, 0.5], [0, 2]]");
   const std::string object = write(
@@ -64,11 +64,12 @@ TEST_CASE("route accepts lists, objects and columns", "[cli]") {
   CHECK(ranks["input"]["home"] == Json::parse("[0, 1]"));
   CHECK(answer["expect"]["slots"] == Json::parse("[[[0], [1]]]"));
   CHECK(answer["loss"].contains("load_balance"));
-  // The problem that --json prints is read again, with the same answer.
+  // The input that --json prints can be read again and gives the same answer.
   CHECK(route(write(folder, "again.json", answer["input"].dump())) == answer);
 }
 
-TEST_CASE("route lists experts if columns do not fit, and limits the tokens it draws", "[cli]") {
+TEST_CASE("route lists the experts of each token if the columns do not fit, up to --tokens",
+          "[cli]") {
   const TempDir folder;
   std::string text;
   for (int token = 0; token < 100; ++token) {
@@ -79,11 +80,11 @@ TEST_CASE("route lists experts if columns do not fit, and limits the tokens it d
   }
   const auto run =
       succeed({"route", write(folder, "wide.csv", text), "--router", "topp:0.4", "--tokens", "10"});
-  check_has(run.out, {"    0     0  e59 0.6", "and 90 more tokens"});
+  check_contains(run.out, {"    0     0  e59 0.6", "and 90 more tokens"});
   CHECK_THAT(run.out, !contains_text("\033["));  // no colours in a pipe
 }
 
-TEST_CASE("route refuses faults of its input by line, row or key", "[cli]") {
+TEST_CASE("route refuses invalid input and names the line, row or key", "[cli]") {
   const TempDir folder;
   for (const auto& [text, fact] : std::vector<std::pair<std::string, std::string>>{
            {"1,2\n3\n", "line 2: 1 numbers, the lines before have 2"},

@@ -1,6 +1,6 @@
-// SIGINT, SIGTERM and SIGHUP to moe train on 1, 2 and 4 (slow) processes: whichever receives it, a
-// checkpoint is saved, the exit code is 130, and the resumed run ends in the bytes of a run that
-// was never interrupted.
+// SIGINT, SIGTERM and SIGHUP to moe train on 1, 2 and (slow) 4 processes. After a signal to any
+// process, a checkpoint is saved and the exit code is 130. The resumed run gives bitwise the result
+// of an uninterrupted run.
 
 #include <chrono>
 #include <csignal>
@@ -19,8 +19,8 @@ namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-enum class Launch { kMoe, kEnvironment };     // --ranks N, or the variables of torchrun
-enum class Target { kAll, kLauncher, kOne };  // kLauncher of --ranks N
+enum class Launch { kMoe, kEnvironment };     // by --ranks N, or with the variables of torchrun
+enum class Target { kAll, kLauncher, kOne };  // processes that receive the signal
 
 struct Interruption {
   int processes;
@@ -30,25 +30,25 @@ struct Interruption {
   int times = 1;  // deliveries, 100 ms apart
 };
 
-class World : public TrainingWorld {
+class Fixture : public TrainingFixture {
  public:
-  World() { upcycle("moe", {"--ep-ranks", "4"}); }
+  Fixture() { upcycle("moe", {"--ep-ranks", "4"}); }
 
-  Words train(const std::string& run, int processes, Launch launch, int steps = 0) const {
+  Args train(const std::string& run, int processes, Launch launch, int steps = 0) const {
     if (steps == 0) {
-      steps = processes == 1 ? 300 : 60;  // a step of several processes takes longer
+      steps = processes == 1 ? 300 : 60;  // a step with several processes is slower
     }
-    Words words = training({"--steps", std::to_string(steps), "--micro-batch", "4",
-                            "--global-batch", "4", "--lr", "1e-2", "--cache", "off", "--quiet"},
-                           "moe", run);
+    Args args = training({"--steps", std::to_string(steps), "--micro-batch", "4", "--global-batch",
+                          "4", "--lr", "1e-2", "--cache", "off", "--quiet"},
+                         "moe", run);
     if (processes > 1 && launch == Launch::kMoe) {
-      words = joined(words, {"--ranks", std::to_string(processes)});
+      args = joined(args, {"--ranks", std::to_string(processes)});
     }
-    return words;
+    return args;
   }
 
-  // Starts the run: one process, or one of each rank.
-  std::vector<std::unique_ptr<Process>> start(const Words& words, int processes, Launch launch,
+  // Starts a run: one process, or one process per rank with Launch::kEnvironment.
+  std::vector<std::unique_ptr<Process>> start(const Args& args, int processes, Launch launch,
                                               int ignored_signal = 0) const {
     std::vector<std::unique_ptr<Process>> started;
     const int port = 20000 + (getpid() * 7 + ++port_offset_) % 12000;
@@ -63,7 +63,7 @@ class World : public TrainingWorld {
                           {"MASTER_ADDR", "127.0.0.1"},
                           {"MASTER_PORT", std::to_string(port)}});
       }
-      started.push_back(std::make_unique<Process>(words, variables, ignored_signal));
+      started.push_back(std::make_unique<Process>(args, variables, ignored_signal));
     }
     return started;
   }
@@ -79,9 +79,9 @@ class World : public TrainingWorld {
     INFO(processes << " processes, signal " << signal << ", launch "
                    << (launch == Launch::kMoe ? "--ranks" : "environment") << ", target "
                    << static_cast<int>(target));
-    const Words words = train(run, processes, launch);
+    const Args args = train(run, processes, launch);
     {
-      const auto started = start(words, processes, launch);
+      const auto started = start(args, processes, launch);
       REQUIRE(wait_until([&] { return logged_steps(run) > 10 || started.front()->has_ended(); }));
       for (int delivery = 0; delivery < times; ++delivery) {
         for (const pid_t pid : targets(started, launch, target)) {
@@ -95,7 +95,7 @@ class World : public TrainingWorld {
       CHECK(says(started.front()->result().err, "saved " + path(run) + "/checkpoints/step-"));
     }
     CHECK_FALSE(fs::is_empty(dir / run / "checkpoints"));
-    for (const auto& process : start(words, processes, launch)) {
+    for (const auto& process : start(args, processes, launch)) {
       CHECK(process->exit_code() == 0);
     }
   }
@@ -123,15 +123,16 @@ class World : public TrainingWorld {
   mutable int port_offset_ = 0;
 };
 
-// Trains without an interruption, then with each of these. All have the same number of processes.
-void check_interruptions(const World& world, const std::vector<Interruption>& interruptions) {
+// Trains without an interruption, then once with each of `interruptions`, and compares the weights.
+// All interruptions must have the same number of processes.
+void check_interruptions(const Fixture& fixture, const std::vector<Interruption>& interruptions) {
   const int processes = interruptions.front().processes;
   const std::string whole = "whole" + std::to_string(processes);
-  succeed(world.train(whole, processes, Launch::kMoe));
+  succeed(fixture.train(whole, processes, Launch::kMoe));
   for (size_t index = 0; index < interruptions.size(); ++index) {
     const std::string run = whole + "-" + std::to_string(index);
-    world.check(interruptions[index], run);
-    CHECK(world.weights(run) == world.weights(whole));
+    fixture.check(interruptions[index], run);
+    CHECK(fixture.weights(run) == fixture.weights(whole));
   }
 }
 
@@ -139,31 +140,31 @@ void check_interruptions(const World& world, const std::vector<Interruption>& in
 
 TEST_CASE("a signal to any process of a run saves a checkpoint, and the resumed run is equal",
           "[cli]") {
-  const World world;
-  check_interruptions(world, {{1, Launch::kMoe, Target::kAll, SIGTERM, 3}});
-  check_interruptions(world, {{2, Launch::kMoe, Target::kOne, SIGINT},
-                              {2, Launch::kEnvironment, Target::kAll, SIGHUP}});
+  const Fixture fixture;
+  check_interruptions(fixture, {{1, Launch::kMoe, Target::kAll, SIGTERM, 3}});
+  check_interruptions(fixture, {{2, Launch::kMoe, Target::kOne, SIGINT},
+                                {2, Launch::kEnvironment, Target::kAll, SIGHUP}});
 }
 
 TEST_CASE("every signal to every process of a run saves a checkpoint, and the resumed run is equal",
           "[.][slow][cli]") {
-  const World world;
+  const Fixture fixture;
   check_interruptions(
-      world, {{1, Launch::kMoe, Target::kAll, SIGINT}, {1, Launch::kMoe, Target::kAll, SIGHUP}});
-  check_interruptions(world, {{2, Launch::kMoe, Target::kLauncher, SIGTERM},
-                              {2, Launch::kMoe, Target::kLauncher, SIGHUP},
-                              {2, Launch::kMoe, Target::kAll, SIGTERM, 3},
-                              {2, Launch::kEnvironment, Target::kAll, SIGTERM},
-                              {2, Launch::kEnvironment, Target::kOne, SIGHUP}});
-  check_interruptions(world, {{4, Launch::kMoe, Target::kLauncher, SIGINT},
-                              {4, Launch::kEnvironment, Target::kAll, SIGINT}});
+      fixture, {{1, Launch::kMoe, Target::kAll, SIGINT}, {1, Launch::kMoe, Target::kAll, SIGHUP}});
+  check_interruptions(fixture, {{2, Launch::kMoe, Target::kLauncher, SIGTERM},
+                                {2, Launch::kMoe, Target::kLauncher, SIGHUP},
+                                {2, Launch::kMoe, Target::kAll, SIGTERM, 3},
+                                {2, Launch::kEnvironment, Target::kAll, SIGTERM},
+                                {2, Launch::kEnvironment, Target::kOne, SIGHUP}});
+  check_interruptions(fixture, {{4, Launch::kMoe, Target::kLauncher, SIGINT},
+                                {4, Launch::kEnvironment, Target::kAll, SIGINT}});
 }
 
-TEST_CASE("a signal that is ignored at the start stays ignored", "[cli]") {
-  const World world;
-  const auto started = world.start(world.train("run", 2, Launch::kMoe, 20), 2, Launch::kMoe,
-                                   /*ignored_signal=*/SIGHUP);
-  REQUIRE(wait_until([&] { return world.logged_steps("run") > 2; }));
+TEST_CASE("a signal that is ignored when moe starts is not handled", "[cli]") {
+  const Fixture fixture;
+  const auto started = fixture.start(fixture.train("run", 2, Launch::kMoe, 20), 2, Launch::kMoe,
+                                     /*ignored_signal=*/SIGHUP);
+  REQUIRE(wait_until([&] { return fixture.logged_steps("run") > 2; }));
   for (const pid_t child : started.front()->children()) {
     kill(child, SIGHUP);
   }
@@ -171,7 +172,7 @@ TEST_CASE("a signal that is ignored at the start stays ignored", "[cli]") {
   CHECK(started.front()->exit_code() == 0);
 }
 
-TEST_CASE("a command without a checkpoint to save is ended by the signal", "[cli]") {
+TEST_CASE("a signal ends a command that has no checkpoint to save", "[cli]") {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     Process process({"tokenize", tiny("model"), "-"});
     std::this_thread::sleep_for(std::chrono::seconds(1));
@@ -181,7 +182,7 @@ TEST_CASE("a command without a checkpoint to save is ended by the signal", "[cli
   }
 }
 
-TEST_CASE("OpenMP threads spin for a bounded time unless the user sets a wait policy", "[cli]") {
+TEST_CASE("moe sets GOMP_SPINCOUNT unless the user has set it or OMP_WAIT_POLICY", "[cli]") {
   const auto spin_count = [](const Variables& variables) {
     Process process({"tokenize", tiny("model"), "-"}, variables);
     std::this_thread::sleep_for(std::chrono::seconds(1));

@@ -1,5 +1,4 @@
-// moe tokenize, and a model whose tokenizer is a tokenizer.json through every command that needs
-// one.
+// moe tokenize, and all commands that need a tokenizer with a model that has a tokenizer.json.
 
 #include "core/base/json.h"
 #include "core/tokenizer/unicode.h"
@@ -11,7 +10,7 @@ namespace {
 using namespace moe::test;
 using Ids = std::vector<int64_t>;
 
-// Bytes have their values as ids; "he" is 256, BOS 257, EOS 258.
+// Writes a tokenizer: the id of a byte is its value; "he" is 256, BOS 257, EOS 258.
 void write_tokenizer(const fs::path& folder) {
   OrderedJson vocab;
   for (int byte = 0; byte < 256; ++byte) {
@@ -62,7 +61,7 @@ TEST_CASE("moe tokenize --json reads and prints one object per line", "[cli]") {
         "{\"ids\":[256,32,104],\"ids_special\":[257,256,32,104],\"decoded\":\"he h\"}\n");
   CHECK(
       Json::parse(succeed({"tokenize", model, "{\"text\": \"he\"}\n", "--json"}).out)["decoded"] ==
-      "{\"text\": \"he\"}\n");  // a text that looks like JSON
+      "{\"text\": \"he\"}\n");  // TEXT is not parsed as JSON
   write_file(folder / "wrong", "{\"txt\": 1}\n");
   check_refused({"tokenize", model, folder / "wrong", "--json"},
                 (folder / "wrong").string() + " line 1: 'text' is missing");
@@ -87,10 +86,10 @@ TEST_CASE("a model with a tokenizer.json is upcycled, trained, evaluated and gen
 
   write_file(folder / "pairs.jsonl", R"({"prompt": "he", "response": "\u00e9!"})"
                                      "\n");
-  Words train = {"train",   path("moe"),         "-o",         path("run"),
-                 "--data",  path("pairs.jsonl"), "--steps",    "1",
-                 "--quiet", "--global-batch",    "1",          "--seq-len",
-                 "32",      "--cache",           path("cache")};
+  Args train = {"train",   path("moe"),         "-o",         path("run"),
+                "--data",  path("pairs.jsonl"), "--steps",    "1",
+                "--quiet", "--global-batch",    "1",          "--seq-len",
+                "32",      "--cache",           path("cache")};
   CHECK_THAT(succeed(joined(train, {"--show-samples", "1"})).out,
              contains_text("<s> he \u27E6\u00C3 \u00A9 ! </s>\u27E7\n"));
   succeed(train);

@@ -1,5 +1,5 @@
-// Data of moe train: the format and share of each file, weights and templates in settings.toml, the
-// token cache, --show-samples.
+// Training data of moe train: formats, weights, templates, the token cache, --show-samples, and
+// invalid files.
 
 #include <sys/resource.h>
 
@@ -13,6 +13,7 @@ using namespace moe::test;
 
 namespace {
 
+// Returns JSON lines of `count` rows of four tokens, the second of which is `token`.
 std::string rows(int count, int token) {
   std::string text;
   for (int row = 0; row < count; ++row) {
@@ -22,17 +23,17 @@ std::string rows(int count, int token) {
   return text;
 }
 
-struct World {
+struct Fixture {
   TempDir dir;
 
-  World() {
+  Fixture() {
     write_tiny_checkpoint(dir / "dense");
     write_file(dir / "a.jsonl", rows(12, 6));
     write_file(dir / "b.jsonl", rows(4, 9));
   }
   std::string path(const std::string& name) const { return (dir / name).string(); }
 
-  Words training(const Words& flags) const {
+  Args training(const Args& flags) const {
     return joined({"train", path("dense"), "--threads", "1"}, flags);
   }
 };
@@ -50,7 +51,7 @@ struct Fault {
   std::string objective = "instruct";
 };
 
-// Returns the largest resident memory of any child so far.
+// Returns the maximum resident memory of all child processes so far.
 int64_t peak_bytes() {
   struct rusage usage {};
   ::getrusage(RUSAGE_CHILDREN, &usage);
@@ -59,81 +60,81 @@ int64_t peak_bytes() {
 
 }  // namespace
 
-TEST_CASE("mixed files are printed with format and share, and settings.toml repeats the mix",
+TEST_CASE("moe train prints format and share of each file, and settings.toml repeats the run",
           "[cli]") {
-  const World world;
+  const Fixture fixture;
   const auto result =
-      succeed(world.training({"-o", world.path("run"), "--data", world.path("a.jsonl") + ":1",
-                              world.path("b.jsonl") + ":3", "--steps", "3", "--loss-on", "last",
-                              "--template", "U: {instruction}\\nA: {response}"}));
-  check_has(result.err,
-            {world.path("a.jsonl") + ": pre-tokenised rows; 12 examples, 25 % of those drawn\n",
-             world.path("b.jsonl") + ": pre-tokenised rows; 4 examples, 75 % of those drawn\n"});
-  check_has(read_file(world.dir / "run/settings.toml"),
-            {"b.jsonl:3\"]\n", "template = \"U: {instruction}\\\\nA: {response}\"\n",
-             "loss-on = \"last\"\n"});
-  succeed(
-      {"train", "--config", world.path("run/settings.toml"), "-o", world.path("again"), "--quiet"});
-  CHECK(read_file(world.dir / "again/final/model.safetensors") ==
-        read_file(world.dir / "run/final/model.safetensors"));
+      succeed(fixture.training({"-o", fixture.path("run"), "--data", fixture.path("a.jsonl") + ":1",
+                                fixture.path("b.jsonl") + ":3", "--steps", "3", "--loss-on", "last",
+                                "--template", "U: {instruction}\\nA: {response}"}));
+  check_contains(
+      result.err,
+      {fixture.path("a.jsonl") + ": pre-tokenised rows; 12 examples, 25 % of those drawn\n",
+       fixture.path("b.jsonl") + ": pre-tokenised rows; 4 examples, 75 % of those drawn\n"});
+  check_contains(read_file(fixture.dir / "run/settings.toml"),
+                 {"b.jsonl:3\"]\n", "template = \"U: {instruction}\\\\nA: {response}\"\n",
+                  "loss-on = \"last\"\n"});
+  succeed({"train", "--config", fixture.path("run/settings.toml"), "-o", fixture.path("again"),
+           "--quiet"});
+  CHECK(read_file(fixture.dir / "again/final/model.safetensors") ==
+        read_file(fixture.dir / "run/final/model.safetensors"));
 }
 
-TEST_CASE("tokens are cached in the folder of --cache without changing a loss", "[cli]") {
-  const World world;
-  const std::string folder = world.path("cache");
+TEST_CASE("--cache stores tokens in a folder and does not change the trained model", "[cli]") {
+  const Fixture fixture;
+  const std::string folder = fixture.path("cache");
   const auto check = [&](const std::string& run, const std::string& cache,
                          const std::string& fact) {
-    check_has(succeed(world.training({"-o", world.path(run), "--data", world.path("a.jsonl"),
-                                      world.path("b.jsonl"), "--steps", "2", "--cache", cache}))
-                  .err,
-              {fact});
-    return read_file(world.dir / run / "final/model.safetensors");
+    check_contains(
+        succeed(fixture.training({"-o", fixture.path(run), "--data", fixture.path("a.jsonl"),
+                                  fixture.path("b.jsonl"), "--steps", "2", "--cache", cache}))
+            .err,
+        {fact});
+    return read_file(fixture.dir / run / "final/model.safetensors");
   };
   const std::string weights = check("first", folder, "\ntokens cached in " + folder + "/");
   CHECK((check("second", folder, "\ntokens from the cache " + folder + "/") == weights));
   CHECK((check("third", "off", "\ntokens in a temporary file in /") == weights));
-  check_has(read_file(world.dir / "first/settings.toml"), {"cache = \"" + folder + "\"\n"});
-  check("first", "off", "already complete");  // the cache is not a setting that a resume compares
-  check_refused(world.training({"-o", world.path("bad"), "--data", world.path("a.jsonl"), "--cache",
-                                world.path("b.jsonl")}),
-                "--cache " + world.path("b.jsonl") + ": cannot be created");
-  CHECK_FALSE(fs::exists(world.dir / "bad"));
+  check_contains(read_file(fixture.dir / "first/settings.toml"), {"cache = \"" + folder + "\"\n"});
+  check("first", "off", "already complete");  // resuming does not compare --cache
+  check_refused(fixture.training({"-o", fixture.path("bad"), "--data", fixture.path("a.jsonl"),
+                                  "--cache", fixture.path("b.jsonl")}),
+                "--cache " + fixture.path("b.jsonl") + ": cannot be created");
+  CHECK_FALSE(fs::exists(fixture.dir / "bad"));
 }
 
-TEST_CASE("--show-samples prints tokens with their loss from each file, and writes nothing",
-          "[cli]") {
-  const World world;
-  const auto result = succeed(world.training(
-      {"--data", world.path("a.jsonl"), world.path("b.jsonl"), "--show-samples", "3"}));
+TEST_CASE("--show-samples prints examples of each file with the tokens with loss marked", "[cli]") {
+  const Fixture fixture;
+  const auto result = succeed(fixture.training(
+      {"--data", fixture.path("a.jsonl"), fixture.path("b.jsonl"), "--show-samples", "3"}));
   CHECK(result.err.empty());
-  const std::string a = world.path("a.jsonl"), b = world.path("b.jsonl");
+  const std::string a = fixture.path("a.jsonl"), b = fixture.path("b.jsonl");
   CHECK(result.out == a + ": pre-tokenised rows\n" + b + ": pre-tokenised rows\n\n" + a +
                           " line 1: 4 tokens, 2 with loss\n5 6 ⟦7 8⟧\n\n" + b +
                           " line 1: 4 tokens, 2 with loss\n5 9 ⟦7 8⟧\n\n" + a +
                           " line 2: 4 tokens, 2 with loss\n5 6 ⟦7 9⟧\n");
-  CHECK(std::distance(fs::directory_iterator(world.dir.path()), {}) == 3);
+  CHECK(std::distance(fs::directory_iterator(fixture.dir.path()), {}) == 3);
 }
 
 TEST_CASE("moe train refuses invalid flags of its data by name", "[cli]") {
-  const World world;
-  const std::string a = world.path("a.jsonl"), b = world.path("b.jsonl");
-  for (const auto& [flags, fact] : std::vector<std::pair<Words, std::string>>{
+  const Fixture fixture;
+  const std::string a = fixture.path("a.jsonl"), b = fixture.path("b.jsonl");
+  for (const auto& [flags, fact] : std::vector<std::pair<Args, std::string>>{
            {{a, "--format", "alpacca"}, "--format 'alpacca' is unknown, did you mean"},
            {{a, "--format", "alpaca"}, "a.jsonl line 1: 'instruction' is missing"},
            {{a, "--template", "{response}"}, "{instruction} is missing"},
            {{a, "--loss-on", "first"}, "--loss-on"},
            {{a + ":1", b}, "b.jsonl: has no weight, others have"},
            {{a + ":9999", b + ":1"}, "draws none of its examples in an epoch of 16"}}) {
-    check_refused(world.training(joined({"-o", world.path("run"), "--data"}, flags)), fact);
-    CHECK_FALSE(fs::exists(world.dir / "run"));
+    check_refused(fixture.training(joined({"-o", fixture.path("run"), "--data"}, flags)), fact);
+    CHECK_FALSE(fs::exists(fixture.dir / "run"));
   }
-  check_refused(world.training({"--data", a}), "--out is required");
+  check_refused(fixture.training({"--data", a}), "--out is required");
 }
 
-// Faults of data files end moe train with exit code 2 and a message that names file and line.
-// tests/core/data has every fault.
+// tests/core/data tests all faults of data files.
 
-TEST_CASE("a fault of a data file ends with code 2 and names file and line", "[cli]") {
+TEST_CASE("an invalid data file is refused with exit code 2, naming file and line", "[cli]") {
   const std::string pair = std::string(kPair) + "\n";
   const std::string chat = R"({"messages": [{"role": "user", "content": "a"},
  {"role": "assistant", "content": "b"}]})";
@@ -177,7 +178,7 @@ TEST_CASE("a byte-order mark, CRLF, blank lines and a missing last newline are a
   }
 }
 
-TEST_CASE("a word of megabytes is refused before the tokenizer allocates gigabytes", "[cli]") {
+TEST_CASE("a text of megabytes without spaces is refused before tokenization", "[cli]") {
   const TempDir dir;
   const std::string long_word(5'000'000, 'x');
   write_file(dir / "a.jsonl",
@@ -186,7 +187,7 @@ TEST_CASE("a word of megabytes is refused before the tokenizer allocates gigabyt
                 "a.jsonl line 2: 5.0 MB of text without a place to cut it at");
 }
 
-TEST_CASE("training on a line of 60 MB takes less than 600 MB", "[.][slow][cli]") {
+TEST_CASE("training on a line of 60 MB needs less than 600 MB", "[.][slow][cli]") {
   const TempDir dir;
   {
     std::ofstream out(dir / "a.jsonl", std::ios::binary);
@@ -203,6 +204,6 @@ TEST_CASE("training on a line of 60 MB takes less than 600 MB", "[.][slow][cli]"
   const RunResult result = train(dir, "a.jsonl", "lm");
   INFO(result.err);
   CHECK(result.exit_code == 0);
-  // In addition to the 200 MB of LibTorch.
+  // LibTorch needs 200 MB in addition.
   CHECK(peak_bytes() < int64_t{800} << 20);
 }

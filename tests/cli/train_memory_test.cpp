@@ -1,5 +1,5 @@
-// The peak that --dry-run predicts is within 10 % of the peak of the run, on models that are larger
-// than the program itself.
+// The peak memory predicted by --dry-run is within 10 % of the measured peak, for models that need
+// more memory than the program itself.
 
 #include "core/base/json.h"
 #include "tests/cli/commands.h"
@@ -19,10 +19,10 @@ const TinyCheckpoint kShape = {.hidden = 256,
                                .max_positions = 512};
 
 // Eight rows of 512 tokens and a model to train on them.
-struct World {
+struct Fixture {
   TempDir dir;
 
-  World() {
+  Fixture() {
     std::string rows;
     for (int row = 0; row < 8; ++row) {
       std::vector<int> ids(512);
@@ -35,27 +35,27 @@ struct World {
   }
   std::string path(const std::string& name) const { return (dir / name).string(); }
 
-  void init(const OrderedJson& config, const Words& flags = {}) const {
+  void init(const OrderedJson& config, const Args& flags = {}) const {
     write_file(dir / "config.json", config.dump());
     succeed(joined({"init", path("config.json"), "-o", path("model")}, flags));
   }
-  Words training(const Words& flags) const {
+  Args training(const Args& flags) const {
     return joined({"train", path("model"), "--data", path("rows.jsonl"), "--micro-batch", "4",
                    "--seq-len", "512", "--steps", "2", "--threads", "1", "-q"},
                   flags);
   }
-  Json dry_run(const Words& flags) const {
+  Json dry_run(const Args& flags) const {
     return parse_json(succeed(joined(training(flags), {"--dry-run", "--json"})).out, "--dry-run");
   }
   // Trains, checks the predicted peak and returns the prediction.
-  Json check_peak(const Words& flags) const {
+  Json check_peak(const Args& flags) const {
     CAPTURE(flags);
     const Json predicted = dry_run(flags);
     CHECK_FALSE(fs::exists(dir / "run"));
     succeed(training(joined(flags, {"-o", path("run")})));
     double peak = 0;
     for (const Json& line : json_lines(read_file(dir / "run/metrics.jsonl"))) {
-      peak = line.value("peak_memory_bytes", peak);  // not of step 0
+      peak = line.value("peak_memory_bytes", peak);  // the line of step 0 has none
     }
     CHECK(predicted["peak_bytes"].get<double>() == Approx(peak).epsilon(0.1));
     fs::remove_all(dir / "run");
@@ -63,25 +63,25 @@ struct World {
   }
 };
 
-void init_mixture(const World& world) {
-  world.init(tiny_config(kShape), {"--experts", "8", "--router", "top2:cf=inf"});
+void init_mixture(const Fixture& fixture) {
+  fixture.init(tiny_config(kShape), {"--experts", "8", "--router", "top2:cf=inf"});
 }
 
-const std::vector<Words> kVariants = {{"--recompute", "layer"},
-                                      {"--precision", "bf16"},
-                                      {"--lora", "8"},
-                                      {"--save-every", "1"},
-                                      {"--optimizer-state", "bf16"}};
+const std::vector<Args> kVariants = {{"--recompute", "layer"},
+                                     {"--precision", "bf16"},
+                                     {"--lora", "8"},
+                                     {"--save-every", "1"},
+                                     {"--optimizer-state", "bf16"}};
 
 }  // namespace
 
-TEST_CASE("--dry-run predicts the peak of memory within 10 %, and its parts by flag", "[cli]") {
-  const World world;
-  init_mixture(world);
-  world.check_peak({"--recompute", "layer", "--save-every", "1"});
-  for (const Words& flags : kVariants) {
+TEST_CASE("--dry-run predicts peak memory within 10 %, and its parts depend on flags", "[cli]") {
+  const Fixture fixture;
+  init_mixture(fixture);
+  fixture.check_peak({"--recompute", "layer", "--save-every", "1"});
+  for (const Args& flags : kVariants) {
     CAPTURE(flags);
-    const Json predicted = world.dry_run(flags);
+    const Json predicted = fixture.dry_run(flags);
     const auto bytes = [&](const std::string& part) {
       return predicted[part + "_bytes"].get<uint64_t>();
     };
@@ -89,49 +89,49 @@ TEST_CASE("--dry-run predicts the peak of memory within 10 %, and its parts by f
     CHECK((bytes("gradients") < bytes("weights")) == (flags[0] == "--lora"));
     CHECK((bytes("checkpoint") > 0) == (flags[0] == "--save-every"));
   }
-  // With expert parallelism each process gathers the whole model for the evaluation.
-  const uint64_t whole = world.dry_run({})["weights_bytes"].get<uint64_t>();
-  Words flags = {"--ranks", "2"};
-  CHECK(world.dry_run(flags)["evaluation_bytes"] == 0);
-  flags = joined(flags, {"--eval-data", world.path("rows.jsonl"), "--eval-rows", "2"});
-  const Json predicted = world.dry_run(flags);
+  // With expert parallelism, each process gathers the whole model for an evaluation.
+  const uint64_t whole = fixture.dry_run({})["weights_bytes"].get<uint64_t>();
+  Args flags = {"--ranks", "2"};
+  CHECK(fixture.dry_run(flags)["evaluation_bytes"] == 0);
+  flags = joined(flags, {"--eval-data", fixture.path("rows.jsonl"), "--eval-rows", "2"});
+  const Json predicted = fixture.dry_run(flags);
   CHECK(predicted["weights_bytes"].get<uint64_t>() < whole);
   CHECK(predicted["evaluation_bytes"] == whole);
 }
 
 TEST_CASE("--dry-run predicts the peak of every variant within 10 %", "[.][slow][cli]") {
-  const World world;
+  const Fixture fixture;
   SECTION("a mixture") {
-    init_mixture(world);
-    world.check_peak({});
-    for (const Words& flags : kVariants) {
-      world.check_peak(flags);
+    init_mixture(fixture);
+    fixture.check_peak({});
+    for (const Args& flags : kVariants) {
+      fixture.check_peak(flags);
     }
-    // The step after an evaluation records its peak.
-    world.check_peak({"--ranks", "2", "--eval-data", world.path("rows.jsonl"), "--eval-rows", "2",
-                      "--eval-every", "1"});
+    // The metrics of the step after an evaluation include the peak of the evaluation.
+    fixture.check_peak({"--ranks", "2", "--eval-data", fixture.path("rows.jsonl"), "--eval-rows",
+                        "2", "--eval-every", "1"});
   }
-  SECTION("a wide shared expert beside narrow ones") {
-    world.init(foreign_config({.kind = Foreign::kQwen2Moe,
-                               .experts = 8,
-                               .expert_width = 128,
-                               .dense_layers = {1},
-                               .shared_width = 2816,
-                               .tiny = kShape}));
-    for (const Words& flags : {Words{}, {"--recompute", "ffn"}, {"--lora", "8"}}) {
-      world.check_peak(flags);
+  SECTION("a shared expert wider than the routed experts") {
+    fixture.init(foreign_config({.kind = Foreign::kQwen2Moe,
+                                 .experts = 8,
+                                 .expert_width = 128,
+                                 .dense_layers = {1},
+                                 .shared_width = 2816,
+                                 .tiny = kShape}));
+    for (const Args& flags : {Args{}, {"--recompute", "ffn"}, {"--lora", "8"}}) {
+      fixture.check_peak(flags);
     }
   }
   SECTION("processes that shard weights") {
-    write_tiny_checkpoint(world.dir / "model", {.hidden = 512,
-                                                .intermediate = 1408,
-                                                .layers = 10,
-                                                .heads = 8,
-                                                .kv_heads = 8,
-                                                .vocab = 4000,
-                                                .max_positions = 512});
-    const Words flags = {"--ranks", "2", "--global-batch", "8", "--recompute", "layer"};
-    const Json sharded = world.check_peak(joined(flags, {"--shard", "weights"}));
-    CHECK(sharded["peak_bytes"] < world.dry_run(flags)["peak_bytes"]);
+    write_tiny_checkpoint(fixture.dir / "model", {.hidden = 512,
+                                                  .intermediate = 1408,
+                                                  .layers = 10,
+                                                  .heads = 8,
+                                                  .kv_heads = 8,
+                                                  .vocab = 4000,
+                                                  .max_positions = 512});
+    const Args flags = {"--ranks", "2", "--global-batch", "8", "--recompute", "layer"};
+    const Json sharded = fixture.check_peak(joined(flags, {"--shard", "weights"}));
+    CHECK(sharded["peak_bytes"] < fixture.dry_run(flags)["peak_bytes"]);
   }
 }

@@ -1,4 +1,4 @@
-// moe train: output, repeated, resumed and interrupted runs, warnings and refusals.
+// moe train: output, reproducibility, resuming, warnings, invalid flags and damaged runs.
 
 #include <set>
 #include <sstream>
@@ -9,12 +9,13 @@
 namespace moe::test {
 namespace {
 
-// Trains again by the settings.toml of run/ and checks that run/ and again/ have equal bytes.
-RunResult check_repeats(const TrainingWorld& world) {
-  const auto again = succeed(
-      {"train", "--config", world.path("run/settings.toml"), "-o", world.path("again"), "--force"});
+// Trains again with run/settings.toml and checks that the final models of run/ and again/ are
+// equal.
+RunResult check_repeats(const TrainingFixture& fixture) {
+  const auto again = succeed({"train", "--config", fixture.path("run/settings.toml"), "-o",
+                              fixture.path("again"), "--force"});
   for (const char* file : {"final/config.json", "final/model.safetensors"}) {
-    CHECK(world.read(std::string("run/") + file) == world.read(std::string("again/") + file));
+    CHECK(fixture.read(std::string("run/") + file) == fixture.read(std::string("again/") + file));
   }
   return again;
 }
@@ -38,11 +39,11 @@ RunResult train(const fs::path& where, const std::string& data = "rows.jsonl") {
                   "--save-every", "1", "--micro-batch", "2"});
 }
 
-// A run of two steps in dir/here without its second checkpoint, and its final weights.
+// A run of two steps in dir/here whose second checkpoint and final model are removed.
 struct HalfRun {
   TempDir dir;
-  fs::path here = dir / "here", there = dir / "there";
-  std::string end;
+  fs::path here = dir / "here", there = dir / "there";  // `there` does not exist
+  std::string end;                                      // bytes of the removed final model
 
   HalfRun() {
     write_tiny_checkpoint(here / "dense");
@@ -59,60 +60,60 @@ struct HalfRun {
 
 TEST_CASE("moe train prints step lines on standard error and its result on standard output",
           "[cli]") {
-  const TrainingWorld world;
-  const auto result = succeed(world.training(
+  const TrainingFixture fixture;
+  const auto result = succeed(fixture.training(
       {"--steps", "6", "--micro-batch", "2", "--global-batch", "4", "--lr", "1e-2"}));
-  check_has(result.err, {"16 examples, 96 tokens; 6 steps of 4 rows (2 at a time)",
-                         "step 1/6  loss ", "step 6/6  loss ", "tok/s"});
+  check_contains(result.err, {"16 examples, 96 tokens; 6 steps of 4 sequences (micro-batch 2)",
+                              "step 1/6  loss ", "step 6/6  loss ", "tok/s"});
   CHECK(result.err.find('\r') == std::string::npos);  // not a terminal
   CHECK(result.out.starts_with("6 steps, loss "));
-  CHECK_THAT(result.out, contains_text(world.path("run/final") + "\n"));
-  CHECK(fs::exists(world.dir / "run/final/model.safetensors"));
+  CHECK_THAT(result.out, contains_text(fixture.path("run/final") + "\n"));
+  CHECK(fs::exists(fixture.dir / "run/final/model.safetensors"));
 }
 
 TEST_CASE("settings.toml repeats a run of a dense model", "[cli]") {
-  const TrainingWorld world;
-  succeed(world.training({"--steps", "3", "--seed", "5", "--lr", "3e-3", "--warmup", "2",
-                          "--optimizer-state", "bf16"}));
-  CHECK_THAT(world.read("run/settings.toml"), contains_text("optimizer-state = \"bf16\"\n"));
-  check_repeats(world);
-  check_refused(world.train({"--steps", "3", "--seed", "5", "--lr", "3e-3", "--warmup", "2",
-                             "--resume", "--quiet"}),
+  const TrainingFixture fixture;
+  succeed(fixture.training({"--steps", "3", "--seed", "5", "--lr", "3e-3", "--warmup", "2",
+                            "--optimizer-state", "bf16"}));
+  CHECK_THAT(fixture.read("run/settings.toml"), contains_text("optimizer-state = \"bf16\"\n"));
+  check_repeats(fixture);
+  check_refused(fixture.train({"--steps", "3", "--seed", "5", "--lr", "3e-3", "--warmup", "2",
+                               "--resume", "--quiet"}),
                 "optimizer-state was \"bf16\", is \"fp32\"");
 }
 
-TEST_CASE("the step line of a mixture shows its routing, and --json prints the result", "[cli]") {
-  const TrainingWorld world;
-  world.upcycle("moe", {"--router", "top1"});
+TEST_CASE("step lines of a mixture show the routing, and --json prints the result", "[cli]") {
+  const TrainingFixture fixture;
+  fixture.upcycle("moe", {"--router", "top1"});
   const auto result = succeed(
-      world.training({"--steps", "2", "--router", "top1+ir+fr", "--cf", "0.5", "--json"}, "moe"));
-  check_has(result.err,
-            {"router top1+ir+fr:cf=0.5 on 4 logical ranks, capacity counted over the ",
-             " tokens of a micro-batch; loss = language model + 0.01 x load balance", "  aux ",
-             "  drop ", "  fill ", "  IR ", "  experts ", "  load ", "  H ", "  left "});
+      fixture.training({"--steps", "2", "--router", "top1+ir+fr", "--cf", "0.5", "--json"}, "moe"));
+  check_contains(result.err,
+                 {"router top1+ir+fr:cf=0.5 on 4 logical ranks, capacity counted over the ",
+                  " tokens of a micro-batch; loss = language model + 0.01 x load balance", "  aux ",
+                  "  drop ", "  fill ", "  IR ", "  experts ", "  load ", "  H ", "  left "});
   std::istringstream lines(result.err);
   for (std::string line; std::getline(lines, line);) {
     CHECK((!line.starts_with("step ") || line.size() <= 160));
   }
   const Json json = parse_json(result.out, "stdout");
   CHECK(json["steps"] == 2);
-  CHECK(json["model"] == world.path("run/final"));
+  CHECK(json["model"] == fixture.path("run/final"));
 }
 
 TEST_CASE("settings.toml repeats a run for each router stored in the folder", "[cli]") {
-  const TrainingWorld world;
-  const auto [stored, flags, note] = GENERATE(table<std::string, Words, std::string>(
+  const TrainingFixture fixture;
+  const auto [stored, flags, note] = GENERATE(table<std::string, Args, std::string>(
       {{"top2:gate=none,st=off,order=score",
         {"--router", "top1:gate=selected,st=on", "--force"},
         "another gate rescales every MoE output"},
        {"relu:k=1,mult=1.5", {"--router", "relu:k=2,l1=plain", "--lambda", "0.001"}, ""},
        {"topp:0.4", {"--router", "top2:cf=inf", "--lb-coef", "0"}, "is off (coefficient 0)"}}));
   CAPTURE(stored);
-  world.upcycle("moe", {"--router", stored});
+  fixture.upcycle("moe", {"--router", stored});
   const auto first =
-      succeed(world.training(joined(flags, {"--steps", "2", "--lr", "1e-2"}), "moe"));
+      succeed(fixture.training(joined(flags, {"--steps", "2", "--lr", "1e-2"}), "moe"));
   CHECK_THAT(first.err, contains_text(note));
-  check_repeats(world);
+  check_repeats(fixture);
   std::istringstream lines(first.err);
   std::set<std::string> warnings;
   for (std::string line; std::getline(lines, line);) {
@@ -120,100 +121,102 @@ TEST_CASE("settings.toml repeats a run for each router stored in the folder", "[
   }
 }
 
-TEST_CASE("settings that are known to fail are warned about before the first step", "[cli]") {
-  const TrainingWorld world;
-  succeed(world.training(
+TEST_CASE("moe train warns of settings that are known to fail before the first step", "[cli]") {
+  const TrainingFixture fixture;
+  succeed(fixture.training(
       {"--steps", "2", "--lr", "1e-3", "--schedule", "constant", "--save-every", "1"}));
-  fs::rename(world.dir / "run", world.dir / "parent");
-  succeed({"upcycle", world.path("parent/final"), "-o", world.path("moe"), "--experts", "4",
+  fs::rename(fixture.dir / "run", fixture.dir / "parent");
+  succeed({"upcycle", fixture.path("parent/final"), "-o", fixture.path("moe"), "--experts", "4",
            "--router", "top1:st=off", "--quiet"});
-  CHECK(read_json(world.dir / "moe/upcycle.json")["source"]["last_learning_rate"] == 1e-3);
+  CHECK(read_json(fixture.dir / "moe/upcycle.json")["source"]["last_learning_rate"] == 1e-3);
 
-  for (const Words& more : {Words{"--dry-run"}, Words{}}) {
-    check_has(world.train(joined({"--steps", "1", "--lr", "0.1"}, more), "moe").err,
-              {"warning: router top1:st=off learns nothing from the task",
-               "warning: capacity is counted over 12 tokens a logical rank",
-               "warning: --lr 0.1 is 100 times the last learning rate that the model was trained "
-               "with (0.001)"});
+  for (const Args& more : {Args{"--dry-run"}, Args{}}) {
+    check_contains(
+        fixture.train(joined({"--steps", "1", "--lr", "0.1"}, more), "moe").err,
+        {"warning: router top1:st=off learns nothing from the task",
+         "warning: capacity is counted over 12 tokens a logical rank",
+         "warning: --lr 0.1 is 100 times the last learning rate that the model was trained "
+         "with (0.001)"});
   }
-  CHECK_THAT(world.read("run/report.html"), contains_text("learns nothing from the task"));
+  CHECK_THAT(fixture.read("run/report.html"), contains_text("learns nothing from the task"));
 
-  // A router that does not train needs no gradient.
-  const Words planned = {"--steps",  "2", "--lr", "1e-3", "--router", "top1:cf=inf,st=off",
-                         "--dry-run"};
-  CHECK_THAT(world.train(joined(planned, {"--train", "experts"}), "moe").err,
+  // No warning about the router's gradient if the router is not trained.
+  const Args planned = {"--steps",  "2", "--lr", "1e-3", "--router", "top1:cf=inf,st=off",
+                        "--dry-run"};
+  CHECK_THAT(fixture.train(joined(planned, {"--train", "experts"}), "moe").err,
              !contains_text("warning: "));
-  CHECK_THAT(world.train(joined(planned, {"--nodes", "1", "--gpus", "4"}), "moe").err,
+  CHECK_THAT(fixture.train(joined(planned, {"--nodes", "1", "--gpus", "4"}), "moe").err,
              contains_text("learns nothing from the task"));
   CHECK_THAT(
-      world.train({"--steps", "2", "--lr", "0.1", "--dry-run"}, "parent/checkpoints/step-1").err,
+      fixture.train({"--steps", "2", "--lr", "0.1", "--dry-run"}, "parent/checkpoints/step-1").err,
       contains_text("--lr 0.1 is 100 times"));
 }
 
 TEST_CASE("a loss that is not finite ends with exit code 1 and names the step", "[cli]") {
-  const TrainingWorld world;
-  const auto result = world.train({"--steps", "9", "--lr", "1e30", "--quiet"});
+  const TrainingFixture fixture;
+  const auto result = fixture.train({"--steps", "9", "--lr", "1e30", "--quiet"});
   CHECK(result.exit_code == 1);
   CHECK(result.out.empty());
-  check_has(result.err, {"moe: step 2: the ", "no checkpoint was saved before (--save-every)"});
-  CHECK_FALSE(fs::exists(world.dir / "run/final"));
+  check_contains(result.err,
+                 {"moe: step 2: the ", "no checkpoint was saved before (--save-every)"});
+  CHECK_FALSE(fs::exists(fixture.dir / "run/final"));
 }
 
-TEST_CASE("the same command keeps a finished run, and other settings are refused", "[cli]") {
-  const TrainingWorld world;
-  succeed(world.training({"--steps", "4"}));
-  const auto done = succeed(world.training({"--steps", "4"}));
+TEST_CASE("a finished run is not repeated, and cannot be resumed with other settings", "[cli]") {
+  const TrainingFixture fixture;
+  succeed(fixture.training({"--steps", "4"}));
+  const auto done = succeed(fixture.training({"--steps", "4"}));
   CHECK_THAT(done.err, contains_text("already complete ("));
   CHECK(done.out.empty());
-  CHECK_THAT(world.train({"--steps", "5", "--resume"}).err, contains_text("steps was 4, is 5"));
-  CHECK(world.train({"--steps", "4", "--resume", "--force"}).exit_code == 2);
+  CHECK_THAT(fixture.train({"--steps", "5", "--resume"}).err, contains_text("steps was 4, is 5"));
+  CHECK(fixture.train({"--steps", "4", "--resume", "--force"}).exit_code == 2);
 }
 
 TEST_CASE("moe train refuses invalid flags by name", "[cli]") {
-  const TrainingWorld world;
+  const TrainingFixture fixture;
   check_refused_each(
-      world.training({}),
+      fixture.training({}),
       {{{"--schedule", "sine"}, "--schedule 'sine' is unknown; known: cosine"},
        {{"--lr", "-1"}, "--lr -1: must be 0 or a positive number"},
        {{"--skip-outliers", "0"}, "--skip-outliers 0"},
        {{"--z-coef", "-1"}, "--z-coef"},
        {{"--router", "top1"}, "is a dense folder; add --upcycle N"},
        {{"--objective", "lm", "--seq-len", "5"}, "rows.jsonl line 1: the example has 6 tokens"}});
-  check_refused({"train", world.path("dense"), "-o", world.path("run")}, "--data");
-  write_file(world.dir / "run/metrics.jsonl", "{}");
-  check_refused(world.train({}), "exists and is not a run of moe train");
+  check_refused({"train", fixture.path("dense"), "-o", fixture.path("run")}, "--data");
+  write_file(fixture.dir / "run/metrics.jsonl", "{}");
+  check_refused(fixture.train({}), "exists and is not a run of moe train");
 }
 
-// moe train --profile: a Chrome trace that has the parts of a step.
+// moe train --profile.
 
 TEST_CASE("--profile writes a Chrome trace of the first steps, with every part of a model",
           "[cli]") {
-  const TrainingWorld world;
-  world.upcycle("moe", {"--layers", "all"});
+  const TrainingFixture fixture;
+  fixture.upcycle("moe", {"--layers", "all"});
   for (const auto& [run, flags] :
-       {std::pair("plain", Words{}), {"one", {"--profile", "1"}}, {"two", {"--profile", "2"}}}) {
+       {std::pair("plain", Args{}), {"one", {"--profile", "1"}}, {"two", {"--profile", "2"}}}) {
     succeed(
-        world.training(joined({"--steps", "3", "--micro-batch", "1", "-q"}, flags), "moe", run));
+        fixture.training(joined({"--steps", "3", "--micro-batch", "1", "-q"}, flags), "moe", run));
   }
-  CHECK_FALSE(fs::exists(world.dir / "plain/trace.json"));
-  const auto one = event_names(world.read("one/trace.json"));
-  const auto two = event_names(world.read("two/trace.json"));
+  CHECK_FALSE(fs::exists(fixture.dir / "plain/trace.json"));
+  const auto one = event_names(fixture.read("one/trace.json"));
+  const auto two = event_names(fixture.read("two/trace.json"));
   for (const char* part : {"routing", "permute", "experts", "combine", "attention", "projections",
                            "norm", "head", "optimizer"}) {
     INFO(part);
     CHECK(one.count(part) > 0);
     CHECK(two.count(part) == 2 * one.count(part));
   }
-  CHECK(!world.weights("one").empty());
-  CHECK((world.weights("one") == world.weights("plain")));
+  CHECK(!fixture.weights("one").empty());
+  CHECK((fixture.weights("one") == fixture.weights("plain")));
 }
 
-// A run resumes after it, its model and its data have been moved: contents are compared, not paths.
+// Resuming compares the contents of the model and the data, not their paths.
 
 TEST_CASE("a run that was moved with its model and data resumes", "[cli]") {
   const HalfRun half;
   const bool is_copied = GENERATE(false, true);
-  if (is_copied) {  // changes the times
+  if (is_copied) {  // a copy has other modification times
     fs::copy(half.here, half.there, fs::copy_options::recursive);
     fs::remove_all(half.here);
   } else {
@@ -223,15 +226,15 @@ TEST_CASE("a run that was moved with its model and data resumes", "[cli]") {
   const auto result = train(half.there);
   INFO(result.err);
   REQUIRE(result.exit_code == 0);
-  check_has(result.err, {"data, eval-data, model: moved since the run began, with the same "
-                         "content\n",
-                         "resuming from step 1"});
+  check_contains(result.err, {"data, eval-data, model: moved since the run began, with the same "
+                              "content\n",
+                              "resuming from step 1"});
   CHECK(read_file(half.there / "run/final/model.safetensors") == half.end);
   CHECK_THAT(read_file(half.there / "run/settings.toml"), contains_text(half.there.string()));
   CHECK((read_file(half.there / "run/inputs.json") == recorded) == !is_copied);
 }
 
-TEST_CASE("a run whose model or data have changed is refused with the file's name", "[cli]") {
+TEST_CASE("a run whose model or data have changed is not resumed, and the file is named", "[cli]") {
   const HalfRun half;
   const fs::path& here = half.here;
   const std::string rows = here / "rows.jsonl";
@@ -257,13 +260,13 @@ TEST_CASE("a run whose model or data have changed is refused with the file's nam
              contains_text("(model: " + (here / "dense/model.safetensors").string() + changed));
 }
 
-TEST_CASE("a run without recorded contents resumes only at its recorded paths", "[cli]") {
+TEST_CASE("a run without inputs.json resumes only with the paths in settings.toml", "[cli]") {
   const HalfRun half;
   fs::remove(half.here / "run/inputs.json");
-  std::string made = read_file(half.here / "run/.moe-run");
+  std::string file_list = read_file(half.here / "run/.moe-run");
   const std::string line = "inputs.json\n";
-  made.erase(made.find(line), line.size());
-  write_file(half.here / "run/.moe-run", made);
+  file_list.erase(file_list.find(line), line.size());
+  write_file(half.here / "run/.moe-run", file_list);
   fs::copy(half.here, half.there, fs::copy_options::recursive);
   const auto refused = train(half.there);
   CHECK(refused.exit_code == 2);

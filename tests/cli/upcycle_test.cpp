@@ -1,4 +1,5 @@
-// moe upcycle: output folder, reports, certificates, crashes and refusals.
+// moe upcycle: output folder, reports, certificates, interruptions and invalid flags. --upcycle of
+// moe train and moe eval.
 
 #include <chrono>
 #include <cstring>
@@ -26,17 +27,17 @@ std::string warning_lines(const Json& report) {
 }
 
 // Upcycles the model in recipes/tiny, which has a tokenizer, into `folder`/out.
-RunResult upcycle_tiny(const TempDir& folder, const Words& flags) {
+RunResult upcycle_tiny(const TempDir& folder, const Args& flags) {
   return run_moe(
       joined({"upcycle", tiny("model"), "-o", folder / "out", "--force", "--quiet"}, flags));
 }
 
-struct World : TrainingWorld {
-  // Trains "dense" with `opened` and `written` with `flags` alone, and checks that both final
-  // models have equal bytes.
-  void check_equal(const Words& opened, const std::string& written, const Words& flags) const {
+struct Fixture : TrainingFixture {
+  // Trains "dense" with the flags `opened` and `flags`, and the model `written` with `flags` only.
+  // Checks that the final models are equal.
+  void check_equal(const Args& opened, const std::string& written, const Args& flags) const {
     CAPTURE(opened, flags);
-    const Words all = joined(flags, {"--lr", "1e-2", "--quiet", "--force"});
+    const Args all = joined(flags, {"--lr", "1e-2", "--quiet", "--force"});
     succeed(training(joined(opened, all), "dense", "opened"));
     succeed(training(all, written, "plain"));
     CHECK(weights("opened") == weights("plain"));
@@ -44,31 +45,32 @@ struct World : TrainingWorld {
   }
 };
 
-const Words kOpened = {"--upcycle",      "4", "--layers", "all",
-                       "--upcycle-seed", "3", "--router", "top1+ir+fr"};
+const Args kOpened = {"--upcycle",      "4", "--layers", "all",
+                      "--upcycle-seed", "3", "--router", "top1+ir+fr"};
 
-TEST_CASE("moe upcycle writes a folder and describes it on stdout", "[cli][upcycle]") {
+TEST_CASE("moe upcycle writes a model folder and prints a summary", "[cli][upcycle]") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense");
   const std::string dense = folder / "dense", out = folder / "out";
   const auto run = succeed({"upcycle", dense, "-o", out, "--experts", "4", "--quiet"});
   CHECK(run.err.empty());
-  check_has(run.out, {"layers 0, 2 of 3", "4 experts", "router top2:cf=inf", "moe train " + out});
+  check_contains(run.out,
+                 {"layers 0, 2 of 3", "4 experts", "router top2:cf=inf", "moe train " + out});
   CHECK_THAT(run.out, !contains_text("advice "));
   CHECK(names_in(folder / "out") ==
-        Words{".moe-output", "config.json", "model.safetensors", "upcycle.json"});
-  CHECK(names_in(folder.path()) == Words{"dense", "out"});
+        Args{".moe-output", "config.json", "model.safetensors", "upcycle.json"});
+  CHECK(names_in(folder.path()) == Args{"dense", "out"});
 }
 
-TEST_CASE("moe upcycle --dry-run prints bytes, parameters and time, and writes nothing",
+TEST_CASE("moe upcycle --dry-run prints size, parameters and time, and writes nothing",
           "[cli][upcycle]") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense");
   const std::string dense = folder / "dense", out = folder / "out";
-  const Words words = {"upcycle", dense, "-o", out, "--router", "top1", "--shard-size", "10KB"};
-  const Json dry = parse_json(succeed(joined(words, {"--dry-run", "--json"})).out, "stdout");
-  CHECK(names_in(folder.path()) == Words{"dense"});
-  check_has(succeed(words).out, {"\nadvice ", "--lb-coef 0.01 to 0.001"});
+  const Args args = {"upcycle", dense, "-o", out, "--router", "top1", "--shard-size", "10KB"};
+  const Json dry = parse_json(succeed(joined(args, {"--dry-run", "--json"})).out, "stdout");
+  CHECK(names_in(folder.path()) == Args{"dense"});
+  check_contains(succeed(args).out, {"\nadvice ", "--lb-coef 0.01 to 0.001"});
   CHECK(fs::exists(folder / "out/model.safetensors.index.json"));
   const Json done = read_json(folder / "out/upcycle.json");
   CHECK(dry["tensor_bytes"] == done["tensor_bytes"]);
@@ -83,22 +85,23 @@ TEST_CASE("moe upcycle --shared-expert keeps the dense feed-forward, and moe ins
   const std::string dense = folder / "dense", out = folder / "out";
   const auto run = succeed({"upcycle", dense, "-o", out, "--shared-expert", "--router",
                             "top1:cf=0.25", "--verify", "--quiet"});
-  check_has(run.out, {"router top1:cf=0.25", "identical"});
+  check_contains(run.out, {"router top1:cf=0.25", "identical"});
   const Json stored = read_json(folder / "out/upcycle.json");
   CHECK(stored["certificate"]["max_abs_logit_difference"] == 0.0);
   CHECK(stored["certificate"]["preserves_function"] == true);
-  check_has(succeed({"inspect", out}).out,
-            {"8 experts of width 24", "shared expert of width 24", "identical"});
+  check_contains(succeed({"inspect", out}).out,
+                 {"8 experts of width 24", "shared expert of width 24", "identical"});
 }
 
-TEST_CASE("--gate-scale auto measures and stores a scale, and shows its effect", "[cli][upcycle]") {
+TEST_CASE("--gate-scale auto measures and stores a scale, and prints its effect",
+          "[cli][upcycle]") {
   const TempDir folder;
   const auto run =
       upcycle_tiny(folder, {"--router", "topp:0.4", "--gate-scale", "auto", "--verify"});
   INFO(run.err);
   REQUIRE(run.exit_code == 0);
-  check_has(run.out, {"gate scale ", "\ncertificate ", "\nwithout it   different",
-                      "router topp:0.4, gate_scale 1: "});
+  check_contains(run.out, {"gate scale ", "\ncertificate ", "\nunscaled     different",
+                           "router topp:0.4, gate_scale 1: "});
   const Json stored = read_json(folder / "out/upcycle.json");
   const Json& with = stored["certificate"];
   CHECK(stored["gate_scale"] == read_json(folder / "out/config.json")["moe"]["gate_scale"]);
@@ -108,7 +111,7 @@ TEST_CASE("--gate-scale auto measures and stores a scale, and shows its effect",
 
 TEST_CASE("moe upcycle --granularity multiplies experts and experts per token", "[cli][upcycle]") {
   const TempDir folder;
-  const Words flags = {"--experts", "4", "--granularity", "4"};
+  const Args flags = {"--experts", "4", "--granularity", "4"};
   const auto run =
       upcycle_tiny(folder, joined(flags, {"--router", "top2:cf=inf", "--verify", "--json"}));
   INFO(run.err);
@@ -127,7 +130,7 @@ TEST_CASE("moe upcycle refuses invalid flags by name and writes nothing", "[cli]
   const std::string dense = folder / "dense", there = folder / "there", out = folder / "out",
                     none = folder / "nosuch";
   const auto before = names_in(folder.path());
-  for (const auto& [words, fact] : std::vector<std::pair<Words, std::string>>{
+  for (const auto& [args, fact] : std::vector<std::pair<Args, std::string>>{
            {{dense, "-o", there}, there + ": exists already"},
            {{out, "-o", out}, out},
            {{dense, "-o", out, "--experts", "1"}, "'top2:cf=inf' asks for 2 experts"},
@@ -141,12 +144,12 @@ TEST_CASE("moe upcycle refuses invalid flags by name and writes nothing", "[cli]
              "--calibration", none},
             none},
            {{tiny("model"), "-o", out, "--router-init", "cluster:" + none}, none + ": "}}) {
-    check_refused(joined({"upcycle"}, words), fact);
+    check_refused(joined({"upcycle"}, args), fact);
     CHECK(names_in(folder.path()) == before);
   }
 }
 
-TEST_CASE("a killed moe upcycle leaves no folder or a whole one, and the next run succeeds",
+TEST_CASE("a killed moe upcycle leaves no folder or a complete one, and can be repeated",
           "[cli][upcycle]") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense",
@@ -166,17 +169,17 @@ TEST_CASE("a killed moe upcycle leaves no folder or a whole one, and the next ru
       continue;
     }
     ++killed;
-    if (fs::exists(out)) {  // killed between the last rename and the end
+    if (fs::exists(out)) {  // killed after the last rename
       CHECK(run_moe({"inspect", out}).exit_code == 0);
     }
   }
   CHECK(killed > 0);
   fs::remove_all(out);
   CHECK(run_moe(command).exit_code == 0);
-  CHECK(names_in(folder.path()) == Words{"dense", "out"});
+  CHECK(names_in(folder.path()) == Args{"dense", "out"});
 }
 
-// Returns the line "function" of moe inspect.
+// Returns the text of the line "function" of moe inspect.
 std::string inspected_function(const std::string& folder) {
   const auto run = succeed({"inspect", folder});
   const size_t at = run.out.find("\nfunction      ");
@@ -184,7 +187,7 @@ std::string inspected_function(const std::string& folder) {
   return run.out.substr(at + 15, run.out.find('\n', at + 1) - at - 15);
 }
 
-TEST_CASE("a certificate is valid only for the weights and the config that it was measured on",
+TEST_CASE("a certificate is valid only for the weights and config that were measured",
           "[cli][upcycle]") {
   const TempDir folder;
   const std::string out = folder / "out";
@@ -204,7 +207,7 @@ TEST_CASE("a certificate is valid only for the weights and the config that it wa
     UNSCOPED_INFO(function);
     return function;
   };
-  // One byte, not among the first of its tensor.
+  // One byte near the end of a tensor.
   CHECK(edited("weight", [&] {
           std::fstream file(folder / "copy/model.safetensors",
                             std::ios::in | std::ios::out | std::ios::binary);
@@ -225,7 +228,7 @@ TEST_CASE("a certificate is valid only for the weights and the config that it wa
           write_file(folder / "copy/upcycle.json", "[");
         }).starts_with("not known: "));
 
-  // Training writes no certificate, and a copied one of the parent is not valid.
+  // Training writes no certificate, and a copy of the parent's certificate is not valid.
   succeed({"train", out, "-o", folder / "run", "--data", tiny("instruct.jsonl"), "--steps", "1",
            "--seq-len", "64", "--global-batch", "1", "--quiet"});
   const std::string final_model = folder / "run/final";
@@ -254,7 +257,7 @@ TEST_CASE("moe upcycle refuses weights that are not finite and names the tensor"
     out.write(reinterpret_cast<const char*>(&value), sizeof value);
   };
   const float infinity = std::numeric_limits<float>::infinity();
-  for (const auto& [tensor, value, flags] : std::vector<std::tuple<std::string, float, Words>>{
+  for (const auto& [tensor, value, flags] : std::vector<std::tuple<std::string, float, Args>>{
            {"model.layers.0.mlp.down_proj.weight", infinity, {}},
            {"model.layers.2.mlp.up_proj.weight", std::nanf(""), {"--granularity", "2"}},
            {"model.layers.1.self_attn.q_proj.weight", -infinity, {"--dtype", "bf16"}},
@@ -263,16 +266,16 @@ TEST_CASE("moe upcycle refuses weights that are not finite and names the tensor"
     check_refused(
         run_moe(joined({"upcycle", folder / "dense", "-o", folder / "out", "--quiet"}, flags)),
         "tensor '" + tensor + "'");
-    CHECK(names_in(folder.path()) == Words{"dense"});
+    CHECK(names_in(folder.path()) == Args{"dense"});
   }
-  // moe train --upcycle reads the same parent.
+  // moe train --upcycle refuses the parent, too.
   write_training_rows(folder / "rows.jsonl", 8);
   const auto trained =
       run_moe({"train", folder / "dense", "--upcycle", "2", "--data", folder / "rows.jsonl", "-o",
                folder / "run", "--steps", "1", "--seq-len", "8", "--micro-batch", "1", "--quiet"});
   CHECK(trained.exit_code == 2);
   CHECK_THAT(trained.err, contains_text("NaN or infinite"));
-  // Each rank checks its part of sharded weights.
+  // With sharded weights, each rank checks its part.
   const auto sharded =
       run_moe({"train", folder / "dense", "--upcycle", "2", "--data", folder / "rows.jsonl", "-o",
                folder / "sharded", "--steps", "1", "--seq-len", "8", "--micro-batch", "2",
@@ -300,7 +303,7 @@ TEST_CASE("moe upcycle mixes parents and varies copies, and --verify measures th
   CHECK(json["vary"] == "drop:0.5");
   const Json& certificate = json["certificate"];
   CHECK(certificate["preserves_function"] == false);
-  check_has(certificate["words"], {"not preserved", "other parents", "--vary drop:0.5"});
+  check_contains(certificate["words"], {"not preserved", "other parents", "--vary drop:0.5"});
   CHECK(certificate["verdict"] != "identical");
   CHECK(certificate["mean_kl"].get<double>() > 0);
   CHECK(certificate["parent_perplexity"].get<double>() > 1);
@@ -310,7 +313,7 @@ TEST_CASE("moe upcycle mixes parents and varies copies, and --verify measures th
              contains_text("compared with " + code));
 }
 
-TEST_CASE("moe upcycle starts routers from prompts or clusters and describes each layer",
+TEST_CASE("moe upcycle initializes routers from prompts or clusters and describes each layer",
           "[cli][upcycle]") {
   const TempDir folder;
   const std::string town = folder / "town", food = folder / "food";
@@ -322,11 +325,11 @@ TEST_CASE("moe upcycle starts routers from prompts or clusters and describes eac
   write_file(folder / "questions.jsonl",
              R"({"instruction": "Where does Ada live?", "input": "", "output": "Arden"})"
              "\n");
-  for (const Words& flags :
-       {Words{"--router-init", "prompts:" + (folder / "prompts.json").string(), "--expert", town,
-              "--expert", food, "--router-entropy", "0.4"},
-        Words{"--router-init", "cluster:" + (folder / "questions.jsonl").string(), "--experts",
-              "4"}}) {
+  for (const Args& flags :
+       {Args{"--router-init", "prompts:" + (folder / "prompts.json").string(), "--expert", town,
+             "--expert", food, "--router-entropy", "0.4"},
+        Args{"--router-init", "cluster:" + (folder / "questions.jsonl").string(), "--experts",
+             "4"}}) {
     CAPTURE(flags);
     const auto run = upcycle_tiny(folder, flags);
     INFO(run.err);
@@ -338,47 +341,47 @@ TEST_CASE("moe upcycle starts routers from prompts or clusters and describes eac
       CHECK(layer["entropy"].get<double>() ==
             Approx(flags.back() == "0.4" ? 0.4 : 0.7).margin(2e-4));
       CHECK_THAT(run.out,
-                 contains_text("router start " + layer["words"].get<std::string>() + "\n"));
+                 contains_text("router init  " + layer["words"].get<std::string>() + "\n"));
     }
     CHECK(run.err == warning_lines(stored));
   }
 }
 
-// --upcycle N of moe train and eval: results equal those of the folder that moe upcycle writes.
+// --upcycle N of moe train and eval: results equal those with a model written by moe upcycle.
 
-TEST_CASE("train --upcycle gives the bits of training the upcycled folder", "[cli]") {
-  const World world;
-  world.upcycle("written", {"--layers", "all", "--seed", "3", "--router", "top1+ir+fr"});
-  world.check_equal(kOpened, "written", {"--steps", "2", "--pack", "none", "--lora", "2"});
-  world.check_equal(kOpened, "written", {"--steps", "2", "--ranks", "2"});
-  check_has(world.read("opened/settings.toml"),
-            {"upcycle = 4\n", "layers = \"all\"\n", "upcycle-seed = 3\n"});
+TEST_CASE("train --upcycle gives bitwise the result of training the upcycled model", "[cli]") {
+  const Fixture fixture;
+  fixture.upcycle("written", {"--layers", "all", "--seed", "3", "--router", "top1+ir+fr"});
+  fixture.check_equal(kOpened, "written", {"--steps", "2", "--pack", "none", "--lora", "2"});
+  fixture.check_equal(kOpened, "written", {"--steps", "2", "--ranks", "2"});
+  check_contains(fixture.read("opened/settings.toml"),
+                 {"upcycle = 4\n", "layers = \"all\"\n", "upcycle-seed = 3\n"});
 }
 
-TEST_CASE("--shard weights trains to the bits of unsharded weights", "[cli]") {
-  const World world;
-  const Words flags = {"--steps", "2", "--micro-batch", "2", "--global-batch", "4",
-                       "--ranks", "2", "--replicas",    "2", "--quiet"};
-  world.upcycle("moe", {"--router", "top1+ir+fr"});
-  succeed(world.training(flags, "moe", "whole"));
-  succeed(world.training(joined(flags, {"--shard", "weights"}), "moe", "sharded"));
-  CHECK(world.weights("sharded") == world.weights("whole"));
-  check_refused(world.train({"--shard", "experts"}),
+TEST_CASE("--shard weights gives bitwise the result of unsharded weights", "[cli]") {
+  const Fixture fixture;
+  const Args flags = {"--steps", "2", "--micro-batch", "2", "--global-batch", "4",
+                      "--ranks", "2", "--replicas",    "2", "--quiet"};
+  fixture.upcycle("moe", {"--router", "top1+ir+fr"});
+  succeed(fixture.training(flags, "moe", "whole"));
+  succeed(fixture.training(joined(flags, {"--shard", "weights"}), "moe", "sharded"));
+  CHECK(fixture.weights("sharded") == fixture.weights("whole"));
+  check_refused(fixture.train({"--shard", "experts"}),
                 "--shard 'experts' is unknown; known: optimizer, weights");
 }
 
-TEST_CASE("train --upcycle --shared-expert equals training the upcycled folder", "[cli]") {
-  const World world;
-  world.upcycle("shared", {"--shared-expert", "--router", "top1+ir+fr"});
-  world.check_equal({"--upcycle", "4", "--shared-expert", "--router", "top1+ir+fr"}, "shared",
-                    {"--steps", "2", "--ranks", "2"});
-  CHECK_THAT(world.read("opened/settings.toml"), contains_text("shared-expert = true\n"));
-  check_refused(world.train({"--steps", "1", "--shared-expert"}, "shared"),
+TEST_CASE("train --upcycle --shared-expert equals training the upcycled model", "[cli]") {
+  const Fixture fixture;
+  fixture.upcycle("shared", {"--shared-expert", "--router", "top1+ir+fr"});
+  fixture.check_equal({"--upcycle", "4", "--shared-expert", "--router", "top1+ir+fr"}, "shared",
+                      {"--steps", "2", "--ranks", "2"});
+  CHECK_THAT(fixture.read("opened/settings.toml"), contains_text("shared-expert = true\n"));
+  check_refused(fixture.train({"--steps", "1", "--shared-expert"}, "shared"),
                 "--shared-expert: is of a dense folder");
-  CHECK_FALSE(fs::exists(world.dir / "run"));
-  const auto parameters = [&](const Words& more) {
+  CHECK_FALSE(fs::exists(fixture.dir / "run"));
+  const auto parameters = [&](const Args& more) {
     const auto bench =
-        succeed(joined({"bench", "train", world.path("dense"), "--upcycle", "4", "--repeats", "1",
+        succeed(joined({"bench", "train", fixture.path("dense"), "--upcycle", "4", "--repeats", "1",
                         "--rows", "1", "--seq-len", "8", "--threads", "1", "--json"},
                        more));
     return parse_json(bench.out, "bench").at("parameters").get<int64_t>();
@@ -387,18 +390,19 @@ TEST_CASE("train --upcycle --shared-expert equals training the upcycled folder",
   CHECK(parameters({"--shared-expert"}) - parameters({}) == 2 * (3 * 16 * 24 + 16));
 }
 
-TEST_CASE("train --upcycle --granularity equals training the upcycled folder, and resumes",
+TEST_CASE("train --upcycle --granularity equals training the upcycled model, and resumes",
           "[cli]") {
-  const World world;
-  const Words flags = {"--layers", "all",       "--granularity", "2",
-                       "--router", "top2:cf=1", "--ep-ranks",    "2"};
-  world.upcycle("fine", joined({"--seed", "3"}, flags));
-  const Words opened = joined({"--upcycle", "4", "--upcycle-seed", "3"}, flags);
-  world.check_equal(opened, "fine", {"--steps", "4", "--save-every", "2"});
-  check_has(world.read("opened/settings.toml"), {"granularity = 2\n", "router = \"top2:", "cf=1,"});
+  const Fixture fixture;
+  const Args flags = {"--layers", "all",       "--granularity", "2",
+                      "--router", "top2:cf=1", "--ep-ranks",    "2"};
+  fixture.upcycle("fine", joined({"--seed", "3"}, flags));
+  const Args opened = joined({"--upcycle", "4", "--upcycle-seed", "3"}, flags);
+  fixture.check_equal(opened, "fine", {"--steps", "4", "--save-every", "2"});
+  check_contains(fixture.read("opened/settings.toml"),
+                 {"granularity = 2\n", "router = \"top2:", "cf=1,"});
   const auto compared = [&](const std::string& model) {
     return parse_json(
-        succeed({"inspect", world.path(model), "--json", "--against", world.path("dense")}).out,
+        succeed({"inspect", fixture.path(model), "--json", "--against", fixture.path("dense")}).out,
         "stdout");
   };
   const Json trained = compared("opened/final");
@@ -411,32 +415,33 @@ TEST_CASE("train --upcycle --granularity equals training the upcycled folder, an
   CHECK(cosine(trained) < 0.9999);
   CHECK(cosine(compared("fine")) == Approx(1).margin(1e-12));
 
-  const std::string whole = world.weights("opened");
-  succeed({"train", "--config", world.path("opened/settings.toml"), "-o", world.path("copy"),
+  const std::string whole = fixture.weights("opened");
+  succeed({"train", "--config", fixture.path("opened/settings.toml"), "-o", fixture.path("copy"),
            "--quiet"});
-  CHECK(world.weights("copy") == whole);
-  fs::remove_all(world.dir / "opened/final");
-  fs::remove_all(world.dir / "opened/checkpoints/step-4");
-  Words again = joined(opened, {"--steps", "4", "--save-every", "2", "--lr", "1e-2", "--quiet"});
-  succeed(world.training(again, "dense", "opened"));
-  CHECK(world.weights("opened") == whole);
+  CHECK(fixture.weights("copy") == whole);
+  fs::remove_all(fixture.dir / "opened/final");
+  fs::remove_all(fixture.dir / "opened/checkpoints/step-4");
+  Args again = joined(opened, {"--steps", "4", "--save-every", "2", "--lr", "1e-2", "--quiet"});
+  succeed(fixture.training(again, "dense", "opened"));
+  CHECK(fixture.weights("opened") == whole);
   again[1] = "2";
   again[7] = "4";
-  const auto refused = world.train(again, "dense", "opened");
+  const auto refused = fixture.train(again, "dense", "opened");
   CHECK(refused.exit_code == 2);
-  check_has(refused.err, {"upcycle was 4, is 2", "granularity was 2, is 4"});
+  check_contains(refused.err, {"upcycle was 4, is 2", "granularity was 2, is 4"});
 }
 
-TEST_CASE("eval --upcycle opens a dense folder as a mixture and notes it", "[cli]") {
+TEST_CASE("eval --upcycle evaluates a dense model as a mixture and stores it in results.json",
+          "[cli]") {
   const TempDir dir;
   const std::string dense = tiny("model"), moe = dir / "moe", requests = dir / "r.jsonl";
   write_file(requests, R"({"context": "The opposite of", "continuation": " big"})"
                        "\n"
                        R"({"context": "One two", "continuation": " three four"})"
                        "\n");
-  const Words flags = {"--router", "top2+ir+fr:cf=0.5", "--ep-ranks", "2", "--granularity", "4"};
+  const Args flags = {"--router", "top2+ir+fr:cf=0.5", "--ep-ranks", "2", "--granularity", "4"};
   succeed(joined({"upcycle", dense, "-o", moe, "--quiet"}, flags));
-  const Words eval = {"--requests", requests, "--quiet", "--bos", "on"};
+  const Args eval = {"--requests", requests, "--quiet", "--bos", "on"};
   const auto written = succeed(joined({"eval", moe}, eval));
   const auto opened = succeed(joined({"eval", dense, "--upcycle", "8"}, joined(eval, flags)));
   CHECK(std::count(opened.out.begin(), opened.out.end(), '\n') == 2);
@@ -446,10 +451,10 @@ TEST_CASE("eval --upcycle opens a dense folder as a mixture and notes it", "[cli
   CHECK_THAT(read_file(dir / "scores/results.json"), contains_text("\"upcycle\""));
 }
 
-TEST_CASE("a folder that --upcycle cannot open is refused by name", "[cli]") {
-  const World world;
-  world.upcycle("written");
-  for (const auto& [model, flags, fact] : std::vector<std::tuple<std::string, Words, std::string>>{
+TEST_CASE("--upcycle refuses mixtures and unsuitable settings", "[cli]") {
+  const Fixture fixture;
+  fixture.upcycle("written");
+  for (const auto& [model, flags, fact] : std::vector<std::tuple<std::string, Args, std::string>>{
            {"written", {"--upcycle", "4"}, "is a mixture of experts already"},
            {"dense", {"--upcycle", "2", "--router", "top3"}, "asks for 3 experts"},
            {"written",
@@ -460,8 +465,8 @@ TEST_CASE("a folder that --upcycle cannot open is refused by name", "[cli]") {
             {"--upcycle", "2", "--granularity", "2", "--router", "top4"},
             "asks for 4 experts per token, the layers have 2"}}) {
     CAPTURE(model, flags);
-    check_refused(world.train(flags, model), fact);
-    CHECK_FALSE(fs::exists(world.dir / "run"));
+    check_refused(fixture.train(flags, model), fact);
+    CHECK_FALSE(fs::exists(fixture.dir / "run"));
   }
 }
 

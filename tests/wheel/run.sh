@@ -131,11 +131,11 @@ else
 fi
 
 sed -i "s/^__version__ = .*/__version__ = '2.10.0+cpu'/" "$site/torch/version.py"
-check "a torch of another version is named" refuses "torch 2.10.0+cpu, this moe was built for" moe --version
+check "a torch of another version is named" refuses "torch 2.10.0+cpu, but this moe was built for" moe --version
 cp "$torch/version.py" "$site/torch"
 mkdir "$work/other"
 mv "$site/torch" "$site/nvidia" "$work/other"
-check "a missing torch is named" refuses "no torch in this environment; pip install torch==" moe --version
+check "a missing torch is named" refuses "no torch in this environment; run pip install torch==" moe --version
 finds_torch_elsewhere() { env PYTHONPATH="$work/other" "$work/env/bin/moe" --version; }
 touch "$work/other/torch/__init__.py"
 check "a torch elsewhere on Python's path serves" finds_torch_elsewhere

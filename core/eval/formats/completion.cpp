@@ -33,16 +33,17 @@ int64_t hellaswag_label(const Json& json, const std::string& where) {
   const std::string text = label == json.end()  ? ""
                            : label->is_string() ? label->get<std::string>()
                                                 : label->dump();
-  USER_ERROR_IF(text.size() != 1 || text[0] < '0' || text[0] > '3',
-                "{}: 'label' must be 0 to 3, not '{}'; the test split has no answers, use the "
-                "validation split",
-                where, printable(text));
+  USER_ERROR_IF(
+      text.size() != 1 || text[0] < '0' || text[0] > '3',
+      "{}: 'label' must be 0 to 3, not '{}'; use the validation split (the test split has "
+      "no labels)",
+      where, printable(text));
   return text[0] - '0';
 }
 
 OrderedJson hellaswag_fields(const Json& json, const std::string& where) {
   const std::vector<std::string> endings = get_strings(json, "endings", where);
-  USER_ERROR_IF(endings.size() != 4, "{}: {} endings, HellaSwag has 4 a scene", where,
+  USER_ERROR_IF(endings.size() != 4, "{}: 'endings' must have 4 entries, not {}", where,
                 endings.size());
   OrderedJson fields;
   fields["ind"] = get_int(json, "ind", where, 0);
@@ -68,7 +69,7 @@ OrderedJson winogrande_fields(const Json& json, const std::string& where) {
   }
   const std::vector<std::string> options = get_strings(json, "context_options", where);
   const int64_t gold = get_int(json, "gold", where);
-  USER_ERROR_IF(options.size() != 2, "{}: {} 'context_options', WinoGrande has 2", where,
+  USER_ERROR_IF(options.size() != 2, "{}: 'context_options' must have 2 entries, not {}", where,
                 options.size());
   const auto [first, second] =
       std::mismatch(options[0].begin(), options[0].end(), options[1].begin(), options[1].end());
@@ -83,8 +84,8 @@ OrderedJson winogrande_fields(const Json& json, const std::string& where) {
 
 const Field kLabel{"label", Field::Kind::kLabel, {"False", "True"}};
 
-const Json& check_object(const Json& json, const std::string& what, const std::string& where) {
-  USER_ERROR_IF(!json.is_object(), "{}: {} is no object", where, what);
+const Json& check_object(const Json& json, const std::string& name, const std::string& where) {
+  USER_ERROR_IF(!json.is_object(), "{}: {} is not a JSON object", where, name);
   return json;
 }
 
@@ -92,7 +93,7 @@ OrderedJson sorted(const std::set<std::string>& texts) {
   return std::vector<std::string>(texts.begin(), texts.end());
 }
 
-// Returns the entities of a passage, which are given as [start, end] in characters, end included.
+// Returns the entities of a passage. The file has their first and last character.
 OrderedJson record_entities(const Json& passage, const std::string& text,
                             const std::string& where) {
   std::set<std::string> entities;
@@ -100,8 +101,8 @@ OrderedJson record_entities(const Json& passage, const std::string& text,
     check_object(entity, "an entity", where);
     const int64_t start = get_int(entity, "start", where), end = get_int(entity, "end", where);
     USER_ERROR_IF(start < 0 || end < start || end >= count_code_points(text),
-                  "{}: an entity from {} to {}, the passage has {} characters", where, start, end,
-                  count_code_points(text));
+                  "{}: an entity from {} to {}, but the passage has {} characters", where, start,
+                  end, count_code_points(text));
     entities.insert(slice(text, start, end + 1));
   }
   return sorted(entities);
@@ -113,15 +114,15 @@ OrderedJson record_answers(const Json& query, const OrderedJson& entities,
   for (const Json& answer : get_array(query, "answers", where)) {
     answers.insert(get_string(check_object(answer, "an answer", where), "text", where));
   }
-  USER_ERROR_IF(
-      answers.empty() || entities.empty(),
-      "{}: a query with {} entities and {} answers; a split without answers cannot be scored",
-      where, entities.size(), answers.size());
+  USER_ERROR_IF(answers.empty() || entities.empty(),
+                "{}: a query with {} entities and {} answers; use a split with answers", where,
+                entities.size(), answers.size());
   return sorted(answers);
 }
 
-// Applies the Hub's repair to a span that is not in the text: the case of the text's word at its
-// index, no trailing full stops, no line feed. For "theyscold" it also changes the index.
+// Corrects a span that does not occur in the text, as the Hub's "wsc.fixed" does: sets its first
+// letter to the case of the word at its index, removes trailing full stops and replaces line feeds.
+// For "theyscold" also corrects the index.
 void fix_span(OrderedJson& fields, const std::string& span) {
   const auto text = fields["text"].get<std::string>();
   auto words = fields[span + "_text"].get<std::string>();
@@ -216,7 +217,7 @@ std::vector<Document> read_bbh_prompts(const Files& files) {
     const std::string block = text.substr(at, next == std::string::npos ? next : next - at);
     const size_t answer = block.find(kAnswer), result = block.rfind(kResult);
     USER_ERROR_IF(answer == std::string::npos || result == std::string::npos || result < answer,
-                  "{}: no 'A: ' and 'So the answer is ' after 'Q: '; the file is cut", where);
+                  "{}: 'Q: ' without 'A: ' and 'So the answer is '; is the file truncated?", where);
     std::string target = strip(block.substr(result + kResult.size()));
     target = target.ends_with('.') ? target.substr(0, target.size() - 1) : target;
     documents.push_back(
@@ -277,7 +278,7 @@ std::vector<Document> read_wsc(const Files& files) {
     OrderedJson fields = {{"text", get_string(json, "text", where)}};
     for (const char* key : {"span1_index", "span2_index"}) {
       fields[key] = get_int(target, key, where);
-      USER_ERROR_IF(fields[key] < 0, "{}: '{}' is {}, it counts words from 0", where, key,
+      USER_ERROR_IF(fields[key] < 0, "{}: '{}' must be the index of a word, not {}", where, key,
                     fields[key].dump());
     }
     for (const char* key : {"span1_text", "span2_text"}) {

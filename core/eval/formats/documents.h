@@ -1,7 +1,7 @@
 #pragma once
 // Readers of the benchmarks' own files, one per format. A reader checks a file and returns its
-// documents, with the fields (and changes to the text) of the Hub data set that
-// lm-evaluation-harness loads. Readers throw UserError with file and line for a broken record.
+// documents, with the fields and texts of the Hub data set that lm-evaluation-harness loads. If a
+// record is invalid, readers throw UserError, naming file and line.
 
 #include <algorithm>
 #include <cstdint>
@@ -24,15 +24,15 @@ struct Document {
 };
 using Files = std::vector<std::filesystem::path>;
 
-// The first documents of a file. The documents after them are counted, not parsed.
+// The first documents of a file.
 struct FirstDocuments {
   std::vector<Document> documents;
-  int64_t total = 0;  // in the file
+  int64_t total = 0;  // number of documents in the whole file
 };
 inline constexpr int64_t kAllDocuments = std::numeric_limits<int64_t>::max();
 
-// Reads `limit` records of `records`, which has next() and count_rest() as JsonLinesReader and
-// CsvReader, and makes a document of each by `make`. Only counts the records after them.
+// Returns make(record) of the first `limit` records. Counts the other records without parsing them.
+// `Records` is JsonLinesReader or CsvReader.
 template <typename Records, typename Make>
 FirstDocuments first_documents(Records records, int64_t limit, const Make& make) {
   FirstDocuments first;
@@ -47,11 +47,12 @@ FirstDocuments first_documents(Records records, int64_t limit, const Make& make)
   return first;
 }
 
-// Any of the readers below: one that takes a limit, or one that reads all documents of the files.
+// Type-erased reader with a limit. Holds any of the readers below; if it has no limit, reads all
+// documents and removes those after the limit.
 class DocumentReader {
  public:
   template <typename Read>
-  DocumentReader(Read read) {  // implicit: tables list plain functions
+  DocumentReader(Read read) {  // not explicit: converts any reader function
     if constexpr (std::is_invocable_v<const Read&, const Files&, int64_t>) {
       read_ = std::move(read);
     } else {
@@ -70,33 +71,36 @@ class DocumentReader {
   std::function<FirstDocuments(const Files&, int64_t)> read_;
 };
 
+// The comments below give the fields of a document, then the format of the files.
+
 // {"label": "a".."d", "context", "question", "options": [4]}. File: Test.txt, eight lines per
-// problem: blank, letter, context, question, four options that begin with "A." to "D.". The first
-// two characters of an option are cut off unchecked, and a space is inserted after every full stop,
-// as in the harness.
+// problem: blank, letter, context, question, four options that begin with "A." to "D.". As in the
+// harness, removes the first two characters of an option without a check and inserts a space after
+// every full stop.
 std::vector<Document> read_logiqa(const Files& files);
 
-// {"id", "question", "choices": {"text": [..], "label": [..]}, "answerKey"}; answerKey is one of
-// the labels. CommonsenseQA has "question_concept" after "question".
+// {"id", "question", "choices": {"text": [..], "label": [..]}, "answerKey"}; "answerKey" is one of
+// the labels. CommonsenseQA also has "question_concept" after "question". File: JSON lines.
 std::vector<Document> read_arc(const Files& files);
 std::vector<Document> read_commonsense_qa(const Files& files);
 
-// {"id", "question_stem", "choices": {..}, "answerKey"}. File: tab-separated with a header: id,
-// stem, choices as "(A) .. (B) ..", stem and choices in one text, key.
+// {"id", "question_stem", "choices": {..}, "answerKey"}. File: tab-separated with a header; columns
+// are id, stem, choices as "(A) .. (B) ..", stem and choices as one text, key.
 std::vector<Document> read_openbookqa(const Files& files);
 
 // {"goal", "sol1", "sol2", "label": 0|1}. Files: valid.jsonl, and valid-labels.lst with one label
 // per line.
 std::vector<Document> read_piqa(const Files& files);
 
-// The authors' fields in the Hub's order. process_hellaswag() adds "query", "choices" and "gold" as
-// the harness's process_docs does.
+// The fields of the authors' files, in the order of the Hub data set. File: JSON lines.
 std::vector<Document> read_hellaswag(const Files& files);
+// process_docs() of the harness: adds "query", "choices" and "gold".
 void process_hellaswag(OrderedJson& fields);
-std::string preprocess_hellaswag(std::string_view text);  // the harness's preprocess()
+// preprocess() of the harness: removes WikiHow's markup.
+std::string preprocess_hellaswag(std::string_view text);
 
-// {"question", "subject", "choices": [4], "answer": 0..3}. File: CSV without a header: question,
-// four choices, letter. The subject is the file's name up to its last underscore.
+// {"question", "subject", "choices": [4], "answer": 0..3}. File: CSV without a header; columns are
+// question, four choices, letter. The subject is the file name up to its last underscore.
 std::vector<Document> read_mmlu(const Files& files);
 
 // {"question", "mc1_targets": {"choices", "labels"}, "mc2_targets": {..}}. File: mc_task.json, an
@@ -105,30 +109,31 @@ std::vector<Document> read_truthfulqa(const Files& files);
 
 // {"input", "target"}. File: {"examples": [..]}.
 std::vector<Document> read_bbh(const Files& files);
-// {"input", "target"} of BIG-Bench-Hard's cot-prompts/TASK.txt: the question, and the text after
-// "So the answer is".
+// {"input", "target"}: the question, and the text after "So the answer is". File:
+// cot-prompts/TASK.txt of BIG-Bench-Hard.
 std::vector<Document> read_bbh_prompts(const Files& files);
 
-// SuperGLUE's nested files, flattened: one document per answer (MultiRC: "paragraph", "question",
-// "answer", "idx", "label") or per query (ReCoRD: "passage", "query", "entities", "answers", "idx",
-// both lists sorted without duplicates). WSC has the spans of the Hub's "wsc.fixed".
+// SuperGLUE's nested files, flattened. MultiRC: {"paragraph", "question", "answer", "idx", "label"}
+// per answer. ReCoRD: {"passage", "query", "entities", "answers", "idx"} per query; entities and
+// answers are sorted without duplicates. WSC: the fields of the Hub's "wsc.fixed".
 std::vector<Document> read_multirc(const Files& files);
 std::vector<Document> read_record(const Files& files);
 std::vector<Document> read_wsc(const Files& files);
 
-// {"sentence" with "_" for the blank, "option1", "option2", "answer": "1"|"2"}. File: the authors'
-// JSON lines, or llm-foundry's {"context_options", "continuation", "gold"}, split at the last space
-// of the options' common prefix.
+// {"sentence", "option1", "option2", "answer": "1"|"2"}; "_" in the sentence is the blank. File:
+// the authors' JSON lines, or llm-foundry's {"context_options", "continuation", "gold"}, whose
+// context options are split at the last space of their common prefix.
 std::vector<Document> read_winogrande(const Files& files);
 
-// {"text"}. Files: OpenAI's {"text"} lines or llm-foundry's {"context", "continuation"} lines; for
-// read_lambada_text() the authors' plain text, one passage per line.
+// {"text"}. read_lambada(): OpenAI's {"text"} lines or llm-foundry's {"context", "continuation"}
+// lines. read_lambada_text(): the authors' plain text, one passage per line.
 std::vector<Document> read_lambada(const Files& files);
 std::vector<Document> read_lambada_text(const Files& files);
 
-// A user's quiz: {"question" | "context", "choices": [2 or more], "answer", "gold"}. "answer" is
-// the index of a choice from 0, its text, or its letter (A is the first); a text takes precedence
-// over a letter. A string "source" is kept.
+// {"question" | "context", "choices", "answer", "gold", "source"}; "source" only if the record has
+// it. File: a user's JSON lines with "question" or "context", two or more "choices", "answer", and
+// optionally "source". "answer" is the index of a choice from 0, its text, or its letter (A is the
+// first); a text takes precedence over a letter. "gold" is the index.
 FirstDocuments read_quiz(const Files& files, int64_t limit = kAllDocuments);
 
 }  // namespace moe::eval

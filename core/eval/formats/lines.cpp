@@ -48,6 +48,7 @@ const Json& get_member(const Json& json, const std::string& key, Json::value_t t
 
 using Kind = Field::Kind;
 
+// Returns a field of kind kChoices or kAnswers.
 OrderedJson get_pairs(const Json& record, const Field& field, const std::string& where) {
   const bool is_choices = field.kind == Kind::kChoices;
   const char* const first = is_choices ? "text" : "choices";
@@ -60,12 +61,12 @@ OrderedJson get_pairs(const Json& record, const Field& field, const std::string&
   const auto labels = found->find(second);
   USER_ERROR_IF(labels == found->end() || !labels->is_array() || labels->size() != texts.size() ||
                     texts.empty(),
-                "{}: '{}' must hold as many entries in '{}' as in '{}', one at least", where,
-                field.name, second, first);
+                "{}: '{}' must have arrays '{}' and '{}' of equal length, at least 1", where,
+                field.name, first, second);
   for (const auto& label : *labels) {
     USER_ERROR_IF(is_choices ? !label.is_string() : label != 0 && label != 1,
-                  "{}: '{}' has the label {}, {}", where, field.name, label.dump(),
-                  is_choices ? "a string is needed" : "it must be 0 or 1");
+                  "{}: '{}' has the label {}; it must be {}", where, field.name, label.dump(),
+                  is_choices ? "a string" : "0 or 1");
   }
   return {{first, texts}, {second, OrderedJson(*labels)}};
 }
@@ -97,7 +98,7 @@ Document exported_document(const Json& record, const Schema& schema, const std::
   return {std::move(fields), where};
 }
 
-// Returns a CSV field as JSON of the kind of `field`.
+// Returns the JSON value of a CSV field, of the type that field.kind requires.
 Json csv_value(const std::string& text, const Field& field, const std::string& where) {
   switch (field.kind) {
     case Kind::kText:
@@ -130,7 +131,7 @@ bool LineReader::read_line(std::string& text) {
     return false;
   }
   bytes_ += text.size() + 1;
-  if (bytes_ > kMaxFileBytes + 1) {  // a pipe, whose size open_text() could not check
+  if (bytes_ > kMaxFileBytes + 1) {  // open_text() does not know the size of a pipe
     throw UserError("{}: larger than the limit of 1 GiB; split it", name_);
   }
   if (++line_ == 1 && text.starts_with(kByteOrderMark)) {
@@ -185,7 +186,7 @@ std::optional<JsonLine> JsonLinesReader::next() {
       continue;
     }
     Json json = parse_json(line->text, line->where);
-    USER_ERROR_IF(!json.is_object(), "{}: not a JSON object; each line must be one, in braces",
+    USER_ERROR_IF(!json.is_object(), "{}: not a JSON object; each line must be an object in braces",
                   line->where);
     return JsonLine{std::move(json), std::move(line->where)};
   }
@@ -211,7 +212,7 @@ std::vector<std::string> get_strings(const Json& json, const std::string& key,
                 "{}: '{}' is missing or not an array of strings", where, key);
   std::vector<std::string> strings;
   for (const Json& entry : *found) {
-    USER_ERROR_IF(!entry.is_string(), "{}: '{}' holds {}, it must hold strings only", where, key,
+    USER_ERROR_IF(!entry.is_string(), "{}: '{}' must contain strings only, not {}", where, key,
                   entry.dump());
     strings.push_back(entry.get<std::string>());
   }
@@ -239,7 +240,7 @@ std::optional<CsvRow> CsvReader::read_row() {
 std::optional<CsvRow> CsvReader::next() {
   auto row = read_row();
   USER_ERROR_IF(row && header_fields_ > 0 && row->fields.size() != header_fields_,
-                "{}: {} fields, the header names {}", row->where, row->fields.size(),
+                "{}: {} fields, but the header has {}", row->where, row->fields.size(),
                 header_fields_);
   return row;
 }
@@ -259,7 +260,9 @@ std::string CsvReader::read_quoted() {
   for (++at_;; ++at_) {
     if (at_ >= line_.text.size()) {
       auto line = lines_.next();
-      USER_ERROR_IF(!line, "{}: a quoted field begins here and never ends; the file is cut", begin);
+      USER_ERROR_IF(!line,
+                    "{}: a quoted field begins in this line and never ends; is the file truncated?",
+                    begin);
       line_ = std::move(*line);
       field += '\n';
       at_ = static_cast<size_t>(-1);  // the loop increments it to 0
@@ -276,7 +279,8 @@ std::string CsvReader::read_quoted() {
   }
   ++at_;
   USER_ERROR_IF(at_ < line_.text.size() && line_.text[at_] != separator_,
-                "{}: text after a closing quote; double the quotes inside a field", line_.where);
+                "{}: text after a closing quote; write a quote inside a field as two quotes",
+                line_.where);
   return field;
 }
 
@@ -299,8 +303,8 @@ std::vector<CsvRow> read_csv(const std::filesystem::path& file, char separator, 
 }
 
 int64_t get_label(const Json& record, const Field& field, const std::string& where) {
-  USER_ERROR_IF(!record.contains(field.name),
-                "{}: '{}' is missing; a split without answers cannot be scored", where, field.name);
+  USER_ERROR_IF(!record.contains(field.name), "{}: '{}' is missing; use a split with answers",
+                where, field.name);
   const Json& value = record[field.name];
   const auto count = static_cast<int64_t>(field.names.size());
   int64_t number = -1;
@@ -312,9 +316,9 @@ int64_t get_label(const Json& record, const Field& field, const std::string& whe
     const auto found = std::ranges::find(field.names, value.get<std::string>());
     number = found == field.names.end() ? -1 : found - field.names.begin();
   }
-  USER_ERROR_IF(number < 0 || number >= count, "{}: '{}' is {}, it must be 0 to {} or one of {}{}",
+  USER_ERROR_IF(number < 0 || number >= count, "{}: '{}' is {}; it must be 0 to {} or one of {}{}",
                 where, field.name, printable(value.dump()), count - 1, fmt::join(field.names, ", "),
-                value == -1 ? "; this split has no answers" : "");
+                value == -1 ? "; use a split with answers" : "");
   return number;
 }
 

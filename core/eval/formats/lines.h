@@ -1,6 +1,6 @@
 #pragma once
-// Readers of text files by lines, JSON Lines and CSV, and the records that the Hub exports. UTF-8
-// is required; a byte-order mark and Windows newlines are accepted.
+// Readers of text files, JSON Lines, CSV, and data sets exported from the Hub. Text must be UTF-8.
+// A byte-order mark and Windows newlines are accepted and removed.
 
 #include <cstdint>
 #include <filesystem>
@@ -20,16 +20,18 @@ struct Line {
   std::string where;  // "piqa/valid.jsonl line 7"
 };
 
-// Returns the lines of a text file one by one, blank ones included, without byte-order mark and
-// line ends. Holds one line in memory.
+// Reader of the lines of a text file, including blank ones. Keeps one line in memory.
 class LineReader {
  public:
-  // "-" reads standard input. Throws UserError: missing, a folder, larger than 1 GiB, not readable.
+  // "-" is standard input. Throws UserError if the file is missing, a folder, larger than 1 GiB, or
+  // not readable.
   explicit LineReader(const std::filesystem::path& file);
 
-  // Throws UserError if the line is not UTF-8, and at the end if all lines were blank.
+  // Returns the next line without its line end; nullopt at the end of the file. Throws UserError if
+  // the line is not UTF-8, or at the end of the file if all lines are blank.
   std::optional<Line> next();
-  // Reads to the end and returns the number of lines that are not blank. Checks no UTF-8.
+  // Reads to the end of the file and returns the number of lines that are not blank. Does not check
+  // that they are UTF-8.
   int64_t count_rest();
 
  private:
@@ -37,8 +39,8 @@ class LineReader {
 
   std::string name_;
   std::unique_ptr<FileReader> file_;
-  int64_t line_ = 0;    // lines read so far
-  uint64_t bytes_ = 0;  // of these lines
+  int64_t line_ = 0;    // number of lines read so far
+  uint64_t bytes_ = 0;  // bytes read so far
   bool all_blank_ = true;
 };
 
@@ -51,23 +53,25 @@ struct JsonLine {
   std::string where;
 };
 
-// Returns the JSON objects of a file, one per line; skips blank lines.
+// Reader of a file with one JSON object per line. Skips blank lines.
 class JsonLinesReader {
  public:
   explicit JsonLinesReader(const std::filesystem::path& file) : lines_(file) {}
 
-  std::optional<JsonLine> next();                       // throws UserError with file and line
-  int64_t count_rest() { return lines_.count_rest(); }  // the remaining records, not parsed
+  // Returns the next object; nullopt at the end of the file. Throws UserError, naming file and
+  // line, if a line is not a JSON object.
+  std::optional<JsonLine> next();
+  // Returns the number of remaining objects, without parsing them.
+  int64_t count_rest() { return lines_.count_rest(); }
 
  private:
   LineReader lines_;
 };
 
-// Return all lines, or all records, of `file`.
 std::vector<Line> read_lines(const std::filesystem::path& file);
 std::vector<JsonLine> read_jsonl(const std::filesystem::path& file);
 
-// Returns a document for each record of a JSON Lines file; `make(json, where)` returns its fields.
+// Returns a document with the fields make(json, where) for each object of a JSON Lines file.
 template <typename Make>
 std::vector<Document> read_records(const std::filesystem::path& file, const Make& make) {
   JsonLinesReader records(file);
@@ -78,14 +82,15 @@ std::vector<Document> read_records(const std::filesystem::path& file, const Make
   return documents;
 }
 
-// Return the array of strings, the array, or the object `key`. Throw UserError if it is missing or
-// has another type.
+// Return the value of `key`: an array of strings, an array, or an object. Throw UserError if it is
+// missing or of another type.
 std::vector<std::string> get_strings(const Json& json, const std::string& key,
                                      const std::string& where);
 const Json& get_array(const Json& json, const std::string& key, const std::string& where);
 const Json& get_object(const Json& json, const std::string& key, const std::string& where);
 
-// Returns the source of a record for statistics: its string "source", else `fallback`.
+// Returns the source of a record for routing statistics: its "source" if that is a string, else
+// `fallback`.
 template <typename AnyJson>
 std::string get_source(const AnyJson& record, const std::string& fallback) {
   const auto source = record.find("source");
@@ -97,65 +102,66 @@ std::string get_source(const AnyJson& record, const std::string& fallback) {
 // line feeds.
 struct CsvRow {
   std::vector<std::string> fields;
-  std::string where;  // file and the row's first line
+  std::string where;  // file and first line of the row
 };
 
-// Returns the rows of a file one by one; skips blank lines.
+// Reader of the rows of a CSV file. Skips blank lines.
 class CsvReader {
  public:
-  // `quotes`: true if fields may be quoted. Throws UserError as LineReader does.
+  // `quotes`: whether fields may be quoted. Throws UserError as LineReader does.
   explicit CsvReader(const std::filesystem::path& file, char separator = ',', bool quotes = true)
       : lines_(file), separator_(separator), quotes_(quotes) {}
 
-  // Returns the fields of the first row. Later rows must have as many.
+  // Returns the fields of the first row. next() then requires rows of this number of fields.
   std::vector<std::string> read_header();
-  // Throws UserError with the line: a quote that is never closed, text after a closing quote, or
-  // more or fewer fields than the header.
+  // Returns the next row; nullopt at the end of the file. Throws UserError, naming the line, if a
+  // quote is not closed, text follows a closing quote, or the number of fields is not the header's.
   std::optional<CsvRow> next();
-  int64_t count_rest();  // reads to the end; returns the number of rows, whose fields may be any
+  // Returns the number of remaining rows, without checking their numbers of fields.
+  int64_t count_rest();
 
  private:
-  std::optional<CsvRow> read_row();  // of any number of fields
+  std::optional<CsvRow> read_row();  // does not check the number of fields
   std::string read_field();
   std::string read_quoted();
 
   LineReader lines_;
   char separator_;
   bool quotes_;
-  size_t header_fields_ = 0;  // 0: without a header
-  Line line_;                 // the current line
-  size_t at_ = 0;             // byte offset in it
+  size_t header_fields_ = 0;  // number of fields of the header; 0: no header
+  Line line_;                 // current line
+  size_t at_ = 0;             // byte offset in line_
 };
 
+// Returns all rows of a CSV file, including a header.
 std::vector<CsvRow> read_csv(const std::filesystem::path& file, char separator = ',',
                              bool quotes = true);
 
-// A field of a Hub data set. Exported records (JSONL, CSV) are checked against a list of fields and
-// put into its order; labels become numbers.
+// A field of a Hub data set.
 struct Field {
   enum class Kind {
     kText,
     kInt,
-    kLabel,    // 0 .. names.size() - 1; also given as a name, or as true and false
+    kLabel,    // 0 .. names.size() - 1; files may have a name, or true or false, instead
     kTexts,    // ["..", ..]
     kChoices,  // {"text": [..], "label": [..]}, equal lengths, at least 1
     kAnswers,  // {"choices": [..], "labels": [0 or 1, ..]}, equal lengths, at least 1
-    kAny,      // kept unchanged; null if missing
+    kAny,      // any type; null if missing
   };
   std::string name;
   Kind kind = Kind::kText;
-  std::vector<std::string> names = {};  // of a label's values
+  std::vector<std::string> names = {};  // names of the values of a label
 };
 using Schema = std::vector<Field>;
 
-// Reads FILE.jsonl, or FILE.csv with a header (lists as Python or numpy print them), with the
-// fields of `schema`. Throws UserError if a field is missing, has another type, or is a label out
-// of range.
+// Reads a .jsonl file, or a .csv file with a header and lists as Python or numpy print them.
+// Returns documents with the fields of `schema`, in its order, and labels as numbers. Throws
+// UserError if a field is missing, has another type, or is an invalid label.
 FirstDocuments read_exported(const std::filesystem::path& file, const Schema& schema,
                              int64_t limit = kAllDocuments);
 
-// Returns the number of a label that is given as a number, a boolean or a name. Throws UserError if
-// `record` lacks the field or its value is no label.
+// Returns the number of the label `field` in `record`, which may be a number, a boolean or a name.
+// Throws UserError if it is missing or invalid.
 int64_t get_label(const Json& record, const Field& field, const std::string& where);
 
 }  // namespace moe::eval

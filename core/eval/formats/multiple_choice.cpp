@@ -15,8 +15,7 @@ namespace moe::eval {
 
 namespace {
 
-// Returns `letter`, of the answer, as a number from 0. Throws UserError if it is not between
-// `first` and `last`.
+// Returns letter - first. Throws UserError if `letter` is not a letter from `first` to `last`.
 int answer_index(const std::string& letter, char first, char last, const std::string& where) {
   USER_ERROR_IF(letter.size() != 1 || letter[0] < first || letter[0] > last,
                 "{}: the right answer must be a letter from {} to {}, not '{}'", where, first, last,
@@ -40,7 +39,7 @@ OrderedJson arc_fields(const Json& json, const std::string& where) {
   }
   const std::string key = get_string(json, "answerKey", where);
   USER_ERROR_IF(std::ranges::find(labels, key) == labels.end(),
-                "{}: answerKey '{}' is none of the labels {}", where, printable(key),
+                "{}: answerKey '{}' is not one of the labels {}", where, printable(key),
                 Json(labels).dump());
   OrderedJson fields = {{"id", get_string(json, "id", where, "")},
                         {"question", get_string(question, "stem", where)}};
@@ -61,14 +60,14 @@ constexpr std::array<const char*, kLinesPerProblem> kParts = {
 
 std::string space_full_stops(std::string_view text) { return strip(replace_all(text, ".", ". ")); }
 
-// Returns the problem whose letter is in lines[first]. Cuts off two characters of each option
-// unchecked: the files have "A ", "A?" and mistranslations besides "A.".
+// Returns the problem whose letter is in lines[first]. Removes the first two characters of each
+// option without a check, because the files also have "A ", "A?" and others instead of "A.".
 Document logiqa_problem(const std::vector<Line>& lines, size_t first) {
   const std::string label = strip(lines[first].text);
   answer_index(label, 'a', 'd', lines[first].where);
   for (size_t i = 1; i < kLinesPerProblem; ++i) {
     USER_ERROR_IF(first + i >= lines.size() || strip(lines[first + i].text).empty(),
-                  "{}: this problem ends before {}; the file is cut, fetch it again",
+                  "{}: this problem ends before {}; the file is truncated, download it again",
                   lines[first].where, kParts.at(i));
   }
   OrderedJson fields = {{"label", label},
@@ -81,7 +80,7 @@ Document logiqa_problem(const std::vector<Line>& lines, size_t first) {
   return {std::move(fields), lines[first].where};
 }
 
-// OpenBookQA: tab-separated, the four choices in one field.
+// OpenBookQA: tab-separated, with the four choices in one field.
 
 // Returns the four texts of "(A) one (B) two (C) three (D) four".
 OrderedJson openbookqa_choices(const std::string& text, const std::string& where) {
@@ -90,7 +89,7 @@ OrderedJson openbookqa_choices(const std::string& text, const std::string& where
   for (const char letter : {'A', 'B', 'C', 'D', '\0'}) {
     const std::string mark = fmt::format("({})", letter);
     const size_t end = letter == '\0' ? text.size() : text.find(mark, begin);
-    USER_ERROR_IF(end == std::string::npos, "{}: the choices lack {}: '{}'", where, mark,
+    USER_ERROR_IF(end == std::string::npos, "{}: no {} in the choices '{}'", where, mark,
                   printable(text));
     if (letter != 'A') {
       choices.push_back(strip(text.substr(begin, end - begin)));
@@ -106,10 +105,10 @@ OrderedJson truthfulqa_answers(const OrderedJson& entry, const char* key,
                                const std::string& where) {
   const auto found = entry.find(key);
   USER_ERROR_IF(found == entry.end() || !found->is_object() || found->empty(),
-                "{}: '{}' is missing or no object of answers with 1 or 0", where, key);
+                "{}: '{}' is missing or not an object of answers with 1 or 0", where, key);
   OrderedJson choices = OrderedJson::array(), labels = OrderedJson::array();
   for (const auto& [answer, label] : found->items()) {
-    USER_ERROR_IF(label != 0 && label != 1, "{}: '{}' gives '{}' the label {}, it must be 0 or 1",
+    USER_ERROR_IF(label != 0 && label != 1, "{}: '{}': the label of '{}' must be 0 or 1, not {}",
                   where, key, printable(answer), printable(label.dump()));
     choices.push_back(answer);
     labels.push_back(label);
@@ -123,9 +122,9 @@ int64_t quiz_answer(const Json& json, const std::vector<std::string>& choices,
                     const std::string& where) {
   const auto answer = json.find("answer");
   const auto count = static_cast<int64_t>(choices.size());
-  USER_ERROR_IF(answer == json.end(),
-                "{}: 'answer' is missing: the index of a choice from 0, its text, or its letter",
-                where);
+  USER_ERROR_IF(
+      answer == json.end(),
+      "{}: 'answer' is missing; give the index of a choice from 0, its text, or its letter", where);
   int64_t index = -1;
   if (answer->is_number_integer()) {
     index = answer->is_number_unsigned() && answer->get<uint64_t>() > 1000000
@@ -142,8 +141,8 @@ int64_t quiz_answer(const Json& json, const std::vector<std::string>& choices,
     }
   }
   USER_ERROR_IF(index < 0 || index >= count,
-                "{}: answer {} is none of the {} choices: give an index from 0 to {}, a letter, or "
-                "a choice's text",
+                "{}: answer {} is not one of the {} choices; give an index from 0 to {}, a letter, "
+                "or the text of a choice",
                 where, answer->dump(), count, count - 1);
   return index;
 }
@@ -152,13 +151,13 @@ OrderedJson quiz_fields(const Json& json, const std::string& where) {
   const bool has_question = json.contains("question");
   USER_ERROR_IF(
       has_question == json.contains("context"),
-      "{}: give either 'question' (asked as 'Question: ..') or 'context' (the full prompt){}",
+      "{}: give either 'question' (the prompt is 'Question: ..') or 'context' (the full prompt){}",
       where, has_question ? ", not both" : "");
   const char* const key = has_question ? "question" : "context";
   const std::string text = get_string(json, key, where);
   const std::vector<std::string> choices = get_strings(json, "choices", where);
-  USER_ERROR_IF(choices.size() < 2, "{}: {} in 'choices', at least 2 are needed", where,
-                choices.empty() ? "nothing" : "one choice");
+  USER_ERROR_IF(choices.size() < 2, "{}: 'choices' must have at least 2 entries, not {}", where,
+                choices.size());
   const int64_t gold = quiz_answer(json, choices, where);
   OrderedJson fields = {
       {key, text}, {"choices", choices}, {"answer", OrderedJson(json["answer"])}, {"gold", gold}};
@@ -198,7 +197,8 @@ std::vector<Document> read_mmlu(const Files& files) {
   std::vector<Document> documents;
   for (const auto& [fields, where] : read_csv(files.at(0))) {
     USER_ERROR_IF(fields.size() != 6,
-                  "{}: {} fields, MMLU has 6 (question, four choices, letter); is the line cut?",
+                  "{}: {} fields instead of 6 (question, four choices, letter); is the line "
+                  "truncated?",
                   where, fields.size());
     documents.push_back({{{"question", fields[0]},
                           {"subject", subject},
@@ -216,7 +216,8 @@ std::vector<Document> read_openbookqa(const Files& files) {
     const auto& [fields, where] = rows[row];
     USER_ERROR_IF(
         fields.size() != 5,
-        "{}: {} fields, 5 are needed (ID, stem, choices, complete question, key); is the line cut?",
+        "{}: {} fields instead of 5 (ID, stem, choices, complete question, key); is the line "
+        "truncated?",
         where, fields.size());
     const std::string key = strip(fields[4]);
     answer_index(key, 'A', 'D', where);
@@ -239,12 +240,12 @@ std::vector<Document> read_piqa(const Files& files) {
     if (label.empty()) {
       continue;
     }
-    USER_ERROR_IF(label != "0" && label != "1", "{}: a label must be 0 or 1, not '{}'", where,
+    USER_ERROR_IF(label != "0" && label != "1", "{}: the label must be 0 or 1, not '{}'", where,
                   printable(label));
     labels.push_back(label == "1" ? 1 : 0);
   }
   USER_ERROR_IF(records.size() != labels.size(),
-                "{} has {} questions, {} has {} labels; one of them is cut, fetch both again",
+                "{} has {} questions but {} has {} labels; download both again",
                 files.at(0).string(), records.size(), files.at(1).string(), labels.size());
   std::vector<Document> documents;
   for (size_t i = 0; i < records.size(); ++i) {
@@ -267,7 +268,7 @@ std::vector<Document> read_truthfulqa(const Files& files) {
     const std::string where = fmt::format("{} question {}", file, documents.size() + 1);
     USER_ERROR_IF(
         !entry.is_object() || !entry.contains("question") || !entry["question"].is_string(),
-        "{}: 'question' is missing or no string", where);
+        "{}: 'question' is missing or not a string", where);
     documents.push_back({{{"question", entry["question"]},
                           {"mc1_targets", truthfulqa_answers(entry, "mc1_targets", where)},
                           {"mc2_targets", truthfulqa_answers(entry, "mc2_targets", where)}},

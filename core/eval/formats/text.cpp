@@ -20,7 +20,8 @@ struct CodePoint {
   size_t bytes = 1;
 };
 
-// Returns the first code point of a text that is not empty; for an invalid byte its value.
+// Returns the first code point of `text`, which must not be empty. For invalid UTF-8, returns the
+// value of the first byte.
 CodePoint first_code_point(std::string_view text) {
   int32_t value = 0;
   const auto bytes = utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
@@ -61,15 +62,15 @@ char major_category(int32_t c) { return utf8proc_category_string(c)[0]; }
 bool is_word(int32_t c) { return c == '_' || major_category(c) == 'L' || major_category(c) == 'N'; }
 
 void append_lower(std::string& text, int32_t c) {
-  if (c == 0x130) {  // dotted capital I: an i and a combining dot
+  if (c == 0x130) {  // dotted capital I: becomes i and a combining dot
     text += "i\xCC\x87";
   } else {
     append_utf8(text, utf8proc_tolower(c));
   }
 }
 
-// Recursive-descent parser. numpy separates elements by white space, Python by commas; both are
-// accepted.
+// Recursive-descent parser. Accepts elements separated by white space, as by numpy, or by commas,
+// as by Python.
 class LiteralParser {
  public:
   LiteralParser(std::string_view text, const std::string& where) : text_(text), where_(where) {}
@@ -82,11 +83,11 @@ class LiteralParser {
   }
 
  private:
-  void require(bool holds) const {
+  void require(bool condition) const {
     USER_ERROR_IF(
-        !holds,
-        "{}: '{}' is no list or dictionary as Python prints it; export the data set as JSON lines",
-        where_, printable(text_, 60));
+        !condition,
+        "{}: '{}' is not a list or dictionary of Python; export the data set as JSON lines", where_,
+        printable(text_, 60));
   }
   char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
   void skip_space() {
@@ -94,6 +95,7 @@ class LiteralParser {
       ++at_;
     }
   }
+  // Skips `word` if it is next. Returns true if it was.
   bool take(std::string_view word) {
     if (text_.substr(at_).starts_with(word)) {
       at_ += word.size();

@@ -1,7 +1,7 @@
 #pragma once
-// Python's string functions as far as the harness's prompts and metrics use them. Text is UTF-8;
-// lengths and indices count code points. Character classes come from utf8proc's Unicode version,
-// the harness's from its Python's: they differ for characters that only the later version has.
+// The string functions of Python that prompts and metrics of the harness use. Text is UTF-8;
+// lengths and indices count code points. Character classes are those of utf8proc's Unicode version.
+// They differ from Python's for characters that only one of the two Unicode versions has.
 
 #include <cstdint>
 #include <optional>
@@ -24,15 +24,15 @@ std::string_view left_strip(std::string_view text);
 std::string_view right_strip(std::string_view text);
 std::vector<std::string> split_words(std::string_view text);
 
-// str.capitalize(): title case for the first letter, lower case for the rest. Letters whose title
-// case is several letters are kept, except the sharp s.
+// str.capitalize(): first letter in title case, the others in lower case. A first letter whose
+// title case has several letters is not changed, except the sharp s.
 std::string capitalize(std::string_view text);
 
 // str.lower(), except that a final sigma is not treated specially.
 std::string lower(std::string_view text);
 
-// Returns true if the regular expression `\b` matches before byte `at` of `text` (0 .. its size): a
-// word consists of letters, numbers and underscores.
+// Returns true if the regular expression `\b` matches before byte `at` of `text`, 0 <= at <= size.
+// A word consists of letters, numbers and underscores.
 bool is_word_boundary(std::string_view text, size_t at);
 
 // Returns true if the first character is a letter or a combining mark.
@@ -41,13 +41,13 @@ bool begins_with_letter(std::string_view text);
 // Returns `text` without the characters of Unicode's punctuation categories (P*).
 std::string without_punctuation(std::string_view text);
 
-// Returns the decimal integer that is all of `text`; nothing for other text.
+// Returns the value of `text` if it is a decimal integer, else nullopt.
 std::optional<int64_t> parse_int(std::string_view text);
 
-// Parses a list or dictionary as Python and numpy print it; Hugging Face's CSV export writes nested
-// fields in this form: "{'text': array(['a', 'b'], dtype=object)}" or "['x' 'y']". Throws
-// UserError, which begins with `where`, for other text: another call, a list cut by "...", nesting
-// beyond kMaxJsonDepth.
+// Parses a list or dictionary as printed by Python or numpy, the form of nested fields in CSV files
+// exported by Hugging Face: "{'text': array(['a', 'b'], dtype=object)}" or "['x' 'y']". Throws
+// UserError, which begins with `where`, for any other text, such as calls of other functions, lists
+// abbreviated by "...", and nesting deeper than kMaxJsonDepth.
 Json parse_literal(std::string_view text, const std::string& where);
 
 }  // namespace moe::eval

@@ -14,10 +14,12 @@ namespace moe::eval {
 namespace {
 
 struct Match {
-  size_t begin = 0, entry = 0;  // offset, index of the alternative
+  size_t begin = 0;  // byte offset
+  size_t entry = 0;  // index of the alternative
 };
 
-// Returns the leftmost match, then the first alternative, as the regular expression `a|b|c` does.
+// Returns the leftmost match. If several alternatives match there, returns the first of them, as
+// the regular expression `a|b|c` does.
 std::optional<Match> search(std::string_view text, const std::vector<std::string>& alternatives,
                             bool whole_words, size_t from = 0) {
   for (size_t at = from; at <= text.size(); ++at) {
@@ -33,7 +35,8 @@ std::optional<Match> search(std::string_view text, const std::vector<std::string
   return std::nullopt;
 }
 
-// Returns the text after each "(A)", "(B)", .. up to a line feed, '^' or '(', normalized.
+// Returns the text after each "(A)", "(B)", .. up to a line feed, '^' or '(', in lower case without
+// punctuation.
 std::vector<std::string> parse_options(const std::string& input) {
   std::vector<std::string> options;
   for (size_t at = 0; at + 2 < input.size(); ++at) {
@@ -49,14 +52,16 @@ std::vector<std::string> parse_options(const std::string& input) {
 
 std::string option_letter(size_t option) { return {'(', static_cast<char>('A' + option), ')'}; }
 
-// Returns the length of an option in the harness's expression, which escapes these characters with
-// a backslash. The expression tries longer options first.
+// Returns the length of an option in the harness's regular expression, in which some characters are
+// escaped by a backslash.
 int64_t escaped_length(const std::string& option) {
   return count_code_points(option) + std::ranges::count_if(option, [](char c) {
            return std::string_view("+|^$~ \t\n\r\v\f").find(c) != std::string_view::npos;
          });
 }
 
+// Returns the option whose text occurs first in `answer`, or "" if none does. The harness's regular
+// expression lists longer options first.
 std::string option_by_text(const std::string& answer, const std::vector<std::string>& options) {
   std::vector<std::string> longest_first = options;
   std::ranges::stable_sort(longest_first, [](const auto& a, const auto& b) {
@@ -66,8 +71,7 @@ std::string option_by_text(const std::string& answer, const std::vector<std::str
   if (!match) {
     return "";
   }
-  // The last of equal texts wins: a later entry of the harness's dictionary replaces an earlier
-  // one.
+  // Several options may have the same text. The last one counts, as in the harness's dictionary.
   const std::string text = strip(longest_first[match->entry]);
   const auto last = std::find(options.rbegin(), options.rend(), text);
   return text.empty() || last == options.rend()
@@ -75,7 +79,7 @@ std::string option_by_text(const std::string& answer, const std::vector<std::str
              : option_letter(static_cast<size_t>(options.rend() - last) - 1);
 }
 
-// Matches a colon, white space, the letter of an option.
+// Returns the first option whose letter follows a colon and white space, or "" if there is none.
 std::string option_after_colon(const std::string& answer, size_t options) {
   for (size_t at = answer.find(':'); at != std::string::npos; at = answer.find(':', at + 1)) {
     const std::string_view rest = left_strip(std::string_view(answer).substr(at + 1));
@@ -89,6 +93,7 @@ std::string option_after_colon(const std::string& answer, size_t options) {
   return "";
 }
 
+// Returns the first sequence of `characters` in `text`, stripped of white space.
 std::string first_run(std::string_view text, std::string_view characters) {
   const size_t begin = text.find_first_of(characters);
   if (begin == std::string_view::npos) {
@@ -98,6 +103,7 @@ std::string first_run(std::string_view text, std::string_view characters) {
   return strip(text.substr(begin, end - begin));
 }
 
+// Returns `text` in lower case without the characters that exact_match() can ignore.
 std::string normalize(std::string text) {
   const size_t end = text.ends_with('\n') ? text.size() - 1 : text.size();
   if (text.ends_with('.')) {
@@ -110,21 +116,21 @@ std::string normalize(std::string text) {
 }
 
 // Numbers such as "twenty three thousand and five". NumberSearch backtracks as the harness's
-// regular expression does and has its gaps: a lone "six" is no number. read_number() follows
-// word2number 1.1.
+// regular expression does and reproduces its errors: "six" alone is not a number. parse_number()
+// follows word2number 1.1.
 
-// Returns the alternatives of a number word in the expression's order. Only some places of the
-// expression accept a stem such as "six", or "eight", without an ending.
-std::vector<std::string> number_words(bool bare_stems, bool bare_eight) {
+// Returns the number words of the regular expression, in its order. `with_stems`: includes stems
+// such as "six". `with_eight`: includes "eight".
+std::vector<std::string> number_words(bool with_stems, bool with_eight) {
   std::vector<std::string> words = {"zero", "one", "two", "three", "four", "five"};
   for (const char* stem : {"twen", "thir", "for", "fif", "six", "seven", "nine"}) {
-    if (bare_stems) {
+    if (with_stems) {
       words.emplace_back(stem);
     }
     words.push_back(std::string(stem) + "teen");
     words.push_back(std::string(stem) + "ty");
   }
-  if (bare_eight) {
+  if (with_eight) {
     words.emplace_back("eight");
   }
   for (const char* word : {"eighteen", "eighty", "ten", "eleven", "twelve", "fourteen", "hundred",
@@ -134,7 +140,7 @@ std::vector<std::string> number_words(bool bare_stems, bool bare_eight) {
   return words;
 }
 
-// Matches a first word, at least one word or separator, and a last word; or the last word alone.
+// Finds a first word, one or more words or separators, and a last word; or a last word alone.
 class NumberSearch {
  public:
   explicit NumberSearch(std::string_view text) : text_(text) {}
@@ -165,7 +171,8 @@ class NumberSearch {
     return std::nullopt;
   }
 
-  // Greedy: tries the longest sequence of words and separators first.
+  // Matches words or separators and a last word, and returns the end of the match. Greedy: tries
+  // the longest sequence first. `any_before`: at least one word or separator is already matched.
   std::optional<size_t> match_rest(size_t at, bool any_before) {
     if (any_before && failed_.contains(at)) {
       return std::nullopt;
@@ -196,7 +203,7 @@ class NumberSearch {
   std::vector<std::string> first_ = number_words(false, true);
   std::vector<std::string> middle_ = with_separators();
   std::vector<std::string> last_ = number_words(false, false);
-  std::set<size_t> failed_;
+  std::set<size_t> failed_;  // offsets at which match_rest() has failed
 };
 
 const std::map<std::string, int64_t>& number_values() {
@@ -212,7 +219,7 @@ const std::map<std::string, int64_t>& number_values() {
   return values;
 }
 
-// word2number's number_formation: combines up to four numbers below a thousand.
+// number_formation() of word2number: combines up to four numbers below a thousand.
 std::optional<int64_t> combine(const std::vector<int64_t>& n) {
   switch (n.size()) {
     case 0:
@@ -228,8 +235,8 @@ std::optional<int64_t> combine(const std::vector<int64_t>& n) {
   }
 }
 
-// word2number's word_to_num without decimals; nothing where it raises an error.
-std::optional<int64_t> read_number(const std::string& text) {
+// word_to_num() of word2number, without decimals. Returns nullopt if word_to_num() raises an error.
+std::optional<int64_t> parse_number(const std::string& text) {
   std::vector<int64_t> numbers;
   for (const auto& word : split_words(text)) {
     if (const auto found = number_values().find(word); found != number_values().end()) {
@@ -307,7 +314,7 @@ std::string first_number(const std::string& answer, const OrderedJson&) {
   }
   const std::string text = lower(answer);
   const auto phrase = NumberSearch(text).first();
-  const auto number = phrase ? read_number(*phrase) : std::nullopt;
+  const auto number = phrase ? parse_number(*phrase) : std::nullopt;
   return number ? std::to_string(*number) : kNoMatch;
 }
 
@@ -334,9 +341,9 @@ std::string sorted_words(const std::string& answer, const OrderedJson& document)
 }
 
 double exact_match(const std::string& answer, const std::string& target,
-                   bool ignores_case_and_marks) {
+                   bool ignores_case_and_punctuation) {
   const bool same =
-      ignores_case_and_marks ? normalize(answer) == normalize(target) : answer == target;
+      ignores_case_and_punctuation ? normalize(answer) == normalize(target) : answer == target;
   return same ? 1.0 : 0.0;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
-// Filters of generated answers: lm-evaluation-harness' filters of BIG-Bench-Hard
-// (tasks/bbh/zeroshot of 0.4.13), written as plain searches instead of regular expressions.
+// Filters of generated answers: the filters of lm-evaluation-harness for BIG-Bench-Hard
+// (tasks/bbh/zeroshot of 0.4.13), as plain searches instead of regular expressions. Filters return
+// kNoMatch if nothing matches.
 
 #include <string>
 #include <string_view>
@@ -10,9 +11,9 @@
 
 namespace moe::eval {
 
-inline constexpr const char* kNoMatch = "[invalid]";  // what a filter returns without a match
+inline constexpr const char* kNoMatch = "[invalid]";
 
-// Returns the first of `words` that occurs in `answer` between word boundaries.
+// Returns the element of `words` that occurs first in `answer`, between word boundaries.
 std::string first_word(std::string_view answer, const std::vector<std::string>& words);
 
 // Phrases with the same meaning: {"no", {"no", "not plausible"}}.
@@ -23,23 +24,25 @@ struct Phrases {
 // Returns the value of the first phrase in `answer`, ignoring case.
 std::string first_phrase(std::string_view answer, const std::vector<Phrases>& groups);
 
-// Returns "(A)" as written; else the letter of the first option whose text occurs (ignoring case
-// and punctuation); else that of the first ": A". The options come from the document's "input".
+// Returns an option as "(A)". Searches `answer` for the first letter in parentheses; else for the
+// first text of an option in the document's "input", ignoring case and punctuation; else for the
+// first letter of an option after a colon.
 std::string first_option(const std::string& answer, const OrderedJson& document);
 
-// Returns the first run of digits and minus signs; else the number that is written in words, as
-// word2number 1.1 reads it.
+// Returns the first sequence of digits and minus signs; else the first number in English words,
+// parsed as by word2number 1.1.
 std::string first_number(const std::string& answer, const OrderedJson& document);
 
-// Returns the first run of brackets, quotes and spaces, stripped.
+// Returns the first sequence of brackets, double quotes and spaces, stripped of white space.
 std::string first_brackets(const std::string& answer, const OrderedJson& document);
 
-// Returns the words of the document's list in the order of their last occurrence in `answer`.
+// Returns those words of the list in the document's "input" that occur in `answer`, in the order of
+// their last occurrence, separated by spaces; kNoMatch if the document has no list.
 std::string sorted_words(const std::string& answer, const OrderedJson& document);
 
-// The metric exact_match: 1 or 0. `ignores_case_and_marks` drops a trailing full stop, commas, line
-// feeds, backslashes, double quotes, and case.
+// The metric exact_match: returns 1 if the texts are equal, else 0. `ignores_case_and_punctuation`
+// ignores case, a trailing full stop, commas, line feeds, backslashes and double quotes.
 double exact_match(const std::string& answer, const std::string& target,
-                   bool ignores_case_and_marks);
+                   bool ignores_case_and_punctuation);
 
 }  // namespace moe::eval

@@ -14,21 +14,22 @@ namespace moe::eval {
 
 namespace {
 
-// Returns the index of the largest log-probability, the first one in a tie.
+// Returns the index of the largest log-probability; ties go to the lower index.
 int64_t best_choice(const QuestionScores& scores) {
   MOE_CHECK(!scores.empty(), "no scores");
   return std::ranges::max_element(scores, {}, &Score::logprob) - scores.begin();
 }
 
-// Returns a metric: 1 if the choice with the largest log-probability / length is right, else 0.
+// Returns Metric::compute of acc, acc_norm or acc_bytes: 1 if the choice with the largest
+// log-probability / choice_length(choice) is right, else 0.
 template <typename Length>
-auto accuracy(Length length_of_choice) {
-  return [length_of_choice](const Question& question, const QuestionScores& scores) {
+auto accuracy(Length choice_length) {
+  return [choice_length](const Question& question, const QuestionScores& scores) {
     MOE_CHECK(!scores.empty() && scores.size() == question.choices.size(), "{} {}", scores.size(),
               question.choices.size());
     std::vector<double> values;
     for (size_t i = 0; i < scores.size(); ++i) {
-      const auto length = static_cast<double>(length_of_choice(question.choices[i]));
+      const auto length = static_cast<double>(choice_length(question.choices[i]));
       values.push_back(length == 0 ? -std::numeric_limits<double>::infinity()
                                    : scores[i].logprob / length);
     }
@@ -40,47 +41,47 @@ double chosen_class(const Question&, const QuestionScores& scores) {
   return static_cast<double>(best_choice(scores));
 }
 
-// Subtracts the largest log-probability before exp(). The harness does not, so its result is NaN if
-// all log-probabilities are below -745; else it is the same.
+// Subtracts the largest log-probability before exp(). The harness does not and returns NaN if all
+// log-probabilities are below -745; otherwise the results are the same.
 double mc2(const Question& question, const QuestionScores& scores) {
   const auto& labels = question.fields.at("mc2_targets").at("labels");
   MOE_CHECK(labels.size() == scores.size(), "{} {}", labels.size(), scores.size());
   const double largest = scores[static_cast<size_t>(best_choice(scores))].logprob;
-  double all = 0, good = 0;
+  double all = 0, right = 0;
   for (size_t i = 0; i < scores.size(); ++i) {
-    const double mass = std::exp(scores[i].logprob - largest);
-    all += mass;
-    good += labels[i] == 1 ? mass : 0.0;
+    const double probability = std::exp(scores[i].logprob - largest);
+    all += probability;
+    right += labels[i] == 1 ? probability : 0.0;
   }
-  return good / all;
+  return right / all;
 }
 
 double word_f1(const std::string& prediction, const std::string& truth) {
-  const auto a = squad_words(truth), b = squad_words(prediction);
-  if (a.empty() || b.empty()) {
-    return a == b ? 1.0 : 0.0;
+  const auto expected = squad_words(truth), predicted = squad_words(prediction);
+  if (expected.empty() || predicted.empty()) {
+    return expected == predicted ? 1.0 : 0.0;
   }
-  std::vector<std::string> left = a;
-  double same = 0;
-  for (const auto& word : b) {
-    if (const auto found = std::ranges::find(left, word); found != left.end()) {
-      left.erase(found);
-      ++same;
+  std::vector<std::string> unmatched = expected;
+  double matches = 0;
+  for (const auto& word : predicted) {
+    if (const auto found = std::ranges::find(unmatched, word); found != unmatched.end()) {
+      unmatched.erase(found);
+      ++matches;
     }
   }
-  if (same == 0) {
+  if (matches == 0) {
     return 0.0;
   }
-  const double precision = same / static_cast<double>(b.size());
-  const double recall = same / static_cast<double>(a.size());
+  const double precision = matches / static_cast<double>(predicted.size());
+  const double recall = matches / static_cast<double>(expected.size());
   return 2 * precision * recall / (precision + recall);
 }
 
-// Returns the maximum of compare(chosen entity, right answer) over the document's right answers.
+// Returns the maximum of compare(model's choice, right answer) over the right answers of ReCoRD.
 template <typename Compare>
 double best_entity(const Question& question, const QuestionScores& scores, Compare compare) {
-  const auto pick = static_cast<size_t>(best_choice(scores));
-  const auto prediction = question.fields.at("entities").at(pick).get<std::string>();
+  const auto choice = static_cast<size_t>(best_choice(scores));
+  const auto prediction = question.fields.at("entities").at(choice).get<std::string>();
   double best = 0;
   for (const auto& answer : question.fields.at("answers")) {
     best = std::max(best, compare(prediction, answer.get<std::string>()));
@@ -88,12 +89,12 @@ double best_entity(const Question& question, const QuestionScores& scores, Compa
   return best;
 }
 
-double sum_of(const std::vector<double>& values) {
+double sum(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0);
 }
 
 double sample_deviation(const std::vector<double>& values) {
-  const double mean = sum_of(values) / static_cast<double>(values.size());
+  const double mean = sum(values) / static_cast<double>(values.size());
   double squares = 0;
   for (const double value : values) {
     squares += (value - mean) * (value - mean);
@@ -101,8 +102,8 @@ double sample_deviation(const std::vector<double>& values) {
   return std::sqrt(squares / static_cast<double>(values.size() - 1));
 }
 
-// Returns the standard deviation over bootstrap samples, drawn in chunks of up to 1000; chunk i
-// uses random.Random(i), as in the harness.
+// Returns the standard deviation of the perplexity over bootstrap samples. They are drawn in chunks
+// of up to 1000, chunk i with random.Random(i), as in the harness.
 double bootstrap_deviation(const std::vector<double>& values, int64_t resamples) {
   const int64_t chunk = std::min<int64_t>(1000, resamples);
   std::vector<double> statistics;
@@ -120,17 +121,20 @@ double bootstrap_deviation(const std::vector<double>& values, int64_t resamples)
   return sample_deviation(statistics);
 }
 
-// Returns the F1 of class `kind`; 0 if the class is never right and never chosen.
-double class_f1(const std::vector<double>& picks, const std::vector<int64_t>& golds, int64_t kind) {
-  MOE_CHECK(picks.size() == golds.size(), "{} {}", picks.size(), golds.size());
-  int64_t both = 0, either = 0;
-  for (size_t i = 0; i < picks.size(); ++i) {
-    const bool chosen = static_cast<int64_t>(picks[i]) == kind;
-    const bool right = golds[i] == kind;
-    both += chosen && right ? 1 : 0;
-    either += (chosen ? 1 : 0) + (right ? 1 : 0);
+// Returns the F1 of class `label`: 2 TP / (2 TP + FP + FN); 0 if the denominator is 0.
+double class_f1(const std::vector<double>& predictions, const std::vector<int64_t>& golds,
+                int64_t label) {
+  MOE_CHECK(predictions.size() == golds.size(), "{} {}", predictions.size(), golds.size());
+  int64_t true_positives = 0, denominator = 0;
+  for (size_t i = 0; i < predictions.size(); ++i) {
+    const bool is_predicted = static_cast<int64_t>(predictions[i]) == label;
+    const bool is_right = golds[i] == label;
+    true_positives += is_predicted && is_right ? 1 : 0;
+    denominator += (is_predicted ? 1 : 0) + (is_right ? 1 : 0);
   }
-  return either == 0 ? 0.0 : 2.0 * static_cast<double>(both) / static_cast<double>(either);
+  return denominator == 0
+             ? 0.0
+             : 2.0 * static_cast<double>(true_positives) / static_cast<double>(denominator);
 }
 
 }  // namespace
@@ -183,7 +187,7 @@ Metric known_task_metric(const std::string& name) {
   return choice_metric(name);
 }
 
-Metric greedy() {
+Metric greedy_accuracy() {
   return {"acc", [](const Question&, const QuestionScores& scores) {
             return scores.at(0).is_greedy ? 1.0 : 0.0;
           }};
@@ -222,7 +226,7 @@ std::vector<std::string> squad_words(const std::string& text) {
 Mean compute_mean(const std::vector<double>& values) {
   MOE_CHECK(!values.empty(), "no values");
   const auto n = static_cast<double>(values.size());
-  Mean mean{sum_of(values) / n, std::nullopt};
+  Mean mean{sum(values) / n, std::nullopt};
   if (values.size() > 1) {
     mean.standard_error = sample_deviation(values) / std::sqrt(n);
   }
@@ -240,22 +244,22 @@ Mean aggregate(const Metric& metric, const std::vector<double>& values,
     case Aggregation::kMacroF1:
       break;
     case Aggregation::kPerplexity: {
-      Mean mean{std::exp(-sum_of(values) / static_cast<double>(values.size())), std::nullopt};
+      Mean mean{std::exp(-sum(values) / static_cast<double>(values.size())), std::nullopt};
       if (values.size() > 1 && resamples > 0) {
         mean.standard_error = bootstrap_deviation(values, resamples);
       }
       return mean;
     }
   }
-  double sum = 0;
-  for (const int64_t kind : std::array<int64_t, 3>{0, 1, 2}) {
-    sum += class_f1(values, golds, kind);
+  double total = 0;
+  for (const int64_t label : std::array<int64_t, 3>{0, 1, 2}) {
+    total += class_f1(values, golds, label);
   }
-  return {sum / 3, std::nullopt};
+  return {total / 3, std::nullopt};
 }
 
 PythonRandom::PythonRandom(uint32_t seed) {
-  // Seeds as CPython's init_by_array() with one word; std::mt19937 has no such constructor.
+  // CPython's init_by_array() with one word; std::mt19937 has no such constructor.
   struct ArraySeed {
     using result_type = uint32_t;
     void generate(uint32_t* state, const uint32_t* /*end*/) const {
@@ -299,7 +303,8 @@ uint64_t PythonRandom::below(uint64_t n) {
 
 std::vector<uint64_t> PythonRandom::sample(uint64_t n, uint64_t k) {
   MOE_CHECK(k <= n, "{} of {}", k, n);
-  // CPython draws from a list of all n indices up to this n, and above it with a set of drawn ones.
+  // If n <= set_size, CPython draws from a list of the remaining indices. If n is larger, it draws
+  // from all indices and repeats a draw whose index was drawn before.
   double set_size = 21;
   if (k > 5) {
     set_size += std::pow(4, std::ceil(std::log(static_cast<double>(k * 3)) / std::log(4.0)));

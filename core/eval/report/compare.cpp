@@ -19,9 +19,11 @@ bool is_log_name(const std::string& file, const std::string& task) {
   }
   const std::string rest = file.substr(begin.size(), file.size() - begin.size() - end.size());
   const auto digits = rest.find_first_not_of("0123456789", 1);
-  return rest.empty() || (rest[0] == '_' && digits == 5 && rest[5] == '-');  // _2024-05-01T..
+  return rest.empty() || (rest[0] == '_' && digits == 5 && rest[5] == '-');  // "_2024-05-01T.."
 }
 
+// Returns the sample log of `task`, the one with the latest date if there are several; empty if
+// none.
 fs::path find_log(const fs::path& folder, const std::string& task) {
   fs::path last;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
@@ -54,7 +56,7 @@ Difference compare_metric(const TaskReport& report, const Metric& metric, const 
   const auto& values = report.values.at(metric.key());
   Difference difference{report.loaded.task.name, metric.key()};
   difference.is_binary = true;
-  std::vector<double> gaps;
+  std::vector<double> paired_differences;
   double ours = 0, theirs = 0;
   for (const auto& [doc_id, answer] : other) {
     const auto found = answer.values.find(metric.key());
@@ -63,32 +65,32 @@ Difference compare_metric(const TaskReport& report, const Metric& metric, const 
     }
     const auto index = static_cast<size_t>(doc_id);
     USER_ERROR_IF(answer.target != report.loaded.questions[index].target,
-                  "--against: question {} of {} has the right answer '{}' there, '{}' here; they "
-                  "are different files",
+                  "--against: the right answer of question {} of {} is '{}' in the other run and "
+                  "'{}' here; run both with the same data files",
                   doc_id, difference.task, printable(answer.target, 40),
                   printable(report.loaded.questions[index].target, 40));
     const double a = values[index], b = found->second;
     ours += a;
     theirs += b;
-    gaps.push_back(a - b);
+    paired_differences.push_back(a - b);
     difference.is_binary = difference.is_binary && (a == 0 || a == 1) && (b == 0 || b == 1);
     if (a != b) {
       difference.items.push_back({doc_id, a, b});
       ++(a > b ? difference.only_ours : difference.only_theirs);
     }
   }
-  difference.questions = static_cast<int64_t>(gaps.size());
-  if (gaps.empty()) {
+  difference.questions = std::ssize(paired_differences);
+  if (paired_differences.empty()) {
     return difference;
   }
-  const Mean gap = compute_mean(gaps);
-  difference.ours = ours / static_cast<double>(gaps.size());
-  difference.theirs = theirs / static_cast<double>(gaps.size());
-  difference.error = gap.standard_error.value_or(0);
+  const Mean mean = compute_mean(paired_differences);
+  difference.ours = ours / static_cast<double>(difference.questions);
+  difference.theirs = theirs / static_cast<double>(difference.questions);
+  difference.error = mean.standard_error.value_or(0);
   if (difference.is_binary) {
     difference.p = mcnemar(difference.only_ours, difference.only_theirs);
   } else if (difference.error > 0) {
-    difference.p = std::erfc(std::abs(gap.value) / difference.error / std::sqrt(2.0));
+    difference.p = std::erfc(std::abs(mean.value) / difference.error / std::sqrt(2.0));
   }
   return difference;
 }
@@ -101,7 +103,8 @@ std::string metric_name(const Difference& difference) {
 
 OtherRun read_run(const fs::path& folder, const std::vector<std::string>& tasks) {
   USER_ERROR_IF(!fs::is_directory(folder),
-                "--against {}: not a folder; it is what -o of another run names", folder.string());
+                "--against {}: not a folder; give the folder that was -o of another run",
+                folder.string());
   OtherRun run;
   for (const auto& task : tasks) {
     if (const fs::path file = find_log(folder, task); !file.empty()) {
@@ -109,7 +112,7 @@ OtherRun read_run(const fs::path& folder, const std::vector<std::string>& tasks)
     }
   }
   USER_ERROR_IF(run.empty(),
-                "--against {}: no sample log of {} in it; evaluate the other model with -o and the "
+                "--against {}: has no sample log of {}; evaluate the other model with -o and the "
                 "same tasks",
                 folder.string(), fmt::join(tasks, ", "));
   return run;
@@ -140,7 +143,7 @@ double mcnemar(int64_t b, int64_t c) {
 }
 
 std::string to_table(const std::vector<Difference>& differences) {
-  // The padding of the header is the minimum width of the columns.
+  // Spaces in the header set the minimum widths of the columns.
   std::vector<std::vector<std::string>> rows = {
       {"Task", "Metric", "     n", "    this", "   other", "  change", " stderr", "  only",
        "   only", "      p"},

@@ -1,5 +1,6 @@
 #pragma once
-// Comparison with another run on the same questions: differences of means with paired tests.
+// Comparison of two runs on the same questions: differences of means with paired tests. "ours" is
+// the current run, "theirs" the run of --against.
 
 #include <filesystem>
 #include <map>
@@ -10,17 +11,17 @@
 
 namespace moe::eval {
 
-// The entries of a question in a sample log.
+// The result of a question in the sample log of the other run.
 struct OtherAnswer {
-  std::string target;
+  std::string target;                    // right answer
   std::map<std::string, double> values;  // by Metric::key()
 };
 using OtherTask = std::map<int64_t, OtherAnswer>;   // by doc_id
 using OtherRun = std::map<std::string, OtherTask>;  // by task
 
-// Reads the sample logs of `tasks` in `folder`, written by moe or by the harness
-// (samples_TASK.jsonl, or samples_TASK_DATE.jsonl: the latest). Skips tasks without a log. Throws
-// UserError if no task has a log, or for an invalid line.
+// Reads the sample logs of `tasks` in `folder` and its subfolders, written by moe
+// (samples_TASK.jsonl) or the harness (samples_TASK_DATE.jsonl, the latest one). Skips tasks
+// without a log. Throws UserError if no task has a log, or a line is invalid.
 OtherRun read_run(const std::filesystem::path& folder, const std::vector<std::string>& tasks);
 
 struct ItemDifference {
@@ -30,19 +31,18 @@ struct ItemDifference {
 
 struct Difference {
   std::string task, metric;
-  int64_t questions = 0;                   // answered in both runs
-  double ours = 0, theirs = 0;             // means over them
+  int64_t questions = 0;                   // number of questions answered in both runs
+  double ours = 0, theirs = 0;             // means over these questions
   double error = 0;                        // standard error of the paired difference
   bool is_binary = false;                  // every value is 0 or 1
   int64_t only_ours = 0, only_theirs = 0;  // binary: right in one run only
-  // Two-sided p-value. Binary: McNemar's exact test on the questions that only one run got right.
-  // Otherwise a normal test of the paired differences.
+  // Two-sided p-value. If is_binary: McNemar's exact test on the questions that are right in one
+  // run only. Otherwise: a normal test of the paired differences.
   double p = 1;
   std::vector<ItemDifference> items = {};  // questions whose values differ
 };
 
-// Compares the metrics that are means. Throws UserError if a question has another right answer in
-// the other run.
+// Compares each metric that is a mean. Throws UserError if the right answers of a question differ.
 std::vector<Difference> compare(const TaskReport& report, const OtherTask& other);
 
 // Returns min(1, 2 P(X <= min(b, c))), X ~ Binomial(b + c, 1/2).

@@ -12,6 +12,7 @@ namespace moe::eval {
 
 namespace {
 
+// Returns the mean of `metric` of each task; of `fallback` if the task has no such metric.
 std::map<std::string, TaskAverage> task_averages(const RunReport& report, const std::string& metric,
                                                  const std::string& fallback) {
   std::map<std::string, TaskAverage> tasks;
@@ -76,7 +77,7 @@ std::vector<Row> table_rows(const RunReport& report) {
   return rows;
 }
 
-// Sets "arguments", "resps" and "filtered_resps" of a question whose choices were scored.
+// Sets "arguments", "resps" and "filtered_resps" of a question with scored choices.
 void put_scores(OrderedJson& sample, const TaskReport& report, size_t index) {
   const Question& question = report.loaded.questions[index];
   sample["arguments"] = OrderedJson::object();
@@ -93,6 +94,7 @@ void put_scores(OrderedJson& sample, const TaskReport& report, size_t index) {
   }
 }
 
+// Sets "arguments", "resps" and "filtered_resps" of a question with a generated answer.
 void put_answer(OrderedJson& sample, const TaskReport& report, size_t index,
                 const std::string& filter) {
   const std::string& answer = report.answers[index];
@@ -182,7 +184,7 @@ OrderedJson task_config_json(const LoadedTask& loaded) {
                        {"higher_is_better", metric.higher_is_better}});
   }
   OrderedJson files = OrderedJson::array();
-  for (const auto& form : task.data.scored.forms) {
+  for (const auto& form : task.data.scored.layouts) {
     files.push_back(form.files);
   }
   OrderedJson json = {{"task", task.name},
@@ -279,15 +281,15 @@ void put_task(OrderedJson& json, const TaskReport& report) {
 void add_averages(RunReport& report, const std::vector<std::string>& names) {
   for (const auto& name : groups_among(names)) {
     const Group& group = *find_group(name);
-    // In 0.4.1, BIG-Bench-Hard has one filter, and the metric's key is "exact_match" without it.
+    // In 0.4.1, BIG-Bench-Hard has a single filter, and the key of its metric is "exact_match".
     const auto tasks = task_averages(report, group.metric, "exact_match");
     if (const auto found = average(group, tasks, report.compat)) {
       report.groups.push_back(*found);
     }
   }
   for (auto& table : paper_tables(values_by_name(report))) {
-    const bool is_asked = std::ranges::find(names, table.name) != names.end();
-    if (is_asked || table.is_complete()) {
+    const bool is_requested = std::ranges::find(names, table.name) != names.end();
+    if (is_requested || table.is_complete()) {
       report.papers.push_back(std::move(table));
     }
   }
@@ -313,7 +315,7 @@ std::vector<std::filesystem::path> report_files(const std::filesystem::path& out
 void write_report(const RunReport& report, const std::filesystem::path& out) {
   std::error_code failure;
   std::filesystem::create_directories(out, failure);
-  USER_ERROR_IF(failure, "-o {}: cannot be created: {}", out.string(), failure.message());
+  USER_ERROR_IF(failure, "-o {}: cannot create the folder: {}", out.string(), failure.message());
   std::vector<std::string> names = {"results.json"};
   for (const auto& task : report.tasks) {
     names.push_back(samples_file(out, task.loaded.task).filename().string());

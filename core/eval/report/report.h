@@ -1,6 +1,6 @@
 #pragma once
-// Output of an evaluation in lm-evaluation-harness' formats: results.json, samples_TASK.jsonl and
-// the table.
+// Output of an evaluation in the formats of lm-evaluation-harness: results.json, samples_TASK.jsonl
+// and the table.
 
 #include <filesystem>
 #include <optional>
@@ -13,7 +13,7 @@
 namespace moe::eval {
 
 struct RunReport {
-  std::string model;    // the folder
+  std::string model;    // path of the folder
   OrderedJson upcycle;  // --upcycle options (upcycle_request.h); null without --upcycle
   std::string dtype;
   int64_t window = 0;
@@ -21,30 +21,30 @@ struct RunReport {
   std::optional<int64_t> limit;
   std::string router;        // canonical form; empty for a dense model
   int64_t ep_ranks = 0;      // W
-  int64_t group_tokens = 0;  // of a routing group, all W ranks; 0: scores do not depend on groups
+  int64_t group_tokens = 0;  // tokens of a routing group over all W ranks; 0: no capacity
   int64_t batch_tokens = 0;  // 0: auto
   double seconds = 0;        // wall time of the scoring
   std::string device = "cpu";
   std::vector<TaskReport> tasks;
-  std::optional<RoutingStats> routing = {};  // of a mixture, with the tasks above
+  std::optional<RoutingStats> routing = {};  // of these tasks; empty for a dense model
   Compat compat = Compat::kCurrent;
-  std::vector<GroupAverage> groups = {};  // of the groups among --tasks
+  std::vector<GroupAverage> groups = {};  // of the groups in --tasks
   std::vector<PaperTable> papers = {};    // complete tables, and those named in --tasks
   std::vector<Difference> against = {};   // from the run of --against
 };
 
-// Adds groups and papers, computed from the tasks. `names` are the names of --tasks.
+// Computes report.groups and report.papers from report.tasks. `names`: values of --tasks.
 void add_averages(RunReport& report, const std::vector<std::string>& names);
 
 OrderedJson results_json(const RunReport& report);
 
-// Returns one JSON line per filter and question, with the keys, key order and hashes of the
-// harness's sample log. Numbers in "resps" are strings, as there. doc_hash is over Python's
+// Returns one JSON line per filter and question, with the keys, key order and hashes of the sample
+// logs of the harness. Numbers in "resps" are strings. doc_hash is the hash of Python's
 // json.dumps(doc, indent=2, ensure_ascii=False), which equals dump(2) for documents without floats.
 std::string samples_jsonl(const TaskReport& report);
 
-// Returns a table with one row per task and metric and one per group, then the papers' tables and
-// the comparison with the run of --against.
+// Returns the table that is printed: one row per task and metric and one per group, the papers'
+// tables, and the comparison with the run of --against.
 std::string results_table(const RunReport& report);
 
 // Returns the files that write_report() writes to `out`.

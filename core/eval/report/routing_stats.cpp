@@ -13,8 +13,8 @@
 namespace moe::eval {
 namespace {
 
-// Returns the counts of TokenCounts under the names of route::to_json(). Requests and drops follow
-// from the router.
+// Returns token counts under the names of route::to_json(). Derives the numbers of requests and
+// dropped requests from the router.
 OrderedJson token_counts_json(const route::CounterValues& counts, const RoutingStats& stats) {
   const int64_t accepted = counts.rows() - counts.fr_filled - counts.ir_tokens;
   const int64_t requests = stats.k ? *stats.k * counts.tokens : accepted;
@@ -41,7 +41,7 @@ OrderedJson token_counts_json(const route::CounterValues& counts, const RoutingS
           {"sparsity", 1 - experts_per_token / static_cast<double>(stats.experts)}};
 }
 
-// Returns {"total", "layers"}. The tokens of the total are those of one layer.
+// Returns {"total", "layers"}. "tokens" of the total counts each token once, not once per layer.
 OrderedJson token_layers_json(const TokenCounts& layers, const RoutingStats& stats) {
   OrderedJson list = OrderedJson::array();
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -82,7 +82,7 @@ OrderedJson sources_json(const RoutingStats& stats) {
   return list;
 }
 
-// Returns the mutual information of source and expert in bits. `rows`: [S][E].
+// Returns the mutual information of source and expert in bits. `rows`: [S][E] row counts.
 double mutual_information(const std::vector<std::vector<int64_t>>& rows) {
   std::vector<double> by_source(rows.size()), by_expert;
   double all = 0;
@@ -116,10 +116,10 @@ OrderedJson source_information_json(const RoutingStats& stats) {
       rows.push_back(source.layers.at(layer).tokens_per_expert);
       all += source.layers.at(layer).rows();
     }
-    const auto freedoms =
+    const auto degrees_of_freedom =
         static_cast<double>((stats.experts - 1) * (static_cast<int64_t>(sources.size()) - 1));
     const double chance =
-        all == 0 ? 0 : freedoms / (2 * static_cast<double>(all) * std::numbers::ln2);
+        all == 0 ? 0 : degrees_of_freedom / (2 * static_cast<double>(all) * std::numbers::ln2);
     list.push_back({{"layer", stats.moe_layers[layer]},
                     {"bits", mutual_information(rows)},
                     {"bits_by_chance", chance}});
@@ -187,7 +187,7 @@ OrderedJson stats_json(const RoutingStats& stats) {
 }
 
 void check_stats_file(const std::filesystem::path& file, bool force) {
-  USER_ERROR_IF(std::filesystem::is_directory(file), "--stats {}: a folder, a file is needed",
+  USER_ERROR_IF(std::filesystem::is_directory(file), "--stats {}: is a folder; give a file",
                 file.string());
   io::check_output({file}, force, "--stats");
 }
@@ -198,7 +198,7 @@ void write_stats(const RoutingStats& stats, const std::filesystem::path& file) {
   if (!folder.empty()) {
     std::filesystem::create_directories(folder, failure);
   }
-  USER_ERROR_IF(failure, "--stats {}: its folder cannot be created: {}", file.string(),
+  USER_ERROR_IF(failure, "--stats {}: cannot create its folder: {}", file.string(),
                 failure.message());
   io::write_whole(file, stats_json(stats).dump(2) + "\n");
 }

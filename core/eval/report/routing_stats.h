@@ -2,28 +2,28 @@
 // The statistics file of `moe eval --stats FILE`: one JSON object.
 //
 //   version, model, router, ep_ranks, experts, k (null for routers without k), group_tokens (tokens
-//            routed together, all ranks; null: no capacity), row_bytes, forwards
+//            of a routing group over all ranks; null: no capacity), row_bytes, forwards
 //   total    counters over all MoE layers and forward passes (core/route/counters.h)
 //   layers   [{"layer": number, counters}]
-//   task     [{"task": name, "total", "layers", "gold"}] in the order of --tasks: counters of all
-//            choices. "gold" has the token counts of context + right answer alone (Dynamic MoE,
-//            Table 3: question + gold answer as one text), total and layers. For generate_until
-//            tasks both are of that text: nothing is counted during generation
+//   task     [{"task": name, "total", "layers", "gold"}] in the order of --tasks. "total" and
+//            "layers": counters over all choices. "gold": {"total", "layers"}, token counts over
+//            context + right answer only (Dynamic MoE, Table 3). Generation is not counted; for
+//            generate_until tasks "total", "layers" and "gold" are over context + right answer
 //   source   [{"source": name, "total", "layers"}]: token counts; each layer also has
 //            "tokens_per_expert", the rows of each expert. A source is the string "source" of a
-//            record (quiz, requests, JSON texts), else its file: as given, or relative to --data
-//   source_information  [{"layer", "bits", "bits_by_chance"}]: the mutual information between the
-//            expert and the source of a row, a measure of specialisation by domain; and its
-//            expectation without specialisation, (E - 1) (S - 1) / (2 N ln 2), the mean over N
-//            independent rows of S sources
-//   token    [{"id", "piece", "count", "experts_per_token", "complete_word_share"}] by id, of those
-//            that occur: experts per token = rows / (count x MoE layers), complete_word_share =
-//            share of the occurrences as a complete word (PieceShape; 0 for pieces that do not
-//            begin a word)
+//            record (quiz, requests, JSON texts), or else the file of the record: its path as
+//            given, or relative to --data
+//   source_information  [{"layer", "bits", "bits_by_chance"}]: "bits" is the mutual information of
+//            a row's expert and source, a measure of specialisation by domain. "bits_by_chance" is
+//            its expectation without specialisation, for N independent rows of S sources:
+//            (E - 1) (S - 1) / (2 N ln 2)
+//   token    [{"id", "piece", "count", "experts_per_token", "complete_word_share"}] by id, for ids
+//            with count > 0. experts_per_token = rows / (count x MoE layers). complete_word_share:
+//            share of the occurrences that are complete words (PieceShape)
 //
-// --stats-by selects task, source and token. Token counts are the counters of single tokens: not
-// slots, padding, load, bytes and entropy. A token is an input of a forward pass: the last token of
-// context + continuation is none, and the context counts once per choice.
+// --stats-by selects "task", "source" and "token". Token counts are the counters that are defined
+// for a single token: all but slots, padding, load, bytes and entropy. They count the input tokens
+// of forward passes: all tokens of context + continuation but the last, once for every choice.
 
 #include <filesystem>
 #include <optional>
@@ -39,7 +39,7 @@ struct StatsBy {
   bool task = false, source = false, token = false;
   bool any() const { return task || source || token; }
 };
-// Throws UserError for a word that is not layer, source, task or token.
+// Parses --stats-by. Throws UserError if a word is not layer, source, task or token.
 StatsBy parse_stats_by(const std::vector<std::string>& words);
 
 struct TaskRouting {
@@ -49,16 +49,16 @@ struct TaskRouting {
 };
 
 struct RoutingStats {
-  std::string model, router;  // the folder; canonical form
+  std::string model, router;  // path of the folder; canonical form of the router
   int64_t ep_ranks = 1, experts = 0;
   std::optional<int64_t> k;  // requests per token; top-k only
-  bool has_fr = false;       // a (k+1)-th request of every token
+  bool has_fr = false;       // every token has a (k+1)-th request for fill-in (+fr)
   int64_t group_tokens = 0;  // 0: no capacity
-  int64_t row_bytes = 0;     // D x bytes of a number
+  int64_t row_bytes = 0;     // bytes of a hidden state [D]
   int64_t forwards = 0;
   StatsBy by;
   std::vector<int64_t> moe_layers;           // numbers of the MoE layers
-  std::vector<route::CounterValues> layers;  // one each, over all forward passes
+  std::vector<route::CounterValues> layers;  // one per MoE layer, over all forward passes
   std::vector<TaskRouting> tasks;
   TokenStats tokens;
 
@@ -67,7 +67,7 @@ struct RoutingStats {
 
 OrderedJson stats_json(const RoutingStats& stats);
 
-// Throws UserError if `file` is not writable, is a folder, or exists without `force`.
+// Throws UserError if `file` is not writable, is a folder, or exists and `force` is false.
 void check_stats_file(const std::filesystem::path& file, bool force);
 // Writes the file as a whole (io::write_whole()).
 void write_stats(const RoutingStats& stats, const std::filesystem::path& file);

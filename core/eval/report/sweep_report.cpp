@@ -35,9 +35,9 @@ OrderedJson row_json(const SweepReport& report, const SweepRow& row) {
   return json;
 }
 
-// A number per row of the sweep.
+// A quantity to plot, with one value per row of the sweep.
 struct Panel {
-  std::string title, head;  // on the page, in the table
+  std::string title, head;  // title on the page; column header in the table
   int decimals = 4;         // in the table
   std::vector<double> values;
   std::vector<double> errors = {};  // standard errors; may be empty
@@ -53,7 +53,8 @@ Panel column_panel(const SweepReport& report, size_t column) {
   return panel;
 }
 
-// Returns the panels of the columns and shares. The average is the first or follows the columns.
+// Returns the panels: tasks and groups, their average (first if average_first), and routing
+// statistics.
 std::vector<Panel> make_panels(const SweepReport& report, bool average_first) {
   std::vector<Panel> panels;
   const auto add = [&](const char* title, const char* head, int decimals, auto&& value) {
@@ -85,12 +86,12 @@ std::vector<Panel> make_panels(const SweepReport& report, bool average_first) {
   return panels;
 }
 
-// Plotted lines. The horizontal axis is the first axis of numbers, else the first one; each
-// combination of the other axes' values is a line.
+// Lines of a plot. The x axis is the first sweep axis with numbers, or the first axis if none has
+// numbers. Each combination of values of the other axes is a line.
 struct Lines {
-  size_t axis = 0;
-  std::vector<std::string> ticks;                   // of the axis; numbers ascend, inf is last
-  std::map<std::string, std::vector<size_t>> rows;  // by line, in order of the ticks
+  size_t axis = 0;                                  // index of the x axis
+  std::vector<std::string> ticks;                   // on the x axis; numbers ascend, inf is last
+  std::map<std::string, std::vector<size_t>> rows;  // by name of the line, in order of the ticks
   std::vector<std::string> names;                   // of the lines, in order of appearance
 };
 
@@ -146,7 +147,7 @@ OrderedJson series_json(const SweepReport& report, const Panel& panel, const Lin
 OrderedJson plots(const SweepReport& report) {
   const Lines lines = make_lines(report);
   const SweepAxis& axis = report.axes[lines.axis];
-  const char* kind = axis.is_number() ? "lines" : "bars";  // routers have no order
+  const char* kind = axis.is_number() ? "lines" : "bars";
   OrderedJson panels = OrderedJson::array();
   for (const auto& panel : make_panels(report, /*average_first=*/true)) {
     OrderedJson series = OrderedJson::array();
@@ -156,7 +157,7 @@ OrderedJson plots(const SweepReport& report) {
     panels.push_back({{"kind", kind}, {"title", panel.title}, {"series", series}});
   }
   return {{"title", ""},
-          {"note", axis.setting + " runs to the right; thin bars are standard errors"},
+          {"note", "x axis: " + axis.setting + "; error bars: standard error"},
           {"x", {{"label", axis.setting}, {"names", lines.ticks}}},
           {"panels", panels}};
 }
@@ -176,7 +177,7 @@ OrderedJson table(const SweepReport& report) {
     rows.push_back({{"name", report.rows[row].value.name}, {"cells", cells}});
   }
   tables.push_back({{"kind", "table"}, {"columns", columns}, {"rows", rows}});
-  return {{"id", "numbers"}, {"title", "In numbers"}, {"panels", tables}};
+  return {{"id", "numbers"}, {"title", "Table"}, {"panels", tables}};
 }
 
 }  // namespace
@@ -211,7 +212,7 @@ std::string sweep_bars(const SweepReport& report, size_t columns) {
     max = std::max(max, row.average);
   }
   constexpr size_t kNumberWidth = 10;  // "  0.1234 |"
-  const size_t room = std::clamp<size_t>(
+  const size_t bar_width = std::clamp<size_t>(
       columns > name_width + kNumberWidth + 1 ? columns - name_width - kNumberWidth - 1 : 0, 8, 60);
   std::string text =
       fmt::format("{}, bars from {:.4f} to {:.4f}\n",
@@ -220,7 +221,7 @@ std::string sweep_bars(const SweepReport& report, size_t columns) {
     const double share = max > min ? (row.average - min) / (max - min) : 1;
     text += fmt::format(
         "{:<{}}  {:.4f} |{}\n", row.value.name, name_width, row.average,
-        std::string(1 + static_cast<size_t>(share * static_cast<double>(room - 1)), '='));
+        std::string(1 + static_cast<size_t>(share * static_cast<double>(bar_width - 1)), '='));
   }
   return text;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Results of a sweep as a table, as bars for a terminal, as JSON, and as an HTML page.
+// Results of a sweep, and their output as a table, a bar chart for a terminal, JSON, and HTML.
 
 #include <string>
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace moe::eval {
 
-// The values of one --sweep.
+// A flag --sweep SETTING=VALUE,VALUE,..
 struct SweepAxis {
   std::string setting;  // "cf", "p", "router" or "ep-ranks"
   std::vector<std::string> values;
@@ -20,11 +20,11 @@ struct SweepAxis {
 // A point of the grid and its router.
 struct SweepValue {
   std::vector<std::string> axis_values;  // one per axis
-  std::string name;                      // "cf=0.25", "router=top1,cf=2": in tables, and its folder
+  std::string name;  // "cf=0.25", "router=top1,cf=2"; in tables, and name of the results folder
   route::ResolvedRouter routing;
 };
 
-// A task, or a group of --tasks that has an average.
+// The main metric of a task, or the average of a group.
 struct SweepColumn {
   std::string name, metric;
   int64_t questions = 0;
@@ -33,7 +33,7 @@ struct SweepColumn {
 struct SweepRow {
   SweepValue value;
   std::vector<Mean> means;       // one per column
-  double average = 0;            // of the columns
+  double average = 0;            // mean of `means`
   double drop_rate = 0;          // dropped requests / requests, over all scored tasks
   double experts_per_token = 0;  // rows / token
   double ir_share = 0;           // IR tokens / tokens
@@ -48,11 +48,12 @@ struct SweepReport {
 };
 
 std::string sweep_table(const SweepReport& report);
-// Returns a bar per row, scaled from the smallest to the largest average, `columns` wide.
+// Returns a bar chart of the averages, one line per row, for a terminal of `columns` columns. Bars
+// are scaled from the smallest to the largest average.
 std::string sweep_bars(const SweepReport& report, size_t columns);
 OrderedJson sweep_json(const SweepReport& report);
-// Returns a self-contained page (core/base/page/page.h): a panel for the average, each task and
-// each share, then a table of the same numbers.
+// Returns a self-contained HTML page (core/base/page/page.h): one plot for the average, for each
+// column and for each routing statistic, and a table of the same numbers.
 std::string sweep_page(const SweepReport& report);
 
 }  // namespace moe::eval

@@ -23,13 +23,13 @@ void fill_means(TaskReport& report, int64_t resamples) {
   }
 }
 
-double judge_answer(const LoadedTask& loaded, const Metric& metric, size_t question,
+double score_answer(const LoadedTask& loaded, const Metric& metric, size_t question,
                     const std::string& answer) {
   return exact_match(filtered_answer(loaded, metric.filter, question, answer),
-                     loaded.questions[question].target, loaded.task.ignores_case_and_marks);
+                     loaded.questions[question].target, loaded.task.ignores_case_and_punctuation);
 }
 
-GroupAverage pooled(const Group& group, const std::vector<TaskAverage>& tasks) {
+GroupAverage pooled_average(const Group& group, const std::vector<TaskAverage>& tasks) {
   double sum = 0, squares = 0;
   bool has_errors = true;
   int64_t questions = 0;
@@ -41,18 +41,18 @@ GroupAverage pooled(const Group& group, const std::vector<TaskAverage>& tasks) {
     squares += (size - 1) * size * std::pow(mean.standard_error.value_or(0), 2);
   }
   const auto n = static_cast<double>(questions);
-  const double freedom = n - static_cast<double>(tasks.size());
+  const double degrees_of_freedom = n - static_cast<double>(tasks.size());
   GroupAverage average{group, {sum / n, std::nullopt}, questions};
-  if (has_errors && freedom > 0) {
-    average.mean.standard_error = std::sqrt(squares / freedom / n);
+  if (has_errors && degrees_of_freedom > 0) {
+    average.mean.standard_error = std::sqrt(squares / degrees_of_freedom / n);
   }
   return average;
 }
 
-// Computes the running mean and variance of 0.4.1's evaluator.py. The variance depends on the order
-// of the tasks. In 0.4.1 this is the order of the file system, so the third digit of the standard
-// error can differ.
-GroupAverage running(const Group& group, const std::vector<TaskAverage>& members) {
+// Returns the mean and standard error as computed by evaluator.py of 0.4.1, which updates them task
+// by task. The standard error depends on the order of the tasks. In 0.4.1 this is the order of
+// files in a folder, so the third digit can differ.
+GroupAverage average_0_4_1(const Group& group, const std::vector<TaskAverage>& members) {
   double mean = 0, variance = 0, total = 0;
   bool has_errors = true;
   for (const auto& [task, n] : members) {
@@ -96,7 +96,7 @@ std::optional<double> mean(const std::vector<std::optional<double>>& values) {
                         : std::optional<double>(sum / static_cast<double>(values.size()));
 }
 
-std::optional<double> super_glue(const Values& values, bool with_record) {
+std::optional<double> superglue_mean(const Values& values, bool with_record) {
   std::vector<std::optional<double>> tasks;
   for (const char* task : {"boolq", "cb", "copa", "multirc", "sglue_rte", "wic", "wsc"}) {
     tasks.push_back(find(values, std::string(task) + " acc"));
@@ -112,7 +112,7 @@ PaperTable rectify_router(const Values& values, bool with_record) {
           std::string("Rectify-Router, Table 1, SuperGLUE as ") +
               (with_record ? "8 tasks with ReCoRD's em" : "the 7 tasks with acc"),
           {"MMLU", "SuperGLUE", "TruthfulQA", "LogiQA"},
-          {find(values, "mmlu acc"), super_glue(values, with_record),
+          {find(values, "mmlu acc"), superglue_mean(values, with_record),
            find(values, "truthfulqa_mc1 acc"), find(values, "logiqa acc")},
           2,
           true};
@@ -134,7 +134,7 @@ TaskReport make_task_report(LoadedTask loaded, Scores run, int64_t resamples) {
     report.scores.emplace_back(next, end);
     next = end;
     for (const auto& metric : report.loaded.task.metrics) {
-      report.values[metric.key()].push_back(metric.judge(question, report.scores.back()));
+      report.values[metric.key()].push_back(metric.compute(question, report.scores.back()));
     }
   }
   MOE_CHECK(next == report.run.scores.end(), "scores left over");
@@ -150,7 +150,7 @@ TaskReport make_generated_report(LoadedTask loaded, std::vector<std::string> ans
   for (const auto& metric : task.metrics) {
     for (size_t i = 0; i < report.answers.size(); ++i) {
       report.values[metric.key()].push_back(
-          judge_answer(report.loaded, metric, i, report.answers[i]));
+          score_answer(report.loaded, metric, i, report.answers[i]));
     }
   }
   fill_means(report, 0);
@@ -192,7 +192,7 @@ RunningAccuracy::RunningAccuracy(const LoadedTask& loaded, Callback callback)
 
 void RunningAccuracy::add(const std::vector<size_t>& requests, const Scores& so_far) {
   const Metric& metric = main_metric(loaded_.task);
-  if (metric.aggregation != Aggregation::kMean || !metric.judge) {
+  if (metric.aggregation != Aggregation::kMean || !metric.compute) {
     return;  // the metric is not averaged over questions
   }
   for (const size_t request : requests) {
@@ -203,14 +203,14 @@ void RunningAccuracy::add(const std::vector<size_t>& requests, const Scores& so_
     const auto begin = so_far.scores.begin() + static_cast<int64_t>(first_requests_[question]);
     const QuestionScores scores(
         begin, begin + static_cast<int64_t>(loaded_.questions[question].choices.size()));
-    sum_ += metric.judge(loaded_.questions[question], scores);
+    sum_ += metric.compute(loaded_.questions[question], scores);
     ++questions_;
   }
   report();
 }
 
 void RunningAccuracy::add_generated(size_t question, const std::string& answer) {
-  sum_ += judge_answer(loaded_, main_metric(loaded_.task), question, answer);
+  sum_ += score_answer(loaded_, main_metric(loaded_.task), question, answer);
   ++questions_;
   report();
 }
@@ -237,7 +237,7 @@ std::optional<GroupAverage> average(const Group& group,
   if (members.empty() || group.metric.empty()) {
     return std::nullopt;
   }
-  return compat == Compat::k041 ? running(group, members) : pooled(group, members);
+  return compat == Compat::k041 ? average_0_4_1(group, members) : pooled_average(group, members);
 }
 
 std::optional<double> PaperTable::average() const { return mean(values); }
@@ -257,7 +257,7 @@ std::vector<PaperTable> paper_tables(const Values& values) {
 
 std::string per_cent(double fraction, int decimals, bool truncates) {
   const double scale = std::pow(10.0, decimals);
-  // 1e-9 corrects fractions such as 0.2903, which are not exact in binary, before truncation.
+  // 1e-9 compensates the rounding of fractions such as 0.2903 to binary before truncation.
   const double value =
       truncates ? std::floor(fraction * 100 * scale + 1e-9) / scale : fraction * 100;
   return fmt::format("{:.{}f}", value, decimals);

@@ -1,6 +1,6 @@
 #pragma once
 // Results of a task (values of its questions and their aggregates), averages over groups of tasks,
-// and the results tables of two papers.
+// and the tables of results of two papers.
 
 #include <functional>
 #include <map>
@@ -19,39 +19,38 @@ struct TaskReport {
   std::vector<std::string> answers = {};   // [question]; for generate_until only
   std::map<std::string, std::vector<double>> values = {};  // by Metric::key(), one per question
   std::map<std::string, Mean> metrics = {};                // by Metric::key()
-  Scores run = {};          // of score_requests(), without its scores
-  int64_t cut_choices = 0;  // number of choices longer than the window, scored by their end
+  Scores run = {};          // from score_requests(), with `scores` moved to the member above
+  int64_t cut_choices = 0;  // choices longer than the window, of which only the end is scored
   int64_t questions() const { return static_cast<int64_t>(loaded.questions.size()); }
 };
 
-// Computes values and aggregates. `run` has the scores of text_pairs(loaded.questions). `resamples`
-// as in aggregate().
+// Computes values and aggregates. `run`: scores of text_pairs(loaded.questions). `resamples`: see
+// aggregate().
 TaskReport make_task_report(LoadedTask loaded, Scores run, int64_t resamples = kBootstrapSamples);
 // Computes values and aggregates of generated answers, one per question.
 TaskReport make_generated_report(LoadedTask loaded, std::vector<std::string> answers);
 
-// Returns the generated answer after the task's filter named `filter`.
+// Returns the result of the task's filter named `filter` for a generated answer.
 std::string filtered_answer(const LoadedTask& loaded, const std::string& filter, size_t question,
                             const std::string& answer);
 
-// Returns dropped routing requests / routing requests over all MoE layers, 0 to 1.
+// Returns the share of routing requests that are dropped, over all MoE layers.
 double drop_rate(const TaskReport& report);
 
-// Returns the metric that represents the task where only one is shown: acc, else exact_match, else
-// the first one.
+// Returns the metric to show where a task has only one: acc, else exact_match, else the first one.
 const Metric& main_metric(const Task& task);
 
-// Running mean of a task's main metric over the questions that are complete. Calls back only for
-// metrics that are averaged over questions.
+// Running mean of a task's main metric over the questions that are complete. If the metric is not
+// an average over questions, the callback is never called.
 class RunningAccuracy {
  public:
   // Receives the metric's name, its mean, and the number of complete questions.
   using Callback = std::function<void(const std::string& metric, double mean, int64_t questions)>;
 
-  // Indices passed to add() refer to text_pairs(loaded.questions). `loaded` must outlive the
-  // object.
+  // `loaded` must outlive the object.
   RunningAccuracy(const LoadedTask& loaded, Callback callback);
 
+  // Adds requests whose scores are now in `so_far`, as indices into text_pairs(loaded.questions).
   void add(const std::vector<size_t>& requests, const Scores& so_far);
   void add_generated(size_t question, const std::string& answer);
 
@@ -60,9 +59,9 @@ class RunningAccuracy {
 
   const LoadedTask& loaded_;
   Callback callback_;
-  std::vector<size_t> question_indices_;  // [requests]
-  std::vector<size_t> first_requests_;    // [questions]
-  std::vector<size_t> num_missing_;       // [questions] choices without a score
+  std::vector<size_t> question_indices_;  // [requests] index of the question
+  std::vector<size_t> first_requests_;    // [questions] index of the first request
+  std::vector<size_t> num_missing_;       // [questions] number of choices without a score
   double sum_ = 0;
   int64_t questions_ = 0;
 };
@@ -77,43 +76,43 @@ struct TaskAverage {
   int64_t questions = 0;
 };
 
-// Returns the mean of a group's tasks, weighted by their numbers of questions n_i, with the
-// harness's pooled standard error: sqrt(sum((n_i - 1) n_i se_i^2) / (sum n_i - number of tasks) /
-// sum n_i). Compat::k041 uses that version's formula, which adds the variance between the members.
-// Skips members that are not in `tasks`. Returns nullopt if all are skipped or the group has no
+// Returns the mean of a group's tasks, weighted by their numbers of questions n_i, with the pooled
+// standard error of the harness: sqrt(sum((n_i - 1) n_i se_i^2) / (sum n_i - number of tasks) / sum
+// n_i). With Compat::k041, the standard error also has the variance between the members. Ignores
+// members that are not in `tasks`. Returns nullopt if no member is in `tasks` or the group has no
 // metric.
 std::optional<GroupAverage> average(const Group& group,
                                     const std::map<std::string, TaskAverage>& tasks, Compat compat);
 
 // A row of results in the form of a paper's table.
 struct PaperTable {
-  std::string name;   // of the group of its tasks (tasks/known/papers.toml)
-  std::string title;  // paper, table, and how a column is computed if the paper does not say
+  std::string name;   // of the group with its tasks (tasks/known/papers.toml)
+  std::string title;  // paper, table, and definitions of columns that the paper does not give
   std::vector<std::string> columns;
-  std::vector<std::optional<double>> values;  // fractions, one per column; empty: not evaluated
+  std::vector<std::optional<double>> values;  // 0 to 1, one per column; nullopt: not evaluated
   int decimals = 1;
-  bool truncates = false;  // prints 25.038 % as 25.03, as the paper does
+  bool truncates = false;  // print 25.038 % as 25.03, as in the paper, not as 25.04
 
-  std::optional<double> average() const;  // over all columns; empty if a value is missing
+  std::optional<double> average() const;  // over all columns; nullopt if a value is missing
   bool is_complete() const { return average().has_value(); }
 };
 
-// Returns three tables. `values` maps "TASK METRIC" to the mean, also for the groups "mmlu acc" and
-// "bbh_zeroshot exact_match,flexible-extract"; missing entries give empty columns.
-//   rectify_router  MMLU, SuperGLUE, TruthfulQA, LogiQA (Rectify-Router, Table 1). Returned twice,
-//                   because the paper does not define SuperGLUE: as the mean of the seven tasks
-//                   with acc, and of eight with ReCoRD's em.
+// Returns three tables. `values` maps "TASK METRIC" and "GROUP METRIC" to means. Missing entries
+// give empty columns.
+//   rectify_router  MMLU, SuperGLUE, TruthfulQA, LogiQA (Rectify-Router, Table 1). The paper does
+//                   not define SuperGLUE, so there are two tables: with the mean of acc over seven
+//                   tasks, and with the mean over these tasks and em of ReCoRD.
 //   dynamic_moe     PIQA, HellaSwag, ARC-e, Commonsense QA, BBH (Dynamic MoE, Table 1)
 std::vector<PaperTable> paper_tables(const std::map<std::string, double>& values);
 
-// Returns three lines: title, columns, values in per cent. The average is that of the truncated
-// values if table.truncates is set.
+// Returns three lines: title, columns, values in per cent. If table.truncates is set, the average
+// is computed from the truncated values, as in the paper.
 std::string to_text(const PaperTable& table);
 // Returns `fraction` in per cent, rounded or truncated to `decimals`.
 std::string per_cent(double fraction, int decimals, bool truncates);
 
-// Returns the rows as lines, with columns two spaces apart. Columns are right-aligned except
-// `left_columns`. The first row (required) has the most columns.
+// Returns the rows as lines, with two spaces between columns. `left_columns` are left-aligned, the
+// others right-aligned. Requires at least one row; no row may have more cells than the first.
 std::string align_columns(const std::vector<std::vector<std::string>>& rows,
                           const std::vector<size_t>& left_columns = {});
 

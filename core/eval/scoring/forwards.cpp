@@ -36,7 +36,8 @@ CounterValues parse_counters(const Json& json) {
   return counters;
 }
 
-// Returns [L, T, 3 + E] i64 as bytes, after the number of columns; "" if tokens are not counted.
+// Returns the bytes of the number of columns (3 + E) and of [L, T, 3 + E] i64; "" if tokens are not
+// counted.
 std::string serialize(const std::vector<Tensor>& token_rows) {
   if (token_rows.empty()) {
     return "";
@@ -47,6 +48,7 @@ std::string serialize(const std::vector<Tensor>& token_rows) {
   return bytes.append(static_cast<const char*>(rows.const_data_ptr()), rows.nbytes());
 }
 
+// Inverse of serialize().
 std::vector<Tensor> parse_token_rows(const std::string& bytes, int64_t layers) {
   if (bytes.empty()) {
     return {};
@@ -109,6 +111,7 @@ std::vector<std::string> gather_generated(distributed::Comm* ranks,
     return {own.value()};
   }
   std::vector<std::string> all;
+  // "+" distinguishes an empty answer from no answer.
   for (const auto& text : distributed::gather_texts(*ranks, own ? "+" + *own : "")) {
     if (!text.empty()) {
       all.push_back(text.substr(1));

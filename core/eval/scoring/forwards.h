@@ -1,8 +1,9 @@
 #pragma once
-// Forward passes over several requests, their scores as JSON (for response_cache.h), and their
-// distribution over ranks. Each rank holds the whole model and plans the same forward passes, so
-// that the grouping does not depend on the number of ranks. In each round every rank runs one, and
-// an all-gather gives its scores to all: each rank ends with the results of a single process.
+// Forward passes over several requests: their scores, the JSON of the scores (for
+// response_cache.h), and their distribution over ranks. Each rank has the whole model and plans all
+// forward passes, so that the plan does not depend on the number of ranks. In each round, every
+// rank runs one forward pass and an all-gather sends its scores to all ranks. Every rank ends with
+// the results of a single process.
 
 #include <ATen/ATen.h>
 
@@ -20,11 +21,12 @@ namespace moe::eval {
 
 // A completed forward pass, for ScoreSettings::observe.
 struct Forward {
-  const std::vector<size_t>& requests;        // their indices, in the order of the inputs
+  const std::vector<size_t>& requests;        // indices of its requests, in the order of the inputs
   const std::vector<at::Tensor>& token_rows;  // model::ForwardResult::token_rows
 };
 
-// A forward pass before it runs: all that its scores depend on except the model and its routing.
+// A forward pass that has not run yet: the inputs that determine its scores, for a given model and
+// routing.
 struct PlannedForward {
   const std::vector<Request>& all;
   const std::vector<size_t>& requests;  // indices into `all`, in the order of the inputs
@@ -36,8 +38,8 @@ struct ForwardScores {
   std::vector<route::CounterValues> counters;  // one per MoE layer
 };
 
-// Return {"scores": [[logprob, is_greedy, tokens], ..], "counters": [{..}, ..]}, and its value;
-// exact for every number. parse_forward_scores() throws Json::exception for other JSON.
+// Convert to and from {"scores": [[logprob, is_greedy, tokens], ..], "counters": [{..}, ..]}
+// without rounding. parse_forward_scores() throws Json::exception for JSON of another form.
 OrderedJson to_json(const ForwardScores& forward);
 ForwardScores parse_forward_scores(const Json& json);
 
@@ -46,8 +48,9 @@ struct ForwardOutput {
   std::vector<at::Tensor> token_rows = {};  // as in model::ForwardResult, if tokens are counted
 };
 
-// Return the outputs, or the generated texts, of ranks 0, 1, .. in this round. `own` is empty on
-// ranks without one, which are the last ones. Collective; `ranks` is null in a single process.
+// Return the outputs (gather_forwards) or generated texts (gather_generated) of ranks 0, 1, .. in a
+// round. `own` is this rank's; in the last round the last ranks may have none. Collective. `ranks`
+// is null in a single process.
 std::vector<ForwardOutput> gather_forwards(distributed::Comm* ranks,
                                            const std::optional<ForwardOutput>& own);
 std::vector<std::string> gather_generated(distributed::Comm* ranks,

@@ -9,22 +9,22 @@ namespace moe::eval {
 
 std::vector<int64_t> encode_prompt(const TextEncoder& encoder, const Generation& generation,
                                    const std::string& context) {
-  const int64_t room = encoder.window - generation.max_tokens;
-  USER_ERROR_IF(room < 1,
-                "the model's window of {} tokens leaves no room for a question beside an answer of "
-                "{}; choose a task whose answers are not generated",
+  const int64_t max_tokens = encoder.window - generation.max_tokens;
+  USER_ERROR_IF(max_tokens < 1,
+                "the model's window of {} tokens is too short for a question and an answer of up "
+                "to {} tokens; choose a task without generated answers",
                 encoder.window, generation.max_tokens);
   std::vector<int64_t> tokens = encode_text(encoder, context);
   if (tokens.empty()) {
     tokens.push_back(encoder.prefix_id);
   }
-  if (static_cast<int64_t>(tokens.size()) > room) {
-    tokens.erase(tokens.begin(), tokens.end() - room);
+  if (static_cast<int64_t>(tokens.size()) > max_tokens) {
+    tokens.erase(tokens.begin(), tokens.end() - max_tokens);
   }
   return tokens;
 }
 
-std::string cut_at(std::string text, const std::vector<std::string>& until) {
+std::string truncate_at_stop_words(std::string text, const std::vector<std::string>& until) {
   for (const auto& word : until) {
     if (!word.empty()) {
       text = text.substr(0, text.find(word));
@@ -47,14 +47,16 @@ StopWords::StopWords(const io::Tokenizer& tokenizer, const std::vector<std::stri
 bool StopWords::may_end_in(int64_t id) const {
   const std::string bytes = tokenizer_.bytes(id);
   const auto may_be_last = [&](char byte) {
-    const bool is_ascii = static_cast<unsigned char>(byte) < 0x80;  // another may become U+FFFD
+    // Bytes that are not ASCII may be decoded as U+FFFD.
+    const bool is_ascii = static_cast<unsigned char>(byte) < 0x80;
     return !is_ascii || last_bytes_.find(byte) != std::string::npos;
   };
-  return bytes.empty() || last_bytes_.find(' ') != std::string::npos ||  // a decoder may insert one
+  // A decoder may insert spaces.
+  return bytes.empty() || last_bytes_.find(' ') != std::string::npos ||
          std::ranges::any_of(bytes, may_be_last);
 }
 
-bool StopWords::end_with_one(const std::vector<int64_t>& ids) const {
+bool StopWords::appears_in(const std::vector<int64_t>& ids) const {
   if (words_.empty() || ids.empty() || !may_end_in(ids.back())) {
     return false;
   }
@@ -62,8 +64,8 @@ bool StopWords::end_with_one(const std::vector<int64_t>& ids) const {
     return std::ranges::any_of(
         words_, [&](const auto& word) { return text.find(word) != std::string::npos; });
   };
-  // Decodes the longest word and a margin: the bytes of the last token, and the space that the
-  // first decoded token may lose.
+  // Decodes enough tokens for the longest word, the last token, and the space that decoding may
+  // remove from the first token.
   constexpr size_t kMarginBytes = 64;
   for (size_t tokens = 16; tokens < ids.size(); tokens *= 2) {
     const std::string text =
@@ -83,7 +85,7 @@ void generate_answers(const model::Llama& llama, const model::RoutingOptions& ro
   model::GenerateSettings settings;
   settings.max_tokens = generation.max_tokens;
   settings.eos_ids = tokenizer.stop_ids();
-  settings.stops = [&](const std::vector<int64_t>& ids) { return words.end_with_one(ids); };
+  settings.stops = [&](const std::vector<int64_t>& ids) { return words.appears_in(ids); };
   int64_t longest = 0;
   for (const auto& prompt : prompts) {
     longest = std::max(longest, static_cast<int64_t>(prompt.size()));
@@ -96,7 +98,8 @@ void generate_answers(const model::Llama& llama, const model::RoutingOptions& ro
                          if (!ids.empty() && std::ranges::find(ends, ids.back()) != ends.end()) {
                            ids.pop_back();
                          }
-                         done(index, cut_at(tokenizer.decode(ids), generation.until));
+                         done(index,
+                              truncate_at_stop_words(tokenizer.decode(ids), generation.until));
                        }});
 }
 

@@ -19,10 +19,11 @@ namespace {
 
 using Tokens = std::vector<int64_t>;
 
-// Encodes contexts. Caches the last one, because consecutive choices share their context.
-class ContextTokens {
+// Encodes contexts. Keeps the tokens of the last one, because consecutive choices have the same
+// context.
+class ContextEncoder {
  public:
-  explicit ContextTokens(const TextEncoder& encoder) : encoder_(encoder) {}
+  explicit ContextEncoder(const TextEncoder& encoder) : encoder_(encoder) {}
 
   const Tokens& operator()(std::string_view context) {
     if (!tokens_ || context != context_) {
@@ -38,8 +39,9 @@ class ContextTokens {
   std::optional<Tokens> tokens_;  // of context_
 };
 
-std::pair<Tokens, Tokens> encode_halves(const TextEncoder& encoder, const TextPair& pair,
-                                        ContextTokens& tokens_of) {
+// Returns the tokens of the context and of the continuation, see encode_requests().
+std::pair<Tokens, Tokens> encode_parts(const TextEncoder& encoder, const TextPair& pair,
+                                       ContextEncoder& encode_context) {
   const std::string_view text = right_strip(pair.context);
   if (text.empty()) {
     Tokens tokens = encoder.encode(pair.context + pair.continuation);
@@ -49,20 +51,21 @@ std::pair<Tokens, Tokens> encode_halves(const TextEncoder& encoder, const TextPa
     return {{encoder.prefix_id}, std::move(tokens)};
   }
   const Tokens whole = encode_text(encoder, pair.context + pair.continuation);
-  const Tokens& context = tokens_of(text);
-  if (context.empty()) {  // the tokenizer's normalization removed all of it
+  const Tokens& context = encode_context(text);
+  if (context.empty()) {  // the tokenizer's normalization removed the whole context
     return {{encoder.prefix_id}, whole};
   }
-  const size_t own = std::min(context.size(), whole.size());
-  return {context, {whole.begin() + static_cast<std::ptrdiff_t>(own), whole.end()}};
+  const size_t length = std::min(context.size(), whole.size());
+  return {context, {whole.begin() + static_cast<std::ptrdiff_t>(length), whole.end()}};
 }
 
-Request encode_pair(const TextEncoder& encoder, const TextPair& pair, ContextTokens& tokens_of) {
+Request encode_pair(const TextEncoder& encoder, const TextPair& pair,
+                    ContextEncoder& encode_context) {
   MOE_CHECK(encoder.window > 0, "window {}", encoder.window);
-  auto [tokens, continuation] = encode_halves(encoder, pair, tokens_of);
+  auto [tokens, continuation] = encode_parts(encoder, pair, encode_context);
   USER_ERROR_IF(continuation.empty(),
-                "{}: this tokenizer gives the continuation '{}' no token of its own after its "
-                "context; nothing can be scored, change the text",
+                "{}: the continuation '{}' adds no token to its context, so it cannot be scored; "
+                "change the text",
                 pair.where, printable(pair.continuation));
   tokens.insert(tokens.end(), continuation.begin(), continuation.end());
   const int64_t length = std::min(static_cast<int64_t>(tokens.size()), encoder.window + 1);
@@ -105,7 +108,7 @@ std::vector<size_t> file_order(const std::vector<Request>& requests) {
 constexpr int64_t kMaxBranchTokens = 1024;
 
 // Returns the length of the common prefix of the requests' inputs, at most `max`.
-int64_t num_shared(const Request& a, const Request& b, int64_t max) {
+int64_t common_prefix_length(const Request& a, const Request& b, int64_t max) {
   const int64_t limit = std::min({a.inputs(), b.inputs(), max});
   const auto end = a.tokens.begin() + limit;
   return std::mismatch(a.tokens.begin(), end, b.tokens.begin()).first - a.tokens.begin();
@@ -125,7 +128,7 @@ PrefixGroup make_prefix_group(const std::vector<Request>& requests,
     const Request* last =
         group.branches.empty() ? nullptr : &requests[group.branches.back().request];
     if (rest > 0 && (last == nullptr || last->inputs() != request.inputs() ||
-                     num_shared(*last, request, request.inputs()) != request.inputs())) {
+                     common_prefix_length(*last, request, request.inputs()) != request.inputs())) {
       group.branches.push_back({sorted[i], rest});
     }
     group.members.push_back(
@@ -172,17 +175,17 @@ std::vector<Request> encode_requests(const TextEncoder& encoder,
   std::vector<std::exception_ptr> errors(pairs.size());
   at::parallel_for(0, static_cast<int64_t>(pairs.size()), kMinPairs,
                    [&](int64_t begin, int64_t end) {
-                     ContextTokens tokens_of(encoder);
+                     ContextEncoder encode_context(encoder);
                      for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
                        try {
-                         requests[i] = encode_pair(encoder, pairs[i], tokens_of);
+                         requests[i] = encode_pair(encoder, pairs[i], encode_context);
                        } catch (...) {
                          errors[i] = std::current_exception();
                          return;
                        }
                      }
                    });
-  for (const auto& error : errors) {  // the first pair's error, regardless of the thread schedule
+  for (const auto& error : errors) {
     if (error) {
       std::rethrow_exception(error);
     }
@@ -233,8 +236,8 @@ int64_t auto_batch_tokens(const model::ModelConfig& config, const route::RouterS
   const int64_t active =
       config.moe ? std::max<int64_t>(1, router.family->typical_active_experts(router, experts)) : 1;
   const int64_t target = kMaxTokens * std::max<int64_t>(1, experts / active);
-  const auto room = static_cast<int64_t>(weights.available_memory / 4) / per_token;
-  while (2 * tokens <= std::min(target, room)) {
+  const auto max_tokens = static_cast<int64_t>(weights.available_memory / 4) / per_token;
+  while (2 * tokens <= std::min(target, max_tokens)) {
     tokens *= 2;
   }
   return tokens;
@@ -283,8 +286,8 @@ int64_t PrefixGroup::tokens() const {
 }
 
 // Sorts requests by their inputs, so that requests with a common prefix are adjacent. Adds the next
-// request to a group as long as that saves tokens, keeps at least half of the root, and stays
-// within kMaxBranchTokens.
+// request to a group if this saves tokens, keeps at least half of the root, and does not exceed
+// kMaxBranchTokens.
 std::vector<PrefixGroup> find_prefix_groups(const std::vector<Request>& requests) {
   std::vector<size_t> sorted = file_order(requests);
   const auto inputs_end = [&](size_t index) { return requests[index].tokens.end() - 1; };
@@ -295,18 +298,18 @@ std::vector<PrefixGroup> find_prefix_groups(const std::vector<Request>& requests
   std::vector<PrefixGroup> groups;
   for (size_t begin = 0; begin < sorted.size();) {
     const Request& first = requests[sorted[begin]];
-    int64_t root = first.inputs(), rest = 0;
+    int64_t root = first.inputs(), branch_tokens = 0;
     size_t end = begin + 1;
     for (; end < sorted.size(); ++end) {
       const Request& next = requests[sorted[end]];
-      const int64_t common = num_shared(first, next, root);
-      // A shorter root makes the branches of the previous requests longer.
-      const int64_t longer = (root - common) * static_cast<int64_t>(end - begin);
-      const int64_t with_it = rest + longer + next.inputs() - common;
-      if (2 * common < root || longer > common || with_it > kMaxBranchTokens) {
+      const int64_t common = common_prefix_length(first, next, root);
+      // Tokens by which a shorter root lengthens the branches of the previous requests.
+      const int64_t added = (root - common) * static_cast<int64_t>(end - begin);
+      const int64_t new_branch_tokens = branch_tokens + added + next.inputs() - common;
+      if (2 * common < root || added > common || new_branch_tokens > kMaxBranchTokens) {
         break;
       }
-      rest = with_it;
+      branch_tokens = new_branch_tokens;
       root = common;
     }
     groups.push_back(make_prefix_group(requests, sorted, begin, end, root));

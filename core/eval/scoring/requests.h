@@ -1,8 +1,8 @@
 #pragma once
-// Requests: text pairs encoded as tokens, as lm-evaluation-harness does (models/huggingface.py,
-// api/model.py of 0.4.13), and their grouping into forward passes. Without a capacity the grouping
-// changes scores by rounding only. With a capacity, routing groups are consecutive requests in file
-// order.
+// Requests: text pairs encoded as tokens as in lm-evaluation-harness (models/huggingface.py and
+// api/model.py of 0.4.13), and their grouping into forward passes. Without a capacity, the grouping
+// changes scores by rounding only. With a capacity, it determines which tokens are routed together;
+// groups are consecutive requests in file order.
 
 #include <cstdint>
 #include <filesystem>
@@ -19,7 +19,7 @@
 
 namespace moe::eval {
 
-// A document as text: context, choices and right answer.
+// The context, choices and right answer of a document, as text.
 struct Question {
   OrderedJson fields;                      // the document, for the sample log
   std::string context;                     // description, examples and prompt
@@ -28,13 +28,13 @@ struct Question {
   std::string where;                       // file and line, for messages
   std::string source = {};                 // for routing statistics (get_source() in lines.h)
   std::vector<std::string> contexts = {};  // one per choice if the choices are contexts
-  std::string target = {};                 // the right answer, as in the sample log
+  std::string target = {};                 // text of the right answer, or its index if it has none
   std::string delimiter = " ";             // between context and choice
 
   const std::string& choice_context(size_t choice) const {
     return contexts.empty() ? context : contexts[choice];
   }
-  // Returns the text after choice_context(choice), which is scored.
+  // Returns the text to score, which follows choice_context(choice).
   std::string choice_continuation(size_t choice) const {
     return delimiter + (contexts.empty() ? choices[choice] : target);
   }
@@ -50,7 +50,7 @@ struct TextPair {
 // A loglikelihood request: log p(the last `scored` tokens | all tokens before them).
 struct Request {
   std::vector<int64_t> tokens;  // the last window + 1 tokens of context + continuation
-  int64_t scored = 0;           // < tokens.size(); 0: run for routing statistics only
+  int64_t scored = 0;           // < tokens.size(); 0: used for routing statistics only
   bool is_truncated = false;    // the continuation exceeds the window: only its end is scored
   std::string source = {};      // as in TextPair
   bool is_gold = false;         // as in TextPair
@@ -59,7 +59,7 @@ struct Request {
   int64_t inputs() const { return static_cast<int64_t>(tokens.size()) - 1; }
 };
 
-// The response to a request.
+// The score of a request.
 struct Score {
   double logprob = 0;      // sum over the scored tokens of log_softmax, natural log
   bool is_greedy = false;  // every scored token is the argmax
@@ -68,24 +68,25 @@ struct Score {
 
 // Settings of a generate_until request, which is decoded greedily.
 struct Generation {
-  std::vector<std::string> until = {};  // stop words; the text ends before one, or at EOS
+  std::vector<std::string> until = {};  // stop words; the answer ends before one of them or at EOS
   int64_t max_tokens = 256;
 };
 
 enum class Bos { kAuto, kOn, kOff };
 Bos parse_bos(const std::string& text);  // "auto" | "on" | "off"; else throws UserError
-// Returns true if a BOS is to be added. kAuto follows the tokenizer's configuration, as the harness
-// does since late 2025. Throws UserError if a BOS is to be added and the tokenizer has none.
+// Returns true if a BOS is added to texts. kAuto follows the tokenizer's configuration, as the
+// harness does since late 2025. Throws UserError if a BOS would be added and the tokenizer has
+// none.
 bool resolve_bos(Bos bos, const io::Tokenizer& tokenizer);
 
 // A tokenizer with the harness's rules for BOS and empty contexts.
 struct TextEncoder {
   // Encodes without BOS. Thread-safe.
   std::function<std::vector<int64_t>(std::string_view)> encode;
-  // The token that replaces an empty context and that is added as BOS: the BOS, or the EOS if the
-  // tokenizer has no BOS.
+  // Token that is added as BOS and that replaces an empty context: the tokenizer's BOS, else its
+  // EOS.
   int64_t prefix_id = 0;
-  std::string prefix_text;  // its text; no BOS is added to a text that begins with it
+  std::string prefix_text;  // text of prefix_id; no BOS is added to a text that begins with it
   bool adds_bos = false;
   int64_t window = 0;  // the model's max_position_embeddings
 };
@@ -97,11 +98,11 @@ std::vector<int64_t> encode_text(const TextEncoder& encoder, std::string_view te
 // Encodes all pairs, on all threads. If several pairs fail, throws the error of the first one.
 //
 // White space at the end of a context is moved to the continuation. With n = the number of tokens
-// of encode(context), the request is encode(context) followed by encode(context + continuation)
-// without its first n tokens. Text at the border is lost if a token of the joint text spans it, as
-// in the harness: Llama 3 has one token for "." and a line end, so after a context that ends in "."
-// the line end is lost. A context that is empty or white space is replaced by the prefix token.
-// Throws UserError if no token is left to score.
+// of encode(context), a request is encode(context), followed by encode(context + continuation)
+// without its first n tokens. As in the harness, this loses text if a token spans the end of the
+// context: Llama 3 has a token for "." and a line feed, so the line feed after a context that ends
+// in "." is lost. A context that is empty or white space is replaced by the prefix token. Throws
+// UserError if a pair has no token to score.
 std::vector<Request> encode_requests(const TextEncoder& encoder,
                                      const std::vector<TextPair>& pairs);
 
@@ -113,9 +114,9 @@ std::vector<TextPair> text_pairs(const std::vector<Question>& questions);
 std::vector<TextPair> read_text_pairs(const std::filesystem::path& file,
                                       std::optional<int64_t> limit = std::nullopt);
 
-// Requests with a shared prefix, which is computed once: the choices of a question share its
-// context, and equal requests share all inputs. A group is packed as the prefix (the root) and one
-// branch for each distinct rest (model::Packed::prefix_index).
+// Requests with a common prefix, which is computed once. For example, the choices of a question
+// have the same context, and equal requests have the same inputs. A group is packed as the prefix
+// (the root) and one branch for each distinct remainder (model::Packed::prefix_index).
 struct PrefixGroup {
   struct Branch {
     size_t request;  // the branch is the inputs root, root + 1, .. of this request
@@ -133,47 +134,48 @@ struct PrefixGroup {
   int64_t tokens() const;  // of root and branches
 };
 
-// Assigns each request to one group. Sorts the groups by descending tokens(), ties by `request`.
+// Assigns each request to a group. Sorts the groups by descending tokens(), ties by `request`.
 // Sharing prefixes changes scores by rounding only.
 std::vector<PrefixGroup> find_prefix_groups(const std::vector<Request>& requests);
 
-// Weights in a mapped file. If they do not fit in memory, every forward pass reads them again.
+// Weights in mapped files. If they do not fit in memory, every forward pass reads them from disk.
 struct MappedWeights {
   uint64_t bytes = 0;  // 0: not mapped
   uint64_t available_memory = 0;
 };
 
 // Returns the value of --batch-tokens auto: 4096 tokens, halved (down to 512) while the activations
-// of a layer would exceed 1 GiB. 4096 is enough for full GEMM speed in a narrow model: of 256 to
-// 4096, HellaSwag was fastest at 4096 and MMLU within 3 % of its best. This value depends only on
-// the model and its router, so that a run is repeatable bit for bit on another machine.
+// of a layer exceed 1 GiB. 4096 tokens suffice for full GEMM speed in a narrow model: of the values
+// from 256 to 4096, HellaSwag was fastest at 4096 and MMLU within 3 % of its best. The value
+// depends only on the model and its router, so that results on another machine are bitwise
+// identical.
 //
-// For mapped weights that do not fit in memory, doubles this value while each expert gets at most
-// 4096 rows on average and the activations of a layer fit in a quarter of the memory. GEMMs then
-// take longer than reading the weights from disk. This value depends on the machine.
+// For mapped weights that do not fit in memory, the value is doubled while each expert has at most
+// 4096 rows on average and the activations of a layer fit in a quarter of the memory, so that GEMMs
+// take longer than reading the weights from disk. Then the value depends on the machine.
 int64_t auto_batch_tokens(const model::ModelConfig& config, const route::RouterSettings& router,
                           const MappedWeights& weights = {});
 
 using Batches = std::vector<std::vector<size_t>>;  // indices of requests
 
 // Packs requests, longest first (ties in file order), into batches of up to `batch_tokens` tokens.
-// A longer request is a batch of its own.
+// A request of more tokens is a batch by itself.
 Batches batches_by_length(const std::vector<Request>& requests, int64_t batch_tokens);
-// Packs requests in file order into batches of up to `group_tokens` tokens. A longer request is a
-// batch of its own.
+// Packs requests in file order into batches of up to `group_tokens` tokens. A request of more
+// tokens is a batch by itself.
 Batches groups_in_order(const std::vector<Request>& requests, int64_t group_tokens);
 
-// Returns true if scores depend on the other requests of a forward pass: in a model with MoE layers
-// and a router with a finite capacity.
+// Returns true if the scores of a request depend on the other requests of its forward pass: if the
+// model has MoE layers and the router a finite capacity.
 bool routes_in_groups(const model::ModelConfig& config, const route::RouterSettings& router);
 
 using PrefixBatches = std::vector<std::vector<PrefixGroup>>;
 
 // Packs groups in the given order into batches of up to `limit` tokens. A larger group is a batch
-// of its own. Sorts each batch by root length, because attention computes adjacent sequences of
+// by itself. Sorts each batch by root length, because attention computes adjacent sequences of
 // equal length together.
 PrefixBatches pack_prefix_groups(std::vector<PrefixGroup> groups, int64_t limit);
-// Returns `batches` with each request as a group without branches.
+// Returns `batches` with a group without branches for each request: no prefix is shared.
 PrefixBatches single_request_groups(const std::vector<Request>& requests, const Batches& batches);
 
 }  // namespace moe::eval

@@ -54,12 +54,12 @@ io::Digest model_digest(const io::Checkpoint& checkpoint) {
 }
 
 ResponseCache::ResponseCache(const std::filesystem::path& file, const io::Digest& model,
-                             std::string computed)
-    : log_(file, kTitle), model_(model), computed_(std::move(computed)) {
-  const std::string opening = R"({"key":")";
+                             std::string backend)
+    : log_(file, kTitle), model_(model), backend_(std::move(backend)) {
+  const std::string begin = R"({"key":")";
   for (const auto& line : log_.lines()) {
-    if (line.starts_with(opening) && line.size() > opening.size() + kKeyDigits) {
-      lines_[line.substr(opening.size(), kKeyDigits)] = line;
+    if (line.starts_with(begin) && line.size() > begin.size() + kKeyDigits) {
+      lines_[line.substr(begin.size(), kKeyDigits)] = line;
     }
   }
 }
@@ -73,7 +73,7 @@ void ResponseCache::use(const model::RoutingOptions& routing) {
 
 void ResponseCache::begin_key(const char* kind, io::ContentHash& hash) const {
   hash.update_text(model_.hex());
-  hash.update_text(fmt::format("{} {} {} {}", kVersion, computed_, kind, routing_));
+  hash.update_text(fmt::format("{} {} {} {}", kVersion, backend_, kind, routing_));
 }
 
 std::string ResponseCache::key(const PlannedForward& forward) const {
@@ -113,7 +113,7 @@ std::optional<ForwardScores> ResponseCache::find(const PlannedForward& forward) 
         hits_ += static_cast<int64_t>(forward.requests.size());
         return scores;
       }
-    } catch (const Json::exception&) {  // another form: not found
+    } catch (const Json::exception&) {  // an invalid line is ignored
     }
   }
   return std::nullopt;
@@ -123,8 +123,8 @@ void ResponseCache::store(const PlannedForward& forward, const ForwardScores& sc
   store_line(key(forward), to_json(scores));
 }
 
-std::optional<std::string> ResponseCache::find_text(const std::vector<int64_t>& prompt,
-                                                    const Generation& generation) {
+std::optional<std::string> ResponseCache::find_answer(const std::vector<int64_t>& prompt,
+                                                      const Generation& generation) {
   const auto line = find_line(key(prompt, generation));
   if (!line || !line->contains("answer") || !line->at("answer").is_string()) {
     return std::nullopt;
@@ -133,15 +133,14 @@ std::optional<std::string> ResponseCache::find_text(const std::vector<int64_t>& 
   return line->at("answer").get<std::string>();
 }
 
-void ResponseCache::store_text(const std::vector<int64_t>& prompt, const Generation& generation,
-                               const std::string& answer) {
-  if (find_invalid_utf8(answer) == kValidUtf8) {  // required by JSON
+void ResponseCache::store_answer(const std::vector<int64_t>& prompt, const Generation& generation,
+                                 const std::string& answer) {
+  if (find_invalid_utf8(answer) == kValidUtf8) {  // JSON cannot represent other bytes
     store_line(key(prompt, generation), {{"answer", answer}});
   }
 }
 
-// Writes to the file only, not to lines_: a run needs no forward pass twice, except for two equal
-// tasks, which find it in the next run.
+// Appends to the file but not to lines_, because a run rarely repeats a forward pass.
 void ResponseCache::store_line(const std::string& key, OrderedJson content) {
   OrderedJson line = {{"key", key}};
   line.update(content);

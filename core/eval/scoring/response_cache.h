@@ -1,13 +1,12 @@
 #pragma once
-// File of the model's responses, appended to during an evaluation, so that an interrupted one can
-// be resumed. An entry is a generated answer or a whole forward pass, because scores depend on
-// all requests of a pass. A run with a partly filled cache returns
-// the scores of a run with an empty one. The key is a hash of all that the result depends on: the
-// model's contents, its routing, the precision and the kind of device, the version of moe, and the
-// requests' tokens.
+// File to which the model's responses are appended during an evaluation, so that an interrupted
+// evaluation can be resumed. An entry is the scores of a whole forward pass, because they depend on
+// all of its requests, or a generated answer. Results with a cache equal results without one. The
+// key of an entry is a hash of everything that the result depends on: contents and routing of the
+// model, precision, device type, version of moe, and the requests' tokens.
 //
-// The file (core/io/formats.md) is an io::LineLog. Numbers are exact. A line of another form, or
-// for another number of requests, is ignored.
+// The file (core/io/formats.md) is an io::LineLog. Numbers are stored without rounding. Invalid
+// lines are ignored.
 
 #include <string>
 #include <unordered_map>
@@ -19,30 +18,30 @@
 
 namespace moe::eval {
 
-// Returns a hash of the model: the configuration, every tensor's name, type, shape and 4 KiB each
-// from its beginning, middle and end, and each file's size and modification time. Hashing all bytes
-// would take as long as loading them.
+// Returns a hash of the model: its configuration; the name, dtype, shape and three samples of 4 KiB
+// (start, middle, end) of every tensor; the size and modification time of every file. Hashing all
+// bytes would take as long as loading them.
 io::Digest model_digest(const io::Checkpoint& checkpoint);
 
 class ResponseCache {
  public:
-  // `computed`: precision and kind of device. Throws UserError if `file` is another kind of file or
-  // cannot be written.
+  // `backend`: precision and device type. Throws UserError if `file` exists and is not a response
+  // cache, or cannot be written.
   ResponseCache(const std::filesystem::path& file, const io::Digest& model,
-                std::string computed = "float32 cpu");
+                std::string backend = "float32 cpu");
 
-  // Sets the routing of the following forward passes. Must be called before the first of them.
+  // Sets the routing, which is part of the keys. Must be called before find() and store().
   void use(const model::RoutingOptions& routing);
 
   std::optional<ForwardScores> find(const PlannedForward& forward);
   void store(const PlannedForward& forward, const ForwardScores& scores);
 
-  std::optional<std::string> find_text(const std::vector<int64_t>& prompt,
-                                       const Generation& generation);
-  void store_text(const std::vector<int64_t>& prompt, const Generation& generation,
-                  const std::string& answer);
+  std::optional<std::string> find_answer(const std::vector<int64_t>& prompt,
+                                         const Generation& generation);
+  void store_answer(const std::vector<int64_t>& prompt, const Generation& generation,
+                    const std::string& answer);
 
-  int64_t hits() const { return hits_; }  // requests and prompts found since it was opened
+  int64_t hits() const { return hits_; }  // number of requests and prompts found
   const io::LineLog& log() const { return log_; }
 
  private:
@@ -54,7 +53,7 @@ class ResponseCache {
 
   io::LineLog log_;
   io::Digest model_;
-  std::string computed_, routing_;
+  std::string backend_, routing_;
   std::unordered_map<std::string, std::string> lines_;  // key -> line
   int64_t hits_ = 0;
 };

@@ -1,6 +1,6 @@
-// Sequences are packed without padding. Shared prefixes are computed once, and logits only at
-// positions whose next token is scored. score_test.cpp compares with a reference that runs one
-// request at a time with all logits.
+// Sequences are packed without padding. Shared prefixes are computed once. Logits are computed only
+// at positions whose next token is scored. score_test.cpp compares with a reference that runs one
+// request at a time and computes all logits.
 
 #include "core/eval/scoring/score.h"
 
@@ -43,9 +43,9 @@ void check_same_requests(const model::Llama& llama, const std::vector<Request>& 
   distributed::Comm* ranks = settings.ranks;
   if (ranks != nullptr && ranks->size() > 1) {
     distributed::check_same_on_all_ranks(
-        *ranks, "what is evaluated",
+        *ranks, "the requests or settings",
         fmt::format("{} requests {}\nrouter {}\nep-ranks {}\nbatch-tokens {}\n"
-                    "group-tokens {}\nproducts in {}\n",
+                    "group-tokens {}\nprecision {}\n",
                     requests.size(), digest(requests),
                     route::to_full_string(settings.routing.router), settings.routing.ep_ranks,
                     settings.batch_tokens, settings.group_tokens,
@@ -55,15 +55,15 @@ void check_same_requests(const model::Llama& llama, const std::vector<Request>& 
 
 // A token whose log-probability is added to a request's score.
 struct ScoredToken {
-  int64_t row;     // input row that predicts the token
-  int64_t target;  // the token
-  size_t request;
+  int64_t row;     // input row whose logits predict the token
+  int64_t target;  // id of the token
+  size_t request;  // index of the request
 };
 
 struct PackedBatch {
   model::Packed inputs;                       // [T]
   std::vector<ScoredToken> scored;            // by row
-  std::vector<kernels::TargetToken> targets;  // one per entry of `scored`, rows in output_rows
+  std::vector<kernels::TargetToken> targets;  // one per entry of `scored`; rows index output_rows
   std::vector<size_t> requests;               // indices, in the order of the inputs
 };
 
@@ -82,7 +82,7 @@ class Packer {
     }
     std::ranges::stable_sort(
         batch_.scored, [](const ScoredToken& a, const ScoredToken& b) { return a.row < b.row; });
-    number_targets();
+    set_targets();
     batch_.inputs.ids = at::tensor(ids_, at::kLong);
     if (batch_.inputs.lengths.size() == groups.size()) {
       batch_.inputs.prefix_index.clear();  // no branches
@@ -91,7 +91,7 @@ class Packer {
   }
 
  private:
-  // Appends `length` inputs of a request, from `begin` on, as a sequence. Returns its first row.
+  // Appends the inputs [begin, begin + length) of a request as a sequence. Returns its first row.
   int64_t append(size_t request, int64_t begin, int64_t length, int64_t prefix) {
     const auto row = static_cast<int64_t>(ids_.size());
     const auto from = requests_[request].tokens.begin() + begin;
@@ -116,9 +116,8 @@ class Packer {
     }
   }
 
-  // Sets the targets, and output_rows to the rows whose logits are needed. Choices with the same
-  // row share its logits.
-  void number_targets() {
+  // Sets batch_.targets, and output_rows to the distinct rows whose logits are needed.
+  void set_targets() {
     std::vector<int64_t> rows;
     for (const ScoredToken& token : batch_.scored) {
       if (rows.empty() || rows.back() != token.row) {
@@ -136,8 +135,8 @@ class Packer {
   PackedBatch batch_;
 };
 
-// Adds the scores of a batch to `total`. `hidden`: [N, D] f32, hidden states of
-// batch.inputs.output_rows.
+// Computes the scores of a batch from its hidden states and adds them to `total`. `hidden`: [N, D]
+// f32, one row for each of batch.inputs.output_rows.
 void add_batch(const model::Llama& llama, const PackedBatch& batch, const Tensor& hidden,
                Scores& total) {
   if (batch.targets.empty()) {
@@ -150,8 +149,8 @@ void add_batch(const model::Llama& llama, const PackedBatch& batch, const Tensor
   });
   for (size_t i = 0; i < scores.size(); ++i) {
     USER_ERROR_IF(!std::isfinite(scores[i].logprob),
-                  "request {}: the model gives a log-probability of {}; its weights hold NaN, "
-                  "infinity or numbers too large",
+                  "request {}: log-probability {}; check the model's weights for NaN, infinity or "
+                  "very large values",
                   batch.scored[i].request + 1, scores[i].logprob);
     Score& score = total.scores[batch.scored[i].request];
     score.is_greedy = (score.tokens == 0 || score.is_greedy) && scores[i].is_argmax;
@@ -160,8 +159,8 @@ void add_batch(const model::Llama& llama, const PackedBatch& batch, const Tensor
   }
 }
 
-// Returns the cached output of a forward pass, or runs it, adds its scores to `total` and caches
-// it.
+// Returns the output of a forward pass from the cache. If it is not cached, runs the forward pass,
+// adds its scores to `total`, and caches the output.
 ForwardOutput find_or_run(const model::Llama& llama, const std::vector<Request>& requests,
                           const PackedBatch& batch, const ScoreSettings& settings, Scores& total) {
   const PlannedForward forward{requests, batch.requests, batch.inputs};
@@ -186,7 +185,7 @@ ForwardOutput find_or_run(const model::Llama& llama, const std::vector<Request>&
   return output;
 }
 
-// Adds the output of a forward pass, of this or another rank, to `total` and calls the callbacks.
+// Writes the output of a forward pass, of this or another rank, to `total` and calls the callbacks.
 void add_output(const PackedBatch& batch, const ForwardOutput& output,
                 const ScoreSettings& settings, Scores& total) {
   for (size_t i = 0; i < batch.requests.size(); ++i) {
@@ -206,8 +205,9 @@ void add_output(const PackedBatch& batch, const ForwardOutput& output,
   }
 }
 
-// Returns the minimum of forward_limit() over all ranks, whose available memory may differ.
-int64_t limit_on_all_ranks(const model::Llama& llama, const ScoreSettings& settings) {
+// Returns the minimum of forward_limit() over all ranks. It can differ between ranks, because it
+// may depend on the available memory.
+int64_t min_forward_limit(const model::Llama& llama, const ScoreSettings& settings) {
   int64_t tokens = forward_limit(llama.config(), llama.mapped_bytes(), settings);
   const bool is_set =
       settings.batch_tokens > 0 || routes_in_groups(llama.config(), settings.routing.router);
@@ -228,7 +228,7 @@ PrefixBatches plan_forwards(const model::ModelConfig& config, const std::vector<
                           : pack_prefix_groups(find_prefix_groups(requests), limit);
 }
 
-// Adds the counts of a token. `rows`: [3 + E], a row of route::count_rows_by_token().
+// Adds a token to `counts`. `rows`: [3 + E], the token's row of route::count_rows_by_token().
 void add_token_rows(const int64_t* rows, int64_t experts, route::CounterValues& counts) {
   ++counts.tokens;
   counts.fr_filled += rows[1];
@@ -241,7 +241,7 @@ void add_token_rows(const int64_t* rows, int64_t experts, route::CounterValues& 
   }
 }
 
-// A text of a file, and its name in routing statistics.
+// A text and the name of its source in routing statistics.
 struct SourceText {
   std::string text, source;
 };
@@ -304,7 +304,7 @@ Scores score_requests(const model::Llama& llama, const std::vector<Request>& req
                       const std::function<void(int64_t)>& on_progress) {
   check_same_requests(llama, requests, settings);
   const PrefixBatches batches =
-      plan_forwards(llama.config(), requests, settings, limit_on_all_ranks(llama, settings));
+      plan_forwards(llama.config(), requests, settings, min_forward_limit(llama, settings));
   const at::NoGradGuard no_gradients;
   Scores total;
   total.scores.resize(requests.size());
@@ -369,7 +369,7 @@ void TokenTally::begin(const std::vector<Request>& requests) {
   }
 }
 
-// `rows` points to the request's first token in [L, T, 3 + E], T = all_tokens, 3 + E = columns.
+// `rows`: the request's first token in a tensor [L, T = all_tokens, 3 + E = columns].
 void TokenTally::add_request(size_t index, const int64_t* rows, int64_t all_tokens,
                              int64_t columns) {
   const Request& request = (*requests_)[index];
@@ -433,7 +433,7 @@ std::vector<Request> read_text_windows(const std::vector<std::filesystem::path>&
       }
       add_windows(parse_text(reader, *record, file), encoder, end_id, requests);
     }
-    USER_ERROR_IF(requests.size() == before, "{}: no text in it", file.string());
+    USER_ERROR_IF(requests.size() == before, "{}: the file has no text", file.string());
   }
   return requests;
 }

@@ -1,7 +1,7 @@
 #pragma once
 // Log-likelihoods of requests (sums of token log-probabilities), and routing statistics by token.
-// With a capacity, routing groups depend only on the file, --group-tokens and the number of logical
-// ranks, not on settings for speed.
+// With a capacity, routing groups depend only on the requests, group_tokens and the number of
+// logical ranks, not on batch_tokens or the number of processes.
 
 #include <cstdint>
 #include <filesystem>
@@ -20,32 +20,32 @@ struct ScoreSettings {
   model::RoutingOptions routing;
   int64_t batch_tokens = 0;     // input tokens per forward pass, without a capacity; 0: auto
   int64_t group_tokens = 4096;  // input tokens of a routing group, per logical rank
-  // Called after each forward pass. Prefixes are not shared if it is set, or with a capacity.
+  // Called after each forward pass; may be empty. If set, requests do not share prefixes.
   std::function<void(const Forward&)> observe = {};
-  ResponseCache* cache = nullptr;  // searched before each forward pass; requires an empty `observe`
-  // Called after each forward pass, computed or cached, with the indices of its requests. The
-  // scores of these and all earlier requests are in `so_far`.
+  ResponseCache* cache = nullptr;  // may be null; requires an empty `observe`
+  // Called after each forward pass, computed or cached, with the indices of its requests; may be
+  // empty. `so_far` has the scores of all requests that are complete.
   std::function<void(const std::vector<size_t>& requests, const Scores& so_far)> answered = {};
-  // The ranks that share the forward passes, each with the whole model. Collective: all ranks get
-  // the same scores and callbacks as a single process.
+  // Ranks that share the forward passes; null for a single process. With ranks, scoring is
+  // collective: all ranks get the scores and callbacks of a single process.
   distributed::Comm* ranks = nullptr;
 };
 
 struct Scores {
   std::vector<Score> scores;                   // in the order of the requests
   std::vector<route::CounterValues> counters;  // one per MoE layer, summed over all forward passes
-  int64_t forwards = 0;                        // with a capacity: the number of routing groups
-  int64_t input_tokens = 0;                    // of all forward passes, shared prefixes once
+  int64_t forwards = 0;                        // forward passes; with a capacity, one per group
+  int64_t input_tokens = 0;                    // of all forward passes; a shared prefix counts once
   int64_t head_rows = 0;                       // rows of logits that this rank computed
 };
 
-// Returns the number of tokens of the largest forward pass of score_requests(). `mapped_bytes` is
-// the model's model::Llama::mapped_bytes(); the model need not be loaded.
+// Returns the number of tokens of the largest forward pass of score_requests(), before the model is
+// loaded. `mapped_bytes`: as model::Llama::mapped_bytes() of the model.
 int64_t largest_forward(const model::ModelConfig& config, uint64_t mapped_bytes,
                         const std::vector<Request>& requests, const ScoreSettings& settings);
 
-// Returns the maximum number of tokens of a forward pass with several requests. A longer request
-// has a forward pass of its own.
+// Returns the maximum number of tokens of a forward pass with several requests. A request of more
+// tokens has a forward pass by itself.
 int64_t forward_limit(const model::ModelConfig& config, uint64_t mapped_bytes,
                       const ScoreSettings& settings);
 
@@ -64,7 +64,7 @@ struct VocabularyEntry {
   int64_t complete = 0;  // occurrences as a complete word
 };
 
-// Counts over a set of tokens, one entry per MoE layer. Only tokens, fr_filled, ir_tokens,
+// Counters of a set of tokens, one entry per MoE layer. Only tokens, fr_filled, ir_tokens,
 // dropped_tokens, unserved_tokens and tokens_per_expert are set.
 using TokenCounts = std::vector<route::CounterValues>;
 
@@ -74,7 +74,7 @@ struct TokenStats {
     TokenCounts layers;
   };
   std::vector<Source> sources;              // in order of appearance
-  std::vector<VocabularyEntry> vocabulary;  // entries that occur, by id
+  std::vector<VocabularyEntry> vocabulary;  // entries with count > 0, by id
 };
 
 // Properties of a tokenizer piece. A token is a complete word if it begins a word and the next
@@ -87,15 +87,15 @@ struct PieceShape {
 // "<0x..>" or truncated UTF-8 does not begin with one.
 PieceShape piece_shape(const std::string& piece);
 
-// Sums routing counts of tokens: by source of the text, over the right answers of a task, and by
-// vocabulary entry (Dynamic MoE, Tables 2 to 4). Requires forward passes with
+// Sums the routing counters of tokens by source of the text, over requests with right answers, and
+// by vocabulary entry (Dynamic MoE, Tables 2 to 4). Requires forward passes with
 // model::RoutingOptions::count_tokens.
 class TokenTally {
  public:
   // `tokenizer` must outlive the tally.
   TokenTally(const io::Tokenizer& tokenizer, int64_t vocab_size, size_t layers);
 
-  // Sets the requests of the following forward passes, which must outlive them.
+  // Sets the requests of the following forward passes. `requests` must outlive the calls of add().
   void begin(const std::vector<Request>& requests);
   void add(const Forward& forward);
   // Returns the sums over the gold requests since begin(); empty if there are none.
@@ -117,12 +117,12 @@ class TokenTally {
 
 inline constexpr int64_t kTextWindow = 2048;  // tokens, as in Dynamic MoE
 
-// Reads raw text as requests for routing statistics (Dynamic MoE, Tables 2 and 4), in file order.
-// No token is scored. Reads the first `limit` texts of each file (core/data/records.h: plain text,
-// or JSON records with a "text" and an optional "source"). Adds the encoder's BOS to each text and
-// cuts it into windows of kTextWindow tokens, or of the model's window if that is shorter. `end_id`
-// is the token after a text. Throws UserError if a file is missing, is a folder, has an invalid
-// record, or has no text.
+// Reads raw text as requests for routing statistics (Dynamic MoE, Tables 2 and 4), in file order,
+// with no token to score. Reads the first `limit` texts of each file (core/data/records.h: plain
+// text, or JSON records with a "text" and an optional "source"). Adds the encoder's BOS to each
+// text and splits it into windows of kTextWindow tokens, or of the model's window if that is
+// shorter. `end_id`: token to append to each text. Throws UserError if a file is missing, is a
+// folder, has an invalid record, or has no text.
 std::vector<Request> read_text_windows(const std::vector<std::filesystem::path>& files,
                                        const TextEncoder& encoder, int64_t end_id,
                                        std::optional<int64_t> limit);

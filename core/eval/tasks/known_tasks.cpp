@@ -12,41 +12,42 @@ namespace {
 using Texts = std::vector<std::string>;
 
 struct Declarations {
-  std::vector<Json> tasks;  // settings of make_known_task
+  std::vector<Json> tasks;  // arguments of make_known_task()
   std::vector<Group> groups;
 };
 
-// Returns the list `key`; a list of one empty entry if it is missing.
+// Returns the list `key` of a file; if it is missing, a list with one empty entry.
 Json get_entries(const Json& file, const char* key) {
   return file.contains(key) ? file.at(key) : Json::array({Json::object()});
 }
 
 // Replaces "<name>" and "<name in words>" in all texts of `settings`.
-void fill_in(Json& settings, const std::string& name, const std::string& value) {
+void substitute(Json& settings, const std::string& name, const std::string& value) {
   if (settings.is_string()) {
     const std::string text = replace_all(settings.get<std::string>(), "<" + name + ">", value);
     settings = replace_all(text, "<" + name + " in words>", replace_all(value, "_", " "));
   } else if (settings.is_structured()) {
     for (auto& entry : settings) {
-      fill_in(entry, name, value);
+      substitute(entry, name, value);
     }
   }
 }
 
-// Returns `settings` with its variables filled in, once per value of a variable that is a list.
-std::vector<Json> with_variables(Json settings, const Texts& variables) {
+// Returns `settings` with its variables replaced by their values: one copy for each combination of
+// values if variables are lists.
+std::vector<Json> expand_variables(Json settings, const Texts& variables) {
   std::vector<Json> tasks = {std::move(settings)};
   for (const auto& name : variables) {
-    std::vector<Json> filled;
+    std::vector<Json> expanded;
     for (auto& task : tasks) {
       const Json value = task.value(name, Json(""));
       task.erase(name);
       for (const auto& text : value.is_array() ? value : Json::array({value})) {
-        filled.push_back(task);
-        fill_in(filled.back(), name, text);
+        expanded.push_back(task);
+        substitute(expanded.back(), name, text);
       }
     }
-    tasks = std::move(filled);
+    tasks = std::move(expanded);
   }
   return tasks;
 }
@@ -65,11 +66,11 @@ void add_file(const Json& file, Declarations& all) {
       if (!settings.contains(settings.value("needs", "task"))) {
         continue;
       }
-      for (auto& task : with_variables(std::move(settings), file.value("variables", Texts()))) {
+      for (auto& task : expand_variables(std::move(settings), file.value("variables", Texts()))) {
         if (task.contains("group")) {
           members[task.at("group").get<std::string>()].push_back(task.at("task"));
         }
-        task.erase("group");  // make_known_task() does not accept these two
+        task.erase("group");  // make_known_task() rejects "group" and "needs"
         task.erase("needs");
         all.tasks.push_back(std::move(task));
       }

@@ -31,29 +31,30 @@ namespace {
 
 using Texts = std::vector<std::string>;
 
-const Texts kOwnKeys = split_words(
+const Texts kUserKeys = split_words(
     "task data fewshot_data output_type description doc_to_text doc_to_choice doc_to_target "
     "metric_list target_delimiter fewshot_delimiter num_fewshot fewshot_sampler until max_gen_toks "
     "ignore_case version");
-// Further keys that only the files of known/ may have.
+// Keys that only the files of known/ may have, in addition to kUserKeys.
 const Texts kKnownKeys = split_words(
     "alias choices_are_contexts dataset_path documents extract fewshot_excludes_question "
     "fewshot_fixed fields gold_may_be_absent in_0_4_1 not_in_0_4_1 origin process_docs reader");
 
 void check_keys(const Json& settings, const std::string& where, bool is_known) {
-  USER_ERROR_IF(!settings.is_object(), "{}: not an object of settings", where);
+  USER_ERROR_IF(!settings.is_object(), "{}: not a JSON object", where);
   for (const auto& [key, value] : settings.items()) {
     const auto is_among = [&](const Texts& keys) {
       return std::ranges::find(keys, key) != keys.end();
     };
-    USER_ERROR_IF(!is_among(kOwnKeys) && !(is_known && is_among(kKnownKeys)),
-                  "{}: '{}' is no setting of a task{}; known: {}", where, printable(key),
-                  did_you_mean(key, kOwnKeys), fmt::join(kOwnKeys, ", "));
+    USER_ERROR_IF(!is_among(kUserKeys) && !(is_known && is_among(kKnownKeys)),
+                  "{}: '{}' is not a key of a task{}; known: {}", where, printable(key),
+                  did_you_mean(key, kUserKeys), fmt::join(kUserKeys, ", "));
   }
 }
 
-// Returns the columns to read, one per distinct name, in header order. Of columns with the same
-// name (some exports have several unnamed ones) it returns the last, at the place of the first.
+// Returns the columns to read, one per distinct name, in header order. If several columns have the
+// same name (some exports have several unnamed ones), returns the last of them in place of the
+// first.
 std::vector<size_t> distinct_columns(const std::vector<std::string>& header) {
   std::unordered_map<std::string, size_t> places;
   std::vector<size_t> columns;
@@ -73,7 +74,7 @@ FirstDocuments read_table(const fs::path& file, int64_t limit) {
   const std::vector<std::string> header = rows.read_header();
   const std::vector<size_t> columns = distinct_columns(header);
   return first_documents(std::move(rows), limit, [&](CsvRow row) {
-    // The names are distinct. operator[] would search all earlier fields for each name.
+    // Avoids operator[], which would compare each name with all earlier ones. Names are distinct.
     OrderedJson::object_t fields;
     fields.reserve(columns.size());
     for (const size_t column : columns) {
@@ -93,7 +94,7 @@ FirstDocuments read_any_records(const Files& files, int64_t limit) {
   });
 }
 
-Split own_split(const Json& settings, const char* key, const fs::path& task_file) {
+Split user_split(const Json& settings, const char* key, const fs::path& task_file) {
   const std::string name = get_string(settings, key, task_file.string(), "");
   if (name.empty()) {
     return {};
@@ -112,7 +113,7 @@ Split known_split(const Json& settings, const char* key, const Schema& schema) {
     if (plus != std::string::npos) {
       files.push_back(entry.substr(plus + 3));
     }
-    result.forms.push_back({std::move(files), read});
+    result.layouts.push_back({std::move(files), read});
   }
   return result;
 }
@@ -134,14 +135,14 @@ Field parse_field(const std::string& text) {
     return {name, found->second};
   }
   const Texts words = split_words(replace_all(kind, "|", " "));
-  MOE_CHECK(words.size() > 1, "a field of kind '{}'", kind);
+  MOE_CHECK(words.size() > 1, "unknown kind of field '{}'", kind);
   return {name, Field::Kind::kLabel, words};
 }
 
 template <typename Function>
 Function find_task_function(const std::string& name, Function TaskFunctions::*kind) {
   const Function function = find_task_functions(name).*kind;
-  MOE_CHECK(function != nullptr, "a task file names '{}'", name);
+  MOE_CHECK(function != nullptr, "task function '{}' is not of the required kind", name);
   return function;
 }
 
@@ -174,8 +175,8 @@ OutputType output_type(const Json& settings, const std::string& where) {
       where, printable(name));
 }
 
-// Returns NAME of {"function": NAME}, which files of known/ may have instead of a template; nullopt
-// if the value of `key` has another form.
+// Returns NAME if the value of `key` is {"function": NAME}, else nullopt. Only files of known/ may
+// name functions.
 std::optional<std::string> function_name(const Json& settings, const char* key, bool is_known) {
   const auto found = settings.find(key);
   return is_known && found != settings.end() && found->is_object()
@@ -183,6 +184,7 @@ std::optional<std::string> function_name(const Json& settings, const char* key, 
              : std::nullopt;
 }
 
+// Returns the function for a doc_to_choice such as "{{choices}}", whose value is a list of strings.
 std::function<Texts(const OrderedJson&)> list_template(const std::string& hole) {
   return [hole, entries = PromptTemplate(hole)](const OrderedJson& document) {
     const OrderedJson value = entries.value(document);
@@ -192,8 +194,8 @@ std::function<Texts(const OrderedJson&)> list_template(const std::string& hole) 
         texts.push_back(entry.get<std::string>());
       }
     }
-    USER_ERROR_IF(!value.is_array() || texts.size() != value.size(), "{} is no list of strings: {}",
-                  hole, printable(value.dump()));
+    USER_ERROR_IF(!value.is_array() || texts.size() != value.size(),
+                  "{} must be a list of strings, not {}", hole, printable(value.dump()));
     return texts;
   };
 }
@@ -239,9 +241,9 @@ std::function<Texts(const OrderedJson&)> make_choices(const Json& settings,
   };
 }
 
-// Returns the function for doc_to_target. With choices, an integer, a boolean or a text of 1 to 6
-// digits is the index of a choice, and other text is the choice itself. Without choices, the text
-// is the right answer.
+// Returns the function for doc_to_target. If the task has choices, an integer, a boolean or a text
+// of 1 to 6 digits is the index of the right choice, and any other text is its text. Otherwise the
+// value is the right answer as text.
 std::function<Target(const OrderedJson&)> make_target(const Json& settings,
                                                       const std::string& where, bool is_known,
                                                       bool has_choices) {
@@ -262,13 +264,13 @@ std::function<Target(const OrderedJson&)> make_target(const Json& settings,
     if (value.is_boolean()) {
       return {value.get<bool>() ? 1 : 0, ""};
     }
-    std::string words = value.is_string() ? value.get<std::string>() : answer(document);
-    const bool is_index = !words.empty() && words.size() < 7 &&
-                          words.find_first_not_of("0123456789") == std::string::npos;
+    std::string text = value.is_string() ? value.get<std::string>() : answer(document);
+    const bool is_index = !text.empty() && text.size() < 7 &&
+                          text.find_first_not_of("0123456789") == std::string::npos;
     if (is_index) {
-      return {std::stoll(words), ""};
+      return {std::stoll(text), ""};
     }
-    return {std::nullopt, std::move(words)};
+    return {std::nullopt, std::move(text)};
   };
 }
 
@@ -277,7 +279,7 @@ Metric make_metric(const std::string& name, OutputType output, bool is_known) {
     return is_known ? known_task_metric(name) : choice_metric(name);
   }
   if (output == OutputType::kLogLikelihood && (name == "acc" || name == "perplexity")) {
-    return name == "acc" ? greedy() : perplexity();
+    return name == "acc" ? greedy_accuracy() : perplexity();
   }
   if (output == OutputType::kGenerateUntil && name == "exact_match") {
     return {.name = name};
@@ -301,7 +303,7 @@ std::vector<Metric> make_metrics(const Json& settings, OutputType output, const 
   for (const auto& name : names) {
     metrics.push_back(make_metric(name, output, is_known));
   }
-  USER_ERROR_IF(metrics.empty(), "metric_list is empty; name one metric at least");
+  USER_ERROR_IF(metrics.empty(), "metric_list is empty; add at least one metric");
   return metrics;
 }
 
@@ -310,7 +312,7 @@ ShotRule shot_rule(const Json& settings, const std::string& where) {
   USER_ERROR_IF(sampler != "default" && sampler != "first_n",
                 "fewshot_sampler '{}' is unknown; known: default, first_n", sampler);
   const int64_t count = get_int(settings, "num_fewshot", where, 0);
-  USER_ERROR_IF(count < 0 || count > 1000, "num_fewshot is {}, 0 to 1000 are possible", count);
+  USER_ERROR_IF(count < 0 || count > 1000, "num_fewshot must be 0 to 1000, not {}", count);
   return {sampler == "default" ? ShotRule::Sampler::kRandom : ShotRule::Sampler::kFirst,
           get_bool(settings, "fewshot_excludes_question", where, false), count,
           !settings.contains("fewshot_data") || get_bool(settings, "fewshot_fixed", where, false)};
@@ -322,12 +324,12 @@ Generation make_generation(const Json& settings, const std::string& where) {
     generation.until = get_strings(settings, "until", where);
   }
   generation.max_tokens = get_int(settings, "max_gen_toks", where, 256);
-  USER_ERROR_IF(generation.max_tokens < 1, "max_gen_toks is {}, 1 is the least",
+  USER_ERROR_IF(generation.max_tokens < 1, "max_gen_toks must be at least 1, not {}",
                 generation.max_tokens);
   return generation;
 }
 
-// Returns a task with the settings that users' files and files of known/ share.
+// Returns a task with the settings that both users' files and files of known/ can have.
 Task make_task(const Json& settings, const std::string& where, bool is_known) {
   Task task;
   task.output = output_type(settings, where);
@@ -351,47 +353,49 @@ Task make_task(const Json& settings, const std::string& where, bool is_known) {
   task.shot_delimiter = get_string(settings, "fewshot_delimiter", where, "\n\n");
   task.shots = shot_rule(settings, where);
   task.generation = make_generation(settings, where);
-  const auto whole = [](const std::string& answer, const OrderedJson&) { return answer; };
-  task.filters = {{"none", whole}, {"strict-match", whole}};
+  const auto identity = [](const std::string& answer, const OrderedJson&) { return answer; };
+  task.filters = {{"none", identity}, {"strict-match", identity}};
   if (settings.contains("extract")) {
     task.filters.push_back({"flexible-extract", extraction(settings.at("extract"))});
   }
-  task.ignores_case_and_marks = get_bool(settings, "ignore_case", where, false);
+  task.ignores_case_and_punctuation = get_bool(settings, "ignore_case", where, false);
   return task;
 }
 
-Task make_own_task(const Json& settings, const fs::path& file) {
+Task make_user_task(const Json& settings, const fs::path& file) {
   const std::string name =
       get_string(settings, "task", file.string(), printable(file.stem().string()));
   USER_ERROR_IF(
       name.empty() || name.find_first_of("/\\") != std::string::npos || terminal_line(name) != name,
-      "'task' is '{}', it names files: no slashes, no control characters, not empty",
+      "'task' is '{}'; it is part of file names and must not be empty or contain slashes or "
+      "control "
+      "characters",
       printable(name));
   DataSet data;
-  data.scored = own_split(settings, "data", file);
-  data.shots = own_split(settings, "fewshot_data", file);
-  USER_ERROR_IF(data.scored.forms.empty(), "'data' is missing: the file of the questions");
+  data.scored = user_split(settings, "data", file);
+  data.shots = user_split(settings, "fewshot_data", file);
+  USER_ERROR_IF(data.scored.layouts.empty(), "'data' is missing; set it to the file of questions");
   Task task = make_task(settings, file.string(), /*is_known=*/false);
-  USER_ERROR_IF(task.shots.count > 0 && data.shots.forms.empty(),
-                "num_fewshot is {} and 'fewshot_data' is missing: the file that the examples come "
-                "from; add it, or leave num_fewshot out",
+  USER_ERROR_IF(task.shots.count > 0 && data.shots.layouts.empty(),
+                "num_fewshot is {} but 'fewshot_data' is missing; set it to the file of examples, "
+                "or remove num_fewshot",
                 task.shots.count);
   task.name = name;
-  task.is_own = true;
+  task.is_user_defined = true;
   task.data = std::move(data);
   return task;
 }
 
 }  // namespace
 
-Task read_own_task(const fs::path& file) {
+Task read_user_task(const fs::path& file) {
   const std::string text = read_text(file);
   const Json settings = file.extension() == ".json"
                             ? parse_json(text, file.string(), DuplicateKeys::kRefused)
                             : parse_toml(text, file.string());
   check_keys(settings, file.string(), /*is_known=*/false);
   try {
-    return make_own_task(settings, file);
+    return make_user_task(settings, file);
   } catch (const UserError& error) {
     const std::string message = error.what();
     throw UserError("{}{}", message.starts_with(file.string()) ? "" : file.string() + ": ",
@@ -405,7 +409,7 @@ Task read_quiz_task(const fs::path& file) {
       {"doc_to_text", ""}, {"doc_to_choice", "{{choices}}"}, {"doc_to_target", "{{gold}}"}};
   Task task = make_task(settings, file.string(), /*is_known=*/false);
   task.name = printable(file.stem().string());
-  task.is_own = true;
+  task.is_user_defined = true;
   task.data.scored = {"", {{{file.string()}, read_quiz}}};
   task.prompt = [question, context](const OrderedJson& document) {
     return document.contains("context") ? context(document) : question(document);

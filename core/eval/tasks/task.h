@@ -1,5 +1,6 @@
 #pragma once
-// A task: where its documents are, how a document becomes a question, which metrics are computed.
+// A task defines the files of its documents, the functions that turn a document into a question,
+// and the metrics.
 //
 // A user's task is a JSON or TOML file with the keys of the harness's task files:
 //
@@ -8,14 +9,15 @@
 //                                               # is relative to this file
 //   fewshot_data = "capitals_train.jsonl"       # documents for --num-fewshot
 //   output_type = "multiple_choice"             # or "loglikelihood", "generate_until"
-//   description = ""                            # before the few-shot examples
+//   description = ""                            # text before the few-shot examples
 //   doc_to_text = "Question: {{question}}\nAnswer:"
-//   doc_to_choice = ["{{a}}", "{{b}}"]          # a template per choice, or "{{choices}}", a list
-//   doc_to_target = "{{label}}"                 # an index from 0, or the text of a choice
+//   doc_to_choice = ["{{a}}", "{{b}}"]          # one template per choice; or "{{choices}}", a
+//                                               # field with a list of choices
+//   doc_to_target = "{{label}}"                 # index of the right choice from 0, or its text
 //   metric_list = ["acc", "acc_norm"]
-//   target_delimiter = " "                      # between prompt and choice; the target of a
-//                                               # loglikelihood task contains its own space
-//   fewshot_delimiter = "\n\n"                  # after an example
+//   target_delimiter = " "                      # between prompt and choice; a loglikelihood task
+//                                               # has it in doc_to_target instead
+//   fewshot_delimiter = "\n\n"                  # after each example
 //   num_fewshot = 0
 //   fewshot_sampler = "default"                 # or "first_n"
 //   until = ["\n"]                              # generate_until: stop words
@@ -25,17 +27,18 @@
 //
 // The known tasks (known/*.toml, known_tasks.h) have further keys:
 //
-//   dataset_path, origin      # the Hub's data set, and the source of the authors' own files
-//   fields                    # of the Hub's data set: "question", "idx: any", "label: no | yes"
-//   reader, process_docs      # names of prompt_template.h; a template may be {function = "copa"}
+//   dataset_path, origin      # data set on the Hub; source of the authors' own files
+//   fields                    # fields on the Hub: "question", "idx: any", "label: no | yes"
+//   reader, process_docs      # names of functions in prompt_template.h. The value of doc_to_text,
+//                             # doc_to_choice or doc_to_target may also be {function = "copa"}
 //   data = {split, files}     # each entry of files is an alternative, relative to --data; "a + b"
 //                             # means two files that are read together
-//   documents                 # the number of documents that the harness scores
-//   extract                   # the filter of exact_match,flexible-extract
+//   documents                 # number of documents that the harness scores; 0: not checked
+//   extract                   # filter of the metric exact_match,flexible-extract
 //   in_0_4_1 = {..}           # keys that differ in version 0.4.1 of the harness
-//   not_in_0_4_1 = "why"      # version 0.4.1 has no such task
+//   not_in_0_4_1 = "why"      # reason why version 0.4.1 has no such task
 //   alias, fewshot_excludes_question, fewshot_fixed, gold_may_be_absent, choices_are_contexts:
-//                             # as the members of Task and ShotRule
+//                             # see Task and ShotRule
 
 #include <cstdint>
 #include <filesystem>
@@ -50,14 +53,14 @@
 namespace moe::eval {
 
 // One of the alternative file layouts of a split.
-struct SplitFiles {
+struct FileLayout {
   std::vector<std::string> files;  // '*' matches any characters
   DocumentReader read;
 };
 
 struct Split {
-  std::string name = {};               // the Hub's: "test", "validation", "train", "dev"
-  std::vector<SplitFiles> forms = {};  // the authors' files, in order of precedence
+  std::string name = {};                 // on the Hub: "test", "validation", "train", "dev"
+  std::vector<FileLayout> layouts = {};  // the authors' files, in order of precedence
 };
 
 struct DataSet {
@@ -65,7 +68,7 @@ struct DataSet {
   std::string origin = {};  // source of the authors' own files
   Schema schema = {};       // the Hub's fields, in order; if empty, no Hub export is read
   Split scored = {};
-  Split shots = {};                                // the pool of few-shot examples
+  Split shots = {};                                // the documents of few-shot examples
   std::function<void(OrderedJson&)> process = {};  // the harness's process_docs; may be empty
 };
 
@@ -78,7 +81,7 @@ struct ShotRule {
   bool fixed = false;              // --num-fewshot has no effect
 };
 
-// Versions of lm-evaluation-harness whose task definitions and defaults can be selected.
+// Version of lm-evaluation-harness whose task definitions and defaults are used.
 enum class Compat { kCurrent, k041 };
 Compat parse_compat(const std::string& text);  // "current" | "0.4.1"; else throws UserError
 const char* to_string(Compat compat);
@@ -94,7 +97,7 @@ struct AnswerFilter {
 
 struct Task {
   std::string name = {};
-  std::string alias = {};              // in tables; empty: the name
+  std::string alias = {};              // name in tables; empty: `name`
   std::optional<double> version = {};  // of the definition
   OutputType output = OutputType::kMultipleChoice;
   DataSet data = {};
@@ -109,26 +112,27 @@ struct Task {
   ShotRule shots = {};
   // The choices are alternative contexts, and the target is the continuation of each (Winogrande).
   bool choices_are_contexts = false;
-  bool is_own = false;  // a user's task: its paths are not below --data
-  // Accept a target that is none of the choices. Such a question counts as wrong.
+  bool is_user_defined = false;  // paths of the data are not relative to --data
+  // Accept a target that is not one of the choices; the question counts as wrong.
   bool gold_may_be_absent = false;
   Generation generation = {};
-  std::vector<AnswerFilter> filters = {};  // Metric::filter selects one by name
-  bool ignores_case_and_marks = false;     // in exact_match (filters.h)
-  std::string not_in_0_4_1 = {};           // why version 0.4.1 lacks the task, if it does
+  std::vector<AnswerFilter> filters = {};     // Metric::filter selects one by name
+  bool ignores_case_and_punctuation = false;  // in exact_match (filters.h)
+  std::string not_in_0_4_1 = {};  // reason why version 0.4.1 lacks the task; empty: it has it
 };
 
-inline constexpr const char* kHarnessVersion = "0.4.13";  // version that known/ follows
+// Version of lm-evaluation-harness that the files of known/ reproduce.
+inline constexpr const char* kHarnessVersion = "0.4.13";
 
 // Reads a user's task file. Throws UserError if a key is unknown or missing, a template is invalid,
 // or a metric is unknown.
-Task read_own_task(const std::filesystem::path& file);
+Task read_user_task(const std::filesystem::path& file);
 
 // Returns the task of a quiz file (read_quiz()), named after the file.
 Task read_quiz_task(const std::filesystem::path& file);
 
-// Returns a task of known/ as defined in that version of the harness. In `settings` the variables
-// of its file are already replaced (known_tasks.h).
+// Returns a task of known/ as defined in version `compat` of the harness. The variables in
+// `settings` must already be replaced by their values (known_tasks.h).
 Task make_known_task(Json settings, Compat compat);
 
 }  // namespace moe::eval

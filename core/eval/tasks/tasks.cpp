@@ -13,9 +13,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Returns the file in `folder` that matches `pattern`, or an empty path. A file whose name has
-// nothing in place of '*' takes precedence over other matches. Throws UserError if several others
-// match.
+// Returns the file in `folder` that matches `pattern`, or an empty path if none does. A file in
+// which '*' matches nothing takes precedence. Without such a file, throws UserError if several
+// files match.
 fs::path find_file(const fs::path& folder, const std::string& pattern, const std::string& task) {
   const size_t star = pattern.find('*');
   if (star == std::string::npos) {
@@ -50,11 +50,11 @@ std::vector<fs::path> exported_paths(const Task& task, const Split& split) {
           fs::path(task.name) / (split.name + ".csv")};
 }
 
-// Returns the paths of all forms as text: "logiqa/Test.txt, or logiqa/test.jsonl or .csv".
+// Returns the paths of all layouts as text: "logiqa/Test.txt, or logiqa/test.jsonl or .csv".
 std::string expected_paths(const Task& task, const Split& split) {
   std::string paths;
-  for (const auto& form : split.forms) {
-    paths += fmt::format("{}{}", paths.empty() ? "" : ", or ", fmt::join(form.files, " and "));
+  for (const auto& layout : split.layouts) {
+    paths += fmt::format("{}{}", paths.empty() ? "" : ", or ", fmt::join(layout.files, " and "));
   }
   if (const auto exported = exported_paths(task, split); !exported.empty()) {
     paths += fmt::format("{}{} or .csv", paths.empty() ? "" : ", or ", exported.front().string());
@@ -62,13 +62,14 @@ std::string expected_paths(const Task& task, const Split& split) {
   return paths;
 }
 
-// Returns the files of a form, or nothing if none exists. If only some exist, throws UserError,
-// unless the first file found has the name of a Hub export; then returns nothing.
-std::vector<std::string> find_form(const SplitFiles& form, const Task& task, const Split& split,
-                                   const fs::path& data) {
+// Returns the files of a layout; empty if none exists. Throws UserError if only some exist. If the
+// first of these may also be a Hub export, returns an empty list instead, so that find_split()
+// reads it as an export.
+std::vector<std::string> find_layout(const FileLayout& layout, const Task& task, const Split& split,
+                                     const fs::path& data) {
   std::vector<std::string> files;
   std::string missing;
-  for (const auto& pattern : form.files) {
+  for (const auto& pattern : layout.files) {
     if (const fs::path file = find_file(data, pattern, task.name); !file.empty()) {
       files.push_back(file.string());
     } else {
@@ -83,21 +84,22 @@ std::vector<std::string> find_form(const SplitFiles& form, const Task& task, con
       return {};
     }
   }
-  throw UserError("task {}: {} is not there, beside {}; put it there or change --data", task.name,
-                  missing, files.front());
+  throw UserError("task {}: {} exists, but {} does not; add it or change --data", task.name,
+                  files.front(), missing);
 }
 
-// Returns the files of `split` that exist, and their reader.
-SplitFiles find_split(const Task& task, const Split& split, const fs::path& data) {
-  if (task.is_own) {
-    return split.forms.at(0);
+// Returns the files of the first layout of `split` that exists, or its Hub export, with the reader.
+// Throws UserError if there is none.
+FileLayout find_split(const Task& task, const Split& split, const fs::path& data) {
+  if (task.is_user_defined) {
+    return split.layouts.at(0);
   }
-  USER_ERROR_IF(data.empty(), "task {} needs --data DIR, the folder that holds {}", task.name,
+  USER_ERROR_IF(data.empty(), "task {} needs --data DIR, the folder that contains {}", task.name,
                 expected_paths(task, split));
   USER_ERROR_IF(!fs::is_directory(data), "--data {}: not a folder", data.string());
-  for (const auto& form : split.forms) {
-    if (auto files = find_form(form, task, split, data); !files.empty()) {
-      return {std::move(files), form.read};
+  for (const auto& layout : split.layouts) {
+    if (auto files = find_layout(layout, task, split, data); !files.empty()) {
+      return {std::move(files), layout.read};
     }
   }
   for (const auto& path : exported_paths(task, split)) {
@@ -106,17 +108,17 @@ SplitFiles find_split(const Task& task, const Split& split, const fs::path& data
     }
   }
   throw UserError(
-      "task {}: {} is not there ({}); it comes from {}, or exported from the Hub's {}; put it "
-      "there or change --data",
+      "task {}: {} not found ({}); download it from {}, or export {} from the Hub, or change "
+      "--data",
       task.name,
-      split.forms.empty() ? (data / exported_paths(task, split).front()).string()
-                          : (data / split.forms.front().files.front()).string(),
+      split.layouts.empty() ? (data / exported_paths(task, split).front()).string()
+                            : (data / split.layouts.front().files.front()).string(),
       "expected under --data: " + expected_paths(task, split), task.data.origin, task.data.hub);
 }
 
-FirstDocuments read_split(const Task& task, const SplitFiles& split, int64_t limit) {
-  FirstDocuments first = split.read({split.files.begin(), split.files.end()}, limit);
-  USER_ERROR_IF(first.total == 0, "{}: no questions in it", split.files.front());
+FirstDocuments read_split(const Task& task, const FileLayout& layout, int64_t limit) {
+  FirstDocuments first = layout.read({layout.files.begin(), layout.files.end()}, limit);
+  USER_ERROR_IF(first.total == 0, "{}: the file has no questions", layout.files.front());
   for (auto& document : first.documents) {
     if (task.data.process) {
       task.data.process(document.fields);
@@ -125,10 +127,9 @@ FirstDocuments read_split(const Task& task, const SplitFiles& split, int64_t lim
   return first;
 }
 
-// Returns the result of make(). Prefixes the message of a UserError with the document's file and
-// line.
+// Returns make(). If it throws UserError, adds the document's file and line to the message.
 template <typename Make>
-auto with_place(const Document& document, const Make& make) {
+auto with_location(const Document& document, const Make& make) {
   try {
     return make();
   } catch (const UserError& error) {
@@ -142,13 +143,14 @@ int64_t find_gold(const Task& task, const Target& target, const Question& questi
     if (*target.index >= 0 && *target.index < count) {
       return *target.index;
     }
-    USER_ERROR_IF(!task.gold_may_be_absent, "the right choice is number {} (from 0), there are {}",
+    USER_ERROR_IF(!task.gold_may_be_absent,
+                  "the right choice is number {} (from 0), but there are only {} choices",
                   *target.index, count);
     return -1;
   }
   const auto found = std::ranges::find(question.choices, target.text);
   USER_ERROR_IF(found == question.choices.end() && !task.gold_may_be_absent,
-                "the right answer '{}' is none of the choices {}", printable(target.text),
+                "the right answer '{}' is not one of the choices {}", printable(target.text),
                 printable(Json(question.choices).dump()));
   return found == question.choices.end() ? -1 : found - question.choices.begin();
 }
@@ -165,35 +167,35 @@ void add_choices(const Task& task, const OrderedJson& document, Question& questi
     question.choices = task.choices(document);
     const size_t min_choices = task.gold_may_be_absent ? 1 : 2;
     USER_ERROR_IF(question.choices.size() < min_choices,
-                  "{} in this question, at least {} are needed",
+                  "this question has {}; at least {} are needed",
                   question.choices.empty() ? "no choices" : "one choice", min_choices);
     question.gold = find_gold(task, target, question);
   }
 }
 
-// `before` is the text before the prompt: description and few-shot examples.
-Question make_question(const Task& task, const OrderedJson& document, const std::string& before) {
+// `prefix`: ShotSampler::prefix(document).
+Question make_question(const Task& task, const OrderedJson& document, const std::string& prefix) {
   Question question;
   add_choices(task, document, question);
   if (task.choices_are_contexts) {
     for (const auto& choice : question.choices) {
-      question.contexts.push_back(before + choice);
+      question.contexts.push_back(prefix + choice);
     }
     question.context = question.contexts.front();
   } else {
-    question.context = before + task.prompt(document);
+    question.context = prefix + task.prompt(document);
   }
   return question;
 }
 
+// Returns the number of few-shot examples: --num-fewshot, unless the task's number is fixed.
 int64_t num_shots(const Task& task, const TaskOptions& options, std::vector<std::string>& notes) {
   if (!options.shots || *options.shots == task.shots.count) {
     return task.shots.count;
   }
   if (task.shots.fixed) {
     notes.push_back(
-        fmt::format("{}: its definition has no examples of this kind, --num-fewshot {} changes "
-                    "nothing there",
+        fmt::format("{}: --num-fewshot {} ignored: the task has a fixed number of examples",
                     task.name, *options.shots));
     return task.shots.count;
   }
@@ -203,13 +205,13 @@ int64_t num_shots(const Task& task, const TaskOptions& options, std::vector<std:
 // Returns the name of a file in routing statistics: relative to --data if it is in that folder,
 // else as given.
 std::string source_name(const fs::path& file, const fs::path& data) {
-  const fs::path under = data.empty() ? file : file.lexically_relative(data);
-  return under.empty() || *under.begin() == ".." ? file.string() : under.string();
+  const fs::path relative = data.empty() ? file : file.lexically_relative(data);
+  return relative.empty() || *relative.begin() == ".." ? file.string() : relative.string();
 }
 
 LoadedTask load_task(const Task& task, const fs::path& data, std::optional<int64_t> limit,
                      const TaskOptions& options) {
-  const SplitFiles files = find_split(task, task.data.scored, data);
+  const FileLayout files = find_split(task, task.data.scored, data);
   FirstDocuments scored = read_split(task, files, limit.value_or(kAllDocuments));
   LoadedTask loaded{task, {}, scored.total};
   loaded.shots = num_shots(task, options, loaded.notes);
@@ -221,9 +223,9 @@ LoadedTask load_task(const Task& task, const fs::path& data, std::optional<int64
   const std::string source = source_name(files.files.front(), data);
   int64_t absent = 0;
   for (auto& document : scored.documents) {
-    const std::string before = sampler.before(document.fields);
+    const std::string prefix = sampler.prefix(document.fields);
     Question question =
-        with_place(document, [&] { return make_question(task, document.fields, before); });
+        with_location(document, [&] { return make_question(task, document.fields, prefix); });
     absent += question.gold < 0 ? 1 : 0;
     question.source = get_source(document.fields, source);
     question.where = document.where;
@@ -232,7 +234,7 @@ LoadedTask load_task(const Task& task, const fs::path& data, std::optional<int64
   }
   if (absent > 0 && task.name != "record") {
     loaded.notes.push_back(fmt::format(
-        "{}: in {} question{} the right answer is none of the choices, which counts as wrong",
+        "{}: in {} question{} the right answer is not one of the choices; counted as wrong",
         task.name, absent, absent == 1 ? "" : "s"));
   }
   return loaded;
@@ -243,12 +245,12 @@ Task find_task(const std::string& name, Compat compat) {
     return read_quiz_task(name);
   }
   if (name.ends_with(".json") || name.ends_with(".toml")) {
-    return read_own_task(name);
+    return read_user_task(name);
   }
   for (const auto& task : known_tasks(compat)) {
     if (task.name == name) {
       USER_ERROR_IF(compat == Compat::k041 && !task.not_in_0_4_1.empty(),
-                    "task {}: {}; leave out --compat 0.4.1", name, task.not_in_0_4_1);
+                    "task {}: {}; remove --compat 0.4.1", name, task.not_in_0_4_1);
       return task;
     }
   }
@@ -260,8 +262,8 @@ Task find_task(const std::string& name, Compat compat) {
     known.push_back(group.name);
   }
   throw UserError(
-      "unknown task '{}'{}; moe eval --list shows all; or a file of your own: TASK.json, TASK.toml "
-      "or QUIZ.jsonl",
+      "unknown task '{}'{}; use a task of moe eval --list or a file TASK.json, TASK.toml or "
+      "QUIZ.jsonl",
       printable(name), did_you_mean(name, known));
 }
 
@@ -270,15 +272,15 @@ Task find_task(const std::string& name, Compat compat) {
 std::vector<LoadedTask> load_tasks(const std::vector<std::string>& names, const fs::path& data,
                                    std::optional<int64_t> limit, const TaskOptions& options) {
   std::vector<Task> tasks;
-  std::set<std::string> seen, given;
+  std::set<std::string> added, given;  // names of all tasks; of those named without a group
   for (const auto& name : names) {
     const Group* group = find_group(name);
     for (const auto& member :
          group != nullptr ? group_tasks(*group) : std::vector<std::string>{name}) {
       Task task = find_task(member, options.compat);
       USER_ERROR_IF(group == nullptr && !given.insert(task.name).second,
-                    "--tasks names '{}' twice; name it once", printable(task.name));
-      if (seen.insert(task.name).second) {
+                    "--tasks names '{}' twice; remove one of them", printable(task.name));
+      if (added.insert(task.name).second) {
         tasks.push_back(std::move(task));
       }
     }
@@ -313,13 +315,13 @@ std::string task_list() {
 
 ShotSampler::ShotSampler(const Task& task, const std::vector<Document>& pool, int64_t count)
     : task_(task), pool_(pool), count_(count), random_(kShotSeed) {
-  // draw() draws one example more than needed, in case the question is among them.
+  // As in the harness, draw() draws one more example than needed if the pool may have the question.
   const bool spare = task.shots.excludes_question;
   const auto available = static_cast<int64_t>(pool.size()) - (spare ? 1 : 0);
   USER_ERROR_IF(count > 0 && count > available,
-                "task {}: needs {} examples, {} has {}{}; give a smaller --num-fewshot", task.name,
-                count, pool.empty() ? "its file" : pool.front().where, pool.size(),
-                spare ? ", one of which is kept in reserve" : "");
+                "task {}: {} examples needed{}, {} has {}; use a smaller --num-fewshot", task.name,
+                count, spare ? " and one more to replace the question itself" : "",
+                pool.empty() ? "its file" : pool.front().where, pool.size());
 }
 
 std::vector<size_t> ShotSampler::draw(const OrderedJson& document) {
@@ -346,9 +348,11 @@ std::vector<size_t> ShotSampler::draw(const OrderedJson& document) {
       others.push_back(i);
     }
   }
-  USER_ERROR_IF(others.size() < count,
-                "task {}: needs {} examples, {} are left besides the question itself", task_.name,
-                count_, others.size());
+  USER_ERROR_IF(
+      others.size() < count,
+      "task {}: {} examples needed, its file has only {} without the question itself; use "
+      "a smaller --num-fewshot",
+      task_.name, count_, others.size());
   drawn.clear();
   for (const uint64_t index : random_.sample(others.size(), count)) {
     drawn.push_back(others[index]);
@@ -356,24 +360,25 @@ std::vector<size_t> ShotSampler::draw(const OrderedJson& document) {
   return drawn;
 }
 
-std::string ShotSampler::before(const OrderedJson& document) {
+std::string ShotSampler::prefix(const OrderedJson& document) {
   std::string text = task_.description;
   if (count_ > 0) {
     for (const size_t index : draw(document)) {
-      text += shot_text(task_, pool_[index]) + task_.shot_delimiter;
+      text += format_shot(task_, pool_[index]) + task_.shot_delimiter;
     }
   }
   return text;
 }
 
-std::string shot_text(const Task& task, const Document& document) {
-  return with_place(document, [&] {
+std::string format_shot(const Task& task, const Document& document) {
+  return with_location(document, [&] {
     const Target target = task.target(document.fields);
     const auto choice = [&]() -> std::string {
       const std::vector<std::string> choices = task.choices(document.fields);
       const int64_t index = target.index.value_or(-1);
       USER_ERROR_IF(index < 0 || index >= static_cast<int64_t>(choices.size()),
-                    "the right choice is number {}, there are {}", index, choices.size());
+                    "the right choice is number {} (from 0), but there are only {} choices", index,
+                    choices.size());
       return choices[static_cast<size_t>(index)];
     };
     if (task.choices_are_contexts) {

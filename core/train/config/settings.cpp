@@ -130,7 +130,8 @@ Options compute_options(TrainSettings& settings) {
   const auto has_adapters = [&settings] { return settings.lora.rank > 0; };
   return {
       {"precision", choice(settings.compute.precision, model::parse_precision, model::to_string),
-       group::kMemory, "of matrix products: fp32, bf16 (weights stay fp32) or tf32 (CUDA)"},
+       group::kMemory,
+       "precision of matrix products: fp32, bf16 (weights stay fp32) or tf32 (CUDA)"},
       {"recompute", choice(settings.compute.recompute, model::parse_recompute, model::to_string),
        group::kMemory,
        "activation recomputation in backward: none, ffn (all but attention) or layer"},

@@ -79,10 +79,10 @@ TEST_CASE("invalid sweeps are refused with the setting and the value", "[eval]")
            {{"router=top1,relu:k=1"}, "top1", "router=relu:k=1: "},
            {{"router=top1,top9"}, "top1", "router=top9: "},
            {{"cf=1,1.0"}, "top1", "cf=1 and cf=1.0 are the same router, top1"},
-           {{"cf=1"}, "top1", "cf and --cf together", {"", "2", {}}},
-           {{"cf=1", "cf=2"}, "top1", "cf stands twice"},
-           {{"p=0.1", "cf=2"}, "topp:0.4", "p is a sweep of top-p routers"},
-           {{"p=0.1"}, "top1", "--router top2", {"top2", "", {}}}}) {
+           {{"cf=1"}, "top1", "cf cannot be combined with --cf", {"", "2", {}}},
+           {{"cf=1", "cf=2"}, "top1", "cf is given twice"},
+           {{"p=0.1", "cf=2"}, "topp:0.4", "p selects top-p routers"},
+           {{"p=0.1"}, "top1", "--router is top2", {"top2", "", {}}}}) {
     CAPTURE(sweeps);
     const std::string message =
         user_error_of([&, s = sweeps, f = stored, b = base] { gather_values(s, f, b); });

@@ -128,7 +128,7 @@ TEST_CASE("a missing field, a wrong type and a wrong label are refused with file
            {"f.jsonl", good + "\"label\": 1}\n" + good + "\"label\": 2}", kSchema,
             "f.jsonl line 2: 'label' is 2", "no, yes"},
            {"f.jsonl", good + "\"label\": -1}", kSchema, "f.jsonl line 1: 'label' is -1",
-            "no answers"},
+            "a split with answers"},
            {"f.jsonl", good + "\"label\": \"maybe\"}", kSchema,
             "f.jsonl line 1: 'label' is \"maybe\"", "no, yes"},
            {"f.jsonl", good + "\"x\": 1}", kSchema, "f.jsonl line 1: 'label'", "missing"},
@@ -193,18 +193,18 @@ TEST_CASE("a broken file is refused with its line and the field", "[eval]") {
            {read_arc, arc(R"({"stem":"q","choices":["x"]})", "A"), "file line 1", "a choice"},
            {read_arc, arc(R"({"stem":"q","choices":[{"text":"x"}]})", "A"), "file line 1", "label"},
            {read_arc, arc(R"({"stem":"q","choices":[{"text":"x","label":"A"}]})", "E"),
-            "file line 1", R"('E' is none of the labels ["A"])"},
+            "file line 1", R"('E' is not one of the labels ["A"])"},
            {read_piqa, good_piqa + good_piqa, "file has 2 questions", "1 labels", "0\n"},
            {read_piqa, good_piqa, "labels line 1", "'2'", "2\n"},
            {read_piqa, good_piqa, "labels", "empty"},
            {read_piqa, "{\"goal\": \"g\", \"sol1\": \"a\"}", "file line 1", "sol2", "0"},
            {read_piqa, good_piqa + "{\"goal\": \"g\", \"so", "file line 2", "", "0\n1\n"},
            {read_hellaswag, scene(R"("endings":["1","2","3"],"label":3)"), "file line 1",
-            "3 endings"},
+            "'endings' must have 4 entries"},
            {read_hellaswag, scene(R"("endings":["1","2","3",4],"label":3)"), "file line 1",
             "'endings'"},
            {read_hellaswag, scene(R"("endings":["1","2","3","4"],"label":"")"), "file line 1",
-            "no answers"},
+            "validation split"},
            {read_hellaswag, scene(R"("endings":["1","2","3","4"],"label":4)"), "file line 1",
             "'4'"},
            {read_hellaswag,
@@ -228,7 +228,7 @@ TEST_CASE("a broken file is refused with its line and the field", "[eval]") {
        {"2", "-1", "18446744073709551615", "true", "0.5", "\"c\"", "\"C\"", "\"\"", "null"}) {
     const std::string rest = R"("question":"q","choices":["a","b"],"answer":)";
     CHECK_THAT(complaint(read_quiz, quiz(rest + answer)),
-               contains_text("is none of the 2 choices"));
+               contains_text("is not one of the 2 choices"));
   }
   CHECK(complaint(read_logiqa, kProblem + kProblem).empty());
   CHECK(complaint(read_arc, good_arc).empty());

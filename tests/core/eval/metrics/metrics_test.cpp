@@ -10,8 +10,8 @@
 namespace moe::eval {
 namespace {
 
-std::map<std::string, double> judge(std::vector<std::string> choices, int64_t gold,
-                                    const std::vector<double>& sums) {
+std::map<std::string, double> compute(std::vector<std::string> choices, int64_t gold,
+                                      const std::vector<double>& sums) {
   const Question question{{}, "", std::move(choices), gold, ""};
   std::vector<Score> scores;
   for (const double sum : sums) {
@@ -19,13 +19,13 @@ std::map<std::string, double> judge(std::vector<std::string> choices, int64_t go
   }
   std::map<std::string, double> values;
   for (const auto& metric : choice_metrics()) {
-    values[metric.name] = metric.judge(question, scores);
+    values[metric.name] = metric.compute(question, scores);
   }
   return values;
 }
 
 TEST_CASE("acc takes the largest sum, acc_norm the largest sum per character", "[eval]") {
-  const auto metrics = judge({"ab", "abcdefghij"}, 1, {-4.0, -5.0});  // -2 and -0.5 a character
+  const auto metrics = compute({"ab", "abcdefghij"}, 1, {-4.0, -5.0});  // -2 and -0.5 a character
   CHECK(metrics.at("acc") == 0.0);
   CHECK(metrics.at("acc_norm") == 1.0);
 }
@@ -33,20 +33,20 @@ TEST_CASE("acc takes the largest sum, acc_norm the largest sum per character", "
 TEST_CASE("characters are code points, not bytes", "[eval]") {
   // "éééé" is 4 characters and 8 bytes: -1 a character loses to "abcde" with -0.9; by bytes -0.5
   // would win.
-  CHECK(judge({"éééé", "abcde"}, 1, {-4.0, -4.5}).at("acc_norm") == 1.0);
-  CHECK(judge({"éééé", "abcde"}, 1, {-4.0, -4.5}).at("acc_bytes") == 0.0);
+  CHECK(compute({"éééé", "abcde"}, 1, {-4.0, -4.5}).at("acc_norm") == 1.0);
+  CHECK(compute({"éééé", "abcde"}, 1, {-4.0, -4.5}).at("acc_bytes") == 0.0);
   // This letter is two after NFKC; it counts as one.
-  CHECK(judge({"\xEF\xAC\x81", "ab"}, 0, {-1.5, -3.2}).at("acc_norm") == 1.0);
+  CHECK(compute({"\xEF\xAC\x81", "ab"}, 0, {-1.5, -3.2}).at("acc_norm") == 1.0);
 }
 
 TEST_CASE("the first of equal sums wins, so identical choices favour the first", "[eval]") {
-  CHECK(judge({"same", "same", "x"}, 0, {-1.0, -1.0, -2.0}).at("acc") == 1.0);
-  CHECK(judge({"same", "same", "x"}, 1, {-1.0, -1.0, -2.0}).at("acc") == 0.0);
-  CHECK(judge({"x", "same", "same"}, 1, {-2.0, -1.0, -1.0}).at("acc") == 1.0);
+  CHECK(compute({"same", "same", "x"}, 0, {-1.0, -1.0, -2.0}).at("acc") == 1.0);
+  CHECK(compute({"same", "same", "x"}, 1, {-1.0, -1.0, -2.0}).at("acc") == 0.0);
+  CHECK(compute({"x", "same", "same"}, 1, {-2.0, -1.0, -1.0}).at("acc") == 1.0);
 }
 
 TEST_CASE("an empty choice may win acc but not acc_norm", "[eval]") {
-  const auto metrics = judge({"", "abc"}, 0, {-1.0, -9.0});
+  const auto metrics = compute({"", "abc"}, 0, {-1.0, -9.0});
   CHECK(metrics.at("acc") == 1.0);
   CHECK(metrics.at("acc_norm") == 0.0);
 }
@@ -64,7 +64,7 @@ TEST_CASE("the standard error is the sample standard deviation over the root of 
 }
 
 TEST_CASE("a gold index that is no choice counts as wrong", "[eval]") {
-  const auto metrics = judge({"a", "b"}, -1, {-1.0, -2.0});
+  const auto metrics = compute({"a", "b"}, -1, {-1.0, -2.0});
   CHECK(metrics.at("acc") == 0.0);
   CHECK(metrics.at("acc_norm") == 0.0);
   CHECK(metrics.at("exact_match") == 0.0);
@@ -94,9 +94,9 @@ TEST_CASE("mc2 is the probability mass of the right answers, however small all a
   Question question;
   question.fields = {{"mc2_targets", {{"choices", {"a", "b", "c"}}, {"labels", {1, 0, 1}}}}};
   const Metric mass = known_task_metric("mc2");
-  CHECK(mass.judge(question, {{-1, false, 1}, {-2, false, 1}, {-3, false, 1}}) ==
+  CHECK(mass.compute(question, {{-1, false, 1}, {-2, false, 1}, {-3, false, 1}}) ==
         Approx((std::exp(-1) + std::exp(-3)) / (std::exp(-1) + std::exp(-2) + std::exp(-3))));
-  CHECK(mass.judge(question, {{-1000, false, 1}, {-1000, false, 1}, {-1000, false, 1}}) ==
+  CHECK(mass.compute(question, {{-1000, false, 1}, {-1000, false, 1}, {-1000, false, 1}}) ==
         Approx(2.0 / 3));
 }
 
@@ -106,11 +106,11 @@ TEST_CASE("ReCoRD compares words as SQuAD does and takes the best answer", "[eva
   Question question;
   question.fields = {{"entities", {"the White House", "House"}}, {"answers", {"Senate", "House"}}};
   const std::vector<Score> scores = {{-1, false, 1}, {-2, false, 1}};
-  CHECK(known_task_metric("record_em").judge(question, scores) == 0.0);
-  CHECK(known_task_metric("record_f1").judge(question, scores) == Approx(2.0 / 3));
+  CHECK(known_task_metric("record_em").compute(question, scores) == 0.0);
+  CHECK(known_task_metric("record_f1").compute(question, scores) == Approx(2.0 / 3));
   question.fields["answers"] = {"white house."};
-  CHECK(known_task_metric("record_em").judge(question, scores) == 1.0);
-  CHECK(known_task_metric("record_f1").judge(question, scores) == 1.0);
+  CHECK(known_task_metric("record_em").compute(question, scores) == 1.0);
+  CHECK(known_task_metric("record_f1").compute(question, scores) == 1.0);
 }
 
 // Values printed by CPython 3.11.

@@ -143,16 +143,16 @@ TEST_CASE("generated answers are cached by prompt and stop words", "[eval]") {
   {
     ResponseCache cache(folder / "cache", {1, 2});
     cache.use({});
-    cache.store_text({1, 2, 3}, generation, "line\n\"quoted\" \u00e9");
-    cache.store_text({4}, generation, "\xff");  // not UTF-8: not stored
+    cache.store_answer({1, 2, 3}, generation, "line\n\"quoted\" \u00e9");
+    cache.store_answer({4}, generation, "\xff");  // not UTF-8: not stored
   }
   ResponseCache cache(folder / "cache", {1, 2});
   cache.use({});
-  CHECK(cache.find_text({1, 2, 3}, generation) == "line\n\"quoted\" \u00e9");
-  CHECK_FALSE(cache.find_text({4}, generation));
-  CHECK_FALSE(cache.find_text({1, 2}, generation));
+  CHECK(cache.find_answer({1, 2, 3}, generation) == "line\n\"quoted\" \u00e9");
+  CHECK_FALSE(cache.find_answer({4}, generation));
+  CHECK_FALSE(cache.find_answer({1, 2}, generation));
   generation.until = {"."};
-  CHECK_FALSE(cache.find_text({1, 2, 3}, generation));
+  CHECK_FALSE(cache.find_answer({1, 2, 3}, generation));
 }
 
 TEST_CASE("responses of another precision do not hit the cache", "[eval]") {
@@ -160,12 +160,12 @@ TEST_CASE("responses of another precision do not hit the cache", "[eval]") {
   const auto find = [&](const std::string& computed) {
     ResponseCache cache(folder / "cache", {1, 2}, computed);
     cache.use({});
-    return cache.find_text({1}, {});
+    return cache.find_answer({1}, {});
   };
   {
     ResponseCache cache(folder / "cache", {1, 2});
     cache.use({});
-    cache.store_text({1}, {}, "yes");
+    cache.store_answer({1}, {}, "yes");
   }
   CHECK(find("float32 cpu") == "yes");
   CHECK_FALSE(find("bfloat16 cpu"));
@@ -179,7 +179,7 @@ TEST_CASE("invalid lines of the cache are ignored", "[eval]") {
   {
     ResponseCache cache(folder / "cache", {1, 2});
     cache.use({});
-    cache.store_text({1}, generation, "yes");
+    cache.store_answer({1}, generation, "yes");
     const std::string text = test::read_file(folder / "cache");
     key = text.substr(text.find("\"key\":\"") + 7, 32);
   }
@@ -188,7 +188,7 @@ TEST_CASE("invalid lines of the cache are ignored", "[eval]") {
     io::LineLog(folder / "cache", "moe responses 1").append("{\"key\":\"" + key + rest);
     ResponseCache cache(folder / "cache", {1, 2});
     cache.use({});
-    CHECK_FALSE(cache.find_text({1}, generation));
+    CHECK_FALSE(cache.find_answer({1}, generation));
   }
   test::write_file(folder / "other", "{}\n");
   CHECK(test::user_error_of([&] {

@@ -111,7 +111,7 @@ TEST_CASE("faults of a task file and of its data are named", "[eval]") {
            {rest, "t.toml: 'doc_to_text' ", ""},
            {text, "t.toml: 'data' is missing", ""},
            {"x = = 1\n", "t.toml line 1: ", ""},
-           {"[1]", "t.json: ", "not an object", "t.json"},
+           {"[1]", "t.json: ", "not a JSON object", "t.json"},
            {rest + text + "output_type = \"rolling\"\n", "t.toml: ", "'rolling' is unknown"},
            {rest + text + "task = \"a/b\"\n", "t.toml: 'task' is 'a/b'", ""},
            {rest + text + "num_fewshot = 3\n", "t.toml: num_fewshot is 3", "'fewshot_data'"},

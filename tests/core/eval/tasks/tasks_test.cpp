@@ -52,7 +52,7 @@ TEST_CASE("a form of a benchmark has the subtasks with the keys that it needs", 
   const Task& snarks = task_named("bbh_zeroshot_snarks");
   CHECK(snarks.description.ends_with("ambivalent or witty remarks.\n\n"));
   CHECK(snarks.harness_items == 178);
-  CHECK(snarks.ignores_case_and_marks);
+  CHECK(snarks.ignores_case_and_punctuation);
 }
 
 // prompts_test.cpp has texts of questions, of small files of the same formats.
@@ -161,7 +161,7 @@ TEST_CASE("the message of a missing benchmark file names all accepted paths", "[
                                   contains_text("EleutherAI/logiqa"));
   write_file(data / "piqa/valid.jsonl", "{}");
   CHECK_THAT(error("piqa"), contains_text((data / "piqa/valid-labels.lst").string()));
-  CHECK_THAT(error("hellaswag"), contains_text("hellaswag_val*.jsonl is not there"));
+  CHECK_THAT(error("hellaswag"), contains_text("hellaswag_val*.jsonl not found"));
   write_file(data / "hellaswag/hellaswag_val_a.jsonl", "{}");
   write_file(data / "hellaswag/hellaswag_val_b.jsonl", "{}");
   CHECK_THAT(error("hellaswag"), contains_text("2 files match"));
@@ -220,7 +220,7 @@ TEST_CASE("version 0.4.1 of the harness has other definitions", "[eval]") {
   const Task& navigate = task_named("bbh_zeroshot_navigate", Compat::k041);
   CHECK(navigate.metrics.size() == 1);
   CHECK(navigate.generation.until.back() == "\n\n");
-  CHECK_FALSE(navigate.ignores_case_and_marks);
+  CHECK_FALSE(navigate.ignores_case_and_punctuation);
   CHECK(navigate.description == task_named("bbh_zeroshot_navigate").description);
   CHECK_FALSE(task_named("leaderboard_bbh_navigate").not_in_0_4_1.empty());
   CHECK(task_named("arc_easy").not_in_0_4_1.empty());
@@ -338,7 +338,7 @@ TEST_CASE("a truncated record, a missing field and a wrong label are refused wit
        R"("choices": [{"label": "A", "text": "t"}]}})",
        " line 1: answerKey 'F'"},
       {"openbookqa", "openbookqa/test.tsv", "ID\tS\tC\tQ\tK\n1\ts\t(A) a (B) b\tq\tA\n",
-       " line 2: the choices lack (C)"},
+       " line 2: no (C) in the choices"},
       {"openbookqa", "openbookqa/test.tsv", "ID\tS\tC\tQ\tK\n1\ts\n", " line 2: 2 fields"},
       {"winogrande", "winogrande/dev.jsonl",
        R"({"sentence": "a _ b", "option1": "x", "option2": "y", "answer": ""})",

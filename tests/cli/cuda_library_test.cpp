@@ -1,5 +1,5 @@
-// Messages of --device cuda if libmoe_cuda.so is missing or unusable. Small libraries compiled by
-// the test replace it, so that each message is tested on any machine.
+// Messages of --device cuda if libmoe_cuda.so is missing or cannot be used. The tests replace it by
+// small libraries that they compile, so that every message is tested on any machine.
 
 #include "tests/cli/commands.h"
 
@@ -17,10 +17,10 @@ void make_library(const fs::path& file, const std::string& source,
   REQUIRE(compiled.exit_code == 0);
 }
 
-// A copy of the binary without libmoe_cuda.so, and an empty driver library.
-class Copy {
+// A copy of the binary without libmoe_cuda.so, next to an empty driver library.
+class BinaryCopy {
  public:
-  Copy() {
+  BinaryCopy() {
     const fs::path binary = moe_binary();
     fs::copy_file(binary, folder_ / "moe");
     fs::copy_file(binary.parent_path() / "libmoe_ops.so", folder_ / "libmoe_ops.so");
@@ -32,12 +32,12 @@ class Copy {
     make_library(folder_ / "libmoe_cuda.so", source, flags);
   }
 
-  RunResult ask_for_cuda(const std::string& libraries) const {
+  RunResult run_on_cuda(const std::string& libraries) const {
     return run_program((folder_ / "moe").string(),
                        {"generate", "no-such-model", "--prompt", "x", "--device", "cuda"},
                        "LD_LIBRARY_PATH=" + libraries);
   }
-  RunResult ask_for_cuda() const { return ask_for_cuda((folder_ / "driver").string()); }
+  RunResult run_on_cuda() const { return run_on_cuda((folder_ / "driver").string()); }
 
   const TempDir& folder() const { return folder_; }
 
@@ -46,7 +46,7 @@ class Copy {
 };
 
 // Returns the source of a libmoe_cuda.so that finds no GPU.
-std::string half_of(const std::string& version) {
+std::string library_source(const std::string& version) {
   return "static long none(void) { return 0; }\n"
          "static long (*functions[64])(void) = {none};\n"
          "void* moe_cuda_functions(void) { return functions; }\n"
@@ -55,38 +55,38 @@ std::string half_of(const std::string& version) {
 }
 
 std::string own_version() {
-  const std::string said = run_moe({"--version"}).out;  // "moe 0.1.0\n"
-  return said.substr(4, said.size() - 5);
+  const std::string version = run_moe({"--version"}).out;  // "moe 0.1.0\n"
+  return version.substr(4, version.size() - 5);
 }
 
 }  // namespace
 
-TEST_CASE("the message of --device cuda names what is missing and the remedy", "[cli]") {
-  const Copy moe;
-  check_refused(moe.ask_for_cuda(), "this moe was built without CUDA, build it with preset gpu");
+TEST_CASE("the message of --device cuda names the missing component and the remedy", "[cli]") {
+  const BinaryCopy moe;
+  check_refused(moe.run_on_cuda(), "this moe was built without CUDA, build it with preset gpu");
 
-  moe.put_library(half_of(own_version()));
-  check_refused(moe.ask_for_cuda(), "the driver shows no GPU");
+  moe.put_library(library_source(own_version()));
+  check_refused(moe.run_on_cuda(), "the driver shows no GPU");
   if (run_program("sh", {"-c", "ldconfig -p | grep libcuda.so.1"}).exit_code != 0) {
-    check_refused(moe.ask_for_cuda("/nowhere"), "no NVIDIA driver (libcuda.so.1: ");
+    check_refused(moe.run_on_cuda("/nowhere"), "no NVIDIA driver (libcuda.so.1: ");
   }
 
-  moe.put_library(half_of("0.0.1"));
-  check_refused(moe.ask_for_cuda(), "is of moe 0.0.1, this is moe " + own_version());
+  moe.put_library(library_source("0.0.1"));
+  check_refused(moe.run_on_cuda(), "is of moe 0.0.1, this is moe " + own_version());
   moe.put_library("");
-  check_refused(moe.ask_for_cuda(), "is of another moe, this is moe ");
+  check_refused(moe.run_on_cuda(), "is of another moe, this is moe ");
 
   moe.put_library("int of_another_torch(void); int f(void) { return of_another_torch(); }");
-  check_refused(moe.ask_for_cuda(), "does not match the installed LibTorch (");
+  check_refused(moe.run_on_cuda(), "does not match the installed LibTorch (");
 
   make_library(moe.folder() / "libtorch_cuda_half.so", "");
-  moe.put_library(half_of(own_version()),
+  moe.put_library(library_source(own_version()),
                   {"-Wl,--no-as-needed", moe.folder() / "libtorch_cuda_half.so"});
   fs::remove(moe.folder() / "libtorch_cuda_half.so");
-  check_refused(moe.ask_for_cuda(), "requires a library that is not installed (");
+  check_refused(moe.run_on_cuda(), "requires a library that is not installed (");
 }
 
-TEST_CASE("the binary starts without LibTorch's CUDA half", "[cli]") {
+TEST_CASE("the binary does not need LibTorch's CUDA libraries", "[cli]") {
   const auto libraries = run_program("ldd", {moe_binary()});
   REQUIRE(libraries.exit_code == 0);
   CHECK(says(libraries.out, "libtorch_cpu.so"));
