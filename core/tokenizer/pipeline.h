@@ -26,14 +26,15 @@ struct AddedToken {
   std::string normal_form = {};         // `content` as it is matched and decoded
 };
 
-// Part [begin, end) of a text: the token `id`, or text between tokens if `id` is kNone.
+// Bytes [begin, end) of a text: an added token with this id, or text between added tokens if `id`
+// is kNone.
 struct TokenOrText {
   int64_t id = Vocabulary::kNone;
   size_t begin = 0, end = 0;
 };
 
-// The added tokens of a tokenizer, matched before any other stage. The leftmost match wins, then
-// the longest.
+// The added tokens of a tokenizer, matched before any other stage: the leftmost match, and the
+// longest of those that begin at the same place.
 class AddedTokens {
  public:
   AddedTokens() = default;

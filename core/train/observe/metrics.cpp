@@ -489,8 +489,8 @@ void MetricsLog::read_metrics(int64_t steps, bool has_history, std::vector<std::
     const bool has_others = missing.size() > kMaxRanges;
     missing.resize(std::min(missing.size(), kMaxRanges));
     notes.push_back(fmt::format(
-        "{}: the lines of steps {}{} are missing; the others are kept, and the run continues", file,
-        fmt::join(missing, ", "), has_others ? " and others" : ""));
+        "{}: the lines of steps {}{} are missing; the other lines are kept and the run resumes",
+        file, fmt::join(missing, ", "), has_others ? " and others" : ""));
   }
 }
 

@@ -63,12 +63,13 @@ OrderedJson to_json(const StepRecord& record);
 // Adds held_out_loss, tasks and evaluation_seconds to the line of their step.
 void add_evaluation(OrderedJson& line, const Evaluation& evaluation);
 
-// Returns the scalars of a line of metrics.jsonl as tag and value: train/loss,
-// routing/dropped_share, tasks/piqa/acc, layer_2/experts_per_token. Only a few per layer, to bound
-// their number. Skips values that are not finite numbers.
+// Returns (tag, value) pairs for TensorBoard from a line of metrics.jsonl. Example tags:
+// train/loss, routing/dropped_share, tasks/piqa/acc, layer_2/experts_per_token. Includes four
+// counters per layer at most, which bounds the number of tags. Skips values that are not finite
+// numbers.
 std::vector<std::pair<std::string, double>> scalars(const Json& line);
 
-// End of the file when a checkpoint was saved.
+// End of the event file when a checkpoint was saved.
 struct EventMark {
   uint64_t bytes = 0;
   uint32_t sum = 0;    // last four bytes: the checksum of the last event
