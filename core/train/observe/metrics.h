@@ -44,7 +44,8 @@ struct StepRecord : StepLosses {
   route::CounterTotal total() const { return route::sum_layers(layers); }
 };
 
-// Task -> "acc", "acc_stderr", "acc_norm", ...: accuracies and standard errors, 0..1.
+// Task -> metric -> mean, and metric + "_stderr" -> standard error: "acc", "acc_stderr",
+// "perplexity".
 using TaskScores = std::map<std::string, std::map<std::string, double>>;
 
 // Result of an evaluation after `step` steps; 0 is before the first.
