@@ -55,7 +55,7 @@ model::RoutingOptions routing_for(const GenerateFlags& flags, const model::Model
       route::override_router({stored.router, stored.ep_ranks, moe->experts, moe->gate_scale},
                              flags.router, flags.force, route::Purpose::kEvaluate);
   for (const auto& note : resolved.notes) {
-    print_text(stderr, "{}\n", note);
+    print_text(stderr, "{}\n", note_line(note));
   }
   return {resolved.router, resolved.ep_ranks};
 }

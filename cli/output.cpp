@@ -202,6 +202,10 @@ std::string format_seconds(double seconds) {
                       : fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
 }
 
+std::string note_line(const std::string& sentence) {
+  return terminal_line((sentence.starts_with("warning: ") ? "" : "note: ") + sentence);
+}
+
 void print_json(const OrderedJson& json, int indent) {
   print_text("{}\n", json_text(json, indent));
 }
