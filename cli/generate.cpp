@@ -154,7 +154,8 @@ Options generate_options(GenerateFlags& flags) {
        probability},
       {"seed", &flags.settings.seed, group::kOutput, "random seed of the sampling"},
       {"bos", one_of("bos", flags.bos, {"auto", "on", "off"}), group::kOutput,
-       "begin with the BOS token: auto (as the tokenizer does), on or off"},
+       "begin with the BOS token: auto (if the tokenizer adds it or is a sentencepiece model), on "
+       "or off"},
       {"chat", &flags.chat, group::kOutput,
        "send --prompt as a user's turn of the chat template and print only the answer"},
       {"template", &flags.text_template, group::kOutput,
