@@ -223,9 +223,10 @@ model::Calibrate calibrator(const UpcycleFlags& flags, const io::Checkpoint& den
 // Prints hyperparameter advice for the training run (sources: recipes/README.md).
 void print_advice(const model::UpcycleSettings& settings) {
   const route::RouterSettings& router = settings.router;
-  std::string flags = settings.last_lr ? fmt::format("--lr up to {:g}, ten times the parent's last",
-                                                     train::kMaxLrRatio * *settings.last_lr)
-                                       : "--lr up to the parent's highest";
+  std::string flags = settings.last_lr
+                          ? fmt::format("--lr up to {:g}, {:g} times the parent's last",
+                                        train::kMaxLrRatio * *settings.last_lr, train::kMaxLrRatio)
+                          : "--lr up to the parent's highest";
   if (router.family->load_balance_coef) {
     flags += "; --lb-coef 0.01 to 0.001";
   }
