@@ -18,10 +18,11 @@ struct TaskOptions {
 
 struct LoadedTask {
   Task task;
-  std::vector<Question> questions;      // at most `limit`, in file order
-  int64_t total_questions = 0;          // in the file
-  int64_t shots = 0;                    // few-shot examples per question
-  std::vector<std::string> notes = {};  // messages for the user
+  std::vector<Question> questions;                // at most `limit`, in file order
+  int64_t total_questions = 0;                    // in the file
+  int64_t shots = 0;                              // few-shot examples per question
+  std::vector<std::string> notes = {};            // messages for the user
+  std::vector<std::filesystem::path> files = {};  // that the questions and examples were read from
 };
 
 // Loads known tasks and groups, users' task files (.json or .toml, task.h), and quizzes (.jsonl). A
