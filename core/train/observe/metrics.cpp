@@ -146,8 +146,9 @@ std::vector<fs::path> event_files(const RunFolder& folder) {
 }
 
 Descriptor open_events(const fs::path& file, int flags) {
-  return Descriptor(
-      ::open(file.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0666));
+  return Descriptor(io::check_opened(
+      ::open(file.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0666),
+      file.string()));
 }
 
 // Returns the length of the file; nothing if it is shorter than `mark` or another event ends there.
