@@ -173,6 +173,7 @@ model::RouterText router_text(const UpcycleFlags& flags, const io::Checkpoint& d
     const auto read = model::verify_text(dense, flags.calibration, kVerifyTokens, "--calibration");
     text.name = read.name;
     text.sequences = {read.ids};
+    text.bos = read.bos;
   }
   text.device = parse_device(flags.device);
   return text;

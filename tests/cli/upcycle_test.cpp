@@ -446,6 +446,16 @@ TEST_CASE("eval --upcycle opens a dense folder as a mixture and notes it", "[cli
   CHECK_THAT(read_file(dir / "scores/results.json"), contains_text("\"upcycle\""));
 }
 
+TEST_CASE("the entropy of random routers is measured without the BOS of the text", "[cli]") {
+  const TempDir dir;
+  const std::string text = "The number before 31 is 30.", file = dir / "text.txt";
+  write_file(file, text);
+  succeed({"upcycle", tiny("model"), "-o", dir / "moe", "--experts", "4", "--router-entropy", "0.5",
+           "--calibration", file, "--quiet"});
+  const Json ids = Json::parse(succeed({"tokenize", tiny("model"), text, "--json"}).out)["ids"];
+  CHECK(read_json(dir / "moe/upcycle.json")["router_init"]["tokens"] == ids.size());
+}
+
 TEST_CASE("a folder that --upcycle cannot open is refused by name", "[cli]") {
   const World world;
   world.upcycle("written");
