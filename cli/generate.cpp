@@ -152,7 +152,7 @@ Options generate_options(GenerateFlags& flags) {
        "sampling temperature; 0 = greedy", number_from(0)},
       {"top-p", &flags.settings.top_p, group::kOutput, "nucleus sampling; 1 = all tokens",
        probability},
-      {"seed", &flags.settings.seed, group::kOutput, "random seed of the sampling"},
+      {"seed", &flags.settings.seed, group::kOutput, "random seed of the sampling", seed_range()},
       {"bos", one_of("bos", flags.bos, {"auto", "on", "off"}), group::kOutput,
        "begin with the BOS token: auto (if the tokenizer adds it or is a sentencepiece model), on "
        "or off"},

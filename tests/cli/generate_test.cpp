@@ -25,6 +25,7 @@ TEST_CASE("sampling is reproducible from the seed", "[cli]") {
   const std::string first = sample("1");
   CHECK(first == sample("1"));
   CHECK(first != sample("2"));
+  CHECK(first != sample("9223372036854775807"));
   const auto ids = Json::parse(first);
   CHECK(ids.at("prompt_ids").front() == 1);  // BOS
   CHECK(ids.at("ids").size() <= 30);
