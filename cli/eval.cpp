@@ -111,12 +111,10 @@ class Display {
     if (quiet_) {
       return;
     }
-    const bool is_warning = sentence.rfind("warning: ", 0) == 0;
-    const std::string text = fmt::format("{}{}", is_warning ? "" : "note: ", sentence);
     if (bar_) {
-      bar_->line(text);
+      bar_->line(note_line(sentence));
     } else {
-      print_text(stderr, "{}\n", terminal_line(text));
+      print_text(stderr, "{}\n", note_line(sentence));
     }
   }
 

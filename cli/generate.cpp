@@ -60,7 +60,7 @@ model::RoutingOptions requested_routing(const GenerateFlags& flags,
       route::override_router({stored.router, stored.ep_ranks, moe->experts, moe->gate_scale},
                              flags.router, flags.force, route::Purpose::kEvaluate);
   for (const auto& note : resolved.notes) {
-    print_text(stderr, "{}\n", note);
+    print_text(stderr, "{}\n", note_line(note));
   }
   return {resolved.router, resolved.ep_ranks};
 }
@@ -163,9 +163,10 @@ Options generate_options(GenerateFlags& flags) {
        "sampling temperature; 0 = greedy", number_from(0)},
       {"top-p", &flags.settings.top_p, group::kOutput,
        "probability of the nucleus to sample from; 1 = all tokens", probability},
-      {"seed", &flags.settings.seed, group::kOutput, "random seed of sampling"},
+      {"seed", &flags.settings.seed, group::kOutput, "random seed of sampling", seed_range()},
       {"bos", one_of("bos", flags.bos, {"auto", "on", "off"}), group::kOutput,
-       "add a BOS token to the prompt: auto (if the model was trained with one), on or off"},
+       "add a BOS token to the prompt: auto (if the tokenizer does, or is a sentencepiece "
+       "model), on or off"},
       {"chat", &flags.chat, group::kOutput,
        "format --prompt as a user message with the chat template and print only the answer"},
       {"template", &flags.text_template, group::kOutput,

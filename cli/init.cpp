@@ -76,7 +76,7 @@ Options init_options(model::InitSettings& settings) {
        choice<bool, bool>("init", settings.scaled_outputs, {{"normal", false}, {"megatron", true}}),
        group::kModel,
        "normal: N(0, initializer_range^2); megatron: output projections divided by sqrt(2 layers)"},
-      {"seed", &settings.seed, group::kModel, "random seed", number_from(0)},
+      {"seed", &settings.seed, group::kModel, "random seed", seed_range()},
       {"dtype",
        choice<std::string, std::string>(
            "dtype", settings.dtype,

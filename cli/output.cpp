@@ -119,6 +119,21 @@ std::string step_text(const train::StepRecord& record, int64_t steps) {
   return text;
 }
 
+// Returns acc as "56.2 % ± 5.0"; for a task without acc, the first metric by name as
+// "perplexity 8.1234 ± 0.5000".
+std::string score_text(const std::map<std::string, double>& scores) {
+  const auto acc = scores.find("acc");
+  const bool has_acc = acc != scores.end();
+  const auto& [metric, value] = has_acc ? *acc : *scores.begin();
+  const int scale = has_acc ? 100 : 1, digits = has_acc ? 1 : 4;
+  std::string text =
+      has_acc ? fmt::format("{:.1f} %", scale * value) : fmt::format("{} {:.4f}", metric, value);
+  if (const auto error = scores.find(metric + "_stderr"); error != scores.end()) {
+    text += fmt::format(" ± {:.{}f}", scale * error->second, digits);
+  }
+  return text;
+}
+
 // Returns "step 20  held-out loss 2.3456  piqa 56.2 % ± 5.0  took 1:05".
 std::string evaluation_text(const train::Evaluation& evaluation) {
   std::string text = fmt::format("step {}", evaluation.step);
@@ -126,10 +141,7 @@ std::string evaluation_text(const train::Evaluation& evaluation) {
     text += fmt::format("  held-out loss {:.4f}", *evaluation.held_out_loss);
   }
   for (const auto& [task, scores] : evaluation.tasks) {
-    text += fmt::format("  {} {:.1f} %", task, 100 * scores.at("acc"));
-    if (const auto error = scores.find("acc_stderr"); error != scores.end()) {
-      text += fmt::format(" ± {:.1f}", 100 * error->second);
-    }
+    text += fmt::format("  {} {}", task, score_text(scores));
   }
   return text + "  took " + format_seconds(evaluation.seconds);
 }
@@ -189,6 +201,10 @@ std::string format_seconds(double seconds) {
   const auto whole = static_cast<int64_t>(seconds + 0.5);
   return whole < 3600 ? fmt::format("{}:{:02}", whole / 60, whole % 60)
                       : fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
+}
+
+std::string note_line(const std::string& sentence) {
+  return terminal_line((sentence.starts_with("warning: ") ? "" : "note: ") + sentence);
 }
 
 void print_json(const OrderedJson& json, int indent) {

@@ -43,6 +43,9 @@ inline std::string format_count(std::integral auto count) {
   return format_count(static_cast<double>(count));
 }
 
+// Returns "note: SENTENCE" for a line of output; a sentence that begins with "warning: " as it is.
+std::string note_line(const std::string& sentence);
+
 // Prints `json` on standard output: indented by `indent` spaces per level, or on one line if -1.
 void print_json(const OrderedJson& json, int indent = -1);
 

@@ -174,6 +174,7 @@ model::RouterText router_text(const UpcycleFlags& flags, const io::Checkpoint& d
     const auto read = model::verify_text(dense, flags.calibration, kVerifyTokens, "--calibration");
     text.name = read.name;
     text.sequences = {read.ids};
+    text.bos = read.bos;
   }
   text.device = parse_device(flags.device);
   return text;
@@ -354,7 +355,7 @@ Options source_options(UpcycleFlags& flags) {
        "MoE layers: even, odd, all, or a list like 0,3,5 or 0-3"},
       {"granularity", &settings.granularity, group::kModel,
        "split each expert into G of width F/G; the router's k, max and cf are multiplied by G"},
-      {"seed", &settings.seed, group::kModel, "random seed of the router weights", number_from(0)},
+      {"seed", &settings.seed, group::kModel, "random seed of the router weights", seed_range()},
       {"dtype",
        choice<std::optional<io::DType>, std::optional<io::DType>>(
            "dtype", settings.dtype,

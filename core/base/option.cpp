@@ -122,6 +122,8 @@ Range whole_between(int64_t min, int64_t max) {
           .is_whole = true};
 }
 
+Range seed_range() { return whole_between(0, std::numeric_limits<int64_t>::max()); }
+
 Range number_from(double min) { return number_between(min, kInfinity); }
 
 Range positive_number() {

@@ -39,6 +39,7 @@ struct Range {
 
 Range whole_from(int64_t min);  // whole numbers, to 2^40
 Range number_from(double min);  // min <= x
+Range seed_range();             // of every random seed: whole numbers of 0 to 2^63 - 1
 Range positive_number();        // 0 < x
 Range whole_between(int64_t min, int64_t max);
 Range number_between(double min, double max);  // min <= x <= max

@@ -329,6 +329,9 @@ RunReport evaluate(const EvalSettings& settings, const EvalEvents& events) {
     io::check_output(files, settings.force, "-o", input_files(settings));
     io::check_own_output(files);
   }
+  for (const auto& loaded : tasks) {
+    io::check_inputs_outside(settings.stats, loaded.files);
+  }
   OtherRun other;
   if (!settings.against.empty()) {
     std::vector<std::string> names;
@@ -357,6 +360,7 @@ RunReport evaluate(const EvalSettings& settings, const EvalEvents& events) {
 
 Scores evaluate_requests(const EvalSettings& settings, const fs::path& file,
                          const EvalEvents& events) {
+  io::check_inputs_outside(settings.stats, {file});
   const std::vector<TextPair> pairs = read_text_pairs(file, settings.limit);
   const OpenedModel opened = open_model(settings, events);
   const TextEncoder encoder = make_encoder(opened, settings.compat);
@@ -370,6 +374,7 @@ Scores evaluate_requests(const EvalSettings& settings, const fs::path& file,
 
 RoutingStats evaluate_texts(const EvalSettings& settings, const std::vector<fs::path>& files,
                             const EvalEvents& events) {
+  io::check_inputs_outside(settings.stats, files);
   const OpenedModel opened = open_model(settings, events);
   USER_ERROR_IF(!opened.config.moe,
                 "{}: this model is dense and has no routing statistics; --stats-text needs a "

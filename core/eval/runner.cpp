@@ -405,7 +405,8 @@ RequestSizes request_sizes(const EvalSettings& settings, const OpenedModel& open
     const bool is_small = bytes < kBytesPerToken * limit;
     try {
       const EncodedTask encoded =
-          encode_task(encoder, is_small ? loaded : longest_questions(loaded));
+          encode_task(encoder, is_small ? loaded : longest_questions(loaded),
+                      /*counts_routing=*/!settings.stats.empty());
       if (!encoded.requests.empty()) {
         const int64_t tokens = request_sizes(settings, opened, encoded.requests).forward_tokens;
         sizes.forward_tokens =

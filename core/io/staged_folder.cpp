@@ -474,6 +474,10 @@ void StagingArea::disown() const { remove_tree_at(handle_.get(), kMarker, folder
 StagedFolder::StagedFolder(fs::path out, bool force) : out_(normalize_path(out)), force_(force) {
   try {
     std::optional<StagingArea> left = StagingArea::find(out_);
+    if (left && left->has(Slot::kOut) && !left->has(Slot::kNew) && !left->has(Slot::kOld)) {
+      left->remove();
+      left.reset();
+    }
     check_replaceable(out_, force_);
     if (left && has_only_old_copy(*left, out_, force_)) {
       left->rename(Slot::kOld, Slot::kOut);

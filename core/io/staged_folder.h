@@ -8,8 +8,9 @@
 //   the same on file systems that cannot swap two names (some network ones):
 //     no OUT, the old one whole in old/       restores it with `force`, else names it
 //     OUT new, the old one in old/            removes old/
-// A constructor that throws has changed nothing. If commit() fails, the written folder stays,
-// without the marker, so that no later run removes it.
+//   after either: OUT new, OUT.partial with its marker only                 removes OUT.partial
+// A constructor that throws has changed nothing, or removed an OUT.partial with its marker only. If
+// commit() fails, the written folder stays, without the marker, so that no later run removes it.
 //
 // The staging area is the sibling OUT.partial:
 //

@@ -20,18 +20,19 @@ struct Section {
 using Sections = std::vector<Section>;
 using Pattern = std::function<Sections(std::string_view)>;
 
-// Returns the leftmost matches of a regular expression that do not overlap, and the parts between.
-// An empty match counts only where no match ends. Texts must be well-formed UTF-8. Uses Oniguruma,
-// as the tokenizers library does. Debian's Oniguruma has the tables of Unicode 14: letters and
-// digits assigned later are neither here.
+// Returns a pattern that finds the leftmost non-overlapping matches of a regular expression. An
+// empty match at the end of another match is ignored. Texts must be well-formed UTF-8. Uses
+// Oniguruma, as the tokenizers library does. Debian's Oniguruma has the tables of Unicode 14:
+// characters assigned later match neither \p{L} nor \p{N}.
 //
 // Throws UserError naming `where` if the expression is invalid or longer than 64 KiB. The pattern
 // throws UserError if a search exceeds its limit of backtracking or time. Thread-safe.
 Pattern regex_pattern(const std::string& expression, const std::string& where);
-// Matches `text` itself. An empty one matches between all characters, as an empty expression does.
+// Returns a pattern that matches `text` literally. An empty `text` matches between all characters,
+// as an empty expression does.
 Pattern literal_pattern(const std::string& text, const std::string& where);
 
-// Matches each character that satisfies `is_match`.
+// Returns a pattern that matches each character for which `is_match` returns true.
 Pattern class_pattern(bool (*is_match)(char32_t));
 
 enum class Behavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };

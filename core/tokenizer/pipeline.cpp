@@ -384,31 +384,32 @@ Bpe read_bpe(const Json& model, const std::string& where) {
 constexpr size_t kMaxStages = 256;
 constexpr size_t kMaxSpecialTokens = 4096;  // around a text
 
-// Calls `on_stage` for `stage` and the stages of its sequence, those of inner sequences included.
+// Calls `on_stage` for `stage` and, if it is a Sequence, the stages that it lists under `key`,
+// those of inner sequences included: the stages that the readers of stages.h read.
 template <typename OnStage>
-void for_each_stage(const Json& stage, const OnStage& on_stage) {
+void for_each_stage(const Json& stage, const char* key, const OnStage& on_stage) {
   on_stage(stage);
-  for (const char* key : {"normalizers", "pretokenizers", "processors", "decoders"}) {
-    for (const auto& part : stage.is_object() ? member(stage, key) : kNull) {
-      for_each_stage(part, on_stage);
-    }
+  for (const auto& part : member(stage, "type") == "Sequence" ? member(stage, key) : kNull) {
+    for_each_stage(part, key, on_stage);
   }
 }
 
-bool is_byte_level(const Json& stage) {
+bool is_byte_level(const Json& stage, const char* key) {
   bool found = false;
-  for_each_stage(stage, [&](const Json& part) {
-    found = found || (part.is_object() && member(part, "type") == "ByteLevel");
-  });
+  for_each_stage(stage, key,
+                 [&](const Json& part) { found = found || member(part, "type") == "ByteLevel"; });
   return found;
 }
 
 // Throws UserError if there are too many stages: a file may hold millions, each costs time per
 // text.
 void check_stages(const Json& json, const std::string& where) {
-  for (const char* key : {"normalizer", "pre_tokenizer", "post_processor", "decoder"}) {
+  for (const auto& [key, parts] : {std::pair("normalizer", "normalizers"),
+                                   {"pre_tokenizer", "pretokenizers"},
+                                   {"post_processor", "processors"},
+                                   {"decoder", "decoders"}}) {
     size_t count = 0;
-    for_each_stage(member(json, key), [&](const Json&) { ++count; });
+    for_each_stage(member(json, key), parts, [&](const Json&) { ++count; });
     USER_ERROR_IF(count > kMaxStages,
                   "{}: {}: {} stages, more than the {} that one may have; fetch the file again",
                   where, key, count, kMaxStages);
@@ -447,7 +448,7 @@ std::unique_ptr<TokenizerModel> read_tokenizer_json(const Json& json, const std:
       std::move(bpe), special, read_decoder(joined, where + ": decoder"),
       special.before.empty() ? -1 : special.before.front(),
       special.after.empty() ? -1 : special.after.back(),
-      is_byte_level(cut) || is_byte_level(joined)});
+      is_byte_level(cut, "pretokenizers") || is_byte_level(joined, "decoders")});
   check_special(special, *pipeline, where);
   return pipeline;
 }

@@ -26,8 +26,8 @@ struct AddedToken {
   std::string normal_form = {};         // `content` as it is matched and decoded
 };
 
-// The added tokens of a tokenizer, matched before any other stage. The leftmost match wins, then
-// the longest.
+// The added tokens of a tokenizer, matched before any other stage: the leftmost match, and the
+// longest of those that begin at the same place.
 class AddedTokens {
  public:
   AddedTokens() = default;

@@ -24,7 +24,7 @@ Options request_options(UpcycleRequest& request) {
        .member = &request.seed,
        .group = group::kModel,
        .help = "with --upcycle: random seed of the router weights (moe upcycle --seed)",
-       .range = whole_from(0),
+       .range = seed_range(),
        .is_written = upcycles},
       {.name = "granularity",
        .member = &request.granularity,

@@ -224,8 +224,9 @@ VerifyText verify_text(const io::Checkpoint& parent, const std::filesystem::path
   if (const auto tokenizer = load_tokenizer(parent, vocab_size, text_file.empty())) {
     result.ids = tokenizer->encode(text_file.empty() ? std::string(kEmbeddedText)
                                                      : read_text(text_file, flag));
-    if (tokenizer->bos_id() >= 0) {
-      result.ids.insert(result.ids.begin(), tokenizer->bos_id());
+    result.bos = tokenizer->bos_id();
+    if (result.bos >= 0) {
+      result.ids.insert(result.ids.begin(), result.bos);
     }
     result.name = text_file.empty() ? "the embedded text" : text_file.string();
   } else if (text_file.empty()) {

@@ -51,6 +51,7 @@ OrderedJson to_json(const Certificate& certificate);
 struct VerifyText {
   std::vector<int64_t> ids;
   std::string name;                // a file, "the embedded text", ...
+  int64_t bos = -1;                // the id that precedes the text; -1: none
   c10::Device device = c10::kCPU;  // of the models
 };
 

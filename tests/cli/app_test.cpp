@@ -163,18 +163,28 @@ TEST_CASE("every flag that a message of core names is a flag of a command", "[cl
 
 TEST_CASE("messages suggest the nearest command or flag, and name the flag of an invalid value",
           "[cli]") {
-  check_refused_each({},
-                     {{{"upcicle", "x"}, "unknown command 'upcicle', did you mean 'upcycle'?"},
-                      {{"upcycle", "x", "-o", "y", "--exprts", "8"},
-                       "unknown flag '--exprts', did you mean '--experts'?"},
-                      {{"upcycle", "x"}, "--out"},
-                      {{"completion", "fish"}, "fish"},
-                      {{"generate", "x", "--prompt", "a", "--max-tokens", "many"}, "--max-tokens"},
-                      {{"upcycle", "x", "-o", "y", "--config", "/nowhere.toml"}, "/nowhere.toml"},
-                      {{"generate", "x", "--prompt", "a", "--device", "tpu"},
-                       "--device 'tpu' is unknown; known: cpu, cuda"},
-                      {{"upcycle", "x", "-o", "y", "--seed", "9223372036854775808"},
-                       "--seed 9223372036854775808: must be "}});
+  check_refused_each(
+      {},
+      {{{"upcicle", "x"}, "unknown command 'upcicle', did you mean 'upcycle'?"},
+       {{"upcycle", "x", "-o", "y", "--exprts", "8"},
+        "unknown flag '--exprts', did you mean '--experts'?"},
+       {{"upcycle", "x"}, "--out"},
+       {{"completion", "fish"}, "fish"},
+       {{"generate", "x", "--prompt", "a", "--max-tokens", "many"}, "--max-tokens"},
+       {{"upcycle", "x", "-o", "y", "--config", "/nowhere.toml"}, "/nowhere.toml"},
+       {{"generate", "x", "--prompt", "a", "--device", "tpu"},
+        "--device 'tpu' is unknown; known: cpu, cuda"},
+       {{"eval", "x", "--tasks", "y", "--upcycle", "2", "--upcycle-seed", "9223372036854775807"},
+        "unknown task 'y'"}});
+  for (const Args& command : {Args{"init", "x", "-o", "y"},
+                               {"upcycle", "x", "-o", "y"},
+                               {"generate", "x", "--prompt", "a"},
+                               {"train", "x", "-o", "y", "--data", "z"}}) {
+    for (const std::string seed : {"9223372036854775808", "-1"}) {
+      check_refused(joined(command, {"--seed", seed}),
+                    "--seed " + seed + ": must be a whole number");
+    }
+  }
   CHECK(run_moe({}).exit_code == 2);
 }
 

@@ -195,6 +195,23 @@ TEST_CASE("--stats writes the groups of --stats-by, and a table of layers is pri
   check_refused({"eval", tiny("model"), "--stats-text", quiz}, "--stats-text needs a mixture");
 }
 
+TEST_CASE("--stats does not replace a file that the evaluation reads", "[cli]") {
+  const TempDir folder;
+  const std::string quiz = folder / "quiz.jsonl", task = folder / "mine.toml";
+  succeed({"upcycle", tiny("model"), "-o", folder / "moe", "--experts", "4", "--quiet"});
+  write_file(quiz,
+             "{\"text\": \"a\", \"context\": \"a\", \"continuation\": \" b\", \"label\": \"b\"}\n");
+  write_file(task,
+             "data = \"quiz.jsonl\"\noutput_type = \"loglikelihood\"\n"
+             "doc_to_text = \"{{context}}\"\ndoc_to_target = \"{{continuation}}\"\n");
+  const std::string before = read_file(quiz);
+  for (const Args& read : {Args{"--stats-text", quiz}, {"--requests", quiz}, {"--tasks", task}}) {
+    check_refused(joined({"eval", folder / "moe", "--stats", quiz, "--force"}, read),
+                  quiz + ": is read by this command and would be replaced");
+    CHECK(read_file(quiz) == before);
+  }
+}
+
 TEST_CASE("answers are generated without a capacity, and --stats counts the right answers",
           "[cli]") {
   const TempDir folder;

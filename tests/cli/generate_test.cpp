@@ -25,9 +25,23 @@ TEST_CASE("sampling is reproducible from the seed", "[cli]") {
   const std::string first = sample("1");
   CHECK(first == sample("1"));
   CHECK(first != sample("2"));
+  CHECK(first != sample("9223372036854775807"));
   const auto ids = Json::parse(first);
   CHECK(ids.at("prompt_ids").front() == 1);  // BOS
   CHECK(ids.at("ids").size() <= 30);
+}
+
+TEST_CASE("generate prints notes on a replaced router", "[cli]") {
+  const TempDir dir;
+  succeed({"upcycle", tiny("model"), "-o", dir / "moe", "--experts", "4", "--quiet"});
+  const auto run = succeed({"generate", dir / "moe", "--prompt", "The", "--max-tokens", "1",
+                            "--router", "top1:cf=inf,gate=none", "--force"});
+  INFO(run.err);
+  std::istringstream lines(run.err);
+  for (std::string line; std::getline(lines, line);) {
+    CHECK((line.starts_with("note: ") || line.starts_with("warning: ")));
+  }
+  CHECK(run.err.find("note: ") != std::string::npos);
 }
 
 TEST_CASE("generate refuses a folder without tokenizer and invalid flags", "[cli]") {

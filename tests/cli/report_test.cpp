@@ -65,6 +65,16 @@ TEST_CASE("moe train evaluates between steps, and its settings.toml repeats the 
   check_contains(read_file(dir / "run/report.html"), {"<small>of 2</small>", "not finished"});
 }
 
+TEST_CASE("an evaluation between steps prints the metric of a task without accuracy", "[cli]") {
+  const TempDir dir;
+  write_file(dir / "words.jsonl", "{\"q\": \"The\", \"a\": \" number\"}\n");
+  write_file(dir / "words.toml",
+             "data = \"words.jsonl\"\noutput_type = \"loglikelihood\"\ndoc_to_text = \"{{q}}\"\n"
+             "doc_to_target = \"{{a}}\"\nmetric_list = [\"perplexity\"]\n");
+  const auto run = succeed(training(dir, {"--steps", "1", "--eval-tasks", dir / "words.toml"}));
+  check_contains(run.err, {"step 0  words perplexity ", "step 1  words perplexity "});
+}
+
 TEST_CASE("moe report -o writes one page for several runs, and overwrites it only with --force",
           "[cli]") {
   const TempDir dir;

@@ -451,6 +451,16 @@ TEST_CASE("eval --upcycle evaluates a dense model as a mixture and stores it in 
   CHECK_THAT(read_file(dir / "scores/results.json"), contains_text("\"upcycle\""));
 }
 
+TEST_CASE("the entropy of random routers is measured without the BOS of the text", "[cli]") {
+  const TempDir dir;
+  const std::string text = "The number before 31 is 30.", file = dir / "text.txt";
+  write_file(file, text);
+  succeed({"upcycle", tiny("model"), "-o", dir / "moe", "--experts", "4", "--router-entropy", "0.5",
+           "--calibration", file, "--quiet"});
+  const Json ids = Json::parse(succeed({"tokenize", tiny("model"), text, "--json"}).out)["ids"];
+  CHECK(read_json(dir / "moe/upcycle.json")["router_init"]["tokens"] == ids.size());
+}
+
 TEST_CASE("--upcycle refuses mixtures and unsuitable settings", "[cli]") {
   const Fixture fixture;
   fixture.upcycle("written");

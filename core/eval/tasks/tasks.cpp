@@ -215,9 +215,12 @@ LoadedTask load_task(const Task& task, const fs::path& data, std::optional<int64
   FirstDocuments scored = read_split(task, files, limit.value_or(kAllDocuments));
   LoadedTask loaded{task, {}, scored.total};
   loaded.shots = num_shots(task, options, loaded.notes);
+  loaded.files = {files.files.begin(), files.files.end()};
   std::vector<Document> pool;
   if (loaded.shots > 0) {
-    pool = read_split(task, find_split(task, task.data.shots, data), kAllDocuments).documents;
+    const SplitFiles examples = find_split(task, task.data.shots, data);
+    pool = read_split(task, examples, kAllDocuments).documents;
+    loaded.files.insert(loaded.files.end(), examples.files.begin(), examples.files.end());
   }
   ShotSampler sampler(task, pool, loaded.shots);
   const std::string source = source_name(files.files.front(), data);

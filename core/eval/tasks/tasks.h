@@ -22,6 +22,7 @@ struct LoadedTask {
   int64_t total_questions = 0;          // number of questions in the file
   int64_t shots = 0;                    // few-shot examples per question
   std::vector<std::string> notes = {};  // messages for the user
+  std::vector<std::filesystem::path> files = {};  // read for the questions and examples
 };
 
 // Loads known tasks and groups, users' task files (.json or .toml, task.h), and quizzes (.jsonl).

@@ -152,7 +152,7 @@ class RowBatch {
             memory,
             KvCache(model_.config(), {model_.device(), capacity_, prefix_, memory}),
             {},
-            std::mt19937_64(settings_.seed)};
+            std::mt19937_64(static_cast<uint64_t>(settings_.seed))};
   }
 
   // Returns the last hidden state [1, D] of the row's prompt, whose keys and values are then

@@ -13,7 +13,7 @@ struct GenerateSettings {
   int64_t max_tokens = 256;
   double temperature = 0;  // 0: greedy
   double top_p = 1.0;      // samples from the smallest set of tokens with this probability
-  uint64_t seed = 1;
+  int64_t seed = 1;
   std::vector<int64_t> eos_ids = {};  // generation ends after any of these ids
   std::function<bool(const std::vector<int64_t>&)> stops =
       {};  // called after each new token with all new ids; returns true to end the generation

@@ -436,9 +436,8 @@ std::optional<fs::path> RunFolder::newest_whole(std::vector<std::string>& damage
     }
     if (const auto added = io::find_unlisted(checkpoint(step))) {  // the run would overwrite it
       throw UserError(
-          "{}: was added to a checkpoint of the run, which will be written again; move it, then "
-          "give "
-          "the same command again",
+          "{}: is in a damaged checkpoint, which the resumed run would overwrite, and was not "
+          "written by moe; move it and run the same command again",
           (checkpoint(step) / printable(*added)).string());
     }
     damaged.push_back(fmt::format("{}: {}", checkpoint(step).string(), *damage));

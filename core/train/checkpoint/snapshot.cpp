@@ -173,7 +173,7 @@ TrainState restore(const fs::path& folder, model::Llama& model, AdamW& optimizer
     types[info.name] = info.dtype;
   }
   for (const auto& [name, tensor, shape, begin] : states) {
-    const auto all = file.bytes(name);
+    const size_t bytes = file.bytes(name).size();
     USER_ERROR_IF(types[name] != stored_type(tensor), "{}: '{}' is {}, this run keeps it in {}; {}",
                   file.path().string(), name, io::dtype_name(types[name]),
                   io::dtype_name(stored_type(tensor)),
@@ -181,18 +181,22 @@ TrainState restore(const fs::path& folder, model::Llama& model, AdamW& optimizer
                       ? "give the --optimizer-state that it was saved with, or start a new run "
                         "from the folder's weights"
                       : "it is another run's");
-    const size_t element = tensor.element_size();
-    const size_t whole_bytes = static_cast<size_t>(c10::multiply_integers(shape)) * element;
-    USER_ERROR_IF(all.size() != whole_bytes,
+    const size_t whole_bytes =
+        static_cast<size_t>(c10::multiply_integers(shape)) * tensor.element_size();
+    USER_ERROR_IF(bytes != whole_bytes,
                   "{}: '{}' has {} bytes, this model has {}; it is another run's",
-                  file.path().string(), name, all.size(), whole_bytes);
-    const auto bytes = all.subspan(static_cast<size_t>(begin) * element, tensor.nbytes());
+                  file.path().string(), name, bytes, whole_bytes);
+  }
+  const TrainState state = read_train_state(folder);
+  for (const auto& [name, tensor, shape, begin] : states) {  // copies after all checks
+    const auto bytes = file.bytes(name).subspan(static_cast<size_t>(begin) * tensor.element_size(),
+                                                tensor.nbytes());
     // LibTorch has no read-only tensors. This one is only read.
     void* data = const_cast<std::byte*>(bytes.data());
     Tensor live = tensor;
     live.copy_(at::from_blob(data, tensor.sizes(), at::TensorOptions(tensor.scalar_type())));
   }
-  return read_train_state(folder);
+  return state;
 }
 
 fs::path train_state_file(const fs::path& checkpoint) { return checkpoint / kState; }

@@ -65,7 +65,7 @@ TrainState read_train_state(const std::filesystem::path& folder);
 // Loads a checkpoint into model and optimizer, which must have the same config. With several
 // processes, each loads the parts that it holds and updates, for any number of processes that wrote
 // the folder. Throws UserError if the folder has no training state, or if the state is that of
-// another model or has moments of another type.
+// another model or has moments of another type; model and optimizer are then unchanged.
 TrainState restore(const std::filesystem::path& folder, model::Llama& model, AdamW& optimizer);
 
 // Writes checkpoints in the background, one at a time. With several processes, all of them write

@@ -253,7 +253,8 @@ Options machine_options(TrainSettings& settings) {
        "their gradients too)"});
   replicas.is_recorded = shard.is_recorded = false;
   return {
-      {"seed", &settings.seed, group::kBatch, "random seed (shuffling, stochastic rounding)"},
+      {"seed", &settings.seed, group::kBatch, "random seed (shuffling, stochastic rounding)",
+       seed_range()},
       written_if([&settings] { return settings.threads > 0; },
                  changeable({"threads", &settings.threads, group::kRanks,
                              "CPU threads, at most one per processor", whole_between(0, 4096),

@@ -115,7 +115,7 @@ struct TrainSettings {
   std::optional<double> save_minutes;  // minutes between checkpoints, in addition
   int64_t keep = 2;                    // number of newest checkpoints to keep
   int64_t keep_every = 0;              // also keep checkpoints whose step is a multiple; 0 = none
-  uint64_t seed = 0;
+  int64_t seed = 0;
   int threads = 0;                  // recorded only; 0 = LibTorch's default
   bool on_cuda = false;             // each rank has a GPU; for checks and the record
   std::optional<int64_t> replicas;  // of the experts (core/distributed/comm.h); same results

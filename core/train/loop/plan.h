@@ -1,7 +1,7 @@
 #pragma once
-// Start of a run: prepare() resolves settings, data, model, layout and memory without writing a
-// file, with warnings about settings that are known to fail. begin_run() then opens RUN: rank 0
-// decides if it is new, resumed or complete, and broadcasts that.
+// Start of a run. prepare() resolves settings, data, model, layout and memory, and collects
+// warnings about settings that are known to fail; it writes no file. begin_run() then opens the run
+// folder: rank 0 determines whether the run is new, resumed or complete, and broadcasts the result.
 
 #include <cstdint>
 #include <filesystem>

@@ -146,15 +146,17 @@ std::vector<fs::path> event_files(const RunFolder& folder) {
 }
 
 Descriptor open_events(const fs::path& file, int flags) {
-  return Descriptor(
-      ::open(file.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0666));
+  return Descriptor(io::check_opened(
+      ::open(file.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0666),
+      file.string()));
 }
 
 // Returns the length of the file; nothing if it is shorter than `mark` or another event ends there.
 std::optional<uint64_t> matching_length(const Descriptor& descriptor, const EventMark& mark) {
   constexpr ssize_t kSumBytes = sizeof(mark.sum);
   struct stat status {};
-  uint32_t sum = 0;  // little endian, as in the file
+  static_assert(std::endian::native == std::endian::little);  // as the checksum in the file
+  uint32_t sum = 0;
   if (!descriptor.is_open() || mark.bytes < kSumBytes || ::fstat(descriptor.get(), &status) != 0 ||
       !S_ISREG(status.st_mode) || static_cast<uint64_t>(status.st_size) < mark.bytes ||
       ::pread(descriptor.get(), &sum, kSumBytes, static_cast<off_t>(mark.bytes - kSumBytes)) !=
@@ -203,8 +205,12 @@ OrderedJson with_stage_ends(OrderedJson line, ReluStages stages) {
 
 constexpr uint64_t kTail = uint64_t{4} << 20;  // larger than a line of thousands of experts
 
-std::optional<double> find_number(const Json& json, const char* key, const std::string& where) {
-  return has_value(json, key) ? std::optional(get_double(json, key, where)) : std::nullopt;
+// Returns the number of `key`; nothing if `json` has none, or another type there.
+std::optional<double> find_number(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  const bool is_finite =
+      found != json.end() && found->is_number() && std::isfinite(found->get<double>());
+  return is_finite ? std::optional(found->get<double>()) : std::nullopt;
 }
 
 std::optional<double> lr_from_checkpoint(const fs::path& model) {
@@ -223,7 +229,7 @@ std::optional<double> lr_from_upcycle_report(const fs::path& model) {
   }
   const Json report = read_json(file, uint64_t{1} << 24);
   const Json source = has_value(report, "source") ? report.at("source") : Json();
-  return find_number(source, "last_learning_rate", file.string());
+  return find_number(source, "last_learning_rate");
 }
 
 // Returns the rate of the last complete line of RUN/metrics.jsonl that has one. Reads only the end
@@ -244,7 +250,7 @@ std::optional<double> lr_from_metrics(const fs::path& model) {
     if (is_first && is_cut) {
       continue;  // incomplete
     }
-    if (const auto rate = find_number(parse_json(line, file.string()), "lr", file.string())) {
+    if (const auto rate = find_number(parse_json(line, file.string()), "lr")) {
       last = rate;
     }
   }
@@ -484,8 +490,8 @@ void MetricsLog::read_metrics(int64_t steps, bool has_history, std::vector<std::
     const bool has_others = missing.size() > kMaxRanges;
     missing.resize(std::min(missing.size(), kMaxRanges));
     notes.push_back(fmt::format(
-        "{}: the lines of steps {}{} are missing; the others are kept, and the run continues", file,
-        fmt::join(missing, ", "), has_others ? " and others" : ""));
+        "{}: the lines of steps {}{} are missing; the other lines are kept and the run resumes",
+        file, fmt::join(missing, ", "), has_others ? " and others" : ""));
   }
 }
 

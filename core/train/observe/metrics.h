@@ -44,7 +44,8 @@ struct StepRecord : StepLosses {
   route::CounterTotal total() const { return route::sum_layers(layers); }
 };
 
-// Task -> "acc", "acc_stderr", "acc_norm", ...: accuracies and standard errors, 0..1.
+// Task -> metric -> mean, and metric + "_stderr" -> standard error: "acc", "acc_stderr",
+// "perplexity".
 using TaskScores = std::map<std::string, std::map<std::string, double>>;
 
 // Result of an evaluation after `step` steps; 0 is before the first.
@@ -63,12 +64,13 @@ OrderedJson to_json(const StepRecord& record);
 // Adds held_out_loss, tasks and evaluation_seconds to the line of their step.
 void add_evaluation(OrderedJson& line, const Evaluation& evaluation);
 
-// Returns the scalars of a line of metrics.jsonl as tag and value: train/loss,
-// routing/dropped_share, tasks/piqa/acc, layer_2/experts_per_token. Only a few per layer, to bound
-// their number. Skips values that are not finite numbers.
+// Returns (tag, value) pairs for TensorBoard from a line of metrics.jsonl. Example tags:
+// train/loss, routing/dropped_share, tasks/piqa/acc, layer_2/experts_per_token. Includes four
+// counters per layer at most, which bounds the number of tags. Skips values that are not finite
+// numbers.
 std::vector<std::pair<std::string, double>> scalars(const Json& line);
 
-// End of the file when a checkpoint was saved.
+// End of the event file when a checkpoint was saved.
 struct EventMark {
   uint64_t bytes = 0;
   uint32_t sum = 0;    // last four bytes: the checksum of the last event

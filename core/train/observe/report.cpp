@@ -392,7 +392,7 @@ std::vector<Panel> compared_panels(const std::vector<ComparedRun>& runs,
       }
     }
   }
-  // Restores the order of groups: a later run may have added an earlier group.
+  // Sorts by group: a panel that only a later run has was appended at the end.
   const auto order = [](const Panel& panel) {
     const auto& specs = single_curve_panels();
     const auto first = std::ranges::find(specs, panel.spec.group, &PanelSpec::group);
@@ -403,7 +403,8 @@ std::vector<Panel> compared_panels(const std::vector<ComparedRun>& runs,
   return compared;
 }
 
-// Returns a panel, the table of the last value of each loss and accuracy, with a row per run.
+// Returns a table with a row per run: steps, tokens, time, and the last value of each loss and
+// accuracy.
 OrderedJson ends_table(const std::vector<ComparedRun>& runs,
                        const std::vector<std::string>& names) {
   std::vector<std::string> columns = {"Run", "Steps", "Tokens", "Time"};

@@ -56,8 +56,12 @@ std::shared_ptr<const io::Tokenizer> find_tokenizer(const io::Checkpoint& checkp
 }
 
 data::BatchSettings batch_settings(const TrainSettings& settings) {
-  return {*settings.pack,        settings.shuffle, *settings.seq_len,
-          *settings.micro_batch, settings.seed,    settings.pack_mask};
+  return {*settings.pack,
+          settings.shuffle,
+          *settings.seq_len,
+          *settings.micro_batch,
+          static_cast<uint64_t>(settings.seed),
+          settings.pack_mask};
 }
 
 void check_data_named(const TrainSettings& settings) {

@@ -298,6 +298,9 @@ TEST_CASE("the largest forward pass has the tokens of one batch", "[eval]") {
   const RequestSizes asked = request_sizes(settings, opened, {written});
   CHECK(asked.forward_tokens == 0);
   CHECK((asked.prompt_tokens > 1 && asked.prompt_tokens < 20));
+  settings.stats = dir / "stats.json";  // also scores the right answers, in batches
+  written.questions[1].target = "yes";
+  CHECK(request_sizes(settings, opened, {written}).forward_tokens > 1);
   CHECK(asked.answer_tokens == 50);
   const uint64_t weights = model::bytes_to_copy(opened.config, model::Storage::kStored, at::kCPU);
   CHECK(memory_need(settings, opened, asked).bytes ==

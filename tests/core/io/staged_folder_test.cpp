@@ -374,6 +374,18 @@ TEST_CASE("The next run repairs the state of a kill between two renames", "[io]"
   }
 }
 
+TEST_CASE("A kill at the end of a commit leaves a marker, which the next run removes", "[io]") {
+  const TempDir dir;
+  const fs::path out = dir / "out";
+  commit_number(dir / "before", false, 1);
+  make_unfinished(out);
+  fs::remove(dir / "out.partial" / "new");
+  fs::rename(dir / "before", out);
+  CHECK_THAT(refusal(out), contains_text("exists already"));
+  CHECK(whole_number(out) == 1);
+  CHECK_FALSE(fs::exists(dir / "out.partial"));
+}
+
 TEST_CASE("Removing a folder also removes an unfinished write of it", "[io]") {
   const TempDir dir;
   commit_number(dir / "out", false, 1);

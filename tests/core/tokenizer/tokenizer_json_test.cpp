@@ -394,6 +394,17 @@ TEST_CASE("White space next to an added token is stripped in linear time", "[io]
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(30));
 }
 
+TEST_CASE("Only stages that are read make a tokenizer byte-level", "[io]") {
+  Json json = byte_level_json();
+  json["decoder"] = {{"type", "Fuse"}, {"decoders", {{{"type", "ByteLevel"}}}}};
+  json["pre_tokenizer"] = {{"type", "Sequence"},
+                           {"pretokenizers", {{{"type", "WhitespaceSplit"}}}},
+                           {"decoders", {{{"type", "ByteLevel"}}}}};
+  CHECK(read(json)->bytes(3) == "\u00E2");
+  json["pre_tokenizer"]["pretokenizers"][0]["type"] = "ByteLevel";
+  CHECK(read(json)->bytes(3) == "\xE2");
+}
+
 TEST_CASE("Too many stages or special tokens and too long added tokens are refused", "[io]") {
   Json inner = {{"type", "Sequence"}, {"normalizers", Json::array()}};
   inner["normalizers"].insert(inner["normalizers"].end(), 20, {{"type", "NFC"}});

@@ -132,11 +132,13 @@ TEST_CASE("values of wrong types are ignored", "[train]") {
       {{"step", 1},
        {"loss", "low"},
        {"lr", nullptr},
+       {"skipped_steps", nullptr},
        {"tasks", {{"piqa", 3}}},
        {"layers", Json::array({1, {{"layer", 0}}, {{"layer", 1}, {"load", {-5, "x", 1e30}}}})}},
       "metrics");
   CHECK(history.curves().count("loss") == 0);
   CHECK(history.curves().count("lr") == 0);
+  CHECK(history.skipped_count == 0);
   REQUIRE(history.loads().columns().size() == 1);
   CHECK((history.loads().columns()[0].loads[0].rows == std::vector<int64_t>{0, 0, 0}));
 }

@@ -461,13 +461,15 @@ TEST_CASE("the last learning rate is that of the last complete line of the run, 
   write_file(dir / "run/final/config.json", "{}");
   CHECK_FALSE(last_learning_rate(dir / "run/final"));  // no metrics.jsonl
   using Rate = std::optional<double>;
-  for (const auto& [text, rate] : {std::pair<const char*, Rate>(R"({"step": 1, "lr": 0.5}
+  for (const auto& [text, rate] :
+       {std::pair<const char*, Rate>(R"({"step": 1, "lr": 0.5}
 {"step": 2, "lr": 0.25}
 {"step": 2, "held_out_loss": 1}
 {"step": 3, "lr": 0.1)",
-                                                                0.25),
-                                   {"{\"step\": 1, \"lr\": \"much\"}\n", Rate()},
-                                   {"{\"step\": 1, \"lr\": 0.5}\nno JSON\n", Rate()}}) {
+                                     0.25),
+        {"{\"step\": 1, \"lr\": \"much\"}\n", Rate()},
+        {"{\"step\": 1, \"lr\": 0.5}\n{\"step\": 2, \"lr\": \"much\"}\n3\n", 0.5},
+        {"{\"step\": 1, \"lr\": 0.5}\nno JSON\n", Rate()}}) {
     write_file(dir / "run/metrics.jsonl", text);
     CHECK(last_learning_rate(dir / "run/final/") == rate);
   }

@@ -480,9 +480,12 @@ TEST_CASE("a run with bf16 moments stores them as bf16 and resumes bit for bit",
   CHECK(moments > 0);
   auto model = model::Llama::load(io::Checkpoint(checkpoint));
   AdamW optimizer(held_slices(model.parameters()), {});
+  const at::Tensor weight = model.parameters().front().tensor.detach();
+  weight.fill_(7);
   CHECK_THAT(
       user_error_of([&] { restore(checkpoint, model, optimizer); }),
       contains_text("is BF16") && contains_text("F32") && contains_text("--optimizer-state"));
+  CHECK(weight.eq(7).all().item<bool>());  // a refused resume copies nothing
   world.settings.adamw.moments = io::DType::kF32;
   CHECK_THAT(user_error_of([&] { world.train(); }),
              contains_text("optimizer-state was \"bf16\", is \"fp32\""));
