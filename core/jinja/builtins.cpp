@@ -265,7 +265,8 @@ Value list_index(In self, Args arguments) {
   const auto found =
       std::ranges::find_if(items, [&](In item) { return equals(item, only(arguments)); });
   if (found == items.end()) {
-    fail("index(): the item is not in the list");
+    fail("{} is not in {}", printable(to_json(only(arguments), {}).utf8(), 60),
+         printable(to_json(self, {}).utf8(), 60));
   }
   return static_cast<size_t>(found - items.begin());
 }

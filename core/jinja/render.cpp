@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "core/base/text.h"
@@ -24,17 +25,7 @@ bool mentions_in(const Node& node, std::string_view name) {
 // The names of a block. Macros and loops keep the scope that they were defined in.
 struct Scope {
   std::shared_ptr<Scope> parent;
-  std::vector<std::pair<std::string, Value>> names = {};
-
-  const Value* find(const std::string& name) const {
-    const auto found =
-        std::ranges::find_if(names, [&](const auto& entry) { return entry.first == name; });
-    return found != names.end() ? &found->second : nullptr;
-  }
-  void set(const std::string& name, Value value) {
-    std::erase_if(names, [&](const auto& entry) { return entry.first == name; });
-    names.emplace_back(name, std::move(value));
-  }
+  std::map<std::string, Value> names = {};
 };
 using ScopePtr = std::shared_ptr<Scope>;
 
@@ -42,22 +33,24 @@ enum class Flow { kNext, kBreak, kContinue };
 
 class Renderer {
  public:
-  Renderer(const Dict& context, const RenderSettings& settings)
-      : settings_(settings), scope_(std::make_shared<Scope>()) {
+  Renderer(const Dict& context, const RenderSettings& settings, Dialect dialect)
+      : settings_(settings),
+        is_strict_(dialect == Dialect::kTask),
+        scope_(std::make_shared<Scope>()) {
     Dict globals;
     define_globals(globals);
     for (const Dict* names : {static_cast<const Dict*>(&globals), &context}) {
       for (const auto& [name, value] : names->items) {
-        scope_->set(name.string().utf8(), value);
+        scope_->names[name.string().utf8()] = value;
       }
     }
-    scope_->set("strftime_now", make_function([this](const Arguments& arguments) -> Value {
-                  arguments.check({"format"});
-                  if (!settings_.format_date || arguments.positional.empty()) {
-                    refuse("strftime_now() without a date and a format");
-                  }
-                  return settings_.format_date(arguments.positional[0].string().utf8());
-                }));
+    scope_->names["strftime_now"] = make_function([this](const Arguments& arguments) -> Value {
+      arguments.check({"format"});
+      if (!settings_.format_date || arguments.positional.empty()) {
+        refuse("strftime_now() without a date and a format");
+      }
+      return settings_.format_date(arguments.positional[0].string().utf8());
+    });
     scope_ = std::make_shared<Scope>(Scope{scope_});
   }
   Renderer(const Renderer&) = delete;
@@ -79,7 +72,8 @@ class Renderer {
     const auto kid = [&](size_t index) {
       Value value = node.kids[index] == nullptr ? Value(None{}) : evaluate(*node.kids[index]);
       at_ = node.at;
-      return value;
+      return is_strict_ && node.name != "defined" && node.name != "default" ? value.defined()
+                                                                            : value;
     };
     switch (node.kind) {
       case Kind::kConstant:
@@ -186,8 +180,8 @@ class Renderer {
 
   Value look_up(const std::string& name) const {
     for (const Scope* scope = scope_.get(); scope != nullptr; scope = scope->parent.get()) {
-      if (const Value* found = scope->find(name)) {
-        return *found;
+      if (const auto found = scope->names.find(name); found != scope->names.end()) {
+        return found->second;
       }
     }
     if (name == "varargs" || name == "kwargs" || name == "self") {
@@ -289,7 +283,7 @@ class Renderer {
       case Kind::kOutput: {
         const Value value = evaluate(*node.kids[0]);
         at_ = node.at;
-        write(to_text(value));
+        write(to_text(is_strict_ ? value.defined() : value));
         return Flow::kNext;
       }
       case Kind::kIf:
@@ -322,7 +316,7 @@ class Renderer {
       case Kind::kMacro: {
         const Node* call_node = node.kids[1].get();
         if (call_node == nullptr) {
-          scope_->set(node.name, make_macro(node));
+          scope_->names[node.name] = make_macro(node);
           return Flow::kNext;
         }
         const Value callee = evaluate(*call_node->kids[0]);
@@ -348,7 +342,8 @@ class Renderer {
 
   void assign(const Node& target, Value value) {
     if (target.kind == Kind::kName) {
-      return scope_->set(target.name, std::move(value));
+      scope_->names[target.name] = std::move(value);
+      return;
     }
     if (target.kind == Kind::kAttribute) {
       const Value object = evaluate(*target.kids[0]);
@@ -395,21 +390,23 @@ class Renderer {
     }
     if (takes_caller) {
       const Value* caller = arguments.find(SIZE_MAX, "caller");
-      scope_->set("caller", caller != nullptr ? *caller : Value(Undefined{"there is no caller"}));
+      scope_->names["caller"] =
+          caller != nullptr ? *caller : Value(Undefined{"there is no caller"});
     }
     for (size_t i = 0; i < names.size(); ++i) {
       const Value* given = arguments.find(i, names[i]);
-      scope_->set(names[i],
-                  given != nullptr ? *given
-                  : i >= first_default
-                      ? evaluate(*macro.kids[2 + i - first_default])
-                      : Value(Undefined{fmt::format("parameter '{}' was not provided", names[i])}));
+      Value value = Undefined{fmt::format("parameter '{}' was not provided", names[i])};
+      if (given != nullptr || i >= first_default) {
+        value = given != nullptr ? *given : evaluate(*macro.kids[2 + i - first_default]);
+      }
+      scope_->names[names[i]] = std::move(value);
     }
   }
 
   Flow run_loop(const Node& node, const ScopePtr& scope, const Value& iterable, int depth);
 
   const RenderSettings& settings_;
+  const bool is_strict_;  // undefined values are errors where they are used
   ScopePtr scope_;
   std::vector<ScopePtr> macro_scopes_;
   Text* out_ = nullptr;
@@ -494,7 +491,7 @@ Flow Renderer::run_loop(const Node& node, const ScopePtr& scope, const Value& it
   bool has_completed = false;  // an iteration
   for (; loop->index < loop->items.size(); ++loop->index) {
     const Flow flow = in_scope(scope, [&] {
-      scope_->set("loop", Value(std::shared_ptr<Object>(loop)));
+      scope_->names["loop"] = Value(std::shared_ptr<Object>(loop));
       assign(*node.kids[0], loop->items[loop->index]);
       return execute(*node.kids[3]);
     });
@@ -527,11 +524,13 @@ auto with_place(const Syntax& syntax, const std::string& name, const Renderer& r
 
 }  // namespace
 
-Template::Template(std::string_view source, std::string name)
-    : syntax_(std::make_shared<Syntax>(parse(source, name))), name_(std::move(name)) {}
+Template::Template(std::string_view source, std::string name, Dialect dialect)
+    : syntax_(std::make_shared<Syntax>(parse(source, name, dialect == Dialect::kChat))),
+      name_(std::move(name)),
+      dialect_(dialect) {}
 
 Rendered Template::render(const Dict& context, const RenderSettings& settings) const {
-  Renderer renderer(context, settings);
+  Renderer renderer(context, settings, dialect_);
   const Text text =
       with_place(*syntax_, name_, renderer, [&] { return renderer.render(*syntax_->root); });
   Rendered result{text.utf8(), {}};
@@ -550,9 +549,13 @@ Rendered Template::render(const Dict& context, const RenderSettings& settings) c
 Value Template::evaluate(const Dict& context, const RenderSettings& settings) const {
   const Node& root = *syntax_->root;
   const bool is_expression = root.kids.size() == 1 && root.kids[0]->kind == Kind::kOutput;
-  Renderer renderer(context, settings);
+  Renderer renderer(context, settings, dialect_);
   return with_place(*syntax_, name_, renderer, [&]() -> Value {
-    return is_expression ? renderer.evaluate(*root.kids[0]->kids[0]) : renderer.render(root);
+    if (!is_expression) {
+      return renderer.render(root);
+    }
+    const Value value = renderer.evaluate(*root.kids[0]->kids[0]);
+    return dialect_ == Dialect::kTask ? value.defined() : value;
   });
 }
 

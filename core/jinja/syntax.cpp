@@ -26,7 +26,7 @@ struct Token {
   size_t at = 0;
 };
 
-std::string normalize_lines(std::string_view text) {
+std::string normalize_lines(std::string_view text, bool drops_last) {
   std::string lines;
   for (size_t i = 0; i < text.size(); ++i) {
     if (text[i] == '\r') {
@@ -36,7 +36,7 @@ std::string normalize_lines(std::string_view text) {
       lines += text[i];
     }
   }
-  if (lines.ends_with('\n')) {
+  if (drops_last && lines.ends_with('\n')) {
     lines.pop_back();
   }
   return lines;
@@ -50,7 +50,8 @@ bool is_digit(char byte) { return byte >= '0' && byte <= '9'; }
 // Splits a template into tokens, as jinja2.lexer does.
 class Lexer {
  public:
-  Lexer(const std::string& source, const std::string& name) : source_(source), name_(name) {}
+  Lexer(const std::string& source, const std::string& name, bool trims)
+      : source_(source), name_(name), trims_(trims) {}
 
   std::vector<Token> run() {
     while (at_ < source_.size()) {
@@ -86,7 +87,7 @@ class Lexer {
     std::string data = source_.substr(begin, open - begin);
     if (sign == '-') {
       data = strip(Text(data), nullptr, false, true).utf8();
-    } else if (sign != '+' && !is_variable) {
+    } else if (trims_ && sign != '+' && !is_variable) {
       const size_t line = data.rfind('\n') + 1;  // 0 without a line feed
       if ((line > 0 || is_line_start_) &&
           data.find_first_not_of(" \t", line) == std::string::npos) {
@@ -111,7 +112,7 @@ class Lexer {
     if (has_sign && source_[at] == '-') {
       return skip_space(end);
     }
-    return end + (!has_sign && !is_variable && has("\n", end) ? 1 : 0);
+    return end + (trims_ && !has_sign && !is_variable && has("\n", end) ? 1 : 0);
   }
 
   void finish_tag(size_t end) {
@@ -300,6 +301,7 @@ class Lexer {
 
   const std::string& source_;
   const std::string& name_;
+  bool trims_;
   std::vector<Token> tokens_;
   size_t at_ = 0;
   bool is_line_start_ = true;  // the last tag ended a line
@@ -308,8 +310,8 @@ class Lexer {
 // Recursive descent, as jinja2.parser.
 class Parser {
  public:
-  Parser(const std::string& source, const std::string& name)
-      : source_(source), name_(name), tokens_(Lexer(source, name).run()) {}
+  Parser(const std::string& source, const std::string& name, bool trims)
+      : source_(source), name_(name), tokens_(Lexer(source, name, trims).run()) {}
 
   NodePtr run() {
     NodePtr root = parse_block({});
@@ -894,12 +896,12 @@ class Parser {
 
 }  // namespace
 
-Syntax parse(std::string_view source, const std::string& name) {
+Syntax parse(std::string_view source, const std::string& name, bool trims) {
   USER_ERROR_IF(source.size() > kMaxSourceBytes, "{}: a template of more than {} bytes", name,
                 kMaxSourceBytes);
   USER_ERROR_IF(find_invalid_utf8(source) != kValidUtf8, "{}: the template is not UTF-8", name);
-  Syntax syntax{normalize_lines(source), nullptr};
-  syntax.root = Parser(syntax.source, name).run();
+  Syntax syntax{normalize_lines(source, trims), nullptr};
+  syntax.root = Parser(syntax.source, name, trims).run();
   return syntax;
 }
 

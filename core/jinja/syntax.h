@@ -68,7 +68,8 @@ struct Syntax {
 
 // Parses `source`. `name` opens errors, with line and column. Throws Unsupported for a template
 // that is invalid or beyond the subset.
-Syntax parse(std::string_view source, const std::string& name);
+// `trims` is for trim_blocks, lstrip_blocks and one line feed at the end.
+Syntax parse(std::string_view source, const std::string& name, bool trims);
 
 // Returns "NAME line 3 column 7".
 std::string place(const std::string& name, std::string_view source, size_t at);

@@ -1,7 +1,7 @@
 #pragma once
 // Chat templates and prompts of tasks, in the language of jinja2 as transformers runs it: an
-// immutable sandbox with trim_blocks, lstrip_blocks, loop controls, raise_exception(),
-// strftime_now(), its own tojson and {% generation %}. What is rendered is equal to jinja2's
+// immutable sandbox with loop controls, raise_exception(), strftime_now(), its own tojson and
+// {% generation %}. What is rendered is equal to jinja2's
 // (tests/interop/jinja_parity.py); what the engine lacks is refused. There are no imports, no HTML
 // escaping and no changes of lists and dicts.
 
@@ -40,10 +40,14 @@ struct RenderSettings {
   int64_t max_steps = 10'000'000;  // nodes evaluated
 };
 
+// kChat: transformers' environment, with trim_blocks and lstrip_blocks. kTask: that of
+// lm-evaluation-harness, with StrictUndefined and keep_trailing_newline.
+enum class Dialect { kChat, kTask };
+
 class Template {
  public:
   // `name` opens errors, such as a file's. Throws Unsupported with line and column.
-  Template(std::string_view source, std::string name);
+  Template(std::string_view source, std::string name, Dialect dialect = Dialect::kChat);
 
   // Renders with the names of `context`. Strings of `context` keep their source, the template's
   // own have source 0. Throws UserError for raise_exception() and for all else that raises an
@@ -60,6 +64,7 @@ class Template {
  private:
   std::shared_ptr<const struct Syntax> syntax_;
   std::string name_;
+  Dialect dialect_;
 };
 
 }  // namespace moe::jinja

@@ -177,9 +177,9 @@ TEST_CASE("messages suggest the nearest command or flag, and name the flag of an
        {{"eval", "x", "--tasks", "y", "--upcycle", "2", "--upcycle-seed", "9223372036854775807"},
         "unknown task 'y'"}});
   for (const Args& command : {Args{"init", "x", "-o", "y"},
-                               {"upcycle", "x", "-o", "y"},
-                               {"generate", "x", "--prompt", "a"},
-                               {"train", "x", "-o", "y", "--data", "z"}}) {
+                              {"upcycle", "x", "-o", "y"},
+                              {"generate", "x", "--prompt", "a"},
+                              {"train", "x", "-o", "y", "--data", "z"}}) {
     for (const std::string seed : {"9223372036854775808", "-1"}) {
       check_refused(joined(command, {"--seed", seed}),
                     "--seed " + seed + ": must be a whole number");

@@ -13,46 +13,6 @@ namespace moe::eval {
 
 namespace {
 
-std::string as_text(const OrderedJson& value, const std::string& hole) {
-  if (value.is_string()) {
-    return value.get<std::string>();
-  }
-  if (value.is_boolean()) {
-    return value.get<bool>() ? "True" : "False";
-  }
-  if (value.is_number()) {
-    return value.dump();
-  }
-  if (value.is_null()) {
-    return "None";
-  }
-  throw UserError("{{{{{}}}}} is no text but {}; name one entry of it", hole,
-                  value.is_array() ? "a list" : "an object");
-}
-
-using TextFunction = std::string (*)(const std::string&);
-
-// Returns the equivalent of Python's string method `name`; null if templates do not support it.
-TextFunction find_method(const std::string& name) {
-  static const std::map<std::string, TextFunction> methods = {
-      {"strip", [](const std::string& text) { return strip(text); }},
-      {"lstrip", [](const std::string& text) { return std::string(left_strip(text)); }},
-      {"rstrip", [](const std::string& text) { return std::string(right_strip(text)); }},
-      {"lower", [](const std::string& text) { return lower(text); }},
-      {"capitalize", [](const std::string& text) { return capitalize(text); }}};
-  const auto found = methods.find(name);
-  return found == methods.end() ? nullptr : found->second;
-}
-
-// Returns the index of `element` in the list `value`.
-OrderedJson find_index(const OrderedJson& element, const OrderedJson& value,
-                       const std::string& hole) {
-  const auto found = std::find(value.begin(), value.end(), element);
-  USER_ERROR_IF(!value.is_array() || found == value.end(), "{{{{{}}}}}: {} is not in {}", hole,
-                printable(element.dump()), printable(value.dump()));
-  return static_cast<int64_t>(found - value.begin());
-}
-
 using Texts = std::vector<std::string>;
 
 Target logiqa_target(const OrderedJson& document) {
@@ -215,167 +175,49 @@ const Entry& named(const std::map<std::string, Entry>& table, const std::string&
 
 }  // namespace
 
-// Parses a hole: a name, then any number of .name, [0], ['name'] or .function().
-class PromptTemplate::Parser {
- public:
-  // Maximum nesting of .index(..).
-  static constexpr int kMaxDepth = 8;
+PromptTemplate::PromptTemplate(const std::string& text)
+    : template_(text, fmt::format("'{}'", printable(text)), jinja::Dialect::kTask) {}
 
-  explicit Parser(const std::string& hole) : hole_(hole) {}
-
-  std::vector<Step> parse() {
-    std::vector<Step> steps = parse_steps();
-    skip_space();
-    require(at_ == hole_.size());
-    return steps;
+jinja::Value PromptTemplate::evaluate(const OrderedJson& document) const {
+  const jinja::Value fields =
+      jinja::make_value(document.is_object() ? document : OrderedJson::object(), 0);
+  if (const jinja::Value* field = fields.dict()->find(jinja::Value(template_.source()))) {
+    return *field;
   }
-
- private:
-  void require(bool holds) const {
-    USER_ERROR_IF(!holds,
-                  "{{{{{}}}}} is not understood; a hole is a field as in {{{{a.b}}}}, "
-                  "{{{{a['b']}}}} or {{{{a[0]}}}}, and then .strip(), .lstrip(), .rstrip(), "
-                  ".lower(), .capitalize() or .index(field)",
-                  printable(hole_));
-  }
-  char peek() const { return at_ < hole_.size() ? hole_[at_] : '\0'; }
-  void skip_space() {
-    while (peek() == ' ') {
-      ++at_;
-    }
-  }
-  std::string parse_name() {
-    const size_t begin = at_;
-    while (std::isalnum(static_cast<unsigned char>(peek())) != 0 || peek() == '_') {
-      ++at_;
-    }
-    require(at_ > begin);
-    return hole_.substr(begin, at_ - begin);
-  }
-  std::vector<Step> parse_steps() {
-    skip_space();
-    std::vector<Step> steps = {{Step::Kind::kKey, parse_name(), 0, {}}};
-    while (peek() == '.' || peek() == '[') {
-      const bool dotted = peek() == '.';
-      ++at_;
-      steps.push_back(dotted ? parse_dotted() : parse_bracket());
-    }
-    return steps;
-  }
-  Step parse_dotted() {
-    Step step{Step::Kind::kKey, parse_name(), 0, {}};
-    if (peek() != '(') {
-      return step;
-    }
-    ++at_;
-    if (step.name == "index") {
-      USER_ERROR_IF(++depth_ > kMaxDepth,
-                    "{{{{{}}}}}: more than {} .index( inside each other; write it in fewer",
-                    printable(hole_), kMaxDepth);
-      step.kind = Step::Kind::kFind;
-      step.inner = parse_steps();
-      skip_space();
-      --depth_;
-    } else {
-      step.kind = Step::Kind::kCall;
-      require(find_method(step.name) != nullptr);
-    }
-    require(peek() == ')');
-    ++at_;
-    return step;
-  }
-  Step parse_bracket() {
-    Step step;
-    const char quote = peek();
-    if (quote == '\'' || quote == '"') {
-      const size_t end = hole_.find(quote, at_ + 1);
-      require(end != std::string::npos);
-      step.name = hole_.substr(at_ + 1, end - at_ - 1);
-      at_ = end + 1;
-    } else {
-      step.kind = Step::Kind::kIndex;
-      const std::string digits = parse_name();
-      require(digits.size() <= 6 && digits.find_first_not_of("0123456789") == std::string::npos);
-      step.index = std::stoul(digits);
-    }
-    require(peek() == ']');
-    ++at_;
-    return step;
-  }
-
-  const std::string& hole_;
-  size_t at_ = 0;
-  int depth_ = 0;  // number of open .index( calls
-};
-
-PromptTemplate::PromptTemplate(const std::string& text) {
-  size_t begin = 0;
-  for (size_t open = text.find("{{"); open != std::string::npos; open = text.find("{{", begin)) {
-    const size_t close = text.find("}}", open);
-    USER_ERROR_IF(close == std::string::npos, "'{}': {{{{ without }}}} after it", printable(text));
-    const std::string hole = strip(text.substr(open + 2, close - open - 2));
-    parts_.push_back({text.substr(begin, open - begin), hole, Parser(hole).parse()});
-    begin = close + 2;
-  }
-  if (begin < text.size() || parts_.empty()) {
-    parts_.push_back({text.substr(begin), "", {}});
-  }
-}
-
-const OrderedJson& PromptTemplate::member(const Step& step, const OrderedJson& value,
-                                          const std::string& hole) {
-  if (step.kind == Step::Kind::kIndex) {
-    USER_ERROR_IF(!value.is_array() || step.index >= value.size(),
-                  "{{{{{}}}}}: there is no entry {} ({})", hole, step.index,
-                  value.is_array() ? fmt::format("{} are there", value.size())
-                                   : std::string("this is no list"));
-    return value[step.index];
-  }
-  if (!value.is_object() || !value.contains(step.name)) {
+  try {
+    return template_.evaluate(*fields.dict());
+  } catch (const UserError& error) {
     std::vector<std::string> known;
-    for (const auto& [key, unused] : value.items()) {
-      known.push_back(key);
+    for (const auto& item : document.items()) {
+      known.push_back(item.key());
     }
-    throw UserError("{{{{{}}}}}: the document has no '{}'; it has {}", hole, step.name,
-                    value.is_object() ? printable(fmt::format("{}", fmt::join(known, ", ")))
-                                      : std::string("no fields there"));
+    throw UserError("{}; the document has {}", error.what(),
+                    printable(fmt::format("{}", fmt::join(known, ", "))));
   }
-  return value[step.name];
 }
 
-OrderedJson PromptTemplate::follow(const std::vector<Step>& steps, const OrderedJson& document,
-                                   const std::string& hole) {
-  const OrderedJson* value = &document;
-  OrderedJson result;  // of the last method call
-  for (const auto& step : steps) {
-    if (step.kind == Step::Kind::kKey || step.kind == Step::Kind::kIndex) {
-      value = &member(step, *value, hole);
-      continue;
-    }
-    result = step.kind == Step::Kind::kCall
-                 ? OrderedJson(find_method(step.name)(as_text(*value, hole)))
-                 : find_index(follow(step.inner, document, hole), *value, hole);
-    value = &result;
+// Returns `convert()`; a value that has no text or JSON is a UserError.
+template <typename Convert>
+auto PromptTemplate::convert_value(const Convert& convert) const {
+  try {
+    return convert();
+  } catch (const jinja::Fault& fault) {
+    throw UserError("'{}': {}", printable(template_.source()), fault.message);
   }
-  return *value;
 }
 
 std::string PromptTemplate::operator()(const OrderedJson& document) const {
-  std::string text;
-  for (const auto& part : parts_) {
-    text += part.text;
-    if (!part.steps.empty()) {
-      text += as_text(follow(part.steps, document, part.hole), part.hole);
-    }
-  }
-  return text;
+  const jinja::Value found = evaluate(document);
+  return convert_value([&] { return jinja::to_text(found).utf8(); });
 }
 
 OrderedJson PromptTemplate::value(const OrderedJson& document) const {
-  if (parts_.size() == 1 && parts_[0].text.empty() && !parts_[0].steps.empty()) {
-    return follow(parts_[0].steps, document, parts_[0].hole);
+  const jinja::Value found = evaluate(document);
+  if (found.text() != nullptr) {
+    return found.text()->utf8();
   }
-  return (*this)(document);
+  const std::string json = convert_value([&] { return jinja::to_json(found, {}).utf8(); });
+  return parse_ordered_json(json, template_.source());
 }
 
 DocumentReader find_document_reader(const std::string& name, const Schema& schema) {

@@ -1,8 +1,7 @@
 #pragma once
 // Prompt templates such as "Question: {{goal}}\nAnswer:", and the functions that task files
-// (task.h) name. A template is text with placeholders, called holes, in the subset of Jinja that
-// the harness's own tasks need: {{field}}, {{a.b}}, {{a['b']}}, {{list[0]}}, each optionally
-// followed by .strip(), .lstrip(), .rstrip(), .lower(), .capitalize() or .index(field).
+// (task.h) name. A template is in the language of jinja2 (core/jinja) in the environment of the
+// harness: undefined names are errors, white space is kept.
 
 #include <cstdint>
 #include <functional>
@@ -13,40 +12,27 @@
 #include "core/base/json.h"
 #include "core/eval/formats/documents.h"
 #include "core/eval/formats/lines.h"
+#include "core/jinja/template.h"
 
 namespace moe::eval {
 
 class PromptTemplate {
  public:
-  // Throws UserError if a hole is invalid or .index( is nested deeper than 8 levels.
+  // Throws UserError with line and column if the template is invalid.
   explicit PromptTemplate(const std::string& text);
 
-  // Returns the text with every hole replaced by its value: numbers in decimal, booleans and null
-  // as True, False and None. Throws UserError if the document lacks a field or the value is a list
-  // or an object.
+  // Returns the text for a document. A template that is the name of a field is the field's value,
+  // as in the harness. Throws UserError if the document lacks a field that is used.
   std::string operator()(const OrderedJson& document) const;
-  // Returns the value of the hole, of any type, if the template is a single hole; else the text.
+  // Returns the value, of any type, if the template is one expression in {{ }}; else the text.
   OrderedJson value(const OrderedJson& document) const;
 
  private:
-  struct Step {
-    enum class Kind { kKey, kIndex, kCall, kFind } kind = Kind::kKey;
-    std::string name;  // of a key or a method
-    size_t index = 0;
-    std::vector<Step> inner;  // the argument of .index(..)
-  };
-  struct Part {
-    std::string text;         // before the hole
-    std::string hole;         // the hole's source, for messages
-    std::vector<Step> steps;  // of the hole; empty: no hole after the text
-  };
-  class Parser;
-  static OrderedJson follow(const std::vector<Step>& steps, const OrderedJson& document,
-                            const std::string& hole);
-  static const OrderedJson& member(const Step& step, const OrderedJson& value,
-                                   const std::string& hole);
+  jinja::Value evaluate(const OrderedJson& document) const;
+  template <typename Convert>
+  auto convert_value(const Convert& convert) const;
 
-  std::vector<Part> parts_;
+  jinja::Template template_;
 };
 
 // The harness's doc_to_target: the index of a choice, or a text.

@@ -218,7 +218,7 @@ LoadedTask load_task(const Task& task, const fs::path& data, std::optional<int64
   loaded.files = {files.files.begin(), files.files.end()};
   std::vector<Document> pool;
   if (loaded.shots > 0) {
-    const SplitFiles examples = find_split(task, task.data.shots, data);
+    const FileLayout examples = find_split(task, task.data.shots, data);
     pool = read_split(task, examples, kAllDocuments).documents;
     loaded.files.insert(loaded.files.end(), examples.files.begin(), examples.files.end());
   }

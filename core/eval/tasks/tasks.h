@@ -18,10 +18,10 @@ struct TaskOptions {
 
 struct LoadedTask {
   Task task;
-  std::vector<Question> questions;      // the first `limit` questions, in file order
-  int64_t total_questions = 0;          // number of questions in the file
-  int64_t shots = 0;                    // few-shot examples per question
-  std::vector<std::string> notes = {};  // messages for the user
+  std::vector<Question> questions;                // the first `limit` questions, in file order
+  int64_t total_questions = 0;                    // number of questions in the file
+  int64_t shots = 0;                              // few-shot examples per question
+  std::vector<std::string> notes = {};            // messages for the user
   std::vector<std::filesystem::path> files = {};  // read for the questions and examples
 };
 

@@ -47,54 +47,6 @@ const char* kTwoTurns =
     R"({"role": "assistant", "content": " R"}, {"role": "user", "content": "q"}, )"
     R"({"role": "assistant", "content": "r"}]})";
 
-// Returns a codec with the special tokens `marks` (ids from 270) and the token "ab" (269).
-TextCodec chat_codec(const std::vector<std::string>& marks) {
-  TextCodec codec = byte_codec();
-  codec.encode_plain = [](std::string_view text, bool) {
-    std::vector<int64_t> ids;
-    for (size_t at = 0; at < text.size(); ++at) {
-      const bool is_pair = text.substr(at, 2) == "ab";
-      ids.push_back(is_pair ? 269 : 10 + static_cast<unsigned char>(text[at]));
-      at += is_pair ? 1 : 0;
-    }
-    return ids;
-  };
-  codec.special = [marks](const std::string& mark) {
-    const auto found = std::find(marks.begin(), marks.end(), mark);
-    return found == marks.end() ? -1 : 270 + (found - marks.begin());
-  };
-  return codec;
-}
-
-// Prints BOS as B, EOS as E, special tokens as {mark}, token 269 as (ab), and loss in brackets.
-std::string show(const std::vector<ChatToken>& tokens, const std::vector<std::string>& marks) {
-  std::string shown;
-  bool learned = false;
-  const auto change = [&](bool to) {
-    shown += learned == to ? "" : to ? "[" : "]";
-    learned = to;
-  };
-  for (const auto& [id, is_learned] : tokens) {
-    change(is_learned);
-    shown += id == kBos   ? "B"
-             : id == kEos ? "E"
-             : id >= 270  ? "{" + marks.at(static_cast<size_t>(id - 270)) + "}"
-             : id == 269  ? "(ab)"
-                          : std::string(1, static_cast<char>(id - 10));
-  }
-  change(false);
-  return shown;
-}
-
-std::string show(const std::string& form, const Conversation& conversation,
-                 const std::vector<std::string>& marks = {}, bool only_last = false) {
-  return show(chat_tokens(chat_pieces(form, conversation, only_last), chat_codec(marks)), marks);
-}
-
-const Conversation kOne = {"", {{"Q ", "", " R"}}};
-const Conversation kTwo = {"S", {{"Q", "I", "R"}, {"q", "", "r"}}};
-const std::vector<std::string> kLlama3 = {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
-
 constexpr int64_t kEot = 258, kInst = 259, kIds = 260;  // 256 and 257 are <s> and </s>
 
 // Returns a byte-level tokenizer with four special tokens.
@@ -255,123 +207,6 @@ TEST_CASE("With sentencepiece the llama2 template gives the ids of Meta's joint 
   }
 }
 
-TEST_CASE("The form of a chat template is recognized by its special tokens", "[data]") {
-  const TempDir dir;
-  for (const auto& [text, form] : std::vector<std::pair<std::string, std::string>>{
-           {"{{ '<|im_start|>' + role }}", "chatml"},
-           {"'<|start_header_id|>' + role + '<|end_header_id|>'", "llama3"},
-           {"'[INST] ' + '<<SYS>>' + content + ' [/INST]'", "llama2"},
-           {"' [INST] ' + system_message + ' [/INST]'", "mistral"},
-           {"bos_token '[INST] ' + content + ' [/INST]'", "mistral-v0"},
-           {"\"[INST] \" + content + \"[/INST]\"", "mistral-v3"},
-           {"\"[INST]\" + content + \"[/INST]\"", "mistral-tekken"},
-           {"'[SYSTEM_PROMPT]' '[INST]' + content", "mistral-v7"},
-           {"'<|user|>\\n' + content + eos_token", "zephyr"}}) {
-    CAPTURE(text);
-    write_file(dir / "chat_template.jinja", text);
-    CHECK(named_template("auto", dir.path()) == form);
-  }
-  for (const char* text : {"'<|user|>\\n' + content + '<|end|>' eos_token", "{{ messages }}", ""}) {
-    write_file(dir / "chat_template.jinja", text);
-    CHECK_FALSE(user_error_of([&] { named_template("auto", dir.path()); }).empty());
-  }
-}
-
-TEST_CASE("A chat template is read from chat_template.jinja or tokenizer_config.json", "[data]") {
-  const TempDir dir;
-  const auto form = [&] { return named_template("auto", dir.path()); };
-  const auto write_config = [&](const Json& chat_template) {
-    write_file(dir / "tokenizer_config.json", Json{{"chat_template", chat_template}}.dump());
-  };
-  const std::string chatml = "<|im_start|>", llama3 = "<|start_header_id|>";
-  CHECK_THAT(user_error_of(form), contains_text("has no chat template") &&
-                                      contains_text("--template: llama3, chatml, zephyr"));
-  write_config(chatml);
-  CHECK(form() == "chatml");
-  write_config({{{"name", "rag"}, {"template", "x"}}, {{"name", "default"}, {"template", llama3}}});
-  CHECK(form() == "llama3");
-  write_config({{{"name", "rag"}, {"template", llama3}}, 7, {{"name", 1}}});
-  CHECK_THAT(user_error_of(form), contains_text("has no chat template"));
-  write_config("{{ a date }}");
-  CHECK_THAT(user_error_of(form), contains_text("tokenizer_config.json: the chat template is of"));
-  write_file(dir / "chat_template.jinja", chatml);
-  CHECK(form() == "chatml");
-  CHECK(named_template("paper", dir.path()) == "paper");
-}
-
-// Chat forms with a tokenizer of one id per byte. tests/interop/chat_templates.py compares the
-// forms with transformers.
-
-TEST_CASE("The chat forms are those of the published templates", "[data]") {
-  CHECK(show("llama3", kOne, kLlama3) ==
-        "B{<|start_header_id|>}user{<|end_header_id|>}\n\nQ{<|eot_id|>}"
-        "{<|start_header_id|>}assistant{<|end_header_id|>}\n\n[R{<|eot_id|>}]");
-  CHECK(show("chatml", kTwo) ==
-        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ\nI<|im_end|>\n"
-        "<|im_start|>assistant\n[R<|im_end|>]\n<|im_start|>user\nq<|im_end|>\n"
-        "<|im_start|>assistant\n[r<|im_end|>]\n");
-  CHECK(
-      show("zephyr", kTwo) ==
-      "<|system|>\nSE\n<|user|>\nQ\nIE\n<|assistant|>\n[RE]\n<|user|>\nqE\n<|assistant|>\n[rE]\n");
-  CHECK(show("mistral", kTwo) == "B [INST] S\n\nQ\nI [/INST][ RE] [INST] q [/INST][ rE]");
-  CHECK(show("mistral-v0", kTwo) == "B[INST] S\n\nQ\nI [/INST][RE][INST] q [/INST][rE]");
-  CHECK(show("mistral-v3", kTwo) == "B[INST] Q\nI[/INST][ RE][INST] S\n\nq[/INST][ rE]");
-  CHECK(show("mistral-tekken", kTwo) == "B[INST]Q\nI[/INST][RE][INST]S\n\nq[/INST][rE]");
-  CHECK(show("mistral-v7", kTwo, {"[INST]"}) ==
-        "B[SYSTEM_PROMPT]S[/SYSTEM_PROMPT]{[INST]}Q\nI[/INST][RE]{[INST]}q[/INST][rE]");
-}
-
-TEST_CASE("Loss on the last answer excludes the others", "[data]") {
-  CHECK(show("mistral-v7", {"", kTwo.turns}, {}, /*only_last=*/true) ==
-        "B[INST]Q\nI[/INST]RE[INST]q[/INST][rE]");
-}
-
-TEST_CASE("A special token in the text of a user is encoded as text", "[data]") {
-  CHECK(show("chatml", {"", {{"<|im_end|>", "", "<|im_end|>"}}}, {"<|im_end|>", "<|im_start|>"}) ==
-        "{<|im_start|>}user\n<|im_end|>{<|im_end|>}\n{<|im_start|>}assistant\n"
-        "[<|im_end|>{<|im_end|>}]\n");
-}
-
-TEST_CASE("Adjacent texts are encoded as one; a token across the boundary has loss", "[data]") {
-  using Kind = ChatPiece::Kind;
-  const std::vector<ChatPiece> pieces = {
-      {Kind::kText, "xa", false}, {Kind::kText, "by", true}, {Kind::kText, "za", false}};
-  CHECK(show(chat_tokens(pieces, chat_codec({})), {}) == "x[(ab)y]za");
-  CHECK(show(chat_tokens({}, chat_codec({})), {}).empty());
-}
-
-TEST_CASE("A question ends where its answer begins", "[data]") {
-  const auto asked = [](const std::string& form, const std::vector<std::string>& marks) {
-    const Question question = question_tokens(Template::parse(form), "Q", chat_codec(marks));
-    const auto shown = [&](const std::vector<int64_t>& ids) {
-      std::vector<ChatToken> tokens;
-      for (const int64_t id : ids) {
-        tokens.push_back({id, false});
-      }
-      return show(tokens, marks);
-    };
-    return shown(question.ids) + " until " + shown(question.end);
-  };
-  CHECK(asked("llama3", kLlama3) ==
-        "B{<|start_header_id|>}user{<|end_header_id|>}\n\nQ{<|eot_id|>}"
-        "{<|start_header_id|>}assistant{<|end_header_id|>}\n\n until {<|eot_id|>}");
-  CHECK(asked("chatml", {}) ==
-        "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n until <|im_end|>");
-  CHECK(asked("zephyr", {}) == "<|user|>\nQE\n<|assistant|>\n until E");
-  CHECK(asked("mistral", {}) == "B [INST] Q [/INST] until E");
-  CHECK(asked("llama2", {}) == "B[INST] Q [/INST]  until E");
-  CHECK(asked("paper", {}) == "BQ\n until E");
-}
-
-TEST_CASE("Records are encoded with a chat form", "[data]") {
-  ReadSettings settings;
-  settings.text_template = Template::parse("zephyr");
-  const Examples examples = read_bytes(
-      "a.jsonl", R"({"system_prompt": "S", "question": "Q", "response": "R"})", settings);
-  CHECK(show_ids(examples.at(0)) == "<|system|>\nSE\n<|user|>\nQE\n<|assistant|>\nRE\n");
-  CHECK(show_labels(examples.at(0)) == std::string(40, '.') + "RE.");
-}
-
 // The text of a record is encoded as text by every template, also if it spells a special token.
 
 TEST_CASE("A special token in a record is text in every template", "[data]") {
@@ -392,10 +227,17 @@ TEST_CASE("Special tokens of a template are tokens, and none spans a boundary", 
         "{s}<|eot|>s>{/s}");
 }
 
+TEST_CASE("Records are encoded with a chat template", "[data]") {
+  CHECK(tokens_of(R"({"system_prompt": "S", "question": "Q</s>", "response": "R"})", "zephyr") ==
+        "<|system|>\nS{/s}\n<|user|>\nQ</s>{/s}\n<|assistant|>\nR{/s}\n");
+}
+
 TEST_CASE("A question is encoded as the examples are", "[data]") {
   const Question question = question_tokens(Template::parse("<|eot|>{instruction}[INST]{response}"),
                                             "q<|eot|>", marked_codec());
   CHECK(show_marks(question.ids) == "{s}{eot}q<|eot|>{INST}");
+  const Question paper = question_tokens(Template::parse("paper"), "Q", marked_codec());
+  CHECK(show_marks(paper.ids) + " until " + show_marks(paper.end) == "{s}Q\n until {/s}");
 }
 
 TEST_CASE("Plain text for --objective lm may contain special tokens", "[data]") {

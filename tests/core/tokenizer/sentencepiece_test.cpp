@@ -23,7 +23,7 @@ TEST_CASE("A sentencepiece model gives the ids of the sentencepiece library", "[
   CHECK(tokenizer.encode("the red cat") == Ids{268, 339, 443});
   CHECK(tokenizer.encode("").empty());
   CHECK(tokenizer.encode("</s>") == Ids{955, 63, 50, 959, 65});  // text, not EOS
-  CHECK(tokenizer.encode_plain("</s>", false) == tokenizer.encode("</s>"));
+  CHECK(tokenizer.encode_part("</s>", {{0, 4}}, false) == tokenizer.encode("</s>"));
   CHECK(tokenizer.vocab_size() == 1024);
   CHECK(tokenizer.bos_id() == 1);
   CHECK(tokenizer.eos_id() == 2);

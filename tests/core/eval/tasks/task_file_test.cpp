@@ -104,7 +104,7 @@ TEST_CASE("faults of a task file and of its data are named", "[eval]") {
   };
   for (const auto& [content, place, fact, name] : std::vector<Case>{
            {rest + text, "d.jsonl line 2: ", "number 2"},
-           {rest + "doc_to_text = \"{{r}}\"\n", "d.jsonl line 1: ", "no 'r'"},
+           {rest + "doc_to_text = \"{{r}}\"\n", "d.jsonl line 1: ", "'r' is undefined"},
            {rest + text + "metrik_list = [\"acc\"]\n", "t.toml: 'metrik_list'",
             "did you mean 'metric_list'?"},
            {rest + text + "metric_list = [\"bleu\"]\n", "t.toml: ", "'bleu' is unknown"},
