@@ -28,7 +28,8 @@ const std::map<std::string, std::set<std::string>>& arrows_down() {
       {"core/io", {"core/tokenizer"}},
       {"core/distributed", {"kernels", "core/base"}},
       {"core/route", {"kernels", "core/base"}},
-      {"core/data", {"core/io"}},
+      {"core/jinja", {"core/base"}},
+      {"core/data", {"core/io", "core/jinja"}},
       {"core/model", {"core/route", "core/distributed", "core/io"}},
       {"core/upcycle", {"core/model"}},
       {"core/train/config", {"core/upcycle", "core/data"}},
@@ -122,7 +123,7 @@ Strings libtorch_in_cuda_files(const Tree& tree) {
 // Readers of untrusted files: the fuzzers build them with another compiler, without LibTorch.
 bool must_be_torch_free(const std::string& path) {
   static const std::regex parts(
-      R"(core/(base|tokenizer|io|data)/.*|)"
+      R"(core/(base|tokenizer|io|jinja|data)/.*|)"
       R"(core/route/(router(_[a-z]+)?\.(h|cpp)|routers/.*\.h|read_logits\..*)|)"
       R"(core/model/config/(compute|config|config_writer|weights)\..*|)"
       R"(core/eval/(formats/.*|tasks/prompt_template\..*)|)"

@@ -174,6 +174,15 @@ io::TextRange source_range(const jinja::Rendered& text, int32_t source) {
   return range;
 }
 
+// Returns the end of the last data in the first `size` bytes; 0 if there are none.
+size_t data_end(const jinja::Rendered& text, size_t size) {
+  size_t end = 0;
+  for (const jinja::Run& run : text.runs) {
+    end = run.source != 0 && run.end <= size ? run.end : end;
+  }
+  return end;
+}
+
 std::vector<io::TextRange> generated_ranges(const jinja::Rendered& text) {
   std::vector<io::TextRange> ranges;
   size_t begin = 0;
@@ -399,20 +408,23 @@ FilledChat ChatTemplate::fill(const Chat& chat, bool only_last, const TextCodec&
     io::TextRange range = source_range(whole, source);
     USER_ERROR_IF(range.end == 0, "{}: does not write the answer of message {}", origin_,
                   message + 1);
-    // The text between the generation prompt and the message, and what follows the message, are
-    // found by rendering the conversation up to it; both count as far as the whole has them too.
+    // What the template writes between the generation prompt and the answer, and after the answer,
+    // is found by rendering the conversation up to there, and counts as far as the whole has it.
     size_t turn_end = range.end;
     const std::optional<jinja::Rendered> before = try_render(message, true);
     const std::optional<jinja::Rendered> up_to = try_render(message + 1, false);
     const io::TextRange part = up_to ? source_range(*up_to, source) : io::TextRange();
     if (part.end > 0) {
       const std::string_view text = whole.text, short_text = up_to->text;
-      if (before && short_text.starts_with(before->text) && before->text.size() <= part.begin) {
-        const size_t lead = part.begin - before->text.size();
-        if (lead <= range.begin &&
-            text.substr(range.begin - lead, lead) == short_text.substr(part.begin - lead, lead)) {
-          range.begin -= lead;
-        }
+      // The text between the data before the answer and the answer begins with the prompt.
+      const size_t begin = data_end(*up_to, part.begin);
+      const std::string_view between = short_text.substr(begin, part.begin - begin);
+      const std::string_view prompt =
+          before ? std::string_view(before->text).substr(data_end(*before, before->text.size()))
+                 : between;
+      if (between.starts_with(prompt)) {
+        const std::string_view lead = between.substr(prompt.size());
+        range.begin -= text.substr(0, range.begin).ends_with(lead) ? lead.size() : 0;
       }
       const auto tail = short_text.substr(part.end), rest = text.substr(range.end);
       turn_end += static_cast<size_t>(

@@ -54,25 +54,24 @@ TextCodec make_text_codec(const std::shared_ptr<const io::Tokenizer>& tokenizer)
   const auto words = std::make_shared<io::WordEncoder>(tokenizer);
   const bool is_sentencepiece = tokenizer->kind() == io::TokenizerKind::kSentencepiece;
   const auto text = [&](int64_t id) { return id < 0 ? std::string() : tokenizer->piece(id); };
-  return {[words](std::string_view text) { return words->encode(text); },
-          tokenizer->bos_id(),
-          tokenizer->eos_id(),
-          tokenizer->adds_space(),
-          text(tokenizer->bos_id()),
-          text(tokenizer->eos_id()),
-          [tokenizer](const FilledText& filled) {
-            return tokenizer->split(filled.text, filled.written);
-          },
-          [tokenizer](const std::string& mark) { return tokenizer->special_id(mark); },
-          [words, tokenizer, is_sentencepiece](
-              std::string_view text, const std::vector<io::TextRange>& plain, bool begins_text) {
-            return is_sentencepiece ? words->encode(text)
-                                    : tokenizer->encode_part(text, plain, begins_text);
-          },
-          [words, tokenizer, is_sentencepiece](const FilledText& filled) {
-            return is_sentencepiece ? words->encode(filled.text)
-                                    : tokenizer->encode_part(filled.text, filled.written, true);
-          }};
+  return {
+      [words](std::string_view text) { return words->encode(text); },
+      tokenizer->bos_id(),
+      tokenizer->eos_id(),
+      tokenizer->adds_space(),
+      text(tokenizer->bos_id()),
+      text(tokenizer->eos_id()),
+      [tokenizer](const FilledText& filled) {
+        return tokenizer->split(filled.text, filled.written);
+      },
+      [tokenizer](const std::string& mark) { return tokenizer->special_id(mark); },
+      [tokenizer](std::string_view text, const std::vector<io::TextRange>& plain,
+                  bool begins_text) { return tokenizer->encode_part(text, plain, begins_text); },
+      [words, tokenizer, is_sentencepiece](const FilledText& filled) {
+        return is_sentencepiece && tokenizer->word_rule() != io::WordRule::kNone
+                   ? words->encode(filled.text)
+                   : tokenizer->encode_part(filled.text, filled.written, true);
+      }};
 }
 
 io::TextRange end_of_turn(const FilledChat& chat, const FilledChat::Learned& learned,

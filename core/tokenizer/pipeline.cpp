@@ -43,36 +43,30 @@ bool is_whole_word(std::string_view text, size_t begin, size_t end) {
 
 }  // namespace
 
-AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Normalizer& normalizer,
-                         const Vocabulary& model, const std::string& where) {
-  for (auto& token : tokens) {
+AddedTokens::AddedTokens(const std::vector<AddedToken>& tokens, const Normalizer& normalizer,
+                         const std::function<int64_t(const std::string&)>& find_id, int64_t ids_end,
+                         const std::string& where) {
+  for (AddedToken token : tokens) {
     const std::string name = printable(token.content);
-    const int64_t known = model.find(token.content);
-    USER_ERROR_IF(token.id < 0 || token.id >= Vocabulary::kMaxIds ||
-                      (known != Vocabulary::kNone && known != token.id) ||
-                      (known == Vocabulary::kNone && model.has(token.id)),
-                  "{}: the added token '{}' has the id {}, which {}; fetch the file again", where,
-                  name, token.id,
-                  known != Vocabulary::kNone ? fmt::format("is {} in the vocabulary", known)
-                  : model.has(token.id)      ? "is another token in the vocabulary"
-                                             : "is beyond what ids may be");
-    USER_ERROR_IF(token.content.size() > kMaxAddedTokenBytes,
-                  "{}: the added token {} has {} bytes, more than the {} that one may have", where,
-                  token.id, token.content.size(), kMaxAddedTokenBytes);
+    const int64_t known = find(token.content) >= 0 ? find(token.content) : find_id(token.content);
+    token.id = known >= 0 ? known : std::max(ids_end, this->ids_end());
+    USER_ERROR_IF(token.content.size() > kMaxAddedTokenBytes || token.id >= Vocabulary::kMaxIds,
+                  "{}: the added token {} has {} bytes, more than the {} that one may have, or too "
+                  "great an id",
+                  where, token.id, token.content.size(), kMaxAddedTokenBytes);
     token.normal_form = token.normalized ? normalizer(token.content) : token.content;
     USER_ERROR_IF(token.normal_form.empty(),
                   "{}: the added token {} ('{}') is empty, or becomes so by normalization", where,
                   token.id, name);
-    Tree& tree = token.normalized ? normalized_ : raw_;
-    USER_ERROR_IF(!tree.add(token.normal_form, token.id, token.special) ||
-                      !ids_.emplace(token.content, token.id).second ||
-                      !tokens_.emplace(token.id, token).second,
-                  "{}: the added token {} ('{}') is there twice, by its id or its text", where,
-                  token.id, name);
+    ids_[token.content] = token.id;
+    tokens_[token.id] = std::move(token);
+  }
+  for (const auto& [id, token] : tokens_) {
+    (token.normalized ? normalized_ : raw_).add(token.normal_form, id, token.special);
   }
 }
 
-bool AddedTokens::Tree::add(std::string_view text, int64_t id, bool is_special) {
+void AddedTokens::Tree::add(std::string_view text, int64_t id, bool is_special) {
   begins[static_cast<uint8_t>(text.front())] = true;
   size_t node = 0;
   for (const char byte : text) {
@@ -84,12 +78,8 @@ bool AddedTokens::Tree::add(std::string_view text, int64_t id, bool is_special) 
     }
     node = child;
   }
-  if (nodes[node].id != Vocabulary::kNone) {
-    return false;
-  }
   nodes[node].id = id;
   nodes[node].is_special = is_special;
-  return true;
 }
 
 TokenOrText AddedTokens::Tree::longest(std::string_view text, size_t at, size_t special_end) const {
@@ -285,8 +275,7 @@ std::vector<AddedToken> read_added_tokens(const Json& json, const std::string& w
   USER_ERROR_IF(!json.is_array(), "{}: must be a list", where);
   for (const auto& entry : json) {
     const bool is_special = get_bool(entry, "special", where, false);
-    tokens.push_back({.id = get_int(entry, "id", where),
-                      .content = get_string(entry, "content", where),
+    tokens.push_back({.content = get_string(entry, "content", where),
                       .single_word = get_bool(entry, "single_word", where, false),
                       .lstrip = get_bool(entry, "lstrip", where, false),
                       .rstrip = get_bool(entry, "rstrip", where, false),
@@ -431,14 +420,19 @@ void check_special(const SpecialTokens& special, const TokenizerModel& model,
 
 }  // namespace
 
-std::unique_ptr<TokenizerModel> read_tokenizer_json(const Json& json, const std::string& where) {
+std::unique_ptr<TokenizerModel> read_tokenizer_json(const Json& json, const std::string& where,
+                                                    const FolderTokens& tokens) {
   USER_ERROR_IF(!json.is_object() || !member(json, "model").is_object(),
                 "{}: holds no 'model', so it is no tokenizer; fetch it again", where);
   check_stages(json, where);
   Bpe bpe = read_bpe(member(json, "model"), where + ": model");
   Normalizer normalizer = read_normalizer(member(json, "normalizer"), where + ": normalizer");
-  AddedTokens added(read_added_tokens(member(json, "added_tokens"), where + ": added_tokens"),
-                    normalizer, bpe.vocabulary(), where);
+  std::vector<AddedToken> listed =
+      read_added_tokens(member(json, "added_tokens"), where + ": added_tokens");
+  listed.insert(listed.end(), tokens.added.begin(), tokens.added.end());
+  AddedTokens added(
+      listed, normalizer, [&](const std::string& text) { return bpe.vocabulary().find(text); },
+      bpe.vocabulary().tokens(), where);
   const Json& cut = member(json, "pre_tokenizer");
   const Json& joined = member(json, "decoder");
   const SpecialTokens special =

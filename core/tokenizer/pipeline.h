@@ -4,6 +4,7 @@
 // and of tiktoken files build one.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -15,26 +16,17 @@
 
 namespace moe::io {
 
-// One of the "added_tokens": a text such as <s> or <|eot_id|> that is a token wherever it occurs.
-struct AddedToken {
-  int64_t id = 0;
-  std::string content;
-  bool single_word = false;             // matches only if no letter, digit or mark is adjacent
-  bool lstrip = false, rstrip = false;  // includes the white space before or after it
-  bool normalized = true;               // is matched in its normalized form, after normalization
-  bool special = false;                 // decoding skips it
-  std::string normal_form = {};         // `content` as it is matched and decoded
-};
-
 // The added tokens of a tokenizer, matched before any other stage: the leftmost match, and the
 // longest of those that begin at the same place.
 class AddedTokens {
  public:
   AddedTokens() = default;
-  // `model` is the vocabulary, which may hold some of them already. Throws UserError naming `where`
-  // if an id differs from the model's id of the text, if two tokens have the same text, or if
-  // normalization makes one empty.
-  AddedTokens(std::vector<AddedToken> tokens, const Normalizer& normalizer, const Vocabulary& model,
+  // `find_id` returns the id of a text in the vocabulary, which has the ids below `ids_end`. A
+  // token that it lacks gets the next id; one that is named again keeps its id and gets the new
+  // flags. Throws UserError naming `where` if a token is too long, or if normalization makes it
+  // empty.
+  AddedTokens(const std::vector<AddedToken>& tokens, const Normalizer& normalizer,
+              const std::function<int64_t(const std::string&)>& find_id, int64_t ids_end,
               const std::string& where);
 
   // Splits `text`, well-formed UTF-8, at the tokens that are matched in normalized text, or at
@@ -60,8 +52,7 @@ class AddedTokens {
     std::vector<Node> nodes = {Node()};
     std::vector<bool> begins = std::vector<bool>(256);  // by byte: some text begins with it
 
-    // Returns false if the text is there already.
-    bool add(std::string_view text, int64_t id, bool is_special);
+    void add(std::string_view text, int64_t id, bool is_special);
     // Returns the longest text that begins at `at`, of those that are not special or end at or
     // before `special_end`; end = at if there is none.
     TokenOrText longest(std::string_view text, size_t at, size_t special_end) const;

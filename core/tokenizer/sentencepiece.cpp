@@ -136,32 +136,57 @@ bool has_piece_with_nul(std::string_view model) {
 
 class Sentencepiece : public TokenizerModel {
  public:
-  Sentencepiece(std::string_view bytes, const std::string& where) : where_(where) {
+  Sentencepiece(std::string_view bytes, const std::string& where, const FolderTokens& tokens)
+      : where_(where), prefix_(tokens.prefix) {
     USER_ERROR_IF(has_piece_with_nul(bytes) || !processor_.LoadFromSerializedProto(bytes).ok() ||
                       processor_.GetPieceSize() == 0,
                   "{}: is no sentencepiece model, or a broken one; fetch it again", where);
-    word_rule_ = find_word_rule(bytes);
-    std::vector<AddedToken> controls;
+    // A second message of the normalizer's settings changes those that it has: no dummy prefix.
+    check(unprefixed_.LoadFromSerializedProto(std::string(bytes) + "\x1a\x02\x18" + '\0'));
+    std::vector<AddedToken> own;  // pieces that no text becomes
     for (int id = 0; id < processor_.GetPieceSize(); ++id) {
-      if (processor_.IsControl(id)) {
-        controls.push_back({id, processor_.IdToPiece(id), false, false, false, false, true});
+      if (processor_.IsControl(id) || processor_.IsUnknown(id)) {
+        own.push_back({.content = processor_.IdToPiece(id), .normalized = false, .special = true});
       }
     }
-    controls_ = AddedTokens(std::move(controls), Normalizer(), Vocabulary(), where);
+    std::vector<AddedToken> added;
+    for (AddedToken token : tokens.added) {
+      token.normalized = false;  // the library normalizes texts, not tokens
+      (find_piece(token.content) < 0 ? added : own).push_back(token);
+    }
+    const auto find = [this](const std::string& text) { return find_piece(text); };
+    added_ = AddedTokens(added, Normalizer(), find, processor_.GetPieceSize(), where);
+    own.insert(own.end(), added.begin(), added.end());
+    all_ = AddedTokens(own, Normalizer(), find, processor_.GetPieceSize(), where);
+    word_rule_ = added.empty() && prefix_ != FolderTokens::Prefix::kNever ? find_word_rule(bytes)
+                                                                          : WordRule::kNone;
   }
 
-  // A space precedes any text, and no text becomes a control piece.
-  std::vector<int64_t> encode(std::string_view text, const std::vector<TextRange>& /*plain*/,
-                              bool /*begins_text*/) const override {
-    std::vector<int> ids;
-    check(processor_.Encode(text, &ids));
-    return {ids.begin(), ids.end()};
+  // A space precedes a text as `prefix_` says; no text becomes a control piece.
+  std::vector<int64_t> encode(std::string_view text, const std::vector<TextRange>& plain,
+                              bool begins_text) const override {
+    std::vector<int64_t> all;
+    for (const TokenOrText& part : added_.split(text, /*is_normalized=*/false, plain)) {
+      if (part.id >= 0) {
+        all.push_back(part.id);
+        continue;
+      }
+      const bool has_prefix =
+          prefix_ == FolderTokens::Prefix::kAlways ||
+          (prefix_ == FolderTokens::Prefix::kFirst && begins_text && part.begin == 0);
+      std::vector<int> ids;
+      check((has_prefix ? processor_ : unprefixed_)
+                .Encode(text.substr(part.begin, part.end - part.begin), &ids));
+      all.insert(all.end(), ids.begin(), ids.end());
+    }
+    return all;
   }
   std::vector<TokenOrText> split(std::string_view text,
                                  const std::vector<TextRange>& plain) const override {
-    return controls_.split(text, /*is_normalized=*/false, plain);
+    return all_.split(text, /*is_normalized=*/false, plain);
   }
   std::string decode(const std::vector<int64_t>& ids) const override {
+    std::string text;
     std::vector<std::string> pieces;
     std::string bytes;  // of the byte pieces at the end of `pieces`
     const auto end_bytes = [&] {
@@ -170,8 +195,23 @@ class Sentencepiece : public TokenizerModel {
       }
       bytes.clear();
     };
+    const auto end_pieces = [&] {
+      end_bytes();
+      std::string part;
+      check(processor_.Decode(pieces, &part));
+      // The library drops the space of the first piece, which is the prefix only at the beginning.
+      const bool drops_space =
+          !text.empty() && !pieces.empty() && pieces[0].starts_with(kSpaceMark);
+      text += (drops_space ? " " : "") + part;
+      pieces.clear();
+    };
     for (const int64_t id : ids) {
       const int index = static_cast<int>(id);
+      if (const AddedToken* token = added_.find(id)) {
+        end_pieces();
+        text += token->special ? "" : token->content;
+        continue;
+      }
       if (!has(id) || processor_.IsControl(index) || processor_.IsUnknown(index)) {
         continue;  // no text; the library aborts on an id beyond its vocabulary
       }
@@ -183,27 +223,28 @@ class Sentencepiece : public TokenizerModel {
       }
       pieces.push_back(piece);
     }
-    end_bytes();
-    std::string text;
-    check(processor_.Decode(pieces, &text));
+    end_pieces();
     return text;
   }
 
-  bool has(int64_t id) const override { return id >= 0 && id < processor_.GetPieceSize(); }
+  bool has(int64_t id) const override {
+    return id >= 0 && (id < processor_.GetPieceSize() || added_.find(id) != nullptr);
+  }
   std::string piece(int64_t id) const override {
-    return processor_.IdToPiece(static_cast<int>(id));
+    const AddedToken* token = added_.find(id);
+    return token != nullptr ? token->content : processor_.IdToPiece(static_cast<int>(id));
   }
   std::string bytes(int64_t id) const override { return piece_bytes(piece(id)); }
-  // PieceToId() returns the unknown token for a text that is no token.
   int64_t find(const std::string& token) const override {
-    const int id = processor_.PieceToId(token);
-    return has(id) && processor_.IdToPiece(id) == token ? id : -1;
+    const int64_t id = added_.find(std::string_view(token));
+    return id >= 0 ? id : find_piece(token);
   }
   int64_t special_id(const std::string& token) const override {
-    const int64_t id = find(token);
-    return id >= 0 && processor_.IsControl(static_cast<int>(id)) ? id : -1;
+    return all_.find(std::string_view(token));
   }
-  int64_t vocab_size() const override { return processor_.GetPieceSize(); }
+  int64_t vocab_size() const override {
+    return std::max<int64_t>(processor_.GetPieceSize(), added_.ids_end());
+  }
   int64_t bos_id() const override { return processor_.bos_id(); }
   int64_t eos_id() const override { return processor_.eos_id(); }
   WordRule word_rule() const override { return word_rule_; }
@@ -215,9 +256,16 @@ class Sentencepiece : public TokenizerModel {
                   printable(status.ToString(), 200));
   }
 
-  sentencepiece::SentencePieceProcessor processor_;
-  AddedTokens controls_;
-  std::string where_;  // the file, for errors
+  // PieceToId() returns the unknown token for a text that is no token.
+  int64_t find_piece(const std::string& token) const {
+    const int id = processor_.PieceToId(token);
+    return id >= 0 && id < processor_.GetPieceSize() && processor_.IdToPiece(id) == token ? id : -1;
+  }
+
+  sentencepiece::SentencePieceProcessor processor_, unprefixed_;
+  AddedTokens added_, all_;  // all_: with control pieces, for the marks of templates
+  std::string where_;        // the file, for errors
+  FolderTokens::Prefix prefix_;
   WordRule word_rule_ = WordRule::kNone;
 };
 
@@ -240,9 +288,9 @@ WordRule find_word_rule(std::string_view model) {
   return plain && has_space && plain_trainer ? rule : WordRule::kNone;
 }
 
-std::unique_ptr<TokenizerModel> read_sentencepiece(std::string_view bytes,
-                                                   const std::string& where) {
-  return std::make_unique<Sentencepiece>(bytes, where);
+std::unique_ptr<TokenizerModel> read_sentencepiece(std::string_view bytes, const std::string& where,
+                                                   const FolderTokens& tokens) {
+  return std::make_unique<Sentencepiece>(bytes, where, tokens);
 }
 
 }  // namespace moe::io

@@ -20,7 +20,7 @@ constexpr const char* kLlama3Split =
     R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 // Returns Llama 3's special tokens in the order of their ids.
-std::vector<std::string> llama3_special_tokens() {
+std::vector<std::string> llama3_special_tokens(bool is_llama31) {
   std::vector<std::string> names = {"begin_of_text", "end_of_text"};
   int reserved = 0;
   const auto reserve = [&](int count) {
@@ -28,10 +28,17 @@ std::vector<std::string> llama3_special_tokens() {
       names.push_back(fmt::format("reserved_special_token_{}", reserved));
     }
   };
-  reserve(4);
+  reserve(is_llama31 ? 2 : 4);
+  if (is_llama31) {
+    names.insert(names.end(), {"finetune_right_pad_id", "step_id"});
+  }
   names.insert(names.end(), {"start_header_id", "end_header_id"});
-  reserve(1);
-  names.emplace_back("eot_id");
+  if (is_llama31) {
+    names.insert(names.end(), {"eom_id", "eot_id", "python_tag", "image"});
+  } else {
+    reserve(1);
+    names.emplace_back("eot_id");
+  }
   reserve(static_cast<int>(kSpecial - std::ssize(names)));
   return names;
 }
@@ -140,7 +147,8 @@ bool is_tiktoken(std::string_view bytes) {
   return parse_line(take_line(rest)).has_value();
 }
 
-std::unique_ptr<TokenizerModel> read_tiktoken(std::string_view bytes, const std::string& where) {
+std::unique_ptr<TokenizerModel> read_tiktoken(std::string_view bytes, const std::string& where,
+                                              const FolderTokens& tokens) {
   std::vector<std::pair<std::string, int64_t>> texts;
   for (int64_t number = 1; !bytes.empty(); ++number) {
     const std::string_view line = take_line(bytes);
@@ -157,13 +165,13 @@ std::unique_ptr<TokenizerModel> read_tiktoken(std::string_view bytes, const std:
   const auto merges = find_merges(vocabulary);
   const Normalizer normalizer = read_normalizer(Json(), where);
   std::vector<AddedToken> special;
-  for (const auto& name : llama3_special_tokens()) {
-    special.push_back({.id = kRanks + std::ssize(special),
-                       .content = "<|" + name + "|>",
-                       .normalized = false,
-                       .special = true});
+  for (const auto& name : llama3_special_tokens(tokens.is_llama31)) {
+    special.push_back({.content = "<|" + name + "|>", .normalized = false, .special = true});
   }
-  AddedTokens added(std::move(special), normalizer, vocabulary, where);
+  special.insert(special.end(), tokens.added.begin(), tokens.added.end());
+  AddedTokens added(
+      special, normalizer, [&](const std::string& text) { return vocabulary.find(text); }, kRanks,
+      where);
   const PreTokenizer cut = split_isolated(kLlama3Split, where);
   return std::make_unique<Pipeline>(
       PipelineParts{std::move(added), normalizer,

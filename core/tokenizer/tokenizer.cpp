@@ -1,6 +1,8 @@
 #include "core/tokenizer/tokenizer.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <map>
 
 #include "core/base/error.h"
 #include "core/base/json.h"
@@ -71,8 +73,77 @@ Json read_optional_object(const fs::path& file) {
   return json;
 }
 
-std::string special_words(const SpecialName& name) {
-  return fmt::format("{} '{}' {}", name.is_named, name.text, name.id);
+AddedToken read_token(const Json& value, bool is_special, const std::string& where) {
+  if (value.is_string()) {
+    return {.content = value.get<std::string>(), .normalized = !is_special, .special = is_special};
+  }
+  USER_ERROR_IF(!value.is_object(), "{}: a token must be a text or an object with 'content'",
+                where);
+  const bool special = get_bool(value, "special", where, is_special);
+  return {.content = get_string(value, "content", where),
+          .single_word = get_bool(value, "single_word", where, false),
+          .lstrip = get_bool(value, "lstrip", where, false),
+          .rstrip = get_bool(value, "rstrip", where, false),
+          .normalized = get_bool(value, "normalized", where, !special),
+          .special = special};
+}
+
+// Reads the tokens that the files next to a tokenizer name, as transformers 5 does
+// (tokenization_utils_base.py): "added_tokens_decoder" of tokenizer_config.json, without it
+// special_tokens_map.json and added_tokens.json; then the named special tokens.
+FolderTokens read_folder_tokens(const fs::path& folder) {
+  FolderTokens tokens;
+  const std::string where = (folder / "tokenizer_config.json").string();
+  const Json config = read_optional_object(folder / "tokenizer_config.json");
+  const Json map = read_optional_object(folder / "special_tokens_map.json");
+  const bool has_decoder = has_value(config, "added_tokens_decoder");
+  std::vector<AddedToken> named;
+  for (const Json& file :
+       has_decoder ? std::vector<Json>{config} : std::vector<Json>{map, config}) {
+    for (const char* key : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
+                            "cls_token", "mask_token"}) {
+      if (has_value(file, key)) {
+        named.push_back(read_token(file.at(key), true, fmt::format("{}: '{}'", where, key)));
+      }
+    }
+    for (const char* key : {"additional_special_tokens", "extra_special_tokens"}) {
+      for (const auto& token : file.value(key, Json::array())) {
+        named.push_back(read_token(token, true, fmt::format("{}: '{}'", where, key)));
+      }
+    }
+  }
+  const auto is_named = [&](const std::string& text) {
+    return std::ranges::find(named, text, &AddedToken::content) != named.end();
+  };
+  std::map<int64_t, AddedToken> by_id;
+  if (has_decoder) {
+    for (const auto& item : config.at("added_tokens_decoder").items()) {
+      by_id[std::strtoll(item.key().c_str(), nullptr, 10)] = read_token(item.value(), false, where + ": 'added_tokens_decoder'");
+    }
+  } else {
+    const Json added = read_optional_object(folder / "added_tokens.json");
+    for (const auto& item : added.items()) {
+      by_id[get_int(added, item.key(), (folder / "added_tokens.json").string())] =
+          read_token(Json(item.key()), is_named(item.key()), where);
+    }
+  }
+  for (auto& [id, token] : by_id) {
+    token.special = token.special || is_named(token.content);
+    tokens.added.push_back(token);
+  }
+  for (const AddedToken& token : named) {
+    if (!token.content.empty() && std::ranges::find(tokens.added, token.content,
+                                                    &AddedToken::content) == tokens.added.end()) {
+      tokens.added.push_back(token);
+    }
+  }
+  const bool has_prefix = get_bool(config, "add_prefix_space", where, true);
+  tokens.prefix = !has_prefix                                ? FolderTokens::Prefix::kNever
+                  : get_bool(config, "legacy", where, false) ? FolderTokens::Prefix::kAlways
+                                                             : FolderTokens::Prefix::kFirst;
+  const Json model = read_optional_object(folder / "config.json");
+  tokens.is_llama31 = model.empty() || has_value(model, "rope_scaling");
+  return tokens;
 }
 
 // Reads FOLDER/tokenizer_config.json ("bos_token": text, {"content": text}, or null for none), then
@@ -111,12 +182,13 @@ TokenizerKind file_kind(const fs::path& file) {
 
 std::unique_ptr<const TokenizerModel> read_model(const fs::path& file, TokenizerKind kind) {
   const std::string where = file.string();
+  const FolderTokens tokens = read_folder_tokens(file.parent_path());
   if (kind == TokenizerKind::kTokenizerJson) {
-    return read_tokenizer_json(read_json(file, kMaxTokenizerBytes), where);
+    return read_tokenizer_json(read_json(file, kMaxTokenizerBytes), where, tokens);
   }
   const std::string bytes = read_small_file(file, kMaxTokenizerBytes);
-  return kind == TokenizerKind::kTiktoken ? read_tiktoken(bytes, where)
-                                          : read_sentencepiece(bytes, where);
+  return kind == TokenizerKind::kTiktoken ? read_tiktoken(bytes, where, tokens)
+                                          : read_sentencepiece(bytes, where, tokens);
 }
 
 // Returns the id of a special token that other files name, or `own` if they do not.
@@ -150,11 +222,14 @@ Tokenizer Tokenizer::load(const fs::path& folder, int64_t vocab_size) {
   Tokenizer tokenizer;
   tokenizer.kind_ = file_kind(file);
   tokenizer.model_ = read_model(file, tokenizer.kind_);
-  USER_ERROR_IF(
-      vocab_size > 0 && tokenizer.vocab_size() > vocab_size,
-      "{}: has {} tokens, config.json has vocab_size {}: the tokenizer is not that of the "
-      "model",
-      file.string(), tokenizer.vocab_size(), vocab_size);
+  const TokenizerModel& model = *tokenizer.model_;
+  tokenizer.limit_ = vocab_size > 0 ? vocab_size : Vocabulary::kMaxIds;
+  for (int64_t id = tokenizer.limit_; id < model.vocab_size(); ++id) {
+    USER_ERROR_IF(model.has(id) && model.special_id(model.piece(id)) != id,
+                  "{}: has {} tokens, config.json has vocab_size {}: the tokenizer is not that of "
+                  "the model",
+                  file.string(), model.vocab_size(), vocab_size);
+  }
   const std::vector<int64_t> ids = tokenizer.model_->encode("a");
   const std::string first = ids.empty() ? "" : tokenizer.model_->piece(ids.front());
   tokenizer.adds_space_ = first.starts_with("\u2581") || first.starts_with("\u0120");
@@ -166,14 +241,18 @@ Tokenizer Tokenizer::load(const fs::path& folder, int64_t vocab_size) {
 void Tokenizer::read_special_ids(const fs::path& folder) {
   bos_id_ = model_->bos_id();
   eos_id_ = model_->eos_id();
-  if (kind_ == TokenizerKind::kSentencepiece) {  // its own file names BOS and EOS
-    const fs::path config = folder / "tokenizer_config.json";
-    adds_bos_ = get_bool(read_optional_object(config), "add_bos_token", config.string(), false);
-    return;
+  SpecialNames names = read_special_names(folder);
+  if (kind_ == TokenizerKind::kSentencepiece) {  // ids of config.json are not needed
+    for (SpecialName* name : {&names.bos, &names.eos}) {
+      name->is_named = name->is_named && name->id < 0;
+    }
   }
-  const SpecialNames names = read_special_names(folder);
   bos_id_ = named_id(names.bos, *model_, bos_id_);
   eos_id_ = named_id(names.eos, *model_, eos_id_);
+  if (kind_ == TokenizerKind::kSentencepiece) {
+    adds_bos_ = names.adds_bos.value_or(false) && bos_id_ >= 0;
+    return;
+  }
   const auto before = model_->before_text();
   adds_bos_ = names.adds_bos.value_or(!before.empty() && before.front() == bos_id_) && bos_id_ >= 0;
 }
@@ -207,12 +286,12 @@ std::string Tokenizer::piece(int64_t id) const {
 }
 
 fs::path tokenizer_file(const fs::path& folder) {
-  const fs::path model = folder / "tokenizer.model", json = folder / "tokenizer.json";
-  const bool has_json = fs::exists(json);
-  if (fs::exists(model) && !(has_json && begins_as_tiktoken(model))) {
-    return model;
+  for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
+    if (fs::exists(folder / name)) {
+      return folder / name;
+    }
   }
-  return has_json ? json : fs::path();
+  return {};
 }
 
 std::optional<TokenizerKind> tokenizer_kind(const fs::path& folder) {
@@ -221,12 +300,25 @@ std::optional<TokenizerKind> tokenizer_kind(const fs::path& folder) {
 }
 
 std::string special_token_words(const fs::path& folder) {
-  const auto kind = tokenizer_kind(folder);
-  if (!kind || kind == TokenizerKind::kSentencepiece) {
-    return "";
+  std::string words;
+  for (const char* name :
+       {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}) {
+    words += fmt::format(" {} {}", name, read_optional_object(folder / name).dump());
   }
-  const SpecialNames names = read_special_names(folder);
-  return fmt::format("bos {} eos {}", special_words(names.bos), special_words(names.eos));
+  const Json config = read_optional_object(folder / "config.json");
+  for (const char* key : {"bos_token_id", "eos_token_id", "rope_scaling"}) {
+    words += fmt::format(" {} {}", key, config.value(key, Json()).dump());
+  }
+  return words;
+}
+
+void Tokenizer::check_ids(const std::vector<int64_t>& ids) const {
+  for (const int64_t id : ids) {
+    USER_ERROR_IF(id >= limit_,
+                  "the token '{}' has the id {}, beyond the model's vocabulary of {}; resize the "
+                  "model's embeddings, or remove the token from the text",
+                  printable(piece(id), 40), id, limit_);
+  }
 }
 
 std::string TextStream::push(const std::vector<int64_t>& ids) {

@@ -18,21 +18,23 @@ enum class TokenizerKind { kSentencepiece, kTokenizerJson, kTiktoken };
 
 class Tokenizer {
  public:
-  // Loads FOLDER/tokenizer.model, or FOLDER/tokenizer.json if there is none or it is Llama 3's
-  // tiktoken file. Throws UserError if both are missing (naming what works without them), if the
-  // file is broken or not supported, or if its ids exceed `vocab_size` of the model (0: no check).
-  // Fewer ids are valid: models pad their embeddings.
+  // Loads FOLDER/tokenizer.json, or FOLDER/tokenizer.model if there is none, with the tokens that
+  // tokenizer_config.json, special_tokens_map.json and added_tokens.json add. Throws UserError if
+  // both are missing (naming what works without them), or if a file is broken or not supported.
+  // Ids beyond `vocab_size` of the model (0: no limit) are errors where a text becomes them.
   static Tokenizer load(const std::filesystem::path& folder, int64_t vocab_size);
 
   // Returns the ids of `text`, without BOS and EOS. Bytes that are not UTF-8 become U+FFFD. The
   // text of a special token becomes that token, except with sentencepiece. Thread-safe.
-  std::vector<int64_t> encode(std::string_view text) const { return model_->encode(text); }
+  std::vector<int64_t> encode(std::string_view text) const { return encode_part(text, {}, true); }
   // Encodes a part of a template that is filled with data at the ranges `plain` (sorted,
   // disjoint): no text that overlaps one of them becomes a special token. `begins_text` is false
   // after a special token, where some kinds put no space first.
   std::vector<int64_t> encode_part(std::string_view text, const std::vector<TextRange>& plain,
                                    bool begins_text) const {
-    return model_->encode(text, plain, begins_text);
+    std::vector<int64_t> ids = model_->encode(text, plain, begins_text);
+    check_ids(ids);
+    return ids;
   }
   // Splits a filled template at its special tokens (TokenizerModel::split()).
   std::vector<TokenOrText> split(std::string_view text, const std::vector<TextRange>& plain) const {
@@ -69,6 +71,7 @@ class Tokenizer {
 
  private:
   Tokenizer() = default;
+  void check_ids(const std::vector<int64_t>& ids) const;
   void read_special_ids(const std::filesystem::path& folder);
   void read_stop_ids(const std::filesystem::path& folder);
 
@@ -77,6 +80,7 @@ class Tokenizer {
   int64_t bos_id_ = -1, eos_id_ = -1;
   std::vector<int64_t> stop_ids_;
   bool adds_bos_ = false, adds_space_ = false;
+  int64_t limit_ = 0;  // of ids
 };
 
 // Returns the file that Tokenizer::load() would read; empty if there is none.
@@ -85,8 +89,8 @@ std::filesystem::path tokenizer_file(const std::filesystem::path& folder);
 // Returns the kind of that file, by its name and first line; nothing if there is none.
 std::optional<TokenizerKind> tokenizer_kind(const std::filesystem::path& folder);
 
-// Returns a text that differs wherever other files of `folder` give other BOS and EOS tokens; empty
-// for sentencepiece. Part of the key of a token cache.
+// Returns a text that differs wherever other files of `folder` give other tokens. Part of the key
+// of a token cache.
 std::string special_token_words(const std::filesystem::path& folder);
 
 // Decodes tokens that arrive one by one. A character may consist of several tokens' bytes; it is

@@ -34,6 +34,26 @@ struct TokenOrText {
   size_t begin = 0, end = 0;
 };
 
+// One of the "added_tokens": a text such as <s> or <|eot_id|> that is a token wherever it occurs.
+struct AddedToken {
+  int64_t id = -1;  // -1: the next one after the vocabulary and the tokens before
+  std::string content;
+  bool single_word = false;             // matches only if no letter, digit or mark is adjacent
+  bool lstrip = false, rstrip = false;  // includes the white space before or after it
+  bool normalized = true;               // is matched in its normalized form, after normalization
+  bool special = false;                 // decoding skips it
+  std::string normal_form = {};         // `content` as it is matched and decoded
+};
+
+// What the files next to a tokenizer say about it.
+struct FolderTokens {
+  std::vector<AddedToken> added = {};  // in the order in which transformers adds them
+  // Where sentencepiece puts a space first: "add_prefix_space" and "legacy" of
+  // tokenizer_config.json. kFirst: at the beginning of a text; kAlways: also after special tokens.
+  enum class Prefix { kNever, kFirst, kAlways } prefix = Prefix::kFirst;
+  bool is_llama31 = true;  // Meta's tiktoken file has the special tokens of Llama 3.1, not 3.0
+};
+
 // Rule by which a sentencepiece model may encode a text word by word. If it is BPE, changes nothing
 // of its input but spaces, and no piece has a space after another letter, then no merge joins two
 // words, and the ids of a text are exactly those of its words in a row. LLaMA's model is such.
@@ -82,8 +102,8 @@ class TokenizerModel {
 
 // Reads LLaMA's and LLaMA-2's tokenizer.model by the sentencepiece library. `where` opens every
 // error. Throws UserError if `bytes` are no serialised ModelProto.
-std::unique_ptr<TokenizerModel> read_sentencepiece(std::string_view bytes,
-                                                   const std::string& where);
+std::unique_ptr<TokenizerModel> read_sentencepiece(std::string_view bytes, const std::string& where,
+                                                   const FolderTokens& tokens = {});
 
 // Returns the rule of `model`, a serialised ModelProto (sentencepiece_model.proto); kNone for
 // anything that is not understood. The library does not provide this.
@@ -93,9 +113,10 @@ WordRule find_word_rule(std::string_view model);
 // release 0.23, except for code points that Unicode assigned after the tables of the libraries used
 // here (patterns.h, unicode.h). Its truncation and padding are for batches and are ignored. Throws
 // UserError for a model other than BPE, dropout, prefixes and suffixes of subwords, a stage of a
-// type that is not supported, a merge or unknown token that the vocabulary lacks, and ids that
-// contradict one another.
-std::unique_ptr<TokenizerModel> read_tokenizer_json(const Json& json, const std::string& where);
+// type that is not supported, and a merge or unknown token that the vocabulary lacks. Added tokens
+// that the vocabulary lacks are numbered in order, whatever ids the file gives them.
+std::unique_ptr<TokenizerModel> read_tokenizer_json(const Json& json, const std::string& where,
+                                                    const FolderTokens& tokens = {});
 
 // Reads Meta's tokenizer.model of Llama 3, a tiktoken file: a line for each token, its bytes in
 // base64, a space, its rank. The rank is the id, and the pair merges whose bytes together have the
@@ -103,7 +124,8 @@ std::unique_ptr<TokenizerModel> read_tokenizer_json(const Json& json, const std:
 // after its 128,000; both come from Meta's published tokenizer. Throws UserError for a broken line,
 // a rank that is missing or repeated, another number of tokens than Llama 3's, and a byte that is
 // no token.
-std::unique_ptr<TokenizerModel> read_tiktoken(std::string_view bytes, const std::string& where);
+std::unique_ptr<TokenizerModel> read_tiktoken(std::string_view bytes, const std::string& where,
+                                              const FolderTokens& tokens = {});
 
 // Returns true if the first line of `bytes` is one of a tiktoken file.
 bool is_tiktoken(std::string_view bytes);

@@ -303,8 +303,14 @@ TEST_CASE("a step line fits the terminal, and lines of evaluations are kept", "[
 }
 
 TEST_CASE("the progress of an evaluation shows rate, remaining time and accuracy", "[cli]") {
+  const TempDir dir;
+  std::string questions;
+  for (int i = 0; i < 10; ++i) {  // so that it lasts longer than a line stays
+    questions += read_file(tiny("quiz.jsonl"));
+  }
+  write_file(dir / "quiz.jsonl", questions);
   const std::string text =
-      run_on_terminal({"eval", tiny("model"), "--tasks", tiny("quiz.jsonl"), "--batch-tokens", "1",
+      run_on_terminal({"eval", tiny("model"), "--tasks", dir / "quiz.jsonl", "--batch-tokens", "1",
                        "--threads", "1", "--running-accuracy"});
   INFO(text);
   int lines = 0;
@@ -316,8 +322,8 @@ TEST_CASE("the progress of an evaluation shows rate, remaining time and accuracy
     }
   }
   CHECK(lines >= 1);
-  CHECK(text.find("quiz  100 %, ") != std::string::npos);  // no bar, the terminal is too narrow
-  CHECK(text.find("(n = 360)\r\n") != std::string::npos);  // the last line is kept
+  CHECK(text.find("quiz  100 %, ") != std::string::npos);   // no bar, the terminal is too narrow
+  CHECK(text.find("(n = 3600)\r\n") != std::string::npos);  // the last line is kept
 }
 
 TEST_CASE("control characters of a generated text are escaped only on a terminal", "[cli]") {

@@ -63,13 +63,16 @@ TEST_CASE("generate --chat applies the model's chat template and stops at the en
   check_refused(joined(args, {"--template", "chatml"}), "needs --chat");
   check_refused(joined(args, {"--chat", "--template", "zephyr", "--bos", "on"}),
                 "--bos on cannot be combined with --chat");
-  write_file(dir / "m/chat_template.jinja", "{{ '<|user|>' + content + eos_token }}");
+  write_file(dir / "m/chat_template.jinja",
+             "{% for m in messages %}{{ '<|' + m.role + '|>\\n' + m.content + eos_token + '\\n' }}"
+             "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}");
   const auto chat = [&](const Args& flags) {
     return succeed(joined(args, joined({"--chat", "--json"}, flags))).out;
   };
   const std::string with_stored_template = chat({});
   CHECK(with_stored_template == chat({"--template", "zephyr"}));
   CHECK(with_stored_template != chat({"--template", "mistral"}));
+  CHECK(with_stored_template == chat({"--template", dir / "m/chat_template.jinja"}));
   const auto json = Json::parse(with_stored_template);
   const std::vector<int64_t> ids = json.at("prompt_ids");
   CHECK(std::count(ids.begin(), ids.end(), 2) == 1);  // the EOS after the question, as a token

@@ -281,8 +281,8 @@ TEST_CASE("a damaged settings.toml is named and not overwritten", "[cli]") {
   const HalfRun half;
   const fs::path file = half.here / "run/settings.toml";
   const std::string whole = read_file(file);
-  for (const std::string& broken :
-       {whole.substr(0, whole.size() / 2), std::string("\n"), whole + "lr = = 2\n"}) {
+  for (const std::string& broken : {whole.substr(0, whole.find(" = ", whole.size() / 2) + 2),
+                                    std::string("\n"), whole + "lr = = 2\n"}) {
     write_file(file, broken);
     const auto refused = train(half.here);
     CHECK(refused.exit_code == 2);

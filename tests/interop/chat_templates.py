@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Chat forms (core/data/templates.h) against transformers' apply_chat_template, token by token.
+"""Chat templates (core/data/chat_template.h) against transformers' apply_chat_template, token by token.
 
 Conversations with and without a system text are encoded by `moe train` (ids and loss mask, read from the token cache), and their first
-question by `moe generate --chat`, which recognizes the form by the folder's template. The templates are the published ones, shortened
-without changing the text. Llama 3's has the real tokenizer, the others have tokenizers of their kind (tokenizer_parity.py).
+question by `moe generate --chat`, by the folder's template and by the published template of the same name. The templates are the published
+ones, shortened without changing the text, and those of tests/golden/chat_templates.json: default system texts, dates, {% generation %}, a
+comment that names another form. Llama 3's has the real tokenizer, the others have tokenizers of their kind (tokenizer_parity.py).
 
 usage: chat_templates.py          environment: MOE (the binary), MOE_SHARED_DATA
 """
@@ -89,7 +90,7 @@ def forms(lines):
     bos3, eot = "<|begin_of_text|>", "<|eot_id|>"
     yield "llama3", LLAMA3, kinds.make_real_llama3([]), bos3, "<|end_of_text|>", eot, True
     yield "chatml", CHATML, kinds.make_qwen2(lines), None, "<|im_end|>", "<|im_end|>", True
-    yield "chatml", CHATML, kinds.make_gpt2(lines), None, "<|endoftext|>", "<|im_end|>", True  # the marks are no tokens
+    yield None, CHATML, kinds.make_gpt2(lines), None, "<|endoftext|>", "<|im_end|>", True  # the marks are no tokens
     yield "zephyr", ZEPHYR, kinds.make_llama2([]), "<s>", "</s>", "</s>", True
     yield "zephyr", ZEPHYR, plus(kinds.make_llama2([]), "<|user|>", "<|assistant|>"), "<s>", "</s>", "</s>", True
     yield "llama2", LLAMA2, kinds.make_llama2([]), "<s>", "</s>", "</s>", True
@@ -97,6 +98,14 @@ def forms(lines):
     yield "mistral", MISTRAL_V1, kinds.make_llama2([]), "<s>", "</s>", "</s>", True
     yield "mistral-v3", MISTRAL_V3, plus(kinds.make_llama2([]), "[INST]", "[/INST]"), "<s>", "</s>", "</s>", True
     yield "mistral-tekken", MISTRAL_TEKKEN, kinds.make_tekken(lines), "<s>", "</s>", "</s>", True
+    golden = json.loads((pathlib.Path(__file__).resolve().parents[1] / "golden/chat_templates.json").read_text())
+    chatml = lambda: plus(kinds.make_llama2([]), "<|im_start|>", "<|im_end|>")  # noqa: E731
+    tokenizers = {"llama-3.1 date": (kinds.make_real_llama3([]), bos3, "<|end_of_text|>", eot),
+                  "llama-3 comment names im_start": (kinds.make_real_llama3([]), bos3, "<|end_of_text|>", eot),
+                  "tulu3/falcon3": (kinds.make_llama2([]), "<s>", "</s>", "</s>"), "zephyr (published)": (kinds.make_llama2([]), "<s>", "</s>", "</s>"),
+                  "mistral v0.3 (published)": (plus(kinds.make_llama2([]), "[INST]", "[/INST]"), "<s>", "</s>", "</s>")}
+    for name, template in golden.items():
+        yield (None, template, *tokenizers.get(name, (chatml(), "<s>", "</s>", "<|im_end|>")), True)
     yield ("mistral-v7", MISTRAL_V7, plus(kinds.make_tekken(lines), "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"), "<s>", "</s>", "</s>", True)
 
 
@@ -178,11 +187,12 @@ def check_form(number, form, template, raw, bos, eos, end, with_system, work):
     tokenizer.chat_template = template
     model = make_model(work, raw, bos, eos, template, as_file=number % 2 == 0)
     records = list(conversations(with_system))
-    for name, word in (("by name", form), ("auto", "auto")):
+    shown = form or " ".join(template.split())[:50]
+    for name, word in (("by name", form), ("auto", "auto")) if form else (("auto", "auto"),):
         got = trained_on(model, word, records, work)
         (work / "cache").rename(work / f"cache-{word}-{name}") if (work / "cache").exists() else None
         if isinstance(got, str):
-            check(f"{form}, {name}", False, got)
+            check(f"{shown}, {name}", False, got)
             continue
         wrong = [(record, theirs, mine) for record, mine in zip(records, got)
                  if (theirs := expected(tokenizer, record, end)) != mine]
@@ -191,17 +201,17 @@ def check_form(number, form, template, raw, bos, eos, end, with_system, work):
             record, theirs, mine = wrong[0]
             show = lambda ids, learned: [t + ("*" if l else "") for t, l in zip(tokenizer.convert_ids_to_tokens(ids), learned)]  # noqa: E731
             detail = f"{len(wrong)} of {len(records)}: {show(*theirs)} but {show(*mine)}"
-        check(f"{form}, {name}: ids and loss of {len(records)} conversations", len(got) == len(records) and not wrong, detail)
+        check(f"{shown}, {name}: ids and loss of {len(records)} conversations", len(got) == len(records) and not wrong, detail)
     for question in ("What is 2 + 2?", "zwei\n\nZeilen 👋"):
         theirs = tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False)
         mine = question_ids(model, question)
-        check(f"{form}: generate --chat asks {question!r}", mine == theirs, f"{theirs} but {mine}" if mine != theirs else "")
+        check(f"{shown}: generate --chat asks {question!r}", mine == theirs, f"{theirs} but {mine}" if mine != theirs else "")
     written = f"Say {end} and {bos or eos} twice"
     mine = question_ids(model, written)
     plain = question_ids(model, "Say this twice")
     special = [raw.token_to_id(mark) for mark in {end, bos, eos} if mark and raw.token_to_id(mark) is not None]
     count = lambda ids: sum(ids.count(mark) for mark in special)  # noqa: E731
-    check(f"{form}: a mark in a question is text", not isinstance(mine, str) and count(mine) == count(plain), str(mine)[:200])
+    check(f"{shown}: a mark in a question is text", not isinstance(mine, str) and count(mine) == count(plain), str(mine)[:200])
 
 
 def main():
@@ -209,7 +219,7 @@ def main():
     lines = kinds.corpus()
     seen = set()
     for number, form in enumerate(forms(lines)):
-        if SHORT and form[0] in seen:  # another tokenizer
+        if SHORT and form[0] and form[0] in seen:  # another tokenizer
             continue
         seen.add(form[0])
         with tempfile.TemporaryDirectory() as folder:

@@ -180,9 +180,11 @@ struct LossCoefficients {
 void write_folder(const Llama& model, const RoutingOptions& routing, const io::Checkpoint& parent,
                   const SharedFolder& folder, const LossCoefficients& coefficients = {});
 
-// Writes a checkpoint and commits it: `out` is complete or absent. A collective of `ranks`.
+// Writes a checkpoint and commits it: `out` is complete or absent. Rank 0 calls `add_files` with
+// the folder before. A collective of `ranks`.
 void save_folder(const Llama& model, const RoutingOptions& routing, const io::Checkpoint& parent,
                  const std::filesystem::path& out, bool force, distributed::Comm& ranks,
-                 const LossCoefficients& coefficients = {});
+                 const LossCoefficients& coefficients = {},
+                 const std::function<void(const std::filesystem::path&)>& add_files = {});
 
 }  // namespace moe::model

@@ -461,9 +461,13 @@ void write_folder(const Llama& model, const RoutingOptions& routing, const io::C
 
 void save_folder(const Llama& model, const RoutingOptions& routing, const io::Checkpoint& parent,
                  const std::filesystem::path& out, bool force, distributed::Comm& ranks,
-                 const LossCoefficients& coefficients) {
+                 const LossCoefficients& coefficients,
+                 const std::function<void(const std::filesystem::path&)>& add_files) {
   SharedFolder folder(out, force, ranks);
   write_folder(model, routing, parent, folder, coefficients);
+  if (add_files) {
+    folder.run_on_first_rank([&] { add_files(folder.path()); });
+  }
   folder.commit();
 }
 

@@ -191,6 +191,8 @@ Prepared prepare_rank(const TrainSettings& given, const TrainCallbacks& callback
                   callbacks.on_reading(count, tokens);
                 }},
                 plan.data, shared);
+  plan.has_conversations =
+      settings.objective == data::Objective::kInstruct && !run.examples.all_rows;
   plan.settings = resolve(plan.settings, config, run.examples);
   plan.layout = distributed::make_layout(processes, rank, plan.settings.replicas,
                                          plan.is_moe ? plan.routing.ep_ranks : 1,

@@ -61,6 +61,7 @@ struct RunPlan {
   TrainSettings settings;            // resolved, steps included
   int64_t examples = 0, tokens = 0;  // of the data
   std::vector<std::string> data;     // a line per file with its detected form
+  bool has_conversations = false;    // the data are formatted by --template
   int64_t parameters = 0;
   bool is_moe = false;
   model::RoutingOptions routing;   // of a mixture

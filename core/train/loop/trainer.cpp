@@ -167,8 +167,16 @@ class Run {
     remove_older_checkpoints();
     sync_log();  // a complete run is not resumed, so lost lines would not be written again
     callbacks_.on_saving(true);
-    model::save_folder(model_, routing_, parent_, folder_.final_model(),
-                       /*force=*/true, world_.all, coefficients());
+    model::save_folder(model_, routing_, parent_, folder_.final_model(), /*force=*/true, world_.all,
+                       coefficients(), [&](const std::filesystem::path& staged) {
+                         if (!plan_.has_conversations) {
+                           return;
+                         }
+                         for (const auto& [name, text] :
+                              chat_files(plan_.settings, parent_, model_.config().vocab_size)) {
+                           io::write_file(staged / name, text);
+                         }
+                       });
     callbacks_.on_saving(false);
     report();
     callbacks_.on_saved(folder_.final_model());

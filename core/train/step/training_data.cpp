@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/base/json.h"
 #include "core/data/templates.h"
 #include "core/model/config/config.h"
 #include "core/tokenizer/tokenizer.h"
@@ -86,6 +87,31 @@ data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& ch
   }
   lines.insert(lines.end(), notes.begin(), notes.end());
   return examples;
+}
+
+std::map<std::string, std::string> chat_files(const TrainSettings& settings,
+                                              const io::Checkpoint& parent, int64_t vocab_size) {
+  std::map<std::string, std::string> files;
+  const data::Template form = parse_template(settings);
+  if (!form.chat()) {
+    return files;
+  }
+  if (settings.text_template != "auto") {
+    files["chat_template.jinja"] = form.chat()->source();
+  }
+  const SharedTokenizer tokenizer = load_tokenizer(parent, vocab_size);
+  const std::vector<int64_t> end =
+      data::question_tokens(form, "a", data::make_text_codec(tokenizer)).end;
+  std::vector<int64_t> stops = tokenizer->stop_ids();
+  if (end.size() == 1 && std::ranges::find(stops, end[0]) == stops.end()) {
+    const auto file = parent.folder() / "generation_config.json";
+    OrderedJson config =
+        std::filesystem::exists(file) ? OrderedJson(read_json(file)) : OrderedJson::object();
+    stops.push_back(end[0]);
+    config["eos_token_id"] = stops;
+    files["generation_config.json"] = config.dump(2) + "\n";
+  }
+  return files;
 }
 
 std::vector<std::string> describe_data(const data::Examples& examples) {

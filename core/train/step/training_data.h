@@ -2,6 +2,7 @@
 // Data of a run: reads the files of --data with the tokenizer of the model folder.
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,13 @@ data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& ch
 // Returns the tokenizer of the folder; null if there is none, as rows of tokens need none.
 std::shared_ptr<const io::Tokenizer> find_tokenizer(const io::Checkpoint& checkpoint,
                                                     int64_t vocab_size);
+
+// Returns the files, by name, with which a model trained by a chat template is used:
+// chat_template.jinja if the template is not that of the parent's folder, and
+// generation_config.json with the token that ends a turn if the parent's does not end there. None
+// for other templates.
+std::map<std::string, std::string> chat_files(const TrainSettings& settings,
+                                              const io::Checkpoint& parent, int64_t vocab_size);
 
 // Returns a line for each file, "a.jsonl: Alpaca records, gzip; 2000 examples", with its share if
 // files are mixed.

@@ -328,7 +328,11 @@ TEST_CASE("The word rule follows from the bytes of a sentencepiece model", "[io]
 }
 
 TEST_CASE("In a tiktoken file ranks are ids, and pairs of lowest rank merge first", "[io]") {
-  const auto model = moe::io::read_tiktoken(llama3_sized(), "t");
+  const auto model = moe::io::read_tiktoken(llama3_sized(), "t", {.is_llama31 = false});
+  const auto llama31 = moe::io::read_tiktoken(llama3_sized(), "t");
+  CHECK(llama31->encode("<|python_tag|><|eom_id|><|eot_id|><|finetune_right_pad_id|>") ==
+        Ids{128010, 128008, 128009, 128004});
+  CHECK(llama31->piece(128255) == "<|reserved_special_token_245|>");
   CHECK(model->vocab_size() == 128256);
   CHECK(model->encode("abc") == Ids{258});        // a word that is a token
   CHECK(model->encode("abcd") == Ids{258, 'd'});  // b + c first, then a + bc

@@ -23,7 +23,7 @@ TEST_CASE("A sentencepiece model gives the ids of the sentencepiece library", "[
   CHECK(tokenizer.encode("the red cat") == Ids{268, 339, 443});
   CHECK(tokenizer.encode("").empty());
   CHECK(tokenizer.encode("</s>") == Ids{955, 63, 50, 959, 65});  // text, not EOS
-  CHECK(tokenizer.encode_part("</s>", {{0, 4}}, false) == tokenizer.encode("</s>"));
+  CHECK(tokenizer.encode_part("</s>", {{0, 4}}, true) == tokenizer.encode("</s>"));
   CHECK(tokenizer.vocab_size() == 1024);
   CHECK(tokenizer.bos_id() == 1);
   CHECK(tokenizer.eos_id() == 2);
@@ -129,4 +129,39 @@ TEST_CASE("A tokenizer.model that is truncated or has a flipped bit loads or is 
     }
   }
   CHECK(refused > 0);
+}
+
+TEST_CASE("Tokens that other files name are added to a sentencepiece model", "[io]") {
+  const TempDir dir;
+  std::filesystem::copy_file(tiny_model_folder() / "tokenizer.model", dir / "tokenizer.model");
+  const auto load = [&](const std::string& more) {
+    write_file(dir / "tokenizer_config.json",
+               R"({"added_tokens_decoder": {"1024": {"content": "<|a|>", "special": true},
+                                            "1025": {"content": "<|b|>", "special": false}})" +
+                   more + "}");
+    return Tokenizer::load(dir.path(), 0);
+  };
+  const Tokenizer first = load(R"(, "eos_token": "<|a|>")");
+  const Ids the = first.encode("the"), bare = first.encode_part("the", {}, false);
+  CHECK(first.eos_id() == 1024);
+  CHECK(first.vocab_size() == 1026);
+  CHECK(bare != the);  // no space first
+  const auto joined = [](std::initializer_list<Ids> parts) {
+    Ids all;
+    for (const Ids& part : parts) {
+      all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+  };
+  CHECK(first.encode("the<|a|>the<|b|> the") == joined({the, {1024}, bare, {1025}, the}));
+  CHECK(first.decode(first.encode("the<|a|>the<|b|> the")) == "thethe<|b|> the");
+  CHECK(load(R"(, "legacy": true)").encode("the<|a|>the") == joined({the, {1024}, the}));
+  CHECK(load(R"(, "add_prefix_space": false)").encode("the<|a|>the") ==
+        joined({bare, {1024}, bare}));
+  // The marks of a template are tokens, the same text in data is not.
+  const auto parts = first.split("<s>the<|a|></s>", {{3, 6}, {11, 15}});
+  REQUIRE(parts.size() == 4);
+  CHECK(parts[0].id == first.bos_id());
+  CHECK(parts[2].id == 1024);
+  CHECK(parts[3].id == -1);
 }

@@ -41,12 +41,13 @@ Json byte_level_json() {
       "merges": ["a b"]}})");
 }
 
-// byte_level_json() with tokens 13, 14, ... for each of `letters`.
+// byte_level_json() with tokens 7, 8, ... for each of `letters`, followed by the added ones.
 Json with_letters(const std::string& letters) {
   Json json = byte_level_json();
   for (size_t i = 0; i < letters.size(); ++i) {
-    json["model"]["vocab"][letters.substr(i, 1)] = 13 + i;
+    json["model"]["vocab"][letters.substr(i, 1)] = 7 + i;
   }
+  json["post_processor"]["special_tokens"]["<s>"]["ids"] = {7 + letters.size()};
   return json;
 }
 
@@ -148,35 +149,36 @@ TEST_CASE("Text that overlaps a filled range of a template becomes no special to
   Json json = with_letters("<s>/");
   const auto model = read(json);
   const std::string text = "<s>a<s>[R] </s>";
-  CHECK(model->encode(text, {{3, 11}}) == Ids{7, 0, 13, 14, 15, 10, 8});
-  CHECK(model->encode("a<s>a", {{2, 3}}) == Ids{0, 13, 14, 15, 0});  // partial overlap
-  CHECK(model->encode("<s>x", {{3, 4}}) == Ids{12});                 // added, but not special
+  CHECK(model->encode(text, {{3, 11}}) == Ids{11, 0, 7, 8, 9, 14, 12});
+  CHECK(model->encode("a<s>a", {{2, 3}}) == Ids{0, 7, 8, 9, 0});  // partial overlap
+  CHECK(model->encode("<s>x", {{3, 4}}) == Ids{16});              // added, but not special
   // Replaced bytes shift the ranges, so all of the text is treated as filled.
   CHECK(model->encode("\xE2<s>a", {{4, 5}}) == model->encode("\xE2<s>a", {{0, 5}}));
   for (auto& token : json["added_tokens"]) {
     token["special"] = true;
   }
   const auto special = read(json);
-  CHECK(special->encode("<s>x", {}) == Ids{12});
-  CHECK(special->encode("<s>x", {{3, 4}}) == Ids{7});  // the longest outside the range
+  CHECK(special->encode("<s>x", {}) == Ids{16});
+  CHECK(special->encode("<s>x", {{3, 4}}) == Ids{11});  // the longest outside the range
 }
 
 TEST_CASE("Text of a filled range makes no special tokens but keeps other added tokens", "[io]") {
   Json json = with_letters("<s>");
   json["pre_tokenizer"]["add_prefix_space"] = true;
   const auto model = read(json);
-  CHECK(model->encode("a<s>bb") == Ids{2, 0, 7, 11});
-  CHECK(model->encode("a<s>bb", {{0, 6}}) == Ids{2, 0, 13, 14, 15, 11});
-  CHECK(model->encode("a [R]  a", {{0, 8}}) == Ids{2, 0, 2, 10, 2, 0});
-  CHECK(model->special_id("</s>") == 8);
-  CHECK(model->special_id("[L]") == 9);
+  CHECK(model->encode("a<s>bb") == Ids{2, 0, 10, 14});
+  CHECK(model->encode("a<s>bb", {{0, 6}}) == Ids{2, 0, 7, 8, 9, 14});
+  CHECK(model->encode("a [R]  a", {{0, 8}}) == Ids{2, 0, 2, 13, 2, 0});
+  CHECK(model->special_id("</s>") == 11);
+  CHECK(model->special_id("[L]") == 12);
   CHECK(model->special_id("ab") == -1);  // an ordinary token
   Json first = byte_level_json();
   first["pre_tokenizer"] = {
       {"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "first"}};
-  first["model"]["vocab"]["\u2581"] = 13;
+  first["model"]["vocab"]["\u2581"] = 7;
+  first["post_processor"]["special_tokens"]["<s>"]["ids"] = {8};
   const auto metaspace = read(first);
-  CHECK(metaspace->encode("a", {{0, 1}}) == Ids{13, 0});
+  CHECK(metaspace->encode("a", {{0, 1}}) == Ids{7, 0});
   CHECK(metaspace->encode("a", {{0, 1}}, false) == Ids{0});  // after a special token
 }
 
@@ -220,10 +222,6 @@ TEST_CASE("An invalid tokenizer.json is refused with the key and the token", "[i
            Case{"/model/vocab/a", "-1", "'a' must have an id of 0 to 4194303"},
            Case{"/model/vocab/a", "4194304", "'a' must have an id of 0 to 4194303"},
            Case{"/model/vocab/a", "1", "the id 1 has two tokens, 'a' and 'b'"},
-           Case{"/added_tokens/0/content", R"("a")", "'a' has the id 7, which is 0 in"},
-           Case{"/added_tokens/0/id", "0", "'<s>' has the id 0"},
-           Case{"/added_tokens/1/content", R"("<s>")", "8 ('<s>') is there twice"},
-           Case{"/added_tokens/1/id", "7", "7 ('</s>') is there twice"},
            Case{"/added_tokens/1/content", R"("")", "8 ('') is empty"},
            Case{"/added_tokens", "1", "added_tokens: must be a list"},
            Case{"/post_processor/special_tokens/<s>/ids", "[77]", "the id 77"},
@@ -265,7 +263,7 @@ TEST_CASE("BOS and EOS come from tokenizer_config.json, other config files or th
   CHECK_FALSE(load(dir, byte_level_json(), R"({"add_bos_token": false})").adds_bos());
   const Tokenizer none = load(dir, byte_level_json(), R"({"bos_token": null, "eos_token": "no"})");
   CHECK(none.bos_id() == -1);
-  CHECK(none.eos_id() == -1);
+  CHECK(none.eos_id() == 13);  // added after the others, as by transformers
   CHECK_FALSE(none.adds_bos());
   CHECK_THAT(user_error_of([&] { load(dir, byte_level_json(), R"({"bos_token": 1})"); }),
              contains_text("tokenizer_config.json: 'bos_token' must be a string"));
@@ -289,26 +287,51 @@ TEST_CASE("Generation stops at EOS and at every eos_token_id of the config", "[i
              contains_text("generation_config.json: 'eos_token_id' must be"));
 }
 
-TEST_CASE("A tokenizer.json that is larger than the model is refused", "[io]") {
+TEST_CASE("A vocabulary larger than the model's is refused, an added token when a text has it",
+          "[io]") {
   const TempDir dir;
   write_file(dir / "tokenizer.json", byte_level_json().dump());
-  CHECK_THAT(user_error_of([&] { Tokenizer::load(dir.path(), 12); }),
-             contains_text("tokenizer.json: has 13 tokens") && contains_text("vocab_size 12"));
-  CHECK(user_error_of([&] { Tokenizer::load(dir.path(), 14); }).empty());
+  CHECK_THAT(user_error_of([&] { Tokenizer::load(dir.path(), 5); }),
+             contains_text("tokenizer.json: has 13 tokens") && contains_text("vocab_size 5"));
+  const Tokenizer tokenizer = Tokenizer::load(dir.path(), 12);
+  CHECK(tokenizer.encode("<s>a") == Ids{7, 0});
+  CHECK_THAT(user_error_of([&] { tokenizer.encode("<s>x"); }),
+             contains_text("'<s>x' has the id 12") && contains_text("vocabulary of 12"));
 }
 
-TEST_CASE("A sentencepiece model is preferred to a tokenizer.json", "[io]") {
+TEST_CASE("A tokenizer.json is preferred to a sentencepiece model", "[io]") {
   const TempDir dir;
   std::filesystem::copy_file(tiny_model_folder() / "tokenizer.model", dir / "tokenizer.model");
-  const Tokenizer both = load(dir, byte_level_json());
-  CHECK(both.kind() == TokenizerKind::kSentencepiece);
-  CHECK(both.vocab_size() == 1024);
-  CHECK(moe::io::tokenizer_file(dir.path()) == dir / "tokenizer.model");
-  CHECK(moe::io::special_token_words(dir.path()).empty());
-  CHECK(both.adds_space());
-  CHECK(both.with_special({5}) == Ids{5});
-  write_file(dir / "tokenizer_config.json", R"({"add_bos_token": true})");
-  CHECK(Tokenizer::load(dir.path(), 0).with_special({5}) == Ids{1, 5});
+  CHECK(Tokenizer::load(dir.path(), 0).kind() == TokenizerKind::kSentencepiece);
+  CHECK(load(dir, byte_level_json()).kind() == TokenizerKind::kTokenizerJson);
+  CHECK(moe::io::tokenizer_file(dir.path()) == dir / "tokenizer.json");
+}
+
+TEST_CASE("Added tokens are numbered in order, whatever their file says", "[io]") {
+  Json json = byte_level_json();
+  json["added_tokens"][5]["id"] = 99;
+  CHECK(encode(json, "<s>x") == Ids{12});
+  std::swap(json["added_tokens"][0], json["added_tokens"][1]);
+  json["post_processor"] = nullptr;
+  CHECK(encode(json, "<s></s>") == Ids{8, 7});
+}
+
+TEST_CASE("Tokens that other files of the folder name are added", "[io]") {
+  const TempDir dir;
+  const Tokenizer decoder = load(dir, byte_level_json(), R"({
+      "added_tokens_decoder": {"14": {"content": "<y>", "special": true},
+                               "13": {"content": "<x>", "special": false, "rstrip": true},
+                               "7": {"content": "<s>", "special": true}},
+      "pad_token": "<pad>", "extra_special_tokens": ["<e>"]})");
+  CHECK(decoder.encode("<s><x> <y><pad><e>") == Ids{7, 13, 14, 15, 16});
+  CHECK(decoder.decode({7, 13, 14, 0}) == "<x>a");
+  write_file(dir / "special_tokens_map.json", R"({"additional_special_tokens": ["<z>"]})");
+  write_file(dir / "added_tokens.json", R"({"<w>": 14, "<z>": 13})");
+  const std::string words = moe::io::special_token_words(dir.path());
+  const Tokenizer map = load(dir, byte_level_json(), "{}");
+  CHECK(map.encode("<z><w>") == Ids{13, 14});
+  CHECK(map.decode({13, 14}) == "<w>");
+  CHECK(moe::io::special_token_words(dir.path()) != words);
 }
 
 TEST_CASE("A word encoder gives the ids of a tokenizer.json", "[io]") {
