@@ -17,6 +17,7 @@
 #include "core/base/text.h"
 #include "core/data/templates.h"
 #include "core/tokenizer/tokenizer.h"
+#include "kernels/ops/device.h"
 
 namespace moe::cli {
 
@@ -92,7 +93,8 @@ void print_generated(const std::string& text) {
 void run(const GenerateFlags& flags) {
   check_chat(flags);
   const c10::Device device = parse_device(flags.device);
-  const model::Precision precision = model::inference_precision(flags.precision, device.is_cuda());
+  const model::Precision precision =
+      model::inference_precision(flags.precision, kernels::device_traits(device).has_tensor_cores);
   apply_threads(flags.threads);
   const io::Checkpoint checkpoint(flags.model);
   const auto config = model::parse_config(checkpoint.config(), checkpoint.config_name());

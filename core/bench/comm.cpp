@@ -96,7 +96,7 @@ std::optional<OrderedJson> bench_comm(const CommSettings& settings, c10::Device 
                 "--bytes: the smallest tensor measured has {} bytes; give more", kMinBytes);
   std::optional<OrderedJson> report;
   distributed::RankSettings ranks = settings.ranks;
-  ranks.on_cuda = device.is_cuda();
+  ranks.on_cuda = device.is_cuda();  // the setting of --device
   distributed::run_on_ranks(ranks, [&](distributed::Comm& comm) {
     USER_ERROR_IF(comm.size() == 1,
                   "moe bench comm measures collectives between ranks, and there is one; give "

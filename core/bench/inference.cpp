@@ -17,6 +17,7 @@
 #include "core/model/llama/llama.h"
 #include "core/route/router.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/ops/device.h"
 
 namespace moe::bench {
 
@@ -161,7 +162,8 @@ OrderedJson bench_eval(const EvalSettings& settings, c10::Device device) {
   USER_ERROR_IF(!scored.tasks.empty() && scored.data.empty(),
                 "--tasks needs --data DIR, the folder of the benchmarks' files");
   scored.device = device;
-  scored.precision = model::inference_precision(settings.precision, device.is_cuda());
+  scored.precision = model::inference_precision(settings.precision,
+                                                kernels::device_traits(device).has_tensor_cores);
   std::vector<eval::LoadedTask> tasks;
   if (!scored.tasks.empty()) {
     tasks = eval::load_tasks(scored.tasks, scored.data, scored.limit);

@@ -12,6 +12,7 @@
 #include "core/model/moe/token_dispatcher.h"
 #include "core/route/counters.h"
 #include "kernels/ops/bf16_working_copy.h"
+#include "kernels/ops/device.h"
 #include "kernels/ops/grouped_swiglu.h"
 #include "kernels/ops/permutation.h"
 
@@ -34,7 +35,7 @@ class LayerBench {
     weights_ = {leaf(random({experts, width}) * 0.02),
                 leaf(random({experts, 2 * inner, width}) * 0.02),
                 leaf(random({experts, width, inner}) * 0.02)};
-    if (settings.use_bf16 && device.is_cuda()) {
+    if (settings.use_bf16 && kernels::device_traits(device).has_tensor_cores) {
       kernels::keep_bf16_working_copy(weights_.gate_up);
       kernels::keep_bf16_working_copy(weights_.down);
     }
@@ -117,8 +118,8 @@ class LayerBench {
     route::read_counters({routing.counters});
   }
 
-  // Times the grouped expert products. As in the layer, on a GPU with a capacity the counts stay on
-  // the device.
+  // Times the grouped expert products. With a capacity, the counts of a device with streams stay on
+  // it.
   Timing time_products(const route::Routing& routing, const std::vector<int64_t>& tokens_per_expert,
                        const Tensor& rows) const {
     const auto time_with = [&](const Tensor& inputs, const auto& counts) {
@@ -129,7 +130,7 @@ class LayerBench {
         clear_gradients();
       });
     };
-    if (device_.is_cpu() || routing.input.is_dropless) {
+    if (!kernels::device_traits(device_).has_streams || routing.input.is_dropless) {
       return time_with(rows, tokens_per_expert);
     }
     const route::Plan& plan = routing.plan;

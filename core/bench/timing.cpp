@@ -31,14 +31,16 @@ double read_clock_s(clockid_t clock) {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-bool uses_cpu_time(c10::Device device) { return device.is_cpu() && at::get_num_threads() == 1; }
+bool uses_cpu_time(c10::Device device) {
+  return !kernels::device_traits(device).has_streams && at::get_num_threads() == 1;
+}
 
 }  // namespace
 
 double wall_s() { return read_clock_s(CLOCK_MONOTONIC); }
 
 double clock_s(c10::Device device) {
-  if (!device.is_cpu()) {
+  if (kernels::device_traits(device).has_streams) {
     c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
   }
   return uses_cpu_time(device) ? read_clock_s(CLOCK_PROCESS_CPUTIME_ID) : wall_s();
@@ -92,14 +94,14 @@ OrderedJson environment(const std::string& benchmark, c10::Device device) {
                       {"threads", at::get_num_threads()},
                       {"clock", uses_cpu_time(device) ? "cpu" : "wall"},
                       {"instruction_set", at::get_cpu_capability()}};
-  if (device.is_cuda()) {
+  if (!kernels::device_traits(device).has_host_memory) {
     json["device"] = kernels::gpu_name(device.index());
   }
   return json;
 }
 
 uint64_t peak_bytes(c10::Device device) {
-  return device.is_cuda() ? kernels::gpu_peak_bytes(device.index()) : peak_resident_bytes();
+  return kernels::device_peak_bytes(device).value_or(peak_resident_bytes());
 }
 
 uint64_t anonymous_bytes() { return system_bytes("/proc/self/status", "RssAnon"); }
@@ -182,7 +184,8 @@ Timing time_product(const Product& product, ProductForm form, bool use_own_gemm,
 }
 
 at::TensorOptions roof_options(c10::Device device, bool use_bf16) {
-  return at::TensorOptions(device).dtype(use_bf16 && device.is_cuda() ? at::kBFloat16 : at::kFloat);
+  use_bf16 = use_bf16 && kernels::device_traits(device).has_tensor_cores;
+  return at::TensorOptions(device).dtype(use_bf16 ? at::kBFloat16 : at::kFloat);
 }
 
 Roof time_roof(const std::vector<Product>& products, bool backward, int64_t repeats,

@@ -17,6 +17,7 @@
 #include "core/upcycle/init.h"
 #include "core/upcycle/upcycle.h"
 #include "kernels/ops/bf16_working_copy.h"
+#include "kernels/ops/device.h"
 
 namespace moe::bench {
 
@@ -45,7 +46,7 @@ model::Llama make_synthetic(const std::string& name, c10::Device device) {
 model::Llama load_for_training(const TrainSettings& settings, c10::Device device) {
   const io::Checkpoint checkpoint = model::open_checkpoint(settings.model, settings.upcycle,
                                                            settings.router, settings.force_memory);
-  if (device.is_cpu()) {
+  if (kernels::device_traits(device).has_host_memory) {
     const auto config = model::parse_config(checkpoint.config(), checkpoint.config_name());
     train::TrainSettings trained;
     trained.micro_batch = trained.global_batch = settings.rows;
@@ -105,7 +106,7 @@ class StepRunner {
     }
     model_.require_gradients();
     train::TrainSettings as_trained;
-    as_trained.on_cuda = device.is_cuda();
+    as_trained.on_cuda = device.is_cuda();  // the setting of --device
     as_trained.compute.precision = settings.precision;
     for (const auto& parameter : trained_) {
       if (train::has_bf16_copy(parameter, model_.config(), as_trained)) {
@@ -137,7 +138,7 @@ class StepRunner {
 }  // namespace
 
 OrderedJson bench_train(const TrainSettings& settings, c10::Device device) {
-  model::check_precision(settings.precision, device.is_cuda());
+  model::check_precision(settings.precision, kernels::device_traits(device).has_tensor_cores);
   StepRunner runner(settings, device);
   train::StepLosses last;
   const auto step = [&] { last = runner.step(); };

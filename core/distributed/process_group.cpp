@@ -15,6 +15,7 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "kernels/ops/cuda_functions.h"
+#include "kernels/ops/device.h"
 
 namespace moe::distributed {
 
@@ -225,7 +226,7 @@ class ProcessComm : public Comm {
     });
   }
 
-  bool is_on_gpu() const { return !device().is_cpu(); }
+  bool is_on_gpu() const { return kernels::device_traits(device()).has_streams; }
 
   // Returns the backend. Throws RankFailed if there is a verdict.
   c10d::Backend& backend() {

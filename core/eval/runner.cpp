@@ -7,6 +7,7 @@
 #include "core/model/config/weights.h"
 #include "core/model/llama/memory_need.h"
 #include "core/upcycle/upcycle.h"
+#include "kernels/ops/device.h"
 
 namespace moe::eval {
 
@@ -61,9 +62,10 @@ ScoreSettings score_settings(const EvalSettings& settings, const OpenedModel& op
 // weights are copied to it.
 uint64_t mapped_bytes(const EvalSettings& settings, const OpenedModel& opened) {
   uint64_t bytes = 0;
+  const bool is_mapped = kernels::device_traits(settings.device).has_host_memory;
   for (const auto& tensor : opened.checkpoint.tensors()) {
     const bool is_matrix = tensor.shape.size() >= 2 && !model::is_router(tensor.name);
-    bytes += settings.device.is_cpu() && is_matrix ? static_cast<uint64_t>(tensor.bytes()) : 0;
+    bytes += is_mapped && is_matrix ? static_cast<uint64_t>(tensor.bytes()) : 0;
   }
   return bytes;
 }
@@ -233,7 +235,7 @@ void Runner::open_cache() {
   }
   cache_.emplace(response_file_->file, model_digest(opened_.checkpoint),
                  fmt::format("{} {}", dtype_name(settings_.precision),
-                             settings_.device.is_cpu() ? "cpu" : "cuda"));
+                             c10::DeviceTypeName(settings_.device.type(), true)));
   const io::LineLog& log = cache_->log();
   if (!log.lines().empty()) {
     events_.note(

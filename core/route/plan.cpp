@@ -64,11 +64,11 @@ std::optional<int64_t> even_spread(const std::vector<int64_t>& numbers,
 at::Tensor runs_on(at::Device device, const std::vector<int64_t>& numbers) {
   constexpr size_t kMaxFills = 64, kArithmeticLaunches = 4;
   const auto options = at::TensorOptions(at::kLong).device(device);
-  if (device.is_cpu()) {
-    return at::tensor(numbers, at::kLong);
-  }
   const auto count = static_cast<int64_t>(numbers.size());
   const std::vector<int64_t> begins = find_run_begins(numbers);
+  if (begins.size() == 1) {
+    return at::full({count}, numbers.front(), options);
+  }
   if (begins.size() > kArithmeticLaunches) {
     if (const auto n = even_spread(numbers, begins)) {
       return at::arange(count, options).mul_(*n).floor_divide_(count).add_(numbers.front());

@@ -9,7 +9,7 @@
 
 #include "core/base/error.h"
 #include "core/route/routers/all.h"
-#include "kernels/ops/router.h"
+#include "kernels/ops/operations.h"
 
 namespace moe::route {
 
@@ -26,12 +26,10 @@ std::deque<RouterFunctions>& all_functions() {
   return all;
 }
 
-// The GPU kernels support no bias and at most kMaxRouterExperts experts; the CPU kernels have
-// neither limit.
 bool use_fused_kernels(const at::Tensor& logits, const RouterSettings& settings) {
-  return logits.scalar_type() == at::kFloat &&
-         (logits.is_cpu() ? router_functions(settings).fused_plan != nullptr
-                          : has_fused_gpu_plan(settings, logits.size(1)));
+  return logits.scalar_type() == at::kFloat && router_functions(settings).fused_plan != nullptr &&
+         kernels::call<"moe::fits_top_k_plan", bool(const at::Tensor&, bool)>(
+             logits, settings.bias_rate.has_value());
 }
 
 // Sets the members of `routing` that have a gradient.
@@ -136,11 +134,6 @@ void add_router(RouterFamily family, const RouterFunctions& functions) {
             "a family was added without functions: call add_router(), not add_router_family()");
   add_router_family(std::move(family));
   all_functions().push_back(functions);
-}
-
-bool has_fused_gpu_plan(const RouterSettings& settings, int64_t experts) {
-  return router_functions(settings).fused_plan != nullptr && !settings.bias_rate &&
-         experts <= kernels::kMaxRouterExperts;
 }
 
 Routing route(const at::Tensor& logits, const RouterSettings& settings, const RoutingGroup& group,

@@ -79,10 +79,6 @@ const RouterFunctions& router_functions(const RouterSettings& settings);
 // other function of this library and before threads start.
 void add_router(RouterFamily family, const RouterFunctions& functions);
 
-// Returns true if the fused kernels can route E experts on a GPU. They do not synchronize with the
-// host.
-bool has_fused_gpu_plan(const RouterSettings& settings, int64_t experts);
-
 // ----------------------------------------------------------------------------------------- gates
 
 // Returns g = softmax(a) [T, E].

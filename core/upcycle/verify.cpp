@@ -15,6 +15,7 @@
 #include "core/model/llama/memory_need.h"
 #include "core/tokenizer/tokenizer.h"
 #include "core/upcycle/upcycle.h"
+#include "kernels/ops/device.h"
 
 namespace moe::model {
 
@@ -262,13 +263,11 @@ uint64_t verify_bytes(const io::Checkpoint& parent, const ModelConfig* child, c1
     return bytes_to_copy(model, Storage::kStored, device) +
            forward_bytes(model, router, kWindowTokens, 0, device);
   };
-  uint64_t bytes = bytes_of(config);
-  if (child != nullptr) {
+  uint64_t bytes = bytes_of(config) + (child != nullptr ? bytes_of(*child) : 0);
+  if (child != nullptr && kernels::device_traits(device).has_host_memory) {
     // Logits of both models in f32, log-probabilities of both and three temporaries in f64.
     constexpr int64_t kBytesPerLogit = 2 * 4 + 5 * 8;
-    bytes += bytes_of(*child);
-    bytes += static_cast<uint64_t>(device.is_cpu() ? kWindowTokens * config.vocab_size : 0) *
-             static_cast<uint64_t>(kBytesPerLogit);
+    bytes += static_cast<uint64_t>(kWindowTokens * config.vocab_size * kBytesPerLogit);
   }
   return bytes;
 }

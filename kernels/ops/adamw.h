@@ -35,7 +35,7 @@ struct AdamWSettings {
 // Updates one parameter in place. gradient f32 or bf16; master, mean, square f32; weight bf16, or
 // undefined if the master copy is the weight; equal shapes, contiguous. gradient_scale: one f32 on
 // the same device, or undefined for 1, so that clipping does not read the norm back. On a CPU
-// LibTorch's fused kernel is used, for f32 alone and without a scale.
+// LibTorch's fused kernel is used, for f32 alone, after `gradient` is scaled in place.
 // NOLINTNEXTLINE(readability-identifier-naming): in place, as LibTorch marks it
 void adamw_(const at::Tensor& gradient, const at::Tensor& master, const at::Tensor& mean,
             const at::Tensor& square, const at::Tensor& weight, const AdamWSettings& settings,

@@ -30,7 +30,7 @@ Copy* find_copy(const Tensor& weight) {
 }  // namespace
 
 void keep_bf16_working_copy(const Tensor& weight) {
-  TORCH_CHECK(weight.is_cuda() && weight.scalar_type() == at::kFloat, weight.toString());
+  TORCH_CHECK(weight.scalar_type() == at::kFloat, weight.toString());
   if (find_copy(weight) == nullptr) {
     weight.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<Copy>());
   }

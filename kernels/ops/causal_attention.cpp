@@ -9,11 +9,13 @@
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <numeric>
 
 #include "kernels/cpu/gemm.h"
+#include "kernels/ops/operations.h"
 
 namespace moe::kernels {
 
@@ -182,17 +184,27 @@ Tensor empty_output(const Tensor& qkv, const AttentionHeads& heads) {
   return at::empty({qkv.size(0), heads.heads * heads.width}, qkv.options());
 }
 
+// `numbers`: H, G, A. Returns the output, and log_sum [T, H] f32 for backward.
+std::tuple<Tensor, Tensor> causal_attention_cpu(const Tensor& qkv, const Tensor& cosine,
+                                                const Tensor& sine, at::IntArrayRef numbers,
+                                                at::IntArrayRef lengths) {
+  const AttentionHeads heads{numbers[0], numbers[1], numbers[2]};
+  const Tensor out = empty_output(qkv, heads);
+  const Tensor log_sum = at::empty({qkv.size(0), heads.heads}, cosine.options());
+  const auto kernel = is_bf16(qkv) ? attention_forward<uint16_t> : attention_forward<float>;
+  kernel(qkv, {cosine, sine}, heads, lengths.vec(), out, log_sum);
+  return {out, log_sum};
+}
+
 struct CausalAttention : torch::autograd::Function<CausalAttention> {
   static Tensor forward(AutogradContext* context, const Tensor& given, const Tensor& cosine,
                         const Tensor& sine,
                         std::vector<int64_t> numbers,  // H, G, A
                         std::vector<int64_t> lengths) {
-    const AttentionHeads heads{numbers[0], numbers[1], numbers[2]};
     RECORD_USER_SCOPE("attention");
-    const Tensor qkv = given.contiguous(), out = empty_output(qkv, heads);
-    const Tensor log_sum = at::empty({qkv.size(0), heads.heads}, cosine.options());
-    const auto kernel = is_bf16(qkv) ? attention_forward<uint16_t> : attention_forward<float>;
-    kernel(qkv, {cosine, sine}, heads, lengths, out, log_sum);
+    const Tensor qkv = given.contiguous();
+    const auto [out, log_sum] = call<"moe::causal_attention", decltype(causal_attention_cpu)>(
+        qkv, cosine, sine, numbers, lengths);
     context->save_for_backward({qkv, cosine, sine, out, log_sum});
     context->saved_data["heads"] = std::move(numbers);
     context->saved_data["lengths"] = std::move(lengths);
@@ -217,7 +229,11 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
 
 }  // namespace
 
-bool has_causal_attention(const Tensor& qkv) { return qkv.is_cpu() && is_f32_or_bf16(qkv); }
+TORCH_LIBRARY_IMPL(moe, CPU, library) { library.impl("causal_attention", &causal_attention_cpu); }
+
+bool has_causal_attention(const Tensor& qkv) {
+  return has_kernel<"moe::causal_attention">(qkv.device()) && is_f32_or_bf16(qkv);
+}
 
 int64_t max_positions(const std::vector<int64_t>& lengths,
                       const std::vector<int64_t>& prefix_index) {

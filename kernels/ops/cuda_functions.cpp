@@ -101,12 +101,25 @@ std::string gpu_name(int64_t gpu) { return cuda_functions().gpu_name(gpu); }
 
 uint64_t gpu_peak_bytes(int64_t gpu) { return cuda_functions().gpu_peak_bytes(gpu); }
 
+std::optional<uint64_t> device_peak_bytes(c10::Device device) {
+  return device_traits(device).has_host_memory ? std::nullopt
+                                               : std::optional(gpu_peak_bytes(device.index()));
+}
+
+DeviceTraits device_traits(c10::Device device) {
+  const bool is_host = device.is_cpu();
+  return {.has_host_memory = is_host,
+          .has_streams = !is_host,
+          .has_tensor_cores = !is_host,
+          .is_row_invariant = is_host,
+          .elementwise_numel = int64_t{1} << (is_host ? 18 : 25)};  // 18: 2 MB of moments
+}
+
 HostCopy::HostCopy(const at::Tensor& tensor) : host_(tensor) {
-  if (tensor.is_cpu()) {
+  if (device_traits(tensor.device()).has_host_memory) {
     return;
   }
-  host_ = at::empty(tensor.sizes(),
-                    at::TensorOptions(tensor.scalar_type()).device(at::kCPU).pinned_memory(true));
+  host_ = at::empty(tensor.sizes(), at::TensorOptions(tensor.scalar_type()).pinned_memory(true));
   host_.copy_(tensor, /*non_blocking=*/true);
   arrived_.emplace(tensor.device().type());
   arrived_->record(c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()));

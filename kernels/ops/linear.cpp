@@ -82,6 +82,10 @@ void weight_matmul_out(Tensor& out, const Tensor& left, const RowBlocks& rows, a
   call_matmul_out(out, left, columns, type, is_mapped, accumulate);
 }
 
+bool has_grouped_mm_gpu(const Tensor& rows) {
+  return cuda_functions().gpu_has_grouped_mm(rows.get_device());
+}
+
 // Returns f64 for f64 x (gradient checks), else f32.
 at::ScalarType accumulate_dtype(const Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -277,6 +281,8 @@ TORCH_LIBRARY_IMPL(moe, CPU, library) {
   library.impl("weight_operand", [](const Tensor& weight, at::ScalarType) { return weight; });
   library.impl("matmul_out", &matmul_out_cpu);
   library.impl("biased_linear", &biased_linear_cpu);
+  library.impl("has_grouped_mm", [](const Tensor&) { return false; });
+  library.impl("can_use_ends", [](const Tensor&) { return true; });
 }
 
 // Devices without kernels of their own.
@@ -286,6 +292,8 @@ TORCH_LIBRARY_IMPL(moe, CompositeExplicitAutograd, library) {
   library.impl("weight_operand", convert);
   library.impl("matmul_out", &matmul_out_default);
   library.impl("biased_linear", &biased_linear_default);
+  library.impl("has_grouped_mm", &has_grouped_mm_gpu);
+  library.impl("can_use_ends", &has_grouped_mm_gpu);
   library.impl("router_logits", &router_logits);
   library.impl("router_logits_backward", &router_logits_backward);
 }
@@ -353,13 +361,15 @@ Tensor linear_in_f32(const Tensor& x, const Tensor& weight) {
 }
 
 bool has_grouped_mm(const Tensor& rows) {
-  return rows.is_cuda() && cuda_functions().gpu_has_grouped_mm(rows.get_device());
+  return call<"moe::has_grouped_mm", decltype(has_grouped_mm_gpu)>(rows);
 }
 
-bool can_use_ends(const Tensor& rows) { return rows.is_cpu() || has_grouped_mm(rows); }
+bool can_use_ends(const Tensor& rows) {
+  return call<"moe::can_use_ends", decltype(has_grouped_mm_gpu)>(rows);
+}
 
 std::vector<int64_t> read_rows_per_expert(const Tensor& ends) {
-  const Tensor host = ends.to(at::kCPU, at::kLong);
+  const Tensor host = ends.cpu().to(at::kLong);
   const auto* end = host.const_data_ptr<int64_t>();
   std::vector<int64_t> rows(static_cast<size_t>(host.numel()));
   std::adjacent_difference(end, end + host.numel(), rows.begin());
@@ -426,8 +436,7 @@ Tensor Segments::weight_gradient(const Tensor& left, const Tensor& right,
 
 bool use_per_expert_gradients(const Tensor& weights) {
   constexpr int64_t kLargeExpert = 1 << 21;  // elements; widening takes 6 us, about one launch
-  return !weights.is_cpu() && weights.scalar_type() == at::kFloat &&
-         weights.size(1) * weights.size(2) >= kLargeExpert;
+  return weights.scalar_type() == at::kFloat && weights.size(1) * weights.size(2) >= kLargeExpert;
 }
 
 int64_t Segments::experts() const {

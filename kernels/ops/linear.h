@@ -130,9 +130,9 @@ at::Tensor grouped_matmul(const at::Tensor& in, const Weight& weights, int64_t t
 std::vector<int64_t> read_rows_per_expert(const at::Tensor& ends);
 
 // Returns true if one product per expert is faster than a grouped product for the gradient of f32
-// weights [E, M, N] on a GPU; false on a CPU. A product per expert writes f32 and needs the counts
-// on the host. A grouped product writes bf16, which a second pass widens (6 bytes per element).
-// Returns false for small experts: their launches take longer than that pass.
+// weights [E, M, N]. A product per expert writes f32 and needs the counts on the host. A grouped
+// product writes bf16, which a second pass widens (6 bytes per element). Returns false for small
+// experts: their launches take longer than that pass.
 bool use_per_expert_gradients(const at::Tensor& weights);
 
 }  // namespace moe::kernels

@@ -51,6 +51,13 @@ auto call(Arguments&&... arguments) {
   return handle.call(std::forward<Arguments>(arguments)...);
 }
 
+// Returns true if the operation has a kernel of its own for `device`.
+template <OperationName kName>
+bool has_kernel(c10::Device device) {
+  static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(kName.text, "");
+  return handle.hasKernelForDispatchKey(at::TensorOptions(device).computeDispatchKey());
+}
+
 // True for a CUDA kernel, which takes a stream after its arguments.
 template <auto kKernel, typename Args>
 inline constexpr bool kIsCuda = std::is_invocable_v<decltype(kKernel), const Args&, void*>;
@@ -332,13 +339,15 @@ void adamw_on(const Tensor& gradient, const Tensor& master, const Tensor& mean,
           current_stream_cuda(gradient.device()));
 }
 
-// AdamW by LibTorch, for f32 weights without a gradient scale.
+// AdamW by LibTorch, for f32 weights. Scales the gradient in place.
 inline void adamw_by_operations(const Tensor& gradient, const Tensor& master, const Tensor& mean,
                                 const Tensor& square, const OptionalTensor& weight,
                                 const OptionalTensor& gradient_scale, double lr, double beta1,
                                 double beta2, double eps, double weight_decay, int64_t t) {
-  TORCH_CHECK(!has_tensor(weight) && !has_tensor(gradient_scale),
-              "AdamW on a CPU takes no bf16 weight and no gradient scale");
+  TORCH_CHECK(!has_tensor(weight), "AdamW on a CPU takes no bf16 weight");
+  if (has_tensor(gradient_scale)) {
+    gradient.mul_(*gradient_scale);
+  }
   at::_fused_adamw_({master}, {gradient}, {mean}, {square}, /*max_exp_avg_sqs=*/{},
                     {at::scalar_tensor(t, at::kFloat)}, lr, beta1, beta2, weight_decay, eps,
                     /*amsgrad=*/false, /*maximize=*/false);

@@ -10,6 +10,7 @@
 
 #include "kernels/ops/cross_entropy.h"
 #include "kernels/ops/linear.h"
+#include "kernels/ops/operations.h"
 
 namespace moe::kernels {
 
@@ -48,7 +49,9 @@ std::vector<TokenLogProb> token_log_probs(const Tensor& hidden, const Tensor& we
   RECORD_USER_SCOPE("head");
   // Products in bf16 cannot read f16 in place.
   const bool is_converted = weight.scalar_type() == at::kHalf && type == at::kBFloat16;
-  if (!hidden.is_cpu() || hidden.size(0) < kMinRows || hidden.size(1) == 0 || is_converted) {
+  // The kernel is a form of our own GEMM.
+  if (!has_kernel<"moe::matmul_out">(hidden.device()) || hidden.size(0) < kMinRows ||
+      hidden.size(1) == 0 || is_converted) {
     return token_log_probs_of_whole_logits(hidden, weight, type, targets);
   }
   check(hidden, weight, targets);

@@ -158,13 +158,16 @@ TEST_CASE("streams, steps and neighbours draw independent numbers", "[kernels]")
   }
 }
 
-TEST_CASE("adamw_ on the CPU updates f32 weights, without a gradient scale", "[kernels]") {
+TEST_CASE("adamw_ on the CPU updates f32 weights by scaled gradients", "[kernels]") {
   const Tensor gradient = at::ones({4}), master = at::ones({4});
   const Tensor mean = at::zeros({4}), square = at::zeros({4});
   const AdamWSettings settings{.lr = 0.25};
   adamw_(gradient, master, mean, square, {}, settings, {});
   // The first update is lr * g / |g|.
   CHECK(at::allclose(master, at::full({4}, 0.75), 1e-6));
-  CHECK_THROWS_WITH(adamw_(gradient, master, mean, square, {}, settings, at::ones({1})),
-                    contains_text("gradient scale"));
+  const Tensor next = master.clone(), next_mean = mean.clone(), next_square = square.clone();
+  adamw_(gradient.clone(), next, next_mean, next_square, {}, settings, at::full({1}, 0.1F));
+  adamw_(gradient * 0.1, master, mean, square, {}, settings, {});
+  CHECK(at::equal(next, master));
+  CHECK(at::equal(next_square, square));
 }

@@ -12,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "kernels/ops/causal_attention.h"
+#include "kernels/ops/operations.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/rope.h"
 
@@ -102,10 +103,9 @@ Tensor causal_mask(int64_t past, int64_t count, at::Device device) {
   return at::ones({count, past + count}, at::TensorOptions(at::kBool).device(device)).tril(past);
 }
 
-// Returns the dtype of attention and of norms for activations like `x`: f32 for bf16 on the CPU,
-// which has no fast products in it.
+// Returns the dtype of attention and of norms for activations like `x`.
 at::ScalarType score_type(const Tensor& x) {
-  return x.scalar_type() == at::kBFloat16 && !x.is_cuda() ? at::kFloat : x.scalar_type();
+  return kernels::call<"moe::score_type", at::ScalarType(const Tensor&)>(x);
 }
 
 struct Heads {

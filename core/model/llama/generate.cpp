@@ -13,21 +13,14 @@
 #include "core/model/llama/kv_cache.h"
 #include "core/model/llama/memory_need.h"
 #include "kernels/cpu/skinny_gemm.h"
-#include "kernels/cpu/vector_math.h"
+#include "kernels/ops/device.h"
+#include "kernels/ops/operations.h"
 
 namespace moe::model {
 
 using at::Tensor;
 
 namespace {
-
-// Returns the index of the first maximum of `count` numbers, and 0 if all are NaN. Takes a tenth of
-// the time of at::argmax.
-int64_t argmax(const float* numbers, int64_t count) {
-  const float* end = numbers + count;
-  const float* largest = std::find(numbers, end, kernels::row_max(numbers, count));
-  return largest == end ? 0 : largest - numbers;
-}
 
 // A prompt that is being continued.
 struct Row {
@@ -62,14 +55,14 @@ int64_t common_prefix(const std::vector<std::vector<int64_t>>& prompts) {
   return static_cast<int64_t>(common);
 }
 
-// Prompts that are continued concurrently, at most `max_rows`.
+// Prompts that are continued concurrently, at most `max_rows`. With `shares_prefix` their common
+// prefix is computed once.
 class RowBatch {
  public:
   RowBatch(const Llama& model, const RoutingOptions& routing, const GenerateSettings& settings,
-           const std::vector<std::vector<int64_t>>& prompts, int64_t max_rows)
+           const std::vector<std::vector<int64_t>>& prompts, int64_t max_rows, bool shares_prefix)
       : model_(model), routing_(routing), settings_(settings), prompts_(prompts) {
-    const bool can_share = model.device().is_cpu() && prompts.size() > 1;
-    const auto common = can_share ? common_prefix(prompts) : 0;
+    const auto common = shares_prefix ? common_prefix(prompts) : 0;
     if (common > 0) {
       const auto prefix =
           std::make_shared<KvCache>(model.config(), KvCacheOptions{.capacity = common});
@@ -78,7 +71,8 @@ class RowBatch {
       prefix_ = prefix;
     }
     capacity_ = row_capacity();
-    const int64_t numel = model.device().is_cpu() ? KvCache::numel(model.config(), capacity_) : 0;
+    const bool has_blocks = kernels::has_kernel<"moe::causal_attention">(model.device());
+    const int64_t numel = has_blocks ? KvCache::numel(model.config(), capacity_) : 0;
     free_memory_ = at::empty({max_rows, numel}, at::kFloat).unbind(0);
   }
 
@@ -220,12 +214,8 @@ uint64_t generate_bytes(const ModelConfig& config, const RoutingOptions& routing
 }
 
 int64_t pick_token(const Tensor& logits, double temperature, double top_p, double uniform) {
-  if (temperature <= 0 && logits.is_cpu() && logits.is_contiguous() &&
-      logits.scalar_type() == at::kFloat) {
-    return argmax(logits.const_data_ptr<float>(), logits.numel());
-  }
   if (temperature <= 0) {
-    return logits.argmax().item<int64_t>();
+    return kernels::call<"moe::argmax", int64_t(const Tensor&)>(logits);
   }
   const auto [scores, order] = (logits.to(at::kDouble) / temperature)
                                    .softmax(0)
@@ -261,10 +251,12 @@ void generate_all(const Llama& model, const RoutingOptions& routing,
     return;
   }
   const at::NoGradGuard no_gradients;
-  // On a GPU results would depend on the number of rows.
-  const size_t rows = model.device().is_cpu() ? static_cast<size_t>(prompts.rows) : 1;
+  // Answers must not depend on the other prompts.
+  const bool is_invariant = kernels::device_traits(model.device()).is_row_invariant;
+  const size_t rows = is_invariant ? static_cast<size_t>(prompts.rows) : 1;
   RowBatch batch(model, routing, settings, prompts.prompts,
-                 static_cast<int64_t>(std::min(rows, prompts.indices.size())));
+                 static_cast<int64_t>(std::min(rows, prompts.indices.size())),
+                 is_invariant && prompts.prompts.size() > 1);
   for (std::span<const size_t> left = prompts.indices; !left.empty() || batch.size() > 0;) {
     if (batch.size() > 0) {
       batch.step();
@@ -286,7 +278,7 @@ std::vector<int64_t> generate(const Llama& model, const RoutingOptions& routing,
   const at::NoGradGuard no_gradients;
   const std::vector<std::vector<int64_t>> prompts{prompt};
   std::vector<int64_t> ids;
-  RowBatch batch(model, routing, settings, prompts, /*max_rows=*/1);
+  RowBatch batch(model, routing, settings, prompts, /*max_rows=*/1, /*shares_prefix=*/false);
   batch.start(std::vector<size_t>{0});
   while (batch.size() > 0) {
     if (on_token && !batch.ids().empty()) {

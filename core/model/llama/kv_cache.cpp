@@ -5,12 +5,13 @@
 #include <algorithm>
 
 #include "core/base/error.h"
+#include "kernels/ops/operations.h"
 
 namespace moe::model {
 
 KvCache::KvCache(const ModelConfig& config, const KvCacheOptions& options)
     : heads_(attention_heads(config)), capacity_(options.capacity), prefix_(options.prefix) {
-  if (!options.device.is_cpu()) {
+  if (!kernels::has_kernel<"moe::causal_attention">(options.device)) {  // which reads blocks
     MOE_CHECK(prefix_ == nullptr);
     gpu_.resize(static_cast<size_t>(config.layers));
     return;

@@ -8,8 +8,10 @@
 #include "core/base/error.h"
 #include "core/model/llama/llama_weights.h"
 #include "core/model/llama/recompute.h"
+#include "kernels/ops/device.h"
 #include "kernels/ops/grouped_swiglu.h"
 #include "kernels/ops/linear.h"
+#include "kernels/ops/operations.h"
 #include "kernels/ops/rms_norm.h"
 
 namespace moe::model {
@@ -46,11 +48,11 @@ struct Pass {
     }
   }
 
-  // Makes the tables of packed_attention() on a GPU. packed_attention() supports prefixes only in
-  // inference and only in dtypes of the flash kernel.
+  // Makes the tables of packed_attention() on a device without a kernel for causal_attention().
+  // packed_attention() supports prefixes only in inference and only in dtypes of the flash kernel.
   void make_tables(at::Device device) {
     const bool has_prefixes = !prefix_index.empty();
-    if (device.is_cuda() &&
+    if (!kernels::has_kernel<"moe::causal_attention">(device) &&
         (!has_prefixes || (!at::GradMode::is_enabled() && fits_flash(type, config)))) {
       if (auto made = pack_tables(lengths, prefix_index, config, device)) {
         tables = std::make_shared<const PackTables>(std::move(*made));
@@ -66,7 +68,7 @@ struct Pass {
       starts.push_back(caches[i]->length());
       caches[i]->reserve(lengths[i]);
     }
-    if (device.is_cpu()) {
+    if (kernels::has_kernel<"moe::causal_attention">(device)) {
       rotations = rotations_at(lengths, starts, config);
     }
   }
@@ -90,8 +92,9 @@ struct Pass {
   std::shared_ptr<const PackTables> tables;
   std::vector<KvCache*> caches;  // one per sequence, or none
   Tensor output_rows;            // [N] i64 on the model's device, or undefined
-  RopeTable rotations;           // [T, A], with caches on a CPU
-  // True in inference on the CPU: layers update the residual stream in place.
+  RopeTable rotations;           // [T, A], with caches in blocks
+  // True in inference with our own GEMM, for add_linear(): layers update the residual stream in
+  // place.
   bool adds_in_place = false;
   RoutingOptions routing;
   TokenPartition partition;
@@ -394,7 +397,7 @@ at::Device Llama::device() const { return weights_->embedding.device(); }
 
 uint64_t Llama::mapped_bytes() const {
   uint64_t bytes = 0;
-  if (weights_->storage == Storage::kStored && device().is_cpu()) {
+  if (weights_->is_mapped) {
     for (const auto& [name, tensor] : weights_->stored_views(FolderForm::kMoe)) {
       bytes += tensor.nbytes();
     }
@@ -406,7 +409,8 @@ void Llama::set_group(distributed::Comm* group) {
   MOE_CHECK((group == nullptr ? 1 : group->size()) == layout().group(),
             "a model of {} processes in a group of another size", layout().group());
   weights_->parallel.group = group;
-  weights_->parallel.overlap_all_to_all = group != nullptr && !group->device().is_cpu();
+  weights_->parallel.overlap_all_to_all =
+      group != nullptr && kernels::device_traits(group->device()).has_streams;
 }
 
 RoutingOptions Llama::default_routing() const {
@@ -439,7 +443,8 @@ ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing
   if (tokens.output_rows.defined()) {
     own->output_rows = tokens.output_rows.to(device());
   }
-  own->adds_in_place = device().is_cpu() && !at::GradMode::is_enabled();
+  own->adds_in_place =
+      !at::GradMode::is_enabled() && kernels::has_kernel<"moe::matmul_out">(device());
   if (!tokens.caches.empty()) {
     own->prepare_caches(device());
   } else {

@@ -5,6 +5,7 @@
 
 #include "core/base/error.h"
 #include "core/io/file.h"
+#include "kernels/ops/device.h"
 
 namespace moe::model {
 
@@ -189,7 +190,8 @@ Llama::Weights::Weights(const io::Checkpoint& checkpoint, const ModelConfig& mod
     : Weights(WithoutMatrices(), model_config, expert_parallel, device) {
   storage = Storage::kStored;
   const MoeNames names = moe_names(written_form(config));
-  if (!device.is_cpu()) {
+  is_mapped = kernels::device_traits(device).has_host_memory;
+  if (!is_mapped) {
     make_matrices(names, [&](const BlockNames& blocks) {
       return inference_type(checkpoint, blocks, precision);
     });
@@ -393,10 +395,11 @@ Llama Llama::load(const io::Checkpoint& checkpoint, const distributed::Layout& l
           ? std::make_unique<Weights>(checkpoint, config, parallel, device, compute.precision)
           : std::make_unique<Weights>(config, parallel, device, sharded_over);
   model.set_compute(compute);
-  if (sharded_over != nullptr && device.is_cuda() && compute.precision == Precision::kBf16) {
+  if (sharded_over != nullptr && kernels::device_traits(device).has_tensor_cores &&
+      compute.precision == Precision::kBf16) {
     model.weights_->gather_in_bf16();
   }
-  if (storage == Storage::kF32 || !device.is_cpu()) {
+  if (!model.weights_->is_mapped) {
     for (const auto& [name, view] : model.weights_->stored_views(written_form(config))) {
       view.copy_(stored_tensor(checkpoint, name));
       checkpoint.tensor_file(name)->file().drop(checkpoint.bytes(name));  // frees the page cache

@@ -78,9 +78,10 @@ struct Llama::Weights {
   LoraSettings lora;
   // Routers, norms and biases are always f32.
   Storage storage = Storage::kF32;
-  at::Tensor embedding;  // [V, D]
-  at::Tensor norm;       // [D]
-  at::Tensor head;       // [V, D], undefined if tied
+  bool is_mapped = false;  // the matrices alias the mapped files of the checkpoint
+  at::Tensor embedding;    // [V, D]
+  at::Tensor norm;         // [D]
+  at::Tensor head;         // [V, D], undefined if tied
   std::vector<Layer> layers;
   // Gates of shared experts of width 0. They are not used, only written back.
   std::map<std::string, at::Tensor> idle;

@@ -4,6 +4,7 @@
 
 #include "core/model/config/weights.h"
 #include "core/route/router.h"
+#include "kernels/ops/device.h"
 #include "kernels/ops/grouped_swiglu.h"
 
 namespace moe::model {
@@ -42,7 +43,7 @@ int64_t peak_per_token(const ModelConfig& config, const route::RouterSettings& r
 }  // namespace
 
 uint64_t bytes_to_copy(const ModelConfig& config, Storage storage, c10::Device device) {
-  if (!device.is_cpu()) {
+  if (!kernels::device_traits(device).has_host_memory) {
     return 0;
   }
   int64_t elements = 0;
@@ -67,7 +68,7 @@ int64_t layer_bytes_per_token(const ModelConfig& config, const route::RouterSett
 
 uint64_t forward_bytes(const ModelConfig& config, const route::RouterSettings& router,
                        int64_t tokens, int64_t cached_tokens, c10::Device device) {
-  if (!device.is_cpu()) {
+  if (!kernels::device_traits(device).has_host_memory) {
     return 0;
   }
   const int64_t layer_bytes = kF32 * peak_per_token(config, router);

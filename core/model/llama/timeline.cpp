@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/ops/device.h"
+
 namespace moe::model {
 
 namespace {
@@ -74,9 +76,10 @@ std::map<std::string, double> sum_parts(const std::vector<profiler::KinetoEvent>
 
 // The events before and after a part on a GPU. Not used for a part inside another one.
 struct GpuPart : at::ObserverContext {
+  explicit GpuPart(c10::DeviceType type)
+      : begin(type, c10::EventFlag::BACKEND_DEFAULT), end(type, c10::EventFlag::BACKEND_DEFAULT) {}
   bool is_outermost = false;
-  c10::Event begin{c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT};
-  c10::Event end{c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT};
+  c10::Event begin, end;
 };
 
 // Records events around parts during its lifetime. Callbacks of LibTorch are plain functions, which
@@ -123,7 +126,7 @@ class GpuParts {
   }
 
   static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& /*function*/) {
-    auto part = std::make_unique<GpuPart>();
+    auto part = std::make_unique<GpuPart>(current()->device_.type());
     part->is_outermost = depth()++ == 0;
     if (part->is_outermost) {
       part->begin.record(current()->stream());
@@ -148,7 +151,7 @@ class GpuParts {
   c10::Stream stream() const { return guard_.getStream(device_); }
 
   c10::Device device_;
-  c10::impl::VirtualGuardImpl guard_{c10::kCUDA};
+  c10::impl::VirtualGuardImpl guard_{device_.type()};
   at::CallbackHandle handle_ = 0;
   std::mutex mutex_;  // guards parts_
   std::vector<Timed> parts_;
@@ -185,7 +188,7 @@ std::map<std::string, double> Timeline::finish(const std::filesystem::path& file
 }
 
 std::map<std::string, double> part_seconds(const std::function<void()>& work, c10::Device device) {
-  if (device.is_cpu()) {
+  if (!kernels::device_traits(device).has_streams) {
     Timeline timeline;
     work();
     return timeline.finish({});

@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/route/plan.h"
+#include "kernels/ops/device.h"
 
 namespace moe::model {
 
@@ -49,25 +50,14 @@ struct LocalExperts {
   int64_t all_rows;            // R
 };
 
-// Returns C_r of every logical rank [W]; empty for dropless routers.
-Counts slots_per_rank(const route::Routing& routing, const TokenPartition& partition,
-                      const route::RouterSettings& router, int64_t experts) {
+// Returns C_r of every logical rank [W] of a router with a capacity.
+Counts slots_per_rank(const TokenPartition& partition, const route::RouterSettings& router,
+                      int64_t experts) {
   Counts slots;
-  if (!routing.input.is_dropless) {
-    for (const int64_t tokens : partition.rank_tokens) {
-      slots.push_back(route::capacity_slots(router.capacity_factor, tokens, experts));
-    }
+  for (const int64_t tokens : partition.rank_tokens) {
+    slots.push_back(route::capacity_slots(router.capacity_factor, tokens, experts));
   }
   return slots;
-}
-
-// Returns a layout's permutation [R]: entries of remote rows from `remote` [R], and for local rows
-// remote_rows, remote_rows + 1, ...
-Tensor with_local_rows(const Tensor& remote, const LocalExperts& experts, int64_t remote_rows) {
-  const int64_t local_rows = experts.row_end - experts.row_begin;
-  const Tensor local = at::arange(remote_rows, remote_rows + local_rows, remote.options());
-  return at::cat({remote.narrow(0, 0, experts.row_begin), local,
-                  remote.narrow(0, experts.row_end, experts.all_rows - experts.row_end)});
 }
 
 // Returns the index [n] i64 of each of `rows` in a send buffer with `local_slots` slots per remote
@@ -114,22 +104,6 @@ void set_slot_counts(const ExpertParallel& parallel, int64_t experts, const Coun
   layout.has_padding = true;
 }
 
-// Sets counts and permutation of the layout of a router with a capacity.
-void fill_slot_layout(const route::Routing& routing, const ExpertParallel& parallel,
-                      const LocalExperts& experts, const Counts& slots, DispatchLayout& layout) {
-  const Counts per_process = process_slots(parallel, slots);
-  set_slot_counts(parallel, experts.count, per_process, layout);
-  const route::Rows rows = {routing.plan.token.narrow(0, 0, experts.all_rows),
-                            routing.plan.expert.narrow(0, 0, experts.all_rows),
-                            {},
-                            {}};
-  const Tensor buffer =
-      rows.expert - (rows.expert >= experts.first + experts.count) * experts.count;
-  const Tensor slot =
-      slots_in_buffers(routing.input, rows, buffer, slots, per_process[parallel.ep_rank()]);
-  layout.permutation = with_local_rows(slot, experts, layout.remote_rows);
-}
-
 // Sets the counts of a dropless layout: counts[q][e] is the number of rows of process q at expert
 // e.
 void set_row_counts(const ExpertParallel& parallel, const LocalExperts& experts,
@@ -151,9 +125,10 @@ void set_row_counts(const ExpertParallel& parallel, const LocalExperts& experts,
 // Returns [0, c0, c0 + c1, ..] for counts [n].
 Tensor exclusive_sums(const Tensor& counts) { return counts.cumsum(0) - counts; }
 
-// Returns ExpertOrder::permutation [rows], computed from counts on a GPU without copies from the
-// host. A block is the rows that one process sent for one expert.
-Tensor order_on_gpu(const DispatchLayout& layout, int64_t ep_rank, bool with_local, int64_t rows) {
+// Returns ExpertOrder::permutation [rows], computed on the device of the counts without copies from
+// the host. A block is the rows that one process sent for one expert.
+Tensor order_on_device(const DispatchLayout& layout, int64_t ep_rank, bool with_local,
+                       int64_t rows) {
   const auto local = static_cast<int64_t>(layout.local_tokens_per_expert.size());
   const Tensor per_process = layout.process_rows.narrow(1, ep_rank * local, local);  // [G, L]
   Tensor blocks = per_process.clone();
@@ -238,17 +213,22 @@ DispatchLayout make_dispatch_layout(const route::Routing& routing, const TokenPa
   layout.local_tokens_per_expert.assign(tokens_per_expert.begin() + experts.first,
                                         tokens_per_expert.begin() + experts.first + experts.count);
   const Counts slots =
-      slots_per_rank(routing, partition, router, static_cast<int64_t>(tokens_per_expert.size()));
-  if (!slots.empty()) {
-    fill_slot_layout(routing, parallel, experts, slots, layout);
-    return layout;
-  }
-  set_row_counts(parallel, experts, distributed::gather_numbers(*parallel.group, tokens_per_expert),
-                 layout);
-  const Tensor row = at::arange(experts.all_rows);
-  const Tensor remote = at::where(row < experts.row_begin, row, row - layout.local_rows);
+      slots_per_rank(partition, router, static_cast<int64_t>(tokens_per_expert.size()));
+  const Counts per_process = process_slots(parallel, slots);
+  set_slot_counts(parallel, experts.count, per_process, layout);
+  const route::Rows rows = {routing.plan.token.narrow(0, 0, experts.all_rows),
+                            routing.plan.expert.narrow(0, 0, experts.all_rows),
+                            {},
+                            {}};
+  const Tensor buffer =
+      rows.expert - (rows.expert >= experts.first + experts.count) * experts.count;
+  const Tensor slot =
+      slots_in_buffers(routing.input, rows, buffer, slots, per_process[parallel.ep_rank()]);
+  const Tensor local =
+      at::arange(layout.remote_rows, layout.remote_rows + layout.local_rows, slot.options());
   layout.permutation =
-      with_local_rows(remote, experts, layout.remote_rows).to(parallel.group->device());
+      at::cat({slot.narrow(0, 0, experts.row_begin), local,
+               slot.narrow(0, experts.row_end, experts.all_rows - experts.row_end)});
   return layout;
 }
 
@@ -257,7 +237,7 @@ DispatchLayout make_fixed_layout(const route::Routing& routing, const TokenParti
   const ExpertParallel& parallel = partition.parallel;
   const int64_t all = routing.input.experts(), count = all / parallel.size();
   const int64_t first = parallel.ep_rank() * count;
-  const Counts slots = slots_per_rank(routing, partition, router, all);
+  const Counts slots = slots_per_rank(partition, router, all);
   const Counts per_process = process_slots(parallel, slots);
   const int64_t local_slots = per_process[parallel.ep_rank()];
   DispatchLayout layout;
@@ -282,15 +262,14 @@ DispatchLayout make_fixed_layout(const route::Routing& routing, const TokenParti
   return layout;
 }
 
-DispatchLayoutOnGpu::DispatchLayoutOnGpu(const route::Routing& routing,
-                                         const ExpertParallel& parallel)
+DroplessLayout::DroplessLayout(const route::Routing& routing, const ExpertParallel& parallel)
     : parallel_(parallel),
       all_(at::empty({parallel.size(), routing.plan.rows.size(0)}, routing.plan.rows.options())),
       on_host_([&] {
         parallel.group->all_gather(routing.plan.rows.contiguous(), all_.view({-1}));
         return kernels::HostCopy(all_);
       }()) {
-  MOE_CHECK(routing.input.is_dropless && routing.plan.rows.is_cuda());
+  MOE_CHECK(routing.input.is_dropless);
   const int64_t room = routing.plan.token.size(0);
   if (routing.counters.has_token_requests && routing.counters.host_values.requests == room) {
     known_rows_ = room;  // every token has all of its choices
@@ -298,7 +277,7 @@ DispatchLayoutOnGpu::DispatchLayoutOnGpu(const route::Routing& routing,
 }
 
 // Remote rows come first, without a gap; local rows come last.
-Tensor DispatchLayoutOnGpu::permutation(int64_t rows) const {
+Tensor DroplessLayout::permutation(int64_t rows) const {
   const int64_t count = all_.size(1) / parallel_.size(), first = parallel_.ep_rank() * count;
   const Tensor own = all_.select(0, parallel_.ep_rank());
   const Tensor begin = own.narrow(0, 0, first).sum();  // []
@@ -309,7 +288,7 @@ Tensor DispatchLayoutOnGpu::permutation(int64_t rows) const {
   return at::where(at::logical_or(is_before, is_after), remote, row + (rows - end));
 }
 
-DispatchLayout DispatchLayoutOnGpu::wait() {
+DispatchLayout DroplessLayout::wait() {
   parallel_.group->synchronize();
   const Tensor& host = on_host_.get();
   std::vector<Counts> counts;
@@ -342,9 +321,10 @@ ExpertOrder order_by_expert(const DispatchLayout& layout, const Tensor& received
     }
     const int64_t rows =
         std::accumulate(tokens_per_expert.begin(), tokens_per_expert.end(), int64_t{0});
-    return {order_on_gpu(layout, ep_rank, with_local, rows), std::move(tokens_per_expert)};
+    return {order_on_device(layout, ep_rank, with_local, rows), std::move(tokens_per_expert)};
   }
-  const std::vector<bool> used = layout.has_padding && received.is_cpu()
+  const bool can_read = kernels::device_traits(received.device()).has_host_memory;
+  const std::vector<bool> used = layout.has_padding && can_read
                                      ? used_rows(received)
                                      : std::vector<bool>(received.size(0), true);
   std::vector<int64_t> next;  // index of the next received row of each process

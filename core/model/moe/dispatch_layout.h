@@ -73,16 +73,15 @@ struct DispatchLayout {
   std::vector<int64_t> local_tokens_per_expert;                  // [L] of the local rows
   std::vector<std::vector<int64_t>> received_tokens_per_expert;  // [G][L] of received rows
   bool has_padding = false;  // remote and received rows include empty slots
-  // [G, E] i64 on a GPU: rows of each process for dropless routers, slots for fixed layouts. Else
-  // undefined.
+  // [G, E] i64: rows of each process for dropless routers, slots for fixed layouts. Else undefined.
   at::Tensor process_rows;
   // [L] i64 on a GPU, of fixed layouts only: the tokens per local expert. local_tokens_per_expert
   // is then all zeros, and local_rows is an upper bound.
   at::Tensor local_counts;
 };
 
-// Returns the layout of a plan. A collective of the group for dropless routers. tokens_per_expert
-// [E] holds the rows of this process's plan at each expert.
+// Returns the layout of a plan with a capacity. tokens_per_expert [E] holds the rows of this
+// process's plan at each expert.
 DispatchLayout make_dispatch_layout(const route::Routing& routing, const TokenPartition& partition,
                                     const route::RouterSettings& router,
                                     const std::vector<int64_t>& tokens_per_expert);
@@ -95,13 +94,13 @@ DispatchLayout make_dispatch_layout(const route::Routing& routing, const TokenPa
 DispatchLayout make_fixed_layout(const route::Routing& routing, const TokenPartition& partition,
                                  const route::RouterSettings& router);
 
-// Layout of the plan of a dropless router on a GPU. It is computed in two steps, so that the host
-// waits once per layer and can enqueue work for the GPU before it waits.
-class DispatchLayoutOnGpu {
+// Layout of the plan of a dropless router. It is computed in two steps, so that the host waits once
+// per layer and can enqueue work for a GPU before it waits.
+class DroplessLayout {
  public:
-  // Exchanges the tokens per expert of all processes on the GPU and starts to copy them to the
-  // host. A collective of the group.
-  DispatchLayoutOnGpu(const route::Routing& routing, const ExpertParallel& parallel);
+  // Exchanges the tokens per expert of all processes and starts to copy them to the host. A
+  // collective of the group.
+  DroplessLayout(const route::Routing& routing, const ExpertParallel& parallel);
 
   // Returns R if it is known without waiting: k rows per token, for top-k.
   std::optional<int64_t> known_rows() const { return known_rows_; }

@@ -205,16 +205,12 @@ struct Dispatch {
   Tensor rows;  // [remote rows | local rows, D]; the remote rows are the send buffer
 };
 
-// Dispatches by the tokens per expert on the host: on a CPU, and for routers with a capacity.
-Dispatch dispatch_by_host(const Tensor& x, const route::Routing& routing,
-                          const TokenPartition& partition, const route::RouterSettings& router) {
+// Dispatches the plan of a router with a capacity by the tokens per expert on the host.
+Dispatch dispatch_slots(const Tensor& x, const route::Routing& routing,
+                        const TokenPartition& partition, const route::RouterSettings& router) {
   const std::vector<int64_t> tokens_per_expert = route::to_host(routing.plan.rows);
   Dispatch dispatch{make_dispatch_layout(routing, partition, router, tokens_per_expert), {}};
   const DispatchLayout& layout = dispatch.layout;
-  if (!layout.has_padding) {
-    dispatch.rows = rows_permuted(x, routing, layout.permutation);
-    return dispatch;
-  }
   const Tensor in_plan_order =
       kernels::permute(x, plan_permutation(routing, layout.permutation.size(0)));
   dispatch.rows =
@@ -222,11 +218,11 @@ Dispatch dispatch_by_host(const Tensor& x, const route::Routing& routing,
   return dispatch;
 }
 
-// Dispatches the plan of a dropless router on a GPU. The host waits only for the counts of all
-// processes. If it knows the number of rows, it enqueues the permutation of x before it waits.
-Dispatch dispatch_by_gpu(const Tensor& x, const route::Routing& routing,
-                         const ExpertParallel& parallel) {
-  DispatchLayoutOnGpu counted(routing, parallel);
+// Dispatches the plan of a dropless router. The host waits only for the counts of all processes. If
+// it knows the number of rows, it enqueues the permutation of x before it waits.
+Dispatch dispatch_dropless(const Tensor& x, const route::Routing& routing,
+                           const ExpertParallel& parallel) {
+  DroplessLayout counted(routing, parallel);
   Tensor permutation, rows;
   const auto gather = [&](int64_t count) {
     permutation = counted.permutation(count);
@@ -357,9 +353,9 @@ Tensor run_experts(const Tensor& x, const route::Routing& routing, const Experts
     return kernels::unpermute(out, permutation, weight, residual);
   }
   const Tensor out = [&] {  // [R, D] in the order of the plan; frees the dispatched rows
-    const auto [layout, all_rows] = x.is_cuda() && routing.input.is_dropless
-                                        ? dispatch_by_gpu(x, routing, parallel)
-                                        : dispatch_by_host(x, routing, partition, router);
+    const auto [layout, all_rows] = routing.input.is_dropless
+                                        ? dispatch_dropless(x, routing, parallel)
+                                        : dispatch_slots(x, routing, partition, router);
     return permute_by(exchange_and_run(layout, all_rows, experts, parallel), layout.permutation);
   }();
   const int64_t rows = out.size(0);

@@ -281,9 +281,7 @@ class Run {
     record.step = ++state_.step;
     update(record);
     record.peak_memory = peak_resident_bytes();
-    if (const auto device = model_.device(); device.is_cuda()) {
-      record.gpu_memory = kernels::gpu_peak_bytes(device.index());
-    }
+    record.gpu_memory = kernels::device_peak_bytes(model_.device());
     record.data_wait_seconds = data_wait.count();
     record.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -9,6 +9,7 @@
 #include "core/base/error.h"
 #include "core/data/examples.h"
 #include "kernels/ops/cross_entropy.h"
+#include "kernels/ops/device.h"
 #include "kernels/ops/linear.h"
 #include "kernels/ops/permutation.h"
 
@@ -29,12 +30,10 @@ void add_to_gradient(const Tensor& weight, const Tensor& left, const Tensor& rig
   kernels::matmul_out(gradient, left.t(), right, type, !is_new);
 }
 
-// Returns rows `index` [N] of hidden [T, D]: [N, D]. On the CPU uses permute(), whose backward is
-// parallel; that of index_select is not.
+// Returns rows `index` [N] of hidden [T, D]: [N, D]. The backward of permute() is parallel on the
+// CPU; that of index_select is not.
 Tensor rows_at(const Tensor& hidden, const Tensor& index) {
-  return hidden.is_cpu()
-             ? kernels::permute(hidden, kernels::make_permutation(index, hidden.size(0)))
-             : hidden.index_select(0, index);
+  return kernels::permute(hidden, kernels::make_permutation(index, hidden.size(0)));
 }
 
 // Results on the device of the model, not synchronized.
@@ -219,7 +218,8 @@ HeadLoss head_loss(const Tensor& weight, const Tensor& hidden, const std::vector
   const auto sum_type = type == at::kDouble ? at::kDouble : at::kFloat;
   const Tensor head = kernels::weight_operand(weight, type);
   const auto count = static_cast<int64_t>(rows.size());
-  const int64_t block_rows = given_rows.value_or(head_block_rows(weight.size(0), hidden.is_cuda()));
+  const int64_t block_rows = given_rows.value_or(
+      head_block_rows(weight.size(0), kernels::device_traits(hidden.device()).has_streams));
   // In bf16 the rows are rounded once for both products, and the gradient of the logits is rounded
   // once in place.
   const bool in_bf16 = type == at::kBFloat16;

@@ -13,6 +13,7 @@
 #include "core/model/config/folder_tensors.h"
 #include "kernels/ops/adamw.h"
 #include "kernels/ops/bf16_working_copy.h"
+#include "kernels/ops/device.h"
 
 namespace moe::train {
 
@@ -24,24 +25,21 @@ namespace {
 // added to a large sum. Norms over pieces of this size have none; the pieces are added in f64.
 constexpr int64_t kNormPiece = 1024;
 
-// Number of elements whose moments are widened at a time: 2 MB on the CPU, which stays in its
-// caches; on a GPU enough to occupy it.
-constexpr int64_t kPiece = int64_t{1} << 18, kGpuPiece = int64_t{1} << 25;
-
 bool is_decayed(const Slice& slice, const AdamWSettings& settings) {
   const bool is_embedding = slice.name == "model.embed_tokens" || slice.name == "lm_head";
   return slice.shape.size() > 1 && (settings.decay_embeddings || !is_embedding);
 }
 
-// Returns the sum of f64 numbers [n], on the CPU in an order that does not depend on the number of
-// threads. The order of LibTorch's sum() depends on it if n is large.
+// Returns the sum of f64 numbers [n] in an order that does not depend on the number of threads. The
+// order of LibTorch's sum() on the CPU depends on it if n is large.
 Tensor sum_in_order(const Tensor& numbers) {
   const int64_t whole = numbers.size(0) / kNormPiece * kNormPiece;
-  if (whole == 0 || numbers.is_cuda()) {
+  if (whole == 0) {
     return numbers.sum();
   }
-  return numbers.narrow(0, 0, whole).view({-1, kNormPiece}).sum(1).sum() +
-         numbers.narrow(0, whole, numbers.size(0) - whole).sum();
+  const Tensor sum = numbers.narrow(0, 0, whole).view({-1, kNormPiece}).sum(1).sum();
+  const int64_t rest = numbers.size(0) - whole;
+  return rest == 0 ? sum : sum + numbers.narrow(0, whole, rest).sum();
 }
 
 struct WindowStats {
@@ -113,7 +111,7 @@ AdamW::AdamW(const std::vector<Slice>& slices, const AdamWSettings& settings, ui
     const Tensor& weight = slice.values;
     Group& group = is_decayed(slice, settings) ? decayed : not_decayed;
     group.slots.push_back({slice, at::zeros_like(weight, type), at::zeros_like(weight, type),
-                           at::zeros({}, weight.options().device(at::kCPU)),
+                           at::zeros({}, weight.scalar_type()),
                            Random(seed, "exp_avg." + slice.name).bits(),
                            Random(seed, "exp_avg_sq." + slice.name).bits()});
   }
@@ -187,7 +185,7 @@ void AdamW::step_rounded(const Slot& slot, const Factors& factors, uint64_t t) c
   const Tensor square = slot.square.view({-1});
   const Tensor gradient = slot.slice.values.grad().contiguous().view({-1});
   const int64_t count = weight.size(0);
-  const int64_t most = std::min(count, weight.is_cuda() ? kGpuPiece : kPiece);
+  const int64_t most = std::min(count, kernels::device_traits(weight.device()).elementwise_numel);
   const Tensor wide_mean = at::empty({most}, weight.options());
   const Tensor wide_square = at::empty({most}, weight.options());
   for (int64_t begin = 0; begin < count; begin += most) {
@@ -223,8 +221,8 @@ void AdamW::update(const Tensors& tensors, const Factors& factors) const {
 
 double gradient_norm(const std::vector<Slice>& slices) {
   const at::NoGradGuard no_grad;
-  const at::Device device = slices.empty() ? at::kCPU : slices.front().values.device();
-  Tensor sum = at::zeros({}, at::TensorOptions(at::kDouble).device(device));
+  const auto options = slices.empty() ? at::TensorOptions() : slices.front().values.options();
+  Tensor sum = at::zeros({}, options.dtype(at::kDouble));
   for (const auto& slice : slices) {
     if (!slice.values.grad().defined()) {
       continue;
@@ -245,19 +243,6 @@ double gradient_norm(const std::vector<Slice>& slices) {
 double clip_scale(double norm, double max_norm) {
   const double scale = max_norm / (norm + 1e-6);
   return max_norm <= 0 || scale >= 1 ? 1 : scale;
-}
-
-void clip_gradients(const std::vector<Slice>& slices, double norm, double max_norm) {
-  const double scale = clip_scale(norm, max_norm);
-  if (scale == 1) {
-    return;
-  }
-  const at::NoGradGuard no_grad;
-  for (const auto& slice : slices) {
-    if (slice.values.grad().defined()) {
-      slice.values.mutable_grad().mul_(scale);
-    }
-  }
 }
 
 std::optional<std::string> find_outlier(OutlierWindow& window, double loss, double norm, double z) {
@@ -398,12 +383,7 @@ double Updater::gradient_norm() {
 
 void Updater::step(double norm, double clip, double lr) {
   RECORD_USER_SCOPE("optimizer");
-  if (!slices_.empty() && slices_.front().values.is_cuda()) {
-    optimizer_.step(lr, clip_scale(norm, clip));
-  } else {
-    clip_gradients(slices_, norm, clip);
-    optimizer_.step(lr);
-  }
+  optimizer_.step(lr, clip_scale(norm, clip));
   if (shards_) {
     shards_->gather_weights();
   }

@@ -49,8 +49,8 @@ class AdamW {
   AdamW(const std::vector<Slice>& slices, const AdamWSettings& settings, uint64_t seed = 0);
 
   // Updates every parameter that has a gradient; the others keep their moments and their count, as
-  // in torch. `gradient_scale` (clip_scale()) multiplies the gradients as the GPU kernel reads
-  // them; on the CPU it must be 1 (clip_gradients() scales them before).
+  // in torch. `gradient_scale` (clip_scale()) multiplies the gradients as they are read. On the
+  // CPU they are overwritten with the products.
   void step(double lr, double gradient_scale = 1);
   void clear_gradients();
   // Returns exp_avg.NAME, exp_avg_sq.NAME (in the moments' type) and updates.NAME (t) of every
@@ -93,8 +93,6 @@ double gradient_norm(const std::vector<Slice>& slices);
 // Returns the factor of torch.nn.utils.clip_grad_norm_: min(1, max_norm / (norm + 1e-6)); 1 if
 // max_norm is 0. `norm` is that of gradient_norm().
 double clip_scale(double norm, double max_norm);
-// Multiplies the gradients by clip_scale().
-void clip_gradients(const std::vector<Slice>& slices, double norm, double max_norm);
 
 inline constexpr int64_t kOutlierWindow = 128, kOutlierStart = 64;  // steps
 inline constexpr int64_t kMaxConsecutiveOutliers = 16;
