@@ -159,7 +159,7 @@ Value split(In self, Args arguments) {
   };
   while ((begin = skip(begin, true)) < text.size()) {
     if (is_full(parts)) {
-      parts.emplace_back(strip(text.slice(begin, text.size()), nullptr, false, true));
+      parts.emplace_back(text.slice(begin, text.size()));
       break;
     }
     const size_t end = skip(begin, false);
@@ -406,7 +406,8 @@ Value sorted(const Values& items, const Values& keys, const Value* reverse_flag)
   std::vector<size_t> order(items.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::ranges::stable_sort(order, [&](size_t a, size_t b) {
-    return reverse ? compare(keys[a], keys[b]) > 0 : compare(keys[a], keys[b]) < 0;
+    const int sign = equals(keys[a], keys[b]) ? 0 : compare(keys[a], keys[b]);
+    return reverse ? sign > 0 : sign < 0;
   });
   Values result;
   for (const size_t i : order) {
@@ -544,6 +545,10 @@ std::optional<Number> read_number(In value, Number (*parse)(const char*, char**)
                     bytes.find_first_of("0123456789") != std::string::npos)) {
     refuse("reading '{}' as a number", printable(bytes, 40));
   }
+  if (bytes.size() < 10 && bytes.find_first_of("nN") != std::string::npos &&
+      std::isnan(std::strtod(bytes.c_str(), nullptr) * 0)) {
+    refuse("the number '{}'", bytes);
+  }
   char* end = nullptr;
   const Number number = parse(bytes.c_str(), &end);
   return bytes.empty() || *end != '\0' ||
@@ -553,7 +558,10 @@ std::optional<Number> read_number(In value, Number (*parse)(const char*, char**)
 }
 
 Value int_filter(In value, Args arguments) {
-  arguments.check({"default"});
+  arguments.check({"default", "base"});
+  if (arguments.find(1, "base") != nullptr) {
+    refuse("int with a base");
+  }
   if (value.is_number() && !value.is<double>()) {
     return value.integer();
   }
@@ -601,8 +609,8 @@ Value first_filter(In value, Args arguments) {
 
 Value last_filter(In value, Args arguments) {
   arguments.check({});
-  if (type_name(value) == "iterator" || value.is_undefined()) {
-    fail("a {} is not reversible", type_name(value));
+  if (type_name(value) == "iterator") {
+    fail("an iterator is not reversible");
   }
   const Values items = iterate(value);
   return items.empty() ? Value(Undefined{"the sequence is empty"}) : items.back();
@@ -663,7 +671,14 @@ const Table& filters() {
       {"min", extreme_filter<-1>},
       {"reject", select_filter<false, false>},
       {"rejectattr", select_filter<false, true>},
-      {"replace", [](In value, Args args) { return replace(to_text(value), args); }},
+      {"replace",
+       [](In value, Args args) {
+         Arguments texts = args;
+         for (size_t i = 0; i < std::min<size_t>(2, texts.positional.size()); ++i) {
+           texts.positional[i] = to_text(texts.positional[i]);
+         }
+         return replace(to_text(value), texts);
+       }},
       {"reverse", reverse_filter},
       {"safe", safe_filter},
       {"select", select_filter<true, false>},

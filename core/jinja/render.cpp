@@ -25,6 +25,7 @@ bool mentions_in(const Node& node, std::string_view name) {
 // The names of a block. Macros and loops keep the scope that they were defined in.
 struct Scope {
   std::shared_ptr<Scope> parent;
+  const Node* block = nullptr;
   std::map<std::string, Value> names = {};
 };
 using ScopePtr = std::shared_ptr<Scope>;
@@ -64,6 +65,7 @@ class Renderer {
   size_t at() const { return at_; }  // of the node that failed
 
   Text render(const Node& root) {
+    scope_->block = &root;
     return capture([&] { execute(root); });
   }
 
@@ -183,9 +185,14 @@ class Renderer {
       if (const auto found = scope->names.find(name); found != scope->names.end()) {
         return found->second;
       }
+      // jinja2 gives an inner block the name of this one, although it is not set yet.
+      if (scope != scope_.get() && scope->block != nullptr &&
+          std::ranges::find(scope->block->names, name) != scope->block->names.end()) {
+        refuse("reading '{}' before the block around it sets it", name);
+      }
     }
-    if (name == "varargs" || name == "kwargs" || name == "self") {
-      refuse("'{}'", name);
+    if (name == "self") {
+      refuse("'self'");
     }
     return Undefined{fmt::format("'{}' is undefined", name)};
   }
@@ -236,13 +243,13 @@ class Renderer {
 
   // Runs `body` in a scope of its own below `parent`.
   template <typename Body>
-  auto in_scope(const ScopePtr& parent, const Body& body) {
+  auto in_scope(const ScopePtr& parent, const Node& block, const Body& body) {
     struct Restore {
       ScopePtr& scope;
       ScopePtr saved;
       ~Restore() { scope = std::move(saved); }
     } restore{scope_, scope_};
-    scope_ = std::make_shared<Scope>(Scope{parent});
+    scope_ = std::make_shared<Scope>(Scope{parent, &block});
     return body();
   }
 
@@ -303,8 +310,9 @@ class Renderer {
       case Kind::kFilterBlock: {
         const bool is_set = node.kind == Kind::kSetBlock;
         const Node* filter = node.kids[is_set ? 2 : 1].get();
-        Value value =
-            in_scope(scope_, [&] { return capture([&] { execute(*node.kids[is_set ? 1 : 0]); }); });
+        Value value = in_scope(scope_, *node.kids[is_set ? 1 : 0], [&] {
+          return capture([&] { execute(*node.kids[is_set ? 1 : 0]); });
+        });
         if (filter != nullptr) {
           Value outer = std::exchange(body_, value);
           value = evaluate(*filter);
@@ -327,7 +335,7 @@ class Renderer {
       }
       case Kind::kGeneration: {
         ++generation_;
-        in_scope(scope_, [&] { return execute(*node.kids[0]); });
+        in_scope(scope_, *node.kids[0], [&] { return execute(*node.kids[0]); });
         --generation_;
         return Flow::kNext;
       }
@@ -362,10 +370,15 @@ class Renderer {
   }
 
   Value make_macro(const Node& node) {
+    for (const char* name : {"varargs", "kwargs"}) {
+      if (mentions_in(*node.kids[0], name)) {
+        refuse("{} of a macro", name);
+      }
+    }
     macro_scopes_.push_back(scope_);
     const bool takes_caller = mentions_in(*node.kids[0], "caller");
     return make_function([this, &node, takes_caller, scope = scope_](const Arguments& arguments) {
-      return in_scope(scope, [&]() -> Value {
+      return in_scope(scope, *node.kids[0], [&]() -> Value {
         bind(node, arguments, takes_caller);
         return capture([&] { execute(*node.kids[0]); });
       });
@@ -395,11 +408,15 @@ class Renderer {
     }
     for (size_t i = 0; i < names.size(); ++i) {
       const Value* given = arguments.find(i, names[i]);
-      Value value = Undefined{fmt::format("parameter '{}' was not provided", names[i])};
-      if (given != nullptr || i >= first_default) {
-        value = given != nullptr ? *given : evaluate(*macro.kids[2 + i - first_default]);
+      scope_->names[names[i]] =
+          given != nullptr
+              ? *given
+              : Value(Undefined{fmt::format("parameter '{}' was not provided", names[i])});
+    }
+    for (size_t i = first_default; i < names.size(); ++i) {
+      if (arguments.find(i, names[i]) == nullptr) {
+        scope_->names[names[i]] = evaluate(*macro.kids[2 + i - first_default]);
       }
-      scope_->names[names[i]] = std::move(value);
     }
   }
 
@@ -481,7 +498,7 @@ Flow Renderer::run_loop(const Node& node, const ScopePtr& scope, const Value& it
   Values items = iterate(iterable);
   if (node.kids[2] != nullptr) {
     std::erase_if(items, [&](const Value& item) {
-      return in_scope(scope, [&] {
+      return in_scope(scope, *node.kids[3], [&] {
         assign(*node.kids[0], item);
         return !is_true(evaluate(*node.kids[2]));
       });
@@ -490,7 +507,7 @@ Flow Renderer::run_loop(const Node& node, const ScopePtr& scope, const Value& it
   const auto loop = std::make_shared<Loop>(*this, node, scope, std::move(items), depth);
   bool has_completed = false;  // an iteration
   for (; loop->index < loop->items.size(); ++loop->index) {
-    const Flow flow = in_scope(scope, [&] {
+    const Flow flow = in_scope(scope, *node.kids[3], [&] {
       scope_->names["loop"] = Value(std::shared_ptr<Object>(loop));
       assign(*node.kids[0], loop->items[loop->index]);
       return execute(*node.kids[3]);
@@ -504,7 +521,7 @@ Flow Renderer::run_loop(const Node& node, const ScopePtr& scope, const Value& it
     return Flow::kNext;
   }
   // As jinja2: also if break or continue ended each iteration.
-  return in_scope(scope, [&] { return execute(*node.kids[4]); });
+  return in_scope(scope, *node.kids[4], [&] { return execute(*node.kids[4]); });
 }
 
 // Calls `body`; makes a UserError of a Fault.

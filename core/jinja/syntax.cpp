@@ -6,6 +6,7 @@
 #include <array>
 #include <cctype>
 #include <charconv>
+#include <set>
 
 #include "core/base/text.h"
 #include "core/jinja/template.h"
@@ -314,7 +315,7 @@ class Parser {
       : source_(source), name_(name), tokens_(Lexer(source, name, trims).run()) {}
 
   NodePtr run() {
-    NodePtr root = parse_block({});
+    NodePtr root = parse_frame({});
     if (token().type != Token::Type::kEof) {
       fail_here(fmt::format("unexpected {{% {} %}}", printable(peek(1).text, 40)));
     }
@@ -390,7 +391,7 @@ class Parser {
 
   // Parses statements up to a tag that begins with one of `ends`, and leaves its name as the next
   // token; without `ends`, up to the end of the template.
-  NodePtr parse_block(std::initializer_list<std::string_view> ends) {
+  std::unique_ptr<Node> parse_block(std::initializer_list<std::string_view> ends) {
     const Level level(*this);
     auto block = make(Kind::kBlock, token().at);
     while (token().type != Type::kEof) {
@@ -421,12 +422,27 @@ class Parser {
     }
     return block;
   }
+  // Parses a block with names of its own.
+  NodePtr parse_frame(std::initializer_list<std::string_view> ends) {
+    Frame outer = std::exchange(frame_, {});
+    auto block = parse_block(ends);
+    block->names = std::exchange(frame_, std::move(outer)).set_first;
+    return block;
+  }
+  void note_set(const Node& target) {
+    for (const NodePtr& kid : target.kids) {
+      note_set(*kid);
+    }
+    if (target.kind == Kind::kName && !frame_.read.contains(target.name)) {
+      frame_.set_first.push_back(target.name);
+    }
+  }
   // Parses "%}", statements, and "{% END" of which `end` is the only one.
   // No loop around it counts for break and continue, unless `is_in_loop`.
   NodePtr parse_body(std::string_view end, bool is_in_loop = false) {
     expect(Type::kEnd, "%}");
     const int loops = std::exchange(loops_, is_in_loop ? loops_ : 0);
-    NodePtr block = parse_block({end});
+    NodePtr block = end == "endif" ? parse_block({end}) : parse_frame({end});
     loops_ = loops;
     ++next_;
     return block;
@@ -502,7 +518,7 @@ class Parser {
     const bool is_recursive = skip_name("recursive");
     expect(Type::kEnd, "%}");
     ++loops_;
-    NodePtr body = parse_block({"endfor", "else"});
+    NodePtr body = parse_frame({"endfor", "else"});
     --loops_;
     NodePtr otherwise;
     if (skip_name("else")) {
@@ -519,8 +535,11 @@ class Parser {
   NodePtr parse_set(size_t at) {
     NodePtr target = parse_target(true);
     if (skip_operator("=")) {
-      return make(Kind::kSet, at, std::move(target), parse_tuple());
+      auto set = make(Kind::kSet, at, std::move(target), parse_tuple());
+      note_set(*set->kids[0]);
+      return set;
     }
+    note_set(*target);
     NodePtr filter = is_operator("|") ? parse_filters(make(Kind::kBody, at), false) : nullptr;
     NodePtr body = parse_body("endset");
     return make(Kind::kSetBlock, at, std::move(target), std::move(body), std::move(filter));
@@ -713,6 +732,7 @@ class Parser {
         } else {
           auto name = make(Kind::kName, first.at);
           name->name = first.text;
+          frame_.read.insert(first.text);
           return name;
         }
       case Type::kString: {
@@ -892,6 +912,11 @@ class Parser {
   std::vector<Token> tokens_;
   size_t next_ = 0;
   int level_ = 0, loops_ = 0;
+  // The names of the innermost frame: a block that has names of its own.
+  struct Frame {
+    std::set<std::string> read;
+    std::vector<std::string> set_first;
+  } frame_;
 };
 
 }  // namespace

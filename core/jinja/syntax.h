@@ -38,7 +38,7 @@ struct Node {
     kTest,         // operand, then as kCall; `name`
     kBody,         // the text of the block that a filter is applied to
     // Statements.
-    kBlock,        // statements
+    kBlock,        // statements; `names` that it sets before it reads them
     kText,         // of `value`
     kOutput,       // expression
     kIf,           // condition, block, condition, block, ..., [block of else]

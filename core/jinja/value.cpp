@@ -352,6 +352,9 @@ Text to_json(const Value& value, const Arguments& arguments) {
   }
   if (const Value* indent = arguments.find(1, "indent"); indent != nullptr && !indent->is_none()) {
     style.has_indent = true;
+    if (indent->text() != nullptr) {
+      refuse("tojson indented by a text");
+    }
     style.item_separator = Text(",");
     style.indent = Text(std::string(std::clamp<int64_t>(indent->integer("indent"), 0, 100), ' '));
   }
@@ -554,10 +557,7 @@ Value get_item(const Value& value, const Value& key) {
 Value get_slice(const Value& value, const Value& begin, const Value& end, const Value& step) {
   const Sequence* list = value.defined().sequence();
   if (value.text() == nullptr && (list == nullptr || !list->is_plain())) {
-    if (type_name(value) == "range") {
-      refuse("a slice of a range");
-    }
-    fail("a {} has no slices", type_name(value));
+    refuse("a slice of a {}", type_name(value));
   }
   const auto count = static_cast<int64_t>(length(value));
   const int64_t stride =
