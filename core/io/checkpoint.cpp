@@ -278,7 +278,7 @@ void copy_tokenizer_files(const fs::path& from, const fs::path& to) {
     // Without it transformers picks tokenizer class and BOS by model_type, which differs between
     // the two folders.
     const OrderedJson config = {
-        {"tokenizer_class", "LlamaTokenizer"}, {"add_bos_token", true}, {"legacy", true}};
+        {"tokenizer_class", "LlamaTokenizer"}, {"add_bos_token", true}, {"legacy", false}};
     write_file(to / "tokenizer_config.json", config.dump(2) + "\n");
   }
 }

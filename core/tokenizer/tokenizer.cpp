@@ -77,8 +77,7 @@ AddedToken read_token(const Json& value, bool is_special, const std::string& whe
   if (value.is_string()) {
     return {.content = value.get<std::string>(), .normalized = !is_special, .special = is_special};
   }
-  USER_ERROR_IF(!value.is_object(), "{}: a token must be a text or an object with 'content'",
-                where);
+  USER_ERROR_IF(!value.is_object(), "{} must be a string or an object with 'content'", where);
   const bool special = get_bool(value, "special", where, is_special);
   return {.content = get_string(value, "content", where),
           .single_word = get_bool(value, "single_word", where, false),
@@ -118,7 +117,8 @@ FolderTokens read_folder_tokens(const fs::path& folder) {
   std::map<int64_t, AddedToken> by_id;
   if (has_decoder) {
     for (const auto& item : config.at("added_tokens_decoder").items()) {
-      by_id[std::strtoll(item.key().c_str(), nullptr, 10)] = read_token(item.value(), false, where + ": 'added_tokens_decoder'");
+      by_id[std::strtoll(item.key().c_str(), nullptr, 10)] =
+          read_token(item.value(), false, where + ": 'added_tokens_decoder'");
     }
   } else {
     const Json added = read_optional_object(folder / "added_tokens.json");

@@ -249,7 +249,7 @@ TEST_CASE("A tokenizer.model without tokenizer_config.json gets LLaMA's", "[io]"
   write_file(dir / "from" / "tokenizer.model", "m");
   moe::io::copy_tokenizer_files(dir / "from", dir / "to");
   CHECK(moe::read_json(dir / "to" / "tokenizer_config.json") ==
-        Json({{"tokenizer_class", "LlamaTokenizer"}, {"add_bos_token", true}, {"legacy", true}}));
+        Json({{"tokenizer_class", "LlamaTokenizer"}, {"add_bos_token", true}, {"legacy", false}}));
 }
 
 TEST_CASE("The free space is checked at the nearest folder that exists", "[io]") {
