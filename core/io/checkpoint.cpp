@@ -273,8 +273,7 @@ void copy_tokenizer_files(const fs::path& from, const fs::path& to) {
       copy_with_mode(resolve_link(from / name), to / name);
     }
   }
-  if (tokenizer_kind(to) == TokenizerKind::kSentencepiece &&
-      !fs::exists(to / "tokenizer_config.json")) {
+  if (has_sentencepiece_model(to) && !fs::exists(to / "tokenizer_config.json")) {
     // Without it transformers picks tokenizer class and BOS by model_type, which differs between
     // the two folders.
     const OrderedJson config = {

@@ -446,6 +446,9 @@ Value unique_filter(In value, Args arguments) {
       sort_keys(items, arguments.find(1, "attribute"), arguments.flag(0, "case_sensitive"));
   Values kept;
   for (size_t i = 0; i < items.size(); ++i) {
+    if (keys[i].dict() != nullptr || type_name(keys[i]) == "list") {
+      fail("unique of a {}", type_name(keys[i]));
+    }
     if (std::none_of(keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(i),
                      [&](In key) { return equals(key, keys[i]); })) {
       kept.push_back(items[i]);
@@ -773,7 +776,7 @@ Test find_test(std::string_view name) {
       {"defined", [](In value, Args) { return !value.is_undefined(); }},
       {"eq", kEquals},
       {"equalto", kEquals},
-      {"even", [](In value, Args) { return value.integer() % 2 == 0; }},
+      {"even", [](In value, Args) { return std::fmod(value.number(), 2.0) == 0.0; }},
       {"false", [](In value, Args) { return value.is<bool>() && !is_true(value); }},
       {"float", [](In value, Args) { return value.is<double>(); }},
       {"in", [](In value, Args args) { return contains(only(args), value); }},
@@ -786,7 +789,7 @@ Test find_test(std::string_view name) {
       {"ne", [](In value, Args args) { return !equals(value, only(args)); }},
       {"none", [](In value, Args) { return value.is_none(); }},
       {"number", [](In value, Args) { return value.is_number(); }},
-      {"odd", [](In value, Args) { return value.integer() % 2 != 0; }},
+      {"odd", [](In value, Args) { return std::abs(std::fmod(value.number(), 2.0)) == 1.0; }},
       {"sequence",
        [](In value, Args) {
          return is_any_of(value, {"str", "dict", "list", "tuple", "range", "undefined value"});

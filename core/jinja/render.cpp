@@ -181,15 +181,18 @@ class Renderer {
   };
 
   Value look_up(const std::string& name) const {
+    bool is_hidden = false;
     for (const Scope* scope = scope_.get(); scope != nullptr; scope = scope->parent.get()) {
       if (const auto found = scope->names.find(name); found != scope->names.end()) {
+        if (is_hidden) {
+          refuse("reading '{}' before the block around it sets it", name);
+        }
         return found->second;
       }
       // jinja2 gives an inner block the name of this one, although it is not set yet.
-      if (scope != scope_.get() && scope->block != nullptr &&
-          std::ranges::find(scope->block->names, name) != scope->block->names.end()) {
-        refuse("reading '{}' before the block around it sets it", name);
-      }
+      is_hidden =
+          is_hidden || (scope != scope_.get() && scope->block != nullptr &&
+                        std::ranges::find(scope->block->names, name) != scope->block->names.end());
     }
     if (name == "self") {
       refuse("'self'");

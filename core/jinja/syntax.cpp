@@ -425,7 +425,9 @@ class Parser {
   // Parses a block with names of its own.
   NodePtr parse_frame(std::initializer_list<std::string_view> ends) {
     Frame outer = std::exchange(frame_, {});
+    const int conditions = std::exchange(conditions_, 0);
     auto block = parse_block(ends);
+    conditions_ = conditions;
     block->names = std::exchange(frame_, std::move(outer)).set_first;
     return block;
   }
@@ -433,7 +435,8 @@ class Parser {
     for (const NodePtr& kid : target.kids) {
       note_set(*kid);
     }
-    if (target.kind == Kind::kName && !frame_.read.contains(target.name)) {
+    // In jinja2 a name that is set under a condition has its outer value before.
+    if (target.kind == Kind::kName && conditions_ == 0 && !frame_.read.contains(target.name)) {
       frame_.set_first.push_back(target.name);
     }
   }
@@ -494,6 +497,7 @@ class Parser {
 
   NodePtr parse_if(size_t at) {
     auto node = make(Kind::kIf, at);
+    ++conditions_;
     while (true) {
       add(*node, parse_tuple(false));
       expect(Type::kEnd, "%}");
@@ -506,6 +510,7 @@ class Parser {
       } else {
         ++next_;
       }
+      --conditions_;
       return node;
     }
   }
@@ -911,7 +916,7 @@ class Parser {
   const std::string& name_;
   std::vector<Token> tokens_;
   size_t next_ = 0;
-  int level_ = 0, loops_ = 0;
+  int level_ = 0, loops_ = 0, conditions_ = 0;
   // The names of the innermost frame: a block that has names of its own.
   struct Frame {
     std::set<std::string> read;

@@ -294,6 +294,11 @@ fs::path tokenizer_file(const fs::path& folder) {
   return {};
 }
 
+bool has_sentencepiece_model(const fs::path& folder) {
+  const fs::path file = folder / "tokenizer.model";
+  return fs::exists(file) && file_kind(file) == TokenizerKind::kSentencepiece;
+}
+
 std::optional<TokenizerKind> tokenizer_kind(const fs::path& folder) {
   const fs::path file = tokenizer_file(folder);
   return file.empty() ? std::nullopt : std::optional(file_kind(file));

@@ -86,6 +86,9 @@ class Tokenizer {
 // Returns the file that Tokenizer::load() would read; empty if there is none.
 std::filesystem::path tokenizer_file(const std::filesystem::path& folder);
 
+// Returns true if the folder has a tokenizer.model of sentencepiece, used or not.
+bool has_sentencepiece_model(const std::filesystem::path& folder);
+
 // Returns the kind of that file, by its name and first line; nothing if there is none.
 std::optional<TokenizerKind> tokenizer_kind(const std::filesystem::path& folder);
 

@@ -242,6 +242,7 @@ def check_kind(name, lines, work):
     if name == "real-llama3":  # Meta's own file, without the tokenizer.json
         (work / "meta").mkdir()
         (work / "meta/tokenizer.model").symlink_to((DATA / "llama3-tokenizer/tokenizer.model").resolve())
+        (work / "meta/config.json").write_text('{"model_type": "llama"}')  # of Llama 3: that of 3.1 has rope_scaling
         compare("Meta's tokenizer.model", tokenizer, work / "meta", texts)
     if name == "llama2":  # sentencepiece itself; it does not read special tokens in a text, and drops U+2581 that stands there
         (work / "sentencepiece").mkdir()
