@@ -106,6 +106,7 @@ void run(const GenerateFlags& flags) {
     const std::string name = flags.text_template.empty() ? "auto" : flags.text_template;
     const auto form = data::Template::parse(
         name, flags.model, data::parse_chat_options(flags.arguments, flags.template_date));
+    form.require_usable();
     USER_ERROR_IF(name == "auto" && !form.chat(),
                   "{}: has no chat template (chat_template.jinja or \"chat_template\" of "
                   "tokenizer_config.json); name one with --template: {}, FILE.jinja",

@@ -55,6 +55,9 @@ class ExampleMaker {
     USER_ERROR_IF(!json.is_object(), "{}: a JSON object {{...}} is expected", where);
     settle_format(json, where);
     const bool is_chat = settings_.text_template.chat() && is_conversation(*format_);
+    if (is_conversation(*format_)) {
+      settings_.text_template.require_usable();
+    }
     refuse_unsupported_keys(json, *format_, is_chat, where);
     unused = unused_keys(json, *format_, is_chat);
     if (*format_ == Format::kRows) {

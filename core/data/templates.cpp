@@ -136,7 +136,11 @@ Template Template::parse(const std::string& word, const fs::path& folder,
                          const ChatOptions& options) {
   Template parsed;
   if (word == "auto") {
-    parsed.chat_ = ChatTemplate::find(folder, options);
+    try {
+      parsed.chat_ = ChatTemplate::find(folder, options);
+    } catch (const jinja::Unsupported& error) {
+      parsed.refusal_ = error.what();
+    }
     return parsed;
   }
   if (word == "paper") {
@@ -181,9 +185,16 @@ std::string Template::words() const {
                              between_.size(), after_.size(), before_, between_, after_);
 }
 
+void Template::require_usable() const {
+  USER_ERROR_IF(!refusal_.empty(), "{}; name another one with --template: {}, FILE.jinja, paper",
+                refusal_, fmt::join(ChatTemplate::names(), ", "));
+}
+
 std::string Template::description() const {
   static constexpr const char* kNames[] = {"paper", "alpaca", "llama2", "the text of --template"};
-  return chat_ ? "the chat template " + chat_->origin() : kNames[static_cast<size_t>(kind_)];
+  return chat_               ? "the chat template " + chat_->origin()
+         : !refusal_.empty() ? "the folder's chat template, which is not supported"
+                             : kNames[static_cast<size_t>(kind_)];
 }
 
 TurnText Template::render(const Conversation& conversation, size_t turn) const {
@@ -209,6 +220,7 @@ TurnText Template::render(const Conversation& conversation, size_t turn) const {
 
 Question question_tokens(const Template& form, const std::string& question,
                          const TextCodec& codec) {
+  form.require_usable();
   const Conversation conversation{"", {{question, "", "."}}};
   if (form.chat()) {
     form.chat()->check_marks(codec);

@@ -44,6 +44,9 @@ class Template {
   std::string description() const;
 
   const std::optional<ChatTemplate>& chat() const { return chat_; }
+  // Throws UserError if the folder's chat template, chosen by "auto", is not supported: it is no
+  // error for data without conversations.
+  void require_usable() const;
 
   // Returns a turn of a template that is no chat form.
   TurnText render(const Conversation& conversation, size_t turn) const;
@@ -52,6 +55,7 @@ class Template {
   enum class Kind { kPaper, kAlpaca, kLlama2, kOwn };
   Kind kind_ = Kind::kPaper;
   std::optional<ChatTemplate> chat_;
+  std::string refusal_;                   // of the folder's chat template
   std::string before_, between_, after_;  // of the user's own: around {instruction} and {response}
 };
 

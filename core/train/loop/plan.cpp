@@ -176,6 +176,9 @@ Prepared prepare_rank(const TrainSettings& given, const TrainCallbacks& callback
                {}};
   RunPlan& plan = run.plan;
   const data::Template text_template = parse_template(settings);
+  if (settings.text_template == "auto" && text_template.description() == "paper") {
+    settings.text_template = "paper";
+  }
   if (text_template.chat() && text_template.chat()->uses_date() && settings.template_date.empty()) {
     settings.template_date = data::today();  // in settings.toml, so that a resumed run has it too
   }

@@ -208,6 +208,18 @@ TEST_CASE("The chat template of a folder is a file, or in tokenizer_config.json"
   write_file(dir / "chat_template.jinja", "a\n{{ messages | evil }}");
   CHECK_THAT(user_error_of([&] { ChatTemplate::find(dir.path()); }),
              contains_text("chat_template.jinja line 2 column 15") && contains_text("'evil'"));
+  // It matters only where there is a conversation.
+  const auto read = [&](const std::string& record, Objective objective) {
+    write_file(dir / "a.jsonl", record);
+    ReadSettings settings;
+    settings.objective = objective;
+    settings.text_template = Template::parse("auto", dir.path());
+    return read_examples({{dir / "a.jsonl"}}, settings, kVocab, [] { return byte_codec(); }).size();
+  };
+  CHECK(read(R"({"text": "a"})", Objective::kLm) == 1);
+  CHECK_THAT(
+      user_error_of([&] { read(R"({"prompt": "a", "completion": "b"})", Objective::kInstruct); }),
+      contains_text("'evil'") && contains_text("--template"));
 }
 
 TEST_CASE("What a template writes into an answer is learned, what it writes before it is not",
