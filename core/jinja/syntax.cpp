@@ -431,6 +431,13 @@ class Parser {
     block->names = std::exchange(frame_, std::move(outer)).set_first;
     return block;
   }
+  // Parses an expression that is evaluated within the block after it.
+  NodePtr parse_inside() {
+    Frame outer = std::exchange(frame_, {});
+    NodePtr expression = parse_expression();
+    frame_ = std::move(outer);
+    return expression;
+  }
   void note_set(const Node& target) {
     for (const NodePtr& kid : target.kids) {
       note_set(*kid);
@@ -519,7 +526,7 @@ class Parser {
     NodePtr target = parse_target();
     expect(Type::kName, "in");
     NodePtr iterable = parse_tuple(false, "recursive");
-    NodePtr condition = skip_name("if") ? parse_expression() : nullptr;
+    NodePtr condition = skip_name("if") ? parse_inside() : nullptr;
     const bool is_recursive = skip_name("recursive");
     expect(Type::kEnd, "%}");
     ++loops_;
@@ -599,7 +606,7 @@ class Parser {
       node.names.push_back(expect_name());
       if (skip_operator("=")) {
         has_default = true;
-        add(node, parse_expression());
+        add(node, parse_inside());
       } else if (has_default) {
         fail_here("a parameter without a default after one with it");
       }
