@@ -579,7 +579,7 @@ def damage_bytes(data, how, dice):
     if how == "cut":
         return data[: dice.randrange(len(data))] if data else data
     if how == "flip":
-        changed = bytearray(data)
+        changed = bytearray(data or b"\n")
         for _ in range(dice.choice([1, 1, 4, 30])):
             changed[dice.randrange(len(changed)) if dice.random() < 0.5 else dice.randrange(min(200, len(changed)))] = dice.randrange(256)
         return bytes(changed)
