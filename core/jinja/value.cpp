@@ -427,7 +427,9 @@ int compare(const Value& left, const Value& right) {
 bool contains(const Value& container, const Value& item) {
   if (const Text* text = container.text()) {
     const Text& part = item.string("the left side of 'in'");
-    return part.size() == 0 || !std::ranges::search(text->chars, part.chars).empty();
+    const auto end = text->chars.end();
+    return part.size() == 0 ||
+           std::search(text->chars.begin(), end, part.chars.begin(), part.chars.end()) != end;
   }
   if (const Dict* dict = container.dict()) {
     return dict->find(item) != nullptr;
