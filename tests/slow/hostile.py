@@ -672,7 +672,7 @@ def damage(path, how, dice):
             title, line, *rest = data.decode().split("\n")
             data = "\n".join([title, line[:17] + damage_json(line[17:], how, dice), *rest]).encode()
         elif path.suffix == ".jsonl":
-            lines = data.decode().splitlines()
+            lines = data.decode().splitlines() or ["{}"]
             index = dice.randrange(len(lines))
             lines[index] = damage_json(lines[index], how, dice)
             data = ("\n".join(lines) + "\n").encode()
