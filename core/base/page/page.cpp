@@ -112,7 +112,10 @@ std::string (*to_html(const OrderedJson& panel))(const OrderedJson&) {
       {"lines", nullptr},      {"bars", nullptr},     {"heat map", nullptr}, {"table", table_html},
       {"fields", fields_html}, {"texts", texts_html}, {"text", text_html}};
   const auto kind = kinds.find(panel.at("kind"));
-  MOE_CHECK(kind != kinds.end(), "{}", panel.at("kind").dump());
+  USER_ERROR_IF(kind == kinds.end(),
+                "the kind of a panel is {}; known are lines, bars, heat map, "
+                "table, fields, texts and text",
+                printable(panel.at("kind").dump(), 60));
   return kind->second;
 }
 
