@@ -1,5 +1,6 @@
 #include "core/base/page/page.h"
 
+#include "core/base/error.h"
 #include "tests/support/catch.h"
 #include "tests/support/page.h"
 
@@ -110,7 +111,7 @@ TEST_CASE("A section that is drawn only in part is a logic error", "[base]") {
   page["sections"][0]["panels"].push_back({{"kind", "text"}, {"text", "plain"}});
   CHECK_THROWS_AS(make_page(page), std::logic_error);
   page["sections"][0]["panels"][1] = {{"kind", "pie"}};
-  CHECK_THROWS_AS(make_page(page), std::logic_error);
+  CHECK_THROWS_AS(make_page(page), UserError);
 }
 
 TEST_CASE("Points are rounded to the resolution of a screen", "[base]") {
