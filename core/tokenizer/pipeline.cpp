@@ -274,13 +274,7 @@ std::vector<AddedToken> read_added_tokens(const Json& json, const std::string& w
   }
   USER_ERROR_IF(!json.is_array(), "{}: must be a list", where);
   for (const auto& entry : json) {
-    const bool is_special = get_bool(entry, "special", where, false);
-    tokens.push_back({.content = get_string(entry, "content", where),
-                      .single_word = get_bool(entry, "single_word", where, false),
-                      .lstrip = get_bool(entry, "lstrip", where, false),
-                      .rstrip = get_bool(entry, "rstrip", where, false),
-                      .normalized = get_bool(entry, "normalized", where, !is_special),
-                      .special = is_special});
+    tokens.push_back(read_added_token(entry, false, where));
   }
   return tokens;
 }
@@ -419,6 +413,17 @@ void check_special(const SpecialTokens& special, const TokenizerModel& model,
 }
 
 }  // namespace
+
+AddedToken read_added_token(const Json& json, bool is_special, const std::string& where) {
+  USER_ERROR_IF(!json.is_object(), "{}: an object with 'content' is expected", where);
+  const bool special = get_bool(json, "special", where, is_special);
+  return {.content = get_string(json, "content", where),
+          .single_word = get_bool(json, "single_word", where, false),
+          .lstrip = get_bool(json, "lstrip", where, false),
+          .rstrip = get_bool(json, "rstrip", where, false),
+          .normalized = get_bool(json, "normalized", where, !special),
+          .special = special};
+}
 
 std::unique_ptr<TokenizerModel> read_tokenizer_json(const Json& json, const std::string& where,
                                                     const FolderTokens& tokens) {

@@ -16,6 +16,10 @@
 
 namespace moe::io {
 
+// Reads an added token, an object of its text and flags. `is_special` is for a token that does not
+// say it. Throws UserError, opening with `where`.
+AddedToken read_added_token(const Json& json, bool is_special, const std::string& where);
+
 // The added tokens of a tokenizer, matched before any other stage: the leftmost match, and the
 // longest of those that begin at the same place.
 class AddedTokens {

@@ -8,7 +8,7 @@
 #include "core/base/json.h"
 #include "core/base/read_file.h"
 #include "core/base/text.h"
-#include "core/tokenizer/bpe.h"
+#include "core/tokenizer/pipeline.h"
 #include "core/tokenizer/unicode.h"
 
 namespace moe::io {
@@ -73,18 +73,13 @@ Json read_optional_object(const fs::path& file) {
   return json;
 }
 
+// Reads a token that a file names by its text, or by an object of its text and flags.
 AddedToken read_token(const Json& value, bool is_special, const std::string& where) {
   if (value.is_string()) {
     return {.content = value.get<std::string>(), .normalized = !is_special, .special = is_special};
   }
   USER_ERROR_IF(!value.is_object(), "{} must be a string or an object with 'content'", where);
-  const bool special = get_bool(value, "special", where, is_special);
-  return {.content = get_string(value, "content", where),
-          .single_word = get_bool(value, "single_word", where, false),
-          .lstrip = get_bool(value, "lstrip", where, false),
-          .rstrip = get_bool(value, "rstrip", where, false),
-          .normalized = get_bool(value, "normalized", where, !special),
-          .special = special};
+  return read_added_token(value, is_special, where);
 }
 
 // Reads the tokens that the files next to a tokenizer name, as transformers 5 does
