@@ -211,6 +211,16 @@ void print_json(const OrderedJson& json, int indent) {
   print_text("{}\n", json_text(json, indent));
 }
 
+std::string example_text(const data::Example& example, const std::string& where,
+                         const io::Tokenizer* tokenizer) {
+  const auto piece = [&](int64_t id) {
+    return tokenizer == nullptr ? fmt::format("{}", id) : tokenizer->piece(id);
+  };
+  return data::show_example(example, where, piece, use_color());
+}
+
+void print_example(const std::string& text) { fmt::print("\n{}", text); }
+
 void print_written(uint64_t bytes, const std::string& out, double seconds) {
   print_text("written      {} to {} in {} ({}/s)\n", format_bytes(bytes), terminal_line(out),
              format_seconds(seconds),

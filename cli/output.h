@@ -9,6 +9,8 @@
 #include <string>
 
 #include "core/base/json.h"
+#include "core/data/example_set.h"
+#include "core/tokenizer/tokenizer.h"
 #include "core/train/observe/metrics.h"
 
 namespace moe::cli {
@@ -48,6 +50,12 @@ std::string note_line(const std::string& sentence);
 
 // Prints `json` on standard output: indented by `indent` spaces per level, or on one line if -1.
 void print_json(const OrderedJson& json, int indent = -1);
+
+// Returns data::show_example() with pieces of `tokenizer`, or with ids if it is null.
+std::string example_text(const data::Example& example, const std::string& where,
+                         const io::Tokenizer* tokenizer);
+// Prints a text of example_text() after an empty line. print_text() would escape its colors.
+void print_example(const std::string& text);
 
 // Prints "written      1.5 GB to OUT in 3.2 s (470 MB/s)" on standard output.
 void print_written(uint64_t bytes, const std::string& out, double seconds);

@@ -1,4 +1,4 @@
-// moe tokenize: prints the tokens of a text. Reads only the tokenizer of a model folder.
+// moe tokenize: prints the tokens of a text, or of the records of training data. Reads no weights.
 
 #include <fmt/ranges.h>
 
@@ -7,17 +7,21 @@
 
 #include "cli/flags.h"
 #include "cli/output.h"
+#include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/base/read_file.h"
 #include "core/base/text.h"
 #include "core/tokenizer/tokenizer.h"
+#include "core/train/config/settings.h"
+#include "core/train/step/training_data.h"
 
 namespace moe::cli {
 
 namespace {
 
 struct TokenizeFlags {
-  std::string model, input = "-";
+  train::TrainSettings settings;  // model and the options of records
+  std::string input = "-", chat;
   bool json = false;
 };
 
@@ -71,8 +75,37 @@ void print_json_lines(const io::Tokenizer& tokenizer, FileReader& in, const std:
   }
 }
 
+OrderedJson to_json(const data::Example& example, const io::Tokenizer* tokenizer) {
+  std::vector<int> loss;
+  std::string text;
+  for (size_t t = 0; t < example.ids.size(); ++t) {
+    loss.push_back(data::carries_loss(example, t) ? 1 : 0);
+    text += tokenizer == nullptr ? "" : tokenizer->bytes(example.ids[t]);
+  }
+  return {{"ids", example.ids}, {"loss", loss}, {"text", replace_invalid_utf8(text)}};
+}
+
+// Prints the examples of the training data --chat.
+void print_records(const TokenizeFlags& flags) {
+  USER_ERROR_IF(flags.input != "-", "TEXT and --chat: give one of them");
+  train::TrainSettings settings = flags.settings;
+  settings.data = {flags.chat};
+  settings.threads = 1;  // prints each example before the next record is read
+  const auto print = [&](const data::Example& example, const std::string& where,
+                         const io::Tokenizer* tokenizer) {
+    flags.json ? print_json(to_json(example, tokenizer))
+               : print_example(example_text(example, where, tokenizer));
+  };
+  for (const auto& line : train::stream_samples(settings, 0, Pipes::kAllowed, print)) {
+    print_text(stderr, "{}\n", terminal_line(line));
+  }
+}
+
 void run(const TokenizeFlags& flags) {
-  const auto tokenizer = io::Tokenizer::load(flags.model, /*vocab_size=*/0);
+  if (!flags.chat.empty()) {
+    return print_records(flags);
+  }
+  const auto tokenizer = io::Tokenizer::load(flags.settings.model, /*vocab_size=*/0);
   if (is_text(flags.input)) {
     flags.json ? print_ids(tokenizer, flags.input) : print_table(tokenizer, flags.input);
     return;
@@ -95,15 +128,25 @@ void add_tokenize(CLI::App& app) {
       app, "tokenize", "print ids, pieces and bytes of a text", run);
   add_options(
       *command,
-      {positional("MODEL", &flags->model, group::kModel, "directory with a tokenizer"),
+      {positional("MODEL", &flags->settings.model, group::kModel, "directory with a tokenizer"),
        positional(
            "TEXT", &flags->input, group::kModel,
            "text, file, or - for standard input; with --json, a file has lines {\"text\": ...}",
-           /*is_required=*/false)});
+           /*is_required=*/false),
+       {"chat", &flags->chat, group::kData,
+        "training data as of moe train --data, or - for standard input: print the tokens of each "
+        "record and which carry loss; with --json {\"ids\", \"loss\", \"text\"}: loss[i] is 1 if "
+        "predicting ids[i] from the ids before it is part of the loss"}});
+  const Options records = train::record_options(flags->settings);
+  add_options(*command, records);
+  for (const Option& option : records) {
+    command->get_option(flag_name(option))->needs("--chat");
+  }
   add_json(*command, flags->json);
   add_examples(*command,
                "moe tokenize my-llama \"Hello world\"\n"
-               "echo '{\"text\": \"Hello world\"}' | moe tokenize my-llama - --json");
+               "echo '{\"text\": \"Hello world\"}' | moe tokenize my-llama - --json\n"
+               "moe tokenize my-llama --chat instructions.jsonl --json");
 }
 
 }  // namespace moe::cli

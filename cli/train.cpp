@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <map>
 #include <optional>
 
 #include "cli/flags.h"
@@ -11,7 +12,6 @@
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/base/text.h"
-#include "core/data/example_set.h"
 #include "core/eval/runner.h"
 #include "core/train/checkpoint/run_folder.h"
 #include "core/train/config/settings.h"
@@ -220,19 +220,22 @@ void print_cluster(const TrainFlags& flags) {
   print_memory(plan.memory, /*is_gpu=*/true);
 }
 
-// Prints the first `count` training examples. Marks the tokens with loss, by color on a terminal
-// and by brackets otherwise.
+// Prints the first `count` training examples, taken from the files in turn. Marks the tokens with
+// loss, by color on a terminal and by brackets otherwise.
 void print_samples(const train::TrainSettings& settings, int64_t count) {
-  const train::Samples samples = train::read_samples(settings, count);
-  for (size_t file = 0; file < samples.files.size(); ++file) {
-    print_text("{}: {}\n", terminal_line(samples.files[file]), terminal_line(samples.forms[file]));
+  std::map<int32_t, int64_t> read;                         // examples, by file
+  std::map<std::pair<int64_t, int32_t>, std::string> all;  // by number in the file, file
+  const auto add = [&](const data::Example& example, const std::string& where,
+                       const io::Tokenizer* tokenizer) {
+    all[{read[example.file]++, example.file}] = example_text(example, where, tokenizer);
+  };
+  for (const auto& line : train::stream_samples(settings, count, Pipes::kRefused, add)) {
+    print_text("{}\n", terminal_line(line));
   }
-  for (const auto& example : samples.examples) {
-    const std::string where =
-        fmt::format("{} line {}", samples.files[static_cast<size_t>(example.file)], example.line);
-    // Not print_text(), which would escape the color codes. show_example() escapes text of files.
-    const std::string shown = data::show_example(example, where, samples.piece, use_color());
-    std::fputs(("\n" + shown).c_str(), stdout);
+  for (const auto& [place, text] : all) {
+    if (count-- > 0) {
+      print_example(text);
+    }
   }
 }
 

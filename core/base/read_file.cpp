@@ -166,6 +166,16 @@ std::string FileReader::read_rest(uint64_t max_bytes) {
   return text;
 }
 
+std::string_view FileReader::peek(size_t size) {
+  std::vector<char> next(size);
+  next.resize(static_cast<size_t>(sgetn(next.data(), static_cast<std::streamsize>(size))));
+  size = next.size();
+  next.insert(next.end(), gptr(), egptr());
+  buffer_ = std::move(next);
+  setg(buffer_.data(), buffer_.data(), buffer_.data() + buffer_.size());
+  return {gptr(), size};
+}
+
 void FileReader::seek(uint64_t offset) {
   setg(nullptr, nullptr, nullptr);
   if (::lseek(file_.get(), static_cast<off_t>(offset), SEEK_SET) < 0) {

@@ -11,6 +11,7 @@
 #include <optional>
 #include <streambuf>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -100,6 +101,10 @@ class FileReader : public std::streambuf {
   // Returns up to `max_bytes` bytes from the current position to the end. Throws UserError if there
   // are more.
   std::string read_rest(uint64_t max_bytes);
+
+  // Returns the next bytes, at most `size` and fewer only at the end, which stay to be read. Valid
+  // until the next call.
+  std::string_view peek(size_t size);
 
   // Moves to byte `offset` of a regular file.
   void seek(uint64_t offset);

@@ -69,16 +69,15 @@ struct Marks {
 constexpr Marks kColour = {"\033[32m", "\033[0m"};
 constexpr Marks kBrackets = {"\u27E6", "\u27E7"};
 
-// The label of the first token is not predicted.
-bool carries_loss(const Example& example, size_t position) {
-  return position > 0 && position < example.labels.size() && example.labels[position] != kNoLoss;
-}
-
 std::string printable_line(const std::string& text, size_t max_bytes) {
   return terminal_line(printable(text, max_bytes));
 }
 
 }  // namespace
+
+bool carries_loss(const Example& example, size_t position) {
+  return position > 0 && position < example.labels.size() && example.labels[position] != kNoLoss;
+}
 
 std::vector<Source> parse_sources(const std::vector<std::filesystem::path>& words) {
   std::vector<Source> sources;

@@ -32,6 +32,9 @@ struct Example {
   int64_t line = 0;             // of the first byte of its record
 };
 
+// Returns true if the prediction of token `position` from those before it is part of the loss.
+bool carries_loss(const Example& example, size_t position);
+
 // Examples 0..size()-1 in file order. Tokens are copied out, so a store may pack them. Immutable
 // once it is read from; then safe to read from several threads.
 class ExampleStore {

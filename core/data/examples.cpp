@@ -5,6 +5,7 @@
 #include <exception>
 #include <future>
 #include <mutex>
+#include <tuple>
 
 #include "core/base/error.h"
 #include "core/base/json.h"
@@ -29,6 +30,21 @@ auto at_place(const std::string& where, const Encode& encode) {
   }
 }
 
+constexpr const char* kHasBos = "texts that begin with BOS, given no second one";
+constexpr const char* kHasEos = "texts that end with EOS, given no second one";
+
+// Counts of texts, of at most 10,000 different ones. Thread-safe.
+struct Counter {
+  void add(const std::string& text) {
+    const std::scoped_lock lock(mutex);
+    if (counts.size() < 10'000 || counts.contains(text)) {
+      ++counts[text];
+    }
+  }
+  std::mutex mutex;
+  std::map<std::string, int64_t> counts;
+};
+
 // Makes an example of a record. The first record of a file decides the form; a template makes text
 // of a conversation. Cheap to copy: once the form is known, each thread uses its own copy.
 class ExampleMaker {
@@ -38,19 +54,21 @@ class ExampleMaker {
                const std::function<TextCodec()>& codec)
       : settings_(settings), vocab_size_(vocab_size), codec_source_(codec) {}
 
-  void begin_file() { format_.reset(); }
+  // Later records add to the counts.
+  void begin_file(Counter& unused_keys, Counter& remarks) {
+    format_.reset();
+    unused_keys_ = &unused_keys;
+    remarks_ = &remarks;
+  }
   Format format() const { return *format_; }  // requires that a record of the file was made
 
-  // `where` opens every error. Adds keys that are not read to `unused`.
-  Example make(const Record& record, RecordForm form, const std::string& where,
-               std::vector<std::string>& unused) {
-    return form == RecordForm::kText ? from_document(record, where)
-                                     : from_json(record, where, unused);
+  // `where` opens every error.
+  Example make(const Record& record, RecordForm form, const std::string& where) {
+    return form == RecordForm::kText ? from_document(record, where) : from_json(record, where);
   }
 
  private:
-  Example from_json(const Record& record, const std::string& where,
-                    std::vector<std::string>& unused) {
+  Example from_json(const Record& record, const std::string& where) {
     const Json json = parse_json(record.text, where);
     USER_ERROR_IF(!json.is_object(), "{}: a JSON object {{...}} is expected", where);
     settle_format(json, where);
@@ -59,7 +77,9 @@ class ExampleMaker {
       settings_.text_template.require_usable();
     }
     refuse_unsupported_keys(json, *format_, is_chat, where);
-    unused = unused_keys(json, *format_, is_chat);
+    for (const auto& key : unused_keys(json, *format_, is_chat)) {
+      unused_keys_->add(key);
+    }
     if (*format_ == Format::kRows) {
       return from_row(json, where);
     }
@@ -140,16 +160,22 @@ class ExampleMaker {
       const bool is_last = turn + 1 == conversation.turns.size();
       const bool learned =
           (settings_.loss_on == LossOn::kAll || is_last) && conversation.turns[turn].carries_loss;
-      if (text.begins_with_bos) {
-        push_bos(example);
+      const auto& [bos, eos] = std::tie(codec().bos_text, codec().eos_text);
+      if ((!bos.empty() && conversation.turns[turn].instruction.starts_with(bos)) ||
+          (!eos.empty() && conversation.turns[turn].response.ends_with(eos))) {
+        remarks_->add("turns with BOS or EOS in a field, read as characters");
       }
-      const auto push_part = [&](const FilledText& part, bool is_learned) {
-        push_ids(example, at_place(where, [&] { return codec().encode_filled(part); }), is_learned,
-                 where);
+      const auto encode = [&](const FilledText& part) {
+        return at_place(where, [&] { return codec().encode_filled(part); });
       };
-      push_part(text.prompt, false);
-      push_part(text.response, learned);
-      push(example, codec().eos, learned);
+      std::vector<int64_t> prompt = encode(text.prompt);
+      const std::vector<int64_t> response = encode(text.response);
+      if (text.begins_with_bos) {
+        push_bos(example, prompt);
+      }
+      push_ids(example, prompt, false, where);
+      push_ids(example, response, learned, where);
+      push_eos(example, response, learned);
     }
     return example;
   }
@@ -157,10 +183,30 @@ class ExampleMaker {
   Example from_text(const std::string& text, const std::string& where) {
     USER_ERROR_IF(is_blank(text), "{}: the document is empty; remove it", where);
     Example example;
-    push_bos(example);
-    push_ids(example, at_place(where, [&] { return codec().encode(text); }), true, where);
-    push(example, codec().eos, true);
+    std::vector<int64_t> ids =
+        at_place(where, [&] { return codec().encode(without_plain_marks(text)); });
+    push_bos(example, ids);
+    push_ids(example, ids, true, where);
+    push_eos(example, ids, true);
     return example;
+  }
+
+  // Returns `text` without the BOS and the EOS that it begins and ends with if the tokenizer would
+  // read them as characters, as sentencepiece does.
+  std::string_view without_plain_marks(std::string_view text) {
+    const auto is_plain = [&](const std::string& mark, int64_t id) {
+      return !mark.empty() && codec().encode(mark) != std::vector<int64_t>{id};
+    };
+    const std::string &bos = codec().bos_text, &eos = codec().eos_text;
+    if (text.starts_with(bos) && is_plain(bos, codec().bos)) {
+      text.remove_prefix(bos.size());
+      remarks_->add(kHasBos);
+    }
+    if (text.ends_with(eos) && is_plain(eos, codec().eos)) {
+      text.remove_suffix(eos.size());
+      remarks_->add(kHasEos);
+    }
+    return text;
   }
 
   Example from_row(const Json& json, const std::string& where) const {
@@ -231,9 +277,23 @@ class ExampleMaker {
         where, key, position, id, vocab_size_);
   }
 
-  void push_bos(Example& example) {
+  // Appends BOS, which replaces the one that `next`, the tokens after it, may begin with.
+  void push_bos(Example& example, std::vector<int64_t>& next) {
+    if (!next.empty() && next.front() == codec().bos) {
+      next.erase(next.begin());
+      remarks_->add(kHasBos);
+    }
     if (codec().bos >= 0) {
       push(example, codec().bos, false);
+    }
+  }
+
+  // Appends EOS after the tokens `last`, unless they end with it.
+  void push_eos(Example& example, const std::vector<int64_t>& last, bool learned) {
+    if (!last.empty() && last.back() == codec().eos) {
+      remarks_->add(kHasEos);
+    } else {
+      push(example, codec().eos, learned);
     }
   }
 
@@ -271,6 +331,7 @@ class ExampleMaker {
   const std::function<TextCodec()>& codec_source_;
   std::optional<TextCodec> codec_;
   std::optional<Format> format_;  // of the file, once a record was read
+  Counter *unused_keys_ = nullptr, *remarks_ = nullptr;
 };
 
 constexpr size_t kChunkBytes = size_t{256} << 10;  // of records that a thread gets at once
@@ -288,15 +349,15 @@ class FileStream {
  public:
   FileStream(const std::filesystem::path& file, int32_t index, const ReadSettings& settings,
              ExampleMaker& maker, const std::function<void(Example&&)>& sink)
-      : name_(file.string()),
+      : name_(data_file_name(file, settings.pipes)),
         index_(index),
         settings_(settings),
-        reader_(file),
+        reader_(file, settings.pipes),
         maker_(maker),
         sink_(sink) {}
 
   FileForm run() {
-    maker_.begin_file();
+    maker_.begin_file(unused_keys_, remarks_);
     const std::optional<Record> first = reader_.next();
     USER_ERROR_IF(!first, "{}: the file holds no example", name_);
     sink_(make(maker_, *first));  // decides the form, and loads the codec if needed
@@ -308,7 +369,7 @@ class FileStream {
         sink_(make(maker_, *record));
       }
     }
-    return {maker_.format(), reader_.packing(), unused_keys_};
+    return {maker_.format(), reader_.packing(), unused_keys_.counts, remarks_.counts};
   }
 
  private:
@@ -316,17 +377,7 @@ class FileStream {
 
   Example make(ExampleMaker& maker, const Record& record) {
     const std::string where = fmt::format("{} line {}", name_, record.line);
-    std::vector<std::string> unused;
-    Example example = maker.make(record, reader_.form(), where, unused);
-    if (!unused.empty()) {
-      constexpr size_t kMaxKeys = 10'000;
-      const std::scoped_lock lock(mutex_);
-      for (const auto& key : unused) {
-        if (unused_keys_.size() < kMaxKeys || unused_keys_.contains(key)) {
-          ++unused_keys_[key];
-        }
-      }
-    }
+    Example example = maker.make(record, reader_.form(), where);
     example.file = index_;
     example.line = record.line;
     return example;
@@ -397,8 +448,7 @@ class FileStream {
   ExampleMaker& maker_;
   const std::function<void(Example&&)>& sink_;
   int64_t read_ = 0;  // records
-  std::mutex mutex_;  // of unused_keys_
-  std::map<std::string, int64_t> unused_keys_;
+  Counter unused_keys_, remarks_;
 };
 
 }  // namespace
@@ -406,6 +456,9 @@ class FileStream {
 std::string FileForm::words() const {
   const std::string packed = packing_name(packing);
   std::string words = format_words(format) + (packed.empty() ? "" : ", " + packed);
+  for (const auto& [remark, count] : remarks) {
+    words += fmt::format("; {}: {}", remark, count);
+  }
   constexpr size_t kMaxNamed = 20;
   size_t named = 0;
   for (const auto& [key, count] : unused_keys) {

@@ -29,6 +29,7 @@ struct ReadSettings {
   LossOn loss_on = LossOn::kAll;
   int64_t max_per_file = 0;  // stop reading a file after that many records; 0 = never
   int threads = 1;           // that make examples; the result does not depend on it
+  Pipes pipes = Pipes::kRefused;
 };
 
 // The form and packing that a file was found to have.
@@ -36,6 +37,8 @@ struct FileForm {
   Format format = Format::kText;
   Packing packing = Packing::kNone;
   std::map<std::string, int64_t> unused_keys = {};  // and the number of records that have each
+  std::map<std::string, int64_t> remarks = {};      // and how often each was made
+  bool has_notes() const { return !unused_keys.empty() || !remarks.empty(); }
   std::string words() const;  // "Alpaca records, gzip; not used: 'rank' of 12 records"
 };
 

@@ -194,12 +194,12 @@ void refuse_foreign(std::string_view head, const std::string& name) {
   };
   constexpr std::array<Foreign, 5> kForeign = {{
       {"ARROW1", "an Arrow file; convert it to JSON lines (pandas: read_feather, to_json)"},
-      {"PK\x03\x04", "a zip archive; unpack it and give its files to --data"},
+      {"PK\x03\x04", "a zip archive; unpack it and give its files"},
       {"BZh", "packed with bzip2; unpack it (bunzip2), or pack it with gzip or zstd"},
       {"\xFD"
        "7zXZ",
        "packed with xz; unpack it (unxz), or pack it with gzip or zstd"},
-      {"\x89PNG", "a picture; give data files to --data"},
+      {"\x89PNG", "a picture; give data files"},
   }};
   for (const auto& foreign : kForeign) {
     USER_ERROR_IF(head.starts_with(foreign.magic), "{}: is {}", name, foreign.mend);
@@ -249,28 +249,38 @@ std::string_view trim(std::string_view text) {
 
 }  // namespace
 
-OpenFile open_data_file(const fs::path& file) {
-  USER_ERROR_IF(!fs::exists(file), "{}: no such file; give a data file to --data", file.string());
-  USER_ERROR_IF(fs::is_directory(file), "{} is a folder; give its files to --data", file.string());
-  if (!fs::is_regular_file(file)) {  // it is hashed for the cache, then read again
+std::string data_file_name(const fs::path& file, Pipes pipes) {
+  return pipes == Pipes::kAllowed && file == "-" ? "standard input" : file.string();
+}
+
+OpenFile open_data_file(const fs::path& file, Pipes pipes) {
+  const std::string name = data_file_name(file, pipes);
+  const bool is_input = name != file.string();
+  USER_ERROR_IF(!is_input && !fs::exists(file), "{}: no such file; give a data file", name);
+  USER_ERROR_IF(!is_input && fs::is_directory(file), "{} is a folder; give its files", name);
+  const bool is_regular = !is_input && fs::is_regular_file(file);
+  if (!is_regular && pipes == Pipes::kRefused) {  // it is hashed for the cache, then read again
     throw UserError("{}: is not a regular file (a pipe or a device); write it to a disk first",
-                    file.string());
+                    name);
   }
-  auto bytes = std::make_unique<FileReader>(file);
-  std::array<char, 8> head{};
-  const auto count = static_cast<size_t>(bytes->sgetn(head.data(), head.size()));
-  const std::string_view start(head.data(), count);
+  auto bytes = std::make_unique<FileReader>(
+      is_input ? open_standard_input() : open_to_read(file, pipes), name);
+  const std::string start(bytes->peek(8));
   if (start.starts_with("PAR1")) {
+    USER_ERROR_IF(!is_regular, "{}: Parquet cannot be read from a pipe; write it to a disk first",
+                  name);
     return {open_parquet(file), Packing::kParquet};
   }
-  refuse_foreign(start, file.string());
+  refuse_foreign(start, name);
   const Packing packing = find_packing(start);
-  bytes->seek(mark_bytes(start));
   if (packing == Packing::kGzip) {
     return {std::make_unique<GzipBuffer>(std::move(bytes)), packing};
   }
   if (packing == Packing::kZstd) {
     return {std::make_unique<ZstdBuffer>(std::move(bytes)), packing};
+  }
+  for (size_t mark = mark_bytes(start); mark > 0; --mark) {
+    bytes->sbumpc();
   }
   return {std::move(bytes), packing};
 }
@@ -280,8 +290,8 @@ const char* packing_name(Packing packing) {
   return kNames.at(static_cast<size_t>(packing));
 }
 
-RecordReader::RecordReader(const std::filesystem::path& file)
-    : file_(file), file_bytes_(open_data_file(file)) {
+RecordReader::RecordReader(const std::filesystem::path& file, Pipes pipes)
+    : file_(file), name_(data_file_name(file, pipes)), file_bytes_(open_data_file(file, pipes)) {
   try {
     find_form();
   } catch (const BrokenStream& broken) {
@@ -296,7 +306,7 @@ void RecordReader::find_form() {
     skip_space();
   }
   const int first = peek();
-  USER_ERROR_IF(first == kEnd, "{}: the file is empty", file_.string());
+  USER_ERROR_IF(first == kEnd, "{}: the file is empty", name_);
   if (!named_text && first == '[') {
     form_ = RecordForm::kJsonArray;
     take();
@@ -317,7 +327,7 @@ std::optional<Record> RecordReader::next() {
 }
 
 void RecordReader::fail(int64_t line, const std::string& words) const {
-  throw UserError("{} line {}: {}", file_.string(), line, words);
+  throw UserError("{} line {}: {}", name_, line, words);
 }
 
 std::optional<Record> RecordReader::next_line() {

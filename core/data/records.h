@@ -14,6 +14,8 @@
 #include <streambuf>
 #include <string>
 
+#include "core/base/read_file.h"
+
 namespace moe::data {
 
 enum class Packing { kNone, kGzip, kZstd, kParquet };
@@ -36,10 +38,14 @@ struct OpenFile {
   Packing packing = Packing::kNone;
 };
 
-// Opens a data file and unpacks it while it is read. Throws UserError if the file is missing, not a
-// regular file or unreadable, if it is Arrow, zip, bzip2, xz or PNG, or if it is Parquet and moe
-// was built without its reader. Reading from `bytes` throws BrokenStream.
-OpenFile open_data_file(const std::filesystem::path& file);
+// Opens a data file and unpacks it while it is read. With Pipes::kAllowed it may be a pipe, and "-"
+// is standard input. Throws UserError if the file is missing, not a regular file or unreadable, if
+// it is Arrow, zip, bzip2, xz or PNG, or if it is Parquet and moe was built without its reader.
+// Reading from `bytes` throws BrokenStream.
+OpenFile open_data_file(const std::filesystem::path& file, Pipes pipes = Pipes::kRefused);
+
+// Returns the name of a data file for messages.
+std::string data_file_name(const std::filesystem::path& file, Pipes pipes);
 
 enum class RecordForm { kJsonLines, kJsonArray, kText };
 
@@ -51,7 +57,7 @@ struct Record {
 class RecordReader {
  public:
   // Throws UserError if open_data_file() does, or if the file is empty.
-  explicit RecordReader(const std::filesystem::path& file);
+  explicit RecordReader(const std::filesystem::path& file, Pipes pipes = Pipes::kRefused);
 
   RecordForm form() const { return form_; }
   Packing packing() const { return file_bytes_.packing; }
@@ -74,6 +80,7 @@ class RecordReader {
   void check_length(const std::string& text, int64_t line) const;
 
   std::filesystem::path file_;
+  std::string name_;  // of the file, for messages
   OpenFile file_bytes_;
   RecordForm form_ = RecordForm::kText;
   int64_t line_ = 1;

@@ -151,8 +151,8 @@ std::shared_ptr<const TokenFile> find_tokens(const CacheRequest& request, const 
   return nullptr;
 }
 
-// Tokenizes the sources into `file`. Adds the keys that are not read to `notes`. Throws UserError
-// if a source differs from its stamp afterwards.
+// Tokenizes the sources into `file`. Adds what is noteworthy about records to `notes`. Throws
+// UserError if a source differs from its stamp afterwards.
 std::shared_ptr<const TokenFile> tokenise(const CacheRequest& request, const Descriptor& file,
                                           const fs::path& name, const io::Digest& key,
                                           const std::vector<Stamp>& stamps,
@@ -166,7 +166,7 @@ std::shared_ptr<const TokenFile> tokenise(const CacheRequest& request, const Des
       stream_examples(request.sources, request.settings, request.vocab_size, request.codec, sink);
   writer.finish(forms);
   for (size_t index = 0; index < forms.size(); ++index) {
-    if (!forms[index].unused_keys.empty()) {
+    if (forms[index].has_notes()) {
       notes.push_back(
           fmt::format("{}: {}", request.sources[index].file.string(), forms[index].words()));
     }
@@ -188,7 +188,7 @@ std::shared_ptr<const TokenFile> tokenise(const CacheRequest& request, const Des
 }
 
 constexpr std::string_view kEnding = ".tokens";
-constexpr int kTextRules = 4;  // version of the conversion of records to ids; increment on changes
+constexpr int kTextRules = 5;  // version of the conversion of records to ids; increment on changes
 
 // Returns true for KEY.tokens, with the digits of a key.
 bool is_cache_name(std::string_view name) {

@@ -121,4 +121,10 @@ TEST_CASE("moe tokenize reads a named pipe", "[cli]") {
   CHECK(run.exit_code == 0);
   REQUIRE(run_shell(dir, "tokenize dense text.txt", ">wanted").exit_code == 0);
   CHECK(read_file(dir / "out") == read_file(dir / "wanted"));
+  const std::string records = "tokenize dense --json --chat ";
+  REQUIRE(run_shell(dir, records + "rows.jsonl", ">wanted").exit_code == 0);
+  for (const char* file : {"pipe", "- <pipe"}) {
+    CHECK(run_shell(dir, records + file, ">out", "gzip -c rows.jsonl >pipe &").exit_code == 0);
+    CHECK(read_file(dir / "out") == read_file(dir / "wanted"));
+  }
 }

@@ -90,8 +90,14 @@ TEST_CASE("a model with a tokenizer.json is upcycled, trained, evaluated and gen
                 "--data",  path("pairs.jsonl"), "--steps",    "1",
                 "--quiet", "--global-batch",    "1",          "--seq-len",
                 "32",      "--cache",           path("cache")};
-  CHECK_THAT(succeed(joined(train, {"--show-samples", "1"})).out,
-             contains_text("<s> he \u27E6\u00C3 \u00A9 ! </s>\u27E7\n"));
+  const std::string shown = "<s> he \u27E6\u00C3 \u00A9 ! </s>\u27E7\n";
+  CHECK_THAT(succeed(joined(train, {"--show-samples", "1"})).out, contains_text(shown));
+  const Args records = {"tokenize", path("moe"), "--chat", path("pairs.jsonl")};
+  CHECK_THAT(succeed(records).out, contains_text(shown));
+  CHECK(
+      succeed(joined(records, {"--json", "--template", "{instruction}{response}"})).out ==
+      "{\"ids\":[257,256,195,169,33,258],\"loss\":[0,0,1,1,1,1],\"text\":\"<s>he\u00E9!</s>\"}\n");
+  check_refused({"tokenize", path("moe"), "--loss-on", "last"}, "--loss-on requires --chat");
   succeed(train);
   CHECK(read_file(folder / "run/final/tokenizer.json") ==
         read_file(folder / "dense/tokenizer.json"));

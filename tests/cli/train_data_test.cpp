@@ -114,6 +114,9 @@ TEST_CASE("--show-samples prints examples of each file with the tokens with loss
                           " line 1: 4 tokens, 2 with loss\n5 9 ⟦7 8⟧\n\n" + a +
                           " line 2: 4 tokens, 2 with loss\n5 6 ⟦7 9⟧\n");
   CHECK(std::distance(fs::directory_iterator(fixture.dir.path()), {}) == 3);
+  fs::remove(fixture.dir / "dense/model.safetensors");  // not needed
+  CHECK(succeed({"tokenize", fixture.path("dense"), "--chat", b})
+            .out.starts_with("\n" + b + " line 1: 4 tokens, 2 with loss\n5 9 ⟦7 8⟧\n\n" + b));
 }
 
 TEST_CASE("moe train refuses invalid flags of its data by name", "[cli]") {

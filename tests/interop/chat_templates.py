@@ -194,6 +194,11 @@ def check_form(number, form, template, raw, bos, eos, end, with_system, work):
         if isinstance(got, str):
             check(f"{shown}, {name}", False, got)
             continue
+        printed = [json.loads(line) for line in moe("tokenize", model, "--chat", work / "data.jsonl", "--template", word, "--json").splitlines()]
+        texts = [tokenizer.apply_chat_template(record, tokenize=False).replace(" ", "") for record in records]  # some kinds add spaces
+        check(f"{shown}, {name}: moe tokenize --chat prints them and the text",
+              [(line["ids"], [mark == 1 for mark in line["loss"]]) for line in printed] == got and
+              [line["text"].replace(" ", "") for line in printed] == texts)
         wrong = [(record, theirs, mine) for record, mine in zip(records, got)
                  if (theirs := expected(tokenizer, record, end)) != mine]
         detail = ""

@@ -54,7 +54,7 @@ Option written_if(std::function<bool()> is_written, Option option) {
   return option;
 }
 
-Options model_options(TrainSettings& settings) {
+Options path_options(TrainSettings& settings) {
   return {
       {.name = "model",
        .member = &settings.model,
@@ -67,37 +67,11 @@ Options model_options(TrainSettings& settings) {
        .group = group::kOutput,
        .help = "run directory: RUN/final, checkpoints, metrics, settings",
        .spelling = "-o,--out"},
-  };
-}
-
-Options data_options(TrainSettings& settings) {
-  return {
       {"data", &settings.data, group::kData,
        "training files, plain, gzip or zstd; FILE:WEIGHT mixes several (required)"},
-      {"format", choice(settings.format, data::parse_format, data::format_name), group::kData,
-       "alpaca, openorca, dolly, pairs, sharegpt, messages, text or rows", Range(),
-       "detected from the first record"},
-      {"template", &settings.text_template, group::kData,
-       "prompt template: auto (the model's chat template, or paper if it has none), paper, alpaca, "
-       "llama2, llama3, chatml, zephyr, mistral, mistral-v0, mistral-v3, mistral-tekken, "
-       "mistral-v7, FILE.jinja, or a text with {instruction} and {response}; \\n is a newline",
-       Range(), "", kRectifyRouter},
-      {"chat-template-args", &settings.template_arguments, group::kData,
-       "JSON object of more names for the chat template, such as {\"enable_thinking\": false}",
-       Range(), "none"},
-      {"template-date", &settings.template_date, group::kData,
-       "date of strftime_now() in the chat template, YYYY-MM-DD", Range(), "today"},
-      {"loss-on",
-       named("loss-on", settings.loss_on,
-             {{"all", data::LossOn::kAll}, {"last", data::LossOn::kLast}}),
-       group::kData, "responses of a conversation that carry loss: all or last"},
       changeable({"cache", &settings.cache, group::kData,
                   "directory of tokenized data, reused by later runs, or off", Range(),
                   "~/.cache/moe/tokens"}),
-      {"objective",
-       named("objective", settings.objective,
-             {{"instruct", data::Objective::kInstruct}, {"lm", data::Objective::kLm}}),
-       group::kData, "instruct (loss on responses) or lm (plain text)"},
   };
 }
 
@@ -423,11 +397,37 @@ Options& added_options() {
 
 }  // namespace
 
+Options record_options(TrainSettings& settings) {
+  return {
+      {"format", choice(settings.format, data::parse_format, data::format_name), group::kData,
+       "alpaca, openorca, dolly, pairs, sharegpt, messages, text or rows", Range(),
+       "detected from the first record"},
+      {"template", &settings.text_template, group::kData,
+       "prompt template: auto (the model's chat template, or paper if it has none), paper, alpaca, "
+       "llama2, llama3, chatml, zephyr, mistral, mistral-v0, mistral-v3, mistral-tekken, "
+       "mistral-v7, FILE.jinja, or a text with {instruction} and {response}; \\n is a newline",
+       Range(), "", kRectifyRouter},
+      {"chat-template-args", &settings.template_arguments, group::kData,
+       "JSON object of more names for the chat template, such as {\"enable_thinking\": false}",
+       Range(), "none"},
+      {"template-date", &settings.template_date, group::kData,
+       "date of strftime_now() in the chat template, YYYY-MM-DD", Range(), "today"},
+      {"loss-on",
+       named("loss-on", settings.loss_on,
+             {{"all", data::LossOn::kAll}, {"last", data::LossOn::kLast}}),
+       group::kData, "responses of a conversation that carry loss: all or last"},
+      {"objective",
+       named("objective", settings.objective,
+             {{"instruct", data::Objective::kInstruct}, {"lm", data::Objective::kLm}}),
+       group::kData, "instruct (loss on responses) or lm (plain text)"},
+  };
+}
+
 void add_train_option(const Option& option) { added_options().push_back(option); }
 
 Options train_options(TrainSettings& settings) {
-  return concat({model_options(settings), model::request_options(settings.upcycle),
-                 data_options(settings), batch_options(settings), compute_options(settings),
+  return concat({path_options(settings), model::request_options(settings.upcycle),
+                 record_options(settings), batch_options(settings), compute_options(settings),
                  optimizer_options(settings), route::request_options(settings.router),
                  loss_options(settings), evaluation_options(settings.evaluation),
                  saving_options(settings), machine_options(settings), added_options()});

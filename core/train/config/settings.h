@@ -141,6 +141,8 @@ data::Template parse_template(const TrainSettings& settings);
 
 // Returns all options of a run, in the order of settings.toml. `settings` must outlive them.
 Options train_options(TrainSettings& settings);
+// Returns those that decide which tokens a record becomes.
+Options record_options(TrainSettings& settings);
 // Adds an option to train_options(). Its member is a variable of the caller that outlives all runs.
 // Call it before other functions of the library.
 void add_train_option(const Option& option);

@@ -242,11 +242,6 @@ std::string fingerprint(const RunPlan& plan, const data::Examples& examples,
   return text;
 }
 
-model::ModelConfig read_config(const std::filesystem::path& model) {
-  const auto file = std::filesystem::is_directory(model) ? model / "config.json" : model;
-  return model::parse_config(read_json(file.string(), uint64_t{16} << 20), file.string());
-}
-
 // Returns the config of the mixture that settings.upcycle makes of settings.model.
 model::ModelConfig planned_config(const TrainSettings& settings) {
   model::InitSettings init;

@@ -99,7 +99,7 @@ HeldOut::HeldOut(const TrainSettings& settings, const io::Checkpoint& checkpoint
   USER_ERROR_IF(targets_ == 0,
                 "--eval-data: the first {} rows have no target token; raise --eval-rows",
                 once.rows);
-  tokenizer_ = find_tokenizer(checkpoint, vocab_size);
+  tokenizer_ = find_tokenizer(checkpoint.folder(), vocab_size);
   take_prompts(examples, *settings.seq_len);
   description_ =
       fmt::format("held out: {}; {} target tokens in {}{} rows",

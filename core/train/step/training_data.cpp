@@ -27,33 +27,31 @@ data::ReadSettings reader_settings(const TrainSettings& settings) {
               : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))};
 }
 
-SharedTokenizer load_tokenizer(const io::Checkpoint& checkpoint, int64_t vocab_size) {
-  return std::make_shared<io::Tokenizer>(io::Tokenizer::load(checkpoint.folder(), vocab_size));
+// Adds a line about the template, unless all examples are rows or documents.
+void add_template(const TrainSettings& settings, bool all_rows, std::vector<std::string>& lines) {
+  if (settings.objective == data::Objective::kInstruct && !all_rows) {
+    lines.push_back("template: " + parse_template(settings).description());
+  }
 }
 
-// Returns the first `count` examples: the first of each file, then the second of each file, and so
-// on.
-std::vector<data::Example> interleave_files(const data::Examples& examples, size_t count) {
-  std::vector<data::Example> taken;
-  for (int64_t index = 0; index < static_cast<int64_t>(count); ++index) {
-    for (const auto& range : examples.ranges) {
-      if (index < range.count && taken.size() < count) {
-        taken.push_back(examples.at(range.begin + index));
-      }
-    }
-  }
-  return taken;
+SharedTokenizer load_tokenizer(const std::filesystem::path& folder, int64_t vocab_size) {
+  return std::make_shared<io::Tokenizer>(io::Tokenizer::load(folder, vocab_size));
 }
 
 }  // namespace
 
-std::shared_ptr<const io::Tokenizer> find_tokenizer(const io::Checkpoint& checkpoint,
+std::shared_ptr<const io::Tokenizer> find_tokenizer(const std::filesystem::path& folder,
                                                     int64_t vocab_size) {
   try {
-    return load_tokenizer(checkpoint, vocab_size);
+    return load_tokenizer(folder, vocab_size);
   } catch (const UserError&) {
     return nullptr;
   }
+}
+
+model::ModelConfig read_config(const std::filesystem::path& model) {
+  const auto file = std::filesystem::is_directory(model) ? model / "config.json" : model;
+  return model::parse_config(read_json(file.string(), uint64_t{16} << 20), file.string());
 }
 
 data::BatchSettings batch_settings(const TrainSettings& settings) {
@@ -73,7 +71,9 @@ data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& ch
                          int64_t vocab_size,
                          const std::function<void(int64_t, int64_t)>& on_progress,
                          std::vector<std::string>& lines, data::HostTokens* shared) {
-  const auto codec = [&] { return data::make_text_codec(load_tokenizer(checkpoint, vocab_size)); };
+  const auto codec = [&] {
+    return data::make_text_codec(load_tokenizer(checkpoint.folder(), vocab_size));
+  };
   const data::TokenizerSource source = {io::tokenizer_file(checkpoint.folder()),
                                         io::special_token_words(checkpoint.folder())};
   std::vector<std::string> notes;
@@ -82,9 +82,7 @@ data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& ch
        data::cache_location(settings.cache), shared, on_progress},
       notes);
   lines = describe_data(examples);
-  if (settings.objective == data::Objective::kInstruct && !examples.all_rows) {
-    lines.push_back("template: " + parse_template(settings).description());
-  }
+  add_template(settings, examples.all_rows, lines);
   lines.insert(lines.end(), notes.begin(), notes.end());
   return examples;
 }
@@ -99,7 +97,7 @@ std::map<std::string, std::string> chat_files(const TrainSettings& settings,
   if (settings.text_template != "auto") {
     files["chat_template.jinja"] = form.chat()->source();
   }
-  const SharedTokenizer tokenizer = load_tokenizer(parent, vocab_size);
+  const SharedTokenizer tokenizer = load_tokenizer(parent.folder(), vocab_size);
   const std::vector<int64_t> end =
       data::question_tokens(form, "a", data::make_text_codec(tokenizer)).end;
   std::vector<int64_t> stops = tokenizer->stop_ids();
@@ -128,31 +126,35 @@ std::vector<std::string> describe_data(const data::Examples& examples) {
   return lines;
 }
 
-Samples read_samples(const TrainSettings& given, int64_t count) {
-  TrainSettings settings = given;
+std::vector<std::string> stream_samples(const TrainSettings& settings, int64_t max_per_file,
+                                        Pipes pipes, const SampleSink& sink) {
   check_numbers(settings);
   check_data_named(settings);
-  const io::Checkpoint checkpoint(settings.model);
-  const int64_t vocab_size =
-      model::parse_config(checkpoint.config(), checkpoint.config_name()).vocab_size;
-  SharedTokenizer tokenizer;
-  const auto codec = [&] {
-    tokenizer = load_tokenizer(checkpoint, vocab_size);
-    return data::make_text_codec(tokenizer);
+  const int64_t vocab_size = read_config(settings.model).vocab_size;
+  const SharedTokenizer tokenizer = find_tokenizer(settings.model, vocab_size);
+  const auto codec = [&] {  // load_tokenizer() throws the reason why there is none
+    return data::make_text_codec(tokenizer ? tokenizer
+                                           : load_tokenizer(settings.model, vocab_size));
   };
-  data::ReadSettings few = reader_settings(settings);
-  few.max_per_file = count;
-  const data::Examples examples =
-      data::read_examples(data::parse_sources(settings.data), few, vocab_size, codec);
-  Samples samples;
-  samples.files = examples.files;
-  samples.forms = examples.forms;
-  samples.examples = interleave_files(examples, static_cast<size_t>(count));
-  tokenizer = tokenizer ? tokenizer : find_tokenizer(checkpoint, vocab_size);
-  samples.piece = [tokenizer](int64_t id) {
-    return tokenizer ? tokenizer->piece(id) : fmt::format("{}", id);
-  };
-  return samples;
+  data::ReadSettings reading = reader_settings(settings);
+  reading.max_per_file = max_per_file;
+  reading.pipes = pipes;
+  const auto sources = data::parse_sources(settings.data);
+  const auto name = [&](size_t file) { return data::data_file_name(sources[file].file, pipes); };
+  bool all_rows = true;
+  const auto forms =
+      data::stream_examples(sources, reading, vocab_size, codec, [&](const data::Example& example) {
+        sink(example,
+             fmt::format("{} line {}", name(static_cast<size_t>(example.file)), example.line),
+             tokenizer.get());
+      });
+  std::vector<std::string> lines;
+  for (const auto& form : forms) {
+    all_rows = all_rows && form.format == data::Format::kRows;
+    lines.push_back(fmt::format("{}: {}", name(lines.size()), form.words()));
+  }
+  add_template(settings, all_rows, lines);
+  return lines;
 }
 
 }  // namespace moe::train

@@ -28,8 +28,11 @@ data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& ch
                          std::vector<std::string>& lines, data::HostTokens* shared = nullptr);
 
 // Returns the tokenizer of the folder; null if there is none, as rows of tokens need none.
-std::shared_ptr<const io::Tokenizer> find_tokenizer(const io::Checkpoint& checkpoint,
+std::shared_ptr<const io::Tokenizer> find_tokenizer(const std::filesystem::path& folder,
                                                     int64_t vocab_size);
+
+// Reads `model`, a config.json or the folder that has it.
+model::ModelConfig read_config(const std::filesystem::path& model);
 
 // Returns the files, by name, with which a model trained by a chat template is used:
 // chat_template.jinja if the template is not that of the parent's folder, and
@@ -42,15 +45,15 @@ std::map<std::string, std::string> chat_files(const TrainSettings& settings,
 // files are mixed.
 std::vector<std::string> describe_data(const data::Examples& examples);
 
-// Examples for --show-samples.
-struct Samples {
-  std::vector<data::Example> examples;
-  std::vector<std::string> files, forms;      // indexed by Example::file
-  std::function<std::string(int64_t)> piece;  // text of a token; its id if there is no tokenizer
-};
+// Takes an example, "FILE line N", and the tokenizer (null: rows of tokens, and there is none).
+using SampleSink =
+    std::function<void(const data::Example&, const std::string& where, const io::Tokenizer*)>;
 
-// Returns the first `count` examples, taken from the files in turn. Reads only as much of each file
-// as it returns, reads no weights, and writes nothing.
-Samples read_samples(const TrainSettings& settings, int64_t count);
+// Passes the examples of settings.data to `sink` in file order. Reads at most `max_per_file`
+// records of a file (0: all), of the model folder only config.json, tokenizer and chat template,
+// and writes nothing. Returns a line about each file and one about the template. Throws UserError
+// as read_data() does.
+std::vector<std::string> stream_samples(const TrainSettings& settings, int64_t max_per_file,
+                                        Pipes pipes, const SampleSink& sink);
 
 }  // namespace moe::train

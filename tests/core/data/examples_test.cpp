@@ -97,6 +97,29 @@ TEST_CASE("A text file is split at <|endoftext|> lines, with loss on all tokens 
   CHECK(show_ids(read_bytes("t.txt", "{a", kLm).at(0)) == "B{aE");  // .txt is never JSON
 }
 
+TEST_CASE("A text that begins with BOS or ends with EOS gets no second one", "[data]") {
+  const TempDir dir;
+  write_file(dir / "a.jsonl", "{\"text\": \"Bon, aE\"}\n{\"text\": \"E a\"}\n{\"text\": \"B\"}");
+  write_file(dir / "b.jsonl", R"({"prompt": "a", "response": "bE"})");
+  for (const bool are_tokens : {true, false}) {  // false: BOS and EOS are read as characters
+    const auto codec = [&] {
+      const auto encode = [=](std::string_view text) {
+        std::vector<int64_t> ids = byte_codec().encode(text);
+        std::ranges::replace(ids, 10 + 'B', are_tokens ? kBos : 10 + 'B');
+        std::ranges::replace(ids, 10 + 'E', are_tokens ? kEos : 10 + 'E');
+        return ids;
+      };
+      return TextCodec{encode, kBos, kEos, false, "B", "E"};
+    };
+    const auto read = read_examples({{dir / "a.jsonl"}}, kLm, kVocab, codec);
+    CHECK(show_labels(read.at(0)) + show_ids(read.at(1)) + show_ids(read.at(2)) ==
+          ".on, aEBE aEBE");
+    CHECK_THAT(read.forms.at(0), contains_text("BOS, given no second one: 2; texts that end"));
+    CHECK_THAT(read_examples({{dir / "b.jsonl"}}, {}, kVocab, codec).forms.at(0),
+               contains_text("turns with BOS or EOS in a field, read as characters: 1"));
+  }
+}
+
 TEST_CASE("Files of different forms are joined", "[data]") {
   const TempDir dir;
   write_file(dir / "a.jsonl", kPair);

@@ -242,6 +242,9 @@ TEST_CASE("A question is encoded as the examples are", "[data]") {
 
 TEST_CASE("Plain text for --objective lm may contain special tokens", "[data]") {
   CHECK(tokens_of(R"({"text": "a<|eot|>b"})", "paper", Objective::kLm) == "{s}a{eot}b{/s}");
+  CHECK(tokens_of(R"({"text": "<s>a<|eot|></s>"})", "paper", Objective::kLm) == "{s}a{eot}{/s}");
+  CHECK(tokens_of(kHostile, "<s>{instruction}:{response}</s>") ==
+        "{s}a</s>[INST]\n<|eot|>:b<s></s>{/s}");
 }
 
 TEST_CASE("With sentencepiece a template gives the ids of its text", "[data]") {
