@@ -160,7 +160,7 @@ TEST_CASE("moe eval prints the routing of a mixture, and --cf and --router overr
   check_refused(joined(base, {"--ep-ranks", "3"}), "--ep-ranks 3 does not divide the 4 experts");
   check_refused(joined(base, {"--router", "relu:k=1"}),
                 "ReLU and softmax logits mean different things");
-  check_refused(joined(base, {"--router", "top1:gate=none"}), "add --force if that is meant");
+  check_refused(joined(base, {"--router", "top1:gate=none"}), "use --force to change it anyway");
 }
 
 TEST_CASE("--stats writes the groups of --stats-by, and a table of layers is printed", "[cli]") {

@@ -538,7 +538,7 @@ void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& store
     coefficient = is_set ? std::optional(value) : std::nullopt;
   };
   fill(settings.lambda, family.has_adaptive_l1,
-       resolved.names_lambda0 ? router.lambda0 : stored.lambda.value_or(router.lambda0));
+       resolved.sets_lambda0 ? router.lambda0 : stored.lambda.value_or(router.lambda0));
   const bool keeps_bias = router.bias_rate.has_value() == stored.router.bias_rate.has_value();
   fill(settings.lb_coef, family.load_balance_coef.has_value(),
        keeps && keeps_bias ? stored.lb_coef : default_lb_coef(router));
