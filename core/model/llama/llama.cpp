@@ -147,9 +147,9 @@ PostAttention after_attention(const Tensor& x, const Layer& layer, const Pass& p
     return {sum, pass.norm(sum, layer.post_norm)};
   }
   const Tensor added = attention_block(x, layer, pass, index);
-  auto [sum, normed] = kernels::rms_norm_of_sum(pass.rows_after_attention(x, layer, index), added,
-                                                layer.post_norm, pass.config.rms_norm_eps,
-                                                /*to_bf16=*/pass.type == at::kBFloat16);
+  auto [sum, normed] = kernels::add_rms_norm(pass.rows_after_attention(x, layer, index), added,
+                                             layer.post_norm, pass.config.rms_norm_eps,
+                                             /*to_bf16=*/pass.type == at::kBFloat16);
   return {std::move(sum), std::move(normed)};
 }
 

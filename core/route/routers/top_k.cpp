@@ -87,8 +87,8 @@ int64_t max_rows(const RouteInput& input, bool has_fill_in, bool has_rectificati
 }
 
 kernels::PlanTensors plan_tensors(const RouteInput& input, const Plan& plan) {
-  return {plan.token,        plan.expert, plan.choice, plan.count,
-          input.source_rank, input.ranks, input.k};
+  return {
+      {plan.token, plan.expert, plan.choice, plan.count, input.source_rank}, input.ranks, input.k};
 }
 
 void fused_plan(const RouterSettings& settings, Routing& routing) {
@@ -111,11 +111,11 @@ void fused_plan(const RouterSettings& settings, Routing& routing) {
           max_rows(input, has_fill_in, settings.ir),
           input.is_dropless ? 0 : input.tokens() * input.k);
   routing.plan = {{plan[0], plan[1], plan[2], plan[3]}, plan[4], plan[5], plan[6], plan[7]};
-  const kernels::PlanCounts counts =
+  at::Tensor counted;
+  std::tie(routing.count, counted) =
       kernels::count_plan(input.logits.contiguous(), scores, plan_tensors(input, routing.plan),
                           settings.ir, input.is_dropless);
-  routing.count = counts.count;
-  routing.counters = make_counters(input, routing.plan, settings, counts.counted);
+  routing.counters = make_counters(input, routing.plan, settings, counted);
 }
 
 void fused_gate_weights(const at::Tensor& logits, const RouterSettings& settings,
