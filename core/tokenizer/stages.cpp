@@ -85,7 +85,7 @@ char32_t read_character(const Json& json, const std::string& key, const std::str
   return character;
 }
 
-// How Metaspace treats the beginning of a text.
+// Texts and words to which Metaspace prepends a space.
 enum class PrependScheme { kAlways, kFirst, kNever };
 
 // Reads both spellings of the setting.
