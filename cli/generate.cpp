@@ -20,7 +20,6 @@
 #include "kernels/ops/device.h"
 
 namespace moe::cli {
-
 namespace {
 
 struct GenerateFlags {
@@ -41,7 +40,6 @@ void check_chat(const GenerateFlags& flags) {
                 flags.bos);
 }
 
-// Returns false if `end` is empty.
 bool ends_with(const std::vector<int64_t>& ids, const std::vector<int64_t>& end) {
   return !end.empty() && ids.size() >= end.size() &&
          std::equal(end.rbegin(), end.rend(), ids.rbegin());
@@ -66,9 +64,8 @@ model::RoutingOptions requested_routing(const GenerateFlags& flags,
   return {resolved.router, resolved.ep_ranks};
 }
 
-// Returns the tokens of --prompt. With --bos auto, adds a BOS token if the tokenizer's
-// configuration requires it, and for all sentencepiece tokenizers, whose models were trained with
-// one.
+// Returns the tokens of --prompt. --bos auto adds a BOS token if the tokenizer's configuration
+// requires it, and for sentencepiece tokenizers, whose models were trained with one.
 std::vector<int64_t> prompt_ids(const GenerateFlags& flags, const io::Tokenizer& tokenizer) {
   std::vector<int64_t> ids = tokenizer.encode(flags.prompt);
   const bool adds_bos =
@@ -84,7 +81,6 @@ std::vector<int64_t> prompt_ids(const GenerateFlags& flags, const io::Tokenizer&
   return ids;
 }
 
-// Prints text. On a terminal, escapes control characters other than line breaks and tabs.
 void print_generated(const std::string& text) {
   const std::string shown = is_terminal(1) ? terminal_text(text) : text;
   std::fwrite(shown.data(), 1, shown.size(), stdout);
@@ -116,14 +112,13 @@ void run(const GenerateFlags& flags) {
     question.ids = prompt_ids(flags, *tokenizer);
   }
   const std::vector<int64_t>& prompt = question.ids;
-  const int64_t max_tokens = config.longest_sequence() - static_cast<int64_t>(prompt.size());
+  const int64_t max_tokens = config.longest_sequence() - std::ssize(prompt);
   USER_ERROR_IF(max_tokens <= 0,
                 "--prompt has {} tokens, but the context length is {}; shorten the prompt",
                 prompt.size(), config.longest_sequence());
   check_memory(
-      {model::generate_bytes(config, routing, static_cast<int64_t>(prompt.size()), flags.settings,
-                             device),
-       1, fmt::format("generating with {}", flags.model),
+      {model::generate_bytes(config, routing, std::ssize(prompt), flags.settings, device), 1,
+       fmt::format("generating with {}", flags.model),
        "a shorter --prompt or a smaller --max-tokens needs less; the weights need most of it"},
       flags.force_memory);
   const auto llama =

@@ -23,7 +23,6 @@
 #include "kernels/cpu/caching_allocator.h"
 
 namespace moe::cli {
-
 namespace {
 
 constexpr int64_t kVerifyTokens = 2048;
@@ -86,7 +85,7 @@ std::string plan_text(const model::UpcyclePlan& plan) {
 void dry_run(const UpcycleFlags& flags, const model::UpcycleSettings& settings,
              const model::UpcyclePlan& plan) {
   const double rate = probe_disk(settings.out);
-  const double seconds = static_cast<double>(plan.bytes) / rate;
+  const double seconds = plan.bytes / rate;
   if (flags.json) {
     const OrderedJson json = {{"tensor_bytes", plan.bytes},
                               {"parameters",
@@ -103,9 +102,8 @@ void dry_run(const UpcycleFlags& flags, const model::UpcycleSettings& settings,
              format_bytes(rate));
 }
 
-// Returns the callback that measures the equality certificate, or an empty one without --verify.
-// Reads the text immediately, so that errors in it are reported before anything is written. The
-// callback calls `before` first.
+// Returns the callback that calls `before` and measures the equality certificate; empty without
+// --verify. Reads the text now, so that errors in it come before anything is written.
 model::Certify certifier(const UpcycleFlags& flags, const io::Checkpoint& dense,
                          const std::string& difference, std::function<void()> before) {
   if (!is_verified(flags)) {
@@ -119,8 +117,7 @@ model::Certify certifier(const UpcycleFlags& flags, const io::Checkpoint& dense,
   };
 }
 
-// Returns the training objective for a file: kInstruct if its first record is a conversation, else
-// kLm.
+// Returns kInstruct if the first record of a file is a conversation, else kLm.
 data::Objective detect_objective(const std::filesystem::path& file) {
   data::RecordReader reader(file);
   const auto first = reader.next();
@@ -148,7 +145,7 @@ model::RouterText read_router_text(const io::Checkpoint& dense, const std::files
   settings.max_per_file = model::kMaxRouterTokens;
   int64_t remaining = model::kMaxRouterTokens;
   const auto add_example = [&](data::Example&& example) {
-    const auto count = std::min(remaining, static_cast<int64_t>(example.ids.size()));
+    const auto count = std::min(remaining, std::ssize(example.ids));
     if (count > 0) {
       text.sequences.emplace_back(example.ids.begin(), example.ids.begin() + count);
       remaining -= count;
@@ -158,8 +155,7 @@ model::RouterText read_router_text(const io::Checkpoint& dense, const std::files
   return text;
 }
 
-// Returns the text that is used to initialize or scale the routers; without sequences if they need
-// none.
+// Returns the text to initialize or scale the routers by; without sequences if they need none.
 model::RouterText router_text(const UpcycleFlags& flags, const io::Checkpoint& dense,
                               const model::UpcycleSettings& settings) {
   model::RouterText text;
@@ -181,8 +177,7 @@ model::RouterText router_text(const UpcycleFlags& flags, const io::Checkpoint& d
 }
 
 // Throws UserError if a model that must be run (--verify, --gate-scale auto, --router-init) does
-// not fit in memory. Without running a model, upcycling needs little memory, because it streams
-// tensors.
+// not fit in memory. Upcycling itself streams tensors.
 void check_models_fit(const UpcycleFlags& flags, const io::Checkpoint& dense,
                       const model::UpcycleSettings& settings, const model::UpcyclePlan& plan,
                       const model::RouterText& text) {
@@ -203,9 +198,8 @@ void check_models_fit(const UpcycleFlags& flags, const io::Checkpoint& dense,
       flags.force_memory);
 }
 
-// Returns the callback that measures the gate scale (--gate-scale auto) and, with --verify, finds
-// dead experts if the router family can have them; an empty callback if neither is needed. The
-// callback calls `before` first.
+// Returns the callback that calls `before`, measures the gate scale (--gate-scale auto) and, with
+// --verify, finds dead experts; empty if neither is needed.
 model::Calibrate calibrator(const UpcycleFlags& flags, const io::Checkpoint& dense,
                             const model::UpcycleSettings& settings, std::function<void()> before) {
   const bool finds_dead_experts =

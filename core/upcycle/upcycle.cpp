@@ -17,11 +17,9 @@
 #include "core/io/output_checks.h"
 #include "core/io/staged_folder.h"
 #include "core/model/config/compute.h"
-#include "core/model/config/config.h"
 #include "core/model/config/folder_tensors.h"
 
 namespace moe::model {
-
 namespace {
 
 namespace fs = std::filesystem;
@@ -136,13 +134,10 @@ io::TensorSource matrix_tensor(const io::TensorInfo& info, ExpertMatrix matrix,
   MOE_CHECK(matrix.info.shape == info.shape, "{}", info.name);
   matrix.info = info;
   return {info, [matrix, vary, seed](io::SafetensorsWriter& writer) {
-            vary ? write_varied(writer, matrix, vary, static_cast<uint64_t>(seed))
-                 : write_matrix(writer, matrix);
+            vary ? write_varied(writer, matrix, vary, seed) : write_matrix(writer, matrix);
           }};
 }
 
-// Throws UserError if the product of a weight of `dtype` and `granularity` can be inexact: for
-// 16-bit dtypes unless `granularity` is a power of two.
 void check_factor(int64_t granularity, io::DType dtype) {
   USER_ERROR_IF(
       dtype != io::DType::kF32 && !std::has_single_bit(static_cast<uint64_t>(granularity)),
@@ -159,11 +154,11 @@ void write_row(io::SafetensorsWriter& writer, std::span<const float> row, int64_
 
 // Returns a random router [E G, D]. Each row of the router with G = 1 is repeated G times.
 io::TensorSource random_router(const io::TensorInfo& info, const MoeConfig& moe) {
-  return {info, [info, std = moe.router_std, seed = static_cast<uint64_t>(moe.router_seed),
+  return {info, [info, std = moe.router_std, seed = moe.router_seed,
                  granularity = moe.granularity](io::SafetensorsWriter& writer) {
             MOE_CHECK(info.dtype == io::DType::kF32, "{}", info.name);
             Random random(seed, info.name);
-            std::vector<float> row(static_cast<size_t>(info.shape.at(1)));
+            std::vector<float> row(info.shape.at(1));
             for (int64_t expert = 0; expert < info.shape[0]; expert += granularity) {
               random.fill_normal(row, std);
               write_row(writer, row, granularity);
@@ -189,8 +184,7 @@ bool is_shared_down(const std::string& name) {
   return name.find(kSharedMatrix) != std::string::npos && name.ends_with(kDown);
 }
 
-// Tensor of the child, and the tensors of parents that it is computed from (none if random or
-// constant).
+// Tensor of the child, and those of parents that it is computed from (none if random or constant).
 struct ChildTensor {
   io::TensorSource out;
   std::vector<std::pair<const io::Checkpoint*, std::string>> sources;
@@ -266,20 +260,19 @@ void add_tensors(const io::Checkpoint& dense, const UpcycleSettings& settings, U
     plan.tensors.push_back(constant_tensor(info, 0.0F));
   }
   for (const auto& tensor : plan.tensors) {
-    plan.bytes += static_cast<uint64_t>(tensor.info.bytes());
+    plan.bytes += tensor.info.bytes();
   }
 }
 
-// Replaces the random routers by those of `init`. Each row of `init` is repeated for all
-// `granularity` experts of its group.
+// Replaces the random routers by those of `init`, each row repeated `granularity` times.
 void set_routers(std::vector<io::TensorSource>& tensors, const RouterInit& init,
                  int64_t granularity) {
   for (const auto& layer : init.layers) {
     const auto name = fmt::format("model.layers.{}.mlp.gate.weight", layer.layer);
-    const auto found = std::find_if(tensors.begin(), tensors.end(),
-                                    [&](const auto& tensor) { return tensor.info.name == name; });
+    const auto found = std::ranges::find(
+        tensors, name, [](const io::TensorSource& tensor) { return tensor.info.name; });
     MOE_CHECK(found != tensors.end() && found->info.dtype == io::DType::kF32 &&
-                  found->info.elements() == granularity * static_cast<int64_t>(layer.rows.size()),
+                  found->info.elements() == granularity * std::ssize(layer.rows),
               "{} of {} numbers", name, layer.rows.size());
     found->write = [rows = layer.rows, width = static_cast<size_t>(found->info.shape.at(1)),
                     granularity](io::SafetensorsWriter& writer) {
@@ -290,7 +283,6 @@ void set_routers(std::vector<io::TensorSource>& tensors, const RouterInit& init,
   }
 }
 
-// Returns the value of "router_init" in upcycle.json.
 OrderedJson describe_routers(const MoeConfig& moe, const RouterInitSettings& init,
                              const std::optional<RouterInit>& measured) {
   OrderedJson json;
@@ -310,14 +302,14 @@ OrderedJson describe_routers(const MoeConfig& moe, const RouterInitSettings& ini
 
 // Throws UserError if OUT contains a parent, even with --force.
 void check_out(const io::Checkpoint& dense, const UpcyclePlan& plan, const fs::path& out) {
-  std::vector<fs::path> parents = {dense.folder()};
-  for (const auto& parent : plan.expert_parents->checkpoints()) {
-    parents.push_back(parent->folder());
-  }
-  for (const auto& parent : parents) {
-    USER_ERROR_IF(io::is_within(parent, out),
+  const auto check = [&](const io::Checkpoint& parent) {
+    USER_ERROR_IF(io::is_within(parent.folder(), out),
                   "{}: holds the dense model {}; give another output folder", out.string(),
-                  parent.string());
+                  parent.folder().string());
+  };
+  check(dense);
+  for (const auto& parent : plan.expert_parents->checkpoints()) {
+    check(*parent);
   }
 }
 
@@ -553,7 +545,7 @@ io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& req
     }
     if (is_made) {
       made.push_back(tensor);
-      bytes += static_cast<uint64_t>(info.bytes());
+      bytes += info.bytes();
     } else {
       sources[info.name] = source;
     }

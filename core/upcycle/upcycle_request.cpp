@@ -5,39 +5,23 @@
 namespace moe::model {
 
 Options request_options(UpcycleRequest& request) {
-  const auto upcycles = [&request] { return request.experts.has_value(); };
-  return {
-      {.name = "upcycle",
-       .member = &request.experts,
-       .group = group::kModel,
-       .help = "upcycle a dense MODEL in memory to N experts, as moe upcycle does on disk",
-       .range = whole_between(1, kMaxExperts),
-       .fallback = "MODEL as it is",
-       .is_written = upcycles,
-       .spelling = "--upcycled,--upcycle"},
-      {.name = "layers",
-       .member = &request.layers,
-       .group = group::kModel,
-       .help = "with --upcycle: even, odd, all, or a list like 0,3,5 or 0-3",
-       .is_written = upcycles},
-      {.name = "upcycle-seed",
-       .member = &request.seed,
-       .group = group::kModel,
-       .help = "with --upcycle: random seed of the router weights (moe upcycle --seed)",
-       .range = seed_range(),
-       .is_written = upcycles},
-      {.name = "granularity",
-       .member = &request.granularity,
-       .group = group::kModel,
-       .help = "with --upcycle: split each expert into G (moe upcycle --granularity)",
-       .range = whole_from(1),
-       .is_written = upcycles},
-      {.name = "shared-expert",
-       .member = &request.shared_expert,
-       .group = group::kModel,
-       .help = "with --upcycle: add a shared expert (moe upcycle --shared-expert)",
-       .is_written = upcycles},
-  };
+  Options options = {
+      {"upcycle", &request.experts, group::kModel,
+       "upcycle a dense MODEL in memory to N experts, as moe upcycle does on disk",
+       whole_between(1, kMaxExperts), "MODEL as it is"},
+      {"layers", &request.layers, group::kModel,
+       "with --upcycle: even, odd, all, or a list like 0,3,5 or 0-3"},
+      {"upcycle-seed", &request.seed, group::kModel,
+       "with --upcycle: random seed of the router weights (moe upcycle --seed)", seed_range()},
+      {"granularity", &request.granularity, group::kModel,
+       "with --upcycle: split each expert into G (moe upcycle --granularity)", whole_from(1)},
+      {"shared-expert", &request.shared_expert, group::kModel,
+       "with --upcycle: add a shared expert (moe upcycle --shared-expert)"}};
+  options.front().spelling = "--upcycled,--upcycle";
+  for (Option& option : options) {
+    option.is_written = [&request] { return request.experts.has_value(); };
+  }
+  return options;
 }
 
 void check_request(const UpcycleRequest& request) {

@@ -25,21 +25,17 @@ struct UpcycleRequest {
   bool shared_expert = false;      // keeps the dense feed-forward in addition to the experts
 };
 
-// Returns --upcycle, --layers, --upcycle-seed, --granularity and --shared-expert. `request` must
-// outlive them.
 Options request_options(UpcycleRequest& request);
 
 // Throws UserError if a request without experts has a shared expert or a granularity.
 void check_request(const UpcycleRequest& request);
 
-// Returns the request for a report; null without experts.
-OrderedJson to_json(const UpcycleRequest& request);
+OrderedJson to_json(const UpcycleRequest& request);  // for a report; null without experts
 
 // Returns the router of an upcycled mixture, before granularity.
 route::RouterSettings upcycled_router(const route::RouterRequest& router);
 
-// Returns the part of `router` that still applies to the result of open_checkpoint(): nothing if
-// the folder was upcycled, since its config has that router.
+// Returns the part of `router` that still applies to the result of open_checkpoint().
 route::RouterRequest remaining_router_request(const UpcycleRequest& request,
                                               const route::RouterRequest& router);
 

@@ -12,10 +12,9 @@
 #include "core/train/step/training_data.h"
 
 namespace moe::train {
+namespace {
 
 using at::Tensor;
-
-namespace {
 
 constexpr size_t kPrompts = 3;
 constexpr int64_t kNewTokens = 64;
@@ -134,7 +133,7 @@ double HeldOut::loss(const model::Llama& model, const model::RoutingOptions& rou
                  .nll_sum.item<double>();
     });
   }
-  return sum / static_cast<double>(targets_);
+  return sum / targets_;
 }
 
 std::vector<TextSample> HeldOut::samples(const model::Llama& model,

@@ -11,28 +11,25 @@
 #include "core/tokenizer/tokenizer.h"
 
 namespace moe::train {
-
 namespace {
 
 using SharedTokenizer = std::shared_ptr<const io::Tokenizer>;
 
 data::ReadSettings reader_settings(const TrainSettings& settings) {
+  const auto cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   return {settings.objective,
           settings.format,
           parse_template(settings),
           settings.loss_on,
           0,
-          settings.threads > 0
-              ? settings.threads
-              : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))};
+          settings.threads > 0 ? settings.threads : cores};
 }
 
 SharedTokenizer load_tokenizer(const io::Checkpoint& checkpoint, int64_t vocab_size) {
   return std::make_shared<io::Tokenizer>(io::Tokenizer::load(checkpoint.folder(), vocab_size));
 }
 
-// Returns the first `count` examples: the first of each file, then the second of each file, and so
-// on.
+// Returns `count` examples: the first of each file, then the second of each file, and so on.
 std::vector<data::Example> interleave_files(const data::Examples& examples, size_t count) {
   std::vector<data::Example> taken;
   for (int64_t index = 0; index < static_cast<int64_t>(count); ++index) {
@@ -57,12 +54,9 @@ std::shared_ptr<const io::Tokenizer> find_tokenizer(const io::Checkpoint& checkp
 }
 
 data::BatchSettings batch_settings(const TrainSettings& settings) {
-  return {*settings.pack,
-          settings.shuffle,
-          *settings.seq_len,
-          *settings.micro_batch,
-          static_cast<uint64_t>(settings.seed),
-          settings.pack_mask};
+  const auto seed = static_cast<uint64_t>(settings.seed);
+  return {*settings.pack, settings.shuffle,  *settings.seq_len, *settings.micro_batch,
+          seed,           settings.pack_mask};
 }
 
 void check_data_named(const TrainSettings& settings) {
@@ -144,15 +138,10 @@ Samples read_samples(const TrainSettings& given, int64_t count) {
   few.max_per_file = count;
   const data::Examples examples =
       data::read_examples(data::parse_sources(settings.data), few, vocab_size, codec);
-  Samples samples;
-  samples.files = examples.files;
-  samples.forms = examples.forms;
-  samples.examples = interleave_files(examples, static_cast<size_t>(count));
   tokenizer = tokenizer ? tokenizer : find_tokenizer(checkpoint, vocab_size);
-  samples.piece = [tokenizer](int64_t id) {
-    return tokenizer ? tokenizer->piece(id) : fmt::format("{}", id);
-  };
-  return samples;
+  return {
+      interleave_files(examples, count), examples.files, examples.forms,
+      [tokenizer](int64_t id) { return tokenizer ? tokenizer->piece(id) : fmt::format("{}", id); }};
 }
 
 }  // namespace moe::train

@@ -19,9 +19,8 @@ data::BatchSettings batch_settings(const TrainSettings& settings);
 // Throws UserError if --data is empty.
 void check_data_named(const TrainSettings& settings);
 
-// Returns the examples of settings.data (data::open_or_tokenise()). Sets `lines` to the detected
-// form of each file and the place of its tokens. Throws UserError if a file is invalid, or if there
-// is text and the folder has no tokenizer.
+// Returns the examples of settings.data (data::open_or_tokenise()). Sets `lines` to the form of
+// each file and the place of its tokens. Throws UserError if a file is invalid.
 data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& checkpoint,
                          int64_t vocab_size,
                          const std::function<void(int64_t, int64_t)>& on_progress,
@@ -32,14 +31,12 @@ std::shared_ptr<const io::Tokenizer> find_tokenizer(const io::Checkpoint& checkp
                                                     int64_t vocab_size);
 
 // Returns the files, by name, with which a model trained by a chat template is used:
-// chat_template.jinja if the template is not that of the parent's folder, and
-// generation_config.json with the token that ends a turn if the parent's does not end there. None
-// for other templates.
+// chat_template.jinja if it is not that of the parent's folder, and generation_config.json with the
+// token that ends a turn if the parent's does not end there. None for other templates.
 std::map<std::string, std::string> chat_files(const TrainSettings& settings,
                                               const io::Checkpoint& parent, int64_t vocab_size);
 
-// Returns a line for each file, "a.jsonl: Alpaca records, gzip; 2000 examples", with its share if
-// files are mixed.
+// Returns a line for each file, "a.jsonl: Alpaca records; 2000 examples", with its share if mixed.
 std::vector<std::string> describe_data(const data::Examples& examples);
 
 // Examples for --show-samples.
@@ -49,8 +46,7 @@ struct Samples {
   std::function<std::string(int64_t)> piece;  // text of a token; its id if there is no tokenizer
 };
 
-// Returns the first `count` examples, taken from the files in turn. Reads only as much of each file
-// as it returns, reads no weights, and writes nothing.
+// Returns the first `count` examples, from the files in turn. Reads only that much of each file.
 Samples read_samples(const TrainSettings& settings, int64_t count);
 
 }  // namespace moe::train
