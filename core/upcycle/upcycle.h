@@ -47,7 +47,8 @@ struct UpcycleSettings {
   // Keeps the dense feed-forward in addition to the routed experts, whose down_proj starts at 0
   // (core/upcycle/README.md, "Shared expert").
   bool shared_expert = false;
-  bool force = false;  // replace an existing OUT
+  VocabularyExtension vocabulary;  // of the dense folder
+  bool force = false;              // replace an existing OUT
 };
 
 // Result of all checks and decisions before any output is written.
@@ -105,10 +106,11 @@ void check_shared_expert(const ModelConfig& parent, const std::string& where);
 // the config and tensors that upcycle() writes with the settings of `request` and `router`. Experts
 // are views of the mapped dense feed-forward. Routers, scaled matrices, zeros and, with
 // granularity, the slices of one feed-forward per layer (shared by all groups) are allocated.
-// Throws UserError as Checkpoint, check_request() and plan_upcycle() do, and if memory is short
-// (unless `force_memory`).
+// `vocabulary` is of the folder. Throws UserError as Checkpoint, check_request() and plan_upcycle()
+// do, and if memory is short (unless `force_memory`).
 io::Checkpoint open_checkpoint(const std::filesystem::path& folder, const UpcycleRequest& request,
-                               const route::RouterRequest& router, bool force_memory = false);
+                               const route::RouterRequest& router, bool force_memory = false,
+                               const VocabularyExtension& vocabulary = {});
 
 // Returns the reasons other than the router why the mixture does not compute the function of the
 // dense folder, as one sentence; empty if there are none.

@@ -53,6 +53,7 @@ struct VerifyText {
   std::string name;                // a file, "the embedded text", ...
   int64_t bos = -1;                // the id that precedes the text; -1: none
   c10::Device device = c10::kCPU;  // of the models
+  int64_t logits = 0;              // number of first logits that are compared; 0: all
 };
 
 // Tokenizes `text_file`, or the embedded text if `text_file` is empty, with the parent's tokenizer.
