@@ -28,7 +28,7 @@ namespace {
 constexpr int64_t kVerifyTokens = 2048;
 
 struct UpcycleFlags {
-  std::string dense, verify_text, calibration, device;
+  std::string dense, verify_text, calibration, device, add_tokens;
   std::vector<std::string> expert_parents;
   std::optional<int64_t> experts;
   route::RouterRequest router;
@@ -59,6 +59,7 @@ model::UpcycleSettings settings_from(const UpcycleFlags& flags) {
                 "--router-init random; add one of them or remove --calibration",
                 flags.calibration);
   settings.last_lr = train::last_learning_rate(flags.dense);
+  settings.vocabulary = model::extend_vocabulary(flags.dense, io::split_tokens(flags.add_tokens));
   return settings;
 }
 
@@ -105,12 +106,15 @@ void dry_run(const UpcycleFlags& flags, const model::UpcycleSettings& settings,
 // Returns the callback that calls `before` and measures the equality certificate; empty without
 // --verify. Reads the text now, so that errors in it come before anything is written.
 model::Certify certifier(const UpcycleFlags& flags, const io::Checkpoint& dense,
-                         const std::string& difference, std::function<void()> before) {
+                         const std::string& difference, int64_t logits,
+                         std::function<void()> before) {
   if (!is_verified(flags)) {
     return {};
   }
   auto text = model::verify_text(dense, flags.verify_text, kVerifyTokens);
   text.device = parse_device(flags.device);
+  text.logits = logits;
+  text.name += logits > 0 ? fmt::format(" and the first {} logits, of the parent", logits) : "";
   return [&dense, text, difference, before](const std::filesystem::path& staged) {
     before();
     return model::certify_equality(dense, io::Checkpoint(staged), text, difference);
@@ -287,6 +291,9 @@ void run(const UpcycleFlags& flags) {
   io::check_inputs_outside(settings.out,
                            {flags.verify_text, flags.calibration, settings.router_init.file});
   const model::RouterText text = router_text(flags, dense, settings);
+  if (!settings.vocabulary.words.empty() && !flags.quiet) {
+    print_text(stderr, "{}\n", terminal_line(settings.vocabulary.words));
+  }
   if (flags.dry_run) {
     return dry_run(flags, settings, plan);
   }
@@ -298,8 +305,8 @@ void run(const UpcycleFlags& flags) {
       seconds = progress.finish();
     }
   };
-  const model::Certify certify =
-      certifier(flags, dense, model::describe_difference(settings, plan), finish_writing);
+  const model::Certify certify = certifier(flags, dense, model::describe_difference(settings, plan),
+                                           settings.vocabulary.begin, finish_writing);
   const model::Calibrate calibrate = calibrator(flags, dense, settings, finish_writing);
   OrderedJson report =
       model::upcycle(dense, plan, settings,
@@ -347,6 +354,8 @@ Options source_options(UpcycleFlags& flags) {
        "(not for Qwen3)"},
       {"layers", &settings.layers, group::kModel,
        "MoE layers: even, odd, all, or a list like 0,3,5 or 0-3"},
+      {"add-tokens", &flags.add_tokens, group::kModel,
+       "special tokens to add to the vocabulary, a comma list as in moe train", Range(), "none"},
       {"granularity", &settings.granularity, group::kModel,
        "split each expert into G of width F/G; the router's k, max and cf are multiplied by G"},
       {"seed", &settings.seed, group::kModel, "random seed of the router weights", seed_range()},

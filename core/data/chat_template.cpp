@@ -294,8 +294,8 @@ const std::vector<std::string>& ChatTemplate::names() {
 void ChatTemplate::check_marks(const TextCodec& codec) const {
   for (const auto& mark : marks_) {
     USER_ERROR_IF(codec.special && codec.special(mark) < 0,
-                  "{}: the tokenizer has no token {}; use --template auto, paper or another one "
-                  "whose tokens it has",
+                  "{}: the tokenizer has no token {}; moe train adds it with --add-tokens auto, or "
+                  "use --template auto, paper or another one whose tokens it has",
                   origin_, mark);
   }
 }

@@ -60,6 +60,8 @@ class ChatTemplate {
 
   // Throws UserError if the vocabulary lacks a special token of a published template.
   void check_marks(const TextCodec& codec) const;
+  // Returns the special tokens of a published template; none for other templates.
+  const std::vector<std::string>& marks() const { return marks_; }
 
   bool uses_date() const;                                // calls strftime_now()
   const std::string& origin() const { return origin_; }  // a file or a name, for messages

@@ -85,10 +85,12 @@ AddedToken read_token(const Json& value, bool is_special, const std::string& whe
 // Reads the tokens that the files next to a tokenizer name, as transformers 5 does
 // (tokenization_utils_base.py): "added_tokens_decoder" of tokenizer_config.json, without it
 // special_tokens_map.json and added_tokens.json; then the named special tokens.
-FolderTokens read_folder_tokens(const fs::path& folder) {
+FolderTokens read_folder_tokens(const fs::path& folder, const EditedFiles& edited) {
   FolderTokens tokens;
   const std::string where = (folder / "tokenizer_config.json").string();
-  const Json config = read_optional_object(folder / "tokenizer_config.json");
+  const auto text = edited.find("tokenizer_config.json");
+  const Json config = text == edited.end() ? read_optional_object(folder / "tokenizer_config.json")
+                                           : parse_json(text->second, where);
   const Json map = read_optional_object(folder / "special_tokens_map.json");
   const bool has_decoder = has_value(config, "added_tokens_decoder");
   std::vector<AddedToken> named;
@@ -175,11 +177,15 @@ TokenizerKind file_kind(const fs::path& file) {
   return begins_as_tiktoken(file) ? TokenizerKind::kTiktoken : TokenizerKind::kSentencepiece;
 }
 
-std::unique_ptr<const TokenizerModel> read_model(const fs::path& file, TokenizerKind kind) {
+std::unique_ptr<const TokenizerModel> read_model(const fs::path& file, TokenizerKind kind,
+                                                 const EditedFiles& edited = {}) {
   const std::string where = file.string();
-  const FolderTokens tokens = read_folder_tokens(file.parent_path());
+  const FolderTokens tokens = read_folder_tokens(file.parent_path(), edited);
   if (kind == TokenizerKind::kTokenizerJson) {
-    return read_tokenizer_json(read_json(file, kMaxTokenizerBytes), where, tokens);
+    const auto text = edited.find("tokenizer.json");
+    return read_tokenizer_json(text == edited.end() ? read_json(file, kMaxTokenizerBytes)
+                                                    : parse_json(text->second, where),
+                               where, tokens);
   }
   const std::string bytes = read_small_file(file, kMaxTokenizerBytes);
   return kind == TokenizerKind::kTiktoken ? read_tiktoken(bytes, where, tokens)
@@ -208,7 +214,7 @@ std::vector<int64_t> encode_whole(const Tokenizer& tokenizer, std::string_view t
 
 }  // namespace
 
-Tokenizer Tokenizer::load(const fs::path& folder, int64_t vocab_size) {
+Tokenizer Tokenizer::load(const fs::path& folder, int64_t vocab_size, const EditedFiles& edited) {
   const fs::path file = tokenizer_file(folder);
   USER_ERROR_IF(file.empty(),
                 "{}: has neither tokenizer.model nor tokenizer.json: text needs one of them; "
@@ -216,7 +222,7 @@ Tokenizer Tokenizer::load(const fs::path& folder, int64_t vocab_size) {
                 folder.string());
   Tokenizer tokenizer;
   tokenizer.kind_ = file_kind(file);
-  tokenizer.model_ = read_model(file, tokenizer.kind_);
+  tokenizer.model_ = read_model(file, tokenizer.kind_, edited);
   const TokenizerModel& model = *tokenizer.model_;
   tokenizer.limit_ = vocab_size > 0 ? vocab_size : Vocabulary::kMaxIds;
   for (int64_t id = tokenizer.limit_; id < model.vocab_size(); ++id) {
@@ -310,6 +316,89 @@ std::string special_token_words(const fs::path& folder) {
     words += fmt::format(" {} {}", key, config.value(key, Json()).dump());
   }
   return words;
+}
+
+OrderedJson llama_tokenizer_config() {
+  return {{"tokenizer_class", "LlamaTokenizer"}, {"add_bos_token", true}, {"legacy", false}};
+}
+
+std::vector<std::string> split_tokens(const std::string& list) {
+  std::vector<std::string> tokens(list.empty() ? 0 : 1);
+  for (size_t at = 0; at < list.size(); ++at) {
+    if (list[at] == ',') {
+      tokens.emplace_back();
+    } else {
+      tokens.back() += list.compare(at, 2, "\\,") == 0 ? list[++at] : list[at];
+    }
+  }
+  return tokens;
+}
+
+// transformers reads neither special_tokens_map.json nor added_tokens.json where it finds an
+// "added_tokens_decoder", which therefore gets their tokens too.
+EditedFiles with_special_tokens(const fs::path& folder, const std::vector<std::string>& tokens) {
+  const fs::path file = tokenizer_file(folder);
+  const bool is_json = file.filename() == "tokenizer.json";
+  USER_ERROR_IF(!is_json && !has_sentencepiece_model(folder),
+                "--add-tokens: {} has no tokenizer that takes tokens: a tokenizer.json or a "
+                "sentencepiece model, not a tiktoken file",
+                folder.string());
+  const auto model = read_model(file, file_kind(file));
+  std::vector<AddedToken> all = read_folder_tokens(folder, {}).added;  // not of tokenizer.json
+  for (AddedToken& token : all) {
+    token.id = model->find(token.content);
+  }
+  const size_t known = all.size();
+  int64_t next = model->vocab_size();
+  for (const auto& token : tokens) {
+    constexpr std::string_view kSpace = " \t\r\n";
+    USER_ERROR_IF(
+        token.find_first_not_of(kSpace) != 0 || kSpace.find(token.back()) < 4 ||
+            std::ranges::count(tokens, token) > 1 || token == "auto" ||
+            find_invalid_utf8(token) != kValidUtf8,
+        "--add-tokens: the token '{}' is empty, surrounded by white space, named twice, no "
+        "UTF-8, or auto, which needs a --template",
+        printable(token, 80));
+    if (model->special_id(token) < 0) {
+      all.push_back({.id = model->find(token) < 0 ? next++ : model->find(token),
+                     .content = token,
+                     .normalized = false,
+                     .special = true});
+    }
+  }
+  if (all.size() == known) {
+    return {};
+  }
+  Json config = read_optional_object(folder / "tokenizer_config.json");
+  const bool has_decoder = has_value(config, "added_tokens_decoder");
+  if (!is_json && !has_decoder) {
+    Json named = read_optional_object(folder / "special_tokens_map.json");
+    named.update(config.empty() ? Json(llama_tokenizer_config()) : config);
+    config = named;
+  }
+  Json json = is_json ? read_json(file, kMaxTokenizerBytes)
+                      : read_optional_object(folder / "added_tokens.json");
+  for (const AddedToken& token : all) {
+    Json entry = {{"content", token.content},       {"single_word", token.single_word},
+                  {"lstrip", token.lstrip},         {"rstrip", token.rstrip},
+                  {"normalized", token.normalized}, {"special", token.special}};
+    if (!is_json || has_decoder) {
+      config["added_tokens_decoder"].emplace(std::to_string(token.id), entry);
+    }
+    entry["id"] = token.id;
+    if (!is_json) {
+      json[token.content] = token.id;
+    } else if (std::ranges::none_of(json["added_tokens"], [&](const Json& listed) {
+                 return listed["content"] == token.content;
+               })) {
+      json["added_tokens"].push_back(entry);
+    }
+  }
+  EditedFiles files = {{is_json ? "tokenizer.json" : "added_tokens.json", json.dump(2) + "\n"}};
+  if (!config.empty()) {
+    files["tokenizer_config.json"] = config.dump(2) + "\n";
+  }
+  return files;
 }
 
 void Tokenizer::check_ids(const std::vector<int64_t>& ids) const {

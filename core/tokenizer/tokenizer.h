@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +15,9 @@
 
 namespace moe::io {
 
+// Texts in place of files of a tokenizer's folder, by name.
+using EditedFiles = std::map<std::string, std::string>;
+
 enum class TokenizerKind { kSentencepiece, kTokenizerJson, kTiktoken };
 
 class Tokenizer {
@@ -22,7 +26,8 @@ class Tokenizer {
   // tokenizer_config.json, special_tokens_map.json and added_tokens.json add. Throws UserError if
   // both are missing (naming what works without them), or if a file is broken or not supported.
   // Ids beyond `vocab_size` of the model (0: no limit) are errors where a text becomes them.
-  static Tokenizer load(const std::filesystem::path& folder, int64_t vocab_size);
+  static Tokenizer load(const std::filesystem::path& folder, int64_t vocab_size,
+                        const EditedFiles& edited = {});
 
   // Returns the ids of `text`, without BOS and EOS. Bytes that are not UTF-8 become U+FFFD. The
   // text of a special token becomes that token, except with sentencepiece. Thread-safe.
@@ -95,6 +100,19 @@ std::optional<TokenizerKind> tokenizer_kind(const std::filesystem::path& folder)
 // Returns a text that differs wherever other files of `folder` give other tokens. Part of the key
 // of a token cache.
 std::string special_token_words(const std::filesystem::path& folder);
+
+// Returns the tokenizer_config.json for a LLaMA tokenizer.model without one: transformers would
+// pick tokenizer class and BOS by model_type.
+OrderedJson llama_tokenizer_config();
+
+// Splits the value of --add-tokens at commas; "\," is a comma of a token.
+std::vector<std::string> split_tokens(const std::string& list);
+
+// Returns the files of the folder's tokenizer with `tokens` as special tokens, with ids from
+// Tokenizer::vocab_size() on; a text that is a token already keeps its id. Throws UserError if a
+// token is empty, named twice or surrounded by white space, or if the tokenizer takes none.
+EditedFiles with_special_tokens(const std::filesystem::path& folder,
+                                const std::vector<std::string>& tokens);
 
 // Decodes tokens that arrive one by one. A character may consist of several tokens' bytes; it is
 // returned when it is complete, and returned text does not change later.

@@ -222,6 +222,27 @@ void write_mean(io::SafetensorsWriter& writer, const io::TensorInfo& info,
   });
 }
 
+io::TensorSource extended_tensor(const io::TensorInfo& info, const io::Checkpoint& parent,
+                                 int64_t begin, int64_t end) {
+  return {info, [=, &parent](io::SafetensorsWriter& writer) {
+            const int64_t width = info.shape.at(1), stored = parent.info(info.name).elements();
+            std::vector<double> sums(static_cast<size_t>(width));
+            write_blocks(writer, info, [&](int64_t first, std::span<float> block) {
+              const int64_t from = std::min(first, stored);
+              const int64_t count = std::min(stored - from, std::ssize(block));
+              read_block(parent, info.name, from, block.first(static_cast<size_t>(count)));
+              for (float& value : block) {
+                double& sum = sums[static_cast<size_t>(first % width)];
+                const int64_t row = first++ / width;
+                sum += row < begin ? static_cast<double>(value) : 0.0;
+                value = row < begin || row >= end
+                            ? value
+                            : static_cast<float>(sum / static_cast<double>(begin));
+              }
+            });
+          }};
+}
+
 void write_converted(io::SafetensorsWriter& writer, const io::TensorInfo& info,
                      const io::Checkpoint& parent, const std::string& name) {
   write_blocks(writer, info, [&](int64_t begin, std::span<float> block) {

@@ -57,6 +57,11 @@ class ExpertParents {
 void write_mean(io::SafetensorsWriter& writer, const io::TensorInfo& info,
                 const std::vector<std::unique_ptr<io::Checkpoint>>& parents);
 
+// Returns tensor `info`: that of `parent`, which must outlive it, with the mean of rows 0 .. begin
+// - 1 (as by write_mean()) in rows begin .. end - 1, which `parent` may lack.
+io::TensorSource extended_tensor(const io::TensorInfo& info, const io::Checkpoint& parent,
+                                 int64_t begin, int64_t end);
+
 // Writes tensor `name` of `parent`, converted to info.dtype.
 void write_converted(io::SafetensorsWriter& writer, const io::TensorInfo& info,
                      const io::Checkpoint& parent, const std::string& name);

@@ -45,6 +45,8 @@ void check_settings(const UpcycleSettings& settings, const io::Checkpoint& dense
                 settings.experts, copies);
   USER_ERROR_IF(settings.expert_parents.empty() && settings.mean_rest,
                 "--rest mean: is the mean of --expert folders, and there are none");
+  USER_ERROR_IF(settings.mean_rest && settings.vocabulary.vocab_size > 0,
+                "--add-tokens: cannot be combined with --rest mean; moe train adds them later");
   check_granularity(settings.granularity, settings.experts, kMaxExperts, parent.intermediate_size);
   USER_ERROR_IF(settings.shared_expert && !settings.expert_parents.empty(),
                 "--shared-expert: routed experts begin with a down_proj of zeros, so that nothing "
@@ -90,6 +92,7 @@ std::string config_dtype(io::DType dtype) {
 ModelConfig child_config(const io::Checkpoint& dense, const UpcycleSettings& settings,
                          const ModelConfig& parent, const std::string& sha256) {
   ModelConfig child = parent;
+  child.vocab_size = std::max(parent.vocab_size, settings.vocabulary.vocab_size);
   if (settings.dtype) {
     child.dtype = config_dtype(*settings.dtype);
   } else if (dense.config().value("dtype", Json()).is_null() &&
@@ -219,6 +222,9 @@ ChildTensor child_tensor(io::TensorInfo info, const io::Checkpoint& dense,
                                 settings.vary, settings.seed)
                 : copied_tensor(info, parent, source),
             {{&parent, source}}};
+  }
+  if (const auto& added = settings.vocabulary; added.changes(source)) {
+    return {extended_tensor(info, dense, added.begin, added.end), {{&dense, source}}};
   }
   if (!settings.mean_rest) {
     return {copied_tensor(info, dense, source), {{&dense, source}}};
@@ -367,6 +373,9 @@ OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings, d
   out["router_init"] = describe_routers(moe, settings.router_init, measured);
   out["ep_ranks"] = moe.ep_ranks;
   out["gate_scale"] = gate_scale;
+  if (!settings.vocabulary.words.empty()) {
+    out["vocabulary"] = settings.vocabulary.words;
+  }
   out["dtype"] = settings.dtype ? plan.child.dtype : "keep";
   out["shard_bytes"] = settings.shard_bytes;
   out["tensor_bytes"] = plan.bytes;
@@ -476,7 +485,7 @@ OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
     staged.write_text("config.json", config_json(child, dense.config()).dump(2) + "\n");
   };
   write_config();
-  io::copy_tokenizer_files(dense.folder(), staged.path());
+  io::copy_tokenizer_files(dense.folder(), staged.path(), settings.vocabulary.files);
   std::vector<io::TensorSource> tensors = plan.tensors;
   std::optional<RouterInit> measured;
   std::vector<std::string> warnings;
@@ -513,13 +522,30 @@ OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
 }
 
 io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& request,
-                               const route::RouterRequest& router, bool force_memory) {
+                               const route::RouterRequest& router, bool force_memory,
+                               const VocabularyExtension& vocabulary) {
   check_request(request);
   io::Checkpoint checkpoint(folder);
-  if (!request.experts) {
+  std::map<std::string, std::string> sources;
+  std::vector<io::TensorSource> made;
+  if (!request.experts && vocabulary.vocab_size == 0) {
     return checkpoint;
   }
+  if (!request.experts) {
+    for (io::TensorInfo info : checkpoint.tensors()) {
+      if (vocabulary.changes(info.name)) {
+        info.shape[0] = vocabulary.vocab_size;
+        made.push_back(extended_tensor(info, checkpoint, vocabulary.begin, vocabulary.end));
+      } else {
+        sources[info.name] = info.name;
+      }
+    }
+    Json config = checkpoint.config();
+    config["vocab_size"] = vocabulary.vocab_size;
+    return checkpoint.as_model(std::move(config), sources, made, vocabulary.files);
+  }
   UpcycleSettings settings;
+  settings.vocabulary = vocabulary;
   settings.experts = *request.experts;
   settings.layers = request.layers;
   settings.seed = request.seed;
@@ -528,14 +554,12 @@ io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& req
   settings.router = upcycled_router(router);
   settings.ep_ranks = router.ep_ranks;
   const UpcyclePlan plan = plan_upcycle(checkpoint, settings);
-  std::map<std::string, std::string> sources;
-  std::vector<io::TensorSource> made;
   uint64_t bytes = 0;
   std::map<std::pair<io::DType, std::vector<int64_t>>, std::string> zeros;  // one per shape
   for (const auto& tensor : plan.tensors) {
     const io::TensorInfo& info = tensor.info;
     std::string source = view_source(info.name, request.granularity);
-    bool is_made = is_shared_down(info.name) ||
+    bool is_made = is_shared_down(info.name) || vocabulary.changes(info.name) ||
                    (checkpoint.has(source) ? checkpoint.info(source).shape != info.shape
                                            : source == info.name);
     if (request.shared_expert && is_zero_with_shared_expert(info.name)) {
@@ -555,7 +579,8 @@ io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& req
                   "moe upcycle writes the mixture to the disk instead"},
                  force_memory);
   }
-  return checkpoint.as_model(Json(config_json(plan.child, checkpoint.config())), sources, made);
+  return checkpoint.as_model(Json(config_json(plan.child, checkpoint.config())), sources, made,
+                             vocabulary.files);
 }
 
 }  // namespace moe::model

@@ -46,7 +46,8 @@ struct UpcycleSettings {
   // Keeps the dense feed-forward in addition to the routed experts, whose down_proj starts at 0
   // (core/upcycle/README.md, "Shared expert").
   bool shared_expert = false;
-  bool force = false;  // replace an existing OUT
+  VocabularyExtension vocabulary;  // of the dense folder
+  bool force = false;              // replace an existing OUT
 };
 
 // Result of all checks and decisions before any output is written.
@@ -98,10 +99,12 @@ void check_shared_expert(const ModelConfig& parent, const std::string& where);
 // Opens `folder`. If `request.experts` is set, upcycles it in memory: the result has, bit for bit,
 // the config and tensors that upcycle() writes with the settings of `request` and `router`. Experts
 // are views of the mapped dense feed-forward; only routers, scaled matrices, zeros and the slices
-// of one feed-forward per layer are allocated. Throws UserError as Checkpoint, check_request() and
-// plan_upcycle() do, and if memory is short (unless `force_memory`).
+// of one feed-forward per layer are allocated. `vocabulary` is of the folder. Throws UserError as
+// Checkpoint, check_request() and plan_upcycle() do, and if memory is short (unless
+// `force_memory`).
 io::Checkpoint open_checkpoint(const std::filesystem::path& folder, const UpcycleRequest& request,
-                               const route::RouterRequest& router, bool force_memory = false);
+                               const route::RouterRequest& router, bool force_memory = false,
+                               const VocabularyExtension& vocabulary = {});
 
 // Returns a sentence why, apart from the router, the function of the dense folder changes, or "".
 std::string describe_difference(const UpcycleSettings& settings, const UpcyclePlan& plan);

@@ -1,6 +1,12 @@
 #include "core/upcycle/upcycle_request.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
 #include "core/base/error.h"
+#include "core/io/checkpoint.h"
+#include "core/model/config/weights.h"
 
 namespace moe::model {
 
@@ -55,6 +61,38 @@ route::RouterSettings upcycled_router(const route::RouterRequest& router) {
 route::RouterRequest remaining_router_request(const UpcycleRequest& request,
                                               const route::RouterRequest& router) {
   return request.experts ? route::RouterRequest{} : router;
+}
+
+VocabularyExtension extend_vocabulary(const std::filesystem::path& folder,
+                                      const std::vector<std::string>& tokens) {
+  if (tokens.empty()) {
+    return {};
+  }
+  const io::Checkpoint checkpoint(folder);
+  const ModelConfig config = parse_config(checkpoint.config(), checkpoint.config_name());
+  check_tensors(checkpoint, config);
+  VocabularyExtension result{io::with_special_tokens(folder, tokens), config.vocab_size,
+                             config.vocab_size};
+  const auto before = io::Tokenizer::load(folder, 0);
+  const auto after = io::Tokenizer::load(folder, 0, result.files);
+  const int64_t size = before.vocab_size();
+  std::vector<std::string> words;
+  for (const auto& token : tokens) {
+    const int64_t id = after.special_id(token);
+    USER_ERROR_IF(id < size && before.piece(id) != token,
+                  "--add-tokens: the ids of the tokenizer in {} have gaps, so it takes no tokens",
+                  folder.string());
+    result.begin = id < size ? result.begin : std::min(result.begin, size);
+    result.end = std::max(result.end, id + 1);
+    words.push_back(fmt::format(
+        "{} {}{}", token, id, before.special_id(token) < 0 ? "" : " (in the vocabulary already)"));
+  }
+  result.vocab_size = std::max(result.vocab_size, result.end);
+  result.words = fmt::format(
+      "added tokens: {}; vocabulary {} -> {}, new rows of embedding and head "
+      "start as the mean of the others",
+      fmt::join(words, ", "), config.vocab_size, result.vocab_size);
+  return result;
 }
 
 }  // namespace moe::model

@@ -90,12 +90,13 @@ double next_token_nats(const Tensor& log_probabilities, const std::vector<int64_
 // Adds the differences of one window to `certificate`. The fields mean_kl and the perplexities
 // accumulate sums of nats, from which verify_equality() computes the results.
 void compare_window(const Llama& parent, const Llama& child, const std::vector<int64_t>& ids,
-                    const RoutingOptions& routing, Certificate& certificate,
+                    int64_t logits, const RoutingOptions& routing, Certificate& certificate,
                     route::CounterValues& counted) {
   const Packed tokens{at::tensor(ids, at::kLong), {std::ssize(ids)}};
-  const Tensor expected = parent.head(parent.forward(tokens, parent.default_routing()).hidden);
+  const Tensor expected =
+      parent.head(parent.forward(tokens, parent.default_routing()).hidden).slice(1, 0, logits);
   const ForwardResult result = child.forward(tokens, routing);
-  const Tensor actual = child.head(result.hidden);
+  const Tensor actual = child.head(result.hidden).slice(1, 0, logits);
   certificate.max_abs_logit_difference = max_or_nan(certificate.max_abs_logit_difference,
                                                     (actual - expected).abs().max().item<double>());
   certificate.max_abs_logit =
@@ -283,7 +284,9 @@ Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& 
   int64_t predicted = 0;
   route::CounterValues counted;
   for (const auto& ids : verify_windows(text, parent_model.config())) {
-    compare_window(parent_model, child_model, ids, routing, certificate, counted);
+    compare_window(parent_model, child_model, ids,
+                   text.logits > 0 ? text.logits : parent_model.config().vocab_size, routing,
+                   certificate, counted);
     predicted += std::ssize(ids) - 1;
   }
   for (double* nats : {&certificate.parent_perplexity, &certificate.perplexity}) {

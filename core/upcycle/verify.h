@@ -52,6 +52,7 @@ struct VerifyText {
   std::string name;                // a file, "the embedded text", ...
   int64_t bos = -1;                // the id that precedes the text; -1: none
   c10::Device device = c10::kCPU;  // of the models
+  int64_t logits = 0;              // number of first logits that are compared; 0: all
 };
 
 // Returns at most `max_tokens` ids of `text_file`, or of the embedded text if it is empty (without

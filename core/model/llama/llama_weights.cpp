@@ -449,7 +449,7 @@ void write_folder(const Llama& model, const RoutingOptions& routing, const io::C
   folder.run_on_first_rank([&] {
     io::write_file(folder.path() / "config.json",
                    config_text(model.config(), routing, parent, coefficients));
-    io::copy_tokenizer_files(parent.folder(), folder.path());
+    io::copy_tokenizer_files(parent.folder(), folder.path(), parent.edited_files());
   });
   write_tensors(folder, tensors, kShardBytes);
 }

@@ -73,6 +73,7 @@ struct TrainSettings {
   std::string text_template = "auto";       // as data::Template::parse() takes it
   std::string template_arguments;           // JSON object for a chat template; "": none
   std::string template_date;                // YYYY-MM-DD; "": today
+  std::string add_tokens;                   // for io::split_tokens(), or "auto"; "": none
   data::LossOn loss_on = data::LossOn::kAll;
   std::string cache;  // token cache: a folder, "off", or "" for the default (token_cache.h)
 

@@ -157,8 +157,9 @@ Prepared prepare_rank(const TrainSettings& given, const TrainCallbacks& callback
   TrainSettings settings = given;
   check_numbers(settings);
   check_data_named(settings);
+  const auto vocabulary = extend_vocabulary(settings);
   Prepared run{model::open_checkpoint(settings.model, settings.upcycle, settings.router,
-                                      settings.force_memory),
+                                      settings.force_memory, vocabulary),
                {},
                {},
                {}};
@@ -174,6 +175,13 @@ Prepared prepare_rank(const TrainSettings& given, const TrainCallbacks& callback
   model::check_tensors(run.checkpoint, config);
   plan.settings = settings;
   plan_routing(plan, config);
+  if (!vocabulary.words.empty()) {
+    plan.notes.push_back(vocabulary.words);
+  }
+  if (vocabulary.end > vocabulary.begin && (settings.lora.rank > 0 || !settings.trained.empty()) &&
+      std::ranges::find(settings.trained, "embeddings") == settings.trained.end()) {
+    plan.notes.emplace_back("warning: without embeddings in --train, added tokens keep that mean");
+  }
   run.examples =
       read_data(settings, run.checkpoint, config.vocab_size, {[&](int64_t count, int64_t tokens) {
                   if (callbacks.stop_requested()) {
@@ -509,6 +517,9 @@ RunPlan plan_cluster(const TrainSettings& settings, int64_t nodes, int64_t gpus)
   plan.is_moe = config.moe.has_value();
   plan_resources(plan, config, *plan.settings.micro_batch * *plan.settings.seq_len);
   add_warnings(plan, config);
+  if (!settings.add_tokens.empty()) {
+    plan.notes.emplace_back("the rows of --add-tokens are not counted");
+  }
   return plan;
 }
 

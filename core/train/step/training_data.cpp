@@ -9,6 +9,7 @@
 #include "core/data/templates.h"
 #include "core/model/config/config.h"
 #include "core/tokenizer/tokenizer.h"
+#include "core/upcycle/upcycle.h"
 
 namespace moe::train {
 namespace {
@@ -26,7 +27,8 @@ data::ReadSettings reader_settings(const TrainSettings& settings) {
 }
 
 SharedTokenizer load_tokenizer(const io::Checkpoint& checkpoint, int64_t vocab_size) {
-  return std::make_shared<io::Tokenizer>(io::Tokenizer::load(checkpoint.folder(), vocab_size));
+  return std::make_shared<io::Tokenizer>(
+      io::Tokenizer::load(checkpoint.folder(), vocab_size, checkpoint.edited_files()));
 }
 
 // Returns `count` examples: the first of each file, then the second of each file, and so on.
@@ -59,6 +61,19 @@ data::BatchSettings batch_settings(const TrainSettings& settings) {
           seed,           settings.pack_mask};
 }
 
+model::VocabularyExtension extend_vocabulary(const TrainSettings& settings) {
+  std::vector<std::string> tokens = io::split_tokens(settings.add_tokens);
+  if (settings.add_tokens == "auto") {
+    const auto form = parse_template(settings).chat();
+    tokens = form ? form->marks() : std::vector<std::string>();
+    USER_ERROR_IF(tokens.empty(),
+                  "--add-tokens auto: --template {} names no tokens; list them, or use a template "
+                  "such as chatml",
+                  settings.text_template);
+  }
+  return model::extend_vocabulary(settings.model, tokens);
+}
+
 void check_data_named(const TrainSettings& settings) {
   USER_ERROR_IF(settings.data.empty(), "--data is missing: name at least one file");
 }
@@ -68,8 +83,9 @@ data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& ch
                          const std::function<void(int64_t, int64_t)>& on_progress,
                          std::vector<std::string>& lines, data::HostTokens* shared) {
   const auto codec = [&] { return data::make_text_codec(load_tokenizer(checkpoint, vocab_size)); };
-  const data::TokenizerSource source = {io::tokenizer_file(checkpoint.folder()),
-                                        io::special_token_words(checkpoint.folder())};
+  const data::TokenizerSource source = {
+      io::tokenizer_file(checkpoint.folder()),
+      io::special_token_words(checkpoint.folder()) + settings.add_tokens};
   std::vector<std::string> notes;
   data::Examples examples = data::open_or_tokenise(
       {data::parse_sources(settings.data), reader_settings(settings), vocab_size, source, codec,
@@ -126,7 +142,10 @@ Samples read_samples(const TrainSettings& given, int64_t count) {
   TrainSettings settings = given;
   check_numbers(settings);
   check_data_named(settings);
-  const io::Checkpoint checkpoint(settings.model);
+  auto vocabulary = extend_vocabulary(settings);
+  vocabulary.end = 0;  // without the new rows
+  const io::Checkpoint checkpoint =
+      model::open_checkpoint(settings.model, {}, {}, false, vocabulary);
   const int64_t vocab_size =
       model::parse_config(checkpoint.config(), checkpoint.config_name()).vocab_size;
   SharedTokenizer tokenizer;

@@ -10,11 +10,15 @@
 #include "core/data/token_cache.h"
 #include "core/io/checkpoint.h"
 #include "core/train/config/settings.h"
+#include "core/upcycle/upcycle_request.h"
 
 namespace moe::train {
 
 // Requires resolved settings.
 data::BatchSettings batch_settings(const TrainSettings& settings);
+
+// Adds the tokens of --add-tokens, or those of the template if it is "auto". Throws UserError.
+model::VocabularyExtension extend_vocabulary(const TrainSettings& settings);
 
 // Throws UserError if --data is empty.
 void check_data_named(const TrainSettings& settings);
