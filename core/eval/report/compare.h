@@ -15,6 +15,7 @@ namespace moe::eval {
 struct OtherAnswer {
   std::string target;                    // right answer
   std::map<std::string, double> values;  // by Metric::key()
+  std::string prompt_hash = {};          // empty: not known
 };
 using OtherTask = std::map<int64_t, OtherAnswer>;   // by doc_id
 using OtherRun = std::map<std::string, OtherTask>;  // by task
@@ -39,6 +40,7 @@ struct Difference {
   // Two-sided p-value. If is_binary: McNemar's exact test on the questions that are right in one
   // run only. Otherwise: a normal test of the paired differences.
   double p = 1;
+  int64_t other_prompts = 0;               // questions whose prompts differ
   std::vector<ItemDifference> items = {};  // questions whose values differ
 };
 
