@@ -68,12 +68,16 @@ model::RoutingOptions requested_routing(const GenerateFlags& flags,
 // requires it, and for sentencepiece tokenizers, whose models were trained with one.
 std::vector<int64_t> prompt_ids(const GenerateFlags& flags, const io::Tokenizer& tokenizer) {
   std::vector<int64_t> ids = tokenizer.encode(flags.prompt);
+  const bool has_bos = tokenizer.bos_id() >= 0;
   const bool adds_bos =
       flags.bos == "auto"
           ? tokenizer.adds_bos() || tokenizer.kind() == io::TokenizerKind::kSentencepiece
-          : flags.bos == "on";
+          : flags.bos == "force" || (flags.bos == "on" && has_bos);
+  if (flags.bos == "on" && !has_bos) {
+    print_text(stderr, "{}\n", note_line("this tokenizer has no BOS token, so none is added"));
+  }
   if (adds_bos || ids.empty()) {
-    USER_ERROR_IF(tokenizer.bos_id() < 0, "{}",
+    USER_ERROR_IF(!has_bos, "{}",
                   ids.empty() ? "--prompt is empty and this tokenizer has no BOS token; add a text"
                               : "this tokenizer has no BOS token; use --bos off");
     ids.insert(ids.begin(), tokenizer.bos_id());
@@ -162,9 +166,9 @@ Options generate_options(GenerateFlags& flags) {
       {"top-p", &flags.settings.top_p, group::kOutput,
        "probability of the nucleus to sample from; 1 = all tokens", probability},
       {"seed", &flags.settings.seed, group::kOutput, "random seed of sampling", seed_range()},
-      {"bos", one_of("bos", flags.bos, {"auto", "on", "off"}), group::kOutput,
+      {"bos", one_of("bos", flags.bos, {"auto", "on", "force", "off"}), group::kOutput,
        "add a BOS token to the prompt: auto (if the tokenizer does, or is a sentencepiece "
-       "model), on or off"},
+       "model), on (if it has one), force or off"},
       {"chat", &flags.chat, group::kOutput,
        "format --prompt as a user message with the chat template and print only the answer"},
       {"template", &flags.text_template, group::kOutput,

@@ -365,7 +365,16 @@ void ChatTemplate::check_used(const Chat& chat) const {
 }
 
 FilledText ChatTemplate::fill_prompt(const Chat& chat, const TextCodec& codec) const {
-  return filled(render(chat, chat.messages.size(), true, codec));
+  const size_t count = chat.messages.size();
+  const bool continues = count > 0 && is_assistant(chat.messages.back());
+  jinja::Rendered text = render(chat, count, !continues, codec);
+  if (continues) {
+    const size_t end = source_range(text, static_cast<int32_t>(count)).end;
+    USER_ERROR_IF(end == 0, "{}: does not write the last message", origin_);
+    text.text.resize(end);
+    std::erase_if(text.runs, [&](const jinja::Run& run) { return run.end > end; });
+  }
+  return filled(text);
 }
 
 FilledChat ChatTemplate::fill(const Chat& chat, bool only_last, const TextCodec& codec) const {

@@ -55,7 +55,8 @@ class ChatTemplate {
   // `only_last` they are those of the last assistant's message. Throws UserError if the template
   // refuses the conversation, does not use what it holds, or writes no answer.
   FilledChat fill(const Chat& chat, bool only_last, const TextCodec& codec) const;
-  // Renders the conversation and the beginning of the assistant's next message.
+  // Renders the conversation and the beginning of the assistant's next message. If the last message
+  // is the assistant's, the text ends with it instead (transformers' continue_final_message).
   FilledText fill_prompt(const Chat& chat, const TextCodec& codec) const;
 
   // Throws UserError if the vocabulary lacks a special token of a published template.

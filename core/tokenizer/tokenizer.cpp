@@ -255,6 +255,9 @@ void Tokenizer::read_special_ids(const fs::path& folder) {
     return;
   }
   const auto before = model_->before_text();
+  if (kind_ == TokenizerKind::kTokenizerJson) {
+    names.adds_bos.reset();
+  }
   adds_bos_ = names.adds_bos.value_or(!before.empty() && before.front() == bos_id_) && bos_id_ >= 0;
 }
 
@@ -269,6 +272,21 @@ void Tokenizer::read_stop_ids(const fs::path& folder) {
   if (eos_id_ >= 0 && std::find(stop_ids_.begin(), stop_ids_.end(), eos_id_) == stop_ids_.end()) {
     stop_ids_.insert(stop_ids_.begin(), eos_id_);
   }
+}
+
+std::vector<int64_t> Tokenizer::encode_marked(std::string_view text) const {
+  std::vector<int64_t> all;
+  for (const TokenOrText& part : split(text, {})) {
+    if (part.id >= 0) {
+      all.push_back(part.id);
+    } else if (part.begin < part.end) {
+      const std::string_view between = text.substr(part.begin, part.end - part.begin);
+      const std::vector<int64_t> ids = encode_part(between, {}, part.begin == 0);
+      all.insert(all.end(), ids.begin(), ids.end());
+    }
+  }
+  check_ids(all);
+  return all;
 }
 
 std::vector<int64_t> Tokenizer::with_special(const std::vector<int64_t>& ids) const {

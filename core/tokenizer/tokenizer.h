@@ -45,6 +45,9 @@ class Tokenizer {
   std::vector<TokenOrText> split(std::string_view text, const std::vector<TextRange>& plain) const {
     return model_->split(text, plain);
   }
+  // As encode(), but the text of a special token becomes that token with sentencepiece too, as in
+  // transformers.
+  std::vector<int64_t> encode_marked(std::string_view text) const;
   // Returns the id of a special token such as "<|eot_id|>"; -1 if `token` is none.
   int64_t special_id(const std::string& token) const { return model_->special_id(token); }
   // Returns `ids` with the special tokens around them that the tokenizer's file puts there; with
@@ -66,8 +69,8 @@ class Tokenizer {
   // text by different tokens.
   const std::vector<int64_t>& stop_ids() const { return stop_ids_; }
   int64_t vocab_size() const { return model_->vocab_size(); }  // one more than the greatest id
-  // Returns true if a BOS precedes every text: "add_bos_token" of tokenizer_config.json; without
-  // it, whether tokenizer.json puts one there.
+  // Returns true if a BOS precedes every text, as in transformers 5: if tokenizer.json puts one
+  // there; without that file, "add_bos_token" of tokenizer_config.json.
   bool adds_bos() const { return adds_bos_; }
   // Returns true if encode() puts a space before every text.
   bool adds_space() const { return adds_space_; }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/base/error.h"
+#include "core/base/sha256.h"
 #include "core/base/text.h"
 
 namespace moe::eval {
@@ -39,6 +40,7 @@ OtherTask read_log(const fs::path& file) {
   for (const auto& [json, where] : read_jsonl(file)) {
     OtherAnswer& answer = task[get_int(json, "doc_id", where)];
     answer.target = get_string(json, "target", where);
+    answer.prompt_hash = get_string(json, "prompt_hash", where, "");
     const std::string filter = get_string(json, "filter", where, "none");
     for (const auto& metric : get_strings(json, "metrics", where)) {
       const auto value = json.find(metric);
@@ -67,6 +69,9 @@ Difference compare_metric(const TaskReport& report, const Metric& metric, const 
                   "'{}' here; run both with the same data files",
                   doc_id, difference.task, printable(answer.target, 40),
                   printable(report.loaded.questions[index].target, 40));
+    const std::string& hash = answer.prompt_hash;
+    difference.other_prompts +=
+        !hash.empty() && hash != sha256_hex(report.loaded.questions[index].context) ? 1 : 0;
     const double a = values[index], b = found->second;
     ours += a;
     theirs += b;

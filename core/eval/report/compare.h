@@ -15,6 +15,7 @@ namespace moe::eval {
 struct OtherAnswer {
   std::string target;                    // right answer
   std::map<std::string, double> values;  // by Metric::key()
+  std::string prompt_hash = {};          // empty: not known
 };
 using OtherTask = std::map<int64_t, OtherAnswer>;   // by doc_id
 using OtherRun = std::map<std::string, OtherTask>;  // by task
@@ -36,6 +37,7 @@ struct Difference {
   bool is_binary = false;                  // every value is 0 or 1
   int64_t only_ours = 0, only_theirs = 0;  // binary: right in one run only
   double p = 1;  // two-sided: McNemar's exact test if is_binary, else a paired normal test
+  int64_t other_prompts = 0;               // questions whose prompts differ
   std::vector<ItemDifference> items = {};  // questions whose values differ
 };
 

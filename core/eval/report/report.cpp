@@ -362,6 +362,7 @@ OrderedJson results_json(const RunReport& report) {
   json["max_length"] = report.window;
   json["model_source"] = "moe";
   json["model_name"] = report.model;
+  json.update(report.prompt_form);
   json["total_evaluation_time_seconds"] = fmt::format("{:.3f}", report.seconds);
   json["moe"] = moe_json(report);
   return json;

@@ -27,9 +27,10 @@ struct RunReport {
   std::vector<TaskReport> tasks;
   std::optional<RoutingStats> routing = {};  // of these tasks; empty for a dense model
   Compat compat = Compat::kCurrent;
-  std::vector<GroupAverage> groups = {};  // of the groups in --tasks
-  std::vector<PaperTable> papers = {};    // complete tables, and those named in --tasks
-  std::vector<Difference> against = {};   // from the run of --against
+  OrderedJson prompt_form = OrderedJson::object();  // keys of results.json: chat_template, ..
+  std::vector<GroupAverage> groups = {};            // of the groups in --tasks
+  std::vector<PaperTable> papers = {};              // complete tables, and those named in --tasks
+  std::vector<Difference> against = {};             // from the run of --against
 };
 
 // Computes report.groups and report.papers from report.tasks. `names`: values of --tasks.

@@ -139,23 +139,15 @@ PrefixGroup make_prefix_group(const std::vector<Request>& requests,
 
 }  // namespace
 
-Bos parse_bos(const std::string& text) {
-  if (text == "auto" || text == "on" || text == "off") {
-    return text == "auto" ? Bos::kAuto : text == "on" ? Bos::kOn : Bos::kOff;
-  }
-  throw UserError("--bos '{}' is unknown; known: auto, on, off", text);
-}
-
 bool resolve_bos(Bos bos, const io::Tokenizer& tokenizer) {
-  const bool adds_bos = bos == Bos::kAuto ? tokenizer.adds_bos() : bos == Bos::kOn;
-  USER_ERROR_IF(adds_bos && tokenizer.bos_id() < 0,
+  USER_ERROR_IF(bos == Bos::kForce && tokenizer.bos_id() < 0,
                 "this tokenizer has no BOS token; use --bos off");
-  return adds_bos;
+  return bos == Bos::kAuto ? tokenizer.adds_bos() : bos != Bos::kOff && tokenizer.bos_id() >= 0;
 }
 
 TextEncoder make_encoder(const io::Tokenizer& tokenizer, bool adds_bos, int64_t window) {
   const int64_t prefix = tokenizer.bos_id() >= 0 ? tokenizer.bos_id() : tokenizer.eos_id();
-  return {[&tokenizer](std::string_view text) { return tokenizer.encode(text); }, prefix,
+  return {[&tokenizer](std::string_view text) { return tokenizer.encode_marked(text); }, prefix,
           tokenizer.piece(prefix), adds_bos, window};
 }
 

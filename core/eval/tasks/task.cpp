@@ -16,13 +16,6 @@ const char* to_string(OutputType type) {
                                               : "generate_until";
 }
 
-Compat parse_compat(const std::string& text) {
-  if (text == "current" || text == "0.4.1") {
-    return text == "current" ? Compat::kCurrent : Compat::k041;
-  }
-  throw UserError("--compat '{}' is unknown; known: current, 0.4.1", text);
-}
-
 const char* to_string(Compat compat) { return compat == Compat::k041 ? "0.4.1" : "current"; }
 
 namespace fs = std::filesystem;
@@ -33,12 +26,27 @@ using Texts = std::vector<std::string>;
 
 const Texts kUserKeys = split_words(
     "task data fewshot_data output_type description doc_to_text doc_to_choice doc_to_target "
-    "metric_list target_delimiter fewshot_delimiter num_fewshot fewshot_sampler until max_gen_toks "
-    "ignore_case version");
+    "metric_list target_delimiter fewshot_delimiter gen_prefix num_fewshot fewshot_sampler until "
+    "max_gen_toks ignore_case version");
 // Keys that only the files of known/ may have, in addition to kUserKeys.
 const Texts kKnownKeys = split_words(
     "alias choices_are_contexts dataset_path documents extract fewshot_excludes_question "
     "fewshot_fixed fields gold_may_be_absent in_0_4_1 not_in_0_4_1 origin process_docs reader");
+
+// Keys of the harness's task files that are written otherwise here, and how.
+constexpr std::pair<const char*, const char*> kHarnessKeys[] = {
+    {"dataset_path dataset_name dataset_kwargs test_split validation_split",
+     "set 'data' to the file of questions (JSON lines, CSV or TSV)"},
+    {"training_split fewshot_split fewshot_config",
+     "set 'fewshot_data' to the file of examples, and 'fewshot_sampler'"},
+    {"generation_kwargs", "set until and max_gen_toks as keys of the task; decoding is greedy"},
+    {"filter_list process_results", "exact_match compares the whole answer, cut at 'until'"},
+    {"process_docs", "apply it to the questions and set 'data' to the file of the result"},
+    {"include", "copy the keys of that file"},
+    {"group tag", "remove it and list the task files in --tasks"},
+    {"metadata", "set 'version' as a key of the task"},
+    {"repeats should_decontaminate doc_to_decontamination_query task_alias",
+     "remove it; scores of greedy answers do not depend on it"}};
 
 void check_keys(const Json& settings, const std::string& where, bool is_known) {
   USER_ERROR_IF(!settings.is_object(), "{}: not a JSON object", where);
@@ -46,6 +54,14 @@ void check_keys(const Json& settings, const std::string& where, bool is_known) {
     const auto is_among = [&](const Texts& keys) {
       return std::ranges::find(keys, key) != keys.end();
     };
+    for (const auto& [keys, advice] : kHarnessKeys) {
+      USER_ERROR_IF(!is_known && is_among(split_words(keys)),
+                    "{}: '{}' of lm-evaluation-harness is written otherwise here: {}", where, key,
+                    advice);
+    }
+    USER_ERROR_IF(value.is_string() && value.get<std::string>().starts_with("!function"),
+                  "{}: {} is a Python function; write a template, or put its results into the data",
+                  where, key);
     USER_ERROR_IF(!is_among(kUserKeys) && !(is_known && is_among(kKnownKeys)),
                   "{}: '{}' is not a key of a task{}; known: {}", where, printable(key),
                   did_you_mean(key, kUserKeys), fmt::join(kUserKeys, ", "));
@@ -297,6 +313,10 @@ std::vector<Metric> make_metrics(const Json& settings, OutputType output, const 
                 : output == OutputType::kLogLikelihood ? Texts{"perplexity", "acc"}
                                                        : Texts{"exact_match"};
   if (settings.contains("metric_list")) {
+    const Json& list = settings.at("metric_list");
+    USER_ERROR_IF(list.is_array() && !list.empty() && list.front().is_object(),
+                  "{}: metric_list has objects; write the names only: metric_list = [{}]", where,
+                  printable(list.front().value("metric", Json(names.front())).dump()));
     names = get_strings(settings, "metric_list", where);
   }
   std::vector<Metric> metrics;
@@ -351,6 +371,10 @@ Task make_task(const Json& settings, const std::string& where, bool is_known) {
   task.metrics = make_metrics(settings, task.output, where, is_known);
   task.delimiter = get_string(settings, "target_delimiter", where, " ");
   task.shot_delimiter = get_string(settings, "fewshot_delimiter", where, "\n\n");
+  task.gen_prefix = get_string(settings, "gen_prefix", where, "");
+  if (!task.gen_prefix.empty()) {
+    task.answer_begin = PromptTemplate(task.gen_prefix);
+  }
   task.shots = shot_rule(settings, where);
   task.generation = make_generation(settings, where);
   const auto identity = [](const std::string& answer, const OrderedJson&) { return answer; };

@@ -18,6 +18,7 @@
 //   target_delimiter = " "                      # between prompt and choice; a loglikelihood task
 //                                               # has it in doc_to_target instead
 //   fewshot_delimiter = "\n\n"                  # after each example
+//   gen_prefix = "The answer is"                # beginning of the answer, after the prompt
 //   num_fewshot = 0
 //   fewshot_sampler = "default"                 # or "first_n"
 //   until = ["\n"]                              # generate_until: stop words
@@ -83,7 +84,6 @@ struct ShotRule {
 
 // Version of lm-evaluation-harness whose task definitions and defaults are used.
 enum class Compat { kCurrent, k041 };
-Compat parse_compat(const std::string& text);  // "current" | "0.4.1"; else throws UserError
 const char* to_string(Compat compat);
 
 enum class OutputType { kMultipleChoice, kLogLikelihood, kGenerateUntil };
@@ -109,6 +109,8 @@ struct Task {
   std::vector<Metric> metrics = {};
   std::string delimiter = " ";          // between prompt and choice
   std::string shot_delimiter = "\n\n";  // after an example
+  std::string gen_prefix = {};          // template of the beginning of an answer
+  std::function<std::string(const OrderedJson&)> answer_begin = {};  // from gen_prefix
   ShotRule shots = {};
   // The choices are alternative contexts, and the target is the continuation of each (Winogrande).
   bool choices_are_contexts = false;
