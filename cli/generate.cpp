@@ -13,6 +13,7 @@
 #include "cli/flags.h"
 #include "cli/output.h"
 #include "core/base/error.h"
+#include "core/base/json.h"
 #include "core/base/resources.h"
 #include "core/base/text.h"
 #include "core/data/templates.h"
@@ -68,12 +69,16 @@ model::RoutingOptions requested_routing(const GenerateFlags& flags,
 
 // Returns the tokens of --prompt. With --bos auto, adds a BOS token if the tokenizer's
 // configuration requires it, and for all sentencepiece tokenizers, whose models were trained with
-// one.
+// one; also if tokenizer.json comes with a sentencepiece model and "add_bos_token" is not set.
 std::vector<int64_t> prompt_ids(const GenerateFlags& flags, const io::Tokenizer& tokenizer) {
   std::vector<int64_t> ids = tokenizer.encode(flags.prompt);
+  const auto config = std::filesystem::path(flags.model) / "tokenizer_config.json";
+  const bool is_set = tokenizer.kind() != io::TokenizerKind::kSentencepiece &&
+                      std::filesystem::exists(config) &&
+                      has_value(read_json(config), "add_bos_token");
   const bool adds_bos =
       flags.bos == "auto"
-          ? tokenizer.adds_bos() || tokenizer.kind() == io::TokenizerKind::kSentencepiece
+          ? tokenizer.adds_bos() || (io::has_sentencepiece_model(flags.model) && !is_set)
           : flags.bos == "on";
   if (adds_bos || ids.empty()) {
     USER_ERROR_IF(tokenizer.bos_id() < 0, "{}",

@@ -18,6 +18,7 @@
 #include "core/io/file.h"
 #include "core/io/output_checks.h"
 #include "core/io/staged_folder.h"
+#include "core/tokenizer/stock_tokenizer.h"
 #include "core/tokenizer/tokenizer.h"
 
 namespace moe::io {
@@ -272,6 +273,9 @@ void copy_tokenizer_files(const fs::path& from, const fs::path& to) {
     if (fs::is_regular_file(from / name, error)) {
       copy_with_mode(resolve_link(from / name), to / name);
     }
+  }
+  for (const auto& [name, text] : stock_tokenizer_files(to)) {
+    write_file(to / name, text);
   }
   if (has_sentencepiece_model(to) && !fs::exists(to / "tokenizer_config.json")) {
     // Without it transformers picks tokenizer class and BOS by model_type, which differs between
