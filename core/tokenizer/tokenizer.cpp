@@ -230,6 +230,10 @@ Tokenizer Tokenizer::load(const fs::path& folder, int64_t vocab_size) {
   const std::string first = ids.empty() ? "" : tokenizer.model_->piece(ids.front());
   tokenizer.adds_space_ = first.starts_with("\u2581") || first.starts_with("\u0120");
   tokenizer.read_special_ids(folder);
+  tokenizer.check_ids({tokenizer.bos_id_});
+  if (tokenizer.eos_id_ >= tokenizer.limit_) {
+    tokenizer.eos_id_ = -1;  // the model cannot predict it
+  }
   tokenizer.read_stop_ids(folder);
   return tokenizer;
 }

@@ -180,6 +180,10 @@ TEST_CASE("Tokens that other files name are added to a sentencepiece model", "[i
   };
   CHECK(first.encode("the<|a|>the<|b|> the") == joined({the, {1024}, bare, {1025}, the}));
   CHECK(first.decode(first.encode("the<|a|>the<|b|> the")) == "thethe<|b|> the");
+  CHECK(Tokenizer::load(dir.path(), 1024).eos_id() == -1);  // beyond the model's vocabulary
+  load(R"(, "bos_token": "<|b|>")");
+  CHECK_THAT(user_error_of([&] { Tokenizer::load(dir.path(), 1024); }),
+             contains_text("the token '<|b|>' has the id 1025, beyond the model's vocabulary"));
   CHECK(load(R"(, "legacy": true)").encode("the<|a|>the") == joined({the, {1024}, the}));
   CHECK(load(R"(, "add_prefix_space": false)").encode("the<|a|>the") ==
         joined({bare, {1024}, bare}));
