@@ -274,7 +274,7 @@ Options task_options(EvalFlags& flags) {
                    "tasks and groups (see --list), or your own TASK.toml, TASK.json or "
                    "QUIZ.jsonl"}),
       {"data", &settings.data, group::kTasks,
-       "directory of benchmark files (see --list): the authors' files, or JSONL or CSV exported "
+       "directory of benchmark files (see --list): the authors' files, or Parquet, JSONL or CSV "
        "from the Hub"},
       {"list", &flags.list, group::kTasks, "list tasks and groups with the paths of their files"},
       {"requests", &flags.requests, group::kTasks,

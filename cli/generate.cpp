@@ -13,6 +13,7 @@
 #include "cli/flags.h"
 #include "cli/output.h"
 #include "core/base/error.h"
+#include "core/base/json.h"
 #include "core/base/resources.h"
 #include "core/base/text.h"
 #include "core/data/templates.h"
@@ -65,13 +66,18 @@ model::RoutingOptions requested_routing(const GenerateFlags& flags,
 }
 
 // Returns the tokens of --prompt. --bos auto adds a BOS token if the tokenizer's configuration
-// requires it, and for sentencepiece tokenizers, whose models were trained with one.
+// requires it, and for sentencepiece models, which were trained with one, also beside a
+// tokenizer.json unless "add_bos_token" is set.
 std::vector<int64_t> prompt_ids(const GenerateFlags& flags, const io::Tokenizer& tokenizer) {
   std::vector<int64_t> ids = tokenizer.encode(flags.prompt);
+  const auto config = std::filesystem::path(flags.model) / "tokenizer_config.json";
+  const bool is_set = tokenizer.kind() != io::TokenizerKind::kSentencepiece &&
+                      std::filesystem::exists(config) &&
+                      has_value(read_json(config), "add_bos_token");
   const bool has_bos = tokenizer.bos_id() >= 0;
   const bool adds_bos =
       flags.bos == "auto"
-          ? tokenizer.adds_bos() || tokenizer.kind() == io::TokenizerKind::kSentencepiece
+          ? tokenizer.adds_bos() || (io::has_sentencepiece_model(flags.model) && !is_set)
           : flags.bos == "force" || (flags.bos == "on" && has_bos);
   if (flags.bos == "on" && !has_bos) {
     print_text(stderr, "{}\n", note_line("this tokenizer has no BOS token, so none is added"));

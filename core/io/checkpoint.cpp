@@ -18,6 +18,8 @@
 #include "core/io/file.h"
 #include "core/io/output_checks.h"
 #include "core/io/staged_folder.h"
+#include "core/tokenizer/stock_tokenizer.h"
+#include "core/tokenizer/tokenizer.h"
 
 namespace moe::io {
 
@@ -273,12 +275,16 @@ void copy_tokenizer_files(const fs::path& from, const fs::path& to, const Edited
       copy_with_mode(resolve_link(from / name), to / name);
     }
   }
+  const auto write_files = [&](const EditedFiles& files) {
+    for (const auto& [name, text] : files) {
+      fs::permissions(to / name, fs::perms::owner_write, fs::perm_options::add, error);
+      write_file(to / name, text);
+    }
+  };
+  write_files(edited);
+  write_files(stock_tokenizer_files(to));  // with the tokens of the edited files
   if (has_sentencepiece_model(to) && !fs::exists(to / "tokenizer_config.json")) {
     write_file(to / "tokenizer_config.json", llama_tokenizer_config().dump(2) + "\n");
-  }
-  for (const auto& [name, text] : edited) {
-    fs::permissions(to / name, fs::perms::owner_write, fs::perm_options::add, error);
-    write_file(to / name, text);
   }
 }
 

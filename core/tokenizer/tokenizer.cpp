@@ -9,6 +9,7 @@
 #include "core/base/read_file.h"
 #include "core/base/text.h"
 #include "core/tokenizer/pipeline.h"
+#include "core/tokenizer/stock_tokenizer.h"
 #include "core/tokenizer/unicode.h"
 
 namespace moe::io {
@@ -235,6 +236,10 @@ Tokenizer Tokenizer::load(const fs::path& folder, int64_t vocab_size, const Edit
   const std::string first = ids.empty() ? "" : tokenizer.model_->piece(ids.front());
   tokenizer.adds_space_ = first.starts_with("\u2581") || first.starts_with("\u0120");
   tokenizer.read_special_ids(folder);
+  tokenizer.check_ids({tokenizer.bos_id_});
+  if (tokenizer.eos_id_ >= tokenizer.limit_) {
+    tokenizer.eos_id_ = -1;  // the model cannot predict it
+  }
   tokenizer.read_stop_ids(folder);
   return tokenizer;
 }
@@ -321,6 +326,40 @@ bool has_sentencepiece_model(const fs::path& folder) {
 std::optional<TokenizerKind> tokenizer_kind(const fs::path& folder) {
   const fs::path file = tokenizer_file(folder);
   return file.empty() ? std::nullopt : std::optional(file_kind(file));
+}
+
+std::map<std::string, std::string> stock_tokenizer_files(const fs::path& folder) try {
+  const fs::path file = folder / "tokenizer.model", config_file = folder / "tokenizer_config.json";
+  const Tokenizer tokenizer = Tokenizer::load(folder, 0);
+  OrderedJson config = {{"add_bos_token", true}, {"legacy", false}};
+  if (fs::exists(config_file)) {
+    config = parse_ordered_json(read_small_file(config_file), config_file.string());
+  }
+  const bool adds_bos = read_special_names(folder).adds_bos.value_or(!fs::exists(config_file));
+  const bool is_llama = config.value("tokenizer_class", "Llama").starts_with("Llama");
+  const Json json =
+      tokenizer.kind() != TokenizerKind::kSentencepiece || !is_llama
+          ? Json()
+          : sentencepiece_as_json(read_small_file(file, kMaxTokenizerBytes), file.string(),
+                                  read_folder_tokens(folder), adds_bos ? tokenizer.bos_id() : -1);
+  if (json.is_null()) {
+    return {};
+  }
+  config["tokenizer_class"] = "PreTrainedTokenizerFast";  // LLaMA's would not read all of `json`
+  for (const auto& [key, id] :
+       {std::pair("bos_token", tokenizer.bos_id()), {"eos_token", tokenizer.eos_id()}}) {
+    config.emplace(key, id < 0 ? OrderedJson()
+                               : OrderedJson(tokenizer.piece(id)));  // unless the file names it
+  }
+  config.emplace("unk_token", json["model"]["unk_token"].get<std::string>());
+  for (const Json& token : json["added_tokens"]) {  // so that none becomes a normalized one
+    OrderedJson flags(token);
+    flags.erase("id");
+    config["added_tokens_decoder"][std::to_string(token["id"].get<int64_t>())] = flags;
+  }
+  return {{"tokenizer.json", json.dump() + "\n"}, {"tokenizer_config.json", config.dump(2) + "\n"}};
+} catch (const std::exception&) {  // such folders are copied as they are
+  return {};
 }
 
 std::string special_token_words(const fs::path& folder) {

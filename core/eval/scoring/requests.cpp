@@ -39,6 +39,14 @@ class ContextEncoder {
   std::optional<Tokens> tokens_;  // of context_
 };
 
+// Returns the token that stands for an empty context.
+int64_t prefix_token(const TextEncoder& encoder) {
+  USER_ERROR_IF(encoder.prefix_id < 0,
+                "a context is empty, and this tokenizer has neither BOS nor EOS within the model's "
+                "vocabulary to stand for it; add a context");
+  return encoder.prefix_id;
+}
+
 // Returns the tokens of the context and of the continuation, see encode_requests().
 std::pair<Tokens, Tokens> encode_parts(const TextEncoder& encoder, const TextPair& pair,
                                        ContextEncoder& encode_context) {
@@ -48,12 +56,12 @@ std::pair<Tokens, Tokens> encode_parts(const TextEncoder& encoder, const TextPai
     if (!tokens.empty() && tokens.front() == encoder.prefix_id) {
       tokens.erase(tokens.begin());
     }
-    return {{encoder.prefix_id}, std::move(tokens)};
+    return {{prefix_token(encoder)}, std::move(tokens)};
   }
   const Tokens whole = encode_text(encoder, pair.context + pair.continuation);
   const Tokens& context = encode_context(text);
   if (context.empty()) {  // the tokenizer's normalization removed the whole context
-    return {{encoder.prefix_id}, whole};
+    return {{prefix_token(encoder)}, whole};
   }
   const size_t length = std::min(context.size(), whole.size());
   return {context, {whole.begin() + static_cast<std::ptrdiff_t>(length), whole.end()}};

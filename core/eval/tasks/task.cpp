@@ -85,8 +85,8 @@ std::vector<size_t> distinct_columns(const std::vector<std::string>& header) {
   return columns;
 }
 
-FirstDocuments read_table(const fs::path& file, int64_t limit) {
-  CsvReader rows(file, file.extension() == ".tsv" ? '\t' : ',');
+FirstDocuments read_table(const fs::path& file, char separator, int64_t limit) {
+  CsvReader rows(file, separator);
   const std::vector<std::string> header = rows.read_header();
   const std::vector<size_t> columns = distinct_columns(header);
   return first_documents(std::move(rows), limit, [&](CsvRow row) {
@@ -102,8 +102,9 @@ FirstDocuments read_table(const fs::path& file, int64_t limit) {
 
 FirstDocuments read_any_records(const Files& files, int64_t limit) {
   const fs::path& file = files.at(0);
-  if (file.extension() == ".csv" || file.extension() == ".tsv") {
-    return read_table(file, limit);
+  const std::string format = data::format_extension(file);
+  if (format == ".csv" || format == ".tsv") {
+    return read_table(file, format == ".tsv" ? '\t' : ',', limit);
   }
   return first_documents(JsonLinesReader(file), limit, [](const JsonLine& record) {
     return Document{OrderedJson(record.json), record.where};
@@ -432,7 +433,8 @@ Task read_quiz_task(const fs::path& file) {
   const Json settings = {
       {"doc_to_text", ""}, {"doc_to_choice", "{{choices}}"}, {"doc_to_target", "{{gold}}"}};
   Task task = make_task(settings, file.string(), /*is_known=*/false);
-  task.name = printable(file.stem().string());
+  const fs::path name = file.stem();  // quiz.jsonl.gz -> quiz
+  task.name = printable((name.extension() == ".jsonl" ? name.stem() : name).string());
   task.is_user_defined = true;
   task.data.scored = {"", {{{file.string()}, read_quiz}}};
   task.prompt = [question, context](const OrderedJson& document) {

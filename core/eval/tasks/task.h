@@ -5,8 +5,9 @@
 // A user's task is a JSON or TOML file with the keys of the harness's task files:
 //
 //   task = "capitals"                           # default: the name of this file
-//   data = "capitals.jsonl"                     # JSON lines, or CSV or TSV with a header; the path
-//                                               # is relative to this file
+//   data = "capitals.jsonl"                     # JSON lines, Parquet, or CSV or TSV with a header,
+//                                               # plain, .gz or .zst; the path is relative to this
+//                                               # file
 //   fewshot_data = "capitals_train.jsonl"       # documents for --num-fewshot
 //   output_type = "multiple_choice"             # or "loglikelihood", "generate_until"
 //   description = ""                            # text before the few-shot examples
@@ -55,7 +56,7 @@ namespace moe::eval {
 
 // One of the alternative file layouts of a split.
 struct FileLayout {
-  std::vector<std::string> files;  // '*' matches any characters
+  std::vector<std::string> files;  // '*' matches any characters; also found as .gz and .zst
   DocumentReader read;
 };
 

@@ -17,7 +17,8 @@ namespace {
 // Returns the file in `folder` that matches `pattern`, or an empty path if none does. A file in
 // which '*' matches nothing takes precedence. Without such a file, throws UserError if several
 // files match.
-fs::path find_file(const fs::path& folder, const std::string& pattern, const std::string& task) {
+fs::path find_plain_file(const fs::path& folder, const std::string& pattern,
+                         const std::string& task) {
   const size_t star = pattern.find('*');
   if (star == std::string::npos) {
     return fs::is_regular_file(folder / pattern) ? folder / pattern : fs::path();
@@ -43,22 +44,51 @@ fs::path find_file(const fs::path& folder, const std::string& pattern, const std
   return matches.empty() ? fs::path() : matches.front();
 }
 
-std::vector<fs::path> exported_paths(const Task& task, const Split& split) {
+// Returns the file of find_plain_file(), or a packed one if there is none.
+fs::path find_file(const fs::path& folder, const std::string& pattern, const std::string& task) {
+  fs::path file;
+  for (const char* packing : {"", ".gz", ".zst"}) {
+    file = file.empty() ? find_plain_file(folder, pattern + packing, task) : file;
+  }
+  return file;
+}
+
+// Returns the paths of exports of a split, which find_file() takes: TASK/SPLIT.jsonl, .csv and
+// .parquet, and the Parquet files of a copy of the Hub's data set, DATASET/CONFIG/SPLIT-* or, as
+// the Hub converts them, DATASET/CONFIG/SPLIT/0000.parquet. DATASET is its name or the task's.
+std::vector<std::string> exported_paths(const Task& task, const Split& split) {
   if (task.data.schema.empty()) {
     return {};
   }
-  return {fs::path(task.name) / (split.name + ".jsonl"),
-          fs::path(task.name) / (split.name + ".csv")};
+  std::vector<std::string> paths;
+  for (const char* extension : {".jsonl", ".csv", ".parquet"}) {
+    paths.push_back(task.name + "/" + split.name + extension);
+  }
+  const size_t slash = task.data.hub.find('/'), space = task.data.hub.find(' ');
+  std::vector<std::string> configs = {"data/", "default/", ""};
+  if (space != std::string::npos && !task.data.hub.ends_with(" default")) {
+    configs = {task.data.hub.substr(space + 1) + "/"};
+  }
+  for (const auto& name : {task.data.hub.substr(slash + 1, space - slash - 1), task.name}) {
+    for (const auto& config : configs) {
+      for (const char* rest : {"-00000-of-00001*.parquet", "/0000.parquet"}) {
+        paths.push_back(fmt::format("{}/{}{}{}", name, config, split.name, rest));
+      }
+    }
+  }
+  return paths;
 }
 
-// Returns the paths of all layouts as text: "logiqa/Test.txt, or logiqa/test.jsonl or .csv".
+// Returns the main paths as text: "logiqa/Test.txt, or logiqa/test.jsonl, .csv or .parquet, or
+// logiqa/data/test-00000-of-00001*.parquet".
 std::string expected_paths(const Task& task, const Split& split) {
   std::string paths;
   for (const auto& layout : split.layouts) {
     paths += fmt::format("{}{}", paths.empty() ? "" : ", or ", fmt::join(layout.files, " and "));
   }
   if (const auto exported = exported_paths(task, split); !exported.empty()) {
-    paths += fmt::format("{}{} or .csv", paths.empty() ? "" : ", or ", exported.front().string());
+    paths += fmt::format("{}{}, .csv or .parquet, or {}", paths.empty() ? "" : ", or ", exported[0],
+                         exported[3]);
   }
   return paths;
 }
@@ -104,8 +134,8 @@ FileLayout find_split(const Task& task, const Split& split, const fs::path& data
     }
   }
   for (const auto& path : exported_paths(task, split)) {
-    if (fs::is_regular_file(data / path)) {
-      return {{(data / path).string()}, find_document_reader("fields", task.data.schema)};
+    if (const fs::path file = find_file(data, path, task.name); !file.empty()) {
+      return {{file.string()}, find_document_reader("fields", task.data.schema)};
     }
   }
   throw UserError(
@@ -291,7 +321,8 @@ LoadedTask load_task(const Task& task, const fs::path& data, std::optional<int64
 }
 
 Task find_task(const std::string& name, Compat compat) {
-  if (name.ends_with(".jsonl")) {
+  if (const auto format = data::format_extension(name);
+      format == ".jsonl" || format == ".parquet") {
     return read_quiz_task(name);
   }
   if (name.ends_with(".json") || name.ends_with(".toml")) {

@@ -57,9 +57,7 @@ std::vector<InputFile> files_in(const fs::path& folder,
 std::vector<InputFile> data_files(const std::vector<fs::path>& words) {
   std::vector<InputFile> files;
   for (const auto& source : data::parse_sources(words)) {
-    const bool is_text =
-        source.file.extension() == ".txt" || source.file.stem().extension() == ".txt";
-    std::string as = is_text ? "text" : "data";
+    std::string as = data::format_extension(source.file) == ".txt" ? "text" : "data";
     as += source.weight > 0 ? fmt::format(" of weight {}", source.weight) : "";
     files.push_back(input_file(source.file, as, false));
   }
