@@ -62,6 +62,8 @@ class Template {
   bool mentions(std::string_view name) const;
 
  private:
+  Value run(const Dict& context, const RenderSettings& settings, bool as_text) const;
+
   std::shared_ptr<const struct Syntax> syntax_;
   std::string name_;
   Dialect dialect_;
