@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <span>
+#include <sstream>
 
 #include "core/base/text.h"
 #include "core/jinja/value.h"
@@ -20,7 +21,6 @@ struct Call {
   In self;                                // the value that a filter, test or method is applied to
   const Arguments& arguments;             // as given
   const std::vector<const Value*> bound;  // by parameter
-
   // Returns argument i, none without one.
   Value operator[](size_t i) const { return get(i, None{}); }
   Value get(size_t i, Value fallback) const { return bound[i] ? *bound[i] : std::move(fallback); }
@@ -55,12 +55,10 @@ Char change_case(const Char& one, Case wanted) {
 
 // Returns `text` with the first character, and those whose predecessor `ends_word`, in the case
 // `first`, the others in the case `rest`.
-Text with_case(
-    const Text& text, Case first, Case rest,
-    bool (*ends_word)(char32_t) = [](char32_t) { return false; }) {
+Text with_case(const Text& text, Case first, Case rest, bool (*ends_word)(char32_t) = nullptr) {
   Text result;
   for (size_t i = 0; i < text.size(); ++i) {
-    const bool is_first = i == 0 || ends_word(text.chars[i - 1].code);
+    const bool is_first = i == 0 || (ends_word && ends_word(text.chars[i - 1].code));
     result.chars.push_back(change_case(text.chars[i], is_first ? first : rest));
   }
   return result;
@@ -79,8 +77,7 @@ Text title(C c) {
 // The filter: a word begins after white space and any of -({[<.
 Text title_of_words(C c) {
   return with_case(to_text(c.self), Case::kUpper, Case::kLower, [](char32_t before) {
-    return is_space(before) || before == '-' || before == '(' || before == '{' || before == '[' ||
-           before == '<';
+    return is_space(before) || std::u32string_view(U"-({[<").find(before) != kNowhere;
   });
 }
 
@@ -132,7 +129,6 @@ Value split(C c) {
     }
   }
 }
-
 Text join(const Text& separator, const Values& items) {
   Text result;
   for (size_t i = 0; i < items.size(); ++i) {
@@ -157,9 +153,7 @@ Text indent(C c) {
       result.chars.push_back(text.chars[i]);
       continue;
     }
-    const bool is_pair =
-        text.chars[i].code == '\r' && i + 1 < text.size() && text.chars[i + 1].code == '\n';
-    i += is_pair ? 1 : 0;
+    i += text.chars[i].code == '\r' && text.chars[i + 1].code == '\n' ? 1 : 0;
     if (i + 1 < text.size()) {
       result.append(Text("\n"));
       result.append(is_true(c[2]) || !ends_line(i + 1) ? space : Text());
@@ -191,10 +185,16 @@ Values second_items(const Pairs& pairs) {
   }
   return items;
 }
-
 int64_t count_items(C c) {
   return std::ranges::count_if(c.self.sequence()->items,
                                [&](In item) { return equals(item, c[0]); });
+}
+int64_t index_of(C c) {
+  const Values& items = c.self.sequence()->items;
+  const auto found = std::ranges::find_if(items, [&](In item) { return equals(item, c[0]); });
+  const auto shown = [](In value) { return printable(to_json(value, {}).utf8(), 60); };
+  found == items.end() ? fail("{} is not in {}", shown(c[0]), shown(c.self)) : void();
+  return found - items.begin();
 }
 
 // Returns the value at the path "a.b.0" of `attribute`, or at an integer; `value` if it is none.
@@ -228,7 +228,6 @@ Pairs with_keys(const Values& items, In attribute, In case_sensitive) {
   }
   return pairs;
 }
-
 Value sorted(Pairs pairs, In reverse) {
   const bool descends = reverse.integer("reverse") != 0;
   std::ranges::stable_sort(pairs, [&](const auto& a, const auto& b) {
@@ -237,7 +236,6 @@ Value sorted(Pairs pairs, In reverse) {
   });
   return second_items(pairs);
 }
-
 template <int kSign>
 Value extreme(C c) {
   const Pairs pairs = with_keys(iterate(c.self), c[1], c[0]);
@@ -255,7 +253,6 @@ Value take(Arguments& arguments) {
   arguments.positional.erase(arguments.positional.begin());
   return first;
 }
-
 Value map(C c) {
   Values items = is_true(c.self) ? iterate(c.self) : Values();
   Arguments rest = c.arguments;
@@ -287,29 +284,27 @@ Value select(C c) {
   });
   return as_iterator(std::move(items));
 }
-
 Value default_filter(C c) {
   return c.self.is_undefined() || (is_true(c[1]) && !is_true(c.self)) ? c.get(0, "") : c.self;
 }
 
-// Returns a number, or the one that a whole string is; nothing if it is none.
-std::optional<double> read_number(In value) {
+// Returns a float of a number, or of the one that a whole string is; `fallback` if it is none.
+Value read_number(In value, In fallback) {
   if (value.defined().text() == nullptr) {
-    return value.is_number() ? std::optional(value.number()) : std::nullopt;
+    return value.is_number() ? Value(value.number()) : fallback;
   }
   const std::string bytes = strip(*value.text(), None{}, true, true).utf8();
   char* end = nullptr;
   const double number = std::strtod(bytes.c_str(), &end);
   const bool is_number = !bytes.empty() && end == bytes.data() + bytes.size();
   // Python reads other digits, _ between digits, nan and inf.
-  if ((is_number && !std::isfinite(number)) ||
-      std::ranges::any_of(bytes, [](char byte) { return byte == '_' || (byte & 0x80) != 0; })) {
-    refuse("reading '{}' as a number", printable(bytes, 40));
-  }
-  return is_number && bytes.find_first_not_of("0123456789+-.eE") == kNowhere ? std::optional(number)
-                                                                             : std::nullopt;
+  refuse_if(
+      (is_number && !std::isfinite(number)) ||
+          std::ranges::any_of(bytes, [](char byte) { return byte == '_' || (byte & 0x80) != 0; }),
+      "reading '{}' as a number", printable(bytes, 40));
+  const bool is_decimal = bytes.find_first_not_of("0123456789+-.eE") == kNowhere;
+  return is_number && is_decimal ? Value(number) : fallback;
 }
-
 Value tojson(C c) {
   JsonStyle style;
   refuse_if(is_true(c[0]) || c[1].text() != nullptr,
@@ -326,24 +321,21 @@ Value tojson(C c) {
   }
   return to_json(c.self, style);
 }
-
 Value range(C c) {
   const bool has_begin = c.bound[1] != nullptr;
   const int64_t begin = has_begin ? c[0].integer("a bound") : 0,
                 step = c.get(2, 1).integer("a step"), end = c[has_begin ? 1 : 0].integer("a bound");
   fail_if(step == 0, "range() with a step of zero");
-  constexpr size_t kMaxItems = 100'000;  // of jinja2's sandbox
   Values items;
   bool overflows = false;
   for (int64_t i = begin; !overflows && (step > 0 ? i < end : i > end);
        overflows = __builtin_add_overflow(i, step, &i)) {
-    fail_if(items.size() == kMaxItems, "range() of more than {} integers", kMaxItems);
+    fail_if(items.size() == 100'000, "range() of more than 100000 integers");  // as the sandbox
     items.emplace_back(i);
   }
   return {std::move(items), Sequence::Kind::kRange};
 }
 Value refused_global(C) { refuse("a global function of jinja2"); }
-
 // Returns true for values that have a length and items in Python.
 bool is_collection(In value) {
   const Sequence* list = value.sequence();
@@ -363,26 +355,23 @@ struct Builtin {
   size_t num_required = 0;
 };
 
-// The names of parameters follow that of the builtin. Those with = may be absent; / has no name.
-// With
-// * alone the body reads the arguments itself.
+// The names of parameters follow that of the builtin. Those with = may be absent, / has no name.
+// With * alone the body reads the arguments itself.
 std::map<std::string, Builtin> make_table(
     std::initializer_list<std::pair<std::string_view, std::function<Value(C)>>> rows) {
   std::map<std::string, Builtin> table;
   for (const auto& [signature, body] : rows) {
-    size_t end = std::min(signature.find(' '), signature.size());
-    Builtin& made = table[std::string(signature.substr(0, end))] = {body};
-    while (end < signature.size()) {
-      const size_t begin = end + 1;
-      end = std::min(signature.find(' ', begin), signature.size());
-      const std::string_view word = signature.substr(begin, end - begin);
+    std::istringstream words{std::string(signature)};
+    std::string word;
+    words >> word;
+    Builtin& made = table[word] = {body};
+    while (words >> word) {
       made.num_required += word.ends_with('=') ? 0 : 1;
-      made.parameters.emplace_back(word.substr(0, word.find('=')));
+      made.parameters.push_back(word.substr(0, word.find('=')));
     }
   }
   return table;
 }
-
 const std::map<std::string, Builtin> kBuiltins = make_table(
     {{"|abs", [](C c) { return arithmetic(compare(c.self, 0) < 0 ? "-" : "+", 0, c.self); }},
      {"|capitalize", capitalize},
@@ -407,20 +396,16 @@ const std::map<std::string, Builtin> kBuiltins = make_table(
         }
         return first;
       }},
-     {"|float default=",
-      [](C c) {
-        const std::optional<double> number = read_number(c.self);
-        return number ? Value(*number) : c.get(0, 0.0);
-      }},
+     {"|float default=", [](C c) { return read_number(c.self, c.get(0, 0.0)); }},
      {"|indent width= first= blank=", indent},
      {"|int default=",
       [](C c) {
-        if (c.self.is_number() && !c.self.is<double>()) {
-          return Value(c.self.integer());
-        }
-        const std::optional<double> number = read_number(c.self);
-        refuse_if(number && std::abs(*number) >= 0x1p53, "an integer beyond 2^53");
-        return number ? Value(static_cast<int64_t>(*number)) : c.get(0, 0);
+        const bool is_integer = c.self.is_number() && !c.self.is<double>();
+        const Value number = is_integer ? Value(c.self.integer()) : read_number(c.self, None{});
+        refuse_if(number.is<double>() && std::abs(number.number()) >= 0x1p53, "such an integer");
+        return number.is_none()      ? c.get(0, 0)
+               : number.is<double>() ? Value(static_cast<int64_t>(number.number()))
+                                     : number;
       }},
      {"|items",
       [](C c) {
@@ -476,10 +461,9 @@ const std::map<std::string, Builtin> kBuiltins = make_table(
      {"|sum attribute= start=",
       [](C c) {
         Value sum = c.get(1, 0);
+        fail_if(sum.text() != nullptr, "sum of strings");
         for (In item : iterate(c.self)) {
-          const Value term = get_path(item, c[0]);
-          fail_if(term.text() != nullptr, "sum of strings");
-          sum = arithmetic("+", sum, term);
+          sum = arithmetic("+", sum, get_path(item, c[0]));
         }
         return sum;
       }},
@@ -503,8 +487,7 @@ const std::map<std::string, Builtin> kBuiltins = make_table(
      {"?boolean", is_type<bool>},
      {"?callable",
       [](C c) {
-        const Object* object = c.self.object();
-        return c.self.is_undefined() || (object != nullptr && !object->is_namespace);
+        return c.self.is_undefined() || (c.self.object() && !c.self.object()->is_namespace);
       }},
      {"?defined", [](C c) { return !c.self.is_undefined(); }},
      {"?eq /", is_equal},
@@ -537,6 +520,7 @@ const std::map<std::string, Builtin> kBuiltins = make_table(
      {"joiner *", refused_global},
      {"lipsum *", refused_global},
      {"list.count /", count_items},
+     {"list.index /", index_of},
      {"namespace *",
       [](C c) {
         refuse_if(!c.arguments.positional.empty(), "namespace() of a dict");
@@ -569,18 +553,8 @@ const std::map<std::string, Builtin> kBuiltins = make_table(
      {"str.strip /=", [](C c) { return strip(c.text(), c[0], true, true); }},
      {"str.title", title},
      {"str.upper", upper},
-     {"tuple.count /", count_items}});
-
-// Python's other attributes, which a template could use.
-constexpr std::string_view kOtherAttributes =
-    " append as_integer_ratio bit_count bit_length casefold center clear conjugate copy "
-    "denominator encode expandtabs extend format format_map from_bytes fromhex hex imag index "
-    "insert is_integer isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric "
-    "isprintable isspace istitle isupper ljust maketrans numerator partition pop real remove "
-    "removeprefix removesuffix reverse rfind rindex rjust rpartition rsplit sort splitlines "
-    "start step stop swapcase to_bytes translate zfill ";
-constexpr std::string_view kOtherDictMethods =
-    " clear copy fromkeys pop popitem setdefault update mapping isdisjoint ";
+     {"tuple.count /", count_items},
+     {"tuple.index /", index_of}});
 
 }  // namespace
 
@@ -608,14 +582,6 @@ std::optional<Value> find_function(const std::string& name, In self) {
                             : std::optional(make_function([name, self](Args arguments) {
                                 return call_builtin(name, self, arguments);
                               }));
-}
-
-std::optional<Value> find_method(In value, const std::string& name) {
-  const std::string_view others = value.dict() != nullptr ? kOtherDictMethods : kOtherAttributes;
-  if (!value.is_none() && others.find(" " + name + " ") != kNowhere) {
-    refuse("'{}' of a {}", printable(name, 40), type_name(value));
-  }
-  return find_function(fmt::format("{}.{}", type_name(value), name), value);
 }
 
 }  // namespace moe::jinja

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 
 #include "core/base/text.h"
 #include "core/jinja/syntax.h"
@@ -42,8 +41,7 @@ class Lexer {
   bool has(std::string_view text, size_t at) const {
     return at < source_.size() && source_.compare(at, text.size(), text) == 0;
   }
-  char sign(size_t at) const { return byte(at) == '-' || byte(at) == '+' ? byte(at) : '\0'; }
-  size_t skip_sign(size_t at) const { return at + (sign(at) != '\0' ? 1 : 0); }
+  size_t skip_sign(size_t at) const { return at + (byte(at) == '-' || byte(at) == '+' ? 1 : 0); }
   size_t skip_digits(size_t at) const {
     return std::min(source_.find_first_not_of("0123456789", at), source_.size());
   }
@@ -104,15 +102,14 @@ class Lexer {
   // Moves behind a tag that `close` at `at` ends, and the white space that it strips; returns false
   // if none ends there.
   bool finish_tag(size_t at, std::string_view close) {
-    const bool is_variable = close == "}}";
-    const char mark = byte(at) == '+' && is_variable ? '\0' : sign(at);
-    at += mark != '\0' ? 1 : 0;
+    const bool is_block = close != "}}";
+    const bool strips = byte(at) == '-', keeps = byte(at) == '+' && is_block;
+    at += strips || keeps ? 1 : 0;
     if (!has(close, at)) {
       return false;
     }
     at += close.size();
-    at_ = mark == '-' ? skip_space(at)
-                      : at + (trims_ && mark == '\0' && !is_variable && has("\n", at) ? 1 : 0);
+    at_ = strips ? skip_space(at) : at + (trims_ && !keeps && is_block && has("\n", at) ? 1 : 0);
     return true;
   }
 
@@ -165,10 +162,8 @@ class Lexer {
   size_t lex_number(size_t begin) {
     const size_t integer_end = skip_digits(begin);
     size_t end = integer_end;
-    if (begin == 0 || source_[begin - 1] != '.') {  // not the index of a.1.2
-      end = has(".", end) && skip_digits(end + 1) > end + 1 ? skip_digits(end + 1) : end;
-      end = has("e", end) || has("E", end) ? skip_digits(skip_sign(end + 1)) : end;
-    }
+    end = has(".", end) && skip_digits(end + 1) > end + 1 ? skip_digits(end + 1) : end;
+    end = has("e", end) || has("E", end) ? skip_digits(skip_sign(end + 1)) : end;
     const std::string text = source_.substr(begin, end - begin);
     const bool is_float = end > integer_end;
     reject_if(is_name_byte(byte(end)) || text.find_last_of("0123456789") + 1 != text.size() ||
@@ -179,38 +174,18 @@ class Lexer {
   }
 
   size_t lex_string(size_t begin) {
+    static constexpr std::string_view kLetters = "ntr\\'\"bf", kBytes = "\n\t\r\\'\"\b\f";
     std::string text;
     size_t at = begin + 1;
-    while (at < source_.size() && source_[at] != source_[begin]) {
-      if (source_[at] == '\\') {
-        at = lex_escape(at + 1, text);
-      } else {
-        text += source_[at++];
-      }
+    for (; at < source_.size() && source_[at] != source_[begin]; ++at) {
+      const bool escapes = source_[at] == '\\';
+      const size_t letter = escapes ? kLetters.find(byte(++at)) : 0;
+      reject_if(letter == kNowhere, at - 1, "such an escape of a string is not supported");
+      text += escapes ? kBytes[letter] : source_[at];
     }
     reject_if(at >= source_.size(), begin, "a string without its end");
     add(Type::kString, text, begin);
     return at + 1;
-  }
-
-  // Reads the escape whose letter is at `at`; returns its end.
-  size_t lex_escape(size_t at, std::string& text) {
-    static constexpr std::string_view kLetters = "ntr\\'\"bf", kBytes = "\n\t\r\\'\"\b\f";
-    const char letter = byte(at);
-    if (const size_t known = kLetters.find(letter); known != kNowhere) {
-      text += kBytes[known];
-      return at + 1;
-    }
-    const size_t digits = letter == 'x' ? 2 : letter == 'u' ? 4 : letter == 'U' ? 8 : 0;
-    const std::string hex = digits == 0 ? "" : source_.substr(at + 1, digits);
-    uint32_t code = 0;
-    reject_if(
-        hex.empty() || hex.size() != digits ||
-            std::from_chars(hex.data(), hex.data() + digits, code, 16).ptr != hex.data() + digits ||
-            code > 0x10FFFF || (code >= 0xD800 && code < 0xE000),
-        at - 1, "such an escape of a string is not supported");
-    text += Text(std::vector<Char>{{static_cast<char32_t>(code)}}).utf8();
-    return at + 1 + digits;
   }
 
   const std::string& source_;

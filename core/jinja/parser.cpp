@@ -17,12 +17,9 @@ constexpr int kMaxTreeDepth = 150;
 constexpr size_t kMaxSourceBytes = size_t{1} << 20;
 constexpr int kConditional = 0, kOr = 1, kAnd = 2, kNot = 3, kCompare = 4;  // precedences
 
-const std::map<std::string_view, Value>& constants() {
-  static const std::map<std::string_view, Value> all = {{"none", None{}}, {"None", None{}},
-                                                        {"true", true},   {"True", true},
-                                                        {"false", false}, {"False", false}};
-  return all;
-}
+const std::map<std::string_view, Value> kConstants = {{"none", None{}}, {"None", None{}},
+                                                      {"true", true},   {"True", true},
+                                                      {"false", false}, {"False", false}};
 
 bool holds(std::string_view comparison, In left, In right) {
   if (comparison == "==" || comparison == "!=") {
@@ -66,9 +63,10 @@ class Parser {
   const Token& token() const { return tokens_[next_]; }
   const Token& peek() const { return tokens_[std::min(next_ + 1, tokens_.size() - 1)]; }
   Token take() { return tokens_[next_++]; }
-  bool is(std::string_view text) const {
-    return token().type <= Type::kSymbol && token().text == text;
+  static bool is_word(const Token& token, std::string_view text) {
+    return token.type <= Type::kSymbol && token.text == text;
   }
+  bool is(std::string_view text) const { return is_word(token(), text); }
   bool skip(std::string_view text) {
     const bool found = is(text);
     next_ += found ? 1 : 0;
@@ -94,8 +92,9 @@ class Parser {
   }
   // Returns a node of `body`, which returns a value or nothing.
   template <typename Body>
-  std::shared_ptr<Node> make(size_t at, Nodes kids, Body body) const {
-    auto node = std::make_shared<Node>(Node{at, std::move(kids), {}});
+  std::shared_ptr<Node> make(size_t at, Nodes kids, Body body,
+                             Node::Form form = Node::Form::kOther) const {
+    auto node = std::make_shared<Node>(Node{at, std::move(kids), {}, 1, form});
     for (const NodePtr& kid : node->kids) {
       node->depth = std::max(node->depth, kid == nullptr ? 1 : kid->depth + 1);
     }
@@ -120,9 +119,6 @@ class Parser {
       r.at = at;
       return function(values);
     });
-  }
-  NodePtr sequence(size_t at, Nodes items, Sequence::Kind kind) const {
-    return apply(at, std::move(items), [kind](V v) { return Value(v, kind); });
   }
 
   // Returns the filter or test whose name is next.
@@ -184,50 +180,44 @@ class Parser {
       return make(at, {}, [text = Text(take().text)](R r, K) { r.write(text); });
     }
     if (skip("{{")) {
-      const auto output =
-          make(at, {parse_tuple()}, [](R r, K k) { r.write(to_text(r.run(k[0]))); });
-      output->form = Node::Form::kOutput;
+      const NodePtr value = parse_tuple();
       expect("}}");
-      return output;
+      return make(
+          at, {value}, [](R r, K k) { r.write(to_text(r.run(k[0]))); }, Node::Form::kOutput);
     }
     expect("{%");
-    const size_t word_at = token().at;
     const std::string word = expect_name();
-    const NodePtr statement = word == "if"           ? parse_if(word_at)
-                              : word == "for"        ? parse_for(word_at)
-                              : word == "set"        ? parse_set(word_at)
-                              : word == "macro"      ? parse_macro(word_at, false)
-                              : word == "call"       ? parse_macro(word_at, true)
-                              : word == "filter"     ? parse_filter(word_at)
-                              : word == "generation" ? parse_generation(word_at)
-                                                     : parse_jump(word_at, word);
+    const NodePtr statement = word == "if"           ? parse_if(at)
+                              : word == "for"        ? parse_for(at)
+                              : word == "set"        ? parse_set(at)
+                              : word == "macro"      ? parse_macro(at, false)
+                              : word == "call"       ? parse_macro(at, true)
+                              : word == "filter"     ? parse_filter(at)
+                              : word == "generation" ? parse_generation(at)
+                                                     : parse_jump(at, word);
     expect("%}");
     return statement;
   }
 
   NodePtr parse_if(size_t at) {
-    Nodes kids;  // condition, block, condition, block, ..., [block of else]
+    Nodes kids;  // condition, block, condition, block, ...
     ++frame_.conditions;
     for (std::string word = "elif"; word != "endif"; word = take().text) {
       const bool is_else = word == "else";
-      if (!is_else) {
-        kids.push_back(parse_tuple(false));
-      }
+      kids.push_back(is_else ? make(at, {}, [](R, K) { return true; }) : parse_tuple(false));
       expect("%}");
       kids.push_back(is_else ? parse_block({"endif"}) : parse_block({"elif", "else", "endif"}));
     }
     --frame_.conditions;
     return make(at, std::move(kids), [](R r, K k) {
-      size_t i = 0;
-      while (i + 1 < k.size() && !is_true(r.run(k[i]))) {
-        i += 2;
-      }
-      if (i < k.size()) {
-        r.run(k[std::min(i + 1, k.size() - 1)]);
+      for (size_t i = 0; i < k.size(); i += 2) {
+        if (is_true(r.run(k[i]))) {
+          r.run(k[i + 1]);
+          break;
+        }
       }
     });
   }
-
   NodePtr parse_for(size_t at) {
     Names names;
     Loop loop{parse_target(names)};
@@ -268,33 +258,23 @@ class Parser {
       r.set_member(r.look_up(name), member, value);
     };
   }
-  // Parses a name, or names with commas, in parentheses or not. Adds them to `names`.
+  // Parses a name, or names with commas, and adds them to `names`.
   Assign parse_target(Names& names) {
-    std::vector<Assign> items = {parse_target_item(names)};
-    const bool is_tuple = is(",");
-    while (skip(",") && !is("in") && !is("=") && !is(")")) {
-      items.push_back(parse_target_item(names));
-    }
-    return !is_tuple ? items[0] : [items](R r, In value) {
-      const Values values = iterate(value);
-      fail_if(values.size() != items.size(), "{} values cannot be assigned to {} names",
-              values.size(), items.size());
-      for (size_t i = 0; i < items.size(); ++i) {
-        items[i](r, values[i]);
+    bool is_tuple = false;
+    do {
+      const std::string& name = token().text;
+      reject_if(kConstants.contains(name) || name == "loop", "'{}' cannot be set", name);
+      names.push_back(expect_name());
+      is_tuple = is_tuple || is(",");
+    } while (skip(",") && !is("in") && !is("="));
+    return [names, is_tuple](R r, In value) {
+      const Values values = is_tuple ? iterate(value) : Values{value};
+      fail_if(values.size() != names.size(), "{} values cannot be assigned to {} names",
+              values.size(), names.size());
+      for (size_t i = 0; i < names.size(); ++i) {
+        r.scope->names[names[i]] = values[i];
       }
     };
-  }
-  Assign parse_target_item(Names& names) {
-    if (skip("(")) {
-      check_depth(++level_);
-      Assign inner = parse_target(names);
-      --level_;
-      expect(")");
-      return inner;
-    }
-    reject_if(constants().contains(token().text) || is("loop"), "'{}' cannot be set", token().text);
-    names.push_back(expect_name());
-    return [name = names.back()](R r, In value) { r.scope->names[name] = value; };
   }
 
   NodePtr parse_filter(size_t at) {
@@ -305,7 +285,6 @@ class Parser {
   NodePtr written_text(size_t at) const {
     return make(at, {}, [](R r, K) { return r.look_up(""); });
   }
-
   NodePtr parse_generation(size_t at) {
     frame_.names.insert("generation");
     return make(at, {parse_frame({"endgeneration"}, 0)}, [](R r, K k) {
@@ -314,7 +293,6 @@ class Parser {
       r.write(text);
     });
   }
-
   NodePtr parse_jump(size_t at, const std::string& word) {
     reject_if(word != "break" && word != "continue", "{{% {} %}} is not supported",
               printable(word, 40));
@@ -371,23 +349,26 @@ class Parser {
       is_tuple = true;
     }
     reject_if(items.empty() && !allows_none, "an expression is expected");
-    return !is_tuple && !items.empty() ? items[0]
-                                       : sequence(at, std::move(items), Sequence::Kind::kTuple);
+    return !is_tuple && !items.empty()
+               ? items[0]
+               : apply(at, items, [](V v) { return Value(v, Sequence::Kind::kTuple); });
   }
 
   // Returns the precedence of the binary operation that is next; -1 if there is none.
   int precedence() const {
     static constexpr std::string_view kLevels[] = {
         " if ", " or ", " and ", "", " == != < <= > >= in ", " + - ", " ~ ", " * / // % "};
-    const Token& token = is("not") ? peek() : this->token();
-    const bool is_none = token.type > Type::kSymbol || (is("not") && token.text != "in");
-    const auto* found = std::ranges::find_if(
-        kLevels, [&](auto level) { return level.find(" " + token.text + " ") != kNowhere; });
-    return is_none || found == std::end(kLevels) ? -1 : static_cast<int>(found - kLevels);
+    if (is("not")) {
+      return is_word(peek(), "in") ? kCompare : -1;
+    }
+    const std::string word = token().type <= Type::kSymbol ? " " + token().text + " " : "?";
+    int level = std::size(kLevels) - 1;
+    while (level >= 0 && kLevels[level].find(word) == kNowhere) {
+      --level;
+    }
+    return level;
   }
-
   NodePtr parse_expression() { return parse_binary(kConditional); }
-
   // Parses operations of the precedence `least` and higher ones.
   NodePtr parse_binary(int least) {
     check_depth(++level_);
@@ -397,9 +378,9 @@ class Parser {
                        : parse_unary(true);
     for (int level = precedence(); level >= least; level = precedence()) {
       const size_t at = token().at;
-      if (level == kCompare) {
-        left = parse_compare(begin, left);
-      } else if (const std::string name = take().text; level == kConditional) {
+      const std::string name = take().text;
+      next_ += name == "not" ? 1 : 0;  // not in
+      if (level == kConditional) {
         const NodePtr condition = parse_binary(kOr);
         const NodePtr otherwise = skip("else") ? parse_expression() : nullptr;
         left = make(begin, {left, condition, otherwise}, [](R r, K k) -> Value {
@@ -412,33 +393,15 @@ class Parser {
           return is_true(left) == (level == kAnd) ? r.run(k[1]) : left;
         });
       } else {
-        left = apply(at, {left, parse_binary(level + 1)},
-                     [name](V v) { return arithmetic(name, v[0], v[1]); });
+        left = apply(at, {left, parse_binary(level + 1)}, [name, level](V v) {
+          return level == kCompare ? holds(name, v[0], v[1]) : arithmetic(name, v[0], v[1]);
+        });
+        reject_if(level == kCompare && precedence() == level,
+                  "chained comparisons are not supported");
       }
     }
     --level_;
     return left;
-  }
-
-  NodePtr parse_compare(size_t at, const NodePtr& left) {
-    Nodes operands = {left};
-    Names names;
-    while (precedence() == kCompare) {
-      names.push_back(take().text);
-      next_ += names.back() == "not" ? 1 : 0;
-      operands.push_back(parse_binary(kCompare + 1));
-    }
-    return make(at, std::move(operands), [at, names](R r, K k) {
-      bool all = true;
-      Value left = r.run(k[0]);
-      for (size_t i = 0; i < names.size() && all; ++i) {
-        Value right = r.run(k[i + 1]);
-        r.at = at;
-        all = holds(names[i], left, right);
-        left = std::move(right);
-      }
-      return all;
-    });
   }
 
   NodePtr parse_unary(bool takes_filters) {
@@ -475,7 +438,7 @@ class Parser {
       expect(")");
       return inner;
     }
-    if (type == Type::kName && !constants().contains(first)) {
+    if (type == Type::kName && !kConstants.contains(first)) {
       frame_.read.insert(first);
       frame_.names.insert(first);
       return make(at, {}, [name = first](R r, K) { return r.look_up(name); });
@@ -484,13 +447,12 @@ class Parser {
     while (type == Type::kString && token().type == Type::kString) {
       text += take().text;
     }
-    const Value value = type == Type::kName      ? constants().at(text)
+    const Value value = type == Type::kName      ? kConstants.at(text)
                         : type == Type::kInteger ? Value(std::stoll(text))
                         : type == Type::kFloat   ? std::strtod(text.c_str(), nullptr)
                                                  : Value(text);
     return make(at, {}, [value](R, K) { return value; });
   }
-
   NodePtr parse_items(size_t at, bool is_dict) {
     const std::string close = is_dict ? "}" : "]";
     Nodes items;
@@ -504,37 +466,29 @@ class Parser {
         expect(",");
       }
     }
-    if (!is_dict) {
-      return sequence(at, std::move(items), Sequence::Kind::kList);
-    }
-    return apply(at, std::move(items), [](V v) {
+    return apply(at, std::move(items), [is_dict](V v) {
       Dict dict;
-      for (size_t i = 0; i < v.size(); i += 2) {
+      for (size_t i = 0; is_dict && i < v.size(); i += 2) {
         dict.set(v[i], v[i + 1]);
       }
-      return dict;
+      return is_dict ? Value(dict) : Value(v);
     });
   }
-
   NodePtr parse_postfix(NodePtr node) {
     while (is(".") || is("[") || is("(")) {
       const size_t at = token().at;
       if (is("(")) {
-        const auto call = parse_call(at, node, call_value);
-        call->form = Node::Form::kCall;
-        node = call;
+        node = parse_call(at, node, call_value, Node::Form::kCall);
       } else if (skip("[")) {
         node = parse_subscript(at, node);
-      } else if (++next_; token().type == Type::kInteger) {
-        node = apply(at, {node, parse_primary()}, [](V v) { return get_item(v[0], v[1]); });
       } else {
+        expect(".");
         const std::string name = expect_name();
         node = apply(at, {node}, [name](V v) { return get_attribute(v[0], name); });
       }
     }
     return node;
   }
-
   NodePtr parse_subscript(size_t at, const NodePtr& object) {
     const auto part = [&] { return is(":") || is("]") ? nullptr : parse_expression(); };
     Nodes kids = {object, part()};
@@ -548,7 +502,6 @@ class Parser {
       return v.size() == 2 ? get_item(v[0], v[1]) : get_slice(v[0], v[1], v[2], v[3]);
     });
   }
-
   NodePtr parse_filters(NodePtr node) {
     do {
       const size_t at = token().at;
@@ -558,51 +511,50 @@ class Parser {
   }
   NodePtr parse_test(size_t at, const NodePtr& node) {
     const bool wanted = !skip("not");
-    const NodePtr test = parse_call(at, node, expect_builtin("?"), true);
+    const NodePtr test = parse_call(at, node, expect_builtin("?"), Node::Form::kOther, true);
     return wanted ? test : apply(at, {test}, [](V v) { return !is_true(v[0]); });
   }
-
   // Parses arguments in parentheses, or with `takes_operand` one without them; returns a node of
   // `function`(value of `operand`, arguments).
   template <typename Function>
-  std::shared_ptr<Node> parse_call(size_t at, NodePtr operand, Function function,
-                                   bool takes_operand = false) {
+  NodePtr parse_call(size_t at, NodePtr operand, Function function,
+                     Node::Form form = Node::Form::kOther, bool takes_operand = false) {
     Nodes kids = {std::move(operand)};
-    Names names;  // of the last kids
-    const bool is_word = token().type == Type::kName && !is("else") && !is("or") && !is("and");
+    Names names;  // of the arguments; empty if they have none
+    const bool is_name = token().type == Type::kName && !is("else") && !is("or") && !is("and");
     reject_if(takes_operand && is("is"), "tests cannot be chained with 'is'");
-    if (takes_operand && (is_word || is("[") || is("{") || token().type > Type::kData)) {
+    if (takes_operand && (is_name || is("[") || is("{") || token().type > Type::kData)) {
       kids.push_back(parse_postfix(parse_primary()));
+      names.emplace_back();
     } else if (skip("(")) {
       while (!skip(")")) {
-        const bool is_named =
-            token().type == Type::kName && peek().type == Type::kSymbol && peek().text == "=";
-        reject_if(!is_named && !names.empty(), "a positional argument after a named one");
-        if (is_named) {
-          names.push_back(take().text);
-          ++next_;
-        }
+        const bool is_named = token().type == Type::kName && is_word(peek(), "=");
+        reject_if(!is_named && !names.empty() && !names.back().empty(),
+                  "a positional argument after a named one");
+        names.push_back(is_named ? take().text : "");
+        next_ += is_named ? 1 : 0;
         kids.push_back(parse_expression());
         if (!is(")")) {
           expect(",");
         }
       }
     }
-    return make(at, std::move(kids), [at, names, function](R r, K k) -> Value {
+    const auto run = [at, names, function](R r, K k) -> Value {
       const Value caller = std::exchange(r.caller, Value());
       const Value operand = r.run(k[0]);
       Arguments arguments;
-      for (size_t i = 1, first_named = k.size() - names.size(); i < k.size(); ++i) {
-        const Value value = r.run(k[i]);
-        i < first_named ? arguments.positional.push_back(value)
-                        : void(arguments.named.emplace_back(names[i - first_named], value));
+      for (size_t i = 0; i < names.size(); ++i) {
+        const Value value = r.run(k[i + 1]);
+        names[i].empty() ? arguments.positional.push_back(value)
+                         : void(arguments.named.emplace_back(names[i], value));
       }
       if (!caller.is_undefined()) {
         arguments.named.emplace_back("caller", caller);
       }
       r.at = at;
       return function(operand, arguments);
-    });
+    };
+    return make(at, std::move(kids), run, form);
   }
 
   // The innermost block with names of its own, as far as it is parsed.

@@ -31,7 +31,6 @@ Renderer::Renderer(const Dict& context, const RenderSettings& settings, bool is_
     return settings_.format_date(format->string().utf8());
   });
 }
-
 Renderer::~Renderer() {
   for (const ScopePtr& macro_scope : macro_scopes_) {
     macro_scope->names.clear();  // a macro and its scope own each other
@@ -60,7 +59,6 @@ Value Renderer::run_in_scope(const NodePtr& node, const ScopePtr& parent,
   scope = outer;
   return value;
 }
-
 Text Renderer::capture(const std::function<void()>& body) {
   Text text;
   Text* outer = std::exchange(out_, &text);
@@ -181,7 +179,7 @@ Template::Template(std::string_view source, std::string name, Dialect dialect)
       name_(std::move(name)),
       dialect_(dialect) {}
 
-Value Template::run(const Dict& context, const RenderSettings& settings, bool as_text) const {
+Value Template::evaluate(const Dict& context, const RenderSettings& settings, bool as_text) const {
   const NodePtr& root = syntax_->root;
   Renderer renderer(context, settings, dialect_ == Dialect::kTask);
   try {
@@ -199,7 +197,7 @@ Value Template::run(const Dict& context, const RenderSettings& settings, bool as
 }
 
 Rendered Template::render(const Dict& context, const RenderSettings& settings) const {
-  const Value value = run(context, settings, true);
+  const Value value = evaluate(context, settings, true);
   Rendered result{value.text()->utf8(), {}};
   size_t bytes = 0;
   for (const Char& one : value.text()->chars) {
@@ -213,12 +211,7 @@ Rendered Template::render(const Dict& context, const RenderSettings& settings) c
   return result;
 }
 
-Value Template::evaluate(const Dict& context, const RenderSettings& settings) const {
-  return run(context, settings, false);
-}
-
 const std::string& Template::source() const { return syntax_->source; }
-
 bool Template::mentions(std::string_view name) const {
   return syntax_->root->names.contains(std::string(name));
 }

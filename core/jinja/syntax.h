@@ -2,13 +2,7 @@
 // Templates as trees of closures, in the grammar of jinja2 3.1 with the settings of transformers
 // (trim_blocks, lstrip_blocks, loop controls, {% generation %}), and the state of a rendering.
 
-#include <functional>
-#include <map>
-#include <memory>
 #include <set>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "core/jinja/template.h"
 #include "core/jinja/value.h"
@@ -46,8 +40,7 @@ struct Syntax {
 };
 
 // Parses `source`. `name` opens errors, with line and column. Throws Unsupported for a template
-// that is invalid or beyond the subset.
-// `trims` is for trim_blocks, lstrip_blocks and one line feed at the end.
+// that is invalid or beyond the subset. `trims`: trim_blocks, lstrip_blocks, no last line feed.
 Syntax parse(std::string_view source, const std::string& name, bool trims);
 std::vector<Token> lex(const std::string& source, const std::string& name, bool trims);
 
@@ -84,8 +77,6 @@ class Renderer {
   enum class Flow { kNext, kBreak, kContinue };
 
   Renderer(const Dict& context, const RenderSettings& settings, bool is_strict);
-  Renderer(const Renderer&) = delete;
-  Renderer& operator=(const Renderer&) = delete;
   ~Renderer();
 
   Value run(const NodePtr& node);

@@ -87,11 +87,10 @@ void append_value(Text& out, In value, const JsonStyle* json, int depth) {
   if (const Text* text = value.text()) {
     refuse_if(text->is_safe && !is_json, "printing a list with a safe string");
     append_quoted(out, *text, is_json);
-  } else if (is_json && value.is<bool>()) {
-    put(is_true(value) ? "true" : "false");
   } else if (value.is_number()) {
     refuse_if(is_json && !std::isfinite(value.number()), "tojson of {}", number_text(value));
-    put(number_text(value));
+    const bool is_lower = is_json && value.is<bool>();
+    put(!is_lower ? number_text(value) : is_true(value) ? "true" : "false");
   } else if (value.is_none() || (value.is_undefined() && !is_json)) {
     put(is_json ? "null" : value.is_none() ? "None" : "Undefined");
   } else if (const Dict* dict = value.dict()) {
@@ -134,6 +133,27 @@ Value number_arithmetic(std::string_view operation, In left, In right) {
   return operation == "//" ? floor : operation == "%" ? a - floor * b : result;
 }
 
+// Python's other attributes, which a template could use.
+constexpr std::string_view kOtherAttributes =
+    " append as_integer_ratio bit_count bit_length casefold center clear conjugate copy "
+    "denominator encode expandtabs extend format format_map from_bytes fromhex hex imag index "
+    "insert is_integer isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric "
+    "isprintable isspace istitle isupper ljust maketrans numerator partition pop real remove "
+    "removeprefix removesuffix reverse rfind rindex rjust rpartition rsplit sort splitlines "
+    "start step stop swapcase to_bytes translate zfill ";
+constexpr std::string_view kOtherDictMethods =
+    " clear copy fromkeys pop popitem setdefault update mapping isdisjoint ";
+
+// Returns the method `name` of `value`, or nothing. Refuses those of Python that are no builtins.
+std::optional<Value> find_method(In value, const std::string& name) {
+  const auto method = find_function(fmt::format("{}.{}", type_name(value), name), value);
+  const std::string_view others = value.dict() ? kOtherDictMethods : kOtherAttributes;
+  if (!method && !value.is_none() && others.find(" " + name + " ") != kNowhere) {
+    refuse("'{}' of a {}", printable(name, 40), type_name(value));
+  }
+  return method;
+}
+
 }  // namespace
 
 Text::Text(std::string_view utf8, int32_t source) {
@@ -141,7 +161,6 @@ Text::Text(std::string_view utf8, int32_t source) {
     chars.push_back({next_code_point(utf8, at), source});
   }
 }
-
 std::string Text::utf8() const {
   std::string bytes;
   for (const Char& one : chars) {
@@ -151,17 +170,14 @@ std::string Text::utf8() const {
   }
   return bytes;
 }
-
 Text Text::slice(size_t begin, size_t end) const {
   const auto at = [&](size_t index) { return chars.begin() + static_cast<std::ptrdiff_t>(index); };
   return Text(std::vector<Char>(at(begin), at(std::max(begin, end))));
 }
-
 void Text::append(const Text& other) {
   fail_if(size() + other.size() > kMaxChars, "the text has more than {} characters", kMaxChars);
   chars.insert(chars.end(), other.chars.begin(), other.chars.end());
 }
-
 size_t Text::find(const Text& part, size_t from) const {
   const auto found = std::search(chars.begin() + static_cast<std::ptrdiff_t>(from), chars.end(),
                                  part.chars.begin(), part.chars.end());
@@ -189,7 +205,6 @@ const Value* Dict::find(In key) const {
       std::ranges::find_if(items, [&](const auto& item) { return equals(item.first, key); });
   return found == items.end() ? nullptr : &found->second;
 }
-
 void Dict::set(Value key, Value value) {
   refuse_if(key.sequence() != nullptr || key.dict() != nullptr || key.object() != nullptr,
             "a {} as key of a dict", type_name(key));
@@ -207,7 +222,6 @@ Value::Value(Values items, Sequence::Kind kind) {
   }
   value_ = std::make_shared<Sequence>(Sequence{kind, std::move(items), depth});
 }
-
 Value::Value(Dict value) {
   for (const auto& item : value.items) {
     include_depth(value.depth, item.second);
@@ -219,17 +233,14 @@ int64_t Value::integer(std::string_view what) const {
   fail_if(!is<bool>() && !is<int64_t>(), "{} must be an integer, not a {}", what, type_name(*this));
   return is<bool>() ? (std::get<bool>(value_) ? 1 : 0) : std::get<int64_t>(value_);
 }
-
 double Value::number(std::string_view what) const {
   const double* found = std::get_if<double>(&value_);
   return found != nullptr ? *found : static_cast<double>(integer(what));
 }
-
 const Text& Value::string(std::string_view what) const {
   fail_if(text() == nullptr, "{} must be a string, not a {}", what, type_name(*this));
   return *text();
 }
-
 const Value& Value::defined(bool is_strict) const {
   if (const auto* undefined = std::get_if<Undefined>(&value_);
       undefined != nullptr && (is_strict || undefined->is_strict)) {
@@ -271,14 +282,12 @@ std::string_view type_name(In value) {
 }
 
 Text to_text(In value) {
-  if (value.usable().text() != nullptr || value.is_undefined()) {
-    return value.is_undefined() ? Text() : *value.text();
+  Text out = value.text() ? *value.text() : Text();
+  if (!value.text() && !value.usable().is_undefined()) {
+    append_value(out, value, nullptr, 0);
   }
-  Text out;
-  append_value(out, value, nullptr, 0);
   return out;
 }
-
 Text to_json(In value, const JsonStyle& style) {
   Text out;
   append_value(out, value, &style, 0);
@@ -296,26 +305,22 @@ bool equals(In left, In right) {
   if (left.usable().is_number() && right.usable().is_number()) {
     return compare(left, right) == 0;
   }
-  if (left.variant().index() != right.variant().index()) {
-    return false;
+  if (left.text() && right.text()) {
+    return left.text()->chars == right.text()->chars;
   }
-  if (const Text* text = left.text()) {
-    return text->chars == right.text()->chars;
-  }
-  if (const Dict* dict = left.dict()) {
-    return dict->items.size() == right.dict()->items.size() &&
-           std::ranges::all_of(dict->items, [&](const auto& item) {
-             const Value* other = right.dict()->find(item.first);
+  if (const Dict* a = left.dict(), *b = right.dict(); a && b) {
+    return a->items.size() == b->items.size() &&
+           std::ranges::all_of(a->items, [&](const auto& item) {
+             const Value* other = b->find(item.first);
              return other != nullptr && equals(item.second, *other);
            });
   }
-  if (const Sequence* list = left.sequence()) {
-    refuse_if(!list->is_plain() || !right.sequence()->is_plain(), "comparing a {} and a {}",
-              type_name(left), type_name(right));
-    return list->kind == right.sequence()->kind &&
-           std::ranges::equal(list->items, right.sequence()->items, equals);
+  if (const Sequence* a = left.sequence(), *b = right.sequence(); a && b) {
+    refuse_if(!a->is_plain() || !b->is_plain(), "comparing a {} and a {}", type_name(left),
+              type_name(right));
+    return a->kind == b->kind && std::ranges::equal(a->items, b->items, equals);
   }
-  return left.object() == right.object();
+  return left.variant().index() == right.variant().index() && left.object() == right.object();
 }
 
 int compare(In left, In right) {
@@ -330,18 +335,13 @@ int compare(In left, In right) {
   refuse_if(left.sequence() != nullptr && right.sequence() != nullptr, "the order of two lists");
   fail("a {} and a {} have no order", type_name(left), type_name(right));
 }
-
 bool contains(In container, In item) {
   if (container.text() != nullptr) {
     return container.text()->find(item.string("the left side of 'in'")) != kNowhere;
   }
-  if (const Dict* dict = container.dict()) {
-    return dict->find(item) != nullptr;
-  }
   refuse_if(container.is_iterator(), "'in' of an iterator");
   return std::ranges::any_of(iterate(container), [&](In entry) { return equals(entry, item); });
 }
-
 size_t length(In value) {
   const Sequence* list = value.sequence();
   fail_if((!list && !value.dict() && !value.text() && !value.usable().is_undefined()) ||
@@ -478,7 +478,6 @@ bool is_space(char32_t code) {
          code == 0xA0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200A) || code == 0x2028 ||
          code == 0x2029 || code == 0x202F || code == 0x205F || code == 0x3000;
 }
-
 Text strip(const Text& text, In removed, bool left, bool right) {
   const Text* set = removed.is_none() ? nullptr : &removed.string("the characters to remove");
   const auto is_kept = [&](const Char& one) {

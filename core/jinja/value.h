@@ -217,6 +217,5 @@ Value call_builtin(const std::string& name, In self, Args arguments);
 bool has_builtin(const std::string& name);
 // Returns the builtin as a function of `self`; nothing if there is none.
 std::optional<Value> find_function(const std::string& name, In self);
-std::optional<Value> find_method(In value, const std::string& name);  // of its type
 
 }  // namespace moe::jinja
