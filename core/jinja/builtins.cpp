@@ -473,10 +473,11 @@ const std::map<std::string, Builtin> kBuiltins = make_table(
      {"|unique case_sensitive= attribute=",
       [](C c) {
         Values kept, seen;
-        for (const auto& [key, item] : with_keys(iterate(c.self), c[1], c[0])) {
+        for (const auto& pair : with_keys(iterate(c.self), c[1], c[0])) {
+          In key = pair.first;
           fail_if(key.dict() || type_name(key) == "list", "unique of a {}", type_name(key));
           if (std::ranges::none_of(seen, [&](In other) { return equals(other, key); })) {
-            kept.push_back(item);
+            kept.push_back(pair.second);
             seen.push_back(key);
           }
         }
