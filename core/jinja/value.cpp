@@ -427,7 +427,7 @@ Value get_item(In value, In key) {
   if (key.text() != nullptr) {
     return get_attribute(value, key.text()->utf8());
   }
-  return Undefined{fmt::format("a {} has no such entry", type_name(value))};
+  return Undefined{fmt::format("a {} has no entry {}", type_name(value), to_text(key).utf8())};
 }
 
 Value get_slice(In value, In begin, In end, In step) {
