@@ -133,23 +133,15 @@ class ExampleMaker {
                   where);
     Example example;
     for (size_t turn = 0; turn < conversation.turns.size(); ++turn) {
-      TurnText text = settings_.text_template.render(conversation, turn);
-      if (text.space_before_response && !codec().leading_space) {
-        text.prompt.own(" ");
-      }
       const bool is_last = turn + 1 == conversation.turns.size();
       const bool learned =
           (settings_.loss_on == LossOn::kAll || is_last) && conversation.turns[turn].carries_loss;
-      if (text.begins_with_bos) {
-        push_bos(example);
-      }
-      const auto push_part = [&](const FilledText& part, bool is_learned) {
-        push_ids(example, at_place(where, [&] { return codec().encode_filled(part); }), is_learned,
-                 where);
-      };
-      push_part(text.prompt, false);
-      push_part(text.response, learned);
-      push(example, codec().eos, learned);
+      const TextCodec& encoder = codec();
+      const TurnTokens tokens = at_place(
+          where, [&] { return settings_.text_template.encode(conversation, turn, encoder); });
+      push_ids(example, tokens.prompt, false, where);
+      push_ids(example, tokens.response, learned, where);
+      push(example, encoder.eos, learned);
     }
     return example;
   }

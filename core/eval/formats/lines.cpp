@@ -1,6 +1,7 @@
 #include "core/eval/formats/lines.h"
 
 #include <algorithm>
+#include <set>
 #include <string_view>
 
 #include "core/base/error.h"
@@ -67,6 +68,10 @@ OrderedJson get_field(const Json& record, const Field& field, const std::string&
       return get_int(record, field.name, where);
     case Kind::kTexts:
       return get_strings(record, field.name, where);
+    case Kind::kSortedTexts: {
+      const std::vector<std::string> texts = get_strings(record, field.name, where);
+      return std::set<std::string>(texts.begin(), texts.end());
+    }
     case Kind::kChoices:
     case Kind::kAnswers:
       return get_pairs(record, field, where);
@@ -92,6 +97,7 @@ Json csv_value(const std::string& text, const Field& field, const std::string& w
     case Kind::kText:
       return text;
     case Kind::kTexts:
+    case Kind::kSortedTexts:
     case Kind::kChoices:
     case Kind::kAnswers:
       return parse_literal(text, where);

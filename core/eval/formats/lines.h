@@ -144,11 +144,12 @@ struct Field {
   enum class Kind {
     kText,
     kInt,
-    kLabel,    // 0 .. names.size() - 1; files may have a name, or true or false, instead
-    kTexts,    // ["..", ..]
-    kChoices,  // {"text": [..], "label": [..]}, equal lengths, at least 1
-    kAnswers,  // {"choices": [..], "labels": [0 or 1, ..]}, equal lengths, at least 1
-    kAny,      // any type; null if missing
+    kLabel,        // 0 .. names.size() - 1; files may have a name, or true or false, instead
+    kTexts,        // ["..", ..]
+    kSortedTexts,  // as kTexts; duplicates are removed
+    kChoices,      // {"text": [..], "label": [..]}, equal lengths, at least 1
+    kAnswers,      // {"choices": [..], "labels": [0 or 1, ..]}, equal lengths, at least 1
+    kAny,          // any type; null if missing
   };
   std::string name;
   Kind kind = Kind::kText;

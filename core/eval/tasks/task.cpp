@@ -142,6 +142,7 @@ Field parse_field(const std::string& text) {
                                                     {"answers", Field::Kind::kAnswers},
                                                     {"choices", Field::Kind::kChoices},
                                                     {"int", Field::Kind::kInt},
+                                                    {"sorted texts", Field::Kind::kSortedTexts},
                                                     {"texts", Field::Kind::kTexts}};
   const size_t colon = text.find(": ");
   if (colon == std::string::npos) {
@@ -156,13 +157,6 @@ Field parse_field(const std::string& text) {
   return {name, Field::Kind::kLabel, words};
 }
 
-template <typename Function>
-Function find_task_function(const std::string& name, Function TaskFunctions::*kind) {
-  const Function function = find_task_functions(name).*kind;
-  MOE_CHECK(function != nullptr, "task function '{}' is not of the required kind", name);
-  return function;
-}
-
 DataSet known_data(const Json& settings) {
   DataSet data;
   data.hub = settings.at("dataset_path");
@@ -173,7 +167,8 @@ DataSet known_data(const Json& settings) {
   data.scored = known_split(settings, "data", data.schema);
   data.shots = known_split(settings, "fewshot_data", data.schema);
   if (settings.contains("process_docs")) {
-    data.process = find_task_function(settings.at("process_docs"), &TaskFunctions::process);
+    MOE_CHECK(settings.at("process_docs") == "hellaswag");
+    data.process = process_hellaswag;
   }
   return data;
 }
@@ -192,19 +187,14 @@ OutputType output_type(const Json& settings, const std::string& where) {
       where, printable(name));
 }
 
-// Returns NAME if the value of `key` is {"function": NAME}, else nullopt. Only files of known/ may
-// name functions.
-std::optional<std::string> function_name(const Json& settings, const char* key, bool is_known) {
-  const auto found = settings.find(key);
-  return is_known && found != settings.end() && found->is_object()
-             ? std::optional<std::string>(found->at("function").get<std::string>())
-             : std::nullopt;
-}
-
-// Returns the function for a doc_to_choice such as "{{choices}}", whose value is a list of strings.
+// Returns the function for a doc_to_choice such as "{{choices}}", whose value is a list of strings,
+// or such a list as text.
 std::function<Texts(const OrderedJson&)> list_template(const std::string& hole) {
   return [hole, entries = PromptTemplate(hole)](const OrderedJson& document) {
-    const OrderedJson value = entries.value(document);
+    OrderedJson value = entries.value(document);
+    if (value.is_string() && value.get<std::string>().starts_with('[')) {
+      value = parse_literal(value.get<std::string>(), hole);
+    }
     Texts texts;
     for (const auto& entry : value) {
       if (value.is_array() && entry.is_string()) {
@@ -236,9 +226,6 @@ Texts parse_range(const std::string& text) {
 
 std::function<Texts(const OrderedJson&)> make_choices(const Json& settings,
                                                       const std::string& where, bool is_known) {
-  if (const auto name = function_name(settings, "doc_to_choice", is_known)) {
-    return find_task_function(*name, &TaskFunctions::choices);
-  }
   const auto found = settings.find("doc_to_choice");
   Texts texts;
   if (found == settings.end() || !found->is_string()) {
@@ -260,21 +247,27 @@ std::function<Texts(const OrderedJson&)> make_choices(const Json& settings,
 
 // Returns the function for doc_to_target. If the task has choices, an integer, a boolean or a text
 // of 1 to 6 digits is the index of the right choice, and any other text is its text. Otherwise the
-// value is the right answer as text.
+// value is the right answer as text. If the choices are contexts, the index is that of doc_to_text.
 std::function<Target(const OrderedJson&)> make_target(const Json& settings,
                                                       const std::string& where, bool is_known,
                                                       bool has_choices) {
-  if (const auto name = function_name(settings, "doc_to_target", is_known)) {
-    return find_task_function(*name, &TaskFunctions::target);
-  }
   const PromptTemplate answer(get_string(settings, "doc_to_target", where));
   if (!has_choices) {
     return [answer](const OrderedJson& document) -> Target {
       return {std::nullopt, answer(document)};
     };
   }
-  return [answer](const OrderedJson& document) -> Target {
+  if (settings.contains("choices_are_contexts")) {
+    return [answer, index = PromptTemplate(get_string(settings, "doc_to_text", where))](
+               const OrderedJson& document) -> Target {
+      return {index.value(document).get<int64_t>(), answer(document)};
+    };
+  }
+  return [answer, is_known](const OrderedJson& document) -> Target {
     const OrderedJson value = answer.value(document);
+    if (is_known && value.is_array() && !value.empty()) {  // the first may spell a number
+      return {std::nullopt, value.at(0).get<std::string>()};
+    }
     if (value.is_number_integer()) {
       return {value.get<int64_t>(), ""};
     }
@@ -359,9 +352,7 @@ Task make_task(const Json& settings, const std::string& where, bool is_known) {
   }
   task.description = get_string(settings, "description", where, "");
   task.choices_are_contexts = get_bool(settings, "choices_are_contexts", where, false);
-  if (const auto name = function_name(settings, "doc_to_text", is_known)) {
-    task.prompt = find_task_function(*name, &TaskFunctions::prompt);
-  } else if (!task.choices_are_contexts) {
+  if (!task.choices_are_contexts) {
     task.prompt = PromptTemplate(get_string(settings, "doc_to_text", where));
   }
   const bool has_choices = task.output == OutputType::kMultipleChoice;

@@ -31,8 +31,8 @@
 //
 //   dataset_path, origin      # data set on the Hub; source of the authors' own files
 //   fields                    # fields on the Hub: "question", "idx: any", "label: no | yes"
-//   reader, process_docs      # names of functions in prompt_template.h. The value of doc_to_text,
-//                             # doc_to_choice or doc_to_target may also be {function = "copa"}
+//   reader                    # name of a function of documents.h (prompt_template.h)
+//   process_docs              # "hellaswag": process_hellaswag()
 //   data = {split, files}     # each entry of files is an alternative, relative to --data; "a + b"
 //                             # means two files that are read together
 //   documents                 # number of documents that the harness scores; 0: not checked
@@ -114,6 +114,7 @@ struct Task {
   std::function<std::string(const OrderedJson&)> answer_begin = {};  // from gen_prefix
   ShotRule shots = {};
   // The choices are alternative contexts, and the target is the continuation of each (Winogrande).
+  // In the file, doc_to_text is the index of the right one.
   bool choices_are_contexts = false;
   bool is_user_defined = false;  // paths of the data are not relative to --data
   // Accept a target that is not one of the choices; the question counts as wrong.

@@ -23,10 +23,9 @@ Task letters_task(ShotRule rule) {
   return {.name = "t",
           .description = "D.\n\n",
           .prompt = PromptTemplate("Q: {{q}}\nA:"),
-          .choices =
-              [](const OrderedJson&) {
-                return std::vector<std::string>{"x", "y"};
-              },
+          .choices = [](const OrderedJson&) -> Strings {
+            return {"x", "y"};
+          },
           .target = [](const OrderedJson& document) -> Target {
             return {document.at("label").get<int64_t>(), ""};
           },
