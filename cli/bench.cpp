@@ -1,5 +1,4 @@
-// moe bench: defines the flags of each benchmark (core/bench/bench.h) and prints its report as
-// tables or JSON.
+// moe bench: flags of each benchmark (core/bench/bench.h), and its report as tables or JSON.
 
 #include "core/bench/bench.h"
 
@@ -12,9 +11,9 @@
 #include "cli/output.h"
 #include "core/base/text.h"
 #include "core/bench/timing.h"
+#include "core/eval/report/task_report.h"
 
 namespace moe::cli {
-
 namespace {
 
 // Formats a value. The end of the key is the unit of the value.
@@ -57,38 +56,28 @@ std::string label(std::string key) {
   return key;
 }
 
-bool is_flat(const OrderedJson& json) {
-  return json.is_object() && std::none_of(json.begin(), json.end(), [](const OrderedJson& value) {
-           return value.is_structured();
-         });
-}
-
 using Row = std::pair<std::string, OrderedJson>;  // name, flat object
 
 // Prints a table with one line per row. Columns are the names and all keys that occur.
 void print_table(const std::vector<Row>& rows, const std::string& indent) {
-  std::vector<std::string> keys = {""};
+  std::vector<std::string> keys;
+  std::vector<std::vector<std::string>> table = {{indent}};
   for (const auto& [name, row] : rows) {
+    table.push_back({indent + name});
     for (const auto& [key, value] : row.items()) {
       if (std::ranges::find(keys, key) == keys.end()) {
         keys.push_back(key);
       }
     }
   }
-  std::vector<std::string> lines(rows.size() + 1, indent);
   for (const auto& key : keys) {
-    std::vector<std::string> cells = {label(key)};
-    size_t width = cells[0].size();
-    for (const auto& [name, row] : rows) {
-      cells.push_back(key.empty() ? name : row.contains(key) ? format_value(key, row[key]) : "");
-      width = std::max(width, cells.back().size());
-    }
-    for (size_t i = 0; i < cells.size(); ++i) {
-      lines[i] += key.empty() ? fmt::format("{:<{}}", cells[i], width)
-                              : fmt::format("  {:>{}}", cells[i], width);
+    table[0].push_back(label(key));
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const OrderedJson& row = rows[i].second;
+      table[i + 1].push_back(row.contains(key) ? format_value(key, row[key]) : "");
     }
   }
-  print_text("{}\n", fmt::join(lines, "\n"));
+  print_text("{}", eval::align_columns(table, /*left_columns=*/{0}));
 }
 
 // Prints an object: values one per line; consecutive flat objects as a table; "parts_ms" as a table
@@ -112,7 +101,8 @@ void print_report(const OrderedJson& report, const std::string& indent) {
         rows.emplace_back(name, OrderedJson{{"ms", ms}, {"share", ms.get<double>() / sum}});
       }
       flush();
-    } else if (is_flat(value)) {
+    } else if (value.is_object() &&
+               std::ranges::none_of(value, [](const auto& item) { return item.is_structured(); })) {
       rows.emplace_back(label(key), value);
     } else if (value.is_structured()) {
       flush();
@@ -138,7 +128,6 @@ Option model_or_synthetic(std::string& model) {
                     /*is_required=*/false);
 }
 
-// Returns an option whose value is an integer of at least 1.
 Option count(const char* name, Member member, const char* help, const char* fallback = "") {
   return {name, std::move(member), group::kMeasure, help, whole_between(1, 1 << 24), fallback};
 }
@@ -306,25 +295,24 @@ void add_bench(CLI::App& app) {
   CLI::App* bench =
       app.add_subcommand("bench", "measure speed, compared with a roofline of the same run");
   bench->require_subcommand(1);
-  add_benchmark(*bench, "layer", "a MoE layer on random tokens and its parts, compared with at::mm",
-                add_layer_flags, bench::bench_layer);
-  add_benchmark(*bench, "route", "routing and expert GEMMs of a MoE layer", add_route_flags,
-                bench::bench_layer);
-  add_benchmark(*bench, "gemm",
-                "matrix products at the shapes of a model, with at::mm and our GEMM",
-                add_gemm_flags, bench::bench_gemm);
-  add_benchmark(*bench, "train",
-                "training steps on random tokens and their parts, compared with at::mm",
-                add_train_flags, bench::bench_train);
-  add_benchmark(*bench, "load", "loading a model from the page cache", add_load_flags,
-                bench::bench_load);
-  add_benchmark(*bench, "eval", "scoring, compared with at::mm", add_eval_flags, bench::bench_eval);
-  add_benchmark(*bench, "generate", "text generation, compared with memory bandwidth",
-                add_generate_flags, bench::bench_generate);
-  add_benchmark(*bench, "upcycle", "upcycling a model, compared with plain writes to the same disk",
-                add_upcycle_flags, bench::bench_upcycle);
-  add_benchmark(*bench, "comm", "collectives between ranks by tensor size", add_comm_flags,
-                bench::bench_comm);
+  const auto add = [bench](const char* name, const char* description, auto add_own_flags,
+                           auto run) {
+    add_benchmark(*bench, name, description, add_own_flags, run);
+  };
+  add("layer", "a MoE layer on random tokens and its parts, compared with at::mm", add_layer_flags,
+      bench::bench_layer);
+  add("route", "routing and expert GEMMs of a MoE layer", add_route_flags, bench::bench_layer);
+  add("gemm", "matrix products at the shapes of a model, with at::mm and our GEMM", add_gemm_flags,
+      bench::bench_gemm);
+  add("train", "training steps on random tokens and their parts, compared with at::mm",
+      add_train_flags, bench::bench_train);
+  add("load", "loading a model from the page cache", add_load_flags, bench::bench_load);
+  add("eval", "scoring, compared with at::mm", add_eval_flags, bench::bench_eval);
+  add("generate", "text generation, compared with memory bandwidth", add_generate_flags,
+      bench::bench_generate);
+  add("upcycle", "upcycling a model, compared with plain writes to the same disk",
+      add_upcycle_flags, bench::bench_upcycle);
+  add("comm", "collectives between ranks by tensor size", add_comm_flags, bench::bench_comm);
   add_config(*bench,
              "moe bench layer --router top1+ir+fr --tokens 8192\n"
              "moe bench train my-moe --precision bf16 --threads 1 --json\n"

@@ -22,7 +22,7 @@ namespace {
 
 struct EvalFlags {
   eval::EvalSettings settings;
-  std::string requests, bos = "auto", device;
+  std::string requests, device, template_arguments;
   std::optional<model::Precision> precision;
   std::vector<std::filesystem::path> texts;
   std::vector<std::string> stats_by, sweeps;
@@ -61,6 +61,18 @@ void check(const EvalFlags& flags) {
                 "{} prints its results to standard output; remove -o", given.front());
   USER_ERROR_IF(flags.settings.tasks.empty() && !flags.settings.against.empty(),
                 "--against needs --tasks instead of {}", given.front());
+  const bool is_chat = flags.settings.apply_chat_template;
+  for (const auto& [flag, is_given, is_of_chat] :
+       {std::tuple("--apply-chat-template", is_chat, true),
+        std::tuple("--system-instruction", !flags.settings.system_instruction.empty(), false),
+        std::tuple("--fewshot-as-multiturn", !flags.settings.examples_as_turns, true),
+        std::tuple("--chat-template-args", !flags.template_arguments.empty(), true),
+        std::tuple("--template-date", !flags.settings.chat_options.date.empty(), true)}) {
+    USER_ERROR_IF(is_given && is_of_chat && !is_chat, "{} needs --apply-chat-template", flag);
+    USER_ERROR_IF(is_given && flags.settings.tasks.empty(), "{} needs --tasks", flag);
+    USER_ERROR_IF(is_given && flags.settings.compat == eval::Compat::k041,
+                  "{} is not in version 0.4.1 of lm-evaluation-harness; remove --compat", flag);
+  }
   USER_ERROR_IF(flags.items && flags.settings.against.empty(), "--items needs --against DIR");
   USER_ERROR_IF(flags.settings.stats.empty() && !flags.stats_by.empty(),
                 "--stats-by needs --stats FILE");
@@ -223,7 +235,8 @@ void run(EvalFlags& flags) {
   }
   flags.settings.stats_by = eval::parse_stats_by(flags.stats_by);
   check(flags);
-  flags.settings.bos = eval::parse_bos(flags.bos);
+  auto& chat = flags.settings.chat_options;
+  chat = data::parse_chat_options(flags.template_arguments, chat.date);
   flags.ranks.threads = flags.threads;
   flags.ranks.on_cuda = flags.device == "cuda";
   flags.settings.precision = model::inference_precision(flags.precision, flags.ranks.on_cuda);
@@ -251,6 +264,8 @@ Choice number_or_auto(int64_t& member) {
 }
 
 Options task_options(EvalFlags& flags) {
+  using enum eval::Bos;
+  using enum eval::Compat;
   eval::EvalSettings& settings = flags.settings;
   return {
       positional("MODEL", &settings.model, group::kModel, "model directory, dense or MoE",
@@ -259,7 +274,7 @@ Options task_options(EvalFlags& flags) {
                    "tasks and groups (see --list), or your own TASK.toml, TASK.json or "
                    "QUIZ.jsonl"}),
       {"data", &settings.data, group::kTasks,
-       "directory of benchmark files (see --list): the authors' files, or JSONL or CSV exported "
+       "directory of benchmark files (see --list): the authors' files, or Parquet, JSONL or CSV "
        "from the Hub"},
       {"list", &flags.list, group::kTasks, "list tasks and groups with the paths of their files"},
       {"requests", &flags.requests, group::kTasks,
@@ -270,10 +285,28 @@ Options task_options(EvalFlags& flags) {
       {"num-fewshot", &settings.shots, group::kTasks,
        "examples before each question, sampled as in lm-evaluation-harness", whole_between(0, 1000),
        "set by the task"},
-      {"compat", choice<eval::Compat>(settings.compat, eval::parse_compat, eval::to_string),
+      {"compat",
+       choice<eval::Compat, eval::Compat>("compat", settings.compat,
+                                          {{"current", kCurrent}, {"0.4.1", k041}}),
        group::kTasks, "task definitions of lm-evaluation-harness: current (0.4.13) or 0.4.1"},
-      {"bos", &flags.bos, group::kTasks,
-       "add a BOS token to texts: auto (as in tokenizer_config.json), on or off"},
+      {"bos",
+       choice<eval::Bos, eval::Bos>(
+           "bos", settings.bos, {{"auto", kAuto}, {"on", kOn}, {"force", kForce}, {"off", kOff}}),
+       group::kTasks,
+       "add a BOS token to texts: auto (as the tokenizer does), on (if it has one), force or off"},
+      {"apply-chat-template", &settings.apply_chat_template, group::kTasks,
+       "render prompts with the model's chat template"},
+      {"fewshot-as-multiturn",
+       choice<bool, bool>("fewshot-as-multiturn", settings.examples_as_turns,
+                          {{"on", true}, {"off", false}}),
+       group::kTasks,
+       "with --apply-chat-template: examples are turns (on), or in the question's message (off)"},
+      {"system-instruction", &settings.system_instruction, group::kTasks,
+       "system message (else text) before each task's description", Range(), "none"},
+      {"chat-template-args", &flags.template_arguments, group::kTasks,
+       "JSON object of more names for the chat template", Range(), "none"},
+      {"template-date", &settings.chat_options.date, group::kTasks,
+       "date of strftime_now() in the chat template, YYYY-MM-DD", Range(), "today"},
   };
 }
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <latch>
 #include <limits>
-#include <optional>
 #include <system_error>
 #include <thread>
 
@@ -18,7 +17,6 @@
 #include "kernels/ops/device.h"
 
 namespace moe::cli {
-
 namespace {
 
 CLI::Option* add_option(CLI::App& command, const Option& option) {
@@ -58,16 +56,13 @@ uint64_t parse_bytes(const std::string& text, const char* name) {
   return static_cast<uint64_t>(value * unit->second);
 }
 
-// Converts a value in a recipe to the text of a command-line flag.
 std::string flag_text(const std::string& where, const Json& value) {
   if (value.is_string()) {
     return value.get<std::string>();
   }
-  if (value.is_number_integer()) {
-    return fmt::format("{}", value.get<int64_t>());
-  }
   if (value.is_number()) {
-    return fmt::format("{}", value.get<double>());
+    return value.is_number_integer() ? fmt::format("{}", value.get<int64_t>())
+                                     : fmt::format("{}", value.get<double>());
   }
   if (value.is_boolean()) {
     return value.get<bool>() ? "true" : "false";
@@ -75,7 +70,6 @@ std::string flag_text(const std::string& where, const Json& value) {
   throw UserError("--config: {} must be text, a number, true, false or a list of these", where);
 }
 
-// Reader of recipes for CLI11. Uses parse_toml() and returns a list of (command, flag, values).
 class TomlConfig : public CLI::Config {
  public:
   explicit TomlConfig(const CLI::App& app) : app_(app) {}
@@ -210,12 +204,10 @@ Option positional(const char* name, Member member, const char* group, std::strin
 }
 
 Option output_path(Member member, std::string help, bool is_required) {
-  return {.name = "out",
-          .member = std::move(member),
-          .group = group::kOutput,
-          .help = std::move(help),
-          .spelling = "-o,--out",
-          .is_required = is_required};
+  Option option =
+      positional("out", std::move(member), group::kOutput, std::move(help), is_required);
+  option.spelling = "-o,--out";
+  return option;
 }
 
 void add_rank_flags(CLI::App& command, distributed::RankSettings& ranks) {

@@ -1,6 +1,6 @@
 #pragma once
-// Flags that several commands have, and the reader of recipes (--config). A flag is declared once
-// as an Option (core/base/option.h), which refers to a member of the command's settings.
+// Flags that several commands have, as Options (core/base/option.h) of the members of the command's
+// settings, and the reader of recipes (--config).
 
 #include <c10/core/Device.h>
 
@@ -19,8 +19,7 @@
 
 namespace moe::cli {
 
-// Add a command to the app. The app runs the command after parsing: the command fills a settings
-// struct from its flags and calls one function of core.
+// Add a command, which fills a settings struct from its flags and calls one function of core.
 void add_upcycle(CLI::App& app);
 void add_init(CLI::App& app);
 void add_train(CLI::App& app);
@@ -43,12 +42,10 @@ auto add_command(CLI::App& app, const char* name, const char* description, void 
   return std::pair(command, flags);
 }
 
-// Adds a flag for each of `options`, which checks its value and writes it to Option::member. The
-// members must outlive `command`.
+// Adds a flag for each of `options`, whose members must outlive `command`.
 void add_options(CLI::App& command, const Options& options);
 
-// Return cli/REFERENCE.md and the manual page moe(1) in groff's man macros, generated from the
-// declared flags.
+// Return cli/REFERENCE.md and the manual page moe(1) in groff's man macros.
 std::string reference(const CLI::App& app);
 std::string manual_page(const CLI::App& app);
 
@@ -68,41 +65,32 @@ inline constexpr const char* kForceGateHelp = "; allow --router to change the st
 void add_force_memory(CLI::App& command, bool& force_memory);
 
 void add_threads(CLI::App& command, int& threads);
-// Sets the number of LibTorch's threads to `threads` (0: LibTorch's default), at most one per
-// usable processor, and starts them. Throws std::system_error if a thread cannot be started (ulimit
-// -u).
+// Starts `threads` threads of LibTorch (0: its default), at most one per usable processor. Throws
+// std::system_error if one cannot be started (ulimit -u).
 void apply_threads(int threads = 0);
 
 // Throws UserError if `use_cuda` is set and this binary or machine has no CUDA device.
 void check_device(bool use_cuda);
 // Adds --device cpu|cuda, which calls check_device().
 void add_device(CLI::App& command, std::string& device);
-// Returns the device of a command that runs as one process: the CPU or the first GPU. Commands with
-// ranks use distributed::Comm::device() instead.
+// Returns the CPU or the first GPU, for a command that runs as one process.
 c10::Device parse_device(const std::string& name);
-// Adds --precision for commands that run a model without training it. model::inference_precision()
-// returns the default.
+// Adds --precision for inference; model::inference_precision() returns the default.
 void add_inference_precision(CLI::App& command, std::optional<model::Precision>& precision);
 
-// Adds --config to the app. A recipe is a TOML file with one table per command. It is read by
-// parse_toml() (core/base/json.h), because CLI11's reader misreads `#` inside strings. Tables of
-// other commands are checked but not applied. Throws UserError for an unknown table or key, naming
-// the nearest known one.
+// Adds --config to the app. A recipe is a TOML file with one table per command, read by
+// parse_toml(): CLI11's reader misreads `#` inside strings. Tables of other commands are checked
+// but not applied. Throws UserError for an unknown table or key, naming the nearest known one.
 void add_recipe_reader(CLI::App& app);
-// Accepts --config after the name of the command. Appends a description of --config and `examples`,
-// one command line per line, to its --help.
+// Accepts --config after the name of the command. Appends it and `examples` (lines) to the --help.
 void add_config(CLI::App& command, const std::string& examples);
-// Appends `examples` to the --help of the command.
 void add_examples(CLI::App& command, const std::string& examples);
 
-// Returns the subcommands of the app or of a command.
 std::vector<const CLI::App*> subcommands(const CLI::App& app);
 std::vector<std::string> subcommand_names(const CLI::App& app);
-// Returns the long names of a command's flags: "--router", "--out", ...
-std::vector<std::string> long_flags(const CLI::App& command);
+std::vector<std::string> long_flags(const CLI::App& command);  // "--router", "--out", ...
 
-// Returns the option --`name` whose values are sizes such as "5GB", "200KB", "64MiB" or "1000".
-// `fallback` is the default in the help text.
+// Returns an option whose values are sizes such as "5GB", "64MiB" or "1000".
 Option byte_size(const char* name, uint64_t& bytes, const char* group, std::string help,
                  std::string fallback);
 

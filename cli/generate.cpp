@@ -13,6 +13,7 @@
 #include "cli/flags.h"
 #include "cli/output.h"
 #include "core/base/error.h"
+#include "core/base/json.h"
 #include "core/base/resources.h"
 #include "core/base/text.h"
 #include "core/data/templates.h"
@@ -20,7 +21,6 @@
 #include "kernels/ops/device.h"
 
 namespace moe::cli {
-
 namespace {
 
 struct GenerateFlags {
@@ -41,7 +41,6 @@ void check_chat(const GenerateFlags& flags) {
                 flags.bos);
 }
 
-// Returns false if `end` is empty.
 bool ends_with(const std::vector<int64_t>& ids, const std::vector<int64_t>& end) {
   return !end.empty() && ids.size() >= end.size() &&
          std::equal(end.rbegin(), end.rend(), ids.rbegin());
@@ -66,17 +65,25 @@ model::RoutingOptions requested_routing(const GenerateFlags& flags,
   return {resolved.router, resolved.ep_ranks};
 }
 
-// Returns the tokens of --prompt. With --bos auto, adds a BOS token if the tokenizer's
-// configuration requires it, and for all sentencepiece tokenizers, whose models were trained with
-// one.
+// Returns the tokens of --prompt. --bos auto adds a BOS token if the tokenizer's configuration
+// requires it, and for sentencepiece models, which were trained with one, also beside a
+// tokenizer.json unless "add_bos_token" is set.
 std::vector<int64_t> prompt_ids(const GenerateFlags& flags, const io::Tokenizer& tokenizer) {
   std::vector<int64_t> ids = tokenizer.encode(flags.prompt);
+  const auto config = std::filesystem::path(flags.model) / "tokenizer_config.json";
+  const bool is_set = tokenizer.kind() != io::TokenizerKind::kSentencepiece &&
+                      std::filesystem::exists(config) &&
+                      has_value(read_json(config), "add_bos_token");
+  const bool has_bos = tokenizer.bos_id() >= 0;
   const bool adds_bos =
       flags.bos == "auto"
-          ? tokenizer.adds_bos() || tokenizer.kind() == io::TokenizerKind::kSentencepiece
-          : flags.bos == "on";
+          ? tokenizer.adds_bos() || (io::has_sentencepiece_model(flags.model) && !is_set)
+          : flags.bos == "force" || (flags.bos == "on" && has_bos);
+  if (flags.bos == "on" && !has_bos) {
+    print_text(stderr, "{}\n", note_line("this tokenizer has no BOS token, so none is added"));
+  }
   if (adds_bos || ids.empty()) {
-    USER_ERROR_IF(tokenizer.bos_id() < 0, "{}",
+    USER_ERROR_IF(!has_bos, "{}",
                   ids.empty() ? "--prompt is empty and this tokenizer has no BOS token; add a text"
                               : "this tokenizer has no BOS token; use --bos off");
     ids.insert(ids.begin(), tokenizer.bos_id());
@@ -84,7 +91,6 @@ std::vector<int64_t> prompt_ids(const GenerateFlags& flags, const io::Tokenizer&
   return ids;
 }
 
-// Prints text. On a terminal, escapes control characters other than line breaks and tabs.
 void print_generated(const std::string& text) {
   const std::string shown = is_terminal(1) ? terminal_text(text) : text;
   std::fwrite(shown.data(), 1, shown.size(), stdout);
@@ -116,14 +122,13 @@ void run(const GenerateFlags& flags) {
     question.ids = prompt_ids(flags, *tokenizer);
   }
   const std::vector<int64_t>& prompt = question.ids;
-  const int64_t max_tokens = config.longest_sequence() - static_cast<int64_t>(prompt.size());
+  const int64_t max_tokens = config.longest_sequence() - std::ssize(prompt);
   USER_ERROR_IF(max_tokens <= 0,
                 "--prompt has {} tokens, but the context length is {}; shorten the prompt",
                 prompt.size(), config.longest_sequence());
   check_memory(
-      {model::generate_bytes(config, routing, static_cast<int64_t>(prompt.size()), flags.settings,
-                             device),
-       1, fmt::format("generating with {}", flags.model),
+      {model::generate_bytes(config, routing, std::ssize(prompt), flags.settings, device), 1,
+       fmt::format("generating with {}", flags.model),
        "a shorter --prompt or a smaller --max-tokens needs less; the weights need most of it"},
       flags.force_memory);
   const auto llama =
@@ -167,9 +172,9 @@ Options generate_options(GenerateFlags& flags) {
       {"top-p", &flags.settings.top_p, group::kOutput,
        "probability of the nucleus to sample from; 1 = all tokens", probability},
       {"seed", &flags.settings.seed, group::kOutput, "random seed of sampling", seed_range()},
-      {"bos", one_of("bos", flags.bos, {"auto", "on", "off"}), group::kOutput,
+      {"bos", one_of("bos", flags.bos, {"auto", "on", "force", "off"}), group::kOutput,
        "add a BOS token to the prompt: auto (if the tokenizer does, or is a sentencepiece "
-       "model), on or off"},
+       "model), on (if it has one), force or off"},
       {"chat", &flags.chat, group::kOutput,
        "format --prompt as a user message with the chat template and print only the answer"},
       {"template", &flags.text_template, group::kOutput,

@@ -9,7 +9,6 @@
 #include "core/upcycle/inspect.h"
 
 namespace moe::cli {
-
 namespace {
 
 struct InitFlags {

@@ -10,7 +10,6 @@
 #include "core/base/text.h"
 
 namespace moe::cli {
-
 namespace {
 
 void print_row(const std::string& label, const std::string& text) {

@@ -24,8 +24,7 @@ namespace {
 
 using moe::kFailed, moe::kInterrupted, moe::kUserError;
 
-// Returns the message for a parse error. For an unknown command or flag, suggests the nearest known
-// one; for other errors, returns the message of CLI11.
+// Returns the message of CLI11; for an unknown command or flag with the nearest known one.
 std::string describe_parse_error(const CLI::App& app, const CLI::ParseError& error, int argc,
                                  char** argv) {
   const CLI::App* scope = &app;  // the innermost command
@@ -55,8 +54,7 @@ std::string describe_parse_error(const CLI::App& app, const CLI::ParseError& err
   return fmt::format("{}; see {} --help", error.what(), name);
 }
 
-// Rejects empty values of flags, which usually come from unset variables of a script. Accepts an
-// empty text of moe generate and moe tokenize.
+// Rejects empty values of flags other than texts: usually variables of a script that are not set.
 void reject_empty_values(CLI::App& app) {
   for (CLI::Option* option : app.get_options()) {
     if (option->get_items_expected_max() > 0 && !option->check_name("--prompt") &&
@@ -105,24 +103,18 @@ int run(int argc, char** argv) {
       "moe"};
   app.set_version_flag("--version", std::string("moe ") + moe::kVersion);
   app.require_subcommand(1);
-  moe::cli::add_upcycle(app);
-  moe::cli::add_init(app);
-  moe::cli::add_train(app);
-  moe::cli::add_report(app);
-  moe::cli::add_eval(app);
-  moe::cli::add_route(app);
-  moe::cli::add_bench(app);
-  moe::cli::add_inspect(app);
-  moe::cli::add_generate(app);
-  moe::cli::add_tokenize(app);
-  moe::cli::add_quickstart(app);
-  moe::cli::add_completion(app);
-  moe::cli::add_recipe_reader(app);
-  moe::cli::add_examples(app,
-                         "moe quickstart --short -o tried\n"
-                         "moe upcycle my-llama -o my-moe --experts 8 --router top1+ir+fr\n"
-                         "moe train my-moe -o run --data instructions.jsonl --steps 1000\n"
-                         "moe eval run/final --tasks arc_easy,piqa --data benchmarks -o scores");
+  namespace cli = moe::cli;
+  for (const auto add :
+       {cli::add_upcycle, cli::add_init, cli::add_train, cli::add_report, cli::add_eval,
+        cli::add_route, cli::add_bench, cli::add_inspect, cli::add_generate, cli::add_tokenize,
+        cli::add_quickstart, cli::add_completion, cli::add_recipe_reader}) {
+    add(app);
+  }
+  cli::add_examples(app,
+                    "moe quickstart --short -o tried\n"
+                    "moe upcycle my-llama -o my-moe --experts 8 --router top1+ir+fr\n"
+                    "moe train my-moe -o run --data instructions.jsonl --steps 1000\n"
+                    "moe eval run/final --tasks arc_easy,piqa --data benchmarks -o scores");
   reject_empty_values(app);
   const auto add_page = [&app](const char* flag, std::string (*page)(const CLI::App&),
                                const char* description) {

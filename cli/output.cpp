@@ -18,11 +18,9 @@
 #include "core/base/text.h"
 
 namespace moe::cli {
-
 namespace {
 
-// Opens /dev/null as the lowest free descriptor, for each of 0, 1 and 2 that is closed. Standard
-// output is opened for reading, so that writes to it fail.
+// Opens /dev/null for each of 0, 1 and 2 that is closed; for reading as standard output.
 void reserve_standard_descriptors() {
   for (int descriptor = 0; descriptor <= 2; ++descriptor) {
     if (fcntl(descriptor, F_GETFD) == -1 && errno == EBADF) {
@@ -69,8 +67,7 @@ std::string bar_text(double share) {
 
 // Returns part / whole as "12 %" or "1.2 %".
 std::string percent_text(int64_t part, int64_t whole) {
-  const double value =
-      whole > 0 ? 100.0 * static_cast<double>(part) / static_cast<double>(whole) : 0;
+  const double value = whole > 0 ? 100.0 * part / whole : 0;
   return value >= 9.95 ? fmt::format("{:.0f} %", value) : fmt::format("{:.1f} %", value);
 }
 
@@ -91,7 +88,7 @@ std::string routing_text(const train::StepRecord& record) {
     text += fmt::format("  dead {}", total.dead_experts);
   }
   if (sum.entropy_sum > 0) {
-    text += fmt::format("  H {:.2f}", sum.entropy_sum / static_cast<double>(sum.tokens));
+    text += fmt::format("  H {:.2f}", sum.entropy_sum / sum.tokens);
   }
   if (record.bias_max) {
     text += fmt::format("  bias {:.4f}", *record.bias_max);
@@ -223,18 +220,11 @@ void print_example(const std::string& text) { fmt::print("\n{}", text); }
 
 void print_written(uint64_t bytes, const std::string& out, double seconds) {
   print_text("written      {} to {} in {} ({}/s)\n", format_bytes(bytes), terminal_line(out),
-             format_seconds(seconds),
-             format_bytes(static_cast<double>(bytes) / std::max(seconds, 1e-9)));
+             format_seconds(seconds), format_bytes(bytes / std::max(seconds, 1e-9)));
 }
 
 Progress::Progress(std::string label, std::string unit, uint64_t total, bool quiet)
-    : label_(std::move(label)),
-      unit_(std::move(unit)),
-      total_(total),
-      quiet_(quiet),
-      terminal_(is_terminal(2)),
-      start_(std::chrono::steady_clock::now()),
-      printed_(start_) {}
+    : label_(std::move(label)), unit_(std::move(unit)), total_(total), quiet_(quiet) {}
 
 Progress::~Progress() {
   if (terminal_ && !quiet_ && !finished_) {
@@ -268,7 +258,7 @@ double Progress::finish() {
 }
 
 std::string Progress::text(bool last, Detail detail) const {
-  const double seconds = seconds_since(start_), done = static_cast<double>(done_);
+  const double seconds = seconds_since(start_), done = done_;
   const double computed = static_cast<double>(done_ - std::min(done_, skipped_));
   const double rate = seconds > 0 ? computed / seconds : 0;
   const auto amount = [&](double value) {
@@ -280,11 +270,11 @@ std::string Progress::text(bool last, Detail detail) const {
   if (total_ == 0) {
     return fmt::format("{}  {}, {}/s{}", label, amount(done), rate_text, remark);
   }
-  const double share = done / static_cast<double>(total_);
-  const double left = rate > 0 ? (static_cast<double>(total_) - done) / rate : 0;
+  const double share = done / total_;
+  const double left = rate > 0 ? (total_ - done) / rate : 0;
   const std::string counts =
       fmt::format(" {} of {},", unit_ == "B" ? format_bytes(done) : fmt::format("{:.0f}", done),
-                  amount(static_cast<double>(total_)));
+                  amount(total_));
   return fmt::format("{}  {}{:.0f} %,{} {}/s, {} {}{}", label,
                      detail == Detail::kBar ? bar_text(share) + " " : "", 100 * share,
                      detail == Detail::kNumbers ? "" : counts, rate_text, last ? "took" : "left",
@@ -341,10 +331,9 @@ void StepPrinter::print(const train::StepRecord& record) {
   printed_ = std::chrono::steady_clock::now();
   const std::string step = step_text(record, steps_);
   const std::string left =
-      format_seconds(seconds_ / static_cast<double>(record.step - first_step_) *
-                     static_cast<double>(steps_ - record.step));
+      format_seconds(seconds_ / (record.step - first_step_) * (steps_ - record.step));
   if (terminal_) {
-    const double share = static_cast<double>(record.step) / static_cast<double>(steps_);
+    const double share = static_cast<double>(record.step) / steps_;
     line_ = fmt::format("{} {} left  {}", bar_text(share), left, step)
                 .substr(0, std::max<size_t>(terminal_width(2), 2) - 1);
     fmt::print(stderr, "{}{}{}", kEraseLine, line_, last ? "\n" : "");

@@ -1,7 +1,6 @@
 #pragma once
-// Standard output and standard error: set-up and final flush, quantities as text, and progress on
-// standard error. On a terminal, progress is one line that is overwritten; in a file or pipe, plain
-// lines at a lower rate.
+// Standard output and standard error: set-up and final flush, quantities as text, and progress,
+// which is one line that is overwritten on a terminal, and plain lines at a lower rate elsewhere.
 
 #include <chrono>
 #include <concepts>
@@ -15,25 +14,21 @@
 
 namespace moe::cli {
 
-// Prepares standard streams and signals. Must be called first in main(), before any file is opened
-// and any thread is started.
+// Prepares standard streams and signals, first in main().
 //   - Opens /dev/null for each standard descriptor (0, 1, 2) that is closed, so that no other file
 //     gets its number. Writes to a standard output that was closed fail.
-//   - Replaces `stderr` by a stream whose writes never fail: text that cannot be written (full
-//     disk, closed terminal) is discarded, and the run continues.
+//   - Replaces `stderr` by a stream that discards text that cannot be written (full disk, closed
+//     terminal).
 //   - Ignores SIGXFSZ, so that a write beyond the file size limit (ulimit -f) fails with EFBIG.
 void prepare_process();
 
-// Flushes standard output. Returns true if all of it was written; false if standard output is a
-// pipe whose reader has closed it. Throws UserError if a write failed for another reason, such as a
-// full disk. `error`: errno of an earlier write that failed, or 0.
+// Flushes standard output. Returns false if it is a pipe whose reader has closed it. Throws
+// UserError if a write failed for another reason, `error` (an errno, or 0) being an earlier one.
 bool finish_output(int error = 0);
 
-bool is_terminal(int descriptor);  // 1 = stdout, 2 = stderr
-// Returns true if standard output is a terminal and NO_COLOR is not set.
-bool use_color();
-// Returns the width of the terminal in characters; 80 if unknown.
-size_t terminal_width(int descriptor);
+bool is_terminal(int descriptor);       // 1 = stdout, 2 = stderr
+bool use_color();                       // on a standard output that is a terminal, without NO_COLOR
+size_t terminal_width(int descriptor);  // in characters; 80 if unknown
 
 std::string format_bytes(double bytes);      // "1.5 GB"
 std::string format_count(double count);      // "1.05 M"
@@ -48,7 +43,6 @@ inline std::string format_count(std::integral auto count) {
 // Returns "note: SENTENCE" for a line of output; a sentence that begins with "warning: " as it is.
 std::string note_line(const std::string& sentence);
 
-// Prints `json` on standard output: indented by `indent` spaces per level, or on one line if -1.
 void print_json(const OrderedJson& json, int indent = -1);
 
 // Returns data::show_example() with pieces of `tokenizer`, or with ids if it is null.
@@ -63,23 +57,18 @@ void print_written(uint64_t bytes, const std::string& out, double seconds);
 // Progress bar of one operation. The destructor erases a bar that is not finished.
 class Progress {
  public:
-  // `unit`: name of the counted items, or "B" for bytes. `total`: 0 if unknown. `quiet`: print
-  // nothing.
+  // `unit`: name of the counted items, or "B" for bytes. `total`: 0 if unknown.
   Progress(std::string label, std::string unit, uint64_t total, bool quiet);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // Sets the completed amount.
-  void set(uint64_t done);
+  void set(uint64_t done);  // the completed amount
   // Sets the part of it that is not counted in the rate, because it was read from a cache.
   void skip(uint64_t amount) { skipped_ = amount; }
-  // Sets a text to print after the rate.
-  void remark(std::string text) { remark_ = std::move(text); }
-  // Prints a line above the bar.
-  void line(const std::string& text);
-  // Prints the final state and returns the seconds since construction.
-  double finish();
+  void remark(std::string text) { remark_ = std::move(text); }  // printed after the rate
+  void line(const std::string& text);                           // prints a line above the bar
+  double finish();  // prints the final state and returns the seconds since construction
 
  private:
   void print(bool last);
@@ -87,23 +76,19 @@ class Progress {
   std::string text(bool last, Detail detail) const;
   std::string label_, unit_, remark_;
   uint64_t total_ = 0, done_ = 0, skipped_ = 0;
-  bool quiet_ = false, terminal_ = false, finished_ = false;
-  std::chrono::steady_clock::time_point start_, printed_;
+  bool quiet_ = false, terminal_ = is_terminal(2), finished_ = false;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now(),
+                                        printed_ = start_;
 };
 
-// Returns the number of skipped steps, as "skipped 3" or "skipped 3 (2 outliers)".
-std::string skipped_text(const train::StepRecord& record);
+std::string skipped_text(const train::StepRecord& record);  // "skipped 3 (2 outliers)"
 
 // Prints the progress of a training run (core/train/README.md, "Metrics of a step"):
 //
 //   step 12/500  loss 2.3456  aux 0.0101  grad 1.23  lr 1.00e-05  3.41 K tok/s  drop 12.3 % ...
 //
-// Routing: drop = share of dropped requests, unserved = share of tokens without an expert, fill =
-// share of accepted fill-in requests, IR = share of rectified tokens, experts = experts per token,
-// load = max / mean load of the worst layer, dead = experts without a token in all layers, H =
-// router entropy in nats. Values that do not apply to the router, or are zero as expected, are
-// omitted. In a file or pipe, prints the first and the last step and about one step per second.
-// Skipped steps and evaluations are printed on separate lines.
+// Omits values that do not apply to the router, or are zero as expected. In a file or pipe, prints
+// the first and the last step and about one a second, and all skipped steps and evaluations.
 class StepPrinter {
  public:
   // `first_step`: the last step before a resumed run; 0 for a new run.

@@ -12,7 +12,6 @@
 #include "core/base/error.h"
 
 namespace moe::cli {
-
 namespace {
 
 namespace fs = std::filesystem;
@@ -22,8 +21,7 @@ struct QuickstartFlags {
   bool is_short = false;
 };
 
-// Returns the folder recipes/ of this binary: in the binary's folder if it is installed, else two
-// folders above it.
+// Returns recipes/ in the binary's folder if it is installed, else two folders above it.
 fs::path recipe_folder() {
   const fs::path folder = fs::read_symlink("/proc/self/exe").parent_path();
   for (const fs::path& recipes :

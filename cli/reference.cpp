@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <map>
 #include <memory>
 #include <sstream>
 
@@ -12,7 +11,6 @@
 #include "core/base/version.h"
 
 namespace moe::cli {
-
 namespace {
 
 using Flags = std::vector<const CLI::Option*>;
@@ -23,8 +21,7 @@ struct Command {
   const CLI::App* app;
 };
 
-// Returns `app`, whose full name is `name`, and all its direct and indirect subcommands, each
-// before its own subcommands.
+// Returns `app`, whose full name is `name`, and all its subcommands, each before its own.
 std::vector<Command> all_commands(const CLI::App& app, const std::string& name = "") {
   std::vector<Command> commands = {{name, &app}};
   for (const auto* child : subcommands(app)) {
@@ -35,7 +32,6 @@ std::vector<Command> all_commands(const CLI::App& app, const std::string& name =
   return commands;
 }
 
-// Returns all commands except the app.
 std::vector<Command> named_commands(const CLI::App& app) {
   std::vector<Command> commands = all_commands(app);
   commands.erase(commands.begin());
@@ -67,7 +63,6 @@ Flags all_flags(const CLI::App& command) {
   return all;
 }
 
-// Returns `text` for a cell of a Markdown table.
 std::string cell(const std::string& text) { return escape(text, {{'|', "\\|"}, {'\n', " "}}); }
 
 // Returns all names of a flag: "-o, --out".
@@ -75,15 +70,13 @@ std::string flag_names(const CLI::Option& option) {
   return replace_all(option.get_name(/*positional=*/true, /*all_options=*/true), ",", ", ");
 }
 
-// Returns `text` for groff: escapes special characters and a '.' or '\'' at the start, which would
-// be a request.
+// Escapes special characters of groff, and a '.' or '\'' at the start, which would be a request.
 std::string roff(const std::string& text) {
   const std::string out = escape(text, {{'\\', "\\e"}, {'-', "\\-"}, {'"', "\\(dq"}, {'\n', " "}});
   return out.starts_with('.') || out.starts_with('\'') ? "\\&" + out : out;
 }
 
-// Returns the allowed values of a flag whose type name is a list such as "{keep,bf16}"; empty for
-// other flags.
+// Returns the allowed values of a flag whose type name is a list such as "{keep,bf16}".
 std::vector<std::string> flag_values(const CLI::Option& flag) {
   const std::string type = flag.get_type_name();
   std::vector<std::string> words;

@@ -1,5 +1,4 @@
-// moe report: writes an HTML page about training runs, finished or not, or one that a JSON file
-// describes.
+// moe report: writes an HTML page about training runs, or one that a JSON file describes.
 
 #include "core/train/observe/report.h"
 
@@ -14,7 +13,6 @@
 #include "core/io/output_checks.h"
 
 namespace moe::cli {
-
 namespace {
 
 struct ReportFlags {
@@ -25,7 +23,6 @@ struct ReportFlags {
 
 namespace fs = std::filesystem;
 
-// Writes the page that a JSON file describes (core/base/page/page.h).
 void write_described_page(const ReportFlags& flags, const fs::path& file) {
   const fs::path out = flags.out.empty() ? fs::path(file).replace_extension(".html") : flags.out;
   const bool is_default_out = flags.out.empty();

@@ -1,12 +1,13 @@
-// moe route: prints the decisions of a router for given logits, as JSON or as a table with a token
-// per line and an expert per column (Rectify-Router, Figure 2). Colors and marks after the weights:
-// + fill-in of a spare slot, * rectified to the token's own rank, x dropped by this expert.
+// moe route: prints the decisions of a router for given logits, as JSON or as a table
+// (Rectify-Router, Figure 2). Colors and marks after the weights: + fill-in of a spare slot, *
+// rectified to the token's own rank, x dropped by this expert.
 
 #include <ATen/core/grad_mode.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
+#include <regex>
 
 #include "cli/flags.h"
 #include "cli/output.h"
@@ -17,7 +18,6 @@
 #include "core/route/routing_json.h"
 
 namespace moe::cli {
-
 namespace {
 
 struct TableStyle {
@@ -56,7 +56,6 @@ struct Drawing {
   }
 };
 
-// Routes the problem and collects the marks.
 Drawing prepare(const route::RoutingProblem& problem, const TableStyle& style) {
   const at::NoGradGuard no_gradients;
   Drawing drawing{
@@ -108,17 +107,6 @@ std::string cell(const Drawing& drawing, int64_t token, int64_t expert) {
   return paint(fmt::format("{:>6}{:<3}", number, mark_text(mark)), mark, drawing.style.use_color);
 }
 
-std::string trim_line_ends(const std::string& text) {
-  std::string trimmed;
-  for (const char c : text) {
-    if (c == '\n') {
-      trimmed.erase(trimmed.find_last_not_of(' ') + 1);
-    }
-    trimmed += c;
-  }
-  return trimmed;
-}
-
 std::string rank_text(const Drawing& drawing, int64_t token) {
   const int64_t source_rank = drawing.problem.group.source_rank[token];
   return source_rank < 0 ? "pad" : fmt::format("{}", source_rank);
@@ -164,7 +152,6 @@ void draw_lists(Drawing& drawing, int64_t tokens) {
   }
 }
 
-// Draws the tokens in the slots of each expert, in order of acceptance, and the empty slots.
 void draw_slots(Drawing& drawing) {
   const auto& input = drawing.routing.input;
   if (!route::has_capacity(drawing.problem.router)) {
@@ -255,7 +242,7 @@ std::string route_table(const route::RoutingProblem& problem, const TableStyle& 
   } else {
     draw_lists(drawing, tokens);
   }
-  drawing.text = trim_line_ends(drawing.text);
+  drawing.text = std::regex_replace(drawing.text, std::regex(" +\n"), "\n");
   if (tokens < all) {
     drawing.text += fmt::format("       and {} more tokens (see --tokens)\n", all - tokens);
   }

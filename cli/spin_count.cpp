@@ -1,10 +1,8 @@
-// Bounds the spinning of OpenMP threads. By default libgomp's threads poll a barrier 300,000 times
+// Bounds the spinning of OpenMP threads: by default libgomp's threads poll a barrier 300,000 times
 // before they sleep, which makes a training step several times slower when other processes use the
-// cores. libgomp reads GOMP_SPINCOUNT in its constructor, before main(). Therefore this file sets
-// the variable, unless the user has set it, and executes the program again before any constructor
-// runs.
-//
-// Must be linked as an object file, because no other file refers to it.
+// cores. libgomp reads GOMP_SPINCOUNT in its constructor. Therefore this file sets the variable,
+// unless the user has, and executes the program again before any constructor runs. Must be linked
+// as an object file, because no other file refers to it.
 
 #include <alloca.h>
 #include <sys/auxv.h>
@@ -18,7 +16,6 @@ namespace {
 // Best value in tests/bench/all.py --rows spin.
 char kSetting[] = "GOMP_SPINCOUNT=2000";
 
-// Returns true if `entry` is "VARIABLE=..".
 bool sets(const char* entry, const char* variable) {
   const size_t length = std::strlen(variable);
   return std::strncmp(entry, variable, length) == 0 && entry[length] == '=';
@@ -49,8 +46,7 @@ execute_with_spin_count(int /*argc*/, char** argv, char** environment) {
     path[length] = '\0';
     execve(path, argv, extended);
   }
-  // If the program cannot be executed again, for example because it was deleted, it continues with
-  // libgomp's default.
+  // Else, for example if the program was deleted, it continues with libgomp's default.
 }
 
 __attribute__((section(".preinit_array"),

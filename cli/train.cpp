@@ -15,12 +15,11 @@
 #include "core/eval/runner.h"
 #include "core/train/checkpoint/run_folder.h"
 #include "core/train/config/settings.h"
+#include "core/train/loop/plan.h"
 #include "core/train/loop/stop_signals.h"
-#include "core/train/loop/trainer.h"
 #include "core/train/step/training_data.h"
 
 namespace moe::cli {
-
 namespace {
 
 struct TrainFlags {
@@ -101,8 +100,7 @@ void print_result(const TrainFlags& flags, const train::StepRecord& first,
   }
 }
 
-// Returns the callback that scores --eval-tasks. Loads the tasks immediately, so that errors in
-// them are reported before training.
+// Returns the callback that scores --eval-tasks, which are loaded now: errors come before training.
 train::EvaluateTasks evaluate_tasks(const train::TrainSettings& settings) {
   const auto& evaluation = settings.evaluation;
   if (evaluation.tasks.empty()) {
@@ -124,7 +122,6 @@ train::EvaluateTasks evaluate_tasks(const train::TrainSettings& settings) {
   };
 }
 
-// Trains on one rank. Only rank 0 prints.
 void train_on_rank(const TrainFlags& flags, distributed::Comm& comm, train::StopSignals& signals) {
   apply_threads(flags.settings.threads);
   const bool quiet = flags.quiet || comm.rank() != 0;
@@ -137,7 +134,7 @@ void train_on_rank(const TrainFlags& flags, distributed::Comm& comm, train::Stop
       reading.emplace("tokenizing", "tokens", 0, quiet);
     }
     if (reading) {
-      reading->set(static_cast<uint64_t>(tokens));
+      reading->set(tokens);
     }
   };
   callbacks.on_start = [&](const train::RunPlan& plan) {
@@ -197,8 +194,6 @@ void print_memory(const train::MemoryPlan& memory, bool is_gpu) {
              is_gpu ? "GPU" : "process");
 }
 
-// Prints the memory estimate of one GPU in a cluster of --nodes and --gpus. Throws UserError if
-// --dry-run is not set.
 void print_cluster(const TrainFlags& flags) {
   USER_ERROR_IF(!flags.dry_run,
                 "--nodes and --gpus need --dry-run, because they only estimate memory; to train on "
@@ -220,8 +215,8 @@ void print_cluster(const TrainFlags& flags) {
   print_memory(plan.memory, /*is_gpu=*/true);
 }
 
-// Prints the first `count` training examples, taken from the files in turn. Marks the tokens with
-// loss, by color on a terminal and by brackets otherwise.
+// Prints the first `count` training examples, taken from the files in turn, the tokens with loss in
+// color or in brackets.
 void print_samples(const train::TrainSettings& settings, int64_t count) {
   std::map<int32_t, int64_t> read;                         // examples, by file
   std::map<std::pair<int64_t, int32_t>, std::string> all;  // by number in the file, file
@@ -278,7 +273,6 @@ void run(const TrainFlags& flags) {
                             [&](distributed::Comm& comm) { train_on_rank(flags, comm, signals); });
 }
 
-// Returns the flags that are not stored in RUN/settings.toml.
 Options unstored_options(TrainFlags& flags) {
   return {
       {"nodes", &flags.nodes, group::kRanks,

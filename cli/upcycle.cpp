@@ -23,13 +23,12 @@
 #include "kernels/cpu/caching_allocator.h"
 
 namespace moe::cli {
-
 namespace {
 
 constexpr int64_t kVerifyTokens = 2048;
 
 struct UpcycleFlags {
-  std::string dense, verify_text, calibration, device;
+  std::string dense, verify_text, calibration, device, add_tokens;
   std::vector<std::string> expert_parents;
   std::optional<int64_t> experts;
   route::RouterRequest router;
@@ -60,6 +59,7 @@ model::UpcycleSettings settings_from(const UpcycleFlags& flags) {
                 "--router-init random; add one of them or remove --calibration",
                 flags.calibration);
   settings.last_lr = train::last_learning_rate(flags.dense);
+  settings.vocabulary = model::extend_vocabulary(flags.dense, io::split_tokens(flags.add_tokens));
   return settings;
 }
 
@@ -86,7 +86,7 @@ std::string plan_text(const model::UpcyclePlan& plan) {
 void dry_run(const UpcycleFlags& flags, const model::UpcycleSettings& settings,
              const model::UpcyclePlan& plan) {
   const double rate = probe_disk(settings.out);
-  const double seconds = static_cast<double>(plan.bytes) / rate;
+  const double seconds = plan.bytes / rate;
   if (flags.json) {
     const OrderedJson json = {{"tensor_bytes", plan.bytes},
                               {"parameters",
@@ -103,24 +103,25 @@ void dry_run(const UpcycleFlags& flags, const model::UpcycleSettings& settings,
              format_bytes(rate));
 }
 
-// Returns the callback that measures the equality certificate, or an empty one without --verify.
-// Reads the text immediately, so that errors in it are reported before anything is written. The
-// callback calls `before` first.
+// Returns the callback that calls `before` and measures the equality certificate; empty without
+// --verify. Reads the text now, so that errors in it come before anything is written.
 model::Certify certifier(const UpcycleFlags& flags, const io::Checkpoint& dense,
-                         const std::string& difference, std::function<void()> before) {
+                         const std::string& difference, int64_t logits,
+                         std::function<void()> before) {
   if (!is_verified(flags)) {
     return {};
   }
   auto text = model::verify_text(dense, flags.verify_text, kVerifyTokens);
   text.device = parse_device(flags.device);
+  text.logits = logits;
+  text.name += logits > 0 ? fmt::format(" and the first {} logits, of the parent", logits) : "";
   return [&dense, text, difference, before](const std::filesystem::path& staged) {
     before();
     return model::certify_equality(dense, io::Checkpoint(staged), text, difference);
   };
 }
 
-// Returns the training objective for a file: kInstruct if its first record is a conversation, else
-// kLm.
+// Returns kInstruct if the first record of a file is a conversation, else kLm.
 data::Objective detect_objective(const std::filesystem::path& file) {
   data::RecordReader reader(file);
   const auto first = reader.next();
@@ -148,7 +149,7 @@ model::RouterText read_router_text(const io::Checkpoint& dense, const std::files
   settings.max_per_file = model::kMaxRouterTokens;
   int64_t remaining = model::kMaxRouterTokens;
   const auto add_example = [&](data::Example&& example) {
-    const auto count = std::min(remaining, static_cast<int64_t>(example.ids.size()));
+    const auto count = std::min(remaining, std::ssize(example.ids));
     if (count > 0) {
       text.sequences.emplace_back(example.ids.begin(), example.ids.begin() + count);
       remaining -= count;
@@ -158,8 +159,7 @@ model::RouterText read_router_text(const io::Checkpoint& dense, const std::files
   return text;
 }
 
-// Returns the text that is used to initialize or scale the routers; without sequences if they need
-// none.
+// Returns the text to initialize or scale the routers by; without sequences if they need none.
 model::RouterText router_text(const UpcycleFlags& flags, const io::Checkpoint& dense,
                               const model::UpcycleSettings& settings) {
   model::RouterText text;
@@ -181,8 +181,7 @@ model::RouterText router_text(const UpcycleFlags& flags, const io::Checkpoint& d
 }
 
 // Throws UserError if a model that must be run (--verify, --gate-scale auto, --router-init) does
-// not fit in memory. Without running a model, upcycling needs little memory, because it streams
-// tensors.
+// not fit in memory. Upcycling itself streams tensors.
 void check_models_fit(const UpcycleFlags& flags, const io::Checkpoint& dense,
                       const model::UpcycleSettings& settings, const model::UpcyclePlan& plan,
                       const model::RouterText& text) {
@@ -203,9 +202,8 @@ void check_models_fit(const UpcycleFlags& flags, const io::Checkpoint& dense,
       flags.force_memory);
 }
 
-// Returns the callback that measures the gate scale (--gate-scale auto) and, with --verify, finds
-// dead experts if the router family can have them; an empty callback if neither is needed. The
-// callback calls `before` first.
+// Returns the callback that calls `before`, measures the gate scale (--gate-scale auto) and, with
+// --verify, finds dead experts; empty if neither is needed.
 model::Calibrate calibrator(const UpcycleFlags& flags, const io::Checkpoint& dense,
                             const model::UpcycleSettings& settings, std::function<void()> before) {
   const bool finds_dead_experts =
@@ -293,6 +291,9 @@ void run(const UpcycleFlags& flags) {
   io::check_inputs_outside(settings.out,
                            {flags.verify_text, flags.calibration, settings.router_init.file});
   const model::RouterText text = router_text(flags, dense, settings);
+  if (!settings.vocabulary.words.empty() && !flags.quiet) {
+    print_text(stderr, "{}\n", terminal_line(settings.vocabulary.words));
+  }
   if (flags.dry_run) {
     return dry_run(flags, settings, plan);
   }
@@ -304,8 +305,8 @@ void run(const UpcycleFlags& flags) {
       seconds = progress.finish();
     }
   };
-  const model::Certify certify =
-      certifier(flags, dense, model::describe_difference(settings, plan), finish_writing);
+  const model::Certify certify = certifier(flags, dense, model::describe_difference(settings, plan),
+                                           settings.vocabulary.begin, finish_writing);
   const model::Calibrate calibrate = calibrator(flags, dense, settings, finish_writing);
   OrderedJson report =
       model::upcycle(dense, plan, settings,
@@ -353,6 +354,8 @@ Options source_options(UpcycleFlags& flags) {
        "(not for Qwen3)"},
       {"layers", &settings.layers, group::kModel,
        "MoE layers: even, odd, all, or a list like 0,3,5 or 0-3"},
+      {"add-tokens", &flags.add_tokens, group::kModel,
+       "special tokens to add to the vocabulary, a comma list as in moe train", Range(), "none"},
       {"granularity", &settings.granularity, group::kModel,
        "split each expert into G of width F/G; the router's k, max and cf are multiplied by G"},
       {"seed", &settings.seed, group::kModel, "random seed of the router weights", seed_range()},

@@ -13,8 +13,9 @@
 #   recipes/setup.sh --yes           use sudo for system packages without asking
 #
 # LibTorch comes from Torch_DIR (its share/cmake/Torch) or CMAKE_PREFIX_PATH where one of them has it, else as the pinned
-# wheels of recipes/libtorch.txt into .venv, each checked against its SHA-256 there. System packages are those of the release, so
-# nothing here floats. Where root is needed for them, sudo is used after a yes: --yes, or the answer to a question on the terminal.
+# wheels of recipes/libtorch.txt into .venv, where the Arrow libraries of recipes/parquet.txt go as well, each checked against its
+# SHA-256 there. System packages are those of the release, so nothing here floats. Where root is needed for them, sudo is used after a
+# yes: --yes, or the answer to a question on the terminal.
 set -euo pipefail
 unset CDPATH
 
@@ -191,6 +192,8 @@ install_wheels() {  # those of a requirements file that are not there
   [ ${#wheels[@]} -eq 0 ] || { say "installing into .venv: ${wheels[*]%% *}"; pip_install "${wheels[@]}"; }
 }
 [ -n "$given_torch" ] || [ "${presets[*]}" = arm64 ] || install_wheels recipes/libtorch.txt
+# The Arrow libraries that read Parquet files (cmake/parquet.cmake); with a given LibTorch only where there is a .venv for them.
+[ "${presets[*]}" = arm64 ] || { [ -n "$given_torch" ] && [ ! -x .venv/bin/python ]; } || install_wheels recipes/parquet.txt
 [ "$checks" = no ] || install_wheels recipes/clang_format.txt
 for file in ${python_packages[@]+"${python_packages[@]}"}; do
   install_wheels "$file"

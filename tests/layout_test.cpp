@@ -38,7 +38,7 @@ const std::map<std::string, std::set<std::string>>& arrows_down() {
       {"core/train/observe", {"core/train/checkpoint"}},
       {"core/train/loop", {"core/train/observe"}},
       {"core/train", {"core/train/loop"}},
-      {"core/eval/formats", {"core/io"}},
+      {"core/eval/formats", {"core/data"}},
       {"core/eval/scoring", {"core/eval/formats", "core/model", "core/data"}},
       {"core/eval/metrics", {"core/eval/scoring"}},
       {"core/eval/tasks", {"core/eval/metrics"}},

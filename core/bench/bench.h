@@ -1,10 +1,8 @@
 #pragma once
-// The benchmarks of `moe bench`: for each its settings and a function that returns the report.
-//
-// A report is a JSON object in the order in which `moe bench` prints it. Keys end in their unit.
-// A speed is compared with what the machine reaches in the same run (the roof).
-// All functions throw UserError if the settings do not fit the model or the machine, before they
-// time anything.
+// The benchmarks of `moe bench`: for each its settings and a function that returns the report, a
+// JSON object in the order in which `moe bench` prints it. Keys end in their unit. A speed is
+// compared with what the machine reaches in the same run (the roof). All functions throw UserError,
+// before they time anything, if the settings do not fit the model or the machine.
 
 #include <c10/core/Device.h>
 
@@ -61,8 +59,7 @@ struct TrainSettings {
 OrderedJson bench_train(const TrainSettings& settings, c10::Device device);
 
 struct EvalSettings {
-  // Folder, tasks (empty: synthetic requests), limit (default: all, of synthetic ones 60),
-  // batching, router and memory check. Its precision and device are set by bench_eval().
+  // Without tasks: synthetic requests, 60 by default. bench_eval() sets its precision and device.
   eval::EvalSettings eval;
   std::optional<model::Precision> precision;  // default: model::inference_precision()
   int64_t repeats = 3;
@@ -70,9 +67,8 @@ struct EvalSettings {
 };
 
 // Times the scoring of tokenised requests as `moe eval` does it. Synthetic requests are random
-// tokens, four choices each, equal in every run: "letters" scores one token after 48 to 512
-// (about 150, as MMLU), "spans" 2 to 64 (about 14) after 16 to 256 (about 70, as HellaSwag).
-// The roof is the products of the forward passes by at::mm.
+// tokens, four choices each: "letters" scores one token after 48 to 512 (as MMLU), "spans" 2 to 64
+// after 16 to 256 (as HellaSwag). The roof is the products of the forward passes by at::mm.
 OrderedJson bench_eval(const EvalSettings& settings, c10::Device device);
 
 struct GenerateSettings {
@@ -95,8 +91,7 @@ struct LoadSettings {
   bool force_memory = false;
 };
 
-// Times loading a folder from the page cache: as a copy in f32 (as for training) and mapped (as for
-// evaluation and generation).
+// Times loading a folder from the page cache: as a copy in f32 (training) and mapped (inference).
 OrderedJson bench_load(const LoadSettings& settings);
 
 struct UpcycleSettings {
@@ -115,9 +110,8 @@ struct CommSettings {
   distributed::RankSettings ranks;  // on_cuda is set by bench_comm()
 };
 
-// Times each collective over sizes. The smallest all-to-all gives the latency of a link, the
-// largest its rate. Starts the ranks (distributed::run_on_ranks); returns the report on rank 0 and
-// nothing elsewhere.
+// Times each collective over sizes; the smallest all-to-all gives the latency of a link, the
+// largest its rate. Starts the ranks (distributed::run_on_ranks); returns nothing but on rank 0.
 std::optional<OrderedJson> bench_comm(const CommSettings& settings, c10::Device device);
 
 }  // namespace moe::bench

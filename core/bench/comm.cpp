@@ -33,7 +33,7 @@ Timing time_together(distributed::Comm& comm, int64_t repeats, const std::functi
   std::vector<double> slowest(own_ns.size(), 0);
   for (const auto& rank_ns : distributed::gather_numbers(comm, own_ns)) {
     for (size_t repeat = 0; repeat < rank_ns.size(); ++repeat) {
-      slowest[repeat] = std::max(slowest[repeat], static_cast<double>(rank_ns[repeat]) / 1e9);
+      slowest[repeat] = std::max(slowest[repeat], rank_ns[repeat] / 1e9);
     }
   }
   return make_timing(std::move(slowest));
@@ -47,7 +47,7 @@ OrderedJson time_collective(distributed::Comm& comm, const std::string& name, in
   const auto options = at::TensorOptions(at::kFloat).device(comm.device());
   const Tensor whole = at::zeros({length * size}, options), other = at::zeros_like(whole);
   const Tensor part = at::zeros({length}, options);
-  const std::vector<int64_t> rows(static_cast<size_t>(size), length);
+  const std::vector<int64_t> rows(size, length);
   const auto call = [&] {
     if (name == "all_to_all") {
       comm.all_to_all(whole, rows, other, rows).wait();

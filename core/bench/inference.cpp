@@ -12,7 +12,6 @@
 #include "core/eval/runner.h"
 #include "core/eval/scoring/requests.h"
 #include "core/eval/tasks/tasks.h"
-#include "core/model/config/weights.h"
 #include "core/model/llama/generate.h"
 #include "core/model/llama/llama.h"
 #include "core/route/router.h"
@@ -20,7 +19,6 @@
 #include "kernels/ops/device.h"
 
 namespace moe::bench {
-
 namespace {
 
 struct RequestSet {
@@ -61,7 +59,7 @@ RequestSet task_set(const eval::LoadedTask& loaded, const eval::TextEncoder& enc
                 "{}: its answers are generated, not scored; bench eval times scoring, so give "
                 "--tasks with choices",
                 loaded.task.name);
-  return {loaded.task.name, static_cast<int64_t>(loaded.questions.size()),
+  return {loaded.task.name, std::ssize(loaded.questions),
           eval::encode_requests(encoder, eval::text_pairs(loaded.questions))};
 }
 
@@ -82,7 +80,7 @@ OrderedJson time_set(const model::Llama& llama, const RequestSet& set,
 
   // Roof: the products of an average forward pass.
   const auto per_forward = [&](int64_t all) { return std::max<int64_t>(1, all / scores.forwards); };
-  const auto moe_layers = static_cast<int64_t>(scores.counters.size());
+  const auto moe_layers = std::ssize(scores.counters);
   const auto products = forward_products(
       llama.config(), {.tokens = per_forward(scores.input_tokens),
                        .routed_rows = moe_layers == 0 ? 0 : per_forward(routed_rows / moe_layers),
@@ -94,7 +92,7 @@ OrderedJson time_set(const model::Llama& llama, const RequestSet& set,
   const auto forwards = static_cast<double>(scores.forwards);
   roof = {roof.median_s * forwards, roof.best_s * forwards, roof.worst_s * forwards};
   flop *= forwards;
-  const auto rate = [&](int64_t count) { return static_cast<double>(count) / timing.median_s; };
+  const auto rate = [&](int64_t count) { return count / timing.median_s; };
   OrderedJson json = {{"name", set.name},
                       {"questions", set.questions},
                       {"requests", set.requests.size()},
@@ -109,7 +107,7 @@ OrderedJson time_set(const model::Llama& llama, const RequestSet& set,
                       {"scoring", to_json(timing, flop, roof)},
                       {"roof", to_json(roof, flop, roof)}};
   if (routed_rows + dropped > 0) {
-    json["drop_share"] = static_cast<double>(dropped) / static_cast<double>(routed_rows + dropped);
+    json["drop_share"] = static_cast<double>(dropped) / (routed_rows + dropped);
   }
   if (settings.parts) {
     json["parts_ms"] = time_parts(score, llama.device());
@@ -118,7 +116,6 @@ OrderedJson time_set(const model::Llama& llama, const RequestSet& set,
 }
 
 // Returns the stored bytes of the matrices that a token is multiplied with; k / E of the experts.
-// An untied embedding is only looked up and does not count.
 double active_bytes(const io::Checkpoint& checkpoint, const model::ModelConfig& config,
                     const route::RouterSettings& router) {
   double bytes = 0;
@@ -131,9 +128,9 @@ double active_bytes(const io::Checkpoint& checkpoint, const model::ModelConfig& 
     if (config.moe && tensor.name.find(".experts.") != std::string::npos) {
       share =
           static_cast<double>(router.family->typical_active_experts(router, config.moe->experts)) /
-          static_cast<double>(config.moe->experts);
+          config.moe->experts;
     }
-    bytes += share * static_cast<double>(tensor.bytes());
+    bytes += share * tensor.bytes();
   }
   return bytes;
 }
@@ -141,18 +138,17 @@ double active_bytes(const io::Checkpoint& checkpoint, const model::ModelConfig& 
 // Returns the bytes per second at which the threads read 256 MiB, which exceed the caches.
 double read_rate() {
   constexpr int64_t kFloats = int64_t{64} << 20, kBlock = int64_t{1} << 16;
-  const std::vector<float> numbers(static_cast<size_t>(kFloats), 1.0F);
-  std::vector<float> maxima(static_cast<size_t>(kFloats / kBlock));
+  const std::vector<float> numbers(kFloats, 1.0F);
+  std::vector<float> maxima(kFloats / kBlock);
   const Timing timing = time_calls(5, [&] {
     at::parallel_for(0, kFloats / kBlock, 1, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
-        maxima[static_cast<size_t>(block)] =
-            kernels::row_max(numbers.data() + block * kBlock, kBlock);
+        maxima[block] = kernels::row_max(numbers.data() + block * kBlock, kBlock);
       }
     });
   });
   MOE_CHECK(maxima.front() == 1.0F);
-  return static_cast<double>(kFloats * sizeof(float)) / timing.best_s;
+  return (kFloats * sizeof(float)) / timing.best_s;
 }
 
 }  // namespace
@@ -234,8 +230,7 @@ OrderedJson bench_generate(const GenerateSettings& settings) {
   std::vector<double> steps;
   for (int64_t repeat = 0; repeat < settings.repeats; ++repeat) {
     const double first = time_tokens(1);  // prompts and the first token
-    steps.push_back((time_tokens(settings.tokens) - first) /
-                    static_cast<double>(settings.tokens - 1));
+    steps.push_back((time_tokens(settings.tokens) - first) / (settings.tokens - 1));
   }
   const Timing step = make_timing(std::move(steps));
   USER_ERROR_IF(step.best_s <= 0,
@@ -243,7 +238,7 @@ OrderedJson bench_generate(const GenerateSettings& settings) {
                 settings.tokens);
   const double bytes = active_bytes(checkpoint, config, routing.router), rate = read_rate();
   return {{"step", to_json(step)},
-          {"tokens_per_second", static_cast<double>(settings.rows) / step.median_s},
+          {"tokens_per_second", settings.rows / step.median_s},
           {"active_bytes", static_cast<int64_t>(bytes)},
           {"read_bytes_per_second", rate},
           {"share_of_read_rate", bytes / rate / step.median_s}};

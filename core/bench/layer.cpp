@@ -17,10 +17,9 @@
 #include "kernels/ops/permutation.h"
 
 namespace moe::bench {
+namespace {
 
 using at::Tensor;
-
-namespace {
 
 Tensor leaf(const Tensor& values) { return values.detach().requires_grad_(true); }
 
@@ -118,8 +117,7 @@ class LayerBench {
     route::read_counters({routing.counters});
   }
 
-  // Times the grouped expert products. With a capacity, the counts of a device with streams stay on
-  // it.
+  // With a capacity, the counts of a device with streams stay on it.
   Timing time_products(const route::Routing& routing, const std::vector<int64_t>& tokens_per_expert,
                        const Tensor& rows) const {
     const auto time_with = [&](const Tensor& inputs, const auto& counts) {

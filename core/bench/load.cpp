@@ -20,7 +20,6 @@
 #include "core/upcycle/upcycle.h"
 
 namespace moe::bench {
-
 namespace {
 
 // Polls the anonymous memory of the process in a thread.
@@ -61,12 +60,11 @@ OrderedJson time_loading(const LoadSettings& settings, model::Storage storage,
   const Timing timing = make_timing(std::move(seconds));
   return {{"weight_bytes", weight_bytes},
           {"first_ms", first_s * 1e3},
-          {"bytes_per_second", static_cast<double>(weight_bytes) / timing.median_s},
+          {"bytes_per_second", weight_bytes / timing.median_s},
           {"anonymous_bytes", anonymous},
           {"load", to_json(timing)}};
 }
 
-// Returns the seconds of a mapped load and the logits after one token.
 double first_token_s(const std::filesystem::path& folder) {
   const at::NoGradGuard no_gradients;
   const double start = clock_s();
@@ -87,9 +85,7 @@ void sync_open_files(const std::filesystem::path& folder) {
   }
 }
 
-// Times upcycling and plain writes in turns, so that other users of the disk slow down both: after
-// each gigabyte that upcycling has written and synced, its clock stops while as many bytes are
-// written plainly.
+// Clock of upcycling that stops after each gigabyte, while as many bytes are written plainly.
 struct InterleavedTimer {
   static constexpr uint64_t kTurnBytes = 1'000'000'000;
 
@@ -122,7 +118,7 @@ OrderedJson bench_load(const LoadSettings& settings) {
                settings.force_memory);
   uint64_t stored_bytes = 0;
   for (const auto& tensor : checkpoint.tensors()) {
-    stored_bytes += static_cast<uint64_t>(tensor.bytes());
+    stored_bytes += tensor.bytes();
   }
   OrderedJson mapped = time_loading(settings, model::Storage::kStored, stored_bytes);
   mapped["first_token_ms"] = first_token_s(settings.model) * 1e3;

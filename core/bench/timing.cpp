@@ -20,15 +20,14 @@
 #include "kernels/ops/linear.h"
 
 namespace moe::bench {
+namespace {
 
 using at::Tensor;
-
-namespace {
 
 double read_clock_s(clockid_t clock) {
   timespec now{};
   clock_gettime(clock, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+  return static_cast<double>(now.tv_sec) + 1e-9 * now.tv_nsec;
 }
 
 bool uses_cpu_time(c10::Device device) {
@@ -109,7 +108,7 @@ uint64_t anonymous_bytes() { return system_bytes("/proc/self/status", "RssAnon")
 std::vector<int64_t> random_tokens(Random& random, int64_t count, int64_t vocabulary) {
   std::vector<int64_t> tokens;
   for (int64_t i = 0; i < count; ++i) {
-    tokens.push_back(static_cast<int64_t>(random.below(static_cast<uint64_t>(vocabulary))));
+    tokens.push_back(random.below(vocabulary));
   }
   return tokens;
 }
@@ -117,7 +116,7 @@ std::vector<int64_t> random_tokens(Random& random, int64_t count, int64_t vocabu
 std::vector<Product> forward_products(const model::ModelConfig& config, const ForwardSize& size) {
   constexpr int64_t kHeadBlock = 512;
   const int64_t width = config.hidden_size, heads = config.heads * config.head_dim;
-  const int64_t moe_layers = config.moe ? static_cast<int64_t>(config.moe->layers.size()) : 0;
+  const int64_t moe_layers = config.moe ? std::ssize(config.moe->layers) : 0;
   const bool shortens = size.shortens_last_layer && !config.is_moe_layer(config.layers - 1);
   std::vector<Product> products;
   const auto add = [&](const char* name, int64_t m, int64_t k, int64_t n, double count) {
@@ -128,35 +127,31 @@ std::vector<Product> forward_products(const model::ModelConfig& config, const Fo
   // Adds products of all tokens in `layers` layers, the last of which may be shortened.
   const auto add_dense = [&](const char* name, int64_t k, int64_t n, int64_t layers) {
     const int64_t whole = layers - (shortens && layers > 0 ? 1 : 0);
-    add(name, size.tokens, k, n, static_cast<double>(whole));
-    add(name, size.head_rows, k, n, static_cast<double>(layers - whole));
+    add(name, size.tokens, k, n, whole);
+    add(name, size.head_rows, k, n, layers - whole);
   };
   if (moe_layers > 0) {
     const model::MoeConfig& moe = *config.moe;
     const int64_t rows = std::max<int64_t>(1, size.routed_rows / moe.experts);
-    const double count = static_cast<double>(moe_layers) * static_cast<double>(size.routed_rows) /
-                         static_cast<double>(rows);
+    const double count = static_cast<double>(moe_layers * size.routed_rows) / rows;
     add("expert up", rows, width, 2 * moe.expert_width, count);
     add("expert down", rows, moe.expert_width, width, count);
     if (const int64_t shared = moe.shared_expert_width; shared > 0) {
-      add("shared up", size.tokens, width, 2 * shared, static_cast<double>(moe_layers));
-      add("shared down", size.tokens, shared, width, static_cast<double>(moe_layers));
+      add("shared up", size.tokens, width, 2 * shared, moe_layers);
+      add("shared down", size.tokens, shared, width, moe_layers);
     }
   }
   add_dense("dense up", width, 2 * config.intermediate_size, config.layers - moe_layers);
   add_dense("dense down", config.intermediate_size, width, config.layers - moe_layers);
-  add("qkv", size.tokens, width, heads + 2 * config.kv_heads * config.head_dim,
-      static_cast<double>(config.layers));
+  add("qkv", size.tokens, width, heads + 2 * config.kv_heads * config.head_dim, config.layers);
   add_dense("attention out", heads, width, config.layers);
   const int64_t block = std::max<int64_t>(1, std::min(kHeadBlock, size.head_rows));
-  add("head", block, width, config.vocab_size,
-      static_cast<double>(size.head_rows) / static_cast<double>(block));
+  add("head", block, width, config.vocab_size, static_cast<double>(size.head_rows) / block);
   return products;
 }
 
 double attention_flop(const model::ModelConfig& config, int64_t tokens, int64_t length) {
-  return 3.0 * 2.0 * static_cast<double>(config.layers * config.heads * config.head_dim) *
-         static_cast<double>(tokens) * static_cast<double>(length);
+  return 3.0 * 2.0 * (config.layers * config.heads * config.head_dim) * tokens * length;
 }
 
 Timing time_product(const Product& product, ProductForm form, bool use_own_gemm, int64_t repeats,

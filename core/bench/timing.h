@@ -1,6 +1,5 @@
 #pragma once
-// Clocks and repeated timings, process statistics, and the roof: the rate of a model's matrix
-// products by at::mm that benchmarks compare with.
+// Clocks and repeated timings, process statistics, and the roof: a model's products by at::mm.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -19,9 +18,8 @@ namespace moe::bench {
 
 double wall_s();
 
-// Returns the seconds of the benchmark clock: CPU time of the process if one thread computes, since
-// other load on the machine does not stretch it; otherwise wall time. On a GPU, waits for its
-// queued work and returns wall time.
+// Returns the seconds of the benchmark clock: CPU time if one thread computes, which other load on
+// the machine does not stretch, else wall time. Waits for the queued work of a GPU.
 double clock_s(c10::Device device = c10::kCPU);
 
 struct Timing {
@@ -35,11 +33,8 @@ Timing make_timing(std::vector<double> seconds);
 Timing time_calls(int64_t repeats, const std::function<void()>& work,
                   c10::Device device = c10::kCPU);
 
-// Returns {median_ms, best_ms, worst_ms}.
-OrderedJson to_json(const Timing& timing);
-
-// Adds "gflops", the rate of `flop` floating-point operations, and "share_of_roof", both at the
-// medians.
+OrderedJson to_json(const Timing& timing);  // {median_ms, best_ms, worst_ms}
+// Adds "gflops", the rate of `flop` operations, and "share_of_roof", both at the medians.
 OrderedJson to_json(const Timing& timing, double flop, const Timing& roof);
 
 // Runs `work` and returns the milliseconds of each part of the model (core/model/llama/timeline.h).
@@ -48,11 +43,8 @@ OrderedJson time_parts(const std::function<void()>& work, c10::Device device);
 // Returns the versions, machine, threads and date of a measurement on `device`.
 OrderedJson environment(const std::string& benchmark, c10::Device device);
 
-// Returns the peak memory of this process in bytes: of tensors on a GPU, else resident memory.
-uint64_t peak_bytes(c10::Device device);
-
-// Returns the resident bytes of this process that no file backs; 0 if unknown.
-uint64_t anonymous_bytes();
+uint64_t peak_bytes(c10::Device device);  // of tensors on a GPU, else of resident memory
+uint64_t anonymous_bytes();               // resident and backed by no file; 0 if unknown
 
 // Returns `count` uniform ids below `vocabulary`.
 std::vector<int64_t> random_tokens(Random& random, int64_t count, int64_t vocabulary);
@@ -64,9 +56,7 @@ struct Product {
   double count;  // number of such products in a forward pass
 
   // Returns the floating-point operations of one product.
-  double flop() const {
-    return 2.0 * static_cast<double>(m) * static_cast<double>(k) * static_cast<double>(n);
-  }
+  double flop() const { return 2.0 * m * k * n; }
 };
 
 struct ForwardSize {
@@ -81,8 +71,7 @@ struct ForwardSize {
 // computed in blocks of 512 rows. Attention itself is left out.
 std::vector<Product> forward_products(const model::ModelConfig& config, const ForwardSize& size);
 
-// Returns the floating-point operations of attention, forward and backward, for `tokens` tokens in
-// sequences of `length`; causal, so half of all pairs count.
+// Returns the operations of causal attention, forward and backward, in sequences of `length`.
 double attention_flop(const model::ModelConfig& config, int64_t tokens, int64_t length);
 
 // The product of a forward pass and the two of its backward pass: dx = dy * w, dw = dy^T * x.
@@ -95,8 +84,8 @@ inline constexpr std::array kProductForms = {ProductForm::kForward, ProductForm:
 Timing time_product(const Product& product, ProductForm form, bool use_own_gemm, int64_t repeats,
                     const at::TensorOptions& options);
 
-// Returns the device and dtype of the roof. On a CPU it is f32 for bf16 models too: LibTorch's bf16
-// products need an allocator that frees by address, which kernels/cpu/caching_allocator.h does not.
+// Returns the device and dtype of the roof: on a CPU f32, because LibTorch's bf16 products need an
+// allocator that frees by address, unlike kernels/cpu/caching_allocator.h.
 at::TensorOptions roof_options(c10::Device device, bool use_bf16);
 
 struct Roof {
@@ -104,14 +93,12 @@ struct Roof {
   Timing timing;
 };
 
-// Times `products` by at::mm, with `backward` those of the backward pass too. Each is timed
-// `repeats` times and counted `count` times.
+// Times `products`, with `backward` those of the backward pass too, by at::mm.
 Roof time_roof(const std::vector<Product>& products, bool backward, int64_t repeats,
                const at::TensorOptions& options);
 
-// Returns the config.json of the dense model that a synthetic mixture is made of. S: 35 M
-// parameters as a mixture (D 256, F 704, 4 layers); M: 176 M (D 512, F 1376, 8 layers). Both have 8
-// experts in every layer, 8 heads and a vocabulary of 32000.
+// Returns the config.json of the dense model that a synthetic mixture, with 8 experts in every
+// layer, is made of. As a mixture S has 35 M parameters, M 176 M.
 OrderedJson synthetic_config(const std::string& name);
 inline bool is_synthetic(const std::string& name) { return name == "S" || name == "M"; }
 

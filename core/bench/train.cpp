@@ -20,10 +20,8 @@
 #include "kernels/ops/device.h"
 
 namespace moe::bench {
-
 namespace {
 
-// Writes a synthetic mixture to a temporary folder and loads it.
 model::Llama make_synthetic(const std::string& name, c10::Device device) {
   std::string folder = (std::filesystem::temp_directory_path() / "moe-bench-XXXXXX").string();
   if (mkdtemp(folder.data()) == nullptr) {
@@ -81,9 +79,9 @@ data::Batch random_batch(const TrainSettings& settings, int64_t vocabulary, Rand
   batch.targets.assign(batch.ids.begin() + 1, batch.ids.end());
   batch.targets.push_back(data::kNoLoss);
   for (size_t row = 1; row < static_cast<size_t>(settings.rows); ++row) {
-    batch.targets[row * static_cast<size_t>(settings.length) - 1] = data::kNoLoss;
+    batch.targets[row * settings.length - 1] = data::kNoLoss;
   }
-  batch.lengths.assign(static_cast<size_t>(settings.rows), settings.length);
+  batch.lengths.assign(settings.rows, settings.length);
   batch.target_count = settings.rows * (settings.length - 1);
   return batch;
 }
@@ -151,7 +149,7 @@ OrderedJson bench_train(const TrainSettings& settings, c10::Device device) {
 
   const model::ModelConfig& config = runner.config();
   const route::CounterValues counters = route::sum_layers(last.layers).sum;
-  const auto moe_layers = config.moe ? static_cast<int64_t>(config.moe->layers.size()) : 1;
+  const auto moe_layers = config.moe ? std::ssize(config.moe->layers) : 1;
   const auto products =
       forward_products(config, {last.tokens, counters.rows() / moe_layers, last.tokens});
   const auto options = roof_options(device, settings.precision == model::Precision::kBf16);
@@ -164,7 +162,7 @@ OrderedJson bench_train(const TrainSettings& settings, c10::Device device) {
           {"parameters", model::count_parameters(config).total},
           {"tokens", last.tokens},
           {"step", to_json(timing)},
-          {"tokens_per_second", static_cast<double>(last.tokens) / timing.median_s},
+          {"tokens_per_second", last.tokens / timing.median_s},
           {"gflops", rate / 1e9},
           {"roof_gflops", roof / 1e9},
           {"roof_share", rate / roof},

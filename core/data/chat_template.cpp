@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <ctime>
+#include <sstream>
 
 #include "core/base/error.h"
 #include "core/base/read_file.h"
@@ -18,73 +19,18 @@ constexpr const char *kTemplateFile = "chat_template.jinja",
                      *kTokenizerConfig = "tokenizer_config.json";
 constexpr int32_t kOtherData = 1 << 30;  // source of text of a record outside of its messages
 
-// A published template. System texts are written as the user gave them; none has a default.
-struct PublishedTemplate {
-  const char *name, *head, *body;
-  std::vector<std::string> marks;
-};
-
-constexpr const char* kMistral =
-    "{% set system = '' %}{% if messages[0].role == 'system' %}"
-    "{% set system = messages[0].content %}{% set messages = messages[1:] %}{% endif %}"
-    "{% set last = namespace(user=0) %}{% for m in messages %}{% if m.role == 'user' %}"
-    "{% set last.user = loop.index %}{% endif %}{% endfor %}{{ bos_token }}"
-    "{% if system and place == 'marked' %}"
-    "{{ '[SYSTEM_PROMPT]' + system + '[/SYSTEM_PROMPT]' }}{% endif %}"
-    "{% for m in messages %}{% if m.role == 'user' %}"
-    "{% set is_here = system and ((place == 'first' and loop.first) or "
-    "(place == 'last' and loop.index == last.user)) %}"
-    "{{ before + '[INST]' + after + (system + '\\n\\n' if is_here else '') + m.content + end + "
-    "'[/INST]' }}{% elif m.role == 'assistant' %}"
-    "{{ answer + (m.content | trim if trims else m.content) + eos_token }}"
-    "{% else %}{{ raise_exception('a role other than system, user and assistant') }}{% endif %}"
-    "{% endfor %}";
-
-const std::vector<PublishedTemplate>& published_templates() {
-  static const std::vector<PublishedTemplate> templates = {
-      {"llama3",
-       "",
-       "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m.role + "
-       "'<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}{% endfor %}"
-       "{% if add_generation_prompt %}"
-       "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}",
-       {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"}},
-      {"chatml",
-       "",
-       "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
-       "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
-       {"<|im_start|>", "<|im_end|>"}},
-      {"zephyr",
-       "",
-       "{% for m in messages %}{{ '<|' + m.role + '|>\\n' + m.content + eos_token + '\\n' }}"
-       "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}",
-       {}},
-      {"mistral",
-       "{% set before = ' ' %}{% set after = ' ' %}{% set end = ' ' %}{% set answer = ' ' %}"
-       "{% set place = 'first' %}",
-       kMistral,
-       {}},
-      {"mistral-v0",
-       "{% set before = '' %}{% set after = ' ' %}{% set end = ' ' %}{% set answer = '' %}"
-       "{% set place = 'first' %}",
-       kMistral,
-       {}},
-      {"mistral-v3",
-       "{% set before = '' %}{% set after = ' ' %}{% set end = '' %}{% set answer = ' ' %}"
-       "{% set place = 'last' %}{% set trims = true %}",
-       kMistral,
-       {"[INST]", "[/INST]"}},
-      {"mistral-tekken",
-       "{% set before = '' %}{% set after = '' %}{% set end = '' %}{% set answer = '' %}"
-       "{% set place = 'last' %}",
-       kMistral,
-       {"[INST]", "[/INST]"}},
-      {"mistral-v7",
-       "{% set before = '' %}{% set after = '' %}{% set end = '' %}{% set answer = '' %}"
-       "{% set place = 'marked' %}",
-       kMistral,
-       {"[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"}}};
-  return templates;
+// Returns the special tokens that a form's comment names after "needs:".
+std::vector<std::string> needed_tokens(const std::string& source) {
+  constexpr std::string_view kNeeds = "needs: ";
+  const size_t begin = source.find(kNeeds);
+  std::vector<std::string> tokens;
+  if (begin != std::string::npos) {
+    std::istringstream words(source.substr(begin + kNeeds.size()));
+    for (std::string word; words >> word && word != "-#}";) {
+      tokens.push_back(word);
+    }
+  }
+  return tokens;
 }
 
 // Returns the entry `name` of "chat_template"; empty if there is none.
@@ -147,20 +93,6 @@ jinja::Value message_value(const ChatMessage& message, int32_t source) {
   return jinja::Value(std::move(dict));
 }
 
-FilledText filled(const jinja::Rendered& text) {
-  FilledText result{text.text};
-  size_t begin = 0;
-  for (const jinja::Run& run : text.runs) {
-    if (run.source != 0 && !result.written.empty() && result.written.back().end == begin) {
-      result.written.back().end = run.end;
-    } else if (run.source != 0) {
-      result.written.push_back({begin, run.end});
-    }
-    begin = run.end;
-  }
-  return result;
-}
-
 // Returns the range from the first to the last byte of `source`; an empty one if there is none.
 io::TextRange source_range(const jinja::Rendered& text, int32_t source) {
   io::TextRange range;
@@ -183,20 +115,6 @@ size_t data_end(const jinja::Rendered& text, size_t size) {
   return end;
 }
 
-std::vector<io::TextRange> generated_ranges(const jinja::Rendered& text) {
-  std::vector<io::TextRange> ranges;
-  size_t begin = 0;
-  for (const jinja::Run& run : text.runs) {
-    if (run.is_generated && !ranges.empty() && ranges.back().end == begin) {
-      ranges.back().end = run.end;
-    } else if (run.is_generated) {
-      ranges.push_back({begin, run.end});
-    }
-    begin = run.end;
-  }
-  return ranges;
-}
-
 std::string format_time(const std::tm& time, const std::string& format) {
   std::array<char, 256> text{};
   return {text.data(), std::strftime(text.data(), text.size(), format.c_str(), &time)};
@@ -211,6 +129,41 @@ std::tm parse_date(const std::string& date) {
 }
 
 }  // namespace
+
+FilledText filled(const jinja::Rendered& text) {
+  FilledText result{text.text};
+  size_t begin = 0;
+  for (const jinja::Run& run : text.runs) {
+    if (run.source != 0 && !result.written.empty() && result.written.back().end == begin) {
+      result.written.back().end = run.end;
+    } else if (run.source != 0) {
+      result.written.push_back({begin, run.end});
+    }
+    begin = run.end;
+  }
+  return result;
+}
+
+std::vector<io::TextRange> generated_ranges(const jinja::Rendered& text) {
+  std::vector<io::TextRange> ranges;
+  size_t begin = 0;
+  for (const jinja::Run& run : text.runs) {
+    if (run.is_generated && !ranges.empty() && ranges.back().end == begin) {
+      ranges.back().end = run.end;
+    } else if (run.is_generated) {
+      ranges.push_back({begin, run.end});
+    }
+    begin = run.end;
+  }
+  return ranges;
+}
+
+std::string_view form_source(std::string_view name) {
+  const std::vector<Form> all = forms();
+  const auto found = std::ranges::find(all, name, &Form::name);
+  MOE_CHECK(found != all.end(), "no form '{}'", name);
+  return found->source;
+}
 
 ChatOptions parse_chat_options(const std::string& arguments, const std::string& date) {
   ChatOptions options;
@@ -269,22 +222,21 @@ ChatTemplate ChatTemplate::read(const fs::path& file, const fs::path& folder,
   return {read_small_file(file, kMaxTemplateBytes), file.string(), folder, options};
 }
 
-ChatTemplate ChatTemplate::named(const std::string& form, const fs::path& folder,
+ChatTemplate ChatTemplate::named(const std::string& name, const fs::path& folder,
                                  const ChatOptions& options) {
-  const auto& all = published_templates();
-  const auto found =
-      std::ranges::find_if(all, [&](const auto& published) { return form == published.name; });
-  MOE_CHECK(found != all.end(), "no chat template '{}'", form);
-  ChatTemplate made(std::string(found->head) + found->body, "--template " + form, folder, options);
-  made.marks_ = found->marks;
+  const std::string source(form_source(name));
+  ChatTemplate made(source, "--template " + name, folder, options);
+  made.marks_ = needed_tokens(source);
   return made;
 }
 
 const std::vector<std::string>& ChatTemplate::names() {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> all;
-    for (const auto& published : published_templates()) {
-      all.emplace_back(published.name);
+    for (const Form& form : forms()) {
+      if (form.source.find("messages") != std::string_view::npos) {
+        all.emplace_back(form.name);
+      }
     }
     return all;
   }();
@@ -294,8 +246,8 @@ const std::vector<std::string>& ChatTemplate::names() {
 void ChatTemplate::check_marks(const TextCodec& codec) const {
   for (const auto& mark : marks_) {
     USER_ERROR_IF(codec.special && codec.special(mark) < 0,
-                  "{}: the tokenizer has no token {}; use --template auto, paper or another one "
-                  "whose tokens it has",
+                  "{}: the tokenizer has no token {}; moe train adds it with --add-tokens auto, or "
+                  "use --template auto, paper or another one whose tokens it has",
                   origin_, mark);
   }
 }
@@ -365,7 +317,16 @@ void ChatTemplate::check_used(const Chat& chat) const {
 }
 
 FilledText ChatTemplate::fill_prompt(const Chat& chat, const TextCodec& codec) const {
-  return filled(render(chat, chat.messages.size(), true, codec));
+  const size_t count = chat.messages.size();
+  const bool continues = count > 0 && is_assistant(chat.messages.back());
+  jinja::Rendered text = render(chat, count, !continues, codec);
+  if (continues) {
+    const size_t end = source_range(text, static_cast<int32_t>(count)).end;
+    USER_ERROR_IF(end == 0, "{}: does not write the last message", origin_);
+    text.text.resize(end);
+    std::erase_if(text.runs, [&](const jinja::Run& run) { return run.end > end; });
+  }
+  return filled(text);
 }
 
 FilledChat ChatTemplate::fill(const Chat& chat, bool only_last, const TextCodec& codec) const {

@@ -5,7 +5,6 @@
 #include <exception>
 #include <future>
 #include <mutex>
-#include <tuple>
 
 #include "core/base/error.h"
 #include "core/base/json.h"
@@ -153,29 +152,21 @@ class ExampleMaker {
                   where);
     Example example;
     for (size_t turn = 0; turn < conversation.turns.size(); ++turn) {
-      TurnText text = settings_.text_template.render(conversation, turn);
-      if (text.space_before_response && !codec().leading_space) {
-        text.prompt.own(" ");
-      }
       const bool is_last = turn + 1 == conversation.turns.size();
       const bool learned =
           (settings_.loss_on == LossOn::kAll || is_last) && conversation.turns[turn].carries_loss;
-      const auto& [bos, eos] = std::tie(codec().bos_text, codec().eos_text);
-      if ((!bos.empty() && conversation.turns[turn].instruction.starts_with(bos)) ||
-          (!eos.empty() && conversation.turns[turn].response.ends_with(eos))) {
+      const TextCodec& encoder = codec();
+      TurnTokens tokens = at_place(
+          where, [&] { return settings_.text_template.encode(conversation, turn, encoder); });
+      if (has_plain_mark(conversation.turns[turn])) {
         remarks_->add("turns with BOS or EOS in a field, read as characters");
       }
-      const auto encode = [&](const FilledText& part) {
-        return at_place(where, [&] { return codec().encode_filled(part); });
-      };
-      std::vector<int64_t> prompt = encode(text.prompt);
-      const std::vector<int64_t> response = encode(text.response);
-      if (text.begins_with_bos) {
-        push_bos(example, prompt);
+      if (tokens.prompt.size() > 1 && tokens.prompt[0] == encoder.bos) {
+        drop_bos(tokens.prompt, 1);
       }
-      push_ids(example, prompt, false, where);
-      push_ids(example, response, learned, where);
-      push_eos(example, response, learned);
+      push_ids(example, tokens.prompt, false, where);
+      push_ids(example, tokens.response, learned, where);
+      push_eos(example, tokens.response, learned);
     }
     return example;
   }
@@ -185,10 +176,20 @@ class ExampleMaker {
     Example example;
     std::vector<int64_t> ids =
         at_place(where, [&] { return codec().encode(without_plain_marks(text)); });
-    push_bos(example, ids);
+    drop_bos(ids, 0);
+    if (codec().bos >= 0) {
+      push(example, codec().bos, false);
+    }
     push_ids(example, ids, true, where);
     push_eos(example, ids, true);
     return example;
+  }
+
+  // Returns true if a field has BOS or EOS where the template has it.
+  bool has_plain_mark(const Turn& turn) {
+    const std::string &bos = codec().bos_text, &eos = codec().eos_text;
+    return (!bos.empty() && turn.instruction.starts_with(bos)) ||
+           (!eos.empty() && turn.response.ends_with(eos));
   }
 
   // Returns `text` without the BOS and the EOS that it begins and ends with if the tokenizer would
@@ -277,14 +278,11 @@ class ExampleMaker {
         where, key, position, id, vocab_size_);
   }
 
-  // Appends BOS, which replaces the one that `next`, the tokens after it, may begin with.
-  void push_bos(Example& example, std::vector<int64_t>& next) {
-    if (!next.empty() && next.front() == codec().bos) {
-      next.erase(next.begin());
+  // Removes ids[at] if it is BOS, which was or will be put before the text.
+  void drop_bos(std::vector<int64_t>& ids, size_t at) {
+    if (at < ids.size() && ids[at] == codec().bos) {
+      ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(at));
       remarks_->add(kHasBos);
-    }
-    if (codec().bos >= 0) {
-      push(example, codec().bos, false);
     }
   }
 

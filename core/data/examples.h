@@ -1,9 +1,7 @@
 #pragma once
 // Data files -> token examples (core/io/formats.md, "Training data"). The form of a file is told
 // from its first record and holds for the whole file. Prompt and response are encoded separately
-// and their ids joined, so no token spans the two. sentencepiece puts its dummy space before each:
-// the model sees prompt + " " + response, and a space there in a template (`[/INST] A`) is that
-// space; it is not encoded twice.
+// and their ids joined, so no token spans the two (Template::encode()).
 
 #include <cstdint>
 #include <functional>

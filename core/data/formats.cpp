@@ -111,8 +111,6 @@ std::string one_system(const std::string& first, const std::string& second,
   return first.empty() ? second : first;
 }
 
-enum class Role { kSystem, kUser, kAssistant };
-
 // The keys and role names of a list of messages.
 struct ChatKeys {
   const char *list, *role, *text;
@@ -121,78 +119,67 @@ struct ChatKeys {
 constexpr ChatKeys kMessageKeys = {"messages", "role", "content", "system, user, assistant"};
 constexpr ChatKeys kShareGptKeys = {"conversations", "from", "value", "system, human, gpt"};
 
-Role parse_role(const Json& message, const ChatKeys& keys, const std::string& where) {
-  const std::string name = get_string(message, keys.role, where);
-  if (name == "system") {
-    return Role::kSystem;
-  }
-  if (name == "user" || name == "human") {
-    return Role::kUser;
-  }
-  if (name == "assistant" || name == "gpt" || name == "chatgpt") {
-    return Role::kAssistant;
-  }
-  throw UserError("{}: '{}' is '{}', an unknown role; known: {}; remove the record or rename it",
-                  where, keys.role, printable(name, 40), keys.known);
+const ChatKeys& chat_keys(Format format) {
+  return format == Format::kMessages ? kMessageKeys : kShareGptKeys;
 }
 
-// Builds a conversation from its messages in order.
-class TurnBuilder {
- public:
-  TurnBuilder(const ChatKeys& keys, std::string system) : keys_(keys) {
-    conversation_.system = std::move(system);
-  }
-
-  void add(const Json& message, const std::string& where) {
-    const Role role = parse_role(message, keys_, where);
-    if (role == Role::kSystem) {
-      require(is_first_, where, "a system text may only stand first; remove the record or move it");
-      conversation_.system =
-          one_system(conversation_.system, get_string(message, keys_.text, where), where);
-    } else if (role == Role::kUser) {
-      require(!question_, where, "two questions in a row; join them or remove the record");
-      question_ = get_string(message, keys_.text, where);
-    } else {
-      require(question_ || !conversation_.turns.empty(), where,
-              "the conversation starts with the answer; remove the record or that message");
-      require(question_.has_value(), where, "two answers in a row; join them or remove the record");
-      conversation_.turns.push_back(
-          {*question_, "", get_response(message, keys_.text, where), has_loss(message, where)});
-      question_.reset();
-    }
-    is_first_ = false;
-  }
-
-  Conversation take(const std::string& where) {
-    require(!conversation_.turns.empty(), where,
-            "no response: the conversation holds no answer; remove the record");
-    return std::move(conversation_);
-  }
-
- private:
-  static void require(bool holds, const std::string& where, const char* words) {
-    USER_ERROR_IF(!holds, "{}: {}", where, words);
-  }
-
-  const ChatKeys& keys_;
-  Conversation conversation_;
-  std::optional<std::string> question_;  // not answered yet
-  bool is_first_ = true;
+struct Message {
+  std::string where, role;  // role: "user" and "assistant" for their other names too
+  const Json& json;
 };
 
-Conversation read_messages(const Json& record, const ChatKeys& keys, const std::string& where) {
+// Returns the messages of a record. Throws UserError if one of them is no object with a role.
+std::vector<Message> list_messages(const Json& record, const ChatKeys& keys,
+                                   const std::string& where) {
   const auto found = record.find(keys.list);
   USER_ERROR_IF(found == record.end(), "{}: '{}' is missing", where, keys.list);
   USER_ERROR_IF(!found->is_array(), "{}: '{}' must be a list of messages", where, keys.list);
-  TurnBuilder turns(keys, get_string(record, "system", where, ""));
-  for (size_t index = 0; index < found->size(); ++index) {
-    const Json& message = found->at(index);
-    const std::string position = fmt::format("{}, '{}'[{}]", where, keys.list, index);
+  std::vector<Message> messages;
+  for (const Json& message : *found) {
+    const std::string position = fmt::format("{}, '{}'[{}]", where, keys.list, messages.size());
     USER_ERROR_IF(!message.is_object(), "{}: a message {{\"{}\", \"{}\"}} is expected", position,
                   keys.role, keys.text);
-    turns.add(message, position);
+    const std::string role = get_string(message, keys.role, position);
+    messages.push_back({position,
+                        role == "human"                      ? "user"
+                        : role == "gpt" || role == "chatgpt" ? "assistant"
+                                                             : role,
+                        message});
   }
-  return turns.take(where);
+  return messages;
+}
+
+Conversation read_messages(const Json& record, const ChatKeys& keys, const std::string& where) {
+  Conversation conversation{get_string(record, "system", where, ""), {}};
+  std::optional<std::string> question;  // not answered yet
+  bool is_first = true;
+  for (const auto& [position, role, message] : list_messages(record, keys, where)) {
+    const auto require = [&place = position](bool holds, const char* words) {
+      USER_ERROR_IF(!holds, "{}: {}", place, words);
+    };
+    if (role == "system") {
+      require(is_first, "a system text may only stand first; remove the record or move it");
+      conversation.system =
+          one_system(conversation.system, get_string(message, keys.text, position), position);
+    } else if (role == "user") {
+      require(!question, "two questions in a row; join them or remove the record");
+      question = get_string(message, keys.text, position);
+    } else {
+      USER_ERROR_IF(role != "assistant",
+                    "{}: '{}' is '{}', an unknown role; known: {}; remove the record or rename it",
+                    position, keys.role, printable(role, 40), keys.known);
+      require(question || !conversation.turns.empty(),
+              "the conversation starts with the answer; remove the record or that message");
+      require(question.has_value(), "two answers in a row; join them or remove the record");
+      conversation.turns.push_back(
+          {*question, "", get_response(message, keys.text, position), has_loss(message, position)});
+      question.reset();
+    }
+    is_first = false;
+  }
+  USER_ERROR_IF(conversation.turns.empty(),
+                "{}: no response: the conversation holds no answer; remove the record", where);
+  return conversation;
 }
 
 std::string get_optional(const Json& record, const char* key, const std::string& where) {
@@ -342,8 +329,7 @@ std::string quoted_keys(const Json& record) {
 
 Conversation read_conversation(const Json& record, Format format, const std::string& where) {
   if (format == Format::kMessages || format == Format::kShareGpt) {
-    Conversation conversation =
-        read_messages(record, format == Format::kMessages ? kMessageKeys : kShareGptKeys, where);
+    Conversation conversation = read_messages(record, chat_keys(format), where);
     USER_ERROR_IF(std::ranges::none_of(conversation.turns, &Turn::carries_loss),
                   "{}: no answer carries loss; remove the record", where);
     return conversation;
@@ -378,34 +364,26 @@ Chat read_chat(const OrderedJson& record, const Json& json, Format format,
   if (format != Format::kMessages && format != Format::kShareGpt) {
     chat = make_chat(read_conversation(json, format, where));
   } else {
-    const ChatKeys& keys = format == Format::kMessages ? kMessageKeys : kShareGptKeys;
-    USER_ERROR_IF(!json.contains(keys.list) || !json[keys.list].is_array(),
-                  "{}: '{}' must be a list of messages", where, keys.list);
+    const ChatKeys& keys = chat_keys(format);
     std::string system = get_string(json, "system", where, "");
     if (!system.empty()) {
       chat.messages.push_back({{{"role", "system"}, {"content", system}}, false});
     }
-    for (size_t index = 0; index < record[keys.list].size(); ++index) {
-      const std::string position = fmt::format("{}, '{}'[{}]", where, keys.list, index);
-      const Json& message = json[keys.list][index];
-      USER_ERROR_IF(!message.is_object(), "{}: a message {{\"{}\", \"{}\"}} is expected", position,
-                    keys.role, keys.text);
-      std::string role = get_string(message, keys.role, position);
-      role = role == "human" ? "user" : role == "gpt" || role == "chatgpt" ? "assistant" : role;
+    size_t index = 0;
+    for (const auto& [position, role, message] : list_messages(json, keys, where)) {
       if (role == "system") {
         one_system(system, get_string(message, keys.text, position), position);
       }
-      OrderedJson read = record[keys.list][index];
+      OrderedJson read = record[keys.list][index++];
       if (format == Format::kShareGpt) {
         read = {{"role", role}, {"content", get_string(message, keys.text, position)}};
       }
       read["role"] = role;
       const bool is_answer = role == "assistant";
-      USER_ERROR_IF(is_answer && !has_value(message, "tool_calls") &&
-                        message.value(keys.text, Json()).is_string() &&
-                        is_blank(message[keys.text].get<std::string>()),
-                    "{}: no response: '{}' is empty; remove the record or give it one", position,
-                    keys.text);
+      if (is_answer && !has_value(message, "tool_calls") &&
+          message.value(keys.text, Json()).is_string()) {
+        get_response(message, keys.text, position);
+      }
       chat.messages.push_back({std::move(read), is_answer && has_loss(message, position)});
     }
     const auto is_answer = [](const ChatMessage& message) {

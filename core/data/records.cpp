@@ -5,8 +5,10 @@
 #include <zstd.h>
 #include <zstd_errors.h>
 
+#include <algorithm>
 #include <array>
 #include <new>
+#include <sstream>
 #include <string_view>
 #include <vector>
 
@@ -28,6 +30,36 @@ constexpr size_t kBlockBytes = size_t{64} << 10;
 size_t mark_bytes(std::string_view text) {
   constexpr std::string_view kMark = "\xEF\xBB\xBF";
   return text.starts_with(kMark) ? kMark.size() : 0;
+}
+
+// Returns the kind of file that begins with `head`, if moe does not read it, and how to convert it;
+// null if it may be data.
+const char* foreign_kind(std::string_view head) {
+  struct Foreign {
+    std::string_view magic;
+    const char* mend;
+  };
+  constexpr std::array<Foreign, 16> kForeign = {{
+      {"ARROW1", "an Arrow file; convert it to Parquet or JSON lines (pandas: read_feather)"},
+      {"\xFF\xFF\xFF\xFF", "an Arrow stream; convert it to Parquet (datasets: to_parquet)"},
+      {"SQLite format 3", "an SQLite database; export its table as CSV or JSON lines"},
+      {"PK\x03\x04", "a zip archive; unpack it and give its files"},
+      {"BZh", "packed with bzip2; unpack it (bunzip2), or pack it with gzip or zstd"},
+      {"\xFD\x37zXZ", "packed with xz; unpack it (unxz), or pack it with gzip or zstd"},
+      {"\x89PNG", "a picture; give files of data"},
+      {"\xFF\xFE\0\0"sv, "UTF-32; convert it: iconv -f UTF-32 -t UTF-8"},
+      {"\0\0\xFE\xFF"sv, "UTF-32; convert it: iconv -f UTF-32 -t UTF-8"},
+      {"\xFF\xFE", "UTF-16; convert it: iconv -f UTF-16 -t UTF-8"},
+      {"\xFE\xFF", "UTF-16; convert it: iconv -f UTF-16 -t UTF-8"},
+      {"version https://git-lfs", "a pointer of Git LFS; fetch the file itself (git lfs pull)"},
+      {"<!doctype html", "an HTML page, as of a failed download; fetch the file itself"},
+      {"<!DOCTYPE html", "an HTML page, as of a failed download; fetch the file itself"},
+      {"<html", "an HTML page, as of a failed download; fetch the file itself"},
+      {"PAR1", "a Parquet file; unpack it"},  // within another packing
+  }};
+  const auto found = std::ranges::find_if(
+      kForeign, [&](const Foreign& foreign) { return head.starts_with(foreign.magic); });
+  return found == kForeign.end() ? nullptr : found->mend;
 }
 
 // Base of the gzip and zstd readers: reads blocks of the file, provides blocks of text.
@@ -62,6 +94,10 @@ class UnpackingBuffer : public std::streambuf {
     const size_t count = unpack();
     if (count == 0) {
       return traits_type::eof();
+    }
+    const char* const kind = text_bytes_ == 0 ? foreign_kind({text_.data(), count}) : nullptr;
+    if (kind != nullptr) {
+      throw BrokenStream(fmt::format("the unpacked data are {}", kind));
     }
     text_bytes_ += count;
     if (text_bytes_ > kFreeBytes && text_bytes_ / kMaxExpansion > packed_bytes_) {
@@ -186,26 +222,6 @@ class ZstdBuffer : public UnpackingBuffer {
   bool frame_ended_ = false;
 };
 
-// Throws UserError if the first bytes are those of a file type that moe does not read.
-void refuse_foreign(std::string_view head, const std::string& name) {
-  struct Foreign {
-    std::string_view magic;
-    const char* mend;
-  };
-  constexpr std::array<Foreign, 5> kForeign = {{
-      {"ARROW1", "an Arrow file; convert it to JSON lines (pandas: read_feather, to_json)"},
-      {"PK\x03\x04", "a zip archive; unpack it and give its files"},
-      {"BZh", "packed with bzip2; unpack it (bunzip2), or pack it with gzip or zstd"},
-      {"\xFD"
-       "7zXZ",
-       "packed with xz; unpack it (unxz), or pack it with gzip or zstd"},
-      {"\x89PNG", "a picture; give data files"},
-  }};
-  for (const auto& foreign : kForeign) {
-    USER_ERROR_IF(head.starts_with(foreign.magic), "{}: is {}", name, foreign.mend);
-  }
-}
-
 Packing find_packing(std::string_view head) {
   if (head.starts_with("\x1F\x8B")) {
     return Packing::kGzip;
@@ -216,8 +232,8 @@ Packing find_packing(std::string_view head) {
   return skippable || head.starts_with("\x28\xB5\x2F\xFD") ? Packing::kZstd : Packing::kNone;
 }
 
-// Opens a Parquet file by libmoe_parquet.so, which is in the folder of the binary in builds with
-// MOE_PARQUET.
+// Opens a Parquet file by libmoe_parquet.so, which is in the folder of the binary where CMake found
+// pyarrow.
 std::unique_ptr<std::streambuf> open_parquet(const fs::path& file) {
   const fs::path binary = fs::read_symlink("/proc/self/exe");
   const std::string library = (binary.parent_path() / "libmoe_parquet.so").string();
@@ -226,8 +242,9 @@ std::unique_ptr<std::streambuf> open_parquet(const fs::path& file) {
   void* symbol = handle == nullptr ? nullptr : ::dlsym(handle, "moe_open_parquet");
   USER_ERROR_IF(
       symbol == nullptr,
-      "{0}: a Parquet file, and this moe has no reader for it ({1}); build moe with MOE_PARQUET, "
-      "or convert the file: python3 -c \"import json, pyarrow.parquet as p; [print(json.dumps(r)) "
+      "{0}: a Parquet file, and this moe has no reader for it ({1}); run recipes/setup.sh, which "
+      "builds it with pyarrow (MOE_PARQUET), or convert the file: python3 -c \"import json, "
+      "pyarrow.parquet as p; [print(json.dumps(r)) "
       "for b in p.ParquetFile('{0}').iter_batches() for r in b.to_pylist()]\" > data.jsonl",
       file.string(), ::dlerror());
   const auto open = reinterpret_cast<decltype(&moe_open_parquet)>(symbol);
@@ -249,6 +266,20 @@ std::string_view trim(std::string_view text) {
 
 }  // namespace
 
+std::string format_extension(const fs::path& file) {
+  const std::string last = file.extension().string();
+  const bool is_packed = last == ".gz" || last == ".zst" || last == ".zstd";
+  return is_packed ? file.stem().extension().string() : last;
+}
+
+void check_utf8(std::string_view text, const std::string& where) {
+  const size_t at = find_invalid_utf8(text);
+  USER_ERROR_IF(at != kValidUtf8,
+                "{}: not UTF-8 at byte {} (0x{:02X}): save it as UTF-8, from Latin-1 by: iconv -f "
+                "LATIN1 -t UTF-8",
+                where, at, static_cast<uint8_t>(text[at]));
+}
+
 std::string data_file_name(const fs::path& file, Pipes pipes) {
   return pipes == Pipes::kAllowed && file == "-" ? "standard input" : file.string();
 }
@@ -256,23 +287,21 @@ std::string data_file_name(const fs::path& file, Pipes pipes) {
 OpenFile open_data_file(const fs::path& file, Pipes pipes) {
   const std::string name = data_file_name(file, pipes);
   const bool is_input = name != file.string();
-  USER_ERROR_IF(!is_input && !fs::exists(file), "{}: no such file; give a data file", name);
-  USER_ERROR_IF(!is_input && fs::is_directory(file), "{} is a folder; give its files", name);
-  const bool is_regular = !is_input && fs::is_regular_file(file);
-  if (!is_regular && pipes == Pipes::kRefused) {  // it is hashed for the cache, then read again
-    throw UserError("{}: is not a regular file (a pipe or a device); write it to a disk first",
-                    name);
-  }
-  auto bytes = std::make_unique<FileReader>(
-      is_input ? open_standard_input() : open_to_read(file, pipes), name);
-  const std::string start(bytes->peek(8));
+  auto bytes = is_input ? std::make_unique<FileReader>(open_standard_input(), name)
+                        : std::make_unique<FileReader>(file, pipes);
+  const std::string start(bytes->peek(32));
   if (start.starts_with("PAR1")) {
-    USER_ERROR_IF(!is_regular, "{}: Parquet cannot be read from a pipe; write it to a disk first",
-                  name);
+    USER_ERROR_IF(is_input || !fs::is_regular_file(file),
+                  "{}: Parquet data in a pipe; write them to a file", name);
     return {open_parquet(file), Packing::kParquet};
   }
-  refuse_foreign(start, name);
+  const char* const kind = foreign_kind(start);
+  USER_ERROR_IF(kind != nullptr && !file.extension().string().starts_with(".htm"), "{}: is {}",
+                name, kind);
   const Packing packing = find_packing(start);
+  for (size_t mark = mark_bytes(start); mark > 0; --mark) {
+    bytes->sbumpc();
+  }
   if (packing == Packing::kGzip) {
     return {std::make_unique<GzipBuffer>(std::move(bytes)), packing};
   }
@@ -300,8 +329,7 @@ RecordReader::RecordReader(const std::filesystem::path& file, Pipes pipes)
 }
 
 void RecordReader::find_form() {
-  const auto inner = file_bytes_.packing == Packing::kNone ? file_ : file_.stem();
-  const bool named_text = inner.extension() == ".txt";
+  const bool named_text = format_extension(file_) == ".txt";
   if (!named_text) {
     skip_space();
   }
@@ -407,10 +435,10 @@ std::optional<Record> RecordReader::next_document() {
     const int64_t line_before = line_;
     more = read_line(line);
     const bool ends = !more || trim(line) == kSeparator;
+    if (find_invalid_utf8(line) != kValidUtf8) {
+      check_utf8(line, fmt::format("{} line {}", file_.string(), line_before));
+    }
     if (ends && !text.empty()) {
-      if (find_invalid_utf8(text) != kValidUtf8) {
-        fail(start, "the document that starts here is not valid UTF-8; convert the file to UTF-8");
-      }
       return Record{std::string(trim(text)), start};
     }
     if (ends || (text.empty() && trim(line).empty())) {

@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <streambuf>
 #include <string>
+#include <string_view>
 
 #include "core/base/read_file.h"
 
@@ -21,6 +22,12 @@ namespace moe::data {
 enum class Packing { kNone, kGzip, kZstd, kParquet };
 
 const char* packing_name(Packing packing);  // "gzip", "zstd", "Parquet" or ""
+
+// Returns the extension of `file` without that of its packing: ".csv" for a.csv.gz.
+std::string format_extension(const std::filesystem::path& file);
+
+// Throws UserError naming `where` and the first byte of `text` that is not UTF-8, if there is one.
+void check_utf8(std::string_view text, const std::string& where);
 
 inline constexpr uint64_t kMaxExpansion = 500;
 inline constexpr uint64_t kFreeBytes = uint64_t{256} << 20;
@@ -38,10 +45,11 @@ struct OpenFile {
   Packing packing = Packing::kNone;
 };
 
-// Opens a data file and unpacks it while it is read. With Pipes::kAllowed it may be a pipe, and "-"
-// is standard input. Throws UserError if the file is missing, not a regular file or unreadable, if
-// it is Arrow, zip, bzip2, xz or PNG, or if it is Parquet and moe was built without its reader.
-// Reading from `bytes` throws BrokenStream.
+// Opens a data file, whatever its name, and unpacks it while it is read: gzip, zstd, and Parquet as
+// one JSON object per row. With Pipes::kAllowed `file` may be a pipe, and "-" is
+// standard input. Throws UserError if the file is missing or unreadable, if it begins as one
+// of another kind does (Arrow, SQLite, zip, UTF-16, an HTML page, ...), or if it is Parquet and moe
+// was built without its reader. Reading from `bytes` throws BrokenStream.
 OpenFile open_data_file(const std::filesystem::path& file, Pipes pipes = Pipes::kRefused);
 
 // Returns the name of a data file for messages.

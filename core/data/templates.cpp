@@ -15,48 +15,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Returns system text (of the first turn), instruction and input, a line each.
-FilledText plain_instruct(const Conversation& conversation, size_t index) {
-  const Turn& turn = conversation.turns[index];
-  FilledText text;
-  if (index == 0 && !conversation.system.empty()) {
-    text.data(conversation.system + "\n");
-  }
-  return text.data(question_text(turn));
-}
-
-// tatsu-lab/stanford_alpaca, train.py, PROMPT_DICT.
-TurnText alpaca_turn(const Conversation& conversation, size_t index) {
-  const Turn& turn = conversation.turns[index];
-  FilledText prompt;
-  if (index == 0 && !conversation.system.empty()) {
-    prompt.data(conversation.system).own("\n\n");
-  } else if (index == 0) {
-    prompt.own(turn.input.empty()
-                   ? "Below is an instruction that describes a task. "
-                   : "Below is an instruction that describes a task, paired with an input that "
-                     "provides further context. ");
-    prompt.own("Write a response that appropriately completes the request.\n\n");
-  }
-  prompt.own("### Instruction:\n").data(turn.instruction).own("\n\n");
-  if (!turn.input.empty()) {
-    prompt.own("### Input:\n").data(turn.input).own("\n\n");
-  }
-  return {index == 0, prompt.own("### Response:"), false, FilledText().data(turn.response)};
-}
-
-// meta-llama/llama, llama/generation.py, chat_completion.
-TurnText llama2_turn(const Conversation& conversation, size_t index) {
-  const Turn& turn = conversation.turns[index];
-  FilledText content;
-  if (index == 0 && !conversation.system.empty()) {
-    content.own("<<SYS>>\n").data(conversation.system).own("\n<</SYS>>\n\n");
-  }
-  content.data(question_text(turn));
-  return {true, FilledText().own("[INST] ").append(content.stripped()).own(" [/INST]"), true,
-          FilledText().data(turn.response).stripped().own(" ")};
-}
-
 char unescape(char c, const std::string& word) {
   switch (c) {
     case 'n':
@@ -73,32 +31,37 @@ char unescape(char c, const std::string& word) {
   }
 }
 
-// The texts around the placeholders, and the names between them: one more text than names.
-struct TemplatePieces {
-  std::vector<std::string> texts{""};
+// A template of a turn, and the placeholders in it.
+struct TurnSource {
+  std::string source = "{% if first %}{{ bos_token }}{% endif %}";
   std::vector<std::string> names;
 };
 
 // A placeholder is a word of lower-case letters in braces; other braces are text.
-TemplatePieces split_placeholders(const std::string& word) {
-  TemplatePieces pieces;
+TurnSource split_placeholders(const std::string& word) {
+  TurnSource made;
+  std::string text;
+  const auto end_text = [&] {
+    made.source += "{{ " + Json(std::exchange(text, "")).dump() + " }}";
+  };
   for (size_t at = 0; at < word.size(); ++at) {
+    const size_t end = word.find_first_not_of("abcdefghijklmnopqrstuvwxyz_", at + 1);
     if (word[at] == '\\' && at + 1 < word.size()) {
-      pieces.texts.back() += unescape(word[++at], word);
-      continue;
+      text += unescape(word[++at], word);
+    } else if (word[at] == '{' && end != std::string::npos && end > at + 1 && word[end] == '}') {
+      made.names.push_back(word.substr(at + 1, end - at - 1));
+      end_text();
+      made.source += made.names.back() == "response"
+                         ? "{% generation %}{{ response }}"
+                         : "{{ system + '\n' if system else '' }}{{ question }}";
+      at = end;
+    } else {
+      text += word[at];
     }
-    if (word[at] == '{') {
-      const size_t end = word.find_first_not_of("abcdefghijklmnopqrstuvwxyz_", at + 1);
-      if (end != std::string::npos && end > at + 1 && word[end] == '}') {
-        pieces.names.push_back(word.substr(at + 1, end - at - 1));
-        pieces.texts.emplace_back();
-        at = end;
-        continue;
-      }
-    }
-    pieces.texts.back() += word[at];
   }
-  return pieces;
+  end_text();
+  made.source += "{% endgeneration %}";
+  return made;
 }
 
 // Throws UserError unless the names are instruction and response, once each and in this order.
@@ -132,6 +95,8 @@ std::vector<int64_t> token_ids(const std::vector<ChatToken>& tokens) {
 
 }  // namespace
 
+Template::Template() : Template("paper", form_source("paper")) {}
+
 Template Template::parse(const std::string& word, const fs::path& folder,
                          const ChatOptions& options) {
   Template parsed;
@@ -143,17 +108,17 @@ Template Template::parse(const std::string& word, const fs::path& folder,
     }
     return parsed;
   }
-  if (word == "paper") {
-    return parsed;
-  }
-  if (word == "alpaca" || word == "llama2") {
-    parsed.kind_ = word == "alpaca" ? Kind::kAlpaca : Kind::kLlama2;
-    return parsed;
-  }
+  std::vector<std::string> known = {"auto"};
   const std::vector<std::string>& chats = ChatTemplate::names();
-  if (std::ranges::find(chats, word) != chats.end()) {
-    parsed.chat_ = ChatTemplate::named(word, folder, options);
-    return parsed;
+  for (const auto& [name, source] : forms()) {
+    if (word != name) {
+      known.emplace_back(name);
+    } else if (std::ranges::find(chats, word) == chats.end()) {
+      return {word, source};
+    } else {
+      parsed.chat_ = ChatTemplate::named(word, folder, options);
+      return parsed;
+    }
   }
   if (word.ends_with(".jinja")) {
     parsed.chat_ = ChatTemplate::read(word, folder, options);
@@ -162,28 +127,17 @@ Template Template::parse(const std::string& word, const fs::path& folder,
   USER_ERROR_IF(find_invalid_utf8(word) != kValidUtf8, "--template '{}': is not UTF-8",
                 printable(word));
   if (word.find_first_of("{} \\\n") == std::string::npos) {
-    std::vector<std::string> known = {"paper", "alpaca", "llama2"};
-    known.insert(known.end(), chats.begin(), chats.end());
-    known.emplace_back("auto");
     throw UserError(
         "--template '{}' is unknown{}; known: {}, FILE.jinja, or a text with {{instruction}} and "
         "{{response}}",
         printable(word, 40), did_you_mean(word, known), fmt::join(known, ", "));
   }
-  TemplatePieces pieces = split_placeholders(word);
-  check_names(pieces.names, word);
-  parsed.kind_ = Kind::kOwn;
-  parsed.before_ = std::move(pieces.texts[0]);
-  parsed.between_ = std::move(pieces.texts[1]);
-  parsed.after_ = std::move(pieces.texts[2]);
-  return parsed;
+  const TurnSource made = split_placeholders(word);
+  check_names(made.names, word);
+  return {"the text of --template", made.source};
 }
 
-std::string Template::words() const {
-  return chat_ ? chat_->words()
-               : fmt::format("{} {} {} {} {}{}{}", static_cast<int>(kind_), before_.size(),
-                             between_.size(), after_.size(), before_, between_, after_);
-}
+std::string Template::words() const { return chat_ ? chat_->words() : "turn " + turn_.source(); }
 
 void Template::require_usable() const {
   USER_ERROR_IF(!refusal_.empty(), "{}; name another one with --template: {}, FILE.jinja, paper",
@@ -191,37 +145,47 @@ void Template::require_usable() const {
 }
 
 std::string Template::description() const {
-  static constexpr const char* kNames[] = {"paper", "alpaca", "llama2", "the text of --template"};
   return chat_               ? "the chat template " + chat_->origin()
          : !refusal_.empty() ? "the folder's chat template, which is not supported"
-                             : kNames[static_cast<size_t>(kind_)];
+                             : name_;
 }
 
-TurnText Template::render(const Conversation& conversation, size_t turn) const {
-  switch (kind_) {
-    case Kind::kAlpaca:
-      return alpaca_turn(conversation, turn);
-    case Kind::kLlama2:
-      return llama2_turn(conversation, turn);
-    case Kind::kOwn:
-      break;
-    default:
-      return {turn == 0, plain_instruct(conversation, turn).own(conversation.verbatim ? "" : "\n"),
-              false, FilledText().data(conversation.turns[turn].response)};
+TurnTokens Template::encode(const Conversation& conversation, size_t index,
+                            const TextCodec& codec) const {
+  constexpr int32_t kData = 1, kBos = 2;
+  const Turn& turn = conversation.turns[index];
+  const bool is_first = index == 0;
+  const jinja::Value names = jinja::make_value({{"system", is_first ? conversation.system : ""},
+                                                {"instruction", turn.instruction},
+                                                {"input", turn.input},
+                                                {"question", question_text(turn)},
+                                                {"response", turn.response},
+                                                {"first", is_first},
+                                                {"verbatim", conversation.verbatim}},
+                                               kData);
+  names.dict()->set("bos_token", jinja::Text("B", kBos));
+  const jinja::Rendered rendered = turn_.render(*names.dict());
+  const FilledText text = filled(rendered);
+  const size_t begin = rendered.runs.front().source == kBos ? rendered.runs.front().end : 0;
+  size_t prompt_end = generated_ranges(rendered).at(0).begin, response = prompt_end;
+  if (codec.leading_space) {
+    prompt_end -= prompt_end > begin && text.text[prompt_end - 1] == ' ' ? 1 : 0;
+    // Some tokenizers put no space before a text that begins with one.
+    const bool is_doubled = text.text[prompt_end] == ' ' && codec.encode(" a") != codec.encode("a");
+    response = prompt_end + (is_doubled ? 1 : 0);
   }
-  const bool has_space = between_.ends_with(' ');
-  return {turn == 0,
-          FilledText()
-              .own(before_)
-              .append(plain_instruct(conversation, turn))
-              .own(between_.substr(0, between_.size() - (has_space ? 1 : 0))),
-          has_space, FilledText().data(conversation.turns[turn].response).own(after_)};
+  TurnTokens tokens{codec.encode_filled(text.slice(begin, prompt_end)),
+                    codec.encode_filled(text.slice(response, text.text.size()))};
+  if (begin > 0 && codec.bos >= 0) {
+    tokens.prompt.insert(tokens.prompt.begin(), codec.bos);
+  }
+  return tokens;
 }
 
 Question question_tokens(const Template& form, const std::string& question,
                          const TextCodec& codec) {
   form.require_usable();
-  const Conversation conversation{"", {{question, "", "."}}};
+  const Conversation conversation{"", {{replace_invalid_utf8(question), "", "."}}};
   if (form.chat()) {
     form.chat()->check_marks(codec);
     Chat chat = make_chat(conversation);
@@ -236,13 +200,7 @@ Question question_tokens(const Template& form, const std::string& question,
     result.ids = token_ids(chat_tokens({form.chat()->fill_prompt(chat, codec), {}}, codec));
     return result;
   }
-  TurnText text = form.render(conversation, 0);
-  text.prompt.own(text.space_before_response && !codec.leading_space ? " " : "");
-  Question result{codec.encode_filled(text.prompt), {codec.eos}};
-  if (text.begins_with_bos && codec.bos >= 0) {
-    result.ids.insert(result.ids.begin(), codec.bos);
-  }
-  return result;
+  return {form.encode(conversation, 0, codec).prompt, {codec.eos}};
 }
 
 }  // namespace moe::data

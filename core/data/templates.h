@@ -4,7 +4,9 @@
 //
 //   BOS prompt response EOS [BOS] prompt response EOS ...
 //
-// core/io/formats.md has the table of paper, alpaca, llama2 and the user's own text.
+// core/io/formats.md has the table of paper, alpaca, llama2 (forms/NAME.jinja) and the user's own
+// text. They are rendered (core/jinja) with the names bos_token, system (of the first turn),
+// instruction, input, question (instruction and input), response, first and verbatim.
 //
 // A chat template writes a conversation as a whole (chat_template.h).
 
@@ -20,16 +22,13 @@
 
 namespace moe::data {
 
-struct TurnText {
-  bool begins_with_bos = false;
-  FilledText prompt;  // without the space before the response, if the template has one
-  bool space_before_response = false;
-  FilledText response;
+struct TurnTokens {
+  std::vector<int64_t> prompt, response;  // with BOS, without EOS
 };
 
 class Template {
  public:
-  Template() = default;  // paper
+  Template();  // paper
   // Parses the value of --template: a name, "auto" (the chat template of `folder`, or paper if it
   // has none), a file that ends in .jinja, or a text with {instruction} and {response}. Throws
   // UserError for an unknown name, an unknown escape, a placeholder that is missing, unknown,
@@ -48,15 +47,18 @@ class Template {
   // error for data without conversations.
   void require_usable() const;
 
-  // Returns a turn of a template that is no chat form.
-  TurnText render(const Conversation& conversation, size_t turn) const;
+  // Encodes a turn with a template that is no chat template. Prompt and response are encoded
+  // separately. If the tokenizer puts a space before a text, that space is the one between them, of
+  // the template (`[/INST] A`) or of the record ("A:" and " Paris"): it is not encoded twice.
+  TurnTokens encode(const Conversation& conversation, size_t turn, const TextCodec& codec) const;
 
  private:
-  enum class Kind { kPaper, kAlpaca, kLlama2, kOwn };
-  Kind kind_ = Kind::kPaper;
+  Template(const std::string& name, std::string_view source) : name_(name), turn_(source, name) {}
+
+  std::string name_;      // for messages
+  jinja::Template turn_;  // of a turn: what is in {% generation %} is the response
   std::optional<ChatTemplate> chat_;
-  std::string refusal_;                   // of the folder's chat template
-  std::string before_, between_, after_;  // of the user's own: around {instruction} and {response}
+  std::string refusal_;  // of the folder's chat template
 };
 
 // The prompt of a single question, and the tokens that end its answer.

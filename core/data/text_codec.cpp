@@ -6,48 +6,15 @@
 
 namespace moe::data {
 
-std::string strip(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\n\v\f\r\x1c\x1d\x1e\x1f";
-  const size_t begin = text.find_first_not_of(kSpace);
-  if (begin == std::string_view::npos) {
-    return "";
-  }
-  return std::string(text.substr(begin, text.find_last_not_of(kSpace) - begin + 1));
-}
-
-FilledText& FilledText::own(const std::string& words) {
-  text += words;
-  return *this;
-}
-
-FilledText& FilledText::data(const std::string& words) {
-  if (!words.empty()) {
-    written.push_back({text.size(), text.size() + words.size()});
-  }
-  text += words;
-  return *this;
-}
-
-FilledText& FilledText::append(const FilledText& other) {
-  for (const auto& [begin, end] : other.written) {
-    written.push_back({text.size() + begin, text.size() + end});
-  }
-  text += other.text;
-  return *this;
-}
-
-FilledText FilledText::stripped() const {
-  const std::string kept = strip(text);
-  const size_t first = kept.empty() ? 0 : text.find(kept.front());
-  FilledText result{kept};
-  for (const auto& [begin, end] : written) {
-    const size_t from = std::max(begin, first) - first;
-    const size_t to = std::min(std::max(end, first) - first, kept.size());
-    if (from < to) {
-      result.written.push_back({from, to});
+FilledText FilledText::slice(size_t begin, size_t end) const {
+  FilledText part{text.substr(begin, end - begin)};
+  for (const io::TextRange& range : written) {
+    if (range.begin < end && begin < range.end) {
+      part.written.push_back(
+          {std::max(range.begin, begin) - begin, std::min(range.end, end) - begin});
     }
   }
-  return result;
+  return part;
 }
 
 TextCodec make_text_codec(const std::shared_ptr<const io::Tokenizer>& tokenizer) {
@@ -120,17 +87,9 @@ class ChatEncoder {
 
   // Encodes bytes [begin, end) of the conversation, of a part that begins at `part`.
   std::vector<int64_t> encode(size_t begin, size_t end) const {
-    const std::string_view text = std::string_view(chat_.text.text).substr(begin, end - begin);
-    if (!codec_.encode_part) {
-      return codec_.encode(text);
-    }
-    std::vector<io::TextRange> plain;
-    for (const io::TextRange& range : chat_.text.written) {
-      if (range.begin < end && begin < range.end) {
-        plain.push_back({std::max(range.begin, begin) - begin, std::min(range.end, end) - begin});
-      }
-    }
-    return codec_.encode_part(text, plain, begin == 0);
+    const FilledText part = chat_.text.slice(begin, end);
+    return codec_.encode_part ? codec_.encode_part(part.text, part.written, begin == 0)
+                              : codec_.encode(part.text);
   }
 
   // A text in which loss begins or ends is compared with its beginning up to there: the tokens

@@ -17,19 +17,13 @@ class Tokenizer;
 
 namespace moe::data {
 
-// Returns `text` without the ASCII white space that Python's strip() and Jinja's trim remove.
-std::string strip(std::string_view text);
-
 // A template that is filled with data. The template's own text may spell special tokens; the data
 // may not: "</s>" in a question is four characters.
 struct FilledText {
   std::string text = {};
   std::vector<io::TextRange> written = {};  // the ranges of the data; sorted, disjoint
 
-  FilledText& own(const std::string& words);   // appends text of the template
-  FilledText& data(const std::string& words);  // appends data
-  FilledText& append(const FilledText& other);
-  FilledText stripped() const;  // as strip() of the text
+  FilledText slice(size_t begin, size_t end) const;  // bytes [begin, end)
 };
 
 // A conversation that a chat template has written (chat_template.h).

@@ -11,10 +11,9 @@
 #include "core/distributed/rendezvous.h"
 
 namespace moe::distributed {
+namespace {
 
 using at::Tensor;
-
-namespace {
 
 // Gathers a tensor of equal shape on all ranks. Returns [size, ...] on the host.
 Tensor gather_on_host(Comm& comm, const Tensor& values) {
@@ -39,7 +38,7 @@ std::string first_difference(const std::string& first, const std::string& other)
              : fmt::format(" ('{}' where rank 0 has '{}')", printable(found), printable(expected));
 }
 
-// Returns the `count` ranks first, first + stride, ...
+// Returns `count` ranks: first, first + stride, ...
 std::vector<int64_t> ranks_from(int64_t first, int64_t stride, int64_t count) {
   std::vector<int64_t> ranks(count);
   for (int64_t& rank : ranks) {
@@ -74,7 +73,7 @@ std::vector<std::vector<int64_t>> gather_numbers(Comm& comm, at::IntArrayRef val
 }
 
 std::vector<std::string> gather_texts(Comm& comm, const std::string& text) {
-  const auto lengths = gather_numbers(comm, {static_cast<int64_t>(text.size())});
+  const auto lengths = gather_numbers(comm, {std::ssize(text)});
   const Tensor padded =
       at::zeros({std::max_element(lengths.begin(), lengths.end())->front()}, at::kByte);
   std::memcpy(padded.data_ptr(), text.data(), text.size());

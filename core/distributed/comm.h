@@ -1,7 +1,6 @@
 #pragma once
 // Collective communication between the ranks of a run, agreement on errors and settings, and the
-// layout of experts over processes. Implementations of Comm: one rank (below), c10d
-// (process_group.h), threads of one process for tests (tests/support/rank_threads.h).
+// layout of experts. Implementations of Comm: one rank (below), c10d (process_group.h), tests.
 
 #include <ATen/ATen.h>
 
@@ -33,12 +32,11 @@ class Transfer {
 
 // Communicator, and implementation for a single rank, whose collectives copy or do nothing.
 //
-// All ranks must call the same collectives in the same order. Tensors must be contiguous and on
-// device(). CPU collectives block until they are complete. GPU collectives are enqueued on the
-// current stream; call synchronize() before the host reads results. Methods throw
-// std::runtime_error if a rank has exited, does not answer within --comm-timeout, or called a
-// different collective. The message names rank, step, layer and collective. On GPUs the error may
-// be thrown by a later method. The communicator cannot be used afterwards.
+// All ranks must call the same collectives in the same order, with contiguous tensors on device().
+// CPU collectives block until they are complete. GPU collectives are enqueued on the current
+// stream; call synchronize() before the host reads results. Methods, on GPUs perhaps later ones,
+// throw std::runtime_error that names rank, step, layer and collective if a rank has exited, does
+// not answer within --comm-timeout, or called a different collective. It cannot be used afterwards.
 class Comm {
  public:
   explicit Comm(at::Device device, int64_t rank = 0, int64_t size = 1)
@@ -69,12 +67,11 @@ class Comm {
   // Blocks the host until all collectives of this rank are complete and known to have succeeded.
   virtual void synchronize() {}
 
-  // Creates a communicator of a subset of the ranks. Collective: every rank calls it with its
-  // subset. Subsets are ascending, and equal or disjoint.
+  // Creates a communicator of some ranks. Collective. Subsets ascend, and are equal or disjoint.
   virtual std::unique_ptr<Comm> split(at::IntArrayRef members);
 
-  // Begins a long operation, for example saving a checkpoint. Until the result is destroyed, the
-  // other ranks wait longer than the timeout, as long as this process answers (process_group.h).
+  // Begins an operation, such as saving a checkpoint, until the end of which (the destruction of
+  // the result) other ranks wait longer than the timeout if this process answers (process_group.h).
   [[nodiscard]] virtual std::shared_ptr<void> long_operation() { return nullptr; }
 
   TraceContext trace;  // set by the code that runs steps and layers
@@ -97,33 +94,28 @@ std::vector<std::string> gather_texts(Comm& comm, const std::string& text);
 // Sums `values` over all ranks. Lengths must be equal.
 std::vector<double> sum_numbers(Comm& comm, const std::vector<double>& values);
 
-// Runs `body` on every rank as a long operation. `body` must not use a Comm. Throws on all ranks if
-// `body` throws on one: UserError, Interrupted, or for any other exception a std::runtime_error
-// that names the rank. If several ranks throw, UserError comes before Interrupted, and Interrupted
-// before others; among equal types the lowest rank's is thrown.
+// Runs `body`, which must not use a Comm, on every rank as a long operation. Throws on all ranks if
+// one does: UserError, else Interrupted, else a std::runtime_error that names the (lowest) rank.
 void on_all_ranks(Comm* ranks, const std::function<void()>& body);
 
 // Returns true if `statement` is true on any rank.
 bool any_rank(Comm* ranks, bool statement);
 
-// Throws UserError on all ranks if `text`, a description of `what` ("the settings"), differs
-// between ranks. The message names the first rank and line that differ from rank 0's.
+// Throws UserError on all ranks, with the first rank and line that differ from rank 0's, if `text`,
+// a description of `what` ("the settings"), differs between ranks.
 void check_same_on_all_ranks(Comm& ranks, const std::string& what, const std::string& text);
 
 // Returns the ranks on the host of this rank, including it, ascending.
 std::vector<int64_t> same_host_ranks(Comm& ranks);
 
-// Calls moe::check_memory() on every rank, with need.processes set to the number of ranks on its
-// host. Throws UserError on all ranks if memory is short on one. With `force` returns the message
-// of this rank instead.
+// Calls moe::check_memory() for all ranks of a host. Throws UserError on all ranks if memory is
+// short on one. With `force` returns the message of this rank instead.
 std::optional<std::string> check_memory(Comm* ranks, MemoryNeed need, bool force);
 
-// Layout of a run: P processes = R replicas x G processes of an expert-parallel group. The G
-// processes of a group hold each expert once and share the W logical ranks; process p is rank p % G
-// of the group of replica p / G. The ranks of a group divide the rows of a micro-batch into
-// contiguous blocks. Replica r computes micro-batches r, r + R, ... of a step, so that R replicas
-// equal one process that accumulates R micro-batches. Results depend on W alone if all processes
-// have equally many tokens (core/route/README.md).
+// Layout of a run: P processes = R replicas x G processes of an expert-parallel group, which hold
+// each expert once, share the W logical ranks, and divide the rows of a micro-batch into contiguous
+// blocks. Process p is rank p % G of the group of replica p / G. Replica r computes micro-batches
+// r, r + R, ... of a step. Results depend on W alone for equal tokens (core/route/README.md).
 struct Layout {
   int64_t processes = 1, rank = 0, replicas = 1;
   int64_t logical_ranks = 1, experts = 1;  // W, E; 1 and 1 for a dense model
@@ -139,14 +131,12 @@ struct Layout {
   bool is_rank_zero() const { return rank == 0; }
 };
 
-// Returns the layout of `processes`. Without `replicas`: G = gcd(P, W). A dense model (experts = 0)
-// has G = 1. Throws UserError, naming the flags, if R does not divide P, G does not divide W, or W
-// does not divide E.
+// Without `replicas`: G = gcd(P, W). A dense model (experts = 0) has G = 1. Throws UserError,
+// naming the flags, if R does not divide P, G does not divide W, or W does not divide E.
 Layout make_layout(int64_t processes, int64_t rank, std::optional<int64_t> replicas,
                    int64_t logical_ranks, int64_t experts);
 
-// Returns "4 processes = 2 replicas x 2 in an expert-parallel group; 8 logical ranks, 4 a process;
-// 8 experts, 4 a process".
+// Returns "4 processes = 2 replicas x 2 in an expert-parallel group; 8 logical ranks, ...".
 std::string describe(const Layout& layout);
 
 // Range of `count` elements that one rank of `comm` holds. The last ranges may be shorter or empty.

@@ -73,21 +73,19 @@ Child start_child(int64_t rank, const Variables& variables, const Descriptor& st
   return child;
 }
 
-// Prints the end of the standard error of a rank other than 0.
 void print_last_output(Child& child) {
   constexpr off_t kMaxPrinted = 16 << 10;
   if (const off_t size = lseek(child.standard_error.get(), 0, SEEK_END); size > 0) {
     FileReader reader(std::move(child.standard_error), "standard error");
-    reader.seek(static_cast<uint64_t>(std::max<off_t>(0, size - kMaxPrinted)));
+    reader.seek(std::max<off_t>(0, size - kMaxPrinted));
     for (std::string line; reader.read_line(line);) {
       print_text(stderr, "[rank {}] {}\n", child.rank, terminal_text(line));
     }
   }
 }
 
-// Blocks the signals that the launcher polls, except those that this process was told to ignore
-// (nohup), and returns them. SIGCHLD gets its default action: if it is ignored, exit codes are
-// lost.
+// Blocks and returns the signals that the launcher polls, except those that this process was told
+// to ignore (nohup). SIGCHLD gets its default action: if it is ignored, exit codes are lost.
 sigset_t block_polled_signals() {
   std::signal(SIGCHLD, SIG_DFL);
   sigset_t polled{};
@@ -225,8 +223,7 @@ class Launcher {
 };
 
 // Ends the process without destructors, which may wait for ranks that have exited. The launcher of
-// --ranks prints the message. Under other launchers rank 0 prints it, or rank 1 if rank 0 failed
-// without a report.
+// --ranks prints the message; under others rank 0, or rank 1 if rank 0 failed without a report.
 [[noreturn]] void end_process(const Environment& environment, Store store, const ExitReason& own) {
   static std::atomic_flag is_ending;
   while (is_ending.test_and_set()) {
@@ -289,8 +286,7 @@ void run_as_rank(const Environment& environment, Seconds timeout, at::Device dev
                                     : open_tcp(environment.store_host, environment.store_port,
                                                environment.run_name, timeout);
   claim_rank(store, environment.rank, own);
-  // Declared before `try`: after an exception its thread enforces kHardDeadline until end_process()
-  // ends the process.
+  // Declared before `try`: its thread enforces kHardDeadline until end_process() ends the process.
   std::unique_ptr<ProcessGroup> group;
   try {
     group = std::make_unique<ProcessGroup>(

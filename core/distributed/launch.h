@@ -17,17 +17,14 @@ struct RankSettings {
 
 // Runs `body` on every rank: in this process if it is a rank of moe (--ranks), torchrun, mpirun or
 // srun, or the only one. With --ranks N, starts N processes of this command line, which call this
-// function as ranks, and blocks until they have exited. A command must do nothing before or after
-// this call, and only rank 0 may print.
-//
-// One rank: throws the exception of body. Several: the message of a failure is printed once and the
-// rank exits here with the exit code of main() (UserError 2, Interrupted 130, else 1). The process
-// that started them throws UserError, Interrupted or std::runtime_error with the reason.
+// function as ranks, and blocks until they have exited: a command does nothing before or after this
+// call. Only rank 0 may print. A single rank throws the exception of body. Of several, the message
+// is printed once, and the rank exits here with the exit code of main(); the process that started
+// them throws UserError, Interrupted or std::runtime_error with the reason.
 void run_on_ranks(const RankSettings& settings, const std::function<void(Comm&)>& body);
 
-// Returns the index of a rank's GPU: local_rank. With `is_assigned` and a single visible GPU
-// returns 0, because the launcher has assigned that GPU to this rank (srun --gpus-per-task=1,
-// CUDA_VISIBLE_DEVICES). Throws UserError if there are too few GPUs.
+// Returns the index of a rank's GPU: local_rank, or 0 if `is_assigned` and a single one is visible,
+// which the launcher has assigned (srun --gpus-per-task=1). Throws UserError if there are too few.
 int64_t rank_gpu(int64_t local_rank, int64_t num_visible, bool is_assigned);
 
 }  // namespace moe::distributed

@@ -1,7 +1,5 @@
-// ProcessGroup, whose thread finds the rank that keeps the run from making progress, and Comm over
-// the Gloo and NCCL backends of c10d. Functions of Gloo are not called here, because its
-// headers are those of libgloo-dev, of another version than the Gloo in LibTorch. Gloo's devices
-// are created by and passed to c10d.
+// Functions of Gloo are not called here: its headers, those of libgloo-dev, are of another version
+// than the Gloo in LibTorch.
 
 #define USE_C10D_GLOO
 #include "core/distributed/process_group.h"
@@ -18,7 +16,6 @@
 #include "kernels/ops/device.h"
 
 namespace moe::distributed {
-
 namespace {
 
 using at::Tensor;
@@ -36,7 +33,6 @@ constexpr std::chrono::hours kUnlimited{24 * 365};
 constexpr std::chrono::hours kNcclTimeout{24};
 constexpr int64_t kBlockBytes = 64 << 20;  // summed at a time, to bound the copies
 
-// Returns the memory of a tensor as bytes [nbytes].
 Tensor as_bytes(const Tensor& tensor) {
   MOE_CHECK(tensor.is_contiguous(), "a tensor of a collective must be contiguous");
   return tensor.detach().view({-1}).view(at::kByte);
@@ -44,7 +40,7 @@ Tensor as_bytes(const Tensor& tensor) {
 
 // Returns the number of bytes of `rows[r]` rows of `tensor`, for each rank r.
 std::vector<int64_t> row_bytes(std::vector<int64_t> rows, const Tensor& tensor, int64_t size) {
-  MOE_CHECK(static_cast<int64_t>(rows.size()) == size &&
+  MOE_CHECK(std::ssize(rows) == size &&
                 std::accumulate(rows.begin(), rows.end(), int64_t{0}) == tensor.size(0),
             "row counts of all_to_all do not match its tensors");
   const int64_t bytes = c10::multiply_integers(tensor.sizes().slice(1)) * tensor.element_size();
@@ -52,9 +48,8 @@ std::vector<int64_t> row_bytes(std::vector<int64_t> rows, const Tensor& tensor, 
   return rows;
 }
 
-// Returns the part of an exception of Gloo or NCCL that names the cause. Gloo's text is "[enforce
-// fail at FILE] VALUES. CAUSE". NCCL's cause is the line after "Last error:", else the first line.
-// A stack trace of LibTorch may follow.
+// Returns the part of an exception of Gloo or NCCL that names the cause: "[enforce fail at FILE]
+// VALUES. CAUSE", or the line after "Last error:", else the first line, before a stack trace.
 std::string library_cause(const std::string& text) {
   if (const size_t end = text.rfind(". ");
       text.starts_with("[enforce fail at ") && end != std::string::npos) {
@@ -114,7 +109,7 @@ class ProcessComm : public Comm {
   ProcessComm(ProcessGroup& group, at::Device device, const std::string& name,
               const std::vector<int64_t>& ranks)
       : Comm(device, std::find(ranks.begin(), ranks.end(), group.rank) - ranks.begin(),
-             static_cast<int64_t>(ranks.size())),
+             std::ssize(ranks)),
         group_(group),
         name_(name),
         ranks_(ranks) {
@@ -133,8 +128,8 @@ class ProcessComm : public Comm {
     group.end(number);
   }
 
-  // The destructor of a c10d backend blocks while an operation is under way. After a failure the
-  // other ranks will not complete it, so the backend is left to the end of the process.
+  // The destructor of a c10d backend blocks while an operation is under way. After a failure, when
+  // other ranks will not complete it, the backend is left to the end of the process.
   ~ProcessComm() override {
     try {
       if (!has_failed_ && std::uncaught_exceptions() == 0) {
@@ -159,8 +154,7 @@ class ProcessComm : public Comm {
     }
   }
 
-  // On CPUs exchanges the blocks and sums them in rank order, because c10d's Gloo reduces the whole
-  // input on every rank.
+  // On CPUs sums exchanged blocks in rank order: c10d's Gloo reduces the whole input on every rank.
   void reduce_scatter(const Tensor& input, const Tensor& output) override {
     MOE_CHECK(input.numel() == size() * output.numel(), "{} of {}", input.numel(), output.numel());
     Tensor from = input.detach().view({-1}), to = output.detach().view({-1});
@@ -279,7 +273,7 @@ ProcessGroup::ProcessGroup(Store its_store, int64_t its_rank, std::vector<Member
                            std::function<void(ExitReason)> on_deadline)
     : store(std::move(its_store)),
       rank(its_rank),
-      size(static_cast<int64_t>(its_members.size())),
+      size(std::ssize(its_members)),
       members(std::move(its_members)),
       timeout(its_timeout),
       store_rank_(store_rank),

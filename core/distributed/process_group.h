@@ -1,17 +1,15 @@
 #pragma once
 // Ranks as processes, over LibTorch's c10d: Gloo on CPUs, NCCL on GPUs, and the search for the rank
-// that keeps a run from making progress. The timeout of c10d is not used for this, because it
-// cannot be extended while a rank waits, for example for a checkpoint.
+// that keeps a run from making progress. The timeout of c10d does not serve, because it cannot be
+// extended while a rank waits, for example for a checkpoint.
 //
-// Each rank keeps its position (step, layer, collective) in process memory. A thread of each rank
-// polls two keys of the store. Nothing is written to the store while the run makes progress:
+// A thread of each rank polls two keys of the store, to which a run that makes progress writes
+// none:
 //   question/N  Written by a rank that has waited too long in a collective or lost a connection.
-//               Every rank answers with its position (answer/N/R).
-//   verdict     Reason for the end of the run (rendezvous.h): concluded from the answers, or
-//               written by a rank that fails or by the launcher. The next collective of every rank
-//               throws it.
-// The verdict names a rank that does not answer or is not in the collective. It does not name a
-// rank in a long operation (comm.h) that answers.
+//               Every rank answers with its position: step, layer, collective (answer/N/R).
+//   verdict     Reason for the end of the run (rendezvous.h), from the answers, a failing rank or
+//               the launcher. The next collective of every rank throws it. It names a rank that
+//               does not answer or is not in the collective, unless in a long operation (comm.h).
 
 #include <condition_variable>
 #include <list>
@@ -27,8 +25,8 @@ class ProcessGroup {
  public:
   static constexpr Seconds kHardDeadline{10};
 
-  // `store_rank` is the rank that serves the store; -1: the launcher. on_deadline is called if the
-  // object still exists kHardDeadline after a verdict, for example because of a stuck GPU kernel.
+  // `store_rank` serves the store; -1: the launcher. on_deadline is called if the object still
+  // exists kHardDeadline after a verdict, as with a stuck GPU kernel.
   ProcessGroup(Store its_store, int64_t its_rank, std::vector<Member> its_members,
                Seconds its_timeout, int64_t store_rank = -1,
                std::function<void(ExitReason)> on_deadline = nullptr);
@@ -39,17 +37,13 @@ class ProcessGroup {
   const Seconds timeout;
   std::string interface;  // for Gloo; "": the one with the member's address
 
-  // Records that this rank waits in a collective, until end() or, on a GPU, until `is_done` returns
-  // true. `is_done` throws if the collective failed. `operation` is a string literal. Returns the
-  // number for end().
+  // Records that this rank waits in a collective, until end(), called with the returned number, or
+  // on a GPU until `is_done` returns true or throws. `operation` is a string literal.
   int64_t begin(const char* operation, const TraceContext& trace,
                 std::function<bool()> is_done = nullptr);
   void end(int64_t number);
-  // Blocks until no collective is under way. Throws RankFailed.
-  void wait_for_all();
-
-  // Throws RankFailed if there is a verdict.
-  void check() const;
+  void wait_for_all();  // blocks until no collective is under way; throws RankFailed
+  void check() const;   // throws RankFailed if there is a verdict
   // Reports that a collective threw. The verdict is `text` if no rank is found to be the reason.
   void report_broken(const std::string& text);
   // Calls report_broken(), blocks until there is a verdict and throws RankFailed.

@@ -19,7 +19,6 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "core/base/error.h"
 #include "core/base/option.h"
 #include "core/base/text.h"
 
@@ -163,8 +162,7 @@ Environment read_environment(const GetVariable& get) {
   environment.store_host = host.empty() ? environment.store_host : host;
   const std::string served = text("TORCHELASTIC_USE_AGENT_STORE");
   environment.has_agent_store = served == "True" || served == "true" || served == "1";
-  // Differs between restarts of a run, which share the agent's store, and between jobs with equal
-  // ports.
+  // Differs between restarts of a run with one agent's store, and between jobs with equal ports.
   environment.run_name = fmt::format("moe/{}/{}/", job, text("TORCHELASTIC_RESTART_COUNT"));
   environment.interface = text("GLOO_SOCKET_IFNAME");
   return environment;
@@ -191,7 +189,7 @@ Store::Store(c10::intrusive_ptr<c10d::Store> store, Seconds answer_limit)
     : store_(store.get(), [held = store](c10d::Store* /*pointer*/) {}),
       answer_limit_(answer_limit) {}
 
-// Throws std::runtime_error after answer_limit_. c10d itself has no limit if the network is broken
+// Throws std::runtime_error after answer_limit_: c10d has no limit if the network is broken
 // (TCPStore) or a stopped process holds the file lock (FileStore).
 template <typename Work>
 auto Store::within_limit(Work work) const {

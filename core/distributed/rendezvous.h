@@ -1,8 +1,7 @@
 #pragma once
 // Rendezvous of the ranks of a run: the environment variables of a launcher, the key-value store
 // that the ranks share, and the records in it (a member when a rank joins, an exit when it ends,
-// one verdict of the run). Contents of the store are not trusted (threat_model.md): types, ranges,
-// lengths and UTF-8 are checked. c10d's headers stay in the sources, because they compile slowly.
+// one verdict of the run), which are not trusted (threat_model.md). c10d's headers compile slowly.
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -52,15 +51,14 @@ struct Environment {
   bool serves_store() const { return rank == store_rank(); }
 };
 
-// Reads the variables of moe itself and torchrun (RANK, WORLD_SIZE, MASTER_ADDR, ...), mpirun
-// (OMPI_COMM_WORLD_RANK, PMI_RANK, ...) and srun (SLURM_PROCID, ...). Throws UserError if variables
-// are missing, are not numbers or contradict each other, or if several hosts have no MASTER_ADDR.
+// Reads the variables of moe itself, torchrun, mpirun and srun. Throws UserError if variables are
+// missing, are not numbers or contradict each other, or if several hosts have no MASTER_ADDR.
 Environment read_environment(const GetVariable& get);
 // Returns the variables that `moe --ranks` sets for rank `rank` of `size` local processes.
 Variables launched_variables(int64_t rank, int64_t size, int inherited_store);
 
-// Measures waiting time. Time during which the process was stopped (Ctrl-Z) does not count: a gap
-// of more than 0.7 s between two calls of elapsed() counts as 0.25 s.
+// Waiting time, without that of a stopped process (Ctrl-Z): a gap of more than 0.7 s between two
+// calls of elapsed() counts as 0.25 s.
 class WaitClock {
  public:
   Seconds elapsed();
@@ -71,9 +69,8 @@ class WaitClock {
   Seconds waited_{0};
 };
 
-// Runs `work` in a thread and returns its result. Calls `poll` every 20 ms until then. If `poll`
-// throws, the thread continues and its result is lost. The thread and the threads that it starts
-// block SIGPIPE, so that a write to a process that has exited does not end this one.
+// Runs `work` in a thread and returns its result, unless `poll`, called every 20 ms until then,
+// throws. The thread and those that it starts block SIGPIPE: other processes may have exited.
 template <typename Work, typename Poll>
 auto run_in_thread(Work work, Poll poll) {
   const auto task = std::make_shared<std::packaged_task<decltype(work())()>>(std::move(work));
@@ -90,9 +87,8 @@ auto run_in_thread(Work work, Poll poll) {
   return result.get();
 }
 
-// Key-value store shared by the ranks of a run: c10d's FileStore or TCPStore, with a time limit on
-// every answer. Methods throw std::runtime_error if the process that serves the store has exited or
-// does not answer within the limit. Copies share one connection.
+// Key-value store shared by the ranks of a run: c10d's FileStore or TCPStore. Methods throw
+// std::runtime_error if there is no answer within a limit. Copies share one connection.
 class Store {
  public:
   Store(c10::intrusive_ptr<c10d::Store> store, Seconds answer_limit);
@@ -100,10 +96,8 @@ class Store {
   void set(const std::string& key, const std::string& value);
   // Sets `key` unless it has a value. Returns its value.
   std::string set_once(const std::string& key, const std::string& value);
-  // Returns nothing if the key is not set.
-  std::optional<std::string> read(const std::string& key);
-
-  Store connect_again() const;  // a Store with a connection of its own
+  std::optional<std::string> read(const std::string& key);  // nothing if the key is not set
+  Store connect_again() const;                              // with a connection of its own
   // Returns the store for a c10d backend, whose keys get `prefix`.
   c10::intrusive_ptr<c10d::Store> with_prefix(const std::string& prefix) const;
 
@@ -115,20 +109,18 @@ class Store {
   Seconds answer_limit_;
 };
 
-// Opens the store of processes that inherited `file`. No port is involved. Throws UserError if
-// `file` is not a memory file of this user.
+// Throws UserError if the inherited `file` is not a memory file of this user.
 Store open_inherited_store(const Descriptor& file, Seconds timeout);
-// Serves a TCP store at the address `host`, or, if no interface of this host has that address
-// (NAT), at the local address that routes to it. Listens on no other address. `prefix` is put
-// before every key. Throws UserError if neither address can be used or the port is taken.
+// Serves a TCP store, with `prefix` before every key, at the address `host` only, or behind NAT at
+// the local address that routes to it. Throws UserError if neither works or the port is taken.
 Store serve_store(const std::string& host, uint16_t port, const std::string& prefix,
                   Seconds timeout);
 // Connects to a TCP store. Throws UserError if there is no answer within `timeout`.
 Store connect_store(const std::string& host, uint16_t port, const std::string& prefix,
                     Seconds timeout);
 
-// Returns the numeric local address from which packets to `host` leave. Throws UserError if `host`
-// (MASTER_ADDR) is unknown, is the wildcard address (0.0.0.0 or ::), or has no route.
+// Returns the numeric local address from which packets to `host` (MASTER_ADDR) leave. Throws
+// UserError if it is unknown, a wildcard (0.0.0.0 or ::), or has no route.
 std::string local_address(const std::string& host, uint16_t port);
 
 // A rank's process.
@@ -139,15 +131,12 @@ struct Member {
   int64_t pid = 0;
 };
 
-// Returns a name of this boot and PID namespace: equal on ranks of one host and container.
-std::string this_machine();
+std::string this_machine();  // of this boot and PID namespace: equal on one host and container
 Member this_member(const std::string& address = "");
 
-// Returns "rank 2 (host h, pid 41)".
-std::string describe(int64_t rank, const Member& member);
+std::string describe(int64_t rank, const Member& member);  // "rank 2 (host h, pid 41)"
 
-// Writes this rank's record. Throws UserError if another process has this rank, as in a second run
-// with the same port; the store is then unchanged.
+// Writes this rank's record. Throws UserError if another process has this rank (a reused port).
 void claim_rank(Store& store, int64_t rank, const Member& own);
 // Blocks until every rank has claimed its rank. Returns their records by rank. Throws RankFailed if
 // a rank fails or does not join within `timeout`.
@@ -168,8 +157,7 @@ class RankFailed : public std::runtime_error {
   ExitReason reason;
 };
 
-// Returns the reason with which this rank ends: that of the exception being handled, or "unknown
-// exception" if std::terminate() was called without one.
+// Returns the reason with which this rank ends: that of the exception being handled, if any.
 ExitReason describe_exception(int64_t rank);
 // Throws UserError, Interrupted or RankFailed.
 [[noreturn]] void throw_reason(const ExitReason& reason);

@@ -9,7 +9,9 @@
 #include <set>
 
 #include "core/base/error.h"
+#include "core/base/sha256.h"
 #include "core/base/text.h"
+#include "core/data/chat_template.h"
 #include "core/eval/formats/text.h"
 #include "core/io/file.h"
 #include "core/io/output_checks.h"
@@ -45,6 +47,18 @@ RunReport report_settings(const EvalSettings& settings, const OpenedModel& opene
   report.batch_tokens = settings.batch_tokens;
   report.device = settings.device.str();
   report.compat = settings.compat;
+  if (const std::string& text = settings.system_instruction; !text.empty()) {
+    report.prompt_form = {{"system_instruction", text},
+                          {"system_instruction_sha", sha256_hex(text)}};
+  }
+  if (settings.apply_chat_template) {
+    const auto form = data::ChatTemplate::find(settings.model);
+    report.prompt_form.update({{"fewshot_as_multiturn", settings.examples_as_turns},
+                               {"chat_template", form->source()},
+                               {"chat_template_sha", sha256_hex(form->source())},
+                               {"chat_template_args", settings.chat_options.arguments},
+                               {"template_date", settings.chat_options.date}});
+  }
   if (opened.config.moe) {
     report.router = route::to_string(opened.routing.router);
     report.ep_ranks = opened.routing.ep_ranks;
@@ -98,9 +112,52 @@ TaskReport run_task(Runner& runner, LoadedTask loaded, const EncodedTask& encode
   return report;
 }
 
-std::vector<LoadedTask> load_requested_tasks(const EvalSettings& settings) {
+// Returns `events` with a `note` that ignores repeated notes.
+EvalEvents without_repeated_notes(EvalEvents events) {
+  auto seen = std::make_shared<std::set<std::string>>();
+  events.note = [seen, note = events.note](const std::string& sentence) {
+    if (seen->insert(sentence).second) {
+      note(sentence);
+    }
+  };
+  return events;
+}
+
+// Returns a function that renders conversations with the chat template of settings.model. If the
+// template refuses one with a system message, the function leaves that out, as the harness does.
+std::function<std::string(const Messages&)> chat_renderer(const EvalSettings& settings,
+                                                          const EvalEvents& events) {
+  const auto codec = data::make_text_codec(
+      std::make_shared<const io::Tokenizer>(io::Tokenizer::load(settings.model, 0)));
+  const auto form = data::ChatTemplate::find(settings.model, settings.chat_options);
+  USER_ERROR_IF(!form,
+                "{}: has no chat template (chat_template.jinja or \"chat_template\" of "
+                "tokenizer_config.json); add one or remove --apply-chat-template",
+                settings.model.string());
+  return [codec, form, note = without_repeated_notes(events).note](const Messages& messages) {
+    data::Chat chat;
+    for (const auto& message : messages) {
+      chat.messages.push_back({.json = {{"role", message.role}, {"content", message.content}}});
+    }
+    try {
+      return form->fill_prompt(chat, codec).text;
+    } catch (const UserError&) {
+      if (messages.front().role != "system") {
+        throw;
+      }
+    }
+    chat.messages.erase(chat.messages.begin());
+    note("the chat template refuses system messages: description and --system-instruction omitted");
+    return form->fill_prompt(chat, codec).text;
+  };
+}
+
+std::vector<LoadedTask> load_requested_tasks(const EvalSettings& settings,
+                                             const EvalEvents& events) {
   return load_tasks(settings.tasks, settings.data, settings.limit,
-                    {settings.compat, settings.shots});
+                    {settings.compat, settings.shots, settings.system_instruction,
+                     settings.apply_chat_template ? chat_renderer(settings, events) : nullptr,
+                     settings.examples_as_turns});
 }
 
 // An evaluation whose model is opened and whose tasks are encoded once, for one or more runs.
@@ -309,21 +366,10 @@ void check_sweep_output(const EvalSettings& settings, const std::vector<SweepVal
   }
 }
 
-// Returns `events` with a `note` that ignores repeated notes.
-EvalEvents without_repeated_notes(EvalEvents events) {
-  auto seen = std::make_shared<std::set<std::string>>();
-  events.note = [seen, note = events.note](const std::string& sentence) {
-    if (seen->insert(sentence).second) {
-      note(sentence);
-    }
-  };
-  return events;
-}
-
 }  // namespace
 
 RunReport evaluate(const EvalSettings& settings, const EvalEvents& events) {
-  std::vector<LoadedTask> tasks = load_requested_tasks(settings);
+  std::vector<LoadedTask> tasks = load_requested_tasks(settings, events);
   if (!settings.out.empty()) {
     const std::vector<fs::path> files = report_files(settings.out, tasks);
     io::check_output(files, settings.force, "-o", input_files(settings));
@@ -349,6 +395,10 @@ RunReport evaluate(const EvalSettings& settings, const EvalEvents& events) {
     if (const auto found = other.find(task.loaded.task.name); found != other.end()) {
       const auto differences = compare(task, found->second);
       report.against.insert(report.against.end(), differences.begin(), differences.end());
+      if (!differences.empty() && differences.front().other_prompts > 0) {
+        events.note(fmt::format("{}: {} prompts differ from those of --against",
+                                differences.front().task, differences.front().other_prompts));
+      }
     }
   }
   if (!settings.out.empty() && settings.is_rank_zero()) {
@@ -438,7 +488,7 @@ std::vector<SweepValue> sweep_values(const std::vector<SweepAxis>& axes,
 SweepReport sweep(const EvalSettings& settings, const std::vector<SweepAxis>& axes,
                   const EvalEvents& all_events) {
   const EvalEvents events = without_repeated_notes(all_events);
-  PreparedEvaluation evaluation(settings, events, load_requested_tasks(settings));
+  PreparedEvaluation evaluation(settings, events, load_requested_tasks(settings, events));
   OpenedModel& opened = evaluation.opened;
   const auto values =
       sweep_values(axes, model::remaining_router_request(settings.upcycle, settings.router),

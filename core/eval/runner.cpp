@@ -158,6 +158,9 @@ OpenedModel open_model(const EvalSettings& settings, const EvalEvents& events) {
   const Bos bos =
       settings.bos == Bos::kAuto && settings.compat == Compat::k041 ? Bos::kOff : settings.bos;
   const bool adds_bos = resolve_bos(bos, tokenizer);
+  if (bos == Bos::kOn && !adds_bos) {
+    events.note("--bos on: this tokenizer has no BOS token, so none is added");
+  }
   for (const auto& note : routing.notes) {
     events.note(note);
   }
@@ -433,8 +436,9 @@ std::string dtype_name(model::Precision precision) {
 
 std::vector<fs::path> input_files(const EvalSettings& settings) {
   std::vector<fs::path> files(settings.tasks.begin(), settings.tasks.end());
-  for (const char* name : {"config.json", "tokenizer.model", "tokenizer.json",
-                           "tokenizer_config.json", "special_tokens_map.json"}) {
+  for (const char* name :
+       {"config.json", "tokenizer.model", "tokenizer.json", "tokenizer_config.json",
+        "special_tokens_map.json", "chat_template.jinja"}) {
     files.push_back(settings.model / name);
   }
   std::error_code ignored;

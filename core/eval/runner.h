@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/base/resources.h"
+#include "core/data/chat_template.h"
 #include "core/eval/report/routing_stats.h"
 #include "core/eval/report/task_report.h"
 #include "core/eval/scoring/generate_until.h"
@@ -35,6 +36,10 @@ struct EvalSettings {
   bool force_memory = false;       // load the model even if memory is short
   std::optional<int64_t> limit;    // questions per task
   Bos bos = Bos::kAuto;
+  bool apply_chat_template = false;     // render prompts with the chat template of `model`
+  bool examples_as_turns = true;        // --fewshot-as-multiturn
+  std::string system_instruction = {};  // before the tasks' descriptions
+  data::ChatOptions chat_options = {};
   int64_t batch_tokens = 0;     // 0: auto_batch_tokens()
   int64_t group_tokens = 4096;  // tokens of a routing group, per logical rank
   route::RouterRequest router;

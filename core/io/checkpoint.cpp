@@ -18,6 +18,7 @@
 #include "core/io/file.h"
 #include "core/io/output_checks.h"
 #include "core/io/staged_folder.h"
+#include "core/tokenizer/stock_tokenizer.h"
 #include "core/tokenizer/tokenizer.h"
 
 namespace moe::io {
@@ -166,10 +167,11 @@ void Checkpoint::add_file(SafetensorsFile file) {
 }
 
 Checkpoint Checkpoint::as_model(Json config, const std::map<std::string, std::string>& sources,
-                                const std::vector<TensorSource>& made) const {
+                                const std::vector<TensorSource>& made, EditedFiles edited) const {
   Checkpoint model;
   model.folder_ = folder_;
   model.config_ = std::move(config);
+  model.edited_ = std::move(edited);
   model.add_file(file_in_memory(made, folder_));
   const auto in_memory = model.where_;
   const size_t first = model.files_.size();
@@ -263,7 +265,7 @@ void copy_with_mode(const fs::path& from, const fs::path& to) {
   sync(copy, to);
 }
 
-void copy_tokenizer_files(const fs::path& from, const fs::path& to) {
+void copy_tokenizer_files(const fs::path& from, const fs::path& to, const EditedFiles& edited) {
   std::error_code error;
   if (fs::equivalent(from, to, error)) {
     return;
@@ -273,12 +275,16 @@ void copy_tokenizer_files(const fs::path& from, const fs::path& to) {
       copy_with_mode(resolve_link(from / name), to / name);
     }
   }
+  const auto write_files = [&](const EditedFiles& files) {
+    for (const auto& [name, text] : files) {
+      fs::permissions(to / name, fs::perms::owner_write, fs::perm_options::add, error);
+      write_file(to / name, text);
+    }
+  };
+  write_files(edited);
+  write_files(stock_tokenizer_files(to));  // with the tokens of the edited files
   if (has_sentencepiece_model(to) && !fs::exists(to / "tokenizer_config.json")) {
-    // Without it transformers picks tokenizer class and BOS by model_type, which differs between
-    // the two folders.
-    const OrderedJson config = {
-        {"tokenizer_class", "LlamaTokenizer"}, {"add_bos_token", true}, {"legacy", false}};
-    write_file(to / "tokenizer_config.json", config.dump(2) + "\n");
+    write_file(to / "tokenizer_config.json", llama_tokenizer_config().dump(2) + "\n");
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "core/base/json.h"
 #include "core/io/safetensors.h"
+#include "core/tokenizer/tokenizer.h"
 
 namespace moe::io {
 
@@ -23,14 +24,15 @@ class Checkpoint {
 
   // Returns this checkpoint as another model, of which no folder is written. `made` are written to
   // memory. Tensor `name` of the result is the tensor `sources[name]` of `made`, else of this
-  // folder, mapped in place. Tokenizer files are those of this folder.
+  // folder, mapped in place. Tokenizer files are those of this folder, or the texts `edited`.
   Checkpoint as_model(Json config, const std::map<std::string, std::string>& sources,
-                      const std::vector<TensorSource>& made) const;
+                      const std::vector<TensorSource>& made, EditedFiles edited = {}) const;
 
   const std::filesystem::path& folder() const { return folder_; }
   const Json& config() const { return config_; }
   std::string config_name() const { return (folder_ / "config.json").string(); }  // for errors
-  std::vector<TensorInfo> tensors() const;  // of all shards, by name
+  const EditedFiles& edited_files() const { return edited_; }  // in place of those of the folder
+  std::vector<TensorInfo> tensors() const;                     // of all shards, by name
   bool has(const std::string& name) const { return where_.count(name) > 0; }
   // These throw UserError if the tensor is missing.
   const TensorInfo& info(const std::string& name) const;
@@ -51,6 +53,7 @@ class Checkpoint {
 
   std::filesystem::path folder_;
   Json config_;
+  EditedFiles edited_;
   std::vector<std::shared_ptr<const SafetensorsFile>> files_;
   std::map<std::string, Place> where_;
 };
@@ -63,10 +66,11 @@ void check_space(const std::filesystem::path& folder, uint64_t bytes);
 // private. Throws UserError if `from` cannot be read or the disk is full.
 void copy_with_mode(const std::filesystem::path& from, const std::filesystem::path& to);
 
-// Copies tokenizer and generation files of `from` by their exact names, with their modes. Writes a
-// LLaMA tokenizer_config.json where a tokenizer.model comes without one (formats.md). Throws
-// UserError if one is a link to a file that is neither in `from` nor in the Hugging Face cache that
-// holds `from`.
-void copy_tokenizer_files(const std::filesystem::path& from, const std::filesystem::path& to);
+// Copies tokenizer and generation files of `from` by their exact names, with their modes, and
+// writes the texts `edited` over them. Writes llama_tokenizer_config() where a tokenizer.model
+// comes without tokenizer_config.json (formats.md). Throws UserError if one is a link to a file
+// that is neither in `from` nor in the Hugging Face cache that holds `from`.
+void copy_tokenizer_files(const std::filesystem::path& from, const std::filesystem::path& to,
+                          const EditedFiles& edited = {});
 
 }  // namespace moe::io

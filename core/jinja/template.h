@@ -53,8 +53,10 @@ class Template {
   // own have source 0. Throws UserError for raise_exception() and for all else that raises an
   // exception in Python, Unsupported for what the engine lacks.
   Rendered render(const Dict& context, const RenderSettings& settings = {}) const;
-  // Returns the value of a template that is one expression in {{ }} alone, else its text.
-  Value evaluate(const Dict& context, const RenderSettings& settings = {}) const;
+  // Returns the value of a template that is one expression in {{ }} alone, else, or with `as_text`,
+  // its text.
+  Value evaluate(const Dict& context, const RenderSettings& settings = {},
+                 bool as_text = false) const;
 
   const std::string& source() const;  // with line feeds alone
 

@@ -1,12 +1,14 @@
 #pragma once
-// Values of the template language: those of Python that chat templates use. Every character knows
-// its source, which operations pass on, so that rendered text tells what the template wrote and
-// what a message did.
+// Values of the template language: those of Python that chat templates use. Every character has
+// its source, which operations keep, so that rendered text shows what the template wrote and what
+// a message did.
 
 #include <fmt/format.h>
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,6 +36,19 @@ template <typename... Args>
   throw Fault{fmt::format(format, std::forward<Args>(args)...) + " is not supported", true};
 }
 
+template <typename... Args>
+void fail_if(bool condition, fmt::format_string<Args...> format, Args&&... args) {
+  if (condition) {
+    fail(format, std::forward<Args>(args)...);
+  }
+}
+template <typename... Args>
+void refuse_if(bool condition, fmt::format_string<Args...> format, Args&&... args) {
+  if (condition) {
+    refuse(format, std::forward<Args>(args)...);
+  }
+}
+
 struct Char {
   char32_t code = 0;
   int32_t source = 0;         // 0: the template; else as the caller of make_value() numbered it
@@ -52,15 +67,24 @@ struct Text {
   std::string utf8() const;
   Text slice(size_t begin, size_t end) const;
   void append(const Text& other);
+  // Returns the first index of `part` at or after `from`; kNowhere if there is none.
+  size_t find(const Text& part, size_t from = 0) const;
 };
 
 class Value;
-class Object;
+struct Arguments;
+struct Object;
+using In = const Value&;
+using Args = const Arguments&;
 using Values = std::vector<Value>;
+using Names = std::vector<std::string>;
+
+inline constexpr size_t kNowhere = std::string::npos;
 
 // The value of a missing name, attribute or entry.
 struct Undefined {
-  std::string what = {};  // "'messages' is undefined"
+  std::string what = {};   // "'messages' is undefined"
+  bool is_strict = false;  // an error where it is used, as jinja2.StrictUndefined
 };
 struct None {};
 
@@ -75,7 +99,7 @@ struct Sequence {
 struct Dict {
   std::vector<std::pair<Value, Value>> items;  // in the order of insertion
   int depth = 1;
-  const Value* find(const Value& key) const;  // null if there is none
+  const Value* find(In key) const;  // null if there is none
   void set(Value key, Value value);
 };
 
@@ -89,15 +113,14 @@ class Value {
   Value(Undefined value) : value_(std::move(value)) {}
   Value(None value) : value_(value) {}
   Value(bool value) : value_(value) {}
-  Value(int64_t value) : value_(value) {}
-  Value(int value) : value_(int64_t{value}) {}
-  Value(size_t value) : value_(static_cast<int64_t>(value)) {}
+  Value(std::integral auto value) : value_(static_cast<int64_t>(value)) {}
   Value(double value) : value_(value) {}
   Value(Text value) : value_(std::make_shared<const Text>(std::move(value))) {}
   Value(const char* value) : Value(Text(value)) {}
   Value(const std::string& value) : Value(Text(value)) {}
   Value(Values items, Sequence::Kind kind = Sequence::Kind::kList);
   Value(Dict value);
+  Value(Object value);
   Value(std::shared_ptr<Object> value) : value_(std::move(value)) {}
 
   template <typename T>
@@ -107,7 +130,14 @@ class Value {
   bool is_undefined() const { return is<Undefined>(); }
   bool is_none() const { return is<None>(); }
   bool is_number() const { return is<bool>() || is<int64_t>() || is<double>(); }
+  bool is_iterator() const { return sequence() && sequence()->kind == Sequence::Kind::kIterator; }
   const Variant& variant() const { return value_; }
+  // Makes an undefined value an error wherever it is used.
+  void make_strict() {
+    if (Undefined* undefined = std::get_if<Undefined>(&value_)) {
+      undefined->is_strict = true;
+    }
+  }
 
   // Null if the value is of another type.
   const Text* text() const { return pointee<std::shared_ptr<const Text>>(); }
@@ -119,7 +149,8 @@ class Value {
   int64_t integer(std::string_view what = "the value") const;
   double number(std::string_view what = "the value") const;
   const Text& string(std::string_view what = "the value") const;
-  const Value& defined() const;
+  const Value& defined(bool is_strict = true) const;
+  const Value& usable() const { return defined(false); }  // throws Fault if undefined and strict
 
  private:
   template <typename Pointer>
@@ -136,68 +167,55 @@ struct Arguments {
   Values positional;
   std::vector<std::pair<std::string, Value>> named;
 
-  // Returns the argument at `position` or of that name; null if there is none.
-  const Value* find(size_t position, std::string_view name) const;
-  // Throws Fault if there are more arguments than `names`, or others.
-  void check(std::initializer_list<std::string_view> names) const;
-  bool flag(size_t position, std::string_view name) const;  // false if there is none
+  // Returns the argument of each parameter, null if it has none. Throws Fault for other arguments.
+  std::vector<const Value*> bind(const Names& parameters) const;
 };
 
-// A namespace or `loop`.
-class Object {
- public:
-  Object() = default;
-  Object(const Object&) = delete;
-  Object& operator=(const Object&) = delete;
-  virtual ~Object() = default;
-  virtual Value attribute(const std::string& name);                  // undefined if there is none
-  virtual void set_attribute(const std::string& name, Value value);  // throws Fault
-  virtual Value call(const Arguments& arguments);                    // throws Fault
+// A function, a namespace or `loop`.
+struct Object {
+  std::function<Value(Args)> call = {};
+  std::map<std::string, Value> attributes = {};
+  bool is_namespace = false;
 };
 
-class Function : public Object {
- public:
-  explicit Function(std::function<Value(const Arguments&)> body) : body_(std::move(body)) {}
-  Value call(const Arguments& arguments) override { return body_(arguments); }
-
- private:
-  std::function<Value(const Arguments&)> body_;
-};
-inline Value make_function(std::function<Value(const Arguments&)> body) {
-  return {std::make_shared<Function>(std::move(body))};
-}
+inline Value::Value(Object value) : value_(std::make_shared<Object>(std::move(value))) {}
+inline Value make_function(std::function<Value(Args)> body) { return Object{std::move(body)}; }
 
 // Converts JSON; every character of its strings, keys included, gets `source`.
 Value make_value(const OrderedJson& json, int32_t source);
 
-// Python's operations; all throw Fault where Python raises an exception.
-std::string_view type_name(const Value& value);                // "str", "list", ...
-Text to_text(const Value& value);                              // str()
-Text to_json(const Value& value, const Arguments& arguments);  // json.dumps(), ensure_ascii False
-bool is_true(const Value& value);
-bool equals(const Value& left, const Value& right);
-int compare(const Value& left, const Value& right);  // -1, 0 or 1
-bool contains(const Value& container, const Value& item);
-size_t length(const Value& value);
-Values iterate(const Value& value);  // strings as characters, dicts as keys
-Value arithmetic(std::string_view operation, const Value& left, const Value& right);
-// Returns value[key], or the method of that name; undefined if there is neither.
-Value get_item(const Value& value, const Value& key);
-// Returns value[begin:end:step]; absent bounds are none.
-Value get_slice(const Value& value, const Value& begin, const Value& end, const Value& step);
-// Returns the method or attribute `name`, else value[name].
-Value get_attribute(const Value& value, const std::string& name);
+// The settings of json.dumps() with ensure_ascii False.
+struct JsonStyle {
+  std::optional<int64_t> indent = std::nullopt;
+  Text item_separator = Text(", "), key_separator = Text(": ");
+};
 
-// Filters, tests, methods and globals, in builtins.cpp.
-bool has_filter(std::string_view name);
-Value apply_filter(const std::string& name, const Value& value, const Arguments& arguments);
-using Test = bool (*)(const Value& value, const Arguments& arguments);
-Test find_test(std::string_view name);  // null if it is not supported
-// Returns the method `name` of a string, list or dict, bound to `value`; nothing if Python has
-// none.
-std::optional<Value> find_method(const Value& value, const std::string& name);
-void define_globals(Dict& globals);  // range, namespace and raise_exception
-bool is_space(char32_t code);        // Python's str.isspace()
-Text strip(const Text& text, const Value* chars, bool left, bool right);
+// Python's operations; all throw Fault where Python raises an exception.
+std::string_view type_name(In value);  // "str", "list", ...
+Text to_text(In value);                // str()
+Text to_json(In value, const JsonStyle& style);
+bool is_true(In value);
+bool equals(In left, In right);
+int compare(In left, In right);  // -1, 0 or 1
+bool contains(In container, In item);
+size_t length(In value);
+Values iterate(In value);  // strings as characters, dicts as keys
+// `operation` is one of + - * / // % and jinja2's ~.
+Value arithmetic(std::string_view operation, In left, In right);
+// Returns value[key], or the method of that name; undefined if there is neither.
+Value get_item(In value, In key);
+// Returns value[begin:end:step]; absent bounds are none.
+Value get_slice(In value, In begin, In end, In step);
+// Returns the method or attribute `name`, else value[name].
+Value get_attribute(In value, const std::string& name);
+bool is_space(char32_t code);  // Python's str.isspace()
+// Removes the characters of `removed`, or white space if it is none, from the ends.
+Text strip(const Text& text, In removed, bool left, bool right);
+
+// Calls the filter |NAME, the test ?NAME, the method TYPE.NAME or the global function NAME.
+Value call_builtin(const std::string& name, In self, Args arguments);
+bool has_builtin(const std::string& name);
+// Returns the builtin as a function of `self`; nothing if there is none.
+std::optional<Value> find_function(const std::string& name, In self);
 
 }  // namespace moe::jinja

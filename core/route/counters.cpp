@@ -1,6 +1,5 @@
-// Every row of a plan has one kind (kernels/ops/plan_gate_weights.h). Most counters follow from a
-// histogram of (source rank, kind). Dropped requests are computed as requests minus accepted rows.
-// Counted separately: rows and requests per expert, tokens with a row, and the entropy.
+// Most counters follow from a histogram of the rows over (source rank, kind of row); the kinds are
+// in kernels/ops/plan_gate_weights.h. Dropped requests are requests minus accepted rows.
 
 #include "core/route/counters.h"
 
@@ -12,7 +11,6 @@
 #include <numeric>
 
 #include "core/base/error.h"
-#include "core/route/plan.h"
 #include "core/route/router.h"
 #include "kernels/ops/plan_gate_weights.h"
 
@@ -77,8 +75,8 @@ at::Tensor count_rows_by_rank(const RouteInput& input, const Plan& plan, bool ha
   return at::zeros({cells}, cell.options()).scatter_add_(0, cell, at::ones_like(cell));
 }
 
-// Returns the sum over valid tokens of the entropy of g = softmax(a), f64 []. It is computed from
-// the scores g as H = sum_j g_j (a_max - a_j) - ln g_max. No term is negative, and g_max >= 1 / E.
+// Returns the sum over valid tokens of the entropy of g = softmax(a), f64 [], computed as H = sum_j
+// g_j (a_max - a_j) - ln g_max, in which no term is negative.
 at::Tensor entropy_sum(const RouteInput& input) {
   const at::Tensor best = input.experts_by_logit.narrow(1, 0, 1);
   const at::Tensor below = input.logits.gather(1, best) - input.logits;  // [T, E]
@@ -159,54 +157,15 @@ at::Tensor count_requests_by_expert(const RouteInput& input) {
       .narrow(0, 0, input.experts());
 }
 
-void put_rank_counts(OrderedJson& json, const std::string& name,
+void add_rank_counts(OrderedJson& json, const std::string& name,
                      const std::vector<int64_t>& counts) {
   json[name + "_per_rank"] = counts;
   json[name + "_rank_max"] = counts.empty() ? 0 : *std::max_element(counts.begin(), counts.end());
   json[name + "_rank_mean"] = ratio(sum_of_counts(counts), counts.size());
 }
 
-// Returns the JSON that layers and totals share.
-OrderedJson common_json(const CounterValues& counters, int64_t row_bytes) {
-  OrderedJson json;
-  for (const auto& [name, member] : kFields) {
-    if (member == &CounterValues::rows_sent) {
-      json["rows"] = counters.rows();
-    }
-    json[name] = counters.*member;
-  }
-  if (row_bytes > 0) {
-    json["bytes_sent"] = 2 * counters.rows_sent * row_bytes;
-  }
-  json["dropped_share"] = ratio(counters.dropped_requests, counters.requests);
-  json["filled_share"] = ratio(counters.fr_filled, counters.fr_requests);
-  json["ir_share"] = ratio(counters.ir_tokens, counters.tokens);
-  json["unserved_share"] = ratio(counters.unserved_tokens, counters.tokens);
-  json["padding_share"] = ratio(counters.padding, counters.slots_total);
-  json["unsuccessful_share"] = ratio(counters.dropped_requests + counters.fr_rejected,
-                                     counters.requests + counters.fr_requests);
-  json["entropy"] = ratio(counters.entropy_sum, counters.tokens);
-  json["experts_per_token"] = counters.experts_per_token();
-  put_rank_counts(json, "dropped", counters.rank_dropped);
-  put_rank_counts(json, "ir", counters.rank_ir);
-  return json;
-}
-
 // Columns of routing_table().
 using Columns = std::array<std::string, 9>;
-
-std::array<bool, 9> shown_columns(const CounterValues& sum) {
-  const bool has_slots = sum.slots_total > 0;
-  return {has_slots,
-          sum.unserved_tokens > 0,
-          sum.fr_requests > 0,
-          sum.ir_tokens > 0,
-          has_slots,
-          true,
-          true,
-          true,
-          sum.entropy_sum > 0};
-}
 
 Columns table_cells(const CounterValues& counters, double load, int64_t dead_experts) {
   const auto percent = [](int64_t part, int64_t whole) {
@@ -308,8 +267,8 @@ std::vector<double> pack_counters(const CounterValues& values) {
 }
 
 CounterValues unpack_counters(const std::vector<double>& numbers, int64_t experts, int64_t ranks) {
-  const auto least = static_cast<int64_t>(std::size(kFields)) + 1 + experts + 2 * ranks;
-  const int64_t requests = static_cast<int64_t>(numbers.size()) - least;  // E with a bias, else 0
+  const auto min = static_cast<int64_t>(std::size(kFields)) + 1 + experts + 2 * ranks;
+  const int64_t requests = static_cast<int64_t>(numbers.size()) - min;  // E with a bias, else 0
   MOE_CHECK(requests == 0 || requests == experts, "{} numbers of {} experts and {} ranks",
             numbers.size(), experts, ranks);
   CounterValues values;
@@ -362,10 +321,7 @@ CounterTotal sum_layers(const std::vector<CounterValues>& layers) {
 double ratio(double part, double whole) { return whole > 0 ? part / whole : 0; }
 
 OrderedJson to_json(const CounterValues& counters, int64_t row_bytes) {
-  OrderedJson json = common_json(counters, row_bytes);
-  json["sparsity"] = counters.sparsity();
-  json["load_max_over_mean"] = counters.load_max_over_mean();
-  json["dead_experts"] = counters.dead_experts();
+  OrderedJson json = to_json(sum_layers({counters}), row_bytes);
   json["load"] = counters.tokens_per_expert;
   if (!counters.requests_per_expert.empty()) {
     json["requests_per_expert"] = counters.requests_per_expert;
@@ -374,7 +330,28 @@ OrderedJson to_json(const CounterValues& counters, int64_t row_bytes) {
 }
 
 OrderedJson to_json(const CounterTotal& total, int64_t row_bytes) {
-  OrderedJson json = common_json(total.sum, row_bytes);
+  const CounterValues& counters = total.sum;
+  OrderedJson json;
+  for (const auto& [name, member] : kFields) {
+    if (member == &CounterValues::rows_sent) {
+      json["rows"] = counters.rows();
+    }
+    json[name] = counters.*member;
+  }
+  if (row_bytes > 0) {
+    json["bytes_sent"] = 2 * counters.rows_sent * row_bytes;
+  }
+  json["dropped_share"] = ratio(counters.dropped_requests, counters.requests);
+  json["filled_share"] = ratio(counters.fr_filled, counters.fr_requests);
+  json["ir_share"] = ratio(counters.ir_tokens, counters.tokens);
+  json["unserved_share"] = ratio(counters.unserved_tokens, counters.tokens);
+  json["padding_share"] = ratio(counters.padding, counters.slots_total);
+  json["unsuccessful_share"] = ratio(counters.dropped_requests + counters.fr_rejected,
+                                     counters.requests + counters.fr_requests);
+  json["entropy"] = ratio(counters.entropy_sum, counters.tokens);
+  json["experts_per_token"] = counters.experts_per_token();
+  add_rank_counts(json, "dropped", counters.rank_dropped);
+  add_rank_counts(json, "ir", counters.rank_ir);
   json["tokens"] = total.tokens;
   json["sparsity"] = total.sparsity;
   json["load_max_over_mean"] = total.worst_load;
@@ -399,7 +376,17 @@ std::string routing_table(const std::vector<int64_t>& numbers,
   const CounterTotal total = sum_layers(layers);
   const Columns heads = {"drop %",        "unserved %",    "fill %", "IR %",   "padding %",
                          "experts/token", "load max/mean", "dead",   "entropy"};
-  const auto shown = shown_columns(total.sum);
+  const CounterValues& sum = total.sum;
+  const bool has_slots = sum.slots_total > 0;
+  const std::array shown = {has_slots,
+                            sum.unserved_tokens > 0,
+                            sum.fr_requests > 0,
+                            sum.ir_tokens > 0,
+                            has_slots,
+                            true,
+                            true,
+                            true,
+                            sum.entropy_sum > 0};
   const auto line = [&](const std::string& name, const Columns& cells) {
     std::string text = fmt::format("{:<5}", name);
     for (size_t i = 0; i < cells.size(); ++i) {

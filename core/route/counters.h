@@ -1,6 +1,6 @@
 #pragma once
 // Routing counters: counted on the device, read back once per step, and printed as JSON and as a
-// table (README.md, "Counters"). Padding tokens are not counted.
+// table (README.md, "Counters"). Padding is not counted.
 //
 // T tokens, E experts, W logical ranks, D model width.
 
@@ -27,17 +27,15 @@ struct CounterValues {
   int64_t fr_requests = 0, fr_filled = 0, fr_rejected = 0;
   int64_t ir_tokens = 0;
   int64_t slots_total = 0, slots_used = 0, padding = 0;
-  // Rows of D numbers that a forward pass sends from one logical rank to another. Equally many rows
-  // return, and a backward pass sends as many again. With a capacity factor, rank r sends all its
-  // slots at the E - E/W experts of other ranks, used or not. Dropless routers send only rows of
-  // the plan. IR rows are not sent.
+  // Rows of D numbers that a forward pass sends to other logical ranks, which return as many. With
+  // a capacity factor, rank r sends all its slots at the E - E/W experts of other ranks, used or
+  // not. Dropless routers send only rows of the plan. IR rows are not sent.
   int64_t rows_sent = 0;
   double entropy_sum = 0;  // sum over tokens of the entropy of the softmax in nats; 0 for ReLU
-  std::vector<int64_t> tokens_per_expert;  // [E] number of rows, FR and IR included
-  std::vector<int64_t>
-      requests_per_expert;            // [E] first k choices before capacity; empty if no bias
-  std::vector<int64_t> rank_dropped;  // [W] dropped requests by source rank
-  std::vector<int64_t> rank_ir;       // [W] IR tokens by source rank
+  std::vector<int64_t> tokens_per_expert;    // [E] number of rows, FR and IR included
+  std::vector<int64_t> requests_per_expert;  // [E] first k choices; empty if no bias
+  std::vector<int64_t> rank_dropped;         // [W] dropped requests by source rank
+  std::vector<int64_t> rank_ir;              // [W] IR tokens by source rank
 
   void add(const CounterValues& other);  // sum over micro-batches, or over layers for a total
   int64_t rows() const;                  // sum over experts
@@ -77,9 +75,8 @@ Counters make_counters(const RouteInput& input, const Plan& plan, const RouterSe
 // Reads the counters of all layers in one transfer.
 std::vector<CounterValues> read_counters(const std::vector<Counters>& counters);
 
-// Returns [T, 3 + E] i64. The first columns count the rows of each token by kind: one of its k
-// choices, fill-in, IR. The others count its rows at each expert. For statistics by token or data
-// source; a normal forward pass does not compute it.
+// Returns [T, 3 + E] i64, for statistics by token: the number of rows of each token by kind (one of
+// its k choices, fill-in, IR), then by expert.
 at::Tensor count_rows_by_token(const RouteInput& input, const Plan& plan);
 
 // Counters of all layers.

@@ -1,12 +1,10 @@
 #include "core/route/plan.h"
 
-#include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <optional>
 
 #include "core/base/error.h"
-#include "core/route/router.h"
+#include "kernels/ops/device.h"
 #include "kernels/ops/operations.h"
 
 namespace moe::route {
@@ -21,98 +19,20 @@ at::Tensor stable_argsort(const at::Tensor& key, bool descending) {
   return std::get<1>(at::sort(key, /*stable=*/true, /*dim=*/0, descending));
 }
 
-// Returns the indices at which runs of equal numbers begin.
-std::vector<int64_t> find_run_begins(const std::vector<int64_t>& numbers) {
-  std::vector<int64_t> begins;
-  for (size_t token = 0; token < numbers.size(); ++token) {
-    if (token == 0 || numbers[token] != numbers[token - 1]) {
-      begins.push_back(static_cast<int64_t>(token));
-    }
-  }
-  return begins;
+// Returns the number of rows in each group, [E * W + 1] i64.
+at::Tensor group_sizes(const RouteInput& input, const at::Tensor& groups) {
+  return at::zeros({input.experts() * input.ranks + 1}, groups.options())
+      .scatter_add_(0, groups, at::ones_like(groups));
 }
 
-// Returns n if numbers[t] = numbers[0] + floor(t n / T) for all t, else nullopt. This holds for the
-// source ranks of one process (partition_tokens()) and for sequences of equal length. The last
-// number leaves two candidates for n. A candidate is checked at both ends of each run, which is
-// sufficient because floor(t n / T) is monotonic.
-std::optional<int64_t> even_spread(const std::vector<int64_t>& numbers,
-                                   const std::vector<int64_t>& begins) {
-  const auto count = static_cast<int64_t>(numbers.size());
-  const int64_t last = count < 2 ? -1 : numbers.back() - numbers.front();
-  if (last < 0) {
-    return std::nullopt;
-  }
-  const int64_t least = (last * count + count - 2) / (count - 1);
-  for (const int64_t n : {least, least + 1}) {
-    bool is_even = true;
-    for (size_t run = 0; is_even && run < begins.size(); ++run) {
-      const int64_t first = begins[run], end = run + 1 < begins.size() ? begins[run + 1] : count;
-      const int64_t number = numbers[static_cast<size_t>(first)] - numbers.front();
-      is_even = first * n / count == number && (end - 1) * n / count == number;
-    }
-    if (is_even) {
-      return n;
-    }
-  }
-  return std::nullopt;
-}
-
-// Returns `numbers` [T] i64, which consist of runs of equal values, on the device. A copy from the
-// host would synchronize with a GPU. Evenly spread numbers are therefore computed on the GPU, and
-// up to kMaxFills runs are filled one by one. More runs are copied.
-at::Tensor runs_on(at::Device device, const std::vector<int64_t>& numbers) {
-  constexpr size_t kMaxFills = 64, kArithmeticLaunches = 4;
-  const auto options = at::TensorOptions(at::kLong).device(device);
-  const auto count = static_cast<int64_t>(numbers.size());
-  const std::vector<int64_t> begins = find_run_begins(numbers);
-  if (begins.size() == 1) {
-    return at::full({count}, numbers.front(), options);
-  }
-  if (begins.size() > kArithmeticLaunches) {
-    if (const auto n = even_spread(numbers, begins)) {
-      return at::arange(count, options).mul_(*n).floor_divide_(count).add_(numbers.front());
-    }
-  }
-  if (begins.size() > kMaxFills) {
-    return at::tensor(numbers, at::kLong).to(device);
-  }
-  const at::Tensor filled = at::empty({count}, options);
-  for (size_t run = 0; run < begins.size(); ++run) {
-    const int64_t first = begins[run], end = run + 1 < begins.size() ? begins[run + 1] : count;
-    filled.narrow(0, first, end - first).fill_(numbers[static_cast<size_t>(first)]);
-  }
-  return filled;
-}
-
-void set_sequences(at::Device device, const RoutingGroup& group, RouteInput& input) {
-  if (!group.sequence) {
-    return;
-  }
-  const std::vector<int64_t>& sequence = *group.sequence;
-  MOE_CHECK(sequence.size() == group.source_rank.size(), "{} tokens of sequences, {} tokens",
-            sequence.size(), group.source_rank.size());
-  for (const int64_t number : sequence) {
-    MOE_CHECK(number >= 0, "sequence {}", number);
-    input.sequences = std::max(input.sequences, number + 1);
-  }
-  input.sequence = runs_on(device, sequence);
-}
-
-// Returns `experts_by_logit` [T, E] stably sorted by descending g + bias. The sum is in f64, where
-// different logits have different g unless g is almost 0. A bias of zeros therefore keeps the
-// order.
+// Returns `experts_by_logit` [T, E] stably sorted by descending g + bias. The sum is in f64, so
+// that a bias of zeros keeps the order unless g is almost 0.
 at::Tensor sort_by_biased_score(const at::Tensor& logits, const at::Tensor& experts_by_logit,
                                 const at::Tensor& bias) {
   const at::Tensor biased = at::softmax(logits.to(at::kDouble), 1) + bias.to(at::kDouble);
   const at::Tensor order = std::get<1>(at::sort(biased.gather(1, experts_by_logit), /*stable=*/true,
                                                 /*dim=*/1, /*descending=*/true));
   return experts_by_logit.gather(1, order);
-}
-
-// Returns the experts of each token by descending logit, [T, E] i64; ties: lower index first.
-at::Tensor sort_by_logit(const at::Tensor& logits) {
-  return kernels::call<"moe::expert_order", decltype(kernels::expert_order_by_operations)>(logits);
 }
 
 }  // namespace
@@ -150,7 +70,9 @@ RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
   RouteInput input;
   input.logits = logits.detach();
   input.scores = scores.detach();
-  input.experts_by_logit = sort_by_logit(input.logits);
+  input.experts_by_logit =
+      kernels::call<"moe::expert_order", decltype(kernels::expert_order_by_operations)>(
+          input.logits);
   input.experts_by_choice =
       settings.bias_rate && bias.defined()
           ? sort_by_biased_score(input.logits, input.experts_by_logit, bias.detach())
@@ -159,7 +81,6 @@ RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
   input.k = max_choices(settings, experts);
   MOE_CHECK(input.k >= 1 && input.k <= experts, "k = {} of {} experts", input.k, experts);
   input.is_dropless = !has_capacity(settings);
-
   input.rank_tokens.resize(group.ranks);
   std::vector<int64_t> source_rank = group.source_rank;
   for (int64_t& rank : source_rank) {
@@ -171,9 +92,17 @@ RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
       ++input.valid_tokens;
     }
   }
-  input.source_rank = runs_on(logits.device(), source_rank);
+  input.source_rank = to_device(source_rank, logits.device());
   input.compute_z_loss = group.compute_z_loss;
-  set_sequences(logits.device(), group, input);
+  if (group.sequence) {
+    MOE_CHECK(static_cast<int64_t>(group.sequence->size()) == tokens,
+              "sequences of {} tokens, not {}", group.sequence->size(), tokens);
+    for (const int64_t number : *group.sequence) {
+      MOE_CHECK(number >= 0, "sequence {}", number);
+      input.sequences = std::max(input.sequences, number + 1);
+    }
+    input.sequence = to_device(*group.sequence, logits.device());
+  }
   for (const int64_t count : input.rank_tokens) {
     input.capacity.push_back(
         settings.family->has_slots ? capacity_slots(settings.capacity_factor, count, experts) : 0);
@@ -248,6 +177,18 @@ std::vector<int64_t> to_host(const at::Tensor& numbers) {
   return {host.data_ptr<int64_t>(), host.data_ptr<int64_t>() + host.numel()};
 }
 
+at::Tensor to_device(const std::vector<int64_t>& numbers, at::Device device) {
+  const auto options = at::TensorOptions(at::kLong);
+  const auto count = static_cast<int64_t>(numbers.size());
+  if (std::adjacent_find(numbers.begin(), numbers.end(), std::not_equal_to<>()) == numbers.end()) {
+    return at::full({count}, count == 0 ? 0 : numbers.front(), options.device(device));
+  }
+  const bool has_host_memory = kernels::device_traits(device).has_host_memory;
+  const at::Tensor host = at::empty({count}, options.pinned_memory(!has_host_memory));
+  std::copy(numbers.begin(), numbers.end(), host.data_ptr<int64_t>());
+  return host.to(device, /*non_blocking=*/true);
+}
+
 Rows request_rows(const RouteInput& input, const at::Tensor& expert, const at::Tensor& keep,
                   int64_t first_choice) {
   const int64_t columns = expert.size(1);
@@ -284,11 +225,6 @@ at::Tensor row_groups(const RouteInput& input, const Rows& rows) {
   return group.masked_fill(rows.expert == input.experts(), input.experts() * input.ranks);
 }
 
-at::Tensor group_sizes(const RouteInput& input, const at::Tensor& groups) {
-  return at::zeros({input.experts() * input.ranks + 1}, groups.options())
-      .scatter_add_(0, groups, at::ones_like(groups));
-}
-
 at::Tensor slot_indices(const RouteInput& input, const at::Tensor& sorted_groups) {
   const at::Tensor sizes = group_sizes(input, sorted_groups);
   const at::Tensor starts = sizes.cumsum(0) - sizes;
@@ -302,7 +238,7 @@ at::Tensor group_capacity(const RouteInput& input) {
     slots.insert(slots.end(), input.capacity.begin(), input.capacity.end());
   }
   slots.push_back(0);
-  return at::tensor(slots, at::kLong).to(input.logits.device());
+  return to_device(slots, input.logits.device());
 }
 
 Rows sort_by_group(const RouteInput& input, const Rows& rows) {

@@ -1,11 +1,11 @@
 #pragma once
-// Plans and routing rules. A plan assigns tokens to experts and slots; it holds integers only and
-// has no gradient. A router is a list of rules: pure functions that take a plan and return the
-// modified plan. Rules run on the device of the logits and are deterministic. They copy nothing to
-// the host: tensor sizes follow from T, E, k, W and the capacities.
+// Plans and routing rules. A plan assigns tokens to experts and slots; it has integers only and no
+// gradient. A router is a list of rules: functions that take a plan and return the modified plan.
+// Rules run on the device of the logits, are deterministic and copy nothing to the host: tensor
+// sizes follow from T, E, k, W and the capacities.
 //
-// T tokens, E experts, W logical ranks, k choices per token (core/README.md). The
-// `source_rank` of a token is the logical rank that holds it.
+// T tokens, E experts, W logical ranks, k choices per token. `source_rank` of a token is the
+// logical rank that holds it.
 
 #include <ATen/ATen.h>
 
@@ -81,8 +81,7 @@ RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
                       const at::Tensor& bias = {});
 
 // ----------------------------------------------------------------------------------------- rules
-// Rules that several routers can share. The first rule of each router family, which creates the
-// rows, is in the family's source file in routers/.
+// Rules that several routers can share. The first rule of each family is in routers/.
 
 using Rule = std::function<Plan(const RouteInput&, const Plan&)>;
 
@@ -97,7 +96,7 @@ Plan fill_in(const RouteInput& input, const Plan& plan);
 
 // Intra-GPU rectification (IR): adds one row of multiplicity m for each token with m missing
 // experts, at the best expert of the token's own rank (Rectify-Router, section 4.1, Eq. 3). The row
-// needs no slot and no communication. The expert may have accepted or refused the token already
+// needs no slot and no communication. The expert may have accepted or refused the token
 // (README.md, "The rectifying expert may be any local one").
 Plan intra_gpu(const RouteInput& input, const Plan& plan);
 
@@ -107,6 +106,8 @@ Plan intra_gpu(const RouteInput& input, const Plan& plan);
 
 // Copies [n] i64 to the host; waits for the device.
 std::vector<int64_t> to_host(const at::Tensor& numbers);
+// Returns `numbers` as [n] i64. Does not wait for the device: page-locked memory is copied.
+at::Tensor to_device(const std::vector<int64_t>& numbers, at::Device device);
 
 // Returns T * n rows, token-major: token i requests expert[i, c] as choice first_choice + c.
 // expert [T, n] i64, keep [T, n] bool. Rows of padding and rows where `keep` is false are unused.
@@ -123,9 +124,6 @@ Rows concatenate(const Rows& first, const Rows& second);
 
 // Returns the group of each row, [n] i64.
 at::Tensor row_groups(const RouteInput& input, const Rows& rows);
-
-// Returns the number of rows in each group, [E * W + 1] i64.
-at::Tensor group_sizes(const RouteInput& input, const at::Tensor& groups);
 
 // Returns the index of each row within its group, [n] i64, for rows sorted by group.
 at::Tensor slot_indices(const RouteInput& input, const at::Tensor& sorted_groups);

@@ -6,7 +6,6 @@
 #include <sstream>
 
 #include "core/base/error.h"
-#include "core/base/json.h"
 #include "core/base/read_file.h"
 
 namespace moe::route {
@@ -15,7 +14,7 @@ namespace {
 constexpr size_t kMaxBytes = size_t{1} << 30;
 constexpr std::string_view kBlanks = " \t\r";
 
-// Splits at commas, or at blanks if the line has no comma.
+// Splits at commas, or at blanks if the line has no comma; removes blanks around fields.
 std::vector<std::string_view> split_fields(std::string_view line) {
   const bool has_commas = line.find(',') != std::string_view::npos;
   const std::string_view separators = has_commas ? "," : kBlanks;
@@ -47,7 +46,7 @@ Json read_csv(const std::string& text, const std::string& where) {
   Json rows = Json::array();
   std::istringstream lines(text);
   int64_t number = 0;
-  bool has_names = false;  // a line with the names of the columns
+  bool has_header = false;
   for (std::string line; std::getline(lines, line);) {
     ++number;
     const auto fields = split_fields(line);
@@ -56,16 +55,16 @@ Json read_csv(const std::string& text, const std::string& where) {
     }
     const bool no_numbers = std::none_of(
         fields.begin(), fields.end(), [](auto field) { return parse_number(field).has_value(); });
-    if (no_numbers && rows.empty() && !has_names) {
-      has_names = true;
+    if (no_numbers && rows.empty() && !has_header) {
+      has_header = true;
       continue;
     }
     Json row = Json::array();
     for (const auto field : fields) {
       const auto value = parse_number(field);
       USER_ERROR_IF(!value,
-                    "{} line {}: '{}' is no number; each line holds the logits of one token", where,
-                    number, field);
+                    "{} line {}: '{}' is not a number; each line has the logits of one token",
+                    where, number, field);
       row.push_back(*value);
     }
     USER_ERROR_IF(!rows.empty() && row.size() != rows[0].size(),
@@ -73,7 +72,7 @@ Json read_csv(const std::string& text, const std::string& where) {
                   rows[0].size());
     rows.push_back(std::move(row));
   }
-  USER_ERROR_IF(rows.empty(), "{}: holds no logits; write one token a line, numbers between commas",
+  USER_ERROR_IF(rows.empty(), "{}: has no logits; write one token per line, separated by commas",
                 where);
   return {{"logits", rows}};
 }

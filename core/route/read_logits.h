@@ -1,5 +1,5 @@
 #pragma once
-// Input of moe route: logits as JSON, or as CSV with one token per line. Does not include LibTorch.
+// Input of moe route: logits as JSON, or as CSV with one token per line.
 
 #include <string>
 
@@ -12,8 +12,8 @@ namespace moe::route {
 std::string read_input_text(const std::string& file);
 
 // Parses an object with "logits" [T][E], a JSON list of rows, or CSV, and returns the object. CSV
-// numbers are separated by commas, blanks or tabs; a first line of names, empty lines and lines
-// that begin with # are skipped. Throws UserError with `where` and the line.
+// numbers are separated by commas, blanks or tabs; a header, empty lines and lines that begin with
+// # are skipped. Throws UserError with `where` and the line.
 Json read_route_input(const std::string& text, const std::string& where);
 
 }  // namespace moe::route

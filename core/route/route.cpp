@@ -72,8 +72,8 @@ struct SoftmaxGates : torch::autograd::Function<SoftmaxGates> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list upstream) {
     const auto saved = context->get_saved_variables();
-    const at::Tensor pulled = saved[0] * upstream[0];  // w U
-    return {pulled - saved[1] * pulled.sum(1, /*keepdim=*/true), {}, {}, {}};
+    const at::Tensor product = saved[0] * upstream[0];  // w U
+    return {product - saved[1] * product.sum(1, /*keepdim=*/true), {}, {}, {}};
   }
 };
 
@@ -93,8 +93,8 @@ at::Tensor sum_by_rank(const RouteInput& input, const at::Tensor& values) {
 }
 
 // Weights of the tokens in a mean over ranks of means over tokens. Each loss is a sum over tokens
-// of a constant coefficient times a differentiable term. Counts of a rank or sequence are part of
-// the coefficient, so that no loop over ranks or sequences is needed.
+// of a constant coefficient, which includes counts of the rank or sequence, times a differentiable
+// term.
 struct TokenWeight {
   at::Tensor weight;       // [T], 1 / (T_r * number of ranks with tokens); 0 for padding
   at::Tensor rank_tokens;  // [T], T_r of the token's rank
@@ -264,12 +264,12 @@ void update_bias(at::Tensor bias, const std::vector<int64_t>& requests, double r
   const auto experts = static_cast<int64_t>(requests.size());
   MOE_CHECK(bias.numel() == experts, "a bias of {} experts, requests of {}", bias.numel(), experts);
   const int64_t sum = std::accumulate(requests.begin(), requests.end(), int64_t{0});
-  std::vector<float> moves;
+  std::vector<float> updates;
   for (const int64_t load : requests) {  // compares integers: E * mean and E * load
-    const int64_t below = sum - experts * load;
-    moves.push_back(static_cast<float>(below > 0 ? rate : below < 0 ? -rate : 0));
+    const int64_t deficit = sum - experts * load;
+    updates.push_back(static_cast<float>(deficit > 0 ? rate : deficit < 0 ? -rate : 0));
   }
-  bias += at::tensor(moves, at::kFloat).to(bias.device());
+  bias += at::tensor(updates, at::kFloat).to(bias.device());
 }
 
 }  // namespace moe::route

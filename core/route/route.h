@@ -1,8 +1,7 @@
 #pragma once
-// Routing of a group of tokens: logits in; plan, gate weights, auxiliary losses and counters out.
-// The plan is made by the rules of the router's family (plan.h) and is constant; gradients reach
-// the logits through the gates and the losses only. Top-k routers also have fused kernels
-// (routers/top_k.cpp), which are tested against the rules.
+// Routing of a group of tokens: computes plan, gate weights, auxiliary losses and counters from
+// logits. Gradients flow through the gates and the losses only. Top-k routers also have fused
+// kernels (routers/top_k.cpp), which are tested against the rules (plan.h).
 //
 // T tokens, E experts, W logical ranks.
 
@@ -51,8 +50,8 @@ struct Routing {
 Routing route(const at::Tensor& logits, const RouterSettings& settings, const RoutingGroup& group,
               const at::Tensor& bias = {});
 
-// Recomputes gates and losses from `logits` and keeps the plan of `saved`. For activation
-// checkpointing: a token must not change experts when recomputed logits differ by rounding.
+// Recomputes gates and losses from `logits` with the plan of `saved`, for activation checkpointing:
+// a token must not change experts if recomputed logits differ by rounding.
 Routing recompute_gates(const at::Tensor& logits, const Routing& saved,
                         const RouterSettings& settings);
 
@@ -66,8 +65,8 @@ struct RouterFunctions {
                       const RouterSettings& settings);
   AuxLosses (*losses)(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
                       const RouterSettings& settings) = nullptr;
-  // Fused kernels for f32 logits, or nullptr. fused_plan sets plan, count and counters of `routing`
-  // to the values that the rules would give. fused_gate_weights sets combine, weights and losses.
+  // Fused kernels for f32 logits, or nullptr. fused_plan sets plan, count and counters of
+  // `routing`, with the results of the rules. fused_gate_weights sets combine, weights and losses.
   void (*fused_plan)(const RouterSettings& settings, Routing& routing) = nullptr;
   void (*fused_gate_weights)(const at::Tensor& logits, const RouterSettings& settings,
                              Routing& routing) = nullptr;

@@ -6,9 +6,7 @@
 #include <cctype>
 #include <limits>
 #include <set>
-#include <string>
 #include <type_traits>
-#include <vector>
 
 #include "core/base/error.h"
 #include "core/route/routers/all.h"
@@ -36,7 +34,7 @@ RouterOptions options_at(RouterSettings& settings, OptionPosition position) {
   return options;
 }
 
-// Returns did_you_mean(), or "." if no name is near.
+// Returns did_you_mean(), or "." if no name is similar.
 std::string suggestion(const std::string& unknown, const Strings& candidates) {
   const std::string nearest = did_you_mean(unknown, candidates);
   return nearest.empty() ? "." : nearest;
@@ -139,6 +137,15 @@ void set_options(const Strings& words, OptionPosition position, const std::strin
       set_required(option, nullptr, where, "", settings);
     }
   }
+}
+
+// Returns the value of an option as --router writes it.
+std::string option_text(const RouterOption& option) {
+  const std::string text = value_text(option.option.member);
+  if (std::holds_alternative<bool*>(option.option.member)) {
+    return text == "true" ? "on" : "off";
+  }
+  return text.empty() ? option.empty_word : text;
 }
 
 // Returns ":cf=1.5,gate=none" in the order of the family's options, or "".
@@ -265,7 +272,7 @@ void read_option(const RouterOption& option, const Json& json, const std::string
   }
 }
 
-// Throws UserError if the JSON sets a modifier of another family to true.
+// Throws UserError if the JSON sets a modifier of a family other than `own` to true.
 void refuse_foreign_modifiers(const RouterFamily& own, const Json& json, const std::string& where) {
   for (const auto& family : router_families()) {
     Strings names;
@@ -334,14 +341,6 @@ RouterOption k_option(RouterSettings& settings) {
       .messages = {{OptionMessage::kTooMany,
                     "router '{}' asks for {} experts per token, the layers have {}: give a smaller "
                     "k or more experts"}}};
-}
-
-std::string option_text(const RouterOption& option) {
-  const std::string text = value_text(option.option.member);
-  if (std::holds_alternative<bool*>(option.option.member)) {
-    return text == "true" ? "on" : "off";
-  }
-  return text.empty() ? option.empty_word : text;
 }
 
 bool set_option(const RouterOption& option, const std::string& text) {

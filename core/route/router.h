@@ -1,9 +1,8 @@
 #pragma once
-// Router settings and the descriptors of router families. Parsing and printing of --router, the
-// "router" object of config.json, overrides, range checks and help are generated from the
-// descriptors, which routers/all.h lists. This header does not include LibTorch, because
-// config.json is also read by code that does not link it; the tensor functions of a family are in
-// route.h.
+// Router settings and the descriptors of router families (listed in routers/all.h), from which
+// parsing and printing of --router, the "router" object of config.json, overrides, range checks and
+// help are generated. The tensor functions of a family are in route.h, because code without
+// LibTorch includes this header.
 //
 // T tokens, E experts.
 
@@ -67,7 +66,7 @@ enum OptionTrait : unsigned {
   kResetIfUnnamed = 8,         // a --router of the stored family that omits the option resets it
 };
 
-// Messages of an option. Each {} is replaced by the next of the values in parentheses below.
+// Messages of an option. Each {} is replaced by the next of the values in parentheses.
 enum class OptionMessage {
   kMissing,         // error: --router must contain the option; follows the family's name
   kNoKey,           // error: config.json must have the key
@@ -168,8 +167,6 @@ inline RouterOptions router_options(RouterSettings& settings) {
   return settings.family->options(settings);
 }
 
-// Returns the value of an option as --router writes it.
-std::string option_text(const RouterOption& option);
 // Sets an option from its text in --router; returns false if the text is not a valid value.
 bool set_option(const RouterOption& option, const std::string& text);
 // Returns the settings of a --router that names only the family and k.
@@ -232,8 +229,7 @@ bool same_family(const RouterSettings& a, const RouterSettings& b);
 int64_t max_choices(const RouterSettings& settings, int64_t experts);
 
 // Returns the router for experts that are cut into `granularity` = G parts each: k, CF and max are
-// multiplied by G. An expert then gets as many requests as before, and its capacity CF T / E is
-// unchanged because E is multiplied too.
+// multiplied by G, which keeps the requests and the capacity CF T / E of an expert.
 RouterSettings with_granularity(RouterSettings settings, int64_t granularity);
 
 // Returns the router for generation: no capacity and no fill-in, so that the routing of a token

@@ -3,9 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "core/base/error.h"
 
@@ -14,7 +12,7 @@ namespace moe::route {
 namespace {
 
 // Returns true if the text of --router contains "OPTION=".
-bool names_option(const std::string& router, std::string_view option) {
+bool contains_option(const std::string& router, std::string_view option) {
   const std::string text = lower(router);
   const size_t at = text.find(std::string(option) + "=");
   return at != std::string::npos && at > 0 && (text[at - 1] == ':' || text[at - 1] == ',');
@@ -46,7 +44,7 @@ void apply_cf(const RouterRequest& request, RouterSettings& router) {
     throw UserError("--cf {}: only {} routers have a capacity, this one is {}", request.cf,
                     fmt::join(titles, " and "), to_string(router));
   }
-  USER_ERROR_IF(names_option(request.router, "cf") && router.capacity_factor != cf,
+  USER_ERROR_IF(contains_option(request.router, "cf") && router.capacity_factor != cf,
                 "--cf {} contradicts --router {}; give one of them", request.cf, request.router);
   router.capacity_factor = cf;
 }
@@ -54,11 +52,11 @@ void apply_cf(const RouterRequest& request, RouterSettings& router) {
 // Restores the stored values of the options that --router can name but does not. Both routers are
 // of one family.
 void keep_unnamed_options(const std::string& text, RouterSettings stored, RouterSettings& router) {
-  const RouterOptions options = router_options(router), kept = router_options(stored);
+  const RouterOptions options = router_options(router), old = router_options(stored);
   for (size_t i = 0; i < options.size(); ++i) {
     if (options[i].position == OptionPosition::kNamed && !options[i].has(kResetIfUnnamed) &&
-        !names_option(text, options[i].option.name)) {
-      set_value(options[i].option.member, value_text(kept[i].option.member));
+        !contains_option(text, options[i].option.name)) {
+      set_value(options[i].option.member, value_text(old[i].option.member));
     }
   }
 }
@@ -90,7 +88,7 @@ void note_changes(const std::string& change, const std::vector<ChangedOption>& c
   for (const auto& [option, stored_value] : changed) {
     const auto reason = option.messages.find(OptionMessage::kNeedsForce);
     USER_ERROR_IF(reason != option.messages.end() && !force,
-                  "--router: {}: {}; add --force if that is meant", change, reason->second);
+                  "--router: {}: {}; use --force to change it anyway", change, reason->second);
     if (reason != option.messages.end()) {
       notes.push_back(fmt::format("warning: {}: {}", change, reason->second));
     }
@@ -106,7 +104,7 @@ void note_changes(const std::string& change, const std::vector<ChangedOption>& c
   }
 }
 
-// Restores the options that only training uses, so that results name a router that exists.
+// Restores the stored values of options that only training uses.
 void restore_training_options(const std::string& change, const std::vector<ChangedOption>& changed,
                               std::vector<std::string>& notes) {
   std::vector<std::string> ignored;
@@ -153,7 +151,7 @@ ResolvedRouter override_router(const StoredRouter& stored, const RouterRequest& 
   ResolvedRouter resolved{requested_router(request, stored.router),
                           request.ep_ranks.value_or(stored.ep_ranks),
                           {},
-                          names_option(request.router, "lambda0")};
+                          contains_option(request.router, "lambda0")};
   RouterSettings& router = resolved.router;
   std::vector<std::string>& notes = resolved.notes;
   const bool is_same_family = same_family(stored.router, router);
@@ -169,8 +167,8 @@ ResolvedRouter override_router(const StoredRouter& stored, const RouterRequest& 
                 change);
   if (!is_same_family) {
     notes.push_back("warning: " + change +
-                    ": the same softmax scores, but weights that sum to another value; expect "
-                    "other quality");
+                    ": the same softmax scores, but weights that sum to another value; "
+                    "the quality may change");
   }
   const std::vector<ChangedOption> changed = changed_options(stored.router, router);
   note_changes(change, changed, force, purpose, notes);
@@ -180,7 +178,7 @@ ResolvedRouter override_router(const StoredRouter& stored, const RouterRequest& 
       });
   if (stored.gate_scale != 1.0 && changes_gates) {
     notes.push_back(fmt::format(
-        "warning: {}: the folder's gate_scale {:.6g} was chosen for the stored router and stays",
+        "warning: {}: the folder's gate_scale {:.6g}, chosen for the stored router, is kept",
         change, stored.gate_scale));
   }
   check_router(router, stored.experts);

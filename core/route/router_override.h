@@ -42,14 +42,14 @@ struct ResolvedRouter {
   RouterSettings router;
   int64_t ep_ranks = 1;
   std::vector<std::string> notes;  // for the user, one sentence each
-  bool names_lambda0 = false;      // --router sets the first lambda of ReLU
+  bool sets_lambda0 = false;       // --router sets the first lambda of ReLU
 };
 
 // Overrides a stored router. Within a family, options that --router omits keep their stored values
 // (max of top-p and bias of top-k are reset). For kEvaluate, options that only training uses keep
 // their stored values, with a note if they were given.
 //
-// Throws UserError if softmax logits would be read as ReLU logits or the reverse, the gate changes
+// Throws UserError if one router has softmax logits and the other ReLU logits, the gate changes
 // without `force`, ep_ranks does not divide the experts, k > E, the router is for training only and
 // the purpose is kEvaluate, and in the cases of requested_router().
 ResolvedRouter override_router(const StoredRouter& stored, const RouterRequest& request, bool force,

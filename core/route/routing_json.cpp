@@ -6,13 +6,12 @@
 #include <initializer_list>
 
 #include "core/base/error.h"
-#include "core/route/plan.h"
 
 namespace moe::route {
 
 namespace {
 
-constexpr size_t kMaxNumbers = size_t{1} << 26;  // of the logits
+constexpr size_t kMaxLogits = size_t{1} << 26;
 
 // Returns input["logits"], [T, E] f32.
 at::Tensor read_logits(const Json& input, const std::string& where) {
@@ -21,8 +20,8 @@ at::Tensor read_logits(const Json& input, const std::string& where) {
                 "{}: 'logits' is not a list of rows of numbers", where);
   const Json& rows = input["logits"];
   const size_t width = rows[0].size();
-  USER_ERROR_IF(rows.size() > kMaxNumbers / width, "{}: 'logits' has more than {} numbers", where,
-                kMaxNumbers);
+  USER_ERROR_IF(rows.size() > kMaxLogits / width, "{}: 'logits' has more than {} numbers", where,
+                kMaxLogits);
   std::vector<float> numbers;
   numbers.reserve(rows.size() * width);
   for (size_t row = 0; row < rows.size(); ++row) {
@@ -33,8 +32,8 @@ at::Tensor read_logits(const Json& input, const std::string& where) {
       const double value = number.is_number() ? number.get<double>() : NAN;
       numbers.push_back(static_cast<float>(value));
       USER_ERROR_IF(!std::isfinite(numbers.back()),
-                    "{}: row {} of 'logits' holds {}, which is no finite 32-bit number", where, row,
-                    number.dump());
+                    "{}: row {} of 'logits' has {}, which is not a finite 32-bit number", where,
+                    row, number.dump());
     }
   }
   return at::tensor(numbers, at::kFloat)
@@ -66,9 +65,9 @@ RoutingGroup read_group(const Json& input, int64_t tokens, int64_t experts,
                     rank, ranks - 1);
     }
   } else {
-    const auto spread =
+    const auto by_valid_token =
         partition_tokens(std::count(valid.begin(), valid.end(), true), ranks).source_rank;
-    auto next = spread.begin();
+    auto next = by_valid_token.begin();
     for (int64_t token = 0; token < tokens; ++token) {
       source_rank[token] = valid[token] ? *next++ : -1;
     }
@@ -79,8 +78,10 @@ RoutingGroup read_group(const Json& input, int64_t tokens, int64_t experts,
   return {.source_rank = std::move(source_rank), .ranks = ranks};
 }
 
-// Returns the double with the digits of the f32: 0.1 for 0.1f, not 0.10000000149011612.
-double shortest(float value) { return std::strtod(fmt::format("{}", value).c_str(), nullptr); }
+// Returns the double with the shortest digits of the f32: 0.1 for 0.1f, not 0.10000000149011612.
+double shortest_double(float value) {
+  return std::strtod(fmt::format("{}", value).c_str(), nullptr);
+}
 
 OrderedJson matrix_json(const at::Tensor& matrix) {
   const at::Tensor host = matrix.detach().cpu().contiguous();
@@ -91,7 +92,7 @@ OrderedJson matrix_json(const at::Tensor& matrix) {
     for (int64_t column = 0; column < host.size(1); ++column) {
       const int64_t at = row * host.size(1) + column;
       line.push_back(is_whole ? OrderedJson(host.data_ptr<int64_t>()[at])
-                              : OrderedJson(shortest(host.data_ptr<float>()[at])));
+                              : OrderedJson(shortest_double(host.data_ptr<float>()[at])));
     }
     rows.push_back(std::move(line));
   }
@@ -120,10 +121,10 @@ OrderedJson input_json(const RoutingProblem& problem) {
   return input;
 }
 
-// Adds the decisions and the statistics.
-void put_decisions(const Routing& routing, const RouterFamily& family, OrderedJson& expect) {
+// Adds the decisions and counters to `expect`.
+void add_decisions(const Routing& routing, const RouterFamily& family, OrderedJson& expect) {
   const OrderedJson counters = to_json(read_counters({routing.counters})[0], /*row_bytes=*/0);
-  const auto put_stats = [&](std::initializer_list<const char*> names) {
+  const auto add_stats = [&](std::initializer_list<const char*> names) {
     for (const char* name : names) {
       expect["stats"][name] = counters.at(name);
     }
@@ -134,7 +135,7 @@ void put_decisions(const Routing& routing, const RouterFamily& family, OrderedJs
     expect["drops"] = decisions.drops;
     expect["fr_filled"] = decisions.fr_filled;
     expect["ir"] = decisions.ir;
-    put_stats({"requests", "dropped_requests", "dropped_tokens", "unserved_tokens", "fr_rejected",
+    add_stats({"requests", "dropped_requests", "dropped_tokens", "unserved_tokens", "fr_rejected",
                "slots_total", "slots_used", "padding", "ir_tokens"});
     expect["accepted"] = decisions.accepted;
     return;
@@ -145,9 +146,9 @@ void put_decisions(const Routing& routing, const RouterFamily& family, OrderedJs
     }
   }
   expect["selected"] = decisions.accepted;
-  put_stats({"experts_per_token"});
+  add_stats({"experts_per_token"});
   if (family.has_adaptive_l1) {
-    put_stats({"sparsity"});
+    add_stats({"sparsity"});
   }
 }
 
@@ -157,7 +158,7 @@ OrderedJson losses_json(const AuxLosses& losses) {
                                    {"entropy", &losses.entropy},
                                    {"l1", &losses.l1}}) {
     if (loss->defined()) {
-      json[name] = shortest(loss->item<float>());
+      json[name] = shortest_double(loss->item<float>());
     }
   }
   return json;
@@ -184,7 +185,7 @@ OrderedJson route_to_json(const RoutingProblem& problem) {
   if (family.has_slots) {
     expect["capacity"] = input.capacity;
   }
-  put_decisions(routing, family, expect);
+  add_decisions(routing, family, expect);
   expect["combine"] = matrix_json(routing.combine);
   if (family.has_token_requests) {
     const int64_t choices = problem.router.fr ? std::min(input.k + 1, input.experts()) : input.k;

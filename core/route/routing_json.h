@@ -1,6 +1,6 @@
 #pragma once
-// JSON of moe route: reads logits and the placement of their tokens, and writes the routing as
-// lists of the papers' decisions (accepted, dropped, filled in, rectified).
+// JSON of moe route: reads logits and the source ranks of their tokens, and writes the accepted,
+// dropped, filled-in and rectified requests of a routing.
 //
 // T tokens, E experts, W logical ranks.
 
@@ -30,9 +30,9 @@ RoutingProblem read_problem(const Json& input, const RouterSettings& router,
                             const std::string& where);
 
 // Routes the problem and returns {"kind", "input", "expect", "loss"}: the router family, the
-// problem, the decisions and weights, and the losses without coefficients. Numbers have as few
-// digits as identify them in f32. "expect" of routers with slots has "capacity" [W] and the members
-// of Decisions; otherwise "selected" [T].
+// problem, the decisions and weights, and the losses without coefficients. Numbers have the
+// shortest digits that identify an f32. "expect" of routers with slots has "capacity" [W] and the
+// members of Decisions; otherwise "selected" [T].
 OrderedJson route_to_json(const RoutingProblem& problem);
 
 // A plan as lists on the host.

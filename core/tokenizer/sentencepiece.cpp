@@ -9,6 +9,7 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/tokenizer/pipeline.h"
+#include "core/tokenizer/stock_tokenizer.h"
 #include "core/tokenizer/tokenizer_model.h"
 #include "core/tokenizer/unicode.h"
 
@@ -227,6 +228,76 @@ class Sentencepiece : public TokenizerModel {
     return text;
   }
 
+  // sentencepiece_as_json().
+  Json as_json(WordRule rule, int64_t bos) const {
+    Json vocab = Json::object();
+    for (int id = 0; id < processor_.GetPieceSize(); ++id) {
+      vocab.emplace(processor_.IdToPiece(id), id);
+    }
+    const Json merges = list_merges(vocab);
+    if (rule == WordRule::kNone || prefix_ == FolderTokens::Prefix::kNever || merges.is_null() ||
+        processor_.unk_id() < 0) {
+      return nullptr;
+    }
+    const std::string begin = bos < 0 ? "" : piece(bos);
+    // The normalizer leaves no ' '. So the first Metaspace puts one before every text, also before
+    // one that begins with a space, and the second makes it U+2581.
+    Json json = parse_json(replace_all(R"({
+    "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+    "normalizer": {"type": "Sequence", "normalizers": [
+      {"type": "Replace", "pattern": {"Regex": "\\A +"}, "content": ""},
+      {"type": "Replace", "pattern": {"Regex": "(?<![ \u2581])(?>[ \u2581]+)\\z"}, "content": ""},
+      {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+      {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]},
+    "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+      {"type": "Metaspace", "replacement": " ", "prepend_scheme": "first", "split": false},
+      {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never", "split": false},
+      {"type": "Split", "pattern": {"Regex": "\u2581*[^\u2581]+|\u2581+"}, "behavior": "Isolated",
+       "invert": false}]},
+    "post_processor": {"type": "TemplateProcessing",
+      "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+      "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+      "pair": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+               {"SpecialToken": {"id": "<s>", "type_id": 1}}, {"Sequence": {"id": "B", "type_id": 1}}]},
+    "decoder": {"type": "Sequence", "decoders": [
+      {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+      {"type": "ByteFallback"}, {"type": "Fuse"},
+      {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+    "model": {"type": "BPE", "dropout": null, "continuing_subword_prefix": null,
+      "end_of_word_suffix": null, "fuse_unk": true, "ignore_merges": false}})",
+                                       "<s>", begin),
+                           where_);
+    if (rule == WordRule::kKeeps) {
+      Json& normalizers = json["normalizer"]["normalizers"];
+      normalizers.erase(normalizers.begin(), normalizers.begin() + 3);
+    } else {
+      json["decoder"]["decoders"][3]["start"] = 1 << 20;  // all
+    }
+    if (prefix_ == FolderTokens::Prefix::kAlways) {
+      json["pre_tokenizer"]["pretokenizers"][0]["prepend_scheme"] = "always";
+    }
+    Json& post = json["post_processor"];
+    post["special_tokens"][begin]["ids"][0] = bos;
+    post = bos < 0 ? Json() : std::move(post);
+    for (int64_t id = 0; id < vocab_size(); ++id) {
+      if (const AddedToken* token = all_.find(id)) {
+        json["added_tokens"].push_back({{"id", id},
+                                        {"content", token->content},
+                                        {"single_word", token->single_word},
+                                        {"lstrip", token->lstrip},
+                                        {"rstrip", token->rstrip},
+                                        {"normalized", false},
+                                        {"special", token->special}});
+      }
+    }
+    Json& bpe = json["model"];
+    bpe["unk_token"] = piece(processor_.unk_id());
+    bpe["byte_fallback"] = find_piece("<0x00>") >= 0;
+    bpe["vocab"] = vocab;
+    bpe["merges"] = merges;
+    return json;
+  }
+
   bool has(int64_t id) const override {
     return id >= 0 && (id < processor_.GetPieceSize() || added_.find(id) != nullptr);
   }
@@ -254,6 +325,44 @@ class Sentencepiece : public TokenizerModel {
   void check(const sentencepiece::util::Status& status) const {
     USER_ERROR_IF(!status.ok(), "{}: a broken sentencepiece model ({}); fetch it again", where_,
                   printable(status.ToString(), 200));
+  }
+
+  // Returns the pairs that merge, first to last: by the score of their piece as sentencepiece does.
+  // Of pieces of equal score, such as the runs of spaces in LLaMA's, it merges the leftmost pair,
+  // so that a run grows from its left: the longer piece comes first, and the longer left half.
+  // Returns null for a piece with a character that is none, which sentencepiece may merge all the
+  // same.
+  Json list_merges(const Json& vocab) const {
+    std::vector<int> pieces;
+    for (int id = 0; id < processor_.GetPieceSize(); ++id) {
+      if (!processor_.IsControl(id) && !processor_.IsUnknown(id) && !processor_.IsByte(id)) {
+        pieces.push_back(id);
+      }
+    }
+    std::ranges::stable_sort(pieces, std::greater(), [this](int id) {
+      return std::pair(processor_.GetScore(id), processor_.IdToPiece(id).size());
+    });
+    Json merges = Json::array();
+    for (const int id : pieces) {
+      const std::string& text = processor_.IdToPiece(id);
+      if (find_invalid_utf8(text) != kValidUtf8) {
+        return nullptr;
+      }
+      const size_t first = merges.size();
+      for (size_t at = 0; at < text.size();) {
+        const size_t begin = at;
+        next_code_point(text, at);
+        if (!vocab.contains(text.substr(begin, at - begin))) {
+          return nullptr;
+        }
+        const std::string left = text.substr(0, at), right = text.substr(at);
+        if (vocab.contains(left) && vocab.contains(right)) {
+          merges.push_back({left, right});
+        }
+      }
+      std::reverse(merges.begin() + static_cast<std::ptrdiff_t>(first), merges.end());
+    }
+    return merges;
   }
 
   // PieceToId() returns the unknown token for a text that is no token.
@@ -291,6 +400,11 @@ WordRule find_word_rule(std::string_view model) {
 std::unique_ptr<TokenizerModel> read_sentencepiece(std::string_view bytes, const std::string& where,
                                                    const FolderTokens& tokens) {
   return std::make_unique<Sentencepiece>(bytes, where, tokens);
+}
+
+Json sentencepiece_as_json(std::string_view bytes, const std::string& where,
+                           const FolderTokens& tokens, int64_t bos) {
+  return Sentencepiece(bytes, where, tokens).as_json(find_word_rule(bytes), bos);
 }
 
 }  // namespace moe::io

@@ -85,7 +85,7 @@ char32_t read_character(const Json& json, const std::string& key, const std::str
   return character;
 }
 
-// How Metaspace treats the beginning of a text.
+// Texts and words to which Metaspace prepends a space.
 enum class PrependScheme { kAlways, kFirst, kNever };
 
 // Reads both spellings of the setting.
@@ -292,7 +292,7 @@ PreTokenizer read_metaspace_pre_tokenizer(const Json& json, const std::string& w
       std::string marked = replace_all(word.text, " ", mark);
       const bool prepends =
           scheme == PrependScheme::kAlways || (scheme == PrependScheme::kFirst && word.begins_text);
-      if (prepends && !marked.starts_with(mark)) {
+      if (prepends && !marked.empty() && !marked.starts_with(mark)) {
         marked.insert(0, mark);
       }
       word.text = words.written.emplace_back(std::move(marked));

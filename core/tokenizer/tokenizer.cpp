@@ -9,6 +9,7 @@
 #include "core/base/read_file.h"
 #include "core/base/text.h"
 #include "core/tokenizer/pipeline.h"
+#include "core/tokenizer/stock_tokenizer.h"
 #include "core/tokenizer/unicode.h"
 
 namespace moe::io {
@@ -85,10 +86,12 @@ AddedToken read_token(const Json& value, bool is_special, const std::string& whe
 // Reads the tokens that the files next to a tokenizer name, as transformers 5 does
 // (tokenization_utils_base.py): "added_tokens_decoder" of tokenizer_config.json, without it
 // special_tokens_map.json and added_tokens.json; then the named special tokens.
-FolderTokens read_folder_tokens(const fs::path& folder) {
+FolderTokens read_folder_tokens(const fs::path& folder, const EditedFiles& edited) {
   FolderTokens tokens;
   const std::string where = (folder / "tokenizer_config.json").string();
-  const Json config = read_optional_object(folder / "tokenizer_config.json");
+  const auto text = edited.find("tokenizer_config.json");
+  const Json config = text == edited.end() ? read_optional_object(folder / "tokenizer_config.json")
+                                           : parse_json(text->second, where);
   const Json map = read_optional_object(folder / "special_tokens_map.json");
   const bool has_decoder = has_value(config, "added_tokens_decoder");
   std::vector<AddedToken> named;
@@ -175,11 +178,15 @@ TokenizerKind file_kind(const fs::path& file) {
   return begins_as_tiktoken(file) ? TokenizerKind::kTiktoken : TokenizerKind::kSentencepiece;
 }
 
-std::unique_ptr<const TokenizerModel> read_model(const fs::path& file, TokenizerKind kind) {
+std::unique_ptr<const TokenizerModel> read_model(const fs::path& file, TokenizerKind kind,
+                                                 const EditedFiles& edited = {}) {
   const std::string where = file.string();
-  const FolderTokens tokens = read_folder_tokens(file.parent_path());
+  const FolderTokens tokens = read_folder_tokens(file.parent_path(), edited);
   if (kind == TokenizerKind::kTokenizerJson) {
-    return read_tokenizer_json(read_json(file, kMaxTokenizerBytes), where, tokens);
+    const auto text = edited.find("tokenizer.json");
+    return read_tokenizer_json(text == edited.end() ? read_json(file, kMaxTokenizerBytes)
+                                                    : parse_json(text->second, where),
+                               where, tokens);
   }
   const std::string bytes = read_small_file(file, kMaxTokenizerBytes);
   return kind == TokenizerKind::kTiktoken ? read_tiktoken(bytes, where, tokens)
@@ -208,7 +215,7 @@ std::vector<int64_t> encode_whole(const Tokenizer& tokenizer, std::string_view t
 
 }  // namespace
 
-Tokenizer Tokenizer::load(const fs::path& folder, int64_t vocab_size) {
+Tokenizer Tokenizer::load(const fs::path& folder, int64_t vocab_size, const EditedFiles& edited) {
   const fs::path file = tokenizer_file(folder);
   USER_ERROR_IF(file.empty(),
                 "{}: has neither tokenizer.model nor tokenizer.json: text needs one of them; "
@@ -216,7 +223,7 @@ Tokenizer Tokenizer::load(const fs::path& folder, int64_t vocab_size) {
                 folder.string());
   Tokenizer tokenizer;
   tokenizer.kind_ = file_kind(file);
-  tokenizer.model_ = read_model(file, tokenizer.kind_);
+  tokenizer.model_ = read_model(file, tokenizer.kind_, edited);
   const TokenizerModel& model = *tokenizer.model_;
   tokenizer.limit_ = vocab_size > 0 ? vocab_size : Vocabulary::kMaxIds;
   for (int64_t id = tokenizer.limit_; id < model.vocab_size(); ++id) {
@@ -229,6 +236,10 @@ Tokenizer Tokenizer::load(const fs::path& folder, int64_t vocab_size) {
   const std::string first = ids.empty() ? "" : tokenizer.model_->piece(ids.front());
   tokenizer.adds_space_ = first.starts_with("\u2581") || first.starts_with("\u0120");
   tokenizer.read_special_ids(folder);
+  tokenizer.check_ids({tokenizer.bos_id_});
+  if (tokenizer.eos_id_ >= tokenizer.limit_) {
+    tokenizer.eos_id_ = -1;  // the model cannot predict it
+  }
   tokenizer.read_stop_ids(folder);
   return tokenizer;
 }
@@ -249,6 +260,9 @@ void Tokenizer::read_special_ids(const fs::path& folder) {
     return;
   }
   const auto before = model_->before_text();
+  if (kind_ == TokenizerKind::kTokenizerJson) {
+    names.adds_bos.reset();
+  }
   adds_bos_ = names.adds_bos.value_or(!before.empty() && before.front() == bos_id_) && bos_id_ >= 0;
 }
 
@@ -263,6 +277,21 @@ void Tokenizer::read_stop_ids(const fs::path& folder) {
   if (eos_id_ >= 0 && std::find(stop_ids_.begin(), stop_ids_.end(), eos_id_) == stop_ids_.end()) {
     stop_ids_.insert(stop_ids_.begin(), eos_id_);
   }
+}
+
+std::vector<int64_t> Tokenizer::encode_marked(std::string_view text) const {
+  std::vector<int64_t> all;
+  for (const TokenOrText& part : split(text, {})) {
+    if (part.id >= 0) {
+      all.push_back(part.id);
+    } else if (part.begin < part.end) {
+      const std::string_view between = text.substr(part.begin, part.end - part.begin);
+      const std::vector<int64_t> ids = encode_part(between, {}, part.begin == 0);
+      all.insert(all.end(), ids.begin(), ids.end());
+    }
+  }
+  check_ids(all);
+  return all;
 }
 
 std::vector<int64_t> Tokenizer::with_special(const std::vector<int64_t>& ids) const {
@@ -299,6 +328,40 @@ std::optional<TokenizerKind> tokenizer_kind(const fs::path& folder) {
   return file.empty() ? std::nullopt : std::optional(file_kind(file));
 }
 
+std::map<std::string, std::string> stock_tokenizer_files(const fs::path& folder) try {
+  const fs::path file = folder / "tokenizer.model", config_file = folder / "tokenizer_config.json";
+  const Tokenizer tokenizer = Tokenizer::load(folder, 0);
+  OrderedJson config = {{"add_bos_token", true}, {"legacy", false}};
+  if (fs::exists(config_file)) {
+    config = parse_ordered_json(read_small_file(config_file), config_file.string());
+  }
+  const bool adds_bos = read_special_names(folder).adds_bos.value_or(!fs::exists(config_file));
+  const bool is_llama = config.value("tokenizer_class", "Llama").starts_with("Llama");
+  const Json json =
+      tokenizer.kind() != TokenizerKind::kSentencepiece || !is_llama
+          ? Json()
+          : sentencepiece_as_json(read_small_file(file, kMaxTokenizerBytes), file.string(),
+                                  read_folder_tokens(folder), adds_bos ? tokenizer.bos_id() : -1);
+  if (json.is_null()) {
+    return {};
+  }
+  config["tokenizer_class"] = "PreTrainedTokenizerFast";  // LLaMA's would not read all of `json`
+  for (const auto& [key, id] :
+       {std::pair("bos_token", tokenizer.bos_id()), {"eos_token", tokenizer.eos_id()}}) {
+    config.emplace(key, id < 0 ? OrderedJson()
+                               : OrderedJson(tokenizer.piece(id)));  // unless the file names it
+  }
+  config.emplace("unk_token", json["model"]["unk_token"].get<std::string>());
+  for (const Json& token : json["added_tokens"]) {  // so that none becomes a normalized one
+    OrderedJson flags(token);
+    flags.erase("id");
+    config["added_tokens_decoder"][std::to_string(token["id"].get<int64_t>())] = flags;
+  }
+  return {{"tokenizer.json", json.dump() + "\n"}, {"tokenizer_config.json", config.dump(2) + "\n"}};
+} catch (const std::exception&) {  // such folders are copied as they are
+  return {};
+}
+
 std::string special_token_words(const fs::path& folder) {
   std::string words;
   for (const char* name :
@@ -310,6 +373,89 @@ std::string special_token_words(const fs::path& folder) {
     words += fmt::format(" {} {}", key, config.value(key, Json()).dump());
   }
   return words;
+}
+
+OrderedJson llama_tokenizer_config() {
+  return {{"tokenizer_class", "LlamaTokenizer"}, {"add_bos_token", true}, {"legacy", false}};
+}
+
+std::vector<std::string> split_tokens(const std::string& list) {
+  std::vector<std::string> tokens(list.empty() ? 0 : 1);
+  for (size_t at = 0; at < list.size(); ++at) {
+    if (list[at] == ',') {
+      tokens.emplace_back();
+    } else {
+      tokens.back() += list.compare(at, 2, "\\,") == 0 ? list[++at] : list[at];
+    }
+  }
+  return tokens;
+}
+
+// transformers reads neither special_tokens_map.json nor added_tokens.json where it finds an
+// "added_tokens_decoder", which therefore gets their tokens too.
+EditedFiles with_special_tokens(const fs::path& folder, const std::vector<std::string>& tokens) {
+  const fs::path file = tokenizer_file(folder);
+  const bool is_json = file.filename() == "tokenizer.json";
+  USER_ERROR_IF(!is_json && !has_sentencepiece_model(folder),
+                "--add-tokens: {} has no tokenizer that takes tokens: a tokenizer.json or a "
+                "sentencepiece model, not a tiktoken file",
+                folder.string());
+  const auto model = read_model(file, file_kind(file));
+  std::vector<AddedToken> all = read_folder_tokens(folder, {}).added;  // not of tokenizer.json
+  for (AddedToken& token : all) {
+    token.id = model->find(token.content);
+  }
+  const size_t known = all.size();
+  int64_t next = model->vocab_size();
+  for (const auto& token : tokens) {
+    constexpr std::string_view kSpace = " \t\r\n";
+    USER_ERROR_IF(
+        token.find_first_not_of(kSpace) != 0 || kSpace.find(token.back()) < 4 ||
+            std::ranges::count(tokens, token) > 1 || token == "auto" ||
+            find_invalid_utf8(token) != kValidUtf8,
+        "--add-tokens: the token '{}' is empty, surrounded by white space, named twice, no "
+        "UTF-8, or auto, which needs a --template",
+        printable(token, 80));
+    if (model->special_id(token) < 0) {
+      all.push_back({.id = model->find(token) < 0 ? next++ : model->find(token),
+                     .content = token,
+                     .normalized = false,
+                     .special = true});
+    }
+  }
+  if (all.size() == known) {
+    return {};
+  }
+  Json config = read_optional_object(folder / "tokenizer_config.json");
+  const bool has_decoder = has_value(config, "added_tokens_decoder");
+  if (!is_json && !has_decoder) {
+    Json named = read_optional_object(folder / "special_tokens_map.json");
+    named.update(config.empty() ? Json(llama_tokenizer_config()) : config);
+    config = named;
+  }
+  Json json = is_json ? read_json(file, kMaxTokenizerBytes)
+                      : read_optional_object(folder / "added_tokens.json");
+  for (const AddedToken& token : all) {
+    Json entry = {{"content", token.content},       {"single_word", token.single_word},
+                  {"lstrip", token.lstrip},         {"rstrip", token.rstrip},
+                  {"normalized", token.normalized}, {"special", token.special}};
+    if (!is_json || has_decoder) {
+      config["added_tokens_decoder"].emplace(std::to_string(token.id), entry);
+    }
+    entry["id"] = token.id;
+    if (!is_json) {
+      json[token.content] = token.id;
+    } else if (std::ranges::none_of(json["added_tokens"], [&](const Json& listed) {
+                 return listed["content"] == token.content;
+               })) {
+      json["added_tokens"].push_back(entry);
+    }
+  }
+  EditedFiles files = {{is_json ? "tokenizer.json" : "added_tokens.json", json.dump(2) + "\n"}};
+  if (!config.empty()) {
+    files["tokenizer_config.json"] = config.dump(2) + "\n";
+  }
+  return files;
 }
 
 void Tokenizer::check_ids(const std::vector<int64_t>& ids) const {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +15,9 @@
 
 namespace moe::io {
 
+// Texts in place of files of a tokenizer's folder, by name.
+using EditedFiles = std::map<std::string, std::string>;
+
 enum class TokenizerKind { kSentencepiece, kTokenizerJson, kTiktoken };
 
 class Tokenizer {
@@ -22,7 +26,8 @@ class Tokenizer {
   // tokenizer_config.json, special_tokens_map.json and added_tokens.json add. Throws UserError if
   // both are missing (naming what works without them), or if a file is broken or not supported.
   // Ids beyond `vocab_size` of the model (0: no limit) are errors where a text becomes them.
-  static Tokenizer load(const std::filesystem::path& folder, int64_t vocab_size);
+  static Tokenizer load(const std::filesystem::path& folder, int64_t vocab_size,
+                        const EditedFiles& edited = {});
 
   // Returns the ids of `text`, without BOS and EOS. Bytes that are not UTF-8 become U+FFFD. The
   // text of a special token becomes that token, except with sentencepiece. Thread-safe.
@@ -40,6 +45,9 @@ class Tokenizer {
   std::vector<TokenOrText> split(std::string_view text, const std::vector<TextRange>& plain) const {
     return model_->split(text, plain);
   }
+  // As encode(), but the text of a special token becomes that token with sentencepiece too, as in
+  // transformers.
+  std::vector<int64_t> encode_marked(std::string_view text) const;
   // Returns the id of a special token such as "<|eot_id|>"; -1 if `token` is none.
   int64_t special_id(const std::string& token) const { return model_->special_id(token); }
   // Returns `ids` with the special tokens around them that the tokenizer's file puts there; with
@@ -61,8 +69,8 @@ class Tokenizer {
   // text by different tokens.
   const std::vector<int64_t>& stop_ids() const { return stop_ids_; }
   int64_t vocab_size() const { return model_->vocab_size(); }  // one more than the greatest id
-  // Returns true if a BOS precedes every text: "add_bos_token" of tokenizer_config.json; without
-  // it, whether tokenizer.json puts one there.
+  // Returns true if a BOS precedes every text, as in transformers 5: if tokenizer.json puts one
+  // there; without that file, "add_bos_token" of tokenizer_config.json.
   bool adds_bos() const { return adds_bos_; }
   // Returns true if encode() puts a space before every text.
   bool adds_space() const { return adds_space_; }
@@ -95,6 +103,19 @@ std::optional<TokenizerKind> tokenizer_kind(const std::filesystem::path& folder)
 // Returns a text that differs wherever other files of `folder` give other tokens. Part of the key
 // of a token cache.
 std::string special_token_words(const std::filesystem::path& folder);
+
+// Returns the tokenizer_config.json for a LLaMA tokenizer.model without one: transformers would
+// pick tokenizer class and BOS by model_type.
+OrderedJson llama_tokenizer_config();
+
+// Splits the value of --add-tokens at commas; "\," is a comma of a token.
+std::vector<std::string> split_tokens(const std::string& list);
+
+// Returns the files of the folder's tokenizer with `tokens` as special tokens, with ids from
+// Tokenizer::vocab_size() on; a text that is a token already keeps its id. Throws UserError if a
+// token is empty, named twice or surrounded by white space, or if the tokenizer takes none.
+EditedFiles with_special_tokens(const std::filesystem::path& folder,
+                                const std::vector<std::string>& tokens);
 
 // Decodes tokens that arrive one by one. A character may consist of several tokens' bytes; it is
 // returned when it is complete, and returned text does not change later.

@@ -45,11 +45,11 @@ struct AddedToken {
   std::string normal_form = {};         // `content` as it is matched and decoded
 };
 
-// What the files next to a tokenizer say about it.
+// Settings of a tokenizer in the files next to it.
 struct FolderTokens {
   std::vector<AddedToken> added = {};  // in the order in which transformers adds them
-  // Where sentencepiece puts a space first: "add_prefix_space" and "legacy" of
-  // tokenizer_config.json. kFirst: at the beginning of a text; kAlways: also after special tokens.
+  // Places where sentencepiece prepends a space ("add_prefix_space" and "legacy" of
+  // tokenizer_config.json). kFirst: at the beginning of a text; kAlways: also after special tokens.
   enum class Prefix { kNever, kFirst, kAlways } prefix = Prefix::kFirst;
   bool is_llama31 = true;  // Meta's tiktoken file has the special tokens of Llama 3.1, not 3.0
 };

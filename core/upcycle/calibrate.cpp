@@ -15,12 +15,10 @@
 #include "core/route/router.h"
 
 namespace moe::model {
+namespace {
 
 using at::Tensor;
 
-namespace {
-
-// Returns the router of a layer, [E, D] f32.
 Tensor read_router(const io::Checkpoint& child, int64_t layer) {
   const ExpertMatrix matrix =
       expert_slice(child, fmt::format("model.layers.{}.mlp.gate.weight", layer), 0, 1);
@@ -62,8 +60,8 @@ double GateMeasure::mean_gate_sum() const {
   for (const auto& layer : layers) {
     sum += layer.gate_sum;
   }
-  const auto places = tokens * static_cast<int64_t>(layers.size());
-  return places > 0 ? sum / static_cast<double>(places) : 0;
+  const auto places = tokens * std::ssize(layers);
+  return places > 0 ? sum / places : 0;
 }
 
 GateMeasure measure_gates(const io::Checkpoint& parent, const io::Checkpoint& child,
@@ -72,7 +70,7 @@ GateMeasure measure_gates(const io::Checkpoint& parent, const io::Checkpoint& ch
   const ModelConfig config = parse_config(child.config(), child.config_name());
   MOE_CHECK(config.moe, "{} is dense", child.folder().string());
   const Llama dense = Llama::load(parent, {}, text.device, Storage::kStored);
-  GateMeasure measure{text.name, static_cast<int64_t>(text.ids.size()), {}};
+  GateMeasure measure{text.name, std::ssize(text.ids), {}};
   std::map<int64_t, size_t> index;  // in measure.layers
   std::vector<Tensor> routers;
   for (const int64_t layer : config.moe->layers) {
@@ -86,7 +84,7 @@ GateMeasure measure_gates(const io::Checkpoint& parent, const io::Checkpoint& ch
     }
   };
   for (const auto& ids : verify_windows(text, dense.config())) {
-    const Packed tokens{at::tensor(ids, at::kLong), {static_cast<int64_t>(ids.size())}};
+    const Packed tokens{at::tensor(ids, at::kLong), {std::ssize(ids)}};
     dense.forward(tokens, dense.default_routing(), on_input);
   }
   return measure;

@@ -1,11 +1,8 @@
 #pragma once
 // Calibration of a new mixture on a text, before any training: the size of its gates, which
 // --gate-scale auto divides by (core/route/README.md), and the ReLU experts that no token reaches.
-//
-// The text runs through the dense parent, and each router reads the input of the parent's
-// feed-forward in its layer: the input that the layer has if the mixture computes the parent's
-// function. A layer's gates thus do not depend on the scale of other layers, and one pass is exact.
-// Only the routers of the mixture are read.
+// The text runs through the dense parent once, and each router reads the input of the parent's
+// feed-forward: a layer's gates thus do not depend on the scale of other layers.
 
 #include <cstdint>
 #include <filesystem>
@@ -42,9 +39,8 @@ double compute_gate_scale(const GateMeasure& measure);
 // Returns a sentence for each layer in which some expert, or every expert, has no token.
 std::vector<std::string> describe_dead_experts(const GateMeasure& measure);
 
-// Calibrates the written folder `staged` for upcycle(): sets gate_scale if `settings` leave it
-// open, and warns of dead experts of ReLU routers. Runs no model for a router whose weights sum to
-// 1.
+// Calibrates the written folder `staged` for upcycle(): sets gate_scale if `settings` leave it open
+// (1, without a run, if the router's weights sum to 1), and warns of dead experts of ReLU routers.
 Calibration calibrate(const io::Checkpoint& parent, const std::filesystem::path& staged,
                       const UpcycleSettings& settings, const VerifyText& text);
 

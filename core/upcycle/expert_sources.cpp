@@ -15,14 +15,12 @@
 #include "core/model/config/weights.h"
 
 namespace moe::model {
-
 namespace {
 
 namespace fs = std::filesystem;
 
 constexpr float kMaxF16 = 65504;
 
-// Returns the config fields in which all parents of a mixture must agree.
 std::vector<std::pair<const char*, int64_t>> shape_fields(const ModelConfig& config) {
   return {{"num_hidden_layers", config.layers},
           {"hidden_size", config.hidden_size},
@@ -52,14 +50,13 @@ void check_fits(const io::Checkpoint& parent, const io::Checkpoint& base,
   check_tensors(parent, config);
 }
 
-// Writes tensor `info` in blocks of at most 256 KiB of f32, so that a block stays in the CPU cache
-// between `fill` and the conversion to the dtype of `info`. `fill` is called with the index of the
-// first value of the block.
+// Writes tensor `info` in blocks of at most 256 KiB of f32, which stay in the CPU cache between
+// `fill` (called with the index of the first value) and the conversion to the dtype of `info`.
 void write_blocks(io::SafetensorsWriter& writer, const io::TensorInfo& info,
                   const std::function<void(int64_t, std::span<float>)>& fill) {
   constexpr int64_t kBlockValues = int64_t{1} << 16;
   const auto value_bytes = static_cast<size_t>(io::dtype_bytes(info.dtype));
-  std::vector<float> values(static_cast<size_t>(std::min(info.elements(), kBlockValues)));
+  std::vector<float> values(std::min(info.elements(), kBlockValues));
   std::vector<std::byte> bytes(values.size() * value_bytes);
   for (int64_t begin = 0; begin < info.elements(); begin += kBlockValues) {
     const auto count = static_cast<size_t>(std::min(info.elements() - begin, kBlockValues));
@@ -84,8 +81,7 @@ void read_block(const io::Checkpoint& parent, const std::string& name, int64_t b
 
 bool is_contiguous(const ExpertMatrix& matrix) { return matrix.row_step == matrix.info.shape[1]; }
 
-// Throws UserError if a factor makes a finite value exceed the range of F16. BF16 and F32 are not
-// checked, because weights never approach the limits of their range.
+// Throws UserError if a factor makes a finite value exceed the range of F16.
 void check_range(const ExpertMatrix& matrix, std::span<const float> values) {
   const bool is_beyond = matrix.info.dtype == io::DType::kF16 && matrix.factor != 1 &&
                          std::any_of(values.begin(), values.end(), [&](float value) {
@@ -103,14 +99,12 @@ std::optional<double> parse_number(const std::string& text) {
   return error == std::errc() && stop == end ? std::optional(number) : std::nullopt;
 }
 
-int64_t count_dropped(int64_t width, double share) {
-  return static_cast<int64_t>(share * static_cast<double>(width));
-}
+int64_t count_dropped(int64_t width, double share) { return static_cast<int64_t>(share * width); }
 
 // Selects the dimensions to redraw, by a partial Fisher-Yates shuffle of `count` dimensions.
 std::vector<bool> draw_dropped(int64_t count, double share, uint64_t seed,
                                const std::string& stream) {
-  std::vector<size_t> order(static_cast<size_t>(count));
+  std::vector<size_t> order(count);
   std::iota(order.begin(), order.end(), size_t{0});
   std::vector<bool> dropped(order.size(), false);
   Random random(seed, stream);
@@ -121,11 +115,10 @@ std::vector<bool> draw_dropped(int64_t count, double share, uint64_t seed,
   return dropped;
 }
 
-// Calls `row(index, values)` for each row of the matrix, in f32.
 void for_each_row(const ExpertMatrix& matrix,
                   const std::function<void(size_t, std::span<float>)>& row) {
   const auto rows = static_cast<size_t>(matrix.info.shape[0]);
-  std::vector<float> values(static_cast<size_t>(matrix.info.shape[1]));
+  std::vector<float> values(matrix.info.shape[1]);
   for (size_t index = 0; index < rows; ++index) {
     read_values(matrix, static_cast<int64_t>(index) * matrix.info.shape[1], values);
     row(index, values);
@@ -136,8 +129,8 @@ struct Moments {
   double mean = 0, std = 0;
 };
 
-// Computes mean and standard deviation of the values for which `is_counted(row, column)` is true.
-// One pass suffices: the mean of weights is near 0, so the sum of squares in f64 does not cancel.
+// Computes the moments of the values for which `is_counted(row, column)` is true, in one pass: the
+// mean of weights is near 0, so the sum of squares in f64 does not cancel.
 Moments compute_moments(const ExpertMatrix& matrix,
                         const std::function<bool(size_t, size_t)>& is_counted) {
   double sum = 0, squares = 0, count = 0;
@@ -198,7 +191,7 @@ ExpertParents::ExpertParents(const io::Checkpoint& base, const ModelConfig& conf
       checkpoint = opened_.back().get();
       check_fits(*checkpoint, base, config);
     }
-    parents_.insert(parents_.end(), static_cast<size_t>(parent.copies * granularity), checkpoint);
+    parents_.insert(parents_.end(), parent.copies * granularity, checkpoint);
   }
 }
 
@@ -222,12 +215,32 @@ void write_mean(io::SafetensorsWriter& writer, const io::TensorInfo& info,
     for (const auto& parent : parents) {
       read_block(*parent, info.name, begin, values);
       std::transform(values.begin(), values.end(), sums.begin(), sums.begin(),
-                     [](float value, double sum) { return sum + static_cast<double>(value); });
+                     [](float value, double sum) { return sum + value; });
     }
-    std::transform(sums.begin(), sums.end(), block.begin(), [&](double sum) {
-      return static_cast<float>(sum / static_cast<double>(parents.size()));
-    });
+    std::transform(sums.begin(), sums.end(), block.begin(),
+                   [&](double sum) { return static_cast<float>(sum / parents.size()); });
   });
+}
+
+io::TensorSource extended_tensor(const io::TensorInfo& info, const io::Checkpoint& parent,
+                                 int64_t begin, int64_t end) {
+  return {info, [=, &parent](io::SafetensorsWriter& writer) {
+            const int64_t width = info.shape.at(1), stored = parent.info(info.name).elements();
+            std::vector<double> sums(static_cast<size_t>(width));
+            write_blocks(writer, info, [&](int64_t first, std::span<float> block) {
+              const int64_t from = std::min(first, stored);
+              const int64_t count = std::min(stored - from, std::ssize(block));
+              read_block(parent, info.name, from, block.first(static_cast<size_t>(count)));
+              for (float& value : block) {
+                double& sum = sums[static_cast<size_t>(first % width)];
+                const int64_t row = first++ / width;
+                sum += row < begin ? static_cast<double>(value) : 0.0;
+                value = row < begin || row >= end
+                            ? value
+                            : static_cast<float>(sum / static_cast<double>(begin));
+              }
+            });
+          }};
 }
 
 void write_converted(io::SafetensorsWriter& writer, const io::TensorInfo& info,
@@ -308,23 +321,21 @@ ExpertMatrix expert_slice(const io::Checkpoint& parent, const std::string& name,
   cut /= granularity;
   matrix.factor = is_down ? static_cast<float>(granularity) : 1;
   const int64_t first = slice * cut * (is_down ? 1 : matrix.row_step);
-  matrix.bytes = parent.bytes(name).subspan(static_cast<size_t>(first) *
-                                            static_cast<size_t>(io::dtype_bytes(matrix.from)));
+  matrix.bytes = parent.bytes(name).subspan(first * io::dtype_bytes(matrix.from));
   return matrix;
 }
 
 std::span<const std::byte> read_values(const ExpertMatrix& matrix, int64_t begin,
                                        std::span<float> values) {
-  const auto step = static_cast<size_t>(io::dtype_bytes(matrix.from));
+  const auto step = io::dtype_bytes(matrix.from);
   const int64_t columns = is_contiguous(matrix) ? matrix.info.elements() : matrix.info.shape[1];
   const auto offset = [&](int64_t index) {  // in matrix.bytes
     return static_cast<size_t>(index / columns * matrix.row_step + index % columns) * step;
   };
-  const auto end = begin + static_cast<int64_t>(values.size());
+  const auto end = begin + std::ssize(values);
   for (int64_t index = begin; index < end;) {
     const int64_t count = std::min(end - index, columns - index % columns);
-    const auto part =
-        values.subspan(static_cast<size_t>(index - begin), static_cast<size_t>(count));
+    const auto part = values.subspan(index - begin, count);
     convert(matrix.bytes.subspan(offset(index), part.size() * step), matrix.from,
             std::as_writable_bytes(part), io::DType::kF32);
     index += count;
@@ -339,7 +350,7 @@ std::span<const std::byte> read_values(const ExpertMatrix& matrix, int64_t begin
 
 void write_matrix(io::SafetensorsWriter& writer, const ExpertMatrix& matrix) {
   if (matrix.info.dtype == matrix.from && matrix.factor == 1 && is_contiguous(matrix)) {
-    const auto bytes = matrix.bytes.first(static_cast<size_t>(matrix.info.bytes()));
+    const auto bytes = matrix.bytes.first(matrix.info.bytes());
     writer.write(bytes);
     matrix.file->file().drop(bytes);
     return;
@@ -390,7 +401,7 @@ void check_variation(const Variation& variation, int64_t width) {
   USER_ERROR_IF(
       variation.kind == Variation::Kind::kDrop && count_dropped(width, variation.share) == 0,
       "--vary {}: less than one of {} dimensions; drop:{:.2g} or more draws one",
-      to_string(variation), width, 1.0 / static_cast<double>(width));
+      to_string(variation), width, 1.0 / width);
 }
 
 void write_varied(io::SafetensorsWriter& writer, const ExpertMatrix& matrix,
@@ -409,8 +420,7 @@ void write_varied(io::SafetensorsWriter& writer, const ExpertMatrix& matrix,
   };
   const Moments moments = compute_moments(matrix, is_changed);
   Random random(seed, matrix.info.name + " varied");
-  std::vector<std::byte> out(static_cast<size_t>(matrix.info.shape[1]) *
-                             static_cast<size_t>(io::dtype_bytes(matrix.info.dtype)));
+  std::vector<std::byte> out(matrix.info.shape[1] * io::dtype_bytes(matrix.info.dtype));
   for_each_row(matrix, [&](size_t row, std::span<float> values) {
     for (size_t column = 0; column < values.size(); ++column) {
       if (is_changed(row, column)) {

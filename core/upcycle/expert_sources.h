@@ -1,7 +1,6 @@
 #pragma once
-// Sources of the weights of a new mixture: feed-forwards of one or several dense parents, their
-// slices and varied copies, means over parents, random numbers and constants. Weights are streamed
-// from the mapped parents to the output file in blocks. No tensor is held in memory.
+// Sources of the weights of a new mixture, streamed in blocks: feed-forwards of dense parents,
+// their slices and varied copies, means over parents, random numbers and constants.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,8 +25,7 @@ struct ExpertParent {
   int64_t copies = 1;
 };
 
-// Parses FOLDER[:N]. An existing path is a folder even if it ends in ":N". Throws UserError if N is
-// not in 1..65536.
+// An existing path is a folder even if it ends in ":N". Throws UserError if N is not in 1..65536.
 ExpertParent parse_expert_parent(const std::string& text);
 // Returns the number of experts that the parents provide, before granularity.
 int64_t count_copies(const std::vector<ExpertParent>& parents);
@@ -35,14 +33,13 @@ int64_t count_copies(const std::vector<ExpertParent>& parents);
 // Dense parent of each expert. Each folder is opened, checked and mapped once.
 class ExpertParents {
  public:
-  // Every copy of `parents` provides `granularity` experts. If `parents` is empty, all experts come
-  // from `base`, which must outlive this object. Throws UserError if a parent is a mixture, or if
-  // its sizes, biases or head norms differ from those of `base`.
+  // Every copy of `parents` provides `granularity` experts; without parents `base`, which must
+  // outlive this object, provides all. Throws UserError if a parent is no dense folder like `base`.
   ExpertParents(const io::Checkpoint& base, const ModelConfig& config,
                 const std::vector<ExpertParent>& parents, int64_t granularity = 1);
 
   const io::Checkpoint& parent(int64_t expert) const {
-    return parents_.empty() ? *base_ : *parents_.at(static_cast<size_t>(expert));
+    return parents_.empty() ? *base_ : *parents_.at(expert);
   }
   // Returns each parent folder once, without `base` unless it is a parent.
   const std::vector<std::unique_ptr<io::Checkpoint>>& checkpoints() const { return opened_; }
@@ -60,15 +57,18 @@ class ExpertParents {
 void write_mean(io::SafetensorsWriter& writer, const io::TensorInfo& info,
                 const std::vector<std::unique_ptr<io::Checkpoint>>& parents);
 
+// Returns tensor `info`: that of `parent`, which must outlive it, with the mean of rows 0 .. begin
+// - 1 (as by write_mean()) in rows begin .. end - 1, which `parent` may lack.
+io::TensorSource extended_tensor(const io::TensorInfo& info, const io::Checkpoint& parent,
+                                 int64_t begin, int64_t end);
+
 // Writes tensor `name` of `parent`, converted to info.dtype.
 void write_converted(io::SafetensorsWriter& writer, const io::TensorInfo& info,
                      const io::Checkpoint& parent, const std::string& name);
 
-// Check of weights for NaN and infinity. Reads each tensor once.
+// Check of weights for NaN and infinity (UserError). Reads each tensor once.
 class FiniteWeights {
  public:
-  // Throws UserError if a weight of tensor `name` of `parent` is NaN or infinite. Does nothing if
-  // the tensor was checked before.
   void check(const io::Checkpoint& parent, const std::string& name);
 
  private:
@@ -77,8 +77,7 @@ class FiniteWeights {
 
 // Throws UserError if `granularity` does not divide `width` or if `granularity` times `experts`
 // exceeds `max_experts`. With granularity G each feed-forward is cut along its intermediate
-// dimensions into G slices, each an expert. The G slices of one feed-forward are a group
-// (core/upcycle/README.md, "Granularity"; virtual groups of He et al. 2024).
+// dimensions into a group of G experts (core/upcycle/README.md; virtual groups of He et al. 2024).
 void check_granularity(int64_t granularity, int64_t experts, int64_t max_experts, int64_t width);
 
 // Overload of route::preserves_function() for mixtures with granularity. A router that can send a
@@ -95,23 +94,21 @@ struct ExpertMatrix {
   float factor = 1;                  // every value is multiplied by it
 };
 
-// Returns slice `slice` of `granularity` slices of matrix `name` of `parent`: rows of gate_proj and
-// up_proj, or columns of down_proj with factor `granularity`. The name and dtype in `info` are
-// those of the parent's matrix.
+// Returns slice `slice` of `granularity` slices of matrix `name` of `parent`, with its name and
+// dtype: rows of gate_proj and up_proj, or columns of down_proj with factor `granularity`.
 ExpertMatrix expert_slice(const io::Checkpoint& parent, const std::string& name, int64_t slice,
                           int64_t granularity);
 
-// Fills `values` with the values of the matrix from row-major index `begin` on, as f32 and
-// multiplied by the factor. Returns the mapped bytes that were read, which the caller may drop
-// (MappedFile::drop()).
+// Fills `values` from row-major index `begin` of the matrix on, in f32 times the factor. Returns
+// the mapped bytes that were read, which the caller may drop (MappedFile::drop()).
 std::span<const std::byte> read_values(const ExpertMatrix& matrix, int64_t begin,
                                        std::span<float> values);
 
 // Writes the matrix. Throws UserError if a product with the factor exceeds the range of F16.
 void write_matrix(io::SafetensorsWriter& writer, const ExpertMatrix& matrix);
 
-// Perturbation of the experts. Equal copies diverge slowly in training. A variation breaks the
-// symmetry, and the mixture no longer computes the parent's function.
+// Perturbation of the experts: equal copies diverge slowly in training. The mixture no longer
+// computes the parent's function.
 struct Variation {
   enum class Kind {
     kNone,
@@ -135,19 +132,16 @@ std::string to_string(const Variation& variation);
 // Throws UserError if kDrop would redraw none of the `width` dimensions of an expert.
 void check_variation(const Variation& variation, int64_t width);
 
-// Writes the varied matrix. Reads the parent's matrix twice, first for mean and standard deviation,
-// and holds one row. Random values depend only on `seed` and on `matrix.info.name`, which has the
-// form model.layers.3.mlp.experts.7.up_proj.weight.
+// Writes the varied matrix. Reads the parent's matrix twice, first for its moments. Random values
+// depend on `seed` and `matrix.info.name`, such as model.layers.3.mlp.experts.7.up_proj.weight.
 void write_varied(io::SafetensorsWriter& writer, const ExpertMatrix& matrix,
                   const Variation& variation, uint64_t seed);
 
 // Writes N(0, std^2) as f32, rounded to the dtype of `info`. Values depend only on `seed` and
-// `stream`, not on other tensors, shards or the number of processes. `stream` is the name of the
-// tensor, or a common name for tensors that must be equal.
+// `stream`: the name of the tensor, or a common name for tensors that must be equal.
 void write_normal(io::SafetensorsWriter& writer, const io::TensorInfo& info, double std,
                   uint64_t seed, const std::string& stream);
 
-// Returns a tensor whose values are all `value`.
 io::TensorSource constant_tensor(const io::TensorInfo& info, float value);
 
 }  // namespace moe::model

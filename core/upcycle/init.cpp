@@ -1,6 +1,5 @@
 #include "core/upcycle/init.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "core/base/error.h"
@@ -8,12 +7,10 @@
 #include "core/io/output_checks.h"
 #include "core/io/staged_folder.h"
 #include "core/model/config/compute.h"
-#include "core/model/config/config.h"
 #include "core/tokenizer/tokenizer.h"
 #include "core/upcycle/expert_sources.h"
 
 namespace moe::model {
-
 namespace {
 
 namespace fs = std::filesystem;
@@ -40,7 +37,6 @@ MoeConfig mixture_from_flags(const InitSettings& settings, const ModelConfig& co
   return moe;
 }
 
-// Returns the standard deviation of a matrix.
 double matrix_std(const std::string& name, const InitSettings& settings,
                   const ModelConfig& config) {
   if (is_router(name)) {
@@ -51,7 +47,7 @@ double matrix_std(const std::string& name, const InitSettings& settings,
                                   name.ends_with(".down_proj.weight") ||
                                   name.ends_with(moe_names(form).down);
   return settings.scaled_outputs && is_residual_output
-             ? config.initializer_range / std::sqrt(2.0 * static_cast<double>(config.layers))
+             ? config.initializer_range / std::sqrt(2.0 * config.layers)
              : config.initializer_range;
 }
 
@@ -105,20 +101,19 @@ void add_tokenizer(const fs::path& from, const fs::path& staged, int64_t vocab_s
 }
 
 OrderedJson describe(const InitPlan& plan, const InitSettings& settings) {
-  OrderedJson out;
-  out["moe_version"] = kVersion;
-  out["config"] = fs::absolute(config_file(settings.config)).filename().string();
-  out["seed"] = settings.seed;
-  out["initializer_range"] = plan.config.initializer_range;
-  out["outputs_scaled"] = settings.scaled_outputs;
-  out["dtype"] = plan.config.dtype;
-  if (plan.config.moe) {
-    out["experts"] = plan.config.moe->experts;
-    out["expert_width"] = plan.config.moe->expert_width;
-    out["granularity"] = plan.config.moe->granularity;
-    out["router"] = route::to_string(plan.config.moe->router);
-    out["router_std"] = plan.config.moe->router_std;
-    out["experts_init"] = settings.same_experts ? "same" : "independent";
+  OrderedJson out = {{"moe_version", kVersion},
+                     {"config", fs::absolute(config_file(settings.config)).filename().string()},
+                     {"seed", settings.seed},
+                     {"initializer_range", plan.config.initializer_range},
+                     {"outputs_scaled", settings.scaled_outputs},
+                     {"dtype", plan.config.dtype}};
+  if (const auto& moe = plan.config.moe) {
+    out.update({{"experts", moe->experts},
+                {"expert_width", moe->expert_width},
+                {"granularity", moe->granularity},
+                {"router", route::to_string(moe->router)},
+                {"router_std", moe->router_std},
+                {"experts_init", settings.same_experts ? "same" : "independent"}});
   }
   out["shard_bytes"] = settings.shard_bytes;
   out["tensor_bytes"] = plan.bytes;
@@ -155,7 +150,7 @@ InitPlan plan_init(const InitSettings& settings) {
     plan.tensors.push_back(constant_tensor(info, 0.0F));
   }
   for (const auto& tensor : plan.tensors) {
-    plan.bytes += static_cast<uint64_t>(tensor.info.bytes());
+    plan.bytes += tensor.info.bytes();
   }
   plan.parameters = count_parameters(plan.config);
   return plan;

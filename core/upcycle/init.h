@@ -1,8 +1,6 @@
 #pragma once
-// Models with random weights from a config: the from-scratch models of the top-p paper and of
-// ReMoE, and synthetic folders of any size. Matrices and the embedding are N(0,
-// initializer_range^2), routers N(0, router_std^2), norms 1, biases 0. Outputs to the residual
-// stream can have a smaller deviation, as in Megatron-LM.
+// Models with random weights from a config. Matrices and the embedding are N(0,
+// initializer_range^2), routers N(0, router_std^2), norms 1, biases 0.
 
 #include <cstdint>
 #include <filesystem>
@@ -47,14 +45,12 @@ struct InitPlan {
   ParameterCount parameters;
 };
 
-// Throws UserError if the config is invalid, if `experts` is given for a mixture, or if layers,
-// router or granularity do not fit the config.
+// Throws UserError if the config is invalid, or if `experts` and the next four do not fit it.
 InitPlan plan_init(const InitSettings& settings);
 
-// Writes OUT, all or nothing: config.json, tensors, tokenizer files, init.json. Calls `on_bytes`
-// with the bytes of tensor data written so far. Returns the content of init.json. Throws UserError
-// if OUT exists (unless `force`), if disk space is short, or if the tokenizer is missing or larger
-// than the vocabulary.
+// Writes OUT, all or nothing: config.json, tensors, tokenizer files, init.json, whose content it
+// returns. Calls `on_bytes` with the bytes of tensor data written so far. Throws UserError if OUT
+// exists (unless `force`), if disk space is short, or if the tokenizer does not fit the vocabulary.
 OrderedJson init(const InitPlan& plan, const InitSettings& settings,
                  const std::function<void(uint64_t)>& on_bytes = {});
 

@@ -12,16 +12,14 @@
 #include "core/upcycle/expert_sources.h"
 
 namespace moe::model {
+namespace {
 
 using at::Tensor;
-
-namespace {
 
 namespace fs = std::filesystem;
 
 constexpr int64_t kBlockValues = int64_t{1} << 16;  // of each expert
 
-// Sets out.stock and out.needs_moe from out.config.
 void explain(Inspection& out) {
   if (!out.config.moe) {
     out.stock.emplace_back(fmt::format("all of it: a dense {} folder", out.config.model_type));
@@ -46,13 +44,12 @@ void explain(Inspection& out) {
   }
 }
 
-// Returns `count` values of each source, from index `begin` on, as [sources, count] f64.
+// Returns `count` values of each source, from index `begin` on: [sources, count] f64.
 Tensor read_block(const std::vector<ExpertMatrix>& sources, int64_t begin, int64_t count) {
-  Tensor block = at::empty({static_cast<int64_t>(sources.size()), count}, at::kFloat);
+  Tensor block = at::empty({std::ssize(sources), count}, at::kFloat);
   float* row = block.data_ptr<float>();
   for (const auto& source : sources) {
-    source.file->file().drop(
-        read_values(source, begin, std::span(row, static_cast<size_t>(count))));
+    source.file->file().drop(read_values(source, begin, std::span(row, count)));
     row += count;
   }
   return block.to(at::kDouble);
@@ -64,14 +61,13 @@ Tensor normalize_gram(const Tensor& gram) {
   return gram / norms.unsqueeze(0) / norms.unsqueeze(1);
 }
 
-// Returns the mean cosine of pairs of experts with the same slice index in different groups, 1 if
-// there is one group.
+// Returns the mean cosine of pairs of equal slices in different groups, 1 if there is one group.
 double pair_mean(const Tensor& cosines, int64_t granularity) {
   const int64_t groups = cosines.size(0) / granularity;
   const Tensor pairs =  // [groups, groups, slices]
       cosines.reshape({groups, granularity, groups, granularity}).diagonal(0, 1, 3);
   const double others = pairs.sum().item<double>() - cosines.diagonal().sum().item<double>();
-  return groups < 2 ? 1.0 : others / static_cast<double>(groups * (groups - 1) * granularity);
+  return groups < 2 ? 1.0 : others / (groups * (groups - 1) * granularity);
 }
 
 ModelConfig read_config(const io::Checkpoint& folder) {
@@ -92,35 +88,30 @@ constexpr std::array kDenseTensors = {"mlp.gate_proj.weight", "mlp.up_proj.weigh
 
 void check_comparable(const io::Checkpoint& mixture, const ModelConfig& config,
                       const io::Checkpoint& other, const ModelConfig& other_config) {
-  const auto refuse = [&](const std::string& what) {
-    throw UserError("{} and {}: {}", mixture.folder().string(), other.folder().string(), what);
+  const auto refuse_if = [&](bool differs, const std::string& what) {
+    USER_ERROR_IF(differs, "{} and {}: {}", mixture.folder().string(), other.folder().string(),
+                  what);
   };
-  if (!config.moe) {
-    refuse("the first is a dense folder; experts are compared, so give a mixture first");
-  }
-  if (config.moe->experts % config.moe->granularity != 0) {
-    refuse(fmt::format("{} experts are no groups of moe.granularity {}", config.moe->experts,
-                       config.moe->granularity));
-  }
-  if (config.hidden_size != other_config.hidden_size) {
-    refuse(fmt::format("widths {} and {} cannot be compared", config.hidden_size,
-                       other_config.hidden_size));
-  }
-  for (const int64_t layer : config.moe->layers) {
-    if (layer >= other_config.layers) {
-      refuse(fmt::format("layer {} is in the first alone", layer));
-    }
+  refuse_if(!config.moe,
+            "the first is a dense folder; experts are compared, so give a mixture first");
+  const MoeConfig& moe = *config.moe;
+  refuse_if(
+      moe.experts % moe.granularity != 0,
+      fmt::format("{} experts are no groups of moe.granularity {}", moe.experts, moe.granularity));
+  refuse_if(config.hidden_size != other_config.hidden_size,
+            fmt::format("widths {} and {} cannot be compared", config.hidden_size,
+                        other_config.hidden_size));
+  for (const int64_t layer : moe.layers) {
+    refuse_if(layer >= other_config.layers, fmt::format("layer {} is in the first alone", layer));
     const bool both = other_config.is_moe_layer(layer);
-    const int64_t granularity = both ? 1 : config.moe->granularity;
+    const int64_t own_width = moe.expert_width * (both ? 1 : moe.granularity);
     const int64_t width = both ? other_config.moe->expert_width : other_config.intermediate_size;
-    if (width != config.moe->expert_width * granularity) {
-      refuse(fmt::format("the experts of layer {} have width {}, what they are compared with {}",
-                         layer, config.moe->expert_width * granularity, width));
-    }
-    if (both && other_config.moe->experts != config.moe->experts) {
-      refuse(fmt::format("layer {} has {} experts and {}", layer, config.moe->experts,
-                         other_config.moe->experts));
-    }
+    refuse_if(width != own_width,
+              fmt::format("the experts of layer {} have width {}, what they are compared with {}",
+                          layer, own_width, width));
+    const int64_t experts = both ? other_config.moe->experts : moe.experts;
+    refuse_if(experts != moe.experts,
+              fmt::format("layer {} has {} experts and {}", layer, moe.experts, experts));
   }
 }
 
@@ -194,7 +185,7 @@ Inspection inspect(const fs::path& folder) {
     expert_bytes += info.name.find(".experts.") == std::string::npos ? 0 : bytes;
   }
   out.bytes_by_dtype.assign(by_dtype.begin(), by_dtype.end());
-  const uint64_t ranks = out.config.moe ? static_cast<uint64_t>(out.config.moe->ep_ranks) : 1;
+  const uint64_t ranks = out.config.moe ? out.config.moe->ep_ranks : 1;
   out.bytes_per_rank = out.bytes - expert_bytes + expert_bytes / ranks;
   const fs::path tokenizer = io::tokenizer_file(folder);
   out.tokenizer = tokenizer.empty() ? "none" : tokenizer.filename().string();

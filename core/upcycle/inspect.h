@@ -1,7 +1,6 @@
 #pragma once
-// Inspection of model folders. inspect() reads config and tensor headers and reports sizes, layers,
-// router, stored certificate and compatibility with transformers (core/io/formats.md).
-// expert_distances() reads the weights and measures how far experts have diverged.
+// Inspection of model folders: inspect() reads config and tensor headers; expert_distances() reads
+// the weights and measures how far experts have diverged.
 
 #include <cstdint>
 #include <filesystem>
@@ -39,24 +38,19 @@ OrderedJson to_json(const Inspection& inspection);
 // Returns "0-2, 5" for {0, 1, 2, 5} and "none" for {}.
 std::string layer_ranges(const std::vector<int64_t>& layers);
 
-// Cosine similarities of the experts of one MoE layer. The vector of an expert is the concatenation
-// of its gate, up and down projections. Products are summed in f64. With granularity, an expert is
-// compared only with the same slice of other groups or of a dense feed-forward, because different
-// slices of one feed-forward are not copies of each other.
+// Cosine similarities of the experts of one MoE layer, as concatenations of gate, up and down. With
+// granularity, an expert is compared only with equal slices of a feed-forward.
 struct LayerDistances {
   int64_t layer = 0;
   double between_experts = 1;  // mean over pairs; 1 if there are none
-  // Mean cosine of an expert and the expert with the same index in the other folder, or the
-  // feed-forward of the layer if it is dense there.
+  // Mean over experts, of the same index in the other folder or its dense feed-forward.
   double to_other = 1;
   double between_routers = 1;             // as between_experts, of router rows
   std::optional<double> router_to_other;  // as to_other, of router rows; empty if dense there
 };
 
-// Compares each MoE layer of `mixture` with the same layer of `other`, a mixture or a dense model.
-// Returns one entry per MoE layer, ascending. Holds 65,536 values of each expert in memory. Throws
-// UserError that names both folders if `mixture` is dense or if widths, layers or numbers of
-// experts differ.
+// Compares each MoE layer of `mixture`, ascending, with that of `other`, a mixture or dense model.
+// Throws UserError that names both folders if `mixture` is dense or if the sizes differ.
 std::vector<LayerDistances> expert_distances(const io::Checkpoint& mixture,
                                              const io::Checkpoint& other);
 

@@ -5,23 +5,22 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <map>
 #include <set>
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/option.h"
 #include "core/base/random.h"
 #include "core/model/llama/llama.h"
 #include "core/route/router.h"
 #include "core/tokenizer/tokenizer.h"
 
 namespace moe::model {
+namespace {
 
 using at::Tensor;
-
-namespace {
 
 namespace fs = std::filesystem;
 
@@ -55,17 +54,15 @@ std::vector<int64_t> find_experts(const std::string& key,
 size_t parse_expert_key(const std::string& key, const std::string& where, int64_t experts,
                         const std::vector<ExpertParent>& parents) {
   int64_t number = -1;
-  const char* const end = key.data() + key.size();
-  const auto [stop, error] = std::from_chars(key.data(), end, number);
-  if (error == std::errc() && stop == end && number >= 0 && number < experts) {
-    return static_cast<size_t>(number);
+  if (set_value(&number, key) && number >= 0 && number < experts) {
+    return number;
   }
   const auto found = find_experts(key, parents);
   USER_ERROR_IF(found.empty(), "{}: names expert '{}', there are experts 0 to {}{}", where, key,
                 experts - 1, parents.empty() ? "" : " and the folders of --expert");
   USER_ERROR_IF(found.size() > 1, "{}: '{}' is experts {}; give each its own texts by its number",
                 where, key, fmt::join(found, ", "));
-  return static_cast<size_t>(found.front());
+  return found.front();
 }
 
 std::vector<std::string> parse_texts(const Json& list, const std::string& where) {
@@ -117,7 +114,7 @@ bool has_bos(const std::vector<int64_t>& sequence, int64_t bos) {
 std::vector<int64_t> state_offsets(const RouterText& text) {
   std::vector<int64_t> offsets = {0};
   for (const auto& sequence : text.sequences) {
-    offsets.push_back(offsets.back() + static_cast<int64_t>(sequence.size()) -
+    offsets.push_back(offsets.back() + std::ssize(sequence) -
                       (has_bos(sequence, text.bos) ? 1 : 0));
   }
   return offsets;
@@ -128,8 +125,8 @@ struct Pack {
   std::vector<int64_t> ids, lengths, counted;
 };
 
-// Packs the sequences. Splits sequences longer than 512 tokens or than the longest sequence of the
-// model, and repeats a leading BOS in each piece.
+// Packs the sequences. Splits longer ones than kForwardTokens or the longest of the model, and
+// repeats a leading BOS in each piece.
 std::vector<Pack> make_packs(const RouterText& text, const ModelConfig& config) {
   const auto window = std::min(kForwardTokens, static_cast<size_t>(config.longest_sequence()));
   std::vector<Pack> packs(1);
@@ -144,7 +141,7 @@ std::vector<Pack> make_packs(const RouterText& text, const ModelConfig& config) 
       Pack& pack = packs.back();
       pack.ids.insert(pack.ids.end(), head, text.bos);
       for (size_t token = first; token < first + count; ++token) {
-        pack.counted.push_back(static_cast<int64_t>(pack.ids.size()));
+        pack.counted.push_back(std::ssize(pack.ids));
         pack.ids.push_back(sequence[token]);
       }
       pack.lengths.push_back(static_cast<int64_t>(head + count));
@@ -163,7 +160,7 @@ std::map<int64_t, Tensor> read_states(const io::Checkpoint& base, const ModelCon
   }
   int64_t done = 0;
   for (const Pack& pack : make_packs(text, dense.config())) {
-    const auto count = static_cast<int64_t>(pack.counted.size());
+    const auto count = std::ssize(pack.counted);
     const Tensor counted = at::tensor(pack.counted, at::kLong);
     const Packed tokens{at::tensor(pack.ids, at::kLong), pack.lengths};
     dense.forward(tokens, dense.default_routing(), [&](int64_t layer, const Tensor& input) {
@@ -221,7 +218,7 @@ Tensor cluster_rows(const Tensor& states, const MoeConfig& moe, int64_t layer,
                 "{}: {} tokens are fewer than the {} experts; give a longer text", text.name,
                 states.size(0), experts);
   const Tensor rows =
-      balanced_centroids(states, experts, static_cast<uint64_t>(moe.router_seed),
+      balanced_centroids(states, experts, moe.router_seed,
                          fmt::format("model.layers.{}.mlp.gate.weight clusters", layer));
   USER_ERROR_IF(rows.size(0) < experts,
                 "{}: its tokens have only {} different states in layer {}, {} experts need as "
@@ -230,18 +227,15 @@ Tensor cluster_rows(const Tensor& states, const MoeConfig& moe, int64_t layer,
   return rows;
 }
 
-// Returns the rows that upcycle() draws for a random router.
 Tensor random_rows(const ModelConfig& child, int64_t layer) {
   const MoeConfig& moe = *child.moe;
   Tensor rows = at::empty({whole_experts(moe), child.hidden_size}, at::kFloat);
-  Random random(static_cast<uint64_t>(moe.router_seed),
-                fmt::format("model.layers.{}.mlp.gate.weight", layer));
+  Random random(moe.router_seed, fmt::format("model.layers.{}.mlp.gate.weight", layer));
   random.fill_normal({rows.data_ptr<float>(), static_cast<size_t>(rows.numel())}, moe.router_std);
   return rows;
 }
 
-// Returns the states that entropy is measured on: of the positive texts if there are prompts, else
-// all.
+// Returns the states that entropy is measured on: of the positive texts if there are prompts.
 Tensor measured_states(const Tensor& states, const RouterText& text,
                        const std::vector<int64_t>& offsets) {
   if (text.experts.empty()) {
@@ -269,9 +263,8 @@ double mean_entropy(const Tensor& log_probabilities) {
   return nats / std::log(static_cast<double>(log_probabilities.size(1)));
 }
 
-// Returns the factor of `rows` that gives the mean entropy `target`. Uses bisection: the derivative
-// of a token's entropy with respect to the scale s is -s times the variance of its logits, so the
-// entropy falls with s.
+// Returns the factor of `rows` that gives the mean entropy `target`, by bisection: the derivative
+// of a token's entropy with respect to the scale s is -s times the variance of its logits.
 double find_scale(const Tensor& logits, const Tensor& rows, double target, int64_t layer,
                   const RouterText& text) {
   const double max_norm = at::linalg_vector_norm(rows, 2, 1).max().item<double>();
@@ -307,8 +300,7 @@ RouterInitStats measure(int64_t layer, const Tensor& rows, const Tensor& states)
   stats.largest_probability = best.exp().mean().item<double>();
   const Tensor counts = at::bincount(choice, {}, rows.size(0)).to(at::kDouble);
   for (int64_t expert = 0; expert < rows.size(0); ++expert) {
-    stats.first_choices.push_back(counts[expert].item<double>() /
-                                  static_cast<double>(states.size(0)));
+    stats.first_choices.push_back(counts[expert].item<double>() / states.size(0));
   }
   return stats;
 }
@@ -329,15 +321,14 @@ int64_t draw(const Tensor& weights, double sum, Random& random) {
   return last;
 }
 
-// Draws initial centroids by k-means++ from unit vectors `points` [N, D]. Returns [E, D], or fewer
-// rows if there are fewer than E distinct points.
+// Draws initial centroids [E, D], or fewer, by k-means++ from unit vectors `points` [N, D].
 Tensor first_centroids(const Tensor& points, int64_t clusters, Random& random) {
   std::vector<Tensor> chosen;
   Tensor nearest;  // [N] f64, squared distances to the nearest centroid
-  auto next = static_cast<int64_t>(random.below(static_cast<uint64_t>(points.size(0))));
+  auto next = static_cast<int64_t>(random.below(points.size(0)));
   for (;;) {
     chosen.push_back(points[next]);
-    if (static_cast<int64_t>(chosen.size()) == clusters) {
+    if (std::ssize(chosen) == clusters) {
       break;
     }
     Tensor squared = 2 - 2 * at::mv(points, points[next]).to(at::kDouble);
@@ -405,7 +396,7 @@ std::vector<ExpertPrompts> read_prompts(const std::filesystem::path& file, int64
   USER_ERROR_IF(!json.is_object(),
                 "{}: must be an object of experts and their texts, like {{\"0\": [\"a text\"]}}",
                 where);
-  std::vector<ExpertPrompts> prompts(static_cast<size_t>(experts));
+  std::vector<ExpertPrompts> prompts(experts);
   for (const auto& [key, value] : json.items()) {
     const size_t expert = parse_expert_key(key, where, experts, parents);
     USER_ERROR_IF(!prompts[expert].positive.empty(),
@@ -529,13 +520,13 @@ std::vector<int64_t> balanced_clusters(const Tensor& similarities) {
   const Tensor order =
       (-similarities).flatten().argsort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
   const int64_t* const pair = order.const_data_ptr<int64_t>();
-  std::vector<int64_t> cluster_of(static_cast<size_t>(points), -1);
-  std::vector<int64_t> sizes(static_cast<size_t>(clusters), 0);
+  std::vector<int64_t> cluster_of(points, -1);
+  std::vector<int64_t> sizes(clusters, 0);
   const int64_t min_size = points / clusters;
   int64_t larger_left = points % clusters;  // clusters that may still exceed `min_size` by one
   for (int64_t index = 0; index < order.size(0); ++index) {
-    int64_t& cluster = cluster_of[static_cast<size_t>(pair[index] / clusters)];
-    int64_t& size = sizes[static_cast<size_t>(pair[index] % clusters)];
+    int64_t& cluster = cluster_of[pair[index] / clusters];
+    int64_t& size = sizes[pair[index] % clusters];
     if (cluster >= 0 || size > min_size || (size == min_size && larger_left == 0)) {
       continue;
     }

@@ -1,11 +1,8 @@
 #pragma once
-// Initialization of routers from data (core/upcycle/README.md, "Router initialization from data").
-// Router rows are mean hidden states of texts per expert (mergekit's `hidden`), centroids of
-// clusters of hidden states, or random. They are scaled so that the initial routing has a given
-// entropy.
-//
-// A *state* is the hidden state that a router reads: the normed input of the feed-forward of its
-// layer. States are measured in one forward pass of the dense parent.
+// Initialization of routers from data (core/upcycle/README.md). Router rows are mean states of
+// texts per expert (mergekit's `hidden`), centroids of clusters of states, or random, scaled so
+// that the initial routing has a given entropy. A *state* is what a router reads, the normed input
+// of the feed-forward of its layer, measured in one forward pass of the dense parent.
 //
 // E experts before granularity, D model width, N states.
 
@@ -55,10 +52,9 @@ struct ExpertPrompts {
 };
 
 // Reads {"0": ["a text", ...], "1": {"positive": [...], "negative": [...]}}. A key is the index of
-// an expert, or names a folder of `parents` that provides exactly one expert: by its path or by the
-// last component of its path. Throws UserError that names the file for invalid JSON, for a key that
-// does not name exactly one expert, and if one of the `experts` is named twice or has no positive
-// text.
+// an expert, or the path (or its last component) of a folder of `parents` that provides exactly
+// one. Throws UserError that names the file for invalid JSON, for a key that does not name exactly
+// one expert, and if one of the `experts` is named twice or has no positive text.
 std::vector<ExpertPrompts> read_prompts(const std::filesystem::path& file, int64_t experts,
                                         const std::vector<ExpertParent>& parents);
 
@@ -75,9 +71,8 @@ struct RouterText {
   c10::Device device = c10::kCPU;  // of the forward pass
 };
 
-// Tokenizes the prompts with the tokenizer of `base`. Equal texts become one sequence. `name` is
-// the name of the file. Throws UserError if there is no tokenizer, if a text has no token, or if
-// there are more than kMaxRouterTokens tokens.
+// Tokenizes the prompts of the file `name` with the tokenizer of `base`; equal texts become one
+// sequence. Throws UserError for no tokenizer, no token, or more than kMaxRouterTokens.
 RouterText tokenize_prompts(const io::Checkpoint& base, const std::vector<ExpertPrompts>& prompts,
                             const std::string& name);
 
@@ -97,10 +92,9 @@ struct RouterInit {
   std::vector<RouterInitStats> layers;  // the MoE layers, ascending
 };
 
-// Computes the routers of `child`, a mixture of `base`. Runs `base` once, mapped and in f32, and
-// keeps the states of `text` in memory. Throws UserError if there are fewer tokens or fewer
-// distinct states than clusters, if the mean states of the positive and negative texts of an expert
-// cancel, or if no scale reaches the entropy.
+// Computes the routers of `child`, a mixture of `base`, from one run of `base` in f32. Throws
+// UserError if there are fewer tokens or distinct states than clusters, if the positive and
+// negative texts of an expert cancel, or if no scale reaches the entropy.
 RouterInit init_routers(const io::Checkpoint& base, const ModelConfig& child,
                         const RouterInitSettings& settings, const RouterText& text);
 
@@ -110,8 +104,8 @@ uint64_t state_bytes(const ModelConfig& child, const RouterText& text);
 OrderedJson to_json(const RouterInit& init);
 // Returns "layer 3: entropy 0.700 of ln 8, ...".
 std::string describe(const RouterInitStats& layer);
-// Returns a sentence for each layer whose softmax is saturated or uniform, and for each layer with
-// experts that are the first choice of no token.
+// Returns a sentence for each layer with a saturated or uniform softmax, or with experts that are
+// the first choice of no token.
 std::vector<std::string> router_warnings(const RouterInit& init);
 
 template <typename Number>
@@ -125,18 +119,14 @@ std::vector<size_t> indices_of_zeros(const std::vector<Number>& numbers) {
   return indices;
 }
 
-// Assigns each of N points to one of E clusters of floor(N / E) or ceil(N / E) points. Visits the
-// pairs of point and cluster in descending order of `similarities` [N, E] f32 (ties by point, then
-// cluster). Assigns the point to the cluster unless the point already has a cluster or the cluster
-// is full. A cluster with floor(N / E) points is full if N mod E other clusters have one more.
-// Returns the cluster of each point.
+// Returns the cluster of each of N points, in E clusters of floor(N / E) or ceil(N / E) points.
+// Visits the pairs of point and cluster in descending order of `similarities` [N, E] f32 (ties by
+// point, then cluster), and assigns a point without a cluster to a cluster that is not full.
 std::vector<int64_t> balanced_clusters(const at::Tensor& similarities);
 
 // Returns centroids [E, D] f32 of norm 1 for E = `clusters` balanced clusters of the directions of
-// `points` [N, D] f32, N >= E. Initial centroids are drawn by k-means++ (Arthur and Vassilvitskii
-// 2007) from `seed` and `stream`. Alternates balanced_clusters() and means for at most 50 rounds,
-// or until no point changes its cluster. Returns fewer rows if there are fewer than E distinct
-// directions.
+// `points` [N, D] f32, N >= E; fewer if there are fewer directions. Draws them by k-means++ (Arthur
+// and Vassilvitskii 2007), then alternates balanced_clusters() and means, at most 50 times.
 at::Tensor balanced_centroids(const at::Tensor& points, int64_t clusters, uint64_t seed,
                               const std::string& stream);
 

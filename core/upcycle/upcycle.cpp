@@ -17,11 +17,9 @@
 #include "core/io/output_checks.h"
 #include "core/io/staged_folder.h"
 #include "core/model/config/compute.h"
-#include "core/model/config/config.h"
 #include "core/model/config/folder_tensors.h"
 
 namespace moe::model {
-
 namespace {
 
 namespace fs = std::filesystem;
@@ -47,6 +45,8 @@ void check_settings(const UpcycleSettings& settings, const io::Checkpoint& dense
                 settings.experts, copies);
   USER_ERROR_IF(settings.expert_parents.empty() && settings.mean_rest,
                 "--rest mean: is the mean of --expert folders, and there are none");
+  USER_ERROR_IF(settings.mean_rest && settings.vocabulary.vocab_size > 0,
+                "--add-tokens: cannot be combined with --rest mean; moe train adds them later");
   check_granularity(settings.granularity, settings.experts, kMaxExperts, parent.intermediate_size);
   USER_ERROR_IF(settings.shared_expert && !settings.expert_parents.empty(),
                 "--shared-expert: routed experts begin with a down_proj of zeros, so that nothing "
@@ -92,6 +92,7 @@ std::string config_dtype(io::DType dtype) {
 ModelConfig child_config(const io::Checkpoint& dense, const UpcycleSettings& settings,
                          const ModelConfig& parent, const std::string& sha256) {
   ModelConfig child = parent;
+  child.vocab_size = std::max(parent.vocab_size, settings.vocabulary.vocab_size);
   if (settings.dtype) {
     child.dtype = config_dtype(*settings.dtype);
   } else if (dense.config().value("dtype", Json()).is_null() &&
@@ -136,13 +137,10 @@ io::TensorSource matrix_tensor(const io::TensorInfo& info, ExpertMatrix matrix,
   MOE_CHECK(matrix.info.shape == info.shape, "{}", info.name);
   matrix.info = info;
   return {info, [matrix, vary, seed](io::SafetensorsWriter& writer) {
-            vary ? write_varied(writer, matrix, vary, static_cast<uint64_t>(seed))
-                 : write_matrix(writer, matrix);
+            vary ? write_varied(writer, matrix, vary, seed) : write_matrix(writer, matrix);
           }};
 }
 
-// Throws UserError if the product of a weight of `dtype` and `granularity` can be inexact: for
-// 16-bit dtypes unless `granularity` is a power of two.
 void check_factor(int64_t granularity, io::DType dtype) {
   USER_ERROR_IF(
       dtype != io::DType::kF32 && !std::has_single_bit(static_cast<uint64_t>(granularity)),
@@ -159,11 +157,11 @@ void write_row(io::SafetensorsWriter& writer, std::span<const float> row, int64_
 
 // Returns a random router [E G, D]. Each row of the router with G = 1 is repeated G times.
 io::TensorSource random_router(const io::TensorInfo& info, const MoeConfig& moe) {
-  return {info, [info, std = moe.router_std, seed = static_cast<uint64_t>(moe.router_seed),
+  return {info, [info, std = moe.router_std, seed = moe.router_seed,
                  granularity = moe.granularity](io::SafetensorsWriter& writer) {
             MOE_CHECK(info.dtype == io::DType::kF32, "{}", info.name);
             Random random(seed, info.name);
-            std::vector<float> row(static_cast<size_t>(info.shape.at(1)));
+            std::vector<float> row(info.shape.at(1));
             for (int64_t expert = 0; expert < info.shape[0]; expert += granularity) {
               random.fill_normal(row, std);
               write_row(writer, row, granularity);
@@ -189,8 +187,7 @@ bool is_shared_down(const std::string& name) {
   return name.find(kSharedMatrix) != std::string::npos && name.ends_with(kDown);
 }
 
-// Tensor of the child, and the tensors of parents that it is computed from (none if random or
-// constant).
+// Tensor of the child, and those of parents that it is computed from (none if random or constant).
 struct ChildTensor {
   io::TensorSource out;
   std::vector<std::pair<const io::Checkpoint*, std::string>> sources;
@@ -225,6 +222,9 @@ ChildTensor child_tensor(io::TensorInfo info, const io::Checkpoint& dense,
                                 settings.vary, settings.seed)
                 : copied_tensor(info, parent, source),
             {{&parent, source}}};
+  }
+  if (const auto& added = settings.vocabulary; added.changes(source)) {
+    return {extended_tensor(info, dense, added.begin, added.end), {{&dense, source}}};
   }
   if (!settings.mean_rest) {
     return {copied_tensor(info, dense, source), {{&dense, source}}};
@@ -266,20 +266,19 @@ void add_tensors(const io::Checkpoint& dense, const UpcycleSettings& settings, U
     plan.tensors.push_back(constant_tensor(info, 0.0F));
   }
   for (const auto& tensor : plan.tensors) {
-    plan.bytes += static_cast<uint64_t>(tensor.info.bytes());
+    plan.bytes += tensor.info.bytes();
   }
 }
 
-// Replaces the random routers by those of `init`. Each row of `init` is repeated for all
-// `granularity` experts of its group.
+// Replaces the random routers by those of `init`, each row repeated `granularity` times.
 void set_routers(std::vector<io::TensorSource>& tensors, const RouterInit& init,
                  int64_t granularity) {
   for (const auto& layer : init.layers) {
     const auto name = fmt::format("model.layers.{}.mlp.gate.weight", layer.layer);
-    const auto found = std::find_if(tensors.begin(), tensors.end(),
-                                    [&](const auto& tensor) { return tensor.info.name == name; });
+    const auto found = std::ranges::find(
+        tensors, name, [](const io::TensorSource& tensor) { return tensor.info.name; });
     MOE_CHECK(found != tensors.end() && found->info.dtype == io::DType::kF32 &&
-                  found->info.elements() == granularity * static_cast<int64_t>(layer.rows.size()),
+                  found->info.elements() == granularity * std::ssize(layer.rows),
               "{} of {} numbers", name, layer.rows.size());
     found->write = [rows = layer.rows, width = static_cast<size_t>(found->info.shape.at(1)),
                     granularity](io::SafetensorsWriter& writer) {
@@ -290,7 +289,6 @@ void set_routers(std::vector<io::TensorSource>& tensors, const RouterInit& init,
   }
 }
 
-// Returns the value of "router_init" in upcycle.json.
 OrderedJson describe_routers(const MoeConfig& moe, const RouterInitSettings& init,
                              const std::optional<RouterInit>& measured) {
   OrderedJson json;
@@ -310,14 +308,14 @@ OrderedJson describe_routers(const MoeConfig& moe, const RouterInitSettings& ini
 
 // Throws UserError if OUT contains a parent, even with --force.
 void check_out(const io::Checkpoint& dense, const UpcyclePlan& plan, const fs::path& out) {
-  std::vector<fs::path> parents = {dense.folder()};
-  for (const auto& parent : plan.expert_parents->checkpoints()) {
-    parents.push_back(parent->folder());
-  }
-  for (const auto& parent : parents) {
-    USER_ERROR_IF(io::is_within(parent, out),
+  const auto check = [&](const io::Checkpoint& parent) {
+    USER_ERROR_IF(io::is_within(parent.folder(), out),
                   "{}: holds the dense model {}; give another output folder", out.string(),
-                  parent.string());
+                  parent.folder().string());
+  };
+  check(dense);
+  for (const auto& parent : plan.expert_parents->checkpoints()) {
+    check(*parent);
   }
 }
 
@@ -375,6 +373,9 @@ OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings, d
   out["router_init"] = describe_routers(moe, settings.router_init, measured);
   out["ep_ranks"] = moe.ep_ranks;
   out["gate_scale"] = gate_scale;
+  if (!settings.vocabulary.words.empty()) {
+    out["vocabulary"] = settings.vocabulary.words;
+  }
   out["dtype"] = settings.dtype ? plan.child.dtype : "keep";
   out["shard_bytes"] = settings.shard_bytes;
   out["tensor_bytes"] = plan.bytes;
@@ -484,7 +485,7 @@ OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
     staged.write_text("config.json", config_json(child, dense.config()).dump(2) + "\n");
   };
   write_config();
-  io::copy_tokenizer_files(dense.folder(), staged.path());
+  io::copy_tokenizer_files(dense.folder(), staged.path(), settings.vocabulary.files);
   std::vector<io::TensorSource> tensors = plan.tensors;
   std::optional<RouterInit> measured;
   std::vector<std::string> warnings;
@@ -521,13 +522,30 @@ OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
 }
 
 io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& request,
-                               const route::RouterRequest& router, bool force_memory) {
+                               const route::RouterRequest& router, bool force_memory,
+                               const VocabularyExtension& vocabulary) {
   check_request(request);
   io::Checkpoint checkpoint(folder);
-  if (!request.experts) {
+  std::map<std::string, std::string> sources;
+  std::vector<io::TensorSource> made;
+  if (!request.experts && vocabulary.vocab_size == 0) {
     return checkpoint;
   }
+  if (!request.experts) {
+    for (io::TensorInfo info : checkpoint.tensors()) {
+      if (vocabulary.changes(info.name)) {
+        info.shape[0] = vocabulary.vocab_size;
+        made.push_back(extended_tensor(info, checkpoint, vocabulary.begin, vocabulary.end));
+      } else {
+        sources[info.name] = info.name;
+      }
+    }
+    Json config = checkpoint.config();
+    config["vocab_size"] = vocabulary.vocab_size;
+    return checkpoint.as_model(std::move(config), sources, made, vocabulary.files);
+  }
   UpcycleSettings settings;
+  settings.vocabulary = vocabulary;
   settings.experts = *request.experts;
   settings.layers = request.layers;
   settings.seed = request.seed;
@@ -536,14 +554,12 @@ io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& req
   settings.router = upcycled_router(router);
   settings.ep_ranks = router.ep_ranks;
   const UpcyclePlan plan = plan_upcycle(checkpoint, settings);
-  std::map<std::string, std::string> sources;
-  std::vector<io::TensorSource> made;
   uint64_t bytes = 0;
   std::map<std::pair<io::DType, std::vector<int64_t>>, std::string> zeros;  // one per shape
   for (const auto& tensor : plan.tensors) {
     const io::TensorInfo& info = tensor.info;
     std::string source = view_source(info.name, request.granularity);
-    bool is_made = is_shared_down(info.name) ||
+    bool is_made = is_shared_down(info.name) || vocabulary.changes(info.name) ||
                    (checkpoint.has(source) ? checkpoint.info(source).shape != info.shape
                                            : source == info.name);
     if (request.shared_expert && is_zero_with_shared_expert(info.name)) {
@@ -553,7 +569,7 @@ io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& req
     }
     if (is_made) {
       made.push_back(tensor);
-      bytes += static_cast<uint64_t>(info.bytes());
+      bytes += info.bytes();
     } else {
       sources[info.name] = source;
     }
@@ -563,7 +579,8 @@ io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& req
                   "moe upcycle writes the mixture to the disk instead"},
                  force_memory);
   }
-  return checkpoint.as_model(Json(config_json(plan.child, checkpoint.config())), sources, made);
+  return checkpoint.as_model(Json(config_json(plan.child, checkpoint.config())), sources, made,
+                             vocabulary.files);
 }
 
 }  // namespace moe::model

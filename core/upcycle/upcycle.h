@@ -1,10 +1,9 @@
 #pragma once
-// Upcycling of a dense folder of LLaMA or a related architecture to a mixture of experts. By
-// default every expert of a chosen layer is a bitwise copy of the dense feed-forward, the router is
-// drawn from N(0, std^2), and all other tensors are copied (Rectify-Router, section 5.1). Options
-// take experts from several parents, vary or slice them (expert_sources.h), and initialize routers
-// from data (router_init.h). Tensors are streamed in blocks from the mapped parents to the new
-// files, so memory does not grow with the model.
+// Upcycling of a dense folder to a mixture of experts. By default every expert of a chosen layer is
+// a bitwise copy of the dense feed-forward, the router is drawn from N(0, std^2), and all other
+// tensors are copied (Rectify-Router, section 5.1). Options take experts from several parents, vary
+// or slice them (expert_sources.h), and initialize routers from data (router_init.h). Tensors are
+// streamed in blocks, so memory does not grow with the model.
 
 #include <cstdint>
 #include <filesystem>
@@ -47,7 +46,8 @@ struct UpcycleSettings {
   // Keeps the dense feed-forward in addition to the routed experts, whose down_proj starts at 0
   // (core/upcycle/README.md, "Shared expert").
   bool shared_expert = false;
-  bool force = false;  // replace an existing OUT
+  VocabularyExtension vocabulary;  // of the dense folder
+  bool force = false;              // replace an existing OUT
 };
 
 // Result of all checks and decisions before any output is written.
@@ -56,15 +56,14 @@ struct UpcyclePlan {
   std::shared_ptr<const ExpertParents> expert_parents;
   std::vector<io::TensorSource> tensors;  // read `dense`, which must outlive the plan
   uint64_t bytes = 0;                     // of tensor data
-  std::shared_ptr<FiniteWeights> finite =
-      std::make_shared<FiniteWeights>();  // checks each tensor before it is copied
-  bool rounds_weights = false;            // the output dtype of a tensor can round its values
+  // Checks each tensor before it is copied.
+  std::shared_ptr<FiniteWeights> finite = std::make_shared<FiniteWeights>();
+  bool rounds_weights = false;  // the output dtype of a tensor can round its values
   ParameterCount dense, mixture;
   std::string config_sha256, sampled_sha256;  // of the dense folder
 };
 
-// Throws UserError if the settings are invalid or do not fit the dense folder or the expert
-// parents, or if the tensors of a folder do not fit its config.
+// Throws UserError if the settings are invalid or do not fit the folders, or a folder is invalid.
 UpcyclePlan plan_upcycle(const io::Checkpoint& dense, const UpcycleSettings& settings);
 
 // Result of UpcycleHooks::calibrate.
@@ -80,57 +79,49 @@ using Calibrate = std::function<Calibration(const std::filesystem::path& staged)
 struct UpcycleHooks {
   // Called with the bytes of tensor data written so far.
   std::function<void(uint64_t)> on_bytes = {};
-  // Called with the written folder before it is renamed to OUT. Returns the value of "certificate"
-  // in upcycle.json.
+  // Called with the written folder before it is renamed to OUT: "certificate" in upcycle.json.
   Certify certify = {};
   // Called before `certify`, with the written folder. Sets the gate_scale of the mixture. Required
   // if settings.gate_scale is empty; config.json then has gate_scale 1 during the call.
   Calibrate calibrate = {};
-  // Called before any tensor is written. Returns the rows of all routers. Required if
-  // settings.router_init.is_measured().
+  // Called before any tensor is written. Required if settings.router_init.is_measured().
   std::function<RouterInit()> init_routers = {};
 };
 
-// Writes OUT, all or nothing: config.json, tensors, tokenizer files, upcycle.json. Returns the
-// content of upcycle.json. Only the hooks load a model. Throws UserError if OUT exists (unless
-// `force`) or contains a parent, if disk space is short, or if a weight is NaN or infinite.
+// Writes OUT, all or nothing: config.json, tensors, tokenizer files, upcycle.json (the result).
+// Throws UserError if OUT exists (unless `force`), holds a parent, or a weight is not finite.
 OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
                     const UpcycleSettings& settings, const UpcycleHooks& hooks = {});
 
-// Throws UserError if the mixture of the dense model `parent` cannot have a shared expert. `where`
-// names its folder.
+// Throws UserError if the mixture of `parent`, the folder `where`, cannot have a shared expert.
 void check_shared_expert(const ModelConfig& parent, const std::string& where);
 
 // Opens `folder`. If `request.experts` is set, upcycles it in memory: the result has, bit for bit,
 // the config and tensors that upcycle() writes with the settings of `request` and `router`. Experts
-// are views of the mapped dense feed-forward. Routers, scaled matrices, zeros and, with
-// granularity, the slices of one feed-forward per layer (shared by all groups) are allocated.
-// Throws UserError as Checkpoint, check_request() and plan_upcycle() do, and if memory is short
-// (unless `force_memory`).
+// are views of the mapped dense feed-forward; only routers, scaled matrices, zeros and the slices
+// of one feed-forward per layer are allocated. `vocabulary` is of the folder. Throws UserError as
+// Checkpoint, check_request() and plan_upcycle() do, and if memory is short (unless
+// `force_memory`).
 io::Checkpoint open_checkpoint(const std::filesystem::path& folder, const UpcycleRequest& request,
-                               const route::RouterRequest& router, bool force_memory = false);
+                               const route::RouterRequest& router, bool force_memory = false,
+                               const VocabularyExtension& vocabulary = {});
 
-// Returns the reasons other than the router why the mixture does not compute the function of the
-// dense folder, as one sentence; empty if there are none.
+// Returns a sentence why, apart from the router, the function of the dense folder changes, or "".
 std::string describe_difference(const UpcycleSettings& settings, const UpcyclePlan& plan);
 
-// Determines from the settings alone if an upcycled mixture with this gate_scale computes the
-// function of its dense folder. `difference` is the result of describe_difference().
+// Determines from the settings if an upcycled mixture computes the function of its dense folder.
+// `difference` is the result of describe_difference().
 route::FunctionPreservation preserves_parent(const MoeConfig& moe, double gate_scale,
                                              const std::string& difference = "");
 
 inline constexpr const char* kUpcycleReport = "upcycle.json";
 
-// Returns the SHA-256 of the folder's config.json.
-std::string config_sha256(const io::Checkpoint& checkpoint);
-
+std::string config_sha256(const io::Checkpoint& checkpoint);  // of the folder's config.json
 // Returns the SHA-256 over name, dtype, shape and first 4096 bytes of every tensor, by name.
-// Distinguishes checkpoints without reading them in full. Does not depend on the sharding.
 std::string sampled_sha256(const io::Checkpoint& checkpoint);
 
 // Returns the name of the parent's tensor that a tensor of the mixture is copied or sliced from:
-// model.layers.3.mlp.up_proj.weight for model.layers.3.mlp.experts.7.up_proj.weight and for
-// model.layers.3.mlp.shared_expert.up_proj.weight. Returns other names unchanged.
+// model.layers.3.mlp.up_proj.weight for an up_proj of mlp.experts.7 or mlp.shared_expert.
 std::string dense_name(const std::string& name);
 
 }  // namespace moe::model

@@ -1,43 +1,33 @@
 #include "core/upcycle/upcycle_request.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
 #include "core/base/error.h"
+#include "core/io/checkpoint.h"
+#include "core/model/config/weights.h"
 
 namespace moe::model {
 
 Options request_options(UpcycleRequest& request) {
-  const auto upcycles = [&request] { return request.experts.has_value(); };
-  return {
-      {.name = "upcycle",
-       .member = &request.experts,
-       .group = group::kModel,
-       .help = "upcycle a dense MODEL in memory to N experts, as moe upcycle does on disk",
-       .range = whole_between(1, kMaxExperts),
-       .fallback = "MODEL as it is",
-       .is_written = upcycles,
-       .spelling = "--upcycled,--upcycle"},
-      {.name = "layers",
-       .member = &request.layers,
-       .group = group::kModel,
-       .help = "with --upcycle: even, odd, all, or a list like 0,3,5 or 0-3",
-       .is_written = upcycles},
-      {.name = "upcycle-seed",
-       .member = &request.seed,
-       .group = group::kModel,
-       .help = "with --upcycle: random seed of the router weights (moe upcycle --seed)",
-       .range = seed_range(),
-       .is_written = upcycles},
-      {.name = "granularity",
-       .member = &request.granularity,
-       .group = group::kModel,
-       .help = "with --upcycle: split each expert into G (moe upcycle --granularity)",
-       .range = whole_from(1),
-       .is_written = upcycles},
-      {.name = "shared-expert",
-       .member = &request.shared_expert,
-       .group = group::kModel,
-       .help = "with --upcycle: add a shared expert (moe upcycle --shared-expert)",
-       .is_written = upcycles},
-  };
+  Options options = {
+      {"upcycle", &request.experts, group::kModel,
+       "upcycle a dense MODEL in memory to N experts, as moe upcycle does on disk",
+       whole_between(1, kMaxExperts), "MODEL as it is"},
+      {"layers", &request.layers, group::kModel,
+       "with --upcycle: even, odd, all, or a list like 0,3,5 or 0-3"},
+      {"upcycle-seed", &request.seed, group::kModel,
+       "with --upcycle: random seed of the router weights (moe upcycle --seed)", seed_range()},
+      {"granularity", &request.granularity, group::kModel,
+       "with --upcycle: split each expert into G (moe upcycle --granularity)", whole_from(1)},
+      {"shared-expert", &request.shared_expert, group::kModel,
+       "with --upcycle: add a shared expert (moe upcycle --shared-expert)"}};
+  options.front().spelling = "--upcycled,--upcycle";
+  for (Option& option : options) {
+    option.is_written = [&request] { return request.experts.has_value(); };
+  }
+  return options;
 }
 
 void check_request(const UpcycleRequest& request) {
@@ -71,6 +61,38 @@ route::RouterSettings upcycled_router(const route::RouterRequest& router) {
 route::RouterRequest remaining_router_request(const UpcycleRequest& request,
                                               const route::RouterRequest& router) {
   return request.experts ? route::RouterRequest{} : router;
+}
+
+VocabularyExtension extend_vocabulary(const std::filesystem::path& folder,
+                                      const std::vector<std::string>& tokens) {
+  if (tokens.empty()) {
+    return {};
+  }
+  const io::Checkpoint checkpoint(folder);
+  const ModelConfig config = parse_config(checkpoint.config(), checkpoint.config_name());
+  check_tensors(checkpoint, config);
+  VocabularyExtension result{io::with_special_tokens(folder, tokens), config.vocab_size,
+                             config.vocab_size};
+  const auto before = io::Tokenizer::load(folder, 0);
+  const auto after = io::Tokenizer::load(folder, 0, result.files);
+  const int64_t size = before.vocab_size();
+  std::vector<std::string> words;
+  for (const auto& token : tokens) {
+    const int64_t id = after.special_id(token);
+    USER_ERROR_IF(id < size && before.piece(id) != token,
+                  "--add-tokens: the ids of the tokenizer in {} have gaps, so it takes no tokens",
+                  folder.string());
+    result.begin = id < size ? result.begin : std::min(result.begin, size);
+    result.end = std::max(result.end, id + 1);
+    words.push_back(fmt::format(
+        "{} {}{}", token, id, before.special_id(token) < 0 ? "" : " (in the vocabulary already)"));
+  }
+  result.vocab_size = std::max(result.vocab_size, result.end);
+  result.words = fmt::format(
+      "added tokens: {}; vocabulary {} -> {}, new rows of embedding and head "
+      "start as the mean of the others",
+      fmt::join(words, ", "), config.vocab_size, result.vocab_size);
+  return result;
 }
 
 }  // namespace moe::model

@@ -1,14 +1,17 @@
 #pragma once
-// Options of the commands that open a dense folder as the mixture that moe upcycle would make of it
-// (open_checkpoint() of upcycle.h).
+// How commands open a folder (open_checkpoint() of upcycle.h): a dense one as the mixture that moe
+// upcycle would make of it, and with more tokens.
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/base/json.h"
 #include "core/base/option.h"
 #include "core/route/router_override.h"
+#include "core/tokenizer/tokenizer.h"
 
 namespace moe::model {
 
@@ -25,22 +28,36 @@ struct UpcycleRequest {
   bool shared_expert = false;      // keeps the dense feed-forward in addition to the experts
 };
 
-// Returns --upcycle, --layers, --upcycle-seed, --granularity and --shared-expert. `request` must
-// outlive them.
 Options request_options(UpcycleRequest& request);
 
 // Throws UserError if a request without experts has a shared expert or a granularity.
 void check_request(const UpcycleRequest& request);
 
-// Returns the request for a report; null without experts.
-OrderedJson to_json(const UpcycleRequest& request);
+OrderedJson to_json(const UpcycleRequest& request);  // for a report; null without experts
 
 // Returns the router of an upcycled mixture, before granularity.
 route::RouterSettings upcycled_router(const route::RouterRequest& router);
 
-// Returns the part of `router` that still applies to the result of open_checkpoint(): nothing if
-// the folder was upcycled, since its config has that router.
+// Returns the part of `router` that still applies to the result of open_checkpoint().
 route::RouterRequest remaining_router_request(const UpcycleRequest& request,
                                               const route::RouterRequest& router);
+
+// New special tokens of a model (--add-tokens).
+struct VocabularyExtension {
+  io::EditedFiles files;       // of the tokenizer
+  int64_t vocab_size = 0;      // V with the tokens; 0: none was given
+  int64_t begin = 0, end = 0;  // new rows; they start as the mean of rows 0 .. begin - 1
+  std::string words = {};      // for the user; empty: none was given
+
+  // Returns true for the embedding and the head, if there are new rows.
+  bool changes(const std::string& tensor) const {
+    return begin < end && (tensor == "model.embed_tokens.weight" || tensor == "lm_head.weight");
+  }
+};
+
+// Adds `tokens` to the model of `folder` (io::with_special_tokens()). Rows that the model has
+// beyond those of its tokenizer are used before V grows. Throws UserError.
+VocabularyExtension extend_vocabulary(const std::filesystem::path& folder,
+                                      const std::vector<std::string>& tokens);
 
 }  // namespace moe::model

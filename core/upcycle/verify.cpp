@@ -5,10 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <optional>
 
 #include "core/base/error.h"
-#include "core/base/json.h"
 #include "core/base/read_file.h"
 #include "core/io/checksums.h"
 #include "core/model/llama/llama.h"
@@ -18,10 +16,9 @@
 #include "kernels/ops/device.h"
 
 namespace moe::model {
+namespace {
 
 using at::Tensor;
-
-namespace {
 
 constexpr int64_t kWindowTokens = 512;
 
@@ -78,12 +75,11 @@ std::string conclude(const Certificate& certificate, const route::RouterSettings
                      measured_words(certificate), reason);
 }
 
-// Returns the maximum, or NaN if either number is NaN.
 double max_or_nan(double a, double b) { return std::isnan(a) || a >= b ? a : b; }
 
 // Returns the sum of -log p of each token after the first. `log_probabilities` [T, V], T ids.
 double next_token_nats(const Tensor& log_probabilities, const std::vector<int64_t>& ids) {
-  const auto predicted = static_cast<int64_t>(ids.size()) - 1;
+  const auto predicted = std::ssize(ids) - 1;
   const Tensor next = at::tensor(ids, at::kLong).slice(0, 1).to(log_probabilities.device());
   return -log_probabilities.slice(0, 0, predicted)
               .gather(1, next.unsqueeze(1))
@@ -94,12 +90,13 @@ double next_token_nats(const Tensor& log_probabilities, const std::vector<int64_
 // Adds the differences of one window to `certificate`. The fields mean_kl and the perplexities
 // accumulate sums of nats, from which verify_equality() computes the results.
 void compare_window(const Llama& parent, const Llama& child, const std::vector<int64_t>& ids,
-                    const RoutingOptions& routing, Certificate& certificate,
+                    int64_t logits, const RoutingOptions& routing, Certificate& certificate,
                     route::CounterValues& counted) {
-  const Packed tokens{at::tensor(ids, at::kLong), {static_cast<int64_t>(ids.size())}};
-  const Tensor expected = parent.head(parent.forward(tokens, parent.default_routing()).hidden);
+  const Packed tokens{at::tensor(ids, at::kLong), {std::ssize(ids)}};
+  const Tensor expected =
+      parent.head(parent.forward(tokens, parent.default_routing()).hidden).slice(1, 0, logits);
   const ForwardResult result = child.forward(tokens, routing);
-  const Tensor actual = child.head(result.hidden);
+  const Tensor actual = child.head(result.hidden).slice(1, 0, logits);
   certificate.max_abs_logit_difference = max_or_nan(certificate.max_abs_logit_difference,
                                                     (actual - expected).abs().max().item<double>());
   certificate.max_abs_logit =
@@ -148,20 +145,17 @@ std::string weights_xxh3(const io::Checkpoint& folder) {
   return hash.digest().hex();
 }
 
-// Compares a folder with the hashes `measured`. Returns the part that has changed: "config.json",
-// "the weights" or "". Reads all weights only if one of their files is not older than `report`:
-// file times have steps of milliseconds.
+// Returns the part of a folder that differs from the hashes `measured`: "config.json", "the
+// weights" or "". Reads all weights only if one of their files is not older than `report`.
 std::string changed_part(const io::Checkpoint& folder, const Json& measured,
                          const std::string& where, const std::filesystem::path& report) {
   if (config_sha256(folder) != get_string(measured, "config_sha256", where)) {
     return "config.json";
   }
   const auto written = std::filesystem::last_write_time(report);
-  bool is_newer = false;
-  for (const auto& info : folder.tensors()) {
-    is_newer = is_newer ||
-               std::filesystem::last_write_time(folder.tensor_file(info.name)->path()) >= written;
-  }
+  const bool is_newer = std::ranges::any_of(folder.tensors(), [&](const auto& info) {
+    return std::filesystem::last_write_time(folder.tensor_file(info.name)->path()) >= written;
+  });
   const bool is_same =
       sampled_sha256(folder) == get_string(measured, "sampled_sha256", where) &&
       (!is_newer || weights_xxh3(folder) == get_string(measured, "weights_xxh3", where));
@@ -195,10 +189,9 @@ double identical_tolerance(const ModelConfig& child, double max_abs_logit) {
   const auto experts = static_cast<double>(std::min<int64_t>(
       child.moe->experts, std::max<int64_t>(1, child.moe->router.k) + 2));  // k + 2: +ir and +fr
   const auto width = static_cast<double>(child.moe->expert_width);
-  const double layer = kSpread * (2 * std::sqrt(static_cast<double>(child.hidden_size)) +
-                                  std::sqrt(width * experts)) +
-                       2 * experts + 2;
-  const double layers = std::sqrt(static_cast<double>(child.moe->layers.size()));
+  const double layer =
+      kSpread * (2 * std::sqrt(child.hidden_size) + std::sqrt(width * experts)) + 2 * experts + 2;
+  const double layers = std::sqrt(child.moe->layers.size());
   return 2 * kUnit * layers * layer * max_abs_logit;
 }
 
@@ -267,7 +260,7 @@ uint64_t verify_bytes(const io::Checkpoint& parent, const ModelConfig* child, c1
   if (child != nullptr && kernels::device_traits(device).has_host_memory) {
     // Logits of both models in f32, log-probabilities of both and three temporaries in f64.
     constexpr int64_t kBytesPerLogit = 2 * 4 + 5 * 8;
-    bytes += static_cast<uint64_t>(kWindowTokens * config.vocab_size * kBytesPerLogit);
+    bytes += kWindowTokens * config.vocab_size * kBytesPerLogit;
   }
   return bytes;
 }
@@ -283,7 +276,7 @@ Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& 
   routing.gate_scale = gate_scale.value_or(moe ? moe->gate_scale : 1.0);
   Certificate certificate;
   certificate.text = text.name;
-  certificate.tokens = static_cast<int64_t>(text.ids.size());
+  certificate.tokens = std::ssize(text.ids);
   certificate.gate_scale = *routing.gate_scale;
   const route::FunctionPreservation expected =
       moe ? preserves_parent(*moe, *routing.gate_scale, difference)
@@ -291,13 +284,15 @@ Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& 
   int64_t predicted = 0;
   route::CounterValues counted;
   for (const auto& ids : verify_windows(text, parent_model.config())) {
-    compare_window(parent_model, child_model, ids, routing, certificate, counted);
-    predicted += static_cast<int64_t>(ids.size()) - 1;
+    compare_window(parent_model, child_model, ids,
+                   text.logits > 0 ? text.logits : parent_model.config().vocab_size, routing,
+                   certificate, counted);
+    predicted += std::ssize(ids) - 1;
   }
   for (double* nats : {&certificate.parent_perplexity, &certificate.perplexity}) {
-    *nats = std::exp(*nats / static_cast<double>(std::max<int64_t>(1, predicted)));
+    *nats = std::exp(*nats / std::max<int64_t>(1, predicted));
   }
-  certificate.mean_kl /= static_cast<double>(std::max<int64_t>(1, certificate.tokens));
+  certificate.mean_kl /= std::max<int64_t>(1, certificate.tokens);
   certificate.dropped_share = route::ratio(counted.dropped_requests, counted.requests);
   certificate.tolerance = identical_tolerance(child_model.config(), certificate.max_abs_logit);
   certificate.verdict = certificate.max_abs_logit_difference <= certificate.tolerance

@@ -1,7 +1,6 @@
 #pragma once
 // Equality certificate of an upcycled folder: a comparison of its logits with those of its dense
-// parent on a text. upcycle.json stores the certificate with hashes of the folder, so that a
-// certificate of older weights is recognized.
+// parent on a text, stored in upcycle.json with hashes of the weights that it is of.
 
 #include <c10/core/Device.h>
 
@@ -24,8 +23,8 @@ enum class Verdict {
 };
 const char* to_string(Verdict verdict);  // "identical", "close", "different"
 
-// Bound of the mean KL(parent || child) for kClose, in nats per token. On text sampled from the
-// parent, the perplexity of the child is exp(KL) times that of the parent: at most about 1 % more.
+// Bound of the mean KL(parent || child) for kClose, in nats per token: a perplexity on text sampled
+// from the parent that is at most about 1 % higher.
 inline constexpr double kCloseKl = 0.01;
 
 // Returns the maximum difference of a logit that f32 rounding explains if parent and child compute
@@ -53,12 +52,11 @@ struct VerifyText {
   std::string name;                // a file, "the embedded text", ...
   int64_t bos = -1;                // the id that precedes the text; -1: none
   c10::Device device = c10::kCPU;  // of the models
+  int64_t logits = 0;              // number of first logits that are compared; 0: all
 };
 
-// Tokenizes `text_file`, or the embedded text if `text_file` is empty, with the parent's tokenizer.
-// Returns at most `max_tokens` ids. If `text_file` is empty and the parent has no tokenizer, or a
-// tokenizer.json that is not supported, returns ids spread over the vocabulary. Throws UserError if
-// the file cannot be read or tokenized. `flag` names the flag of `text_file` in messages.
+// Returns at most `max_tokens` ids of `text_file`, or of the embedded text if it is empty (without
+// tokenizer: ids spread over the vocabulary). Throws UserError about `flag` if that fails.
 VerifyText verify_text(const io::Checkpoint& parent, const std::filesystem::path& text_file,
                        int64_t max_tokens, const char* flag = "--verify-text");
 
@@ -66,8 +64,7 @@ VerifyText verify_text(const io::Checkpoint& parent, const std::filesystem::path
 // The tokens of a window are routed together.
 std::vector<std::vector<int64_t>> verify_windows(const VerifyText& text, const ModelConfig& config);
 
-// Returns the bytes of host memory that verify_equality() needs. `child` need not be written yet.
-// If `child` is null, returns the bytes of a forward pass of the parent.
+// Returns the host memory of verify_equality(), or without `child` of a forward of the parent.
 uint64_t verify_bytes(const io::Checkpoint& parent, const ModelConfig* child, c10::Device device);
 
 // Runs both folders in f32 over the windows of `text`. `gate_scale`, if set, replaces that of the
@@ -76,10 +73,9 @@ Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& 
                             const VerifyText& text, std::optional<double> gate_scale = {},
                             const std::string& difference = "");
 
-// Returns the certificate of `child` as JSON. "measured_on" has hashes of the folder: SHA-256 of
-// config.json, sampled_sha256() (upcycle.h), and XXH3-128 over names, dtypes, shapes and all bytes
-// of the tensors. If the gate_scale of the child is not 1, "without_gate_scale" is a second
-// certificate, with gate_scale 1.
+// Returns the certificate of `child` as JSON, with "measured_on": SHA-256 of config.json,
+// sampled_sha256() (upcycle.h), and XXH3-128 over names, dtypes, shapes and all bytes of the
+// tensors; and "without_gate_scale", with gate_scale 1, if the child has another.
 OrderedJson certify_equality(const io::Checkpoint& parent, const io::Checkpoint& child,
                              const VerifyText& text, const std::string& difference = "");
 
@@ -98,9 +94,8 @@ struct StoredVerdict {
 // Returns "not measured", "outdated", "unknown" or "holds".
 const char* to_string(StoredVerdict::State state);
 
-// Reads the verdict stored with an upcycled folder and compares the hashes of config.json and of
-// the first 4096 bytes of every tensor. Reads all weights only if one of their files is newer than
-// upcycle.json.
+// Reads the verdict stored with an upcycled folder and compares the hashes of config.json and
+// sampled weights; of all weights if one of their files is newer than upcycle.json.
 StoredVerdict stored_verdict(const io::Checkpoint& folder);
 
 }  // namespace moe::model

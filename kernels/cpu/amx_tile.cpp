@@ -43,8 +43,7 @@ struct alignas(64) AmxConfiguration {
 };
 static_assert(sizeof(AmxConfiguration) == 64);
 
-// Configures the registers for one product. LibTorch's library, among others, may configure them
-// differently in between.
+// Configures the registers for one product; other libraries may configure them differently.
 void begin_amx() {
   static constexpr AmxConfiguration kConfiguration;
   asm volatile("ldtilecfg %0" ::"m"(kConfiguration));

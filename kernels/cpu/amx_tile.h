@@ -1,11 +1,10 @@
 #pragma once
 // A tile of 32 rows by 32 columns on the matrix unit of x86-64 (AMX-BF16), which has eight
-// registers of 16 rows of 64 bytes: four for C, two for A, two for B. One instruction multiplies 16
-// rows of words of A by 16 rows of words of B, two bf16 per word, which is the layout of strips of
-// B.
+// registers of 16 rows of 16 words: four for C, two for A, two for B. A word holds two bf16, as in
+// strips of B.
 //
-// Not tested on a CPU that has it. tests/kernels/amx_tile_test.cpp tests the order of the operands
-// with a unit of plain loops, and the arithmetic on CPUs with AMX.
+// Not run yet on a CPU with AMX. tests/kernels/amx_tile_test.cpp tests the order of the operands
+// with plain loops as Unit, and the arithmetic on CPUs with AMX.
 
 #include <algorithm>
 #include <array>
@@ -21,7 +20,7 @@ inline constexpr int64_t kAmxRows = 2 * kAmxSide, kAmxVectors = 2;
 
 using AmxSquare = std::array<float, kAmxSide * kAmxSide>;
 
-// to(i, p) = from[i * row + p * column] for `rows` rows and `columns` columns, zeros elsewhere.
+// Sets to(i, j) = from[i * row + j * column] for i < rows and j < columns, 0 elsewhere.
 inline void copy_square(const float* from, int64_t row, int64_t column, int64_t rows,
                         int64_t columns, AmxSquare& to) {
   to.fill(0.0F);
@@ -32,8 +31,8 @@ inline void copy_square(const float* from, int64_t row, int64_t column, int64_t 
   }
 }
 
-// Unit provides, by register number: zero<C>(), load<R>(from, row stride in words), store<R>(to,
-// row stride in words), and multiply<C, A, B>(), which adds A B to C.
+// One tile. Unit has functions of register numbers: zero<C>(), load<R>(from, row stride in words),
+// store<R>(to, row stride in words), and multiply<C, A, B>(), which adds A B to C.
 template <typename Unit>
 class AmxTile {
  public:
@@ -95,7 +94,7 @@ class AmxTile {
       Unit::template load<kRegister>(copy.data(), kAmxSide);
     }
   }
-  // Sums over k first, then adds to c: the same order for any number of rows.
+  // Writes the sums, or adds them to c.
   template <int kRegister>
   void store(int64_t half, int64_t vector) {
     if ((half > 0 && !is_high()) || (vector > 0 && !is_wide())) {

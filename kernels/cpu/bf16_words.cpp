@@ -139,16 +139,16 @@ MOE_BF16_TARGET void transpose_pairs_avx512(const Number* from, int64_t stride, 
 }
 
 #else
-void f32_to_bf16_avx512(const float* /*from*/, int64_t /*count*/, uint16_t* /*bf16*/) {
+template <typename... Arguments>
+void f32_to_bf16_avx512(Arguments...) {
   std::abort();
 }
-template <typename T>
-void pack_pairs_avx512(const T* /*first*/, const T* /*second*/, int64_t /*count*/, float* /*to*/) {
+template <typename... Arguments>
+void pack_pairs_avx512(Arguments...) {
   std::abort();
 }
-template <typename T>
-void transpose_pairs_avx512(const T* /*from*/, int64_t /*stride*/, int64_t /*k*/, int64_t /*width*/,
-                            float* /*to*/) {
+template <typename... Arguments>
+void transpose_pairs_avx512(Arguments...) {
   std::abort();
 }
 #endif
@@ -157,10 +157,8 @@ void transpose_pairs_avx512(const T* /*from*/, int64_t /*stride*/, int64_t /*k*/
 
 bool has_avx512_bf16() {
 #if defined(__x86_64__)
-  static const bool has_them = __builtin_cpu_supports("avx512bf16") &&
-                               __builtin_cpu_supports("avx512bw") &&
-                               __builtin_cpu_supports("avx512vl");
-  return has_them;
+  static const bool is_supported = has_avx512_transpose() && __builtin_cpu_supports("avx512bf16");
+  return is_supported;
 #else
   return false;
 #endif

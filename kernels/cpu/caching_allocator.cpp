@@ -13,14 +13,13 @@ namespace moe::kernels {
 
 namespace {
 
-constexpr size_t kMinBlockBytes = size_t{64} << 10;  // smaller ones use malloc
+constexpr size_t kMinBlockBytes = size_t{64} << 10;  // smaller tensors use malloc
 constexpr size_t kAlignment = 64;
 
 // Limit of all blocks together, relative to the peak of the live ones.
 size_t with_slack(size_t bytes) { return bytes + bytes / 16; }
 
-// Pages move between blocks in units of this, which the system moves at once.
-constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kHugePage = size_t{2} << 20;  // moved as a whole
 
 // Blocks with more seams are not split again: a process may have 65530 mappings.
 constexpr size_t kMaxSeams = 256;
@@ -28,16 +27,16 @@ constexpr size_t kMaxSeams = 256;
 size_t whole_pages(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 size_t whole_huge_pages(size_t bytes) { return bytes / kHugePage * kHugePage; }
 
-void* map_at(void* index, size_t bytes) {
-  const int how = MAP_PRIVATE | MAP_ANONYMOUS | (index == nullptr ? 0 : MAP_FIXED);
-  void* data = mmap(index, bytes, PROT_READ | PROT_WRITE, how, -1, 0);
+void* map_at(void* address, size_t bytes) {
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (address == nullptr ? 0 : MAP_FIXED);
+  void* data = mmap(address, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (data == MAP_FAILED) {
     throw std::bad_alloc();
   }
   return data;
 }
 
-// Large blocks are aligned to a huge page.
+// Returns new pages, aligned to a huge page if at least as large.
 char* map_pages(size_t bytes) {
   if (bytes < kHugePage) {
     return static_cast<char*>(map_at(nullptr, bytes));
@@ -74,9 +73,9 @@ void CachingAllocator::Block::move_end(size_t begin, Block& to, size_t index) {
   for (size_t at = bytes; at > begin;) {  // one mapping at a time, from the end
     const size_t piece = seams.empty() ? begin : std::max(begin, seams.back());
     const size_t moved = at - piece;
-    char *from = data + piece, *into = to.data + index + (piece - begin);
-    if (mremap(from, moved, moved, MREMAP_MAYMOVE | MREMAP_FIXED, into) == MAP_FAILED) {
-      map_at(into, moved);  // new pages, as without a cached block
+    char *from = data + piece, *target = to.data + index + (piece - begin);
+    if (mremap(from, moved, moved, MREMAP_MAYMOVE | MREMAP_FIXED, target) == MAP_FAILED) {
+      map_at(target, moved);  // new pages
       munmap(from, moved);
     }
     to.seams.push_back(index + (piece - begin));
@@ -89,22 +88,22 @@ void CachingAllocator::Block::move_end(size_t begin, Block& to, size_t index) {
   bytes = begin;
 }
 
-// Moves pages from the end of this block to `to`, as far as it has room: whole huge pages to the
-// front, where they stay whole, the rest to the back.
-void CachingAllocator::Block::give_pages(Block& to, Room& room) {
+// Moves pages from the end of this block to the empty range of `to`: huge pages to the front, where
+// they stay aligned, the rest to the back.
+void CachingAllocator::Block::give_pages(Block& to, EmptyRange& range) {
   const auto to_back = [&](size_t count) {
     if (count > 0) {
-      room.back -= count;
-      move_end(bytes - count, to, room.back);
+      range.back -= count;
+      move_end(bytes - count, to, range.back);
     }
   };
-  to_back(std::min(bytes - whole_huge_pages(bytes), room.size()));
-  const size_t whole = std::min(whole_huge_pages(bytes), whole_huge_pages(room.size()));
+  to_back(std::min(bytes - whole_huge_pages(bytes), range.size()));
+  const size_t whole = std::min(whole_huge_pages(bytes), whole_huge_pages(range.size()));
   if (whole > 0) {
-    move_end(bytes - whole, to, room.front);
-    room.front += whole;
+    move_end(bytes - whole, to, range.front);
+    range.front += whole;
   }
-  to_back(std::min(bytes, room.size()));
+  to_back(std::min(bytes, range.size()));
   std::sort(to.seams.begin(), to.seams.end());
   to.seams.erase(std::unique(to.seams.begin(), to.seams.end()), to.seams.end());
 }
@@ -176,7 +175,8 @@ void CachingAllocator::return_block(Block block) {
   cache_block(std::move(block));
 }
 
-// Inserted before blocks of equal size: the block freed last may still be in the CPU's cache.
+// Inserts the block before those of equal size, because the block freed last may be in the CPU
+// cache.
 void CachingAllocator::cache_block(Block block) {
   stats_.cached_bytes += block.bytes;
   free_blocks_.emplace_hint(free_blocks_.lower_bound(block.bytes), block.bytes, std::move(block));
@@ -189,31 +189,31 @@ CachingAllocator::Block CachingAllocator::take_out(FreeBlocks::iterator which) {
   return block;
 }
 
-// Returns the cached block to split for `bytes`: one of at most twice the size, else the largest
-// smaller one, so that a block consists of few pieces and large ones stay whole.
+// Returns the cached block whose pages a new block of `bytes` takes: one of at most twice the size,
+// else the largest smaller one. New blocks then have few pieces, and large blocks are not split.
 CachingAllocator::FreeBlocks::iterator CachingAllocator::block_to_split(size_t bytes) {
   const auto larger = free_blocks_.lower_bound(bytes);
   const bool is_close = larger != free_blocks_.end() && larger->first <= 2 * bytes;
   return is_close || larger == free_blocks_.begin() ? larger : std::prev(larger);
 }
 
-// Moves pages of cached blocks to the new `block`, and returns the remaining ones to the system,
-// until all blocks together are within the limit.
+// Moves pages of cached blocks to the new `block`, and returns pages that it cannot take to the
+// system, until all blocks together are within the limit.
 void CachingAllocator::make_room(Block& block) {
   const uint64_t limit = with_slack(std::max(stats_.peak_bytes, stats_.live_bytes + block.bytes));
-  Room room{0, block.bytes};
+  EmptyRange range{0, block.bytes};
   while (!free_blocks_.empty() && stats_.live_bytes + stats_.cached_bytes + block.bytes > limit) {
-    Block given = take_out(block_to_split(room.size()));
-    if (given.seams.size() + block.seams.size() < kMaxSeams) {
-      given.give_pages(block, room);
+    Block old_block = take_out(block_to_split(range.size()));
+    if (old_block.seams.size() + block.seams.size() < kMaxSeams) {
+      old_block.give_pages(block, range);
     }
-    if (given.bytes == 0) {
+    if (old_block.bytes == 0) {
       continue;
     }
-    if (stats_.live_bytes + stats_.cached_bytes + block.bytes + given.bytes <= limit) {
-      cache_block(std::move(given));
+    if (stats_.live_bytes + stats_.cached_bytes + block.bytes + old_block.bytes <= limit) {
+      cache_block(std::move(old_block));
     } else {
-      munmap(given.data, given.bytes);
+      munmap(old_block.data, old_block.bytes);
     }
   }
 }

@@ -1,11 +1,9 @@
 #pragma once
-// Caching allocator for CPU tensors. A training step allocates and frees the same large tensors
-// again and again. malloc returns their pages to the system each time and faults them in again, or
-// keeps them in fragments. Here a freed block is cached and reused for the next tensor whose size
-// is four fifths of it to all of it. If none fits, the pages of cached blocks are moved into a new
-// block, so that they need not be cleared and faulted in again. Live and cached blocks together
-// exceed the peak of the live ones by a few percent at most, so that a run needs the memory that
-// its plan says (core/train/loop/plan.h).
+// Caching allocator for CPU tensors. malloc returns the pages of large tensors to the system and
+// faults them in again in each training step, or fragments memory. Here a freed block is cached and
+// reused for the next tensor of four fifths of its size to its size. If no block fits, pages of
+// cached blocks are moved into a new block. Live and cached blocks together exceed the peak of the
+// live ones by at most 1/16, so that a run stays within its memory plan (core/train/loop/plan.h).
 
 #include <c10/core/Allocator.h>
 
@@ -41,8 +39,8 @@ class CachingAllocator final : public c10::Allocator {
   void release();
 
  private:
-  struct Room {
-    size_t front, back;  // [front, back) of a block has no pages yet
+  struct EmptyRange {  // [front, back) of a block, which has no pages yet
+    size_t front, back;
     size_t size() const { return back - front; }
   };
   struct Block {
@@ -52,7 +50,7 @@ class CachingAllocator final : public c10::Allocator {
     std::vector<size_t> seams;  // offsets where two mappings of the system may meet
 
     void move_end(size_t begin, Block& to, size_t index);
-    void give_pages(Block& to, Room& room);
+    void give_pages(Block& to, EmptyRange& range);
   };
   using FreeBlocks = std::multimap<size_t, Block>;  // by their bytes
   // Blocks in use, of all allocators. The context of a DataPtr must be its data

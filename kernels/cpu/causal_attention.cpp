@@ -1,22 +1,17 @@
 // Computes one head of one sequence at a time. The rows of the head are rotated and packed once.
-// Each block of query rows is multiplied by the keys up to the position of its last row. A block of
-// scores [kQueryRows, keys] stays in the L2 cache. The keys of a sequence with a prefix are written
-// after the keys of the prefix, over those of the previous sequence with this prefix. bf16 rows use
-// bf16 products if the CPU has the instructions, else they are widened.
+// Each block of query rows is multiplied by the keys up to the position of its last row; its scores
+// [kQueryRows, keys] stay in the L2 cache. bf16 rows use bf16 products if the CPU has the
+// instructions, else they are widened.
 
 #include "kernels/cpu/causal_attention.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <numeric>
-#include <span>
 #include <type_traits>
-#include <vector>
 
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/gemm_pack.h"
-#include "kernels/cpu/gemm_tile.h"
 #include "kernels/cpu/vector_math.h"
 
 namespace moe::kernels {
@@ -137,9 +132,8 @@ struct AttendBuffers {
 // Computes out [length, H A] of one head, whose tokens attend to all earlier positions, and log_sum
 // [length, H] unless it is null.
 template <typename Number>
-void attend(const AttentionGroup<Number>& head_group, int64_t head,
-            const KeysAndValues& seen_by_all, const AttendBuffers& buffers, Number* out,
-            float* log_sum) {
+void attend(const AttentionGroup<Number>& head_group, int64_t head, const KeysAndValues& past,
+            const AttendBuffers& buffers, Number* out, float* log_sum) {
   const int64_t length = head_group.in.length, width = head_group.width(),
                 heads = head_group.in.heads.heads;
   const auto [query, scores, result] = buffers;
@@ -150,21 +144,20 @@ void attend(const AttentionGroup<Number>& head_group, int64_t head,
     const int64_t keys = before + rows;
     // Rounded up to whole vectors: scores after the last key are computed and ignored.
     const int64_t stride = (keys + 15) / 16 * 16;
-    score_block(query + first * width, seen_by_all.keys, rows, stride, seen_by_all.capacity, width,
-                scores);
+    score_block(query + first * width, past.keys, rows, stride, past.capacity, width, scores);
     float sums[kQueryRows];
     for (int64_t i = 0; i < rows; ++i) {
       float* row = scores + i * stride;
-      const int64_t seen = before + i + 1;
-      const float max = row_max(row, seen);
-      sums[i] = exponentials_below(row, seen, max);
-      std::fill(row + seen, row + keys, 0.0F);
+      const int64_t visible = before + i + 1;
+      const float max = row_max(row, visible);
+      sums[i] = exponentials_below(row, visible, max);
+      std::fill(row + visible, row + keys, 0.0F);
       if (log_sum != nullptr) {
         log_sum[(first + i) * heads + head] = max + std::log(sums[i]);
       }
     }
-    gemm_one_thread({rows, width, keys}, {scores, stride, 1}, {seen_by_all.values, width, 1},
-                    result, width, false);
+    gemm_one_thread({rows, width, keys}, {scores, stride, 1}, {past.values, width, 1}, result,
+                    width, false);
     for (int64_t i = 0; i < rows; ++i) {
       divide_row(result + i * width, sums[i], width,
                  out + (first + i) * heads * width + head * width);
@@ -242,7 +235,7 @@ MOE_VECTOR_CLONES void add_values(const float* share, int64_t stride, const floa
 
 // Appends the keys and values of new tokens to the cache.
 template <typename Number>
-void keep(const AttentionGroup<Number>& head_group, float* rotated, const KvRun& own) {
+void append_to_cache(const AttentionGroup<Number>& head_group, float* rotated, const KvRun& own) {
   const int64_t width = head_group.width(), length = head_group.in.length;
   head_group.rotate(head_group.key_column(), 1.0F, rotated);
   for (int64_t t = 0; t < length; ++t) {
@@ -257,16 +250,16 @@ void keep(const AttentionGroup<Number>& head_group, float* rotated, const KvRun&
 }
 
 // Copies `count` cached keys and values to positions first .. first + count - 1 of `to`.
-void write_cached_keys_values(const KvRun& kept, int64_t count, int64_t first, int64_t width,
+void write_cached_keys_values(const KvRun& cached, int64_t count, int64_t first, int64_t width,
                               const KeysAndValues& to) {
   for (int64_t p = 0; p < count; p += kKeyBlock) {
     const int64_t positions = std::min(kKeyBlock, count - p);
-    const float* block = kept.keys + p * width;
+    const float* block = cached.keys + p * width;
     for (int64_t i = 0; i < width; ++i) {
       std::copy_n(block + i * kKeyBlock, positions, to.keys + i * to.capacity + first + p);
     }
   }
-  std::copy_n(kept.values, count * width, to.values + first * width);
+  std::copy_n(cached.values, count * width, to.values + first * width);
 }
 
 constexpr int64_t kMaxHeads = 4;  // per pass over keys and values
@@ -291,10 +284,11 @@ void attend_one_token(const AttentionGroup<Number>& head_group, int64_t index, c
   score_cached_keys<kHeads>(query, prefix.keys, prefix.length, width, scores, stride);
   float* own_scores = scores + prefix.length;  // overwrites the padding of the last block
   score_cached_keys<kHeads>(query, own.keys, own_count, width, own_scores, stride);
-  const int64_t seen = prefix.length + own_count;
+  const int64_t visible = prefix.length + own_count;
   float sums[kHeads];
   for (int64_t i = 0; i < kHeads; ++i) {
-    sums[i] = exponentials_below(scores + i * stride, seen, row_max(scores + i * stride, seen));
+    sums[i] =
+        exponentials_below(scores + i * stride, visible, row_max(scores + i * stride, visible));
   }
   std::fill_n(result, kHeads * width, 0.0F);
   add_values<kHeads>(scores, stride, prefix.values, prefix.length, width, result);
@@ -363,28 +357,30 @@ void AttentionCpu<Number>::shared_prefix(const AttentionInput<Number>& prefix,
                                          std::span<const AttentionInput<Number>> branches,
                                          int64_t group, const PrefixOutputs<Number>& outs,
                                          float* log_sum) {
-  const AttentionGroup<Number> of_prefix{prefix, group};
-  const int64_t width = of_prefix.width();
+  const AttentionGroup<Number> prefix_group{prefix, group};
+  const int64_t width = prefix_group.width();
   int64_t longest = 0;
   for (const auto& branch : branches) {
     longest = std::max(longest, branch.length);
   }
   // Aligns the rows of transposed keys to cache lines.
   const int64_t capacity = (prefix.length + longest + 15) / 16 * 16;
-  const int64_t most = std::max(prefix.length, longest);
-  Workspace space(2 * capacity * width + AttendBuffers::floats(most, capacity, width));
-  const KeysAndValues seen{space.take(capacity * width), space.take(capacity * width), capacity};
-  const AttendBuffers buffers{space.take(most * width), space.take(kQueryRows * capacity),
+  const int64_t max_length = std::max(prefix.length, longest);
+  Workspace space(2 * capacity * width + AttendBuffers::floats(max_length, capacity, width));
+  const KeysAndValues keys_values{space.take(capacity * width), space.take(capacity * width),
+                                  capacity};
+  const AttendBuffers buffers{space.take(max_length * width), space.take(kQueryRows * capacity),
                               space.take(kQueryRows * width)};
-  write_keys_values(of_prefix, buffers.query, seen);
-  for (int64_t index = 0; index < of_prefix.shared(); ++index) {
-    attend(of_prefix, of_prefix.head(index), seen, buffers, outs.prefix, log_sum);
+  write_keys_values(prefix_group, buffers.query, keys_values);
+  for (int64_t index = 0; index < prefix_group.shared(); ++index) {
+    attend(prefix_group, prefix_group.head(index), keys_values, buffers, outs.prefix, log_sum);
   }
   for (size_t number = 0; number < branches.size(); ++number) {
     const AttentionGroup<Number> branch{branches[number], group};
-    write_keys_values(branch, buffers.query, seen);  // overwrites the previous branch
+    write_keys_values(branch, buffers.query, keys_values);  // overwrites the previous branch
     for (int64_t index = 0; index < branch.shared(); ++index) {
-      attend<Number>(branch, branch.head(index), seen, buffers, outs.branches[number], nullptr);
+      attend<Number>(branch, branch.head(index), keys_values, buffers, outs.branches[number],
+                     nullptr);
     }
   }
 }
@@ -424,13 +420,13 @@ void AttentionCpu<Number>::backward(const AttentionInput<Number>& in, int64_t gr
       score_block(q, transposed_key, rows, keys, length, width, p);
       score_block(dy, transposed_value, rows, keys, length, width, dp);
       for (int64_t i = 0; i < rows; ++i) {
-        const int64_t seen = first + i + 1;
+        const int64_t visible = first + i + 1;
         const float* y = result + (first + i) * width;
         const float delta = std::inner_product(y, y + width, dy + i * width, 0.0F);
-        exponentials_below(p + i * keys, seen, log_sum[(first + i) * heads + head]);
-        score_gradients(p + i * keys, dp + i * keys, seen, delta);
-        std::fill(p + i * keys + seen, p + (i + 1) * keys, 0.0F);
-        std::fill(dp + i * keys + seen, dp + (i + 1) * keys, 0.0F);
+        exponentials_below(p + i * keys, visible, log_sum[(first + i) * heads + head]);
+        score_gradients(p + i * keys, dp + i * keys, visible, delta);
+        std::fill(p + i * keys + visible, p + (i + 1) * keys, 0.0F);
+        std::fill(dp + i * keys + visible, dp + (i + 1) * keys, 0.0F);
       }
       const MatrixView share{p, keys, 1}, slope{dp, keys, 1};
       gemm_one_thread({rows, width, keys}, slope, {key, width, 1}, grad_query + first * width,
@@ -456,22 +452,22 @@ void AttentionCpu<Number>::cached(const AttentionInput<Number>& in, int64_t grou
   if (length == 1) {
     const int64_t rows = kMaxHeads * width;
     float* query = scratch.floats(2 * rows + kMaxHeads * capacity);
-    keep(head_group, query, own);
+    append_to_cache(head_group, query, own);
     attend_one_token(head_group, prefix, own, {query, query + rows, query + 2 * rows, capacity},
                      out);
     return;
   }
-  const int64_t laid_out = capacity * width;
-  float* query = scratch.floats(2 * laid_out + AttendBuffers::floats(length, capacity, width));
+  const int64_t numel = capacity * width;
+  float* query = scratch.floats(2 * numel + AttendBuffers::floats(length, capacity, width));
   const AttendBuffers buffers{query, query + length * width,
                               query + length * width + kQueryRows * capacity};
-  keep(head_group, query, own);
+  append_to_cache(head_group, query, own);
   float* keys = buffers.result + kQueryRows * width;
-  const KeysAndValues seen{keys, keys + laid_out, capacity};
-  write_cached_keys_values(prefix, prefix.length, 0, width, seen);
-  write_cached_keys_values(own, own.length + length, prefix.length, width, seen);
+  const KeysAndValues keys_values{keys, keys + numel, capacity};
+  write_cached_keys_values(prefix, prefix.length, 0, width, keys_values);
+  write_cached_keys_values(own, own.length + length, prefix.length, width, keys_values);
   for (int64_t index = 0; index < head_group.shared(); ++index) {
-    attend<Number>(head_group, head_group.head(index), seen, buffers, out, nullptr);
+    attend<Number>(head_group, head_group.head(index), keys_values, buffers, out, nullptr);
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Parts of the CPU kernels of causal attention (kernels/ops/causal_attention.h): kernels with bf16
-// products, which AttentionCpu uses on CPUs that have them, and what they share with the others.
+// Kernels of causal attention (kernels/ops/causal_attention.h) with bf16 products, which
+// AttentionCpu uses on CPUs that have them, and functions shared with the f32 kernels.
 
 #include <c10/core/CPUAllocator.h>
 
@@ -21,8 +21,7 @@ float exponentials_below(float* z, int64_t count, float minus);
 // Replaces dp by p * (dp - delta).
 void score_gradients(const float* p, float* dp, int64_t count, float delta);
 
-// Scratch memory of one head: one allocation that is divided into at most sixteen pieces, each
-// aligned to a cache line.
+// Scratch memory of one head, divided into at most sixteen arrays that are aligned to cache lines.
 class Workspace {
  public:
   explicit Workspace(int64_t floats)
@@ -70,7 +69,7 @@ struct AttentionGroup {
 //             dv += p dy, dq = ds k, dk += ds q
 //
 // q (scaled) and k are rounded after their rotation, e, p and ds before their products. v and dy
-// are stored in bf16. The sum of e is computed before e is rounded.
+// are bf16. The sum of e is that of the unrounded e.
 void causal_attention_forward_bf16(const TileKernel& kernel, const AttentionInput<uint16_t>& in,
                                    int64_t group, uint16_t* out, float* log_sum);
 void causal_attention_backward_bf16(const TileKernel& kernel, const AttentionInput<uint16_t>& in,

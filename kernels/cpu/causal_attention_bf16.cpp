@@ -111,18 +111,18 @@ struct BF16Products {
   // Computes scores [rows, keys] = a [rows, A] b [A, length]. Skips some scores of future keys.
   void scores(const QueryBlock& block, const uint16_t* a, int64_t stride, const PackedMatrix& b,
               float* to) const {
-    block.for_each_tile(kernel, [&](int64_t i, int64_t rows, int64_t seen) {
+    block.for_each_tile(kernel, [&](int64_t i, int64_t rows, int64_t visible) {
       multiply_row_block(kernel, as_words(a + (block.first + i) * stride, stride, kernel.rows),
-                         rows, width() / 2, b.columns(seen), to + i * score_row(), score_row(),
+                         rows, width() / 2, b.columns(visible), to + i * score_row(), score_row(),
                          false);
     });
   }
   // Computes to [rows, A] = a [rows, keys] b [length, A]. `a` must be 0 for future keys.
   void over_keys(const QueryBlock& block, const uint16_t* a, const PackedMatrix& b,
                  float* to) const {
-    block.for_each_tile(kernel, [&](int64_t i, int64_t rows, int64_t seen) {
+    block.for_each_tile(kernel, [&](int64_t i, int64_t rows, int64_t visible) {
       multiply_row_block(kernel, as_words(a + i * score_row(), score_row(), kernel.rows), rows,
-                         even(seen) / 2, b.columns(width()), to + i * width(), width(), false);
+                         even(visible) / 2, b.columns(width()), to + i * width(), width(), false);
     });
   }
   // Adds a^T b to `to` [keys, A], for a [rows, keys] f32 and b [length, A]. Packs pairs of rows of
@@ -174,9 +174,9 @@ void causal_attention_forward_bf16(const TileKernel& kernel, const AttentionInpu
       float total[kQueryRows];
       for (int64_t i = 0; i < block.rows; ++i) {
         float* row = scores + i * score_row;
-        const int64_t seen = block.first + i + 1;
-        const float max = row_max(row, seen);
-        total[i] = exponentials_below(row, seen, max);
+        const int64_t visible = block.first + i + 1;
+        const float max = row_max(row, visible);
+        total[i] = exponentials_below(row, visible, max);
         log_sum[(block.first + i) * heads + head] = max + std::log(total[i]);
         mask_future(block, i, row);
         f32_to_bf16_ftz(row, even(block.keys()), shares + i * score_row);

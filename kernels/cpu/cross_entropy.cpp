@@ -1,6 +1,3 @@
-// Reads a row once for its maximum, once for the exponentials and once to scale (and round) them.
-// The compiler vectorises the loops (vector_math.h).
-
 #include "kernels/ops/cross_entropy.h"
 
 #include <ATen/Parallel.h>
@@ -30,8 +27,8 @@ MOE_VECTOR_CLONES void multiply(float* z, int64_t count, float factor) {
   }
 }
 
-// Also rounds to bf16, into the first half of the memory, in pieces by way of a buffer: a piece is
-// written below those that are still to be read.
+// Multiplies and rounds to bf16, into the first half of the memory. Rounds pieces into a buffer, so
+// that no element is overwritten before it is read.
 void multiply_to_bf16(float* z, int64_t count, float factor) {
   constexpr int64_t kPiece = 512;
   std::array<uint16_t, kPiece> rounded;
@@ -44,6 +41,7 @@ void multiply_to_bf16(float* z, int64_t count, float factor) {
   }
 }
 
+// Returns the loss of a row and replaces the row by its gradient.
 double row_loss(float* z, int64_t target, int64_t vocabulary, double scale, bool to_bf16) {
   const double target_logit = z[target], max = row_max(z, vocabulary);
   const double sum = exponentials(z, vocabulary, static_cast<float>(max));

@@ -1,5 +1,5 @@
 // Kernels for few rows (skinny_gemm.h). AVX-512: sixteen columns at a time. AVX2: eight columns, or
-// sixteen for a single row, to hide the latency of the sums. Portable: sixteen columns in groups of
+// sixteen for a single row, to hide the latency of FMA. Portable: sixteen columns in groups of
 // four.
 
 #include <algorithm>
@@ -16,10 +16,10 @@ namespace moe::kernels {
 
 namespace {
 
-// Software prefetch. The hardware prefetcher does not cross page boundaries, and the pages of a
-// mapped file are small. Products that read a matrix of 270 MB reach 0.47 of the memory bandwidth
-// without prefetch and 0.83 or more with it (tests/bench/README.md). Prefetching past the end of a
-// mapping has no effect.
+// Software prefetch, because the hardware prefetcher does not cross the boundaries of 4 KiB pages.
+// Products that read a matrix of 270 MB reach 0.47 of the memory bandwidth without prefetch and
+// 0.83 or more with it (tests/bench/README.md). Prefetching past the end of a mapping has no
+// effect.
 constexpr int64_t kL1Bytes = int64_t{1} << 14;          // maximum columns to prefetch into the L1
 constexpr int64_t kL2PrefetchBytes = int64_t{1} << 15;  // prefetch distance, eight pages of 4 KiB
 
@@ -62,20 +62,20 @@ template <typename Number, int kRows>
 [[MOE_AVX512_TARGET, gnu::always_inline]] inline void add_transposed(const __m512i (&word)[16],
                                                                      const float* a, int64_t a_row,
                                                                      __m512 (&sum)[kRows]) {
-  constexpr int64_t kOfWord = sizeof(float) / sizeof(Number);
+  constexpr int64_t kPerWord = sizeof(float) / sizeof(Number);
 #pragma GCC unroll 16
   for (int64_t i = 0; i < 16; ++i) {
-    const __m512 first = kOfWord == 1 ? _mm512_castsi512_ps(word[i]) : widened_half<0>(word[i]);
+    const __m512 first = kPerWord == 1 ? _mm512_castsi512_ps(word[i]) : widened_half<0>(word[i]);
 #pragma GCC unroll 8
     for (int64_t row = 0; row < kRows; ++row) {
-      const __m512 left = _mm512_set1_ps(a[row * a_row + i * kOfWord]);
+      const __m512 left = _mm512_set1_ps(a[row * a_row + i * kPerWord]);
       sum[row] = _mm512_fmadd_ps(left, first, sum[row]);
     }
-    if constexpr (kOfWord == 2) {
+    if constexpr (kPerWord == 2) {
       const __m512 second = widened_half<1>(word[i]);
 #pragma GCC unroll 8
       for (int64_t row = 0; row < kRows; ++row) {
-        const __m512 left = _mm512_set1_ps(a[row * a_row + i * kOfWord + 1]);
+        const __m512 left = _mm512_set1_ps(a[row * a_row + i * kPerWord + 1]);
         sum[row] = _mm512_fmadd_ps(left, second, sum[row]);
       }
     }
@@ -220,21 +220,21 @@ template <typename Number, int kRows>
 [[MOE_AVX2_TARGET, gnu::always_inline]] inline void add_eight(const __m256i (&word)[8],
                                                               const float* a, int64_t a_row,
                                                               __m256 (&sum)[kRows]) {
-  constexpr int64_t kOfWord = sizeof(float) / sizeof(Number);
+  constexpr int64_t kPerWord = sizeof(float) / sizeof(Number);
 #pragma GCC unroll 8
   for (int64_t i = 0; i < kEight; ++i) {
-    const __m256i low = kOfWord == 1 ? word[i] : _mm256_slli_epi32(word[i], 16);
+    const __m256i low = kPerWord == 1 ? word[i] : _mm256_slli_epi32(word[i], 16);
 #pragma GCC unroll 4
     for (int64_t row = 0; row < kRows; ++row) {
-      const __m256 left = _mm256_broadcast_ss(a + row * a_row + i * kOfWord);
+      const __m256 left = _mm256_broadcast_ss(a + row * a_row + i * kPerWord);
       sum[row] = _mm256_fmadd_ps(left, _mm256_castsi256_ps(low), sum[row]);
     }
-    if constexpr (kOfWord == 2) {
+    if constexpr (kPerWord == 2) {
       const __m256i high =
           _mm256_and_si256(word[i], _mm256_set1_epi32(static_cast<int>(0xFFFF0000U)));
 #pragma GCC unroll 4
       for (int64_t row = 0; row < kRows; ++row) {
-        const __m256 left = _mm256_broadcast_ss(a + row * a_row + i * kOfWord + 1);
+        const __m256 left = _mm256_broadcast_ss(a + row * a_row + i * kPerWord + 1);
         sum[row] = _mm256_fmadd_ps(left, _mm256_castsi256_ps(high), sum[row]);
       }
     }

@@ -1,7 +1,5 @@
 // Three loops around the tile: blocks of columns, depth and rows. A block of B stays in the L2
-// cache for all rows, and the rows of A of one tile stay in the L1. Blocks of B with contiguous
-// columns are transposed into strips. Blocks of A with contiguous columns are copied, because
-// consecutive columns can be pages apart.
+// cache for all rows, and the rows of A of one tile stay in the L1.
 
 #include "kernels/cpu/gemm.h"
 
@@ -25,6 +23,13 @@ namespace moe::kernels {
 namespace {
 
 int64_t blocks(int64_t size, int64_t block) { return (size + block - 1) / block; }
+
+// Returns bf16_product_kernel() if both operands are bf16 and there is one, else the first f32
+// kernel.
+const TileKernel& tile_kernel_for(const MatrixView& a, const MatrixView& b) {
+  const TileKernel* bf16 = bf16_product_kernel();
+  return bf16 != nullptr && a.is_bf16() && b.is_bf16() ? *bf16 : tile_kernels().front();
+}
 
 // Returns the number of floats of one packed block, rounded up to a cache line.
 int64_t block_floats(const TileKernel& kernel, const ColumnBlock& block, int64_t k) {
@@ -110,7 +115,7 @@ void parallel_over_rows(const GemmShape& shape, const MatrixView& a, const Matri
   });
 }
 
-// Range of tiles of columns. Tiles are numbered consecutively through all blocks.
+// Range of tiles of columns, which are numbered consecutively over all blocks.
 struct TileRange {
   int64_t grain;  // columns of the widest tile
   int64_t begin, end;
@@ -138,8 +143,8 @@ void run_columns(const GemmShape& shape, const MatrixView& a, ColumnBlocks b,
 }
 
 // Returns the number of rows of A per part if `tiles` tiles of columns are distributed over
-// threads: all rows, unless there are too few tiles for all threads. Each part packs its columns of
-// B again, which takes about as long as the products of kCopyRows rows.
+// threads: all rows if there are enough tiles for all threads. Each part packs its columns of B,
+// which takes about as long as the products of kCopyRows rows.
 int64_t rows_per_piece(int64_t m, int64_t tiles, int64_t grain) {
   constexpr int64_t kCopyRows = 16, kMinRows = 24;
   const int64_t threads = at::get_num_threads();
@@ -209,8 +214,8 @@ struct Product {
   }
 };
 
-// Computes the product by gemm() and returns true, or returns false. The size of the whole product
-// decides, so that the sums do not depend on how the right operand is split.
+// Computes the product by gemm() and returns true, or returns false if it is small or not
+// supported.
 bool try_gemm(const at::Tensor& out, const Product& product, bool accumulate) {
   const GemmShape shape = product.shape(out);
   const bool to_bf16 = out.scalar_type() == at::kBFloat16;
@@ -232,8 +237,7 @@ bool try_gemm(const at::Tensor& out, const Product& product, bool accumulate) {
 }
 
 // Computes the product by skinny_gemm() and returns true. Returns false if the product has many
-// rows or the right operand is not supported. Operands in 16 bits and mapped f32 are supported;
-// other f32 operands, as in training, are not.
+// rows or a right operand is neither in 16 bits nor mapped f32.
 bool try_skinny_gemm(const at::Tensor& out, const Product& product) {
   const auto is_read = [&](const at::Tensor& matrix) {
     const auto stored = matrix.scalar_type();
@@ -261,11 +265,6 @@ bool try_skinny_gemm(const at::Tensor& out, const Product& product) {
 }
 
 }  // namespace
-
-const TileKernel& tile_kernel_for(const MatrixView& a, const MatrixView& b) {
-  const TileKernel* bf16 = bf16_product_kernel();
-  return bf16 != nullptr && a.is_bf16() && b.is_bf16() ? *bf16 : tile_kernels().front();
-}
 
 void gemm_one_thread(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c,
                      int64_t c_row, bool accumulate) {

@@ -3,11 +3,9 @@
 //
 // LibTorch's matrix library reaches 80 to 88 % of the peak of a core at the shapes of small experts
 // and does not support the strided blocks of attention. The inner loop here computes one tile of C
-// in registers (kernels/cpu/gemm_tile.h). Tiles read blocks of f32 with contiguous rows in place.
-// Other blocks may be converted or transposed first (kernels/cpu/gemm_pack.h).
-//
-// Each element is a sum over k in a fixed order, in blocks of kGemmDepth. It does not depend on the
-// number of threads or on the other rows and columns of the product.
+// in registers (kernels/cpu/gemm_tile.h). Tiles read f32 with contiguous rows in place; other
+// blocks are packed first (kernels/cpu/gemm_pack.h). Each element is a sum over k in a fixed order,
+// in blocks of kGemmDepth, for any number of threads, rows and columns.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/CPUAllocator.h>
@@ -60,14 +58,13 @@ void gemm(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, float* c,
 void gemm_one_thread(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c,
                      int64_t c_row, bool accumulate);
 
-// Computes the product in bf16: each complete sum is rounded once.
+// gemm() with bf16 results: each complete sum is rounded once.
 void gemm_to_bf16(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, uint16_t* c,
                   int64_t c_row);
 
-// Computes the product on this thread without storing it. Calls consume(first, rows, c) for rows
-// first .. first + rows - 1 of the result, c [rows, n], when their sums are complete and still in
-// the cache. `consume` may overwrite c and must not call gemm(). REQUIRES: k > 0, n <=
-// kGemmColumns, all blocks of one dtype.
+// Computes the product on this thread. Calls consume(first, rows, c) for rows first .. first + rows
+// - 1 of the result, c [rows, n], while their sums are in the cache. `consume` may overwrite c and
+// must not call gemm(). REQUIRES: k > 0, n <= kGemmColumns, all blocks of one dtype.
 using RowConsumer = std::function<void(int64_t first, int64_t rows, float* c)>;
 void gemm_row_blocks(const GemmShape& shape, const MatrixView& a, ColumnBlocks b,
                      const RowConsumer& consume);
@@ -76,7 +73,7 @@ void gemm_row_blocks(const GemmShape& shape, const MatrixView& a, ColumnBlocks b
 // tensors are read unchanged for both types, f16 tensors for f32 only.
 MatrixView matrix_view(const at::Tensor& matrix, at::ScalarType type);
 bool is_f32_or_bf16(const at::Tensor& tensor);
-// Returns true if gemm() is faster than LibTorch for this shape, false for small products.
+// Returns true if gemm() is faster than LibTorch for this shape: not for small products.
 bool use_own_gemm(const GemmShape& shape);
 
 // matmul_out() (kernels/ops/linear.h) on the CPU for matrices [K, N_i] that are concatenated along
@@ -85,12 +82,11 @@ bool use_own_gemm(const GemmShape& shape);
 void matmul_out_cpu(const at::Tensor& out, const at::Tensor& left, at::TensorList right,
                     at::ScalarType type, bool is_mapped, bool accumulate);
 
-// Returns `tensor` as an operand of LibTorch's products: rounded to `type`, and bf16 widened to f32
-// again.
+// Returns `tensor` rounded to `type`, as an operand of LibTorch's products: bf16 is widened to f32.
 at::Tensor operand_cpu(const at::Tensor& tensor, at::ScalarType type);
 
-// Scratch memory that a thread keeps between calls. Allocations of varying sizes in each call would
-// make the caching allocator (kernels/cpu/caching_allocator.h) split its blocks.
+// Scratch memory that a thread reuses between calls. Allocations of varying sizes in each call
+// would make the caching allocator (kernels/cpu/caching_allocator.h) split its blocks.
 class Scratch {
  public:
   // Returns `count` floats, aligned to a cache line. The previous content may be lost.
@@ -108,10 +104,9 @@ class Scratch {
   int64_t count_ = 0;
 };
 
-// Arguments of SwiGLU fused with the products before it, for inference: out [R, F] = silu(x gate) *
-// (x up). The activation is computed while blocks of both products are in the cache; [R, 2F] is
-// never written to memory. The result has the bits of the products followed by swiglu()
-// (kernels/ops/swiglu.h).
+// SwiGLU fused with the products before it, for inference: out [R, F] = silu(x gate) * (x up). The
+// products [R, 2F] are not materialised. The result has the bits of the products followed by
+// swiglu() (kernels/ops/swiglu.h).
 struct GemmSwigluArgs {
   MatrixView x;                // [R, D]
   ColumnBlocks gate_up;        // [D, 2F], gate first, F > 0, D > 0; all of one dtype

@@ -4,7 +4,6 @@
 #include <array>
 #include <bit>
 #include <cstring>
-#include <span>
 
 #include "kernels/cpu/bf16_words.h"
 #include "kernels/cpu/vector_math.h"
@@ -247,13 +246,13 @@ void pack_columns(Word word, const MatrixView& a, int64_t rows, int64_t k, float
       }
     }
     for (int64_t i = 0; i < rows; i += kTileRows) {
-      float* six = to + i * words + p * kTileRows;
+      float* tile = to + i * words + p * kTileRows;
       const int64_t height = std::min(kTileRows, rows - i);
       for (int64_t q = 0; q < columns; ++q) {
         if (height == kTileRows) {
-          std::memcpy(six + q * kTileRows, from + q * stride + i, kTileRows * sizeof(float));
+          std::memcpy(tile + q * kTileRows, from + q * stride + i, kTileRows * sizeof(float));
         } else {
-          std::copy_n(from + q * stride + i, height, six + q * kTileRows);
+          std::copy_n(from + q * stride + i, height, tile + q * kTileRows);
         }
       }
     }

@@ -1,8 +1,7 @@
 #pragma once
-// Packs blocks of operands in the order in which tiles read them (kernels/cpu/gemm_tile.h), as
-// words of the kernel: f32, or two bf16. Packing also rounds and widens. Blocks stay in the caches,
-// so that products in bf16 do not copy whole operands. Strides are in words, sizes in elements.
-// Words are declared as float.
+// Packs blocks of operands in the order in which tiles read them (kernels/cpu/gemm_tile.h), rounded
+// or widened to the words of the kernel. Strides are in words, sizes in elements. Words are
+// declared as float.
 
 #include <span>
 #include <vector>

@@ -1,6 +1,5 @@
 // One template for all instruction sets. The compiler keeps `sum` in registers, because all its
-// indices are constants after unrolling, and fuses multiplications and additions if the CPU has
-// FMA.
+// indices are constants after unrolling.
 
 #include "kernels/cpu/gemm_tile.h"
 
@@ -99,22 +98,14 @@ template <typename Multiply, typename Vector, int kRows, int kVectors>
   }
 }
 
-template <typename Multiply, typename Vector, int kVectors>
+template <typename Multiply, typename Vector, int kVectors, int kRows = kTileRows>
 [[gnu::always_inline]] inline void run_rows(const Tile& tile) {
-  switch (tile.rows) {
-    case 6:
-      return run_tile<Multiply, Vector, 6, kVectors>(tile);
-    case 5:
-      return run_tile<Multiply, Vector, 5, kVectors>(tile);
-    case 4:
-      return run_tile<Multiply, Vector, 4, kVectors>(tile);
-    case 3:
-      return run_tile<Multiply, Vector, 3, kVectors>(tile);
-    case 2:
-      return run_tile<Multiply, Vector, 2, kVectors>(tile);
-    default:
-      return run_tile<Multiply, Vector, 1, kVectors>(tile);
+  if constexpr (kRows > 1) {
+    if (tile.rows < kRows) {
+      return run_rows<Multiply, Vector, kVectors, kRows - 1>(tile);
+    }
   }
+  run_tile<Multiply, Vector, kRows, kVectors>(tile);
 }
 
 template <typename Multiply, typename Vector>

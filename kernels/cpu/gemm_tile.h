@@ -1,7 +1,7 @@
 #pragma once
-// One tile of a matrix product in registers while k advances: 6 rows by one to four vectors, or 32
-// rows by two with a matrix unit (kernels/cpu/amx_tile.h). The instruction set is chosen at run
-// time. A and B are read in words of four bytes: one f32 or two bf16.
+// One tile of a matrix product in registers: 6 rows by one to four vectors, or 32 rows by two with
+// a matrix unit (kernels/cpu/amx_tile.h). The instruction set is chosen at run time. A and B are
+// read in words of four bytes: one f32 or two bf16.
 
 #include <cstdint>
 #include <vector>
@@ -45,7 +45,7 @@ struct TileKernel {
   bool reads_along_k() const { return rows != kTileRows; }
 };
 
-// Lets this thread run tiles of the kernel, in its scope.
+// Scope in which this thread may run tiles of the kernel.
 class KernelUse {
  public:
   explicit KernelUse(const TileKernel& kernel) : end_(kernel.end) {
@@ -77,10 +77,6 @@ const TileKernel* bf16_product_kernel();
 
 struct GemmShape;
 struct MatrixView;
-
-// Returns the kernel for these operands: bf16_product_kernel() if both are bf16 and there is one,
-// else the first f32 kernel.
-const TileKernel& tile_kernel_for(const MatrixView& a, const MatrixView& b);
 
 // gemm_one_thread() (kernels/cpu/gemm.h) with a given kernel. A bf16 kernel requires operands that
 // are stored in bf16 or rounded to it.

@@ -1,5 +1,3 @@
-// permute.h on the CPU. The compiler vectorises the loops (vector_math.h).
-
 #include "kernels/ops/permute.h"
 
 #include <ATen/Parallel.h>
@@ -51,7 +49,7 @@ size_t row_bytes(const Args& args) {
   return static_cast<size_t>(args.shape.width) * (args.is_bf16 ? 2 : 4);
 }
 
-// Copies rows: no token has two.
+// For at most one row per token.
 void copy_rows(const UnpermuteArgs& args) {
   const size_t bytes = row_bytes(args);
   const auto* rows = static_cast<const char*>(args.rows);
@@ -68,7 +66,7 @@ void copy_rows(const UnpermuteArgs& args) {
   });
 }
 
-// Rows by token: those of token t, in their order, are row[first[t]] .. row[first[t + 1] - 1].
+// Rows by token: token t has row[first[t]] .. row[first[t + 1] - 1], in ascending order.
 struct RowsByToken {
   std::vector<int64_t> first;  // [T + 1]
   std::vector<int64_t> row;
@@ -94,8 +92,7 @@ RowsByToken rows_by_token(const UnpermuteArgs& args) {
   return by_token;
 }
 
-// Sums the rows of each token in f32, in parallel over tokens. The order of a token's sum is fixed,
-// so that the result does not depend on the number of threads.
+// Sums the rows of each token in f32, in parallel over tokens.
 template <typename Row, typename Out>
 void sum_rows(const UnpermuteArgs& args) {
   const int64_t width = args.shape.width;

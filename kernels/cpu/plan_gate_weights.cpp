@@ -1,12 +1,11 @@
 // plan_gate_weights.h on the CPU. Threads process blocks of tokens. The block size depends on the
-// number of tokens only, the sums of the blocks are added in order, and counters are integers, so
-// that results do not depend on the number of threads.
+// number of tokens only and the sums of the blocks are added in order, so that results do not
+// depend on the number of threads.
 
 #include "kernels/ops/plan_gate_weights.h"
 
 #include <ATen/Parallel.h>
 
-#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -111,28 +110,6 @@ void normalised_weights(const float* logits, const float* count, int64_t experts
   }
 }
 
-// Factors of the losses for the tokens of one rank.
-class RankShare {
- public:
-  RankShare(const PlanRows& plan, const GateOptions& options, const int32_t* chosen,
-            int64_t source_rank)
-      : chosen_(chosen + source_rank * plan.experts),
-        experts_(static_cast<float>(plan.experts)),
-        tokens_(static_cast<float>(chosen[plan.ranks * plan.experts + source_rank])),
-        weight_(1.0F / (tokens_ * static_cast<float>(options.ranks_in_use))) {}
-
-  // Returns the weight of one token in the mean over ranks of means over tokens.
-  float weight() const { return weight_; }
-  // Returns the factor of the token's probability of expert e in the load-balance loss.
-  float balance(int64_t e) const {
-    return experts_ * (static_cast<float>(chosen_[e]) / tokens_) * weight_;
-  }
-
- private:
-  const int32_t* chosen_;
-  float experts_, tokens_, weight_;
-};
-
 void count_choices(const PlanGateWeightsArgs& args) {
   const PlanRows& plan = args.plan;
   const int64_t pairs = plan.ranks * plan.experts;
@@ -173,18 +150,13 @@ LossTerms token_gate_weights(const PlanGateWeightsArgs& args, int64_t t,
   if (source_rank >= plan.ranks) {
     return {};
   }
-  const RankShare share(plan, args.options, args.chosen, source_rank);
+  const float share = token_weight(plan, args.options, args.chosen, source_rank);
   float balance = 0;
   for (int64_t e = 0; e < experts; ++e) {
-    balance += share.balance(e) * probability[static_cast<size_t>(e)];
+    balance += balance_factor(plan, args.chosen, source_rank, e, share) *
+               probability[static_cast<size_t>(e)];
   }
-  return {balance, share.weight() * log_sum * log_sum};
-}
-
-// Returns the share of a row in the weight of its (token, expert).
-float row_share(const PlanRows& plan, const float* count, int64_t row) {
-  const float n = count[plan.token[row] * plan.experts + plan.expert[row]];
-  return static_cast<float>(plan.count[row]) / std::max(n, 1.0F);
+  return {balance, share * log_sum * log_sum};
 }
 
 // Calls each(row, index into [T, E]) for the rows in use and others(row) for the rest, in parallel.
@@ -211,8 +183,8 @@ void token_logit_gradients(const PlanGateWeightsBackwardArgs& args, int64_t t,
   const float log_sum = softmax(args.logits + t * experts, experts, probability.data());
   float all = 0;
   for (int64_t e = 0; e < experts; ++e) {
-    const float of_all = args.grad_combine == nullptr ? 0 : args.grad_combine[t * experts + e];
-    grad_gate[e] = (grad_gate[e] + of_all) * weight[e];
+    const float grad = args.grad_combine == nullptr ? 0 : args.grad_combine[t * experts + e];
+    grad_gate[e] = (grad_gate[e] + grad) * weight[e];
     all += grad_gate[e];
   }
   const bool through_all = args.options.straight_through || !args.options.normalise;
@@ -223,15 +195,18 @@ void token_logit_gradients(const PlanGateWeightsBackwardArgs& args, int64_t t,
   if (source_rank >= plan.ranks) {
     return;
   }
-  const RankShare share(plan, args.options, args.chosen, source_rank);
-  const float of_balance = args.grad_load_balance == nullptr ? 0 : *args.grad_load_balance;
-  const float of_z = args.grad_z == nullptr ? 0 : 2 * share.weight() * log_sum * *args.grad_z;
+  const float share = token_weight(plan, args.options, args.chosen, source_rank);
+  const auto factor = [&](int64_t e) {
+    return balance_factor(plan, args.chosen, source_rank, e, share);
+  };
+  const float grad_balance = args.grad_load_balance == nullptr ? 0 : *args.grad_load_balance;
+  const float grad_lse = args.grad_z == nullptr ? 0 : 2 * share * log_sum * *args.grad_z;
   float mean = 0;
   for (int64_t e = 0; e < experts; ++e) {
-    mean += share.balance(e) * probability[static_cast<size_t>(e)];
+    mean += factor(e) * probability[static_cast<size_t>(e)];
   }
   for (int64_t e = 0; e < experts; ++e) {
-    to[e] += probability[static_cast<size_t>(e)] * (of_balance * (share.balance(e) - mean) + of_z);
+    to[e] += probability[static_cast<size_t>(e)] * (grad_balance * (factor(e) - mean) + grad_lse);
   }
 }
 

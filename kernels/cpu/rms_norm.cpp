@@ -1,11 +1,7 @@
-// rms_norm.h on the CPU, f32. Each row is read twice. The compiler vectorises the loops
-// (vector_math.h).
-
 #include "kernels/ops/rms_norm.h"
 
 #include <ATen/Parallel.h>
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <vector>
@@ -17,7 +13,7 @@ namespace moe::kernels {
 
 namespace {
 
-// Minimum rows per thread, and rows of a partial sum over tokens. Small, for CPUs with many cores.
+// Minimum rows per thread, and rows of a partial sum of the weight gradient.
 constexpr int64_t kStrip = 32;
 
 MOE_VECTOR_CLONES float sum_of_squares(const float* x, int64_t width) {

@@ -1,10 +1,7 @@
-// router.h on the CPU: choices of each token, in parallel over tokens.
-
 #include "kernels/ops/router.h"
 
 #include <ATen/Parallel.h>
 
-#include <algorithm>
 #include <bit>
 #include <functional>
 #include <vector>

@@ -1,6 +1,3 @@
-// Distributes columns over threads and selects the kernel. Products with more rows than the kernel
-// supports use gemm(), which sums in the same order.
-
 #include "kernels/cpu/skinny_gemm.h"
 
 #include <ATen/Parallel.h>
@@ -8,11 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstdint>
-#include <vector>
 
 #include "kernels/cpu/bf16_words.h"
-#include "kernels/cpu/gemm.h"
 #include "kernels/cpu/vector_math.h"
 
 namespace moe::kernels {
@@ -110,21 +104,17 @@ void multiply_few_rows(const FewRowsKernel& kernel, const GemmShape& shape, cons
 
 }  // namespace
 
-void skinny_gemm_with(int64_t number, const GemmShape& shape, const float* a, ColumnBlocks b,
-                      float* c, int64_t c_row) {
-  const FewRowsKernel& kernel = few_rows_kernels().at(static_cast<size_t>(number));
+void skinny_gemm(const GemmShape& shape, const float* a, ColumnBlocks b, float* c, int64_t c_row,
+                 size_t kernel) {
+  const FewRowsKernel& few_rows = few_rows_kernels().at(kernel);
   if (shape.m == 0 || shape.n == 0) {
     return;
   }
-  if (shape.m > kernel.max_rows || shape.k == 0) {
+  if (shape.m > few_rows.max_rows || shape.k == 0) {
     gemm(shape, {a, shape.k, 1}, b, c, c_row, /*accumulate=*/false);
     return;
   }
-  multiply_few_rows(kernel, shape, a, b, c, c_row);
-}
-
-void skinny_gemm(const GemmShape& shape, const float* a, ColumnBlocks b, float* c, int64_t c_row) {
-  skinny_gemm_with(0, shape, a, b, c, c_row);
+  multiply_few_rows(few_rows, shape, a, b, c, c_row);
 }
 
 bool can_use_skinny_gemm(const GemmShape& shape, const MatrixView& b) {

@@ -1,9 +1,8 @@
 #pragma once
-// Skinny GEMM on the CPU, for 1-48 rows, as in generation: reads the weight matrix in place. gemm()
-// packs B, which does not pay off for few rows. Each kernel loads several columns of B at once and
-// transposes them in registers, so that a vector lane holds one output column and the accumulation
-// order along k is that of gemm(): both give the same bits. With one row the product is bound by
-// reading B, which happens once and in order; with more rows by arithmetic.
+// Skinny GEMM on the CPU, for 1-48 rows, as in generation: reads B in place, where gemm() packs it.
+// Kernels load several columns of B at once and transpose them in registers, so that a vector lane
+// has one output column and the accumulation order along k is that of gemm(): both give the same
+// bits. One row is bound by the memory bandwidth, more rows by arithmetic.
 //
 // m rows, k depth, n columns.
 
@@ -19,14 +18,12 @@ inline constexpr int64_t kMaxSkinnyRows = 48;
 // Computes c [m, n] = a [m, k] b [k, n]. a f32 with contiguous rows; b f32, bf16 or f16 with
 // contiguous columns (b.row is 1); c has a row stride of c_row. The result does not depend on the
 // number of threads or on other rows and columns: a sequence has the same numbers in any batch.
-void skinny_gemm(const GemmShape& shape, const float* a, ColumnBlocks b, float* c, int64_t c_row);
+// Uses few_rows_kernels()[kernel].
+void skinny_gemm(const GemmShape& shape, const float* a, ColumnBlocks b, float* c, int64_t c_row,
+                 size_t kernel = 0);
 
 // Returns true if skinny_gemm() supports the product.
 bool can_use_skinny_gemm(const GemmShape& shape, const MatrixView& b);
-
-// Computes the product with few_rows_kernels()[number]; skinny_gemm() uses number 0.
-void skinny_gemm_with(int64_t number, const GemmShape& shape, const float* a, ColumnBlocks b,
-                      float* c, int64_t c_row);
 
 inline constexpr int64_t kColumnBlock = 16;  // n must be a multiple of it in a kernel
 inline constexpr int64_t kDepthBlock = 32;   // maximum number of elements loaded per column

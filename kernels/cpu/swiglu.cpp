@@ -1,5 +1,4 @@
-// swiglu.h on the CPU, one pass per row without temporary tensors, and SwiGLU fused with the
-// products before it. The compiler vectorises the loops (vector_math.h).
+// swiglu.h on the CPU, and SwiGLU fused with the products before it (gemm.h).
 
 #include "kernels/ops/swiglu.h"
 
@@ -25,8 +24,7 @@ MOE_VECTOR_CLONES void forward_piece(const float* gates, const float* ups, int64
   }
 }
 
-// kWritesOut: also writes the activation, with the same exponential. `out` must not alias the
-// inputs.
+// Writes the activation to `out` with kWritesOut. `out` must not alias the inputs.
 template <bool kWritesOut>
 MOE_VECTOR_CLONES void backward_piece(const float* grad_out, const float* gates, const float* ups,
                                       int64_t count, float* grad_gate, float* grad_up,

@@ -1,6 +1,6 @@
-// Each thread computes blocks of columns and folds their logits into a maximum and a sum of
-// exponentials per row while they are in the L2 cache. The blocks of a row are combined at the end,
-// in order, so that the result does not depend on the number of threads.
+// Each thread computes blocks of columns and reduces their logits while they are in the L2 cache.
+// The blocks of a row are combined at the end, in order, so that the result does not depend on the
+// number of threads.
 
 #include "kernels/ops/token_log_probs.h"
 
@@ -9,9 +9,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <vector>
 
-#include "kernels/cpu/gemm.h"
 #include "kernels/cpu/vector_math.h"
 
 namespace moe::kernels {
@@ -24,9 +22,8 @@ struct LogitBlock {
   double sum = 0;  // of exp(logit - max)
 };
 
-// exp(x) for x <= 0 to 2 ulp, as a power of two, by the polynomial of Cephes' exp2f. Below -87 the
-// result is 2^-125 or less; NaN stays NaN. Takes two thirds of the operations of vector_exp(). A
-// head evaluates it once per logit.
+// Returns exp(x) for x <= 0 to 2 ulp by the polynomial of Cephes' exp2f; 2^-125 or less below -87.
+// NaN stays NaN. Takes two thirds of the operations of vector_exp().
 inline float exp_negative(float x) {
   constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds
   const float power = x * 1.44269504F;
@@ -43,24 +40,13 @@ inline float exp_negative(float x) {
   return p * std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 127) << 23);
 }
 
-// Reduces term(0) .. term(count - 1) with four vectors of sixteen accumulators, to hide their
-// latency. They are joined in a tree at the end.
+// vector_reduce() with 64 accumulators, to hide the latency, which are joined in a tree.
 template <typename Term, typename Join>
 [[gnu::always_inline]] inline float reduce_logits(int64_t count, float start, Term term,
                                                   Join join) {
   constexpr int64_t kLanes = 64;
   float lane[kLanes];
-  std::fill_n(lane, kLanes, start);
-  const int64_t whole = count / kLanes * kLanes;
-  for (int64_t i = 0; i < whole; i += kLanes) {
-    for (int64_t k = 0; k < kLanes; ++k) {
-      lane[k] = join(lane[k], term(i + k));
-    }
-  }
-  float rest = start;
-  for (int64_t i = whole; i < count; ++i) {
-    rest = join(rest, term(i));
-  }
+  const float rest = reduce_lanes<float>(count, start, term, join, lane);
   for (int64_t width = kLanes / 2; width > 0; width /= 2) {
     for (int64_t k = 0; k < width; ++k) {
       lane[k] = join(lane[k], lane[k + width]);
@@ -126,9 +112,9 @@ class RowsOfLogits {
     for (int64_t row = 0; row < rows_; ++row) {
       const LogitBlock* blocks = logits_.data() + row * blocks_;
       float max = -INFINITY;
-      int64_t likeliest = 0;  // the first block with the largest logit
+      int64_t argmax_block = 0;  // the first block with the largest logit
       for (int64_t block = 0; block < blocks_; ++block) {
-        likeliest = blocks[block].max > max ? block : likeliest;
+        argmax_block = blocks[block].max > max ? block : argmax_block;
         max = std::max(max, blocks[block].max);
       }
       double sum = 0;
@@ -140,7 +126,7 @@ class RowsOfLogits {
         const auto& [logit, is_first_max] = targets_[static_cast<size_t>(i - first_target(0))];
         const int64_t block = args_.targets[static_cast<size_t>(i)].token / kGemmColumns;
         args_.results[i] = {static_cast<float>(logit - logsumexp),
-                            is_first_max && block == likeliest};
+                            is_first_max && block == argmax_block};
       }
     }
   }
@@ -172,8 +158,8 @@ class RowsOfLogits {
 }  // namespace
 
 void token_log_probs_cpu(const TokenLogProbArgs& args) {
-  // Each block of the weight is packed once per max_rows. With several blocks of depth the sums of
-  // all rows are kept.
+  // Each block of the weight is packed once per max_rows. With several blocks of depth
+  // gemm_row_blocks() stores the sums of all rows.
   const int64_t max_rows = args.width > kGemmDepth ? 512 : 2048;
   for (int64_t row = 0; row < args.rows; row += max_rows) {
     RowsOfLogits rows(args, row, std::min(max_rows, args.rows - row));

@@ -1,13 +1,12 @@
-// top_k_plan.h on the CPU. The requests of a group are stored in lists, one per segment. A segment
-// is one choice (or all choices with by_score), or the fill-ins. Threads process blocks of tokens
-// (collect, rectify) and lists (sort, write). The output position of a block or list follows from
-// the counts of all earlier ones, so that the plan does not depend on the number of threads.
+// top_k_plan.h on the CPU. The requests of a group are stored in one list per segment: one choice
+// (all choices with by_score), or the fill-ins. Threads process blocks of tokens (collect, rectify)
+// and lists (sort, write). The output position of a block or list follows from the counts of all
+// earlier ones, so that the plan does not depend on the number of threads.
 
 #include "kernels/ops/top_k_plan.h"
 
 #include <ATen/Parallel.h>
 
-#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <memory>
@@ -85,9 +84,9 @@ class TopKPlanner {
   // Calls each(token, choice, list) for the requests of tokens begin .. end - 1, in order.
   template <typename Each>
   void for_each_request(int64_t begin, int64_t end, Each each) const {
-    const int64_t asked = shape_.k + (shape_.fill ? 1 : 0);
+    const int64_t choices = shape_.k + (shape_.fill ? 1 : 0);
     for (int64_t t = begin; t < end; ++t) {
-      for (int64_t c = 0; c < asked && in_.source_rank[t] < shape_.ranks; ++c) {
+      for (int64_t c = 0; c < choices && in_.source_rank[t] < shape_.ranks; ++c) {
         const int64_t group =
             in_.choice[t * shape_.choices + c] * shape_.ranks + in_.source_rank[t];
         const int64_t segment = !shape_.by_score ? c : c < shape_.k ? 0 : 1;
@@ -133,7 +132,7 @@ class TopKPlanner {
     });
   }
 
-  // Determines how many requests of each list are accepted.
+  // Sets fits_.
   void share_capacity() {
     for (int64_t group = 0; group < groups_; ++group) {
       int64_t free = in_.capacity[group % shape_.ranks];
@@ -196,20 +195,6 @@ class TopKPlanner {
     }
   }
 
-  void write_row(int64_t row, int64_t token, int64_t expert, int64_t choice, int64_t count) const {
-    out_.token[row] = token;
-    out_.expert[row] = expert;
-    out_.choice[row] = choice;
-    out_.count[row] = count;
-  }
-  void write_overflow(int64_t row, int64_t token, int64_t expert, int64_t choice) const {
-    if (row < out_.overflow_max) {
-      out_.overflow_token[row] = token;
-      out_.overflow_expert[row] = expert;
-      out_.overflow_choice[row] = choice;
-    }
-  }
-
   void write(int64_t list) const {
     const auto at = static_cast<size_t>(list);
     const uint64_t* keys = keys_.get() + start_[at];
@@ -219,9 +204,9 @@ class TopKPlanner {
       const int64_t token = key_token(keys[i]);
       const auto choice = static_cast<int64_t>(keys[i] & 0xffffffffU) % shape_.choices;
       if (i < fits) {
-        write_row(row_[at] + i, token, expert, choice, 1);
+        write_row(out_, row_[at] + i, token, expert, choice, 1);
       } else {
-        write_overflow(overflow_[at] + i - fits, token, expert, choice);
+        write_overflow(out_, overflow_[at] + i - fits, token, expert, choice);
       }
     }
   }
@@ -233,7 +218,7 @@ class TopKPlanner {
     for_each_block([&](int64_t block, int64_t begin, int64_t end) {
       int64_t* next = missing_.data() + block * groups_;
       for_each_missing(begin, end, [&](int64_t t, int64_t group) {
-        write_row(next[group]++, t, group / shape_.ranks, shape_.k + 1,
+        write_row(out_, next[group]++, t, group / shape_.ranks, shape_.k + 1,
                   shape_.k - served_[static_cast<size_t>(t)]);
       });
     });
@@ -241,13 +226,13 @@ class TopKPlanner {
 
   void write_unused() const {
     constexpr int64_t kGrainRows = 4096;
-    const int64_t most = std::max(out_.rows_max - used_, out_.overflow_max - refused_);
-    at::parallel_for(0, std::max<int64_t>(0, most), kGrainRows, [&](int64_t begin, int64_t end) {
+    const int64_t max = std::max(out_.rows_max - used_, out_.overflow_max - refused_);
+    at::parallel_for(0, std::max<int64_t>(0, max), kGrainRows, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < std::min(end, out_.rows_max - used_); ++i) {
-        write_row(used_ + i, 0, shape_.experts, 0, 0);
+        write_row(out_, used_ + i, 0, shape_.experts, 0, 0);
       }
       for (int64_t i = begin; i < std::min(end, out_.overflow_max - refused_); ++i) {
-        write_overflow(refused_ + i, 0, shape_.experts, 0);
+        write_overflow(out_, refused_ + i, 0, shape_.experts, 0);
       }
     });
   }

@@ -1,5 +1,3 @@
-// Row maximum, and transposes of sixteen columns for packing in f32.
-
 #include "kernels/cpu/vector_math.h"
 
 #include <cmath>
@@ -12,8 +10,8 @@ namespace {
 #if defined(__x86_64__)
 // Stores transposed words as rows: one row of f32, or two rows of bf16 as f32.
 template <typename Number>
-[[MOE_AVX512_TARGET, gnu::always_inline]] inline void put_widened(__m512i words, int64_t width,
-                                                                  int64_t rows, float* to) {
+[[MOE_AVX512_TARGET, gnu::always_inline]] inline void store_widened(__m512i words, int64_t width,
+                                                                    int64_t rows, float* to) {
   if constexpr (sizeof(Number) == sizeof(float)) {
     _mm512_storeu_si512(to, words);
   } else {
@@ -27,15 +25,14 @@ template <typename Number>
 template <typename Number>
 [[MOE_AVX512_TARGET]] void widen_columns(const Number* from, int64_t stride, int64_t k,
                                          int64_t width, float* to) {
-  constexpr int64_t kOfWord = sizeof(float) / sizeof(Number), kNumbers = 16 * kOfWord;
+  constexpr int64_t kPerWord = sizeof(float) / sizeof(Number), kNumbers = 16 * kPerWord;
   for (int64_t p = 0; p < k; p += kNumbers) {
     __m512i word[16];
 #pragma GCC unroll 16
     for (int64_t r = 0; r < 16; ++r) {
       const Number* column = from + r * stride + p;
-      __builtin_prefetch(
-          column +
-          16 * stride);  // of the next sixteen columns, which the hardware does not prefetch
+      // The hardware does not prefetch the next sixteen columns.
+      __builtin_prefetch(column + 16 * stride);
       word[r] = sixteen_words(column, k - p);
     }
     transpose_words(word);
@@ -43,22 +40,21 @@ template <typename Number>
     if (k - p >= kNumbers) {
 #pragma GCC unroll 16
       for (int64_t i = 0; i < 16; ++i) {
-        put_widened<Number>(word[i], width, kOfWord, row + i * kOfWord * width);
+        store_widened<Number>(word[i], width, kPerWord, row + i * kPerWord * width);
       }
     } else {
 #pragma GCC unroll 16
       for (int64_t i = 0; i < 16; ++i) {
-        if (p + i * kOfWord < k) {
-          put_widened<Number>(word[i], width, k - p - i * kOfWord, row + i * kOfWord * width);
+        if (p + i * kPerWord < k) {
+          store_widened<Number>(word[i], width, k - p - i * kPerWord, row + i * kPerWord * width);
         }
       }
     }
   }
 }
 #else
-template <typename Number>
-void widen_columns(const Number* /*from*/, int64_t /*stride*/, int64_t /*k*/, int64_t /*width*/,
-                   float* /*to*/) {
+template <typename... Arguments>
+void widen_columns(Arguments...) {
   std::abort();
 }
 #endif

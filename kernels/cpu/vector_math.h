@@ -1,7 +1,7 @@
 #pragma once
-// Arithmetic that the compiler vectorises inside a plain loop (no branches, no calls), and AVX-512
-// transposes of sixteen columns. MOE_VECTOR_CLONES compiles a function once per instruction set,
-// and the loader picks the one that the CPU supports. arm64 has one instruction set.
+// Arithmetic without branches and calls, which the compiler vectorises in a loop, and AVX-512
+// transposes of sixteen columns. MOE_VECTOR_CLONES compiles a function for each instruction set;
+// the loader selects one that the CPU supports.
 
 #include <bit>
 #include <cstddef>
@@ -11,9 +11,8 @@
 #include <immintrin.h>
 #endif
 
-// Empty for clang (clang-tidy), which cannot clone a template, and for the thread sanitizer, which
-// would enter its library from the resolver before the loader has linked that library.
-
+// Empty for clang (clang-tidy), which cannot clone a template, and for the thread sanitizer, whose
+// library is not linked yet when the resolver runs.
 #if defined(__clang__) || defined(__SANITIZE_THREAD__) || !defined(__x86_64__)
 #define MOE_VECTOR_CLONES
 #else
@@ -22,8 +21,8 @@
 
 namespace moe::kernels {
 
-// Returns exp(x) to 2 ulp for x in [-87, 87], and the value of the nearer end beyond; NaN stays
-// NaN. Reduction of Cody and Waite, then the polynomial of Cephes' expf.
+// Returns exp(x) to 2 ulp, with x clamped to [-87, 87]; NaN stays NaN. Reduction of Cody and Waite,
+// then the polynomial of Cephes' expf.
 inline float vector_exp(float x) {
   constexpr float kMax = 87.0F, kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds
   float clamped = x < -kMax ? -kMax : x;
@@ -41,7 +40,7 @@ inline float vector_exp(float x) {
   return p * std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 127) << 23);
 }
 
-// exp(x) for x <= 0 in softmaxes; 0 below -87.
+// Returns exp(x) for x <= 0; 0 below -87.
 inline float vector_exp_negative(float x) { return x < -87.0F ? 0.0F : vector_exp(x); }
 
 inline float widen(float value) { return value; }
@@ -87,15 +86,12 @@ using Float4 [[gnu::vector_size(16)]] = float;
   to[3] = __builtin_shufflevector(high, high2, 2, 3, 6, 7);
 }
 
-// Reduces f32 terms term(0) .. term(count - 1) with `join`, for which `start` is neutral. Sixteen
-// accumulators, so that the order, and with it the rounding, is the same for all instruction sets.
-// Then follow the terms past a multiple of sixteen, then the accumulators. Total is double if these
-// last joins must be more precise.
-template <typename Total, typename Term, typename Join>
-[[gnu::always_inline]] inline Total vector_reduce(int64_t count, float start, Term term,
-                                                  Join join) {
-  constexpr int64_t kLanes = 16;
-  float lane[kLanes];
+// Reduces f32 terms with `join`, for which `start` is neutral: term(0) .. term(whole - 1), for the
+// largest multiple `whole` of kLanes up to `count`, into kLanes accumulators, and the others into
+// the result. The number of accumulators makes the order equal for all instruction sets.
+template <typename Total, int64_t kLanes, typename Term, typename Join>
+[[gnu::always_inline]] inline Total reduce_lanes(int64_t count, float start, Term term, Join join,
+                                                 float (&lane)[kLanes]) {
   for (float& each : lane) {
     each = start;
   }
@@ -109,6 +105,15 @@ template <typename Total, typename Term, typename Join>
   for (int64_t i = whole; i < count; ++i) {
     total = join(total, term(i));
   }
+  return total;
+}
+
+// Returns the reduction of term(0) .. term(count - 1). The last joins are computed as Total.
+template <typename Total, typename Term, typename Join>
+[[gnu::always_inline]] inline Total vector_reduce(int64_t count, float start, Term term,
+                                                  Join join) {
+  float lane[16];
+  Total total = reduce_lanes<Total>(count, start, term, join, lane);
   for (const float part : lane) {
     total = join(total, part);
   }
@@ -125,16 +130,16 @@ template <typename Total, typename Term>
 float row_max(const float* row, int64_t count);
 
 // Transposes sixteen columns of f32 or bf16, `stride` elements apart, of k contiguous elements
-// each: to[p * width + r] = element p of column r, as f32. Requires has_avx512_transpose().
+// each: to[p * width + r] = element p of column r, as f32. REQUIRES: has_avx512_transpose().
 void transpose_to_f32(const float* from, int64_t stride, int64_t k, int64_t width, float* to);
 void transpose_to_f32(const uint16_t* from, int64_t stride, int64_t k, int64_t width, float* to);
 
-// Returns true if the CPU supports the functions below. Other CPUs transpose four columns.
+// Returns true if the CPU supports transpose_to_f32() and the functions below.
 inline bool has_avx512_transpose() {
 #if defined(__x86_64__)
-  static const bool transposes =
+  static const bool is_supported =
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-  return transposes;
+  return is_supported;
 #else
   return false;
 #endif

@@ -12,7 +12,7 @@ namespace {
 
 // Factors shared by all parameters, computed in f64 on the host.
 struct Factors {
-  float kept;                        // 1 - lr * weight_decay
+  float decay;                       // 1 - lr * weight_decay
   float beta1, rest1, beta2, rest2;  // rest = 1 - beta
   float step;                        // lr / (1 - beta1^t)
   float root;                        // 1 / sqrt(1 - beta2^t)
@@ -40,7 +40,7 @@ __global__ void adamw_kernel(const G* gradient, float* master, float* mean, floa
     const float v = by.beta2 * squares.at[k] + by.rest2 * g * g;
     means.at[k] = m;
     squares.at[k] = v;
-    masters.at[k] = masters.at[k] * by.kept - by.step * m / (sqrtf(v) * by.root + by.eps);
+    masters.at[k] = masters.at[k] * by.decay - by.step * m / (sqrtf(v) * by.root + by.eps);
     weights.at[k] = __float2bfloat16(masters.at[k]);
   }
   store(master + i, masters);
@@ -52,13 +52,13 @@ __global__ void adamw_kernel(const G* gradient, float* master, float* mean, floa
 }
 
 template <typename G>
-void run(const G* gradient, const AdamWArgs& args, const Factors& factors, void* stream) {
-  auto* weight = static_cast<__nv_bfloat16*>(args.weight);
+void run(const AdamWArgs& args, const Factors& factors, void* stream) {
   const bool vectors =
-      fits_vectors(args.count, gradient, args.master, args.mean, args.square, weight);
+      fits_vectors(args.count, args.gradient, args.master, args.mean, args.square, args.weight);
   launch(vectors ? adamw_kernel<G, kVector> : adamw_kernel<G, 1>,
-         ceil_div(args.count / (vectors ? kVector : 1), kThreads), kThreads, stream, gradient,
-         args.master, args.mean, args.square, weight, args.gradient_scale, args.count, factors);
+         ceil_div(args.count / (vectors ? kVector : 1), kThreads), kThreads, stream, args.gradient,
+         args.master, args.mean, args.square, args.weight, args.gradient_scale, args.count,
+         factors);
 }
 
 __global__ void round_kernel(const float* in,  // [count]
@@ -86,11 +86,7 @@ void adamw_cuda(const AdamWArgs& args, const AdamWSettings& settings, void* stre
                         static_cast<float>(settings.lr / (1 - std::pow(settings.beta1, t))),
                         static_cast<float>(1 / std::sqrt(1 - std::pow(settings.beta2, t))),
                         static_cast<float>(settings.eps)};
-  if (args.gradient_is_bf16) {
-    run(static_cast<const __nv_bfloat16*>(args.gradient), args, factors, stream);
-  } else {
-    run(static_cast<const float*>(args.gradient), args, factors, stream);
-  }
+  (args.gradient_is_bf16 ? run<__nv_bfloat16> : run<float>)(args, factors, stream);
 }
 
 void stochastic_round_cuda(const StochasticRoundArgs& args, void* stream) {

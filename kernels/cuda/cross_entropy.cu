@@ -1,7 +1,5 @@
 // cross_entropy.h on CUDA: one block per row. Log-sum-exp reads a row once. The loss reads it
-// again, from the L2 for common vocabularies, and replaces it by its gradient. A bf16 gradient is
-// written to the first half of the row's memory, which the block has read by then: the elements
-// written take half the bytes of those read.
+// twice, the second time from the L2 for common vocabularies, and replaces it by its gradient.
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/cross_entropy.h"
@@ -10,7 +8,7 @@ namespace moe::kernels {
 
 namespace {
 
-constexpr int kRowThreads = 512;  // one block per row
+constexpr int kRowThreads = 512;
 constexpr int kNoIndex = 0x7fffffff;
 
 // Reduction of a row of logits by a block in one pass ("online softmax", Milakov and Gimelshein
@@ -30,9 +28,7 @@ __device__ void add_logit(RowSoftmax& part, float x, int index) {
     part.max = x;
     part.index = index;
   } else {
-    part.sum += x == part.max
-                    ? 1.0F
-                    : expf(x - part.max);  // equal: exp(-infinity - -infinity) would be NaN
+    part.sum += x == part.max ? 1.0F : expf(x - part.max);  // avoids exp(-infinity + infinity)
   }
 }
 
@@ -115,8 +111,7 @@ template <typename Out>
 void run(const CrossEntropyArgs& args, void* stream) {
   const bool vectors = fits_vectors(args.vocabulary, args.logits);
   launch(vectors ? loss_kernel<Out, kVector> : loss_kernel<Out, 1>, args.rows, kRowThreads, stream,
-         args.logits, args.target, args.loss, static_cast<int>(args.vocabulary),
-         static_cast<float>(args.scale));
+         args.logits, args.target, args.loss, args.vocabulary, args.scale);
 }
 
 template <int kCount>
@@ -144,7 +139,7 @@ void cross_entropy_cuda(const CrossEntropyArgs& args, void* stream) {
 void logsumexp_cuda(const LogSumExpArgs& args, void* stream) {
   const bool vectors = fits_vectors(args.vocabulary, args.logits);
   launch(vectors ? logsumexp_kernel<kVector> : logsumexp_kernel<1>, args.rows, kRowThreads, stream,
-         args.logits, args.logsumexp, args.argmax, static_cast<int>(args.vocabulary));
+         args.logits, args.logsumexp, args.argmax, args.vocabulary);
 }
 
 }  // namespace moe::kernels

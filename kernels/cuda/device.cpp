@@ -46,6 +46,5 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_cuda(const c10::intrusive_ptr<c10d::
 
 }  // namespace moe::kernels
 
-// Compared with the version of the binary that opens the library.
-
+// The binary that opens the library compares it with its own version.
 extern "C" const char* moe_cuda_version() { return MOE_VERSION; }

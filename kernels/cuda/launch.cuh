@@ -1,7 +1,6 @@
 #pragma once
-// Common parts of the kernels: launching, vector loads and stores, widening of bf16 to f32,
-// reductions over a warp or a block, counters of a block. Blocks are one-dimensional and a multiple
-// of 32 threads.
+// Kernel launches, vector loads and stores, conversion between bf16 and f32, reductions over a warp
+// or a block, and counters of a block. Blocks are one-dimensional with a multiple of 32 threads.
 
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
@@ -10,7 +9,7 @@
 #include <stdexcept>
 #include <string>
 
-// Throws std::runtime_error with location, command and CUDA error. Used for all calls and launches.
+// Throws std::runtime_error with location, command and CUDA error if `command` fails.
 #define CUDA_CHECK(command)                                                                    \
   do {                                                                                         \
     const cudaError_t cuda_check_status = (command);                                           \
@@ -29,8 +28,9 @@ inline constexpr unsigned kAllLanes = 0xffffffffU;
 
 __host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// kernel<<<blocks, threads, 0, stream>>>(arguments...), or nothing for 0 blocks. A plain function
-// call, so that a host compiler can compile the file too (tests/support/emulated_cuda).
+// Runs kernel<<<blocks, threads, 0, stream>>>(arguments...) if blocks > 0. Arguments are converted
+// to the parameter types by static_cast: void* to T*, int64_t to int. Does not use the <<<>>>
+// syntax, so that a host compiler can compile the file (tests/support/emulated_cuda).
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, void* stream,
             Arguments... arguments) {
@@ -50,7 +50,7 @@ inline void set_bytes(void* memory, int byte, int64_t bytes, void* stream) {
       cudaMemsetAsync(memory, byte, static_cast<size_t>(bytes), static_cast<cudaStream_t>(stream)));
 }
 
-// Selects a kernel by the number of experts per lane.
+// Returns the instance of a kernel with 1, 2, 4 or 8 experts per lane.
 template <typename Kernel>
 Kernel for_experts(int64_t experts, Kernel up_to_32, Kernel up_to_64, Kernel up_to_128,
                    Kernel up_to_256) {
@@ -119,7 +119,7 @@ __device__ inline Number warp_max(Number value) {
   return value;
 }
 
-// Returns the sum over all threads of the block, in the same order for each. All threads must call.
+// Returns the sum over all threads of the block; all threads must call and get the same bits.
 // `part`: shared memory, one element per warp; reusable after the next barrier.
 template <typename Number>
 __device__ inline Number block_sum(Number value, Number* part) {
@@ -136,10 +136,10 @@ __device__ inline Number block_sum(Number value, Number* part) {
   return total;
 }
 
-// Returns the number of earlier threads with `yes`; `total` becomes that of the block. See
-// block_sum().
-__device__ inline int count_before(bool yes, int* part, int* total) {
-  const unsigned votes = __ballot_sync(kAllLanes, yes);
+// Returns the number of threads with a lower index whose `flag` is true, and sets `total` to that
+// of the block. All threads must call. `part` as in block_sum().
+__device__ inline int count_before(bool flag, int* part, int* total) {
+  const unsigned votes = __ballot_sync(kAllLanes, flag);
   const unsigned lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
   __syncthreads();
   if (lane == 0) {
@@ -157,8 +157,8 @@ __device__ inline int count_before(bool yes, int* part, int* total) {
 
 inline constexpr int kSharedCounts = 2048;
 
-// Counters of a block. In shared memory if they fit; end() then adds them to the counters in global
-// memory. All threads of the block must call begin() and end().
+// Counters of a block, in shared memory if they fit; end() adds them to those in global memory. All
+// threads of the block must call begin() and end().
 template <typename Count>
 struct BlockCounts {
   int32_t* shared;  // [kSharedCounts]

@@ -2,7 +2,6 @@
 // of a token, so that results are deterministic. The kernels are bound by memory bandwidth.
 
 #include <cstddef>
-#include <stdexcept>
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/permute.h"
@@ -19,8 +18,7 @@ __device__ inline bool is_used(int64_t row, const PermuteShape& shape, const int
   return row < shape.rows && (used == nullptr || row < *used);
 }
 
-// Computes the results of SegmentRowsArgs, with one thread per row of the plan. Each block computes
-// the offsets of all segments again.
+// One thread per row of the plan. Each block recomputes the offsets of all segments.
 __global__ void __launch_bounds__(kThreads) segment_kernel(SegmentRowsArgs args) {
   __shared__ int32_t shift[kMaxSegmentExperts];  // row in segments - row of the plan
   const int experts = static_cast<int>(args.experts);
@@ -151,42 +149,34 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T>
 void permute(const PermuteArgs& args, void* stream) {
-  const auto* x = static_cast<const T*>(args.x);
-  auto* rows = static_cast<T*>(args.rows);
-  const bool vectors = fits_vectors<kWidest<T>>(args.shape.width, x, rows);
+  const bool vectors = fits_vectors<kWidest<T>>(args.shape.width, args.x, args.rows);
   launch(vectors ? permute_kernel<T, kWidest<T>> : permute_kernel<T, 1>,
-         ceil_div(args.shape.rows, kWarps), kThreads, stream, args.shape, args.token, args.used, x,
-         rows);
+         ceil_div(args.shape.rows, kWarps), kThreads, stream, args.shape, args.token, args.used,
+         args.x, args.rows);
 }
 
 template <typename T, typename Out>
 void unpermute(const UnpermuteArgs& args, void* stream) {
-  const auto* rows = static_cast<const T*>(args.rows);
-  auto* y = static_cast<Out*>(args.y);
-  const bool vectors = fits_vectors<kWidest<T>>(args.shape.width, rows, y, args.residual);
+  const bool vectors = fits_vectors<kWidest<T>>(args.shape.width, args.rows, args.y, args.residual);
   launch(vectors ? unpermute_kernel<T, Out, kWidest<T>> : unpermute_kernel<T, Out, 1>,
          ceil_div(args.shape.tokens, kWarps), kThreads, stream, args.shape, args.row_of_token,
-         args.is_weighted ? static_cast<const float*>(args.weight) : nullptr, args.residual, rows,
-         y);
+         args.is_weighted ? args.weight : nullptr, args.residual, args.rows, args.y);
 }
 
 template <typename T>
 void backward(const UnpermuteBackwardArgs& args, void* stream) {
-  const auto* rows = static_cast<const T*>(args.rows);
-  const auto* grad_y = static_cast<const float*>(args.grad_y);
-  auto* grad_rows = static_cast<T*>(args.grad_rows);
-  const bool vectors = fits_vectors<kWidest<T>>(args.shape.width, rows, grad_y, grad_rows);
+  const bool vectors =
+      fits_vectors<kWidest<T>>(args.shape.width, args.rows, args.grad_y, args.grad_rows);
   launch(vectors ? backward_kernel<T, kWidest<T>> : backward_kernel<T, 1>,
          ceil_div(args.shape.rows, kWarps), kThreads, stream, args.shape, args.token, args.used,
-         static_cast<const float*>(args.weight), rows, grad_y, grad_rows,
-         static_cast<float*>(args.grad_weight));
+         args.weight, args.rows, args.grad_y, args.grad_rows, args.grad_weight);
 }
 
 }  // namespace
 
 void segment_rows_cuda(const SegmentRowsArgs& args, void* stream) {
   if (args.experts > kMaxSegmentExperts) {
-    throw std::runtime_error("rows are laid out in segments for at most 1024 experts");
+    throw std::runtime_error("segment_rows supports at most 1024 experts");
   }
   const int64_t rows = segmented_rows(args.plan_rows, args.experts);
   const int64_t i64 = sizeof(int64_t), i32 = sizeof(int32_t);

@@ -1,7 +1,5 @@
 // plan_gate_weights.h on CUDA: one thread per row, or one warp per token with lanes along the
-// experts. Counters use shared memory if they fit.
-
-#include <stdexcept>
+// experts.
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/plan_gate_weights.h"
@@ -31,33 +29,32 @@ __global__ void __launch_bounds__(kThreads) count_rows_kernel(PlanCountsArgs arg
   kinds.end();
 }
 
-// Loads a token's numbers [E] for experts lane, lane + 32, ...; `none` for indices >= E.
-template <int kPerLane>
-__device__ void load_experts(const float* numbers, int experts, float none, float (&to)[kPerLane]) {
-  const int lane = threadIdx.x % kLanes;
+// Calls each(i, e) for the kPerLane experts e = lane, lane + 32, ... of this lane. `e` may be >= E.
+template <int kPerLane, typename Each>
+__device__ void for_each_expert(Each each) {
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    to[i] = lane + i * kLanes < experts ? numbers[lane + i * kLanes] : none;
+    each(i, static_cast<int>(threadIdx.x % kLanes) + i * kLanes);
   }
+}
+
+// Loads a token's numbers [E] of the experts of this lane; `none` for indices >= E.
+template <int kPerLane>
+__device__ void load_experts(const float* numbers, int experts, float none, float (&to)[kPerLane]) {
+  for_each_expert<kPerLane>([&](int i, int e) { to[i] = e < experts ? numbers[e] : none; });
 }
 
 template <int kPerLane>
 __device__ float experts_max(const float (&numbers)[kPerLane]) {
-  float most = numbers[0];
-#pragma unroll
-  for (int i = 1; i < kPerLane; ++i) {
-    most = fmaxf(most, numbers[i]);
-  }
-  return warp_max(most);
+  float max = numbers[0];
+  for_each_expert<kPerLane>([&](int i, int) { max = fmaxf(max, numbers[i]); });
+  return warp_max(max);
 }
 
 template <int kPerLane>
 __device__ float experts_sum(const float (&numbers)[kPerLane]) {
   float sum = 0;
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    sum += numbers[i];
-  }
+  for_each_expert<kPerLane>([&](int i, int) { sum += numbers[i]; });
   return warp_sum(sum);
 }
 
@@ -78,13 +75,10 @@ __global__ void __launch_bounds__(kThreads) count_tokens_kernel(PlanCountsArgs a
     load_experts(args.scores + t * experts, experts, 0.0F, score);
     load_experts(args.count + t * experts, experts, 0.0F, count);
     const float highest = experts_max(logit);
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      const bool is_expert = lane + i * kLanes < experts;
-      term[i] = is_expert ? score[i] * (highest - logit[i]) : 0.0F;
-    }
-    const float of_token = experts_sum(term) - logf(experts_max(score));
-    entropy += plan.source_rank[t] < plan.ranks ? of_token : 0.0F;
+    for_each_expert<kPerLane>(
+        [&](int i, int e) { term[i] = e < experts ? score[i] * (highest - logit[i]) : 0.0F; });
+    const float token_entropy = experts_sum(term) - logf(experts_max(score));
+    entropy += plan.source_rank[t] < plan.ranks ? token_entropy : 0.0F;
     served += experts_max(count) > 0 ? 1 : 0;
   }
   const bool is_first = lane == 0;  // all lanes of a warp have the same value
@@ -136,61 +130,31 @@ __global__ void __launch_bounds__(kThreads) count_choices_kernel(PlanGateWeights
 template <int kPerLane>
 __device__ float softmax(float (&logit)[kPerLane]) {
   const float highest = experts_max(logit);
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    logit[i] = expf(logit[i] - highest);
-  }
+  for_each_expert<kPerLane>([&](int i, int) { logit[i] = expf(logit[i] - highest); });
   const float sum = experts_sum(logit);
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    logit[i] /= sum;
-  }
+  for_each_expert<kPerLane>([&](int i, int) { logit[i] /= sum; });
   return highest + logf(sum);
 }
 
 // Replaces the logits by n e^a / sum of n e^a over the experts with count n > 0.
 template <int kPerLane>
 __device__ void normalised_weights(float (&logit)[kPerLane], const float (&count)[kPerLane]) {
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    logit[i] = count[i] > 0 ? logit[i] : -HUGE_VALF;
-  }
+  for_each_expert<kPerLane>([&](int i, int) { logit[i] = count[i] > 0 ? logit[i] : -HUGE_VALF; });
   const float highest = experts_max(logit);
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    logit[i] = count[i] > 0 ? expf(logit[i] - highest) * count[i] : 0.0F;
-  }
+  for_each_expert<kPerLane>(
+      [&](int i, int) { logit[i] = count[i] > 0 ? expf(logit[i] - highest) * count[i] : 0.0F; });
   const float sum = experts_sum(logit);
   const float by = sum == 0 ? 1.0F : sum;  // a token without experts
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    logit[i] /= by;
-  }
+  for_each_expert<kPerLane>([&](int i, int) { logit[i] /= by; });
 }
 
-// Returns the weight of a token in the mean over ranks of means over tokens; 0 for padding.
-__device__ float token_weight(const PlanRows& plan, const GateOptions& options,
-                              const int32_t* chosen, int64_t source_rank) {
-  if (source_rank >= plan.ranks) {
-    return 0;
-  }
-  const int32_t tokens = chosen[plan.ranks * plan.experts + source_rank];
-  return 1.0F / (static_cast<float>(tokens) * static_cast<float>(options.ranks_in_use));
-}
-
-// Computes the factors of a token's probabilities in the load-balance loss. The token must not be
-// padding.
+// Writes balance_factor() of the experts of this lane; 0 for indices >= E.
 template <int kPerLane>
-__device__ void balance_coefficients(const PlanRows& plan, const int32_t* chosen,
-                                     int64_t source_rank, float weight, float (&to)[kPerLane]) {
-  const int experts = static_cast<int>(plan.experts), lane = threadIdx.x % kLanes;
-  const auto tokens = static_cast<float>(chosen[plan.ranks * plan.experts + source_rank]);
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int expert = lane + i * kLanes;
-    const int32_t count = expert < experts ? chosen[source_rank * plan.experts + expert] : 0;
-    to[i] = static_cast<float>(experts) * (static_cast<float>(count) / tokens) * weight;
-  }
+__device__ void balance_factors(const PlanRows& plan, const int32_t* chosen, int64_t source_rank,
+                                float weight, float (&to)[kPerLane]) {
+  for_each_expert<kPerLane>([&](int i, int e) {
+    to[i] = e < plan.experts ? balance_factor(plan, chosen, source_rank, e, weight) : 0.0F;
+  });
 }
 
 template <int kPerLane>
@@ -205,29 +169,22 @@ __global__ void __launch_bounds__(kThreads) gate_weights_kernel(PlanGateWeightsA
     float weight[kPerLane], count[kPerLane], probability[kPerLane];
     load_experts(args.logits + t * experts, experts, -HUGE_VALF, probability);
     load_experts(args.count + t * experts, experts, 0.0F, count);
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      weight[i] = probability[i];  // the logits
-    }
+    for_each_expert<kPerLane>([&](int i, int) { weight[i] = probability[i]; });  // the logits
     const float log_sum = softmax(probability);
     if (args.options.normalise) {
       normalised_weights(weight, count);
     }
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (lane + i * kLanes < experts) {
-        args.combine[t * experts + lane + i * kLanes] =
+    for_each_expert<kPerLane>([&](int i, int e) {
+      if (e < experts) {
+        args.combine[t * experts + e] =
             args.options.normalise ? weight[i] : probability[i] * count[i];
       }
-    }
+    });
     const int64_t source_rank = plan.source_rank[t];
     if (source_rank < plan.ranks) {  // the whole warp
       const float share = token_weight(plan, args.options, args.chosen, source_rank);
-      balance_coefficients(plan, args.chosen, source_rank, share, count);
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i) {
-        count[i] *= probability[i];
-      }
+      balance_factors(plan, args.chosen, source_rank, share, count);
+      for_each_expert<kPerLane>([&](int i, int) { count[i] *= probability[i]; });
       balance += experts_sum(count);
       z += share * log_sum * log_sum;
     }
@@ -239,13 +196,6 @@ __global__ void __launch_bounds__(kThreads) gate_weights_kernel(PlanGateWeightsA
     args.sums[2 * blockIdx.x] = balance;
     args.sums[2 * blockIdx.x + 1] = z;
   }
-}
-
-// Returns the share of a row in the weight of its (token, expert). Sets *cell to the index of that
-// pair in [T, E].
-__device__ float row_share(const PlanRows& plan, const float* count, int64_t row, int64_t* cell) {
-  *cell = plan.token[row] * plan.experts + plan.expert[row];
-  return static_cast<float>(plan.count[row]) / fmaxf(count[*cell], 1.0F);
 }
 
 // One thread per row. The last block sums the losses instead.
@@ -270,9 +220,8 @@ __global__ void __launch_bounds__(kThreads)
   }
   float weight = 0;
   if (plan.expert[row] < plan.experts) {
-    int64_t cell = 0;
-    const float share = row_share(plan, args.count, row, &cell);
-    weight = args.combine[cell] * share;
+    const int64_t cell = plan.token[row] * plan.experts + plan.expert[row];
+    weight = args.combine[cell] * row_share(plan, args.count, row);
   }
   args.weights[row] = weight;
 }
@@ -282,10 +231,9 @@ __global__ void __launch_bounds__(kThreads)
   const PlanRows& plan = args.plan;
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row < plan.rows && plan.expert[row] < plan.experts) {
-    int64_t cell = 0;
-    const float share = row_share(plan, args.count, row, &cell);
-    atomicAdd(args.scratch + cell,
-              args.grad_weights[row] * share);  // deterministic: at most two addends to 0
+    const int64_t cell = plan.token[row] * plan.experts + plan.expert[row];
+    // Deterministic: at most two addends to 0.
+    atomicAdd(args.scratch + cell, args.grad_weights[row] * row_share(plan, args.count, row));
   }
 }
 
@@ -293,7 +241,7 @@ template <int kPerLane>
 __global__ void __launch_bounds__(kThreads)
     gate_weights_backward_kernel(PlanGateWeightsBackwardArgs args) {
   const PlanRows& plan = args.plan;
-  const int experts = static_cast<int>(plan.experts), lane = threadIdx.x % kLanes;
+  const int experts = static_cast<int>(plan.experts);
   const int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kLanes;
   if (t >= plan.tokens) {
     return;  // the whole warp
@@ -303,47 +251,40 @@ __global__ void __launch_bounds__(kThreads)
   load_experts(args.combine + t * experts, experts, 0.0F, weight);
   load_experts(args.scratch + t * experts, experts, 0.0F, grad_gate);
   const float log_sum = softmax(probability);
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int expert = lane + i * kLanes;
-    if (args.grad_combine != nullptr && expert < experts) {
-      grad_gate[i] += args.grad_combine[t * experts + expert];
+  for_each_expert<kPerLane>([&](int i, int e) {
+    if (args.grad_combine != nullptr && e < experts) {
+      grad_gate[i] += args.grad_combine[t * experts + e];
     }
     grad_gate[i] *= weight[i];
-  }
+  });
   const float all = experts_sum(grad_gate);
   const bool through_all = args.options.straight_through || !args.options.normalise;
   const int64_t source_rank = plan.source_rank[t];
-  const float share = token_weight(plan, args.options, args.chosen, source_rank);
-  float coefficient[kPerLane] = {};
-  float mean = 0, of_z = 0;
-  if (source_rank < plan.ranks && args.grad_load_balance != nullptr) {  // the whole warp
-    balance_coefficients(plan, args.chosen, source_rank, share * *args.grad_load_balance,
-                         coefficient);
+  const bool is_padding = source_rank >= plan.ranks;
+  const float share = is_padding ? 0 : token_weight(plan, args.options, args.chosen, source_rank);
+  float factor[kPerLane] = {};
+  float mean = 0, grad_lse = 0;
+  if (!is_padding && args.grad_load_balance != nullptr) {  // the whole warp
+    balance_factors(plan, args.chosen, source_rank, share * *args.grad_load_balance, factor);
     float term[kPerLane];
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      term[i] = coefficient[i] * probability[i];
-    }
+    for_each_expert<kPerLane>([&](int i, int) { term[i] = factor[i] * probability[i]; });
     mean = experts_sum(term);
   }
-  if (source_rank < plan.ranks && args.grad_z != nullptr) {
-    of_z = 2 * share * log_sum * *args.grad_z;
+  if (!is_padding && args.grad_z != nullptr) {
+    grad_lse = 2 * share * log_sum * *args.grad_z;
   }
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int expert = lane + i * kLanes;
-    if (expert < experts) {
-      const float of_gates = grad_gate[i] - (through_all ? probability[i] : weight[i]) * all;
-      args.grad_logits[t * experts + expert] =
-          of_gates + probability[i] * (coefficient[i] - mean + of_z);
+  for_each_expert<kPerLane>([&](int i, int e) {
+    if (e < experts) {
+      const float gates_term = grad_gate[i] - (through_all ? probability[i] : weight[i]) * all;
+      args.grad_logits[t * experts + e] =
+          gates_term + probability[i] * (factor[i] - mean + grad_lse);
     }
-  }
+  });
 }
 
 void check_experts(const PlanRows& plan) {
   if (plan.experts > kMaxRouterExperts) {
-    throw std::runtime_error("the kernels of a plan's weights take at most 256 experts");
+    throw std::runtime_error("plan_gate_weights supports at most 256 experts");
   }
 }
 

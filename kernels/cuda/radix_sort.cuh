@@ -1,8 +1,7 @@
 #pragma once
 // Stable radix sort of a list of (key, value) in global memory by one block: ascending 32-bit keys,
-// eight bits per pass. A pass counts the digits, converts counts to starts, and moves the list a
-// block at a time: warps find lanes with equal digits by __match_any_sync, and one thread per digit
-// accumulates over the warps. Passes in which all digits are equal are skipped.
+// eight bits per pass. A pass counts the digits, converts counts to start offsets, and moves
+// kSortThreads entries at a time. Passes in which all digits are equal are skipped.
 
 #include "kernels/cuda/launch.cuh"
 
@@ -60,6 +59,7 @@ __device__ inline bool count_digits(const KeyList& list, int count, int shift, S
   return !all_equal;
 }
 
+// Moves the entries of `from` to `to`, ordered by digit. REQUIRES: the results of count_digits().
 __device__ inline void move_by_digit(const KeyList& from, const KeyList& to, int count, int shift,
                                      SortSpace& space) {
   const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
@@ -82,9 +82,9 @@ __device__ inline void move_by_digit(const KeyList& from, const KeyList& to, int
     if (threadIdx.x < kDigits) {
       int next = space.start[threadIdx.x];
       for (int each = 0; each < kSortWarps; ++each) {
-        const int its = space.warp_start[each][threadIdx.x];
+        const int count_in_warp = space.warp_start[each][threadIdx.x];
         space.warp_start[each][threadIdx.x] = next;
-        next += its;
+        next += count_in_warp;
       }
       space.start[threadIdx.x] = next;
     }
@@ -99,16 +99,15 @@ __device__ inline void move_by_digit(const KeyList& from, const KeyList& to, int
 }
 
 // Sorts `list`; `other` is scratch of the same size. All threads of a block of kSortThreads must
-// call. The list must be written before a barrier; after the call it is visible to all threads of
-// the block.
+// call, after a barrier that follows the writes to `list`. Ends with a barrier.
 __device__ inline void sort_list(KeyList list, KeyList other, int count, SortSpace& space) {
   const KeyList result = list;
   for (int shift = 0; shift < 32 && count > 1; shift += 8) {
     if (count_digits(list, count, shift, space)) {
       move_by_digit(list, other, count, shift, space);
-      const KeyList kept = list;
+      const KeyList previous = list;
       list = other;
-      other = kept;
+      other = previous;
     }
   }
   for (int i = threadIdx.x; list.key != result.key && i < count; i += kSortThreads) {

@@ -1,11 +1,7 @@
 // rms_norm.h on CUDA. Forward and the gradient of x: one block per row, which is read once from
-// memory and once from the L1. Gradient of the weight: blocks sum the columns that a warp loads at
-// once over a strip of rows, then a second kernel adds the strips in order, deterministically.
-//
-// Bytes per element, x f32 and y bf16: forward 4 + 2, backward 4 + 2 + 4 and 4 + 2 for the weight.
-// For a sum with bf16: forward 4 + 2 + 4 + 2, backward 4 + 2 + 4 + 4 + 2 and 4 + 2. Separate
-// additions would read the sum once more in forward (4); in backward they would add two gradients
-// (12) and round them (6), where this kernel reads one and writes 2 more bytes (6).
+// memory and once from the L1. Gradient of the weight: each block sums kLanes * kCount columns over
+// a strip of rows, then a second kernel adds the strips in order. Bytes per element for f32 x and
+// bf16 y: forward 6, backward 10 and 6 for the weight; with an added bf16 tensor 12, 16 and 6.
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/strips.cuh"
@@ -36,8 +32,8 @@ __global__ void __launch_bounds__(kThreads)
                    Out* y,               // [rows, width]
                    float* scale,         // [rows]
                    int width, float epsilon,
-                   const Out* added,  // [rows, width], with kAdds only, as `sum`
-                   T* sum) {
+                   const Out* added,  // [rows, width], only with kAdds
+                   T* sum) {          // [rows, width], only with kAdds
   __shared__ float part[kWarps];
   const int64_t first = int64_t{blockIdx.x} * width;
   float squares = 0;
@@ -69,7 +65,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <typename G, typename T, bool kOfSum, int kCount>
+template <typename G, typename T, bool kHasSum, int kCount>
 __global__ void __launch_bounds__(kThreads)
     input_gradient_kernel(const G* grad,        // [rows, width]
                           const T* x,           // [rows, width]
@@ -77,8 +73,8 @@ __global__ void __launch_bounds__(kThreads)
                           const float* scale,   // [rows]
                           T* grad_x,            // [rows, width]
                           int width,
-                          const T* grad_sum,  // [rows, width], with kOfSum only, as `grad_added`
-                          G* grad_added) {
+                          const T* grad_sum,  // [rows, width], only with kHasSum
+                          G* grad_added) {    // [rows, width], only with kHasSum
   __shared__ float part[kWarps];
   const int64_t first = int64_t{blockIdx.x} * width;
   const float factor = scale[blockIdx.x];
@@ -99,20 +95,20 @@ __global__ void __launch_bounds__(kThreads)
     const auto weights = load<kCount>(weight + i);
     Pack<T, kCount> result, others;
     Pack<G, kCount> rounded;
-    if constexpr (kOfSum) {
+    if constexpr (kHasSum) {
       others = load<kCount>(grad_sum + first + i);
     }
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
       const float normed = widen(values.at[k]) * factor;
       result.at[k] = narrow<T>((widen(grads.at[k]) * weights.at[k] - normed * mean) * factor);
-      if constexpr (kOfSum) {
+      if constexpr (kHasSum) {
         result.at[k] += others.at[k];
         rounded.at[k] = narrow<G>(result.at[k]);
       }
     }
     store(grad_x + first + i, result);
-    if constexpr (kOfSum && sizeof(G) < sizeof(T)) {
+    if constexpr (kHasSum && sizeof(G) < sizeof(T)) {
       store(grad_added + first + i, rounded);
     }
   }
@@ -162,33 +158,27 @@ __global__ void __launch_bounds__(kThreads)
 // Vector width: 16 bytes of Out or G, the narrower dtype.
 template <typename T, typename Out, bool kAdds>
 void forward(const RmsNormForwardArgs& args, void* stream) {
-  const auto* x = static_cast<const T*>(args.x);
-  const auto* added = static_cast<const Out*>(args.added);
-  auto* y = static_cast<Out*>(args.y);
-  auto* sum = reinterpret_cast<T*>(args.sum);
-  const bool vectors = fits_vectors<kWidest<Out>>(args.width, x, args.weight, y, added, sum);
+  void* sum = args.sum;
+  const bool vectors =
+      fits_vectors<kWidest<Out>>(args.width, args.x, args.weight, args.y, args.added, sum);
   launch(vectors ? forward_kernel<T, Out, kAdds, kWidest<Out>> : forward_kernel<T, Out, kAdds, 1>,
-         args.rows, kThreads, stream, x, args.weight, y, args.scale, static_cast<int>(args.width),
-         static_cast<float>(args.epsilon), added, sum);
+         args.rows, kThreads, stream, args.x, args.weight, args.y, args.scale, args.width,
+         args.epsilon, args.added, sum);
 }
 
-template <typename G, typename T, bool kOfSum>
+template <typename G, typename T, bool kHasSum>
 void backward(const RmsNormBackwardArgs& args, void* stream) {
-  const auto* grad = static_cast<const G*>(args.grad);
-  const auto* x = static_cast<const T*>(args.x);
-  auto* grad_x = static_cast<T*>(args.grad_x);
-  const auto* grad_sum = reinterpret_cast<const T*>(args.grad_sum);
-  auto* grad_added = static_cast<G*>(args.grad_added);
-  const bool vectors =
-      fits_vectors<kWidest<G>>(args.width, x, args.weight, grad, grad_x, grad_sum, grad_added);
-  launch(vectors ? input_gradient_kernel<G, T, kOfSum, kWidest<G>>
-                 : input_gradient_kernel<G, T, kOfSum, 1>,
-         args.rows, kThreads, stream, grad, x, args.weight, args.scale, grad_x,
-         static_cast<int>(args.width), grad_sum, grad_added);
+  const void* grad_sum = args.grad_sum;
+  const bool vectors = fits_vectors<kWidest<G>>(args.width, args.x, args.weight, args.grad,
+                                                args.grad_x, grad_sum, args.grad_added);
+  launch(vectors ? input_gradient_kernel<G, T, kHasSum, kWidest<G>>
+                 : input_gradient_kernel<G, T, kHasSum, 1>,
+         args.rows, kThreads, stream, args.grad, args.x, args.weight, args.scale, args.grad_x,
+         args.width, grad_sum, args.grad_added);
   const int strip_count = static_cast<int>(rms_norm_strips(args.rows));
   launch(vectors ? strip_kernel<G, T, kWidest<G>> : strip_kernel<G, T, 1>,
          ceil_div(args.width, kLanes * (vectors ? kWidest<G> : 1)) * strip_count, kThreads, stream,
-         grad, x, args.scale, args.strips, args.rows, args.width, strip_count);
+         args.grad, args.x, args.scale, args.strips, args.rows, args.width, strip_count);
   launch(add_strips_kernel, ceil_div(args.width, kThreads), kThreads, stream, args.strips,
          args.grad_weight, args.width, strip_count);
 }
@@ -197,26 +187,20 @@ void backward(const RmsNormBackwardArgs& args, void* stream) {
 
 void rms_norm_forward_cuda(const RmsNormForwardArgs& args, void* stream) {
   const bool adds = args.added != nullptr;
-  if (args.is_bf16) {
-    forward<__nv_bfloat16, __nv_bfloat16, false>(args, stream);
-  } else if (args.y_is_bf16) {
-    (adds ? forward<float, __nv_bfloat16, true> : forward<float, __nv_bfloat16, false>)(args,
-                                                                                        stream);
-  } else {
-    (adds ? forward<float, float, true> : forward<float, float, false>)(args, stream);
-  }
+  const auto run_f32 = adds ? forward<float, float, true> : forward<float, float, false>;
+  const auto run_to_bf16 =
+      adds ? forward<float, __nv_bfloat16, true> : forward<float, __nv_bfloat16, false>;
+  const auto run_bf16 = forward<__nv_bfloat16, __nv_bfloat16, false>;
+  (args.is_bf16 ? run_bf16 : args.y_is_bf16 ? run_to_bf16 : run_f32)(args, stream);
 }
 
 void rms_norm_backward_cuda(const RmsNormBackwardArgs& args, void* stream) {
-  const bool is_of_sum = args.grad_sum != nullptr;
-  if (args.is_bf16) {
-    backward<__nv_bfloat16, __nv_bfloat16, false>(args, stream);
-  } else if (args.grad_is_bf16) {
-    (is_of_sum ? backward<__nv_bfloat16, float, true>
-               : backward<__nv_bfloat16, float, false>)(args, stream);
-  } else {
-    (is_of_sum ? backward<float, float, true> : backward<float, float, false>)(args, stream);
-  }
+  const bool has_sum = args.grad_sum != nullptr;
+  const auto run_f32 = has_sum ? backward<float, float, true> : backward<float, float, false>;
+  const auto run_from_bf16 =
+      has_sum ? backward<__nv_bfloat16, float, true> : backward<__nv_bfloat16, float, false>;
+  const auto run_bf16 = backward<__nv_bfloat16, __nv_bfloat16, false>;
+  (args.is_bf16 ? run_bf16 : args.grad_is_bf16 ? run_from_bf16 : run_f32)(args, stream);
 }
 
 }  // namespace moe::kernels

@@ -1,6 +1,5 @@
 // rope.h on CUDA: a thread rotates a vector of pairs; lanes access adjacent pairs of a head. Bound
-// by memory: each element is read and written once, 16 bytes at a time if heads are wide enough.
-// The tables stay in the L2.
+// by memory: each element is read and written once, 16 bytes at a time if the head width allows.
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/rope.h"
@@ -60,14 +59,13 @@ template <typename T>
 void run(const RopeArgs& args, void* stream) {
   const RopeParts& parts = args.parts;
   const RopeShape& shape = args.shape;
-  auto* y = static_cast<T*>(args.y);
   const int64_t written = parts.x[0] == args.y ? shape.rotated : shape.heads;
-  const bool vectors = fits_vectors<kWidest<T>>(shape.half, parts.x[0], parts.x[1], parts.x[2], y,
-                                                args.cosine, args.sine);
+  const bool vectors = fits_vectors<kWidest<T>>(shape.half, parts.x[0], parts.x[1], parts.x[2],
+                                                args.y, args.cosine, args.sine);
   const int64_t pairs = shape.tokens * written * shape.half;
   launch(vectors ? rope_kernel<T, kWidest<T>> : rope_kernel<T, 1>,
          ceil_div(pairs / (vectors ? kWidest<T> : 1), kThreads), kThreads, stream, parts,
-         args.cosine, args.sine, args.position, y, shape, written);
+         args.cosine, args.sine, args.position, args.y, shape, written);
 }
 
 }  // namespace

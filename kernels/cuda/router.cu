@@ -1,17 +1,8 @@
-// router.h on CUDA.
-//
-// Logits: a warp computes four tokens by 8 experts, or two tokens by 16 experts, with lanes along
-// the width. Each weight is read from the L1 once per group of tokens. x is read once for up to 16
-// experts, and once more from the caches for each further 16.
-//
-// Gradients: a thread computes a few columns of d x for eight tokens, or of d weight for eight
-// experts. d weight is summed over strips of tokens first, then over the strips in order.
-//
+// router.h on CUDA. Logits: a warp computes four tokens by 8 experts, or two tokens by 16 experts,
+// with lanes along the width. Gradients: a thread computes kCount columns of d x for eight tokens,
+// or of d weight for eight experts and a strip of tokens; a second kernel adds the strips in order.
 // Choices: one warp per token, with lanes along the experts. Each choice is the maximum of the
-// 64-bit keys of top_k_plan.h that are not chosen yet. Requests are counted in shared memory if the
-// counters fit.
-
-#include <stdexcept>
+// remaining 64-bit keys (top_k_plan.h).
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/strips.cuh"
@@ -69,14 +60,12 @@ __global__ void __launch_bounds__(kThreads) logits_kernel(const T* x,           
 
 template <typename T>
 void run_logits(const RouterLogitsArgs& args, void* stream) {
-  const auto* x = static_cast<const T*>(args.x);
-  const bool vectors = fits_vectors(args.width, x, args.weight);
+  const bool vectors = fits_vectors(args.width, args.x, args.weight);
   const bool few = args.experts <= 8;
   const auto few_kernel = vectors ? logits_kernel<T, 4, 8, kVector> : logits_kernel<T, 4, 8, 1>;
   const auto many_kernel = vectors ? logits_kernel<T, 2, 16, kVector> : logits_kernel<T, 2, 16, 1>;
   launch(few ? few_kernel : many_kernel, ceil_div(args.tokens, kWarps * (few ? 4 : 2)), kThreads,
-         stream, x, args.weight, args.logits, args.tokens, static_cast<int>(args.width),
-         static_cast<int>(args.experts));
+         stream, args.x, args.weight, args.logits, args.tokens, args.width, args.experts);
 }
 
 constexpr int kTokensAtOnce = 8, kExpertsAtOnce = 8;
@@ -165,18 +154,17 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T, int kCount>
 void run_gradients(const RouterLogitsBackwardArgs& args, void* stream) {
-  const auto width = static_cast<int>(args.width), experts = static_cast<int>(args.experts);
   const int64_t across = ceil_div(args.width, kThreads * kCount);
   if (args.grad_x != nullptr) {
     launch(input_gradient_kernel<T, kCount>, ceil_div(args.tokens, kTokensAtOnce) * across,
-           kThreads, stream, args.grad, args.weight, static_cast<T*>(args.grad_x), args.tokens,
-           width, experts);
+           kThreads, stream, args.grad, args.weight, args.grad_x, args.tokens, args.width,
+           args.experts);
   }
   if (args.grad_weight != nullptr) {
-    const auto strip_count = static_cast<int>(router_strips(args.tokens, args.experts));
+    const int64_t strip_count = router_strips(args.tokens, args.experts);
     launch(weight_strips_kernel<T, kCount>,
-           strip_count * ceil_div(experts, kExpertsAtOnce) * across, kThreads, stream, args.grad,
-           static_cast<const T*>(args.x), args.strips, args.tokens, width, experts, strip_count);
+           strip_count * ceil_div(args.experts, kExpertsAtOnce) * across, kThreads, stream,
+           args.grad, args.x, args.strips, args.tokens, args.width, args.experts, strip_count);
     launch(add_strips_kernel, ceil_div(args.experts * args.width, kThreads), kThreads, stream,
            args.strips, args.grad_weight, args.experts * args.width, strip_count);
   }
@@ -194,16 +182,16 @@ void run_gradients(const RouterLogitsBackwardArgs& args, void* stream) {
 template <int kPerLane>
 __device__ void write_scores(const float (&logit)[kPerLane], float* scores, int experts) {
   const int lane = threadIdx.x % kLanes;
-  float most = -HUGE_VALF, sum = 0;
+  float max = -HUGE_VALF, sum = 0;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    most = lane + i * kLanes < experts ? fmaxf(most, logit[i]) : most;
+    max = lane + i * kLanes < experts ? fmaxf(max, logit[i]) : max;
   }
-  most = warp_max(most);
+  max = warp_max(max);
   float share[kPerLane];
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    share[i] = lane + i * kLanes < experts ? expf(logit[i] - most) : 0.0F;
+    share[i] = lane + i * kLanes < experts ? expf(logit[i] - max) : 0.0F;
     sum += share[i];
   }
   sum = warp_sum(sum);
@@ -215,7 +203,7 @@ __device__ void write_scores(const float (&logit)[kPerLane], float* scores, int 
   }
 }
 
-// Blocks per multiprocessor that the registers allow without spilling.
+// The second launch bound is the number of blocks per multiprocessor that fit without spilling.
 template <int kPerLane>
 __global__ void __launch_bounds__(kThreads, kPerLane <= 2   ? 8
                                             : kPerLane == 4 ? 6
@@ -284,7 +272,7 @@ void router_logits_backward_cuda(const RouterLogitsBackwardArgs& args, void* str
 void router_choices_cuda(const RouterChoicesArgs& args, void* stream) {
   const RouterShape& shape = args.shape;
   if (shape.experts > kMaxRouterExperts) {
-    throw std::runtime_error("the router kernel takes at most 256 experts");
+    throw std::runtime_error("router_choices supports at most 256 experts");
   }
   set_bytes(args.requested, 0,
             static_cast<int64_t>(sizeof(int32_t)) * shape.choices * shape.experts * shape.ranks,

@@ -1,6 +1,5 @@
 #pragma once
-// Second step of a weight gradient: adds the sums over strips of rows in order, so that the result
-// is deterministic.
+// Second step of a weight gradient: adds the partial sums of strips of rows in a fixed order.
 
 #include "kernels/cuda/launch.cuh"
 

@@ -8,18 +8,16 @@
 //   master -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 //   weight = master, rounded to nearest
 //
-// Equals torch.optim.AdamW. One pass over gradient, f32 master copy, moments and the bf16 weight
-// takes 28 bytes per parameter with bf16 gradients (2 + 8 + 8 + 8 + 2). LibTorch's fused kernel
-// requires all tensors to have one dtype.
+// Equals torch.optim.AdamW. LibTorch's fused kernel requires all tensors to have one dtype.
 //
 // Stochastic rounding rounds x up or down at random so that the mean of the result is x. With the
 // bf16 neighbours l <= x <= u:
 //
 //   out = u with probability (x - l) / (u - l), else l        =>  E[out] = x, exactly
 //
-// A moving average in bf16 needs it: rounding to nearest always loses a change below half a spacing
-// (0.2 to 0.4 % of the value) (Gupta et al. 2015). Values that bf16 represents do not change.
-// Finite values above the largest bf16 become that; infinities and NaN stay.
+// Rounding to nearest would lose every change of a moving average below half a spacing, which is
+// 0.2 to 0.4 % of the value (Gupta et al. 2015). Values that bf16 represents do not change. Finite
+// values above the largest bf16 become that; infinities and NaN do not change.
 
 #include <cstdint>
 
@@ -34,8 +32,8 @@ struct AdamWSettings {
 
 // Updates one parameter in place. gradient f32 or bf16; master, mean, square f32; weight bf16, or
 // undefined if the master copy is the weight; equal shapes, contiguous. gradient_scale: one f32 on
-// the same device, or undefined for 1, so that clipping does not read the norm back. On a CPU
-// LibTorch's fused kernel is used, for f32 alone, after `gradient` is scaled in place.
+// the same device, or undefined for 1. On a CPU all tensors are f32, and `gradient` is scaled in
+// place.
 // NOLINTNEXTLINE(readability-identifier-naming): in place, as LibTorch marks it
 void adamw_(const at::Tensor& gradient, const at::Tensor& master, const at::Tensor& mean,
             const at::Tensor& square, const at::Tensor& weight, const AdamWSettings& settings,
@@ -93,8 +91,7 @@ constexpr uint32_t rounding_draw(uint64_t key, uint32_t low, uint32_t high) {
 }
 
 // Returns bf16 bits for f32 bits. Adding a uniform 16-bit number to the 16 bits that are cut off
-// carries with a probability equal to their share of a bf16 spacing, because magnitudes are ordered
-// like their bits.
+// carries with the probability (x - l) / (u - l).
 constexpr uint16_t round_bits(uint32_t bits, uint32_t draw) {
   constexpr uint32_t kInfinite = 0x7f800000U, kLargest = 0x7f7f0000U, kSign = 0x80000000U;
   const uint32_t magnitude = bits & ~kSign;

@@ -13,8 +13,8 @@ using at::Tensor;
 
 struct Copy final : c10::BackendMeta {
   Tensor values;
-  int64_t version = -1;   // version of the weight when it was copied
-  bool is_given = false;  // set_bf16_working_copy(): the caller keeps it up to date
+  int64_t version = -1;      // version of the weight when it was copied
+  bool is_external = false;  // set_bf16_working_copy(): the caller keeps it up to date
 
   // Tensors with their own version counter do not share the copy.
   c10::intrusive_ptr<c10::BackendMeta> clone(
@@ -41,7 +41,7 @@ void set_bf16_working_copy(const Tensor& weight, const Tensor& values) {
               values.toString(), values.sizes(), " of a weight ", weight.sizes());
   const auto copy = c10::make_intrusive<Copy>();
   copy->values = values;
-  copy->is_given = true;
+  copy->is_external = true;
   weight.unsafeGetTensorImpl()->set_backend_meta(copy);
 }
 
@@ -50,7 +50,7 @@ Tensor weight_for_products(const Tensor& weight, at::ScalarType type) {
   if (copy == nullptr) {
     return weight;
   }
-  if (!copy->is_given && copy->version != weight._version()) {
+  if (!copy->is_external && copy->version != weight._version()) {
     const at::NoGradGuard no_gradients;
     if (!copy->values.defined()) {
       copy->values = at::empty_like(weight, at::kBFloat16);

@@ -1,9 +1,9 @@
 #pragma once
-// bf16 working copy of an f32 master weight, for products on a GPU. Rounding the weight again for
-// each product moves 6 bytes per element: 7 % of the time of a product with 2048 rows at the rates
-// of an H200 (computed, not measured). AdamW writes the copy in the pass that writes the weight
-// (kernels/ops/adamw.h); after any other write, which the tensor's version counter shows, the next
-// product renews it. The copy takes 2 bytes per element for the lifetime of the weight.
+// bf16 working copy of an f32 master weight, for products on a GPU, so that the weight is not
+// rounded again for each product (6 bytes per element). AdamW writes the copy in the pass that
+// writes the weight (kernels/ops/adamw.h). After any other write, detected by the tensor's version
+// counter, the next product updates it. The copy takes 2 bytes per element for the lifetime of the
+// weight.
 
 #include <ATen/core/Tensor.h>
 
@@ -16,19 +16,19 @@ void keep_bf16_working_copy(const at::Tensor& weight);
 // date; the f32 values of `weight` need not exist.
 void set_bf16_working_copy(const at::Tensor& weight, const at::Tensor& values);
 
-// Returns the tensor that products in `type` read: the up-to-date working copy if `weight` has one
-// and `type` is bf16, else `weight`, which is not rounded yet.
+// Returns the operand of products in `type`: the up-to-date working copy if `weight` has one and
+// `type` is bf16, else `weight`, not rounded.
 at::Tensor weight_for_products(const at::Tensor& weight, at::ScalarType type);
 
-// For an optimizer that writes weight and copy: returns the copy, up to date or not; undefined if
-// it is not enabled or not created yet.
+// Returns the working copy, up to date or not, for an optimizer that writes weight and copy;
+// undefined if it is not enabled or not created yet.
 at::Tensor bf16_working_copy(const at::Tensor& weight);
 void mark_bf16_working_copy_current(const at::Tensor& weight);  // call after writing both
 
-// Returns the f32 gradient of a weight with a working copy, to which the products of the next
-// micro-batch are added directly. This avoids a second gradient that autograd would add. Undefined
-// for other weights, for frozen ones and before the first gradient, which autograd stores as it is.
-// torch::autograd::grad() returns an undefined gradient for such a weight.
+// Returns the f32 gradient of a trained weight with a working copy, to which backward adds the
+// products of the next micro-batch in place, without a second gradient. Undefined for other weights
+// and before the first gradient. torch::autograd::grad() returns an undefined gradient for a weight
+// whose gradient is added in place.
 at::Tensor gradient_to_add_to(const at::Tensor& weight);
 
 }  // namespace moe::kernels

@@ -1,5 +1,5 @@
-// Argument checks, the autograd node, and the distribution of (sequence, group) pairs over threads.
-// A prefix and the sequences that continue it are one unit of work.
+// Threads compute pairs of a sequence, or a prefix with the sequences that continue it, and a
+// group.
 
 #include "kernels/ops/causal_attention.h"
 
@@ -8,10 +8,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <numeric>
 
 #include "kernels/cpu/gemm.h"
@@ -20,10 +18,6 @@
 namespace moe::kernels {
 
 namespace {
-
-using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 template <typename T>
 T* data_ptr_as(const Tensor& tensor) {
@@ -197,12 +191,12 @@ std::tuple<Tensor, Tensor> causal_attention_cpu(const Tensor& qkv, const Tensor&
 }
 
 struct CausalAttention : torch::autograd::Function<CausalAttention> {
-  static Tensor forward(AutogradContext* context, const Tensor& given, const Tensor& cosine,
+  static Tensor forward(AutogradContext* context, const Tensor& qkv_in, const Tensor& cosine,
                         const Tensor& sine,
                         std::vector<int64_t> numbers,  // H, G, A
                         std::vector<int64_t> lengths) {
     RECORD_USER_SCOPE("attention");
-    const Tensor qkv = given.contiguous();
+    const Tensor qkv = qkv_in.contiguous();
     const auto [out, log_sum] = call<"moe::causal_attention", decltype(causal_attention_cpu)>(
         qkv, cosine, sine, numbers, lengths);
     context->save_for_backward({qkv, cosine, sine, out, log_sum});
@@ -254,14 +248,14 @@ Tensor causal_attention(const Tensor& qkv, const AttentionHeads& heads,
                                 lengths);
 }
 
-Tensor shared_prefix_attention(const Tensor& given, const AttentionHeads& heads,
+Tensor shared_prefix_attention(const Tensor& qkv_in, const AttentionHeads& heads,
                                const std::vector<int64_t>& lengths,
                                const std::vector<int64_t>& prefix_index, const Rotation& rotation) {
   RECORD_USER_SCOPE("attention");
   TORCH_CHECK(prefix_index.size() == lengths.size());
-  check_no_gradient(given);
-  check_attention(given, heads, lengths, max_positions(lengths, prefix_index), rotation);
-  const Tensor qkv = given.contiguous(), out = empty_output(qkv, heads);
+  check_no_gradient(qkv_in);
+  check_attention(qkv_in, heads, lengths, max_positions(lengths, prefix_index), rotation);
+  const Tensor qkv = qkv_in.contiguous(), out = empty_output(qkv, heads);
   const auto kernel = is_bf16(qkv) ? prefix_forward<uint16_t> : prefix_forward<float>;
   kernel(qkv, contiguous_tables(rotation), heads, lengths, prefix_trees(prefix_index), out);
   return out;
@@ -289,19 +283,19 @@ KvBlock grow_kv_block(const KvBlock& block, const AttentionHeads& heads, int64_t
   return larger;
 }
 
-Tensor cached_attention(const Tensor& given, const AttentionHeads& heads,
+Tensor cached_attention(const Tensor& qkv_in, const AttentionHeads& heads,
                         const std::vector<int64_t>& lengths, const std::vector<KvCacheView>& caches,
                         const Rotation& rotation) {
-  TORCH_CHECK(caches.size() == lengths.size() && rotation.cosine.size(0) == given.size(0));
-  check_no_gradient(given);
-  check_attention(given, heads, lengths, given.size(0), rotation);
+  TORCH_CHECK(caches.size() == lengths.size() && rotation.cosine.size(0) == qkv_in.size(0));
+  check_no_gradient(qkv_in);
+  check_attention(qkv_in, heads, lengths, qkv_in.size(0), rotation);
   for (size_t i = 0; i < lengths.size(); ++i) {
     TORCH_CHECK(lengths[i] > 0 && caches[i].length + lengths[i] <= caches[i].own.values.size(1),
                 "capacity ", caches[i].own.values.size(1), ", cached positions ", caches[i].length,
                 ", new positions ", lengths[i]);
   }
   RECORD_USER_SCOPE("attention");
-  const Tensor qkv = given.contiguous(), out = empty_output(qkv, heads);
+  const Tensor qkv = qkv_in.contiguous(), out = empty_output(qkv, heads);
   const auto kernel = is_bf16(qkv) ? cached_forward<uint16_t> : cached_forward<float>;
   kernel(qkv, heads, lengths, caches, contiguous_tables(rotation), out);
   return out;

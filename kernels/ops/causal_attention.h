@@ -9,9 +9,8 @@
 // "FlashAttention", appendix B). Backward recomputes the probabilities from one f32 per row, so
 // that nothing of size S * S is saved.
 //
-// LibTorch's CPU kernel calls a matrix library for blocks of 32 rows, and reaches a third of the
-// library's speed at narrow heads. These kernels use kernels/cpu/gemm.h, skip the blocks above the
-// diagonal, and read queries, keys and values from the output of the projection.
+// The kernels use kernels/cpu/gemm.h, skip the blocks above the diagonal, and read queries, keys
+// and values from the output of the projection.
 //
 // T tokens, H query heads, G key/value heads (H is a multiple), A head width, P positions.
 
@@ -49,10 +48,10 @@ at::Tensor causal_attention(const at::Tensor& qkv, const AttentionHeads& heads,
 int64_t max_positions(const std::vector<int64_t>& lengths,
                       const std::vector<int64_t>& prefix_index);
 
-// Variant of causal_attention() for sequences with shared prefixes. Sequence i continues sequence
+// causal_attention() for sequences with shared prefixes. Sequence i continues sequence
 // prefix_index[i] < i (-1: none): its tokens also attend to the whole prefix, and its positions
-// start at the length of the prefix. A sequence and its prefix have at most P positions together. A
-// prefix cannot have a prefix. Not differentiable.
+// start at the length of the prefix. REQUIRES: a sequence and its prefix have at most P positions
+// together, and a prefix has no prefix. Not differentiable.
 at::Tensor shared_prefix_attention(const at::Tensor& qkv, const AttentionHeads& heads,
                                    const std::vector<int64_t>& lengths,
                                    const std::vector<int64_t>& prefix_index,
@@ -60,8 +59,8 @@ at::Tensor shared_prefix_attention(const at::Tensor& qkv, const AttentionHeads& 
 
 inline constexpr int64_t kKeyBlock = 16;  // positions in a block of cached keys
 
-// Cached keys and values of one sequence in one layer, f32. Keys are rotated. A generation step is
-// bound by memory bandwidth and reads both tensors in memory order.
+// Cached keys (rotated) and values of one sequence in one layer, f32, in the order in which a
+// generation step reads them.
 struct KvBlock {
   at::Tensor keys;    // [G, capacity / kKeyBlock, A, kKeyBlock]; position p is
                       // [g, p / kKeyBlock, :, p % kKeyBlock]
@@ -73,11 +72,11 @@ KvBlock make_kv_block(const AttentionHeads& heads, int64_t capacity);
 
 // Returns the number of f32 elements of a KvBlock.
 int64_t kv_numel(const AttentionHeads& heads, int64_t capacity);
-// Returns a KvBlock that uses `memory` [kv_numel()] f32, contiguous. One allocation for many layers
-// and sequences can use huge pages; with small pages a generation step takes nearly twice the time.
+// Returns a KvBlock in `memory` [kv_numel()] f32, contiguous. One allocation for many layers and
+// sequences can use huge pages, which nearly halves the time of a generation step.
 KvBlock view_kv_block(const at::Tensor& memory, const AttentionHeads& heads, int64_t capacity);
 
-// Returns a copy of `block` with room for at least `capacity` positions. REQUIRES: `capacity` is
+// Returns a copy of `block` for at least `capacity` positions. REQUIRES: `capacity` is
 // not less than the capacity of `block`.
 KvBlock grow_kv_block(const KvBlock& block, const AttentionHeads& heads, int64_t capacity);
 

@@ -1,6 +1,6 @@
 #pragma once
-// Cross-entropy loss of a language model with its gradient, in place, and the log-sum-exp and
-// argmax of each row of logits for scoring.
+// Cross-entropy loss of a language model with its gradient in place of the logits, and the
+// log-sum-exp and argmax of each row of logits for scoring.
 //
 //   loss = log(sum_v exp(z_v)) - z_target        d loss / d z = softmax(z) - onehot(target)
 //
@@ -31,7 +31,7 @@ void cross_entropy_cpu(const CrossEntropyArgs& args);
 void cross_entropy_cuda(const CrossEntropyArgs& args, void* stream);
 
 // Computes logsumexp [n] f32 and argmax [n] i64 (the first of equal logits) of logits [n, V] f32,
-// V > 0, in one pass. The log-sum-exp of a row with a NaN is NaN.
+// V > 0. The log-sum-exp of a row with a NaN is NaN.
 void logsumexp_argmax(const at::Tensor& logits, at::Tensor& logsumexp, at::Tensor& argmax);
 
 struct LogSumExpArgs {

@@ -1,6 +1,6 @@
-// Finds the table of CUDA functions: in libmoe_cuda.so next to the binary, which is opened when a
-// GPU is first asked for, so that other programs start without LibTorch's CUDA libraries; or linked
-// in, in tests. Implements device.h.
+// Opens libmoe_cuda.so next to the binary when a GPU is first requested, so that other programs
+// start without LibTorch's CUDA libraries. Tests link the functions in instead. Implements
+// device.h.
 
 #include "kernels/ops/cuda_functions.h"
 
@@ -16,8 +16,7 @@
 
 #include "kernels/ops/device.h"
 
-// A weak reference, null unless kernels/cuda/functions.cpp is linked in (tests).
-
+// Null unless kernels/cuda/functions.cpp is linked in (tests).
 extern "C" [[gnu::weak]] const moe::kernels::CudaFunctions* moe_cuda_functions();
 
 namespace moe::kernels {
@@ -31,18 +30,6 @@ struct CudaLibrary {
 
 CudaLibrary unavailable(std::string missing) { return {nullptr, std::move(missing)}; }
 
-// Describes the last failure of dlopen().
-CudaLibrary load_error(const std::string& library) {
-  const std::string error = ::dlerror();
-  return unavailable(
-      error.find("cannot open shared object file") != std::string::npos
-          ? fmt::format("{} requires a library that is not installed ({}); install LibTorch with "
-                        "CUDA",
-                        library, error)
-          : fmt::format("{} does not match the installed LibTorch ({}); rebuild moe", library,
-                        error));
-}
-
 CudaLibrary open_library() {
   const std::string library =
       std::filesystem::read_symlink("/proc/self/exe").replace_filename("libmoe_cuda.so").string();
@@ -52,10 +39,17 @@ CudaLibrary open_library() {
   if (::dlopen("libcuda.so.1", RTLD_LAZY) == nullptr) {
     return unavailable(fmt::format("no NVIDIA driver ({}); install one", ::dlerror()));
   }
-  // Never closed. RTLD_GLOBAL, as if linked: LibTorch's libraries open further ones.
+  // Never closed. RTLD_GLOBAL, because LibTorch's libraries open further ones.
   void* handle = ::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (handle == nullptr) {
-    return load_error(library);
+    const std::string error = ::dlerror();
+    const bool is_not_installed = error.find("cannot open shared object file") != std::string::npos;
+    return unavailable(fmt::format(
+        fmt::runtime(is_not_installed
+                         ? "{} requires a library that is not installed ({}); install "
+                           "LibTorch with CUDA"
+                         : "{} does not match the installed LibTorch ({}); rebuild moe"),
+        library, error));
   }
   const auto version = reinterpret_cast<const char* (*)()>(::dlsym(handle, "moe_cuda_version"));
   const auto functions =
@@ -68,22 +62,22 @@ CudaLibrary open_library() {
   return {functions(), ""};
 }
 
-// Must be called before LibTorch is asked for CUDA: it caches the answer.
+// Must be called before LibTorch checks for CUDA, because LibTorch caches the result.
 const CudaLibrary& cuda_library() {
-  static const CudaLibrary half = [] {
+  static const CudaLibrary library = [] {
     // cuDNN's attention compiles a kernel for each sequence length, which takes longer than the
     // attention of a batch.
     at::globalContext().setSDPUseCuDNN(false);
     return moe_cuda_functions == nullptr ? open_library() : CudaLibrary{moe_cuda_functions(), ""};
   }();
-  return half;
+  return library;
 }
 
 }  // namespace
 
 const CudaFunctions& cuda_functions() {
   if (cuda_library().functions == nullptr) {
-    throw std::logic_error("an operation on a CUDA tensor: " + cuda_library().missing);
+    throw std::logic_error("CUDA functions: " + cuda_library().missing);
   }
   return *cuda_library().functions;
 }
@@ -94,7 +88,7 @@ int64_t gpu_count() {
 
 std::string why_no_gpu() {
   return cuda_library().functions == nullptr ? cuda_library().missing
-                                             : "the driver shows no GPU, see what nvidia-smi says";
+                                             : "the driver shows no GPU; run nvidia-smi";
 }
 
 std::string gpu_name(int64_t gpu) { return cuda_functions().gpu_name(gpu); }

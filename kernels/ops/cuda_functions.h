@@ -1,7 +1,6 @@
 #pragma once
-// Functions of libmoe_cuda.so besides the kernels that it registers (operations.h): devices,
-// streams and NCCL, as a table. The library is opened when a program first asks for a GPU
-// (device.h).
+// Table of functions of libmoe_cuda.so for devices, streams and NCCL. The library is opened by the
+// first call of a function of device.h; it also registers the kernels (operations.h).
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -40,18 +39,18 @@ struct CudaFunctions {
   decltype(&make_nccl_cuda) make_nccl;
 };
 
-// Returns the table. Throws std::logic_error if there is none: no CUDA tensor exists if gpu_count()
-// is 0, because --device cuda is refused then.
+// Returns the table. Throws std::logic_error if the library cannot be used; callers have checked
+// gpu_count().
 const CudaFunctions& cuda_functions();
 
-// Asynchronous copy of a tensor to page-locked host memory. Work that is launched on the GPU after
-// the constructor is not waited for.
+// Asynchronous copy of a tensor to page-locked host memory.
 class HostCopy {
  public:
   // Enqueues the copy on the current stream. A CPU tensor is not copied.
   explicit HostCopy(const at::Tensor& tensor);
 
-  // Returns the host tensor, of the same shape. The first call blocks until the copy is complete.
+  // Returns the host tensor. The first call blocks until the copy is complete, but not until work
+  // that was enqueued after it is.
   const at::Tensor& get();
 
  private:

@@ -1,7 +1,7 @@
 #pragma once
-// Devices: facts that callers plan with, and the GPUs of this machine. The first call of a function
-// below device_traits() opens libmoe_cuda.so next to the binary. It must come before the first
-// question to ATen about CUDA, because ATen caches the answer.
+// Traits of devices, and the GPUs of this machine. The first call of a function declared below
+// device_traits() opens libmoe_cuda.so. It must precede ATen's first check for CUDA, whose result
+// ATen caches.
 
 #include <c10/core/Device.h>
 
@@ -11,16 +11,16 @@
 
 namespace moe::kernels {
 
-// Facts about memory, streams and arithmetic of a device. They do not choose the implementation of
-// an operation: PyTorch's dispatcher does (operations.h).
+// Memory, streams and arithmetic of a device. PyTorch's dispatcher, not these traits, chooses the
+// implementation of an operation (operations.h).
 struct DeviceTraits {
   // Tensors are in the memory of the process: they can alias mapped files, the host reads them in
   // place, and they count in memory checks.
   bool has_host_memory;
-  bool has_streams;       // work and collectives are enqueued, and overlap with each other
-  bool has_tensor_cores;  // products in bf16 and TF32 are faster than in f32 and read such operands
-  bool is_row_invariant;  // the bits of a row of a product do not depend on the other rows
-  int64_t elementwise_numel;  // of one pass: fits the caches, or occupies a GPU
+  bool has_streams;           // work and collectives are enqueued, and overlap with each other
+  bool has_tensor_cores;      // products in bf16 and TF32 are faster than in f32
+  bool is_row_invariant;      // the bits of a row of a product do not depend on the other rows
+  int64_t elementwise_numel;  // elements of one pass: fit the caches, or occupy a GPU
 };
 DeviceTraits device_traits(c10::Device device);
 
@@ -30,7 +30,7 @@ int64_t gpu_count();
 std::string why_no_gpu();              // reason for gpu_count() == 0, as the end of a sentence
 std::string gpu_name(int64_t gpu);     // "NVIDIA H200"
 uint64_t gpu_peak_bytes(int64_t gpu);  // peak of the memory of this process's tensors
-// Returns gpu_peak_bytes() of a device with memory of its own, else nullopt.
+// Returns gpu_peak_bytes() of a GPU, nullopt for a CPU.
 std::optional<uint64_t> device_peak_bytes(c10::Device device);
 
 }  // namespace moe::kernels

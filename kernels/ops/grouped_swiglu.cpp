@@ -1,11 +1,7 @@
-// One autograd node for all experts of a layer. Inference with weights in several tensors fuses the
-// gate and up products with the activation.
-
 #include "kernels/ops/grouped_swiglu.h"
 
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <optional>
@@ -13,34 +9,12 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/skinny_gemm.h"
 #include "kernels/ops/bf16_working_copy.h"
-#include "kernels/ops/cuda_functions.h"
-#include "kernels/ops/linear.h"
+#include "kernels/ops/operations.h"
 #include "kernels/ops/swiglu.h"
 
 namespace moe::kernels {
 
 namespace {
-
-using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
-// Results of the activation's backward.
-struct ActivationBackward {
-  Tensor grad_hidden;  // [rows, 2F]
-  Tensor activation;   // [rows, F], recomputed; undefined if `down` is frozen
-};
-
-// `grad` is the gradient of the activation. It may be overwritten with the activation. `ends` is
-// `used` of swiglu_backward(), or undefined.
-ActivationBackward activation_backward(const Tensor& grad, const Tensor& hidden, const Tensor& ends,
-                                       AutogradContext* context) {
-  if (!context->needs_input_grad(2)) {
-    return {swiglu_backward(grad, hidden, ends), {}};
-  }
-  const Tensor activation = grad.contiguous();
-  return {swiglu_backward_(activation, hidden, ends), activation};
-}
 
 struct GroupedSwiglu : torch::autograd::Function<GroupedSwiglu> {
   static Tensor forward(AutogradContext* context, const Tensor& rows, const Tensor& gate_up,
@@ -69,9 +43,12 @@ struct GroupedSwiglu : torch::autograd::Function<GroupedSwiglu> {
       counts.emplace(ends);
     }
     const Tensor grad_out = gradients[0].narrow(0, 0, hidden.size(0)).contiguous();
-    auto [grad_hidden, activation] =
-        activation_backward(segments.product(grad_out, back, /*transposed=*/false, hidden.size(0)),
-                            hidden, ends, context);
+    // Gradient of the activation; swiglu_backward_() overwrites it with the activation.
+    Tensor activation =
+        segments.product(grad_out, back, /*transposed=*/false, hidden.size(0)).contiguous();
+    const Tensor grad_hidden = context->needs_input_grad(2)
+                                   ? swiglu_backward_(activation, hidden, ends)
+                                   : swiglu_backward(std::exchange(activation, {}), hidden, ends);
     Tensor grad_rows;
     if (ends.defined()) {
       // Launched before the weight gradients: the GPU has work while the host waits for the counts.
@@ -95,20 +72,10 @@ struct GroupedSwiglu : torch::autograd::Function<GroupedSwiglu> {
   }
 };
 
-void check_shapes(const Tensor& rows, const Tensor& gate_up, const Tensor& down, int64_t experts) {
-  TORCH_CHECK(rows.dim() == 2 && gate_up.dim() == 3 && down.dim() == 3);
-  TORCH_CHECK(gate_up.size(2) == rows.size(1) && down.size(1) == rows.size(1) &&
-                  down.size(2) * 2 == gate_up.size(1) && gate_up.size(0) == down.size(0) &&
-                  experts == down.size(0),
-              "rows ", rows.sizes(), ", gate_up ", gate_up.sizes(), ", down ", down.sizes(),
-              ", rows of ", experts, " experts");
-}
-
-// Returns true if a block of gate and up also fits into the caches at this depth.
+// Returns true if blocks of gate and up with this depth fit into the caches together.
 bool fits_cache(int64_t inner) { return inner > 0 && inner <= 2 * kGemmDepth; }
 
-// Returns true if the products of gate and up can be fused with the activation: more rows than
-// skinny_gemm() supports, small depth, blocks of one dtype.
+// Returns true if the products of gate and up can be fused with the activation.
 bool can_fuse_swiglu(const Tensor& rows, int64_t count, const RowBlocks& gate_up) {
   const auto dtype = gate_up.front().scalar_type();
   return count > kMaxSkinnyRows && fits_cache(rows.size(1)) && rows.stride(1) == 1 &&
@@ -162,9 +129,14 @@ int64_t ffn_activation_numel(int64_t inner, int64_t width) {
 Tensor grouped_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
                       const Segments& segments) {
   const Tensor& ends = segments.ends;
-  check_shapes(rows, gate_up, down, segments.experts());
-  TORCH_CHECK(!ends.defined() ||
-              (ends.scalar_type() == at::kInt && ends.device() == rows.device()));
+  const int64_t experts = segments.experts();
+  TORCH_CHECK(
+      rows.dim() == 2 && gate_up.dim() == 3 && down.dim() == 3 && gate_up.size(2) == rows.size(1) &&
+          down.size(1) == rows.size(1) && down.size(2) * 2 == gate_up.size(1) &&
+          gate_up.size(0) == experts && down.size(0) == experts &&
+          (!ends.defined() || (ends.scalar_type() == at::kInt && ends.device() == rows.device())),
+      "rows ", rows.sizes(), ", gate_up ", gate_up.sizes(), ", down ", down.sizes(), ", rows of ",
+      experts, " experts");
   return ends.defined() && !can_use_ends(rows)
              ? GroupedSwiglu::apply(rows, gate_up, down, Segments{read_rows_per_expert(ends)})
              : GroupedSwiglu::apply(rows, gate_up, down, segments);

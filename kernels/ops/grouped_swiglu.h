@@ -29,13 +29,13 @@ at::Tensor grouped_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, con
 at::Tensor grouped_swiglu(const at::Tensor& rows, const Weight& gate_up, const Weight& down,
                           const Segments& segments);
 
-// Adds the feed-forward of rows [T, D] f32 or bf16 to `sum` [T, D] f32. The addend is not rounded
-// to bf16. Each weight has one matrix. CPU only, not differentiable.
+// Adds the FFN of rows [T, D] f32 or bf16 to `sum` [T, D] f32, without rounding it to bf16. Each
+// weight has one matrix. CPU only, not differentiable.
 void add_swiglu(at::Tensor& sum, const at::Tensor& rows, const Weight& gate_up, const Weight& down);
 
-// Returns the number of intermediate elements per row in CPU inference, for memory estimates. Many
-// rows per expert: F (the activation) if gate and up are fused with the activation, else 3 F. inner
-// = D, width = F.
+// Returns the number of intermediate elements per row in CPU inference with many rows per expert,
+// for memory estimates: F if the products of gate and up are fused with the activation, else 3 F.
+// inner = D, width = F.
 int64_t ffn_activation_numel(int64_t inner, int64_t width);
 
 }  // namespace moe::kernels

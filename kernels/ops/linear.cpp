@@ -1,41 +1,32 @@
-// One autograd node per product or per group of products. Autograd saves the input in its own
-// dtype, and a weight gradient has the layout of the weight. The products of all experts write into
-// one gradient tensor: initialising it with zeros, or stacking one tensor per expert, took 40 % of
-// the time.
+// One autograd node per product or per group of products. The products of all experts write into
+// one uninitialised gradient tensor. Initialisation with zeros, or stacking one tensor per expert,
+// took 40 % of the time.
 
 #include "kernels/ops/linear.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/record_function.h>
 #include <c10/util/ScopeExit.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <numeric>
-#include <vector>
 
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/skinny_gemm.h"
 #include "kernels/ops/bf16_working_copy.h"
-#include "kernels/ops/cuda_functions.h"
 #include "kernels/ops/operations.h"
 
 namespace moe::kernels {
 
 namespace {
 
-using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
 // Returns true if moe::router_logits computes the product: f32 operands, few columns. Its CUDA
-// kernel reads bf16 x directly; other products would first write x in f32.
+// kernel reads bf16 x without a copy in f32.
 bool use_router_logits(const Tensor& x, const Tensor& weight, at::ScalarType operands) {
   constexpr int64_t kMaxColumns = 64;
-  return weight.device() == x.device() && operands == at::kFloat &&
-         weight.scalar_type() == at::kFloat && is_f32_or_bf16(x) && weight.size(0) <= kMaxColumns;
+  return has_kernel<"moe::router_logits">(x.device()) && weight.device() == x.device() &&
+         operands == at::kFloat && weight.scalar_type() == at::kFloat && is_f32_or_bf16(x) &&
+         weight.size(0) <= kMaxColumns;
 }
 
 Tensor matmul(const Tensor& left, const Tensor& right, at::ScalarType type, at::ScalarType out) {
@@ -44,11 +35,11 @@ Tensor matmul(const Tensor& left, const Tensor& right, at::ScalarType type, at::
   return result;
 }
 
-// For other devices: by LibTorch, which sums products of bf16 in f32.
-void matmul_out_default(const Tensor& given_out, const Tensor& left, at::TensorList right,
+// matmul_out of other devices, by LibTorch, which sums products of bf16 in f32.
+void matmul_out_default(const Tensor& result, const Tensor& left, at::TensorList right,
                         at::ScalarType type, bool /*is_mapped*/, bool accumulate) {
-  TORCH_CHECK(right.size() == 1, "only the CPU multiplies by a weight in several tensors");
-  Tensor out = given_out;
+  TORCH_CHECK(right.size() == 1, "a weight in several tensors requires a CPU");
+  Tensor out = result;
   const Tensor a = left.to(type), b = right[0].to(type);
   if (a.scalar_type() == out.scalar_type()) {
     accumulate ? out.addmm_(a, b) : at::mm_out(out, a, b);
@@ -67,19 +58,6 @@ void call_matmul_out(const Tensor& out, const Tensor& left, at::TensorList right
 
 Tensor operand(const Tensor& tensor, at::ScalarType type) {
   return call<"moe::operand", decltype(operand_cpu)>(tensor, type);
-}
-
-void weight_matmul_out(Tensor& out, const Tensor& left, const RowBlocks& rows, at::ScalarType type,
-                       bool is_mapped, bool accumulate) {
-  std::vector<Tensor> columns;
-  int64_t outer = 0;
-  for (const Tensor& block : rows) {
-    TORCH_CHECK(left.size(1) == block.size(1), "left ", left.sizes(), ", rows ", block.sizes());
-    columns.push_back(block.t());
-    outer += block.size(0);
-  }
-  TORCH_CHECK(out.size(0) == left.size(0) && out.size(1) == outer);
-  call_matmul_out(out, left, columns, type, is_mapped, accumulate);
 }
 
 bool has_grouped_mm_gpu(const Tensor& rows) {
@@ -114,21 +92,10 @@ Tensor biased_linear_cpu(const Tensor& x, const Tensor& weight, const Tensor& bi
   return matmul(x, weight.t(), type, accumulate_dtype(x)).add_(bias).to(out);
 }
 
-// One operation of LibTorch, which adds the bias before the sum is rounded.
+// Adds the bias before the sum is rounded.
 Tensor biased_linear_default(const Tensor& x, const Tensor& weight, const Tensor& bias,
                              at::ScalarType type, at::ScalarType out) {
   return at::addmm(bias.to(type), x.to(type), weight.to(type).t()).to(out);
-}
-
-Tensor router_logits(const Tensor& x, const Tensor& weight) {
-  return matmul(x, weight.t(), at::kFloat, at::kFloat);
-}
-
-std::tuple<Tensor, Tensor> router_logits_backward(const Tensor& grad, const Tensor& x,
-                                                  const Tensor& weight, bool needs_x_grad,
-                                                  bool needs_weight_grad) {
-  return {needs_x_grad ? matmul(grad, weight, at::kFloat, x.scalar_type()) : Tensor(),
-          needs_weight_grad ? matmul(grad.t(), x, at::kFloat, at::kFloat) : Tensor()};
 }
 
 // `by` is weight_operand(weight).
@@ -140,7 +107,7 @@ Tensor linear_forward(const Tensor& x, const Tensor& weight, const Tensor& by,
                                                                    types.out);
   }
   if (use_router_logits(x, weight, types.operands)) {
-    return call<"moe::router_logits", decltype(router_logits)>(x, weight);
+    return call<"moe::router_logits", decltype(router_logits_on<router_logits_cuda>)>(x, weight);
   }
   return matmul(x, by.t(), types.operands, types.out);
 }
@@ -167,7 +134,8 @@ struct Linear : torch::autograd::Function<Linear> {
     variable_list result(4);
     if (!has_bias && use_router_logits(x, weight, type)) {
       std::tie(result[0], result[1]) =
-          call<"moe::router_logits_backward", decltype(router_logits_backward)>(
+          call<"moe::router_logits_backward",
+               decltype(router_logits_backward_on<router_logits_backward_cuda>)>(
               grad, x, weight, context->needs_input_grad(0), context->needs_input_grad(1));
       return result;
     }
@@ -285,7 +253,7 @@ TORCH_LIBRARY_IMPL(moe, CPU, library) {
   library.impl("can_use_ends", [](const Tensor&) { return true; });
 }
 
-// Devices without kernels of their own.
+// Other devices.
 TORCH_LIBRARY_IMPL(moe, CompositeExplicitAutograd, library) {
   const auto convert = [](const Tensor& tensor, at::ScalarType type) { return tensor.to(type); };
   library.impl("operand", convert);
@@ -294,8 +262,6 @@ TORCH_LIBRARY_IMPL(moe, CompositeExplicitAutograd, library) {
   library.impl("biased_linear", &biased_linear_default);
   library.impl("has_grouped_mm", &has_grouped_mm_gpu);
   library.impl("can_use_ends", &has_grouped_mm_gpu);
-  library.impl("router_logits", &router_logits);
-  library.impl("router_logits_backward", &router_logits_backward);
 }
 
 Tensor weight_operand(const Tensor& weight, at::ScalarType type) {
@@ -310,14 +276,22 @@ void matmul_out(Tensor& out, const Tensor& left, const Tensor& right, at::Scalar
   call_matmul_out(out, left, right, type, /*is_mapped=*/false, accumulate);
 }
 
-void weight_matmul_out(Tensor& out, const Tensor& left, const RowBlocks& rows,
-                       at::ScalarType type) {
-  weight_matmul_out(out, left, rows, type, /*is_mapped=*/true, /*accumulate=*/false);
+void weight_matmul_out(Tensor& out, const Tensor& left, const RowBlocks& rows, at::ScalarType type,
+                       bool accumulate) {
+  std::vector<Tensor> columns;
+  int64_t outer = 0;
+  for (const Tensor& block : rows) {
+    TORCH_CHECK(left.size(1) == block.size(1), "left ", left.sizes(), ", rows ", block.sizes());
+    columns.push_back(block.t());
+    outer += block.size(0);
+  }
+  TORCH_CHECK(out.size(0) == left.size(0) && out.size(1) == outer);
+  call_matmul_out(out, left, columns, type, /*is_mapped=*/true, accumulate);
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  const auto given = bias.defined() ? std::optional(bias) : std::nullopt;
-  return apply(x, weight, given, {x.scalar_type(), x.scalar_type()});
+  const auto optional_bias = bias.defined() ? std::optional(bias) : std::nullopt;
+  return apply(x, weight, optional_bias, {x.scalar_type(), x.scalar_type()});
 }
 
 Tensor linear(const Tensor& x, const Weight& weight, const Tensor& bias) {
@@ -348,8 +322,7 @@ void add_linear(Tensor& sum, const Tensor& x, const Weight& weight) {
     sum.add_(y);
     return;
   }
-  weight_matmul_out(sum, x, weight.matrix(0), x.scalar_type(), /*is_mapped=*/false,
-                    /*accumulate=*/true);
+  weight_matmul_out(sum, x, weight.matrix(0), x.scalar_type(), /*accumulate=*/true);
 }
 
 Tensor linear_to_f32(const Tensor& x, const Tensor& weight) {

@@ -5,10 +5,10 @@
 //
 // The dtype of x selects the precision. f32 and f64: everything is computed in that dtype. bf16:
 // operands are rounded to bf16, products are summed in f32, y is bf16 (the numerics of
-// torch.autocast). The f32 master weight is not modified. Its gradient is f32 and unrounded, so
-// that gradients of micro-batches accumulate without loss. Autograd saves x in its own dtype. A
-// frozen weight may be stored in bf16 for any x; products with f32 x widen it. CPUs without bf16
-// instructions multiply the rounded operands in f32; the sums may differ by their order.
+// torch.autocast). The gradient of an f32 master weight is f32 and unrounded, so that gradients of
+// micro-batches accumulate without loss. Autograd saves x in its own dtype. A frozen weight may be
+// stored in bf16 for any x. CPUs without bf16 instructions multiply the rounded operands in f32;
+// the sums may differ by their order.
 //
 // T tokens, D inner width, N outer width, E experts, R rows in expert order.
 
@@ -72,11 +72,11 @@ at::Tensor weight_operand(const at::Tensor& weight, at::ScalarType type);
 void matmul_out(at::Tensor& out, const at::Tensor& left, const at::Tensor& right,
                 at::ScalarType type, bool accumulate = false);
 
-// Computes out [M, N] = left [M, K] rows^T for a matrix [N, K] in blocks, with operands in `type`.
-// The blocks are not concatenated. The sums do not depend on the block sizes, except in products
-// that LibTorch computes (use_own_gemm() in kernels/cpu/gemm.h).
+// matmul_out() by rows^T for a matrix [N, K] in blocks, which are not concatenated. The sums do not
+// depend on the block sizes, except in products that LibTorch computes (use_own_gemm() in
+// kernels/cpu/gemm.h).
 void weight_matmul_out(at::Tensor& out, const at::Tensor& left, const RowBlocks& rows,
-                       at::ScalarType type);
+                       at::ScalarType type, bool accumulate = false);
 
 // Returns true if `rows` are on a GPU where `at::_grouped_mm` is one launch (compute capability 9.x
 // or 10.x). Other GPUs need one product per expert, with row counts on the host.
@@ -129,10 +129,9 @@ at::Tensor grouped_matmul(const at::Tensor& in, const Weight& weights, int64_t t
 // has computed them.
 std::vector<int64_t> read_rows_per_expert(const at::Tensor& ends);
 
-// Returns true if one product per expert is faster than a grouped product for the gradient of f32
-// weights [E, M, N]. A product per expert writes f32 and needs the counts on the host. A grouped
-// product writes bf16, which a second pass widens (6 bytes per element). Returns false for small
-// experts: their launches take longer than that pass.
+// Returns true if one product per expert, which writes f32, is faster than a grouped product, whose
+// bf16 result is widened in a second pass, for the gradient of f32 weights [E, M, N]: for large
+// experts. A product per expert needs the counts on the host.
 bool use_per_expert_gradients(const at::Tensor& weights);
 
 }  // namespace moe::kernels

@@ -1,6 +1,6 @@
 // Registers the operations moe::* with PyTorch's dispatcher: schemas, CPU kernels and autograd.
-// kernels/cuda/functions.cpp registers the CUDA kernels. Python loads them with
-// torch.ops.load_library("libmoe_ops.so") in the LibTorch version that this library is linked with.
+// Python loads them with torch.ops.load_library("libmoe_ops.so"), in the LibTorch version that this
+// library is linked with.
 
 #include "kernels/ops/operations.h"
 
@@ -27,6 +27,20 @@ int64_t argmax_cpu(const Tensor& logits) {
   return largest == end ? 0 : largest - first;
 }
 
+// AdamW by LibTorch, for f32 weights. Scales the gradient in place.
+void adamw_by_operations(const Tensor& gradient, const Tensor& master, const Tensor& mean,
+                         const Tensor& square, const OptionalTensor& weight,
+                         const OptionalTensor& gradient_scale, double lr, double beta1,
+                         double beta2, double eps, double weight_decay, int64_t t) {
+  TORCH_CHECK(!has_tensor(weight), "AdamW on a CPU takes no bf16 weight");
+  if (has_tensor(gradient_scale)) {
+    gradient.mul_(*gradient_scale);
+  }
+  at::_fused_adamw_({master}, {gradient}, {mean}, {square}, /*max_exp_avg_sqs=*/{},
+                    {at::scalar_tensor(t, at::kFloat)}, lr, beta1, beta2, weight_decay, eps,
+                    /*amsgrad=*/false, /*maximize=*/false);
+}
+
 Tensor or_undefined(const OptionalTensor& tensor) { return tensor.value_or(Tensor()); }
 
 }  // namespace
@@ -34,22 +48,66 @@ Tensor or_undefined(const OptionalTensor& tensor) { return tensor.value_or(Tenso
 // The headers of the operations describe the parameters. On a GPU, unpermute and the gradient of
 // permute require row_of_token.
 TORCH_LIBRARY(moe, library) {
-  library.def(
-      "permute(Tensor x, Tensor token, int columns, Tensor? row_of_token=None, "
-      "Tensor? used=None) -> Tensor");
-  library.def("rows_of_tokens(Tensor token, Tensor choice, int tokens, int choices) -> Tensor");
-  library.def(
-      "unpermute(Tensor rows, Tensor token, int tokens, int columns, Tensor? weight=None, "
-      "Tensor? residual=None, Tensor? row_of_token=None, Tensor? used=None) -> Tensor");
-  library.def(
-      "unpermute_backward(Tensor grad, Tensor rows, Tensor weight, Tensor token, "
-      "Tensor? used=None) -> (Tensor, Tensor)");
-  library.def(
-      "segment_rows(Tensor token, Tensor expert, Tensor choice, Tensor tokens_per_expert, "
-      "int tokens, int choices) -> (Tensor, Tensor, Tensor, Tensor)");
-  library.def("swiglu(Tensor hidden, Tensor? used=None) -> Tensor");
-  library.def("swiglu_backward(Tensor grad_out, Tensor hidden, Tensor? used=None) -> Tensor");
-  library.def("swiglu_backward_(Tensor(a!) grad_out, Tensor hidden, Tensor? used=None) -> Tensor");
+  for (const char* schema : {
+           "permute(Tensor x, Tensor token, int columns, Tensor? row_of_token=None, Tensor? "
+           "used=None) -> Tensor",
+           "rows_of_tokens(Tensor token, Tensor choice, int tokens, int choices) -> Tensor",
+           "unpermute(Tensor rows, Tensor token, int tokens, int columns, Tensor? weight=None, "
+           "Tensor? residual=None, Tensor? row_of_token=None, Tensor? used=None) -> Tensor",
+           "unpermute_backward(Tensor grad, Tensor rows, Tensor weight, Tensor token, Tensor? "
+           "used=None) -> (Tensor, Tensor)",
+           "segment_rows(Tensor token, Tensor expert, Tensor choice, Tensor tokens_per_expert, int "
+           "tokens, int choices) -> (Tensor, Tensor, Tensor, Tensor)",
+           "swiglu(Tensor hidden, Tensor? used=None) -> Tensor",
+           "swiglu_backward(Tensor grad_out, Tensor hidden, Tensor? used=None) -> Tensor",
+           "swiglu_backward_(Tensor(a!) grad_out, Tensor hidden, Tensor? used=None) -> Tensor",
+           "logsumexp_argmax(Tensor logits) -> (Tensor, Tensor)",
+           "cross_entropy_(Tensor(a!) logits, Tensor target, float scale, Tensor(b!) loss, bool "
+           "in_bf16) -> ()",
+           "stochastic_round(Tensor input, Tensor(a!) out, int key, int first) -> ()",
+           "adamw_(Tensor(e!) gradient, Tensor(a!) master, Tensor(b!) mean, Tensor(c!) square, "
+           "Tensor(d!)? weight, Tensor? gradient_scale, float lr, float beta1, float beta2, float "
+           "eps, float weight_decay, int t) -> ()",
+           "rms_norm(Tensor x, Tensor weight, float epsilon, bool to_bf16=False, Tensor? "
+           "added=None) -> (Tensor, Tensor, Tensor)",
+           "rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor scale, Tensor? "
+           "grad_sum=None) -> (Tensor, Tensor, Tensor)",
+           "rope(Tensor[] parts, Tensor cosine, Tensor sine, Tensor position, int rotated, bool "
+           "backwards, Tensor(a!)? out=None) -> Tensor",
+           "operand(Tensor input, ScalarType type) -> Tensor",
+           "weight_operand(Tensor weight, ScalarType type) -> Tensor",
+           "matmul_out(Tensor(a!) out, Tensor left, Tensor[] right, ScalarType type, bool "
+           "is_mapped, bool accumulate) -> ()",
+           "biased_linear(Tensor x, Tensor weight, Tensor bias, ScalarType type, ScalarType out) "
+           "-> Tensor",
+           "has_grouped_mm(Tensor rows) -> bool",
+           "can_use_ends(Tensor rows) -> bool",
+           "causal_attention(Tensor qkv, Tensor cosine, Tensor sine, int[] heads, int[] lengths) "
+           "-> (Tensor, Tensor)",
+           "argmax(Tensor logits) -> int",
+           "score_type(Tensor x) -> ScalarType",
+           "fits_top_k_plan(Tensor logits, bool has_bias) -> bool",
+           "router_logits(Tensor x, Tensor weight) -> Tensor",
+           "router_logits_backward(Tensor grad, Tensor x, Tensor weight, bool needs_x_grad, bool "
+           "needs_weight_grad) -> (Tensor, Tensor)",
+           "expert_order(Tensor logits) -> Tensor",
+           "router_choices(Tensor logits, Tensor source_rank, int ranks, int choices) -> (Tensor, "
+           "Tensor, Tensor, Tensor)",
+           "top_k_plan(Tensor scores, Tensor choice, Tensor local_choice, Tensor source_rank, "
+           "Tensor requested, Tensor capacity, int k, bool fill, bool rectify, bool by_score, int "
+           "rows_max, int overflow_max) -> Tensor[]",
+           "plan_counts(Tensor logits, Tensor scores, Tensor[] plan, int ranks, int k, bool "
+           "rectifies, bool is_dropless) -> (Tensor, Tensor)",
+           "plan_gate_weights(Tensor logits, Tensor count, Tensor by_logit, Tensor[] plan, int "
+           "ranks, int k, bool normalise, bool straight_through, int lb_choices, int ranks_in_use) "
+           "-> Tensor[]",
+           "plan_gate_weights_backward(Tensor? grad_weights, Tensor? grad_combine, Tensor? "
+           "grad_load_balance, Tensor? grad_z, Tensor logits, Tensor count, Tensor combine, Tensor "
+           "chosen, Tensor[] plan, int ranks, int k, bool normalise, bool straight_through, int "
+           "lb_choices, int ranks_in_use) -> Tensor",
+       }) {
+    library.def(schema);
+  }
   library.def(
       "grouped_swiglu(Tensor rows, Tensor gate_up, Tensor down, int[] rows_per_expert) -> Tensor",
       [](const Tensor& rows, const Tensor& gate_up, const Tensor& down, at::IntArrayRef counts) {
@@ -60,82 +118,13 @@ TORCH_LIBRARY(moe, library) {
       [](const Tensor& rows, const Tensor& gate_up, const Tensor& down, const Tensor& ends) {
         return grouped_swiglu(rows, gate_up, down, ends);
       });
-  library.def("logsumexp_argmax(Tensor logits) -> (Tensor, Tensor)");
-  library.def(
-      "cross_entropy_(Tensor(a!) logits, Tensor target, float scale, Tensor(b!) loss, "
-      "bool in_bf16) -> ()");
-  library.def("stochastic_round(Tensor input, Tensor(a!) out, int key, int first) -> ()");
-  library.def(
-      "adamw_(Tensor(e!) gradient, Tensor(a!) master, Tensor(b!) mean, Tensor(c!) square, "
-      "Tensor(d!)? weight, Tensor? gradient_scale, float lr, float beta1, float beta2, float eps, "
-      "float weight_decay, int t) -> ()");
-  library.def(
-      "rms_norm(Tensor x, Tensor weight, float epsilon, bool to_bf16=False, "
-      "Tensor? added=None) -> (Tensor, Tensor, Tensor)");
-  library.def(
-      "rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor scale, "
-      "Tensor? grad_sum=None) -> (Tensor, Tensor, Tensor)");
-  library.def(
-      "rope(Tensor[] parts, Tensor cosine, Tensor sine, Tensor position, int rotated, "
-      "bool backwards, Tensor(a!)? out=None) -> Tensor");
-  library.def("operand(Tensor input, ScalarType type) -> Tensor");
-  library.def("weight_operand(Tensor weight, ScalarType type) -> Tensor");
-  library.def(
-      "matmul_out(Tensor(a!) out, Tensor left, Tensor[] right, ScalarType type, bool is_mapped, "
-      "bool accumulate) -> ()");
-  library.def(
-      "biased_linear(Tensor x, Tensor weight, Tensor bias, ScalarType type, ScalarType out) -> "
-      "Tensor");
-  library.def("has_grouped_mm(Tensor rows) -> bool");
-  library.def("can_use_ends(Tensor rows) -> bool");
-  library.def(
-      "causal_attention(Tensor qkv, Tensor cosine, Tensor sine, int[] heads, int[] lengths) -> "
-      "(Tensor, Tensor)");
-  library.def("argmax(Tensor logits) -> int");
-  library.def("score_type(Tensor x) -> ScalarType");
-  library.def("fits_top_k_plan(Tensor logits, bool has_bias) -> bool");
-  library.def("router_logits(Tensor x, Tensor weight) -> Tensor");
-  library.def(
-      "router_logits_backward(Tensor grad, Tensor x, Tensor weight, bool needs_x_grad, "
-      "bool needs_weight_grad) -> (Tensor, Tensor)");
-  library.def("expert_order(Tensor logits) -> Tensor");
-  library.def(
-      "router_choices(Tensor logits, Tensor source_rank, int ranks, int choices) -> "
-      "(Tensor, Tensor, Tensor, Tensor)");
-  library.def(
-      "top_k_plan(Tensor scores, Tensor choice, Tensor local_choice, Tensor source_rank, "
-      "Tensor requested, Tensor capacity, int k, bool fill, bool rectify, bool by_score, int "
-      "rows_max, "
-      "int overflow_max) -> Tensor[]");
-  library.def(
-      "plan_counts(Tensor logits, Tensor scores, Tensor[] plan, int ranks, int k, "
-      "bool rectifies, bool is_dropless) -> (Tensor, Tensor)");
-  library.def(
-      "plan_gate_weights(Tensor logits, Tensor count, Tensor by_logit, Tensor[] plan, int ranks, "
-      "int k, bool normalise, bool straight_through, int lb_choices, int ranks_in_use) -> "
-      "Tensor[]");
-  library.def(
-      "plan_gate_weights_backward(Tensor? grad_weights, Tensor? grad_combine, "
-      "Tensor? grad_load_balance, Tensor? grad_z, Tensor logits, Tensor count, Tensor combine, "
-      "Tensor chosen, Tensor[] plan, int ranks, int k, bool normalise, bool straight_through, "
-      "int lb_choices, int ranks_in_use) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(moe, CPU, library) {
-  library.impl("permute", &permute_on<permute_cpu>);
+  MOE_REGISTER_KERNELS(library, cpu);
   library.impl("rows_of_tokens",
                [](const Tensor&, const Tensor&, int64_t, int64_t) { return Tensor(); });
-  library.impl("unpermute", &unpermute_on<unpermute_cpu>);
-  library.impl("unpermute_backward", &unpermute_backward_on<unpermute_backward_cpu>);
-  library.impl("swiglu", &swiglu_on<swiglu_forward_cpu>);
-  library.impl("swiglu_backward", &swiglu_backward_on<swiglu_backward_cpu, false>);
-  library.impl("swiglu_backward_", &swiglu_backward_on<swiglu_backward_cpu, true>);
-  library.impl("logsumexp_argmax", &logsumexp_argmax_on<logsumexp_cpu>);
-  library.impl("cross_entropy_", &cross_entropy_on<cross_entropy_cpu>);
-  library.impl("stochastic_round", &stochastic_round_on<stochastic_round_cpu>);
   library.impl("adamw_", &adamw_by_operations);
-  library.impl("rms_norm", &rms_norm_on<rms_norm_forward_cpu>);
-  library.impl("rms_norm_backward", &rms_norm_backward_on<rms_norm_backward_cpu>);
   library.impl("rope", &rope_by_operations);
   library.impl("expert_order", &expert_order_on<expert_order_cpu>);
   library.impl("fits_top_k_plan", [](const Tensor&, bool) { return true; });
@@ -143,12 +132,6 @@ TORCH_LIBRARY_IMPL(moe, CPU, library) {
   library.impl("score_type", [](const Tensor& x) {  // LibTorch has no fast products in bf16
     return x.scalar_type() == at::kBFloat16 ? at::kFloat : x.scalar_type();
   });
-  library.impl("router_choices", &router_choices_on<router_choices_cpu>);
-  library.impl("top_k_plan", &top_k_plan_on<top_k_plan_cpu>);
-  library.impl("plan_counts", &plan_counts_on<plan_counts_cpu>);
-  library.impl("plan_gate_weights", &plan_gate_weights_on<plan_gate_weights_cpu>);
-  library.impl("plan_gate_weights_backward",
-               &plan_gate_weights_backward_on<plan_gate_weights_backward_cpu>);
 }
 
 // Devices without a kernel of their own for an operation.
@@ -178,7 +161,7 @@ TORCH_LIBRARY_IMPL(moe, Autograd, library) {
                                   : unpermute(rows, permutation);
       });
   library.impl("swiglu", [](const Tensor& hidden, const OptionalTensor& used) {
-    TORCH_CHECK(!has_tensor(used), "moe::swiglu is differentiable without `used` alone");
+    TORCH_CHECK(!has_tensor(used), "moe::swiglu is not differentiable with `used`");
     return swiglu(hidden);
   });
 }

@@ -2,12 +2,13 @@
 // Operations moe::* of PyTorch's dispatcher (schemas in operations.cpp) as functions of tensors for
 // one device. Each function checks its tensors, allocates the results and runs its template
 // parameter, a kernel on plain memory. libmoe_ops.so registers them with the kernels of
-// kernels/cpu, libmoe_cuda.so with those of kernels/cuda, whose .cu files do not include LibTorch.
-// C++ callers use the headers of the operations (permute.h, ...) or call().
+// kernels/cpu, libmoe_cuda.so with those of kernels/cuda. C++ callers use the headers of the
+// operations (permute.h, ...) or call(). f64 (gradient checks) is computed by LibTorch.
 
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <optional>
@@ -30,6 +31,8 @@
 namespace moe::kernels {
 
 using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
 using OptionalTensor = std::optional<Tensor>;  // an undefined tensor counts as absent
 
 // Name of an operation as a template argument: "moe::permute".
@@ -41,8 +44,7 @@ struct OperationName {
   char text[kSize] = {};
 };
 
-// Calls the function with the C++ type `Function` that is registered for the operation and the
-// device of the tensors. Does not record gradients.
+// Calls the operation, whose C++ function type is `Function`. Does not record gradients.
 template <OperationName kName, typename Function, typename... Arguments>
 auto call(Arguments&&... arguments) {
   static const auto handle =
@@ -51,7 +53,7 @@ auto call(Arguments&&... arguments) {
   return handle.call(std::forward<Arguments>(arguments)...);
 }
 
-// Returns true if the operation has a kernel of its own for `device`.
+// Returns true if a kernel is registered for the operation and `device`.
 template <OperationName kName>
 bool has_kernel(c10::Device device) {
   static const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(kName.text, "");
@@ -62,7 +64,7 @@ bool has_kernel(c10::Device device) {
 template <auto kKernel, typename Args>
 inline constexpr bool kIsCuda = std::is_invocable_v<decltype(kKernel), const Args&, void*>;
 
-// Runs a kernel. A CUDA kernel runs on LibTorch's current stream of the device of `on`.
+// Runs a kernel, for CUDA on LibTorch's current stream of the device of `on`.
 template <auto kKernel, typename Args>
 void run(const Tensor& on, const Args& args) {
   if constexpr (kIsCuda<kKernel, Args>) {
@@ -72,11 +74,26 @@ void run(const Tensor& on, const Args& args) {
   }
 }
 
+// Capsule for a value that an autograd node saves.
+template <typename T>
+struct SavedValue : torch::CustomClassHolder {
+  explicit SavedValue(T saved) : value(std::move(saved)) {}
+  T value;
+};
+template <typename T>
+void save_value(AutogradContext* context, const T& value) {
+  context->saved_data["value"] =
+      c10::IValue::make_capsule(c10::make_intrusive<SavedValue<T>>(value));
+}
+template <typename T>
+T saved_value(AutogradContext* context) {
+  return static_cast<const SavedValue<T>&>(*context->saved_data["value"].toCapsule()).value;
+}
+
 inline bool has_tensor(const OptionalTensor& tensor) { return tensor && tensor->defined(); }
 
 // Data of a contiguous tensor, which converts to the pointer type of a kernel's argument; null if
-// the tensor is undefined. Keeps the tensor until the end of the full expression: the kernel has
-// then run, or is on the stream.
+// the tensor is undefined. Owns the tensor until the kernel has run or is enqueued.
 class TensorData {
  public:
   explicit TensorData(Tensor tensor) : tensor_(std::move(tensor)) {}
@@ -98,7 +115,7 @@ class TensorData {
   Tensor tensor_;
 };
 
-// Copies a tensor that is not contiguous. An absent tensor gives null.
+// Returns the data of `tensor`, copied if not contiguous; null if absent.
 inline TensorData input(const OptionalTensor& tensor) {
   return TensorData(has_tensor(tensor) ? tensor->contiguous() : Tensor());
 }
@@ -108,14 +125,12 @@ inline TensorData output(const Tensor& tensor) { return TensorData(tensor); }
 // Returns true for bf16 and false for f32. Throws c10::Error for other dtypes.
 inline bool uses_bf16(const Tensor& tensor) {
   const bool is_bf16 = tensor.scalar_type() == at::kBFloat16;
-  TORCH_CHECK(is_bf16 || tensor.scalar_type() == at::kFloat, "a kernel for f32 and bf16, not for ",
+  TORCH_CHECK(is_bf16 || tensor.scalar_type() == at::kFloat, "expected f32 or bf16, got ",
               tensor.toString());
   return is_bf16;
 }
 
 // --------------------------------------------------------------------- permute.h
-
-// f64 (gradient checks) is computed by LibTorch's operations.
 
 // Returns the token of each row; `tokens` for a row without a token.
 inline Tensor token_or_last(const Tensor& token, int64_t tokens) {
@@ -127,7 +142,7 @@ inline Tensor gather_tokens(const Tensor& x, const Tensor& token) {
   return at::cat({x, zeros}).index_select(0, token_or_last(token, x.size(0)));
 }
 
-// Returns the rows of each token [T, C] i32, -1: none. For devices whose unpermute reads them.
+// Returns the rows of each token [T, C] i32, -1: none.
 inline Tensor rows_of_tokens(const Tensor& token, const Tensor& choice, int64_t tokens,
                              int64_t choices) {
   const auto i32 = token.options().dtype(at::kInt);
@@ -160,15 +175,13 @@ Tensor unpermute_on(const Tensor& rows, const Tensor& token, int64_t tokens, int
   TORCH_CHECK(rows.dim() == 2 && token.dim() == 1 && rows.size(0) == token.size(0) &&
                   rows.device() == token.device() && (!kOnCuda || has_tensor(row_of_token)),
               "rows ", rows.sizes(), " by a permutation of ", token.size(0));
-  const auto y_type = is_f64 ? at::kDouble : at::kFloat;
-  TORCH_CHECK(
-      !is_weighted || (weight->dim() == 1 && weight->size(0) == rows.size(0) &&
-                       weight->scalar_type() == y_type && weight->device() == rows.device()),
-      "rows ", rows.toString(), rows.sizes(), ", weight ", weight->toString(), weight->sizes());
-  TORCH_CHECK(!has_tensor(residual) ||
-                  (is_weighted && residual->dim() == 2 && residual->size(0) == tokens &&
-                   residual->size(1) == rows.size(1) && residual->device() == rows.device() &&
-                   residual->scalar_type() == y_type),
+  const auto fits = [&](const Tensor& tensor, at::IntArrayRef sizes) {
+    return tensor.sizes() == sizes && tensor.device() == rows.device() &&
+           tensor.scalar_type() == (is_f64 ? at::kDouble : at::kFloat);
+  };
+  TORCH_CHECK(!is_weighted || fits(*weight, token.sizes()), "rows ", rows.toString(), rows.sizes(),
+              ", weight ", weight->toString(), weight->sizes());
+  TORCH_CHECK(!has_tensor(residual) || (is_weighted && fits(*residual, {tokens, rows.size(1)})),
               "rows ", rows.sizes(), ", residual ", residual->toString());
   Tensor y;
   if (is_f64) {
@@ -230,7 +243,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> segment_rows_on(const Tensor& token,
 }
 
 // ---------------------------------------------------------------------- swiglu.h
-// f64 (gradient checks) is computed by LibTorch's operations.
 
 // Returns a pointer to the number of rows to compute, or null for all rows.
 inline const int32_t* num_used_rows(const OptionalTensor& used) {
@@ -339,20 +351,6 @@ void adamw_on(const Tensor& gradient, const Tensor& master, const Tensor& mean,
           current_stream_cuda(gradient.device()));
 }
 
-// AdamW by LibTorch, for f32 weights. Scales the gradient in place.
-inline void adamw_by_operations(const Tensor& gradient, const Tensor& master, const Tensor& mean,
-                                const Tensor& square, const OptionalTensor& weight,
-                                const OptionalTensor& gradient_scale, double lr, double beta1,
-                                double beta2, double eps, double weight_decay, int64_t t) {
-  TORCH_CHECK(!has_tensor(weight), "AdamW on a CPU takes no bf16 weight");
-  if (has_tensor(gradient_scale)) {
-    gradient.mul_(*gradient_scale);
-  }
-  at::_fused_adamw_({master}, {gradient}, {mean}, {square}, /*max_exp_avg_sqs=*/{},
-                    {at::scalar_tensor(t, at::kFloat)}, lr, beta1, beta2, weight_decay, eps,
-                    /*amsgrad=*/false, /*maximize=*/false);
-}
-
 // -------------------------------------------------------------------- rms_norm.h
 
 // Returns true if a kernel supports x; other dtypes are computed by LibTorch's operations.
@@ -362,8 +360,8 @@ bool has_rms_norm_kernel(const Tensor& x, const Tensor& weight) {
          (x.scalar_type() == at::kFloat || (kOnCuda && x.scalar_type() == at::kBFloat16));
 }
 
-// x [T, D], weight [D]. Returns y = norm(x + added), scale [T, 1], and x + added (undefined without
-// `added`). y is bf16 with to_bf16. A CUDA kernel computes norm and sum in one pass.
+// Returns y = norm(x + added), scale [T, 1], and x + added (undefined without `added`). x [T, D],
+// weight [D]. y is bf16 with to_bf16. A CUDA kernel computes norm and sum in one pass.
 template <auto kKernel>
 std::tuple<Tensor, Tensor, Tensor> rms_norm_on(const Tensor& x, const Tensor& weight,
                                                double epsilon, bool to_bf16,
@@ -427,9 +425,8 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_backward_on(const Tensor& grad, cons
 
 // ------------------------------------------------------------------------ rope.h
 
-// Rotates the first `rotated` heads of the concatenation [T, N * A] of the parts [T, N_i * A].
-// Writes to `out` if given; `out` may be the same tensor as a single part. Uses LibTorch's
-// operations, on any device.
+// Rotates the first `rotated` heads of the concatenation [T, N * A] of the parts [T, N_i * A], by
+// LibTorch. Writes to `out` if given, which may be the only part.
 inline Tensor rope_by_operations(at::TensorList parts, const Tensor& cosine, const Tensor& sine,
                                  const Tensor& position, int64_t rotated, bool backwards,
                                  const OptionalTensor& out) {
@@ -457,11 +454,11 @@ Tensor rope_on(at::TensorList parts, const Tensor& cosine, const Tensor& sine,
   }
   const int64_t tokens = parts[0].size(0), half = cosine.size(1);
   RopeParts in = {};
-  std::vector<Tensor> held;
+  std::vector<Tensor> contiguous;
   int64_t heads = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
-    held.push_back(parts[i].contiguous());
-    in.x[i] = held[i].const_data_ptr();
+    contiguous.push_back(parts[i].contiguous());
+    in.x[i] = contiguous[i].const_data_ptr();
     in.heads[i] = parts[i].size(1) / (2 * half);
     heads += in.heads[i];
   }
@@ -627,5 +624,25 @@ Tensor plan_gate_weights_backward_on(const OptionalTensor& grad_weights,
                                                    input(grad_z), output(scratch), output(grad)});
   return grad;
 }
+
+// Registers the operations whose kernels have the same name on `device`, cpu or cuda.
+#define MOE_REGISTER_KERNELS(library, device)                                              \
+  library.impl("permute", &permute_on<permute_##device>);                                  \
+  library.impl("unpermute", &unpermute_on<unpermute_##device>);                            \
+  library.impl("unpermute_backward", &unpermute_backward_on<unpermute_backward_##device>); \
+  library.impl("swiglu", &swiglu_on<swiglu_forward_##device>);                             \
+  library.impl("swiglu_backward", &swiglu_backward_on<swiglu_backward_##device, false>);   \
+  library.impl("swiglu_backward_", &swiglu_backward_on<swiglu_backward_##device, true>);   \
+  library.impl("logsumexp_argmax", &logsumexp_argmax_on<logsumexp_##device>);              \
+  library.impl("cross_entropy_", &cross_entropy_on<cross_entropy_##device>);               \
+  library.impl("stochastic_round", &stochastic_round_on<stochastic_round_##device>);       \
+  library.impl("rms_norm", &rms_norm_on<rms_norm_forward_##device>);                       \
+  library.impl("rms_norm_backward", &rms_norm_backward_on<rms_norm_backward_##device>);    \
+  library.impl("router_choices", &router_choices_on<router_choices_##device>);             \
+  library.impl("top_k_plan", &top_k_plan_on<top_k_plan_##device>);                         \
+  library.impl("plan_counts", &plan_counts_on<plan_counts_##device>);                      \
+  library.impl("plan_gate_weights", &plan_gate_weights_on<plan_gate_weights_##device>);    \
+  library.impl("plan_gate_weights_backward",                                               \
+               &plan_gate_weights_backward_on<plan_gate_weights_backward_##device>)
 
 }  // namespace moe::kernels

@@ -1,5 +1,5 @@
 #pragma once
-// Tensors that map rows to tokens, for permute() and unpermute(). Shape letters as in permute.h.
+// Tensors that map rows to tokens, for permute() and unpermute() (permute.h).
 
 #include <ATen/core/Tensor.h>
 
@@ -10,9 +10,9 @@ namespace moe::kernels {
 struct Permutation {
   at::Tensor token;         // [R] i64, token of each row; -1: none, the row is zeros
   at::Tensor row_of_token;  // [T, C] i32, rows of each token, -1: none; GPU only
-  at::Tensor used;      // [1] i32, GPU: rows from *used on are undefined; undefined tensor: none
-  int64_t tokens = 0;   // T
-  int64_t columns = 1;  // C
+  at::Tensor used;          // [1] i32, GPU only: rows from *used on are undefined; may be undefined
+  int64_t tokens = 0;       // T
+  int64_t columns = 1;      // C
 };
 
 // Returns the permutation in which row r is the row of token[r] for its choice choice[r] < choices.
@@ -31,8 +31,8 @@ struct SegmentedRows {
   at::Tensor ends;         // [E] i32, end of each expert's segment
 };
 
-// Lays out the rows of a plan in segments: token, expert, choice [R] i64, tokens_per_expert [E]
-// i64. All sizes follow from R; nothing is copied to the host.
+// Returns the rows of a plan in segments. token, expert, choice [R] i64, tokens_per_expert [E] i64.
+// All sizes follow from R; nothing is copied to the host.
 SegmentedRows segment_rows(const at::Tensor& token, const at::Tensor& expert,
                            const at::Tensor& choice, const at::Tensor& tokens_per_expert,
                            int64_t tokens, int64_t choices);

@@ -1,8 +1,6 @@
 #include "kernels/ops/permute.h"
 
-#include <ATen/ATen.h>
 #include <ATen/record_function.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "kernels/ops/operations.h"
 #include "kernels/ops/permutation.h"
@@ -10,10 +8,6 @@
 namespace moe::kernels {
 
 namespace {
-
-using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 Tensor gather(const Tensor& x, const Permutation& permutation) {
   return call<"moe::permute", decltype(permute_on<permute_cpu>)>(
@@ -28,27 +22,11 @@ Tensor scatter(const Tensor& rows, const Permutation& permutation, const Tensor&
       permutation.row_of_token, permutation.used);
 }
 
-// Autograd saves a permutation as its tensors and two integers.
-variable_list permutation_tensors(const Permutation& permutation) {
-  return {permutation.token, permutation.row_of_token, permutation.used};
-}
-
-void save_sizes(AutogradContext* context, const Permutation& permutation) {
-  context->saved_data["tokens"] = permutation.tokens;
-  context->saved_data["columns"] = permutation.columns;
-}
-
-Permutation saved_permutation(AutogradContext* context, const variable_list& saved) {
-  return {saved[0], saved[1], saved[2], context->saved_data["tokens"].toInt(),
-          context->saved_data["columns"].toInt()};
-}
-
 // kGathers: permute(), else unpermute() without weights. Each is the gradient of the other.
 template <bool kGathers>
 struct PermuteNode : torch::autograd::Function<PermuteNode<kGathers>> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Permutation& permutation) {
-    context->save_for_backward(permutation_tensors(permutation));
-    save_sizes(context, permutation);
+    save_value(context, permutation);
     if constexpr (kGathers) {
       RECORD_USER_SCOPE("permute");
       return gather(x, permutation);
@@ -57,31 +35,29 @@ struct PermuteNode : torch::autograd::Function<PermuteNode<kGathers>> {
     }
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const Permutation permutation = saved_permutation(context, context->get_saved_variables());
+    const auto permutation = saved_value<Permutation>(context);
     return {kGathers ? scatter(gradients[0], permutation) : gather(gradients[0], permutation),
             Tensor()};
   }
 };
 
 struct WeightedUnpermute : torch::autograd::Function<WeightedUnpermute> {
-  static Tensor forward(AutogradContext* context, const Tensor& given, const Tensor& given_weight,
+  static Tensor forward(AutogradContext* context, const Tensor& rows_in, const Tensor& weight_in,
                         const std::optional<Tensor>& residual, const Permutation& permutation) {
     RECORD_USER_SCOPE("combine");
-    const Tensor rows = given.contiguous(), weight = given_weight.contiguous();
-    variable_list saved = permutation_tensors(permutation);
-    saved.insert(saved.end(), {rows, weight});
-    context->save_for_backward(saved);
-    save_sizes(context, permutation);
+    const Tensor rows = rows_in.contiguous(), weight = weight_in.contiguous();
+    context->save_for_backward({rows, weight});
+    save_value(context, permutation);
     context->saved_data["has_residual"] = residual.has_value();
     return scatter(rows, permutation, weight, residual);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
-    const Permutation permutation = saved_permutation(context, saved);
+    const auto permutation = saved_value<Permutation>(context);
     const auto [grad_rows, grad_weight] =
         call<"moe::unpermute_backward", decltype(unpermute_backward_on<unpermute_backward_cpu>)>(
-            gradients[0], saved[3], saved[4], permutation.token, permutation.used);
+            gradients[0], saved[0], saved[1], permutation.token, permutation.used);
     const bool has_residual = context->saved_data["has_residual"].toBool();
     return {grad_rows, grad_weight, has_residual ? gradients[0] : Tensor(), Tensor()};
   }

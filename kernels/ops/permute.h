@@ -1,15 +1,13 @@
 #pragma once
-// Permutes tokens into rows in expert order and combines rows back into tokens. Used for the
-// products of experts and for the exchange of rows between processes.
+// Permutes tokens into rows, in expert or rank order, and combines rows back into tokens.
 //
 //   permute     row_r = x_{token r}; 0 if row r has no token
 //               d x_t = sum over the rows r of token t of d row_r
 //   unpermute   y_t = residual_t + sum over the rows r of token t of weight_r row_r
 //               d row_r = weight_r d y_{token r},   d weight_r = <row_r, d y_{token r}>
 //
-// residual_t is 0 if not given. With weights of 1 each operation is the gradient of the other.
-// There are no atomics: the rows of a token are added in a fixed order, so that results do not
-// depend on the number of threads.
+// residual_t is 0 if not given. With weights of 1 each operation is the gradient of the other. The
+// rows of a token are added in a fixed order, so that results are deterministic.
 //
 // T tokens, D width, R rows, C maximum rows per token, E experts, P rows of all segments.
 
@@ -36,7 +34,6 @@ at::Tensor unpermute(const at::Tensor& rows, const Permutation& permutation,
 at::Tensor unpermute(const at::Tensor& rows, const Permutation& permutation,
                      const at::Tensor& weight);
 
-// f64 is computed by LibTorch's operations (operations.h): the kernels have f32 and bf16.
 struct PermuteShape {
   int64_t tokens, rows, width;
   int64_t columns;  // C; 1 if no token has two rows
@@ -81,8 +78,8 @@ struct UnpermuteBackwardArgs {
 void unpermute_backward_cpu(const UnpermuteBackwardArgs& args);
 void unpermute_backward_cuda(const UnpermuteBackwardArgs& args, void* stream);
 
-// Segments: the rows of each expert start at a multiple of 8 rows, which makes grouped products
-// fast (tensor cores, `at::_grouped_mm`). The rows that pad a segment have no token.
+// The rows of each expert (a segment) start at a multiple of 8 rows, for fast grouped products on
+// tensor cores (`at::_grouped_mm`). The rows that pad a segment have no token.
 inline constexpr int64_t kSegmentRows = 8;
 // segment_rows_cuda() throws std::runtime_error for more experts.
 inline constexpr int64_t kMaxSegmentExperts = 1024;

@@ -1,8 +1,7 @@
 #pragma once
 // Kernels that evaluate a finished plan of a softmax router: counters, weights of the rows, losses
-// and the gradient of the logits. Each is a few launches on a GPU and a few parallel loops on the
-// CPU. The implementation for all devices and routers (core/route/{route,counters}.cpp)
-// takes about twenty operations of LibTorch for each, most of them single-threaded on the CPU.
+// and the gradient of the logits. core/route/{route,counters}.cpp compute the same values for all
+// routers with about twenty LibTorch operations each.
 //
 // T tokens, E experts, W ranks, R rows of the plan, k choices per token. Sums over tokens are f64
 // in a fixed order. Atomics add integers, or at most two addends to 0, so that results are
@@ -54,6 +53,11 @@ constexpr int64_t row_kind(const PlanCountsArgs& args, int64_t row, int64_t sour
   const bool is_remote = plan.expert[row] / (plan.experts / plan.ranks) != source_rank;
   return kind + (args.is_dropless && plan.ranks > 1 && is_remote ? kRemoteRow : 0);
 }
+// Returns the share of a row in the weight of its (token, expert), for PlanCountsArgs::count.
+constexpr float row_share(const PlanRows& plan, const float* count, int64_t row) {
+  const float n = count[plan.token[row] * plan.experts + plan.expert[row]];
+  return static_cast<float>(plan.count[row]) / (n > 1 ? n : 1.0F);
+}
 void plan_counts_cuda(const PlanCountsArgs& args, void* stream);
 void plan_counts_cpu(const PlanCountsArgs& args);
 
@@ -76,6 +80,21 @@ struct PlanGateWeightsArgs {
   double* sums;             // [2 * plan_gate_weights_sums(T)] scratch
   float *load_balance, *z;  // losses, one element each; null z: not computed
 };
+// Returns the number of tokens of a rank, for PlanGateWeightsArgs::chosen.
+constexpr float rank_tokens(const PlanRows& plan, const int32_t* chosen, int64_t rank) {
+  return static_cast<float>(chosen[plan.ranks * plan.experts + rank]);
+}
+// Returns the weight of a token of `rank` < W in the mean over ranks of means over tokens.
+constexpr float token_weight(const PlanRows& plan, const GateOptions& options,
+                             const int32_t* chosen, int64_t rank) {
+  return 1.0F / (rank_tokens(plan, chosen, rank) * static_cast<float>(options.ranks_in_use));
+}
+// Returns the factor of the token's probability of expert e in the load-balance loss.
+constexpr float balance_factor(const PlanRows& plan, const int32_t* chosen, int64_t rank, int64_t e,
+                               float weight) {
+  const auto count = static_cast<float>(chosen[rank * plan.experts + e]);
+  return static_cast<float>(plan.experts) * (count / rank_tokens(plan, chosen, rank)) * weight;
+}
 void plan_gate_weights_cuda(const PlanGateWeightsArgs& args, void* stream);
 void plan_gate_weights_cpu(const PlanGateWeightsArgs& args);
 

@@ -1,20 +1,13 @@
-// One autograd node with closed-form gradients.
-
 #include "kernels/ops/rms_norm.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "kernels/ops/operations.h"
 
 namespace moe::kernels {
 
 namespace {
-
-using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 // Returns y, the scale of each row, and the sum if `added` is given.
 std::tuple<Tensor, Tensor, Tensor> norm_forward(const Tensor& x, const Tensor& weight,
@@ -77,8 +70,8 @@ Tensor rms_norm_to_bf16(const Tensor& x, const Tensor& weight, double epsilon) {
   return norm(x, weight, {}, epsilon, /*to_bf16=*/true)[0];
 }
 
-std::pair<Tensor, Tensor> rms_norm_of_sum(const Tensor& x, const Tensor& added,
-                                          const Tensor& weight, double epsilon, bool to_bf16) {
+std::pair<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& added, const Tensor& weight,
+                                       double epsilon, bool to_bf16) {
   const variable_list both = norm(x, weight, added, epsilon, to_bf16);
   return {both[1], both[0]};
 }

@@ -21,12 +21,12 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilo
 at::Tensor rms_norm_to_bf16(const at::Tensor& x, const at::Tensor& weight, double epsilon);
 
 // Returns x + added, both [T, D], and the norm of that sum, in bf16 with `to_bf16`. Differentiable
-// in all three tensors. Autograd saves the sum, weight and one f32 per row. For f32 x and `added`
-// in the dtype of y, a GPU computes everything in one pass and the gradients of x and `added` in
-// one more. The numbers equal those of separate operations.
-std::pair<at::Tensor, at::Tensor> rms_norm_of_sum(const at::Tensor& x, const at::Tensor& added,
-                                                  const at::Tensor& weight, double epsilon,
-                                                  bool to_bf16);
+// in all three tensors. Autograd saves the sum, weight and one f32 per row. The results equal those
+// of separate operations. For f32 x and `added` in the dtype of y, a GPU computes them in one pass,
+// and the gradients of x and `added` in another.
+std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& added,
+                                               const at::Tensor& weight, double epsilon,
+                                               bool to_bf16);
 
 struct RmsNormForwardArgs {
   const void* x;        // [rows, width] f32; bf16 on a GPU with is_bf16

@@ -1,17 +1,10 @@
 #include "kernels/ops/rope.h"
 
-#include <ATen/ATen.h>
-#include <torch/csrc/autograd/custom_function.h>
-
 #include "kernels/ops/operations.h"
 
 namespace moe::kernels {
 
 namespace {
-
-using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 struct Angles {
   Tensor cosine, sine, position;

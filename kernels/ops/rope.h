@@ -19,12 +19,11 @@ namespace moe::kernels {
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine,
                 const at::Tensor& position, int64_t rotated, int64_t head_width);
 
-// Like rope(), in place on contiguous x; heads from `rotated` on are not accessed. Not
-// differentiable: rope_() and rope_backward() are parts of an attention node.
+// Rotates contiguous x in place; heads from `rotated` on are not accessed. Not differentiable.
 void rope_(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine,
            const at::Tensor& position, int64_t rotated, int64_t head_width);
-// Returns the gradient [T, (H + 2 G) * A] of the QKV projection in one pass, from the gradients of
-// rotated queries [T, H, A], rotated keys [T, G, A] and values [T, G, A].
+// Returns the gradient [T, (H + 2 G) * A] of the output of the QKV projection, from the gradients
+// of rotated queries [T, H, A], rotated keys [T, G, A] and values [T, G, A].
 at::Tensor rope_backward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const at::Tensor& cosine, const at::Tensor& sine,
                          const at::Tensor& position);
@@ -33,8 +32,8 @@ struct RopeShape {
   int64_t tokens, heads, rotated, half;  // half = A / 2
   bool backwards;                        // rotates in the opposite direction
 };
-// x in up to three tensors with heads[i] heads per token each, which are concatenated in y. If x
-// and y are the same memory, heads that are not rotated are not accessed.
+// x as the concatenation of up to three tensors with heads[i] heads per token. If x and y are the
+// same memory, heads that are not rotated are not accessed.
 struct RopeParts {
   const void* x[3];
   int64_t heads[3];

@@ -1,6 +1,6 @@
 #pragma once
-// Router kernels: logits in one pass over the tokens, and per-token choices in one pass over the
-// logits. T tokens, D model width, E experts, W logical ranks, C choices per token.
+// Router kernels: logits of the tokens, their gradients, and the choices of each token. T tokens, D
+// model width, E experts, W logical ranks, C choices per token.
 
 #include <algorithm>
 #include <cstdint>
@@ -17,12 +17,13 @@ struct RouterLogitsArgs {
 };
 void router_logits_cuda(const RouterLogitsArgs& args, void* stream);
 
-// Gradients in f32, summed in a fixed order: d x[t, d] = sum_e grad[t, e] weight[e, d] and
-// d weight[e, d] = sum_t grad[t, e] x[t, d]. The latter is first summed over strips of tokens.
+// Returns the number of strips of tokens over which the weight gradient is summed first.
 constexpr int64_t router_strips(int64_t tokens, int64_t experts) {
   return std::clamp<int64_t>(tokens / 128, 1, 1024 / std::clamp<int64_t>(experts, 8, 1024));
 }
 
+// Gradients in f32, summed in a fixed order: d x[t, d] = sum_e grad[t, e] weight[e, d] and
+// d weight[e, d] = sum_t grad[t, e] x[t, d].
 struct RouterLogitsBackwardArgs {
   const void* x;
   const float *weight, *grad;  // grad [T, E]
@@ -38,8 +39,8 @@ struct RouterShape {
   int64_t tokens, experts, ranks, choices;  // T, E, W with W | E, C <= E
 };
 
-// Chooses the experts of each token of a softmax router. Larger logits come first, equal logits by
-// expert index (the order of torch.sort, see top_k_plan.h).
+// Choices of each token of a softmax router. Larger logits come first, equal logits by expert index
+// (as in a stable torch.sort).
 struct RouterChoicesArgs {
   const float* logits;  // [T, E]
   // [T], logical rank of each token; W: padding, which requests nothing
@@ -55,7 +56,7 @@ inline constexpr int64_t kMaxRouterExperts = 256;  // the GPU kernel throws std:
 void router_choices_cuda(const RouterChoicesArgs& args, void* stream);
 void router_choices_cpu(const RouterChoicesArgs& args);
 
-// Sorts the experts of each token in the same order, on the CPU.
+// Experts of each token in the order of RouterChoicesArgs, on the CPU.
 struct ExpertOrderArgs {
   const float* logits;  // [T, E]
   int64_t* order;       // [T, E]

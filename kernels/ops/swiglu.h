@@ -1,6 +1,5 @@
 #pragma once
-// SwiGLU activation: out = silu(gate) * up, with gate and up in one row as the product before
-// writes them.
+// SwiGLU activation: out = silu(gate) * up, for gate and up concatenated in each row.
 //
 //   hidden [R, 2F] = [gate | up]      out [R, F] = gate * sigmoid(gate) * up
 //   with s = sigmoid(gate):
@@ -17,19 +16,17 @@ namespace moe::kernels {
 // Returns out [R, F]. Differentiable; autograd saves `hidden` [R, 2F].
 at::Tensor swiglu(const at::Tensor& hidden);
 
-// The functions below are not differentiable. `used` [n] i32 on the device of `hidden`: only the
-// first used[n - 1] rows are computed (`ends` of kernels/ops/linear.h), the others are undefined;
-// nothing is copied to the host. Undefined: all rows.
-
+// The functions below are not differentiable. `used` [n] i32 on the device of `hidden`, such as
+// Segments::ends (kernels/ops/linear.h): only the first used[n - 1] rows are computed, the others
+// are undefined. Undefined: all rows.
 at::Tensor swiglu_forward(const at::Tensor& hidden, const at::Tensor& used);  // out [R, F]
 at::Tensor swiglu_forward(const at::Tensor& hidden);
 at::Tensor swiglu_backward(const at::Tensor& grad_out, const at::Tensor& hidden,
                            const at::Tensor& used);  // grad_hidden [R, 2F]
 
-// Returns the same gradient, and overwrites contiguous grad_out with swiglu_forward(hidden, used),
-// bit for bit, for the weight gradient of the product that follows. Saving the activation instead
-// takes 2 R F bytes of bf16 per layer (361 MB at 16,384 x 11,008). Per output element 12 bytes are
-// moved; recomputing it in a separate pass moves 16, saving it 10.
+// Returns the result of swiglu_backward(), and overwrites contiguous grad_out with the bits of
+// swiglu_forward(hidden, used), for the weight gradient of the following product. Saving the
+// activation in forward instead takes 2 R F bytes of bf16 per layer (361 MB at 16,384 x 11,008).
 at::Tensor swiglu_backward_(const at::Tensor& grad_out, const at::Tensor& hidden,
                             const at::Tensor& used);
 

@@ -1,14 +1,7 @@
-// Checks arguments and chooses between blocks of logits (kernels/cpu/token_log_probs.cpp) and
-// materialised logits of some rows at a time.
-
 #include "kernels/ops/token_log_probs.h"
 
-#include <ATen/ATen.h>
 #include <ATen/record_function.h>
 
-#include <algorithm>
-
-#include "kernels/ops/cross_entropy.h"
 #include "kernels/ops/linear.h"
 #include "kernels/ops/operations.h"
 
@@ -18,16 +11,8 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kMaxLogitBytes = int64_t{64} << 20;  // maximum size of materialised logits
-// Minimum rows for which packing blocks of the weight pays off; fewer use skinny_gemm().
-constexpr int64_t kMinRows = 6;
-
-std::span<const TargetToken> targets_in_rows(std::span<const TargetToken> targets, int64_t begin,
-                                             int64_t end) {
-  const auto before = [](const TargetToken& target, int64_t row) { return target.row < row; };
-  const auto from = std::lower_bound(targets.begin(), targets.end(), begin, before);
-  return {from, std::lower_bound(from, targets.end(), end, before)};
-}
+constexpr int64_t kMaxLogitBytes = int64_t{64} << 20;  // of materialised logits
+constexpr int64_t kMinRows = 6;  // for which packing the weight is faster than skinny_gemm()
 
 void check(const Tensor& hidden, const Tensor& weight, std::span<const TargetToken> targets) {
   TORCH_CHECK(hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1), "hidden ",
@@ -49,10 +34,9 @@ std::vector<TokenLogProb> token_log_probs(const Tensor& hidden, const Tensor& we
   RECORD_USER_SCOPE("head");
   // Products in bf16 cannot read f16 in place.
   const bool is_converted = weight.scalar_type() == at::kHalf && type == at::kBFloat16;
-  // The kernel is a form of our own GEMM.
   if (!has_kernel<"moe::matmul_out">(hidden.device()) || hidden.size(0) < kMinRows ||
       hidden.size(1) == 0 || is_converted) {
-    return token_log_probs_of_whole_logits(hidden, weight, type, targets);
+    return token_log_probs_from_logits(hidden, weight, type, targets);
   }
   check(hidden, weight, targets);
   const Tensor left = (type == at::kBFloat16 ? hidden.to(type) : hidden).contiguous();
@@ -62,16 +46,18 @@ std::vector<TokenLogProb> token_log_probs(const Tensor& hidden, const Tensor& we
   return results;
 }
 
-std::vector<TokenLogProb> token_log_probs_of_whole_logits(const Tensor& hidden,
-                                                          const Tensor& weight, at::ScalarType type,
-                                                          std::span<const TargetToken> targets) {
+std::vector<TokenLogProb> token_log_probs_from_logits(const Tensor& hidden, const Tensor& weight,
+                                                      at::ScalarType type,
+                                                      std::span<const TargetToken> targets) {
   check(hidden, weight, targets);
   const int64_t row_bytes = weight.size(0) * static_cast<int64_t>(sizeof(float));
   const int64_t max_rows = std::max<int64_t>(1, kMaxLogitBytes / std::max<int64_t>(1, row_bytes));
   std::vector<TokenLogProb> results;
   for (int64_t row = 0; row < hidden.size(0); row += max_rows) {
     const int64_t rows = std::min(max_rows, hidden.size(0) - row);
-    const auto in_block = targets_in_rows(targets, row, row + rows);
+    const auto rest = targets.subspan(results.size());
+    const auto in_block = rest.first(static_cast<size_t>(std::count_if(
+        rest.begin(), rest.end(), [&](const auto& target) { return target.row < row + rows; })));
     Tensor logits = at::empty({rows, weight.size(0)}, hidden.options().dtype(at::kFloat));
     matmul_out(logits, hidden.narrow(0, row, rows), weight_operand(weight, type).t(), type);
     Tensor logsumexp, argmax;

@@ -1,9 +1,7 @@
 #pragma once
-// Log-probabilities of given tokens under the language-model head, and whether they are the argmax.
-//
-// On the CPU the logits hidden weight^T [n, V] are never materialised: they are computed in blocks
-// that stay in the cache and are folded into a maximum and a sum of exponentials per row ("online
-// softmax"). The weight is read once for many rows.
+// Log-probabilities of given tokens under the language-model head. On the CPU the logits hidden
+// weight^T [n, V] are not materialised: blocks that fit the cache are reduced to a maximum and a
+// sum of exponentials per row ("online softmax").
 //
 // n rows, D width, V vocabulary.
 
@@ -33,12 +31,10 @@ std::vector<TokenLogProb> token_log_probs(const at::Tensor& hidden, const at::Te
                                           at::ScalarType type,
                                           std::span<const TargetToken> targets);
 
-// Computes the same from materialised logits of some rows at a time: for GPUs and few rows, and the
-// reference of the tests.
-std::vector<TokenLogProb> token_log_probs_of_whole_logits(const at::Tensor& hidden,
-                                                          const at::Tensor& weight,
-                                                          at::ScalarType type,
-                                                          std::span<const TargetToken> targets);
+// token_log_probs() from materialised logits of up to 64 MiB at a time, for GPUs and few rows.
+std::vector<TokenLogProb> token_log_probs_from_logits(const at::Tensor& hidden,
+                                                      const at::Tensor& weight, at::ScalarType type,
+                                                      std::span<const TargetToken> targets);
 
 struct TokenLogProbArgs {
   MatrixView hidden;  // [rows, width]

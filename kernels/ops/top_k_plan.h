@@ -1,7 +1,7 @@
 #pragma once
-// Computes the routing plan of a top-k router in one operation: capacity, fill-in rectification
-// (FR) and intra-GPU rectification (IR). The result is a plan as in core/route/plan.h. A group is a
-// pair (expert e, rank w of the tokens), with index e * W + w.
+// Routing plan of a top-k router in one operation: capacity, fill-in rectification (FR) and
+// intra-GPU rectification (IR). The result is a plan as in core/route/plan.h. A group is a pair
+// (expert e, rank w of the tokens), with index e * W + w.
 //
 //   1. The requests of a group are ordered by choice, then score, then token; with by_score all k
 //      choices are ordered together by score. The first C_w are accepted, the others overflow.
@@ -73,9 +73,25 @@ struct TopKPlanArgs {
 void top_k_plan_cuda(const TopKPlanArgs& args, void* stream);
 void top_k_plan_cpu(const TopKPlanArgs& args);
 
-// Integer keys in the order of f32 scores, shared by the CPU and CUDA kernels (C++17).
+// Functions shared by the CPU and CUDA kernels (C++17).
 
-// Returns a key that is larger for a larger f32. Equal numbers (also 0 and -0) have equal keys; NaN
+constexpr void write_row(const TopKPlanRows& to, int64_t row, int64_t token, int64_t expert,
+                         int64_t choice, int64_t count) {
+  to.token[row] = token;
+  to.expert[row] = expert;
+  to.choice[row] = choice;
+  to.count[row] = count;
+}
+constexpr void write_overflow(const TopKPlanRows& to, int64_t row, int64_t token, int64_t expert,
+                              int64_t choice) {
+  if (row < to.overflow_max) {
+    to.overflow_token[row] = token;
+    to.overflow_expert[row] = expert;
+    to.overflow_choice[row] = choice;
+  }
+}
+
+// Returns an integer key in the order of f32 numbers with these bits. 0 and -0 have equal keys; NaN
 // is the largest, as in torch.sort.
 constexpr uint32_t order_key(uint32_t bits) {
   constexpr uint32_t kSign = 0x80000000U, kInfinite = 0x7f800000U;
@@ -89,8 +105,8 @@ constexpr uint32_t order_key(uint32_t bits) {
   return (bits & kSign) != 0 ? ~bits : bits | kSign;
 }
 
-// Returns a key that is larger for a larger f32 and, among equal numbers, for the lower index. The
-// key is never 0.
+// Returns a key, never 0, that is larger for a larger f32 and, among equal numbers, for the lower
+// index.
 constexpr uint64_t ranked_key(uint32_t bits, uint32_t index) {
   return uint64_t{order_key(bits)} << 32 | (0xffffffffU - index);
 }

@@ -121,6 +121,22 @@ TEST_CASE("a task file with few-shot examples is compared with an earlier run", 
   CHECK(samples[0]["arguments"]["gen_args_0"]["arg_0"] == "Question: Who is Lily?\nAnswer:");
 }
 
+TEST_CASE("a chat template renders prompts; one that refuses a system message gets none", "[cli]") {
+  const TempDir folder;
+  std::filesystem::copy(tiny("model"), folder / "model");
+  const Args args =
+      joined({"eval", folder / "model", "--tasks", tiny("quiz.jsonl"), "-o", folder / "out"},
+             {"--apply-chat-template", "--system-instruction", "S"});
+  check_refused(args, "has no chat template");
+  write_file(folder / "model/chat_template.jinja",
+             "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}"
+             "{{ raise_exception('no') }}{% endif %}[{{ m.content }}]{% endfor %}");
+  check_contains(succeed(args).err, {"refuses system messages"});
+  const auto samples = json_lines(read_file(folder / "out/samples_quiz.jsonl"));
+  CHECK(samples.at(0)["arguments"]["gen_args_0"]["arg_0"].get<std::string>().starts_with("<s>["));
+  CHECK(read_json(folder / "out/results.json")["system_instruction"] == "S");
+}
+
 TEST_CASE("--requests prints one line per request, in order", "[cli]") {
   const TempDir folder;
   // Every token of a greedily generated text is the argmax.
@@ -160,7 +176,7 @@ TEST_CASE("moe eval prints the routing of a mixture, and --cf and --router overr
   check_refused(joined(base, {"--ep-ranks", "3"}), "--ep-ranks 3 does not divide the 4 experts");
   check_refused(joined(base, {"--router", "relu:k=1"}),
                 "ReLU and softmax logits mean different things");
-  check_refused(joined(base, {"--router", "top1:gate=none"}), "add --force if that is meant");
+  check_refused(joined(base, {"--router", "top1:gate=none"}), "use --force to change it anyway");
 }
 
 TEST_CASE("--stats writes the groups of --stats-by, and a table of layers is printed", "[cli]") {

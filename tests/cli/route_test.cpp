@@ -88,11 +88,11 @@ TEST_CASE("route refuses invalid input and names the line, row or key", "[cli]")
   const TempDir folder;
   for (const auto& [text, fact] : std::vector<std::pair<std::string, std::string>>{
            {"1,2\n3\n", "line 2: 1 numbers, the lines before have 2"},
-           {"1,2\n3,x\n", "line 2: 'x' is no number"},
-           {"1,2\n3,nan\n", "no finite 32-bit number"},
-           {"", "holds no logits"},
+           {"1,2\n3,x\n", "line 2: 'x' is not a number"},
+           {"1,2\n3,nan\n", "not a finite 32-bit number"},
+           {"", "has no logits"},
            {"[[1, 2], [3]]", "row 1 of 'logits' does not have 2 numbers"},
-           {"[[1, 1e300]]", "no finite 32-bit number"},
+           {"[[1, 1e300]]", "not a finite 32-bit number"},
            {"{\"a\": 1}", "has no 'logits'"},
            {R"({"logits": [[1]], "num_ranks": 1, "home": [3]})", "'home' names rank 3"}}) {
     check_refused({"route", write(folder, "in", text), "--router", "top1"}, fact);

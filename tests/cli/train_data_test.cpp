@@ -119,6 +119,25 @@ TEST_CASE("--show-samples prints examples of each file with the tokens with loss
             .out.starts_with("\n" + b + " line 1: 4 tokens, 2 with loss\n5 9 ⟦7 8⟧\n\n" + b));
 }
 
+TEST_CASE("--add-tokens adds the marks of a template, resumes, and stays in the outputs", "[cli]") {
+  const TempDir dir;
+  const Args chatml = {"train",     tiny("model"), "--data",         tiny("instruct.jsonl"),
+                       "-o",        dir / "run",   "--template",     "chatml",
+                       "--steps",   "2",           "--cache",        "off",
+                       "--threads", "1",           "--save-every=1", "--global-batch=16"};
+  check_refused(joined(chatml, {"--quiet"}), "moe train adds it with --add-tokens auto");
+  const Args training = joined(chatml, {"--add-tokens", "auto"});
+  check_contains(succeed(training).err, {"<|im_end|> 1025; vocabulary 1024 -> 1026"});
+  const std::string weights = read_file(dir / "run/final/model.safetensors");
+  CHECK(read_json(dir / "run/checkpoints/step-1/added_tokens.json")["<|im_end|>"] == 1025);
+  fs::remove_all(dir / "run/final");
+  fs::remove_all(dir / "run/checkpoints/step-2");
+  check_refused(joined(chatml, {"--quiet", "--add-tokens", "<|im_end|>,<|im_start|>"}),
+                "add-tokens was");
+  succeed(joined(training, {"--ranks", "2"}));
+  CHECK((read_file(dir / "run/final/model.safetensors") == weights));
+}
+
 TEST_CASE("moe train refuses invalid flags of its data by name", "[cli]") {
   const Fixture fixture;
   const std::string a = fixture.path("a.jsonl"), b = fixture.path("b.jsonl");

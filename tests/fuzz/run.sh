@@ -21,13 +21,14 @@ build=build/fuzz
 base=(core/base/{error,json,read_file,text}.cpp)
 mapped=("${base[@]}" core/io/file.cpp)
 tensors=("${mapped[@]}" core/io/safetensors.cpp)
-data=(core/data/{chat_template,example_set,examples,formats,records,templates,text_codec}.cpp core/jinja/*.cpp core/tokenizer/*.cpp)
+forms=$build/generated/forms.cpp # as cmake/embed.cmake writes it
+data=("$forms" core/data/{chat_template,example_set,examples,formats,records,templates,text_codec}.cpp core/jinja/*.cpp core/tokenizer/*.cpp)
 declare -A sources=(
   [safetensors]="${tensors[*]}"
   [config]="${tensors[*]} $(echo core/io/{checkpoint,output_checks,staged_folder}.cpp core/tokenizer/*.cpp core/model/config/{architecture,config*,weights}.cpp core/route/router*.cpp)"
   [data]="${base[*]} ${data[*]}"
-  [task_data]="${base[*]} $(echo core/eval/formats/*.cpp)"
-  [task]="${base[*]} core/base/toml.cpp core/eval/tasks/prompt_template.cpp core/eval/metrics/filters.cpp $(echo core/eval/formats/*.cpp core/jinja/*.cpp)"
+  [task_data]="${base[*]} core/data/records.cpp $(echo core/eval/formats/*.cpp)"
+  [task]="${base[*]} core/base/toml.cpp core/eval/tasks/prompt_template.cpp core/eval/metrics/filters.cpp core/data/records.cpp $(echo core/eval/formats/*.cpp core/jinja/*.cpp)"
   [logits]="${base[*]} core/route/read_logits.cpp"
   [run]="${base[*]} ${data[*]} $(echo core/io/{checksums,line_log,output_checks,staged_folder}.cpp core/train/observe/{history,curves}.cpp core/train/checkpoint/{inputs,run_folder}.cpp core/train/config/settings.cpp core/base/{option,toml}.cpp core/upcycle/upcycle_request.cpp core/model/config/{architecture,compute,config}.cpp core/route/router*.cpp)"
   [tokenizer]="${mapped[*]} $(echo core/tokenizer/*.cpp)"
@@ -49,7 +50,13 @@ fi
 # An object is compiled again if its sources or any header of the tree are newer; ccache makes that cheap.
 compiler=clang++
 if command -v ccache >/dev/null; then compiler="ccache clang++"; fi
-mkdir -p "$build/finds" "$build/joined"
+mkdir -p "$build/finds" "$build/joined" "$build/generated"
+{
+  printf '#include "core/data/chat_template.h"\nstd::vector<moe::data::Form> moe::data::forms() {\n  return {\n'
+  for file in core/data/forms/*.jinja; do printf '{"%s", R"form(%s)form"},\n' "$(basename -- "$file" .jinja)" "$(cat -- "$file")"; done
+  printf '};\n}\n'
+} >"$forms.new"
+if cmp -s "$forms.new" "$forms"; then rm "$forms.new"; else mv "$forms.new" "$forms"; fi
 newest_header=$(find core tests/fuzz -name '*.h' -printf '%T@ %p\n' | sort -n | tail -n 1 | cut -d' ' -f2-)
 declare -A joined=()
 for target in "${all[@]}"; do

@@ -149,10 +149,10 @@ def examples_of(file):
     return found
 
 
-def trained_on(model, form, records, work):
+def trained_on(model, form, records, work, *more):
     data, cache = work / "data.jsonl", work / "cache"
     write_jsonl(data, ({"messages": record} for record in records))
-    done = run_moe("train", model, "--data", data, "--template", form, "--cache", cache, "--seq-len", 64, "--micro-batch", 1, "--dry-run")
+    done = run_moe("train", model, "--data", data, "--template", form, "--cache", cache, "--seq-len", 64, "--micro-batch", 1, "--dry-run", *more)
     if done.returncode != 0:
         return done.stderr
     (file,) = cache.glob("*.tokens")
@@ -231,5 +231,5 @@ def main():
             check_form(number, *form, pathlib.Path(folder) / "work")
 
 
-main()
-tally.finish()
+if __name__ == "__main__":
+    tally.run(main)

@@ -5,11 +5,14 @@ Real on the harness's side: its task definitions, request builder, HFLM, filters
 benchmarks' own files into records of the Hub data sets (which cannot be fetched here), and a tokenizer whose ids are
 sentencepiece's own, because transformers' LlamaTokenizer built from tokenizer.model alone differs on runs of spaces.
 
-usage: eval_parity.py [--tasks logiqa,mmlu_anatomy,..|all] [--limit 100] [--model FOLDER] [--bos on|off] [--num-fewshot K] [--batch 8]
+usage: eval_parity.py [--tasks logiqa,mmlu_anatomy,..|all] [--limit 100] [--model FOLDER] [--bos auto|on|off] [--num-fewshot K] [--batch 8]
+                      [--chat turns|message] [--system TEXT]
   --limit 0 compares every question; --model takes any folder that both load (LLaMA, its kin or a stock mixture, with sentencepiece's
   tokenizer.model or a tokenizer.json), or the name of a random one (tests/support/kin_folders.py), with "+moe" behind it of its
   upcycled child; written answers (bbh_zeroshot) are not in `all`, they take hours. Without --model the real one is followed by random
-  ones of other shapes, with fewer questions. The last line is `N passed, N failed, N skipped`.
+  ones of other shapes, with fewer questions, and by the cases of chat templates (CHAT). --chat applies the model's chat template, with
+  examples as turns or in the question's message; --system is a system instruction. Examples of tasks whose training files are not
+  there are taken from the end of the scored ones. The last line is `N passed, N failed, N skipped`.
 environment: MOE (the binary), MOE_SHARED_DATA, MOE_LM_EVAL_PYTHON (a Python that imports lm_eval 0.4.13 and torch)
 """
 import argparse
@@ -20,20 +23,36 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import string
 import sys
 import tempfile
 import types
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from tally import DATA, SHORT, Tally, moe, read_jsonl, skip_without  # noqa: E402
+from tally import DATA, SHORT, TRAINED, Tally, moe, read_jsonl, skip_without, write_jsonl  # noqa: E402
 
 # (random folder, tasks or None for --tasks, maximum of questions per task, batch size of the harness; Llama 3's logits are large)
 KIN = [("llama3", None, 10, 1), ("mistral", "hellaswag,lambada_openai", 20, 8), ("qwen2+moe", "hellaswag,lambada_openai", 20, 8),
        ("qwen3", "hellaswag,lambada_openai", 20, 8), ("qwen3+moe", "hellaswag,lambada_openai", 20, 8)]
+# Without PIQA's runs of spaces, which transformers' LlamaTokenizer splits in another way than sentencepiece.
+CHOSEN = "arc_easy,hellaswag,bbh_zeroshot_boolean_expressions,mine"
+# (chat_folder(), tasks, examples, --chat, --system, --bos)
+CHAT = [("chatml", CHOSEN, 0, "turns", "", "auto"), ("chatml", CHOSEN, 2, "turns", "Be brief.", "on"),
+        ("chatml", CHOSEN, 2, "message", "", "auto"), ("mistral", CHOSEN, 2, "turns", "Be brief.", "on"),
+        ("mistral", "winogrande,mmlu_anatomy", 0, "message", "", "auto"), ("llama3", CHOSEN + ",piqa", 0, "turns", "Be brief.\n", "auto"),
+        ("llama3", CHOSEN + ",piqa", 2, "message", "", "on"), ("llama3", CHOSEN + ",piqa", 1, None, "Be brief.", "on")]
 if SHORT:
     KIN = [("qwen3+moe", "lambada_openai", 10, 8)]
+    CHAT = [("chatml", "arc_easy,mine", 2, "turns", "Be brief.", "auto"), ("mistral", "bbh_zeroshot_navigate", 0, "message", "", "on")]
 HARNESS = "0.4.13"
+CHATML = ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+          "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+LLAMA3 = ("{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] | trim + "
+          "'<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}")
+MISTRAL = ("{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
+           "{% elif m['role'] == 'assistant' %}{{ m['content'] + eos_token }}{% else %}{{ raise_exception('no ' + m['role']) }}"
+           "{% endif %}{% endfor %}")
 # The harness's own batch 1 against batch 8 differs by up to 3e-5; fp32 sums over a few hundred tokens in another order.
 TOLERANCE = 1e-3
 SAME_PICKS = 0.999  # of the items: two choices may be as good as equal
@@ -186,24 +205,53 @@ def bbh(name):
         return {"test": json.load(f)["examples"]}
 
 
+# A task of the user, with the keys that both sides have. Its records have sorted keys, as moe logs them.
+MINE = {"task": "mine", "output_type": "multiple_choice", "description": "Birds.\n", "doc_to_text": "How many {{what}} has a {{bird}}?",
+        "doc_to_choice": "{{choices}}", "doc_to_target": "{{label}}", "gen_prefix": "A {{bird}} has", "fewshot_delimiter": "\n---\n"}
+
+
+def mine(_):
+    records = [{"bird": bird, "choices": ["one", "two", "ten"], "label": label, "what": what} for label, bird in enumerate(
+        ("hen", "duck", "gull")) for what in ("wings", "eyes", "feet")]
+    return {"test": records[:6], "train": records[6:]}
+
+
 READERS = {"EleutherAI/logiqa": logiqa, "allenai/ai2_arc": arc, "baber/piqa": piqa, "Rowan/hellaswag": hellaswag, "cais/mmlu": mmlu,
            "truthfulqa/truthful_qa": truthfulqa, "aps/super_glue": super_glue, "tau/commonsense_qa": commonsense_qa,
            "allenai/openbookqa": openbookqa, "allenai/winogrande": winogrande, "EleutherAI/lambada_openai": lambada,
-           "SaylorTwift/bbh": bbh}
+           "SaylorTwift/bbh": bbh, "mine": mine}
 ALL = ("logiqa,arc_easy,arc_challenge,piqa,hellaswag,commonsense_qa,openbookqa,winogrande,truthfulqa_mc1,truthfulqa_mc2,"
        "lambada_openai,super-glue-lm-eval-v1,mmlu,leaderboard_bbh")
+
+
+TRAINING = {("allenai/ai2_arc", "ARC-Easy"): "arc_easy", ("baber/piqa", None): "piqa", ("Rowan/hellaswag", None): "hellaswag"}
+
+
+def splits_of(path, name):
+    splits = READERS[path](name)
+    if (path, name) in TRAINING:
+        splits["train"] = next(iter(splits.values()))[-40:]
+    return splits
 
 
 def data_folder(folder):
     """Links the benchmark files; BIG-Bench-Hard's worked examples are made from the harness's if missing."""
     import lm_eval
     import yaml
-    (folder / "bbh").mkdir()
     for entry in (DATA / "bench").resolve().iterdir():
-        if entry.name != "bbh":
-            (folder / entry.name).symlink_to(entry)
-    for entry in (DATA / "bench/bbh").resolve().iterdir():
-        (folder / "bbh" / entry.name).symlink_to(entry)
+        (folder / entry.name).mkdir()
+        for file in entry.iterdir():
+            (folder / entry.name / file.name).symlink_to(file)
+    for (path, name), task in TRAINING.items():
+        (folder / task).mkdir(exist_ok=True)
+        write_jsonl(folder / task / "train.jsonl", splits_of(path, name)["train"])
+    for split, records in mine(None).items():
+        write_jsonl(folder / f"mine_{split}.jsonl", records)
+    (folder / "mine.json").write_text(json.dumps(MINE | {"data": "mine_test.jsonl", "fewshot_data": "mine_train.jsonl",
+                                                         "metric_list": ["acc", "acc_norm"]}))
+    (folder / "mine.yaml").write_text(json.dumps(MINE | {
+        "dataset_path": "mine", "test_split": "test", "training_split": "train",
+        "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm")]}))
     if (folder / "bbh/cot-prompts").exists():
         return folder
     (folder / "bbh/cot-prompts").mkdir()
@@ -274,13 +322,17 @@ def sentencepiece_tokenizer(path):
     return SentencePieceTokenizer()
 
 
-def harness_tokenizer(folder):
-    if not (folder / "tokenizer.json").exists():
+ADD_BOS = {"auto": None, "on": True, "off": False}
+
+
+def harness_tokenizer(folder, bos):
+    """As HFLM loads it, but for a bare tokenizer.model."""
+    config = folder / "tokenizer_config.json"
+    if not (folder / "tokenizer.json").exists() and not (config.exists() and "chat_template" in json.loads(config.read_text())):
         return sentencepiece_tokenizer(folder / "tokenizer.model")
-    from transformers import PreTrainedTokenizerFast
-    names = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), bos_token=names["bos_token"],
-                                   eos_token=names["eos_token"], clean_up_tokenization_spaces=False)
+    from transformers import AutoTokenizer
+    return AutoTokenizer.from_pretrained(folder, clean_up_tokenization_spaces=False,
+                                         **({} if bos == "auto" else {"add_bos_token": ADD_BOS[bos]}))
 
 
 def cut_to_window(model_class):
@@ -306,7 +358,7 @@ def data_set(records):
     return datasets.Dataset.from_list(records, features=datasets.Features(features))
 
 
-def prepare_harness(threads=1):
+def prepare_harness(threads=1, include=None):
     """Replaces the downloads and windows of the harness by ours; returns its TaskManager."""
     import datasets
     import torch
@@ -319,41 +371,50 @@ def prepare_harness(threads=1):
     cut_to_window(HFLM)
 
     def download(self, *_, **__):
-        splits = READERS[self.DATASET_PATH](self.DATASET_NAME)
+        splits = splits_of(self.DATASET_PATH, self.DATASET_NAME)
         self.dataset = datasets.DatasetDict({split: data_set(records) for split, records in splits.items()})
         for key in ("training_split", "validation_split", "test_split"):
             if getattr(self.config, key) not in (None, *splits):
                 setattr(self.config, key, None)
 
     ConfigurableTask.download = download
-    return TaskManager()
+    return TaskManager(include_path=include)
 
 
 def run_harness(options, task_manager):
     """(results, {task: samples})"""
     import lm_eval
     from lm_eval.models.huggingface import HFLM
-    tokenizer = harness_tokenizer(options.model)
+    tokenizer = harness_tokenizer(options.model, options.bos)
     tokenizer.padding_side = "left"
     model = HFLM(pretrained=str(options.model), tokenizer=tokenizer, device="cpu", dtype="float32", batch_size=options.batch,
-                 add_bos_token=options.bos == "on")
+                 add_bos_token=ADD_BOS[options.bos])
     model.get_model_info = dict  # asks the Hub
     with contextlib.redirect_stdout(io.StringIO()):
         run = lm_eval.simple_evaluate(model=model, tasks=options.tasks.split(","), limit=options.limit, task_manager=task_manager,
-                                      num_fewshot=options.num_fewshot, log_samples=True)
+                                      num_fewshot=options.num_fewshot, log_samples=True, apply_chat_template=bool(options.chat),
+                                      fewshot_as_multiturn=options.chat == "turns", system_instruction=options.system or None)
     return run["results"], run["samples"]
 
 
 def run_moe(options, data, folder):
-    words = ["eval", options.model, "--tasks", options.tasks, "--data", data, "--bos", options.bos,
+    tasks = [str(data / f"{task}.json") if task == "mine" else task for task in options.tasks.split(",")]
+    words = ["eval", options.model, "--tasks", ",".join(tasks), "--data", data, "--bos", options.bos,
              "-o", folder, "--quiet", "--threads", "1"]
     if options.limit:
         words += ["--limit", options.limit]
     if options.num_fewshot is not None:
         words += ["--num-fewshot", options.num_fewshot]
+    if options.chat:
+        words += ["--apply-chat-template", "--fewshot-as-multiturn", "on" if options.chat == "turns" else "off"]
+    if options.system:
+        words += ["--system-instruction", options.system]
     moe(*words)
-    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))["results"]
-    return results, {path.stem.removeprefix("samples_"): read_jsonl(path) for path in folder.glob("samples_*.jsonl")}
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    if options.chat:
+        from lm_eval.utils import hash_string
+        assert results["chat_template_sha"] == hash_string(harness_tokenizer(options.model, options.bos).chat_template)
+    return results["results"], {path.stem.removeprefix("samples_"): read_jsonl(path) for path in folder.glob("samples_*.jsonl")}
 
 
 def compare_scores(tally, task, theirs, ours):
@@ -434,6 +495,41 @@ def compare_kin(tally, options, data, task_manager, work):
         compare_model(tally, its, data, task_manager, f"{name}: ")
 
 
+def chat_folder(name, work):
+    """A model with a chat template: Llama 3's tokenizer; or sentencepiece, with the marks of ChatML as tokens or with Mistral's as text."""
+    import kin_folders
+    import torch
+    from transformers import AutoModelForCausalLM
+    folder = work / f"{name}-chat"
+    if folder.exists():
+        return folder
+    config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "tokenizer_class": "LlamaTokenizer", "legacy": False,
+              "chat_template": MISTRAL}
+    if name == "llama3":
+        kin_folders.make_folder("llama3", folder)
+        config = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": LLAMA3}
+    else:
+        torch.manual_seed(1)
+        model = AutoModelForCausalLM.from_pretrained(TRAINED)
+        if name == "chatml":
+            size = model.config.vocab_size
+            model.resize_token_embeddings(size + 2)
+            flags = {"special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
+            config |= {"chat_template": CHATML, "add_bos_token": True, "added_tokens_decoder": {
+                str(size + i): {"content": mark, **flags} for i, mark in enumerate(("<|im_start|>", "<|im_end|>"))}}
+        model.save_pretrained(folder)
+        shutil.copy(TRAINED / "tokenizer.model", folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def compare_chat(tally, options, data, task_manager, work):
+    for name, tasks, shots, chat, system, bos in CHAT:
+        its = argparse.Namespace(**vars(options) | dict(model=chat_folder(name, work), tasks=tasks, num_fewshot=shots, chat=chat,
+                                                        system=system, bos=bos, limit=min(4, options.limit or 4), batch=1))
+        compare_model(tally, its, data, task_manager, f"{name}, {shots} examples, chat {chat}, system {system!r}, BOS {bos}: ")
+
+
 def compare_task(tally, task, theirs, ours):
     tally.check(f"{task}: as many items", len(theirs) == len(ours), f"{len(ours)}")
     (compare_answers if isinstance(theirs[0]["arguments"][0][1], dict) else compare_scores)(tally, task, theirs, ours)
@@ -450,7 +546,9 @@ def main():
                         help="tasks and groups; all = everything whose files are there, but for written answers")
     parser.add_argument("--limit", type=int, default=10 if SHORT else 100, help="questions a task; 0 = all")
     parser.add_argument("--model", help="a folder, or one of kin_folders; without it the real model, then random ones")
-    parser.add_argument("--bos", choices=("on", "off"), default="on")
+    parser.add_argument("--bos", choices=ADD_BOS, default="on")
+    parser.add_argument("--chat", choices=("turns", "message"))
+    parser.add_argument("--system", default="")
     parser.add_argument("--num-fewshot", type=int)
     parser.add_argument("--batch", type=int, default=8, help="the harness's batch size")
     options = parser.parse_args()
@@ -459,9 +557,9 @@ def main():
     skip_without(DATA / "bench")
     find_harness()
     tally = Tally()
-    task_manager = prepare_harness()
     with tempfile.TemporaryDirectory() as work, tempfile.TemporaryDirectory() as data:
         work, data = pathlib.Path(work), data_folder(pathlib.Path(data))
+        task_manager = prepare_harness(include=str(data))
         asked = options.model or str(DATA / "stories260K-hf")
         is_folder = pathlib.Path(asked).is_dir()
         is_default = options.model is None
@@ -469,6 +567,7 @@ def main():
         compare_model(tally, options, data, task_manager, "")
         if is_default:
             compare_kin(tally, options, data, task_manager, work)
+            compare_chat(tally, options, data, task_manager, work)
     tally.finish()
 
 

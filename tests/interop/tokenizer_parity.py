@@ -3,9 +3,10 @@
 
 GPT-2's, SmolLM2's, Qwen2's, Llama 3's and Tekken's pipelines and one with Metaspace are trained here; LLaMA-2's fast one is made of the
 real tokenizer.model, as Llama 3's real one is of Meta's own. Each encodes 1,300 awkward texts: scripts, combining marks, emoji, control
-characters, added tokens in the middle of text, 10 kB without a space. Odd ones try every normalizer, pre-tokenizer and decoder with
-every setting. At last each assigned code point goes through every stage that looks one up in tables of Unicode: where the library's
-tables are older or newer than ours they are counted, and nowhere else may a difference be.
+characters, added tokens in the middle of text, 10 kB without a space. The tokenizer.json that moe makes of a tokenizer.model is loaded
+by stock transformers. Odd ones try every normalizer, pre-tokenizer and decoder with every setting. At last each assigned code point goes
+through every stage that looks one up in tables of Unicode: where the library's tables are older or newer than ours they are counted, and
+nowhere else may a difference be.
 
 usage: tokenizer_parity.py [KIND...]          environment: MOE (the binary), MOE_SHARED_DATA
 """
@@ -13,6 +14,7 @@ import base64
 import json
 import pathlib
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -253,6 +255,58 @@ def check_kind(name, lines, work):
         check(f"llama2: sentencepiece and tokenizer.json agree on {len(plain)} texts", not bad, [text[:40] for text in bad[:3]] or "")
 
 
+# --- A tokenizer.model that moe converts ------------------------------------------------------------------------------------
+
+CONVERTED = {"llama": DATA / "llama-tokenizer/tokenizer.model", "stories260K": DATA / "stories260K-hf/tokenizer.model"}
+PARENTS = {"alone": {}, "legacy": {"tokenizer_config.json": {"legacy": True, "add_bos_token": True}},
+           "tokens": {"added_tokens.json": {"<|im_end|>": None, "<extra>": None, "[A b]": None},
+                      "tokenizer_config.json": {"tokenizer_class": "LlamaTokenizer", "eos_token": "<|im_end|>", "add_bos_token": False}}}
+
+
+def check_converted(work):
+    """The folder that moe writes for a folder with a tokenizer.model: stock transformers, moe on it, moe on its parent, and sentencepiece."""
+    import sentencepiece
+    from transformers import AutoTokenizer
+    for (kind, model), (variant, files) in ((m, v) for m in CONVERTED.items() for v in PARENTS.items()):
+        name, size = f"{kind} {variant}", sentencepiece.SentencePieceProcessor(str(model)).get_piece_size()
+        parent, child = work / f"{kind}-{variant}", work / f"{kind}-{variant}-child"
+        parent.mkdir()
+        shutil.copy(model, parent / "tokenizer.model")
+        for file, content in files.items():
+            tokens = {token: size + i for i, token in enumerate(content)} if file == "added_tokens.json" else content
+            (parent / file).write_text(json.dumps(tokens))
+        config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+                  "num_attention_heads": 1, "vocab_size": size + 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}
+        (work / "config.json").write_text(json.dumps(config))
+        done = run_moe("init", work / "config.json", "-o", child, "--tokenizer", parent)
+        if done.returncode != 0 or not (child / "tokenizer.json").exists():
+            check(f"{name}: moe writes tokenizer.json", False, done.stderr)
+            continue
+        added = list(files.get("added_tokens.json", {}))
+        # sentencepiece reads the text of its own special tokens as text, and ends a text at a byte 0
+        texts = [t for t in make_texts(random.Random(name), added) if not any(s in t for s in ("<s>", "</s>", "<unk>")) and "\x00" not in t]
+        texts += [before + " " * n + after for n in range(1, 100) for before in ("", "a", "\n", *added[:1]) for after in ("", "b", "\n", "▁")]
+        if kind == "stories260K" and variant != "legacy":  # drops the first space; then the library puts none before the text
+            texts = [text for text in texts if not text.startswith(" ")]
+        stock = AutoTokenizer.from_pretrained(child)
+        (mine, error), (theirs, other) = ours(child, texts), ours(parent, texts)
+        if mine is None or theirs is None:
+            check(f"{name}: moe reads it", False, error or other)
+            continue
+        wrong = {"transformers": [], "the parent": [], "with BOS": [], "text of the parent": []}
+        for text, a, b in zip(texts, mine, theirs, strict=True):
+            wrong["transformers"] += [text] if stock.encode(text, add_special_tokens=False) != a["ids"] else []
+            wrong["with BOS"] += [text] if stock.encode(text) != a["ids_special"] else []
+            wrong["the parent"] += [text] if b["ids"] != a["ids"] else []
+            wrong["text of the parent"] += [text] if b["decoded"] != a["decoded"] else []
+        bad = {key: (len(found), found[:3]) for key, found in wrong.items() if found}
+        check(f"{name}: {len(texts)} texts have the ids of transformers and of the parent", not bad, bad or "")
+        if variant == "alone":
+            processor = sentencepiece.SentencePieceProcessor(str(model))
+            bad = [text for text, a in zip(texts, mine) if processor.encode(text) != a["ids"]]
+            check(f"{name}: {len(texts)} texts have the ids of sentencepiece", not bad, [text[:40] for text in bad[:3]] or "")
+
+
 # --- Odd ones ---------------------------------------------------------------------------------------------------------------
 
 def odd_tokenizers():
@@ -367,13 +421,15 @@ def check_tables(work):
 
 def main():
     started = time.time()
-    wanted = sys.argv[1:] or ([*KINDS, "odd"] if SHORT else [*KINDS, "odd", "tables"])
+    wanted = sys.argv[1:] or [*KINDS, "converted", "odd", *([] if SHORT else ["tables"])]
     skip_without(DATA / "llama3-tokenizer", DATA / "llama-tokenizer")
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
         lines = corpus()
         for name in wanted:
-            if name == "odd":
+            if name == "converted":
+                check_converted(work)
+            elif name == "odd":
                 check_odd(lines, work)
             elif name == "tables":
                 check_tables(work)

@@ -271,12 +271,11 @@ TEST_CASE("a skinny GEMM equals plain loops in double", "[kernels]") {
         const auto before = random_floats(m * c_row, 3);
         auto slow = before;
         gemm_reference(shape, {a.data(), k, 1}, right, slow.data(), c_row, false);
-        const auto kernels = static_cast<int64_t>(few_rows_kernels().size());
-        for (int64_t kernel = 0; kernel < kernels; ++kernel) {
+        for (size_t kernel = 0; kernel < few_rows_kernels().size(); ++kernel) {
           CAPTURE(kernel);
           auto fast = before, in_blocks = before;
-          skinny_gemm_with(kernel, shape, a.data(), {&whole, 1}, fast.data(), c_row);
-          skinny_gemm_with(kernel, shape, a.data(), ever_wider(right, n), in_blocks.data(), c_row);
+          skinny_gemm(shape, a.data(), {&whole, 1}, fast.data(), c_row, kernel);
+          skinny_gemm(shape, a.data(), ever_wider(right, n), in_blocks.data(), c_row, kernel);
           CHECK((in_blocks == fast));
           double apart = 0;
           for (size_t i = 0; i < fast.size(); ++i) {
@@ -323,8 +322,7 @@ TEST_CASE("a row of a skinny GEMM has the bits of gemm() for any other rows", "[
             continue;  // rounds products, too
           }
           CAPTURE(m, k, kernel);
-          skinny_gemm_with(static_cast<int64_t>(kernel), {m, n, k}, a.data() + first * k,
-                           {&whole, 1}, some.data(), n);
+          skinny_gemm({m, n, k}, a.data() + first * k, {&whole, 1}, some.data(), n, kernel);
           CHECK(std::equal(some.begin(), some.end(), all.begin() + first * n));
         }
       }

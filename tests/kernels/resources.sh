@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# What the compiler gives each CUDA kernel: registers, shared memory, stack, and how much of a GPU that lets it fill. Fails
-# where a kernel spills registers or keeps an array in local memory, both of which are device memory in disguise, and where
-# anything is not as tests/kernels/resources.txt has it, so that a change of a kernel shows what it costs. Needs nvcc, no GPU.
+# Compares registers, shared memory, stack and occupancy of each CUDA kernel with tests/kernels/resources.txt. Fails if a row
+# differs, and if a kernel spills registers or has an array in local memory, both of which are in device memory. Needs nvcc,
+# no GPU.
 #
 #   tests/kernels/resources.sh [kernels/cuda/FILE.cu...]      all of kernels/cuda/*.cu by default, for sm_80 and sm_90a
-#   tests/kernels/resources.sh --renew                        writes the table anew
+#   tests/kernels/resources.sh --renew                        rewrites the table
 #
-# MOE_NVCC names another nvcc, MOE_RESOURCES another table. Another version of nvcc than the table's gives other registers:
-# then only spills count. The last line is `N passed, N failed, N skipped`, a unit is one kernel for one GPU.
+# MOE_NVCC names another nvcc, MOE_RESOURCES another table. If the version of nvcc is not that of the table, only spills are
+# checked. The last line is `N passed, N failed, N skipped`, a unit is one kernel for one GPU.
 set -euo pipefail
 unset CDPATH
 
@@ -42,10 +42,10 @@ for file in "${files[@]}"; do
   done
 done
 
-# PTX has `.entry NAME(...) .maxntid N` where a kernel has launch bounds; the others are launched by 256 threads. ptxas says, line
-# after line: Compiling entry function 'NAME' ...; N bytes stack frame, N bytes spill stores, N bytes spill loads; Used N
+# PTX has `.entry NAME(...) .maxntid N` for kernels with launch bounds; the others have 256 threads. ptxas prints the lines
+# Compiling entry function 'NAME' ...; N bytes stack frame, N bytes spill stores, N bytes spill loads; Used N
 # registers, ... N bytes smem. A multiprocessor of both GPUs has 2048 threads, 65536 registers in four parts, 32 blocks at most,
-# and 164 or 228 KiB of shared memory, of which a block takes 1 KiB more than it asks for.
+# and 164 or 228 KiB of shared memory, of which a block uses 1 KiB in addition to its own.
 awk '
   function number_before(words,    at) {
     at = match($0, "[0-9]+ " words)
@@ -84,7 +84,7 @@ if [ "$renew" = yes ]; then
   echo "wrote $table"
 fi
 
-# A row is told by its file, GPU and kernel; what stands between is compared.
+# The key of a row is its file, GPU and kernel; the other columns are compared.
 awk -v version="$version" -v table="$table" '
   function key_of(    key, at) { at = index($0, " % "); return $1 " " $2 " " substr($0, at + 3) }
   NR == FNR && /^# nvcc / { kept_version = $3 }

@@ -44,7 +44,7 @@ void check_scores(int64_t rows, int64_t width, int64_t vocabulary) {
     asked.push_back({rows - 1, logits[rows - 1].argmax().item<int64_t>()});
   }
   const auto scores = token_log_probs(hidden, weight, at::kFloat, asked);
-  const auto whole = token_log_probs_of_whole_logits(hidden, weight, at::kFloat, asked);
+  const auto whole = token_log_probs_from_logits(hidden, weight, at::kFloat, asked);
   const Tensor expected = logits.log_softmax(1);
   REQUIRE(scores.size() == asked.size());
   for (size_t i = 0; i < asked.size(); ++i) {
@@ -84,7 +84,7 @@ TEST_CASE("logsumexp_argmax equals LibTorch's in double, the first of equal logi
       {0, 1, 31, 33}, 32'000);
 }
 
-TEST_CASE("rms_norm and rms_norm_of_sum equal the formula in double, with their gradients",
+TEST_CASE("rms_norm and add_rms_norm equal the formula in double, with their gradients",
           "[kernels]") {
   at::manual_seed(1);
   const auto run = [](const NormInputs& in, at::ScalarType type) {
@@ -120,12 +120,12 @@ TEST_CASE("rms_norm to bf16 is the rounded one, with gradients, without and of a
       CHECK(at::equal(rms_norm_to_bf16(x, weight, 1e-5), expected));
       const Tensor trained = x.clone().requires_grad_(true);
       CHECK(at::equal(rms_norm_to_bf16(trained, weight, 1e-5), expected));
-      const auto [sum, y] = rms_norm_of_sum(x, at::zeros_like(expected), weight, 1e-5, true);
+      const auto [sum, y] = add_rms_norm(x, at::zeros_like(expected), weight, 1e-5, true);
       CHECK(at::equal(sum, x));
       CHECK(at::equal(y, expected));
     }
   }
-  CHECK_THROWS(rms_norm_of_sum(at::zeros({5, 8}), at::zeros({4, 8}), at::zeros({8}), 1e-5, false));
+  CHECK_THROWS(add_rms_norm(at::zeros({5, 8}), at::zeros({4, 8}), at::zeros({8}), 1e-5, false));
 }
 
 TEST_CASE("rope rotates the first heads and keeps the others, with its gradient", "[kernels]") {

@@ -72,7 +72,8 @@ def encoder(folder):
     if (folder / "tokenizer.json").exists():
         from tokenizers import Tokenizer
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        return lambda text: tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.token_to_id("<|begin_of_text|>")
+        bos = tokenizer.token_to_id("<|begin_of_text|>") or tokenizer.token_to_id("<s>")
+        return lambda text: tokenizer.encode(text, add_special_tokens=False).ids, bos
     from sentencepiece import SentencePieceProcessor
     pieces = SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     return pieces.encode, pieces.bos_id()

@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "core/base/error.h"
-#include "core/train/loop/trainer.h"
+#include "core/train/loop/plan.h"
 #include "tests/support/catch.h"
 #include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"

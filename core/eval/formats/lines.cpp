@@ -1,6 +1,7 @@
 #include "core/eval/formats/lines.h"
 
 #include <algorithm>
+#include <set>
 #include <string_view>
 
 #include "core/base/error.h"
@@ -12,18 +13,6 @@ namespace moe::eval {
 namespace {
 
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 30;
-constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
-
-std::unique_ptr<FileReader> open_text(const std::filesystem::path& file) {
-  if (file == "-") {
-    return std::make_unique<FileReader>(open_standard_input(), "-");
-  }
-  std::error_code failure;
-  const uint64_t bytes = std::filesystem::file_size(file, failure);  // fails for a pipe
-  USER_ERROR_IF(!failure && bytes > kMaxFileBytes,
-                "{}: {} bytes, larger than the limit of 1 GiB; split it", file.string(), bytes);
-  return std::make_unique<FileReader>(file, Pipes::kAllowed);
-}
 
 bool is_blank(std::string_view text) {
   return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
@@ -79,6 +68,10 @@ OrderedJson get_field(const Json& record, const Field& field, const std::string&
       return get_int(record, field.name, where);
     case Kind::kTexts:
       return get_strings(record, field.name, where);
+    case Kind::kSortedTexts: {
+      const std::vector<std::string> texts = get_strings(record, field.name, where);
+      return std::set<std::string>(texts.begin(), texts.end());
+    }
     case Kind::kChoices:
     case Kind::kAnswers:
       return get_pairs(record, field, where);
@@ -104,6 +97,7 @@ Json csv_value(const std::string& text, const Field& field, const std::string& w
     case Kind::kText:
       return text;
     case Kind::kTexts:
+    case Kind::kSortedTexts:
     case Kind::kChoices:
     case Kind::kAnswers:
       return parse_literal(text, where);
@@ -122,21 +116,43 @@ Json csv_value(const std::string& text, const Field& field, const std::string& w
 
 }  // namespace
 
-LineReader::LineReader(const std::filesystem::path& file)
-    : name_(file.string()), file_(open_text(file)) {}
+LineReader::LineReader(const std::filesystem::path& file, bool takes_rows)
+    : name_(file.string()), file_(data::open_data_file(file, Pipes::kAllowed)) {
+  std::error_code failure;
+  const uint64_t bytes = std::filesystem::file_size(file, failure);  // fails for a pipe
+  USER_ERROR_IF(!failure && bytes > kMaxFileBytes,
+                "{}: {} bytes, larger than the limit of 1 GiB; split it", name_, bytes);
+  USER_ERROR_IF(file_.packing == data::Packing::kParquet && !takes_rows,
+                "{}: is a Parquet file, but one of text is expected; give it a name that ends in "
+                ".parquet, or convert it",
+                name_);
+}
+
+std::string LineReader::where() const {
+  return fmt::format("{} {} {}", name_, file_.packing == data::Packing::kParquet ? "row" : "line",
+                     line_);
+}
 
 bool LineReader::read_line(std::string& text) {
-  if (!file_->read_line(text, kMaxFileBytes)) {
-    USER_ERROR_IF(all_blank_, "{}: the file is empty", name_);
-    return false;
+  constexpr int kEnd = std::char_traits<char>::eof();
+  text.clear();
+  ++line_;
+  try {
+    int byte = file_.bytes->sbumpc();
+    if (byte == kEnd) {
+      USER_ERROR_IF(all_blank_, "{}: the file is empty", name_);
+      return false;
+    }
+    for (; byte != kEnd && byte != '\n'; byte = file_.bytes->sbumpc()) {
+      text.push_back(static_cast<char>(byte));
+      USER_ERROR_IF(++bytes_ > kMaxFileBytes, "{}: larger than the limit of 1 GiB; split it",
+                    name_);
+    }
+    has_newline_ = byte == '\n';
+  } catch (const data::BrokenStream& broken) {
+    throw UserError("{}: {}", where(), broken.what());
   }
-  bytes_ += text.size() + 1;
-  if (bytes_ > kMaxFileBytes + 1) {  // open_text() does not know the size of a pipe
-    throw UserError("{}: larger than the limit of 1 GiB; split it", name_);
-  }
-  if (++line_ == 1 && text.starts_with(kByteOrderMark)) {
-    text.erase(0, kByteOrderMark.size());
-  }
+  ++bytes_;
   all_blank_ = all_blank_ && is_blank(text);
   return true;
 }
@@ -146,10 +162,9 @@ std::optional<Line> LineReader::next() {
   if (!read_line(line.text)) {
     return std::nullopt;
   }
-  line.where = fmt::format("{} line {}", name_, line_);
-  USER_ERROR_IF(find_invalid_utf8(line.text) != kValidUtf8,
-                "{}: not UTF-8; convert the file to UTF-8", line.where);
-  if (line.text.ends_with('\r') && file_->has_newline()) {
+  line.where = where();
+  data::check_utf8(line.text, line.where);
+  if (line.text.ends_with('\r') && has_newline_) {
     line.text.pop_back();
   }
   return line;
@@ -164,16 +179,12 @@ int64_t LineReader::count_rest() {
 }
 
 std::string read_text(const std::filesystem::path& file) {
-  std::string text = open_text(file)->read_rest(kMaxFileBytes);
-  if (text.starts_with(kByteOrderMark)) {
-    text.erase(0, kByteOrderMark.size());
+  LineReader lines(file);
+  std::string text;
+  while (const auto line = lines.next()) {
+    text += line->text + "\n";
   }
-  if (const size_t bad = find_invalid_utf8(text); bad != kValidUtf8) {
-    const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<int64_t>(bad), '\n');
-    throw UserError("{} line {}: not UTF-8; convert the file to UTF-8", file.string(), line);
-  }
-  USER_ERROR_IF(is_blank(text), "{}: the file is empty", file.string());
-  return replace_all(text, "\r\n", "\n");
+  return text;
 }
 
 std::vector<Line> read_lines(const std::filesystem::path& file) {
@@ -324,22 +335,22 @@ int64_t get_label(const Json& record, const Field& field, const std::string& whe
 
 FirstDocuments read_exported(const std::filesystem::path& file, const Schema& schema,
                              int64_t limit) {
-  if (file.extension() == ".csv") {
-    CsvReader rows(file);
-    const std::vector<std::string> header = rows.read_header();
-    return first_documents(std::move(rows), limit, [&](const CsvRow& row) {
-      Json record = Json::object();
-      for (const auto& field : schema) {
-        const auto column = std::ranges::find(header, field.name) - header.begin();
-        if (column < static_cast<int64_t>(header.size())) {
-          record[field.name] = csv_value(row.fields[static_cast<size_t>(column)], field, row.where);
-        }
-      }
-      return exported_document(record, schema, row.where);
+  if (data::format_extension(file) != ".csv") {
+    return first_documents(JsonLinesReader(file), limit, [&](const JsonLine& record) {
+      return exported_document(record.json, schema, record.where);
     });
   }
-  return first_documents(JsonLinesReader(file), limit, [&](const JsonLine& record) {
-    return exported_document(record.json, schema, record.where);
+  CsvReader rows(file);
+  const std::vector<std::string> header = rows.read_header();
+  return first_documents(std::move(rows), limit, [&](const CsvRow& row) {
+    Json record = Json::object();
+    for (const auto& field : schema) {
+      const auto column = std::ranges::find(header, field.name) - header.begin();
+      if (column < static_cast<int64_t>(header.size())) {
+        record[field.name] = csv_value(row.fields[static_cast<size_t>(column)], field, row.where);
+      }
+    }
+    return exported_document(record, schema, row.where);
   });
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Readers of text files, JSON Lines, CSV, and data sets exported from the Hub. Text must be UTF-8.
-// A byte-order mark and Windows newlines are accepted and removed.
+// Readers of text files, JSON Lines, CSV, and data sets exported from the Hub, plain or packed
+// (core/data/records.h). Text must be UTF-8. A byte-order mark and Windows newlines are removed.
 
 #include <cstdint>
 #include <filesystem>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/base/json.h"
-#include "core/base/read_file.h"
+#include "core/data/records.h"
 #include "core/eval/formats/documents.h"
 
 namespace moe::eval {
@@ -23,9 +23,9 @@ struct Line {
 // Reader of the lines of a text file, including blank ones. Keeps one line in memory.
 class LineReader {
  public:
-  // "-" is standard input. Throws UserError if the file is missing, a folder, larger than 1 GiB, or
-  // not readable.
-  explicit LineReader(const std::filesystem::path& file);
+  // "-" is standard input. With `takes_rows` a Parquet file is read as one JSON object per row.
+  // Throws UserError as open_data_file() does, for other Parquet files, and for more than 1 GiB.
+  explicit LineReader(const std::filesystem::path& file, bool takes_rows = false);
 
   // Returns the next line without its line end; nullopt at the end of the file. Throws UserError if
   // the line is not UTF-8, or at the end of the file if all lines are blank.
@@ -36,16 +36,17 @@ class LineReader {
 
  private:
   bool read_line(std::string& text);
+  std::string where() const;  // of the last line
 
   std::string name_;
-  std::unique_ptr<FileReader> file_;
-  int64_t line_ = 0;    // number of lines read so far
-  uint64_t bytes_ = 0;  // bytes read so far
+  data::OpenFile file_;
+  bool has_newline_ = false;  // whether a '\n' followed the last line
+  int64_t line_ = 0;          // number of lines read so far
+  uint64_t bytes_ = 0;        // bytes read so far
   bool all_blank_ = true;
 };
 
-// Returns the text of `file` without byte-order mark, "\r\n" replaced by "\n". Throws UserError as
-// LineReader does.
+// Returns the lines of `file`, each followed by "\n". Throws UserError as LineReader does.
 std::string read_text(const std::filesystem::path& file);
 
 struct JsonLine {
@@ -53,10 +54,11 @@ struct JsonLine {
   std::string where;
 };
 
-// Reader of a file with one JSON object per line. Skips blank lines.
+// Reader of a file with one JSON object per line, or of the rows of a Parquet file. Skips blank
+// lines.
 class JsonLinesReader {
  public:
-  explicit JsonLinesReader(const std::filesystem::path& file) : lines_(file) {}
+  explicit JsonLinesReader(const std::filesystem::path& file) : lines_(file, true) {}
 
   // Returns the next object; nullopt at the end of the file. Throws UserError, naming file and
   // line, if a line is not a JSON object.
@@ -142,11 +144,12 @@ struct Field {
   enum class Kind {
     kText,
     kInt,
-    kLabel,    // 0 .. names.size() - 1; files may have a name, or true or false, instead
-    kTexts,    // ["..", ..]
-    kChoices,  // {"text": [..], "label": [..]}, equal lengths, at least 1
-    kAnswers,  // {"choices": [..], "labels": [0 or 1, ..]}, equal lengths, at least 1
-    kAny,      // any type; null if missing
+    kLabel,        // 0 .. names.size() - 1; files may have a name, or true or false, instead
+    kTexts,        // ["..", ..]
+    kSortedTexts,  // as kTexts; duplicates are removed
+    kChoices,      // {"text": [..], "label": [..]}, equal lengths, at least 1
+    kAnswers,      // {"choices": [..], "labels": [0 or 1, ..]}, equal lengths, at least 1
+    kAny,          // any type; null if missing
   };
   std::string name;
   Kind kind = Kind::kText;
@@ -154,7 +157,7 @@ struct Field {
 };
 using Schema = std::vector<Field>;
 
-// Reads a .jsonl file, or a .csv file with a header and lists as Python or numpy print them.
+// Reads JSON lines, Parquet, or a .csv file with a header and lists as Python or numpy print them.
 // Returns documents with the fields of `schema`, in its order, and labels as numbers. Throws
 // UserError if a field is missing, has another type, or is an invalid label.
 FirstDocuments read_exported(const std::filesystem::path& file, const Schema& schema,

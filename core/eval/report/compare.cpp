@@ -4,13 +4,13 @@
 #include <cmath>
 
 #include "core/base/error.h"
+#include "core/base/sha256.h"
 #include "core/base/text.h"
 
 namespace moe::eval {
+namespace {
 
 namespace fs = std::filesystem;
-
-namespace {
 
 bool is_log_name(const std::string& file, const std::string& task) {
   const std::string begin = "samples_" + task, end = ".jsonl";
@@ -22,8 +22,7 @@ bool is_log_name(const std::string& file, const std::string& task) {
   return rest.empty() || (rest[0] == '_' && digits == 5 && rest[5] == '-');  // "_2024-05-01T.."
 }
 
-// Returns the sample log of `task`, the one with the latest date if there are several; empty if
-// none.
+// Returns the sample log of `task` with the latest date; empty if there is none.
 fs::path find_log(const fs::path& folder, const std::string& task) {
   fs::path last;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
@@ -41,6 +40,7 @@ OtherTask read_log(const fs::path& file) {
   for (const auto& [json, where] : read_jsonl(file)) {
     OtherAnswer& answer = task[get_int(json, "doc_id", where)];
     answer.target = get_string(json, "target", where);
+    answer.prompt_hash = get_string(json, "prompt_hash", where, "");
     const std::string filter = get_string(json, "filter", where, "none");
     for (const auto& metric : get_strings(json, "metrics", where)) {
       const auto value = json.find(metric);
@@ -69,6 +69,9 @@ Difference compare_metric(const TaskReport& report, const Metric& metric, const 
                   "'{}' here; run both with the same data files",
                   doc_id, difference.task, printable(answer.target, 40),
                   printable(report.loaded.questions[index].target, 40));
+    const std::string& hash = answer.prompt_hash;
+    difference.other_prompts +=
+        !hash.empty() && hash != sha256_hex(report.loaded.questions[index].context) ? 1 : 0;
     const double a = values[index], b = found->second;
     ours += a;
     theirs += b;
@@ -84,8 +87,8 @@ Difference compare_metric(const TaskReport& report, const Metric& metric, const 
     return difference;
   }
   const Mean mean = compute_mean(paired_differences);
-  difference.ours = ours / static_cast<double>(difference.questions);
-  difference.theirs = theirs / static_cast<double>(difference.questions);
+  difference.ours = ours / difference.questions;
+  difference.theirs = theirs / difference.questions;
   difference.error = mean.standard_error.value_or(0);
   if (difference.is_binary) {
     difference.p = mcnemar(difference.only_ours, difference.only_theirs);
@@ -148,17 +151,12 @@ std::string to_table(const std::vector<Difference>& differences) {
       {"Task", "Metric", "     n", "    this", "   other", "  change", " stderr", "  only",
        "   only", "      p"},
       {"", "", "", "", "", "", "", "this", "other", ""}};
+  const auto decimal = [](double value) { return fmt::format("{:.4f}", value); };
   for (const auto& d : differences) {
-    rows.push_back({d.task, metric_name(d), std::to_string(d.questions)});
-    for (const double mean : {d.ours, d.theirs}) {
-      rows.back().push_back(fmt::format("{:.4f}", mean));
-    }
-    rows.back().push_back(fmt::format("{:+.4f}", d.ours - d.theirs));
-    rows.back().push_back(fmt::format("{:.4f}", d.error));
-    for (const int64_t only : {d.only_ours, d.only_theirs}) {
-      rows.back().push_back(d.is_binary ? std::to_string(only) : "-");
-    }
-    rows.back().push_back(fmt::format("{:.4f}", d.p));
+    rows.push_back({d.task, metric_name(d), std::to_string(d.questions), decimal(d.ours),
+                    decimal(d.theirs), fmt::format("{:+.4f}", d.ours - d.theirs), decimal(d.error),
+                    d.is_binary ? std::to_string(d.only_ours) : "-",
+                    d.is_binary ? std::to_string(d.only_theirs) : "-", decimal(d.p)});
   }
   return align_columns(rows, /*left_columns=*/{0, 1});
 }

@@ -1,6 +1,6 @@
 #pragma once
-// Comparison of two runs on the same questions: differences of means with paired tests. "ours" is
-// the current run, "theirs" the run of --against.
+// Comparison of the current run ("ours") with that of --against ("theirs") on the same questions:
+// differences of means with paired tests.
 
 #include <filesystem>
 #include <map>
@@ -15,13 +15,13 @@ namespace moe::eval {
 struct OtherAnswer {
   std::string target;                    // right answer
   std::map<std::string, double> values;  // by Metric::key()
+  std::string prompt_hash = {};          // empty: not known
 };
 using OtherTask = std::map<int64_t, OtherAnswer>;   // by doc_id
 using OtherRun = std::map<std::string, OtherTask>;  // by task
 
-// Reads the sample logs of `tasks` in `folder` and its subfolders, written by moe
-// (samples_TASK.jsonl) or the harness (samples_TASK_DATE.jsonl, the latest one). Skips tasks
-// without a log. Throws UserError if no task has a log, or a line is invalid.
+// Reads the sample logs of `tasks` below `folder`, of moe (samples_TASK.jsonl) or the harness
+// (samples_TASK_DATE.jsonl, the latest). Throws UserError if there is none, or a line is invalid.
 OtherRun read_run(const std::filesystem::path& folder, const std::vector<std::string>& tasks);
 
 struct ItemDifference {
@@ -36,9 +36,8 @@ struct Difference {
   double error = 0;                        // standard error of the paired difference
   bool is_binary = false;                  // every value is 0 or 1
   int64_t only_ours = 0, only_theirs = 0;  // binary: right in one run only
-  // Two-sided p-value. If is_binary: McNemar's exact test on the questions that are right in one
-  // run only. Otherwise: a normal test of the paired differences.
-  double p = 1;
+  double p = 1;  // two-sided: McNemar's exact test if is_binary, else a paired normal test
+  int64_t other_prompts = 0;               // questions whose prompts differ
   std::vector<ItemDifference> items = {};  // questions whose values differ
 };
 

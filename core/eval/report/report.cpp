@@ -9,7 +9,6 @@
 #include "core/io/output_checks.h"
 
 namespace moe::eval {
-
 namespace {
 
 // Returns the mean of `metric` of each task; of `fallback` if the task has no such metric.
@@ -17,8 +16,7 @@ std::map<std::string, TaskAverage> task_averages(const RunReport& report, const 
                                                  const std::string& fallback) {
   std::map<std::string, TaskAverage> tasks;
   for (const auto& task : report.tasks) {
-    auto mean = task.metrics.find(metric);
-    mean = mean == task.metrics.end() ? task.metrics.find(fallback) : mean;
+    const auto mean = task.metrics.find(task.metrics.contains(metric) ? metric : fallback);
     if (mean != task.metrics.end()) {
       tasks[task.loaded.task.name] = {mean->second, task.questions()};
     }
@@ -50,34 +48,31 @@ std::filesystem::path samples_file(const std::filesystem::path& out, const Task&
   return out / fmt::format("samples_{}.jsonl", task.name);
 }
 
-using Row = std::vector<std::string>;
-
-void add_row(std::vector<Row>& rows, const std::string& name, const std::string& version,
-             const std::string& shots, int64_t questions, const std::string& metric,
-             const Mean& mean) {
-  rows.push_back({name, version, shots, fmt::format("{}", questions), metric,
-                  fmt::format("{:.4f}", mean.value),
-                  mean.standard_error ? fmt::format("{:.4f}", *mean.standard_error) : "N/A"});
-}
-
-std::vector<Row> table_rows(const RunReport& report) {
-  std::vector<Row> rows = {{"Task", "Version", "Shots", "n", "Metric", "Value", "Stderr"}};
+std::vector<std::vector<std::string>> table_rows(const RunReport& report) {
+  std::vector<std::vector<std::string>> rows = {
+      {"Task", "Version", "Shots", "n", "Metric", "Value", "Stderr"}};
+  const auto add = [&](const std::string& name, const std::string& version,
+                       const std::string& shots, int64_t questions, const std::string& metric,
+                       const Mean& mean) {
+    rows.push_back({name, version, shots, fmt::format("{}", questions), metric,
+                    fmt::format("{:.4f}", mean.value),
+                    mean.standard_error ? fmt::format("{:.4f}", *mean.standard_error) : "N/A"});
+  };
   for (const auto& task : report.tasks) {
     const auto& [name, version] = std::pair(task.loaded.task.name, task.loaded.task.version);
     for (const auto& metric : task.loaded.task.metrics) {
-      add_row(rows, name, version ? fmt::format("{:.1f}", *version) : "-",
-              fmt::format("{}", task.loaded.shots), task.questions(), metric.key(),
-              task.metrics.at(metric.key()));
+      add(name, version ? fmt::format("{:.1f}", *version) : "-",
+          fmt::format("{}", task.loaded.shots), task.questions(), metric.key(),
+          task.metrics.at(metric.key()));
     }
   }
   for (const auto& [group, mean, questions] : report.groups) {
-    add_row(rows, "(" + group.name + ")", group.version == "N/A" ? "-" : group.version, "",
-            questions, group.metric, mean);
+    add("(" + group.name + ")", group.version == "N/A" ? "-" : group.version, "", questions,
+        group.metric, mean);
   }
   return rows;
 }
 
-// Sets "arguments", "resps" and "filtered_resps" of a question with scored choices.
 void put_scores(OrderedJson& sample, const TaskReport& report, size_t index) {
   const Question& question = report.loaded.questions[index];
   sample["arguments"] = OrderedJson::object();
@@ -94,7 +89,6 @@ void put_scores(OrderedJson& sample, const TaskReport& report, size_t index) {
   }
 }
 
-// Sets "arguments", "resps" and "filtered_resps" of a question with a generated answer.
 void put_answer(OrderedJson& sample, const TaskReport& report, size_t index,
                 const std::string& filter) {
   const std::string& answer = report.answers[index];
@@ -109,10 +103,11 @@ void put_answer(OrderedJson& sample, const TaskReport& report, size_t index,
 
 OrderedJson value_json(const TaskReport& report, const Metric& metric, size_t index) {
   const double value = report.values.at(metric.key())[index];
-  if (metric.aggregation == Aggregation::kBinaryF1 || metric.aggregation == Aggregation::kMacroF1) {
-    return OrderedJson::array({report.loaded.questions[index].gold, static_cast<int64_t>(value)});
-  }
-  return value;
+  const bool is_f1 =
+      metric.aggregation == Aggregation::kBinaryF1 || metric.aggregation == Aggregation::kMacroF1;
+  return is_f1 ? OrderedJson::array(
+                     {report.loaded.questions[index].gold, static_cast<int64_t>(value)})
+               : OrderedJson(value);
 }
 
 OrderedJson sample_json(const TaskReport& report, size_t index, const std::string& filter) {
@@ -367,6 +362,7 @@ OrderedJson results_json(const RunReport& report) {
   json["max_length"] = report.window;
   json["model_source"] = "moe";
   json["model_name"] = report.model;
+  json.update(report.prompt_form);
   json["total_evaluation_time_seconds"] = fmt::format("{:.3f}", report.seconds);
   json["moe"] = moe_json(report);
   return json;

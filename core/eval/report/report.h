@@ -1,6 +1,5 @@
 #pragma once
-// Output of an evaluation in the formats of lm-evaluation-harness: results.json, samples_TASK.jsonl
-// and the table.
+// Output of an evaluation as of lm-evaluation-harness: results.json, samples_TASK.jsonl, the table.
 
 #include <filesystem>
 #include <optional>
@@ -28,9 +27,10 @@ struct RunReport {
   std::vector<TaskReport> tasks;
   std::optional<RoutingStats> routing = {};  // of these tasks; empty for a dense model
   Compat compat = Compat::kCurrent;
-  std::vector<GroupAverage> groups = {};  // of the groups in --tasks
-  std::vector<PaperTable> papers = {};    // complete tables, and those named in --tasks
-  std::vector<Difference> against = {};   // from the run of --against
+  OrderedJson prompt_form = OrderedJson::object();  // keys of results.json: chat_template, ..
+  std::vector<GroupAverage> groups = {};            // of the groups in --tasks
+  std::vector<PaperTable> papers = {};              // complete tables, and those named in --tasks
+  std::vector<Difference> against = {};             // from the run of --against
 };
 
 // Computes report.groups and report.papers from report.tasks. `names`: values of --tasks.
@@ -38,20 +38,17 @@ void add_averages(RunReport& report, const std::vector<std::string>& names);
 
 OrderedJson results_json(const RunReport& report);
 
-// Returns one JSON line per filter and question, with the keys, key order and hashes of the sample
-// logs of the harness. Numbers in "resps" are strings. doc_hash is the hash of Python's
-// json.dumps(doc, indent=2, ensure_ascii=False), which equals dump(2) for documents without floats.
+// Returns one JSON line per filter and question, as in the sample logs of the harness. doc_hash is
+// the hash of Python's json.dumps(doc, indent=2, ensure_ascii=False): dump(2), apart from floats.
 std::string samples_jsonl(const TaskReport& report);
 
-// Returns the table that is printed: one row per task and metric and one per group, the papers'
-// tables, and the comparison with the run of --against.
+// Returns the table of tasks and groups, the papers' tables, and the comparison with --against.
 std::string results_table(const RunReport& report);
 
 // Returns the files that write_report() writes to `out`.
 std::vector<std::filesystem::path> report_files(const std::filesystem::path& out,
                                                 const std::vector<LoadedTask>& tasks);
-// Writes the report's files to `out`, each atomically (io::write_whole()). Throws UserError if
-// `out` cannot be created.
+// Writes each file atomically. Throws UserError if `out` cannot be created.
 void write_report(const RunReport& report, const std::filesystem::path& out);
 
 }  // namespace moe::eval

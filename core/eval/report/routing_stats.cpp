@@ -13,8 +13,6 @@
 namespace moe::eval {
 namespace {
 
-// Returns token counts under the names of route::to_json(). Derives the numbers of requests and
-// dropped requests from the router.
 OrderedJson token_counts_json(const route::CounterValues& counts, const RoutingStats& stats) {
   const int64_t accepted = counts.rows() - counts.fr_filled - counts.ir_tokens;
   const int64_t requests = stats.k ? *stats.k * counts.tokens : accepted;
@@ -38,7 +36,7 @@ OrderedJson token_counts_json(const route::CounterValues& counts, const RoutingS
           {"unserved_share", share(counts.unserved_tokens, counts.tokens)},
           {"unsuccessful_share", share(dropped + rejected, requests + fr_requests)},
           {"experts_per_token", experts_per_token},
-          {"sparsity", 1 - experts_per_token / static_cast<double>(stats.experts)}};
+          {"sparsity", 1 - experts_per_token / stats.experts}};
 }
 
 // Returns {"total", "layers"}. "tokens" of the total counts each token once, not once per layer.
@@ -117,7 +115,7 @@ OrderedJson source_information_json(const RoutingStats& stats) {
       all += source.layers.at(layer).rows();
     }
     const auto degrees_of_freedom =
-        static_cast<double>((stats.experts - 1) * (static_cast<int64_t>(sources.size()) - 1));
+        static_cast<double>((stats.experts - 1) * (std::ssize(sources) - 1));
     const double chance =
         all == 0 ? 0 : degrees_of_freedom / (2 * static_cast<double>(all) * std::numbers::ln2);
     list.push_back({{"layer", stats.moe_layers[layer]},
@@ -129,7 +127,7 @@ OrderedJson source_information_json(const RoutingStats& stats) {
 
 OrderedJson vocabulary_json(const RoutingStats& stats) {
   OrderedJson list = OrderedJson::array();
-  const auto layers = static_cast<int64_t>(stats.moe_layers.size());
+  const auto layers = std::ssize(stats.moe_layers);
   for (const auto& entry : stats.tokens.vocabulary) {
     list.push_back({{"id", entry.id},
                     {"piece", entry.piece},

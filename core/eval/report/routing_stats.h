@@ -21,9 +21,8 @@
 //            with count > 0. experts_per_token = rows / (count x MoE layers). complete_word_share:
 //            share of the occurrences that are complete words (PieceShape)
 //
-// --stats-by selects "task", "source" and "token". Token counts are the counters that are defined
-// for a single token: all but slots, padding, load, bytes and entropy. They count the input tokens
-// of forward passes: all tokens of context + continuation but the last, once for every choice.
+// --stats-by selects "task", "source" and "token". Token counts are all counters but slots,
+// padding, load, bytes and entropy, over context + continuation but the last, for every choice.
 
 #include <filesystem>
 #include <optional>
@@ -69,7 +68,6 @@ OrderedJson stats_json(const RoutingStats& stats);
 
 // Throws UserError if `file` is not writable, is a folder, or exists and `force` is false.
 void check_stats_file(const std::filesystem::path& file, bool force);
-// Writes the file as a whole (io::write_whole()).
 void write_stats(const RoutingStats& stats, const std::filesystem::path& file);
 
 }  // namespace moe::eval

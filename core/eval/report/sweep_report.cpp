@@ -9,7 +9,6 @@
 #include "core/eval/report/task_report.h"
 
 namespace moe::eval {
-
 namespace {
 
 OrderedJson row_json(const SweepReport& report, const SweepRow& row) {
@@ -35,7 +34,6 @@ OrderedJson row_json(const SweepReport& report, const SweepRow& row) {
   return json;
 }
 
-// A quantity to plot, with one value per row of the sweep.
 struct Panel {
   std::string title, head;  // title on the page; column header in the table
   int decimals = 4;         // in the table
@@ -53,8 +51,7 @@ Panel column_panel(const SweepReport& report, size_t column) {
   return panel;
 }
 
-// Returns the panels: tasks and groups, their average (first if average_first), and routing
-// statistics.
+// Returns tasks and groups, their average (first if average_first), and routing statistics.
 std::vector<Panel> make_panels(const SweepReport& report, bool average_first) {
   std::vector<Panel> panels;
   const auto add = [&](const char* title, const char* head, int decimals, auto&& value) {
@@ -86,8 +83,7 @@ std::vector<Panel> make_panels(const SweepReport& report, bool average_first) {
   return panels;
 }
 
-// Lines of a plot. The x axis is the first sweep axis with numbers, or the first axis if none has
-// numbers. Each combination of values of the other axes is a line.
+// Lines of a plot, one per combination of the axes other than x: the first axis with numbers.
 struct Lines {
   size_t axis = 0;                                  // index of the x axis
   std::vector<std::string> ticks;                   // on the x axis; numbers ascend, inf is last
@@ -97,8 +93,7 @@ struct Lines {
 
 Lines make_lines(const SweepReport& report) {
   Lines lines;
-  const auto number =
-      std::ranges::find_if(report.axes, [](const auto& axis) { return axis.is_number(); });
+  const auto number = std::ranges::find_if(report.axes, &SweepAxis::is_number);
   lines.axis = number == report.axes.end() ? 0 : static_cast<size_t>(number - report.axes.begin());
   lines.ticks = report.axes[lines.axis].values;
   if (report.axes[lines.axis].is_number()) {
@@ -219,9 +214,8 @@ std::string sweep_bars(const SweepReport& report, size_t columns) {
                   report.columns.size() > 1 ? "average" : column_panel(report, 0).head, min, max);
   for (const auto& row : report.rows) {
     const double share = max > min ? (row.average - min) / (max - min) : 1;
-    text += fmt::format(
-        "{:<{}}  {:.4f} |{}\n", row.value.name, name_width, row.average,
-        std::string(1 + static_cast<size_t>(share * static_cast<double>(bar_width - 1)), '='));
+    text += fmt::format("{:<{}}  {:.4f} |{}\n", row.value.name, name_width, row.average,
+                        std::string(1 + static_cast<size_t>(share * (bar_width - 1)), '='));
   }
   return text;
 }

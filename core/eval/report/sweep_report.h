@@ -48,12 +48,11 @@ struct SweepReport {
 };
 
 std::string sweep_table(const SweepReport& report);
-// Returns a bar chart of the averages, one line per row, for a terminal of `columns` columns. Bars
-// are scaled from the smallest to the largest average.
+// Returns a bar chart of the averages for a terminal of `columns` columns, scaled to their range.
 std::string sweep_bars(const SweepReport& report, size_t columns);
 OrderedJson sweep_json(const SweepReport& report);
-// Returns a self-contained HTML page (core/base/page/page.h): one plot for the average, for each
-// column and for each routing statistic, and a table of the same numbers.
+// Returns an HTML page (core/base/page/page.h): a plot for the average, each column and each
+// routing statistic, and a table of the same numbers.
 std::string sweep_page(const SweepReport& report);
 
 }  // namespace moe::eval

@@ -9,7 +9,6 @@
 #include "core/eval/metrics/filters.h"
 
 namespace moe::eval {
-
 namespace {
 
 void fill_means(TaskReport& report, int64_t resamples) {
@@ -41,7 +40,7 @@ GroupAverage pooled_average(const Group& group, const std::vector<TaskAverage>& 
     squares += (size - 1) * size * std::pow(mean.standard_error.value_or(0), 2);
   }
   const auto n = static_cast<double>(questions);
-  const double degrees_of_freedom = n - static_cast<double>(tasks.size());
+  const double degrees_of_freedom = n - tasks.size();
   GroupAverage average{group, {sum / n, std::nullopt}, questions};
   if (has_errors && degrees_of_freedom > 0) {
     average.mean.standard_error = std::sqrt(squares / degrees_of_freedom / n);
@@ -50,8 +49,7 @@ GroupAverage pooled_average(const Group& group, const std::vector<TaskAverage>& 
 }
 
 // Returns the mean and standard error as computed by evaluator.py of 0.4.1, which updates them task
-// by task. The standard error depends on the order of the tasks. In 0.4.1 this is the order of
-// files in a folder, so the third digit can differ.
+// by task. There the order is that of files in a folder, so the third digit can differ.
 GroupAverage average_0_4_1(const Group& group, const std::vector<TaskAverage>& members) {
   double mean = 0, variance = 0, total = 0;
   bool has_errors = true;
@@ -92,8 +90,7 @@ std::optional<double> mean(const std::vector<std::optional<double>>& values) {
     }
     sum += *value;
   }
-  return values.empty() ? std::nullopt
-                        : std::optional<double>(sum / static_cast<double>(values.size()));
+  return values.empty() ? std::nullopt : std::optional<double>(sum / values.size());
 }
 
 std::optional<double> superglue_mean(const Values& values, bool with_record) {
@@ -130,7 +127,7 @@ TaskReport make_task_report(LoadedTask loaded, Scores run, int64_t resamples) {
   report.run = std::move(run);
   auto next = report.run.scores.begin();
   for (const auto& question : report.loaded.questions) {
-    const auto end = next + static_cast<int64_t>(question.choices.size());
+    const auto end = next + std::ssize(question.choices);
     report.scores.emplace_back(next, end);
     next = end;
     for (const auto& metric : report.loaded.task.metrics) {
@@ -171,8 +168,7 @@ std::string filtered_answer(const LoadedTask& loaded, const std::string& filter,
 const Metric& main_metric(const Task& task) {
   MOE_CHECK(!task.metrics.empty(), "{}", task.name);
   for (const char* name : {"acc", "exact_match"}) {
-    const auto found =
-        std::ranges::find_if(task.metrics, [&](const auto& m) { return m.name == name; });
+    const auto found = std::ranges::find(task.metrics, name, &Metric::name);
     if (found != task.metrics.end()) {
       return *found;
     }
@@ -217,7 +213,7 @@ void RunningAccuracy::add_generated(size_t question, const std::string& answer) 
 
 void RunningAccuracy::report() const {
   if (questions_ > 0) {
-    callback_(main_metric(loaded_.task).name, sum_ / static_cast<double>(questions_), questions_);
+    callback_(main_metric(loaded_.task).name, sum_ / questions_, questions_);
   }
 }
 

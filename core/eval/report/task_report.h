@@ -21,13 +21,12 @@ struct TaskReport {
   std::map<std::string, Mean> metrics = {};                // by Metric::key()
   Scores run = {};          // from score_requests(), with `scores` moved to the member above
   int64_t cut_choices = 0;  // choices longer than the window, of which only the end is scored
-  int64_t questions() const { return static_cast<int64_t>(loaded.questions.size()); }
+  int64_t questions() const { return std::ssize(loaded.questions); }
 };
 
-// Computes values and aggregates. `run`: scores of text_pairs(loaded.questions). `resamples`: see
-// aggregate().
+// Compute values and aggregates: of `run`, scores of text_pairs(loaded.questions) (`resamples`: see
+// aggregate()), or of generated answers, one per question.
 TaskReport make_task_report(LoadedTask loaded, Scores run, int64_t resamples = kBootstrapSamples);
-// Computes values and aggregates of generated answers, one per question.
 TaskReport make_generated_report(LoadedTask loaded, std::vector<std::string> answers);
 
 // Returns the result of the task's filter named `filter` for a generated answer.
@@ -40,8 +39,7 @@ double drop_rate(const TaskReport& report);
 // Returns the metric to show where a task has only one: acc, else exact_match, else the first one.
 const Metric& main_metric(const Task& task);
 
-// Running mean of a task's main metric over the questions that are complete. If the metric is not
-// an average over questions, the callback is never called.
+// Running mean of a task's main metric over the questions that are complete, if it is such a mean.
 class RunningAccuracy {
  public:
   // Receives the metric's name, its mean, and the number of complete questions.
@@ -66,21 +64,19 @@ class RunningAccuracy {
   int64_t questions_ = 0;
 };
 
+struct TaskAverage {
+  Mean mean;
+  int64_t questions = 0;
+};
 struct GroupAverage {
   Group group;
   Mean mean;
   int64_t questions = 0;
 };
-struct TaskAverage {
-  Mean mean;
-  int64_t questions = 0;
-};
 
-// Returns the mean of a group's tasks, weighted by their numbers of questions n_i, with the pooled
-// standard error of the harness: sqrt(sum((n_i - 1) n_i se_i^2) / (sum n_i - number of tasks) / sum
-// n_i). With Compat::k041, the standard error also has the variance between the members. Ignores
-// members that are not in `tasks`. Returns nullopt if no member is in `tasks` or the group has no
-// metric.
+// Returns the mean of those of a group's tasks that are in `tasks`, weighted by their numbers of
+// questions n_i, with the pooled standard error of the harness: sqrt(sum((n_i - 1) n_i se_i^2) /
+// (sum n_i - number of tasks) / sum n_i); with Compat::k041 also the variance between the members.
 std::optional<GroupAverage> average(const Group& group,
                                     const std::map<std::string, TaskAverage>& tasks, Compat compat);
 
@@ -97,22 +93,20 @@ struct PaperTable {
   bool is_complete() const { return average().has_value(); }
 };
 
-// Returns three tables. `values` maps "TASK METRIC" and "GROUP METRIC" to means. Missing entries
+// Returns three tables. `values` maps "TASK METRIC" and "GROUP METRIC" to means; missing entries
 // give empty columns.
-//   rectify_router  MMLU, SuperGLUE, TruthfulQA, LogiQA (Rectify-Router, Table 1). The paper does
-//                   not define SuperGLUE, so there are two tables: with the mean of acc over seven
-//                   tasks, and with the mean over these tasks and em of ReCoRD.
-//   dynamic_moe     PIQA, HellaSwag, ARC-e, Commonsense QA, BBH (Dynamic MoE, Table 1)
+//   rectify_router  Rectify-Router, Table 1, which does not define SuperGLUE: a table with the mean
+//                   of acc over seven tasks, and one with these tasks and em of ReCoRD
+//   dynamic_moe     Dynamic MoE, Table 1
 std::vector<PaperTable> paper_tables(const std::map<std::string, double>& values);
 
-// Returns three lines: title, columns, values in per cent. If table.truncates is set, the average
-// is computed from the truncated values, as in the paper.
+// Returns three lines: title, columns, values in per cent.
 std::string to_text(const PaperTable& table);
 // Returns `fraction` in per cent, rounded or truncated to `decimals`.
 std::string per_cent(double fraction, int decimals, bool truncates);
 
-// Returns the rows as lines, with two spaces between columns. `left_columns` are left-aligned, the
-// others right-aligned. Requires at least one row; no row may have more cells than the first.
+// Returns the rows, of which none has more cells than the first, as lines with two spaces between
+// columns. `left_columns` are left-aligned, the others right-aligned.
 std::string align_columns(const std::vector<std::vector<std::string>>& rows,
                           const std::vector<size_t>& left_columns = {});
 

@@ -16,6 +16,7 @@ std::vector<int64_t> encode_prompt(const TextEncoder& encoder, const Generation&
                 encoder.window, generation.max_tokens);
   std::vector<int64_t> tokens = encode_text(encoder, context);
   if (tokens.empty()) {
+    USER_ERROR_IF(encoder.prefix_id < 0, "a question is empty, and this tokenizer has no BOS");
     tokens.push_back(encoder.prefix_id);
   }
   if (static_cast<int64_t>(tokens.size()) > max_tokens) {

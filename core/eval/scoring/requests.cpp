@@ -39,6 +39,14 @@ class ContextEncoder {
   std::optional<Tokens> tokens_;  // of context_
 };
 
+// Returns the token that stands for an empty context.
+int64_t prefix_token(const TextEncoder& encoder) {
+  USER_ERROR_IF(encoder.prefix_id < 0,
+                "a context is empty, and this tokenizer has neither BOS nor EOS within the model's "
+                "vocabulary to stand for it; add a context");
+  return encoder.prefix_id;
+}
+
 // Returns the tokens of the context and of the continuation, see encode_requests().
 std::pair<Tokens, Tokens> encode_parts(const TextEncoder& encoder, const TextPair& pair,
                                        ContextEncoder& encode_context) {
@@ -48,12 +56,12 @@ std::pair<Tokens, Tokens> encode_parts(const TextEncoder& encoder, const TextPai
     if (!tokens.empty() && tokens.front() == encoder.prefix_id) {
       tokens.erase(tokens.begin());
     }
-    return {{encoder.prefix_id}, std::move(tokens)};
+    return {{prefix_token(encoder)}, std::move(tokens)};
   }
   const Tokens whole = encode_text(encoder, pair.context + pair.continuation);
   const Tokens& context = encode_context(text);
   if (context.empty()) {  // the tokenizer's normalization removed the whole context
-    return {{encoder.prefix_id}, whole};
+    return {{prefix_token(encoder)}, whole};
   }
   const size_t length = std::min(context.size(), whole.size());
   return {context, {whole.begin() + static_cast<std::ptrdiff_t>(length), whole.end()}};
@@ -139,23 +147,15 @@ PrefixGroup make_prefix_group(const std::vector<Request>& requests,
 
 }  // namespace
 
-Bos parse_bos(const std::string& text) {
-  if (text == "auto" || text == "on" || text == "off") {
-    return text == "auto" ? Bos::kAuto : text == "on" ? Bos::kOn : Bos::kOff;
-  }
-  throw UserError("--bos '{}' is unknown; known: auto, on, off", text);
-}
-
 bool resolve_bos(Bos bos, const io::Tokenizer& tokenizer) {
-  const bool adds_bos = bos == Bos::kAuto ? tokenizer.adds_bos() : bos == Bos::kOn;
-  USER_ERROR_IF(adds_bos && tokenizer.bos_id() < 0,
+  USER_ERROR_IF(bos == Bos::kForce && tokenizer.bos_id() < 0,
                 "this tokenizer has no BOS token; use --bos off");
-  return adds_bos;
+  return bos == Bos::kAuto ? tokenizer.adds_bos() : bos != Bos::kOff && tokenizer.bos_id() >= 0;
 }
 
 TextEncoder make_encoder(const io::Tokenizer& tokenizer, bool adds_bos, int64_t window) {
   const int64_t prefix = tokenizer.bos_id() >= 0 ? tokenizer.bos_id() : tokenizer.eos_id();
-  return {[&tokenizer](std::string_view text) { return tokenizer.encode(text); }, prefix,
+  return {[&tokenizer](std::string_view text) { return tokenizer.encode_marked(text); }, prefix,
           tokenizer.piece(prefix), adds_bos, window};
 }
 

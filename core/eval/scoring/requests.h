@@ -72,11 +72,10 @@ struct Generation {
   int64_t max_tokens = 256;
 };
 
-enum class Bos { kAuto, kOn, kOff };
-Bos parse_bos(const std::string& text);  // "auto" | "on" | "off"; else throws UserError
+enum class Bos { kAuto, kOn, kForce, kOff };
 // Returns true if a BOS is added to texts. kAuto follows the tokenizer's configuration, as the
-// harness does since late 2025. Throws UserError if a BOS would be added and the tokenizer has
-// none.
+// harness does since late 2025. kOn adds one if the tokenizer has one, as the harness's
+// add_bos_token=True; kForce throws UserError if it has none.
 bool resolve_bos(Bos bos, const io::Tokenizer& tokenizer);
 
 // A tokenizer with the harness's rules for BOS and empty contexts.

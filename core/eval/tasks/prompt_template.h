@@ -1,7 +1,7 @@
 #pragma once
-// Prompt templates such as "Question: {{goal}}\nAnswer:", and the functions that task files
-// (task.h) name. A template is in the language of jinja2 (core/jinja) in the environment of the
-// harness: undefined names are errors, white space is kept.
+// Prompt templates such as "Question: {{goal}}\nAnswer:", and the readers and filters that task
+// files (task.h) name. A template is in the language of jinja2 (core/jinja) in the environment of
+// the harness: undefined names are errors, white space is kept.
 
 #include <cstdint>
 #include <functional>
@@ -41,21 +41,12 @@ struct Target {
   std::string text;
 };
 
-// The following functions look up a reader or function by the name in a task file. An unknown name
-// fails a MOE_CHECK, because only the task files in known/ can name functions.
+// The following functions look up a reader or filter by the name in a task file. An unknown name
+// fails a MOE_CHECK, because only the task files in known/ can name them.
 
 // Returns a reader of documents.h ("arc", "piqa", ..), or for "fields" the reader of files with the
 // fields of `schema` (read_exported()).
 DocumentReader find_document_reader(const std::string& name, const Schema& schema);
-
-// The functions of a task, of which some may be null.
-struct TaskFunctions {
-  std::string (*prompt)(const OrderedJson&) = nullptr;
-  std::vector<std::string> (*choices)(const OrderedJson&) = nullptr;
-  Target (*target)(const OrderedJson&) = nullptr;
-  void (*process)(OrderedJson&) = nullptr;
-};
-const TaskFunctions& find_task_functions(const std::string& name);
 
 // Returns the filter of generated answers for a value of the key "extract": "option", "number",
 // "brackets", "sorted_words", {"words": [..]}, or {"phrases": [["value", "phrase", ..], ..]}

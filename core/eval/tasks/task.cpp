@@ -16,13 +16,6 @@ const char* to_string(OutputType type) {
                                               : "generate_until";
 }
 
-Compat parse_compat(const std::string& text) {
-  if (text == "current" || text == "0.4.1") {
-    return text == "current" ? Compat::kCurrent : Compat::k041;
-  }
-  throw UserError("--compat '{}' is unknown; known: current, 0.4.1", text);
-}
-
 const char* to_string(Compat compat) { return compat == Compat::k041 ? "0.4.1" : "current"; }
 
 namespace fs = std::filesystem;
@@ -33,12 +26,27 @@ using Texts = std::vector<std::string>;
 
 const Texts kUserKeys = split_words(
     "task data fewshot_data output_type description doc_to_text doc_to_choice doc_to_target "
-    "metric_list target_delimiter fewshot_delimiter num_fewshot fewshot_sampler until max_gen_toks "
-    "ignore_case version");
+    "metric_list target_delimiter fewshot_delimiter gen_prefix num_fewshot fewshot_sampler until "
+    "max_gen_toks ignore_case version");
 // Keys that only the files of known/ may have, in addition to kUserKeys.
 const Texts kKnownKeys = split_words(
     "alias choices_are_contexts dataset_path documents extract fewshot_excludes_question "
     "fewshot_fixed fields gold_may_be_absent in_0_4_1 not_in_0_4_1 origin process_docs reader");
+
+// Keys of the harness's task files that are written otherwise here, and how.
+constexpr std::pair<const char*, const char*> kHarnessKeys[] = {
+    {"dataset_path dataset_name dataset_kwargs test_split validation_split",
+     "set 'data' to the file of questions (JSON lines, CSV or TSV)"},
+    {"training_split fewshot_split fewshot_config",
+     "set 'fewshot_data' to the file of examples, and 'fewshot_sampler'"},
+    {"generation_kwargs", "set until and max_gen_toks as keys of the task; decoding is greedy"},
+    {"filter_list process_results", "exact_match compares the whole answer, cut at 'until'"},
+    {"process_docs", "apply it to the questions and set 'data' to the file of the result"},
+    {"include", "copy the keys of that file"},
+    {"group tag", "remove it and list the task files in --tasks"},
+    {"metadata", "set 'version' as a key of the task"},
+    {"repeats should_decontaminate doc_to_decontamination_query task_alias",
+     "remove it; scores of greedy answers do not depend on it"}};
 
 void check_keys(const Json& settings, const std::string& where, bool is_known) {
   USER_ERROR_IF(!settings.is_object(), "{}: not a JSON object", where);
@@ -46,6 +54,14 @@ void check_keys(const Json& settings, const std::string& where, bool is_known) {
     const auto is_among = [&](const Texts& keys) {
       return std::ranges::find(keys, key) != keys.end();
     };
+    for (const auto& [keys, advice] : kHarnessKeys) {
+      USER_ERROR_IF(!is_known && is_among(split_words(keys)),
+                    "{}: '{}' of lm-evaluation-harness is written otherwise here: {}", where, key,
+                    advice);
+    }
+    USER_ERROR_IF(value.is_string() && value.get<std::string>().starts_with("!function"),
+                  "{}: {} is a Python function; write a template, or put its results into the data",
+                  where, key);
     USER_ERROR_IF(!is_among(kUserKeys) && !(is_known && is_among(kKnownKeys)),
                   "{}: '{}' is not a key of a task{}; known: {}", where, printable(key),
                   did_you_mean(key, kUserKeys), fmt::join(kUserKeys, ", "));
@@ -69,8 +85,8 @@ std::vector<size_t> distinct_columns(const std::vector<std::string>& header) {
   return columns;
 }
 
-FirstDocuments read_table(const fs::path& file, int64_t limit) {
-  CsvReader rows(file, file.extension() == ".tsv" ? '\t' : ',');
+FirstDocuments read_table(const fs::path& file, char separator, int64_t limit) {
+  CsvReader rows(file, separator);
   const std::vector<std::string> header = rows.read_header();
   const std::vector<size_t> columns = distinct_columns(header);
   return first_documents(std::move(rows), limit, [&](CsvRow row) {
@@ -86,8 +102,9 @@ FirstDocuments read_table(const fs::path& file, int64_t limit) {
 
 FirstDocuments read_any_records(const Files& files, int64_t limit) {
   const fs::path& file = files.at(0);
-  if (file.extension() == ".csv" || file.extension() == ".tsv") {
-    return read_table(file, limit);
+  const std::string format = data::format_extension(file);
+  if (format == ".csv" || format == ".tsv") {
+    return read_table(file, format == ".tsv" ? '\t' : ',', limit);
   }
   return first_documents(JsonLinesReader(file), limit, [](const JsonLine& record) {
     return Document{OrderedJson(record.json), record.where};
@@ -125,6 +142,7 @@ Field parse_field(const std::string& text) {
                                                     {"answers", Field::Kind::kAnswers},
                                                     {"choices", Field::Kind::kChoices},
                                                     {"int", Field::Kind::kInt},
+                                                    {"sorted texts", Field::Kind::kSortedTexts},
                                                     {"texts", Field::Kind::kTexts}};
   const size_t colon = text.find(": ");
   if (colon == std::string::npos) {
@@ -139,13 +157,6 @@ Field parse_field(const std::string& text) {
   return {name, Field::Kind::kLabel, words};
 }
 
-template <typename Function>
-Function find_task_function(const std::string& name, Function TaskFunctions::*kind) {
-  const Function function = find_task_functions(name).*kind;
-  MOE_CHECK(function != nullptr, "task function '{}' is not of the required kind", name);
-  return function;
-}
-
 DataSet known_data(const Json& settings) {
   DataSet data;
   data.hub = settings.at("dataset_path");
@@ -156,7 +167,8 @@ DataSet known_data(const Json& settings) {
   data.scored = known_split(settings, "data", data.schema);
   data.shots = known_split(settings, "fewshot_data", data.schema);
   if (settings.contains("process_docs")) {
-    data.process = find_task_function(settings.at("process_docs"), &TaskFunctions::process);
+    MOE_CHECK(settings.at("process_docs") == "hellaswag");
+    data.process = process_hellaswag;
   }
   return data;
 }
@@ -175,19 +187,14 @@ OutputType output_type(const Json& settings, const std::string& where) {
       where, printable(name));
 }
 
-// Returns NAME if the value of `key` is {"function": NAME}, else nullopt. Only files of known/ may
-// name functions.
-std::optional<std::string> function_name(const Json& settings, const char* key, bool is_known) {
-  const auto found = settings.find(key);
-  return is_known && found != settings.end() && found->is_object()
-             ? std::optional<std::string>(found->at("function").get<std::string>())
-             : std::nullopt;
-}
-
-// Returns the function for a doc_to_choice such as "{{choices}}", whose value is a list of strings.
+// Returns the function for a doc_to_choice such as "{{choices}}", whose value is a list of strings,
+// or such a list as text.
 std::function<Texts(const OrderedJson&)> list_template(const std::string& hole) {
   return [hole, entries = PromptTemplate(hole)](const OrderedJson& document) {
-    const OrderedJson value = entries.value(document);
+    OrderedJson value = entries.value(document);
+    if (value.is_string() && value.get<std::string>().starts_with('[')) {
+      value = parse_literal(value.get<std::string>(), hole);
+    }
     Texts texts;
     for (const auto& entry : value) {
       if (value.is_array() && entry.is_string()) {
@@ -219,9 +226,6 @@ Texts parse_range(const std::string& text) {
 
 std::function<Texts(const OrderedJson&)> make_choices(const Json& settings,
                                                       const std::string& where, bool is_known) {
-  if (const auto name = function_name(settings, "doc_to_choice", is_known)) {
-    return find_task_function(*name, &TaskFunctions::choices);
-  }
   const auto found = settings.find("doc_to_choice");
   Texts texts;
   if (found == settings.end() || !found->is_string()) {
@@ -243,21 +247,27 @@ std::function<Texts(const OrderedJson&)> make_choices(const Json& settings,
 
 // Returns the function for doc_to_target. If the task has choices, an integer, a boolean or a text
 // of 1 to 6 digits is the index of the right choice, and any other text is its text. Otherwise the
-// value is the right answer as text.
+// value is the right answer as text. If the choices are contexts, the index is that of doc_to_text.
 std::function<Target(const OrderedJson&)> make_target(const Json& settings,
                                                       const std::string& where, bool is_known,
                                                       bool has_choices) {
-  if (const auto name = function_name(settings, "doc_to_target", is_known)) {
-    return find_task_function(*name, &TaskFunctions::target);
-  }
   const PromptTemplate answer(get_string(settings, "doc_to_target", where));
   if (!has_choices) {
     return [answer](const OrderedJson& document) -> Target {
       return {std::nullopt, answer(document)};
     };
   }
-  return [answer](const OrderedJson& document) -> Target {
+  if (settings.contains("choices_are_contexts")) {
+    return [answer, index = PromptTemplate(get_string(settings, "doc_to_text", where))](
+               const OrderedJson& document) -> Target {
+      return {index.value(document).get<int64_t>(), answer(document)};
+    };
+  }
+  return [answer, is_known](const OrderedJson& document) -> Target {
     const OrderedJson value = answer.value(document);
+    if (is_known && value.is_array() && !value.empty()) {  // the first may spell a number
+      return {std::nullopt, value.at(0).get<std::string>()};
+    }
     if (value.is_number_integer()) {
       return {value.get<int64_t>(), ""};
     }
@@ -297,6 +307,10 @@ std::vector<Metric> make_metrics(const Json& settings, OutputType output, const 
                 : output == OutputType::kLogLikelihood ? Texts{"perplexity", "acc"}
                                                        : Texts{"exact_match"};
   if (settings.contains("metric_list")) {
+    const Json& list = settings.at("metric_list");
+    USER_ERROR_IF(list.is_array() && !list.empty() && list.front().is_object(),
+                  "{}: metric_list has objects; write the names only: metric_list = [{}]", where,
+                  printable(list.front().value("metric", Json(names.front())).dump()));
     names = get_strings(settings, "metric_list", where);
   }
   std::vector<Metric> metrics;
@@ -338,9 +352,7 @@ Task make_task(const Json& settings, const std::string& where, bool is_known) {
   }
   task.description = get_string(settings, "description", where, "");
   task.choices_are_contexts = get_bool(settings, "choices_are_contexts", where, false);
-  if (const auto name = function_name(settings, "doc_to_text", is_known)) {
-    task.prompt = find_task_function(*name, &TaskFunctions::prompt);
-  } else if (!task.choices_are_contexts) {
+  if (!task.choices_are_contexts) {
     task.prompt = PromptTemplate(get_string(settings, "doc_to_text", where));
   }
   const bool has_choices = task.output == OutputType::kMultipleChoice;
@@ -351,6 +363,10 @@ Task make_task(const Json& settings, const std::string& where, bool is_known) {
   task.metrics = make_metrics(settings, task.output, where, is_known);
   task.delimiter = get_string(settings, "target_delimiter", where, " ");
   task.shot_delimiter = get_string(settings, "fewshot_delimiter", where, "\n\n");
+  task.gen_prefix = get_string(settings, "gen_prefix", where, "");
+  if (!task.gen_prefix.empty()) {
+    task.answer_begin = PromptTemplate(task.gen_prefix);
+  }
   task.shots = shot_rule(settings, where);
   task.generation = make_generation(settings, where);
   const auto identity = [](const std::string& answer, const OrderedJson&) { return answer; };
@@ -408,7 +424,8 @@ Task read_quiz_task(const fs::path& file) {
   const Json settings = {
       {"doc_to_text", ""}, {"doc_to_choice", "{{choices}}"}, {"doc_to_target", "{{gold}}"}};
   Task task = make_task(settings, file.string(), /*is_known=*/false);
-  task.name = printable(file.stem().string());
+  const fs::path name = file.stem();  // quiz.jsonl.gz -> quiz
+  task.name = printable((name.extension() == ".jsonl" ? name.stem() : name).string());
   task.is_user_defined = true;
   task.data.scored = {"", {{{file.string()}, read_quiz}}};
   task.prompt = [question, context](const OrderedJson& document) {

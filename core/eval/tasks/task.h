@@ -5,8 +5,9 @@
 // A user's task is a JSON or TOML file with the keys of the harness's task files:
 //
 //   task = "capitals"                           # default: the name of this file
-//   data = "capitals.jsonl"                     # JSON lines, or CSV or TSV with a header; the path
-//                                               # is relative to this file
+//   data = "capitals.jsonl"                     # JSON lines, Parquet, or CSV or TSV with a header,
+//                                               # plain, .gz or .zst; the path is relative to this
+//                                               # file
 //   fewshot_data = "capitals_train.jsonl"       # documents for --num-fewshot
 //   output_type = "multiple_choice"             # or "loglikelihood", "generate_until"
 //   description = ""                            # text before the few-shot examples
@@ -18,6 +19,7 @@
 //   target_delimiter = " "                      # between prompt and choice; a loglikelihood task
 //                                               # has it in doc_to_target instead
 //   fewshot_delimiter = "\n\n"                  # after each example
+//   gen_prefix = "The answer is"                # beginning of the answer, after the prompt
 //   num_fewshot = 0
 //   fewshot_sampler = "default"                 # or "first_n"
 //   until = ["\n"]                              # generate_until: stop words
@@ -29,8 +31,8 @@
 //
 //   dataset_path, origin      # data set on the Hub; source of the authors' own files
 //   fields                    # fields on the Hub: "question", "idx: any", "label: no | yes"
-//   reader, process_docs      # names of functions in prompt_template.h. The value of doc_to_text,
-//                             # doc_to_choice or doc_to_target may also be {function = "copa"}
+//   reader                    # name of a function of documents.h (prompt_template.h)
+//   process_docs              # "hellaswag": process_hellaswag()
 //   data = {split, files}     # each entry of files is an alternative, relative to --data; "a + b"
 //                             # means two files that are read together
 //   documents                 # number of documents that the harness scores; 0: not checked
@@ -54,7 +56,7 @@ namespace moe::eval {
 
 // One of the alternative file layouts of a split.
 struct FileLayout {
-  std::vector<std::string> files;  // '*' matches any characters
+  std::vector<std::string> files;  // '*' matches any characters; also found as .gz and .zst
   DocumentReader read;
 };
 
@@ -83,7 +85,6 @@ struct ShotRule {
 
 // Version of lm-evaluation-harness whose task definitions and defaults are used.
 enum class Compat { kCurrent, k041 };
-Compat parse_compat(const std::string& text);  // "current" | "0.4.1"; else throws UserError
 const char* to_string(Compat compat);
 
 enum class OutputType { kMultipleChoice, kLogLikelihood, kGenerateUntil };
@@ -109,8 +110,11 @@ struct Task {
   std::vector<Metric> metrics = {};
   std::string delimiter = " ";          // between prompt and choice
   std::string shot_delimiter = "\n\n";  // after an example
+  std::string gen_prefix = {};          // template of the beginning of an answer
+  std::function<std::string(const OrderedJson&)> answer_begin = {};  // from gen_prefix
   ShotRule shots = {};
   // The choices are alternative contexts, and the target is the continuation of each (Winogrande).
+  // In the file, doc_to_text is the index of the right one.
   bool choices_are_contexts = false;
   bool is_user_defined = false;  // paths of the data are not relative to --data
   // Accept a target that is not one of the choices; the question counts as wrong.

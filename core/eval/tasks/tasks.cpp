@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "core/eval/formats/text.h"
 
 namespace moe::eval {
 
@@ -16,7 +17,8 @@ namespace {
 // Returns the file in `folder` that matches `pattern`, or an empty path if none does. A file in
 // which '*' matches nothing takes precedence. Without such a file, throws UserError if several
 // files match.
-fs::path find_file(const fs::path& folder, const std::string& pattern, const std::string& task) {
+fs::path find_plain_file(const fs::path& folder, const std::string& pattern,
+                         const std::string& task) {
   const size_t star = pattern.find('*');
   if (star == std::string::npos) {
     return fs::is_regular_file(folder / pattern) ? folder / pattern : fs::path();
@@ -42,22 +44,51 @@ fs::path find_file(const fs::path& folder, const std::string& pattern, const std
   return matches.empty() ? fs::path() : matches.front();
 }
 
-std::vector<fs::path> exported_paths(const Task& task, const Split& split) {
+// Returns the file of find_plain_file(), or a packed one if there is none.
+fs::path find_file(const fs::path& folder, const std::string& pattern, const std::string& task) {
+  fs::path file;
+  for (const char* packing : {"", ".gz", ".zst"}) {
+    file = file.empty() ? find_plain_file(folder, pattern + packing, task) : file;
+  }
+  return file;
+}
+
+// Returns the paths of exports of a split, which find_file() takes: TASK/SPLIT.jsonl, .csv and
+// .parquet, and the Parquet files of a copy of the Hub's data set, DATASET/CONFIG/SPLIT-* or, as
+// the Hub converts them, DATASET/CONFIG/SPLIT/0000.parquet. DATASET is its name or the task's.
+std::vector<std::string> exported_paths(const Task& task, const Split& split) {
   if (task.data.schema.empty()) {
     return {};
   }
-  return {fs::path(task.name) / (split.name + ".jsonl"),
-          fs::path(task.name) / (split.name + ".csv")};
+  std::vector<std::string> paths;
+  for (const char* extension : {".jsonl", ".csv", ".parquet"}) {
+    paths.push_back(task.name + "/" + split.name + extension);
+  }
+  const size_t slash = task.data.hub.find('/'), space = task.data.hub.find(' ');
+  std::vector<std::string> configs = {"data/", "default/", ""};
+  if (space != std::string::npos && !task.data.hub.ends_with(" default")) {
+    configs = {task.data.hub.substr(space + 1) + "/"};
+  }
+  for (const auto& name : {task.data.hub.substr(slash + 1, space - slash - 1), task.name}) {
+    for (const auto& config : configs) {
+      for (const char* rest : {"-00000-of-00001*.parquet", "/0000.parquet"}) {
+        paths.push_back(fmt::format("{}/{}{}{}", name, config, split.name, rest));
+      }
+    }
+  }
+  return paths;
 }
 
-// Returns the paths of all layouts as text: "logiqa/Test.txt, or logiqa/test.jsonl or .csv".
+// Returns the main paths as text: "logiqa/Test.txt, or logiqa/test.jsonl, .csv or .parquet, or
+// logiqa/data/test-00000-of-00001*.parquet".
 std::string expected_paths(const Task& task, const Split& split) {
   std::string paths;
   for (const auto& layout : split.layouts) {
     paths += fmt::format("{}{}", paths.empty() ? "" : ", or ", fmt::join(layout.files, " and "));
   }
   if (const auto exported = exported_paths(task, split); !exported.empty()) {
-    paths += fmt::format("{}{} or .csv", paths.empty() ? "" : ", or ", exported.front().string());
+    paths += fmt::format("{}{}, .csv or .parquet, or {}", paths.empty() ? "" : ", or ", exported[0],
+                         exported[3]);
   }
   return paths;
 }
@@ -103,8 +134,8 @@ FileLayout find_split(const Task& task, const Split& split, const fs::path& data
     }
   }
   for (const auto& path : exported_paths(task, split)) {
-    if (fs::is_regular_file(data / path)) {
-      return {{(data / path).string()}, find_document_reader("fields", task.data.schema)};
+    if (const fs::path file = find_file(data, path, task.name); !file.empty()) {
+      return {{file.string()}, find_document_reader("fields", task.data.schema)};
     }
   }
   throw UserError(
@@ -155,11 +186,48 @@ int64_t find_gold(const Task& task, const Target& target, const Question& questi
   return found == question.choices.end() ? -1 : found - question.choices.begin();
 }
 
-void add_choices(const Task& task, const OrderedJson& document, Question& question) {
+// Returns true if `delimiter` texts are put between `left` and `right`: neither is empty or has
+// white space at the boundary.
+bool is_delimited(const std::string& left, const std::string& right) {
+  return !left.empty() && !right.empty() && right_strip(left).size() == left.size() &&
+         left_strip(right).size() == right.size();
+}
+
+std::string join_texts(const std::string& left, const std::string& right,
+                       const std::string& delimiter) {
+  return left + (is_delimited(left, right) ? delimiter : "") + right;
+}
+
+// Returns a question and its answer. Without an answer, the question is to be answered.
+Messages make_turn(const Task& task, const OrderedJson& document, const std::string& question,
+                   const std::string& delimiter, const std::string& answer) {
+  const std::string begin = task.answer_begin ? task.answer_begin(document) : "";
+  const bool delimits = begin.empty() ? !answer.empty() : is_delimited(question, begin);
+  Messages turn = {{"user", question, delimits ? delimiter : ""}};
+  if (!answer.empty() || !begin.empty()) {
+    turn.push_back(
+        {"assistant", join_texts(begin, answer, " "), answer.empty() ? "" : task.shot_delimiter});
+  }
+  return turn;
+}
+
+std::string render(Messages messages, const TaskOptions& options) {
+  if (options.render_chat && !options.examples_as_turns) {
+    const auto begin = messages.begin() + (messages.front().role == "system" ? 1 : 0);
+    const auto end = messages.end() - (messages.back().role == "assistant" ? 1 : 0);
+    std::prev(end)->delimiter = "";
+    *begin = {"user", join(Messages(begin, end)), ""};
+    messages.erase(begin + 1, end);
+  }
+  return options.render_chat ? options.render_chat(messages) : join(messages);
+}
+
+void add_choices(const Task& task, const OrderedJson& document, bool is_chat, Question& question) {
   const Target target = task.target(document);
   question.target =
       target.index && target.text.empty() ? std::to_string(*target.index) : target.text;
-  question.delimiter = task.delimiter;
+  question.delimiter =
+      is_chat && !is_delimited(task.gen_prefix, "x") ? "" : task.delimiter;  // as the harness
   if (task.output == OutputType::kLogLikelihood) {
     question.delimiter = "";  // the target contains its own space
     question.choices = {question.target};
@@ -174,16 +242,22 @@ void add_choices(const Task& task, const OrderedJson& document, Question& questi
 }
 
 // `prefix`: ShotSampler::prefix(document).
-Question make_question(const Task& task, const OrderedJson& document, const std::string& prefix) {
+Question make_question(const Task& task, const OrderedJson& document, const Messages& prefix,
+                       const TaskOptions& options) {
   Question question;
-  add_choices(task, document, question);
+  add_choices(task, document, options.render_chat != nullptr, question);
+  const auto context = [&](const std::string& text, const std::string& delimiter) {
+    Messages messages = prefix;
+    std::ranges::move(make_turn(task, document, text, delimiter, ""), std::back_inserter(messages));
+    return render(std::move(messages), options);
+  };
   if (task.choices_are_contexts) {
     for (const auto& choice : question.choices) {
-      question.contexts.push_back(prefix + choice);
+      question.contexts.push_back(context(choice, ""));
     }
     question.context = question.contexts.front();
   } else {
-    question.context = prefix + task.prompt(document);
+    question.context = context(task.prompt(document), task.delimiter);
   }
   return question;
 }
@@ -222,13 +296,16 @@ LoadedTask load_task(const Task& task, const fs::path& data, std::optional<int64
     pool = read_split(task, examples, kAllDocuments).documents;
     loaded.files.insert(loaded.files.end(), examples.files.begin(), examples.files.end());
   }
-  ShotSampler sampler(task, pool, loaded.shots);
+  Task prompted = task;
+  prompted.description =
+      join_texts(options.system_instruction, task.description, task.shot_delimiter);
+  ShotSampler sampler(prompted, pool, loaded.shots);
   const std::string source = source_name(files.files.front(), data);
   int64_t absent = 0;
   for (auto& document : scored.documents) {
-    const std::string prefix = sampler.prefix(document.fields);
-    Question question =
-        with_location(document, [&] { return make_question(task, document.fields, prefix); });
+    const Messages prefix = sampler.prefix(document.fields);
+    Question question = with_location(
+        document, [&] { return make_question(task, document.fields, prefix, options); });
     absent += question.gold < 0 ? 1 : 0;
     question.source = get_source(document.fields, source);
     question.where = document.where;
@@ -244,12 +321,16 @@ LoadedTask load_task(const Task& task, const fs::path& data, std::optional<int64
 }
 
 Task find_task(const std::string& name, Compat compat) {
-  if (name.ends_with(".jsonl")) {
+  if (const auto format = data::format_extension(name);
+      format == ".jsonl" || format == ".parquet") {
     return read_quiz_task(name);
   }
   if (name.ends_with(".json") || name.ends_with(".toml")) {
     return read_user_task(name);
   }
+  USER_ERROR_IF(name.ends_with(".yaml") || name.ends_with(".yml"),
+                "{}: YAML is not supported; write the keys to a .toml or .json file",
+                printable(name));
   for (const auto& task : known_tasks(compat)) {
     if (task.name == name) {
       USER_ERROR_IF(compat == Compat::k041 && !task.not_in_0_4_1.empty(),
@@ -363,17 +444,28 @@ std::vector<size_t> ShotSampler::draw(const OrderedJson& document) {
   return drawn;
 }
 
-std::string ShotSampler::prefix(const OrderedJson& document) {
-  std::string text = task_.description;
+Messages ShotSampler::prefix(const OrderedJson& document) {
+  Messages messages;
+  if (!task_.description.empty()) {
+    messages.push_back({"system", task_.description, ""});
+  }
   if (count_ > 0) {
     for (const size_t index : draw(document)) {
-      text += format_shot(task_, pool_[index]) + task_.shot_delimiter;
+      std::ranges::move(format_shot(task_, pool_[index]), std::back_inserter(messages));
     }
+  }
+  return messages;
+}
+
+std::string join(const Messages& messages) {
+  std::string text;
+  for (const auto& message : messages) {
+    text += message.content + message.delimiter;
   }
   return text;
 }
 
-std::string format_shot(const Task& task, const Document& document) {
+Messages format_shot(const Task& task, const Document& document) {
   return with_location(document, [&] {
     const Target target = task.target(document.fields);
     const auto choice = [&]() -> std::string {
@@ -384,11 +476,10 @@ std::string format_shot(const Task& task, const Document& document) {
                     choices.size());
       return choices[static_cast<size_t>(index)];
     };
-    if (task.choices_are_contexts) {
-      return choice() + task.delimiter + target.text;
-    }
-    return task.prompt(document.fields) + task.delimiter +
-           (target.index && target.text.empty() ? choice() : target.text);
+    const bool is_context = task.choices_are_contexts;
+    return make_turn(task, document.fields, is_context ? choice() : task.prompt(document.fields),
+                     task.delimiter,
+                     !is_context && target.index && target.text.empty() ? choice() : target.text);
   });
 }
 

@@ -3,6 +3,7 @@
 // questions. Few-shot examples are drawn as in the harness's samplers.py and task.py.
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,9 +12,24 @@
 
 namespace moe::eval {
 
+// A message of a prompt: "system", "user" or "assistant". `delimiter` follows it if the messages
+// are joined to a text.
+struct Message {
+  std::string role, content, delimiter;
+};
+using Messages = std::vector<Message>;
+
+// Returns contents and delimiters as one text.
+std::string join(const Messages& messages);
+
 struct TaskOptions {
   Compat compat = Compat::kCurrent;
-  std::optional<int64_t> shots = {};  // --num-fewshot; empty: each task's default
+  std::optional<int64_t> shots = {};    // --num-fewshot; empty: each task's default
+  std::string system_instruction = {};  // before each task's description
+  // Renders a conversation. A last message of the assistant is the beginning of its answer. Empty:
+  // the prompt is join() of the messages.
+  std::function<std::string(const Messages&)> render_chat = {};
+  bool examples_as_turns = true;  // false: one message of the user has examples and question
 };
 
 struct LoadedTask {
@@ -46,9 +62,9 @@ class ShotSampler {
   // `task` and `pool` must outlive the sampler. Throws UserError if `pool` has too few documents.
   ShotSampler(const Task& task, const std::vector<Document>& pool, int64_t count);
 
-  // Returns the text before the prompt of `document`: the description and the examples. Throws
+  // Returns the messages before the prompt of `document`: the description and the examples. Throws
   // UserError if the pool has too few documents other than `document`.
-  std::string prefix(const OrderedJson& document);
+  Messages prefix(const OrderedJson& document);
 
  private:
   std::vector<size_t> draw(const OrderedJson& document);
@@ -59,8 +75,8 @@ class ShotSampler {
   PythonRandom random_;
 };
 
-// Returns a few-shot example with its answer, without the delimiter after it. Throws UserError,
-// naming the document's file and line, if the document has no right answer.
-std::string format_shot(const Task& task, const Document& document);
+// Returns a few-shot example with its answer. Throws UserError, naming the document's file and
+// line, if the document has no right answer.
+Messages format_shot(const Task& task, const Document& document);
 
 }  // namespace moe::eval

@@ -7,7 +7,6 @@
 #include <iterator>
 
 #include "core/base/error.h"
-#include "core/model/config/config.h"
 #include "core/route/router.h"
 
 namespace moe::model {
@@ -88,8 +87,7 @@ std::vector<Architecture> stock_mixtures() {
   };
 }
 
-// Returns the architecture of a mixture that transformers must refuse. It has no default BOS and
-// EOS, because its config.json always has those of the parent.
+// Returns the architecture of a mixture that transformers must refuse.
 Architecture own_architecture(const std::string& model_type, const std::string& name) {
   return {.model_type = model_type,
           .name = name,
@@ -196,9 +194,7 @@ void refuse_unsupported_keys(const Json& json, const Architecture& architecture,
 
 const Architecture& find_architecture(const std::string& model_type) {
   const auto& all = architectures();
-  const auto found = std::find_if(all.begin(), all.end(), [&](const Architecture& entry) {
-    return entry.model_type == model_type;
-  });
+  const auto found = std::ranges::find(all, model_type, &Architecture::model_type);
   MOE_CHECK(found != all.end(), "model_type {}", model_type);
   return *found;
 }

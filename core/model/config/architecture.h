@@ -1,12 +1,10 @@
 #pragma once
 // Table of the supported architectures: their differences from LLaMA, and the defaults of absent
-// keys of config.json (from the configuration classes of transformers 5.23). No other code lists
-// architecture names.
+// keys of config.json (from transformers 5.23). No other code lists architecture names.
 
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "core/base/json.h"
 #include "core/model/config/config.h"
@@ -50,17 +48,15 @@ struct Architecture {
   int64_t experts_per_token = 0, expert_width = 0;
 };
 
-// Adds an entry with a model_type and a name that no entry has. Call it before other functions of
-// the library.
+// Adds an entry with a new model_type and name. Call it before other functions of the library.
 void add_architecture(Architecture architecture);
 
 // Returns the entry whose model_type and name are the keys model_type and architectures[0] of
-// `json`. One of the two keys may be absent. Throws UserError that begins with `where` if both are
-// absent or malformed, and one that lists all entries if there is no such entry.
+// `json`, one of which may be absent. Throws UserError that begins with `where` if both are absent
+// or malformed, and one that lists all entries if there is no such entry.
 const Architecture& read_architecture(const Json& json, const std::string& where);
 
-// Throws UserError for a key of `json` that changes the function of the weights and is not
-// supported.
+// Throws UserError for an unsupported key of `json` that changes the function of the weights.
 void refuse_unsupported_keys(const Json& json, const Architecture& architecture,
                              const std::string& where);
 

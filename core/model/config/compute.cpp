@@ -12,7 +12,6 @@
 #include "core/base/error.h"
 
 namespace moe::model {
-
 namespace {
 
 constexpr std::array kPrecisions = {"fp32", "tf32", "bf16"};
@@ -81,10 +80,10 @@ const char* to_string(Precision precision) { return kPrecisions[static_cast<size
 const char* to_string(Recompute recompute) { return kRecomputes[static_cast<size_t>(recompute)]; }
 
 bool LoraSettings::is_on(const std::string& part) const {
-  return rank > 0 && std::find(on.begin(), on.end(), part) != on.end();
+  return rank > 0 && std::ranges::find(on, part) != on.end();
 }
 
-double LoraSettings::scale() const { return alpha == 0 ? 1.0 : alpha / static_cast<double>(rank); }
+double LoraSettings::scale() const { return alpha == 0 ? 1.0 : alpha / rank; }
 
 void check_lora(const LoraSettings& settings) {
   constexpr int64_t kMaxRank = int64_t{1} << 16;

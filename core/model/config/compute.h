@@ -48,14 +48,12 @@ struct LoraSettings {
   double scale() const;
 };
 
-// Throws UserError naming the flag for an invalid rank or alpha, alpha without a rank, and an
-// unknown part or none.
+// Throws UserError naming the flag.
 void check_lora(const LoraSettings& settings);
 
-// Parses the value of --layers: even, odd, all, or a list such as 0,3,5 or 0-3,7. Layers count from
-// 0. "Every alternate layer" of the papers is even (core/upcycle/README.md). Returns at least one
-// layer, ascending. Throws UserError if the text is invalid, names a layer twice, or names none or
-// one that does not exist.
+// Parses the value of --layers: even ("every alternate layer" of the papers), odd, all, or a list
+// such as 0,3,5 or 0-3,7. Returns at least one layer, ascending. Throws UserError if the text is
+// invalid, names a layer twice, or names none or one that does not exist.
 std::vector<int64_t> parse_layers(const std::string& text, int64_t layers);
 
 }  // namespace moe::model

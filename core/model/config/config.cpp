@@ -6,14 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <utility>
 
 #include "core/base/error.h"
 #include "core/model/config/architecture.h"
-#include "core/route/router.h"
 
 namespace moe::model {
-
 namespace {
 
 constexpr int64_t kMaxSize = int64_t{1} << 31;  // of one dimension
@@ -42,13 +39,11 @@ double finite(double value, const std::string& key, const std::string& where, bo
   return value;
 }
 
-// Throws UserError as finite() does.
 double read_number(const Json& json, const std::string& key, const std::string& where,
                    std::optional<double> fallback, bool allow_zero) {
   return finite(get_double(json, key, where, fallback), key, where, allow_zero);
 }
 
-// Returns the object under `key`, which must exist. Throws UserError if it is not an object.
 const Json& get_object(const Json& json, const std::string& key, const std::string& where) {
   USER_ERROR_IF(!json.at(key).is_object(), "{}: {} must be an object, not {}", where, key,
                 json.at(key).type_name());
@@ -66,8 +61,7 @@ RopeType read_rope_type(const Json& json, const std::string& where) {
   return static_cast<RopeType>(found - kRopeTypeNames.begin());
 }
 
-// Reads one dictionary, rope_scaling or rope_parameters, without rope_theta. Throws UserError for
-// an unknown scaling, because a model with a wrong scaling generates fluent nonsense.
+// Reads one dictionary, rope_scaling or rope_parameters, without rope_theta.
 RopeConfig read_rope_dictionary(const Json& json, const std::string& where) {
   for (const auto& [key, value] : json.items()) {
     USER_ERROR_IF(value.is_object(),
@@ -180,7 +174,6 @@ std::optional<int64_t> read_window(const Json& json, const Architecture& archite
   return get_int(json, "sliding_window", where, architecture.window_if_absent);
 }
 
-// Returns true if a layer is windowed, by layer_types or by the rule of the architecture.
 bool has_windowed_layer(const Json& json, const Architecture& architecture,
                         const std::string& where, int64_t layers) {
   if (architecture.reads_layer_types && has_value(json, "layer_types")) {
@@ -208,10 +201,9 @@ void refuse_layer_types(const Json& json, const Architecture& architecture,
   }
   const bool has_window = read_window(json, architecture, where).has_value();
   const Json& types = json.at("layer_types");
-  const bool known =
-      types.is_array() && std::all_of(types.begin(), types.end(), [&](const Json& t) {
-        return t == "full_attention" || (has_window && t == "sliding_attention");
-      });
+  const bool known = types.is_array() && std::ranges::all_of(types, [&](const Json& t) {
+                       return t == "full_attention" || (has_window && t == "sliding_attention");
+                     });
   USER_ERROR_IF(!known, "{}: layer_types names attention other than full_attention; not supported",
                 where);
 }
@@ -248,12 +240,10 @@ int64_t read_shared_expert(const Json& json, const Architecture& architecture,
   return width;
 }
 
-// Returns E, the number of experts per MoE layer.
 int64_t read_experts(const Json& json, const Architecture& architecture, const std::string& where,
                      size_t moe_layers) {
   const bool is_mixtral = architecture.form == FolderForm::kMixtral;
-  // transformers before version 5 writes num_experts for Qwen3-MoE, later versions
-  // num_local_experts.
+  // transformers before version 5 writes num_experts for Qwen3-MoE, later num_local_experts.
   const bool is_local = is_mixtral || (architecture.form == FolderForm::kQwen3Moe &&
                                        has_value(json, "num_local_experts"));
   USER_ERROR_IF(
@@ -288,7 +278,7 @@ MoeConfig read_stock_moe(const Json& json, const Architecture& architecture,
   MoeConfig out;
   out.form = architecture.form;
   if (is_mixtral) {
-    out.layers.resize(static_cast<size_t>(config.layers));
+    out.layers.resize(config.layers);
     std::iota(out.layers.begin(), out.layers.end(), 0);
   } else {
     out.layers = stock_moe_layers(json, where, config.layers);
@@ -315,7 +305,6 @@ MoeConfig read_stock_moe(const Json& json, const Architecture& architecture,
   return out;
 }
 
-// Reads the layer list of the "moe" object.
 std::vector<int64_t> read_moe_layers(const Json& moe, const std::string& where, int64_t layers) {
   const std::vector<int64_t> list = get_ints(moe, "layers", where + ": moe");
   USER_ERROR_IF(list.empty(),
@@ -337,7 +326,7 @@ void check_stock_layers(const Json& json, const Architecture& architecture,
                         const std::string& where, int64_t layers,
                         const std::vector<int64_t>& list) {
   const bool is_mixtral = architecture.form == FolderForm::kMixtral;
-  USER_ERROR_IF(is_mixtral && static_cast<int64_t>(list.size()) != layers,
+  USER_ERROR_IF(is_mixtral && std::ssize(list) != layers,
                 "{}: moe.layers names {} of {} layers, but every layer of a mixtral is MoE", where,
                 list.size(), layers);
   if (is_mixtral ||
@@ -371,8 +360,6 @@ FolderForm read_form(const Json& moe, const Architecture& architecture, const st
   return architecture.form;
 }
 
-// Throws UserError unless `type` is llama or the model_type of written_architecture(), which
-// transformers refuses to load if it would route differently.
 void check_model_type(const std::string& type, const MoeConfig& moe, bool qk_norm,
                       const std::string& where) {
   const std::string& expected = written_architecture(moe, qk_norm).model_type;
@@ -381,7 +368,6 @@ void check_model_type(const std::string& type, const MoeConfig& moe, bool qk_nor
                 where, type, route::to_string(moe.router), moe.gate_scale, expected);
 }
 
-// Reads gate_scale, ep_ranks and the loss coefficients. Requires out.router and out.experts.
 void read_moe_numbers(const Json& moe, const std::string& where, MoeConfig& out) {
   const std::string inside = where + ": moe";
   const auto read = [&](const std::string& key, double fallback, bool allow_zero = true) {
@@ -415,8 +401,7 @@ void read_moe_provenance(const Json& moe, const std::string& where, MoeConfig& o
   }
 }
 
-// Reads the "moe" object (core/io/formats.md) and the keys of transformers, which must agree with
-// it.
+// Reads the "moe" object (core/io/formats.md), with which the keys of transformers must agree.
 MoeConfig read_moe(const Json& json, const Architecture& architecture, const std::string& where,
                    const ModelConfig& config) {
   const Json& moe = get_object(json, "moe", where);
@@ -471,18 +456,15 @@ std::string read_dtype(const Json& json, const std::string& where) {
 }
 
 void check_total_size(const ModelConfig& config, const std::string& where) {
-  const double hidden = static_cast<double>(config.hidden_size);
-  const double vocabulary = 2.0 * static_cast<double>(config.vocab_size) * hidden;
-  const double attention = 2.0 * hidden * static_cast<double>(config.heads + config.kv_heads) *
-                           static_cast<double>(config.head_dim);
-  const double dense = 3.0 * hidden * static_cast<double>(config.intermediate_size);
-  double total =
-      vocabulary + static_cast<double>(config.layers) * (attention + dense + 2.0 * hidden);
+  const double hidden = config.hidden_size;
+  const double vocabulary = 2.0 * config.vocab_size * hidden;
+  const double attention = 2.0 * hidden * (config.heads + config.kv_heads) * config.head_dim;
+  const double dense = 3.0 * hidden * config.intermediate_size;
+  double total = vocabulary + config.layers * (attention + dense + 2.0 * hidden);
   if (config.moe) {
-    const double experts = static_cast<double>(config.moe->experts) *
-                           (3.0 * static_cast<double>(config.moe->expert_width) + 1.0);
-    const double shared = 3.0 * static_cast<double>(config.moe->shared_expert_width) + 1.0;
-    total += static_cast<double>(config.moe->layers.size()) * hidden * (experts + shared);
+    const double experts = config.moe->experts * (3.0 * config.moe->expert_width + 1.0);
+    const double shared = 3.0 * config.moe->shared_expert_width + 1.0;
+    total += config.moe->layers.size() * hidden * (experts + shared);
   }
   USER_ERROR_IF(
       total > kMaxParameters,

@@ -1,7 +1,6 @@
 #pragma once
-// Configuration of a model, read from and written to config.json: the keys of transformers for
-// LLaMA and the other architectures of architecture.h, and the project's own "moe" object
-// (core/io/formats.md). Needs no LibTorch.
+// Configuration of a model, read from and written to config.json: the keys of transformers, and the
+// project's own "moe" object (core/io/formats.md). Needs no LibTorch.
 
 #include <array>
 #include <cstdint>
@@ -30,8 +29,7 @@ struct RopeConfig {
 };
 
 // Naming convention of an MoE checkpoint: tensor names and keys of config.json. New mixtures have
-// the form kMoe. A folder of other tools has one of the other forms and keeps it when it is written
-// again.
+// the form kMoe; folders of other tools keep theirs.
 enum class FolderForm { kMoe, kQwen2Moe, kMixtral, kQwen3Moe };
 
 struct MoeConfig {
@@ -52,14 +50,12 @@ struct MoeConfig {
   std::string source_name, source_sha256;  // the dense parent; empty for a model from scratch
 };
 
-// Returns the form in which a mixture is written. It is kMoe for a router with a model_type of its
-// own (route::own_architecture()), for a gate_scale other than 1, and for kMixtral if the gate
-// weights of a token do not sum to 1. Otherwise it is moe.form.
+// Returns the form in which a mixture is written: moe.form, but kMoe for a router with a model_type
+// of its own, for a gate_scale other than 1, and for a kMixtral whose gates do not sum to 1.
 FolderForm written_form(const MoeConfig& moe);
 
-// Returns the architecture under which a mixture is written: one of transformers if transformers
-// computes the same function, except for a capacity, which it ignores (core/io/formats.md).
-// Otherwise one that transformers refuses to load.
+// Returns the architecture under which a mixture is written: one of transformers if that computes
+// the same function, apart from capacity (core/io/formats.md), else one that transformers refuses.
 const Architecture& written_architecture(const MoeConfig& moe, bool qk_norm);
 
 struct ModelConfig {
@@ -83,24 +79,20 @@ struct ModelConfig {
   std::optional<MoeConfig> moe;
 
   bool is_moe_layer(int64_t layer) const;
-  // Returns the maximum sequence length in tokens: the window if there is one. Attention is always
-  // full, which equals windowed attention for sequences that are not longer than the window.
+  // In tokens: the window if there is one, up to which full attention equals windowed attention.
   int64_t longest_sequence() const;
 };
 
-// Reads and checks the config.json of a LLaMA, Mistral, Qwen2, Qwen3, Mixtral, Qwen2-MoE or
-// Qwen3-MoE model, or of a model written by `moe`. Absent keys have the defaults of transformers
-// for the model_type (architecture.h). Throws UserError that begins with `where` for a missing key,
-// an invalid number, and an unsupported architecture, activation, RoPE type or bias.
+// Reads and checks a config.json. Absent keys have the defaults of transformers (architecture.h).
+// Throws UserError that begins with `where` for missing, invalid and unsupported values.
 ModelConfig parse_config(const Json& json, const std::string& where);
 
 // Returns the config.json of `config`: the keys of `parent`, overridden by those of `config`. A
-// dense model keeps config.model_type. A mixture gets the model_type of written_architecture() and
-// the "moe" object.
+// mixture gets the model_type of written_architecture() and the "moe" object.
 OrderedJson config_json(const ModelConfig& config, const Json& parent);
 
-// Returns the MoE layers of a model with `layers` layers according to the keys mlp_only_layers and
-// decoder_sparse_step, ascending. Throws UserError that begins with `where`.
+// Returns the MoE layers by the keys mlp_only_layers and decoder_sparse_step, ascending. Throws
+// UserError that begins with `where`.
 std::vector<int64_t> stock_moe_layers(const Json& json, const std::string& where, int64_t layers);
 
 }  // namespace moe::model

@@ -12,10 +12,9 @@
 #include "core/route/router.h"
 
 namespace moe::model {
-
 namespace {
 
-// Returns one RoPE dictionary: the scaling keys, then the other keys of the parent's dictionary.
+// Returns one RoPE dictionary, with the other keys of the parent's.
 OrderedJson rope_dictionary(const RopeConfig& rope, const Json& parent, const char* key) {
   OrderedJson out = OrderedJson::object();
   out["rope_type"] = kRopeTypeNames[static_cast<size_t>(rope.type)];
@@ -132,8 +131,8 @@ void set_qwen_moe_keys(const ModelConfig& config, const Architecture& architectu
     out.erase("layer_types");  // read by qwen2_moe, not by LLaMA and Mixtral
   }
   out["router_aux_loss_coef"] = is_own ? 0.0 : moe.lb_coef;
-  for (const char* key : {"num_local_experts", "router_jitter_noise", "sliding_window"}) {
-    if (moe.form == FolderForm::kMixtral) {  // a Mixtral that cannot be written as one
+  if (moe.form == FolderForm::kMixtral) {  // a Mixtral that cannot be written as one
+    for (const char* key : {"num_local_experts", "router_jitter_noise", "sliding_window"}) {
       out.erase(key);
     }
   }

@@ -10,11 +10,10 @@
 #include "core/io/file.h"
 
 namespace moe::model {
+namespace {
 
 namespace fs = std::filesystem;
 using at::Tensor;
-
-namespace {
 
 template <typename From, typename To>
 void convert_values(const std::byte* in, std::byte* out, size_t count) {
@@ -39,8 +38,7 @@ void with_type(io::DType dtype, const Body& body) {
   }
 }
 
-// Returns the index of the first Word of `bytes` with all bits of `exponent` set. Blocks are
-// scanned without branches, at memory bandwidth.
+// Returns the index of the first Word of `bytes` with all bits of `exponent` set.
 template <typename Word>
 std::optional<size_t> find_all_ones(std::span<const std::byte> bytes, Word exponent) {
   constexpr size_t kBlock = 4096;
@@ -93,7 +91,6 @@ std::vector<int64_t> assign_writers(const std::vector<FolderTensor>& tensors,
   return writers;
 }
 
-// Writes the tensors and parts of `rank` into all shards.
 void write_local_tensors(const fs::path& folder, const std::vector<io::Shard>& shards,
                          const std::vector<FolderTensor>& tensors,
                          const std::vector<int64_t>& writers, int64_t rank) {

@@ -1,8 +1,7 @@
 #pragma once
 // Tensors of a checkpoint that is written: conversion between F32, BF16 and F16, and an output
-// folder that all ranks of a run write together. The folder is complete or absent: rank 0 stages
-// and commits it (core/io/staged_folder.h), and a failure on one rank fails on all. The bytes do
-// not depend on the number of ranks.
+// folder that all ranks of a run write together, with bytes that do not depend on their number.
+// Rank 0 stages and commits it (core/io/staged_folder.h), and a failure on one rank fails on all.
 
 #include <ATen/ATen.h>
 
@@ -40,8 +39,7 @@ class SharedFolder {
 
   const std::filesystem::path& path() const { return path_; }  // the staged folder
   distributed::Comm& ranks() const { return ranks_; }
-  // Run `body`, which contains no collectives, on rank 0 or on all ranks. An exception on one rank
-  // is thrown on all.
+  // Run `body`, without collectives, on rank 0 or on all ranks. An exception is thrown on all.
   void run_on_first_rank(const std::function<void()>& body) const;
   void run_on_all_ranks(const std::function<void()>& body) const;
   void commit();  // waits until all ranks have written
@@ -52,8 +50,8 @@ class SharedFolder {
   std::filesystem::path path_;
 };
 
-// Waits for `mark`, a file made by rank 0 in `folder`, which network file systems may show late to
-// other machines. Throws UserError after `seconds`.
+// Waits for `mark`, a file made by rank 0 in `folder`, which network file systems may show late.
+// Throws UserError after `seconds`.
 void await_mark(const std::filesystem::path& folder, const std::string& mark, int64_t rank,
                 double seconds);
 
@@ -61,15 +59,12 @@ void await_mark(const std::filesystem::path& folder, const std::string& mark, in
 struct FolderTensor {
   io::TensorInfo info;
   at::Tensor values;  // f32; undefined if another process holds them
-  // Set if every rank holds a part: `values` is flat and starts at this element of the tensor. Each
-  // element is held by exactly one rank.
+  // Set if each rank holds a part: `values` is flat and starts at this element of the tensor.
   std::optional<int64_t> begin = {};
 };
 
-// Writes the files that io::write_tensors would write: rank 0 creates them with their headers, and
-// every rank writes the tensors and parts that it holds. A collective; all ranks list the same
-// tensors in the same order. Throws UserError on all ranks if one fails: disk full, a rank that
-// does not share the file system.
+// Writes the files of io::write_tensors(): every rank writes the tensors and parts that it holds,
+// of equal lists. A collective. Throws UserError on all ranks if one fails.
 void write_tensors(const SharedFolder& folder, const std::vector<FolderTensor>& tensors,
                    uint64_t shard_bytes);
 

@@ -4,7 +4,6 @@
 
 #include "core/base/error.h"
 #include "core/model/config/architecture.h"
-#include "core/model/config/config.h"
 #include "core/route/router.h"
 
 namespace moe::model {
@@ -189,8 +188,7 @@ ParameterCount count_parameters(const ModelConfig& config) {
     const MoeConfig& moe = *config.moe;
     const int64_t used = moe.router.family->active_experts(moe.router, moe.experts);
     const int64_t expert_parameters = 3 * config.hidden_size * moe.expert_width;
-    count.active -=
-        static_cast<int64_t>(moe.layers.size()) * (moe.experts - used) * expert_parameters;
+    count.active -= std::ssize(moe.layers) * (moe.experts - used) * expert_parameters;
   }
   return count;
 }

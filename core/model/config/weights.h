@@ -32,21 +32,17 @@ inline constexpr const char* kSharedExpert = "mlp.shared_expert";
 inline constexpr const char* kSharedExpertGate = "mlp.shared_expert_gate.weight";
 bool is_shared_expert_gate(const std::string& name);
 
-// Returns the tensors that let stock transformers load a qwen2_moe checkpoint without a shared
-// expert and without a warning: four per MoE layer, three of them empty (core/io/formats.md). The
-// fourth is the gate, zero when written by this project. Returns none for Mixtral, Qwen3-MoE and
-// models with a shared expert.
+// Returns the tensors with which transformers loads a qwen2_moe checkpoint without a shared expert:
+// the gate and three empty ones per MoE layer (core/io/formats.md). None for other models.
 std::vector<io::TensorInfo> shared_expert_tensors(const ModelConfig& config);
 
-// Throws UserError naming the tensor if one is missing, unexpected, of another shape (naming both
-// shapes), not F32/F16/BF16, or holds all experts of a layer. Accepts `rotary_emb.inv_freq`
-// buffers, shared_expert_tensors(), and lm_head in a tied model if its shape matches.
+// Throws UserError naming a tensor that is missing, unexpected, of another shape, not F32/F16/BF16,
+// or of all experts. Accepts buffers, shared_expert_tensors(), and lm_head in a tied model.
 void check_tensors(const io::Checkpoint& checkpoint, const ModelConfig& config);
 
 struct ParameterCount {
   int64_t total = 0;
-  // Per token. Counts k experts for top-k, and as a lower bound k for ReLU and 1 for top-p.
-  int64_t active = 0;
+  int64_t active = 0;  // per token, of k experts for top-k; at least that for ReLU, or 1 for top-p
 };
 ParameterCount count_parameters(const ModelConfig& config);
 

@@ -11,18 +11,16 @@
 #include <span>
 
 #include "core/base/error.h"
-#include "kernels/ops/causal_attention.h"
 #include "kernels/ops/operations.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/rope.h"
 
 namespace moe::model {
+namespace {
 
 using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-namespace {
 
 // Returns theta^(-2i / A) [A / 2] f32, with the operations and the order of transformers
 // (modeling_rope_utils), so that large positions agree to the last bits.
@@ -32,22 +30,19 @@ Tensor plain_frequencies(double theta, int64_t head_dim) {
   return at::reciprocal(at::pow(theta, exponents));
 }
 
-// Returns theta * (factor * length / max_positions - (factor - 1)) ^ (A / (A - 2)) if the sequence
-// is longer than max_positions (dynamic NTK), else theta.
+// Returns the base of dynamic NTK: larger than theta if `length` exceeds max_positions.
 double dynamic_theta(const RopeConfig& rope, int64_t head_dim, int64_t max_positions,
                      int64_t length) {
   if (length <= max_positions) {
     return rope.theta;
   }
-  const double stretch =
-      rope.factor * static_cast<double>(length) / static_cast<double>(max_positions) -
-      (rope.factor - 1.0);
+  const double stretch = rope.factor * length / max_positions - (rope.factor - 1.0);
   return rope.theta * std::pow(stretch, static_cast<double>(head_dim) / (head_dim - 2.0));
 }
 
 // Scales low frequencies by 1 / factor, keeps high ones, and interpolates between them.
 Tensor llama3_frequencies(const RopeConfig& rope, const Tensor& frequencies) {
-  const double old_length = static_cast<double>(rope.original_max_position_embeddings);
+  const double old_length = rope.original_max_position_embeddings;
   const double low_wave = old_length / rope.low_freq_factor;
   const double high_wave = old_length / rope.high_freq_factor;
   const Tensor wave = at::reciprocal(frequencies).mul(2.0 * std::numbers::pi);
@@ -85,8 +80,8 @@ Tensor concatenate(const std::vector<Tensor>& parts) {
   return parts.size() == 1 ? parts.front() : at::cat(parts, 0);
 }
 
-// Repeats every key/value head for its query heads: [B, G, S, A] -> [B, heads, S, A]. The fused
-// kernels of LibTorch require equal numbers of heads.
+// Repeats every key/value head for its query heads, as LibTorch's fused kernels require:
+// [B, G, S, A] -> [B, heads, S, A].
 Tensor repeat_kv(const Tensor& x, int64_t heads) {
   const int64_t copies = heads / x.size(1);
   if (copies == 1) {
@@ -137,8 +132,7 @@ Tensor attend_heads(const Heads& heads, const std::optional<Tensor>& mask, bool 
   return out.transpose(1, 2).reshape({rows, count * out.size(3)}).to(like.scalar_type());
 }
 
-// Attends within sequences of equal length after the keys in `cache`, if any: qkv [B * S, (H + 2 G)
-// A]
+// Attends within sequences of equal length after the keys in `cache`, if any: [B * S, (H + 2 G) A]
 // -> [B * S, H A]. Appends the keys and values to `cache` and, for each sequence, to `seen`.
 Tensor attend_batch(const Tensor& qkv, int64_t batch, const ModelConfig& config, LayerCache* cache,
                     std::vector<LayerCache>* seen) {
@@ -154,8 +148,7 @@ Tensor attend_batch(const Tensor& qkv, int64_t batch, const ModelConfig& config,
   for (int64_t row = 0; seen != nullptr && row < batch; ++row) {
     seen->push_back({heads.key.narrow(0, row, 1), heads.value.narrow(0, row, 1)});
   }
-  // Only several tokens after a past need an explicit mask.
-  std::optional<Tensor> mask;
+  std::optional<Tensor> mask;  // of several tokens after a past
   if (past > 0 && length > 1) {
     mask = causal_mask(past, length, qkv.device());
   }
@@ -221,8 +214,7 @@ size_t end_of_run(const Sequences& sequences, size_t begin) {
   return end;
 }
 
-// Normalizes every head of x [T, N A] with `weight` [A]. The kernel of the GPU reads bf16 and
-// computes in f32; that of the CPU takes f32 only.
+// Normalizes every head of x [T, N A] with `weight` [A].
 Tensor normed_heads(const Tensor& x, const Tensor& weight, double epsilon) {
   const int64_t width = weight.size(0);
   const Tensor rows = x.reshape({x.size(0) * (x.size(1) / width), width});  // [T * N, A]
@@ -320,6 +312,27 @@ Tensor attend_by_length(const Heads& heads, const std::vector<int64_t>& lengths)
   return concatenate(parts);
 }
 
+// Returns the attention of a pack on a GPU, [T, H A], of qkv [T, (H + 2 G) A] f32 or bf16, which
+// may be rotated in place. Differentiable; shared prefixes require fits_flash() and no gradient.
+Tensor packed_attention(Tensor&& qkv, const std::vector<int64_t>& lengths, const PackTables& tables,
+                        const ModelConfig& config) {
+  RECORD_USER_SCOPE("attention");
+  const int64_t heads = config.heads, kv_heads = config.kv_heads, tokens = qkv.size(0);
+  Tensor out;  // [T, H, A] or [T, H A]
+  if (tables.key_rows.defined()) {
+    MOE_CHECK(fits_flash(qkv.scalar_type(), config) && !at::GradMode::is_enabled());
+    out = flash_with_prefixes(qkv.contiguous(), tables, heads, kv_heads, config.head_dim);
+  } else if (fits_flash(qkv.scalar_type(), config)) {
+    out = RotatedAttention::apply(qkv, tables.cosine, tables.sine, tables.position, tables.ends,
+                                  tables.max_length, heads, kv_heads);
+  } else {
+    const Tensor rotated = kernels::rope(qkv, tables.cosine, tables.sine, tables.position,
+                                         heads + kv_heads, config.head_dim);
+    out = attend_by_length(split_heads(rotated, heads, kv_heads), lengths);
+  }
+  return out.reshape({tokens, heads * config.head_dim});
+}
+
 }  // namespace
 
 Tensor rope_frequencies(const RopeConfig& rope, int64_t head_dim, int64_t max_position_embeddings,
@@ -360,8 +373,7 @@ RopeTable rotations_at(const std::vector<int64_t>& lengths, const std::vector<in
       positions.push_back(starts[sequence] + i);
     }
   }
-  // Generation ends at max_position_embeddings, up to which dynamic NTK does not depend on the
-  // length.
+  // Generation ends at max_position_embeddings, below which dynamic NTK has one base.
   const Tensor frequencies =
       rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings, /*length=*/1);
   return rope_table(frequencies, positions);
@@ -385,13 +397,13 @@ std::optional<PackTables> pack_tables(const std::vector<int64_t>& lengths,
   };
   for (size_t sequence = 0; sequence < lengths.size(); ++sequence) {
     const int64_t prefix = shares ? prefix_index[sequence] : -1, own = lengths[sequence];
-    const int64_t before = prefix < 0 ? 0 : lengths[static_cast<size_t>(prefix)];
+    const int64_t before = prefix < 0 ? 0 : lengths[prefix];
     ends.push_back(ends.back() + static_cast<int32_t>(own));
     for (int64_t i = 0; i < own; ++i) {
       position.push_back(static_cast<int32_t>(before + i));
     }
     if (prefix >= 0) {
-      append_rows(static_cast<size_t>(prefix));
+      append_rows(prefix);
     }
     if (shares) {
       append_rows(sequence);
@@ -416,25 +428,6 @@ std::optional<PackTables> pack_tables(const std::vector<int64_t>& lengths,
     tables.key_ends = at::tensor(key_ends, at::kInt).to(device);
   }
   return tables;
-}
-
-Tensor packed_attention(Tensor&& qkv, const std::vector<int64_t>& lengths, const PackTables& tables,
-                        const ModelConfig& config) {
-  RECORD_USER_SCOPE("attention");
-  const int64_t heads = config.heads, kv_heads = config.kv_heads, tokens = qkv.size(0);
-  Tensor out;  // [T, H, A] or [T, H A]
-  if (tables.key_rows.defined()) {
-    MOE_CHECK(fits_flash(qkv.scalar_type(), config) && !at::GradMode::is_enabled());
-    out = flash_with_prefixes(qkv.contiguous(), tables, heads, kv_heads, config.head_dim);
-  } else if (fits_flash(qkv.scalar_type(), config)) {
-    out = RotatedAttention::apply(qkv, tables.cosine, tables.sine, tables.position, tables.ends,
-                                  tables.max_length, heads, kv_heads);
-  } else {
-    const Tensor rotated = kernels::rope(qkv, tables.cosine, tables.sine, tables.position,
-                                         heads + kv_heads, config.head_dim);
-    out = attend_by_length(split_heads(rotated, heads, kv_heads), lengths);
-  }
-  return out.reshape({tokens, heads * config.head_dim});
 }
 
 Tensor project_qkv(const Tensor& x, const AttentionWeights& weights, const ModelConfig& config) {
@@ -511,6 +504,52 @@ Tensor attend_with_kv_cache(const Tensor& x, const AttentionWeights& weights,
     views.push_back(cache->cpu_layer(index));
   }
   return kernels::cached_attention(qkv, attention_heads(config), lengths, views, rotations);
+}
+
+KvCache::KvCache(const ModelConfig& config, const KvCacheOptions& options)
+    : heads_(attention_heads(config)), capacity_(options.capacity), prefix_(options.prefix) {
+  if (!kernels::has_kernel<"moe::causal_attention">(options.device)) {  // which reads blocks
+    MOE_CHECK(prefix_ == nullptr);
+    gpu_.resize(config.layers);
+    return;
+  }
+  MOE_CHECK(prefix_ == nullptr || prefix_->prefix_ == nullptr);
+  const int64_t layer_numel = kernels::kv_numel(heads_, capacity_);
+  const at::Tensor all =
+      options.memory.defined() ? options.memory : at::empty({numel(config, capacity_)}, at::kFloat);
+  MOE_CHECK(all.numel() == config.layers * layer_numel);
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    cpu_.push_back(
+        kernels::view_kv_block(all.narrow(0, layer * layer_numel, layer_numel), heads_, capacity_));
+  }
+}
+
+int64_t KvCache::numel(const ModelConfig& config, int64_t capacity) {
+  return config.layers * kernels::kv_numel(attention_heads(config), capacity);
+}
+
+void KvCache::reserve(int64_t tokens) {
+  if (cpu_.empty() || own_length_ + tokens <= capacity_) {
+    return;
+  }
+  capacity_ = std::max(own_length_ + tokens, 2 * capacity_);
+  for (kernels::KvBlock& block : cpu_) {
+    block = kernels::grow_kv_block(block, heads_, capacity_);
+  }
+}
+
+int64_t KvCache::length() const {
+  return own_length_ + (prefix_ == nullptr ? 0 : prefix_->own_length_);
+}
+
+kernels::KvCacheView KvCache::cpu_layer(int64_t index) const {
+  const auto number = static_cast<size_t>(index);
+  kernels::KvCacheView view{cpu_.at(number), own_length_};
+  if (prefix_ != nullptr) {
+    view.prefix = prefix_->cpu_.at(number);
+    view.prefix_length = prefix_->own_length_;
+  }
+  return view;
 }
 
 }  // namespace moe::model

@@ -7,22 +7,18 @@
 #include <memory>
 #include <random>
 #include <span>
-#include <utility>
 
 #include "core/base/error.h"
-#include "core/model/llama/kv_cache.h"
 #include "core/model/llama/memory_need.h"
 #include "kernels/cpu/skinny_gemm.h"
 #include "kernels/ops/device.h"
 #include "kernels/ops/operations.h"
 
 namespace moe::model {
+namespace {
 
 using at::Tensor;
 
-namespace {
-
-// A prompt that is being continued.
 struct Row {
   size_t index = 0;  // of the prompt
   Tensor memory;     // of the cache
@@ -34,14 +30,13 @@ struct Row {
 bool has_ended(const Row& row, const Llama& model, const GenerateSettings& settings) {
   const auto& ends = settings.eos_ids;
   // The last new token is not in the cache yet.
-  return static_cast<int64_t>(row.ids.size()) >= settings.max_tokens ||
+  return std::ssize(row.ids) >= settings.max_tokens ||
          row.cache.length() + 1 >= model.config().max_position_embeddings ||
          (!row.ids.empty() && (std::find(ends.begin(), ends.end(), row.ids.back()) != ends.end() ||
                                (settings.stops && settings.stops(row.ids))));
 }
 
-// Returns the length of the common prefix of all prompts. At least one token of each prompt is
-// excluded.
+// Returns the length of the common prefix of all prompts, without the last token of any.
 int64_t common_prefix(const std::vector<std::vector<int64_t>>& prompts) {
   const auto& first = prompts.front();
   size_t common = first.size();
@@ -55,8 +50,7 @@ int64_t common_prefix(const std::vector<std::vector<int64_t>>& prompts) {
   return static_cast<int64_t>(common);
 }
 
-// Prompts that are continued concurrently, at most `max_rows`. With `shares_prefix` their common
-// prefix is computed once.
+// Prompts that are continued concurrently. `shares_prefix`: their common prefix is computed once.
 class RowBatch {
  public:
   RowBatch(const Llama& model, const RoutingOptions& routing, const GenerateSettings& settings,
@@ -125,13 +119,12 @@ class RowBatch {
  private:
   int64_t prefix_length() const { return prefix_ == nullptr ? 0 : prefix_->length(); }
 
-  // Returns the initial capacity of a row in tokens after the common prefix. Most answers are
-  // shorter.
+  // Returns the initial capacity of a row in tokens after the common prefix.
   int64_t row_capacity() const {
     constexpr int64_t kAnswerTokens = 512;
     int64_t longest = 0;
     for (const auto& prompt : prompts_) {
-      longest = std::max(longest, static_cast<int64_t>(prompt.size()) - prefix_length());
+      longest = std::max(longest, std::ssize(prompt) - prefix_length());
     }
     const int64_t window = model_.config().max_position_embeddings - prefix_length();
     return std::min(longest + std::min(settings_.max_tokens, kAnswerTokens),
@@ -146,14 +139,14 @@ class RowBatch {
             memory,
             KvCache(model_.config(), {model_.device(), capacity_, prefix_, memory}),
             {},
-            std::mt19937_64(static_cast<uint64_t>(settings_.seed))};
+            std::mt19937_64(settings_.seed)};
   }
 
   // Returns the last hidden state [1, D] of the row's prompt, whose keys and values are then
   // cached. Undefined if no token can be generated.
   Tensor compute_prompt(Row& row) const {
     const auto& prompt = prompts_[row.index];
-    const auto size = static_cast<int64_t>(prompt.size()), own = size - prefix_length();
+    const auto size = std::ssize(prompt), own = size - prefix_length();
     if (size >= model_.config().max_position_embeddings || settings_.max_tokens <= 0) {
       return {};
     }
@@ -164,7 +157,7 @@ class RowBatch {
   void add_tokens(const Tensor& hidden, const std::vector<Row*>& rows) {
     const Tensor logits = model_.head(hidden);  // [rows, V]
     for (size_t i = 0; i < rows.size(); ++i) {
-      const double uniform = static_cast<double>(rows[i]->random() >> 11) * 0x1.0p-53;
+      const double uniform = (rows[i]->random() >> 11) * 0x1.0p-53;
       rows[i]->ids.push_back(pick_token(logits[static_cast<int64_t>(i)], settings_.temperature,
                                         settings_.top_p, uniform));
     }
@@ -189,10 +182,8 @@ class RowBatch {
   const GenerateSettings& settings_;
   const std::vector<std::vector<int64_t>>& prompts_;
   std::shared_ptr<const KvCache> prefix_;
-  int64_t capacity_ = 0;  // initial, of a row
-  // Memory of the caches of rows that are not in use. It is one block, so that its pages can be
-  // large.
-  std::vector<Tensor> free_memory_;
+  int64_t capacity_ = 0;             // initial, of a row
+  std::vector<Tensor> free_memory_;  // of caches not in use; one block, so that its pages are large
   std::vector<std::unique_ptr<Row>> rows_;
 };
 

@@ -15,22 +15,20 @@ struct GenerateSettings {
   double top_p = 1.0;      // samples from the smallest set of tokens with this probability
   int64_t seed = 1;
   std::vector<int64_t> eos_ids = {};  // generation ends after any of these ids
-  std::function<bool(const std::vector<int64_t>&)> stops =
-      {};  // called after each new token with all new ids; returns true to end the generation
+  // Called after each new token with all new ids; returns true to end the generation.
+  std::function<bool(const std::vector<int64_t>&)> stops = {};
 };
 
-// Returns `stored` with its router replaced by route::generation_router(), so that the output of a
-// token does not depend on its batch. Throws UserError if the router is for training only.
+// Returns `stored` with its route::generation_router(): the output of a token does not depend on
+// its batch. Throws UserError if the router is for training only.
 RoutingOptions generation_routing(const RoutingOptions& stored);
 
-// Returns the bytes of host memory that generation needs: weights copied by loading, the forward of
-// a prompt of `prompt_tokens` tokens, and the key/value cache. 0 for a GPU.
+// Returns the bytes of host memory that generation needs; 0 for a GPU.
 uint64_t generate_bytes(const ModelConfig& config, const RoutingOptions& routing,
                         int64_t prompt_tokens, const GenerateSettings& settings, at::Device device);
 
-// Returns the new token ids after `prompt`, including EOS. `prompt` must not be empty. Generation
-// also ends when prompt and new tokens reach max_position_embeddings. Calls on_token for each new
-// token.
+// Returns the new token ids after `prompt`, which must not be empty, including EOS, up to
+// max_position_embeddings in all. Calls on_token for each.
 std::vector<int64_t> generate(const Llama& model, const RoutingOptions& routing,
                               const std::vector<int64_t>& prompt, const GenerateSettings& settings,
                               const std::function<void(int64_t)>& on_token = {});
@@ -44,19 +42,17 @@ struct GenerateBatch {
   OnGenerated done;  // called once per prompt of `indices` with all its new ids, in any order
 };
 
-// Generates for each prompt of `indices`. Results do not depend on `indices` and `rows`. On a CPU
-// the prefix that is common to all prompts, continued or not, is computed once, and the rows of
-// skinny_gemm() (kernels/cpu/skinny_gemm.h) are bitwise independent of each other.
+// Generates for each prompt of `indices`. Results do not depend on `indices` and `rows`
+// (kernels/cpu/skinny_gemm.h). On a CPU the common prefix of all prompts is computed once.
 void generate_all(const Llama& model, const RoutingOptions& routing,
                   const GenerateSettings& settings, const GenerateBatch& batch);
 
-// Returns the number of rows whose caches fit into `available_bytes`, at least 1 and at most
-// kernels::kMaxSkinnyRows.
+// Returns the number of rows whose caches fit into `available_bytes`, 1 to kernels::kMaxSkinnyRows.
 int64_t rows_at_once(const ModelConfig& config, int64_t prompt_tokens, int64_t answer_tokens,
                      uint64_t available_bytes);
 
-// Returns the token id sampled from logits [V] f32; `uniform` is a random number in [0, 1). With
-// temperature 0 returns the id of the largest logit. Ties go to the lower id.
+// Returns the token id sampled from logits [V] f32 by `uniform` in [0, 1); with temperature 0 that
+// of the largest logit. Ties go to the lower id.
 int64_t pick_token(const at::Tensor& logits, double temperature, double top_p, double uniform);
 
 }  // namespace moe::model

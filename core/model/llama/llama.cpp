@@ -3,8 +3,6 @@
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
-
 #include "core/base/error.h"
 #include "core/model/llama/llama_weights.h"
 #include "core/model/llama/recompute.h"
@@ -15,10 +13,9 @@
 #include "kernels/ops/rms_norm.h"
 
 namespace moe::model {
+namespace {
 
 using at::Tensor;
-
-namespace {
 
 at::ScalarType activation_type(const ComputeOptions& compute) {
   return compute.precision == Precision::kBf16 ? at::kBFloat16 : at::kFloat;
@@ -36,20 +33,19 @@ struct Pass {
         output_rows(tokens.output_rows),
         routing(options),
         partition(tokens.ids.size(0), options.ep_ranks, parallel,
-                  options.compute_sequence_balance ? static_cast<int64_t>(lengths.size()) : 0),
+                  options.compute_sequence_balance ? std::ssize(lengths) : 0),
         gate_scale(options.gate_scale.value_or(model.moe ? model.moe->gate_scale : 1.0)) {
     partition.local.compute_z_loss = options.compute_z_loss;
     if (options.compute_sequence_balance) {
       auto& sequence = partition.local.sequence.emplace();  // [T]
       for (size_t number = 0; number < lengths.size(); ++number) {
-        sequence.insert(sequence.end(), static_cast<size_t>(lengths[number]),
-                        static_cast<int64_t>(number));
+        sequence.insert(sequence.end(), lengths[number], static_cast<int64_t>(number));
       }
     }
   }
 
-  // Makes the tables of packed_attention() on a device without a kernel for causal_attention().
-  // packed_attention() supports prefixes only in inference and only in dtypes of the flash kernel.
+  // Makes the tables of packed_attention() on a device without a kernel for causal_attention(). It
+  // supports prefixes only in inference with the flash kernel.
   void make_tables(at::Device device) {
     const bool has_prefixes = !prefix_index.empty();
     if (!kernels::has_kernel<"moe::causal_attention">(device) &&
@@ -60,7 +56,6 @@ struct Pass {
     }
   }
 
-  // Reserves memory for the new tokens in the caches and computes their rotations.
   void prepare_caches(at::Device device) {
     MOE_CHECK(caches.size() == lengths.size() && prefix_index.empty());
     std::vector<int64_t> starts;
@@ -93,8 +88,7 @@ struct Pass {
   std::vector<KvCache*> caches;  // one per sequence, or none
   Tensor output_rows;            // [N] i64 on the model's device, or undefined
   RopeTable rotations;           // [T, A], with caches in blocks
-  // True in inference with our own GEMM, for add_linear(): layers update the residual stream in
-  // place.
+  // In inference with our own GEMM layers update the residual stream in place (add_linear()).
   bool adds_in_place = false;
   RoutingOptions routing;
   TokenPartition partition;
@@ -110,8 +104,7 @@ Tensor attention_without_tokens(const Tensor& x, const Layer& layer, const Pass&
                         attention.output_adapter);
 }
 
-// Returns the outputs of all heads in layer `index`, [N, H A] for the N rows of
-// rows_after_attention().
+// Returns the outputs of all heads in layer `index`, [N, H A], of rows_after_attention().
 Tensor attention_heads(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index) {
   const Tensor normed = pass.norm(x, layer.input_norm);
   const Tensor heads = pass.caches.empty()
@@ -122,8 +115,7 @@ Tensor attention_heads(const Tensor& x, const Layer& layer, const Pass& pass, in
   return pass.rows_after_attention(heads, layer, index);
 }
 
-// Returns the output of the attention of layer `index`, before it is added to the residual stream x
-// [T, D] f32, for the rows of rows_after_attention().
+// Returns the output of the attention of layer `index`, of rows_after_attention(); x [T, D] f32.
 Tensor attention_block(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index) {
   if (x.size(0) == 0) {
     return attention_without_tokens(x, layer, pass);
@@ -147,13 +139,12 @@ PostAttention after_attention(const Tensor& x, const Layer& layer, const Pass& p
     return {sum, pass.norm(sum, layer.post_norm)};
   }
   const Tensor added = attention_block(x, layer, pass, index);
-  auto [sum, normed] = kernels::rms_norm_of_sum(pass.rows_after_attention(x, layer, index), added,
-                                                layer.post_norm, pass.config.rms_norm_eps,
-                                                /*to_bf16=*/pass.type == at::kBFloat16);
+  auto [sum, normed] = kernels::add_rms_norm(pass.rows_after_attention(x, layer, index), added,
+                                             layer.post_norm, pass.config.rms_norm_eps,
+                                             /*to_bf16=*/pass.type == at::kBFloat16);
   return {std::move(sum), std::move(normed)};
 }
 
-// Sets the layer in error messages of failed collectives.
 void set_layer(const ExpertParallel& parallel, int64_t layer) {
   if (parallel.group != nullptr) {
     parallel.group->trace.layer = layer;
@@ -202,8 +193,8 @@ std::vector<Tensor*> layer_outputs(FeedForwardOutput& out) {
   return outputs;
 }
 
-// Runs the feed-forward block, or the whole layer, and saves only x for backward. The recomputation
-// uses the routing decisions of the first run. The model must outlive its backward.
+// Runs the feed-forward block, or the whole layer, and saves only x and the routing decisions for
+// backward. The model must outlive its backward.
 FeedForwardOutput recomputed_block(const Tensor& x, const Layer& layer,
                                    const std::shared_ptr<const Pass>& pass, int64_t index,
                                    bool with_attention) {
@@ -229,15 +220,14 @@ FeedForwardOutput recomputed_block(const Tensor& x, const Layer& layer,
       },
       x);
   FeedForwardOutput out{{}, {}, std::move(first->counters), std::move(first->token_rows)};
-  const auto outputs = layer_outputs(out);
-  for (size_t number = 0; number < outputs.size(); ++number) {
-    *outputs[number] = tensors[number];
+  auto next = tensors.begin();
+  for (Tensor* output : layer_outputs(out)) {
+    *output = *next++;
   }
   return out;
 }
 
-// Returns the unit of sharded weights to prefetch after a layer, or -1. The head is prefetched only
-// if gradients are enabled, because inference may not need it.
+// Returns the unit to prefetch after a layer, or -1: inference may not need the head.
 int64_t unit_after(int64_t layer, const ModelConfig& config) {
   if (layer + 1 < config.layers) {
     return static_cast<int64_t>(layer_unit(layer + 1));
@@ -245,7 +235,6 @@ int64_t unit_after(int64_t layer, const ModelConfig& config) {
   return at::GradMode::is_enabled() ? static_cast<int64_t>(head_unit(config)) : -1;
 }
 
-// Returns the embeddings [T, D] f32.
 Tensor embed(const Tensor& embedding, const Tensor& ids, WeightShards* shards) {
   if (shards == nullptr) {
     return at::embedding(embedding, ids).to(at::kFloat);
@@ -272,15 +261,14 @@ void merge(const AdaptedWeight& adapted, const WeightShards* shards) {
   *adapted.adapter = {};
 }
 
-// Throws UserError if a sequence, with its prefix or cache, is longer than the sliding window. Full
-// attention equals windowed attention only up to the length of the window.
+// Throws UserError if a sequence, with its prefix or cache, is longer than the sliding window, up
+// to which full attention equals windowed attention.
 void check_window(int64_t window, const Packed& tokens) {
   std::vector<int64_t> ends;
   for (size_t sequence = 0; sequence < tokens.lengths.size(); ++sequence) {
     const int64_t prefix = tokens.prefix_index.empty() ? -1 : tokens.prefix_index[sequence];
     const int64_t cached = tokens.caches.empty() ? 0 : tokens.caches[sequence]->length();
-    ends.push_back((prefix < 0 ? cached : ends[static_cast<size_t>(prefix)]) +
-                   tokens.lengths[sequence]);
+    ends.push_back((prefix < 0 ? cached : ends[prefix]) + tokens.lengths[sequence]);
     USER_ERROR_IF(ends.back() > window,
                   "a text of {} tokens is longer than the {} of sliding_window in config.json, and "
                   "windowed attention is not supported: give shorter texts, or set sliding_window "

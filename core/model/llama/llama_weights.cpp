@@ -8,10 +8,9 @@
 #include "kernels/ops/device.h"
 
 namespace moe::model {
+namespace {
 
 using at::Tensor;
-
-namespace {
 
 constexpr uint64_t kShardBytes = uint64_t{5} << 30;
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
@@ -22,7 +21,6 @@ FolderForm written_form(const ModelConfig& config) {
   return config.moe ? written_form(*config.moe) : FolderForm::kMoe;
 }
 
-// Returns a layer without its matrices.
 Layer empty_layer(const ModelConfig& config, int64_t index, const at::TensorOptions& options) {
   const int64_t width = config.hidden_size;
   Layer layer;
@@ -67,7 +65,6 @@ void add_blocks(const kernels::Weight& weight, const BlockNames& names, at::IntA
   }
 }
 
-// Returns the config.json values of a model with this routing.
 ModelConfig routed_config(const ModelConfig& model, const RoutingOptions& routing) {
   ModelConfig config = model;
   if (config.moe) {
@@ -77,9 +74,8 @@ ModelConfig routed_config(const ModelConfig& model, const RoutingOptions& routin
   return config;
 }
 
-// Returns a stored tensor that aliases the mapped file and keeps it mapped. It must not be written:
-// LibTorch has no read-only tensors. Copies the tensor if it is not aligned to its dtype, which the
-// format allows.
+// Returns a stored tensor that aliases the mapped file and keeps it mapped, and must not be
+// written; a copy if it is not aligned to its dtype, which the format allows.
 Tensor stored_tensor(const io::Checkpoint& checkpoint, const std::string& name) {
   const auto& info = checkpoint.info(name);
   const auto bytes = checkpoint.bytes(name);
@@ -95,7 +91,6 @@ Tensor stored_tensor(const io::Checkpoint& checkpoint, const std::string& name) 
       [file = checkpoint.tensor_file(name)](void* /*data*/) {}, options);
 }
 
-// Returns a weight whose matrices alias the mapped files.
 kernels::Weight mapped_weight(const io::Checkpoint& checkpoint, const BlockNames& names) {
   std::vector<kernels::RowBlocks> matrices;
   for (const auto& blocks : names) {
@@ -238,17 +233,13 @@ void Llama::Weights::make_matrices(const MoeNames& names, const TypeOfMatrix& ty
 
 std::vector<MatrixSlot> Llama::Weights::matrix_slots(const MoeNames& names) {
   const int64_t width = config.hidden_size, vocabulary = config.vocab_size;
-  std::vector<MatrixSlot> slots{{.tensor = &embedding,
-                                 .unit = kEmbeddingUnit,
-                                 .shape = {vocabulary, width},
-                                 .names = {{kEmbedding}},
-                                 .rows = {vocabulary}}};
+  std::vector<MatrixSlot> slots;
+  const auto add_table = [&](Tensor& tensor, size_t unit, const char* name) {
+    slots.push_back({nullptr, &tensor, unit, {vocabulary, width}, {{name}}, {vocabulary}});
+  };
+  add_table(embedding, kEmbeddingUnit, kEmbedding);
   if (!config.tie_word_embeddings) {
-    slots.push_back({.tensor = &head,
-                     .unit = head_unit(config),
-                     .shape = {vocabulary, width},
-                     .names = {{"lm_head.weight"}},
-                     .rows = {vocabulary}});
+    add_table(head, head_unit(config), "lm_head.weight");
   }
   for (int64_t index = 0; index < config.layers; ++index) {
     add_attention_slots(index, slots);
@@ -283,7 +274,7 @@ void Llama::Weights::add_feed_forward_slots(int64_t index, const MoeNames& names
   const auto add = [&](kernels::Weight& gate_up, kernels::Weight& down,
                        const std::vector<std::string>& prefixes, const MoeNames& parts,
                        int64_t inner, bool is_expert) {
-    const auto count = static_cast<int64_t>(prefixes.size());
+    const auto count = std::ssize(prefixes);
     BlockNames gate_up_names, down_names;
     for (const auto& matrix : prefixes) {
       gate_up_names.push_back({matrix + parts.gate, matrix + parts.up});
@@ -374,12 +365,12 @@ void Llama::Weights::add_vector_views(int64_t index, const MoeNames& names,
     views[prefix + kSharedExpertGate] = layer.shared_expert.gate.detach();
   }
   if (layer.attention.bias.defined()) {
-    const int64_t queries = config.heads * config.head_dim;
     const int64_t keys = config.kv_heads * config.head_dim;
-    const Tensor bias = layer.attention.bias.detach();
-    views[prefix + "self_attn.q_proj.bias"] = bias.narrow(0, 0, queries);
-    views[prefix + "self_attn.k_proj.bias"] = bias.narrow(0, queries, keys);
-    views[prefix + "self_attn.v_proj.bias"] = bias.narrow(0, queries + keys, keys);
+    const auto biases = layer.attention.bias.detach().split_with_sizes(
+        {config.heads * config.head_dim, keys, keys});
+    views[prefix + "self_attn.q_proj.bias"] = biases[0];
+    views[prefix + "self_attn.k_proj.bias"] = biases[1];
+    views[prefix + "self_attn.v_proj.bias"] = biases[2];
   }
 }
 
@@ -427,18 +418,19 @@ std::vector<FolderTensor> Llama::folder_tensors(const RoutingOptions& routing) c
   const auto ranges = weights_->sharded_ranges(written_form(config));
   std::vector<FolderTensor> tensors;
   for (const auto& info : expected_tensors(config)) {
-    if (const auto range = ranges.find(info.name); range != ranges.end()) {
+    const auto range = ranges.find(info.name);
+    const auto view = views.find(info.name);
+    if (range != ranges.end()) {
       const Overlap own(range->second);
       tensors.push_back({info, own.values, own.begin});
-      continue;
+    } else if (view != views.end()) {
+      tensors.push_back({info, view->second});
+    } else if (is_router_bias(info.name)) {  // the router has no bias yet
+      tensors.push_back({info, at::zeros(info.shape)});
+    } else {
+      MOE_CHECK(layout().group() > 1, "no tensor {}", info.name);
+      tensors.push_back({info, Tensor()});
     }
-    const auto view = views.find(info.name);
-    if (view == views.end() && is_router_bias(info.name)) {
-      tensors.push_back({info, at::zeros(info.shape)});  // the router has no bias yet
-      continue;
-    }
-    MOE_CHECK(view != views.end() || layout().group() > 1, "no tensor {}", info.name);
-    tensors.push_back({info, view == views.end() ? Tensor() : view->second});
   }
   for (const auto& info : shared_expert_tensors(config)) {
     const auto idle = weights_->idle.find(info.name);
@@ -457,7 +449,7 @@ void write_folder(const Llama& model, const RoutingOptions& routing, const io::C
   folder.run_on_first_rank([&] {
     io::write_file(folder.path() / "config.json",
                    config_text(model.config(), routing, parent, coefficients));
-    io::copy_tokenizer_files(parent.folder(), folder.path());
+    io::copy_tokenizer_files(parent.folder(), folder.path(), parent.edited_files());
   });
   write_tensors(folder, tensors, kShardBytes);
 }

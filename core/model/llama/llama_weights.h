@@ -1,7 +1,6 @@
 #pragma once
-// Weights of a Llama: few large tensors (one qkv, one gate_up, one down per layer), so that a layer
-// is few matrix products, and the table that maps them to the tensors of Hugging Face checkpoints.
-// Private to the files that implement Llama.
+// Weights of a Llama: few large tensors per layer, so that it is few matrix products, and the table
+// that maps them to the tensors of checkpoints. Private to the files that implement Llama.
 
 #include <ATen/ATen.h>
 
@@ -41,8 +40,7 @@ struct AdaptedWeight {
 
 std::vector<AdaptedWeight> adapted_weights(Layer& layer);
 
-// Units of sharded weights: the embedding, the layers, and the head, which is the embedding if
-// tied.
+// Units of sharded weights: the embedding, the layers, and the head (the embedding if tied).
 constexpr size_t kEmbeddingUnit = 0;
 inline size_t layer_unit(int64_t layer) { return static_cast<size_t>(layer) + 1; }
 inline size_t head_unit(const ModelConfig& config) {
@@ -90,13 +88,13 @@ struct Llama::Weights {
   // Allocates f32 weights.
   Weights(const ModelConfig& model_config, const ExpertParallel& expert_parallel,
           at::Device device = at::kCPU, distributed::Comm* sharded_over = nullptr);
-  // Storage::kStored. On the CPU the matrices alias the mapped files, and all values are set.
-  // Elsewhere allocates weights in the dtypes that products in `precision` need.
+  // Storage::kStored. On the CPU the matrices alias the mapped files, and all values are set;
+  // elsewhere allocates weights in the dtypes for products in `precision`.
   Weights(const io::Checkpoint& checkpoint, const ModelConfig& model_config,
           const ExpertParallel& expert_parallel, at::Device device, Precision precision);
 
-  // Returns the tensors of a checkpoint by name in `form`, as views of the weights. Experts are
-  // numbered over all processes. Excludes experts of other processes and sharded matrices.
+  // Returns the tensors of a checkpoint by name in `form`, as views of the weights, without experts
+  // of other processes and sharded matrices.
   std::map<std::string, at::Tensor> stored_views(FolderForm form);
   // Returns the tensors of a checkpoint that are held by sharded matrices.
   std::map<std::string, StoredRange> sharded_ranges(FolderForm form);

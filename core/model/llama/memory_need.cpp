@@ -3,12 +3,10 @@
 #include <algorithm>
 
 #include "core/model/config/weights.h"
-#include "core/route/router.h"
 #include "kernels/ops/device.h"
 #include "kernels/ops/grouped_swiglu.h"
 
 namespace moe::model {
-
 namespace {
 
 constexpr int64_t kF32 = sizeof(float);
@@ -23,10 +21,9 @@ int64_t shared_expert_numel(const ModelConfig& config) {
              : 0;
 }
 
-// Returns the peak number of values of a token. Besides the residual stream and its norm these are
-// inputs and outputs of attention or intermediate values of the feed-forward. An MoE layer also has
-// the rows before and after each expert and a sum. Their sizes differ from those of the buffers of
-// attention, which the allocator therefore cannot reuse, so that both count.
+// Returns the peak number of values of a token: residual stream, norm, and inputs and outputs of
+// attention or intermediate values of the feed-forward. The rows of experts differ in size from the
+// buffers of attention, which the allocator therefore cannot reuse: both count.
 int64_t peak_per_token(const ModelConfig& config, const route::RouterSettings& router) {
   const int64_t width = config.hidden_size;
   const int64_t attention = 2 * (config.heads + config.kv_heads) * config.head_dim;
@@ -52,7 +49,7 @@ uint64_t bytes_to_copy(const ModelConfig& config, Storage storage, c10::Device d
         tensor.shape.size() >= 2 && !is_router(tensor.name) && !is_shared_expert_gate(tensor.name);
     elements += storage == Storage::kStored && is_matrix ? 0 : tensor.elements();
   }
-  return static_cast<uint64_t>(kF32 * elements);
+  return kF32 * elements;
 }
 
 int64_t layer_bytes_per_token(const ModelConfig& config, const route::RouterSettings& router) {
@@ -73,13 +70,12 @@ uint64_t forward_bytes(const ModelConfig& config, const route::RouterSettings& r
   }
   const int64_t layer_bytes = kF32 * peak_per_token(config, router);
   const uint64_t kept = tokens > 0 ? kAllocatorBytes : 0;
-  return static_cast<uint64_t>(tokens) * static_cast<uint64_t>(layer_bytes) / 10 * 11 + kept +
-         kept_bytes(config, cached_tokens);
+  return tokens * layer_bytes / 10 * 11 + kept + kept_bytes(config, cached_tokens);
 }
 
 uint64_t kept_bytes(const ModelConfig& config, int64_t tokens) {
   const int64_t token_bytes = 2 * kF32 * config.layers * config.kv_heads * config.head_dim;
-  return static_cast<uint64_t>(tokens) * static_cast<uint64_t>(token_bytes);
+  return tokens * token_bytes;
 }
 
 }  // namespace moe::model

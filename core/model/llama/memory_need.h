@@ -12,12 +12,10 @@
 
 namespace moe::model {
 
-// Returns the bytes that Llama::load() copies in f32: all tensors, or with Storage::kStored, which
-// maps matrices, the others.
+// Returns the bytes that Llama::load() copies in f32: with Storage::kStored, all but matrices.
 uint64_t bytes_to_copy(const ModelConfig& config, Storage storage, c10::Device device);
 
-// Returns the bytes of a token in one layer, f32, if nothing were freed before its end: the
-// residual stream, inputs and outputs of attention, and the rows of the feed-forward. Determines
+// Returns the bytes of a token in one layer, f32, if nothing were freed before its end. Determines
 // the size of batches (core/eval/scoring/requests.h).
 int64_t layer_bytes_per_token(const ModelConfig& config, const route::RouterSettings& router);
 

@@ -6,7 +6,6 @@
 #include <torch/custom_class.h>
 
 namespace moe::model {
-
 namespace {
 
 using at::Tensor;

@@ -1,7 +1,6 @@
 #pragma once
 // Activation checkpointing (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"): a
-// segment of the model saves only its input, and backward recomputes the rest. The results are
-// equal.
+// segment of the model saves only its input, and backward recomputes the rest, with equal results.
 
 #include <ATen/ATen.h>
 
@@ -11,8 +10,7 @@
 namespace moe::model {
 
 // Computes tensors, some possibly undefined, from x and captured weights. Called in forward and
-// again in backward, where it must return the same values. Must not capture local variables by
-// reference.
+// again in backward, with equal results. Must not capture local variables by reference.
 using Segment = std::function<std::vector<at::Tensor>(const at::Tensor& x)>;
 
 // Returns segment(x), differentiable in x and in every leaf that the segment uses.

@@ -18,7 +18,6 @@
 #include "kernels/ops/device.h"
 
 namespace moe::model {
-
 namespace {
 
 // The forward of a part is its user scope. Its backward is an autograd node, identified by the name
@@ -68,8 +67,7 @@ std::map<std::string, double> sum_parts(const std::vector<profiler::KinetoEvent>
     }
     until = event->startNs() + event->durationNs();
     const bool is_user = event->scope() == static_cast<uint8_t>(at::RecordScope::USER_SCOPE);
-    seconds[is_user ? event->name() : node_part(event->name())] +=
-        static_cast<double>(event->durationNs()) / 1e9;
+    seconds[is_user ? event->name() : node_part(event->name())] += event->durationNs() / 1e9;
   }
   return seconds;
 }
@@ -96,8 +94,6 @@ class GpuParts {
     at::removeCallback(handle_);
     current() = nullptr;
   }
-  GpuParts(const GpuParts&) = delete;
-  GpuParts& operator=(const GpuParts&) = delete;
 
   // Waits for the GPU and returns the seconds of each part.
   std::map<std::string, double> seconds() {

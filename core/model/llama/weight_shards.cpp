@@ -10,7 +10,6 @@
 #include "kernels/ops/bf16_working_copy.h"
 
 namespace moe::model {
-
 namespace {
 
 using at::Tensor;
@@ -43,7 +42,7 @@ struct Enter : torch::autograd::Function<Enter> {
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     auto* shards = reinterpret_cast<WeightShards*>(context->saved_data["shards"].toInt());
-    const auto unit = static_cast<size_t>(context->saved_data["unit"].toInt());
+    const auto unit = context->saved_data["unit"].toInt();
     shards->reduce_gradients(unit);
     shards->release(unit);
     return {gradients[0], Tensor(), Tensor()};
@@ -62,7 +61,7 @@ struct Leave : torch::autograd::Function<Leave> {
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     auto* shards = reinterpret_cast<WeightShards*>(context->saved_data["shards"].toInt());
-    shards->begin_backward(static_cast<size_t>(context->saved_data["unit"].toInt()),
+    shards->begin_backward(context->saved_data["unit"].toInt(),
                            context->saved_data["previous"].toInt());
     gradients.resize(gradients.size() + 3);
     return gradients;
@@ -154,7 +153,7 @@ Tensor WeightShards::gather_values(const Tensor& whole) const {
 Tensor WeightShards::enter(size_t unit, const Tensor& x, int64_t next) {
   gather(unit);
   if (next >= 0) {
-    start(static_cast<size_t>(next));
+    start(next);
   }
   const bool has_backward = at::GradMode::is_enabled() && x.requires_grad();
   return has_backward ? Enter::apply(x, this, static_cast<int64_t>(unit)) : x;
@@ -187,7 +186,7 @@ void WeightShards::begin_backward(size_t unit, int64_t previous) {
   gather(unit);
   units_[unit].is_reduced = false;
   if (previous >= 0) {
-    start(static_cast<size_t>(previous));
+    start(previous);
   }
 }
 

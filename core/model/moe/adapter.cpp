@@ -5,14 +5,12 @@
 #include <cmath>
 
 #include "kernels/ops/grouped_swiglu.h"
-#include "kernels/ops/linear.h"
 #include "kernels/ops/swiglu.h"
 
 namespace moe::model {
+namespace {
 
 using at::Tensor;
-
-namespace {
 
 // Returns grouped_linear(rows, weight), plus the adapter's product.
 Tensor with_adapter(const Tensor& rows, const Tensor& weight, const Adapter& adapter,

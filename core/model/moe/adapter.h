@@ -1,18 +1,15 @@
 #pragma once
-// Low-rank adapters (LoRA) of weights and of experts. LoraSettings (core/model/config/compute.h)
-// has the formula.
+// Low-rank adapters (LoRA; formula: core/model/config/compute.h) of weights and of experts.
 
 #include <ATen/ATen.h>
 
 #include <cstdint>
-#include <vector>
 
 #include "kernels/ops/linear.h"
 
 namespace moe::model {
 
-// Adapter of a weight [N, D], or of the weights [E, N, D] of E experts. Undefined tensors: no
-// adapter.
+// Adapter of a weight [N, D], or of the weights [E, N, D] of E experts. Undefined: none.
 struct Adapter {
   at::Tensor a;  // [r, D] or [E, r, D] f32
   at::Tensor b;  // [N, r] or [E, N, r] f32
@@ -27,8 +24,8 @@ struct ExpertRange {
   int64_t first = 0, experts = 0;
 };
 
-// Returns a new adapter of `weight`: a ~ U(-1/sqrt(D), 1/sqrt(D)) as in peft, b = 0. The values
-// depend on `seed` and on the index of the expert, but not on the device or the process.
+// Returns a new adapter of `weight`: a ~ U(-1/sqrt(D), 1/sqrt(D)) as in peft, b = 0, equal on every
+// device and for every number of processes.
 Adapter make_adapter(const at::Tensor& weight, int64_t rank, double scale, uint64_t seed,
                      const ExpertRange& range = {});
 
@@ -39,8 +36,7 @@ at::Tensor merged_weight(const at::Tensor& weight, const Adapter& adapter);
 at::Tensor adapted_linear(const at::Tensor& x, const kernels::Weight& weight,
                           const at::Tensor& bias, const Adapter& adapter);
 
-// Returns grouped_swiglu() (kernels/ops/grouped_swiglu.h) of weights with adapters. If there is an
-// adapter, both weights must be one tensor each.
+// Returns grouped_swiglu() of weights with adapters, which are then one tensor each.
 at::Tensor adapted_swiglu(const at::Tensor& rows, const kernels::Weight& gate_up,
                           const kernels::Weight& down, const Adapter& gate_up_adapter,
                           const Adapter& down_adapter, const kernels::Segments& segments);

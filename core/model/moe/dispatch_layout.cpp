@@ -5,28 +5,25 @@
 #include <numeric>
 
 #include "core/base/error.h"
-#include "core/route/plan.h"
 #include "kernels/ops/device.h"
 
 namespace moe::model {
+namespace {
 
 using at::Tensor;
 
-namespace {
-
 using Counts = std::vector<int64_t>;
 
-// Returns the number of ranks with tokens.
 int64_t count_nonempty(const Counts& rank_tokens) {
   return std::count_if(rank_tokens.begin(), rank_tokens.end(),
                        [](int64_t tokens) { return tokens > 0; });
 }
 
 Counts count_by_rank(const route::RoutingGroup& group) {
-  Counts counts(static_cast<size_t>(group.ranks), 0);
+  Counts counts(group.ranks, 0);
   for (const int64_t source_rank : group.source_rank) {
     if (source_rank >= 0) {
-      ++counts.at(static_cast<size_t>(source_rank));
+      ++counts.at(source_rank);
     }
   }
   return counts;
@@ -39,11 +36,11 @@ int64_t sum_range(const Counts& counts, int64_t begin, int64_t end) {
 // Experts of this process and the range of their rows in the plan.
 struct LocalExperts {
   LocalExperts(const ExpertParallel& parallel, const Counts& tokens_per_expert)
-      : count(static_cast<int64_t>(tokens_per_expert.size()) / parallel.size()),
+      : count(std::ssize(tokens_per_expert) / parallel.size()),
         first(parallel.ep_rank() * count),
         row_begin(sum_range(tokens_per_expert, 0, first)),
         row_end(sum_range(tokens_per_expert, 0, first + count)),
-        all_rows(sum_range(tokens_per_expert, 0, static_cast<int64_t>(tokens_per_expert.size()))) {}
+        all_rows(sum_range(tokens_per_expert, 0, std::ssize(tokens_per_expert))) {}
 
   int64_t count, first;
   int64_t row_begin, row_end;  // [row_begin, row_end) of the plan's rows
@@ -60,10 +57,9 @@ Counts slots_per_rank(const TokenPartition& partition, const route::RouterSettin
   return slots;
 }
 
-// Returns the index [n] i64 of each of `rows` in a send buffer with `local_slots` slots per remote
-// expert. `rows` are sorted by group. buffer [n] is the index of the row's expert among the remote
-// experts, slots [W] is slots_per_rank(), and local_slots is the sum of this process's slots.
-// Entries of local and unused rows are undefined.
+// Returns the index [n] i64 of each of `rows`, sorted by group, in a send buffer with `local_slots`
+// slots per remote expert, the sum of this process's slots; undefined for local and unused rows.
+// buffer [n]: index of the row's expert among the remote experts. slots [W]: slots_per_rank().
 Tensor slots_in_buffers(const route::RouteInput& input, const route::Rows& rows,
                         const Tensor& buffer, const Counts& slots, int64_t local_slots) {
   Counts slots_before;  // per expert, of the lower logical ranks of this process
@@ -81,7 +77,7 @@ Tensor slots_in_buffers(const route::RouteInput& input, const route::Rows& rows,
 
 // Returns the number of slots per expert of each process [G], the sums of its part of `slots` [W].
 Counts process_slots(const ExpertParallel& parallel, const Counts& slots) {
-  const auto local_ranks = static_cast<int64_t>(slots.size()) / parallel.size();
+  const auto local_ranks = std::ssize(slots) / parallel.size();
   Counts per_process;
   for (int64_t process = 0; process < parallel.size(); ++process) {
     per_process.push_back(sum_range(slots, process * local_ranks, (process + 1) * local_ranks));
@@ -104,8 +100,7 @@ void set_slot_counts(const ExpertParallel& parallel, int64_t experts, const Coun
   layout.has_padding = true;
 }
 
-// Sets the counts of a dropless layout: counts[q][e] is the number of rows of process q at expert
-// e.
+// Sets the counts of a dropless layout from counts[q][e], the rows of process q at expert e.
 void set_row_counts(const ExpertParallel& parallel, const LocalExperts& experts,
                     const std::vector<Counts>& counts, DispatchLayout& layout) {
   const Counts& sent = counts[parallel.ep_rank()];
@@ -122,14 +117,13 @@ void set_row_counts(const ExpertParallel& parallel, const LocalExperts& experts,
   layout.remote_rows = experts.all_rows - layout.local_rows;
 }
 
-// Returns [0, c0, c0 + c1, ..] for counts [n].
 Tensor exclusive_sums(const Tensor& counts) { return counts.cumsum(0) - counts; }
 
-// Returns ExpertOrder::permutation [rows], computed on the device of the counts without copies from
-// the host. A block is the rows that one process sent for one expert.
+// Returns ExpertOrder::permutation [rows] without copies from the host. A block is the rows that
+// one process sent for one expert.
 Tensor order_on_device(const DispatchLayout& layout, int64_t ep_rank, bool with_local,
                        int64_t rows) {
-  const auto local = static_cast<int64_t>(layout.local_tokens_per_expert.size());
+  const auto local = std::ssize(layout.local_tokens_per_expert);
   const Tensor per_process = layout.process_rows.narrow(1, ep_rank * local, local);  // [G, L]
   Tensor blocks = per_process.clone();
   blocks.select(0, ep_rank).zero_();  // received
@@ -147,17 +141,15 @@ Tensor order_on_device(const DispatchLayout& layout, int64_t ep_rank, bool with_
   return row + shift.index_select(0, block);
 }
 
-// Returns true for each row of `rows` that has a nonzero bit. A row of zeros (an empty slot, or a
-// token) needs no expert: its products and silu(0) * 0 are 0. In backward every element of the
-// gradient of its hidden products has a factor up = 0 or silu(gate) = 0. The gradient of the row
-// and its part of the weight gradients are therefore 0.
+// Returns true for each row of `rows` that has a nonzero bit. A row of zeros needs no expert: its
+// products and silu(0) * 0 are 0, and so are its gradient and its part of the weight gradients,
+// whose elements have a factor up = 0 or silu(gate) = 0.
 std::vector<bool> used_rows(const Tensor& rows) {
   const auto width = static_cast<size_t>(rows.size(1) * rows.element_size());
   const auto* row = static_cast<const char*>(rows.const_data_ptr());
-  std::vector<bool> used(static_cast<size_t>(rows.size(0)));
+  std::vector<bool> used(rows.size(0));
   for (size_t index = 0; index < used.size(); ++index, row += width) {
-    // A row is zero if its first byte is 0 and every byte equals the next one. memcmp() stops early
-    // for other rows.
+    // A row is zero if its first byte is 0 and every byte equals the next one.
     used[index] = width > 0 && (row[0] != 0 || std::memcmp(row, row + 1, width - 1) != 0);
   }
   return used;
@@ -212,8 +204,7 @@ DispatchLayout make_dispatch_layout(const route::Routing& routing, const TokenPa
   layout.local_rows = experts.row_end - experts.row_begin;
   layout.local_tokens_per_expert.assign(tokens_per_expert.begin() + experts.first,
                                         tokens_per_expert.begin() + experts.first + experts.count);
-  const Counts slots =
-      slots_per_rank(partition, router, static_cast<int64_t>(tokens_per_expert.size()));
+  const Counts slots = slots_per_rank(partition, router, std::ssize(tokens_per_expert));
   const Counts per_process = process_slots(parallel, slots);
   set_slot_counts(parallel, experts.count, per_process, layout);
   const route::Rows rows = {routing.plan.token.narrow(0, 0, experts.all_rows),
@@ -245,7 +236,7 @@ DispatchLayout make_fixed_layout(const route::Routing& routing, const TokenParti
   const route::Rows& rows = routing.plan;
   const int64_t rectified = router.ir ? routing.input.tokens() : 0;
   layout.local_rows = std::min(rows.token.size(0), count * local_slots + rectified);
-  layout.local_tokens_per_expert.assign(static_cast<size_t>(count), 0);
+  layout.local_tokens_per_expert.assign(count, 0);
   layout.local_counts = routing.plan.rows.narrow(0, first, count);
   layout.process_rows = at::empty({parallel.size(), all}, routing.plan.rows.options());
   for (int64_t process = 0; process < parallel.size(); ++process) {
@@ -340,7 +331,7 @@ ExpertOrder order_by_expert(const DispatchLayout& layout, const Tensor& received
     for (size_t process = 0; process < next.size(); ++process) {
       const int64_t rows = layout.received_tokens_per_expert[process][expert];
       for (int64_t row = 0; row < rows; ++row, ++next[process]) {
-        if (used[static_cast<size_t>(next[process])]) {
+        if (used[next[process]]) {
           permutation.push_back(next[process]);
         }
       }
@@ -358,8 +349,7 @@ ExpertOrder order_by_expert(const DispatchLayout& layout, const Tensor& received
 SegmentOrder order_in_segments(const DispatchLayout& layout, int64_t ep_rank, bool with_received) {
   const Tensor& own = layout.local_counts;  // [L]
   const int64_t experts = own.size(0);
-  const int64_t processes =
-      with_received ? static_cast<int64_t>(layout.receive_counts.size()) : int64_t{1};
+  const int64_t processes = with_received ? std::ssize(layout.receive_counts) : int64_t{1};
   const int64_t own_column = with_received ? ep_rank : 0;
   // Size and first row of each block. A block is the rows of one process for one expert. The last
   // block of an expert is the gap up to a multiple of 8 (kSegmentRows).
@@ -368,8 +358,7 @@ SegmentOrder order_in_segments(const DispatchLayout& layout, int64_t ep_rank, bo
   int64_t received = 0;
   for (int64_t process = 0; with_received && process < processes; ++process) {
     if (process != ep_rank) {
-      const int64_t slots =
-          layout.received_tokens_per_expert[process].front();  // equal for all experts
+      const int64_t slots = layout.received_tokens_per_expert[process].front();  // of each expert
       blocks.select(0, process).fill_(slots);
       first.select(0, process).copy_(at::arange(experts, own.options()) * slots + received);
       received += layout.receive_counts[process];

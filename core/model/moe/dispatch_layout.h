@@ -1,7 +1,6 @@
 #pragma once
-// Dispatch layout of expert parallelism: the number of rows that a process sends to and receives
-// from each process, and the permutations into the send buffer and, after the transfer, into expert
-// order. The functions return counts and indices; no function moves rows.
+// Dispatch layout of expert parallelism: the counts of rows that a process sends and receives, and
+// the permutations into the send buffer and, after the transfer, into expert order. Moves no rows.
 //
 // T tokens, E experts, L experts of this process (E/G), R rows of a plan, G processes, W logical
 // ranks, C_r slots per expert of logical rank r.
@@ -25,8 +24,7 @@ namespace moe::model {
 struct ExpertParallel {
   distributed::Comm* group = nullptr;  // the G processes; must outlive every forward and backward
   distributed::Layout layout = {};     // G = 1: all experts are local and `group` is not used
-  // Runs the experts on local rows during the all-to-all, in a product of their own. Llama::load()
-  // sets it on a GPU.
+  // Runs the experts on local rows during the all-to-all, in a product of their own.
   bool overlap_all_to_all = false;
   // Copies the tokens per expert to the host even if make_fixed_layout() could avoid it. For tests.
   bool force_host_counts = false;
@@ -35,15 +33,13 @@ struct ExpertParallel {
   int64_t ep_rank() const { return layout.ep_rank(); }
 };
 
-// Partition of the tokens of one forward over the logical ranks of all processes. Computed once per
-// forward, and used by all layers.
+// Partition of the tokens of one forward over the logical ranks of all processes.
 struct TokenPartition {
-  // Partition for a single process.
+  // For a single process.
   TokenPartition(route::RoutingGroup local_tokens);  // NOLINT: implicit conversion is intended
   // Assigns token v of this process's `tokens` to number floor(v (W/G) / tokens) of its W/G logical
-  // ranks. A collective of the group, also for processes without tokens. `sequences` is the number
-  // of sequences of this process, for the balance loss within sequences; 0 on all processes without
-  // it.
+  // ranks. A collective of the group, also for processes without tokens. `sequences`: of this
+  // process, for the balance loss within sequences; else 0 on all processes.
   TokenPartition(int64_t tokens, int64_t logical_ranks, const ExpertParallel& expert_parallel,
                  int64_t sequences = 0);
 
@@ -51,20 +47,17 @@ struct TokenPartition {
 
   route::RoutingGroup local;         // tokens of this process; ranks are numbered over all W
   std::vector<int64_t> rank_tokens;  // [W], T_r of all logical ranks
-  // Factor that turns a mean over the logical ranks of this process into its term of the mean over
-  // those of the group: number of nonempty logical ranks of this process / of the group. 1 for a
-  // single process.
+  // Factor from a mean over the logical ranks of this process to its term of the mean over the
+  // group: nonempty logical ranks of this process / of the group.
   double loss_scale = 1;
   double sequence_scale = 1;  // as loss_scale, for a mean over sequences
   ExpertParallel parallel = {};
 };
 
-// Layout of one plan. Rows of a plan are sorted by expert. Rows of the experts of this process are
-// local, including all IR rows; rows of lower and higher experts are remote.
-//
-// With a capacity, the send buffer has (E - L) * (sum of the local C_r) rows: C_r slots for each
-// remote expert and local logical rank. Unused slots are zeros. All sizes follow from the tokens
-// per rank. Dropless routers send only rows of the plan, and exchange the counts first.
+// Layout of one plan, whose rows are sorted by expert. Rows of the experts of this process are
+// local, including all IR rows; the others are remote. With a capacity, the send buffer has C_r
+// slots for each remote expert and local logical rank, zeros if unused: all sizes follow from the
+// tokens per rank. Dropless routers send only rows of the plan, and exchange the counts first.
 struct DispatchLayout {
   std::vector<int64_t> send_counts, receive_counts;  // [G] rows to and from each process
   int64_t remote_rows = 0;                           // sum of send_counts
@@ -75,31 +68,27 @@ struct DispatchLayout {
   bool has_padding = false;  // remote and received rows include empty slots
   // [G, E] i64: rows of each process for dropless routers, slots for fixed layouts. Else undefined.
   at::Tensor process_rows;
-  // [L] i64 on a GPU, of fixed layouts only: the tokens per local expert. local_tokens_per_expert
-  // is then all zeros, and local_rows is an upper bound.
+  // [L] i64 on a GPU, of fixed layouts only: the tokens per local expert. local_rows is then an
+  // upper bound, and local_tokens_per_expert all zeros.
   at::Tensor local_counts;
 };
 
-// Returns the layout of a plan with a capacity. tokens_per_expert [E] holds the rows of this
-// process's plan at each expert.
+// Returns the layout of a plan with a capacity and tokens_per_expert [E] rows.
 DispatchLayout make_dispatch_layout(const route::Routing& routing, const TokenPartition& partition,
                                     const route::RouterSettings& router,
                                     const std::vector<int64_t>& tokens_per_expert);
 
-// Returns the layout of a plan with a capacity on a GPU (a fixed layout), without communication and
-// without a copy to the host. The remote rows are those of make_dispatch_layout(). local_rows is at
-// most the slots of the local experts, plus the tokens with IR, whose rows need no slot.
-// permutation [rows_max] covers all rows of the plan; unused ones have index remote_rows +
-// local_rows.
+// Returns the layout of a plan with a capacity on a GPU (a fixed layout), without a copy to the
+// host. Remote rows are those of make_dispatch_layout(), local rows at most the slots of the local
+// experts and the tokens with IR. Unused rows have index remote_rows + local_rows.
 DispatchLayout make_fixed_layout(const route::Routing& routing, const TokenPartition& partition,
                                  const route::RouterSettings& router);
 
-// Layout of the plan of a dropless router. It is computed in two steps, so that the host waits once
-// per layer and can enqueue work for a GPU before it waits.
+// Layout of the plan of a dropless router, in two steps, so that the host can enqueue work for a
+// GPU before it waits, once per layer.
 class DroplessLayout {
  public:
-  // Exchanges the tokens per expert of all processes and starts to copy them to the host. A
-  // collective of the group.
+  // Exchanges the tokens per expert and starts to copy them to the host. A collective of the group.
   DroplessLayout(const route::Routing& routing, const ExpertParallel& parallel);
 
   // Returns R if it is known without waiting: k rows per token, for top-k.
@@ -125,8 +114,8 @@ struct ExpertOrder {
   std::vector<int64_t> tokens_per_expert;  // [L]
 };
 
-// Returns the order of the `received` rows [sum of receive_counts, D] and, if `with_local`, of the
-// local rows. On the CPU rows of zeros, such as empty slots, are left out.
+// Returns the order of the `received` rows [sum of receive_counts, D], on the CPU without rows of
+// zeros, and, if `with_local`, of the local rows.
 ExpertOrder order_by_expert(const DispatchLayout& layout, const at::Tensor& received,
                             int64_t ep_rank, bool with_local);
 

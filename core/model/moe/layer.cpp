@@ -8,13 +8,11 @@
 #include "core/model/moe/token_dispatcher.h"
 
 namespace moe::model {
+namespace {
 
 using at::Tensor;
 
-namespace {
-
-// Returns the losses scaled so that their sum over processes is the mean over all logical ranks, or
-// over all sequences.
+// Returns the losses scaled so that their sums over processes are means over ranks or sequences.
 route::AuxLosses scaled_losses(const route::AuxLosses& losses, const TokenPartition& partition) {
   if (!partition.is_expert_parallel()) {
     return losses;
@@ -70,12 +68,6 @@ MoeOutput moe_forward(const Tensor& x, const LayerRouter& router, const Experts&
                   options.residual),
       scaled_losses(routing.losses, partition), routing.counters,
       options.count_tokens ? route::count_rows_by_token(routing.input, routing.plan) : Tensor()};
-}
-
-MoeOutput moe_forward(const Tensor& x, const MoeWeights& weights,
-                      const route::RouterSettings& router, const TokenPartition& partition,
-                      const MoeForwardOptions& options) {
-  return moe_forward(x, {weights.router, router}, weights.experts(), partition, options);
 }
 
 Tensor SharedExpert::run(const Tensor& x) const {

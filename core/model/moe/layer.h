@@ -30,8 +30,7 @@ class Experts {
   virtual at::Tensor run(const at::Tensor& rows,
                          const std::vector<int64_t>& tokens_per_expert) const;
   // As run(), with counts on the device: the rows of expert e end before ends[e], `ends` [L] i32
-  // (kernels/ops/linear.h). Requires weights of one tensor each. Outputs after the last end are
-  // undefined.
+  // (kernels/ops/linear.h). Requires weights of one tensor each.
   virtual at::Tensor run_segments(const at::Tensor& rows, const at::Tensor& ends) const;
 
  private:
@@ -58,8 +57,7 @@ struct LayerRouter {
 struct MoeForwardOptions {
   double gate_scale = 1.0;    // factor of the gate weights
   bool count_tokens = false;  // fills MoeOutput::token_rows
-  // Routing to repeat in activation checkpointing. If empty, it is set to the routing of this
-  // forward, without gates and losses; else its plan is used.
+  // Routing to repeat in activation checkpointing. If empty, it is set, without gates and losses.
   std::optional<route::Routing>* saved_routing = nullptr;
   at::Tensor residual = {};  // [T, D] f32, added to the output; or undefined
 };
@@ -71,18 +69,12 @@ struct MoeOutput {
   at::Tensor token_rows;     // [T, 3 + E] i64, route::count_rows_by_token; undefined by default
 };
 
-// Routes the normed input x [T, D] and runs the experts. Router logits are f32 for any dtype of x,
-// except f64 for f64. `partition.local.source_rank` is the logical rank of each token, or -1 for
-// padding, to which the experts add nothing.
+// Routes the normed input x [T, D] and runs the experts. Router logits are f32 (f64 if x is).
+// `partition.local.source_rank` is -1 for padding, to which the experts add nothing.
 MoeOutput moe_forward(const at::Tensor& x, const LayerRouter& router, const Experts& experts,
                       const TokenPartition& partition, const MoeForwardOptions& options = {});
-// Overload for weights that are one tensor each.
-MoeOutput moe_forward(const at::Tensor& x, const MoeWeights& weights,
-                      const route::RouterSettings& router, const TokenPartition& partition,
-                      const MoeForwardOptions& options = {});
 
-// Expert of an MoE layer that processes every token (Qwen2-MoE). Every process holds the whole
-// shared expert. Fs is its width.
+// Expert of width Fs that processes every token (Qwen2-MoE). Every process holds the whole expert.
 struct SharedExpert {
   at::Tensor gate;          // [1, D] f32, undefined in a layer without a shared expert
   kernels::Weight gate_up;  // [1, 2Fs, D], gate rows first
@@ -91,8 +83,7 @@ struct SharedExpert {
 
   bool defined() const { return gate.defined(); }
 
-  // Returns sigmoid(x gate^T) * SwiGLU(x) [T, D] f32 (f64 if x is). x [T, D]. The sigmoid is
-  // computed in f32 (f64 if x is). Differentiable in x and all weights.
+  // Returns sigmoid(x gate^T) * SwiGLU(x) [T, D] f32 (f64 if x is). Differentiable.
   at::Tensor run(const at::Tensor& x) const;
 };
 

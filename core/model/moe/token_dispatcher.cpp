@@ -16,21 +16,18 @@
 #include "kernels/ops/permutation.h"
 
 namespace moe::model {
+namespace {
 
 using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-namespace {
-
-// Returns true if the number of routed rows has a tight bound known on the host. This holds with a
-// capacity, and for dropless top-k, which has k rows per token. For other dropless routers the only
-// bound is T E.
+// Returns true if the number of routed rows has a tight bound known on the host: with a capacity,
+// and for dropless top-k. For other dropless routers the only bound is T E.
 bool has_static_row_bound(const route::Routing& routing) {
   return !routing.input.is_dropless || routing.counters.has_token_requests;
 }
 
-// Returns the permutation of the first `rows` rows of the plan.
 kernels::Permutation plan_permutation(const route::Routing& routing, int64_t rows) {
   return kernels::make_permutation(routing.plan.token.narrow(0, 0, rows),
                                    routing.plan.choice.narrow(0, 0, rows), routing.input.tokens(),
@@ -54,8 +51,7 @@ bool can_stay_on_device(const Tensor& x, const route::Routing& routing) {
          (!routing.input.is_dropless || x.scalar_type() == at::kBFloat16);
 }
 
-// Copies the tokens per expert to the host. Unused rows of the plan, which are last, are not
-// computed.
+// Copies the tokens per expert to the host. Does not compute unused rows, which are last.
 Tensor run_counted(const Tensor& x, const route::Routing& routing, const Experts& experts,
                    double gate_scale, const Tensor& residual) {
   const std::vector<int64_t> tokens_per_expert = route::to_host(routing.plan.rows);
@@ -89,8 +85,7 @@ struct AllToAllState : torch::CustomClassHolder {
         send_counts(std::move(to_others)),
         receive_counts(std::move(from_others)) {}
 
-  // Starts to send counts_out[q] of `rows` to process q. Returns the receive buffer, which is
-  // complete after finish().
+  // Starts to send counts_out[q] of `rows` to process q. finish() completes the returned buffer.
   Tensor start(const Tensor& rows, const std::vector<int64_t>& counts_out,
                const std::vector<int64_t>& counts_in) {
     const int64_t incoming = std::accumulate(counts_in.begin(), counts_in.end(), int64_t{0});
@@ -142,8 +137,7 @@ struct Finish : torch::autograd::Function<Finish> {
     state->finish();
     return receive_buffer.detach();
   }
-  // Returns a placeholder of the right shape: the gradient is still in transit. Start::backward
-  // ignores the placeholder.
+  // Returns a placeholder, which Start::backward ignores: the gradient is still in transit.
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const State state = saved_state(context);
     state->start(gradients[0], state->receive_counts, state->send_counts);
@@ -151,12 +145,10 @@ struct Finish : torch::autograd::Function<Finish> {
   }
 };
 
-// All-to-all of rows whose backward is the reverse all-to-all. A process can compute between
-// start() and finish(), during the transfer. Backward starts the reverse transfer in finish() and
-// waits for it in start(), so that the backward of those computations also overlaps with it. Every
-// process of `group` must construct an AllToAllRows and call start() and finish() in the same
-// order, also without rows. Every process takes part in backward: the existence of a gradient
-// depends on the trained weights, never on the number of rows.
+// All-to-all of rows whose backward is the reverse all-to-all. Computations between start() and
+// finish() overlap with the transfer, in backward too, where finish() starts it and start() waits.
+// Every process of `group` must call start() and finish() in the same order, also without rows, and
+// takes part in backward: a gradient exists by the trained weights, never by the number of rows.
 class AllToAllRows {
  public:
   // Sends send_counts[q] rows to process q and receives receive_counts[q] rows from it.
@@ -187,8 +179,7 @@ Tensor unpermute_to(const Tensor& rows, const Tensor& index, int64_t size) {
   return kernels::unpermute(rows, kernels::make_permutation(index, size));
 }
 
-// Returns [n, D] with row permutation[r] = x[token of row r], for the first n rows r of the plan.
-// permutation [n] i64.
+// Returns [n, D] with row permutation[r] = x[token of row r of the plan]; permutation [n] i64.
 Tensor rows_permuted(const Tensor& x, const route::Routing& routing, const Tensor& permutation) {
   const auto permuted = [&](const Tensor& values) {
     const Tensor used = values.narrow(0, 0, permutation.size(0));
@@ -199,7 +190,6 @@ Tensor rows_permuted(const Tensor& x, const route::Routing& routing, const Tenso
                                    x.size(0), max_choices(routing)));
 }
 
-// Layout and dispatched rows of one layer.
 struct Dispatch {
   DispatchLayout layout;
   Tensor rows;  // [remote rows | local rows, D]; the remote rows are the send buffer
@@ -218,8 +208,8 @@ Dispatch dispatch_slots(const Tensor& x, const route::Routing& routing,
   return dispatch;
 }
 
-// Dispatches the plan of a dropless router. The host waits only for the counts of all processes. If
-// it knows the number of rows, it enqueues the permutation of x before it waits.
+// Dispatches the plan of a dropless router. The host waits for the counts of all processes, if it
+// knows the number of rows after it has enqueued the permutation of x.
 Dispatch dispatch_dropless(const Tensor& x, const route::Routing& routing,
                            const ExpertParallel& parallel) {
   DroplessLayout counted(routing, parallel);
@@ -245,8 +235,8 @@ struct LocalOutputs {
   Tensor received, local;
 };
 
-// Returns the outputs of the experts for rows [received rows | local rows], or without `with_local`
-// for received rows only, in the order of `rows`.
+// Returns the outputs of the experts, in the order of `rows`: [received rows | local rows], the
+// latter only if `with_local`.
 Tensor run_in_order(const DispatchLayout& layout, Tensor rows, int64_t ep_rank, bool with_local,
                     const Experts& experts) {
   const int64_t all = rows.size(0), received = all - (with_local ? layout.local_rows : 0);
@@ -340,8 +330,7 @@ Tensor run_experts(const Tensor& x, const route::Routing& routing, const Experts
     return run_local_experts(x, routing, experts, gate_scale, residual);
   }
   const ExpertParallel& parallel = partition.parallel;
-  // The host can compute all sizes in advance; tokens per expert stay on the GPU. Other grouped
-  // products than those in bf16 synchronize with the host.
+  // Tokens per expert stay on the GPU. Grouped products not in bf16 synchronize with the host.
   if (kernels::has_grouped_mm(x) && !routing.input.is_dropless &&
       x.scalar_type() == at::kBFloat16 && !parallel.force_host_counts) {
     const DispatchLayout layout = make_fixed_layout(routing, partition, router);

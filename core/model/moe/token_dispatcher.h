@@ -12,26 +12,24 @@
 
 namespace moe::model {
 
-// Returns an upper bound of the rows of one token in a plan: k choices, one fill-in and one
+// Returns an upper bound of the rows of one token in a plan: k choices, a fill-in and a
 // rectification, or at least E if the number of routed rows has no tight bound known on the host.
 int64_t max_choices(const route::Routing& routing);
 
 // Returns y [T, D] on a process that holds all experts: for each token the sum of gate_scale *
 // routing.weights[r] * expert(x) over its rows r of the plan, plus its row of `residual` [T, D] f32
-// if defined. x [T, D]. Differentiable in x, routing.weights, the experts' weights and residual. On
-// a GPU in bf16, nothing is copied to the host if the number of routed rows has a tight bound known
-// on the host: all buffers then have the size of the bound. GPUs without kernels::has_grouped_mm()
-// copy the tokens per expert to the host.
+// if defined. Differentiable in x [T, D], routing.weights, the experts' weights and residual. On a
+// GPU in bf16 with kernels::has_grouped_mm(), nothing is copied to the host if the number of routed
+// rows has a tight bound known on the host, which is then the size of all buffers.
 at::Tensor run_local_experts(const at::Tensor& x, const route::Routing& routing,
                              const Experts& experts, double gate_scale,
                              const at::Tensor& residual = {});
 
 // Returns y of run_local_experts() for any partition. In an expert-parallel group rows and their
-// gradients are sent to the process of their expert and back. Forward and backward are therefore
-// collectives of the group, also for processes without rows. An expert gets its rows in the order
-// of a single process, in one product unless `partition.parallel.overlap_all_to_all`. On a GPU the
-// tokens per expert are copied to the host once per layer, except in bf16 with a capacity and
-// kernels::has_grouped_mm() (make_fixed_layout()).
+// gradients are sent to the process of their expert and back: forward and backward are collectives
+// of the group, also for processes without rows. An expert gets its rows in the order of a single
+// process, in one product unless `partition.parallel.overlap_all_to_all`. On a GPU the tokens per
+// expert are copied to the host once per layer, except where make_fixed_layout() serves.
 at::Tensor run_experts(const at::Tensor& x, const route::Routing& routing, const Experts& experts,
                        double gate_scale, const TokenPartition& partition,
                        const route::RouterSettings& router, const at::Tensor& residual = {});

@@ -1,7 +1,7 @@
 #pragma once
-// The list of router families. A family is a struct with two static functions: family(), its
-// descriptor (router.h), is defined in its header, which does not include LibTorch; functions(),
-// its tensor functions (route.h), in its source file.
+// List of router families. A family is a struct with two static functions: family() returns its
+// descriptor (router.h) and is defined in its header, without LibTorch; functions() returns its
+// tensor functions (route.h) and is defined in its source file.
 
 #include <tuple>
 

@@ -7,9 +7,8 @@ namespace moe::route {
 namespace {
 
 // Every expert takes the C_r tokens of each rank with its highest scores; ties: lower token first.
-// There is no overflow, because tokens request nothing. `choice` of a row is the expert's position
-// in the token's own order.
-Plan take_best(const RouteInput& input, const Plan&) {
+// Nothing overflows. `choice` of a row is the position of the expert in the order of the token.
+Plan take_best_tokens(const RouteInput& input, const Plan&) {
   const at::Tensor experts = input.experts_by_choice;
   const Rows all = request_rows(input, experts, at::ones_like(experts, at::kBool), 0);
   const Rows rows = sort_by_group(input, sort_by_score(input, all));
@@ -23,7 +22,7 @@ Plan take_best(const RouteInput& input, const Plan&) {
   return with_rows(input, taken, max_accepted_rows(input, rows.token.size(0)), {});
 }
 
-std::vector<Rule> rules(const RouterSettings&) { return {take_best}; }
+std::vector<Rule> rules(const RouterSettings&) { return {take_best_tokens}; }
 
 }  // namespace
 

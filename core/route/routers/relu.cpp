@@ -6,8 +6,8 @@
 namespace moe::route {
 namespace {
 
-// A token uses every expert with a positive logit, possibly none. No capacity.
-Plan positive(const RouteInput& input, const Plan&) {
+// Every token uses the experts with a positive logit, possibly none. No capacity.
+Plan take_positive(const RouteInput& input, const Plan&) {
   const at::Tensor experts = input.experts_by_choice;
   const at::Tensor keep = input.logits.gather(1, experts) > 0;
   const Rows rows = sort_by_group(input, request_rows(input, experts, keep, 0));
@@ -16,7 +16,7 @@ Plan positive(const RouteInput& input, const Plan&) {
 
 at::Tensor scores(const at::Tensor& logits) { return at::relu(logits); }
 
-std::vector<Rule> rules(const RouterSettings&) { return {positive}; }
+std::vector<Rule> rules(const RouterSettings&) { return {take_positive}; }
 
 // Returns w_ij = n_ij max(0, a_ij).
 at::Tensor gates(const at::Tensor& logits, const at::Tensor& count, const RouterSettings&) {

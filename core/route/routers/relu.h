@@ -24,7 +24,7 @@ struct Relu {
         .has_softmax_scores = false,
         .has_ranked_choices = false,
         .can_leave_experts_dead = true,
-        .no_load_balance = "its adaptive L1 spreads the load",
+        .no_load_balance = "its adaptive L1 loss balances the load",
         .has_adaptive_l1 = true,
         .expected_rows_at_init =
             [](const RouterSettings&, int64_t tokens, int64_t experts) {

@@ -1,6 +1,5 @@
 #include "core/route/routers/top_k.h"
 
-#include <algorithm>
 #include <limits>
 
 #include "core/route/plan.h"
@@ -12,9 +11,8 @@ namespace moe::route {
 namespace {
 
 // Returns the rule by which every token requests the first k experts of its choice order
-// (Rectify-Router, Eq. 1). Rows of an expert are in the order in which it accepts them: by choice,
-// then score, then token (README.md, "Slots are assigned choice by choice"). order=score ignores
-// the choice.
+// (Rectify-Router, Eq. 1). Rows of an expert are sorted by choice (unless order=score), then score,
+// then token (README.md, "Slots are assigned choice by choice").
 Rule request(SlotOrder order) {
   return [order](const RouteInput& input, const Plan&) {
     const at::Tensor experts = input.experts_by_choice.narrow(1, 0, input.k);
@@ -69,24 +67,13 @@ AuxLosses losses(const at::Tensor& logits, const RouteInput& input, const at::Te
 }
 
 // ---------------------------------------------------------------------------------- fused kernels
-// A plan takes a few operations; the rules take about a hundred. Counters, gates and losses take a
-// few more; counters.cpp and route.cpp take about seventy. The CPU kernels are multithreaded loops,
-// which sorts and small operations of LibTorch are not.
+// The rules take about a hundred LibTorch operations, counters.cpp and route.cpp about seventy.
 
-// Returns C_r of each rank, [W] i32 on the device of the logits; INT32_MAX if dropless. Filled on
-// the device, because a copy from the host would synchronize.
+// Returns C_r of each rank, [W] i32 on the device of the logits; INT32_MAX if dropless.
 at::Tensor slots_per_rank(const RouteInput& input) {
-  const auto ranks = static_cast<int64_t>(input.capacity.size());
-  const at::Tensor slots = at::full({ranks}, std::numeric_limits<int32_t>::max(),
-                                    input.logits.options().dtype(at::kInt));
-  for (int64_t first = 0, end = 0; !input.is_dropless && first < ranks; first = end) {
-    const int64_t capacity = input.capacity[first];
-    while (end < ranks && input.capacity[end] == capacity) {
-      ++end;
-    }
-    slots.narrow(0, first, end - first).fill_(capacity);
-  }
-  return slots;
+  const std::vector<int64_t> unlimited(input.capacity.size(), std::numeric_limits<int32_t>::max());
+  return to_device(input.is_dropless ? unlimited : input.capacity, input.logits.device())
+      .to(at::kInt);
 }
 
 // Returns rows_max of the plan that the rules would return.
@@ -100,8 +87,8 @@ int64_t max_rows(const RouteInput& input, bool has_fill_in, bool has_rectificati
 }
 
 kernels::PlanTensors plan_tensors(const RouteInput& input, const Plan& plan) {
-  return {plan.token,        plan.expert, plan.choice, plan.count,
-          input.source_rank, input.ranks, input.k};
+  return {
+      {plan.token, plan.expert, plan.choice, plan.count, input.source_rank}, input.ranks, input.k};
 }
 
 void fused_plan(const RouterSettings& settings, Routing& routing) {
@@ -113,10 +100,10 @@ void fused_plan(const RouterSettings& settings, Routing& routing) {
       kernels::call<"moe::router_choices",
                     decltype(kernels::router_choices_on<kernels::router_choices_cpu>)>(
           input.logits, source_rank, input.ranks, choices);
-  if (!input.experts_by_choice.is_same(input.experts_by_logit)) {  // with a bias, CPU only
+  if (!input.experts_by_choice.is_same(input.experts_by_logit)) {  // with a bias; CPU only
     choice = input.experts_by_choice.narrow(1, 0, choices).to(at::kInt).contiguous();
   }
-  const at::Tensor scores = input.scores.contiguous();  // as compared by the rules
+  const at::Tensor scores = input.scores.contiguous();
   const std::vector<at::Tensor> plan =
       kernels::call<"moe::top_k_plan", decltype(kernels::top_k_plan_on<kernels::top_k_plan_cpu>)>(
           scores, choice, local_choice, source_rank, requested, slots_per_rank(input), input.k,
@@ -124,11 +111,11 @@ void fused_plan(const RouterSettings& settings, Routing& routing) {
           max_rows(input, has_fill_in, settings.ir),
           input.is_dropless ? 0 : input.tokens() * input.k);
   routing.plan = {{plan[0], plan[1], plan[2], plan[3]}, plan[4], plan[5], plan[6], plan[7]};
-  const kernels::PlanCounts counts =
+  at::Tensor counted;
+  std::tie(routing.count, counted) =
       kernels::count_plan(input.logits.contiguous(), scores, plan_tensors(input, routing.plan),
                           settings.ir, input.is_dropless);
-  routing.count = counts.count;
-  routing.counters = make_counters(input, routing.plan, settings, counts.counted);
+  routing.counters = make_counters(input, routing.plan, settings, counted);
 }
 
 void fused_gate_weights(const at::Tensor& logits, const RouterSettings& settings,

@@ -6,10 +6,9 @@
 namespace moe::route {
 namespace {
 
-// A token takes experts by probability until their sum reaches p (Eq. 4, 6). The expert that
-// crosses p is included, so there is at least one; if the sum never reaches p, all experts are
-// taken.
-Rule reach(double p) {
+// Returns the rule by which a token takes experts by probability until their sum reaches p (Eq. 4,
+// 6): at least one expert, and all of them if the sum does not reach p.
+Rule take_mass(double p) {
   return [p](const RouteInput& input, const Plan&) {
     // In f64: an f32 sum would reach p = 1 before the last experts.
     const at::Tensor mass =
@@ -22,7 +21,7 @@ Rule reach(double p) {
   };
 }
 
-std::vector<Rule> rules(const RouterSettings& settings) { return {reach(settings.p)}; }
+std::vector<Rule> rules(const RouterSettings& settings) { return {take_mass(settings.p)}; }
 
 AuxLosses losses(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
                  const RouterSettings&) {

@@ -13,22 +13,18 @@
 #include "core/io/checksums.h"
 
 namespace moe::train {
+namespace {
 
 namespace fs = std::filesystem;
-
-namespace {
 
 constexpr size_t kSample = 4096, kStride = size_t{4} << 20;
 
 InputFile input_file(const fs::path& path, std::string as, bool is_sampled) {
   struct stat status {};
   ::stat(path.c_str(), &status);
-  return {std::move(as),
-          static_cast<uint64_t>(status.st_size),
-          int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec,
-          "",
-          path,
-          is_sampled};
+  const int64_t modified_ns =
+      int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
+  return {std::move(as), static_cast<uint64_t>(status.st_size), modified_ns, "", path, is_sampled};
 }
 
 // Returns whether a file of a model folder is sampled; nothing for a file that a run does not read.
@@ -53,9 +49,7 @@ std::vector<InputFile> files_in(const fs::path& folder,
           input_file(entry.path(), entry.path().lexically_relative(folder).string(), *sampled));
     }
   }
-  // The order of a folder is not deterministic.
-  std::ranges::sort(
-      files, [](const InputFile& left, const InputFile& right) { return left.as < right.as; });
+  std::ranges::sort(files, {}, &InputFile::as);  // the order of a folder is not deterministic
   return files;
 }
 
@@ -63,16 +57,13 @@ std::vector<InputFile> files_in(const fs::path& folder,
 std::vector<InputFile> data_files(const std::vector<fs::path>& words) {
   std::vector<InputFile> files;
   for (const auto& source : data::parse_sources(words)) {
-    const bool is_text =
-        source.file.extension() == ".txt" || source.file.stem().extension() == ".txt";
-    std::string as = is_text ? "text" : "data";
+    std::string as = data::format_extension(source.file) == ".txt" ? "text" : "data";
     as += source.weight > 0 ? fmt::format(" of weight {}", source.weight) : "";
     files.push_back(input_file(source.file, as, false));
   }
   return files;
 }
 
-// Returns the entries of --eval-tasks, which are names of benchmarks or files.
 std::vector<InputFile> task_files(const std::vector<std::string>& tasks) {
   std::vector<InputFile> files;
   std::error_code ignored;
@@ -92,7 +83,7 @@ void add_samples(io::ContentHash& hash, const InputFile& file) {
     if (count < 0) {
       fail_file(file.path.string(), "cannot be read");
     }
-    hash.update(std::span(block).first(static_cast<size_t>(count)));
+    hash.update(std::span(block).first(count));
   }
 }
 
@@ -151,10 +142,8 @@ Inputs find_inputs(const TrainSettings& settings) {
 
 std::optional<Inputs> read_inputs(const fs::path& file) {
   constexpr uint64_t kMaxBytes = uint64_t{256} << 20;
-  if (!fs::exists(file)) {
-    return std::nullopt;
-  }
-  const auto json = try_parse_json(read_small_file(file, kMaxBytes));
+  const auto json =
+      fs::exists(file) ? try_parse_json(read_small_file(file, kMaxBytes)) : std::nullopt;
   if (!json || !json->is_object()) {
     return std::nullopt;
   }

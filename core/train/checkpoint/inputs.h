@@ -3,14 +3,12 @@
 // machine with its model and data and resumed there; a run whose data has changed is refused.
 //
 //   {"model": [{"as": "config.json", "bytes": 612, "modified": 1767225600000000000, "xxh3": "..."},
-//              ...], "data": [...], "eval-data": [...], "eval-tasks": [...], "eval-data-dir":
-//              [...]}
+//              ...], "data": [...], "eval-data", "eval-tasks", "eval-data-dir"}
 //
 // The keys are those of settings.toml. "as" is the role of a file: its path relative to an input
-// folder, or "text"/"data" and the weight of a data file. A file of equal size and modification
-// time is taken to be unchanged and is not read. "xxh3" (128 bits, core/io/checksums.h) covers
-// all bytes of a data file; of safetensors and benchmarks it covers 4 KiB of every 4 MiB, which
-// identifies a model without reading gigabytes.
+// folder, or "text"/"data" and the weight of a data file. "xxh3" (128 bits, core/io/checksums.h)
+// covers a data file, and 4 KiB of every 4 MiB of safetensors and benchmarks. A file of equal size
+// and modification time is not read again.
 
 #include <cstdint>
 #include <filesystem>
@@ -37,8 +35,7 @@ using Inputs = std::map<std::string, std::vector<InputFile>>;  // by key
 // Returns the files and folders that a run reads.
 std::vector<std::filesystem::path> input_paths(const TrainSettings& settings);
 
-// Returns the inputs that `settings` name, without digests: reads no file contents. A missing file
-// has size 0.
+// Returns the inputs that `settings` name, without digests. A missing file has size 0.
 Inputs find_inputs(const TrainSettings& settings);
 
 // Returns the record of a run; nothing if there is no file or it is not a record.
@@ -46,9 +43,8 @@ std::optional<Inputs> read_inputs(const std::filesystem::path& file);
 // Computes missing digests, which reads the files, and returns the record.
 std::string to_json(Inputs& inputs);
 
-// Returns the first difference between the files of one key and those `before`, as a clause that
-// names the file; nothing if they are equal. Adds digests that were computed or are still valid to
-// `now`.
+// Returns a clause on the first file of one key that differs from `before`; nothing if none does.
+// Adds digests that were computed or are still valid to `now`.
 std::optional<std::string> find_difference(const std::vector<InputFile>& before,
                                            std::vector<InputFile>& now);
 

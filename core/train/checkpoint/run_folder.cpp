@@ -1,13 +1,11 @@
 #include "core/train/checkpoint/run_folder.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <map>
 #include <regex>
 #include <set>
@@ -22,18 +20,14 @@
 #include "core/train/config/settings.h"
 
 namespace moe::train {
+namespace {
 
 namespace fs = std::filesystem;
 
-namespace {
-
-constexpr const char* kManifest = ".moe-run";
-constexpr std::string_view kManifestHead = "moe run 1";
-constexpr const char* kSettings = "settings.toml";
-constexpr const char* kFinal = "final";
-constexpr const char* kCheckpoints = "checkpoints";
+constexpr const char *kManifest = ".moe-run", *kSettings = "settings.toml", *kFinal = "final",
+                     *kCheckpoints = "checkpoints";
+constexpr std::string_view kManifestHead = "moe run 1", kStepPrefix = "step-";
 const std::string kCheckpointPrefix = "checkpoints/";
-constexpr std::string_view kStepPrefix = "step-";
 
 std::string step_name(int64_t step) { return fmt::format("{}{}", kStepPrefix, step); }
 
@@ -51,24 +45,19 @@ bool is_manifest_name(std::string_view name) {
 // Returns the names in the manifest of `run`; none if it has no manifest. Skips names that no run
 // makes, so that a manifest written by others does not cause the removal of their files.
 std::set<std::string> read_manifest(const fs::path& run) {
+  std::istringstream in(fs::exists(run / kManifest) ? read_small_file(run / kManifest) : "");
   std::set<std::string> names;
-  if (!fs::exists(run / kManifest)) {
-    return names;
-  }
-  std::istringstream in(read_small_file(run / kManifest));
   std::string line;
-  if (!std::getline(in, line) || line != kManifestHead) {
-    return names;
-  }
-  while (std::getline(in, line)) {
-    if (is_manifest_name(line)) {
-      names.insert(line);
+  if (std::getline(in, line) && line == kManifestHead) {
+    while (std::getline(in, line)) {
+      if (is_manifest_name(line)) {
+        names.insert(line);
+      }
     }
   }
   return names;
 }
 
-// Replaces the manifest of `run`.
 void write_manifest(const fs::path& run, const std::set<std::string>& names) {
   std::string text = std::string(kManifestHead) + "\n";
   for (const auto& name : names) {
@@ -94,8 +83,7 @@ std::map<std::string, std::string> result_settings(const std::string& toml,
   return values;
 }
 
-// Overload for the settings.toml of a run. The file is written atomically, so one that cannot be
-// parsed is damaged.
+// Overload for a settings.toml, which is written atomically: one that cannot be parsed is damaged.
 std::map<std::string, std::string> read_run_settings(const fs::path& file) {
   const auto damaged = [&](const std::string& what) {
     return UserError(
@@ -124,8 +112,7 @@ std::string setting_text(const std::map<std::string, std::string>& values, const
   return entry == values.end() ? "not given" : entry->second;
 }
 
-// Returns true if RUN has only the manifest or partial files, as after a kill before settings.toml
-// was written.
+// Returns true if RUN has only the manifest or partial files, as after a kill at its beginning.
 bool is_unused(const fs::path& run) {
   const auto is_other = [](const fs::directory_entry& entry) {
     const std::string name = entry.path().filename().string();
@@ -158,8 +145,7 @@ std::set<std::string> guess_manifest(const fs::path& run, const std::vector<int6
   return listed;
 }
 
-// Throws UserError if a listed name is not of the kind that the run made, before any of them is
-// removed.
+// Throws UserError, before any is removed, if a listed name is not of the kind that the run made.
 void check_removable_files(const fs::path& run, const std::set<std::string>& listed) {
   for (const auto& name : listed) {
     const fs::path path = run / name;
@@ -185,8 +171,7 @@ void check_free(const fs::path& run, const fs::path& name, const std::set<std::s
                 (run / name).string(), (run / kManifest).string());
 }
 
-// Returns sentences on inputs whose content differs. Removes the keys that were compared by content
-// from `before` and `now`.
+// Returns sentences on inputs whose content differs. Removes compared keys from `before` and `now`.
 std::vector<std::string> changed_inputs(const std::optional<Inputs>& recorded,
                                         std::map<std::string, std::string>& before,
                                         std::map<std::string, std::string>& now, Inputs& inputs,
@@ -219,12 +204,9 @@ std::vector<std::string> changed_inputs(const std::optional<Inputs>& recorded,
 
 std::optional<int64_t> parse_step_name(std::string_view name) {
   int64_t step = 0;
-  const char* end = name.data() + name.size();
-  if (!name.starts_with(kStepPrefix)) {
-    return std::nullopt;
-  }
-  const auto [stop, error] = std::from_chars(name.data() + kStepPrefix.size(), end, step);
-  const bool is_step = error == std::errc() && stop == end && step >= 0 && step_name(step) == name;
+  const bool is_step = name.starts_with(kStepPrefix) &&
+                       set_value(&step, std::string(name.substr(kStepPrefix.size()))) &&
+                       step >= 0 && step_name(step) == name;
   return is_step ? std::optional(step) : std::nullopt;
 }
 
@@ -249,8 +231,7 @@ RunFolder::RunFolder(fs::path run, const fs::path& model, bool force, std::vecto
   check_names();
 }
 
-// Throws UserError if a name that the run needs is taken, or if an input would be removed with the
-// run.
+// Throws UserError if a name that the run needs is taken, or an input would be removed with it.
 void RunFolder::check_names() const {
   check_no_links();
   const auto listed = read_manifest(run_);

@@ -1,8 +1,7 @@
 #pragma once
 // RUN, the folder of a training run (its files: cli/README.md, "moe train"), and its manifest
-// RUN/.moe-run of what the run has made (core/io/formats.md). A name is on the disk before the file
-// or folder is made. --force removes listed names only. A run is resumed by starting it again with
-// the same settings, even if RUN, model and data were moved.
+// RUN/.moe-run of what the run has made (core/io/formats.md). A name is listed before the file or
+// folder is made. --force removes listed names only. A run may be resumed after it was moved.
 
 #include <filesystem>
 #include <optional>
@@ -18,8 +17,7 @@ namespace moe::train {
 // Returns N of "step-N"; nothing for other names.
 std::optional<int64_t> parse_step_name(std::string_view name);
 
-// Returns true for the names of moe's event files: "events.out.tfevents.1763800000.4242.moe". Event
-// files of other programs have other endings.
+// Returns true for the names of moe's event files: "events.out.tfevents.1763800000.4242.moe".
 bool is_event_name(std::string_view name);
 
 enum class RunState { kNew, kResumable, kDone };
@@ -38,11 +36,8 @@ class RunFolder {
 
   // Returns the state of the existing run under the given settings; kNew with `force`. Throws
   // UserError that names the settings that differ, except those that do not change the results
-  // (save-every, keep, threads, cache).
-  //
-  // RUN, model and data are compared by content if the run has recorded it; a file of `inputs`
-  // (those of `settings_toml`) that has changed is named. Adds known digests to `inputs`, and to
-  // `notes` a sentence on inputs that were moved.
+  // (save-every, keep, threads, cache), and the `inputs` (those of `settings_toml`) whose recorded
+  // content has changed. Adds known digests to `inputs`, and to `notes` a sentence on moved inputs.
   RunState state(const std::string& settings_toml, Inputs& inputs,
                  std::vector<std::string>& notes) const;
   // Locks RUN against other processes (UserError) and writes settings.toml. kNew: creates RUN, or
@@ -57,14 +52,11 @@ class RunFolder {
   std::filesystem::path report() const { return run_ / "report.html"; }
   std::filesystem::path final_model() const { return run_ / "final"; }
   std::filesystem::path checkpoint(int64_t step) const;
-  // Adds `path`, a file or checkpoint that will be made, to the manifest. Removes a listed
-  // checkpoint of that name, which was damaged. Throws UserError if `path` exists and is not
-  // listed, or if a folder on the way to it is a link.
+  // Adds `path`, a file or checkpoint that will be made, to the manifest. Removes a damaged
+  // checkpoint there. Throws UserError if `path` exists and is not listed, or is below a link.
   void claim(const std::filesystem::path& path) const;
-  // Returns true if the manifest lists `name`.
-  bool is_listed(const std::string& name) const;
-  // Removes the listed event files.
-  void remove_events() const;
+  bool is_listed(const std::string& name) const;  // in the manifest
+  void remove_events() const;                     // the listed ones
   // Removes staging folders that a killed process left next to the listed checkpoints and final/.
   void remove_leftovers() const;
 
@@ -77,8 +69,7 @@ class RunFolder {
     const auto steps = saved_steps();
     return steps.empty() ? std::nullopt : std::optional(checkpoint(steps.back()));
   }
-  // Returns the newest checkpoint whose files match their checksums. Adds a sentence on each newer
-  // one to `damaged`.
+  // Returns the newest checkpoint that matches its checksums; `damaged`: sentences on newer ones.
   std::optional<std::filesystem::path> newest_whole(std::vector<std::string>& damaged) const;
 
  private:

@@ -15,10 +15,9 @@
 #include "core/model/config/folder_tensors.h"
 
 namespace moe::train {
+namespace {
 
 using at::Tensor;
-
-namespace {
 
 namespace fs = std::filesystem;
 
@@ -45,7 +44,7 @@ OrderedJson to_json(const TrainState& state) {
 
 std::vector<double> read_values(const Json& json, const char* key, const std::string& where) {
   const Json array = json.value(key, Json::array());
-  const bool fits = array.is_array() && static_cast<int64_t>(array.size()) <= kOutlierWindow;
+  const bool fits = array.is_array() && std::ssize(array) <= kOutlierWindow;
   const auto is_finite = [](const Json& value) {
     return value.is_number() && std::isfinite(value.get<double>());
   };
@@ -84,14 +83,6 @@ std::vector<Slice> live_state(const model::Llama& model, const AdamW& optimizer)
 
 io::DType stored_type(const Tensor& tensor) {
   return tensor.scalar_type() == at::kBFloat16 ? io::DType::kBF16 : io::DType::kF32;
-}
-
-std::vector<io::TensorInfo> described(const std::vector<Slice>& state) {
-  std::vector<io::TensorInfo> infos;
-  for (const auto& slice : state) {
-    infos.push_back({slice.name, stored_type(slice.values), slice.shape});
-  }
-  return infos;
 }
 
 // Returns the part of `state` that this process writes: its part of a weight with several holders;
@@ -136,7 +127,13 @@ void Snapshot::write(const io::Checkpoint& parent, const fs::path& out, distribu
   model::SharedFolder folder(out, /*force=*/false, world.all);
   model::write_folder(model_, routing_, parent, folder, coefficients_);
   const fs::path tensors = folder.path() / kTensors;
-  folder.run_on_first_rank([&] { io::create_safetensors(tensors, described(slices_)); });
+  folder.run_on_first_rank([&] {
+    std::vector<io::TensorInfo> infos;
+    for (const auto& slice : slices_) {
+      infos.push_back({slice.name, stored_type(slice.values), slice.shape});
+    }
+    io::create_safetensors(tensors, infos);
+  });
   folder.run_on_all_ranks([&] {
     io::SafetensorsPatch patch(tensors);
     for (const auto& slice : own_part(slices_, model_.parameters(), world)) {
@@ -257,13 +254,8 @@ void Saver::save(Snapshot snapshot, const fs::path& out, AddFiles add_files) {
 
 void Saver::write(const Snapshot& snapshot, const fs::path& out, const AddFiles& add_files) {
   on_saving_(true);
-  try {
-    snapshot.write(parent_, out, world_, add_files);
-  } catch (...) {
-    on_saving_(false);
-    throw;
-  }
-  on_saving_(false);
+  const std::shared_ptr<void> saving(nullptr, [this](void* /*none*/) { on_saving_(false); });
+  snapshot.write(parent_, out, world_, add_files);
 }
 
 void Saver::wait() {

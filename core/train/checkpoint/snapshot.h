@@ -32,8 +32,7 @@ std::filesystem::path train_state_file(const std::filesystem::path& checkpoint);
 
 using AddFiles = std::function<void(const std::filesystem::path& folder)>;
 
-// Copy of the state that this process contributes to a checkpoint, written while training
-// continues.
+// Copy of this process's part of a checkpoint, written while training continues.
 class Snapshot {
  public:
   // `optimizer` holds the slices that this process of model.layout() updates.
@@ -41,13 +40,9 @@ class Snapshot {
            const model::LossCoefficients& coefficients, const TrainState& state);
 
   // Writes the folder OUT atomically, replacing an existing one. `parent` provides the tokenizer
-  // files and the other keys of the config. Throws UserError if the disk is full.
-  //
-  // `add_files` adds files to the folder on rank 0 before the folder appears; data that it syncs to
-  // the disk elsewhere exists whenever the checkpoint does.
-  //
-  // Collective over `world`. Each process writes the parts that it updates, under their names and
-  // offsets in the whole model, so that the bytes do not depend on the number of processes.
+  // files and the other keys of the config. `add_files` adds files on rank 0 before the folder
+  // appears. Collective over `world`: each process writes the parts that it updates, so that the
+  // bytes do not depend on the number of processes. Throws UserError if the disk is full.
   void write(const io::Checkpoint& parent, const std::filesystem::path& out,
              distributed::World& world, const AddFiles& add_files = {}) const;
 
@@ -62,25 +57,21 @@ class Snapshot {
 // Returns the state of a checkpoint. Throws UserError if its state.json is invalid.
 TrainState read_train_state(const std::filesystem::path& folder);
 
-// Loads a checkpoint into model and optimizer, which must have the same config. With several
-// processes, each loads the parts that it holds and updates, for any number of processes that wrote
-// the folder. Throws UserError if the folder has no training state, or if the state is that of
-// another model or has moments of another type; model and optimizer are then unchanged.
+// Loads a checkpoint into model and optimizer, which must have the same config; each process loads
+// the parts that it holds and updates. Throws UserError if the folder has no training state, or
+// that of another model or with moments of another type; model and optimizer are then unchanged.
 TrainState restore(const std::filesystem::path& folder, model::Llama& model, AdamW& optimizer);
 
 // Writes checkpoints in the background, one at a time. With several processes, all of them write
 // together and wait for each other.
 class Saver {
  public:
-  // `parent` and `world` outlive the saver. `on_saved` is called by save() or wait(), on the thread
-  // that calls them. `on_saving` is called with true before a checkpoint is written and with false
-  // after it, on the thread that writes.
+  // `parent` and `world` outlive the saver. `on_saved` is called by save() or wait(). `on_saving`
+  // is called before (true) and after (false) a checkpoint is written, on the thread that writes.
   Saver(const io::Checkpoint& parent, distributed::World& world,
         std::function<void(const std::filesystem::path&)> on_saved,
         std::function<void(bool)> on_saving);
   ~Saver();  // blocks; ignores a failure that wait() was not called for
-  Saver(const Saver&) = delete;
-  Saver& operator=(const Saver&) = delete;
 
   // Blocks until the checkpoint before is written, then begins to write `snapshot` as OUT
   // (Snapshot::write()). Throws the exception of the checkpoint before.

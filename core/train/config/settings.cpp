@@ -5,22 +5,18 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
-#include <type_traits>
 
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/base/version.h"
 #include "core/data/example_set.h"
 #include "core/route/router.h"
-#include "core/route/router_override.h"
 
 namespace moe::train {
-
 namespace {
 
-constexpr const char* kRectifyRouter = "Rectify-Router";
-constexpr const char* kAdamW = "torch's AdamW";
-constexpr const char* kFromModel = "the model's";
+constexpr const char *kRectifyRouter = "Rectify-Router", *kAdamW = "torch's AdamW",
+                     *kFromModel = "the model's";
 
 Range with_rule(Range range, const char* rule) {
   range.rule = rule;
@@ -31,7 +27,6 @@ Range below_one() {
   return with_rule(number_between(0, std::nextafter(1.0, 0.0)), "must lie in [0, 1)");
 }
 
-// Returns a choice of named values.
 template <typename Value>
 Choice named(const char* name, Value& member,
              std::vector<std::pair<std::string, std::type_identity_t<Value>>> values) {
@@ -42,13 +37,11 @@ Choice on_or_off(const char* name, bool& member) {
   return named(name, member, {{"on", true}, {"off", false}});
 }
 
-// A run may be resumed with another value of the option.
 Option changeable(Option option) {
   option.changes_numbers = false;
   return option;
 }
 
-// settings.toml has the option only if `is_written` returns true.
 Option written_if(std::function<bool()> is_written, Option option) {
   option.is_written = std::move(is_written);
   return option;
@@ -265,13 +258,10 @@ std::string toml_text(const Json& value) {
 
 // Returns the position of `step` between `first` (0) and `last` (1); 0 if last <= first.
 double progress(int64_t step, int64_t first, int64_t last) {
-  return last <= first
-             ? 0.0
-             : std::clamp(static_cast<double>(step - first) / static_cast<double>(last - first),
-                          0.0, 1.0);
+  return last <= first ? 0.0
+                       : std::clamp(static_cast<double>(step - first) / (last - first), 0.0, 1.0);
 }
 
-// Throws UserError if `flag` is given without `needed`.
 void check_needs(bool is_given, const std::string& flag, bool has, const std::string& needed) {
   USER_ERROR_IF(is_given && !has, "{} requires {}", flag, needed);
 }
@@ -292,18 +282,14 @@ void check_evaluation(const EvaluationSettings& settings) {
   }
 }
 
-int64_t divisor_up_to(int64_t number, int64_t limit) {
-  int64_t divisor = std::min(number, limit);
-  while (number % divisor != 0) {
-    --divisor;
-  }
-  return divisor;
-}
-
 void resolve_batches(TrainSettings& settings) {
-  constexpr int64_t kMicroBatch = 8;
-  settings.micro_batch = settings.micro_batch.value_or(
-      settings.global_batch ? divisor_up_to(*settings.global_batch, kMicroBatch) : kMicroBatch);
+  if (!settings.micro_batch) {
+    int64_t rows = std::min<int64_t>(8, settings.global_batch.value_or(8));
+    while (settings.global_batch.value_or(8) % rows != 0) {
+      --rows;
+    }
+    settings.micro_batch = rows;
+  }
   settings.global_batch = settings.global_batch.value_or(*settings.micro_batch);
   USER_ERROR_IF(*settings.global_batch % *settings.micro_batch != 0,
                 "--global-batch {} is no multiple of --micro-batch {}; a step is a whole number of "
@@ -322,9 +308,10 @@ void resolve_length(TrainSettings& settings, const model::ModelConfig& config) {
       config.sliding_window > 0 ? "sliding_window" : "max_position_embeddings");
 }
 
-void refuse(const std::optional<double>& coefficient, const char* flag, const std::string& reason) {
-  USER_ERROR_IF(coefficient.value_or(0) != 0, "{} {}: {}; leave it out", flag, *coefficient,
-                reason);
+void refuse(const std::optional<double>& coefficient, const char* flag, const std::string& reason,
+            bool lacks_loss = true) {
+  USER_ERROR_IF(lacks_loss && coefficient.value_or(0) != 0, "{} {}: {}; leave it out", flag,
+                *coefficient, reason);
 }
 
 // Returns the names of the router families with `feature`: "relu".
@@ -342,27 +329,24 @@ std::string family_names(Feature route::RouterFamily::*feature) {
 void refuse_others(const TrainSettings& settings, const route::RouterSettings& router) {
   const std::string name = to_string(router);
   const route::RouterFamily& family = *router.family;
-  if (!family.load_balance_coef) {
-    refuse(settings.lb_coef, "--lb-coef",
-           fmt::format("{} has no load-balance loss, {}", name, family.no_load_balance));
-    refuse(settings.seq_lb_coef, "--seq-lb-coef",
-           fmt::format("{} has no load-balance loss within sequences, {}", name,
-                       family.no_load_balance));
-  }
-  if (!family.has_softmax_scores) {
-    refuse(settings.z_coef, "--z-coef",
-           fmt::format("{} has no softmax, whose normaliser the z-loss keeps small", name));
-  }
-  if (!family.has_adaptive_l1) {
-    refuse(settings.lambda, "--lambda",
-           fmt::format("{} has no L1 loss that lambda would weigh, only {} has", name,
-                       family_names(&route::RouterFamily::has_adaptive_l1)));
-  }
-  if (!family.entropy_coef) {
-    refuse(settings.entropy_coef, "--entropy-coef",
-           fmt::format("{} has no entropy loss, only {} has", name,
-                       family_names(&route::RouterFamily::entropy_coef)));
-  }
+  refuse(settings.lb_coef, "--lb-coef",
+         fmt::format("{} has no load-balance loss, {}", name, family.no_load_balance),
+         !family.load_balance_coef);
+  refuse(
+      settings.seq_lb_coef, "--seq-lb-coef",
+      fmt::format("{} has no load-balance loss within sequences, {}", name, family.no_load_balance),
+      !family.load_balance_coef);
+  refuse(settings.z_coef, "--z-coef",
+         fmt::format("{} has no softmax, whose normaliser the z-loss keeps small", name),
+         !family.has_softmax_scores);
+  refuse(settings.lambda, "--lambda",
+         fmt::format("{} has no L1 loss that lambda would weigh, only {} has", name,
+                     family_names(&route::RouterFamily::has_adaptive_l1)),
+         !family.has_adaptive_l1);
+  refuse(settings.entropy_coef, "--entropy-coef",
+         fmt::format("{} has no entropy loss, only {} has", name,
+                     family_names(&route::RouterFamily::entropy_coef)),
+         !family.entropy_coef);
 }
 
 // Returns " + 0.01 x load balance (..)", or a clause that the loss is off.
@@ -382,7 +366,7 @@ std::string l1_term(double lambda, const route::RouterSettings& router, int64_t 
   if (!router_trains) {
     return fmt::format(" + lambda x {}; lambda stays {}, as no router is trained", loss, lambda);
   }
-  const double target = 1.0 - static_cast<double>(router.k) / static_cast<double>(experts);
+  const double target = 1.0 - static_cast<double>(router.k) / experts;
   return fmt::format(
       " + lambda x {}; lambda is {} at first, then times {} after a step of a sparsity below S* = "
       "1 "
@@ -412,6 +396,9 @@ Options record_options(TrainSettings& settings) {
        Range(), "none"},
       {"template-date", &settings.template_date, group::kData,
        "date of strftime_now() in the chat template, YYYY-MM-DD", Range(), "today"},
+      {"add-tokens", &settings.add_tokens, group::kData,
+       "special tokens to add, as A,B (\\, is a comma), or auto: those of the named --template",
+       Range(), "none"},
       {"loss-on",
        named("loss-on", settings.loss_on,
              {{"all", data::LossOn::kAll}, {"last", data::LossOn::kLast}}),
@@ -447,7 +434,7 @@ std::map<std::string, std::string> read_settings(const std::string& toml,
 
 double Schedule::at(int64_t step) const {
   if (step < warmup) {
-    return lr * static_cast<double>(step + 1) / static_cast<double>(warmup);
+    return lr * (step + 1) / warmup;
   }
   const int64_t last = steps - 1;
   switch (kind) {
@@ -457,8 +444,7 @@ double Schedule::at(int64_t step) const {
     case ScheduleKind::kLinear:
       return lr + (min_lr - lr) * progress(step, warmup, last);
     case ScheduleKind::kWsd: {
-      const auto decay =
-          static_cast<int64_t>(std::ceil(decay_fraction * static_cast<double>(steps)));
+      const auto decay = static_cast<int64_t>(std::ceil(decay_fraction * steps));
       return lr + (min_lr - lr) * progress(step, std::max(warmup, last - decay), last);
     }
     default:
@@ -494,7 +480,7 @@ TrainSettings resolve(TrainSettings settings, const model::ModelConfig& config,
   settings.pack =
       settings.pack.value_or(examples.all_rows ? data::Pack::kNone : data::Pack::kStream);
   if (settings.lora.rank > 0) {
-    settings.lora.alpha = settings.lora.scale() * static_cast<double>(settings.lora.rank);
+    settings.lora.alpha = settings.lora.scale() * settings.lora.rank;
   }
   settings.min_lr = settings.min_lr.value_or(settings.lr / 10);
   if (!settings.steps && !settings.epochs) {
@@ -538,7 +524,7 @@ void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& store
     coefficient = is_set ? std::optional(value) : std::nullopt;
   };
   fill(settings.lambda, family.has_adaptive_l1,
-       resolved.names_lambda0 ? router.lambda0 : stored.lambda.value_or(router.lambda0));
+       resolved.sets_lambda0 ? router.lambda0 : stored.lambda.value_or(router.lambda0));
   const bool keeps_bias = router.bias_rate.has_value() == stored.router.bias_rate.has_value();
   fill(settings.lb_coef, family.load_balance_coef.has_value(),
        keeps && keeps_bias ? stored.lb_coef : default_lb_coef(router));
@@ -575,21 +561,15 @@ std::string describe_losses(const TrainSettings& settings, const route::RouterSe
   if (family.entropy_coef) {
     words += term(settings.entropy_coef, "entropy");
   }
-  for (const auto& [coefficient, loss] :
-       {std::pair(settings.z_coef, "z-loss"),
-        std::pair(settings.seq_lb_coef, "load balance within each sequence")}) {
-    if (coefficient.value_or(0) != 0) {
-      words += term(coefficient, loss);
-    }
-  }
+  words += settings.z_coef.value_or(0) != 0 ? term(settings.z_coef, "z-loss") : "";
+  words += settings.seq_lb_coef.value_or(0) != 0
+               ? term(settings.seq_lb_coef, "load balance within each sequence")
+               : "";
   if (router.bias_rate) {
-    if (*router.bias_rate == 0) {
-      words += "; a bias of the choice that stands still (bias=0)";
-    } else if (!router_trains) {
-      words += "; a bias of the choice that keeps its value, as no router is trained";
-    } else {
-      words += fmt::format("; a bias of the choice balances, by {} a step", *router.bias_rate);
-    }
+    words += *router.bias_rate == 0 ? "; a bias of the choice that stands still (bias=0)"
+             : !router_trains
+                 ? "; a bias of the choice that keeps its value, as no router is trained"
+                 : fmt::format("; a bias of the choice balances, by {} a step", *router.bias_rate);
   }
   return words;
 }

@@ -1,8 +1,7 @@
 #pragma once
 // Settings of a training run, with defaults and their sources. Settings that depend on the model or
-// the data are unset until resolve() fills them. Resolved settings are written to RUN/settings.toml
-// and reproduce the run. Flags, recipe keys, ranges, and the settings that may change when a run is
-// resumed all follow from one table, train_options().
+// the data are unset until resolve() fills them. Resolved settings, written to RUN/settings.toml,
+// reproduce the run. Flags, recipe keys and ranges follow from one table, train_options().
 
 #include <cstdint>
 #include <filesystem>
@@ -34,9 +33,7 @@ struct Schedule {
   // kWsd: final part of the run with a linear decay (MiniCPM 2024, section 4.3: 10 %).
   double decay_fraction = 0.1;
 
-  // Returns the learning rate of step 0 .. steps-1. The first step after the warm-up has `lr`, the
-  // last step has `min_lr`.
-  double at(int64_t step) const;
+  double at(int64_t step) const;  // 0 .. steps-1; `lr` after the warm-up, `min_lr` in the last step
 };
 
 // Evaluation during training. It does not change the training.
@@ -49,16 +46,14 @@ struct EvaluationSettings {
   std::optional<int64_t> tasks_limit;       // questions per task; unset: all
 
   bool any() const { return !data.empty() || !tasks.empty(); }
-  // Returns true before the first step (0), after every `every`-th and after the last. Requires
-  // resolved settings.
+  // True before the first step (0), after every `every`-th and the last. Requires `every`.
   bool is_due(int64_t step, int64_t steps) const {
     return any() && (step % every.value() == 0 || step == steps);
   }
 };
 
-// State that is sharded over the processes that hold the same parameters: AdamW's moments and the
-// update (step/optimizer.h), or dense matrices and their gradients too
-// (core/model/llama/weight_shards.h).
+// Sharded state: AdamW's moments and the update (step/optimizer.h), or dense matrices and their
+// gradients too (core/model/llama/weight_shards.h).
 enum class Shard { kOptimizer, kWeights };
 
 // Defaults: ../README.md.
@@ -78,6 +73,7 @@ struct TrainSettings {
   std::string text_template = "auto";       // as data::Template::parse() takes it
   std::string template_arguments;           // JSON object for a chat template; "": none
   std::string template_date;                // YYYY-MM-DD; "": today
+  std::string add_tokens;                   // for io::split_tokens(), or "auto"; "": none
   data::LossOn loss_on = data::LossOn::kAll;
   std::string cache;  // token cache: a folder, "off", or "" for the default (token_cache.h)
 
@@ -129,11 +125,9 @@ struct TrainSettings {
 TrainSettings resolve(TrainSettings settings, const model::ModelConfig& config,
                       const data::Examples& examples);
 
-// Fills unset evaluation settings, for a run of `steps`.
 EvaluationSettings resolve_evaluation(EvaluationSettings settings, int64_t steps);
 
-// Throws UserError, naming the flag, for settings that are invalid for every model and data. Called
-// by resolve(), and by callers before they read large files.
+// Throws UserError, naming the flag, for settings that are invalid for every model and data.
 void check_numbers(const TrainSettings& settings);
 
 // Returns the template of --template, of the model folder if it is "auto". Throws UserError.
@@ -150,26 +144,22 @@ void add_train_option(const Option& option);
 // Returns the settings as a recipe: a [train] table whose keys are the flags.
 std::string to_toml(const TrainSettings& settings);
 
-// Returns the [train] table of a settings.toml as keys and TOML values, normalized so that equal
-// values have equal texts. Throws UserError, prefixed with `where`, if `toml` is not TOML or has no
-// such table.
+// Returns the [train] table of a settings.toml; equal values have equal texts. Throws UserError,
+// prefixed with `where`, if `toml` is not TOML or has no such table.
 std::map<std::string, std::string> read_settings(const std::string& toml, const std::string& where);
 
-// Fills lb_coef, entropy_coef, z_coef, seq_lb_coef and lambda of `settings` for the router of the
-// run. Losses that the router does not have stay unset. A coefficient is the flag's, else the
-// folder's if its router is of the same family, else the default; z_coef and seq_lb_coef have no
-// default. Lambda is the flag's, else lambda0 if --router names it, else the value that the folder
-// was trained up to, else lambda0. Throws UserError for a coefficient of a loss that the router
-// does not have.
+// Fills the coefficients and lambda of `settings` for the router of the run. A coefficient is the
+// flag's, else the folder's if its router is of the same family, else the default (z_coef and
+// seq_lb_coef have none). Lambda is the flag's, else lambda0 if --router names it, else the
+// folder's, else lambda0. Throws UserError for a coefficient of a loss that the router lacks.
 void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& stored,
                           const route::ResolvedRouter& resolved);
 
 // Throws UserError if any coefficient is set, for a dense model.
 void refuse_coefficients(const TrainSettings& settings);
 
-// Describes the losses of a run with resolved settings, such as "language model + 0.01 x load
-// balance (of first choices)". If `router_trains` is false, lambda and bias are described as
-// constant.
+// Returns "language model + 0.01 x load balance (of first choices)" for resolved settings. If
+// `router_trains` is false, lambda and bias are described as constant.
 std::string describe_losses(const TrainSettings& settings, const route::RouterSettings& router,
                             int64_t experts, bool router_trains = true);
 

@@ -1,22 +1,19 @@
-#include "core/train/loop/memory_plan.h"
-
 #include <algorithm>
 #include <string>
 #include <vector>
 
 #include "core/model/llama/llama.h"
+#include "core/train/loop/plan.h"
 #include "core/train/step/gradients.h"
 #include "core/train/step/trainable.h"
 
 namespace moe::train {
-
 namespace {
 
 constexpr int64_t kF32 = 4;
 // Growth of a process in its first step: pages of LibTorch's code and tables, threads.
 constexpr uint64_t kFirstStep = uint64_t{30} << 20;
 
-// Shapes of one micro-batch.
 struct Sizes {
   int64_t tokens;      // T
   int64_t width;       // D
@@ -27,9 +24,8 @@ struct Sizes {
   int64_t head_dim;    // A
 };
 
-// Returns the bytes that attention keeps for backward: its input, the normed input, queries, keys,
-// values and the output; with normed queries and keys also their inputs in f32 and a scale per
-// head.
+// Returns the bytes that attention keeps for backward: input, normed input, queries, keys, values
+// and output; with normed queries and keys also their inputs in f32 and a scale per head.
 int64_t attention_bytes(const Sizes& s) {
   return kF32 * s.tokens * s.width + s.activation * s.tokens * s.width +
          s.activation * s.tokens * (2 * s.heads + 2 * s.keys) +
@@ -41,11 +37,9 @@ struct FeedForwardBytes {
   int64_t backward = 0;  // in addition to `kept`
 };
 
-// Returns the bytes of a feed-forward of width F = `inner` on R = `rows` rows. A dense layer has
-// one expert and R = T.
+// Returns the bytes of a feed-forward of width F = `inner` on R = `rows` rows (T of a dense one).
 FeedForwardBytes feed_forward_bytes(const Sizes& s, int64_t inner, int64_t rows, int64_t experts,
                                     bool has_adapters) {
-  const bool is_moe = experts > 1;
   FeedForwardBytes bytes;
   bytes.kept = kF32 * s.tokens * s.width + s.activation * s.tokens * s.width +
                s.activation * rows * 2 * inner;
@@ -54,7 +48,7 @@ FeedForwardBytes feed_forward_bytes(const Sizes& s, int64_t inner, int64_t rows,
     bytes.kept += s.activation * rows * inner;
     bytes.backward += s.activation * rows * 2 * inner;
   }
-  if (is_moe) {
+  if (experts > 1) {
     // Permuted rows and expert outputs; logits, scores, counts and gate weights.
     constexpr int64_t kRouting = 48;
     bytes.kept += 2 * s.activation * rows * s.width + kRouting * s.tokens * experts;
@@ -63,8 +57,8 @@ FeedForwardBytes feed_forward_bytes(const Sizes& s, int64_t inner, int64_t rows,
   return bytes;
 }
 
-// Adds the bytes of a shared expert. Forward keeps gate and up, the output (for the gradient of the
-// expert's gate) and the gate. Backward allocates their gradients and the product of gate and up.
+// Adds the bytes of a shared expert. Forward keeps gate and up, the output and the expert's gate.
+// Backward allocates their gradients and the product of gate and up.
 void add_shared_expert(const Sizes& s, int64_t inner, bool has_adapters, FeedForwardBytes& bytes) {
   if (inner == 0) {
     return;
@@ -107,7 +101,7 @@ struct TrainedCounts {
   // Returns the unit of a parameter.
   Unit& unit(const std::string& name) {
     const int64_t layer = layer_index(name);
-    return layer >= 0 ? layers[static_cast<size_t>(layer)] : name == "lm_head" ? head : embedding;
+    return layer >= 0 ? layers[layer] : name == "lm_head" ? head : embedding;
   }
 };
 
@@ -117,7 +111,7 @@ TrainedCounts count_trained(const model::ModelConfig& config, const TrainSetting
   shapes.add_lora(settings.lora, 0);
   const bool is_sharded = settings.shard == Shard::kWeights && layout.processes > 1;
   TrainedCounts counts;
-  counts.layers.resize(static_cast<size_t>(config.layers));
+  counts.layers.resize(config.layers);
   const auto is_part = [&](const model::NamedParameter& parameter) {
     return is_sharded && parameter.is_dense_matrix;
   };
@@ -151,18 +145,16 @@ int64_t max_logits(const model::ModelConfig& config, int64_t tokens, bool on_cud
   return std::min(head_block_rows(config.vocab_size, on_cuda), tokens) * config.vocab_size;
 }
 
-// Returns the rows R that a MoE layer routes for `tokens` tokens: those of the router's definition;
-// for top-p and ReLU routers the expectation at initialization, which is their maximum. A GPU
-// reserves a row for each token that IR may serve, because the host does not know their number.
+// Returns the rows R that a MoE layer routes for `tokens` tokens; for top-p and ReLU routers the
+// expectation at initialization, their maximum. A GPU reserves a row for each token of IR.
 int64_t routed_rows(const route::RouterSettings& router, int64_t tokens, int64_t experts,
                     bool on_cuda) {
   const double rows = router.family->expected_rows_at_init(router, tokens, experts) +
-                      static_cast<double>(on_cuda && router.ir ? tokens : 0);
+                      (on_cuda && router.ir ? tokens : 0);
   return static_cast<int64_t>(std::min(rows, static_cast<double>(tokens * experts)));
 }
 
-// Walk through a step that records the maximum of the allocated bytes, without weights, moments and
-// program.
+// Maximum of the allocated bytes during a step, without weights, moments and program.
 class StepWalk {
  public:
   StepWalk(const model::ModelConfig& config, const TrainSettings& settings,
@@ -242,8 +234,8 @@ class StepWalk {
     update_max(allocated + kF32 * trained_.embedding.trained.whole);
   }
 
-  // Returns the bytes allocated for the head's gradient in a micro-batch: none if it is added in
-  // place to the gradient of earlier micro-batches, which requires weights that are not sharded.
+  // Returns the bytes allocated for the head's gradient in a micro-batch: none if weights are not
+  // sharded and it is added in place to that of earlier micro-batches.
   static int64_t new_bytes(const ParameterCount& head, bool is_new) {
     return is_new || head.whole != head.kept ? kF32 * head.whole : 0;
   }
@@ -266,27 +258,26 @@ MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& se
   const StepWalk step(config, settings, router, tokens, trained, layout);
   MemoryPlan plan;
   plan.program = program + kFirstStep;
-  plan.weights = static_cast<uint64_t>(kF32 * trained.all.kept + 2 * trained.copied);
-  plan.gradients = static_cast<uint64_t>(kF32 * trained.trained.kept);
+  plan.weights = kF32 * trained.all.kept + 2 * trained.copied;
+  plan.gradients = kF32 * trained.trained.kept;
   const int64_t moment_bytes = io::dtype_bytes(settings.adamw.moments);
-  plan.optimizer = static_cast<uint64_t>(2 * moment_bytes * trained.updated);
-  plan.activations = static_cast<uint64_t>(step.activations());
+  plan.optimizer = 2 * moment_bytes * trained.updated;
+  plan.activations = step.activations();
   if ((settings.save_every || settings.save_minutes) && !settings.on_cuda) {
     const bool merges = settings.lora.rank > 0;
     plan.checkpoint = plan.weights * (merges ? 2 : 1) + plan.optimizer;
   }
   if (settings.evaluation.any() && layout.group() > 1) {  // the whole model is gathered
-    plan.evaluation = static_cast<uint64_t>(kF32 * count_trained(config, settings, {}).all.whole);
+    plan.evaluation = kF32 * count_trained(config, settings, {}).all.whole;
   }
   // RankShards::reduce_gradients() copies one parameter at a time.
-  const uint64_t summing = plan.gradients + static_cast<uint64_t>(kF32 * trained.largest);
+  const uint64_t summing = plan.gradients + kF32 * trained.largest;
   const auto step_bytes = std::max(static_cast<uint64_t>(step.max_bytes()), summing);
   plan.workspace = step_bytes - std::min(step_bytes, plan.gradients + plan.activations);
   const int64_t forward = max_logits(config, tokens, settings.on_cuda) +
                           4 * tokens * config.hidden_size;  // elements, of held-out rows
-  const uint64_t evaluating = plan.evaluation == 0 ? 0
-                                                   : plan.gradients + plan.evaluation +
-                                                         static_cast<uint64_t>(kF32 * forward);
+  const uint64_t evaluating =
+      plan.evaluation == 0 ? 0 : plan.gradients + plan.evaluation + kF32 * forward;
   const uint64_t above = std::max(step_bytes + plan.checkpoint, evaluating);
   plan.peak = plan.program + plan.weights + plan.optimizer + above;
   return plan;

@@ -15,14 +15,12 @@
 
 #include "core/base/error.h"
 #include "core/base/json.h"
-#include "core/base/resources.h"
 #include "core/base/version.h"
 #include "core/data/templates.h"
 #include "core/io/file.h"
 #include "core/io/staged_folder.h"
 #include "core/model/config/weights.h"
 #include "core/route/plan.h"
-#include "core/route/router.h"
 #include "core/train/checkpoint/snapshot.h"
 #include "core/train/observe/history.h"
 #include "core/train/step/trainable.h"
@@ -31,15 +29,13 @@
 #include "core/upcycle/upcycle.h"
 
 namespace moe::train {
-
 namespace {
 
 // Share of requests refused by chance above which known_failures() warns. For 8 experts and CF = k
 // = 1 the share is 3.3 % at 1,024 tokens per rank, 4.7 % at 512 and 9.3 % at 128.
 constexpr double kMaxChanceRefusal = 0.04;
 
-// Returns E[(X - above)+] of X ~ Binomial(n, p), 0 < p < 1, for `above` >= the mean. Each term is
-// computed from the one before, until terms are negligible.
+// Returns E[(X - above)+] of X ~ Binomial(n, p), 0 < p < 1, for `above` >= the mean.
 double upper_tail(int64_t n, double p, int64_t above) {
   const auto count = static_cast<double>(n);
   const auto first = static_cast<double>(above + 1);
@@ -58,14 +54,12 @@ double upper_tail(int64_t n, double p, int64_t above) {
   return sum;
 }
 
-// Returns E[(X - above)+] for any `above`. Below the mean it is E[X] - above + E[(above - X)+], and
-// n - X is binomial too.
+// Returns E[(X - above)+] for any `above`: below the mean E[X] - above + E[(above - X)+].
 double expected_overflow(int64_t n, double p, int64_t above) {
-  const double beyond = static_cast<double>(n) * p - static_cast<double>(above);
+  const double beyond = static_cast<double>(n) * p - above;
   return beyond > 0 ? beyond + upper_tail(n, 1 - p, n - above) : upper_tail(n, p, above);
 }
 
-// Adds known_failures() to the notes of a plan with resolved settings.
 void add_warnings(RunPlan& plan, const model::ModelConfig& config) {
   const TrainSettings& settings = plan.settings;
   RunFacts facts;
@@ -79,11 +73,9 @@ void add_warnings(RunPlan& plan, const model::ModelConfig& config) {
     facts.balance_loss = settings.lb_coef.value_or(0) > 0;
     facts.other_loss = settings.z_coef.value_or(0) > 0 || settings.seq_lb_coef.value_or(0) > 0;
   }
-  const auto warnings = known_failures(facts);
-  plan.notes.insert(plan.notes.end(), warnings.begin(), warnings.end());
+  std::ranges::copy(known_failures(facts), std::back_inserter(plan.notes));
 }
 
-// Sets parameters, memory and group_tokens, the tokens of the largest micro-batch.
 void plan_resources(RunPlan& plan, const model::ModelConfig& config, int64_t group_tokens) {
   plan.parameters = model::count_parameters(config).total;
   plan.group_tokens = group_tokens;
@@ -91,7 +83,6 @@ void plan_resources(RunPlan& plan, const model::ModelConfig& config, int64_t gro
                             plan.settings.on_cuda ? kCudaProgram : resident_bytes(), plan.layout);
 }
 
-// Sets router, logical ranks and coefficients of `plan`.
 void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
   TrainSettings& settings = plan.settings;
   plan.is_moe = config.moe.has_value();
@@ -115,8 +106,7 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
   plan.notes = resolved.notes;
   if (moe.router_jitter > 0) {
     plan.notes.push_back(
-        fmt::format("router_jitter_noise {} of {} is not applied: moe trains "
-                    "routers without noise",
+        fmt::format("router_jitter_noise {} of {} is not applied: moe trains routers without noise",
                     moe.router_jitter, settings.model.string()));
   }
   if (settings.evaluation.any()) {
@@ -136,7 +126,6 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
                                 trains_router(settings.trained, config));
 }
 
-// Throws UserError if the replicas of `layout` cannot take equal numbers of a step's micro-batches.
 void check_batches(const TrainSettings& settings, const distributed::Layout& layout) {
   const int64_t batches = *settings.global_batch / *settings.micro_batch;
   USER_ERROR_IF(batches % layout.replicas != 0,
@@ -146,7 +135,6 @@ void check_batches(const TrainSettings& settings, const distributed::Layout& lay
                 *settings.micro_batch * layout.replicas);
 }
 
-// Returns the number of tokens of the largest micro-batch.
 int64_t micro_batch_tokens(const TrainSettings& settings, const data::Examples& examples) {
   if (settings.pack == data::Pack::kStream) {
     return *settings.micro_batch * *settings.seq_len;
@@ -169,8 +157,9 @@ Prepared prepare_rank(const TrainSettings& given, const TrainCallbacks& callback
   TrainSettings settings = given;
   check_numbers(settings);
   check_data_named(settings);
+  const auto vocabulary = extend_vocabulary(settings);
   Prepared run{model::open_checkpoint(settings.model, settings.upcycle, settings.router,
-                                      settings.force_memory),
+                                      settings.force_memory, vocabulary),
                {},
                {},
                {}};
@@ -186,6 +175,13 @@ Prepared prepare_rank(const TrainSettings& given, const TrainCallbacks& callback
   model::check_tensors(run.checkpoint, config);
   plan.settings = settings;
   plan_routing(plan, config);
+  if (!vocabulary.words.empty()) {
+    plan.notes.push_back(vocabulary.words);
+  }
+  if (vocabulary.end > vocabulary.begin && (settings.lora.rank > 0 || !settings.trained.empty()) &&
+      std::ranges::find(settings.trained, "embeddings") == settings.trained.end()) {
+    plan.notes.emplace_back("warning: without embeddings in --train, added tokens keep that mean");
+  }
   run.examples =
       read_data(settings, run.checkpoint, config.vocab_size, {[&](int64_t count, int64_t tokens) {
                   if (callbacks.stop_requested()) {
@@ -205,8 +201,7 @@ Prepared prepare_rank(const TrainSettings& given, const TrainCallbacks& callback
       data::BatchStream(run.examples, batch_settings(plan.settings)).rows_per_epoch();
   if (!plan.settings.steps) {
     const double rows = *plan.settings.epochs * epoch_rows;
-    plan.settings.steps =
-        static_cast<int64_t>(std::ceil(rows / static_cast<double>(*plan.settings.global_batch)));
+    plan.settings.steps = static_cast<int64_t>(std::ceil(rows / *plan.settings.global_batch));
     plan.settings.epochs.reset();
   }
   plan.settings.evaluation = resolve_evaluation(plan.settings.evaluation, *plan.settings.steps);
@@ -220,13 +215,12 @@ Prepared prepare_rank(const TrainSettings& given, const TrainCallbacks& callback
     plan.notes.push_back(
         fmt::format("for each evaluation every process gathers the whole model, {:.1f} GB in "
                     "addition to its share (--dry-run counts it)",
-                    static_cast<double>(plan.memory.evaluation) / 1e9));
+                    plan.memory.evaluation / 1e9));
   }
   add_warnings(plan, config);
   return run;
 }
 
-// Returns a text of all inputs that must be equal on all ranks.
 std::string fingerprint(const RunPlan& plan, const data::Examples& examples,
                         const io::Checkpoint& checkpoint) {
   std::string text = fmt::format("moe {}\n{}", kVersion, to_toml(plan.settings));
@@ -262,7 +256,7 @@ model::ModelConfig planned_config(const TrainSettings& settings) {
 uint64_t model_bytes(const io::Checkpoint& checkpoint) {
   uint64_t bytes = 0;
   for (const auto& tensor : checkpoint.tensors()) {
-    bytes += static_cast<uint64_t>(tensor.bytes());
+    bytes += tensor.bytes();
   }
   return bytes;
 }
@@ -310,8 +304,6 @@ OrderedJson describe_start(const RunPlan& plan) {
   return line;
 }
 
-// Appends a line to starts.jsonl, after truncating an unfinished one. Throws UserError if it cannot
-// be written.
 void append_to_run_history(const std::filesystem::path& file, const OrderedJson& start) {
   const Descriptor descriptor = open_lines(file);
   const std::string line = start.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
@@ -320,21 +312,20 @@ void append_to_run_history(const std::filesystem::path& file, const OrderedJson&
 }
 
 // Returns the newest intact checkpoint of an existing run, else the model. Sets plan.first_step and
-// adds notes on damaged checkpoints and the first step. Throws UserError if all checkpoints are
-// damaged.
+// adds notes. Throws UserError if all checkpoints are damaged.
 ResumePlan find_start(const RunFolder& folder, RunState state, RunPlan& plan) {
-  if (state != RunState::kResumable) {
-    return {plan.settings.model, false, false, nullptr};
-  }
   std::vector<std::string> damaged;
-  const auto checkpoint = folder.newest_whole(damaged);
+  const bool resumes = state == RunState::kResumable;
+  const auto checkpoint = resumes ? folder.newest_whole(damaged) : std::nullopt;
   USER_ERROR_IF(!checkpoint && !damaged.empty(),
                 "{}: all checkpoints are damaged ({}); restore one from a backup, or use --force "
                 "to start over at step 0",
                 folder.path().string(), fmt::join(damaged, "; "));
   plan.notes.insert(plan.notes.end(), damaged.begin(), damaged.end());
   if (!checkpoint) {
-    plan.notes.push_back("resuming from step 0: no checkpoint was saved");
+    if (resumes) {
+      plan.notes.push_back("resuming from step 0: no checkpoint was saved");
+    }
     return {plan.settings.model, false, false, nullptr};
   }
   plan.first_step = read_train_state(*checkpoint).step;
@@ -346,8 +337,7 @@ ResumePlan find_start(const RunFolder& folder, RunState state, RunPlan& plan) {
   return {*checkpoint, /*resumed=*/true, false, nullptr};
 }
 
-// Returns RUN and the parent folders that do not exist yet. They are synced, because a checkpoint
-// survives a power loss only if its path does.
+// Returns RUN and its parents that do not exist yet: a checkpoint survives only if its path does.
 std::vector<std::filesystem::path> folders_to_sync(const std::filesystem::path& run) {
   const std::filesystem::path whole = std::filesystem::absolute(run).lexically_normal();
   std::vector<std::filesystem::path> folders = {whole};
@@ -403,9 +393,8 @@ double chance_refusal_share(const route::RouterSettings& router, int64_t rank_to
     return 0;
   }
   const auto tokens = static_cast<double>(rank_tokens);
-  const double p = static_cast<double>(router.k) / static_cast<double>(experts);
-  const double excess =
-      p < 1 ? expected_overflow(rank_tokens, p, slots) : tokens - static_cast<double>(slots);
+  const double p = static_cast<double>(router.k) / experts;
+  const double excess = p < 1 ? expected_overflow(rank_tokens, p, slots) : tokens - slots;
   return excess / (p * tokens);
 }
 
@@ -463,7 +452,7 @@ Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks,
   const auto offers = distributed::gather_texts(ranks, tokens.text());
   distributed::on_all_ranks(&ranks, [&] {
     if (first != ranks.rank()) {
-      tokens.take(offers[static_cast<size_t>(first)]);
+      tokens.take(offers[first]);
       prepare_this_rank();
     }
   });
@@ -524,12 +513,15 @@ RunPlan plan_cluster(const TrainSettings& settings, int64_t nodes, int64_t gpus)
   plan.is_moe = config.moe.has_value();
   plan_resources(plan, config, *plan.settings.micro_batch * *plan.settings.seq_len);
   add_warnings(plan, config);
+  if (!settings.add_tokens.empty()) {
+    plan.notes.emplace_back("the rows of --add-tokens are not counted");
+  }
   return plan;
 }
 
 uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, const RunPlan& plan) {
   const int64_t state = 4 + 2 * io::dtype_bytes(plan.settings.adamw.moments);  // per parameter
-  return model_bytes(checkpoint) + static_cast<uint64_t>(state * plan.parameters);
+  return model_bytes(checkpoint) + state * plan.parameters;
 }
 
 ResumePlan begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,

@@ -1,7 +1,9 @@
 #pragma once
-// Start of a run. prepare() resolves settings, data, model, layout and memory, and collects
+// A training run. prepare() resolves settings, data, model, layout and memory, and collects
 // warnings about settings that are known to fail; it writes no file. begin_run() then opens the run
 // folder: rank 0 determines whether the run is new, resumed or complete, and broadcasts the result.
+// train() does both and then runs the loop: batches -> gradients -> clipping -> AdamW -> metrics.
+// On the CPU, runs with equal settings and an equal number of threads are equal bit for bit.
 
 #include <cstdint>
 #include <filesystem>
@@ -12,28 +14,47 @@
 #include <vector>
 
 #include "core/base/resources.h"
-#include "core/data/batches.h"
-#include "core/data/token_cache.h"
 #include "core/distributed/comm.h"
 #include "core/io/checkpoint.h"
-#include "core/model/config/config.h"
 #include "core/model/llama/llama.h"
 #include "core/route/router.h"
 #include "core/train/checkpoint/run_folder.h"
 #include "core/train/config/settings.h"
-#include "core/train/loop/memory_plan.h"
 #include "core/train/observe/evaluation.h"
 #include "core/train/observe/metrics.h"
 
 namespace moe::train {
 
-// Ratio of the learning rate to the parent's last one above which known_failures() warns. Schedules
-// usually end at a tenth of their maximum, so a larger ratio exceeds the parent's maximum.
+// GPU memory of a process before it loads anything: context, libraries, NCCL's buffers.
+constexpr uint64_t kCudaProgram = uint64_t{1} << 30;
+
+// Memory of a run in bytes: GPU memory if the run uses GPUs, else host memory. The values are those
+// of the first process of a layout, which needs the most.
+struct MemoryPlan {
+  uint64_t program = 0;      // before anything is loaded
+  uint64_t weights = 0;      // f32, adapters included; and the bf16 copies of a GPU
+  uint64_t gradients = 0;    // f32, of the parameters that train
+  uint64_t optimizer = 0;    // two moments of the elements that this process updates
+  uint64_t activations = 0;  // kept for backward, of one micro-batch
+  uint64_t workspace = 0;    // temporary memory at the peak
+  uint64_t checkpoint = 0;   // copy written in the background; 0 on a GPU (it is in host memory)
+  uint64_t evaluation = 0;   // the gathered model of an evaluation; 0 if no model is gathered
+  uint64_t peak = 0;
+};
+
+// Computes the plan by a walk through forward, head, backward, update and checkpoint. Requires
+// resolved `settings`. `tokens` is the number of tokens of a micro-batch, which the ranks of an
+// expert-parallel group divide equally. `program`: current memory of the process in bytes.
+MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& settings,
+                       const route::RouterSettings& router, int64_t tokens, uint64_t program,
+                       const distributed::Layout& layout = {});
+
+// Ratio of the learning rate to the parent's last one above which known_failures() warns: schedules
+// usually end at a tenth of their maximum.
 inline constexpr double kMaxLrRatio = 10;
 
 // Returns true if the task loss has a gradient with respect to the logits (core/route/README.md,
-// "Gradients"). It has none if a token has one expert, whose gate weight is then 1 for all logits.
-// Returns true for a single expert, which needs no router.
+// "Gradients"): not if a token has one of several experts, whose gate weight is 1 for all logits.
 bool router_learns_from_task(const route::RouterSettings& router, int64_t experts);
 
 // Returns the expected share of first-k requests that capacity refuses if each token requests k of
@@ -95,14 +116,12 @@ struct Prepared {
   std::optional<Evaluator> evaluator;  // set by prepare()
 };
 
-// Opens and checks the model and the data of a run. Collective: the first rank of each host
-// tokenizes and hashes the data, and the others map its tokens. Throws UserError if settings or
-// files are invalid or differ between ranks; Interrupted if stop_requested() returned true.
+// Opens and checks the model and the data of a run. Collective: ranks of a host share the tokens.
+// Throws UserError if these are invalid or differ; Interrupted if stop_requested() returned true.
 Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks,
                  distributed::Comm& ranks);
 
-// Returns the host memory that a process of the run needs in addition to its current memory; none
-// for a run on GPUs. need.processes is 1.
+// Returns the host memory that one process needs in addition to its current memory; none on GPUs.
 MemoryNeed memory_need(const RunPlan& plan);
 
 // Returns the plan of rank 0 of `processes` on this host without starting a run. Adds a note if
@@ -111,28 +130,34 @@ RunPlan plan_run(const TrainSettings& settings, int64_t processes = 1);
 
 // Plans the memory of one GPU of `nodes` machines with `gpus` GPUs each, from the config alone.
 // settings.model is a folder or a config.json; a dense one is planned as the mixture of
-// settings.upcycle. Sets settings, routing, layout, parameters, group_tokens, memory and notes.
-// Throws UserError if a count is not positive, or if the config, mixture, router or layout are
-// invalid.
+// settings.upcycle. Throws UserError if a count, the config, mixture, router or layout is invalid.
 RunPlan plan_cluster(const TrainSettings& settings, int64_t nodes, int64_t gpus);
 
 struct ResumePlan {
-  std::filesystem::path folder;  // of the initial weights
-  bool resumed = false;          // `folder` is a checkpoint of this run
-  bool is_done = false;          // the run is complete
-  std::unique_ptr<MetricsLog>
-      log;  // of rank 0, unless the run is complete; refers to the RunFolder
+  std::filesystem::path folder;     // of the initial weights
+  bool resumed = false;             // `folder` is a checkpoint of this run
+  bool is_done = false;             // the run is complete
+  std::unique_ptr<MetricsLog> log;  // of rank 0, unless complete; refers to the RunFolder
 };
 
 // Checks memory and disk space and begins RUN: settings.toml, inputs.json, a line of starts.jsonl,
 // and the log. Sets plan.first_step and adds notes to the plan. Collective. Throws UserError if
-// memory or disk space is short, if the settings differ from those of the existing run
-// (RunFolder::state()), or if all of its checkpoints are damaged.
+// either is short, if an existing run has other settings, or if all its checkpoints are damaged.
 ResumePlan begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,
                      distributed::Comm& ranks);
 
-// Returns the size of one checkpoint in bytes: a model folder, and the f32 weight and two moments
-// of every parameter.
+// Returns the bytes of a checkpoint: a model folder, and f32 weight and two moments per parameter.
 uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, const RunPlan& plan);
+
+// Trains and writes RUN/final. Resumes an existing run with the same settings from its newest
+// intact checkpoint; on the CPU the result equals that of an uninterrupted run bit for bit. A
+// complete run is left unchanged (on_start is called, no step is run). `ranks` is null for a single
+// process; otherwise each rank calls train() with the same settings, and rank 0 writes RUN.
+//
+// Throws UserError, before any file is written, if an input is invalid; std::runtime_error if
+// several losses or gradients in a row are not finite, naming the step and the last good one;
+// Interrupted if stop_requested() returned true, after saving a checkpoint.
+void train(const TrainSettings& settings, const TrainCallbacks& callbacks,
+           distributed::Comm* ranks = nullptr);
 
 }  // namespace moe::train

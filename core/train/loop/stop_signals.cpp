@@ -26,7 +26,6 @@ bool is_any_pending(const sigset_t& signals) {
   return sigisemptyset(&both) == 0;
 }
 
-// Consumes one of `signals`. Returns false if none is pending.
 bool consume_pending(const sigset_t& signals) {
   const timespec no_wait = {0, 0};
   return sigtimedwait(&signals, nullptr, &no_wait) > 0;

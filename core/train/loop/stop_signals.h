@@ -13,35 +13,27 @@ namespace moe::train {
 // because threads inherit the signal mask. A signal that the process was started to ignore (nohup,
 // background jobs of a shell) stays ignored.
 //
-// The object has two phases. Before start_polling() there is nothing to save, and the process may
-// be blocked (for example, on a pipe without a writer): a signal that stop_requested() does not
-// consume within kPollTimeout terminates the process. After start_polling():
+// Before start_polling() the process may be blocked (for example, on a pipe without a writer): a
+// signal that stop_requested() does not consume within kPollTimeout terminates it. After
+// start_polling():
 //   - the first signal makes stop_requested() return true;
-//   - signals within kMergeWindow of the first are duplicates of it (a launcher and a terminal may
-//     both deliver one);
+//   - signals within kMergeWindow of it are duplicates (a launcher and a terminal may both send
+//   one);
 //   - a second signal terminates the process at once, unless a checkpoint is being written;
 //   - a third signal terminates the process at once.
-// stop_requested() and start_polling() are called from one thread; begin_saving() and end_saving()
-// from any.
+// stop_requested() and start_polling() are called from one thread, the others from any.
 class StopSignals {
  public:
   static constexpr std::chrono::seconds kPollTimeout{4};
   static constexpr std::chrono::seconds kMergeWindow{2};
 
   StopSignals();
-  // Discards pending signals and restores the signal mask. After a stop request, and while an
-  // exception ends the command (the launcher of --ranks forwards signals and then throws), the
-  // signals stay blocked, because duplicates may arrive until the process has exited.
+  // Discards pending signals and restores the signal mask. After a stop request and while an
+  // exception ends the command the signals stay blocked: duplicates may arrive until the exit.
   ~StopSignals();
-  StopSignals(const StopSignals&) = delete;
-  StopSignals& operator=(const StopSignals&) = delete;
 
-  // Returns true once a signal has been received.
-  bool stop_requested();
-
-  // Enters the second phase. Further calls have no effect.
-  void start_polling();
-
+  bool stop_requested();  // true once a signal has been received
+  void start_polling();   // further calls have no effect
   // Mark the time in which a checkpoint is written. Calls may nest.
   void begin_saving() { ++num_saving_; }
   void end_saving() { --num_saving_; }

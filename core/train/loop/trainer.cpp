@@ -1,5 +1,3 @@
-#include "core/train/loop/trainer.h"
-
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -13,6 +11,7 @@
 #include "core/model/llama/timeline.h"
 #include "core/route/router.h"
 #include "core/train/checkpoint/snapshot.h"
+#include "core/train/loop/plan.h"
 #include "core/train/observe/metrics.h"
 #include "core/train/step/gradients.h"
 #include "core/train/step/optimizer.h"
@@ -22,7 +21,6 @@
 #include "kernels/ops/device.h"
 
 namespace moe::train {
-
 namespace {
 
 model::Llama load_model(const io::Checkpoint& checkpoint, const TrainSettings& settings,
@@ -37,8 +35,8 @@ model::Llama load_model(const io::Checkpoint& checkpoint, const TrainSettings& s
   return model;
 }
 
-// Throws UserError if a weight that this process holds of `model`, read from `folder`, is NaN or
-// infinite. A step may not detect it: an expert without tokens does not affect the loss.
+// Throws UserError if a weight of `model`, read from `folder`, is NaN or infinite. A step may not
+// detect it: an expert without tokens does not affect the loss.
 void check_finite(const model::Llama& model, const std::filesystem::path& folder) {
   const at::NoGradGuard no_gradients;
   for (const auto& parameter : model.parameters()) {
@@ -52,8 +50,8 @@ void check_finite(const model::Llama& model, const std::filesystem::path& folder
   }
 }
 
-// Returns a copy of `local` with the experts of all processes of `group`, of which `local` holds
-// the experts of this process. Collective. `parent` is a folder of a model of the same shapes.
+// Returns a copy of `local` with the experts of all processes of `group`. Collective. `parent` is a
+// folder of a model of the same shapes.
 model::Llama gather_experts(const model::Llama& local, const io::Checkpoint& parent,
                             const model::ComputeOptions& compute, distributed::Comm& group) {
   const at::NoGradGuard no_gradients;
@@ -183,7 +181,6 @@ class Run {
   }
 
  private:
-  // Returns true if the loss has an L1 term, whose weight is lambda.
   bool has_lambda() const { return routing_.router.family->has_adaptive_l1; }
 
   // Updates lambda of the L1 loss and the router biases after a step. Both keep their values while
@@ -229,8 +226,7 @@ class Run {
     });
   }
 
-  // Evaluates and appends the line of this step with the results. Returns false if no evaluation is
-  // due.
+  // Appends the line of this step with the results. Returns false if no evaluation is due.
   bool evaluate(OrderedJson line) {
     if (!evaluator_.is_due(state_.step)) {
       return false;
@@ -285,7 +281,7 @@ class Run {
     record.data_wait_seconds = data_wait.count();
     record.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    record.tokens_per_second = static_cast<double>(record.tokens) / record.seconds;
+    record.tokens_per_second = record.tokens / record.seconds;
     return record;
   }
 
@@ -298,7 +294,10 @@ class Run {
                                is_loss ? record.loss : record.grad_norm));
       skip(record.skipped_why);
     } else {
-      on_finite_step();
+      if (bad_steps_ == 0 && has_older_checkpoints_ && !saver_.is_writing()) {
+        remove_older_checkpoints();  // a finite loss and gradient show that the newest one is good
+      }
+      bad_steps_ = 0;
       const auto z = plan_.settings.skip_outliers;
       if (const auto why =
               z ? find_outlier(state_.outliers, record.loss, record.grad_norm, *z) : std::nullopt) {
@@ -324,14 +323,6 @@ class Run {
     record.skipped_why = why;
   }
 
-  // Removes older checkpoints, because a finite loss and gradient show that the newest one is good.
-  void on_finite_step() {
-    if (bad_steps_ == 0 && has_older_checkpoints_ && !saver_.is_writing()) {
-      remove_older_checkpoints();
-    }
-    bad_steps_ = 0;
-  }
-
   // Requires that no checkpoint is being written.
   void remove_older_checkpoints() {
     if (is_rank_zero()) {
@@ -340,9 +331,8 @@ class Run {
     has_older_checkpoints_ = false;
   }
 
-  // Counts a step whose loss or gradient is not finite. After several in a row, or if the run has
-  // no finite step, the weights before the first of them are taken to be bad: removes a checkpoint
-  // of these weights and throws std::runtime_error.
+  // Counts a step whose loss or gradient is not finite. After several in a row, or if no step was
+  // finite, removes a checkpoint of the weights before them and throws std::runtime_error.
   void skip(const std::string& why) {
     constexpr int64_t kMaxConsecutive = 5;
     if (++bad_steps_ < kMaxConsecutive && state_.step > bad_steps_) {
@@ -387,8 +377,7 @@ class Run {
 
   // Returns S* = 1 - k / E.
   double target_sparsity() const {
-    return 1.0 - static_cast<double>(routing_.router.k) /
-                     static_cast<double>(model_.config().moe->experts);
+    return 1.0 - static_cast<double>(routing_.router.k) / model_.config().moe->experts;
   }
 
   void save(const std::filesystem::path& out) {
@@ -410,8 +399,7 @@ class Run {
     saved_ = std::chrono::steady_clock::now();
   }
 
-  // Returns the log files of a checkpoint. The log itself is synced before the checkpoint, which
-  // refers to it, appears.
+  // Returns the log files of a checkpoint. The log is synced before the checkpoint appears.
   AddFiles log_files() const {
     if (log_ == nullptr) {
       return {};

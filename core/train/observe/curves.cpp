@@ -7,10 +7,8 @@
 #include "core/base/error.h"
 
 namespace moe::train {
-
 namespace {
 
-// Throws UserError "WHERE: WORDS" if `holds` is false.
 void require(bool holds, const std::string& where, const char* words) {
   USER_ERROR_IF(!holds, "{}: {}", where, words);
 }
@@ -30,13 +28,6 @@ Point read_point(const Json& json, const char* key, const std::string& where) {
 }
 
 constexpr size_t kMaxColumns = 160;  // the resolution of a screen
-
-bool have_one_shape(const std::vector<LayerLoad>& left, const std::vector<LayerLoad>& right) {
-  return std::equal(left.begin(), left.end(), right.begin(), right.end(),
-                    [](const auto& a, const auto& b) {
-                      return a.layer == b.layer && a.rows.size() == b.rows.size();
-                    });
-}
 
 // Appends `next`, or adds it to the last of `buckets` if both have the same index.
 template <typename Bucket>
@@ -72,16 +63,15 @@ std::vector<Point> smoothed(const std::vector<Point>& points) {
   }
   const auto reach = std::max<int64_t>(1, count / kReach);
   std::vector<Point> smooth;
-  for (int64_t index = 0; index < count; ++index) {
-    const int64_t near =
-        std::min({reach, index, count - 1 - index});  // symmetric, to avoid lag at the ends
+  for (int64_t index = 0; index < count; ++index) {  // symmetric, to avoid lag at the ends
+    const int64_t near = std::min({reach, index, count - 1 - index});
     double sum = 0, weights = 0;
     for (int64_t at = index - near; at <= index + near; ++at) {
-      const double weight = static_cast<double>(near + 1 - std::abs(at - index));
-      sum += weight * points[static_cast<size_t>(at)].value;
+      const double weight = near + 1 - std::abs(at - index);
+      sum += weight * points[at].value;
       weights += weight;
     }
-    smooth.push_back({points[static_cast<size_t>(index)].step, sum / weights});
+    smooth.push_back({points[index].step, sum / weights});
   }
   return smooth;
 }
@@ -143,8 +133,7 @@ std::vector<Point> Downsampled::points(size_t max_points) const {
 std::vector<Point> Downsampled::means() const {
   std::vector<Point> means;
   for (const auto& bucket : buckets_) {
-    means.push_back({bucket.begin + (bucket.end - bucket.begin) / 2,
-                     bucket.sum / static_cast<double>(bucket.count)});
+    means.push_back({bucket.begin + (bucket.end - bucket.begin) / 2, bucket.sum / bucket.count});
   }
   return means;
 }
@@ -198,7 +187,9 @@ Downsampled Downsampled::from_json(const Json& json, const std::string& where) {
 }
 
 void LoadMap::add(int64_t step, const std::vector<LayerLoad>& loads) {
-  if (loads.empty() || (!empty() && !have_one_shape(columns_.front().loads, loads))) {
+  const auto shape = [](const LayerLoad& load) { return std::pair(load.layer, load.rows.size()); };
+  if (loads.empty() ||
+      (!empty() && !std::ranges::equal(columns_.front().loads, loads, {}, shape, shape))) {
     return;
   }
   append_or_add(columns_, {step / width_, step, step, loads});
@@ -303,17 +294,13 @@ double relative_load(const LayerLoad& load, size_t expert) {
 bool ReluStages::add(int64_t step, double sparsity, double target_sparsity) {
   target = target_sparsity;
   first_sparsity = first_sparsity.value_or(sparsity);
-  if (sparsifying_end) {
-    return false;
-  }
-  if (sparsity >= target) {
+  const bool ends = !sparsifying_end && sparsity >= target;
+  if (ends) {
     sparsifying_end = step;
-    return true;
-  }
-  if (sparsity <= *first_sparsity + kStillDense) {
+  } else if (!sparsifying_end && sparsity <= *first_sparsity + kStillDense) {
     dense_end = step;
   }
-  return false;
+  return ends;
 }
 
 OrderedJson ReluStages::to_json() const {

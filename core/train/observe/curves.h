@@ -1,8 +1,7 @@
 #pragma once
 // Summaries of the steps of a run in bounded memory, for its report: curves, expert loads, and the
-// stages of ReLU training. Steps are added in ascending order. The JSON of a summary is part of
-// history.json, so that a resumed run continues it; from_json() throws UserError, prefixed with
-// `where`, if the JSON is not that of to_json().
+// stages of ReLU training. Steps are added in ascending order. history.json has their JSON;
+// from_json() throws UserError, prefixed with `where`, if it is not that of to_json().
 
 #include <cstdint>
 #include <optional>
@@ -21,9 +20,8 @@ struct Point {
 // Returns a weighted moving average with as many points; nothing if there are too few to smooth.
 std::vector<Point> smoothed(const std::vector<Point>& points);
 
-// A curve downsampled for drawing. Steps are grouped into buckets of equal width, which doubles
-// when there are too many. A bucket keeps its minimum and maximum with their steps, so that spikes
-// remain visible, and its mean.
+// A curve downsampled for drawing: buckets of equal width in steps, which doubles when there are
+// too many. A bucket keeps its mean, and its extremes with their steps: spikes remain visible.
 class Downsampled {
  public:
   static constexpr size_t kMaxPoints = 1000;
@@ -31,8 +29,7 @@ class Downsampled {
   void add(int64_t step, double value);  // `value` must be finite
   bool empty() const { return buckets_.empty(); }
 
-  // Returns at most `max_points` (at least 4) points by step: all values, or two per bucket and the
-  // first and last.
+  // Returns at most `max_points` >= 4 by step: all, or two per bucket and the first and last.
   std::vector<Point> points(size_t max_points = kMaxPoints) const;
   std::vector<Point> means() const;  // one per bucket, at its middle step
   bool is_downsampled() const { return width_ > 1; }
@@ -63,8 +60,7 @@ struct LayerLoad {
   std::vector<int64_t> rows;  // [E]
 };
 
-// Expert loads over time, in columns of equal width in steps, which doubles when there are too
-// many.
+// Expert loads over time, in columns of equal width in steps, which doubles when there are many.
 class LoadMap {
  public:
   struct Column {
@@ -92,8 +88,7 @@ class LoadMap {
 // Returns the "layers" of a line of metrics.jsonl; skips malformed ones.
 std::vector<LayerLoad> parse_loads(const Json& line);
 
-// Returns the rows of an expert over an equal share: 1 = balanced, 0 = dead; 0 for a layer without
-// rows.
+// Returns the rows of an expert over an equal share: 1 = balanced, 0 = dead or a layer of none.
 double relative_load(const LayerLoad& load, size_t expert);
 
 // Ends of the stages of ReLU training (core/route/README.md, "Stages of ReLU training"): dense

@@ -12,10 +12,9 @@
 #include "core/train/step/training_data.h"
 
 namespace moe::train {
+namespace {
 
 using at::Tensor;
-
-namespace {
 
 constexpr size_t kPrompts = 3;
 constexpr int64_t kNewTokens = 64;
@@ -99,7 +98,7 @@ HeldOut::HeldOut(const TrainSettings& settings, const io::Checkpoint& checkpoint
   USER_ERROR_IF(targets_ == 0,
                 "--eval-data: the first {} rows have no target token; raise --eval-rows",
                 once.rows);
-  tokenizer_ = find_tokenizer(checkpoint.folder(), vocab_size);
+  tokenizer_ = find_tokenizer(checkpoint.folder(), vocab_size, checkpoint.edited_files());
   take_prompts(examples, *settings.seq_len);
   description_ =
       fmt::format("held out: {}; {} target tokens in {}{} rows",
@@ -134,7 +133,7 @@ double HeldOut::loss(const model::Llama& model, const model::RoutingOptions& rou
                  .nll_sum.item<double>();
     });
   }
-  return sum / static_cast<double>(targets_);
+  return sum / targets_;
 }
 
 std::vector<TextSample> HeldOut::samples(const model::Llama& model,

@@ -17,18 +17,16 @@
 
 namespace moe::train {
 
-// Held-out data, read and packed like the training data, in file order. Each token is in one row
-// and each target counts once: the last row of a packed stream is shortened. Forward passes have as
-// many rows as in training and use the run's routing, so that the groups of a router with a
-// capacity have the same size as in training.
+// Held-out data, read and packed like the training data, in file order. Each target counts once:
+// the last row of a packed stream is shortened. Forward passes have as many rows as in training and
+// use the run's routing, so that routing groups have the same size.
 class HeldOut {
  public:
   // Requires resolved settings. Throws UserError if a file is invalid or the rows have no targets.
   HeldOut(const TrainSettings& settings, const io::Checkpoint& checkpoint, int64_t vocab_size,
           data::HostTokens* shared = nullptr);
 
-  // Returns the mean NLL of all targets, in nats. Does not change gradients, random state or the
-  // run's data.
+  // Returns the mean NLL of all targets, in nats. Changes no gradients, random state or run's data.
   double loss(const model::Llama& model, const model::RoutingOptions& routing) const;
   int64_t targets() const { return targets_; }
 
@@ -55,8 +53,7 @@ struct SingleEpochRows {
   int64_t rows = 0, available_rows = 0;  // in the batches; in the files
 };
 
-// Returns the rows of one epoch in file order, settings.rows per batch, at most `max_rows` (0 =
-// all).
+// Returns the rows of one epoch in file order, in batches of settings.rows; `max_rows`: 0 = all.
 SingleEpochRows single_epoch_rows(const data::Examples& examples, data::BatchSettings settings,
                                   int64_t max_rows);
 
@@ -64,9 +61,9 @@ SingleEpochRows single_epoch_rows(const data::Examples& examples, data::BatchSet
 using EvaluateTasks =
     std::function<TaskScores(const model::Llama& model, const model::RoutingOptions& routing)>;
 
+// Requires resolved settings. Throws the exceptions of HeldOut.
 class Evaluator {
  public:
-  // Requires resolved settings. Throws the exceptions of HeldOut.
   Evaluator(const TrainSettings& settings, const io::Checkpoint& checkpoint, int64_t vocab_size,
             EvaluateTasks evaluate_tasks, data::HostTokens* shared = nullptr);
 
@@ -74,7 +71,6 @@ class Evaluator {
   std::vector<std::string> description() const;
 
   bool is_due(int64_t step) const { return settings_.is_due(step, steps_); }
-  // Returns the evaluation after `step` steps.
   Evaluation evaluate(const model::Llama& model, const model::RoutingOptions& routing,
                       int64_t step) const;
 

@@ -17,10 +17,9 @@
 #include "core/base/read_file.h"
 
 namespace moe::train {
+namespace {
 
 namespace fs = std::filesystem;
-
-namespace {
 
 constexpr size_t kMaxPrompts = 16, kMaxKept = 12;  // moe writes three prompts
 
@@ -35,8 +34,8 @@ TextSample parse_sample(const Json& pair, const std::string& prompt, const std::
   return {pair[0], prompt, pair[1]};
 }
 
-constexpr const char* kOptimizer = "Optimizer";
-constexpr const char* kMachine = "Machine";
+constexpr const char *kOptimizer = "Optimizer", *kMachine = "Machine";
+constexpr size_t kMaxCurves = 1000, kMaxSkipped = 20;
 
 // Returns true for the curves of single_curve_panels(), the losses and accuracies.
 bool is_drawn(const std::string& curve) {
@@ -44,9 +43,6 @@ bool is_drawn(const std::string& curve) {
   return curve == "loss" || curve == "held_out_loss" || !task_name(curve).empty() ||
          std::ranges::find(panels, curve, &PanelSpec::curve) != panels.end();
 }
-
-constexpr size_t kMaxCurves = 1000;
-constexpr size_t kMaxSkipped = 20;
 
 struct stat file_status(const Descriptor& descriptor, const fs::path& file) {
   struct stat status {};
@@ -142,11 +138,8 @@ void SampleHistory::add(const TextSample& sample) {
   ++entry->count;
   if (entry->kept.size() > kMaxKept) {
     entry->stride *= 2;
-    std::vector<TextSample> fewer;
-    for (size_t i = 0; i < entry->kept.size(); i += 2) {
-      fewer.push_back(std::move(entry->kept[i]));
-    }
-    entry->kept = std::move(fewer);
+    size_t index = 0;
+    std::erase_if(entry->kept, [&](const TextSample&) { return index++ % 2 != 0; });
   }
 }
 
@@ -236,11 +229,10 @@ const std::vector<PanelSpec>& single_curve_panels() {
 
 std::string task_name(const std::string& curve) {
   constexpr std::string_view kPrefix = "tasks/", kSuffix = "/acc";
-  if (!curve.starts_with(kPrefix) || !curve.ends_with(kSuffix) ||
-      curve.size() <= kPrefix.size() + kSuffix.size()) {
-    return "";
-  }
-  return curve.substr(kPrefix.size(), curve.size() - kPrefix.size() - kSuffix.size());
+  const bool is_accuracy = curve.starts_with(kPrefix) && curve.ends_with(kSuffix) &&
+                           curve.size() > kPrefix.size() + kSuffix.size();
+  return is_accuracy ? curve.substr(kPrefix.size(), curve.size() - kPrefix.size() - kSuffix.size())
+                     : "";
 }
 
 void History::add(const Json& line, const std::string& where) {

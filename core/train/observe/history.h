@@ -23,12 +23,10 @@ struct TextSample {
   std::string prompt, text;
 };
 
-// Returns a line of samples.jsonl: {"step", "prompt", "text"}.
-std::string to_line(const TextSample& sample);
+std::string to_line(const TextSample& sample);  // of samples.jsonl: {"step", "prompt", "text"}
 std::optional<TextSample> read_sample(const Json& line);  // nothing if it is not such a line
 
-// Samples of a run in bounded memory: for each prompt the first, the last, and some at equal
-// distances between them.
+// Samples of a run in bounded memory: for each prompt the first, the last, and some between them.
 class SampleHistory {
  public:
   void add(const TextSample& sample);  // steps ascend
@@ -111,14 +109,12 @@ class History {
   ReluStages relu_stages_;
 };
 
-// Returns the history of the run in the folder `run`, from its metrics.jsonl and samples.jsonl.
-// Ignores an unfinished last line. Throws UserError if metrics.jsonl is missing or has an invalid
-// line.
+// Reads metrics.jsonl and samples.jsonl of the folder `run`, without an unfinished last line.
+// Throws UserError if metrics.jsonl is missing or has an invalid line.
 History read_history(const std::filesystem::path& run);
 
-// Returns the objects of RUN/starts.jsonl up to the first invalid one; none if there is no file.
-// The file has one object per start or resumption of the run (describe_start() of
-// loop/plan.cpp).
+// Returns the objects of RUN/starts.jsonl, one per start or resumption (describe_start() of
+// loop/plan.cpp), up to the first invalid one; none if there is no file.
 std::vector<Json> read_run_history(const std::filesystem::path& file);
 
 // Returns the current time as in starts.jsonl and the report: "2026-01-31 12:05 UTC".
@@ -136,8 +132,7 @@ struct LinesMark {
 
 enum class LinesPerStep { kOne, kAny };
 
-// An append-only file of JSON lines, each with its "step", in ascending order. Memory does not
-// depend on the size of the file.
+// An append-only file of JSON lines, each with its "step", in ascending order.
 class StepLines {
  public:
   // Throws the exceptions of open_lines().
@@ -146,13 +141,11 @@ class StepLines {
   // Truncates the file at `mark`. Returns false and changes nothing if no line of that step ends
   // there. Reads only that line.
   bool cut_at(const LinesMark& mark);
-  // Keeps the valid lines with ascending steps up to `steps`, and calls `on_line` for each. Reads
-  // the whole file. Returns the number of invalid lines before the last kept one; if there are any,
-  // the file is rewritten without them, atomically.
+  // Keeps the valid lines with ascending steps up to `steps`, and calls `on_line` for each. Returns
+  // the number of invalid lines before the last kept one, without which the file is rewritten.
   int64_t keep_steps(int64_t steps, const std::function<void(const Json&)>& on_line);
 
-  // Appends `text`, a JSON object of `step` without line breaks. Throws UserError if the disk is
-  // full.
+  // Appends a JSON object of `step` without line breaks. Throws UserError if the disk is full.
   void append(std::string_view text, int64_t step);
   // Syncs the file to the disk. Thread-safe.
   void sync() const { io::sync(descriptor_, file_); }

@@ -16,14 +16,12 @@
 
 #include "core/base/error.h"
 #include "core/base/read_file.h"
-#include "core/io/file.h"
 #include "core/train/observe/report.h"
 
 namespace moe::train {
+namespace {
 
 namespace fs = std::filesystem;
-
-namespace {
 
 const std::set<std::string> kTrainScalars = {"auxiliary_loss",
                                              "bias_max",
@@ -78,7 +76,7 @@ std::string event_head(double wall_time_s, int64_t step) {
   put_key(event, 1, kFixed64);
   put_little_endian(event, std::bit_cast<uint64_t>(wall_time_s), 8);
   put_key(event, 2, kVarint);
-  put_varint(event, static_cast<uint64_t>(step));
+  put_varint(event, step);
   return event;
 }
 
@@ -91,7 +89,6 @@ void put_value(std::string& summary, const std::string& tag, double number) {
   put_bytes(summary, 1, value);
 }
 
-// Returns the CRC-32C (Castagnoli).
 uint32_t crc32c(std::string_view bytes) {
   static const auto table = [] {
     std::array<uint32_t, 256> entries{};
@@ -111,7 +108,6 @@ uint32_t crc32c(std::string_view bytes) {
   return ~crc;
 }
 
-// Returns the masked CRC of TFRecord.
 uint32_t masked_crc(std::string_view bytes) {
   const uint32_t crc = crc32c(bytes);
   return (crc >> 15 | crc << 17) + 0xa282ead8U;
@@ -174,6 +170,7 @@ void put(OrderedJson& json, const char* key, const std::optional<double>& value)
 }
 
 constexpr const char* kHistory = "history.json";
+constexpr uint64_t kTail = uint64_t{4} << 20;  // larger than a line of thousands of experts
 
 OrderedJson to_json(const LinesMark& mark) { return {{"bytes", mark.bytes}, {"step", mark.step}}; }
 
@@ -192,8 +189,7 @@ std::optional<LogState> find_state(const fs::path& checkpoint, std::vector<std::
   }
 }
 
-// Adds the ends of both stages to the line of the step that ends the sparsifying stage of a ReLU
-// run.
+// Adds the ends of both stages to the line of the step that ends the sparsifying stage (ReLU).
 OrderedJson with_stage_ends(OrderedJson line, ReluStages stages) {
   if (line.contains("target_sparsity") &&
       stages.add(line["step"], line["sparsity"], line["target_sparsity"])) {
@@ -203,33 +199,28 @@ OrderedJson with_stage_ends(OrderedJson line, ReluStages stages) {
   return line;
 }
 
-constexpr uint64_t kTail = uint64_t{4} << 20;  // larger than a line of thousands of experts
+bool is_finite_number(const Json& json) {
+  return json.is_number() && std::isfinite(json.get<double>());
+}
 
 // Returns the number of `key`; nothing if `json` has none, or another type there.
 std::optional<double> find_number(const Json& json, const char* key) {
   const auto found = json.find(key);
-  const bool is_finite =
-      found != json.end() && found->is_number() && std::isfinite(found->get<double>());
-  return is_finite ? std::optional(found->get<double>()) : std::nullopt;
+  return found != json.end() && is_finite_number(*found) ? std::optional(found->get<double>())
+                                                         : std::nullopt;
 }
 
 std::optional<double> lr_from_checkpoint(const fs::path& model) {
   const auto state = read_log_state(model);
-  if (!state) {
-    return std::nullopt;
-  }
-  const Downsampled* curve = state->history.find_curve("lr");
+  const Downsampled* curve = state ? state->history.find_curve("lr") : nullptr;
   return curve == nullptr ? std::nullopt : std::optional(curve->last.value);
 }
 
 std::optional<double> lr_from_upcycle_report(const fs::path& model) {
   const fs::path file = model / "upcycle.json";
-  if (!fs::exists(file)) {
-    return std::nullopt;
-  }
-  const Json report = read_json(file, uint64_t{1} << 24);
-  const Json source = has_value(report, "source") ? report.at("source") : Json();
-  return find_number(source, "last_learning_rate");
+  const Json report = fs::exists(file) ? read_json(file, uint64_t{1} << 24) : Json();
+  return has_value(report, "source") ? find_number(report.at("source"), "last_learning_rate")
+                                     : std::nullopt;
 }
 
 // Returns the rate of the last complete line of RUN/metrics.jsonl that has one. Reads only the end

@@ -1,8 +1,7 @@
 #pragma once
 // Metrics of training steps and evaluations (core/route/README.md has the counters), and the log
-// files of a run. Rank 0 keeps the log. A checkpoint records (history.json) the lengths of those
-// files and the history in bounded size, so that the cost of resuming does not depend on the number
-// of steps.
+// files of a run, on rank 0. history.json of a checkpoint has the lengths of those files and the
+// history in bounded size, so that the cost of resuming does not depend on the number of steps.
 
 #include <cstdint>
 #include <filesystem>
@@ -44,8 +43,7 @@ struct StepRecord : StepLosses {
   route::CounterTotal total() const { return route::sum_layers(layers); }
 };
 
-// Task -> metric -> mean, and metric + "_stderr" -> standard error: "acc", "acc_stderr",
-// "perplexity".
+// Task -> metric -> mean, and metric + "_stderr" -> standard error: "acc", "acc_stderr".
 using TaskScores = std::map<std::string, std::map<std::string, double>>;
 
 // Result of an evaluation after `step` steps; 0 is before the first.
@@ -64,10 +62,8 @@ OrderedJson to_json(const StepRecord& record);
 // Adds held_out_loss, tasks and evaluation_seconds to the line of their step.
 void add_evaluation(OrderedJson& line, const Evaluation& evaluation);
 
-// Returns (tag, value) pairs for TensorBoard from a line of metrics.jsonl. Example tags:
-// train/loss, routing/dropped_share, tasks/piqa/acc, layer_2/experts_per_token. Includes four
-// counters per layer at most, which bounds the number of tags. Skips values that are not finite
-// numbers.
+// Returns (tag, value) pairs for TensorBoard from a line of metrics.jsonl, without infinite values:
+// train/loss, tasks/piqa/acc, layer_2/experts_per_token (at most four counters per layer).
 std::vector<std::pair<std::string, double>> scalars(const Json& line);
 
 // End of the event file when a checkpoint was saved.
@@ -79,16 +75,13 @@ struct EventMark {
 
 // RUN/events.out.tfevents.*: the scalars of a run for TensorBoard, as TFRecord frames of Event
 // messages (tensorflow/core/util/event.proto), one per step. A resumed run appends to its file if
-// it is as the checkpoint recorded it; otherwise the file is made again from metrics.jsonl, which
-// contains all of its numbers.
+// the checkpoint recorded it; otherwise the file is made again from metrics.jsonl.
 class EventFile {
  public:
-  // Truncates the listed event file that matches `mark` and opens it for appending. Returns nothing
-  // if no file matches.
+  // Truncates the listed event file that matches `mark`, if any, and opens it for appending.
   static std::optional<EventFile> resume(const RunFolder& folder, const EventMark& mark);
-  // Removes the listed event files and creates a new, listed one. Its clock starts `seconds`, the
-  // duration of the steps that will be appended first, in the past. Throws UserError if it cannot
-  // be written.
+  // Replaces the listed event files by a new one. Its clock starts `seconds`, the duration of the
+  // steps that are appended first, in the past. Throws UserError if it cannot be written.
   EventFile(const RunFolder& folder, double seconds);
 
   // Appends an event. Throws UserError if the disk is full.
@@ -122,8 +115,7 @@ std::optional<LogState> read_log_state(const std::filesystem::path& checkpoint);
 class MetricsLog {
  public:
   // Continues the log of the run in `folder`, which outlives it, after `steps` steps, from
-  // `checkpoint` ("": none). Removes later steps from the files. Keeps earlier lines, and adds to
-  // `notes` which ones are missing.
+  // `checkpoint` ("": none). Removes later steps, and adds to `notes` which ones are missing.
   MetricsLog(const RunFolder& folder, int64_t steps, const std::filesystem::path& checkpoint,
              std::vector<std::string>& notes);
 
@@ -144,9 +136,8 @@ class MetricsLog {
 };
 
 // Returns the learning rate of the last training step of a model folder: from the history.json of a
-// checkpoint, the RUN/metrics.jsonl of a RUN/final, or the upcycle.json of a mixture that was
-// made of either. Returns nothing if it is unknown or the file is damaged, because it is used in a
-// warning only (loop/plan.cpp).
+// checkpoint, the RUN/metrics.jsonl of a RUN/final, or the upcycle.json of a mixture of either.
+// Returns nothing if it is unknown or the file is damaged: only a warning depends on it.
 std::optional<double> last_learning_rate(const std::filesystem::path& model);
 
 }  // namespace moe::train

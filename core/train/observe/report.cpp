@@ -16,10 +16,9 @@
 #include "core/train/config/settings.h"
 
 namespace moe::train {
+namespace {
 
 namespace fs = std::filesystem;
-
-namespace {
 
 struct PanelLine {
   std::string name;  // "held out"; "" if the panel has one line
@@ -53,12 +52,8 @@ std::vector<Panel> make_panels(const History& history, std::vector<std::string>&
       accuracy.lines.push_back({task, &curve, /*is_marked=*/true});
     }
   }
-  std::vector<Panel> panels;
-  for (Panel& panel : {std::ref(loss), std::ref(accuracy)}) {
-    if (!panel.lines.empty()) {
-      panels.push_back(std::move(panel));
-    }
-  }
+  std::vector<Panel> panels = {loss, accuracy};
+  std::erase_if(panels, [](const Panel& panel) { return panel.lines.empty(); });
   for (const auto& spec : single_curve_panels()) {
     // Without lambda, sparsity is a function of experts per token.
     const bool is_redundant = spec.curve == "sparsity" && history.find_curve("lambda") == nullptr;
@@ -84,8 +79,7 @@ OrderedJson points_json(const std::vector<Point>& points, double scale) {
   return {{"x", steps}, {"y", values}};
 }
 
-// Returns fewer points per curve for a page with many curves, as of a run with hundreds of tasks:
-// at about 15 bytes a point all curves take 1 MB.
+// At about 15 bytes a point all curves of a page take 1 MB.
 size_t points_per_curve(const std::vector<Panel>& panels) {
   constexpr size_t kAllPoints = 60'000, kFewest = 50;
   size_t curves = 0;
@@ -149,7 +143,6 @@ OrderedJson map_json(const LoadMap& map, size_t layer) {
           {"values", values}};
 }
 
-// Requires a map that is not empty.
 OrderedJson maps_section(const LoadMap& map) {
   OrderedJson ranges = OrderedJson::array(), panels = OrderedJson::array();
   for (const auto& column : map.columns()) {
@@ -164,7 +157,6 @@ OrderedJson maps_section(const LoadMap& map) {
           {"panels", panels}};
 }
 
-// Returns the sections of a page with these panels, a section per group.
 OrderedJson curve_sections(const std::vector<Panel>& panels, const CurveSettings& settings) {
   OrderedJson sections = OrderedJson::array();
   const size_t max_points = points_per_curve(panels);
@@ -186,8 +178,7 @@ std::string text_if_there(const fs::path& file) {
 
 using Settings = std::map<std::string, std::string>;
 
-// Returns the settings of a settings.toml; none if it is missing or invalid. The page of one run
-// shows the file as text.
+// Returns the settings of a settings.toml; none if it is missing or invalid.
 Settings settings_in(const std::string& toml) {
   try {
     return read_settings(toml, "settings.toml");
@@ -316,7 +307,6 @@ OrderedJson curve_rows(const std::vector<Panel>& panels) {
   return rows;
 }
 
-// Returns the table rows of the last column of the load maps.
 OrderedJson load_rows(const LoadMap& map) {
   OrderedJson rows = OrderedJson::array();
   if (map.empty()) {
@@ -341,14 +331,12 @@ OrderedJson load_rows(const LoadMap& map) {
 
 OrderedJson numbers(const std::vector<Panel>& panels, const LoadMap& loads) {
   OrderedJson tables = table({"Curve", "First", "Last", "Least", "Largest"}, curve_rows(panels));
-  for (auto& loads_table :
-       table({"Load at the end", "Least", "Largest", "Without a token"}, load_rows(loads))) {
-    tables.push_back(std::move(loads_table));
-  }
+  const OrderedJson of_loads =
+      table({"Load at the end", "Least", "Largest", "Without a token"}, load_rows(loads));
+  tables.insert(tables.end(), of_loads.begin(), of_loads.end());
   return section("numbers", "In numbers", tables);
 }
 
-// Truncates a text to a few kilobytes, to bound the size of the page.
 std::string shortened(std::string_view text) {
   constexpr size_t kMaxBytes = 4000;
   return text.size() <= kMaxBytes ? std::string(text)
@@ -373,7 +361,6 @@ std::vector<std::string> run_labels(const std::vector<ComparedRun>& runs) {
   return names;
 }
 
-// Returns a panel per curve with a line per run.
 std::vector<Panel> compared_panels(const std::vector<ComparedRun>& runs,
                                    const std::vector<std::string>& names) {
   std::vector<Panel> compared;
@@ -403,8 +390,7 @@ std::vector<Panel> compared_panels(const std::vector<ComparedRun>& runs,
   return compared;
 }
 
-// Returns a table with a row per run: steps, tokens, time, and the last value of each loss and
-// accuracy.
+// Returns a table of the runs: steps, tokens, time, and the last value of each loss and accuracy.
 OrderedJson ends_table(const std::vector<ComparedRun>& runs,
                        const std::vector<std::string>& names) {
   std::vector<std::string> columns = {"Run", "Steps", "Tokens", "Time"};
@@ -492,22 +478,19 @@ std::string to_text(const Json& value) {
                            : value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-// Returns the section on the environment of the run and the times of its starts.
 OrderedJson about(const std::vector<Json>& starts) {
   OrderedJson rows = OrderedJson::array();
   const auto add = [&](const std::string& name, const std::string& text) {
     rows.push_back({{"name", name}, {"text", text}});
   };
-  static const std::vector<std::pair<const char*, const char*>> names = {
-      {"parameters", "Parameters"},
-      {"router", "Router"},
-      {"loss", "Loss"},
-      {"data", "Data"},
-      {"moe", "moe"},
-      {"libtorch", "LibTorch"},
-      {"machine", "Machine"},
-      {"threads", "Threads"}};
-  for (const auto& [key, name] : names) {
+  for (const auto& [key, name] : {std::pair("parameters", "Parameters"),
+                                  {"router", "Router"},
+                                  {"loss", "Loss"},
+                                  {"data", "Data"},
+                                  {"moe", "moe"},
+                                  {"libtorch", "LibTorch"},
+                                  {"machine", "Machine"},
+                                  {"threads", "Threads"}}) {
     if (!starts.empty() && starts.back().contains(key)) {
       add(name, to_text(starts.back()[key]));
     }
@@ -577,9 +560,8 @@ std::string comparison_page(const std::vector<ComparedRun>& runs) {
     settings.push_back(settings_in(text_if_there(run.folder / "settings.toml")));
     warmup = std::max(warmup, number_in(settings.back(), "warmup"));
   }
-  for (auto& section : curve_sections(compared_panels(runs, names), {std::nullopt, warmup})) {
-    sections.push_back(std::move(section));
-  }
+  const auto curves = curve_sections(compared_panels(runs, names), {std::nullopt, warmup});
+  sections.insert(sections.end(), curves.begin(), curves.end());
   sections.push_back(differing_settings(settings, names));
   return make_page({{"program", "moe train"},
                     {"title", fmt::format("{}", fmt::join(names, ", "))},

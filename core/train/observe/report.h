@@ -1,6 +1,5 @@
 #pragma once
-// RUN/report.html: a page (core/base/page/page.h) of a run, and the page that compares several
-// runs.
+// RUN/report.html: a page (core/base/page/page.h) of a run, and the page that compares several.
 
 #include <filesystem>
 #include <string>
@@ -22,8 +21,7 @@ struct ComparedRun {
   History history;
 };
 
-// Returns the page of several runs, labeled by the names of their folders, or by their paths if two
-// names are equal.
+// Returns the page of several runs, labeled by their folders' names, or by paths if two are equal.
 std::string comparison_page(const std::vector<ComparedRun>& runs);
 
 }  // namespace moe::train

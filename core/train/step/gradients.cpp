@@ -14,10 +14,9 @@
 #include "kernels/ops/permutation.h"
 
 namespace moe::train {
+namespace {
 
 using at::Tensor;
-
-namespace {
 
 // Computes weight.grad += left^T right, in f32.
 void add_to_gradient(const Tensor& weight, const Tensor& left, const Tensor& right,
@@ -30,12 +29,6 @@ void add_to_gradient(const Tensor& weight, const Tensor& left, const Tensor& rig
   kernels::matmul_out(gradient, left.t(), right, type, !is_new);
 }
 
-// Returns rows `index` [N] of hidden [T, D]: [N, D]. The backward of permute() is parallel on the
-// CPU; that of index_select is not.
-Tensor rows_at(const Tensor& hidden, const Tensor& index) {
-  return kernels::permute(hidden, kernels::make_permutation(index, hidden.size(0)));
-}
-
 // Results on the device of the model, not synchronized.
 struct MicroBatchResult {
   Tensor nll_sum;           // [] f64
@@ -43,8 +36,7 @@ struct MicroBatchResult {
   std::vector<route::Counters> counters;
 };
 
-// Returns the sum of coefficient * loss over the losses that have a gradient; undefined if none
-// has.
+// Returns the sum of coefficient * loss over the losses with a gradient; undefined if none has.
 Tensor weighted_sum(const route::AuxLosses& losses, const AuxCoefficients& coefficients) {
   Tensor sum;
   for (size_t i = 0; i < route::kAllLosses.size(); ++i) {
@@ -130,26 +122,23 @@ struct Share {
 
 Share local_share(const std::vector<data::Batch>& micro_batches, const distributed::World* world) {
   Share share;
+  const distributed::Layout layout = world == nullptr ? distributed::Layout() : world->layout;
   for (size_t number = 0; number < micro_batches.size(); ++number) {
-    const data::Batch& batch = micro_batches[number];
-    if (world == nullptr) {
-      share.batches.push_back(batch);
-      share.numbers.push_back(number);
+    if (static_cast<int64_t>(number) % layout.replicas != layout.replica()) {
       continue;
     }
-    const distributed::Layout& layout = world->layout;
-    if (static_cast<int64_t>(number) % layout.replicas == layout.replica()) {
-      const auto rows = static_cast<int64_t>(batch.rows.size());
-      share.batches.push_back(data::rows_of(batch, layout.first_row(rows, layout.ep_rank()),
-                                            layout.first_row(rows, layout.ep_rank() + 1)));
-      share.numbers.push_back(number);
-    }
+    const data::Batch& batch = micro_batches[number];
+    const auto rows = std::ssize(batch.rows);
+    share.batches.push_back(world == nullptr
+                                ? batch
+                                : data::rows_of(batch, layout.first_row(rows, layout.ep_rank()),
+                                                layout.first_row(rows, layout.ep_rank() + 1)));
+    share.numbers.push_back(number);
   }
   return share;
 }
 
-// Returns the counters of all processes, by micro-batch and layer. `own` has the order of
-// `share.numbers`.
+// Returns the counters of all processes, by micro-batch and layer. `own`: those of `share.numbers`.
 std::vector<route::CounterValues> gather_counters(const std::vector<route::CounterValues>& own,
                                                   const Share& share, size_t micro_batches,
                                                   const model::ModelConfig& config,
@@ -187,7 +176,7 @@ void add_counters(const std::vector<route::CounterValues>& all, size_t micro_bat
   step.layers.resize(layers);
   for (size_t i = 0; i < all.size(); ++i) {
     step.layers[i % layers].add(all[i]);
-    step.sparsity += all[i].sparsity() / static_cast<double>(all.size());
+    step.sparsity += all[i].sparsity() / all.size();
   }
 }
 
@@ -201,7 +190,7 @@ int64_t head_block_rows(int64_t vocabulary, bool on_cuda) {
 HeadLoss head_loss(const Tensor& weight, const Tensor& hidden, const std::vector<int64_t>& targets,
                    double scale, at::ScalarType type, std::optional<int64_t> given_rows) {
   RECORD_USER_SCOPE("head");
-  MOE_CHECK(hidden.size(0) == static_cast<int64_t>(targets.size()));
+  MOE_CHECK(hidden.size(0) == std::ssize(targets));
   std::vector<int64_t> rows, target_ids;
   for (size_t t = 0; t < targets.size(); ++t) {
     if (targets[t] != data::kNoLoss) {
@@ -210,18 +199,19 @@ HeadLoss head_loss(const Tensor& weight, const Tensor& hidden, const std::vector
     }
   }
   HeadLoss loss;
-  loss.hidden = rows_at(hidden, at::tensor(rows, at::kLong).to(hidden.device()));
+  const Tensor index = at::tensor(rows, at::kLong).to(hidden.device());
+  // Its backward is parallel on the CPU; that of index_select is not.
+  loss.hidden = kernels::permute(hidden, kernels::make_permutation(index, hidden.size(0)));
 
   const at::NoGradGuard no_gradients;
   loss.gradient = at::empty_like(loss.hidden, at::MemoryFormat::Contiguous);
   const Tensor target = at::tensor(target_ids, at::kLong).to(hidden.device());  // [N]
   const auto sum_type = type == at::kDouble ? at::kDouble : at::kFloat;
   const Tensor head = kernels::weight_operand(weight, type);
-  const auto count = static_cast<int64_t>(rows.size());
+  const auto count = std::ssize(rows);
   const int64_t block_rows = given_rows.value_or(
       head_block_rows(weight.size(0), kernels::device_traits(hidden.device()).has_streams));
-  // In bf16 the rows are rounded once for both products, and the gradient of the logits is rounded
-  // once in place.
+  // In bf16 the rows and the gradient of the logits are rounded once, for both products.
   const bool in_bf16 = type == at::kBFloat16;
   const Tensor left = loss.hidden.to(type);
   const Tensor losses = at::empty({count}, hidden.options().dtype(at::kDouble));
@@ -247,11 +237,11 @@ StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batc
                          distributed::World* world) {
   StepLosses step;
   for (const auto& batch : micro_batches) {
-    step.tokens += static_cast<int64_t>(batch.ids.size());
+    step.tokens += std::ssize(batch.ids);
     step.target_tokens += batch.target_count;
   }
-  const double target_share = 1.0 / static_cast<double>(std::max<int64_t>(1, step.target_tokens));
-  const double batch_share = 1.0 / static_cast<double>(micro_batches.size());
+  const double target_share = 1.0 / std::max<int64_t>(1, step.target_tokens);
+  const double batch_share = 1.0 / micro_batches.size();
   AuxCoefficients batch_coefficients = coefficients;
   for (const auto coefficient : AuxCoefficients::members()) {
     batch_coefficients.*coefficient *= batch_share;

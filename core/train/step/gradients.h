@@ -1,9 +1,7 @@
 #pragma once
-// Loss and gradient of a global batch, accumulated over micro-batches:
-//   L = sum of NLL / number of targets of the GLOBAL batch  +  mean over micro-batches of the
-//   auxiliary losses
-// (core/route/README.md, "Losses"). The division into micro-batches therefore does not change the
-// result of a dense model.
+// Loss and gradient of a global batch, accumulated over micro-batches (core/route/README.md):
+//   L = sum of NLL / targets of the GLOBAL batch + mean over micro-batches of the auxiliary losses
+// The division into micro-batches therefore does not change the result of a dense model.
 
 #include <ATen/ATen.h>
 
@@ -17,10 +15,8 @@
 
 namespace moe::train {
 
-// Returns the number of rows of a block of head_loss(). On the CPU a block has 64 MiB of logits,
-// part of which stays in the caches. On a GPU the logits of a block take 16 V KiB, and the memory
-// traffic of the head's gradient, 8 V D bytes per block, takes little time compared with the
-// products.
+// Returns the number of rows of a block of head_loss(): on the CPU 64 MiB of logits, part of which
+// stays in the caches; on a GPU enough to hide the traffic of the head's gradient.
 int64_t head_block_rows(int64_t vocabulary, bool on_cuda);
 
 struct HeadLoss {
@@ -29,13 +25,11 @@ struct HeadLoss {
   at::Tensor gradient;  // [N, D] of scale * nll_sum with respect to `hidden`, for its backward
 };
 
-// Returns the language-model loss and its gradient, without the logits of the whole batch: only
-// positions with a target are multiplied by the head, in blocks of rows, and the logits of a block
-// are overwritten by their gradient. weight [V, D] f32, hidden [T, D] f32, targets [T]
-// (data::kNoLoss: none). Products are computed in `type` (kernels/ops/linear.h), logits and sums in
-// f32 (f64 if `type` is f64). In bf16 the gradient of the logits is rounded once, for both of its
-// products. Adds the gradient of scale * nll_sum to weight.grad() if weight requires a gradient.
-// `block_rows` replaces head_block_rows().
+// Returns the language-model loss and its gradient. Only positions with a target are multiplied by
+// the head, in blocks of rows whose logits are overwritten by their gradient. weight [V, D] f32,
+// hidden [T, D] f32, targets [T] (data::kNoLoss: none). Products are computed in `type`
+// (kernels/ops/linear.h), logits and sums in f32 (f64 if `type` is f64). Adds the gradient of
+// scale * nll_sum to weight.grad() if weight requires one. `block_rows` replaces head_block_rows().
 HeadLoss head_loss(const at::Tensor& weight, const at::Tensor& hidden,
                    const std::vector<int64_t>& targets, double scale,
                    at::ScalarType type = at::kFloat, std::optional<int64_t> block_rows = {});
@@ -69,10 +63,9 @@ struct StepLosses : PerAuxLoss<std::optional<double>> {
 
 // Adds the gradient of L to the model's parameters and returns the losses.
 //
-// With a `world` of several processes, each process passes all micro-batches, computes its share of
-// them (core/distributed/comm.h) and adds its share of the gradient: over the processes that hold
-// a parameter, the shares sum up to the gradient of L (RankShards, optimizer.h). The returned
-// losses are those of the whole step on every process.
+// With a `world` of several processes, each passes all micro-batches, computes its share of them
+// (core/distributed/comm.h) and adds its share of the gradient: the shares of the holders of a
+// parameter sum up to the gradient of L (RankShards). The losses are those of the whole step.
 StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batch>& micro_batches,
                          const model::RoutingOptions& routing, const AuxCoefficients& coefficients,
                          distributed::World* world = nullptr);

@@ -16,13 +16,12 @@
 #include "kernels/ops/device.h"
 
 namespace moe::train {
+namespace {
 
 using at::Tensor;
 
-namespace {
-
-// An f32 norm over 2^20 equal numbers has an error of 4e-4 (measured), because small terms are
-// added to a large sum. Norms over pieces of this size have none; the pieces are added in f64.
+// An f32 norm over 2^20 equal numbers has an error of 4e-4 (measured); over pieces of this size it
+// has none. The pieces are added in f64.
 constexpr int64_t kNormPiece = 1024;
 
 bool is_decayed(const Slice& slice, const AdamWSettings& settings) {
@@ -42,13 +41,9 @@ Tensor sum_in_order(const Tensor& numbers) {
   return rest == 0 ? sum : sum + numbers.narrow(0, whole, rest).sum();
 }
 
-struct WindowStats {
-  double mean = 0, deviation = 0;
-};
-
-// Computes mean and deviation from all values in the order of the window, not incrementally, so
-// that errors do not accumulate and a resumed run computes the same values.
-WindowStats window_stats(const std::vector<double>& values) {
+// Returns mean and deviation, computed from all values in order, not incrementally, so that errors
+// do not accumulate and a resumed run computes the same values.
+std::pair<double, double> window_stats(const std::vector<double>& values) {
   // Lower bound of the deviation, for values that differ by rounding only.
   constexpr double kMinRelativeDeviation = 1e-6;
   const auto count = static_cast<double>(values.size());
@@ -60,24 +55,23 @@ WindowStats window_stats(const std::vector<double>& values) {
   return {mean, std::max(std::sqrt(squares / (count - 1)), kMinRelativeDeviation * std::abs(mean))};
 }
 
-// Adds `value` to the window, clipped to its threshold. Returns a clause if it exceeds the
-// threshold, else "".
+// Adds `value` to the window, clipped to its threshold; returns a clause if it exceeds that.
 std::string add_value(std::vector<double>& values, const char* name, double value, double z) {
   std::string why;
   double entered = value;
-  if (static_cast<int64_t>(values.size()) >= kOutlierStart) {
-    const WindowStats spread = window_stats(values);
-    const double bound = spread.mean + z * spread.deviation;
+  if (std::ssize(values) >= kOutlierStart) {
+    const auto [mean, deviation] = window_stats(values);
+    const double bound = mean + z * deviation;
     if (value > bound) {
       why = fmt::format(
           "the {} {:.4g} lies {:.3g} standard deviations above the mean {:.4g} of "
           "the last {} steps",
-          name, value, (value - spread.mean) / spread.deviation, spread.mean, values.size());
+          name, value, (value - mean) / deviation, mean, values.size());
       entered = bound;
     }
   }
   values.push_back(entered);
-  if (static_cast<int64_t>(values.size()) > kOutlierWindow) {
+  if (std::ssize(values) > kOutlierWindow) {
     values.erase(values.begin());
   }
   return why;
@@ -294,28 +288,24 @@ Tensor RankShards::padded(const Tensor& flat, const HeldParameter& held) {
   return flat.numel() == whole ? flat : at::constant_pad_nd(flat, {0, whole - flat.numel()});
 }
 
-std::vector<bool> RankShards::has_gradient() const {
+std::vector<double> RankShards::count_gradients() const {
   std::vector<double> has;
   for (const auto& held : held_) {
     has.push_back(held.parameter.grad().defined() ? 1 : 0);
   }
-  std::vector<bool> any;
-  for (const double count : distributed::sum_numbers(world_.all, has)) {
-    any.push_back(count > 0);
-  }
-  return any;
+  return distributed::sum_numbers(world_.all, has);
 }
 
 void RankShards::reduce_gradients() {
   const at::NoGradGuard no_gradients;
-  const std::vector<bool> any = has_gradient();
+  const std::vector<double> counts = count_gradients();
   for (size_t i = 0; i < held_.size(); ++i) {
     HeldParameter& held = held_[i];
     if (held.is_sharded) {
       continue;
     }
     Tensor sum;
-    if (any[i]) {
+    if (counts[i] > 0) {
       const Tensor& own = held.parameter.grad();
       const Tensor flat =
           own.defined() ? own.contiguous().view({-1}) : at::zeros_like(held.parameter).view({-1});

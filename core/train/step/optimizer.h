@@ -3,18 +3,15 @@
 // kernel on the CPU and kernels/ops/adamw.h on GPUs:
 //   w -= lr * weight_decay * w;   m = b1 m + (1-b1) g;   v = b2 v + (1-b2) g^2
 //   w -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
-// Norms and biases (parameters of one dimension) are never decayed. Embedding and head are decayed
-// as in GPT-3 and LLaMA, or not decayed (--decay-embeddings off), as in OLMo 2: decay shrinks the
-// rows of rare tokens, and the gradient through a norm grows as the input of the norm shrinks
-// (Takase et al. 2023).
+// Norms and biases (parameters of one dimension) are never decayed. --decay-embeddings off, as in
+// OLMo 2, does not decay embedding and head: decay shrinks the rows of rare tokens, and the
+// gradient through a norm grows as the input of the norm shrinks (Takase et al. 2023).
 //
-// The moments m and v are stored in f32, or in bf16 at half the size. bf16 moments are widened a
-// piece at a time, updated in f32, and rounded stochastically (kernels/ops/adamw.h). Rounding to
-// nearest does not work: with b2 = 0.999 and a zero gradient v decreases by 0.1 % per step, less
-// than half a spacing of bf16, and would never change. Stochastic rounding is unbiased. If a step
-// changes v by d, the rounding has a variance of at most spacing * |d|. Over the 1 / (2 (1 - b2))
-// steps of v's memory this is 6 % of v, or 3 % of sqrt(v), at b2 = 0.999. The random numbers are a
-// function of (seed, name, t, element), so that a resumed run equals an uninterrupted one.
+// bf16 moments are widened a piece at a time, updated in f32, and rounded stochastically
+// (kernels/ops/adamw.h). Rounding to nearest does not work: with b2 = 0.999 and a zero gradient v
+// decreases by 0.1 % per step, less than half a spacing of bf16, and would never change. Stochastic
+// rounding is unbiased, with a standard deviation of 3 % of sqrt(v) over v's memory, and a function
+// of (seed, name, t, element), so that a resumed run equals an uninterrupted one.
 
 #include <ATen/ATen.h>
 
@@ -38,8 +35,7 @@ struct Slice {
   int64_t begin = 0;           // offset of `values` in the whole parameter, in elements
 };
 
-// Returns each parameter as a process of `layout` holds it, with its offset in the whole parameter
-// for experts and parts of sharded matrices. By default slices are whole parameters.
+// Returns each parameter as a process of `layout` holds it; by default slices are whole parameters.
 std::vector<Slice> held_slices(const std::vector<model::NamedParameter>& parameters,
                                const distributed::Layout& layout = {});
 
@@ -49,8 +45,7 @@ class AdamW {
   AdamW(const std::vector<Slice>& slices, const AdamWSettings& settings, uint64_t seed = 0);
 
   // Updates every parameter that has a gradient; the others keep their moments and their count, as
-  // in torch. `gradient_scale` (clip_scale()) multiplies the gradients as they are read. On the
-  // CPU they are overwritten with the products.
+  // in torch. `gradient_scale` (clip_scale()) multiplies the gradients, on the CPU in place.
   void step(double lr, double gradient_scale = 1);
   void clear_gradients();
   // Returns exp_avg.NAME, exp_avg_sq.NAME (in the moments' type) and updates.NAME (t) of every
@@ -86,8 +81,7 @@ class AdamW {
   std::array<Group, 2> groups_;  // decayed parameters, then the others
 };
 
-// Returns the Euclidean norm of all gradients, summed in f64 over f32 norms of small pieces; 0 if
-// there are no gradients.
+// Returns the Euclidean norm of all gradients, summed in f64 over f32 norms of small pieces.
 double gradient_norm(const std::vector<Slice>& slices);
 
 // Returns the factor of torch.nn.utils.clip_grad_norm_: min(1, max_norm / (norm + 1e-6)); 1 if
@@ -111,23 +105,20 @@ struct OutlierWindow {
 // mean of the last kOutlierWindow steps, once there are kOutlierStart (SkipStepOptimizer of
 // OLMo-core, Ai2 2024; here values below the mean are never outliers).
 //
-// The window also stores outliers, clipped to the threshold that they exceeded (winsorized).
-// Without them, a permanent change of the loss (other data, another length) would be an outlier
-// forever. Unclipped, one extreme value would raise the threshold for kOutlierWindow steps.
-// Clipped, one outlier raises the threshold by about a seventh at z = 6. A permanent shift of 10
-// standard deviations is then accepted after 6 consecutive steps, a shift of 50 after 18. After
-// kMaxConsecutiveOutliers outliers in a row the window is cleared, and the reason includes this.
+// The window also stores outliers, clipped to the threshold that they exceeded (winsorized): a
+// permanent change of the loss (other data, another length) is then accepted after a few steps, and
+// one extreme value raises the threshold by about a seventh at z = 6. After kMaxConsecutiveOutliers
+// outliers in a row the window is cleared, and the reason includes this.
 std::optional<std::string> find_outlier(OutlierWindow& window, double loss, double norm, double z);
 
 // Returns the processes that hold a parameter: the replicas for experts, all processes otherwise.
 distributed::Comm& parameter_holders(const model::NamedParameter& parameter,
                                      distributed::World& world);
 
-// Sharding of the update over processes (ZeRO stage 1, Rajbhandari et al. 2020, section 5.1): each
-// of the n processes that hold a parameter updates one of n parts of it. Gradients are summed by
-// reduce-scatter, the moments of a part exist on one process, and the new weights are all-gathered.
-// A matrix whose weights are sharded too (core/model/llama/weight_shards.h) needs neither
-// collective: each process updates its shard, and backward has reduced the gradient.
+// Sharding of the update over the processes that hold a parameter (ZeRO stage 1, Rajbhandari et al.
+// 2020, section 5.1): each updates one part. Gradients are summed by reduce-scatter, and the new
+// weights are all-gathered. Sharded matrices (core/model/llama/weight_shards.h) need neither: each
+// process updates its shard, and backward has reduced the gradient.
 class RankShards {
  public:
   // `trained`: the parameters of this process that train, in the same order on all processes.
@@ -136,8 +127,8 @@ class RankShards {
   // Returns flat views of the parts that this process updates, without empty ones.
   const std::vector<Slice>& slices() const { return slices_; }
 
-  // Sums the parameters' gradients over their holders into the gradients of the slices, and frees
-  // the gradients of the parameters. A slice gets no gradient if no process has one.
+  // Moves the sums of the parameters' gradients over their holders to the slices. A slice gets no
+  // gradient if no process has one.
   void reduce_gradients();
   // Returns the norm of all gradients, counting each parameter once. Requires reduce_gradients().
   double norm() const;
@@ -154,8 +145,7 @@ class RankShards {
   };
   // Pads [elements] to [holders * part length] with zeros.
   static at::Tensor padded(const at::Tensor& flat, const HeldParameter& held);
-  // Returns for each parameter whether any process has a gradient.
-  std::vector<bool> has_gradient() const;
+  std::vector<double> count_gradients() const;  // for each parameter, over all processes
 
   distributed::World& world_;
   std::vector<HeldParameter> held_;
@@ -171,11 +161,8 @@ class Updater {
           uint64_t seed, distributed::World* world);
 
   void clear_gradients();
-  // Returns the norm of all gradients since clear_gradients(), over all processes. Called once per
-  // step.
-  double gradient_norm();
-  // Clips to `clip` (0 = no clipping), given the result of gradient_norm(), and updates the
-  // weights.
+  double gradient_norm();  // of all gradients since clear_gradients(); called once per step
+  // Clips gradients of that norm to `clip` (0 = no clipping) and updates the weights.
   void step(double norm, double clip, double lr);
 
   AdamW& optimizer() { return optimizer_; }

@@ -9,7 +9,6 @@
 #include "core/base/error.h"
 
 namespace moe::train {
-
 namespace {
 
 const std::vector<std::string> kGroups = {"experts", "router", "attention",
@@ -21,17 +20,14 @@ std::string parameter_group(const std::string& name, const model::ModelConfig& c
   if (name.ends_with(".lora_a") || name.ends_with(".lora_b")) {
     return kAdapters;
   }
-  if (name.find("norm") != std::string::npos) {
-    return "norms";
-  }
-  if (name.find(".self_attn.") != std::string::npos) {
-    return "attention";
-  }
-  if (name.ends_with(".mlp.router")) {
-    return "router";
-  }
-  if (name.find(".mlp.shared_expert") != std::string::npos) {
-    return "dense";  // used by every token, like a dense layer
+  for (const auto& [part, group] :  // a shared expert is used by every token, like a dense layer
+       {std::pair("norm", "norms"),
+        {".self_attn.", "attention"},
+        {".mlp.router", "router"},
+        {".mlp.shared_expert", "dense"}}) {
+    if (name.find(part) != std::string::npos) {
+      return group;
+    }
   }
   if (name.find(".mlp.") != std::string::npos) {
     return config.is_moe_layer(layer_index(name)) ? "experts" : "dense";

@@ -10,10 +10,9 @@
 namespace moe::train {
 
 // Returns the parameters named by any of `words`, in the model's order; all of them if `words` is
-// empty. In a model with adapters, the adapters always train; if `words` is empty, so does the
-// router. A word is a group (experts, router, attention, dense, norms, embeddings) or a pattern of
-// parameter names that contains a * (model.layers.0.*). Throws UserError for a word that is
-// neither, or that matches no parameter.
+// empty. A word is a group (experts, router, attention, dense, norms, embeddings) or a pattern of
+// names with a * (model.layers.0.*). Adapters always train; with them, no words mean the router.
+// Throws UserError for a word that is neither, or that matches no parameter.
 std::vector<model::NamedParameter> trainable(const model::Llama& model,
                                              const std::vector<std::string>& words);
 
@@ -23,14 +22,13 @@ bool trains_router(const std::vector<std::string>& words, int64_t layer);
 bool trains_router(const std::vector<std::string>& words, const model::ModelConfig& config);
 
 // Returns true if a parameter that trains has a bf16 working copy
-// (kernels/ops/bf16_working_copy.h): the matrices of bf16 runs on GPUs, except routers and gates of
+// (kernels/ops/bf16_working_copy.h): matrices of bf16 runs on GPUs, except routers and gates of
 // shared experts (f32 products), embeddings without a product, and sharded matrices (cast when they
-// are gathered). Always false with recomputation of layers, which is chosen to save memory.
+// are gathered). False with recomputation of layers, to save memory.
 bool has_bf16_copy(const model::NamedParameter& parameter, const model::ModelConfig& config,
                    const TrainSettings& settings);
 
-// Returns true if a sharded matrix is gathered in bf16: all matrices of bf16 runs on GPUs, except
-// the embedding, which is not used in a product.
+// Returns true if a sharded matrix is gathered in bf16: in bf16 runs on GPUs, except the embedding.
 bool is_gathered_in_bf16(const model::NamedParameter& parameter, const TrainSettings& settings);
 
 // Returns the layer of a parameter name; -1 if it is outside of the layers.

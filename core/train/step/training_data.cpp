@@ -9,22 +9,21 @@
 #include "core/data/templates.h"
 #include "core/model/config/config.h"
 #include "core/tokenizer/tokenizer.h"
+#include "core/upcycle/upcycle.h"
 
 namespace moe::train {
-
 namespace {
 
 using SharedTokenizer = std::shared_ptr<const io::Tokenizer>;
 
 data::ReadSettings reader_settings(const TrainSettings& settings) {
+  const auto cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   return {settings.objective,
           settings.format,
           parse_template(settings),
           settings.loss_on,
           0,
-          settings.threads > 0
-              ? settings.threads
-              : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))};
+          settings.threads > 0 ? settings.threads : cores};
 }
 
 // Adds a line about the template, unless all examples are rows or documents.
@@ -34,16 +33,18 @@ void add_template(const TrainSettings& settings, bool all_rows, std::vector<std:
   }
 }
 
-SharedTokenizer load_tokenizer(const std::filesystem::path& folder, int64_t vocab_size) {
-  return std::make_shared<io::Tokenizer>(io::Tokenizer::load(folder, vocab_size));
+SharedTokenizer load_tokenizer(const std::filesystem::path& folder, int64_t vocab_size,
+                               const io::EditedFiles& edited) {
+  return std::make_shared<io::Tokenizer>(io::Tokenizer::load(folder, vocab_size, edited));
 }
 
 }  // namespace
 
 std::shared_ptr<const io::Tokenizer> find_tokenizer(const std::filesystem::path& folder,
-                                                    int64_t vocab_size) {
+                                                    int64_t vocab_size,
+                                                    const io::EditedFiles& edited) {
   try {
-    return load_tokenizer(folder, vocab_size);
+    return load_tokenizer(folder, vocab_size, edited);
   } catch (const UserError&) {
     return nullptr;
   }
@@ -55,12 +56,22 @@ model::ModelConfig read_config(const std::filesystem::path& model) {
 }
 
 data::BatchSettings batch_settings(const TrainSettings& settings) {
-  return {*settings.pack,
-          settings.shuffle,
-          *settings.seq_len,
-          *settings.micro_batch,
-          static_cast<uint64_t>(settings.seed),
-          settings.pack_mask};
+  const auto seed = static_cast<uint64_t>(settings.seed);
+  return {*settings.pack, settings.shuffle,  *settings.seq_len, *settings.micro_batch,
+          seed,           settings.pack_mask};
+}
+
+model::VocabularyExtension extend_vocabulary(const TrainSettings& settings) {
+  std::vector<std::string> tokens = io::split_tokens(settings.add_tokens);
+  if (settings.add_tokens == "auto") {
+    const auto form = parse_template(settings).chat();
+    tokens = form ? form->marks() : std::vector<std::string>();
+    USER_ERROR_IF(tokens.empty(),
+                  "--add-tokens auto: --template {} names no tokens; list them, or use a template "
+                  "such as chatml",
+                  settings.text_template);
+  }
+  return model::extend_vocabulary(settings.model, tokens);
 }
 
 void check_data_named(const TrainSettings& settings) {
@@ -72,10 +83,12 @@ data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& ch
                          const std::function<void(int64_t, int64_t)>& on_progress,
                          std::vector<std::string>& lines, data::HostTokens* shared) {
   const auto codec = [&] {
-    return data::make_text_codec(load_tokenizer(checkpoint.folder(), vocab_size));
+    return data::make_text_codec(
+        load_tokenizer(checkpoint.folder(), vocab_size, checkpoint.edited_files()));
   };
-  const data::TokenizerSource source = {io::tokenizer_file(checkpoint.folder()),
-                                        io::special_token_words(checkpoint.folder())};
+  const data::TokenizerSource source = {
+      io::tokenizer_file(checkpoint.folder()),
+      io::special_token_words(checkpoint.folder()) + settings.add_tokens};
   std::vector<std::string> notes;
   data::Examples examples = data::open_or_tokenise(
       {data::parse_sources(settings.data), reader_settings(settings), vocab_size, source, codec,
@@ -97,7 +110,8 @@ std::map<std::string, std::string> chat_files(const TrainSettings& settings,
   if (settings.text_template != "auto") {
     files["chat_template.jinja"] = form.chat()->source();
   }
-  const SharedTokenizer tokenizer = load_tokenizer(parent.folder(), vocab_size);
+  const SharedTokenizer tokenizer =
+      load_tokenizer(parent.folder(), vocab_size, parent.edited_files());
   const std::vector<int64_t> end =
       data::question_tokens(form, "a", data::make_text_codec(tokenizer)).end;
   std::vector<int64_t> stops = tokenizer->stop_ids();
@@ -130,11 +144,13 @@ std::vector<std::string> stream_samples(const TrainSettings& settings, int64_t m
                                         Pipes pipes, const SampleSink& sink) {
   check_numbers(settings);
   check_data_named(settings);
-  const int64_t vocab_size = read_config(settings.model).vocab_size;
-  const SharedTokenizer tokenizer = find_tokenizer(settings.model, vocab_size);
+  const model::VocabularyExtension added = extend_vocabulary(settings);
+  const int64_t vocab_size =
+      added.vocab_size > 0 ? added.vocab_size : read_config(settings.model).vocab_size;
+  const SharedTokenizer tokenizer = find_tokenizer(settings.model, vocab_size, added.files);
   const auto codec = [&] {  // load_tokenizer() throws the reason why there is none
-    return data::make_text_codec(tokenizer ? tokenizer
-                                           : load_tokenizer(settings.model, vocab_size));
+    return data::make_text_codec(
+        tokenizer ? tokenizer : load_tokenizer(settings.model, vocab_size, added.files));
   };
   data::ReadSettings reading = reader_settings(settings);
   reading.max_per_file = max_per_file;

@@ -10,18 +10,21 @@
 #include "core/data/token_cache.h"
 #include "core/io/checkpoint.h"
 #include "core/train/config/settings.h"
+#include "core/upcycle/upcycle_request.h"
 
 namespace moe::train {
 
 // Requires resolved settings.
 data::BatchSettings batch_settings(const TrainSettings& settings);
 
+// Adds the tokens of --add-tokens, or those of the template if it is "auto". Throws UserError.
+model::VocabularyExtension extend_vocabulary(const TrainSettings& settings);
+
 // Throws UserError if --data is empty.
 void check_data_named(const TrainSettings& settings);
 
-// Returns the examples of settings.data (data::open_or_tokenise()). Sets `lines` to the detected
-// form of each file and the place of its tokens. Throws UserError if a file is invalid, or if there
-// is text and the folder has no tokenizer.
+// Returns the examples of settings.data (data::open_or_tokenise()). Sets `lines` to the form of
+// each file and the place of its tokens. Throws UserError if a file is invalid.
 data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& checkpoint,
                          int64_t vocab_size,
                          const std::function<void(int64_t, int64_t)>& on_progress,
@@ -29,20 +32,19 @@ data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& ch
 
 // Returns the tokenizer of the folder; null if there is none, as rows of tokens need none.
 std::shared_ptr<const io::Tokenizer> find_tokenizer(const std::filesystem::path& folder,
-                                                    int64_t vocab_size);
+                                                    int64_t vocab_size,
+                                                    const io::EditedFiles& edited = {});
 
 // Reads `model`, a config.json or the folder that has it.
 model::ModelConfig read_config(const std::filesystem::path& model);
 
 // Returns the files, by name, with which a model trained by a chat template is used:
-// chat_template.jinja if the template is not that of the parent's folder, and
-// generation_config.json with the token that ends a turn if the parent's does not end there. None
-// for other templates.
+// chat_template.jinja if it is not that of the parent's folder, and generation_config.json with the
+// token that ends a turn if the parent's does not end there. None for other templates.
 std::map<std::string, std::string> chat_files(const TrainSettings& settings,
                                               const io::Checkpoint& parent, int64_t vocab_size);
 
-// Returns a line for each file, "a.jsonl: Alpaca records, gzip; 2000 examples", with its share if
-// files are mixed.
+// Returns a line for each file, "a.jsonl: Alpaca records; 2000 examples", with its share if mixed.
 std::vector<std::string> describe_data(const data::Examples& examples);
 
 // Takes an example, "FILE line N", and the tokenizer (null: rows of tokens, and there is none).

@@ -152,8 +152,7 @@ TEST_CASE("A special token in the text of a user is encoded as text", "[data]") 
 }
 
 TEST_CASE("A text is encoded as a whole; a token across the boundary has loss", "[data]") {
-  CHECK(show(chat_tokens({FilledText().own("xabyza"), {{2, 4, 4}}}, chat_codec({})), {}) ==
-        "x[(ab)y]za");
+  CHECK(show(chat_tokens({FilledText{"xabyza"}, {{2, 4, 4}}}, chat_codec({})), {}) == "x[(ab)y]za");
   CHECK(show(chat_tokens({}, chat_codec({})), {}).empty());
 }
 

@@ -159,8 +159,7 @@ TEST_CASE("An invalid record is refused with file, line and field", "[data]") {
   check_error("a.txt", "hello", "a.txt line 1: plain text has no responses to learn");
   check_error("a.jsonl", kPair, "line 1: Alpaca records are for --objective instruct", kLm);
   check_error("a.jsonl", R"({"text": " "})", "a.jsonl line 1: the document is empty", kLm);
-  check_error("a.txt", "ok\n<|endoftext|>\n\xC3(",
-              "a.txt line 3: the document that starts here is not valid UTF-8", kLm);
+  check_error("a.txt", "ok\n<|endoftext|>\n\xC3(", "a.txt line 3: not UTF-8 at byte 0 (0xC3)", kLm);
 }
 
 TEST_CASE("A broken JSON array is refused with its line", "[data]") {

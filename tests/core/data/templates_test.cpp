@@ -143,7 +143,7 @@ TEST_CASE("An invalid template is refused with the placeholder or escape", "[dat
            {"{response}{instruction}", "{response} stands before {instruction}"},
            {"{instruction}{input}{response}", "'{input}' is no placeholder"},
            {R"({instruction}\r{response})", R"('\r' is no escape; known: \n, \t)"},
-           {"alpacca", "'alpacca' is unknown, did you mean 'alpaca'?; known: paper, alpaca,"},
+           {"alpacca", "'alpacca' is unknown, did you mean 'alpaca'?; known: auto, alpaca,"},
            {"{instruction}\xFF{response}", "is not UTF-8"}}) {
     CHECK_THAT(user_error_of([text = word] { Template::parse(text); }),
                contains_text("--template") && contains_text(fact));
@@ -160,14 +160,19 @@ TEST_CASE("A template adds no space where the tokenizer puts one before the text
     return codec;
   };
   const TempDir dir;
-  write_file(dir / "a.jsonl", kPlain);
-  const auto ids_with = [&](const std::string& word) {
+  const auto ids_with = [&](const std::string& word, const std::string& record = kPlain) {
+    write_file(dir / "a.jsonl", record);
     const auto examples = read_examples({{dir / "a.jsonl"}}, with(word), kVocab, spacing);
     return show_ids(examples.at(0));
   };
   CHECK(ids_with("A: {instruction} B: {response}") == "B A: Add B: 2E");
   CHECK(ids_with("llama2") == "B [INST] Add [/INST] 2 E");
   CHECK(ids_with("paper") == "B Add\n 2E");
+  const auto pair = [&](const char* prompt, const char* completion) {
+    return ids_with("paper", Json{{"prompt", prompt}, {"completion", completion}}.dump());
+  };
+  CHECK(pair("A:", "P") + pair("A:", " P") + pair("A:", "    r") == "B A: PEB A: PEB A:    rE");
+  CHECK(pair("A: ", "P") + pair("A: ", " P") == "B A: PEB A:  PE");
 }
 
 TEST_CASE("With sentencepiece the llama2 template gives the ids of Meta's joint encoding",
@@ -250,13 +255,10 @@ TEST_CASE("Plain text for --objective lm may contain special tokens", "[data]") 
 TEST_CASE("With sentencepiece a template gives the ids of its text", "[data]") {
   const TextCodec codec = make_text_codec(std::make_shared<const io::Tokenizer>(
       io::Tokenizer::load(source_folder() / "recipes/tiny/model", 0)));
-  const FilledText text = FilledText().own("Q: ").data("a</s> b ").own("</s>\nA:");
+  const FilledText text = {"Q: a</s> b </s>\nA:", {{3, 11}}};
   CHECK(codec.encode_filled(text) == codec.encode(text.text));
-}
-
-TEST_CASE("Stripping a filled text moves the ranges of the user's text", "[data]") {
-  const FilledText text = FilledText().own(" \n").data(" ab ").own("c").data("d \t").stripped();
-  CHECK(text.text == "ab cd");
-  CHECK(text.written == std::vector<io::TextRange>{{0, 3}, {4, 5}});
-  CHECK(FilledText().data(" ").stripped().written.empty());
+  const TurnTokens tokens = Template().encode({"", {{"A:", "", "    return"}}, true}, 0, codec);
+  std::vector<int64_t> ids(tokens.prompt.begin() + 1, tokens.prompt.end());  // without BOS
+  ids.insert(ids.end(), tokens.response.begin(), tokens.response.end());
+  CHECK(ids == codec.encode("A:    return"));
 }

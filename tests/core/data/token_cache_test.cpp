@@ -365,7 +365,7 @@ TEST_CASE("An error in the data leaves nothing in the cache", "[data]") {
       contains(user_error_of([&] { world.open(); }), "a.jsonl line 41: 'prompt' must be a string"));
   CHECK(world.cached().empty());
   fs::remove(world.dir / "a.jsonl");
-  CHECK(contains(user_error_of([&] { world.open(); }), "a.jsonl: no such file; give a data file"));
+  CHECK(contains(user_error_of([&] { world.open(); }), "a.jsonl: no such file"));
 }
 
 TEST_CASE("A data file that changes while it is read is refused", "[data]") {

@@ -213,7 +213,8 @@ Output run_layer(const Input& input, const model::TokenPartition& spread, int64_
   const MoeWeights weights{leaf(input.all.router),
                            leaf(input.all.gate_up.narrow(0, first_expert, experts)),
                            leaf(input.all.down.narrow(0, first_expert, experts))};
-  const auto out = model::moe_forward(x, weights, input.router, spread, {.gate_scale = 0.7});
+  const auto out = model::moe_forward(x, {weights.router, input.router}, weights.experts(), spread,
+                                      {.gate_scale = 0.7});
   Tensor loss = (out.y * input.dy.narrow(0, first_token, tokens)).sum();
   const Tensor none = at::zeros({}, at::kDouble);
   std::array<Tensor, route::kAllLosses.size()> losses;

@@ -62,7 +62,8 @@ void check_layer_case(const json& one) {
   const auto settings = settings_of(input.at("router"), input["router"]["family"]);
   const MoeWeights weights = case_weights(input);
   const auto x = tensor_of(input.at("x"), at::kFloat).requires_grad_(true);
-  const auto out = model::moe_forward(x, weights, settings, group_of(input));
+  const auto out =
+      model::moe_forward(x, {weights.router, settings}, weights.experts(), group_of(input));
   CHECK(distance(out.y, tensor_of(one["expect"]["y"], at::kDouble)) < 1e-5);
 
   const auto dy = tensor_of(input.at("dy"), at::kFloat);
@@ -115,8 +116,8 @@ TEST_CASE("equal experts compute the dense FFN for any router weights", "[model]
       REQUIRE(route::preserves_function(settings).exact);
       for (const int64_t ranks : {1, 2, 8}) {
         INFO(text << " W " << ranks << " router scale " << router_scale);
-        const auto out =
-            model::moe_forward(x, weights, settings, route::partition_tokens(40, ranks));
+        const auto out = model::moe_forward(x, {weights.router, settings}, weights.experts(),
+                                            route::partition_tokens(40, ranks));
         CHECK(distance(out.y, dense(x, weights, 0)) < kPreserved);
       }
     }
@@ -133,7 +134,8 @@ TEST_CASE("the whole layer has the gradient of finite differences", "[model]") {
     INFO(text);
     const auto settings = route::parse_router(text);
     const auto loss = [&](const at::Tensor& at, const MoeWeights& with) {
-      const auto out = model::moe_forward(at, with, settings, group, {.gate_scale = 0.7});
+      const auto out = model::moe_forward(at, {with.router, settings}, with.experts(), group,
+                                          {.gate_scale = 0.7});
       const auto aux = out.losses.l1.defined() ? out.losses.l1 : out.losses.load_balance;
       const at::Tensor sum = (out.y * dy).sum();
       return aux.defined() ? sum + 0.3 * aux : sum;
@@ -185,13 +187,14 @@ TEST_CASE("bf16 activations are routed and summed in f32", "[model]") {
   const auto x = random({32, 16}, at::kFloat).to(at::kBFloat16);
   const auto settings = route::parse_router("top2+ir+fr:cf=1");
   const auto group = route::partition_tokens(32, 2);
-  const auto out = model::moe_forward(x, weights, settings, group);
+  const auto out = model::moe_forward(x, {weights.router, settings}, weights.experts(), group);
   CHECK(out.y.scalar_type() == at::kFloat);
   const auto rounded = [](const at::Tensor& weight) {
     return weight.to(at::kBFloat16).to(at::kFloat);
   };
   const MoeWeights wide = {weights.router, rounded(weights.gate_up), rounded(weights.down)};
-  const auto exact = model::moe_forward(x.to(at::kFloat), wide, settings, group);
+  const auto exact =
+      model::moe_forward(x.to(at::kFloat), {wide.router, settings}, wide.experts(), group);
   // The routing is equal. Hidden products and results are rounded to 8 bits: a few times 2^-8.
   CHECK(at::equal(out.counters.tokens_per_expert, exact.counters.tokens_per_expert));
   CHECK((out.y - exact.y).abs().max().item<double>() < 0.03 * exact.y.abs().max().item<double>());

@@ -282,7 +282,7 @@ TEST_CASE("what only training reads changes there, and is ignored with a note at
       {"relu:k=1", {"relu:k=1,l1=plain", "", {}}, "relu:k=1,l1=plain"}};
   check(cells, {kTrain});
   for (const auto& cell : cells) {
-    CHECK(resolve(cell.stored, cell.given, kTrain).names_lambda0 ==
+    CHECK(resolve(cell.stored, cell.given, kTrain).sets_lambda0 ==
           (cell.given.router.find("lambda0") != std::string::npos));
     check({{cell.stored, cell.given, cell.stored, {"in training only, ignored here"}}},
           {kEvaluate});

@@ -1,4 +1,5 @@
 #include "core/base/json.h"
+#include "core/tokenizer/stock_tokenizer.h"
 #include "core/tokenizer/tokenizer.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
@@ -131,6 +132,30 @@ TEST_CASE("A tokenizer.model that is truncated or has a flipped bit loads or is 
   CHECK(refused > 0);
 }
 
+TEST_CASE("A tokenizer.model as tokenizer.json has equal ids and texts", "[io]") {
+  for (const char* more : {"", R"(, "legacy": true)"}) {
+    const TempDir dir;
+    write_file(dir / "tokenizer.model", tiny_bytes());
+    write_file(dir / "tokenizer_config.json", R"({"pad_token": "<|a|>")" + std::string(more) + "}");
+    const Tokenizer own = Tokenizer::load(dir.path(), 0);
+    for (const auto& [name, text] : moe::io::stock_tokenizer_files(dir.path())) {
+      write_file(dir / name, text);
+    }
+    const Tokenizer json = Tokenizer::load(dir.path(), 0);
+    CHECK(json.kind() == moe::io::TokenizerKind::kTokenizerJson);
+    CHECK(json.special_id("<|a|>") == 1024);
+    CHECK(json.encode("</s>") == Ids{json.eos_id()});  // text to sentencepiece
+    for (const std::string spaces : {"", " ", "   ", "\u2581", " \n  "}) {
+      for (const char* word : {"", "the", "</s", "\u65E5 \U0001F600", "a<|a|>  the", "\xFF"}) {
+        const std::string text = spaces + word + spaces + "red " + word + spaces;
+        CAPTURE(more, text);
+        CHECK(json.encode(text) == own.encode(text));
+        CHECK(json.decode(json.encode(text)) == own.decode(own.encode(text)));
+      }
+    }
+  }
+}
+
 TEST_CASE("Tokens that other files name are added to a sentencepiece model", "[io]") {
   const TempDir dir;
   std::filesystem::copy_file(tiny_model_folder() / "tokenizer.model", dir / "tokenizer.model");
@@ -155,6 +180,10 @@ TEST_CASE("Tokens that other files name are added to a sentencepiece model", "[i
   };
   CHECK(first.encode("the<|a|>the<|b|> the") == joined({the, {1024}, bare, {1025}, the}));
   CHECK(first.decode(first.encode("the<|a|>the<|b|> the")) == "thethe<|b|> the");
+  CHECK(Tokenizer::load(dir.path(), 1024).eos_id() == -1);  // beyond the model's vocabulary
+  load(R"(, "bos_token": "<|b|>")");
+  CHECK_THAT(user_error_of([&] { Tokenizer::load(dir.path(), 1024); }),
+             contains_text("the token '<|b|>' has the id 1025, beyond the model's vocabulary"));
   CHECK(load(R"(, "legacy": true)").encode("the<|a|>the") == joined({the, {1024}, the}));
   CHECK(load(R"(, "add_prefix_space": false)").encode("the<|a|>the") ==
         joined({bare, {1024}, bare}));

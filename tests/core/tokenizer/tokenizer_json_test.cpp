@@ -14,6 +14,7 @@ using moe::io::Tokenizer;
 using moe::io::TokenizerKind;
 using namespace moe::test;
 using Ids = std::vector<int64_t>;
+using Strings = std::vector<std::string>;
 
 namespace {
 
@@ -255,12 +256,12 @@ TEST_CASE("BOS and EOS come from tokenizer_config.json, other config files or th
   CHECK(moe::io::special_token_words(dir.path()) != words);
   write_file(dir / "special_tokens_map.json", R"({"eos_token": "[R]"})");
   CHECK(Tokenizer::load(dir.path(), 0).eos_id() == 10);
-  const Tokenizer named = load(dir, byte_level_json(), R"({"bos_token": {"content": "<s>"},
-                                                           "eos_token": "</s>"})");
+  const Tokenizer named =
+      load(dir, byte_level_json(),
+           R"({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "add_bos_token": false})");
   CHECK(named.bos_id() == 7);
   CHECK(named.eos_id() == 8);
-  CHECK(named.adds_bos());
-  CHECK_FALSE(load(dir, byte_level_json(), R"({"add_bos_token": false})").adds_bos());
+  CHECK(named.adds_bos());  // tokenizer.json decides
   const Tokenizer none = load(dir, byte_level_json(), R"({"bos_token": null, "eos_token": "no"})");
   CHECK(none.bos_id() == -1);
   CHECK(none.eos_id() == 13);  // added after the others, as by transformers
@@ -297,6 +298,19 @@ TEST_CASE("A vocabulary larger than the model's is refused, an added token when 
   CHECK(tokenizer.encode("<s>a") == Ids{7, 0});
   CHECK_THAT(user_error_of([&] { tokenizer.encode("<s>x"); }),
              contains_text("'<s>x' has the id 12") && contains_text("vocabulary of 12"));
+}
+
+TEST_CASE("New special tokens follow those that other files name", "[io]") {
+  const TempDir dir;
+  load(dir, byte_level_json(), R"({"pad_token": "[P]", "added_tokens_decoder": {}})");
+  const auto files =
+      moe::io::with_special_tokens(dir.path(), moe::io::split_tokens("<x\\,>,</s>,ab"));
+  CHECK(Tokenizer::load(dir.path(), 0, files).encode("a<x,>ab[P]") == Ids{0, 14, 6, 13});
+  CHECK(moe::io::with_special_tokens(dir.path(), {"</s>"}).empty());
+  for (const Strings& tokens : {Strings{"a", ""}, {"<x>", "<x>"}, {"<x>", " <y>"}, {"auto"}}) {
+    CHECK_THAT(user_error_of([&] { moe::io::with_special_tokens(dir.path(), tokens); }),
+               contains_text("--add-tokens: the token '"));
+  }
 }
 
 TEST_CASE("A tokenizer.json is preferred to a sentencepiece model", "[io]") {

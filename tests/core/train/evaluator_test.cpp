@@ -1,5 +1,5 @@
 
-#include "core/train/loop/trainer.h"
+#include "core/train/loop/plan.h"
 #include "core/train/observe/evaluation.h"
 #include "core/train/observe/history.h"
 #include "core/train/step/gradients.h"

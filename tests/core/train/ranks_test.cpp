@@ -10,7 +10,7 @@
 
 #include "core/base/random.h"
 #include "core/train/checkpoint/snapshot.h"
-#include "core/train/loop/trainer.h"
+#include "core/train/loop/plan.h"
 #include "core/train/step/optimizer.h"
 #include "core/train/step/trainable.h"
 #include "tests/support/matchers.h"

@@ -48,7 +48,7 @@ TrainSettings resolved(const std::string& stored, const std::string& router,
   model::MoeConfig moe = folder(stored);
   moe.lambda = lambda;
   route::ResolvedRouter run{parse_router(router), 1, {}, false};
-  run.names_lambda0 = router.find("lambda0") != std::string::npos;
+  run.sets_lambda0 = router.find("lambda0") != std::string::npos;
   resolve_coefficients(settings, moe, run);
   return settings;
 }

@@ -1,7 +1,6 @@
-#include "core/train/loop/trainer.h"
-
 #include "core/base/error.h"
 #include "core/train/checkpoint/snapshot.h"
+#include "core/train/loop/plan.h"
 #include "core/upcycle/upcycle.h"
 #include "tests/support/matchers.h"
 #include "tests/support/train_world.h"

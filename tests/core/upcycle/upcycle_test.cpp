@@ -8,6 +8,7 @@
 #include "core/upcycle/expert_sources.h"
 #include "tests/core/upcycle/upcycled.h"
 #include "tests/support/catch.h"
+#include "tests/support/data.h"
 #include "tests/support/foreign_checkpoint.h"
 #include "tests/support/matchers.h"
 #include "tests/support/stored_numbers.h"
@@ -443,6 +444,32 @@ TEST_CASE("the sampled digest tells other weights, types and names apart", "[mod
   CHECK(digest("a") == digest("same"));
   CHECK(digest("a") != digest("seed"));
   CHECK(digest("a") != digest("type"));
+}
+
+TEST_CASE("added tokens get mean rows, first those of a padded vocabulary", "[model][upcycle]") {
+  for (const auto& [vocab, tied] : {std::pair(1024, true), {1025, false}, {1030, false}}) {
+    const TempDir folder;
+    write_tiny_checkpoint(folder / "dense", {.vocab = vocab, .tied = tied});
+    fs::copy_file(tiny_model_folder() / "tokenizer.model", folder / "dense/tokenizer.model");
+    UpcycleSettings settings = upcycle_settings(folder / "out");
+    settings.vocabulary = extend_vocabulary(folder / "dense", {"<a>", "</s>", "<b>"});
+    CHECK_THAT(settings.vocabulary.words, contains_text("<a> 1024, </s> 2 (in the vocabulary"));
+    const Upcycled pair(folder / "dense", settings);
+    const int64_t size = std::max(vocab, 1026);
+    CHECK(io::Tokenizer::load(folder / "out", size).special_id("<b>") == 1025);
+    const auto taken = open_checkpoint(folder / "dense", {.experts = 4}, {"top2:cf=inf", "", {}},
+                                       false, settings.vocabulary);
+    CHECK(taken.config() == pair.child.config());
+    for (const auto& info : pair.child.tensors()) {
+      CHECK(same_bytes(taken.bytes(info.name), pair.child.bytes(info.name)));
+      if (info.shape == std::vector<int64_t>{size, 16}) {
+        const at::Tensor old = at::tensor(floats(pair.dense, info.name)).view({vocab, 16});
+        at::Tensor rows = at::cat({old, at::zeros({size - vocab, 16})});
+        rows.slice(0, 1024, 1026).copy_(old.slice(0, 0, 1024).to(at::kDouble).mean(0));
+        CHECK(at::allclose(at::tensor(floats(pair.child, info.name)), rows.view({-1}), 0, 1e-8));
+      }
+    }
+  }
 }
 
 // Conversion of weights between F32, F16 and BF16.

@@ -36,7 +36,7 @@ inline NormResults norm_by_operation(const NormInputs& in, at::ScalarType type, 
   if (in.added.defined()) {
     leaves.push_back(leaf(in.added));
     std::tie(sum, y) =
-        kernels::rms_norm_of_sum(leaves[0], leaves[2], leaves[1], kNormEpsilon, to_bf16);
+        kernels::add_rms_norm(leaves[0], leaves[2], leaves[1], kNormEpsilon, to_bf16);
   } else {
     y = to_bf16 ? kernels::rms_norm_to_bf16(leaves[0], leaves[1], kNormEpsilon)
                 : kernels::rms_norm(leaves[0], leaves[1], kNormEpsilon);

@@ -316,11 +316,6 @@ TEST_CASE("compat 0.4.1 has the same mean, and the spread of the tasks as its er
   CHECK(found->mean.standard_error.value() == Approx(std::sqrt(variance)).epsilon(1e-12));
 }
 
-TEST_CASE("compat names are checked", "[eval]") {
-  CHECK(parse_compat("0.4.1") == Compat::k041);
-  CHECK_THROWS_AS(parse_compat("0.3"), UserError);
-}
-
 TEST_CASE("averages of the papers' rows equal the printed ones", "[eval]") {
   // The first row of Rectify-Router's Table 1: four columns and their average, both
   // truncated, not rounded: 135.15 / 4 = 33.7875.

@@ -182,7 +182,10 @@ TEST_CASE("BOS auto follows the tokenizer's configuration", "[eval]") {
   const auto configured = io::Tokenizer::load(folder.path(), 1024);
   CHECK(resolve_bos(Bos::kAuto, configured));
   CHECK_FALSE(resolve_bos(Bos::kOff, configured));
-  CHECK_FALSE(user_error_of([] { parse_bos("maybe"); }).empty());
+  write_file(folder / "tokenizer_config.json", R"({"bos_token": null})");
+  const auto none = io::Tokenizer::load(folder.path(), 1024);
+  CHECK_FALSE(resolve_bos(Bos::kOn, none));  // as the harness; force is refused
+  CHECK_FALSE(user_error_of([&] { resolve_bos(Bos::kForce, none); }).empty());
 }
 
 TEST_CASE("request files name the line that is wrong", "[eval]") {

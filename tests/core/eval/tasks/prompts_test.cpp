@@ -23,10 +23,9 @@ Task letters_task(ShotRule rule) {
   return {.name = "t",
           .description = "D.\n\n",
           .prompt = PromptTemplate("Q: {{q}}\nA:"),
-          .choices =
-              [](const OrderedJson&) {
-                return std::vector<std::string>{"x", "y"};
-              },
+          .choices = [](const OrderedJson&) -> Strings {
+            return {"x", "y"};
+          },
           .target = [](const OrderedJson& document) -> Target {
             return {document.at("label").get<int64_t>(), ""};
           },
@@ -197,10 +196,10 @@ TEST_CASE("the first examples, in order, with their answers", "[eval]") {
   const auto pool = pool_of(3);
   ShotSampler sampler(task, pool, 2);
   const std::string before = "D.\n\nQ: 0\nA: x\n\nQ: 1\nA: y\n\n";
-  CHECK(sampler.prefix({{"q", 0}, {"label", 0}}) == before);
-  CHECK(sampler.prefix({{"q", 7}, {"label", 0}}) == before);
+  CHECK(join(sampler.prefix({{"q", 0}, {"label", 0}})) == before);
+  CHECK(join(sampler.prefix({{"q", 7}, {"label", 0}})) == before);
   ShotSampler none(task, pool, 0);
-  CHECK(none.prefix({{"q", 0}}) == "D.\n\n");
+  CHECK(join(none.prefix({{"q", 0}})) == "D.\n\n");
 }
 
 TEST_CASE("random examples are those of one Random(1234) for all questions", "[eval]") {
@@ -208,12 +207,12 @@ TEST_CASE("random examples are those of one Random(1234) for all questions", "[e
   const auto pool = pool_of(10);
   ShotSampler sampler(task, pool, 4);
   // random.Random(1234).sample(range(10), 4) is [7, 1, 0, 9].
-  CHECK(sampler.prefix({{"q", 7}, {"label", 1}}) ==
+  CHECK(join(sampler.prefix({{"q", 7}, {"label", 1}})) ==
         "D.\n\nQ: 7\nA: y\n\nQ: 1\nA: y\n\nQ: 0\nA: x\n\nQ: 9\nA: y\n\n");
   PythonRandom random(kShotSeed);
   random.sample(10, 4);
   const auto second = random.sample(10, 4);
-  CHECK(sampler.prefix({{"q", 7}, {"label", 1}})
+  CHECK(join(sampler.prefix({{"q", 7}, {"label", 1}}))
             .starts_with("D.\n\nQ: " + std::to_string(second[0]) + "\n"));
 }
 
@@ -221,10 +220,10 @@ TEST_CASE("a pool that may contain the question draws one more and omits the que
   const Task task = letters_task({ShotRule::Sampler::kRandom, true, 0, false});
   const auto pool = pool_of(10);
   ShotSampler sampler(task, pool, 3);
-  CHECK(sampler.prefix({{"q", 1}, {"label", 1}}) ==
+  CHECK(join(sampler.prefix({{"q", 1}, {"label", 1}})) ==
         "D.\n\nQ: 7\nA: y\n\nQ: 0\nA: x\n\nQ: 9\nA: y\n\n");
   ShotSampler other(task, pool, 3);
-  CHECK(other.prefix({{"q", 20}, {"label", 1}}) ==
+  CHECK(join(other.prefix({{"q", 20}, {"label", 1}})) ==
         "D.\n\nQ: 7\nA: y\n\nQ: 1\nA: y\n\nQ: 0\nA: x\n\n");
 }
 
@@ -244,7 +243,7 @@ TEST_CASE("an example of a single continuation is delimited, the question itself
   Task task = letters_task({});
   task.output = OutputType::kLogLikelihood;
   task.target = [](const OrderedJson&) -> Target { return {std::nullopt, " word"}; };
-  CHECK(format_shot(task, {{{"q", 1}}, "w"}) == "Q: 1\nA:  word");  // the harness's two spaces
+  CHECK(join(format_shot(task, {{{"q", 1}}, "w"})) == "Q: 1\nA:  word\n\n");  // two spaces
 }
 
 TEST_CASE("an example of a partial context has its choice and continuation", "[eval]") {
@@ -254,7 +253,7 @@ TEST_CASE("an example of a partial context has its choice and continuation", "[e
     return std::vector<std::string>{"Ann saw Bob so Ann", "Ann saw Bob so Bob"};
   };
   task.target = [](const OrderedJson&) -> Target { return {1, "left."}; };
-  CHECK(format_shot(task, {{}, "w"}) == "Ann saw Bob so Bob left.");
+  CHECK(join(format_shot(task, {{}, "w"})) == "Ann saw Bob so Bob left.\n\n");
 }
 
 // Prompt templates with placeholders.

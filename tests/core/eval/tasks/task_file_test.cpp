@@ -50,6 +50,28 @@ TEST_CASE("a TOML file, JSON lines and CSV become questions", "[eval]") {
   CHECK(loaded[0].questions[0].gold == 0);
   CHECK(loaded[0].questions[1].gold == 1);  // by its text
   CHECK(loaded[0].questions[1].target == "Rome");
+  TaskOptions options = {{}, 1, "Brief.", [](const Messages& messages) {
+                           std::string text;
+                           for (const Message& message : messages) {
+                             text += message.role.substr(0, 1) + "[" + message.content + "]";
+                           }
+                           return text;
+                         }};
+  const auto question = [&](const std::string& more) {
+    test::write_file(folder / "t.toml", kToml + more);
+    return load_tasks({(folder / "t.toml").string()}, "", 1, options).at(0).questions.at(0);
+  };
+  const std::string system = "Brief.\n\nCities.\n\n", begin = "gen_prefix = \"It is\"\n";
+  CHECK(question("").context == "s[" + system + "]u[Q: Spain?\nA:]a[Madrid]u[Q: France?\nA:]");
+  CHECK(question("").choice_continuation(0) == "Paris");
+  CHECK(question(begin).context ==
+        "s[" + system + "]u[Q: Spain?\nA:]a[It is Madrid]u[Q: France?\nA:]a[It is]");
+  CHECK(question(begin).choice_continuation(0) == " Paris");
+  options.examples_as_turns = false;
+  const std::string text = "Q: Spain?\nA: It is Madrid\n\nQ: France?\nA:";
+  CHECK(question(begin).context == "s[" + system + "]u[" + text + "]a[It is]");
+  options.render_chat = nullptr;
+  CHECK(question(begin).context == system + text + " It is");
 }
 
 TEST_CASE("a JSON file with a list of choices, and one whose answers are generated", "[eval]") {
@@ -109,6 +131,10 @@ TEST_CASE("faults of a task file and of its data are named", "[eval]") {
             "did you mean 'metric_list'?"},
            {rest + text + "metric_list = [\"bleu\"]\n", "t.toml: ", "'bleu' is unknown"},
            {rest, "t.toml: 'doc_to_text' ", ""},
+           {rest + text + "metric_list = [{metric = \"acc\"}]\n", "t.toml: ", "= [\"acc\"]"},
+           {rest + text + "filter_list = []\n", "t.toml: 'filter_list'", "'until'"},
+           {rest + "doc_to_text = \"!function utils.f\"\n", "t.toml: doc_to_text", "Python"},
+           {text, "", "YAML is not supported", "t.yaml"},
            {text, "t.toml: 'data' is missing", ""},
            {"x = = 1\n", "t.toml line 1: ", ""},
            {"[1]", "t.json: ", "not a JSON object", "t.json"},

@@ -47,7 +47,7 @@ TEST_CASE("a bf16 layer of top-k is trained without a read", "[model][emulator]"
     const auto settings = route::parse_router(router);
     for (const bool is_warm : {false, true}) {
       take_reads();
-      const auto out = model::moe_forward(x, weights, settings, spread);
+      const auto out = model::moe_forward(x, {weights.router, settings}, weights.experts(), spread);
       std::vector<Tensor> results = {out.y}, upstreams = {upstream};
       for (const auto member : route::kAllLosses) {
         if (const Tensor& loss = out.losses.*member; loss.defined()) {
@@ -86,8 +86,9 @@ TEST_CASE("a layer with distributed experts reads the GPU once a rank, or never"
             take_reads();
           }
           comm.barrier();
-          const Tensor y =
-              model::moe_forward(x, weights, route::parse_router(one.router), spread).y;
+          const Tensor y = model::moe_forward(x, {weights.router, route::parse_router(one.router)},
+                                              weights.experts(), spread)
+                               .y;
           torch::autograd::grad({y}, {x, weights.gate_up}, {at::ones_like(y)});
           comm.barrier();
           if (comm.rank() == 0) {
