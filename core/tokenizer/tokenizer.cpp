@@ -337,11 +337,11 @@ std::map<std::string, std::string> stock_tokenizer_files(const fs::path& folder)
   }
   const bool adds_bos = read_special_names(folder).adds_bos.value_or(!fs::exists(config_file));
   const bool is_llama = config.value("tokenizer_class", "Llama").starts_with("Llama");
-  const Json json =
-      tokenizer.kind() != TokenizerKind::kSentencepiece || !is_llama
-          ? Json()
-          : sentencepiece_as_json(read_small_file(file, kMaxTokenizerBytes), file.string(),
-                                  read_folder_tokens(folder), adds_bos ? tokenizer.bos_id() : -1);
+  const Json json = tokenizer.kind() != TokenizerKind::kSentencepiece || !is_llama
+                        ? Json()
+                        : sentencepiece_as_json(read_small_file(file, kMaxTokenizerBytes),
+                                                file.string(), read_folder_tokens(folder, {}),
+                                                adds_bos ? tokenizer.bos_id() : -1);
   if (json.is_null()) {
     return {};
   }
