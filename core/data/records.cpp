@@ -299,9 +299,6 @@ OpenFile open_data_file(const fs::path& file, Pipes pipes) {
   USER_ERROR_IF(kind != nullptr && !file.extension().string().starts_with(".htm"), "{}: is {}",
                 name, kind);
   const Packing packing = find_packing(start);
-  for (size_t mark = mark_bytes(start); mark > 0; --mark) {
-    bytes->sbumpc();
-  }
   if (packing == Packing::kGzip) {
     return {std::make_unique<GzipBuffer>(std::move(bytes)), packing};
   }

@@ -93,7 +93,7 @@ TEST_CASE("--list needs no model and names tasks, groups and files", "[cli]") {
   check_contains(
       succeed({"eval", "--list"}).out,
       {"\nlambada_openai  version 1.0  loglikelihood\n",
-       "superglue/BoolQ/val.jsonl, or boolq/validation.jsonl or .csv", "\nbbh_zeroshot  27 tasks"});
+       "superglue/BoolQ/val.jsonl, or boolq/validation.jsonl, .csv or .parquet", "\nbbh_zeroshot  27 tasks"});
 }
 
 TEST_CASE("a task file with few-shot examples is compared with an earlier run", "[cli]") {

@@ -170,7 +170,7 @@ TEST_CASE("an invalid data file is refused with exit code 2, naming file and lin
        "a.jsonl line 2: broken JSON"},
       {"a.json", "[\r\n" + chat + ",\r\n{\"messages\": []}]",
        "a.json line 4: no response: the conversation holds no answer"},
-      {"a.txt", "good\n<|endoftext|>\n\xFF\n", "a.txt line 3: the document that starts", "lm"},
+      {"a.txt", "good\n<|endoftext|>\n\xFF\n", "a.txt line 3: not UTF-8 at byte 0", "lm"},
   };
   for (const auto& fault : faults) {
     const TempDir dir;
