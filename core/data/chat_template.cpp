@@ -87,7 +87,8 @@ jinja::Value message_value(const ChatMessage& message, int32_t source) {
   jinja::Dict dict;
   for (const auto& item : message.json.items()) {
     const bool is_role = item.key() == "role" && is_known_role(Json(item.value()));
-    dict.items.emplace_back(jinja::Text(item.key()),
+    const bool is_usual = item.key() == "role" || item.key() == "content";
+    dict.items.emplace_back(jinja::Text(item.key(), is_usual ? 0 : kOtherData),
                             jinja::make_value(item.value(), is_role ? 0 : source));
   }
   return jinja::Value(std::move(dict));

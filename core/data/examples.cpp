@@ -156,13 +156,13 @@ class ExampleMaker {
       const bool learned =
           (settings_.loss_on == LossOn::kAll || is_last) && conversation.turns[turn].carries_loss;
       const TextCodec& encoder = codec();
-      TurnTokens tokens = at_place(
+      const TurnTokens tokens = at_place(
           where, [&] { return settings_.text_template.encode(conversation, turn, encoder); });
       if (has_plain_mark(conversation.turns[turn])) {
         remarks_->add("turns with BOS or EOS in a field, read as characters");
       }
-      if (tokens.prompt.size() > 1 && tokens.prompt[0] == encoder.bos) {
-        drop_bos(tokens.prompt, 1);
+      if (tokens.had_bos) {
+        remarks_->add(kHasBos);
       }
       push_ids(example, tokens.prompt, false, where);
       push_ids(example, tokens.response, learned, where);
@@ -176,10 +176,15 @@ class ExampleMaker {
     Example example;
     std::vector<int64_t> ids =
         at_place(where, [&] { return codec().encode(without_plain_marks(text)); });
-    drop_bos(ids, 0);
     if (codec().bos >= 0) {
       push(example, codec().bos, false);
     }
+    if (!ids.empty() && ids.front() == codec().bos) {
+      ids.erase(ids.begin());
+      remarks_->add(kHasBos);
+    }
+    USER_ERROR_IF(ids.empty() || (ids.size() == 1 && ids[0] == codec().eos),
+                  "{}: the document is empty; remove it", where);
     push_ids(example, ids, true, where);
     push_eos(example, ids, true);
     return example;
@@ -276,14 +281,6 @@ class ExampleMaker {
         id < 0 || id >= vocab_size_,
         "{}: '{}'[{}] is {}, outside the model's vocabulary of {}; was another tokenizer used?",
         where, key, position, id, vocab_size_);
-  }
-
-  // Removes ids[at] if it is BOS, which was or will be put before the text.
-  void drop_bos(std::vector<int64_t>& ids, size_t at) {
-    if (at < ids.size() && ids[at] == codec().bos) {
-      ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(at));
-      remarks_->add(kHasBos);
-    }
   }
 
   // Appends EOS after the tokens `last`, unless they end with it.

@@ -289,7 +289,10 @@ OpenFile open_data_file(const fs::path& file, Pipes pipes) {
   const bool is_input = name != file.string();
   auto bytes = is_input ? std::make_unique<FileReader>(open_standard_input(), name)
                         : std::make_unique<FileReader>(file, pipes);
-  const std::string start(bytes->peek(32));
+  std::string start(bytes->peek(1));
+  if (start != "{") {  // a pipe may have no more than a first record yet
+    start = bytes->peek(32);
+  }
   if (start.starts_with("PAR1")) {
     USER_ERROR_IF(is_input || !fs::is_regular_file(file),
                   "{}: Parquet data in a pipe; write them to a file", name);
@@ -433,7 +436,7 @@ std::optional<Record> RecordReader::next_document() {
     more = read_line(line);
     const bool ends = !more || trim(line) == kSeparator;
     if (find_invalid_utf8(line) != kValidUtf8) {
-      check_utf8(line, fmt::format("{} line {}", file_.string(), line_before));
+      check_utf8(line, fmt::format("{} line {}", name_, line_before));
     }
     if (ends && !text.empty()) {
       return Record{std::string(trim(text)), start};

@@ -176,7 +176,8 @@ TurnTokens Template::encode(const Conversation& conversation, size_t index,
   }
   TurnTokens tokens{codec.encode_filled(text.slice(begin, prompt_end)),
                     codec.encode_filled(text.slice(response, text.text.size()))};
-  if (begin > 0 && codec.bos >= 0) {
+  tokens.had_bos = !tokens.prompt.empty() && tokens.prompt.front() == codec.bos;
+  if (begin > 0 && codec.bos >= 0 && !tokens.had_bos) {
     tokens.prompt.insert(tokens.prompt.begin(), codec.bos);
   }
   return tokens;

@@ -24,6 +24,7 @@ namespace moe::data {
 
 struct TurnTokens {
   std::vector<int64_t> prompt, response;  // with BOS, without EOS
+  bool had_bos = false;                   // the text has one, so none was added
 };
 
 class Template {

@@ -20,7 +20,9 @@ FilledText FilledText::slice(size_t begin, size_t end) const {
 TextCodec make_text_codec(const std::shared_ptr<const io::Tokenizer>& tokenizer) {
   const auto words = std::make_shared<io::WordEncoder>(tokenizer);
   const bool is_sentencepiece = tokenizer->kind() == io::TokenizerKind::kSentencepiece;
-  const auto text = [&](int64_t id) { return id < 0 ? std::string() : tokenizer->piece(id); };
+  const auto text = [&](int64_t id) {
+    return id < 0 ? std::string() : replace_invalid_utf8(tokenizer->piece(id));
+  };
   return {
       [words](std::string_view text) { return words->encode(text); },
       tokenizer->bos_id(),

@@ -147,8 +147,9 @@ std::function<std::string(const Messages&)> chat_renderer(const EvalSettings& se
       }
     }
     chat.messages.erase(chat.messages.begin());
+    std::string text = form->fill_prompt(chat, codec).text;
     note("the chat template refuses system messages: description and --system-instruction omitted");
-    return form->fill_prompt(chat, codec).text;
+    return text;
   };
 }
 

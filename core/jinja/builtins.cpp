@@ -32,12 +32,9 @@ Value undefined_item() { return Undefined{"the sequence is empty"}; }
 Value as_iterator(Values items) { return {std::move(items), Sequence::Kind::kIterator}; }
 Value as_view(Values items) { return {std::move(items), Sequence::Kind::kView}; }
 
-// --- strings ---
-
 enum class Case { kUpper, kLower, kTitle };
 
-// Returns `one` in another case. Refuses characters whose case is several characters, or depends on
-// their neighbours.
+// Returns `one` in another case. Refuses it if that has several characters or depends on others.
 Char change_case(const Char& one, Case wanted) {
   static constexpr std::u32string_view kSpecial =
       U"\u00DF\u0130\u0149\u01F0\u0390\u03A3\u03B0\u0587";
@@ -53,8 +50,7 @@ Char change_case(const Char& one, Case wanted) {
   return {static_cast<char32_t>(changed), one.source, one.is_generated};
 }
 
-// Returns `text` with the first character, and those whose predecessor `ends_word`, in the case
-// `first`, the others in the case `rest`.
+// Returns `text` in the case `rest`, and in the case `first` at its begin and after `ends_word`.
 Text with_case(const Text& text, Case first, Case rest, bool (*ends_word)(char32_t) = nullptr) {
   Text result;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -169,8 +165,6 @@ bool has_affix(const Text& text, In affix, bool at_end) {
          text.slice(at_end ? all - size : 0, at_end ? all : size).chars == affix.text()->chars;
 }
 
-// --- lists and dicts ---
-
 Values as_tuples(const Pairs& pairs) {
   Values items;
   for (const auto& [key, value] : pairs) {
@@ -197,8 +191,7 @@ int64_t index_of(C c) {
   return found - items.begin();
 }
 
-// Returns the value at the path "a.b.0" of `attribute`, or at an integer; `value` if it is none.
-// `fallback` replaces what is missing, unless it is none.
+// Returns what `attribute`, a path "a.b.0" or an integer, names in `value`, or else `fallback`.
 Value get_path(In value, In attribute, In fallback = None{}) {
   if (attribute.is_none()) {
     return value;
@@ -355,8 +348,8 @@ struct Builtin {
   size_t num_required = 0;
 };
 
-// The names of parameters follow that of the builtin. Those with = may be absent, / has no name.
-// With * alone the body reads the arguments itself.
+// Parameters follow the name. NAME= is optional, / is positional; with * the body reads them
+// itself.
 std::map<std::string, Builtin> make_table(
     std::initializer_list<std::pair<std::string_view, std::function<Value(C)>>> rows) {
   std::map<std::string, Builtin> table;
@@ -402,7 +395,7 @@ const std::map<std::string, Builtin> kBuiltins = make_table(
       [](C c) {
         const bool is_integer = c.self.is_number() && !c.self.is<double>();
         const Value number = is_integer ? Value(c.self.integer()) : read_number(c.self, None{});
-        refuse_if(number.is<double>() && std::abs(number.number()) >= 0x1p53, "such an integer");
+        refuse_if(number.is<double>() && !(std::abs(number.number()) < 0x1p53), "such an integer");
         return number.is_none()      ? c.get(0, 0)
                : number.is<double>() ? Value(static_cast<int64_t>(number.number()))
                                      : number;

@@ -99,8 +99,8 @@ class Lexer {
     }
   }
 
-  // Moves behind a tag that `close` at `at` ends, and the white space that it strips; returns false
-  // if none ends there.
+  // Moves behind a tag that `close` ends at `at`, and the space it strips; false if none ends
+  // there.
   bool finish_tag(size_t at, std::string_view close) {
     const bool is_block = close != "}}";
     const bool strips = byte(at) == '-', keeps = byte(at) == '+' && is_block;

@@ -129,10 +129,7 @@ class Parser {
     return [name](In value, Args arguments) { return call_builtin(name, value, arguments); };
   }
 
-  // --- statements ---
-
-  // Parses statements up to a tag that begins with one of `ends`, and leaves its name as the next
-  // token; without `ends`, up to the end of the template.
+  // Parses statements up to the name of a tag in `ends`; without, to the end of the template.
   std::shared_ptr<Node> parse_block(const Names& ends) {
     check_depth(++level_);
     const size_t begin = token().at;
@@ -151,8 +148,7 @@ class Parser {
       }
     });
   }
-  // Parses a block with names of its own; a single end is skipped. `loops` is the number of loops
-  // that {% break %} can end.
+  // Parses a block with its own scope; a single end is skipped. {% break %} can end `loops` loops.
   NodePtr parse_frame(const Names& ends, int loops) {
     if (!ends.empty()) {
       expect("%}");
@@ -334,8 +330,6 @@ class Parser {
     });
   }
 
-  // --- expressions ---
-
   NodePtr parse_tuple(bool allows_conditional = true, bool allows_none = false) {
     const size_t at = token().at;
     Nodes items;
@@ -514,8 +508,7 @@ class Parser {
     const NodePtr test = parse_call(at, node, expect_builtin("?"), Node::Form::kOther, true);
     return wanted ? test : apply(at, {test}, [](V v) { return !is_true(v[0]); });
   }
-  // Parses arguments in parentheses, or with `takes_operand` one without them; returns a node of
-  // `function`(value of `operand`, arguments).
+  // Parses arguments, in parentheses or one operand; returns a node of `function`(operand, them).
   template <typename Function>
   NodePtr parse_call(size_t at, NodePtr operand, Function function,
                      Node::Form form = Node::Form::kOther, bool takes_operand = false) {

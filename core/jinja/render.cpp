@@ -74,7 +74,7 @@ Value Renderer::look_up(const std::string& name) const {
       refuse_if(is_hidden, "reading '{}' before the block around it sets it", name);
       return found->second;
     }
-    // jinja2 gives an inner block the name of this one, although it is not set yet.
+    // In jinja2 an inner block sees the enclosing block's variable before it is assigned.
     is_hidden = is_hidden || (at != scope.get() && at->set_first && at->set_first->contains(name));
   }
   refuse_if(name == "self", "'self'");
@@ -114,10 +114,13 @@ Value Renderer::make_macro(const Macro& macro) {
 
 void Renderer::run_loop(const Loop& loop, const ScopePtr& parent, In iterable, int depth) {
   Values items = iterate(iterable);
-  if (loop.condition != nullptr) {
-    std::erase_if(items, [&](In item) {
-      return !is_true(run_in_scope(loop.condition, parent, [&] { loop.assign(*this, item); }));
-    });
+  const bool has_loop = loop.is_recursive || loop.body->names.contains("loop");
+  const auto is_skipped = [&](In item) {
+    return loop.condition != nullptr &&
+           !is_true(run_in_scope(loop.condition, parent, [&] { loop.assign(*this, item); }));
+  };
+  if (has_loop) {  // which has the number of items
+    std::erase_if(items, is_skipped);
   }
   const auto object = std::make_shared<Object>();
   if (loop.is_recursive) {
@@ -158,8 +161,11 @@ void Renderer::run_loop(const Loop& loop, const ScopePtr& parent, In iterable, i
   };
   bool has_completed = false;  // an iteration
   for (size_t i = 0; i < count; ++i) {
+    if (!has_loop && is_skipped(items[i])) {
+      continue;
+    }
     run_in_scope(loop.body, parent, [&] {
-      if (loop.is_recursive || loop.body->names.contains("loop")) {
+      if (has_loop) {
         set_loop(i);
       }
       loop.assign(*this, items[i]);

@@ -1,6 +1,5 @@
 #pragma once
-// Templates as trees of closures, in the grammar of jinja2 3.1 with the settings of transformers
-// (trim_blocks, lstrip_blocks, loop controls, {% generation %}), and the state of a rendering.
+// Templates as trees of closures, in jinja2 3.1's grammar as transformers sets it (template.h).
 
 #include <set>
 
@@ -30,7 +29,7 @@ struct Node {
   std::function<Value(Renderer& renderer, const Nodes& kids)> body;
   int depth = 1;  // of the tree below
   Form form = Form::kOther;
-  // Of a block with names of its own: those in it, and those that it sets before it reads them.
+  // Only of a block with its own scope: the names in it, and those assigned before they are read.
   std::set<std::string> names = {}, set_first = {};
 };
 

@@ -1,9 +1,8 @@
 #pragma once
 // Chat templates and prompts of tasks, in the language of jinja2 as transformers runs it: an
 // immutable sandbox with loop controls, raise_exception(), strftime_now(), its own tojson and
-// {% generation %}. What is rendered is equal to jinja2's
-// (tests/interop/jinja_parity.py); what the engine lacks is refused. There are no imports, no HTML
-// escaping and no changes of lists and dicts.
+// {% generation %}. What is rendered equals jinja2's (tests/interop/jinja_parity.py), the rest is
+// refused. There are no imports, no HTML escaping and no changes of lists and dicts.
 
 #include <functional>
 #include <memory>

@@ -14,12 +14,17 @@ namespace {
 
 constexpr size_t kMaxChars = size_t{16} << 20;  // of a text
 constexpr int kMaxDepth = 128;                  // of nested values
+constexpr size_t kMaxItems = size_t{1} << 20;   // of a value and the values in it
 
-// Raises `depth` above that of `item`.
-void include_depth(int& depth, In item) {
-  const int inner = item.sequence() ? item.sequence()->depth : item.dict() ? item.dict()->depth : 0;
-  fail_if(inner >= kMaxDepth, "values are nested more than {} deep", kMaxDepth);
-  depth = std::max(depth, inner + 1);
+// Adds `item` to the extent of a sequence or dict.
+void include(Extent& extent, In item) {
+  const Extent inner = item.sequence() ? item.sequence()->extent
+                       : item.dict()   ? item.dict()->extent
+                                       : Extent{0, 0};
+  fail_if(inner.depth >= kMaxDepth, "values are nested more than {} deep", kMaxDepth);
+  extent.depth = std::max(extent.depth, inner.depth + 1);
+  extent.items += 1 + inner.items;
+  fail_if(extent.items > kMaxItems, "a value has more than {} items", kMaxItems);
 }
 
 // Returns repr() of a number.
@@ -216,15 +221,15 @@ void Dict::set(Value key, Value value) {
 }
 
 Value::Value(Values items, Sequence::Kind kind) {
-  int depth = 1;
+  Extent extent;
   for (const Value& item : items) {
-    include_depth(depth, item);
+    include(extent, item);
   }
-  value_ = std::make_shared<Sequence>(Sequence{kind, std::move(items), depth});
+  value_ = std::make_shared<Sequence>(Sequence{kind, std::move(items), extent});
 }
 Value::Value(Dict value) {
   for (const auto& item : value.items) {
-    include_depth(value.depth, item.second);
+    include(value.extent, item.second);
   }
   value_ = std::make_shared<Dict>(std::move(value));
 }

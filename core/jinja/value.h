@@ -1,7 +1,6 @@
 #pragma once
-// Values of the template language: those of Python that chat templates use. Every character has
-// its source, which operations keep, so that rendered text shows what the template wrote and what
-// a message did.
+// Python's values that chat templates use. Every character keeps its source, so that a rendered
+// text shows what the template wrote and what a message did.
 
 #include <fmt/format.h>
 
@@ -88,17 +87,23 @@ struct Undefined {
 };
 struct None {};
 
+// Levels of nested values, and the items in all of them; those of a shared one count each time.
+struct Extent {
+  int depth = 1;
+  size_t items = 0;
+};
+
 // A Python sequence or iterator. An iterator is empty after it was read once.
 struct Sequence {
   enum class Kind { kList, kTuple, kRange, kView, kIterator } kind = Kind::kList;
   Values items;
-  int depth = 1;  // of nested sequences and dicts
+  Extent extent = {};
   bool is_plain() const { return kind == Kind::kList || kind == Kind::kTuple; }
 };
 
 struct Dict {
   std::vector<std::pair<Value, Value>> items;  // in the order of insertion
-  int depth = 1;
+  Extent extent = {};
   const Value* find(In key) const;  // null if there is none
   void set(Value key, Value value);
 };

@@ -345,7 +345,8 @@ class Sentencepiece : public TokenizerModel {
     Json merges = Json::array();
     for (const int id : pieces) {
       const std::string& text = processor_.IdToPiece(id);
-      if (find_invalid_utf8(text) != kValidUtf8) {
+      constexpr size_t kMaxPieceBytes = 1024;  // the time is quadratic in it
+      if (text.size() > kMaxPieceBytes || find_invalid_utf8(text) != kValidUtf8) {
         return nullptr;
       }
       const size_t first = merges.size();

@@ -532,6 +532,7 @@ io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& req
     return checkpoint;
   }
   if (!request.experts) {
+    check_tensors(checkpoint, parse_config(checkpoint.config(), checkpoint.config_name()));
     for (io::TensorInfo info : checkpoint.tensors()) {
       if (vocabulary.changes(info.name)) {
         info.shape[0] = vocabulary.vocab_size;
@@ -540,6 +541,13 @@ io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& req
         sources[info.name] = info.name;
       }
     }
+    uint64_t bytes = 0;
+    for (const auto& tensor : made) {
+      bytes += tensor.info.bytes();
+    }
+    check_memory({bytes, 1, fmt::format("adding tokens to {}", folder.string()),
+                  "a model that has the tokens needs none"},
+                 force_memory);
     Json config = checkpoint.config();
     config["vocab_size"] = vocabulary.vocab_size;
     return checkpoint.as_model(std::move(config), sources, made, vocabulary.files);
@@ -574,7 +582,7 @@ io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& req
       sources[info.name] = source;
     }
   }
-  if (request.granularity > 1 || request.shared_expert) {
+  if (request.granularity > 1 || request.shared_expert || vocabulary.begin < vocabulary.end) {
     check_memory({bytes, 1, fmt::format("taking {} as a mixture", folder.string()),
                   "moe upcycle writes the mixture to the disk instead"},
                  force_memory);

@@ -68,9 +68,8 @@ VocabularyExtension extend_vocabulary(const std::filesystem::path& folder,
   if (tokens.empty()) {
     return {};
   }
-  const io::Checkpoint checkpoint(folder);
-  const ModelConfig config = parse_config(checkpoint.config(), checkpoint.config_name());
-  check_tensors(checkpoint, config);
+  const std::string file = (folder / "config.json").string();
+  const ModelConfig config = parse_config(read_json(file, uint64_t{16} << 20), file);
   VocabularyExtension result{io::with_special_tokens(folder, tokens), config.vocab_size,
                              config.vocab_size};
   const auto before = io::Tokenizer::load(folder, 0);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Chat templates in the constructs of published ones (templates/*.jinja), each over 20 conversations, against transformers.
+"""Chat templates in the constructs of published ones (templates/*.jinja, tests/golden/chat_templates.json), each over 20 conversations, against transformers.
 
 `moe tokenize --chat --json` must give the text and ids of apply_chat_template(), and a loss where the prefix of the conversation with the
 generation prompt ends and the turn does not; for a template with {% generation %} that of return_assistant_tokens_mask. A conversation that
@@ -33,7 +33,9 @@ TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Gi
 DOCUMENTS = [{"title": "Rivers", "text": "The Loire is long."}, {"title": "Hills", "text": "None <here> & 'there'."}]
 END = {"llama2": "</s>", "llama3": "<|eot_id|>", "llama3.1": "<|eot_id|>", "phi3": "<|end|>", "gemma": "<end_of_turn>", "gemma3": "<end_of_turn>",
        "granite3": "<|end_of_text|>", "command-r": "<|END_OF_TURN_TOKEN|>"} | dict.fromkeys(
-           ("qwen2.5", "qwen3", "phi4", "smollm2", "smollm3"), "<|im_end|>")  # "</s>" of the others
+           ("qwen2.5", "qwen3", "phi4", "smollm2", "smollm3", "chatml with bos (internlm2)", "smollm2 default system",
+            "qwen3 no thinking (enable_thinking=false)", "chatml generation tags"), "<|im_end|>") | dict.fromkeys(
+               ("llama-3.1 date", "llama-3 comment names im_start"), "<|eot_id|>")  # "</s>" of the others
 
 
 def chat(*texts, system=None, **record):
@@ -123,7 +125,7 @@ class Rendering:
 
     def loss(self, end):
         """Returns the loss of each token; None if a prefix of the conversation is not a prefix of the text."""
-        if "{%- generation" in self.tokenizer.chat_template:
+        if re.search(r"{%-? *generation", self.tokenizer.chat_template):
             return self.render(len(self.record["messages"]), False, tokenize=True, return_dict=True,
                                return_assistant_tokens_mask=True)["assistant_masks"]
         loss = [0] * len(self.ids)
@@ -147,6 +149,7 @@ class Rendering:
 def main():
     verbose = "--verbose" in sys.argv
     templates = {file.stem: file.read_text() for file in sorted((HERE / "templates").glob("*.jinja"))}
+    templates |= json.loads((HERE.parent / "golden/chat_templates.json").read_text())
     import transformers.utils.chat_template_utils as chat_template_utils  # strftime_now() of a fixed day
     import datetime as real
     class Fixed(real.datetime):

@@ -152,7 +152,8 @@ bool LineReader::read_line(std::string& text) {
   } catch (const data::BrokenStream& broken) {
     throw UserError("{}: {}", where(), broken.what());
   }
-  ++bytes_;
+  USER_ERROR_IF(++bytes_ > kMaxFileBytes + 1, "{}: larger than the limit of 1 GiB; split it",
+                name_);
   all_blank_ = all_blank_ && is_blank(text);
   return true;
 }

@@ -111,7 +111,7 @@ std::vector<std::string> find_layout(const FileLayout& layout, const Task& task,
     return files;
   }
   for (const auto& path : exported_paths(task, split)) {
-    if (files.front() == data / path) {
+    if (fs::path(files.front()) == find_file(data, path, task.name)) {
       return {};
     }
   }

@@ -71,9 +71,12 @@ AuxLosses losses(const at::Tensor& logits, const RouteInput& input, const at::Te
 
 // Returns C_r of each rank, [W] i32 on the device of the logits; INT32_MAX if dropless.
 at::Tensor slots_per_rank(const RouteInput& input) {
-  const std::vector<int64_t> unlimited(input.capacity.size(), std::numeric_limits<int32_t>::max());
-  return to_device(input.is_dropless ? unlimited : input.capacity, input.logits.device())
-      .to(at::kInt);
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+  std::vector<int64_t> slots(input.capacity.size(), kMax);
+  for (size_t rank = 0; !input.is_dropless && rank < slots.size(); ++rank) {
+    slots[rank] = std::min(input.capacity[rank], kMax);
+  }
+  return to_device(slots, input.logits.device()).to(at::kInt);
 }
 
 // Returns rows_max of the plan that the rules would return.

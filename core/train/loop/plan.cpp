@@ -179,8 +179,12 @@ Prepared prepare_rank(const TrainSettings& given, const TrainCallbacks& callback
     plan.notes.push_back(vocabulary.words);
   }
   if (vocabulary.end > vocabulary.begin && (settings.lora.rank > 0 || !settings.trained.empty()) &&
-      std::ranges::find(settings.trained, "embeddings") == settings.trained.end()) {
-    plan.notes.emplace_back("warning: without embeddings in --train, added tokens keep that mean");
+      std::ranges::none_of(settings.trained, [](const std::string& word) {
+        return word == "embeddings" || word == "*" ||
+               word.find("embed_tokens") != std::string::npos;
+      })) {
+    plan.notes.emplace_back(
+        "warning: the rows of the added tokens are not trained; add embeddings to --train");
   }
   run.examples =
       read_data(settings, run.checkpoint, config.vocab_size, {[&](int64_t count, int64_t tokens) {

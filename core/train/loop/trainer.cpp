@@ -172,6 +172,10 @@ class Run {
                          }
                          for (const auto& [name, text] :
                               chat_files(plan_.settings, parent_, model_.config().vocab_size)) {
+                           std::error_code ignored;  // the copy of a read-only file
+                           std::filesystem::permissions(
+                               staged / name, std::filesystem::perms::owner_write,
+                               std::filesystem::perm_options::add, ignored);
                            io::write_file(staged / name, text);
                          }
                        });

@@ -112,8 +112,11 @@ std::map<std::string, std::string> chat_files(const TrainSettings& settings,
   }
   const SharedTokenizer tokenizer =
       load_tokenizer(parent.folder(), vocab_size, parent.edited_files());
-  const std::vector<int64_t> end =
-      data::question_tokens(form, "a", data::make_text_codec(tokenizer)).end;
+  std::vector<int64_t> end;
+  try {
+    end = data::question_tokens(form, "a", data::make_text_codec(tokenizer)).end;
+  } catch (const UserError&) {  // the template refuses a question alone
+  }
   std::vector<int64_t> stops = tokenizer->stop_ids();
   if (end.size() == 1 && std::ranges::find(stops, end[0]) == stops.end()) {
     const auto file = parent.folder() / "generation_config.json";
