@@ -119,7 +119,7 @@ std::string message_for(const std::function<void(Tensors&)>& change, bool tied =
   return test::user_error_of([&] { check_tensors(checkpoint, tiny(tied)); });
 }
 
-TEST_CASE("absent keys take LLaMA's defaults", "[model][config]") {
+TEST_CASE("absent keys take LLaMA's defaults") {
   Json json = dense();
   for (const char* key :
        {"num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_theta",
@@ -141,7 +141,7 @@ TEST_CASE("absent keys take LLaMA's defaults", "[model][config]") {
   CHECK(parse_config(json, "config.json").head_dim == 32);
 }
 
-TEST_CASE("rope scaling is read from the old and the new form", "[model][config]") {
+TEST_CASE("rope scaling is read from the old and the new form") {
   const Json llama3 = {{"factor", 8.0},
                        {"low_freq_factor", 1.0},
                        {"high_freq_factor", 4.0},
@@ -168,7 +168,7 @@ TEST_CASE("rope scaling is read from the old and the new form", "[model][config]
   }
 }
 
-TEST_CASE("a config written and read again is the same", "[model][config]") {
+TEST_CASE("a config written and read again is the same") {
   ModelConfig config = parse_config(dense(), "dense");
   CHECK(written(config)["model_type"] == "llama");
   CHECK(written(config)["architectures"] == Json({"LlamaForCausalLM"}));
@@ -184,7 +184,7 @@ TEST_CASE("a config written and read again is the same", "[model][config]") {
   }
 }
 
-TEST_CASE("a mixture is written as a qwen2_moe config and as the moe object", "[model][config]") {
+TEST_CASE("a mixture is written as a qwen2_moe config and as the moe object") {
   const Json json = written(mixture());
   CHECK(has(json, Json::parse(R"({"model_type": "qwen2_moe",
       "architectures": ["Qwen2MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2,
@@ -202,8 +202,7 @@ TEST_CASE("a mixture is written as a qwen2_moe config and as the moe object", "[
   CHECK(config.moe->router_seed == 7);
 }
 
-TEST_CASE("optional numbers of the moe object are read back exactly, and absent if not set",
-          "[model][config]") {
+TEST_CASE("optional numbers of the moe object are read back exactly, and absent if not set") {
   const double third = 1e-4 / 3, lambda = 1e-8 * 1.2 * 1.2 * 1.2;
   ModelConfig config = mixture();
   const auto keys = [&] {
@@ -227,8 +226,7 @@ TEST_CASE("optional numbers of the moe object are read back exactly, and absent 
   }
 }
 
-TEST_CASE("both spellings of rope and dtype, the head width and unknown keys are written",
-          "[model][config]") {
+TEST_CASE("both spellings of rope and dtype, the head width and unknown keys are written") {
   ModelConfig config = mixture();
   config.rope = {RopeType::kLlama3, 500000.0, 8.0, 1.0, 4.0, 8192};
   Json parent = dense();
@@ -248,8 +246,7 @@ TEST_CASE("both spellings of rope and dtype, the head width and unknown keys are
   CHECK(defaults["eos_token_id"] == 2);
 }
 
-TEST_CASE("the stock keys describe the nearest stock router, or a model_type of moe",
-          "[model][config]") {
+TEST_CASE("the stock keys describe the nearest stock router, or a model_type of moe") {
   struct Case {
     std::string router, model_type, architecture;
     int64_t per_token;
@@ -277,7 +274,7 @@ TEST_CASE("the stock keys describe the nearest stock router, or a model_type of 
   CHECK(parse_config(written(scaled), "again").moe->gate_scale == 1.5);
 }
 
-TEST_CASE("a config of another function, or of none, is refused by name", "[model][config]") {
+TEST_CASE("a config of another function, or of none, is refused by name") {
   check_refused(
       dense(),
       {{{{"vocab_size", nullptr}}, "vocab_size"},
@@ -304,7 +301,7 @@ TEST_CASE("a config of another function, or of none, is refused by name", "[mode
              contains_text("must be a JSON object, not array"));
 }
 
-TEST_CASE("unsupported rope scaling is refused by name", "[model][config]") {
+TEST_CASE("unsupported rope scaling is refused by name") {
   const Json llama3 = {{"rope_type", "llama3"},
                        {"factor", 8},
                        {"low_freq_factor", 4},
@@ -329,7 +326,7 @@ TEST_CASE("unsupported rope scaling is refused by name", "[model][config]") {
         both}});
 }
 
-TEST_CASE("a moe object that does not fit its model is refused by name", "[model][config]") {
+TEST_CASE("a moe object that does not fit its model is refused by name") {
   check_refused(
       written(mixture()),
       {{{{"moe", {{"format", 2}}}}, "moe.format is 2"},
@@ -348,7 +345,7 @@ TEST_CASE("a moe object that does not fit its model is refused by name", "[model
        {{{"moe", 3}}, "moe must be an object, not number"}});
 }
 
-TEST_CASE("layers are given as a pattern or a list", "[model][config]") {
+TEST_CASE("layers are given as a pattern or a list") {
   CHECK(parse_layers("even", 5) == Layers{0, 2, 4});
   CHECK(parse_layers("odd", 5) == Layers{1, 3});
   CHECK(parse_layers("all", 3) == Layers{0, 1, 2});
@@ -371,7 +368,7 @@ TEST_CASE("layers are given as a pattern or a list", "[model][config]") {
   }
 }
 
-TEST_CASE("inference is in bf16 on a GPU and in f32 on a CPU by default", "[model][config]") {
+TEST_CASE("inference is in bf16 on a GPU and in f32 on a CPU by default") {
   CHECK(inference_precision({}, /*on_cuda=*/true) == Precision::kBf16);
   CHECK(inference_precision({}, /*on_cuda=*/false) == Precision::kF32);
   for (const auto given : {Precision::kF32, Precision::kTf32, Precision::kBf16}) {
@@ -382,7 +379,7 @@ TEST_CASE("inference is in bf16 on a GPU and in f32 on a CPU by default", "[mode
              contains_text("--precision tf32") && contains_text("--device cuda"));
 }
 
-TEST_CASE("stock mixtures have the tensor names of their own files", "[model][weights]") {
+TEST_CASE("stock mixtures have the tensor names of their own files") {
   const auto qwen = test::Foreign::kQwen2Moe;
   const io::DType bf16 = io::DType::kBF16;
   for (const test::ForeignCheckpoint& options :
@@ -413,7 +410,7 @@ TEST_CASE("stock mixtures have the tensor names of their own files", "[model][we
   }
 }
 
-TEST_CASE("parameters are counted in total and per active token", "[model][weights]") {
+TEST_CASE("parameters are counted in total and per active token") {
   // V D + (2 D + D HA + 2 D GA + HA D) a layer + 3 D F a dense layer + D + V D, with D = HA = 16,
   // GA = 8, F = 24, V = 64.
   const int64_t attention = 16 * 16 + 2 * 16 * 8 + 16 * 16, norms = 2 * 16,
@@ -432,8 +429,7 @@ TEST_CASE("parameters are counted in total and per active token", "[model][weigh
   CHECK(count_parameters(config).active == dense + router + 3 * 16 * 20 + 16);
 }
 
-TEST_CASE("tensors that do not fit the config are refused by name, leftovers are ignored",
-          "[model][weights]") {
+TEST_CASE("tensors that do not fit the config are refused by name, leftovers are ignored") {
   const auto with = [](const char* name, std::vector<int64_t> shape, bool tied = false) {
     return message_for(
         [&](Tensors& tensors) {

@@ -185,8 +185,7 @@ std::vector<Tensor> trained(const TempDir& dir, model::Precision precision,
 // its norm.
 constexpr double kTolerance = 1e-6;
 
-TEST_CASE("head_loss() in blocks of rows gives the loss and gradients of all logits at once",
-          "[train]") {
+TEST_CASE("head_loss() in blocks of rows gives the loss and gradients of all logits at once") {
   for (const bool tied : {false, true}) {
     const auto model = make_dense(tied);
     const auto batch = random_batches(1, 12)[0];
@@ -204,8 +203,7 @@ TEST_CASE("head_loss() in blocks of rows gives the loss and gradients of all log
   }
 }
 
-TEST_CASE("splitting a global batch into micro-batches changes only a mixture with capacity",
-          "[train]") {
+TEST_CASE("splitting a global batch into micro-batches changes only a mixture with capacity") {
   const auto difference = [](const model::Llama& model) {
     const auto routing = model.default_routing();
     const auto six = random_batches(6, 2);
@@ -233,8 +231,7 @@ TEST_CASE("splitting a global batch into micro-batches changes only a mixture wi
   CHECK(difference(make_mixture("top1:cf=1")) > 1e-3);  // other tokens are dropped
 }
 
-TEST_CASE("micro-batches without targets add nothing, and a batch without targets has loss 0",
-          "[train]") {
+TEST_CASE("micro-batches without targets add nothing, and a batch without targets has loss 0") {
   const auto model = make_dense();
   auto batches = random_batches(2, 3);
   remove_targets(batches[1]);
@@ -247,8 +244,8 @@ TEST_CASE("micro-batches without targets add nothing, and a batch without target
   CHECK(gradient_norm(held_slices(model.parameters())) == 0);
 }
 
-TEST_CASE("auxiliary losses are means over micro-batches with gradients linear in the coefficient",
-          "[train]") {
+TEST_CASE(
+    "auxiliary losses are means over micro-batches with gradients linear in the coefficient") {
   const auto model = make_mixture("top1:st=off");
   const auto routing = model.default_routing();
   auto batches = random_batches(3, 3);
@@ -283,8 +280,8 @@ TEST_CASE("auxiliary losses are means over micro-batches with gradients linear i
   CHECK(router_norm > 0);
 }
 
-TEST_CASE("z-loss and sequence balance are weighted by their coefficients and computed only if on",
-          "[train]") {
+TEST_CASE(
+    "z-loss and sequence balance are weighted by their coefficients and computed only if on") {
   const auto model = make_mixture("top2");
   auto batches = random_batches(3, 3);
   // Without targets only the auxiliary losses remain.
@@ -323,7 +320,7 @@ TEST_CASE("z-loss and sequence balance are weighted by their coefficients and co
   CHECK_FALSE(only_z.sequence_balance);
 }
 
-TEST_CASE("recomputed layers give equal bits", "[train]") {
+TEST_CASE("recomputed layers give equal bits") {
   const AuxCoefficients coefficients{0.01, 0.01, 0.1, 0.01, 0.01};
   for (const char* router : {"top1", "top2+ir+fr", "topp:0.4", "relu:k=1", "top2+ir+fr:bias=0.1"}) {
     auto model = make_mixture(router);
@@ -352,7 +349,7 @@ TEST_CASE("recomputed layers give equal bits", "[train]") {
   }
 }
 
-TEST_CASE("recomputed layers above frozen weights keep their gradients", "[train]") {
+TEST_CASE("recomputed layers above frozen weights keep their gradients") {
   auto model = make_mixture("top2");
   std::vector<model::NamedParameter> trained;
   for (const auto& parameter : model.parameters()) {
@@ -371,8 +368,7 @@ TEST_CASE("recomputed layers above frozen weights keep their gradients", "[train
   check_equal(take_gradients(model), expected);
 }
 
-TEST_CASE("loss and gradients in bf16 are those of f32 within the rounding of products",
-          "[train]") {
+TEST_CASE("loss and gradients in bf16 are those of f32 within the rounding of products") {
   auto model = make_dense();
   const auto batches = random_batches(2, 6);
   const double expected = add_gradients(model, batches, {}, {}).loss;
@@ -395,7 +391,7 @@ TEST_CASE("loss and gradients in bf16 are those of f32 within the rounding of pr
 
 // Training steps have equal bits with any number of threads.
 
-TEST_CASE("training steps have equal bits with any number of threads", "[train]") {
+TEST_CASE("training steps have equal bits with any number of threads") {
   const TempDir dir;
   write_model(dir);
   for (const auto& [precision, router] : {std::pair(model::Precision::kF32, "top2+ir+fr"),

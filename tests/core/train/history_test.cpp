@@ -47,7 +47,7 @@ History dense_run(int64_t steps) {
 
 }  // namespace
 
-TEST_CASE("a history accumulates the lines of metrics.jsonl", "[train]") {
+TEST_CASE("a history accumulates the lines of metrics.jsonl") {
   History history;
   history.add({{"step", 0},
                {"held_out_loss", 4.0},
@@ -72,7 +72,7 @@ TEST_CASE("a history accumulates the lines of metrics.jsonl", "[train]") {
   CHECK(relative_load(load, 2) == 0);
 }
 
-TEST_CASE("a step without targets has no point in the loss curve", "[train]") {
+TEST_CASE("a step without targets has no point in the loss curve") {
   History history;
   history.add(Json{{"step", 1}, {"loss", 2.5}, {"target_tokens", 7}, {"lr", 1e-3}}, "line 1");
   history.add(Json{{"step", 2}, {"loss", 0}, {"target_tokens", 0}, {"lr", 1e-3}}, "line 2");
@@ -81,7 +81,7 @@ TEST_CASE("a step without targets has no point in the loss curve", "[train]") {
   CHECK(history.curves().at("lr").last.step == 2);
 }
 
-TEST_CASE("a load map of many steps merges them into few columns and keeps the sums", "[train]") {
+TEST_CASE("a load map of many steps merges them into few columns and keeps the sums") {
   LoadMap map;
   constexpr int64_t kSteps = 5000;
   for (int64_t step = 1; step <= kSteps; ++step) {
@@ -100,7 +100,7 @@ TEST_CASE("a load map of many steps merges them into few columns and keeps the s
   CHECK(second == kSteps);
 }
 
-TEST_CASE("an incomplete last line of metrics.jsonl is ignored", "[train]") {
+TEST_CASE("an incomplete last line of metrics.jsonl is ignored") {
   const TempDir dir;
   const std::string whole = step_line(1).dump() + "\n" + step_line(2).dump() + "\n";
   write_file(dir / "metrics.jsonl", whole + step_line(3).dump());  // no newline: not finished
@@ -111,7 +111,7 @@ TEST_CASE("an incomplete last line of metrics.jsonl is ignored", "[train]") {
   CHECK(read_history(dir.path()).curves().empty());
 }
 
-TEST_CASE("an invalid metrics.jsonl is refused with its line", "[train]") {
+TEST_CASE("an invalid metrics.jsonl is refused with its line") {
   const TempDir dir;
   const std::string good = step_line(1).dump() + "\n";
   for (const auto& [text, fact] : std::vector<std::pair<std::string, std::string>>{
@@ -126,7 +126,7 @@ TEST_CASE("an invalid metrics.jsonl is refused with its line", "[train]") {
   CHECK_FALSE(test::user_error_of([&] { read_history(dir / "none"); }).empty());
 }
 
-TEST_CASE("values of wrong types are ignored", "[train]") {
+TEST_CASE("values of wrong types are ignored") {
   History history;
   history.add(
       {{"step", 1},
@@ -143,7 +143,7 @@ TEST_CASE("values of wrong types are ignored", "[train]") {
   CHECK((history.loads().columns()[0].loads[0].rows == std::vector<int64_t>{0, 0, 0}));
 }
 
-TEST_CASE("a history read from its JSON continues like the original", "[train]") {
+TEST_CASE("a history read from its JSON continues like the original") {
   const auto sample = [](int64_t step) {
     return TextSample{step, step % 3 == 0 ? "one" : "other", fmt::format("after {}", step)};
   };
@@ -167,7 +167,7 @@ TEST_CASE("a history read from its JSON continues like the original", "[train]")
 
 // Downsampled curves, and the stages of ReLU training.
 
-TEST_CASE("a curve of up to 1000 points is kept as it is", "[train]") {
+TEST_CASE("a curve of up to 1000 points is kept as it is") {
   Downsampled curve;
   for (int64_t step = 1; step <= 1000; ++step) {
     curve.add(step, std::sin(0.1 * static_cast<double>(step)));
@@ -182,7 +182,7 @@ TEST_CASE("a curve of up to 1000 points is kept as it is", "[train]") {
   }
 }
 
-TEST_CASE("a longer curve keeps at most 1000 points, with its extremes", "[train]") {
+TEST_CASE("a longer curve keeps at most 1000 points, with its extremes") {
   const auto steps = GENERATE(int64_t{1001}, int64_t{1999}, int64_t{1'000'003});
   Downsampled curve;
   double sum = 0;
@@ -207,8 +207,7 @@ TEST_CASE("a longer curve keeps at most 1000 points, with its extremes", "[train
   CHECK((points.front().step == 1 && points.back().step == steps));
 }
 
-TEST_CASE("points(n) returns at most n points with the first, the last and the extremes",
-          "[train]") {
+TEST_CASE("points(n) returns at most n points with the first, the last and the extremes") {
   const auto steps = GENERATE(int64_t{40}, int64_t{900}, int64_t{50'000});
   Downsampled curve;
   for (int64_t step = 1; step <= steps; ++step) {
@@ -253,7 +252,7 @@ OrderedJson relu_line(int64_t step, double sparsity) {
 
 }  // namespace
 
-TEST_CASE("stages of a ReLU run end by their definition", "[train]") {
+TEST_CASE("stages of a ReLU run end by their definition") {
   const std::vector<std::vector<double>> runs = {
       {0.5, 0.52, 0.54, 0.6, 0.549, 0.7, 0.76, 0.5, 0.8},  // falls back twice
       {0.5, 0.5, 0.5},                                     // stays in the first stage
@@ -276,7 +275,7 @@ TEST_CASE("stages of a ReLU run end by their definition", "[train]") {
   CHECK(ReluStages::from_json(Json(ReluStages().to_json()), "test").to_json().is_null());
 }
 
-TEST_CASE("the log has the ends of the stages once, also of an interrupted run", "[train]") {
+TEST_CASE("the log has the ends of the stages once, also of an interrupted run") {
   const std::vector<double> sparsity = {0.5, 0.54, 0.6, 0.7, 0.76, 0.74, 0.77};
   const auto write_log = [&](int64_t interrupted_after) {
     const TempDir dir;
@@ -307,7 +306,7 @@ TEST_CASE("the log has the ends of the stages once, also of an interrupted run",
   CHECK(whole[4]["sparsifying_stage_end"] == 5);
 }
 
-TEST_CASE("the report of a dense run has the panels of its curves only", "[train]") {
+TEST_CASE("the report of a dense run has the panels of its curves only") {
   const TempDir dir;
   const Json data = drawn_data(report_page(dir.path(), dense_run(50)));
   CHECK((panel_titles(data) ==
@@ -320,7 +319,7 @@ TEST_CASE("the report of a dense run has the panels of its curves only", "[train
   CHECK(loss["series"][0]["smooth"]["y"].size() == 50);
 }
 
-TEST_CASE("the clip of the settings is drawn unless it is 0", "[train]") {
+TEST_CASE("the clip of the settings is drawn unless it is 0") {
   const TempDir dir;
   write_file(dir / "settings.toml", "[train]\nsteps = 90\nclip = 0.5\n");
   const std::string page = report_page(dir.path(), dense_run(3));
@@ -331,7 +330,7 @@ TEST_CASE("the clip of the settings is drawn unless it is 0", "[train]") {
                   .contains("rule"));
 }
 
-TEST_CASE("only panels of losses start after the warm-up and have a log scale", "[train]") {
+TEST_CASE("only panels of losses start after the warm-up and have a log scale") {
   const TempDir dir;
   History history = dense_run(20);
   history.add({{"step", 21}, {"load_balance_loss", 1.5}, {"auxiliary_loss", 0.015}}, "metrics");
@@ -353,7 +352,7 @@ TEST_CASE("only panels of losses start after the warm-up and have a log scale", 
   CHECK(panel_of(warm, "Loss")["series"][0]["x"][0] == 1);  // the warm-up can be shown
 }
 
-TEST_CASE("text of a run is escaped in the report", "[train]") {
+TEST_CASE("text of a run is escaped in the report") {
   const TempDir dir;
   const std::string hostile =
       "</script></pre><script>alert(1)</script>{{data}}<img src=x onerror=alert(2)>";
@@ -372,8 +371,7 @@ TEST_CASE("text of a run is escaped in the report", "[train]") {
   CHECK(panel_of(drawn_data(page), "Accuracy")["series"][0]["name"] == hostile);
 }
 
-TEST_CASE("a comparison of runs has a panel per curve, final values and different settings",
-          "[train]") {
+TEST_CASE("a comparison of runs has a panel per curve, final values and different settings") {
   const TempDir dir;
   History mixture = dense_run(30);
   mixture.add({{"step", 31}, {"experts_per_token", 2}, {"held_out_loss", 2.25}}, "metrics");
@@ -410,8 +408,7 @@ TEST_CASE("a comparison of runs has a panel per curve, final values and differen
   CHECK(settings.find("seed") != std::string::npos);
 }
 
-TEST_CASE("the report of a long run with many experts, or tasks and starts, is smaller than 2 MB",
-          "[train]") {
+TEST_CASE("the report of a long run with many experts, or tasks and starts, is smaller than 2 MB") {
   const TempDir dir;
   const auto make_page = [&](int64_t steps, bool has_experts) {
     Json layers = Json::array();
@@ -458,7 +455,7 @@ TEST_CASE("the report of a long run with many experts, or tasks and starts, is s
   CHECK(page.find("Resumed after step 4,999") != std::string::npos);
 }
 
-TEST_CASE("smoothing keeps a straight line and reduces noise", "[train]") {
+TEST_CASE("smoothing keeps a straight line and reduces noise") {
   std::vector<Point> straight, noisy;
   for (int64_t step = 0; step < 300; ++step) {
     straight.push_back({step, static_cast<double>(step)});
@@ -474,7 +471,7 @@ TEST_CASE("smoothing keeps a straight line and reduces noise", "[train]") {
   CHECK(smoothed({{1, 1.0}, {2, 5.0}}).empty());
 }
 
-TEST_CASE("invalid lines of samples.jsonl and starts.jsonl are left out", "[train]") {
+TEST_CASE("invalid lines of samples.jsonl and starts.jsonl are left out") {
   const TempDir dir;
   write_file(
       dir / "samples.jsonl",

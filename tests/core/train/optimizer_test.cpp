@@ -116,7 +116,7 @@ using Names = std::vector<std::string>;
 
 }  // namespace
 
-TEST_CASE("AdamW equals a reference in double over twenty steps", "[train]") {
+TEST_CASE("AdamW equals a reference in double over twenty steps") {
   const AdamWSettings settings{0.1, 0.9, 0.95, 1e-8};
   const auto parameters = some_parameters();
   std::vector<PlainAdamW> plain;
@@ -142,8 +142,7 @@ TEST_CASE("AdamW equals a reference in double over twenty steps", "[train]") {
   }
 }
 
-TEST_CASE("matrices decay, norms and biases do not, embedding and head by decay_embeddings",
-          "[train]") {
+TEST_CASE("matrices decay, norms and biases do not, embedding and head by decay_embeddings") {
   const double lr = 1e-2, decay = 0.5;
   for (const bool decay_embeddings : {true, false}) {
     for (const auto& [name, shape, decays] :
@@ -171,7 +170,7 @@ TEST_CASE("matrices decay, norms and biases do not, embedding and head by decay_
   }
 }
 
-TEST_CASE("a parameter without gradient keeps its value, moments and count", "[train]") {
+TEST_CASE("a parameter without gradient keeps its value, moments and count") {
   const auto parameters = some_parameters();
   AdamW optimizer(held_slices(parameters), {0.1, 0.9, 0.999, 1e-8});
   const Tensor before = parameters[0].tensor.detach().clone();
@@ -186,7 +185,7 @@ TEST_CASE("a parameter without gradient keeps its value, moments and count", "[t
   CHECK_FALSE(parameters[0].tensor.grad().defined());
 }
 
-TEST_CASE("the gradient norm is that of all gradients, also of several pieces", "[train]") {
+TEST_CASE("the gradient norm is that of all gradients, also of several pieces") {
   std::vector<model::NamedParameter> parameters = some_parameters();
   CHECK(gradient_norm(held_slices(parameters)) == 0.0);
   parameters[0].tensor.mutable_grad() = at::full({7, 5}, 2.0);
@@ -200,7 +199,7 @@ TEST_CASE("the gradient norm is that of all gradients, also of several pieces", 
         Approx(0.1 * std::sqrt(static_cast<double>(many))).epsilon(4e-6));
 }
 
-TEST_CASE("the gradient norm has equal bits with any number of threads", "[train]") {
+TEST_CASE("the gradient norm has equal bits with any number of threads") {
   // Large enough for LibTorch to sum the pieces on several threads.
   Tensor weight = at::zeros({40 << 20}).requires_grad_(true);
   weight.mutable_grad() = at::sin(at::arange(40 << 20, at::kFloat));
@@ -211,7 +210,7 @@ TEST_CASE("the gradient norm has equal bits with any number of threads", "[train
   });
 }
 
-TEST_CASE("clipping scales as clip_grad_norm_ and never up", "[train]") {
+TEST_CASE("clipping scales as clip_grad_norm_ and never up") {
   CHECK(clip_scale(4, 1) == 1 / (4 + 1e-6));
   CHECK(clip_scale(0.5, 1) == 1);
   CHECK(clip_scale(4, 0) == 1);
@@ -253,8 +252,7 @@ struct OneParameter {
 
 }  // namespace
 
-TEST_CASE("bf16 moments are those in f32, rounded without bias, also over several pieces",
-          "[train]") {
+TEST_CASE("bf16 moments are those in f32, rounded without bias, also over several pieces") {
   constexpr int64_t kCount = (int64_t{1} << 18) + 1000;  // a whole piece and a part of one
   at::manual_seed(5);
   const Tensor gradient = at::randn({kCount, 1});
@@ -278,8 +276,7 @@ TEST_CASE("bf16 moments are those in f32, rounded without bias, also over severa
   CHECK_FALSE(at::equal(other.mean(), narrow.mean()));
 }
 
-TEST_CASE("a step is an outlier if its loss or gradient norm is above the bound of the window",
-          "[train]") {
+TEST_CASE("a step is an outlier if its loss or gradient norm is above the bound of the window") {
   const Run run;
   const double loss = upper_bound(run.window.losses), norm = upper_bound(run.window.norms);
   const auto judged = [&](double loss_value, double norm_value) {
@@ -294,8 +291,7 @@ TEST_CASE("a step is an outlier if its loss or gradient norm is above the bound 
   CHECK_FALSE(judged(-100, 0));
 }
 
-TEST_CASE("there are no outliers before 64 steps, or within the rounding of equal values",
-          "[train]") {
+TEST_CASE("there are no outliers before 64 steps, or within the rounding of equal values") {
   Run young(kOutlierStart - 1);
   CHECK_FALSE(find_outlier(young.window, 1e6, 1e6, kZ));
   OutlierWindow level;
@@ -305,7 +301,7 @@ TEST_CASE("there are no outliers before 64 steps, or within the rounding of equa
   CHECK(find_outlier(level, 2.1, 1, kZ));
 }
 
-TEST_CASE("the window has the last 128 steps, with outliers clipped to the bound", "[train]") {
+TEST_CASE("the window has the last 128 steps, with outliers clipped to the bound") {
   Run run(300);
   CHECK(run.window.losses.size() == 128);
   CHECK(run.window.norms.size() == 128);
@@ -320,7 +316,7 @@ TEST_CASE("the window has the last 128 steps, with outliers clipped to the bound
   CHECK(run.window.in_a_row == 0);
 }
 
-TEST_CASE("16 outliers in a row are accepted as a new level", "[train]") {
+TEST_CASE("16 outliers in a row are accepted as a new level") {
   Run run;
   for (int64_t step = 1; step < kMaxConsecutiveOutliers; ++step) {
     const auto why = find_outlier(run.window, 1e5 + run.loss(), run.norm(), kZ);
@@ -334,7 +330,7 @@ TEST_CASE("16 outliers in a row are accepted as a new level", "[train]") {
   CHECK(has_reason(find_outlier(run.window, 1e5 + 4, 1, kZ), "the loss"));
 }
 
-TEST_CASE("groups and patterns name the parameters that train", "[train]") {
+TEST_CASE("groups and patterns name the parameters that train") {
   const TempDir dir;
   const auto model = tiny_mixture(dir);
   CHECK(trained_names(model, {}).size() == model.parameters().size());
@@ -356,7 +352,7 @@ TEST_CASE("groups and patterns name the parameters that train", "[train]") {
   CHECK(sum == model.parameters().size());
 }
 
-TEST_CASE("a shared expert is in the group dense, and its gate has no bf16 copy", "[train]") {
+TEST_CASE("a shared expert is in the group dense, and its gate has no bf16 copy") {
   const TempDir dir;
   const auto model = tiny_mixture(dir, /*shared_expert=*/true);
   CHECK(trained_names(model, {"experts"}).size() == 4);
@@ -376,7 +372,7 @@ TEST_CASE("a shared expert is in the group dense, and its gate has no bf16 copy"
   }
 }
 
-TEST_CASE("--train with an unknown name is refused with the known ones", "[train]") {
+TEST_CASE("--train with an unknown name is refused with the known ones") {
   const TempDir dir;
   const auto model = tiny_mixture(dir);
   for (const auto& [word, fact] :

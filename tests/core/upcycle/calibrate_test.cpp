@@ -84,7 +84,7 @@ Expected by_loops(const World& world) {
 
 }  // namespace
 
-TEST_CASE("the mean gate sum equals plain sums over tokens, layers and experts", "[model]") {
+TEST_CASE("the mean gate sum equals plain sums over tokens, layers and experts") {
   for (const char* router : {"topp:0.4", "topp:0.8", "relu:k=1", "top2:cf=inf,gate=none"}) {
     CAPTURE(router);
     World world(router);
@@ -105,8 +105,7 @@ TEST_CASE("the mean gate sum equals plain sums over tokens, layers and experts",
   }
 }
 
-TEST_CASE("--gate-scale auto stores 1 / mean, which more than halves the KL divergence",
-          "[model]") {
+TEST_CASE("--gate-scale auto stores 1 / mean, which more than halves the KL divergence") {
   for (const char* router : {"topp:0.4", "relu:k=1", "top1:cf=inf,gate=none"}) {
     CAPTURE(router);
     World world(router);
@@ -132,7 +131,7 @@ TEST_CASE("--gate-scale auto stores 1 / mean, which more than halves the KL dive
   }
 }
 
-TEST_CASE("routers whose weights sum to 1 keep gate_scale 1 without a measurement", "[model]") {
+TEST_CASE("routers whose weights sum to 1 keep gate_scale 1 without a measurement") {
   World world("top2+ir");
   world.settings.gate_scale.reset();
   const Calibration result =  // the folder does not exist: nothing is read
@@ -145,7 +144,7 @@ TEST_CASE("routers whose weights sum to 1 keep gate_scale 1 without a measuremen
   CHECK(report["certificate"]["max_abs_logit_difference"].get<double>() < 1e-4);
 }
 
-TEST_CASE("ReLU experts and layers without a positive logit are reported", "[model]") {
+TEST_CASE("ReLU experts and layers without a positive logit are reported") {
   GateMeasure measure{"a text", 7, {{0, 1, {3, 0, 2, 0}}, {2, 1, {1, 1, 1, 1}}, {4, 0, {0, 0, 0}}}};
   const auto sentences = describe_dead_experts(measure);
   REQUIRE(sentences.size() == 2);
@@ -165,7 +164,7 @@ TEST_CASE("ReLU experts and layers without a positive logit are reported", "[mod
   CHECK(report["warnings"].size() == layers_with_dead);
 }
 
-TEST_CASE("gates that are all zero are refused", "[model]") {
+TEST_CASE("gates that are all zero are refused") {
   const GateMeasure measure{"a text", 7, {{0, 0, {0, 0}}}};
   CHECK_THAT(test::user_error_of([&] { compute_gate_scale(measure); }),
              contains_text("--gate-scale auto: the gates of all 7 tokens of a text sum to 0"));

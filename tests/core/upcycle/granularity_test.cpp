@@ -69,8 +69,7 @@ std::vector<float> expert_matrices(const io::Checkpoint& mixture, int64_t expert
   return all;
 }
 
-TEST_CASE("an expert is a slice of the feed-forward, down times G; a group has one router row",
-          "[model][upcycle]") {
+TEST_CASE("an expert is a slice of the feed-forward, down times G; a group has one router row") {
   for (const auto dtype : {io::DType::kF32, io::DType::kBF16, io::DType::kF16}) {
     const TempDir dir;
     test::write_tiny_checkpoint(dir / "dense", {.dtype = dtype});
@@ -108,7 +107,7 @@ TEST_CASE("an expert is a slice of the feed-forward, down times G; a group has o
   }
 }
 
-TEST_CASE("slices are converted after they are multiplied", "[model][upcycle]") {
+TEST_CASE("slices are converted after they are multiplied") {
   const TempDir dir;
   test::write_tiny_checkpoint(dir / "dense");
   const io::Checkpoint dense(dir / "dense");
@@ -126,7 +125,7 @@ Certificate compare(const io::Checkpoint& parent, const io::Checkpoint& child) {
   return verify_equality(parent, child, verify_text(io::Checkpoint(parent.folder()), "", 200));
 }
 
-TEST_CASE("dropless slices keep the parent's function, for any G and k", "[model][upcycle]") {
+TEST_CASE("dropless slices keep the parent's function, for any G and k") {
   const TempDir dir;
   struct Case {
     int64_t granularity;
@@ -148,8 +147,7 @@ TEST_CASE("dropless slices keep the parent's function, for any G and k", "[model
   }
 }
 
-TEST_CASE("capacity drops whole groups: finer experts drop what whole ones drop",
-          "[model][upcycle]") {
+TEST_CASE("capacity drops whole groups: finer experts drop what whole ones drop") {
   const TempDir dir;
   struct Case {
     int64_t granularity, ranks;
@@ -172,8 +170,7 @@ TEST_CASE("capacity drops whole groups: finer experts drop what whole ones drop"
   }
 }
 
-TEST_CASE("upcycling reports which routers do not preserve the function with finer experts",
-          "[model][upcycle]") {
+TEST_CASE("upcycling reports which routers do not preserve the function with finer experts") {
   const TempDir dir;
   for (const auto& [router, words] : {std::pair{"top2+fr:cf=inf", "+fr"},
                                       {"top2+ir:cf=0.5", "+ir"},
@@ -192,7 +189,7 @@ TEST_CASE("upcycling reports which routers do not preserve the function with fin
   }
 }
 
-TEST_CASE("slices come from the parent of their group", "[model][upcycle]") {
+TEST_CASE("slices come from the parent of their group") {
   const TempDir dir;
   test::write_tiny_checkpoint(dir / "dense");
   test::write_tiny_checkpoint(dir / "code", {.seed = 2});
@@ -212,7 +209,7 @@ TEST_CASE("slices come from the parent of their group", "[model][upcycle]") {
   CHECK(report["experts_from"][1]["experts"] == Json({3, 4, 5, 6, 7, 8}));
 }
 
-TEST_CASE("finer experts are compared slice by slice", "[model][inspect]") {
+TEST_CASE("finer experts are compared slice by slice") {
   const TempDir dir;
   test::write_tiny_checkpoint(dir / "dense");
   const io::Checkpoint dense(dir / "dense");
@@ -234,8 +231,7 @@ TEST_CASE("finer experts are compared slice by slice", "[model][inspect]") {
   CHECK(expert_distances(varied, varied)[0].to_other == Approx(1).margin(1e-12));
 }
 
-TEST_CASE("a granularity that is impossible or would round is refused, and nothing is written",
-          "[model][upcycle]") {
+TEST_CASE("a granularity that is impossible or would round is refused, and nothing is written") {
   const TempDir dir;
   test::write_tiny_checkpoint(dir / "dense");
   test::write_tiny_checkpoint(dir / "bf16", {.dtype = io::DType::kBF16});

@@ -44,7 +44,7 @@ Certificate certificate_of(const std::string& router, std::optional<Foreign> kin
   return verify_equality(pair.dense, pair.child, verify_text(pair.dense, "", 200));
 }
 
-TEST_CASE("a dense folder is described from its headers", "[model][inspect]") {
+TEST_CASE("a dense folder is described from its headers") {
   const TempDir folder;
   test::write_tiny_checkpoint(folder / "dense", {.shard_bytes = 8000});
   const Inspection found = inspect(folder / "dense");
@@ -60,7 +60,7 @@ TEST_CASE("a dense folder is described from its headers", "[model][inspect]") {
   CHECK(to_json(found)["moe"].is_null());
 }
 
-TEST_CASE("a mixture's bytes are counted whole and per expert-parallel rank", "[model][inspect]") {
+TEST_CASE("a mixture's bytes are counted whole and per expert-parallel rank") {
   const TempDir folder;
   const Inspection found = inspect_upcycled(folder, "top2+ir:cf=1.5");
   // Layers 0 and 2: 4 experts of 3 matrices [16, 24] in bf16; routers [4, 16] in F32; a zero [1,
@@ -78,7 +78,7 @@ TEST_CASE("a mixture's bytes are counted whole and per expert-parallel rank", "[
   CHECK(json["parameters"]["total"] == found.parameters.total);
 }
 
-TEST_CASE("the description says what stock tools compute and what needs moe", "[model][inspect]") {
+TEST_CASE("the description says what stock tools compute and what needs moe") {
   const TempDir folder;
   struct Case {
     std::string router;
@@ -105,8 +105,7 @@ TEST_CASE("the description says what stock tools compute and what needs moe", "[
   }
 }
 
-TEST_CASE("a stock mixture is described by its own model_type, with its shared experts",
-          "[model][inspect]") {
+TEST_CASE("a stock mixture is described by its own model_type, with its shared experts") {
   const TempDir folder;
   test::write_foreign_checkpoint(folder / "m", {.dense_layers = {}});
   Json config = read_json(folder / "m/config.json");
@@ -128,7 +127,7 @@ TEST_CASE("a stock mixture is described by its own model_type, with its shared e
   CHECK(shared.function.state == StoredVerdict::State::kNoCertificate);
 }
 
-TEST_CASE("layers are printed as ranges", "[model][inspect]") {
+TEST_CASE("layers are printed as ranges") {
   CHECK(layer_ranges({}) == "none");
   CHECK(layer_ranges({3}) == "3");
   CHECK(layer_ranges({0, 2, 4}) == "0, 2, 4");
@@ -150,7 +149,7 @@ std::vector<double> expert(const io::Checkpoint& folder, int64_t layer, const st
                           prefix + "down_proj.weight"});
 }
 
-TEST_CASE("equal copies have cosine 1, varied ones what plain sums give", "[model][inspect]") {
+TEST_CASE("equal copies have cosine 1, varied ones what plain sums give") {
   const TempDir dir;
   // 300 x 304 numbers a matrix: more than a block of expert_distances().
   test::write_tiny_checkpoint(
@@ -195,8 +194,7 @@ TEST_CASE("equal copies have cosine 1, varied ones what plain sums give", "[mode
   CHECK(*against_copies[0].router_to_other == Approx(to_others).margin(1e-9));
 }
 
-TEST_CASE("folders whose experts cannot be compared are refused with both names",
-          "[model][inspect]") {
+TEST_CASE("folders whose experts cannot be compared are refused with both names") {
   const TempDir dir;
   test::write_tiny_checkpoint(dir / "dense", {});
   test::write_tiny_checkpoint(dir / "wide", {.hidden = 32});
@@ -222,8 +220,7 @@ TEST_CASE("folders whose experts cannot be compared are refused with both names"
 // The certificate of an upcycled mixture: identical to the parent if the router preserves the
 // function, different otherwise.
 
-TEST_CASE("a mixture whose router preserves the function equals its parent to rounding",
-          "[model]") {
+TEST_CASE("a mixture whose router preserves the function equals its parent to rounding") {
   struct Case {
     const char* router;
     std::optional<Foreign> parent = {};
@@ -246,7 +243,7 @@ TEST_CASE("a mixture whose router preserves the function equals its parent to ro
   }
 }
 
-TEST_CASE("a mixture with a shared expert has the bits of its parent for any router", "[model]") {
+TEST_CASE("a mixture with a shared expert has the bits of its parent for any router") {
   for (const auto& [router, kin] : {std::pair("top1:cf=0.25", std::optional<Foreign>()),
                                     std::pair("relu:k=1", std::optional<Foreign>()),
                                     std::pair("topp:0.4", std::optional(Foreign::kMistral)),
@@ -259,7 +256,7 @@ TEST_CASE("a mixture with a shared expert has the bits of its parent for any rou
   }
 }
 
-TEST_CASE("a router that drops tokens, or gates that do not sum to 1, are reported", "[model]") {
+TEST_CASE("a router that drops tokens, or gates that do not sum to 1, are reported") {
   const auto dropped = certificate_of("top1:cf=0.25");
   CHECK(dropped.verdict != Verdict::kIdentical);
   CHECK(dropped.dropped_share > 0.5);  // a quarter of the slots for all tokens
@@ -275,7 +272,7 @@ TEST_CASE("a router that drops tokens, or gates that do not sum to 1, are report
   CHECK(gates.max_abs_logit_difference > 1e-4);
 }
 
-TEST_CASE("a gate_scale on weights that sum to 1 is reported", "[model]") {
+TEST_CASE("a gate_scale on weights that sum to 1 is reported") {
   const test::TempDir folder;
   test::write_tiny_checkpoint(folder / "dense", {});
   UpcycleSettings settings = upcycle_settings(folder / "moe");

@@ -106,7 +106,7 @@ double distance(const Tensor& actual, const Tensor& expected) {
 
 }  // namespace
 
-TEST_CASE("runs on a GPU have the losses of the CPU", "[train][gpu]") {
+TEST_CASE("runs on a GPU have the losses of the CPU", "[gpu]") {
   MOE_NEED_GPU();
   const TimeLimit limit(kSeconds);
   for (const std::string router : {"", "top1+ir+fr", "topp:0.4", "relu:k=1"}) {
@@ -116,8 +116,7 @@ TEST_CASE("runs on a GPU have the losses of the CPU", "[train][gpu]") {
   }
 }
 
-TEST_CASE("runs with bf16 moments and products on a GPU have the losses of the CPU",
-          "[train][gpu]") {
+TEST_CASE("runs with bf16 moments and products on a GPU have the losses of the CPU", "[gpu]") {
   MOE_NEED_GPU();
   const TimeLimit limit(kSeconds);
   TwoSteps world("top2:cf=inf");
@@ -131,8 +130,7 @@ TEST_CASE("runs with bf16 moments and products on a GPU have the losses of the C
   }
 }
 
-TEST_CASE("a bf16 run with working copies of the weights resumes as a run without",
-          "[train][gpu]") {
+TEST_CASE("a bf16 run with working copies of the weights resumes as a run without", "[gpu]") {
   MOE_NEED_GPU();
   const TimeLimit limit(kSeconds);
   TwoSteps world("top1+ir+fr");
@@ -167,19 +165,18 @@ void check_ranks(const std::string& router, const std::vector<int64_t>& all_rank
 
 }  // namespace
 
-TEST_CASE("ranks that share a GPU have the losses of one rank", "[train][gpu]") {
+TEST_CASE("ranks that share a GPU have the losses of one rank", "[gpu]") {
   MOE_NEED_GPU();
   check_ranks("top1+ir+fr", {4});
 }
 
-TEST_CASE("2, 4 and 8 ranks that share a GPU have the losses of one rank",
-          "[.][slow][train][gpu]") {
+TEST_CASE("2, 4 and 8 ranks that share a GPU have the losses of one rank", "[.][slow][gpu]") {
   MOE_NEED_GPU();
   check_ranks("top1+ir+fr", {2, 8});
   check_ranks("topp:0.4", {2, 4, 8});
 }
 
-TEST_CASE("sharded weights train on a GPU as whole weights", "[train][gpu]") {
+TEST_CASE("sharded weights train on a GPU as whole weights", "[gpu]") {
   MOE_NEED_GPU();
   struct Case {
     const char* router;
@@ -209,7 +206,7 @@ TEST_CASE("sharded weights train on a GPU as whole weights", "[train][gpu]") {
   }
 }
 
-TEST_CASE("one rank with NCCL trains as one without", "[train][gpu][nccl]") {
+TEST_CASE("one rank with NCCL trains as one without", "[gpu][nccl]") {
   if (is_emulated() || !has_gpu()) {
     MOE_SKIP("no GPU");
   }
@@ -225,8 +222,7 @@ TEST_CASE("one rank with NCCL trains as one without", "[train][gpu][nccl]") {
 
 // The gradient of the logits and its products are rounded to bf16, with a relative error of at most
 // 2^-9.
-TEST_CASE("head_loss() in bf16 gives the reference in blocks of any size on CPU and GPU",
-          "[train][gpu]") {
+TEST_CASE("head_loss() in bf16 gives the reference in blocks of any size on CPU and GPU", "[gpu]") {
   MOE_NEED_GPU();
   const at::Device device = GENERATE(at::Device(at::kCPU), kGpu);
   at::manual_seed(1);
@@ -252,7 +248,7 @@ TEST_CASE("head_loss() in bf16 gives the reference in blocks of any size on CPU 
   }
 }
 
-TEST_CASE("head_loss() without targets is 0 and has no gradient on a GPU", "[train][gpu]") {
+TEST_CASE("head_loss() without targets is 0 and has no gradient on a GPU", "[gpu]") {
   MOE_NEED_GPU();
   const Tensor weight = at::randn({8, 4}).to(kGpu).requires_grad_(true);
   const HeadLoss loss = head_loss(weight, at::randn({3, 4}).to(kGpu),
