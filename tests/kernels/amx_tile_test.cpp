@@ -9,7 +9,6 @@
 #include <cstdint>
 
 #include "tests/kernels/reference/gemm.h"
-#include "tests/support/catch.h"
 
 using namespace moe::kernels;
 

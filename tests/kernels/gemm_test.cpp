@@ -11,7 +11,6 @@
 #include "kernels/cpu/gemm_tile.h"
 #include "kernels/cpu/skinny_gemm.h"
 #include "tests/kernels/reference/gemm.h"
-#include "tests/support/catch.h"
 #include "tests/support/threads.h"
 
 using namespace moe::kernels;

@@ -11,7 +11,6 @@
 #include "kernels/ops/top_k_plan.h"
 #include "tests/kernels/reference/plan_cases.h"
 #include "tests/kernels/reference/weight_cases.h"
-#include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
 #include "tests/support/matchers.h"
 #include "tests/support/threads.h"

@@ -12,7 +12,6 @@
 #include "tests/kernels/reference/rms_norm.h"
 #include "tests/kernels/reference/rope.h"
 #include "tests/kernels/reference/swiglu.h"
-#include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
 
 using namespace moe::kernels;

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "kernels/ops/adamw.h"
-#include "tests/support/catch.h"
 #include "tests/support/matchers.h"
 #include "tests/support/threads.h"
 

@@ -6,8 +6,6 @@
 #include <cmath>
 #include <limits>
 
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 

@@ -20,10 +20,8 @@
 
 #include "core/distributed/comm.h"
 #include "core/distributed/rendezvous.h"
-#include "tests/support/catch.h"
 #include "tests/support/collectives.h"
 #include "tests/support/local_store.h"
-#include "tests/support/matchers.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"

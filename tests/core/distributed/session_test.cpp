@@ -17,9 +17,7 @@
 #include "core/distributed/comm.h"
 #include "core/distributed/launch.h"
 #include "core/distributed/process_group.h"
-#include "tests/support/catch.h"
 #include "tests/support/local_store.h"
-#include "tests/support/matchers.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/user_error.h"
 

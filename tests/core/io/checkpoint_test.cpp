@@ -3,9 +3,6 @@
 #include <algorithm>
 
 #include "core/io/file.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 

@@ -9,7 +9,6 @@
 #include "core/io/safetensors.h"
 #include "core/io/staged_folder.h"
 #include "tests/core/io/child.h"
-#include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 

@@ -3,9 +3,7 @@
 
 #include "core/model/config/architecture.h"
 #include "core/model/config/config.h"
-#include "tests/support/catch.h"
 #include "tests/support/foreign_checkpoint.h"
-#include "tests/support/matchers.h"
 #include "tests/support/user_error.h"
 
 namespace moe::model {

@@ -6,11 +6,7 @@
 #include "core/io/file.h"
 #include "core/model/config/compute.h"
 #include "core/model/config/weights.h"
-#include "tests/support/catch.h"
 #include "tests/support/foreign_checkpoint.h"
-#include "tests/support/matchers.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
 namespace moe::model {

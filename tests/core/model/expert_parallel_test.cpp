@@ -12,9 +12,7 @@
 #include "tests/support/gradcheck.h"
 #include "tests/support/mixture.h"
 #include "tests/support/rank_threads.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/time_limit.h"
-#include "tests/support/tiny_checkpoint.h"
 
 namespace moe::test {
 namespace {

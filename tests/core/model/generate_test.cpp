@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "tests/support/catch.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 
 using namespace moe;

@@ -18,14 +18,10 @@
 #include "core/model/llama/generate.h"
 #include "core/model/llama/memory_need.h"
 #include "core/tokenizer/tokenizer.h"
-#include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/foreign_checkpoint.h"
-#include "tests/support/matchers.h"
 #include "tests/support/mixture.h"
 #include "tests/support/stored_numbers.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
 using namespace moe;

@@ -5,8 +5,6 @@
 #include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
 #include "tests/support/mixture.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
 
 using namespace moe;
 using at::Tensor;

@@ -6,8 +6,6 @@
 
 #include "core/route/router.h"
 #include "core/route/router_override.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/user_error.h"
 
 namespace moe::route {

@@ -4,7 +4,6 @@
 #include "core/train/observe/history.h"
 #include "core/train/step/gradients.h"
 #include "core/train/step/training_data.h"
-#include "tests/support/matchers.h"
 #include "tests/support/train_world.h"
 #include "tests/support/user_error.h"
 

@@ -5,11 +5,8 @@
 
 #include "core/train/step/optimizer.h"
 #include "core/train/step/trainable.h"
-#include "tests/support/catch.h"
 #include "tests/support/mixture.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/threads.h"
-#include "tests/support/tiny_checkpoint.h"
 
 using namespace moe;
 using namespace moe::train;

@@ -9,10 +9,7 @@
 #include "core/train/observe/curves.h"
 #include "core/train/observe/metrics.h"
 #include "core/train/observe/report.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/page.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/training_rows.h"
 #include "tests/support/user_error.h"
 

@@ -12,8 +12,6 @@
 #include "core/base/resources.h"
 #include "core/train/observe/history.h"
 #include "core/train/observe/metrics.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 

@@ -5,12 +5,8 @@
 
 #include "core/base/random.h"
 #include "core/train/step/trainable.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/mixture.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/threads.h"
-#include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
 using namespace moe;

@@ -5,8 +5,6 @@
 #include "core/io/checksums.h"
 #include "core/io/staged_folder.h"
 #include "core/train/checkpoint/inputs.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 

@@ -4,8 +4,6 @@
 
 #include "core/route/route.h"
 #include "core/train/loop/plan.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/user_error.h"
 
 using namespace moe;

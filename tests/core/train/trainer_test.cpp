@@ -2,7 +2,6 @@
 #include "core/train/checkpoint/snapshot.h"
 #include "core/train/loop/plan.h"
 #include "core/upcycle/upcycle.h"
-#include "tests/support/matchers.h"
 #include "tests/support/train_world.h"
 #include "tests/support/user_error.h"
 

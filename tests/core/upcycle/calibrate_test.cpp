@@ -8,8 +8,6 @@
 #include "core/model/llama/llama.h"
 #include "core/route/route.h"
 #include "tests/core/upcycle/upcycled.h"
-#include "tests/support/matchers.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 

@@ -8,9 +8,7 @@
 #include "core/upcycle/inspect.h"
 #include "core/upcycle/verify.h"
 #include "tests/core/upcycle/upcycled.h"
-#include "tests/support/matchers.h"
 #include "tests/support/stored_numbers.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 

@@ -13,10 +13,8 @@
 #include "core/route/router.h"
 #include "core/tokenizer/tokenizer.h"
 #include "tests/core/upcycle/upcycled.h"
-#include "tests/support/matchers.h"
 #include "tests/support/places.h"
 #include "tests/support/stored_numbers.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 

@@ -7,13 +7,9 @@
 #include "core/model/config/folder_tensors.h"
 #include "core/upcycle/expert_sources.h"
 #include "tests/core/upcycle/upcycled.h"
-#include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/foreign_checkpoint.h"
-#include "tests/support/matchers.h"
 #include "tests/support/stored_numbers.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
 namespace moe::model {

@@ -16,8 +16,6 @@
 #include "tests/support/foreign_checkpoint.h"
 #include "tests/support/gpu.h"
 #include "tests/support/mixture.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
 
 using namespace moe;
 using at::Tensor;
