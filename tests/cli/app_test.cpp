@@ -56,6 +56,17 @@ std::vector<std::string> split_lines(std::string text) {
   return lines;
 }
 
+// Returns the string literals of a source file, without raw strings and comments.
+std::vector<std::string> string_literals(std::string text) {
+  text = std::regex_replace(text, std::regex("//[^\n]*"), "");
+  static const std::regex literal(R"re("((?:[^"\\\n]|\\.)*)")re");
+  std::vector<std::string> found;
+  for (std::sregex_iterator match(text.begin(), text.end(), literal), end; match != end; ++match) {
+    found.push_back((*match)[1]);
+  }
+  return found;
+}
+
 }  // namespace
 
 TEST_CASE("--help and --version print to standard output and succeed") {
@@ -114,21 +125,6 @@ done
     CHECK(run_program("zsh", {"-n", folder / "moe.zsh"}).exit_code == 0);
   }
 }
-
-namespace {
-
-// Returns the string literals of a source file, without raw strings and comments.
-std::vector<std::string> string_literals(std::string text) {
-  text = std::regex_replace(text, std::regex("//[^\n]*"), "");
-  static const std::regex literal(R"re("((?:[^"\\\n]|\\.)*)")re");
-  std::vector<std::string> found;
-  for (std::sregex_iterator match(text.begin(), text.end(), literal), end; match != end; ++match) {
-    found.push_back((*match)[1]);
-  }
-  return found;
-}
-
-}  // namespace
 
 TEST_CASE("every flag that a message of core names is a flag of a command") {
   const std::string known = succeed({"--reference"}).out;

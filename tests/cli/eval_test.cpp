@@ -4,7 +4,6 @@
 #include <csignal>
 #include <filesystem>
 #include <regex>
-#include <thread>
 
 #include "core/base/json.h"
 #include "tests/cli/commands.h"

@@ -158,12 +158,9 @@ TEST_CASE("a product of bf16 rounds its sums as f32 does and reads no further th
 TEST_CASE("gemm of f16 operands equals gemm of the same values in f32, bit for bit") {
   for (const auto& [m, n, k] : kGemmShapes) {
     const auto a = random_floats(m * k, 1);
-    std::vector<uint16_t> b;
-    std::vector<float> wide;
-    for (const float value : random_floats(k * n, 2)) {
-      b.push_back(at::Half(value).x);
-      wide.push_back(at::Half(value));
-    }
+    auto wide = random_floats(k * n, 2);
+    const auto b = in_f16(wide);
+    std::transform(wide.begin(), wide.end(), wide.begin(), [](float x) { return at::Half(x); });
     for (const bool transposed : {false, true}) {
       CAPTURE(m, n, k, transposed);
       const MatrixView left = view(a, m, k, false);

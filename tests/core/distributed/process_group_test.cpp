@@ -80,6 +80,8 @@ Tensor some_numbers(int64_t rank, int64_t count) {
   return at::arange(count, at::kFloat).add(0.1F + static_cast<float>(rank)).sin();
 }
 
+uint16_t port(int offset) { return static_cast<uint16_t>(20000 + (getpid() + offset) % 12000); }
+
 }  // namespace
 
 TEST_CASE("collectives of Gloo return the expected values on every rank") {
@@ -181,12 +183,6 @@ using namespace moe;
 using namespace moe::test;
 using distributed::Seconds;
 using distributed::Store;
-
-namespace {
-
-uint16_t port(int offset) { return static_cast<uint16_t>(20000 + (getpid() + offset) % 12000); }
-
-}  // namespace
 
 TEST_CASE("processes that inherit a store read the values of each other") {
   const Descriptor file = make_memory_file();

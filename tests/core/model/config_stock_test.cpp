@@ -15,7 +15,7 @@ constexpr Foreign kDense[] = {Foreign::kMistral, Foreign::kQwen2, Foreign::kQwen
 constexpr const char* kNormalisedTop2 = "top2:cf=inf,st=off,lb=selected";
 
 Json stock(Foreign kind, bool normalised = true) {
-  return Json(test::foreign_config({.kind = kind, .normalised = normalised, .dense_layers = {}}));
+  return Json(foreign_config({.kind = kind, .normalised = normalised, .dense_layers = {}}));
 }
 
 ModelConfig parsed(const Json& json) { return parse_config(json, "config.json"); }
@@ -27,7 +27,7 @@ std::string router_text(const ModelConfig& config) { return route::to_string(con
 // Returns the message of the UserError for `json` with `patch` (null removes a key), or "".
 std::string refusal(Json json, const Json& patch) {
   json.merge_patch(patch);
-  return test::user_error_of([&] { parsed(json); });
+  return user_error_of([&] { parsed(json); });
 }
 
 // Returns the config that `moe upcycle` makes of a dense one.
@@ -130,8 +130,8 @@ TEST_CASE("a stock config is written with its own keys, a mixture with one objec
     CHECK(written(out) == out);
     CHECK(out.contains("num_local_experts") == (kind == Foreign::kMixtral));
     CHECK(out.contains("moe_intermediate_size") == (kind == Foreign::kQwen2Moe));
-    REQUIRE(out.contains("moe") == test::is_mixture(kind));
-    if (test::is_mixture(kind)) {
+    REQUIRE(out.contains("moe") == is_mixture(kind));
+    if (is_mixture(kind)) {
       CHECK(out["moe"]["form"] == json["model_type"]);
       CHECK(out["moe"]["router"]["capacity_factor"].is_null());
       const ModelConfig again = parsed(out);

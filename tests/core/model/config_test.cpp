@@ -12,7 +12,7 @@
 namespace moe::model {
 namespace {
 
-using test::contains_text;
+using namespace moe::test;
 using Layers = std::vector<int64_t>;
 
 Json dense() {
@@ -62,14 +62,14 @@ void check_refused(const Json& json, const std::vector<Refusal>& refusals) {
     INFO(patch.dump());
     Json changed = json;
     changed.merge_patch(patch);
-    const std::string message = test::user_error_of([&] { parse_config(changed, "config.json"); });
+    const std::string message = user_error_of([&] { parse_config(changed, "config.json"); });
     CHECK(message.starts_with("config.json"));
     CHECK_THAT(message, contains_text(fact));
   }
 }
 
 ModelConfig tiny(bool tied = false) {
-  return parse_config(Json(test::tiny_config({.tied = tied})), "tiny");
+  return parse_config(Json(tiny_config({.tied = tied})), "tiny");
 }
 
 ModelConfig tiny_mixture() {
@@ -84,7 +84,6 @@ ModelConfig tiny_mixture() {
   return config;
 }
 
-using test::contains_text;
 using Tensors = std::vector<io::TensorInfo>;
 
 const io::TensorInfo* find(const Tensors& list, const std::string& name) {
@@ -99,10 +98,10 @@ const io::TensorInfo* find(const Tensors& list, const std::string& name) {
 // Returns the message of the UserError that check_tensors() throws for a tiny folder whose tensor
 // list was changed, or "".
 std::string message_for(const std::function<void(Tensors&)>& change, bool tied = false) {
-  const test::TempDir folder;
-  Tensors tensors = test::tiny_tensors({.tied = tied});
+  const TempDir folder;
+  Tensors tensors = tiny_tensors({.tied = tied});
   change(tensors);
-  io::write_file(folder / "config.json", test::tiny_config({.tied = tied}).dump());
+  io::write_file(folder / "config.json", tiny_config({.tied = tied}).dump());
   std::vector<io::TensorSource> sources;
   for (const auto& info : tensors) {
     sources.push_back({info, [info](io::SafetensorsWriter& writer) {
@@ -112,7 +111,7 @@ std::string message_for(const std::function<void(Tensors&)>& change, bool tied =
   }
   io::write_tensors(folder.path(), sources, uint64_t{1} << 40);
   const io::Checkpoint checkpoint(folder.path());
-  return test::user_error_of([&] { check_tensors(checkpoint, tiny(tied)); });
+  return user_error_of([&] { check_tensors(checkpoint, tiny(tied)); });
 }
 
 TEST_CASE("absent keys take LLaMA's defaults") {
@@ -293,7 +292,7 @@ TEST_CASE("a config of another function, or of none, is refused by name") {
        {{{"head_dim", 7}}, "head_dim 7 is odd"},
        {{{"rms_norm_eps", -1e-5}}, "rms_norm_eps is -1e-05"},
        {{{"hidden_size", 1 << 30}, {"vocab_size", 1 << 30}}, "1.96e+19 parameters"}});
-  CHECK_THAT(test::user_error_of([] { parse_config(Json::array(), "config.json"); }),
+  CHECK_THAT(user_error_of([] { parse_config(Json::array(), "config.json"); }),
              contains_text("must be a JSON object, not array"));
 }
 
@@ -359,7 +358,7 @@ TEST_CASE("layers are given as a pattern or a list") {
         Case{"evn", 5, "'evn' is not understood"}, Case{"", 5, "'' is not understood"},
         Case{"3-1", 5, "the range 3-1 runs backwards"}, Case{"0-2,1", 5, "layer 1 is named twice"},
         Case{"odd", 1, "a model of 1 layer"}}) {
-    const std::string message = test::user_error_of([&] { parse_layers(c.text, c.layers); });
+    const std::string message = user_error_of([&] { parse_layers(c.text, c.layers); });
     CHECK_THAT(message, contains_text("--layers " + c.text) && contains_text(c.fact));
   }
 }
@@ -371,24 +370,24 @@ TEST_CASE("inference is in bf16 on a GPU and in f32 on a CPU by default") {
     CHECK(inference_precision(given, true) == given);
   }
   CHECK(inference_precision(Precision::kBf16, false) == Precision::kBf16);
-  CHECK_THAT(test::user_error_of([] { inference_precision(Precision::kTf32, false); }),
+  CHECK_THAT(user_error_of([] { inference_precision(Precision::kTf32, false); }),
              contains_text("--precision tf32") && contains_text("--device cuda"));
 }
 
 TEST_CASE("stock mixtures have the tensor names of their own files") {
-  const auto qwen = test::Foreign::kQwen2Moe;
+  const auto qwen = Foreign::kQwen2Moe;
   const io::DType bf16 = io::DType::kBF16;
-  for (const test::ForeignCheckpoint& options :
-       {test::ForeignCheckpoint{.dense_layers = {}, .tiny = {.dtype = bf16}},
+  for (const ForeignCheckpoint& options :
+       {ForeignCheckpoint{.dense_layers = {}, .tiny = {.dtype = bf16}},
         {.kind = qwen, .biases = true, .dense_layers = {1}, .tiny = {.dtype = bf16}},
         {.kind = qwen, .biases = false, .dense_layers = {}, .tiny = {.dtype = bf16}},
         {.kind = qwen, .dense_layers = {1}, .shared_width = 20, .tiny = {.dtype = bf16}}}) {
-    const ModelConfig config = parse_config(Json(test::foreign_config(options)), "stock");
+    const ModelConfig config = parse_config(Json(foreign_config(options)), "stock");
     Tensors listed = expected_tensors(config);
     const auto shared = shared_expert_tensors(config);
     CHECK(shared.empty() == (options.kind != qwen || options.shared_width > 0));
     listed.insert(listed.end(), shared.begin(), shared.end());
-    const auto stored = test::foreign_tensors(options);
+    const auto stored = foreign_tensors(options);
     CHECK(listed.size() == stored.size());
     int64_t total = 0;
     for (const auto& info : stored) {

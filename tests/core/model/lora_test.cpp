@@ -1,7 +1,5 @@
 // LoRA adapters against the model into whose weights they are merged.
 
-#include <algorithm>
-
 #include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
 #include "tests/support/mixture.h"

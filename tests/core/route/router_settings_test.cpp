@@ -11,7 +11,7 @@
 namespace moe::route {
 namespace {
 
-using test::user_error_of;
+using namespace moe::test;
 
 const std::vector<std::string> kCanonical = {
     "top1",
@@ -35,7 +35,7 @@ ResolvedRouter resolve(const std::string& stored, const RouterRequest& given, Pu
 
 std::string refusal(const std::string& stored, const std::string& router, Purpose purpose,
                     bool force = false) {
-  return test::user_error_of([&] { resolve(stored, {router, "", {}}, purpose, force); });
+  return user_error_of([&] { resolve(stored, {router, "", {}}, purpose, force); });
 }
 
 RouterSettings router(const std::string& text) { return parse_router(text); }
@@ -57,7 +57,7 @@ void check(const std::vector<Cell>& cells, std::initializer_list<Purpose> purpos
       CHECK(resolved.router == router(cell.expected));
       REQUIRE(resolved.notes.size() == cell.notes.size());
       for (size_t i = 0; i < cell.notes.size(); ++i) {
-        CHECK_THAT(resolved.notes[i], test::contains_text(cell.notes[i]));
+        CHECK_THAT(resolved.notes[i], contains_text(cell.notes[i]));
       }
     }
   }
@@ -130,7 +130,7 @@ TEST_CASE("a broken router text names the part that is wrong and what is known")
     const std::string message = user_error_of([&text = text] { parse_router(text); });
     INFO(text << " -> " << message);
     CHECK(message.rfind("--router '" + text + "': ", 0) == 0);
-    CHECK_THAT(message, test::contains_text(words));
+    CHECK_THAT(message, contains_text(words));
   }
 }
 
@@ -168,7 +168,7 @@ TEST_CASE("a broken router object names the file and the key") {
         user_error_of([&json] { router_from_json(json, "config.json: moe.router"); });
     INFO(text << " -> " << message);
     CHECK(message.rfind("config.json: moe.router", 0) == 0);
-    CHECK_THAT(message, test::contains_text(words));
+    CHECK_THAT(message, contains_text(words));
   }
 }
 
@@ -176,7 +176,7 @@ TEST_CASE("a router must fit the number of experts") {
   CHECK_NOTHROW(check_router(parse_router("top4+fr"), 4));
   for (const char* router : {"top5", "relu:k=5", "topp:0.4,max=5", "expert-choice:cf=5"}) {
     CHECK_THAT(user_error_of([&] { check_router(parse_router(router), 4); }),
-               test::contains_text(router) && test::contains_text("4"));
+               contains_text(router) && contains_text("4"));
   }
 }
 
@@ -254,15 +254,15 @@ TEST_CASE("another gate needs --force; softmax and ReLU routers never replace ea
     for (const auto& [stored, given] :
          {std::pair("top2", "top2:gate=none"), std::pair("top2:gate=none", "top2:gate=selected")}) {
       CHECK_THAT(refusal(stored, given, purpose),
-                 test::contains_text("in place of the stored " + to_string(router(stored))) &&
-                     test::contains_text("--force"));
+                 contains_text("in place of the stored " + to_string(router(stored))) &&
+                     contains_text("--force"));
     }
     for (const bool force : {false, true}) {
       for (const auto& [stored, given] :
            {std::pair("top1", "relu:k=1"), std::pair("topp:0.4", "relu:k=1"),
             std::pair("relu:k=1", "top1"), std::pair("relu:k=1", "topp:0.4")}) {
         CHECK_THAT(refusal(stored, given, purpose, force),
-                   test::contains_text("ReLU and softmax logits"));
+                   contains_text("ReLU and softmax logits"));
       }
     }
   }
@@ -291,7 +291,7 @@ TEST_CASE("what only training reads changes there, and is ignored with a note at
           "relu:k=2,lambda0=0.5,mult=1.5,l1=plain",
           {"k changes the target sparsity"}}},
         {kTrain});
-  CHECK_THAT(refusal("relu:k=1", "relu:k=9", kEvaluate), test::contains_text("have 8"));
+  CHECK_THAT(refusal("relu:k=1", "relu:k=9", kEvaluate), contains_text("have 8"));
 }
 
 TEST_CASE("expert choice may train and is refused for inference") {
@@ -299,10 +299,9 @@ TEST_CASE("expert choice may train and is refused for inference") {
          {"expert-choice", {"", "0.5", {}}, "expert-choice:cf=0.5"}},
         {kTrain});
   check({{"expert-choice", {"top2", "", {}}, "top2", {""}}}, {kEvaluate});
-  CHECK_THAT(test::user_error_of([] { resolve("expert-choice", {}, kEvaluate); }),
-             test::contains_text("'expert-choice'") && test::contains_text("--router top2"));
-  CHECK_FALSE(
-      test::user_error_of([] { generation_router(parse_router("expert-choice")); }).empty());
+  CHECK_THAT(user_error_of([] { resolve("expert-choice", {}, kEvaluate); }),
+             contains_text("'expert-choice'") && contains_text("--router top2"));
+  CHECK_FALSE(user_error_of([] { generation_router(parse_router("expert-choice")); }).empty());
 }
 
 TEST_CASE("a router printed in full replaces any of its family") {
@@ -330,7 +329,7 @@ TEST_CASE("a gate_scale made for the stored gates is warned of when other gates 
   CHECK(notes("top1:gate=none", "top1+ir:gate=none", 1.5).empty());
   const auto warned = notes("topp:0.4", "topp:0.3", 1.5);
   REQUIRE(warned.size() == 1);
-  CHECK_THAT(warned[0], test::contains_text("warning: ") && test::contains_text("gate_scale 1.5"));
+  CHECK_THAT(warned[0], contains_text("warning: ") && contains_text("gate_scale 1.5"));
   CHECK(notes("topp:0.4", "top1", 1.5).size() == 2);  // also the warning of another family
 }
 
@@ -358,8 +357,8 @@ TEST_CASE("impossible router flags are refused by name") {
   }
   for (const auto& [stored, given, fact] : cases) {
     CAPTURE(given.router, given.cf);
-    CHECK_THAT(test::user_error_of([&, &s = stored, &g = given] { resolve(s, g, kEvaluate); }),
-               test::contains_text(fact));
+    CHECK_THAT(user_error_of([&, &s = stored, &g = given] { resolve(s, g, kEvaluate); }),
+               contains_text(fact));
   }
 }
 

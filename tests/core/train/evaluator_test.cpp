@@ -14,7 +14,7 @@ using namespace moe::test;
 namespace {
 
 // A mixture, rows to train on and seven held-out rows whose first three tokens are no targets.
-struct World : test::TrainWorld {
+struct World : TrainWorld {
   World() : TrainWorld("top1+ir+fr") {
     std::string text;
     for (int row = 0; row < 7; ++row) {
@@ -25,7 +25,7 @@ struct World : test::TrainWorld {
       }
       text += OrderedJson{{"input_ids", ids}, {"labels", labels}}.dump() + "\n";
     }
-    test::write_file(dir / "held.jsonl", text);
+    write_file(dir / "held.jsonl", text);
     settings.steps = 9;
   }
 
@@ -56,8 +56,8 @@ struct World : test::TrainWorld {
     return evaluations;
   }
 
-  std::string metrics() const { return test::steady_metrics(settings.run); }
-  std::string weights() const { return test::final_weights(settings.run); }
+  std::string metrics() const { return steady_metrics(settings.run); }
+  std::string weights() const { return final_weights(settings.run); }
   std::string samples() const { return read_file(settings.run / "samples.jsonl"); }
 };
 
@@ -225,7 +225,7 @@ TEST_CASE("held-out data that cannot be read are refused before the run folder i
   world.evaluate(2);
   world.settings.evaluation.data = {world.dir / "none.jsonl"};
   CHECK_THAT(user_error_of([&] { world.train(); }), contains_text("none.jsonl"));
-  test::write_file(world.dir / "bad.jsonl", "{\"input_ids\": [99999], \"labels\": [1]}\n");
+  write_file(world.dir / "bad.jsonl", "{\"input_ids\": [99999], \"labels\": [1]}\n");
   world.settings.evaluation.data = {world.dir / "bad.jsonl"};
   CHECK_THAT(user_error_of([&] { world.train(); }), contains_text("bad.jsonl line 1"));
   CHECK_FALSE(fs::exists(world.settings.run));

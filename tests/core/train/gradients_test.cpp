@@ -11,7 +11,7 @@
 using namespace moe;
 using namespace moe::train;
 using at::Tensor;
-using moe::test::TempDir;
+using namespace moe::test;
 
 namespace {
 
@@ -30,15 +30,15 @@ model::Llama load_for_training(const std::filesystem::path& folder) {
 
 model::Llama make_dense(bool tied = false) {
   const TempDir dir;
-  test::write_tiny_checkpoint(dir / "dense", {.tied = tied});
+  write_tiny_checkpoint(dir / "dense", {.tied = tied});
   return load_for_training(dir / "dense");
 }
 
 model::Llama make_mixture(const std::string& router) {
   const TempDir dir;
-  test::write_tiny_checkpoint(dir / "dense");
-  test::write_mixture(dir / "dense", dir / "moe",
-                      {.router = router, .experts = 4, .router_std = 0.5, .ep_ranks = 2});
+  write_tiny_checkpoint(dir / "dense");
+  write_mixture(dir / "dense", dir / "moe",
+                {.router = router, .experts = 4, .router_std = 0.5, .ep_ranks = 2});
   return load_for_training(dir / "moe");
 }
 
@@ -124,16 +124,16 @@ double plain_gradients(const model::Llama& model, const data::Batch& batch,
 
 // Large enough for every loop to run on eight threads.
 void write_model(const TempDir& dir) {
-  test::write_tiny_checkpoint(dir / "dense", {.hidden = 96,
-                                              .intermediate = 160,
-                                              .layers = 2,
-                                              .heads = 4,
-                                              .kv_heads = 2,
-                                              .vocab = 1100,
-                                              .max_positions = 600,
-                                              .std = 0.05});
-  test::write_mixture(dir / "dense", dir / "moe",
-                      {.router = "top2+ir+fr", .experts = 16, .router_std = 0.5});
+  write_tiny_checkpoint(dir / "dense", {.hidden = 96,
+                                        .intermediate = 160,
+                                        .layers = 2,
+                                        .heads = 4,
+                                        .kv_heads = 2,
+                                        .vocab = 1100,
+                                        .max_positions = 600,
+                                        .std = 0.05});
+  write_mixture(dir / "dense", dir / "moe",
+                {.router = "top2+ir+fr", .experts = 16, .router_std = 0.5});
 }
 
 data::Batch make_batch(int64_t number) {
@@ -394,6 +394,6 @@ TEST_CASE("training steps have equal bits with any number of threads") {
   for (const auto& [precision, router] : {std::pair(model::Precision::kF32, "top2+ir+fr"),
                                           std::pair(model::Precision::kBf16, "top2:cf=inf")}) {
     CAPTURE(router);
-    test::by_any_threads([&, p = precision, r = router] { return trained(dir, p, r); });
+    by_any_threads([&, p = precision, r = router] { return trained(dir, p, r); });
   }
 }

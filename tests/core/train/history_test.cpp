@@ -42,6 +42,32 @@ History dense_run(int64_t steps) {
   return history;
 }
 
+// Reference (core/route/README.md): s2 is the first step with S >= S*, s1 the last step before s2
+// with S <= S_0 + 0.05; 0 if there is none.
+std::pair<int64_t, int64_t> ends_by_definition(const std::vector<double>& sparsity, double target) {
+  int64_t second = 0, first = 0;
+  for (size_t i = 0; i < sparsity.size() && second == 0; ++i) {
+    second = sparsity[i] >= target ? static_cast<int64_t>(i) + 1 : 0;
+  }
+  const size_t before = second == 0 ? sparsity.size() : static_cast<size_t>(second) - 1;
+  for (size_t i = 0; i < before; ++i) {
+    first = sparsity[i] <= sparsity[0] + 0.05 ? static_cast<int64_t>(i) + 1 : first;
+  }
+  return {first, second};
+}
+
+ReluStages after(const std::vector<double>& sparsity, double target) {
+  ReluStages stages;
+  for (size_t i = 0; i < sparsity.size(); ++i) {
+    stages.add(static_cast<int64_t>(i) + 1, sparsity[i], target);
+  }
+  return stages;
+}
+
+OrderedJson relu_line(int64_t step, double sparsity) {
+  return {{"step", step}, {"loss", 2.0}, {"sparsity", sparsity}, {"target_sparsity", 0.75}};
+}
+
 }  // namespace
 
 TEST_CASE("a history accumulates the lines of metrics.jsonl") {
@@ -118,9 +144,9 @@ TEST_CASE("an invalid metrics.jsonl is refused with its line") {
            {good + good, "step 1 cannot follow step 1"},
            {"{\"step\": -1}\n", "step -1"}}) {
     write_file(dir / "metrics.jsonl", text);
-    CHECK_THAT(test::user_error_of([&] { read_history(dir.path()); }), contains_text(fact));
+    CHECK_THAT(user_error_of([&] { read_history(dir.path()); }), contains_text(fact));
   }
-  CHECK_FALSE(test::user_error_of([&] { read_history(dir / "none"); }).empty());
+  CHECK_FALSE(user_error_of([&] { read_history(dir / "none"); }).empty());
 }
 
 TEST_CASE("values of wrong types are ignored") {
@@ -218,36 +244,6 @@ TEST_CASE("points(n) returns at most n points with the first, the last and the e
                                     [](Point point) { return point.value == 50; })));
   }
 }
-
-namespace {
-
-// Reference (core/route/README.md): s2 is the first step with S >= S*, s1 the last step before s2
-// with S <= S_0 + 0.05; 0 if there is none.
-std::pair<int64_t, int64_t> ends_by_definition(const std::vector<double>& sparsity, double target) {
-  int64_t second = 0, first = 0;
-  for (size_t i = 0; i < sparsity.size() && second == 0; ++i) {
-    second = sparsity[i] >= target ? static_cast<int64_t>(i) + 1 : 0;
-  }
-  const size_t before = second == 0 ? sparsity.size() : static_cast<size_t>(second) - 1;
-  for (size_t i = 0; i < before; ++i) {
-    first = sparsity[i] <= sparsity[0] + 0.05 ? static_cast<int64_t>(i) + 1 : first;
-  }
-  return {first, second};
-}
-
-ReluStages after(const std::vector<double>& sparsity, double target) {
-  ReluStages stages;
-  for (size_t i = 0; i < sparsity.size(); ++i) {
-    stages.add(static_cast<int64_t>(i) + 1, sparsity[i], target);
-  }
-  return stages;
-}
-
-OrderedJson relu_line(int64_t step, double sparsity) {
-  return {{"step", step}, {"loss", 2.0}, {"sparsity", sparsity}, {"target_sparsity", 0.75}};
-}
-
-}  // namespace
 
 TEST_CASE("stages of a ReLU run end by their definition") {
   const std::vector<std::vector<double>> runs = {

@@ -67,6 +67,14 @@ struct LoggedRun {
     notes.clear();
     return {folder, step, checkpoint, notes};
   }
+  // Writes the steps up to `last` and returns a checkpoint of step `saved`.
+  fs::path write_and_save(int64_t saved, int64_t last) {
+    MetricsLog log = resume(0, {});
+    write(log, 1, saved);
+    const fs::path checkpoint = save(log, saved);
+    write(log, saved + 1, last);
+    return checkpoint;
+  }
   // Returns the event file that the run wrote; "" if there is none.
   fs::path event_file() const {
     fs::path found;
@@ -146,17 +154,34 @@ route::CounterValues layer_of_two_ranks() {
   return values;
 }
 
+// Checks time and memory of resuming after `steps` steps.
+void check_cost(int64_t steps) {
+  LoggedRun run;
+  const fs::path checkpoint = run.write_and_save(steps, steps + 100);
+  ::malloc_trim(0);                               // memory freed above would hide allocations below
+  std::ofstream("/proc/self/clear_refs") << "5";  // resets the peak of memory
+  const uint64_t before = resident_bytes();
+  const auto begin = std::chrono::steady_clock::now();
+  MetricsLog log = run.resume(steps, checkpoint);
+  log.report();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  const uint64_t peak = std::max(peak_resident_bytes(), before);
+  fmt::print("{} steps: metrics.jsonl {}, history.json {}; resumed in {:.3f} s with {}; page {}\n",
+             steps, io::size_text(fs::file_size(run.folder.metrics())),
+             io::size_text(fs::file_size(checkpoint / "history.json")), took.count(),
+             io::size_text(peak - before), io::size_text(fs::file_size(run.folder.report())));
+  CHECK(took.count() < 2);
+  CHECK(peak - before < uint64_t{64} << 20);
+  CHECK(fs::file_size(run.folder.report()) < 2'000'000);
+  CHECK(log.state().history.steps == steps);
+}
+
 }  // namespace
 
 TEST_CASE("a log resumed from a checkpoint is that of an uninterrupted run") {
   LoggedRun run;
-  fs::path checkpoint;
-  {
-    MetricsLog log = run.resume(0, {});
-    run.write(log, 1, 2500);
-    checkpoint = run.save(log, 2500);
-    run.write(log, 2501, 2600);  // steps after the checkpoint, repeated below
-  }
+  // Steps after the checkpoint are repeated below.
+  const fs::path checkpoint = run.write_and_save(2500, 2600);
   const std::string before = run.events();
   MetricsLog log = run.resume(2500, checkpoint);
   CHECK(run.notes.empty());
@@ -170,13 +195,7 @@ TEST_CASE("a log resumed from a checkpoint is that of an uninterrupted run") {
 
 TEST_CASE("without a valid history.json in the checkpoint the log is rebuilt from the files") {
   LoggedRun run;
-  fs::path checkpoint;
-  {
-    MetricsLog log = run.resume(0, {});
-    run.write(log, 1, 200);
-    checkpoint = run.save(log, 200);
-    run.write(log, 201, 230);
-  }
+  const fs::path checkpoint = run.write_and_save(200, 230);
   SECTION("no history.json") { fs::remove(checkpoint / "history.json"); }
   SECTION("another event file") { write_file(run.event_file(), std::string(100'000, 'x')); }
   SECTION("another format") { write_file(checkpoint / "history.json", "{\"format\": 9}"); }
@@ -216,12 +235,7 @@ TEST_CASE("lines missing in the middle of metrics.jsonl are reported and the oth
 
 TEST_CASE("lines missing at the end of metrics.jsonl are found by the checkpoint") {
   LoggedRun run;
-  fs::path checkpoint;
-  {
-    MetricsLog log = run.resume(0, {});
-    run.write(log, 1, 30);
-    checkpoint = run.save(log, 30);
-  }
+  const fs::path checkpoint = run.write_and_save(30, 30);
   const std::string whole = read_file(run.folder.metrics());
   const auto note = [&](const std::string& text) {
     write_file(run.folder.metrics(), text);
@@ -250,38 +264,6 @@ TEST_CASE("event files of other programs are kept") {
   }
   CHECK_FALSE(fs::exists(run.folder.path() / "events.out.tfevents.1.2.moe"));
 }
-
-namespace {
-
-// Checks time and memory of resuming after `steps` steps.
-void check_cost(int64_t steps) {
-  LoggedRun run;
-  fs::path checkpoint;
-  {
-    MetricsLog log = run.resume(0, {});
-    run.write(log, 1, steps);
-    checkpoint = run.save(log, steps);
-    run.write(log, steps + 1, steps + 100);
-  }
-  ::malloc_trim(0);                               // memory freed above would hide allocations below
-  std::ofstream("/proc/self/clear_refs") << "5";  // resets the peak of memory
-  const uint64_t before = resident_bytes();
-  const auto begin = std::chrono::steady_clock::now();
-  MetricsLog log = run.resume(steps, checkpoint);
-  log.report();
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  const uint64_t peak = std::max(peak_resident_bytes(), before);
-  fmt::print("{} steps: metrics.jsonl {}, history.json {}; resumed in {:.3f} s with {}; page {}\n",
-             steps, io::size_text(fs::file_size(run.folder.metrics())),
-             io::size_text(fs::file_size(checkpoint / "history.json")), took.count(),
-             io::size_text(peak - before), io::size_text(fs::file_size(run.folder.report())));
-  CHECK(took.count() < 2);
-  CHECK(peak - before < uint64_t{64} << 20);
-  CHECK(fs::file_size(run.folder.report()) < 2'000'000);
-  CHECK(log.state().history.steps == steps);
-}
-
-}  // namespace
 
 TEST_CASE("resuming after 20,000 steps takes little time and memory") { check_cost(20'000); }
 
@@ -404,8 +386,8 @@ TEST_CASE("a symbolic link or a folder in place of the file is refused") {
   write_file(dir / "other", "not of this run");
   fs::create_symlink(dir / "other", dir / "metrics.jsonl");
   const auto check_refused = [&] {
-    CHECK_THAT(test::user_error_of([&] { StepLines(dir / "metrics.jsonl", LinesPerStep::kOne); }),
-               test::contains_text((dir / "metrics.jsonl").string()));
+    CHECK_THAT(user_error_of([&] { StepLines(dir / "metrics.jsonl", LinesPerStep::kOne); }),
+               contains_text((dir / "metrics.jsonl").string()));
   };
   check_refused();
   CHECK(read_file(dir / "other") == "not of this run");

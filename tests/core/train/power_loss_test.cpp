@@ -3,7 +3,6 @@
 // last complete checkpoint and the lines of metrics.jsonl up to it.
 #include "tests/support/power_loss.h"
 
-#include <fstream>
 #include <set>
 
 #include "core/io/checksums.h"

@@ -242,7 +242,7 @@ TEST_CASE("the held-out loss is the same on many processes, with or without shar
     world.settings.run = world.dir / fmt::format("held{}{}", processes, static_cast<int>(shard));
     world.settings.shard = shard;
     const TimeLimit limit(120);
-    test::run_as_threads(processes, [&](distributed::Comm& comm) {
+    run_as_threads(processes, [&](distributed::Comm& comm) {
       TrainCallbacks callbacks;
       callbacks.on_evaluated = [&](const Evaluation& evaluation) {
         found[comm.rank()].push_back(*evaluation.held_out_loss);
@@ -300,7 +300,7 @@ TEST_CASE("one process of a host tokenizes, and the others map its tokens") {
   world.settings.run = world.dir / "run";
   const TimeLimit limit(120);
   std::array<std::atomic<int64_t>, 2> made{};
-  test::run_as_threads(2, [&](distributed::Comm& comm) {
+  run_as_threads(2, [&](distributed::Comm& comm) {
     const auto rank = static_cast<size_t>(comm.rank());
     TrainCallbacks callbacks;
     callbacks.on_reading = [&](int64_t examples, int64_t) {
@@ -422,7 +422,7 @@ TEST_CASE("a checkpoint keeps its bytes when any number of ranks reads and write
          {Layout{3, 3, true}, {4, 2, true}, {4, 1, false}, {5, 5, true}, {1, 1, false}}) {
       const fs::path to = world.dir / fmt::format("by{}x{}", processes, replicas);
       const TimeLimit limit(kSeconds);
-      test::run_as_threads(processes, [&](distributed::Comm& comm) {
+      run_as_threads(processes, [&](distributed::Comm& comm) {
         distributed::World ranks(comm,
                                  distributed::make_layout(processes, comm.rank(), replicas, 4, 4));
         const io::Checkpoint folder(from);

@@ -8,6 +8,7 @@
 
 using namespace moe;
 using namespace moe::train;
+using namespace moe::test;
 using route::parse_router;
 
 namespace {
@@ -102,7 +103,7 @@ bool has_gradient(const std::string& router, int64_t tokens, int64_t experts) {
 void check_warning(const RunFacts& facts, const std::string& part) {
   const auto warnings = known_failures(facts);
   REQUIRE(warnings.size() == 1);
-  CHECK_THAT(warnings[0], test::contains_text(part));
+  CHECK_THAT(warnings[0], contains_text(part));
 }
 
 RunFacts run_facts(const std::string& router, int64_t experts, int64_t rank_tokens) {
@@ -135,8 +136,8 @@ TEST_CASE("the micro-batch is the largest divisor of the global batch up to 8") 
   settings.global_batch = 7;
   CHECK(resolve(settings, config_of(512), rows(false)).micro_batch == 7);
   settings.micro_batch = 2;
-  CHECK_THAT(test::user_error_of([&] { resolve(settings, config_of(512), rows(false)); }),
-             test::contains_text("--global-batch 7 is no multiple of --micro-batch 2"));
+  CHECK_THAT(user_error_of([&] { resolve(settings, config_of(512), rows(false)); }),
+             contains_text("--global-batch 7 is no multiple of --micro-batch 2"));
 }
 
 TEST_CASE("a number out of range is refused with its flag and value") {
@@ -177,8 +178,8 @@ TEST_CASE("a number out of range is refused with its flag and value") {
   for (const auto& [facts, change] : cases) {
     TrainSettings settings = with_data();
     change(settings);
-    CHECK_THAT(test::user_error_of([&] { resolve(settings, config_of(512), rows(false)); }),
-               test::contains_text(facts));
+    CHECK_THAT(user_error_of([&] { resolve(settings, config_of(512), rows(false)); }),
+               contains_text(facts));
   }
 }
 
@@ -287,9 +288,9 @@ TEST_CASE("z-loss and sequence balance are off unless a flag or the folder gives
   TrainSettings flags;
   flags.z_coef = 0.001;
   flags.seq_lb_coef = 0.0001;
-  CHECK_THAT(described("top1", flags), test::contains_text("0.5 x load balance") &&
-                                           test::contains_text("0.001 x z-loss") &&
-                                           test::contains_text("0.0001 x load balance"));
+  CHECK_THAT(described("top1", flags), contains_text("0.5 x load balance") &&
+                                           contains_text("0.001 x z-loss") &&
+                                           contains_text("0.0001 x load balance"));
 }
 
 TEST_CASE("a bias replaces the load-balance loss unless a coefficient is given") {
@@ -331,16 +332,16 @@ TEST_CASE("the description of the losses has each loss with its coefficient or a
             {"lambda x L1", "l1=plain", "lambda is 0.5", "times 1.5", "1 - 2/8 = 0.75"}},
            {"relu:k=1,lambda0=0", {"is off"}}}) {
     const std::string text = described(router, settings);
-    CHECK_THAT(text, test::contains_text("language model"));
+    CHECK_THAT(text, contains_text("language model"));
     for (const auto& fact : facts) {
-      CHECK_THAT(text, test::contains_text(fact));
+      CHECK_THAT(text, contains_text(fact));
     }
   }
   for (const auto& [router, fact] :
        {std::pair("relu:k=1", "lambda stays 1e-08"), std::pair("top2:bias=0.01", "bias")}) {
     CHECK_THAT(describe_losses(resolved(router, router), parse_router(router), 8,
                                /*router_trains=*/false),
-               test::contains_text(fact) && test::contains_text("no router is trained"));
+               contains_text(fact) && contains_text("no router is trained"));
   }
 }
 
@@ -348,7 +349,7 @@ TEST_CASE("a coefficient for a loss that the router does not have is refused by 
   const auto refusal = [](const std::string& router, auto change) {
     TrainSettings settings;
     change(settings);
-    return test::user_error_of([&] { resolved(router, router, settings); });
+    return user_error_of([&] { resolved(router, router, settings); });
   };
   struct Case {
     const char* router;
@@ -374,8 +375,8 @@ TEST_CASE("a coefficient for a loss that the router does not have is refused by 
     TrainSettings dense;
     dense.model = "folder";
     dense.*member = 0.5;
-    CHECK_THAT(test::user_error_of([&] { refuse_coefficients(dense); }),
-               test::contains_text(std::string(flag) + " 0.5: folder is a dense folder"));
+    CHECK_THAT(user_error_of([&] { refuse_coefficients(dense); }),
+               contains_text(std::string(flag) + " 0.5: folder is a dense folder"));
   }
 }
 

@@ -14,17 +14,17 @@
 namespace moe::model {
 namespace {
 
-using test::contains_text;
+using namespace moe::test;
 
 // A dense folder, and settings and a text for its mixture.
 struct World {
-  test::TempDir folder;
+  TempDir folder;
   UpcycleSettings settings;
   VerifyText text;
 
   explicit World(const std::string& router) {
-    test::write_tiny_checkpoint(folder / "dense");
-    settings = test::upcycle_settings(folder / "moe", router);
+    write_tiny_checkpoint(folder / "dense");
+    settings = upcycle_settings(folder / "moe", router);
     settings.layers = "all";
     settings.router_std = 0.5;
     text.name = "a text";
@@ -43,7 +43,7 @@ struct World {
         {},
         [&](const auto& staged) { return certify_equality(parent, io::Checkpoint(staged), text); },
         [&](const auto& staged) { return calibrate(parent, staged, settings, text); }};
-    return test::Upcycled(folder / "dense", settings, hooks).report;
+    return Upcycled(folder / "dense", settings, hooks).report;
   }
 };
 
@@ -164,11 +164,11 @@ TEST_CASE("ReLU experts and layers without a positive logit are reported") {
 
 TEST_CASE("gates that are all zero are refused") {
   const GateMeasure measure{"a text", 7, {{0, 0, {0, 0}}}};
-  CHECK_THAT(test::user_error_of([&] { compute_gate_scale(measure); }),
+  CHECK_THAT(user_error_of([&] { compute_gate_scale(measure); }),
              contains_text("--gate-scale auto: the gates of all 7 tokens of a text sum to 0"));
   World world("relu:k=1");
   world.settings.router_std = 0;
-  CHECK_THAT(test::user_error_of([&] { world.upcycle_with_scale(std::nullopt); }),
+  CHECK_THAT(user_error_of([&] { world.upcycle_with_scale(std::nullopt); }),
              contains_text("--gate-scale auto: the gates of all 150 tokens"));
   CHECK_FALSE(std::filesystem::exists(world.folder / "moe"));
 }

@@ -17,7 +17,7 @@ using namespace moe::test;
 using Lines = std::vector<std::string>;
 
 Inspection inspect_upcycled(const TempDir& folder, const std::string& router) {
-  test::write_tiny_checkpoint(folder / "dense", {.dtype = io::DType::kBF16});
+  write_tiny_checkpoint(folder / "dense", {.dtype = io::DType::kBF16});
   UpcycleSettings settings = upcycle_settings(folder / "out", router);
   settings.ep_ranks = 2;
   settings.force = true;
@@ -27,13 +27,13 @@ Inspection inspect_upcycled(const TempDir& folder, const std::string& router) {
 
 Certificate certificate_of(const std::string& router, std::optional<Foreign> kin = std::nullopt,
                            bool shared_expert = false) {
-  const test::TempDir folder;
+  const TempDir folder;
   if (kin) {
-    test::write_foreign_checkpoint(
+    write_foreign_checkpoint(
         folder / "dense",
         {.kind = *kin, .dense_layers = {}, .tiny = {.head_dim = 6, .tied = true}});
   } else {
-    test::write_tiny_checkpoint(folder / "dense", {});
+    write_tiny_checkpoint(folder / "dense", {});
   }
   UpcycleSettings settings = upcycle_settings(folder / "moe", router);
   settings.shared_expert = shared_expert;
@@ -43,7 +43,7 @@ Certificate certificate_of(const std::string& router, std::optional<Foreign> kin
 
 TEST_CASE("a dense folder is described from its headers") {
   const TempDir folder;
-  test::write_tiny_checkpoint(folder / "dense", {.shard_bytes = 8000});
+  write_tiny_checkpoint(folder / "dense", {.shard_bytes = 8000});
   const Inspection found = inspect(folder / "dense");
   CHECK(found.model_type == "llama");
   CHECK_FALSE(found.config.moe);
@@ -104,10 +104,10 @@ TEST_CASE("the description says what stock tools compute and what needs moe") {
 
 TEST_CASE("a stock mixture is described by its own model_type, with its shared experts") {
   const TempDir folder;
-  test::write_foreign_checkpoint(folder / "m", {.dense_layers = {}});
+  write_foreign_checkpoint(folder / "m", {.dense_layers = {}});
   Json config = read_json(folder / "m/config.json");
   config["router_jitter_noise"] = 0.1;
-  test::write_file(folder / "m/config.json", config.dump());
+  write_file(folder / "m/config.json", config.dump());
   const Inspection found = inspect(folder / "m");
   CHECK(found.model_type == "mixtral");
   REQUIRE(found.stock.size() == 2);
@@ -115,8 +115,8 @@ TEST_CASE("a stock mixture is described by its own model_type, with its shared e
   CHECK(found.needs_moe.empty());
   // Three layers of 4 experts of three matrices [16, 24] in f32, on four ranks.
   CHECK(found.bytes_per_rank == found.bytes - 3 * 4 * 3 * 16 * 24 * 4 * 3 / 4);
-  test::write_foreign_checkpoint(
-      folder / "q", {.kind = test::Foreign::kQwen2Moe, .dense_layers = {}, .shared_width = 20});
+  write_foreign_checkpoint(folder / "q",
+                           {.kind = Foreign::kQwen2Moe, .dense_layers = {}, .shared_width = 20});
   const Inspection shared = inspect(folder / "q");
   CHECK(to_json(shared)["moe"]["shared_expert_width"] == 20);
   // Experts of three matrices [12, 16]; the shared expert is on every rank.
@@ -134,7 +134,7 @@ TEST_CASE("layers are printed as ranges") {
 std::vector<double> numbers(const io::Checkpoint& folder, const std::vector<std::string>& names) {
   std::vector<double> all;
   for (const auto& name : names) {
-    const auto values = test::floats(folder, name);
+    const auto values = floats(folder, name);
     all.insert(all.end(), values.begin(), values.end());
   }
   return all;
@@ -149,7 +149,7 @@ std::vector<double> expert(const io::Checkpoint& folder, int64_t layer, const st
 TEST_CASE("equal copies have cosine 1, varied ones what plain sums give") {
   const TempDir dir;
   // 300 x 304 numbers a matrix: more than a block of expert_distances().
-  test::write_tiny_checkpoint(
+  write_tiny_checkpoint(
       dir / "dense", {.hidden = 304, .intermediate = 300, .layers = 2, .dtype = io::DType::kBF16});
   UpcycleSettings settings = upcycle_settings(dir / "copies", "top2:cf=inf", 3);
   Upcycled(dir / "dense", settings);
@@ -193,10 +193,10 @@ TEST_CASE("equal copies have cosine 1, varied ones what plain sums give") {
 
 TEST_CASE("folders whose experts cannot be compared are refused with both names") {
   const TempDir dir;
-  test::write_tiny_checkpoint(dir / "dense", {});
-  test::write_tiny_checkpoint(dir / "wide", {.hidden = 32});
-  test::write_tiny_checkpoint(dir / "narrow", {.intermediate = 12});
-  test::write_tiny_checkpoint(dir / "short", {.layers = 2});
+  write_tiny_checkpoint(dir / "dense", {});
+  write_tiny_checkpoint(dir / "wide", {.hidden = 32});
+  write_tiny_checkpoint(dir / "narrow", {.intermediate = 12});
+  write_tiny_checkpoint(dir / "short", {.layers = 2});
   Upcycled(dir / "dense", upcycle_settings(dir / "three", "top2:cf=inf", 3));
   Upcycled(dir / "dense", upcycle_settings(dir / "four"));
   struct Case {
@@ -208,9 +208,9 @@ TEST_CASE("folders whose experts cannot be compared are refused with both names"
                         Case{"three", "short", "layer 2 is in the first alone"},
                         Case{"three", "four", "layer 0 has 3 experts and 4"}}) {
     const auto first = dir / c.first, second = dir / c.second;
-    CHECK_THAT(test::user_error_of(
-                   [&] { expert_distances(io::Checkpoint(first), io::Checkpoint(second)); }),
-               contains_text(first.string() + " and " + second.string()) && contains_text(c.fact));
+    CHECK_THAT(
+        user_error_of([&] { expert_distances(io::Checkpoint(first), io::Checkpoint(second)); }),
+        contains_text(first.string() + " and " + second.string()) && contains_text(c.fact));
   }
 }
 
@@ -270,8 +270,8 @@ TEST_CASE("a router that drops tokens, or gates that do not sum to 1, are report
 }
 
 TEST_CASE("a gate_scale on weights that sum to 1 is reported") {
-  const test::TempDir folder;
-  test::write_tiny_checkpoint(folder / "dense", {});
+  const TempDir folder;
+  write_tiny_checkpoint(folder / "dense", {});
   UpcycleSettings settings = upcycle_settings(folder / "moe");
   settings.gate_scale = 2.0;
   const Upcycled pair(folder / "dense", settings);

@@ -104,6 +104,20 @@ double distance(const Tensor& actual, const Tensor& expected) {
       .item<double>();
 }
 
+// Compares two micro-batches for each of two replicas on `ranks` threads with one rank.
+void check_ranks(const std::string& router, const std::vector<int64_t>& all_ranks) {
+  TwoSteps world(router);
+  world.settings.micro_batch = 2;
+  world.settings.global_batch = 8;
+  const auto truth = train_alone(world, kGpu, "one");
+  for (const int64_t ranks : all_ranks) {
+    INFO("router " << router << ", " << ranks << " ranks");
+    world.settings.run = world.dir / fmt::format("of{}", ranks);
+    check_same(train_on_ranks(world.settings, ranks, {.device = kGpu, .max_seconds = kSeconds}),
+               truth);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("runs on a GPU have the losses of the CPU", "[gpu]") {
@@ -146,24 +160,6 @@ TEST_CASE("a bf16 run with working copies of the weights resumes as a run withou
   const auto whole = train_alone(world, kGpu, "whole");
   CHECK(relative_error(rest[0].loss, whole[1].loss) < same_on_gpu());
 }
-
-namespace {
-
-// Compares two micro-batches for each of two replicas on `ranks` threads with one rank.
-void check_ranks(const std::string& router, const std::vector<int64_t>& all_ranks) {
-  TwoSteps world(router);
-  world.settings.micro_batch = 2;
-  world.settings.global_batch = 8;
-  const auto truth = train_alone(world, kGpu, "one");
-  for (const int64_t ranks : all_ranks) {
-    INFO("router " << router << ", " << ranks << " ranks");
-    world.settings.run = world.dir / fmt::format("of{}", ranks);
-    check_same(train_on_ranks(world.settings, ranks, {.device = kGpu, .max_seconds = kSeconds}),
-               truth);
-  }
-}
-
-}  // namespace
 
 TEST_CASE("ranks that share a GPU have the losses of one rank", "[gpu]") {
   MOE_NEED_GPU();
@@ -216,9 +212,6 @@ TEST_CASE("one rank with NCCL trains as one without", "[gpu][nccl]") {
   const auto comm = distributed::make_process_comm(group, kGpu);
   check_same(train_on(world, *comm, "nccl"), train_alone(world, kGpu, "alone"));
 }
-
-// The loss of the head of a model on CPU and GPU. In a build without CUDA the GPU is emulated
-// (tests/support/emulated_cuda).
 
 // The gradient of the logits and its products are rounded to bf16, with a relative error of at most
 // 2^-9.
