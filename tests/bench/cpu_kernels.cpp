@@ -16,7 +16,6 @@
 #include <cstdlib>
 #include <ctime>
 #include <functional>
-#include <numeric>
 #include <string>
 #include <vector>
 

@@ -39,7 +39,7 @@ void check_table(const Args& args, const std::string& head, const Args& rows,
 
 const Args kQuiz = {"--tasks", tiny("quiz.jsonl"), "--limit", "2", "--threads", "1", "-q"};
 
-TEST_CASE("analyses.sh prints Rectify-Router's tables of test-time settings", "[cli][recipes]") {
+TEST_CASE("analyses.sh prints Rectify-Router's tables of test-time settings") {
   const TempDir folder;
   const std::string model = mixture(folder, "top2");
   const std::string value = "value ";
@@ -49,8 +49,7 @@ TEST_CASE("analyses.sh prints Rectify-Router's tables of test-time settings", "[
                "router=top2+ir,cf=1.5", "router=top2+ir,cf=1"});
 }
 
-TEST_CASE("analyses.sh prints Dynamic MoE's tables by source, task, layer and token",
-          "[cli][recipes]") {
+TEST_CASE("analyses.sh prints Dynamic MoE's tables by source, task, layer and token") {
   const TempDir folder;
   const std::string model = mixture(folder, "topp:0.4");
   const std::string file = folder / "text.jsonl";
@@ -74,7 +73,7 @@ TEST_CASE("analyses.sh prints Dynamic MoE's tables by source, task, layer and to
   CHECK(lines_in(tokens.out) > 2);
 }
 
-TEST_CASE("analyses.sh prints tables of a training run", "[cli][recipes]") {
+TEST_CASE("analyses.sh prints tables of a training run") {
   const TempDir folder;
   const std::string model = mixture(folder, "relu:k=1");
   const std::string run = folder / "run";
@@ -92,8 +91,7 @@ TEST_CASE("analyses.sh prints tables of a training run", "[cli][recipes]") {
   CHECK(lines_in(along.out) >= 3);
 }
 
-TEST_CASE("analyses.sh refuses a model with another router than the analysis needs",
-          "[cli][recipes]") {
+TEST_CASE("analyses.sh refuses a model with another router than the analysis needs") {
   const TempDir folder;
   const RunResult other = run_script({"table2", mixture(folder, "topp:0.4")});
   CHECK(other.exit_code == 1);

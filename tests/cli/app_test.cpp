@@ -56,9 +56,20 @@ std::vector<std::string> split_lines(std::string text) {
   return lines;
 }
 
+// Returns the string literals of a source file, without raw strings and comments.
+std::vector<std::string> string_literals(std::string text) {
+  text = std::regex_replace(text, std::regex("//[^\n]*"), "");
+  static const std::regex literal(R"re("((?:[^"\\\n]|\\.)*)")re");
+  std::vector<std::string> found;
+  for (std::sregex_iterator match(text.begin(), text.end(), literal), end; match != end; ++match) {
+    found.push_back((*match)[1]);
+  }
+  return found;
+}
+
 }  // namespace
 
-TEST_CASE("--help and --version print to standard output and succeed", "[cli]") {
+TEST_CASE("--help and --version print to standard output and succeed") {
   check_contains(succeed({"--help"}).out,
                  {"upcycle", "init", "train", "report", "eval", "inspect", "generate"});
   CHECK(succeed({"--version"}).out.starts_with("moe "));
@@ -73,7 +84,7 @@ TEST_CASE("--help and --version print to standard output and succeed", "[cli]") 
   check_contains(help, {"\nOutput:\n", "sequences per forward pass (default: 8"});
 }
 
-TEST_CASE("cli/REFERENCE.md equals moe --reference, and the manual page has every flag", "[cli]") {
+TEST_CASE("cli/REFERENCE.md equals moe --reference, and the manual page has every flag") {
   const std::string reference = succeed({"--reference"}).out;
   INFO("run moe --reference >cli/REFERENCE.md");
   CHECK((reference == read_file(source_folder() / "cli/REFERENCE.md")));
@@ -92,8 +103,7 @@ TEST_CASE("cli/REFERENCE.md equals moe --reference, and the manual page has ever
   CHECK(checked > 150);
 }
 
-TEST_CASE("bash completes commands, flags and values of flags, and zsh parses its script",
-          "[cli]") {
+TEST_CASE("bash completes commands, flags and values of flags, and zsh parses its script") {
   const TempDir folder;
   write_file(folder / "moe.bash", succeed({"completion", "bash"}).out + R"(
 for line in 'up' 'upcycle --exper' 'init --dtype ' 'bench tr' 'bench train --seq' 'train x'; do
@@ -116,22 +126,7 @@ done
   }
 }
 
-namespace {
-
-// Returns the string literals of a source file, without raw strings and comments.
-std::vector<std::string> string_literals(std::string text) {
-  text = std::regex_replace(text, std::regex("//[^\n]*"), "");
-  static const std::regex literal(R"re("((?:[^"\\\n]|\\.)*)")re");
-  std::vector<std::string> found;
-  for (std::sregex_iterator match(text.begin(), text.end(), literal), end; match != end; ++match) {
-    found.push_back((*match)[1]);
-  }
-  return found;
-}
-
-}  // namespace
-
-TEST_CASE("every flag that a message of core names is a flag of a command", "[cli]") {
+TEST_CASE("every flag that a message of core names is a flag of a command") {
   const std::string known = succeed({"--reference"}).out;
   const size_t train = known.find("\n## moe train\n");
   REQUIRE(train != std::string::npos);
@@ -161,8 +156,7 @@ TEST_CASE("every flag that a message of core names is a flag of a command", "[cl
   CHECK(checked > 100);
 }
 
-TEST_CASE("messages suggest the nearest command or flag, and name the flag of an invalid value",
-          "[cli]") {
+TEST_CASE("messages suggest the nearest command or flag, and name the flag of an invalid value") {
   check_refused_each(
       {},
       {{{"upcicle", "x"}, "unknown command 'upcicle', did you mean 'upcycle'?"},
@@ -189,7 +183,7 @@ TEST_CASE("messages suggest the nearest command or flag, and name the flag of an
 }
 
 // On a machine with a GPU, the command fails because the folder x is missing.
-TEST_CASE("--device cuda is refused on a machine without a GPU", "[cli]") {
+TEST_CASE("--device cuda is refused on a machine without a GPU") {
   for (const Args& command :
        {Args{"train", "x", "--data", "y", "-o", "z"}, Args{"eval", "x", "--requests", "y"},
         Args{"upcycle", "x", "-o", "y", "--verify"}, Args{"bench", "gemm", "x"}}) {
@@ -202,7 +196,7 @@ TEST_CASE("--device cuda is refused on a machine without a GPU", "[cli]") {
   }
 }
 
-TEST_CASE("a recipe sets flags, the command line overrides it, other tables are ignored", "[cli]") {
+TEST_CASE("a recipe sets flags, the command line overrides it, other tables are ignored") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense", {});
   write_file(folder / "run.toml",
@@ -216,7 +210,7 @@ TEST_CASE("a recipe sets flags, the command line overrides it, other tables are 
   CHECK(written.at("moe").at("layers") == Json({1}));
 }
 
-TEST_CASE("integer flags refuse values out of the range of their type", "[cli]") {
+TEST_CASE("integer flags refuse values out of the range of their type") {
   static const std::regex flag(R"(--([a-z0-9-]+) U?INT)");
   const Args values = {"18446744073709551616", "-9223372036854775809", "0x10", "1.5"};
   size_t seen = 0, checked = 0;
@@ -235,7 +229,7 @@ TEST_CASE("integer flags refuse values out of the range of their type", "[cli]")
 
 // Empty, non-finite and too long values, and errors in recipes, are refused with one short message.
 
-TEST_CASE("an empty value is refused by the name of its flag", "[cli]") {
+TEST_CASE("an empty value is refused by the name of its flag") {
   const TempDir dir;
   const std::string out = dir / "out", recipe = dir / "r.toml";
   write_file(recipe, "[upcycle]\nrouter = \"\"\n");
@@ -248,7 +242,7 @@ TEST_CASE("an empty value is refused by the name of its flag", "[cli]") {
   CHECK_FALSE(fs::exists(out));
 }
 
-TEST_CASE("a name that is too long is abbreviated in the message", "[cli]") {
+TEST_CASE("a name that is too long is abbreviated in the message") {
   const std::string name(5000, 'n');
   const std::string shown = std::string(80, 'n') + ".." + std::string(80, 'n');
   for (const Args& args : {Args{"upcycle", tiny("model"), "-o", name},
@@ -262,7 +256,7 @@ TEST_CASE("a name that is too long is abbreviated in the message", "[cli]") {
   }
 }
 
-TEST_CASE("an error in a recipe is reported with the name of the file", "[cli]") {
+TEST_CASE("an error in a recipe is reported with the name of the file") {
   const TempDir dir;
   const std::string recipe = dir / "r.toml";
   for (const auto& [text, fact] : std::vector<std::pair<std::string, std::string>>{
@@ -278,7 +272,7 @@ TEST_CASE("an error in a recipe is reported with the name of the file", "[cli]")
 
 // Output of moe train, eval and generate on a pseudo-terminal of 72 columns.
 
-TEST_CASE("a step line fits the terminal, and lines of evaluations are kept", "[cli]") {
+TEST_CASE("a step line fits the terminal, and lines of evaluations are kept") {
   const TempDir dir;
   const std::string data = tiny("instruct.jsonl");
   const Args train = {"train",  tiny("model"), "-o",          dir / "run",
@@ -302,7 +296,7 @@ TEST_CASE("a step line fits the terminal, and lines of evaluations are kept", "[
   CHECK(text.find("\r\nstep 0  held-out loss ") != std::string::npos);
 }
 
-TEST_CASE("the progress of an evaluation shows rate, remaining time and accuracy", "[cli]") {
+TEST_CASE("the progress of an evaluation shows rate, remaining time and accuracy") {
   const TempDir dir;
   std::string questions;
   for (int i = 0; i < 10; ++i) {  // so that it lasts longer than a line stays
@@ -326,7 +320,7 @@ TEST_CASE("the progress of an evaluation shows rate, remaining time and accuracy
   CHECK(text.find("(n = 3600)\r\n") != std::string::npos);  // the last line is kept
 }
 
-TEST_CASE("control characters of a generated text are escaped only on a terminal", "[cli]") {
+TEST_CASE("control characters of a generated text are escaped only on a terminal") {
   const std::string model = source_folder() / "recipes/tiny/model";
   const Args args = {"generate", model, "--prompt", "\x1b[31mred\u009b", "--max-tokens", "2"};
   const std::string shown = run_on_terminal(args);

@@ -8,11 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/catch.h"
 #include "tests/support/matchers.h"
-#include "tests/support/places.h"
 #include "tests/support/run_binary.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/training_rows.h"
 

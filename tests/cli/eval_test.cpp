@@ -4,7 +4,6 @@
 #include <csignal>
 #include <filesystem>
 #include <regex>
-#include <thread>
 
 #include "core/base/json.h"
 #include "tests/cli/commands.h"
@@ -65,7 +64,7 @@ std::string without_times(const std::string& results) {
       results, std::regex(R"re(("total_evaluation_time_seconds"|"seconds"): [^,\n]*)re"), "$1");
 }
 
-TEST_CASE("benchmarks and a quiz in one run: table, results.json, samples", "[cli]") {
+TEST_CASE("benchmarks and a quiz in one run: table, results.json, samples") {
   const TempDir folder;
   write_file(folder / "mine.jsonl", kQuiz);
   const std::string out = folder / "out";
@@ -89,14 +88,14 @@ TEST_CASE("benchmarks and a quiz in one run: table, results.json, samples", "[cl
   CHECK(again["config"]["model_dtype"] == "bfloat16");
 }
 
-TEST_CASE("--list needs no model and names tasks, groups and files", "[cli]") {
+TEST_CASE("--list needs no model and names tasks, groups and files") {
   check_contains(
       succeed({"eval", "--list"}).out,
       {"\nlambada_openai  version 1.0  loglikelihood\n",
        "superglue/BoolQ/val.jsonl, or boolq/validation.jsonl, .csv or .parquet", "\nbbh_zeroshot  27 tasks"});
 }
 
-TEST_CASE("a task file with few-shot examples is compared with an earlier run", "[cli]") {
+TEST_CASE("a task file with few-shot examples is compared with an earlier run") {
   const TempDir folder;
   std::string lines;
   for (const char* name : {"Lily", "Tim", "Tom", "Sue", "Max"}) {
@@ -121,7 +120,7 @@ TEST_CASE("a task file with few-shot examples is compared with an earlier run", 
   CHECK(samples[0]["arguments"]["gen_args_0"]["arg_0"] == "Question: Who is Lily?\nAnswer:");
 }
 
-TEST_CASE("a chat template renders prompts; one that refuses a system message gets none", "[cli]") {
+TEST_CASE("a chat template renders prompts; one that refuses a system message gets none") {
   const TempDir folder;
   std::filesystem::copy(tiny("model"), folder / "model");
   const Args args =
@@ -137,7 +136,7 @@ TEST_CASE("a chat template renders prompts; one that refuses a system message ge
   CHECK(read_json(folder / "out/results.json")["system_instruction"] == "S");
 }
 
-TEST_CASE("--requests prints one line per request, in order", "[cli]") {
+TEST_CASE("--requests prints one line per request, in order") {
   const TempDir folder;
   // Every token of a greedily generated text is the argmax.
   const Json greedy = Json::parse(succeed({"generate", tiny("model"), "--prompt", "", "--bos", "on",
@@ -160,7 +159,7 @@ TEST_CASE("--requests prints one line per request, in order", "[cli]") {
   CHECK(lines[2]["tokens"] == 20);
 }
 
-TEST_CASE("moe eval prints the routing of a mixture, and --cf and --router override it", "[cli]") {
+TEST_CASE("moe eval prints the routing of a mixture, and --cf and --router override it") {
   const TempDir folder;
   const std::string moe = folder / "moe";
   succeed(
@@ -179,7 +178,7 @@ TEST_CASE("moe eval prints the routing of a mixture, and --cf and --router overr
   check_refused(joined(base, {"--router", "top1:gate=none"}), "use --force to change it anyway");
 }
 
-TEST_CASE("--stats writes the groups of --stats-by, and a table of layers is printed", "[cli]") {
+TEST_CASE("--stats writes the groups of --stats-by, and a table of layers is printed") {
   const TempDir folder;
   const std::string moe = folder / "moe", file = folder / "stats.json", quiz = tiny("quiz.jsonl");
   succeed({"upcycle", tiny("model"), "-o", moe, "--experts", "4", "--router", "top1+ir+fr:cf=1",
@@ -211,7 +210,7 @@ TEST_CASE("--stats writes the groups of --stats-by, and a table of layers is pri
   check_refused({"eval", tiny("model"), "--stats-text", quiz}, "--stats-text needs a mixture");
 }
 
-TEST_CASE("--stats does not replace a file that the evaluation reads", "[cli]") {
+TEST_CASE("--stats does not replace a file that the evaluation reads") {
   const TempDir folder;
   const std::string quiz = folder / "quiz.jsonl", task = folder / "mine.toml";
   succeed({"upcycle", tiny("model"), "-o", folder / "moe", "--experts", "4", "--quiet"});
@@ -228,8 +227,7 @@ TEST_CASE("--stats does not replace a file that the evaluation reads", "[cli]") 
   }
 }
 
-TEST_CASE("answers are generated without a capacity, and --stats counts the right answers",
-          "[cli]") {
+TEST_CASE("answers are generated without a capacity, and --stats counts the right answers") {
   const TempDir folder;
   const std::string moe = folder / "moe", name = "bbh_zeroshot_boolean_expressions";
   succeed({"upcycle", tiny_with_window_512(folder), "-o", moe, "--experts", "4", "--router",
@@ -250,7 +248,7 @@ TEST_CASE("answers are generated without a capacity, and --stats counts the righ
   CHECK(task["gold"]["total"]["experts_per_token"] > 0);
 }
 
-TEST_CASE("moe eval refuses incompatible flags and names invalid lines", "[cli]") {
+TEST_CASE("moe eval refuses incompatible flags and names invalid lines") {
   const TempDir folder;
   const std::string model = folder / "model", quiz = folder / "mine.jsonl",
                     requests = folder / "r.jsonl";
@@ -276,7 +274,7 @@ TEST_CASE("moe eval refuses incompatible flags and names invalid lines", "[cli]"
 
 // moe eval --ranks: the output equals that of a single process.
 
-TEST_CASE("several ranks write the results of a single process", "[cli]") {
+TEST_CASE("several ranks write the results of a single process") {
   const TempDir dir;
   succeed({"upcycle", tiny("model"), "-o", dir / "moe", "--experts", "4", "--router",
            "top1+ir:cf=1", "--quiet"});
@@ -319,23 +317,18 @@ void check_answers(int count) {
   CHECK(answers("one", {}) == answers("two", {"--ranks", "2"}));
 }
 
-TEST_CASE("several ranks write the generated answers of a single process", "[cli]") {
-  check_answers(9);
-}
+TEST_CASE("several ranks write the generated answers of a single process") { check_answers(9); }
 
-TEST_CASE("several ranks generate answers in several rounds", "[.][slow][cli]") {
-  check_answers(131);
-}
+TEST_CASE("several ranks generate answers in several rounds", "[.][slow]") { check_answers(131); }
 
-TEST_CASE("several ranks do not read requests from standard input", "[cli]") {
+TEST_CASE("several ranks do not read requests from standard input") {
   check_refused({"eval", tiny("model"), "--requests", "-", "--ranks", "2"},
                 "--requests - cannot be used with 2 ranks");
 }
 
 // Interrupted evaluations that are resumed by the same command, and sweeps.
 
-TEST_CASE("a killed and resumed evaluation writes the same bytes as an uninterrupted one",
-          "[cli]") {
+TEST_CASE("a killed and resumed evaluation writes the same bytes as an uninterrupted one") {
   const TempDir folder;
   write_mixture(folder / "moe");
   for (const std::string router : {"top1:cf=1", "top1:cf=inf"}) {
@@ -358,8 +351,7 @@ TEST_CASE("a killed and resumed evaluation writes the same bytes as an uninterru
   }
 }
 
-TEST_CASE("--cache-responses is shared by later and concurrent runs, and damage is reported",
-          "[cli]") {
+TEST_CASE("--cache-responses is shared by later and concurrent runs, and damage is reported") {
   const TempDir folder;
   write_mixture(folder / "moe");
   const auto cache = folder / "kept/responses.cache";
@@ -392,7 +384,7 @@ TEST_CASE("--cache-responses is shared by later and concurrent runs, and damage 
   CHECK(read_file(folder / "notes") == "mine\n");
 }
 
-TEST_CASE("a sweep writes a page and a folder for each value, and prints a table", "[cli]") {
+TEST_CASE("a sweep writes a page and a folder for each value, and prints a table") {
   const TempDir folder;
   write_mixture(folder / "moe");
   const Args base = {"eval", folder / "moe", "--tasks", tiny("quiz.jsonl"), "--limit",

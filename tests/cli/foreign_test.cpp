@@ -49,7 +49,7 @@ struct Fixture {
   }
 };
 
-TEST_CASE("a Mixtral model is inspected, trained and saved as Mixtral", "[cli]") {
+TEST_CASE("a Mixtral model is inspected, trained and saved as Mixtral") {
   const Fixture fixture(Foreign::kMixtral);
   const std::string stock = fixture.inspect("stock");
   check_contains(stock,
@@ -75,8 +75,8 @@ TEST_CASE("a Mixtral model is inspected, trained and saved as Mixtral", "[cli]")
              contains_text("ReLU and softmax logits mean different things"));
 }
 
-TEST_CASE("Mistral, Qwen2 and Qwen3 are upcycled, trained and evaluated, and keep their model_type",
-          "[cli]") {
+TEST_CASE(
+    "Mistral, Qwen2 and Qwen3 are upcycled, trained and evaluated, and keep their model_type") {
   const auto [kind, type, mixture] = GENERATE(
       table<Foreign, std::string, std::string>({{Foreign::kMistral, "mistral", "qwen2_moe"},
                                                 {Foreign::kQwen2, "qwen2", "qwen2_moe"},
@@ -95,8 +95,7 @@ TEST_CASE("Mistral, Qwen2 and Qwen3 are upcycled, trained and evaluated, and kee
   fixture.check_runs("run/final");
 }
 
-TEST_CASE("a Qwen2-MoE model trains, evaluates and generates, with and without a shared expert",
-          "[cli]") {
+TEST_CASE("a Qwen2-MoE model trains, evaluates and generates, with and without a shared expert") {
   const Fixture plain(Foreign::kQwen2Moe);
   succeed(plain.training());
   CHECK(plain.final_config().at("model_type") == "qwen2_moe");
@@ -119,7 +118,7 @@ TEST_CASE("a Qwen2-MoE model trains, evaluates and generates, with and without a
   }
 }
 
-TEST_CASE("a missing tensor of a shared expert is named with exit code 2", "[cli]") {
+TEST_CASE("a missing tensor of a shared expert is named with exit code 2") {
   const Fixture fixture(Foreign::kQwen2Moe);
   fixture.set_config("shared_expert_intermediate_size", 20);
   check_refused({"inspect", fixture.path("stock")},

@@ -6,7 +6,7 @@
 using moe::Json;
 using namespace moe::test;
 
-TEST_CASE("moe generate prints the prompt and a greedy continuation, in f32 and bf16", "[cli]") {
+TEST_CASE("moe generate prints the prompt and a greedy continuation, in f32 and bf16") {
   const Args args = {"generate",     tiny("model"), "--prompt",   "The number before 31 is",
                      "--max-tokens", "12",          "--precision"};
   for (const std::string precision : {"fp32", "bf16"}) {
@@ -16,7 +16,7 @@ TEST_CASE("moe generate prints the prompt and a greedy continuation, in f32 and 
   check_refused(joined(args, {"tf32"}), "CUDA GPUs alone multiply in TF32");
 }
 
-TEST_CASE("sampling is reproducible from the seed", "[cli]") {
+TEST_CASE("sampling is reproducible from the seed") {
   const auto sample = [&](const char* seed) {
     return succeed({"generate", tiny("model"), "--prompt", "The", "--temperature", "1", "--top-p",
                     "0.9", "--seed", seed, "--bos", "on", "--max-tokens", "30", "--json"})
@@ -31,7 +31,7 @@ TEST_CASE("sampling is reproducible from the seed", "[cli]") {
   CHECK(ids.at("ids").size() <= 30);
 }
 
-TEST_CASE("generate prints notes on a replaced router", "[cli]") {
+TEST_CASE("generate prints notes on a replaced router") {
   const TempDir dir;
   succeed({"upcycle", tiny("model"), "-o", dir / "moe", "--experts", "4", "--quiet"});
   const auto run = succeed({"generate", dir / "moe", "--prompt", "The", "--max-tokens", "1",
@@ -44,7 +44,7 @@ TEST_CASE("generate prints notes on a replaced router", "[cli]") {
   CHECK(run.err.find("note: ") != std::string::npos);
 }
 
-TEST_CASE("generate refuses a folder without tokenizer and invalid flags", "[cli]") {
+TEST_CASE("generate refuses a folder without tokenizer and invalid flags") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "m", {});
   const Args args = {"generate", folder / "m", "--prompt", "a"};
@@ -53,8 +53,7 @@ TEST_CASE("generate refuses a folder without tokenizer and invalid flags", "[cli
   check_refused(joined(args, {"--temperature", "-1"}), "--temperature");
 }
 
-TEST_CASE("generate --chat applies the model's chat template and stops at the end of the answer",
-          "[cli]") {
+TEST_CASE("generate --chat applies the model's chat template and stops at the end of the answer") {
   const TempDir dir;
   fs::copy(tiny("model"), dir / "m", fs::copy_options::recursive);
   const Args args = {"generate", dir / "m", "--prompt", "Name a river."};

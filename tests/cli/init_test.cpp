@@ -13,7 +13,7 @@ std::string write_config(const TempDir& folder) {
   return (folder / "config.json").string();
 }
 
-TEST_CASE("moe init creates a dense model that moe inspect reads", "[cli][init]") {
+TEST_CASE("moe init creates a dense model that moe inspect reads") {
   const TempDir folder;
   const std::string out = folder / "out";
   const auto run = succeed(
@@ -25,8 +25,7 @@ TEST_CASE("moe init creates a dense model that moe inspect reads", "[cli][init]"
   CHECK(read_json(folder / "out/init.json")["seed"] == 3);
 }
 
-TEST_CASE("moe init --experts creates a mixture, and --granularity splits its experts",
-          "[cli][init]") {
+TEST_CASE("moe init --experts creates a mixture, and --granularity splits its experts") {
   const TempDir folder;
   const Args args = {"init",   write_config(folder), "-o", folder / "out", "--experts", "4",
                      "--force"};
@@ -67,13 +66,12 @@ void check_learns(const std::string& router, const std::string& layers,
   succeed({"inspect", run + "/final"});
 }
 
-TEST_CASE("models from scratch learn plain text with the routers of papers 2 and 3",
-          "[cli][init]") {
+TEST_CASE("models from scratch learn plain text with the routers of papers 2 and 3") {
   check_learns("topp:0.4", "all", "2");
   check_learns("relu:k=1", "even", "1");
 }
 
-TEST_CASE("moe init refuses invalid flags by name", "[cli][init]") {
+TEST_CASE("moe init refuses invalid flags by name") {
   const TempDir folder;
   const std::string config = write_config(folder), out = folder / "out";
   for (const auto& [flags, fact] : std::vector<std::pair<Args, std::string>>{
@@ -91,7 +89,7 @@ TEST_CASE("moe init refuses invalid flags by name", "[cli][init]") {
 
 // moe inspect.
 
-TEST_CASE("moe inspect prints a table of a mixture", "[cli][inspect]") {
+TEST_CASE("moe inspect prints a table of a mixture") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense");
   const std::string out = folder / "out";
@@ -111,7 +109,7 @@ TEST_CASE("moe inspect prints a table of a mixture", "[cli][inspect]") {
        "needs moe     +ir: dropped requests go to the best expert of the token's own rank\n"});
 }
 
-TEST_CASE("moe inspect --json is one JSON object", "[cli][inspect]") {
+TEST_CASE("moe inspect --json is one JSON object") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense", {.tied = true});
   const Json json = parse_json(succeed({"inspect", folder / "dense", "--json"}).out, "stdout");
@@ -120,7 +118,7 @@ TEST_CASE("moe inspect --json is one JSON object", "[cli][inspect]") {
   CHECK(json["bytes"] == 4 * json["parameters"]["total"].get<int64_t>());
 }
 
-TEST_CASE("moe inspect refuses a folder without a model", "[cli][inspect]") {
+TEST_CASE("moe inspect refuses a folder without a model") {
   const TempDir folder;
   check_refused({"inspect", folder / "none"}, (folder / "none").string());
   check_refused({"inspect", folder.path().string()}, "config.json");

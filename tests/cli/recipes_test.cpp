@@ -125,7 +125,7 @@ Args split_words(const std::string& text) {
   return {std::istream_iterator<std::string>(stream), {}};
 }
 
-TEST_CASE("the rows of the tables have the settings of the golden file", "[cli][recipes]") {
+TEST_CASE("the rows of the tables have the settings of the golden file") {
   std::set<std::string> golden_names, rows;
   for (const auto& golden : golden_rows()) {
     for (const auto& name : golden.names) {
@@ -214,7 +214,7 @@ void check_accepted(const GoldenRow& golden, const TempDir& work) {
   CHECK((golden.command != "train" || says(run.out, "\n[train]\n")));
 }
 
-TEST_CASE("every command accepts the flags of a row of each paper", "[cli][recipes]") {
+TEST_CASE("every command accepts the flags of a row of each paper") {
   std::map<std::string, GoldenRow> last;  // by paper and command
   for (const auto& golden : golden_rows()) {
     const std::string& name = golden.names.front();
@@ -227,7 +227,7 @@ TEST_CASE("every command accepts the flags of a row of each paper", "[cli][recip
   }
 }
 
-TEST_CASE("every command accepts the flags of every row", "[.][slow][cli][recipes]") {
+TEST_CASE("every command accepts the flags of every row", "[.][slow]") {
   const TempDir work;
   for (const auto& golden : golden_rows()) {
     check_accepted(golden, work);
@@ -286,15 +286,15 @@ void check_memory_of_rows(bool all) {
   CHECK(compared == (all ? 51 : 3));
 }
 
-TEST_CASE("a row of each paper fits the memory of its GPUs", "[cli][recipes]") {
+TEST_CASE("a row of each paper fits the memory of its GPUs") {
   check_memory_of_rows(/*all=*/false);
 }
 
-TEST_CASE("every row fits the memory of its GPUs", "[.][slow][cli][recipes]") {
+TEST_CASE("every row fits the memory of its GPUs", "[.][slow]") {
   check_memory_of_rows(/*all=*/true);
 }
 
-TEST_CASE("row.sh refuses unknown rows and commands by name", "[cli][recipes]") {
+TEST_CASE("row.sh refuses unknown rows and commands by name") {
   const auto unknown = run_script("row.sh", "recipes/top_p/374M-top3 init");
   CHECK(unknown.exit_code == 2);
   CHECK(says(unknown.out, "'374M-top3'"));
@@ -305,7 +305,7 @@ TEST_CASE("row.sh refuses unknown rows and commands by name", "[cli][recipes]") 
         "recipes/rectify_router/table.toml\n");
 }
 
-TEST_CASE("at_test.sh runs the rows of a table and refuses unknown tables", "[cli][recipes]") {
+TEST_CASE("at_test.sh runs the rows of a table and refuses unknown tables") {
   const TempDir folder;
   const auto unknown = run_script("rectify_router/at_test.sh", "3 1 model out");
   CHECK(unknown.exit_code == 2);
@@ -345,7 +345,7 @@ void check_study(const std::string& block, const std::string& row) {
   CHECK(says(run_script("study/run.py", arguments).out, ": is there\n"));
 }
 
-TEST_CASE("the study runs a row of a block and skips existing results", "[cli][recipes]") {
+TEST_CASE("the study runs a row of a block and skips existing results") {
   check_study("starts", "shared expert");
   const TempDir work;
   const auto unknown =
@@ -354,15 +354,14 @@ TEST_CASE("the study runs a row of a block and skips existing results", "[cli][r
   CHECK(says(unknown.out, "'top9'; known: dense, "));
 }
 
-TEST_CASE("the study runs a row of each block", "[.][slow][cli][recipes]") {
+TEST_CASE("the study runs a row of each block", "[.][slow]") {
   check_study("rectify_router", "top1");
   check_study("top_p", "top-p");
   check_study("remoe", "relu, plain L1");
   check_study("routers", "relu, k 2");
 }
 
-TEST_CASE("the p-values of the study are those of Student's t-test with Holm's correction",
-          "[cli][recipes]") {
+TEST_CASE("the p-values of the study are those of Student's t-test with Holm's correction") {
   const TempDir work;
   fs::copy(recipes() / "study/intervals.py", work / "intervals.py");
   write_file(work / "check.py", R"(
@@ -384,7 +383,7 @@ assert conclusion(1, 0.05) == conclusion(-1, None) == "not resolved"
   CHECK(run.exit_code == 0);
 }
 
-TEST_CASE("study/run.py --tables reproduces the tables of the docs", "[.][slow][cli][recipes]") {
+TEST_CASE("study/run.py --tables reproduces the tables of the docs", "[.][slow]") {
   const TempDir work;
   fs::copy(recipes(), work / "recipes", fs::copy_options::recursive);
   const auto made = run_program("python3", {work / "recipes/study/run.py", "--tables"});
@@ -397,7 +396,7 @@ TEST_CASE("study/run.py --tables reproduces the tables of the docs", "[.][slow][
 }
 
 TEST_CASE("the comparison over seeds prints means with intervals and keeps existing results",
-          "[.][slow][cli][recipes]") {
+          "[.][slow]") {
   const TempDir work;
   const std::string arguments = "--seeds 2 --steps 2 --work " + work.path().string();
   const auto run = run_script("tiny/seeds.py", arguments);
@@ -410,7 +409,7 @@ TEST_CASE("the comparison over seeds prints means with intervals and keeps exist
 }
 
 TEST_CASE("small.sh creates, trains and reports a small model, and refuses an existing folder",
-          "[.][slow][cli][recipes]") {
+          "[.][slow]") {
   const TempDir folder;
   const std::string run_folder = folder / "run";
   // A path with .toml is accepted, too.
@@ -440,7 +439,7 @@ std::map<std::string, std::string> scripts() {
   return found;
 }
 
-TEST_CASE("scripts ignore CDPATH and Python modules in the working folder", "[recipes]") {
+TEST_CASE("scripts ignore CDPATH and Python modules in the working folder") {
   static const std::regex enters_a_folder(R"(\$\(cd |\n *cd )");
   static const std::regex python_of_text(R"((python3|"\$python"|/python) (-c|-)[ \n])");
   for (const auto& [name, text] : scripts()) {
@@ -463,7 +462,7 @@ TEST_CASE("scripts ignore CDPATH and Python modules in the working folder", "[re
   CHECK_FALSE(fs::exists(folder / "ran"));
 }
 
-TEST_CASE("every Python package that setup.sh installs is pinned with hashes", "[recipes]") {
+TEST_CASE("every Python package that setup.sh installs is pinned with hashes") {
   const path interop = source_folder() / "tests/interop";
   for (const path& file : {recipes() / "libtorch.txt", recipes() / "cuda_libraries.txt",
                            recipes() / "clang_format.txt", recipes() / "parquet.txt",
@@ -483,7 +482,7 @@ TEST_CASE("every Python package that setup.sh installs is pinned with hashes", "
   }
 }
 
-TEST_CASE("setup.sh uses sudo only with --yes", "[recipes]") {
+TEST_CASE("setup.sh uses sudo only with --yes") {
   const TempDir folder;
   const auto write_program = [&](const std::string& name, const std::string& body) {
     const path file = folder / "bin" / name;
@@ -508,7 +507,7 @@ TEST_CASE("setup.sh uses sudo only with --yes", "[recipes]") {
 // moe quickstart refuses folders with other files and names missing programs. tests/wheel/run.sh
 // and .ci/run run the whole quickstart.
 
-TEST_CASE("moe quickstart does not touch a folder with other contents", "[cli]") {
+TEST_CASE("moe quickstart does not touch a folder with other contents") {
   const TempDir dir;
   write_file(dir / "mine", "kept");
   check_refused({"quickstart", "-o", dir.path().string()},
@@ -517,7 +516,7 @@ TEST_CASE("moe quickstart does not touch a folder with other contents", "[cli]")
   CHECK(std::distance(fs::directory_iterator(dir.path()), {}) == 1);
 }
 
-TEST_CASE("moe quickstart names a missing program before it writes a file", "[cli]") {
+TEST_CASE("moe quickstart names a missing program before it writes a file") {
   const TempDir dir;
   const std::string out = dir / "run";
   const Args args = {"quickstart", "-o", out, "--short"};
@@ -532,7 +531,7 @@ TEST_CASE("moe quickstart names a missing program before it writes a file", "[cl
   CHECK(!fs::exists(out));
 }
 
-TEST_CASE("the quickstart overwrites only files in its list .moe-quickstart", "[cli]") {
+TEST_CASE("the quickstart overwrites only files in its list .moe-quickstart") {
   const TempDir dir;
   const fs::path run = dir / "run", thesis = run / "texts/thesis.txt";
   const auto quickstart = [&] {

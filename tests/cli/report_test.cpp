@@ -16,7 +16,7 @@ Args training(const TempDir& dir, const Args& flags) {
 
 }  // namespace
 
-TEST_CASE("moe report writes a page from a JSON file", "[cli]") {
+TEST_CASE("moe report writes a page from a JSON file") {
   const TempDir dir;
   const std::string page = dir / "page.json";
   write_file(dir / "page.json",
@@ -37,7 +37,7 @@ TEST_CASE("moe report writes a page from a JSON file", "[cli]") {
   CHECK(run_moe({"report", page, "-o", page, "--force"}).exit_code == 2);
 }
 
-TEST_CASE("moe train evaluates between steps, and its settings.toml repeats the run", "[cli]") {
+TEST_CASE("moe train evaluates between steps, and its settings.toml repeats the run") {
   const TempDir dir;
   const auto result =
       succeed(training(dir, {"--steps", "2", "--eval-data", tiny("instruct.jsonl"), "--eval-rows",
@@ -65,7 +65,7 @@ TEST_CASE("moe train evaluates between steps, and its settings.toml repeats the 
   check_contains(read_file(dir / "run/report.html"), {"<small>of 2</small>", "not finished"});
 }
 
-TEST_CASE("an evaluation between steps prints the metric of a task without accuracy", "[cli]") {
+TEST_CASE("an evaluation between steps prints the metric of a task without accuracy") {
   const TempDir dir;
   write_file(dir / "words.jsonl", "{\"q\": \"The\", \"a\": \" number\"}\n");
   write_file(dir / "words.toml",
@@ -75,8 +75,7 @@ TEST_CASE("an evaluation between steps prints the metric of a task without accur
   check_contains(run.err, {"step 0  words perplexity ", "step 1  words perplexity "});
 }
 
-TEST_CASE("moe report -o writes one page for several runs, and overwrites it only with --force",
-          "[cli]") {
+TEST_CASE("moe report -o writes one page for several runs, and overwrites it only with --force") {
   const TempDir dir;
   for (const std::string name : {"first", "second"}) {
     write_file(dir / name / "metrics.jsonl", "{\"step\": 1, \"loss\": 2.5}\n");
@@ -93,8 +92,7 @@ TEST_CASE("moe report -o writes one page for several runs, and overwrites it onl
   check_refused({"report", first, first + "/.", "-o", page, "--force"}, "given twice");
 }
 
-TEST_CASE("moe report refuses a folder without a run, and moe train an invalid evaluation",
-          "[cli]") {
+TEST_CASE("moe report refuses a folder without a run, and moe train an invalid evaluation") {
   const TempDir dir;
   check_refused({"report", dir / "none"}, "metrics.jsonl: no such file");
   write_file(dir / "empty/metrics.jsonl", "");

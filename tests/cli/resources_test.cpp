@@ -124,8 +124,7 @@ class LimitedGroup {
 
 }  // namespace
 
-TEST_CASE("kernels that differ from the table, are new, or are missing in the source fail",
-          "[cli][resources]") {
+TEST_CASE("kernels that differ from the table, are new, or are missing in the source fail") {
   const FakeCompiler compiler;
   const std::string version = "# nvcc 13.0.88\n", wide = compiler.row("sm_80", "wide");
   RunResult result = compiler.compare(version + compiler.rows());
@@ -146,7 +145,7 @@ TEST_CASE("kernels that differ from the table, are new, or are missing in the so
                   "the table has a kernel that is not there: ", "1 passed, 4 failed, 0 skipped\n"});
 }
 
-TEST_CASE("with the table of another compiler version, only spills fail", "[cli][resources]") {
+TEST_CASE("with the table of another compiler version, only spills fail") {
   const FakeCompiler compiler;
   RunResult result = compiler.compare("# nvcc 12.4.1\n");
   CHECK(result.exit_code == 0);
@@ -160,7 +159,7 @@ TEST_CASE("with the table of another compiler version, only spills fail", "[cli]
 // The memory limit of a real cgroup, if this process may create one.
 // tests/core/base/resources_test.cpp reads generated cgroup files.
 
-TEST_CASE("a cgroup whose memory limit is too low is named", "[cli]") {
+TEST_CASE("a cgroup whose memory limit is too low is named") {
   const LimitedGroup group;
   if (!group.is_made()) {
     MOE_SKIP("cannot create a cgroup with a memory limit (needs root)");

@@ -18,7 +18,7 @@ constexpr const char* kWorked =
 
 }  // namespace
 
-TEST_CASE("route prints a table with dropped, filled-in and rectified requests", "[cli]") {
+TEST_CASE("route prints a table with dropped, filled-in and rectified requests") {
   const TempDir folder;
   const std::string file = write(folder, "worked.csv", std::string("e0,e1,e2,e3\n") + kWorked);
   const auto run = succeed({"route", file, "--router", "top1+ir+fr", "--ep-ranks", "2"});
@@ -49,7 +49,7 @@ losses       load balance 1.4849 (unscaled)
 )");
 }
 
-TEST_CASE("route reads JSON lists, JSON objects and columns of text", "[cli]") {
+TEST_CASE("route reads JSON lists, JSON objects and columns of text") {
   const TempDir folder;
   const std::string list = write(folder, "list.json", "[[1, 0.5], [0, 2]]");
   const std::string object = write(
@@ -68,8 +68,7 @@ TEST_CASE("route reads JSON lists, JSON objects and columns of text", "[cli]") {
   CHECK(route(write(folder, "again.json", answer["input"].dump())) == answer);
 }
 
-TEST_CASE("route lists the experts of each token if the columns do not fit, up to --tokens",
-          "[cli]") {
+TEST_CASE("route lists the experts of each token if the columns do not fit, up to --tokens") {
   const TempDir folder;
   std::string text;
   for (int token = 0; token < 100; ++token) {
@@ -84,7 +83,7 @@ TEST_CASE("route lists the experts of each token if the columns do not fit, up t
   CHECK_THAT(run.out, !contains_text("\033["));  // no colours in a pipe
 }
 
-TEST_CASE("route refuses invalid input and names the line, row or key", "[cli]") {
+TEST_CASE("route refuses invalid input and names the line, row or key") {
   const TempDir folder;
   for (const auto& [text, fact] : std::vector<std::pair<std::string, std::string>>{
            {"1,2\n3\n", "line 2: 1 numbers, the lines before have 2"},

@@ -138,8 +138,7 @@ void check_interruptions(const Fixture& fixture, const std::vector<Interruption>
 
 }  // namespace
 
-TEST_CASE("a signal to any process of a run saves a checkpoint, and the resumed run is equal",
-          "[cli]") {
+TEST_CASE("a signal to any process of a run saves a checkpoint, and the resumed run is equal") {
   const Fixture fixture;
   check_interruptions(fixture, {{1, Launch::kMoe, Target::kAll, SIGTERM, 3}});
   check_interruptions(fixture, {{2, Launch::kMoe, Target::kOne, SIGINT},
@@ -147,7 +146,7 @@ TEST_CASE("a signal to any process of a run saves a checkpoint, and the resumed 
 }
 
 TEST_CASE("every signal to every process of a run saves a checkpoint, and the resumed run is equal",
-          "[.][slow][cli]") {
+          "[.][slow]") {
   const Fixture fixture;
   check_interruptions(
       fixture, {{1, Launch::kMoe, Target::kAll, SIGINT}, {1, Launch::kMoe, Target::kAll, SIGHUP}});
@@ -160,7 +159,7 @@ TEST_CASE("every signal to every process of a run saves a checkpoint, and the re
                                 {4, Launch::kEnvironment, Target::kAll, SIGINT}});
 }
 
-TEST_CASE("a signal that is ignored when moe starts is not handled", "[cli]") {
+TEST_CASE("a signal that is ignored when moe starts is not handled") {
   const Fixture fixture;
   const auto started = fixture.start(fixture.train("run", 2, Launch::kMoe, 20), 2, Launch::kMoe,
                                      /*ignored_signal=*/SIGHUP);
@@ -172,7 +171,7 @@ TEST_CASE("a signal that is ignored when moe starts is not handled", "[cli]") {
   CHECK(started.front()->exit_code() == 0);
 }
 
-TEST_CASE("a signal ends a command that has no checkpoint to save", "[cli]") {
+TEST_CASE("a signal ends a command that has no checkpoint to save") {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     Process process({"tokenize", tiny("model"), "-"});
     std::this_thread::sleep_for(std::chrono::seconds(1));
@@ -182,7 +181,7 @@ TEST_CASE("a signal ends a command that has no checkpoint to save", "[cli]") {
   }
 }
 
-TEST_CASE("moe sets GOMP_SPINCOUNT unless the user has set it or OMP_WAIT_POLICY", "[cli]") {
+TEST_CASE("moe sets GOMP_SPINCOUNT unless the user has set it or OMP_WAIT_POLICY") {
   const auto spin_count = [](const Variables& variables) {
     Process process({"tokenize", tiny("model"), "-"}, variables);
     std::this_thread::sleep_for(std::chrono::seconds(1));

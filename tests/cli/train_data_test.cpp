@@ -60,8 +60,7 @@ int64_t peak_bytes() {
 
 }  // namespace
 
-TEST_CASE("moe train prints format and share of each file, and settings.toml repeats the run",
-          "[cli]") {
+TEST_CASE("moe train prints format and share of each file, and settings.toml repeats the run") {
   const Fixture fixture;
   const auto result =
       succeed(fixture.training({"-o", fixture.path("run"), "--data", fixture.path("a.jsonl") + ":1",
@@ -80,7 +79,7 @@ TEST_CASE("moe train prints format and share of each file, and settings.toml rep
         read_file(fixture.dir / "run/final/model.safetensors"));
 }
 
-TEST_CASE("--cache stores tokens in a folder and does not change the trained model", "[cli]") {
+TEST_CASE("--cache stores tokens in a folder and does not change the trained model") {
   const Fixture fixture;
   const std::string folder = fixture.path("cache");
   const auto check = [&](const std::string& run, const std::string& cache,
@@ -103,7 +102,7 @@ TEST_CASE("--cache stores tokens in a folder and does not change the trained mod
   CHECK_FALSE(fs::exists(fixture.dir / "bad"));
 }
 
-TEST_CASE("--show-samples prints examples of each file with the tokens with loss marked", "[cli]") {
+TEST_CASE("--show-samples prints examples of each file with the tokens with loss marked") {
   const Fixture fixture;
   const auto result = succeed(fixture.training(
       {"--data", fixture.path("a.jsonl"), fixture.path("b.jsonl"), "--show-samples", "3"}));
@@ -119,7 +118,7 @@ TEST_CASE("--show-samples prints examples of each file with the tokens with loss
             .out.starts_with("\n" + b + " line 1: 4 tokens, 2 with loss\n5 9 ⟦7 8⟧\n\n" + b));
 }
 
-TEST_CASE("--add-tokens adds the marks of a template, resumes, and stays in the outputs", "[cli]") {
+TEST_CASE("--add-tokens adds the marks of a template, resumes, and stays in the outputs") {
   const TempDir dir;
   const Args chatml = {"train",     tiny("model"), "--data",         tiny("instruct.jsonl"),
                        "-o",        dir / "run",   "--template",     "chatml",
@@ -138,7 +137,7 @@ TEST_CASE("--add-tokens adds the marks of a template, resumes, and stays in the 
   CHECK((read_file(dir / "run/final/model.safetensors") == weights));
 }
 
-TEST_CASE("moe train refuses invalid flags of its data by name", "[cli]") {
+TEST_CASE("moe train refuses invalid flags of its data by name") {
   const Fixture fixture;
   const std::string a = fixture.path("a.jsonl"), b = fixture.path("b.jsonl");
   for (const auto& [flags, fact] : std::vector<std::pair<Args, std::string>>{
@@ -156,7 +155,7 @@ TEST_CASE("moe train refuses invalid flags of its data by name", "[cli]") {
 
 // tests/core/data tests all faults of data files.
 
-TEST_CASE("an invalid data file is refused with exit code 2, naming file and line", "[cli]") {
+TEST_CASE("an invalid data file is refused with exit code 2, naming file and line") {
   const std::string pair = std::string(kPair) + "\n";
   const std::string chat = R"({"messages": [{"role": "user", "content": "a"},
  {"role": "assistant", "content": "b"}]})";
@@ -182,7 +181,7 @@ TEST_CASE("an invalid data file is refused with exit code 2, naming file and lin
   }
 }
 
-TEST_CASE("a byte-order mark, CRLF, blank lines and a missing last newline are accepted", "[cli]") {
+TEST_CASE("a byte-order mark, CRLF, blank lines and a missing last newline are accepted") {
   const std::string pair = kPair, other = R"({"instruction": "Go", "output": "on"})";
   const TempDir plain;
   write_file(plain / "a.jsonl", pair + "\n" + other + "\n");
@@ -200,7 +199,7 @@ TEST_CASE("a byte-order mark, CRLF, blank lines and a missing last newline are a
   }
 }
 
-TEST_CASE("a text of megabytes without spaces is refused before tokenization", "[cli]") {
+TEST_CASE("a text of megabytes without spaces is refused before tokenization") {
   const TempDir dir;
   const std::string long_word(5'000'000, 'x');
   write_file(dir / "a.jsonl",
@@ -209,7 +208,7 @@ TEST_CASE("a text of megabytes without spaces is refused before tokenization", "
                 "a.jsonl line 2: 5.0 MB of text without a place to cut it at");
 }
 
-TEST_CASE("training on a line of 60 MB needs less than 600 MB", "[.][slow][cli]") {
+TEST_CASE("training on a line of 60 MB needs less than 600 MB", "[.][slow]") {
   const TempDir dir;
   {
     std::ofstream out(dir / "a.jsonl", std::ios::binary);

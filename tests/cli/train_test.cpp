@@ -58,8 +58,7 @@ struct HalfRun {
   }
 };
 
-TEST_CASE("moe train prints step lines on standard error and its result on standard output",
-          "[cli]") {
+TEST_CASE("moe train prints step lines on standard error and its result on standard output") {
   const TrainingFixture fixture;
   const auto result = succeed(fixture.training(
       {"--steps", "6", "--micro-batch", "2", "--global-batch", "4", "--lr", "1e-2"}));
@@ -71,7 +70,7 @@ TEST_CASE("moe train prints step lines on standard error and its result on stand
   CHECK(fs::exists(fixture.dir / "run/final/model.safetensors"));
 }
 
-TEST_CASE("settings.toml repeats a run of a dense model", "[cli]") {
+TEST_CASE("settings.toml repeats a run of a dense model") {
   const TrainingFixture fixture;
   succeed(fixture.training({"--steps", "3", "--seed", "5", "--lr", "3e-3", "--warmup", "2",
                             "--optimizer-state", "bf16"}));
@@ -82,7 +81,7 @@ TEST_CASE("settings.toml repeats a run of a dense model", "[cli]") {
                 "optimizer-state was \"bf16\", is \"fp32\"");
 }
 
-TEST_CASE("step lines of a mixture show the routing, and --json prints the result", "[cli]") {
+TEST_CASE("step lines of a mixture show the routing, and --json prints the result") {
   const TrainingFixture fixture;
   fixture.upcycle("moe", {"--router", "top1"});
   const auto result = succeed(
@@ -100,7 +99,7 @@ TEST_CASE("step lines of a mixture show the routing, and --json prints the resul
   CHECK(json["model"] == fixture.path("run/final"));
 }
 
-TEST_CASE("settings.toml repeats a run for each router stored in the folder", "[cli]") {
+TEST_CASE("settings.toml repeats a run for each router stored in the folder") {
   const TrainingFixture fixture;
   const auto [stored, flags, note] = GENERATE(table<std::string, Args, std::string>(
       {{"top2:gate=none,st=off,order=score",
@@ -121,7 +120,7 @@ TEST_CASE("settings.toml repeats a run for each router stored in the folder", "[
   }
 }
 
-TEST_CASE("moe train warns of settings that are known to fail before the first step", "[cli]") {
+TEST_CASE("moe train warns of settings that are known to fail before the first step") {
   const TrainingFixture fixture;
   succeed(fixture.training(
       {"--steps", "2", "--lr", "1e-3", "--schedule", "constant", "--save-every", "1"}));
@@ -152,7 +151,7 @@ TEST_CASE("moe train warns of settings that are known to fail before the first s
       contains_text("--lr 0.1 is 100 times"));
 }
 
-TEST_CASE("a loss that is not finite ends with exit code 1 and names the step", "[cli]") {
+TEST_CASE("a loss that is not finite ends with exit code 1 and names the step") {
   const TrainingFixture fixture;
   const auto result = fixture.train({"--steps", "9", "--lr", "1e30", "--quiet"});
   CHECK(result.exit_code == 1);
@@ -162,7 +161,7 @@ TEST_CASE("a loss that is not finite ends with exit code 1 and names the step", 
   CHECK_FALSE(fs::exists(fixture.dir / "run/final"));
 }
 
-TEST_CASE("a finished run is not repeated, and cannot be resumed with other settings", "[cli]") {
+TEST_CASE("a finished run is not repeated, and cannot be resumed with other settings") {
   const TrainingFixture fixture;
   succeed(fixture.training({"--steps", "4"}));
   const auto done = succeed(fixture.training({"--steps", "4"}));
@@ -172,7 +171,7 @@ TEST_CASE("a finished run is not repeated, and cannot be resumed with other sett
   CHECK(fixture.train({"--steps", "4", "--resume", "--force"}).exit_code == 2);
 }
 
-TEST_CASE("moe train refuses invalid flags by name", "[cli]") {
+TEST_CASE("moe train refuses invalid flags by name") {
   const TrainingFixture fixture;
   check_refused_each(
       fixture.training({}),
@@ -189,8 +188,7 @@ TEST_CASE("moe train refuses invalid flags by name", "[cli]") {
 
 // moe train --profile.
 
-TEST_CASE("--profile writes a Chrome trace of the first steps, with every part of a model",
-          "[cli]") {
+TEST_CASE("--profile writes a Chrome trace of the first steps, with every part of a model") {
   const TrainingFixture fixture;
   fixture.upcycle("moe", {"--layers", "all"});
   for (const auto& [run, flags] :
@@ -213,7 +211,7 @@ TEST_CASE("--profile writes a Chrome trace of the first steps, with every part o
 
 // Resuming compares the contents of the model and the data, not their paths.
 
-TEST_CASE("a run that was moved with its model and data resumes", "[cli]") {
+TEST_CASE("a run that was moved with its model and data resumes") {
   const HalfRun half;
   const bool is_copied = GENERATE(false, true);
   if (is_copied) {  // a copy has other modification times
@@ -234,7 +232,7 @@ TEST_CASE("a run that was moved with its model and data resumes", "[cli]") {
   CHECK((read_file(half.there / "run/inputs.json") == recorded) == !is_copied);
 }
 
-TEST_CASE("a run whose model or data have changed is not resumed, and the file is named", "[cli]") {
+TEST_CASE("a run whose model or data have changed is not resumed, and the file is named") {
   const HalfRun half;
   const fs::path& here = half.here;
   const std::string rows = here / "rows.jsonl";
@@ -260,7 +258,7 @@ TEST_CASE("a run whose model or data have changed is not resumed, and the file i
              contains_text("(model: " + (here / "dense/model.safetensors").string() + changed));
 }
 
-TEST_CASE("a run without inputs.json resumes only with the paths in settings.toml", "[cli]") {
+TEST_CASE("a run without inputs.json resumes only with the paths in settings.toml") {
   const HalfRun half;
   fs::remove(half.here / "run/inputs.json");
   std::string file_list = read_file(half.here / "run/.moe-run");
@@ -277,7 +275,7 @@ TEST_CASE("a run without inputs.json resumes only with the paths in settings.tom
   CHECK_THAT(read_file(half.here / "run/.moe-run"), contains_text(line));
 }
 
-TEST_CASE("a damaged settings.toml is named and not overwritten", "[cli]") {
+TEST_CASE("a damaged settings.toml is named and not overwritten") {
   const HalfRun half;
   const fs::path file = half.here / "run/settings.toml";
   const std::string whole = read_file(file);
@@ -293,7 +291,7 @@ TEST_CASE("a damaged settings.toml is named and not overwritten", "[cli]") {
   }
 }
 
-TEST_CASE("a run whose checkpoints are all damaged starts over only with --force", "[cli]") {
+TEST_CASE("a run whose checkpoints are all damaged starts over only with --force") {
   const HalfRun half;
   const fs::path checkpoint = half.here / "run/checkpoints/step-1";
   write_file(checkpoint / "config.json", "{}");

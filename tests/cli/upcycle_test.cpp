@@ -28,7 +28,7 @@ std::string warning_lines(const Json& report) {
 
 // Upcycles the model in recipes/tiny, which has a tokenizer, into `folder`/out.
 RunResult upcycle_tiny(const TempDir& folder, const Args& flags) {
-  return run_moe(
+  return succeed(
       joined({"upcycle", tiny("model"), "-o", folder / "out", "--force", "--quiet"}, flags));
 }
 
@@ -48,7 +48,7 @@ struct Fixture : TrainingFixture {
 const Args kOpened = {"--upcycle",      "4", "--layers", "all",
                       "--upcycle-seed", "3", "--router", "top1+ir+fr"};
 
-TEST_CASE("moe upcycle writes a model folder and prints a summary", "[cli][upcycle]") {
+TEST_CASE("moe upcycle writes a model folder and prints a summary") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense");
   const std::string dense = folder / "dense", out = folder / "out";
@@ -62,8 +62,7 @@ TEST_CASE("moe upcycle writes a model folder and prints a summary", "[cli][upcyc
   CHECK(names_in(folder.path()) == Args{"dense", "out"});
 }
 
-TEST_CASE("moe upcycle --dry-run prints size, parameters and time, and writes nothing",
-          "[cli][upcycle]") {
+TEST_CASE("moe upcycle --dry-run prints size, parameters and time, and writes nothing") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense");
   const std::string dense = folder / "dense", out = folder / "out";
@@ -78,8 +77,7 @@ TEST_CASE("moe upcycle --dry-run prints size, parameters and time, and writes no
   CHECK(dry["estimated_seconds"].get<double>() > 0);
 }
 
-TEST_CASE("moe upcycle --shared-expert keeps the dense feed-forward, and moe inspect shows it",
-          "[cli][upcycle]") {
+TEST_CASE("moe upcycle --shared-expert keeps the dense feed-forward, and moe inspect shows it") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense");
   const std::string dense = folder / "dense", out = folder / "out";
@@ -93,13 +91,10 @@ TEST_CASE("moe upcycle --shared-expert keeps the dense feed-forward, and moe ins
                  {"8 experts of width 24", "shared expert of width 24", "identical"});
 }
 
-TEST_CASE("--gate-scale auto measures and stores a scale, and prints its effect",
-          "[cli][upcycle]") {
+TEST_CASE("--gate-scale auto measures and stores a scale, and prints its effect") {
   const TempDir folder;
   const auto run =
       upcycle_tiny(folder, {"--router", "topp:0.4", "--gate-scale", "auto", "--verify"});
-  INFO(run.err);
-  REQUIRE(run.exit_code == 0);
   check_contains(run.out, {"gate scale ", "\ncertificate ", "\nunscaled     different",
                            "router topp:0.4, gate_scale 1: "});
   const Json stored = read_json(folder / "out/upcycle.json");
@@ -109,13 +104,11 @@ TEST_CASE("--gate-scale auto measures and stores a scale, and prints its effect"
   CHECK(stored["calibration"]["text"] == "the embedded text");
 }
 
-TEST_CASE("moe upcycle --granularity multiplies experts and experts per token", "[cli][upcycle]") {
+TEST_CASE("moe upcycle --granularity multiplies experts and experts per token") {
   const TempDir folder;
   const Args flags = {"--experts", "4", "--granularity", "4"};
   const auto run =
       upcycle_tiny(folder, joined(flags, {"--router", "top2:cf=inf", "--verify", "--json"}));
-  INFO(run.err);
-  REQUIRE(run.exit_code == 0);
   const Json report = parse_json(run.out, "stdout");
   CHECK(report["experts"] == 16);
   CHECK(report["router"] == "top8:cf=inf");
@@ -123,7 +116,7 @@ TEST_CASE("moe upcycle --granularity multiplies experts and experts per token", 
   CHECK(report["certificate"]["max_abs_logit_difference"].get<double>() < 1e-4);
 }
 
-TEST_CASE("moe upcycle refuses invalid flags by name and writes nothing", "[cli][upcycle]") {
+TEST_CASE("moe upcycle refuses invalid flags by name and writes nothing") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense");
   fs::create_directory(folder / "there");
@@ -149,8 +142,7 @@ TEST_CASE("moe upcycle refuses invalid flags by name and writes nothing", "[cli]
   }
 }
 
-TEST_CASE("a killed moe upcycle leaves no folder or a complete one, and can be repeated",
-          "[cli][upcycle]") {
+TEST_CASE("a killed moe upcycle leaves no folder or a complete one, and can be repeated") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense",
                         {.hidden = 256, .intermediate = 1024, .layers = 6, .heads = 4});
@@ -187,11 +179,10 @@ std::string inspected_function(const std::string& folder) {
   return run.out.substr(at + 15, run.out.find('\n', at + 1) - at - 15);
 }
 
-TEST_CASE("a certificate is valid only for the weights and config that were measured",
-          "[cli][upcycle]") {
+TEST_CASE("a certificate is valid only for the weights and config that were measured") {
   const TempDir folder;
   const std::string out = folder / "out";
-  REQUIRE(upcycle_tiny(folder, {"--router", "top2:cf=inf", "--verify"}).exit_code == 0);
+  upcycle_tiny(folder, {"--router", "top2:cf=inf", "--verify"});
   CHECK(inspected_function(out).starts_with("identical"));
   const Json certificate = read_json(folder / "out/upcycle.json")["certificate"];
   CHECK(certificate["max_abs_logit_difference"].get<double>() <=
@@ -240,8 +231,7 @@ TEST_CASE("a certificate is valid only for the weights and config that were meas
   CHECK(inspected_function(final_model).starts_with("not measured for these weights: the weights"));
 }
 
-TEST_CASE("moe upcycle refuses weights that are not finite and names the tensor",
-          "[cli][upcycle]") {
+TEST_CASE("moe upcycle refuses weights that are not finite and names the tensor") {
   const TempDir folder;
   const auto write_with = [&](const std::string& tensor, float value) {
     fs::remove_all(folder / "dense");
@@ -273,8 +263,7 @@ TEST_CASE("moe upcycle refuses weights that are not finite and names the tensor"
   const auto trained =
       run_moe({"train", folder / "dense", "--upcycle", "2", "--data", folder / "rows.jsonl", "-o",
                folder / "run", "--steps", "1", "--seq-len", "8", "--micro-batch", "1", "--quiet"});
-  CHECK(trained.exit_code == 2);
-  CHECK_THAT(trained.err, contains_text("NaN or infinite"));
+  check_refused(trained, "NaN or infinite");
   // With sharded weights, each rank checks its part.
   const auto sharded =
       run_moe({"train", folder / "dense", "--upcycle", "2", "--data", folder / "rows.jsonl", "-o",
@@ -284,8 +273,7 @@ TEST_CASE("moe upcycle refuses weights that are not finite and names the tensor"
   CHECK_THAT(sharded.err, contains_text("NaN or infinite"));
 }
 
-TEST_CASE("moe upcycle mixes parents and varies copies, and --verify measures the difference",
-          "[cli][upcycle]") {
+TEST_CASE("moe upcycle mixes parents and varies copies, and --verify measures the difference") {
   const TempDir folder;
   const std::string base = folder / "base", code = folder / "code", out = folder / "out";
   write_tiny_checkpoint(base);
@@ -313,8 +301,7 @@ TEST_CASE("moe upcycle mixes parents and varies copies, and --verify measures th
              contains_text("compared with " + code));
 }
 
-TEST_CASE("moe upcycle initializes routers from prompts or clusters and describes each layer",
-          "[cli][upcycle]") {
+TEST_CASE("moe upcycle initializes routers from prompts or clusters and describes each layer") {
   const TempDir folder;
   const std::string town = folder / "town", food = folder / "food";
   for (const auto& parent : {town, food}) {
@@ -332,8 +319,6 @@ TEST_CASE("moe upcycle initializes routers from prompts or clusters and describe
              "4"}}) {
     CAPTURE(flags);
     const auto run = upcycle_tiny(folder, flags);
-    INFO(run.err);
-    REQUIRE(run.exit_code == 0);
     const Json stored = read_json(folder / "out/upcycle.json");
     const Json& layers = stored["router_init"]["layers"];
     REQUIRE(layers.size() == stored["layers"].size());
@@ -349,7 +334,7 @@ TEST_CASE("moe upcycle initializes routers from prompts or clusters and describe
 
 // --upcycle N of moe train and eval: results equal those with a model written by moe upcycle.
 
-TEST_CASE("train --upcycle gives bitwise the result of training the upcycled model", "[cli]") {
+TEST_CASE("train --upcycle gives bitwise the result of training the upcycled model") {
   const Fixture fixture;
   fixture.upcycle("written", {"--layers", "all", "--seed", "3", "--router", "top1+ir+fr"});
   fixture.check_equal(kOpened, "written", {"--steps", "2", "--pack", "none", "--lora", "2"});
@@ -358,7 +343,7 @@ TEST_CASE("train --upcycle gives bitwise the result of training the upcycled mod
                  {"upcycle = 4\n", "layers = \"all\"\n", "upcycle-seed = 3\n"});
 }
 
-TEST_CASE("--shard weights gives bitwise the result of unsharded weights", "[cli]") {
+TEST_CASE("--shard weights gives bitwise the result of unsharded weights") {
   const Fixture fixture;
   const Args flags = {"--steps", "2", "--micro-batch", "2", "--global-batch", "4",
                       "--ranks", "2", "--replicas",    "2", "--quiet"};
@@ -370,7 +355,7 @@ TEST_CASE("--shard weights gives bitwise the result of unsharded weights", "[cli
                 "--shard 'experts' is unknown; known: optimizer, weights");
 }
 
-TEST_CASE("train --upcycle --shared-expert equals training the upcycled model", "[cli]") {
+TEST_CASE("train --upcycle --shared-expert equals training the upcycled model") {
   const Fixture fixture;
   fixture.upcycle("shared", {"--shared-expert", "--router", "top1+ir+fr"});
   fixture.check_equal({"--upcycle", "4", "--shared-expert", "--router", "top1+ir+fr"}, "shared",
@@ -390,8 +375,7 @@ TEST_CASE("train --upcycle --shared-expert equals training the upcycled model", 
   CHECK(parameters({"--shared-expert"}) - parameters({}) == 2 * (3 * 16 * 24 + 16));
 }
 
-TEST_CASE("train --upcycle --granularity equals training the upcycled model, and resumes",
-          "[cli]") {
+TEST_CASE("train --upcycle --granularity equals training the upcycled model, and resumes") {
   const Fixture fixture;
   const Args flags = {"--layers", "all",       "--granularity", "2",
                       "--router", "top2:cf=1", "--ep-ranks",    "2"};
@@ -431,8 +415,7 @@ TEST_CASE("train --upcycle --granularity equals training the upcycled model, and
   check_contains(refused.err, {"upcycle was 4, is 2", "granularity was 2, is 4"});
 }
 
-TEST_CASE("eval --upcycle evaluates a dense model as a mixture and stores it in results.json",
-          "[cli]") {
+TEST_CASE("eval --upcycle evaluates a dense model as a mixture and stores it in results.json") {
   const TempDir dir;
   const std::string dense = tiny("model"), moe = dir / "moe", requests = dir / "r.jsonl";
   write_file(requests, R"({"context": "The opposite of", "continuation": " big"})"
@@ -451,7 +434,7 @@ TEST_CASE("eval --upcycle evaluates a dense model as a mixture and stores it in 
   CHECK_THAT(read_file(dir / "scores/results.json"), contains_text("\"upcycle\""));
 }
 
-TEST_CASE("the entropy of random routers is measured without the BOS of the text", "[cli]") {
+TEST_CASE("the entropy of random routers is measured without the BOS of the text") {
   const TempDir dir;
   const std::string text = "The number before 31 is 30.", file = dir / "text.txt";
   write_file(file, text);
@@ -461,7 +444,7 @@ TEST_CASE("the entropy of random routers is measured without the BOS of the text
   CHECK(read_json(dir / "moe/upcycle.json")["router_init"]["tokens"] == ids.size());
 }
 
-TEST_CASE("--upcycle refuses mixtures and unsuitable settings", "[cli]") {
+TEST_CASE("--upcycle refuses mixtures and unsuitable settings") {
   const Fixture fixture;
   fixture.upcycle("written");
   for (const auto& [model, flags, fact] : std::vector<std::tuple<std::string, Args, std::string>>{

@@ -43,7 +43,7 @@ size_t steps_with(double loss, test::TrainWorld& world) {
 
 }  // namespace
 
-TEST_CASE("an added option has a flag, a range, and a key of settings.toml", "[extension]") {
+TEST_CASE("an added option has a flag, a range, and a key of settings.toml") {
   add_stop_at_loss();
   train::TrainSettings settings;
   const Options options = train::train_options(settings);
@@ -58,8 +58,7 @@ TEST_CASE("an added option has a flag, a range, and a key of settings.toml", "[e
   CHECK(toml_lines(options).find("stop-at-loss = 2.5\n") != std::string::npos);
 }
 
-TEST_CASE("an added option changes a run, and a run is not resumed with another value",
-          "[extension]") {
+TEST_CASE("an added option changes a run, and a run is not resumed with another value") {
   add_stop_at_loss();
   test::TrainWorld world;
   CHECK(steps_with(0, world) == 12);

@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <span>
 #include <string>
 
 #include "core/base/error.h"

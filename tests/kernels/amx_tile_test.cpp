@@ -9,7 +9,6 @@
 #include <cstdint>
 
 #include "tests/kernels/reference/gemm.h"
-#include "tests/support/catch.h"
 
 using namespace moe::kernels;
 
@@ -63,12 +62,11 @@ void run_plain(const Tile& tile) { AmxTile<PlainUnit>(tile).run(); }
 
 }  // namespace
 
-TEST_CASE("the tile of a matrix unit equals plain loops, with an emulated unit", "[kernels]") {
+TEST_CASE("the tile of a matrix unit equals plain loops, with an emulated unit") {
   moe::test::check_bf16_kernel({kAmxSide, kAmxVectors, run_plain, Word::kTwoBF16, kAmxRows});
 }
 
-TEST_CASE("the tile of a matrix unit equals plain loops, with the unit of this processor",
-          "[kernels]") {
+TEST_CASE("the tile of a matrix unit equals plain loops, with the unit of this processor") {
   const auto kernel = amx_tile_kernel();
   if (!kernel) {
     MOE_SKIP("this processor has no AMX-BF16, or the system lets no process use it");

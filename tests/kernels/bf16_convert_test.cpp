@@ -89,7 +89,7 @@ uint16_t rounded(float value) {
 
 }  // namespace
 
-TEST_CASE("every half is widened to its value", "[kernels]") {
+TEST_CASE("every half is widened to its value") {
   const auto all = every_pattern();
   std::vector<float> wide(all.size());
   f16_to_f32(all.data(), kAll, wide.data());
@@ -99,7 +99,7 @@ TEST_CASE("every half is widened to its value", "[kernels]") {
   });
 }
 
-TEST_CASE("bf16 is the upper half of an f32, and converts back to itself", "[kernels]") {
+TEST_CASE("bf16 is the upper half of an f32, and converts back to itself") {
   const auto all = every_pattern();
   std::vector<float> wide(all.size());
   std::vector<uint16_t> back(all.size());
@@ -111,7 +111,7 @@ TEST_CASE("bf16 is the upper half of an f32, and converts back to itself", "[ker
   });
 }
 
-TEST_CASE("f32 is rounded to the nearest bf16, ties to even, in both forms", "[kernels]") {
+TEST_CASE("f32 is rounded to the nearest bf16, ties to even, in both forms") {
   std::vector<float> values;
   for (const uint32_t lower : {0x0000U, 0x0001U, 0x7FFFU, 0x8000U, 0x8001U, 0xFFFFU}) {
     for (uint32_t upper = 0; upper < kAll; ++upper) {
@@ -136,7 +136,7 @@ TEST_CASE("f32 is rounded to the nearest bf16, ties to even, in both forms", "[k
   CHECK(narrow[0] == 0x7FC0);
 }
 
-TEST_CASE("vector_exp is exp within two units in the last place", "[kernels]") {
+TEST_CASE("vector_exp is exp within two units in the last place") {
   constexpr int64_t kSteps = 1 << 14;
   check_each(kSteps + 1, [](size_t i) {
     const float x = (static_cast<float>(i) / kSteps * 2 - 1) * 87;
@@ -149,8 +149,7 @@ TEST_CASE("vector_exp is exp within two units in the last place", "[kernels]") {
   CHECK(std::isnan(vector_exp(NAN)));
 }
 
-TEST_CASE("numbers for products are rounded to nearest, ties to even, and written no further",
-          "[kernels]") {
+TEST_CASE("numbers for products are rounded to nearest, ties to even, and written no further") {
   for (const int64_t count : {0, 1, 15, 16, 17, 31, 32, 33, 100}) {
     CAPTURE(count);
     const auto values = awkward(count);

@@ -8,7 +8,6 @@
 #include "kernels/cpu/causal_attention.h"
 #include "kernels/cpu/gemm_tile.h"
 #include "tests/kernels/reference/causal_attention.h"
-#include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
 #include "tests/support/threads.h"
 

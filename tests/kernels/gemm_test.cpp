@@ -11,7 +11,6 @@
 #include "kernels/cpu/gemm_tile.h"
 #include "kernels/cpu/skinny_gemm.h"
 #include "tests/kernels/reference/gemm.h"
-#include "tests/support/catch.h"
 #include "tests/support/threads.h"
 
 using namespace moe::kernels;
@@ -66,7 +65,7 @@ std::vector<ColumnBlock> ever_wider(const MatrixView& b, int64_t n) {
 
 }  // namespace
 
-TEST_CASE("gemm equals plain loops in double, for transposed operands too", "[kernels]") {
+TEST_CASE("gemm equals plain loops in double, for transposed operands too") {
   for (const auto& [m, n, k] : kGemmShapes) {
     const auto a = random_floats(m * k, 1), b = random_floats(k * n, 2);
     for (int form = 0; form < 8; ++form) {
@@ -92,7 +91,7 @@ TEST_CASE("gemm equals plain loops in double, for transposed operands too", "[ke
   }
 }
 
-TEST_CASE("gemm of bf16 operands equals gemm of the same values in f32, bit for bit", "[kernels]") {
+TEST_CASE("gemm of bf16 operands equals gemm of the same values in f32, bit for bit") {
   const TileKernel& f32 = tile_kernels().front();
   for (const auto& [m, n, k] : kGemmShapes) {
     const auto a = random_floats(m * k, 1), b = random_floats(k * n, 2);
@@ -127,8 +126,7 @@ TEST_CASE("gemm of bf16 operands equals gemm of the same values in f32, bit for 
   }
 }
 
-TEST_CASE("kernels of bf16 equal plain loops, for operands of either dtype and order",
-          "[kernels]") {
+TEST_CASE("kernels of bf16 equal plain loops, for operands of either dtype and order") {
   for (const TileKernel& kernel : bf16_tile_kernels()) {
     check_bf16_kernel(kernel);
   }
@@ -136,8 +134,7 @@ TEST_CASE("kernels of bf16 equal plain loops, for operands of either dtype and o
 
 // Numbers that need rounding, against sums in double. The rest of a row after an odd k may hold any
 // values.
-TEST_CASE("a product of bf16 rounds its sums as f32 does and reads no further than k",
-          "[kernels]") {
+TEST_CASE("a product of bf16 rounds its sums as f32 does and reads no further than k") {
   const int64_t m = 13, n = 70, k = 301, stride = k + 1;
   const auto a = random_floats(m * stride, 1), b = random_floats(n * stride, 2);
   auto a16 = in_bf16(a), b16 = in_bf16(b);
@@ -158,15 +155,12 @@ TEST_CASE("a product of bf16 rounds its sums as f32 does and reads no further th
   }
 }
 
-TEST_CASE("gemm of f16 operands equals gemm of the same values in f32, bit for bit", "[kernels]") {
+TEST_CASE("gemm of f16 operands equals gemm of the same values in f32, bit for bit") {
   for (const auto& [m, n, k] : kGemmShapes) {
     const auto a = random_floats(m * k, 1);
-    std::vector<uint16_t> b;
-    std::vector<float> wide;
-    for (const float value : random_floats(k * n, 2)) {
-      b.push_back(at::Half(value).x);
-      wide.push_back(at::Half(value));
-    }
+    auto wide = random_floats(k * n, 2);
+    const auto b = in_f16(wide);
+    std::transform(wide.begin(), wide.end(), wide.begin(), [](float x) { return at::Half(x); });
     for (const bool transposed : {false, true}) {
       CAPTURE(m, n, k, transposed);
       const MatrixView left = view(a, m, k, false);
@@ -179,7 +173,7 @@ TEST_CASE("gemm of f16 operands equals gemm of the same values in f32, bit for b
   }
 }
 
-TEST_CASE("gemm of a B in blocks of columns is gemm of the whole, bit for bit", "[kernels]") {
+TEST_CASE("gemm of a B in blocks of columns is gemm of the whole, bit for bit") {
   const int threads = at::get_num_threads();
   for (const auto& [m, n, k] : kGemmShapes) {
     const auto a = random_floats(m * k, 1), b = random_floats(k * n, 2);
@@ -205,7 +199,7 @@ TEST_CASE("gemm of a B in blocks of columns is gemm of the whole, bit for bit", 
   }
 }
 
-TEST_CASE("a product has equal bits for any number of threads", "[kernels]") {
+TEST_CASE("a product has equal bits for any number of threads") {
   const int before = at::get_num_threads();
   // Fewer tiles of columns than threads, and as many as leave some of them idle; odd rows.
   for (const auto& [m, n, k] : {GemmShape{96, 256, 70},
@@ -236,7 +230,7 @@ TEST_CASE("a product has equal bits for any number of threads", "[kernels]") {
   }
 }
 
-TEST_CASE("an element of a product has equal bits in any larger product", "[kernels]") {
+TEST_CASE("an element of a product has equal bits in any larger product") {
   const int64_t m = 50, n = 140, k = 300;
   const auto a = random_floats(m * k, 1), b = random_floats(k * n, 2);
   for (const bool transposed : {false, true}) {
@@ -252,7 +246,7 @@ TEST_CASE("an element of a product has equal bits in any larger product", "[kern
   }
 }
 
-TEST_CASE("a skinny GEMM equals plain loops in double", "[kernels]") {
+TEST_CASE("a skinny GEMM equals plain loops in double") {
   for (const int64_t m : {0, 1, 2, 5, 6, 13, 48}) {
     for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{
              {0, 4}, {1, 1}, {3, 0}, {5, 31}, {31, 33}, {1000, 70}, {7, 5000}, {64, 512}}) {
@@ -290,7 +284,7 @@ TEST_CASE("a skinny GEMM equals plain loops in double", "[kernels]") {
   }
 }
 
-TEST_CASE("a skinny GEMM has equal bits with any number of threads", "[kernels]") {
+TEST_CASE("a skinny GEMM has equal bits with any number of threads") {
   const int64_t m = 3, n = 3000, k = 100;
   const auto a = random_floats(m * k, 1);
   const auto b = in_bf16(random_floats(k * n, 2));
@@ -302,7 +296,7 @@ TEST_CASE("a skinny GEMM has equal bits with any number of threads", "[kernels]"
   });
 }
 
-TEST_CASE("a row of a skinny GEMM has the bits of gemm() for any other rows", "[kernels]") {
+TEST_CASE("a row of a skinny GEMM has the bits of gemm() for any other rows") {
   const int64_t n = 37;
   for (const int64_t k : {7, 70, 256, 600, 4096}) {
     const auto a = random_floats(kMaxSkinnyRows * k, 1);

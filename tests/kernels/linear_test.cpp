@@ -92,7 +92,7 @@ void check_against_reference(int64_t rows, int64_t width, int64_t inner,
 
 }  // namespace
 
-TEST_CASE("linear has the gradients of a product in x, weight and bias", "[kernels]") {
+TEST_CASE("linear has the gradients of a product in x, weight and bias") {
   at::manual_seed(3);
   const auto wide = at::TensorOptions(at::kDouble);
   const Tensor upstream = at::randn({5, 7}, wide);
@@ -110,7 +110,7 @@ TEST_CASE("linear has the gradients of a product in x, weight and bias", "[kerne
   check([&](const Tensor& in) { return (linear_in_f32(in, weight) * upstream).sum(); }, x);
 }
 
-TEST_CASE("a weight in blocks of rows gives the bits of one tensor, for every dtype", "[kernels]") {
+TEST_CASE("a weight in blocks of rows gives the bits of one tensor, for every dtype") {
   at::manual_seed(5);
   const at::NoGradGuard no_gradients;
   for (const int64_t rows : {0, 1, 5, 6, 31, 70}) {
@@ -148,8 +148,7 @@ TEST_CASE("a weight in blocks of rows gives the bits of one tensor, for every dt
   CHECK_THROWS(moe::kernels::linear(at::randn({2, 15}), mixed));
 }
 
-TEST_CASE("linear of bf16 rounds its operands and its result, never the weight's gradient",
-          "[kernels]") {
+TEST_CASE("linear of bf16 rounds its operands and its result, never the weight's gradient") {
   at::manual_seed(4);
   for (const int64_t rows : {0, 1, 31, 33}) {
     const Tensor x = at::randn({rows, 19}).to(at::kBFloat16).requires_grad_(true);
@@ -177,7 +176,7 @@ TEST_CASE("linear of bf16 rounds its operands and its result, never the weight's
   }
 }
 
-TEST_CASE("a weight stored in bf16 gives the products of its values", "[kernels]") {
+TEST_CASE("a weight stored in bf16 gives the products of its values") {
   at::manual_seed(5);
   const Tensor weight = at::randn({40, 24}).to(at::kBFloat16), wide = weight.to(at::kFloat);
   const Tensor bias = at::randn({40});
@@ -207,8 +206,7 @@ TEST_CASE("a weight stored in bf16 gives the products of its values", "[kernels]
   }
 }
 
-TEST_CASE("add_linear adds the product, not rounded, and refuses shapes that do not fit",
-          "[kernels]") {
+TEST_CASE("add_linear adds the product, not rounded, and refuses shapes that do not fit") {
   at::manual_seed(6);
   const at::NoGradGuard no_gradients;
   for (const int64_t rows : {0, 1, 31, 48, 49, 130}) {
@@ -235,7 +233,7 @@ TEST_CASE("add_linear adds the product, not rounded, and refuses shapes that do 
   CHECK_THROWS(moe::kernels::add_linear(sum, at::zeros({3, 4}), at::zeros({3, 4})));
 }
 
-TEST_CASE("grouped_swiglu equals one expert a row, values and gradients", "[kernels]") {
+TEST_CASE("grouped_swiglu equals one expert a row, values and gradients") {
   at::manual_seed(1);
   check_against_reference(6, 5, 7, {2, 3, 1});
   check_against_reference(33, 8, 3, {33});
@@ -246,7 +244,7 @@ TEST_CASE("grouped_swiglu equals one expert a row, values and gradients", "[kern
   check_against_reference(0, 4, 3, {0, 0});
 }
 
-TEST_CASE("grouped_swiglu accepts an expanded gradient", "[kernels]") {
+TEST_CASE("grouped_swiglu accepts an expanded gradient") {
   const Inputs in = random_inputs(5, 4, 3, 2);
   const Tensor out = grouped_swiglu(in.rows, in.gate_up, in.down, {2, 3});
   const auto expanded = torch::autograd::grad({out.sum()}, {in.rows}, {}, true);
@@ -254,14 +252,14 @@ TEST_CASE("grouped_swiglu accepts an expanded gradient", "[kernels]") {
   CHECK(at::equal(expanded[0], dense[0]));
 }
 
-TEST_CASE("grouped_swiglu refuses shapes that do not fit", "[kernels]") {
+TEST_CASE("grouped_swiglu refuses shapes that do not fit") {
   const Inputs in = random_inputs(4, 4, 3, 2);
   CHECK_THROWS(grouped_swiglu(in.rows, in.gate_up, in.down, {2, 3}));
   CHECK_THROWS(grouped_swiglu(in.rows, in.gate_up, in.down, {2, 1, 1}));
   CHECK_THROWS(grouped_swiglu(in.rows, in.down, in.gate_up, {2, 2}));
 }
 
-TEST_CASE("experts whose matrices are several tensors give the bits of one tensor", "[kernels]") {
+TEST_CASE("experts whose matrices are several tensors give the bits of one tensor") {
   at::manual_seed(8);
   const at::NoGradGuard no_gradients;
   // One block of columns, several and a rest; one block of depth and two.
@@ -305,8 +303,7 @@ TEST_CASE("experts whose matrices are several tensors give the bits of one tenso
   }
 }
 
-TEST_CASE("grouped_swiglu with its loads on the device equals that with loads on the host",
-          "[kernels]") {
+TEST_CASE("grouped_swiglu with its loads on the device equals that with loads on the host") {
   at::manual_seed(6);
   // Widths that at::_grouped_mm takes, and some that it does not; an expert without rows.
   for (const auto& [width, inner] : {std::pair<int64_t, int64_t>{16, 24}, {8, 8}, {5, 3}}) {

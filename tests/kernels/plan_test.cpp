@@ -11,7 +11,6 @@
 #include "kernels/ops/top_k_plan.h"
 #include "tests/kernels/reference/plan_cases.h"
 #include "tests/kernels/reference/weight_cases.h"
-#include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
 #include "tests/support/matchers.h"
 #include "tests/support/threads.h"
@@ -113,7 +112,7 @@ std::vector<Mapping> mappings(const Case& one) {
 
 }  // namespace
 
-TEST_CASE("experts are ordered as a stable sort orders them", "[kernels]") {
+TEST_CASE("experts are ordered as a stable sort orders them") {
   at::manual_seed(1);
   for (const int64_t tokens : {0, 1, 31, 33, 700}) {
     for (const int64_t experts : {1, 3, 8, 32, 33, 257}) {
@@ -128,8 +127,7 @@ TEST_CASE("experts are ordered as a stable sort orders them", "[kernels]") {
           .view({3, 3}));
 }
 
-TEST_CASE("a token's choices and the best expert of its own rank are those of the reference",
-          "[kernels]") {
+TEST_CASE("a token's choices and the best expert of its own rank are those of the reference") {
   at::manual_seed(2);
   for (const int64_t tokens : {0, 1, 31, 33, 700}) {
     for (const int64_t ranks : {1, 2, 4}) {
@@ -142,17 +140,16 @@ TEST_CASE("a token's choices and the best expert of its own rank are those of th
   }
 }
 
-TEST_CASE("a plan has the rows that the reference selects", "[kernels]") {
+TEST_CASE("a plan has the rows that the reference selects") {
   check_batches(run_plan, {0, 1, 31, 33, 700}, {0, 3, 90, 0x7fffffff});
 }
 
-TEST_CASE("a plan keeps the order of ties, and serves one expert that has all", "[kernels]") {
+TEST_CASE("a plan keeps the order of ties, and serves one expert that has all") {
   check_ties(run_plan, 40);
   check_ties(run_plan, 1500);
 }
 
-TEST_CASE("threads share the tokens of a plan, whose blocks are longer for many lists",
-          "[kernels]") {
+TEST_CASE("threads share the tokens of a plan, whose blocks are longer for many lists") {
   at::manual_seed(7);
   check_plan(run_plan, at::randn({9000, 8}), home_ranks(9000, 2), at::full({2}, 1000, at::kInt),
              {9000, 8, 2, 3, 2, /*fill=*/true, /*rectify=*/true, /*by_score=*/false});
@@ -161,14 +158,12 @@ TEST_CASE("threads share the tokens of a plan, whose blocks are longer for many 
              {1100, 512, 256, 2, 1, /*fill=*/false, /*rectify=*/true, /*by_score=*/false});
 }
 
-TEST_CASE("a plan is counted and weighed as plain loops in double do it, and its gradient",
-          "[kernels]") {
+TEST_CASE("a plan is counted and weighed as plain loops in double do it, and its gradient") {
   check_small_plans(kCpu);
   check_plan_gate_weights(kCpu, 19, 257, 1, 3);  // more experts than the kernels of a GPU take
 }
 
-TEST_CASE("the weights of a plan of many rows do not depend on the number of threads",
-          "[kernels]") {
+TEST_CASE("the weights of a plan of many rows do not depend on the number of threads") {
   at::manual_seed(9);
   check_plan_gate_weights(kCpu, 4500, 4, 2, 2);
   check_plan_gate_weights(kCpu, 600, 256, 256, 1);
@@ -176,7 +171,7 @@ TEST_CASE("the weights of a plan of many rows do not depend on the number of thr
 
 // permute and unpermute on the CPU against LibTorch's operations.
 
-TEST_CASE("unpermute adds rows to their tokens, weighted or not, with gradients", "[kernels]") {
+TEST_CASE("unpermute adds rows to their tokens, weighted or not, with gradients") {
   at::manual_seed(1);
   for (const Case& one : kCases) {
     for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16}) {
@@ -213,7 +208,7 @@ TEST_CASE("unpermute adds rows to their tokens, weighted or not, with gradients"
   }
 }
 
-TEST_CASE("permute copies tokens to rows and adds their gradients", "[kernels]") {
+TEST_CASE("permute copies tokens to rows and adds their gradients") {
   at::manual_seed(2);
   for (const Case& one : kCases) {
     for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16}) {
@@ -233,7 +228,7 @@ TEST_CASE("permute copies tokens to rows and adds their gradients", "[kernels]")
   }
 }
 
-TEST_CASE("unpermute gives the same bits for any number of threads", "[kernels]") {
+TEST_CASE("unpermute gives the same bits for any number of threads") {
   at::manual_seed(3);
   const auto permutation = mappings({900, 200, 400})[0].permutation;
   const Tensor weight = at::rand({900});
@@ -246,7 +241,7 @@ TEST_CASE("unpermute gives the same bits for any number of threads", "[kernels]"
   }
 }
 
-TEST_CASE("permute and unpermute refuse what does not fit", "[kernels]") {
+TEST_CASE("permute and unpermute refuse what does not fit") {
   const auto permutation = make_permutation(at::tensor({0, 2}, at::kLong), 3);
   CHECK_THROWS(permute(at::zeros({4, 2}), permutation));
   CHECK_THROWS(permute(at::zeros({3, 2}, at::kHalf), permutation));

@@ -12,7 +12,6 @@
 #include "tests/kernels/reference/rms_norm.h"
 #include "tests/kernels/reference/rope.h"
 #include "tests/kernels/reference/swiglu.h"
-#include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
 
 using namespace moe::kernels;
@@ -62,7 +61,7 @@ void check_scores(int64_t rows, int64_t width, int64_t vocabulary) {
 
 }  // namespace
 
-TEST_CASE("cross_entropy_ equals the log-softmax in double, with its gradient", "[kernels]") {
+TEST_CASE("cross_entropy_ equals the log-softmax in double, with its gradient") {
   check_losses(
       [](const Tensor& logits, const Tensor& target, bool in_bf16) {
         Tensor memory = logits.clone();
@@ -74,7 +73,7 @@ TEST_CASE("cross_entropy_ equals the log-softmax in double, with its gradient", 
       {0, 1, 31, 33}, 32'000);
 }
 
-TEST_CASE("logsumexp_argmax equals LibTorch's in double, the first of equal logits", "[kernels]") {
+TEST_CASE("logsumexp_argmax equals LibTorch's in double, the first of equal logits") {
   check_logsumexp(
       [](const Tensor& logits) {
         LogSumExpResults results;
@@ -84,8 +83,7 @@ TEST_CASE("logsumexp_argmax equals LibTorch's in double, the first of equal logi
       {0, 1, 31, 33}, 32'000);
 }
 
-TEST_CASE("rms_norm and add_rms_norm equal the formula in double, with their gradients",
-          "[kernels]") {
+TEST_CASE("rms_norm and add_rms_norm equal the formula in double, with their gradients") {
   at::manual_seed(1);
   const auto run = [](const NormInputs& in, at::ScalarType type) {
     return norm_by_operation(in, type, at::kCPU);
@@ -102,15 +100,14 @@ TEST_CASE("rms_norm and add_rms_norm equal the formula in double, with their gra
   }
 }
 
-TEST_CASE("rms_norm of a row of zeros is zero with a finite gradient", "[kernels]") {
+TEST_CASE("rms_norm of a row of zeros is zero with a finite gradient") {
   const Tensor x = at::zeros({2, 8}).requires_grad_(true);
   const Tensor out = rms_norm(x, at::ones({8}), 1e-6);
   CHECK(out.abs().sum().item<double>() == 0);
   CHECK(torch::autograd::grad({out.sum()}, {x})[0].isfinite().all().item<bool>());
 }
 
-TEST_CASE("rms_norm to bf16 is the rounded one, with gradients, without and of a sum",
-          "[kernels]") {
+TEST_CASE("rms_norm to bf16 is the rounded one, with gradients, without and of a sum") {
   at::manual_seed(7);
   for (const int64_t rows : {0, 1, 31, 33}) {
     for (const int64_t width : {1, 33, 512, 1030}) {
@@ -128,7 +125,7 @@ TEST_CASE("rms_norm to bf16 is the rounded one, with gradients, without and of a
   CHECK_THROWS(add_rms_norm(at::zeros({5, 8}), at::zeros({4, 8}), at::zeros({8}), 1e-5, false));
 }
 
-TEST_CASE("rope rotates the first heads and keeps the others, with its gradient", "[kernels]") {
+TEST_CASE("rope rotates the first heads and keeps the others, with its gradient") {
   at::manual_seed(1);
   for (const int64_t tokens : {0, 1, 31, 33}) {
     for (const int64_t half : {1, 3, 16}) {
@@ -153,7 +150,7 @@ TEST_CASE("rope rotates the first heads and keeps the others, with its gradient"
   }
 }
 
-TEST_CASE("rope's gradient is the finite difference", "[kernels]") {
+TEST_CASE("rope's gradient is the finite difference") {
   at::manual_seed(2);
   const RopeCase one(4, 3, 2, 3);
   const Tensor x = at::randn({4, 18}, at::kDouble), upstream = at::randn({4, 18}, at::kDouble);
@@ -163,7 +160,7 @@ TEST_CASE("rope's gradient is the finite difference", "[kernels]") {
   CHECK(distance(autograd(loss, x), finite_difference(loss, x)) < kGradTolerance);
 }
 
-TEST_CASE("rope refuses shapes that do not fit", "[kernels]") {
+TEST_CASE("rope refuses shapes that do not fit") {
   const RopeCase one(4, 3, 2, 3);
   const auto& [rotated, x, position, cosine, sine] = one;
   CHECK_THROWS(rope(x, cosine, sine, position, 4, 6));
@@ -174,7 +171,7 @@ TEST_CASE("rope refuses shapes that do not fit", "[kernels]") {
   CHECK_THROWS(rope_backward(heads, heads.narrow(1, 0, 1), heads, cosine, sine, position));
 }
 
-TEST_CASE("swiglu equals the formula in double on awkward shapes, with its gradient", "[kernels]") {
+TEST_CASE("swiglu equals the formula in double on awkward shapes, with its gradient") {
   at::manual_seed(1);
   const auto run = [](const Tensor& hidden, const Tensor& grad_out) {
     const Tensor given = grad_out.clone(), same_grad = swiglu_backward_(given, hidden, {});
@@ -199,7 +196,7 @@ TEST_CASE("swiglu equals the formula in double on awkward shapes, with its gradi
   CHECK(swiglu_forward(bad.to(at::kBFloat16))[0][3].isnan().item<bool>());
 }
 
-TEST_CASE("swiglu's gradient is the finite difference", "[kernels]") {
+TEST_CASE("swiglu's gradient is the finite difference") {
   at::manual_seed(2);
   const Tensor hidden = at::randn({3, 10}, at::kDouble), upstream = at::randn({3, 5}, at::kDouble);
   const auto loss = [&](const Tensor& x) { return (swiglu(x) * upstream).sum(); };
@@ -208,7 +205,7 @@ TEST_CASE("swiglu's gradient is the finite difference", "[kernels]") {
 
 // Logits a tile at a time against whole ones, in double.
 
-TEST_CASE("token_log_probs are the log-softmax of whole logits", "[kernels]") {
+TEST_CASE("token_log_probs are the log-softmax of whole logits") {
   at::manual_seed(3);
   check_scores(0, 8, 10);
   check_scores(1, 256, 32000);
@@ -221,7 +218,7 @@ TEST_CASE("token_log_probs are the log-softmax of whole logits", "[kernels]") {
   check_scores(1030, 16, 3001);
 }
 
-TEST_CASE("token_log_probs are those of the numbers that operands are rounded to", "[kernels]") {
+TEST_CASE("token_log_probs are those of the numbers that operands are rounded to") {
   at::manual_seed(4);
   for (const int64_t rows : {1, 31, 40, 600}) {
     const Tensor hidden = at::randn({rows, 64}), weight = at::randn({1500, 64});
@@ -250,7 +247,7 @@ TEST_CASE("token_log_probs are those of the numbers that operands are rounded to
   }
 }
 
-TEST_CASE("of equal logits the first token is the likeliest, over tiles too", "[kernels]") {
+TEST_CASE("of equal logits the first token is the likeliest, over tiles too") {
   const Tensor hidden = at::ones({1, 1});
   Tensor weight = at::zeros({3000, 1});
   weight[7] = weight[31] = weight[2500] = 2;
@@ -261,7 +258,7 @@ TEST_CASE("of equal logits the first token is the likeliest, over tiles too", "[
   CHECK_FALSE(scores[2].is_argmax);
 }
 
-TEST_CASE("token_log_probs are not finite if an operand is NaN or infinite", "[kernels]") {
+TEST_CASE("token_log_probs are not finite if an operand is NaN or infinite") {
   Tensor hidden = at::ones({3, 1});
   hidden[1] = std::numeric_limits<float>::quiet_NaN();
   Tensor weight = at::zeros({2100, 1});
@@ -276,7 +273,7 @@ TEST_CASE("token_log_probs are not finite if an operand is NaN or infinite", "[k
   CHECK_FALSE(std::isfinite(scores[2].logprob));
 }
 
-TEST_CASE("token_log_probs refuse what is not in the matrices", "[kernels]") {
+TEST_CASE("token_log_probs refuse what is not in the matrices") {
   const Tensor hidden = at::ones({2, 4}), weight = at::ones({3, 4});
   const auto ask = [&](std::vector<TargetToken> asked) {
     return token_log_probs(hidden, weight, at::kFloat, asked);

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "kernels/ops/adamw.h"
-#include "tests/support/catch.h"
 #include "tests/support/matchers.h"
 #include "tests/support/threads.h"
 
@@ -87,8 +86,7 @@ Tensor draws(uint64_t stream, uint64_t step, uint32_t shift = 0) {
 
 }  // namespace
 
-TEST_CASE("stochastic rounding equals its reference bit for bit, for every kind of number",
-          "[kernels]") {
+TEST_CASE("stochastic rounding equals its reference bit for bit, for every kind of number") {
   for (const int64_t count : {0, 1, 7, 31, 33, 70'000}) {
     const Tensor in = awkward(count);
     for (const int64_t first : {int64_t{0}, int64_t{5}, (int64_t{1} << 32) - 40}) {
@@ -98,7 +96,7 @@ TEST_CASE("stochastic rounding equals its reference bit for bit, for every kind 
   }
 }
 
-TEST_CASE("a tensor rounded in pieces, or by other threads, gives the same bits", "[kernels]") {
+TEST_CASE("a tensor rounded in pieces, or by other threads, gives the same bits") {
   const Tensor in = awkward(50'000);
   const int64_t cut = 12'345, rest = in.numel() - cut;
   by_any_threads([&] {
@@ -110,8 +108,8 @@ TEST_CASE("a tensor rounded in pieces, or by other threads, gives the same bits"
   });
 }
 
-TEST_CASE("numbers are rounded up with the probability of their distance, over elements and steps",
-          "[kernels]") {
+TEST_CASE(
+    "numbers are rounded up with the probability of their distance, over elements and steps") {
   constexpr int64_t kElements = 1 << 16;
   constexpr uint64_t kSteps = 64;
   for (const double share : {1.0 / 65536, 0.01, 0.128, 0.5, 0.9}) {
@@ -145,7 +143,7 @@ TEST_CASE("numbers are rounded up with the probability of their distance, over e
   }
 }
 
-TEST_CASE("streams, steps and neighbours draw independent numbers", "[kernels]") {
+TEST_CASE("streams, steps and neighbours draw independent numbers") {
   const Tensor first = draws(1, 1);
   const auto correlation = [&](const Tensor& other) {
     return (first * other).mean().item<double>();
@@ -158,7 +156,7 @@ TEST_CASE("streams, steps and neighbours draw independent numbers", "[kernels]")
   }
 }
 
-TEST_CASE("adamw_ on the CPU updates f32 weights by scaled gradients", "[kernels]") {
+TEST_CASE("adamw_ on the CPU updates f32 weights by scaled gradients") {
   const Tensor gradient = at::ones({4}), master = at::ones({4});
   const Tensor mean = at::zeros({4}), square = at::zeros({4});
   const AdamWSettings settings{.lr = 0.25};

@@ -2,11 +2,10 @@
 // Upcycled folders for tests of other libraries.
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
-#include <string>
 
 #include "core/upcycle/upcycle.h"
+#include "tests/support/tiny_checkpoint.h"
 
 namespace moe::test {
 

@@ -4,19 +4,16 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <filesystem>
 #include <random>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "core/io/checkpoint.h"
 #include "core/io/file.h"
+#include "tests/support/temp_dir.h"
 
 namespace moe::test {
 

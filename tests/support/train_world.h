@@ -8,8 +8,6 @@
 #include "core/train/loop/plan.h"
 #include "tests/support/catch.h"
 #include "tests/support/mixture.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
 #include "tests/support/training_rows.h"
 
 namespace moe::test {

@@ -1,12 +1,12 @@
 #pragma once
-// Returns the message of the UserError that `work` throws, "" if it throws none.
-
-#include <string>
+// Messages of UserErrors, and the matchers that check them.
 
 #include "core/base/error.h"
+#include "tests/support/matchers.h"
 
 namespace moe::test {
 
+// Returns the message of the UserError that `work` throws, "" if it throws none.
 template <typename Work>
 std::string user_error_of(Work&& work) {
   try {

@@ -1,8 +1,6 @@
 #include "core/base/option.h"
 
 #include "core/base/error.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/user_error.h"
 
 using namespace moe;

@@ -9,8 +9,6 @@
 #include <fstream>
 #include <thread>
 
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 

@@ -7,8 +7,6 @@
 
 #include <thread>
 
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
@@ -46,14 +44,14 @@ int processors_of_this_thread() {
   return CPU_COUNT(&allowed);
 }
 
-TEST_CASE("The memory of the machine is MemAvailable", "[base]") {
+TEST_CASE("The memory of the machine is MemAvailable") {
   const TempDir root;
   CHECK(described(root).empty());
   write_file(root / "proc/meminfo", "MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable: 4096 kB\n");
   CHECK(described(root) == "this machine 4");
 }
 
-TEST_CASE("A version 2 cgroup and its parents limit memory; page cache counts as free", "[base]") {
+TEST_CASE("A version 2 cgroup and its parents limit memory; page cache counts as free") {
   const TempDir root;
   const auto mount = root / "sys/fs/cgroup";
   SECTION("a group of the host") {
@@ -72,7 +70,7 @@ TEST_CASE("A version 2 cgroup and its parents limit memory; page cache counts as
   }
 }
 
-TEST_CASE("A version 1 cgroup is found by its controller", "[base]") {
+TEST_CASE("A version 1 cgroup is found by its controller") {
   const TempDir root;
   write_file(root / "proc/self/cgroup", "4:cpu,memory:/a/b\n3:memoryless:/c\nbroken\n0::/\n");
   const auto write_v1 = [&](const char* group, const std::string& limit, uint64_t usage) {
@@ -88,7 +86,7 @@ TEST_CASE("A version 1 cgroup is found by its controller", "[base]") {
   CHECK(described(root) == "the cgroup /a 142");
 }
 
-TEST_CASE("ulimit -v and -d limit the process alone", "[base]") {
+TEST_CASE("ulimit -v and -d limit the process alone") {
   const TempDir root;
   write_file(root / "proc/self/status", "VmSize:\t 2048 kB\nVmData:\t 1024 kB\n");
   const std::string head = "Limit            Soft Limit   Hard Limit   Units\n";
@@ -101,7 +99,7 @@ TEST_CASE("ulimit -v and -d limit the process alone", "[base]") {
   CHECK(described(root) == "ulimit -v 0 alone");
 }
 
-TEST_CASE("A shortage names the limit that is exceeded most", "[base]") {
+TEST_CASE("A shortage names the limit that is exceeded most") {
   const std::vector<MemoryLimit> limits = {{8'000'000'000, "this machine"},
                                            {5'000'000'000, "the cgroup /a"},
                                            {3'000'000'000, "ulimit -v", false}};
@@ -114,7 +112,7 @@ TEST_CASE("A shortage names the limit that is exceeded most", "[base]") {
              contains_text("5.2 GB of memory in 2 processes, the cgroup /a leaves 5.0 GB"));
 }
 
-TEST_CASE("More memory than any machine has is refused unless forced", "[base]") {
+TEST_CASE("More memory than any machine has is refused unless forced") {
   CHECK(resident_bytes() > 0);
   CHECK(peak_resident_bytes() >= resident_bytes());
   const MemoryNeed need{uint64_t{1} << 60, 1, "it", "less"};
@@ -123,7 +121,7 @@ TEST_CASE("More memory than any machine has is refused unless forced", "[base]")
   CHECK_FALSE(check_memory({1, 1, "it", "less"}, false));
 }
 
-TEST_CASE("The processors are those of the thread's affinity", "[base]") {
+TEST_CASE("The processors are those of the thread's affinity") {
   const TempDir root;
   CHECK(usable_processors(root.path()) == processors_of_this_thread());
   int found = 0;
@@ -142,7 +140,7 @@ TEST_CASE("The processors are those of the thread's affinity", "[base]") {
   CHECK(found == 1);
 }
 
-TEST_CASE("The lowest CPU quota of a group and its parents counts, rounded up", "[base]") {
+TEST_CASE("The lowest CPU quota of a group and its parents counts, rounded up") {
   const TempDir root;
   const auto group = root / "sys/fs/cgroup/jobs", v1 = root / "sys/fs/cgroup/cpu/batch";
   const int all = processors_of_this_thread();
@@ -162,7 +160,7 @@ TEST_CASE("The lowest CPU quota of a group and its parents counts, rounded up", 
   CHECK(usable_processors(root.path()) == 1);
 }
 
-TEST_CASE("A field of a system file is the text after the colon of its key", "[base]") {
+TEST_CASE("A field of a system file is the text after the colon of its key") {
   const TempDir folder;
   const std::string file = (folder / "status").string();
   write_file(file, "Name:\tmoe\nVmRSS:\t  1234 kB\nEmpty:\nmodel name\t: a: b\n");
@@ -175,8 +173,7 @@ TEST_CASE("A field of a system file is the text after the colon of its key", "[b
   CHECK(system_bytes(file.c_str(), "Name") == 0);
 }
 
-TEST_CASE("The disk probe measures a rate, leaves no file, and names an unusable folder",
-          "[base]") {
+TEST_CASE("The disk probe measures a rate, leaves no file, and names an unusable folder") {
   const TempDir folder;
   CHECK(probe_disk(folder / "not/yet/there", 1 << 20) > 0);
   DiskProbe probe(folder.path());

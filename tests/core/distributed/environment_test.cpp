@@ -3,7 +3,6 @@
 #include "core/base/error.h"
 #include "core/distributed/comm.h"
 #include "core/distributed/rendezvous.h"
-#include "tests/support/catch.h"
 #include "tests/support/matchers.h"
 #include "tests/support/rank_threads.h"
 

@@ -10,7 +10,6 @@
 
 #include "core/distributed/process_group.h"
 #include "kernels/ops/cuda_functions.h"
-#include "tests/support/catch.h"
 #include "tests/support/local_store.h"
 #include "tests/support/matchers.h"
 

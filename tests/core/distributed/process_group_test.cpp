@@ -20,10 +20,8 @@
 
 #include "core/distributed/comm.h"
 #include "core/distributed/rendezvous.h"
-#include "tests/support/catch.h"
 #include "tests/support/collectives.h"
 #include "tests/support/local_store.h"
-#include "tests/support/matchers.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
@@ -81,6 +79,8 @@ void on_ranks(int64_t ranks, const Body& body) {
 Tensor some_numbers(int64_t rank, int64_t count) {
   return at::arange(count, at::kFloat).add(0.1F + static_cast<float>(rank)).sin();
 }
+
+uint16_t port(int offset) { return static_cast<uint16_t>(20000 + (getpid() + offset) % 12000); }
 
 }  // namespace
 
@@ -183,12 +183,6 @@ using namespace moe;
 using namespace moe::test;
 using distributed::Seconds;
 using distributed::Store;
-
-namespace {
-
-uint16_t port(int offset) { return static_cast<uint16_t>(20000 + (getpid() + offset) % 12000); }
-
-}  // namespace
 
 TEST_CASE("processes that inherit a store read the values of each other") {
   const Descriptor file = make_memory_file();

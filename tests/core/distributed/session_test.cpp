@@ -17,9 +17,7 @@
 #include "core/distributed/comm.h"
 #include "core/distributed/launch.h"
 #include "core/distributed/process_group.h"
-#include "tests/support/catch.h"
 #include "tests/support/local_store.h"
-#include "tests/support/matchers.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/user_error.h"
 
@@ -293,7 +291,7 @@ TEST_CASE("a run ends if a rank exits before the others") {
 // Joining a run, and naming the rank that keeps it from making progress. The ranks are in one
 // process and share a store.
 
-TEST_CASE("joined ranks get the list of all members", "[distributed]") {
+TEST_CASE("joined ranks get the list of all members") {
   Store store = test::make_local_store();
   std::thread other([&] { join_failure(store, 1, 2, 10); });
   claim_rank(store, 0, elsewhere(0));
@@ -302,14 +300,14 @@ TEST_CASE("joined ranks get the list of all members", "[distributed]") {
   CHECK(describe(1, members[1]) == "rank 1 (host h1, pid 101)");
 }
 
-TEST_CASE("ranks that do not join are named", "[distributed]") {
+TEST_CASE("ranks that do not join are named") {
   CHECK(join_failure(test::make_local_store(), 1, 4, 0.2) ==
         "ranks 0, 2, 3 of 4 did not join within 0.2 s of the start");
   CHECK_THAT(join_failure(test::make_local_store(), 0, 20, 0.2),
              contains_text("ranks 1, 2, 3, 4, 5, 6,") && contains_text("... of 20 did not join"));
 }
 
-TEST_CASE("a second process of a rank is refused", "[distributed]") {
+TEST_CASE("a second process of a rank is refused") {
   Store store = test::make_local_store();
   claim_rank(store, 0, elsewhere(0));
   claim_rank(store, 0, elsewhere(0));  // the same process
@@ -318,7 +316,7 @@ TEST_CASE("a second process of a rank is refused", "[distributed]") {
   CHECK(store.read("member/0") == "h0\n10.0.0.0\nanother machine\n100");
 }
 
-TEST_CASE("a member that cannot be parsed has no control characters", "[distributed]") {
+TEST_CASE("a member that cannot be parsed has no control characters") {
   for (const std::string& text : {std::string(), std::string("{"), std::string("\x1b]0;owned\x07"),
                                   std::string("\xff\xff"), std::string(5000, '[')}) {
     Store store = test::make_local_store();
@@ -329,13 +327,13 @@ TEST_CASE("a member that cannot be parsed has no control characters", "[distribu
   }
 }
 
-TEST_CASE("a rank that fails before all have joined is named", "[distributed]") {
+TEST_CASE("a rank that fails before all have joined is named") {
   Store store = test::make_local_store();
   set_verdict(store, {0, 1, "rank 0 failed (no such folder)"});
   CHECK_THAT(join_failure(store, 1, 2, 5), contains_text("rank 0 failed (no such folder): before"));
 }
 
-TEST_CASE("the first verdict is valid for all ranks", "[distributed]") {
+TEST_CASE("the first verdict is valid for all ranks") {
   Store store = test::make_local_store();
   CHECK(set_verdict(store, {0, 2, "first"}).text == "first");
   CHECK(set_verdict(store, {1, 1, "second"}).text == "first");
@@ -344,8 +342,7 @@ TEST_CASE("the first verdict is valid for all ranks", "[distributed]") {
   CHECK((verdict->rank == 0 && verdict->exit_code == 2));
 }
 
-TEST_CASE("records that cannot be parsed end the run, and control characters are removed",
-          "[distributed]") {
+TEST_CASE("records that cannot be parsed end the run, and control characters are removed") {
   for (const std::string& text :
        {std::string(), std::string("{"), std::string("1 x"), std::string("1e99 1 text"),
         std::string("99999999999999999999 1"), std::string("\xff\xff"), std::string(5000, '[')}) {
@@ -360,7 +357,7 @@ TEST_CASE("records that cannot be parsed end the run, and control characters are
   CHECK(set_verdict(store, {1, 1, "\x1b]0;owned\x07"}).text.find('\x1b') == std::string::npos);
 }
 
-TEST_CASE("a rank that is not in the collective is named with its own position", "[distributed]") {
+TEST_CASE("a rank that is not in the collective is named with its own position") {
   Store store = test::make_local_store();
   Rank first(store, 0, members_elsewhere(3)), second(store, 1, members_elsewhere(3)),
       late(store, 2, members_elsewhere(3));
@@ -377,13 +374,13 @@ TEST_CASE("a rank that is not in the collective is named with its own position",
   CHECK_THAT(late.failure(), contains_text("rank 2 (host h2, pid 102) is not in the collective"));
 }
 
-TEST_CASE("a rank that does not answer after a connection broke has exited", "[distributed]") {
+TEST_CASE("a rank that does not answer after a connection broke has exited") {
   Rank first(test::make_local_store(), 0, members_elsewhere(2));
   first.group().report_broken("a connection broke");
   CHECK(first.failure() == "rank 1 (host h1, pid 101) has exited: after the start");
 }
 
-TEST_CASE("ranks that all wait in one collective are not blamed", "[distributed]") {
+TEST_CASE("ranks that all wait in one collective are not blamed") {
   Store store = test::make_local_store();
   Rank first(store, 0, members_elsewhere(2)), second(store, 1, members_elsewhere(2));
   first.begin("all_reduce", {4, 2});
@@ -391,8 +388,7 @@ TEST_CASE("ranks that all wait in one collective are not blamed", "[distributed]
   CHECK_THAT(first.failure(), contains_text("all ranks wait in a collective"));
 }
 
-TEST_CASE("a rank in a long operation is waited for, with the usual limit after it",
-          "[distributed]") {
+TEST_CASE("a rank in a long operation is waited for, with the usual limit after it") {
   Store store = test::make_local_store();
   Rank first(store, 0, members_elsewhere(2)), second(store, 1, members_elsewhere(2));
   first.begin("all_reduce", {4, 2});
@@ -403,7 +399,7 @@ TEST_CASE("a rank in a long operation is waited for, with the usual limit after 
   CHECK_THAT(first.failure(), contains_text("rank 1 (host h1, pid 101) is not in the collective"));
 }
 
-TEST_CASE("healthy ranks write nothing to the store", "[distributed]") {
+TEST_CASE("healthy ranks write nothing to the store") {
   Store store = test::make_local_store();
   Rank first(store, 0, members_elsewhere(2)), second(store, 1, members_elsewhere(2));
   for (int i = 0; i < 50; ++i) {

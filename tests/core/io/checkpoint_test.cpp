@@ -3,9 +3,6 @@
 #include <algorithm>
 
 #include "core/io/file.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
@@ -34,7 +31,7 @@ constexpr const char* kIndex = "model.safetensors.index.json";
 
 }  // namespace
 
-TEST_CASE("One file and several shards hold the same model in every floating dtype", "[io]") {
+TEST_CASE("One file and several shards hold the same model in every floating dtype") {
   for (const auto dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     const TempDir dir;
     write_tiny_checkpoint(dir / "one", {.dtype = dtype});
@@ -59,7 +56,7 @@ TEST_CASE("One file and several shards hold the same model in every floating dty
   }
 }
 
-TEST_CASE("Shards are filled in order and hold at most their size, or one tensor", "[io]") {
+TEST_CASE("Shards are filled in order and hold at most their size, or one tensor") {
   const TempDir dir;
   std::vector<moe::io::TensorSource> sources;
   for (const int64_t bytes : {4, 4, 0, 3, 20, 1, 9}) {
@@ -82,7 +79,7 @@ TEST_CASE("Shards are filled in order and hold at most their size, or one tensor
   CHECK(map["t0"] == "model-00001-of-00004.safetensors");
 }
 
-TEST_CASE("A folder that holds no model is refused with the missing part", "[io]") {
+TEST_CASE("A folder that holds no model is refused with the missing part") {
   const TempDir dir;
   CHECK_THAT(open_error(dir / "none"), contains_text("none: no such folder"));
   fs::create_directories(dir / "none.partial/old");
@@ -101,7 +98,7 @@ TEST_CASE("A folder that holds no model is refused with the missing part", "[io]
              contains_text("pytorch_model.bin") && contains_text("convert it with: python"));
 }
 
-TEST_CASE("An index that disagrees with its shards is refused with tensor and shard", "[io]") {
+TEST_CASE("An index that disagrees with its shards is refused with tensor and shard") {
   const TempDir dir;
   const fs::path folder = write_shards(dir);
   REQUIRE(open_error(folder).empty());
@@ -132,7 +129,7 @@ TEST_CASE("An index that disagrees with its shards is refused with tensor and sh
   refuse(Json::array(), "has no 'weight_map' object");
 }
 
-TEST_CASE("A shard that repeats a tensor, is truncated or missing is refused by name", "[io]") {
+TEST_CASE("A shard that repeats a tensor, is truncated or missing is refused by name") {
   const TempDir dir;
   const fs::path folder = write_shards(dir);
   const std::string index = read_file(folder / kIndex);
@@ -152,7 +149,7 @@ TEST_CASE("A shard that repeats a tensor, is truncated or missing is refused by 
              contains_text("'" + first.filename().string() + "', which is not"));
 }
 
-TEST_CASE("A tensor that is not in the model is named", "[io]") {
+TEST_CASE("A tensor that is not in the model is named") {
   const TempDir dir;
   write_tiny_checkpoint(dir / "m");
   const Checkpoint checkpoint(dir / "m");
@@ -163,8 +160,7 @@ TEST_CASE("A tensor that is not in the model is named", "[io]") {
   CHECK_THAT(user_error_of([&] { checkpoint.bytes("model.norm.bias"); }), fact);
 }
 
-TEST_CASE("A folder of links, such as a snapshot of the Hub's cache, is opened and copied",
-          "[io]") {
+TEST_CASE("A folder of links, such as a snapshot of the Hub's cache, is opened and copied") {
   const TempDir dir;
   write_tiny_checkpoint(dir / "blobs");
   write_file(dir / "blobs" / "tok", "bytes");
@@ -185,7 +181,7 @@ TEST_CASE("A folder of links, such as a snapshot of the Hub's cache, is opened a
   }
 }
 
-TEST_CASE("A link within the folder is copied, a link out of it is refused", "[io]") {
+TEST_CASE("A link within the folder is copied, a link out of it is refused") {
   const TempDir dir;
   const fs::path from = dir / "from";
   write_file(dir / "key", "secret");
@@ -212,7 +208,7 @@ TEST_CASE("A link within the folder is copied, a link out of it is refused", "[i
   CHECK_FALSE(fs::exists(dir / "to" / "generation_config.json"));
 }
 
-TEST_CASE("Only tokenizer and generation files are copied, with their modes", "[io]") {
+TEST_CASE("Only tokenizer and generation files are copied, with their modes") {
   const TempDir dir;
   const std::vector<std::string> copied = {"added_tokens.json",      "chat_template.jinja",
                                            "generation_config.json", "special_tokens_map.json",
@@ -240,7 +236,7 @@ TEST_CASE("Only tokenizer and generation files are copied, with their modes", "[
   CHECK(read_file(dir / "to" / "tokenizer.json") == "content of tokenizer.json");
 }
 
-TEST_CASE("A tokenizer.model without tokenizer_config.json gets LLaMA's", "[io]") {
+TEST_CASE("A tokenizer.model without tokenizer_config.json gets LLaMA's") {
   const TempDir dir;
   fs::create_directories(dir / "to");
   write_file(dir / "from" / "tokenizer.json", "{}");
@@ -252,7 +248,7 @@ TEST_CASE("A tokenizer.model without tokenizer_config.json gets LLaMA's", "[io]"
         Json({{"tokenizer_class", "LlamaTokenizer"}, {"add_bos_token", true}, {"legacy", false}}));
 }
 
-TEST_CASE("The free space is checked at the nearest folder that exists", "[io]") {
+TEST_CASE("The free space is checked at the nearest folder that exists") {
   const TempDir dir;
   moe::io::check_space(dir / "a" / "b", 1);
   moe::io::check_space("relative/none", 1);
@@ -260,7 +256,7 @@ TEST_CASE("The free space is checked at the nearest folder that exists", "[io]")
              contains_text((dir / "a").string() + ": disk full: 4.6 EB are needed, "));
 }
 
-TEST_CASE("Sizes are printed in decimal units", "[io]") {
+TEST_CASE("Sizes are printed in decimal units") {
   for (const auto& [bytes, text] :
        std::vector<std::pair<uint64_t, const char*>>{{0, "0 bytes"},
                                                      {999, "999 bytes"},

@@ -15,8 +15,6 @@
 #include "core/io/checksums.h"
 #include "core/io/line_log.h"
 #include "tests/core/io/child.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 

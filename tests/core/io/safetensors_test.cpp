@@ -8,9 +8,6 @@
 #include <thread>
 
 #include "tests/core/io/child.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 

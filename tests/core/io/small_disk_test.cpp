@@ -9,7 +9,6 @@
 #include "core/io/safetensors.h"
 #include "core/io/staged_folder.h"
 #include "tests/core/io/child.h"
-#include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
@@ -53,8 +52,7 @@ void write_model(const fs::path& out, int64_t bytes) {
 
 }  // namespace
 
-TEST_CASE("A mount point is not replaced; one that appears later keeps the written folder",
-          "[io]") {
+TEST_CASE("A mount point is not replaced; one that appears later keeps the written folder") {
   const TempDir dir;
   const fs::path disk = dir / "the disk", report = dir / "report", late = dir / "late";
   {
@@ -93,7 +91,7 @@ TEST_CASE("A mount point is not replaced; one that appears later keeps the writt
   CHECK(read_file(dir / "late.partial/new/work") == "hours");
 }
 
-TEST_CASE("A disk that fills up is reported with the file, and nothing is left behind", "[io]") {
+TEST_CASE("A disk that fills up is reported with the file, and nothing is left behind") {
   const TempDir dir;
   const fs::path disk = dir / "disk", report = dir / "report", out = disk / "out";
   const int code = on_small_disk(disk, report, [&] {

@@ -13,8 +13,6 @@
 
 #include "core/io/output_checks.h"
 #include "tests/core/io/child.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 

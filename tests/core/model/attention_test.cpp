@@ -11,8 +11,6 @@
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/gradcheck.h"
-#include "tests/support/places.h"
-#include "tests/support/temp_dir.h"
 
 namespace moe::model {
 namespace {

@@ -3,9 +3,7 @@
 
 #include "core/model/config/architecture.h"
 #include "core/model/config/config.h"
-#include "tests/support/catch.h"
 #include "tests/support/foreign_checkpoint.h"
-#include "tests/support/matchers.h"
 #include "tests/support/user_error.h"
 
 namespace moe::model {
@@ -17,7 +15,7 @@ constexpr Foreign kDense[] = {Foreign::kMistral, Foreign::kQwen2, Foreign::kQwen
 constexpr const char* kNormalisedTop2 = "top2:cf=inf,st=off,lb=selected";
 
 Json stock(Foreign kind, bool normalised = true) {
-  return Json(test::foreign_config({.kind = kind, .normalised = normalised, .dense_layers = {}}));
+  return Json(foreign_config({.kind = kind, .normalised = normalised, .dense_layers = {}}));
 }
 
 ModelConfig parsed(const Json& json) { return parse_config(json, "config.json"); }
@@ -29,7 +27,7 @@ std::string router_text(const ModelConfig& config) { return route::to_string(con
 // Returns the message of the UserError for `json` with `patch` (null removes a key), or "".
 std::string refusal(Json json, const Json& patch) {
   json.merge_patch(patch);
-  return test::user_error_of([&] { parsed(json); });
+  return user_error_of([&] { parsed(json); });
 }
 
 // Returns the config that `moe upcycle` makes of a dense one.
@@ -45,7 +43,7 @@ Json upcycled(const Json& json, const std::string& router) {
   return Json(config_json(config, json));
 }
 
-TEST_CASE("a Qwen3-MoE config has its number of experts under either key", "[model][config]") {
+TEST_CASE("a Qwen3-MoE config has its number of experts under either key") {
   Json json = stock(Foreign::kQwen3Moe);
   const ModelConfig config = parsed(json);
   CHECK(config.qk_norm);
@@ -68,7 +66,7 @@ TEST_CASE("a Qwen3-MoE config has its number of experts under either key", "[mod
              contains_text("moe.form is 'qwen2_moe'") && contains_text("model_type qwen3_moe"));
 }
 
-TEST_CASE("an absent key has the default of transformers for its model_type", "[model][config]") {
+TEST_CASE("an absent key has the default of transformers for its model_type") {
   struct Case {
     Foreign kind;
     int64_t kv_heads, max_positions;
@@ -116,8 +114,7 @@ TEST_CASE("an absent key has the default of transformers for its model_type", "[
   }
 }
 
-TEST_CASE("a stock config is written with its own keys, a mixture with one object more",
-          "[model][config]") {
+TEST_CASE("a stock config is written with its own keys, a mixture with one object more") {
   for (const Foreign kind : {Foreign::kMistral, Foreign::kQwen2, Foreign::kQwen3, Foreign::kMixtral,
                              Foreign::kQwen2Moe}) {
     Json json = stock(kind);
@@ -133,8 +130,8 @@ TEST_CASE("a stock config is written with its own keys, a mixture with one objec
     CHECK(written(out) == out);
     CHECK(out.contains("num_local_experts") == (kind == Foreign::kMixtral));
     CHECK(out.contains("moe_intermediate_size") == (kind == Foreign::kQwen2Moe));
-    REQUIRE(out.contains("moe") == test::is_mixture(kind));
-    if (test::is_mixture(kind)) {
+    REQUIRE(out.contains("moe") == is_mixture(kind));
+    if (is_mixture(kind)) {
       CHECK(out["moe"]["form"] == json["model_type"]);
       CHECK(out["moe"]["router"]["capacity_factor"].is_null());
       const ModelConfig again = parsed(out);
@@ -145,8 +142,7 @@ TEST_CASE("a stock config is written with its own keys, a mixture with one objec
   }
 }
 
-TEST_CASE("a router is stored in the form of its folder if that form can express it",
-          "[model][config]") {
+TEST_CASE("a router is stored in the form of its folder if that form can express it") {
   struct Case {
     std::string router, from_mixtral;  // Qwen2-MoE can express all of these
     bool normalised;
@@ -177,8 +173,7 @@ TEST_CASE("a router is stored in the form of its folder if that form can express
   }
 }
 
-TEST_CASE("a sliding window applies if a layer has one shorter than the context",
-          "[model][config]") {
+TEST_CASE("a sliding window applies if a layer has one shorter than the context") {
   const auto applies = [](Foreign kind, Json changes, bool keep_layer_types = false) {
     Json json = stock(kind);  // 3 layers, 128 positions
     if (!keep_layer_types) {
@@ -213,8 +208,7 @@ TEST_CASE("a sliding window applies if a layer has one shorter than the context"
   CHECK(applies(Foreign::kMistral, {{"use_sliding_window", false}, {"sliding_window", 127}}));
 }
 
-TEST_CASE("a mixture is written with a window that applies as its context, without one otherwise",
-          "[model][config]") {
+TEST_CASE("a mixture is written with a window that applies as its context, without one otherwise") {
   Json json = stock(Foreign::kMistral);
   json["sliding_window"] = 64;
   const Json out = upcycled(json, "top1+ir+fr");
@@ -230,8 +224,7 @@ TEST_CASE("a mixture is written with a window that applies as its context, witho
   }
 }
 
-TEST_CASE("each dense architecture is upcycled into the stock mixture that can hold it",
-          "[model][config]") {
+TEST_CASE("each dense architecture is upcycled into the stock mixture that can hold it") {
   for (const Foreign kind : kDense) {
     const Json json = stock(kind);
     INFO(json["model_type"]);
@@ -262,8 +255,7 @@ TEST_CASE("each dense architecture is upcycled into the stock mixture that can h
   }
 }
 
-TEST_CASE("unsupported or impossible values of stock configs are refused by name",
-          "[model][config]") {
+TEST_CASE("unsupported or impossible values of stock configs are refused by name") {
   struct Case {
     Json config, patch;
     std::string fact;

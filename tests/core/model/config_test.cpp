@@ -6,17 +6,13 @@
 #include "core/io/file.h"
 #include "core/model/config/compute.h"
 #include "core/model/config/weights.h"
-#include "tests/support/catch.h"
 #include "tests/support/foreign_checkpoint.h"
-#include "tests/support/matchers.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
 namespace moe::model {
 namespace {
 
-using test::contains_text;
+using namespace moe::test;
 using Layers = std::vector<int64_t>;
 
 Json dense() {
@@ -66,14 +62,14 @@ void check_refused(const Json& json, const std::vector<Refusal>& refusals) {
     INFO(patch.dump());
     Json changed = json;
     changed.merge_patch(patch);
-    const std::string message = test::user_error_of([&] { parse_config(changed, "config.json"); });
+    const std::string message = user_error_of([&] { parse_config(changed, "config.json"); });
     CHECK(message.starts_with("config.json"));
     CHECK_THAT(message, contains_text(fact));
   }
 }
 
 ModelConfig tiny(bool tied = false) {
-  return parse_config(Json(test::tiny_config({.tied = tied})), "tiny");
+  return parse_config(Json(tiny_config({.tied = tied})), "tiny");
 }
 
 ModelConfig tiny_mixture() {
@@ -88,7 +84,6 @@ ModelConfig tiny_mixture() {
   return config;
 }
 
-using test::contains_text;
 using Tensors = std::vector<io::TensorInfo>;
 
 const io::TensorInfo* find(const Tensors& list, const std::string& name) {
@@ -103,10 +98,10 @@ const io::TensorInfo* find(const Tensors& list, const std::string& name) {
 // Returns the message of the UserError that check_tensors() throws for a tiny folder whose tensor
 // list was changed, or "".
 std::string message_for(const std::function<void(Tensors&)>& change, bool tied = false) {
-  const test::TempDir folder;
-  Tensors tensors = test::tiny_tensors({.tied = tied});
+  const TempDir folder;
+  Tensors tensors = tiny_tensors({.tied = tied});
   change(tensors);
-  io::write_file(folder / "config.json", test::tiny_config({.tied = tied}).dump());
+  io::write_file(folder / "config.json", tiny_config({.tied = tied}).dump());
   std::vector<io::TensorSource> sources;
   for (const auto& info : tensors) {
     sources.push_back({info, [info](io::SafetensorsWriter& writer) {
@@ -116,10 +111,10 @@ std::string message_for(const std::function<void(Tensors&)>& change, bool tied =
   }
   io::write_tensors(folder.path(), sources, uint64_t{1} << 40);
   const io::Checkpoint checkpoint(folder.path());
-  return test::user_error_of([&] { check_tensors(checkpoint, tiny(tied)); });
+  return user_error_of([&] { check_tensors(checkpoint, tiny(tied)); });
 }
 
-TEST_CASE("absent keys take LLaMA's defaults", "[model][config]") {
+TEST_CASE("absent keys take LLaMA's defaults") {
   Json json = dense();
   for (const char* key :
        {"num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_theta",
@@ -141,7 +136,7 @@ TEST_CASE("absent keys take LLaMA's defaults", "[model][config]") {
   CHECK(parse_config(json, "config.json").head_dim == 32);
 }
 
-TEST_CASE("rope scaling is read from the old and the new form", "[model][config]") {
+TEST_CASE("rope scaling is read from the old and the new form") {
   const Json llama3 = {{"factor", 8.0},
                        {"low_freq_factor", 1.0},
                        {"high_freq_factor", 4.0},
@@ -168,7 +163,7 @@ TEST_CASE("rope scaling is read from the old and the new form", "[model][config]
   }
 }
 
-TEST_CASE("a config written and read again is the same", "[model][config]") {
+TEST_CASE("a config written and read again is the same") {
   ModelConfig config = parse_config(dense(), "dense");
   CHECK(written(config)["model_type"] == "llama");
   CHECK(written(config)["architectures"] == Json({"LlamaForCausalLM"}));
@@ -184,7 +179,7 @@ TEST_CASE("a config written and read again is the same", "[model][config]") {
   }
 }
 
-TEST_CASE("a mixture is written as a qwen2_moe config and as the moe object", "[model][config]") {
+TEST_CASE("a mixture is written as a qwen2_moe config and as the moe object") {
   const Json json = written(mixture());
   CHECK(has(json, Json::parse(R"({"model_type": "qwen2_moe",
       "architectures": ["Qwen2MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2,
@@ -202,8 +197,7 @@ TEST_CASE("a mixture is written as a qwen2_moe config and as the moe object", "[
   CHECK(config.moe->router_seed == 7);
 }
 
-TEST_CASE("optional numbers of the moe object are read back exactly, and absent if not set",
-          "[model][config]") {
+TEST_CASE("optional numbers of the moe object are read back exactly, and absent if not set") {
   const double third = 1e-4 / 3, lambda = 1e-8 * 1.2 * 1.2 * 1.2;
   ModelConfig config = mixture();
   const auto keys = [&] {
@@ -227,8 +221,7 @@ TEST_CASE("optional numbers of the moe object are read back exactly, and absent 
   }
 }
 
-TEST_CASE("both spellings of rope and dtype, the head width and unknown keys are written",
-          "[model][config]") {
+TEST_CASE("both spellings of rope and dtype, the head width and unknown keys are written") {
   ModelConfig config = mixture();
   config.rope = {RopeType::kLlama3, 500000.0, 8.0, 1.0, 4.0, 8192};
   Json parent = dense();
@@ -248,8 +241,7 @@ TEST_CASE("both spellings of rope and dtype, the head width and unknown keys are
   CHECK(defaults["eos_token_id"] == 2);
 }
 
-TEST_CASE("the stock keys describe the nearest stock router, or a model_type of moe",
-          "[model][config]") {
+TEST_CASE("the stock keys describe the nearest stock router, or a model_type of moe") {
   struct Case {
     std::string router, model_type, architecture;
     int64_t per_token;
@@ -277,7 +269,7 @@ TEST_CASE("the stock keys describe the nearest stock router, or a model_type of 
   CHECK(parse_config(written(scaled), "again").moe->gate_scale == 1.5);
 }
 
-TEST_CASE("a config of another function, or of none, is refused by name", "[model][config]") {
+TEST_CASE("a config of another function, or of none, is refused by name") {
   check_refused(
       dense(),
       {{{{"vocab_size", nullptr}}, "vocab_size"},
@@ -300,11 +292,11 @@ TEST_CASE("a config of another function, or of none, is refused by name", "[mode
        {{{"head_dim", 7}}, "head_dim 7 is odd"},
        {{{"rms_norm_eps", -1e-5}}, "rms_norm_eps is -1e-05"},
        {{{"hidden_size", 1 << 30}, {"vocab_size", 1 << 30}}, "1.96e+19 parameters"}});
-  CHECK_THAT(test::user_error_of([] { parse_config(Json::array(), "config.json"); }),
+  CHECK_THAT(user_error_of([] { parse_config(Json::array(), "config.json"); }),
              contains_text("must be a JSON object, not array"));
 }
 
-TEST_CASE("unsupported rope scaling is refused by name", "[model][config]") {
+TEST_CASE("unsupported rope scaling is refused by name") {
   const Json llama3 = {{"rope_type", "llama3"},
                        {"factor", 8},
                        {"low_freq_factor", 4},
@@ -329,7 +321,7 @@ TEST_CASE("unsupported rope scaling is refused by name", "[model][config]") {
         both}});
 }
 
-TEST_CASE("a moe object that does not fit its model is refused by name", "[model][config]") {
+TEST_CASE("a moe object that does not fit its model is refused by name") {
   check_refused(
       written(mixture()),
       {{{{"moe", {{"format", 2}}}}, "moe.format is 2"},
@@ -348,7 +340,7 @@ TEST_CASE("a moe object that does not fit its model is refused by name", "[model
        {{{"moe", 3}}, "moe must be an object, not number"}});
 }
 
-TEST_CASE("layers are given as a pattern or a list", "[model][config]") {
+TEST_CASE("layers are given as a pattern or a list") {
   CHECK(parse_layers("even", 5) == Layers{0, 2, 4});
   CHECK(parse_layers("odd", 5) == Layers{1, 3});
   CHECK(parse_layers("all", 3) == Layers{0, 1, 2});
@@ -366,36 +358,36 @@ TEST_CASE("layers are given as a pattern or a list", "[model][config]") {
         Case{"evn", 5, "'evn' is not understood"}, Case{"", 5, "'' is not understood"},
         Case{"3-1", 5, "the range 3-1 runs backwards"}, Case{"0-2,1", 5, "layer 1 is named twice"},
         Case{"odd", 1, "a model of 1 layer"}}) {
-    const std::string message = test::user_error_of([&] { parse_layers(c.text, c.layers); });
+    const std::string message = user_error_of([&] { parse_layers(c.text, c.layers); });
     CHECK_THAT(message, contains_text("--layers " + c.text) && contains_text(c.fact));
   }
 }
 
-TEST_CASE("inference is in bf16 on a GPU and in f32 on a CPU by default", "[model][config]") {
+TEST_CASE("inference is in bf16 on a GPU and in f32 on a CPU by default") {
   CHECK(inference_precision({}, /*on_cuda=*/true) == Precision::kBf16);
   CHECK(inference_precision({}, /*on_cuda=*/false) == Precision::kF32);
   for (const auto given : {Precision::kF32, Precision::kTf32, Precision::kBf16}) {
     CHECK(inference_precision(given, true) == given);
   }
   CHECK(inference_precision(Precision::kBf16, false) == Precision::kBf16);
-  CHECK_THAT(test::user_error_of([] { inference_precision(Precision::kTf32, false); }),
+  CHECK_THAT(user_error_of([] { inference_precision(Precision::kTf32, false); }),
              contains_text("--precision tf32") && contains_text("--device cuda"));
 }
 
-TEST_CASE("stock mixtures have the tensor names of their own files", "[model][weights]") {
-  const auto qwen = test::Foreign::kQwen2Moe;
+TEST_CASE("stock mixtures have the tensor names of their own files") {
+  const auto qwen = Foreign::kQwen2Moe;
   const io::DType bf16 = io::DType::kBF16;
-  for (const test::ForeignCheckpoint& options :
-       {test::ForeignCheckpoint{.dense_layers = {}, .tiny = {.dtype = bf16}},
+  for (const ForeignCheckpoint& options :
+       {ForeignCheckpoint{.dense_layers = {}, .tiny = {.dtype = bf16}},
         {.kind = qwen, .biases = true, .dense_layers = {1}, .tiny = {.dtype = bf16}},
         {.kind = qwen, .biases = false, .dense_layers = {}, .tiny = {.dtype = bf16}},
         {.kind = qwen, .dense_layers = {1}, .shared_width = 20, .tiny = {.dtype = bf16}}}) {
-    const ModelConfig config = parse_config(Json(test::foreign_config(options)), "stock");
+    const ModelConfig config = parse_config(Json(foreign_config(options)), "stock");
     Tensors listed = expected_tensors(config);
     const auto shared = shared_expert_tensors(config);
     CHECK(shared.empty() == (options.kind != qwen || options.shared_width > 0));
     listed.insert(listed.end(), shared.begin(), shared.end());
-    const auto stored = test::foreign_tensors(options);
+    const auto stored = foreign_tensors(options);
     CHECK(listed.size() == stored.size());
     int64_t total = 0;
     for (const auto& info : stored) {
@@ -413,7 +405,7 @@ TEST_CASE("stock mixtures have the tensor names of their own files", "[model][we
   }
 }
 
-TEST_CASE("parameters are counted in total and per active token", "[model][weights]") {
+TEST_CASE("parameters are counted in total and per active token") {
   // V D + (2 D + D HA + 2 D GA + HA D) a layer + 3 D F a dense layer + D + V D, with D = HA = 16,
   // GA = 8, F = 24, V = 64.
   const int64_t attention = 16 * 16 + 2 * 16 * 8 + 16 * 16, norms = 2 * 16,
@@ -432,8 +424,7 @@ TEST_CASE("parameters are counted in total and per active token", "[model][weigh
   CHECK(count_parameters(config).active == dense + router + 3 * 16 * 20 + 16);
 }
 
-TEST_CASE("tensors that do not fit the config are refused by name, leftovers are ignored",
-          "[model][weights]") {
+TEST_CASE("tensors that do not fit the config are refused by name, leftovers are ignored") {
   const auto with = [](const char* name, std::vector<int64_t> shape, bool tied = false) {
     return message_for(
         [&](Tensors& tensors) {

@@ -12,9 +12,7 @@
 #include "tests/support/gradcheck.h"
 #include "tests/support/mixture.h"
 #include "tests/support/rank_threads.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/time_limit.h"
-#include "tests/support/tiny_checkpoint.h"
 
 namespace moe::test {
 namespace {
@@ -316,7 +314,7 @@ void check_same(const Input& input) {
   }
 }
 
-TEST_CASE("outputs and gradients of a model are the same on 1, 2 and 4 processes", "[model]") {
+TEST_CASE("outputs and gradients of a model are the same on 1, 2 and 4 processes") {
   using model::Recompute;
   const std::vector<int64_t> two{4, 4}, four{2, 2, 2, 2};
   const std::vector<std::string> attention{"attention"}, ffn{"ffn"}, both{"attention", "ffn"};
@@ -342,8 +340,7 @@ TEST_CASE("outputs and gradients of a model are the same on 1, 2 and 4 processes
   }
 }
 
-TEST_CASE("ranks with few or no tokens compute the same for any set of trained parameters",
-          "[model]") {
+TEST_CASE("ranks with few or no tokens compute the same for any set of trained parameters") {
   using model::Recompute;
   const model::LoraSettings none, attention{2, 4, {"attention"}}, ffn{2, 4, {"ffn"}};
   const TempDir dir;
@@ -364,7 +361,7 @@ TEST_CASE("ranks with few or no tokens compute the same for any set of trained p
   }
 }
 
-TEST_CASE("each rank holds only its own experts", "[model]") {
+TEST_CASE("each rank holds only its own experts") {
   const TempDir dir;
   const io::Checkpoint checkpoint = mixture(dir);
   for (const int64_t processes : {1, 2, 4}) {
@@ -377,8 +374,7 @@ TEST_CASE("each rank holds only its own experts", "[model]") {
   }
 }
 
-TEST_CASE("FR and IR send no more than the capacity, and bf16 sends half of the bytes of f32",
-          "[model]") {
+TEST_CASE("FR and IR send no more than the capacity, and bf16 sends half of the bytes of f32") {
   const TempDir dir;
   const io::Checkpoint checkpoint = mixture(dir);
   const auto sent = [&](const char* router, model::Precision precision) {
@@ -410,7 +406,7 @@ TEST_CASE("FR and IR send no more than the capacity, and bf16 sends half of the 
 // losses, over routers, group sizes, logical ranks and awkward inputs. In f64, so that the
 // tolerance is that of rounding alone.
 
-TEST_CASE("outputs and gradients of a layer are the same on 1, 2 and 4 processes", "[model]") {
+TEST_CASE("outputs and gradients of a layer are the same on 1, 2 and 4 processes") {
   struct Case {
     Counts tokens;
     int64_t ranks;
@@ -430,7 +426,7 @@ TEST_CASE("outputs and gradients of a layer are the same on 1, 2 and 4 processes
   }
 }
 
-TEST_CASE("one expert with all tokens, or tokens of zeros, compute the same", "[model]") {
+TEST_CASE("one expert with all tokens, or tokens of zeros, compute the same") {
   for (const auto& router : kRouters) {
     INFO(router);
     Input input = random_input(router, {12, 12, 12, 12}, 8);

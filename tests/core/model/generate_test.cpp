@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "tests/support/catch.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 
 using namespace moe;
+using namespace moe::test;
 using model::GenerateSettings;
 using model::Llama;
 using model::pick_token;
@@ -16,8 +16,8 @@ namespace {
 using Ids = std::vector<int64_t>;
 
 // Writes a tiny model of `max_positions` to `folder` and loads it.
-Llama tiny_model(const test::TempDir& folder, int64_t max_positions = 128) {
-  test::write_tiny_checkpoint(folder / "m", {.max_positions = max_positions});
+Llama tiny_model(const TempDir& folder, int64_t max_positions = 128) {
+  write_tiny_checkpoint(folder / "m", {.max_positions = max_positions});
   return Llama::load(io::Checkpoint(folder / "m"));
 }
 
@@ -28,6 +28,24 @@ Ids generate(const Llama& model, const Ids& prompt, const GenerateSettings& sett
 // Log-probabilities of .1 .4 .2 .3.
 at::Tensor four_logits() {
   return at::tensor({0.1, 0.4, 0.2, 0.3}, at::kDouble).log().to(at::kFloat);
+}
+
+using Texts = std::vector<Ids>;
+
+// Returns the new ids of the prompts `wanted`, by prompt. Checks that each is reported once.
+Texts generated(const Llama& model, const Texts& prompts, const std::vector<size_t>& wanted,
+                const GenerateSettings& settings, int64_t rows) {
+  Texts all(prompts.size());
+  std::vector<int> times(prompts.size());
+  model::generate_all(model, model.default_routing(), settings,
+                      {prompts, wanted, rows, [&](size_t index, const Ids& ids) {
+                         all[index] = ids;
+                         ++times[index];
+                       }});
+  for (size_t index = 0; index < prompts.size(); ++index) {
+    CHECK(times[index] == std::count(wanted.begin(), wanted.end(), index));
+  }
+  return all;
 }
 
 }  // namespace
@@ -52,7 +70,7 @@ TEST_CASE("sampling takes tokens by descending probability, of the smallest set 
 }
 
 TEST_CASE("generation is reproducible from its seed and stops at the model's length", "[model]") {
-  const test::TempDir folder;
+  const TempDir folder;
   const Llama model = tiny_model(folder, 12);
   GenerateSettings settings;
   settings.temperature = 1;
@@ -65,7 +83,7 @@ TEST_CASE("generation is reproducible from its seed and stops at the model's len
 }
 
 TEST_CASE("generation stops after the first end token", "[model]") {
-  const test::TempDir folder;
+  const TempDir folder;
   const Llama model = tiny_model(folder);
   GenerateSettings settings;
   const Ids free = generate(model, {1}, settings);
@@ -75,33 +93,11 @@ TEST_CASE("generation stops after the first end token", "[model]") {
   CHECK(stopped.size() <= 3);
 }
 
-namespace {
-
-using Texts = std::vector<Ids>;
-
-// Returns the new ids of the prompts `wanted`, by prompt. Checks that each is reported once.
-Texts generated(const Llama& model, const Texts& prompts, const std::vector<size_t>& wanted,
-                const GenerateSettings& settings, int64_t rows) {
-  Texts all(prompts.size());
-  std::vector<int> times(prompts.size());
-  model::generate_all(model, model.default_routing(), settings,
-                      {prompts, wanted, rows, [&](size_t index, const Ids& ids) {
-                         all[index] = ids;
-                         ++times[index];
-                       }});
-  for (size_t index = 0; index < prompts.size(); ++index) {
-    CHECK(times[index] == std::count(wanted.begin(), wanted.end(), index));
-  }
-  return all;
-}
-
-}  // namespace
-
 TEST_CASE("the text of a prompt does not depend on its batch", "[model]") {
-  const test::TempDir folder;
+  const TempDir folder;
   for (const auto dtype : {io::DType::kF32, io::DType::kBF16}) {
     const auto path = folder / io::dtype_name(dtype);
-    test::write_tiny_checkpoint(path, {.max_positions = 40, .dtype = dtype});
+    write_tiny_checkpoint(path, {.max_positions = 40, .dtype = dtype});
     const auto model = Llama::load(io::Checkpoint(path), {}, at::kCPU, model::Storage::kStored);
     // A shared prefix, a repeated prompt, one with room for one token, one without room.
     Texts prompts = {{1, 2, 3}, {1, 2, 4, 5, 6, 7}, {1, 2, 3}, {1, 2, 9}};
@@ -129,8 +125,8 @@ TEST_CASE("the text of a prompt does not depend on its batch", "[model]") {
 }
 
 TEST_CASE("the text of a prompt does not depend on many others, greedy or sampled", "[model]") {
-  const test::TempDir folder;
-  test::write_tiny_checkpoint(folder / "m", {.max_positions = 40, .dtype = io::DType::kBF16});
+  const TempDir folder;
+  write_tiny_checkpoint(folder / "m", {.max_positions = 40, .dtype = io::DType::kBF16});
   for (const auto& [precision, temperature] :
        {std::pair(model::Precision::kF32, 1.0), std::pair(model::Precision::kBf16, 0.0)}) {
     const auto model = Llama::load(io::Checkpoint(folder / "m"), {}, at::kCPU,

@@ -18,14 +18,10 @@
 #include "core/model/llama/generate.h"
 #include "core/model/llama/memory_need.h"
 #include "core/tokenizer/tokenizer.h"
-#include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/foreign_checkpoint.h"
-#include "tests/support/matchers.h"
 #include "tests/support/mixture.h"
 #include "tests/support/stored_numbers.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
 using namespace moe;
@@ -236,7 +232,7 @@ uint64_t anonymous_bytes() { return system_bytes("/proc/self/status", "RssAnon")
 
 }  // namespace
 
-TEST_CASE("the logits of every architecture equal those of a plain f64 model", "[model]") {
+TEST_CASE("the logits of every architecture equal those of a plain f64 model") {
   const TempDir folder;
   const Ids ids{1, 5, 63, 0, 5, 17, 2};
   for (const auto& [name, shape] : shapes()) {
@@ -248,7 +244,7 @@ TEST_CASE("the logits of every architecture equal those of a plain f64 model", "
   }
 }
 
-TEST_CASE("matrices may stay in the type they are stored in and give the same logits", "[model]") {
+TEST_CASE("matrices may stay in the type they are stored in and give the same logits") {
   const Ids ids{1, 5, 63, 0, 5, 17, 2};
   Ids many;
   for (int64_t i = 0; i < 60; ++i) {
@@ -285,7 +281,7 @@ TEST_CASE("matrices may stay in the type they are stored in and give the same lo
   }
 }
 
-TEST_CASE("a matrix that is not aligned for its type is copied", "[model]") {
+TEST_CASE("a matrix that is not aligned for its type is copied") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "m", {.dtype = io::DType::kBF16});
   const auto path = folder / "m" / "model.safetensors";
@@ -305,7 +301,7 @@ TEST_CASE("a matrix that is not aligned for its type is copied", "[model]") {
   CHECK(at::equal(run(model, ids, {7}), expected));
 }
 
-TEST_CASE("a mapped model takes no memory for its weights", "[model]") {
+TEST_CASE("a mapped model takes no memory for its weights") {
   // 1 GB of zeros in a sparse file.
   const TinyCheckpoint big{.hidden = 2048,
                            .intermediate = 11264,
@@ -331,7 +327,7 @@ TEST_CASE("a mapped model takes no memory for its weights", "[model]") {
   CHECK(after_forward > 0);
 }
 
-TEST_CASE("bytes_to_copy is the size of the weights that loading allocates", "[model]") {
+TEST_CASE("bytes_to_copy is the size of the weights that loading allocates") {
   const TempDir dir;
   const TinyCheckpoint bf16{.dtype = io::DType::kBF16};
   write_tiny_checkpoint(dir / "dense", bf16);
@@ -361,8 +357,7 @@ TEST_CASE("bytes_to_copy is the size of the weights that loading allocates", "[m
   CHECK(model::bytes_to_copy(wide.config(), model::Storage::kF32, at::kCPU) == all);
 }
 
-TEST_CASE("a saved folder of every architecture has the tensors of its parent, byte for byte",
-          "[model]") {
+TEST_CASE("a saved folder of every architecture has the tensors of its parent, byte for byte") {
   const TempDir folder;
   for (const auto& [name, shape] : shapes()) {
     CAPTURE(name);
@@ -381,7 +376,7 @@ TEST_CASE("a saved folder of every architecture has the tensors of its parent, b
   }
 }
 
-TEST_CASE("forwards with a KV cache give the logits of the whole sequence", "[model]") {
+TEST_CASE("forwards with a KV cache give the logits of the whole sequence") {
   const TempDir folder;
   for (const char* name : {"llama", "qwen2_moe", "qwen3_moe", "qwen3"}) {
     CAPTURE(name);
@@ -399,7 +394,7 @@ TEST_CASE("forwards with a KV cache give the logits of the whole sequence", "[mo
   }
 }
 
-TEST_CASE("sequences with a shared prefix give the logits of each written out", "[model]") {
+TEST_CASE("sequences with a shared prefix give the logits of each written out") {
   const TempDir dir;
   write_shape(dir / "model", GENERATE(as<std::string>(), "llama", "qwen3"));
   const Llama model = Llama::load(io::Checkpoint(dir / "model"));
@@ -424,7 +419,7 @@ TEST_CASE("sequences with a shared prefix give the logits of each written out", 
   }
 }
 
-TEST_CASE("output_rows selects rows of the whole output, for every kind of last layer", "[model]") {
+TEST_CASE("output_rows selects rows of the whole output, for every kind of last layer") {
   const TempDir dir;
   const std::string name = GENERATE(as<std::string>(), "llama", "qwen3", "mixtral", "capacity");
   write_shape(dir / name, name == "capacity" ? "llama" : name);
@@ -450,7 +445,7 @@ TEST_CASE("output_rows selects rows of the whole output, for every kind of last 
   }
 }
 
-TEST_CASE("a text as long as the sliding window is read, a longer one is refused", "[model]") {
+TEST_CASE("a text as long as the sliding window is read, a longer one is refused") {
   const TempDir folder;
   write_shape(folder / "m", "mistral");
   const Tensor whole = run(Llama::load(io::Checkpoint(folder / "m")), {1, 5, 9, 11}, {4});
@@ -509,14 +504,13 @@ void check_reference(const std::filesystem::path& folder, const std::filesystem:
   CHECK(distance(nll, at::tensor(token_nll, at::kDouble)) < 1e-4);
 }
 
-TEST_CASE("trained models have the ids, logits, text and losses of transformers", "[model]") {
+TEST_CASE("trained models have the ids, logits, text and losses of transformers") {
   for (const auto& [folder, file] : reference_models()) {
     check_reference(folder, file);
   }
 }
 
-TEST_CASE("router biases of a folder select experts in mapped, saved and cloned models",
-          "[model]") {
+TEST_CASE("router biases of a folder select experts in mapped, saved and cloned models") {
   const TempDir dir;
   write_tiny_checkpoint(dir / "dense");
   write_mixture(dir / "dense", dir / "zero",

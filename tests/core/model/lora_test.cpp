@@ -1,12 +1,8 @@
 // LoRA adapters against the model into whose weights they are merged.
 
-#include <algorithm>
-
 #include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
 #include "tests/support/mixture.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
 
 using namespace moe;
 using at::Tensor;
@@ -42,8 +38,7 @@ void fill_adapters(const Llama& model) {
 
 }  // namespace
 
-TEST_CASE("new adapters change no bit, trained ones equal the weights they are merged into",
-          "[model]") {
+TEST_CASE("new adapters change no bit, trained ones equal the weights they are merged into") {
   struct Case {
     std::vector<std::string> on;
     bool shared_expert;
@@ -75,7 +70,7 @@ TEST_CASE("new adapters change no bit, trained ones equal the weights they are m
   }
 }
 
-TEST_CASE("the gradients of adapters follow from the gradient of the merged weight", "[model]") {
+TEST_CASE("the gradients of adapters follow from the gradient of the merged weight") {
   // y depends on a and b only through W + s b a. With G = d loss / d W: d b = s G a^T, d a = s b^T
   // G.
   const TempDir dir;

@@ -90,7 +90,7 @@ constexpr double kPreserved = 1e-12;
 
 }  // namespace
 
-TEST_CASE("outputs, losses and gradients equal the golden cases", "[model]") {
+TEST_CASE("outputs, losses and gradients equal the golden cases") {
   if (oracle_cases().empty()) {
     MOE_SKIP("no golden cases: put the oracle folder beside the shared data");
   }
@@ -102,7 +102,7 @@ TEST_CASE("outputs, losses and gradients equal the golden cases", "[model]") {
   }
 }
 
-TEST_CASE("equal experts compute the dense FFN for any router weights", "[model]") {
+TEST_CASE("equal experts compute the dense FFN for any router weights") {
   at::manual_seed(41);
   for (const double router_scale : {0.0, 1.0, 30.0}) {
     MoeWeights weights = random_weights(8, 8, 6);
@@ -124,7 +124,7 @@ TEST_CASE("equal experts compute the dense FFN for any router weights", "[model]
   }
 }
 
-TEST_CASE("the whole layer has the gradient of finite differences", "[model]") {
+TEST_CASE("the whole layer has the gradient of finite differences") {
   at::manual_seed(47);
   const MoeWeights weights = random_weights(4, 5, 3);
   const auto x = random({9, 5}), dy = random({9, 5});
@@ -154,8 +154,7 @@ TEST_CASE("the whole layer has the gradient of finite differences", "[model]") {
   }
 }
 
-TEST_CASE("a shared expert is the gated FFN of transformers' Qwen2-MoE, with its gradients",
-          "[model]") {
+TEST_CASE("a shared expert is the gated FFN of transformers' Qwen2-MoE, with its gradients") {
   at::manual_seed(61);
   const MoeWeights one = random_weights(1, 5, 3);
   const model::SharedExpert shared{random({1, 5}), one.gate_up, one.down};
@@ -181,7 +180,7 @@ TEST_CASE("a shared expert is the gated FFN of transformers' Qwen2-MoE, with its
   });
 }
 
-TEST_CASE("bf16 activations are routed and summed in f32", "[model]") {
+TEST_CASE("bf16 activations are routed and summed in f32") {
   at::manual_seed(49);
   const MoeWeights weights = random_weights(4, 16, 8, at::kFloat);
   const auto x = random({32, 16}, at::kFloat).to(at::kBFloat16);

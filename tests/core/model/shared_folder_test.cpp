@@ -6,14 +6,10 @@
 #include "core/io/file.h"
 #include "core/model/config/folder_tensors.h"
 #include "core/model/llama/llama.h"
-#include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
-#include "tests/support/matchers.h"
 #include "tests/support/mixture.h"
 #include "tests/support/rank_threads.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/time_limit.h"
-#include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
 namespace moe::test {

@@ -59,8 +59,7 @@ void check_same_bits(const Routing& a, const Routing& b) {
   CHECK(at::equal(a.losses.load_balance, b.losses.load_balance));
 }
 
-TEST_CASE("balance and z-losses equal plain sums over ranks and sequences, padded ones too",
-          "[route]") {
+TEST_CASE("balance and z-losses equal plain sums over ranks and sequences, padded ones too") {
   std::mt19937 random(31);
   for (int round = 0; round < 30; ++round) {
     auto input = random_routing(random, 40, 8, 4, 0, round % 2 == 0 ? 0.3 : 0);
@@ -103,7 +102,7 @@ TEST_CASE("balance and z-losses equal plain sums over ranks and sequences, padde
   }
 }
 
-TEST_CASE("auxiliary losses have the gradient of finite differences", "[route]") {
+TEST_CASE("auxiliary losses have the gradient of finite differences") {
   std::mt19937 random(22);
   auto input = random_routing(random, 12, 4, 2, 0, 0.2);
   input.group.compute_z_loss = true;
@@ -139,9 +138,8 @@ TEST_CASE("auxiliary losses have the gradient of finite differences", "[route]")
 }
 
 TEST_CASE(
-    "z-loss and balance within sequences are there only where a run asks for them and the "
-    "router has them",
-    "[route]") {
+    "z-loss and balance within sequences are there only where a run asks for them and the router "
+    "has them") {
   auto asked = route::partition_tokens(4, 1);
   asked.compute_z_loss = true;
   asked.sequence = std::vector<int64_t>{0, 0, 1, 1};
@@ -158,7 +156,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("losses of layers add up, absent ones stay absent", "[route]") {
+TEST_CASE("losses of layers add up, absent ones stay absent") {
   route::AuxLosses sum;
   route::AuxLosses one;
   one.load_balance = at::tensor(1.5, at::kFloat);
@@ -168,7 +166,7 @@ TEST_CASE("losses of layers add up, absent ones stay absent", "[route]") {
   CHECK_FALSE(sum.entropy.defined());
 }
 
-TEST_CASE("lambda rises while too dense and falls otherwise, equality lowers", "[route]") {
+TEST_CASE("lambda rises while too dense and falls otherwise, equality lowers") {
   CHECK(route::next_lambda(1.0, 0.5, 0.75, 1.2) == 1.2);
   CHECK(route::next_lambda(1.2, 0.75, 0.75, 1.2) == 1.0);
   CHECK(route::next_lambda(1.2, 0.9, 0.75, 1.2) == 1.0);
@@ -178,7 +176,7 @@ TEST_CASE("lambda rises while too dense and falls otherwise, equality lowers", "
 // formulation, both in f64; and balance by bias: its effect on losses and gradients, and its update
 // rule. routers_test.cpp compares weights and the choices under a bias with the reference.
 
-TEST_CASE("straight-through freezes the normaliser and nothing else", "[route]") {
+TEST_CASE("straight-through freezes the normaliser and nothing else") {
   at::manual_seed(3);
   const auto random = [] { return at::randn({9, 5}, at::kDouble); };
   const at::Tensor logits = random() * 2, upstream = random();
@@ -196,7 +194,7 @@ TEST_CASE("straight-through freezes the normaliser and nothing else", "[route]")
   CHECK(distance(autograd(gates, logits), finite_difference(dense, logits)) < kGradTolerance);
 }
 
-TEST_CASE("saturated logits give finite weights and gradients", "[route]") {
+TEST_CASE("saturated logits give finite weights and gradients") {
   const auto logits =
       at::tensor({200.0, -200.0, -210.0, 200.0, 0.0, 199.0}, at::kFloat).view({2, 3});
   const auto count = at::tensor({0.0, 1.0, 1.0, 0.0, 1.0, 0.0}, at::kFloat).view({2, 3});
@@ -210,7 +208,7 @@ TEST_CASE("saturated logits give finite weights and gradients", "[route]") {
   }
 }
 
-TEST_CASE("a row that stands twice shares its weight by multiplicity", "[route]") {
+TEST_CASE("a row that stands twice shares its weight by multiplicity") {
   // One rank, one slot per expert: t1 gets e0 and t0 gets e1, and IR routes both to e0, t1 for the
   // second time.
   const auto logits = at::tensor({1.0, 0.0, 2.0, 0.0}, at::kFloat).view({2, 2});
@@ -222,7 +220,7 @@ TEST_CASE("a row that stands twice shares its weight by multiplicity", "[route]"
   CHECK(routing.weights.narrow(0, 0, 4).allclose(want));
 }
 
-TEST_CASE("gradients of the row weights reach the logits through every row", "[route]") {
+TEST_CASE("gradients of the row weights reach the logits through every row") {
   std::mt19937 random(5);
   for (const char* router : {"top2+ir+fr:cf=0.75,st=off", "top3+ir:cf=0.5,st=off", "top2:gate=none",
                              "topp:0.6", "relu:k=1"}) {
@@ -239,7 +237,7 @@ TEST_CASE("gradients of the row weights reach the logits through every row", "[r
   }
 }
 
-TEST_CASE("a bias of zeros, or the same for all, routes as none does, bit for bit", "[route]") {
+TEST_CASE("a bias of zeros, or the same for all, routes as none does, bit for bit") {
   std::mt19937 random(42);
   for (int round = 0; round < 30; ++round) {
     const auto input = random_routing(random, 33, 8, 2, round % 2 == 0 ? 0.5 : 0, 0.1);
@@ -258,7 +256,7 @@ TEST_CASE("a bias of zeros, or the same for all, routes as none does, bit for bi
   }
 }
 
-TEST_CASE("balance losses count the choices by score, for any bias", "[route]") {
+TEST_CASE("balance losses count the choices by score, for any bias") {
   std::mt19937 random(44);
   auto input = random_routing(random, 32, 8, 2);
   input.group.sequence = std::vector<int64_t>(32, 0);
@@ -273,7 +271,7 @@ TEST_CASE("balance losses count the choices by score, for any bias", "[route]") 
   }
 }
 
-TEST_CASE("weights under a bias have the gradient of finite differences", "[route]") {
+TEST_CASE("weights under a bias have the gradient of finite differences") {
   std::mt19937 random(46);
   const auto input = random_routing(random, 12, 4, 2, 0, 0.2);
   const at::Tensor bias = at::tensor({0.3, -0.2, 0.1, 0.0}, at::kFloat);
@@ -290,8 +288,7 @@ TEST_CASE("weights under a bias have the gradient of finite differences", "[rout
   }
 }
 
-TEST_CASE("a bias moves by its rate against the load, and stays where the load is the mean",
-          "[route]") {
+TEST_CASE("a bias moves by its rate against the load, and stays where the load is the mean") {
   at::Tensor bias = at::zeros({4});
   route::update_bias(bias, {5, 1, 3, 3}, 0.25);
   CHECK(at::equal(bias, at::tensor({-0.25, 0.25, 0.0, 0.0}, at::kFloat)));

@@ -6,14 +6,12 @@
 
 #include "core/route/router.h"
 #include "core/route/router_override.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/user_error.h"
 
 namespace moe::route {
 namespace {
 
-using test::user_error_of;
+using namespace moe::test;
 
 const std::vector<std::string> kCanonical = {
     "top1",
@@ -37,7 +35,7 @@ ResolvedRouter resolve(const std::string& stored, const RouterRequest& given, Pu
 
 std::string refusal(const std::string& stored, const std::string& router, Purpose purpose,
                     bool force = false) {
-  return test::user_error_of([&] { resolve(stored, {router, "", {}}, purpose, force); });
+  return user_error_of([&] { resolve(stored, {router, "", {}}, purpose, force); });
 }
 
 RouterSettings router(const std::string& text) { return parse_router(text); }
@@ -59,7 +57,7 @@ void check(const std::vector<Cell>& cells, std::initializer_list<Purpose> purpos
       CHECK(resolved.router == router(cell.expected));
       REQUIRE(resolved.notes.size() == cell.notes.size());
       for (size_t i = 0; i < cell.notes.size(); ++i) {
-        CHECK_THAT(resolved.notes[i], test::contains_text(cell.notes[i]));
+        CHECK_THAT(resolved.notes[i], contains_text(cell.notes[i]));
       }
     }
   }
@@ -67,7 +65,7 @@ void check(const std::vector<Cell>& cells, std::initializer_list<Purpose> purpos
 
 constexpr auto kEvaluate = Purpose::kEvaluate, kTrain = Purpose::kTrain;
 
-TEST_CASE("a canonical router parses to settings that print as the same text", "[route]") {
+TEST_CASE("a canonical router parses to settings that print as the same text") {
   for (const auto& text : kCanonical) {
     INFO(text);
     const RouterSettings settings = parse_router(text);
@@ -77,7 +75,7 @@ TEST_CASE("a canonical router parses to settings that print as the same text", "
   }
 }
 
-TEST_CASE("many spellings of a router have one canonical form", "[route]") {
+TEST_CASE("many spellings of a router have one canonical form") {
   const std::vector<std::pair<std::string, std::string>> spellings = {
       {"TOP1+FR+IR", "top1+ir+fr"},
       {"Top2:CF=2.0", "top2"},
@@ -94,7 +92,7 @@ TEST_CASE("many spellings of a router have one canonical form", "[route]") {
   }
 }
 
-TEST_CASE("the default capacity factor of top-k is k and cf=inf means dropless", "[route]") {
+TEST_CASE("the default capacity factor of top-k is k and cf=inf means dropless") {
   CHECK(parse_router("top1").capacity_factor == 1.0);
   CHECK(parse_router("top3+fr").capacity_factor == 3.0);
   CHECK_FALSE(parse_router("top2:cf=inf").capacity_factor.has_value());
@@ -102,7 +100,7 @@ TEST_CASE("the default capacity factor of top-k is k and cf=inf means dropless",
   CHECK(parse_router("topp:0.4").lb_count == LbCount::kSelected);
 }
 
-TEST_CASE("a broken router text names the part that is wrong and what is known", "[route]") {
+TEST_CASE("a broken router text names the part that is wrong and what is known") {
   const std::vector<std::pair<std::string, std::string>> errors = {
       {"top1+ri", "unknown modifier '+ri', did you mean '+ir'? Known: +ir, +fr"},
       {"top1+ir+ir", "'+ir' is given twice, give it once"},
@@ -132,11 +130,11 @@ TEST_CASE("a broken router text names the part that is wrong and what is known",
     const std::string message = user_error_of([&text = text] { parse_router(text); });
     INFO(text << " -> " << message);
     CHECK(message.rfind("--router '" + text + "': ", 0) == 0);
-    CHECK_THAT(message, test::contains_text(words));
+    CHECK_THAT(message, contains_text(words));
   }
 }
 
-TEST_CASE("the JSON form has the keys of the format in their order", "[route]") {
+TEST_CASE("the JSON form has the keys of the format in their order") {
   CHECK(
       to_json(parse_router("top1+ir+fr")).dump() ==
       R"({"family":"topk","k":1,"ir":true,"fr":true,"capacity_factor":1.0,"gate_norm":"selected",)"
@@ -147,7 +145,7 @@ TEST_CASE("the JSON form has the keys of the format in their order", "[route]") 
         parse_router("top2:cf=inf"));
 }
 
-TEST_CASE("a broken router object names the file and the key", "[route]") {
+TEST_CASE("a broken router object names the file and the key") {
   const std::vector<std::pair<std::string, std::string>> errors = {
       {R"([])", "the router is not an object"},
       {R"({"family":"topq"})",
@@ -170,19 +168,19 @@ TEST_CASE("a broken router object names the file and the key", "[route]") {
         user_error_of([&json] { router_from_json(json, "config.json: moe.router"); });
     INFO(text << " -> " << message);
     CHECK(message.rfind("config.json: moe.router", 0) == 0);
-    CHECK_THAT(message, test::contains_text(words));
+    CHECK_THAT(message, contains_text(words));
   }
 }
 
-TEST_CASE("a router must fit the number of experts", "[route]") {
+TEST_CASE("a router must fit the number of experts") {
   CHECK_NOTHROW(check_router(parse_router("top4+fr"), 4));
   for (const char* router : {"top5", "relu:k=5", "topp:0.4,max=5", "expert-choice:cf=5"}) {
     CHECK_THAT(user_error_of([&] { check_router(parse_router(router), 4); }),
-               test::contains_text(router) && test::contains_text("4"));
+               contains_text(router) && contains_text("4"));
   }
 }
 
-TEST_CASE("default coefficients are those of the papers", "[route]") {
+TEST_CASE("default coefficients are those of the papers") {
   CHECK(default_lb_coef(parse_router("top2+ir")) == 1e-2);
   CHECK(default_lb_coef(parse_router("top2+ir:bias=0.001")) == 0);
   CHECK(default_lb_coef(parse_router("topp:0.4")) == 1e-2);
@@ -192,7 +190,7 @@ TEST_CASE("default coefficients are those of the papers", "[route]") {
   CHECK(default_entropy_coef(parse_router("top1")) == 0);
 }
 
-TEST_CASE("a router says whether it keeps the function of an upcycled parent", "[route]") {
+TEST_CASE("a router says whether it keeps the function of an upcycled parent") {
   CHECK(preserves_function(parse_router("top1+ir")).exact);
   CHECK(preserves_function(parse_router("top2+ir+fr:cf=0.25")).exact);
   CHECK(preserves_function(parse_router("top2:cf=inf")).exact);
@@ -208,8 +206,7 @@ TEST_CASE("a router says whether it keeps the function of an upcycled parent", "
 // Router flags against a stored router, for evaluation and training (core/route/README.md, "Router
 // overrides"), and alone.
 
-TEST_CASE("rectification, capacity, order, and p and max of top-p change without a note",
-          "[route]") {
+TEST_CASE("rectification, capacity, order, and p and max of top-p change without a note") {
   check({{"top2+ir:cf=0.5", {}, "top2+ir:cf=0.5"},
          {"top1", {"top1+ir", "", {}}, "top1+ir"},
          {"top2+ir+fr:cf=1.5", {"top2", "", {}}, "top2:cf=1.5"},
@@ -238,7 +235,7 @@ TEST_CASE("rectification, capacity, order, and p and max of top-p change without
   CHECK(resolve("top1", {}, kTrain).ep_ranks == 8);
 }
 
-TEST_CASE("another k, family, gate or no bias is noted", "[route]") {
+TEST_CASE("another k, family, gate or no bias is noted") {
   const std::string sums = "weights that sum to another value";
   check({{"top1", {"top2", "", {}}, "top2:cf=1", {"top2:cf=1 in place of the stored top1"}},
          {"top2:cf=inf", {"top1", "", {}}, "top1:cf=inf", {"k was 2"}},
@@ -252,28 +249,26 @@ TEST_CASE("another k, family, gate or no bias is noted", "[route]") {
         {kEvaluate, kTrain});
 }
 
-TEST_CASE("another gate needs --force; softmax and ReLU routers never replace each other",
-          "[route]") {
+TEST_CASE("another gate needs --force; softmax and ReLU routers never replace each other") {
   for (const auto purpose : {kEvaluate, kTrain}) {
     for (const auto& [stored, given] :
          {std::pair("top2", "top2:gate=none"), std::pair("top2:gate=none", "top2:gate=selected")}) {
       CHECK_THAT(refusal(stored, given, purpose),
-                 test::contains_text("in place of the stored " + to_string(router(stored))) &&
-                     test::contains_text("--force"));
+                 contains_text("in place of the stored " + to_string(router(stored))) &&
+                     contains_text("--force"));
     }
     for (const bool force : {false, true}) {
       for (const auto& [stored, given] :
            {std::pair("top1", "relu:k=1"), std::pair("topp:0.4", "relu:k=1"),
             std::pair("relu:k=1", "top1"), std::pair("relu:k=1", "topp:0.4")}) {
         CHECK_THAT(refusal(stored, given, purpose, force),
-                   test::contains_text("ReLU and softmax logits"));
+                   contains_text("ReLU and softmax logits"));
       }
     }
   }
 }
 
-TEST_CASE("what only training reads changes there, and is ignored with a note at evaluation",
-          "[route]") {
+TEST_CASE("what only training reads changes there, and is ignored with a note at evaluation") {
   const std::vector<Cell> cells = {
       {"top2", {"top2:st=off", "", {}}, "top2:st=off"},
       {"top2:lb=selected", {"top2:lb=first", "", {}}, "top2"},
@@ -296,21 +291,20 @@ TEST_CASE("what only training reads changes there, and is ignored with a note at
           "relu:k=2,lambda0=0.5,mult=1.5,l1=plain",
           {"k changes the target sparsity"}}},
         {kTrain});
-  CHECK_THAT(refusal("relu:k=1", "relu:k=9", kEvaluate), test::contains_text("have 8"));
+  CHECK_THAT(refusal("relu:k=1", "relu:k=9", kEvaluate), contains_text("have 8"));
 }
 
-TEST_CASE("expert choice may train and is refused for inference", "[route]") {
+TEST_CASE("expert choice may train and is refused for inference") {
   check({{"expert-choice", {}, "expert-choice"},
          {"expert-choice", {"", "0.5", {}}, "expert-choice:cf=0.5"}},
         {kTrain});
   check({{"expert-choice", {"top2", "", {}}, "top2", {""}}}, {kEvaluate});
-  CHECK_THAT(test::user_error_of([] { resolve("expert-choice", {}, kEvaluate); }),
-             test::contains_text("'expert-choice'") && test::contains_text("--router top2"));
-  CHECK_FALSE(
-      test::user_error_of([] { generation_router(parse_router("expert-choice")); }).empty());
+  CHECK_THAT(user_error_of([] { resolve("expert-choice", {}, kEvaluate); }),
+             contains_text("'expert-choice'") && contains_text("--router top2"));
+  CHECK_FALSE(user_error_of([] { generation_router(parse_router("expert-choice")); }).empty());
 }
 
-TEST_CASE("a router printed in full replaces any of its family", "[route]") {
+TEST_CASE("a router printed in full replaces any of its family") {
   const std::vector<std::vector<std::string>> families = {
       {"top1", "top2+ir+fr:cf=inf", "top1:cf=0.5,gate=none,st=off,lb=selected,order=score"},
       {"topp:0.4", "topp:0.7,max=2"},
@@ -326,8 +320,7 @@ TEST_CASE("a router printed in full replaces any of its family", "[route]") {
   }
 }
 
-TEST_CASE("a gate_scale made for the stored gates is warned of when other gates replace them",
-          "[route]") {
+TEST_CASE("a gate_scale made for the stored gates is warned of when other gates replace them") {
   const auto notes = [](const std::string& stored, const std::string& given, double scale) {
     return override_router({parse_router(stored), 8, 8, scale}, {given, "", {}}, true, kEvaluate)
         .notes;
@@ -336,18 +329,18 @@ TEST_CASE("a gate_scale made for the stored gates is warned of when other gates 
   CHECK(notes("top1:gate=none", "top1+ir:gate=none", 1.5).empty());
   const auto warned = notes("topp:0.4", "topp:0.3", 1.5);
   REQUIRE(warned.size() == 1);
-  CHECK_THAT(warned[0], test::contains_text("warning: ") && test::contains_text("gate_scale 1.5"));
+  CHECK_THAT(warned[0], contains_text("warning: ") && contains_text("gate_scale 1.5"));
   CHECK(notes("topp:0.4", "top1", 1.5).size() == 2);  // also the warning of another family
 }
 
-TEST_CASE("without a folder the flags alone make the router", "[route]") {
+TEST_CASE("without a folder the flags alone make the router") {
   const auto fallback = parse_router("top2:cf=inf");
   CHECK(requested_router({}, fallback) == fallback);
   CHECK(requested_router({"top1+ir", "", {}}, fallback) == parse_router("top1+ir:cf=1"));
   CHECK(requested_router({"", "0.5", {}}, fallback) == parse_router("top2:cf=0.5"));
 }
 
-TEST_CASE("impossible router flags are refused by name", "[route]") {
+TEST_CASE("impossible router flags are refused by name") {
   struct Case {
     std::string stored;
     RouterRequest given;
@@ -364,8 +357,8 @@ TEST_CASE("impossible router flags are refused by name", "[route]") {
   }
   for (const auto& [stored, given, fact] : cases) {
     CAPTURE(given.router, given.cf);
-    CHECK_THAT(test::user_error_of([&, &s = stored, &g = given] { resolve(s, g, kEvaluate); }),
-               test::contains_text(fact));
+    CHECK_THAT(user_error_of([&, &s = stored, &g = given] { resolve(s, g, kEvaluate); }),
+               contains_text(fact));
   }
 }
 

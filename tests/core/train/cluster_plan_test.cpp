@@ -3,9 +3,6 @@
 #include <fstream>
 
 #include "core/train/loop/plan.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 

@@ -4,7 +4,6 @@
 #include "core/train/observe/history.h"
 #include "core/train/step/gradients.h"
 #include "core/train/step/training_data.h"
-#include "tests/support/matchers.h"
 #include "tests/support/train_world.h"
 #include "tests/support/user_error.h"
 
@@ -15,7 +14,7 @@ using namespace moe::test;
 namespace {
 
 // A mixture, rows to train on and seven held-out rows whose first three tokens are no targets.
-struct World : test::TrainWorld {
+struct World : TrainWorld {
   World() : TrainWorld("top1+ir+fr") {
     std::string text;
     for (int row = 0; row < 7; ++row) {
@@ -26,7 +25,7 @@ struct World : test::TrainWorld {
       }
       text += OrderedJson{{"input_ids", ids}, {"labels", labels}}.dump() + "\n";
     }
-    test::write_file(dir / "held.jsonl", text);
+    write_file(dir / "held.jsonl", text);
     settings.steps = 9;
   }
 
@@ -57,8 +56,8 @@ struct World : test::TrainWorld {
     return evaluations;
   }
 
-  std::string metrics() const { return test::steady_metrics(settings.run); }
-  std::string weights() const { return test::final_weights(settings.run); }
+  std::string metrics() const { return steady_metrics(settings.run); }
+  std::string weights() const { return final_weights(settings.run); }
   std::string samples() const { return read_file(settings.run / "samples.jsonl"); }
 };
 
@@ -74,7 +73,7 @@ data::Examples make_examples(const std::vector<std::vector<int32_t>>& rows) {
 
 }  // namespace
 
-TEST_CASE("single_epoch_rows() holds every token once, and its last row may be short", "[train]") {
+TEST_CASE("single_epoch_rows() holds every token once, and its last row may be short") {
   const auto examples = make_examples({{1, 2, 3}, {4, 5, 6, 7, 8}, {9, 10, 11}});
   const auto mask = GENERATE(data::PackMask::kCausal, data::PackMask::kDoc);
   data::BatchSettings settings{data::Pack::kStream, true, 4, 2, 0, mask};
@@ -95,7 +94,7 @@ TEST_CASE("single_epoch_rows() holds every token once, and its last row may be s
   CHECK(apart.batches[1].target_count == 2);
 }
 
-TEST_CASE("the held-out loss is the training loss of the same rows", "[train]") {
+TEST_CASE("the held-out loss is the training loss of the same rows") {
   World world;
   world.evaluate(3);
   world.settings.seq_len = 20;
@@ -126,7 +125,7 @@ TEST_CASE("the held-out loss is the training loss of the same rows", "[train]") 
                                     " target tokens in ") != std::string::npos);
 }
 
-TEST_CASE("evaluation does not change the training", "[train]") {
+TEST_CASE("evaluation does not change the training") {
   World plain, evaluated;
   plain.train();
   evaluated.evaluate(4);
@@ -153,8 +152,7 @@ TEST_CASE("evaluation does not change the training", "[train]") {
   CHECK(lines == json_lines(plain.metrics()));
 }
 
-TEST_CASE("a stopped and resumed run has the evaluations, samples and report of a whole one",
-          "[train]") {
+TEST_CASE("a stopped and resumed run has the evaluations, samples and report of a whole one") {
   World whole, stopped;
   for (World* world : {&whole, &stopped}) {
     world->evaluate(2);
@@ -191,7 +189,7 @@ TEST_CASE("a stopped and resumed run has the evaluations, samples and report of 
   CHECK_FALSE(prompts[0].last.text.empty());
 }
 
-TEST_CASE("an evaluation flag without the data that it needs is refused by name", "[train]") {
+TEST_CASE("an evaluation flag without the data that it needs is refused by name") {
   struct Case {
     const char* facts;
     void (*change)(EvaluationSettings& settings);
@@ -210,7 +208,7 @@ TEST_CASE("an evaluation flag without the data that it needs is refused by name"
   }
 }
 
-TEST_CASE("by default a run evaluates ten times on 64 rows", "[train]") {
+TEST_CASE("by default a run evaluates ten times on 64 rows") {
   EvaluationSettings settings;
   CHECK_FALSE(resolve_evaluation(settings, 100).every);
   settings.data = {"x"};
@@ -222,13 +220,12 @@ TEST_CASE("by default a run evaluates ten times on 64 rows", "[train]") {
   CHECK((settings.is_due(25, 25) && !settings.is_due(23, 25)));
 }
 
-TEST_CASE("held-out data that cannot be read are refused before the run folder is made",
-          "[train]") {
+TEST_CASE("held-out data that cannot be read are refused before the run folder is made") {
   World world;
   world.evaluate(2);
   world.settings.evaluation.data = {world.dir / "none.jsonl"};
   CHECK_THAT(user_error_of([&] { world.train(); }), contains_text("none.jsonl"));
-  test::write_file(world.dir / "bad.jsonl", "{\"input_ids\": [99999], \"labels\": [1]}\n");
+  write_file(world.dir / "bad.jsonl", "{\"input_ids\": [99999], \"labels\": [1]}\n");
   world.settings.evaluation.data = {world.dir / "bad.jsonl"};
   CHECK_THAT(user_error_of([&] { world.train(); }), contains_text("bad.jsonl line 1"));
   CHECK_FALSE(fs::exists(world.settings.run));

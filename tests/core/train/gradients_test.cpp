@@ -5,16 +5,13 @@
 
 #include "core/train/step/optimizer.h"
 #include "core/train/step/trainable.h"
-#include "tests/support/catch.h"
 #include "tests/support/mixture.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/threads.h"
-#include "tests/support/tiny_checkpoint.h"
 
 using namespace moe;
 using namespace moe::train;
 using at::Tensor;
-using moe::test::TempDir;
+using namespace moe::test;
 
 namespace {
 
@@ -33,15 +30,15 @@ model::Llama load_for_training(const std::filesystem::path& folder) {
 
 model::Llama make_dense(bool tied = false) {
   const TempDir dir;
-  test::write_tiny_checkpoint(dir / "dense", {.tied = tied});
+  write_tiny_checkpoint(dir / "dense", {.tied = tied});
   return load_for_training(dir / "dense");
 }
 
 model::Llama make_mixture(const std::string& router) {
   const TempDir dir;
-  test::write_tiny_checkpoint(dir / "dense");
-  test::write_mixture(dir / "dense", dir / "moe",
-                      {.router = router, .experts = 4, .router_std = 0.5, .ep_ranks = 2});
+  write_tiny_checkpoint(dir / "dense");
+  write_mixture(dir / "dense", dir / "moe",
+                {.router = router, .experts = 4, .router_std = 0.5, .ep_ranks = 2});
   return load_for_training(dir / "moe");
 }
 
@@ -127,16 +124,16 @@ double plain_gradients(const model::Llama& model, const data::Batch& batch,
 
 // Large enough for every loop to run on eight threads.
 void write_model(const TempDir& dir) {
-  test::write_tiny_checkpoint(dir / "dense", {.hidden = 96,
-                                              .intermediate = 160,
-                                              .layers = 2,
-                                              .heads = 4,
-                                              .kv_heads = 2,
-                                              .vocab = 1100,
-                                              .max_positions = 600,
-                                              .std = 0.05});
-  test::write_mixture(dir / "dense", dir / "moe",
-                      {.router = "top2+ir+fr", .experts = 16, .router_std = 0.5});
+  write_tiny_checkpoint(dir / "dense", {.hidden = 96,
+                                        .intermediate = 160,
+                                        .layers = 2,
+                                        .heads = 4,
+                                        .kv_heads = 2,
+                                        .vocab = 1100,
+                                        .max_positions = 600,
+                                        .std = 0.05});
+  write_mixture(dir / "dense", dir / "moe",
+                {.router = "top2+ir+fr", .experts = 16, .router_std = 0.5});
 }
 
 data::Batch make_batch(int64_t number) {
@@ -185,8 +182,7 @@ std::vector<Tensor> trained(const TempDir& dir, model::Precision precision,
 // its norm.
 constexpr double kTolerance = 1e-6;
 
-TEST_CASE("head_loss() in blocks of rows gives the loss and gradients of all logits at once",
-          "[train]") {
+TEST_CASE("head_loss() in blocks of rows gives the loss and gradients of all logits at once") {
   for (const bool tied : {false, true}) {
     const auto model = make_dense(tied);
     const auto batch = random_batches(1, 12)[0];
@@ -204,8 +200,7 @@ TEST_CASE("head_loss() in blocks of rows gives the loss and gradients of all log
   }
 }
 
-TEST_CASE("splitting a global batch into micro-batches changes only a mixture with capacity",
-          "[train]") {
+TEST_CASE("splitting a global batch into micro-batches changes only a mixture with capacity") {
   const auto difference = [](const model::Llama& model) {
     const auto routing = model.default_routing();
     const auto six = random_batches(6, 2);
@@ -233,8 +228,7 @@ TEST_CASE("splitting a global batch into micro-batches changes only a mixture wi
   CHECK(difference(make_mixture("top1:cf=1")) > 1e-3);  // other tokens are dropped
 }
 
-TEST_CASE("micro-batches without targets add nothing, and a batch without targets has loss 0",
-          "[train]") {
+TEST_CASE("micro-batches without targets add nothing, and a batch without targets has loss 0") {
   const auto model = make_dense();
   auto batches = random_batches(2, 3);
   remove_targets(batches[1]);
@@ -247,8 +241,8 @@ TEST_CASE("micro-batches without targets add nothing, and a batch without target
   CHECK(gradient_norm(held_slices(model.parameters())) == 0);
 }
 
-TEST_CASE("auxiliary losses are means over micro-batches with gradients linear in the coefficient",
-          "[train]") {
+TEST_CASE(
+    "auxiliary losses are means over micro-batches with gradients linear in the coefficient") {
   const auto model = make_mixture("top1:st=off");
   const auto routing = model.default_routing();
   auto batches = random_batches(3, 3);
@@ -283,8 +277,8 @@ TEST_CASE("auxiliary losses are means over micro-batches with gradients linear i
   CHECK(router_norm > 0);
 }
 
-TEST_CASE("z-loss and sequence balance are weighted by their coefficients and computed only if on",
-          "[train]") {
+TEST_CASE(
+    "z-loss and sequence balance are weighted by their coefficients and computed only if on") {
   const auto model = make_mixture("top2");
   auto batches = random_batches(3, 3);
   // Without targets only the auxiliary losses remain.
@@ -323,7 +317,7 @@ TEST_CASE("z-loss and sequence balance are weighted by their coefficients and co
   CHECK_FALSE(only_z.sequence_balance);
 }
 
-TEST_CASE("recomputed layers give equal bits", "[train]") {
+TEST_CASE("recomputed layers give equal bits") {
   const AuxCoefficients coefficients{0.01, 0.01, 0.1, 0.01, 0.01};
   for (const char* router : {"top1", "top2+ir+fr", "topp:0.4", "relu:k=1", "top2+ir+fr:bias=0.1"}) {
     auto model = make_mixture(router);
@@ -352,7 +346,7 @@ TEST_CASE("recomputed layers give equal bits", "[train]") {
   }
 }
 
-TEST_CASE("recomputed layers above frozen weights keep their gradients", "[train]") {
+TEST_CASE("recomputed layers above frozen weights keep their gradients") {
   auto model = make_mixture("top2");
   std::vector<model::NamedParameter> trained;
   for (const auto& parameter : model.parameters()) {
@@ -371,8 +365,7 @@ TEST_CASE("recomputed layers above frozen weights keep their gradients", "[train
   check_equal(take_gradients(model), expected);
 }
 
-TEST_CASE("loss and gradients in bf16 are those of f32 within the rounding of products",
-          "[train]") {
+TEST_CASE("loss and gradients in bf16 are those of f32 within the rounding of products") {
   auto model = make_dense();
   const auto batches = random_batches(2, 6);
   const double expected = add_gradients(model, batches, {}, {}).loss;
@@ -395,12 +388,12 @@ TEST_CASE("loss and gradients in bf16 are those of f32 within the rounding of pr
 
 // Training steps have equal bits with any number of threads.
 
-TEST_CASE("training steps have equal bits with any number of threads", "[train]") {
+TEST_CASE("training steps have equal bits with any number of threads") {
   const TempDir dir;
   write_model(dir);
   for (const auto& [precision, router] : {std::pair(model::Precision::kF32, "top2+ir+fr"),
                                           std::pair(model::Precision::kBf16, "top2:cf=inf")}) {
     CAPTURE(router);
-    test::by_any_threads([&, p = precision, r = router] { return trained(dir, p, r); });
+    by_any_threads([&, p = precision, r = router] { return trained(dir, p, r); });
   }
 }

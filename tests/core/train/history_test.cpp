@@ -9,10 +9,7 @@
 #include "core/train/observe/curves.h"
 #include "core/train/observe/metrics.h"
 #include "core/train/observe/report.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/page.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/training_rows.h"
 #include "tests/support/user_error.h"
 
@@ -45,186 +42,6 @@ History dense_run(int64_t steps) {
   return history;
 }
 
-}  // namespace
-
-TEST_CASE("a history accumulates the lines of metrics.jsonl", "[train]") {
-  History history;
-  history.add({{"step", 0},
-               {"held_out_loss", 4.0},
-               {"tasks", {{"piqa", {{"acc", 0.5}, {"acc_stderr", 0.1}}}}},
-               {"evaluation_seconds", 2.0}},
-              "metrics");
-  for (int64_t step = 1; step <= 4; ++step) {
-    history.add(step_line(step), "metrics");
-  }
-  CHECK(history.steps == 4);
-  CHECK(history.total_tokens == 400);
-  CHECK(history.seconds == 4.0);
-  CHECK(history.skipped_count == 1);
-  CHECK(history.skipped == std::vector<int64_t>{3});
-  CHECK(history.curves().at("loss").points().size() == 4);
-  CHECK(history.curves().at("tasks/piqa/acc").last.value == 0.5);
-  CHECK(history.curves().at("held_out_loss").first.step == 0);
-  REQUIRE(history.loads().columns().size() == 4);
-  const LayerLoad& load = history.loads().columns()[0].loads.at(0);
-  CHECK(load.layer == 2);
-  CHECK(relative_load(load, 0) == 6.0 / 8 * 3);
-  CHECK(relative_load(load, 2) == 0);
-}
-
-TEST_CASE("a step without targets has no point in the loss curve", "[train]") {
-  History history;
-  history.add(Json{{"step", 1}, {"loss", 2.5}, {"target_tokens", 7}, {"lr", 1e-3}}, "line 1");
-  history.add(Json{{"step", 2}, {"loss", 0}, {"target_tokens", 0}, {"lr", 1e-3}}, "line 2");
-  CHECK(history.curves().at("loss").last.step == 1);
-  CHECK(history.curves().at("loss").last.value == 2.5);
-  CHECK(history.curves().at("lr").last.step == 2);
-}
-
-TEST_CASE("a load map of many steps merges them into few columns and keeps the sums", "[train]") {
-  LoadMap map;
-  constexpr int64_t kSteps = 5000;
-  for (int64_t step = 1; step <= kSteps; ++step) {
-    map.add(step, {{0, {step, 1}}});
-  }
-  CHECK(map.columns().size() <= 160);
-  CHECK(map.columns().size() >= 40);
-  int64_t first = 0, second = 0, next = 1;
-  for (const auto& column : map.columns()) {
-    CHECK(column.begin == next);
-    next = column.end + 1;
-    first += column.loads[0].rows[0];
-    second += column.loads[0].rows[1];
-  }
-  CHECK(first == kSteps * (kSteps + 1) / 2);
-  CHECK(second == kSteps);
-}
-
-TEST_CASE("an incomplete last line of metrics.jsonl is ignored", "[train]") {
-  const TempDir dir;
-  const std::string whole = step_line(1).dump() + "\n" + step_line(2).dump() + "\n";
-  write_file(dir / "metrics.jsonl", whole + step_line(3).dump());  // no newline: not finished
-  CHECK(read_history(dir.path()).steps == 2);
-  write_file(dir / "metrics.jsonl", whole + R"({"step": 3, "lo)");
-  CHECK(read_history(dir.path()).steps == 2);
-  write_file(dir / "metrics.jsonl", "");
-  CHECK(read_history(dir.path()).curves().empty());
-}
-
-TEST_CASE("an invalid metrics.jsonl is refused with its line", "[train]") {
-  const TempDir dir;
-  const std::string good = step_line(1).dump() + "\n";
-  for (const auto& [text, fact] : std::vector<std::pair<std::string, std::string>>{
-           {good + "{broken\n", "metrics.jsonl line 2"},
-           {"[1]\n", "metrics.jsonl line 1"},
-           {"{\"loss\": 1}\n", "step"},
-           {good + good, "step 1 cannot follow step 1"},
-           {"{\"step\": -1}\n", "step -1"}}) {
-    write_file(dir / "metrics.jsonl", text);
-    CHECK_THAT(test::user_error_of([&] { read_history(dir.path()); }), contains_text(fact));
-  }
-  CHECK_FALSE(test::user_error_of([&] { read_history(dir / "none"); }).empty());
-}
-
-TEST_CASE("values of wrong types are ignored", "[train]") {
-  History history;
-  history.add(
-      {{"step", 1},
-       {"loss", "low"},
-       {"lr", nullptr},
-       {"skipped_steps", nullptr},
-       {"tasks", {{"piqa", 3}}},
-       {"layers", Json::array({1, {{"layer", 0}}, {{"layer", 1}, {"load", {-5, "x", 1e30}}}})}},
-      "metrics");
-  CHECK(history.curves().count("loss") == 0);
-  CHECK(history.curves().count("lr") == 0);
-  CHECK(history.skipped_count == 0);
-  REQUIRE(history.loads().columns().size() == 1);
-  CHECK((history.loads().columns()[0].loads[0].rows == std::vector<int64_t>{0, 0, 0}));
-}
-
-TEST_CASE("a history read from its JSON continues like the original", "[train]") {
-  const auto sample = [](int64_t step) {
-    return TextSample{step, step % 3 == 0 ? "one" : "other", fmt::format("after {}", step)};
-  };
-  const auto feed = [&](History& history, int64_t first, int64_t last) {
-    for (int64_t step = first; step <= last; ++step) {
-      history.add(step_line(step, step % 5), "metrics");
-      history.add(sample(step));
-    }
-  };
-  const int64_t stop = GENERATE(0, 1, 7, 160, 161, 1000, 1001, 2500);
-  History whole, begun;
-  feed(whole, 1, 3000);
-  feed(begun, 1, stop);
-  const std::string text = begun.to_json().dump();
-  History history = History::from_json(parse_json(text, "text"), "text");
-  CHECK(history.to_json().dump() == text);
-  feed(history, stop + 1, 3000);
-  CHECK(history.to_json().dump() == whole.to_json().dump());
-  CHECK_THROWS_AS(history.add(step_line(3000), "metrics"), UserError);
-}
-
-// Downsampled curves, and the stages of ReLU training.
-
-TEST_CASE("a curve of up to 1000 points is kept as it is", "[train]") {
-  Downsampled curve;
-  for (int64_t step = 1; step <= 1000; ++step) {
-    curve.add(step, std::sin(0.1 * static_cast<double>(step)));
-  }
-  const auto points = curve.points();
-  REQUIRE(points.size() == 1000);
-  CHECK_FALSE(curve.is_downsampled());
-  for (int64_t step = 1; step <= 1000; ++step) {
-    const Point& point = points[static_cast<size_t>(step - 1)];
-    CHECK(point.step == step);
-    CHECK(point.value == std::sin(0.1 * static_cast<double>(step)));
-  }
-}
-
-TEST_CASE("a longer curve keeps at most 1000 points, with its extremes", "[train]") {
-  const auto steps = GENERATE(int64_t{1001}, int64_t{1999}, int64_t{1'000'003});
-  Downsampled curve;
-  double sum = 0;
-  for (int64_t step = 1; step <= steps; ++step) {
-    const double value = step == 777 ? 50 : step == 901 ? -50 : 1.0 / static_cast<double>(step);
-    curve.add(step, value);
-    sum += value;
-  }
-  const auto points = curve.points();
-  CHECK(points.size() <= Downsampled::kMaxPoints);
-  CHECK(points.size() > Downsampled::kMaxPoints / 4);
-  CHECK(std::is_sorted(points.begin(), points.end(),
-                       [](Point one, Point two) { return one.step < two.step; }));
-  const auto has = [&](int64_t step, double value) {
-    return std::any_of(points.begin(), points.end(),
-                       [&](Point point) { return point.step == step && point.value == value; });
-  };
-  CHECK(has(777, 50));
-  CHECK(has(901, -50));
-  CHECK((curve.least.step == 901 && curve.largest.step == 777));
-  CHECK((curve.first.step == 1 && curve.last.step == steps));
-  CHECK((points.front().step == 1 && points.back().step == steps));
-}
-
-TEST_CASE("points(n) returns at most n points with the first, the last and the extremes",
-          "[train]") {
-  const auto steps = GENERATE(int64_t{40}, int64_t{900}, int64_t{50'000});
-  Downsampled curve;
-  for (int64_t step = 1; step <= steps; ++step) {
-    curve.add(step, step == 30 ? 50 : std::sin(static_cast<double>(step)));
-  }
-  for (const size_t most : {size_t{4}, size_t{50}, size_t{300}}) {
-    const auto points = curve.points(most);
-    CHECK(points.size() <= most);
-    CHECK((points.front().step == 1 && points.back().step == steps));
-    CHECK((most == 4 || std::any_of(points.begin(), points.end(),
-                                    [](Point point) { return point.value == 50; })));
-  }
-}
-
-namespace {
-
 // Reference (core/route/README.md): s2 is the first step with S >= S*, s1 the last step before s2
 // with S <= S_0 + 0.05; 0 if there is none.
 std::pair<int64_t, int64_t> ends_by_definition(const std::vector<double>& sparsity, double target) {
@@ -253,7 +70,182 @@ OrderedJson relu_line(int64_t step, double sparsity) {
 
 }  // namespace
 
-TEST_CASE("stages of a ReLU run end by their definition", "[train]") {
+TEST_CASE("a history accumulates the lines of metrics.jsonl") {
+  History history;
+  history.add({{"step", 0},
+               {"held_out_loss", 4.0},
+               {"tasks", {{"piqa", {{"acc", 0.5}, {"acc_stderr", 0.1}}}}},
+               {"evaluation_seconds", 2.0}},
+              "metrics");
+  for (int64_t step = 1; step <= 4; ++step) {
+    history.add(step_line(step), "metrics");
+  }
+  CHECK(history.steps == 4);
+  CHECK(history.total_tokens == 400);
+  CHECK(history.seconds == 4.0);
+  CHECK(history.skipped_count == 1);
+  CHECK(history.skipped == std::vector<int64_t>{3});
+  CHECK(history.curves().at("loss").points().size() == 4);
+  CHECK(history.curves().at("tasks/piqa/acc").last.value == 0.5);
+  CHECK(history.curves().at("held_out_loss").first.step == 0);
+  REQUIRE(history.loads().columns().size() == 4);
+  const LayerLoad& load = history.loads().columns()[0].loads.at(0);
+  CHECK(load.layer == 2);
+  CHECK(relative_load(load, 0) == 6.0 / 8 * 3);
+  CHECK(relative_load(load, 2) == 0);
+}
+
+TEST_CASE("a step without targets has no point in the loss curve") {
+  History history;
+  history.add(Json{{"step", 1}, {"loss", 2.5}, {"target_tokens", 7}, {"lr", 1e-3}}, "line 1");
+  history.add(Json{{"step", 2}, {"loss", 0}, {"target_tokens", 0}, {"lr", 1e-3}}, "line 2");
+  CHECK(history.curves().at("loss").last.step == 1);
+  CHECK(history.curves().at("loss").last.value == 2.5);
+  CHECK(history.curves().at("lr").last.step == 2);
+}
+
+TEST_CASE("a load map of many steps merges them into few columns and keeps the sums") {
+  LoadMap map;
+  constexpr int64_t kSteps = 5000;
+  for (int64_t step = 1; step <= kSteps; ++step) {
+    map.add(step, {{0, {step, 1}}});
+  }
+  CHECK(map.columns().size() <= 160);
+  CHECK(map.columns().size() >= 40);
+  int64_t first = 0, second = 0, next = 1;
+  for (const auto& column : map.columns()) {
+    CHECK(column.begin == next);
+    next = column.end + 1;
+    first += column.loads[0].rows[0];
+    second += column.loads[0].rows[1];
+  }
+  CHECK(first == kSteps * (kSteps + 1) / 2);
+  CHECK(second == kSteps);
+}
+
+TEST_CASE("an incomplete last line of metrics.jsonl is ignored") {
+  const TempDir dir;
+  const std::string whole = step_line(1).dump() + "\n" + step_line(2).dump() + "\n";
+  write_file(dir / "metrics.jsonl", whole + step_line(3).dump());  // no newline: not finished
+  CHECK(read_history(dir.path()).steps == 2);
+  write_file(dir / "metrics.jsonl", whole + R"({"step": 3, "lo)");
+  CHECK(read_history(dir.path()).steps == 2);
+  write_file(dir / "metrics.jsonl", "");
+  CHECK(read_history(dir.path()).curves().empty());
+}
+
+TEST_CASE("an invalid metrics.jsonl is refused with its line") {
+  const TempDir dir;
+  const std::string good = step_line(1).dump() + "\n";
+  for (const auto& [text, fact] : std::vector<std::pair<std::string, std::string>>{
+           {good + "{broken\n", "metrics.jsonl line 2"},
+           {"[1]\n", "metrics.jsonl line 1"},
+           {"{\"loss\": 1}\n", "step"},
+           {good + good, "step 1 cannot follow step 1"},
+           {"{\"step\": -1}\n", "step -1"}}) {
+    write_file(dir / "metrics.jsonl", text);
+    CHECK_THAT(user_error_of([&] { read_history(dir.path()); }), contains_text(fact));
+  }
+  CHECK_FALSE(user_error_of([&] { read_history(dir / "none"); }).empty());
+}
+
+TEST_CASE("values of wrong types are ignored") {
+  History history;
+  history.add(
+      {{"step", 1},
+       {"loss", "low"},
+       {"lr", nullptr},
+       {"skipped_steps", nullptr},
+       {"tasks", {{"piqa", 3}}},
+       {"layers", Json::array({1, {{"layer", 0}}, {{"layer", 1}, {"load", {-5, "x", 1e30}}}})}},
+      "metrics");
+  CHECK(history.curves().count("loss") == 0);
+  CHECK(history.curves().count("lr") == 0);
+  CHECK(history.skipped_count == 0);
+  REQUIRE(history.loads().columns().size() == 1);
+  CHECK((history.loads().columns()[0].loads[0].rows == std::vector<int64_t>{0, 0, 0}));
+}
+
+TEST_CASE("a history read from its JSON continues like the original") {
+  const auto sample = [](int64_t step) {
+    return TextSample{step, step % 3 == 0 ? "one" : "other", fmt::format("after {}", step)};
+  };
+  const auto feed = [&](History& history, int64_t first, int64_t last) {
+    for (int64_t step = first; step <= last; ++step) {
+      history.add(step_line(step, step % 5), "metrics");
+      history.add(sample(step));
+    }
+  };
+  const int64_t stop = GENERATE(0, 1, 7, 160, 161, 1000, 1001, 2500);
+  History whole, begun;
+  feed(whole, 1, 3000);
+  feed(begun, 1, stop);
+  const std::string text = begun.to_json().dump();
+  History history = History::from_json(parse_json(text, "text"), "text");
+  CHECK(history.to_json().dump() == text);
+  feed(history, stop + 1, 3000);
+  CHECK(history.to_json().dump() == whole.to_json().dump());
+  CHECK_THROWS_AS(history.add(step_line(3000), "metrics"), UserError);
+}
+
+// Downsampled curves, and the stages of ReLU training.
+
+TEST_CASE("a curve of up to 1000 points is kept as it is") {
+  Downsampled curve;
+  for (int64_t step = 1; step <= 1000; ++step) {
+    curve.add(step, std::sin(0.1 * static_cast<double>(step)));
+  }
+  const auto points = curve.points();
+  REQUIRE(points.size() == 1000);
+  CHECK_FALSE(curve.is_downsampled());
+  for (int64_t step = 1; step <= 1000; ++step) {
+    const Point& point = points[static_cast<size_t>(step - 1)];
+    CHECK(point.step == step);
+    CHECK(point.value == std::sin(0.1 * static_cast<double>(step)));
+  }
+}
+
+TEST_CASE("a longer curve keeps at most 1000 points, with its extremes") {
+  const auto steps = GENERATE(int64_t{1001}, int64_t{1999}, int64_t{1'000'003});
+  Downsampled curve;
+  double sum = 0;
+  for (int64_t step = 1; step <= steps; ++step) {
+    const double value = step == 777 ? 50 : step == 901 ? -50 : 1.0 / static_cast<double>(step);
+    curve.add(step, value);
+    sum += value;
+  }
+  const auto points = curve.points();
+  CHECK(points.size() <= Downsampled::kMaxPoints);
+  CHECK(points.size() > Downsampled::kMaxPoints / 4);
+  CHECK(std::is_sorted(points.begin(), points.end(),
+                       [](Point one, Point two) { return one.step < two.step; }));
+  const auto has = [&](int64_t step, double value) {
+    return std::any_of(points.begin(), points.end(),
+                       [&](Point point) { return point.step == step && point.value == value; });
+  };
+  CHECK(has(777, 50));
+  CHECK(has(901, -50));
+  CHECK((curve.least.step == 901 && curve.largest.step == 777));
+  CHECK((curve.first.step == 1 && curve.last.step == steps));
+  CHECK((points.front().step == 1 && points.back().step == steps));
+}
+
+TEST_CASE("points(n) returns at most n points with the first, the last and the extremes") {
+  const auto steps = GENERATE(int64_t{40}, int64_t{900}, int64_t{50'000});
+  Downsampled curve;
+  for (int64_t step = 1; step <= steps; ++step) {
+    curve.add(step, step == 30 ? 50 : std::sin(static_cast<double>(step)));
+  }
+  for (const size_t most : {size_t{4}, size_t{50}, size_t{300}}) {
+    const auto points = curve.points(most);
+    CHECK(points.size() <= most);
+    CHECK((points.front().step == 1 && points.back().step == steps));
+    CHECK((most == 4 || std::any_of(points.begin(), points.end(),
+                                    [](Point point) { return point.value == 50; })));
+  }
+}
+
+TEST_CASE("stages of a ReLU run end by their definition") {
   const std::vector<std::vector<double>> runs = {
       {0.5, 0.52, 0.54, 0.6, 0.549, 0.7, 0.76, 0.5, 0.8},  // falls back twice
       {0.5, 0.5, 0.5},                                     // stays in the first stage
@@ -276,7 +268,7 @@ TEST_CASE("stages of a ReLU run end by their definition", "[train]") {
   CHECK(ReluStages::from_json(Json(ReluStages().to_json()), "test").to_json().is_null());
 }
 
-TEST_CASE("the log has the ends of the stages once, also of an interrupted run", "[train]") {
+TEST_CASE("the log has the ends of the stages once, also of an interrupted run") {
   const std::vector<double> sparsity = {0.5, 0.54, 0.6, 0.7, 0.76, 0.74, 0.77};
   const auto write_log = [&](int64_t interrupted_after) {
     const TempDir dir;
@@ -307,7 +299,7 @@ TEST_CASE("the log has the ends of the stages once, also of an interrupted run",
   CHECK(whole[4]["sparsifying_stage_end"] == 5);
 }
 
-TEST_CASE("the report of a dense run has the panels of its curves only", "[train]") {
+TEST_CASE("the report of a dense run has the panels of its curves only") {
   const TempDir dir;
   const Json data = drawn_data(report_page(dir.path(), dense_run(50)));
   CHECK((panel_titles(data) ==
@@ -320,7 +312,7 @@ TEST_CASE("the report of a dense run has the panels of its curves only", "[train
   CHECK(loss["series"][0]["smooth"]["y"].size() == 50);
 }
 
-TEST_CASE("the clip of the settings is drawn unless it is 0", "[train]") {
+TEST_CASE("the clip of the settings is drawn unless it is 0") {
   const TempDir dir;
   write_file(dir / "settings.toml", "[train]\nsteps = 90\nclip = 0.5\n");
   const std::string page = report_page(dir.path(), dense_run(3));
@@ -331,7 +323,7 @@ TEST_CASE("the clip of the settings is drawn unless it is 0", "[train]") {
                   .contains("rule"));
 }
 
-TEST_CASE("only panels of losses start after the warm-up and have a log scale", "[train]") {
+TEST_CASE("only panels of losses start after the warm-up and have a log scale") {
   const TempDir dir;
   History history = dense_run(20);
   history.add({{"step", 21}, {"load_balance_loss", 1.5}, {"auxiliary_loss", 0.015}}, "metrics");
@@ -353,7 +345,7 @@ TEST_CASE("only panels of losses start after the warm-up and have a log scale", 
   CHECK(panel_of(warm, "Loss")["series"][0]["x"][0] == 1);  // the warm-up can be shown
 }
 
-TEST_CASE("text of a run is escaped in the report", "[train]") {
+TEST_CASE("text of a run is escaped in the report") {
   const TempDir dir;
   const std::string hostile =
       "</script></pre><script>alert(1)</script>{{data}}<img src=x onerror=alert(2)>";
@@ -372,8 +364,7 @@ TEST_CASE("text of a run is escaped in the report", "[train]") {
   CHECK(panel_of(drawn_data(page), "Accuracy")["series"][0]["name"] == hostile);
 }
 
-TEST_CASE("a comparison of runs has a panel per curve, final values and different settings",
-          "[train]") {
+TEST_CASE("a comparison of runs has a panel per curve, final values and different settings") {
   const TempDir dir;
   History mixture = dense_run(30);
   mixture.add({{"step", 31}, {"experts_per_token", 2}, {"held_out_loss", 2.25}}, "metrics");
@@ -410,8 +401,7 @@ TEST_CASE("a comparison of runs has a panel per curve, final values and differen
   CHECK(settings.find("seed") != std::string::npos);
 }
 
-TEST_CASE("the report of a long run with many experts, or tasks and starts, is smaller than 2 MB",
-          "[train]") {
+TEST_CASE("the report of a long run with many experts, or tasks and starts, is smaller than 2 MB") {
   const TempDir dir;
   const auto make_page = [&](int64_t steps, bool has_experts) {
     Json layers = Json::array();
@@ -458,7 +448,7 @@ TEST_CASE("the report of a long run with many experts, or tasks and starts, is s
   CHECK(page.find("Resumed after step 4,999") != std::string::npos);
 }
 
-TEST_CASE("smoothing keeps a straight line and reduces noise", "[train]") {
+TEST_CASE("smoothing keeps a straight line and reduces noise") {
   std::vector<Point> straight, noisy;
   for (int64_t step = 0; step < 300; ++step) {
     straight.push_back({step, static_cast<double>(step)});
@@ -474,7 +464,7 @@ TEST_CASE("smoothing keeps a straight line and reduces noise", "[train]") {
   CHECK(smoothed({{1, 1.0}, {2, 5.0}}).empty());
 }
 
-TEST_CASE("invalid lines of samples.jsonl and starts.jsonl are left out", "[train]") {
+TEST_CASE("invalid lines of samples.jsonl and starts.jsonl are left out") {
   const TempDir dir;
   write_file(
       dir / "samples.jsonl",

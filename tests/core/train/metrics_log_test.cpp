@@ -12,8 +12,6 @@
 #include "core/base/resources.h"
 #include "core/train/observe/history.h"
 #include "core/train/observe/metrics.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
@@ -68,6 +66,14 @@ struct LoggedRun {
   MetricsLog resume(int64_t step, const fs::path& checkpoint) {
     notes.clear();
     return {folder, step, checkpoint, notes};
+  }
+  // Writes the steps up to `last` and returns a checkpoint of step `saved`.
+  fs::path write_and_save(int64_t saved, int64_t last) {
+    MetricsLog log = resume(0, {});
+    write(log, 1, saved);
+    const fs::path checkpoint = save(log, saved);
+    write(log, saved + 1, last);
+    return checkpoint;
   }
   // Returns the event file that the run wrote; "" if there is none.
   fs::path event_file() const {
@@ -148,17 +154,34 @@ route::CounterValues layer_of_two_ranks() {
   return values;
 }
 
+// Checks time and memory of resuming after `steps` steps.
+void check_cost(int64_t steps) {
+  LoggedRun run;
+  const fs::path checkpoint = run.write_and_save(steps, steps + 100);
+  ::malloc_trim(0);                               // memory freed above would hide allocations below
+  std::ofstream("/proc/self/clear_refs") << "5";  // resets the peak of memory
+  const uint64_t before = resident_bytes();
+  const auto begin = std::chrono::steady_clock::now();
+  MetricsLog log = run.resume(steps, checkpoint);
+  log.report();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  const uint64_t peak = std::max(peak_resident_bytes(), before);
+  fmt::print("{} steps: metrics.jsonl {}, history.json {}; resumed in {:.3f} s with {}; page {}\n",
+             steps, io::size_text(fs::file_size(run.folder.metrics())),
+             io::size_text(fs::file_size(checkpoint / "history.json")), took.count(),
+             io::size_text(peak - before), io::size_text(fs::file_size(run.folder.report())));
+  CHECK(took.count() < 2);
+  CHECK(peak - before < uint64_t{64} << 20);
+  CHECK(fs::file_size(run.folder.report()) < 2'000'000);
+  CHECK(log.state().history.steps == steps);
+}
+
 }  // namespace
 
-TEST_CASE("a log resumed from a checkpoint is that of an uninterrupted run", "[train]") {
+TEST_CASE("a log resumed from a checkpoint is that of an uninterrupted run") {
   LoggedRun run;
-  fs::path checkpoint;
-  {
-    MetricsLog log = run.resume(0, {});
-    run.write(log, 1, 2500);
-    checkpoint = run.save(log, 2500);
-    run.write(log, 2501, 2600);  // steps after the checkpoint, repeated below
-  }
+  // Steps after the checkpoint are repeated below.
+  const fs::path checkpoint = run.write_and_save(2500, 2600);
   const std::string before = run.events();
   MetricsLog log = run.resume(2500, checkpoint);
   CHECK(run.notes.empty());
@@ -170,16 +193,9 @@ TEST_CASE("a log resumed from a checkpoint is that of an uninterrupted run", "[t
   CHECK(run.all(log) == uninterrupted(3000));
 }
 
-TEST_CASE("without a valid history.json in the checkpoint the log is rebuilt from the files",
-          "[train]") {
+TEST_CASE("without a valid history.json in the checkpoint the log is rebuilt from the files") {
   LoggedRun run;
-  fs::path checkpoint;
-  {
-    MetricsLog log = run.resume(0, {});
-    run.write(log, 1, 200);
-    checkpoint = run.save(log, 200);
-    run.write(log, 201, 230);
-  }
+  const fs::path checkpoint = run.write_and_save(200, 230);
   SECTION("no history.json") { fs::remove(checkpoint / "history.json"); }
   SECTION("another event file") { write_file(run.event_file(), std::string(100'000, 'x')); }
   SECTION("another format") { write_file(checkpoint / "history.json", "{\"format\": 9}"); }
@@ -194,8 +210,7 @@ TEST_CASE("without a valid history.json in the checkpoint the log is rebuilt fro
   CHECK(run.all(log) == uninterrupted(300));
 }
 
-TEST_CASE("lines missing in the middle of metrics.jsonl are reported and the others kept",
-          "[train]") {
+TEST_CASE("lines missing in the middle of metrics.jsonl are reported and the others kept") {
   LoggedRun run;
   std::string text;
   for (int64_t step = 1; step <= 40; ++step) {
@@ -218,14 +233,9 @@ TEST_CASE("lines missing in the middle of metrics.jsonl are reported and the oth
   CHECK(run.notes.empty());
 }
 
-TEST_CASE("lines missing at the end of metrics.jsonl are found by the checkpoint", "[train]") {
+TEST_CASE("lines missing at the end of metrics.jsonl are found by the checkpoint") {
   LoggedRun run;
-  fs::path checkpoint;
-  {
-    MetricsLog log = run.resume(0, {});
-    run.write(log, 1, 30);
-    checkpoint = run.save(log, 30);
-  }
+  const fs::path checkpoint = run.write_and_save(30, 30);
   const std::string whole = read_file(run.folder.metrics());
   const auto note = [&](const std::string& text) {
     write_file(run.folder.metrics(), text);
@@ -238,7 +248,7 @@ TEST_CASE("lines missing at the end of metrics.jsonl are found by the checkpoint
   CHECK_THAT(note(""), contains_text("steps 1 to 30 "));
 }
 
-TEST_CASE("event files of other programs are kept", "[train]") {
+TEST_CASE("event files of other programs are kept") {
   LoggedRun run;
   const std::vector<std::string> others = {
       "events.out.tfevents.1763800000.host.42.0", "events.out.tfevents.mine",
@@ -255,41 +265,7 @@ TEST_CASE("event files of other programs are kept", "[train]") {
   CHECK_FALSE(fs::exists(run.folder.path() / "events.out.tfevents.1.2.moe"));
 }
 
-namespace {
-
-// Checks time and memory of resuming after `steps` steps.
-void check_cost(int64_t steps) {
-  LoggedRun run;
-  fs::path checkpoint;
-  {
-    MetricsLog log = run.resume(0, {});
-    run.write(log, 1, steps);
-    checkpoint = run.save(log, steps);
-    run.write(log, steps + 1, steps + 100);
-  }
-  ::malloc_trim(0);                               // memory freed above would hide allocations below
-  std::ofstream("/proc/self/clear_refs") << "5";  // resets the peak of memory
-  const uint64_t before = resident_bytes();
-  const auto begin = std::chrono::steady_clock::now();
-  MetricsLog log = run.resume(steps, checkpoint);
-  log.report();
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  const uint64_t peak = std::max(peak_resident_bytes(), before);
-  fmt::print("{} steps: metrics.jsonl {}, history.json {}; resumed in {:.3f} s with {}; page {}\n",
-             steps, io::size_text(fs::file_size(run.folder.metrics())),
-             io::size_text(fs::file_size(checkpoint / "history.json")), took.count(),
-             io::size_text(peak - before), io::size_text(fs::file_size(run.folder.report())));
-  CHECK(took.count() < 2);
-  CHECK(peak - before < uint64_t{64} << 20);
-  CHECK(fs::file_size(run.folder.report()) < 2'000'000);
-  CHECK(log.state().history.steps == steps);
-}
-
-}  // namespace
-
-TEST_CASE("resuming after 20,000 steps takes little time and memory", "[train]") {
-  check_cost(20'000);
-}
+TEST_CASE("resuming after 20,000 steps takes little time and memory") { check_cost(20'000); }
 
 TEST_CASE("resuming after a million steps takes little time and memory", "[.][slow]") {
   check_cost(1'000'000);
@@ -297,7 +273,7 @@ TEST_CASE("resuming after a million steps takes little time and memory", "[.][sl
 
 // tests/interop/tensorboard_events.py reads event files with TensorBoard.
 
-TEST_CASE("curves are the numbers of a line of metrics.jsonl", "[train]") {
+TEST_CASE("curves are the numbers of a line of metrics.jsonl") {
   using Curves = std::vector<std::pair<std::string, double>>;
   for (const auto& [line, curves] : std::vector<std::pair<const char*, Curves>>{
            {R"({"step": 3, "loss": 1.5, "lr": null, "tokens": 8, "dropped_share": 0.25,
@@ -316,7 +292,7 @@ TEST_CASE("curves are the numbers of a line of metrics.jsonl", "[train]") {
   }
 }
 
-TEST_CASE("an event file resumes at its mark if it is the same file", "[train]") {
+TEST_CASE("an event file resumes at its mark if it is the same file") {
   const LoggedRun run;
   EventMark mark;
   std::string marked, whole;
@@ -350,7 +326,7 @@ TEST_CASE("an event file resumes at its mark if it is the same file", "[train]")
   CHECK_FALSE(EventFile::resume(run.folder, mark).has_value());
 }
 
-TEST_CASE("lines of later steps and an unfinished line are removed", "[train]") {
+TEST_CASE("lines of later steps and an unfinished line are removed") {
   CHECK(keep(lines(1, 9), 4).text == lines(1, 4));
   CHECK(keep(lines(0, 9), 4).text == lines(0, 4));
   CHECK(keep(lines(1, 4) + R"({"step": 5)", 9).text == lines(1, 4));
@@ -358,14 +334,14 @@ TEST_CASE("lines of later steps and an unfinished line are removed", "[train]") 
   CHECK(keep("", 4).text.empty());
 }
 
-TEST_CASE("lines after a gap are kept up to the step", "[train]") {
+TEST_CASE("lines after a gap are kept up to the step") {
   const Kept kept = keep(lines(1, 10) + lines(21, 45), 40);
   CHECK(kept.text == lines(1, 10) + lines(21, 40));
   CHECK(kept.damaged == 0);
   CHECK(kept.steps.size() == 30);
 }
 
-TEST_CASE("invalid lines are removed and the lines around them kept", "[train]") {
+TEST_CASE("invalid lines are removed and the lines around them kept") {
   const auto junk = GENERATE(std::string("{broken\n"), std::string("[1]\n"), std::string("\n"),
                              std::string(100, '\0') + "\n", std::string("{\"step\": \"x\"}\n"),
                              std::string("{\"step\": 3}\n"), std::string("{\"step\": 77}\n"));
@@ -376,7 +352,7 @@ TEST_CASE("invalid lines are removed and the lines around them kept", "[train]")
   CHECK(keep(lines(1, 5) + junk, 5).text == lines(1, 5));
 }
 
-TEST_CASE("a file is cut at a mark only if a line of that step ends there", "[train]") {
+TEST_CASE("a file is cut at a mark only if a line of that step ends there") {
   const TempDir dir;
   const fs::path file = dir / "metrics.jsonl";
   const auto cuts = [&](const LinesMark& mark) {
@@ -396,7 +372,7 @@ TEST_CASE("a file is cut at a mark only if a line of that step ends there", "[tr
   CHECK_FALSE(cuts({lines(1, 31).size(), 31}));  // the file is shorter
 }
 
-TEST_CASE("a line longer than a read block is found", "[train]") {
+TEST_CASE("a line longer than a read block is found") {
   const TempDir dir;
   const std::string text = line(1) + Json{{"step", 2}, {"x", std::string(200'000, 'x')}}.dump();
   write_file(dir / "metrics.jsonl", text + "\n" + std::string(150'000, 'y'));
@@ -405,13 +381,13 @@ TEST_CASE("a line longer than a read block is found", "[train]") {
   CHECK(file.cut_at({text.size() + 1, 2}));
 }
 
-TEST_CASE("a symbolic link or a folder in place of the file is refused", "[train]") {
+TEST_CASE("a symbolic link or a folder in place of the file is refused") {
   const TempDir dir;
   write_file(dir / "other", "not of this run");
   fs::create_symlink(dir / "other", dir / "metrics.jsonl");
   const auto check_refused = [&] {
-    CHECK_THAT(test::user_error_of([&] { StepLines(dir / "metrics.jsonl", LinesPerStep::kOne); }),
-               test::contains_text((dir / "metrics.jsonl").string()));
+    CHECK_THAT(user_error_of([&] { StepLines(dir / "metrics.jsonl", LinesPerStep::kOne); }),
+               contains_text((dir / "metrics.jsonl").string()));
   };
   check_refused();
   CHECK(read_file(dir / "other") == "not of this run");
@@ -422,7 +398,7 @@ TEST_CASE("a symbolic link or a folder in place of the file is refused", "[train
 
 // The line of a step in metrics.jsonl, and the last learning rate of a model folder.
 
-TEST_CASE("a step's metrics carry the counters of its layers, and their total", "[train]") {
+TEST_CASE("a step's metrics carry the counters of its layers, and their total") {
   StepRecord record;
   record.tokens = 8;
   record.moe_layers = {0, 2};
@@ -455,8 +431,7 @@ TEST_CASE("a step's metrics carry the counters of its layers, and their total", 
   }
 }
 
-TEST_CASE("the last learning rate is that of the last complete line of the run, or none",
-          "[train]") {
+TEST_CASE("the last learning rate is that of the last complete line of the run, or none") {
   const TempDir dir;
   write_file(dir / "run/final/config.json", "{}");
   CHECK_FALSE(last_learning_rate(dir / "run/final"));  // no metrics.jsonl

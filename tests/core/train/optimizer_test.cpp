@@ -5,12 +5,8 @@
 
 #include "core/base/random.h"
 #include "core/train/step/trainable.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/mixture.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/threads.h"
-#include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
 using namespace moe;
@@ -43,15 +39,6 @@ struct PlainAdamW {
 std::vector<double> gather_values(const Tensor& tensor) {
   const Tensor flat = tensor.detach().to(at::kDouble).reshape({-1}).contiguous();
   return {flat.data_ptr<double>(), flat.data_ptr<double>() + flat.numel()};
-}
-
-double largest_difference(const Tensor& tensor, const std::vector<double>& expected) {
-  const auto values = gather_values(tensor);
-  double largest = 0;
-  for (size_t i = 0; i < values.size(); ++i) {
-    largest = std::max(largest, std::abs(values[i] - expected[i]));
-  }
-  return largest;
 }
 
 std::vector<model::NamedParameter> some_parameters() {
@@ -97,9 +84,9 @@ bool has_reason(const std::optional<std::string>& why, const std::string& part) 
 
 // A tiny model whose layers 0 and 2 are mixtures.
 model::Llama tiny_mixture(const TempDir& dir, bool shared_expert = false) {
-  test::write_tiny_checkpoint(dir / "dense");
-  test::write_mixture(dir / "dense", dir / "moe",
-                      {.router = "top1", .experts = 4, .shared_expert = shared_expert});
+  write_tiny_checkpoint(dir / "dense");
+  write_mixture(dir / "dense", dir / "moe",
+                {.router = "top1", .experts = 4, .shared_expert = shared_expert});
   return model::Llama::load(io::Checkpoint(dir / "moe"));
 }
 
@@ -113,111 +100,6 @@ std::vector<std::string> trained_names(const model::Llama& model,
 }
 
 using Names = std::vector<std::string>;
-
-}  // namespace
-
-TEST_CASE("AdamW equals a reference in double over twenty steps", "[train]") {
-  const AdamWSettings settings{0.1, 0.9, 0.95, 1e-8};
-  const auto parameters = some_parameters();
-  std::vector<PlainAdamW> plain;
-  for (const auto& parameter : parameters) {
-    const std::vector<double> zeros(static_cast<size_t>(parameter.tensor.numel()));
-    const double decay = parameter.name == "norm" ? 0.0 : settings.weight_decay;
-    plain.push_back({gather_values(parameter.tensor), zeros, zeros, decay, 0});
-  }
-  AdamW optimizer(held_slices(parameters), settings);
-  for (int step = 0; step < 20; ++step) {
-    const double lr = 1e-2 / (1 + step);
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const Tensor gradient = at::randn_like(parameters[i].tensor.detach());
-      parameters[i].tensor.mutable_grad() = gradient;
-      plain[i].step(gather_values(gradient), lr, settings);
-    }
-    optimizer.step(lr);
-  }
-  // Weights are of order 3, half an ulp is 1.2e-7, and each of 20 steps rounds a weight at most
-  // three times. The updates, 3.6e-2 in total, add relative errors of about 10 eps: 4e-8.
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    CHECK(largest_difference(parameters[i].tensor, plain[i].weight) < 20 * 3 * 1.2e-7 + 4e-8);
-  }
-}
-
-TEST_CASE("matrices decay, norms and biases do not, embedding and head by decay_embeddings",
-          "[train]") {
-  const double lr = 1e-2, decay = 0.5;
-  for (const bool decay_embeddings : {true, false}) {
-    for (const auto& [name, shape, decays] :
-         std::vector<std::tuple<std::string, std::vector<int64_t>, bool>>{
-             {"model.embed_tokens", {6, 4}, decay_embeddings},
-             {"lm_head", {6, 4}, decay_embeddings},
-             {"model.layers.0.self_attn.qkv", {8, 4}, true},
-             {"model.layers.0.mlp.router", {2, 4}, true},
-             {"model.layers.0.mlp.gate_up", {2, 6, 4}, true},
-             {"model.layers.0.self_attn.qkv_bias", {8}, false},
-             {"model.layers.0.input_norm", {4}, false}}) {
-      CAPTURE(decay_embeddings, name);
-      const Tensor weight = at::randn(shape).requires_grad_(true);
-      const Tensor before = weight.detach().clone();
-      AdamWSettings settings;
-      settings.weight_decay = decay;
-      settings.decay_embeddings = decay_embeddings;
-      AdamW optimizer(held_slices({{name, weight}}), settings);
-      // w -= lr * decay * w, then the first step of a constant gradient: lr * g / (|g| + eps).
-      weight.mutable_grad() = at::full(shape, 0.25);
-      optimizer.step(lr);
-      const double kept = decays ? 1 - lr * decay : 1;
-      CHECK(at::allclose(weight.detach(), before * kept - lr, 1e-6, 1e-6));
-    }
-  }
-}
-
-TEST_CASE("a parameter without gradient keeps its value, moments and count", "[train]") {
-  const auto parameters = some_parameters();
-  AdamW optimizer(held_slices(parameters), {0.1, 0.9, 0.999, 1e-8});
-  const Tensor before = parameters[0].tensor.detach().clone();
-  parameters[1].tensor.mutable_grad() = at::ones({3, 4, 2});
-  optimizer.step(1e-2);
-  CHECK(at::equal(parameters[0].tensor.detach(), before));
-  // Its first update is still a first update: lr * g / (|g| + eps), after the decay.
-  parameters[0].tensor.mutable_grad() = at::full({7, 5}, 0.25);
-  optimizer.step(1e-2);
-  CHECK(at::allclose(parameters[0].tensor.detach(), before * (1 - 1e-3) - 1e-2, 1e-6, 1e-6));
-  optimizer.clear_gradients();
-  CHECK_FALSE(parameters[0].tensor.grad().defined());
-}
-
-TEST_CASE("the gradient norm is that of all gradients, also of several pieces", "[train]") {
-  std::vector<model::NamedParameter> parameters = some_parameters();
-  CHECK(gradient_norm(held_slices(parameters)) == 0.0);
-  parameters[0].tensor.mutable_grad() = at::full({7, 5}, 2.0);
-  parameters[2].tensor.mutable_grad() = at::full({11}, -1.0);
-  CHECK(gradient_norm(held_slices(parameters)) == Approx(std::sqrt(35 * 4 + 11)));
-  const int64_t many = (int64_t{1} << 20) * 2 + 17;
-  const std::vector<model::NamedParameter> large{{"large", at::zeros({many}).requires_grad_(true)}};
-  large[0].tensor.mutable_grad() = at::full({many}, 0.1);
-  // 1024 squares in at least 8 lanes: 128 roundings of 6e-8 in the sum of a lane, half in its root.
-  CHECK(gradient_norm(held_slices(large)) ==
-        Approx(0.1 * std::sqrt(static_cast<double>(many))).epsilon(4e-6));
-}
-
-TEST_CASE("the gradient norm has equal bits with any number of threads", "[train]") {
-  // Large enough for LibTorch to sum the pieces on several threads.
-  Tensor weight = at::zeros({40 << 20}).requires_grad_(true);
-  weight.mutable_grad() = at::sin(at::arange(40 << 20, at::kFloat));
-  const std::vector<model::NamedParameter> parameters = {{"large", weight}};
-  test::by_any_threads([&] {
-    return std::vector<Tensor>{
-        at::scalar_tensor(gradient_norm(held_slices(parameters)), at::kDouble)};
-  });
-}
-
-TEST_CASE("clipping scales as clip_grad_norm_ and never up", "[train]") {
-  CHECK(clip_scale(4, 1) == 1 / (4 + 1e-6));
-  CHECK(clip_scale(0.5, 1) == 1);
-  CHECK(clip_scale(4, 0) == 1);
-}
-
-namespace {
 
 AdamWSettings with_bf16_moments() {
   AdamWSettings settings;
@@ -253,8 +135,108 @@ struct OneParameter {
 
 }  // namespace
 
-TEST_CASE("bf16 moments are those in f32, rounded without bias, also over several pieces",
-          "[train]") {
+TEST_CASE("AdamW equals a reference in double over twenty steps") {
+  const AdamWSettings settings{0.1, 0.9, 0.95, 1e-8};
+  const auto parameters = some_parameters();
+  std::vector<PlainAdamW> plain;
+  for (const auto& parameter : parameters) {
+    const std::vector<double> zeros(static_cast<size_t>(parameter.tensor.numel()));
+    const double decay = parameter.name == "norm" ? 0.0 : settings.weight_decay;
+    plain.push_back({gather_values(parameter.tensor), zeros, zeros, decay, 0});
+  }
+  AdamW optimizer(held_slices(parameters), settings);
+  for (int step = 0; step < 20; ++step) {
+    const double lr = 1e-2 / (1 + step);
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const Tensor gradient = at::randn_like(parameters[i].tensor.detach());
+      parameters[i].tensor.mutable_grad() = gradient;
+      plain[i].step(gather_values(gradient), lr, settings);
+    }
+    optimizer.step(lr);
+  }
+  // Weights are of order 3, half an ulp is 1.2e-7, and each of 20 steps rounds a weight at most
+  // three times. The updates, 3.6e-2 in total, add relative errors of about 10 eps: 4e-8.
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Tensor found = parameters[i].tensor.detach().to(at::kDouble).view({-1});
+    CHECK(at::allclose(found, at::tensor(plain[i].weight), 0, 20 * 3 * 1.2e-7 + 4e-8));
+  }
+}
+
+TEST_CASE("matrices decay, norms and biases do not, embedding and head by decay_embeddings") {
+  const double lr = 1e-2, decay = 0.5;
+  for (const bool decay_embeddings : {true, false}) {
+    for (const auto& [name, shape, decays] :
+         std::vector<std::tuple<std::string, std::vector<int64_t>, bool>>{
+             {"model.embed_tokens", {6, 4}, decay_embeddings},
+             {"lm_head", {6, 4}, decay_embeddings},
+             {"model.layers.0.self_attn.qkv", {8, 4}, true},
+             {"model.layers.0.mlp.router", {2, 4}, true},
+             {"model.layers.0.mlp.gate_up", {2, 6, 4}, true},
+             {"model.layers.0.self_attn.qkv_bias", {8}, false},
+             {"model.layers.0.input_norm", {4}, false}}) {
+      CAPTURE(decay_embeddings, name);
+      const Tensor weight = at::randn(shape).requires_grad_(true);
+      const Tensor before = weight.detach().clone();
+      AdamWSettings settings;
+      settings.weight_decay = decay;
+      settings.decay_embeddings = decay_embeddings;
+      AdamW optimizer(held_slices({{name, weight}}), settings);
+      // w -= lr * decay * w, then the first step of a constant gradient: lr * g / (|g| + eps).
+      weight.mutable_grad() = at::full(shape, 0.25);
+      optimizer.step(lr);
+      const double kept = decays ? 1 - lr * decay : 1;
+      CHECK(at::allclose(weight.detach(), before * kept - lr, 1e-6, 1e-6));
+    }
+  }
+}
+
+TEST_CASE("a parameter without gradient keeps its value, moments and count") {
+  const auto parameters = some_parameters();
+  AdamW optimizer(held_slices(parameters), {0.1, 0.9, 0.999, 1e-8});
+  const Tensor before = parameters[0].tensor.detach().clone();
+  parameters[1].tensor.mutable_grad() = at::ones({3, 4, 2});
+  optimizer.step(1e-2);
+  CHECK(at::equal(parameters[0].tensor.detach(), before));
+  // Its first update is still a first update: lr * g / (|g| + eps), after the decay.
+  parameters[0].tensor.mutable_grad() = at::full({7, 5}, 0.25);
+  optimizer.step(1e-2);
+  CHECK(at::allclose(parameters[0].tensor.detach(), before * (1 - 1e-3) - 1e-2, 1e-6, 1e-6));
+  optimizer.clear_gradients();
+  CHECK_FALSE(parameters[0].tensor.grad().defined());
+}
+
+TEST_CASE("the gradient norm is that of all gradients, also of several pieces") {
+  std::vector<model::NamedParameter> parameters = some_parameters();
+  CHECK(gradient_norm(held_slices(parameters)) == 0.0);
+  parameters[0].tensor.mutable_grad() = at::full({7, 5}, 2.0);
+  parameters[2].tensor.mutable_grad() = at::full({11}, -1.0);
+  CHECK(gradient_norm(held_slices(parameters)) == Approx(std::sqrt(35 * 4 + 11)));
+  const int64_t many = (int64_t{1} << 20) * 2 + 17;
+  const std::vector<model::NamedParameter> large{{"large", at::zeros({many}).requires_grad_(true)}};
+  large[0].tensor.mutable_grad() = at::full({many}, 0.1);
+  // 1024 squares in at least 8 lanes: 128 roundings of 6e-8 in the sum of a lane, half in its root.
+  CHECK(gradient_norm(held_slices(large)) ==
+        Approx(0.1 * std::sqrt(static_cast<double>(many))).epsilon(4e-6));
+}
+
+TEST_CASE("the gradient norm has equal bits with any number of threads") {
+  // Large enough for LibTorch to sum the pieces on several threads.
+  Tensor weight = at::zeros({40 << 20}).requires_grad_(true);
+  weight.mutable_grad() = at::sin(at::arange(40 << 20, at::kFloat));
+  const std::vector<model::NamedParameter> parameters = {{"large", weight}};
+  by_any_threads([&] {
+    return std::vector<Tensor>{
+        at::scalar_tensor(gradient_norm(held_slices(parameters)), at::kDouble)};
+  });
+}
+
+TEST_CASE("clipping scales as clip_grad_norm_ and never up") {
+  CHECK(clip_scale(4, 1) == 1 / (4 + 1e-6));
+  CHECK(clip_scale(0.5, 1) == 1);
+  CHECK(clip_scale(4, 0) == 1);
+}
+
+TEST_CASE("bf16 moments are those in f32, rounded without bias, also over several pieces") {
   constexpr int64_t kCount = (int64_t{1} << 18) + 1000;  // a whole piece and a part of one
   at::manual_seed(5);
   const Tensor gradient = at::randn({kCount, 1});
@@ -278,8 +260,7 @@ TEST_CASE("bf16 moments are those in f32, rounded without bias, also over severa
   CHECK_FALSE(at::equal(other.mean(), narrow.mean()));
 }
 
-TEST_CASE("a step is an outlier if its loss or gradient norm is above the bound of the window",
-          "[train]") {
+TEST_CASE("a step is an outlier if its loss or gradient norm is above the bound of the window") {
   const Run run;
   const double loss = upper_bound(run.window.losses), norm = upper_bound(run.window.norms);
   const auto judged = [&](double loss_value, double norm_value) {
@@ -294,8 +275,7 @@ TEST_CASE("a step is an outlier if its loss or gradient norm is above the bound 
   CHECK_FALSE(judged(-100, 0));
 }
 
-TEST_CASE("there are no outliers before 64 steps, or within the rounding of equal values",
-          "[train]") {
+TEST_CASE("there are no outliers before 64 steps, or within the rounding of equal values") {
   Run young(kOutlierStart - 1);
   CHECK_FALSE(find_outlier(young.window, 1e6, 1e6, kZ));
   OutlierWindow level;
@@ -305,7 +285,7 @@ TEST_CASE("there are no outliers before 64 steps, or within the rounding of equa
   CHECK(find_outlier(level, 2.1, 1, kZ));
 }
 
-TEST_CASE("the window has the last 128 steps, with outliers clipped to the bound", "[train]") {
+TEST_CASE("the window has the last 128 steps, with outliers clipped to the bound") {
   Run run(300);
   CHECK(run.window.losses.size() == 128);
   CHECK(run.window.norms.size() == 128);
@@ -320,7 +300,7 @@ TEST_CASE("the window has the last 128 steps, with outliers clipped to the bound
   CHECK(run.window.in_a_row == 0);
 }
 
-TEST_CASE("16 outliers in a row are accepted as a new level", "[train]") {
+TEST_CASE("16 outliers in a row are accepted as a new level") {
   Run run;
   for (int64_t step = 1; step < kMaxConsecutiveOutliers; ++step) {
     const auto why = find_outlier(run.window, 1e5 + run.loss(), run.norm(), kZ);
@@ -334,7 +314,7 @@ TEST_CASE("16 outliers in a row are accepted as a new level", "[train]") {
   CHECK(has_reason(find_outlier(run.window, 1e5 + 4, 1, kZ), "the loss"));
 }
 
-TEST_CASE("groups and patterns name the parameters that train", "[train]") {
+TEST_CASE("groups and patterns name the parameters that train") {
   const TempDir dir;
   const auto model = tiny_mixture(dir);
   CHECK(trained_names(model, {}).size() == model.parameters().size());
@@ -356,7 +336,7 @@ TEST_CASE("groups and patterns name the parameters that train", "[train]") {
   CHECK(sum == model.parameters().size());
 }
 
-TEST_CASE("a shared expert is in the group dense, and its gate has no bf16 copy", "[train]") {
+TEST_CASE("a shared expert is in the group dense, and its gate has no bf16 copy") {
   const TempDir dir;
   const auto model = tiny_mixture(dir, /*shared_expert=*/true);
   CHECK(trained_names(model, {"experts"}).size() == 4);
@@ -376,13 +356,13 @@ TEST_CASE("a shared expert is in the group dense, and its gate has no bf16 copy"
   }
 }
 
-TEST_CASE("--train with an unknown name is refused with the known ones", "[train]") {
+TEST_CASE("--train with an unknown name is refused with the known ones") {
   const TempDir dir;
   const auto model = tiny_mixture(dir);
   for (const auto& [word, fact] :
        {std::pair("expert", "did you mean 'experts'?"),
         std::pair("expert", "experts, router, attention"),
         std::pair("model.layers.9.*", "'model.layers.9.*'"), std::pair("*a*b*c*d*e", "4 stars")}) {
-    CHECK_THAT(user_error_of([&] { train::trainable(model, {word}); }), test::contains_text(fact));
+    CHECK_THAT(user_error_of([&] { train::trainable(model, {word}); }), contains_text(fact));
   }
 }

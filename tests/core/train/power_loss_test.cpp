@@ -3,15 +3,12 @@
 // last complete checkpoint and the lines of metrics.jsonl up to it.
 #include "tests/support/power_loss.h"
 
-#include <fstream>
 #include <set>
 
 #include "core/io/checksums.h"
 #include "core/train/checkpoint/snapshot.h"
 #include "core/train/observe/metrics.h"
-#include "tests/support/catch.h"
 #include "tests/support/run_binary.h"
-#include "tests/support/tiny_checkpoint.h"
 #include "tests/support/train_world.h"
 
 using namespace moe;

@@ -196,7 +196,7 @@ void use_adapters(TrainWorld& world) {
 
 }  // namespace
 
-TEST_CASE("losses, norms, routing and weights do not depend on processes and replicas", "[train]") {
+TEST_CASE("losses, norms, routing and weights do not depend on processes and replicas") {
   for (const Case& each : {Case{"top1+ir+fr", 4, true},
                            {"top2:cf=inf", 8, true},
                            {"top1+ir+fr", 4, false, true, model::Recompute::kLayer},
@@ -210,8 +210,7 @@ TEST_CASE("losses, norms, routing and weights do not depend on processes and rep
   check_case({"top2", 1}, 2, {{5, 5}});
 }
 
-TEST_CASE("twenty steps of every router do not depend on processes and replicas",
-          "[.][slow][train]") {
+TEST_CASE("twenty steps of every router do not depend on processes and replicas", "[.][slow]") {
   for (const char* router :
        {"top1", "top1+ir+fr", "top2:cf=inf", "topp:0.4", "relu:k=1", "top2+ir+fr:bias=0.01"}) {
     for (const int64_t logical_ranks : {4, 8}) {
@@ -220,7 +219,7 @@ TEST_CASE("twenty steps of every router do not depend on processes and replicas"
   }
 }
 
-TEST_CASE("a run that resumes on 1, 2, 4 and 1 processes ends as a run on one", "[train]") {
+TEST_CASE("a run that resumes on 1, 2, 4 and 1 processes ends as a run on one") {
   RankedWorld world("top2", 4);
   world.train_on(1, "truth");
   world.settings.run = world.dir / "run";
@@ -233,8 +232,7 @@ TEST_CASE("a run that resumes on 1, 2, 4 and 1 processes ends as a run on one", 
   CHECK(folder_distance(world.dir / "run/final", world.dir / "truth/final") < kTolerance);
 }
 
-TEST_CASE("the held-out loss is the same on many processes, with or without sharded weights",
-          "[train]") {
+TEST_CASE("the held-out loss is the same on many processes, with or without sharded weights") {
   RankedWorld world("top1", 4);
   world.settings.steps = 1;
   world.settings.evaluation.data = {world.dir / "rows.jsonl"};
@@ -244,7 +242,7 @@ TEST_CASE("the held-out loss is the same on many processes, with or without shar
     world.settings.run = world.dir / fmt::format("held{}{}", processes, static_cast<int>(shard));
     world.settings.shard = shard;
     const TimeLimit limit(120);
-    test::run_as_threads(processes, [&](distributed::Comm& comm) {
+    run_as_threads(processes, [&](distributed::Comm& comm) {
       TrainCallbacks callbacks;
       callbacks.on_evaluated = [&](const Evaluation& evaluation) {
         found[comm.rank()].push_back(*evaluation.held_out_loss);
@@ -264,7 +262,7 @@ TEST_CASE("the held-out loss is the same on many processes, with or without shar
   }
 }
 
-TEST_CASE("ranks without a row and ranks with unequal rows train", "[train]") {
+TEST_CASE("ranks without a row and ranks with unequal rows train") {
   for (const char* router : {"top1+ir+fr", "topp:0.4", "relu:k=1"}) {
     INFO(router);
     RankedWorld world(router, 4);
@@ -284,7 +282,7 @@ TEST_CASE("ranks without a row and ranks with unequal rows train", "[train]") {
   }
 }
 
-TEST_CASE("replicas that cannot share the micro-batches of a step equally are refused", "[train]") {
+TEST_CASE("replicas that cannot share the micro-batches of a step equally are refused") {
   RankedWorld world("top1", 4);
   world.settings.replicas = 4;
   CHECK_THROWS_WITH(world.train_on(4), contains_text("--global-batch 8") &&
@@ -292,7 +290,7 @@ TEST_CASE("replicas that cannot share the micro-batches of a step equally are re
                                            contains_text("multiple of 16"));
 }
 
-TEST_CASE("one process of a host tokenizes, and the others map its tokens", "[train]") {
+TEST_CASE("one process of a host tokenizes, and the others map its tokens") {
   RankedWorld world("top1", 2);
   world.settings.steps = 1;
   world.settings.cache = GENERATE(std::string("off"), std::string("CACHE"));
@@ -302,7 +300,7 @@ TEST_CASE("one process of a host tokenizes, and the others map its tokens", "[tr
   world.settings.run = world.dir / "run";
   const TimeLimit limit(120);
   std::array<std::atomic<int64_t>, 2> made{};
-  test::run_as_threads(2, [&](distributed::Comm& comm) {
+  run_as_threads(2, [&](distributed::Comm& comm) {
     const auto rank = static_cast<size_t>(comm.rank());
     TrainCallbacks callbacks;
     callbacks.on_reading = [&](int64_t examples, int64_t) {
@@ -318,7 +316,7 @@ TEST_CASE("one process of a host tokenizes, and the others map its tokens", "[tr
 // Runs with sharded weights (--shard weights) against runs with whole weights, ranks as threads:
 // equal bits with one micro-batch per rank, checkpoints and resuming.
 
-TEST_CASE("sharded weights train to the bits of whole weights", "[train]") {
+TEST_CASE("sharded weights train to the bits of whole weights") {
   struct Case {
     const char* name;
     int64_t processes, replicas;
@@ -372,8 +370,7 @@ TEST_CASE("sharded weights train to the bits of whole weights", "[train]") {
 
 // Sharded weights sum each micro-batch over ranks before they sum micro-batches. The other order
 // changes a gradient by about 1e-7; an update of AdamW has the size lr for any gradient.
-TEST_CASE("with gradient accumulation sharded weights train as whole weights within rounding",
-          "[train]") {
+TEST_CASE("with gradient accumulation sharded weights train as whole weights within rounding") {
   for (const auto recompute : {model::Recompute::kNone, model::Recompute::kLayer}) {
     TrainWorld world;
     shorten(world, 3, /*micro_batches=*/3);
@@ -389,7 +386,7 @@ TEST_CASE("with gradient accumulation sharded weights train as whole weights wit
   }
 }
 
-TEST_CASE("a run resumes with or without sharding to the bits of an uninterrupted run", "[train]") {
+TEST_CASE("a run resumes with or without sharding to the bits of an uninterrupted run") {
   TrainWorld world;
   shorten(world, 3);
   world.settings.steps = 4;
@@ -403,7 +400,7 @@ TEST_CASE("a run resumes with or without sharding to the bits of an uninterrupte
   CHECK(end.state == truth.state);
 }
 
-TEST_CASE("a checkpoint keeps its bytes when any number of ranks reads and writes it", "[train]") {
+TEST_CASE("a checkpoint keeps its bytes when any number of ranks reads and writes it") {
   for (const auto& [lora, moments] :
        {std::pair(0, io::DType::kBF16), std::pair(4, io::DType::kF32)}) {
     TrainWorld world;
@@ -425,7 +422,7 @@ TEST_CASE("a checkpoint keeps its bytes when any number of ranks reads and write
          {Layout{3, 3, true}, {4, 2, true}, {4, 1, false}, {5, 5, true}, {1, 1, false}}) {
       const fs::path to = world.dir / fmt::format("by{}x{}", processes, replicas);
       const TimeLimit limit(kSeconds);
-      test::run_as_threads(processes, [&](distributed::Comm& comm) {
+      run_as_threads(processes, [&](distributed::Comm& comm) {
         distributed::World ranks(comm,
                                  distributed::make_layout(processes, comm.rank(), replicas, 4, 4));
         const io::Checkpoint folder(from);

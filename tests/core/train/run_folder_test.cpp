@@ -5,8 +5,6 @@
 #include "core/io/checksums.h"
 #include "core/io/staged_folder.h"
 #include "core/train/checkpoint/inputs.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
@@ -82,8 +80,7 @@ void set_time(const fs::path& file, int seconds) {
 
 }  // namespace
 
-TEST_CASE("a folder that is not a run, a file and the parent of the model are refused as a run",
-          "[train]") {
+TEST_CASE("a folder that is not a run, a file and the parent of the model are refused as a run") {
   const World world;
   CHECK(world.error(false).empty());
   fs::create_directories(world.run);
@@ -103,7 +100,7 @@ TEST_CASE("a folder that is not a run, a file and the parent of the model are re
              contains_text((world.run / "mine.txt").string()));
 }
 
-TEST_CASE("starting over removes only what the previous run made", "[train]") {
+TEST_CASE("starting over removes only what the previous run made") {
   const World world;
   const fs::path& run = world.run;
   {
@@ -129,7 +126,7 @@ TEST_CASE("starting over removes only what the previous run made", "[train]") {
   }
 }
 
-TEST_CASE("--force removes nothing that .moe-run does not list", "[train]") {
+TEST_CASE("--force removes nothing that .moe-run does not list") {
   const World world;
   write_file(world.run / "mine.txt", "years");
   const std::string name =
@@ -146,7 +143,7 @@ TEST_CASE("--force removes nothing that .moe-run does not list", "[train]") {
   CHECK(read_file(world.run / name) == "years");
 }
 
-TEST_CASE("a hostile .moe-run removes nothing that runs do not make", "[train]") {
+TEST_CASE("a hostile .moe-run removes nothing that runs do not make") {
   const World world;
   const std::vector<fs::path> others = {world.dir / "thesis", world.run / "mine",
                                         world.run / "checkpoints/best/thesis"};
@@ -163,7 +160,7 @@ TEST_CASE("a hostile .moe-run removes nothing that runs do not make", "[train]")
   }
 }
 
-TEST_CASE("an input inside a folder that the run may remove is refused", "[train]") {
+TEST_CASE("an input inside a folder that the run may remove is refused") {
   const World world;
   const RunFolder before = world.begin();
   add_checkpoint(before, 2);
@@ -183,7 +180,7 @@ TEST_CASE("an input inside a folder that the run may remove is refused", "[train
              contains_text(here.string() + ": "));
 }
 
-TEST_CASE("a checkpoint of another program is neither removed nor overwritten", "[train]") {
+TEST_CASE("a checkpoint of another program is neither removed nor overwritten") {
   const World world;
   const RunFolder run = world.begin();
   for (const int64_t step : {1, 3}) {
@@ -199,7 +196,7 @@ TEST_CASE("a checkpoint of another program is neither removed nor overwritten", 
   CHECK_NOTHROW(run.claim(run.checkpoint(3)));
 }
 
-TEST_CASE("a run does not write or remove through links", "[train]") {
+TEST_CASE("a run does not write or remove through links") {
   const World world;
   add_checkpoint(world.begin(), 2);
   const fs::path other = world.dir / "other";
@@ -224,7 +221,7 @@ TEST_CASE("a run does not write or remove through links", "[train]") {
   CHECK(read_file(other / "step-2/config.json") == "years");
 }
 
-TEST_CASE("a checkpoint folder replaced by a link during a run is not followed", "[train]") {
+TEST_CASE("a checkpoint folder replaced by a link during a run is not followed") {
   const World world;
   const RunFolder run = world.begin();
   for (const int64_t step : {1, 2, 3}) {
@@ -239,7 +236,7 @@ TEST_CASE("a checkpoint folder replaced by a link during a run is not followed",
   }
 }
 
-TEST_CASE("a checkpoint with an added file is neither removed nor overwritten", "[train]") {
+TEST_CASE("a checkpoint with an added file is neither removed nor overwritten") {
   const World world;
   std::string added;
   {
@@ -266,7 +263,7 @@ TEST_CASE("a checkpoint with an added file is neither removed nor overwritten", 
   CHECK(read_file(moved) == "years");
 }
 
-TEST_CASE("a resumed run removes what a kill left of its checkpoints", "[train]") {
+TEST_CASE("a resumed run removes what a kill left of its checkpoints") {
   const World world;
   const fs::path checkpoints = world.run / "checkpoints";
   {
@@ -289,7 +286,7 @@ TEST_CASE("a resumed run removes what a kill left of its checkpoints", "[train]"
   CHECK(fs::exists(checkpoints / "step-40.partial"));  // step 40 is not in .moe-run
 }
 
-TEST_CASE("a run does not replace a report.html that moe did not write", "[train]") {
+TEST_CASE("a run does not replace a report.html that moe did not write") {
   const World world;
   world.begin();
   const fs::path page = world.run / "report.html";
@@ -301,8 +298,7 @@ TEST_CASE("a run does not replace a report.html that moe did not write", "[train
   CHECK(world.error(true).empty());
 }
 
-TEST_CASE("a run without .moe-run resumes with a new list, and --force does not start it over",
-          "[train]") {
+TEST_CASE("a run without .moe-run resumes with a new list, and --force does not start it over") {
   const World world;
   write_file(world.run / "settings.toml", "[train]\n");
   write_file(world.run / "metrics.jsonl", "{}");
@@ -316,7 +312,7 @@ TEST_CASE("a run without .moe-run resumes with a new list, and --force does not 
   CHECK(again.saved_steps() == std::vector<int64_t>{2, 3});
 }
 
-TEST_CASE("keep_newest() removes old checkpoints except multiples of keep-every", "[train]") {
+TEST_CASE("keep_newest() removes old checkpoints except multiples of keep-every") {
   const World world;
   CHECK_FALSE(RunFolder(world.run, world.model, false).last_checkpoint().has_value());
   const RunFolder run = world.begin();
@@ -337,8 +333,7 @@ TEST_CASE("keep_newest() removes old checkpoints except multiples of keep-every"
   CHECK(run.last_checkpoint() == run.checkpoint(10));
 }
 
-TEST_CASE("settings of removed options do not prevent a resume unless they change the numbers",
-          "[train]") {
+TEST_CASE("settings of removed options do not prevent a resume unless they change the numbers") {
   struct Case {
     const char* removed;
     bool is_resumable;
@@ -360,8 +355,7 @@ TEST_CASE("settings of removed options do not prevent a resume unless they chang
   }
 }
 
-TEST_CASE("a run resumes with equal settings and is refused with a list of different ones",
-          "[train]") {
+TEST_CASE("a run resumes with equal settings and is refused with a list of different ones") {
   const World world;
   RunFolder(world.run, world.model, false)
       .begin("# moe 1\n[train]\nsteps = 12\nlr = 0.1\nkeep = 2\n", RunState::kNew);
@@ -388,7 +382,7 @@ TEST_CASE("a run resumes with equal settings and is refused with a list of diffe
   CHECK(run_state(again, "[train]\nsteps = 12\n") == RunState::kDone);
 }
 
-TEST_CASE("the newest undamaged checkpoint is found, and damaged ones are named", "[train]") {
+TEST_CASE("the newest undamaged checkpoint is found, and damaged ones are named") {
   const World world;
   const RunFolder run(world.run, world.model, false);
   std::vector<std::string> damaged;
@@ -407,7 +401,7 @@ TEST_CASE("the newest undamaged checkpoint is found, and damaged ones are named"
 
 // Comparison of the inputs of a run: by size and time, and by content if those differ.
 
-TEST_CASE("inputs are the files of the model, data files and tasks", "[train]") {
+TEST_CASE("inputs are the files of the model, data files and tasks") {
   const InputsWorld world;
   Inputs inputs = world.record();
   std::string text;
@@ -424,8 +418,7 @@ TEST_CASE("inputs are the files of the model, data files and tasks", "[train]") 
   CHECK(inputs.at("data")[0].bytes == 3);
 }
 
-TEST_CASE("a file with equal size and time is not read, other files are compared by content",
-          "[train]") {
+TEST_CASE("a file with equal size and time is not read, other files are compared by content") {
   const InputsWorld world;
   const Inputs before = world.record();
   CHECK(differences(before, world).empty());
@@ -443,7 +436,7 @@ TEST_CASE("a file with equal size and time is not read, other files are compared
   CHECK(differences(before, world).empty());
 }
 
-TEST_CASE("a changed byte of a sample, size or file of the model is a difference", "[train]") {
+TEST_CASE("a changed byte of a sample, size or file of the model is a difference") {
   const InputsWorld world;
   const Inputs before = world.record();
   const fs::path weights = world.dir / "model/model.safetensors";
@@ -461,7 +454,7 @@ TEST_CASE("a changed byte of a sample, size or file of the model is a difference
         "model: model.safetensors is read as model.safetensors, before it was config.json\n");
 }
 
-TEST_CASE("an invalid inputs.json is ignored", "[train]") {
+TEST_CASE("an invalid inputs.json is ignored") {
   const TempDir dir;
   CHECK_FALSE(read_inputs(dir / "inputs.json"));
   for (const char* text : {"", "[]", "{\"data\": [{}]}", "{\"data\": 5", "{\"data\": [7]}"}) {

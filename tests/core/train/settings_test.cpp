@@ -4,12 +4,11 @@
 
 #include "core/route/route.h"
 #include "core/train/loop/plan.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/user_error.h"
 
 using namespace moe;
 using namespace moe::train;
+using namespace moe::test;
 using route::parse_router;
 
 namespace {
@@ -104,7 +103,7 @@ bool has_gradient(const std::string& router, int64_t tokens, int64_t experts) {
 void check_warning(const RunFacts& facts, const std::string& part) {
   const auto warnings = known_failures(facts);
   REQUIRE(warnings.size() == 1);
-  CHECK_THAT(warnings[0], test::contains_text(part));
+  CHECK_THAT(warnings[0], contains_text(part));
 }
 
 RunFacts run_facts(const std::string& router, int64_t experts, int64_t rank_tokens) {
@@ -118,8 +117,7 @@ RunFacts run_facts(const std::string& router, int64_t experts, int64_t rank_toke
 
 }  // namespace
 
-TEST_CASE("settings that are not given get defaults from the papers, the model and the data",
-          "[train]") {
+TEST_CASE("settings that are not given get defaults from the papers, the model and the data") {
   const auto settings = resolve(with_data(), config_of(512), rows(false));
   CHECK(settings.seq_len == 512);
   CHECK(resolve(with_data(), config_of(4096), rows(false)).seq_len == 2048);
@@ -131,18 +129,18 @@ TEST_CASE("settings that are not given get defaults from the papers, the model a
   CHECK(resolve(with_data(), config_of(512), rows(true)).pack == data::Pack::kNone);
 }
 
-TEST_CASE("the micro-batch is the largest divisor of the global batch up to 8", "[train]") {
+TEST_CASE("the micro-batch is the largest divisor of the global batch up to 8") {
   TrainSettings settings = with_data();
   settings.global_batch = 36;
   CHECK(resolve(settings, config_of(512), rows(false)).micro_batch == 6);
   settings.global_batch = 7;
   CHECK(resolve(settings, config_of(512), rows(false)).micro_batch == 7);
   settings.micro_batch = 2;
-  CHECK_THAT(test::user_error_of([&] { resolve(settings, config_of(512), rows(false)); }),
-             test::contains_text("--global-batch 7 is no multiple of --micro-batch 2"));
+  CHECK_THAT(user_error_of([&] { resolve(settings, config_of(512), rows(false)); }),
+             contains_text("--global-batch 7 is no multiple of --micro-batch 2"));
 }
 
-TEST_CASE("a number out of range is refused with its flag and value", "[train]") {
+TEST_CASE("a number out of range is refused with its flag and value") {
   using S = TrainSettings;
   struct Case {
     const char* facts;
@@ -180,12 +178,12 @@ TEST_CASE("a number out of range is refused with its flag and value", "[train]")
   for (const auto& [facts, change] : cases) {
     TrainSettings settings = with_data();
     change(settings);
-    CHECK_THAT(test::user_error_of([&] { resolve(settings, config_of(512), rows(false)); }),
-               test::contains_text(facts));
+    CHECK_THAT(user_error_of([&] { resolve(settings, config_of(512), rows(false)); }),
+               contains_text(facts));
   }
 }
 
-TEST_CASE("settings.toml holds all settings of the run as a recipe", "[train]") {
+TEST_CASE("settings.toml holds all settings of the run as a recipe") {
   TrainSettings settings = with_data();
   settings.data = {"a \"b\".jsonl", "c.jsonl"};
   settings.steps = 20;
@@ -218,7 +216,7 @@ TEST_CASE("settings.toml holds all settings of the run as a recipe", "[train]") 
             "\"\ncf = \"1.5\"\nep-ranks = 8\nlb-coef = 0.01\nkeep = 2\nseed = 7\n");
 }
 
-TEST_CASE("schedules warm up to lr and fall to min_lr", "[train]") {
+TEST_CASE("schedules warm up to lr and fall to min_lr") {
   using enum ScheduleKind;
   struct Case {
     ScheduleKind kind;
@@ -256,8 +254,7 @@ TEST_CASE("schedules warm up to lr and fall to min_lr", "[train]") {
   }
 }
 
-TEST_CASE("a coefficient is that of the flag, else of the folder, else the default of the router",
-          "[train]") {
+TEST_CASE("a coefficient is that of the flag, else of the folder, else the default of the router") {
   CHECK(resolved("top2", "top1").lb_coef == 0.5);
   CHECK(resolved("topp:0.4", "top1").lb_coef == 0.01);
   CHECK(resolved("topp:0.4", "topp:0.3").entropy_coef == 0.25);
@@ -269,8 +266,7 @@ TEST_CASE("a coefficient is that of the flag, else of the folder, else the defau
   CHECK(resolved("topp:0.4", "topp:0.4", flags).entropy_coef == 0.125);
 }
 
-TEST_CASE("z-loss and sequence balance are off unless a flag or the folder gives a coefficient",
-          "[train]") {
+TEST_CASE("z-loss and sequence balance are off unless a flag or the folder gives a coefficient") {
   CHECK_FALSE(resolved("top2", "top1").z_coef);
   CHECK_FALSE(resolved("top2", "top1").seq_lb_coef);
   const auto resolved_pair = [](const std::string& router, std::optional<double> flag) {
@@ -292,12 +288,12 @@ TEST_CASE("z-loss and sequence balance are off unless a flag or the folder gives
   TrainSettings flags;
   flags.z_coef = 0.001;
   flags.seq_lb_coef = 0.0001;
-  CHECK_THAT(described("top1", flags), test::contains_text("0.5 x load balance") &&
-                                           test::contains_text("0.001 x z-loss") &&
-                                           test::contains_text("0.0001 x load balance"));
+  CHECK_THAT(described("top1", flags), contains_text("0.5 x load balance") &&
+                                           contains_text("0.001 x z-loss") &&
+                                           contains_text("0.0001 x load balance"));
 }
 
-TEST_CASE("a bias replaces the load-balance loss unless a coefficient is given", "[train]") {
+TEST_CASE("a bias replaces the load-balance loss unless a coefficient is given") {
   CHECK(resolved("top2", "top2:bias=0.001").lb_coef == 0);
   CHECK(resolved("top2:bias=0.01", "top2:bias=0.001").lb_coef == 0.5);  // that of the folder
   CHECK(resolved("top2:bias=0.01", "top2").lb_coef == 0.01);
@@ -307,8 +303,7 @@ TEST_CASE("a bias replaces the load-balance loss unless a coefficient is given",
   CHECK(route::default_lb_coef(parse_router("top2:bias=0")) == 0);
 }
 
-TEST_CASE("lambda is that of the flag, else a given lambda0, else of the folder, else lambda0",
-          "[train]") {
+TEST_CASE("lambda is that of the flag, else a given lambda0, else of the folder, else lambda0") {
   CHECK(resolved("relu:k=1", "relu:k=1").lambda == 1e-8);
   CHECK(resolved("relu:k=1", "relu:k=1", {}, 0.75).lambda == 0.75);
   CHECK(resolved("relu:k=1", "relu:k=1,lambda0=0.5", {}, 0.75).lambda == 0.5);
@@ -317,7 +312,7 @@ TEST_CASE("lambda is that of the flag, else a given lambda0, else of the folder,
   CHECK(resolved("relu:k=1", "relu:k=1,lambda0=0.5", flags, 0.75).lambda == 0.25);
 }
 
-TEST_CASE("the description of the losses has each loss with its coefficient or as off", "[train]") {
+TEST_CASE("the description of the losses has each loss with its coefficient or as off") {
   TrainSettings no_balance, no_entropy;
   no_balance.lb_coef = 0;
   no_entropy.entropy_coef = 0;
@@ -337,25 +332,24 @@ TEST_CASE("the description of the losses has each loss with its coefficient or a
             {"lambda x L1", "l1=plain", "lambda is 0.5", "times 1.5", "1 - 2/8 = 0.75"}},
            {"relu:k=1,lambda0=0", {"is off"}}}) {
     const std::string text = described(router, settings);
-    CHECK_THAT(text, test::contains_text("language model"));
+    CHECK_THAT(text, contains_text("language model"));
     for (const auto& fact : facts) {
-      CHECK_THAT(text, test::contains_text(fact));
+      CHECK_THAT(text, contains_text(fact));
     }
   }
   for (const auto& [router, fact] :
        {std::pair("relu:k=1", "lambda stays 1e-08"), std::pair("top2:bias=0.01", "bias")}) {
     CHECK_THAT(describe_losses(resolved(router, router), parse_router(router), 8,
                                /*router_trains=*/false),
-               test::contains_text(fact) && test::contains_text("no router is trained"));
+               contains_text(fact) && contains_text("no router is trained"));
   }
 }
 
-TEST_CASE("a coefficient for a loss that the router does not have is refused by flag and router",
-          "[train]") {
+TEST_CASE("a coefficient for a loss that the router does not have is refused by flag and router") {
   const auto refusal = [](const std::string& router, auto change) {
     TrainSettings settings;
     change(settings);
-    return test::user_error_of([&] { resolved(router, router, settings); });
+    return user_error_of([&] { resolved(router, router, settings); });
   };
   struct Case {
     const char* router;
@@ -381,14 +375,14 @@ TEST_CASE("a coefficient for a loss that the router does not have is refused by 
     TrainSettings dense;
     dense.model = "folder";
     dense.*member = 0.5;
-    CHECK_THAT(test::user_error_of([&] { refuse_coefficients(dense); }),
-               test::contains_text(std::string(flag) + " 0.5: folder is a dense folder"));
+    CHECK_THAT(user_error_of([&] { refuse_coefficients(dense); }),
+               contains_text(std::string(flag) + " 0.5: folder is a dense folder"));
   }
 }
 
 // Warnings before the first step, against counts by hand and the gradients of the gates.
 
-TEST_CASE("the share refused by chance is that of all possible choices", "[train]") {
+TEST_CASE("the share refused by chance is that of all possible choices") {
   const auto share = [](const std::string& router, int64_t tokens, int64_t experts) {
     return chance_refusal_share(route::parse_router(router), tokens, experts);
   };
@@ -409,7 +403,7 @@ TEST_CASE("the share refused by chance is that of all possible choices", "[train
   }
 }
 
-TEST_CASE("router_learns_from_task() is true if the gates have a gradient", "[train]") {
+TEST_CASE("router_learns_from_task() is true if the gates have a gradient") {
   at::manual_seed(1);
   for (const char* router :
        {"top1", "top1:st=off", "top1:cf=inf,st=off", "top1+ir:st=off", "top1+fr:st=off",
@@ -422,7 +416,7 @@ TEST_CASE("router_learns_from_task() is true if the gates have a gradient", "[tr
   CHECK(router_learns_from_task(route::parse_router("top1:st=off"), 1));  // nothing to learn
 }
 
-TEST_CASE("each known failure has one warning", "[train]") {
+TEST_CASE("each known failure has one warning") {
   CHECK(known_failures(run_facts("top1", 8, 1024)).empty());
   CHECK(known_failures(run_facts("top2:cf=inf,st=off", 8, 16)).empty());
   CHECK(known_failures({}).empty());
@@ -440,7 +434,7 @@ TEST_CASE("each known failure has one warning", "[train]") {
   CHECK(known_failures(run_facts("top1:cf=1.5", 8, 128)).empty());  // slots enough
 }
 
-TEST_CASE("a learning rate far above the last one of the parent has a warning", "[train]") {
+TEST_CASE("a learning rate far above the last one of the parent has a warning") {
   RunFacts start;
   start.lr = 1e-3;
   start.last_lr = 1e-4;  // the end of a cosine schedule

@@ -60,8 +60,7 @@ std::function<int()> polling(std::function<void(StopSignals&)> body) {
 
 }  // namespace
 
-TEST_CASE("a signal is pending until it is polled, and one that is ignored stays ignored",
-          "[train]") {
+TEST_CASE("a signal is pending until it is polled, and one that is ignored stays ignored") {
   std::vector<Child> children;
   for (const bool is_polling : {false, true}) {
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
@@ -108,7 +107,7 @@ TEST_CASE("a signal is pending until it is polled, and one that is ignored stays
   check_children(std::move(children));
 }
 
-TEST_CASE("a signal that is not polled, or a second or third one, ends the process", "[train]") {
+TEST_CASE("a signal that is not polled, or a second or third one, ends the process") {
   check_children({{"not polled before polling starts", -SIGHUP,
                    [] {
                      const StopSignals signals;

@@ -2,7 +2,6 @@
 #include "core/train/checkpoint/snapshot.h"
 #include "core/train/loop/plan.h"
 #include "core/upcycle/upcycle.h"
-#include "tests/support/matchers.h"
 #include "tests/support/train_world.h"
 #include "tests/support/user_error.h"
 
@@ -11,7 +10,7 @@ using namespace moe::train;
 using namespace moe::test;
 using World = moe::test::TrainWorld;
 
-TEST_CASE("training a dense folder lowers the loss and writes the run", "[train]") {
+TEST_CASE("training a dense folder lowers the loss and writes the run") {
   World world;
   world.settings.steps.reset();
   world.settings.epochs = 1.9;  // 24 rows, 4 a step: 11.4 steps
@@ -38,7 +37,7 @@ TEST_CASE("training a dense folder lowers the loss and writes the run", "[train]
   }
 }
 
-TEST_CASE("equal settings give equal losses and equal bytes", "[train]") {
+TEST_CASE("equal settings give equal losses and equal bytes") {
   World world("top1+ir+fr");
   const auto first = world.train();
   const std::string weights = final_weights(world.settings.run);
@@ -48,7 +47,7 @@ TEST_CASE("equal settings give equal losses and equal bytes", "[train]") {
   CHECK(losses(world.train("other")) != losses(first));
 }
 
-TEST_CASE("mixtures train with every router, and metrics.jsonl has their counters", "[train]") {
+TEST_CASE("mixtures train with every router, and metrics.jsonl has their counters") {
   for (const char* router : {"top1", "top2:cf=inf", "top1+ir+fr", "topp:0.4", "relu:k=1"}) {
     INFO(router);
     World world(router);
@@ -83,7 +82,7 @@ std::vector<std::vector<float>> router_biases(const fs::path& folder) {
 
 }  // namespace
 
-TEST_CASE("the bias of each expert follows the requests of each step and is saved", "[train]") {
+TEST_CASE("the bias of each expert follows the requests of each step and is saved") {
   World world("top2:bias=0.01");
   world.settings.global_batch = 8;  // two micro-batches a step
   const auto records = world.train();
@@ -142,8 +141,7 @@ TEST_CASE("the bias of each expert follows the requests of each step and is save
   CHECK(read_json(world.dir / "without/final/config.json")["model_type"] == "qwen2_moe");
 }
 
-TEST_CASE("adding a bias to a router starts at zero and turns the load-balance loss off",
-          "[train]") {
+TEST_CASE("adding a bias to a router starts at zero and turns the load-balance loss off") {
   World world("top2");
   world.settings.steps = 3;
   const auto plain = world.train();
@@ -159,7 +157,7 @@ TEST_CASE("adding a bias to a router starts at zero and turns the load-balance l
   CHECK(*moved[0].auxiliary == 0);
 }
 
-TEST_CASE("a skipped step and a router that does not train change no bias", "[train]") {
+TEST_CASE("a skipped step and a router that does not train change no bias") {
   World world("top2:bias=0.125");
   world.settings.trained = {"model.layers.0.*"};  // MoE layers are 0 and 2
   world.settings.steps = 3;                       // odd: a sum of steps of one size is not 0
@@ -187,7 +185,7 @@ TEST_CASE("a skipped step and a router that does not train change no bias", "[tr
   CHECK(*records[2].bias_max == 0.125);
 }
 
-TEST_CASE("lambda of a ReLU router follows the sparsity of each step and is saved", "[train]") {
+TEST_CASE("lambda of a ReLU router follows the sparsity of each step and is saved") {
   World world("relu:k=1");
   double lambda = 1e-8;
   for (const auto& record : world.train()) {
@@ -206,7 +204,7 @@ TEST_CASE("lambda of a ReLU router follows the sparsity of each step and is save
   CHECK(read_json(world.settings.run / "final/config.json")["moe"]["lambda"] == 0.25);
 }
 
-TEST_CASE("a run that needed --force for its gate resumes without it", "[train]") {
+TEST_CASE("a run that needed --force for its gate resumes without it") {
   World world("top2");
   world.settings.router.router = "top2:gate=none";
   CHECK_THAT(user_error_of([&] { world.train(); }), contains_text("--force"));
@@ -216,8 +214,7 @@ TEST_CASE("a run that needed --force for its gate resumes without it", "[train]"
   CHECK(world.train().size() == 9);  // steps 4 to 12
 }
 
-TEST_CASE("metrics, config.json and settings.toml name z-loss and sequence balance only if on",
-          "[train]") {
+TEST_CASE("metrics, config.json and settings.toml name z-loss and sequence balance only if on") {
   World world("top2+ir");
   world.settings.steps = 1;
   const auto moe_of = [&] {
@@ -255,7 +252,7 @@ TEST_CASE("metrics, config.json and settings.toml name z-loss and sequence balan
   CHECK((moe_of()["z_coef"] == 0.125 && !moe_of().contains("seq_lb_coef")));
 }
 
-TEST_CASE("a loss that is not finite ends the run with step and reason", "[train]") {
+TEST_CASE("a loss that is not finite ends the run with step and reason") {
   World world;
   world.settings.save_every = 1;
   world.settings.lr = 1e30;
@@ -284,7 +281,7 @@ TEST_CASE("a loss that is not finite ends the run with step and reason", "[train
   CHECK_FALSE(fs::exists(world.settings.run / "checkpoints" / "step-1"));
 }
 
-TEST_CASE("a requested stop finishes the step, saves a checkpoint and names it", "[train]") {
+TEST_CASE("a requested stop finishes the step, saves a checkpoint and names it") {
   World world;
   TrainCallbacks callbacks;
   callbacks.stop_requested = [] { return true; };  // while the data are read: no run is made
@@ -305,7 +302,7 @@ TEST_CASE("a requested stop finishes the step, saves a checkpoint and names it",
   CHECK_FALSE(fs::exists(world.settings.run / "final"));
 }
 
-TEST_CASE("a user error is found before the run folder is made", "[train]") {
+TEST_CASE("a user error is found before the run folder is made") {
   struct Case {
     const char* router;
     void (*change)(World& world);
@@ -331,7 +328,7 @@ TEST_CASE("a user error is found before the run folder is made", "[train]") {
   }
 }
 
-TEST_CASE("a stopped run resumes bit for bit with every router and loss", "[train]") {
+TEST_CASE("a stopped run resumes bit for bit with every router and loss") {
   for (const auto& [router, with_losses] :
        {std::pair("", false), std::pair("topp:0.4", true), std::pair("relu:k=1", false),
         std::pair("top2+ir+fr:bias=0.01", false)}) {
@@ -350,7 +347,7 @@ TEST_CASE("a stopped run resumes bit for bit with every router and loss", "[trai
   }
 }
 
-TEST_CASE("a run from a bf16 folder resumes from its f32 weights", "[train]") {
+TEST_CASE("a run from a bf16 folder resumes from its f32 weights") {
   World world;
   const io::Checkpoint parent(world.dir / "dense");
   model::UpcycleSettings upcycle;
@@ -365,7 +362,7 @@ TEST_CASE("a run from a bf16 folder resumes from its f32 weights", "[train]") {
   check_resumes(world, world.settings.run, {2});
 }
 
-TEST_CASE("a damaged checkpoint is named and the one before it is used", "[train]") {
+TEST_CASE("a damaged checkpoint is named and the one before it is used") {
   World world("relu:k=1");
   world.settings.save_every = 2;
   world.settings.keep = 3;
@@ -394,7 +391,7 @@ TEST_CASE("a damaged checkpoint is named and the one before it is used", "[train
   CHECK(final_weights(world.settings.run) == weights);
 }
 
-TEST_CASE("only the weights named by --train change, and such a run resumes", "[train]") {
+TEST_CASE("only the weights named by --train change, and such a run resumes") {
   for (const std::string word : {"experts", "router", "embeddings"}) {
     INFO(word);
     World world("top2");
@@ -419,8 +416,7 @@ TEST_CASE("only the weights named by --train change, and such a run resumes", "[
   }
 }
 
-TEST_CASE("LoRA adapters train in place of the weights and are merged into the saved folder",
-          "[train]") {
+TEST_CASE("LoRA adapters train in place of the weights and are merged into the saved folder") {
   World world("top2:cf=inf");
   world.settings.lora = {4, 8, {"attention", "ffn"}};
   world.settings.steps = 6;
@@ -442,7 +438,7 @@ TEST_CASE("LoRA adapters train in place of the weights and are merged into the s
   check_resumes(world, whole, {2});
 }
 
-TEST_CASE("bf16 runs learn and resume bit for bit, with or without recomputation", "[train]") {
+TEST_CASE("bf16 runs learn and resume bit for bit, with or without recomputation") {
   for (const char* router : {"", "top1+ir+fr"}) {
     INFO(router);
     World world(router);
@@ -459,7 +455,7 @@ TEST_CASE("bf16 runs learn and resume bit for bit, with or without recomputation
 
 // Runs with bf16 moments and with skipped outliers, and the validation of state.json.
 
-TEST_CASE("a run with bf16 moments stores them as bf16 and resumes bit for bit", "[train]") {
+TEST_CASE("a run with bf16 moments stores them as bf16 and resumes bit for bit") {
   World world("top1+ir+fr");
   world.settings.adamw.moments = io::DType::kBF16;
   world.train();
@@ -493,7 +489,7 @@ TEST_CASE("a run with bf16 moments stores them as bf16 and resumes bit for bit",
   CHECK(steady_metrics(world.settings.run) == steady_metrics(whole));
 }
 
-TEST_CASE("--skip-outliers skips the step of an outlier, counts it and says why", "[train]") {
+TEST_CASE("--skip-outliers skips the step of an outlier, counts it and says why") {
   constexpr int64_t kOrdinarySteps = 150;
   World world("relu:k=1");
   std::string text;
@@ -548,7 +544,7 @@ TEST_CASE("--skip-outliers skips the step of an outlier, counts it and says why"
   CHECK(steady_metrics(world.settings.run) == steady_metrics(whole));
 }
 
-TEST_CASE("an invalid value in state.json is refused with file and key", "[train]") {
+TEST_CASE("an invalid value in state.json is refused with file and key") {
   const TempDir dir;
   const Json valid = parse_json(
       R"({"format":1,"step":1,"total_tokens":1,"skipped_steps":0,"skipped_outliers":0,"lambda":0,

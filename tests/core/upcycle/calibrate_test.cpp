@@ -8,25 +8,23 @@
 #include "core/model/llama/llama.h"
 #include "core/route/route.h"
 #include "tests/core/upcycle/upcycled.h"
-#include "tests/support/matchers.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
 namespace moe::model {
 namespace {
 
-using test::contains_text;
+using namespace moe::test;
 
 // A dense folder, and settings and a text for its mixture.
 struct World {
-  test::TempDir folder;
+  TempDir folder;
   UpcycleSettings settings;
   VerifyText text;
 
   explicit World(const std::string& router) {
-    test::write_tiny_checkpoint(folder / "dense");
-    settings = test::upcycle_settings(folder / "moe", router);
+    write_tiny_checkpoint(folder / "dense");
+    settings = upcycle_settings(folder / "moe", router);
     settings.layers = "all";
     settings.router_std = 0.5;
     text.name = "a text";
@@ -45,7 +43,7 @@ struct World {
         {},
         [&](const auto& staged) { return certify_equality(parent, io::Checkpoint(staged), text); },
         [&](const auto& staged) { return calibrate(parent, staged, settings, text); }};
-    return test::Upcycled(folder / "dense", settings, hooks).report;
+    return Upcycled(folder / "dense", settings, hooks).report;
   }
 };
 
@@ -84,7 +82,7 @@ Expected by_loops(const World& world) {
 
 }  // namespace
 
-TEST_CASE("the mean gate sum equals plain sums over tokens, layers and experts", "[model]") {
+TEST_CASE("the mean gate sum equals plain sums over tokens, layers and experts") {
   for (const char* router : {"topp:0.4", "topp:0.8", "relu:k=1", "top2:cf=inf,gate=none"}) {
     CAPTURE(router);
     World world(router);
@@ -105,8 +103,7 @@ TEST_CASE("the mean gate sum equals plain sums over tokens, layers and experts",
   }
 }
 
-TEST_CASE("--gate-scale auto stores 1 / mean, which more than halves the KL divergence",
-          "[model]") {
+TEST_CASE("--gate-scale auto stores 1 / mean, which more than halves the KL divergence") {
   for (const char* router : {"topp:0.4", "relu:k=1", "top1:cf=inf,gate=none"}) {
     CAPTURE(router);
     World world(router);
@@ -132,7 +129,7 @@ TEST_CASE("--gate-scale auto stores 1 / mean, which more than halves the KL dive
   }
 }
 
-TEST_CASE("routers whose weights sum to 1 keep gate_scale 1 without a measurement", "[model]") {
+TEST_CASE("routers whose weights sum to 1 keep gate_scale 1 without a measurement") {
   World world("top2+ir");
   world.settings.gate_scale.reset();
   const Calibration result =  // the folder does not exist: nothing is read
@@ -145,7 +142,7 @@ TEST_CASE("routers whose weights sum to 1 keep gate_scale 1 without a measuremen
   CHECK(report["certificate"]["max_abs_logit_difference"].get<double>() < 1e-4);
 }
 
-TEST_CASE("ReLU experts and layers without a positive logit are reported", "[model]") {
+TEST_CASE("ReLU experts and layers without a positive logit are reported") {
   GateMeasure measure{"a text", 7, {{0, 1, {3, 0, 2, 0}}, {2, 1, {1, 1, 1, 1}}, {4, 0, {0, 0, 0}}}};
   const auto sentences = describe_dead_experts(measure);
   REQUIRE(sentences.size() == 2);
@@ -165,13 +162,13 @@ TEST_CASE("ReLU experts and layers without a positive logit are reported", "[mod
   CHECK(report["warnings"].size() == layers_with_dead);
 }
 
-TEST_CASE("gates that are all zero are refused", "[model]") {
+TEST_CASE("gates that are all zero are refused") {
   const GateMeasure measure{"a text", 7, {{0, 0, {0, 0}}}};
-  CHECK_THAT(test::user_error_of([&] { compute_gate_scale(measure); }),
+  CHECK_THAT(user_error_of([&] { compute_gate_scale(measure); }),
              contains_text("--gate-scale auto: the gates of all 7 tokens of a text sum to 0"));
   World world("relu:k=1");
   world.settings.router_std = 0;
-  CHECK_THAT(test::user_error_of([&] { world.upcycle_with_scale(std::nullopt); }),
+  CHECK_THAT(user_error_of([&] { world.upcycle_with_scale(std::nullopt); }),
              contains_text("--gate-scale auto: the gates of all 150 tokens"));
   CHECK_FALSE(std::filesystem::exists(world.folder / "moe"));
 }

@@ -8,9 +8,7 @@
 #include "core/upcycle/inspect.h"
 #include "core/upcycle/verify.h"
 #include "tests/core/upcycle/upcycled.h"
-#include "tests/support/matchers.h"
 #include "tests/support/stored_numbers.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
@@ -24,7 +22,7 @@ const std::string kLayer = "model.layers.0.mlp.";
 const char* const kMatrices[] = {"gate_proj", "up_proj", "down_proj"};
 
 UpcycleSettings settings_for(int64_t granularity, const std::string& router = "top2:cf=inf") {
-  UpcycleSettings settings = test::upcycle_settings({}, router);
+  UpcycleSettings settings = upcycle_settings({}, router);
   settings.granularity = granularity;
   settings.force = true;
   return settings;
@@ -33,10 +31,10 @@ UpcycleSettings settings_for(int64_t granularity, const std::string& router = "t
 // Upcycles dir/dense, which is written if it is absent, to dir/name.
 io::Checkpoint upcycled(const TempDir& dir, const std::string& name, UpcycleSettings settings) {
   if (!std::filesystem::exists(dir / "dense")) {
-    test::write_tiny_checkpoint(dir / "dense");
+    write_tiny_checkpoint(dir / "dense");
   }
   settings.out = dir / name;
-  return test::Upcycled(dir / "dense", settings).child;
+  return Upcycled(dir / "dense", settings).child;
 }
 
 // Returns slice `slice` of the three matrices of the parent, one after another.
@@ -69,11 +67,10 @@ std::vector<float> expert_matrices(const io::Checkpoint& mixture, int64_t expert
   return all;
 }
 
-TEST_CASE("an expert is a slice of the feed-forward, down times G; a group has one router row",
-          "[model][upcycle]") {
+TEST_CASE("an expert is a slice of the feed-forward, down times G; a group has one router row") {
   for (const auto dtype : {io::DType::kF32, io::DType::kBF16, io::DType::kF16}) {
     const TempDir dir;
-    test::write_tiny_checkpoint(dir / "dense", {.dtype = dtype});
+    write_tiny_checkpoint(dir / "dense", {.dtype = dtype});
     const io::Checkpoint dense(dir / "dense"), coarse = upcycled(dir, "1", settings_for(1));
     const auto rows = floats(coarse, kLayer + "gate.weight");
     for (const int64_t granularity : {2, 3, 4, 8, 24}) {
@@ -102,22 +99,22 @@ TEST_CASE("an expert is a slice of the feed-forward, down times G; a group has o
       // Other tensors have the parent's bytes.
       for (const char* name : {"model.layers.0.self_attn.o_proj.weight",
                                "model.layers.1.mlp.down_proj.weight", "lm_head.weight"}) {
-        CHECK(test::same_bytes(fine.bytes(name), dense.bytes(name)));
+        CHECK(same_bytes(fine.bytes(name), dense.bytes(name)));
       }
     }
   }
 }
 
-TEST_CASE("slices are converted after they are multiplied", "[model][upcycle]") {
+TEST_CASE("slices are converted after they are multiplied") {
   const TempDir dir;
-  test::write_tiny_checkpoint(dir / "dense");
+  write_tiny_checkpoint(dir / "dense");
   const io::Checkpoint dense(dir / "dense");
   UpcycleSettings settings = settings_for(4);
   settings.dtype = io::DType::kBF16;
   const io::Checkpoint fine = upcycled(dir, "fine", settings);
   auto expected = slice_of_matrices(dense, 3, 4);
   for (float& value : expected) {
-    value = std::bit_cast<float>(uint32_t{test::to_bf16(value)} << 16);
+    value = std::bit_cast<float>(uint32_t{to_bf16(value)} << 16);
   }
   CHECK(expert_matrices(fine, 7) == expected);
 }
@@ -126,7 +123,7 @@ Certificate compare(const io::Checkpoint& parent, const io::Checkpoint& child) {
   return verify_equality(parent, child, verify_text(io::Checkpoint(parent.folder()), "", 200));
 }
 
-TEST_CASE("dropless slices keep the parent's function, for any G and k", "[model][upcycle]") {
+TEST_CASE("dropless slices keep the parent's function, for any G and k") {
   const TempDir dir;
   struct Case {
     int64_t granularity;
@@ -148,8 +145,7 @@ TEST_CASE("dropless slices keep the parent's function, for any G and k", "[model
   }
 }
 
-TEST_CASE("capacity drops whole groups: finer experts drop what whole ones drop",
-          "[model][upcycle]") {
+TEST_CASE("capacity drops whole groups: finer experts drop what whole ones drop") {
   const TempDir dir;
   struct Case {
     int64_t granularity, ranks;
@@ -172,8 +168,7 @@ TEST_CASE("capacity drops whole groups: finer experts drop what whole ones drop"
   }
 }
 
-TEST_CASE("upcycling reports which routers do not preserve the function with finer experts",
-          "[model][upcycle]") {
+TEST_CASE("upcycling reports which routers do not preserve the function with finer experts") {
   const TempDir dir;
   for (const auto& [router, words] : {std::pair{"top2+fr:cf=inf", "+fr"},
                                       {"top2+ir:cf=0.5", "+ir"},
@@ -192,11 +187,11 @@ TEST_CASE("upcycling reports which routers do not preserve the function with fin
   }
 }
 
-TEST_CASE("slices come from the parent of their group", "[model][upcycle]") {
+TEST_CASE("slices come from the parent of their group") {
   const TempDir dir;
-  test::write_tiny_checkpoint(dir / "dense");
-  test::write_tiny_checkpoint(dir / "code", {.seed = 2});
-  test::write_tiny_checkpoint(dir / "math", {.seed = 3});
+  write_tiny_checkpoint(dir / "dense");
+  write_tiny_checkpoint(dir / "code", {.seed = 2});
+  write_tiny_checkpoint(dir / "math", {.seed = 3});
   UpcycleSettings settings = settings_for(3);
   settings.expert_parents = {{dir / "code", 1}, {dir / "math", 2}};
   settings.experts = 3;
@@ -212,9 +207,9 @@ TEST_CASE("slices come from the parent of their group", "[model][upcycle]") {
   CHECK(report["experts_from"][1]["experts"] == Json({3, 4, 5, 6, 7, 8}));
 }
 
-TEST_CASE("finer experts are compared slice by slice", "[model][inspect]") {
+TEST_CASE("finer experts are compared slice by slice") {
   const TempDir dir;
-  test::write_tiny_checkpoint(dir / "dense");
+  write_tiny_checkpoint(dir / "dense");
   const io::Checkpoint dense(dir / "dense");
   UpcycleSettings settings = settings_for(2);
   settings.vary = parse_variation("noise:1");
@@ -234,17 +229,16 @@ TEST_CASE("finer experts are compared slice by slice", "[model][inspect]") {
   CHECK(expert_distances(varied, varied)[0].to_other == Approx(1).margin(1e-12));
 }
 
-TEST_CASE("a granularity that is impossible or would round is refused, and nothing is written",
-          "[model][upcycle]") {
+TEST_CASE("a granularity that is impossible or would round is refused, and nothing is written") {
   const TempDir dir;
-  test::write_tiny_checkpoint(dir / "dense");
-  test::write_tiny_checkpoint(dir / "bf16", {.dtype = io::DType::kBF16});
-  test::write_tiny_checkpoint(dir / "fp16", {.dtype = io::DType::kF16, .std = 10000});
+  write_tiny_checkpoint(dir / "dense");
+  write_tiny_checkpoint(dir / "bf16", {.dtype = io::DType::kBF16});
+  write_tiny_checkpoint(dir / "fp16", {.dtype = io::DType::kF16, .std = 10000});
   const auto error = [&](const char* parent, const std::function<void(UpcycleSettings&)>& change) {
     UpcycleSettings settings = settings_for(2);
     settings.out = dir / "out";
     change(settings);
-    const std::string words = user_error_of([&] { test::Upcycled(dir / parent, settings); });
+    const std::string words = user_error_of([&] { Upcycled(dir / parent, settings); });
     CHECK(std::filesystem::exists(dir / "out") == words.empty());
     std::filesystem::remove_all(dir / "out");
     return words;

@@ -7,10 +7,7 @@
 #include "tests/core/upcycle/upcycled.h"
 #include "tests/support/data.h"
 #include "tests/support/foreign_checkpoint.h"
-#include "tests/support/matchers.h"
 #include "tests/support/stored_numbers.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
 namespace moe::model {
@@ -46,8 +43,7 @@ io::Checkpoint make(const InitSettings& settings) {
   return checkpoint;
 }
 
-TEST_CASE("random weights are N(0, initializer_range), norms one, scaled_outputs scales by depth",
-          "[model][init]") {
+TEST_CASE("random weights are N(0, initializer_range), norms one, scaled_outputs scales by depth") {
   for (const bool scaled : {false, true}) {
     for (const bool mixtral : {false, true}) {  // Mixtral calls its down projections w2
       const TempDir folder;
@@ -82,7 +78,7 @@ TEST_CASE("random weights are N(0, initializer_range), norms one, scaled_outputs
   }
 }
 
-TEST_CASE("the values of a tensor depend only on seed and name", "[model][init]") {
+TEST_CASE("the values of a tensor depend only on seed and name") {
   const TempDir folder;
   InitSettings settings;
   settings.config = write_config(folder, {});
@@ -110,8 +106,7 @@ TEST_CASE("the values of a tensor depend only on seed and name", "[model][init]"
   }
 }
 
-TEST_CASE("a dense config becomes a mixture by --experts, with independent or equal experts",
-          "[model][init]") {
+TEST_CASE("a dense config becomes a mixture by --experts, with independent or equal experts") {
   const TempDir folder;
   InitSettings settings = settings_for(folder, {.dtype = io::DType::kBF16});
   settings.experts = 4;
@@ -138,8 +133,7 @@ TEST_CASE("a dense config becomes a mixture by --experts, with independent or eq
   CHECK(floats(same, "model.layers.0.mlp.experts.1.up_proj.weight") != floats(same, expert(1)));
 }
 
-TEST_CASE("a config with a moe object is initialised as it says, with finer experts too",
-          "[model][init]") {
+TEST_CASE("a config with a moe object is initialised as it says, with finer experts too") {
   const TempDir folder;
   const Json moe = {{"format", 1},
                     {"layers", {0, 1, 2}},
@@ -161,8 +155,7 @@ TEST_CASE("a config with a moe object is initialised as it says, with finer expe
              contains_text(settings.config.string()) && contains_text("--experts"));
 }
 
-TEST_CASE("granularity G makes E G experts of width F / G and scales k, max and cf by G",
-          "[model][init]") {
+TEST_CASE("granularity G makes E G experts of width F / G and scales k, max and cf by G") {
   struct Case {
     const char *written, *stored;
   };
@@ -188,7 +181,7 @@ TEST_CASE("granularity G makes E G experts of width F / G and scales k, max and 
   }
 }
 
-TEST_CASE("a tokenizer comes from a file or a folder, and must fit", "[model][init]") {
+TEST_CASE("a tokenizer comes from a file or a folder, and must fit") {
   const std::filesystem::path tiny = tiny_model_folder();
   for (const auto& from : {tiny, tiny / "tokenizer.model"}) {
     const TempDir folder;
@@ -208,7 +201,7 @@ TEST_CASE("a tokenizer comes from a file or a folder, and must fit", "[model][in
   }
 }
 
-TEST_CASE("impossible settings of init are refused by name", "[model][init]") {
+TEST_CASE("impossible settings of init are refused by name") {
   const TempDir folder;
   InitSettings settings = settings_for(folder);
   std::filesystem::create_directory(folder / "empty");
@@ -249,7 +242,7 @@ TEST_CASE("impossible settings of init are refused by name", "[model][init]") {
   CHECK(message([](auto& s) { s.force = true; }).empty());
 }
 
-TEST_CASE("a stock mixture is initialised under its own tensor names", "[model][init]") {
+TEST_CASE("a stock mixture is initialised under its own tensor names") {
   for (const auto kind : {Foreign::kMixtral, Foreign::kQwen2Moe}) {
     const TempDir folder;
     const ForeignCheckpoint options{.kind = kind, .dense_layers = {}};

@@ -7,10 +7,7 @@
 #include "core/upcycle/verify.h"
 #include "tests/core/upcycle/upcycled.h"
 #include "tests/support/foreign_checkpoint.h"
-#include "tests/support/matchers.h"
 #include "tests/support/stored_numbers.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
 namespace moe::model {
@@ -20,7 +17,7 @@ using namespace moe::test;
 using Lines = std::vector<std::string>;
 
 Inspection inspect_upcycled(const TempDir& folder, const std::string& router) {
-  test::write_tiny_checkpoint(folder / "dense", {.dtype = io::DType::kBF16});
+  write_tiny_checkpoint(folder / "dense", {.dtype = io::DType::kBF16});
   UpcycleSettings settings = upcycle_settings(folder / "out", router);
   settings.ep_ranks = 2;
   settings.force = true;
@@ -30,13 +27,13 @@ Inspection inspect_upcycled(const TempDir& folder, const std::string& router) {
 
 Certificate certificate_of(const std::string& router, std::optional<Foreign> kin = std::nullopt,
                            bool shared_expert = false) {
-  const test::TempDir folder;
+  const TempDir folder;
   if (kin) {
-    test::write_foreign_checkpoint(
+    write_foreign_checkpoint(
         folder / "dense",
         {.kind = *kin, .dense_layers = {}, .tiny = {.head_dim = 6, .tied = true}});
   } else {
-    test::write_tiny_checkpoint(folder / "dense", {});
+    write_tiny_checkpoint(folder / "dense", {});
   }
   UpcycleSettings settings = upcycle_settings(folder / "moe", router);
   settings.shared_expert = shared_expert;
@@ -44,9 +41,9 @@ Certificate certificate_of(const std::string& router, std::optional<Foreign> kin
   return verify_equality(pair.dense, pair.child, verify_text(pair.dense, "", 200));
 }
 
-TEST_CASE("a dense folder is described from its headers", "[model][inspect]") {
+TEST_CASE("a dense folder is described from its headers") {
   const TempDir folder;
-  test::write_tiny_checkpoint(folder / "dense", {.shard_bytes = 8000});
+  write_tiny_checkpoint(folder / "dense", {.shard_bytes = 8000});
   const Inspection found = inspect(folder / "dense");
   CHECK(found.model_type == "llama");
   CHECK_FALSE(found.config.moe);
@@ -60,7 +57,7 @@ TEST_CASE("a dense folder is described from its headers", "[model][inspect]") {
   CHECK(to_json(found)["moe"].is_null());
 }
 
-TEST_CASE("a mixture's bytes are counted whole and per expert-parallel rank", "[model][inspect]") {
+TEST_CASE("a mixture's bytes are counted whole and per expert-parallel rank") {
   const TempDir folder;
   const Inspection found = inspect_upcycled(folder, "top2+ir:cf=1.5");
   // Layers 0 and 2: 4 experts of 3 matrices [16, 24] in bf16; routers [4, 16] in F32; a zero [1,
@@ -78,7 +75,7 @@ TEST_CASE("a mixture's bytes are counted whole and per expert-parallel rank", "[
   CHECK(json["parameters"]["total"] == found.parameters.total);
 }
 
-TEST_CASE("the description says what stock tools compute and what needs moe", "[model][inspect]") {
+TEST_CASE("the description says what stock tools compute and what needs moe") {
   const TempDir folder;
   struct Case {
     std::string router;
@@ -105,13 +102,12 @@ TEST_CASE("the description says what stock tools compute and what needs moe", "[
   }
 }
 
-TEST_CASE("a stock mixture is described by its own model_type, with its shared experts",
-          "[model][inspect]") {
+TEST_CASE("a stock mixture is described by its own model_type, with its shared experts") {
   const TempDir folder;
-  test::write_foreign_checkpoint(folder / "m", {.dense_layers = {}});
+  write_foreign_checkpoint(folder / "m", {.dense_layers = {}});
   Json config = read_json(folder / "m/config.json");
   config["router_jitter_noise"] = 0.1;
-  test::write_file(folder / "m/config.json", config.dump());
+  write_file(folder / "m/config.json", config.dump());
   const Inspection found = inspect(folder / "m");
   CHECK(found.model_type == "mixtral");
   REQUIRE(found.stock.size() == 2);
@@ -119,8 +115,8 @@ TEST_CASE("a stock mixture is described by its own model_type, with its shared e
   CHECK(found.needs_moe.empty());
   // Three layers of 4 experts of three matrices [16, 24] in f32, on four ranks.
   CHECK(found.bytes_per_rank == found.bytes - 3 * 4 * 3 * 16 * 24 * 4 * 3 / 4);
-  test::write_foreign_checkpoint(
-      folder / "q", {.kind = test::Foreign::kQwen2Moe, .dense_layers = {}, .shared_width = 20});
+  write_foreign_checkpoint(folder / "q",
+                           {.kind = Foreign::kQwen2Moe, .dense_layers = {}, .shared_width = 20});
   const Inspection shared = inspect(folder / "q");
   CHECK(to_json(shared)["moe"]["shared_expert_width"] == 20);
   // Experts of three matrices [12, 16]; the shared expert is on every rank.
@@ -128,7 +124,7 @@ TEST_CASE("a stock mixture is described by its own model_type, with its shared e
   CHECK(shared.function.state == StoredVerdict::State::kNoCertificate);
 }
 
-TEST_CASE("layers are printed as ranges", "[model][inspect]") {
+TEST_CASE("layers are printed as ranges") {
   CHECK(layer_ranges({}) == "none");
   CHECK(layer_ranges({3}) == "3");
   CHECK(layer_ranges({0, 2, 4}) == "0, 2, 4");
@@ -138,7 +134,7 @@ TEST_CASE("layers are printed as ranges", "[model][inspect]") {
 std::vector<double> numbers(const io::Checkpoint& folder, const std::vector<std::string>& names) {
   std::vector<double> all;
   for (const auto& name : names) {
-    const auto values = test::floats(folder, name);
+    const auto values = floats(folder, name);
     all.insert(all.end(), values.begin(), values.end());
   }
   return all;
@@ -150,10 +146,10 @@ std::vector<double> expert(const io::Checkpoint& folder, int64_t layer, const st
                           prefix + "down_proj.weight"});
 }
 
-TEST_CASE("equal copies have cosine 1, varied ones what plain sums give", "[model][inspect]") {
+TEST_CASE("equal copies have cosine 1, varied ones what plain sums give") {
   const TempDir dir;
   // 300 x 304 numbers a matrix: more than a block of expert_distances().
-  test::write_tiny_checkpoint(
+  write_tiny_checkpoint(
       dir / "dense", {.hidden = 304, .intermediate = 300, .layers = 2, .dtype = io::DType::kBF16});
   UpcycleSettings settings = upcycle_settings(dir / "copies", "top2:cf=inf", 3);
   Upcycled(dir / "dense", settings);
@@ -195,13 +191,12 @@ TEST_CASE("equal copies have cosine 1, varied ones what plain sums give", "[mode
   CHECK(*against_copies[0].router_to_other == Approx(to_others).margin(1e-9));
 }
 
-TEST_CASE("folders whose experts cannot be compared are refused with both names",
-          "[model][inspect]") {
+TEST_CASE("folders whose experts cannot be compared are refused with both names") {
   const TempDir dir;
-  test::write_tiny_checkpoint(dir / "dense", {});
-  test::write_tiny_checkpoint(dir / "wide", {.hidden = 32});
-  test::write_tiny_checkpoint(dir / "narrow", {.intermediate = 12});
-  test::write_tiny_checkpoint(dir / "short", {.layers = 2});
+  write_tiny_checkpoint(dir / "dense", {});
+  write_tiny_checkpoint(dir / "wide", {.hidden = 32});
+  write_tiny_checkpoint(dir / "narrow", {.intermediate = 12});
+  write_tiny_checkpoint(dir / "short", {.layers = 2});
   Upcycled(dir / "dense", upcycle_settings(dir / "three", "top2:cf=inf", 3));
   Upcycled(dir / "dense", upcycle_settings(dir / "four"));
   struct Case {
@@ -213,17 +208,16 @@ TEST_CASE("folders whose experts cannot be compared are refused with both names"
                         Case{"three", "short", "layer 2 is in the first alone"},
                         Case{"three", "four", "layer 0 has 3 experts and 4"}}) {
     const auto first = dir / c.first, second = dir / c.second;
-    CHECK_THAT(test::user_error_of(
-                   [&] { expert_distances(io::Checkpoint(first), io::Checkpoint(second)); }),
-               contains_text(first.string() + " and " + second.string()) && contains_text(c.fact));
+    CHECK_THAT(
+        user_error_of([&] { expert_distances(io::Checkpoint(first), io::Checkpoint(second)); }),
+        contains_text(first.string() + " and " + second.string()) && contains_text(c.fact));
   }
 }
 
 // The certificate of an upcycled mixture: identical to the parent if the router preserves the
 // function, different otherwise.
 
-TEST_CASE("a mixture whose router preserves the function equals its parent to rounding",
-          "[model]") {
+TEST_CASE("a mixture whose router preserves the function equals its parent to rounding") {
   struct Case {
     const char* router;
     std::optional<Foreign> parent = {};
@@ -246,7 +240,7 @@ TEST_CASE("a mixture whose router preserves the function equals its parent to ro
   }
 }
 
-TEST_CASE("a mixture with a shared expert has the bits of its parent for any router", "[model]") {
+TEST_CASE("a mixture with a shared expert has the bits of its parent for any router") {
   for (const auto& [router, kin] : {std::pair("top1:cf=0.25", std::optional<Foreign>()),
                                     std::pair("relu:k=1", std::optional<Foreign>()),
                                     std::pair("topp:0.4", std::optional(Foreign::kMistral)),
@@ -259,7 +253,7 @@ TEST_CASE("a mixture with a shared expert has the bits of its parent for any rou
   }
 }
 
-TEST_CASE("a router that drops tokens, or gates that do not sum to 1, are reported", "[model]") {
+TEST_CASE("a router that drops tokens, or gates that do not sum to 1, are reported") {
   const auto dropped = certificate_of("top1:cf=0.25");
   CHECK(dropped.verdict != Verdict::kIdentical);
   CHECK(dropped.dropped_share > 0.5);  // a quarter of the slots for all tokens
@@ -275,9 +269,9 @@ TEST_CASE("a router that drops tokens, or gates that do not sum to 1, are report
   CHECK(gates.max_abs_logit_difference > 1e-4);
 }
 
-TEST_CASE("a gate_scale on weights that sum to 1 is reported", "[model]") {
-  const test::TempDir folder;
-  test::write_tiny_checkpoint(folder / "dense", {});
+TEST_CASE("a gate_scale on weights that sum to 1 is reported") {
+  const TempDir folder;
+  write_tiny_checkpoint(folder / "dense", {});
   UpcycleSettings settings = upcycle_settings(folder / "moe");
   settings.gate_scale = 2.0;
   const Upcycled pair(folder / "dense", settings);

@@ -13,10 +13,8 @@
 #include "core/route/router.h"
 #include "core/tokenizer/tokenizer.h"
 #include "tests/core/upcycle/upcycled.h"
-#include "tests/support/matchers.h"
 #include "tests/support/places.h"
 #include "tests/support/stored_numbers.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
@@ -107,8 +105,7 @@ void check_first_routing(const RouterInitStats& layer, const Tensor& states, dou
   }
 }
 
-TEST_CASE("a row is the scaled difference of the mean states of its positive and negative texts",
-          "[model][upcycle]") {
+TEST_CASE("a row is the scaled difference of the mean states of its positive and negative texts") {
   const io::Checkpoint base(facts_model());
   const Llama model = Llama::load(base);
   const auto tokenizer = io::Tokenizer::load(facts_model(), model.config().vocab_size);
@@ -145,7 +142,7 @@ TEST_CASE("a row is the scaled difference of the mean states of its positive and
   }
 }
 
-TEST_CASE("long texts are cut at the context length, each piece with its BOS", "[model][upcycle]") {
+TEST_CASE("long texts are cut at the context length, each piece with its BOS") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense", {.max_positions = 16});
   const io::Checkpoint base(folder / "dense");
@@ -185,7 +182,7 @@ TEST_CASE("long texts are cut at the context length, each piece with its BOS", "
   }
 }
 
-TEST_CASE("the rows are clusters of a text's states, of one norm", "[model][upcycle]") {
+TEST_CASE("the rows are clusters of a text's states, of one norm") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense");
   const io::Checkpoint base(folder / "dense");
@@ -219,8 +216,7 @@ TEST_CASE("the rows are clusters of a text's states, of one norm", "[model][upcy
              contains_text("only 2 different states in layer 0, 4 experts"));
 }
 
-TEST_CASE("a folder has the measured rows, one for all slices of a feed-forward",
-          "[model][upcycle]") {
+TEST_CASE("a folder has the measured rows, one for all slices of a feed-forward") {
   const TempDir folder;
   const io::Checkpoint base(facts_model());
   const std::string file = (folder / "prompts.json").string();
@@ -268,7 +264,7 @@ TEST_CASE("a folder has the measured rows, one for all slices of a feed-forward"
   }
 }
 
-TEST_CASE("an entropy that no scale reaches is refused", "[model][upcycle]") {
+TEST_CASE("an entropy that no scale reaches is refused") {
   const io::Checkpoint base(facts_model());
   const ModelConfig child = child_of(base, settings_of(2));
   const RouterInitSettings prompts{RouterInitSettings::Kind::kPrompts, "prompts.json", 0.5};
@@ -293,7 +289,7 @@ TEST_CASE("an entropy that no scale reaches is refused", "[model][upcycle]") {
              contains_text("--router-entropy 0.5: in layer 0"));
 }
 
-TEST_CASE("prompts name experts by number or by folder", "[model][upcycle]") {
+TEST_CASE("prompts name experts by number or by folder") {
   const TempDir folder;
   const std::string file = (folder / "prompts.json").string();
   const std::vector<ExpertParent> parents = {{"runs/town/", 1}, {"runs/food", 1}, {"job", 2}};
@@ -327,7 +323,7 @@ TEST_CASE("prompts name experts by number or by folder", "[model][upcycle]") {
   }
 }
 
-TEST_CASE("empty texts, too many tokens and a missing tokenizer are refused", "[model][upcycle]") {
+TEST_CASE("empty texts, too many tokens and a missing tokenizer are refused") {
   const io::Checkpoint base(facts_model());
   const auto refused = [&](const std::string& text) {
     return user_error_of([&] {
@@ -349,7 +345,7 @@ TEST_CASE("empty texts, too many tokens and a missing tokenizer are refused", "[
              contains_text((folder / "dense").string() + ": no tokenizer"));
 }
 
-TEST_CASE("--router-init and --router-entropy are checked", "[model][upcycle]") {
+TEST_CASE("--router-init and --router-entropy are checked") {
   CHECK(to_string(parse_router_init("random")) == "random");
   CHECK(to_string(parse_router_init("prompts:a:b.json")) == "prompts:a:b.json");
   CHECK(parse_router_init("cluster:t.txt").kind == RouterInitSettings::Kind::kCluster);
@@ -403,8 +399,7 @@ std::vector<int64_t> clusters_by_loops(at::Tensor similarities) {
   return cluster_of;
 }
 
-TEST_CASE("balanced clusters equal those of plain loops, and their sizes differ by at most one",
-          "[model]") {
+TEST_CASE("balanced clusters equal those of plain loops, and their sizes differ by at most one") {
   for (const auto& [points, clusters] : std::vector<std::pair<int64_t, int64_t>>{
            {1, 1}, {5, 4}, {4, 4}, {31, 2}, {32, 8}, {33, 8}, {39, 8}}) {
     for (const bool has_ties : {false, true}) {
@@ -422,7 +417,7 @@ TEST_CASE("balanced clusters equal those of plain loops, and their sizes differ 
   }
 }
 
-TEST_CASE("balanced centroids are the directions of the means of their clusters", "[model]") {
+TEST_CASE("balanced centroids are the directions of the means of their clusters") {
   const at::Tensor points = random_points(61, 6, 3);
   const at::Tensor units = points / points.norm(2, 1, true);
   for (const uint64_t seed : {1, 2, 3}) {
@@ -442,7 +437,7 @@ TEST_CASE("balanced centroids are the directions of the means of their clusters"
                         balanced_centroids(points, 4, 1, "another layer")));
 }
 
-TEST_CASE("fewer different points than clusters give fewer centroids", "[model]") {
+TEST_CASE("fewer different points than clusters give fewer centroids") {
   const at::Tensor points = random_points(2, 5, 1).repeat({4, 1});
   CHECK(balanced_centroids(points, 3, 1, "a layer").size(0) == 2);
   CHECK(balanced_centroids(points, 2, 1, "a layer").size(0) == 2);

@@ -7,13 +7,9 @@
 #include "core/model/config/folder_tensors.h"
 #include "core/upcycle/expert_sources.h"
 #include "tests/core/upcycle/upcycled.h"
-#include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/foreign_checkpoint.h"
-#include "tests/support/matchers.h"
 #include "tests/support/stored_numbers.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
 namespace moe::model {
@@ -45,8 +41,7 @@ void check_copies(const Upcycled& pair) {
 }
 
 TEST_CASE(
-    "every expert is a bitwise copy of the feed-forward of its layer, other tensors are copied",
-    "[model][upcycle]") {
+    "every expert is a bitwise copy of the feed-forward of its layer, other tensors are copied") {
   struct Case {
     io::DType dtype;
     bool tied;
@@ -65,7 +60,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a model of one layer, one expert, and shards in and out", "[model][upcycle]") {
+TEST_CASE("a model of one layer, one expert, and shards in and out") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "one", {.layers = 1});
   UpcycleSettings settings = upcycle_settings(folder / "one-out");
@@ -94,7 +89,7 @@ TEST_CASE("a model of one layer, one expert, and shards in and out", "[model][up
   CHECK(whole.report["source"][sampled] == sharded.report["source"][sampled]);
 }
 
-TEST_CASE("conversion rounds every value to nearest, and no router", "[model][upcycle]") {
+TEST_CASE("conversion rounds every value to nearest, and no router") {
   struct Case {
     io::DType from, to;
     const char* dtype;
@@ -123,7 +118,7 @@ TEST_CASE("conversion rounds every value to nearest, and no router", "[model][up
   }
 }
 
-TEST_CASE("a router is N(0, std) and depends on its layer and seed alone", "[model][upcycle]") {
+TEST_CASE("a router is N(0, std) and depends on its layer and seed alone") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense", {.hidden = 256, .intermediate = 8});
   UpcycleSettings settings = upcycle_settings(folder / "a");
@@ -148,7 +143,7 @@ TEST_CASE("a router is N(0, std) and depends on its layer and seed alone", "[mod
   CHECK(all.config.moe->router_std == 0.006);
 }
 
-TEST_CASE("router biases start as zeros in F32", "[model][upcycle]") {
+TEST_CASE("router biases start as zeros in F32") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense");
   UpcycleSettings settings = upcycle_settings(folder / "out");
@@ -166,8 +161,7 @@ TEST_CASE("router biases start as zeros in F32", "[model][upcycle]") {
 }
 
 TEST_CASE(
-    "a shared expert is the dense feed-forward with doubled down_proj, routed experts have zeros",
-    "[model][upcycle]") {
+    "a shared expert is the dense feed-forward with doubled down_proj, routed experts have zeros") {
   for (const auto& [dtype, type] : {std::pair(io::DType::kF32, std::optional<io::DType>()),
                                     std::pair(io::DType::kF32, std::optional(io::DType::kBF16)),
                                     std::pair(io::DType::kBF16, std::optional<io::DType>()),
@@ -214,7 +208,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("an impossible shared expert is refused, and nothing is written", "[model][upcycle]") {
+TEST_CASE("an impossible shared expert is refused, and nothing is written") {
   const TempDir folder;
   write_foreign_checkpoint(folder / "qwen3", {.kind = Foreign::kQwen3, .dense_layers = {}});
   write_tiny_checkpoint(folder / "dense");
@@ -249,7 +243,7 @@ TEST_CASE("an impossible shared expert is refused, and nothing is written", "[mo
                  contains_text("beyond fp16"));
 }
 
-TEST_CASE("config.json and upcycle.json describe the mixture and its source", "[model][upcycle]") {
+TEST_CASE("config.json and upcycle.json describe the mixture and its source") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense");
   io::write_file(folder / "dense/tokenizer.json", std::string("{}"));
@@ -283,8 +277,7 @@ TEST_CASE("config.json and upcycle.json describe the mixture and its source", "[
   }
 }
 
-TEST_CASE("the parent's config may lack a dtype, or tie a head that is stored",
-          "[model][upcycle]") {
+TEST_CASE("the parent's config may lack a dtype, or tie a head that is stored") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense", {.dtype = io::DType::kBF16});
   Json config = read_json(folder / "dense/config.json");
@@ -297,8 +290,8 @@ TEST_CASE("the parent's config may lack a dtype, or tie a head that is stored",
 }
 
 TEST_CASE(
-    "the certificate is made from the staged folder; a failing one, or a full disk, leaves nothing",
-    "[model][upcycle]") {
+    "the certificate is made from the staged folder; a failing one, or a full disk, leaves "
+    "nothing") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense");
   const io::Checkpoint dense(folder / "dense");
@@ -320,8 +313,7 @@ TEST_CASE(
   CHECK(read_json(folder / "out/upcycle.json")["certificate"]["tensors"] == plan.tensors.size());
 }
 
-TEST_CASE("a dense folder opened as a mixture has the bits that upcycling writes",
-          "[model][upcycle]") {
+TEST_CASE("a dense folder opened as a mixture has the bits that upcycling writes") {
   struct Case {
     std::optional<Foreign> kind;  // or LLaMA
     io::DType dtype;
@@ -370,8 +362,7 @@ TEST_CASE("a dense folder opened as a mixture has the bits that upcycling writes
   }
 }
 
-TEST_CASE("a mixture is opened unchanged; a request that upcycling refuses is refused",
-          "[model][upcycle]") {
+TEST_CASE("a mixture is opened unchanged; a request that upcycling refuses is refused") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense");
   const UpcycleSettings settings = upcycle_settings(folder / "out");
@@ -389,7 +380,7 @@ TEST_CASE("a mixture is opened unchanged; a request that upcycling refuses is re
   CHECK_THAT(refusal("out", {{}, "even", 1, 2}, ""), contains_text("--granularity 2"));
 }
 
-TEST_CASE("impossible settings are refused by name, and nothing is written", "[model][upcycle]") {
+TEST_CASE("impossible settings are refused by name, and nothing is written") {
   const TempDir folder;
   const fs::path dense = folder / "dense", out = folder / "out";
   write_tiny_checkpoint(dense);
@@ -432,7 +423,7 @@ TEST_CASE("impossible settings are refused by name, and nothing is written", "[m
   CHECK_FALSE(fs::exists(folder / "twice"));
 }
 
-TEST_CASE("the sampled digest tells other weights, types and names apart", "[model][upcycle]") {
+TEST_CASE("the sampled digest tells other weights, types and names apart") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "a");
   write_tiny_checkpoint(folder / "same", {.shard_bytes = 8000});
@@ -446,7 +437,7 @@ TEST_CASE("the sampled digest tells other weights, types and names apart", "[mod
   CHECK(digest("a") != digest("type"));
 }
 
-TEST_CASE("added tokens get mean rows, first those of a padded vocabulary", "[model][upcycle]") {
+TEST_CASE("added tokens get mean rows, first those of a padded vocabulary") {
   for (const auto& [vocab, tied] : {std::pair(1024, true), {1025, false}, {1030, false}}) {
     const TempDir folder;
     write_tiny_checkpoint(folder / "dense", {.vocab = vocab, .tied = tied});
@@ -474,8 +465,7 @@ TEST_CASE("added tokens get mean rows, first those of a padded vocabulary", "[mo
 
 // Conversion of weights between F32, F16 and BF16.
 
-TEST_CASE("convert() equals two conversions by way of F32, between all three types",
-          "[model][convert]") {
+TEST_CASE("convert() equals two conversions by way of F32, between all three types") {
   const std::vector<float> values = {0.0F, -1.5F, 3.14159F, 65504.0F, 1e-8F, -2.5e-5F, 7.0F};
   const std::vector<io::DType> types = {io::DType::kF32, io::DType::kBF16, io::DType::kF16};
   const auto size = [&](io::DType type) {

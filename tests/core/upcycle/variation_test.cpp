@@ -4,9 +4,7 @@
 
 #include "core/upcycle/expert_sources.h"
 #include "tests/core/upcycle/upcycled.h"
-#include "tests/support/matchers.h"
 #include "tests/support/stored_numbers.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
@@ -78,8 +76,7 @@ struct Folders {
 };
 
 TEST_CASE(
-    "dropped dimensions are drawn with the parent's mean and deviation, the others are copies",
-    "[model][upcycle]") {
+    "dropped dimensions are drawn with the parent's mean and deviation, the others are copies") {
   const TempDir dir;
   for (const auto dtype : {io::DType::kF32, io::DType::kBF16}) {
     const auto pair = varied(dir, "drop:0.4", dtype);
@@ -107,7 +104,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("drop:R,separate drops other dimensions in each matrix", "[model][upcycle]") {
+TEST_CASE("drop:R,separate drops other dimensions in each matrix") {
   const TempDir dir;
   const auto pair = varied(dir, "drop:0.5,separate");
   const at::Tensor gate = changes_of(pair, 0, "gate_proj").dimensions;
@@ -116,7 +113,7 @@ TEST_CASE("drop:R,separate drops other dimensions in each matrix", "[model][upcy
   CHECK_FALSE(at::equal(gate, changes_of(pair, 0, "down_proj").dimensions));
 }
 
-TEST_CASE("noise is relative to the deviation of each matrix", "[model][upcycle]") {
+TEST_CASE("noise is relative to the deviation of each matrix") {
   const TempDir dir;
   const auto pair = varied(dir, "noise:0.1");
   for (int64_t expert = 0; expert < 3; ++expert) {
@@ -133,7 +130,7 @@ TEST_CASE("noise is relative to the deviation of each matrix", "[model][upcycle]
         floats(pair.child, expert_name(1, "up_proj")));
 }
 
-TEST_CASE("the seed determines the variation, and attention is not varied", "[model][upcycle]") {
+TEST_CASE("the seed determines the variation, and attention is not varied") {
   const TempDir dir;
   const auto first = varied(dir, "drop:0.5"), again = varied(dir, "drop:0.5"),
              other = varied(dir, "drop:0.5", io::DType::kF32, 2);
@@ -150,8 +147,7 @@ TEST_CASE("the seed determines the variation, and attention is not varied", "[mo
              contains_text("not preserved") && contains_text("--vary drop:0.5"));
 }
 
-TEST_CASE("impossible variations are refused, others are printed as they were given",
-          "[model][upcycle]") {
+TEST_CASE("impossible variations are refused, others are printed as they were given") {
   struct Case {
     std::vector<std::string> texts;
     std::string fact;
@@ -174,8 +170,7 @@ TEST_CASE("impossible variations are refused, others are printed as they were gi
 
 // Mixtures whose experts come from several parents.
 
-TEST_CASE("experts are copies of their own parents, other tensors are the base's",
-          "[model][upcycle]") {
+TEST_CASE("experts are copies of their own parents, other tensors are the base's") {
   const Folders folders;
   const auto settings = folders.settings({{folders.dir / "code", 1}, {folders.dir / "math", 2}});
   const OrderedJson report = folders.make(settings);
@@ -211,8 +206,7 @@ TEST_CASE("experts are copies of their own parents, other tensors are the base's
   CHECK(report["preserves_function"]["exact"] == false);
 }
 
-TEST_CASE("with --rest mean other tensors are the mean of the parents, each counted once",
-          "[model][upcycle]") {
+TEST_CASE("with --rest mean other tensors are the mean of the parents, each counted once") {
   const Folders folders;
   auto settings = folders.settings({{folders.dir / "code", 3}, {folders.dir / "math", 1}});
   settings.mean_rest = true;
@@ -232,7 +226,7 @@ TEST_CASE("with --rest mean other tensors are the mean of the parents, each coun
         floats(code, "model.layers.0.mlp.up_proj.weight"));
 }
 
-TEST_CASE("--expert FOLDER:N is parsed, also if the folder has a colon", "[model][upcycle]") {
+TEST_CASE("--expert FOLDER:N is parsed, also if the folder has a colon") {
   const TempDir dir;
   fs::create_directories(dir / "v1:2");
   const auto parse = [](const std::string& text) {
@@ -249,8 +243,7 @@ TEST_CASE("--expert FOLDER:N is parsed, also if the folder has a colon", "[model
   }
 }
 
-TEST_CASE("parents that do not fit are refused by name, and nothing is written",
-          "[model][upcycle]") {
+TEST_CASE("parents that do not fit are refused by name, and nothing is written") {
   const Folders folders;
   const fs::path other = folders.dir / "other";
   struct Case {

@@ -6,8 +6,7 @@ using at::Tensor;
 using namespace moe::kernels;
 using namespace moe::test;
 
-TEST_CASE("the adamw kernel equals LibTorch's fused kernel in double over three updates",
-          "[kernels][gpu]") {
+TEST_CASE("the adamw kernel equals LibTorch's fused kernel in double over three updates", "[gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(9);
   for (const int64_t count : {0, 1, 31, 33, 1024, 1030}) {
@@ -51,8 +50,7 @@ TEST_CASE("the adamw kernel equals LibTorch's fused kernel in double over three 
   }
 }
 
-TEST_CASE("adamw_ updates tensors as its kernel does and refuses those that do not fit",
-          "[kernels][gpu]") {
+TEST_CASE("adamw_ updates tensors as its kernel does and refuses those that do not fit", "[gpu]") {
   MOE_NEED_GPU();
   const auto gpu = at::TensorOptions(kGpu);
   const Tensor wide = at::zeros({4}, gpu), narrow = at::zeros({4}, gpu.dtype(at::kBFloat16));

@@ -60,7 +60,7 @@ void run(const RopeCase& one, const RopeParts& parts, const Tensor& y, bool back
 
 }  // namespace
 
-TEST_CASE("the loss kernel equals the log-softmax in double, with its gradient", "[kernels][gpu]") {
+TEST_CASE("the loss kernel equals the log-softmax in double, with its gradient", "[gpu]") {
   MOE_NEED_GPU();
   check_losses(
       [](const Tensor& logits, const Tensor& target, bool in_bf16) {
@@ -77,8 +77,7 @@ TEST_CASE("the loss kernel equals the log-softmax in double, with its gradient",
       {0, 1, 3}, 10'000);
 }
 
-TEST_CASE("the logsumexp kernel equals LibTorch's in double, the first of equal logits",
-          "[kernels][gpu]") {
+TEST_CASE("the logsumexp kernel equals LibTorch's in double, the first of equal logits", "[gpu]") {
   MOE_NEED_GPU();
   check_logsumexp(
       [](const Tensor& logits) {
@@ -92,7 +91,7 @@ TEST_CASE("the logsumexp kernel equals LibTorch's in double, the first of equal 
       {0, 1, 3}, 5'000);
 }
 
-TEST_CASE("the rms_norm kernels equal the formula in double on awkward shapes", "[kernels][gpu]") {
+TEST_CASE("the rms_norm kernels equal the formula in double on awkward shapes", "[gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(6);
   for (const auto& [rows, width] : std::vector<std::pair<int64_t, int64_t>>{
@@ -105,8 +104,7 @@ TEST_CASE("the rms_norm kernels equal the formula in double on awkward shapes", 
   }
 }
 
-TEST_CASE("rms_norm on a GPU has the formula's gradients, whichever results are used",
-          "[kernels][gpu]") {
+TEST_CASE("rms_norm on a GPU has the formula's gradients, whichever results are used", "[gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(12);
   const auto run = [](const NormInputs& in, at::ScalarType type) {
@@ -119,7 +117,7 @@ TEST_CASE("rms_norm on a GPU has the formula's gradients, whichever results are 
   }
 }
 
-TEST_CASE("the rms_norm kernels give the same bits in any order of threads", "[kernels][gpu]") {
+TEST_CASE("the rms_norm kernels give the same bits in any order of threads", "[gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(7);
   const NormInputs in{at::randn({150, 40}), {}, at::randn({40}), at::randn({150, 40}), {}};
@@ -129,8 +127,7 @@ TEST_CASE("the rms_norm kernels give the same bits in any order of threads", "[k
   });
 }
 
-TEST_CASE("the rope kernel rotates in both directions, in place and from three tensors",
-          "[kernels][gpu]") {
+TEST_CASE("the rope kernel rotates in both directions, in place and from three tensors", "[gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(6);
   for (const int64_t tokens : {0, 1, 31, 33}) {

@@ -50,18 +50,17 @@ const PlanKernels kGpuKernels{
 
 }  // namespace
 
-TEST_CASE("the kernels select the rows that the reference selects", "[kernels][gpu]") {
+TEST_CASE("the kernels select the rows that the reference selects", "[gpu]") {
   MOE_NEED_GPU();
   check_batches(run, {0, 1, 33}, {0, 3, 0x7fffffff});
 }
 
-TEST_CASE("the kernels keep the order of ties, and serve one expert that has all",
-          "[kernels][gpu]") {
+TEST_CASE("the kernels keep the order of ties, and serve one expert that has all", "[gpu]") {
   MOE_NEED_GPU();
   check_ties(run, 40);
 }
 
-TEST_CASE("the kernels select where the tokens of a rank are consecutive", "[kernels][gpu]") {
+TEST_CASE("the kernels select where the tokens of a rank are consecutive", "[gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(6);
   const int64_t tokens = 400, ranks = 4;
@@ -78,7 +77,7 @@ TEST_CASE("the kernels select where the tokens of a rank are consecutive", "[ker
   check_homes(source_rank.flip(0));
 }
 
-TEST_CASE("blocks that share a group's tokens select what one block selects", "[kernels][gpu]") {
+TEST_CASE("blocks that share a group's tokens select what one block selects", "[gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(7);
   const int64_t tokens = 2100, experts = 4;  // three parts of one rank, of which the last is short
@@ -101,7 +100,7 @@ TEST_CASE("blocks that share a group's tokens select what one block selects", "[
   check_parts(at::randn({tokens, experts}), home_ranks(tokens, 2), capacity, 2, false);
 }
 
-TEST_CASE("the kernels sort lists that are longer than a block", "[kernels][gpu]") {
+TEST_CASE("the kernels sort lists that are longer than a block", "[gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(6);
   Tensor logits = at::randn({1300, 4});  // a block sorts with 512 threads
@@ -110,7 +109,7 @@ TEST_CASE("the kernels sort lists that are longer than a block", "[kernels][gpu]
              {1300, 4, 2, 3, 2, true, true, true});
 }
 
-TEST_CASE("the kernels select for the tokens of a large batch", "[.][slow][kernels][gpu]") {
+TEST_CASE("the kernels select for the tokens of a large batch", "[.][slow][gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(2);
   for (const auto& [experts, ranks] :
@@ -123,7 +122,7 @@ TEST_CASE("the kernels select for the tokens of a large batch", "[.][slow][kerne
 }
 
 TEST_CASE("the kernels count and weigh a plan as plain loops in double do, and its gradient",
-          "[kernels][gpu]") {
+          "[gpu]") {
   MOE_NEED_GPU();
   check_small_plans(kGpuKernels);
   check_plan_gate_weights(kGpuKernels, 19, 35, 5, 3);
@@ -133,8 +132,7 @@ TEST_CASE("the kernels count and weigh a plan as plain loops in double do, and i
   check_plan_gate_weights(kGpuKernels, 19, 256, 256, 1);  // and more kinds of rows
 }
 
-TEST_CASE("the kernels weigh plans of more tokens than they have warps",
-          "[.][slow][kernels][gpu]") {
+TEST_CASE("the kernels weigh plans of more tokens than they have warps", "[.][slow][gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(10);
   const GivenPlan given = random_plan(8300, 4, 2, 2, 2);
@@ -142,7 +140,7 @@ TEST_CASE("the kernels weigh plans of more tokens than they have warps",
   check_plan_gate_weights(kGpuKernels, given, {true, true, 1, 2});
 }
 
-TEST_CASE("the kernels refuse more experts than their lanes can hold", "[kernels][gpu]") {
+TEST_CASE("the kernels refuse more experts than their lanes can hold", "[gpu]") {
   MOE_NEED_GPU();
   const GivenPlan there = random_plan(1, 257, 1, 1, 1).moved(to_gpu);
   REQUIRE_THROWS_AS(counts(there, false, false, poisoned, kGpuKernels.counts), std::runtime_error);

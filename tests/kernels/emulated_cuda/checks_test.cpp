@@ -8,7 +8,6 @@
 #include <string>
 
 #include "tests/kernels/emulated_cuda/wrong_kernels.h"
-#include "tests/support/catch.h"
 #include "tests/support/emulated_cuda/emulator.h"
 #include "tests/support/matchers.h"
 

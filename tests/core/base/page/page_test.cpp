@@ -1,7 +1,6 @@
 #include "core/base/page/page.h"
 
 #include "core/base/error.h"
-#include "tests/support/catch.h"
 #include "tests/support/page.h"
 
 using namespace moe;

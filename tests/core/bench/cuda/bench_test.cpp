@@ -6,8 +6,6 @@
 #include "kernels/ops/device.h"
 #include "tests/support/gpu.h"
 #include "tests/support/mixture.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
 
 using namespace moe;
 using test::kGpu;

@@ -212,7 +212,7 @@ std::vector<std::pair<Tensor, Tensor>> on_both(ExpertsCase each) {
 // capacity the counts stay on the device: six roundings on either side (gate, up, their product,
 // the output; two of gradients) of at most 2^-8 each, 12 * 2^-8 = 0.047 of a number, and of a norm.
 TEST_CASE("ranks on a GPU compute what one rank on the CPU does, with rows in the same order",
-          "[model][gpu]") {
+          "[gpu]") {
   MOE_NEED_GPU();
   const auto fields = {&Output::y, &Output::grad_x, &Output::grad_gate_up, &Output::grad_down};
   for (const auto& [router, tokens, overlap] :
@@ -238,8 +238,7 @@ TEST_CASE("ranks on a GPU compute what one rank on the CPU does, with rows in th
   }
 }
 
-TEST_CASE("a layout without counts gives the bits of one whose counts the host reads",
-          "[model][gpu]") {
+TEST_CASE("a layout without counts gives the bits of one whose counts the host reads", "[gpu]") {
   MOE_NEED_GPU();
   for (const auto& [router, tokens, overlap] :
        {Case{"top1+ir+fr", {33, 1, 0, 31}, true}, Case{"top2:cf=0.6", {5, 9}, false},
@@ -261,7 +260,7 @@ TEST_CASE("a layout without counts gives the bits of one whose counts the host r
 // The experts of a routed layer on a GPU against the CPU: with counts that stay on the device if
 // the number of rows has a tight bound, and with counts that the host reads otherwise.
 
-TEST_CASE("the experts of a layer on a GPU equal those on the CPU", "[model][gpu]") {
+TEST_CASE("the experts of a layer on a GPU equal those on the CPU", "[gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(4);
   struct Run {
@@ -295,7 +294,7 @@ TEST_CASE("the experts of a layer on a GPU equal those on the CPU", "[model][gpu
 }
 
 TEST_CASE("weight gradients of large experts are f32 sums, with counts on the device too",
-          "[model][gpu]") {
+          "[gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(10);
   const std::vector<int64_t> rows_per_expert{5, 0, 9};

@@ -16,8 +16,6 @@
 #include "tests/support/foreign_checkpoint.h"
 #include "tests/support/gpu.h"
 #include "tests/support/mixture.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
 
 using namespace moe;
 using at::Tensor;
@@ -180,7 +178,7 @@ void check_kept(const std::filesystem::path& folder, Precision precision, at::Sc
 
 }  // namespace
 
-TEST_CASE("logits and gradients on a GPU equal those on the CPU", "[model][gpu]") {
+TEST_CASE("logits and gradients on a GPU equal those on the CPU", "[gpu]") {
   MOE_NEED_GPU();
   for (const std::string router :
        {"", "top1+ir+fr", "top2:cf=inf", "top2+ir+fr:cf=0.6", "topp:0.6", "relu:k=1"}) {
@@ -189,7 +187,7 @@ TEST_CASE("logits and gradients on a GPU equal those on the CPU", "[model][gpu]"
   }
 }
 
-TEST_CASE("other architectures on a GPU equal those on the CPU", "[model][gpu]") {
+TEST_CASE("other architectures on a GPU equal those on the CPU", "[gpu]") {
   MOE_NEED_GPU();
   using test::Foreign;
   for (const auto kind : {Foreign::kQwen2, Foreign::kQwen3}) {  // biases, head norms
@@ -209,7 +207,7 @@ TEST_CASE("other architectures on a GPU equal those on the CPU", "[model][gpu]")
   }
 }
 
-TEST_CASE("bf16 on a GPU equals bf16 on the CPU", "[model][gpu]") {
+TEST_CASE("bf16 on a GPU equals bf16 on the CPU", "[gpu]") {
   MOE_NEED_GPU();
   for (const std::string router : {"", "top2:cf=inf"}) {
     // The flash kernel needs heads of 8. Two experts as above: attention rounds at different places
@@ -219,7 +217,7 @@ TEST_CASE("bf16 on a GPU equals bf16 on the CPU", "[model][gpu]") {
   }
 }
 
-TEST_CASE("recomputation and adapters on a GPU equal those on the CPU", "[model][gpu]") {
+TEST_CASE("recomputation and adapters on a GPU equal those on the CPU", "[gpu]") {
   MOE_NEED_GPU();
   const Folder folder("top1+ir+fr");
   const auto run = [&](at::Device device, const model::ComputeOptions& compute) {
@@ -234,7 +232,7 @@ TEST_CASE("recomputation and adapters on a GPU equal those on the CPU", "[model]
   }
 }
 
-TEST_CASE("sequences that continue others on a GPU equal those on the CPU", "[model][gpu]") {
+TEST_CASE("sequences that continue others on a GPU equal those on the CPU", "[gpu]") {
   MOE_NEED_GPU();
   const at::NoGradGuard no_gradients;
   model::Packed tokens = pack();
@@ -256,7 +254,7 @@ TEST_CASE("sequences that continue others on a GPU equal those on the CPU", "[mo
                  hidden(dense.load(at::kCPU, kBf16Compute))) < kBf16);
 }
 
-TEST_CASE("a model generates the same text on a GPU and on the CPU", "[model][gpu]") {
+TEST_CASE("a model generates the same text on a GPU and on the CPU", "[gpu]") {
   MOE_NEED_GPU();
   for (const std::string router : {"top2:cf=inf", "relu:k=1"}) {
     const Folder folder(router);
@@ -275,8 +273,7 @@ TEST_CASE("a model generates the same text on a GPU and on the CPU", "[model][gp
 
 // An emulated GPU has events a thousand times as fast as the host's clock
 // (tests/support/emulated_cuda/device.cpp).
-TEST_CASE("a step has the same parts on a GPU and on the CPU, timed by GPU events",
-          "[model][gpu]") {
+TEST_CASE("a step has the same parts on a GPU and on the CPU, timed by GPU events", "[gpu]") {
   MOE_NEED_GPU();
   const Measured host = measure(at::kCPU), gpu = measure(kGpu);
   for (const auto& [name, seconds] : host.parts_s) {
@@ -296,7 +293,7 @@ TEST_CASE("a step has the same parts on a GPU and on the CPU, timed by GPU event
 // matrices in f32. In a build without CUDA the GPU is emulated (tests/support/emulated_cuda).
 
 // First in its process: peaks only grow.
-TEST_CASE("a model for inference takes no more GPU memory than its 16-bit folder", "[model][gpu]") {
+TEST_CASE("a model for inference takes no more GPU memory than its 16-bit folder", "[gpu]") {
   MOE_NEED_GPU();
   const test::TempDir dir;
   test::write_tiny_checkpoint(dir / "dense", {.hidden = 128,
@@ -322,7 +319,7 @@ TEST_CASE("a model for inference takes no more GPU memory than its 16-bit folder
   CHECK(peak_of(Storage::kF32, Precision::kBf16) > 3 * stored / 2);
 }
 
-TEST_CASE("matrices in their stored type give the logits of matrices in f32", "[model][gpu]") {
+TEST_CASE("matrices in their stored type give the logits of matrices in f32", "[gpu]") {
   MOE_NEED_GPU();
   struct Case {
     io::DType stored;
@@ -349,7 +346,7 @@ TEST_CASE("matrices in their stored type give the logits of matrices in f32", "[
   }
 }
 
-TEST_CASE("a tied embedding is not rounded, since it is looked up too", "[model][gpu]") {
+TEST_CASE("a tied embedding is not rounded, since it is looked up too", "[gpu]") {
   MOE_NEED_GPU();
   const test::TempDir dir;
   test::write_tiny_checkpoint(dir / "m", {.hidden = 32, .tied = true, .std = 0.2});

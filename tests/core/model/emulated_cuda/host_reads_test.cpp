@@ -33,7 +33,7 @@ int64_t take_reads() { return HostCalls::sum(emulated::take_host_calls().reads);
 
 }  // namespace
 
-TEST_CASE("a bf16 layer of top-k is trained without a read", "[model][emulator]") {
+TEST_CASE("a bf16 layer of top-k is trained without a read", "[emulator]") {
   for (const char* router : {"top1+ir+fr", "top2:cf=inf"}) {
     INFO(router);
     at::manual_seed(1);
@@ -64,8 +64,7 @@ TEST_CASE("a bf16 layer of top-k is trained without a read", "[model][emulator]"
 
 // With distributed experts the host must know the rows for each rank. A router with a capacity
 // determines them; in bf16 the host needs no other count. Dropless routers read once a rank.
-TEST_CASE("a layer with distributed experts reads the GPU once a rank, or never",
-          "[model][emulator]") {
+TEST_CASE("a layer with distributed experts reads the GPU once a rank, or never", "[emulator]") {
   struct Case {
     const char* router;
     at::ScalarType type;

@@ -8,7 +8,7 @@ using namespace moe::test;
 
 // Few runs are filled one by one, evenly spread runs are computed, other runs are copied: sizes on
 // both sides of each limit, runs one token too long or too short, gaps and padding.
-TEST_CASE("a GPU is told the homes and sequences that the CPU is", "[route][gpu]") {
+TEST_CASE("a GPU is told the homes and sequences that the CPU is", "[gpu]") {
   MOE_NEED_GPU();
   std::vector<RoutingGroup> groups;
   for (const int64_t tokens : {0, 1, 33, 200}) {
@@ -50,8 +50,7 @@ TEST_CASE("a GPU is told the homes and sequences that the CPU is", "[route][gpu]
   }
 }
 
-TEST_CASE("a GPU routes, weighs and counts as the rules do on the CPU, unused rows too",
-          "[route][gpu]") {
+TEST_CASE("a GPU routes, weighs and counts as the rules do on the CPU, unused rows too", "[gpu]") {
   MOE_NEED_GPU();
   check_planned_routers(
       kGpu, {{0, 2, false}, {1, 4, false}, {31, 4, true}, {64, 1, true}, {33, 2, false}});

@@ -104,53 +104,6 @@ double distance(const Tensor& actual, const Tensor& expected) {
       .item<double>();
 }
 
-}  // namespace
-
-TEST_CASE("runs on a GPU have the losses of the CPU", "[train][gpu]") {
-  MOE_NEED_GPU();
-  const TimeLimit limit(kSeconds);
-  for (const std::string router : {"", "top1+ir+fr", "topp:0.4", "relu:k=1"}) {
-    INFO("router '" << router << "'");
-    TwoSteps world(router);
-    check_same(train_alone(world, kGpu, "gpu"), train_alone(world, at::kCPU, "host"));
-  }
-}
-
-TEST_CASE("runs with bf16 moments and products on a GPU have the losses of the CPU",
-          "[train][gpu]") {
-  MOE_NEED_GPU();
-  const TimeLimit limit(kSeconds);
-  TwoSteps world("top2:cf=inf");
-  world.settings.adamw.moments = io::DType::kBF16;
-  check_same(train_alone(world, kGpu, "gpu"), train_alone(world, at::kCPU, "host"));
-  world.settings.compute.precision = model::Precision::kBf16;
-  const auto gpu = train_alone(world, kGpu, "gpu16");
-  const auto host = train_alone(world, at::kCPU, "host16");
-  for (size_t i = 0; i < host.size(); ++i) {
-    CHECK(relative_error(gpu[i].loss, host[i].loss) < 0.02);  // products with 8 bits of mantissa
-  }
-}
-
-TEST_CASE("a bf16 run with working copies of the weights resumes as a run without",
-          "[train][gpu]") {
-  MOE_NEED_GPU();
-  const TimeLimit limit(kSeconds);
-  TwoSteps world("top1+ir+fr");
-  world.settings.compute.precision = model::Precision::kBf16;
-  world.settings.run = world.dir / "stopped";
-  world.settings.on_cuda = true;
-  CHECK_THROWS_AS(
-      train_on_ranks(world.settings, 1, {.stop = 1, .device = kGpu, .max_seconds = kSeconds}),
-      Interrupted);
-  const auto rest = train_alone(world, kGpu, "stopped");
-  REQUIRE(rest.size() == 1);
-  world.settings.compute.recompute = model::Recompute::kLayer;  // has no copies (has_bf16_copy())
-  const auto whole = train_alone(world, kGpu, "whole");
-  CHECK(relative_error(rest[0].loss, whole[1].loss) < same_on_gpu());
-}
-
-namespace {
-
 // Compares two micro-batches for each of two replicas on `ranks` threads with one rank.
 void check_ranks(const std::string& router, const std::vector<int64_t>& all_ranks) {
   TwoSteps world(router);
@@ -167,19 +120,59 @@ void check_ranks(const std::string& router, const std::vector<int64_t>& all_rank
 
 }  // namespace
 
-TEST_CASE("ranks that share a GPU have the losses of one rank", "[train][gpu]") {
+TEST_CASE("runs on a GPU have the losses of the CPU", "[gpu]") {
+  MOE_NEED_GPU();
+  const TimeLimit limit(kSeconds);
+  for (const std::string router : {"", "top1+ir+fr", "topp:0.4", "relu:k=1"}) {
+    INFO("router '" << router << "'");
+    TwoSteps world(router);
+    check_same(train_alone(world, kGpu, "gpu"), train_alone(world, at::kCPU, "host"));
+  }
+}
+
+TEST_CASE("runs with bf16 moments and products on a GPU have the losses of the CPU", "[gpu]") {
+  MOE_NEED_GPU();
+  const TimeLimit limit(kSeconds);
+  TwoSteps world("top2:cf=inf");
+  world.settings.adamw.moments = io::DType::kBF16;
+  check_same(train_alone(world, kGpu, "gpu"), train_alone(world, at::kCPU, "host"));
+  world.settings.compute.precision = model::Precision::kBf16;
+  const auto gpu = train_alone(world, kGpu, "gpu16");
+  const auto host = train_alone(world, at::kCPU, "host16");
+  for (size_t i = 0; i < host.size(); ++i) {
+    CHECK(relative_error(gpu[i].loss, host[i].loss) < 0.02);  // products with 8 bits of mantissa
+  }
+}
+
+TEST_CASE("a bf16 run with working copies of the weights resumes as a run without", "[gpu]") {
+  MOE_NEED_GPU();
+  const TimeLimit limit(kSeconds);
+  TwoSteps world("top1+ir+fr");
+  world.settings.compute.precision = model::Precision::kBf16;
+  world.settings.run = world.dir / "stopped";
+  world.settings.on_cuda = true;
+  CHECK_THROWS_AS(
+      train_on_ranks(world.settings, 1, {.stop = 1, .device = kGpu, .max_seconds = kSeconds}),
+      Interrupted);
+  const auto rest = train_alone(world, kGpu, "stopped");
+  REQUIRE(rest.size() == 1);
+  world.settings.compute.recompute = model::Recompute::kLayer;  // has no copies (has_bf16_copy())
+  const auto whole = train_alone(world, kGpu, "whole");
+  CHECK(relative_error(rest[0].loss, whole[1].loss) < same_on_gpu());
+}
+
+TEST_CASE("ranks that share a GPU have the losses of one rank", "[gpu]") {
   MOE_NEED_GPU();
   check_ranks("top1+ir+fr", {4});
 }
 
-TEST_CASE("2, 4 and 8 ranks that share a GPU have the losses of one rank",
-          "[.][slow][train][gpu]") {
+TEST_CASE("2, 4 and 8 ranks that share a GPU have the losses of one rank", "[.][slow][gpu]") {
   MOE_NEED_GPU();
   check_ranks("top1+ir+fr", {2, 8});
   check_ranks("topp:0.4", {2, 4, 8});
 }
 
-TEST_CASE("sharded weights train on a GPU as whole weights", "[train][gpu]") {
+TEST_CASE("sharded weights train on a GPU as whole weights", "[gpu]") {
   MOE_NEED_GPU();
   struct Case {
     const char* router;
@@ -209,7 +202,7 @@ TEST_CASE("sharded weights train on a GPU as whole weights", "[train][gpu]") {
   }
 }
 
-TEST_CASE("one rank with NCCL trains as one without", "[train][gpu][nccl]") {
+TEST_CASE("one rank with NCCL trains as one without", "[gpu][nccl]") {
   if (is_emulated() || !has_gpu()) {
     MOE_SKIP("no GPU");
   }
@@ -220,13 +213,9 @@ TEST_CASE("one rank with NCCL trains as one without", "[train][gpu][nccl]") {
   check_same(train_on(world, *comm, "nccl"), train_alone(world, kGpu, "alone"));
 }
 
-// The loss of the head of a model on CPU and GPU. In a build without CUDA the GPU is emulated
-// (tests/support/emulated_cuda).
-
 // The gradient of the logits and its products are rounded to bf16, with a relative error of at most
 // 2^-9.
-TEST_CASE("head_loss() in bf16 gives the reference in blocks of any size on CPU and GPU",
-          "[train][gpu]") {
+TEST_CASE("head_loss() in bf16 gives the reference in blocks of any size on CPU and GPU", "[gpu]") {
   MOE_NEED_GPU();
   const at::Device device = GENERATE(at::Device(at::kCPU), kGpu);
   at::manual_seed(1);
@@ -252,7 +241,7 @@ TEST_CASE("head_loss() in bf16 gives the reference in blocks of any size on CPU 
   }
 }
 
-TEST_CASE("head_loss() without targets is 0 and has no gradient on a GPU", "[train][gpu]") {
+TEST_CASE("head_loss() without targets is 0 and has no gradient on a GPU", "[gpu]") {
   MOE_NEED_GPU();
   const Tensor weight = at::randn({8, 4}).to(kGpu).requires_grad_(true);
   const HeadLoss loss = head_loss(weight, at::randn({3, 4}).to(kGpu),
