@@ -99,7 +99,8 @@ TEST_CASE("A text file is split at <|endoftext|> lines, with loss on all tokens 
 
 TEST_CASE("A text that begins with BOS or ends with EOS gets no second one", "[data]") {
   const TempDir dir;
-  write_file(dir / "a.jsonl", "{\"text\": \"Bon, aE\"}\n{\"text\": \"E a\"}\n{\"text\": \"B\"}");
+  write_file(dir / "a.jsonl", "{\"text\": \"Bon, aE\"}\n{\"text\": \"E a\"}");
+  write_file(dir / "c.jsonl", "{\"text\": \"BE\"}");
   write_file(dir / "b.jsonl", R"({"prompt": "a", "response": "bE"})");
   for (const bool are_tokens : {true, false}) {  // false: BOS and EOS are read as characters
     const auto codec = [&] {
@@ -112,9 +113,10 @@ TEST_CASE("A text that begins with BOS or ends with EOS gets no second one", "[d
       return TextCodec{encode, kBos, kEos, false, "B", "E"};
     };
     const auto read = read_examples({{dir / "a.jsonl"}}, kLm, kVocab, codec);
-    CHECK(show_labels(read.at(0)) + show_ids(read.at(1)) + show_ids(read.at(2)) ==
-          ".on, aEBE aEBE");
-    CHECK_THAT(read.forms.at(0), contains_text("BOS, given no second one: 2; texts that end"));
+    CHECK(show_labels(read.at(0)) + show_ids(read.at(1)) == ".on, aEBE aE");
+    CHECK_THAT(read.forms.at(0), contains_text("BOS, given no second one: 1; texts that end"));
+    CHECK_THAT(user_error_of([&] { read_examples({{dir / "c.jsonl"}}, kLm, kVocab, codec); }),
+               contains_text("line 1: the document is empty"));
     CHECK_THAT(read_examples({{dir / "b.jsonl"}}, {}, kVocab, codec).forms.at(0),
                contains_text("turns with BOS or EOS in a field, read as characters: 1"));
   }
