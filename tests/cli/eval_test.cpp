@@ -89,10 +89,10 @@ TEST_CASE("benchmarks and a quiz in one run: table, results.json, samples") {
 }
 
 TEST_CASE("--list needs no model and names tasks, groups and files") {
-  check_contains(
-      succeed({"eval", "--list"}).out,
-      {"\nlambada_openai  version 1.0  loglikelihood\n",
-       "superglue/BoolQ/val.jsonl, or boolq/validation.jsonl, .csv or .parquet", "\nbbh_zeroshot  27 tasks"});
+  check_contains(succeed({"eval", "--list"}).out,
+                 {"\nlambada_openai  version 1.0  loglikelihood\n",
+                  "superglue/BoolQ/val.jsonl, or boolq/validation.jsonl, .csv or .parquet",
+                  "\nbbh_zeroshot  27 tasks"});
 }
 
 TEST_CASE("a task file with few-shot examples is compared with an earlier run") {
