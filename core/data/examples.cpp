@@ -174,8 +174,7 @@ class ExampleMaker {
   Example from_text(const std::string& text, const std::string& where) {
     USER_ERROR_IF(is_blank(text), "{}: the document is empty; remove it", where);
     Example example;
-    std::vector<int64_t> ids =
-        at_place(where, [&] { return codec().encode(without_plain_marks(text)); });
+    std::vector<int64_t> ids = at_place(where, [&] { return codec().encode_filled({text, {}}); });
     if (codec().bos >= 0) {
       push(example, codec().bos, false);
     }
@@ -195,24 +194,6 @@ class ExampleMaker {
     const std::string &bos = codec().bos_text, &eos = codec().eos_text;
     return (!bos.empty() && turn.instruction.starts_with(bos)) ||
            (!eos.empty() && turn.response.ends_with(eos));
-  }
-
-  // Returns `text` without the BOS and the EOS that it begins and ends with if the tokenizer would
-  // read them as characters, as sentencepiece does.
-  std::string_view without_plain_marks(std::string_view text) {
-    const auto is_plain = [&](const std::string& mark, int64_t id) {
-      return !mark.empty() && codec().encode(mark) != std::vector<int64_t>{id};
-    };
-    const std::string &bos = codec().bos_text, &eos = codec().eos_text;
-    if (text.starts_with(bos) && is_plain(bos, codec().bos)) {
-      text.remove_prefix(bos.size());
-      remarks_->add(kHasBos);
-    }
-    if (text.ends_with(eos) && is_plain(eos, codec().eos)) {
-      text.remove_suffix(eos.size());
-      remarks_->add(kHasEos);
-    }
-    return text;
   }
 
   Example from_row(const Json& json, const std::string& where) const {

@@ -7,19 +7,11 @@
 namespace moe::data {
 
 FilledText FilledText::slice(size_t begin, size_t end) const {
-  FilledText part{text.substr(begin, end - begin)};
-  for (const io::TextRange& range : written) {
-    if (range.begin < end && begin < range.end) {
-      part.written.push_back(
-          {std::max(range.begin, begin) - begin, std::min(range.end, end) - begin});
-    }
-  }
-  return part;
+  return {text.substr(begin, end - begin), io::slice_ranges(written, begin, end)};
 }
 
 TextCodec make_text_codec(const std::shared_ptr<const io::Tokenizer>& tokenizer) {
   const auto words = std::make_shared<io::WordEncoder>(tokenizer);
-  const bool is_sentencepiece = tokenizer->kind() == io::TokenizerKind::kSentencepiece;
   const auto text = [&](int64_t id) {
     return id < 0 ? std::string() : replace_invalid_utf8(tokenizer->piece(id));
   };
@@ -36,10 +28,8 @@ TextCodec make_text_codec(const std::shared_ptr<const io::Tokenizer>& tokenizer)
       [tokenizer](const std::string& mark) { return tokenizer->special_id(mark); },
       [tokenizer](std::string_view text, const std::vector<io::TextRange>& plain,
                   bool begins_text) { return tokenizer->encode_part(text, plain, begins_text); },
-      [words, tokenizer, is_sentencepiece](const FilledText& filled) {
-        return is_sentencepiece && tokenizer->word_rule() != io::WordRule::kNone
-                   ? words->encode(filled.text)
-                   : tokenizer->encode_part(filled.text, filled.written, true);
+      [words](const FilledText& filled) {
+        return words->encode_marked(filled.text, filled.written);
       }};
 }
 

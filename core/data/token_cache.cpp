@@ -188,7 +188,7 @@ std::shared_ptr<const TokenFile> tokenise(const CacheRequest& request, const Des
 }
 
 constexpr std::string_view kEnding = ".tokens";
-constexpr int kTextRules = 5;  // version of the conversion of records to ids; increment on changes
+constexpr int kTextRules = 6;  // version of the conversion of records to ids; increment on changes
 
 // Returns true for KEY.tokens, with the digits of a key.
 bool is_cache_name(std::string_view name) {

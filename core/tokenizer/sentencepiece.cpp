@@ -159,8 +159,7 @@ class Sentencepiece : public TokenizerModel {
     added_ = AddedTokens(added, Normalizer(), find, processor_.GetPieceSize(), where);
     own.insert(own.end(), added.begin(), added.end());
     all_ = AddedTokens(own, Normalizer(), find, processor_.GetPieceSize(), where);
-    word_rule_ = added.empty() && prefix_ != FolderTokens::Prefix::kNever ? find_word_rule(bytes)
-                                                                          : WordRule::kNone;
+    word_rule_ = prefix_ == FolderTokens::Prefix::kNever ? WordRule::kNone : find_word_rule(bytes);
   }
 
   // A space precedes a text as `prefix_` says; no text becomes a control piece.
@@ -318,7 +317,12 @@ class Sentencepiece : public TokenizerModel {
   }
   int64_t bos_id() const override { return processor_.bos_id(); }
   int64_t eos_id() const override { return processor_.eos_id(); }
-  WordRule word_rule() const override { return word_rule_; }
+  WordRule word_rule(std::string_view text) const override {
+    const std::vector<TokenOrText> parts = added_.split(text, /*is_normalized=*/false, {});
+    return std::ranges::any_of(parts, [](const TokenOrText& part) { return part.id >= 0; })
+               ? WordRule::kNone
+               : word_rule_;
+  }
 
  private:
   // The library loads some broken models and fails only when they are used.

@@ -204,12 +204,16 @@ int64_t named_id(const SpecialName& name, const TokenizerModel& model, int64_t o
 
 constexpr size_t kMaxWholeBytes = size_t{4} << 20;
 
-// Encodes a text that cannot be split. sentencepiece allocates about 170 bytes per byte of text.
-std::vector<int64_t> encode_whole(const Tokenizer& tokenizer, std::string_view text) {
+// sentencepiece allocates about 170 bytes per byte of text.
+void check_length(std::string_view text) {
   USER_ERROR_IF(text.size() > kMaxWholeBytes,
-                "{:.1f} MB of text without a place to cut it at (a space) are too much for the "
-                "tokenizer, which takes at most {:.1f} MB at once; split the record",
+                "{:.1f} MB of text that cannot be cut at spaces are too much for the tokenizer, "
+                "which takes at most {:.1f} MB at once; split the record",
                 static_cast<double>(text.size()) / 1e6, static_cast<double>(kMaxWholeBytes) / 1e6);
+}
+
+std::vector<int64_t> encode_whole(const Tokenizer& tokenizer, std::string_view text) {
+  check_length(text);
   return tokenizer.encode(text);
 }
 
@@ -279,14 +283,16 @@ void Tokenizer::read_stop_ids(const fs::path& folder) {
   }
 }
 
-std::vector<int64_t> Tokenizer::encode_marked(std::string_view text) const {
+std::vector<int64_t> Tokenizer::encode_marked(std::string_view text,
+                                              const std::vector<TextRange>& plain) const {
   std::vector<int64_t> all;
-  for (const TokenOrText& part : split(text, {})) {
+  for (const TokenOrText& part : split(text, plain)) {
     if (part.id >= 0) {
       all.push_back(part.id);
     } else if (part.begin < part.end) {
       const std::string_view between = text.substr(part.begin, part.end - part.begin);
-      const std::vector<int64_t> ids = encode_part(between, {}, part.begin == 0);
+      const std::vector<int64_t> ids =
+          encode_part(between, slice_ranges(plain, part.begin, part.end), part.begin == 0);
       all.insert(all.end(), ids.begin(), ids.end());
     }
   }
@@ -508,7 +514,7 @@ std::vector<int64_t> WordEncoder::encode(std::string_view text) {
   if (tokenizer_->kind() != TokenizerKind::kSentencepiece) {
     return tokenizer_->encode(text);
   }
-  const WordRule rule = tokenizer_->word_rule();
+  const WordRule rule = tokenizer_->word_rule(text);
   // U+2581 in the text itself would count as a space; invalid UTF-8 may decode differently if
   // split.
   if (rule == WordRule::kNone || text.find(kSpaceMark) != std::string_view::npos ||
@@ -536,6 +542,20 @@ std::vector<int64_t> WordEncoder::encode(std::string_view text) {
     at = end;
   }
   return ids;
+}
+
+std::vector<int64_t> WordEncoder::encode_marked(std::string_view text,
+                                                const std::vector<TextRange>& plain) {
+  const auto is_token = [](const TokenOrText& part) { return part.id >= 0; };
+  if (tokenizer_->word_rule(text) != WordRule::kNone &&
+      std::ranges::none_of(tokenizer_->split(text, plain), is_token)) {
+    return encode(text);
+  }
+  if (tokenizer_->kind() != TokenizerKind::kSentencepiece) {
+    return tokenizer_->encode_part(text, plain, /*begins_text=*/true);
+  }
+  check_length(text);
+  return tokenizer_->encode_marked(text, plain);
 }
 
 void WordEncoder::add_word(std::string_view word, std::vector<int64_t>& ids) {

@@ -45,9 +45,10 @@ class Tokenizer {
   std::vector<TokenOrText> split(std::string_view text, const std::vector<TextRange>& plain) const {
     return model_->split(text, plain);
   }
-  // As encode(), but the text of a special token becomes that token with sentencepiece too, as in
-  // transformers.
-  std::vector<int64_t> encode_marked(std::string_view text) const;
+  // Encodes as encode() does, but the text of a special token that does not overlap `plain` becomes
+  // that token with sentencepiece too, as in transformers.
+  std::vector<int64_t> encode_marked(std::string_view text,
+                                     const std::vector<TextRange>& plain = {}) const;
   // Returns the id of a special token such as "<|eot_id|>"; -1 if `token` is none.
   int64_t special_id(const std::string& token) const { return model_->special_id(token); }
   // Returns `ids` with the special tokens around them that the tokenizer's file puts there; with
@@ -75,7 +76,7 @@ class Tokenizer {
   // Returns true if encode() puts a space before every text.
   bool adds_space() const { return adds_space_; }
   TokenizerKind kind() const { return kind_; }
-  WordRule word_rule() const { return model_->word_rule(); }
+  WordRule word_rule(std::string_view text) const { return model_->word_rule(text); }
 
  private:
   Tokenizer() = default;
@@ -154,6 +155,8 @@ class WordEncoder {
   // Thread-safe. Throws UserError if a text that cannot be split is so long that sentencepiece
   // would need gigabytes for it.
   std::vector<int64_t> encode(std::string_view text);
+  // Encodes as Tokenizer::encode_marked() does. Thread-safe; throws as encode() does.
+  std::vector<int64_t> encode_marked(std::string_view text, const std::vector<TextRange>& plain);
 
  private:
   void add_word(std::string_view word, std::vector<int64_t>& ids);

@@ -20,6 +20,18 @@ struct TextRange {
   bool operator==(const TextRange&) const = default;
 };
 
+// Returns the parts of `ranges` in bytes [begin, end), counted from `begin`.
+inline std::vector<TextRange> slice_ranges(const std::vector<TextRange>& ranges, size_t begin,
+                                           size_t end) {
+  std::vector<TextRange> parts;
+  for (const TextRange& range : ranges) {
+    if (range.begin < end && begin < range.end) {
+      parts.push_back({std::max(range.begin, begin) - begin, std::min(range.end, end) - begin});
+    }
+  }
+  return parts;
+}
+
 // Returns the first byte at or after `at` that is in one of `ranges`, which are sorted and
 // disjoint; npos if there is none.
 inline size_t next_in_ranges(const std::vector<TextRange>& ranges, size_t at) {
@@ -97,7 +109,8 @@ class TokenizerModel {
   virtual std::vector<int64_t> before_text() const { return {}; }
   virtual std::vector<int64_t> after_text() const { return {}; }
 
-  virtual WordRule word_rule() const { return WordRule::kNone; }
+  // Returns how `text` can be cut: kNone if one of its added tokens might be.
+  virtual WordRule word_rule(std::string_view /*text*/) const { return WordRule::kNone; }
 };
 
 // Reads LLaMA's and LLaMA-2's tokenizer.model by the sentencepiece library. `where` opens every

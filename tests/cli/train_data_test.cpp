@@ -205,7 +205,7 @@ TEST_CASE("a text of megabytes without spaces is refused before tokenization") {
   write_file(dir / "a.jsonl",
              std::string(kPair) + "\n{\"instruction\": \"" + long_word + "\", \"output\": \"y\"}");
   check_refused(train(dir, "a.jsonl", "instruct"),
-                "a.jsonl line 2: 5.0 MB of text without a place to cut it at");
+                "a.jsonl line 2: 5.0 MB of text that cannot be cut at spaces");
 }
 
 TEST_CASE("training on a line of 60 MB needs less than 600 MB", "[.][slow]") {

@@ -104,13 +104,16 @@ TEST_CASE("A text that begins with BOS or ends with EOS gets no second one", "[d
   write_file(dir / "b.jsonl", R"({"prompt": "a", "response": "bE"})");
   for (const bool are_tokens : {true, false}) {  // false: BOS and EOS are read as characters
     const auto codec = [&] {
-      const auto encode = [=](std::string_view text) {
+      const auto marked = [](std::string_view text) {
         std::vector<int64_t> ids = byte_codec().encode(text);
-        std::ranges::replace(ids, 10 + 'B', are_tokens ? kBos : 10 + 'B');
-        std::ranges::replace(ids, 10 + 'E', are_tokens ? kEos : 10 + 'E');
+        std::ranges::replace(ids, 10 + 'B', kBos);
+        std::ranges::replace(ids, 10 + 'E', kEos);
         return ids;
       };
-      return TextCodec{encode, kBos, kEos, false, "B", "E"};
+      TextCodec codec{byte_codec().encode, kBos, kEos, false, "B", "E"};
+      codec.encode = are_tokens ? marked : codec.encode;
+      codec.encode_template = [=](const FilledText& filled) { return marked(filled.text); };
+      return codec;
     };
     const auto read = read_examples({{dir / "a.jsonl"}}, kLm, kVocab, codec);
     CHECK(show_labels(read.at(0)) + show_ids(read.at(1)) == ".on, aEBE aE");

@@ -255,6 +255,8 @@ TEST_CASE("A word encoder gives the ids of the whole text for every mix of chara
       }
       INFO(text);
       REQUIRE((words.encode(text) == tokenizer->encode(text)));
+      const std::vector<TextRange> data = {{0, text.size() / 2}};
+      REQUIRE((words.encode_marked(text, data) == tokenizer->encode_marked(text, data)));
     }
   }
 }
@@ -288,14 +290,25 @@ TEST_CASE("A text of any length is encoded if it has spaces and refused if it ha
     text += "word" + std::to_string(word % 10) + " ";
   }
   CHECK(words.encode(text).size() > 1'600'000);
+
+  const TempDir dir;  // an added token, which the long text does not have
+  fs::copy_file(tiny_model_folder() / "tokenizer.model", dir / "tokenizer.model");
+  write_file(dir / "special_tokens_map.json", R"({"additional_special_tokens": ["<tool>"]})");
+  const auto tokenizer = std::make_shared<Tokenizer>(Tokenizer::load(dir.path(), 0));
+  WordEncoder with_token(tokenizer);
+  CHECK(with_token.encode_marked(text, {}) == words.encode(text));
+  const std::string marked = "</s> a <tool>";
+  CHECK(with_token.encode_marked(marked, {}).front() == tokenizer->eos_id());
+  CHECK(with_token.encode_marked(marked, {}).back() == tokenizer->special_id("<tool>"));
+  CHECK(with_token.encode_marked(marked, {{0, marked.size()}}) == tokenizers()[0]->encode(marked));
 }
 
 TEST_CASE("The word rule follows from the bytes of a sentencepiece model", "[io]") {
   const auto all = tokenizers();
-  CHECK(all[0]->word_rule() == WordRule::kKeeps);
+  CHECK(all[0]->word_rule("") == WordRule::kKeeps);
   if (all.size() == 3) {
-    CHECK(all[1]->word_rule() == WordRule::kKeeps);
-    CHECK(all[2]->word_rule() == WordRule::kCollapses);
+    CHECK(all[1]->word_rule("") == WordRule::kKeeps);
+    CHECK(all[2]->word_rule("") == WordRule::kCollapses);
   }
   const std::string model = read_file(tiny_model_folder() / "tokenizer.model");
   const auto piece = [&](const std::string& text, char type) {

@@ -150,6 +150,8 @@ TEST_CASE("A tokenizer.model as tokenizer.json has equal ids and texts", "[io]")
         const std::string text = spaces + word + spaces + "red " + word + spaces;
         CAPTURE(more, text);
         CHECK(json.encode(text) == own.encode(text));
+        const std::string marked = "</s>" + text + "</s>" + text;
+        CHECK(json.encode(marked) == own.encode_marked(marked));
         CHECK(json.decode(json.encode(text)) == own.decode(own.encode(text)));
       }
     }
