@@ -54,15 +54,13 @@ void run_amx(const Tile& tile) { AmxTile<AmxUnit>(tile).run(); }
 
 // Returns true if the CPU has the unit (CPUID leaf 7: AMX-BF16, AMX-TILE) and the system saves its
 // registers (XCR0) after this process has requested permission.
-bool may_use_amx() {
+bool can_use_amx() {
   constexpr unsigned kBF16 = 1U << 22, kTile = 1U << 24, kXsave = 1U << 27;
   constexpr unsigned kTileState = 3U << 17;                    // TILECFG and TILEDATA
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl(2)
   unsigned a = 0, b = 0, c = 0, d = 0;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kBF16) == 0 || (d & kTile) == 0) {
-    return false;
-  }
-  if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & kXsave) == 0) {
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kBF16) == 0 || (d & kTile) == 0 ||
+      __get_cpuid(1, &a, &b, &c, &d) == 0 || (c & kXsave) == 0) {
     return false;
   }
   unsigned low = 0, high = 0;
@@ -74,11 +72,10 @@ bool may_use_amx() {
 }  // namespace
 
 std::optional<TileKernel> amx_tile_kernel() {
-  static const bool may_use = may_use_amx();
-  if (!may_use) {
-    return std::nullopt;
-  }
-  return TileKernel{kAmxSide, kAmxVectors, run_amx, Word::kTwoBF16, kAmxRows, begin_amx, end_amx};
+  static const bool is_usable = can_use_amx();
+  const TileKernel kernel{kAmxSide, kAmxVectors, run_amx, Word::kTwoBF16,
+                          kAmxRows, begin_amx,   end_amx};
+  return is_usable ? std::optional(kernel) : std::nullopt;
 }
 #else
 std::optional<TileKernel> amx_tile_kernel() { return std::nullopt; }

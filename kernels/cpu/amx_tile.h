@@ -1,10 +1,8 @@
 #pragma once
 // A tile of 32 rows by 32 columns on the matrix unit of x86-64 (AMX-BF16), which has eight
 // registers of 16 rows of 16 words: four for C, two for A, two for B. A word holds two bf16, as in
-// strips of B.
-//
-// Not run yet on a CPU with AMX. tests/kernels/amx_tile_test.cpp tests the order of the operands
-// with plain loops as Unit, and the arithmetic on CPUs with AMX.
+// strips of B. tests/kernels/amx_tile_test.cpp tests the order of the operands with plain loops as
+// Unit, and the arithmetic on CPUs with AMX.
 
 #include <algorithm>
 #include <array>
@@ -20,17 +18,6 @@ inline constexpr int64_t kAmxRows = 2 * kAmxSide, kAmxVectors = 2;
 
 using AmxSquare = std::array<float, kAmxSide * kAmxSide>;
 
-// Sets to(i, j) = from[i * row + j * column] for i < rows and j < columns, 0 elsewhere.
-inline void copy_square(const float* from, int64_t row, int64_t column, int64_t rows,
-                        int64_t columns, AmxSquare& to) {
-  to.fill(0.0F);
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < columns; ++j) {
-      to[static_cast<size_t>(i * kAmxSide + j)] = from[i * row + j * column];
-    }
-  }
-}
-
 // One tile. Unit has functions of register numbers: zero<C>(), load<R>(from, row stride in words),
 // store<R>(to, row stride in words), and multiply<C, A, B>(), which adds A B to C.
 template <typename Unit>
@@ -44,15 +31,17 @@ class AmxTile {
     Unit::template zero<2>();
     Unit::template zero<3>();
     for (int64_t p = 0; p < tile_.k; p += kAmxSide) {
-      load_a<4>(p, 0);
-      load_b<6>(p, 0);
+      const int64_t words = std::min(kAmxSide, tile_.k - p);
+      const float *a = tile_.a + p * tile_.a_k, *b = tile_.b + p * tile_.b_k;
+      load<4>(a, tile_.a_row, tile_.a_k, num_rows(0), words);
+      load<6>(b, tile_.b_k, 1, words, kAmxSide);
       Unit::template multiply<0, 4, 6>();
       if (is_wide()) {
-        load_b<7>(p, 1);
+        load<7>(b + kAmxSide, tile_.b_k, 1, words, kAmxSide);
         Unit::template multiply<1, 4, 7>();
       }
       if (is_high()) {
-        load_a<5>(p, 1);
+        load<5>(a + kAmxSide * tile_.a_row, tile_.a_row, tile_.a_k, num_rows(1), words);
         Unit::template multiply<2, 5, 6>();
       }
       if (is_wide() && is_high()) {
@@ -70,31 +59,21 @@ class AmxTile {
   bool is_high() const { return tile_.rows > kAmxSide; }
   int64_t num_rows(int64_t half) const { return std::min(kAmxSide, tile_.rows - half * kAmxSide); }
 
+  // Loads words from[i * row + j * column] for i < rows and j < columns, 0 elsewhere.
   template <int kRegister>
-  void load_a(int64_t p, int64_t half) {
-    const float* a = tile_.a + half * kAmxSide * tile_.a_row + p * tile_.a_k;
-    const int64_t words = std::min(kAmxSide, tile_.k - p), rows = num_rows(half);
-    if (words == kAmxSide && rows == kAmxSide && tile_.a_k == 1) {
-      Unit::template load<kRegister>(a, tile_.a_row);
-    } else {
-      AmxSquare copy;
-      copy_square(a, tile_.a_row, tile_.a_k, rows, words, copy);
-      Unit::template load<kRegister>(copy.data(), kAmxSide);
+  void load(const float* from, int64_t row, int64_t column, int64_t rows, int64_t columns) {
+    if (rows == kAmxSide && columns == kAmxSide && column == 1) {
+      return Unit::template load<kRegister>(from, row);
     }
-  }
-  template <int kRegister>
-  void load_b(int64_t p, int64_t vector) {
-    const float* b = tile_.b + p * tile_.b_k + vector * kAmxSide;
-    const int64_t words = std::min(kAmxSide, tile_.k - p);
-    if (words == kAmxSide) {
-      Unit::template load<kRegister>(b, tile_.b_k);
-    } else {
-      AmxSquare copy;
-      copy_square(b, tile_.b_k, 1, words, kAmxSide, copy);
-      Unit::template load<kRegister>(copy.data(), kAmxSide);
+    AmxSquare copy{};
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < columns; ++j) {
+        copy[static_cast<size_t>(i * kAmxSide + j)] = from[i * row + j * column];
+      }
     }
+    Unit::template load<kRegister>(copy.data(), kAmxSide);
   }
-  // Writes the sums, or adds them to c.
+  // Writes the sums of a register to c, or adds them to c if the tile accumulates.
   template <int kRegister>
   void store(int64_t half, int64_t vector) {
     if ((half > 0 && !is_high()) || (vector > 0 && !is_wide())) {

@@ -12,33 +12,26 @@ namespace moe::kernels {
 
 namespace {
 
-MOE_VECTOR_CLONES void pack_pairs_portable(const uint16_t* first, const uint16_t* second,
-                                           int64_t count, float* to) {
-  for (int64_t i = 0; i < count; ++i) {
-    to[i] = std::bit_cast<float>(uint32_t{first[i]} | uint32_t{second[i]} << 16);
-  }
+inline uint32_t bf16_bits(uint16_t bf16) { return bf16; }
+inline uint32_t bf16_bits(float value) {
+  return std::bit_cast<uint32_t>(rounded_to_bf16(value)) >> 16;
 }
 
-MOE_VECTOR_CLONES void pack_pairs_portable(const float* first, const float* second, int64_t count,
+template <typename Number>
+MOE_VECTOR_CLONES void pack_pairs_portable(const Number* first, const Number* second, int64_t count,
                                            float* to) {
   for (int64_t i = 0; i < count; ++i) {
-    const auto low = std::bit_cast<uint32_t>(rounded_to_bf16(first[i]));
-    const auto high = std::bit_cast<uint32_t>(rounded_to_bf16(second[i]));
-    to[i] = std::bit_cast<float>(low >> 16 | high);
+    to[i] = std::bit_cast<float>(bf16_bits(first[i]) | bf16_bits(second[i]) << 16);
   }
 }
 
 #if defined(__x86_64__)
 #define MOE_BF16_TARGET [[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16")]]
 
-// Masks of the first `count` of 16 or 32 lanes.
+// Returns the mask of the first `count` of 16 lanes; `count` may be negative or above 16.
 MOE_BF16_TARGET inline __mmask16 first_lanes(int64_t count) {
   return count >= 16 ? 0xFFFF : count <= 0 ? 0 : static_cast<__mmask16>((1U << count) - 1);
 }
-MOE_BF16_TARGET inline __mmask32 first_halves(int64_t count) {
-  return count >= 32 ? ~0U : count <= 0 ? 0 : (1U << count) - 1;
-}
-
 MOE_BF16_TARGET inline __m512i round_two(__m512 low, __m512 high) {
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 }
@@ -61,7 +54,8 @@ MOE_BF16_TARGET void f32_to_bf16_avx512(const float* from, int64_t count, uint16
     _mm512_storeu_si512(bf16 + i, words_at(from + i, 32));
   }
   if (i < count) {
-    _mm512_mask_storeu_epi16(bf16 + i, first_halves(count - i), words_at(from + i, count - i));
+    _mm512_mask_storeu_epi16(bf16 + i, (__mmask32{1} << (count - i)) - 1,
+                             words_at(from + i, count - i));
   }
 }
 
@@ -72,37 +66,27 @@ MOE_BF16_TARGET inline __m512i interleave(__m512i halves) {
   return _mm512_permutexvar_epi16(order, halves);
 }
 
-MOE_BF16_TARGET void pack_pairs_avx512(const float* first, const float* second, int64_t count,
-                                       float* to) {
-  int64_t i = 0;
-  for (; i + 16 <= count; i += 16) {
-    const __m512i halves = round_two(_mm512_loadu_ps(first + i), _mm512_loadu_ps(second + i));
-    _mm512_storeu_si512(to + i, interleave(halves));
-  }
-  if (i < count) {
-    const __mmask16 rest = first_lanes(count - i);
-    const __m512i halves =
-        round_two(_mm512_maskz_loadu_ps(rest, first + i), _mm512_maskz_loadu_ps(rest, second + i));
-    _mm512_mask_storeu_epi32(to + i, rest, interleave(halves));
-  }
+// Loads 16-bit lanes: bf16 of `first` in the lower half, of `second` in the upper half.
+MOE_BF16_TARGET inline __m512i halves_at(const float* first, const float* second, __mmask16 lanes) {
+  return round_two(_mm512_maskz_loadu_ps(lanes, first), _mm512_maskz_loadu_ps(lanes, second));
+}
+MOE_BF16_TARGET inline __m512i halves_at(const uint16_t* first, const uint16_t* second,
+                                         __mmask16 lanes) {
+  return _mm512_maskz_inserti64x4(0xFF,
+                                  _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(lanes, first)),
+                                  _mm256_maskz_loadu_epi16(lanes, second), 1);
 }
 
-MOE_BF16_TARGET void pack_pairs_avx512(const uint16_t* first, const uint16_t* second, int64_t count,
+template <typename Number>
+MOE_BF16_TARGET void pack_pairs_avx512(const Number* first, const Number* second, int64_t count,
                                        float* to) {
   int64_t i = 0;
   for (; i + 16 <= count; i += 16) {
-    const auto* low = reinterpret_cast<const __m256i*>(first + i);
-    const auto* high = reinterpret_cast<const __m256i*>(second + i);
-    const __m512i halves = _mm512_maskz_inserti64x4(
-        0xFF, _mm512_castsi256_si512(_mm256_loadu_si256(low)), _mm256_loadu_si256(high), 1);
-    _mm512_storeu_si512(to + i, interleave(halves));
+    _mm512_storeu_si512(to + i, interleave(halves_at(first + i, second + i, 0xFFFF)));
   }
   if (i < count) {
     const __mmask16 rest = first_lanes(count - i);
-    const __m512i halves = _mm512_maskz_inserti64x4(
-        0xFF, _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(rest, first + i)),
-        _mm256_maskz_loadu_epi16(rest, second + i), 1);
-    _mm512_mask_storeu_epi32(to + i, rest, interleave(halves));
+    _mm512_mask_storeu_epi32(to + i, rest, interleave(halves_at(first + i, second + i, rest)));
   }
 }
 
@@ -139,18 +123,9 @@ MOE_BF16_TARGET void transpose_pairs_avx512(const Number* from, int64_t stride, 
 }
 
 #else
-template <typename... Arguments>
-void f32_to_bf16_avx512(Arguments...) {
-  std::abort();
-}
-template <typename... Arguments>
-void pack_pairs_avx512(Arguments...) {
-  std::abort();
-}
-template <typename... Arguments>
-void transpose_pairs_avx512(Arguments...) {
-  std::abort();
-}
+constexpr auto kUnsupported = [](auto...) { std::abort(); };
+constexpr auto f32_to_bf16_avx512 = kUnsupported, pack_pairs_avx512 = kUnsupported,
+               transpose_pairs_avx512 = kUnsupported;
 #endif
 
 }  // namespace

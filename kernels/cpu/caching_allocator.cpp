@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <new>
 
@@ -16,15 +15,11 @@ namespace {
 constexpr size_t kMinBlockBytes = size_t{64} << 10;  // smaller tensors use malloc
 constexpr size_t kAlignment = 64;
 
-// Limit of all blocks together, relative to the peak of the live ones.
-size_t with_slack(size_t bytes) { return bytes + bytes / 16; }
-
 constexpr size_t kHugePage = size_t{2} << 20;  // moved as a whole
 
 // Blocks with more seams are not split again: a process may have 65530 mappings.
 constexpr size_t kMaxSeams = 256;
 
-size_t whole_pages(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 size_t whole_huge_pages(size_t bytes) { return bytes / kHugePage * kHugePage; }
 
 void* map_at(void* address, size_t bytes) {
@@ -52,8 +47,6 @@ char* map_pages(size_t bytes) {
 }
 
 }  // namespace
-
-CachingAllocator::~CachingAllocator() { release(); }
 
 void CachingAllocator::release() {
   const std::lock_guard lock(mutex_);
@@ -111,23 +104,19 @@ void CachingAllocator::Block::give_pages(Block& to, EmptyRange& range) {
 c10::DataPtr CachingAllocator::allocate(size_t bytes) {
   const c10::Device cpu(c10::DeviceType::CPU);
   if (bytes < kMinBlockBytes) {
-    // aligned_alloc requires a multiple of the alignment. NOLINTNEXTLINE: the DataPtr owns it
+    // aligned_alloc requires a multiple of the alignment. NOLINTNEXTLINE: owned by the DataPtr
     void* data = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
     if (data == nullptr && bytes > 0) {
       throw std::bad_alloc();
     }
     return {data, data, &std::free, cpu};
   }
-  Block block = take(whole_pages(bytes));
+  Block block = take((bytes + 4095) / 4096 * 4096);
   void* data = block.data;
   LiveBlocks& live = live_blocks();
   const std::lock_guard lock(live.mutex);
   live.blocks.emplace(data, std::move(block));
   return {data, data, &free_memory, cpu};
-}
-
-void CachingAllocator::copy_data(void* to, const void* from, size_t bytes) const {
-  std::memcpy(to, from, bytes);
 }
 
 CachingAllocator::Stats CachingAllocator::stats() const {
@@ -145,7 +134,10 @@ void CachingAllocator::free_memory(void* data) {
     std::free(data);  // NOLINT: from aligned_alloc
     return;
   }
-  block.mapped().owner->return_block(std::move(block.mapped()));
+  CachingAllocator& owner = *block.mapped().owner;
+  const std::lock_guard owner_lock(owner.mutex_);
+  owner.stats_.live_bytes -= block.mapped().bytes;
+  owner.cache_block(std::move(block.mapped()));
 }
 
 CachingAllocator::LiveBlocks& CachingAllocator::live_blocks() {
@@ -169,12 +161,6 @@ CachingAllocator::Block CachingAllocator::take(size_t bytes) {
   return block;
 }
 
-void CachingAllocator::return_block(Block block) {
-  const std::lock_guard lock(mutex_);
-  stats_.live_bytes -= block.bytes;
-  cache_block(std::move(block));
-}
-
 // Inserts the block before those of equal size, because the block freed last may be in the CPU
 // cache.
 void CachingAllocator::cache_block(Block block) {
@@ -189,30 +175,28 @@ CachingAllocator::Block CachingAllocator::take_out(FreeBlocks::iterator which) {
   return block;
 }
 
-// Returns the cached block whose pages a new block of `bytes` takes: one of at most twice the size,
-// else the largest smaller one. New blocks then have few pieces, and large blocks are not split.
-CachingAllocator::FreeBlocks::iterator CachingAllocator::block_to_split(size_t bytes) {
-  const auto larger = free_blocks_.lower_bound(bytes);
-  const bool is_close = larger != free_blocks_.end() && larger->first <= 2 * bytes;
-  return is_close || larger == free_blocks_.begin() ? larger : std::prev(larger);
-}
-
 // Moves pages of cached blocks to the new `block`, and returns pages that it cannot take to the
 // system, until all blocks together are within the limit.
 void CachingAllocator::make_room(Block& block) {
-  const uint64_t limit = with_slack(std::max(stats_.peak_bytes, stats_.live_bytes + block.bytes));
+  const uint64_t peak = std::max(stats_.peak_bytes, stats_.live_bytes + block.bytes);
+  const uint64_t limit = peak + peak / 16;
   EmptyRange range{0, block.bytes};
   while (!free_blocks_.empty() && stats_.live_bytes + stats_.cached_bytes + block.bytes > limit) {
-    Block old_block = take_out(block_to_split(range.size()));
+    // Takes pages of a block of at most twice the size, else of the largest smaller one: new blocks
+    // have few pieces, and large blocks are not split.
+    auto next = free_blocks_.lower_bound(range.size());
+    const bool is_close = next != free_blocks_.end() && next->first <= 2 * range.size();
+    if (!is_close && next != free_blocks_.begin()) {
+      --next;
+    }
+    Block old_block = take_out(next);
     if (old_block.seams.size() + block.seams.size() < kMaxSeams) {
       old_block.give_pages(block, range);
     }
-    if (old_block.bytes == 0) {
-      continue;
-    }
-    if (stats_.live_bytes + stats_.cached_bytes + block.bytes + old_block.bytes <= limit) {
+    if (old_block.bytes > 0 &&
+        stats_.live_bytes + stats_.cached_bytes + block.bytes + old_block.bytes <= limit) {
       cache_block(std::move(old_block));
-    } else {
+    } else if (old_block.bytes > 0) {
       munmap(old_block.data, old_block.bytes);
     }
   }

@@ -1,8 +1,8 @@
 #pragma once
 // Caching allocator for CPU tensors. malloc returns the pages of large tensors to the system and
 // faults them in again in each training step, or fragments memory. Here a freed block is cached and
-// reused for the next tensor of four fifths of its size to its size. If no block fits, pages of
-// cached blocks are moved into a new block. Live and cached blocks together exceed the peak of the
+// reused for the next tensor of 80 to 100 % of its size. If no block fits, pages of cached blocks
+// are moved into a new block. Live and cached blocks together exceed the peak of the
 // live ones by at most 1/16, so that a run stays within its memory plan (core/train/loop/plan.h).
 
 #include <c10/core/Allocator.h>
@@ -24,14 +24,16 @@ class CachingAllocator final : public c10::Allocator {
     uint64_t cached_bytes = 0;  // of cached blocks
   };
 
-  ~CachingAllocator() override;
+  ~CachingAllocator() override { release(); }
 
   // Returns memory with 64-byte alignment, nullptr for 0 bytes. Throws std::bad_alloc if the system
   // has no more.
   c10::DataPtr allocate(size_t bytes) override;
   // The deleter of raw_allocate(), with which LibTorch allocates scratch memory for oneDNN.
   c10::DeleterFnPtr raw_deleter() const override { return &free_memory; }
-  void copy_data(void* to, const void* from, size_t bytes) const override;
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
 
   Stats stats() const;  // of large blocks; tensors below 64 KiB use malloc
 
@@ -47,13 +49,13 @@ class CachingAllocator final : public c10::Allocator {
     CachingAllocator* owner;
     char* data;
     size_t bytes;
-    std::vector<size_t> seams;  // offsets where two mappings of the system may meet
+    std::vector<size_t> seams;  // offsets at which a mapping of the system may end
 
     void move_end(size_t begin, Block& to, size_t index);
     void give_pages(Block& to, EmptyRange& range);
   };
   using FreeBlocks = std::multimap<size_t, Block>;  // by their bytes
-  // Blocks in use, of all allocators. The context of a DataPtr must be its data
+  // Blocks in use of all allocators. The context of a DataPtr must be its data
   // (c10::Allocator::raw_allocate()), so it cannot hold the block.
   struct LiveBlocks {
     std::mutex mutex;
@@ -63,10 +65,8 @@ class CachingAllocator final : public c10::Allocator {
   static void free_memory(void* data);
   static LiveBlocks& live_blocks();
   Block take(size_t bytes);
-  void return_block(Block block);
   void cache_block(Block block);
   Block take_out(FreeBlocks::iterator which);
-  FreeBlocks::iterator block_to_split(size_t bytes);
   void make_room(Block& block);
 
   mutable std::mutex mutex_;

@@ -86,12 +86,12 @@ void transpose(const float* from, int64_t length, int64_t width, float* to, int6
   }
 }
 
-// Writes to = from / by, for one row.
+// Divides one row by `divisor`.
 template <typename Number>
-MOE_VECTOR_CLONES void divide_row(const float* __restrict from, float by, int64_t width,
+MOE_VECTOR_CLONES void divide_row(const float* __restrict from, float divisor, int64_t width,
                                   Number* __restrict to) {
   for (int64_t i = 0; i < width; ++i) {
-    narrow_to(from[i] / by, to[i]);
+    narrow_to(from[i] / divisor, to[i]);
   }
 }
 
@@ -116,9 +116,9 @@ void write_keys_values(const AttentionGroup<Number>& head_group, float* rotated,
                        const KeysAndValues& to) {
   const auto& in = head_group.in;
   head_group.rotate(head_group.key_column(), 1.0F, rotated);
-  transpose(rotated, in.length, head_group.width(), to.keys + in.position, to.capacity);
-  widen_rows(in.qkv + head_group.value_column(), in.heads.row(), in.length, head_group.width(),
-             to.values + in.position * head_group.width());
+  transpose(rotated, in.length, in.heads.width, to.keys + in.position, to.capacity);
+  widen_rows(in.qkv + head_group.value_column(), in.heads.row(), in.length, in.heads.width,
+             to.values + in.position * in.heads.width);
 }
 
 // Scratch memory of attend().
@@ -134,14 +134,13 @@ struct AttendBuffers {
 template <typename Number>
 void attend(const AttentionGroup<Number>& head_group, int64_t head, const KeysAndValues& past,
             const AttendBuffers& buffers, Number* out, float* log_sum) {
-  const int64_t length = head_group.in.length, width = head_group.width(),
-                heads = head_group.in.heads.heads;
+  const auto& in = head_group.in;
+  const int64_t length = in.length, width = in.heads.width, heads = in.heads.heads;
   const auto [query, scores, result] = buffers;
   head_group.rotate(head * width, head_group.scale(), query);
   for (int64_t first = 0; first < length; first += kQueryRows) {
-    const int64_t rows = std::min(kQueryRows, length - first),
-                  before = head_group.in.position + first;
-    const int64_t keys = before + rows;
+    const int64_t rows = std::min(kQueryRows, length - first);
+    const int64_t before = in.position + first, keys = before + rows;
     // Rounded up to whole vectors: scores after the last key are computed and ignored.
     const int64_t stride = (keys + 15) / 16 * 16;
     score_block(query + first * width, past.keys, rows, stride, past.capacity, width, scores);
@@ -159,8 +158,7 @@ void attend(const AttentionGroup<Number>& head_group, int64_t head, const KeysAn
     gemm_one_thread({rows, width, keys}, {scores, stride, 1}, {past.values, width, 1}, result,
                     width, false);
     for (int64_t i = 0; i < rows; ++i) {
-      divide_row(result + i * width, sums[i], width,
-                 out + (first + i) * heads * width + head * width);
+      divide_row(result + i * width, sums[i], width, out + ((first + i) * heads + head) * width);
     }
   }
 }
@@ -236,17 +234,18 @@ MOE_VECTOR_CLONES void add_values(const float* share, int64_t stride, const floa
 // Appends the keys and values of new tokens to the cache.
 template <typename Number>
 void append_to_cache(const AttentionGroup<Number>& head_group, float* rotated, const KvRun& own) {
-  const int64_t width = head_group.width(), length = head_group.in.length;
+  const auto& in = head_group.in;
+  const int64_t width = in.heads.width;
   head_group.rotate(head_group.key_column(), 1.0F, rotated);
-  for (int64_t t = 0; t < length; ++t) {
+  for (int64_t t = 0; t < in.length; ++t) {
     const int64_t position = own.length + t;
     float* to = own.keys + position / kKeyBlock * width * kKeyBlock + position % kKeyBlock;
     for (int64_t i = 0; i < width; ++i) {
       to[i * kKeyBlock] = rotated[t * width + i];
     }
   }
-  widen_rows(head_group.in.qkv + head_group.value_column(), head_group.in.heads.row(), length,
-             width, own.values + own.length * width);
+  widen_rows(in.qkv + head_group.value_column(), in.heads.row(), in.length, width,
+             own.values + own.length * width);
 }
 
 // Copies `count` cached keys and values to positions first .. first + count - 1 of `to`.
@@ -262,7 +261,7 @@ void write_cached_keys_values(const KvRun& cached, int64_t count, int64_t first,
   std::copy_n(cached.values, count * width, to.values + first * width);
 }
 
-constexpr int64_t kMaxHeads = 4;  // per pass over keys and values
+constexpr int64_t kMaxHeads = 4;  // heads of one pass over keys and values
 
 // Scratch memory of attend_one_token().
 struct OneTokenBuffers {
@@ -287,8 +286,8 @@ void attend_one_token(const AttentionGroup<Number>& head_group, int64_t index, c
   const int64_t visible = prefix.length + own_count;
   float sums[kHeads];
   for (int64_t i = 0; i < kHeads; ++i) {
-    sums[i] =
-        exponentials_below(scores + i * stride, visible, row_max(scores + i * stride, visible));
+    float* row = scores + i * stride;
+    sums[i] = exponentials_below(row, visible, row_max(row, visible));
   }
   std::fill_n(result, kHeads * width, 0.0F);
   add_values<kHeads>(scores, stride, prefix.values, prefix.length, width, result);
@@ -298,28 +297,11 @@ void attend_one_token(const AttentionGroup<Number>& head_group, int64_t index, c
   }
 }
 
-// Overload for all heads of the group: up to four heads per pass over keys and values.
-template <typename Number>
-void attend_one_token(const AttentionGroup<Number>& head_group, const KvRun& prefix,
-                      const KvRun& own, const OneTokenBuffers& buffers, Number* out) {
-  const int64_t heads = head_group.shared();
-  int64_t index = 0;
-  for (; index + 4 <= heads; index += 4) {
-    attend_one_token<4>(head_group, index, prefix, own, buffers, out);
-  }
-  for (; index + 2 <= heads; index += 2) {
-    attend_one_token<2>(head_group, index, prefix, own, buffers, out);
-  }
-  for (; index < heads; ++index) {
-    attend_one_token<1>(head_group, index, prefix, own, buffers, out);
-  }
-}
-
 }  // namespace
 
-MOE_VECTOR_CLONES float exponentials_below(float* z, int64_t count, float minus) {
+MOE_VECTOR_CLONES float exponentials_below(float* z, int64_t count, float bound) {
   return vector_sum<float>(count,
-                           [=](int64_t i) { return z[i] = vector_exp_negative(z[i] - minus); });
+                           [=](int64_t i) { return z[i] = vector_exp_negative(z[i] - bound); });
 }
 
 MOE_VECTOR_CLONES void score_gradients(const float* p, float* dp, int64_t count, float delta) {
@@ -329,13 +311,13 @@ MOE_VECTOR_CLONES void score_gradients(const float* p, float* dp, int64_t count,
 }
 
 template <typename T>
-void AttentionGroup<T>::rotate(int64_t column, float by, float* to) const {
-  rotate_rows(in.qkv + column, in.heads.row(), in.cosine, in.sine, in.length, width(), by, to);
+void AttentionGroup<T>::rotate(int64_t column, float factor, float* to) const {
+  rotate_rows(in.qkv + column, in.heads.row(), in.cosine, in.sine, in.length, width(), factor, to);
 }
 
 template <typename T>
-void AttentionGroup<T>::rotate_back(const float* from, float by, T* to) const {
-  rotate_rows_back(from, in.cosine, in.sine, in.length, width(), by, to, in.heads.row());
+void AttentionGroup<T>::rotate_back(const float* from, float factor, T* to) const {
+  rotate_rows_back(from, in.cosine, in.sine, in.length, width(), factor, to, in.heads.row());
 }
 
 template struct AttentionGroup<float>;
@@ -359,7 +341,7 @@ void AttentionCpu<Number>::shared_prefix(const AttentionInput<Number>& prefix,
                                          float* log_sum) {
   const AttentionGroup<Number> prefix_group{prefix, group};
   const int64_t width = prefix_group.width();
-  int64_t longest = 0;
+  int64_t longest = 0;  // length of the longest branch
   for (const auto& branch : branches) {
     longest = std::max(longest, branch.length);
   }
@@ -375,12 +357,11 @@ void AttentionCpu<Number>::shared_prefix(const AttentionInput<Number>& prefix,
   for (int64_t index = 0; index < prefix_group.shared(); ++index) {
     attend(prefix_group, prefix_group.head(index), keys_values, buffers, outs.prefix, log_sum);
   }
-  for (size_t number = 0; number < branches.size(); ++number) {
-    const AttentionGroup<Number> branch{branches[number], group};
+  for (size_t i = 0; i < branches.size(); ++i) {
+    const AttentionGroup<Number> branch{branches[i], group};
     write_keys_values(branch, buffers.query, keys_values);  // overwrites the previous branch
     for (int64_t index = 0; index < branch.shared(); ++index) {
-      attend<Number>(branch, branch.head(index), keys_values, buffers, outs.branches[number],
-                     nullptr);
+      attend<Number>(branch, branch.head(index), keys_values, buffers, outs.branches[i], nullptr);
     }
   }
 }
@@ -453,8 +434,14 @@ void AttentionCpu<Number>::cached(const AttentionInput<Number>& in, int64_t grou
     const int64_t rows = kMaxHeads * width;
     float* query = scratch.floats(2 * rows + kMaxHeads * capacity);
     append_to_cache(head_group, query, own);
-    attend_one_token(head_group, prefix, own, {query, query + rows, query + 2 * rows, capacity},
-                     out);
+    for (int64_t index = 0, heads = 0; index < head_group.shared(); index += heads) {
+      heads = head_group.shared() - index >= 4 ? 4 : head_group.shared() - index >= 2 ? 2 : 1;
+      const auto attend_heads = heads == 4   ? attend_one_token<4, Number>
+                                : heads == 2 ? attend_one_token<2, Number>
+                                             : attend_one_token<1, Number>;
+      attend_heads(head_group, index, prefix, own,
+                   {query, query + rows, query + 2 * rows, capacity}, out);
+    }
     return;
   }
   const int64_t numel = capacity * width;

@@ -1,6 +1,6 @@
 #pragma once
-// Kernels of causal attention (kernels/ops/causal_attention.h) with bf16 products, which
-// AttentionCpu uses on CPUs that have them, and functions shared with the f32 kernels.
+// Causal attention (kernels/ops/causal_attention.h) with bf16 products, which AttentionCpu uses on
+// CPUs that have them, and functions shared with the f32 kernels.
 
 #include <c10/core/CPUAllocator.h>
 
@@ -15,8 +15,9 @@ namespace moe::kernels {
 
 inline constexpr int64_t kQueryRows = 48;  // query rows of a block of scores
 
-// Replaces z by exp(z - minus) and returns the sum.
-float exponentials_below(float* z, int64_t count, float minus);
+// Replaces z by exp(z - bound), or 0 below -87, and returns the sum. `bound` is the maximum or the
+// log-sum-exp of the row.
+float exponentials_below(float* z, int64_t count, float bound);
 
 // Replaces dp by p * (dp - delta).
 void score_gradients(const float* p, float* dp, int64_t count, float delta);
@@ -54,11 +55,11 @@ struct AttentionGroup {
   int64_t value_column() const { return key_column() + in.heads.kv_heads * width(); }
   float scale() const { return 1.0F / std::sqrt(static_cast<float>(width())); }
 
-  // Writes the head at `column` to `to` [length, width], rotated and multiplied by `by`.
-  void rotate(int64_t column, float by, float* to) const;
+  // Writes the head at `column` to `to` [length, width], rotated and multiplied by `factor`.
+  void rotate(int64_t column, float factor, float* to) const;
   // Writes the gradient of the head to `to` (row stride as in qkv), from the gradient `from`
-  // [length, width] of rotate()'s result.
-  void rotate_back(const float* from, float by, T* to) const;
+  // [length, width] of the result of rotate().
+  void rotate_back(const float* from, float factor, T* to) const;
 };
 
 // AttentionCpu::forward() and backward() with bf16 products by one of bf16_tile_kernels().

@@ -23,9 +23,10 @@ MOE_VECTOR_CLONES float dot_bf16(const uint16_t* a, const uint16_t* b, int64_t c
   return vector_sum<float>(count, [=](int64_t i) { return widen(a[i]) * widen(b[i]); });
 }
 
-MOE_VECTOR_CLONES void divide(float* values, int64_t count, float by) {
+MOE_VECTOR_CLONES void divide_to_bf16(const float* from, int64_t count, float divisor,
+                                      uint16_t* bf16) {
   for (int64_t i = 0; i < count; ++i) {
-    values[i] /= by;
+    narrow_to(from[i] / divisor, bf16[i]);
   }
 }
 
@@ -36,18 +37,15 @@ class PackedMatrix {
       : kernel_(kernel),
         k_(k),
         n_(n),
-        floats_(num_words(kernel.word, k) * (n + kernel.width)),
-        space_(floats_),
-        buffer_(space_.take(floats_)) {}
+        space_(num_words(kernel.word, k) * (n + kernel.width)),
+        buffer_(space_.take(0)) {}
   void pack(const MatrixView& b) { strips_ = pack_strips(kernel_, b, n_, k_, buffer_); }
 
   // Returns the strips of the first `count` columns.
   std::span<const Strip> columns(int64_t count) const {
-    size_t strips = 0;
-    while (strips < strips_.size() && strips_[strips].first < count) {
-      ++strips;
-    }
-    return std::span(strips_).first(strips);
+    return {strips_.begin(), std::find_if(strips_.begin(), strips_.end(), [&](const Strip& strip) {
+              return strip.first >= count;
+            })};
   }
   // Returns all strips, with the depth from `word` on.
   std::vector<Strip> from_word(int64_t word) const {
@@ -60,9 +58,9 @@ class PackedMatrix {
 
  private:
   const TileKernel& kernel_;
-  int64_t k_, n_, floats_;
+  int64_t k_, n_;
   Workspace space_;
-  float* buffer_;
+  float* buffer_;  // all of space_
   std::vector<Strip> strips_;
 };
 
@@ -80,20 +78,13 @@ struct QueryBlock {
   }
 };
 
-template <typename Each>
-void for_each_query_block(int64_t length, Each each) {
-  for (int64_t first = 0; first < length; first += kQueryRows) {
-    each(QueryBlock{first, std::min(kQueryRows, length - first)});
-  }
-}
-
-// Returns a view of bf16 rows, with an even stride, as operand A of multiply_row_block().
+// Returns a view of bf16 rows as operand A of multiply_row_block(). REQUIRES: an even stride.
 RowsOfA as_words(const uint16_t* from, int64_t stride, int64_t tile_rows) {
   return {reinterpret_cast<const float*>(from), stride / 2, 1, tile_rows * stride / 2};
 }
 
-// Products of one head group. The scores of a block have a row stride of score_row() and are f32
-// after the softmax. They are rounded row by row for products over keys, and in pairs of rows for
+// Products of one head group. The scores of a block have a row stride of score_row(). After the
+// softmax they are f32, and are rounded row by row for products over keys, in pairs of rows for
 // products over queries.
 struct BF16Products {
   const TileKernel& kernel;
@@ -103,8 +94,10 @@ struct BF16Products {
   int64_t width() const { return head_group.width(); }
   int64_t score_row() const { return even(length()); }
 
-  void rotated(int64_t column, float by, float* wide, uint16_t* to) const {
-    head_group.rotate(column, by, wide);
+  // Writes the head at `column`, rotated and multiplied by `scale`, to `to` in bf16 and `wide` in
+  // f32.
+  void rotate(int64_t column, float scale, float* wide, uint16_t* to) const {
+    head_group.rotate(column, scale, wide);
     f32_to_bf16_ftz(wide, length() * width(), to);
   }
 
@@ -163,13 +156,14 @@ void causal_attention_forward_bf16(const TileKernel& kernel, const AttentionInpu
   float *scores = space.take(kQueryRows * score_row), *sums = space.take(kQueryRows * width);
   uint16_t* shares = space.take_bf16(kQueryRows * score_row);
   PackedMatrix keys(kernel, width, length), values(kernel, length, width);
-  products.rotated(head_group.key_column(), 1.0F, wide, key);
+  products.rotate(head_group.key_column(), 1.0F, wide, key);
   keys.pack({key, 1, width, at::kBFloat16});
   values.pack({in.qkv + head_group.value_column(), in.heads.row(), 1, at::kBFloat16});
   for (int64_t index = 0; index < head_group.shared(); ++index) {
     const int64_t head = head_group.head(index);
-    products.rotated(head * width, head_group.scale(), wide, query);
-    for_each_query_block(length, [&](const QueryBlock& block) {
+    products.rotate(head * width, head_group.scale(), wide, query);
+    for (int64_t first = 0; first < length; first += kQueryRows) {
+      const QueryBlock block{first, std::min(kQueryRows, length - first)};
       products.scores(block, query, width, keys, scores);
       float total[kQueryRows];
       for (int64_t i = 0; i < block.rows; ++i) {
@@ -183,10 +177,10 @@ void causal_attention_forward_bf16(const TileKernel& kernel, const AttentionInpu
       }
       products.over_keys(block, shares, values, sums);
       for (int64_t i = 0; i < block.rows; ++i) {
-        divide(sums + i * width, width, total[i]);
-        f32_to_bf16(sums + i * width, width, out + ((block.first + i) * heads + head) * width);
+        divide_to_bf16(sums + i * width, width, total[i],
+                       out + ((block.first + i) * heads + head) * width);
       }
-    });
+    }
   }
 }
 
@@ -199,7 +193,7 @@ void causal_attention_backward_bf16(const TileKernel& kernel, const AttentionInp
   const int64_t length = in.length, width = head_group.width(), heads = in.heads.heads;
   const int64_t size = length * width, score_row = products.score_row(), row = in.heads.row();
   Workspace space(5 * size + kQueryRows * (3 * score_row + products.pair_row()));
-  float *wide = space.take(size), *grad_query = wide;  // shared: rotated() alone uses `wide`
+  float *wide = space.take(size), *grad_query = wide;  // shared: only rotate() uses `wide`
   uint16_t *query = space.take_bf16(size), *key = space.take_bf16(size);
   float *grad_key = space.take(size), *grad_value = space.take(size);
   float *p = space.take(kQueryRows * score_row), *dp = space.take(kQueryRows * score_row);
@@ -208,7 +202,7 @@ void causal_attention_backward_bf16(const TileKernel& kernel, const AttentionInp
   PackedMatrix keys(kernel, width, length), values(kernel, width, length);
   PackedMatrix key_rows(kernel, length, width), query_rows(kernel, length, width);
   PackedMatrix grad_rows(kernel, length, width);
-  products.rotated(head_group.key_column(), 1.0F, wide, key);
+  products.rotate(head_group.key_column(), 1.0F, wide, key);
   keys.pack({key, 1, width, at::kBFloat16});
   key_rows.pack({key, width, 1, at::kBFloat16});
   values.pack({in.qkv + head_group.value_column(), 1, row, at::kBFloat16});
@@ -217,10 +211,11 @@ void causal_attention_backward_bf16(const TileKernel& kernel, const AttentionInp
   for (int64_t index = 0; index < head_group.shared(); ++index) {
     const int64_t head = head_group.head(index), stride = heads * width;
     const uint16_t *y = out + head * width, *dy = grad_out + head * width;
-    products.rotated(head * width, head_group.scale(), wide, query);
+    products.rotate(head * width, head_group.scale(), wide, query);
     query_rows.pack({query, width, 1, at::kBFloat16});
     grad_rows.pack({dy, stride, 1, at::kBFloat16});
-    for_each_query_block(length, [&](const QueryBlock& block) {
+    for (int64_t first = 0; first < length; first += kQueryRows) {
+      const QueryBlock block{first, std::min(kQueryRows, length - first)};
       products.scores(block, query, width, keys, p);
       products.scores(block, dy, stride, values, dp);
       for (int64_t i = 0; i < block.rows; ++i) {
@@ -235,7 +230,7 @@ void causal_attention_backward_bf16(const TileKernel& kernel, const AttentionInp
       products.over_keys(block, slopes, key_rows, grad_query + block.first * width);
       products.over_queries(block, dp, query_rows, pairs, grad_key);
       products.over_queries(block, p, grad_rows, pairs, grad_value);
-    });
+    }
     head_group.rotate_back(grad_query, head_group.scale(), grad_qkv + head * width);
   }
   head_group.rotate_back(grad_key, 1.0F, grad_qkv + head_group.key_column());

@@ -80,8 +80,8 @@ void logsumexp_cpu(const LogSumExpArgs& args) {
       args.logsumexp[row] =
           static_cast<float>(max + std::log(sum_of_exponentials(first, args.vocabulary, max)));
       // A row of NaNs has no maximum: argmax 0, and a log-sum-exp of NaN.
-      const float* found = std::find(first, last, max);
-      args.argmax[row] = found == last ? 0 : found - first;
+      const float* argmax = std::find(first, last, max);
+      args.argmax[row] = argmax == last ? 0 : argmax - first;
     }
   });
 }

@@ -3,8 +3,6 @@
 // four.
 
 #include <algorithm>
-#include <array>
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -23,15 +21,8 @@ namespace {
 constexpr int64_t kL1Bytes = int64_t{1} << 14;          // maximum columns to prefetch into the L1
 constexpr int64_t kL2PrefetchBytes = int64_t{1} << 15;  // prefetch distance, eight pages of 4 KiB
 
-// Prefetches into the L1 cache.
-[[gnu::always_inline]] inline void prefetch_l1(const void* memory) {
-  __builtin_prefetch(memory, /*rw=*/0, /*locality=*/3);
-}
-
-// Prefetches into the L2 cache, which has more outstanding misses than the L1.
-[[gnu::always_inline]] inline void prefetch_l2(const void* memory) {
-  __builtin_prefetch(memory, /*rw=*/0, /*locality=*/2);
-}
+// Localities of __builtin_prefetch(). The L2 has more outstanding misses than the L1.
+constexpr int kToL1 = 3, kToL2 = 2;
 
 template <typename T>
 struct PrefetchAddresses {
@@ -57,7 +48,7 @@ PrefetchAddresses<T> prefetch_addresses(const T* b, int64_t ldb, int64_t columns
 
 // --------------------------------------------------------------------- AVX-512
 
-// Multiplies transposed words of sixteen columns by the elements of each row and adds to the sums.
+// Adds to the sums of each row its elements times the transposed words of sixteen columns.
 template <typename Number, int kRows>
 [[MOE_AVX512_TARGET, gnu::always_inline]] inline void add_transposed(const __m512i (&word)[16],
                                                                      const float* a, int64_t a_row,
@@ -93,10 +84,10 @@ template <typename Number, bool kFitsL1, bool kPrefetchL2>
 #pragma GCC unroll 16
     for (int64_t r = 0; r < 16; ++r) {
       if constexpr (kFitsL1) {
-        prefetch_l1(ahead.l1 + r * kNumbers);
+        __builtin_prefetch(ahead.l1 + r * kNumbers, 0, kToL1);
       }
       if constexpr (kPrefetchL2) {
-        prefetch_l2(ahead.l2 + r * kNumbers);
+        __builtin_prefetch(ahead.l2 + r * kNumbers, 0, kToL2);
       }
       word[r] = sixteen_words(from + r * stride, kNumbers);
     }
@@ -140,22 +131,18 @@ template <typename Number, int kRows, bool kFitsL1>
   }
 }
 
-template <typename Number, int kRows>
-[[MOE_AVX512_TARGET]] void multiply_avx512(const FewRowsArgs<Number>& in) {
+template <typename Number, int kRows = 8>
+void run_avx512(const FewRowsArgs<Number>& in) {
+  if constexpr (kRows > 1) {
+    if (in.m < kRows) {
+      return run_avx512<Number, kRows - 1>(in);
+    }
+  }
   const auto multiply = fits_l1(in, kColumnBlock) ? multiply_sixteen<Number, kRows, true>
                                                   : multiply_sixteen<Number, kRows, false>;
   for (int64_t j = 0; j < in.n; j += kColumnBlock) {
     multiply(in, j);
   }
-}
-
-template <typename Number>
-void run_avx512(const FewRowsArgs<Number>& in) {
-  static constexpr std::array<void (*)(const FewRowsArgs<Number>&), 8> kByRows = {
-      multiply_avx512<Number, 1>, multiply_avx512<Number, 2>, multiply_avx512<Number, 3>,
-      multiply_avx512<Number, 4>, multiply_avx512<Number, 5>, multiply_avx512<Number, 6>,
-      multiply_avx512<Number, 7>, multiply_avx512<Number, 8>};
-  kByRows.at(static_cast<size_t>(in.m - 1))(in);
 }
 
 // ------------------------------------------------------------------------ AVX2
@@ -197,9 +184,9 @@ template <typename Number, bool kFitsL1>
 #pragma GCC unroll 4
   for (int64_t line = 0; line < 4; ++line) {
     if constexpr (kFitsL1) {
-      prefetch_l1(ahead.l1 + 2 * line * kNumbers);
+      __builtin_prefetch(ahead.l1 + 2 * line * kNumbers, 0, kToL1);
     }
-    prefetch_l2(ahead.l2 + 2 * line * kNumbers);
+    __builtin_prefetch(ahead.l2 + 2 * line * kNumbers, 0, kToL2);
   }
   if (left >= kNumbers) {
 #pragma GCC unroll 8
@@ -215,7 +202,7 @@ template <typename Number, bool kFitsL1>
   }
 }
 
-// Multiplies transposed words of eight columns by the elements of each row and adds to the sums.
+// Adds to the sums of each row its elements times the transposed words of eight columns.
 template <typename Number, int kRows>
 [[MOE_AVX2_TARGET, gnu::always_inline]] inline void add_eight(const __m256i (&word)[8],
                                                               const float* a, int64_t a_row,
@@ -274,8 +261,13 @@ template <typename Number, int kRows, int kGroups, bool kFitsL1>
   }
 }
 
-template <typename Number, int kRows>
-[[MOE_AVX2_TARGET]] void multiply_avx2(const FewRowsArgs<Number>& in) {
+template <typename Number, int kRows = 4>
+void run_avx2(const FewRowsArgs<Number>& in) {
+  if constexpr (kRows > 1) {
+    if (in.m < kRows) {
+      return run_avx2<Number, kRows - 1>(in);
+    }
+  }
   constexpr int kGroups = kRows == 1 ? 2 : 1;
   const auto multiply = fits_l1(in, kGroups * kEight)
                             ? multiply_eights<Number, kRows, kGroups, true>
@@ -285,38 +277,24 @@ template <typename Number, int kRows>
   }
 }
 
-template <typename Number>
-void run_avx2(const FewRowsArgs<Number>& in) {
-  static constexpr std::array<void (*)(const FewRowsArgs<Number>&), 4> kByRows = {
-      multiply_avx2<Number, 1>, multiply_avx2<Number, 2>, multiply_avx2<Number, 3>,
-      multiply_avx2<Number, 4>};
-  kByRows.at(static_cast<size_t>(in.m - 1))(in);
-}
-
 #endif
 
 // -------------------------------------------------------------------- portable
 
-// Loads four elements of a column; elements from `count` on are zero.
-[[gnu::always_inline]] inline void load_four(const float* from, int64_t count, Float4& to) {
+// Loads four elements of a column as f32; elements from `count` on are zero.
+template <typename Number>
+[[gnu::always_inline]] inline void load_four(const Number* from, int64_t count, Float4& to) {
   if (count >= 4) {
-    std::memcpy(&to, from, sizeof(to));
+    to = Float4{widen(from[0]), widen(from[1]), widen(from[2]), widen(from[3])};
     return;
   }
   to = Float4{};
   for (int64_t i = 0; i < count; ++i) {
-    to[i] = from[i];
+    to[i] = widen(from[i]);
   }
-}
-[[gnu::always_inline]] inline void load_four(const uint16_t* bf16, int64_t count, Float4& to) {
-  using Words [[gnu::vector_size(16)]] = uint32_t;
-  Words words{};
-  for (int64_t i = 0; i < 4; ++i) {
-    words[i] = i < count ? uint32_t{bf16[i]} << 16 : 0;
-  }
-  std::memcpy(&to, &words, sizeof(to));
 }
 
+// Computes columns j .. j + 15 of one row.
 template <typename Number>
 [[gnu::always_inline]] inline void multiply_fours(const FewRowsArgs<Number>& in, int64_t row,
                                                   int64_t j) {

@@ -69,13 +69,12 @@ std::vector<Strip> pack_column_blocks(const TileKernel& kernel, ColumnBlocks b, 
   return all;
 }
 
-// Multiplies one block of columns, which may be stored in several matrices. Row i of c starts at
-// row_at(i), the rows after it at a stride of c_row. Calls done(first, rows) when the sums of these
-// rows are complete.
-template <typename RowAt, typename Done>
+// Multiplies one block of columns, which may be stored in several matrices. Calls
+// consume(first, rows, c) when the sums of these rows are complete, unless it is empty. With
+// `reuses_c`, the sums of each kRowBlock rows start at c. REQUIRES then: k <= kGemmDepth.
 void multiply_columns(const TileKernel& kernel, const GemmShape& shape, const MatrixView& a,
-                      ColumnBlocks b, const PackBuffers& buffers, RowAt row_at, int64_t c_row,
-                      bool accumulate, Done done) {
+                      ColumnBlocks b, const PackBuffers& buffers, float* c, int64_t c_row,
+                      bool accumulate, const RowConsumer& consume = {}, bool reuses_c = false) {
   const int64_t m = shape.m, k = shape.k;
   for (int64_t p = 0; p < k; p += kGemmDepth) {
     const int64_t depth = std::min(kGemmDepth, k - p);
@@ -83,10 +82,11 @@ void multiply_columns(const TileKernel& kernel, const GemmShape& shape, const Ma
     for (int64_t i = 0; i < m; i += kRowBlock) {
       const int64_t rows = std::min(kRowBlock, m - i);
       const RowsOfA packed = pack_rows(kernel, a.from(i, p), rows, depth, buffers.rows);
-      multiply_row_block(kernel, packed, rows, num_words(kernel.word, depth), strips, row_at(i),
-                         c_row, accumulate || p > 0);
-      if (p + depth == k) {
-        done(i, rows);
+      float* sums = reuses_c ? c : c + i * c_row;
+      multiply_row_block(kernel, packed, rows, num_words(kernel.word, depth), strips, sums, c_row,
+                         accumulate || p > 0);
+      if (consume && p + depth == k) {
+        consume(i, rows, sums);
       }
     }
   }
@@ -105,40 +105,29 @@ void parallel_parts(int64_t parts, Each each) {
   at::parallel_for(0, parts, blocks(parts, at::get_num_threads()), each);
 }
 
-template <typename Run>
-void parallel_over_rows(const GemmShape& shape, const MatrixView& a, const MatrixView& b, Run run) {
-  const int64_t grain = tile_kernel_for(a, b).rows;
-  parallel_parts(blocks(shape.m, grain), [&](int64_t begin, int64_t end) {
-    const int64_t first = begin * grain;
-    const int64_t rows = std::min(shape.m, end * grain) - first;
-    run(Share{{rows, shape.n, shape.k}, a.from(first, 0), b, first, 0});
-  });
-}
-
 // Range of tiles of columns, which are numbered consecutively over all blocks.
 struct TileRange {
   int64_t grain;  // columns of the widest tile
   int64_t begin, end;
 };
 
+// Calls run(Share) for the parts of `rows` rows and the tiles of columns in each block.
 template <typename Run>
 void run_columns(const GemmShape& shape, const MatrixView& a, ColumnBlocks b,
                  const TileRange& tiles, int64_t first_row, int64_t rows, Run run) {
-  const int64_t grain = tiles.grain;
-  int64_t part = 0, column = 0;  // first tile and first column of the block
-  for (const ColumnBlock& block : b) {
-    const int64_t next = part + blocks(block.columns, grain);
-    if (tiles.begin < next && tiles.end > part) {
-      const int64_t first = (std::max(tiles.begin, part) - part) * grain;
-      const int64_t last = std::min(block.columns, (std::min(tiles.end, next) - part) * grain);
+  int64_t tile = 0, column = 0;  // first tile and first column of the block
+  for (const auto& [matrix, columns] : b) {
+    const int64_t first = std::max(tiles.begin - tile, int64_t{0}) * tiles.grain;
+    const int64_t last = std::min(columns, (tiles.end - tile) * tiles.grain);
+    if (first < last) {
       run(Share{{rows, last - first, shape.k},
                 a.from(first_row, 0),
-                block.b.from(0, first),
+                matrix.from(0, first),
                 first_row,
                 column + first});
     }
-    part = next;
-    column += block.columns;
+    tile += blocks(columns, tiles.grain);
+    column += columns;
   }
 }
 
@@ -189,7 +178,11 @@ void parallel_over_shares(const GemmShape& shape, const MatrixView& a, ColumnBlo
   if (b.size() > 1 || is_copied || shape.m < shape.n / 4) {
     parallel_over_columns(shape, a, b, run);
   } else {
-    parallel_over_rows(shape, a, first, run);
+    const int64_t grain = tile_kernel_for(a, first).rows;
+    parallel_parts(blocks(shape.m, grain), [&](int64_t begin, int64_t end) {
+      const int64_t row = begin * grain, rows = std::min(shape.m, end * grain) - row;
+      run(Share{{rows, shape.n, shape.k}, a.from(row, 0), first, row, 0});
+    });
   }
 }
 
@@ -200,9 +193,10 @@ struct Product {
   at::ScalarType type;
   bool is_mapped;
 
-  template <typename Is>
-  bool all(Is is) const {
-    return is_f32_or_bf16(left) && std::all_of(right.begin(), right.end(), is);
+  // Returns true if `left` and all right matrices are supported.
+  template <typename IsSupported>
+  bool all(IsSupported is_supported) const {
+    return is_f32_or_bf16(left) && std::all_of(right.begin(), right.end(), is_supported);
   }
   GemmShape shape(const at::Tensor& out) const { return {out.size(0), out.size(1), left.size(1)}; }
   std::vector<ColumnBlock> blocks() const {
@@ -219,11 +213,11 @@ struct Product {
 bool try_gemm(const at::Tensor& out, const Product& product, bool accumulate) {
   const GemmShape shape = product.shape(out);
   const bool to_bf16 = out.scalar_type() == at::kBFloat16;
-  const auto is_read = [&](const at::Tensor& matrix) {
+  const auto is_supported = [&](const at::Tensor& matrix) {
     return is_f32_or_bf16(matrix) ||
            (matrix.scalar_type() == at::kHalf && product.type == at::kFloat);
   };
-  if (!is_f32_or_bf16(out) || !product.all(is_read) || out.stride(1) != 1 ||
+  if (!is_f32_or_bf16(out) || !product.all(is_supported) || out.stride(1) != 1 ||
       (accumulate && to_bf16) || !use_own_gemm(shape)) {
     return false;
   }
@@ -237,27 +231,23 @@ bool try_gemm(const at::Tensor& out, const Product& product, bool accumulate) {
 }
 
 // Computes the product by skinny_gemm() and returns true. Returns false if the product has many
-// rows or a right operand is neither in 16 bits nor mapped f32.
+// rows, or a right operand has no contiguous columns or is neither in 16 bits nor mapped f32.
 bool try_skinny_gemm(const at::Tensor& out, const Product& product) {
-  const auto is_read = [&](const at::Tensor& matrix) {
-    const auto stored = matrix.scalar_type();
-    return stored == at::kBFloat16 ||
-           (product.type == at::kFloat &&
-            (stored == at::kHalf || (stored == at::kFloat && product.is_mapped)));
+  const auto is_supported = [&](const at::Tensor& matrix) {
+    const auto dtype = matrix.scalar_type();
+    return matrix.stride(0) == 1 &&
+           (dtype == at::kBFloat16 ||
+            (product.type == at::kFloat &&
+             (dtype == at::kHalf || (dtype == at::kFloat && product.is_mapped))));
   };
-  if (out.size(0) > kMaxSkinnyRows || !product.all(is_read)) {
-    return false;
-  }
-  const GemmShape shape = product.shape(out);
-  const std::vector<ColumnBlock> b = product.blocks();
-  if (!std::all_of(b.begin(), b.end(),
-                   [&](const ColumnBlock& block) { return can_use_skinny_gemm(shape, block.b); })) {
+  if (out.size(0) > kMaxSkinnyRows || !product.all(is_supported)) {
     return false;
   }
   const at::Tensor a = operand_cpu(product.left, product.type).contiguous();
   const bool is_in_place = out.scalar_type() == at::kFloat && out.stride(1) == 1;
   const at::Tensor sums = is_in_place ? out : at::empty(out.sizes(), a.options());
-  skinny_gemm(shape, a.const_data_ptr<float>(), b, sums.data_ptr<float>(), sums.stride(0));
+  skinny_gemm(product.shape(out), a.const_data_ptr<float>(), product.blocks(),
+              sums.data_ptr<float>(), sums.stride(0));
   if (!is_in_place) {
     out.copy_(sums);
   }
@@ -285,10 +275,8 @@ void gemm_with(const TileKernel& kernel, const GemmShape& shape, const MatrixVie
   const PackBuffers buffers = pack_buffers(kernel, shape, a, {&whole, 1}, 0, scratch);
   for (int64_t j = 0; j < n; j += kGemmColumns) {
     const ColumnBlock part{b.from(0, j), std::min(kGemmColumns, n - j)};
-    multiply_columns(
-        kernel, {m, part.columns, k}, a, {&part, 1}, buffers,
-        [&](int64_t i) { return c + i * c_row + j; }, c_row, accumulate,
-        [](int64_t /*first*/, int64_t /*rows*/) {});
+    multiply_columns(kernel, {m, part.columns, k}, a, {&part, 1}, buffers, c + j, c_row,
+                     accumulate);
   }
 }
 
@@ -300,13 +288,11 @@ void gemm_row_blocks(const GemmShape& shape, const MatrixView& a, ColumnBlocks b
   const KernelUse use(kernel);
   static thread_local Scratch scratch;
   // With several blocks of depth, c holds the partial sums of all rows.
-  const int64_t result_rows = k > kGemmDepth ? m : std::min(m, kRowBlock);
+  const bool reuses_c = k <= kGemmDepth;
+  const int64_t result_rows = reuses_c ? std::min(m, kRowBlock) : m;
   const PackBuffers buffers = pack_buffers(kernel, shape, a, b, result_rows * n, scratch);
-  float* c = buffers.extra;
-  const auto row_at = [&](int64_t i) { return k > kGemmDepth ? c + i * n : c; };
-  multiply_columns(kernel, shape, a, b, buffers, row_at, n,
-                   /*accumulate=*/false,
-                   [&](int64_t first, int64_t rows) { consume(first, rows, row_at(first)); });
+  multiply_columns(kernel, shape, a, b, buffers, buffers.extra, n, /*accumulate=*/false, consume,
+                   reuses_c);
 }
 
 void gemm(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, float* c, int64_t c_row,
@@ -380,7 +366,7 @@ void matmul_out_cpu(const at::Tensor& out, const at::Tensor& left, at::TensorLis
   for (const at::Tensor& matrix : right) {
     const at::Tensor columns = out.narrow(1, first, matrix.size(1));
     first += matrix.size(1);
-    // A single block in 16 bits can use skinny_gemm() even if blocks in f32 cannot.
+    // A block in 16 bits can use skinny_gemm() even if a block in f32 cannot.
     if (right.size() > 1 && !accumulate &&
         try_skinny_gemm(columns, {left, matrix, type, is_mapped})) {
       continue;

@@ -24,22 +24,20 @@ void read(const MatrixView& from, int64_t count, float* to) {
   }
 }
 
-// Reads contiguous elements as words of two bf16.
-void read_pairs(const MatrixView& from, int64_t count, float* to) {
-  auto* numbers = reinterpret_cast<uint16_t*>(to);
-  if (from.dtype == at::kBFloat16) {
-    std::memcpy(numbers, from.data, static_cast<size_t>(count) * sizeof(uint16_t));
-  } else {
-    f32_to_bf16_ftz(from.floats(), count, numbers);
-  }
-  if (count % 2 != 0) {
-    numbers[count] = 0;
-  }
-}
-
 // Reads contiguous elements along k as words.
 void read_words_along_k(Word word, const MatrixView& from, int64_t count, float* to) {
-  word == Word::kF32 ? read(from, count, to) : read_pairs(from, count, to);
+  if (word == Word::kF32) {
+    return read(from, count, to);
+  }
+  auto* bf16 = reinterpret_cast<uint16_t*>(to);
+  if (from.dtype == at::kBFloat16) {
+    std::memcpy(bf16, from.data, static_cast<size_t>(count) * sizeof(uint16_t));
+  } else {
+    f32_to_bf16_ftz(from.floats(), count, bf16);
+  }
+  if (count % 2 != 0) {
+    bf16[count] = 0;
+  }
 }
 
 // Writes to[j] = word p of column j of b [k, count] with contiguous rows. `count` is at most
@@ -50,9 +48,8 @@ void read_words_across_k(Word word, const MatrixView& b, int64_t k, int64_t p, i
     return read(b.from(p, 0), count, to);
   }
   static constexpr std::array<float, kRowBlock> kZeros{};
-  const bool is_whole = 2 * p + 1 < k;
   const MatrixView first = b.from(2 * p, 0);
-  const void* second = is_whole ? b.from(2 * p + 1, 0).data : kZeros.data();
+  const void* second = 2 * p + 1 < k ? b.from(2 * p + 1, 0).data : kZeros.data();
   if (b.dtype == at::kBFloat16) {
     pack_bf16_pairs(static_cast<const uint16_t*>(first.data), static_cast<const uint16_t*>(second),
                     count, to);
@@ -85,8 +82,8 @@ int64_t tile_vectors(const TileKernel& kernel, int64_t columns) {
   return vectors;
 }
 
-// Version of transpose_four_rows() for four columns of bf16: to[p * width + r] = element p of
-// column r, as f32. Transposes eight bf16 of each column at a time, then widens.
+// transpose_four_rows() for columns of bf16: to[p * width + r] = element p of column r, as f32.
+// Transposes eight bf16 of each column at a time, then widens.
 void transpose_four(const uint16_t* from, int64_t stride, int64_t k, int64_t width, float* to) {
   using Eight [[gnu::vector_size(16)]] = uint16_t;
   using Pairs [[gnu::vector_size(16)]] = uint32_t;
@@ -97,14 +94,12 @@ void transpose_four(const uint16_t* from, int64_t stride, int64_t k, int64_t wid
     return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
   };
   const auto low_pairs = [](Eight a, Eight b) {
-    const auto pairs =
-        __builtin_shufflevector(std::bit_cast<Pairs>(a), std::bit_cast<Pairs>(b), 0, 4, 1, 5);
-    return std::bit_cast<Eight>(pairs);
+    return std::bit_cast<Eight>(
+        __builtin_shufflevector(std::bit_cast<Pairs>(a), std::bit_cast<Pairs>(b), 0, 4, 1, 5));
   };
   const auto high_pairs = [](Eight a, Eight b) {
-    const auto pairs =
-        __builtin_shufflevector(std::bit_cast<Pairs>(a), std::bit_cast<Pairs>(b), 2, 6, 3, 7);
-    return std::bit_cast<Eight>(pairs);
+    return std::bit_cast<Eight>(
+        __builtin_shufflevector(std::bit_cast<Pairs>(a), std::bit_cast<Pairs>(b), 2, 6, 3, 7));
   };
   int64_t p = 0;
   for (; p + 8 <= k; p += 8) {
@@ -151,13 +146,6 @@ void prefetch(const MatrixView& from, int64_t count) {
   }
 }
 
-template <typename Number>
-void transpose_to_words(Word word, const Number* from, int64_t stride, int64_t k, int64_t width,
-                        float* to) {
-  word == Word::kF32 ? transpose_to_f32(from, stride, k, width, to)
-                     : transpose_bf16_pairs(from, stride, k, width, to);
-}
-
 // Transposes groups of sixteen contiguous columns, if the CPU has the instructions. Returns the
 // number of transposed columns.
 int64_t transpose_in_sixteens(Word word, const MatrixView& b, int64_t k, int64_t columns,
@@ -165,13 +153,13 @@ int64_t transpose_in_sixteens(Word word, const MatrixView& b, int64_t k, int64_t
   const bool transposes = b.row == 1 && b.dtype != at::kHalf &&
                           (word == Word::kF32 ? has_avx512_transpose() : has_avx512_bf16());
   int64_t j = 0;
+  const auto transpose = [&](const auto* from) {
+    word == Word::kF32 ? transpose_to_f32(from, b.column, k, width, to + j)
+                       : transpose_bf16_pairs(from, b.column, k, width, to + j);
+  };
   for (; transposes && j + 16 <= columns; j += 16) {
     const MatrixView from = b.from(0, j);
-    if (b.dtype == at::kBFloat16) {
-      transpose_to_words(word, static_cast<const uint16_t*>(from.data), b.column, k, width, to + j);
-    } else {
-      transpose_to_words(word, from.floats(), b.column, k, width, to + j);
-    }
+    b.is_16_bit() ? transpose(static_cast<const uint16_t*>(from.data)) : transpose(from.floats());
   }
   return j;
 }
@@ -225,11 +213,11 @@ void copy_strips(Word word, const MatrixView& b, int64_t k, std::span<const Stri
 // Processes kColumns columns at a time, so that writes are contiguous.
 void pack_columns(Word word, const MatrixView& a, int64_t rows, int64_t k, float* to) {
   constexpr int64_t kColumns = 16;
-  std::array<float, kRowBlock * kColumns> read_words;
+  float read_words[kRowBlock * kColumns];
   const int64_t words = num_words(word, k), numbers = word == Word::kF32 ? 1 : 2;
   for (int64_t p = 0; p < words; p += kColumns) {
     const int64_t columns = std::min(kColumns, words - p);
-    const float* from = read_words.data();
+    const float* from = read_words;
     int64_t stride = kRowBlock;
     // The hardware does not prefetch the next columns, which are pages apart.
     const int64_t after = (p + columns) * numbers;
@@ -241,8 +229,7 @@ void pack_columns(Word word, const MatrixView& a, int64_t rows, int64_t k, float
       stride = a.column;
     } else {
       for (int64_t q = 0; q < columns; ++q) {
-        read_words_across_k(word, a.transposed(), k, p + q, rows,
-                            read_words.data() + q * kRowBlock);
+        read_words_across_k(word, a.transposed(), k, p + q, rows, read_words + q * kRowBlock);
       }
     }
     for (int64_t i = 0; i < rows; i += kTileRows) {
@@ -261,12 +248,12 @@ void pack_columns(Word word, const MatrixView& a, int64_t rows, int64_t k, float
 
 // Writes to[i * words + p] = word p of row i, for kernels with reads_along_k().
 void pack_rows_along_k(Word word, const MatrixView& a, int64_t rows, int64_t k, float* to) {
-  std::array<float, kRowBlock> across;
+  float across[kRowBlock];
   const int64_t words = num_words(word, k);
   for (int64_t p = 0; p < words; ++p) {
-    read_words_across_k(word, a.transposed(), k, p, rows, across.data());
+    read_words_across_k(word, a.transposed(), k, p, rows, across);
     for (int64_t i = 0; i < rows; ++i) {
-      to[i * words + p] = across[static_cast<size_t>(i)];
+      to[i * words + p] = across[i];
     }
   }
 }
@@ -275,19 +262,17 @@ void pack_rows_along_k(Word word, const MatrixView& a, int64_t rows, int64_t k, 
 bool is_read_in_place(const MatrixView& b) { return b.column == 1 && b.is_plain_f32(); }
 
 // Computes a tile of one partial vector in a buffer and copies the used columns.
-void run_edge(const TileKernel& kernel, Tile tile, int64_t columns) {
-  std::array<float, kMaxTileRows * 16> whole;
-  float* c = tile.c;
-  const int64_t c_row = tile.c_row;
-  const bool accumulate = tile.accumulate;
-  tile.c = whole.data();
-  tile.c_row = kernel.width;
-  tile.accumulate = false;
-  kernel.run(tile);
+void run_edge(const TileKernel& kernel, const Tile& tile, int64_t columns) {
+  float whole[kMaxTileRows * 16];
+  Tile in_buffer = tile;
+  in_buffer.c = whole;
+  in_buffer.c_row = kernel.width;
+  in_buffer.accumulate = false;
+  kernel.run(in_buffer);
   for (int64_t i = 0; i < tile.rows; ++i) {
     for (int64_t j = 0; j < columns; ++j) {
-      const float value = whole[static_cast<size_t>(i * kernel.width + j)];
-      c[i * c_row + j] = accumulate ? c[i * c_row + j] + value : value;
+      float& c = tile.c[i * tile.c_row + j];
+      c = tile.accumulate ? c + whole[i * kernel.width + j] : whole[i * kernel.width + j];
     }
   }
 }
@@ -344,10 +329,9 @@ void transpose_four_rows(const float* from, int64_t stride, int64_t k, int64_t w
 }
 
 bool is_packed(const TileKernel& kernel, const MatrixView& a, int64_t k) {
-  if (kernel.word == Word::kTwoBF16) {
-    return !is_bf16_words(a, k);
-  }
-  return !a.is_plain_f32() || (a.row == 1 && a.column != 1 && k > 1);
+  return kernel.word == Word::kTwoBF16
+             ? !is_bf16_words(a, k)
+             : !a.is_plain_f32() || (a.row == 1 && a.column != 1 && k > 1);
 }
 
 RowsOfA pack_rows(const TileKernel& kernel, const MatrixView& a, int64_t rows, int64_t k,
@@ -359,20 +343,20 @@ RowsOfA pack_rows(const TileKernel& kernel, const MatrixView& a, int64_t rows, i
     return {a.floats(), row, is_f32 ? a.column : 1, kernel.rows * row};
   }
   const int64_t words = num_words(word, k);
-  if (a.row == 1 && kernel.reads_along_k()) {
-    pack_rows_along_k(word, a, rows, k, buffer);
-    return {buffer, words, 1, kernel.rows * words};
-  }
-  if (a.row == 1) {
+  if (a.row == 1 && !kernel.reads_along_k()) {
     pack_columns(word, a, rows, k, buffer);
     return {buffer, 1, kTileRows, kTileRows * words};
   }
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t p = 0; a.column != 1 && p < words; ++p) {
-      buffer[i * words + p] = word_at(word, a.transposed(), k, p, i);
-    }
+  if (a.row == 1) {
+    pack_rows_along_k(word, a, rows, k, buffer);
+  }
+  for (int64_t i = 0; a.row != 1 && i < rows; ++i) {
     if (a.column == 1) {
       read_words_along_k(word, a.from(i, 0), k, buffer + i * words);
+      continue;
+    }
+    for (int64_t p = 0; p < words; ++p) {
+      buffer[i * words + p] = word_at(word, a.transposed(), k, p, i);
     }
   }
   return {buffer, words, 1, kernel.rows * words};

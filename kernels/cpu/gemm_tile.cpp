@@ -24,18 +24,6 @@ struct MultiplyF32 {
   }
 };
 
-// Widens both bf16 of a word, which takes six instructions without AVX512_BF16.
-struct MultiplyWidened {
-  template <typename Vector>
-  [[gnu::always_inline]] static void add(const float* left, const Vector& right, Vector& sum) {
-    using Words [[gnu::vector_size(sizeof(Vector))]] = uint32_t;
-    const auto word = std::bit_cast<uint32_t>(*left);
-    const auto words = std::bit_cast<Words>(right);
-    sum += std::bit_cast<float>(word << 16) * std::bit_cast<Vector>(words << 16);
-    sum += std::bit_cast<float>(word & 0xFFFF0000U) * std::bit_cast<Vector>(words & 0xFFFF0000U);
-  }
-};
-
 #if defined(__x86_64__)
 // One instruction for two bf16. Inline assembly, because an intrinsic cannot be called from a
 // template that is compiled for several instruction sets.
@@ -52,19 +40,13 @@ struct MultiplyBF16 {
 template <typename Multiply, typename Vector, int kRows, int kVectors>
 [[gnu::always_inline]] inline void run_tile(const Tile& tile) {
   constexpr int kWidth = sizeof(Vector) / sizeof(float);
-#pragma GCC unroll 8
-  for (int i = 0; i < kRows; ++i) {  // prefetches C, which saves 4 % of a product
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
-      __builtin_prefetch(tile.c + i * tile.c_row + j * kWidth, 1);
-    }
-  }
   Vector sum[kRows][kVectors];
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
       sum[i][j] = Vector{};
+      __builtin_prefetch(tile.c + i * tile.c_row + j * kWidth, 1);  // saves 4 % of a product
     }
   }
   const float *a = tile.a, *b = tile.b;
@@ -115,7 +97,6 @@ template <typename Multiply, typename Vector>
 
 // For any CPU: the compiler maps Vector4 to the available registers.
 void run_portable(const Tile& tile) { run_narrow<MultiplyF32, Vector4>(tile); }
-void run_portable_bf16(const Tile& tile) { run_narrow<MultiplyWidened, Vector4>(tile); }
 
 #if defined(__x86_64__)
 [[gnu::target("avx512f")]] void run_avx512(const Tile& tile) {
@@ -130,20 +111,6 @@ void run_portable_bf16(const Tile& tile) { run_narrow<MultiplyWidened, Vector4>(
   run_narrow<MultiplyF32, Vector8>(tile);
 }
 
-void add_vector_kernels(std::vector<TileKernel>& all) {
-  if (__builtin_cpu_supports("avx512f")) {
-    all.push_back({16, 4, run_avx512});
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    all.push_back({8, 2, run_avx2});
-  }
-}
-
-void add_bf16_kernels(std::vector<TileKernel>& all) {
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16")) {
-    all.push_back({16, 4, run_avx512_bf16, Word::kTwoBF16});
-  }
-}
 #elif defined(__aarch64__)
 // NEON has 32 registers: 24 sums, 4 vectors of B and an element of A. With instruction scheduling
 // GCC loads more elements of A than there are registers.
@@ -152,11 +119,6 @@ void add_bf16_kernels(std::vector<TileKernel>& all) {
                     : run_narrow<MultiplyF32, Vector4>(tile);
 }
 
-void add_vector_kernels(std::vector<TileKernel>& all) { all.push_back({4, 4, run_neon}); }
-void add_bf16_kernels(std::vector<TileKernel>& /*all*/) {}
-#else
-void add_vector_kernels(std::vector<TileKernel>& /*all*/) {}
-void add_bf16_kernels(std::vector<TileKernel>& /*all*/) {}
 #endif
 
 }  // namespace
@@ -164,7 +126,16 @@ void add_bf16_kernels(std::vector<TileKernel>& /*all*/) {}
 const std::vector<TileKernel>& tile_kernels() {
   static const std::vector<TileKernel> kernels = [] {
     std::vector<TileKernel> all;
-    add_vector_kernels(all);
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f")) {
+      all.push_back({16, 4, run_avx512});
+    }
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+      all.push_back({8, 2, run_avx2});
+    }
+#elif defined(__aarch64__)
+    all.push_back({4, 4, run_neon});
+#endif
     all.push_back({4, 2, run_portable});
     return all;
   }();
@@ -177,8 +148,11 @@ const std::vector<TileKernel>& bf16_tile_kernels() {
     if (const auto amx = amx_tile_kernel()) {
       all.push_back(*amx);
     }
-    add_bf16_kernels(all);
-    all.push_back({4, 2, run_portable_bf16, Word::kTwoBF16});
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16")) {
+      all.push_back({16, 4, run_avx512_bf16, Word::kTwoBF16});
+    }
+#endif
     return all;
   }();
   return kernels;
@@ -186,7 +160,7 @@ const std::vector<TileKernel>& bf16_tile_kernels() {
 
 const TileKernel* bf16_product_kernel() {
   const auto& kernels = bf16_tile_kernels();
-  return kernels.size() > 1 ? &kernels.front() : nullptr;
+  return kernels.empty() ? nullptr : &kernels.front();
 }
 
 }  // namespace moe::kernels

@@ -33,8 +33,8 @@ struct Tile {
 };
 
 struct TileKernel {
-  int64_t width;    // floats of a vector
-  int64_t vectors;  // of the widest tile
+  int64_t width;    // floats per vector
+  int64_t vectors;  // in a row of the widest tile
   void (*run)(const Tile& tile);
   Word word = Word::kF32;
   int64_t rows = kTileRows;   // of the highest tile
@@ -68,11 +68,10 @@ class KernelUse {
 // Returns the f32 kernels that this CPU supports, widest vectors first.
 const std::vector<TileKernel>& tile_kernels();
 
-// Returns the bf16 kernels, which sum in f32: those with bf16 instructions first (matrix unit, then
-// vectors). The last one runs on any CPU; it widens the elements and is slower than f32.
+// Returns the bf16 kernels that this CPU supports, which sum in f32: matrix unit, then vectors.
 const std::vector<TileKernel>& bf16_tile_kernels();
 
-// Returns the first bf16 kernel if the CPU has bf16 instructions, else null.
+// Returns the first bf16 kernel, or null if this CPU has none.
 const TileKernel* bf16_product_kernel();
 
 struct GemmShape;

@@ -1,6 +1,6 @@
-// plan_gate_weights.h on the CPU. Threads process blocks of tokens. The block size depends on the
-// number of tokens only and the sums of the blocks are added in order, so that results do not
-// depend on the number of threads.
+// plan_gate_weights.h on the CPU. Threads process blocks of tokens. Results do not depend on the
+// number of threads: the block size depends on the number of tokens only, and the sums of the
+// blocks are added in order.
 
 #include "kernels/ops/plan_gate_weights.h"
 
@@ -9,6 +9,7 @@
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -36,15 +37,16 @@ void for_each_token_block(int64_t tokens, int64_t grain, Each each) {
   });
 }
 
-template <typename Count>
-void add_to_count(Count& count, Count by) {
-  std::atomic_ref(count).fetch_add(by, std::memory_order_relaxed);
+template <typename Number>
+void add_atomic(Number& total, Number addend) {
+  std::atomic_ref(total).fetch_add(addend, std::memory_order_relaxed);
 }
+// Adds the counters of a thread to those of all threads.
 template <typename Count>
-void add_own_counts(const std::vector<Count>& own, Count* all) {
-  for (size_t i = 0; i < own.size(); ++i) {
-    if (own[i] != 0) {
-      add_to_count(all[i], own[i]);
+void add_counts(const std::vector<Count>& counts, Count* all) {
+  for (size_t i = 0; i < counts.size(); ++i) {
+    if (counts[i] != 0) {
+      add_atomic(all[i], counts[i]);
     }
   }
 }
@@ -57,12 +59,12 @@ void count_rows(const PlanCountsArgs& args) {
       if (plan.expert[row] < plan.experts) {
         const int64_t token = plan.token[row], source_rank = plan.source_rank[token];
         // A choice and a rectification can be the same (token, expert).
-        add_to_count(args.count[token * plan.experts + plan.expert[row]],
-                     static_cast<float>(plan.count[row]));
+        add_atomic(args.count[token * plan.experts + plan.expert[row]],
+                   static_cast<float>(plan.count[row]));
         ++kinds[static_cast<size_t>(source_rank * kRowKinds + row_kind(args, row, source_rank))];
       }
     }
-    add_own_counts(kinds, args.counted);
+    add_counts(kinds, args.counted);
   });
 }
 
@@ -104,9 +106,8 @@ void normalised_weights(const float* logits, const float* count, int64_t experts
     to[e] = count[e] > 0 ? std::exp(logits[e] - highest) * count[e] : 0.0F;
     sum += to[e];
   }
-  const float by = sum == 0 ? 1.0F : sum;
-  for (int64_t e = 0; e < experts; ++e) {
-    to[e] /= by;
+  for (int64_t e = 0; sum != 0 && e < experts; ++e) {
+    to[e] /= sum;
   }
 }
 
@@ -115,17 +116,18 @@ void count_choices(const PlanGateWeightsArgs& args) {
   const int64_t pairs = plan.ranks * plan.experts;
   std::fill_n(args.chosen, pairs + plan.ranks, 0);
   at::parallel_for(0, plan.tokens, kRowGrain, [&](int64_t begin, int64_t end) {
-    std::vector<int32_t> own(static_cast<size_t>(pairs + plan.ranks));
+    std::vector<int32_t> chosen(static_cast<size_t>(pairs + plan.ranks));
     for (int64_t t = begin; t < end; ++t) {
-      if (const int64_t source_rank = plan.source_rank[t]; source_rank < plan.ranks) {
-        ++own[static_cast<size_t>(pairs + source_rank)];
+      const int64_t source_rank = plan.source_rank[t];
+      if (source_rank < plan.ranks) {
+        ++chosen[static_cast<size_t>(pairs + source_rank)];
+        const int64_t* experts = args.by_logit + t * plan.experts;
         for (int64_t choice = 0; choice < args.options.lb_choices; ++choice) {
-          ++own[static_cast<size_t>(source_rank * plan.experts +
-                                    args.by_logit[t * plan.experts + choice])];
+          ++chosen[static_cast<size_t>(source_rank * plan.experts + experts[choice])];
         }
       }
     }
-    add_own_counts(own, args.chosen);
+    add_counts(chosen, args.chosen);
   });
 }
 
@@ -133,19 +135,17 @@ struct LossTerms {
   double balance = 0, z = 0;
 };
 
-// Writes the gates of a token and returns its loss terms. `probability` [E] is scratch.
-LossTerms token_gate_weights(const PlanGateWeightsArgs& args, int64_t t,
-                             std::vector<float>& probability) {
+// Writes the gates of a token and returns its loss terms. probability [E] is scratch.
+LossTerms token_gate_weights(const PlanGateWeightsArgs& args, int64_t t, float* probability) {
   const PlanRows& plan = args.plan;
   const int64_t experts = plan.experts, source_rank = plan.source_rank[t];
   const float *logits = args.logits + t * experts, *count = args.count + t * experts;
   float* combine = args.combine + t * experts;
-  const float log_sum = softmax(logits, experts, probability.data());
+  const float log_sum = softmax(logits, experts, probability);
   if (args.options.normalise) {
     normalised_weights(logits, count, experts, combine);
-  }
-  for (int64_t e = 0; !args.options.normalise && e < experts; ++e) {
-    combine[e] = probability[static_cast<size_t>(e)] * count[e];
+  } else {
+    std::transform(probability, probability + experts, count, combine, std::multiplies<>());
   }
   if (source_rank >= plan.ranks) {
     return {};
@@ -153,8 +153,7 @@ LossTerms token_gate_weights(const PlanGateWeightsArgs& args, int64_t t,
   const float share = token_weight(plan, args.options, args.chosen, source_rank);
   float balance = 0;
   for (int64_t e = 0; e < experts; ++e) {
-    balance += balance_factor(plan, args.chosen, source_rank, e, share) *
-               probability[static_cast<size_t>(e)];
+    balance += balance_factor(plan, args.chosen, source_rank, e, share) * probability[e];
   }
   return {balance, share * log_sum * log_sum};
 }
@@ -173,14 +172,14 @@ void for_each_plan_row(const PlanRows& plan, Each each, Others others) {
   });
 }
 
-// Computes the gradient of one token's logits (PlanGateWeightsBackwardArgs).
-void token_logit_gradients(const PlanGateWeightsBackwardArgs& args, int64_t t,
-                           std::vector<float>& probability) {
+// Computes the gradient of a token's logits (PlanGateWeightsBackwardArgs). probability [E] is
+// scratch.
+void token_logit_gradients(const PlanGateWeightsBackwardArgs& args, int64_t t, float* probability) {
   const PlanRows& plan = args.plan;
   const int64_t experts = plan.experts, source_rank = plan.source_rank[t];
   const float* weight = args.combine + t * experts;
   float *grad_gate = args.scratch + t * experts, *to = args.grad_logits + t * experts;
-  const float log_sum = softmax(args.logits + t * experts, experts, probability.data());
+  const float log_sum = softmax(args.logits + t * experts, experts, probability);
   float all = 0;
   for (int64_t e = 0; e < experts; ++e) {
     const float grad = args.grad_combine == nullptr ? 0 : args.grad_combine[t * experts + e];
@@ -188,7 +187,7 @@ void token_logit_gradients(const PlanGateWeightsBackwardArgs& args, int64_t t,
     all += grad_gate[e];
   }
   const bool through_all = args.options.straight_through || !args.options.normalise;
-  const float* basis = through_all ? probability.data() : weight;
+  const float* basis = through_all ? probability : weight;
   for (int64_t e = 0; e < experts; ++e) {
     to[e] = grad_gate[e] - basis[e] * all;
   }
@@ -203,10 +202,10 @@ void token_logit_gradients(const PlanGateWeightsBackwardArgs& args, int64_t t,
   const float grad_lse = args.grad_z == nullptr ? 0 : 2 * share * log_sum * *args.grad_z;
   float mean = 0;
   for (int64_t e = 0; e < experts; ++e) {
-    mean += factor(e) * probability[static_cast<size_t>(e)];
+    mean += factor(e) * probability[e];
   }
   for (int64_t e = 0; e < experts; ++e) {
-    to[e] += probability[static_cast<size_t>(e)] * (grad_balance * (factor(e) - mean) + grad_lse);
+    to[e] += probability[e] * (grad_balance * (factor(e) - mean) + grad_lse);
   }
 }
 
@@ -237,7 +236,7 @@ void plan_counts_cpu(const PlanCountsArgs& args) {
       }
     }
     args.sums[block] = entropy;
-    add_to_count(args.counted[cells], served);
+    add_atomic(args.counted[cells], served);
   });
   const double entropy =
       std::accumulate(args.sums, args.sums + plan_gate_weights_sums(plan.tokens), 0.0);
@@ -252,7 +251,7 @@ void plan_gate_weights_cpu(const PlanGateWeightsArgs& args) {
   for_each_token_block(plan.tokens, kGateBlocks, [&](int64_t block, int64_t begin, int64_t end) {
     std::vector<float> probability(static_cast<size_t>(plan.experts));
     for (int64_t t = begin; t < end; ++t) {
-      const LossTerms terms = token_gate_weights(args, t, probability);
+      const LossTerms terms = token_gate_weights(args, t, probability.data());
       args.sums[2 * block] += terms.balance;
       args.sums[2 * block + 1] += terms.z;
     }
@@ -281,16 +280,14 @@ void plan_gate_weights_backward_cpu(const PlanGateWeightsBackwardArgs& args) {
     for_each_plan_row(
         plan,
         [&](int64_t row, int64_t cell) {  // deterministic: at most two addends to 0
-          std::atomic_ref(args.scratch[cell])
-              .fetch_add(args.grad_weights[row] * row_share(plan, args.count, row),
-                         std::memory_order_relaxed);
+          add_atomic(args.scratch[cell], args.grad_weights[row] * row_share(plan, args.count, row));
         },
         [](int64_t) {});
   }
   for_each_token_block(plan.tokens, kGateBlocks, [&](int64_t, int64_t begin, int64_t end) {
     std::vector<float> probability(static_cast<size_t>(plan.experts));
     for (int64_t t = begin; t < end; ++t) {
-      token_logit_gradients(args, t, probability);
+      token_logit_gradients(args, t, probability.data());
     }
   });
 }

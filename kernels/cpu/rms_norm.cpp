@@ -2,11 +2,9 @@
 
 #include <ATen/Parallel.h>
 
-#include <array>
 #include <cmath>
 #include <vector>
 
-#include "kernels/cpu/bf16_words.h"
 #include "kernels/cpu/vector_math.h"
 
 namespace moe::kernels {
@@ -25,10 +23,11 @@ MOE_VECTOR_CLONES float sum_of_products(const float* a, const float* b, const fl
   return vector_sum<float>(width, [=](int64_t i) { return a[i] * b[i] * c[i]; });
 }
 
+template <typename Number>
 MOE_VECTOR_CLONES void scale_row(const float* x, const float* weight, float scale, int64_t width,
-                                 float* y) {
+                                 Number* y) {
   for (int64_t i = 0; i < width; ++i) {
-    y[i] = x[i] * scale * weight[i];
+    narrow_to(x[i] * scale * weight[i], y[i]);
   }
 }
 
@@ -42,18 +41,6 @@ MOE_VECTOR_CLONES void backward_row(const float* grad, const float* x, const flo
   }
 }
 
-// Rounds the result to bf16, in pieces that stay in the L1 cache.
-void scale_row_to_bf16(const float* x, const float* weight, float scale, int64_t width,
-                       uint16_t* y) {
-  constexpr int64_t kPiece = 512;
-  std::array<float, kPiece> piece;
-  for (int64_t i = 0; i < width; i += kPiece) {
-    const int64_t count = std::min(kPiece, width - i);
-    scale_row(x + i, weight + i, scale, count, piece.data());
-    f32_to_bf16(piece.data(), count, y + i);
-  }
-}
-
 }  // namespace
 
 void rms_norm_forward_cpu(const RmsNormForwardArgs& args) {
@@ -64,8 +51,8 @@ void rms_norm_forward_cpu(const RmsNormForwardArgs& args) {
       const double mean = static_cast<double>(sum_of_squares(x, width)) / width;
       args.scale[row] = static_cast<float>(1.0 / std::sqrt(mean + args.epsilon));
       if (args.y_is_bf16) {
-        scale_row_to_bf16(x, args.weight, args.scale[row], width,
-                          static_cast<uint16_t*>(args.y) + row * width);
+        scale_row(x, args.weight, args.scale[row], width,
+                  static_cast<uint16_t*>(args.y) + row * width);
       } else {
         scale_row(x, args.weight, args.scale[row], width,
                   static_cast<float*>(args.y) + row * width);

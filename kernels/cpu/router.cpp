@@ -49,10 +49,10 @@ void for_each_token(const float* logits, int64_t tokens, int64_t experts, Each e
 
 // Returns the best expert on `rank`, which holds `local` experts.
 int32_t best_local(const std::vector<uint64_t>& keys, int64_t rank, int64_t local) {
-  const auto found = std::find_if(keys.begin(), keys.end(), [=](uint64_t key) {
+  const auto best = std::find_if(keys.begin(), keys.end(), [=](uint64_t key) {
     return static_cast<int64_t>(key_index(key)) / local == rank;
   });
-  return static_cast<int32_t>(key_index(*found));
+  return static_cast<int32_t>(key_index(*best));
 }
 
 }  // namespace

@@ -18,13 +18,13 @@ constexpr int64_t kThreadElements = int64_t{1} << 16;  // minimum elements of b 
 void run(const FewRowsKernel& kernel, const FewRowsArgs<float>& in) { kernel.f32(in); }
 void run(const FewRowsKernel& kernel, const FewRowsArgs<uint16_t>& in) { kernel.bf16(in); }
 
-// Rows of A, padded with zeros to a multiple of kDepthBlock; in place if they are.
 struct PaddedRows {
   const float* data;
-  int64_t padded;
+  int64_t stride;
 };
 
-PaddedRows padded_rows(const GemmShape& shape, const float* a, Scratch& scratch) {
+// Returns the rows of A, padded with zeros to a multiple of kDepthBlock; in place if k is one.
+PaddedRows pad_depth(const GemmShape& shape, const float* a, Scratch& scratch) {
   const int64_t padded = (shape.k + kDepthBlock - 1) / kDepthBlock * kDepthBlock;
   if (padded == shape.k) {
     return {a, padded};
@@ -43,13 +43,12 @@ void multiply_skinny_columns(const FewRowsKernel& kernel, const GemmShape& shape
                              const PaddedRows& a, const MatrixView& b, int64_t begin, int64_t end,
                              float* c, int64_t c_row) {
   const auto* columns = static_cast<const Number*>(b.data);
-  const int64_t whole = std::max(end - begin, int64_t{0}) / kColumnBlock * kColumnBlock;
+  const int64_t left = (end - begin) % kColumnBlock, whole = end - begin - left;
   if (whole > 0) {
-    run(kernel, FewRowsArgs<Number>{a.data, shape.m, shape.k, a.padded, columns + begin * b.column,
+    run(kernel, FewRowsArgs<Number>{a.data, shape.m, shape.k, a.stride, columns + begin * b.column,
                                     b.column, whole, c + begin, c_row});
   }
-  const int64_t left = end - begin - whole;
-  if (left <= 0) {
+  if (left == 0) {
     return;
   }
   static thread_local Scratch scratch;  // the last columns, padded with zero columns
@@ -59,14 +58,14 @@ void multiply_skinny_columns(const FewRowsKernel& kernel, const GemmShape& shape
     std::copy_n(columns + (begin + whole + j) * b.column, shape.k, last + j * shape.k);
   }
   std::array<float, kColumnBlock * kMaxSkinnyRows> sums;
-  run(kernel, FewRowsArgs<Number>{a.data, shape.m, shape.k, a.padded, last, shape.k, kColumnBlock,
+  run(kernel, FewRowsArgs<Number>{a.data, shape.m, shape.k, a.stride, last, shape.k, kColumnBlock,
                                   sums.data(), kColumnBlock});
   for (int64_t i = 0; i < shape.m; ++i) {
     std::copy_n(sums.data() + i * kColumnBlock, left, c + i * c_row + begin + whole);
   }
 }
 
-// Overload for f16, which is widened kColumnBlock columns at a time.
+// multiply_skinny_columns() for f16, which is widened kColumnBlock columns at a time.
 void multiply_f16_columns(const FewRowsKernel& kernel, const GemmShape& shape, const PaddedRows& a,
                           const MatrixView& b, int64_t begin, int64_t end, float* c,
                           int64_t c_row) {
@@ -81,27 +80,6 @@ void multiply_f16_columns(const FewRowsKernel& kernel, const GemmShape& shape, c
   }
 }
 
-void multiply_few_rows(const FewRowsKernel& kernel, const GemmShape& shape, const float* a,
-                       ColumnBlocks b, float* c, int64_t c_row) {
-  const int64_t grain = (kThreadElements / shape.k + kColumnBlock) / kColumnBlock;
-  const int64_t shares = (shape.n + kColumnBlock - 1) / kColumnBlock;
-  static thread_local Scratch scratch;
-  const PaddedRows rows = padded_rows(shape, a, scratch);
-  at::parallel_for(0, shares, grain, [&](int64_t first_share, int64_t last_share) {
-    const int64_t begin = first_share * kColumnBlock,
-                  end = std::min(shape.n, last_share * kColumnBlock);
-    int64_t first = 0;  // first column of the block
-    for (const ColumnBlock& block : b) {
-      const auto columns = block.b.dtype == at::kHalf       ? multiply_f16_columns
-                           : block.b.dtype == at::kBFloat16 ? multiply_skinny_columns<uint16_t>
-                                                            : multiply_skinny_columns<float>;
-      columns(kernel, shape, rows, block.b, std::clamp<int64_t>(begin - first, 0, block.columns),
-              std::clamp<int64_t>(end - first, 0, block.columns), c + first, c_row);
-      first += block.columns;
-    }
-  });
-}
-
 }  // namespace
 
 void skinny_gemm(const GemmShape& shape, const float* a, ColumnBlocks b, float* c, int64_t c_row,
@@ -114,11 +92,24 @@ void skinny_gemm(const GemmShape& shape, const float* a, ColumnBlocks b, float* 
     gemm(shape, {a, shape.k, 1}, b, c, c_row, /*accumulate=*/false);
     return;
   }
-  multiply_few_rows(few_rows, shape, a, b, c, c_row);
-}
-
-bool can_use_skinny_gemm(const GemmShape& shape, const MatrixView& b) {
-  return shape.m <= kMaxSkinnyRows && !b.rounds_to_bf16 && b.row == 1;
+  static thread_local Scratch scratch;
+  const PaddedRows rows = pad_depth(shape, a, scratch);
+  const int64_t grain = (kThreadElements / shape.k + kColumnBlock) / kColumnBlock;
+  const int64_t strips = (shape.n + kColumnBlock - 1) / kColumnBlock;
+  at::parallel_for(0, strips, grain, [&](int64_t first_strip, int64_t last_strip) {
+    int64_t begin = first_strip * kColumnBlock, end = std::min(shape.n, last_strip * kColumnBlock);
+    float* block_c = c;
+    for (const auto& [matrix, columns] : b) {  // begin, end: relative to this block
+      const auto multiply = matrix.dtype == at::kHalf       ? multiply_f16_columns
+                            : matrix.dtype == at::kBFloat16 ? multiply_skinny_columns<uint16_t>
+                                                            : multiply_skinny_columns<float>;
+      multiply(few_rows, shape, rows, matrix, std::clamp<int64_t>(begin, 0, columns),
+               std::clamp<int64_t>(end, 0, columns), block_c, c_row);
+      begin -= columns;
+      end -= columns;
+      block_c += columns;
+    }
+  });
 }
 
 }  // namespace moe::kernels

@@ -15,17 +15,14 @@ namespace moe::kernels {
 
 inline constexpr int64_t kMaxSkinnyRows = 48;
 
-// Computes c [m, n] = a [m, k] b [k, n]. a f32 with contiguous rows; b f32, bf16 or f16 with
-// contiguous columns (b.row is 1); c has a row stride of c_row. The result does not depend on the
-// number of threads or on other rows and columns: a sequence has the same numbers in any batch.
-// Uses few_rows_kernels()[kernel].
+// Computes c [m, n] = a [m, k] b [k, n] with m <= kMaxSkinnyRows. a f32 with contiguous rows; b
+// f32, bf16 or f16 with contiguous columns (b.row is 1); c has a row stride of c_row. The result
+// does not depend on the number of threads or on other rows and columns: a sequence has the same
+// numbers in any batch. Uses few_rows_kernels()[kernel].
 void skinny_gemm(const GemmShape& shape, const float* a, ColumnBlocks b, float* c, int64_t c_row,
                  size_t kernel = 0);
 
-// Returns true if skinny_gemm() supports the product.
-bool can_use_skinny_gemm(const GemmShape& shape, const MatrixView& b);
-
-inline constexpr int64_t kColumnBlock = 16;  // n must be a multiple of it in a kernel
+inline constexpr int64_t kColumnBlock = 16;  // divides FewRowsArgs::n
 inline constexpr int64_t kDepthBlock = 32;   // maximum number of elements loaded per column
 static_assert(kGemmDepth % kDepthBlock == 0);
 

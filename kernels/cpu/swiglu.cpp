@@ -5,7 +5,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <array>
 #include <vector>
 
 #include "kernels/cpu/bf16_words.h"
@@ -44,16 +43,15 @@ MOE_VECTOR_CLONES void backward_piece(const float* grad_out, const float* gates,
 // Rows are processed in pieces whose f32 values stay in the L1 cache: loops that mix 16-bit and
 // 32-bit lanes with an exponential take four times as long.
 constexpr int64_t kPiece = 512;
-using Piece = std::array<float, kPiece>;
 
-const float* read(const float* from, int64_t /*count*/, Piece& /*buffer*/) { return from; }
-const float* read(const uint16_t* bf16, int64_t count, Piece& buffer) {
-  bf16_to_f32(bf16, count, buffer.data());
-  return buffer.data();
+const float* read(const float* from, int64_t /*count*/, float* /*buffer*/) { return from; }
+const float* read(const uint16_t* bf16, int64_t count, float* buffer) {
+  bf16_to_f32(bf16, count, buffer);
+  return buffer;
 }
 
-float* output_buffer(float* to, Piece& /*buffer*/) { return to; }
-float* output_buffer(uint16_t* /*to*/, Piece& buffer) { return buffer.data(); }
+float* output_buffer(float* to, float* /*buffer*/) { return to; }
+float* output_buffer(uint16_t* /*to*/, float* buffer) { return buffer; }
 
 void write(const float* from, int64_t count, float* to) {
   if (from != to) {
@@ -64,7 +62,7 @@ void write(const float* from, int64_t count, uint16_t* bf16) { f32_to_bf16(from,
 
 template <typename Number>
 void forward_row(const Number* hidden, Number* out, int64_t width) {
-  Piece gate_piece, up_piece, out_piece;
+  float gate_piece[kPiece], up_piece[kPiece], out_piece[kPiece];
   for (int64_t i = 0; i < width; i += kPiece) {
     const int64_t count = std::min(kPiece, width - i);
     float* result = output_buffer(out + i, out_piece);
@@ -78,7 +76,8 @@ void forward_row(const Number* hidden, Number* out, int64_t width) {
 template <typename Number>
 void backward_row(const Number* grad_out, const Number* hidden, Number* grad, int64_t width,
                   Number* out) {
-  Piece grad_piece, gate_piece, up_piece, grad_gate_piece, grad_up_piece, out_piece;
+  float grad_piece[kPiece], gate_piece[kPiece], up_piece[kPiece], out_piece[kPiece];
+  float grad_gate_piece[kPiece], grad_up_piece[kPiece];
   for (int64_t i = 0; i < width; i += kPiece) {
     const int64_t count = std::min(kPiece, width - i);
     float* grad_gate = output_buffer(grad + i, grad_gate_piece);
@@ -89,8 +88,8 @@ void backward_row(const Number* grad_out, const Number* hidden, Number* grad, in
     if (out == nullptr) {
       backward_piece<false>(dy, gate, up, count, grad_gate, grad_up, nullptr);
     } else {
-      backward_piece<true>(dy, gate, up, count, grad_gate, grad_up, out_piece.data());
-      write(out_piece.data(), count, out + i);
+      backward_piece<true>(dy, gate, up, count, grad_gate, grad_up, out_piece);
+      write(out_piece, count, out + i);
     }
     write(grad_gate, count, grad + i);
     write(grad_up, count, grad + width + i);
@@ -129,10 +128,10 @@ void backward(const SwigluBackwardArgs& args) {
 void append_columns(ColumnBlocks from, int64_t begin, int64_t count, std::vector<ColumnBlock>& to) {
   int64_t first = 0;
   for (const ColumnBlock& block : from) {
-    const int64_t low = std::max(begin - first, int64_t{0});
-    const int64_t high = std::min(begin + count - first, block.columns);
-    if (low < high) {
-      to.push_back({block.b.from(0, low), high - low});
+    const int64_t from_column = std::max(begin - first, int64_t{0});
+    const int64_t end_column = std::min(begin + count - first, block.columns);
+    if (from_column < end_column) {
+      to.push_back({block.b.from(0, from_column), end_column - from_column});
     }
     first += block.columns;
   }
@@ -149,7 +148,7 @@ void apply_swiglu(float* gate, float* up, int64_t count, uint16_t* out) {
   f32_to_bf16(gate, count, out);
 }
 
-// Computes rows first_row .. first_row + count - 1 on one thread.
+// Computes rows first_row .. first_row + count - 1 on this thread.
 template <typename Number>
 void fused_gemm_swiglu(const GemmSwigluArgs& args, int64_t first_row, int64_t count) {
   constexpr int64_t kColumns = kGemmColumns / 2;
@@ -174,14 +173,12 @@ void fused_gemm_swiglu(const GemmSwigluArgs& args, int64_t first_row, int64_t co
 }  // namespace
 
 void fused_gemm_swiglu_cpu(const GemmSwigluArgs& args) {
-  const int64_t each = (args.rows + at::get_num_threads() - 1) / at::get_num_threads();
-  const int64_t part = (each + kTileRows - 1) / kTileRows * kTileRows;
-  const int64_t parts = part == 0 ? 0 : (args.rows + part - 1) / part;
-  at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const auto multiply = args.is_bf16 ? fused_gemm_swiglu<uint16_t> : fused_gemm_swiglu<float>;
-      multiply(args, i * part, std::min(part, args.rows - i * part));
-    }
+  const int64_t tiles = (args.rows + kTileRows - 1) / kTileRows;
+  const int64_t grain = (tiles + at::get_num_threads() - 1) / at::get_num_threads();
+  const auto multiply = args.is_bf16 ? fused_gemm_swiglu<uint16_t> : fused_gemm_swiglu<float>;
+  at::parallel_for(0, tiles, grain, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kTileRows;
+    multiply(args, first, std::min(args.rows, end * kTileRows) - first);
   });
 }
 

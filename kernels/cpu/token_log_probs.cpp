@@ -1,6 +1,6 @@
 // Each thread computes blocks of columns and reduces their logits while they are in the L2 cache.
-// The blocks of a row are combined at the end, in order, so that the result does not depend on the
-// number of threads.
+// The blocks of a row are then combined in order: the result does not depend on the number of
+// threads.
 
 #include "kernels/ops/token_log_probs.h"
 
@@ -67,16 +67,15 @@ MOE_VECTOR_CLONES float sum_exp(const float* logits, int64_t count, float max) {
       [](float sum, float value) { return sum + value; });
 }
 
-// A target's logit, and whether it is the first maximum of its block.
 struct TargetLogit {
   float logit = 0;
-  bool is_first_max = false;
+  bool is_first_max = false;  // in its block of columns
 };
 
-// Rows of `hidden` [n, D] that are multiplied together, and their targets.
-class RowsOfLogits {
+// Log-probabilities of the targets of consecutive rows of `hidden`, which are multiplied together.
+class RowsLogProbs {
  public:
-  RowsOfLogits(const TokenLogProbArgs& args, int64_t first_row, int64_t rows)
+  RowsLogProbs(const TokenLogProbArgs& args, int64_t first_row, int64_t rows)
       : args_(args),
         first_row_(first_row),
         rows_(rows),
@@ -85,14 +84,15 @@ class RowsOfLogits {
         first_target_(static_cast<size_t>(rows) + 1) {
     const auto before = [](const TargetToken& target, int64_t row) { return target.row < row; };
     for (int64_t row = 0; row <= rows; ++row) {
-      const auto at =
-          std::lower_bound(args.targets.begin(), args.targets.end(), first_row + row, before);
-      first_target_[static_cast<size_t>(row)] = at - args.targets.begin();
+      first_target_[static_cast<size_t>(row)] =
+          std::lower_bound(args.targets.begin(), args.targets.end(), first_row + row, before) -
+          args.targets.begin();
     }
     targets_.resize(static_cast<size_t>(first_target_.back() - first_target_.front()));
   }
 
-  void compute() {
+  // Computes the logits and reduces each block of columns.
+  void reduce_blocks() {
     at::parallel_for(0, blocks_, 1, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
         const int64_t column = block * kGemmColumns;
@@ -101,14 +101,14 @@ class RowsOfLogits {
         gemm_row_blocks({rows_, columns, args_.width}, args_.hidden.from(first_row_, 0),
                         {&weight, 1}, [&](int64_t first, int64_t rows, const float* logits) {
                           for (int64_t row = 0; row < rows; ++row) {
-                            fold(first + row, block, logits + row * columns, columns);
+                            reduce(first + row, block, logits + row * columns, columns);
                           }
                         });
       }
     });
   }
 
-  void finish() const {
+  void write_results() const {
     for (int64_t row = 0; row < rows_; ++row) {
       const LogitBlock* blocks = logits_.data() + row * blocks_;
       float max = -INFINITY;
@@ -134,16 +134,15 @@ class RowsOfLogits {
  private:
   int64_t first_target(int64_t row) const { return first_target_[static_cast<size_t>(row)]; }
 
-  void fold(int64_t row, int64_t block, const float* logits, int64_t columns) {
+  // Reduces the logits of a row in one block of columns.
+  void reduce(int64_t row, int64_t block, const float* logits, int64_t columns) {
     const float max = max_logit(logits, columns);
     logits_[static_cast<size_t>(row * blocks_ + block)] = {max, sum_exp(logits, columns, max)};
     for (int64_t i = first_target(row); i < first_target(row + 1); ++i) {
       const int64_t column = args_.targets[static_cast<size_t>(i)].token - block * kGemmColumns;
       if (column >= 0 && column < columns) {
-        const float logit = logits[column];
-        const bool is_first =
-            logit == max && std::find(logits, logits + column, max) == logits + column;
-        targets_[static_cast<size_t>(i - first_target(0))] = {logit, is_first};
+        targets_[static_cast<size_t>(i - first_target(0))] = {
+            logits[column], std::find(logits, logits + columns, max) == logits + column};
       }
     }
   }
@@ -162,9 +161,9 @@ void token_log_probs_cpu(const TokenLogProbArgs& args) {
   // gemm_row_blocks() stores the sums of all rows.
   const int64_t max_rows = args.width > kGemmDepth ? 512 : 2048;
   for (int64_t row = 0; row < args.rows; row += max_rows) {
-    RowsOfLogits rows(args, row, std::min(max_rows, args.rows - row));
-    rows.compute();
-    rows.finish();
+    RowsLogProbs rows(args, row, std::min(max_rows, args.rows - row));
+    rows.reduce_blocks();
+    rows.write_results();
   }
 }
 

@@ -35,10 +35,14 @@ class TopKPlanner {
     collect();
     share_capacity();
     for_each_list([&](int64_t list) { sort(list); });
-    count_missing();
+    if (shape_.rectify) {
+      count_missing();
+    }
     place_lists();
     for_each_list([&](int64_t list) { write(list); });
-    write_rectified();
+    if (shape_.rectify) {
+      write_rectified();
+    }
     write_unused();
   }
 
@@ -86,9 +90,9 @@ class TopKPlanner {
   void for_each_request(int64_t begin, int64_t end, Each each) const {
     const int64_t choices = shape_.k + (shape_.fill ? 1 : 0);
     for (int64_t t = begin; t < end; ++t) {
-      for (int64_t c = 0; c < choices && in_.source_rank[t] < shape_.ranks; ++c) {
-        const int64_t group =
-            in_.choice[t * shape_.choices + c] * shape_.ranks + in_.source_rank[t];
+      const int64_t rank = in_.source_rank[t];
+      for (int64_t c = 0; c < choices && rank < shape_.ranks; ++c) {
+        const int64_t group = in_.choice[t * shape_.choices + c] * shape_.ranks + rank;
         const int64_t segment = !shape_.by_score ? c : c < shape_.k ? 0 : 1;
         each(t, c, group * segments_ + segment);
       }
@@ -111,8 +115,8 @@ class TopKPlanner {
   void collect() {
     std::vector<int64_t> next(static_cast<size_t>(blocks_ * lists()));  // counts, then positions
     for_each_block([&](int64_t block, int64_t begin, int64_t end) {
-      int64_t* own = next.data() + block * lists();
-      for_each_request(begin, end, [&](int64_t, int64_t, int64_t list) { ++own[list]; });
+      int64_t* count = next.data() + block * lists();
+      for_each_request(begin, end, [&](int64_t, int64_t, int64_t list) { ++count[list]; });
     });
     int64_t total = 0;
     for (int64_t list = 0; list < lists(); ++list) {
@@ -125,14 +129,14 @@ class TopKPlanner {
     start_.back() = total;
     keys_ = std::make_unique_for_overwrite<uint64_t[]>(static_cast<size_t>(total));
     for_each_block([&](int64_t block, int64_t begin, int64_t end) {
-      int64_t* own = next.data() + block * lists();
+      int64_t* position = next.data() + block * lists();
       for_each_request(begin, end, [&](int64_t t, int64_t c, int64_t list) {
-        keys_[static_cast<size_t>(own[list]++)] = request_key(t, c);
+        keys_[static_cast<size_t>(position[list]++)] = request_key(t, c);
       });
     });
   }
 
-  // Sets fits_.
+  // Sets fits_: the segments of a group use its capacity in order.
   void share_capacity() {
     for (int64_t group = 0; group < groups_; ++group) {
       int64_t free = in_.capacity[group % shape_.ranks];
@@ -144,6 +148,7 @@ class TopKPlanner {
     }
   }
 
+  // Sorts a list and counts the rows of each token.
   void sort(int64_t list) {
     uint64_t* keys = keys_.get() + start_[static_cast<size_t>(list)];
     std::sort(keys, keys + length(list));
@@ -163,14 +168,13 @@ class TopKPlanner {
     }
   }
 
+  // Counts the tokens to rectify of each block and group.
   void count_missing() {
-    missing_.resize(static_cast<size_t>(shape_.rectify ? blocks_ * groups_ : 0));
-    if (shape_.rectify) {
-      for_each_block([&](int64_t block, int64_t begin, int64_t end) {
-        int64_t* own = missing_.data() + block * groups_;
-        for_each_missing(begin, end, [&](int64_t, int64_t group) { ++own[group]; });
-      });
-    }
+    missing_.resize(static_cast<size_t>(blocks_ * groups_));
+    for_each_block([&](int64_t block, int64_t begin, int64_t end) {
+      int64_t* count = missing_.data() + block * groups_;
+      for_each_missing(begin, end, [&](int64_t, int64_t group) { ++count[group]; });
+    });
   }
 
   // Converts the counts of lists and rectified tokens to output positions.
@@ -195,6 +199,7 @@ class TopKPlanner {
     }
   }
 
+  // Writes the rows and the overflow of a list.
   void write(int64_t list) const {
     const auto at = static_cast<size_t>(list);
     const uint64_t* keys = keys_.get() + start_[at];
@@ -212,9 +217,6 @@ class TopKPlanner {
   }
 
   void write_rectified() {
-    if (!shape_.rectify) {
-      return;
-    }
     for_each_block([&](int64_t block, int64_t begin, int64_t end) {
       int64_t* next = missing_.data() + block * groups_;
       for_each_missing(begin, end, [&](int64_t t, int64_t group) {

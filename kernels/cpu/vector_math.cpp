@@ -31,8 +31,7 @@ template <typename Number>
 #pragma GCC unroll 16
     for (int64_t r = 0; r < 16; ++r) {
       const Number* column = from + r * stride + p;
-      // The hardware does not prefetch the next sixteen columns.
-      __builtin_prefetch(column + 16 * stride);
+      __builtin_prefetch(column + 16 * stride);  // the hardware does not prefetch these columns
       word[r] = sixteen_words(column, k - p);
     }
     transpose_words(word);
@@ -53,10 +52,7 @@ template <typename Number>
   }
 }
 #else
-template <typename... Arguments>
-void widen_columns(Arguments...) {
-  std::abort();
-}
+constexpr auto widen_columns = [](auto...) { std::abort(); };
 #endif
 
 }  // namespace

@@ -23,7 +23,7 @@ template <typename G, int kCount>
 __global__ void adamw_kernel(const G* gradient, float* master, float* mean, float* square,
                              __nv_bfloat16* weight,        // may be null
                              const float* gradient_scale,  // may be null
-                             int64_t count, Factors by) {
+                             int64_t count, Factors factors) {
   const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kCount;
   if (i >= count) {
     return;
@@ -36,11 +36,12 @@ __global__ void adamw_kernel(const G* gradient, float* master, float* mean, floa
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
     const float g = widen(gradients.at[k]) * scale;
-    const float m = by.beta1 * means.at[k] + by.rest1 * g;
-    const float v = by.beta2 * squares.at[k] + by.rest2 * g * g;
+    const float m = factors.beta1 * means.at[k] + factors.rest1 * g;
+    const float v = factors.beta2 * squares.at[k] + factors.rest2 * g * g;
     means.at[k] = m;
     squares.at[k] = v;
-    masters.at[k] = masters.at[k] * by.decay - by.step * m / (sqrtf(v) * by.root + by.eps);
+    masters.at[k] =
+        masters.at[k] * factors.decay - factors.step * m / (sqrtf(v) * factors.root + factors.eps);
     weights.at[k] = __float2bfloat16(masters.at[k]);
   }
   store(master + i, masters);

@@ -44,16 +44,22 @@ void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, void* st
   CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 
-// Sets `bytes` bytes of device memory to `byte`, on the stream.
-inline void set_bytes(void* memory, int byte, int64_t bytes, void* stream) {
-  CUDA_CHECK(
-      cudaMemsetAsync(memory, byte, static_cast<size_t>(bytes), static_cast<cudaStream_t>(stream)));
+// Sets each byte of `count` elements in device memory to `byte`, on the stream.
+template <typename T>
+void set_bytes(T* memory, int byte, int64_t count, void* stream) {
+  CUDA_CHECK(cudaMemsetAsync(memory, byte, static_cast<size_t>(count) * sizeof(T),
+                             static_cast<cudaStream_t>(stream)));
 }
 
-// Returns the instance of a kernel with 1, 2, 4 or 8 experts per lane.
+// Returns the instance of a kernel with 1, 2, 4 or 8 experts per lane. Throws std::runtime_error
+// for more than 256 experts.
 template <typename Kernel>
 Kernel for_experts(int64_t experts, Kernel up_to_32, Kernel up_to_64, Kernel up_to_128,
                    Kernel up_to_256) {
+  if (experts > 256) {
+    throw std::runtime_error("router kernels on a GPU support at most 256 experts, got " +
+                             std::to_string(experts));
+  }
   return experts <= 32    ? up_to_32
          : experts <= 64  ? up_to_64
          : experts <= 128 ? up_to_128
@@ -90,7 +96,7 @@ __device__ inline void store(T* to, const Pack<T, kCount>& pack) {
 }
 
 // Returns true if rows of `width` elements at these pointers can be accessed in vectors of kCount
-// elements (four: 16 bytes of f32, 8 of bf16).
+// elements. Four: 16 bytes of f32, 8 of bf16.
 inline constexpr int kVector = 4;
 template <int kCount = kVector, typename... Pointers>
 bool fits_vectors(int64_t width, Pointers... pointers) {
@@ -155,10 +161,26 @@ __device__ inline int count_before(bool flag, int* part, int* total) {
   return before;
 }
 
+// Second step of a weight gradient: adds the partial sums of strips of rows in a fixed order.
+template <typename Number>
+__global__ void add_strips_kernel(const Number* strips,  // [strip_count, count]
+                                  Number* total,         // [count]
+                                  int64_t count, int strip_count) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= count) {
+    return;
+  }
+  Number sum = 0;
+  for (int strip = 0; strip < strip_count; ++strip) {
+    sum += strips[strip * count + i];
+  }
+  total[i] = sum;
+}
+
 inline constexpr int kSharedCounts = 2048;
 
-// Counters of a block, in shared memory if they fit; end() adds them to those in global memory. All
-// threads of the block must call begin() and end().
+// Counters of a block, in shared memory if they fit. end() adds them to the counters in global
+// memory. All threads of the block must call begin() and end().
 template <typename Count>
 struct BlockCounts {
   int32_t* shared;  // [kSharedCounts]

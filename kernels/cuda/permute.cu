@@ -179,10 +179,9 @@ void segment_rows_cuda(const SegmentRowsArgs& args, void* stream) {
     throw std::runtime_error("segment_rows supports at most 1024 experts");
   }
   const int64_t rows = segmented_rows(args.plan_rows, args.experts);
-  const int64_t i64 = sizeof(int64_t), i32 = sizeof(int32_t);
-  set_bytes(args.row_token, 0xff, i64 * rows, stream);                           // -1
-  set_bytes(args.row_of_token, 0xff, i32 * args.tokens * args.columns, stream);  // -1
-  set_bytes(args.ends, 0, i32 * args.experts, stream);
+  set_bytes(args.row_token, 0xff, rows, stream);                           // -1
+  set_bytes(args.row_of_token, 0xff, args.tokens * args.columns, stream);  // -1
+  set_bytes(args.ends, 0, args.experts, stream);
   launch(segment_kernel, ceil_div(args.plan_rows, kThreads), kThreads, stream, args);
 }
 

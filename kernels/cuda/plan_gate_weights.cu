@@ -3,7 +3,6 @@
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/plan_gate_weights.h"
-#include "kernels/ops/router.h"
 
 namespace moe::kernels {
 
@@ -58,7 +57,7 @@ __device__ float experts_sum(const float (&numbers)[kPerLane]) {
   return warp_sum(sum);
 }
 
-// Computes the entropy as core/route/counters.cpp does: sum_j g_j (a_max - a_j) - ln g_max.
+// Counts the tokens that have a row and sums the entropies sum_j g_j (a_max - a_j) - ln g_max.
 template <int kPerLane>
 __global__ void __launch_bounds__(kThreads) count_tokens_kernel(PlanCountsArgs args) {
   __shared__ double part[kWarps];
@@ -144,8 +143,8 @@ __device__ void normalised_weights(float (&logit)[kPerLane], const float (&count
   for_each_expert<kPerLane>(
       [&](int i, int) { logit[i] = count[i] > 0 ? expf(logit[i] - highest) * count[i] : 0.0F; });
   const float sum = experts_sum(logit);
-  const float by = sum == 0 ? 1.0F : sum;  // a token without experts
-  for_each_expert<kPerLane>([&](int i, int) { logit[i] /= by; });
+  const float divisor = sum == 0 ? 1.0F : sum;  // 0: a token without experts
+  for_each_expert<kPerLane>([&](int i, int) { logit[i] /= divisor; });
 }
 
 // Writes balance_factor() of the experts of this lane; 0 for indices >= E.
@@ -282,52 +281,43 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-void check_experts(const PlanRows& plan) {
-  if (plan.experts > kMaxRouterExperts) {
-    throw std::runtime_error("plan_gate_weights supports at most 256 experts");
-  }
-}
-
 }  // namespace
 
 void plan_counts_cuda(const PlanCountsArgs& args, void* stream) {
   const PlanRows& plan = args.plan;
-  check_experts(plan);
+  const auto count_tokens =
+      for_experts(plan.experts, count_tokens_kernel<1>, count_tokens_kernel<2>,
+                  count_tokens_kernel<4>, count_tokens_kernel<8>);
   const int64_t cells = (plan.ranks + 1) * kRowKinds, sums = plan_gate_weights_sums(plan.tokens);
-  set_bytes(args.count, 0, static_cast<int64_t>(sizeof(float)) * plan.tokens * plan.experts,
-            stream);
-  set_bytes(args.counted, 0, static_cast<int64_t>(sizeof(int64_t)) * (cells + 2), stream);
+  set_bytes(args.count, 0, plan.tokens * plan.experts, stream);
+  set_bytes(args.counted, 0, cells + 2, stream);
   launch(count_rows_kernel, ceil_div(plan.rows, kThreads), kThreads, stream, args);
-  launch(for_experts(plan.experts, count_tokens_kernel<1>, count_tokens_kernel<2>,
-                     count_tokens_kernel<4>, count_tokens_kernel<8>),
-         sums, kThreads, stream, args);
+  launch(count_tokens, sums, kThreads, stream, args);
   launch(sum_counts_kernel, 1, kThreads, stream, args, sums);
 }
 
 void plan_gate_weights_cuda(const PlanGateWeightsArgs& args, void* stream) {
   const PlanRows& plan = args.plan;
-  check_experts(plan);
+  const auto gate_weights =
+      for_experts(plan.experts, gate_weights_kernel<1>, gate_weights_kernel<2>,
+                  gate_weights_kernel<4>, gate_weights_kernel<8>);
   const int64_t sums = plan_gate_weights_sums(plan.tokens);
-  set_bytes(args.chosen, 0, static_cast<int64_t>(sizeof(int32_t)) * plan.ranks * (plan.experts + 1),
-            stream);
+  set_bytes(args.chosen, 0, plan.ranks * (plan.experts + 1), stream);
   launch(count_choices_kernel, ceil_div(plan.tokens, kThreads), kThreads, stream, args);
-  launch(for_experts(plan.experts, gate_weights_kernel<1>, gate_weights_kernel<2>,
-                     gate_weights_kernel<4>, gate_weights_kernel<8>),
-         sums, kThreads, stream, args);
+  launch(gate_weights, sums, kThreads, stream, args);
   launch(row_weights_kernel, ceil_div(plan.rows, kThreads) + 1, kThreads, stream, args, sums);
 }
 
 void plan_gate_weights_backward_cuda(const PlanGateWeightsBackwardArgs& args, void* stream) {
   const PlanRows& plan = args.plan;
-  check_experts(plan);
-  set_bytes(args.scratch, 0, static_cast<int64_t>(sizeof(float)) * plan.tokens * plan.experts,
-            stream);
+  const auto gate_weights_backward =
+      for_experts(plan.experts, gate_weights_backward_kernel<1>, gate_weights_backward_kernel<2>,
+                  gate_weights_backward_kernel<4>, gate_weights_backward_kernel<8>);
+  set_bytes(args.scratch, 0, plan.tokens * plan.experts, stream);
   if (args.grad_weights != nullptr) {
     launch(row_weights_backward_kernel, ceil_div(plan.rows, kThreads), kThreads, stream, args);
   }
-  launch(for_experts(plan.experts, gate_weights_backward_kernel<1>, gate_weights_backward_kernel<2>,
-                     gate_weights_backward_kernel<4>, gate_weights_backward_kernel<8>),
-         ceil_div(plan.tokens, kWarps), kThreads, stream, args);
+  launch(gate_weights_backward, ceil_div(plan.tokens, kWarps), kThreads, stream, args);
 }
 
 }  // namespace moe::kernels

@@ -4,7 +4,6 @@
 // bf16 y: forward 6, backward 10 and 6 for the weight; with an added bf16 tensor 12, 16 and 6.
 
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/strips.cuh"
 #include "kernels/ops/rms_norm.h"
 
 namespace moe::kernels {
@@ -179,7 +178,7 @@ void backward(const RmsNormBackwardArgs& args, void* stream) {
   launch(vectors ? strip_kernel<G, T, kWidest<G>> : strip_kernel<G, T, 1>,
          ceil_div(args.width, kLanes * (vectors ? kWidest<G> : 1)) * strip_count, kThreads, stream,
          args.grad, args.x, args.scale, args.strips, args.rows, args.width, strip_count);
-  launch(add_strips_kernel, ceil_div(args.width, kThreads), kThreads, stream, args.strips,
+  launch(add_strips_kernel<float>, ceil_div(args.width, kThreads), kThreads, stream, args.strips,
          args.grad_weight, args.width, strip_count);
 }
 

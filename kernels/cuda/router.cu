@@ -1,11 +1,10 @@
-// router.h on CUDA. Logits: a warp computes four tokens by 8 experts, or two tokens by 16 experts,
+// router.h on CUDA. Logits: a warp computes 4 tokens by 8 experts, or 2 tokens by 16 experts,
 // with lanes along the width. Gradients: a thread computes kCount columns of d x for eight tokens,
 // or of d weight for eight experts and a strip of tokens; a second kernel adds the strips in order.
 // Choices: one warp per token, with lanes along the experts. Each choice is the maximum of the
 // remaining 64-bit keys (top_k_plan.h).
 
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/strips.cuh"
 #include "kernels/ops/router.h"
 #include "kernels/ops/top_k_plan.h"
 
@@ -165,8 +164,8 @@ void run_gradients(const RouterLogitsBackwardArgs& args, void* stream) {
     launch(weight_strips_kernel<T, kCount>,
            strip_count * ceil_div(args.experts, kExpertsAtOnce) * across, kThreads, stream,
            args.grad, args.x, args.strips, args.tokens, args.width, args.experts, strip_count);
-    launch(add_strips_kernel, ceil_div(args.experts * args.width, kThreads), kThreads, stream,
-           args.strips, args.grad_weight, args.experts * args.width, strip_count);
+    launch(add_strips_kernel<float>, ceil_div(args.experts * args.width, kThreads), kThreads,
+           stream, args.strips, args.grad_weight, args.experts * args.width, strip_count);
   }
 }
 
@@ -271,16 +270,11 @@ void router_logits_backward_cuda(const RouterLogitsBackwardArgs& args, void* str
 
 void router_choices_cuda(const RouterChoicesArgs& args, void* stream) {
   const RouterShape& shape = args.shape;
-  if (shape.experts > kMaxRouterExperts) {
-    throw std::runtime_error("router_choices supports at most 256 experts");
-  }
-  set_bytes(args.requested, 0,
-            static_cast<int64_t>(sizeof(int32_t)) * shape.choices * shape.experts * shape.ranks,
-            stream);
-  constexpr int64_t kMaxBlocks = 1024;  // limits the atomics that add the counters of the blocks
-  const int64_t blocks = ceil_div(shape.tokens, kWarps);
   const auto kernel = for_experts(shape.experts, choices_kernel<1>, choices_kernel<2>,
                                   choices_kernel<4>, choices_kernel<8>);
+  set_bytes(args.requested, 0, shape.choices * shape.experts * shape.ranks, stream);
+  constexpr int64_t kMaxBlocks = 1024;  // limits the atomics that add the counters of the blocks
+  const int64_t blocks = ceil_div(shape.tokens, kWarps);
   launch(kernel, blocks < kMaxBlocks ? blocks : kMaxBlocks, kThreads, stream, args);
 }
 

@@ -175,22 +175,22 @@ __device__ int count_requests(const Problem& p, int64_t group, const Segment& se
   return block_sum(count, part);
 }
 
-// Writes the requests of count_requests() to `list`, in token order. Keys ascend with descending
-// score; values are token * C + choice.
+// Writes the requests of the segment by `tokens` to `list`, in token order. Keys ascend with
+// descending score; values are token * C + choice.
 __device__ void collect(const Problem& p, int64_t group, const Segment& segment,
                         const Range& tokens, const KeyList& list, int* part) {
-  int found = 0;
+  int start = 0;
   for (int64_t first = tokens.begin; first < tokens.end; first += kSortThreads) {
     const int64_t t = first + threadIdx.x;
     const int choice = t < tokens.end ? find_choice(p, t, group, segment) : -1;
     int total = 0;
-    const int slot = found + count_before(choice >= 0, part, &total);
+    const int slot = start + count_before(choice >= 0, part, &total);
     if (choice >= 0) {
       const float score = p.in.scores[t * p.shape.experts + group / p.shape.ranks];
       list.key[slot] = ~order_key(__float_as_uint(score));
       list.value[slot] = static_cast<uint32_t>(t * p.shape.choices + choice);
     }
-    found += total;
+    start += total;
   }
   __syncthreads();
 }
@@ -368,9 +368,8 @@ Scratch partition_scratch(int32_t* scratch, const TopKPlanShape& shape) {
   const int64_t max_requests = shape.tokens * (shape.k + 1), ranks = shape.ranks;
   const int64_t blocks = shape.experts * ranks * top_k_plan_parts(shape);
   const auto take = [&](int64_t count) {
-    int32_t* piece = scratch;
     scratch += count;
-    return piece;
+    return scratch - count;
   };
   const auto take_list = [&] { return reinterpret_cast<uint32_t*>(take(max_requests)); };
   Scratch pieces = {};
@@ -398,7 +397,7 @@ void top_k_plan_cuda(const TopKPlanArgs& args, void* stream) {
   const Problem problem{shape, args.in, partition_scratch(args.scratch, shape), parts};
   const Scratch& scratch = problem.scratch;
   const int64_t zeros = scratch.list_start - scratch.served;
-  set_bytes(scratch.served, 0, static_cast<int64_t>(sizeof(int32_t)) * zeros, stream);
+  set_bytes(scratch.served, 0, zeros, stream);
   launch(range_kernel, per_token, kThreads, stream, problem);
   launch(order_kernel, groups * parts, kSortThreads, stream, problem);
   if (parts > 1) {

@@ -1,9 +1,10 @@
-// Threads compute pairs of a sequence, or a prefix with the sequences that continue it, and a
-// group.
+// A thread computes one group of heads of one sequence, or of a prefix and the sequences that
+// continue it.
 
 #include "kernels/ops/causal_attention.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ceil_div.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
@@ -61,23 +62,19 @@ void attention_forward(const Tensor& qkv, const Rotation& rotation, const Attent
   });
 }
 
-struct SavedAttention {
-  Tensor qkv, out, log_sum;
-  Rotation rotation;
-};
-
+// saved: qkv, cosine, sine, out, log_sum.
 template <typename T>
-void attention_backward(const SavedAttention& saved, const AttentionHeads& heads,
+void attention_backward(const variable_list& saved, const AttentionHeads& heads,
                         const std::vector<int64_t>& lengths, const Tensor& grad_out,
                         const Tensor& grad_qkv) {
   const auto first = first_tokens(lengths);
   for_each_pair(lengths.size(), heads.kv_heads, [&](size_t i, int64_t group) {
-    const int64_t from = first[i] * heads.heads * heads.width;
-    AttentionCpu<T>::backward(input_at<T>(saved.qkv, saved.rotation, heads, first[i], lengths[i]),
-                              group, data_ptr_as<const T>(saved.out) + from,
-                              data_ptr_as<const float>(saved.log_sum) + first[i] * heads.heads,
-                              data_ptr_as<const T>(grad_out) + from,
-                              data_ptr_as<T>(grad_qkv) + first[i] * heads.row());
+    const int64_t output = first[i] * heads.heads * heads.width;
+    AttentionCpu<T>::backward(
+        input_at<T>(saved[0], {saved[1], saved[2]}, heads, first[i], lengths[i]), group,
+        data_ptr_as<const T>(saved[3]) + output,
+        data_ptr_as<const float>(saved[4]) + first[i] * heads.heads,
+        data_ptr_as<const T>(grad_out) + output, data_ptr_as<T>(grad_qkv) + first[i] * heads.row());
   });
 }
 
@@ -89,17 +86,17 @@ struct PrefixTree {
 
 std::vector<PrefixTree> prefix_trees(const std::vector<int64_t>& prefix_index) {
   std::vector<PrefixTree> trees;
-  std::vector<size_t> tree_of(prefix_index.size());
+  std::vector<size_t> tree_index(prefix_index.size());  // of each prefix
   for (size_t sequence = 0; sequence < prefix_index.size(); ++sequence) {
     const int64_t prefix = prefix_index[sequence];
     TORCH_CHECK(prefix < static_cast<int64_t>(sequence) &&
                     (prefix < 0 || prefix_index[static_cast<size_t>(prefix)] < 0),
                 "sequence ", sequence, " continues ", prefix);
-    tree_of[sequence] = prefix < 0 ? trees.size() : tree_of[static_cast<size_t>(prefix)];
     if (prefix < 0) {
+      tree_index[sequence] = trees.size();
       trees.push_back({sequence, {}});
     } else {
-      trees[tree_of[sequence]].branches.push_back(sequence);
+      trees[tree_index[static_cast<size_t>(prefix)]].branches.push_back(sequence);
     }
   }
   return trees;
@@ -163,11 +160,12 @@ void check_attention(const Tensor& qkv, const AttentionHeads& heads,
                   heads.width % 2 == 0,
               "qkv is ", qkv.sizes(), ", lengths sum to ", tokens);
   TORCH_CHECK(rotation.cosine.size(0) >= rows && rotation.cosine.size(1) == heads.width,
-              "rotation is ", rotation.cosine.sizes(), ", rows needed ", rows);
+              "rotation has ", rotation.cosine.sizes(), ", needs ", rows, " rows");
 }
 
 void check_no_gradient(const Tensor& qkv) {
-  TORCH_CHECK(!(at::GradMode::is_enabled() && qkv.requires_grad()), "attention without gradient");
+  TORCH_CHECK(!(at::GradMode::is_enabled() && qkv.requires_grad()),
+              "this attention is not differentiable");
 }
 
 Rotation contiguous_tables(const Rotation& rotation) {
@@ -206,18 +204,15 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const auto tensors = context->get_saved_variables();
+    const auto saved = context->get_saved_variables();
     const auto numbers = context->saved_data["heads"].toIntVector();
     const auto lengths = context->saved_data["lengths"].toIntVector();
     const AttentionHeads heads{numbers[0], numbers[1], numbers[2]};
-    const SavedAttention saved{tensors[0], tensors[3], tensors[4], {tensors[1], tensors[2]}};
-    const Tensor grad_qkv = at::empty(saved.qkv.sizes(), saved.qkv.options());
+    const Tensor grad_qkv = at::empty(saved[0].sizes(), saved[0].options());
     const auto kernel =
-        is_bf16(saved.qkv) ? attention_backward<uint16_t> : attention_backward<float>;
+        is_bf16(saved[0]) ? attention_backward<uint16_t> : attention_backward<float>;
     kernel(saved, heads, lengths, gradients[0].contiguous(), grad_qkv);
-    variable_list result(5);
-    result[0] = grad_qkv;
-    return result;
+    return {grad_qkv, Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -262,12 +257,11 @@ Tensor shared_prefix_attention(const Tensor& qkv_in, const AttentionHeads& heads
 }
 
 int64_t kv_numel(const AttentionHeads& heads, int64_t capacity) {
-  const int64_t blocks = (capacity + kKeyBlock - 1) / kKeyBlock;
-  return 2 * heads.kv_heads * blocks * kKeyBlock * heads.width;
+  return 2 * heads.kv_heads * at::ceil_div(capacity, kKeyBlock) * kKeyBlock * heads.width;
 }
 
 KvBlock view_kv_block(const Tensor& memory, const AttentionHeads& heads, int64_t capacity) {
-  const int64_t blocks = (capacity + kKeyBlock - 1) / kKeyBlock, half = memory.numel() / 2;
+  const int64_t blocks = at::ceil_div(capacity, kKeyBlock), half = memory.numel() / 2;
   return {memory.narrow(0, 0, half).view({heads.kv_heads, blocks, heads.width, kKeyBlock}),
           memory.narrow(0, half, half).view({heads.kv_heads, blocks * kKeyBlock, heads.width})};
 }

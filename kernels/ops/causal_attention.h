@@ -76,8 +76,7 @@ int64_t kv_numel(const AttentionHeads& heads, int64_t capacity);
 // sequences can use huge pages, which nearly halves the time of a generation step.
 KvBlock view_kv_block(const at::Tensor& memory, const AttentionHeads& heads, int64_t capacity);
 
-// Returns a copy of `block` for at least `capacity` positions. REQUIRES: `capacity` is
-// not less than the capacity of `block`.
+// Returns a copy of `block` for at least `capacity` positions, which is not less than its own.
 KvBlock grow_kv_block(const KvBlock& block, const AttentionHeads& heads, int64_t capacity);
 
 // Key/value cache of one sequence of a batch. Positions are ordered: prefix, cached, new tokens.

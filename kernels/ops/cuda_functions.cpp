@@ -25,10 +25,10 @@ namespace {
 
 struct CudaLibrary {
   const CudaFunctions* functions = nullptr;
-  std::string missing;  // why there are none, as the end of a sentence
+  std::string reason;  // why there are none, as the end of a sentence
 };
 
-CudaLibrary unavailable(std::string missing) { return {nullptr, std::move(missing)}; }
+CudaLibrary unavailable(std::string reason) { return {nullptr, std::move(reason)}; }
 
 CudaLibrary open_library() {
   const std::string library =
@@ -43,13 +43,11 @@ CudaLibrary open_library() {
   void* handle = ::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (handle == nullptr) {
     const std::string error = ::dlerror();
-    const bool is_not_installed = error.find("cannot open shared object file") != std::string::npos;
-    return unavailable(fmt::format(
-        fmt::runtime(is_not_installed
-                         ? "{} requires a library that is not installed ({}); install "
-                           "LibTorch with CUDA"
-                         : "{} does not match the installed LibTorch ({}); rebuild moe"),
-        library, error));
+    const bool is_installed = error.find("cannot open shared object file") == std::string::npos;
+    return unavailable(library + (is_installed ? " does not match the installed LibTorch (" +
+                                                     error + "); rebuild moe"
+                                               : " requires a library that is not installed (" +
+                                                     error + "); install LibTorch with CUDA"));
   }
   const auto version = reinterpret_cast<const char* (*)()>(::dlsym(handle, "moe_cuda_version"));
   const auto functions =
@@ -77,7 +75,7 @@ const CudaLibrary& cuda_library() {
 
 const CudaFunctions& cuda_functions() {
   if (cuda_library().functions == nullptr) {
-    throw std::logic_error("CUDA functions: " + cuda_library().missing);
+    throw std::logic_error("CUDA functions: " + cuda_library().reason);
   }
   return *cuda_library().functions;
 }
@@ -87,7 +85,7 @@ int64_t gpu_count() {
 }
 
 std::string why_no_gpu() {
-  return cuda_library().functions == nullptr ? cuda_library().missing
+  return cuda_library().functions == nullptr ? cuda_library().reason
                                              : "the driver shows no GPU; run nvidia-smi";
 }
 

@@ -1,6 +1,6 @@
-// One autograd node per product or per group of products. The products of all experts write into
-// one uninitialised gradient tensor. Initialisation with zeros, or stacking one tensor per expert,
-// took 40 % of the time.
+// One autograd node per product or group of products. The products of all experts write into one
+// uninitialised gradient tensor: initialisation with zeros, or stacking one tensor per expert, took
+// 40 % of the time.
 
 #include "kernels/ops/linear.h"
 
@@ -35,19 +35,18 @@ Tensor matmul(const Tensor& left, const Tensor& right, at::ScalarType type, at::
   return result;
 }
 
-// matmul_out of other devices, by LibTorch, which sums products of bf16 in f32.
+// matmul_out on other devices, by LibTorch, which sums products of bf16 in f32.
 void matmul_out_default(const Tensor& result, const Tensor& left, at::TensorList right,
                         at::ScalarType type, bool /*is_mapped*/, bool accumulate) {
   TORCH_CHECK(right.size() == 1, "a weight in several tensors requires a CPU");
   Tensor out = result;
   const Tensor a = left.to(type), b = right[0].to(type);
-  if (a.scalar_type() == out.scalar_type()) {
+  if (type == out.scalar_type()) {
     accumulate ? out.addmm_(a, b) : at::mm_out(out, a, b);
   } else if (out.scalar_type() == at::kFloat) {
     accumulate ? at::addmm_out(out, out, a, b, at::kFloat) : at::mm_out(out, a, b, at::kFloat);
   } else {
-    const Tensor product = at::mm(a, b);
-    accumulate ? out.add_(product) : out.copy_(product);
+    accumulate ? out.add_(at::mm(a, b)) : out.copy_(at::mm(a, b));
   }
 }
 
@@ -98,18 +97,18 @@ Tensor biased_linear_default(const Tensor& x, const Tensor& weight, const Tensor
   return at::addmm(bias.to(type), x.to(type), weight.to(type).t()).to(out);
 }
 
-// `by` is weight_operand(weight).
-Tensor linear_forward(const Tensor& x, const Tensor& weight, const Tensor& by,
+// weight_as_operand: weight_operand(weight).
+Tensor linear_forward(const Tensor& x, const Tensor& weight, const Tensor& weight_as_operand,
                       const std::optional<Tensor>& bias, const LinearTypes& types) {
   const auto in_f32 = disable_tf32(!types.allow_tf32);
   if (bias) {
-    return call<"moe::biased_linear", decltype(biased_linear_cpu)>(x, by, *bias, types.operands,
-                                                                   types.out);
+    return call<"moe::biased_linear", decltype(biased_linear_cpu)>(x, weight_as_operand, *bias,
+                                                                   types.operands, types.out);
   }
   if (use_router_logits(x, weight, types.operands)) {
-    return call<"moe::router_logits", decltype(router_logits_on<router_logits_cuda>)>(x, weight);
+    return call<"moe::router_logits", Tensor(const Tensor&, const Tensor&)>(x, weight);
   }
-  return matmul(x, by.t(), types.operands, types.out);
+  return matmul(x, weight_as_operand.t(), types.operands, types.out);
 }
 
 struct Linear : torch::autograd::Function<Linear> {
@@ -119,9 +118,9 @@ struct Linear : torch::autograd::Function<Linear> {
     context->saved_data["operands"] = static_cast<int64_t>(types.operands);
     context->saved_data["allow_tf32"] = types.allow_tf32;
     context->saved_data["has_bias"] = bias.has_value();
-    const Tensor by = weight_operand(weight, types.operands);
-    context->save_for_backward({x, weight, by});
-    return linear_forward(x, weight, by, bias, types);
+    const Tensor weight_as_operand = weight_operand(weight, types.operands);
+    context->save_for_backward({x, weight, weight_as_operand});
+    return linear_forward(x, weight, weight_as_operand, bias, types);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -135,7 +134,7 @@ struct Linear : torch::autograd::Function<Linear> {
     if (!has_bias && use_router_logits(x, weight, type)) {
       std::tie(result[0], result[1]) =
           call<"moe::router_logits_backward",
-               decltype(router_logits_backward_on<router_logits_backward_cuda>)>(
+               std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, bool, bool)>(
               grad, x, weight, context->needs_input_grad(0), context->needs_input_grad(1));
       return result;
     }
@@ -168,32 +167,22 @@ Tensor apply(const Tensor& x, const Tensor& weight, const std::optional<Tensor>&
   return Linear::apply(x, weight, bias, types);
 }
 
-// Calls each(expert, first row, number of rows) for each expert that has rows.
-template <typename Each>
-void for_each_expert(const std::vector<int64_t>& rows_per_expert, Each each) {
-  int64_t first = 0;
-  for (size_t expert = 0; expert < rows_per_expert.size(); ++expert) {
-    const int64_t count = rows_per_expert[expert];
-    if (count > 0) {
-      each(static_cast<int64_t>(expert), first, count);
-    }
-    first += count;
-  }
-}
-
 // Returns [total, outer]. Calls product(expert, rows of `in`, rows of the result) for each expert
 // that has rows. The rows after those of the last expert are 0.
 template <typename Product>
 Tensor product_per_expert(const Tensor& in, int64_t outer, int64_t total,
                           const std::vector<int64_t>& rows_per_expert, Product product) {
   Tensor out = at::empty({total, outer}, in.options());
-  int64_t used = 0;
-  for_each_expert(rows_per_expert, [&](int64_t expert, int64_t first, int64_t count) {
-    used = first + count;
-    Tensor target = out.narrow(0, first, count);
-    product(expert, in.narrow(0, first, count), target);
-  });
-  out.narrow(0, used, total - used).zero_();
+  int64_t expert = 0, first = 0;
+  for (const int64_t count : rows_per_expert) {
+    if (count > 0) {
+      Tensor target = out.narrow(0, first, count);
+      product(expert, in.narrow(0, first, count), target);
+    }
+    ++expert;
+    first += count;
+  }
+  out.narrow(0, first, total - first).zero_();
   return out;
 }
 
@@ -201,10 +190,10 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
   static Tensor forward(AutogradContext* context, const Tensor& rows, const Tensor& weight,
                         const Segments& segments) {
     RECORD_USER_SCOPE("experts");
-    const Tensor by = weight_for_products(weight, rows.scalar_type());
-    context->save_for_backward({rows, weight, by, segments.ends});
+    const Tensor weight_as_operand = weight_for_products(weight, rows.scalar_type());
+    context->save_for_backward({rows, weight, weight_as_operand, segments.ends});
     context->saved_data["rows_per_expert"] = segments.rows_per_expert;
-    return segments.product(rows, by, /*transposed=*/true, rows.size(0));
+    return segments.product(rows, weight_as_operand, /*transposed=*/true, rows.size(0));
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -290,8 +279,8 @@ void weight_matmul_out(Tensor& out, const Tensor& left, const RowBlocks& rows, a
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  const auto optional_bias = bias.defined() ? std::optional(bias) : std::nullopt;
-  return apply(x, weight, optional_bias, {x.scalar_type(), x.scalar_type()});
+  return apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt,
+               {x.scalar_type(), x.scalar_type()});
 }
 
 Tensor linear(const Tensor& x, const Weight& weight, const Tensor& bias) {
@@ -302,7 +291,8 @@ Tensor linear(const Tensor& x, const Weight& weight, const Tensor& bias) {
   const auto type = x.scalar_type();
   TORCH_CHECK(!(at::GradMode::is_enabled() && x.requires_grad()) && weight.count() == 1 &&
                   x.dim() == 2 && weight.inner() == x.size(1),
-              "x ", x.sizes(), ", weight [", weight.outer(), ", ", weight.inner(), "] apart");
+              "x ", x.sizes(), ", weight [", weight.outer(), ", ", weight.inner(),
+              "] in several tensors");
   Tensor y = at::empty({x.size(0), weight.outer()},
                        x.options().dtype(bias.defined() ? accumulate_dtype(x) : type));
   weight_matmul_out(y, x, weight.matrix(0), type);
@@ -316,13 +306,12 @@ void add_linear(Tensor& sum, const Tensor& x, const Weight& weight) {
                   sum.size(0) == x.size(0) && sum.size(1) == weight.outer(),
               "sum ", sum.sizes(), ", x ", x.sizes(), ", weight [", weight.outer(), ", ",
               weight.inner(), "]");
-  if (x.size(0) <= kMaxSkinnyRows) {
-    Tensor y = at::empty_like(sum);
-    weight_matmul_out(y, x, weight.matrix(0), x.scalar_type());
+  const bool is_skinny = x.size(0) <= kMaxSkinnyRows;  // skinny_gemm() does not accumulate
+  Tensor y = is_skinny ? at::empty_like(sum) : sum;
+  weight_matmul_out(y, x, weight.matrix(0), x.scalar_type(), /*accumulate=*/!is_skinny);
+  if (is_skinny) {
     sum.add_(y);
-    return;
   }
-  weight_matmul_out(sum, x, weight.matrix(0), x.scalar_type(), /*accumulate=*/true);
 }
 
 Tensor linear_to_f32(const Tensor& x, const Tensor& weight) {
@@ -393,22 +382,23 @@ Tensor Segments::weight_gradient(const Tensor& left, const Tensor& right,
   }
   const auto counts = ends.defined() ? read_rows_per_expert(ends) : rows_per_expert;
   const bool is_new = !sum.defined();
-  Tensor gradient = is_new ? at::empty(weights.sizes(), weights.options()) : sum;
-  for (size_t expert = 0; expert < counts.size(); ++expert) {
-    if (is_new && counts[expert] == 0) {
-      gradient[static_cast<int64_t>(expert)].zero_();
+  const Tensor gradient = is_new ? at::empty(weights.sizes(), weights.options()) : sum;
+  int64_t expert = 0, first = 0;
+  for (const int64_t count : counts) {
+    Tensor target = gradient[expert++];
+    if (count > 0) {
+      matmul_out(target, left.narrow(0, first, count).t(), right.narrow(0, first, count), type,
+                 /*accumulate=*/!is_new);
+    } else if (is_new) {
+      target.zero_();
     }
+    first += count;
   }
-  for_each_expert(counts, [&](int64_t expert, int64_t first, int64_t count) {
-    Tensor target = gradient[expert];
-    const Tensor rows = left.narrow(0, first, count).t();
-    matmul_out(target, rows, right.narrow(0, first, count), type, !is_new);
-  });
   return is_new ? gradient : Tensor();
 }
 
 bool use_per_expert_gradients(const Tensor& weights) {
-  constexpr int64_t kLargeExpert = 1 << 21;  // elements; widening takes 6 us, about one launch
+  constexpr int64_t kLargeExpert = 1 << 21;  // elements, widened in 6 us, about one launch
   return weights.scalar_type() == at::kFloat && weights.size(1) * weights.size(2) >= kLargeExpert;
 }
 
@@ -435,10 +425,8 @@ int64_t Weight::count() const {
 }
 
 RowBlocks Weight::matrix(int64_t index) const {
-  if (!is_one_tensor()) {
-    return matrices->at(static_cast<size_t>(index));
-  }
-  return {tensor.dim() == 3 ? tensor[index] : tensor};
+  return is_one_tensor() ? RowBlocks{tensor.dim() == 3 ? tensor[index] : tensor}
+                         : matrices->at(static_cast<size_t>(index));
 }
 
 int64_t Weight::outer() const {

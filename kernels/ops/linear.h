@@ -72,8 +72,8 @@ at::Tensor weight_operand(const at::Tensor& weight, at::ScalarType type);
 void matmul_out(at::Tensor& out, const at::Tensor& left, const at::Tensor& right,
                 at::ScalarType type, bool accumulate = false);
 
-// matmul_out() by rows^T for a matrix [N, K] in blocks, which are not concatenated. The sums do not
-// depend on the block sizes, except in products that LibTorch computes (use_own_gemm() in
+// matmul_out() with right = rows^T, for a matrix [N, K] in blocks, which are not concatenated. The
+// sums do not depend on the block sizes, except in products by LibTorch (use_own_gemm() in
 // kernels/cpu/gemm.h).
 void weight_matmul_out(at::Tensor& out, const at::Tensor& left, const RowBlocks& rows,
                        at::ScalarType type, bool accumulate = false);
@@ -95,7 +95,7 @@ struct Segments {
   std::vector<int64_t> rows_per_expert;
   at::Tensor ends;  // if defined, rows_per_expert is not used
 
-  int64_t experts() const;    // their number
+  int64_t experts() const;    // number of experts
   int64_t used_rows() const;  // 0 if it is not known on the host
 
   // Returns [total, N] in the dtype of `in`: in * weights[e]^T (transposed) or in * weights[e] for

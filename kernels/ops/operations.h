@@ -1,9 +1,9 @@
 #pragma once
-// Operations moe::* of PyTorch's dispatcher (schemas in operations.cpp) as functions of tensors for
-// one device. Each function checks its tensors, allocates the results and runs its template
-// parameter, a kernel on plain memory. libmoe_ops.so registers them with the kernels of
-// kernels/cpu, libmoe_cuda.so with those of kernels/cuda. C++ callers use the headers of the
-// operations (permute.h, ...) or call(). f64 (gradient checks) is computed by LibTorch.
+// Operations moe::* of PyTorch's dispatcher (schemas in operations.cpp) as functions of tensors.
+// Each function checks its tensors, allocates the results and runs its template parameter, a kernel
+// on plain memory. libmoe_ops.so registers the kernels of kernels/cpu, libmoe_cuda.so those of
+// kernels/cuda. C++ callers use the headers of the operations (permute.h, ...) or call(). f64
+// (gradient checks) is computed by LibTorch.
 
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -60,11 +60,11 @@ bool has_kernel(c10::Device device) {
   return handle.hasKernelForDispatchKey(at::TensorOptions(device).computeDispatchKey());
 }
 
-// True for a CUDA kernel, which takes a stream after its arguments.
+// True if kKernel takes a stream after its arguments, as CUDA kernels do.
 template <auto kKernel, typename Args>
 inline constexpr bool kIsCuda = std::is_invocable_v<decltype(kKernel), const Args&, void*>;
 
-// Runs a kernel, for CUDA on LibTorch's current stream of the device of `on`.
+// Runs a kernel; a CUDA kernel on LibTorch's current stream of the device of `on`.
 template <auto kKernel, typename Args>
 void run(const Tensor& on, const Args& args) {
   if constexpr (kIsCuda<kKernel, Args>) {
@@ -92,22 +92,18 @@ T saved_value(AutogradContext* context) {
 
 inline bool has_tensor(const OptionalTensor& tensor) { return tensor && tensor->defined(); }
 
-// Data of a contiguous tensor, which converts to the pointer type of a kernel's argument; null if
-// the tensor is undefined. Owns the tensor until the kernel has run or is enqueued.
+// Data of a contiguous tensor, convertible to the pointer type of a kernel's argument; null if the
+// tensor is undefined. Keeps the tensor alive until the kernel has run or is enqueued.
 class TensorData {
  public:
   explicit TensorData(Tensor tensor) : tensor_(std::move(tensor)) {}
 
   template <typename Element>
   operator Element*() const {  // NOLINT: implicit conversion
-    using Number = std::remove_const_t<Element>;
-    if (!tensor_.defined()) {
-      return nullptr;
-    }
-    if constexpr (std::is_void_v<Number>) {
-      return tensor_.data_ptr();
+    if constexpr (std::is_void_v<Element>) {
+      return tensor_.defined() ? tensor_.data_ptr() : nullptr;
     } else {
-      return tensor_.data_ptr<Number>();
+      return tensor_.defined() ? tensor_.data_ptr<std::remove_const_t<Element>>() : nullptr;
     }
   }
 
@@ -326,34 +322,9 @@ void stochastic_round_on(const Tensor& in, const Tensor& out, int64_t key, int64
                                        in.numel(), static_cast<uint64_t>(key), first});
 }
 
-template <auto kKernel>
-void adamw_on(const Tensor& gradient, const Tensor& master, const Tensor& mean,
-              const Tensor& square, const OptionalTensor& weight,
-              const OptionalTensor& gradient_scale, double lr, double beta1, double beta2,
-              double eps, double weight_decay, int64_t t) {
-  const bool is_bf16 = gradient.scalar_type() == at::kBFloat16;
-  const auto is_like = [&](const Tensor& tensor, at::ScalarType type) {
-    return tensor.scalar_type() == type && tensor.is_contiguous() &&
-           tensor.sizes() == gradient.sizes() && tensor.device() == gradient.device();
-  };
-  TORCH_CHECK((is_bf16 || gradient.scalar_type() == at::kFloat) && gradient.is_contiguous() &&
-                  is_like(master, at::kFloat) && is_like(mean, at::kFloat) &&
-                  is_like(square, at::kFloat) &&
-                  (!has_tensor(weight) || is_like(*weight, at::kBFloat16)) && t >= 1,
-              "gradient ", gradient.toString(), gradient.sizes(), ", master ", master.toString(),
-              master.sizes(), ", update ", t);
-  TORCH_CHECK(!has_tensor(gradient_scale) ||
-              (gradient_scale->numel() == 1 && gradient_scale->scalar_type() == at::kFloat &&
-               gradient_scale->device() == gradient.device()));
-  kKernel(AdamWArgs{input(gradient), is_bf16, output(master), output(mean), output(square),
-                    output(weight.value_or(Tensor())), input(gradient_scale), gradient.numel()},
-          AdamWSettings{lr, beta1, beta2, eps, weight_decay, t},
-          current_stream_cuda(gradient.device()));
-}
-
 // -------------------------------------------------------------------- rms_norm.h
 
-// Returns true if a kernel supports x; other dtypes are computed by LibTorch's operations.
+// Returns true if a kernel supports the dtypes; others are computed by LibTorch's operations.
 template <bool kOnCuda>
 bool has_rms_norm_kernel(const Tensor& x, const Tensor& weight) {
   return weight.device() == x.device() && weight.scalar_type() == at::kFloat &&
@@ -368,9 +339,9 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_on(const Tensor& x, const Tensor& we
                                                const OptionalTensor& added) {
   constexpr bool kOnCuda = kIsCuda<kKernel, RmsNormForwardArgs>;
   const auto type = to_bf16 ? at::kBFloat16 : x.scalar_type();
-  const bool fuses = kOnCuda && has_tensor(added) && x.scalar_type() == at::kFloat &&
-                     has_rms_norm_kernel<kOnCuda>(x, weight) && added->scalar_type() == type;
-  const Tensor in = has_tensor(added) && !fuses ? x + *added : x.contiguous();
+  const bool is_fused = kOnCuda && has_tensor(added) && x.scalar_type() == at::kFloat &&
+                        has_rms_norm_kernel<kOnCuda>(x, weight) && added->scalar_type() == type;
+  const Tensor in = has_tensor(added) && !is_fused ? x + *added : x.contiguous();
   if (!has_rms_norm_kernel<kOnCuda>(in, weight)) {
     const Tensor scale = at::rsqrt(in.pow(2).mean(-1, true).add_(epsilon));
     const Tensor y = (in * scale).mul_(weight);
@@ -379,12 +350,11 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_on(const Tensor& x, const Tensor& we
   const bool is_f32 = in.scalar_type() == at::kFloat;
   const Tensor y = at::empty_like(in, to_bf16 ? type : in.scalar_type());
   const Tensor scale = at::empty({x.size(0), 1}, weight.options());
-  const Tensor sum = fuses ? at::empty_like(in) : has_tensor(added) ? in : Tensor();
-  run<kKernel>(
-      x, RmsNormForwardArgs{input(in), input(weight), output(y), output(scale), x.size(0),
-                            x.size(1), epsilon, !is_f32, is_f32 && to_bf16,
-                            input(fuses ? added : std::nullopt), output(fuses ? sum : Tensor())});
-  return {y, scale, sum};
+  const Tensor sum = is_fused ? at::empty_like(in) : Tensor();
+  run<kKernel>(x, RmsNormForwardArgs{input(in), input(weight), output(y), output(scale), x.size(0),
+                                     x.size(1), epsilon, !is_f32, is_f32 && to_bf16,
+                                     input(is_fused ? added : std::nullopt), output(sum)});
+  return {y, scale, has_tensor(added) && !is_fused ? in : sum};
 }
 
 // Returns the gradients of x and weight. grad_sum [T, D], if given, is a gradient of x from another
@@ -398,18 +368,18 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_backward_on(const Tensor& grad, cons
   const bool is_f32 = x.scalar_type() == at::kFloat;
   const bool reads_bf16 = kOnCuda && is_f32 && grad.scalar_type() == at::kBFloat16;
   const Tensor upstream = (reads_bf16 ? grad : grad.to(x.scalar_type())).contiguous();
-  const bool fuses = kOnCuda && is_f32 && has_tensor(grad_sum);
+  const bool is_fused = kOnCuda && is_f32 && has_tensor(grad_sum);
   Tensor grad_x, grad_weight, grad_added;
   if (has_rms_norm_kernel<kOnCuda>(x, weight)) {
     const Tensor strips =
         at::empty({kOnCuda ? rms_norm_strips(x.size(0)) : 0, x.size(1)}, weight.options());
     grad_x = at::empty(x.sizes(), x.options());
     grad_weight = at::empty(weight.sizes(), weight.options());
-    grad_added = fuses && reads_bf16 ? at::empty_like(upstream) : Tensor();
+    grad_added = is_fused && reads_bf16 ? at::empty_like(upstream) : Tensor();
     run<kKernel>(x, RmsNormBackwardArgs{
                         input(upstream), input(x), input(weight), input(scale), output(grad_x),
                         output(grad_weight), x.size(0), x.size(1), !is_f32, output(strips),
-                        reads_bf16, input(fuses ? grad_sum : std::nullopt), output(grad_added)});
+                        reads_bf16, input(is_fused ? grad_sum : std::nullopt), output(grad_added)});
   } else {
     const Tensor normed = x * scale;
     grad_weight = (upstream * normed).sum(0);
@@ -417,7 +387,7 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_backward_on(const Tensor& grad, cons
     const Tensor mean = (grad_x * normed).mean(-1, true);
     grad_x.sub_(normed.mul_(mean)).mul_(scale);
   }
-  if (has_tensor(grad_sum) && !fuses) {
+  if (has_tensor(grad_sum) && !is_fused) {
     grad_x.add_(*grad_sum);
   }
   return {grad_x, grad_weight, grad_added};
@@ -445,58 +415,7 @@ inline Tensor rope_by_operations(at::TensorList parts, const Tensor& cosine, con
   return has_tensor(out) ? out->copy_(y) : y;
 }
 
-template <auto kKernel>
-Tensor rope_on(at::TensorList parts, const Tensor& cosine, const Tensor& sine,
-               const Tensor& position, int64_t rotated, bool backwards, const OptionalTensor& out) {
-  const auto options = parts[0].options();
-  if (parts[0].scalar_type() == at::kDouble) {
-    return rope_by_operations(parts, cosine, sine, position, rotated, backwards, out);
-  }
-  const int64_t tokens = parts[0].size(0), half = cosine.size(1);
-  RopeParts in = {};
-  std::vector<Tensor> contiguous;
-  int64_t heads = 0;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    contiguous.push_back(parts[i].contiguous());
-    in.x[i] = contiguous[i].const_data_ptr();
-    in.heads[i] = parts[i].size(1) / (2 * half);
-    heads += in.heads[i];
-  }
-  const Tensor y = has_tensor(out) ? *out : at::empty({tokens, heads * 2 * half}, options);
-  const RopeShape shape{tokens, heads, rotated, half, backwards};
-  run<kKernel>(y, RopeArgs{in, input(cosine), input(sine), input(position), output(y), shape,
-                           y.scalar_type() == at::kBFloat16});
-  return y;
-}
-
 // -------------------------------------------------------- router.h, top_k_plan.h
-
-template <auto kKernel>
-Tensor router_logits_on(const Tensor& x, const Tensor& weight) {
-  Tensor logits = at::empty({x.size(0), weight.size(0)}, weight.options());
-  run<kKernel>(x, RouterLogitsArgs{input(x), input(weight), output(logits), x.size(0), x.size(1),
-                                   weight.size(0), uses_bf16(x)});
-  return logits;
-}
-
-// Returns the gradients of x and weight; a gradient that is not requested is undefined.
-template <auto kKernel>
-std::tuple<Tensor, Tensor> router_logits_backward_on(const Tensor& grad, const Tensor& x,
-                                                     const Tensor& weight, bool needs_x_grad,
-                                                     bool needs_weight_grad) {
-  const auto empty_if = [](bool is_needed, at::IntArrayRef sizes, const Tensor& like) {
-    return is_needed ? at::empty(sizes, like.options()) : Tensor();
-  };
-  const Tensor grad_x = empty_if(needs_x_grad, x.sizes(), x);
-  const Tensor grad_weight = empty_if(needs_weight_grad, weight.sizes(), weight);
-  const int64_t strips = router_strips(x.size(0), weight.size(0));
-  const Tensor scratch =
-      empty_if(needs_weight_grad, {strips, weight.size(0), weight.size(1)}, weight);
-  run<kKernel>(x, RouterLogitsBackwardArgs{input(x), input(weight), input(grad), output(grad_x),
-                                           output(grad_weight), output(scratch), x.size(0),
-                                           x.size(1), weight.size(0), uses_bf16(x)});
-  return {grad_x, grad_weight};
-}
 
 // Returns scores, choice, local_choice and requested (RouterChoicesArgs). The CPU writes choice and
 // local_choice only.

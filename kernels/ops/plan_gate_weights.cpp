@@ -28,13 +28,12 @@ struct PlanGateWeights : torch::autograd::Function<PlanGateWeights> {
     for (Tensor& gradient : upstream) {
       gradient = gradient.defined() ? gradient.contiguous() : gradient;
     }
-    variable_list result(5);
-    result[0] = call<"moe::plan_gate_weights_backward",
-                     decltype(plan_gate_weights_backward_on<plan_gate_weights_backward_cpu>)>(
-        upstream[1], upstream[0], upstream[2], upstream[3], saved[0], saved[1], saved[2], saved[3],
-        plan.lists, plan.ranks, plan.k, options.normalise, options.straight_through,
-        options.lb_choices, options.ranks_in_use);
-    return result;
+    return {call<"moe::plan_gate_weights_backward",
+                 decltype(plan_gate_weights_backward_on<plan_gate_weights_backward_cpu>)>(
+                upstream[1], upstream[0], upstream[2], upstream[3], saved[0], saved[1], saved[2],
+                saved[3], plan.lists, plan.ranks, plan.k, options.normalise,
+                options.straight_through, options.lb_choices, options.ranks_in_use),
+            Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 

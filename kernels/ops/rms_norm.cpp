@@ -51,9 +51,8 @@ variable_list norm(const Tensor& x, const Tensor& weight, const OptionalTensor& 
   TORCH_CHECK(x.dim() == 2 && weight.dim() == 1 && x.size(1) == weight.size(0) &&
                   (!added || (added->sizes() == x.sizes() && added->device() == x.device())),
               "x ", x.sizes(), ", weight ", weight.sizes());
-  const bool trains = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad() ||
-                                                     (added && added->requires_grad()));
-  if (trains) {
+  if (at::GradMode::is_enabled() &&
+      (x.requires_grad() || weight.requires_grad() || (added && added->requires_grad()))) {
     return RmsNorm::apply(x, weight, added, epsilon, to_bf16);
   }
   const auto [y, scale, sum] = norm_forward(x, weight, added, epsilon, to_bf16);
@@ -62,12 +61,8 @@ variable_list norm(const Tensor& x, const Tensor& weight, const OptionalTensor& 
 
 }  // namespace
 
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon) {
-  return norm(x, weight, {}, epsilon, /*to_bf16=*/false)[0];
-}
-
-Tensor rms_norm_to_bf16(const Tensor& x, const Tensor& weight, double epsilon) {
-  return norm(x, weight, {}, epsilon, /*to_bf16=*/true)[0];
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon, bool to_bf16) {
+  return norm(x, weight, {}, epsilon, to_bf16)[0];
 }
 
 std::pair<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& added, const Tensor& weight,

@@ -12,13 +12,11 @@
 
 namespace moe::kernels {
 
-// Returns y [T, D] in the dtype of x. x [T, D], weight [D]. Differentiable in both. Autograd saves
-// x, weight and one f32 per row. On a GPU x may be bf16 with an f32 weight: computed in f32,
-// rounded once.
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon);
-
-// Returns the same numbers rounded to bf16. A GPU reads the gradient in bf16.
-at::Tensor rms_norm_to_bf16(const at::Tensor& x, const at::Tensor& weight, double epsilon);
+// Returns y [T, D] in the dtype of x, or rounded to bf16 with `to_bf16`. x [T, D], weight [D].
+// Differentiable in both. Autograd saves x, weight and one f32 per row. On a GPU x may be bf16 with
+// an f32 weight: computed in f32, rounded once. A GPU reads the gradient of a bf16 y in bf16.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon,
+                    bool to_bf16 = false);
 
 // Returns x + added, both [T, D], and the norm of that sum, in bf16 with `to_bf16`. Differentiable
 // in all three tensors. Autograd saves the sum, weight and one f32 per row. The results equal those

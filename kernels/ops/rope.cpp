@@ -28,28 +28,29 @@ struct Rope : torch::autograd::Function<Rope> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
-    variable_list result(5);
-    result[0] = rotate(gradients[0], {saved[0], saved[1], saved[2]},
-                       context->saved_data["rotated"].toInt(), /*backwards=*/true);
-    return result;
+    return {rotate(gradients[0], {saved[0], saved[1], saved[2]},
+                   context->saved_data["rotated"].toInt(), /*backwards=*/true),
+            Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
-// x has `heads` heads of width `width` per token.
+// Throws c10::Error for wrong tables or positions of x, which has `heads` heads per token.
 void check_rotation(const Tensor& x, const Angles& angles, int64_t rotated_heads, int64_t heads,
                     int64_t width) {
   const auto& [cosine, sine, position] = angles;
+  const auto is_table = [&](const Tensor& table) {
+    return table.dim() == 2 && table.size(1) * 2 == width && table.sizes() == cosine.sizes() &&
+           table.scalar_type() == at::kFloat && table.device() == x.device();
+  };
   TORCH_CHECK(width > 0 && width % 2 == 0 && rotated_heads >= 0 && rotated_heads <= heads &&
-                  cosine.dim() == 2 && cosine.size(1) * 2 == width &&
-                  cosine.sizes() == sine.sizes() && cosine.scalar_type() == at::kFloat &&
-                  sine.scalar_type() == at::kFloat && position.dim() == 1 &&
+                  is_table(cosine) && is_table(sine) && position.dim() == 1 &&
                   position.size(0) == x.size(0) && position.scalar_type() == at::kInt &&
-                  cosine.device() == x.device() && sine.device() == x.device() &&
                   position.device() == x.device(),
               "x ", x.sizes(), ", tables ", cosine.sizes(), sine.sizes(), ", positions ",
               position.sizes(), ", ", rotated_heads, " heads of ", width);
 }
 
+// check_rotation() for x [T, N * width].
 void check_packed(const Tensor& x, const Angles& angles, int64_t rotated_heads, int64_t width) {
   TORCH_CHECK(x.dim() == 2 && width > 0 && x.size(1) % width == 0, "x ", x.sizes(), ", heads of ",
               width);

@@ -9,7 +9,7 @@ namespace {
 struct Swiglu : torch::autograd::Function<Swiglu> {
   static Tensor forward(AutogradContext* context, const Tensor& hidden) {
     context->save_for_backward({hidden});
-    return swiglu_forward(hidden);
+    return swiglu_forward(hidden, {});
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     return {swiglu_backward(gradients[0], context->get_saved_variables()[0], {})};
@@ -19,8 +19,6 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
 }  // namespace
 
 Tensor swiglu(const Tensor& hidden) { return Swiglu::apply(hidden); }
-
-Tensor swiglu_forward(const Tensor& hidden) { return swiglu_forward(hidden, {}); }
 
 Tensor swiglu_forward(const Tensor& hidden, const Tensor& used) {
   return call<"moe::swiglu", decltype(swiglu_on<swiglu_forward_cpu>)>(hidden, used);

@@ -20,7 +20,6 @@ at::Tensor swiglu(const at::Tensor& hidden);
 // Segments::ends (kernels/ops/linear.h): only the first used[n - 1] rows are computed, the others
 // are undefined. Undefined: all rows.
 at::Tensor swiglu_forward(const at::Tensor& hidden, const at::Tensor& used);  // out [R, F]
-at::Tensor swiglu_forward(const at::Tensor& hidden);
 at::Tensor swiglu_backward(const at::Tensor& grad_out, const at::Tensor& hidden,
                            const at::Tensor& used);  // grad_hidden [R, 2F]
 

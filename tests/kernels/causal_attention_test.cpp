@@ -8,6 +8,7 @@
 #include "kernels/cpu/causal_attention.h"
 #include "kernels/cpu/gemm_tile.h"
 #include "tests/kernels/reference/causal_attention.h"
+#include "tests/kernels/reference/gemm.h"
 #include "tests/support/gradcheck.h"
 #include "tests/support/threads.h"
 
@@ -74,7 +75,7 @@ void check_rounded(const Tensor& found, const Tensor& exact, int64_t width) {
 // were rounded on the way does it as rarely, and then moves results by 2^-8 of one of their terms:
 // those of a query and of a key. Without the roundings on the way a third of all would be others.
 TEST_CASE("attention of bf16 products equals the formula that rounds where it does", "[kernels]") {
-  for (const TileKernel& kernel : bf16_tile_kernels()) {
+  for (const TileKernel& kernel : all_bf16_kernels()) {
     at::manual_seed(5);  // the same numbers for each kernel, whichever kernels this machine has
     for (const auto& [heads, lengths] : kCases) {
       for (const int64_t length : lengths) {

@@ -114,9 +114,9 @@ TEST_CASE("rms_norm to bf16 is the rounded one, with gradients, without and of a
       CAPTURE(rows, width);
       const Tensor x = at::randn({rows, width}), weight = at::randn({width});
       const Tensor expected = rms_norm(x, weight, 1e-5).to(at::kBFloat16);
-      CHECK(at::equal(rms_norm_to_bf16(x, weight, 1e-5), expected));
+      CHECK(at::equal(rms_norm(x, weight, 1e-5, /*to_bf16=*/true), expected));
       const Tensor trained = x.clone().requires_grad_(true);
-      CHECK(at::equal(rms_norm_to_bf16(trained, weight, 1e-5), expected));
+      CHECK(at::equal(rms_norm(trained, weight, 1e-5, /*to_bf16=*/true), expected));
       const auto [sum, y] = add_rms_norm(x, at::zeros_like(expected), weight, 1e-5, true);
       CHECK(at::equal(sum, x));
       CHECK(at::equal(y, expected));
@@ -175,7 +175,7 @@ TEST_CASE("swiglu equals the formula in double on awkward shapes, with its gradi
   at::manual_seed(1);
   const auto run = [](const Tensor& hidden, const Tensor& grad_out) {
     const Tensor given = grad_out.clone(), same_grad = swiglu_backward_(given, hidden, {});
-    return SwigluResults{swiglu_forward(hidden), swiglu_backward(grad_out, hidden, {}), given,
+    return SwigluResults{swiglu_forward(hidden, {}), swiglu_backward(grad_out, hidden, {}), given,
                          same_grad};
   };
   for (const auto& [rows, width] : std::vector<std::pair<int64_t, int64_t>>{
@@ -185,15 +185,15 @@ TEST_CASE("swiglu equals the formula in double on awkward shapes, with its gradi
     const Tensor hidden = at::randn({rows, 2 * width}).to(at::kBFloat16);
     const Tensor grad_out = at::randn({rows, width}).to(at::kBFloat16);
     const Tensor wide = hidden.to(at::kFloat), wide_grad = grad_out.to(at::kFloat);
-    CHECK(at::equal(swiglu_forward(hidden), swiglu_forward(wide).to(at::kBFloat16)));
+    CHECK(at::equal(swiglu_forward(hidden, {}), swiglu_forward(wide, {}).to(at::kBFloat16)));
     CHECK(at::equal(swiglu_backward(grad_out, hidden, {}),
                     swiglu_backward(wide_grad, wide, {}).to(at::kBFloat16)));
   }
   CHECK_THROWS(swiglu_backward_(at::ones({2, 3}).t(), at::ones({3, 4}), {}));
   Tensor bad = at::zeros({1, 32});
   bad[0][3] = std::numeric_limits<float>::quiet_NaN();
-  CHECK(swiglu_forward(bad)[0][3].isnan().item<bool>());
-  CHECK(swiglu_forward(bad.to(at::kBFloat16))[0][3].isnan().item<bool>());
+  CHECK(swiglu_forward(bad, {})[0][3].isnan().item<bool>());
+  CHECK(swiglu_forward(bad.to(at::kBFloat16), {})[0][3].isnan().item<bool>());
 }
 
 TEST_CASE("swiglu's gradient is the finite difference") {

@@ -77,8 +77,7 @@ struct Pass {
   }
 
   Tensor norm(const Tensor& x, const Tensor& weight) const {
-    return type == at::kBFloat16 ? kernels::rms_norm_to_bf16(x, weight, config.rms_norm_eps)
-                                 : kernels::rms_norm(x, weight, config.rms_norm_eps);
+    return kernels::rms_norm(x, weight, config.rms_norm_eps, /*to_bf16=*/type == at::kBFloat16);
   }
 
   const ModelConfig& config;

@@ -1,6 +1,7 @@
 #pragma once
 // Matrix products as plain loops whose sums are in double, and cases of gemm().
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -47,6 +48,30 @@ inline void gemm_reference(const GemmShape& shape, const MatrixView& a, const Ma
       c[i * c_row + j] = static_cast<float>(sum);
     }
   }
+}
+
+// Runs a tile of bf16 words as plain loops, on any CPU.
+inline void run_bf16_tile(const kernels::Tile& tile) {
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    for (int64_t j = 0; j < 4 * tile.vectors; ++j) {
+      float sum = 0;
+      for (int64_t p = 0; p < tile.k; ++p) {
+        const auto left = std::bit_cast<uint32_t>(tile.a[i * tile.a_row + p * tile.a_k]);
+        const auto right = std::bit_cast<uint32_t>(tile.b[p * tile.b_k + j]);
+        sum += std::bit_cast<float>(left << 16) * std::bit_cast<float>(right << 16);
+        sum += std::bit_cast<float>(left & 0xFFFF0000U) * std::bit_cast<float>(right & 0xFFFF0000U);
+      }
+      float& c = tile.c[i * tile.c_row + j];
+      c = tile.accumulate ? c + sum : sum;
+    }
+  }
+}
+
+// Returns the bf16 kernels of this CPU, and one that any CPU can run.
+inline std::vector<kernels::TileKernel> all_bf16_kernels() {
+  auto all = kernels::bf16_tile_kernels();
+  all.push_back({4, 2, run_bf16_tile, kernels::Word::kTwoBF16});
+  return all;
 }
 
 // Checks a kernel of bf16 products for operands in f32 and bf16, transposed or not, and C

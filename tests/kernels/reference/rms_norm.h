@@ -38,8 +38,7 @@ inline NormResults norm_by_operation(const NormInputs& in, at::ScalarType type, 
     std::tie(sum, y) =
         kernels::add_rms_norm(leaves[0], leaves[2], leaves[1], kNormEpsilon, to_bf16);
   } else {
-    y = to_bf16 ? kernels::rms_norm_to_bf16(leaves[0], leaves[1], kNormEpsilon)
-                : kernels::rms_norm(leaves[0], leaves[1], kNormEpsilon);
+    y = kernels::rms_norm(leaves[0], leaves[1], kNormEpsilon, to_bf16);
   }
   REQUIRE(y.scalar_type() == type);
   for (const auto& [out, grad] : {std::pair{y, in.grad}, {sum, in.grad_sum}}) {
