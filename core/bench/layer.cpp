@@ -21,6 +21,7 @@ namespace {
 
 using at::Tensor;
 
+// Returns a leaf of the autograd graph that shares the values.
 Tensor leaf(const Tensor& values) { return values.detach().requires_grad_(true); }
 
 class LayerBench {

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <string>
 #include <thread>
 #include <utility>
 
@@ -39,10 +38,6 @@ struct MemoryWatch {
   }};
 };
 
-model::Llama load_folder(const std::filesystem::path& folder, model::Storage storage) {
-  return model::Llama::load(io::Checkpoint(folder), {}, at::kCPU, storage);
-}
-
 // Loads the folder 1 + `repeats` times, one model at a time.
 // `weight_bytes`: of the loaded weights, or of the mapped files.
 OrderedJson time_loading(const LoadSettings& settings, model::Storage storage,
@@ -51,7 +46,7 @@ OrderedJson time_loading(const LoadSettings& settings, model::Storage storage,
   std::vector<double> seconds;
   for (int64_t i = 0; i <= settings.repeats; ++i) {
     const double start = clock_s();
-    const model::Llama model = load_folder(settings.model, storage);
+    const auto model = model::Llama::load(io::Checkpoint(settings.model), {}, at::kCPU, storage);
     seconds.push_back(clock_s() - start);
   }
   const uint64_t anonymous = watch.peak_increase();
@@ -68,7 +63,8 @@ OrderedJson time_loading(const LoadSettings& settings, model::Storage storage,
 double first_token_s(const std::filesystem::path& folder) {
   const at::NoGradGuard no_gradients;
   const double start = clock_s();
-  const model::Llama model = load_folder(folder, model::Storage::kStored);
+  const auto model =
+      model::Llama::load(io::Checkpoint(folder), {}, at::kCPU, model::Storage::kStored);
   const auto routing = model::generation_routing(model.default_routing());
   const model::Packed token{at::zeros({1}, at::kLong), {1}};
   model.head(model.forward(token, routing).hidden).argmax().item<int64_t>();

@@ -19,7 +19,7 @@ Rule request(SlotOrder order) {
     Rows rows =
         sort_by_score(input, request_rows(input, experts, at::ones_like(experts, at::kBool), 0));
     if (order == SlotOrder::kChoice && input.k > 1) {
-      rows = take(rows, std::get<1>(at::sort(rows.choice, /*stable=*/true, 0, false)));
+      rows = take(rows, at::argsort(rows.choice, /*stable=*/true));
     }
     rows = sort_by_group(input, rows);
     return with_rows(input, rows, rows.token.size(0), {});
