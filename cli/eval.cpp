@@ -98,12 +98,12 @@ class Display {
     };
     events.start = [this](const std::string& task, int64_t requests) {
       finish();
-      bar_ = std::make_unique<Progress>(task, "requests", static_cast<uint64_t>(requests), quiet_);
+      bar_ = std::make_unique<Progress>(task, "requests", requests, quiet_);
     };
-    events.cached = [this](int64_t requests) { bar_->skip(static_cast<uint64_t>(requests)); };
+    events.cached = [this](int64_t requests) { bar_->skip(requests); };
     events.progress = [this](int64_t done) {
       signals_.start_polling();
-      bar_->set(static_cast<uint64_t>(done));
+      bar_->set(done);
     };
     if (running_) {
       events.running = [this](const std::string& metric, double mean, int64_t questions) {

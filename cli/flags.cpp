@@ -51,20 +51,7 @@ uint64_t parse_bytes(const std::string& text, const char* name) {
   return static_cast<uint64_t>(value * unit->second);
 }
 
-std::string flag_text(const std::string& where, const Json& value) {
-  if (value.is_string()) {
-    return value.get<std::string>();
-  }
-  if (value.is_number()) {
-    return value.is_number_integer() ? fmt::format("{}", value.get<int64_t>())
-                                     : fmt::format("{}", value.get<double>());
-  }
-  if (value.is_boolean()) {
-    return value.get<bool>() ? "true" : "false";
-  }
-  throw UserError("--config: {} must be text, a number, true, false or a list of these", where);
-}
-
+// Reader of recipes.
 class TomlConfig : public CLI::Config {
  public:
   explicit TomlConfig(const CLI::App& app) : app_(app) {}
@@ -73,29 +60,25 @@ class TomlConfig : public CLI::Config {
   std::string to_config(const CLI::App*, bool, bool, std::string) const override { return ""; }
 
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
-    try {
-      return read_items(input);
-    } catch (const UserError& error) {  // inserts the file name after "--config" in the message
-      const std::vector<std::string> files = app_.get_config_ptr()->results();
-      throw UserError("--config{}{}", files.empty() ? "" : " " + files.back(),
-                      std::string_view(error.what()).substr(std::string_view("--config").size()));
-    }
-  }
-
- private:
-  std::vector<CLI::ConfigItem> read_items(std::istream& input) const {
     constexpr size_t kMaxBytes = size_t{1} << 20;
+    const std::vector<std::string> files = app_.get_config_ptr()->results();
+    const std::string where = "--config" + (files.empty() ? "" : " " + files.back());
     std::string text(kMaxBytes + 1, '\0');
     input.read(text.data(), static_cast<std::streamsize>(text.size()));
     text.resize(static_cast<size_t>(input.gcount()));
     USER_ERROR_IF(text.size() > kMaxBytes,
-                  "--config: the file is larger than 1 MiB and cannot be a recipe");
-    const Json recipe = parse_toml(text, "--config");
+                  "{}: the file is larger than 1 MiB and cannot be a recipe", where);
+    const Json recipe = parse_toml(text, where);
+    const std::vector<std::string> commands = subcommand_names(app_);
     std::vector<CLI::ConfigItem> items;
     for (const auto& [name, table] : recipe.items()) {
-      const CLI::App& command = find_command(name, table);
+      USER_ERROR_IF(!table.is_object(), "{}: '{}' is outside a table; write it under [{}]", where,
+                    name, fmt::join(commands, "], ["));
+      USER_ERROR_IF(std::ranges::find(commands, name) == commands.end(),
+                    "{}: [{}] is not a command; known: {}", where, name, fmt::join(commands, ", "));
+      const CLI::App& command = *app_.get_subcommand(name);
       for (const auto& [key, value] : table.items()) {
-        const CLI::ConfigItem item = flag_item(command, key, value);
+        const CLI::ConfigItem item = flag_item(where, command, key, value);
         if (command.parsed()) {  // tables of other commands are checked but not applied
           items.push_back(item);
         }
@@ -104,27 +87,23 @@ class TomlConfig : public CLI::Config {
     return items;
   }
 
-  const CLI::App& find_command(const std::string& name, const Json& value) const {
-    const std::vector<std::string> known = subcommand_names(app_);
-    USER_ERROR_IF(!value.is_object(), "--config: '{}' is outside a table; write it under [{}]",
-                  name, fmt::join(known, "], ["));
-    USER_ERROR_IF(std::ranges::find(known, name) == known.end(),
-                  "--config: [{}] is not a command; known: {}", name, fmt::join(known, ", "));
-    return *app_.get_subcommand(name);
-  }
-
-  static CLI::ConfigItem flag_item(const CLI::App& command, const std::string& key,
-                                   const Json& value) {
+ private:
+  static CLI::ConfigItem flag_item(const std::string& where, const CLI::App& command,
+                                   const std::string& key, const Json& value) {
     USER_ERROR_IF(command.get_option_no_throw("--" + key) == nullptr,
-                  "--config: '{}' under [{}] is not a flag of that command{}", key,
+                  "{}: '{}' under [{}] is not a flag of that command{}", where, key,
                   command.get_name(),
                   replace_all(did_you_mean("--" + key, long_flags(command)), "'--", "'"));
     CLI::ConfigItem item;
     item.parents = {command.get_name()};
     item.name = key;
-    const std::string where = fmt::format("'{}' under [{}]", key, command.get_name());
     for (const auto& element : value.is_array() ? value : Json::array({value})) {
-      item.inputs.push_back(flag_text(where, element));
+      USER_ERROR_IF(element.is_structured(),
+                    "{}: '{}' under [{}] must be text, a number, true, false or a list of these",
+                    where, key, command.get_name());
+      item.inputs.push_back(element.is_string()         ? element.get<std::string>()
+                            : element.is_number_float() ? fmt::format("{}", element.get<double>())
+                                                        : element.dump());
     }
     return item;
   }

@@ -20,7 +20,8 @@
 namespace moe::cli {
 namespace {
 
-// Opens /dev/null for each of 0, 1 and 2 that is closed; for reading as standard output.
+// Opens /dev/null for each closed standard descriptor. Standard output is opened for reading, so
+// that writes to it fail.
 void reserve_standard_descriptors() {
   for (int descriptor = 0; descriptor <= 2; ++descriptor) {
     if (fcntl(descriptor, F_GETFD) == -1 && errno == EBADF) {

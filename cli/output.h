@@ -3,7 +3,6 @@
 // a terminal, progress is one line that is overwritten; elsewhere, lines at a lower rate.
 
 #include <chrono>
-#include <concepts>
 #include <cstdint>
 #include <string>
 
@@ -33,12 +32,6 @@ size_t terminal_width(int descriptor);  // in characters; 80 if unknown
 std::string format_bytes(double bytes);      // "1.5 GB"
 std::string format_count(double count);      // "1.05 M"
 std::string format_seconds(double seconds);  // "1:02:03", "0.4 s"
-inline std::string format_bytes(std::integral auto bytes) {
-  return format_bytes(static_cast<double>(bytes));
-}
-inline std::string format_count(std::integral auto count) {
-  return format_count(static_cast<double>(count));
-}
 
 // Returns "note: SENTENCE", or the sentence itself if it begins with "warning: ", as one line.
 std::string note_line(const std::string& sentence);

@@ -63,9 +63,9 @@ Drawing prepare(const route::RoutingProblem& problem, const TableStyle& style) {
   drawing.decisions = route::list_decisions(drawing.routing.input, drawing.routing.plan);
   drawing.counters = route::read_counters({drawing.routing.counters})[0];
   drawing.weights = drawing.routing.combine.cpu().contiguous();
-  for (size_t token = 0; token < drawing.decisions.accepted.size(); ++token) {
+  for (int64_t token = 0; token < std::ssize(drawing.decisions.accepted); ++token) {
     for (const int64_t expert : drawing.decisions.accepted[token]) {
-      drawing.marks[{static_cast<int64_t>(token), expert}] |= kAccepted;
+      drawing.marks[{token, expert}] |= kAccepted;
     }
   }
   for (const auto& row : drawing.decisions.fr_filled) {

@@ -157,7 +157,7 @@ model::RouterText read_router_text(const io::Checkpoint& dense, const std::files
   return text;
 }
 
-// Returns the text to initialize or scale the routers by; without sequences if they need none.
+// Returns the text that initializes or scales the routers; it has no sequences if none is needed.
 model::RouterText router_text(const UpcycleFlags& flags, const io::Checkpoint& dense,
                               const model::UpcycleSettings& settings) {
   model::RouterText text;

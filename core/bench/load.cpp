@@ -38,8 +38,8 @@ struct MemoryWatch {
   }};
 };
 
-// Loads the folder 1 + `repeats` times, one model at a time.
-// `weight_bytes`: of the loaded weights, or of the mapped files.
+// Loads the folder 1 + `repeats` times, one model at a time. `weight_bytes`: size of the loaded
+// weights, or of the mapped files.
 OrderedJson time_loading(const LoadSettings& settings, model::Storage storage,
                          uint64_t weight_bytes) {
   MemoryWatch watch;
@@ -81,7 +81,7 @@ void sync_open_files(const std::filesystem::path& folder) {
   }
 }
 
-// Clock of upcycling that stops after each gigabyte, while as many bytes are written plainly.
+// Clock of upcycling that stops after each gigabyte to time plain writes of as many bytes.
 struct InterleavedTimer {
   static constexpr uint64_t kTurnBytes = 1'000'000'000;
 
@@ -118,8 +118,8 @@ OrderedJson bench_load(const LoadSettings& settings) {
   }
   OrderedJson mapped = time_loading(settings, model::Storage::kStored, stored_bytes);
   mapped["first_token_ms"] = first_token_s(settings.model) * 1e3;
-  const auto f32_bytes = static_cast<uint64_t>(4 * model::count_parameters(config).total);
-  OrderedJson json = time_loading(settings, model::Storage::kF32, f32_bytes);
+  OrderedJson json =
+      time_loading(settings, model::Storage::kF32, 4 * model::count_parameters(config).total);
   json["mapped"] = mapped;
   return json;
 }
@@ -144,12 +144,11 @@ OrderedJson bench_upcycle(const UpcycleSettings& settings) {
     std::filesystem::remove_all(upcycled.out);
   }
   const Timing upcycle = make_timing(std::move(upcycle_s)), disk = make_timing(std::move(disk_s));
-  const auto bytes = static_cast<double>(plan.bytes);
   return {{"tensor_bytes", plan.bytes},
           {"upcycle", to_json(upcycle)},
           {"disk", to_json(disk)},
-          {"bytes_per_second", bytes / upcycle.median_s},
-          {"disk_bytes_per_second", bytes / disk.median_s},
+          {"bytes_per_second", plan.bytes / upcycle.median_s},
+          {"disk_bytes_per_second", plan.bytes / disk.median_s},
           {"disk_share", disk.median_s / upcycle.median_s},
           {"anonymous_bytes", watch.peak_increase()}};
 }

@@ -135,7 +135,7 @@ void add_rows(const int64_t* cell, bool has_token_requests, CounterValues& value
 const int64_t* read_layer(const Counters& layer, const int64_t* next, CounterValues& values) {
   values = layer.host_values;
   add_rows(next, layer.has_token_requests, values);
-  next += (static_cast<int64_t>(values.rank_ir.size()) + 1) * kRowKinds;
+  next += (std::ssize(values.rank_ir) + 1) * kRowKinds;
   values.unserved_tokens = values.tokens - *next++;
   values.dropped_tokens += values.unserved_tokens;
   values.entropy_sum = std::bit_cast<double>(*next++);
@@ -263,7 +263,7 @@ void CounterValues::add(const CounterValues& other) {
 std::vector<double> pack_counters(const CounterValues& values) {
   std::vector<double> numbers;
   for (const auto& [name, member] : kFields) {
-    numbers.push_back(static_cast<double>(values.*member));
+    numbers.push_back(values.*member);
   }
   numbers.push_back(values.entropy_sum);
   for (const auto list : kLists) {
@@ -273,14 +273,14 @@ std::vector<double> pack_counters(const CounterValues& values) {
 }
 
 CounterValues unpack_counters(const std::vector<double>& numbers, int64_t experts, int64_t ranks) {
-  const auto min = static_cast<int64_t>(std::size(kFields)) + 1 + experts + 2 * ranks;
-  const int64_t requests = static_cast<int64_t>(numbers.size()) - min;  // E with a bias, else 0
+  const int64_t min = std::ssize(kFields) + 1 + experts + 2 * ranks;
+  const int64_t requests = std::ssize(numbers) - min;  // E with a bias, else 0
   MOE_CHECK(requests == 0 || requests == experts, "{} numbers of {} experts and {} ranks",
             numbers.size(), experts, ranks);
   CounterValues values;
   auto next = numbers.begin();
   for (const auto& [name, member] : kFields) {
-    values.*member = static_cast<int64_t>(*next++);
+    values.*member = *next++;
   }
   values.entropy_sum = *next++;
   const std::array sizes = {experts, ranks, ranks, requests};  // of kLists
@@ -306,7 +306,7 @@ double CounterValues::load_max_over_mean() const {
 int64_t CounterValues::dead_experts() const { return std::ranges::count(tokens_per_expert, 0); }
 
 double CounterValues::sparsity() const {
-  return tokens == 0 ? 0 : 1 - experts_per_token() / static_cast<double>(tokens_per_expert.size());
+  return tokens == 0 ? 0 : 1 - experts_per_token() / tokens_per_expert.size();
 }
 
 CounterTotal sum_layers(const std::vector<CounterValues>& layers) {
@@ -316,7 +316,7 @@ CounterTotal sum_layers(const std::vector<CounterValues>& layers) {
     total.tokens = std::max(total.tokens, layer.tokens);
     total.worst_load = std::max(total.worst_load, layer.load_max_over_mean());
     total.dead_experts += layer.dead_experts();
-    total.sparsity += layer.sparsity() / static_cast<double>(layers.size());
+    total.sparsity += layer.sparsity() / layers.size();
   }
   return total;
 }

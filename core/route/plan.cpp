@@ -44,18 +44,15 @@ int64_t capacity_slots(std::optional<double> capacity_factor, int64_t rank_token
     return rank_tokens;
   }
   // 1e-6 guards against rounding: 2.2 * 100 / 4 is 55.00000000000001 in f64.
-  const double slots = std::ceil(
-      *capacity_factor * static_cast<double>(rank_tokens) / static_cast<double>(experts) - 1e-6);
-  return std::max<int64_t>(1, static_cast<int64_t>(slots));
+  return std::max<int64_t>(1, std::ceil(*capacity_factor * rank_tokens / experts - 1e-6));
 }
 
 RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
                       const RouterSettings& settings, const RoutingGroup& group,
                       const at::Tensor& bias) {
-  const int64_t tokens = logits.size(0);
-  const int64_t experts = logits.size(1);
-  MOE_CHECK(static_cast<int64_t>(group.source_rank.size()) == tokens,
-            "{} source ranks for {} tokens", group.source_rank.size(), tokens);
+  const int64_t tokens = logits.size(0), experts = logits.size(1);
+  MOE_CHECK(std::ssize(group.source_rank) == tokens, "{} source ranks for {} tokens",
+            group.source_rank.size(), tokens);
   MOE_CHECK(group.ranks > 0 && experts % group.ranks == 0, "{} ranks do not divide {} experts",
             group.ranks, experts);
   RouteInput input;
@@ -86,8 +83,8 @@ RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
   input.source_rank = to_device(source_rank, logits.device());
   input.compute_z_loss = group.compute_z_loss;
   if (group.sequence) {
-    MOE_CHECK(static_cast<int64_t>(group.sequence->size()) == tokens,
-              "sequences of {} tokens, not {}", group.sequence->size(), tokens);
+    MOE_CHECK(std::ssize(*group.sequence) == tokens, "sequences of {} tokens, not {}",
+              group.sequence->size(), tokens);
     for (const int64_t number : *group.sequence) {
       MOE_CHECK(number >= 0, "sequence {}", number);
       input.sequences = std::max(input.sequences, number + 1);
@@ -133,8 +130,7 @@ Plan fill_in(const RouteInput& input, const Plan& plan) {
 }
 
 Plan intra_gpu(const RouteInput& input, const Plan& plan) {
-  const int64_t tokens = input.tokens();
-  const int64_t local = input.experts() / input.ranks;
+  const int64_t tokens = input.tokens(), local = input.experts() / input.ranks;
   const at::Tensor missing = (input.k - rows_per_token(input, plan)).clamp_min(0);  // [T]
 
   // Logits of the experts of the token's own rank, [T, E / W]. Padding uses rank 0; request_rows()
@@ -166,7 +162,7 @@ std::vector<int64_t> to_host(const at::Tensor& numbers) {
 
 at::Tensor to_device(const std::vector<int64_t>& numbers, at::Device device) {
   const auto options = at::TensorOptions(at::kLong);
-  const auto count = static_cast<int64_t>(numbers.size());
+  const int64_t count = std::ssize(numbers);
   if (std::adjacent_find(numbers.begin(), numbers.end(), std::not_equal_to<>()) == numbers.end()) {
     return at::full({count}, count == 0 ? 0 : numbers.front(), options.device(device));
   }

@@ -97,9 +97,8 @@ at::Tensor sum_by_rank(const RouteInput& input, const at::Tensor& values) {
   return sum_by_index(input.source_rank, input.ranks + 1, values);
 }
 
-// Weights of the tokens in a mean over ranks of means over tokens. Each loss is a sum over tokens
-// of a constant coefficient (weight and counts of the rank or sequence) times a differentiable
-// term.
+// Weights of the tokens in a mean over ranks of means over tokens. A loss is a sum over tokens of a
+// constant (the weight, and counts of the rank or sequence) times a differentiable term.
 struct TokenWeight {
   at::Tensor weight;       // [T], 1 / (T_r * number of ranks with tokens); 0 for padding
   at::Tensor rank_tokens;  // [T], T_r of the token's rank
@@ -210,7 +209,7 @@ at::Tensor first_choices(const RouteInput& input, int64_t choices) {
 at::Tensor load_balance_loss(const at::Tensor& logits, const RouteInput& input,
                              const at::Tensor& counted) {
   const TokenWeight tokens = token_weight(input);
-  const at::Tensor coefficient = static_cast<double>(input.experts()) *
+  const at::Tensor coefficient = input.experts() *
                                  rank_fractions(input, counted, tokens.rank_tokens) *
                                  tokens.weight.unsqueeze(1);
   return (coefficient * at::softmax(logits, 1)).sum();
@@ -237,8 +236,8 @@ at::Tensor sequence_balance_loss(const at::Tensor& logits, const RouteInput& inp
   const at::Tensor fractions = selections / selections.sum(1, /*keepdim=*/true).clamp_min(1);
   const at::Tensor weight = is_valid / (tokens.index_select(0, input.sequence).clamp_min(1) *
                                         (tokens > 0).sum().clamp_min(1));  // [T]
-  const at::Tensor coefficient = static_cast<double>(input.experts()) *
-                                 fractions.index_select(0, input.sequence) * weight.unsqueeze(1);
+  const at::Tensor coefficient =
+      input.experts() * fractions.index_select(0, input.sequence) * weight.unsqueeze(1);
   return (coefficient * at::softmax(logits, 1)).sum();
 }
 
@@ -247,8 +246,7 @@ at::Tensor l1_loss(const at::Tensor& logits, const RouteInput& input, const at::
   const TokenWeight tokens = token_weight(input);
   at::Tensor coefficient = tokens.weight.unsqueeze(1);
   if (settings.l1 == L1Weights::kRefined) {
-    const double scale = static_cast<double>(input.experts()) / static_cast<double>(settings.k);
-    coefficient = coefficient * scale *
+    coefficient = coefficient * (static_cast<double>(input.experts()) / settings.k) *
                   rank_fractions(input, (count > 0).to(count.scalar_type()), tokens.rank_tokens);
   }
   return (coefficient * at::relu(logits)).sum();
@@ -260,7 +258,7 @@ double next_lambda(double lambda, double sparsity, double target_sparsity, doubl
 
 void update_bias(at::Tensor bias, const std::vector<int64_t>& requests, double rate) {
   const at::NoGradGuard no_grad;
-  const auto experts = static_cast<int64_t>(requests.size());
+  const int64_t experts = std::ssize(requests);
   MOE_CHECK(bias.numel() == experts, "a bias of {} experts, requests of {}", bias.numel(), experts);
   const at::Tensor load = at::tensor(requests, at::kLong);
   const at::Tensor deficit = load.sum() - experts * load;  // in integers: E * mean - E * load

@@ -76,13 +76,10 @@ RouterWords split_router(const std::string& text) {
 const RouterFamily& find_family(const RouterWords& words, const std::string& where) {
   Strings names, forms;
   for (const auto& family : router_families()) {
-    const bool is_prefix = words.name.starts_with(family.word);
-    const std::string rest = is_prefix ? words.name.substr(family.word.size()) : "";
     RouterSettings settings = default_settings(family);
-    const bool has_number = !options_at(settings, OptionPosition::kHead).empty();
-    if (is_prefix && (has_number ? std::all_of(rest.begin(), rest.end(),
-                                               [](char c) { return '0' <= c && c <= '9'; })
-                                 : rest.empty())) {
+    const char* digits = options_at(settings, OptionPosition::kHead).empty() ? "" : "0123456789";
+    if (words.name.starts_with(family.word) &&
+        words.name.find_first_not_of(digits, family.word.size()) == std::string::npos) {
       return family;
     }
     for (const auto& example : family.examples) {
@@ -117,7 +114,7 @@ void set_options(const Strings& words, OptionPosition position, const std::strin
   for (const auto& word : words) {
     const size_t equals = is_modifier ? std::string::npos : word.find('=');
     const std::string name = plus + word.substr(0, equals);
-    const auto found = std::find(names.begin(), names.end(), name);
+    const auto found = std::ranges::find(names, name);
     USER_ERROR_IF(found == names.end(), "{}: unknown {} '{}'{}", where,
                   is_modifier ? "modifier" : "option", plus + word, suggestion(name, names, names));
     USER_ERROR_IF(!seen.insert(name).second, "{}: '{}' is given twice, give it once", where, name);
@@ -162,19 +159,16 @@ std::string option_help(const RouterOption& option) {
 }
 
 // Returns the keys of the "router" object, in the order of the families and their options.
-const Strings& json_keys() {
-  static const Strings keys = [] {
-    Strings all = {"family"};
-    for (const auto& family : router_families()) {
-      RouterSettings settings = default_settings(family);
-      for (const auto& option : router_options(settings)) {
-        if (std::find(all.begin(), all.end(), option.key) == all.end()) {
-          all.push_back(option.key);
-        }
+Strings json_keys() {
+  Strings keys = {"family"};
+  for (const auto& family : router_families()) {
+    RouterSettings settings = default_settings(family);
+    for (const auto& option : router_options(settings)) {
+      if (std::ranges::find(keys, option.key) == keys.end()) {
+        keys.push_back(option.key);
       }
     }
-    return all;
-  }();
+  }
   return keys;
 }
 
@@ -409,10 +403,10 @@ RouterSettings router_from_json(const Json& json, const std::string& where) {
   USER_ERROR_IF(!json.is_object(),
                 "{}: the router is not an object like {{\"family\": \"topk\", \"k\": 1, ...}}",
                 where);
-  const Strings& keys = json_keys();
+  const Strings keys = json_keys();
   for (const auto& [key, value] : json.items()) {
-    USER_ERROR_IF(std::find(keys.begin(), keys.end(), key) == keys.end(),
-                  "{}: unknown router key '{}'{}", where, key, suggestion(key, keys, keys));
+    USER_ERROR_IF(std::ranges::find(keys, key) == keys.end(), "{}: unknown router key '{}'{}",
+                  where, key, suggestion(key, keys, keys));
   }
   RouterSettings settings = default_settings(family_from_json(json, where));
   for (const auto& option : router_options(settings)) {
@@ -445,10 +439,9 @@ void check_router(const RouterSettings& settings, int64_t experts) {
   for (const auto& option : router_options(copy)) {
     const auto number = numeric_value(option.member);
     const auto message = option.messages.find(OptionMessage::kTooMany);
-    USER_ERROR_IF(
-        message != option.messages.end() && number.value_or(0) > static_cast<double>(experts), "{}",
-        fmt::format(fmt::runtime(message->second), to_string(settings), option_text(option),
-                    experts));
+    USER_ERROR_IF(message != option.messages.end() && number.value_or(0) > experts, "{}",
+                  fmt::format(fmt::runtime(message->second), to_string(settings),
+                              option_text(option), experts));
   }
 }
 
@@ -471,7 +464,7 @@ RouterSettings with_granularity(RouterSettings settings, int64_t granularity) {
   for (const auto& option : router_options(settings)) {
     const auto number = numeric_value(option.member);
     if (option.has(kScalesWithGranularity) && number) {
-      set_value(option.member, fmt::format("{}", *number * static_cast<double>(granularity)));
+      set_value(option.member, fmt::format("{}", *number * granularity));
     }
   }
   return settings;

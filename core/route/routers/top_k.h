@@ -26,7 +26,7 @@ struct TopK {
                      "top2:bias=0.001"},
         .help = "every token requests its k best experts, which have a limited number of slots",
         .options = options,
-        .set_defaults = [](RouterSettings& s) { s.capacity_factor = static_cast<double>(s.k); },
+        .set_defaults = [](RouterSettings& s) { s.capacity_factor = s.k; },
         .has_slots = true,
         .has_token_requests = true,
         .load_balance_coef = 1e-2,
@@ -99,11 +99,11 @@ struct TopK {
 
   // With fill-in every slot may be used. Without it there are at most as many rows as requests.
   static double expected_rows_at_init(const RouterSettings& s, int64_t tokens, int64_t) {
-    const auto requests = static_cast<double>(tokens * s.k);
+    const double requests = tokens * s.k;
     if (!s.capacity_factor) {
       return requests;
     }
-    const double slots = std::ceil(*s.capacity_factor * static_cast<double>(tokens));
+    const double slots = std::ceil(*s.capacity_factor * tokens);
     return s.fr ? slots : s.ir ? requests : std::min(requests, slots);
   }
 

@@ -30,7 +30,7 @@ struct TopP {
         .entropy_coef = 1e-4,
         .expected_rows_at_init =
             [](const RouterSettings& s, int64_t tokens, int64_t experts) {  // equal probabilities
-              return static_cast<double>(tokens) * std::ceil(s.p * static_cast<double>(experts));
+              return tokens * std::ceil(s.p * experts);
             },
         .active_experts = [](const RouterSettings&, int64_t) -> int64_t { return 1; },
         .typical_active_experts = [](const RouterSettings&, int64_t) -> int64_t { return 2; },
