@@ -141,95 +141,89 @@ Option layer_precision(bool& use_bf16) {
           group::kMeasure, "precision of matrix products: fp32 or bf16"};
 }
 
-void add_layer_flags(CLI::App& command, bench::LayerSettings& s) {
-  add_options(command,
-              {{"router", &s.routers, group::kMeasure, "one or more routers"},
-               {"cf", &s.cf, group::kMeasure, "capacity factor of all routers, or inf"},
-               count("tokens", &s.tokens, "tokens T"),
-               count("width", &s.width, "model width D"),
-               count("inner", &s.inner, "expert width F"),
-               count("experts", &s.experts, "experts E"),
-               count("ep-ranks", &s.ep_ranks, "logical ranks W", "E"),
-               {"skew", &s.skew, group::kMeasure, "subtract SKEW * j from the logits of expert j"},
-               repeats(s.repeats),
-               layer_precision(s.use_bf16)});
+Options layer_flags(bench::LayerSettings& s) {
+  return {{"router", &s.routers, group::kMeasure, "one or more routers"},
+          {"cf", &s.cf, group::kMeasure, "capacity factor of all routers, or inf"},
+          count("tokens", &s.tokens, "tokens T"),
+          count("width", &s.width, "model width D"),
+          count("inner", &s.inner, "expert width F"),
+          count("experts", &s.experts, "experts E"),
+          count("ep-ranks", &s.ep_ranks, "logical ranks W", "E"),
+          {"skew", &s.skew, group::kMeasure, "subtract SKEW * j from the logits of expert j"},
+          repeats(s.repeats),
+          layer_precision(s.use_bf16)};
 }
 
-void add_gemm_flags(CLI::App& command, bench::GemmSettings& s) {
-  add_options(command,
-              {model_or_synthetic(s.model), count("tokens", &s.tokens, "tokens of a micro-batch"),
-               repeats(s.repeats), layer_precision(s.use_bf16)});
+Options route_flags(bench::LayerSettings& s) {
+  s.times_layer = false;
+  return layer_flags(s);
 }
 
-void add_train_flags(CLI::App& command, bench::TrainSettings& s) {
-  add_options(command, {model_or_synthetic(s.model)});
-  add_options(command, model::request_options(s.upcycle));
-  add_options(command, route::request_options(s.router));
-  add_force_memory(command, s.force_memory);
-  add_options(command,
-              {{"precision", choice(s.precision, model::parse_precision, model::to_string),
-                group::kMeasure, "precision of matrix products: fp32, bf16 or tf32 (CUDA)"},
-               count("rows", &s.rows, "sequences per step"),
-               count("seq-len", &s.length, "tokens per sequence"),
-               count("warmup", &s.warmup, "steps before the timed steps"),
-               repeats(s.repeats, "timed steps")});
+Options gemm_flags(bench::GemmSettings& s) {
+  return {model_or_synthetic(s.model), count("tokens", &s.tokens, "tokens of a micro-batch"),
+          repeats(s.repeats), layer_precision(s.use_bf16)};
 }
 
-void add_eval_flags(CLI::App& command, bench::EvalSettings& s) {
-  add_options(
-      command,
-      {model_directory(s.eval.model),
-       with_commas({"tasks", &s.eval.tasks, group::kMeasure, "tasks to score, as in moe eval",
-                    Range(), "synthetic requests"}),
-       {"data", &s.eval.data, group::kMeasure, "directory of benchmark files"},
-       count("limit", &s.eval.limit, "questions of each task", "all, or 60 synthetic requests"),
-       count("batch-tokens", &s.eval.batch_tokens, "tokens per forward pass",
-             "auto, as in moe eval"),
-       count("group-tokens", &s.eval.group_tokens, "tokens per logical rank in a routing group"),
-       repeats(s.repeats),
-       {"parts", &s.parts, group::kMeasure, "also time the parts of the model"}});
-  add_options(command, route::request_options(s.eval.router));
-  add_inference_precision(command, s.precision);
-  add_force_memory(command, s.eval.force_memory);
+Options train_flags(bench::TrainSettings& s) {
+  return concat({{model_or_synthetic(s.model)},
+                 model::request_options(s.upcycle),
+                 route::request_options(s.router),
+                 {force_memory_option(s.force_memory),
+                  {"precision", choice(s.precision, model::parse_precision, model::to_string),
+                   group::kMeasure, "precision of matrix products: fp32, bf16 or tf32 (CUDA)"},
+                  count("rows", &s.rows, "sequences per step"),
+                  count("seq-len", &s.length, "tokens per sequence"),
+                  count("warmup", &s.warmup, "steps before the timed steps"),
+                  repeats(s.repeats, "timed steps")}});
 }
 
-void add_generate_flags(CLI::App& command, bench::GenerateSettings& s) {
-  add_options(command, {model_directory(s.model),
-                        {"rows", &s.rows, group::kMeasure, "texts per batch", whole_between(1, 48)},
-                        count("prompt-tokens", &s.prompt_tokens, "random tokens of each prompt"),
-                        {"tokens", &s.tokens, group::kMeasure, "generated tokens per text",
-                         whole_between(2, 1 << 20)},
-                        repeats(s.repeats)});
-  add_inference_precision(command, s.precision);
-  add_force_memory(command, s.force_memory);
+Options eval_flags(bench::EvalSettings& s) {
+  eval::EvalSettings& e = s.eval;
+  return concat(
+      {{model_directory(e.model),
+        with_commas({"tasks", &e.tasks, group::kMeasure, "tasks to score, as in moe eval", Range(),
+                     "synthetic requests"}),
+        {"data", &e.data, group::kMeasure, "directory of benchmark files"},
+        count("limit", &e.limit, "questions of each task", "all, or 60 synthetic requests"),
+        count("batch-tokens", &e.batch_tokens, "tokens per forward pass", "auto, as in moe eval"),
+        count("group-tokens", &e.group_tokens, "tokens per logical rank in a routing group"),
+        repeats(s.repeats),
+        {"parts", &s.parts, group::kMeasure, "also time the parts of the model"}},
+       route::request_options(e.router),
+       {inference_precision_option(s.precision), force_memory_option(e.force_memory)}});
 }
 
-void add_load_flags(CLI::App& command, bench::LoadSettings& s) {
-  add_options(command,
-              {model_directory(s.model), repeats(s.repeats, "timed loads, after one warmup load")});
-  add_force_memory(command, s.force_memory);
+Options generate_flags(bench::GenerateSettings& s) {
+  return {model_directory(s.model),
+          {"rows", &s.rows, group::kMeasure, "texts per batch", whole_between(1, 48)},
+          count("prompt-tokens", &s.prompt_tokens, "random tokens of each prompt"),
+          {"tokens", &s.tokens, group::kMeasure, "generated tokens per text",
+           whole_between(2, 1 << 20)},
+          repeats(s.repeats),
+          inference_precision_option(s.precision),
+          force_memory_option(s.force_memory)};
 }
 
-void add_upcycle_flags(CLI::App& command, bench::UpcycleSettings& s) {
+Options load_flags(bench::LoadSettings& s) {
+  return {model_directory(s.model), repeats(s.repeats, "timed loads, after one warmup load"),
+          force_memory_option(s.force_memory)};
+}
+
+Options upcycle_flags(bench::UpcycleSettings& s) {
   Option out = output_path(&s.upcycle.out, "directory to create and remove");
   out.group = group::kMeasure;
-  add_options(command, {positional("DENSE", &s.dense, group::kMeasure, "dense model directory"),
-                        out,
-                        {"experts", &s.upcycle.experts, group::kMeasure, "experts E"},
-                        {"layers", &s.upcycle.layers, group::kMeasure, "even, odd, all or a list"},
-                        repeats(s.repeats, "timed runs of upcycling and of plain writes")});
+  return {positional("DENSE", &s.dense, group::kMeasure, "dense model directory"),
+          out,
+          {"experts", &s.upcycle.experts, group::kMeasure, "experts E"},
+          {"layers", &s.upcycle.layers, group::kMeasure, "even, odd, all or a list"},
+          repeats(s.repeats, "timed runs of upcycling and of plain writes")};
 }
 
-void add_comm_flags(CLI::App& command, bench::CommSettings& s) {
-  add_options(command, {byte_size("bytes", s.max_bytes, group::kMeasure,
-                                  "size of the largest tensor of a rank", "64MiB"),
-                        repeats(s.repeats, "timed calls, after two warmup calls")});
-  add_rank_flags(command, s.ranks);
-}
-
-void add_route_flags(CLI::App& command, bench::LayerSettings& s) {
-  s.times_layer = false;
-  add_layer_flags(command, s);
+Options comm_flags(bench::CommSettings& s) {
+  return concat({{byte_size("bytes", s.max_bytes, group::kMeasure,
+                            "size of the largest tensor of a rank", "64MiB"),
+                  repeats(s.repeats, "timed calls, after two warmup calls")},
+                 rank_options(s.ranks)});
 }
 
 void print(OrderedJson json, const CLI::App& command, const OrderedJson& report, bool as_json) {
@@ -251,11 +245,11 @@ void print(OrderedJson json, const CLI::App& command, const OrderedJson& report,
   print_json(json, 2);
 }
 
-// Adds `moe bench NAME`, which calls run(settings). If `run` has a second parameter, adds --device
-// and calls run(settings, device). `add_own_flags` adds the flags of the settings.
+// Adds `moe bench NAME` with the flags options(settings), which calls run(settings). If `run` has a
+// second parameter, adds --device and calls run(settings, device).
 template <typename Settings, typename Run>
 void add_benchmark(CLI::App& bench, const char* name, const char* description,
-                   void (*add_own_flags)(CLI::App&, Settings&), Run run) {
+                   Options (*options)(Settings&), Run run) {
   constexpr bool kHasDevice = std::is_invocable_v<Run, const Settings&, c10::Device>;
   struct Flags {
     Settings settings;
@@ -265,12 +259,11 @@ void add_benchmark(CLI::App& bench, const char* name, const char* description,
   };
   CLI::App* command = bench.add_subcommand(name, description);
   const auto flags = std::make_shared<Flags>();
-  add_own_flags(*command, flags->settings);
+  add_options(*command, options(flags->settings));
   if (kHasDevice) {
-    add_device(*command, flags->device);
+    add_options(*command, {device_option(flags->device)});
   }
-  add_threads(*command, flags->threads);
-  add_json(*command, flags->json);
+  add_options(*command, {threads_option(flags->threads), json_option(flags->json)});
   command->callback([=] {
     apply_threads(flags->threads);
     const c10::Device device = parse_device(flags->device);
@@ -295,24 +288,23 @@ void add_bench(CLI::App& app) {
   CLI::App* bench =
       app.add_subcommand("bench", "measure speed, compared with a roofline of the same run");
   bench->require_subcommand(1);
-  const auto add = [bench](const char* name, const char* description, auto add_own_flags,
-                           auto run) {
-    add_benchmark(*bench, name, description, add_own_flags, run);
+  const auto add = [bench](const char* name, const char* description, auto options, auto run) {
+    add_benchmark(*bench, name, description, options, run);
   };
-  add("layer", "a MoE layer on random tokens and its parts, compared with at::mm", add_layer_flags,
+  add("layer", "a MoE layer on random tokens and its parts, compared with at::mm", layer_flags,
       bench::bench_layer);
-  add("route", "routing and expert GEMMs of a MoE layer", add_route_flags, bench::bench_layer);
-  add("gemm", "matrix products at the shapes of a model, with at::mm and our GEMM", add_gemm_flags,
+  add("route", "routing and expert GEMMs of a MoE layer", route_flags, bench::bench_layer);
+  add("gemm", "matrix products at the shapes of a model, with at::mm and our GEMM", gemm_flags,
       bench::bench_gemm);
-  add("train", "training steps on random tokens and their parts, compared with at::mm",
-      add_train_flags, bench::bench_train);
-  add("load", "loading a model from the page cache", add_load_flags, bench::bench_load);
-  add("eval", "scoring, compared with at::mm", add_eval_flags, bench::bench_eval);
-  add("generate", "text generation, compared with memory bandwidth", add_generate_flags,
+  add("train", "training steps on random tokens and their parts, compared with at::mm", train_flags,
+      bench::bench_train);
+  add("load", "loading a model from the page cache", load_flags, bench::bench_load);
+  add("eval", "scoring, compared with at::mm", eval_flags, bench::bench_eval);
+  add("generate", "text generation, compared with memory bandwidth", generate_flags,
       bench::bench_generate);
-  add("upcycle", "upcycling a model, compared with plain writes to the same disk",
-      add_upcycle_flags, bench::bench_upcycle);
-  add("comm", "collectives between ranks by tensor size", add_comm_flags, bench::bench_comm);
+  add("upcycle", "upcycling a model, compared with plain writes to the same disk", upcycle_flags,
+      bench::bench_upcycle);
+  add("comm", "collectives between ranks by tensor size", comm_flags, bench::bench_comm);
   add_config(*bench,
              "moe bench layer --router top1+ir+fr --tokens 8192\n"
              "moe bench train my-moe --precision bf16 --threads 1 --json\n"

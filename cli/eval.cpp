@@ -31,16 +31,6 @@ struct EvalFlags {
   bool quiet = false, json = false, list = false, items = false, running = false;
 };
 
-void check_sweep(const EvalFlags& flags) {
-  for (const auto& [flag, is_given] : {std::pair("--stats", !flags.settings.stats.empty()),
-                                       std::pair("--against", !flags.settings.against.empty())}) {
-    USER_ERROR_IF(is_given, "--sweep and {} cannot be combined; remove one of them", flag);
-  }
-  USER_ERROR_IF(flags.settings.tasks.empty(), "--sweep needs --tasks");
-  USER_ERROR_IF(flags.sweeps.size() > 2, "--sweep is given {} times; at most two are supported",
-                flags.sweeps.size());
-}
-
 void check(const EvalFlags& flags) {
   USER_ERROR_IF(flags.settings.model.empty(),
                 "MODEL is missing; write moe eval MODEL --tasks .. (--list shows the tasks)");
@@ -78,9 +68,16 @@ void check(const EvalFlags& flags) {
                 "--stats-by needs --stats FILE");
   USER_ERROR_IF(flags.settings.stats_by.task && flags.settings.tasks.empty(),
                 "--stats-by task needs --tasks; use source or token");
-  if (!flags.sweeps.empty()) {
-    check_sweep(flags);
+  if (flags.sweeps.empty()) {
+    return;
   }
+  for (const auto& [flag, is_given] : {std::pair("--stats", !flags.settings.stats.empty()),
+                                       std::pair("--against", !flags.settings.against.empty())}) {
+    USER_ERROR_IF(is_given, "--sweep and {} cannot be combined; remove one of them", flag);
+  }
+  USER_ERROR_IF(flags.settings.tasks.empty(), "--sweep needs --tasks");
+  USER_ERROR_IF(flags.sweeps.size() > 2, "--sweep is given {} times; at most two are supported",
+                flags.sweeps.size());
 }
 
 // Prints notes and a progress bar to standard error, and polls for signals between forward passes.
@@ -92,15 +89,21 @@ class Display {
 
   eval::EvalEvents events() {
     eval::EvalEvents events;
-    events.note = [this](const std::string& sentence) { note(sentence); };
+    events.note = [this](const std::string& sentence) {
+      if (bar_) {
+        bar_->line(note_line(sentence));
+      } else if (!quiet_) {
+        print_text(stderr, "{}\n", note_line(sentence));
+      }
+    };
     events.start = [this](const std::string& task, int64_t requests) {
       finish();
-      bar_ = std::make_unique<Progress>(task, "requests", static_cast<uint64_t>(requests), quiet_);
+      bar_ = std::make_unique<Progress>(task, "requests", requests, quiet_);
     };
-    events.cached = [this](int64_t requests) { bar_->skip(static_cast<uint64_t>(requests)); };
+    events.cached = [this](int64_t requests) { bar_->skip(requests); };
     events.progress = [this](int64_t done) {
       signals_.start_polling();
-      bar_->set(static_cast<uint64_t>(done));
+      bar_->set(done);
     };
     if (running_) {
       events.running = [this](const std::string& metric, double mean, int64_t questions) {
@@ -119,17 +122,6 @@ class Display {
   }
 
  private:
-  void note(const std::string& sentence) const {
-    if (quiet_) {
-      return;
-    }
-    if (bar_) {
-      bar_->line(note_line(sentence));
-    } else {
-      print_text(stderr, "{}\n", note_line(sentence));
-    }
-  }
-
   train::StopSignals& signals_;
   bool quiet_ = false, running_ = false;
   std::unique_ptr<Progress> bar_;
@@ -138,11 +130,8 @@ class Display {
 // Prints one line on the routing of each task and a table of the MoE layers.
 void print_routing(const eval::RunReport& report) {
   for (const auto& task : report.tasks) {
-    if (report.router.empty()) {
-      return;
-    }
-    if (!task.answers.empty()) {
-      continue;  // routing is not counted during generation
+    if (report.router.empty() || !task.answers.empty()) {
+      continue;  // a dense model, or a generated text, whose routing is not counted
     }
     print_text("{}: router {}, {} logical rank{}, {}, {:.2f} % of requests dropped\n",
                terminal_line(task.loaded.task.name), report.router, report.ep_ranks,
@@ -159,8 +148,7 @@ void print_routing(const eval::RunReport& report) {
 
 void print_tasks(const EvalFlags& flags, const eval::RunReport& report) {
   if (flags.json) {
-    print_json(eval::results_json(report), 2);
-    return;
+    return print_json(eval::results_json(report), 2);
   }
   print_text("{}", terminal_text(eval::results_table(report)));
   if (flags.items) {
@@ -171,8 +159,7 @@ void print_tasks(const EvalFlags& flags, const eval::RunReport& report) {
 
 void print_sweep(const EvalFlags& flags, const eval::SweepReport& report) {
   if (flags.json) {
-    print_json(eval::sweep_json(report), 2);
-    return;
+    return print_json(eval::sweep_json(report), 2);
   }
   print_text("{}", terminal_text(eval::sweep_table(report)));
   if (is_terminal(1)) {
@@ -230,8 +217,7 @@ void run_on_rank(EvalFlags& flags, distributed::Comm& comm, train::StopSignals& 
 
 void run(EvalFlags& flags) {
   if (flags.list) {
-    print_text("{}", eval::task_list());
-    return;
+    return print_text("{}", eval::task_list());
   }
   flags.settings.stats_by = eval::parse_stats_by(flags.stats_by);
   check(flags);
@@ -352,24 +338,24 @@ Options routing_options(EvalFlags& flags) {
   };
 }
 
+Options options(EvalFlags& flags) {
+  return concat({task_options(flags),
+                 output_options(flags),
+                 routing_options(flags),
+                 {force_memory_option(flags.settings.force_memory)},
+                 model::request_options(flags.settings.upcycle),
+                 route::request_options(flags.settings.router),
+                 {device_option(flags.device), inference_precision_option(flags.precision),
+                  threads_option(flags.threads)},
+                 rank_options(flags.ranks),
+                 {quiet_option(flags.quiet), json_option(flags.json),
+                  force_option(flags.settings.force, kForceGateHelp)}});
+}
+
 }  // namespace
 
 void add_eval(CLI::App& app) {
-  const auto [command, flags] =
-      add_command<EvalFlags&>(app, "eval", "evaluate a model on benchmarks", run);
-  add_options(*command,
-              concat({task_options(*flags), output_options(*flags), routing_options(*flags)}));
-  add_force_memory(*command, flags->settings.force_memory);
-  add_options(*command, model::request_options(flags->settings.upcycle));
-  add_options(*command, route::request_options(flags->settings.router));
-  add_device(*command, flags->device);
-  add_inference_precision(*command, flags->precision);
-  add_threads(*command, flags->threads);
-  add_rank_flags(*command, flags->ranks);
-  add_quiet(*command, flags->quiet);
-  add_json(*command, flags->json);
-  add_force(*command, flags->settings.force, kForceGateHelp);
-  add_config(*command,
+  add_config(add_command<EvalFlags&>(app, "eval", "evaluate a model on benchmarks", run, options),
              "moe eval run/final --tasks arc_easy,piqa --data benchmarks -o scores\n"
              "moe eval my-moe --tasks quiz.jsonl --sweep cf=0.5,1,2 -o sweep\n"
              "moe eval my-moe --stats-text wiki.txt --stats routing.json");

@@ -4,9 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <latch>
 #include <limits>
-#include <system_error>
 #include <thread>
 
 #include "core/base/error.h"
@@ -43,33 +43,15 @@ uint64_t parse_bytes(const std::string& text, const char* name) {
   const std::map<std::string, double> units{
       {"", 1},      {"B", 1},        {"KB", 1e3},        {"MB", 1e6},          {"GB", 1e9},
       {"TB", 1e12}, {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0}};
-  size_t used = 0;
-  double value = 0;
-  try {
-    value = std::stod(text, &used);
-  } catch (const std::exception&) {
-    used = std::string::npos;
-  }
-  const auto unit = used == std::string::npos ? units.end() : units.find(text.substr(used));
+  char* rest = nullptr;
+  const double value = std::strtod(text.c_str(), &rest);
+  const auto unit = units.find(rest);
   USER_ERROR_IF(unit == units.end() || !(value > 0) || value * unit->second > 1e18,
                 "--{} '{}' is not a size such as 5GB, 200KB or 64MiB", name, text);
   return static_cast<uint64_t>(value * unit->second);
 }
 
-std::string flag_text(const std::string& where, const Json& value) {
-  if (value.is_string()) {
-    return value.get<std::string>();
-  }
-  if (value.is_number()) {
-    return value.is_number_integer() ? fmt::format("{}", value.get<int64_t>())
-                                     : fmt::format("{}", value.get<double>());
-  }
-  if (value.is_boolean()) {
-    return value.get<bool>() ? "true" : "false";
-  }
-  throw UserError("--config: {} must be text, a number, true, false or a list of these", where);
-}
-
+// Reader of recipes.
 class TomlConfig : public CLI::Config {
  public:
   explicit TomlConfig(const CLI::App& app) : app_(app) {}
@@ -78,29 +60,25 @@ class TomlConfig : public CLI::Config {
   std::string to_config(const CLI::App*, bool, bool, std::string) const override { return ""; }
 
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
-    try {
-      return read_items(input);
-    } catch (const UserError& error) {  // inserts the file name after "--config" in the message
-      const std::vector<std::string> files = app_.get_config_ptr()->results();
-      throw UserError("--config{}{}", files.empty() ? "" : " " + files.back(),
-                      std::string_view(error.what()).substr(std::string_view("--config").size()));
-    }
-  }
-
- private:
-  std::vector<CLI::ConfigItem> read_items(std::istream& input) const {
     constexpr size_t kMaxBytes = size_t{1} << 20;
+    const std::vector<std::string> files = app_.get_config_ptr()->results();
+    const std::string where = "--config" + (files.empty() ? "" : " " + files.back());
     std::string text(kMaxBytes + 1, '\0');
     input.read(text.data(), static_cast<std::streamsize>(text.size()));
     text.resize(static_cast<size_t>(input.gcount()));
     USER_ERROR_IF(text.size() > kMaxBytes,
-                  "--config: the file is larger than 1 MiB and cannot be a recipe");
-    const Json recipe = parse_toml(text, "--config");
+                  "{}: the file is larger than 1 MiB and cannot be a recipe", where);
+    const Json recipe = parse_toml(text, where);
+    const std::vector<std::string> commands = subcommand_names(app_);
     std::vector<CLI::ConfigItem> items;
     for (const auto& [name, table] : recipe.items()) {
-      const CLI::App& command = find_command(name, table);
+      USER_ERROR_IF(!table.is_object(), "{}: '{}' is outside a table; write it under [{}]", where,
+                    name, fmt::join(commands, "], ["));
+      USER_ERROR_IF(std::ranges::find(commands, name) == commands.end(),
+                    "{}: [{}] is not a command; known: {}", where, name, fmt::join(commands, ", "));
+      const CLI::App& command = *app_.get_subcommand(name);
       for (const auto& [key, value] : table.items()) {
-        const CLI::ConfigItem item = flag_item(command, key, value);
+        const CLI::ConfigItem item = flag_item(where, command, key, value);
         if (command.parsed()) {  // tables of other commands are checked but not applied
           items.push_back(item);
         }
@@ -109,30 +87,23 @@ class TomlConfig : public CLI::Config {
     return items;
   }
 
-  const CLI::App& find_command(const std::string& name, const Json& value) const {
-    for (const auto* command : subcommands(app_)) {
-      if (command->get_name() == name && value.is_object()) {
-        return *command;
-      }
-    }
-    const std::vector<std::string> known = subcommand_names(app_);
-    USER_ERROR_IF(!value.is_object(), "--config: '{}' is outside a table; write it under [{}]",
-                  name, fmt::join(known, "], ["));
-    throw UserError("--config: [{}] is not a command; known: {}", name, fmt::join(known, ", "));
-  }
-
-  static CLI::ConfigItem flag_item(const CLI::App& command, const std::string& key,
-                                   const Json& value) {
+ private:
+  static CLI::ConfigItem flag_item(const std::string& where, const CLI::App& command,
+                                   const std::string& key, const Json& value) {
     USER_ERROR_IF(command.get_option_no_throw("--" + key) == nullptr,
-                  "--config: '{}' under [{}] is not a flag of that command{}", key,
+                  "{}: '{}' under [{}] is not a flag of that command{}", where, key,
                   command.get_name(),
                   replace_all(did_you_mean("--" + key, long_flags(command)), "'--", "'"));
     CLI::ConfigItem item;
     item.parents = {command.get_name()};
     item.name = key;
-    const std::string where = fmt::format("'{}' under [{}]", key, command.get_name());
     for (const auto& element : value.is_array() ? value : Json::array({value})) {
-      item.inputs.push_back(flag_text(where, element));
+      USER_ERROR_IF(element.is_structured(),
+                    "{}: '{}' under [{}] must be text, a number, true, false or a list of these",
+                    where, key, command.get_name());
+      item.inputs.push_back(element.is_string()         ? element.get<std::string>()
+                            : element.is_number_float() ? fmt::format("{}", element.get<double>())
+                                                        : element.dump());
     }
     return item;
   }
@@ -143,23 +114,16 @@ class TomlConfig : public CLI::Config {
 // Starts the OpenMP threads. First starts as many std::threads, which throw std::system_error if a
 // thread cannot be started; libgomp would end the process instead.
 void start_threads(int count) {
-  std::vector<std::thread> probes;
-  std::latch all_started(1);
-  std::optional<std::system_error> failure;
-  try {
+  {
+    std::vector<std::jthread> probes;
     while (static_cast<int>(probes.size()) + 1 < count) {
-      probes.emplace_back([&all_started] { all_started.wait(); });
+      probes.emplace_back([](const std::stop_token& stop) {
+        std::latch stopped(1);
+        const std::stop_callback release(stop, [&] { stopped.count_down(); });
+        stopped.wait();
+      });
     }
-  } catch (const std::system_error& error) {
-    failure = error;
-  }
-  all_started.count_down();
-  for (std::thread& thread : probes) {
-    thread.join();
-  }
-  if (failure) {
-    throw std::system_error(*failure);
-  }
+  }  // stops and joins the probes, also if one could not be started
   at::parallel_for(0, count, 1, [](int64_t, int64_t) {});
 }
 
@@ -210,46 +174,46 @@ Option output_path(Member member, std::string help, bool is_required) {
   return option;
 }
 
-void add_rank_flags(CLI::App& command, distributed::RankSettings& ranks) {
-  add_options(command,
-              {{"ranks", &ranks.ranks, group::kRanks,
-                "number of processes to start on this host (not with torchrun, mpirun or srun)",
-                whole_between(1, 4096), "1"},
-               {"comm-timeout", &ranks.timeout_s, group::kRanks,
-                "timeout of collectives in seconds", number_between(1, 86400)}});
+Options rank_options(distributed::RankSettings& ranks) {
+  return {{"ranks", &ranks.ranks, group::kRanks,
+           "number of processes to start on this host (not with torchrun, mpirun or srun)",
+           whole_between(1, 4096), "1"},
+          {"comm-timeout", &ranks.timeout_s, group::kRanks, "timeout of collectives in seconds",
+           number_between(1, 86400)}};
 }
 
-void add_quiet(CLI::App& command, bool& quiet) {
-  add_options(command, {{.name = "quiet",
-                         .member = &quiet,
-                         .group = group::kOutput,
-                         .help = "do not print progress to standard error",
-                         .spelling = "-q,--quiet"}});
+Option quiet_option(bool& quiet) {
+  return {.name = "quiet",
+          .member = &quiet,
+          .group = group::kOutput,
+          .help = "do not print progress to standard error",
+          .spelling = "-q,--quiet"};
 }
 
-void add_json(CLI::App& command, bool& json) {
-  add_options(command, {{"json", &json, group::kOutput, "print the result as JSON"}});
+Option json_option(bool& json) {
+  return {"json", &json, group::kOutput, "print the result as JSON"};
 }
 
-void add_force(CLI::App& command, bool& force, const std::string& also) {
-  add_options(command, {{"force", &force, group::kOutput, "overwrite an existing output" + also}});
+Option force_option(bool& force, const std::string& also) {
+  return {"force", &force, group::kOutput, "overwrite an existing output" + also};
 }
 
-void add_force_memory(CLI::App& command, bool& force_memory) {
-  add_options(command, {{"force-memory", &force_memory, group::kMemory,
-                         "run even if the memory estimate exceeds the limit of the machine, cgroup "
-                         "or ulimit"}});
+Option force_memory_option(bool& force_memory) {
+  return {"force-memory", &force_memory, group::kMemory,
+          "run even if the memory estimate exceeds the limit of the machine, cgroup or ulimit"};
 }
 
-void add_threads(CLI::App& command, int& threads) {
-  add_options(command,
-              {{"threads", &threads, group::kRanks, "CPU threads, at most one per processor",
-                whole_between(1, 4096), "one per core"}});
+Option threads_option(int& threads) {
+  return {"threads",
+          &threads,
+          group::kRanks,
+          "CPU threads, at most one per processor",
+          whole_between(1, 4096),
+          "one per core"};
 }
 
 void apply_threads(int threads) {
-  const int requested = threads > 0 ? threads : at::get_num_threads();
-  const int used = std::min(requested, usable_processors());
+  const int used = std::min(threads > 0 ? threads : at::get_num_threads(), usable_processors());
   if (used != at::get_num_threads()) {
     at::set_num_threads(used);
   }
@@ -261,26 +225,27 @@ void check_device(bool use_cuda) {
                 "--device cuda: no CUDA device: {}; or use --device cpu", kernels::why_no_gpu());
 }
 
-void add_device(CLI::App& command, std::string& device) {
+Option device_option(std::string& device) {
   Choice member = one_of("device", device, {"cpu", "cuda"});
   member.set = [set = member.set](const std::string& value) {
     check_device(value == "cuda");
     set(value);
   };
-  add_options(command, {{"device", member, group::kRanks, "cpu or cuda (one GPU per process)",
-                         Range(), "cpu"}});
+  return {"device", member, group::kRanks, "cpu or cuda (one GPU per process)", Range(), "cpu"};
 }
 
 c10::Device parse_device(const std::string& name) {
   return name == "cuda" ? c10::Device(c10::kCUDA, 0) : c10::Device(c10::kCPU);
 }
 
-void add_inference_precision(CLI::App& command, std::optional<model::Precision>& precision) {
-  add_options(command, {{"precision", choice(precision, model::parse_precision, model::to_string),
-                         group::kMemory,
-                         "precision of matrix products: fp32, bf16 or tf32 (CUDA); router, softmax "
-                         "and log-probabilities are always fp32",
-                         Range(), "bf16 with --device cuda, else fp32"}});
+Option inference_precision_option(std::optional<model::Precision>& precision) {
+  return {"precision",
+          choice(precision, model::parse_precision, model::to_string),
+          group::kMemory,
+          "precision of matrix products: fp32, bf16 or tf32 (CUDA); router, softmax and "
+          "log-probabilities are always fp32",
+          Range(),
+          "bf16 with --device cuda, else fp32"};
 }
 
 void add_recipe_reader(CLI::App& app) {

@@ -9,7 +9,6 @@
 #include <optional>
 #include <string>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "core/base/option.h"
@@ -33,17 +32,19 @@ void add_tokenize(CLI::App& app);
 void add_quickstart(CLI::App& app);
 void add_completion(CLI::App& app);
 
-// Adds a command that calls run(flags). Returns the command and the flags.
+// Adds a flag for each of `options`, whose members must outlive `command`.
+void add_options(CLI::App& command, const Options& options);
+
+// Adds a command with the flags options(flags), which calls run(flags). Returns the command.
 template <typename Argument>
-auto add_command(CLI::App& app, const char* name, const char* description, void (*run)(Argument)) {
+CLI::App& add_command(CLI::App& app, const char* name, const char* description,
+                      void (*run)(Argument), Options (*options)(std::decay_t<Argument>&)) {
   const auto flags = std::make_shared<std::decay_t<Argument>>();
   CLI::App* command = app.add_subcommand(name, description);
   command->callback([run, flags] { run(*flags); });
-  return std::pair(command, flags);
+  add_options(*command, options(*flags));
+  return *command;
 }
-
-// Adds a flag for each of `options`, whose members must outlive `command`.
-void add_options(CLI::App& command, const Options& options);
 
 // Return cli/REFERENCE.md and the manual page moe(1) in groff's man macros.
 std::string reference(const CLI::App& app);
@@ -54,29 +55,32 @@ Option positional(const char* name, Member member, const char* group, std::strin
                   bool is_required = true);
 Option output_path(Member member, std::string help, bool is_required = true);
 
-// Adds --ranks and --comm-timeout. The caller sets the other members of `ranks`.
-void add_rank_flags(CLI::App& command, distributed::RankSettings& ranks);
+// Returns --ranks and --comm-timeout. The caller sets the other members of `ranks`.
+Options rank_options(distributed::RankSettings& ranks);
 
-void add_quiet(CLI::App& command, bool& quiet);
-void add_json(CLI::App& command, bool& json);
-// Adds --force. `also` is appended to its help text.
-void add_force(CLI::App& command, bool& force, const std::string& also = "");
+Option quiet_option(bool& quiet);
+Option json_option(bool& json);
+// Returns --force. `also` is appended to its help text.
+Option force_option(bool& force, const std::string& also = "");
 inline constexpr const char* kForceGateHelp = "; allow --router to change the stored gate=";
-void add_force_memory(CLI::App& command, bool& force_memory);
+Option force_memory_option(bool& force_memory);
+Option threads_option(int& threads);
+// Returns --device cpu|cuda, which calls check_device().
+Option device_option(std::string& device);
+// Returns --precision for inference; model::inference_precision() returns the default.
+Option inference_precision_option(std::optional<model::Precision>& precision);
+// Returns an option whose values are sizes such as "5GB", "64MiB" or "1000".
+Option byte_size(const char* name, uint64_t& bytes, const char* group, std::string help,
+                 std::string fallback);
 
-void add_threads(CLI::App& command, int& threads);
 // Starts `threads` threads of LibTorch (0: its default), at most one per usable processor. Throws
 // std::system_error if one cannot be started (ulimit -u).
 void apply_threads(int threads = 0);
 
 // Throws UserError if `use_cuda` is set and this binary or machine has no CUDA device.
 void check_device(bool use_cuda);
-// Adds --device cpu|cuda, which calls check_device().
-void add_device(CLI::App& command, std::string& device);
 // Returns the CPU or the first GPU, for a command that runs as one process.
 c10::Device parse_device(const std::string& name);
-// Adds --precision for inference; model::inference_precision() returns the default.
-void add_inference_precision(CLI::App& command, std::optional<model::Precision>& precision);
 
 // Adds --config to the app. A recipe is a TOML file with one table per command, read by
 // parse_toml(): CLI11's reader misreads `#` inside strings. Tables of other commands are checked
@@ -89,9 +93,5 @@ void add_examples(CLI::App& command, const std::string& examples);
 std::vector<const CLI::App*> subcommands(const CLI::App& app);
 std::vector<std::string> subcommand_names(const CLI::App& app);
 std::vector<std::string> long_flags(const CLI::App& command);  // "--router", "--out", ...
-
-// Returns an option whose values are sizes such as "5GB", "64MiB" or "1000".
-Option byte_size(const char* name, uint64_t& bytes, const char* group, std::string help,
-                 std::string fallback);
 
 }  // namespace moe::cli

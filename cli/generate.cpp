@@ -41,11 +41,6 @@ void check_chat(const GenerateFlags& flags) {
                 flags.bos);
 }
 
-bool ends_with(const std::vector<int64_t>& ids, const std::vector<int64_t>& end) {
-  return !end.empty() && ids.size() >= end.size() &&
-         std::equal(end.rbegin(), end.rend(), ids.rbegin());
-}
-
 model::RoutingOptions requested_routing(const GenerateFlags& flags,
                                         const model::ModelConfig& config) {
   const auto& moe = config.moe;
@@ -65,20 +60,16 @@ model::RoutingOptions requested_routing(const GenerateFlags& flags,
   return {resolved.router, resolved.ep_ranks};
 }
 
-// Returns the tokens of --prompt. --bos auto adds a BOS token if the tokenizer's configuration
-// requires it, and for sentencepiece models, which were trained with one, also beside a
-// tokenizer.json unless "add_bos_token" is set.
+// Returns the tokens of --prompt. --bos auto adds a BOS token if the tokenizer does, and to models
+// with a sentencepiece file, which were trained with one, unless tokenizer_config.json sets
+// "add_bos_token".
 std::vector<int64_t> prompt_ids(const GenerateFlags& flags, const io::Tokenizer& tokenizer) {
   std::vector<int64_t> ids = tokenizer.encode(flags.prompt);
-  const auto config = std::filesystem::path(flags.model) / "tokenizer_config.json";
-  const bool is_set = tokenizer.kind() != io::TokenizerKind::kSentencepiece &&
-                      std::filesystem::exists(config) &&
-                      has_value(read_json(config), "add_bos_token");
   const bool has_bos = tokenizer.bos_id() >= 0;
-  const bool adds_bos =
-      flags.bos == "auto"
-          ? tokenizer.adds_bos() || (io::has_sentencepiece_model(flags.model) && !is_set)
-          : flags.bos == "force" || (flags.bos == "on" && has_bos);
+  const bool adds_bos = flags.bos == "auto"
+                            ? tokenizer.adds_bos() || (io::has_sentencepiece_model(flags.model) &&
+                                                       !tokenizer.sets_adds_bos())
+                            : flags.bos == "force" || (flags.bos == "on" && has_bos);
   if (flags.bos == "on" && !has_bos) {
     print_text(stderr, "{}\n", note_line("this tokenizer has no BOS token, so none is added"));
   }
@@ -136,7 +127,10 @@ void run(const GenerateFlags& flags) {
   model::GenerateSettings settings = flags.settings;
   settings.max_tokens = std::min(settings.max_tokens, max_tokens);
   settings.eos_ids = tokenizer->stop_ids();
-  settings.stops = [&](const std::vector<int64_t>& ids) { return ends_with(ids, question.end); };
+  settings.stops = [&end = question.end](const std::vector<int64_t>& ids) {
+    return !end.empty() && ids.size() >= end.size() &&
+           std::equal(end.rbegin(), end.rend(), ids.rbegin());
+  };
 
   io::TextStream stream(*tokenizer);
   const auto print_token = [&](int64_t id) {
@@ -188,19 +182,19 @@ Options generate_options(GenerateFlags& flags) {
   };
 }
 
+Options options(GenerateFlags& flags) {
+  return concat({generate_options(flags),
+                 route::request_options(flags.router),
+                 {device_option(flags.device), inference_precision_option(flags.precision),
+                  threads_option(flags.threads), force_memory_option(flags.force_memory),
+                  json_option(flags.json)}});
+}
+
 }  // namespace
 
 void add_generate(CLI::App& app) {
-  const auto [command, flags] =
-      add_command<const GenerateFlags&>(app, "generate", "generate text, greedy or sampled", run);
-  add_options(*command, generate_options(*flags));
-  add_options(*command, route::request_options(flags->router));
-  add_device(*command, flags->device);
-  add_inference_precision(*command, flags->precision);
-  add_threads(*command, flags->threads);
-  add_force_memory(*command, flags->force_memory);
-  add_json(*command, flags->json);
-  add_config(*command,
+  add_config(add_command<const GenerateFlags&>(app, "generate", "generate text, greedy or sampled",
+                                               run, options),
              "moe generate my-moe --prompt \"Once upon a time\"\n"
              "moe generate my-moe --chat --prompt \"What is an expert?\" --temperature 0.7");
 }

@@ -33,8 +33,7 @@ void print_result(const InitFlags& flags, const model::InitPlan& plan, OrderedJs
   if (flags.json) {
     report["out"] = flags.settings.out.string();
     report["seconds"] = seconds;
-    print_json(report, 2);
-    return;
+    return print_json(report, 2);
   }
   if (plan.config.moe) {
     const model::MoeConfig& moe = *plan.config.moe;
@@ -88,17 +87,18 @@ Options init_options(model::InitSettings& settings) {
   };
 }
 
+Options options(InitFlags& flags) {
+  return concat(
+      {init_options(flags.settings),
+       route::request_options(flags.router),
+       {force_option(flags.settings.force), quiet_option(flags.quiet), json_option(flags.json)}});
+}
+
 }  // namespace
 
 void add_init(CLI::App& app) {
-  const auto [command, flags] = add_command<const InitFlags&>(
-      app, "init", "create a model with random weights, dense or MoE", run);
-  add_options(*command, init_options(flags->settings));
-  add_options(*command, route::request_options(flags->router));
-  add_force(*command, flags->settings.force);
-  add_quiet(*command, flags->quiet);
-  add_json(*command, flags->json);
-  add_config(*command,
+  add_config(add_command<const InitFlags&>(
+                 app, "init", "create a model with random weights, dense or MoE", run, options),
              "moe init config.json -o random --experts 8 --router top2 --tokenizer my-llama");
 }
 

@@ -67,7 +67,11 @@ void print_table(const model::Inspection& model) {
   }
 }
 
+// Prints nothing without --against.
 void print_distances(const std::vector<model::LayerDistances>& layers, const std::string& other) {
+  if (other.empty()) {
+    return;
+  }
   print_text(
       "\nmean cosine similarity (1 = equal), compared with {}\n{:>6}{:>18}{:>16}{:>18}{:>24}\n",
       terminal_line(other), "layer", "between experts", "to other model", "between routers",
@@ -85,38 +89,38 @@ struct InspectFlags {
 };
 
 void run(const InspectFlags& flags) {
-  const std::string &folder = flags.folder, &against = flags.against;
-  const model::Inspection model = model::inspect(folder);
+  const model::Inspection model = model::inspect(flags.folder);
   std::vector<model::LayerDistances> distances;
-  if (!against.empty()) {
-    distances = model::expert_distances(io::Checkpoint(folder), io::Checkpoint(against));
+  if (!flags.against.empty()) {
+    distances =
+        model::expert_distances(io::Checkpoint(flags.folder), io::Checkpoint(flags.against));
   }
-  if (flags.json) {
-    OrderedJson out = model::to_json(model);
-    if (!against.empty()) {
-      out["against"] = {{"folder", against}, {"layers", model::to_json(distances)}};
-    }
-    print_json(out, 2);
-    return;
+  if (!flags.json) {
+    print_table(model);
+    return print_distances(distances, flags.against);
   }
-  print_table(model);
-  if (!against.empty()) {
-    print_distances(distances, against);
+  OrderedJson out = model::to_json(model);
+  if (!flags.against.empty()) {
+    out["against"] = {{"folder", flags.against}, {"layers", model::to_json(distances)}};
   }
+  print_json(out, 2);
+}
+
+Options options(InspectFlags& flags) {
+  return {positional("MODEL", &flags.folder, group::kModel, "model directory"),
+          {"against", &flags.against, group::kModel,
+           "also print the similarity of the experts to each other and to those of another model, "
+           "such as the dense parent or an earlier checkpoint"},
+          json_option(flags.json)};
 }
 
 }  // namespace
 
 void add_inspect(CLI::App& app) {
-  const auto [command, flags] = add_command<const InspectFlags&>(
-      app, "inspect", "print parameters, layers, router and size of a model", run);
-  add_options(*command,
-              {positional("MODEL", &flags->folder, group::kModel, "model directory"),
-               {"against", &flags->against, group::kModel,
-                "also print the similarity of the experts to each other and to those of another "
-                "model, such as the dense parent or an earlier checkpoint"}});
-  add_json(*command, flags->json);
-  add_examples(*command, "moe inspect my-moe\nmoe inspect run/final --against my-llama");
+  add_examples(
+      add_command<const InspectFlags&>(
+          app, "inspect", "print parameters, layers, router and size of a model", run, options),
+      "moe inspect my-moe\nmoe inspect run/final --against my-llama");
 }
 
 }  // namespace moe::cli

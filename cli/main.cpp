@@ -54,7 +54,7 @@ std::string describe_parse_error(const CLI::App& app, const CLI::ParseError& err
   return fmt::format("{}; see {} --help", error.what(), name);
 }
 
-// Rejects empty values of flags other than texts: usually variables of a script that are not set.
+// Rejects empty values of flags that do not take text: usually an unset variable of a script.
 void reject_empty_values(CLI::App& app) {
   for (CLI::Option* option : app.get_options()) {
     if (option->get_items_expected_max() > 0 && !option->check_name("--prompt") &&
@@ -69,6 +69,12 @@ void reject_empty_values(CLI::App& app) {
   }
 }
 
+// Prints "moe: MESSAGE" to standard error. Returns `exit_code`.
+int fail(int exit_code, const std::string& message) {
+  moe::print_text(stderr, "moe: {}\n", message);
+  return exit_code;
+}
+
 // Prints a file system error. Returns kUserError if another file name can fix it, else kFailed.
 int print_filesystem_error(const std::filesystem::filesystem_error& error) {
   const std::errc code = static_cast<std::errc>(error.code().value());
@@ -76,9 +82,9 @@ int print_filesystem_error(const std::filesystem::filesystem_error& error) {
       code == std::errc::filename_too_long || code == std::errc::not_a_directory ||
       code == std::errc::permission_denied || code == std::errc::too_many_symbolic_link_levels ||
       code == std::errc::read_only_file_system;
-  moe::print_text(stderr, "moe: {}: {}{}\n", moe::message_text(error.path1().string()),
-                  error.code().message(), is_user_error ? "; use another path" : "");
-  return is_user_error ? kUserError : kFailed;
+  return fail(is_user_error ? kUserError : kFailed,
+              fmt::format("{}: {}{}", moe::message_text(error.path1().string()),
+                          error.code().message(), is_user_error ? "; use another path" : ""));
 }
 
 // Prints a failure of the machine or of moe itself, without the stack trace that LibTorch appends.
@@ -86,15 +92,12 @@ int print_failure(const std::exception& error) {
   const std::string what = error.what();
   const std::string message = what.substr(0, what.find("\nException raised from "));
   if (message.ends_with(std::strerror(EMFILE))) {  // from LibTorch's file store
-    moe::print_text(stderr, "moe: too many open files; raise the limit (ulimit -n)\n");
-    return kFailed;
+    return fail(kFailed, "too many open files; raise the limit (ulimit -n)");
   }
   const bool is_internal = dynamic_cast<const std::logic_error*>(&error) != nullptr ||
                            dynamic_cast<const moe::Json::exception*>(&error) != nullptr;
-  moe::print_text(stderr, "moe: {}{}{}\n", is_internal ? "internal error: " : "",
-                  moe::terminal_text(message),
-                  is_internal ? "; please report it with the command line" : "");
-  return kFailed;
+  return fail(kFailed, fmt::format("{}{}{}", is_internal ? "internal error: " : "", message,
+                                   is_internal ? "; please report it with the command line" : ""));
 }
 
 int run(int argc, char** argv) {
@@ -160,25 +163,19 @@ int main(int argc, char** argv) {
     }
     return moe::cli::finish_output(output_error) ? code : kFailed;
   } catch (const moe::UserError& error) {
-    moe::print_text(stderr, "moe: {}\n", moe::message_text(error.what()));
-    return kUserError;
+    return fail(kUserError, moe::message_text(error.what()));
   } catch (const moe::Interrupted& stopped) {
-    moe::print_text(stderr, "moe: {}\n", moe::message_text(stopped.what()));
-    return kInterrupted;
+    return fail(kInterrupted, moe::message_text(stopped.what()));
   } catch (const std::bad_alloc&) {
-    moe::print_text(stderr, "moe: out of memory\n");
-    return kFailed;
+    return fail(kFailed, "out of memory");
   } catch (const std::filesystem::filesystem_error& error) {
     return print_filesystem_error(error);
   } catch (const std::system_error& error) {
-    if (error.code() != std::errc::resource_unavailable_try_again) {
-      return print_failure(error);
-    }
-    moe::print_text(
-        stderr,
-        "moe: cannot start more threads or processes; raise the limit (ulimit -u) or use fewer "
-        "threads (OMP_NUM_THREADS)\n");
-    return kFailed;
+    return error.code() != std::errc::resource_unavailable_try_again
+               ? print_failure(error)
+               : fail(kFailed,
+                      "cannot start more threads or processes; raise the limit (ulimit -u) or use "
+                      "fewer threads (OMP_NUM_THREADS)");
   } catch (const std::exception& error) {
     return print_failure(error);
   }

@@ -20,7 +20,8 @@
 namespace moe::cli {
 namespace {
 
-// Opens /dev/null for each of 0, 1 and 2 that is closed; for reading as standard output.
+// Opens /dev/null for each closed standard descriptor. Standard output is opened for reading, so
+// that writes to it fail.
 void reserve_standard_descriptors() {
   for (int descriptor = 0; descriptor <= 2; ++descriptor) {
     if (fcntl(descriptor, F_GETFD) == -1 && errno == EBADF) {
@@ -51,9 +52,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 std::string scaled(double value, const std::array<const char*, 5>& units) {
   size_t unit = 0;
-  while (value >= 1000.0 && unit + 1 < units.size()) {
+  for (; value >= 1000.0 && unit + 1 < units.size(); ++unit) {
     value /= 1000.0;
-    ++unit;
   }
   return unit == 0 ? fmt::format("{:.0f} {}", value, units[0])
                    : fmt::format("{:.{}f} {}", value, value < 10 ? 2 : 1, units[unit]);
@@ -84,18 +84,12 @@ std::string routing_text(const train::StepRecord& record) {
   add(sum.fr_requests > 0, "fill", sum.fr_filled, sum.fr_requests);
   add(sum.ir_tokens > 0, "IR", sum.ir_tokens, sum.tokens);
   text += fmt::format("  experts {:.2f}  load {:.2f}x", sum.experts_per_token(), total.worst_load);
-  if (total.dead_experts > 0) {
-    text += fmt::format("  dead {}", total.dead_experts);
-  }
-  if (sum.entropy_sum > 0) {
-    text += fmt::format("  H {:.2f}", sum.entropy_sum / sum.tokens);
-  }
-  if (record.bias_max) {
-    text += fmt::format("  bias {:.4f}", *record.bias_max);
-  }
-  if (record.lambda) {
-    text += fmt::format("  lambda {:.2e}  sparsity {:.3f}", *record.lambda, record.sparsity);
-  }
+  text += total.dead_experts > 0 ? fmt::format("  dead {}", total.dead_experts) : "";
+  text += sum.entropy_sum > 0 ? fmt::format("  H {:.2f}", sum.entropy_sum / sum.tokens) : "";
+  text += record.bias_max ? fmt::format("  bias {:.4f}", *record.bias_max) : "";
+  text += record.lambda
+              ? fmt::format("  lambda {:.2e}  sparsity {:.3f}", *record.lambda, record.sparsity)
+              : "";
   return text;
 }
 
@@ -107,13 +101,8 @@ std::string step_text(const train::StepRecord& record, int64_t steps) {
   }
   text += fmt::format("  grad {:.3g}  lr {:.2e}  {} tok/s", record.grad_norm, record.lr,
                       format_count(record.tokens_per_second));
-  if (record.skipped_steps > 0) {
-    text += "  " + skipped_text(record);
-  }
-  if (!record.layers.empty()) {
-    text += routing_text(record);
-  }
-  return text;
+  text += record.skipped_steps > 0 ? "  " + skipped_text(record) : "";
+  return text + (record.layers.empty() ? "" : routing_text(record));
 }
 
 // Returns acc as "56.2 % ± 5.0"; for a task without acc, the first metric by name as
@@ -184,11 +173,7 @@ size_t terminal_width(int descriptor) {
 std::string format_bytes(double bytes) { return scaled(bytes, {"B", "KB", "MB", "GB", "TB"}); }
 
 std::string format_count(double count) {
-  std::string text = scaled(count, {"", "K", "M", "B", "T"});
-  if (text.back() == ' ') {
-    text.pop_back();
-  }
-  return text;
+  return !(count >= 1000) ? fmt::format("{:.0f}", count) : scaled(count, {"", "K", "M", "B", "T"});
 }
 
 std::string format_seconds(double seconds) {
@@ -270,8 +255,7 @@ std::string Progress::text(bool last, Detail detail) const {
   if (total_ == 0) {
     return fmt::format("{}  {}, {}/s{}", label, amount(done), rate_text, remark);
   }
-  const double share = done / total_;
-  const double left = rate > 0 ? (total_ - done) / rate : 0;
+  const double share = done / total_, left = rate > 0 ? (total_ - done) / rate : 0;
   const std::string counts =
       fmt::format(" {} of {},", unit_ == "B" ? format_bytes(done) : fmt::format("{:.0f}", done),
                   amount(total_));
@@ -285,17 +269,15 @@ void Progress::print(bool last) {
   printed_ = std::chrono::steady_clock::now();
   if (!terminal_) {
     fmt::print(stderr, "{}\n", text(last, Detail::kCounts));
-  } else {  // shortens the line to the width, because a wrapped line cannot be overwritten
-    const size_t width = terminal_width(2);
-    std::string line;
-    for (const Detail detail : {Detail::kBar, Detail::kCounts, Detail::kNumbers}) {
-      line = text(last, detail);
-      if (line.size() < width) {
-        break;
-      }
-    }
-    fmt::print(stderr, "{}{}{}", kEraseLine, line.substr(0, width - 1), last ? "\n" : "");
+    return;
   }
+  // Shortens the line to the width, because a wrapped line cannot be overwritten.
+  const size_t width = terminal_width(2);
+  std::string line = text(last, Detail::kBar);
+  for (const Detail detail : {Detail::kCounts, Detail::kNumbers}) {
+    line = line.size() < width ? line : text(last, detail);
+  }
+  fmt::print(stderr, "{}{}{}", kEraseLine, line.substr(0, width - 1), last ? "\n" : "");
 }
 
 std::string skipped_text(const train::StepRecord& record) {

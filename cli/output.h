@@ -1,9 +1,8 @@
 #pragma once
-// Standard output and standard error: set-up and final flush, quantities as text, and progress,
-// which is one line that is overwritten on a terminal, and plain lines at a lower rate elsewhere.
+// Standard output and standard error: set-up and final flush, quantities as text, and progress. On
+// a terminal, progress is one line that is overwritten; elsewhere, lines at a lower rate.
 
 #include <chrono>
-#include <concepts>
 #include <cstdint>
 #include <string>
 
@@ -14,7 +13,7 @@
 
 namespace moe::cli {
 
-// Prepares standard streams and signals, first in main().
+// Prepares standard streams and signals. Call it first in main().
 //   - Opens /dev/null for each standard descriptor (0, 1, 2) that is closed, so that no other file
 //     gets its number. Writes to a standard output that was closed fail.
 //   - Replaces `stderr` by a stream that discards text that cannot be written (full disk, closed
@@ -23,29 +22,23 @@ namespace moe::cli {
 void prepare_process();
 
 // Flushes standard output. Returns false if it is a pipe whose reader has closed it. Throws
-// UserError if a write failed for another reason, `error` (an errno, or 0) being an earlier one.
+// UserError if a write failed for another reason. `error`: the errno of an earlier failure, or 0.
 bool finish_output(int error = 0);
 
-bool is_terminal(int descriptor);       // 1 = stdout, 2 = stderr
-bool use_color();                       // on a standard output that is a terminal, without NO_COLOR
+bool is_terminal(int descriptor);  // 1 = stdout, 2 = stderr
+bool use_color();  // true if standard output is a terminal and NO_COLOR is unset or empty
 size_t terminal_width(int descriptor);  // in characters; 80 if unknown
 
 std::string format_bytes(double bytes);      // "1.5 GB"
 std::string format_count(double count);      // "1.05 M"
 std::string format_seconds(double seconds);  // "1:02:03", "0.4 s"
-inline std::string format_bytes(std::integral auto bytes) {
-  return format_bytes(static_cast<double>(bytes));
-}
-inline std::string format_count(std::integral auto count) {
-  return format_count(static_cast<double>(count));
-}
 
-// Returns "note: SENTENCE" for a line of output; a sentence that begins with "warning: " as it is.
+// Returns "note: SENTENCE", or the sentence itself if it begins with "warning: ", as one line.
 std::string note_line(const std::string& sentence);
 
 void print_json(const OrderedJson& json, int indent = -1);
 
-// Returns data::show_example() with pieces of `tokenizer`, or with ids if it is null.
+// Returns data::show_example() with the pieces of `tokenizer`, or with ids if it is null.
 std::string example_text(const data::Example& example, const std::string& where,
                          const io::Tokenizer* tokenizer);
 // Prints a text of example_text() after an empty line. print_text() would escape its colors.
@@ -64,7 +57,7 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void set(uint64_t done);  // the completed amount
-  // Sets the part of it that is not counted in the rate, because it was read from a cache.
+  // Excludes a part of the completed amount from the rate, because it was read from a cache.
   void skip(uint64_t amount) { skipped_ = amount; }
   void remark(std::string text) { remark_ = std::move(text); }  // printed after the rate
   void line(const std::string& text);                           // prints a line above the bar

@@ -45,18 +45,20 @@ fs::path recipe_folder() {
                   std::strerror(errno));
 }
 
+Options options(QuickstartFlags& flags) {
+  return {output_path(&flags.out, "output directory; overwrites files of an earlier quickstart",
+                      /*is_required=*/false),
+          {"short", &flags.is_short, group::kOutput,
+           "run a third of the steps and a quarter of the questions, without the dense baseline"}};
+}
+
 }  // namespace
 
 void add_quickstart(CLI::App& app) {
-  const auto [command, flags] = add_command<const QuickstartFlags&>(
-      app, "quickstart", "upcycle, train and evaluate the embedded tiny model", run);
-  add_options(
-      *command,
-      {output_path(&flags->out, "output directory; overwrites files of an earlier quickstart",
-                   /*is_required=*/false),
-       {"short", &flags->is_short, group::kOutput,
-        "run a third of the steps and a quarter of the questions, without the dense baseline"}});
-  add_examples(*command, "moe quickstart --short -o tried");
+  add_examples(
+      add_command<const QuickstartFlags&>(
+          app, "quickstart", "upcycle, train and evaluate the embedded tiny model", run, options),
+      "moe quickstart --short -o tried");
 }
 
 }  // namespace moe::cli

@@ -15,26 +15,24 @@ namespace {
 
 using Flags = std::vector<const CLI::Option*>;
 
-// A command or subcommand. `name` is its full name, such as "bench train", or "" for the app.
-struct Command {
-  std::string name;
-  const CLI::App* app;
-};
+using Commands = std::vector<std::pair<std::string, const CLI::App*>>;
 
-// Returns `app`, whose full name is `name`, and all its subcommands, each before its own.
-std::vector<Command> all_commands(const CLI::App& app, const std::string& name = "") {
-  std::vector<Command> commands = {{name, &app}};
+// Returns the commands and subcommands of `app` by full name, such as "bench train", each before
+// its own. `prefix` ends in a space unless it is empty.
+Commands named_commands(const CLI::App& app, const std::string& prefix = "") {
+  Commands commands;
   for (const auto* child : subcommands(app)) {
-    const std::string full = name.empty() ? child->get_name() : name + " " + child->get_name();
-    const auto below = all_commands(*child, full);
+    commands.emplace_back(prefix + child->get_name(), child);
+    const Commands below = named_commands(*child, commands.back().first + " ");
     commands.insert(commands.end(), below.begin(), below.end());
   }
   return commands;
 }
 
-std::vector<Command> named_commands(const CLI::App& app) {
-  std::vector<Command> commands = all_commands(app);
-  commands.erase(commands.begin());
+// Returns the app, under the name "", and its named_commands().
+Commands all_commands(const CLI::App& app) {
+  Commands commands = named_commands(app);
+  commands.emplace(commands.begin(), "", &app);
   return commands;
 }
 
@@ -103,11 +101,10 @@ std::string bash_script(const CLI::App& app) {
   std::string values, flags;
   for (const auto& [name, command] : all_commands(app)) {
     for (const auto* flag : all_flags(*command)) {
-      const std::vector<std::string> words = flag_values(*flag);
+      const std::string words = fmt::format("{}", fmt::join(flag_values(*flag), " "));
       for (const auto& flag_name :
            words.empty() ? std::vector<std::string>() : flag->get_lnames()) {
-        values +=
-            fmt::format("    '{} --{}') words='{}' ;;\n", name, flag_name, fmt::join(words, " "));
+        values += fmt::format("    '{} --{}') words='{}' ;;\n", name, flag_name, words);
       }
     }
     flags += fmt::format("    '{}') words='{}'; flags='{} --help' ;;\n", name,
@@ -140,6 +137,7 @@ std::string zsh_text(const std::string& text) {
   return escape(text, {{'\'', "'\\''"}, {'[', "\\["}, {']', "\\]"}, {':', "\\:"}});
 }
 
+// Returns the arguments of zsh's _arguments for a flag; none for a positional argument.
 std::string zsh_flag(const CLI::Option& flag) {
   const std::vector<std::string> words = flag_values(flag);
   const std::string value = flag.get_items_expected_max() == 0 ? ""

@@ -83,30 +83,30 @@ void run(const ReportFlags& flags) {
   if (fs::is_regular_file(run)) {
     return write_described_page(flags, run);
   }
-  const bool is_default_out = flags.out.empty();  // RUN/report.html, which moe train also writes
-  if (is_default_out) {
-    io::check_is_own_page(run / "report.html");
+  const fs::path out = flags.out.empty() ? run / "report.html" : flags.out;
+  if (flags.out.empty()) {
+    io::check_is_own_page(out);  // moe train also writes it
   } else {
     check_out(flags);
   }
-  const fs::path out = is_default_out ? run / "report.html" : flags.out;
   train::write_report(run, read_history(run), out);
   print_text("{}\n", out.string());
+}
+
+Options options(ReportFlags& flags) {
+  Option out = output_path(&flags.out, "output file", /*is_required=*/false);
+  out.fallback = "RUN/report.html, or PAGE.html for PAGE.json";
+  return {positional("RUN", &flags.runs, group::kOutput,
+                     "one run directory, several to compare, or a JSON file of a page"),
+          out, force_option(flags.force)};
 }
 
 }  // namespace
 
 void add_report(CLI::App& app) {
-  const auto [command, flags] =
-      add_command<const ReportFlags&>(app, "report", "write an HTML page about training runs", run);
-  Option out = output_path(&flags->out, "output file", /*is_required=*/false);
-  out.fallback = "RUN/report.html, or PAGE.html for PAGE.json";
-  add_options(*command,
-              {positional("RUN", &flags->runs, group::kOutput,
-                          "one run directory, several to compare, or a JSON file of a page"),
-               out});
-  add_force(*command, flags->force);
-  add_config(*command, "moe report run\nmoe report run-a run-b -o compared.html");
+  add_config(add_command<const ReportFlags&>(
+                 app, "report", "write an HTML page about training runs", run, options),
+             "moe report run\nmoe report run-a run-b -o compared.html");
 }
 
 }  // namespace moe::cli

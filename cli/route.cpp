@@ -31,16 +31,16 @@ constexpr size_t kMaxSlotTokens = 16;
 
 enum Mark : unsigned { kAccepted = 1, kFilled = 2, kRectified = 4, kDropped = 8 };
 
-// A routing decision on the host, and the text that is drawn from it.
+// A routing on the host, and the text of its table.
 struct Drawing {
   const route::RoutingProblem& problem;
-  route::Routing routing;
-  route::Decisions decisions;
-  route::CounterValues counted;
-  at::Tensor weights;                                     // [T, E] f32
-  std::map<std::pair<int64_t, int64_t>, unsigned> marks;  // by (token, expert)
   TableStyle style;
-  std::string text;
+  route::Routing routing = {};
+  route::Decisions decisions = {};
+  route::CounterValues counters = {};
+  at::Tensor weights = {};                                     // [T, E] f32
+  std::map<std::pair<int64_t, int64_t>, unsigned> marks = {};  // by (token, expert)
+  std::string text = {};
 
   int64_t experts() const { return problem.logits.size(1); }
   int64_t experts_per_rank() const { return experts() / problem.group.ranks; }
@@ -58,15 +58,14 @@ struct Drawing {
 
 Drawing prepare(const route::RoutingProblem& problem, const TableStyle& style) {
   const at::NoGradGuard no_gradients;
-  Drawing drawing{
-      problem, route::route(problem.logits, problem.router, problem.group), {}, {}, {}, {}, style,
-      ""};
+  Drawing drawing{problem, style};
+  drawing.routing = route::route(problem.logits, problem.router, problem.group);
   drawing.decisions = route::list_decisions(drawing.routing.input, drawing.routing.plan);
-  drawing.counted = route::read_counters({drawing.routing.counters})[0];
+  drawing.counters = route::read_counters({drawing.routing.counters})[0];
   drawing.weights = drawing.routing.combine.cpu().contiguous();
-  for (size_t token = 0; token < drawing.decisions.accepted.size(); ++token) {
+  for (int64_t token = 0; token < std::ssize(drawing.decisions.accepted); ++token) {
     for (const int64_t expert : drawing.decisions.accepted[token]) {
-      drawing.marks[{static_cast<int64_t>(token), expert}] |= kAccepted;
+      drawing.marks[{token, expert}] |= kAccepted;
     }
   }
   for (const auto& row : drawing.decisions.fr_filled) {
@@ -93,60 +92,42 @@ std::string paint(const std::string& text, unsigned mark, bool use_color) {
 }
 
 std::string mark_text(unsigned mark) {
-  std::string text;
-  text += (mark & kFilled) != 0 ? "+" : "";
-  text += (mark & kDropped) != 0 ? "x" : "";
-  text += (mark & kRectified) != 0 ? "*" : "";
-  return text;
+  return fmt::format("{}{}{}", (mark & kFilled) != 0 ? "+" : "", (mark & kDropped) != 0 ? "x" : "",
+                     (mark & kRectified) != 0 ? "*" : "");
 }
 
-// Returns a cell of kCellColumns characters: "  0.731+ ", "       x ", "       . ".
-std::string cell(const Drawing& drawing, int64_t token, int64_t expert) {
-  const unsigned mark = drawing.mark(token, expert);
-  const std::string number = mark == 0 ? "." : drawing.weight_text(token, expert);
-  return paint(fmt::format("{:>6}{:<3}", number, mark_text(mark)), mark, drawing.style.use_color);
-}
-
-std::string rank_text(const Drawing& drawing, int64_t token) {
-  const int64_t source_rank = drawing.problem.group.source_rank[token];
-  return source_rank < 0 ? "pad" : fmt::format("{}", source_rank);
-}
-
-void draw_grid(Drawing& drawing, int64_t tokens) {
-  std::string ranks = fmt::format("{:<{}}", "", kHeadColumns);
-  std::string head = fmt::format("{:>5}  {:>4}  ", "token", "rank");
+void draw_grid_heads(Drawing& drawing) {
+  std::string ranks = fmt::format("{:<{}}", "", kHeadColumns), experts = "token  rank  ";
   for (int64_t expert = 0; expert < drawing.experts(); ++expert) {
     const bool is_first_of_rank = expert % drawing.experts_per_rank() == 0;
-    const std::string name = is_first_of_rank
-                                 ? fmt::format("rank {}", expert / drawing.experts_per_rank())
-                                 : std::string();
-    ranks += fmt::format("{}{:<{}}", is_first_of_rank ? "| " : "", "  " + name, kCellColumns);
-    head += fmt::format("{}{:>6}   ", is_first_of_rank ? "| " : "", fmt::format("e{}", expert));
+    const char* const border = is_first_of_rank ? "| " : "";
+    const int64_t rank = expert / drawing.experts_per_rank();
+    ranks += fmt::format("{}{:<{}}", border, is_first_of_rank ? fmt::format("  rank {}", rank) : "",
+                         kCellColumns);
+    experts += fmt::format("{}{:>6}   ", border, fmt::format("e{}", expert));
   }
-  drawing.text += ranks + "\n" + head + "\n";
-  for (int64_t token = 0; token < tokens; ++token) {
-    drawing.text += fmt::format("{:>5}  {:>4}  ", token, rank_text(drawing, token));
-    for (int64_t expert = 0; expert < drawing.experts(); ++expert) {
-      drawing.text += expert % drawing.experts_per_rank() == 0 ? "| " : "";
-      drawing.text += cell(drawing, token, expert);
-    }
-    drawing.text += "\n";
-  }
+  drawing.text += ranks + "\n" + experts + "\n";
 }
 
-// Draws a list of experts per token: "    3     0  e2 0.881  e1 0.119*  e3 x".
-void draw_lists(Drawing& drawing, int64_t tokens) {
-  drawing.text += fmt::format("{:>5}  {:>4}  experts\n", "token", "rank");
+// Draws a line per token. In a grid, a cell of an expert has kCellColumns characters: "  0.731+ ",
+// "       x ", "       . ". Else the line is a list: "    3     0  e2 0.881  e1 0.119*  e3 x".
+void draw_tokens(Drawing& drawing, int64_t tokens, bool is_grid) {
   for (int64_t token = 0; token < tokens; ++token) {
-    drawing.text += fmt::format("{:>5}  {:>4}", token, rank_text(drawing, token));
+    const int64_t source_rank = drawing.problem.group.source_rank[token];
+    drawing.text +=
+        fmt::format("{:>5}  {:>4}{}", token,
+                    source_rank < 0 ? "pad" : fmt::format("{}", source_rank), is_grid ? "  " : "");
     for (int64_t expert = 0; expert < drawing.experts(); ++expert) {
       const unsigned mark = drawing.mark(token, expert);
-      if (mark == 0) {
-        continue;
+      const std::string weight = drawing.weight_text(token, expert), marks = mark_text(mark);
+      if (is_grid) {
+        drawing.text += expert % drawing.experts_per_rank() == 0 ? "| " : "";
+        drawing.text += paint(fmt::format("{:>6}{:<3}", mark == 0 ? "." : weight, marks), mark,
+                              drawing.style.use_color);
+      } else if (mark != 0) {
+        drawing.text +=
+            paint(fmt::format("  e{} {}{}", expert, weight, marks), mark, drawing.style.use_color);
       }
-      drawing.text += paint(
-          fmt::format("  e{} {}{}", expert, drawing.weight_text(token, expert), mark_text(mark)),
-          mark, drawing.style.use_color);
     }
     drawing.text += "\n";
   }
@@ -154,51 +135,34 @@ void draw_lists(Drawing& drawing, int64_t tokens) {
 
 void draw_slots(Drawing& drawing) {
   const auto& input = drawing.routing.input;
-  if (!route::has_capacity(drawing.problem.router)) {
-    return;
-  }
   drawing.text += "\nslots of each expert, in order of acceptance (- is padding)\n";
   for (int64_t expert = 0; expert < drawing.experts(); ++expert) {
     drawing.text += fmt::format("{:>5}  ", fmt::format("e{}", expert));
     for (int64_t rank = 0; rank < input.ranks; ++rank) {
-      const auto& tokens = drawing.decisions.slots[rank][expert];
-      std::vector<std::string> words;
-      for (const int64_t token : tokens) {
-        words.push_back(
+      std::vector<std::string> slots;
+      for (const int64_t token : drawing.decisions.slots[rank][expert]) {
+        slots.push_back(
             fmt::format("t{}{}", token, (drawing.mark(token, expert) & kFilled) != 0 ? "+" : ""));
       }
-      words.resize(std::max(words.size(), static_cast<size_t>(input.capacity[rank])), "-");
-      const size_t hidden = words.size() - std::min(words.size(), kMaxSlotTokens);
-      words.resize(words.size() - hidden);
+      slots.resize(std::max(slots.size(), static_cast<size_t>(input.capacity[rank])), "-");
+      const size_t num_hidden = slots.size() - std::min(slots.size(), kMaxSlotTokens);
+      slots.resize(slots.size() - num_hidden);
       drawing.text +=
-          fmt::format("{}from rank {}: {}{}", rank == 0 ? "" : "   ", rank, fmt::join(words, " "),
-                      hidden == 0 ? "" : fmt::format(" and {} more", hidden));
+          fmt::format("{}from rank {}: {}{}", rank == 0 ? "" : "   ", rank, fmt::join(slots, " "),
+                      num_hidden == 0 ? "" : fmt::format(" and {} more", num_hidden));
     }
     drawing.text += "\n";
   }
 }
 
-std::string loss_text(const route::AuxLosses& losses) {
-  std::string text;
-  const auto add = [&](const char* name, const at::Tensor& loss) {
-    if (loss.defined()) {
-      text += fmt::format("{}{} {:.4f}", text.empty() ? "" : ", ", name, loss.item<double>());
-    }
-  };
-  add("load balance", losses.load_balance);
-  add("entropy", losses.entropy);
-  add("L1", losses.l1);
-  return text;
-}
-
 void draw_counts(Drawing& drawing) {
-  const auto& counted = drawing.counted;
+  const auto& counted = drawing.counters;
+  const route::AuxLosses& losses = drawing.routing.losses;
   const route::RouterFamily& family = *drawing.problem.router.family;
   if (family.has_token_requests) {
     drawing.text += fmt::format("\nrequests     {}, {} dropped ({:.1f} %)", counted.requests,
                                 counted.dropped_requests,
-                                route::ratio(100.0 * static_cast<double>(counted.dropped_requests),
-                                             static_cast<double>(counted.requests)));
+                                100 * route::ratio(counted.dropped_requests, counted.requests));
     if (counted.fr_requests > 0) {
       drawing.text +=
           fmt::format("; {} of {} fill-ins accepted (+)", counted.fr_filled, counted.fr_requests);
@@ -219,8 +183,16 @@ void draw_counts(Drawing& drawing) {
       "mean)",
       counted.experts_per_token(), counted.unserved_tokens,
       fmt::join(counted.tokens_per_expert, " "), counted.load_max_over_mean());
-  const std::string losses = loss_text(drawing.routing.losses);
-  drawing.text += losses.empty() ? "\n" : fmt::format("\nlosses       {} (unscaled)\n", losses);
+  std::vector<std::string> texts;
+  for (const auto& [name, loss] : {std::pair("load balance", &losses.load_balance),
+                                   {"entropy", &losses.entropy},
+                                   {"L1", &losses.l1}}) {
+    if (loss->defined()) {
+      texts.push_back(fmt::format("{} {:.4f}", name, loss->item<double>()));
+    }
+  }
+  drawing.text +=
+      texts.empty() ? "\n" : fmt::format("\nlosses       {} (unscaled)\n", fmt::join(texts, ", "));
 }
 
 std::string route_table(const route::RoutingProblem& problem, const TableStyle& style) {
@@ -236,17 +208,21 @@ std::string route_table(const route::RoutingProblem& problem, const TableStyle& 
                                                     fmt::join(input.capacity, " "));
   }
   drawing.text += "\n\n";
-  const int64_t width = kHeadColumns + drawing.experts() * kCellColumns + 2 * problem.group.ranks;
-  if (width <= style.columns) {
-    draw_grid(drawing, tokens);
+  const bool is_grid =
+      kHeadColumns + drawing.experts() * kCellColumns + 2 * problem.group.ranks <= style.columns;
+  if (is_grid) {
+    draw_grid_heads(drawing);
   } else {
-    draw_lists(drawing, tokens);
+    drawing.text += "token  rank  experts\n";
   }
+  draw_tokens(drawing, tokens, is_grid);
   drawing.text = std::regex_replace(drawing.text, std::regex(" +\n"), "\n");
   if (tokens < all) {
     drawing.text += fmt::format("       and {} more tokens (see --tokens)\n", all - tokens);
   }
-  draw_slots(drawing);
+  if (route::has_capacity(problem.router)) {
+    draw_slots(drawing);
+  }
   draw_counts(drawing);
   return drawing.text;
 }
@@ -282,22 +258,25 @@ void run(RouteFlags flags) {
   }
 }
 
+Options options(RouteFlags& flags) {
+  return concat({{positional("FILE", &flags.files, group::kData,
+                             "logits: CSV with a token per line, a JSON list of rows, or - for "
+                             "standard input")},
+                 route::request_options(flags.router),
+                 {{"tokens", &flags.style.max_tokens, group::kOutput,
+                   "maximum number of tokens in the table", whole_between(1, 1 << 20)},
+                  json_option(flags.json)}});
+}
+
 }  // namespace
 
 void add_route(CLI::App& app) {
-  const auto [command, flags] =
-      add_command<RouteFlags>(app, "route", "print the decisions of a router for logits", run);
-  add_options(*command, {positional("FILE", &flags->files, group::kData,
-                                    "logits: CSV with a token per line, a JSON list of rows, or - "
-                                    "for standard input")});
-  add_options(*command, route::request_options(flags->router));
-  add_options(*command, {{"tokens", &flags->style.max_tokens, group::kOutput,
-                          "maximum number of tokens in the table", whole_between(1, 1 << 20)}});
-  add_json(*command, flags->json);
-  add_config(*command,
+  CLI::App& command = add_command<RouteFlags>(
+      app, "route", "print the decisions of a router for logits", run, options);
+  add_config(command,
              "moe route logits.csv --router top1+ir+fr --ep-ranks 2\n"
              "moe route logits.json --router topp:0.4 --json");
-  command->footer(route::router_help() + "\n" + command->get_footer());
+  command.footer(route::router_help() + "\n" + command.get_footer());
 }
 
 }  // namespace moe::cli

@@ -107,43 +107,41 @@ void run(const TokenizeFlags& flags) {
   }
   const auto tokenizer = io::Tokenizer::load(flags.settings.model, /*vocab_size=*/0);
   if (is_text(flags.input)) {
-    flags.json ? print_ids(tokenizer, flags.input) : print_table(tokenizer, flags.input);
-    return;
+    return flags.json ? print_ids(tokenizer, flags.input) : print_table(tokenizer, flags.input);
   }
   const std::string name = flags.input == "-" ? "standard input" : flags.input;
   FileReader in(
       flags.input == "-" ? open_standard_input() : open_to_read(flags.input, Pipes::kAllowed),
       name);
-  if (flags.json) {
-    print_json_lines(tokenizer, in, name);
-  } else {
-    print_table(tokenizer, in.read_rest(kNoLimit));
-  }
+  flags.json ? print_json_lines(tokenizer, in, name)
+             : print_table(tokenizer, in.read_rest(kNoLimit));
+}
+
+Options options(TokenizeFlags& flags) {
+  return concat(
+      {{positional("MODEL", &flags.settings.model, group::kModel, "directory with a tokenizer"),
+        positional(
+            "TEXT", &flags.input, group::kModel,
+            "text, file, or - for standard input; with --json, a file has lines {\"text\": ...}",
+            /*is_required=*/false),
+        {"chat", &flags.chat, group::kData,
+         "training data as of moe train --data, or - for standard input: print the tokens of each "
+         "record and which carry loss; with --json {\"ids\", \"loss\", \"text\"}: loss[i] is 1 if "
+         "predicting ids[i] from the ids before it is part of the loss"}},
+       train::record_options(flags.settings),
+       {json_option(flags.json)}});
 }
 
 }  // namespace
 
 void add_tokenize(CLI::App& app) {
-  const auto [command, flags] = add_command<const TokenizeFlags&>(
-      app, "tokenize", "print ids, pieces and bytes of a text", run);
-  add_options(
-      *command,
-      {positional("MODEL", &flags->settings.model, group::kModel, "directory with a tokenizer"),
-       positional(
-           "TEXT", &flags->input, group::kModel,
-           "text, file, or - for standard input; with --json, a file has lines {\"text\": ...}",
-           /*is_required=*/false),
-       {"chat", &flags->chat, group::kData,
-        "training data as of moe train --data, or - for standard input: print the tokens of each "
-        "record and which carry loss; with --json {\"ids\", \"loss\", \"text\"}: loss[i] is 1 if "
-        "predicting ids[i] from the ids before it is part of the loss"}});
-  const Options records = train::record_options(flags->settings);
-  add_options(*command, records);
-  for (const Option& option : records) {
-    command->get_option(flag_name(option))->needs("--chat");
+  CLI::App& command = add_command<const TokenizeFlags&>(
+      app, "tokenize", "print ids, pieces and bytes of a text", run, options);
+  train::TrainSettings named;
+  for (const Option& option : train::record_options(named)) {
+    command.get_option(flag_name(option))->needs("--chat");
   }
-  add_json(*command, flags->json);
-  add_examples(*command,
+  add_examples(command,
                "moe tokenize my-llama \"Hello world\"\n"
                "echo '{\"text\": \"Hello world\"}' | moe tokenize my-llama - --json\n"
                "moe tokenize my-llama --chat instructions.jsonl --json");

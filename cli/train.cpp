@@ -166,7 +166,7 @@ void train_on_rank(const TrainFlags& flags, distributed::Comm& comm, train::Stop
   finish_output();  // before the ranks disconnect, so that a failure ends the run on all of them
 }
 
-std::vector<std::pair<const char*, uint64_t>> memory_items(const train::MemoryPlan& memory) {
+std::vector<std::pair<std::string, uint64_t>> memory_items(const train::MemoryPlan& memory) {
   return {{"program", memory.program},
           {"weights", memory.weights},
           {"gradients", memory.gradients},
@@ -181,7 +181,7 @@ std::vector<std::pair<const char*, uint64_t>> memory_items(const train::MemoryPl
 OrderedJson to_json(const train::MemoryPlan& memory) {
   OrderedJson json;
   for (const auto& [name, bytes] : memory_items(memory)) {
-    json[fmt::format("{}_bytes", name)] = bytes;
+    json[name + "_bytes"] = bytes;
   }
   return json;
 }
@@ -207,8 +207,7 @@ void print_cluster(const TrainFlags& flags) {
     OrderedJson json = to_json(plan.memory);
     json["layout"] = distributed::describe(plan.layout);
     json["parameters"] = plan.parameters;
-    print_json(json);
-    return;
+    return print_json(json);
   }
   print_text("{} parameters; {}\n", format_count(plan.parameters),
              distributed::describe(plan.layout));
@@ -240,26 +239,20 @@ void run(const TrainFlags& flags) {
     return print_cluster(flags);
   }
   if (flags.show_samples > 0) {
-    print_samples(flags.settings, flags.show_samples);
-    return;
+    return print_samples(flags.settings, flags.show_samples);
   }
   if (flags.dry_run || flags.show_settings) {
     apply_threads(flags.settings.threads);
     const train::RunPlan plan =
         train::plan_run(flags.settings, std::max<int64_t>(1, flags.ranks.ranks));
     if (flags.show_settings) {
-      print_text("{}", train::to_toml(plan.settings));
-      return;
+      return print_text("{}", train::to_toml(plan.settings));
     }
     if (!flags.quiet) {
       print_plan(plan);
     }
-    if (flags.json) {
-      print_json(to_json(plan.memory));
-    } else {
-      print_memory(plan.memory, plan.settings.on_cuda);
-    }
-    return;
+    return flags.json ? print_json(to_json(plan.memory))
+                      : print_memory(plan.memory, plan.settings.on_cuda);
   }
   USER_ERROR_IF(flags.settings.run.empty(), "--out is required; see moe train --help");
   USER_ERROR_IF(flags.resume && flags.settings.force,
@@ -295,20 +288,20 @@ Options unstored_options(TrainFlags& flags) {
   };
 }
 
+Options options(TrainFlags& flags) {
+  return concat({train::train_options(flags.settings),
+                 rank_options(flags.ranks),
+                 unstored_options(flags),
+                 {force_option(flags.settings.force, kForceGateHelp),
+                  force_memory_option(flags.settings.force_memory), quiet_option(flags.quiet),
+                  json_option(flags.json)}});
+}
+
 }  // namespace
 
 void add_train(CLI::App& app) {
-  const auto [command, flags] =
-      add_command<const TrainFlags&>(app, "train", "train a model, dense or MoE", run);
-  add_options(*command, train::train_options(flags->settings));
-  add_rank_flags(*command, flags->ranks);
-  add_options(*command, unstored_options(*flags));
-  add_force(*command, flags->settings.force, kForceGateHelp);
-  add_force_memory(*command, flags->settings.force_memory);
-  add_quiet(*command, flags->quiet);
-  add_json(*command, flags->json);
   add_config(
-      *command,
+      add_command<const TrainFlags&>(app, "train", "train a model, dense or MoE", run, options),
       "moe train my-moe -o run --data instructions.jsonl --steps 1000 --lr 1e-5\n"
       "moe train my-llama --upcycle 8 --router top2 -o run --data text.jsonl --objective lm\n"
       "moe train my-moe --data instructions.jsonl --dry-run");

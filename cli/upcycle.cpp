@@ -88,15 +88,14 @@ void dry_run(const UpcycleFlags& flags, const model::UpcycleSettings& settings,
   const double rate = probe_disk(settings.out);
   const double seconds = plan.bytes / rate;
   if (flags.json) {
-    const OrderedJson json = {{"tensor_bytes", plan.bytes},
-                              {"parameters",
-                               {{"dense", plan.dense.total},
-                                {"total", plan.mixture.total},
-                                {"active", plan.mixture.active}}},
-                              {"disk_bytes_per_second", rate},
-                              {"estimated_seconds", seconds}};
-    print_json(json, 2);
-    return;
+    return print_json({{"tensor_bytes", plan.bytes},
+                       {"parameters",
+                        {{"dense", plan.dense.total},
+                         {"total", plan.mixture.total},
+                         {"active", plan.mixture.active}}},
+                       {"disk_bytes_per_second", rate},
+                       {"estimated_seconds", seconds}},
+                      2);
   }
   print_text("{}to write     {}, about {} at {}/s (dry run: nothing was written)\n",
              plan_text(plan), format_bytes(plan.bytes), format_seconds(seconds),
@@ -123,14 +122,14 @@ model::Certify certifier(const UpcycleFlags& flags, const io::Checkpoint& dense,
 
 // Returns kInstruct if the first record of a file is a conversation, else kLm.
 data::Objective detect_objective(const std::filesystem::path& file) {
+  constexpr auto kLm = data::Objective::kLm;
   data::RecordReader reader(file);
   const auto first = reader.next();
   if (!first || reader.form() == data::RecordForm::kText) {
-    return data::Objective::kLm;
+    return kLm;
   }
-  const auto format = data::recognise(parse_json(first->text, file.string()), data::Objective::kLm);
-  return format && data::is_conversation(*format) ? data::Objective::kInstruct
-                                                  : data::Objective::kLm;
+  const auto format = data::recognise(parse_json(first->text, file.string()), kLm);
+  return format && data::is_conversation(*format) ? data::Objective::kInstruct : kLm;
 }
 
 // Returns the first kMaxRouterTokens tokens of a file in any format of moe train --data.
@@ -149,8 +148,7 @@ model::RouterText read_router_text(const io::Checkpoint& dense, const std::files
   settings.max_per_file = model::kMaxRouterTokens;
   int64_t remaining = model::kMaxRouterTokens;
   const auto add_example = [&](data::Example&& example) {
-    const auto count = std::min(remaining, std::ssize(example.ids));
-    if (count > 0) {
+    if (const auto count = std::min(remaining, std::ssize(example.ids)); count > 0) {
       text.sequences.emplace_back(example.ids.begin(), example.ids.begin() + count);
       remaining -= count;
     }
@@ -159,7 +157,7 @@ model::RouterText read_router_text(const io::Checkpoint& dense, const std::files
   return text;
 }
 
-// Returns the text to initialize or scale the routers by; without sequences if they need none.
+// Returns the text that initializes or scales the routers; it has no sequences if none is needed.
 model::RouterText router_text(const UpcycleFlags& flags, const io::Checkpoint& dense,
                               const model::UpcycleSettings& settings) {
   model::RouterText text;
@@ -225,23 +223,17 @@ model::Calibrate calibrator(const UpcycleFlags& flags, const io::Checkpoint& den
 // Prints advice on the hyperparameters of training (sources: recipes/README.md).
 void print_advice(const model::UpcycleSettings& settings) {
   const route::RouterSettings& router = settings.router;
-  std::string flags =
-      settings.last_lr ? fmt::format("--lr up to {:g}, {:g} times the parent's last learning rate",
+  const std::string lr =
+      settings.last_lr ? fmt::format("{:g}, {:g} times the parent's last learning rate",
                                      train::kMaxLrRatio * *settings.last_lr, train::kMaxLrRatio)
-                       : "--lr up to the parent's peak learning rate";
-  if (router.family->load_balance_coef) {
-    flags += "; --lb-coef 0.01 to 0.001";
-  }
-  if (route::has_capacity(router)) {
-    flags += "; at least 1,024 tokens per logical rank and micro-batch";
-  }
+                       : "the parent's peak learning rate";
   print_text(
-      "advice       train with {}. In published runs with a tenth of the parent's tokens, the "
-      "loss\n"
-      "             is 1 to 5 % below that of continued dense training; in shorter runs the gain "
-      "is "
-      "smaller (recipes/README.md, Guidance)\n",
-      flags);
+      "advice       train with --lr up to {}{}{}. In published runs with a tenth of the parent's "
+      "tokens, the loss\n             is 1 to 5 % below that of continued dense training; in "
+      "shorter runs the gain is smaller (recipes/README.md, Guidance)\n",
+      lr, router.family->load_balance_coef ? "; --lb-coef 0.01 to 0.001" : "",
+      route::has_capacity(router) ? "; at least 1,024 tokens per logical rank and micro-batch"
+                                  : "");
 }
 
 void print_result(const UpcycleFlags& flags, const model::UpcycleSettings& settings,
@@ -250,26 +242,26 @@ void print_result(const UpcycleFlags& flags, const model::UpcycleSettings& setti
   if (flags.json) {
     report["out"] = out;
     report["seconds"] = seconds;
-    print_json(report, 2);
-    return;
+    return print_json(report, 2);
   }
   const auto words = [](const OrderedJson& object) {
     return terminal_line(object.value("words", ""));
   };
   print_text("{}", plan_text(plan));
   print_written(plan.bytes, out, seconds);
+  // Prints nothing if the object is missing or has no "words".
+  const auto print_words = [&](const char* label, const OrderedJson& parent, const char* key) {
+    if (parent.contains(key) && parent[key].contains("words")) {
+      print_text("{:<13}{}\n", label, words(parent[key]));
+    }
+  };
   for (const auto& layer : report["router_init"].value("layers", OrderedJson::array())) {
     print_text("router init  {}\n", words(layer));
   }
-  if (report.contains("calibration") && report["calibration"].contains("words")) {
-    print_text("gate scale   {}\n", words(report["calibration"]));
-  }
+  print_words("gate scale", report, "calibration");
+  print_words("certificate", report, "certificate");
   if (report.contains("certificate")) {
-    const OrderedJson& certificate = report["certificate"];
-    print_text("certificate  {}\n", words(certificate));
-    if (certificate.contains("without_gate_scale")) {
-      print_text("unscaled     {}\n", words(certificate["without_gate_scale"]));
-    }
+    print_words("unscaled", report["certificate"], "without_gate_scale");
   } else {
     const OrderedJson& expected = report["preserves_function"];
     print_text("function     {}{}; not measured (see --verify)\n",
@@ -422,21 +414,22 @@ Options output_options(UpcycleFlags& flags) {
   };
 }
 
+Options options(UpcycleFlags& flags) {
+  return concat(
+      {source_options(flags),
+       route::request_options(flags.router),
+       router_options(flags),
+       output_options(flags),
+       {device_option(flags.device), force_memory_option(flags.force_memory),
+        force_option(flags.settings.force), quiet_option(flags.quiet), json_option(flags.json)}});
+}
+
 }  // namespace
 
 void add_upcycle(CLI::App& app) {
-  const auto [command, flags] = add_command<const UpcycleFlags&>(
-      app, "upcycle", "convert a dense model to a mixture of experts", run);
-  add_options(*command, source_options(*flags));
-  add_options(*command, route::request_options(flags->router));
-  add_options(*command, concat({router_options(*flags), output_options(*flags)}));
-  add_device(*command, flags->device);
-  add_force_memory(*command, flags->force_memory);
-  add_force(*command, flags->settings.force);
-  add_quiet(*command, flags->quiet);
-  add_json(*command, flags->json);
   add_config(
-      *command,
+      add_command<const UpcycleFlags&>(
+          app, "upcycle", "convert a dense model to a mixture of experts", run, options),
       "moe upcycle my-llama -o my-moe --experts 8 --layers even --router top1+ir+fr --verify\n"
       "moe upcycle base -o my-moe --expert math:4 --expert code:4 --router-init prompts:p.json\n"
       "moe upcycle my-llama -o my-moe --granularity 4 --shared-expert --dry-run");

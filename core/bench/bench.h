@@ -1,8 +1,8 @@
 #pragma once
-// The benchmarks of `moe bench`: for each its settings and a function that returns the report, a
-// JSON object in the order in which `moe bench` prints it. Keys end in their unit. A speed is
-// compared with what the machine reaches in the same run (the roof). All functions throw UserError,
-// before they time anything, if the settings do not fit the model or the machine.
+// Benchmarks of `moe bench`: a settings struct and a function each. A function returns its report,
+// a JSON object in the order of printing; keys end in their unit. Speeds are compared with a roof,
+// the speed of simple operations on the same machine in the same run. All functions throw UserError
+// before the first timing if the settings do not fit the model or the machine.
 
 #include <c10/core/Device.h>
 
@@ -66,7 +66,7 @@ struct EvalSettings {
   bool parts = false;  // also time the parts of the model (timing.h)
 };
 
-// Times the scoring of tokenised requests as `moe eval` does it. Synthetic requests are random
+// Times the scoring of tokenized requests, as in `moe eval`. Synthetic requests are random
 // tokens, four choices each: "letters" scores one token after 48 to 512 (as MMLU), "spans" 2 to 64
 // after 16 to 256 (as HellaSwag). The roof is the products of the forward passes by at::mm.
 OrderedJson bench_eval(const EvalSettings& settings, c10::Device device);
@@ -81,8 +81,8 @@ struct GenerateSettings {
   bool force_memory = false;
 };
 
-// Times a token of all texts. A token reads every active weight once, so the roof is the rate at
-// which the threads read memory.
+// Times a decoding step, one token of every text. A step reads each active weight once, so the roof
+// is the memory bandwidth of the threads.
 OrderedJson bench_generate(const GenerateSettings& settings);
 
 struct LoadSettings {
@@ -100,8 +100,8 @@ struct UpcycleSettings {
   int64_t repeats = 3;
 };
 
-// Times upcycling and as many bytes of plain writes to the same disk, both synced. The two take
-// turns of a gigabyte, so that other users of the disk slow down both.
+// Times upcycling and plain writes of as many bytes to the same disk, both synced. They alternate
+// every gigabyte, so that other load on the disk slows both.
 OrderedJson bench_upcycle(const UpcycleSettings& settings);
 
 struct CommSettings {
@@ -110,8 +110,9 @@ struct CommSettings {
   distributed::RankSettings ranks;  // on_cuda is set by bench_comm()
 };
 
-// Times each collective over sizes; the smallest all-to-all gives the latency of a link, the
-// largest its rate. Starts the ranks (distributed::run_on_ranks); returns nothing but on rank 0.
+// Times each collective by tensor size; the smallest all-to-all gives the latency of a link, the
+// largest its bandwidth. Starts the ranks (distributed::run_on_ranks); only rank 0 returns a
+// report.
 std::optional<OrderedJson> bench_comm(const CommSettings& settings, c10::Device device);
 
 }  // namespace moe::bench

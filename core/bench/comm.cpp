@@ -39,8 +39,8 @@ Timing time_together(distributed::Comm& comm, int64_t repeats, const std::functi
   return make_timing(std::move(slowest));
 }
 
-// Measures one collective. `bytes`: of a rank's input; of all_gather, its output.
-// bytes_per_second: what a rank sends to others, at the median.
+// Times one collective. `bytes`: size of a rank's input, or of the output of all_gather. In the
+// result, "bytes_per_second" counts the bytes that a rank sends to others, at the median.
 OrderedJson time_collective(distributed::Comm& comm, const std::string& name, int64_t bytes,
                             int64_t repeats) {
   const int64_t size = comm.size(), length = std::max<int64_t>(1, bytes / 4 / size);

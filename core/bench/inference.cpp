@@ -89,9 +89,8 @@ OrderedJson time_set(const model::Llama& llama, const RequestSet& set,
   auto [flop, roof] =
       time_roof(products, /*backward=*/false, settings.repeats,
                 roof_options(llama.device(), llama.product_type() == at::kBFloat16));
-  const auto forwards = static_cast<double>(scores.forwards);
-  roof = {roof.median_s * forwards, roof.best_s * forwards, roof.worst_s * forwards};
-  flop *= forwards;
+  roof = roof.times(scores.forwards);
+  flop *= scores.forwards;
   const auto rate = [&](int64_t count) { return count / timing.median_s; };
   OrderedJson json = {{"name", set.name},
                       {"questions", set.questions},
@@ -118,19 +117,17 @@ OrderedJson time_set(const model::Llama& llama, const RequestSet& set,
 // Returns the stored bytes of the matrices that a token is multiplied with; k / E of the experts.
 double active_bytes(const io::Checkpoint& checkpoint, const model::ModelConfig& config,
                     const route::RouterSettings& router) {
+  const int64_t experts = config.moe ? config.moe->experts : 1;
+  const double active_share =
+      static_cast<double>(router.family->typical_active_experts(router, experts)) / experts;
   double bytes = 0;
   for (const auto& tensor : checkpoint.tensors()) {
     const bool is_embedding = tensor.name.find("embed_tokens") != std::string::npos;
     if (tensor.shape.size() < 2 || (is_embedding && !config.tie_word_embeddings)) {
       continue;
     }
-    double share = 1;
-    if (config.moe && tensor.name.find(".experts.") != std::string::npos) {
-      share =
-          static_cast<double>(router.family->typical_active_experts(router, config.moe->experts)) /
-          config.moe->experts;
-    }
-    bytes += share * tensor.bytes();
+    const bool is_expert = config.moe && tensor.name.find(".experts.") != std::string::npos;
+    bytes += (is_expert ? active_share : 1) * tensor.bytes();
   }
   return bytes;
 }
@@ -170,9 +167,9 @@ OrderedJson bench_eval(const EvalSettings& settings, c10::Device device) {
     sets.push_back(task_set(task, eval::make_encoder(opened, scored.compat)));
   }
   if (tasks.empty()) {
-    for (const char* name : {"letters", "spans"}) {
-      sets.push_back(synthetic_set(name, opened.config, scored.limit.value_or(60)));
-    }
+    const int64_t questions = scored.limit.value_or(60);
+    sets = {synthetic_set("letters", opened.config, questions),
+            synthetic_set("spans", opened.config, questions)};
   }
   eval::RequestSizes largest;
   for (const auto& set : sets) {

@@ -21,6 +21,7 @@ namespace {
 
 using at::Tensor;
 
+// Returns a leaf of the autograd graph that shares the values.
 Tensor leaf(const Tensor& values) { return values.detach().requires_grad_(true); }
 
 class LayerBench {
@@ -117,7 +118,7 @@ class LayerBench {
     route::read_counters({routing.counters});
   }
 
-  // With a capacity, the counts of a device with streams stay on it.
+  // Times the expert products. With a capacity on a GPU, the rows per expert stay on the device.
   Timing time_products(const route::Routing& routing, const std::vector<int64_t>& tokens_per_expert,
                        const Tensor& rows) const {
     const auto time_with = [&](const Tensor& inputs, const auto& counts) {

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <string>
 #include <thread>
 #include <utility>
 
@@ -39,19 +38,15 @@ struct MemoryWatch {
   }};
 };
 
-model::Llama load_folder(const std::filesystem::path& folder, model::Storage storage) {
-  return model::Llama::load(io::Checkpoint(folder), {}, at::kCPU, storage);
-}
-
-// Loads the folder 1 + `repeats` times, one model at a time.
-// `weight_bytes`: of the loaded weights, or of the mapped files.
+// Loads the folder 1 + `repeats` times, one model at a time. `weight_bytes`: size of the loaded
+// weights, or of the mapped files.
 OrderedJson time_loading(const LoadSettings& settings, model::Storage storage,
                          uint64_t weight_bytes) {
   MemoryWatch watch;
   std::vector<double> seconds;
   for (int64_t i = 0; i <= settings.repeats; ++i) {
     const double start = clock_s();
-    const model::Llama model = load_folder(settings.model, storage);
+    const auto model = model::Llama::load(io::Checkpoint(settings.model), {}, at::kCPU, storage);
     seconds.push_back(clock_s() - start);
   }
   const uint64_t anonymous = watch.peak_increase();
@@ -68,7 +63,8 @@ OrderedJson time_loading(const LoadSettings& settings, model::Storage storage,
 double first_token_s(const std::filesystem::path& folder) {
   const at::NoGradGuard no_gradients;
   const double start = clock_s();
-  const model::Llama model = load_folder(folder, model::Storage::kStored);
+  const auto model =
+      model::Llama::load(io::Checkpoint(folder), {}, at::kCPU, model::Storage::kStored);
   const auto routing = model::generation_routing(model.default_routing());
   const model::Packed token{at::zeros({1}, at::kLong), {1}};
   model.head(model.forward(token, routing).hidden).argmax().item<int64_t>();
@@ -85,7 +81,7 @@ void sync_open_files(const std::filesystem::path& folder) {
   }
 }
 
-// Clock of upcycling that stops after each gigabyte, while as many bytes are written plainly.
+// Clock of upcycling that stops after each gigabyte to time plain writes of as many bytes.
 struct InterleavedTimer {
   static constexpr uint64_t kTurnBytes = 1'000'000'000;
 
@@ -122,8 +118,8 @@ OrderedJson bench_load(const LoadSettings& settings) {
   }
   OrderedJson mapped = time_loading(settings, model::Storage::kStored, stored_bytes);
   mapped["first_token_ms"] = first_token_s(settings.model) * 1e3;
-  const auto f32_bytes = static_cast<uint64_t>(4 * model::count_parameters(config).total);
-  OrderedJson json = time_loading(settings, model::Storage::kF32, f32_bytes);
+  OrderedJson json =
+      time_loading(settings, model::Storage::kF32, 4 * model::count_parameters(config).total);
   json["mapped"] = mapped;
   return json;
 }
@@ -148,12 +144,11 @@ OrderedJson bench_upcycle(const UpcycleSettings& settings) {
     std::filesystem::remove_all(upcycled.out);
   }
   const Timing upcycle = make_timing(std::move(upcycle_s)), disk = make_timing(std::move(disk_s));
-  const auto bytes = static_cast<double>(plan.bytes);
   return {{"tensor_bytes", plan.bytes},
           {"upcycle", to_json(upcycle)},
           {"disk", to_json(disk)},
-          {"bytes_per_second", bytes / upcycle.median_s},
-          {"disk_bytes_per_second", bytes / disk.median_s},
+          {"bytes_per_second", plan.bytes / upcycle.median_s},
+          {"disk_bytes_per_second", plan.bytes / disk.median_s},
           {"disk_share", disk.median_s / upcycle.median_s},
           {"anonymous_bytes", watch.peak_increase()}};
 }

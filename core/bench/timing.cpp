@@ -158,13 +158,10 @@ Timing time_product(const Product& product, ProductForm form, bool use_own_gemm,
                     const at::TensorOptions& options) {
   const auto& [name, m, k, n, count] = product;
   at::manual_seed(1);
-  const auto random = [&](int64_t rows, int64_t columns) {
-    return at::randn({rows, columns}, options);
-  };
   const bool is_forward = form == ProductForm::kForward;
   const bool is_weight = form == ProductForm::kWeightGradient;
-  const Tensor first = is_forward ? random(m, k) : random(m, n);  // x or dy
-  const Tensor second = is_weight ? random(m, k) : random(n, k);  // x or w
+  const Tensor first = at::randn({m, is_forward ? k : n}, options);  // x or dy
+  const Tensor second = at::randn({is_weight ? m : n, k}, options);  // x or w
   const Tensor left = is_weight ? first.t() : first;
   const Tensor right = is_forward ? second.t() : second;
   Tensor out = at::empty({left.size(0), right.size(1)}, options);
@@ -191,9 +188,9 @@ Roof time_roof(const std::vector<Product>& products, bool backward, int64_t repe
       if (form == ProductForm::kForward || backward) {
         const Timing timing = time_product(product, form, /*use_own_gemm=*/false, repeats, options);
         roof.flop += product.count * product.flop();
-        roof.timing.median_s += product.count * timing.median_s;
-        roof.timing.best_s += product.count * timing.best_s;
-        roof.timing.worst_s += product.count * timing.worst_s;
+        const Timing all = timing.times(product.count);
+        roof.timing = {roof.timing.median_s + all.median_s, roof.timing.best_s + all.best_s,
+                       roof.timing.worst_s + all.worst_s};
       }
     }
   }

@@ -1,5 +1,5 @@
 #pragma once
-// Clocks and repeated timings, process statistics, and the roof: a model's products by at::mm.
+// Clocks, repeated timings, process statistics, and the roof of a model: its products by at::mm.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -18,12 +18,15 @@ namespace moe::bench {
 
 double wall_s();
 
-// Returns the seconds of the benchmark clock: CPU time if one thread computes, which other load on
-// the machine does not stretch, else wall time. Waits for the queued work of a GPU.
+// Returns the seconds of the benchmark clock: CPU time if one thread computes, because it excludes
+// other load on the machine, else wall time. Waits for the queued work of a GPU.
 double clock_s(c10::Device device = c10::kCPU);
 
 struct Timing {
   double median_s = 0, best_s = 0, worst_s = 0;
+
+  // Returns the time of `count` such calls.
+  Timing times(double count) const { return {count * median_s, count * best_s, count * worst_s}; }
 };
 
 // Returns the median and the extremes of `seconds`, which must not be empty.
@@ -93,12 +96,12 @@ struct Roof {
   Timing timing;
 };
 
-// Times `products`, with `backward` those of the backward pass too, by at::mm.
+// Times `products` by at::mm. With `backward`, also times the products of the backward pass.
 Roof time_roof(const std::vector<Product>& products, bool backward, int64_t repeats,
                const at::TensorOptions& options);
 
-// Returns the config.json of the dense model that a synthetic mixture, with 8 experts in every
-// layer, is made of. As a mixture S has 35 M parameters, M 176 M.
+// Returns the config.json of the dense parent of a synthetic mixture, which has 8 experts in every
+// layer: S has 35 M parameters, M 176 M.
 OrderedJson synthetic_config(const std::string& name);
 inline bool is_synthetic(const std::string& name) { return name == "S" || name == "M"; }
 

@@ -34,9 +34,10 @@ class Transfer {
 //
 // All ranks must call the same collectives in the same order, with contiguous tensors on device().
 // CPU collectives block until they are complete. GPU collectives are enqueued on the current
-// stream; call synchronize() before the host reads results. Methods, on GPUs perhaps later ones,
-// throw std::runtime_error that names rank, step, layer and collective if a rank has exited, does
-// not answer within --comm-timeout, or called a different collective. It cannot be used afterwards.
+// stream; call synchronize() before the host reads results. If a rank has exited, does not answer
+// within --comm-timeout, or called a different collective, a collective (on a GPU, this or a later
+// one) throws std::runtime_error that names rank, step, layer and collective. The communicator
+// cannot be used afterwards.
 class Comm {
  public:
   explicit Comm(at::Device device, int64_t rank = 0, int64_t size = 1)
@@ -58,7 +59,7 @@ class Comm {
   // input [size * n], output [n]: rank r receives the sum over ranks of block r.
   virtual void reduce_scatter(const at::Tensor& input, const at::Tensor& output);
   // input [n], output [size * n]: concatenates the inputs in rank order. `input` may alias this
-  // rank's block of `output`. Collectives that follow may start before it is complete.
+  // rank's block of `output`. Later collectives may start before it is complete.
   virtual Transfer start_all_gather(const at::Tensor& input, const at::Tensor& output);
   void all_gather(const at::Tensor& input, const at::Tensor& output) {
     start_all_gather(input, output).wait();
@@ -67,11 +68,13 @@ class Comm {
   // Blocks the host until all collectives of this rank are complete and known to have succeeded.
   virtual void synchronize() {}
 
-  // Creates a communicator of some ranks. Collective. Subsets ascend, and are equal or disjoint.
+  // Creates a communicator for the ranks `members`, in ascending order. Collective: every rank
+  // calls it with the subset that it belongs to; subsets are equal or disjoint.
   virtual std::unique_ptr<Comm> split(at::IntArrayRef members);
 
-  // Begins an operation, such as saving a checkpoint, until the end of which (the destruction of
-  // the result) other ranks wait longer than the timeout if this process answers (process_group.h).
+  // Begins a long operation, such as saving a checkpoint; destroying the result ends it. Until then
+  // other ranks may wait longer than the timeout, as long as this process answers
+  // (process_group.h).
   [[nodiscard]] virtual std::shared_ptr<void> long_operation() { return nullptr; }
 
   TraceContext trace;  // set by the code that runs steps and layers
@@ -81,6 +84,7 @@ class Comm {
   int64_t rank_, size_;
 };
 
+// Returns a communicator with a single rank.
 inline std::unique_ptr<Comm> solo_comm(at::Device device = at::kCPU) {
   return std::make_unique<Comm>(device);
 }
@@ -131,8 +135,9 @@ struct Layout {
   bool is_rank_zero() const { return rank == 0; }
 };
 
-// Without `replicas`: G = gcd(P, W). A dense model (experts = 0) has G = 1. Throws UserError,
-// naming the flags, if R does not divide P, G does not divide W, or W does not divide E.
+// Returns the layout of process `rank`. Without `replicas`, G = gcd(P, W). A dense model
+// (experts = 0) has G = 1. Throws UserError that names the flags if R does not divide P, G does not
+// divide W, or W does not divide E.
 Layout make_layout(int64_t processes, int64_t rank, std::optional<int64_t> replicas,
                    int64_t logical_ranks, int64_t experts);
 

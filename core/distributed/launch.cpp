@@ -245,13 +245,13 @@ class Launcher {
     write_exit(store, own.rank, own);
     const auto verdict = own.exit_code == kInterrupted ? read_verdict(store)
                                                        : std::optional(set_verdict(store, own));
-    const int64_t culprit = verdict ? verdict->rank : -1;
-    if (own.rank == 0 || (own.rank == 1 && culprit == 0 && !read_failure(store, 0))) {
+    const int64_t failed_rank = verdict ? verdict->rank : -1;
+    if (own.rank == 0 || (own.rank == 1 && failed_rank == 0 && !read_failure(store, 0))) {
       print();
     }
     prints = false;
     if (environment.serves_store()) {
-      wait_for_exits(store, environment.size, culprit, kUntilOthersExit);
+      wait_for_exits(store, environment.size, failed_rank, kUntilOthersExit);
       std::this_thread::sleep_for(kUntilOthersRead);
     }
   } catch (const std::exception&) {  // the rank that serves the store has exited

@@ -18,13 +18,14 @@ struct RankSettings {
 // Runs `body` on every rank: in this process if it is a rank of moe (--ranks), torchrun, mpirun or
 // srun, or the only one. With --ranks N, starts N processes of this command line, which call this
 // function as ranks, and blocks until they have exited: a command does nothing before or after this
-// call. Only rank 0 may print. A single rank throws the exception of body. Of several, the message
-// is printed once, and the rank exits here with the exit code of main(); the process that started
-// them throws UserError, Interrupted or std::runtime_error with the reason.
+// call. Only rank 0 may print. A single rank rethrows the exception of `body`. With several ranks,
+// the message is printed once and each rank exits with the exit code of main(); the process that
+// started them throws UserError, Interrupted or std::runtime_error with the reason.
 void run_on_ranks(const RankSettings& settings, const std::function<void(Comm&)>& body);
 
-// Returns the index of a rank's GPU: local_rank, or 0 if `is_assigned` and a single one is visible,
-// which the launcher has assigned (srun --gpus-per-task=1). Throws UserError if there are too few.
+// Returns the index of a rank's GPU: local_rank, or 0 if a single GPU is visible and `is_assigned`,
+// that is, the launcher may have assigned it (srun --gpus-per-task=1). Throws UserError if there
+// are too few GPUs.
 int64_t rank_gpu(int64_t local_rank, int64_t num_visible, bool is_assigned);
 
 }  // namespace moe::distributed

@@ -1,4 +1,4 @@
-// Functions of Gloo are not called here: its headers, those of libgloo-dev, are of another version
+// This file calls no function of Gloo, because its headers (libgloo-dev) are of another version
 // than the Gloo in LibTorch.
 
 #define USE_C10D_GLOO
@@ -26,10 +26,10 @@ using BackendPointer = c10::intrusive_ptr<c10d::Backend>;
 constexpr std::chrono::microseconds kPoll{20};
 constexpr double kNever = 1e9;  // seconds since the last long operation if there was none
 constexpr std::chrono::milliseconds kCheckInterval{250};  // for a verdict, while waiting
-// Set on Gloo after it has connected: ProcessGroup limits waits, because it excludes long
-// operations and time in which the process was stopped.
+// Timeout of Gloo after it has connected. ProcessGroup limits waits instead, because it excludes
+// long operations and time in which the process was stopped.
 constexpr std::chrono::hours kUnlimited{24 * 365};
-// Exceeds the duration of evaluations and checkpoints, for which a collective may wait.
+// Longer than any evaluation or checkpoint for which a collective may wait.
 constexpr std::chrono::hours kNcclTimeout{24};
 constexpr int64_t kBlockBytes = 64 << 20;  // summed at a time, to bound the copies
 
@@ -75,7 +75,7 @@ BackendPointer make_gloo(const ProcessGroup& group, const c10::intrusive_ptr<c10
   return gloo;
 }
 
-// The error handling of c10d is on: after an error its watchdog thread throws, which ends the
+// Enables the error handling of c10d: after an error its watchdog thread throws, which ends the
 // process (on_terminate(), launch.cpp).
 BackendPointer make_nccl(const ProcessGroup& group, const c10::intrusive_ptr<c10d::Store>& store,
                          int rank, int size, at::Device device) {

@@ -1,10 +1,10 @@
 #pragma once
-// Ranks as processes, over LibTorch's c10d: Gloo on CPUs, NCCL on GPUs, and the search for the rank
-// that keeps a run from making progress. The timeout of c10d does not serve, because it cannot be
+// Communication between rank processes by LibTorch's c10d (Gloo on CPUs, NCCL on GPUs), and
+// detection of the rank that blocks a run. c10d's own timeout is not used, because it cannot be
 // extended while a rank waits, for example for a checkpoint.
 //
-// A thread of each rank polls two keys of the store, to which a run that makes progress writes
-// none:
+// A thread of each rank polls two keys of the store. Neither is written while the run makes
+// progress.
 //   question/N  Written by a rank that has waited too long in a collective or lost a connection.
 //               Every rank answers with its position: step, layer, collective (answer/N/R).
 //   verdict     Reason for the end of the run (rendezvous.h), from the answers, a failing rank or
@@ -25,8 +25,8 @@ class ProcessGroup {
  public:
   static constexpr Seconds kHardDeadline{10};
 
-  // `store_rank` serves the store; -1: the launcher. on_deadline is called if the object still
-  // exists kHardDeadline after a verdict, as with a stuck GPU kernel.
+  // `store_rank`: the rank that serves the store; -1: the launcher does. Calls on_deadline if the
+  // object still exists kHardDeadline after a verdict, as with a stuck GPU kernel.
   ProcessGroup(Store its_store, int64_t its_rank, std::vector<Member> its_members,
                Seconds its_timeout, int64_t store_rank = -1,
                std::function<void(ExitReason)> on_deadline = nullptr);
@@ -37,8 +37,9 @@ class ProcessGroup {
   const Seconds timeout;
   std::string interface;  // for Gloo; "": the one with the member's address
 
-  // Records that this rank waits in a collective, until end(), called with the returned number, or
-  // on a GPU until `is_done` returns true or throws. `operation` is a string literal.
+  // Records that this rank waits in a collective and returns its number. The wait ends with
+  // end(number), or on a GPU when `is_done` returns true or throws. `operation` is a string
+  // literal.
   int64_t begin(const char* operation, const TraceContext& trace,
                 std::function<bool()> is_done = nullptr);
   void end(int64_t number);

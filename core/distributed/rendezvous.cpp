@@ -118,14 +118,14 @@ Environment read_environment(const GetVariable& get) {
     return has(name) ? std::optional(parsed) : std::nullopt;
   };
   Environment environment;
-  const auto* const found = std::ranges::find_if(kLaunchers, [&](const VariableNames& names) {
+  const auto* const launcher = std::ranges::find_if(kLaunchers, [&](const VariableNames& names) {
     // The script of sbatch and the shell of salloc have a size too, but no step.
     return (&names != &kSlurm || has("SLURM_STEP_ID")) && (has(names.rank) || has(names.size));
   });
-  if (found == std::end(kLaunchers)) {
+  if (launcher == std::end(kLaunchers)) {
     return environment;
   }
-  const VariableNames& names = *found;
+  const VariableNames& names = *launcher;
   for (const auto& [given, missing] :
        {std::pair(names.rank, names.size), {names.size, names.rank}}) {
     USER_ERROR_IF(!has(missing), "the environment has {} but no {}; set both or unset {}", given,
@@ -143,7 +143,7 @@ Environment read_environment(const GetVariable& get) {
   if (inherited || environment.is_alone()) {
     return environment;
   }
-  const bool is_torchrun = found == &kTorchrun;
+  const bool is_torchrun = launcher == &kTorchrun;
   const std::string job = text(names.job) + (is_torchrun ? "" : "." + text("SLURM_STEP_ID"));
   const auto port = number("MASTER_PORT", 1, 65535);
   USER_ERROR_IF(!port && is_torchrun,
@@ -153,7 +153,7 @@ Environment read_environment(const GetVariable& get) {
   const auto job_port = static_cast<int64_t>(20000 + std::hash<std::string>{}(job) % 12000);
   environment.store_port = static_cast<uint16_t>(port.value_or(job_port));
   const bool is_one_host =
-      number(names.local_size, 1, kMaxRanks) == (found == &kSlurm ? 1 : environment.size);
+      number(names.local_size, 1, kMaxRanks) == (launcher == &kSlurm ? 1 : environment.size);
   const std::string host = text("MASTER_ADDR");
   USER_ERROR_IF(host.empty() && !is_one_host,
                 "{} started {} processes, and its variables do not say that all are on one host; "
@@ -162,7 +162,7 @@ Environment read_environment(const GetVariable& get) {
   environment.store_host = host.empty() ? environment.store_host : host;
   const std::string served = text("TORCHELASTIC_USE_AGENT_STORE");
   environment.has_agent_store = served == "True" || served == "true" || served == "1";
-  // Differs between restarts of a run with one agent's store, and between jobs with equal ports.
+  // Differs between restarts that share an agent's store, and between jobs that share a port.
   environment.run_name = fmt::format("moe/{}/{}/", job, text("TORCHELASTIC_RESTART_COUNT"));
   environment.interface = text("GLOO_SOCKET_IFNAME");
   return environment;
@@ -186,7 +186,7 @@ Seconds WaitClock::elapsed() {
 }
 
 Store::Store(c10::intrusive_ptr<c10d::Store> store, Seconds answer_limit)
-    : store_(store.get(), [held = store](c10d::Store* /*pointer*/) {}),
+    : store_(store.get(), [owner = store](c10d::Store* /*pointer*/) {}),
       answer_limit_(answer_limit) {}
 
 // Throws std::runtime_error after answer_limit_: c10d has no limit if the network is broken
@@ -237,8 +237,8 @@ Store open_inherited_store(const Descriptor& file, Seconds timeout) {
                 "descriptor {} is not the store of a run that moe --ranks started", file.get());
   // FileStore opens its file by name for every operation, the last time in its destructor. This
   // descriptor therefore stays open until the process ends.
-  const int held = fcntl(file.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-  auto store = c10::make_intrusive<c10d::FileStore>(fmt::format("/proc/self/fd/{}", held),
+  const int copy = fcntl(file.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  auto store = c10::make_intrusive<c10d::FileStore>(fmt::format("/proc/self/fd/{}", copy),
                                                     /*numWorkers=*/-1);  // keeps its file
   store->setTimeout(std::chrono::duration_cast<std::chrono::milliseconds>(timeout));
   return {std::move(store), timeout / 2};

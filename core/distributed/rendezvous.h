@@ -1,7 +1,8 @@
 #pragma once
 // Rendezvous of the ranks of a run: the environment variables of a launcher, the key-value store
 // that the ranks share, and the records in it (a member when a rank joins, an exit when it ends,
-// one verdict of the run), which are not trusted (threat_model.md). c10d's headers compile slowly.
+// one verdict of the run), which are not trusted (threat_model.md). Does not include c10d's
+// headers, which compile slowly.
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -57,8 +58,8 @@ Environment read_environment(const GetVariable& get);
 // Returns the variables that `moe --ranks` sets for rank `rank` of `size` local processes.
 Variables launched_variables(int64_t rank, int64_t size, int inherited_store);
 
-// Waiting time, without that of a stopped process (Ctrl-Z): a gap of more than 0.7 s between two
-// calls of elapsed() counts as 0.25 s.
+// Clock of waiting time, excluding time in which the process was stopped (Ctrl-Z): a gap of more
+// than 0.7 s between two calls of elapsed() counts as 0.25 s.
 class WaitClock {
  public:
   Seconds elapsed();
@@ -97,7 +98,7 @@ class Store {
   // Sets `key` unless it has a value. Returns its value.
   std::string set_once(const std::string& key, const std::string& value);
   std::optional<std::string> read(const std::string& key);  // nothing if the key is not set
-  Store connect_again() const;                              // with a connection of its own
+  Store connect_again() const;  // returns a copy with its own connection
   // Returns the store for a c10d backend, whose keys get `prefix`.
   c10::intrusive_ptr<c10d::Store> with_prefix(const std::string& prefix) const;
 

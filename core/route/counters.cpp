@@ -43,7 +43,7 @@ constexpr CounterField kFields[] = {
 constexpr std::array kLists = {&CounterValues::tokens_per_expert, &CounterValues::rank_dropped,
                                &CounterValues::rank_ir, &CounterValues::requests_per_expert};
 
-int64_t sum_of_counts(const std::vector<int64_t>& counts) {
+int64_t sum_counts(const std::vector<int64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
@@ -56,9 +56,9 @@ at::Tensor row_kinds(const RouteInput& input, const Plan& plan) {
 // Returns the number of rows by source rank and kind, [(W + 1) * kRowKinds] i64. The last kRowKinds
 // entries count unused rows.
 at::Tensor count_rows_by_rank(const RouteInput& input, const Plan& plan, bool has_ir) {
-  const int64_t cells = (input.ranks + 1) * kRowKinds;
+  const int64_t num_cells = (input.ranks + 1) * kRowKinds;
   if (input.tokens() == 0) {
-    return at::zeros({cells}, plan.token.options());
+    return at::zeros({num_cells}, plan.token.options());
   }
   const at::Tensor source_rank = input.source_rank.index_select(0, plan.token);
   at::Tensor kind = row_kinds(input, plan);
@@ -72,7 +72,7 @@ at::Tensor count_rows_by_rank(const RouteInput& input, const Plan& plan, bool ha
   const at::Tensor cell =
       (source_rank * kRowKinds + kind)
           .masked_fill_(plan.expert == input.experts(), input.ranks * kRowKinds);
-  return at::zeros({cells}, cell.options()).scatter_add_(0, cell, at::ones_like(cell));
+  return count_values(cell, num_cells);
 }
 
 // Returns the sum over valid tokens of the entropy of g = softmax(a), f64 [], computed as H = sum_j
@@ -89,7 +89,7 @@ at::Tensor entropy_sum(const RouteInput& input) {
 }
 
 CounterValues make_host_values(const RouteInput& input, const RouterSettings& settings) {
-  const int64_t experts = input.experts(), slots = sum_of_counts(input.capacity);  // per expert
+  const int64_t experts = input.experts(), slots = sum_counts(input.capacity);  // per expert
   CounterValues values;
   values.tokens = input.valid_tokens;
   values.tokens_per_expert.resize(experts);
@@ -135,7 +135,7 @@ void add_rows(const int64_t* cell, bool has_token_requests, CounterValues& value
 const int64_t* read_layer(const Counters& layer, const int64_t* next, CounterValues& values) {
   values = layer.host_values;
   add_rows(next, layer.has_token_requests, values);
-  next += (static_cast<int64_t>(values.rank_ir.size()) + 1) * kRowKinds;
+  next += (std::ssize(values.rank_ir) + 1) * kRowKinds;
   values.unserved_tokens = values.tokens - *next++;
   values.dropped_tokens += values.unserved_tokens;
   values.entropy_sum = std::bit_cast<double>(*next++);
@@ -152,34 +152,41 @@ at::Tensor count_requests_by_expert(const RouteInput& input) {
   const at::Tensor experts = input.experts_by_choice.narrow(1, 0, input.k)
                                  .masked_fill(is_padding, input.experts())
                                  .reshape(-1);
-  return at::zeros({input.experts() + 1}, experts.options())
-      .scatter_add_(0, experts, at::ones_like(experts))
-      .narrow(0, 0, input.experts());
+  return count_values(experts, input.experts() + 1).narrow(0, 0, input.experts());
 }
 
 void add_rank_counts(OrderedJson& json, const std::string& name,
                      const std::vector<int64_t>& counts) {
   json[name + "_per_rank"] = counts;
-  json[name + "_rank_max"] = counts.empty() ? 0 : *std::max_element(counts.begin(), counts.end());
-  json[name + "_rank_mean"] = ratio(sum_of_counts(counts), counts.size());
+  json[name + "_rank_max"] = counts.empty() ? 0 : std::ranges::max(counts);
+  json[name + "_rank_mean"] = ratio(sum_counts(counts), counts.size());
 }
 
-// Columns of routing_table().
-using Columns = std::array<std::string, 9>;
+using Cells = std::vector<std::pair<std::string, std::string>>;  // (heading, text)
 
-Columns table_cells(const CounterValues& counters, double load, int64_t dead_experts) {
-  const auto percent = [](int64_t part, int64_t whole) {
-    return fmt::format("{:.2f}", 100 * ratio(part, whole));
+// Returns a line of routing_table(). `sum`: the counters of all layers, which decide which columns
+// are shown.
+Cells table_cells(const CounterValues& counters, double load, int64_t dead_experts,
+                  const CounterValues& sum) {
+  Cells cells;
+  const auto add_percent = [&](bool is_shown, const char* heading, int64_t part, int64_t whole) {
+    if (is_shown) {
+      cells.emplace_back(heading, fmt::format("{:.2f}", 100 * ratio(part, whole)));
+    }
   };
-  return {percent(counters.dropped_requests, counters.requests),
-          percent(counters.unserved_tokens, counters.tokens),
-          percent(counters.fr_filled, counters.fr_requests),
-          percent(counters.ir_tokens, counters.tokens),
-          percent(counters.padding, counters.slots_total),
-          fmt::format("{:.3f}", counters.experts_per_token()),
-          fmt::format("{:.2f}", load),
-          fmt::format("{}", dead_experts),
-          fmt::format("{:.3f}", ratio(counters.entropy_sum, counters.tokens))};
+  add_percent(sum.slots_total > 0, "drop %", counters.dropped_requests, counters.requests);
+  add_percent(sum.unserved_tokens > 0, "unserved %", counters.unserved_tokens, counters.tokens);
+  add_percent(sum.fr_requests > 0, "fill %", counters.fr_filled, counters.fr_requests);
+  add_percent(sum.ir_tokens > 0, "IR %", counters.ir_tokens, counters.tokens);
+  add_percent(sum.slots_total > 0, "padding %", counters.padding, counters.slots_total);
+  cells.emplace_back("experts/token", fmt::format("{:.3f}", counters.experts_per_token()));
+  cells.emplace_back("load max/mean", fmt::format("{:.2f}", load));
+  cells.emplace_back("dead", fmt::format("{}", dead_experts));
+  if (sum.entropy_sum > 0) {
+    cells.emplace_back("entropy",
+                       fmt::format("{:.3f}", ratio(counters.entropy_sum, counters.tokens)));
+  }
+  return cells;
 }
 
 }  // namespace
@@ -234,9 +241,8 @@ at::Tensor count_rows_by_token(const RouteInput& input, const Plan& plan) {
   const auto cells = [&](const at::Tensor& column) {
     return (first + column).masked_fill_(is_unused, input.tokens() * columns);
   };
-  const at::Tensor cell = at::cat({cells(row_kinds(input, plan)), cells(plan.expert + 3)});
-  return at::zeros({input.tokens() * columns + 1}, cell.options())
-      .scatter_add_(0, cell, at::ones_like(cell))
+  const at::Tensor all = at::cat({cells(row_kinds(input, plan)), cells(plan.expert + 3)});
+  return count_values(all, input.tokens() * columns + 1)
       .narrow(0, 0, input.tokens() * columns)
       .view({input.tokens(), columns});
 }
@@ -257,7 +263,7 @@ void CounterValues::add(const CounterValues& other) {
 std::vector<double> pack_counters(const CounterValues& values) {
   std::vector<double> numbers;
   for (const auto& [name, member] : kFields) {
-    numbers.push_back(static_cast<double>(values.*member));
+    numbers.push_back(values.*member);
   }
   numbers.push_back(values.entropy_sum);
   for (const auto list : kLists) {
@@ -267,14 +273,14 @@ std::vector<double> pack_counters(const CounterValues& values) {
 }
 
 CounterValues unpack_counters(const std::vector<double>& numbers, int64_t experts, int64_t ranks) {
-  const auto min = static_cast<int64_t>(std::size(kFields)) + 1 + experts + 2 * ranks;
-  const int64_t requests = static_cast<int64_t>(numbers.size()) - min;  // E with a bias, else 0
+  const int64_t min = std::ssize(kFields) + 1 + experts + 2 * ranks;
+  const int64_t requests = std::ssize(numbers) - min;  // E with a bias, else 0
   MOE_CHECK(requests == 0 || requests == experts, "{} numbers of {} experts and {} ranks",
             numbers.size(), experts, ranks);
   CounterValues values;
   auto next = numbers.begin();
   for (const auto& [name, member] : kFields) {
-    values.*member = static_cast<int64_t>(*next++);
+    values.*member = *next++;
   }
   values.entropy_sum = *next++;
   const std::array sizes = {experts, ranks, ranks, requests};  // of kLists
@@ -285,7 +291,7 @@ CounterValues unpack_counters(const std::vector<double>& numbers, int64_t expert
   return values;
 }
 
-int64_t CounterValues::rows() const { return sum_of_counts(tokens_per_expert); }
+int64_t CounterValues::rows() const { return sum_counts(tokens_per_expert); }
 
 double CounterValues::experts_per_token() const { return ratio(rows(), tokens); }
 
@@ -293,17 +299,14 @@ double CounterValues::load_max_over_mean() const {
   if (rows() == 0) {
     return 0;
   }
-  const double mean = static_cast<double>(rows()) / static_cast<double>(tokens_per_expert.size());
-  const int64_t max = *std::max_element(tokens_per_expert.begin(), tokens_per_expert.end());
-  return static_cast<double>(max) / mean;
+  const double mean = ratio(rows(), tokens_per_expert.size());
+  return std::ranges::max(tokens_per_expert) / mean;
 }
 
-int64_t CounterValues::dead_experts() const {
-  return std::count(tokens_per_expert.begin(), tokens_per_expert.end(), 0);
-}
+int64_t CounterValues::dead_experts() const { return std::ranges::count(tokens_per_expert, 0); }
 
 double CounterValues::sparsity() const {
-  return tokens == 0 ? 0 : 1 - experts_per_token() / static_cast<double>(tokens_per_expert.size());
+  return tokens == 0 ? 0 : 1 - experts_per_token() / tokens_per_expert.size();
 }
 
 CounterTotal sum_layers(const std::vector<CounterValues>& layers) {
@@ -313,7 +316,7 @@ CounterTotal sum_layers(const std::vector<CounterValues>& layers) {
     total.tokens = std::max(total.tokens, layer.tokens);
     total.worst_load = std::max(total.worst_load, layer.load_max_over_mean());
     total.dead_experts += layer.dead_experts();
-    total.sparsity += layer.sparsity() / static_cast<double>(layers.size());
+    total.sparsity += layer.sparsity() / layers.size();
   }
   return total;
 }
@@ -374,34 +377,24 @@ OrderedJson layers_json(const std::vector<int64_t>& numbers,
 std::string routing_table(const std::vector<int64_t>& numbers,
                           const std::vector<CounterValues>& layers) {
   const CounterTotal total = sum_layers(layers);
-  const Columns heads = {"drop %",        "unserved %",    "fill %", "IR %",   "padding %",
-                         "experts/token", "load max/mean", "dead",   "entropy"};
-  const CounterValues& sum = total.sum;
-  const bool has_slots = sum.slots_total > 0;
-  const std::array shown = {has_slots,
-                            sum.unserved_tokens > 0,
-                            sum.fr_requests > 0,
-                            sum.ir_tokens > 0,
-                            has_slots,
-                            true,
-                            true,
-                            true,
-                            sum.entropy_sum > 0};
-  const auto line = [&](const std::string& name, const Columns& cells) {
-    std::string text = fmt::format("{:<5}", name);
-    for (size_t i = 0; i < cells.size(); ++i) {
-      if (shown[i]) {
-        text += fmt::format("  {:>{}}", cells[i], std::max<size_t>(6, heads[i].size()));
-      }
+  std::string head = "layer", lines;
+  const auto add_line = [&](const std::string& name, const Cells& cells) {
+    lines += fmt::format("\n{:<5}", name);
+    for (const auto& [heading, text] : cells) {
+      lines += fmt::format("  {:>{}}", text, std::max<size_t>(6, heading.size()));
     }
-    return text + "\n";
   };
-  std::string table = line("layer", heads);
   for (size_t i = 0; i < layers.size(); ++i) {
-    table += line(fmt::format("{}", numbers.at(i)),
-                  table_cells(layers[i], layers[i].load_max_over_mean(), layers[i].dead_experts()));
+    add_line(fmt::format("{}", numbers.at(i)),
+             table_cells(layers[i], layers[i].load_max_over_mean(), layers[i].dead_experts(),
+                         total.sum));
   }
-  return table + line("all", table_cells(total.sum, total.worst_load, total.dead_experts));
+  const Cells last = table_cells(total.sum, total.worst_load, total.dead_experts, total.sum);
+  add_line("all", last);
+  for (const auto& [heading, text] : last) {
+    head += fmt::format("  {:>6}", heading);
+  }
+  return head + lines + "\n";
 }
 
 }  // namespace moe::route

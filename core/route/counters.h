@@ -1,6 +1,6 @@
 #pragma once
-// Routing counters: counted on the device, read back once per step, and printed as JSON and as a
-// table (README.md, "Counters"). Padding is not counted.
+// Routing counters: counted on the device, copied to the host once per step, and printed as JSON
+// and as a table (README.md, "Counters"). Padding is not counted.
 //
 // T tokens, E experts, W logical ranks, D model width.
 
@@ -27,9 +27,9 @@ struct CounterValues {
   int64_t fr_requests = 0, fr_filled = 0, fr_rejected = 0;
   int64_t ir_tokens = 0;
   int64_t slots_total = 0, slots_used = 0, padding = 0;
-  // Rows of D numbers that a forward pass sends to other logical ranks, which return as many. With
-  // a capacity factor, rank r sends all its slots at the E - E/W experts of other ranks, used or
-  // not. Dropless routers send only rows of the plan. IR rows are not sent.
+  // Rows of D numbers that a forward pass sends to other logical ranks, which send as many back.
+  // With a capacity factor, rank r sends all its slots at the E - E/W experts of other ranks,
+  // including unused ones. Dropless routers send only rows of the plan. IR rows are not sent.
   int64_t rows_sent = 0;
   double entropy_sum = 0;  // sum over tokens of the entropy of the softmax in nats; 0 for ReLU
   std::vector<int64_t> tokens_per_expert;    // [E] number of rows, FR and IR included

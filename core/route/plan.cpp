@@ -11,18 +11,9 @@ namespace moe::route {
 
 namespace {
 
-at::Tensor index_range(int64_t size, const at::Tensor& like) {
-  return at::arange(size, like.options().dtype(at::kLong));
-}
-
-at::Tensor stable_argsort(const at::Tensor& key, bool descending) {
-  return std::get<1>(at::sort(key, /*stable=*/true, /*dim=*/0, descending));
-}
-
 // Returns the number of rows in each group, [E * W + 1] i64.
 at::Tensor group_sizes(const RouteInput& input, const at::Tensor& groups) {
-  return at::zeros({input.experts() * input.ranks + 1}, groups.options())
-      .scatter_add_(0, groups, at::ones_like(groups));
+  return count_values(groups, input.experts() * input.ranks + 1);
 }
 
 // Returns `experts_by_logit` [T, E] stably sorted by descending g + bias. The sum is in f64, so
@@ -30,8 +21,8 @@ at::Tensor group_sizes(const RouteInput& input, const at::Tensor& groups) {
 at::Tensor sort_by_biased_score(const at::Tensor& logits, const at::Tensor& experts_by_logit,
                                 const at::Tensor& bias) {
   const at::Tensor biased = at::softmax(logits.to(at::kDouble), 1) + bias.to(at::kDouble);
-  const at::Tensor order = std::get<1>(at::sort(biased.gather(1, experts_by_logit), /*stable=*/true,
-                                                /*dim=*/1, /*descending=*/true));
+  const at::Tensor order = at::argsort(biased.gather(1, experts_by_logit), /*stable=*/true,
+                                       /*dim=*/1, /*descending=*/true);
   return experts_by_logit.gather(1, order);
 }
 
@@ -53,18 +44,15 @@ int64_t capacity_slots(std::optional<double> capacity_factor, int64_t rank_token
     return rank_tokens;
   }
   // 1e-6 guards against rounding: 2.2 * 100 / 4 is 55.00000000000001 in f64.
-  const double slots = std::ceil(
-      *capacity_factor * static_cast<double>(rank_tokens) / static_cast<double>(experts) - 1e-6);
-  return std::max<int64_t>(1, static_cast<int64_t>(slots));
+  return std::max<int64_t>(1, std::ceil(*capacity_factor * rank_tokens / experts - 1e-6));
 }
 
 RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
                       const RouterSettings& settings, const RoutingGroup& group,
                       const at::Tensor& bias) {
-  const int64_t tokens = logits.size(0);
-  const int64_t experts = logits.size(1);
-  MOE_CHECK(static_cast<int64_t>(group.source_rank.size()) == tokens,
-            "{} source ranks for {} tokens", group.source_rank.size(), tokens);
+  const int64_t tokens = logits.size(0), experts = logits.size(1);
+  MOE_CHECK(std::ssize(group.source_rank) == tokens, "{} source ranks for {} tokens",
+            group.source_rank.size(), tokens);
   MOE_CHECK(group.ranks > 0 && experts % group.ranks == 0, "{} ranks do not divide {} experts",
             group.ranks, experts);
   RouteInput input;
@@ -95,8 +83,8 @@ RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
   input.source_rank = to_device(source_rank, logits.device());
   input.compute_z_loss = group.compute_z_loss;
   if (group.sequence) {
-    MOE_CHECK(static_cast<int64_t>(group.sequence->size()) == tokens,
-              "sequences of {} tokens, not {}", group.sequence->size(), tokens);
+    MOE_CHECK(std::ssize(*group.sequence) == tokens, "sequences of {} tokens, not {}",
+              group.sequence->size(), tokens);
     for (const int64_t number : *group.sequence) {
       MOE_CHECK(number >= 0, "sequence {}", number);
       input.sequences = std::max(input.sequences, number + 1);
@@ -116,12 +104,8 @@ Plan apply_capacity(const RouteInput& input, const Plan& plan) {
   if (input.is_dropless) {
     return plan;
   }
-  const at::Tensor groups = row_groups(input, plan);
-  const at::Tensor fits =
-      slot_indices(input, groups) < group_capacity(input).index_select(0, groups);
-  const at::Tensor refused = at::logical_and(fits.logical_not(), plan.expert < input.experts());
-
-  const Rows dropped = sort_by_group(input, keep_only(plan, refused, input.experts()));
+  const at::Tensor fits = fit_slots(input, plan, group_capacity(input));
+  const Rows dropped = sort_by_group(input, keep_only(plan, fits.logical_not(), input.experts()));
   Plan result = plan;
   result.overflow_token = dropped.token;
   result.overflow_expert = dropped.expert;
@@ -135,23 +119,18 @@ Plan fill_in(const RouteInput& input, const Plan& plan) {
     return plan;  // there is no (k+1)-th expert
   }
   const at::Tensor next = input.experts_by_choice.narrow(1, input.k, 1);
-  const Rows fill_ins = request_rows(input, next, at::ones_like(next, at::kBool), input.k);
-  const Rows rows = sort_by_group(input, sort_by_score(input, fill_ins));
-
-  const at::Tensor groups = row_groups(input, rows);
-  at::Tensor fits = rows.expert < input.experts();
+  const Rows requests = request_rows(input, next, at::ones_like(next, at::kBool), input.k);
+  Rows fill_ins = sort_by_group(input, sort_by_score(input, requests));
   if (!input.is_dropless) {
     const at::Tensor free = group_capacity(input) - group_sizes(input, row_groups(input, plan));
-    fits = at::logical_and(fits, slot_indices(input, groups) < free.index_select(0, groups));
+    fill_ins = keep_only(fill_ins, fit_slots(input, fill_ins, free), input.experts());
   }
-  const Rows filled = keep_only(rows, fits, input.experts());
-  const Rows all = sort_by_group(input, concatenate(plan, filled));
+  const Rows all = sort_by_group(input, concatenate(plan, fill_ins));
   return with_rows(input, all, max_accepted_rows(input, all.token.size(0)), plan);
 }
 
 Plan intra_gpu(const RouteInput& input, const Plan& plan) {
-  const int64_t tokens = input.tokens();
-  const int64_t local = input.experts() / input.ranks;
+  const int64_t tokens = input.tokens(), local = input.experts() / input.ranks;
   const at::Tensor missing = (input.k - rows_per_token(input, plan)).clamp_min(0);  // [T]
 
   // Logits of the experts of the token's own rank, [T, E / W]. Padding uses rank 0; request_rows()
@@ -172,6 +151,10 @@ Plan intra_gpu(const RouteInput& input, const Plan& plan) {
 
 // --------------------------------------------------------------------------------- rows and groups
 
+at::Tensor count_values(const at::Tensor& values, int64_t size) {
+  return at::zeros({size}, values.options()).scatter_add_(0, values, at::ones_like(values));
+}
+
 std::vector<int64_t> to_host(const at::Tensor& numbers) {
   const at::Tensor host = numbers.cpu().contiguous();
   return {host.data_ptr<int64_t>(), host.data_ptr<int64_t>() + host.numel()};
@@ -179,7 +162,7 @@ std::vector<int64_t> to_host(const at::Tensor& numbers) {
 
 at::Tensor to_device(const std::vector<int64_t>& numbers, at::Device device) {
   const auto options = at::TensorOptions(at::kLong);
-  const auto count = static_cast<int64_t>(numbers.size());
+  const int64_t count = std::ssize(numbers);
   if (std::adjacent_find(numbers.begin(), numbers.end(), std::not_equal_to<>()) == numbers.end()) {
     return at::full({count}, count == 0 ? 0 : numbers.front(), options.device(device));
   }
@@ -192,12 +175,12 @@ at::Tensor to_device(const std::vector<int64_t>& numbers, at::Device device) {
 Rows request_rows(const RouteInput& input, const at::Tensor& expert, const at::Tensor& keep,
                   int64_t first_choice) {
   const int64_t columns = expert.size(1);
-  const at::Tensor position = index_range(input.tokens() * columns, input.logits);
-  const at::Tensor real =
+  const at::Tensor position = at::arange(input.tokens() * columns, input.source_rank.options());
+  const at::Tensor is_used =
       at::logical_and(keep, (input.source_rank < input.ranks).unsqueeze(1)).reshape(-1);
   const Rows all = {position.floor_divide(columns), expert.reshape(-1),
                     position.remainder(columns) + first_choice, at::ones_like(position)};
-  return keep_only(all, real, input.experts());
+  return keep_only(all, is_used, input.experts());
 }
 
 Rows take(const Rows& rows, const at::Tensor& index) {
@@ -227,8 +210,13 @@ at::Tensor row_groups(const RouteInput& input, const Rows& rows) {
 
 at::Tensor slot_indices(const RouteInput& input, const at::Tensor& sorted_groups) {
   const at::Tensor sizes = group_sizes(input, sorted_groups);
-  const at::Tensor starts = sizes.cumsum(0) - sizes;
-  return index_range(sorted_groups.size(0), sorted_groups) - starts.index_select(0, sorted_groups);
+  const at::Tensor starts = (sizes.cumsum(0) - sizes).index_select(0, sorted_groups);
+  return at::arange(sorted_groups.size(0), sorted_groups.options()) - starts;
+}
+
+at::Tensor fit_slots(const RouteInput& input, const Rows& rows, const at::Tensor& slots) {
+  const at::Tensor groups = row_groups(input, rows);
+  return slot_indices(input, groups) < slots.index_select(0, groups);
 }
 
 at::Tensor group_capacity(const RouteInput& input) {
@@ -242,26 +230,24 @@ at::Tensor group_capacity(const RouteInput& input) {
 }
 
 Rows sort_by_group(const RouteInput& input, const Rows& rows) {
-  return take(rows, stable_argsort(row_groups(input, rows), /*descending=*/false));
+  return take(rows, at::argsort(row_groups(input, rows), /*stable=*/true));
 }
 
 Rows sort_by_score(const RouteInput& input, const Rows& rows) {
   const at::Tensor last = rows.expert.clamp_max(input.experts() - 1);
   const at::Tensor score =
       input.scores.reshape(-1).index_select(0, rows.token * input.experts() + last);
-  return take(rows, stable_argsort(score, /*descending=*/true));
+  return take(rows, at::argsort(score, /*stable=*/true, /*dim=*/0, /*descending=*/true));
 }
 
 Plan with_rows(const RouteInput& input, const Rows& rows, int64_t rows_max, const Plan& before) {
-  const int64_t rows_kept = std::min(rows_max, rows.token.size(0));
+  const auto head = [n = std::min(rows_max, rows.token.size(0))](const at::Tensor& member) {
+    return member.narrow(0, 0, n);
+  };
   Plan plan = before;
-  plan.token = rows.token.narrow(0, 0, rows_kept);
-  plan.expert = rows.expert.narrow(0, 0, rows_kept);
-  plan.choice = rows.choice.narrow(0, 0, rows_kept);
-  plan.count = rows.count.narrow(0, 0, rows_kept);
-  plan.rows = at::zeros({input.experts() + 1}, rows.expert.options())
-                  .scatter_add_(0, plan.expert, at::ones_like(plan.expert))
-                  .narrow(0, 0, input.experts());
+  static_cast<Rows&>(plan) = {head(rows.token), head(rows.expert), head(rows.choice),
+                              head(rows.count)};
+  plan.rows = count_values(plan.expert, input.experts() + 1).narrow(0, 0, input.experts());
   if (!plan.overflow_token.defined()) {
     plan.overflow_token = plan.overflow_expert = plan.overflow_choice =
         at::empty({0}, rows.token.options());

@@ -4,7 +4,7 @@
 // Rules run on the device of the logits, are deterministic and copy nothing to the host: tensor
 // sizes follow from T, E, k, W and the capacities.
 //
-// T tokens, E experts, W logical ranks, k choices per token. `source_rank` of a token is the
+// T tokens, E experts, W logical ranks, k choices per token. The `source_rank` of a token is the
 // logical rank that holds it.
 
 #include <ATen/ATen.h>
@@ -104,6 +104,9 @@ Plan intra_gpu(const RouteInput& input, const Plan& plan);
 // A group is a pair (expert, source rank), numbered expert * W + source_rank. Unused rows have
 // group E * W.
 
+// Returns the number of occurrences of each of 0..size-1 in `values` [n] i64, [size] i64. Unlike
+// at::bincount(), does not wait for the device.
+at::Tensor count_values(const at::Tensor& values, int64_t size);
 // Copies [n] i64 to the host; waits for the device.
 std::vector<int64_t> to_host(const at::Tensor& numbers);
 // Returns `numbers` as [n] i64. Does not wait for the device: page-locked memory is copied.
@@ -117,7 +120,7 @@ Rows request_rows(const RouteInput& input, const at::Tensor& expert, const at::T
 // Returns the rows at `index` [n] i64.
 Rows take(const Rows& rows, const at::Tensor& index);
 
-// Returns `rows` in the same order; rows where `keep` [n] bool is false become unused.
+// Returns `rows` in their order; rows where `keep` [n] bool is false become unused.
 Rows keep_only(const Rows& rows, const at::Tensor& keep, int64_t experts);
 
 Rows concatenate(const Rows& first, const Rows& second);
@@ -127,6 +130,10 @@ at::Tensor row_groups(const RouteInput& input, const Rows& rows);
 
 // Returns the index of each row within its group, [n] i64, for rows sorted by group.
 at::Tensor slot_indices(const RouteInput& input, const at::Tensor& sorted_groups);
+
+// Returns true for each row, [n] bool, that is among the first slots[g] of its group g. Requires
+// rows sorted by group. slots [E * W + 1] i64.
+at::Tensor fit_slots(const RouteInput& input, const Rows& rows, const at::Tensor& slots);
 
 // Returns the number of slots of each group, [E * W + 1] i64; 0 for the group of unused rows.
 at::Tensor group_capacity(const RouteInput& input);

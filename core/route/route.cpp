@@ -77,24 +77,28 @@ struct SoftmaxGates : torch::autograd::Function<SoftmaxGates> {
   }
 };
 
-// Returns the index of each row of the plan in a flattened [T, E] matrix, [rows_max] i64; 0 for
-// unused rows.
+// Returns the index of the (token, expert) of each row in a flattened [T, E] matrix, [rows_max]
+// i64; 0 for unused rows.
 at::Tensor matrix_index(const RouteInput& input, const Plan& plan) {
   const at::Tensor unused = plan.expert == input.experts();
   return (plan.token * input.experts() + plan.expert).masked_fill(unused, 0);
 }
 
-// Returns the sums of `values` [T] or [T, E] over the tokens of each rank, [W + 1] or [W + 1, E].
-// The last sum is of padding.
-at::Tensor sum_by_rank(const RouteInput& input, const at::Tensor& values) {
+// Returns the sums of `values` [T] or [T, E] over the tokens with each index, [size] or [size, E].
+// index [T] i64 is in 0..size-1.
+at::Tensor sum_by_index(const at::Tensor& index, int64_t size, const at::Tensor& values) {
   auto shape = values.sizes().vec();
-  shape[0] = input.ranks + 1;
-  return at::zeros(shape, values.options()).index_add_(0, input.source_rank, values);
+  shape[0] = size;
+  return at::zeros(shape, values.options()).index_add_(0, index, values);
 }
 
-// Weights of the tokens in a mean over ranks of means over tokens. Each loss is a sum over tokens
-// of a constant coefficient, which includes counts of the rank or sequence, times a differentiable
-// term.
+// Returns the sums over the tokens of each rank, [W + 1] or [W + 1, E]. The last one is of padding.
+at::Tensor sum_by_rank(const RouteInput& input, const at::Tensor& values) {
+  return sum_by_index(input.source_rank, input.ranks + 1, values);
+}
+
+// Weights of the tokens in a mean over ranks of means over tokens. A loss is a sum over tokens of a
+// constant (the weight, and counts of the rank or sequence) times a differentiable term.
 struct TokenWeight {
   at::Tensor weight;       // [T], 1 / (T_r * number of ranks with tokens); 0 for padding
   at::Tensor rank_tokens;  // [T], T_r of the token's rank
@@ -102,11 +106,9 @@ struct TokenWeight {
 
 TokenWeight token_weight(const RouteInput& input) {
   const at::Tensor by_rank = sum_by_rank(input, at::ones({input.tokens()}, input.logits.options()));
-  const at::Tensor ranks =
-      (by_rank.narrow(0, 0, input.ranks) > 0).sum().clamp_min(1).to(by_rank.scalar_type());
+  const at::Tensor ranks = (by_rank.narrow(0, 0, input.ranks) > 0).sum().clamp_min(1);
   const at::Tensor rank_tokens = by_rank.index_select(0, input.source_rank);
-  return {(input.source_rank < input.ranks).to(by_rank.scalar_type()) / (rank_tokens * ranks),
-          rank_tokens};
+  return {(input.source_rank < input.ranks) / (rank_tokens * ranks), rank_tokens};
 }
 
 // Returns f_j of each token's rank, [T, E]: the share of the rank's tokens i with counted[i, j]
@@ -119,14 +121,10 @@ at::Tensor rank_fractions(const RouteInput& input, const at::Tensor& counted,
 }  // namespace
 
 const RouterFunctions& router_functions(const RouterSettings& settings) {
-  size_t index = 0;
-  for (const auto& family : router_families()) {
-    if (&family == settings.family && index < all_functions().size()) {
-      return all_functions()[index];
-    }
-    ++index;
-  }
-  MOE_CHECK(false, "router '{}' is not in the list", to_string(settings));
+  const auto& families = router_families();
+  const auto found =
+      std::ranges::find(families, settings.family, [](const auto& family) { return &family; });
+  return all_functions().at(found - families.begin());
 }
 
 void add_router(RouterFamily family, const RouterFunctions& functions) {
@@ -211,7 +209,7 @@ at::Tensor first_choices(const RouteInput& input, int64_t choices) {
 at::Tensor load_balance_loss(const at::Tensor& logits, const RouteInput& input,
                              const at::Tensor& counted) {
   const TokenWeight tokens = token_weight(input);
-  const at::Tensor coefficient = static_cast<double>(input.experts()) *
+  const at::Tensor coefficient = input.experts() *
                                  rank_fractions(input, counted, tokens.rank_tokens) *
                                  tokens.weight.unsqueeze(1);
   return (coefficient * at::softmax(logits, 1)).sum();
@@ -230,16 +228,16 @@ at::Tensor z_loss(const at::Tensor& logits, const RouteInput& input) {
 at::Tensor sequence_balance_loss(const at::Tensor& logits, const RouteInput& input,
                                  const at::Tensor& counted) {
   const at::Tensor is_valid = (input.source_rank < input.ranks).to(logits.scalar_type());  // [T]
-  const at::Tensor selections = at::zeros({input.sequences, input.experts()}, counted.options())
-                                    .index_add_(0, input.sequence, counted * is_valid.unsqueeze(1));
-  const at::Tensor tokens =
-      at::zeros({input.sequences}, is_valid.options()).index_add_(0, input.sequence, is_valid);
+  const auto sum_by_sequence = [&](const at::Tensor& values) {
+    return sum_by_index(input.sequence, input.sequences, values);
+  };
+  const at::Tensor selections = sum_by_sequence(counted * is_valid.unsqueeze(1));
+  const at::Tensor tokens = sum_by_sequence(is_valid);
   const at::Tensor fractions = selections / selections.sum(1, /*keepdim=*/true).clamp_min(1);
-  const at::Tensor nonempty = (tokens > 0).sum().clamp_min(1);
-  const at::Tensor weight =
-      is_valid / (tokens.index_select(0, input.sequence).clamp_min(1) * nonempty);  // [T]
-  const at::Tensor coefficient = static_cast<double>(input.experts()) *
-                                 fractions.index_select(0, input.sequence) * weight.unsqueeze(1);
+  const at::Tensor weight = is_valid / (tokens.index_select(0, input.sequence).clamp_min(1) *
+                                        (tokens > 0).sum().clamp_min(1));  // [T]
+  const at::Tensor coefficient =
+      input.experts() * fractions.index_select(0, input.sequence) * weight.unsqueeze(1);
   return (coefficient * at::softmax(logits, 1)).sum();
 }
 
@@ -248,8 +246,7 @@ at::Tensor l1_loss(const at::Tensor& logits, const RouteInput& input, const at::
   const TokenWeight tokens = token_weight(input);
   at::Tensor coefficient = tokens.weight.unsqueeze(1);
   if (settings.l1 == L1Weights::kRefined) {
-    const double scale = static_cast<double>(input.experts()) / static_cast<double>(settings.k);
-    coefficient = coefficient * scale *
+    coefficient = coefficient * (static_cast<double>(input.experts()) / settings.k) *
                   rank_fractions(input, (count > 0).to(count.scalar_type()), tokens.rank_tokens);
   }
   return (coefficient * at::relu(logits)).sum();
@@ -261,15 +258,11 @@ double next_lambda(double lambda, double sparsity, double target_sparsity, doubl
 
 void update_bias(at::Tensor bias, const std::vector<int64_t>& requests, double rate) {
   const at::NoGradGuard no_grad;
-  const auto experts = static_cast<int64_t>(requests.size());
+  const int64_t experts = std::ssize(requests);
   MOE_CHECK(bias.numel() == experts, "a bias of {} experts, requests of {}", bias.numel(), experts);
-  const int64_t sum = std::accumulate(requests.begin(), requests.end(), int64_t{0});
-  std::vector<float> updates;
-  for (const int64_t load : requests) {  // compares integers: E * mean and E * load
-    const int64_t deficit = sum - experts * load;
-    updates.push_back(static_cast<float>(deficit > 0 ? rate : deficit < 0 ? -rate : 0));
-  }
-  bias += at::tensor(updates, at::kFloat).to(bias.device());
+  const at::Tensor load = at::tensor(requests, at::kLong);
+  const at::Tensor deficit = load.sum() - experts * load;  // in integers: E * mean - E * load
+  bias += (deficit.sign() * rate).to(bias.options());
 }
 
 }  // namespace moe::route

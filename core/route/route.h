@@ -16,7 +16,7 @@
 
 namespace moe::route {
 
-// Auxiliary losses of one micro-batch: scalars f32 (f64 of f64 logits) with gradient, not
+// Auxiliary losses of one micro-batch: scalars f32 (f64 for f64 logits) with gradient, not
 // multiplied by coefficients. A loss that the router does not have is undefined. sequence_balance
 // is the mean over sequences; each other loss is the mean over the ranks that have tokens
 // (README.md, "Losses are grouped by source rank").
@@ -37,7 +37,7 @@ inline constexpr std::array kAllLosses = {&AuxLosses::load_balance, &AuxLosses::
 struct Routing {
   RouteInput input;
   Plan plan;
-  // f32, or f64 of f64 logits.
+  // f32, or f64 for f64 logits:
   at::Tensor count;    // [T, E], multiplicities(), without gradient
   at::Tensor combine;  // [T, E], weights w with gradient: y_i = sum_j w_ij E_j(x_i)
   at::Tensor weights;  // [rows_max], row_weights() with gradient

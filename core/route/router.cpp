@@ -34,15 +34,12 @@ RouterOptions options_at(RouterSettings& settings, OptionPosition position) {
   return options;
 }
 
-// Returns did_you_mean(), or "." if no name is similar.
-std::string suggestion(const std::string& unknown, const Strings& candidates) {
-  const std::string nearest = did_you_mean(unknown, candidates);
-  return nearest.empty() ? "." : nearest;
-}
-
-// Returns suggestion() followed by the list of known names.
-std::string suggestion_and_names(const std::string& unknown, const Strings& names) {
-  return fmt::format("{} Known: {}", suggestion(unknown, names), fmt::join(names, ", "));
+// Returns the end of a message about an unknown name: did_you_mean(), or "." if no name is similar,
+// and `known`.
+std::string suggestion(const std::string& unknown, const Strings& names, const Strings& known,
+                       const char* kind = "Known") {
+  const std::string nearest = did_you_mean(unknown, names);
+  return fmt::format("{} {}: {}", nearest.empty() ? "." : nearest, kind, fmt::join(known, ", "));
 }
 
 Strings split(const std::string& text, char separator) {
@@ -79,13 +76,10 @@ RouterWords split_router(const std::string& text) {
 const RouterFamily& find_family(const RouterWords& words, const std::string& where) {
   Strings names, forms;
   for (const auto& family : router_families()) {
-    const bool is_prefix = words.name.starts_with(family.word);
-    const std::string rest = is_prefix ? words.name.substr(family.word.size()) : "";
     RouterSettings settings = default_settings(family);
-    const bool has_number = !options_at(settings, OptionPosition::kHead).empty();
-    if (is_prefix && (has_number ? std::all_of(rest.begin(), rest.end(),
-                                               [](char c) { return '0' <= c && c <= '9'; })
-                                 : rest.empty())) {
+    const char* digits = options_at(settings, OptionPosition::kHead).empty() ? "" : "0123456789";
+    if (words.name.starts_with(family.word) &&
+        words.name.find_first_not_of(digits, family.word.size()) == std::string::npos) {
       return family;
     }
     for (const auto& example : family.examples) {
@@ -93,8 +87,8 @@ const RouterFamily& find_family(const RouterWords& words, const std::string& whe
     }
     forms.push_back(family.forms);
   }
-  throw UserError("{}: unknown router '{}'{} Known forms: {}", where, words.head,
-                  suggestion(words.head, names), fmt::join(forms, ", "));
+  throw UserError("{}: unknown router '{}'{}", where, words.head,
+                  suggestion(words.head, names, forms, "Known forms"));
 }
 
 // Sets a required option; `text` is nullptr if the option is missing. Throws UserError if it is
@@ -114,16 +108,15 @@ void set_options(const Strings& words, OptionPosition position, const std::strin
   const RouterOptions options = options_at(settings, position);
   Strings names;
   for (const auto& option : options) {
-    names.push_back(plus + option.option.name);
+    names.push_back(plus + option.name);
   }
   std::set<std::string> seen;
   for (const auto& word : words) {
     const size_t equals = is_modifier ? std::string::npos : word.find('=');
     const std::string name = plus + word.substr(0, equals);
-    const auto found = std::find(names.begin(), names.end(), name);
+    const auto found = std::ranges::find(names, name);
     USER_ERROR_IF(found == names.end(), "{}: unknown {} '{}'{}", where,
-                  is_modifier ? "modifier" : "option", plus + word,
-                  suggestion_and_names(name, names));
+                  is_modifier ? "modifier" : "option", plus + word, suggestion(name, names, names));
     USER_ERROR_IF(!seen.insert(name).second, "{}: '{}' is given twice, give it once", where, name);
     const RouterOption& option = options[found - names.begin()];
     const std::string value = is_modifier                   ? "on"
@@ -133,7 +126,7 @@ void set_options(const Strings& words, OptionPosition position, const std::strin
                   word, name, option.values);
   }
   for (const auto& option : options) {
-    if (option.is_required() && !seen.contains(option.option.name)) {
+    if (option.is_required() && !seen.contains(option.name)) {
       set_required(option, nullptr, where, "", settings);
     }
   }
@@ -141,75 +134,41 @@ void set_options(const Strings& words, OptionPosition position, const std::strin
 
 // Returns the value of an option as --router writes it.
 std::string option_text(const RouterOption& option) {
-  const std::string text = value_text(option.option.member);
-  if (std::holds_alternative<bool*>(option.option.member)) {
+  const std::string text = value_text(option.member);
+  if (std::holds_alternative<bool*>(option.member)) {
     return text == "true" ? "on" : "off";
   }
   return text.empty() ? option.empty_word : text;
 }
 
-// Returns ":cf=1.5,gate=none" in the order of the family's options, or "".
-std::string named_options_text(RouterSettings settings, bool every_option) {
-  RouterSettings defaults = default_settings(*settings.family, settings.k);
-  const RouterOptions options = router_options(settings), by_default = router_options(defaults);
-  Strings texts;
-  for (size_t i = 0; i < options.size(); ++i) {
-    const RouterOption& option = options[i];
-    const std::string text = option_text(option);
-    if (option.position == OptionPosition::kFirst) {
-      texts.push_back(text);
-    } else if (option.position == OptionPosition::kNamed && !text.empty() &&
-               (every_option || option.is_required() || text != option_text(by_default[i]))) {
-      texts.push_back(fmt::format("{}={}", option.option.name, text));
-    }
-  }
-  return texts.empty() ? "" : fmt::format(":{}", fmt::join(texts, ","));
-}
-
-std::string router_text(RouterSettings settings, bool every_option) {
-  std::string text = settings.family->word;
-  for (const auto& option : router_options(settings)) {
-    if (option.position == OptionPosition::kHead) {
-      text += option_text(option);
-    } else if (option.position == OptionPosition::kModifier && option_text(option) == "on") {
-      text += std::string("+") + option.option.name;
-    }
-  }
-  return text + named_options_text(settings, every_option);
-}
-
 // Returns the help line of an option that is bound to default settings: name, values, default and
 // help, as in "      cf=       a number above 0, or inf (k): capacity factor ...".
 std::string option_help(const RouterOption& option) {
-  std::string name = option.option.name, values = option.values;
+  std::string name = option.name, values = option.values;
   if (option.position == OptionPosition::kModifier) {
     name = "+" + name;
   } else if (option.position == OptionPosition::kNamed) {
     name += "=";
-    const std::string fallback =
-        option.option.fallback.empty() ? option_text(option) : option.option.fallback;
+    const std::string text = option_text(option);
+    const std::string fallback = *option.fallback == '\0' ? text : option.fallback;
     if (!fallback.empty() && !option.is_required()) {
       values += fmt::format(" ({})", fallback);
     }
   }
-  return fmt::format("      {:<9} {}{}{}\n", name, values, values.empty() ? "" : ": ",
-                     option.option.help);
+  return fmt::format("      {:<9} {}{}{}\n", name, values, values.empty() ? "" : ": ", option.help);
 }
 
 // Returns the keys of the "router" object, in the order of the families and their options.
-const Strings& json_keys() {
-  static const Strings keys = [] {
-    Strings all = {"family"};
-    for (const auto& family : router_families()) {
-      RouterSettings settings = default_settings(family);
-      for (const auto& option : router_options(settings)) {
-        if (std::find(all.begin(), all.end(), option.key) == all.end()) {
-          all.push_back(option.key);
-        }
+Strings json_keys() {
+  Strings keys = {"family"};
+  for (const auto& family : router_families()) {
+    RouterSettings settings = default_settings(family);
+    for (const auto& option : router_options(settings)) {
+      if (std::ranges::find(keys, option.key) == keys.end()) {
+        keys.push_back(option.key);
       }
     }
-    return all;
-  }();
+  }
   return keys;
 }
 
@@ -231,9 +190,19 @@ bool is_whole(const Member& member) {
          std::holds_alternative<std::optional<int64_t>*>(member);
 }
 
-// Sets an option from its key, which must exist. Throws UserError for an invalid value.
-void set_from_json(const RouterOption& option, const Json& json, const std::string& where) {
-  const Member& member = option.option.member;
+// Sets an option from its key. A missing optional key keeps the default; null resets an optional
+// member and keeps others. Throws UserError for a missing required key and an invalid value.
+void read_option(const RouterOption& option, const Json& json, const std::string& where) {
+  const Member& member = option.member;
+  const bool has_key = json.contains(option.key);
+  const auto no_key = option.messages.find(OptionMessage::kNoKey);
+  USER_ERROR_IF(!has_key && no_key != option.messages.end(), "{}: {}", where, no_key->second);
+  if (!has_value(json, option.key) && !option.is_required()) {
+    if (has_key) {
+      set_value(member, "");
+    }
+    return;
+  }
   if (auto* const* flag = std::get_if<bool*>(&member)) {
     **flag = get_bool(json, option.key, where, false);
   } else if (const auto* word = std::get_if<Choice>(&member)) {
@@ -248,7 +217,7 @@ void set_from_json(const RouterOption& option, const Json& json, const std::stri
 }
 
 OrderedJson option_json(const RouterOption& option) {
-  const Member& member = option.option.member;
+  const Member& member = option.member;
   if (auto* const* flag = std::get_if<bool*>(&member)) {
     return **flag;
   }
@@ -259,17 +228,6 @@ OrderedJson option_json(const RouterOption& option) {
   return !number            ? OrderedJson()
          : is_whole(member) ? OrderedJson(static_cast<int64_t>(*number))
                             : OrderedJson(*number);
-}
-
-void read_option(const RouterOption& option, const Json& json, const std::string& where) {
-  const bool has_key = json.contains(option.key);
-  const auto no_key = option.messages.find(OptionMessage::kNoKey);
-  USER_ERROR_IF(!has_key && no_key != option.messages.end(), "{}: {}", where, no_key->second);
-  if ((has_key && !json.at(option.key).is_null()) || option.is_required()) {
-    set_from_json(option, json, where);
-  } else if (has_key) {
-    set_value(option.option.member, "");  // null resets optional members and keeps others
-  }
 }
 
 // Throws UserError if the JSON sets a modifier of a family other than `own` to true.
@@ -313,38 +271,40 @@ RouterSettings default_settings(const RouterFamily& family, int64_t k) {
 }
 
 RouterOption capacity_option(RouterSettings& settings) {
+  Range range = number_between(std::numeric_limits<double>::denorm_min(), 1 << 20);
+  range.rule =
+      "the capacity factor cf must be above 0 and at most 1048576, is {}; cf=inf drops nothing";
   return {
-      .option = {.name = "cf",
-                 .member = &settings.capacity_factor,
-                 .help = "capacity factor: slots an expert has for a rank of T_r tokens, in units "
-                         "of T_r / E; inf: as many as it has tokens",
-                 .range = {.min = std::numeric_limits<double>::denorm_min(),
-                           .max = 1 << 20,
-                           .is_checked = true,
-                           .rule = "the capacity factor cf must be above 0 and at most "
-                                   "1048576, is {}; cf=inf drops nothing"}},
+      .name = "cf",
       .key = "capacity_factor",
+      .member = &settings.capacity_factor,
       .values = "a number above 0, or inf",
-      .empty_word = "inf",
+      .help =
+          "capacity factor: slots an expert has for a rank of T_r tokens, in units of T_r / E; "
+          "inf: as many as it has tokens",
       .traits = kScalesWithGranularity,
       .messages = {{OptionMessage::kNoKey,
-                    "'capacity_factor' is missing; give a number above 0, or null for "
-                    "dropless"}}};
+                    "'capacity_factor' is missing; give a number above 0, or null for dropless"}},
+      .range = range,
+      .empty_word = "inf"};
 }
 
 RouterOption k_option(RouterSettings& settings) {
   return {
-      .option = {.name = "k", .member = &settings.k, .range = whole_between(1, kMaxExperts)},
+      .name = "k",
       .key = "k",
+      .member = &settings.k,
       .values = "a whole number from 1 to the number of experts",
       .traits = kScalesWithGranularity,
-      .messages = {{OptionMessage::kTooMany,
-                    "router '{}' asks for {} experts per token, the layers have {}: give a smaller "
-                    "k or more experts"}}};
+      .messages =
+          {{OptionMessage::kTooMany,
+            "router '{}' asks for {} experts per token, the layers have {}: give a smaller k or "
+            "more experts"}},
+      .range = whole_between(1, kMaxExperts)};
 }
 
 bool set_option(const RouterOption& option, const std::string& text) {
-  const Member& member = option.option.member;
+  const Member& member = option.member;
   if (std::holds_alternative<bool*>(member)) {
     return (text == "on" || text == "off") && set_value(member, text == "on" ? "true" : "false");
   }
@@ -354,8 +314,7 @@ bool set_option(const RouterOption& option, const std::string& text) {
 // --------------------------------------------------------------------------------- text and JSON
 
 std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
   return text;
 }
 
@@ -384,12 +343,26 @@ RouterSettings parse_router(const std::string& text) {
   return settings;
 }
 
-std::string to_string(const RouterSettings& settings) {
-  return router_text(settings, /*every_option=*/false);
-}
-
-std::string to_full_string(const RouterSettings& settings) {
-  return router_text(settings, /*every_option=*/true);
+std::string to_string(const RouterSettings& settings, bool every_option) {
+  RouterSettings copy = settings, defaults = default_settings(*settings.family, settings.k);
+  const RouterOptions options = router_options(copy), default_options = router_options(defaults);
+  std::string head = settings.family->word;
+  Strings values;  // after the colon
+  for (size_t i = 0; i < options.size(); ++i) {
+    const RouterOption& option = options[i];
+    const std::string value = option_text(option);
+    if (option.position == OptionPosition::kHead) {
+      head += value;
+    } else if (option.position == OptionPosition::kModifier) {
+      head += value == "on" ? std::string("+") + option.name : "";
+    } else if (option.position == OptionPosition::kFirst) {
+      values.push_back(value);
+    } else if (!value.empty() &&
+               (every_option || option.is_required() || value != option_text(default_options[i]))) {
+      values.push_back(fmt::format("{}={}", option.name, value));
+    }
+  }
+  return values.empty() ? head : fmt::format("{}:{}", head, fmt::join(values, ","));
 }
 
 std::string router_help() {
@@ -430,10 +403,10 @@ RouterSettings router_from_json(const Json& json, const std::string& where) {
   USER_ERROR_IF(!json.is_object(),
                 "{}: the router is not an object like {{\"family\": \"topk\", \"k\": 1, ...}}",
                 where);
-  const Strings& keys = json_keys();
+  const Strings keys = json_keys();
   for (const auto& [key, value] : json.items()) {
-    USER_ERROR_IF(std::find(keys.begin(), keys.end(), key) == keys.end(),
-                  "{}: unknown router key '{}'{}", where, key, suggestion_and_names(key, keys));
+    USER_ERROR_IF(std::ranges::find(keys, key) == keys.end(), "{}: unknown router key '{}'{}",
+                  where, key, suggestion(key, keys, keys));
   }
   RouterSettings settings = default_settings(family_from_json(json, where));
   for (const auto& option : router_options(settings)) {
@@ -449,14 +422,14 @@ RouterSettings router_from_json(const Json& json, const std::string& where) {
 void check_ranges(const RouterSettings& settings, const std::string& where) {
   RouterSettings copy = settings;
   for (const auto& option : router_options(copy)) {
-    const Range& range = option.option.range;
-    const auto number = numeric_value(option.option.member);
+    const Range& range = option.range;
+    const auto number = numeric_value(option.member);
     if (number && range.is_checked && !holds(range, *number)) {
       const std::string text = option_text(option);
       throw UserError("{}: {}", where,
-                      range.rule == nullptr ? fmt::format("{} must be {}, is {}",
-                                                          option.option.name, option.values, text)
-                                            : fmt::format(fmt::runtime(range.rule), text));
+                      range.rule == nullptr
+                          ? fmt::format("{} must be {}, is {}", option.name, option.values, text)
+                          : fmt::format(fmt::runtime(range.rule), text));
     }
   }
 }
@@ -464,12 +437,11 @@ void check_ranges(const RouterSettings& settings, const std::string& where) {
 void check_router(const RouterSettings& settings, int64_t experts) {
   RouterSettings copy = settings;
   for (const auto& option : router_options(copy)) {
-    const auto number = numeric_value(option.option.member);
+    const auto number = numeric_value(option.member);
     const auto message = option.messages.find(OptionMessage::kTooMany);
-    USER_ERROR_IF(
-        message != option.messages.end() && number.value_or(0) > static_cast<double>(experts), "{}",
-        fmt::format(fmt::runtime(message->second), to_string(settings), option_text(option),
-                    experts));
+    USER_ERROR_IF(message != option.messages.end() && number.value_or(0) > experts, "{}",
+                  fmt::format(fmt::runtime(message->second), to_string(settings),
+                              option_text(option), experts));
   }
 }
 
@@ -484,18 +456,15 @@ bool has_capacity(const RouterSettings& settings) {
   return settings.family->has_slots && settings.capacity_factor.has_value();
 }
 
-bool same_family(const RouterSettings& a, const RouterSettings& b) { return a.family == b.family; }
-
 int64_t max_choices(const RouterSettings& settings, int64_t experts) {
   return settings.family->has_token_requests ? settings.k : settings.max_experts.value_or(experts);
 }
 
 RouterSettings with_granularity(RouterSettings settings, int64_t granularity) {
   for (const auto& option : router_options(settings)) {
-    const auto number = numeric_value(option.option.member);
+    const auto number = numeric_value(option.member);
     if (option.has(kScalesWithGranularity) && number) {
-      set_value(option.option.member,
-                fmt::format("{}", *number * static_cast<double>(granularity)));
+      set_value(option.member, fmt::format("{}", *number * granularity));
     }
   }
   return settings;
@@ -522,14 +491,13 @@ bool weights_sum_to_one(const RouterSettings& settings) {
 
 FunctionPreservation preserves_function(const RouterSettings& settings, double gate_scale) {
   const std::string& reason = settings.family->unnormalized_reason;
-  const bool is_normalized = weights_sum_to_one(settings);
-  if (!is_normalized && gate_scale == 1.0) {
-    return {false, fmt::format("not preserved: {} (--gate-scale auto corrects the mean)", reason)};
-  }
-  if (!is_normalized) {
-    return {false, fmt::format("not preserved token by token: {}; gate_scale {:.6g} corrects only "
-                               "the mean",
-                               reason, gate_scale)};
+  if (!weights_sum_to_one(settings)) {
+    return {false,
+            gate_scale == 1.0
+                ? fmt::format("not preserved: {} (--gate-scale auto corrects the mean)", reason)
+                : fmt::format("not preserved token by token: {}; gate_scale {:.6g} corrects "
+                              "only the mean",
+                              reason, gate_scale)};
   }
   if (gate_scale != 1.0) {
     return {false,
@@ -539,14 +507,11 @@ FunctionPreservation preserves_function(const RouterSettings& settings, double g
   if (!settings.capacity_factor) {
     return {true, "no token is dropped (cf=inf) and the gate weights of every token sum to 1"};
   }
-  if (settings.ir) {
-    return {
-        true,
-        "+ir serves every token that capacity drops, and the gate weights of every token sum to 1"};
-  }
-  return {false,
-          "not preserved for a token that capacity drops from all its experts: it passes by the "
-          "residual only (+ir or cf=inf serve every token)"};
+  return {settings.ir, settings.ir
+                           ? "+ir serves every token that capacity drops, and the gate weights of "
+                             "every token sum to 1"
+                           : "not preserved for a token that capacity drops from all its experts: "
+                             "it passes by the residual only (+ir or cf=inf serve every token)"};
 }
 
 }  // namespace moe::route

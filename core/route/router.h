@@ -77,15 +77,19 @@ enum class OptionMessage {
 };
 
 // Option of a family, bound to a member of one RouterSettings. The error for a value out of range
-// is option.range.rule, formatted with the value. If that is null, the error lists `values`.
+// is range.rule, formatted with the value; if that is null, it lists `values`.
 struct RouterOption {
-  Option option;    // option.name is "cf" for cf=1.5 and "ir" for +ir
-  const char* key;  // in config.json: "capacity_factor"
-  OptionPosition position = OptionPosition::kNamed;
-  const char* values = "";      // accepted values: "a number above 0, or inf"
-  const char* empty_word = "";  // text of an empty optional in --router: "inf"
-  unsigned traits = 0;          // OptionTrait
+  const char* name;  // "cf" for cf=1.5 and "ir" for +ir
+  const char* key;   // in config.json: "capacity_factor"
+  Member member;
+  const char* values = "";  // accepted values: "a number above 0, or inf"
+  const char* help = "";
+  unsigned traits = 0;  // OptionTrait
   std::map<OptionMessage, std::string> messages = {};
+  Range range = {};
+  OptionPosition position = OptionPosition::kNamed;
+  const char* empty_word = "";  // text of an empty optional in --router: "inf"
+  const char* fallback = "";    // the default in words; "": the member's value
 
   bool has(OptionTrait trait) const { return (traits & trait) != 0; }
   bool is_required() const { return messages.contains(OptionMessage::kMissing); }
@@ -185,12 +189,9 @@ RouterSettings parse_router(const std::string& text);
 std::string lower(std::string text);
 
 // Returns the shortest text with parse_router(to_string(s)) == s: options at their defaults are
-// omitted.
-std::string to_string(const RouterSettings& settings);
-
-// Returns the text with every option. A --router keeps the stored values of options that it omits
-// (router_override.h); this text omits none.
-std::string to_full_string(const RouterSettings& settings);
+// omitted. With `every_option`, none is omitted, so that the text also overrides the options of a
+// stored router (router_override.h).
+std::string to_string(const RouterSettings& settings, bool every_option = false);
 
 // Returns all families with syntax, options, values, defaults and help.
 std::string router_help();
@@ -222,8 +223,6 @@ void check_inference(const RouterSettings& settings, const std::string& fix);
 // Returns true if experts take a bounded number of tokens. The sizes of the buffers between ranks
 // then follow from the number of tokens, and the output of a token depends on its batch.
 bool has_capacity(const RouterSettings& settings);
-
-bool same_family(const RouterSettings& a, const RouterSettings& b);
 
 // Returns the maximum number of experts per token, without fill-in and rectification.
 int64_t max_choices(const RouterSettings& settings, int64_t experts);

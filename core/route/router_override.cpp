@@ -18,22 +18,16 @@ bool contains_option(const std::string& router, std::string_view option) {
   return at != std::string::npos && at > 0 && (text[at - 1] == ':' || text[at - 1] == ',');
 }
 
-// Parses --cf; empty for "inf".
-std::optional<double> parse_cf(const std::string& cf) {
-  RouterSettings settings;
-  const RouterOption option = capacity_option(settings);
-  USER_ERROR_IF(
-      !set_option(option, lower(cf)) ||
-          (settings.capacity_factor && !holds(option.option.range, *settings.capacity_factor)),
-      "--cf '{}' is not a positive number or 'inf'", cf);
-  return settings.capacity_factor;
-}
-
+// Sets the capacity factor of --cf, if given.
 void apply_cf(const RouterRequest& request, RouterSettings& router) {
   if (request.cf.empty()) {
     return;
   }
-  const std::optional<double> cf = parse_cf(request.cf);
+  RouterSettings parsed;
+  const RouterOption option = capacity_option(parsed);
+  const std::optional<double>& cf = parsed.capacity_factor;  // empty for "inf"
+  USER_ERROR_IF(!set_option(option, lower(request.cf)) || (cf && !holds(option.range, *cf)),
+                "--cf '{}' is not a positive number or 'inf'", request.cf);
   if (!router.family->has_slots) {
     std::vector<std::string> titles;
     for (const auto& family : router_families()) {
@@ -49,41 +43,25 @@ void apply_cf(const RouterRequest& request, RouterSettings& router) {
   router.capacity_factor = cf;
 }
 
-// Restores the stored values of the options that --router can name but does not. Both routers are
-// of one family.
-void keep_unnamed_options(const std::string& text, RouterSettings stored, RouterSettings& router) {
-  const RouterOptions options = router_options(router), old = router_options(stored);
-  for (size_t i = 0; i < options.size(); ++i) {
-    if (options[i].position == OptionPosition::kNamed && !options[i].has(kResetIfUnnamed) &&
-        !contains_option(text, options[i].option.name)) {
-      set_value(options[i].option.member, value_text(old[i].option.member));
-    }
-  }
-}
-
-struct ChangedOption {
+struct StoredOption {
   RouterOption option;       // bound to the new router
   std::string stored_value;  // value_text() in the stored router
 };
 
-// Returns the options of `router` that differ from `stored`; none if the families differ.
-std::vector<ChangedOption> changed_options(RouterSettings stored, RouterSettings& router) {
-  if (!same_family(stored, router)) {
-    return {};
-  }
-  std::vector<ChangedOption> changed;
-  const RouterOptions options = router_options(router), before = router_options(stored);
-  for (size_t i = 0; i < options.size(); ++i) {
-    const std::string text = value_text(before[i].option.member);
-    if (text != value_text(options[i].option.member)) {
-      changed.push_back({options[i], text});
+// Returns the options of `router` with their stored values; none if the families differ.
+std::vector<StoredOption> stored_options(RouterSettings stored, RouterSettings& router) {
+  std::vector<StoredOption> list;
+  if (stored.family == router.family) {
+    const RouterOptions options = router_options(router), before = router_options(stored);
+    for (size_t i = 0; i < options.size(); ++i) {
+      list.push_back({options[i], value_text(before[i].member)});
     }
   }
-  return changed;
+  return list;
 }
 
 // Adds the notes of changed options. Throws UserError if an option needs --force.
-void note_changes(const std::string& change, const std::vector<ChangedOption>& changed, bool force,
+void note_changes(const std::string& change, const std::vector<StoredOption>& changed, bool force,
                   Purpose purpose, std::vector<std::string>& notes) {
   for (const auto& [option, stored_value] : changed) {
     const auto reason = option.messages.find(OptionMessage::kNeedsForce);
@@ -105,13 +83,13 @@ void note_changes(const std::string& change, const std::vector<ChangedOption>& c
 }
 
 // Restores the stored values of options that only training uses.
-void restore_training_options(const std::string& change, const std::vector<ChangedOption>& changed,
+void restore_training_options(const std::string& change, const std::vector<StoredOption>& changed,
                               std::vector<std::string>& notes) {
   std::vector<std::string> ignored;
   for (const auto& [option, stored_value] : changed) {
     if (option.has(kTrainingOnly)) {
-      set_value(option.option.member, stored_value);
-      ignored.emplace_back(option.option.name);
+      set_value(option.member, stored_value);
+      ignored.emplace_back(option.name);
     }
   }
   if (!ignored.empty()) {
@@ -154,11 +132,18 @@ ResolvedRouter override_router(const StoredRouter& stored, const RouterRequest& 
                           contains_option(request.router, "lambda0")};
   RouterSettings& router = resolved.router;
   std::vector<std::string>& notes = resolved.notes;
-  const bool is_same_family = same_family(stored.router, router);
-  if (!request.router.empty() && is_same_family) {
-    keep_unnamed_options(request.router, stored.router, router);
-    apply_cf(request, router);
+  const bool is_same_family = stored.router.family == router.family;
+  std::vector<StoredOption> changed = stored_options(stored.router, router);
+  for (const auto& [option, stored_value] : changed) {
+    if (option.position == OptionPosition::kNamed && !option.has(kResetIfUnnamed) &&
+        !request.router.empty() && !contains_option(request.router, option.name)) {
+      set_value(option.member, stored_value);
+    }
   }
+  apply_cf(request, router);
+  std::erase_if(changed, [](const StoredOption& each) {
+    return value_text(each.option.member) == each.stored_value;
+  });
   const std::string change =
       fmt::format("{} in place of the stored {}", to_string(router), to_string(stored.router));
   USER_ERROR_IF(stored.router.family->has_softmax_scores != router.family->has_softmax_scores,
@@ -170,7 +155,6 @@ ResolvedRouter override_router(const StoredRouter& stored, const RouterRequest& 
                     ": the same softmax scores, but weights that sum to another value; "
                     "the quality may change");
   }
-  const std::vector<ChangedOption> changed = changed_options(stored.router, router);
   note_changes(change, changed, force, purpose, notes);
   const bool changes_gates =
       !is_same_family || std::any_of(changed.begin(), changed.end(), [](const auto& each) {

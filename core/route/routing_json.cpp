@@ -15,10 +15,9 @@ constexpr size_t kMaxLogits = size_t{1} << 26;
 
 // Returns input["logits"], [T, E] f32.
 at::Tensor read_logits(const Json& input, const std::string& where) {
-  USER_ERROR_IF(!input["logits"].is_array() || input["logits"].empty() ||
-                    !input["logits"][0].is_array() || input["logits"][0].empty(),
-                "{}: 'logits' is not a list of rows of numbers", where);
   const Json& rows = input["logits"];
+  USER_ERROR_IF(!rows.is_array() || rows.empty() || !rows[0].is_array() || rows[0].empty(),
+                "{}: 'logits' is not a list of rows of numbers", where);
   const size_t width = rows[0].size();
   USER_ERROR_IF(rows.size() > kMaxLogits / width, "{}: 'logits' has more than {} numbers", where,
                 kMaxLogits);
@@ -36,8 +35,7 @@ at::Tensor read_logits(const Json& input, const std::string& where) {
                     row, number.dump());
     }
   }
-  return at::tensor(numbers, at::kFloat)
-      .view({static_cast<int64_t>(rows.size()), static_cast<int64_t>(width)});
+  return at::tensor(numbers, at::kFloat).view({std::ssize(rows), -1});
 }
 
 RoutingGroup read_group(const Json& input, int64_t tokens, int64_t experts,
@@ -48,53 +46,46 @@ RoutingGroup read_group(const Json& input, int64_t tokens, int64_t experts,
   std::vector<bool> valid(tokens, true);
   if (has_value(input, "valid")) {
     const Json& list = input["valid"];
-    USER_ERROR_IF(!list.is_array() || static_cast<int64_t>(list.size()) != tokens,
+    USER_ERROR_IF(!list.is_array() || std::ssize(list) != tokens,
                   "{}: 'valid' is not a list of {} truth values", where, tokens);
     for (int64_t token = 0; token < tokens; ++token) {
       const Json& flag = list[token];
       valid[token] = flag.is_boolean() ? flag.get<bool>() : flag != 0;
     }
   }
-  std::vector<int64_t> source_rank(tokens);
-  if (has_value(input, "home")) {
-    source_rank = get_ints(input, "home", where);
-    USER_ERROR_IF(static_cast<int64_t>(source_rank.size()) != tokens,
-                  "{}: 'home' names {} ranks for {} tokens", where, source_rank.size(), tokens);
-    for (const int64_t rank : source_rank) {
-      USER_ERROR_IF(rank < 0 || rank >= ranks, "{}: 'home' names rank {}; there are 0 to {}", where,
-                    rank, ranks - 1);
-    }
-  } else {
-    const auto by_valid_token =
-        partition_tokens(std::count(valid.begin(), valid.end(), true), ranks).source_rank;
-    auto next = by_valid_token.begin();
-    for (int64_t token = 0; token < tokens; ++token) {
-      source_rank[token] = valid[token] ? *next++ : -1;
+  const bool has_ranks = has_value(input, "home");
+  std::vector<int64_t> source_rank =  // of all tokens, else of the valid ones
+      has_ranks ? get_ints(input, "home", where)
+                : partition_tokens(std::ranges::count(valid, true), ranks).source_rank;
+  USER_ERROR_IF(has_ranks && std::ssize(source_rank) != tokens,
+                "{}: 'home' names {} ranks for {} tokens", where, source_rank.size(), tokens);
+  for (const int64_t rank : source_rank) {
+    USER_ERROR_IF(rank < 0 || rank >= ranks, "{}: 'home' names rank {}; there are 0 to {}", where,
+                  rank, ranks - 1);
+  }
+  RoutingGroup group{.source_rank = std::vector<int64_t>(tokens, -1), .ranks = ranks};
+  for (int64_t token = 0, next = 0; token < tokens; ++token) {
+    if (valid[token]) {
+      group.source_rank[token] = source_rank[has_ranks ? token : next++];
     }
   }
-  for (int64_t token = 0; token < tokens; ++token) {
-    source_rank[token] = valid[token] ? source_rank[token] : -1;
-  }
-  return {.source_rank = std::move(source_rank), .ranks = ranks};
+  return group;
 }
 
-// Returns the double with the shortest digits of the f32: 0.1 for 0.1f, not 0.10000000149011612.
-double shortest_double(float value) {
-  return std::strtod(fmt::format("{}", value).c_str(), nullptr);
-}
+// Returns the double with the shortest digits that identify `value`: 0.1 for 0.1f, not
+// 0.10000000149011612.
+double shortest_double(float value) { return std::stod(fmt::format("{}", value)); }
 
 OrderedJson matrix_json(const at::Tensor& matrix) {
   const at::Tensor host = matrix.detach().cpu().contiguous();
-  const bool is_whole = host.scalar_type() == at::kLong;
+  const bool is_integer = host.scalar_type() == at::kLong;
   OrderedJson rows = OrderedJson::array();
-  for (int64_t row = 0; row < host.size(0); ++row) {
-    OrderedJson line = OrderedJson::array();
-    for (int64_t column = 0; column < host.size(1); ++column) {
-      const int64_t at = row * host.size(1) + column;
-      line.push_back(is_whole ? OrderedJson(host.data_ptr<int64_t>()[at])
-                              : OrderedJson(shortest_double(host.data_ptr<float>()[at])));
+  for (int64_t i = 0; i < host.numel(); ++i) {
+    if (i % host.size(1) == 0) {
+      rows.push_back(OrderedJson::array());
     }
-    rows.push_back(std::move(line));
+    rows.back().push_back(is_integer ? OrderedJson(host.data_ptr<int64_t>()[i])
+                                     : OrderedJson(shortest_double(host.data_ptr<float>()[i])));
   }
   return rows;
 }
@@ -103,14 +94,10 @@ OrderedJson input_json(const RoutingProblem& problem) {
   OrderedJson input = {{"num_tokens", problem.logits.size(0)},
                        {"num_experts", problem.logits.size(1)},
                        {"num_ranks", problem.group.ranks}};
-  std::vector<bool> valid;
-  std::vector<int64_t> source_rank;
   for (const int64_t rank : problem.group.source_rank) {
-    valid.push_back(rank >= 0);
-    source_rank.push_back(std::max<int64_t>(rank, 0));
+    input["home"].push_back(std::max<int64_t>(rank, 0));
+    input["valid"].push_back(rank >= 0);
   }
-  input["home"] = source_rank;
-  input["valid"] = valid;
   input["logits"] = matrix_json(problem.logits);
   const OrderedJson router = to_json(problem.router);
   for (const auto& [key, value] : router.items()) {

@@ -263,6 +263,7 @@ void Tokenizer::read_special_ids(const fs::path& folder) {
     adds_bos_ = names.adds_bos.value_or(false) && bos_id_ >= 0;
     return;
   }
+  sets_adds_bos_ = names.adds_bos.has_value();
   const auto before = model_->before_text();
   if (kind_ == TokenizerKind::kTokenizerJson) {
     names.adds_bos.reset();

@@ -73,6 +73,9 @@ class Tokenizer {
   // Returns true if a BOS precedes every text, as in transformers 5: if tokenizer.json puts one
   // there; without that file, "add_bos_token" of tokenizer_config.json.
   bool adds_bos() const { return adds_bos_; }
+  // Returns true if a tokenizer file other than a sentencepiece model was read and
+  // tokenizer_config.json has "add_bos_token".
+  bool sets_adds_bos() const { return sets_adds_bos_; }
   // Returns true if encode() puts a space before every text.
   bool adds_space() const { return adds_space_; }
   TokenizerKind kind() const { return kind_; }
@@ -88,7 +91,7 @@ class Tokenizer {
   TokenizerKind kind_ = TokenizerKind::kSentencepiece;
   int64_t bos_id_ = -1, eos_id_ = -1;
   std::vector<int64_t> stop_ids_;
-  bool adds_bos_ = false, adds_space_ = false;
+  bool adds_bos_ = false, sets_adds_bos_ = false, adds_space_ = false;
   int64_t limit_ = 0;  // of ids
 };
 

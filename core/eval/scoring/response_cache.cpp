@@ -65,7 +65,8 @@ ResponseCache::ResponseCache(const std::filesystem::path& file, const io::Digest
 }
 
 void ResponseCache::use(const model::RoutingOptions& routing) {
-  routing_ = fmt::format("{} ranks {}", route::to_full_string(routing.router), routing.ep_ranks);
+  routing_ = fmt::format("{} ranks {}", route::to_string(routing.router, /*every_option=*/true),
+                         routing.ep_ranks);
   if (routing.gate_scale) {
     routing_ += fmt::format(" gate scale {}", *routing.gate_scale);
   }

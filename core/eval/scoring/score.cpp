@@ -47,8 +47,8 @@ void check_same_requests(const model::Llama& llama, const std::vector<Request>& 
         fmt::format("{} requests {}\nrouter {}\nep-ranks {}\nbatch-tokens {}\n"
                     "group-tokens {}\nprecision {}\n",
                     requests.size(), digest(requests),
-                    route::to_full_string(settings.routing.router), settings.routing.ep_ranks,
-                    settings.batch_tokens, settings.group_tokens,
+                    route::to_string(settings.routing.router, /*every_option=*/true),
+                    settings.routing.ep_ranks, settings.batch_tokens, settings.group_tokens,
                     llama.product_type() == at::kBFloat16 ? "bf16" : "fp32"));
   }
 }

@@ -15,10 +15,8 @@ Plan take_best_tokens(const RouteInput& input, const Plan&) {
   if (input.is_dropless) {
     return with_rows(input, rows, rows.token.size(0), {});
   }
-  const at::Tensor groups = row_groups(input, rows);
-  const at::Tensor is_taken =
-      slot_indices(input, groups) < group_capacity(input).index_select(0, groups);
-  const Rows taken = sort_by_group(input, keep_only(rows, is_taken, input.experts()));
+  const at::Tensor fits = fit_slots(input, rows, group_capacity(input));
+  const Rows taken = sort_by_group(input, keep_only(rows, fits, input.experts()));
   return with_rows(input, taken, max_accepted_rows(input, rows.token.size(0)), {});
 }
 

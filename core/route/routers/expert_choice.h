@@ -29,7 +29,7 @@ struct ExpertChoice {
         .no_load_balance = "every expert takes equally many tokens",
         .expected_rows_at_init =
             [](const RouterSettings& s, int64_t tokens, int64_t experts) {
-              return std::ceil(mean_choices(s, experts) * static_cast<double>(tokens));
+              return std::ceil(mean_choices(s, experts) * tokens);
             },
         .active_experts = mean_experts,
         .typical_active_experts = mean_experts,
@@ -57,12 +57,11 @@ struct ExpertChoice {
 
   // Mean number of experts of a token: C E / T = CF.
   static double mean_choices(const RouterSettings& s, int64_t experts) {
-    return s.capacity_factor.value_or(static_cast<double>(experts));
+    return s.capacity_factor.value_or(experts);
   }
 
   static int64_t mean_experts(const RouterSettings& s, int64_t experts) {
-    return std::clamp<int64_t>(static_cast<int64_t>(std::ceil(mean_choices(s, experts))), 1,
-                               experts);
+    return std::clamp<int64_t>(std::ceil(mean_choices(s, experts)), 1, experts);
   }
 };
 

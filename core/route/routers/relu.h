@@ -46,36 +46,33 @@ struct Relu {
   static RouterOptions options(RouterSettings& s) {
     constexpr double kLargest = std::numeric_limits<double>::max();
     RouterOption k = k_option(s);
-    k.option.help = "sets the target sparsity 1 - k/E";
+    k.help = "sets the target sparsity 1 - k/E";
     k.traits |= kTrainingOnly;
     k.messages[OptionMessage::kMissing] =
         "needs k, which sets the target sparsity 1 - k/E, e.g. relu:k=1";
     k.messages[OptionMessage::kNoteInTraining] = "k changes the target sparsity";
     return {
         k,
-        {.option = {.name = "lambda0",
-                    .member = &s.lambda0,
-                    .help = "coefficient of the L1 loss in the first step",
-                    .range = number_between(0, kLargest)},
+        {.name = "lambda0",
          .key = "lambda0",
+         .member = &s.lambda0,
          .values = "a number from 0",
-         .traits = kTrainingOnly},
-        {.option = {.name = "mult",
-                    .member = &s.lambda_multiplier,
-                    .help = "factor by which lambda grows while the sparsity is below the target, "
-                            "and shrinks otherwise",
-                    .range = number_between(1, kLargest)},
+         .help = "coefficient of the L1 loss in the first step",
+         .traits = kTrainingOnly,
+         .range = number_between(0, kLargest)},
+        {.name = "mult",
          .key = "lambda_multiplier",
+         .member = &s.lambda_multiplier,
          .values = "a number from 1",
-         .traits = kTrainingOnly},
-        {.option = {.name = "l1",
-                    .member = choice<L1Weights, L1Weights>(
-                        "l1", s.l1,
-                        {{"refined", L1Weights::kRefined}, {"plain", L1Weights::kPlain}}),
-                    .help = "the L1 loss weights experts by their load, or all equally"},
-         .key = "l1",
-         .values = "refined or plain",
-         .traits = kTrainingOnly},
+         .help = "factor by which lambda grows while the sparsity is below the target, and shrinks "
+                 "otherwise",
+         .traits = kTrainingOnly,
+         .range = number_between(1, kLargest)},
+        {"l1", "l1",
+         choice<L1Weights, L1Weights>(
+             "l1", s.l1, {{"refined", L1Weights::kRefined}, {"plain", L1Weights::kPlain}}),
+         "refined or plain", "the L1 loss weights experts by their load, or all equally",
+         kTrainingOnly},
     };
   }
 

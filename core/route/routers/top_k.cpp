@@ -19,7 +19,7 @@ Rule request(SlotOrder order) {
     Rows rows =
         sort_by_score(input, request_rows(input, experts, at::ones_like(experts, at::kBool), 0));
     if (order == SlotOrder::kChoice && input.k > 1) {
-      rows = take(rows, std::get<1>(at::sort(rows.choice, /*stable=*/true, 0, false)));
+      rows = take(rows, at::argsort(rows.choice, /*stable=*/true));
     }
     rows = sort_by_group(input, rows);
     return with_rows(input, rows, rows.token.size(0), {});
@@ -50,7 +50,7 @@ int64_t counted_choices(const RouteInput& input, const RouterSettings& settings)
   return settings.lb_count == LbCount::kFirst ? 1 : input.k;
 }
 
-// Returns the loss of balance within sequences; undefined if the input has no sequences.
+// Returns sequence_balance_loss() of the first k choices; undefined if the input has no sequences.
 at::Tensor sequence_balance(const at::Tensor& logits, const RouteInput& input) {
   return input.sequence.defined()
              ? sequence_balance_loss(logits, input, first_choices(input, input.k))
@@ -67,14 +67,14 @@ AuxLosses losses(const at::Tensor& logits, const RouteInput& input, const at::Te
 }
 
 // ---------------------------------------------------------------------------------- fused kernels
-// The rules take about a hundred LibTorch operations, counters.cpp and route.cpp about seventy.
+// They replace about 170 LibTorch operations of the rules, counters.cpp and route.cpp.
 
 // Returns C_r of each rank, [W] i32 on the device of the logits; INT32_MAX if dropless.
 at::Tensor slots_per_rank(const RouteInput& input) {
   constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
-  std::vector<int64_t> slots(input.capacity.size(), kMax);
-  for (size_t rank = 0; !input.is_dropless && rank < slots.size(); ++rank) {
-    slots[rank] = std::min(input.capacity[rank], kMax);
+  std::vector<int64_t> slots = input.capacity;
+  for (int64_t& count : slots) {
+    count = input.is_dropless ? kMax : std::min(count, kMax);
   }
   return to_device(slots, input.logits.device()).to(at::kInt);
 }
@@ -124,16 +124,15 @@ void fused_plan(const RouterSettings& settings, Routing& routing) {
 void fused_gate_weights(const at::Tensor& logits, const RouterSettings& settings,
                         Routing& routing) {
   const RouteInput& input = routing.input;
-  const auto ranks_with_tokens = std::count_if(input.rank_tokens.begin(), input.rank_tokens.end(),
-                                               [](int64_t tokens) { return tokens > 0; });
-  const kernels::GateWeights found = kernels::plan_gate_weights(
+  const int64_t ranks_with_tokens = input.ranks - std::ranges::count(input.rank_tokens, 0);
+  const kernels::GateWeights gates = kernels::plan_gate_weights(
       logits, routing.count, input.experts_by_logit, plan_tensors(input, routing.plan),
       {settings.gate_norm == GateNorm::kSelected, settings.straight_through,
        counted_choices(input, settings), std::max<int64_t>(ranks_with_tokens, 1)});
-  routing.combine = found.combine;
-  routing.weights = found.weights;
-  routing.losses.load_balance = found.load_balance;
-  routing.losses.z = input.compute_z_loss ? found.z : at::Tensor();
+  routing.combine = gates.combine;
+  routing.weights = gates.weights;
+  routing.losses.load_balance = gates.load_balance;
+  routing.losses.z = input.compute_z_loss ? gates.z : at::Tensor();
   routing.losses.sequence_balance = sequence_balance(logits, input);
 }
 

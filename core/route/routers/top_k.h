@@ -26,7 +26,7 @@ struct TopK {
                      "top2:bias=0.001"},
         .help = "every token requests its k best experts, which have a limited number of slots",
         .options = options,
-        .set_defaults = [](RouterSettings& s) { s.capacity_factor = static_cast<double>(s.k); },
+        .set_defaults = [](RouterSettings& s) { s.capacity_factor = s.k; },
         .has_slots = true,
         .has_token_requests = true,
         .load_balance_coef = 1e-2,
@@ -46,79 +46,64 @@ struct TopK {
   static RouterOptions options(RouterSettings& s) {
     RouterOption k = k_option(s), capacity = capacity_option(s);
     k.position = OptionPosition::kHead;
-    k.option.help = "experts that a token requests";
+    k.help = "experts that a token requests";
     k.traits |= kChangesGates;
     k.messages[OptionMessage::kMissing] =
         "needs a whole number of experts per token, e.g. top1 or top2";
     k.messages[OptionMessage::kNote] = "k was {}; the capacity factor is kept unless given";
-    capacity.option.fallback = "k";
+    capacity.fallback = "k";
     return {
         k,
-        {.option = {.name = "ir",
-                    .member = &s.ir,
-                    .help = "intra-GPU rectification: routes a refused token to the best expert of "
-                            "its own rank"},
-         .key = "ir",
-         .position = OptionPosition::kModifier},
-        {.option = {.name = "fr",
-                    .member = &s.fr,
-                    .help = "fill-in rectification: fills free slots with the (k+1)-th choices"},
-         .key = "fr",
-         .position = OptionPosition::kModifier},
+        modifier("ir", s.ir,
+                 "intra-GPU rectification: routes a refused token to the best expert of its own "
+                 "rank"),
+        modifier("fr", s.fr, "fill-in rectification: fills free slots with the (k+1)-th choices"),
         capacity,
-        {.option = {.name = "gate",
-                    .member = choice<GateNorm, GateNorm>(
-                        "gate", s.gate_norm,
-                        {{"selected", GateNorm::kSelected}, {"none", GateNorm::kNone}}),
-                    .help = "weights are a softmax over the accepting experts, or over all"},
+        {.name = "gate",
          .key = "gate_norm",
+         .member = choice<GateNorm, GateNorm>(
+             "gate", s.gate_norm, {{"selected", GateNorm::kSelected}, {"none", GateNorm::kNone}}),
          .values = "selected or none",
+         .help = "weights are a softmax over the accepting experts, or over all",
          .traits = kChangesGates,
          .messages = {{OptionMessage::kNeedsForce, "another gate rescales every MoE output"}}},
-        {.option = {.name = "st",
-                    .member = &s.straight_through,
-                    .help = "straight-through gradient: the router learns from the full softmax"},
-         .key = "straight_through",
-         .values = "on or off",
-         .traits = kTrainingOnly},
-        {.option = {.name = "lb",
-                    .member = choice<LbCount, LbCount>(
-                        "lb", s.lb_count,
-                        {{"first", LbCount::kFirst}, {"selected", LbCount::kSelected}}),
-                    .help = "the load-balance loss counts first choices, or all k requests"},
-         .key = "lb_count",
-         .values = "first or selected",
-         .traits = kTrainingOnly},
-        {.option = {.name = "order",
-                    .member = choice<SlotOrder, SlotOrder>(
-                        "order", s.slot_order,
-                        {{"choice", SlotOrder::kChoice}, {"score", SlotOrder::kScore}}),
-                    .help = "slots are assigned choice by choice, or to the k requests by score"},
-         .key = "slot_order",
-         .values = "choice or score"},
-        {.option = {.name = "bias",
-                    .member = &s.bias_rate,
-                    .help =
-                        "adds a bias to the score of each expert where tokens choose, and moves "
-                        "it by this rate per step towards equal load; 0 keeps it constant",
-                    .range = number_between(0, 1)},
+        {"st", "straight_through", &s.straight_through, "on or off",
+         "straight-through gradient: the router learns from the full softmax", kTrainingOnly},
+        {"lb", "lb_count",
+         choice<LbCount, LbCount>("lb", s.lb_count,
+                                  {{"first", LbCount::kFirst}, {"selected", LbCount::kSelected}}),
+         "first or selected", "the load-balance loss counts first choices, or all k requests",
+         kTrainingOnly},
+        {"order", "slot_order",
+         choice<SlotOrder, SlotOrder>(
+             "order", s.slot_order, {{"choice", SlotOrder::kChoice}, {"score", SlotOrder::kScore}}),
+         "choice or score", "slots are assigned choice by choice, or to the k requests by score"},
+        {.name = "bias",
          .key = "bias_rate",
+         .member = &s.bias_rate,
          .values = "a number from 0 to 1",
+         .help = "adds a bias to the score of each expert where tokens choose, and moves it by "
+                 "this rate per step towards equal load; 0 keeps it constant",
          .traits = kResetIfUnnamed,
          .messages = {{OptionMessage::kNote,
-                       "bias was {}; a router without bias chooses by scores alone"}}},
+                       "bias was {}; a router without bias chooses by scores alone"}},
+         .range = number_between(0, 1)},
     };
+  }
+
+  static RouterOption modifier(const char* name, bool& member, const char* help) {
+    return {name, name, &member, "", help, 0, {}, {}, OptionPosition::kModifier};
   }
 
   static int64_t experts_per_token(const RouterSettings& s, int64_t) { return s.k; }
 
   // With fill-in every slot may be used. Without it there are at most as many rows as requests.
   static double expected_rows_at_init(const RouterSettings& s, int64_t tokens, int64_t) {
-    const auto requests = static_cast<double>(tokens * s.k);
+    const double requests = tokens * s.k;
     if (!s.capacity_factor) {
       return requests;
     }
-    const double slots = std::ceil(*s.capacity_factor * static_cast<double>(tokens));
+    const double slots = std::ceil(*s.capacity_factor * tokens);
     return s.fr ? slots : s.ir ? requests : std::min(requests, slots);
   }
 

@@ -30,7 +30,7 @@ struct TopP {
         .entropy_coef = 1e-4,
         .expected_rows_at_init =
             [](const RouterSettings& s, int64_t tokens, int64_t experts) {  // equal probabilities
-              return static_cast<double>(tokens) * std::ceil(s.p * static_cast<double>(experts));
+              return tokens * std::ceil(s.p * experts);
             },
         .active_experts = [](const RouterSettings&, int64_t) -> int64_t { return 1; },
         .typical_active_experts = [](const RouterSettings&, int64_t) -> int64_t { return 2; },
@@ -49,26 +49,26 @@ struct TopP {
  private:
   static RouterOptions options(RouterSettings& s) {
     return {
-        {.option = {.name = "p",
-                    .member = &s.p,
-                    .help = "probability to reach",
-                    .range = number_between(0, 1)},
+        {.name = "p",
          .key = "p",
-         .position = OptionPosition::kFirst,
+         .member = &s.p,
          .values = "a number from 0 to 1",
+         .help = "probability to reach",
          .traits = kChangesGates,
          .messages = {{OptionMessage::kMissing,
-                       "needs the probability to reach, from 0 to 1, e.g. topp:0.4"}}},
-        {.option = {.name = "max",
-                    .member = &s.max_experts,
-                    .help = "upper bound of experts per token",
-                    .range = whole_between(1, kMaxExperts)},
+                       "needs the probability to reach, from 0 to 1, e.g. topp:0.4"}},
+         .range = number_between(0, 1),
+         .position = OptionPosition::kFirst},
+        {.name = "max",
          .key = "max_experts",
+         .member = &s.max_experts,
          .values = "a whole number from 1 to the number of experts",
+         .help = "upper bound of experts per token",
          .traits = kResetIfUnnamed | kChangesGates | kScalesWithGranularity,
          .messages = {{OptionMessage::kTooMany,
                        "router '{}' keeps up to {} experts per token, the layers have {}: use a "
-                       "smaller max"}}},
+                       "smaller max"}},
+         .range = whole_between(1, kMaxExperts)},
     };
   }
 

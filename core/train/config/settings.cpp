@@ -515,7 +515,7 @@ void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& store
   const route::RouterSettings& router = resolved.router;
   refuse_others(settings, router);
   const route::RouterFamily& family = *router.family;
-  const bool keeps = same_family(router, stored.router);
+  const bool keeps = router.family == stored.router.family;
   // If 0 by default and by setting, an `is_optional` coefficient stays unset: it is not printed.
   const auto fill = [](std::optional<double>& coefficient, bool has_loss, double other,
                        bool is_optional = false) {

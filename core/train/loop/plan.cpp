@@ -115,11 +115,11 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
   plan.routing = {resolved.router, resolved.ep_ranks};
   // settings.toml has this router in full, so that a resumed run does not depend on the folder. A
   // run with --upcycle has the router before --granularity there.
-  settings.router = {
-      to_full_string(settings.upcycle.experts ? model::upcycled_router(settings.router)
-                                              : resolved.router),
-      "", resolved.ep_ranks};
-  settings.changes_gate = same_family(resolved.router, stored.router) &&
+  settings.router = {to_string(settings.upcycle.experts ? model::upcycled_router(settings.router)
+                                                        : resolved.router,
+                               /*every_option=*/true),
+                     "", resolved.ep_ranks};
+  settings.changes_gate = resolved.router.family == stored.router.family &&
                           resolved.router.gate_norm != stored.router.gate_norm;
   resolve_coefficients(settings, moe, resolved);
   plan.losses = describe_losses(settings, resolved.router, moe.experts,

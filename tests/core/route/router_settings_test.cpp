@@ -313,7 +313,7 @@ TEST_CASE("a router printed in full replaces any of its family") {
     for (const auto& stored : family) {
       for (const auto& wanted : family) {
         CAPTURE(stored, wanted);
-        const std::string text = to_full_string(router(wanted));
+        const std::string text = to_string(router(wanted), /*every_option=*/true);
         CHECK(resolve(stored, {text, "", {}}, kTrain, true).router == router(wanted));
       }
     }
