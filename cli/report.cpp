@@ -90,7 +90,7 @@ void run(const ReportFlags& flags) {
     check_out(flags);
   }
   const fs::path out = is_default_out ? run / "report.html" : flags.out;
-  train::write_report(run, read_history(run), out);
+  io::write_whole(out, train::report_page(run, train::read_history(run)));
   print_text("{}\n", out.string());
 }
 
