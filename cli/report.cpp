@@ -89,7 +89,7 @@ void run(const ReportFlags& flags) {
   } else {
     check_out(flags);
   }
-  train::write_report(run, read_history(run), out);
+  io::write_whole(out, train::report_page(run, read_history(run)));
   print_text("{}\n", out.string());
 }
 

@@ -13,7 +13,6 @@
 #include "core/train/loop/plan.h"
 #include "core/train/step/gradients.h"
 #include "core/train/step/optimizer.h"
-#include "core/train/step/trainable.h"
 #include "core/upcycle/init.h"
 #include "core/upcycle/upcycle.h"
 #include "kernels/ops/bf16_working_copy.h"

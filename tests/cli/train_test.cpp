@@ -133,7 +133,7 @@ TEST_CASE("moe train warns of settings that are known to fail before the first s
     check_contains(
         fixture.train(joined({"--steps", "1", "--lr", "0.1"}, more), "moe").err,
         {"warning: router top1:st=off learns nothing from the task",
-         "warning: capacity is counted over 12 tokens a logical rank",
+         "warning: capacity is counted over 12 tokens per logical rank",
          "warning: --lr 0.1 is 100 times the last learning rate that the model was trained "
          "with (0.001)"});
   }

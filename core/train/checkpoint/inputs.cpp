@@ -17,14 +17,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kSample = 4096, kStride = size_t{4} << 20;
+constexpr size_t kSampleBytes = 4096, kStride = size_t{4} << 20;
 
-InputFile input_file(const fs::path& path, std::string as, bool is_sampled) {
+InputFile input_file(const fs::path& path, std::string role, bool is_sampled) {
   struct stat status {};
   ::stat(path.c_str(), &status);
   const int64_t modified_ns =
       int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
-  return {std::move(as), static_cast<uint64_t>(status.st_size), modified_ns, "", path, is_sampled};
+  return {std::move(role), static_cast<uint64_t>(status.st_size), modified_ns, "", path,
+          is_sampled};
 }
 
 // Returns whether a file of a model folder is sampled; nothing for a file that a run does not read.
@@ -49,17 +50,20 @@ std::vector<InputFile> files_in(const fs::path& folder,
           input_file(entry.path(), entry.path().lexically_relative(folder).string(), *sampled));
     }
   }
-  std::ranges::sort(files, {}, &InputFile::as);  // the order of a folder is not deterministic
+  std::ranges::sort(files, {}, &InputFile::role);  // the order of a folder is not deterministic
   return files;
 }
 
-// Returns the files of --data. A file named *.txt or *.txt.gz is read as text.
+// Returns the files of --data. A file of plain text may be packed (wiki.txt.gz) or numbered
+// (wiki.txt.1).
 std::vector<InputFile> data_files(const std::vector<fs::path>& words) {
   std::vector<InputFile> files;
   for (const auto& source : data::parse_sources(words)) {
-    std::string as = data::format_extension(source.file) == ".txt" ? "text" : "data";
-    as += source.weight > 0 ? fmt::format(" of weight {}", source.weight) : "";
-    files.push_back(input_file(source.file, as, false));
+    const fs::path& file = source.file;
+    const bool is_text = file.extension() == ".txt" || file.stem().extension() == ".txt";
+    std::string role = is_text ? "text" : "data";
+    role += source.weight > 0 ? fmt::format(" of weight {}", source.weight) : "";
+    files.push_back(input_file(file, role, false));
   }
   return files;
 }
@@ -77,7 +81,7 @@ std::vector<InputFile> task_files(const std::vector<std::string>& tasks) {
 
 void add_samples(io::ContentHash& hash, const InputFile& file) {
   const Descriptor in = open_to_read(file.path);
-  std::vector<std::byte> block(kSample);
+  std::vector<std::byte> block(kSampleBytes);
   for (uint64_t offset = 0; offset < file.bytes; offset += kStride) {
     const ssize_t count = ::pread(in.get(), block.data(), block.size(), static_cast<off_t>(offset));
     if (count < 0) {
@@ -87,7 +91,7 @@ void add_samples(io::ContentHash& hash, const InputFile& file) {
   }
 }
 
-void make_digest(InputFile& file) {
+void compute_digest(InputFile& file) {
   if (!file.digest.empty() || file.path.empty()) {
     return;
   }
@@ -101,7 +105,7 @@ void make_digest(InputFile& file) {
   file.digest = hash.digest().hex();
 }
 
-bool is_same_content(const InputFile& before, InputFile& now) {
+bool has_same_content(const InputFile& before, InputFile& now) {
   if (before.bytes != now.bytes) {
     return false;
   }
@@ -109,24 +113,21 @@ bool is_same_content(const InputFile& before, InputFile& now) {
     now.digest = before.digest;
     return true;
   }
-  make_digest(now);
+  compute_digest(now);
   return before.digest == now.digest;
 }
 
 }  // namespace
 
 std::vector<fs::path> input_paths(const TrainSettings& settings) {
-  std::vector<fs::path> inputs = settings.evaluation.data;
-  inputs.insert(inputs.end(), {settings.model, settings.evaluation.tasks_folder});
+  std::vector<fs::path> paths = settings.evaluation.data;
+  paths.insert(paths.end(), {settings.model, settings.evaluation.tasks_folder});
   for (const auto& source : data::parse_sources(settings.data)) {
-    inputs.push_back(source.file);
+    paths.push_back(source.file);
   }
-  for (const auto& task : settings.evaluation.tasks) {  // a name or a file
-    if (fs::exists(task)) {
-      inputs.emplace_back(task);
-    }
-  }
-  return inputs;
+  std::ranges::copy_if(settings.evaluation.tasks, std::back_inserter(paths),
+                       [](const std::string& task) { return fs::exists(task); });
+  return paths;
 }
 
 Inputs find_inputs(const TrainSettings& settings) {
@@ -167,8 +168,8 @@ std::string to_json(Inputs& inputs) {
   for (auto& [key, files] : inputs) {
     json[key] = OrderedJson::array();
     for (auto& file : files) {
-      make_digest(file);
-      json[key].push_back({{"as", file.as},
+      compute_digest(file);
+      json[key].push_back({{"as", file.role},
                            {"bytes", file.bytes},
                            {"modified", file.modified_ns},
                            {"xxh3", file.digest}});
@@ -184,11 +185,11 @@ std::optional<std::string> find_difference(const std::vector<InputFile>& before,
   }
   for (size_t index = 0; index < now.size(); ++index) {
     InputFile& file = now[index];
-    const std::string name = file.path.empty() ? file.as : file.path.string();
-    if (before[index].as != file.as) {
-      return fmt::format("{} is read as {}, before it was {}", name, file.as, before[index].as);
+    const std::string name = file.path.empty() ? file.role : file.path.string();
+    if (before[index].role != file.role) {
+      return fmt::format("{} is read as {}, before it was {}", name, file.role, before[index].role);
     }
-    if (!is_same_content(before[index], file)) {
+    if (!has_same_content(before[index], file)) {
       return fmt::format("{} is not what the run began with", name);
     }
   }

@@ -22,7 +22,7 @@
 namespace moe::train {
 
 struct InputFile {
-  std::string as;
+  std::string role;
   uint64_t bytes = 0;
   int64_t modified_ns = 0;          // since 1970
   std::string digest = {};          // hex; "": not computed yet

@@ -48,22 +48,19 @@ std::set<std::string> read_manifest(const fs::path& run) {
   std::istringstream in(fs::exists(run / kManifest) ? read_small_file(run / kManifest) : "");
   std::set<std::string> names;
   std::string line;
-  if (std::getline(in, line) && line == kManifestHead) {
-    while (std::getline(in, line)) {
-      if (is_manifest_name(line)) {
-        names.insert(line);
-      }
+  if (!std::getline(in, line) || line != kManifestHead) {
+    return names;
+  }
+  while (std::getline(in, line)) {
+    if (is_manifest_name(line)) {
+      names.insert(line);
     }
   }
   return names;
 }
 
 void write_manifest(const fs::path& run, const std::set<std::string>& names) {
-  std::string text = std::string(kManifestHead) + "\n";
-  for (const auto& name : names) {
-    text += name + "\n";
-  }
-  io::write_whole(run / kManifest, text);
+  io::write_whole(run / kManifest, fmt::format("{}\n{}\n", kManifestHead, fmt::join(names, "\n")));
 }
 
 // Returns the settings of a recipe, except those that do not change the results.
@@ -83,23 +80,19 @@ std::map<std::string, std::string> result_settings(const std::string& toml,
   return values;
 }
 
-// Overload for a settings.toml, which is written atomically: one that cannot be parsed is damaged.
+// Overload for the file of a run, a settings.toml. Throws UserError if it cannot be parsed: because
+// it is written atomically, it is then damaged.
 std::map<std::string, std::string> read_run_settings(const fs::path& file) {
-  const auto damaged = [&](const std::string& what) {
-    return UserError(
-        "{}: the file is damaged; restore it from a backup, give another -o, or use --force to "
-        "start over",
-        what);
-  };
   const std::string toml = read_small_file(file);
-  if (!toml.ends_with('\n')) {
-    throw damaged(
-        fmt::format("{}, line {}: breaks off", file.string(), 1 + std::ranges::count(toml, '\n')));
-  }
   try {
+    USER_ERROR_IF(!toml.ends_with('\n'), "{}, line {}: breaks off", file.string(),
+                  1 + std::ranges::count(toml, '\n'));
     return result_settings(toml, file.string());
   } catch (const UserError& error) {
-    throw damaged(error.what());
+    throw UserError(
+        "{}: the file is damaged; restore it from a backup, give another -o, or use --force to "
+        "start over",
+        error.what());
   }
 }
 
@@ -112,7 +105,7 @@ std::string setting_text(const std::map<std::string, std::string>& values, const
   return entry == values.end() ? "not given" : entry->second;
 }
 
-// Returns true if RUN has only the manifest or partial files, as after a kill at its beginning.
+// Returns true if RUN has only the manifest or partial files: the run was killed at its beginning.
 bool is_unused(const fs::path& run) {
   const auto is_other = [](const fs::directory_entry& entry) {
     const std::string name = entry.path().filename().string();
@@ -132,8 +125,8 @@ std::vector<std::string> names_in(const fs::path& folder) {
 
 std::string checkpoint_name(int64_t step) { return kCheckpointPrefix + step_name(step); }
 
-// Returns the manifest of a run of a version without manifests: the standard names, and the `steps`
-// whose folders have the files of a checkpoint.
+// Returns the manifest for a run of an older version, which wrote none: the standard names, and the
+// `steps` whose folders have the files of a checkpoint.
 std::set<std::string> guess_manifest(const fs::path& run, const std::vector<int64_t>& steps) {
   std::set<std::string> listed = kStandardNames;
   for (const int64_t step : steps) {
@@ -145,7 +138,8 @@ std::set<std::string> guess_manifest(const fs::path& run, const std::vector<int6
   return listed;
 }
 
-// Throws UserError, before any is removed, if a listed name is not of the kind that the run made.
+// Throws UserError if a listed name is not of the kind that a run creates, or if files were added
+// to a listed folder.
 void check_removable_files(const fs::path& run, const std::set<std::string>& listed) {
   for (const auto& name : listed) {
     const fs::path path = run / name;
@@ -164,6 +158,7 @@ void check_removable_files(const fs::path& run, const std::set<std::string>& lis
   }
 }
 
+// Throws UserError if `name` exists in `run` and is not listed.
 void check_free(const fs::path& run, const fs::path& name, const std::set<std::string>& listed) {
   USER_ERROR_IF(io::is_taken(run / name) && listed.count(name.string()) == 0,
                 "{}: is not in the list of what a run of moe made there ({}) and will not be "
@@ -171,7 +166,8 @@ void check_free(const fs::path& run, const fs::path& name, const std::set<std::s
                 (run / name).string(), (run / kManifest).string());
 }
 
-// Returns sentences on inputs whose content differs. Removes compared keys from `before` and `now`.
+// Compares the inputs with those recorded, by content. Returns a clause for each key that differs.
+// Removes the compared keys from the settings `before` and `now`. Adds a note on moved inputs.
 std::vector<std::string> changed_inputs(const std::optional<Inputs>& recorded,
                                         std::map<std::string, std::string>& before,
                                         std::map<std::string, std::string>& now, Inputs& inputs,
@@ -231,7 +227,7 @@ RunFolder::RunFolder(fs::path run, const fs::path& model, bool force, std::vecto
   check_names();
 }
 
-// Throws UserError if a name that the run needs is taken, or an input would be removed with it.
+// Throws UserError if a name that the run needs is taken, or if an input would be removed.
 void RunFolder::check_names() const {
   check_no_links();
   const auto listed = read_manifest(run_);
@@ -267,18 +263,17 @@ void RunFolder::check_names() const {
 void RunFolder::check_no_links() const {
   std::error_code error;
   const bool is_complete = !force_ && fs::exists(final_model(), error);
-  std::vector<std::string> names(kStandardNames.begin(), kStandardNames.end());
-  names.push_back(kManifest);
-  names.push_back(kCheckpoints);
+  std::set<std::string> names = kStandardNames;
+  names.insert({kManifest, kCheckpoints});
   if (!fs::is_symlink(run_ / kCheckpoints)) {
     for (const int64_t step : saved_steps()) {
-      names.push_back(checkpoint_name(step));
+      names.insert(checkpoint_name(step));
     }
   }
   for (const auto& name : names) {
     const bool is_folder = is_folder_name(name);
     USER_ERROR_IF(fs::is_symlink(run_ / name) && !(is_complete && is_folder),
-                  "{}: is a link to {}, and a run writes and removes nothing through a link: put "
+                  "{}: is a link to {}, and a run writes and removes nothing through a link; put "
                   "the {} itself there, or give another -o",
                   (run_ / name).string(), fs::read_symlink(run_ / name).string(),
                   is_folder ? "folder" : "file");
@@ -322,7 +317,7 @@ void RunFolder::begin(const std::string& settings_toml, RunState state) {
     for (const auto& name : listed) {
       if (is_folder_name(name)) {
         io::remove_whole(run_ / name, run_);
-      } else if (name != kSettings) {  // it marks the folder as a run until it is replaced
+      } else if (name != kSettings) {  // replaced below; until then it marks the folder as a run
         remove_file(name);
       }
     }

@@ -1,7 +1,8 @@
 #pragma once
-// RUN, the folder of a training run (its files: cli/README.md, "moe train"), and its manifest
-// RUN/.moe-run of what the run has made (core/io/formats.md). A name is listed before the file or
-// folder is made. --force removes listed names only. A run may be resumed after it was moved.
+// RUN, the folder of a training run (its files: cli/README.md, "moe train"), and RUN/.moe-run, the
+// manifest of the files and folders that the run created (core/io/formats.md). A name is listed
+// before the file or folder is created. --force removes listed names only. A run may be resumed
+// after it was moved.
 
 #include <filesystem>
 #include <optional>
@@ -37,7 +38,7 @@ class RunFolder {
   // Returns the state of the existing run under the given settings; kNew with `force`. Throws
   // UserError that names the settings that differ, except those that do not change the results
   // (save-every, keep, threads, cache), and the `inputs` (those of `settings_toml`) whose recorded
-  // content has changed. Adds known digests to `inputs`, and to `notes` a sentence on moved inputs.
+  // content has changed. Adds known digests to `inputs`, and a sentence on moved inputs to `notes`.
   RunState state(const std::string& settings_toml, Inputs& inputs,
                  std::vector<std::string>& notes) const;
   // Locks RUN against other processes (UserError) and writes settings.toml. kNew: creates RUN, or
@@ -52,11 +53,11 @@ class RunFolder {
   std::filesystem::path report() const { return run_ / "report.html"; }
   std::filesystem::path final_model() const { return run_ / "final"; }
   std::filesystem::path checkpoint(int64_t step) const;
-  // Adds `path`, a file or checkpoint that will be made, to the manifest. Removes a damaged
-  // checkpoint there. Throws UserError if `path` exists and is not listed, or is below a link.
+  // Adds `path`, a file or checkpoint that will be created, to the manifest. Removes a checkpoint
+  // that exists there. Throws UserError if `path` exists and is not listed, or is below a link.
   void claim(const std::filesystem::path& path) const;
   bool is_listed(const std::string& name) const;  // in the manifest
-  void remove_events() const;                     // the listed ones
+  void remove_events() const;                     // removes the listed event files
   // Removes staging folders that a killed process left next to the listed checkpoints and final/.
   void remove_leftovers() const;
 
@@ -69,7 +70,8 @@ class RunFolder {
     const auto steps = saved_steps();
     return steps.empty() ? std::nullopt : std::optional(checkpoint(steps.back()));
   }
-  // Returns the newest checkpoint that matches its checksums; `damaged`: sentences on newer ones.
+  // Returns the newest checkpoint that matches its checksums. Adds sentences on newer, damaged ones
+  // to `damaged`.
   std::optional<std::filesystem::path> newest_whole(std::vector<std::string>& damaged) const;
 
  private:

@@ -44,12 +44,9 @@ OrderedJson to_json(const TrainState& state) {
 
 std::vector<double> read_values(const Json& json, const char* key, const std::string& where) {
   const Json array = json.value(key, Json::array());
-  const bool fits = array.is_array() && std::ssize(array) <= kOutlierWindow;
-  const auto is_finite = [](const Json& value) {
-    return value.is_number() && std::isfinite(value.get<double>());
-  };
-  USER_ERROR_IF(!fits || !std::ranges::all_of(array, is_finite),
-                "{}: '{}' must be at most {} finite numbers", where, key, kOutlierWindow);
+  USER_ERROR_IF(!array.is_array() || std::ssize(array) > kOutlierWindow ||
+                    !std::ranges::all_of(array, &Json::is_number),
+                "{}: '{}' must be at most {} numbers", where, key, kOutlierWindow);
   return array.get<std::vector<double>>();
 }
 
@@ -60,7 +57,7 @@ OutlierWindow read_outliers(const Json& state, const std::string& file) {
   OutlierWindow window{read_values(json, "losses", where), read_values(json, "norms", where),
                        get_int(json, "in_a_row", where, 0)};
   USER_ERROR_IF(window.in_a_row < 0 || window.in_a_row > kMaxConsecutiveOutliers,
-                "{}: 'in_a_row' is {}, 0 to {} are possible", where, window.in_a_row,
+                "{}: 'in_a_row' is {}, it must be 0 to {}", where, window.in_a_row,
                 kMaxConsecutiveOutliers);
   USER_ERROR_IF(window.losses.size() != window.norms.size(),
                 "{}: {} losses and {} norms are not of the same steps", where, window.losses.size(),
@@ -70,14 +67,13 @@ OutlierWindow read_outliers(const Json& state, const std::string& file) {
 
 constexpr std::string_view kWeight = "weight.", kUpdates = "updates.";
 
-// Returns the state of this process by name: the tensors in use, not copies.
-std::vector<Slice> live_state(const model::Llama& model, const AdamW& optimizer) {
+// Returns the weights and the optimizer's state of this process. The tensors are not copied.
+std::vector<Slice> training_state(const model::Llama& model, const AdamW& optimizer) {
   std::vector<Slice> all = held_slices(model.parameters(), model.layout());
   for (auto& slice : all) {
-    slice.name = std::string(kWeight) + slice.name;
+    slice.name.insert(0, kWeight);
   }
-  const auto moments = optimizer.state();
-  all.insert(all.end(), moments.begin(), moments.end());
+  std::ranges::move(optimizer.state(), std::back_inserter(all));
   return all;
 }
 
@@ -85,8 +81,8 @@ io::DType stored_type(const Tensor& tensor) {
   return tensor.scalar_type() == at::kBFloat16 ? io::DType::kBF16 : io::DType::kF32;
 }
 
-// Returns the part of `state` that this process writes: its part of a weight with several holders;
-// the update counts on rank 0 only.
+// Returns the part of `state` that this process writes. A weight that several processes hold is
+// divided among them. Rank 0 writes the update counts.
 std::vector<Slice> own_part(const std::vector<Slice>& state,
                             const std::vector<model::NamedParameter>& parameters,
                             distributed::World& world) {
@@ -114,7 +110,7 @@ Snapshot::Snapshot(const model::Llama& model, const AdamW& optimizer,
       routing_(routing),
       coefficients_(coefficients),
       state_(state) {
-  for (Slice& slice : live_state(model_, optimizer)) {
+  for (Slice& slice : training_state(model_, optimizer)) {
     if (!slice.name.starts_with(kWeight)) {
       slice.values = slice.values.to(at::kCPU, slice.values.scalar_type(), false, /*copy=*/true);
     }
@@ -161,9 +157,9 @@ TrainState restore(const fs::path& folder, model::Llama& model, AdamW& optimizer
                 folder.string());
   const at::NoGradGuard no_gradients;
   const io::SafetensorsFile file(folder / kTensors);
-  const auto states = live_state(model, optimizer);
+  const auto states = training_state(model, optimizer);
   USER_ERROR_IF(model.layout().is_rank_zero() && file.tensors().size() != states.size(),
-                "{}: holds {} tensors, this model and optimizer have {}; it is another run's",
+                "{}: has {} tensors, this model and optimizer have {}; it is another run's",
                 file.path().string(), file.tensors().size(), states.size());
   std::map<std::string, io::DType> types;
   for (const auto& info : file.tensors()) {
@@ -171,6 +167,8 @@ TrainState restore(const fs::path& folder, model::Llama& model, AdamW& optimizer
   }
   for (const auto& [name, tensor, shape, begin] : states) {
     const size_t bytes = file.bytes(name).size();
+    const size_t expected_bytes =
+        static_cast<size_t>(c10::multiply_integers(shape)) * tensor.element_size();
     USER_ERROR_IF(types[name] != stored_type(tensor), "{}: '{}' is {}, this run keeps it in {}; {}",
                   file.path().string(), name, io::dtype_name(types[name]),
                   io::dtype_name(stored_type(tensor)),
@@ -178,20 +176,16 @@ TrainState restore(const fs::path& folder, model::Llama& model, AdamW& optimizer
                       ? "give the --optimizer-state that it was saved with, or start a new run "
                         "from the folder's weights"
                       : "it is another run's");
-    const size_t whole_bytes =
-        static_cast<size_t>(c10::multiply_integers(shape)) * tensor.element_size();
-    USER_ERROR_IF(bytes != whole_bytes,
+    USER_ERROR_IF(bytes != expected_bytes,
                   "{}: '{}' has {} bytes, this model has {}; it is another run's",
-                  file.path().string(), name, bytes, whole_bytes);
+                  file.path().string(), name, bytes, expected_bytes);
   }
   const TrainState state = read_train_state(folder);
   for (const auto& [name, tensor, shape, begin] : states) {  // copies after all checks
     const auto bytes = file.bytes(name).subspan(static_cast<size_t>(begin) * tensor.element_size(),
                                                 tensor.nbytes());
-    // LibTorch has no read-only tensors. This one is only read.
-    void* data = const_cast<std::byte*>(bytes.data());
-    Tensor live = tensor;
-    live.copy_(at::from_blob(data, tensor.sizes(), at::TensorOptions(tensor.scalar_type())));
+    void* data = const_cast<std::byte*>(bytes.data());  // only read
+    tensor.copy_(at::from_blob(data, tensor.sizes(), at::TensorOptions(tensor.scalar_type())));
   }
   return state;
 }
@@ -244,18 +238,15 @@ void Saver::save(Snapshot snapshot, const fs::path& out, AddFiles add_files) {
   fs::create_directories(out.parent_path());
   const bool is_collective = world_.layout.processes > 1;  // written by this thread
   writing_ = std::async(is_collective ? std::launch::deferred : std::launch::async,
-                        [this, kept = std::move(snapshot), out, add = std::move(add_files)] {
-                          write(kept, out, add);
+                        [this, snapshot = std::move(snapshot), out, add = std::move(add_files)] {
+                          on_saving_(true);
+                          const std::shared_ptr<void> saving(
+                              nullptr, [this](void* /*none*/) { on_saving_(false); });
+                          snapshot.write(parent_, out, world_, add);
                         });
   if (is_collective) {
     wait();
   }
-}
-
-void Saver::write(const Snapshot& snapshot, const fs::path& out, const AddFiles& add_files) {
-  on_saving_(true);
-  const std::shared_ptr<void> saving(nullptr, [this](void* /*none*/) { on_saving_(false); });
-  snapshot.write(parent_, out, world_, add_files);
 }
 
 void Saver::wait() {

@@ -32,7 +32,7 @@ std::filesystem::path train_state_file(const std::filesystem::path& checkpoint);
 
 using AddFiles = std::function<void(const std::filesystem::path& folder)>;
 
-// Copy of this process's part of a checkpoint, written while training continues.
+// Copy of this process's part of a checkpoint, which is written while training continues.
 class Snapshot {
  public:
   // `optimizer` holds the slices that this process of model.layout() updates.
@@ -73,16 +73,14 @@ class Saver {
         std::function<void(bool)> on_saving);
   ~Saver();  // blocks; ignores a failure that wait() was not called for
 
-  // Blocks until the checkpoint before is written, then begins to write `snapshot` as OUT
-  // (Snapshot::write()). Throws the exception of the checkpoint before.
+  // Blocks until the previous checkpoint is written, then begins to write `snapshot` as OUT
+  // (Snapshot::write()). Throws the exception of the previous checkpoint.
   void save(Snapshot snapshot, const std::filesystem::path& out, AddFiles add_files = {});
   // Blocks until no checkpoint is being written. Throws its exception.
   void wait();
   bool is_writing() const;
 
  private:
-  void write(const Snapshot& snapshot, const std::filesystem::path& out, const AddFiles& add_files);
-
   const io::Checkpoint& parent_;
   distributed::World& world_;
   std::function<void(const std::filesystem::path&)> on_saved_;

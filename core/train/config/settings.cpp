@@ -42,6 +42,11 @@ Option changeable(Option option) {
   return option;
 }
 
+Option unrecorded(Option option) {
+  option.is_recorded = false;
+  return option;
+}
+
 Option written_if(std::function<bool()> is_written, Option option) {
   option.is_written = std::move(is_written);
   return option;
@@ -68,7 +73,9 @@ Options path_options(TrainSettings& settings) {
   };
 }
 
-Options batch_options(TrainSettings& settings) {
+// Returns the options of groups Batch, Memory and Optimizer, and --train.
+Options training_options(TrainSettings& settings) {
+  const auto has_adapters = [&settings] { return settings.lora.rank > 0; };
   return {
       {"pack",
        choice<std::optional<data::Pack>, data::Pack>(
@@ -90,12 +97,6 @@ Options batch_options(TrainSettings& settings) {
       {"steps", &settings.steps, group::kBatch, "optimizer steps", whole_from(1)},
       {"epochs", &settings.epochs, group::kBatch, "passes over the data, instead of --steps",
        positive_number(), "1"},
-  };
-}
-
-Options compute_options(TrainSettings& settings) {
-  const auto has_adapters = [&settings] { return settings.lora.rank > 0; };
-  return {
       {"precision", choice(settings.compute.precision, model::parse_precision, model::to_string),
        group::kMemory,
        "precision of matrix products: fp32, bf16 (weights stay fp32) or tf32 (CUDA)"},
@@ -110,11 +111,6 @@ Options compute_options(TrainSettings& settings) {
                   "LoRA alpha; adapters are scaled by alpha / rank", Range(), "the rank"}),
       written_if(has_adapters, with_commas({"lora-on", &settings.lora.on, group::kMemory,
                                             "modules with adapters: attention, ffn or both"})),
-  };
-}
-
-Options optimizer_options(TrainSettings& settings) {
-  return {
       with_commas({"train", &settings.trained, group::kModel,
                    "parameters to train: experts, router, attention, dense, norms, embeddings, or "
                    "a name pattern",
@@ -156,7 +152,9 @@ Options optimizer_options(TrainSettings& settings) {
   };
 }
 
-Options loss_options(TrainSettings& settings) {
+// Returns the options of losses, evaluation, checkpoints and the machine.
+Options run_options(TrainSettings& settings) {
+  EvaluationSettings& evaluation = settings.evaluation;
   return {
       {"lb-coef", &settings.lb_coef, group::kRouter, "coefficient of the load-balance loss",
        number_from(0), kFromModel},
@@ -171,11 +169,6 @@ Options loss_options(TrainSettings& settings) {
       {"lambda", &settings.lambda, group::kRouter,
        "relu router: coefficient of the L1 loss in the first step", number_from(0),
        "the model's last value, else the router's lambda0"},
-  };
-}
-
-Options evaluation_options(EvaluationSettings& evaluation) {
-  return {
       {"eval-data", &evaluation.data, group::kTasks,
        "held-out files in the forms of --data, for loss and samples"},
       {"eval-rows", &evaluation.rows, group::kTasks,
@@ -189,11 +182,6 @@ Options evaluation_options(EvaluationSettings& evaluation) {
       {"eval-every", &evaluation.every, group::kTasks,
        "steps between evaluations; also evaluates before and after the run", whole_from(1),
        "a tenth of the run"},
-  };
-}
-
-Options saving_options(TrainSettings& settings) {
-  return {
       changeable({"save-every", &settings.save_every, group::kOutput, "steps between checkpoints",
                   whole_from(1), "only at the end"}),
       changeable({"save-minutes", &settings.save_minutes, group::kOutput,
@@ -204,22 +192,6 @@ Options saving_options(TrainSettings& settings) {
                  changeable({"keep-every", &settings.keep_every, group::kOutput,
                              "also keep checkpoints whose step is a multiple of N", whole_from(0),
                              "none"})),
-  };
-}
-
-Options machine_options(TrainSettings& settings) {
-  Option replicas = changeable({"replicas", &settings.replicas, group::kRanks,
-                                "data-parallel replicas of the expert-parallel group", Range(),
-                                "as few as --ep-ranks allows"});
-  Option shard = changeable(
-      {"shard",
-       named("shard", settings.shard,
-             {{"optimizer", Shard::kOptimizer}, {"weights", Shard::kWeights}}),
-       group::kRanks,
-       "what to shard across processes: optimizer (ZeRO-1) or weights (ZeRO-3, dense weights and "
-       "their gradients too)"});
-  replicas.is_recorded = shard.is_recorded = false;
-  return {
       {"seed", &settings.seed, group::kBatch, "random seed (shuffling, stochastic rounding)",
        seed_range()},
       written_if([&settings] { return settings.threads > 0; },
@@ -229,31 +201,30 @@ Options machine_options(TrainSettings& settings) {
       written_if([&settings] { return settings.on_cuda; },
                  {"device", named("device", settings.on_cuda, {{"cpu", false}, {"cuda", true}}),
                   group::kRanks, "cpu or cuda (one GPU per process)"}),
-      replicas,
-      shard,
+      unrecorded(changeable({"replicas", &settings.replicas, group::kRanks,
+                             "data-parallel replicas of the expert-parallel group", Range(),
+                             "as few as --ep-ranks allows"})),
+      unrecorded(changeable(
+          {"shard",
+           named("shard", settings.shard,
+                 {{"optimizer", Shard::kOptimizer}, {"weights", Shard::kWeights}}),
+           group::kRanks,
+           "what to shard across processes: optimizer (ZeRO-1) or weights (ZeRO-3, dense weights "
+           "and their gradients too)"})),
   };
 }
 
+// Returns a value of a TOML file as text; equal values have equal texts.
 std::string toml_text(const Json& value) {
   if (value.is_array()) {
     std::vector<std::string> texts;
-    for (const auto& element : value) {
-      texts.push_back(toml_text(element));
-    }
+    std::ranges::transform(value, std::back_inserter(texts), toml_text);
     return fmt::format("[{}]", fmt::join(texts, ", "));
   }
-  if (value.is_string()) {
-    return toml_string(value.get<std::string>());
-  }
-  if (value.is_number_integer()) {
-    return fmt::format("{}", value.get<int64_t>());
-  }
-  if (value.is_number()) {
+  if (value.is_number_float()) {
     return fmt::format("{}", value.get<double>());
   }
-  return !value.is_boolean() ? "neither text, number, true/false nor a list of these"
-         : value.get<bool>() ? "true"
-                             : "false";
+  return value.is_string() ? toml_string(value.get<std::string>()) : value.dump();
 }
 
 // Returns the position of `step` between `first` (0) and `last` (1); 0 if last <= first.
@@ -262,14 +233,14 @@ double progress(int64_t step, int64_t first, int64_t last) {
                        : std::clamp(static_cast<double>(step - first) / (last - first), 0.0, 1.0);
 }
 
-void check_needs(bool is_given, const std::string& flag, bool has, const std::string& needed) {
-  USER_ERROR_IF(is_given && !has, "{} requires {}", flag, needed);
-}
-
 // Throws UserError for invalid numbers, for flags without the --eval-data or --eval-tasks that they
 // belong to, and for a held-out file with a weight.
 void check_evaluation(const EvaluationSettings& settings) {
   const bool has_data = !settings.data.empty(), has_tasks = !settings.tasks.empty();
+  const auto check_needs = [](bool is_given, const char* flag, bool has_needed,
+                              const char* needed) {
+    USER_ERROR_IF(is_given && !has_needed, "{} requires {}", flag, needed);
+  };
   check_needs(settings.rows.has_value(), "--eval-rows", has_data, "--eval-data");
   check_needs(settings.tasks_limit.has_value(), "--eval-limit", has_tasks, "--eval-tasks");
   check_needs(!settings.tasks_folder.empty(), "--eval-data-dir", has_tasks, "--eval-tasks");
@@ -284,34 +255,34 @@ void check_evaluation(const EvaluationSettings& settings) {
 
 void resolve_batches(TrainSettings& settings) {
   if (!settings.micro_batch) {
-    int64_t rows = std::min<int64_t>(8, settings.global_batch.value_or(8));
-    while (settings.global_batch.value_or(8) % rows != 0) {
-      --rows;
+    const int64_t global_batch = settings.global_batch.value_or(8);
+    settings.micro_batch = std::min<int64_t>(8, global_batch);
+    while (global_batch % *settings.micro_batch != 0) {
+      --*settings.micro_batch;
     }
-    settings.micro_batch = rows;
   }
   settings.global_batch = settings.global_batch.value_or(*settings.micro_batch);
   USER_ERROR_IF(*settings.global_batch % *settings.micro_batch != 0,
-                "--global-batch {} is no multiple of --micro-batch {}; a step is a whole number of "
+                "--global-batch {} is not a multiple of --micro-batch {}; a step consists of whole "
                 "micro-batches",
                 *settings.global_batch, *settings.micro_batch);
 }
 
 void resolve_length(TrainSettings& settings, const model::ModelConfig& config) {
   constexpr int64_t kSeqLen = 2048;
-  const int64_t longest = config.longest_sequence();
-  settings.seq_len = settings.seq_len.value_or(std::min(kSeqLen, longest));
+  const int64_t max_length = config.longest_sequence();
+  settings.seq_len = settings.seq_len.value_or(std::min(kSeqLen, max_length));
   USER_ERROR_IF(
-      *settings.seq_len > longest,
+      *settings.seq_len > max_length,
       "--seq-len {}: the model was made for {} positions ({} in config.json); give at most that",
-      *settings.seq_len, longest,
+      *settings.seq_len, max_length,
       config.sliding_window > 0 ? "sliding_window" : "max_position_embeddings");
 }
 
-void refuse(const std::optional<double>& coefficient, const char* flag, const std::string& reason,
-            bool lacks_loss = true) {
-  USER_ERROR_IF(lacks_loss && coefficient.value_or(0) != 0, "{} {}: {}; leave it out", flag,
-                *coefficient, reason);
+// Throws UserError if a coefficient is set for a loss that does not exist.
+void refuse(const std::optional<double>& coefficient, const char* flag, const std::string& reason) {
+  USER_ERROR_IF(coefficient.value_or(0) != 0, "{} {}: {}; leave it out", flag, *coefficient,
+                reason);
 }
 
 // Returns the names of the router families with `feature`: "relu".
@@ -326,31 +297,8 @@ std::string family_names(Feature route::RouterFamily::*feature) {
   return fmt::format("{}", fmt::join(words, " and "));
 }
 
-void refuse_others(const TrainSettings& settings, const route::RouterSettings& router) {
-  const std::string name = to_string(router);
-  const route::RouterFamily& family = *router.family;
-  refuse(settings.lb_coef, "--lb-coef",
-         fmt::format("{} has no load-balance loss, {}", name, family.no_load_balance),
-         !family.load_balance_coef);
-  refuse(
-      settings.seq_lb_coef, "--seq-lb-coef",
-      fmt::format("{} has no load-balance loss within sequences, {}", name, family.no_load_balance),
-      !family.load_balance_coef);
-  refuse(settings.z_coef, "--z-coef",
-         fmt::format("{} has no softmax, whose normaliser the z-loss keeps small", name),
-         !family.has_softmax_scores);
-  refuse(settings.lambda, "--lambda",
-         fmt::format("{} has no L1 loss that lambda would weigh, only {} has", name,
-                     family_names(&route::RouterFamily::has_adaptive_l1)),
-         !family.has_adaptive_l1);
-  refuse(settings.entropy_coef, "--entropy-coef",
-         fmt::format("{} has no entropy loss, only {} has", name,
-                     family_names(&route::RouterFamily::entropy_coef)),
-         !family.entropy_coef);
-}
-
 // Returns " + 0.01 x load balance (..)", or a clause that the loss is off.
-std::string term(const std::optional<double>& coefficient, const std::string& loss) {
+std::string loss_term(const std::optional<double>& coefficient, const std::string& loss) {
   return coefficient.value_or(0) == 0 ? fmt::format("; {} is off (coefficient 0)", loss)
                                       : fmt::format(" + {} x {}", *coefficient, loss);
 }
@@ -369,8 +317,7 @@ std::string l1_term(double lambda, const route::RouterSettings& router, int64_t 
   const double target = 1.0 - static_cast<double>(router.k) / experts;
   return fmt::format(
       " + lambda x {}; lambda is {} at first, then times {} after a step of a sparsity below S* = "
-      "1 "
-      "- {}/{} = {:.6g}, else divided by it",
+      "1 - {}/{} = {:.6g}, else divided by it",
       loss, lambda, router.lambda_multiplier, router.k, experts, target);
 }
 
@@ -414,10 +361,8 @@ void add_train_option(const Option& option) { added_options().push_back(option);
 
 Options train_options(TrainSettings& settings) {
   return concat({path_options(settings), model::request_options(settings.upcycle),
-                 record_options(settings), batch_options(settings), compute_options(settings),
-                 optimizer_options(settings), route::request_options(settings.router),
-                 loss_options(settings), evaluation_options(settings.evaluation),
-                 saving_options(settings), machine_options(settings), added_options()});
+                 record_options(settings), training_options(settings),
+                 route::request_options(settings.router), run_options(settings), added_options()});
 }
 
 std::map<std::string, std::string> read_settings(const std::string& toml,
@@ -432,19 +377,21 @@ std::map<std::string, std::string> read_settings(const std::string& toml,
   return values;
 }
 
-double Schedule::at(int64_t step) const {
+double learning_rate(const TrainSettings& settings, int64_t step) {
+  constexpr double kWsdDecay = 0.1;  // final part of the run (MiniCPM 2024, section 4.3)
+  const double lr = settings.lr, min_lr = *settings.min_lr;
+  const int64_t warmup = settings.warmup, last = *settings.steps - 1;
   if (step < warmup) {
     return lr * (step + 1) / warmup;
   }
-  const int64_t last = steps - 1;
-  switch (kind) {
+  switch (settings.schedule) {
     case ScheduleKind::kCosine:
       return min_lr + (lr - min_lr) * 0.5 *
                           (1.0 + std::cos(std::numbers::pi * progress(step, warmup, last)));
     case ScheduleKind::kLinear:
       return lr + (min_lr - lr) * progress(step, warmup, last);
     case ScheduleKind::kWsd: {
-      const auto decay = static_cast<int64_t>(std::ceil(decay_fraction * steps));
+      const auto decay = static_cast<int64_t>(std::ceil(kWsdDecay * *settings.steps));
       return lr + (min_lr - lr) * progress(step, std::max(warmup, last - decay), last);
     }
     default:
@@ -505,40 +452,48 @@ std::string to_toml(const TrainSettings& settings) {
   return fmt::format(
       "# moe {}: again with `moe train --config FILE --force`, or another -o{}\n[train]\n{}",
       kVersion,
-      settings.changes_gate ? " beside the --force, which lets the router change the folder's gate"
-                            : "",
+      settings.changes_gate ? " and the --force that lets the router change the folder's gate" : "",
       toml_lines(train_options(recorded)));
 }
 
 void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& stored,
                           const route::ResolvedRouter& resolved) {
   const route::RouterSettings& router = resolved.router;
-  refuse_others(settings, router);
   const route::RouterFamily& family = *router.family;
-  const bool keeps = router.family == stored.router.family;
-  // If 0 by default and by setting, an `is_optional` coefficient stays unset: it is not printed.
-  const auto fill = [](std::optional<double>& coefficient, bool has_loss, double other,
-                       bool is_optional = false) {
+  const bool is_same_family = router.family == stored.router.family;
+  const bool has_same_bias = router.bias_rate.has_value() == stored.router.bias_rate.has_value();
+  // `lacking` describes a router without the loss. An `is_optional` coefficient that is 0 by
+  // default and by setting stays unset: it is not printed.
+  const auto fill = [&](std::optional<double>& coefficient, const char* flag, bool has_loss,
+                        double other, const std::string& lacking, bool is_optional = false) {
+    if (!has_loss) {
+      refuse(coefficient, flag, fmt::format("{} has no {}", to_string(router), lacking));
+    }
     const double value = coefficient.value_or(other);
     const bool is_set = has_loss && (!is_optional || value != 0 || other != 0);
     coefficient = is_set ? std::optional(value) : std::nullopt;
   };
-  fill(settings.lambda, family.has_adaptive_l1,
-       resolved.sets_lambda0 ? router.lambda0 : stored.lambda.value_or(router.lambda0));
-  const bool keeps_bias = router.bias_rate.has_value() == stored.router.bias_rate.has_value();
-  fill(settings.lb_coef, family.load_balance_coef.has_value(),
-       keeps && keeps_bias ? stored.lb_coef : default_lb_coef(router));
-  fill(settings.entropy_coef, family.entropy_coef.has_value(),
-       keeps ? stored.entropy_coef : default_entropy_coef(router));
-  fill(settings.z_coef, family.has_softmax_scores, keeps ? stored.z_coef : 0,
+  fill(settings.lb_coef, "--lb-coef", family.load_balance_coef.has_value(),
+       is_same_family && has_same_bias ? stored.lb_coef : default_lb_coef(router),
+       fmt::format("load-balance loss, {}", family.no_load_balance));
+  fill(settings.seq_lb_coef, "--seq-lb-coef", family.load_balance_coef.has_value(),
+       is_same_family ? stored.seq_lb_coef : 0,
+       fmt::format("load-balance loss within sequences, {}", family.no_load_balance),
        /*is_optional=*/true);
-  fill(settings.seq_lb_coef, family.load_balance_coef.has_value(), keeps ? stored.seq_lb_coef : 0,
-       /*is_optional=*/true);
+  fill(settings.z_coef, "--z-coef", family.has_softmax_scores, is_same_family ? stored.z_coef : 0,
+       "softmax, whose normalizer the z-loss keeps small", /*is_optional=*/true);
+  fill(settings.lambda, "--lambda", family.has_adaptive_l1,
+       resolved.sets_lambda0 ? router.lambda0 : stored.lambda.value_or(router.lambda0),
+       fmt::format("L1 loss that lambda would weigh, only {} has",
+                   family_names(&route::RouterFamily::has_adaptive_l1)));
+  fill(settings.entropy_coef, "--entropy-coef", family.entropy_coef.has_value(),
+       is_same_family ? stored.entropy_coef : default_entropy_coef(router),
+       fmt::format("entropy loss, only {} has", family_names(&route::RouterFamily::entropy_coef)));
 }
 
 void refuse_coefficients(const TrainSettings& settings) {
-  const std::string reason = fmt::format(
-      "{} is a dense folder, which has no router to weigh a loss of", settings.model.string());
+  const std::string reason =
+      fmt::format("{} is a dense folder and has no router losses", settings.model.string());
   refuse(settings.lb_coef, "--lb-coef", reason);
   refuse(settings.entropy_coef, "--entropy-coef", reason);
   refuse(settings.z_coef, "--z-coef", reason);
@@ -556,20 +511,20 @@ std::string describe_losses(const TrainSettings& settings, const route::RouterSe
   if (family.load_balance_coef) {
     const char* counted =
         router.lb_count == route::LbCount::kFirst ? "of first choices" : "of selected experts";
-    words += term(settings.lb_coef, fmt::format("load balance ({})", counted));
+    words += loss_term(settings.lb_coef, fmt::format("load balance ({})", counted));
   }
   if (family.entropy_coef) {
-    words += term(settings.entropy_coef, "entropy");
+    words += loss_term(settings.entropy_coef, "entropy");
   }
-  words += settings.z_coef.value_or(0) != 0 ? term(settings.z_coef, "z-loss") : "";
+  words += settings.z_coef.value_or(0) != 0 ? loss_term(settings.z_coef, "z-loss") : "";
   words += settings.seq_lb_coef.value_or(0) != 0
-               ? term(settings.seq_lb_coef, "load balance within each sequence")
+               ? loss_term(settings.seq_lb_coef, "load balance within each sequence")
                : "";
   if (router.bias_rate) {
-    words += *router.bias_rate == 0 ? "; a bias of the choice that stands still (bias=0)"
-             : !router_trains
-                 ? "; a bias of the choice that keeps its value, as no router is trained"
-                 : fmt::format("; a bias of the choice balances, by {} a step", *router.bias_rate);
+    words += *router.bias_rate == 0 ? "; the router bias stays constant (bias=0)"
+             : !router_trains       ? "; the router bias stays constant, as no router is trained"
+                              : fmt::format("; the router bias follows the load, by {} a step",
+                                            *router.bias_rate);
   }
   return words;
 }

@@ -23,22 +23,9 @@ namespace moe::train {
 
 enum class ScheduleKind { kCosine, kLinear, kConstant, kWsd };
 
-// Learning-rate schedule in closed form; it has no state to save.
-struct Schedule {
-  ScheduleKind kind = ScheduleKind::kCosine;
-  double lr = 1e-5;      // maximum (Rectify-Router, as min_lr)
-  double min_lr = 1e-6;  // of the last step; unused by kConstant
-  int64_t warmup = 0;    // steps of linear warm-up; the first has lr / warmup
-  int64_t steps = 1;     // of the whole run
-  // kWsd: final part of the run with a linear decay (MiniCPM 2024, section 4.3: 10 %).
-  double decay_fraction = 0.1;
-
-  double at(int64_t step) const;  // 0 .. steps-1; `lr` after the warm-up, `min_lr` in the last step
-};
-
 // Evaluation during training. It does not change the training.
 struct EvaluationSettings {
-  std::vector<std::filesystem::path> data;  // held-out files, read as the training data
+  std::vector<std::filesystem::path> data;  // held-out files, in the formats of the training data
   std::optional<int64_t> rows;              // use only the first rows; 0 = all; unset: 64
   std::optional<int64_t> every;             // steps; unset: a tenth of the run
   std::vector<std::string> tasks;           // benchmarks by name or file, as in moe eval
@@ -46,7 +33,7 @@ struct EvaluationSettings {
   std::optional<int64_t> tasks_limit;       // questions per task; unset: all
 
   bool any() const { return !data.empty() || !tasks.empty(); }
-  // True before the first step (0), after every `every`-th and the last. Requires `every`.
+  // Returns true before the first step (0), after every `every`-th and the last. Requires `every`.
   bool is_due(int64_t step, int64_t steps) const {
     return any() && (step % every.value() == 0 || step == steps);
   }
@@ -70,7 +57,7 @@ struct TrainSettings {
   std::filesystem::path run;                // RUN
   std::vector<std::filesystem::path> data;  // values of --data (core/data/sources.h)
   std::optional<data::Format> format;       // unset: detected from the first record of each file
-  std::string text_template = "auto";       // as data::Template::parse() takes it
+  std::string text_template = "auto";       // argument of data::Template::parse()
   std::string template_arguments;           // JSON object for a chat template; "": none
   std::string template_date;                // YYYY-MM-DD; "": today
   std::string add_tokens;                   // for io::split_tokens(), or "auto"; "": none
@@ -90,9 +77,9 @@ struct TrainSettings {
 
   model::ComputeOptions compute;     // default: f32, no recomputation
   model::LoraSettings lora;          // default: none
-  std::vector<std::string> trained;  // values of --train (step/trainable.h)
+  std::vector<std::string> trained;  // values of --train (step/optimizer.h)
   ScheduleKind schedule = ScheduleKind::kCosine;
-  double lr = 1e-5;              // maximum (the paper)
+  double lr = 1e-5;              // maximum (the paper: Rectify-Router)
   std::optional<double> min_lr;  // unset: lr / 10 (the paper: 1e-5 -> 1e-6)
   int64_t warmup = 0;            // steps
   AdamWSettings adamw;
@@ -121,6 +108,11 @@ struct TrainSettings {
   bool changes_gate = false;  // set by prepare(): --force let the router change the folder's gate
 };
 
+// Returns the learning rate of step 0 .. steps-1 of the whole run, in closed form: it has no state
+// to save. It rises linearly during the warm-up, to `lr`, and falls to `min_lr` in the last step
+// (not with kConstant). Requires resolved settings with `steps`.
+double learning_rate(const TrainSettings& settings, int64_t step);
+
 // Fills unset settings, except router, coefficients, steps and evaluation. Throws UserError.
 TrainSettings resolve(TrainSettings settings, const model::ModelConfig& config,
                       const data::Examples& examples);
@@ -135,7 +127,7 @@ data::Template parse_template(const TrainSettings& settings);
 
 // Returns all options of a run, in the order of settings.toml. `settings` must outlive them.
 Options train_options(TrainSettings& settings);
-// Returns those that decide which tokens a record becomes.
+// Returns the options that determine the tokens of a record.
 Options record_options(TrainSettings& settings);
 // Adds an option to train_options(). Its member is a variable of the caller that outlives all runs.
 // Call it before other functions of the library.

@@ -23,7 +23,7 @@
 #include "core/route/plan.h"
 #include "core/train/checkpoint/snapshot.h"
 #include "core/train/observe/history.h"
-#include "core/train/step/trainable.h"
+#include "core/train/step/optimizer.h"
 #include "core/train/step/training_data.h"
 #include "core/upcycle/init.h"
 #include "core/upcycle/upcycle.h"
@@ -35,29 +35,19 @@ namespace {
 // = 1 the share is 3.3 % at 1,024 tokens per rank, 4.7 % at 512 and 9.3 % at 128.
 constexpr double kMaxChanceRefusal = 0.04;
 
-// Returns E[(X - above)+] of X ~ Binomial(n, p), 0 < p < 1, for `above` >= the mean.
-double upper_tail(int64_t n, double p, int64_t above) {
-  const auto count = static_cast<double>(n);
-  const auto first = static_cast<double>(above + 1);
-  double probability =
-      std::exp(std::lgamma(count + 1) - std::lgamma(first + 1) - std::lgamma(count - first + 1) +
-               first * std::log(p) + (count - first) * std::log1p(-p));
+// GPU memory of a process before it loads anything: context, libraries, NCCL's buffers.
+constexpr uint64_t kCudaProgram = uint64_t{1} << 30;
+
+// Returns E[(X - above)+] of X ~ Binomial(n, p), 0 < p < 1.
+double expected_overflow(int64_t n, double p, int64_t above) {
+  const auto log_factorial = [](int64_t x) { return std::lgamma(static_cast<double>(x) + 1); };
   double sum = 0;
-  for (double x = first; x <= count; ++x) {
-    const double term = (x - first + 1) * probability;
-    sum += term;
-    if (term <= 1e-17 * sum) {
-      break;
-    }
-    probability *= (count - x) / (x + 1) * p / (1 - p);
+  for (int64_t x = above + 1; x <= n; ++x) {
+    const double log_probability = log_factorial(n) - log_factorial(x) - log_factorial(n - x) +
+                                   x * std::log(p) + (n - x) * std::log1p(-p);
+    sum += (x - above) * std::exp(log_probability);
   }
   return sum;
-}
-
-// Returns E[(X - above)+] for any `above`: below the mean E[X] - above + E[(above - X)+].
-double expected_overflow(int64_t n, double p, int64_t above) {
-  const double beyond = static_cast<double>(n) * p - above;
-  return beyond > 0 ? beyond + upper_tail(n, 1 - p, n - above) : upper_tail(n, p, above);
 }
 
 void add_warnings(RunPlan& plan, const model::ModelConfig& config) {
@@ -76,11 +66,19 @@ void add_warnings(RunPlan& plan, const model::ModelConfig& config) {
   std::ranges::copy(known_failures(facts), std::back_inserter(plan.notes));
 }
 
+// Sets the fields of `plan` that depend on the number of tokens of a micro-batch.
 void plan_resources(RunPlan& plan, const model::ModelConfig& config, int64_t group_tokens) {
   plan.parameters = model::count_parameters(config).total;
   plan.group_tokens = group_tokens;
   plan.memory = plan_memory(config, plan.settings, plan.routing.router, group_tokens,
                             plan.settings.on_cuda ? kCudaProgram : resident_bytes(), plan.layout);
+}
+
+route::ResolvedRouter resolve_router(const TrainSettings& settings, const model::MoeConfig& moe,
+                                     bool may_change_gate) {
+  return route::override_router({moe.router, moe.ep_ranks, moe.experts, moe.gate_scale},
+                                model::remaining_router_request(settings.upcycle, settings.router),
+                                may_change_gate, route::Purpose::kTrain);
 }
 
 void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
@@ -95,14 +93,11 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
     return;
   }
   const model::MoeConfig& moe = *config.moe;
-  const route::StoredRouter stored{moe.router, moe.ep_ranks, moe.experts, moe.gate_scale};
   // An existing run is resumed with its own settings or refused, so its gate may differ from the
   // folder's without --force.
   const bool may_change_gate =
       settings.force || std::filesystem::exists(settings.run / "settings.toml");
-  const auto resolved = route::override_router(
-      stored, model::remaining_router_request(settings.upcycle, settings.router), may_change_gate,
-      route::Purpose::kTrain);
+  const auto resolved = resolve_router(settings, moe, may_change_gate);
   plan.notes = resolved.notes;
   if (moe.router_jitter > 0) {
     plan.notes.push_back(
@@ -119,8 +114,8 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
                                                         : resolved.router,
                                /*every_option=*/true),
                      "", resolved.ep_ranks};
-  settings.changes_gate = resolved.router.family == stored.router.family &&
-                          resolved.router.gate_norm != stored.router.gate_norm;
+  settings.changes_gate = resolved.router.family == moe.router.family &&
+                          resolved.router.gate_norm != moe.router.gate_norm;
   resolve_coefficients(settings, moe, resolved);
   plan.losses = describe_losses(settings, resolved.router, moe.experts,
                                 trains_router(settings.trained, config));
@@ -150,8 +145,8 @@ int64_t micro_batch_tokens(const TrainSettings& settings, const data::Examples& 
   return std::accumulate(longest.begin(), longest.end(), int64_t{0});
 }
 
-// Prepares `rank` of `processes`. With `shared`, maps the tokens of another process on this host if
-// it has offered them, and offers its own otherwise.
+// Prepares `rank` of `processes`. With `shared`, maps the tokens that another process on this host
+// has offered, or else offers its own.
 Prepared prepare_rank(const TrainSettings& given, const TrainCallbacks& callbacks,
                       int64_t processes, int64_t rank, data::HostTokens* shared) {
   TrainSettings settings = given;
@@ -159,10 +154,7 @@ Prepared prepare_rank(const TrainSettings& given, const TrainCallbacks& callback
   check_data_named(settings);
   const auto vocabulary = extend_vocabulary(settings);
   Prepared run{model::open_checkpoint(settings.model, settings.upcycle, settings.router,
-                                      settings.force_memory, vocabulary),
-               {},
-               {},
-               {}};
+                                      settings.force_memory, vocabulary)};
   RunPlan& plan = run.plan;
   const data::Template text_template = parse_template(settings);
   if (settings.text_template == "auto" && text_template.description() == "paper") {
@@ -189,17 +181,17 @@ Prepared prepare_rank(const TrainSettings& given, const TrainCallbacks& callback
   run.examples =
       read_data(settings, run.checkpoint, config.vocab_size, {[&](int64_t count, int64_t tokens) {
                   if (callbacks.stop_requested()) {
-                    throw Interrupted("stopped while the data were read, nothing was saved");
+                    throw Interrupted("stopped while data was read; nothing was saved");
                   }
                   callbacks.on_reading(count, tokens);
                 }},
                 plan.data, shared);
-  plan.has_conversations =
-      settings.objective == data::Objective::kInstruct && !run.examples.all_rows;
+  if (rank == 0 && settings.objective == data::Objective::kInstruct && !run.examples.all_rows) {
+    plan.chat_files = chat_files(settings, run.checkpoint, config.vocab_size);
+  }
   plan.settings = resolve(plan.settings, config, run.examples);
-  plan.layout = distributed::make_layout(processes, rank, plan.settings.replicas,
-                                         plan.is_moe ? plan.routing.ep_ranks : 1,
-                                         plan.is_moe ? config.moe->experts : 0);
+  plan.layout = distributed::make_layout(processes, rank, settings.replicas, plan.routing.ep_ranks,
+                                         config.moe ? config.moe->experts : 0);
   check_batches(plan.settings, plan.layout);
   const double epoch_rows =
       data::BatchStream(run.examples, batch_settings(plan.settings)).rows_per_epoch();
@@ -225,6 +217,7 @@ Prepared prepare_rank(const TrainSettings& given, const TrainCallbacks& callback
   return run;
 }
 
+// Returns a text that is equal on all ranks if they train the same run.
 std::string fingerprint(const RunPlan& plan, const data::Examples& examples,
                         const io::Checkpoint& checkpoint) {
   std::string text = fmt::format("moe {}\n{}", kVersion, to_toml(plan.settings));
@@ -267,48 +260,42 @@ uint64_t model_bytes(const io::Checkpoint& checkpoint) {
 
 // Throws UserError if the disk has no space for final/ and the checkpoints of the run: --keep and
 // the one that is being written, less `existing` ones.
-void check_run_space(const RunPlan& plan, const io::Checkpoint& checkpoint, size_t existing) {
+void check_run_space(const RunPlan& plan, const io::Checkpoint& checkpoint, int64_t existing) {
   const bool saves = plan.settings.save_every || plan.settings.save_minutes;
-  const auto required = saves ? static_cast<size_t>(plan.settings.keep) + 1 : 0;
-  const size_t missing = saves ? std::max<size_t>(1, required - std::min(required, existing)) : 0;
+  const int64_t missing = saves ? std::max<int64_t>(1, plan.settings.keep + 1 - existing) : 0;
   io::check_space(plan.settings.run,
                   model_bytes(checkpoint) + missing * checkpoint_bytes(checkpoint, plan));
 }
 
-// Returns "Intel(R) Xeon(R) Processor @ 2.10GHz, 8 cores, 31.3 GiB of memory, Linux 6.1.0 x86_64".
+// Returns "Intel(R) Xeon(R) Processor @ 2.10GHz, 8 cores, 33.6 GB of memory, Linux 6.1.0 x86_64".
 std::string describe_machine() {
   const std::string processor = system_field("/proc/cpuinfo", "model name");
   utsname system{};
   ::uname(&system);
-  const auto pages = static_cast<uint64_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES)));
-  const auto page_bytes = static_cast<uint64_t>(std::max(0L, ::sysconf(_SC_PAGESIZE)));
-  return fmt::format("{}, {} cores, {} of memory, {} {} {}",
-                     processor.empty() ? "processor unknown" : processor,
-                     ::sysconf(_SC_NPROCESSORS_ONLN), io::size_text(pages * page_bytes),
-                     system.sysname, system.release, system.machine);
+  return fmt::format(
+      "{}, {} cores, {} of memory, {} {} {}", processor.empty() ? "processor unknown" : processor,
+      ::sysconf(_SC_NPROCESSORS_ONLN), io::size_text(system_bytes("/proc/meminfo", "MemTotal")),
+      system.sysname, system.release, system.machine);
 }
 
-OrderedJson describe_start(const RunPlan& plan) {
-  OrderedJson line = {{"step", plan.first_step},
-                      {"time", time_text()},
-                      {"moe", kVersion},
-                      {"libtorch", TORCH_VERSION},
-                      {"machine", describe_machine()},
-                      {"threads", at::get_num_threads()},
-                      {"parameters", plan.parameters}};
+// Appends the line of this start to starts.jsonl.
+void append_start(const std::filesystem::path& file, const RunPlan& plan) {
+  OrderedJson start = {{"step", plan.first_step},
+                       {"time", time_text()},
+                       {"moe", kVersion},
+                       {"libtorch", TORCH_VERSION},
+                       {"machine", describe_machine()},
+                       {"threads", at::get_num_threads()},
+                       {"parameters", plan.parameters}};
   if (plan.is_moe) {
-    line["router"] = to_string(plan.routing.router);
-    line["loss"] = plan.losses;
+    start["router"] = to_string(plan.routing.router);
+    start["loss"] = plan.losses;
   }
   if (plan.layout.processes > 1) {
-    line["layout"] = distributed::describe(plan.layout);
+    start["layout"] = distributed::describe(plan.layout);
   }
-  line["data"] = plan.data;
-  line["notes"] = plan.notes;
-  return line;
-}
-
-void append_to_run_history(const std::filesystem::path& file, const OrderedJson& start) {
+  start["data"] = plan.data;
+  start["notes"] = plan.notes;
   const Descriptor descriptor = open_lines(file);
   const std::string line = start.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
   io::write_all(descriptor, std::as_bytes(std::span(line)), file);
@@ -334,7 +321,7 @@ ResumePlan find_start(const RunFolder& folder, RunState state, RunPlan& plan) {
   }
   plan.first_step = read_train_state(*checkpoint).step;
   USER_ERROR_IF(parse_step_name(checkpoint->filename().string()) != plan.first_step,
-                "{}: 'step' is {}, the folder is that of another step; remove the folder",
+                "{}: 'step' is {}, which is not that of the folder's name; remove the folder",
                 train_state_file(*checkpoint).string(), plan.first_step);
   plan.notes.push_back(
       fmt::format("resuming from step {} ({})", plan.first_step, checkpoint->string()));
@@ -363,18 +350,16 @@ ResumePlan begin(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpo
     return {{}, false, /*is_done=*/true, nullptr};
   }
   check_run_space(plan, checkpoint,
-                  state == RunState::kResumable ? folder.saved_steps().size() : 0);
+                  state == RunState::kResumable ? std::ssize(folder.saved_steps()) : 0);
   ResumePlan start = find_start(folder, state, plan);
-  const std::vector<std::filesystem::path> new_in = folders_to_sync(folder.path());
+  const std::vector<std::filesystem::path> unsynced = folders_to_sync(folder.path());
   folder.begin(toml, state);
   folder.claim(folder.inputs());
   io::write_whole(folder.inputs(), to_json(inputs));
   start.log = std::make_unique<MetricsLog>(
       folder, plan.first_step, start.resumed ? start.folder : std::filesystem::path(), plan.notes);
-  append_to_run_history(folder.run_history(), describe_start(plan));
-  for (const auto& file : new_in) {
-    io::sync_folder(file);
-  }
+  append_start(folder.run_history(), plan);
+  std::ranges::for_each(unsynced, io::sync_folder);
   return start;
 }
 
@@ -403,12 +388,12 @@ double chance_refusal_share(const route::RouterSettings& router, int64_t rank_to
 }
 
 std::vector<std::string> known_failures(const RunFacts& facts) {
-  std::vector<std::string> found;
+  std::vector<std::string> warnings;
   if (facts.router && facts.trains_router &&
       !router_learns_from_task(*facts.router, facts.experts)) {
-    found.push_back(fmt::format(
+    warnings.push_back(fmt::format(
         "warning: router {} learns nothing from the task: a token has one expert, whose weight is "
-        "1 whatever the logits are, so {}; st=on or gate=none gives it a gradient",
+        "1 for all logits, so {}; st=on or gate=none gives it a gradient",
         route::to_string(*facts.router),
         facts.other_loss     ? "only the auxiliary losses move the router"
         : facts.balance_loss ? "only the load-balance loss moves the router"
@@ -417,22 +402,23 @@ std::vector<std::string> known_failures(const RunFacts& facts) {
   const double refused =
       facts.router ? chance_refusal_share(*facts.router, facts.rank_tokens, facts.experts) : 0;
   if (refused > kMaxChanceRefusal) {
-    found.push_back(fmt::format(
-        "warning: capacity is counted over {} tokens a logical rank, where a router that chooses "
-        "evenly at random has {:.1f} % of its requests refused by chance alone; a larger "
-        "--micro-batch or --seq-len, fewer --ep-ranks or a larger --cf refuse fewer",
+    warnings.push_back(fmt::format(
+        "warning: capacity is counted over {} tokens per logical rank, where a router that chooses "
+        "evenly at random has {:.1f} % of its requests refused by chance; a larger --micro-batch "
+        "or "
+        "--seq-len, fewer --ep-ranks or a larger --cf refuse fewer",
         facts.rank_tokens, 100 * refused));
   }
   // The tolerance accepts exactly ten times the last rate, which is the parent's maximum.
   const double last_lr = facts.last_lr.value_or(0);
   if (last_lr > 0 && facts.lr / last_lr > kMaxLrRatio * (1 + 1e-6)) {
-    found.push_back(fmt::format(
+    warnings.push_back(fmt::format(
         "warning: --lr {:g} is {:.0f} times the last learning rate that the model was trained "
         "with ({:g}), more than a schedule usually decays, which can degrade the model before the "
         "experts differ; use {:g} or less",
         facts.lr, facts.lr / last_lr, last_lr, kMaxLrRatio * last_lr));
   }
-  return found;
+  return warnings;
 }
 
 Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks,
@@ -485,8 +471,8 @@ RunPlan plan_run(const TrainSettings& settings, int64_t processes) {
   RunPlan plan = prepare_rank(settings, TrainCallbacks{}, processes, /*rank=*/0, nullptr).plan;
   MemoryNeed need = memory_need(plan);
   need.processes = processes;
-  if (const auto short_of = memory_shortage(need, memory_limits())) {
-    plan.notes.push_back(*short_of);
+  if (const auto shortage = memory_shortage(need, memory_limits())) {
+    plan.notes.push_back(*shortage);
   }
   return plan;
 }
@@ -502,11 +488,7 @@ RunPlan plan_cluster(const TrainSettings& settings, int64_t nodes, int64_t gpus)
   plan.settings.on_cuda = true;
   plan.settings = resolve(plan.settings, config, {});
   if (config.moe) {
-    const model::MoeConfig& moe = *config.moe;
-    const auto resolved =
-        route::override_router({moe.router, moe.ep_ranks, moe.experts, moe.gate_scale},
-                               model::remaining_router_request(settings.upcycle, settings.router),
-                               /*force=*/true, route::Purpose::kTrain);
+    const auto resolved = resolve_router(settings, *config.moe, /*may_change_gate=*/true);
     plan.routing = {resolved.router, resolved.ep_ranks};
   }
   plan.layout = distributed::make_layout(nodes * gpus, 0, settings.replicas, plan.routing.ep_ranks,
@@ -543,12 +525,12 @@ ResumePlan begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& che
     }
   });
   if (ranks.size() > 1) {
-    const OrderedJson decided = {{"folder", start.folder.string()},
-                                 {"resumed", start.resumed},
-                                 {"is_done", start.is_done},
-                                 {"first_step", plan.first_step}};
+    const OrderedJson decision = {{"folder", start.folder.string()},
+                                  {"resumed", start.resumed},
+                                  {"is_done", start.is_done},
+                                  {"first_step", plan.first_step}};
     const Json received =
-        parse_json(distributed::gather_texts(ranks, decided.dump()).front(), "rank 0");
+        parse_json(distributed::gather_texts(ranks, decision.dump()).front(), "rank 0");
     start = {received["folder"].get<std::string>(), received["resumed"], received["is_done"],
              std::move(start.log)};
     plan.first_step = received["first_step"];

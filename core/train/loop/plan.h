@@ -1,13 +1,14 @@
 #pragma once
 // A training run. prepare() resolves settings, data, model, layout and memory, and collects
-// warnings about settings that are known to fail; it writes no file. begin_run() then opens the run
+// warnings about settings that are known to fail; it writes no file. begin_run() opens the run
 // folder: rank 0 determines whether the run is new, resumed or complete, and broadcasts the result.
-// train() does both and then runs the loop: batches -> gradients -> clipping -> AdamW -> metrics.
+// train() calls both and then runs the loop: batches -> gradients -> clipping -> AdamW -> metrics.
 // On the CPU, runs with equal settings and an equal number of threads are equal bit for bit.
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,9 +26,6 @@
 
 namespace moe::train {
 
-// GPU memory of a process before it loads anything: context, libraries, NCCL's buffers.
-constexpr uint64_t kCudaProgram = uint64_t{1} << 30;
-
 // Memory of a run in bytes: GPU memory if the run uses GPUs, else host memory. The values are those
 // of the first process of a layout, which needs the most.
 struct MemoryPlan {
@@ -38,11 +36,11 @@ struct MemoryPlan {
   uint64_t activations = 0;  // kept for backward, of one micro-batch
   uint64_t workspace = 0;    // temporary memory at the peak
   uint64_t checkpoint = 0;   // copy written in the background; 0 on a GPU (it is in host memory)
-  uint64_t evaluation = 0;   // the gathered model of an evaluation; 0 if no model is gathered
+  uint64_t evaluation = 0;   // the model gathered for an evaluation; 0 if no model is gathered
   uint64_t peak = 0;
 };
 
-// Computes the plan by a walk through forward, head, backward, update and checkpoint. Requires
+// Computes the plan by a simulation of forward, head, backward, update and checkpoint. Requires
 // resolved `settings`. `tokens` is the number of tokens of a micro-batch, which the ranks of an
 // expert-parallel group divide equally. `program`: current memory of the process in bytes.
 MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& settings,
@@ -54,7 +52,8 @@ MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& se
 inline constexpr double kMaxLrRatio = 10;
 
 // Returns true if the task loss has a gradient with respect to the logits (core/route/README.md,
-// "Gradients"): not if a token has one of several experts, whose gate weight is 1 for all logits.
+// "Gradients"). It has none if a token has one of several experts, with the gate weight 1 for all
+// logits.
 bool router_learns_from_task(const route::RouterSettings& router, int64_t experts);
 
 // Returns the expected share of first-k requests that capacity refuses if each token requests k of
@@ -69,8 +68,8 @@ struct RunFacts {
   int64_t experts = 1;
   int64_t rank_tokens = 0;        // T_r of the largest micro-batch
   bool trains_router = true;      // false if --train excludes the router
-  bool balance_loss = false;      // the load-balance loss has a coefficient above 0
-  bool other_loss = false;        // the z-loss or the balance within sequences has
+  bool balance_loss = false;      // true if the load-balance loss has a coefficient above 0
+  bool other_loss = false;        // as balance_loss, for the z-loss or the balance within sequences
   double lr = 0;                  // maximum of the run
   std::optional<double> last_lr;  // of the run that made the model, if known
 };
@@ -79,10 +78,10 @@ struct RunFacts {
 std::vector<std::string> known_failures(const RunFacts& facts);
 
 struct RunPlan {
-  TrainSettings settings;            // resolved, steps included
-  int64_t examples = 0, tokens = 0;  // of the data
-  std::vector<std::string> data;     // a line per file with its detected form
-  bool has_conversations = false;    // the data are formatted by --template
+  TrainSettings settings;                         // resolved, steps included
+  int64_t examples = 0, tokens = 0;               // of the data
+  std::vector<std::string> data;                  // a line per file with its detected form
+  std::map<std::string, std::string> chat_files;  // of final/, by name; set on rank 0
   int64_t parameters = 0;
   bool is_moe = false;
   model::RoutingOptions routing;   // of a mixture
@@ -111,9 +110,9 @@ struct TrainCallbacks {
 // Inputs of a run, before any of its files is written.
 struct Prepared {
   io::Checkpoint checkpoint;
-  data::Examples examples;
-  RunPlan plan;
-  std::optional<Evaluator> evaluator;  // set by prepare()
+  data::Examples examples = {};
+  RunPlan plan = {};
+  std::optional<Evaluator> evaluator = {};  // set by prepare()
 };
 
 // Opens and checks the model and the data of a run. Collective: ranks of a host share the tokens.

@@ -11,17 +11,15 @@ namespace moe::train {
 
 // Blocks the signals while alive. Construct it before any other thread of the process starts,
 // because threads inherit the signal mask. A signal that the process was started to ignore (nohup,
-// background jobs of a shell) stays ignored.
-//
-// Before start_polling() the process may be blocked (for example, on a pipe without a writer): a
-// signal that stop_requested() does not consume within kPollTimeout terminates it. After
-// start_polling():
+// background jobs of a shell) stays ignored. The others have these effects:
 //   - the first signal makes stop_requested() return true;
 //   - signals within kMergeWindow of it are duplicates (a launcher and a terminal may both send
 //   one);
 //   - a second signal terminates the process at once, unless a checkpoint is being written;
 //   - a third signal terminates the process at once.
-// stop_requested() and start_polling() are called from one thread, the others from any.
+// Before start_polling() the process may be blocked, for example on a pipe without a writer: if
+// stop_requested() is not called within kPollTimeout of the first signal, that signal terminates
+// it. stop_requested() and start_polling() are called from one thread, the others from any.
 class StopSignals {
  public:
   static constexpr std::chrono::seconds kPollTimeout{4};
@@ -32,21 +30,17 @@ class StopSignals {
   // exception ends the command the signals stay blocked: duplicates may arrive until the exit.
   ~StopSignals();
 
-  bool stop_requested();  // true once a signal has been received
-  void start_polling();   // further calls have no effect
+  bool stop_requested();  // returns true once a signal has been received
+  void start_polling() { is_polling_ = true; }
   // Mark the time in which a checkpoint is written. Calls may nest.
   void begin_saving() { ++num_saving_; }
   void end_saving() { --num_saving_; }
 
  private:
-  void end_watcher();
-  void terminate_unless_polled(const std::stop_token& stop) const;
-  void receive_signals(const std::stop_token& stop);
+  void watch(const std::stop_token& stop);
 
   sigset_t watched_ = {}, previous_mask_ = {};
-  bool has_watched_ = false;  // false if all three are ignored
-  bool is_polling_ = false;
-  std::atomic<bool> stop_requested_{false};
+  std::atomic<bool> stop_requested_{false}, is_request_seen_{false}, is_polling_{false};
   std::atomic<int> num_saving_{0};
   std::jthread watcher_;
 };

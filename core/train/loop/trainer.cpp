@@ -15,7 +15,6 @@
 #include "core/train/observe/metrics.h"
 #include "core/train/step/gradients.h"
 #include "core/train/step/optimizer.h"
-#include "core/train/step/trainable.h"
 #include "core/train/step/training_data.h"
 #include "kernels/ops/bf16_working_copy.h"
 #include "kernels/ops/device.h"
@@ -35,15 +34,16 @@ model::Llama load_model(const io::Checkpoint& checkpoint, const TrainSettings& s
   return model;
 }
 
-// Throws UserError if a weight of `model`, read from `folder`, is NaN or infinite. A step may not
-// detect it: an expert without tokens does not affect the loss.
+// Throws UserError if a weight of `model`, read from `folder`, is NaN or infinite. A training step
+// may not detect it, because an expert without tokens does not affect the loss.
 void check_finite(const model::Llama& model, const std::filesystem::path& folder) {
   const at::NoGradGuard no_gradients;
   for (const auto& parameter : model.parameters()) {
-    const at::Tensor& held = parameter.shard.defined() ? parameter.shard : parameter.tensor;
+    const at::Tensor& weight = parameter.shard.defined() ? parameter.shard : parameter.tensor;
     // The infinity norm propagates NaN and does not overflow.
     USER_ERROR_IF(
-        held.numel() > 0 && !std::isfinite(at::linalg_vector_norm(held, INFINITY).item<double>()),
+        weight.numel() > 0 &&
+            !std::isfinite(at::linalg_vector_norm(weight, INFINITY).item<double>()),
         "{}: tensor '{}' has a weight that is NaN or infinite; give a checkpoint whose weights are "
         "finite",
         folder.string(), parameter.name);
@@ -75,6 +75,8 @@ model::Llama gather_experts(const model::Llama& local, const io::Checkpoint& par
   return whole;
 }
 
+// Returns the batches from `cursor` on. Throws UserError that names the checkpoint if the cursor of
+// a resumed run does not fit the data.
 data::BatchStream batches_at(const data::Examples& examples, const data::BatchSettings& settings,
                              const data::Cursor& cursor, const ResumePlan& start) {
   try {
@@ -83,12 +85,12 @@ data::BatchStream batches_at(const data::Examples& examples, const data::BatchSe
     if (!start.resumed) {
       throw;
     }
-    throw UserError("{}: {}; the checkpoint is damaged: remove it to resume from the one before",
+    throw UserError("{}: {}; the checkpoint is damaged; remove it to resume from an earlier one",
                     train_state_file(start.folder).string(), error.what());
   }
 }
 
-// One run, from its first step to RUN/final.
+// Training loop of a run, from its first step to RUN/final.
 class Run {
  public:
   Run(const RunPlan& plan, const data::Examples& examples, const io::Checkpoint& parent,
@@ -108,8 +110,6 @@ class Run {
         log_(start.log.get()),
         saver_(parent, world, callbacks.on_saved, callbacks.on_saving) {
     const TrainSettings& settings = plan.settings;
-    schedule_ = {settings.schedule, settings.lr, *settings.min_lr, settings.warmup,
-                 *settings.steps};
     if (plan.is_moe) {
       routing_ = plan.routing;
       model_.set_router_bias(routing_.router.bias_rate.has_value());
@@ -163,15 +163,15 @@ class Run {
     }
     saver_.wait();
     remove_older_checkpoints();
-    sync_log();  // a complete run is not resumed, so lost lines would not be written again
+    distributed::on_all_ranks(&world_.all, [&] {
+      if (log_ != nullptr) {
+        log_->sync();  // a complete run is not resumed, so lost lines would not be written again
+      }
+    });
     callbacks_.on_saving(true);
     model::save_folder(model_, routing_, parent_, folder_.final_model(), /*force=*/true, world_.all,
                        coefficients(), [&](const std::filesystem::path& staged) {
-                         if (!plan_.has_conversations) {
-                           return;
-                         }
-                         for (const auto& [name, text] :
-                              chat_files(plan_.settings, parent_, model_.config().vocab_size)) {
+                         for (const auto& [name, text] : plan_.chat_files) {
                            std::error_code ignored;  // the copy of a read-only file
                            std::filesystem::permissions(
                                staged / name, std::filesystem::perms::owner_write,
@@ -206,14 +206,6 @@ class Run {
     }
   }
 
-  std::optional<double> largest_bias() const {
-    std::optional<double> largest;
-    for (const auto& bias : model_.router_biases()) {
-      largest = std::max(largest.value_or(0), bias.abs().max().item<double>());
-    }
-    return largest;
-  }
-
   bool is_rank_zero() const { return world_.layout.is_rank_zero(); }
 
   void append(const OrderedJson& line, const std::vector<TextSample>& samples = {}) {
@@ -222,15 +214,8 @@ class Run {
     }
   }
 
-  void sync_log() const {
-    distributed::on_all_ranks(&world_.all, [&] {
-      if (log_ != nullptr) {
-        log_->sync();
-      }
-    });
-  }
-
-  // Appends the line of this step with the results. Returns false if no evaluation is due.
+  // Evaluates, and appends `line` with the results to the log. Returns false if no evaluation is
+  // due.
   bool evaluate(OrderedJson line) {
     if (!evaluator_.is_due(state_.step)) {
       return false;
@@ -277,7 +262,7 @@ class Run {
         add_gradients(model_, data.batches, routing_, coefficients, others_);
     record.grad_norm = updater_.gradient_norm();
     complete_record(record, coefficients);
-    record.lr = schedule_.at(state_.step);
+    record.lr = learning_rate(settings, state_.step);
     record.step = ++state_.step;
     update(record);
     record.peak_memory = peak_resident_bytes();
@@ -299,7 +284,7 @@ class Run {
       skip(record.skipped_why);
     } else {
       if (bad_steps_ == 0 && has_older_checkpoints_ && !saver_.is_writing()) {
-        remove_older_checkpoints();  // a finite loss and gradient show that the newest one is good
+        remove_older_checkpoints();  // the finite loss and gradient show that the newest is good
       }
       bad_steps_ = 0;
       const auto z = plan_.settings.skip_outliers;
@@ -335,8 +320,9 @@ class Run {
     has_older_checkpoints_ = false;
   }
 
-  // Counts a step whose loss or gradient is not finite. After several in a row, or if no step was
-  // finite, removes a checkpoint of the weights before them and throws std::runtime_error.
+  // Counts a step whose loss or gradient is not finite. After several in a row, or if no step of
+  // the run was finite, removes a checkpoint that was saved just before them and throws
+  // std::runtime_error.
   void skip(const std::string& why) {
     constexpr int64_t kMaxConsecutive = 5;
     if (++bad_steps_ < kMaxConsecutive && state_.step > bad_steps_) {
@@ -351,8 +337,7 @@ class Run {
     world_.all.barrier();
     const auto last = folder_.last_checkpoint();
     throw std::runtime_error(fmt::format(
-        "step {}: {}{}, the run stops; {}; a lower --lr, a --warmup or a lower --clip may "
-        "help",
+        "step {}: {}{}, the run stops; {}; a lower --lr, a --warmup or a lower --clip may help",
         good + 1, why,
         bad_steps_ == 1 ? "" : fmt::format(", and so for {} steps in a row", bad_steps_),
         last ? "the last good checkpoint is " + last->string()
@@ -370,7 +355,9 @@ class Run {
       *record.auxiliary += (record.*StepLosses::members()[i]).value_or(0) *
                            coefficients.*AuxCoefficients::members()[i];
     }
-    record.bias_max = largest_bias();
+    for (const auto& bias : model_.router_biases()) {
+      record.bias_max = std::max(record.bias_max.value_or(0), bias.abs().max().item<double>());
+    }
     record.moe_layers = model_.config().moe->layers;
     record.row_bytes = model_.config().hidden_size * static_cast<int64_t>(sizeof(float));
     if (has_lambda()) {
@@ -454,7 +441,6 @@ class Run {
   MetricsLog* log_;  // of rank 0, else null; used by the saver
   Saver saver_;
   std::optional<data::StepLoader> loader_;
-  Schedule schedule_;
   TrainState state_;
   int64_t bad_steps_ = 0;              // consecutive steps that were not finite
   int64_t saved_step_ = -1;            // step of the newest checkpoint

@@ -3,28 +3,24 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <set>
 
 #include "core/base/error.h"
 
 namespace moe::train {
 namespace {
 
-void require(bool holds, const std::string& where, const char* words) {
-  USER_ERROR_IF(!holds, "{}: {}", where, words);
+void require(bool condition, const std::string& where, const char* rule) {
+  USER_ERROR_IF(!condition, "{}: {}", where, rule);
 }
 
 OrderedJson to_pair(Point point) { return OrderedJson::array({point.step, point.value}); }
 
-Point parse_point(const Json& step, const Json& value, const std::string& where) {
-  require(step.is_number_integer() && value.is_number() && std::isfinite(value.get<double>()),
-          where, "a point of a curve must be a step and a finite number");
-  return {step, value};
-}
-
 Point read_point(const Json& json, const char* key, const std::string& where) {
   const Json pair = json.value(key, Json());
-  require(pair.is_array() && pair.size() == 2, where, "a point of a curve must be [step, value]");
-  return parse_point(pair[0], pair[1], where);
+  require(pair.is_array() && pair.size() == 2 && pair[0].is_number_integer() && pair[1].is_number(),
+          where, "a point of a curve must be [step, number]");
+  return {pair[0], pair[1]};
 }
 
 constexpr size_t kMaxColumns = 160;  // the resolution of a screen
@@ -51,9 +47,25 @@ void double_width(std::vector<Bucket>& buckets, int64_t& width) {
   buckets = std::move(wider);
 }
 
-constexpr double kStillDense = 0.05;  // above S_0: variation of S while lambda is negligible
+constexpr double kDenseTolerance = 0.05;  // variation of S while lambda is negligible
 
 }  // namespace
+
+bool is_finite_number(const Json& value) {
+  return value.is_number() && std::isfinite(value.get<double>());
+}
+
+std::optional<double> find_number(const Json& line, const std::string& key) {
+  const auto value = line.find(key);
+  return value != line.end() && is_finite_number(*value) ? std::optional(value->get<double>())
+                                                         : std::nullopt;
+}
+
+std::optional<int64_t> find_int(const Json& line, const std::string& key) {
+  const auto value = line.find(key);
+  return value != line.end() && value->is_number_integer() ? std::optional(value->get<int64_t>())
+                                                           : std::nullopt;
+}
 
 std::vector<Point> smoothed(const std::vector<Point>& points) {
   constexpr int64_t kFewest = 20, kReach = 30;  // half-width: 1/30 of the curve
@@ -64,11 +76,11 @@ std::vector<Point> smoothed(const std::vector<Point>& points) {
   const auto reach = std::max<int64_t>(1, count / kReach);
   std::vector<Point> smooth;
   for (int64_t index = 0; index < count; ++index) {  // symmetric, to avoid lag at the ends
-    const int64_t near = std::min({reach, index, count - 1 - index});
+    const int64_t width = std::min({reach, index, count - 1 - index});
     double sum = 0, weights = 0;
-    for (int64_t at = index - near; at <= index + near; ++at) {
-      const double weight = near + 1 - std::abs(at - index);
-      sum += weight * points[at].value;
+    for (int64_t offset = -width; offset <= width; ++offset) {
+      const double weight = width + 1 - std::abs(offset);
+      sum += weight * points[index + offset].value;
       weights += weight;
     }
     smooth.push_back({points[index].step, sum / weights});
@@ -79,12 +91,12 @@ std::vector<Point> smoothed(const std::vector<Point>& points) {
 void Downsampled::add(int64_t step, double value) {
   const Point point{step, value};
   if (empty()) {
-    first = least = largest = point;
+    first = min = max = point;
   }
   last = point;
-  least = value < least.value ? point : least;
-  largest = value > largest.value ? point : largest;
-  append_or_add(buckets_, {step / width_, step, step, point, point, /*sum=*/0.0 + value, 1});
+  min = value < min.value ? point : min;
+  max = value > max.value ? point : max;
+  append_or_add(buckets_, {step / width_, step, step, point, point, /*sum=*/value, 1});
   while (exceeds(kMaxPoints)) {
     double_width(buckets_, width_);
   }
@@ -94,8 +106,8 @@ void Downsampled::Bucket::add(const Bucket& later) {
   end = later.end;
   sum += later.sum;
   count += later.count;
-  least = later.least.value < least.value ? later.least : least;
-  largest = later.largest.value > largest.value ? later.largest : largest;
+  min = later.min.value < min.value ? later.min : min;
+  max = later.max.value > max.value ? later.max : max;
 }
 
 bool Downsampled::exceeds(size_t max_points) const {
@@ -122,7 +134,7 @@ std::vector<Point> Downsampled::points(size_t max_points) const {
   push(first);
   for (const auto& bucket : buckets_) {
     const auto [early, late] = std::minmax(
-        bucket.least, bucket.largest, [](Point left, Point two) { return left.step < two.step; });
+        bucket.min, bucket.max, [](Point left, Point right) { return left.step < right.step; });
     push(early);
     push(late);
   }
@@ -145,13 +157,13 @@ OrderedJson Downsampled::to_json() const {
       buckets.push_back(number);
     }
     buckets.push_back(bucket.sum);
-    for (const Point& point : {bucket.least, bucket.largest}) {
+    for (const Point& point : {bucket.min, bucket.max}) {
       buckets.push_back(point.step);
       buckets.push_back(point.value);
     }
   }
-  return {{"width", width_},         {"first", to_pair(first)},     {"last", to_pair(last)},
-          {"least", to_pair(least)}, {"largest", to_pair(largest)}, {"buckets", buckets}};
+  return {{"width", width_},       {"first", to_pair(first)}, {"last", to_pair(last)},
+          {"least", to_pair(min)}, {"largest", to_pair(max)}, {"buckets", buckets}};
 }
 
 Downsampled Downsampled::from_json(const Json& json, const std::string& where) {
@@ -160,24 +172,26 @@ Downsampled Downsampled::from_json(const Json& json, const std::string& where) {
   curve.width_ = get_int(json, "width", where);
   curve.first = read_point(json, "first", where);
   curve.last = read_point(json, "last", where);
-  curve.least = read_point(json, "least", where);
-  curve.largest = read_point(json, "largest", where);
+  curve.min = read_point(json, "least", where);
+  curve.max = read_point(json, "largest", where);
   const Json numbers = json.value("buckets", Json());
   USER_ERROR_IF(curve.width_ < 1 || !numbers.is_array() || numbers.empty() ||
                     numbers.size() % kNumbers != 0 || numbers.size() / kNumbers > kMaxPoints,
                 "{}: a curve must have a width and 1 to {} buckets of {} numbers", where,
                 kMaxPoints, kNumbers);
+  const std::set<size_t> kValues = {4, 6, 8};  // the others are integers
   for (size_t at = 0; at < numbers.size(); at += kNumbers) {
-    for (size_t i = 0; i < 4; ++i) {
-      require(numbers[at + i].is_number_integer(), where,
-              "place, steps and count of a bucket must be whole numbers");
+    for (size_t i = 0; i < kNumbers; ++i) {
+      const Json& number = numbers[at + i];
+      require(kValues.contains(i) ? number.is_number() : number.is_number_integer(), where,
+              "place, steps and count of a bucket must be whole numbers, its values numbers");
     }
     Bucket bucket{numbers[at],
                   numbers[at + 1],
                   numbers[at + 2],
-                  parse_point(numbers[at + 5], numbers[at + 6], where),
-                  parse_point(numbers[at + 7], numbers[at + 8], where),
-                  parse_point(0, numbers[at + 4], where).value,
+                  {numbers[at + 5], numbers[at + 6]},
+                  {numbers[at + 7], numbers[at + 8]},
+                  numbers[at + 4],
                   numbers[at + 3]};
     require(bucket.count >= 1 && (curve.empty() || bucket.index > curve.buckets_.back().index),
             where, "the buckets of a curve must hold values and ascend");
@@ -207,14 +221,15 @@ void LoadMap::Column::add(const Column& later) {
   }
 }
 
-// Returns fewer columns if layers times experts would make the page large.
+// Returns the maximum number of columns: fewer for many layers and experts, which would make the
+// page large.
 size_t LoadMap::max_columns() const {
-  constexpr size_t kCells = 100'000, kLeast = 8;
+  constexpr size_t kMaxCells = 100'000, kMinColumns = 8;
   size_t rows = 0;
   for (const auto& load : columns_.front().loads) {
     rows += load.rows.size();
   }
-  return std::clamp(kCells / std::max<size_t>(1, rows), kLeast, kMaxColumns);
+  return std::clamp(kMaxCells / std::max<size_t>(1, rows), kMinColumns, kMaxColumns);
 }
 
 OrderedJson LoadMap::to_json() const {
@@ -269,17 +284,16 @@ std::vector<LayerLoad> parse_loads(const Json& line) {
     return loads;
   }
   for (const auto& json : *layers) {
-    const auto number = json.find("layer"), rows = json.find("load");
-    if (number == json.end() || !number->is_number_integer() || rows == json.end() ||
-        !rows->is_array()) {
+    const auto layer = find_int(json, "layer");
+    const auto rows = json.find("load");
+    if (!layer || rows == json.end() || !rows->is_array()) {
       continue;
     }
-    LayerLoad load{*number, {}};
+    loads.push_back({*layer, {}});
     for (const auto& count : *rows) {
       const int64_t value = count.is_number_integer() ? count.get<int64_t>() : 0;
-      load.rows.push_back(std::clamp<int64_t>(value, 0, kMaxRows));
+      loads.back().rows.push_back(std::clamp<int64_t>(value, 0, kMaxRows));
     }
-    loads.push_back(std::move(load));
   }
   return loads;
 }
@@ -291,16 +305,17 @@ double relative_load(const LayerLoad& load, size_t expert) {
                    : 0;
 }
 
-bool ReluStages::add(int64_t step, double sparsity, double target_sparsity) {
+void ReluStages::add(int64_t step, double sparsity, double target_sparsity) {
   target = target_sparsity;
   first_sparsity = first_sparsity.value_or(sparsity);
-  const bool ends = !sparsifying_end && sparsity >= target;
-  if (ends) {
+  if (sparsifying_end) {
+    return;
+  }
+  if (sparsity >= target) {
     sparsifying_end = step;
-  } else if (!sparsifying_end && sparsity <= *first_sparsity + kStillDense) {
+  } else if (sparsity <= *first_sparsity + kDenseTolerance) {
     dense_end = step;
   }
-  return ends;
 }
 
 OrderedJson ReluStages::to_json() const {

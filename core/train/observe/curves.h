@@ -12,12 +12,18 @@
 
 namespace moe::train {
 
+// Return the number of `key` in a JSON line; nothing if `line` is not an object, has no such key,
+// or a value of another type. find_number() also returns nothing for NaN and infinity.
+std::optional<double> find_number(const Json& line, const std::string& key);
+std::optional<int64_t> find_int(const Json& line, const std::string& key);
+bool is_finite_number(const Json& value);
+
 struct Point {
   int64_t step = 0;
   double value = 0;
 };
 
-// Returns a weighted moving average with as many points; nothing if there are too few to smooth.
+// Returns a weighted moving average with as many points, or none if there are too few to smooth.
 std::vector<Point> smoothed(const std::vector<Point>& points);
 
 // A curve downsampled for drawing: buckets of equal width in steps, which doubles when there are
@@ -37,13 +43,13 @@ class Downsampled {
   OrderedJson to_json() const;
   static Downsampled from_json(const Json& json, const std::string& where);
 
-  Point first, last, least, largest;  // of all values; undefined if empty
+  Point first, last, min, max;  // of all values; undefined if empty
 
  private:
   struct Bucket {
     int64_t index = 0;  // step / width_
     int64_t begin = 0, end = 0;
-    Point least, largest;
+    Point min, max;
     double sum = 0;
     int64_t count = 0;
     void add(const Bucket& later);
@@ -88,7 +94,7 @@ class LoadMap {
 // Returns the "layers" of a line of metrics.jsonl; skips malformed ones.
 std::vector<LayerLoad> parse_loads(const Json& line);
 
-// Returns the rows of an expert over an equal share: 1 = balanced, 0 = dead or a layer of none.
+// Returns the rows of an expert over an equal share: 1 = balanced, 0 = no rows.
 double relative_load(const LayerLoad& load, size_t expert);
 
 // Ends of the stages of ReLU training (core/route/README.md, "Stages of ReLU training"): dense
@@ -100,9 +106,8 @@ struct ReluStages {
   int64_t dense_end = 0;
   std::optional<int64_t> sparsifying_end;  // first step with S >= S*
 
-  // Adds the sparsity S of a step and its target S*. Returns true if the sparsifying stage ended
-  // with this step, which happens once.
-  bool add(int64_t step, double sparsity, double target_sparsity);
+  // Adds the sparsity S of a step and its target S*.
+  void add(int64_t step, double sparsity, double target_sparsity);
 
   OrderedJson to_json() const;  // null before the first step
   static ReluStages from_json(const Json& json, const std::string& where);

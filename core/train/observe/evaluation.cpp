@@ -19,33 +19,23 @@ using at::Tensor;
 constexpr size_t kPrompts = 3;
 constexpr int64_t kNewTokens = 64;
 
-void cut_row(data::Batch& row, int64_t tokens) {
-  const auto size = static_cast<size_t>(tokens);
-  row.ids.resize(size);
-  row.targets.resize(size);
-  row.targets.back() = data::kNoLoss;  // the token that it predicts was cut
-  int64_t seen = 0;
-  std::vector<int64_t> lengths;
-  for (const int64_t length : row.lengths) {
-    if (seen < tokens) {
-      lengths.push_back(std::min(length, tokens - seen));
-    }
-    seen += length;
+// Removes the last `surplus` tokens of a batch, which must be in its last row.
+void shorten_last_row(data::Batch& batch, int64_t surplus) {
+  if (surplus == 0) {
+    return;
   }
-  row.lengths = lengths;
-  row.rows = {tokens};
-  row.target_count = size - std::ranges::count(row.targets, data::kNoLoss);
+  batch.ids.resize(batch.ids.size() - surplus);
+  batch.targets.resize(batch.ids.size());
+  batch.targets.back() = data::kNoLoss;  // the token that it predicts was removed
+  batch.target_count = std::ssize(batch.targets) - std::ranges::count(batch.targets, data::kNoLoss);
+  batch.rows.back() -= surplus;
+  for (; surplus >= batch.lengths.back(); batch.lengths.pop_back()) {
+    surplus -= batch.lengths.back();
+  }
+  batch.lengths.back() -= surplus;
 }
 
-void append(data::Batch& batch, const data::Batch& row) {
-  batch.ids.insert(batch.ids.end(), row.ids.begin(), row.ids.end());
-  batch.targets.insert(batch.targets.end(), row.targets.begin(), row.targets.end());
-  batch.lengths.insert(batch.lengths.end(), row.lengths.begin(), row.lengths.end());
-  batch.rows.insert(batch.rows.end(), row.rows.begin(), row.rows.end());
-  batch.target_count += row.target_count;
-}
-
-// Returns the tokens before the first response; the beginning of plain text.
+// Returns the tokens before the first response, or the beginning of plain text.
 std::vector<int64_t> prompt_ids(const data::Example& example) {
   constexpr ptrdiff_t kTextPrompt = 32;
   const auto first =
@@ -61,24 +51,19 @@ std::vector<int64_t> prompt_ids(const data::Example& example) {
 
 SingleEpochRows single_epoch_rows(const data::Examples& examples, data::BatchSettings settings,
                                   int64_t max_rows) {
-  const int64_t rows_a_batch = settings.rows;
-  settings.rows = 1;
   settings.shuffle = false;
   data::BatchStream stream(examples, settings);
   const auto all_rows = static_cast<int64_t>(std::ceil(stream.rows_per_epoch()));
   const int64_t rows = max_rows == 0 ? all_rows : std::min(max_rows, all_rows);
-  SingleEpochRows once{{}, rows, all_rows};
-  for (int64_t row = 0; row < rows; ++row) {
-    data::Batch next_row = stream.next();
-    if (settings.pack == data::Pack::kStream && row + 1 == all_rows) {
-      cut_row(next_row, examples.tokens() - row * settings.seq_len);
-    }
-    if (row % rows_a_batch == 0) {
-      once.batches.emplace_back();
-    }
-    append(once.batches.back(), next_row);
+  SingleEpochRows epoch{{}, rows, all_rows};
+  for (int64_t row = 0; row < rows; row += settings.rows) {
+    const data::Batch batch = stream.next();
+    epoch.batches.push_back(data::rows_of(batch, 0, std::min(settings.rows, rows - row)));
   }
-  return once;
+  if (settings.pack == data::Pack::kStream && rows == all_rows) {
+    shorten_last_row(epoch.batches.back(), rows * settings.seq_len - examples.tokens());
+  }
+  return epoch;
 }
 
 HeldOut::HeldOut(const TrainSettings& settings, const io::Checkpoint& checkpoint,
@@ -89,26 +74,26 @@ HeldOut::HeldOut(const TrainSettings& settings, const io::Checkpoint& checkpoint
   const data::Examples examples = read_data(
       held_out, checkpoint, vocab_size, [](int64_t, int64_t) {}, lines, shared);
   MOE_CHECK(examples.weights.empty());  // refused by check_numbers()
-  SingleEpochRows once =
+  SingleEpochRows epoch =
       single_epoch_rows(examples, batch_settings(settings), settings.evaluation.rows.value_or(0));
-  batches_ = std::move(once.batches);
+  batches_ = std::move(epoch.batches);
   for (const auto& batch : batches_) {
     targets_ += batch.target_count;
   }
   USER_ERROR_IF(targets_ == 0,
                 "--eval-data: the first {} rows have no target token; raise --eval-rows",
-                once.rows);
+                epoch.rows);
   tokenizer_ = find_tokenizer(checkpoint.folder(), vocab_size, checkpoint.edited_files());
-  take_prompts(examples, *settings.seq_len);
+  select_prompts(examples, *settings.seq_len);
   description_ =
       fmt::format("held out: {}; {} target tokens in {}{} rows",
-                  fmt::join(describe_data(examples), "; "), targets_, once.rows,
-                  once.rows == once.available_rows ? std::string()
-                                                   : fmt::format(" of {}", once.available_rows));
+                  fmt::join(describe_data(examples), "; "), targets_, epoch.rows,
+                  epoch.rows == epoch.available_rows ? std::string()
+                                                     : fmt::format(" of {}", epoch.available_rows));
 }
 
 // Stores the first distinct prompts that leave room for a continuation.
-void HeldOut::take_prompts(const data::Examples& examples, int64_t max_tokens) {
+void HeldOut::select_prompts(const data::Examples& examples, int64_t max_tokens) {
   for (int64_t index = 0; index < examples.size(); ++index) {
     std::vector<int64_t> prompt = prompt_ids(examples.at(index));
     const bool fits =
@@ -144,10 +129,11 @@ std::vector<TextSample> HeldOut::samples(const model::Llama& model,
   std::vector<TextSample> samples;
   for (const auto& prompt : prompts_) {
     std::vector<int64_t> all = prompt;
-    const auto fresh = model::generate(model, model::generation_routing(routing), prompt, greedy);
-    all.insert(all.end(), fresh.begin(), fresh.end());
-    const std::string before = decode(prompt), whole = decode(all);
-    samples.push_back({step, before, io::text_after(before, whole)});
+    const auto continuation =
+        model::generate(model, model::generation_routing(routing), prompt, greedy);
+    all.insert(all.end(), continuation.begin(), continuation.end());
+    const std::string prompt_text = decode(prompt);
+    samples.push_back({step, prompt_text, io::text_after(prompt_text, decode(all))});
   }
   return samples;
 }

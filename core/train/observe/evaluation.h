@@ -18,15 +18,16 @@
 namespace moe::train {
 
 // Held-out data, read and packed like the training data, in file order. Each target counts once:
-// the last row of a packed stream is shortened. Forward passes have as many rows as in training and
-// use the run's routing, so that routing groups have the same size.
+// the last row of a packed stream is shortened. Forward passes have as many rows as in training,
+// and use the run's routing: routing groups have equal size.
 class HeldOut {
  public:
   // Requires resolved settings. Throws UserError if a file is invalid or the rows have no targets.
   HeldOut(const TrainSettings& settings, const io::Checkpoint& checkpoint, int64_t vocab_size,
           data::HostTokens* shared = nullptr);
 
-  // Returns the mean NLL of all targets, in nats. Changes no gradients, random state or run's data.
+  // Returns the mean NLL of all targets, in nats. Does not change gradients, random state or the
+  // order of the training data.
   double loss(const model::Llama& model, const model::RoutingOptions& routing) const;
   int64_t targets() const { return targets_; }
 
@@ -38,7 +39,7 @@ class HeldOut {
   const std::string& description() const { return description_; }
 
  private:
-  void take_prompts(const data::Examples& examples, int64_t max_tokens);
+  void select_prompts(const data::Examples& examples, int64_t max_tokens);
   std::string decode(const std::vector<int64_t>& ids) const;
 
   std::vector<data::Batch> batches_;
@@ -53,15 +54,16 @@ struct SingleEpochRows {
   int64_t rows = 0, available_rows = 0;  // in the batches; in the files
 };
 
-// Returns the rows of one epoch in file order, in batches of settings.rows; `max_rows`: 0 = all.
+// Returns at most `max_rows` rows (0: all) of one epoch in file order, in batches of settings.rows.
 SingleEpochRows single_epoch_rows(const data::Examples& examples, data::BatchSettings settings,
                                   int64_t max_rows);
 
-// Returns the accuracies of a model under the run's routing.
+// Computes the scores of a model under the run's routing.
 using EvaluateTasks =
     std::function<TaskScores(const model::Llama& model, const model::RoutingOptions& routing)>;
 
-// Requires resolved settings. Throws the exceptions of HeldOut.
+// Evaluations of a run. The constructor requires resolved settings and throws the exceptions of
+// HeldOut.
 class Evaluator {
  public:
   Evaluator(const TrainSettings& settings, const io::Checkpoint& checkpoint, int64_t vocab_size,

@@ -52,46 +52,12 @@ struct stat file_status(const Descriptor& descriptor, const fs::path& file) {
   return status;
 }
 
-void truncate(const Descriptor& descriptor, uint64_t bytes, const fs::path& file) {
-  if (::ftruncate(descriptor.get(), static_cast<off_t>(bytes)) != 0) {
-    io::throw_write_error(errno, file);
-  }
+std::string_view file_text(const io::MappedFile& file) {
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 
-std::string read_at(FileReader& in, uint64_t begin, uint64_t end, const fs::path& file) {
-  std::string text(end - begin, '\0');
-  in.seek(begin);
-  USER_ERROR_IF(in.sgetn(text.data(), std::ssize(text)) != std::ssize(text),
-                "{}: cannot be read: it became shorter", file.string());
-  return text;
-}
-
-// Returns the offset after the last line break of the first `end` bytes, 0 if there is none. Throws
-// UserError if more than kMaxLineBytes follow it, which moe does not write.
-uint64_t last_line_start(FileReader& in, uint64_t end, const fs::path& file) {
-  constexpr uint64_t kBlock = uint64_t{1} << 16;
-  const uint64_t size = end;
-  while (end > 0) {
-    USER_ERROR_IF(size - end > kMaxLineBytes,
-                  "{}: has a line of more than {} bytes; move the file away", file.string(),
-                  kMaxLineBytes);
-    const uint64_t begin = end - std::min(end, kBlock);
-    const size_t end_of_line = read_at(in, begin, end, file).rfind('\n');
-    if (end_of_line != std::string::npos) {
-      return begin + end_of_line + 1;
-    }
-    end = begin;
-  }
-  return 0;
-}
-
-std::optional<int64_t> line_step(const Json& line) {
-  const Json step = line.is_object() ? line.value("step", Json()) : Json();
-  return step.is_number_integer() ? std::optional(step.get<int64_t>()) : std::nullopt;
-}
-
-// Calls `on_object` for each line of `file` up to the first that is not a JSON object or for which
-// it returns false. A missing file has no lines.
+// Calls `on_object` for each line of `file`, up to the first that is not a JSON object or for which
+// on_object() returns false. Does nothing if there is no file.
 void for_each_object(const fs::path& file, const std::function<bool(const Json&)>& on_object) {
   if (!fs::exists(file)) {
     return;
@@ -114,12 +80,12 @@ std::string to_line(const TextSample& sample) {
 }
 
 std::optional<TextSample> read_sample(const Json& line) {
+  const auto step = find_int(line, "step");
   const auto is_text = [&](const char* key) { return line.contains(key) && line[key].is_string(); };
-  if (!line.is_object() || !line.value("step", Json()).is_number_integer() || !is_text("prompt") ||
-      !is_text("text")) {
+  if (!step || !is_text("prompt") || !is_text("text")) {
     return std::nullopt;
   }
-  return TextSample{line["step"], line["prompt"], line["text"]};
+  return TextSample{*step, line["prompt"], line["text"]};
 }
 
 void SampleHistory::add(const TextSample& sample) {
@@ -181,19 +147,20 @@ SampleHistory SampleHistory::from_json(const Json& json, const std::string& wher
   return history;
 }
 
-std::vector<const TextSample*> pick_samples(const SampleHistory::Prompt& prompt) {
-  constexpr size_t kFew = 6;
-  std::vector<const TextSample*> all, few;
+std::vector<const TextSample*> select_samples(const SampleHistory::Prompt& prompt) {
+  constexpr size_t kMaxSelected = 6;
+  std::vector<const TextSample*> all, selected;
   for (const auto& sample : prompt.kept) {
     all.push_back(&sample);
   }
   if ((prompt.count - 1) % prompt.stride != 0) {
     all.push_back(&prompt.last);
   }
-  for (size_t i = 0; i < std::min(kFew, all.size()); ++i) {
-    few.push_back(all[all.size() <= kFew ? i : i * (all.size() - 1) / (kFew - 1)]);
+  const size_t count = std::min(kMaxSelected, all.size());
+  for (size_t i = 0; i < count; ++i) {
+    selected.push_back(all[count == all.size() ? i : i * (all.size() - 1) / (count - 1)]);
   }
-  return few;
+  return selected;
 }
 
 const std::vector<PanelSpec>& single_curve_panels() {
@@ -256,26 +223,25 @@ void History::add(const Json& line, const std::string& where) {
     }
   }
   loads_.add(step, parse_loads(line));
-  if (line.contains("target_sparsity")) {
-    relu_stages_.add(step, get_double(line, "sparsity", where),
-                     get_double(line, "target_sparsity", where));
+  const auto sparsity = find_number(line, "sparsity"),
+             target = find_number(line, "target_sparsity");
+  if (sparsity && target) {
+    relu_stages_.add(step, *sparsity, *target);
   }
-  total_tokens = get_int(line, "total_tokens", where, total_tokens);
-  seconds +=
-      get_double(line, "seconds", where, 0) + get_double(line, "evaluation_seconds", where, 0);
-  const int64_t skipped_now = get_int(line, "skipped_steps", where, skipped_count);
+  total_tokens = find_int(line, "total_tokens").value_or(total_tokens);
+  seconds += find_number(line, "seconds").value_or(0) +
+             find_number(line, "evaluation_seconds").value_or(0);
+  const int64_t skipped_now = find_int(line, "skipped_steps").value_or(skipped_count);
   if (skipped_now > skipped_count && skipped.size() < kMaxSkipped) {
     skipped.push_back(step);
   }
   skipped_count = skipped_now;
-  skipped_outliers = get_int(line, "skipped_outliers", where, skipped_outliers);
+  skipped_outliers = find_int(line, "skipped_outliers").value_or(skipped_outliers);
 }
 
 void History::add_number(int64_t step, const std::string& name, const Json& value) {
-  if (!is_drawn(name) || !value.is_number() || !std::isfinite(value.get<double>())) {
-    return;
-  }
-  if (curves_.contains(name) || curves_.size() < kMaxCurves) {
+  if (is_drawn(name) && is_finite_number(value) &&
+      (curves_.contains(name) || curves_.size() < kMaxCurves)) {
     curves_[name].add(step, value.get<double>());
   }
 }
@@ -357,10 +323,10 @@ std::string time_text() {
   return fmt::format("{:%Y-%m-%d %H:%M} UTC", fmt::gmtime(std::chrono::system_clock::now()));
 }
 
-Descriptor open_lines(const fs::path& file) {
+Descriptor open_to_append(const fs::path& file, int flags) {
   // O_NONBLOCK: opening a named pipe must not block.
-  Descriptor descriptor(::open(
-      file.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
+  Descriptor descriptor(
+      ::open(file.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0666));
   if (!descriptor.is_open()) {
     USER_ERROR_IF(errno == ELOOP,
                   "{}: is a symbolic link, which moe does not follow here; remove it",
@@ -370,12 +336,26 @@ Descriptor open_lines(const fs::path& file) {
     }
     fail_file(file.string(), "cannot be written");
   }
-  const auto status = file_status(descriptor, file);
-  USER_ERROR_IF(!S_ISREG(status.st_mode), "{}: is not a regular file; remove it", file.string());
-  const auto size = static_cast<uint64_t>(status.st_size);
-  FileReader in = io::read_again(descriptor, file);
-  const uint64_t end = last_line_start(in, size, file);
-  if (end < size) {
+  USER_ERROR_IF(!S_ISREG(file_status(descriptor, file).st_mode),
+                "{}: is not a regular file; remove it", file.string());
+  return descriptor;
+}
+
+void truncate(const Descriptor& descriptor, uint64_t bytes, const fs::path& file) {
+  if (::ftruncate(descriptor.get(), static_cast<off_t>(bytes)) != 0) {
+    io::throw_write_error(errno, file);
+  }
+}
+
+Descriptor open_lines(const fs::path& file) {
+  Descriptor descriptor = open_to_append(file, O_CREAT);
+  const io::MappedFile mapped(file);
+  const std::string_view text = file_text(mapped);
+  const size_t end = text.rfind('\n') + 1;  // 0 if there is no line break
+  USER_ERROR_IF(text.size() - end > kMaxLineBytes,
+                "{}: has a line of more than {} bytes; move the file away", file.string(),
+                kMaxLineBytes);
+  if (end < text.size()) {
     truncate(descriptor, end, file);
   }
   return descriptor;
@@ -390,55 +370,54 @@ void StepLines::cut(const LinesMark& mark) {
 }
 
 bool StepLines::cut_at(const LinesMark& mark) {
-  if (mark.bytes == 0) {
-    cut({});
-    return true;
+  if (mark.bytes > 0) {
+    const io::MappedFile mapped(file_);
+    const std::string_view text = file_text(mapped);
+    if (text.size() < mark.bytes || text[mark.bytes - 1] != '\n') {
+      return false;
+    }
+    const std::string_view lines = text.substr(0, mark.bytes - 1);
+    const std::string_view line = lines.substr(lines.rfind('\n') + 1);
+    if (line.size() > kMaxLineBytes ||
+        find_int(try_parse_json(line).value_or(Json()), "step") != mark.step) {
+      return false;
+    }
   }
-  if (static_cast<uint64_t>(file_status(descriptor_, file_).st_size) < mark.bytes) {
-    return false;
-  }
-  FileReader in = io::read_again(descriptor_, file_);
-  const uint64_t begin = last_line_start(in, mark.bytes - 1, file_);
-  const std::string line = read_at(in, begin, mark.bytes, file_);
-  const Json json = try_parse_json(line).value_or(Json());
-  if (line.back() != '\n' || line_step(json) != mark.step) {
-    return false;
-  }
-  cut(mark);
+  cut(mark.bytes > 0 ? mark : LinesMark());
   return true;
 }
 
 int64_t StepLines::keep_steps(int64_t steps, const std::function<void(const Json&)>& on_line) {
   LinesMark mark;
   int64_t damaged = 0;
-  const auto for_each_kept = [&](const auto& on_kept) {
+  const auto for_each_valid = [&](const auto& on_valid) {
     mark = {};
     damaged = 0;
-    int64_t dropped = 0;  // since the last line that is kept
+    int64_t skipped = 0;  // since the last valid line
     FileReader in(file_);
     for (std::string line; in.read_whole_line(line);) {
       const Json json = try_parse_json(line).value_or(Json());
-      const auto step = line_step(json);
+      const auto step = find_int(json, "step");
       const bool ascends =
           step && (*step > mark.step || (*step == mark.step && per_step_ == LinesPerStep::kAny));
       if (!ascends || *step > steps) {
-        ++dropped;
+        ++skipped;
         continue;
       }
-      damaged += std::exchange(dropped, 0);
+      damaged += std::exchange(skipped, 0);
       line += '\n';
-      on_kept(line, json);
+      on_valid(line, json);
       mark = {mark.bytes + line.size(), *step};
     }
   };
-  for_each_kept([&](const std::string&, const Json& json) { on_line(json); });
+  for_each_valid([&](const std::string&, const Json& json) { on_line(json); });
   if (damaged == 0) {
     cut(mark);
     return 0;
   }
   io::PartialFile copy(file_);
   ::fchmod(copy.file().get(), file_status(descriptor_, file_).st_mode & 0777);
-  for_each_kept([&](const std::string& line, const Json&) {
+  for_each_valid([&](const std::string& line, const Json&) {
     io::write_all(copy.file(), std::as_bytes(std::span(line)), copy.path());
   });
   copy.commit();

@@ -33,8 +33,8 @@ class SampleHistory {
 
   struct Prompt {
     std::string prompt;
-    int64_t count = 0, stride = 1;  // samples whose index is a multiple of the stride are kept
-    std::vector<TextSample> kept;
+    int64_t count = 0, stride = 1;
+    std::vector<TextSample> kept;  // the samples whose index is a multiple of the stride
     TextSample last;
   };
   const std::vector<Prompt>& prompts() const { return prompts_; }  // in the order of appearance
@@ -48,7 +48,7 @@ class SampleHistory {
 };
 
 // Returns at most six samples of a prompt, including the first and the last.
-std::vector<const TextSample*> pick_samples(const SampleHistory::Prompt& prompt);
+std::vector<const TextSample*> select_samples(const SampleHistory::Prompt& prompt);
 
 inline constexpr const char* kLossGroup = "Loss";
 inline constexpr const char* kLearningGroup = "Learning";
@@ -70,8 +70,8 @@ std::string task_name(const std::string& curve);
 
 class History {
  public:
-  // Adds a line of metrics.jsonl. Throws UserError, prefixed with `where`, if it has no step, or
-  // one that does not follow the step before.
+  // Adds a line of metrics.jsonl; ignores other values of a wrong type. Throws UserError, prefixed
+  // with `where`, if the line has no step, or one that does not follow the step before.
   void add(const Json& line, const std::string& where);
 
   void add(const TextSample& sample) { samples_.add(sample); }
@@ -113,15 +113,19 @@ class History {
 // Throws UserError if metrics.jsonl is missing or has an invalid line.
 History read_history(const std::filesystem::path& run);
 
-// Returns the objects of RUN/starts.jsonl, one per start or resumption (describe_start() of
+// Returns the objects of RUN/starts.jsonl, one per start or resumption (append_start() of
 // loop/plan.cpp), up to the first invalid one; none if there is no file.
 std::vector<Json> read_run_history(const std::filesystem::path& file);
 
 // Returns the current time as in starts.jsonl and the report: "2026-01-31 12:05 UTC".
 std::string time_text();
 
-// Opens or creates `file` for appending, and truncates an unfinished last line. Throws UserError if
-// it cannot be written, or is a symbolic link (which could lead out of the run's folder).
+// Opens `file` for reading and appending; `flags` are added to those of open(2). Throws UserError
+// if the file cannot be written, or is a symbolic link, which could lead out of the run's folder.
+Descriptor open_to_append(const std::filesystem::path& file, int flags);
+// Truncates an open file to `bytes`. `file` names it in errors.
+void truncate(const Descriptor& descriptor, uint64_t bytes, const std::filesystem::path& file);
+// Opens or creates `file` by open_to_append(), and truncates an unfinished last line.
 Descriptor open_lines(const std::filesystem::path& file);
 
 // End of the lines of a file when a checkpoint was saved.
@@ -141,8 +145,9 @@ class StepLines {
   // Truncates the file at `mark`. Returns false and changes nothing if no line of that step ends
   // there. Reads only that line.
   bool cut_at(const LinesMark& mark);
-  // Keeps the valid lines with ascending steps up to `steps`, and calls `on_line` for each. Returns
-  // the number of invalid lines before the last kept one, without which the file is rewritten.
+  // Removes lines that are invalid, do not ascend, or are of later steps than `steps`. Calls
+  // `on_line` for each remaining line. Returns the number of lines removed between remaining ones;
+  // if there are any, the file is rewritten.
   int64_t keep_steps(int64_t steps, const std::function<void(const Json&)>& on_line);
 
   // Appends a JSON object of `step` without line breaks. Throws UserError if the disk is full.

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <set>
@@ -116,7 +115,7 @@ uint32_t masked_crc(std::string_view bytes) {
 void add_numbers(const Json& object, const std::string& group, const std::set<std::string>& keys,
                  std::vector<std::pair<std::string, double>>& curves) {
   for (const auto& [key, value] : object.items()) {
-    if (keys.count(key) > 0 && value.is_number() && std::isfinite(value.get<double>())) {
+    if (keys.contains(key) && is_finite_number(value)) {
       curves.emplace_back(group + key, value.get<double>());
     }
   }
@@ -126,7 +125,7 @@ std::string event_name(int64_t start) {
   return fmt::format("{}{}.{}.moe", kEventPrefix, start, ::getpid());
 }
 
-// Returns the listed event files; all event files of moe if none is listed (older version).
+// Returns the listed event files; if none is listed (older version), all event files of moe.
 std::vector<fs::path> event_files(const RunFolder& folder) {
   std::vector<fs::path> listed, all;
   for (const auto& entry : fs::directory_iterator(folder.path())) {
@@ -141,13 +140,8 @@ std::vector<fs::path> event_files(const RunFolder& folder) {
   return listed.empty() ? all : listed;
 }
 
-Descriptor open_events(const fs::path& file, int flags) {
-  return Descriptor(io::check_opened(
-      ::open(file.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0666),
-      file.string()));
-}
-
-// Returns the length of the file; nothing if it is shorter than `mark` or another event ends there.
+// Returns the length of the file; nothing if it is shorter than `mark`, or if the bytes before the
+// mark are not the recorded checksum.
 std::optional<uint64_t> matching_length(const Descriptor& descriptor, const EventMark& mark) {
   constexpr ssize_t kSumBytes = sizeof(mark.sum);
   struct stat status {};
@@ -176,10 +170,11 @@ OrderedJson to_json(const LinesMark& mark) { return {{"bytes", mark.bytes}, {"st
 
 LinesMark read_lines_mark(const Json& json, const std::string& where) {
   const int64_t bytes = get_int(json, "bytes", where);
-  USER_ERROR_IF(bytes < 0, "{}: 'bytes' is {}, which no file has", where, bytes);
+  USER_ERROR_IF(bytes < 0, "{}: 'bytes' is {}, it must not be negative", where, bytes);
   return {static_cast<uint64_t>(bytes), get_int(json, "step", where)};
 }
 
+// Returns the log state of a checkpoint; nothing, with a note, if it is invalid.
 std::optional<LogState> find_state(const fs::path& checkpoint, std::vector<std::string>& notes) {
   try {
     return checkpoint.empty() ? std::nullopt : read_log_state(checkpoint);
@@ -187,27 +182,6 @@ std::optional<LogState> find_state(const fs::path& checkpoint, std::vector<std::
     notes.push_back(fmt::format("{}; the history is read from metrics.jsonl", error.what()));
     return std::nullopt;
   }
-}
-
-// Adds the ends of both stages to the line of the step that ends the sparsifying stage (ReLU).
-OrderedJson with_stage_ends(OrderedJson line, ReluStages stages) {
-  if (line.contains("target_sparsity") &&
-      stages.add(line["step"], line["sparsity"], line["target_sparsity"])) {
-    line["dense_stage_end"] = stages.dense_end;
-    line["sparsifying_stage_end"] = *stages.sparsifying_end;
-  }
-  return line;
-}
-
-bool is_finite_number(const Json& json) {
-  return json.is_number() && std::isfinite(json.get<double>());
-}
-
-// Returns the number of `key`; nothing if `json` has none, or another type there.
-std::optional<double> find_number(const Json& json, const char* key) {
-  const auto found = json.find(key);
-  return found != json.end() && is_finite_number(*found) ? std::optional(found->get<double>())
-                                                         : std::nullopt;
 }
 
 std::optional<double> lr_from_checkpoint(const fs::path& model) {
@@ -232,15 +206,13 @@ std::optional<double> lr_from_metrics(const fs::path& model) {
     return std::nullopt;
   }
   FileReader in(file);
-  const uint64_t size = fs::file_size(file);
-  const bool is_cut = size > kTail;
-  in.seek(is_cut ? size - kTail : 0);
   std::optional<double> last;
   std::string line;
-  for (bool is_first = true; in.read_whole_line(line); is_first = false) {
-    if (is_first && is_cut) {
-      continue;  // incomplete
-    }
+  if (const uint64_t size = fs::file_size(file); size > kTail) {
+    in.seek(size - kTail);
+    in.read_line(line);  // skips an incomplete line
+  }
+  while (in.read_whole_line(line)) {
     if (const auto rate = find_number(parse_json(line, file.string()), "lr")) {
       last = rate;
     }
@@ -355,15 +327,17 @@ std::vector<std::pair<std::string, double>> scalars(const Json& line) {
 
 std::optional<EventFile> EventFile::resume(const RunFolder& folder, const EventMark& mark) {
   for (const auto& file : event_files(folder)) {
-    EventFile found;
-    found.file_ = file;
-    found.descriptor_ = open_events(file, 0);
-    found.mark_ = mark;
-    if (const auto length = matching_length(found.descriptor_, mark)) {
+    EventFile events;
+    events.file_ = file;
+    events.descriptor_ = Descriptor(io::check_opened(
+        ::open(file.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK),
+        file.string()));
+    events.mark_ = mark;
+    if (const auto length = matching_length(events.descriptor_, mark)) {
       if (*length > mark.bytes) {
-        found.cut(folder);
+        events.cut(folder);
       }
-      return found;
+      return events;
     }
   }
   return std::nullopt;
@@ -372,9 +346,7 @@ std::optional<EventFile> EventFile::resume(const RunFolder& folder, const EventM
 // Truncates the file at its mark and renames it: a running TensorBoard may have read beyond the
 // cut, and reads a renamed file from its beginning.
 void EventFile::cut(const RunFolder& folder) {
-  if (::ftruncate(descriptor_.get(), static_cast<off_t>(mark_.bytes)) != 0) {
-    io::throw_write_error(errno, file_);
-  }
+  truncate(descriptor_, mark_.bytes, file_);
   const std::string start = file_.filename().string().substr(kEventPrefix.size());
   const fs::path renamed = folder.path() / event_name(std::stoll(start));  // up to the first '.'
   if (renamed != file_) {
@@ -390,20 +362,14 @@ EventFile::EventFile(const RunFolder& folder, double seconds) {
   mark_.clock_s = std::chrono::duration<double>(now).count() - seconds;
   file_ = folder.path() / event_name(static_cast<int64_t>(mark_.clock_s));
   folder.claim(file_);
-  descriptor_ = open_events(file_, O_CREAT | O_EXCL);
-  if (!descriptor_.is_open()) {
-    if (errno == ENOSPC || errno == EDQUOT) {
-      io::throw_write_error(errno, file_);
-    }
-    fail_file(file_.string(), "cannot be written");
-  }
+  descriptor_ = open_to_append(file_, O_CREAT | O_EXCL);
   std::string version = event_head(mark_.clock_s, 0);
   put_bytes(version, 3, "brain.Event:2");
   write(version);
 }
 
 void EventFile::append(const Json& line) {
-  mark_.clock_s += get_double(line, "seconds", file_.string(), 0);
+  mark_.clock_s += find_number(line, "seconds").value_or(0);
   std::string summary;
   for (const auto& [tag, value] : scalars(line)) {
     put_value(summary, tag, value);
@@ -457,7 +423,7 @@ MetricsLog::MetricsLog(const RunFolder& folder, int64_t steps, const fs::path& c
 void MetricsLog::read_metrics(int64_t steps, bool has_history, std::vector<std::string>& notes) {
   const std::string file = folder_.metrics().string();
   constexpr size_t kMaxRanges = 5;
-  std::vector<std::string> missing;  // ranges of steps without a line; one more than is shown
+  std::vector<std::string> missing;  // the first ranges of steps without a line, kMaxRanges + 1
   int64_t next = 1;
   const auto add_gap_before = [&](int64_t step) {
     if (step > next && missing.size() <= kMaxRanges) {
@@ -486,18 +452,19 @@ void MetricsLog::read_metrics(int64_t steps, bool has_history, std::vector<std::
   }
 }
 
-// Reads the file twice, because the event file needs the total time first.
+// Makes the event file from the valid lines of metrics.jsonl. Reads them twice, because the event
+// file needs the total time first.
 void MetricsLog::make_events() {
-  const auto for_each_line = [&](const std::function<void(const Json&)>& body) {
+  const auto for_each_line = [&](const std::function<void(const Json&)>& on_line) {
     FileReader in(folder_.metrics());
-    for (std::string line; in.read_line(line);) {
-      body(parse_json(line, folder_.metrics().string()));
+    for (std::string line; in.read_whole_line(line);) {
+      if (const auto json = try_parse_json(line); json && find_int(*json, "step")) {
+        on_line(*json);
+      }
     }
   };
   double seconds = 0;
-  for_each_line([&](const Json& line) {
-    seconds += get_double(line, "seconds", folder_.metrics().string(), 0);
-  });
+  for_each_line([&](const Json& line) { seconds += find_number(line, "seconds").value_or(0); });
   events_.emplace(folder_, seconds);
   for_each_line([&](const Json& line) { events_->append(line); });
 }
@@ -507,11 +474,16 @@ void MetricsLog::append(const OrderedJson& line, const std::vector<TextSample>& 
     samples_.append(to_line(sample), sample.step);
     history_.add(sample);
   }
-  const OrderedJson whole = with_stage_ends(line, history_.relu_stages());
-  const Json json(whole);
-  metrics_.append(whole.dump(), json["step"]);
-  events_->append(json);
+  const Json json(line);
   history_.add(json, folder_.metrics().string());
+  OrderedJson whole = line;
+  const int64_t step = json["step"];
+  if (const ReluStages& stages = history_.relu_stages(); stages.sparsifying_end == step) {
+    whole["dense_stage_end"] = stages.dense_end;
+    whole["sparsifying_stage_end"] = step;
+  }
+  metrics_.append(whole.dump(), step);
+  events_->append(json);
 }
 
 LogState MetricsLog::state() const {
@@ -525,7 +497,9 @@ void MetricsLog::sync() const {
   io::sync_folder(folder_.path());
 }
 
-void MetricsLog::report() const { write_report(folder_.path(), history_, folder_.report()); }
+void MetricsLog::report() const {
+  io::write_whole(folder_.report(), report_page(folder_.path(), history_));
+}
 
 std::optional<double> last_learning_rate(const fs::path& model) {
   for (const auto& source : {lr_from_checkpoint, lr_from_upcycle_report, lr_from_metrics}) {

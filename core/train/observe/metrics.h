@@ -1,7 +1,7 @@
 #pragma once
-// Metrics of training steps and evaluations (core/route/README.md has the counters), and the log
-// files of a run, on rank 0. history.json of a checkpoint has the lengths of those files and the
-// history in bounded size, so that the cost of resuming does not depend on the number of steps.
+// Metrics of training steps and evaluations (counters: core/route/README.md), and the log files of
+// a run, on rank 0. history.json of a checkpoint has the lengths of those files and the history in
+// bounded size: the cost of resuming does not depend on the number of steps.
 
 #include <cstdint>
 #include <filesystem>
@@ -29,7 +29,7 @@ struct StepRecord : StepLosses {
   uint64_t peak_memory = 0;                 // maximum resident bytes since the process began
   std::optional<uint64_t> gpu_memory;       // maximum bytes of tensors on the GPU
   double data_wait_seconds = 0;             // part of `seconds`: waiting for the batches
-  bool skipped = false;                     // the weights were not updated
+  bool skipped = false;                     // true if the weights were not updated
   std::string skipped_kind, skipped_why;    // "not finite" or "outlier"; a description
   int64_t skipped_steps = 0;                // so far, of both kinds
   std::optional<int64_t> skipped_outliers;  // so far, if outliers are skipped
@@ -74,14 +74,14 @@ struct EventMark {
 };
 
 // RUN/events.out.tfevents.*: the scalars of a run for TensorBoard, as TFRecord frames of Event
-// messages (tensorflow/core/util/event.proto), one per step. A resumed run appends to its file if
-// the checkpoint recorded it; otherwise the file is made again from metrics.jsonl.
+// messages (tensorflow/core/util/event.proto), one per step. A resumed run appends to the file that
+// the checkpoint recorded, or makes a new one from metrics.jsonl.
 class EventFile {
  public:
   // Truncates the listed event file that matches `mark`, if any, and opens it for appending.
   static std::optional<EventFile> resume(const RunFolder& folder, const EventMark& mark);
-  // Replaces the listed event files by a new one. Its clock starts `seconds`, the duration of the
-  // steps that are appended first, in the past. Throws UserError if it cannot be written.
+  // Replaces the listed event files by a new one. Its clock starts `seconds` in the past, the total
+  // duration of the steps that are appended next. Throws UserError if it cannot be written.
   EventFile(const RunFolder& folder, double seconds);
 
   // Appends an event. Throws UserError if the disk is full.
@@ -97,7 +97,7 @@ class EventFile {
 
   std::filesystem::path file_;
   Descriptor descriptor_;
-  EventMark mark_;  // its clock is the run's own time, without pauses
+  EventMark mark_;  // the clock excludes the time between an interruption and the resumption
 };
 
 // State of the log between two steps.
@@ -112,16 +112,19 @@ void write_log_state(const LogState& state, const std::filesystem::path& checkpo
 // Returns nothing if the checkpoint has none (an older version). Throws UserError if it is invalid.
 std::optional<LogState> read_log_state(const std::filesystem::path& checkpoint);
 
+// Log of a run: metrics.jsonl, samples.jsonl, the event file and the report.
 class MetricsLog {
  public:
-  // Continues the log of the run in `folder`, which outlives it, after `steps` steps, from
-  // `checkpoint` ("": none). Removes later steps, and adds to `notes` which ones are missing.
+  // Continues the log of the run in `folder` after `steps` steps, from `checkpoint` ("": none).
+  // Removes later steps, and adds to `notes` which steps are missing. `folder` outlives the log.
   MetricsLog(const RunFolder& folder, int64_t steps, const std::filesystem::path& checkpoint,
              std::vector<std::string>& notes);
 
+  // Appends the line of a step. Adds the ends of both ReLU stages to the line of the step that ends
+  // the sparsifying stage.
   void append(const OrderedJson& line, const std::vector<TextSample>& samples = {});
   LogState state() const;
-  // Syncs all lines and the names in the run's folder to the disk. Thread-safe.
+  // Syncs the files and the run's folder to the disk. Thread-safe.
   void sync() const;
   void report() const;  // rewrites report.html
 

@@ -20,6 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// A curve of a panel.
 struct PanelLine {
   std::string name;  // "held out"; "" if the panel has one line
   const Downsampled* curve = nullptr;
@@ -27,13 +28,13 @@ struct PanelLine {
 };
 
 struct Panel {
-  PanelSpec spec;  // its curve is that of the first line
+  PanelSpec spec;  // `curve` is that of the first line
   std::vector<PanelLine> lines;
 };
 
-// Settings of a run that are drawn into its curves.
+// Settings of a run that are shown in its curves.
 struct CurveSettings {
-  std::optional<double> clip;    // a line in the gradient norm
+  std::optional<double> clip;    // drawn as a line in the gradient norm
   std::optional<double> warmup;  // steps; the initial view of losses begins after them
 };
 
@@ -61,7 +62,7 @@ std::vector<Panel> make_panels(const History& history, std::vector<std::string>&
     if (curve == nullptr) {
       continue;
     }
-    if (spec.group == kRoutingGroup && curve->least.value == 0 && curve->largest.value == 0) {
+    if (spec.group == kRoutingGroup && curve->min.value == 0 && curve->max.value == 0) {
       zero.push_back(spec.title);
     } else {
       panels.push_back({spec, {{"", curve}}});
@@ -79,14 +80,15 @@ OrderedJson points_json(const std::vector<Point>& points, double scale) {
   return {{"x", steps}, {"y", values}};
 }
 
-// At about 15 bytes a point all curves of a page take 1 MB.
+// Returns the maximum number of points of a curve: all curves of a page take about 1 MB, at 15
+// bytes per point.
 size_t points_per_curve(const std::vector<Panel>& panels) {
-  constexpr size_t kAllPoints = 60'000, kFewest = 50;
+  constexpr size_t kPagePoints = 60'000, kMinPoints = 50;
   size_t curves = 0;
   for (const auto& panel : panels) {
     curves += panel.lines.size();
   }
-  return std::clamp(kAllPoints / std::max<size_t>(1, curves), kFewest, Downsampled::kMaxPoints);
+  return std::clamp(kPagePoints / std::max<size_t>(1, curves), kMinPoints, Downsampled::kMaxPoints);
 }
 
 OrderedJson series_json(const Panel& panel, const PanelLine& line, size_t max_points) {
@@ -172,14 +174,15 @@ OrderedJson curve_sections(const std::vector<Panel>& panels, const CurveSettings
   return sections;
 }
 
-std::string text_if_there(const fs::path& file) {
+// Returns the text of `file`, or "" if it does not exist.
+std::string read_if_exists(const fs::path& file) {
   return fs::exists(file) ? read_small_file(file) : "";
 }
 
 using Settings = std::map<std::string, std::string>;
 
 // Returns the settings of a settings.toml; none if it is missing or invalid.
-Settings settings_in(const std::string& toml) {
+Settings parse_settings(const std::string& toml) {
   try {
     return read_settings(toml, "settings.toml");
   } catch (const UserError&) {
@@ -187,14 +190,17 @@ Settings settings_in(const std::string& toml) {
   }
 }
 
-std::optional<double> number_in(const Settings& settings, const std::string& key) {
-  const auto found = settings.find(key);
-  if (found == settings.end()) {
-    return std::nullopt;
-  }
-  char* end = nullptr;
-  const double value = std::strtod(found->second.c_str(), &end);
-  return *end != '\0' || !std::isfinite(value) ? std::nullopt : std::optional(value);
+// Returns the text of a setting; "-" if the run does not have it.
+std::string setting_text(const Settings& settings, const std::string& key) {
+  const auto setting = settings.find(key);
+  return setting == settings.end() ? "-" : setting->second;
+}
+
+// Returns a setting that is a finite number.
+std::optional<double> setting_number(const Settings& settings, const std::string& key) {
+  double value = 0;
+  const bool is_number = set_value(&value, setting_text(settings, key)) && std::isfinite(value);
+  return is_number ? std::optional(value) : std::nullopt;
 }
 
 std::string number(double value) { return fmt::format("{:.5g}", value); }
@@ -205,32 +211,29 @@ std::string clock_text(double seconds) {
                       : fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
 }
 
-OrderedJson fact(const std::string& name, const std::string& value, const std::string& note = "") {
-  return {{"name", name}, {"value", value}, {"note", note}};
-}
-
 OrderedJson facts(const History& history, std::optional<double> steps) {
   OrderedJson facts = OrderedJson::array();
-  facts.push_back(
-      fact("Steps", group_digits(history.steps),
-           steps && *steps < 1e15 ? "of " + group_digits(static_cast<int64_t>(*steps)) : ""));
+  const auto add = [&](const char* name, const std::string& value, const std::string& note = "") {
+    facts.push_back({{"name", name}, {"value", value}, {"note", note}});
+  };
+  add("Steps", group_digits(history.steps),
+      steps && *steps < 1e15 ? "of " + group_digits(static_cast<int64_t>(*steps)) : "");
   for (const auto& [title, curve] : {std::pair("Loss", "loss"), {"Held out", "held_out_loss"}}) {
-    if (const Downsampled* found = history.find_curve(curve)) {
-      facts.push_back(fact(title, fmt::format("{:.4f}", found->last.value),
-                           found->first.step == found->last.step
-                               ? ""
-                               : fmt::format("from {:.4f}", found->first.value)));
+    if (const Downsampled* points = history.find_curve(curve)) {
+      add(title, fmt::format("{:.4f}", points->last.value),
+          points->first.step == points->last.step
+              ? ""
+              : fmt::format("from {:.4f}", points->first.value));
     }
   }
   if (const ReluStages& stages = history.relu_stages(); stages.first_sparsity) {
     const auto end = stages.sparsifying_end;
-    facts.push_back(
-        fact("Sparse since step", end ? group_digits(*end) : "-",
-             fmt::format("{} {}; S* is {:.4g}", end ? "dense until" : "not yet; dense until",
-                         group_digits(stages.dense_end), stages.target)));
+    add("Sparse since step", end ? group_digits(*end) : "-",
+        fmt::format("{} {}; S* is {:.4g}", end ? "dense until" : "not yet; dense until",
+                    group_digits(stages.dense_end), stages.target));
   }
-  facts.push_back(fact("Tokens", group_digits(history.total_tokens)));
-  facts.push_back(fact("Time", clock_text(history.seconds)));
+  add("Tokens", group_digits(history.total_tokens));
+  add("Time", clock_text(history.seconds));
   return facts;
 }
 
@@ -241,7 +244,7 @@ OrderedJson notes(const History& history, const std::vector<Json>& starts,
     notes.push_back({{"text", text}, {"is_warning", is_warning}});
   };
   if (history.skipped_count > 0) {
-    add(fmt::format("{} step{} skipped ({} by a loss or gradient that was no number, {} as "
+    add(fmt::format("{} step{} skipped ({} because loss or gradient was not finite, {} as "
                     "outliers): {}{}",
                     group_digits(history.skipped_count), history.skipped_count == 1 ? "" : "s",
                     history.skipped_count - history.skipped_outliers, history.skipped_outliers,
@@ -275,13 +278,14 @@ OrderedJson row(const std::string& name, const std::vector<std::string>& cells) 
   return {{"name", name}, {"cells", cells}};
 }
 
-// Returns a list of panels: a table, or nothing if it has no rows.
+// Returns a list of panels: `panel`, or none if it is not shown.
+OrderedJson panel_if(bool is_shown, const OrderedJson& panel) {
+  return is_shown ? OrderedJson::array({panel}) : OrderedJson::array();
+}
+
+// Returns a list of panels: a table, or none if it has no rows.
 OrderedJson table(const std::vector<std::string>& columns, const OrderedJson& rows) {
-  OrderedJson panels = OrderedJson::array();
-  if (!rows.empty()) {
-    panels.push_back({{"kind", "table"}, {"columns", columns}, {"rows", rows}});
-  }
-  return panels;
+  return panel_if(!rows.empty(), {{"kind", "table"}, {"columns", columns}, {"rows", rows}});
 }
 
 std::string at_step(const Point& point, double scale) {
@@ -300,8 +304,8 @@ OrderedJson curve_rows(const std::vector<Panel>& panels) {
       rows.push_back(
           row(spec.unit.empty() ? name : fmt::format("{} ({})", name, spec.unit),
               {number(line.curve->first.value * spec.scale),
-               number(line.curve->last.value * spec.scale), at_step(line.curve->least, spec.scale),
-               at_step(line.curve->largest, spec.scale)}));
+               number(line.curve->last.value * spec.scale), at_step(line.curve->min, spec.scale),
+               at_step(line.curve->max, spec.scale)}));
     }
   }
   return rows;
@@ -309,38 +313,33 @@ OrderedJson curve_rows(const std::vector<Panel>& panels) {
 
 OrderedJson load_rows(const LoadMap& map) {
   OrderedJson rows = OrderedJson::array();
-  if (map.empty()) {
-    return rows;
-  }
-  for (const auto& load : map.columns().back().loads) {
-    size_t least = 0, most = 0, dead = 0;
-    for (size_t expert = 0; expert < load.rows.size(); ++expert) {
-      least = load.rows[expert] < load.rows[least] ? expert : least;
-      most = load.rows[expert] > load.rows[most] ? expert : most;
-      dead += load.rows[expert] == 0 ? 1 : 0;
+  for (const auto& load : map.empty() ? std::vector<LayerLoad>() : map.columns().back().loads) {
+    if (load.rows.empty()) {
+      continue;
     }
-    if (!load.rows.empty()) {
-      rows.push_back(row(fmt::format("Layer {}", load.layer),
-                         {fmt::format("{:.2f} × expert {}", relative_load(load, least), least),
-                          fmt::format("{:.2f} × expert {}", relative_load(load, most), most),
-                          fmt::format("{} of {}", dead, load.rows.size())}));
-    }
+    const auto expert = [&](const auto& position) {
+      const auto index = static_cast<size_t>(position - load.rows.begin());
+      return fmt::format("{:.2f} × expert {}", relative_load(load, index), index);
+    };
+    rows.push_back(row(
+        fmt::format("Layer {}", load.layer),
+        {expert(std::ranges::min_element(load.rows)), expert(std::ranges::max_element(load.rows)),
+         fmt::format("{} of {}", std::ranges::count(load.rows, 0), load.rows.size())}));
   }
   return rows;
 }
 
 OrderedJson numbers(const std::vector<Panel>& panels, const LoadMap& loads) {
   OrderedJson tables = table({"Curve", "First", "Last", "Least", "Largest"}, curve_rows(panels));
-  const OrderedJson of_loads =
+  const OrderedJson load_table =
       table({"Load at the end", "Least", "Largest", "Without a token"}, load_rows(loads));
-  tables.insert(tables.end(), of_loads.begin(), of_loads.end());
+  tables.insert(tables.end(), load_table.begin(), load_table.end());
   return section("numbers", "In numbers", tables);
 }
 
-std::string shortened(std::string_view text) {
+std::string shorten(std::string_view text) {
   constexpr size_t kMaxBytes = 4000;
-  return text.size() <= kMaxBytes ? std::string(text)
-                                  : std::string(text.substr(0, kMaxBytes)) + " ..";
+  return std::string(text.substr(0, kMaxBytes)) + (text.size() > kMaxBytes ? " .." : "");
 }
 
 // Returns the name of the folder `run`, also of "." and of a path that ends in a slash.
@@ -348,17 +347,19 @@ std::string folder_name(const fs::path& run) {
   return fs::weakly_canonical(run).filename().string();
 }
 
+// Returns the names of the runs' folders; the path of a run whose name another run has too.
 std::vector<std::string> run_labels(const std::vector<ComparedRun>& runs) {
-  std::map<std::string, int> uses;
-  for (const auto& run : runs) {
-    ++uses[folder_name(run.folder)];
-  }
   std::vector<std::string> names;
   for (const auto& run : runs) {
-    const std::string name = folder_name(run.folder);
-    names.push_back(uses[name] == 1 ? name : run.folder.string());
+    names.push_back(folder_name(run.folder));
   }
-  return names;
+  std::vector<std::string> labels = names;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    if (std::ranges::count(names, names[i]) > 1) {
+      labels[i] = runs[i].folder.string();
+    }
+  }
+  return labels;
 }
 
 std::vector<Panel> compared_panels(const std::vector<ComparedRun>& runs,
@@ -415,8 +416,8 @@ OrderedJson ends_table(const std::vector<ComparedRun>& runs,
                                       group_digits(history.total_tokens),
                                       clock_text(history.seconds)};
     for (const auto& [curve, scale] : curves) {
-      const Downsampled* found = history.find_curve(curve);
-      cells.push_back(found == nullptr ? "-" : number(found->last.value * scale));
+      const Downsampled* points = history.find_curve(curve);
+      cells.push_back(points == nullptr ? "-" : number(points->last.value * scale));
     }
     rows.push_back(row(names[i], cells));
   }
@@ -439,8 +440,7 @@ OrderedJson differing_settings(const std::vector<Settings>& settings,
   for (const auto& key : keys) {
     std::vector<std::string> cells;
     for (const auto& values : settings) {
-      const auto found = values.find(key);
-      cells.push_back(found == values.end() ? "-" : found->second);
+      cells.push_back(setting_text(values, key));
     }
     if (std::ranges::adjacent_find(cells, std::not_equal_to<>()) != cells.end()) {
       rows.push_back(row(key, cells));
@@ -453,12 +453,12 @@ OrderedJson samples(const SampleHistory& history) {
   OrderedJson panels = OrderedJson::array();
   for (const auto& prompt : history.prompts()) {
     OrderedJson texts = OrderedJson::array();
-    for (const auto* sample : pick_samples(prompt)) {
+    for (const auto* sample : select_samples(prompt)) {
       std::string_view text = sample->text;
       text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
-      texts.push_back({{"name", "step " + group_digits(sample->step)}, {"text", shortened(text)}});
+      texts.push_back({{"name", "step " + group_digits(sample->step)}, {"text", shorten(text)}});
     }
-    panels.push_back({{"kind", "texts"}, {"title", shortened(prompt.prompt)}, {"texts", texts}});
+    panels.push_back({{"kind", "texts"}, {"title", shorten(prompt.prompt)}, {"texts", texts}});
   }
   return section("samples", "Samples of text", panels);
 }
@@ -508,46 +508,36 @@ OrderedJson about(const std::vector<Json>& starts) {
     add(step == 0 ? "Started" : fmt::format("Resumed after step {}", group_digits(step)),
         to_text(start.value("time", Json("unknown"))));
   }
-  OrderedJson panels = OrderedJson::array();
-  if (!rows.empty()) {
-    panels.push_back({{"kind", "fields"}, {"rows", rows}});
-  }
-  return section("about", "About this run", panels);
+  return section("about", "About this run",
+                 panel_if(!rows.empty(), {{"kind", "fields"}, {"rows", rows}}));
 }
 
 }  // namespace
 
 std::string report_page(const fs::path& run, const History& history) {
-  const std::string toml = text_if_there(run / "settings.toml");
-  const Settings settings = settings_in(toml);
+  const std::string toml = read_if_exists(run / "settings.toml");
+  const Settings settings = parse_settings(toml);
   const std::vector<Json> starts = read_run_history(run / "starts.jsonl");
   std::vector<std::string> zero;
   const std::vector<Panel> panels = make_panels(history, zero);
-  OrderedJson sections =
-      curve_sections(panels, {number_in(settings, "clip"), number_in(settings, "warmup")});
+  OrderedJson sections = curve_sections(
+      panels, {setting_number(settings, "clip"), setting_number(settings, "warmup")});
   if (!history.loads().empty()) {
     sections.push_back(maps_section(history.loads()));
   }
   sections.push_back(samples(history.samples()));
   sections.push_back(numbers(panels, history.loads()));
   sections.push_back(about(starts));
-  OrderedJson texts = OrderedJson::array();
-  if (!toml.empty()) {
-    texts.push_back({{"kind", "text"}, {"text", toml}});
-  }
-  sections.push_back(section("settings", "Settings", texts));
+  sections.push_back(
+      section("settings", "Settings", panel_if(!toml.empty(), {{"kind", "text"}, {"text", toml}})));
   return make_page({{"program", "moe train"},
                     {"state", fs::exists(run / "final") ? "finished" : "not finished"},
                     {"title", folder_name(run)},
-                    {"facts", facts(history, number_in(settings, "steps"))},
+                    {"facts", facts(history, setting_number(settings, "steps"))},
                     {"notes", notes(history, starts, zero)},
                     {"x", {{"label", "step"}}},
                     {"sections", std::move(sections)},
                     {"footer", "Written " + time_text() + "."}});
-}
-
-void write_report(const fs::path& run, const History& history, const fs::path& out) {
-  io::write_whole(out, report_page(run, history));
 }
 
 std::string comparison_page(const std::vector<ComparedRun>& runs) {
@@ -557,8 +547,8 @@ std::string comparison_page(const std::vector<ComparedRun>& runs) {
   std::vector<Settings> settings;
   std::optional<double> warmup;  // maximum of the runs
   for (const auto& run : runs) {
-    settings.push_back(settings_in(text_if_there(run.folder / "settings.toml")));
-    warmup = std::max(warmup, number_in(settings.back(), "warmup"));
+    settings.push_back(parse_settings(read_if_exists(run.folder / "settings.toml")));
+    warmup = std::max(warmup, setting_number(settings.back(), "warmup"));
   }
   const auto curves = curve_sections(compared_panels(runs, names), {std::nullopt, warmup});
   sections.insert(sections.end(), curves.begin(), curves.end());

@@ -12,10 +12,6 @@ namespace moe::train {
 // Returns the page of the run in the folder `run`. Parts whose files are missing are left out.
 std::string report_page(const std::filesystem::path& run, const History& history);
 
-// Writes report_page() to the file `out`, atomically. Throws UserError if it cannot be written.
-void write_report(const std::filesystem::path& run, const History& history,
-                  const std::filesystem::path& out);
-
 struct ComparedRun {
   std::filesystem::path folder;
   History history;

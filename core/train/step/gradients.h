@@ -15,14 +15,15 @@
 
 namespace moe::train {
 
-// Returns the number of rows of a block of head_loss(): on the CPU 64 MiB of logits, part of which
-// stays in the caches; on a GPU enough to hide the traffic of the head's gradient.
+// Returns the number of rows of a block of head_loss(). On the CPU a block has 64 MiB of logits,
+// part of which stays in the caches; on a GPU it has enough rows to hide the memory traffic of the
+// head's gradient.
 int64_t head_block_rows(int64_t vocabulary, bool on_cuda);
 
 struct HeadLoss {
   at::Tensor nll_sum;   // [] f64, over the N targets; on the device of `hidden`, not synchronized
   at::Tensor hidden;    // [N, D] rows of the positions with a target, part of the model's graph
-  at::Tensor gradient;  // [N, D] of scale * nll_sum with respect to `hidden`, for its backward
+  at::Tensor gradient;  // [N, D] gradient of scale * nll_sum with respect to `hidden`
 };
 
 // Returns the language-model loss and its gradient. Only positions with a target are multiplied by
@@ -37,9 +38,9 @@ HeadLoss head_loss(const at::Tensor& weight, const at::Tensor& hidden,
 // A value for each of the auxiliary losses.
 template <typename Value>
 struct PerAuxLoss {
-  Value load_balance = {};  // coefficient: alpha
-  Value entropy = {};       // beta, top-p
-  Value l1 = {};            // lambda, ReLU
+  Value load_balance = {};  // coefficient alpha
+  Value entropy = {};       // coefficient beta; top-p routers
+  Value l1 = {};            // coefficient lambda; ReLU routers
   Value z = {}, sequence_balance = {};
 
   // Returns the members in the order of route::kAllLosses.
@@ -49,11 +50,12 @@ struct PerAuxLoss {
   }
 };
 
-// Coefficients of one step. z and sequence_balance of 0: not computed.
+// Coefficients of one step. If z or sequence_balance is 0, its loss is not computed.
 using AuxCoefficients = PerAuxLoss<double>;
 
-// The auxiliary losses are sums over layers, means over micro-batches, without coefficients. Unset
-// if the router has no such loss; z and sequence_balance: if their coefficient is 0.
+// Losses and counters of a step. Auxiliary losses are sums over layers and means over
+// micro-batches, without coefficients. They are unset if the router has no such loss; z and
+// sequence_balance also if their coefficient is 0.
 struct StepLosses : PerAuxLoss<std::optional<double>> {
   double loss = 0;  // language-model loss, mean over the targets; 0 if there are none
   int64_t tokens = 0, target_tokens = 0;
@@ -65,7 +67,7 @@ struct StepLosses : PerAuxLoss<std::optional<double>> {
 //
 // With a `world` of several processes, each passes all micro-batches, computes its share of them
 // (core/distributed/comm.h) and adds its share of the gradient: the shares of the holders of a
-// parameter sum up to the gradient of L (RankShards). The losses are those of the whole step.
+// parameter sum up to the gradient of L (Updater). The losses are those of the whole step.
 StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batch>& micro_batches,
                          const model::RoutingOptions& routing, const AuxCoefficients& coefficients,
                          distributed::World* world = nullptr);

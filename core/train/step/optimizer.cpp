@@ -2,11 +2,14 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <fnmatch.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <numeric>
+#include <set>
 
 #include "core/base/error.h"
 #include "core/base/random.h"
@@ -20,8 +23,49 @@ namespace {
 
 using at::Tensor;
 
-// An f32 norm over 2^20 equal numbers has an error of 4e-4 (measured); over pieces of this size it
-// has none. The pieces are added in f64.
+const std::vector<std::string> kGroups = {"experts", "router", "attention",
+                                          "dense",   "norms",  "embeddings"};
+
+constexpr const char* kAdapters = "adapters";  // not a group of --train: adapters always train
+
+std::string parameter_group(const std::string& name, const model::ModelConfig& config) {
+  if (name.ends_with(".lora_a") || name.ends_with(".lora_b")) {
+    return kAdapters;
+  }
+  for (const auto& [part, group] :  // a shared expert is used by every token, like a dense layer
+       {std::pair("norm", "norms"),
+        {".self_attn.", "attention"},
+        {".mlp.router", "router"},
+        {".mlp.shared_expert", "dense"}}) {
+    if (name.find(part) != std::string::npos) {
+      return group;
+    }
+  }
+  if (name.find(".mlp.") != std::string::npos) {
+    return config.is_moe_layer(layer_index(name)) ? "experts" : "dense";
+  }
+  return "embeddings";  // and the head
+}
+
+// Returns true if `name` matches the shell pattern.
+bool matches(const std::string& pattern, const std::string& name) {
+  return ::fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
+}
+
+void check_words(const std::vector<std::string>& words) {
+  constexpr int64_t kMaxStars = 4;  // matching time is exponential in their number
+  for (const auto& word : words) {
+    const auto stars = std::ranges::count(word, '*');
+    USER_ERROR_IF(stars > kMaxStars, "--train '{}': a pattern may have {} stars, this has {}", word,
+                  kMaxStars, stars);
+    USER_ERROR_IF(stars == 0 && std::ranges::find(kGroups, word) == kGroups.end(),
+                  "--train '{}' is unknown{}; known: {}, or a pattern like model.layers.0.*", word,
+                  did_you_mean(word, kGroups), fmt::join(kGroups, ", "));
+  }
+}
+
+// Elements per f32 norm. The norm of 2^20 equal numbers has an error of 4e-4 in f32 (measured),
+// that of a piece of this size none. Pieces are added in f64.
 constexpr int64_t kNormPiece = 1024;
 
 bool is_decayed(const Slice& slice, const AdamWSettings& settings) {
@@ -29,8 +73,8 @@ bool is_decayed(const Slice& slice, const AdamWSettings& settings) {
   return slice.shape.size() > 1 && (settings.decay_embeddings || !is_embedding);
 }
 
-// Returns the sum of f64 numbers [n] in an order that does not depend on the number of threads. The
-// order of LibTorch's sum() on the CPU depends on it if n is large.
+// Returns the sum of f64 numbers [n], equal for any number of threads. LibTorch's sum() on the CPU
+// adds large tensors in an order that depends on the number of threads.
 Tensor sum_in_order(const Tensor& numbers) {
   const int64_t whole = numbers.size(0) / kNormPiece * kNormPiece;
   if (whole == 0) {
@@ -41,8 +85,8 @@ Tensor sum_in_order(const Tensor& numbers) {
   return rest == 0 ? sum : sum + numbers.narrow(0, whole, rest).sum();
 }
 
-// Returns mean and deviation, computed from all values in order, not incrementally, so that errors
-// do not accumulate and a resumed run computes the same values.
+// Returns mean and standard deviation. They are computed from all values in order, not
+// incrementally: errors do not accumulate, and a resumed run computes equal values.
 std::pair<double, double> window_stats(const std::vector<double>& values) {
   // Lower bound of the deviation, for values that differ by rounding only.
   constexpr double kMinRelativeDeviation = 1e-6;
@@ -55,10 +99,11 @@ std::pair<double, double> window_stats(const std::vector<double>& values) {
   return {mean, std::max(std::sqrt(squares / (count - 1)), kMinRelativeDeviation * std::abs(mean))};
 }
 
-// Adds `value` to the window, clipped to its threshold; returns a clause if it exceeds that.
+// Adds `value`, clipped to the threshold of the window. Returns a clause if `value` exceeds the
+// threshold, else "".
 std::string add_value(std::vector<double>& values, const char* name, double value, double z) {
   std::string why;
-  double entered = value;
+  double clipped = value;
   if (std::ssize(values) >= kOutlierStart) {
     const auto [mean, deviation] = window_stats(values);
     const double bound = mean + z * deviation;
@@ -67,17 +112,101 @@ std::string add_value(std::vector<double>& values, const char* name, double valu
           "the {} {:.4g} lies {:.3g} standard deviations above the mean {:.4g} of "
           "the last {} steps",
           name, value, (value - mean) / deviation, mean, values.size());
-      entered = bound;
+      clipped = bound;
     }
   }
-  values.push_back(entered);
+  values.push_back(clipped);
   if (std::ssize(values) > kOutlierWindow) {
     values.erase(values.begin());
   }
   return why;
 }
 
+// Updates a parameter, or a piece of it, in place. Moments are f32.
+void update(const Tensor& weight, const Tensor& gradient, const Tensor& mean, const Tensor& square,
+            const kernels::AdamWSettings& settings, const Tensor& gradient_scale) {
+  kernels::adamw_(gradient, weight, mean, square, kernels::bf16_working_copy(weight), settings,
+                  gradient_scale);
+  weight.unsafeGetTensorImpl()->bump_version();  // adamw_() does not
+  kernels::mark_bf16_working_copy_current(weight);
+}
+
+// Pads the elements of a parameter with zeros to parts of equal length.
+Tensor padded(const Tensor& flat, const distributed::Part& part, const distributed::Comm& holders) {
+  const int64_t whole = part.length * holders.size();
+  return flat.numel() == whole ? flat : at::constant_pad_nd(flat, {0, whole - flat.numel()});
+}
+
 }  // namespace
+
+bool trains_router(const std::vector<std::string>& words, int64_t layer) {
+  const auto names_router = [&](const std::string& word) {
+    return word == "router" || matches(word, fmt::format("model.layers.{}.mlp.router", layer));
+  };
+  return words.empty() || std::ranges::any_of(words, names_router);
+}
+
+bool trains_router(const std::vector<std::string>& words, const model::ModelConfig& config) {
+  return config.moe && std::ranges::any_of(config.moe->layers, [&](int64_t layer) {
+           return trains_router(words, layer);
+         });
+}
+
+bool is_gathered_in_bf16(const model::NamedParameter& parameter, const TrainSettings& settings) {
+  const bool is_looked_up = parameter.name == "model.embed_tokens";
+  return settings.on_cuda && settings.compute.precision == model::Precision::kBf16 &&
+         parameter.is_dense_matrix && !is_looked_up;
+}
+
+bool has_bf16_copy(const model::NamedParameter& parameter, const model::ModelConfig& config,
+                   const TrainSettings& settings) {
+  const bool is_looked_up = parameter.name == "model.embed_tokens" && !config.tie_word_embeddings;
+  return settings.on_cuda && settings.compute.precision == model::Precision::kBf16 &&
+         settings.compute.recompute != model::Recompute::kLayer && parameter.tensor.dim() > 1 &&
+         !is_looked_up && !parameter.shard.defined() &&
+         parameter_group(parameter.name, config) != "router" &&
+         !parameter.name.ends_with(".mlp.shared_expert_gate");
+}
+
+int64_t layer_index(const std::string& name) {
+  constexpr std::string_view kPrefix = "model.layers.";
+  int64_t layer = -1;
+  if (name.starts_with(kPrefix)) {
+    std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);
+  }
+  return layer;
+}
+
+std::vector<model::NamedParameter> trainable(const model::Llama& model,
+                                             const std::vector<std::string>& words) {
+  check_words(words);
+  std::vector<model::NamedParameter> all = model.parameters();
+  const bool has_adapters = model.lora().rank > 0;
+  if (words.empty() && !has_adapters) {
+    return all;
+  }
+  std::vector<model::NamedParameter> selected;
+  std::set<std::string> used;
+  for (const auto& parameter : all) {
+    const std::string group = parameter_group(parameter.name, model.config());
+    bool is_named = group == kAdapters || (words.empty() && group == "router");
+    for (const auto& word : words) {
+      if (word == group || matches(word, parameter.name)) {
+        is_named = true;
+        used.insert(word);
+      }
+    }
+    if (is_named) {
+      selected.push_back(parameter);
+    }
+  }
+  for (const auto& word : words) {
+    USER_ERROR_IF(used.count(word) == 0,
+                  "--train '{}' matches no parameter of this model, from {} to {}", word,
+                  all.front().name, all.back().name);
+  }
+  return selected;
+}
 
 std::vector<Slice> held_slices(const std::vector<model::NamedParameter>& parameters,
                                const distributed::Layout& layout) {
@@ -98,118 +227,75 @@ std::vector<Slice> held_slices(const std::vector<model::NamedParameter>& paramet
 
 AdamW::AdamW(const std::vector<Slice>& slices, const AdamWSettings& settings, uint64_t seed)
     : settings_(settings) {
-  auto& [decayed, not_decayed] = groups_;
-  decayed.weight_decay = settings.weight_decay;
   const auto type = model::scalar_type(settings.moments);
   for (const auto& slice : slices) {
     const Tensor& weight = slice.values;
-    Group& group = is_decayed(slice, settings) ? decayed : not_decayed;
-    group.slots.push_back({slice, at::zeros_like(weight, type), at::zeros_like(weight, type),
-                           at::zeros({}, weight.scalar_type()),
-                           Random(seed, "exp_avg." + slice.name).bits(),
-                           Random(seed, "exp_avg_sq." + slice.name).bits()});
+    slots_.push_back({slice, is_decayed(slice, settings) ? settings.weight_decay : 0,
+                      at::zeros_like(weight, type), at::zeros_like(weight, type),
+                      at::zeros({}, weight.scalar_type()),
+                      Random(seed, "exp_avg." + slice.name).bits(),
+                      Random(seed, "exp_avg_sq." + slice.name).bits()});
   }
+  std::ranges::stable_partition(slots_,
+                                [&](const Slot& slot) { return is_decayed(slot.slice, settings); });
 }
 
 std::vector<Slice> AdamW::state() const {
   std::vector<Slice> all;
-  for (const Group& group : groups_) {
-    for (const auto& [slice, mean, square, updates, mean_stream, square_stream] : group.slots) {
-      all.push_back({"exp_avg." + slice.name, mean, slice.shape, slice.begin});
-      all.push_back({"exp_avg_sq." + slice.name, square, slice.shape, slice.begin});
-      all.push_back({"updates." + slice.name, updates, {}, 0});
-    }
+  for (const Slot& slot : slots_) {
+    const auto& [name, values, shape, begin] = slot.slice;
+    all.push_back({"exp_avg." + name, slot.mean, shape, begin});
+    all.push_back({"exp_avg_sq." + name, slot.square, shape, begin});
+    all.push_back({"updates." + name, slot.updates, {}, 0});
   }
   return all;
 }
 
-void AdamW::step(double lr, double gradient_scale) {
-  for (const Group& group : groups_) {
-    step_group(group, lr, gradient_scale);
-  }
-}
-
 void AdamW::clear_gradients() {
-  for (const Group& group : groups_) {
-    for (const auto& slot : group.slots) {
-      slot.slice.values.mutable_grad() = Tensor();
-    }
+  for (const auto& slot : slots_) {
+    slot.slice.values.mutable_grad() = Tensor();
   }
 }
 
-void AdamW::step_group(const Group& group, double lr, double gradient_scale) const {
+void AdamW::step(double lr, double gradient_scale) {
   const at::NoGradGuard no_grad;
-  std::vector<const Slot*> slots;
-  Tensors tensors;
-  auto& [weights, gradients, means, squares, updates] = tensors;
-  for (const auto& slot : group.slots) {
+  Tensor scale;  // undefined: 1
+  if (gradient_scale != 1 && !slots_.empty()) {
+    scale = at::full({1}, gradient_scale, slots_.front().slice.values.options().dtype(at::kFloat));
+  }
+  for (const Slot& slot : slots_) {
     const Tensor& weight = slot.slice.values;
     if (!weight.grad().defined()) {
       continue;
     }
-    slots.push_back(&slot);
-    weights.push_back(weight);
-    gradients.push_back(weight.grad().contiguous());  // required by the fused kernel
-    means.push_back(slot.mean);
-    squares.push_back(slot.square);
-    updates.push_back(slot.updates);
-  }
-  if (weights.empty()) {
-    return;
-  }
-  at::_foreach_add_(updates, 1);
-  Factors factors{lr, group.weight_decay, {}};
-  if (gradient_scale != 1) {
-    factors.gradient_scale =
-        at::full({1}, gradient_scale, weights.front().options().dtype(at::kFloat));
-  }
-  if (settings_.moments == io::DType::kF32) {
-    update(tensors, factors);
-    return;
-  }
-  const Tensor counts = at::stack(updates).to(at::kLong);
-  for (size_t i = 0; i < slots.size(); ++i) {
-    const auto t = static_cast<uint64_t>(counts.const_data_ptr<int64_t>()[i]);
-    step_rounded(*slots[i], factors, t);
-  }
-}
-
-void AdamW::step_rounded(const Slot& slot, const Factors& factors, uint64_t t) const {
-  const Tensor weight = slot.slice.values.view({-1}), mean = slot.mean.view({-1});
-  const Tensor square = slot.square.view({-1});
-  const Tensor gradient = slot.slice.values.grad().contiguous().view({-1});
-  const int64_t count = weight.size(0);
-  const int64_t most = std::min(count, kernels::device_traits(weight.device()).elementwise_numel);
-  const Tensor wide_mean = at::empty({most}, weight.options());
-  const Tensor wide_square = at::empty({most}, weight.options());
-  for (int64_t begin = 0; begin < count; begin += most) {
-    const int64_t length = std::min(most, count - begin);
-    const Tensor m = wide_mean.narrow(0, 0, length), v = wide_square.narrow(0, 0, length);
-    const Tensor kept_m = mean.narrow(0, begin, length), kept_v = square.narrow(0, begin, length);
-    m.copy_(kept_m);
-    v.copy_(kept_v);
-    update({{weight.narrow(0, begin, length)},
-            {gradient.narrow(0, begin, length)},
-            {m},
-            {v},
-            {slot.updates}},
-           factors);
-    const int64_t first = slot.slice.begin + begin;
-    kernels::stochastic_round(m, kept_m, kernels::rounding_key(slot.mean_stream, t), first);
-    kernels::stochastic_round(v, kept_v, kernels::rounding_key(slot.square_stream, t), first);
-  }
-}
-
-void AdamW::update(const Tensors& tensors, const Factors& factors) const {
-  const auto& [weights, gradients, means, squares, updates] = tensors;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    kernels::adamw_(gradients[i], weights[i], means[i], squares[i],
-                    kernels::bf16_working_copy(weights[i]),
-                    {factors.lr, settings_.beta1, settings_.beta2, settings_.eps,
-                     factors.weight_decay, updates[i].to(at::kLong).item<int64_t>()},
-                    factors.gradient_scale);
-    weights[i].unsafeGetTensorImpl()->bump_version();  // written by our kernel
-    kernels::mark_bf16_working_copy_current(weights[i]);
+    const Tensor gradient = weight.grad().contiguous();
+    const auto t = static_cast<int64_t>(slot.updates.add_(1).item<double>());
+    const kernels::AdamWSettings factors{
+        lr, settings_.beta1, settings_.beta2, settings_.eps, slot.weight_decay, t};
+    if (settings_.moments == io::DType::kF32) {
+      update(weight, gradient, slot.mean, slot.square, factors, scale);
+      continue;
+    }
+    const uint64_t mean_key = kernels::rounding_key(slot.mean_stream, t);
+    const uint64_t square_key = kernels::rounding_key(slot.square_stream, t);
+    const int64_t count = weight.numel();
+    const int64_t max_length =
+        std::min(count, kernels::device_traits(weight.device()).elementwise_numel);
+    const Tensor f32_mean = at::empty({max_length}, weight.options());
+    const Tensor f32_square = at::empty({max_length}, weight.options());
+    for (int64_t begin = 0; begin < count; begin += max_length) {
+      const int64_t length = std::min(max_length, count - begin);
+      const auto piece = [&](const Tensor& whole) {
+        return whole.view({-1}).narrow(0, begin, length);
+      };
+      const Tensor mean = f32_mean.narrow(0, 0, length), square = f32_square.narrow(0, 0, length);
+      mean.copy_(piece(slot.mean));
+      square.copy_(piece(slot.square));
+      update(piece(weight), piece(gradient), mean, square, factors, scale);
+      const int64_t first = slot.slice.begin + begin;
+      kernels::stochastic_round(mean, piece(slot.mean), mean_key, first);
+      kernels::stochastic_round(square, piece(slot.square), square_key, first);
+    }
   }
 }
 
@@ -262,95 +348,39 @@ distributed::Comm& parameter_holders(const model::NamedParameter& parameter,
   return parameter.is_expert ? *world.replicas : world.all;
 }
 
-RankShards::RankShards(const std::vector<model::NamedParameter>& trained, distributed::World& world)
-    : world_(world) {
-  const std::vector<Slice> whole = held_slices(trained, world.layout);
-  for (size_t i = 0; i < trained.size(); ++i) {
-    const Tensor& parameter = trained[i].tensor;
-    distributed::Comm& holders = parameter_holders(trained[i], world);
-    HeldParameter held{parameter, &holders, distributed::Part(parameter.numel(), holders), {}};
-    held.is_sharded = trained[i].shard.defined();
-    if (const auto [length, begin, end] = held.part; begin < end) {
-      Slice slice = whole[i];
-      if (!held.is_sharded) {
-        slice.values = parameter.detach().view({-1}).narrow(0, begin, end - begin);
-        slice.begin += begin;
-      }
-      held.slice = slice.values;
-      slices_.push_back(std::move(slice));
-    }
-    held_.push_back(std::move(held));
-  }
-}
-
-Tensor RankShards::padded(const Tensor& flat, const HeldParameter& held) {
-  const int64_t whole = held.part.length * held.holders->size();
-  return flat.numel() == whole ? flat : at::constant_pad_nd(flat, {0, whole - flat.numel()});
-}
-
-std::vector<double> RankShards::count_gradients() const {
-  std::vector<double> has;
-  for (const auto& held : held_) {
-    has.push_back(held.parameter.grad().defined() ? 1 : 0);
-  }
-  return distributed::sum_numbers(world_.all, has);
-}
-
-void RankShards::reduce_gradients() {
-  const at::NoGradGuard no_gradients;
-  const std::vector<double> counts = count_gradients();
-  for (size_t i = 0; i < held_.size(); ++i) {
-    HeldParameter& held = held_[i];
-    if (held.is_sharded) {
-      continue;
-    }
-    Tensor sum;
-    if (counts[i] > 0) {
-      const Tensor& own = held.parameter.grad();
-      const Tensor flat =
-          own.defined() ? own.contiguous().view({-1}) : at::zeros_like(held.parameter).view({-1});
-      if (held.holders->size() == 1) {
-        sum = flat;
-      } else {
-        sum = at::empty({held.part.length}, flat.options());
-        held.holders->reduce_scatter(padded(flat, held), sum);
-        sum = sum.narrow(0, 0, held.part.end - held.part.begin);
-      }
-    }
-    held.parameter.mutable_grad() = Tensor();
-    if (held.slice.defined()) {
-      held.slice.mutable_grad() = sum;
-    }
-  }
-}
-
-double RankShards::norm() const {
-  const double own = gradient_norm(slices_);
-  return std::sqrt(distributed::sum_numbers(world_.all, {own * own}).front());
-}
-
-void RankShards::gather_weights() {
-  const at::NoGradGuard no_gradients;
-  for (const auto& held : held_) {
-    if (held.holders->size() == 1 || held.is_sharded) {
-      continue;
-    }
-    const Tensor flat = held.parameter.detach().view({-1});
-    const Tensor all = padded(flat, held);  // aliases the parameter if all parts have equal length
-    held.holders->all_gather(
-        all.narrow(0, held.holders->rank() * held.part.length, held.part.length), all);
-    if (!all.is_alias_of(flat)) {
-      flat.copy_(all.narrow(0, 0, flat.numel()));
-    }
-  }
-}
-
 Updater::Updater(const std::vector<model::NamedParameter>& trained, const AdamWSettings& settings,
                  uint64_t seed, distributed::World* world)
     : trained_(trained),
-      shards_(world == nullptr ? std::nullopt : std::optional<RankShards>({trained, *world})),
-      slices_(shards_ ? shards_->slices() : held_slices(trained)),
+      world_(world),
+      slices_(make_slices()),
       optimizer_(slices_, settings, seed) {}
+
+// Returns the slices that this process updates: whole parameters, or with several processes flat
+// views of its parts. Fills shared_.
+std::vector<Slice> Updater::make_slices() {
+  if (world_ == nullptr) {
+    return held_slices(trained_);
+  }
+  const std::vector<Slice> held = held_slices(trained_, world_->layout);
+  std::vector<Slice> own;
+  for (size_t i = 0; i < trained_.size(); ++i) {
+    const Tensor& parameter = trained_[i].tensor;
+    distributed::Comm& holders = parameter_holders(trained_[i], *world_);
+    const distributed::Part part(parameter.numel(), holders);
+    shared_.push_back({parameter, &holders, part, {}, trained_[i].shard.defined()});
+    if (part.size() == 0) {
+      continue;
+    }
+    Slice slice = held[i];
+    if (!shared_.back().is_sharded) {
+      slice.values = parameter.detach().view({-1}).narrow(0, part.begin, part.size());
+      slice.begin += part.begin;
+    }
+    shared_.back().slice = slice.values;
+    own.push_back(std::move(slice));
+  }
+  return own;
+}
 
 void Updater::clear_gradients() {
   for (const auto& parameter : trained_) {
@@ -364,18 +394,65 @@ void Updater::clear_gradients() {
 
 double Updater::gradient_norm() {
   RECORD_USER_SCOPE("optimizer");
-  if (!shards_) {
+  if (world_ == nullptr) {
     return train::gradient_norm(slices_);
   }
-  shards_->reduce_gradients();
-  return shards_->norm();
+  reduce_gradients();
+  const double own = train::gradient_norm(slices_);
+  return std::sqrt(distributed::sum_numbers(world_->all, {own * own}).front());
+}
+
+// Moves the sums of the gradients over their holders to the slices. A slice gets no gradient if no
+// process has one.
+void Updater::reduce_gradients() {
+  const at::NoGradGuard no_gradients;
+  std::vector<double> counts;  // per parameter: number of processes with a gradient
+  for (const auto& shared : shared_) {
+    counts.push_back(shared.parameter.grad().defined() ? 1 : 0);
+  }
+  counts = distributed::sum_numbers(world_->all, counts);
+  for (size_t i = 0; i < shared_.size(); ++i) {
+    const auto& [parameter, holders, part, slice, is_sharded] = shared_[i];
+    if (is_sharded) {
+      continue;
+    }
+    Tensor sum;
+    if (counts[i] > 0) {
+      const Tensor& own = parameter.grad();
+      sum = own.defined() ? own.contiguous().view({-1}) : at::zeros_like(parameter).view({-1});
+      if (holders->size() > 1) {
+        const Tensor flat = sum;
+        sum = at::empty({part.length}, flat.options());
+        holders->reduce_scatter(padded(flat, part, *holders), sum);
+        sum = sum.narrow(0, 0, part.size());
+      }
+    }
+    parameter.mutable_grad() = Tensor();
+    if (slice.defined()) {
+      slice.mutable_grad() = sum;
+    }
+  }
 }
 
 void Updater::step(double norm, double clip, double lr) {
   RECORD_USER_SCOPE("optimizer");
   optimizer_.step(lr, clip_scale(norm, clip));
-  if (shards_) {
-    shards_->gather_weights();
+  gather_weights();
+}
+
+// All-gathers the weights of the slices.
+void Updater::gather_weights() const {
+  const at::NoGradGuard no_gradients;
+  for (const auto& [parameter, holders, part, slice, is_sharded] : shared_) {
+    if (holders->size() == 1 || is_sharded) {
+      continue;
+    }
+    const Tensor flat = parameter.detach().view({-1});
+    const Tensor all = padded(flat, part, *holders);  // `flat` if all parts have equal length
+    holders->all_gather(all.narrow(0, holders->rank() * part.length, part.length), all);
+    if (!all.is_alias_of(flat)) {
+      flat.copy_(all.narrow(0, 0, flat.numel()));
+    }
   }
 }
 

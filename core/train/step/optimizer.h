@@ -1,21 +1,21 @@
 #pragma once
-// AdamW (Loshchilov and Hutter 2019), numerically equal to torch.optim.AdamW. Uses LibTorch's fused
-// kernel on the CPU and kernels/ops/adamw.h on GPUs:
+// Parameters that train (--train), and their optimizer.
+//
+// AdamW (Loshchilov and Hutter 2019), numerically equal to torch.optim.AdamW (kernels/ops/adamw.h):
 //   w -= lr * weight_decay * w;   m = b1 m + (1-b1) g;   v = b2 v + (1-b2) g^2
 //   w -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 // Norms and biases (parameters of one dimension) are never decayed. --decay-embeddings off, as in
 // OLMo 2, does not decay embedding and head: decay shrinks the rows of rare tokens, and the
 // gradient through a norm grows as the input of the norm shrinks (Takase et al. 2023).
 //
-// bf16 moments are widened a piece at a time, updated in f32, and rounded stochastically
-// (kernels/ops/adamw.h). Rounding to nearest does not work: with b2 = 0.999 and a zero gradient v
-// decreases by 0.1 % per step, less than half a spacing of bf16, and would never change. Stochastic
-// rounding is unbiased, with a standard deviation of 3 % of sqrt(v) over v's memory, and a function
-// of (seed, name, t, element), so that a resumed run equals an uninterrupted one.
+// bf16 moments are widened a piece at a time, updated in f32, and rounded stochastically. Rounding
+// to nearest would freeze v: with b2 = 0.999 and a zero gradient v decreases by 0.1 % per step,
+// which is less than half a spacing of bf16. Stochastic rounding is unbiased. Over the 1 / (1 - b2)
+// steps that v averages, its error has a standard deviation of 3 % of sqrt(v). The random numbers
+// are a function of (seed, name, t, element): a resumed run equals an uninterrupted one.
 
 #include <ATen/ATen.h>
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -26,6 +26,31 @@
 #include "core/train/config/settings.h"
 
 namespace moe::train {
+
+// Returns the parameters named by any of `words`, in the model's order; all of them if `words` is
+// empty. A word is a group (experts, router, attention, dense, norms, embeddings) or a pattern of
+// names with a * (model.layers.0.*). Adapters always train; with them, no words mean the router.
+// Throws UserError for a word that is neither, or that matches no parameter.
+std::vector<model::NamedParameter> trainable(const model::Llama& model,
+                                             const std::vector<std::string>& words);
+
+// Returns true if `words` name the router of MoE layer `layer`, or are empty.
+bool trains_router(const std::vector<std::string>& words, int64_t layer);
+// Overload for the whole model: true if the router of any MoE layer trains.
+bool trains_router(const std::vector<std::string>& words, const model::ModelConfig& config);
+
+// Returns true if a parameter that trains has a bf16 working copy
+// (kernels/ops/bf16_working_copy.h): matrices of bf16 runs on GPUs, except routers and gates of
+// shared experts (f32 products), embeddings without a product, and sharded matrices (cast when they
+// are gathered). False with recomputation of layers, to save memory.
+bool has_bf16_copy(const model::NamedParameter& parameter, const model::ModelConfig& config,
+                   const TrainSettings& settings);
+
+// Returns true if a sharded matrix is gathered in bf16: in bf16 runs on GPUs, except the embedding.
+bool is_gathered_in_bf16(const model::NamedParameter& parameter, const TrainSettings& settings);
+
+// Returns the layer of a parameter name; -1 if it is outside of the layers.
+int64_t layer_index(const std::string& name);
 
 // The part of a parameter that one process updates.
 struct Slice {
@@ -55,30 +80,14 @@ class AdamW {
  private:
   struct Slot {
     Slice slice;
+    double weight_decay;
     at::Tensor mean, square;              // m and v, shape of slice.values, f32 or bf16
-    at::Tensor updates;                   // t, f32 scalar on the CPU, as LibTorch's kernel requires
+    at::Tensor updates;                   // t, a scalar on the CPU
     uint64_t mean_stream, square_stream;  // random streams of the rounding
   };
-  struct Group {
-    double weight_decay = 0;
-    std::vector<Slot> slots;
-  };
-  // Tensors of parameters with f32 moments.
-  struct Tensors {
-    std::vector<at::Tensor> weights, gradients, means, squares, updates;
-  };
-  // Factors common to all parameters of a group in one step.
-  struct Factors {
-    double lr, weight_decay;
-    at::Tensor gradient_scale;  // [1] f32 on the GPU; undefined: 1
-  };
-  void step_group(const Group& group, double lr, double gradient_scale) const;
-  // Updates a parameter with bf16 moments for the t-th time.
-  void step_rounded(const Slot& slot, const Factors& factors, uint64_t t) const;
-  void update(const Tensors& tensors, const Factors& factors) const;
 
   AdamWSettings settings_;
-  std::array<Group, 2> groups_;  // decayed parameters, then the others
+  std::vector<Slot> slots_;  // decayed parameters, then the others
 };
 
 // Returns the Euclidean norm of all gradients, summed in f64 over f32 norms of small pieces.
@@ -115,62 +124,46 @@ std::optional<std::string> find_outlier(OutlierWindow& window, double loss, doub
 distributed::Comm& parameter_holders(const model::NamedParameter& parameter,
                                      distributed::World& world);
 
-// Sharding of the update over the processes that hold a parameter (ZeRO stage 1, Rajbhandari et al.
-// 2020, section 5.1): each updates one part. Gradients are summed by reduce-scatter, and the new
-// weights are all-gathered. Sharded matrices (core/model/llama/weight_shards.h) need neither: each
-// process updates its shard, and backward has reduced the gradient.
-class RankShards {
- public:
-  // `trained`: the parameters of this process that train, in the same order on all processes.
-  RankShards(const std::vector<model::NamedParameter>& trained, distributed::World& world);
-
-  // Returns flat views of the parts that this process updates, without empty ones.
-  const std::vector<Slice>& slices() const { return slices_; }
-
-  // Moves the sums of the parameters' gradients over their holders to the slices. A slice gets no
-  // gradient if no process has one.
-  void reduce_gradients();
-  // Returns the norm of all gradients, counting each parameter once. Requires reduce_gradients().
-  double norm() const;
-  // All-gathers the weights of the slices.
-  void gather_weights();
-
- private:
-  struct HeldParameter {
-    at::Tensor parameter;
-    distributed::Comm* holders;
-    distributed::Part part;   // of its elements
-    at::Tensor slice;         // undefined if the part is empty
-    bool is_sharded = false;  // this process holds only its slice
-  };
-  // Pads [elements] to [holders * part length] with zeros.
-  static at::Tensor padded(const at::Tensor& flat, const HeldParameter& held);
-  std::vector<double> count_gradients() const;  // for each parameter, over all processes
-
-  distributed::World& world_;
-  std::vector<HeldParameter> held_;
-  std::vector<Slice> slices_;
-};
-
-// Computes the gradient norm, clips, and updates the weights. With several processes the results
-// are those of one process.
+// Computes the gradient norm, clips, and updates the weights.
+//
+// With several processes the results are those of one process, and the update is sharded over the
+// processes that hold a parameter (ZeRO stage 1, Rajbhandari et al. 2020, section 5.1): each
+// updates one part. Gradients are summed by reduce-scatter, and the new weights are all-gathered.
+// Sharded matrices (core/model/llama/weight_shards.h) need neither: each process updates its shard,
+// and backward has reduced the gradient.
 class Updater {
  public:
+  // `trained`: the parameters of this process that train, in the same order on all processes.
   // `world` is null for a single process, and outlives the updater.
   Updater(const std::vector<model::NamedParameter>& trained, const AdamWSettings& settings,
           uint64_t seed, distributed::World* world);
 
   void clear_gradients();
-  double gradient_norm();  // of all gradients since clear_gradients(); called once per step
+  // Returns the norm of all gradients since clear_gradients(), counting each parameter once. Moves
+  // the sums of the gradients over their holders to the slices. Called once per step.
+  double gradient_norm();
   // Clips gradients of that norm to `clip` (0 = no clipping) and updates the weights.
   void step(double norm, double clip, double lr);
 
   AdamW& optimizer() { return optimizer_; }
 
  private:
+  // A parameter of several processes.
+  struct SharedParameter {
+    at::Tensor parameter;
+    distributed::Comm* holders;
+    distributed::Part part;   // of its elements
+    at::Tensor slice;         // undefined if the part is empty
+    bool is_sharded = false;  // this process holds only its slice
+  };
+  std::vector<Slice> make_slices();
+  void reduce_gradients();
+  void gather_weights() const;
+
   std::vector<model::NamedParameter> trained_;
-  std::optional<RankShards> shards_;
-  std::vector<Slice> slices_;  // of this process
+  distributed::World* world_;
+  std::vector<SharedParameter> shared_;  // empty for a single process
+  std::vector<Slice> slices_;            // that this process updates, without empty ones
   AdamW optimizer_;
 };
 

@@ -23,38 +23,39 @@ model::VocabularyExtension extend_vocabulary(const TrainSettings& settings);
 // Throws UserError if --data is empty.
 void check_data_named(const TrainSettings& settings);
 
-// Returns the examples of settings.data (data::open_or_tokenise()). Sets `lines` to the form of
-// each file and the place of its tokens. Throws UserError if a file is invalid.
+// Returns the examples of settings.data (data::open_or_tokenise()). Sets `lines` to descriptions of
+// the files and of their cached tokens. Throws UserError if a file is invalid.
 data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& checkpoint,
                          int64_t vocab_size,
                          const std::function<void(int64_t, int64_t)>& on_progress,
                          std::vector<std::string>& lines, data::HostTokens* shared = nullptr);
 
-// Returns the tokenizer of the folder; null if there is none, as rows of tokens need none.
+// Returns the tokenizer of the folder, or null if there is none: data of token rows needs none.
 std::shared_ptr<const io::Tokenizer> find_tokenizer(const std::filesystem::path& folder,
                                                     int64_t vocab_size,
                                                     const io::EditedFiles& edited = {});
 
-// Reads `model`, a config.json or the folder that has it.
+// Reads the config.json `model`, or that of the folder `model`.
 model::ModelConfig read_config(const std::filesystem::path& model);
 
-// Returns the files, by name, with which a model trained by a chat template is used:
-// chat_template.jinja if it is not that of the parent's folder, and generation_config.json with the
-// token that ends a turn if the parent's does not end there. None for other templates.
+// Returns the files, by name, that a model trained with a chat template has in addition:
+// chat_template.jinja if it is not that of the parent, and generation_config.json with the token
+// that ends a turn if the parent's has no such stop token. Returns none for other templates.
 std::map<std::string, std::string> chat_files(const TrainSettings& settings,
                                               const io::Checkpoint& parent, int64_t vocab_size);
 
-// Returns a line for each file, "a.jsonl: Alpaca records; 2000 examples", with its share if mixed.
+// Returns a line for each file: "a.jsonl: Alpaca records; 2000 examples", with its share if files
+// are mixed.
 std::vector<std::string> describe_data(const data::Examples& examples);
 
-// Takes an example, "FILE line N", and the tokenizer (null: rows of tokens, and there is none).
+// Receives an example, "FILE line N", and the tokenizer (null if there is none).
 using SampleSink =
     std::function<void(const data::Example&, const std::string& where, const io::Tokenizer*)>;
 
 // Passes the examples of settings.data to `sink` in file order. Reads at most `max_per_file`
 // records of a file (0: all), of the model folder only config.json, tokenizer and chat template,
-// and writes nothing. Returns a line about each file and one about the template. Throws UserError
-// as read_data() does.
+// and writes nothing. Returns a line about each file and one about the template. Throws the
+// exceptions of read_data().
 std::vector<std::string> stream_samples(const TrainSettings& settings, int64_t max_per_file,
                                         Pipes pipes, const SampleSink& sink);
 

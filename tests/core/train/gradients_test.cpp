@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "core/train/step/optimizer.h"
-#include "core/train/step/trainable.h"
 #include "tests/support/mixture.h"
 #include "tests/support/threads.h"
 

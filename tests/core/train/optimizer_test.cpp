@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "core/base/random.h"
-#include "core/train/step/trainable.h"
 #include "tests/support/mixture.h"
 #include "tests/support/threads.h"
 #include "tests/support/user_error.h"

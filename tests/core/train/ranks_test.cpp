@@ -12,7 +12,6 @@
 #include "core/train/checkpoint/snapshot.h"
 #include "core/train/loop/plan.h"
 #include "core/train/step/optimizer.h"
-#include "core/train/step/trainable.h"
 #include "tests/support/matchers.h"
 #include "tests/support/train_ranks.h"
 

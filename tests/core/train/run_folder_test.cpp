@@ -408,7 +408,7 @@ TEST_CASE("inputs are the files of the model, data files and tasks") {
   for (const auto& [key, files] : inputs) {
     text += key + ":";
     for (const auto& file : files) {
-      text += " " + file.as + (file.digest.empty() ? "" : "*");
+      text += " " + file.role + (file.digest.empty() ? "" : "*");
     }
     text += "\n";
   }

@@ -137,7 +137,7 @@ TEST_CASE("the micro-batch is the largest divisor of the global batch up to 8") 
   CHECK(resolve(settings, config_of(512), rows(false)).micro_batch == 7);
   settings.micro_batch = 2;
   CHECK_THAT(user_error_of([&] { resolve(settings, config_of(512), rows(false)); }),
-             contains_text("--global-batch 7 is no multiple of --micro-batch 2"));
+             contains_text("--global-batch 7 is not a multiple of --micro-batch 2"));
 }
 
 TEST_CASE("a number out of range is refused with its flag and value") {
@@ -218,6 +218,15 @@ TEST_CASE("settings.toml holds all settings of the run as a recipe") {
 
 TEST_CASE("schedules warm up to lr and fall to min_lr") {
   using enum ScheduleKind;
+  const auto rate = [](ScheduleKind kind, int64_t warmup, int64_t steps, int64_t step) {
+    TrainSettings settings;
+    settings.schedule = kind;
+    settings.lr = 1e-3;
+    settings.min_lr = 1e-4;
+    settings.warmup = warmup;
+    settings.steps = steps;
+    return learning_rate(settings, step);
+  };
   struct Case {
     ScheduleKind kind;
     int64_t warmup, steps, step;
@@ -234,23 +243,21 @@ TEST_CASE("schedules warm up to lr and fall to min_lr") {
            {kWsd, 0, 101, 95, 1e-3 - 9e-4 * 6 / 11},
            {kWsd, 0, 101, 100, 1e-4}}) {
     CAPTURE(static_cast<int>(kind), step);
-    CHECK(Schedule{kind, 1e-3, 1e-4, warmup, steps}.at(step) == Approx(lr));
+    CHECK(rate(kind, warmup, steps, step) == Approx(lr));
   }
   for (int64_t step = 0; step < 10; ++step) {
-    CHECK(Schedule{kLinear, 1e-3, 1e-4, 0, 10}.at(step) ==
-          Approx(1e-3 - 1e-4 * static_cast<double>(step)));
-    CHECK(Schedule{kConstant, 1e-3, 1e-4, 0, 10}.at(step) == 1e-3);
+    CHECK(rate(kLinear, 0, 10, step) == Approx(1e-3 - 1e-4 * static_cast<double>(step)));
+    CHECK(rate(kConstant, 0, 10, step) == 1e-3);
   }
   for (const auto kind : {kCosine, kLinear, kConstant, kWsd}) {
     CAPTURE(static_cast<int>(kind));
-    const Schedule warm{kind, 1e-3, 1e-4, 4, 20};
     for (const auto& [step, lr] :
          {std::pair(0, 2.5e-4), std::pair(1, 5e-4), std::pair(3, 1e-3), std::pair(4, 1e-3),
           std::pair(19, kind == kConstant ? 1e-3 : 1e-4)}) {
-      CHECK(warm.at(step) == Approx(lr));
+      CHECK(rate(kind, 4, 20, step) == Approx(lr));
     }
-    CHECK(Schedule{kind, 1e-3, 1e-4, 0, 1}.at(0) == Approx(1e-3));  // one step
-    CHECK(Schedule{kind, 1e-3, 1e-4, 8, 4}.at(3) == Approx(5e-4));  // only warm-up
+    CHECK(rate(kind, 0, 1, 0) == Approx(1e-3));  // one step
+    CHECK(rate(kind, 8, 4, 3) == Approx(5e-4));  // only warm-up
   }
 }
 
@@ -429,7 +436,7 @@ TEST_CASE("each known failure has one warning") {
   check_warning(start, "only the auxiliary losses move the router");
 
   start = run_facts("top1+ir", 8, 128);
-  check_warning(start, "128 tokens a logical rank");
+  check_warning(start, "128 tokens per logical rank");
   check_warning(start, "9.3 %");
   CHECK(known_failures(run_facts("top1:cf=1.5", 8, 128)).empty());  // slots enough
 }
