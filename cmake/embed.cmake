@@ -21,4 +21,4 @@ std::vector<@namespace@::@type@> @namespace@::@function@() {
 endfunction()
 
 moe_embed(moe_data core/data/chat_template.h Form forms core/data/forms/*.jinja)
-moe_embed(moe_eval core/eval/tasks/known_tasks.h KnownFile known_files core/eval/tasks/known/*.toml)
+moe_embed(moe_eval core/eval/tasks/task.h KnownFile known_files core/eval/tasks/known/*.toml)

@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cctype>
 #include <chrono>
 #include <ranges>
 #include <set>
@@ -24,12 +23,12 @@ namespace fs = std::filesystem;
 namespace {
 
 void note_subset(const EvalEvents& events, const LoadedTask& loaded) {
-  const int64_t whole = loaded.task.harness_items;
-  if (whole != 0 && loaded.total_questions != whole) {
+  const int64_t expected = loaded.task.harness_items;
+  if (expected != 0 && loaded.total_questions != expected) {
     events.note(
         fmt::format("{}: the file has {} questions, lm-evaluation-harness has {}: the results are "
                     "not comparable",
-                    loaded.task.name, loaded.total_questions, whole));
+                    loaded.task.name, loaded.total_questions, expected));
   }
   for (const auto& note : loaded.notes) {
     events.note(note);
@@ -67,7 +66,7 @@ RunReport report_settings(const EvalSettings& settings, const OpenedModel& opene
   return report;
 }
 
-// Reports how routing during generation differs from routing during scoring.
+// Notes how routing during generation differs from routing during scoring.
 void note_generation(const EvalEvents& events, const EvalSettings& settings,
                      const OpenedModel& opened, const std::vector<LoadedTask>& tasks) {
   const bool any = std::ranges::any_of(
@@ -123,8 +122,8 @@ EvalEvents without_repeated_notes(EvalEvents events) {
   return events;
 }
 
-// Returns a function that renders conversations with the chat template of settings.model. If the
-// template refuses one with a system message, the function leaves that out, as the harness does.
+// Returns a function that renders conversations with the chat template of settings.model. Like the
+// harness, it omits a system message that the template refuses.
 std::function<std::string(const Messages&)> chat_renderer(const EvalSettings& settings,
                                                           const EvalEvents& events) {
   const auto codec = data::make_text_codec(
@@ -165,7 +164,7 @@ std::vector<LoadedTask> load_requested_tasks(const EvalSettings& settings,
 class PreparedEvaluation {
  public:
   // Opens the model folder and starts to encode the tasks in the background. `settings` and
-  // `events` must outlive the object. Throws UserError as open_model() does.
+  // `events` must outlive the object. Throws the UserErrors of open_model().
   PreparedEvaluation(const EvalSettings& settings, const EvalEvents& events,
                      std::vector<LoadedTask> tasks)
       : opened(open_model(settings, events)),
@@ -222,12 +221,10 @@ std::vector<std::string> split_at_commas(const std::string& text) {
 
 // Returns true if `part` begins a router ("top1", "topp:0.4", "relu:k=1"); false if it is an option
 // of the previous router ("order=score", "max=2").
-bool begins_router(std::string part) {
-  std::transform(part.begin(), part.end(), part.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  const auto& families = route::router_families();
-  return std::ranges::any_of(families,
-                             [&](const auto& family) { return part.starts_with(family.word); });
+bool begins_router(const std::string& part) {
+  return std::ranges::any_of(route::router_families(), [&](const auto& family) {
+    return lower(part).starts_with(family.word);
+  });
 }
 
 std::vector<std::string> split_routers(const std::string& text) {
@@ -267,18 +264,18 @@ void set_swept(const std::string& setting, const std::string& value, const std::
 }
 
 void check_axes(const std::vector<SweepAxis>& axes, const route::RouterRequest& base) {
-  std::set<std::string> given;
+  std::set<std::string> settings;
   for (const auto& axis : axes) {
     const bool is_flag = (axis.setting == "cf" && !base.cf.empty()) ||
                          (axis.setting == "router" && !base.router.empty()) ||
                          (axis.setting == "ep-ranks" && base.ep_ranks);
     USER_ERROR_IF(is_flag, "--sweep {0} cannot be combined with --{0}; use one of them",
                   axis.setting);
-    USER_ERROR_IF(!given.insert(axis.setting).second,
+    USER_ERROR_IF(!settings.insert(axis.setting).second,
                   "--sweep {0} is given twice; list all values in one --sweep {0}=VALUE,VALUE,..",
                   axis.setting);
   }
-  USER_ERROR_IF(given.contains("p") && (given.contains("router") || given.contains("cf")),
+  USER_ERROR_IF(settings.contains("p") && (settings.contains("router") || settings.contains("cf")),
                 "--sweep p selects top-p routers, which have no capacity; remove --sweep router or "
                 "--sweep cf");
 }
@@ -299,51 +296,54 @@ std::vector<std::vector<std::string>> make_grid(const std::vector<SweepAxis>& ax
   return grid;
 }
 
-// Returns one column for each group in `names`, and one for each task outside these groups.
-std::vector<std::pair<SweepColumn, Mean>> report_columns(const RunReport& report,
-                                                         const std::vector<std::string>& names) {
-  std::vector<std::pair<SweepColumn, Mean>> columns;
+// Adds the results of a point of the grid, with one column for each group in `names` and one for
+// each task outside these groups.
+void add_row(SweepReport& sweep, const SweepValue& value, const RunReport& report,
+             const std::vector<std::string>& names) {
+  SweepRow row{value, {}};
+  sweep.columns.clear();
+  const auto add_column = [&](SweepColumn column, const Mean& mean) {
+    sweep.columns.push_back(std::move(column));
+    row.means.push_back(mean);
+    row.average += mean.value;
+  };
   std::set<std::string> covered;
   for (const auto& [group, mean, questions] : report.groups) {
     if (std::ranges::find(names, group.name) != names.end()) {
-      columns.push_back({{group.name, group.metric, questions}, mean});
+      add_column({group.name, group.metric, questions}, mean);
       const auto members = group_tasks(group);
       covered.insert(members.begin(), members.end());
     }
   }
   for (const auto& task : report.tasks) {
     const std::string& name = task.loaded.task.name;
+    const std::string metric = main_metric(task.loaded.task).key();
     if (!covered.contains(name)) {
-      const Metric& metric = main_metric(task.loaded.task);
-      columns.push_back({{name, metric.key(), task.questions()}, task.metrics.at(metric.key())});
+      add_column({name, metric, task.questions()}, task.metrics.at(metric));
     }
-  }
-  return columns;
-}
-
-void add_row(SweepReport& sweep, const SweepValue& value, const RunReport& report,
-             const std::vector<std::string>& names) {
-  SweepRow row{value, {}};
-  sweep.columns.clear();
-  for (const auto& [column, mean] : report_columns(report, names)) {
-    sweep.columns.push_back(column);
-    row.means.push_back(mean);
-    row.average += mean.value;
   }
   row.average /= static_cast<double>(row.means.size());
   route::CounterValues sum;
   for (const auto& task : report.tasks) {
     sum.add(route::sum_layers(task.run.counters).sum);
   }
-  row.drop_rate = share(sum.dropped_requests, sum.requests);
-  row.ir_share = share(sum.ir_tokens, sum.tokens);
+  row.drop_rate = route::ratio(sum.dropped_requests, sum.requests);
+  row.ir_share = route::ratio(sum.ir_tokens, sum.tokens);
   row.experts_per_token = sum.experts_per_token();
   row.seconds = report.seconds;
   sweep.rows.push_back(std::move(row));
 }
 
-// Throws UserError if an output file cannot be written, or exists and --force is not set. Existing
-// results of single points are accepted if an interrupted sweep can be resumed.
+// Throws UserError if one of `files` cannot be written, is an input, was not written by moe, or
+// exists and neither --force nor `is_resumable` is set.
+void check_files(const EvalSettings& settings, const std::vector<fs::path>& files,
+                 bool is_resumable = false) {
+  io::check_output(files, settings.force || is_resumable, "-o", input_files(settings));
+  io::check_own_output(files);
+}
+
+// Checks the output files of a sweep. Accepts existing results of single points if an interrupted
+// sweep can be resumed.
 void check_sweep_output(const EvalSettings& settings, const std::vector<SweepValue>& values,
                         const std::vector<LoadedTask>& tasks) {
   if (settings.out.empty()) {
@@ -351,19 +351,13 @@ void check_sweep_output(const EvalSettings& settings, const std::vector<SweepVal
   }
   const auto cache = response_file(settings);
   const bool is_resumable = cache && cache->is_temporary && fs::exists(cache->file);
-  const std::vector<fs::path> inputs = input_files(settings);
-  const std::vector<fs::path> sweep_files = {settings.out / "sweep.json",
-                                             settings.out / "sweep.html"};
-  io::check_output(sweep_files, settings.force, "-o", inputs);
-  io::check_own_output(sweep_files);
+  check_files(settings, {settings.out / "sweep.json", settings.out / "sweep.html"});
   for (const auto& value : values) {
     const fs::path folder = settings.out / value.name;
     USER_ERROR_IF(fs::is_symlink(folder),
                   "{} is a symbolic link to {}; replace it by a folder, or use another -o",
                   folder.string(), fs::read_symlink(folder).string());
-    const std::vector<fs::path> files = report_files(folder, tasks);
-    io::check_output(files, settings.force || is_resumable, "-o", inputs);
-    io::check_own_output(files);
+    check_files(settings, report_files(folder, tasks), is_resumable);
   }
 }
 
@@ -372,9 +366,7 @@ void check_sweep_output(const EvalSettings& settings, const std::vector<SweepVal
 RunReport evaluate(const EvalSettings& settings, const EvalEvents& events) {
   std::vector<LoadedTask> tasks = load_requested_tasks(settings, events);
   if (!settings.out.empty()) {
-    const std::vector<fs::path> files = report_files(settings.out, tasks);
-    io::check_output(files, settings.force, "-o", input_files(settings));
-    io::check_own_output(files);
+    check_files(settings, report_files(settings.out, tasks));
   }
   for (const auto& loaded : tasks) {
     io::check_inputs_outside(settings.stats, loaded.files);

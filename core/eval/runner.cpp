@@ -70,37 +70,45 @@ uint64_t mapped_bytes(const EvalSettings& settings, const OpenedModel& opened) {
   return bytes;
 }
 
-// request_sizes() encodes a task completely if it has fewer than kBytesPerToken * forward_limit()
-// bytes. A larger task is assumed to fill a forward pass: English has about 4 bytes per token.
-constexpr int64_t kBytesPerToken = 8;
-// request_sizes() assumes that the question with the most tokens is among this number of questions
-// with the most bytes.
-constexpr size_t kLongestQuestions = 16;
-
-// Returns the bytes of the longest text to encode: context + choice.
-size_t max_text_bytes(const Question& question) {
-  size_t bytes = question.context.size();
-  for (size_t choice = 0; choice < question.choices.size(); ++choice) {
-    bytes = std::max(bytes, question.choice_context(choice).size() +
-                                question.choice_continuation(choice).size());
-  }
-  return bytes;
+// Returns the maximum number of tokens of a forward pass with several requests.
+int64_t forward_limit(const EvalSettings& settings, const OpenedModel& opened) {
+  return forward_limit(opened.config, mapped_bytes(settings, opened),
+                       score_settings(settings, opened));
 }
 
-LoadedTask longest_questions(const LoadedTask& loaded) {
-  std::vector<const Question*> order;
+// Tasks with fewer than kBytesPerToken * forward_limit() bytes are encoded completely. A larger
+// task is assumed to fill a forward pass: English has about 4 bytes per token.
+constexpr int64_t kBytesPerToken = 8;
+// The question with the most tokens is assumed to be among this number of questions with the most
+// bytes.
+constexpr size_t kLongestQuestions = 16;
+
+// Sets `is_small` to whether the texts of a task have fewer than `max_bytes` bytes. Returns the
+// questions that request_sizes() encodes: all of a small task, else those with the longest texts.
+LoadedTask sample_questions(const LoadedTask& loaded, int64_t max_bytes, bool& is_small) {
+  int64_t total = 0;
+  std::vector<std::pair<int64_t, const Question*>> order;  // bytes of the longest text
   for (const auto& question : loaded.questions) {
-    order.push_back(&question);
+    int64_t longest = question.choices.empty() ? std::ssize(question.context) : 0;
+    total += longest;
+    for (size_t i = 0; i < question.choices.size(); ++i) {
+      const int64_t bytes =
+          std::ssize(question.choice_context(i)) + std::ssize(question.choice_continuation(i));
+      total += bytes;
+      longest = std::max(longest, bytes);
+    }
+    order.emplace_back(longest, &question);
   }
-  const auto end = order.begin() + static_cast<int64_t>(std::min(kLongestQuestions, order.size()));
-  std::partial_sort(order.begin(), end, order.end(), [](const Question* a, const Question* b) {
-    return max_text_bytes(*a) > max_text_bytes(*b);
-  });
-  LoadedTask longest;
-  longest.task = loaded.task;
-  std::for_each(order.begin(), end,
-                [&](const Question* question) { longest.questions.push_back(*question); });
-  return longest;
+  is_small = total < max_bytes;
+  const size_t count = is_small ? order.size() : std::min(kLongestQuestions, order.size());
+  std::ranges::partial_sort(order, order.begin() + static_cast<int64_t>(count), std::greater<>(),
+                            [](const auto& entry) { return entry.first; });
+  LoadedTask sample;
+  sample.task = loaded.task;
+  for (size_t i = 0; i < count; ++i) {
+    sample.questions.push_back(*order[i].second);
+  }
+  return sample;
 }
 
 }  // namespace
@@ -116,8 +124,7 @@ MemoryNeed memory_need(const EvalSettings& settings, const OpenedModel& opened,
   const int64_t cached =
       std::min(sizes.prompt_tokens + sizes.answer_tokens, config.max_position_embeddings);
   const uint64_t weights = model::bytes_to_copy(config, model::Storage::kStored, settings.device);
-  const int64_t limit =
-      forward_limit(config, mapped_bytes(settings, opened), score_settings(settings, opened));
+  const int64_t limit = forward_limit(settings, opened);
   const bool in_groups = group_tokens(settings, opened) > 0;
   return {
       weights + std::max(forward(sizes.forward_tokens, 0), forward(sizes.prompt_tokens, cached)), 1,
@@ -233,7 +240,7 @@ void Runner::open_cache() {
   // The cache has no token counts, so every forward pass must run.
   if (settings_.stats_by.any()) {
     response_file_.reset();
-    events_.note("responses are not cached: --stats-by must run every forward pass");
+    events_.note("responses are not cached: --stats-by needs every forward pass to run");
     return;
   }
   cache_.emplace(response_file_->file, model_digest(opened_.checkpoint),
@@ -279,15 +286,19 @@ Scores Runner::run(const std::string& name, const std::vector<Request>& requests
   if (tally_) {
     tally_->begin(requests);
   }
-  scoring_.answered = {};
+  std::optional<RunningAccuracy> running;
   if (loaded != nullptr && events_.running) {
-    scoring_.answered = [running = RunningAccuracy(*loaded, events_.running)](
-                            const std::vector<size_t>& answered, const Scores& so_far) mutable {
-      running.add(answered, so_far);
-    };
+    running.emplace(*loaded, events_.running);
   }
-  Scores scores =
-      score_requests(llama_, requests, scoring_, [this](int64_t done) { progress(done); });
+  int64_t done = 0;
+  ScoreSettings scoring = scoring_;
+  scoring.answered = [&](const std::vector<size_t>& answered, const Scores& so_far) {
+    if (running) {
+      running->add(answered, so_far);
+    }
+    progress(done += std::ssize(answered));
+  };
+  Scores scores = score_requests(llama_, requests, scoring);
   if (stats_) {
     stats_->add(scores);
     stats_->tasks.push_back({name, scores.counters, tally_ ? tally_->gold() : TokenCounts()});
@@ -309,36 +320,34 @@ std::vector<std::string> Runner::generate(const LoadedTask& loaded,
   const size_t round = world_size == 1 ? prompts.size() : kPromptsPerRound;
   std::vector<std::string> answers(prompts.size());
   int64_t done = 0;
-  const auto add_answer = [&](size_t prompt, std::string answer) {
-    answers[prompt] = std::move(answer);
+  const auto count_answer = [&](size_t prompt) {
     if (running) {
       running->add_generated(prompt, answers[prompt]);
     }
     progress(++done);
   };
   for (size_t begin = 0; begin < prompts.size(); begin += round * world_size) {
-    const auto prompt_index = [&](size_t i, size_t owner) {
-      return begin + i * world_size + owner;
-    };
-    std::vector<size_t> own;
-    for (size_t i = 0; i < round && prompt_index(i, rank) < prompts.size(); ++i) {
-      own.push_back(prompt_index(i, rank));
+    const size_t end = std::min(begin + round * world_size, prompts.size());
+    std::vector<size_t> own;  // prompts of this rank
+    for (size_t prompt = begin + rank; prompt < end; prompt += world_size) {
+      own.push_back(prompt);
     }
-    std::vector<std::optional<std::string>> own_answers(round);
     distributed::on_all_ranks(ranks, [&] {
       find_or_generate(generation, prompts, own, [&](size_t prompt, std::string text) {
+        answers[prompt] = std::move(text);
         if (world_size == 1) {
-          add_answer(prompt, std::move(text));
-        } else {
-          own_answers[(prompt - begin) / world_size] = std::move(text);
+          count_answer(prompt);
         }
       });
     });
-    for (size_t i = 0; world_size > 1 && i < round && prompt_index(i, 0) < prompts.size(); ++i) {
-      auto all = gather_generated(ranks, own_answers[i]);
+    for (size_t first = begin; world_size > 1 && first < end; first += world_size) {
+      const bool has_own = first + rank < end;
+      auto all =
+          gather_generated(ranks, has_own ? std::optional(answers[first + rank]) : std::nullopt);
       distributed::on_all_ranks(ranks, [&] {
         for (size_t owner = 0; owner < all.size(); ++owner) {
-          add_answer(prompt_index(i, owner), std::move(all[owner]));
+          answers[first + owner] = std::move(all[owner]);
+          count_answer(first + owner);
         }
       });
     }
@@ -395,23 +404,14 @@ RequestSizes request_sizes(const EvalSettings& settings, const OpenedModel& open
 RequestSizes request_sizes(const EvalSettings& settings, const OpenedModel& opened,
                            const std::vector<LoadedTask>& tasks) {
   const TextEncoder encoder = make_encoder(opened, settings.compat);
-  const int64_t limit = forward_limit(opened.config, mapped_bytes(settings, opened),
-                                      score_settings(settings, opened));
+  const int64_t limit = forward_limit(settings, opened);
   RequestSizes sizes;
   for (const auto& loaded : tasks) {
-    int64_t bytes = 0;
-    for (const auto& question : loaded.questions) {
-      bytes += question.choices.empty() ? std::ssize(question.context) : 0;
-      for (size_t i = 0; i < question.choices.size(); ++i) {
-        bytes +=
-            std::ssize(question.choice_context(i)) + std::ssize(question.choice_continuation(i));
-      }
-    }
-    const bool is_small = bytes < kBytesPerToken * limit;
+    bool is_small = false;
+    const LoadedTask sample = sample_questions(loaded, kBytesPerToken * limit, is_small);
     try {
       const EncodedTask encoded =
-          encode_task(encoder, is_small ? loaded : longest_questions(loaded),
-                      /*counts_routing=*/!settings.stats.empty());
+          encode_task(encoder, sample, /*counts_routing=*/!settings.stats.empty());
       if (!encoded.requests.empty()) {
         const int64_t tokens = request_sizes(settings, opened, encoded.requests).forward_tokens;
         sizes.forward_tokens =
@@ -482,29 +482,25 @@ EncodedTask encode_task(const TextEncoder& encoder, const LoadedTask& loaded, bo
 EncodedTasks::EncodedTasks(TextEncoder encoder, const std::vector<LoadedTask>& tasks,
                            bool counts_routing)
     : encoder_(std::move(encoder)),
-      counts_routing_(counts_routing),
-      encoded_(tasks.size()),
-      thread_([this, &tasks](const std::stop_token& stop) { encode_all(tasks, stop); }) {}
-
-void EncodedTasks::encode_all(const std::vector<LoadedTask>& tasks, const std::stop_token& stop) {
-  try {
-    for (size_t i = 0; i < tasks.size() && !stop.stop_requested(); ++i) {
-      EncodedTask encoded = encode_task(encoder_, tasks[i], counts_routing_);
-      const std::lock_guard lock(mutex_);
-      encoded_[i] = std::move(encoded);
-      done_ = i + 1;
-      changed_.notify_all();
-    }
-  } catch (...) {
-    const std::lock_guard lock(mutex_);
-    error_ = std::current_exception();
-    changed_.notify_all();
-  }
-}
+      thread_([this, &tasks, counts_routing](const std::stop_token& stop) {
+        for (size_t i = 0; i < tasks.size() && !error_ && !stop.stop_requested(); ++i) {
+          EncodedTask encoded;
+          std::exception_ptr error;
+          try {
+            encoded = encode_task(encoder_, tasks[i], counts_routing);
+          } catch (...) {
+            error = std::current_exception();
+          }
+          const std::lock_guard lock(mutex_);
+          encoded_.push_back(std::move(encoded));
+          error_ = error;
+          changed_.notify_all();
+        }
+      }) {}
 
 const EncodedTask& EncodedTasks::at(size_t index) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return error_ || done_ > index; });
+  changed_.wait(lock, [&] { return error_ || encoded_.size() > index; });
   if (error_) {
     std::rethrow_exception(error_);
   }

@@ -1,10 +1,11 @@
 #pragma once
-// The model under evaluation: the settings of `moe eval`, the opened model folder (OpenedModel),
-// and the loaded model (Runner). Most user errors are detected before the weights are loaded.
+// Settings of `moe eval`, the opened model folder (OpenedModel), and the loaded model (Runner).
+// Most user errors are detected before the weights are loaded.
 
 #include <c10/core/Device.h>
 
 #include <condition_variable>
+#include <deque>
 #include <exception>
 #include <filesystem>
 #include <functional>
@@ -60,8 +61,8 @@ struct EvalSettings {
   bool is_rank_zero() const { return ranks == nullptr || ranks->rank() == 0; }
 };
 
-// Returns the files that the output of an evaluation must not overwrite: the model's files, users'
-// task files, and the files in settings.against.
+// Returns the input files, which outputs must not overwrite: the model's files, users' task files,
+// and the files in settings.against.
 std::vector<std::filesystem::path> input_files(const EvalSettings& settings);
 
 // Returns the name of the precision in results.json: "float32", "bfloat16" or "tf32".
@@ -97,8 +98,8 @@ struct OpenedModel {
 // Reports the notes of the router to events.note.
 OpenedModel open_model(const EvalSettings& settings, const EvalEvents& events);
 
-// Returns the model's router, overridden by `request`. Throws UserError as override_router() does,
-// or if `request` is not empty and the model is dense.
+// Returns the model's router, overridden by `request`. Throws the UserErrors of override_router(),
+// and UserError if `request` is not empty and the model is dense.
 route::ResolvedRouter resolve_router(const model::ModelConfig& config,
                                      const route::RouterRequest& request, bool force);
 
@@ -127,8 +128,8 @@ struct RequestSizes {
 // Returns the sizes of an evaluation of `requests`.
 RequestSizes request_sizes(const EvalSettings& settings, const OpenedModel& opened,
                            const std::vector<Request>& requests);
-// Overload for tasks that are not encoded yet. Encodes small tasks completely. For a large task,
-// encodes only its longest questions and assumes a forward pass of at least forward_limit() tokens.
+// Overload for tasks that are not encoded yet. Encodes small tasks completely, and the longest
+// questions of large tasks, for which a forward pass of at least forward_limit() tokens is assumed.
 RequestSizes request_sizes(const EvalSettings& settings, const OpenedModel& opened,
                            const std::vector<LoadedTask>& tasks);
 
@@ -146,7 +147,7 @@ class Runner {
   Runner(const Runner&) = delete;
 
   // Applies opened.routing, which the caller may have changed, and resets all statistics. `label`
-  // is prepended to task names in events.start and in messages.
+  // precedes the task names in events.start and in messages.
   void restart(const std::string& label = "");
 
   // Scores `requests`. `name` is their name in events.start and in the statistics. `loaded` is
@@ -216,23 +217,19 @@ class EncodedTasks {
   int64_t window() const { return encoder_.window; }
 
  private:
-  void encode_all(const std::vector<LoadedTask>& tasks, const std::stop_token& stop);
-
   TextEncoder encoder_;
-  bool counts_routing_ = false;
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
-  std::vector<EncodedTask> encoded_;  // [tasks]; the first done_ are complete
-  size_t done_ = 0;
+  std::deque<EncodedTask> encoded_;  // complete tasks; a deque keeps references valid
   std::exception_ptr error_;
   std::jthread thread_;  // declared last: uses all other members
 };
 
-// Tasks that are encoded once and scored repeatedly while a model is trained, as `moe eval` does.
+// Tasks that are encoded once and scored repeatedly during training, with the scores of `moe eval`.
 class LiveTasks {
  public:
-  // `folder` contains the tokenizer and config of the model. Throws UserError as load_tasks() does,
-  // and if the folder has no tokenizer, a question has no token to score, or a task is
+  // `folder` contains the tokenizer and config of the model. Throws the UserErrors of load_tasks(),
+  // and UserError if the folder has no tokenizer, a question has no token to score, or a task is
   // generate_until.
   LiveTasks(const std::filesystem::path& folder, const std::vector<std::string>& names,
             const std::filesystem::path& data, std::optional<int64_t> limit);

@@ -1,7 +1,7 @@
 #pragma once
-// Readers of the benchmarks' own files, one per format. A reader checks a file and returns its
-// documents, with the fields and texts of the Hub data set that lm-evaluation-harness loads. If a
-// record is invalid, readers throw UserError, naming file and line.
+// Readers of the benchmarks' original files, one per format. A reader checks a file and returns its
+// documents, with the fields and texts of the Hub data set that lm-evaluation-harness loads. Throws
+// UserError with file and line if a record is invalid.
 
 #include <algorithm>
 #include <cstdint>
@@ -47,8 +47,8 @@ FirstDocuments first_documents(Records records, int64_t limit, const Make& make)
   return first;
 }
 
-// Type-erased reader with a limit. Holds any of the readers below; if it has no limit, reads all
-// documents and removes those after the limit.
+// Type-erased reader with a limit, made from any of the readers below. If the reader takes no
+// limit, all documents are read and those after the limit removed.
 class DocumentReader {
  public:
   template <typename Read>
@@ -71,7 +71,7 @@ class DocumentReader {
   std::function<FirstDocuments(const Files&, int64_t)> read_;
 };
 
-// The comments below give the fields of a document, then the format of the files.
+// The following comments give the fields of a document, then the format of the files.
 
 // {"label": "a".."d", "context", "question", "options": [4]}. File: Test.txt, eight lines per
 // problem: blank, letter, context, question, four options that begin with "A." to "D.". As in the
@@ -94,9 +94,9 @@ std::vector<Document> read_piqa(const Files& files);
 
 // The fields of the authors' files, in the order of the Hub data set. File: JSON lines.
 std::vector<Document> read_hellaswag(const Files& files);
-// process_docs() of the harness: adds "query", "choices" and "gold".
+// The harness's process_docs(): adds "query", "choices" and "gold".
 void process_hellaswag(OrderedJson& fields);
-// preprocess() of the harness: removes WikiHow's markup.
+// The harness's preprocess(): removes WikiHow's markup.
 std::string preprocess_hellaswag(std::string_view text);
 
 // {"question", "subject", "choices": [4], "answer": 0..3}. File: CSV without a header; columns are

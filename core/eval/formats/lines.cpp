@@ -42,22 +42,19 @@ OrderedJson get_pairs(const Json& record, const Field& field, const std::string&
   const bool is_choices = field.kind == Kind::kChoices;
   const char* const first = is_choices ? "text" : "choices";
   const char* const second = is_choices ? "label" : "labels";
-  const auto found = record.find(field.name);
-  USER_ERROR_IF(found == record.end() || !found->is_object(),
-                "{}: '{}' is missing or not an object with '{}' and '{}'", where, field.name, first,
+  const std::string place = fmt::format("{}: '{}'", where, field.name);
+  const Json& pairs = get_object(record, field.name, where);
+  const std::vector<std::string> texts = get_strings(pairs, first, place);
+  const Json& labels = get_array(pairs, second, place);
+  USER_ERROR_IF(labels.size() != texts.size() || texts.empty(),
+                "{} must have arrays '{}' and '{}' of equal length, at least 1", place, first,
                 second);
-  const std::vector<std::string> texts = get_strings(*found, first, where);
-  const auto labels = found->find(second);
-  USER_ERROR_IF(labels == found->end() || !labels->is_array() || labels->size() != texts.size() ||
-                    texts.empty(),
-                "{}: '{}' must have arrays '{}' and '{}' of equal length, at least 1", where,
-                field.name, first, second);
-  for (const auto& label : *labels) {
+  for (const auto& label : labels) {
     USER_ERROR_IF(is_choices ? !label.is_string() : label != 0 && label != 1,
-                  "{}: '{}' has the label {}; it must be {}", where, field.name, label.dump(),
+                  "{} has the label {}; it must be {}", place, label.dump(),
                   is_choices ? "a string" : "0 or 1");
   }
-  return {{first, texts}, {second, OrderedJson(*labels)}};
+  return {{first, texts}, {second, OrderedJson(labels)}};
 }
 
 OrderedJson get_field(const Json& record, const Field& field, const std::string& where) {
@@ -83,35 +80,30 @@ OrderedJson get_field(const Json& record, const Field& field, const std::string&
   return get_label(record, field, where);
 }
 
-Document exported_document(const Json& record, const Schema& schema, const std::string& where) {
+OrderedJson exported_fields(const Json& record, const Schema& schema, const std::string& where) {
   OrderedJson fields = OrderedJson::object();
   for (const auto& field : schema) {
     fields[field.name] = get_field(record, field, where);
   }
-  return {std::move(fields), where};
+  return fields;
 }
 
 // Returns the JSON value of a CSV field, of the type that field.kind requires.
 Json csv_value(const std::string& text, const Field& field, const std::string& where) {
-  switch (field.kind) {
-    case Kind::kText:
-      return text;
-    case Kind::kTexts:
-    case Kind::kSortedTexts:
-    case Kind::kChoices:
-    case Kind::kAnswers:
-      return parse_literal(text, where);
-    case Kind::kAny:
-      return !text.empty() && (text[0] == '[' || text[0] == '{') ? parse_literal(text, where)
-                                                                 : Json(text);
-    case Kind::kInt:
-    case Kind::kLabel:
-      break;
+  const bool is_scalar =
+      field.kind == Kind::kText || field.kind == Kind::kInt || field.kind == Kind::kLabel;
+  if (field.kind == Kind::kAny ? text.starts_with('[') || text.starts_with('{') : !is_scalar) {
+    return parse_literal(text, where);
   }
-  if (const auto number = parse_int(text)) {
-    return *number;
+  if (field.kind == Kind::kInt || field.kind == Kind::kLabel) {
+    if (const auto number = parse_int(text)) {
+      return *number;
+    }
+    if (text == "True" || text == "False") {
+      return text == "True";
+    }
   }
-  return text == "True" || text == "False" ? Json(text == "True") : Json(text);
+  return text;
 }
 
 }  // namespace
@@ -123,8 +115,8 @@ LineReader::LineReader(const std::filesystem::path& file, bool takes_rows)
   USER_ERROR_IF(!failure && bytes > kMaxFileBytes,
                 "{}: {} bytes, larger than the limit of 1 GiB; split it", name_, bytes);
   USER_ERROR_IF(file_.packing == data::Packing::kParquet && !takes_rows,
-                "{}: is a Parquet file, but one of text is expected; give it a name that ends in "
-                ".parquet, or convert it",
+                "{}: this is a Parquet file, but a text file is expected; give it a name that ends "
+                "in .parquet, or convert it",
                 name_);
 }
 
@@ -139,21 +131,22 @@ bool LineReader::read_line(std::string& text) {
   ++line_;
   try {
     int byte = file_.bytes->sbumpc();
-    if (byte == kEnd) {
-      USER_ERROR_IF(all_blank_, "{}: the file is empty", name_);
-      return false;
-    }
-    for (; byte != kEnd && byte != '\n'; byte = file_.bytes->sbumpc()) {
-      text.push_back(static_cast<char>(byte));
+    for (; byte != kEnd; byte = file_.bytes->sbumpc()) {
       USER_ERROR_IF(++bytes_ > kMaxFileBytes, "{}: larger than the limit of 1 GiB; split it",
                     name_);
+      if (byte == '\n') {
+        break;
+      }
+      text.push_back(static_cast<char>(byte));
+    }
+    if (byte == kEnd && text.empty()) {
+      USER_ERROR_IF(all_blank_, "{}: the file is empty", name_);
+      return false;
     }
     has_newline_ = byte == '\n';
   } catch (const data::BrokenStream& broken) {
     throw UserError("{}: {}", where(), broken.what());
   }
-  USER_ERROR_IF(++bytes_ > kMaxFileBytes + 1, "{}: larger than the limit of 1 GiB; split it",
-                name_);
   all_blank_ = all_blank_ && is_blank(text);
   return true;
 }
@@ -219,11 +212,8 @@ const Json& get_object(const Json& json, const std::string& key, const std::stri
 
 std::vector<std::string> get_strings(const Json& json, const std::string& key,
                                      const std::string& where) {
-  const auto found = json.find(key);
-  USER_ERROR_IF(found == json.end() || !found->is_array(),
-                "{}: '{}' is missing or not an array of strings", where, key);
   std::vector<std::string> strings;
-  for (const Json& entry : *found) {
+  for (const Json& entry : get_array(json, key, where)) {
     USER_ERROR_IF(!entry.is_string(), "{}: '{}' must contain strings only, not {}", where, key,
                   entry.dump());
     strings.push_back(entry.get<std::string>());
@@ -269,27 +259,25 @@ std::string CsvReader::read_field() {
 std::string CsvReader::read_quoted() {
   const std::string begin = line_.where;
   std::string field;
-  for (++at_;; ++at_) {
-    if (at_ >= line_.text.size()) {
+  for (++at_;;) {
+    const size_t quote = std::min(line_.text.find('"', at_), line_.text.size());
+    field.append(line_.text, at_, quote - at_);
+    at_ = quote + 1;
+    if (quote == line_.text.size()) {
       auto line = lines_.next();
       USER_ERROR_IF(!line,
                     "{}: a quoted field begins in this line and never ends; is the file truncated?",
                     begin);
       line_ = std::move(*line);
       field += '\n';
-      at_ = static_cast<size_t>(-1);  // the loop increments it to 0
-      continue;
+      at_ = 0;
+    } else if (at_ < line_.text.size() && line_.text[at_] == '"') {
+      field += '"';
+      ++at_;
+    } else {
+      break;
     }
-    if (line_.text[at_] == '"') {
-      if (at_ + 1 < line_.text.size() && line_.text[at_ + 1] == '"') {
-        ++at_;
-      } else {
-        break;
-      }
-    }
-    field += line_.text[at_];
   }
-  ++at_;
   USER_ERROR_IF(at_ < line_.text.size() && line_.text[at_] != separator_,
                 "{}: text after a closing quote; write a quote inside a field as two quotes",
                 line_.where);
@@ -330,20 +318,23 @@ int64_t get_label(const Json& record, const Field& field, const std::string& whe
   }
   USER_ERROR_IF(number < 0 || number >= count, "{}: '{}' is {}; it must be 0 to {} or one of {}{}",
                 where, field.name, printable(value.dump()), count - 1, fmt::join(field.names, ", "),
-                value == -1 ? "; use a split with answers" : "");
+                value == -1 || value == "" ? "; use a split with answers" : "");
   return number;
 }
 
 FirstDocuments read_exported(const std::filesystem::path& file, const Schema& schema,
                              int64_t limit) {
   if (data::format_extension(file) != ".csv") {
-    return first_documents(JsonLinesReader(file), limit, [&](const JsonLine& record) {
-      return exported_document(record.json, schema, record.where);
-    });
+    return read_records(
+        file,
+        [&](const Json& json, const std::string& where) {
+          return exported_fields(json, schema, where);
+        },
+        limit);
   }
   CsvReader rows(file);
   const std::vector<std::string> header = rows.read_header();
-  return first_documents(std::move(rows), limit, [&](const CsvRow& row) {
+  return first_documents(std::move(rows), limit, [&](const CsvRow& row) -> Document {
     Json record = Json::object();
     for (const auto& field : schema) {
       const auto column = std::ranges::find(header, field.name) - header.begin();
@@ -351,7 +342,7 @@ FirstDocuments read_exported(const std::filesystem::path& file, const Schema& sc
         record[field.name] = csv_value(row.fields[static_cast<size_t>(column)], field, row.where);
       }
     }
-    return exported_document(record, schema, row.where);
+    return {exported_fields(record, schema, row.where), row.where};
   });
 }
 

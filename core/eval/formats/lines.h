@@ -1,6 +1,7 @@
 #pragma once
-// Readers of text files, JSON Lines, CSV, and data sets exported from the Hub, plain or packed
-// (core/data/records.h). Text must be UTF-8. A byte-order mark and Windows newlines are removed.
+// Readers of text files, JSON Lines, CSV, and data sets exported from the Hugging Face Hub, plain
+// or compressed (core/data/records.h). Text must be UTF-8. Readers remove a byte-order mark and
+// Windows line ends.
 
 #include <cstdint>
 #include <filesystem>
@@ -23,8 +24,9 @@ struct Line {
 // Reader of the lines of a text file, including blank ones. Keeps one line in memory.
 class LineReader {
  public:
-  // "-" is standard input. With `takes_rows` a Parquet file is read as one JSON object per row.
-  // Throws UserError as open_data_file() does, for other Parquet files, and for more than 1 GiB.
+  // "-" is standard input. With `takes_rows`, a Parquet file is read as one JSON object per row;
+  // otherwise Parquet is an error. Throws UserError for it, for errors of open_data_file(), and for
+  // files of more than 1 GiB.
   explicit LineReader(const std::filesystem::path& file, bool takes_rows = false);
 
   // Returns the next line without its line end; nullopt at the end of the file. Throws UserError if
@@ -46,7 +48,7 @@ class LineReader {
   bool all_blank_ = true;
 };
 
-// Returns the lines of `file`, each followed by "\n". Throws UserError as LineReader does.
+// Returns the lines of `file`, each followed by "\n". Throws the UserErrors of LineReader.
 std::string read_text(const std::filesystem::path& file);
 
 struct JsonLine {
@@ -73,15 +75,14 @@ class JsonLinesReader {
 std::vector<Line> read_lines(const std::filesystem::path& file);
 std::vector<JsonLine> read_jsonl(const std::filesystem::path& file);
 
-// Returns a document with the fields make(json, where) for each object of a JSON Lines file.
+// Returns a document with the fields make(json, where) for each of the first `limit` objects of a
+// JSON Lines file.
 template <typename Make>
-std::vector<Document> read_records(const std::filesystem::path& file, const Make& make) {
-  JsonLinesReader records(file);
-  std::vector<Document> documents;
-  while (const auto record = records.next()) {
-    documents.push_back({make(record->json, record->where), record->where});
-  }
-  return documents;
+FirstDocuments read_records(const std::filesystem::path& file, const Make& make,
+                            int64_t limit = kAllDocuments) {
+  return first_documents(JsonLinesReader(file), limit, [&](const JsonLine& record) -> Document {
+    return {make(record.json, record.where), record.where};
+  });
 }
 
 // Return the value of `key`: an array of strings, an array, or an object. Throw UserError if it is
@@ -100,7 +101,7 @@ std::string get_source(const AnyJson& record, const std::string& fallback) {
                                                        : fallback;
 }
 
-// A row of comma- or tab-separated values. Quoted fields may hold separators, doubled quotes and
+// A row of comma- or tab-separated values. Quoted fields may contain separators, doubled quotes and
 // line feeds.
 struct CsvRow {
   std::vector<std::string> fields;
@@ -110,7 +111,7 @@ struct CsvRow {
 // Reader of the rows of a CSV file. Skips blank lines.
 class CsvReader {
  public:
-  // `quotes`: whether fields may be quoted. Throws UserError as LineReader does.
+  // `quotes`: fields may be quoted. Throws the UserErrors of LineReader.
   explicit CsvReader(const std::filesystem::path& file, char separator = ',', bool quotes = true)
       : lines_(file), separator_(separator), quotes_(quotes) {}
 

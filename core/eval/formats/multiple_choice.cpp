@@ -32,8 +32,6 @@ OrderedJson arc_fields(const Json& json, const std::string& where) {
   OrderedJson texts = OrderedJson::array();
   std::vector<std::string> labels;
   for (const Json& choice : get_array(question, "choices", where)) {
-    USER_ERROR_IF(!choice.is_object(), "{}: a choice is not an object with 'text' and 'label'",
-                  where);
     texts.push_back(get_string(choice, "text", where));
     labels.push_back(get_string(choice, "label", where));
   }
@@ -127,9 +125,7 @@ int64_t quiz_answer(const Json& json, const std::vector<std::string>& choices,
       "{}: 'answer' is missing; give the index of a choice from 0, its text, or its letter", where);
   int64_t index = -1;
   if (answer->is_number_integer()) {
-    index = answer->is_number_unsigned() && answer->get<uint64_t>() > 1000000
-                ? -1
-                : answer->get<int64_t>();
+    index = answer->get<int64_t>();
   } else if (answer->is_string()) {
     const auto text = answer->get<std::string>();
     const auto same = std::ranges::find(choices, text);
@@ -170,11 +166,11 @@ OrderedJson quiz_fields(const Json& json, const std::string& where) {
 }  // namespace
 
 std::vector<Document> read_arc(const Files& files) {
-  return read_records(files.at(0), arc_fields</*has_concept=*/false>);
+  return read_records(files.at(0), arc_fields</*has_concept=*/false>).documents;
 }
 
 std::vector<Document> read_commonsense_qa(const Files& files) {
-  return read_records(files.at(0), arc_fields</*has_concept=*/true>);
+  return read_records(files.at(0), arc_fields</*has_concept=*/true>).documents;
 }
 
 std::vector<Document> read_logiqa(const Files& files) {
@@ -278,9 +274,7 @@ std::vector<Document> read_truthfulqa(const Files& files) {
 }
 
 FirstDocuments read_quiz(const Files& files, int64_t limit) {
-  return first_documents(JsonLinesReader(files.at(0)), limit, [](const JsonLine& line) -> Document {
-    return {quiz_fields(line.json, line.where), line.where};
-  });
+  return read_records(files.at(0), quiz_fields, limit);
 }
 
 }  // namespace moe::eval

@@ -10,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "core/jinja/value.h"
 
 namespace moe::eval {
 
@@ -46,17 +47,10 @@ void append_utf8(std::string& text, int32_t value) {
   text.append(bytes.begin(), bytes.begin() + count);
 }
 
-// str.isspace(): space separators, and white space of the bidirectional algorithm.
-bool is_space(int32_t c) {
-  const utf8proc_property_t& property = *utf8proc_get_property(c);
-  return property.category == UTF8PROC_CATEGORY_ZS ||
-         property.bidi_class == UTF8PROC_BIDI_CLASS_WS ||
-         property.bidi_class == UTF8PROC_BIDI_CLASS_B ||
-         property.bidi_class == UTF8PROC_BIDI_CLASS_S;
-}
+bool is_space(int32_t c) { return jinja::is_space(static_cast<char32_t>(c)); }
 
 // Returns the first letter of the general category: 'L' letter, 'M' mark, 'N' number, 'P'
-// punctuation, ..
+// punctuation and so on.
 char major_category(int32_t c) { return utf8proc_category_string(c)[0]; }
 
 bool is_word(int32_t c) { return c == '_' || major_category(c) == 'L' || major_category(c) == 'N'; }
@@ -90,11 +84,7 @@ class LiteralParser {
         printable(text_, 60));
   }
   char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
-  void skip_space() {
-    while (at_ < text_.size() && std::string_view(" \t\r\n").find(text_[at_]) != text_.npos) {
-      ++at_;
-    }
-  }
+  void skip_space() { at_ = std::min(text_.find_first_not_of(" \t\r\n", at_), text_.size()); }
   // Skips `word` if it is next. Returns true if it was.
   bool take(std::string_view word) {
     if (text_.substr(at_).starts_with(word)) {
@@ -114,44 +104,34 @@ class LiteralParser {
       at_ = end + 1;
       return value;
     }
-    switch (peek()) {
-      case '[':
-        return read_list(depth);
-      case '{':
-        return read_dictionary(depth);
-      case '\'':
-      case '"':
-        return read_string();
-      default:
-        return read_word();
+    if (peek() == '[') {
+      Json list = Json::array();
+      read_entries(']', [&] { list.push_back(read_value(depth + 1)); });
+      return list;
     }
+    if (peek() == '{') {
+      Json dictionary = Json::object();
+      read_entries('}', [&] {
+        const Json key = read_value(depth + 1);
+        skip_space();
+        require(key.is_string() && take(":"));
+        dictionary[key.get<std::string>()] = read_value(depth + 1);
+      });
+      return dictionary;
+    }
+    return peek() == '\'' || peek() == '"' ? read_string() : read_word();
   }
 
-  Json read_list(int depth) {
-    Json list = Json::array();
+  // Skips the opening bracket, calls `read_entry` for each entry, and skips the bracket `end`.
+  template <typename Read>
+  void read_entries(char end, const Read& read_entry) {
     ++at_;
-    for (skip_space(); peek() != ']'; skip_space()) {
-      list.push_back(read_value(depth + 1));
+    for (skip_space(); peek() != end; skip_space()) {
+      read_entry();
       skip_space();
       take(",");
     }
     ++at_;
-    return list;
-  }
-
-  Json read_dictionary(int depth) {
-    Json dictionary = Json::object();
-    ++at_;
-    for (skip_space(); peek() != '}'; skip_space()) {
-      const Json key = read_value(depth + 1);
-      skip_space();
-      require(key.is_string() && take(":"));
-      dictionary[key.get<std::string>()] = read_value(depth + 1);
-      skip_space();
-      take(",");
-    }
-    ++at_;
-    return dictionary;
   }
 
   Json read_string() {
@@ -187,12 +167,9 @@ class LiteralParser {
   }
 
   Json read_word() {
-    size_t end = at_;
-    while (end < text_.size() && std::string_view(" \t\r\n,]})").find(text_[end]) == text_.npos) {
-      ++end;
-    }
-    const std::string_view word = text_.substr(at_, end - at_);
-    at_ = end;
+    const std::string_view rest = text_.substr(at_);
+    const std::string_view word = rest.substr(0, rest.find_first_of(" \t\r\n,]})"));
+    at_ += word.size();
     if (word == "True" || word == "False") {
       return word == "True";
     }
@@ -237,12 +214,8 @@ std::string slice(std::string_view text, int64_t begin, int64_t end) {
 }
 
 std::string_view left_strip(std::string_view text) {
-  while (!text.empty()) {
-    const CodePoint c = first_code_point(text);
-    if (!is_space(c.value)) {
-      break;
-    }
-    text.remove_prefix(c.bytes);
+  while (!text.empty() && is_space(first_code_point(text).value)) {
+    text.remove_prefix(first_code_point(text).bytes);
   }
   return text;
 }
@@ -250,18 +223,17 @@ std::string_view left_strip(std::string_view text) {
 std::string strip(std::string_view text) { return std::string(right_strip(left_strip(text))); }
 
 std::vector<std::string> split_words(std::string_view text) {
-  std::vector<std::string> words;
-  bool inside = false;
+  std::vector<std::string> words(1);
   for_each_code_point(text, [&](int32_t c, std::string_view bytes) {
-    const bool was_inside = inside;
-    inside = !is_space(c);
-    if (inside && !was_inside) {
+    if (!is_space(c)) {
+      words.back().append(bytes);
+    } else if (!words.back().empty()) {
       words.emplace_back();
     }
-    if (inside) {
-      words.back().append(bytes);
-    }
   });
+  if (words.back().empty()) {
+    words.pop_back();
+  }
   return words;
 }
 

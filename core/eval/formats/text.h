@@ -1,7 +1,7 @@
 #pragma once
-// The string functions of Python that prompts and metrics of the harness use. Text is UTF-8;
-// lengths and indices count code points. Character classes are those of utf8proc's Unicode version.
-// They differ from Python's for characters that only one of the two Unicode versions has.
+// Python's string functions that the prompts and metrics of lm-evaluation-harness use. Text is
+// UTF-8; lengths and indices count code points. Character classes follow the Unicode version of
+// utf8proc, which may be older or newer than Python's.
 
 #include <cstdint>
 #include <optional>
@@ -24,8 +24,8 @@ std::string_view left_strip(std::string_view text);
 std::string_view right_strip(std::string_view text);
 std::vector<std::string> split_words(std::string_view text);
 
-// str.capitalize(): first letter in title case, the others in lower case. A first letter whose
-// title case has several letters is not changed, except the sharp s.
+// str.capitalize(): the first letter in title case, the others in lower case. A first letter whose
+// title case has several letters stays unchanged, except the sharp s.
 std::string capitalize(std::string_view text);
 
 // str.lower(), except that a final sigma is not treated specially.
@@ -46,8 +46,8 @@ std::optional<int64_t> parse_int(std::string_view text);
 
 // Parses a list or dictionary as printed by Python or numpy, the form of nested fields in CSV files
 // exported by Hugging Face: "{'text': array(['a', 'b'], dtype=object)}" or "['x' 'y']". Throws
-// UserError, which begins with `where`, for any other text, such as calls of other functions, lists
-// abbreviated by "...", and nesting deeper than kMaxJsonDepth.
+// UserError, which begins with `where`, for any other text: other function calls, lists abbreviated
+// by "...", nesting deeper than kMaxJsonDepth.
 Json parse_literal(std::string_view text, const std::string& where);
 
 }  // namespace moe::eval

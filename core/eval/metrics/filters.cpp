@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <set>
 
 #include "core/eval/formats/text.h"
 
@@ -35,15 +34,20 @@ std::optional<Match> search(std::string_view text, const std::vector<std::string
   return std::nullopt;
 }
 
-// Returns the text after each "(A)", "(B)", .. up to a line feed, '^' or '(', in lower case without
-// punctuation.
+// Returns true if `text` has an option such as "(A)" at `at`.
+bool is_option(std::string_view text, size_t at) {
+  return at + 2 < text.size() && text[at] == '(' && text[at + 1] >= 'A' && text[at + 1] <= 'Z' &&
+         text[at + 2] == ')';
+}
+
+// Returns the text after each "(A)", "(B)" and so on up to a line feed, '^' or '(', in lower case
+// without punctuation.
 std::vector<std::string> parse_options(const std::string& input) {
   std::vector<std::string> options;
-  for (size_t at = 0; at + 2 < input.size(); ++at) {
-    if (input[at] == '(' && input[at + 1] >= 'A' && input[at + 1] <= 'Z' && input[at + 2] == ')') {
-      const size_t begin = at + 3;
-      const size_t end = std::min(input.find_first_of("\n^(", begin), input.size());
-      options.push_back(without_punctuation(lower(strip(input.substr(begin, end - begin)))));
+  for (size_t at = 0; at < input.size(); ++at) {
+    if (is_option(input, at)) {
+      const size_t end = std::min(input.find_first_of("\n^(", at + 3), input.size());
+      options.push_back(without_punctuation(lower(strip(input.substr(at + 3, end - at - 3)))));
       at = end - 1;
     }
   }
@@ -83,9 +87,6 @@ std::string option_by_text(const std::string& answer, const std::vector<std::str
 std::string option_after_colon(const std::string& answer, size_t options) {
   for (size_t at = answer.find(':'); at != std::string::npos; at = answer.find(':', at + 1)) {
     const std::string_view rest = left_strip(std::string_view(answer).substr(at + 1));
-    if (options == 0) {
-      break;
-    }
     if (!rest.empty() && rest[0] >= 'A' && static_cast<size_t>(rest[0] - 'A') < options) {
       return option_letter(static_cast<size_t>(rest[0] - 'A'));
     }
@@ -115,9 +116,9 @@ std::string normalize(std::string text) {
   return lower(text);
 }
 
-// Numbers such as "twenty three thousand and five". NumberSearch backtracks as the harness's
-// regular expression does and reproduces its errors: "six" alone is not a number. parse_number()
-// follows word2number 1.1.
+// Numbers such as "twenty three thousand and five". NumberSearch backtracks like the harness's
+// regular expression and reproduces its errors: "six" alone is not a number. parse_number() follows
+// word2number 1.1.
 
 // Returns the number words of the regular expression, in its order. `with_stems`: includes stems
 // such as "six". `with_eight`: includes "eight".
@@ -145,16 +146,11 @@ class NumberSearch {
  public:
   explicit NumberSearch(std::string_view text) : text_(text) {}
 
-  std::optional<std::string> first() {
+  std::optional<std::string> first() const {
     for (size_t begin = 0; begin < text_.size(); ++begin) {
-      for (const auto& word : first_) {
-        if (text_.substr(begin).starts_with(word)) {
-          if (const auto end = match_rest(begin + word.size(), false)) {
-            return std::string(text_.substr(begin, *end - begin));
-          }
-        }
-      }
-      if (const auto end = match_last(begin)) {
+      auto end = match(first_, begin, [&](size_t at) { return match_rest(at); });
+      end = end ? end : match_last(begin);
+      if (end) {
         return std::string(text_.substr(begin, *end - begin));
       }
     }
@@ -162,33 +158,32 @@ class NumberSearch {
   }
 
  private:
-  std::optional<size_t> match_last(size_t at) const {
-    for (const auto& word : last_) {
+  // Returns the first result of match_next(end of word), over the words in `words` that begin at
+  // `at`.
+  template <typename MatchNext>
+  std::optional<size_t> match(const std::vector<std::string>& words, size_t at,
+                              const MatchNext& match_next) const {
+    for (const auto& word : words) {
       if (text_.substr(at).starts_with(word)) {
-        return at + word.size();
+        if (const std::optional<size_t> end = match_next(at + word.size())) {
+          return end;
+        }
       }
     }
     return std::nullopt;
   }
 
-  // Matches words or separators and a last word, and returns the end of the match. Greedy: tries
-  // the longest sequence first. `any_before`: at least one word or separator is already matched.
-  std::optional<size_t> match_rest(size_t at, bool any_before) {
-    if (any_before && failed_.contains(at)) {
-      return std::nullopt;
-    }
-    for (const auto& word : middle_) {
-      if (text_.substr(at).starts_with(word)) {
-        if (const auto end = match_rest(at + word.size(), true)) {
-          return end;
-        }
-      }
-    }
-    const auto end = any_before ? match_last(at) : std::nullopt;
-    if (any_before && !end) {
-      failed_.insert(at);
-    }
-    return end;
+  std::optional<size_t> match_last(size_t at) const {
+    return match(last_, at, [](size_t end) { return std::optional(end); });
+  }
+
+  // Matches one or more words or separators and a last word, and returns the end of the match.
+  // Greedy: tries the longest sequence first.
+  std::optional<size_t> match_rest(size_t at) const {
+    return match(middle_, at, [&](size_t end) {
+      const std::optional<size_t> longer = match_rest(end);
+      return longer ? longer : match_last(end);
+    });
   }
 
   static std::vector<std::string> with_separators() {
@@ -203,7 +198,6 @@ class NumberSearch {
   std::vector<std::string> first_ = number_words(false, true);
   std::vector<std::string> middle_ = with_separators();
   std::vector<std::string> last_ = number_words(false, false);
-  std::set<size_t> failed_;  // offsets at which match_rest() has failed
 };
 
 const std::map<std::string, int64_t>& number_values() {
@@ -277,25 +271,18 @@ std::string first_word(std::string_view answer, const std::vector<std::string>& 
 }
 
 std::string first_phrase(std::string_view answer, const std::vector<Phrases>& groups) {
-  std::vector<std::string> all;
+  std::vector<std::string> phrases, values;  // one value per phrase
   for (const auto& group : groups) {
-    all.insert(all.end(), group.phrases.begin(), group.phrases.end());
+    phrases.insert(phrases.end(), group.phrases.begin(), group.phrases.end());
+    values.resize(phrases.size(), group.value);
   }
-  const auto match = search(lower(answer), all, true);
-  if (match) {
-    for (const auto& group : groups) {
-      if (search(all[match->entry], group.phrases, true)) {
-        return group.value;
-      }
-    }
-  }
-  return kNoMatch;
+  const auto match = search(lower(answer), phrases, true);
+  return match ? values[match->entry] : kNoMatch;
 }
 
 std::string first_option(const std::string& answer, const OrderedJson& document) {
   for (size_t at = answer.find('('); at != std::string::npos; at = answer.find('(', at + 1)) {
-    if (at + 2 < answer.size() && answer[at + 1] >= 'A' && answer[at + 1] <= 'Z' &&
-        answer[at + 2] == ')') {
+    if (is_option(answer, at)) {
       return answer.substr(at, 3);
     }
   }

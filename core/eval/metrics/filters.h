@@ -1,7 +1,7 @@
 #pragma once
-// Filters of generated answers: the filters of lm-evaluation-harness for BIG-Bench-Hard
-// (tasks/bbh/zeroshot of 0.4.13), as plain searches instead of regular expressions. Filters return
-// kNoMatch if nothing matches.
+// Filters of generated answers: those of lm-evaluation-harness for BIG-Bench-Hard
+// (tasks/bbh/zeroshot of 0.4.13), with plain searches in place of regular expressions. A filter
+// returns kNoMatch if nothing matches.
 
 #include <string>
 #include <string_view>
@@ -36,8 +36,8 @@ std::string first_number(const std::string& answer, const OrderedJson& document)
 // Returns the first sequence of brackets, double quotes and spaces, stripped of white space.
 std::string first_brackets(const std::string& answer, const OrderedJson& document);
 
-// Returns those words of the list in the document's "input" that occur in `answer`, in the order of
-// their last occurrence, separated by spaces; kNoMatch if the document has no list.
+// Returns the words of the list in the document's "input" that occur in `answer`, separated by
+// spaces, in the order of their last occurrence; kNoMatch if the document has no list.
 std::string sorted_words(const std::string& answer, const OrderedJson& document);
 
 // The metric exact_match: returns 1 if the texts are equal, else 0. `ignores_case_and_punctuation`

@@ -1,9 +1,10 @@
 #include "core/eval/metrics/metrics.h"
 
 #include <algorithm>
-#include <array>
+#include <cctype>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -41,8 +42,8 @@ double chosen_class(const Question&, const QuestionScores& scores) {
   return static_cast<double>(best_choice(scores));
 }
 
-// Subtracts the largest log-probability before exp(). The harness does not and returns NaN if all
-// log-probabilities are below -745; otherwise the results are the same.
+// Subtracts the largest log-probability before exp(). The harness does not, and returns NaN if all
+// log-probabilities are below -745. Otherwise the results are equal.
 double mc2(const Question& question, const QuestionScores& scores) {
   const auto& labels = question.fields.at("mc2_targets").at("labels");
   MOE_CHECK(labels.size() == scores.size(), "{} {}", labels.size(), scores.size());
@@ -77,9 +78,13 @@ double word_f1(const std::string& prediction, const std::string& truth) {
   return 2 * precision * recall / (precision + recall);
 }
 
+double same_words(const std::string& prediction, const std::string& truth) {
+  return squad_words(prediction) == squad_words(truth) ? 1.0 : 0.0;
+}
+
 // Returns the maximum of compare(model's choice, right answer) over the right answers of ReCoRD.
-template <typename Compare>
-double best_entity(const Question& question, const QuestionScores& scores, Compare compare) {
+template <double (*compare)(const std::string&, const std::string&)>
+double best_entity(const Question& question, const QuestionScores& scores) {
   const auto choice = static_cast<size_t>(best_choice(scores));
   const auto prediction = question.fields.at("entities").at(choice).get<std::string>();
   double best = 0;
@@ -125,16 +130,14 @@ double bootstrap_deviation(const std::vector<double>& values, int64_t resamples)
 double class_f1(const std::vector<double>& predictions, const std::vector<int64_t>& golds,
                 int64_t label) {
   MOE_CHECK(predictions.size() == golds.size(), "{} {}", predictions.size(), golds.size());
-  int64_t true_positives = 0, denominator = 0;
+  double true_positives = 0, denominator = 0;
   for (size_t i = 0; i < predictions.size(); ++i) {
     const bool is_predicted = static_cast<int64_t>(predictions[i]) == label;
     const bool is_right = golds[i] == label;
     true_positives += is_predicted && is_right ? 1 : 0;
     denominator += (is_predicted ? 1 : 0) + (is_right ? 1 : 0);
   }
-  return denominator == 0
-             ? 0.0
-             : 2.0 * static_cast<double>(true_positives) / static_cast<double>(denominator);
+  return denominator == 0 ? 0.0 : 2 * true_positives / denominator;
 }
 
 }  // namespace
@@ -166,25 +169,13 @@ Metric choice_metric(const std::string& name) {
 }
 
 Metric known_task_metric(const std::string& name) {
-  if (name == "macro_f1") {
-    return {"f1", chosen_class, Aggregation::kMacroF1};
-  }
-  if (name == "mc2") {
-    return {"acc", mc2};
-  }
-  if (name == "record_f1") {
-    return {"f1", [](const Question& question, const QuestionScores& scores) {
-              return best_entity(question, scores, word_f1);
-            }};
-  }
-  if (name == "record_em") {
-    return {"em", [](const Question& question, const QuestionScores& scores) {
-              return best_entity(question, scores, [](const std::string& a, const std::string& b) {
-                return squad_words(a) == squad_words(b) ? 1.0 : 0.0;
-              });
-            }};
-  }
-  return choice_metric(name);
+  static const std::map<std::string, Metric> metrics = {
+      {"macro_f1", {"f1", chosen_class, Aggregation::kMacroF1}},
+      {"mc2", {"acc", mc2}},
+      {"record_f1", {"f1", best_entity<word_f1>}},
+      {"record_em", {"em", best_entity<same_words>}}};
+  const auto found = metrics.find(name);
+  return found == metrics.end() ? choice_metric(name) : found->second;
 }
 
 Metric greedy_accuracy() {
@@ -196,18 +187,12 @@ Metric greedy_accuracy() {
 Metric perplexity() {
   return {"perplexity",
           [](const Question&, const QuestionScores& scores) { return scores.at(0).logprob; },
-          Aggregation::kPerplexity, false};
+          Aggregation::kPerplexity};
 }
 
 std::vector<std::string> squad_words(const std::string& text) {
-  std::string plain;
-  for (const char c : lower(text)) {
-    const bool is_punctuation = (c >= '!' && c <= '/') || (c >= ':' && c <= '@') ||
-                                (c >= '[' && c <= '`') || (c >= '{' && c <= '~');
-    if (!is_punctuation) {
-      plain += c;
-    }
-  }
+  std::string plain = lower(text);
+  std::erase_if(plain, [](unsigned char c) { return c < 0x80 && std::ispunct(c) != 0; });
   std::string result;
   for (size_t i = 0; i < plain.size();) {
     size_t article = 0;
@@ -244,18 +229,16 @@ Mean aggregate(const Metric& metric, const std::vector<double>& values,
     case Aggregation::kMacroF1:
       break;
     case Aggregation::kPerplexity: {
-      Mean mean{std::exp(-sum(values) / static_cast<double>(values.size())), std::nullopt};
+      Mean mean{std::exp(-compute_mean(values).value), std::nullopt};
       if (values.size() > 1 && resamples > 0) {
         mean.standard_error = bootstrap_deviation(values, resamples);
       }
       return mean;
     }
   }
-  double total = 0;
-  for (const int64_t label : std::array<int64_t, 3>{0, 1, 2}) {
-    total += class_f1(values, golds, label);
-  }
-  return {total / 3, std::nullopt};
+  const double sum =
+      class_f1(values, golds, 0) + class_f1(values, golds, 1) + class_f1(values, golds, 2);
+  return {sum / 3, std::nullopt};
 }
 
 PythonRandom::PythonRandom(uint32_t seed) {

@@ -27,9 +27,12 @@ struct Metric {
   // Computes the value of a question. Empty for exact_match of generated text (filters.h).
   std::function<double(const Question&, const QuestionScores&)> compute = {};
   Aggregation aggregation = Aggregation::kMean;
-  bool higher_is_better = true;
   std::string filter = "none";  // name of the filter of generated answers (Task::filters)
 
+  bool is_mean() const {  // the aggregate is a function of the mean
+    return aggregation == Aggregation::kMean || aggregation == Aggregation::kPerplexity;
+  }
+  bool higher_is_better() const { return aggregation != Aggregation::kPerplexity; }
   std::string key() const { return filter == "none" ? name : name + "," + filter; }
 };
 

@@ -63,16 +63,15 @@ Difference compare_metric(const TaskReport& report, const Metric& metric, const 
     if (doc_id < 0 || doc_id >= report.questions() || found == answer.values.end()) {
       continue;
     }
-    const auto index = static_cast<size_t>(doc_id);
-    USER_ERROR_IF(answer.target != report.loaded.questions[index].target,
+    const Question& question = report.loaded.questions[static_cast<size_t>(doc_id)];
+    USER_ERROR_IF(answer.target != question.target,
                   "--against: the right answer of question {} of {} is '{}' in the other run and "
                   "'{}' here; run both with the same data files",
                   doc_id, difference.task, printable(answer.target, 40),
-                  printable(report.loaded.questions[index].target, 40));
+                  printable(question.target, 40));
     const std::string& hash = answer.prompt_hash;
-    difference.other_prompts +=
-        !hash.empty() && hash != sha256_hex(report.loaded.questions[index].context) ? 1 : 0;
-    const double a = values[index], b = found->second;
+    difference.other_prompts += !hash.empty() && hash != sha256_hex(question.context) ? 1 : 0;
+    const double a = values[static_cast<size_t>(doc_id)], b = found->second;
     ours += a;
     theirs += b;
     paired_differences.push_back(a - b);
@@ -124,9 +123,7 @@ OtherRun read_run(const fs::path& folder, const std::vector<std::string>& tasks)
 std::vector<Difference> compare(const TaskReport& report, const OtherTask& other) {
   std::vector<Difference> differences;
   for (const auto& metric : report.loaded.task.metrics) {
-    const bool is_mean =
-        metric.aggregation == Aggregation::kMean || metric.aggregation == Aggregation::kPerplexity;
-    Difference difference = is_mean ? compare_metric(report, metric, other) : Difference{};
+    Difference difference = metric.is_mean() ? compare_metric(report, metric, other) : Difference{};
     if (difference.questions > 0) {
       differences.push_back(std::move(difference));
     }
@@ -135,12 +132,11 @@ std::vector<Difference> compare(const TaskReport& report, const OtherTask& other
 }
 
 double mcnemar(int64_t b, int64_t c) {
-  const int64_t n = b + c, fewer = std::min(b, c);
+  const double n = b + c;
   double tail = 0;
-  for (int64_t k = 0; k <= fewer; ++k) {
-    const auto m = static_cast<double>(n), i = static_cast<double>(k);
-    tail += std::exp(std::lgamma(m + 1) - std::lgamma(i + 1) - std::lgamma(m - i + 1) -
-                     m * std::log(2.0));
+  for (int64_t k = 0; k <= std::min(b, c); ++k) {
+    tail += std::exp(std::lgamma(n + 1) - std::lgamma(k + 1) - std::lgamma(n - k + 1) -
+                     n * std::log(2.0));
   }
   return std::min(1.0, 2 * tail);
 }

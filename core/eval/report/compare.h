@@ -1,6 +1,6 @@
 #pragma once
-// Comparison of the current run ("ours") with that of --against ("theirs") on the same questions:
-// differences of means with paired tests.
+// Comparison of the current run ("ours") with the run of --against ("theirs") on the same
+// questions: differences of means with paired tests.
 
 #include <filesystem>
 #include <map>

@@ -103,11 +103,9 @@ void put_answer(OrderedJson& sample, const TaskReport& report, size_t index,
 
 OrderedJson value_json(const TaskReport& report, const Metric& metric, size_t index) {
   const double value = report.values.at(metric.key())[index];
-  const bool is_f1 =
-      metric.aggregation == Aggregation::kBinaryF1 || metric.aggregation == Aggregation::kMacroF1;
-  return is_f1 ? OrderedJson::array(
-                     {report.loaded.questions[index].gold, static_cast<int64_t>(value)})
-               : OrderedJson(value);
+  return metric.is_mean() ? OrderedJson(value)
+                          : OrderedJson::array(
+                                {report.loaded.questions[index].gold, static_cast<int64_t>(value)});
 }
 
 OrderedJson sample_json(const TaskReport& report, size_t index, const std::string& filter) {
@@ -132,12 +130,11 @@ OrderedJson sample_json(const TaskReport& report, size_t index, const std::strin
   return sample;
 }
 
-void put_metric(OrderedJson& json, const std::string& key, const Mean& mean) {
-  const size_t comma = key.find(',');
-  const std::string name = key.substr(0, comma);
-  const std::string filter = comma == std::string::npos ? "none" : key.substr(comma + 1);
-  json[name + "," + filter] = mean.value;
-  json[name + "_stderr," + filter] =
+// Sets "NAME,FILTER" and "NAME_stderr,FILTER". `key`: Metric::key().
+void put_metric(OrderedJson& json, std::string key, const Mean& mean) {
+  key += key.find(',') == std::string::npos ? ",none" : "";
+  json[key] = mean.value;
+  json[key.insert(key.find(','), "_stderr")] =
       mean.standard_error ? OrderedJson(*mean.standard_error) : OrderedJson("N/A");
 }
 
@@ -176,7 +173,7 @@ OrderedJson task_config_json(const LoadedTask& loaded) {
   for (const auto& metric : task.metrics) {
     metrics.push_back({{"metric", metric.name},
                        {"aggregation", to_string(metric.aggregation)},
-                       {"higher_is_better", metric.higher_is_better}});
+                       {"higher_is_better", metric.higher_is_better()}});
   }
   OrderedJson files = OrderedJson::array();
   for (const auto& form : task.data.scored.layouts) {
@@ -265,7 +262,7 @@ void put_task(OrderedJson& json, const TaskReport& report) {
   json["versions"][task.name] = task.version ? OrderedJson(*task.version) : OrderedJson();
   json["n-shot"][task.name] = report.loaded.shots;
   for (const auto& metric : task.metrics) {
-    json["higher_is_better"][task.name][metric.name] = metric.higher_is_better;
+    json["higher_is_better"][task.name][metric.name] = metric.higher_is_better();
   }
   json["n-samples"][task.name] = {{"original", report.loaded.total_questions},
                                   {"effective", report.questions()}};

@@ -1,5 +1,6 @@
 #pragma once
-// Output of an evaluation as of lm-evaluation-harness: results.json, samples_TASK.jsonl, the table.
+// Output of an evaluation in the formats of lm-evaluation-harness: results.json,
+// samples_TASK.jsonl, and the table.
 
 #include <filesystem>
 #include <optional>

@@ -1,7 +1,8 @@
 #include "core/eval/report/routing_stats.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
-#include <cmath>
 #include <numbers>
 
 #include "core/base/error.h"
@@ -30,11 +31,11 @@ OrderedJson token_counts_json(const route::CounterValues& counts, const RoutingS
           {"fr_rejected", rejected},
           {"ir_tokens", counts.ir_tokens},
           {"rows", counts.rows()},
-          {"dropped_share", share(dropped, requests)},
-          {"filled_share", share(counts.fr_filled, fr_requests)},
-          {"ir_share", share(counts.ir_tokens, counts.tokens)},
-          {"unserved_share", share(counts.unserved_tokens, counts.tokens)},
-          {"unsuccessful_share", share(dropped + rejected, requests + fr_requests)},
+          {"dropped_share", route::ratio(dropped, requests)},
+          {"filled_share", route::ratio(counts.fr_filled, fr_requests)},
+          {"ir_share", route::ratio(counts.ir_tokens, counts.tokens)},
+          {"unserved_share", route::ratio(counts.unserved_tokens, counts.tokens)},
+          {"unsuccessful_share", route::ratio(dropped + rejected, requests + fr_requests)},
           {"experts_per_token", experts_per_token},
           {"sparsity", 1 - experts_per_token / stats.experts}};
 }
@@ -80,47 +81,26 @@ OrderedJson sources_json(const RoutingStats& stats) {
   return list;
 }
 
-// Returns the mutual information of source and expert in bits. `rows`: [S][E] row counts.
-double mutual_information(const std::vector<std::vector<int64_t>>& rows) {
-  std::vector<double> by_source(rows.size()), by_expert;
-  double all = 0;
-  for (size_t source = 0; source < rows.size(); ++source) {
-    by_expert.resize(std::max(by_expert.size(), rows[source].size()));
-    for (size_t expert = 0; expert < rows[source].size(); ++expert) {
-      const auto count = static_cast<double>(rows[source][expert]);
-      by_source[source] += count;
-      by_expert[expert] += count;
-      all += count;
-    }
-  }
-  double bits = 0;
-  for (size_t source = 0; source < rows.size(); ++source) {
-    for (size_t expert = 0; expert < rows[source].size(); ++expert) {
-      if (const auto count = static_cast<double>(rows[source][expert]); count > 0) {
-        bits += count / all * std::log2(count * all / (by_source[source] * by_expert[expert]));
-      }
-    }
-  }
-  return bits;
-}
-
 OrderedJson source_information_json(const RoutingStats& stats) {
   OrderedJson list = OrderedJson::array();
   const auto& sources = stats.tokens.sources;
   for (size_t layer = 0; layer < stats.moe_layers.size(); ++layer) {
-    std::vector<std::vector<int64_t>> rows;
-    int64_t all = 0;
-    for (const auto& source : sources) {
-      rows.push_back(source.layers.at(layer).tokens_per_expert);
-      all += source.layers.at(layer).rows();
+    at::Tensor rows = at::zeros({std::ssize(sources), stats.experts}, at::kDouble);
+    for (int64_t source = 0; source < rows.size(0); ++source) {
+      const auto& counts = sources[static_cast<size_t>(source)].layers.at(layer).tokens_per_expert;
+      if (!counts.empty()) {
+        rows[source].copy_(at::tensor(counts));
+      }
     }
-    const auto degrees_of_freedom =
-        static_cast<double>((stats.experts - 1) * (std::ssize(sources) - 1));
-    const double chance =
-        all == 0 ? 0 : degrees_of_freedom / (2 * static_cast<double>(all) * std::numbers::ln2);
+    // Mutual information of source and expert. Entries without rows are NaN or 0.
+    const at::Tensor all = rows.sum(), expected = rows.sum(1, true) * rows.sum(0, true) / all;
+    const double nats = at::xlogy(rows / all, rows / expected).nansum().item<double>();
+    const auto count = all.item<double>();
+    const double degrees_of_freedom = (stats.experts - 1) * (std::ssize(sources) - 1);
     list.push_back({{"layer", stats.moe_layers[layer]},
-                    {"bits", mutual_information(rows)},
-                    {"bits_by_chance", chance}});
+                    {"bits", nats / std::numbers::ln2},
+                    {"bits_by_chance",
+                     count == 0 ? 0.0 : degrees_of_freedom / (2 * count * std::numbers::ln2)}});
   }
   return list;
 }
@@ -132,8 +112,8 @@ OrderedJson vocabulary_json(const RoutingStats& stats) {
     list.push_back({{"id", entry.id},
                     {"piece", entry.piece},
                     {"count", entry.count},
-                    {"experts_per_token", share(entry.rows, entry.count * layers)},
-                    {"complete_word_share", share(entry.complete, entry.count)}});
+                    {"experts_per_token", route::ratio(entry.rows, entry.count * layers)},
+                    {"complete_word_share", route::ratio(entry.complete, entry.count)}});
   }
   return list;
 }

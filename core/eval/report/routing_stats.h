@@ -48,7 +48,7 @@ struct TaskRouting {
 };
 
 struct RoutingStats {
-  std::string model, router;  // path of the folder; canonical form of the router
+  std::string model, router;  // path of the folder; canonical form
   int64_t ep_ranks = 1, experts = 0;
   std::optional<int64_t> k;  // requests per token; top-k only
   bool has_fr = false;       // every token has a (k+1)-th request for fill-in (+fr)

@@ -1,7 +1,6 @@
 #include "core/eval/report/sweep_report.h"
 
 #include <algorithm>
-#include <map>
 
 #include "core/base/error.h"
 #include "core/base/page/page.h"
@@ -85,10 +84,10 @@ std::vector<Panel> make_panels(const SweepReport& report, bool average_first) {
 
 // Lines of a plot, one per combination of the axes other than x: the first axis with numbers.
 struct Lines {
-  size_t axis = 0;                                  // index of the x axis
-  std::vector<std::string> ticks;                   // on the x axis; numbers ascend, inf is last
-  std::map<std::string, std::vector<size_t>> rows;  // by name of the line, in order of the ticks
-  std::vector<std::string> names;                   // of the lines, in order of appearance
+  size_t axis = 0;                 // index of the x axis
+  std::vector<std::string> ticks;  // on the x axis; numbers ascend, inf is last
+  // Names of the lines in order of appearance, each with its rows in the order of the ticks.
+  std::vector<std::pair<std::string, std::vector<size_t>>> rows;
 };
 
 Lines make_lines(const SweepReport& report) {
@@ -111,19 +110,19 @@ Lines make_lines(const SweepReport& report) {
       for (size_t i = 0; i < point.size(); ++i) {
         name += i == lines.axis ? "" : (name.empty() ? "" : " ") + point[i];
       }
-      if (!lines.rows.contains(name)) {
-        lines.names.push_back(name);
-      }
-      lines.rows[name].push_back(row);
+      auto line =
+          std::ranges::find(lines.rows, name, [](const auto& entry) { return entry.first; });
+      line = line != lines.rows.end() ? line : lines.rows.insert(line, {name, {}});
+      line->second.push_back(row);
     }
   }
   return lines;
 }
 
 OrderedJson series_json(const SweepReport& report, const Panel& panel, const Lines& lines,
-                        const std::string& name) {
+                        const std::string& name, const std::vector<size_t>& rows) {
   OrderedJson x = OrderedJson::array(), y = x, low = x, high = x;
-  for (const size_t row : lines.rows.at(name)) {
+  for (const size_t row : rows) {
     const auto& value = report.rows[row].value.axis_values[lines.axis];
     x.push_back(std::ranges::find(lines.ticks, value) - lines.ticks.begin());
     const double error = panel.errors.empty() ? 0 : panel.errors[row];
@@ -146,8 +145,8 @@ OrderedJson plots(const SweepReport& report) {
   OrderedJson panels = OrderedJson::array();
   for (const auto& panel : make_panels(report, /*average_first=*/true)) {
     OrderedJson series = OrderedJson::array();
-    for (const auto& name : lines.names) {
-      series.push_back(series_json(report, panel, lines, name));
+    for (const auto& [name, rows] : lines.rows) {
+      series.push_back(series_json(report, panel, lines, name, rows));
     }
     panels.push_back({{"kind", kind}, {"title", panel.title}, {"series", series}});
   }

@@ -119,7 +119,7 @@ PaperTable rectify_router(const Values& values, bool with_record) {
 
 double drop_rate(const TaskReport& report) {
   const route::CounterValues sum = route::sum_layers(report.run.counters).sum;
-  return share(sum.dropped_requests, sum.requests);
+  return route::ratio(sum.dropped_requests, sum.requests);
 }
 
 TaskReport make_task_report(LoadedTask loaded, Scores run, int64_t resamples) {
@@ -156,13 +156,9 @@ TaskReport make_generated_report(LoadedTask loaded, std::vector<std::string> ans
 
 std::string filtered_answer(const LoadedTask& loaded, const std::string& filter, size_t question,
                             const std::string& answer) {
-  for (const auto& [name, apply] : loaded.task.filters) {
-    if (name == filter) {
-      return apply(answer, loaded.questions[question].fields);
-    }
-  }
-  MOE_CHECK(false, "no filter {}", filter);
-  return {};
+  const auto found = std::ranges::find(loaded.task.filters, filter, &AnswerFilter::name);
+  MOE_CHECK(found != loaded.task.filters.end(), "no filter {}", filter);
+  return found->apply(answer, loaded.questions[question].fields);
 }
 
 const Metric& main_metric(const Task& task) {

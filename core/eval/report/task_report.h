@@ -24,9 +24,10 @@ struct TaskReport {
   int64_t questions() const { return std::ssize(loaded.questions); }
 };
 
-// Compute values and aggregates: of `run`, scores of text_pairs(loaded.questions) (`resamples`: see
-// aggregate()), or of generated answers, one per question.
+// Computes values and aggregates of `run`, the scores of text_pairs(loaded.questions). `resamples`:
+// see aggregate().
 TaskReport make_task_report(LoadedTask loaded, Scores run, int64_t resamples = kBootstrapSamples);
+// Computes values and aggregates of generated answers, one per question.
 TaskReport make_generated_report(LoadedTask loaded, std::vector<std::string> answers);
 
 // Returns the result of the task's filter named `filter` for a generated answer.
@@ -36,13 +37,14 @@ std::string filtered_answer(const LoadedTask& loaded, const std::string& filter,
 // Returns the share of routing requests that are dropped, over all MoE layers.
 double drop_rate(const TaskReport& report);
 
-// Returns the metric to show where a task has only one: acc, else exact_match, else the first one.
+// Returns the metric that represents a task: acc, else exact_match, else the first one.
 const Metric& main_metric(const Task& task);
 
-// Running mean of a task's main metric over the questions that are complete, if it is such a mean.
+// Running mean of a task's main metric over its complete questions. Reports nothing if the metric
+// is not a mean.
 class RunningAccuracy {
  public:
-  // Receives the metric's name, its mean, and the number of complete questions.
+  // Called with the metric's name, its mean, and the number of complete questions.
   using Callback = std::function<void(const std::string& metric, double mean, int64_t questions)>;
 
   // `loaded` must outlive the object.
@@ -74,9 +76,9 @@ struct GroupAverage {
   int64_t questions = 0;
 };
 
-// Returns the mean of those of a group's tasks that are in `tasks`, weighted by their numbers of
+// Returns the mean over the group's tasks that are in `tasks`, weighted by their numbers of
 // questions n_i, with the pooled standard error of the harness: sqrt(sum((n_i - 1) n_i se_i^2) /
-// (sum n_i - number of tasks) / sum n_i); with Compat::k041 also the variance between the members.
+// (sum n_i - number of tasks) / sum n_i). Compat::k041 adds the variance between the members.
 std::optional<GroupAverage> average(const Group& group,
                                     const std::map<std::string, TaskAverage>& tasks, Compat compat);
 
@@ -105,8 +107,8 @@ std::string to_text(const PaperTable& table);
 // Returns `fraction` in per cent, rounded or truncated to `decimals`.
 std::string per_cent(double fraction, int decimals, bool truncates);
 
-// Returns the rows, of which none has more cells than the first, as lines with two spaces between
-// columns. `left_columns` are left-aligned, the others right-aligned.
+// Returns the rows as lines with two spaces between columns. `left_columns` are left-aligned, the
+// others right-aligned. No row may have more cells than the first.
 std::string align_columns(const std::vector<std::vector<std::string>>& rows,
                           const std::vector<size_t>& left_columns = {});
 

@@ -36,32 +36,24 @@ CounterValues parse_counters(const Json& json) {
   return counters;
 }
 
-// Returns the bytes of the number of columns (3 + E) and of [L, T, 3 + E] i64; "" if tokens are not
-// counted.
-std::string serialize(const std::vector<Tensor>& token_rows) {
-  if (token_rows.empty()) {
+// Returns the bytes of the three sizes and the elements of token_rows; "" if it is undefined.
+std::string serialize(const Tensor& token_rows) {
+  if (!token_rows.defined()) {
     return "";
   }
-  const Tensor rows = at::stack(token_rows).cpu().contiguous();
-  const int64_t columns = rows.size(2);
-  std::string bytes(reinterpret_cast<const char*>(&columns), sizeof columns);
-  return bytes.append(static_cast<const char*>(rows.const_data_ptr()), rows.nbytes());
+  const Tensor numbers = at::cat({at::tensor(token_rows.sizes()), token_rows.flatten()});
+  return {static_cast<const char*>(numbers.const_data_ptr()), numbers.nbytes()};
 }
 
 // Inverse of serialize().
-std::vector<Tensor> parse_token_rows(const std::string& bytes, int64_t layers) {
+Tensor parse_token_rows(const std::string& bytes) {
   if (bytes.empty()) {
     return {};
   }
-  int64_t columns = 0;
-  MOE_CHECK(bytes.size() > sizeof columns);
-  std::memcpy(&columns, bytes.data(), sizeof columns);
-  const auto numbers = static_cast<int64_t>(bytes.size() / sizeof(int64_t)) - 1;
-  const Tensor rows = at::empty({layers, numbers / (columns * layers), columns}, at::kLong);
-  MOE_CHECK(rows.nbytes() + sizeof columns == bytes.size(), "{} bytes of {} layers", bytes.size(),
-            layers);
-  std::memcpy(rows.data_ptr(), bytes.data() + sizeof columns, rows.nbytes());
-  return rows.unbind(0);
+  const Tensor numbers = at::empty({std::ssize(bytes) / 8}, at::kLong);
+  std::memcpy(numbers.data_ptr(), bytes.data(), bytes.size());
+  const int64_t* sizes = numbers.const_data_ptr<int64_t>();
+  return numbers.slice(0, 3).view({sizes[0], sizes[1], sizes[2]});
 }
 
 }  // namespace
@@ -98,9 +90,8 @@ std::vector<ForwardOutput> gather_forwards(distributed::Comm* ranks,
   const auto rows = distributed::gather_texts(*ranks, own ? serialize(own->token_rows) : "");
   std::vector<ForwardOutput> all;
   for (size_t rank = 0; rank < texts.size() && !texts[rank].empty(); ++rank) {
-    ForwardScores scores = parse_forward_scores(parse_json(texts[rank], "scores of another rank"));
-    const auto layers = static_cast<int64_t>(scores.counters.size());
-    all.push_back({std::move(scores), parse_token_rows(rows[rank], layers)});
+    const Json scores = parse_json(texts[rank], "scores of another rank");
+    all.push_back({parse_forward_scores(scores), parse_token_rows(rows[rank])});
   }
   return all;
 }

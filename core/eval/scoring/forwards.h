@@ -1,9 +1,8 @@
 #pragma once
-// Forward passes over several requests: their scores, the JSON of the scores (for
-// response_cache.h), and their distribution over ranks. Each rank has the whole model and plans all
-// forward passes, so that the plan does not depend on the number of ranks. In each round, every
-// rank runs one forward pass and an all-gather sends its scores to all ranks. Every rank ends with
-// the results of a single process.
+// Forward passes over several requests: their scores, as JSON for response_cache.h, and their
+// distribution over ranks. Each rank has the whole model and plans all forward passes, so that the
+// plan does not depend on the number of ranks. In each round, every rank runs one forward pass, and
+// an all-gather sends its scores to all ranks. All ranks get the results of a single process.
 
 #include <ATen/ATen.h>
 
@@ -21,12 +20,11 @@ namespace moe::eval {
 
 // A completed forward pass, for ScoreSettings::observe.
 struct Forward {
-  const std::vector<size_t>& requests;        // indices of its requests, in the order of the inputs
-  const std::vector<at::Tensor>& token_rows;  // model::ForwardResult::token_rows
+  const std::vector<size_t>& requests;  // indices of its requests, in the order of the inputs
+  const at::Tensor& token_rows;         // as in ForwardOutput
 };
 
-// A forward pass that has not run yet: the inputs that determine its scores, for a given model and
-// routing.
+// A forward pass to run: the inputs that determine its scores, for a given model and routing.
 struct PlannedForward {
   const std::vector<Request>& all;
   const std::vector<size_t>& requests;  // indices into `all`, in the order of the inputs
@@ -45,7 +43,9 @@ ForwardScores parse_forward_scores(const Json& json);
 
 struct ForwardOutput {
   ForwardScores scores;
-  std::vector<at::Tensor> token_rows = {};  // as in model::ForwardResult, if tokens are counted
+  // [L, T, 3 + E] i64 on the CPU: model::ForwardResult::token_rows of the L MoE layers. Undefined
+  // if tokens are not counted.
+  at::Tensor token_rows = {};
 };
 
 // Return the outputs (gather_forwards) or generated texts (gather_generated) of ranks 0, 1, .. in a
@@ -55,11 +55,6 @@ std::vector<ForwardOutput> gather_forwards(distributed::Comm* ranks,
                                            const std::optional<ForwardOutput>& own);
 std::vector<std::string> gather_generated(distributed::Comm* ranks,
                                           const std::optional<std::string>& own);
-
-// Returns part / whole; 0 if `whole` is 0.
-inline double share(int64_t part, int64_t whole) {
-  return route::ratio(static_cast<double>(part), static_cast<double>(whole));
-}
 
 inline size_t rank_index(const distributed::Comm* ranks) {
   return ranks == nullptr ? 0 : static_cast<size_t>(ranks->rank());

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/resources.h"
 #include "core/base/text.h"
 #include "core/eval/formats/lines.h"
 #include "core/eval/formats/text.h"
@@ -19,37 +20,23 @@ namespace {
 
 using Tokens = std::vector<int64_t>;
 
-// Encodes contexts. Keeps the tokens of the last one, because consecutive choices have the same
-// context.
-class ContextEncoder {
- public:
-  explicit ContextEncoder(const TextEncoder& encoder) : encoder_(encoder) {}
-
-  const Tokens& operator()(std::string_view context) {
-    if (!tokens_ || context != context_) {
-      tokens_ = encode_text(encoder_, context);
-      context_ = context;
-    }
-    return *tokens_;
-  }
-
- private:
-  const TextEncoder& encoder_;
-  std::string context_;
-  std::optional<Tokens> tokens_;  // of context_
+// The context encoded last, kept because consecutive choices have the same context.
+struct CachedContext {
+  std::string text;  // empty: none
+  Tokens tokens;
 };
 
-// Returns the token that stands for an empty context.
+// Returns the token that replaces an empty context.
 int64_t prefix_token(const TextEncoder& encoder) {
   USER_ERROR_IF(encoder.prefix_id < 0,
                 "a context is empty, and this tokenizer has neither BOS nor EOS within the model's "
-                "vocabulary to stand for it; add a context");
+                "vocabulary to replace it; add a context");
   return encoder.prefix_id;
 }
 
-// Returns the tokens of the context and of the continuation, see encode_requests().
+// Returns the tokens of the context and of the continuation; see encode_requests().
 std::pair<Tokens, Tokens> encode_parts(const TextEncoder& encoder, const TextPair& pair,
-                                       ContextEncoder& encode_context) {
+                                       CachedContext& context) {
   const std::string_view text = right_strip(pair.context);
   if (text.empty()) {
     Tokens tokens = encoder.encode(pair.context + pair.continuation);
@@ -59,18 +46,19 @@ std::pair<Tokens, Tokens> encode_parts(const TextEncoder& encoder, const TextPai
     return {{prefix_token(encoder)}, std::move(tokens)};
   }
   const Tokens whole = encode_text(encoder, pair.context + pair.continuation);
-  const Tokens& context = encode_context(text);
-  if (context.empty()) {  // the tokenizer's normalization removed the whole context
+  if (context.text != text) {
+    context = {std::string(text), encode_text(encoder, text)};
+  }
+  if (context.tokens.empty()) {  // the tokenizer's normalization removed the whole context
     return {{prefix_token(encoder)}, whole};
   }
-  const size_t length = std::min(context.size(), whole.size());
-  return {context, {whole.begin() + static_cast<std::ptrdiff_t>(length), whole.end()}};
+  const size_t length = std::min(context.tokens.size(), whole.size());
+  return {context.tokens, {whole.begin() + static_cast<std::ptrdiff_t>(length), whole.end()}};
 }
 
-Request encode_pair(const TextEncoder& encoder, const TextPair& pair,
-                    ContextEncoder& encode_context) {
+Request encode_pair(const TextEncoder& encoder, const TextPair& pair, CachedContext& context) {
   MOE_CHECK(encoder.window > 0, "window {}", encoder.window);
-  auto [tokens, continuation] = encode_parts(encoder, pair, encode_context);
+  auto [tokens, continuation] = encode_parts(encoder, pair, context);
   USER_ERROR_IF(continuation.empty(),
                 "{}: the continuation '{}' adds no token to its context, so it cannot be scored; "
                 "change the text",
@@ -78,37 +66,11 @@ Request encode_pair(const TextEncoder& encoder, const TextPair& pair,
   tokens.insert(tokens.end(), continuation.begin(), continuation.end());
   const int64_t length = std::min(static_cast<int64_t>(tokens.size()), encoder.window + 1);
   const auto scored = static_cast<int64_t>(continuation.size());
-  Request request;
-  request.tokens.assign(tokens.end() - length, tokens.end());
-  request.scored = std::min(scored, encoder.window);
-  request.is_truncated = scored > encoder.window;
-  request.source = pair.source;
-  request.is_gold = pair.is_gold;
-  return request;
-}
-
-// Packs items in order into batches of up to `limit` tokens, at least one item each.
-template <typename Item, typename Tokens>
-std::vector<std::vector<Item>> pack_in_order(std::vector<Item> items, int64_t limit,
-                                             const Tokens& count_tokens) {
-  std::vector<std::vector<Item>> batches;
-  int64_t filled = 0;
-  for (auto& item : items) {
-    const int64_t tokens = count_tokens(item);
-    if (batches.empty() || filled + tokens > limit) {
-      batches.emplace_back();
-      filled = 0;
-    }
-    batches.back().push_back(std::move(item));
-    filled += tokens;
-  }
-  return batches;
-}
-
-std::vector<size_t> file_order(const std::vector<Request>& requests) {
-  std::vector<size_t> order(requests.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  return order;
+  return {{tokens.end() - length, tokens.end()},
+          std::min(scored, encoder.window),
+          scored > encoder.window,
+          pair.source,
+          pair.is_gold};
 }
 
 // Attention uses one mask [branch tokens, root + branch tokens] for all branches of a group, so its
@@ -175,10 +137,10 @@ std::vector<Request> encode_requests(const TextEncoder& encoder,
   std::vector<std::exception_ptr> errors(pairs.size());
   at::parallel_for(0, static_cast<int64_t>(pairs.size()), kMinPairs,
                    [&](int64_t begin, int64_t end) {
-                     ContextEncoder encode_context(encoder);
+                     CachedContext context;
                      for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
                        try {
-                         requests[i] = encode_pair(encoder, pairs[i], encode_context);
+                         requests[i] = encode_pair(encoder, pairs[i], context);
                        } catch (...) {
                          errors[i] = std::current_exception();
                          return;
@@ -222,62 +184,64 @@ std::vector<TextPair> read_text_pairs(const std::filesystem::path& file,
 }
 
 int64_t auto_batch_tokens(const model::ModelConfig& config, const route::RouterSettings& router,
-                          const MappedWeights& weights) {
+                          uint64_t mapped_bytes) {
   constexpr int64_t kMaxTokens = 4096, kMinTokens = 512, kLayerBytes = int64_t{1} << 30;
   const int64_t per_token = model::layer_bytes_per_token(config, router);
   int64_t tokens = kMaxTokens;
   while (tokens > kMinTokens && tokens > kLayerBytes / per_token) {
     tokens /= 2;
   }
-  if (weights.bytes <= weights.available_memory) {
+  const uint64_t available_bytes = available_memory_bytes();
+  if (mapped_bytes <= available_bytes) {
     return tokens;
   }
   const int64_t experts = config.moe ? config.moe->experts : 1;
   const int64_t active =
       config.moe ? std::max<int64_t>(1, router.family->typical_active_experts(router, experts)) : 1;
   const int64_t target = kMaxTokens * std::max<int64_t>(1, experts / active);
-  const auto max_tokens = static_cast<int64_t>(weights.available_memory / 4) / per_token;
+  const auto max_tokens = static_cast<int64_t>(available_bytes / 4) / per_token;
   while (2 * tokens <= std::min(target, max_tokens)) {
     tokens *= 2;
   }
   return tokens;
 }
 
-Batches batches_by_length(const std::vector<Request>& requests, int64_t batch_tokens) {
-  const auto inputs = [&](size_t index) { return requests[index].inputs(); };
-  std::vector<size_t> order = file_order(requests);
-  std::ranges::stable_sort(order, [&](size_t a, size_t b) { return inputs(a) > inputs(b); });
-  return pack_in_order(std::move(order), batch_tokens, inputs);
-}
-
-Batches groups_in_order(const std::vector<Request>& requests, int64_t group_tokens) {
-  return pack_in_order(file_order(requests), group_tokens,
-                       [&](size_t index) { return requests[index].inputs(); });
-}
-
 bool routes_in_groups(const model::ModelConfig& config, const route::RouterSettings& router) {
   return config.moe && route::has_capacity(router);
 }
 
-PrefixBatches pack_prefix_groups(std::vector<PrefixGroup> groups, int64_t limit) {
-  PrefixBatches batches = pack_in_order(std::move(groups), limit,
-                                        [](const PrefixGroup& group) { return group.tokens(); });
-  for (auto& batch : batches) {
-    std::ranges::stable_sort(
-        batch, [](const PrefixGroup& a, const PrefixGroup& b) { return a.root > b.root; });
+std::vector<PrefixGroup> single_request_groups(const std::vector<Request>& requests) {
+  std::vector<PrefixGroup> groups;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    groups.push_back({i, requests[i].inputs(), {}, {{i, -1}}});
+  }
+  return groups;
+}
+
+PrefixBatches pack_in_order(std::vector<PrefixGroup> groups, int64_t limit) {
+  PrefixBatches batches;
+  int64_t batch_tokens = 0;  // of the last batch
+  for (auto& group : groups) {
+    const int64_t tokens = group.tokens();
+    if (batches.empty() || batch_tokens + tokens > limit) {
+      batches.emplace_back();
+      batch_tokens = 0;
+    }
+    batches.back().push_back(std::move(group));
+    batch_tokens += tokens;
   }
   return batches;
 }
 
-PrefixBatches single_request_groups(const std::vector<Request>& requests, const Batches& batches) {
-  PrefixBatches groups;
-  for (const auto& batch : batches) {
-    auto& single = groups.emplace_back();
-    for (const size_t index : batch) {
-      single.push_back({index, requests[index].inputs(), {}, {{index, -1}}});
-    }
+PrefixBatches pack_longest_first(std::vector<PrefixGroup> groups, int64_t limit) {
+  std::ranges::stable_sort(groups, [](const PrefixGroup& a, const PrefixGroup& b) {
+    return a.tokens() != b.tokens() ? a.tokens() > b.tokens() : a.request < b.request;
+  });
+  PrefixBatches batches = pack_in_order(std::move(groups), limit);
+  for (auto& batch : batches) {
+    std::ranges::stable_sort(batch, std::greater<>(), &PrefixGroup::root);
   }
-  return groups;
+  return batches;
 }
 
 int64_t PrefixGroup::tokens() const {
@@ -289,7 +253,8 @@ int64_t PrefixGroup::tokens() const {
 // request to a group if this saves tokens, keeps at least half of the root, and does not exceed
 // kMaxBranchTokens.
 std::vector<PrefixGroup> find_prefix_groups(const std::vector<Request>& requests) {
-  std::vector<size_t> sorted = file_order(requests);
+  std::vector<size_t> sorted(requests.size());
+  std::iota(sorted.begin(), sorted.end(), size_t{0});
   const auto inputs_end = [&](size_t index) { return requests[index].tokens.end() - 1; };
   std::ranges::stable_sort(sorted, [&](size_t a, size_t b) {
     return std::lexicographical_compare(requests[a].tokens.begin(), inputs_end(a),
@@ -315,9 +280,6 @@ std::vector<PrefixGroup> find_prefix_groups(const std::vector<Request>& requests
     groups.push_back(make_prefix_group(requests, sorted, begin, end, root));
     begin = end;
   }
-  std::ranges::stable_sort(groups, [](const PrefixGroup& a, const PrefixGroup& b) {
-    return a.tokens() != b.tokens() ? a.tokens() > b.tokens() : a.request < b.request;
-  });
   return groups;
 }
 

@@ -1,8 +1,8 @@
 #pragma once
-// Requests: text pairs encoded as tokens as in lm-evaluation-harness (models/huggingface.py and
-// api/model.py of 0.4.13), and their grouping into forward passes. Without a capacity, the grouping
-// changes scores by rounding only. With a capacity, it determines which tokens are routed together;
-// groups are consecutive requests in file order.
+// Requests (text pairs as tokens) and their grouping into forward passes. Pairs are encoded as in
+// lm-evaluation-harness (models/huggingface.py and api/model.py of 0.4.13). Without a capacity, the
+// grouping changes scores by rounding only. With a capacity, it determines which tokens are routed
+// together: a group is consecutive requests in file order.
 
 #include <cstdint>
 #include <filesystem>
@@ -73,35 +73,32 @@ struct Generation {
 };
 
 enum class Bos { kAuto, kOn, kForce, kOff };
-// Returns true if a BOS is added to texts. kAuto follows the tokenizer's configuration, as the
-// harness does since late 2025. kOn adds one if the tokenizer has one, as the harness's
-// add_bos_token=True; kForce throws UserError if it has none.
+// Returns true if a BOS is added to texts. kAuto follows the tokenizer's configuration (the default
+// of the harness since late 2025). kOn adds a BOS if the tokenizer has one (add_bos_token=True of
+// the harness). kForce throws UserError if the tokenizer has none.
 bool resolve_bos(Bos bos, const io::Tokenizer& tokenizer);
 
 // A tokenizer with the harness's rules for BOS and empty contexts.
 struct TextEncoder {
   // Encodes without BOS. Thread-safe.
   std::function<std::vector<int64_t>(std::string_view)> encode;
-  // Token that is added as BOS and that replaces an empty context: the tokenizer's BOS, else its
-  // EOS.
-  int64_t prefix_id = 0;
+  int64_t prefix_id = 0;    // replaces an empty context: the tokenizer's BOS, else its EOS
   std::string prefix_text;  // text of prefix_id; no BOS is added to a text that begins with it
-  bool adds_bos = false;
-  int64_t window = 0;  // the model's max_position_embeddings
+  bool adds_bos = false;    // prefix_id precedes every text
+  int64_t window = 0;       // the model's max_position_embeddings
 };
 TextEncoder make_encoder(const io::Tokenizer& tokenizer, bool adds_bos, int64_t window);
 
 // Returns the tokens of a text, with a BOS if the encoder adds one.
 std::vector<int64_t> encode_text(const TextEncoder& encoder, std::string_view text);
 
-// Encodes all pairs, on all threads. If several pairs fail, throws the error of the first one.
+// Encodes all pairs, on all threads. Throws UserError for the first pair without a token to score.
 //
 // White space at the end of a context is moved to the continuation. With n = the number of tokens
-// of encode(context), a request is encode(context), followed by encode(context + continuation)
-// without its first n tokens. As in the harness, this loses text if a token spans the end of the
-// context: Llama 3 has a token for "." and a line feed, so the line feed after a context that ends
-// in "." is lost. A context that is empty or white space is replaced by the prefix token. Throws
-// UserError if a pair has no token to score.
+// of encode(context), a request is encode(context), then encode(context + continuation) without its
+// first n tokens. As in the harness, this loses text if a token spans the end of the context: Llama
+// 3 has a token for "." and a line feed, so a line feed after a context that ends in "." is lost. A
+// context that is empty or white space is replaced by the prefix token.
 std::vector<Request> encode_requests(const TextEncoder& encoder,
                                      const std::vector<TextPair>& pairs);
 
@@ -113,9 +110,9 @@ std::vector<TextPair> text_pairs(const std::vector<Question>& questions);
 std::vector<TextPair> read_text_pairs(const std::filesystem::path& file,
                                       std::optional<int64_t> limit = std::nullopt);
 
-// Requests with a common prefix, which is computed once. For example, the choices of a question
-// have the same context, and equal requests have the same inputs. A group is packed as the prefix
-// (the root) and one branch for each distinct remainder (model::Packed::prefix_index).
+// Requests with a common prefix (the root), which is computed once, such as the choices of a
+// question. A group is packed as the root and one branch for each distinct remainder
+// (model::Packed::prefix_index).
 struct PrefixGroup {
   struct Branch {
     size_t request;  // the branch is the inputs root, root + 1, .. of this request
@@ -133,48 +130,35 @@ struct PrefixGroup {
   int64_t tokens() const;  // of root and branches
 };
 
-// Assigns each request to a group. Sorts the groups by descending tokens(), ties by `request`.
-// Sharing prefixes changes scores by rounding only.
+// Assigns each request to a group. Sharing prefixes changes scores by rounding only.
 std::vector<PrefixGroup> find_prefix_groups(const std::vector<Request>& requests);
 
-// Weights in mapped files. If they do not fit in memory, every forward pass reads them from disk.
-struct MappedWeights {
-  uint64_t bytes = 0;  // 0: not mapped
-  uint64_t available_memory = 0;
-};
-
 // Returns the value of --batch-tokens auto: 4096 tokens, halved (down to 512) while the activations
-// of a layer exceed 1 GiB. 4096 tokens suffice for full GEMM speed in a narrow model: of the values
-// from 256 to 4096, HellaSwag was fastest at 4096 and MMLU within 3 % of its best. The value
-// depends only on the model and its router, so that results on another machine are bitwise
-// identical.
+// of a layer exceed 1 GiB. 4096 tokens suffice for full GEMM speed in a narrow model: of 256 to
+// 4096, HellaSwag was fastest at 4096 and MMLU within 3 % of its best. The value depends only on
+// the model and its router, so that results on another machine are bitwise identical.
 //
-// For mapped weights that do not fit in memory, the value is doubled while each expert has at most
-// 4096 rows on average and the activations of a layer fit in a quarter of the memory, so that GEMMs
-// take longer than reading the weights from disk. Then the value depends on the machine.
+// Exception: `mapped_bytes` of weights in mapped files do not fit in memory, so that every forward
+// pass reads them from disk. Then the value is doubled while each expert has at most 4096 rows on
+// average and the activations of a layer fit in a quarter of the memory, so that GEMMs take longer
+// than reading.
 int64_t auto_batch_tokens(const model::ModelConfig& config, const route::RouterSettings& router,
-                          const MappedWeights& weights = {});
-
-using Batches = std::vector<std::vector<size_t>>;  // indices of requests
-
-// Packs requests, longest first (ties in file order), into batches of up to `batch_tokens` tokens.
-// A request of more tokens is a batch by itself.
-Batches batches_by_length(const std::vector<Request>& requests, int64_t batch_tokens);
-// Packs requests in file order into batches of up to `group_tokens` tokens. A request of more
-// tokens is a batch by itself.
-Batches groups_in_order(const std::vector<Request>& requests, int64_t group_tokens);
+                          uint64_t mapped_bytes);
 
 // Returns true if the scores of a request depend on the other requests of its forward pass: if the
 // model has MoE layers and the router a finite capacity.
 bool routes_in_groups(const model::ModelConfig& config, const route::RouterSettings& router);
 
+// Returns a group without branches for each request, in file order: no prefix is shared.
+std::vector<PrefixGroup> single_request_groups(const std::vector<Request>& requests);
+
 using PrefixBatches = std::vector<std::vector<PrefixGroup>>;
 
 // Packs groups in the given order into batches of up to `limit` tokens. A larger group is a batch
-// by itself. Sorts each batch by root length, because attention computes adjacent sequences of
-// equal length together.
-PrefixBatches pack_prefix_groups(std::vector<PrefixGroup> groups, int64_t limit);
-// Returns `batches` with a group without branches for each request: no prefix is shared.
-PrefixBatches single_request_groups(const std::vector<Request>& requests, const Batches& batches);
+// by itself.
+PrefixBatches pack_in_order(std::vector<PrefixGroup> groups, int64_t limit);
+// Packs groups by descending tokens(), ties by `request`. Sorts each batch by root length, because
+// attention computes adjacent sequences of equal length together.
+PrefixBatches pack_longest_first(std::vector<PrefixGroup> groups, int64_t limit);
 
 }  // namespace moe::eval

@@ -1,12 +1,10 @@
 #pragma once
-// File to which the model's responses are appended during an evaluation, so that an interrupted
-// evaluation can be resumed. An entry is the scores of a whole forward pass, because they depend on
-// all of its requests, or a generated answer. Results with a cache equal results without one. The
-// key of an entry is a hash of everything that the result depends on: contents and routing of the
-// model, precision, device type, version of moe, and the requests' tokens.
-//
-// The file (core/io/formats.md) is an io::LineLog. Numbers are stored without rounding. Invalid
-// lines are ignored.
+// Log of the model's responses, from which an interrupted evaluation is resumed. An entry is a
+// generated answer, or the scores of a whole forward pass, because they depend on all its requests.
+// Results with a cache equal results without one. The key of an entry is a hash of everything that
+// the result depends on: contents and routing of the model, precision, device type, version of moe,
+// and the requests' tokens. The file (core/io/formats.md) is an io::LineLog. Numbers are stored
+// without rounding. Invalid lines are ignored.
 
 #include <string>
 #include <unordered_map>

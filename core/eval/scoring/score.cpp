@@ -9,11 +9,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
+#include <numeric>
 #include <string_view>
 
 #include "core/base/error.h"
-#include "core/base/resources.h"
 #include "core/data/records.h"
 #include "core/eval/formats/lines.h"
 #include "core/eval/formats/text.h"
@@ -68,72 +67,54 @@ struct PackedBatch {
 };
 
 // Packs the inputs of a batch: all roots, then all branches.
-class Packer {
- public:
-  explicit Packer(const std::vector<Request>& requests) : requests_(requests) {}
-
-  PackedBatch pack(const std::vector<PrefixGroup>& groups) {
-    std::vector<int64_t> root_rows;
-    for (const PrefixGroup& group : groups) {
-      root_rows.push_back(append(group.request, 0, group.root, -1));
-    }
-    for (size_t number = 0; number < groups.size(); ++number) {
-      add_members(groups[number], static_cast<int64_t>(number), root_rows[number]);
-    }
-    std::ranges::stable_sort(
-        batch_.scored, [](const ScoredToken& a, const ScoredToken& b) { return a.row < b.row; });
-    set_targets();
-    batch_.inputs.ids = at::tensor(ids_, at::kLong);
-    if (batch_.inputs.lengths.size() == groups.size()) {
-      batch_.inputs.prefix_index.clear();  // no branches
-    }
-    return std::move(batch_);
-  }
-
- private:
-  // Appends the inputs [begin, begin + length) of a request as a sequence. Returns its first row.
-  int64_t append(size_t request, int64_t begin, int64_t length, int64_t prefix) {
-    const auto row = static_cast<int64_t>(ids_.size());
-    const auto from = requests_[request].tokens.begin() + begin;
-    ids_.insert(ids_.end(), from, from + length);
-    batch_.inputs.lengths.push_back(length);
-    batch_.inputs.prefix_index.push_back(prefix);
+PackedBatch pack(const std::vector<Request>& requests, const std::vector<PrefixGroup>& groups) {
+  PackedBatch batch;
+  std::vector<int64_t> ids, root_rows;
+  // Appends inputs [begin, begin + length) of a request as a sequence. Returns its first row.
+  const auto append = [&](size_t request, int64_t begin, int64_t length, int64_t prefix) {
+    const auto row = static_cast<int64_t>(ids.size());
+    const auto from = requests[request].tokens.begin() + begin;
+    ids.insert(ids.end(), from, from + length);
+    batch.inputs.lengths.push_back(length);
+    batch.inputs.prefix_index.push_back(prefix);
     return row;
+  };
+  for (const PrefixGroup& group : groups) {
+    root_rows.push_back(append(group.request, 0, group.root, -1));
   }
-
-  void add_members(const PrefixGroup& group, int64_t number, int64_t root_row) {
+  for (size_t number = 0; number < groups.size(); ++number) {
+    const PrefixGroup& group = groups[number];
     std::vector<int64_t> branch_rows;
-    for (const auto& branch : group.branches) {
-      branch_rows.push_back(append(branch.request, group.root, branch.length, number));
+    for (const auto& [request, length] : group.branches) {
+      branch_rows.push_back(append(request, group.root, length, static_cast<int64_t>(number)));
     }
     for (const auto& [index, branch] : group.members) {
-      const Request& request = requests_[index];
+      const Request& request = requests[index];
       for (int64_t i = request.inputs() - request.scored; i < request.inputs(); ++i) {
-        const int64_t row = i < group.root ? root_row + i : branch_rows[branch] + i - group.root;
-        batch_.scored.push_back({row, request.tokens[static_cast<size_t>(i) + 1], index});
+        const int64_t row =
+            i < group.root ? root_rows[number] + i : branch_rows[branch] + i - group.root;
+        batch.scored.push_back({row, request.tokens[static_cast<size_t>(i) + 1], index});
       }
-      batch_.requests.push_back(index);
+      batch.requests.push_back(index);
     }
   }
-
-  // Sets batch_.targets, and output_rows to the distinct rows whose logits are needed.
-  void set_targets() {
-    std::vector<int64_t> rows;
-    for (const ScoredToken& token : batch_.scored) {
-      if (rows.empty() || rows.back() != token.row) {
-        rows.push_back(token.row);
-      }
-      batch_.targets.push_back({static_cast<int64_t>(rows.size()) - 1, token.target});
+  std::ranges::stable_sort(batch.scored, {}, &ScoredToken::row);
+  std::vector<int64_t> rows;  // distinct rows whose logits are needed
+  for (const ScoredToken& token : batch.scored) {
+    if (rows.empty() || rows.back() != token.row) {
+      rows.push_back(token.row);
     }
-    if (!rows.empty()) {
-      batch_.inputs.output_rows = at::tensor(rows, at::kLong);
-    }
+    batch.targets.push_back({static_cast<int64_t>(rows.size()) - 1, token.target});
   }
-
-  const std::vector<Request>& requests_;
-  std::vector<int64_t> ids_;
-  PackedBatch batch_;
-};
+  if (!rows.empty()) {
+    batch.inputs.output_rows = at::tensor(rows, at::kLong);
+  }
+  batch.inputs.ids = at::tensor(ids, at::kLong);
+  if (batch.inputs.lengths.size() == groups.size()) {
+    batch.inputs.prefix_index.clear();  // no branches
+  }
+  return batch;
+}
 
 // Computes the scores of a batch from its hidden states and adds them to `total`. `hidden`: [N, D]
 // f32, one row for each of batch.inputs.output_rows.
@@ -172,7 +153,9 @@ ForwardOutput find_or_run(const model::Llama& llama, const std::vector<Request>&
   model::ForwardResult result = llama.forward(batch.inputs, settings.routing);
   add_batch(llama, batch, result.hidden, total);
   ForwardOutput output;
-  output.token_rows = std::move(result.token_rows);
+  if (!result.token_rows.empty()) {
+    output.token_rows = at::stack(result.token_rows).cpu();
+  }
   if (!result.counters.empty()) {
     output.scores.counters = route::read_counters(result.counters);
   }
@@ -205,8 +188,8 @@ void add_output(const PackedBatch& batch, const ForwardOutput& output,
   }
 }
 
-// Returns the minimum of forward_limit() over all ranks. It can differ between ranks, because it
-// may depend on the available memory.
+// Returns the minimum of forward_limit() over all ranks, which differs between ranks if it depends
+// on the available memory.
 int64_t min_forward_limit(const model::Llama& llama, const ScoreSettings& settings) {
   int64_t tokens = forward_limit(llama.config(), llama.mapped_bytes(), settings);
   const bool is_set =
@@ -222,10 +205,10 @@ int64_t min_forward_limit(const model::Llama& llama, const ScoreSettings& settin
 PrefixBatches plan_forwards(const model::ModelConfig& config, const std::vector<Request>& requests,
                             const ScoreSettings& settings, int64_t limit) {
   if (routes_in_groups(config, settings.routing.router)) {
-    return single_request_groups(requests, groups_in_order(requests, limit));
+    return pack_in_order(single_request_groups(requests), limit);
   }
-  return settings.observe ? single_request_groups(requests, batches_by_length(requests, limit))
-                          : pack_prefix_groups(find_prefix_groups(requests), limit);
+  return pack_longest_first(
+      settings.observe ? single_request_groups(requests) : find_prefix_groups(requests), limit);
 }
 
 // Adds a token to `counts`. `rows`: [3 + E], the token's row of route::count_rows_by_token().
@@ -241,35 +224,27 @@ void add_token_rows(const int64_t* rows, int64_t experts, route::CounterValues& 
   }
 }
 
-// A text and the name of its source in routing statistics.
-struct SourceText {
-  std::string text, source;
-};
-
-SourceText parse_text(const data::RecordReader& reader, data::Record& record,
-                      const std::filesystem::path& file) {
+// Returns the text and the source of a record.
+std::pair<std::string, std::string> parse_text(const data::RecordReader& reader,
+                                               data::Record& record,
+                                               const std::filesystem::path& file) {
   if (reader.form() == data::RecordForm::kText) {
     return {std::move(record.text), file.string()};
   }
   const std::string where = fmt::format("{} line {}", file.string(), record.line);
   const Json json = parse_json(record.text, where);
-  USER_ERROR_IF(!json.is_object(),
-                "{}: not a JSON object; a record is {{\"text\": .., \"source\": ..}}", where);
   return {get_string(json, "text", where), get_source(json, file.string())};
 }
 
-void add_windows(const SourceText& text, const TextEncoder& encoder, int64_t end_id,
-                 std::vector<Request>& requests) {
-  const std::vector<int64_t> ids = encode_text(encoder, text.text);
-  const auto size = static_cast<int64_t>(ids.size());
-  const int64_t window = std::min(kTextWindow, encoder.window);
-  for (int64_t begin = 0; begin < size; begin += window) {
-    const int64_t end = std::min(begin + window, size);
-    Request request;
-    request.tokens.assign(ids.begin() + begin, ids.begin() + end);
-    request.tokens.push_back(end < size ? ids[static_cast<size_t>(end)] : end_id);
-    request.source = text.source;
-    requests.push_back(std::move(request));
+// Appends the windows of a text, each with its next token as target.
+void add_windows(const std::string& text, const std::string& source, const TextEncoder& encoder,
+                 int64_t end_id, std::vector<Request>& requests) {
+  std::vector<int64_t> ids = encode_text(encoder, text);
+  ids.push_back(end_id);
+  const int64_t inputs = std::ssize(ids) - 1, window = std::min(kTextWindow, encoder.window);
+  for (int64_t begin = 0; begin < inputs; begin += window) {
+    const int64_t end = std::min(begin + window, inputs);
+    requests.push_back({.tokens = {ids.begin() + begin, ids.begin() + end + 1}, .source = source});
   }
 }
 
@@ -280,9 +255,9 @@ int64_t forward_limit(const model::ModelConfig& config, uint64_t mapped_bytes,
   if (routes_in_groups(config, settings.routing.router)) {
     return settings.group_tokens * settings.routing.ep_ranks;
   }
-  return settings.batch_tokens > 0 ? settings.batch_tokens
-                                   : auto_batch_tokens(config, settings.routing.router,
-                                                       {mapped_bytes, available_memory_bytes()});
+  return settings.batch_tokens > 0
+             ? settings.batch_tokens
+             : auto_batch_tokens(config, settings.routing.router, mapped_bytes);
 }
 
 int64_t largest_forward(const model::ModelConfig& config, uint64_t mapped_bytes,
@@ -290,18 +265,14 @@ int64_t largest_forward(const model::ModelConfig& config, uint64_t mapped_bytes,
   int64_t largest = 0;
   const int64_t limit = forward_limit(config, mapped_bytes, settings);
   for (const auto& batch : plan_forwards(config, requests, settings, limit)) {
-    int64_t tokens = 0;
-    for (const auto& group : batch) {
-      tokens += group.tokens();
-    }
-    largest = std::max(largest, tokens);
+    const auto add = [](int64_t sum, const PrefixGroup& group) { return sum + group.tokens(); };
+    largest = std::max(largest, std::accumulate(batch.begin(), batch.end(), int64_t{0}, add));
   }
   return largest;
 }
 
 Scores score_requests(const model::Llama& llama, const std::vector<Request>& requests,
-                      const ScoreSettings& settings,
-                      const std::function<void(int64_t)>& on_progress) {
+                      const ScoreSettings& settings) {
   check_same_requests(llama, requests, settings);
   const PrefixBatches batches =
       plan_forwards(llama.config(), requests, settings, min_forward_limit(llama, settings));
@@ -310,11 +281,10 @@ Scores score_requests(const model::Llama& llama, const std::vector<Request>& req
   total.scores.resize(requests.size());
   total.forwards = static_cast<int64_t>(batches.size());
   const size_t ranks = num_ranks(settings.ranks), rank = rank_index(settings.ranks);
-  int64_t done = 0;
   for (size_t begin = 0; begin < batches.size(); begin += ranks) {
     std::vector<PackedBatch> round;  // one per rank
     for (size_t i = begin; i < std::min(begin + ranks, batches.size()); ++i) {
-      round.push_back(Packer(requests).pack(batches[i]));
+      round.push_back(pack(requests, batches[i]));
     }
     std::optional<ForwardOutput> own;
     distributed::on_all_ranks(settings.ranks, [&] {
@@ -326,10 +296,6 @@ Scores score_requests(const model::Llama& llama, const std::vector<Request>& req
     distributed::on_all_ranks(settings.ranks, [&] {
       for (size_t i = 0; i < round.size(); ++i) {
         add_output(round[i], all.at(i), settings, total);
-        done += static_cast<int64_t>(round[i].requests.size());
-        if (on_progress) {
-          on_progress(done);
-        }
       }
     });
   }
@@ -353,12 +319,8 @@ void TokenTally::begin(const std::vector<Request>& requests) {
   requests_ = &requests;
   source_indices_.clear();
   gold_.clear();
-  std::map<std::string, size_t> index;
-  for (size_t i = 0; i < sources_.size(); ++i) {
-    index[sources_[i].name] = i;
-  }
   for (const auto& request : requests) {
-    const auto [entry, is_new] = index.try_emplace(request.source, sources_.size());
+    const auto [entry, is_new] = source_numbers_.try_emplace(request.source, sources_.size());
     if (is_new) {
       sources_.push_back({request.source, TokenCounts(layers_)});
     }
@@ -374,30 +336,26 @@ void TokenTally::add_request(size_t index, const int64_t* rows, int64_t all_toke
                              int64_t columns) {
   const Request& request = (*requests_)[index];
   auto& source = sources_[source_indices_[index]].layers;
-  for (size_t layer = 0; layer < layers_; ++layer) {
-    const int64_t* next = rows + static_cast<int64_t>(layer) * all_tokens * columns;
-    for (int64_t i = 0; i < request.inputs(); ++i, next += columns) {
-      add_token_rows(next, columns - 3, source[layer]);
-      if (request.is_gold) {
-        add_token_rows(next, columns - 3, gold_[layer]);
-      }
-      vocabulary_[static_cast<size_t>(request.tokens[static_cast<size_t>(i)])].rows +=
-          next[0] + next[1] + next[2];
-    }
-  }
-  for (size_t i = 0; i + 1 < request.tokens.size(); ++i) {
-    VocabularyEntry& entry = vocabulary_[static_cast<size_t>(request.tokens[i])];
-    ++entry.count;
+  for (int64_t i = 0; i < request.inputs(); ++i) {
+    const auto id = static_cast<size_t>(request.tokens[i]);
     const PieceShape next = shapes_.at(static_cast<size_t>(request.tokens[i + 1]));
-    entry.complete += shapes_.at(static_cast<size_t>(request.tokens[i])).starts_word &&
-                      (next.starts_word || !next.starts_letter);
+    VocabularyEntry& entry = vocabulary_[id];
+    ++entry.count;
+    entry.complete += shapes_[id].starts_word && (next.starts_word || !next.starts_letter);
+    for (size_t layer = 0; layer < layers_; ++layer) {
+      const int64_t* row = rows + (static_cast<int64_t>(layer) * all_tokens + i) * columns;
+      add_token_rows(row, columns - 3, source[layer]);
+      if (request.is_gold) {
+        add_token_rows(row, columns - 3, gold_[layer]);
+      }
+      entry.rows += row[0] + row[1] + row[2];
+    }
   }
 }
 
 void TokenTally::add(const Forward& forward) {
-  MOE_CHECK(forward.token_rows.size() == layers_, "{} of {} layers", forward.token_rows.size(),
-            layers_);
-  const at::Tensor rows = at::stack(forward.token_rows).cpu();  // [L, T, 3 + E]
+  const at::Tensor& rows = forward.token_rows;
+  MOE_CHECK(static_cast<size_t>(rows.size(0)) == layers_, "{} layers", rows.size(0));
   const int64_t* first = rows.const_data_ptr<int64_t>();
   for (const size_t index : forward.requests) {
     add_request(index, first, rows.size(1), rows.size(2));
@@ -431,7 +389,8 @@ std::vector<Request> read_text_windows(const std::vector<std::filesystem::path>&
       if (!record) {
         break;
       }
-      add_windows(parse_text(reader, *record, file), encoder, end_id, requests);
+      const auto [text, source] = parse_text(reader, *record, file);
+      add_windows(text, source, encoder, end_id, requests);
     }
     USER_ERROR_IF(requests.size() == before, "{}: the file has no text", file.string());
   }

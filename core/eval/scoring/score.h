@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,8 +40,8 @@ struct Scores {
   int64_t head_rows = 0;                       // rows of logits that this rank computed
 };
 
-// Returns the number of tokens of the largest forward pass of score_requests(), before the model is
-// loaded. `mapped_bytes`: as model::Llama::mapped_bytes() of the model.
+// Returns the number of tokens of the largest forward pass of score_requests(). Does not need the
+// loaded model. `mapped_bytes`: model::Llama::mapped_bytes() of the model.
 int64_t largest_forward(const model::ModelConfig& config, uint64_t mapped_bytes,
                         const std::vector<Request>& requests, const ScoreSettings& settings);
 
@@ -49,12 +50,10 @@ int64_t largest_forward(const model::ModelConfig& config, uint64_t mapped_bytes,
 int64_t forward_limit(const model::ModelConfig& config, uint64_t mapped_bytes,
                       const ScoreSettings& settings);
 
-// Scores all requests. Calls `on_progress` with the number of completed requests after each forward
-// pass. Throws UserError if a log-probability is not finite, or if the ranks' requests or settings
-// differ.
+// Scores all requests. Throws UserError if a log-probability is not finite, or if the ranks'
+// requests or settings differ.
 Scores score_requests(const model::Llama& llama, const std::vector<Request>& requests,
-                      const ScoreSettings& settings,
-                      const std::function<void(int64_t)>& on_progress = {});
+                      const ScoreSettings& settings);
 
 struct VocabularyEntry {
   int64_t id = 0;
@@ -92,7 +91,7 @@ PieceShape piece_shape(const std::string& piece);
 // model::RoutingOptions::count_tokens.
 class TokenTally {
  public:
-  // `tokenizer` must outlive the tally.
+  // `tokenizer` must outlive the object.
   TokenTally(const io::Tokenizer& tokenizer, int64_t vocab_size, size_t layers);
 
   // Sets the requests of the following forward passes. `requests` must outlive the calls of add().
@@ -110,6 +109,7 @@ class TokenTally {
   std::vector<PieceShape> shapes_;           // [V]
   std::vector<VocabularyEntry> vocabulary_;  // [V], without pieces
   std::vector<TokenStats::Source> sources_;
+  std::map<std::string, size_t> source_numbers_;  // name -> index into sources_
   const std::vector<Request>* requests_ = nullptr;
   std::vector<size_t> source_indices_;  // [requests] index into sources_
   TokenCounts gold_;
@@ -117,12 +117,11 @@ class TokenTally {
 
 inline constexpr int64_t kTextWindow = 2048;  // tokens, as in Dynamic MoE
 
-// Reads raw text as requests for routing statistics (Dynamic MoE, Tables 2 and 4), in file order,
-// with no token to score. Reads the first `limit` texts of each file (core/data/records.h: plain
-// text, or JSON records with a "text" and an optional "source"). Adds the encoder's BOS to each
-// text and splits it into windows of kTextWindow tokens, or of the model's window if that is
-// shorter. `end_id`: token to append to each text. Throws UserError if a file is missing, is a
-// folder, has an invalid record, or has no text.
+// Reads raw text as requests without a token to score, for routing statistics (Dynamic MoE, Tables
+// 2 and 4). Reads the first `limit` texts of each file (core/data/records.h: plain text, or JSON
+// records with a "text" and an optional "source"). Adds the encoder's BOS to each text, appends
+// `end_id`, and splits it into windows of kTextWindow tokens, or of the model's window if that is
+// shorter. Throws UserError if a file is missing, is a folder, has an invalid record, or no text.
 std::vector<Request> read_text_windows(const std::vector<std::filesystem::path>& files,
                                        const TextEncoder& encoder, int64_t end_id,
                                        std::optional<int64_t> limit);

@@ -1,16 +1,16 @@
-#include "core/eval/tasks/known_tasks.h"
-
 #include <algorithm>
 #include <map>
 
 #include "core/base/text.h"
 #include "core/eval/formats/text.h"
+#include "core/eval/tasks/task.h"
 
 namespace moe::eval {
 namespace {
 
 using Texts = std::vector<std::string>;
 
+// The contents of known/*.toml.
 struct Declarations {
   std::vector<Json> tasks;  // arguments of make_known_task()
   std::vector<Group> groups;
@@ -95,16 +95,6 @@ const Declarations& declarations() {
   return all;
 }
 
-void add_tasks(const Group& group, Texts& tasks) {
-  for (const auto& member : group.members) {
-    if (const Group* inner = find_group(member)) {
-      add_tasks(*inner, tasks);
-    } else if (std::ranges::find(tasks, member) == tasks.end()) {
-      tasks.push_back(member);
-    }
-  }
-}
-
 }  // namespace
 
 const std::vector<Task>& known_tasks(Compat compat) {
@@ -126,17 +116,20 @@ const std::vector<Task>& known_tasks(Compat compat) {
 const std::vector<Group>& known_groups() { return declarations().groups; }
 
 const Group* find_group(const std::string& name) {
-  for (const auto& group : known_groups()) {
-    if (group.name == name) {
-      return &group;
-    }
-  }
-  return nullptr;
+  const auto found = std::ranges::find(known_groups(), name, &Group::name);
+  return found == known_groups().end() ? nullptr : &*found;
 }
 
 Texts group_tasks(const Group& group) {
   Texts tasks;
-  add_tasks(group, tasks);
+  for (const auto& member : group.members) {
+    const Group* inner = find_group(member);
+    for (const auto& task : inner != nullptr ? group_tasks(*inner) : Texts{member}) {
+      if (std::ranges::find(tasks, task) == tasks.end()) {
+        tasks.push_back(task);
+      }
+    }
+  }
   return tasks;
 }
 
@@ -146,11 +139,9 @@ Texts groups_among(const Texts& names) {
     if (const Group* group = find_group(name)) {
       Texts found = groups_among(group->members);
       found.insert(found.begin(), name);
-      for (const auto& entry : found) {
-        if (std::ranges::find(groups, entry) == groups.end()) {
-          groups.push_back(entry);
-        }
-      }
+      std::ranges::copy_if(found, std::back_inserter(groups), [&](const auto& entry) {
+        return std::ranges::find(groups, entry) == groups.end();
+      });
     }
   }
   return groups;

@@ -13,7 +13,7 @@ namespace {
 using Texts = std::vector<std::string>;
 
 template <typename Entry>
-const Entry& named(const std::map<std::string, Entry>& table, const std::string& name) {
+const Entry& find_entry(const std::map<std::string, Entry>& table, const std::string& name) {
   const auto found = table.find(name);
   MOE_CHECK(found != table.end(), "a task file names '{}'", name);
   return found->second;
@@ -42,28 +42,24 @@ jinja::Value PromptTemplate::evaluate(const OrderedJson& document) const {
   }
 }
 
-// Returns `convert()`; a value that has no text or JSON is a UserError.
-template <typename Convert>
-auto PromptTemplate::convert_value(const Convert& convert) const {
+// Returns `value` as text or as JSON. Throws UserError if it has no such form.
+std::string PromptTemplate::convert(const jinja::Value& value, bool to_json) const {
   try {
-    return convert();
+    return (to_json ? jinja::to_json(value, {}) : jinja::to_text(value)).utf8();
   } catch (const jinja::Fault& fault) {
     throw UserError("'{}': {}", printable(template_.source()), fault.message);
   }
 }
 
 std::string PromptTemplate::operator()(const OrderedJson& document) const {
-  const jinja::Value found = evaluate(document);
-  return convert_value([&] { return jinja::to_text(found).utf8(); });
+  return convert(evaluate(document), /*to_json=*/false);
 }
 
 OrderedJson PromptTemplate::value(const OrderedJson& document) const {
-  const jinja::Value found = evaluate(document);
-  if (found.text() != nullptr) {
-    return found.text()->utf8();
-  }
-  const std::string json = convert_value([&] { return jinja::to_json(found, {}).utf8(); });
-  return parse_ordered_json(json, template_.source());
+  const jinja::Value result = evaluate(document);
+  return result.text() != nullptr
+             ? OrderedJson(result.text()->utf8())
+             : parse_ordered_json(convert(result, /*to_json=*/true), template_.source());
 }
 
 DocumentReader find_document_reader(const std::string& name, const Schema& schema) {
@@ -90,7 +86,7 @@ DocumentReader find_document_reader(const std::string& name, const Schema& schem
       return read_exported(files.at(0), schema, limit);
     };
   }
-  return named(readers, name);
+  return find_entry(readers, name);
 }
 
 std::function<std::string(const std::string&, const OrderedJson&)> extraction(const Json& setting) {
@@ -100,7 +96,7 @@ std::function<std::string(const std::string&, const OrderedJson&)> extraction(co
                                                           {"option", first_option},
                                                           {"sorted_words", sorted_words}};
   if (setting.is_string()) {
-    return named(extracts, setting.get<std::string>());
+    return find_entry(extracts, setting.get<std::string>());
   }
   if (setting.contains("words")) {
     return [words = setting.at("words").get<Texts>()](

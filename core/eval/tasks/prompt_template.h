@@ -29,8 +29,7 @@ class PromptTemplate {
 
  private:
   jinja::Value evaluate(const OrderedJson& document) const;
-  template <typename Convert>
-  auto convert_value(const Convert& convert) const;
+  std::string convert(const jinja::Value& value, bool to_json) const;
 
   jinja::Template template_;
 };
@@ -41,8 +40,8 @@ struct Target {
   std::string text;
 };
 
-// The following functions look up a reader or filter by the name in a task file. An unknown name
-// fails a MOE_CHECK, because only the task files in known/ can name them.
+// The following functions return a reader or filter by its name in a task file. An unknown name
+// fails a MOE_CHECK, because only the task files in known/ may contain such names.
 
 // Returns a reader of documents.h ("arc", "piqa", ..), or for "fields" the reader of files with the
 // fields of `schema` (read_exported()).

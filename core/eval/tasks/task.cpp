@@ -33,14 +33,14 @@ const Texts kKnownKeys = split_words(
     "alias choices_are_contexts dataset_path documents extract fewshot_excludes_question "
     "fewshot_fixed fields gold_may_be_absent in_0_4_1 not_in_0_4_1 origin process_docs reader");
 
-// Keys of the harness's task files that are written otherwise here, and how.
+// Keys of the harness's task files that moe does not support, and their replacements.
 constexpr std::pair<const char*, const char*> kHarnessKeys[] = {
     {"dataset_path dataset_name dataset_kwargs test_split validation_split",
      "set 'data' to the file of questions (JSON lines, CSV or TSV)"},
     {"training_split fewshot_split fewshot_config",
      "set 'fewshot_data' to the file of examples, and 'fewshot_sampler'"},
     {"generation_kwargs", "set until and max_gen_toks as keys of the task; decoding is greedy"},
-    {"filter_list process_results", "exact_match compares the whole answer, cut at 'until'"},
+    {"filter_list process_results", "exact_match compares the whole answer, truncated at 'until'"},
     {"process_docs", "apply it to the questions and set 'data' to the file of the result"},
     {"include", "copy the keys of that file"},
     {"group tag", "remove it and list the task files in --tasks"},
@@ -56,8 +56,8 @@ void check_keys(const Json& settings, const std::string& where, bool is_known) {
     };
     for (const auto& [keys, advice] : kHarnessKeys) {
       USER_ERROR_IF(!is_known && is_among(split_words(keys)),
-                    "{}: '{}' of lm-evaluation-harness is written otherwise here: {}", where, key,
-                    advice);
+                    "{}: '{}' is a key of lm-evaluation-harness that moe does not support: {}",
+                    where, key, advice);
     }
     USER_ERROR_IF(value.is_string() && value.get<std::string>().starts_with("!function"),
                   "{}: {} is a Python function; write a template, or put its results into the data",
@@ -71,15 +71,15 @@ void check_keys(const Json& settings, const std::string& where, bool is_known) {
 // Returns the columns to read, one per distinct name, in header order. If several columns have the
 // same name (some exports have several unnamed ones), returns the last of them in place of the
 // first.
-std::vector<size_t> distinct_columns(const std::vector<std::string>& header) {
-  std::unordered_map<std::string, size_t> places;
-  std::vector<size_t> columns;
+std::vector<size_t> distinct_columns(const Texts& header) {
+  std::unordered_map<std::string, size_t> last;
   for (size_t column = 0; column < header.size(); ++column) {
-    const auto [place, is_new] = places.emplace(header[column], columns.size());
-    if (is_new) {
-      columns.push_back(column);
-    } else {
-      columns[place->second] = column;
+    last[header[column]] = column;
+  }
+  std::vector<size_t> columns;
+  for (const auto& name : header) {
+    if (const auto found = last.extract(name)) {
+      columns.push_back(found.mapped());
     }
   }
   return columns;
@@ -106,9 +106,8 @@ FirstDocuments read_any_records(const Files& files, int64_t limit) {
   if (format == ".csv" || format == ".tsv") {
     return read_table(file, format == ".tsv" ? '\t' : ',', limit);
   }
-  return first_documents(JsonLinesReader(file), limit, [](const JsonLine& record) {
-    return Document{OrderedJson(record.json), record.where};
-  });
+  return read_records(
+      file, [](const Json& json, const std::string&) { return OrderedJson(json); }, limit);
 }
 
 Split user_split(const Json& settings, const char* key, const fs::path& task_file) {
@@ -182,28 +181,22 @@ OutputType output_type(const Json& settings, const std::string& where) {
     }
   }
   throw UserError(
-      "{}: output_type '{}' is unknown; known: multiple_choice, loglikelihood, "
-      "generate_until",
+      "{}: output_type '{}' is unknown; known: multiple_choice, loglikelihood, generate_until",
       where, printable(name));
 }
 
 // Returns the function for a doc_to_choice such as "{{choices}}", whose value is a list of strings,
 // or such a list as text.
-std::function<Texts(const OrderedJson&)> list_template(const std::string& hole) {
-  return [hole, entries = PromptTemplate(hole)](const OrderedJson& document) {
+std::function<Texts(const OrderedJson&)> list_template(const std::string& text) {
+  return [text, entries = PromptTemplate(text)](const OrderedJson& document) {
     OrderedJson value = entries.value(document);
     if (value.is_string() && value.get<std::string>().starts_with('[')) {
-      value = parse_literal(value.get<std::string>(), hole);
+      value = parse_literal(value.get<std::string>(), text);
     }
-    Texts texts;
-    for (const auto& entry : value) {
-      if (value.is_array() && entry.is_string()) {
-        texts.push_back(entry.get<std::string>());
-      }
-    }
-    USER_ERROR_IF(!value.is_array() || texts.size() != value.size(),
-                  "{} must be a list of strings, not {}", hole, printable(value.dump()));
-    return texts;
+    const auto is_text = [](const OrderedJson& entry) { return entry.is_string(); };
+    USER_ERROR_IF(!value.is_array() || !std::ranges::all_of(value, is_text),
+                  "{} must be a list of strings, not {}", text, printable(value.dump()));
+    return value.get<Texts>();
   };
 }
 
@@ -384,8 +377,7 @@ Task make_user_task(const Json& settings, const fs::path& file) {
   USER_ERROR_IF(
       name.empty() || name.find_first_of("/\\") != std::string::npos || terminal_line(name) != name,
       "'task' is '{}'; it is part of file names and must not be empty or contain slashes or "
-      "control "
-      "characters",
+      "control characters",
       printable(name));
   DataSet data;
   data.scored = user_split(settings, "data", file);

@@ -53,9 +53,10 @@ fs::path find_file(const fs::path& folder, const std::string& pattern, const std
   return file;
 }
 
-// Returns the paths of exports of a split, which find_file() takes: TASK/SPLIT.jsonl, .csv and
-// .parquet, and the Parquet files of a copy of the Hub's data set, DATASET/CONFIG/SPLIT-* or, as
-// the Hub converts them, DATASET/CONFIG/SPLIT/0000.parquet. DATASET is its name or the task's.
+// Returns the possible paths of a split exported from the Hub, as patterns of find_file():
+// TASK/SPLIT.jsonl, .csv and .parquet; the Parquet files of a copy of the Hub's data set,
+// DATASET/CONFIG/SPLIT-*; and those of the Hub's conversion, DATASET/CONFIG/SPLIT/0000.parquet.
+// DATASET is the name of the data set or of the task.
 std::vector<std::string> exported_paths(const Task& task, const Split& split) {
   if (task.data.schema.empty()) {
     return {};
@@ -82,15 +83,15 @@ std::vector<std::string> exported_paths(const Task& task, const Split& split) {
 // Returns the main paths as text: "logiqa/Test.txt, or logiqa/test.jsonl, .csv or .parquet, or
 // logiqa/data/test-00000-of-00001*.parquet".
 std::string expected_paths(const Task& task, const Split& split) {
-  std::string paths;
+  std::vector<std::string> paths;
   for (const auto& layout : split.layouts) {
-    paths += fmt::format("{}{}", paths.empty() ? "" : ", or ", fmt::join(layout.files, " and "));
+    paths.push_back(fmt::format("{}", fmt::join(layout.files, " and ")));
   }
   if (const auto exported = exported_paths(task, split); !exported.empty()) {
-    paths += fmt::format("{}{}, .csv or .parquet, or {}", paths.empty() ? "" : ", or ", exported[0],
-                         exported[3]);
+    paths.push_back(exported[0] + ", .csv or .parquet");
+    paths.push_back(exported[3]);
   }
-  return paths;
+  return fmt::format("{}", fmt::join(paths, ", or "));
 }
 
 // Returns the files of a layout; empty if none exists. Throws UserError if only some exist. If the
@@ -142,18 +143,16 @@ FileLayout find_split(const Task& task, const Split& split, const fs::path& data
       "task {}: {} not found ({}); download it from {}, or export {} from the Hub, or change "
       "--data",
       task.name,
-      split.layouts.empty() ? (data / exported_paths(task, split).front()).string()
-                            : (data / split.layouts.front().files.front()).string(),
+      (data / (split.layouts.empty() ? exported_paths(task, split) : split.layouts[0].files)[0])
+          .string(),
       "expected under --data: " + expected_paths(task, split), task.data.origin, task.data.hub);
 }
 
 FirstDocuments read_split(const Task& task, const FileLayout& layout, int64_t limit) {
   FirstDocuments first = layout.read({layout.files.begin(), layout.files.end()}, limit);
   USER_ERROR_IF(first.total == 0, "{}: the file has no questions", layout.files.front());
-  for (auto& document : first.documents) {
-    if (task.data.process) {
-      task.data.process(document.fields);
-    }
+  if (task.data.process) {
+    std::ranges::for_each(first.documents, task.data.process, &Document::fields);
   }
   return first;
 }
@@ -186,8 +185,8 @@ int64_t find_gold(const Task& task, const Target& target, const Question& questi
   return found == question.choices.end() ? -1 : found - question.choices.begin();
 }
 
-// Returns true if `delimiter` texts are put between `left` and `right`: neither is empty or has
-// white space at the boundary.
+// Returns true if a delimiter is inserted between `left` and `right`: neither is empty or has white
+// space at the boundary.
 bool is_delimited(const std::string& left, const std::string& right) {
   return !left.empty() && !right.empty() && right_strip(left).size() == left.size() &&
          left_strip(right).size() == right.size();
@@ -198,7 +197,7 @@ std::string join_texts(const std::string& left, const std::string& right,
   return left + (is_delimited(left, right) ? delimiter : "") + right;
 }
 
-// Returns a question and its answer. Without an answer, the question is to be answered.
+// Returns the messages of a question and its answer. If `answer` is empty, the model must answer.
 Messages make_turn(const Task& task, const OrderedJson& document, const std::string& question,
                    const std::string& delimiter, const std::string& answer) {
   const std::string begin = task.answer_begin ? task.answer_begin(document) : "";
@@ -331,15 +330,13 @@ Task find_task(const std::string& name, Compat compat) {
   USER_ERROR_IF(name.ends_with(".yaml") || name.ends_with(".yml"),
                 "{}: YAML is not supported; write the keys to a .toml or .json file",
                 printable(name));
+  std::vector<std::string> known;
   for (const auto& task : known_tasks(compat)) {
     if (task.name == name) {
       USER_ERROR_IF(compat == Compat::k041 && !task.not_in_0_4_1.empty(),
                     "task {}: {}; remove --compat 0.4.1", name, task.not_in_0_4_1);
       return task;
     }
-  }
-  std::vector<std::string> known;
-  for (const auto& task : known_tasks()) {
     known.push_back(task.name);
   }
   for (const auto& group : known_groups()) {
@@ -356,15 +353,15 @@ Task find_task(const std::string& name, Compat compat) {
 std::vector<LoadedTask> load_tasks(const std::vector<std::string>& names, const fs::path& data,
                                    std::optional<int64_t> limit, const TaskOptions& options) {
   std::vector<Task> tasks;
-  std::set<std::string> added, given;  // names of all tasks; of those named without a group
+  std::set<std::string> loaded_names, single_names;  // of all tasks; of those outside a group
   for (const auto& name : names) {
     const Group* group = find_group(name);
     for (const auto& member :
          group != nullptr ? group_tasks(*group) : std::vector<std::string>{name}) {
       Task task = find_task(member, options.compat);
-      USER_ERROR_IF(group == nullptr && !given.insert(task.name).second,
+      USER_ERROR_IF(group == nullptr && !single_names.insert(task.name).second,
                     "--tasks names '{}' twice; remove one of them", printable(task.name));
-      if (added.insert(task.name).second) {
+      if (loaded_names.insert(task.name).second) {
         tasks.push_back(std::move(task));
       }
     }
@@ -434,8 +431,8 @@ std::vector<size_t> ShotSampler::draw(const OrderedJson& document) {
   }
   USER_ERROR_IF(
       others.size() < count,
-      "task {}: {} examples needed, its file has only {} without the question itself; use "
-      "a smaller --num-fewshot",
+      "task {}: {} examples needed, but its file has only {} besides the question itself; use a "
+      "smaller --num-fewshot",
       task_.name, count_, others.size());
   drawn.clear();
   for (const uint64_t index : random_.sample(others.size(), count)) {

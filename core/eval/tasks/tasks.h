@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/eval/tasks/known_tasks.h"
+#include "core/eval/tasks/task.h"
 
 namespace moe::eval {
 

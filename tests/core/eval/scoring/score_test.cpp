@@ -79,7 +79,6 @@ struct Outputs {
   Scores scores;
   std::vector<std::vector<size_t>> observed, answered;
   int64_t token_rows = 0;  // their sum
-  std::vector<int64_t> progress;
 };
 
 Outputs score(const model::Llama& llama, const std::vector<Request>& requests,
@@ -91,7 +90,7 @@ Outputs score(const model::Llama& llama, const std::vector<Request>& requests,
     settings.routing.count_tokens = true;
     settings.observe = [&](const Forward& forward) {
       outputs.observed.push_back(forward.requests);
-      for (const auto& rows : forward.token_rows) {
+      for (const auto& rows : forward.token_rows.unbind(0)) {
         outputs.token_rows += rows.sum().item<int64_t>() * (1 + rows.size(0));
       }
     };
@@ -100,14 +99,13 @@ Outputs score(const model::Llama& llama, const std::vector<Request>& requests,
     outputs.answered.push_back(answered);
     REQUIRE(so_far.scores[answered[0]].tokens > 0);
   };
-  outputs.scores = score_requests(llama, requests, settings,
-                                  [&](int64_t done) { outputs.progress.push_back(done); });
+  outputs.scores = score_requests(llama, requests, settings);
   return outputs;
 }
 
 bool are_same(const Outputs& a, const Outputs& b) {
   return a.observed == b.observed && a.answered == b.answered && a.token_rows == b.token_rows &&
-         a.progress == b.progress && same(a.scores, b.scores);
+         same(a.scores, b.scores);
 }
 
 TextEncoder bytes_encoder(int64_t window) {
@@ -230,8 +228,9 @@ TEST_CASE("with a capacity scores do not depend on the batch size", "[eval]") {
     check_equal(score(llama, requests, {routing, batch_tokens, 100}), reference.scores, 0.0);
   }
   CHECK(reference.forwards ==
-        static_cast<int64_t>(groups_in_order(requests, 200).size()));  // 100 a rank, 2 ranks
-  CHECK(reference.counters.size() == 2);                               // MoE layers
+        static_cast<int64_t>(
+            pack_in_order(single_request_groups(requests), 200).size()));  // 100 a rank, 2 ranks
+  CHECK(reference.counters.size() == 2);                                   // MoE layers
   CHECK(reference.counters[0].tokens == reference.input_tokens);
   CHECK(reference.counters[0].dropped_requests > 0);
   // The group size changes scores, so it is printed.
@@ -276,11 +275,23 @@ TEST_CASE("batches keep whole requests, groups keep the order of the file", "[ev
     return requests;
   };
   const auto requests = of_lengths({3, 5, 2, 9, 4, 5});
-  CHECK(groups_in_order(requests, 8) == Batches{{0, 1}, {2}, {3}, {4}, {5}});
-  CHECK(groups_in_order(requests, 10) == Batches{{0, 1, 2}, {3}, {4, 5}});
-  CHECK(batches_by_length(requests, 10) == Batches{{3}, {1, 5}, {4, 0, 2}});
-  CHECK(batches_by_length(requests, 1) == Batches{{3}, {1}, {5}, {4}, {0}, {2}});
-  CHECK(groups_in_order({}, 8).empty());
+  const auto indices = [](const PrefixBatches& batches) {
+    std::vector<std::vector<size_t>> all;
+    for (const auto& batch : batches) {
+      all.emplace_back();
+      for (const auto& group : batch) {
+        all.back().push_back(group.request);
+      }
+    }
+    return all;
+  };
+  using Indices = std::vector<std::vector<size_t>>;
+  const auto groups = single_request_groups(requests);
+  CHECK(indices(pack_in_order(groups, 8)) == Indices{{0, 1}, {2}, {3}, {4}, {5}});
+  CHECK(indices(pack_in_order(groups, 10)) == Indices{{0, 1, 2}, {3}, {4, 5}});
+  CHECK(indices(pack_longest_first(groups, 10)) == Indices{{3}, {1, 5}, {4, 0, 2}});
+  CHECK(indices(pack_longest_first(groups, 1)) == Indices{{3}, {1}, {5}, {4}, {0}, {2}});
+  CHECK(pack_in_order({}, 8).empty());
 }
 
 TEST_CASE("weights that are not finite throw UserError", "[eval]") {

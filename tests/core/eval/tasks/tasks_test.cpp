@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <set>
 
-#include "core/eval/tasks/known_tasks.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/matchers.h"
