@@ -35,9 +35,6 @@ std::shared_ptr<const io::Tokenizer> find_tokenizer(const std::filesystem::path&
                                                     int64_t vocab_size,
                                                     const io::EditedFiles& edited = {});
 
-// Reads `model`, a config.json or the folder that has it.
-model::ModelConfig read_config(const std::filesystem::path& model);
-
 // Returns the files, by name, with which a model trained by a chat template is used:
 // chat_template.jinja if it is not that of the parent's folder, and generation_config.json with the
 // token that ends a turn if the parent's does not end there. None for other templates.
