@@ -148,6 +148,11 @@ Llama::Weights::Weights(const io::Checkpoint& checkpoint, const ModelConfig& mod
   for (const WeightSlot& slot : slots(moe_names(written_form(config)))) {
     if (slot.kind == WeightSlot::Kind::kSmall) {
       *slot.tensor = at::zeros(slot.shape, device);
+      std::map<std::string, Tensor> views;
+      add_blocks(slot.value(), slot.names, slot.rows, views);
+      for (const auto& [name, view] : views) {
+        view.copy_(stored_tensor(checkpoint, name));
+      }
     } else if (!is_mapped) {
       *slot.tensor = at::empty(slot.shape, at::TensorOptions(device).dtype(
                                                inference_type(checkpoint, slot.names, precision)));
