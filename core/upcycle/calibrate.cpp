@@ -20,8 +20,7 @@ namespace {
 using at::Tensor;
 
 Tensor read_router(const io::Checkpoint& child, int64_t layer) {
-  const ExpertMatrix matrix =
-      expert_slice(child, fmt::format("model.layers.{}.mlp.gate.weight", layer), 0, 1);
+  const ExpertMatrix matrix = expert_slice(child, layer_prefix(layer) + "mlp.gate.weight", 0, 1);
   const Tensor router = at::empty(matrix.info.shape);
   read_values(matrix, 0, {router.data_ptr<float>(), static_cast<size_t>(router.numel())});
   return router;
@@ -71,16 +70,15 @@ GateMeasure measure_gates(const io::Checkpoint& parent, const io::Checkpoint& ch
   MOE_CHECK(config.moe, "{} is dense", child.folder().string());
   const Llama dense = Llama::load(parent, {}, text.device, Storage::kStored);
   GateMeasure measure{text.name, std::ssize(text.ids), {}};
-  std::map<int64_t, size_t> index;  // in measure.layers
-  std::vector<Tensor> routers;
+  std::map<int64_t, Tensor> routers;
   for (const int64_t layer : config.moe->layers) {
-    index[layer] = routers.size();
-    routers.push_back(read_router(child, layer).to(text.device));
+    routers[layer] = read_router(child, layer).to(text.device);
     measure.layers.push_back({layer, 0, {}});
   }
   const auto on_input = [&](int64_t layer, const Tensor& input) {
-    if (const auto found = index.find(layer); found != index.end()) {
-      measure_layer(input, routers[found->second], *config.moe, measure.layers[found->second]);
+    if (const auto gates = std::ranges::find(measure.layers, layer, &LayerGates::layer);
+        gates != measure.layers.end()) {
+      measure_layer(input, routers.at(layer), *config.moe, *gates);
     }
   };
   for (const auto& ids : verify_windows(text, dense.config())) {
@@ -92,11 +90,10 @@ GateMeasure measure_gates(const io::Checkpoint& parent, const io::Checkpoint& ch
 
 double compute_gate_scale(const GateMeasure& measure) {
   const double mean = measure.mean_gate_sum();
-  USER_ERROR_IF(
-      !(mean > 0) || !std::isfinite(1 / mean),
-      "--gate-scale auto: the gates of all {} tokens of {} sum to {}, no factor brings that to 1; "
-      "another --seed draws other routers, another --calibration measures elsewhere",
-      measure.tokens, measure.text, mean);
+  USER_ERROR_IF(!(mean > 0) || !std::isfinite(1 / mean),
+                "--gate-scale auto: the gates of all {} tokens of {} sum to {}, no factor scales "
+                "that to 1; try another --seed or --calibration text",
+                measure.tokens, measure.text, mean);
   return 1 / mean;
 }
 
@@ -108,12 +105,12 @@ std::vector<std::string> describe_dead_experts(const GateMeasure& measure) {
     if (dead.size() == layer.load.size()) {
       sentences.push_back(
           fmt::format("layer {} starts dead: no expert has a positive logit on {}; its router gets "
-                      "no gradient there; another --seed draws another",
+                      "no gradient there; try another --seed",
                       layer.layer, where));
     } else if (!dead.empty()) {
       sentences.push_back(
           fmt::format("layer {}: {} of {} experts start dead, without a positive logit on {}: {}; "
-                      "another --seed draws others",
+                      "try another --seed",
                       layer.layer, dead.size(), layer.load.size(), where, fmt::join(dead, ", ")));
     }
   }

@@ -1,8 +1,8 @@
 #pragma once
-// Calibration of a new mixture on a text, before any training: the size of its gates, which
-// --gate-scale auto divides by (core/route/README.md), and the ReLU experts that no token reaches.
-// The text runs through the dense parent once, and each router reads the input of the parent's
-// feed-forward: a layer's gates thus do not depend on the scale of other layers.
+// Calibration of a new mixture on a text, before any training: the mean gate sum, whose inverse is
+// --gate-scale auto (core/route/README.md), and the ReLU experts without tokens. The text runs
+// through the dense parent once. The routers read the inputs of the feed-forwards of the parent, so
+// that the gates of a layer do not depend on the gate scale of other layers.
 
 #include <cstdint>
 #include <filesystem>
@@ -39,8 +39,9 @@ double compute_gate_scale(const GateMeasure& measure);
 // Returns a sentence for each layer in which some expert, or every expert, has no token.
 std::vector<std::string> describe_dead_experts(const GateMeasure& measure);
 
-// Calibrates the written folder `staged` for upcycle(): sets gate_scale if `settings` leave it open
-// (1, without a run, if the router's weights sum to 1), and warns of dead experts of ReLU routers.
+// Calibrates the written folder `staged` for upcycle(): determines gate_scale if it is empty in
+// `settings` (1 without a forward pass if the gate weights sum to 1), and finds the experts of ReLU
+// routers that get no token.
 Calibration calibrate(const io::Checkpoint& parent, const std::filesystem::path& staged,
                       const UpcycleSettings& settings, const VerifyText& text);
 

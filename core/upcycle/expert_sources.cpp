@@ -6,11 +6,12 @@
 #include <functional>
 #include <map>
 #include <numeric>
-#include <optional>
 
 #include "core/base/error.h"
+#include "core/base/option.h"
 #include "core/base/random.h"
 #include "core/base/text.h"
+#include "core/model/config/compute.h"
 #include "core/model/config/folder_tensors.h"
 #include "core/model/config/weights.h"
 
@@ -38,14 +39,14 @@ void check_fits(const io::Checkpoint& parent, const io::Checkpoint& base,
                 const ModelConfig& base_config) {
   const ModelConfig config = parse_config(parent.config(), parent.config_name());
   USER_ERROR_IF(config.moe,
-                "--expert {}: is a mixture of experts already; its parents are dense folders",
+                "--expert {}: is already a mixture of experts; parents must be dense folders",
                 parent.folder().string());
-  const auto theirs = shape_fields(config), ours = shape_fields(base_config);
-  for (size_t i = 0; i < ours.size(); ++i) {
-    USER_ERROR_IF(theirs[i] != ours[i],
-                  "--expert {}: {} is {}, but {} in {}; the parents of a mixture have one shape",
-                  parent.folder().string(), ours[i].first, theirs[i].second, ours[i].second,
-                  base.folder().string());
+  const auto sizes = shape_fields(config), base_sizes = shape_fields(base_config);
+  for (size_t i = 0; i < base_sizes.size(); ++i) {
+    USER_ERROR_IF(sizes[i] != base_sizes[i],
+                  "--expert {}: {} is {}, but {} in {}; all parents must have equal sizes",
+                  parent.folder().string(), base_sizes[i].first, sizes[i].second,
+                  base_sizes[i].second, base.folder().string());
   }
   check_tensors(parent, config);
 }
@@ -87,16 +88,10 @@ void check_range(const ExpertMatrix& matrix, std::span<const float> values) {
                          std::any_of(values.begin(), values.end(), [&](float value) {
                            return std::fabs(value) > kMaxF16 && std::isfinite(value);
                          });
-  USER_ERROR_IF(is_beyond,
-                "{}: {:g} times a weight of it is beyond fp16; give --dtype bf16 or fp32",
-                matrix.info.name, matrix.factor);
-}
-
-std::optional<double> parse_number(const std::string& text) {
-  double number = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
-  return error == std::errc() && stop == end ? std::optional(number) : std::nullopt;
+  USER_ERROR_IF(
+      is_beyond,
+      "{}: {:g} times one of its weights exceeds the range of fp16; use --dtype bf16 or fp32",
+      matrix.info.name, matrix.factor);
 }
 
 int64_t count_dropped(int64_t width, double share) { return static_cast<int64_t>(share * width); }
@@ -153,6 +148,52 @@ std::string expert_prefix(const std::string& name) {
   return name.substr(0, name.rfind('.', name.rfind('.') - 1));
 }
 
+// Writes the matrix without variation.
+void write_matrix(io::SafetensorsWriter& writer, const ExpertMatrix& matrix) {
+  if (matrix.info.dtype == matrix.from && matrix.factor == 1 && is_contiguous(matrix)) {
+    const auto bytes = matrix.bytes.first(matrix.info.bytes());
+    writer.write(bytes);
+    matrix.file->file().drop(bytes);
+    return;
+  }
+  write_blocks(writer, matrix.info, [&](int64_t begin, std::span<float> block) {
+    matrix.file->file().drop(read_values(matrix, begin, block));
+    check_range(matrix, block);
+  });
+}
+
+// Writes the varied matrix. Reads the matrix of the parent twice, first for its moments.
+void write_varied(io::SafetensorsWriter& writer, const ExpertMatrix& matrix,
+                  const Variation& variation, uint64_t seed) {
+  const bool is_drop = variation.kind == Variation::Kind::kDrop;
+  const bool is_down = matrix.info.name.ends_with("down_proj.weight");
+  std::vector<bool> dropped;
+  if (is_drop) {
+    const std::string& name = matrix.info.name;
+    dropped = draw_dropped(matrix.info.shape[is_down ? 1 : 0], variation.share, seed,
+                           (variation.separate ? name : expert_prefix(name)) + " dimensions");
+  }
+  const auto is_changed = [&](size_t row, size_t column) {
+    return !is_drop || dropped[is_down ? column : row];
+  };
+  const Moments moments = compute_moments(matrix, is_changed);
+  Random random(seed, matrix.info.name + " varied");
+  std::vector<std::byte> out(matrix.info.shape[1] * io::dtype_bytes(matrix.info.dtype));
+  for_each_row(matrix, [&](size_t row, std::span<float> values) {
+    for (size_t column = 0; column < values.size(); ++column) {
+      if (is_changed(row, column)) {
+        const double center = is_drop ? moments.mean : static_cast<double>(values[column]);
+        const double deviation = is_drop ? moments.std : variation.share * moments.std;
+        values[column] = static_cast<float>(center + deviation * random.normal());
+      }
+    }
+    check_range(matrix, values);
+    convert(std::as_bytes(values), io::DType::kF32, out, matrix.info.dtype);
+    writer.write(out);
+  });
+  matrix.file->file().drop(matrix.bytes);
+}
+
 }  // namespace
 
 ExpertParent parse_expert_parent(const std::string& text) {
@@ -168,7 +209,7 @@ ExpertParent parse_expert_parent(const std::string& text) {
     return {text, 1};
   }
   USER_ERROR_IF(error != std::errc() || copies < 1 || copies > 65536,
-                "--expert '{}': the number of copies behind ':' is from 1 to 65536", text);
+                "--expert '{}': the number of copies after ':' must be between 1 and 65536", text);
   return {text.substr(0, colon), copies};
 }
 
@@ -205,21 +246,23 @@ std::vector<int64_t> ExpertParents::experts(const io::Checkpoint& parent) const 
   return experts;
 }
 
-void write_mean(io::SafetensorsWriter& writer, const io::TensorInfo& info,
-                const std::vector<std::unique_ptr<io::Checkpoint>>& parents) {
-  std::vector<float> values;
-  std::vector<double> sums;
-  write_blocks(writer, info, [&](int64_t begin, std::span<float> block) {
-    values.resize(block.size());
-    sums.assign(block.size(), 0.0);
-    for (const auto& parent : parents) {
-      read_block(*parent, info.name, begin, values);
-      std::transform(values.begin(), values.end(), sums.begin(), sums.begin(),
-                     [](float value, double sum) { return sum + value; });
-    }
-    std::transform(sums.begin(), sums.end(), block.begin(),
-                   [&](double sum) { return static_cast<float>(sum / parents.size()); });
-  });
+io::TensorSource mean_tensor(const io::TensorInfo& info,
+                             std::shared_ptr<const ExpertParents> parents) {
+  return {info, [info, parents](io::SafetensorsWriter& writer) {
+            std::vector<float> values;
+            std::vector<double> sums;
+            write_blocks(writer, info, [&](int64_t begin, std::span<float> block) {
+              values.resize(block.size());
+              sums.assign(block.size(), 0.0);
+              for (const auto& parent : parents->checkpoints()) {
+                read_block(*parent, info.name, begin, values);
+                std::ranges::transform(values, sums, sums.begin(), std::plus<double>());
+              }
+              std::ranges::transform(sums, block.begin(), [&](double sum) {
+                return static_cast<float>(sum / parents->checkpoints().size());
+              });
+            });
+          }};
 }
 
 io::TensorSource extended_tensor(const io::TensorInfo& info, const io::Checkpoint& parent,
@@ -234,20 +277,27 @@ io::TensorSource extended_tensor(const io::TensorInfo& info, const io::Checkpoin
               for (float& value : block) {
                 double& sum = sums[static_cast<size_t>(first % width)];
                 const int64_t row = first++ / width;
-                sum += row < begin ? static_cast<double>(value) : 0.0;
-                value = row < begin || row >= end
-                            ? value
-                            : static_cast<float>(sum / static_cast<double>(begin));
+                if (row < begin) {
+                  sum += static_cast<double>(value);
+                } else if (row < end) {
+                  value = static_cast<float>(sum / static_cast<double>(begin));
+                }
               }
             });
           }};
 }
 
-void write_converted(io::SafetensorsWriter& writer, const io::TensorInfo& info,
-                     const io::Checkpoint& parent, const std::string& name) {
-  write_blocks(writer, info, [&](int64_t begin, std::span<float> block) {
-    read_block(parent, name, begin, block);
-  });
+io::TensorSource copied_tensor(const io::TensorInfo& info, const io::Checkpoint& parent,
+                               const std::string& source) {
+  return {info, [info, &parent, source](io::SafetensorsWriter& writer) {
+            if (info.dtype == parent.info(source).dtype) {
+              writer.copy(*parent.tensor_file(source), source);
+              return;
+            }
+            write_blocks(writer, info, [&](int64_t begin, std::span<float> block) {
+              read_block(parent, source, begin, block);
+            });
+          }};
 }
 
 void FiniteWeights::check(const io::Checkpoint& parent, const std::string& name) {
@@ -260,12 +310,12 @@ void FiniteWeights::check(const io::Checkpoint& parent, const std::string& name)
   const io::DType dtype = parent.info(name).dtype;
   for (size_t begin = 0; begin < bytes.size(); begin += kBlockBytes) {
     const auto block = bytes.subspan(begin, std::min(kBlockBytes, bytes.size() - begin));
-    if (const auto found = find_non_finite(block, dtype)) {
+    if (const auto position = find_non_finite(block, dtype)) {
       throw UserError(
-          "{}: tensor '{}' has a weight that is NaN or infinite (value {}); a mixture of such a "
-          "model computes nothing, give a checkpoint whose weights are finite",
+          "{}: tensor '{}' has a weight that is NaN or infinite (value {}); use a checkpoint whose "
+          "weights are finite",
           parent.folder().string(), printable(name),
-          begin / static_cast<size_t>(io::dtype_bytes(dtype)) + *found);
+          begin / static_cast<size_t>(io::dtype_bytes(dtype)) + *position);
     }
     file.file().drop(block);
   }
@@ -273,19 +323,34 @@ void FiniteWeights::check(const io::Checkpoint& parent, const std::string& name)
 
 void check_granularity(int64_t granularity, int64_t experts, int64_t max_experts, int64_t width) {
   USER_ERROR_IF(granularity < 1 || granularity > width || width % granularity != 0,
-                "--granularity {}: the feed-forward is {} wide and cannot be cut into so many "
-                "equal parts; give a divisor of {}",
+                "--granularity {}: the feed-forward has width {}, which is not a multiple of it; "
+                "use a divisor of {}",
                 granularity, width, width);
   USER_ERROR_IF(experts < 1 || experts > max_experts / granularity,
                 "--experts {} with --granularity {}: a layer has 1 to {} experts in all", experts,
                 granularity, max_experts);
 }
 
+MoeConfig mixture_config(const ModelConfig& dense, const std::string& layers, int64_t experts,
+                         int64_t granularity, const route::RouterSettings& router) {
+  MoeConfig moe;
+  moe.layers = parse_layers(layers, dense.layers);
+  moe.granularity = granularity;
+  moe.experts = experts * granularity;
+  moe.expert_width = dense.intermediate_size / granularity;
+  moe.router = route::with_granularity(router, granularity);
+  moe.ep_ranks = experts;
+  moe.lb_coef = route::default_lb_coef(router);
+  moe.entropy_coef = route::default_entropy_coef(router);
+  moe.router_std = dense.initializer_range;
+  return moe;
+}
+
 route::FunctionPreservation preserves_function(const MoeConfig& moe, double gate_scale) {
   const route::RouterSettings& router = moe.router;
   const route::FunctionPreservation whole = route::preserves_function(router, gate_scale);
   const bool is_exact = route::weights_sum_to_one(router) && gate_scale == 1.0;
-  if (moe.granularity == 1 || !is_exact) {
+  if (moe.granularity == 1 || !is_exact || (!router.fr && !router.capacity_factor)) {
     return whole;
   }
   if (router.fr) {
@@ -293,18 +358,13 @@ route::FunctionPreservation preserves_function(const MoeConfig& moe, double gate
                                "feed-forward, without the others",
                                moe.granularity)};
   }
-  if (!router.capacity_factor) {
-    return whole;
-  }
-  if (router.ir) {
-    return {false,
-            fmt::format("not preserved for a token that capacity drops: +ir gives it one of the {} "
-                        "slices of a feed-forward, without the others (cf=inf drops none)",
-                        moe.granularity)};
-  }
   return {false,
-          "not preserved for a token that capacity drops from all its experts: it passes by the "
-          "residual only (cf=inf serves every token)"};
+          "not preserved for a token that capacity drops" +
+              (router.ir ? fmt::format(": +ir gives it one of the {} slices of a "
+                                       "feed-forward, without the others (cf=inf drops none)",
+                                       moe.granularity)
+                         : " from all its experts: it passes by the residual only (cf=inf "
+                           "serves every token)")};
 }
 
 ExpertMatrix expert_slice(const io::Checkpoint& parent, const std::string& name, int64_t slice,
@@ -348,19 +408,6 @@ std::span<const std::byte> read_values(const ExpertMatrix& matrix, int64_t begin
   return matrix.bytes.subspan(first, values.empty() ? 0 : offset(end - 1) + step - first);
 }
 
-void write_matrix(io::SafetensorsWriter& writer, const ExpertMatrix& matrix) {
-  if (matrix.info.dtype == matrix.from && matrix.factor == 1 && is_contiguous(matrix)) {
-    const auto bytes = matrix.bytes.first(matrix.info.bytes());
-    writer.write(bytes);
-    matrix.file->file().drop(bytes);
-    return;
-  }
-  write_blocks(writer, matrix.info, [&](int64_t begin, std::span<float> block) {
-    matrix.file->file().drop(read_values(matrix, begin, block));
-    check_range(matrix, block);
-  });
-}
-
 Variation parse_variation(const std::string& text) {
   Variation variation;
   if (text == "none") {
@@ -374,17 +421,17 @@ Variation parse_variation(const std::string& text) {
     variation.separate = true;
     number.resize(number.size() - separate.size());
   }
-  const auto share = parse_number(number);
-  USER_ERROR_IF((kind != "drop" && kind != "noise") || !share,
-                "--vary '{}': is none of none, drop:0.5, drop:0.5,separate or noise:0.01", text);
-  variation.share = *share;
+  double& share = variation.share;
+  USER_ERROR_IF((kind != "drop" && kind != "noise") || !set_value(&share, number),
+                "--vary '{}': must be none, drop:0.5, drop:0.5,separate or noise:0.01", text);
   variation.kind = kind == "drop" ? Variation::Kind::kDrop : Variation::Kind::kNoise;
-  USER_ERROR_IF(kind == "drop" && !(*share > 0 && *share < 1),
-                "--vary {}: the share of dimensions that are drawn anew lies between 0 and 1; none "
-                "is a plain copy",
+  USER_ERROR_IF(kind == "drop" && !(share > 0 && share < 1),
+                "--vary {}: the share of redrawn dimensions must be between 0 and 1; none copies "
+                "without variation",
                 text);
-  USER_ERROR_IF(!(std::isfinite(*share) && *share > 0),
-                "--vary {}: the noise, relative to a matrix' deviation, must be positive", text);
+  USER_ERROR_IF(!(std::isfinite(share) && share > 0),
+                "--vary {}: the noise, in standard deviations of the matrix, must be positive",
+                text);
   return variation;
 }
 
@@ -400,53 +447,34 @@ std::string to_string(const Variation& variation) {
 void check_variation(const Variation& variation, int64_t width) {
   USER_ERROR_IF(
       variation.kind == Variation::Kind::kDrop && count_dropped(width, variation.share) == 0,
-      "--vary {}: less than one of {} dimensions; drop:{:.2g} or more draws one",
-      to_string(variation), width, 1.0 / width);
+      "--vary {}: less than one of {} dimensions; use drop:{:.2g} or more", to_string(variation),
+      width, 1.0 / width);
 }
 
-void write_varied(io::SafetensorsWriter& writer, const ExpertMatrix& matrix,
-                  const Variation& variation, uint64_t seed) {
-  MOE_CHECK(variation && matrix.info.shape.size() == 2, "{}", matrix.info.name);
-  const bool is_drop = variation.kind == Variation::Kind::kDrop;
-  const bool is_down = matrix.info.name.ends_with("down_proj.weight");
-  std::vector<bool> dropped;
-  if (is_drop) {
-    const std::string& name = matrix.info.name;
-    dropped = draw_dropped(matrix.info.shape[is_down ? 1 : 0], variation.share, seed,
-                           (variation.separate ? name : expert_prefix(name)) + " dimensions");
-  }
-  const auto is_changed = [&](size_t row, size_t column) {
-    return !is_drop || dropped[is_down ? column : row];
-  };
-  const Moments moments = compute_moments(matrix, is_changed);
-  Random random(seed, matrix.info.name + " varied");
-  std::vector<std::byte> out(matrix.info.shape[1] * io::dtype_bytes(matrix.info.dtype));
-  for_each_row(matrix, [&](size_t row, std::span<float> values) {
-    for (size_t column = 0; column < values.size(); ++column) {
-      if (is_changed(row, column)) {
-        const double kept = is_drop ? moments.mean : static_cast<double>(values[column]);
-        const double deviation = is_drop ? moments.std : variation.share * moments.std;
-        values[column] = static_cast<float>(kept + deviation * random.normal());
-      }
-    }
-    check_range(matrix, values);
-    convert(std::as_bytes(values), io::DType::kF32, out, matrix.info.dtype);
-    writer.write(out);
-  });
-  matrix.file->file().drop(matrix.bytes);
+io::TensorSource matrix_tensor(const io::TensorInfo& info, ExpertMatrix matrix,
+                               const Variation& variation, uint64_t seed) {
+  MOE_CHECK(matrix.info.shape == info.shape, "{}", info.name);
+  matrix.info = info;
+  return {info, [matrix, variation, seed](io::SafetensorsWriter& writer) {
+            variation ? write_varied(writer, matrix, variation, seed)
+                      : write_matrix(writer, matrix);
+          }};
 }
 
-void write_normal(io::SafetensorsWriter& writer, const io::TensorInfo& info, double std,
-                  uint64_t seed, const std::string& stream) {
-  Random random(seed, stream);
-  write_blocks(writer, info,
-               [&](int64_t /*begin*/, std::span<float> block) { random.fill_normal(block, std); });
+io::TensorSource normal_tensor(const io::TensorInfo& info, double std, uint64_t seed,
+                               const std::string& stream) {
+  return {info, [=](io::SafetensorsWriter& writer) {
+            Random random(seed, stream);
+            write_blocks(writer, info, [&](int64_t /*begin*/, std::span<float> block) {
+              random.fill_normal(block, std);
+            });
+          }};
 }
 
 io::TensorSource constant_tensor(const io::TensorInfo& info, float value) {
   return {info, [info, value](io::SafetensorsWriter& writer) {
             write_blocks(writer, info, [&](int64_t /*begin*/, std::span<float> block) {
-              std::fill(block.begin(), block.end(), value);
+              std::ranges::fill(block, value);
             });
           }};
 }

@@ -1,6 +1,6 @@
 #pragma once
-// Sources of the weights of a new mixture, streamed in blocks: feed-forwards of dense parents,
-// their slices and varied copies, means over parents, random numbers and constants.
+// Tensors of a new mixture: copies, slices and varied copies of the feed-forwards of dense parents,
+// means over parents, random numbers and constants. Weights are read and written in blocks.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +18,9 @@
 
 namespace moe::model {
 
+// Disk space for the headers, config and tokenizer of an output folder.
+inline constexpr uint64_t kSpaceMargin = uint64_t{1} << 20;
+
 // --expert FOLDER[:N]: N experts of each MoE layer are copies of the feed-forward of FOLDER in that
 // layer (Branch-Train-MiX, Sukhbaatar et al. 2024; mergekit).
 struct ExpertParent {
@@ -25,7 +28,8 @@ struct ExpertParent {
   int64_t copies = 1;
 };
 
-// An existing path is a folder even if it ends in ":N". Throws UserError if N is not in 1..65536.
+// Parses FOLDER[:N]. An existing path is a folder even if it ends in ":N". Throws UserError if N is
+// not in 1..65536.
 ExpertParent parse_expert_parent(const std::string& text);
 // Returns the number of experts that the parents provide, before granularity.
 int64_t count_copies(const std::vector<ExpertParent>& parents);
@@ -33,8 +37,9 @@ int64_t count_copies(const std::vector<ExpertParent>& parents);
 // Dense parent of each expert. Each folder is opened, checked and mapped once.
 class ExpertParents {
  public:
-  // Every copy of `parents` provides `granularity` experts; without parents `base`, which must
-  // outlive this object, provides all. Throws UserError if a parent is no dense folder like `base`.
+  // Every copy of `parents` provides `granularity` experts. Without parents, `base` provides all
+  // experts. `base` must outlive this object. Throws UserError if a parent is not a dense folder or
+  // has other sizes than `base`.
   ExpertParents(const io::Checkpoint& base, const ModelConfig& config,
                 const std::vector<ExpertParent>& parents, int64_t granularity = 1);
 
@@ -52,23 +57,27 @@ class ExpertParents {
   const io::Checkpoint* base_;
 };
 
-// Writes the mean over `parents` of the tensor `info.name`. Sums are f64; the mean is rounded to
-// f32, then to `info.dtype`.
-void write_mean(io::SafetensorsWriter& writer, const io::TensorInfo& info,
-                const std::vector<std::unique_ptr<io::Checkpoint>>& parents);
+// The functions that return a TensorSource describe an output tensor with the name, shape and dtype
+// of `info`. Values are computed when it is written. Checkpoints must outlive the result.
 
-// Returns tensor `info`: that of `parent`, which must outlive it, with the mean of rows 0 .. begin
-// - 1 (as by write_mean()) in rows begin .. end - 1, which `parent` may lack.
+// Returns the mean over `parents` of their tensors `info.name`. Sums are f64; the mean is rounded
+// to f32, then to `info.dtype`.
+io::TensorSource mean_tensor(const io::TensorInfo& info,
+                             std::shared_ptr<const ExpertParents> parents);
+
+// Returns the tensor of `parent`, in which rows begin .. end - 1 are the mean of rows 0 .. begin
+// - 1. `parent` may have fewer than `end` rows.
 io::TensorSource extended_tensor(const io::TensorInfo& info, const io::Checkpoint& parent,
                                  int64_t begin, int64_t end);
 
-// Writes tensor `name` of `parent`, converted to info.dtype.
-void write_converted(io::SafetensorsWriter& writer, const io::TensorInfo& info,
-                     const io::Checkpoint& parent, const std::string& name);
+// Returns a copy of tensor `source` of `parent`, converted to info.dtype.
+io::TensorSource copied_tensor(const io::TensorInfo& info, const io::Checkpoint& parent,
+                               const std::string& source);
 
-// Check of weights for NaN and infinity (UserError). Reads each tensor once.
+// Checks weights for NaN and infinity. Reads each tensor once.
 class FiniteWeights {
  public:
+  // Throws UserError that names the tensor.
   void check(const io::Checkpoint& parent, const std::string& name);
 
  private:
@@ -79,6 +88,11 @@ class FiniteWeights {
 // exceeds `max_experts`. With granularity G each feed-forward is cut along its intermediate
 // dimensions into a group of G experts (core/upcycle/README.md; virtual groups of He et al. 2024).
 void check_granularity(int64_t granularity, int64_t experts, int64_t max_experts, int64_t width);
+
+// Returns the config of a mixture with the sizes of `dense`. `layers` is the value of --layers;
+// `experts` per layer and `router` are those before granularity.
+MoeConfig mixture_config(const ModelConfig& dense, const std::string& layers, int64_t experts,
+                         int64_t granularity, const route::RouterSettings& router);
 
 // Overload of route::preserves_function() for mixtures with granularity. A router that can send a
 // token to some slices of a group and not to others does not preserve the function.
@@ -103,9 +117,6 @@ ExpertMatrix expert_slice(const io::Checkpoint& parent, const std::string& name,
 // the mapped bytes that were read, which the caller may drop (MappedFile::drop()).
 std::span<const std::byte> read_values(const ExpertMatrix& matrix, int64_t begin,
                                        std::span<float> values);
-
-// Writes the matrix. Throws UserError if a product with the factor exceeds the range of F16.
-void write_matrix(io::SafetensorsWriter& writer, const ExpertMatrix& matrix);
 
 // Perturbation of the experts: equal copies diverge slowly in training. The mixture no longer
 // computes the parent's function.
@@ -132,15 +143,16 @@ std::string to_string(const Variation& variation);
 // Throws UserError if kDrop would redraw none of the `width` dimensions of an expert.
 void check_variation(const Variation& variation, int64_t width);
 
-// Writes the varied matrix. Reads the parent's matrix twice, first for its moments. Random values
-// depend on `seed` and `matrix.info.name`, such as model.layers.3.mlp.experts.7.up_proj.weight.
-void write_varied(io::SafetensorsWriter& writer, const ExpertMatrix& matrix,
-                  const Variation& variation, uint64_t seed);
+// Returns the values of `matrix` with the variation. Random values depend on `seed` and
+// `info.name`, such as model.layers.3.mlp.experts.7.up_proj.weight. Writing the tensor throws
+// UserError if a product with the factor exceeds the range of F16.
+io::TensorSource matrix_tensor(const io::TensorInfo& info, ExpertMatrix matrix,
+                               const Variation& variation = {}, uint64_t seed = 0);
 
-// Writes N(0, std^2) as f32, rounded to the dtype of `info`. Values depend only on `seed` and
-// `stream`: the name of the tensor, or a common name for tensors that must be equal.
-void write_normal(io::SafetensorsWriter& writer, const io::TensorInfo& info, double std,
-                  uint64_t seed, const std::string& stream);
+// Returns N(0, std^2) in f32, rounded to info.dtype. Values depend only on `seed` and `stream`: the
+// name of the tensor, or a common name for tensors that must be equal.
+io::TensorSource normal_tensor(const io::TensorInfo& info, double std, uint64_t seed,
+                               const std::string& stream);
 
 io::TensorSource constant_tensor(const io::TensorInfo& info, float value);
 

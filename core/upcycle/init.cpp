@@ -6,7 +6,6 @@
 #include "core/base/version.h"
 #include "core/io/output_checks.h"
 #include "core/io/staged_folder.h"
-#include "core/model/config/compute.h"
 #include "core/tokenizer/tokenizer.h"
 #include "core/upcycle/expert_sources.h"
 
@@ -15,26 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kSpaceMargin = uint64_t{1} << 20;  // headers, config, tokenizer
-
 fs::path config_file(const fs::path& given) {
   return fs::is_directory(given) ? given / "config.json" : given;
-}
-
-constexpr int64_t kMaxExpertsRead = int64_t{1} << 18;  // limit of parse_config()
-
-MoeConfig mixture_from_flags(const InitSettings& settings, const ModelConfig& config) {
-  MoeConfig moe;
-  moe.layers = parse_layers(settings.layers, config.layers);
-  moe.granularity = settings.granularity;
-  moe.experts = *settings.experts * settings.granularity;
-  moe.expert_width = config.intermediate_size / settings.granularity;
-  moe.router = route::with_granularity(settings.router, settings.granularity);
-  moe.ep_ranks = settings.ep_ranks.value_or(*settings.experts);
-  moe.lb_coef = route::default_lb_coef(settings.router);
-  moe.entropy_coef = route::default_entropy_coef(settings.router);
-  moe.router_std = config.initializer_range;
-  return moe;
 }
 
 double matrix_std(const std::string& name, const InitSettings& settings,
@@ -42,16 +23,15 @@ double matrix_std(const std::string& name, const InitSettings& settings,
   if (is_router(name)) {
     return config.moe->router_std;
   }
-  const FolderForm form = config.moe ? written_form(*config.moe) : FolderForm::kMoe;
   const bool is_residual_output = name.ends_with(".o_proj.weight") ||
                                   name.ends_with(".down_proj.weight") ||
-                                  name.ends_with(moe_names(form).down);
+                                  name.ends_with(moe_names(written_form(config)).down);
   return settings.scaled_outputs && is_residual_output
              ? config.initializer_range / std::sqrt(2.0 * config.layers)
              : config.initializer_range;
 }
 
-// Returns the random stream of a tensor. Equal experts use that of expert 0.
+// Returns the random stream of a tensor. Equal experts use the stream of expert 0.
 std::string stream_name(const std::string& name, bool same_experts) {
   static constexpr std::string_view kExperts = ".experts.";
   const size_t begin = name.find(kExperts);
@@ -70,20 +50,18 @@ io::TensorSource random_tensor(const io::TensorInfo& info, const InitSettings& s
   if (info.name.ends_with(".bias") || is_router_bias(info.name)) {
     return constant_tensor(info, 0.0F);
   }
-  const double std = matrix_std(info.name, settings, config);
-  const auto seed = static_cast<uint64_t>(settings.seed);
-  return {info,
-          [info, std, seed, stream = stream_name(info.name, settings.same_experts)](
-              io::SafetensorsWriter& writer) { write_normal(writer, info, std, seed, stream); }};
+  return normal_tensor(info, matrix_std(info.name, settings, config),
+                       static_cast<uint64_t>(settings.seed),
+                       stream_name(info.name, settings.same_experts));
 }
 
-// Copies the tokenizer `from` into `staged`. A single file is copied through a folder of its own,
+// Copies the tokenizer `from` into `staged`. A single file is first copied into a temporary folder,
 // so that copy_tokenizer_files() adds the same companion files as for a folder.
 void add_tokenizer(const fs::path& from, const fs::path& staged, int64_t vocab_size) {
   if (fs::is_directory(from)) {
     io::copy_tokenizer_files(from, staged);
     USER_ERROR_IF(!fs::exists(staged / "tokenizer.model") && !fs::exists(staged / "tokenizer.json"),
-                  "--tokenizer {}: holds neither tokenizer.model nor tokenizer.json",
+                  "--tokenizer {}: contains neither tokenizer.model nor tokenizer.json",
                   from.string());
   } else {
     const fs::path alone = staged / "tokenizer";
@@ -132,12 +110,15 @@ InitPlan plan_init(const InitSettings& settings) {
     plan.config.dtype = settings.dtype;
   }
   USER_ERROR_IF(settings.experts && plan.config.moe,
-                "{}: describes a mixture already; --experts is for dense configs", file.string());
+                "{}: already describes a mixture; --experts is for dense configs", file.string());
   if (settings.experts) {
+    constexpr int64_t kMaxExpertsRead = int64_t{1} << 18;  // limit of parse_config()
     check_granularity(settings.granularity, *settings.experts, kMaxExpertsRead,
                       plan.config.intermediate_size);
     route::check_router(settings.router, *settings.experts);
-    plan.config.moe = mixture_from_flags(settings, plan.config);
+    plan.config.moe = mixture_config(plan.config, settings.layers, *settings.experts,
+                                     settings.granularity, settings.router);
+    plan.config.moe->ep_ranks = settings.ep_ranks.value_or(*settings.experts);
     plan.config = parse_config(Json(config_json(plan.config, plan.source)), file.string());
   }
   if (plan.config.moe) {

@@ -19,8 +19,8 @@ namespace moe::model {
 struct InitSettings {
   std::filesystem::path config;  // a config.json, or a folder that holds one
   std::filesystem::path out;
-  std::optional<int64_t>
-      experts;  // E: makes a mixture of a dense config; the next four describe it
+  // E: makes a mixture of a dense config, with the next four members.
+  std::optional<int64_t> experts;
   std::string layers = "all";
   // G: every expert is cut into G slices. `experts`, the router's k, max and cf, and ep_ranks count
   // whole experts; the folder has E G experts of width F / G, and a token uses k G of them.
@@ -45,7 +45,8 @@ struct InitPlan {
   ParameterCount parameters;
 };
 
-// Throws UserError if the config is invalid, or if `experts` and the next four do not fit it.
+// Throws UserError if the config is invalid, or if `experts` and the next four members do not fit
+// it.
 InitPlan plan_init(const InitSettings& settings);
 
 // Writes OUT, all or nothing: config.json, tensors, tokenizer files, init.json, whose content it

@@ -88,28 +88,28 @@ constexpr std::array kDenseTensors = {"mlp.gate_proj.weight", "mlp.up_proj.weigh
 
 void check_comparable(const io::Checkpoint& mixture, const ModelConfig& config,
                       const io::Checkpoint& other, const ModelConfig& other_config) {
-  const auto refuse_if = [&](bool differs, const std::string& what) {
+  const auto refuse_if = [&](bool differs, const std::string& difference) {
     USER_ERROR_IF(differs, "{} and {}: {}", mixture.folder().string(), other.folder().string(),
-                  what);
+                  difference);
   };
   refuse_if(!config.moe,
-            "the first is a dense folder; experts are compared, so give a mixture first");
+            "the first is a dense folder; experts are compared, so the first must be a mixture");
   const MoeConfig& moe = *config.moe;
-  refuse_if(
-      moe.experts % moe.granularity != 0,
-      fmt::format("{} experts are no groups of moe.granularity {}", moe.experts, moe.granularity));
+  refuse_if(moe.experts % moe.granularity != 0,
+            fmt::format("{} experts are not a multiple of moe.granularity {}", moe.experts,
+                        moe.granularity));
   refuse_if(config.hidden_size != other_config.hidden_size,
             fmt::format("widths {} and {} cannot be compared", config.hidden_size,
                         other_config.hidden_size));
   for (const int64_t layer : moe.layers) {
-    refuse_if(layer >= other_config.layers, fmt::format("layer {} is in the first alone", layer));
-    const bool both = other_config.is_moe_layer(layer);
-    const int64_t own_width = moe.expert_width * (both ? 1 : moe.granularity);
-    const int64_t width = both ? other_config.moe->expert_width : other_config.intermediate_size;
+    refuse_if(layer >= other_config.layers, fmt::format("only the first has a layer {}", layer));
+    const bool is_moe = other_config.is_moe_layer(layer);
+    const int64_t own_width = moe.expert_width * (is_moe ? 1 : moe.granularity);
+    const int64_t width = is_moe ? other_config.moe->expert_width : other_config.intermediate_size;
     refuse_if(width != own_width,
-              fmt::format("the experts of layer {} have width {}, what they are compared with {}",
-                          layer, own_width, width));
-    const int64_t experts = both ? other_config.moe->experts : moe.experts;
+              fmt::format("the experts of layer {} have width {}, those of the second {}", layer,
+                          own_width, width));
+    const int64_t experts = is_moe ? other_config.moe->experts : moe.experts;
     refuse_if(experts != moe.experts,
               fmt::format("layer {} has {} experts and {}", layer, moe.experts, experts));
   }
@@ -120,10 +120,10 @@ void check_comparable(const io::Checkpoint& mixture, const ModelConfig& config,
 Tensor expert_cosines(const io::Checkpoint& mixture, const ModelConfig& config,
                       const io::Checkpoint& other, const ModelConfig& other_config, int64_t layer) {
   const int64_t experts = config.moe->experts;
-  const bool both = other_config.is_moe_layer(layer);
-  const std::string prefix = fmt::format("model.layers.{}.", layer);
+  const bool is_moe = other_config.is_moe_layer(layer);
+  const std::string prefix = layer_prefix(layer);
   const int64_t slices = config.moe->granularity;
-  const int64_t count = experts + (both ? experts : slices);
+  const int64_t count = experts + (is_moe ? experts : slices);
   Tensor gram = at::zeros({count, count}, at::kDouble);
   for (size_t part = 0; part < kDenseTensors.size(); ++part) {
     std::vector<ExpertMatrix> sources;
@@ -132,8 +132,8 @@ Tensor expert_cosines(const io::Checkpoint& mixture, const ModelConfig& config,
     }
     for (int64_t expert = 0; expert < count - experts; ++expert) {
       sources.push_back(
-          both ? expert_slice(other, prefix + expert_tensor(other_config, expert, part), 0, 1)
-               : expert_slice(other, prefix + kDenseTensors[part], expert, slices));
+          is_moe ? expert_slice(other, prefix + expert_tensor(other_config, expert, part), 0, 1)
+                 : expert_slice(other, prefix + kDenseTensors[part], expert, slices));
     }
     const int64_t elements = sources[0].info.elements();
     for (int64_t begin = 0; begin < elements; begin += kBlockValues) {
@@ -145,8 +145,7 @@ Tensor expert_cosines(const io::Checkpoint& mixture, const ModelConfig& config,
 }
 
 Tensor router_rows(const io::Checkpoint& folder, const ModelConfig& config, int64_t layer) {
-  const std::string name =
-      fmt::format("model.layers.{}.{}", layer, moe_names(config.moe->form).router);
+  const std::string name = layer_prefix(layer) + moe_names(config.moe->form).router;
   const int64_t elements = folder.info(name).elements();
   return read_block({expert_slice(folder, name, 0, 1)}, 0, elements)
       .view({config.moe->experts, elements / config.moe->experts});
@@ -193,7 +192,7 @@ Inspection inspect(const fs::path& folder) {
     out.function = stored_verdict(checkpoint);
     if (out.function.state == StoredVerdict::State::kNoCertificate &&
         out.config.moe->source_name.empty()) {
-      out.function.words = "not measured: the folder names no dense model that it was made from";
+      out.function.words = "not measured: config.json names no dense model as its source";
     }
   }
   explain(out);
@@ -252,7 +251,7 @@ std::vector<LayerDistances> expert_distances(const io::Checkpoint& mixture,
   const ModelConfig config = read_config(mixture), other_config = read_config(other);
   check_comparable(mixture, config, other, other_config);
   const int64_t experts = config.moe->experts, slices = config.moe->granularity;
-  std::vector<LayerDistances> found;
+  std::vector<LayerDistances> result;
   for (const int64_t layer : config.moe->layers) {
     LayerDistances distances;
     distances.layer = layer;
@@ -271,9 +270,9 @@ std::vector<LayerDistances> expert_distances(const io::Checkpoint& mixture,
       distances.router_to_other =
           normalize_gram(all.mm(all.t())).diagonal(experts).mean().item<double>();
     }
-    found.push_back(distances);
+    result.push_back(distances);
   }
-  return found;
+  return result;
 }
 
 OrderedJson to_json(const std::vector<LayerDistances>& layers) {

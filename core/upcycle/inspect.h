@@ -30,7 +30,7 @@ struct Inspection {
   StoredVerdict function;              // stored_verdict() of a mixture
 };
 
-// Throws UserError as io::Checkpoint, parse_config() and check_tensors() do.
+// Inspects a folder. Throws UserError of io::Checkpoint, parse_config() and check_tensors().
 Inspection inspect(const std::filesystem::path& folder);
 
 OrderedJson to_json(const Inspection& inspection);
@@ -49,7 +49,8 @@ struct LayerDistances {
   std::optional<double> router_to_other;  // as to_other, of router rows; empty if dense there
 };
 
-// Compares each MoE layer of `mixture`, ascending, with that of `other`, a mixture or dense model.
+// Compares each MoE layer of `mixture`, ascending, with the same layer of `other`, a mixture or a
+// dense model.
 // Throws UserError that names both folders if `mixture` is dense or if the sizes differ.
 std::vector<LayerDistances> expert_distances(const io::Checkpoint& mixture,
                                              const io::Checkpoint& other);

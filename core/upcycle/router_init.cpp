@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -35,20 +36,18 @@ constexpr double kMinDistance = 1e-6;
 // Returns the experts from the --expert folders whose path, or its last component, is `key`.
 std::vector<int64_t> find_experts(const std::string& key,
                                   const std::vector<ExpertParent>& parents) {
-  std::vector<int64_t> found;
-  int64_t expert = 0;
+  std::vector<int64_t> experts;
+  int64_t first = 0;
   const auto without_slash = [](const fs::path& path) { return (path / "").parent_path(); };
   for (const auto& parent : parents) {
     const fs::path folder = without_slash(parent.folder);
-    const bool is_named =
-        !key.empty() && (without_slash(key) == folder || key == folder.filename());
-    for (int64_t copy = 0; copy < parent.copies; ++copy, ++expert) {
-      if (is_named) {
-        found.push_back(expert);
-      }
+    if (!key.empty() && (without_slash(key) == folder || key == folder.filename())) {
+      experts.resize(experts.size() + parent.copies);
+      std::iota(experts.end() - parent.copies, experts.end(), first);
     }
+    first += parent.copies;
   }
-  return found;
+  return experts;
 }
 
 size_t parse_expert_key(const std::string& key, const std::string& where, int64_t experts,
@@ -57,12 +56,12 @@ size_t parse_expert_key(const std::string& key, const std::string& where, int64_
   if (set_value(&number, key) && number >= 0 && number < experts) {
     return number;
   }
-  const auto found = find_experts(key, parents);
-  USER_ERROR_IF(found.empty(), "{}: names expert '{}', there are experts 0 to {}{}", where, key,
+  const auto named = find_experts(key, parents);
+  USER_ERROR_IF(named.empty(), "{}: names expert '{}', there are experts 0 to {}{}", where, key,
                 experts - 1, parents.empty() ? "" : " and the folders of --expert");
-  USER_ERROR_IF(found.size() > 1, "{}: '{}' is experts {}; give each its own texts by its number",
-                where, key, fmt::join(found, ", "));
-  return found.front();
+  USER_ERROR_IF(named.size() > 1, "{}: '{}' is experts {}; give each its own texts by its number",
+                where, key, fmt::join(named, ", "));
+  return named.front();
 }
 
 std::vector<std::string> parse_texts(const Json& list, const std::string& where) {
@@ -86,15 +85,14 @@ ExpertPrompts parse_prompts(const Json& value, const std::string& where) {
   } else {
     prompts.positive = parse_texts(value, where);
   }
-  USER_ERROR_IF(prompts.positive.empty(), "{}: has no text; give it at least one that it is for",
-                where);
+  USER_ERROR_IF(prompts.positive.empty(), "{}: has no positive text; add at least one", where);
   return prompts;
 }
 
 // Returns the index of the sequence of `text` in out.sequences. Adds the sequence if it is new.
 size_t add_sequence(const std::string& text, const io::Tokenizer& tokenizer,
                     std::map<std::string, size_t>& known, RouterText& out) {
-  const auto [found, is_new] = known.try_emplace(text, out.sequences.size());
+  const auto [entry, is_new] = known.try_emplace(text, out.sequences.size());
   if (is_new) {
     std::vector<int64_t> ids = tokenizer.encode(text);
     USER_ERROR_IF(ids.empty(), "{}: one of its texts is empty", out.name);
@@ -103,7 +101,7 @@ size_t add_sequence(const std::string& text, const io::Tokenizer& tokenizer,
     }
     out.sequences.push_back(std::move(ids));
   }
-  return found->second;
+  return entry->second;
 }
 
 bool has_bos(const std::vector<int64_t>& sequence, int64_t bos) {
@@ -164,9 +162,9 @@ std::map<int64_t, Tensor> read_states(const io::Checkpoint& base, const ModelCon
     const Tensor counted = at::tensor(pack.counted, at::kLong);
     const Packed tokens{at::tensor(pack.ids, at::kLong), pack.lengths};
     dense.forward(tokens, dense.default_routing(), [&](int64_t layer, const Tensor& input) {
-      if (const auto found = states.find(layer); found != states.end()) {
+      if (const auto entry = states.find(layer); entry != states.end()) {
         const Tensor rows = input.index_select(0, counted.to(input.device()));
-        found->second.narrow(0, done, count).copy_(rows);
+        entry->second.narrow(0, done, count).copy_(rows);
       }
     });
     done += count;
@@ -202,10 +200,10 @@ Tensor prompt_rows(const Tensor& states, const RouterText& text,
       row = row - mean_state(states, negative, offsets);
     }
     const double norm = row.norm().item<double>();
-    USER_ERROR_IF(!(norm > 1e-6 * positive_norm),
-                  "{}: the negative texts of expert {} leave nothing of its positive ones; give "
-                  "texts that differ",
-                  text.name, expert);
+    USER_ERROR_IF(
+        !(norm > 1e-6 * positive_norm),
+        "{}: the negative texts of expert {} cancel its positive ones; give texts that differ",
+        text.name, expert);
     rows.push_back((row / norm).to(at::kFloat));
   }
   return at::stack(rows);
@@ -217,12 +215,11 @@ Tensor cluster_rows(const Tensor& states, const MoeConfig& moe, int64_t layer,
   USER_ERROR_IF(states.size(0) < experts,
                 "{}: {} tokens are fewer than the {} experts; give a longer text", text.name,
                 states.size(0), experts);
-  const Tensor rows =
-      balanced_centroids(states, experts, moe.router_seed,
-                         fmt::format("model.layers.{}.mlp.gate.weight clusters", layer));
+  const Tensor rows = balanced_centroids(states, experts, moe.router_seed,
+                                         layer_prefix(layer) + "mlp.gate.weight clusters");
   USER_ERROR_IF(rows.size(0) < experts,
-                "{}: its tokens have only {} different states in layer {}, {} experts need as "
-                "many; give a text of more kinds",
+                "{}: its tokens have only {} different states in layer {}, {} experts need at "
+                "least as many; use a more varied text",
                 text.name, rows.size(0), layer, experts);
   return rows;
 }
@@ -230,7 +227,7 @@ Tensor cluster_rows(const Tensor& states, const MoeConfig& moe, int64_t layer,
 Tensor random_rows(const ModelConfig& child, int64_t layer) {
   const MoeConfig& moe = *child.moe;
   Tensor rows = at::empty({whole_experts(moe), child.hidden_size}, at::kFloat);
-  Random random(moe.router_seed, fmt::format("model.layers.{}.mlp.gate.weight", layer));
+  Random random(moe.router_seed, layer_prefix(layer) + "mlp.gate.weight");
   random.fill_normal({rows.data_ptr<float>(), static_cast<size_t>(rows.numel())}, moe.router_std);
   return rows;
 }
@@ -298,10 +295,9 @@ RouterInitStats measure(int64_t layer, const Tensor& rows, const Tensor& states)
   stats.entropy = mean_entropy(log_probabilities);
   const auto [best, choice] = log_probabilities.max(1);
   stats.largest_probability = best.exp().mean().item<double>();
-  const Tensor counts = at::bincount(choice, {}, rows.size(0)).to(at::kDouble);
-  for (int64_t expert = 0; expert < rows.size(0); ++expert) {
-    stats.first_choices.push_back(counts[expert].item<double>() / states.size(0));
-  }
+  const Tensor shares = at::bincount(choice, {}, rows.size(0)).to(at::kDouble) / states.size(0);
+  stats.first_choices.assign(shares.const_data_ptr<double>(),
+                             shares.const_data_ptr<double>() + shares.numel());
   return stats;
 }
 
@@ -323,24 +319,19 @@ int64_t draw(const Tensor& weights, double sum, Random& random) {
 
 // Draws initial centroids [E, D], or fewer, by k-means++ from unit vectors `points` [N, D].
 Tensor first_centroids(const Tensor& points, int64_t clusters, Random& random) {
-  std::vector<Tensor> chosen;
+  std::vector<Tensor> centroids = {points[static_cast<int64_t>(random.below(points.size(0)))]};
   Tensor nearest;  // [N] f64, squared distances to the nearest centroid
-  auto next = static_cast<int64_t>(random.below(points.size(0)));
-  for (;;) {
-    chosen.push_back(points[next]);
-    if (std::ssize(chosen) == clusters) {
-      break;
-    }
-    Tensor squared = 2 - 2 * at::mv(points, points[next]).to(at::kDouble);
+  while (std::ssize(centroids) < clusters) {
+    Tensor squared = 2 - 2 * at::mv(points, centroids.back()).to(at::kDouble);
     squared = at::where(squared < kMinDistance, 0.0, squared);
     nearest = nearest.defined() ? at::minimum(nearest, squared) : squared;
     const double sum = nearest.sum().item<double>();
     if (sum == 0) {
       break;
     }
-    next = draw(nearest, sum, random);
+    centroids.push_back(points[draw(nearest, sum, random)]);
   }
-  return at::stack(chosen);
+  return at::stack(centroids);
 }
 
 Tensor unit_rows(const Tensor& rows) {
@@ -379,14 +370,14 @@ void check_router_init(const RouterInitSettings& settings, const route::RouterSe
                                ? fmt::format("--router-entropy {}", *settings.entropy)
                                : "--router-init " + to_string(settings);
   USER_ERROR_IF(settings.entropy && !(*settings.entropy > 0 && *settings.entropy < 1),
-                "--router-entropy {}: must lie between 0 (one expert alone) and 1 (all alike), a "
-                "share of ln E",
+                "--router-entropy {}: must be between 0 (a single expert) and 1 (uniform), a "
+                "fraction of ln E",
                 *settings.entropy);
   USER_ERROR_IF(!router.family->has_softmax_scores,
-                "{}: the logits of {} are no softmax, so that no entropy can scale them", flag,
+                "{}: {} has no softmax, so its logits cannot be scaled to an entropy", flag,
                 route::to_string(router));
-  USER_ERROR_IF(experts < 2,
-                "{}: a router of one expert has nothing to choose; give --experts 2 or more", flag);
+  USER_ERROR_IF(experts < 2, "{}: a router needs at least two experts; use --experts 2 or more",
+                flag);
 }
 
 std::vector<ExpertPrompts> read_prompts(const std::filesystem::path& file, int64_t experts,
@@ -405,7 +396,7 @@ std::vector<ExpertPrompts> read_prompts(const std::filesystem::path& file, int64
   }
   for (size_t expert = 0; expert < prompts.size(); ++expert) {
     USER_ERROR_IF(prompts[expert].positive.empty(),
-                  "{}: says nothing of expert {}; each of the {} experts needs texts", where,
+                  "{}: has no texts for expert {}; each of the {} experts needs texts", where,
                   expert, experts);
   }
   return prompts;
@@ -507,7 +498,7 @@ std::vector<std::string> router_warnings(const RouterInit& init) {
     if (!never.empty()) {
       sentences.push_back(
           fmt::format("layer {}: {} of {} experts are the first choice of none of the {} tokens of "
-                      "{}: {}; texts that differ more would give them some",
+                      "{}: {}; try texts that differ more",
                       layer.layer, never.size(), layer.first_choices.size(), init.tokens, init.text,
                       fmt::join(never, ", ")));
     }

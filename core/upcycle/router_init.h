@@ -1,8 +1,8 @@
 #pragma once
 // Initialization of routers from data (core/upcycle/README.md). Router rows are mean states of
 // texts per expert (mergekit's `hidden`), centroids of clusters of states, or random, scaled so
-// that the initial routing has a given entropy. A *state* is what a router reads, the normed input
-// of the feed-forward of its layer, measured in one forward pass of the dense parent.
+// that the initial routing has a given entropy. A *state* is the input of a router, the normed
+// input of the feed-forward of its layer, measured in one forward pass of the dense parent.
 //
 // E experts before granularity, D model width, N states.
 

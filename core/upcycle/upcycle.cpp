@@ -16,7 +16,6 @@
 #include "core/base/version.h"
 #include "core/io/output_checks.h"
 #include "core/io/staged_folder.h"
-#include "core/model/config/compute.h"
 #include "core/model/config/folder_tensors.h"
 
 namespace moe::model {
@@ -24,7 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kSpaceMargin = uint64_t{1} << 20;  // headers, config, tokenizer
 constexpr std::string_view kExperts = ".mlp.experts.", kSharedMatrix = ".mlp.shared_expert.",
                            kDown = ".down_proj.weight";
 // Factor of the shared down_proj: the gate of the shared expert starts at sigmoid(0) = 1/2.
@@ -40,11 +38,12 @@ void check_settings(const UpcycleSettings& settings, const io::Checkpoint& dense
   USER_ERROR_IF(settings.experts < 1 || settings.experts > kMaxExperts,
                 "--experts {}: must be between 1 and {}", settings.experts, kMaxExperts);
   const int64_t copies = count_copies(settings.expert_parents);
-  USER_ERROR_IF(!settings.expert_parents.empty() && copies != settings.experts,
-                "--experts {}: the --expert folders make {}; leave --experts out, or say it",
-                settings.experts, copies);
+  USER_ERROR_IF(
+      !settings.expert_parents.empty() && copies != settings.experts,
+      "--experts {}: the --expert folders provide {}; remove --experts, or set it to that",
+      settings.experts, copies);
   USER_ERROR_IF(settings.expert_parents.empty() && settings.mean_rest,
-                "--rest mean: is the mean of --expert folders, and there are none");
+                "--rest mean: needs --expert folders");
   USER_ERROR_IF(settings.mean_rest && settings.vocabulary.vocab_size > 0,
                 "--add-tokens: cannot be combined with --rest mean; moe train adds them later");
   check_granularity(settings.granularity, settings.experts, kMaxExperts, parent.intermediate_size);
@@ -59,7 +58,7 @@ void check_settings(const UpcycleSettings& settings, const io::Checkpoint& dense
   const int64_t ranks = settings.ep_ranks.value_or(settings.experts);
   const int64_t experts = settings.experts * settings.granularity;
   USER_ERROR_IF(ranks < 1 || experts % ranks != 0,
-                "--ep-ranks {}: {} experts do not divide over so many ranks; give a divisor of {}",
+                "--ep-ranks {}: {} experts do not divide over so many ranks; use a divisor of {}",
                 ranks, experts, experts);
   USER_ERROR_IF(
       settings.gate_scale && !(std::isfinite(*settings.gate_scale) && *settings.gate_scale > 0),
@@ -99,46 +98,16 @@ ModelConfig child_config(const io::Checkpoint& dense, const UpcycleSettings& set
              dense.config().value("torch_dtype", Json()).is_null()) {
     child.dtype = config_dtype(dense.info("model.embed_tokens.weight").dtype);
   }
-  MoeConfig moe;
-  moe.layers = parse_layers(settings.layers, parent.layers);
-  moe.granularity = settings.granularity;
-  moe.experts = settings.experts * settings.granularity;
-  moe.expert_width = parent.intermediate_size / settings.granularity;
+  MoeConfig& moe = child.moe.emplace(mixture_config(parent, settings.layers, settings.experts,
+                                                    settings.granularity, settings.router));
   moe.shared_expert_width = settings.shared_expert ? parent.intermediate_size : 0;
-  moe.router = route::with_granularity(settings.router, settings.granularity);
   moe.gate_scale = settings.gate_scale.value_or(1.0);
   moe.ep_ranks = settings.ep_ranks.value_or(settings.experts);
-  moe.lb_coef = route::default_lb_coef(settings.router);
-  moe.entropy_coef = route::default_entropy_coef(settings.router);
   moe.router_std = settings.router_std.value_or(parent.initializer_range);
   moe.router_seed = settings.seed;
   moe.source_name = folder_name(dense);
   moe.source_sha256 = sha256;
-  child.moe = std::move(moe);
   return child;
-}
-
-// Returns output tensor `info`: a copy of `source` of `parent`, converted if the dtypes differ.
-io::TensorSource copied_tensor(const io::TensorInfo& info, const io::Checkpoint& parent,
-                               const std::string& source) {
-  if (info.dtype == parent.info(source).dtype) {
-    return {info, [&parent, source](io::SafetensorsWriter& writer) {
-              writer.copy(*parent.tensor_file(source), source);
-            }};
-  }
-  return {info, [&parent, source, info](io::SafetensorsWriter& writer) {
-            write_converted(writer, info, parent, source);
-          }};
-}
-
-// Returns output tensor `info`: `matrix` with the variation `vary`, which may be none.
-io::TensorSource matrix_tensor(const io::TensorInfo& info, ExpertMatrix matrix,
-                               const Variation& vary, int64_t seed) {
-  MOE_CHECK(matrix.info.shape == info.shape, "{}", info.name);
-  matrix.info = info;
-  return {info, [matrix, vary, seed](io::SafetensorsWriter& writer) {
-            vary ? write_varied(writer, matrix, vary, seed) : write_matrix(writer, matrix);
-          }};
 }
 
 void check_factor(int64_t granularity, io::DType dtype) {
@@ -187,7 +156,8 @@ bool is_shared_down(const std::string& name) {
   return name.find(kSharedMatrix) != std::string::npos && name.ends_with(kDown);
 }
 
-// Tensor of the child, and those of parents that it is computed from (none if random or constant).
+// Tensor of the child, and the tensors of parents that it is computed from (none if random or
+// constant).
 struct ChildTensor {
   io::TensorSource out;
   std::vector<std::pair<const io::Checkpoint*, std::string>> sources;
@@ -209,7 +179,7 @@ ChildTensor child_tensor(io::TensorInfo info, const io::Checkpoint& dense,
   if (is_shared_down(info.name)) {
     ExpertMatrix doubled = expert_slice(dense, source, 0, 1);
     doubled.factor = kSharedScale;
-    return {matrix_tensor(info, doubled, {}, 0), {{&dense, source}}};
+    return {matrix_tensor(info, doubled), {{&dense, source}}};
   }
   if (const auto expert = expert_index(info.name)) {
     const int64_t slices = settings.granularity;
@@ -229,11 +199,7 @@ ChildTensor child_tensor(io::TensorInfo info, const io::Checkpoint& dense,
   if (!settings.mean_rest) {
     return {copied_tensor(info, dense, source), {{&dense, source}}};
   }
-  ChildTensor mean{{info,
-                    [info, parents = plan.expert_parents](io::SafetensorsWriter& writer) {
-                      write_mean(writer, info, parents->checkpoints());
-                    }},
-                   {}};
+  ChildTensor mean{mean_tensor(info, plan.expert_parents), {}};
   for (const auto& parent : plan.expert_parents->checkpoints()) {
     mean.sources.emplace_back(parent.get(), source);
   }
@@ -270,18 +236,18 @@ void add_tensors(const io::Checkpoint& dense, const UpcycleSettings& settings, U
   }
 }
 
-// Replaces the random routers by those of `init`, each row repeated `granularity` times.
+// Replaces the random routers by the routers of `init`, with each row repeated `granularity` times.
 void set_routers(std::vector<io::TensorSource>& tensors, const RouterInit& init,
                  int64_t granularity) {
   for (const auto& layer : init.layers) {
-    const auto name = fmt::format("model.layers.{}.mlp.gate.weight", layer.layer);
-    const auto found = std::ranges::find(
-        tensors, name, [](const io::TensorSource& tensor) { return tensor.info.name; });
-    MOE_CHECK(found != tensors.end() && found->info.dtype == io::DType::kF32 &&
-                  found->info.elements() == granularity * std::ssize(layer.rows),
+    const auto name = layer_prefix(layer.layer) + "mlp.gate.weight";
+    const auto tensor = std::ranges::find(
+        tensors, name, [](const io::TensorSource& source) { return source.info.name; });
+    MOE_CHECK(tensor != tensors.end() && tensor->info.dtype == io::DType::kF32 &&
+                  tensor->info.elements() == granularity * std::ssize(layer.rows),
               "{} of {} numbers", name, layer.rows.size());
-    found->write = [rows = layer.rows, width = static_cast<size_t>(found->info.shape.at(1)),
-                    granularity](io::SafetensorsWriter& writer) {
+    tensor->write = [rows = layer.rows, width = static_cast<size_t>(tensor->info.shape.at(1)),
+                     granularity](io::SafetensorsWriter& writer) {
       for (size_t first = 0; first < rows.size(); first += width) {
         write_row(writer, std::span(rows).subspan(first, width), granularity);
       }
@@ -310,7 +276,7 @@ OrderedJson describe_routers(const MoeConfig& moe, const RouterInitSettings& ini
 void check_out(const io::Checkpoint& dense, const UpcyclePlan& plan, const fs::path& out) {
   const auto check = [&](const io::Checkpoint& parent) {
     USER_ERROR_IF(io::is_within(parent.folder(), out),
-                  "{}: holds the dense model {}; give another output folder", out.string(),
+                  "{}: contains the dense model {}; choose another output folder", out.string(),
                   parent.folder().string());
   };
   check(dense);
@@ -464,7 +430,7 @@ UpcyclePlan plan_upcycle(const io::Checkpoint& dense, const UpcycleSettings& set
       dense, plan.parent, settings.expert_parents, settings.granularity);
   plan.config_sha256 = config_sha256(dense);
   plan.sampled_sha256 = sampled_sha256(dense);
-  // Parses the config of the child as written, so that an error comes before any output.
+  // Parses the config of the child as it will be written, so that errors precede any output.
   plan.child = child_config(dense, settings, plan.parent, plan.sampled_sha256);
   plan.child = parse_config(Json(config_json(plan.child, dense.config())), "the upcycled config");
   plan.dense = count_parameters(plan.parent);
@@ -526,8 +492,16 @@ io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& req
                                const VocabularyExtension& vocabulary) {
   check_request(request);
   io::Checkpoint checkpoint(folder);
-  std::map<std::string, std::string> sources;
-  std::vector<io::TensorSource> made;
+  std::map<std::string, std::string> sources;  // of the tensors that are views
+  std::vector<io::TensorSource> computed;      // the others
+  const auto open = [&](Json config, const std::string& task, const std::string& advice) {
+    uint64_t bytes = 0;
+    for (const auto& tensor : computed) {
+      bytes += tensor.info.bytes();
+    }
+    check_memory({bytes, 1, task, advice}, force_memory);
+    return checkpoint.as_model(std::move(config), sources, computed, vocabulary.files);
+  };
   if (!request.experts && vocabulary.vocab_size == 0) {
     return checkpoint;
   }
@@ -536,21 +510,15 @@ io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& req
     for (io::TensorInfo info : checkpoint.tensors()) {
       if (vocabulary.changes(info.name)) {
         info.shape[0] = vocabulary.vocab_size;
-        made.push_back(extended_tensor(info, checkpoint, vocabulary.begin, vocabulary.end));
+        computed.push_back(extended_tensor(info, checkpoint, vocabulary.begin, vocabulary.end));
       } else {
         sources[info.name] = info.name;
       }
     }
-    uint64_t bytes = 0;
-    for (const auto& tensor : made) {
-      bytes += tensor.info.bytes();
-    }
-    check_memory({bytes, 1, fmt::format("adding tokens to {}", folder.string()),
-                  "a model that has the tokens needs none"},
-                 force_memory);
     Json config = checkpoint.config();
     config["vocab_size"] = vocabulary.vocab_size;
-    return checkpoint.as_model(std::move(config), sources, made, vocabulary.files);
+    return open(std::move(config), fmt::format("adding tokens to {}", folder.string()),
+                "a model that has the tokens needs none");
   }
   UpcycleSettings settings;
   settings.vocabulary = vocabulary;
@@ -562,33 +530,27 @@ io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& req
   settings.router = upcycled_router(router);
   settings.ep_ranks = router.ep_ranks;
   const UpcyclePlan plan = plan_upcycle(checkpoint, settings);
-  uint64_t bytes = 0;
   std::map<std::pair<io::DType, std::vector<int64_t>>, std::string> zeros;  // one per shape
   for (const auto& tensor : plan.tensors) {
     const io::TensorInfo& info = tensor.info;
     std::string source = view_source(info.name, request.granularity);
-    bool is_made = is_shared_down(info.name) || vocabulary.changes(info.name) ||
-                   (checkpoint.has(source) ? checkpoint.info(source).shape != info.shape
-                                           : source == info.name);
+    bool is_computed = is_shared_down(info.name) || vocabulary.changes(info.name) ||
+                       (checkpoint.has(source) ? checkpoint.info(source).shape != info.shape
+                                               : source == info.name);
     if (request.shared_expert && is_zero_with_shared_expert(info.name)) {
       const auto [first, is_new] = zeros.try_emplace({info.dtype, info.shape}, info.name);
-      is_made = is_new;
+      is_computed = is_new;
       source = first->second;
     }
-    if (is_made) {
-      made.push_back(tensor);
-      bytes += info.bytes();
+    if (is_computed) {
+      computed.push_back(tensor);
     } else {
       sources[info.name] = source;
     }
   }
-  if (request.granularity > 1 || request.shared_expert || vocabulary.begin < vocabulary.end) {
-    check_memory({bytes, 1, fmt::format("taking {} as a mixture", folder.string()),
-                  "moe upcycle writes the mixture to the disk instead"},
-                 force_memory);
-  }
-  return checkpoint.as_model(Json(config_json(plan.child, checkpoint.config())), sources, made,
-                             vocabulary.files);
+  return open(Json(config_json(plan.child, checkpoint.config())),
+              fmt::format("upcycling {} in memory", folder.string()),
+              "moe upcycle writes the mixture to the disk instead");
 }
 
 }  // namespace moe::model

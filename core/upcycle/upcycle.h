@@ -99,9 +99,8 @@ void check_shared_expert(const ModelConfig& parent, const std::string& where);
 // Opens `folder`. If `request.experts` is set, upcycles it in memory: the result has, bit for bit,
 // the config and tensors that upcycle() writes with the settings of `request` and `router`. Experts
 // are views of the mapped dense feed-forward; only routers, scaled matrices, zeros and the slices
-// of one feed-forward per layer are allocated. `vocabulary` is of the folder. Throws UserError as
-// Checkpoint, check_request() and plan_upcycle() do, and if memory is short (unless
-// `force_memory`).
+// of one feed-forward per layer are allocated. `vocabulary` is of the folder. Throws UserError of
+// Checkpoint, check_request() and plan_upcycle(), and if memory is short (unless `force_memory`).
 io::Checkpoint open_checkpoint(const std::filesystem::path& folder, const UpcycleRequest& request,
                                const route::RouterRequest& router, bool force_memory = false,
                                const VocabularyExtension& vocabulary = {});

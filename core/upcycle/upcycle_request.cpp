@@ -35,11 +35,11 @@ void check_request(const UpcycleRequest& request) {
     return;
   }
   USER_ERROR_IF(request.shared_expert,
-                "--shared-expert: is of a dense folder that is taken as a mixture; add --upcycle "
-                "N, or leave it out");
+                "--shared-expert: needs a dense folder that is upcycled in memory; add --upcycle "
+                "N, or remove it");
   USER_ERROR_IF(request.granularity != 1,
-                "--granularity {}: cuts the experts of a dense folder that is taken as a mixture; "
-                "add --upcycle N, or leave it out",
+                "--granularity {}: needs a dense folder that is upcycled in memory; add --upcycle "
+                "N, or remove it",
                 request.granularity);
 }
 
@@ -68,8 +68,7 @@ VocabularyExtension extend_vocabulary(const std::filesystem::path& folder,
   if (tokens.empty()) {
     return {};
   }
-  const std::string file = (folder / "config.json").string();
-  const ModelConfig config = parse_config(read_json(file, uint64_t{16} << 20), file);
+  const ModelConfig config = read_config(folder);
   VocabularyExtension result{io::with_special_tokens(folder, tokens), config.vocab_size,
                              config.vocab_size};
   const auto before = io::Tokenizer::load(folder, 0);

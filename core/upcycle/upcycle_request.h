@@ -1,6 +1,6 @@
 #pragma once
-// How commands open a folder (open_checkpoint() of upcycle.h): a dense one as the mixture that moe
-// upcycle would make of it, and with more tokens.
+// Options of commands that open a folder with open_checkpoint() (upcycle.h): upcycling of a dense
+// model in memory, and new special tokens.
 
 #include <cstdint>
 #include <filesystem>
@@ -21,7 +21,7 @@ inline constexpr int64_t kMaxExperts = 65536;
 inline constexpr const char* kUpcycledRouter = "top2:cf=inf";
 
 struct UpcycleRequest {
-  std::optional<int64_t> experts;  // E, per MoE layer; empty: the folder is opened as it is
+  std::optional<int64_t> experts;  // E, per MoE layer; empty: the folder is not upcycled
   std::string layers = "even";     // even, odd, all or a list (parse_layers())
   int64_t seed = 1;                // of the routers
   int64_t granularity = 1;         // G: every expert is cut into G slices (expert_sources.h)
@@ -30,10 +30,10 @@ struct UpcycleRequest {
 
 Options request_options(UpcycleRequest& request);
 
-// Throws UserError if a request without experts has a shared expert or a granularity.
+// Throws UserError if shared_expert or granularity is set without experts.
 void check_request(const UpcycleRequest& request);
 
-OrderedJson to_json(const UpcycleRequest& request);  // for a report; null without experts
+OrderedJson to_json(const UpcycleRequest& request);  // null without experts
 
 // Returns the router of an upcycled mixture, before granularity.
 route::RouterSettings upcycled_router(const route::RouterRequest& router);
@@ -45,11 +45,11 @@ route::RouterRequest remaining_router_request(const UpcycleRequest& request,
 // New special tokens of a model (--add-tokens).
 struct VocabularyExtension {
   io::EditedFiles files;       // of the tokenizer
-  int64_t vocab_size = 0;      // V with the tokens; 0: none was given
-  int64_t begin = 0, end = 0;  // new rows; they start as the mean of rows 0 .. begin - 1
-  std::string words = {};      // for the user; empty: none was given
+  int64_t vocab_size = 0;      // V with the new tokens; 0: no new tokens
+  int64_t begin = 0, end = 0;  // new rows, initialized with the mean of rows 0 .. begin - 1
+  std::string words = {};      // sentence for the user; empty: no new tokens
 
-  // Returns true for the embedding and the head, if there are new rows.
+  // Returns true if `tensor` has new rows: the embedding and the head.
   bool changes(const std::string& tensor) const {
     return begin < end && (tensor == "model.embed_tokens.weight" || tensor == "lm_head.weight");
   }

@@ -44,15 +44,6 @@ std::string read_text(const std::filesystem::path& file, const char* flag) {
   }
 }
 
-std::string measured_words(const Certificate& certificate) {
-  return fmt::format(
-      "max |delta logit| {:.2e} (rounding: {:.1e}), mean KL {:.2e} nats a token, perplexity {:.4g} "
-      "-> {:.4g}, {:.1f} % of requests dropped, over {} tokens of {}",
-      certificate.max_abs_logit_difference, certificate.tolerance, certificate.mean_kl,
-      certificate.parent_perplexity, certificate.perplexity, 100 * certificate.dropped_share,
-      certificate.tokens, certificate.text);
-}
-
 // Returns a sentence with the verdict, the measured numbers, and the reason from `expected`, the
 // result of preserves_parent().
 std::string conclude(const Certificate& certificate, const route::RouterSettings& router,
@@ -70,9 +61,14 @@ std::string conclude(const Certificate& certificate, const route::RouterSettings
       : certificate.verdict == Verdict::kClose
           ? fmt::format("close to the dense model (mean KL below {:g})", kCloseKl)
           : "identical to the dense model, but for rounding";
-  return fmt::format("{}: router {}{}: {}; {}", bound, route::to_string(router),
-                     names_scale ? fmt::format(", gate_scale {:.6g}", certificate.gate_scale) : "",
-                     measured_words(certificate), reason);
+  return fmt::format(
+      "{}: router {}{}: max |delta logit| {:.2e} (rounding: {:.1e}), mean KL {:.2e} nats a token, "
+      "perplexity {:.4g} -> {:.4g}, {:.1f} % of requests dropped, over {} tokens of {}; {}",
+      bound, route::to_string(router),
+      names_scale ? fmt::format(", gate_scale {:.6g}", certificate.gate_scale) : "",
+      certificate.max_abs_logit_difference, certificate.tolerance, certificate.mean_kl,
+      certificate.parent_perplexity, certificate.perplexity, 100 * certificate.dropped_share,
+      certificate.tokens, certificate.text, reason);
 }
 
 double max_or_nan(double a, double b) { return std::isnan(a) || a >= b ? a : b; }
@@ -162,18 +158,13 @@ std::string changed_part(const io::Checkpoint& folder, const Json& measured,
   return is_same ? "" : "the weights";
 }
 
-}  // namespace
-
-const char* to_string(Verdict verdict) {
-  constexpr std::array kNames = {"identical", "close", "different"};
-  return kNames.at(static_cast<size_t>(verdict));
-}
-
-// Parent and child compute the same function in exact arithmetic. Both round to f32, with unit
-// roundoff u = 2^-24, in sums of different lengths and orders. A sum of n products has a relative
-// error of at most s sqrt(n) u, except with probability 2 exp(-s^2 / 2) (Higham and Mary 2019,
-// Theorem 2.4). s = 6 makes that probability 3e-8. Terms of an MoE layer with K experts per token
-// of width F, in units of u:
+// Returns the maximum difference of a logit that f32 rounding explains if parent and child compute
+// the same function in exact arithmetic. `max_abs_logit` is the largest |logit| of the parent.
+//
+// Both models round to f32, with unit roundoff u = 2^-24, in sums of different lengths and orders.
+// A sum of n products has a relative error of at most s sqrt(n) u, except with probability 2
+// exp(-s^2 / 2) (Higham and Mary 2019, Theorem 2.4). s = 6 makes that probability 3e-8. Terms of an
+// MoE layer with K experts per token of width F, in units of u:
 //   gate and up: sums of D products each, s 2 sqrt(D);
 //   down: sums of F products in each of K experts, s sqrt(F K);
 //   K weighted experts whose gates sum to 1: 2 K + 2, without a root because the K + 1 roundings
@@ -193,6 +184,13 @@ double identical_tolerance(const ModelConfig& child, double max_abs_logit) {
       kSpread * (2 * std::sqrt(child.hidden_size) + std::sqrt(width * experts)) + 2 * experts + 2;
   const double layers = std::sqrt(child.moe->layers.size());
   return 2 * kUnit * layers * layer * max_abs_logit;
+}
+
+}  // namespace
+
+const char* to_string(Verdict verdict) {
+  constexpr std::array kNames = {"identical", "close", "different"};
+  return kNames.at(static_cast<size_t>(verdict));
 }
 
 OrderedJson to_json(const Certificate& certificate) {
@@ -251,12 +249,12 @@ std::vector<std::vector<int64_t>> verify_windows(const VerifyText& text,
 
 uint64_t verify_bytes(const io::Checkpoint& parent, const ModelConfig* child, c10::Device device) {
   const ModelConfig config = parse_config(parent.config(), parent.config_name());
-  const auto bytes_of = [&](const ModelConfig& model) {
+  const auto model_bytes = [&](const ModelConfig& model) {
     const auto router = model.moe ? model.moe->router : route::RouterSettings{};
     return bytes_to_copy(model, Storage::kStored, device) +
            forward_bytes(model, router, kWindowTokens, 0, device);
   };
-  uint64_t bytes = bytes_of(config) + (child != nullptr ? bytes_of(*child) : 0);
+  uint64_t bytes = model_bytes(config) + (child != nullptr ? model_bytes(*child) : 0);
   if (child != nullptr && kernels::device_traits(device).has_host_memory) {
     // Logits of both models in f32, log-probabilities of both and three temporaries in f64.
     constexpr int64_t kBytesPerLogit = 2 * 4 + 5 * 8;
@@ -341,7 +339,7 @@ StoredVerdict stored_verdict(const io::Checkpoint& folder) {
     const std::string verdict = get_string(certificate, "verdict", where, "");
     if (verdict.empty() || !certificate.contains("measured_on")) {
       return {State::kUnknown, verdict,
-              "not known: the certificate in upcycle.json does not say of which weights it is; moe "
+              "not known: the certificate in upcycle.json has no hashes of the weights; moe "
               "upcycle --verify measures again"};
     }
     const std::string changed = changed_part(folder, certificate["measured_on"], where, file);

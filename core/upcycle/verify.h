@@ -1,6 +1,6 @@
 #pragma once
 // Equality certificate of an upcycled folder: a comparison of its logits with those of its dense
-// parent on a text, stored in upcycle.json with hashes of the weights that it is of.
+// parent on a text, stored in upcycle.json with hashes of the compared weights.
 
 #include <c10/core/Device.h>
 
@@ -17,7 +17,7 @@
 namespace moe::model {
 
 enum class Verdict {
-  kIdentical,  // max |delta logit| <= identical_tolerance()
+  kIdentical,  // max |delta logit| <= Certificate::tolerance
   kClose,      // mean KL < kCloseKl
   kDifferent,
 };
@@ -27,15 +27,11 @@ const char* to_string(Verdict verdict);  // "identical", "close", "different"
 // from the parent that is at most about 1 % higher.
 inline constexpr double kCloseKl = 0.01;
 
-// Returns the maximum difference of a logit that f32 rounding explains if parent and child compute
-// the same function. `max_abs_logit` is the largest |logit| of the parent. Derivation: verify.cpp.
-double identical_tolerance(const ModelConfig& child, double max_abs_logit);
-
 struct Certificate {
   Verdict verdict = Verdict::kDifferent;
   double max_abs_logit_difference = 0;  // over tokens and vocabulary; NaN if a logit is NaN
   double max_abs_logit = 0;             // of the parent
-  double tolerance = 0;                 // identical_tolerance()
+  double tolerance = 0;                 // maximum difference explained by f32 rounding (verify.cpp)
   double mean_kl = 0;                   // nats per token, KL(parent || child), in f64
   int64_t tokens = 0;
   double gate_scale = 1;                         // of the child
@@ -64,7 +60,8 @@ VerifyText verify_text(const io::Checkpoint& parent, const std::filesystem::path
 // The tokens of a window are routed together.
 std::vector<std::vector<int64_t>> verify_windows(const VerifyText& text, const ModelConfig& config);
 
-// Returns the host memory of verify_equality(), or without `child` of a forward of the parent.
+// Returns the bytes of host memory of verify_equality(); without `child`, of a forward pass of the
+// parent.
 uint64_t verify_bytes(const io::Checkpoint& parent, const ModelConfig* child, c10::Device device);
 
 // Runs both folders in f32 over the windows of `text`. `gate_scale`, if set, replaces that of the

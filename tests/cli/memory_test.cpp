@@ -80,7 +80,7 @@ TEST_CASE("eval --upcycle --granularity refuses experts larger than memory", "[c
   const auto refused = run_moe({"eval", model, "--requests", requests, "--upcycle", "2",
                                 "--granularity", "2", "--router", "top1:cf=inf"},
                                kLimit);
-  check_refused(refused, "moe: taking " + model + " as a mixture takes about 0.8 GB");
+  check_refused(refused, "moe: upcycling " + model + " in memory takes about 0.8 GB");
 }
 
 TEST_CASE("the memory estimate includes all ranks of a host", "[cli]") {

@@ -132,7 +132,7 @@ TEST_CASE("moe upcycle refuses invalid flags by name and writes nothing") {
            {{dense, "-o", out, "--verify-text", "text.txt"}, dense + ": no tokenizer"},
            {{dense, "-o", out, "--expert", dense, "--experts", "8"}, "--experts 8"},
            {{dense, "-o", out, "--vary", "drop:1"}, "--vary drop:1: the share"},
-           {{dense, "-o", out, "--granularity", "7"}, "give a divisor of"},
+           {{dense, "-o", out, "--granularity", "7"}, "use a divisor of"},
            {{tiny("model"), "-o", out, "--router", "topp:0.4", "--gate-scale", "auto",
              "--calibration", none},
             none},

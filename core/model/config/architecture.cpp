@@ -98,30 +98,22 @@ Architecture own_architecture(const std::string& model_type, const std::string& 
           .may_have_shared_experts = true};
 }
 
-struct Table {
-  std::deque<Architecture> entries;
-  size_t families = 0;  // number of router families whose architecture is in the table
-
-  void add_families() {
-    for (; families < route::router_families().size(); ++families) {
-      if (const auto& own = route::router_families()[families].own; !own.model_type.empty()) {
-        entries.push_back(own_architecture(own.model_type, own.name));
-      }
+// Returns all entries. Adds those of router families that were added since the last call.
+std::deque<Architecture>& architectures() {
+  static std::deque<Architecture> entries = [] {
+    std::deque<Architecture> all;
+    std::ranges::move(dense_architectures(), std::back_inserter(all));
+    std::ranges::move(stock_mixtures(), std::back_inserter(all));
+    all.push_back(own_architecture("moe_scaled", "MoeScaledForCausalLM"));
+    return all;
+  }();
+  static size_t families = 0;  // number of router families that were visited
+  for (; families < route::router_families().size(); ++families) {
+    if (const auto& own = route::router_families()[families].own; !own.model_type.empty()) {
+      entries.push_back(own_architecture(own.model_type, own.name));
     }
   }
-};
-
-std::deque<Architecture>& architectures() {
-  static Table table = [] {
-    Table made;
-    std::ranges::move(dense_architectures(), std::back_inserter(made.entries));
-    std::ranges::move(stock_mixtures(), std::back_inserter(made.entries));
-    made.add_families();
-    made.entries.push_back(own_architecture("moe_scaled", "MoeScaledForCausalLM"));
-    return made;
-  }();
-  table.add_families();  // those that were added since
-  return table.entries;
+  return entries;
 }
 
 [[noreturn]] void refuse_architecture(const std::string& name, const std::string& type,
@@ -137,8 +129,8 @@ std::deque<Architecture>& architectures() {
   const std::string last = own.back();
   own.pop_back();
   throw UserError(
-      "{}: architecture '{}' with model_type '{}' is not read; known are {}, and {} or {} as moe "
-      "writes them",
+      "{}: architecture '{}' with model_type '{}' is not supported; supported are {}, and {} or {} "
+      "as moe writes them",
       where, name, type, fmt::join(stock, ", "), fmt::join(own, ", "), last);
 }
 
@@ -160,7 +152,7 @@ const Architecture& read_architecture(const Json& json, const std::string& where
   }
   USER_ERROR_IF(
       type.empty() && name.empty(),
-      "{}: neither model_type nor architectures is there; a LLaMA folder has model_type \"llama\"",
+      "{}: model_type and architectures are missing; a LLaMA folder has model_type \"llama\"",
       where);
   for (const auto& entry : architectures()) {
     if ((type.empty() || type == entry.model_type) && (name.empty() || name == entry.name)) {
@@ -183,20 +175,18 @@ void refuse_unsupported_keys(const Json& json, const Architecture& architecture,
       {"use_sliding_window", architecture.windowed_layers != WindowedLayers::kNone}};
   for (const auto& [key, is_supported] : keys) {
     USER_ERROR_IF(!is_supported && get_bool(json, key, where, false),
-                  "{}: {} is true; such models are not supported, only those without it", where,
-                  key);
+                  "{}: {} is true, which is not supported", where, key);
   }
-  USER_ERROR_IF(
-      has_value(json, "quantization_config"),
-      "{}: quantization_config is set; fetch or make the folder in float32, bfloat16 or float16",
-      where);
+  USER_ERROR_IF(has_value(json, "quantization_config"),
+                "{}: quantization_config is set; use a folder in float32, bfloat16 or float16",
+                where);
 }
 
 const Architecture& find_architecture(const std::string& model_type) {
   const auto& all = architectures();
-  const auto found = std::ranges::find(all, model_type, &Architecture::model_type);
-  MOE_CHECK(found != all.end(), "model_type {}", model_type);
-  return *found;
+  const auto entry = std::ranges::find(all, model_type, &Architecture::model_type);
+  MOE_CHECK(entry != all.end(), "model_type {}", model_type);
+  return *entry;
 }
 
 const Architecture& stock_architecture(FolderForm form, bool qk_norm) {

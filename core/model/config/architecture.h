@@ -51,8 +51,8 @@ struct Architecture {
 // Adds an entry with a new model_type and name. Call it before other functions of the library.
 void add_architecture(Architecture architecture);
 
-// Returns the entry whose model_type and name are the keys model_type and architectures[0] of
-// `json`, one of which may be absent. Throws UserError that begins with `where` if both are absent
+// Returns the entry for the keys model_type and architectures[0] of `json`, one of which may be
+// absent. Throws UserError that begins with `where` if both are absent
 // or malformed, and one that lists all entries if there is no such entry.
 const Architecture& read_architecture(const Json& json, const std::string& where);
 

@@ -48,7 +48,7 @@ void add_range(std::string_view word, const std::string& text, int64_t layers,
   const int64_t first = parse_layer(word.substr(0, dash), text, layers);
   const int64_t last =
       dash == std::string_view::npos ? first : parse_layer(word.substr(dash + 1), text, layers);
-  USER_ERROR_IF(last < first, "--layers {}: the range {} runs backwards", text, std::string(word));
+  USER_ERROR_IF(last < first, "--layers {}: the range {} is reversed", text, std::string(word));
   for (int64_t layer = first; layer <= last; ++layer) {
     USER_ERROR_IF(!out.insert(layer).second, "--layers {}: layer {} is named twice", text, layer);
   }
@@ -66,8 +66,8 @@ Recompute parse_recompute(const std::string& text) {
 
 void check_precision(Precision precision, bool on_cuda) {
   USER_ERROR_IF(precision == Precision::kTf32 && !on_cuda,
-                "--precision tf32: CUDA GPUs alone multiply in TF32, and this run is on the CPU; "
-                "use fp32 or bf16, or --device cuda");
+                "--precision tf32: only CUDA GPUs support TF32, and this run is on the CPU; use "
+                "fp32 or bf16, or --device cuda");
 }
 
 Precision inference_precision(const std::optional<Precision>& requested, bool on_cuda) {
@@ -88,13 +88,13 @@ double LoraSettings::scale() const { return alpha == 0 ? 1.0 : alpha / rank; }
 void check_lora(const LoraSettings& settings) {
   constexpr int64_t kMaxRank = int64_t{1} << 16;
   USER_ERROR_IF(settings.rank < 0 || settings.rank > kMaxRank,
-                "--lora {}: the rank must lie in 1 .. {} (0: no adapters)", settings.rank,
+                "--lora {}: the rank must be between 1 and {} (0: no adapters)", settings.rank,
                 kMaxRank);
   USER_ERROR_IF(!std::isfinite(settings.alpha) || settings.alpha < 0,
                 "--lora-alpha {}: must be a positive number", settings.alpha);
   USER_ERROR_IF(settings.rank == 0 && settings.alpha != 0,
-                "--lora-alpha without --lora: say the rank of the adapters");
-  USER_ERROR_IF(settings.on.empty(), "--lora-on names nothing; known: attention, ffn");
+                "--lora-alpha without --lora: set the rank of the adapters with --lora");
+  USER_ERROR_IF(settings.on.empty(), "--lora-on is empty; known: attention, ffn");
   for (const auto& part : settings.on) {
     USER_ERROR_IF(part != "attention" && part != "ffn",
                   "--lora-on '{}' is unknown; known: attention, ffn", part);

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 namespace moe::model {
 
 struct Architecture;
+struct ModelConfig;
 
 enum class RopeType { kDefault, kLinear, kDynamic, kLlama3 };
 inline constexpr std::array kRopeTypeNames = {"default", "linear", "dynamic", "llama3"};
@@ -50,9 +52,11 @@ struct MoeConfig {
   std::string source_name, source_sha256;  // the dense parent; empty for a model from scratch
 };
 
-// Returns the form in which a mixture is written: moe.form, but kMoe for a router with a model_type
-// of its own, for a gate_scale other than 1, and for a kMixtral whose gates do not sum to 1.
+// Returns the form in which a mixture is written: moe.form, or kMoe if the router has its own
+// model_type (route::own_architecture()), if gate_scale is not 1, and if the gates of a kMixtral do
+// not sum to 1.
 FolderForm written_form(const MoeConfig& moe);
+FolderForm written_form(const ModelConfig& config);  // kMoe for a dense model
 
 // Returns the architecture under which a mixture is written: one of transformers if that computes
 // the same function, apart from capacity (core/io/formats.md), else one that transformers refuses.
@@ -86,6 +90,9 @@ struct ModelConfig {
 // Reads and checks a config.json. Absent keys have the defaults of transformers (architecture.h).
 // Throws UserError that begins with `where` for missing, invalid and unsupported values.
 ModelConfig parse_config(const Json& json, const std::string& where);
+
+// Reads `path`, a config.json or the folder that holds it. Throws UserError.
+ModelConfig read_config(const std::filesystem::path& path);
 
 // Returns the config.json of `config`: the keys of `parent`, overridden by those of `config`. A
 // mixture gets the model_type of written_architecture() and the "moe" object.

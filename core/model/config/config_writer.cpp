@@ -9,7 +9,6 @@
 #include "core/base/error.h"
 #include "core/model/config/architecture.h"
 #include "core/model/config/config.h"
-#include "core/route/router.h"
 
 namespace moe::model {
 namespace {
@@ -107,12 +106,6 @@ void set_qwen_moe_attention(const ModelConfig& config, const Architecture& archi
   }
 }
 
-bool has_windowed_types(const OrderedJson& out) {
-  const auto types = out.find("layer_types");
-  return types != out.end() && types->is_array() &&
-         std::find(types->begin(), types->end(), "sliding_attention") != types->end();
-}
-
 void set_qwen_moe_keys(const ModelConfig& config, const Architecture& architecture,
                        OrderedJson& out) {
   const MoeConfig& moe = *config.moe;
@@ -127,7 +120,8 @@ void set_qwen_moe_keys(const ModelConfig& config, const Architecture& architectu
   if (is_own) {
     out["output_router_logits"] = false;
   }
-  if (is_own || has_windowed_types(out)) {
+  const OrderedJson types = out.value("layer_types", OrderedJson());
+  if (is_own || std::find(types.begin(), types.end(), "sliding_attention") != types.end()) {
     out.erase("layer_types");  // read by qwen2_moe, not by LLaMA and Mixtral
   }
   out["router_aux_loss_coef"] = is_own ? 0.0 : moe.lb_coef;
@@ -139,15 +133,10 @@ void set_qwen_moe_keys(const ModelConfig& config, const Architecture& architectu
   set_qwen_moe_attention(config, architecture, out);
 }
 
-void set_architecture(const Architecture& architecture, OrderedJson& out) {
-  out["architectures"] = {architecture.name};
-  out["model_type"] = architecture.model_type;
-}
-
 void set_own_moe_object(const MoeConfig& moe, OrderedJson& out) {
-  OrderedJson own = OrderedJson::object();
-  if (out.contains("moe") && out["moe"].is_object()) {
-    own = out["moe"];  // keeps keys that this version does not know
+  OrderedJson own = out.value("moe", OrderedJson());  // keeps keys that this version does not know
+  if (!own.is_object()) {
+    own = OrderedJson::object();
   }
   own["format"] = 1;
   own.erase("form");
@@ -161,15 +150,15 @@ void set_own_moe_object(const MoeConfig& moe, OrderedJson& out) {
   own["ep_ranks"] = moe.ep_ranks;
   own["lb_coef"] = moe.lb_coef;
   own["entropy_coef"] = moe.entropy_coef;
-  const auto put = [&](const char* key, bool is_there, double value) {
+  const auto set_or_erase = [&](const char* key, bool is_set, double value) {
     own.erase(key);
-    if (is_there) {
+    if (is_set) {
       own[key] = value;
     }
   };
-  put("z_coef", moe.z_coef != 0, moe.z_coef);
-  put("seq_lb_coef", moe.seq_lb_coef != 0, moe.seq_lb_coef);
-  put("lambda", moe.lambda.has_value(), moe.lambda.value_or(0));
+  set_or_erase("z_coef", moe.z_coef != 0, moe.z_coef);
+  set_or_erase("seq_lb_coef", moe.seq_lb_coef != 0, moe.seq_lb_coef);
+  set_or_erase("lambda", moe.lambda.has_value(), moe.lambda.value_or(0));
   own["router_init"] = {{"std", moe.router_std}, {"seed", moe.router_seed}};
   own["source"] = nullptr;
   if (!moe.source_name.empty() || !moe.source_sha256.empty()) {
@@ -189,6 +178,10 @@ FolderForm written_form(const MoeConfig& moe) {
              : moe.form;
 }
 
+FolderForm written_form(const ModelConfig& config) {
+  return config.moe ? written_form(*config.moe) : FolderForm::kMoe;
+}
+
 const Architecture& written_architecture(const MoeConfig& moe, bool qk_norm) {
   if (const auto own = route::own_architecture(moe.router).model_type; !own.empty()) {
     return find_architecture(own);
@@ -198,31 +191,31 @@ const Architecture& written_architecture(const MoeConfig& moe, bool qk_norm) {
 }
 
 OrderedJson config_json(const ModelConfig& config, const Json& parent) {
-  OrderedJson out = OrderedJson::object();
-  set_architecture(find_architecture(config.model_type), out);
+  const Architecture& architecture = config.moe ? written_architecture(*config.moe, config.qk_norm)
+                                                : find_architecture(config.model_type);
+  OrderedJson out = {{"architectures", nullptr}, {"model_type", nullptr}};
   if (parent.is_object()) {
     for (const auto& [key, value] : parent.items()) {
       out[key] = value;
     }
   }
+  out["architectures"] = {architecture.name};
+  out["model_type"] = architecture.model_type;
   set_llama_keys(config, parent, out);
-  if (config.moe) {
-    const MoeConfig& moe = *config.moe;
-    const Architecture& architecture = written_architecture(moe, config.qk_norm);
-    set_architecture(architecture, out);
-    if (architecture.form == FolderForm::kMixtral) {
-      out["num_local_experts"] = moe.experts;
-      out["num_experts_per_tok"] = moe.router.family->hf_experts_per_token(moe.router, moe.experts);
-      out["intermediate_size"] = moe.expert_width;
-      out["router_aux_loss_coef"] = moe.lb_coef;
-    } else {
-      set_qwen_moe_keys(config, architecture, out);
-    }
-    set_own_moe_object(moe, out);
-  } else {
-    set_architecture(find_architecture(config.model_type), out);
+  if (!config.moe) {
     out.erase("moe");
+    return out;
   }
+  const MoeConfig& moe = *config.moe;
+  if (architecture.form == FolderForm::kMixtral) {
+    out["num_local_experts"] = moe.experts;
+    out["num_experts_per_tok"] = moe.router.family->hf_experts_per_token(moe.router, moe.experts);
+    out["intermediate_size"] = moe.expert_width;
+    out["router_aux_loss_coef"] = moe.lb_coef;
+  } else {
+    set_qwen_moe_keys(config, architecture, out);
+  }
+  set_own_moe_object(moe, out);
   return out;
 }
 

@@ -120,16 +120,10 @@ void write_local_tensors(const fs::path& folder, const std::vector<io::Shard>& s
 }  // namespace
 
 at::ScalarType scalar_type(io::DType dtype) {
-  switch (dtype) {
-    case io::DType::kF32:
-      return at::kFloat;
-    case io::DType::kF16:
-      return at::kHalf;
-    case io::DType::kBF16:
-      return at::kBFloat16;
-    default:
-      MOE_CHECK(false, "weights of dtype {}", io::dtype_name(dtype));
-  }
+  MOE_CHECK(io::is_floating(dtype), "weights of dtype {}", io::dtype_name(dtype));
+  return dtype == io::DType::kF32   ? at::kFloat
+         : dtype == io::DType::kF16 ? at::kHalf
+                                    : at::kBFloat16;
 }
 
 void convert(std::span<const std::byte> in, io::DType from, std::span<std::byte> out,
@@ -159,8 +153,8 @@ void await_mark(const fs::path& folder, const std::string& mark, int64_t rank, d
   while (!fs::exists(folder / mark, error)) {
     USER_ERROR_IF(
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() > seconds,
-        "rank {} does not see {}, which rank 0 makes: all ranks write one folder; give an output "
-        "on a file system that they share",
+        "rank {} does not see {}, which rank 0 created: all ranks write one folder; use an output "
+        "folder on a file system that all ranks share",
         rank, folder.string());
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }

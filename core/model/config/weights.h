@@ -16,6 +16,8 @@ namespace moe::model {
 // mlp.shared_expert_gate.weight [1, D]. The dtype is config.dtype, but F32 for the routers of kMoe.
 std::vector<io::TensorInfo> expected_tensors(const ModelConfig& config);
 
+std::string layer_prefix(int64_t layer);  // "model.layers.3."
+
 // Names of the parts of an MoE layer in a form, after "model.layers.{i}.".
 struct MoeNames {
   std::string router;          // mlp.gate.weight, block_sparse_moe.gate.weight

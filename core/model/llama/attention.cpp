@@ -53,17 +53,27 @@ Tensor llama3_frequencies(const RopeConfig& rope, const Tensor& frequencies) {
   return at::where(wave > low_wave, stretched, at::where(wave < high_wave, frequencies, blended));
 }
 
-RopeTable table_at(const Tensor& positions, const Tensor& frequencies) {
-  const Tensor angles = at::outer(positions, frequencies);  // [count, A / 2]
+// Returns the table of `positions` [P] of sequences of `length` positions. Only dynamic NTK depends
+// on the length.
+RopeTable rope_table(const Tensor& positions, const ModelConfig& config, int64_t length) {
+  const Tensor frequencies =
+      rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings, length);
+  const Tensor angles =  // [P, A / 2]
+      at::outer(positions.to(at::kFloat), frequencies.to(positions.device()));
   const Tensor both = at::cat({angles, angles}, 1);
   return {both.cos(), both.sin()};
 }
 
 // Returns the table of positions 0 .. count - 1 for sequences of up to `count` positions.
 RopeTable first_positions(int64_t count, const ModelConfig& config) {
-  return rope_table(
-      rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings, count), 0,
-      count);
+  return rope_table(at::arange(count), config, count);
+}
+
+// Returns x [B, heads, S, A] rotated by the S positions of the table.
+Tensor apply_rope(const Tensor& x, const RopeTable& table) {
+  const int64_t half = x.size(3) / 2;
+  const Tensor rotated = at::cat({x.narrow(3, half, half).neg(), x.narrow(3, 0, half)}, 3);
+  return x * table.cosine + rotated * table.sine;
 }
 
 // Returns true if one table serves all sequences of up to `max_length` positions. Dynamic NTK
@@ -78,6 +88,25 @@ int64_t sum(std::span<const int64_t> lengths) {
 
 Tensor concatenate(const std::vector<Tensor>& parts) {
   return parts.size() == 1 ? parts.front() : at::cat(parts, 0);
+}
+
+// Splits the sequences of a pack into runs, which extend while `can_join(begin, index)`. Returns
+// the concatenated results of attend(begin, lengths of the run, its first token, its tokens).
+template <typename CanJoin, typename Attend>
+Tensor attend_runs(std::span<const int64_t> lengths, const CanJoin& can_join,
+                   const Attend& attend) {
+  std::vector<Tensor> parts;
+  int64_t first = 0;
+  for (size_t begin = 0, end = 0; begin < lengths.size(); begin = end) {
+    for (end = begin + 1; end < lengths.size() && can_join(begin, end);) {
+      ++end;
+    }
+    const auto run = lengths.subspan(begin, end - begin);
+    const int64_t tokens = sum(run);
+    parts.push_back(attend(begin, run, first, tokens));
+    first += tokens;
+  }
+  return concatenate(parts);
 }
 
 // Repeats every key/value head for its query heads, as LibTorch's fused kernels require:
@@ -112,10 +141,8 @@ Heads rotated_heads(const Tensor& qkv, int64_t batch, const ModelConfig& config,
   const int64_t length = qkv.size(0) / batch;
   const int64_t heads = config.heads, kv_heads = config.kv_heads, width = config.head_dim;
   const Tensor rows = qkv.view({batch, length, heads + 2 * kv_heads, width}).transpose(1, 2);
-  const RopeTable table = rope_table(
-      rope_frequencies(config.rope, width, config.max_position_embeddings, first + length)
-          .to(qkv.device()),
-      first, length);
+  const RopeTable table =
+      rope_table(at::arange(first, first + length, qkv.device()), config, first + length);
   const auto type = score_type(qkv);  // rotation is in f32: so is the table
   return {apply_rope(rows.narrow(1, 0, heads), table).to(type),
           apply_rope(rows.narrow(1, heads, kv_heads), table).to(type),
@@ -133,9 +160,9 @@ Tensor attend_heads(const Heads& heads, const std::optional<Tensor>& mask, bool 
 }
 
 // Attends within sequences of equal length after the keys in `cache`, if any: [B * S, (H + 2 G) A]
-// -> [B * S, H A]. Appends the keys and values to `cache` and, for each sequence, to `seen`.
+// -> [B * S, H A]. Appends the keys and values to `cache` and, for each sequence, to `caches`.
 Tensor attend_batch(const Tensor& qkv, int64_t batch, const ModelConfig& config, LayerCache* cache,
-                    std::vector<LayerCache>* seen) {
+                    std::vector<LayerCache>* caches) {
   const int64_t length = qkv.size(0) / batch;
   const int64_t past = cache != nullptr && cache->keys.defined() ? cache->keys.size(2) : 0;
   Heads heads = rotated_heads(qkv, batch, config, past);
@@ -145,8 +172,8 @@ Tensor attend_batch(const Tensor& qkv, int64_t batch, const ModelConfig& config,
     cache->keys = heads.key;
     cache->values = heads.value;
   }
-  for (int64_t row = 0; seen != nullptr && row < batch; ++row) {
-    seen->push_back({heads.key.narrow(0, row, 1), heads.value.narrow(0, row, 1)});
+  for (int64_t row = 0; caches != nullptr && row < batch; ++row) {
+    caches->push_back({heads.key.narrow(0, row, 1), heads.value.narrow(0, row, 1)});
   }
   std::optional<Tensor> mask;  // of several tokens after a past
   if (past > 0 && length > 1) {
@@ -178,40 +205,19 @@ Tensor attend_after_prefix(const Tensor& qkv, std::span<const int64_t> lengths,
                       qkv);
 }
 
-// Attends within the sequences of a pack on the CPU: [T, (H + 2 G) A] -> [T, H A]. One call serves
-// all sequences, or with dynamic NTK those of equal length.
+// Attends within the sequences of a pack on the CPU: [T, (H + 2 G) A] -> [T, H A]. Sequences share
+// one call; with dynamic NTK, only adjacent sequences of equal length do.
 Tensor attend_packed_cpu(const Tensor& qkv, std::span<const int64_t> lengths,
                          const ModelConfig& config) {
-  const bool is_dynamic = config.rope.type == RopeType::kDynamic;
-  std::vector<Tensor> parts;
-  int64_t first = 0;
-  for (size_t begin = 0; begin < lengths.size();) {
-    size_t end = is_dynamic ? begin + 1 : lengths.size();
-    while (end < lengths.size() && lengths[end] == lengths[begin]) {
-      ++end;
-    }
-    const std::vector<int64_t> run(lengths.begin() + static_cast<int64_t>(begin),
-                                   lengths.begin() + static_cast<int64_t>(end));
-    const int64_t rows = sum(run);
-    const RopeTable table = first_positions(*std::max_element(run.begin(), run.end()), config);
-    parts.push_back(
-        kernels::causal_attention(qkv.narrow(0, first, rows), attention_heads(config), run, table));
-    first += rows;
-    begin = end;
-  }
-  return concatenate(parts);
-}
-
-// Returns the end of a run of sequences from `begin` that one product serves: sequences of equal
-// length without prefix, or all that follow each other and continue the same prefix.
-size_t end_of_run(const Sequences& sequences, size_t begin) {
-  size_t end = begin + 1;
-  const int64_t prefix = sequences.prefix(begin);
-  while (end < sequences.lengths.size() && sequences.prefix(end) == prefix &&
-         (prefix >= 0 || sequences.lengths[end] == sequences.lengths[begin])) {
-    ++end;
-  }
-  return end;
+  const auto can_join = [&](size_t begin, size_t index) {
+    return config.rope.type != RopeType::kDynamic || lengths[index] == lengths[begin];
+  };
+  return attend_runs(
+      lengths, can_join, [&](size_t /*begin*/, auto run, int64_t first, int64_t rows) {
+        const RopeTable table = first_positions(std::ranges::max(run), config);
+        return kernels::causal_attention(qkv.narrow(0, first, rows), attention_heads(config),
+                                         {run.begin(), run.end()}, table);
+      });
 }
 
 // Normalizes every head of x [T, N A] with `weight` [A].
@@ -231,16 +237,12 @@ Heads split_heads(const Tensor& qkv, int64_t heads, int64_t kv_heads) {
           all.narrow(1, heads + kv_heads, kv_heads)};
 }
 
-struct FlashOutput {
-  Tensor out, log_sum, seed, offset;  // [T, H, A], and inputs of the backward
-};
-
-FlashOutput flash_forward(const Heads& heads, const Tensor& ends, const Tensor& key_ends,
-                          int64_t max_length, int64_t max_keys) {
-  const auto results = at::_flash_attention_forward(
-      heads.query, heads.key, heads.value, ends, key_ends, max_length, max_keys, /*dropout_p=*/0,
-      /*is_causal=*/true, /*return_debug_mask=*/false);
-  return {std::get<0>(results), std::get<1>(results), std::get<2>(results), std::get<3>(results)};
+// Returns [T, H, A] and the inputs of the backward.
+auto flash_forward(const Heads& heads, const Tensor& ends, const Tensor& key_ends,
+                   int64_t max_length, int64_t max_keys) {
+  return at::_flash_attention_forward(heads.query, heads.key, heads.value, ends, key_ends,
+                                      max_length, max_keys, /*dropout_p=*/0, /*is_causal=*/true,
+                                      /*return_debug_mask=*/false);
 }
 
 // RoPE and attention as one node, so that the kernel that rotates back writes the gradient of qkv
@@ -253,7 +255,7 @@ struct RotatedAttention : torch::autograd::Function<RotatedAttention> {
     const int64_t width = qkv.size(1) / (heads + 2 * kv_heads);
     kernels::rope_(qkv, cosine, sine, position, heads + kv_heads, width);
     torch::autograd::impl::bump_version(qkv);  // detects saved uses
-    const auto [out, log_sum, seed, offset] =
+    const auto [out, log_sum, seed, offset, mask] =
         flash_forward(split_heads(qkv, heads, kv_heads), ends, ends, longest, longest);
     context->save_for_backward({qkv, out, log_sum, seed, offset, cosine, sine, position, ends});
     context->saved_data["longest"] = longest;
@@ -283,33 +285,29 @@ Tensor flash_with_prefixes(const Tensor& qkv, const PackTables& tables, int64_t 
                            int64_t kv_heads, int64_t width) {
   kernels::rope_(qkv, tables.cosine, tables.sine, tables.position, heads + kv_heads, width);
   const Heads own = split_heads(qkv, heads, kv_heads);
-  const Tensor seen = qkv.view({qkv.size(0), heads + 2 * kv_heads, width})
-                          .narrow(1, heads, 2 * kv_heads)
-                          .index_select(0, tables.key_rows);
-  const Heads all{own.query, seen.narrow(1, 0, kv_heads), seen.narrow(1, kv_heads, kv_heads)};
-  return flash_forward(all, tables.ends, tables.key_ends, tables.max_length, tables.max_keys).out;
+  const Tensor shared = qkv.view({qkv.size(0), heads + 2 * kv_heads, width})
+                            .narrow(1, heads, 2 * kv_heads)
+                            .index_select(0, tables.key_rows);
+  const Heads all{own.query, shared.narrow(1, 0, kv_heads), shared.narrow(1, kv_heads, kv_heads)};
+  return std::get<0>(
+      flash_forward(all, tables.ends, tables.key_ends, tables.max_length, tables.max_keys));
 }
 
 // Attends within sequences; adjacent ones of equal length are one batch. Returns [T, H A].
 Tensor attend_by_length(const Heads& heads, const std::vector<int64_t>& lengths) {
-  std::vector<Tensor> parts;
-  int64_t first = 0;
-  for (size_t begin = 0, end = 0; begin < lengths.size(); begin = end) {
-    while (end < lengths.size() && lengths[end] == lengths[begin]) {
-      ++end;
-    }
-    const auto batch = static_cast<int64_t>(end - begin);
-    const int64_t length = lengths[begin];
-    const auto batched = [&](const Tensor& packed) {  // -> [batch, H or G, length, A]
-      return packed.narrow(0, first, batch * length)
-          .reshape({batch, length, packed.size(1), packed.size(2)})
-          .transpose(1, 2);
-    };
-    parts.push_back(attend_heads({batched(heads.query), batched(heads.key), batched(heads.value)},
-                                 {}, /*causal=*/true, heads.query));
-    first += batch * length;
-  }
-  return concatenate(parts);
+  const auto can_join = [&](size_t begin, size_t index) {
+    return lengths[index] == lengths[begin];
+  };
+  return attend_runs(
+      lengths, can_join, [&](size_t /*begin*/, auto run, int64_t first, int64_t rows) {
+        const auto batched = [&](const Tensor& packed) {  // -> [batch, H or G, length, A]
+          return packed.narrow(0, first, rows)
+              .reshape({std::ssize(run), run[0], packed.size(1), packed.size(2)})
+              .transpose(1, 2);
+        };
+        return attend_heads({batched(heads.query), batched(heads.key), batched(heads.value)}, {},
+                            /*causal=*/true, heads.query);
+      });
 }
 
 // Returns the attention of a pack on a GPU, [T, H A], of qkv [T, (H + 2 G) A] f32 or bf16, which
@@ -337,32 +335,15 @@ Tensor packed_attention(Tensor&& qkv, const std::vector<int64_t>& lengths, const
 
 Tensor rope_frequencies(const RopeConfig& rope, int64_t head_dim, int64_t max_position_embeddings,
                         int64_t sequence_length) {
-  switch (rope.type) {
-    case RopeType::kDefault:
-      return plain_frequencies(rope.theta, head_dim);
-    case RopeType::kLinear:
-      return plain_frequencies(rope.theta, head_dim) / rope.factor;
-    case RopeType::kDynamic:
-      return plain_frequencies(
-          dynamic_theta(rope, head_dim, max_position_embeddings, sequence_length), head_dim);
-    case RopeType::kLlama3:
-      return llama3_frequencies(rope, plain_frequencies(rope.theta, head_dim));
+  const bool is_dynamic = rope.type == RopeType::kDynamic;
+  const double theta = is_dynamic
+                           ? dynamic_theta(rope, head_dim, max_position_embeddings, sequence_length)
+                           : rope.theta;
+  const Tensor frequencies = plain_frequencies(theta, head_dim);
+  if (rope.type == RopeType::kLinear) {
+    return frequencies / rope.factor;
   }
-  MOE_CHECK(false, "rope type {}", static_cast<int>(rope.type));
-}
-
-RopeTable rope_table(const Tensor& frequencies, int64_t first, int64_t count) {
-  return table_at(at::arange(first, first + count, frequencies.options()), frequencies);
-}
-
-RopeTable rope_table(const Tensor& frequencies, const std::vector<int64_t>& positions) {
-  return table_at(at::tensor(positions, at::kLong).to(frequencies.options()), frequencies);
-}
-
-Tensor apply_rope(const Tensor& x, const RopeTable& table) {
-  const int64_t half = x.size(3) / 2;
-  const Tensor rotated = at::cat({x.narrow(3, half, half).neg(), x.narrow(3, 0, half)}, 3);
-  return x * table.cosine + rotated * table.sine;
+  return rope.type == RopeType::kLlama3 ? llama3_frequencies(rope, frequencies) : frequencies;
 }
 
 RopeTable rotations_at(const std::vector<int64_t>& lengths, const std::vector<int64_t>& starts,
@@ -374,9 +355,7 @@ RopeTable rotations_at(const std::vector<int64_t>& lengths, const std::vector<in
     }
   }
   // Generation ends at max_position_embeddings, below which dynamic NTK has one base.
-  const Tensor frequencies =
-      rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings, /*length=*/1);
-  return rope_table(frequencies, positions);
+  return rope_table(at::tensor(positions, at::kLong), config, /*length=*/1);
 }
 
 bool fits_flash(at::ScalarType type, const ModelConfig& config) {
@@ -462,26 +441,25 @@ Tensor self_attention(const Tensor& x, const AttentionWeights& weights, const Mo
   if (sequences.tables != nullptr) {
     return packed_attention(std::move(qkv), sequences.lengths, *sequences.tables, config);
   }
-  std::vector<Tensor> parts;
-  std::vector<LayerCache> seen;  // keys and values of each sequence so far, if some are prefixes
-  int64_t first = 0;
-  for (size_t begin = 0; begin < lengths.size();) {
-    const size_t end = end_of_run(sequences, begin), count = end - begin;
-    const auto run = lengths.subspan(begin, count);
-    const int64_t rows = sum(run);
+  std::vector<LayerCache>
+      prefix_caches;  // keys and values of each sequence so far, if some are prefixes
+  // One product serves adjacent sequences of equal length without prefix, or with the same prefix.
+  const auto can_join = [&](size_t begin, size_t index) {
+    const int64_t prefix = sequences.prefix(begin);
+    return sequences.prefix(index) == prefix && (prefix >= 0 || lengths[index] == lengths[begin]);
+  };
+  return attend_runs(lengths, can_join, [&](size_t begin, auto run, int64_t first, int64_t rows) {
     const Tensor part = qkv.narrow(0, first, rows);
-    if (const int64_t prefix = sequences.prefix(begin); prefix < 0) {
-      parts.push_back(attend_batch(part, static_cast<int64_t>(count), config, nullptr,
-                                   has_prefixes ? &seen : nullptr));
-    } else {
-      MOE_CHECK(prefix < static_cast<int64_t>(begin) && seen[prefix].keys.defined());
-      parts.push_back(attend_after_prefix(part, run, config, seen[prefix]));
-      seen.resize(end);
+    const int64_t prefix = sequences.prefix(begin);
+    if (prefix < 0) {
+      return attend_batch(part, std::ssize(run), config, nullptr,
+                          has_prefixes ? &prefix_caches : nullptr);
     }
-    first += rows;
-    begin = end;
-  }
-  return concatenate(parts);
+    MOE_CHECK(prefix < static_cast<int64_t>(begin) && prefix_caches[prefix].keys.defined());
+    const Tensor out = attend_after_prefix(part, run, config, prefix_caches[prefix]);
+    prefix_caches.resize(begin + run.size());
+    return out;
+  });
 }
 
 Tensor attend_with_kv_cache(const Tensor& x, const AttentionWeights& weights,

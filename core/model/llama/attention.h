@@ -26,15 +26,9 @@ at::Tensor rope_frequencies(const RopeConfig& rope, int64_t head_dim,
 
 // Cosine and sine of positions, each [P, A] f32 with two equal halves (rotate_half order).
 using RopeTable = kernels::Rotation;
-// Return the table of positions first .. first + count - 1, or of `positions`.
-RopeTable rope_table(const at::Tensor& frequencies, int64_t first, int64_t count);
-RopeTable rope_table(const at::Tensor& frequencies, const std::vector<int64_t>& positions);
-// Returns the table [T, A] of all tokens; those of sequence i have positions from starts[i] on.
+// Returns the table [T, A] of all tokens. The positions of sequence i begin at starts[i].
 RopeTable rotations_at(const std::vector<int64_t>& lengths, const std::vector<int64_t>& starts,
                        const ModelConfig& config);
-
-// Returns x [B, heads, S, A] rotated by the S positions of the table.
-at::Tensor apply_rope(const at::Tensor& x, const RopeTable& table);
 
 // Inputs of packed_attention() that are equal in all layers: layers copy nothing to the GPU.
 struct PackTables {
@@ -70,7 +64,8 @@ inline kernels::AttentionHeads attention_heads(const ModelConfig& config) {
 
 class KvCache;
 
-struct KvCacheOptions {  // `device` apart, for a CPU only
+// Options of a KvCache. All except `device` apply to a CPU only.
+struct KvCacheOptions {
   at::Device device = at::kCPU;
   int64_t capacity = 16;                            // initial, in tokens without the prefix
   std::shared_ptr<const KvCache> prefix = nullptr;  // has none itself and does not grow any more
@@ -128,8 +123,9 @@ at::Tensor project_qkv(const at::Tensor& x, const AttentionWeights& weights,
 at::Tensor self_attention(const at::Tensor& x, const AttentionWeights& weights,
                           const ModelConfig& config, const Sequences& sequences);
 
-// As self_attention() for the next lengths[i] tokens of each sequence i, whose keys and values are
-// appended to layer `index` of caches[i]. `rotations` [T, A]: rotations_at() (CPU only).
+// Returns self_attention() of the next lengths[i] tokens of each sequence i after those of
+// caches[i]. Appends their keys and values to layer `index` of caches[i]. `rotations` [T, A]:
+// rotations_at() (CPU only).
 at::Tensor attend_with_kv_cache(const at::Tensor& x, const AttentionWeights& weights,
                                 const ModelConfig& config, const std::vector<int64_t>& lengths,
                                 const std::vector<KvCache*>& caches, int64_t index,

@@ -27,15 +27,6 @@ struct Row {
   std::mt19937_64 random;
 };
 
-bool has_ended(const Row& row, const Llama& model, const GenerateSettings& settings) {
-  const auto& ends = settings.eos_ids;
-  // The last new token is not in the cache yet.
-  return std::ssize(row.ids) >= settings.max_tokens ||
-         row.cache.length() + 1 >= model.config().max_position_embeddings ||
-         (!row.ids.empty() && (std::find(ends.begin(), ends.end(), row.ids.back()) != ends.end() ||
-                               (settings.stops && settings.stops(row.ids))));
-}
-
 // Returns the length of the common prefix of all prompts, without the last token of any.
 int64_t common_prefix(const std::vector<std::vector<int64_t>>& prompts) {
   const auto& first = prompts.front();
@@ -88,35 +79,40 @@ class RowBatch {
     }
   }
 
-  const std::vector<int64_t>& ids() const { return rows_.front()->ids; }
-
   // Generates a token for each row.
   void step() {
-    std::vector<int64_t> fresh;
+    std::vector<int64_t> last_ids;
     std::vector<KvCache*> caches;
-    std::vector<Row*> all;
+    std::vector<Row*> rows;
     for (const auto& row : rows_) {
-      fresh.push_back(row->ids.back());
+      last_ids.push_back(row->ids.back());
       caches.push_back(&row->cache);
-      all.push_back(row.get());
+      rows.push_back(row.get());
     }
-    const std::vector<int64_t> lengths(rows_.size(), 1);
-    add_tokens(forward(fresh, lengths, caches), all);
+    add_tokens(forward(last_ids, std::vector<int64_t>(rows.size(), 1), caches), rows);
   }
 
   // Removes finished rows and passes them to `done`.
   void finish(const OnGenerated& done) {
     std::erase_if(rows_, [&](const auto& row) {
-      const bool is_done = row->ids.empty() || has_ended(*row, model_, settings_);
-      if (is_done) {
-        free_memory_.push_back(row->memory);
-        done(row->index, row->ids);
+      if (!row->ids.empty() && !has_ended(*row)) {
+        return false;
       }
-      return is_done;
+      free_memory_.push_back(row->memory);
+      done(row->index, row->ids);
+      return true;
     });
   }
 
  private:
+  bool has_ended(const Row& row) const {
+    // The last new token is not in the cache yet.
+    return (settings_.stops && settings_.stops(row.ids)) ||
+           std::ssize(row.ids) >= settings_.max_tokens ||
+           row.cache.length() + 1 >= model_.config().max_position_embeddings ||
+           std::ranges::find(settings_.eos_ids, row.ids.back()) != settings_.eos_ids.end();
+  }
+
   int64_t prefix_length() const { return prefix_ == nullptr ? 0 : prefix_->length(); }
 
   // Returns the initial capacity of a row in tokens after the common prefix.
@@ -135,22 +131,20 @@ class RowBatch {
     MOE_CHECK(!free_memory_.empty());
     const Tensor memory = free_memory_.back();
     free_memory_.pop_back();
-    return {index,
-            memory,
-            KvCache(model_.config(), {model_.device(), capacity_, prefix_, memory}),
-            {},
-            std::mt19937_64(settings_.seed)};
+    KvCache cache(model_.config(), {model_.device(), capacity_, prefix_, memory});
+    return {index, memory, std::move(cache), {}, std::mt19937_64(settings_.seed)};
   }
 
-  // Returns the last hidden state [1, D] of the row's prompt, whose keys and values are then
-  // cached. Undefined if no token can be generated.
+  // Returns the last hidden state [1, D] of the prompt of the row and caches its keys and values.
+  // Returns an undefined tensor if no token can be generated.
   Tensor compute_prompt(Row& row) const {
     const auto& prompt = prompts_[row.index];
-    const auto size = std::ssize(prompt), own = size - prefix_length();
-    if (size >= model_.config().max_position_embeddings || settings_.max_tokens <= 0) {
+    if (std::ssize(prompt) >= model_.config().max_position_embeddings ||
+        settings_.max_tokens <= 0) {
       return {};
     }
-    return forward({prompt.begin() + prefix_length(), prompt.end()}, {own}, {&row.cache});
+    const std::vector<int64_t> ids(prompt.begin() + prefix_length(), prompt.end());
+    return forward(ids, {std::ssize(ids)}, {&row.cache});
   }
 
   // Samples the next token of each row from hidden [rows, D].
@@ -213,26 +207,24 @@ int64_t pick_token(const Tensor& logits, double temperature, double top_p, doubl
                                    .cpu()
                                    .sort(/*stable=*/true, /*dim=*/0, /*descending=*/true);
   const auto probability = scores.accessor<double, 1>();
-  int64_t kept_tokens = 0;
+  int64_t nucleus = 0;  // number of tokens
   double mass = 0;
-  while (kept_tokens < scores.size(0) && (kept_tokens == 0 || mass < top_p)) {
-    mass += probability[kept_tokens++];
+  while (nucleus < scores.size(0) && (nucleus == 0 || mass < top_p)) {
+    mass += probability[nucleus++];
   }
   double threshold = uniform * mass;
-  for (int64_t rank = 0; rank < kept_tokens; ++rank) {
-    threshold -= probability[rank];
-    if (threshold < 0) {
-      return order[rank].item<int64_t>();
-    }
+  int64_t rank = 0;
+  while (rank < nucleus - 1 && !((threshold -= probability[rank]) < 0)) {
+    ++rank;
   }
-  return order[kept_tokens - 1].item<int64_t>();
+  return order[rank].item<int64_t>();
 }
 
 int64_t rows_at_once(const ModelConfig& config, int64_t prompt_tokens, int64_t answer_tokens,
                      uint64_t available_bytes) {
   const int64_t tokens = std::min(prompt_tokens + answer_tokens, config.max_position_embeddings);
-  const uint64_t row = kept_bytes(config, std::max<int64_t>(1, tokens));
-  return std::clamp<int64_t>(static_cast<int64_t>(available_bytes / row), 1,
+  const uint64_t row_bytes = kv_cache_bytes(config, std::max<int64_t>(1, tokens));
+  return std::clamp<int64_t>(static_cast<int64_t>(available_bytes / row_bytes), 1,
                              kernels::kMaxSkinnyRows);
 }
 
@@ -266,21 +258,19 @@ std::vector<int64_t> generate(const Llama& model, const RoutingOptions& routing,
                               const std::vector<int64_t>& prompt, const GenerateSettings& settings,
                               const std::function<void(int64_t)>& on_token) {
   MOE_CHECK(!prompt.empty());
-  const at::NoGradGuard no_gradients;
+  GenerateSettings reporting = settings;
+  reporting.stops = [&](const std::vector<int64_t>& ids) {
+    if (on_token) {
+      on_token(ids.back());
+    }
+    return settings.stops && settings.stops(ids);
+  };
+  std::vector<int64_t> result;
+  const auto set_result = [&](size_t /*index*/, const std::vector<int64_t>& ids) { result = ids; };
   const std::vector<std::vector<int64_t>> prompts{prompt};
-  std::vector<int64_t> ids;
-  RowBatch batch(model, routing, settings, prompts, /*max_rows=*/1, /*shares_prefix=*/false);
-  batch.start(std::vector<size_t>{0});
-  while (batch.size() > 0) {
-    if (on_token && !batch.ids().empty()) {
-      on_token(batch.ids().back());
-    }
-    batch.finish([&](size_t /*index*/, const std::vector<int64_t>& all) { ids = all; });
-    if (batch.size() > 0) {
-      batch.step();
-    }
-  }
-  return ids;
+  const std::vector<size_t> indices{0};
+  generate_all(model, routing, reporting, {prompts, indices, /*rows=*/1, set_result});
+  return result;
 }
 
 }  // namespace moe::model

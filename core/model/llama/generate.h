@@ -27,8 +27,8 @@ RoutingOptions generation_routing(const RoutingOptions& stored);
 uint64_t generate_bytes(const ModelConfig& config, const RoutingOptions& routing,
                         int64_t prompt_tokens, const GenerateSettings& settings, at::Device device);
 
-// Returns the new token ids after `prompt`, which must not be empty, including EOS, up to
-// max_position_embeddings in all. Calls on_token for each.
+// Returns the new token ids after `prompt`, including EOS. Prompt and new ids are at most
+// max_position_embeddings. Calls on_token for each new id. `prompt` must not be empty.
 std::vector<int64_t> generate(const Llama& model, const RoutingOptions& routing,
                               const std::vector<int64_t>& prompt, const GenerateSettings& settings,
                               const std::function<void(int64_t)>& on_token = {});
@@ -38,7 +38,7 @@ using OnGenerated = std::function<void(size_t index, const std::vector<int64_t>&
 struct GenerateBatch {
   const std::vector<std::vector<int64_t>>& prompts;
   const std::vector<size_t>& indices;  // of the prompts to continue
-  int64_t rows = 1;  // prompts computed concurrently on a CPU; a GPU computes one at a time
+  int64_t rows = 1;  // number of prompts in a batch on a CPU; a GPU computes one at a time
   OnGenerated done;  // called once per prompt of `indices` with all its new ids, in any order
 };
 

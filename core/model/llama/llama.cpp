@@ -3,6 +3,9 @@
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "core/base/error.h"
 #include "core/model/llama/llama_weights.h"
 #include "core/model/llama/recompute.h"
@@ -23,57 +26,63 @@ at::ScalarType activation_type(const ComputeOptions& compute) {
 
 // Inputs that all layers of one forward share. The backward of recomputed layers keeps them alive.
 struct Pass {
-  Pass(const ModelConfig& model, const ComputeOptions& compute, const Packed& tokens,
-       const RoutingOptions& options, const ExpertParallel& parallel)
+  Pass(const ModelConfig& model, const ComputeOptions& compute, const Packed& packed,
+       const RoutingOptions& options, const ExpertParallel& parallel, at::Device device)
       : config(model),
         type(activation_type(compute)),
-        lengths(tokens.lengths),
-        prefix_index(tokens.prefix_index),
-        caches(tokens.caches),
-        output_rows(tokens.output_rows),
+        tokens(packed),
         routing(options),
         partition(tokens.ids.size(0), options.ep_ranks, parallel,
-                  options.compute_sequence_balance ? std::ssize(lengths) : 0),
+                  options.compute_sequence_balance ? std::ssize(tokens.lengths) : 0),
         gate_scale(options.gate_scale.value_or(model.moe ? model.moe->gate_scale : 1.0)) {
     partition.local.compute_z_loss = options.compute_z_loss;
     if (options.compute_sequence_balance) {
       auto& sequence = partition.local.sequence.emplace();  // [T]
-      for (size_t number = 0; number < lengths.size(); ++number) {
-        sequence.insert(sequence.end(), lengths[number], static_cast<int64_t>(number));
+      for (size_t number = 0; number < tokens.lengths.size(); ++number) {
+        sequence.insert(sequence.end(), tokens.lengths[number], static_cast<int64_t>(number));
       }
+    }
+    if (tokens.output_rows.defined()) {
+      tokens.output_rows = tokens.output_rows.to(device);
+    }
+    adds_in_place = !at::GradMode::is_enabled() && kernels::has_kernel<"moe::matmul_out">(device);
+    if (tokens.caches.empty()) {
+      make_tables(device);
+    } else {
+      prepare_caches(device);
     }
   }
 
   // Makes the tables of packed_attention() on a device without a kernel for causal_attention(). It
   // supports prefixes only in inference with the flash kernel.
   void make_tables(at::Device device) {
-    const bool has_prefixes = !prefix_index.empty();
     if (!kernels::has_kernel<"moe::causal_attention">(device) &&
-        (!has_prefixes || (!at::GradMode::is_enabled() && fits_flash(type, config)))) {
-      if (auto made = pack_tables(lengths, prefix_index, config, device)) {
-        tables = std::make_shared<const PackTables>(std::move(*made));
+        (tokens.prefix_index.empty() ||
+         (!at::GradMode::is_enabled() && fits_flash(type, config)))) {
+      if (auto pack = pack_tables(tokens.lengths, tokens.prefix_index, config, device)) {
+        tables = std::make_shared<const PackTables>(std::move(*pack));
       }
     }
   }
 
   void prepare_caches(at::Device device) {
-    MOE_CHECK(caches.size() == lengths.size() && prefix_index.empty());
+    MOE_CHECK(tokens.caches.size() == tokens.lengths.size() && tokens.prefix_index.empty());
     std::vector<int64_t> starts;
-    for (size_t i = 0; i < caches.size(); ++i) {
-      starts.push_back(caches[i]->length());
-      caches[i]->reserve(lengths[i]);
+    for (size_t i = 0; i < tokens.caches.size(); ++i) {
+      starts.push_back(tokens.caches[i]->length());
+      tokens.caches[i]->reserve(tokens.lengths[i]);
     }
     if (kernels::has_kernel<"moe::causal_attention">(device)) {
-      rotations = rotations_at(lengths, starts, config);
+      rotations = rotations_at(tokens.lengths, starts, config);
     }
   }
 
   // Returns the rows of `all` [T, ..] that are needed after the attention: output_rows in a dense
   // last layer, else all rows. An MoE layer needs all rows, because tokens compete for experts.
   Tensor rows_after_attention(const Tensor& all, const Layer& layer, int64_t index) const {
-    const bool selects =
-        output_rows.defined() && index + 1 == config.layers && !layer.router.defined();
-    return selects ? all.index_select(0, output_rows) : all;
+    const Tensor& rows = tokens.output_rows;
+    const bool selects = rows.defined() && index + 1 == config.layers && !layer.router.defined();
+    return selects ? all.index_select(0, rows) : all;
   }
 
   Tensor norm(const Tensor& x, const Tensor& weight) const {
@@ -82,11 +91,9 @@ struct Pass {
 
   const ModelConfig& config;
   at::ScalarType type;  // of operands and outputs of products
-  std::vector<int64_t> lengths, prefix_index;
+  Packed tokens;        // output_rows on the model's device
   std::shared_ptr<const PackTables> tables;
-  std::vector<KvCache*> caches;  // one per sequence, or none
-  Tensor output_rows;            // [N] i64 on the model's device, or undefined
-  RopeTable rotations;           // [T, A], with caches in blocks
+  RopeTable rotations;  // [T, A], with caches in blocks
   // In inference with our own GEMM layers update the residual stream in place (add_linear()).
   bool adds_in_place = false;
   RoutingOptions routing;
@@ -94,31 +101,28 @@ struct Pass {
   double gate_scale;
 };
 
-// Multiplies zero rows by every weight of the attention, so that the backward of a rank without
-// tokens runs the same all-to-alls as the backward of other ranks.
-Tensor attention_without_tokens(const Tensor& x, const Layer& layer, const Pass& pass) {
-  const AttentionWeights& attention = layer.attention;
-  const Tensor qkv = project_qkv(pass.norm(x, layer.input_norm), attention, pass.config);
-  return adapted_linear(qkv.narrow(1, 0, attention.output.inner()), attention.output, {},
-                        attention.output_adapter);
-}
-
-// Returns the outputs of all heads in layer `index`, [N, H A], of rows_after_attention().
+// Returns the outputs of all heads in layer `index`, [N, H A], of rows_after_attention(). Zero rows
+// are multiplied by every weight too, so that the backward of a rank without tokens runs the same
+// all-to-alls as the backward of other ranks.
 Tensor attention_heads(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index) {
+  const ModelConfig& config = pass.config;
+  const Packed& tokens = pass.tokens;
+  const AttentionWeights& attention = layer.attention;
   const Tensor normed = pass.norm(x, layer.input_norm);
-  const Tensor heads = pass.caches.empty()
-                           ? self_attention(normed, layer.attention, pass.config,
-                                            {pass.lengths, pass.prefix_index, pass.tables.get()})
-                           : attend_with_kv_cache(normed, layer.attention, pass.config,
-                                                  pass.lengths, pass.caches, index, pass.rotations);
+  if (x.size(0) == 0) {
+    return project_qkv(normed, attention, config).narrow(1, 0, attention.output.inner());
+  }
+  const Tensor heads =
+      tokens.caches.empty()
+          ? self_attention(normed, attention, config,
+                           {tokens.lengths, tokens.prefix_index, pass.tables.get()})
+          : attend_with_kv_cache(normed, attention, config, tokens.lengths, tokens.caches, index,
+                                 pass.rotations);
   return pass.rows_after_attention(heads, layer, index);
 }
 
 // Returns the output of the attention of layer `index`, of rows_after_attention(); x [T, D] f32.
 Tensor attention_block(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index) {
-  if (x.size(0) == 0) {
-    return attention_without_tokens(x, layer, pass);
-  }
   return adapted_linear(attention_heads(x, layer, pass, index), layer.attention.output, {},
                         layer.attention.output_adapter);
 }
@@ -161,17 +165,15 @@ FeedForwardOutput feed_forward_block(const PostAttention& input, const Layer& la
                                      const Pass& pass,
                                      std::optional<route::Routing>* saved_routing) {
   const auto& [x, normed] = input;
-  if (!layer.router.defined() && pass.adds_in_place && !layer.gate_up_adapter.defined() &&
-      !layer.down_adapter.defined()) {
+  const Experts& experts = layer.experts;
+  if (!layer.router.defined() && pass.adds_in_place && !experts.has_adapters()) {
     Tensor sum = x;
-    kernels::add_swiglu(sum, normed, layer.gate_up, layer.down);
+    kernels::add_swiglu(sum, normed, experts.gate_up, experts.down);
     return {sum};
   }
   if (!layer.router.defined()) {
-    return {x + adapted_swiglu(normed, layer.gate_up, layer.down, layer.gate_up_adapter,
-                               layer.down_adapter, {x.size(0)})};
+    return {x + experts.run(normed, {x.size(0)})};
   }
-  const Experts experts{layer.gate_up, layer.down, layer.gate_up_adapter, layer.down_adapter};
   // The residual is added last, after a shared expert.
   const bool has_shared = layer.shared_expert.defined();
   MoeOutput out = moe_forward(
@@ -246,18 +248,18 @@ Tensor embed(const Tensor& embedding, const Tensor& ids, WeightShards* shards) {
   return x;
 }
 
-// Merges an adapter into its weight, or into the local shard of it.
-void merge(const AdaptedWeight& adapted, const WeightShards* shards) {
-  const auto* sharded = shards == nullptr ? nullptr : shards->find(*adapted.weight);
+// Merges the adapter into its weight, or into the local shard of the weight.
+void merge_adapter(const WeightSlot& slot, const WeightShards* shards) {
+  Adapter& adapter = *slot.adapter;
+  const auto* sharded = shards == nullptr ? nullptr : shards->find(*slot.tensor);
   if (sharded == nullptr) {
-    adapted.weight->copy_(merged_weight(*adapted.weight, *adapted.adapter));
-  } else if (adapted.adapter->defined()) {
-    const Adapter& adapter = *adapted.adapter;
+    slot.tensor->copy_(merged_weight(*slot.tensor, adapter));
+  } else {
     const Tensor product = at::matmul(adapter.b, adapter.a).view({-1});
     const auto& [length, begin, end] = sharded->part;
     sharded->shard.copy_(sharded->shard + product.narrow(0, begin, end - begin) * adapter.scale);
   }
-  *adapted.adapter = {};
+  adapter = {};
 }
 
 // Throws UserError if a sequence, with its prefix or cache, is longer than the sliding window, up
@@ -289,19 +291,18 @@ Llama Llama::without_weights(const ModelConfig& config, const distributed::Layou
   return model;
 }
 
-Llama Llama::clone() const { return clone_to(device()); }
-
-Llama Llama::clone_to(at::Device device) const {
+Llama Llama::clone(std::optional<at::Device> to_device) const {
   const at::NoGradGuard no_gradients;
   Llama copy;
   const auto& shards = weights_->shards;
-  copy.weights_ = std::make_unique<Weights>(weights_->config, weights_->parallel, device,
+  const at::Device new_device = to_device.value_or(device());
+  copy.weights_ = std::make_unique<Weights>(weights_->config, weights_->parallel, new_device,
                                             shards ? &shards->ranks() : nullptr);
   copy.weights_->compute = weights_->compute;
   copy.add_lora(weights_->lora, /*seed=*/0);
   copy.set_router_bias(!router_biases().empty());
-  for (const auto& [name, tensor] : weights_->idle) {
-    copy.weights_->idle[name] = tensor.to(device);
+  for (const auto& [name, tensor] : weights_->unused_gates) {
+    copy.weights_->unused_gates[name] = tensor.to(new_device);
   }
   const auto from = weights_->stored_views(FolderForm::kMoe);
   for (const auto& [name, to] : copy.weights_->stored_views(FolderForm::kMoe)) {
@@ -313,14 +314,11 @@ Llama Llama::clone_to(at::Device device) const {
       weight.shard.copy_((own++)->shard);
     }
   }
-  for (size_t index = 0; index < weights_->layers.size(); ++index) {
-    const auto to = adapted_weights(copy.weights_->layers[index]);
-    const auto own = adapted_weights(weights_->layers[index]);
-    for (size_t number = 0; number < own.size(); ++number) {
-      if (own[number].adapter->defined()) {
-        to[number].adapter->a.copy_(own[number].adapter->a);
-        to[number].adapter->b.copy_(own[number].adapter->b);
-      }
+  const auto own_slots = weights_->slots(), new_slots = copy.weights_->slots();
+  for (size_t index = 0; index < own_slots.size(); ++index) {
+    if (const Adapter* own = own_slots[index].adapter; own != nullptr && own->defined()) {
+      new_slots[index].adapter->a.copy_(own->a);
+      new_slots[index].adapter->b.copy_(own->b);
     }
   }
   return copy;
@@ -329,9 +327,9 @@ Llama Llama::clone_to(at::Device device) const {
 Llama Llama::merged() const {
   const at::NoGradGuard no_gradients;
   Llama copy = clone();
-  for (auto& layer : copy.weights_->layers) {
-    for (const auto& adapted : adapted_weights(layer)) {
-      merge(adapted, copy.weights_->shards.get());
+  for (const WeightSlot& slot : copy.weights_->slots()) {
+    if (slot.adapter != nullptr && slot.adapter->defined()) {
+      merge_adapter(slot, copy.weights_->shards.get());
     }
   }
   copy.weights_->lora = {};
@@ -342,17 +340,17 @@ void Llama::add_lora(const LoraSettings& settings, uint64_t seed) {
   MOE_CHECK(weights_->storage == Storage::kF32 || settings.rank == 0, "adapters for inference");
   weights_->lora = settings;
   uint64_t number = 0;
-  for (auto& layer : weights_->layers) {
-    for (const auto& adapted : adapted_weights(layer)) {
-      ++number;
-      if (settings.is_on(adapted.part)) {
-        const uint64_t own_seed = seed * 0x9e3779b97f4a7c15ULL + number;
-        const ExpertRange range = adapted.is_expert
-                                      ? ExpertRange{layout().first_expert(), layer.router.size(0)}
-                                      : ExpertRange{};
-        *adapted.adapter =
-            make_adapter(*adapted.weight, settings.rank, settings.scale(), own_seed, range);
-      }
+  for (const WeightSlot& slot : weights_->slots()) {
+    if (slot.adapter == nullptr) {
+      continue;
+    }
+    ++number;
+    if (settings.is_on(slot.lora_part)) {
+      const uint64_t slot_seed = seed * 0x9e3779b97f4a7c15ULL + number;
+      const ExpertRange range = slot.kind == WeightSlot::Kind::kExperts
+                                    ? ExpertRange{layout().first_expert(), config().moe->experts}
+                                    : ExpertRange{};
+      *slot.adapter = make_adapter(*slot.tensor, settings.rank, settings.scale(), slot_seed, range);
     }
   }
 }
@@ -423,21 +421,11 @@ ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing
     check_window(config.sliding_window, tokens);
   }
   MOE_CHECK(!tokens.output_rows.defined() || (!at::GradMode::is_enabled() && !on_feed_forward));
-  const bool keeps_all = !tokens.caches.empty() || on_feed_forward || !at::GradMode::is_enabled();
-  const Recompute recompute = keeps_all ? Recompute::kNone : weights_->compute.recompute;
-  const auto own =
-      std::make_shared<Pass>(config, weights_->compute, tokens, routing, weights_->parallel);
-  if (tokens.output_rows.defined()) {
-    own->output_rows = tokens.output_rows.to(device());
-  }
-  own->adds_in_place =
-      !at::GradMode::is_enabled() && kernels::has_kernel<"moe::matmul_out">(device());
-  if (!tokens.caches.empty()) {
-    own->prepare_caches(device());
-  } else {
-    own->make_tables(device());
-  }
-  const std::shared_ptr<const Pass> pass = own;
+  const bool can_recompute =
+      at::GradMode::is_enabled() && tokens.caches.empty() && !on_feed_forward;
+  const Recompute recompute = can_recompute ? weights_->compute.recompute : Recompute::kNone;
+  const auto pass = std::make_shared<const Pass>(config, weights_->compute, tokens, routing,
+                                                 weights_->parallel, device());
   ForwardResult result;
   const auto run_layer = [&](int64_t index, const Tensor& input) {
     const Layer& layer = weights_->layers[index];
@@ -479,8 +467,8 @@ ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing
   for (size_t sequence = 0; sequence < tokens.caches.size(); ++sequence) {
     tokens.caches[sequence]->add(tokens.lengths[sequence]);
   }
-  if (pass->output_rows.defined() && weights_->layers.back().router.defined()) {
-    x = x.index_select(0, pass->output_rows);
+  if (tokens.output_rows.defined() && weights_->layers.back().router.defined()) {
+    x = x.index_select(0, pass->tokens.output_rows);
   }
   result.hidden = kernels::rms_norm(x, weights_->norm, config.rms_norm_eps);
   return result;
@@ -531,51 +519,26 @@ at::ScalarType Llama::product_type() const { return activation_type(weights_->co
 
 std::vector<NamedParameter> Llama::parameters() const {
   MOE_CHECK(weights_->storage == Storage::kF32, "parameters of a model for inference");
-  std::vector<NamedParameter> all;
-  const auto add = [&](const std::string& name, const Tensor& tensor, bool is_expert = false,
-                       bool is_dense_matrix = false) {
-    if (tensor.defined()) {
-      all.push_back({name, tensor, is_expert, is_dense_matrix});
+  std::vector<NamedParameter> all, adapters;  // adapters of a layer follow its weights
+  size_t unit = kEmbeddingUnit;
+  for (const WeightSlot& slot : weights_->slots()) {
+    if (unit != slot.unit) {
+      std::ranges::move(adapters, std::back_inserter(all));
+      adapters.clear();
+      unit = slot.unit;
     }
-  };
-  const auto add_dense = [&](const std::string& name, const Tensor& tensor) {
-    add(name, tensor, /*is_expert=*/false, /*is_dense_matrix=*/true);
-  };
-  add_dense("model.embed_tokens", weights_->embedding);
-  for (size_t index = 0; index < weights_->layers.size(); ++index) {
-    Layer& layer = weights_->layers[index];
-    const AttentionWeights& attention = layer.attention;
-    const std::string prefix = fmt::format("model.layers.{}.", index);
-    add(prefix + "input_layernorm", layer.input_norm);
-    add_dense(prefix + "self_attn.qkv", attention.qkv.tensor);
-    add(prefix + "self_attn.qkv_bias", attention.bias);
-    add_dense(prefix + "self_attn.o_proj", attention.output.tensor);
-    add(prefix + "self_attn.q_norm", attention.query_norm);
-    add(prefix + "self_attn.k_norm", attention.key_norm);
-    add(prefix + "post_attention_layernorm", layer.post_norm);
-    if (layer.router.defined()) {
-      add(prefix + "mlp.router", layer.router);
-      add(prefix + "mlp.gate_up", layer.gate_up.tensor, /*is_expert=*/true);
-      add(prefix + "mlp.down", layer.down.tensor, /*is_expert=*/true);
-    } else {
-      add_dense(prefix + "mlp.gate_up", layer.gate_up.tensor);
-      add_dense(prefix + "mlp.down", layer.down.tensor);
+    const bool is_expert = slot.kind == WeightSlot::Kind::kExperts;
+    if (!slot.name.empty()) {
+      all.push_back({slot.name, *slot.tensor, is_expert, slot.kind == WeightSlot::Kind::kDense});
+      const auto* sharded = weights_->shards ? weights_->shards->find(*slot.tensor) : nullptr;
+      if (sharded != nullptr) {
+        all.back().shard = sharded->shard;
+        all.back().shard_begin = sharded->part.begin;
+      }
     }
-    add_dense(prefix + "mlp.shared_expert.gate_up", layer.shared_expert.gate_up.tensor);
-    add_dense(prefix + "mlp.shared_expert.down", layer.shared_expert.down.tensor);
-    add(prefix + "mlp.shared_expert_gate", layer.shared_expert.gate);
-    for (const auto& adapted : adapted_weights(layer)) {
-      add(prefix + adapted.name + ".lora_a", adapted.adapter->a, adapted.is_expert);
-      add(prefix + adapted.name + ".lora_b", adapted.adapter->b, adapted.is_expert);
-    }
-  }
-  add("model.norm", weights_->norm);
-  add_dense("lm_head", weights_->head);
-  for (auto& parameter : all) {
-    const auto* sharded = weights_->shards ? weights_->shards->find(parameter.tensor) : nullptr;
-    if (sharded != nullptr) {
-      parameter.shard = sharded->shard;
-      parameter.shard_begin = sharded->part.begin;
+    if (slot.adapter != nullptr && slot.adapter->defined()) {
+      adapters.push_back({slot.name + ".lora_a", slot.adapter->a, is_expert});
+      adapters.push_back({slot.name + ".lora_b", slot.adapter->b, is_expert});
     }
   }
   return all;

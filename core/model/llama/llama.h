@@ -50,7 +50,7 @@ struct RoutingOptions {
 };
 
 // Result for the tokens of this process. Under expert parallelism backward is a collective: every
-// process of the group, also one without tokens, runs it from `hidden` and from the same losses.
+// process of the group, with or without tokens, must run it from `hidden` and from the same losses.
 struct ForwardResult {
   at::Tensor hidden;  // [T, D] f32 after the final norm; [N, D] with Packed::output_rows
   // Summed over MoE layers: means over all logical ranks with tokens. Under expert parallelism each
@@ -60,17 +60,18 @@ struct ForwardResult {
   std::vector<at::Tensor> token_rows;     // one per MoE layer, [T, 3 + E] i64 (count_rows_by_token)
 };
 
-// Callback in every layer, with the normed input of its feed-forward [T, D] f32.
+// Called in every layer with the normed input of its feed-forward [T, D] f32.
 using OnFeedForward = std::function<void(int64_t layer, const at::Tensor& input)>;
 
 struct NamedParameter {
   // "model.layers.0.mlp.gate_up". Norms contain "norm", adapters end with ".lora_a" or ".lora_b".
   std::string name;
   at::Tensor tensor;  // f32 leaf
-  // Routed experts: dimension 0 is those of this process, from layout().first_expert() on. All
-  // other parameters are replicated.
+  // Set for routed experts: dimension 0 has those of this process, from layout().first_expert() on.
+  // All other parameters are replicated.
   bool is_expert = false;
-  // Can be sharded: embedding, head, attention, dense feed-forward and shared experts.
+  // Set for matrices that can be sharded: embedding, head, attention, dense feed-forward, shared
+  // experts.
   bool is_dense_matrix = false;
   // Defined if the matrix is sharded (Llama::load()). `tensor` then has values only while its layer
   // runs. `shard` [n], this process's part from element `shard_begin` on, has the gradient.
@@ -87,17 +88,18 @@ enum class Storage {
 class Llama {
  public:
   // Loads a checkpoint on `device`, with the experts of the rank in `layout`, and calls
-  // set_compute(compute). With `sharded_over`, each of its ranks keeps a part of every dense matrix
-  // (weight_shards.h), and forward, backward and head are collectives of it; it must outlive the
-  // model and its clones. The checkpoint need not. Throws UserError if the checkpoint is invalid.
+  // set_compute(compute). The checkpoint may be destroyed afterwards. With `sharded_over`, each of
+  // its ranks keeps a part of every dense matrix (weight_shards.h). Forward, backward and head are
+  // then collectives of `sharded_over`, which must outlive the model and its clones. Throws
+  // UserError if the checkpoint is invalid.
   static Llama load(const io::Checkpoint& checkpoint, const distributed::Layout& layout = {},
                     at::Device device = at::kCPU, Storage storage = Storage::kF32,
                     const ComputeOptions& compute = {}, distributed::Comm* sharded_over = nullptr);
   // Returns a model on LibTorch's meta device: names and shapes without memory.
   static Llama without_weights(const ModelConfig& config, const distributed::Layout& layout = {});
-  Llama clone() const;                      // copy with f32 weights, without gradients
-  Llama clone_to(at::Device device) const;  // clone on another device
-  Llama merged() const;                     // clone with adapters merged into the weights
+  // Returns a copy with f32 weights, without gradients, by default on the same device.
+  Llama clone(std::optional<at::Device> to_device = {}) const;
+  Llama merged() const;  // clone with adapters merged into the weights
   ~Llama();
   Llama(Llama&&) noexcept;
   Llama& operator=(Llama&&) noexcept;
@@ -124,8 +126,8 @@ class Llama {
   ForwardResult forward(const Packed& tokens, const RoutingOptions& routing,
                         const OnFeedForward& on_feed_forward = {}) const;
   at::Tensor head(const at::Tensor& hidden) const;  // [N, D] -> logits [N, V] f32
-  // Calls `body` with the matrix of the head [V, D], gathered if it is sharded, whose gradient is
-  // reduced after the call, or with that of the embedding if tied.
+  // Calls `body` with the matrix of the head [V, D], or of the embedding if tied. A sharded matrix
+  // is gathered for the call, and its gradient is reduced afterwards.
   void with_head(const std::function<void(const at::Tensor& weight)>& body) const;
   at::ScalarType product_type() const;  // dtype of operands: f32 or bf16
 
@@ -134,7 +136,7 @@ class Llama {
   void require_gradients();
   bool is_sharded() const;
   void finish_backward() const;  // must be called after every backward of a sharded model
-  // Returns the values of a parameter. A collective if it is sharded.
+  // Returns the whole tensor of a parameter. A collective if it is sharded.
   at::Tensor gathered(const NamedParameter& parameter) const;
   // Returns the tensors of the checkpoint in written_form(), without adapters; undefined for
   // experts of other processes.

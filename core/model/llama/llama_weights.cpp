@@ -15,38 +15,8 @@ using at::Tensor;
 constexpr uint64_t kShardBytes = uint64_t{5} << 30;
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
 
-std::string layer_prefix(int64_t index) { return fmt::format("model.layers.{}.", index); }
-
-FolderForm written_form(const ModelConfig& config) {
-  return config.moe ? written_form(*config.moe) : FolderForm::kMoe;
-}
-
-Layer empty_layer(const ModelConfig& config, int64_t index, const at::TensorOptions& options) {
-  const int64_t width = config.hidden_size;
-  Layer layer;
-  layer.input_norm = at::empty({width}, options);
-  layer.post_norm = at::empty({width}, options);
-  if (config.qkv_bias) {
-    layer.attention.bias =
-        at::empty({(config.heads + 2 * config.kv_heads) * config.head_dim}, options);
-  }
-  if (config.qk_norm) {
-    layer.attention.query_norm = at::empty({config.head_dim}, options);
-    layer.attention.key_norm = at::empty({config.head_dim}, options);
-  }
-  if (config.is_moe_layer(index)) {
-    layer.router = at::empty({config.moe->experts, width}, options);
-    if (config.moe->router.bias_rate) {
-      layer.router_bias = at::zeros({config.moe->experts}, options);
-    }
-    if (config.moe->shared_expert_width > 0) {
-      layer.shared_expert.gate = at::empty({1, width}, options);
-    }
-  }
-  return layer;
-}
-
-// Adds the parts of a weight to `views`; `rows` are those of each block of one of its matrices.
+// Adds views of a weight to `views`, by the names of the tensors of a checkpoint. `rows` has the
+// number of rows of each tensor of one matrix.
 void add_blocks(const kernels::Weight& weight, const BlockNames& names, at::IntArrayRef rows,
                 std::map<std::string, Tensor>& views) {
   if (weight.is_one_tensor() && !weight.tensor.defined()) {
@@ -102,8 +72,8 @@ kernels::Weight mapped_weight(const io::Checkpoint& checkpoint, const BlockNames
   return kernels::Weight(std::move(matrices));
 }
 
-// Returns the dtype of a matrix for inference on a GPU: that of its stored tensors, or bf16 if
-// products are in bf16, which round the matrix anyway. The embedding is not rounded.
+// Returns the dtype of a matrix for inference on a GPU: bf16 if products are in bf16, which round
+// the matrix anyway, else the dtype of its stored tensors. The embedding is not rounded.
 at::ScalarType inference_type(const io::Checkpoint& checkpoint, const BlockNames& names,
                               Precision precision) {
   const bool is_embedding = names.front().front() == kEmbedding;
@@ -152,174 +122,184 @@ std::string config_text(const ModelConfig& model, const RoutingOptions& routing,
 
 }  // namespace
 
-std::vector<AdaptedWeight> adapted_weights(Layer& layer) {
-  AttentionWeights& attention = layer.attention;
-  SharedExpert& shared = layer.shared_expert;
-  const bool is_moe = layer.router.defined();
-  std::vector<AdaptedWeight> all = {
-      {"self_attn.qkv", "attention", &attention.qkv.tensor, &attention.qkv_adapter},
-      {"self_attn.o_proj", "attention", &attention.output.tensor, &attention.output_adapter},
-      {"mlp.gate_up", "ffn", &layer.gate_up.tensor, &layer.gate_up_adapter, is_moe},
-      {"mlp.down", "ffn", &layer.down.tensor, &layer.down_adapter, is_moe}};
-  if (shared.defined()) {
-    all.push_back(
-        {"mlp.shared_expert.gate_up", "ffn", &shared.gate_up.tensor, &shared.gate_up_adapter});
-    all.push_back({"mlp.shared_expert.down", "ffn", &shared.down.tensor, &shared.down_adapter});
-  }
-  return all;
-}
-
 Llama::Weights::Weights(const ModelConfig& model_config, const ExpertParallel& expert_parallel,
                         at::Device device, distributed::Comm* sharded_over)
-    : Weights(WithoutMatrices(), model_config, expert_parallel, device) {
+    : config(model_config), parallel(expert_parallel) {
+  make_layers();
   if (sharded_over != nullptr) {
     shards = std::make_unique<WeightShards>(*sharded_over, device, layer_unit(config.layers) + 1);
   }
-  make_matrices(moe_names(FolderForm::kMoe),
-                [](const BlockNames& /*names*/) { return at::kFloat; });
+  for (const WeightSlot& slot : slots()) {
+    if (shards && slot.kind == WeightSlot::Kind::kDense) {
+      *slot.tensor = shards->add(slot.unit, slot.shape);
+    } else {
+      *slot.tensor = slot.kind == WeightSlot::Kind::kSmall ? at::zeros(slot.shape, device)
+                                                           : at::empty(slot.shape, device);
+    }
+  }
 }
 
 Llama::Weights::Weights(const io::Checkpoint& checkpoint, const ModelConfig& model_config,
                         const ExpertParallel& expert_parallel, at::Device device,
                         Precision precision)
-    : Weights(WithoutMatrices(), model_config, expert_parallel, device) {
-  storage = Storage::kStored;
-  const MoeNames names = moe_names(written_form(config));
+    : config(model_config), parallel(expert_parallel), storage(Storage::kStored) {
+  make_layers();
   is_mapped = kernels::device_traits(device).has_host_memory;
-  if (!is_mapped) {
-    make_matrices(names, [&](const BlockNames& blocks) {
-      return inference_type(checkpoint, blocks, precision);
-    });
-    return;
-  }
-  for (const auto& [name, view] : stored_views(written_form(config))) {  // no matrices yet
-    view.copy_(stored_tensor(checkpoint, name));
-  }
-  for (const MatrixSlot& slot : matrix_slots(names)) {
-    if (slot.tensor != nullptr) {
-      *slot.tensor = stored_tensor(checkpoint, slot.names.front().front());
-    } else {
+  for (const WeightSlot& slot : slots(moe_names(written_form(config)))) {
+    if (slot.kind == WeightSlot::Kind::kSmall) {
+      *slot.tensor = at::zeros(slot.shape, device);
+      std::map<std::string, Tensor> views;
+      add_blocks(slot.value(), slot.names, slot.rows, views);
+      for (const auto& [name, view] : views) {
+        view.copy_(stored_tensor(checkpoint, name));
+      }
+    } else if (!is_mapped) {
+      *slot.tensor = at::empty(slot.shape, at::TensorOptions(device).dtype(
+                                               inference_type(checkpoint, slot.names, precision)));
+    } else if (slot.weight != nullptr) {
       *slot.weight = mapped_weight(checkpoint, slot.names);
+    } else {
+      *slot.tensor = stored_tensor(checkpoint, slot.names.front().front());
     }
   }
 }
 
-Llama::Weights::Weights(WithoutMatrices /*tag*/, const ModelConfig& model_config,
-                        const ExpertParallel& expert_parallel, at::Device device)
-    : config(model_config), parallel(expert_parallel) {
+void Llama::Weights::make_layers() {
   const int64_t processes = parallel.size();
   MOE_CHECK(processes == 1 || (config.moe && parallel.layout.experts == config.moe->experts &&
                                config.moe->experts % processes == 0),
             "experts of {} processes", processes);
-  const at::TensorOptions options(device);
-  norm = at::empty({config.hidden_size}, options);
-  for (int64_t index = 0; index < config.layers; ++index) {
-    layers.push_back(empty_layer(config, index, options));
-  }
+  layers.resize(config.layers);
 }
 
-void Llama::Weights::make_matrices(const MoeNames& names, const TypeOfMatrix& type_of) {
-  for (const MatrixSlot& slot : matrix_slots(names)) {
-    const Tensor matrix = shards && !slot.is_expert
-                              ? shards->add(slot.unit, slot.shape)
-                              : at::empty(slot.shape, norm.options().dtype(type_of(slot.names)));
-    if (slot.tensor != nullptr) {
-      *slot.tensor = matrix;
-    } else {
-      *slot.weight = matrix;
-    }
-  }
-}
-
-std::vector<MatrixSlot> Llama::Weights::matrix_slots(const MoeNames& names) {
+std::vector<WeightSlot> Llama::Weights::slots(const MoeNames& names) {
+  using Kind = WeightSlot::Kind;
   const int64_t width = config.hidden_size, vocabulary = config.vocab_size;
-  std::vector<MatrixSlot> slots;
-  const auto add_table = [&](Tensor& tensor, size_t unit, const char* name) {
-    slots.push_back({nullptr, &tensor, unit, {vocabulary, width}, {{name}}, {vocabulary}});
-  };
-  add_table(embedding, kEmbeddingUnit, kEmbedding);
-  if (!config.tie_word_embeddings) {
-    add_table(head, head_unit(config), "lm_head.weight");
-  }
+  const std::vector<int64_t> table{vocabulary, width};
+  std::vector<WeightSlot> all{{"model.embed_tokens",
+                               Kind::kDense,
+                               &embedding,
+                               table,
+                               {{kEmbedding}},
+                               {vocabulary},
+                               kEmbeddingUnit}};
   for (int64_t index = 0; index < config.layers; ++index) {
-    add_attention_slots(index, slots);
-    add_feed_forward_slots(index, names, slots);
+    add_layer_slots(index, names, all);
   }
-  return slots;
+  const size_t unit = layer_unit(config.layers);
+  all.push_back(
+      {"model.norm", Kind::kSmall, &norm, {width}, {{"model.norm.weight"}}, {width}, unit});
+  if (!config.tie_word_embeddings) {
+    all.push_back(
+        {"lm_head", Kind::kDense, &head, table, {{"lm_head.weight"}}, {vocabulary}, unit});
+  }
+  return all;
 }
 
-void Llama::Weights::add_attention_slots(int64_t index, std::vector<MatrixSlot>& slots) {
+void Llama::Weights::add_layer_slots(int64_t index, const MoeNames& names,
+                                     std::vector<WeightSlot>& all) {
+  using Kind = WeightSlot::Kind;
   const int64_t width = config.hidden_size;
   const int64_t queries = config.heads * config.head_dim, keys = config.kv_heads * config.head_dim;
-  const std::string prefix = layer_prefix(index) + "self_attn.";
-  AttentionWeights& attention = layers[index].attention;
-  slots.push_back(
-      {.weight = &attention.qkv,
-       .unit = layer_unit(index),
-       .shape = {queries + 2 * keys, width},
-       .names = {{prefix + "q_proj.weight", prefix + "k_proj.weight", prefix + "v_proj.weight"}},
-       .rows = {queries, keys, keys}});
-  slots.push_back({.weight = &attention.output,
-                   .unit = layer_unit(index),
-                   .shape = {width, queries},
-                   .names = {{prefix + "o_proj.weight"}},
-                   .rows = {width}});
-}
-
-void Llama::Weights::add_feed_forward_slots(int64_t index, const MoeNames& names,
-                                            std::vector<MatrixSlot>& slots) {
-  const int64_t width = config.hidden_size;
-  const std::string prefix = layer_prefix(index);
+  const std::string prefix = layer_prefix(index), attention_prefix = prefix + "self_attn.";
+  const size_t unit = layer_unit(index);
   Layer& layer = layers[index];
-  const auto add = [&](kernels::Weight& gate_up, kernels::Weight& down,
-                       const std::vector<std::string>& prefixes, const MoeNames& parts,
-                       int64_t inner, bool is_expert) {
-    const auto count = std::ssize(prefixes);
-    BlockNames gate_up_names, down_names;
-    for (const auto& matrix : prefixes) {
-      gate_up_names.push_back({matrix + parts.gate, matrix + parts.up});
-      down_names.push_back({matrix + parts.down});
-    }
-    slots.push_back({.weight = &gate_up,
-                     .unit = layer_unit(index),
-                     .shape = {count, 2 * inner, width},
-                     .names = std::move(gate_up_names),
-                     .rows = {inner, inner},
-                     .is_expert = is_expert});
-    slots.push_back({.weight = &down,
-                     .unit = layer_unit(index),
-                     .shape = {count, width, inner},
-                     .names = std::move(down_names),
-                     .rows = {width},
-                     .is_expert = is_expert});
+  AttentionWeights& attention = layer.attention;
+  const auto qkv_names = [&](const std::string& suffix) {
+    return BlockNames{{attention_prefix + "q_proj" + suffix, attention_prefix + "k_proj" + suffix,
+                       attention_prefix + "v_proj" + suffix}};
   };
+  const auto add_small = [&](const std::string& name, Tensor& tensor,
+                             const std::vector<int64_t>& shape, const std::string& stored_name) {
+    all.push_back({name.empty() ? "" : prefix + name,
+                   Kind::kSmall,
+                   &tensor,
+                   shape,
+                   {{prefix + stored_name}},
+                   {shape.front()},
+                   unit});
+  };
+  const auto add_matrix = [&](const std::string& name, Kind kind, kernels::Weight& weight,
+                              WeightSlot slot, Adapter& adapter, const std::string& lora_part) {
+    slot.name = prefix + name;
+    slot.kind = kind;
+    slot.tensor = &weight.tensor;
+    slot.weight = &weight;
+    slot.unit = unit;
+    slot.adapter = &adapter;
+    slot.lora_part = lora_part;
+    all.push_back(std::move(slot));
+  };
+  const auto add_swiglu = [&](const std::string& name, Kind kind, Experts& experts,
+                              const std::vector<std::string>& prefixes, const MoeNames& parts,
+                              int64_t inner) {
+    const auto count = std::ssize(prefixes);
+    WeightSlot gate_up{.shape = {count, 2 * inner, width}, .rows = {inner, inner}};
+    WeightSlot down{.shape = {count, width, inner}, .rows = {width}};
+    for (const auto& matrix : prefixes) {
+      gate_up.names.push_back({matrix + parts.gate, matrix + parts.up});
+      down.names.push_back({matrix + parts.down});
+    }
+    add_matrix(name + ".gate_up", kind, experts.gate_up, gate_up, experts.gate_up_adapter, "ffn");
+    add_matrix(name + ".down", kind, experts.down, down, experts.down_adapter, "ffn");
+  };
+
+  add_small("input_layernorm", layer.input_norm, {width}, "input_layernorm.weight");
+  add_matrix("self_attn.qkv", Kind::kDense, attention.qkv,
+             {.shape = {queries + 2 * keys, width},
+              .names = qkv_names(".weight"),
+              .rows = {queries, keys, keys}},
+             attention.qkv_adapter, "attention");
+  if (config.qkv_bias) {
+    all.push_back({attention_prefix + "qkv_bias",
+                   Kind::kSmall,
+                   &attention.bias,
+                   {queries + 2 * keys},
+                   qkv_names(".bias"),
+                   {queries, keys, keys},
+                   unit});
+  }
+  add_matrix(
+      "self_attn.o_proj", Kind::kDense, attention.output,
+      {.shape = {width, queries}, .names = {{attention_prefix + "o_proj.weight"}}, .rows = {width}},
+      attention.output_adapter, "attention");
+  if (config.qk_norm) {
+    add_small("self_attn.q_norm", attention.query_norm, {config.head_dim},
+              "self_attn.q_norm.weight");
+    add_small("self_attn.k_norm", attention.key_norm, {config.head_dim}, "self_attn.k_norm.weight");
+  }
+  add_small("post_attention_layernorm", layer.post_norm, {width},
+            "post_attention_layernorm.weight");
   if (!config.is_moe_layer(index)) {
-    add(layer.gate_up, layer.down, {prefix + "mlp"}, moe_names(FolderForm::kMoe),
-        config.intermediate_size, /*is_expert=*/false);
+    add_swiglu("mlp", Kind::kDense, layer.experts, {prefix + "mlp"}, moe_names(FolderForm::kMoe),
+               config.intermediate_size);
     return;
   }
-  const int64_t experts = config.moe->experts / parallel.size();
+  const MoeConfig& moe = *config.moe;
+  add_small("mlp.router", layer.router, {moe.experts, width}, names.router);
+  if (moe.router.bias_rate || layer.router_bias.defined()) {
+    add_small("", layer.router_bias, {moe.experts}, kRouterBias);
+  }
+  const int64_t experts = moe.experts / parallel.size();
   std::vector<std::string> prefixes;
   for (int64_t expert = 0; expert < experts; ++expert) {
     prefixes.push_back(
         fmt::format("{}{}{}", prefix, names.experts, parallel.ep_rank() * experts + expert));
   }
-  add(layer.gate_up, layer.down, prefixes, names, config.moe->expert_width, /*is_expert=*/true);
-  if (SharedExpert& shared = layer.shared_expert; shared.defined()) {
-    add(shared.gate_up, shared.down, {prefix + kSharedExpert}, names,
-        config.moe->shared_expert_width, /*is_expert=*/false);
+  add_swiglu("mlp", Kind::kExperts, layer.experts, prefixes, names, moe.expert_width);
+  if (moe.shared_expert_width > 0) {
+    SharedExpert& shared = layer.shared_expert;
+    add_swiglu("mlp.shared_expert", Kind::kDense, shared.expert, {prefix + kSharedExpert}, names,
+               moe.shared_expert_width);
+    add_small("mlp.shared_expert_gate", shared.gate, {1, width}, kSharedExpertGate);
   }
 }
 
 std::map<std::string, Tensor> Llama::Weights::stored_views(FolderForm form) {
-  const MoeNames names = moe_names(form);
-  std::map<std::string, Tensor> views{{"model.norm.weight", norm.detach()}};
-  for (int64_t index = 0; index < config.layers; ++index) {
-    add_vector_views(index, names, views);
-  }
-  for (const MatrixSlot& slot : matrix_slots(names)) {
-    if (const kernels::Weight weight = slot.value(); !shards || !shards->find(weight.tensor)) {
-      add_blocks(weight, slot.names, slot.rows, views);
+  std::map<std::string, Tensor> views;
+  for (const WeightSlot& slot : slots(moe_names(form))) {
+    if (!shards || !shards->find(*slot.tensor)) {
+      add_blocks(slot.value(), slot.names, slot.rows, views);
     }
   }
   return views;
@@ -327,8 +307,8 @@ std::map<std::string, Tensor> Llama::Weights::stored_views(FolderForm form) {
 
 std::map<std::string, StoredRange> Llama::Weights::sharded_ranges(FolderForm form) {
   std::map<std::string, StoredRange> ranges;
-  for (const MatrixSlot& slot : matrix_slots(moe_names(form))) {
-    const ShardedWeight* sharded = shards ? shards->find(slot.value().tensor) : nullptr;
+  for (const WeightSlot& slot : slots(moe_names(form))) {
+    const ShardedWeight* sharded = shards ? shards->find(*slot.tensor) : nullptr;
     int64_t begin = 0;  // a sharded weight is one matrix
     for (size_t block = 0; sharded != nullptr && block < slot.rows.size(); ++block) {
       const int64_t count = slot.rows[block] * slot.shape.back();
@@ -342,35 +322,6 @@ std::map<std::string, StoredRange> Llama::Weights::sharded_ranges(FolderForm for
 void Llama::Weights::gather_in_bf16() {
   for (size_t unit = kEmbeddingUnit + 1; unit <= layer_unit(config.layers); ++unit) {
     shards->gather_in_bf16(unit);
-  }
-}
-
-void Llama::Weights::add_vector_views(int64_t index, const MoeNames& names,
-                                      std::map<std::string, Tensor>& views) const {
-  const Layer& layer = layers[index];
-  const std::string prefix = layer_prefix(index);
-  views[prefix + "input_layernorm.weight"] = layer.input_norm.detach();
-  views[prefix + "post_attention_layernorm.weight"] = layer.post_norm.detach();
-  if (layer.attention.query_norm.defined()) {
-    views[prefix + "self_attn.q_norm.weight"] = layer.attention.query_norm.detach();
-    views[prefix + "self_attn.k_norm.weight"] = layer.attention.key_norm.detach();
-  }
-  if (layer.router.defined()) {
-    views[prefix + names.router] = layer.router.detach();
-  }
-  if (layer.router_bias.defined()) {
-    views[prefix + kRouterBias] = layer.router_bias;
-  }
-  if (layer.shared_expert.defined()) {
-    views[prefix + kSharedExpertGate] = layer.shared_expert.gate.detach();
-  }
-  if (layer.attention.bias.defined()) {
-    const int64_t keys = config.kv_heads * config.head_dim;
-    const auto biases = layer.attention.bias.detach().split_with_sizes(
-        {config.heads * config.head_dim, keys, keys});
-    views[prefix + "self_attn.q_proj.bias"] = biases[0];
-    views[prefix + "self_attn.k_proj.bias"] = biases[1];
-    views[prefix + "self_attn.v_proj.bias"] = biases[2];
   }
 }
 
@@ -405,7 +356,7 @@ Llama Llama::load(const io::Checkpoint& checkpoint, const distributed::Layout& l
   }
   for (const auto& info : shared_expert_tensors(config)) {
     if (info.elements() > 0 && checkpoint.has(info.name)) {
-      model.weights_->idle[info.name] =
+      model.weights_->unused_gates[info.name] =
           stored_tensor(checkpoint, info.name).to(at::kFloat, false, true);
     }
   }
@@ -433,8 +384,9 @@ std::vector<FolderTensor> Llama::folder_tensors(const RoutingOptions& routing) c
     }
   }
   for (const auto& info : shared_expert_tensors(config)) {
-    const auto idle = weights_->idle.find(info.name);
-    tensors.push_back({info, idle != weights_->idle.end() ? idle->second : at::zeros(info.shape)});
+    const auto gate = weights_->unused_gates.find(info.name);
+    tensors.push_back(
+        {info, gate != weights_->unused_gates.end() ? gate->second : at::zeros(info.shape)});
   }
   return tensors;
 }

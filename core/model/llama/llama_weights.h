@@ -1,10 +1,10 @@
 #pragma once
-// Weights of a Llama: few large tensors per layer, so that it is few matrix products, and the table
-// that maps them to the tensors of checkpoints. Private to the files that implement Llama.
+// Weights of a Llama, and the table that maps them to parameters and to tensors of checkpoints.
+// Matrices that multiply the same input are one tensor, so that a layer needs few matrix products.
+// Private to the files that implement Llama.
 
 #include <ATen/ATen.h>
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -21,24 +21,11 @@ namespace moe::model {
 struct Layer {
   at::Tensor input_norm, post_norm;  // [D]
   AttentionWeights attention;
-  at::Tensor router;        // [E, D], undefined in a dense layer
-  at::Tensor router_bias;   // [E] f32 of the expert choice; undefined if the model has none
-  kernels::Weight gate_up;  // [L, 2F, D], L experts of this process, or 1 in a dense layer
-  kernels::Weight down;     // [L, D, F]
-  Adapter gate_up_adapter, down_adapter;
+  at::Tensor router;           // [E, D], undefined in a dense layer
+  at::Tensor router_bias;      // [E] f32, added to the scores for the choice; undefined: none
+  Experts experts;             // of this process, or the dense feed-forward
   SharedExpert shared_expert;  // undefined if the layer has none
 };
-
-// A weight that may have an adapter.
-struct AdaptedWeight {
-  std::string name;    // within the layer
-  std::string part;    // of LoraSettings::on
-  at::Tensor* weight;  // undefined if the matrices are mapped
-  Adapter* adapter;
-  bool is_expert = false;  // of the routed experts
-};
-
-std::vector<AdaptedWeight> adapted_weights(Layer& layer);
 
 // Units of sharded weights: the embedding, the layers, and the head (the embedding if tied).
 constexpr size_t kEmbeddingUnit = 0;
@@ -51,19 +38,26 @@ inline size_t head_unit(const ModelConfig& config) {
 using BlockNames = std::vector<std::vector<std::string>>;
 
 // A weight of the model and the tensors of a checkpoint that hold it.
-struct MatrixSlot {
-  kernels::Weight* weight = nullptr;  // this or `tensor`
+struct WeightSlot {
+  // kSmall: norms, biases, routers and the gates of shared experts: f32 and not sharded.
+  // kExperts: matrices of the routed experts of this process, which are not sharded either.
+  enum class Kind { kSmall, kDense, kExperts };
+
+  std::string name = {};  // NamedParameter::name; empty: not a parameter
+  Kind kind = Kind::kSmall;
   at::Tensor* tensor = nullptr;
-  size_t unit = 0;
   std::vector<int64_t> shape = {};
   BlockNames names = {};
   std::vector<int64_t> rows = {};  // of each tensor of a matrix
-  bool is_expert = false;          // of the routed experts, which are not sharded
+  size_t unit = 0;
+  kernels::Weight* weight = nullptr;  // holds `tensor`, or several mapped tensors; may be null
+  Adapter* adapter = nullptr;         // null: the weight cannot have one
+  std::string lora_part = {};         // of LoraSettings::on
 
-  kernels::Weight value() const { return tensor != nullptr ? kernels::Weight(*tensor) : *weight; }
+  kernels::Weight value() const { return weight != nullptr ? *weight : kernels::Weight(*tensor); }
 };
 
-// Elements begin .. begin + count - 1 of a sharded matrix, which a tensor of a checkpoint holds.
+// Elements begin .. begin + count - 1 of a sharded matrix, the values of one checkpoint tensor.
 struct StoredRange {
   const ShardedWeight* weight;
   int64_t begin, count;
@@ -81,40 +75,32 @@ struct Llama::Weights {
   at::Tensor norm;         // [D]
   at::Tensor head;         // [V, D], undefined if tied
   std::vector<Layer> layers;
-  // Gates of shared experts of width 0. They are not used, only written back.
-  std::map<std::string, at::Tensor> idle;
+  // Gates of shared experts of width 0, which are only written back.
+  std::map<std::string, at::Tensor> unused_gates;
   std::unique_ptr<WeightShards> shards;  // of the dense matrices; null: not sharded
 
   // Allocates f32 weights.
   Weights(const ModelConfig& model_config, const ExpertParallel& expert_parallel,
           at::Device device = at::kCPU, distributed::Comm* sharded_over = nullptr);
-  // Storage::kStored. On the CPU the matrices alias the mapped files, and all values are set;
-  // elsewhere allocates weights in the dtypes for products in `precision`.
+  // Storage::kStored. On a CPU, matrices alias the mapped files. On a GPU, matrices are allocated
+  // in the dtypes for products in `precision`.
   Weights(const io::Checkpoint& checkpoint, const ModelConfig& model_config,
           const ExpertParallel& expert_parallel, at::Device device, Precision precision);
 
-  // Returns the tensors of a checkpoint by name in `form`, as views of the weights, without experts
-  // of other processes and sharded matrices.
+  // Returns the tensors of a checkpoint by name in `form`, as views of the weights. Leaves out
+  // experts of other processes and sharded matrices.
   std::map<std::string, at::Tensor> stored_views(FolderForm form);
-  // Returns the tensors of a checkpoint that are held by sharded matrices.
+  // Returns the tensors of a checkpoint whose values are in sharded matrices.
   std::map<std::string, StoredRange> sharded_ranges(FolderForm form);
   // Gathers all sharded matrices in bf16, except the embedding, whose lookup is in f32.
   void gather_in_bf16();
 
- private:
-  struct WithoutMatrices {};
-  // Returns the dtype of a matrix from its tensors in the checkpoint.
-  using TypeOfMatrix = std::function<at::ScalarType(const BlockNames&)>;
+  // Returns all weights: embedding, layer by layer, final norm, and the head unless tied.
+  std::vector<WeightSlot> slots(const MoeNames& names = moe_names(FolderForm::kMoe));
 
-  Weights(WithoutMatrices, const ModelConfig& model_config, const ExpertParallel& expert_parallel,
-          at::Device device);
-  void make_matrices(const MoeNames& names, const TypeOfMatrix& type_of);
-  // Returns all matrices: embedding, head unless tied, then layer by layer.
-  std::vector<MatrixSlot> matrix_slots(const MoeNames& names);
-  void add_attention_slots(int64_t index, std::vector<MatrixSlot>& slots);
-  void add_feed_forward_slots(int64_t index, const MoeNames& names, std::vector<MatrixSlot>& slots);
-  void add_vector_views(int64_t index, const MoeNames& names,
-                        std::map<std::string, at::Tensor>& views) const;
+ private:
+  void make_layers();
+  void add_layer_slots(int64_t index, const MoeNames& names, std::vector<WeightSlot>& all);
 };
 
 }  // namespace moe::model

@@ -69,13 +69,12 @@ uint64_t forward_bytes(const ModelConfig& config, const route::RouterSettings& r
     return 0;
   }
   const int64_t layer_bytes = kF32 * peak_per_token(config, router);
-  const uint64_t kept = tokens > 0 ? kAllocatorBytes : 0;
-  return tokens * layer_bytes / 10 * 11 + kept + kept_bytes(config, cached_tokens);
+  const uint64_t allocator_bytes = tokens > 0 ? kAllocatorBytes : 0;
+  return tokens * layer_bytes / 10 * 11 + allocator_bytes + kv_cache_bytes(config, cached_tokens);
 }
 
-uint64_t kept_bytes(const ModelConfig& config, int64_t tokens) {
-  const int64_t token_bytes = 2 * kF32 * config.layers * config.kv_heads * config.head_dim;
-  return tokens * token_bytes;
+uint64_t kv_cache_bytes(const ModelConfig& config, int64_t tokens) {
+  return tokens * 2 * kF32 * config.layers * config.kv_heads * config.head_dim;
 }
 
 }  // namespace moe::model

@@ -1,6 +1,6 @@
 #pragma once
-// Estimates of the host memory of inference, from shapes alone. All but layer_bytes_per_token() and
-// kept_bytes() return 0 for a GPU. Training has core/train/loop/plan.h.
+// Estimates of the host memory of inference, from shapes alone. bytes_to_copy() and forward_bytes()
+// return 0 for a GPU. core/train/loop/plan.h estimates the memory of training.
 
 #include <c10/core/Device.h>
 
@@ -15,16 +15,16 @@ namespace moe::model {
 // Returns the bytes that Llama::load() copies in f32: with Storage::kStored, all but matrices.
 uint64_t bytes_to_copy(const ModelConfig& config, Storage storage, c10::Device device);
 
-// Returns the bytes of a token in one layer, f32, if nothing were freed before its end. Determines
-// the size of batches (core/eval/scoring/requests.h).
+// Returns the bytes in f32 of all intermediate values of a token in one layer. Determines the size
+// of batches (core/eval/scoring/requests.h).
 int64_t layer_bytes_per_token(const ModelConfig& config, const route::RouterSettings& router);
 
 // Returns the bytes of a forward of `tokens` tokens: the peak of one layer plus 10 % for small
-// buffers, memory kept by the allocator, and kept_bytes() of `cached_tokens`.
+// buffers, memory kept by the allocator, and kv_cache_bytes() of `cached_tokens`.
 uint64_t forward_bytes(const ModelConfig& config, const route::RouterSettings& router,
                        int64_t tokens, int64_t cached_tokens, c10::Device device);
 
 // Returns the bytes of the keys and values of `tokens` tokens in all layers, f32.
-uint64_t kept_bytes(const ModelConfig& config, int64_t tokens);
+uint64_t kv_cache_bytes(const ModelConfig& config, int64_t tokens);
 
 }  // namespace moe::model

@@ -9,8 +9,8 @@
 
 namespace moe::model {
 
-// Computes tensors, some possibly undefined, from x and captured weights. Called in forward and
-// again in backward, with equal results. Must not capture local variables by reference.
+// Computes tensors, which may be undefined, from x and captured weights. Called in forward and
+// again in backward, and must return equal results. Must not capture local variables by reference.
 using Segment = std::function<std::vector<at::Tensor>(const at::Tensor& x)>;
 
 // Returns segment(x), differentiable in x and in every leaf that the segment uses.

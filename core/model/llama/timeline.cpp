@@ -39,35 +39,36 @@ constexpr std::array<std::pair<const char*, const char*>, 10> kNodes = {{
     {"Linear", "projections"},
 }};
 
-std::string node_part(const std::string& name) {
-  const auto found = std::find_if(kNodes.begin(), kNodes.end(), [&](const auto& entry) {
-    return name.find(entry.first) != std::string::npos;
-  });
-  return found == kNodes.end() ? "backward, other" : found->second;
+std::string part_name(const std::string& name, at::RecordScope scope) {
+  if (scope == at::RecordScope::USER_SCOPE) {
+    return name;
+  }
+  const auto node = std::ranges::find_if(
+      kNodes, [&](const auto& entry) { return name.find(entry.first) != std::string::npos; });
+  return node == kNodes.end() ? "backward, other" : node->second;
 }
 
 std::map<std::string, double> sum_parts(const std::vector<profiler::KinetoEvent>& events) {
-  std::vector<const profiler::KinetoEvent*> named;
+  std::vector<const profiler::KinetoEvent*> parts;
   for (const auto& event : events) {
     const auto scope = static_cast<at::RecordScope>(event.scope());
     if (scope == at::RecordScope::USER_SCOPE || scope == at::RecordScope::BACKWARD_FUNCTION) {
-      named.push_back(&event);
+      parts.push_back(&event);
     }
   }
-  std::sort(named.begin(), named.end(), [](const auto* a, const auto* b) {
-    return std::pair(a->startThreadId(), a->startNs()) <
-           std::pair(b->startThreadId(), b->startNs());
+  std::ranges::sort(parts, {}, [](const auto* event) {
+    return std::pair(event->startThreadId(), event->startNs());
   });
   std::map<std::string, double> seconds;
   std::map<uint64_t, uint64_t> busy_until;  // per thread
-  for (const auto* event : named) {
+  for (const auto* event : parts) {
     uint64_t& until = busy_until[event->startThreadId()];
     if (event->startNs() < until) {
       continue;
     }
     until = event->startNs() + event->durationNs();
-    const bool is_user = event->scope() == static_cast<uint8_t>(at::RecordScope::USER_SCOPE);
-    seconds[is_user ? event->name() : node_part(event->name())] += event->durationNs() / 1e9;
+    const auto scope = static_cast<at::RecordScope>(event->scope());
+    seconds[part_name(event->name(), scope)] += event->durationNs() / 1e9;
   }
   return seconds;
 }
@@ -138,10 +139,9 @@ class GpuParts {
     }
     GpuParts& own = *current();
     part.end.record(own.stream());
-    const bool is_user = function.scope() == at::RecordScope::USER_SCOPE;
     const std::lock_guard lock(own.mutex_);
-    own.parts_.push_back({is_user ? function.name() : node_part(function.name()),
-                          std::move(part.begin), std::move(part.end)});
+    own.parts_.push_back(
+        {part_name(function.name(), function.scope()), std::move(part.begin), std::move(part.end)});
   }
 
   c10::Stream stream() const { return guard_.getStream(device_); }

@@ -90,9 +90,9 @@ void WeightShards::gather_in_bf16(size_t unit) {
 }
 
 const ShardedWeight* WeightShards::find(const Tensor& whole) const {
-  const auto found = std::find_if(weights_.begin(), weights_.end(),
-                                  [&](const auto& weight) { return weight.whole.is_same(whole); });
-  return found == weights_.end() ? nullptr : &*found;
+  const auto weight =
+      std::ranges::find_if(weights_, [&](const auto& entry) { return entry.whole.is_same(whole); });
+  return weight == weights_.end() ? nullptr : &*weight;
 }
 
 void WeightShards::start(size_t number) {
@@ -207,14 +207,14 @@ void WeightShards::reduce_gradients(size_t number) {
     flat = all == elements ? flat : at::constant_pad_nd(flat, {0, all - elements});
     const Tensor part = at::empty({weight->part.length}, options_);
     ranks_.reduce_scatter(flat, part);
-    const Tensor fresh = part.narrow(0, 0, weight->part.size());
-    sum = sum.defined() ? sum.add_(fresh) : fresh;
+    const Tensor new_sum = part.narrow(0, 0, weight->part.size());
+    sum = sum.defined() ? sum.add_(new_sum) : new_sum;
   }
   unit.is_reduced = true;
 }
 
 void WeightShards::finish_backward() {
-  std::vector<double> had;
+  std::vector<double> had_gradient;
   for (size_t number = units_.size(); number-- > 0;) {
     if (!units_[number].is_reduced) {
       reduce_gradients(number);
@@ -224,12 +224,12 @@ void WeightShards::finish_backward() {
   for (const auto& weight : weights_) {
     MOE_CHECK(!weight.whole.grad().defined(),
               "a gradient was added outside of the backward of its unit");
-    had.push_back(weight.had_gradient ? 1 : 0);
+    had_gradient.push_back(weight.had_gradient ? 1 : 0);
   }
-  had = distributed::sum_numbers(ranks_, had);
+  had_gradient = distributed::sum_numbers(ranks_, had_gradient);
   size_t index = 0;
   for (const auto& weight : weights_) {
-    if (had[index++] == 0) {
+    if (had_gradient[index++] == 0) {
       weight.shard.mutable_grad() = Tensor();
     }
   }

@@ -30,15 +30,15 @@ struct ShardedWeight {
 
 class WeightShards {
  public:
-  // `ranks` must outlive it.
+  // `ranks` must outlive this object.
   WeightShards(distributed::Comm& ranks, at::Device device, size_t units);
   WeightShards(const WeightShards&) = delete;
   WeightShards& operator=(const WeightShards&) = delete;
 
   // Adds a matrix to `unit` and returns it. The caller sets ShardedWeight::shard.
   at::Tensor add(size_t unit, at::IntArrayRef shape);
-  // Makes later gathers of the unit fill the bf16 working copy of its matrices
-  // (kernels/ops/bf16_working_copy.h), which have no f32 values then.
+  // Makes later gathers of the unit fill the bf16 working copies of its matrices instead of their
+  // f32 values (kernels/ops/bf16_working_copy.h).
   void gather_in_bf16(size_t unit);
   // All matrices, in the order of add().
   const std::list<ShardedWeight>& weights() const { return weights_; }
@@ -52,17 +52,18 @@ class WeightShards {
 
   at::Tensor gather_values(const at::Tensor& whole) const;  // gathers a copy
 
-  // Enclose the forward of a unit, which is gathered there and in backward, which must pass through
-  // their results; `next` and in backward `previous` are prefetched unless negative.
+  // enter() and leave() enclose the forward of a unit and gather it there and in backward. The
+  // autograd graph must use their results. Prefetch `next`, and in backward `previous`, unless
+  // negative.
   at::Tensor enter(size_t unit, const at::Tensor& x, int64_t next);
   void leave(size_t unit, const std::vector<at::Tensor*>& outputs, int64_t previous);
 
-  // Call before the forward of a unit whose input has no gradient (the embedding).
+  // Must be called before the forward of a unit whose input has no gradient (the embedding).
   void expect_gradients(size_t unit);
   void begin_backward(size_t unit, int64_t previous);  // called by the backward of leave()
   void reduce_gradients(size_t unit);                  // into the shards
-  // Call after each backward. Reduces gradients of units whose enter() had no backward, releases
-  // all units, and removes the gradient of a matrix that had none on any rank.
+  // Must be called after each backward. Reduces gradients of units whose enter() had no backward,
+  // releases all units, and removes the gradients of matrices that had none on any rank.
   void finish_backward();
 
  private:

@@ -36,9 +36,4 @@ at::Tensor merged_weight(const at::Tensor& weight, const Adapter& adapter);
 at::Tensor adapted_linear(const at::Tensor& x, const kernels::Weight& weight,
                           const at::Tensor& bias, const Adapter& adapter);
 
-// Returns grouped_swiglu() of weights with adapters, which are then one tensor each.
-at::Tensor adapted_swiglu(const at::Tensor& rows, const kernels::Weight& gate_up,
-                          const kernels::Weight& down, const Adapter& gate_up_adapter,
-                          const Adapter& down_adapter, const kernels::Segments& segments);
-
 }  // namespace moe::model

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <numeric>
 
 #include "core/base/error.h"
+#include "kernels/ops/cuda_functions.h"
 #include "kernels/ops/device.h"
 
 namespace moe::model {
@@ -87,8 +89,10 @@ Counts process_slots(const ExpertParallel& parallel, const Counts& slots) {
 
 // Sets the counts of a layout with a capacity: per_process [G] is process_slots(), `experts` is L.
 void set_slot_counts(const ExpertParallel& parallel, int64_t experts, const Counts& per_process,
-                     DispatchLayout& layout) {
+                     const route::Plan& plan, DispatchLayout& layout) {
+  layout.process_rows = at::empty({parallel.size(), plan.rows.size(0)}, plan.rows.options());
   for (int64_t process = 0; process < parallel.size(); ++process) {
+    layout.process_rows.select(0, process).fill_(per_process[process]);
     const int64_t incoming = process == parallel.ep_rank() ? 0 : per_process[process];
     layout.received_tokens_per_expert.emplace_back(experts, incoming);
     layout.receive_counts.push_back(experts * incoming);
@@ -117,6 +121,19 @@ void set_row_counts(const ExpertParallel& parallel, const LocalExperts& experts,
   layout.remote_rows = experts.all_rows - layout.local_rows;
 }
 
+// Returns DispatchLayout::permutation [rows] of a dropless plan from all [G, E], the rows of each
+// process at each expert: remote rows come first, without a gap, local rows last.
+Tensor remote_rows_first(const Tensor& all, const ExpertParallel& parallel, int64_t rows) {
+  const int64_t count = all.size(1) / parallel.size(), first = parallel.ep_rank() * count;
+  const Tensor own = all.select(0, parallel.ep_rank());
+  const Tensor begin = own.narrow(0, 0, first).sum();  // []
+  const Tensor end = begin + own.narrow(0, first, count).sum();
+  const Tensor row = at::arange(rows, all.options());
+  const Tensor is_before = row < begin, is_after = row >= end;
+  const Tensor remote = at::where(is_before, row, row - (end - begin));
+  return at::where(at::logical_or(is_before, is_after), remote, row + (rows - end));
+}
+
 Tensor exclusive_sums(const Tensor& counts) { return counts.cumsum(0) - counts; }
 
 // Returns ExpertOrder::permutation [rows] without copies from the host. A block is the rows that
@@ -141,18 +158,19 @@ Tensor order_on_device(const DispatchLayout& layout, int64_t ep_rank, bool with_
   return row + shift.index_select(0, block);
 }
 
-// Returns true for each row of `rows` that has a nonzero bit. A row of zeros needs no expert: its
-// products and silu(0) * 0 are 0, and so are its gradient and its part of the weight gradients,
+// Returns [rows] bool: true for each row that has a nonzero bit. A row of zeros needs no expert:
+// its products and silu(0) * 0 are 0, and so are its gradient and its part of the weight gradients,
 // whose elements have a factor up = 0 or silu(gate) = 0.
-std::vector<bool> used_rows(const Tensor& rows) {
+Tensor nonzero_rows(const Tensor& rows) {
   const auto width = static_cast<size_t>(rows.size(1) * rows.element_size());
   const auto* row = static_cast<const char*>(rows.const_data_ptr());
-  std::vector<bool> used(rows.size(0));
-  for (size_t index = 0; index < used.size(); ++index, row += width) {
+  Tensor result = at::empty({rows.size(0)}, at::kBool);
+  for (int64_t index = 0; index < rows.size(0); ++index, row += width) {
     // A row is zero if its first byte is 0 and every byte equals the next one.
-    used[index] = width > 0 && (row[0] != 0 || std::memcmp(row, row + 1, width - 1) != 0);
+    result.data_ptr<bool>()[index] =
+        width > 0 && (row[0] != 0 || std::memcmp(row, row + 1, width - 1) != 0);
   }
-  return used;
+  return result;
 }
 
 }  // namespace
@@ -206,7 +224,8 @@ DispatchLayout make_dispatch_layout(const route::Routing& routing, const TokenPa
                                         tokens_per_expert.begin() + experts.first + experts.count);
   const Counts slots = slots_per_rank(partition, router, std::ssize(tokens_per_expert));
   const Counts per_process = process_slots(parallel, slots);
-  set_slot_counts(parallel, experts.count, per_process, layout);
+  set_slot_counts(parallel, experts.count, per_process, routing.plan, layout);
+  layout.process_rows.select(0, parallel.ep_rank()).copy_(routing.plan.rows);
   const route::Rows rows = {routing.plan.token.narrow(0, 0, experts.all_rows),
                             routing.plan.expert.narrow(0, 0, experts.all_rows),
                             {},
@@ -232,16 +251,12 @@ DispatchLayout make_fixed_layout(const route::Routing& routing, const TokenParti
   const Counts per_process = process_slots(parallel, slots);
   const int64_t local_slots = per_process[parallel.ep_rank()];
   DispatchLayout layout;
-  set_slot_counts(parallel, count, per_process, layout);
+  set_slot_counts(parallel, count, per_process, routing.plan, layout);
   const route::Rows& rows = routing.plan;
   const int64_t rectified = router.ir ? routing.input.tokens() : 0;
   layout.local_rows = std::min(rows.token.size(0), count * local_slots + rectified);
   layout.local_tokens_per_expert.assign(count, 0);
   layout.local_counts = routing.plan.rows.narrow(0, first, count);
-  layout.process_rows = at::empty({parallel.size(), all}, routing.plan.rows.options());
-  for (int64_t process = 0; process < parallel.size(); ++process) {
-    layout.process_rows.select(0, process).fill_(per_process[process]);
-  }
   const Tensor is_after = rows.expert >= first + count;
   const Tensor remote =
       slots_in_buffers(routing.input, rows, rows.expert - is_after * count, slots, local_slots);
@@ -253,100 +268,65 @@ DispatchLayout make_fixed_layout(const route::Routing& routing, const TokenParti
   return layout;
 }
 
-DroplessLayout::DroplessLayout(const route::Routing& routing, const ExpertParallel& parallel)
-    : parallel_(parallel),
-      all_(at::empty({parallel.size(), routing.plan.rows.size(0)}, routing.plan.rows.options())),
-      on_host_([&] {
-        parallel.group->all_gather(routing.plan.rows.contiguous(), all_.view({-1}));
-        return kernels::HostCopy(all_);
-      }()) {
+DispatchLayout make_dropless_layout(
+    const route::Routing& routing, const ExpertParallel& parallel,
+    const std::function<void(const Tensor& permutation)>& on_permutation) {
   MOE_CHECK(routing.input.is_dropless);
+  const Tensor& own = routing.plan.rows;
+  const Tensor all = at::empty({parallel.size(), own.size(0)}, own.options());
+  parallel.group->all_gather(own.contiguous(), all.view({-1}));
+  kernels::HostCopy on_host(all);
+  DispatchLayout layout;
+  const auto set_permutation = [&](int64_t rows) {
+    layout.permutation = remote_rows_first(all, parallel, rows);
+    on_permutation(layout.permutation);
+  };
   const int64_t room = routing.plan.token.size(0);
-  if (routing.counters.has_token_requests && routing.counters.host_values.requests == room) {
-    known_rows_ = room;  // every token has all of its choices
+  const bool is_full =  // every token has all of its choices
+      routing.counters.has_token_requests && routing.counters.host_values.requests == room;
+  if (is_full) {
+    set_permutation(room);
   }
-}
-
-// Remote rows come first, without a gap; local rows come last.
-Tensor DroplessLayout::permutation(int64_t rows) const {
-  const int64_t count = all_.size(1) / parallel_.size(), first = parallel_.ep_rank() * count;
-  const Tensor own = all_.select(0, parallel_.ep_rank());
-  const Tensor begin = own.narrow(0, 0, first).sum();  // []
-  const Tensor end = begin + own.narrow(0, first, count).sum();
-  const Tensor row = at::arange(rows, all_.options());
-  const Tensor is_before = row < begin, is_after = row >= end;
-  const Tensor remote = at::where(is_before, row, row - (end - begin));
-  return at::where(at::logical_or(is_before, is_after), remote, row + (rows - end));
-}
-
-DispatchLayout DroplessLayout::wait() {
-  parallel_.group->synchronize();
-  const Tensor& host = on_host_.get();
+  parallel.group->synchronize();
   std::vector<Counts> counts;
-  for (int64_t process = 0; process < parallel_.size(); ++process) {
-    const Tensor row = host.select(0, process);
+  for (const Tensor& row : on_host.get().unbind()) {
     counts.emplace_back(row.const_data_ptr<int64_t>(), row.const_data_ptr<int64_t>() + row.numel());
   }
-  const LocalExperts experts(parallel_, counts[parallel_.ep_rank()]);
-  rows_ = experts.all_rows;
-  MOE_CHECK(rows_ == known_rows_.value_or(rows_), "{} rows, not {}", rows_,
-            known_rows_.value_or(-1));
-  DispatchLayout layout;
-  const auto first = counts[parallel_.ep_rank()].begin() + experts.first;
+  const LocalExperts experts(parallel, counts[parallel.ep_rank()]);
+  MOE_CHECK(!is_full || experts.all_rows == room, "{} rows, not {}", experts.all_rows, room);
+  if (!is_full) {
+    set_permutation(experts.all_rows);
+  }
+  const auto first = counts[parallel.ep_rank()].begin() + experts.first;
   layout.local_tokens_per_expert.assign(first, first + experts.count);
   layout.local_rows = experts.row_end - experts.row_begin;
-  layout.process_rows = all_;
-  set_row_counts(parallel_, experts, counts, layout);
+  layout.process_rows = all;
+  set_row_counts(parallel, experts, counts, layout);
   return layout;
 }
 
-ExpertOrder order_by_expert(const DispatchLayout& layout, const Tensor& received, int64_t ep_rank,
+ExpertOrder order_by_expert(const DispatchLayout& layout, const Tensor& rows, int64_t ep_rank,
                             bool with_local) {
-  if (layout.process_rows.defined()) {
-    Counts tokens_per_expert = with_local ? layout.local_tokens_per_expert
-                                          : Counts(layout.local_tokens_per_expert.size(), 0);
-    for (const Counts& of_process : layout.received_tokens_per_expert) {
-      for (size_t expert = 0; expert < tokens_per_expert.size(); ++expert) {
-        tokens_per_expert[expert] += of_process[expert];
-      }
-    }
-    const int64_t rows =
-        std::accumulate(tokens_per_expert.begin(), tokens_per_expert.end(), int64_t{0});
-    return {order_on_device(layout, ep_rank, with_local, rows), std::move(tokens_per_expert)};
+  const int64_t all = rows.size(0), local = with_local ? layout.local_rows : 0;
+  Counts tokens_per_expert = with_local ? layout.local_tokens_per_expert
+                                        : Counts(layout.local_tokens_per_expert.size(), 0);
+  for (const Counts& counts : layout.received_tokens_per_expert) {
+    std::ranges::transform(tokens_per_expert, counts, tokens_per_expert.begin(), std::plus<>());
   }
-  const bool can_read = kernels::device_traits(received.device()).has_host_memory;
-  const std::vector<bool> used = layout.has_padding && can_read
-                                     ? used_rows(received)
-                                     : std::vector<bool>(received.size(0), true);
-  std::vector<int64_t> next;  // index of the next received row of each process
-  int64_t first = 0;
-  for (const int64_t rows : layout.receive_counts) {
-    next.push_back(first);
-    first += rows;
+  Tensor index = order_on_device(layout, ep_rank, with_local, all);
+  if (layout.has_padding && kernels::device_traits(rows.device()).has_host_memory) {
+    const Tensor is_used =
+        at::cat({nonzero_rows(rows.narrow(0, 0, all - local)), at::ones({local}, at::kBool)})
+            .index_select(0, index);
+    index = index.masked_select(is_used);
+    const auto of_experts = is_used.split_with_sizes(tokens_per_expert);
+    std::ranges::transform(of_experts, tokens_per_expert.begin(),
+                           [](const Tensor& used) { return used.sum().item<int64_t>(); });
   }
-  int64_t next_local = first;
-  Counts permutation, tokens_per_expert;
-  for (size_t expert = 0; expert < layout.local_tokens_per_expert.size(); ++expert) {
-    const size_t before = permutation.size();
-    for (size_t process = 0; process < next.size(); ++process) {
-      const int64_t rows = layout.received_tokens_per_expert[process][expert];
-      for (int64_t row = 0; row < rows; ++row, ++next[process]) {
-        if (used[next[process]]) {
-          permutation.push_back(next[process]);
-        }
-      }
-      const bool is_local = static_cast<int64_t>(process) == ep_rank;
-      for (int64_t row = 0; with_local && is_local && row < layout.local_tokens_per_expert[expert];
-           ++row) {
-        permutation.push_back(next_local++);
-      }
-    }
-    tokens_per_expert.push_back(static_cast<int64_t>(permutation.size() - before));
-  }
-  return {at::tensor(permutation, at::kLong).to(received.device()), std::move(tokens_per_expert)};
+  return {kernels::make_permutation(index, all), std::move(tokens_per_expert)};
 }
 
-SegmentOrder order_in_segments(const DispatchLayout& layout, int64_t ep_rank, bool with_received) {
+ExpertOrder order_in_segments(const DispatchLayout& layout, int64_t ep_rank, bool with_received) {
   const Tensor& own = layout.local_counts;  // [L]
   const int64_t experts = own.size(0);
   const int64_t processes = with_received ? std::ssize(layout.receive_counts) : int64_t{1};

@@ -8,14 +8,14 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
-#include <optional>
+#include <functional>
 #include <vector>
 
 #include "core/distributed/comm.h"
 #include "core/route/plan.h"
 #include "core/route/route.h"
 #include "core/route/router.h"
-#include "kernels/ops/cuda_functions.h"
+#include "kernels/ops/linear.h"
 #include "kernels/ops/permutation.h"
 
 namespace moe::model {
@@ -54,10 +54,11 @@ struct TokenPartition {
   ExpertParallel parallel = {};
 };
 
-// Layout of one plan, whose rows are sorted by expert. Rows of the experts of this process are
-// local, including all IR rows; the others are remote. With a capacity, the send buffer has C_r
-// slots for each remote expert and local logical rank, zeros if unused: all sizes follow from the
-// tokens per rank. Dropless routers send only rows of the plan, and exchange the counts first.
+// Layout of one plan, whose rows are sorted by expert. Rows of the experts of this process,
+// including all IR rows, are local; the others are remote. With a capacity, the send buffer has C_r
+// slots for each remote expert and local logical rank, so that the tokens per rank determine all
+// sizes; unused slots are zeros. Dropless routers exchange the counts first and send only rows of
+// the plan.
 struct DispatchLayout {
   std::vector<int64_t> send_counts, receive_counts;  // [G] rows to and from each process
   int64_t remote_rows = 0;                           // sum of send_counts
@@ -66,7 +67,8 @@ struct DispatchLayout {
   std::vector<int64_t> local_tokens_per_expert;                  // [L] of the local rows
   std::vector<std::vector<int64_t>> received_tokens_per_expert;  // [G][L] of received rows
   bool has_padding = false;  // remote and received rows include empty slots
-  // [G, E] i64: rows of each process for dropless routers, slots for fixed layouts. Else undefined.
+  // [G, E] i64 on the device of the plan: the rows of each process at each expert. With a capacity,
+  // the slots of other processes, and for fixed layouts also those of this process.
   at::Tensor process_rows;
   // [L] i64 on a GPU, of fixed layouts only: the tokens per local expert. local_rows is then an
   // upper bound, and local_tokens_per_expert all zeros.
@@ -84,47 +86,27 @@ DispatchLayout make_dispatch_layout(const route::Routing& routing, const TokenPa
 DispatchLayout make_fixed_layout(const route::Routing& routing, const TokenPartition& partition,
                                  const route::RouterSettings& router);
 
-// Layout of the plan of a dropless router, in two steps, so that the host can enqueue work for a
-// GPU before it waits, once per layer.
-class DroplessLayout {
- public:
-  // Exchanges the tokens per expert and starts to copy them to the host. A collective of the group.
-  DroplessLayout(const route::Routing& routing, const ExpertParallel& parallel);
-
-  // Returns R if it is known without waiting: k rows per token, for top-k.
-  std::optional<int64_t> known_rows() const { return known_rows_; }
-  // Returns the permutation [rows] i64 of a plan with R = `rows`, without waiting.
-  at::Tensor permutation(int64_t rows) const;
-  // Waits for the counts and returns the layout without its permutation.
-  DispatchLayout wait();
-  int64_t rows() const { return rows_; }  // R, after wait()
-
- private:
-  const ExpertParallel& parallel_;
-  std::optional<int64_t> known_rows_;
-  at::Tensor all_;  // [G, E] i64
-  kernels::HostCopy on_host_;
-  int64_t rows_ = 0;
-};
+// Returns the layout of the plan of a dropless router. A collective of the group. Exchanges the
+// tokens per expert and waits for them. Calls on_permutation(DispatchLayout::permutation) before it
+// waits if R is known without waiting (top-k: k rows per token), so that a GPU computes meanwhile.
+DispatchLayout make_dropless_layout(
+    const route::Routing& routing, const ExpertParallel& parallel,
+    const std::function<void(const at::Tensor& permutation)>& on_permutation);
 
 // Rows of the local experts in the order of a single process: by expert, logical rank and slot,
 // with IR rows after the slots of their logical rank.
 struct ExpertOrder {
-  at::Tensor permutation;                  // [n] i64 into [received rows | local rows]
-  std::vector<int64_t> tokens_per_expert;  // [L]
-};
-
-// Returns the order of the `received` rows [sum of receive_counts, D], on the CPU without rows of
-// zeros, and, if `with_local`, of the local rows.
-ExpertOrder order_by_expert(const DispatchLayout& layout, const at::Tensor& received,
-                            int64_t ep_rank, bool with_local);
-
-// Rows of the local experts of a fixed layout, in segments that start at multiples of 8 rows.
-struct SegmentOrder {
   kernels::Permutation permutation;  // of [received rows | local rows]
-  at::Tensor ends;                   // [L] i32 on the GPU, end of each expert's segment
+  kernels::Segments segments;        // of the L local experts
 };
-// Returns the order of the local rows and, if `with_received`, of the received rows.
-SegmentOrder order_in_segments(const DispatchLayout& layout, int64_t ep_rank, bool with_received);
+
+// Returns the order of `rows`, the received rows [sum of receive_counts, D] and, if `with_local`,
+// the local rows. On the CPU leaves out empty slots.
+ExpertOrder order_by_expert(const DispatchLayout& layout, const at::Tensor& rows, int64_t ep_rank,
+                            bool with_local);
+
+// Returns the order of the local rows and, if `with_received`, the received rows of a fixed layout,
+// in segments on the GPU that start at multiples of 8 rows.
+ExpertOrder order_in_segments(const DispatchLayout& layout, int64_t ep_rank, bool with_received);
 
 }  // namespace moe::model

@@ -1,6 +1,6 @@
 #pragma once
-// MoE feed-forward layer: a router (core/route), the dispatch of tokens (token_dispatcher.h), the
-// experts of this process, and a shared expert.
+// MoE feed-forward layer: a router (core/route), the dispatch of tokens to experts and the
+// combination of their outputs, on this process or over an all-to-all, and a shared expert.
 //
 // T tokens, D model width, E experts, L experts of this process, F expert width, R routed rows.
 
@@ -17,34 +17,30 @@
 
 namespace moe::model {
 
-// The experts of this process: SwiGLU with optional adapters.
+// Experts of this process: SwiGLU with optional adapters. A dense feed-forward is one expert.
 class Experts {
  public:
-  // gate_up [L, 2F, D], gate rows first; down [L, D, F].
-  Experts(kernels::Weight gate_up, kernels::Weight down, Adapter gate_up_adapter = {},
-          Adapter down_adapter = {});
+  Experts() = default;
+  Experts(kernels::Weight gate_up_weight, kernels::Weight down_weight, Adapter gate_up_lora = {},
+          Adapter down_lora = {});
   virtual ~Experts() = default;
 
-  // Returns the outputs [R, D] of the experts. rows [R, D] are sorted by expert; expert e has
-  // tokens_per_expert[e] of them.
-  virtual at::Tensor run(const at::Tensor& rows,
-                         const std::vector<int64_t>& tokens_per_expert) const;
-  // As run(), with counts on the device: the rows of expert e end before ends[e], `ends` [L] i32
-  // (kernels/ops/linear.h). Requires weights of one tensor each.
-  virtual at::Tensor run_segments(const at::Tensor& rows, const at::Tensor& ends) const;
+  // Returns the outputs [R, D] of the experts for rows [R, D], which are sorted by expert.
+  // Differentiable. Segments::ends requires weights of one tensor each.
+  virtual at::Tensor run(const at::Tensor& rows, const kernels::Segments& segments) const;
 
- private:
-  kernels::Weight gate_up_, down_;
-  Adapter gate_up_adapter_, down_adapter_;
+  bool has_adapters() const { return gate_up_adapter.defined() || down_adapter.defined(); }
+
+  kernels::Weight gate_up;  // [L, 2F, D], gate rows first
+  kernels::Weight down;     // [L, D, F]
+  Adapter gate_up_adapter, down_adapter;
 };
 
 struct MoeWeights {
-  at::Tensor router;   // [E, D] f32
-  at::Tensor gate_up;  // [L, 2F, D], gate rows first
-  at::Tensor down;     // [L, D, F]
-  Adapter gate_up_adapter = {}, down_adapter = {};
+  at::Tensor router;         // [E, D] f32
+  at::Tensor gate_up, down;  // of Experts
 
-  Experts experts() const { return {gate_up, down, gate_up_adapter, down_adapter}; }
+  Experts experts() const { return {gate_up, down}; }
 };
 
 // Router of one layer.
@@ -57,7 +53,7 @@ struct LayerRouter {
 struct MoeForwardOptions {
   double gate_scale = 1.0;    // factor of the gate weights
   bool count_tokens = false;  // fills MoeOutput::token_rows
-  // Routing to repeat in activation checkpointing. If empty, it is set, without gates and losses.
+  // Routing that activation checkpointing repeats. Set by the first call, without gates and losses.
   std::optional<route::Routing>* saved_routing = nullptr;
   at::Tensor residual = {};  // [T, D] f32, added to the output; or undefined
 };
@@ -74,12 +70,32 @@ struct MoeOutput {
 MoeOutput moe_forward(const at::Tensor& x, const LayerRouter& router, const Experts& experts,
                       const TokenPartition& partition, const MoeForwardOptions& options = {});
 
+// Returns an upper bound of the rows of one token in a plan: k choices, a fill-in and a
+// rectification, or at least E if the number of routed rows has no tight bound known on the host.
+int64_t max_choices(const route::Routing& routing);
+
+// Returns y [T, D] on a process that holds all experts: for each token the sum of gate_scale *
+// routing.weights[r] * expert(x) over its rows r of the plan, plus its row of `residual` [T, D] f32
+// if defined. Differentiable in x [T, D], routing.weights, the weights of the experts and residual.
+// On a GPU in bf16 with kernels::has_grouped_mm(), nothing is copied to the host if the number of
+// routed rows has a tight bound known on the host. Buffers then have the size of the bound.
+at::Tensor run_local_experts(const at::Tensor& x, const route::Routing& routing,
+                             const Experts& experts, double gate_scale,
+                             const at::Tensor& residual = {});
+
+// Returns y of run_local_experts() for any partition. In an expert-parallel group rows and their
+// gradients are sent to the process of their expert and back: forward and backward are collectives
+// of the group, also for processes without rows. An expert gets its rows in the order of a single
+// process, in one product unless `partition.parallel.overlap_all_to_all`. On a GPU the tokens per
+// expert are copied to the host once per layer, unless make_fixed_layout() is used.
+at::Tensor run_experts(const at::Tensor& x, const route::Routing& routing, const Experts& experts,
+                       double gate_scale, const TokenPartition& partition,
+                       const route::RouterSettings& router, const at::Tensor& residual = {});
+
 // Expert of width Fs that processes every token (Qwen2-MoE). Every process holds the whole expert.
 struct SharedExpert {
-  at::Tensor gate;          // [1, D] f32, undefined in a layer without a shared expert
-  kernels::Weight gate_up;  // [1, 2Fs, D], gate rows first
-  kernels::Weight down;     // [1, D, Fs]
-  Adapter gate_up_adapter = {}, down_adapter = {};
+  at::Tensor gate;  // [1, D] f32, undefined in a layer without a shared expert
+  Experts expert;   // L = 1, F = Fs
 
   bool defined() const { return gate.defined(); }
 

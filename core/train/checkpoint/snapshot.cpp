@@ -106,7 +106,7 @@ std::vector<Slice> own_part(const std::vector<Slice>& state,
 Snapshot::Snapshot(const model::Llama& model, const AdamW& optimizer,
                    const model::RoutingOptions& routing,
                    const model::LossCoefficients& coefficients, const TrainState& state)
-    : model_(model.clone_to(at::kCPU)),
+    : model_(model.clone(at::kCPU)),
       routing_(routing),
       coefficients_(coefficients),
       state_(state) {

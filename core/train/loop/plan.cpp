@@ -244,7 +244,7 @@ model::ModelConfig planned_config(const TrainSettings& settings) {
   init.ep_ranks = settings.router.ep_ranks;
   model::ModelConfig config = model::plan_init(init).config;
   if (settings.upcycle.shared_expert) {
-    model::check_shared_expert(read_config(settings.model), settings.model.string());
+    model::check_shared_expert(model::read_config(settings.model), settings.model.string());
     config.moe->shared_expert_width = config.intermediate_size;
   }
   return config;
@@ -482,7 +482,7 @@ RunPlan plan_cluster(const TrainSettings& settings, int64_t nodes, int64_t gpus)
                 gpus);
   model::check_request(settings.upcycle);
   const model::ModelConfig config =
-      settings.upcycle.experts ? planned_config(settings) : read_config(settings.model);
+      settings.upcycle.experts ? planned_config(settings) : model::read_config(settings.model);
   RunPlan plan;
   plan.settings = settings;
   plan.settings.on_cuda = true;

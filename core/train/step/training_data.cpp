@@ -50,11 +50,6 @@ std::shared_ptr<const io::Tokenizer> find_tokenizer(const std::filesystem::path&
   }
 }
 
-model::ModelConfig read_config(const std::filesystem::path& model) {
-  const auto file = std::filesystem::is_directory(model) ? model / "config.json" : model;
-  return model::parse_config(read_json(file.string(), uint64_t{16} << 20), file.string());
-}
-
 data::BatchSettings batch_settings(const TrainSettings& settings) {
   const auto seed = static_cast<uint64_t>(settings.seed);
   return {*settings.pack, settings.shuffle,  *settings.seq_len, *settings.micro_batch,
@@ -149,7 +144,7 @@ std::vector<std::string> stream_samples(const TrainSettings& settings, int64_t m
   check_data_named(settings);
   const model::VocabularyExtension added = extend_vocabulary(settings);
   const int64_t vocab_size =
-      added.vocab_size > 0 ? added.vocab_size : read_config(settings.model).vocab_size;
+      added.vocab_size > 0 ? added.vocab_size : model::read_config(settings.model).vocab_size;
   const SharedTokenizer tokenizer = find_tokenizer(settings.model, vocab_size, added.files);
   const auto codec = [&] {  // load_tokenizer() throws the reason why there is none
     return data::make_text_codec(

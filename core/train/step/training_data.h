@@ -35,9 +35,6 @@ std::shared_ptr<const io::Tokenizer> find_tokenizer(const std::filesystem::path&
                                                     int64_t vocab_size,
                                                     const io::EditedFiles& edited = {});
 
-// Reads the config.json `model`, or that of the folder `model`.
-model::ModelConfig read_config(const std::filesystem::path& model);
-
 // Returns the files, by name, that a model trained with a chat template has in addition:
 // chat_template.jinja if it is not that of the parent, and generation_config.json with the token
 // that ends a turn if the parent's has no such stop token. Returns none for other templates.

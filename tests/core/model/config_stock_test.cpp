@@ -274,7 +274,7 @@ TEST_CASE("unsupported or impossible values of stock configs are refused by name
       {mixtral, {{"router_aux_loss_coef", -1}}, "router_aux_loss_coef is -1"},
       {mixtral, {{"qkv_bias", true}}, "qkv_bias is true"},
       {own, {{"moe", {{"layers", {0, 2}}}}}, "moe.layers names 2 of 3 layers"},
-      {own, {{"moe", {{"router", {{"gate_norm", "none"}}}}}}, "must say qwen2_moe"},
+      {own, {{"moe", {{"router", {{"gate_norm", "none"}}}}}}, "must have qwen2_moe"},
       {qwen, {{"shared_expert_intermediate_size", -1}}, "shared_expert_intermediate_size is -1"},
       {qwen, {{"layer_types", {"full_attention", "sliding_attention", "x"}}}, bad_layer_types},
       {qwen, {{"decoder_sparse_step", 4}}, "mlp_only_layers and decoder_sparse_step"}};

@@ -277,10 +277,10 @@ TEST_CASE("a config of another function, or of none, is refused by name") {
        {{{"vocab_size", 1e12}}, "vocab_size"},
        {{{"num_hidden_layers", 20000}}, "num_hidden_layers is 20000"},
        {{{"model_type", "gemma2"}, {"architectures", {"Gemma2ForCausalLM"}}},
-        "'Gemma2ForCausalLM' with model_type 'gemma2' is not read; known are LlamaForCausalLM"},
+        "'Gemma2ForCausalLM' with model_type 'gemma2' is not supported; supported are LlamaForCausalLM"},
        {{{"architectures", "LlamaForCausalLM"}}, "architectures must be a list of names"},
        {{{"model_type", nullptr}, {"architectures", nullptr}},
-        "neither model_type nor architectures"},
+        "model_type and architectures are missing"},
        {{{"model_type", "moe_relu"}, {"architectures", {"MoeReluForCausalLM"}}},
         "moe_relu folder without the \"moe\" object"},
        {{{"hidden_act", "gelu"}}, "hidden_act 'gelu'"},
@@ -305,7 +305,7 @@ TEST_CASE("unsupported rope scaling is refused by name") {
   Json without_length = llama3;
   without_length["low_freq_factor"] = 1;
   without_length.erase("original_max_position_embeddings");
-  const std::string both = "rope_theta, rope_scaling and rope_parameters say different things";
+  const std::string both = "rope_theta, rope_scaling and rope_parameters contradict each other";
   check_refused(
       dense(),
       {{{{"rope_scaling", {{"type", "yarn"}, {"factor", 2.0}}}}, "rope type 'yarn'"},
@@ -333,7 +333,7 @@ TEST_CASE("a moe object that does not fit its model is refused by name") {
        {{{"num_experts", 1}, {"moe", {{"ep_ranks", 1}}}}, "2 experts per token, the layers have 1"},
        {{{"moe", {{"router", nullptr}}}}, "moe.router is missing"},
        {{{"num_experts_per_tok", 1}}, "num_experts_per_tok is 1, moe.router.k is 2"},
-       {{{"moe", {{"gate_scale", 2}}}}, "must say moe_scaled"},
+       {{{"moe", {{"gate_scale", 2}}}}, "must have moe_scaled"},
        {{{"moe", {{"ep_ranks", 3}}}}, "8 experts do not divide over moe.ep_ranks 3"},
        {{{"shared_expert_intermediate_size", -64}}, "shared_expert_intermediate_size is -64"},
        {{{"moe", {{"form", "mixtral"}}}}, "moe.form is 'mixtral'"},
@@ -356,7 +356,7 @@ TEST_CASE("layers are given as a pattern or a list") {
        {Case{"5", 5, "layer 5 does not exist; the model has layers 0 to 4"},
         Case{"99999999999999999999", 5, "layer 99999999999999999999 does not exist"},
         Case{"evn", 5, "'evn' is not understood"}, Case{"", 5, "'' is not understood"},
-        Case{"3-1", 5, "the range 3-1 runs backwards"}, Case{"0-2,1", 5, "layer 1 is named twice"},
+        Case{"3-1", 5, "the range 3-1 is reversed"}, Case{"0-2,1", 5, "layer 1 is named twice"},
         Case{"odd", 1, "a model of 1 layer"}}) {
     const std::string message = user_error_of([&] { parse_layers(c.text, c.layers); });
     CHECK_THAT(message, contains_text("--layers " + c.text) && contains_text(c.fact));

@@ -205,7 +205,7 @@ TEST_CASE("folders whose experts cannot be compared are refused with both names"
   for (const Case& c : {Case{"dense", "three", "the first is a dense folder"},
                         Case{"three", "wide", "widths 16 and 32"},
                         Case{"three", "narrow", "the experts of layer 0 have width 24"},
-                        Case{"three", "short", "layer 2 is in the first alone"},
+                        Case{"three", "short", "only the first has a layer 2"},
                         Case{"three", "four", "layer 0 has 3 experts and 4"}}) {
     const auto first = dir / c.first, second = dir / c.second;
     CHECK_THAT(

@@ -400,12 +400,12 @@ TEST_CASE("impossible settings are refused by name, and nothing is written") {
       {[](auto& s) { s.ep_ranks = 3; }, "--ep-ranks 3: 4 experts do not divide"},
       {[](auto& s) { s.layers = "0,3"; }, "--layers 0,3: layer 3 does not exist"},
       {[](auto& s) { s.router_std = -1; }, "--router-std -1"},
-      {[&](auto& s) { s.out = dense; }, ": holds the dense model " + dense.string()},
+      {[&](auto& s) { s.out = dense; }, ": contains the dense model " + dense.string()},
       {[&](auto& s) {
          s.out = folder.path().string() + "/";
          s.force = true;
        },
-       ": holds the dense model " + dense.string()}};
+       ": contains the dense model " + dense.string()}};
   for (const double scale : {0.0, std::nan(""), HUGE_VAL}) {
     cases.push_back(
         {[=](auto& s) { s.gate_scale = scale; }, fmt::format("--gate-scale {}", scale)});

@@ -154,7 +154,7 @@ TEST_CASE("impossible variations are refused, others are printed as they were gi
   };
   for (const Case& c : {Case{{"drop", "drop:", "drop:x", "drop:0.5,apart", "noise:0.1,separate",
                               "shake:0.5", "", "drop:0.5 "},
-                             "is none of none, drop:0.5, drop:0.5,separate or noise:0.01"},
+                             "must be none, drop:0.5, drop:0.5,separate or noise:0.01"},
                         Case{{"drop:0", "drop:1", "drop:nan"}, "lies between 0 and 1"},
                         Case{{"noise:0", "noise:inf", "noise:nan"}, "must be positive"}}) {
     for (const auto& text : c.texts) {
@@ -272,7 +272,7 @@ TEST_CASE("parents that do not fit are refused by name, and nothing is written")
   settings = folders.settings({{folders.dir / "code", 2}});
   settings.out = folders.dir / "code";
   CHECK_THAT(user_error_of([&] { folders.make(settings); }),
-             contains_text("holds the dense model"));
+             contains_text("contains the dense model"));
   CHECK_FALSE(fs::exists(folders.dir / "out"));
 }
 

@@ -4,7 +4,7 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
-#include "core/model/moe/token_dispatcher.h"
+#include "core/model/moe/layer.h"
 #include "kernels/ops/bf16_working_copy.h"
 #include "kernels/ops/grouped_swiglu.h"
 #include "tests/support/gpu.h"
@@ -49,19 +49,14 @@ class RecordingExperts : public model::Experts {
   RecordingExperts(const Tensor& gate_up, const Tensor& down, bool doubles,
                    std::vector<Tensor>& seen)
       : Experts(gate_up, down), doubles_(doubles), seen_(seen) {}
-  Tensor run(const Tensor& rows, const Counts& tokens_per_expert) const override {
-    record(rows, std::accumulate(tokens_per_expert.begin(), tokens_per_expert.end(), int64_t{0}));
-    return doubles_ ? rows * 2 : Experts::run(rows, tokens_per_expert);
-  }
-  Tensor run_segments(const Tensor& rows, const Tensor& ends) const override {
-    record(rows, ends[-1].item<int32_t>());
-    return doubles_ ? rows * 2 : Experts::run_segments(rows, ends);
+  Tensor run(const Tensor& rows, const moe::kernels::Segments& segments) const override {
+    const int64_t used =
+        segments.ends.defined() ? segments.ends[-1].item<int32_t>() : segments.used_rows();
+    seen_.push_back(rows.detach().narrow(0, 0, used).cpu());
+    return doubles_ ? rows * 2 : Experts::run(rows, segments);
   }
 
  private:
-  void record(const Tensor& rows, int64_t used) const {
-    seen_.push_back(rows.detach().narrow(0, 0, used).cpu());
-  }
   bool doubles_;
   std::vector<Tensor>& seen_;
 };
