@@ -14,7 +14,7 @@ namespace moe::data {
 std::vector<int64_t> shuffled_order(int64_t count, uint64_t seed, int64_t epoch) {
   std::vector<int64_t> order(static_cast<size_t>(count));
   std::iota(order.begin(), order.end(), int64_t{0});
-  // Mixes seed and epoch one after the other, so that (1, 2) and (2, 1) are unrelated.
+  // Hashes the seed before the epoch is added, so that (1, 2) and (2, 1) are unrelated.
   SplitMix64 seeds(seed);
   SplitMix64 random(seeds.next() + static_cast<uint64_t>(epoch));
   for (size_t i = order.size(); i > 1; --i) {
@@ -25,39 +25,8 @@ std::vector<int64_t> shuffled_order(int64_t count, uint64_t seed, int64_t epoch)
 
 namespace {
 
-// The examples of one file, pass after pass, starting anywhere.
-class Passes {
- public:
-  Passes(const MixedFile& file, size_t index, bool shuffle, uint64_t seed, int64_t first)
-      : file_(file), shuffle_(shuffle), next_(first) {
-    // Each file has its own seed, so that files of one length are not shuffled alike.
-    seed_ = SplitMix64(seed).next() + index;
-  }
-
-  int64_t next() {
-    const int64_t pass = next_ / file_.count, place = next_ % file_.count;
-    ++next_;
-    if (!shuffle_) {
-      return file_.begin + place;
-    }
-    if (pass != pass_) {
-      order_ = shuffled_order(file_.count, seed_, pass);
-      pass_ = pass;
-    }
-    return file_.begin + order_[static_cast<size_t>(place)];
-  }
-
- private:
-  MixedFile file_;
-  bool shuffle_;
-  uint64_t seed_;
-  int64_t next_;
-  int64_t pass_ = -1;
-  std::vector<int64_t> order_;  // of pass_
-};
-
-// Returns the file of draw number `draw` (from 1) after `drawn` draws of each: of the files that
-// may draw without getting a whole example ahead, the one that would be the first to fall behind.
+// Returns the file of draw number `draw` (from 1), given the number of draws of each file so far.
+// Of the files that would not get a whole example ahead it is the one with the earliest deadline.
 size_t next_file(const std::vector<double>& shares, const std::vector<int64_t>& drawn,
                  int64_t draw) {
   const double margin = 1.0 / std::max(1.0, 2.0 * static_cast<double>(shares.size()) - 2.0);
@@ -77,7 +46,7 @@ size_t next_file(const std::vector<double>& shares, const std::vector<int64_t>& 
   return chosen;
 }
 
-// Ends a row, or a piece of one: appends its length and the shifted `labels` to the batch.
+// Ends a sequence: appends its length and the shifted `labels` to the batch.
 void finish_row(Batch& batch, const std::vector<int32_t>& labels) {
   for (size_t t = 1; t < labels.size(); ++t) {
     batch.targets.push_back(labels[t]);
@@ -85,16 +54,6 @@ void finish_row(Batch& batch, const std::vector<int32_t>& labels) {
   }
   batch.targets.push_back(kNoLoss);
   batch.lengths.push_back(static_cast<int64_t>(labels.size()));
-}
-
-// Throws UserError if an example does not fit into a row.
-void check_lengths(const Examples& examples, int64_t seq_len) {
-  for (int64_t index = 0; index < examples.size(); ++index) {
-    USER_ERROR_IF(examples.length(index) > seq_len,
-                  "{}: the example has {} tokens, --seq-len is {}; raise it, shorten the example "
-                  "or use --pack stream",
-                  examples.where(index), examples.length(index), seq_len);
-  }
 }
 
 }  // namespace
@@ -115,7 +74,7 @@ Mixture::Mixture(std::vector<MixedFile> files, const std::vector<std::string>& n
   }
   for (int64_t draw = 1; draw <= total; ++draw) {
     const size_t file = next_file(shares, draws_, draw);
-    turns_.push_back(file);
+    sequence_.push_back(file);
     ++draws_[file];
   }
   for (size_t index = 0; index < files_.size(); ++index) {
@@ -127,14 +86,28 @@ Mixture::Mixture(std::vector<MixedFile> files, const std::vector<std::string>& n
 }
 
 std::vector<int64_t> Mixture::order(bool shuffle, uint64_t seed, int64_t epoch) const {
-  std::vector<Passes> passes;
-  for (size_t index = 0; index < files_.size(); ++index) {
-    passes.emplace_back(files_[index], index, shuffle, seed, epoch * draws_[index]);
+  struct Pass {
+    int64_t next;  // draw of the file, counted from the first epoch
+    int64_t shuffled = -1;
+    std::vector<int64_t> order = {};  // of the pass `shuffled`
+  };
+  std::vector<Pass> passes;
+  for (const int64_t draws : draws_) {
+    passes.push_back({epoch * draws});
   }
+  const uint64_t first_seed = SplitMix64(seed).next();
   std::vector<int64_t> order;
-  order.reserve(turns_.size());
-  for (const size_t file : turns_) {
-    order.push_back(passes[file].next());
+  order.reserve(sequence_.size());
+  for (const size_t index : sequence_) {
+    const MixedFile& file = files_[index];
+    Pass& pass = passes[index];
+    const int64_t number = pass.next / file.count, place = pass.next % file.count;
+    ++pass.next;
+    if (shuffle && number != pass.shuffled) {
+      pass.order = shuffled_order(file.count, first_seed + index, number);
+      pass.shuffled = number;
+    }
+    order.push_back(file.begin + (shuffle ? pass.order[static_cast<size_t>(place)] : place));
   }
   return order;
 }
@@ -161,8 +134,11 @@ Batch rows_of(const Batch& batch, int64_t begin, int64_t end) {
 BatchStream::BatchStream(const Examples& examples, const BatchSettings& settings, Cursor cursor)
     : examples_(examples), settings_(settings), cursor_(cursor) {
   MOE_CHECK(examples.size() > 0 && settings.rows > 0 && settings.seq_len > 1);
-  if (settings.pack == Pack::kNone) {
-    check_lengths(examples, settings.seq_len);
+  for (int64_t index = 0; settings.pack == Pack::kNone && index < examples.size(); ++index) {
+    USER_ERROR_IF(examples.length(index) > settings.seq_len,
+                  "{}: the example has {} tokens, --seq-len is {}; raise it, shorten the example "
+                  "or use --pack stream",
+                  examples.where(index), examples.length(index), settings.seq_len);
   }
   if (!examples.weights.empty()) {
     std::vector<MixedFile> files;
@@ -180,7 +156,7 @@ BatchStream::BatchStream(const Examples& examples, const BatchSettings& settings
   check("epoch", cursor.epoch, kMaxEpoch);
   check("example", cursor.example, examples.size());
   set_order();
-  check("offset", cursor.offset, examples_.length(current()));
+  check("offset", cursor.offset, examples_.length(current_example()));
 }
 
 Batch BatchStream::next() {
@@ -216,14 +192,12 @@ double BatchStream::rows_per_epoch() const {
 void BatchStream::add_stream_row(Batch& batch) {
   std::vector<int32_t> labels;
   for (int64_t missing = settings_.seq_len; missing > 0;) {
-    const int64_t example = current();
+    const int64_t example = current_example();
     const int64_t rest = examples_.length(example) - cursor_.offset;
     const int64_t taken = std::min(missing, rest);
-    const auto from = cursor_.offset, to = cursor_.offset + taken;
-    examples_.store->add_ids(example, from, to, batch.ids);
-    examples_.store->add_labels(example, from, to, labels);
+    examples_.store->append(example, cursor_.offset, cursor_.offset + taken, batch.ids, labels);
     missing -= taken;
-    cursor_.offset = to;
+    cursor_.offset += taken;
     if (settings_.mask == PackMask::kDoc) {
       finish_row(batch, labels);
       labels.clear();
@@ -238,10 +212,9 @@ void BatchStream::add_stream_row(Batch& batch) {
 }
 
 void BatchStream::add_example_row(Batch& batch) {
-  const int64_t example = current(), length = examples_.length(example);
+  const int64_t example = current_example(), length = examples_.length(example);
   std::vector<int32_t> labels;
-  examples_.store->add_ids(example, 0, length, batch.ids);
-  examples_.store->add_labels(example, 0, length, labels);
+  examples_.store->append(example, 0, length, batch.ids, labels);
   finish_row(batch, labels);
   advance_example();
 }
@@ -267,58 +240,28 @@ void BatchStream::set_order() {
   }
 }
 
-StepLoader::StepLoader(BatchStream stream, int64_t batches)
-    : stream_(std::move(stream)), batches_(batches) {
-  MOE_CHECK(batches > 0);
-  thread_ = std::thread([this] { work(); });
-}
-
-StepLoader::~StepLoader() {
-  {
-    const std::lock_guard lock(mutex_);
-    stops_ = true;
-  }
-  changed_.notify_all();
-  thread_.join();
+StepLoader::StepLoader(BatchStream stream, int64_t batches_per_step)
+    : stream_(std::move(stream)), batches_per_step_(batches_per_step) {
+  MOE_CHECK(batches_per_step > 0);
+  prefetch();
 }
 
 StepBatches StepLoader::next() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return !ready_.empty() || error_ != nullptr; });
-  if (ready_.empty()) {
-    std::rethrow_exception(error_);
-  }
-  StepBatches step = std::move(ready_.front());
-  ready_.pop_front();
-  lock.unlock();
-  changed_.notify_all();
+  StepBatches step = next_.get();
+  prefetch();
   return step;
 }
 
-void StepLoader::work() {
-  constexpr size_t kStepsAhead = 2;
-  std::unique_lock lock(mutex_);
-  const auto can_continue = [this] { return stops_ || ready_.size() < kStepsAhead; };
-  for (changed_.wait(lock, can_continue); !stops_ && error_ == nullptr;
-       changed_.wait(lock, can_continue)) {
-    lock.unlock();
+void StepLoader::prefetch() {
+  const auto make_step = [this] {
     StepBatches step;
-    std::exception_ptr error;
-    try {
-      for (int64_t batch = 0; batch < batches_; ++batch) {
-        step.batches.push_back(stream_.next());
-      }
-      step.cursor = stream_.cursor();
-    } catch (...) {
-      error = std::current_exception();
+    for (int64_t batch = 0; batch < batches_per_step_; ++batch) {
+      step.batches.push_back(stream_.next());
     }
-    lock.lock();
-    error_ = error;
-    if (error == nullptr) {
-      ready_.push_back(std::move(step));
-    }
-    changed_.notify_all();
-  }
+    step.cursor = stream_.cursor();
+    return step;
+  };
+  next_ = std::async(std::launch::async, make_step);
 }
 
 }  // namespace moe::data

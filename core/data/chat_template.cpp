@@ -23,17 +23,15 @@ constexpr int32_t kOtherData = 1 << 30;  // source of text of a record outside o
 std::vector<std::string> needed_tokens(const std::string& source) {
   constexpr std::string_view kNeeds = "needs: ";
   const size_t begin = source.find(kNeeds);
+  std::istringstream words(begin == std::string::npos ? "" : source.substr(begin + kNeeds.size()));
   std::vector<std::string> tokens;
-  if (begin != std::string::npos) {
-    std::istringstream words(source.substr(begin + kNeeds.size()));
-    for (std::string word; words >> word && word != "-#}";) {
-      tokens.push_back(word);
-    }
+  for (std::string word; words >> word && word != "-#}";) {
+    tokens.push_back(word);
   }
   return tokens;
 }
 
-// Returns the entry `name` of "chat_template"; empty if there is none.
+// Returns the entry `name` of "chat_template", or "" without one.
 std::string configured_template(const Json& config, const std::string& name) {
   const auto entry = config.is_object() ? config.find("chat_template") : config.end();
   if (entry == config.end()) {
@@ -55,7 +53,7 @@ Json read_config(const fs::path& file) {
   return fs::exists(file) ? read_json(file) : Json::object();
 }
 
-// Returns the special tokens that the folder's files name, as transformers' special_tokens_map.
+// Returns the special tokens named in the folder's files, as special_tokens_map of transformers.
 OrderedJson named_tokens(const fs::path& folder) {
   OrderedJson tokens = OrderedJson::object();
   for (const char* file : {kTokenizerConfig, "special_tokens_map.json"}) {
@@ -72,21 +70,21 @@ OrderedJson named_tokens(const fs::path& folder) {
   return tokens;
 }
 
-bool is_known_role(const Json& role) {
-  static const std::vector<std::string> known = {"system",    "developer", "user",
-                                                 "assistant", "tool",      "ipython"};
-  return role.is_string() && std::ranges::find(known, role.get<std::string>()) != known.end();
+bool is_known_role(const OrderedJson& role) {
+  static constexpr std::array known = {"system",    "developer", "user",
+                                       "assistant", "tool",      "ipython"};
+  return role.is_string() && std::ranges::count(known, role.get<std::string>()) > 0;
 }
 
 bool is_assistant(const ChatMessage& message) {
   return message.json.value("role", OrderedJson()) == "assistant";
 }
 
-// Returns the message as a value. Its role is text of the template if it is a known one.
+// Converts a message to a value. A known role has the source of the template's own text.
 jinja::Value message_value(const ChatMessage& message, int32_t source) {
   jinja::Dict dict;
   for (const auto& item : message.json.items()) {
-    const bool is_role = item.key() == "role" && is_known_role(Json(item.value()));
+    const bool is_role = item.key() == "role" && is_known_role(item.value());
     const bool is_usual = item.key() == "role" || item.key() == "content";
     dict.items.emplace_back(jinja::Text(item.key(), is_usual ? 0 : kOtherData),
                             jinja::make_value(item.value(), is_role ? 0 : source));
@@ -94,20 +92,29 @@ jinja::Value message_value(const ChatMessage& message, int32_t source) {
   return jinja::Value(std::move(dict));
 }
 
-// Returns the range from the first to the last byte of `source`; an empty one if there is none.
-io::TextRange source_range(const jinja::Rendered& text, int32_t source) {
-  io::TextRange range;
+// Returns the ranges of the runs for which `is_wanted` is true; adjacent ranges are joined.
+std::vector<io::TextRange> find_ranges(const jinja::Rendered& text, const auto& is_wanted) {
+  std::vector<io::TextRange> ranges;
   size_t begin = 0;
   for (const jinja::Run& run : text.runs) {
-    if (run.source == source) {
-      range = {range.end == 0 ? begin : range.begin, run.end};
+    if (is_wanted(run) && !ranges.empty() && ranges.back().end == begin) {
+      ranges.back().end = run.end;
+    } else if (is_wanted(run)) {
+      ranges.push_back({begin, run.end});
     }
     begin = run.end;
   }
-  return range;
+  return ranges;
 }
 
-// Returns the end of the last data in the first `size` bytes; 0 if there are none.
+// Returns the range from the first to the last byte of `source`; an empty one if there is none.
+io::TextRange source_range(const jinja::Rendered& text, int32_t source) {
+  const auto ranges =
+      find_ranges(text, [&](const jinja::Run& run) { return run.source == source; });
+  return ranges.empty() ? io::TextRange() : io::TextRange{ranges.front().begin, ranges.back().end};
+}
+
+// Returns the end of the last data within the first `size` bytes, or 0.
 size_t data_end(const jinja::Rendered& text, size_t size) {
   size_t end = 0;
   for (const jinja::Run& run : text.runs) {
@@ -132,35 +139,15 @@ std::tm parse_date(const std::string& date) {
 }  // namespace
 
 FilledText filled(const jinja::Rendered& text) {
-  FilledText result{text.text};
-  size_t begin = 0;
-  for (const jinja::Run& run : text.runs) {
-    if (run.source != 0 && !result.written.empty() && result.written.back().end == begin) {
-      result.written.back().end = run.end;
-    } else if (run.source != 0) {
-      result.written.push_back({begin, run.end});
-    }
-    begin = run.end;
-  }
-  return result;
+  return {text.text, find_ranges(text, [](const jinja::Run& run) { return run.source != 0; })};
 }
 
 std::vector<io::TextRange> generated_ranges(const jinja::Rendered& text) {
-  std::vector<io::TextRange> ranges;
-  size_t begin = 0;
-  for (const jinja::Run& run : text.runs) {
-    if (run.is_generated && !ranges.empty() && ranges.back().end == begin) {
-      ranges.back().end = run.end;
-    } else if (run.is_generated) {
-      ranges.push_back({begin, run.end});
-    }
-    begin = run.end;
-  }
-  return ranges;
+  return find_ranges(text, [](const jinja::Run& run) { return run.is_generated; });
 }
 
 std::string_view form_source(std::string_view name) {
-  const std::vector<Form> all = forms();
+  static const std::vector<Form> all = forms();
   const auto found = std::ranges::find(all, name, &Form::name);
   MOE_CHECK(found != all.end(), "no form '{}'", name);
   return found->source;
@@ -209,10 +196,10 @@ std::optional<ChatTemplate> ChatTemplate::find(const fs::path& folder, const Cha
   if (source.empty()) {
     return std::nullopt;
   }
-  ChatTemplate found(source, (folder / kTokenizerConfig).string() + ": chat_template", folder,
-                     options);
+  const std::string file = (folder / kTokenizerConfig).string();
+  ChatTemplate found(source, file + ": chat_template", folder, options);
   if (const std::string tool_use = configured_template(config, "tool_use"); !tool_use.empty()) {
-    found.templates_.emplace_back(tool_use, (folder / kTokenizerConfig).string() + ": tool_use");
+    found.templates_.emplace_back(tool_use, file + ": tool_use");
   }
   return found;
 }
@@ -226,9 +213,9 @@ ChatTemplate ChatTemplate::read(const fs::path& file, const fs::path& folder,
 ChatTemplate ChatTemplate::named(const std::string& name, const fs::path& folder,
                                  const ChatOptions& options) {
   const std::string source(form_source(name));
-  ChatTemplate made(source, "--template " + name, folder, options);
-  made.marks_ = needed_tokens(source);
-  return made;
+  ChatTemplate chat_template(source, "--template " + name, folder, options);
+  chat_template.special_tokens_ = needed_tokens(source);
+  return chat_template;
 }
 
 const std::vector<std::string>& ChatTemplate::names() {
@@ -244,26 +231,26 @@ const std::vector<std::string>& ChatTemplate::names() {
   return names;
 }
 
-void ChatTemplate::check_marks(const TextCodec& codec) const {
-  for (const auto& mark : marks_) {
-    USER_ERROR_IF(codec.special && codec.special(mark) < 0,
+void ChatTemplate::check_special_tokens(const TextCodec& codec) const {
+  for (const auto& token : special_tokens_) {
+    USER_ERROR_IF(codec.special && codec.special(token) < 0,
                   "{}: the tokenizer has no token {}; moe train adds it with --add-tokens auto, or "
                   "use --template auto, paper or another one whose tokens it has",
-                  origin_, mark);
+                  origin_, token);
   }
 }
 
 bool ChatTemplate::uses_date() const {
   return std::ranges::any_of(templates_,
-                             [](const auto& made) { return made.mentions("strftime_now"); });
+                             [](const auto& each) { return each.mentions("strftime_now"); });
 }
 
-std::string ChatTemplate::words() const {
-  std::string words = "chat " + (uses_date() ? date_ : "") + names_.dump();
-  for (const auto& made : templates_) {
-    words += fmt::format(" {} {}", made.source().size(), made.source());
+std::string ChatTemplate::fingerprint() const {
+  std::string text = "chat " + (uses_date() ? date_ : "") + names_.dump();
+  for (const auto& each : templates_) {
+    text += fmt::format(" {} {}", each.source().size(), each.source());
   }
-  return words;
+  return text;
 }
 
 jinja::Rendered ChatTemplate::render(const Chat& chat, size_t count, bool adds_prompt,
@@ -294,16 +281,13 @@ jinja::Rendered ChatTemplate::render(const Chat& chat, size_t count, bool adds_p
   return templates_[uses_tools ? 1 : 0].render(context, settings);
 }
 
-// Refuses a record with keys that the template does not read.
 void ChatTemplate::check_used(const Chat& chat) const {
   const auto check = [&](const OrderedJson& value, const std::string& key) {
-    const bool is_empty = value.is_null() || value == "" ||
-                          ((value.is_array() || value.is_object()) && value.empty());
-    USER_ERROR_IF(!is_empty && std::ranges::none_of(templates_,
-                                                    [&](const auto& made) {
-                                                      return made.source().find(key) !=
-                                                             std::string::npos;
-                                                    }),
+    const bool is_empty = value == "" || (!value.is_primitive() && value.empty());
+    const auto reads = [&](const auto& each) {
+      return each.source().find(key) != std::string::npos;
+    };
+    USER_ERROR_IF(!value.is_null() && !is_empty && std::ranges::none_of(templates_, reads),
                   "the chat template {} does not use '{}', which changes what is learned; remove "
                   "the key, or the record",
                   origin_, key);
@@ -334,7 +318,7 @@ FilledChat ChatTemplate::fill(const Chat& chat, bool only_last, const TextCodec&
   check_used(chat);
   const jinja::Rendered whole = render(chat, chat.messages.size(), false, codec);
   FilledChat result{filled(whole), {}};
-  std::vector<size_t> answers;
+  std::vector<size_t> answers;  // indices of messages
   for (size_t i = 0; i < chat.messages.size(); ++i) {
     if (is_assistant(chat.messages[i])) {
       answers.push_back(i);
@@ -359,7 +343,7 @@ FilledChat ChatTemplate::fill(const Chat& chat, bool only_last, const TextCodec&
     try {
       return render(chat, count, adds_prompt, codec);
     } catch (const UserError&) {
-      return std::nullopt;  // the template accepts the whole conversation only
+      return std::nullopt;  // the template refuses a part of the conversation
     }
   };
   for (const size_t message : answers) {
@@ -370,8 +354,9 @@ FilledChat ChatTemplate::fill(const Chat& chat, bool only_last, const TextCodec&
     io::TextRange range = source_range(whole, source);
     USER_ERROR_IF(range.end == 0, "{}: does not write the answer of message {}", origin_,
                   message + 1);
-    // What the template writes between the generation prompt and the answer, and after the answer,
-    // is found by rendering the conversation up to there, and counts as far as the whole has it.
+    // Text of the template between the generation prompt and the answer, and after the answer, is
+    // found by rendering the conversation up to there. It carries loss if the whole text has it
+    // too.
     size_t turn_end = range.end;
     const std::optional<jinja::Rendered> before = try_render(message, true);
     const std::optional<jinja::Rendered> up_to = try_render(message + 1, false);

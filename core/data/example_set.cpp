@@ -1,7 +1,9 @@
 #include "core/data/example_set.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <numeric>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -13,7 +15,7 @@ namespace moe::data {
 
 namespace {
 
-// Returns `text` as a number; 0 if it is out of range, nothing if it is none.
+// Returns `text` as a number, 0 if it is out of range, or nullopt if it is no number.
 std::optional<double> parse_weight(std::string_view text) {
   double value = 0;
   const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -36,38 +38,7 @@ Source parse_source(const std::string& word) {
   return {word.substr(0, colon), *weight};
 }
 
-class MemoryStore : public ExampleStore {
- public:
-  explicit MemoryStore(std::vector<Example> items) : items_(std::move(items)) {}
-
-  int64_t size() const override { return static_cast<int64_t>(items_.size()); }
-  int64_t length(int64_t index) const override {
-    return static_cast<int64_t>(item(index).ids.size());
-  }
-  int64_t line(int64_t index) const override { return item(index).line; }
-  void add_ids(int64_t index, int64_t begin, int64_t end,
-               std::vector<int64_t>& ids) const override {
-    const auto& from = item(index).ids;
-    ids.insert(ids.end(), from.begin() + begin, from.begin() + end);
-  }
-  void add_labels(int64_t index, int64_t begin, int64_t end,
-                  std::vector<int32_t>& labels) const override {
-    const auto& from = item(index).labels;
-    labels.insert(labels.end(), from.begin() + begin, from.begin() + end);
-  }
-
- private:
-  const Example& item(int64_t index) const { return items_.at(static_cast<size_t>(index)); }
-  std::vector<Example> items_;
-};
-
 constexpr size_t kMaxPieceBytes = 200;
-
-struct Marks {
-  const char *open, *close;
-};
-constexpr Marks kColour = {"\033[32m", "\033[0m"};
-constexpr Marks kBrackets = {"\u27E6", "\u27E7"};
 
 std::string printable_line(const std::string& text, size_t max_bytes) {
   return terminal_line(printable(text, max_bytes));
@@ -94,69 +65,47 @@ std::vector<Source> parse_sources(const std::vector<std::filesystem::path>& word
   return sources;
 }
 
-Examples Examples::in_memory(std::vector<Example> items, std::vector<std::string> files) {
-  Examples examples;
-  examples.ranges.resize(files.size());
-  for (size_t index = 0; index < items.size(); ++index) {
-    FileRange& range = examples.ranges.at(static_cast<size_t>(items[index].file));
-    if (range.count++ == 0) {
-      range.begin = static_cast<int64_t>(index);
-    }
-    range.tokens += static_cast<int64_t>(items[index].ids.size());
-  }
-  examples.files = std::move(files);
-  examples.store = std::make_shared<MemoryStore>(std::move(items));
-  return examples;
-}
-
 int64_t Examples::tokens() const {
-  int64_t total = 0;
-  for (const auto& range : ranges) {
-    total += range.tokens;
-  }
-  return total;
+  const auto add = [](int64_t total, const FileRange& range) { return total + range.tokens; };
+  return std::accumulate(ranges.begin(), ranges.end(), int64_t{0}, add);
 }
 
-size_t Examples::file_of(int64_t index) const {
-  size_t file = 0;
-  while (file + 1 < ranges.size() && index >= ranges[file].begin + ranges[file].count) {
-    ++file;
-  }
-  return file;
+size_t Examples::file_index(int64_t index) const {
+  const auto is_behind = [&](const FileRange& range) { return index < range.begin + range.count; };
+  return static_cast<size_t>(std::ranges::find_if(ranges, is_behind) - ranges.begin());
 }
 
 Example Examples::at(int64_t index) const {
   MOE_CHECK(index >= 0 && index < size(), "{} of {}", index, size());
-  const int64_t count = length(index);
   std::vector<int64_t> ids;
   Example example;
-  store->add_ids(index, 0, count, ids);
+  store->append(index, 0, length(index), ids, example.labels);
   example.ids.assign(ids.begin(), ids.end());
-  store->add_labels(index, 0, count, example.labels);
-  example.file = static_cast<int32_t>(file_of(index));
+  example.file = static_cast<int32_t>(file_index(index));
   example.line = store->line(index);
   return example;
 }
 
 std::string Examples::where(int64_t index) const {
-  return fmt::format("{} line {}", files.at(file_of(index)), store->line(index));
+  return fmt::format("{} line {}", files.at(file_index(index)), store->line(index));
 }
 
 std::string show_example(const Example& example, const std::string& where,
-                         const std::function<std::string(int64_t)>& piece, bool colour) {
-  const Marks& marks = colour ? kColour : kBrackets;
+                         const std::function<std::string(int64_t)>& piece, bool use_color) {
+  const auto [open, close] = use_color ? std::pair("\033[32m", "\033[0m")  // green
+                                       : std::pair("\u27E6", "\u27E7");
   std::string tokens;
   size_t learned = 0;
   for (size_t t = 0; t < example.ids.size(); ++t) {
     const bool with_loss = carries_loss(example, t);
     learned += with_loss ? 1 : 0;
     tokens += t == 0 ? "" : " ";
-    tokens += with_loss && !carries_loss(example, t - 1) ? marks.open : "";
+    tokens += with_loss && !carries_loss(example, t - 1) ? open : "";
     tokens += printable_line(piece(example.ids[t]), kMaxPieceBytes);
     if (with_loss && example.labels[t] != example.ids[t]) {
       tokens += "\u2192" + printable_line(piece(example.labels[t]), kMaxPieceBytes);
     }
-    tokens += with_loss && !carries_loss(example, t + 1) ? marks.close : "";
+    tokens += with_loss && !carries_loss(example, t + 1) ? close : "";
   }
   return fmt::format("{}: {} tokens, {} with loss\n{}\n", printable_line(where, 4096),
                      example.ids.size(), learned, tokens);

@@ -19,9 +19,9 @@ void push(Example& example, int64_t id, bool learned) {
   example.labels.push_back(learned ? static_cast<int32_t>(id) : kNoLoss);
 }
 
-// Returns encode(), with `where` prepended to a UserError.
+// Returns encode(); prepends `where` to the message of a UserError.
 template <typename Encode>
-auto at_place(const std::string& where, const Encode& encode) {
+auto with_place(const std::string& where, const Encode& encode) {
   try {
     return encode();
   } catch (const UserError& error) {
@@ -32,7 +32,7 @@ auto at_place(const std::string& where, const Encode& encode) {
 constexpr const char* kHasBos = "texts that begin with BOS, given no second one";
 constexpr const char* kHasEos = "texts that end with EOS, given no second one";
 
-// Counts of texts, of at most 10,000 different ones. Thread-safe.
+// Occurrences of each text, of at most 10,000 different texts. Thread-safe.
 struct Counter {
   void add(const std::string& text) {
     const std::scoped_lock lock(mutex);
@@ -44,24 +44,25 @@ struct Counter {
   std::map<std::string, int64_t> counts;
 };
 
-// Makes an example of a record. The first record of a file decides the form; a template makes text
-// of a conversation. Cheap to copy: once the form is known, each thread uses its own copy.
+// Converts a record to an example. The first record of a file decides the format. Cheap to copy:
+// after the first record each thread uses its own copy.
 class ExampleMaker {
  public:
-  // Keeps references to `settings` and `codec`; `codec` is called for the first text.
+  // Keeps references to `settings` and `codec`. Calls `codec` once, before the first text is
+  // encoded.
   ExampleMaker(const ReadSettings& settings, int64_t vocab_size,
                const std::function<TextCodec()>& codec)
       : settings_(settings), vocab_size_(vocab_size), codec_source_(codec) {}
 
-  // Later records add to the counts.
+  // Starts a file. Its records add to `unused_keys` and `remarks`, which must outlive the file.
   void begin_file(Counter& unused_keys, Counter& remarks) {
     format_.reset();
     unused_keys_ = &unused_keys;
     remarks_ = &remarks;
   }
-  Format format() const { return *format_; }  // requires that a record of the file was made
+  Format format() const { return *format_; }  // requires a first record
 
-  // `where` opens every error.
+  // Throws UserError that opens with `where`.
   Example make(const Record& record, RecordForm form, const std::string& where) {
     return form == RecordForm::kText ? from_document(record, where) : from_json(record, where);
   }
@@ -75,8 +76,7 @@ class ExampleMaker {
     if (is_conversation(*format_)) {
       settings_.text_template.require_usable();
     }
-    refuse_unsupported_keys(json, *format_, is_chat, where);
-    for (const auto& key : unused_keys(json, *format_, is_chat)) {
+    for (const auto& key : check_keys(json, *format_, is_chat, where)) {
       unused_keys_->add(key);
     }
     if (*format_ == Format::kRows) {
@@ -100,7 +100,7 @@ class ExampleMaker {
     return from_text(record.text, where);
   }
 
-  // The first record decides if --format does not; later ones must have the same key.
+  // Sets format_ from --format or the first record. Later records must have the key of the format.
   void settle_format(const Json& json, const std::string& where) {
     const std::optional<Format> found = recognise(json, settings_.objective);
     if (!format_) {
@@ -116,7 +116,7 @@ class ExampleMaker {
                !json.contains(format_key(*format_))) {
       throw UserError(
           "{}: mixed forms: the file began with {}, this is one of the {}; put them into two files",
-          where, format_words(*format_), format_words(*found));
+          where, format_label(*format_), format_label(*found));
     }
   }
 
@@ -125,38 +125,39 @@ class ExampleMaker {
                   "{}: plain text has no responses to learn; use --objective lm", where);
     USER_ERROR_IF(settings_.objective == Objective::kLm && is_conversation(*format_),
                   "{}: {} are for --objective instruct; --objective lm takes text", where,
-                  format_words(*format_));
+                  format_label(*format_));
   }
 
   Example from_chat(const Chat& chat, const std::string& where) {
-    const bool only_last = settings_.loss_on == LossOn::kLast;
-    USER_ERROR_IF(only_last && !chat.messages.back().carries_loss,
-                  "{}: the last answer carries no loss; remove the record, or use --loss-on all",
-                  where);
+    check_last_answer(chat.messages.back().carries_loss, where);
     Example example;
-    at_place(where, [&] {
-      const FilledChat filled = settings_.text_template.chat()->fill(chat, only_last, codec());
+    with_place(where, [&] {
+      const FilledChat filled =
+          settings_.text_template.chat()->fill(chat, settings_.loss_on == LossOn::kLast, codec());
       for (const auto& token : chat_tokens(filled, codec())) {
         push_id(example, token.id, token.learned, where);
       }
     });
-    USER_ERROR_IF(
-        std::ranges::all_of(example.labels, [](int32_t label) { return label == kNoLoss; }),
-        "{}: the chat template writes no answer that carries loss", where);
+    USER_ERROR_IF(std::ranges::count(example.labels, kNoLoss) == std::ssize(example.labels),
+                  "{}: the chat template writes no answer that carries loss", where);
     return example;
   }
 
-  Example from_conversation(const Conversation& conversation, const std::string& where) {
-    USER_ERROR_IF(settings_.loss_on == LossOn::kLast && !conversation.turns.back().carries_loss,
+  void check_last_answer(bool carries_loss, const std::string& where) const {
+    USER_ERROR_IF(settings_.loss_on == LossOn::kLast && !carries_loss,
                   "{}: the last answer carries no loss; remove the record, or use --loss-on all",
                   where);
+  }
+
+  Example from_conversation(const Conversation& conversation, const std::string& where) {
+    check_last_answer(conversation.turns.back().carries_loss, where);
     Example example;
     for (size_t turn = 0; turn < conversation.turns.size(); ++turn) {
       const bool is_last = turn + 1 == conversation.turns.size();
       const bool learned =
           (settings_.loss_on == LossOn::kAll || is_last) && conversation.turns[turn].carries_loss;
       const TextCodec& encoder = codec();
-      const TurnTokens tokens = at_place(
+      const TurnTokens tokens = with_place(
           where, [&] { return settings_.text_template.encode(conversation, turn, encoder); });
       if (has_plain_mark(conversation.turns[turn])) {
         remarks_->add("turns with BOS or EOS in a field, read as characters");
@@ -174,7 +175,7 @@ class ExampleMaker {
   Example from_text(const std::string& text, const std::string& where) {
     USER_ERROR_IF(is_blank(text), "{}: the document is empty; remove it", where);
     Example example;
-    std::vector<int64_t> ids = at_place(where, [&] { return codec().encode_filled({text, {}}); });
+    std::vector<int64_t> ids = with_place(where, [&] { return codec().encode_filled({text, {}}); });
     if (codec().bos >= 0) {
       push(example, codec().bos, false);
     }
@@ -189,7 +190,8 @@ class ExampleMaker {
     return example;
   }
 
-  // Returns true if a field has BOS or EOS where the template has it.
+  // Returns true if the instruction begins with the text of BOS, or the response ends with that of
+  // EOS.
   bool has_plain_mark(const Turn& turn) {
     const std::string &bos = codec().bos_text, &eos = codec().eos_text;
     return (!bos.empty() && turn.instruction.starts_with(bos)) ||
@@ -221,7 +223,7 @@ class ExampleMaker {
     return example;
   }
 
-  // Returns the range of the tokens that are not padding by "attention_mask".
+  // Returns the range of the tokens that "attention_mask" does not mark as padding.
   static std::pair<size_t, size_t> unmasked_range(const Json& json, size_t size,
                                                   const std::string& where) {
     if (!has_value(json, "attention_mask")) {
@@ -240,7 +242,7 @@ class ExampleMaker {
     return {first - mask.begin(), last - mask.begin()};
   }
 
-  // Refuses "position_ids" that are not 0, 1, 2, ...: several documents in a row.
+  // Throws UserError unless "position_ids" are 0, 1, 2, ...; others mean several documents.
   static void check_positions(const Json& json, size_t first, size_t last,
                               const std::string& where) {
     const auto positions = has_value(json, "position_ids") ? get_ints(json, "position_ids", where)
@@ -264,7 +266,7 @@ class ExampleMaker {
         where, key, position, id, vocab_size_);
   }
 
-  // Appends EOS after the tokens `last`, unless they end with it.
+  // Appends EOS, unless `last`, the tokens appended last, ends with it.
   void push_eos(Example& example, const std::vector<int64_t>& last, bool learned) {
     if (!last.empty() && last.back() == codec().eos) {
       remarks_->add(kHasEos);
@@ -296,7 +298,7 @@ class ExampleMaker {
                     codec_->bos >= vocab_size_ ? "BOS" : "EOS", vocab_size_,
                     codec_->bos >= vocab_size_ ? "bos_token" : "eos_token");
       if (settings_.text_template.chat()) {
-        settings_.text_template.chat()->check_marks(*codec_);
+        settings_.text_template.chat()->check_special_tokens(*codec_);
       }
     }
     return *codec_;
@@ -310,17 +312,8 @@ class ExampleMaker {
   Counter *unused_keys_ = nullptr, *remarks_ = nullptr;
 };
 
-constexpr size_t kChunkBytes = size_t{256} << 10;  // of records that a thread gets at once
-
-// Consecutive records, and the error that the reader met after them, if any.
-struct Chunk {
-  std::vector<Record> records;
-  std::exception_ptr error;
-};
-
-// Reads one file, by one maker or by copies of it in threads, and passes on its examples in order.
-// An error of the reader is thrown after those of earlier records, so the first fault in the file
-// is reported.
+// Reads one file and passes its examples to `sink` in file order. An error of the reader is thrown
+// after the errors of earlier records, so that the first error in the file is reported.
 class FileStream {
  public:
   FileStream(const std::filesystem::path& file, int32_t index, const ReadSettings& settings,
@@ -336,21 +329,13 @@ class FileStream {
     maker_.begin_file(unused_keys_, remarks_);
     const std::optional<Record> first = reader_.next();
     USER_ERROR_IF(!first, "{}: the file holds no example", name_);
-    sink_(make(maker_, *first));  // decides the form, and loads the codec if needed
+    sink_(make(maker_, *first));  // decides the format, and loads the codec if needed
     read_ = 1;
-    if (settings_.threads > 1) {
-      run_threads();
-    } else {
-      for (std::optional<Record> record; !is_enough() && (record = reader_.next()); ++read_) {
-        sink_(make(maker_, *record));
-      }
-    }
+    read_chunks();
     return {maker_.format(), reader_.packing(), unused_keys_.counts, remarks_.counts};
   }
 
  private:
-  bool is_enough() const { return read_ == settings_.max_per_file; }
-
   Example make(ExampleMaker& maker, const Record& record) {
     const std::string where = fmt::format("{} line {}", name_, record.line);
     Example example = maker.make(record, reader_.form(), where);
@@ -359,59 +344,49 @@ class FileStream {
     return example;
   }
 
-  // Returns the next records, none at the end of the file.
-  Chunk read_chunk() {
-    Chunk chunk;
-    try {
-      for (size_t bytes = 0; bytes < kChunkBytes && !is_enough();) {
-        std::optional<Record> record = reader_.next();
-        if (!record) {
-          break;
-        }
-        ++read_;
-        bytes += record->text.size();
-        chunk.records.push_back(std::move(*record));
+  // Appends the next records, a single one with one thread; none at the end of the file.
+  void read_chunk(std::vector<Record>& records) {
+    const size_t min_bytes = settings_.threads > 1 ? size_t{256} << 10 : 1;
+    for (size_t bytes = 0; bytes < min_bytes && read_ != settings_.max_per_file; ++read_) {
+      std::optional<Record> record = reader_.next();
+      if (!record) {
+        return;
       }
-    } catch (const std::exception&) {
-      chunk.error = std::current_exception();
+      bytes += record->text.size();
+      records.push_back(std::move(*record));
     }
-    return chunk;
   }
 
-  void run_threads() {
+  // Converts chunks of records in threads.
+  void read_chunks() {
+    const auto policy = settings_.threads > 1 ? std::launch::async : std::launch::deferred;
     std::deque<std::future<std::vector<Example>>> pending;  // waits for its threads when destroyed
-    const auto give_front = [&] {
-      std::vector<Example> examples = pending.front().get();
-      pending.pop_front();
-      for (auto& example : examples) {
-        sink_(std::move(example));
+    const auto pass_on = [&](int max_pending) {
+      for (; std::ssize(pending) > max_pending; pending.pop_front()) {
+        for (auto& example : pending.front().get()) {
+          sink_(std::move(example));
+        }
       }
     };
+    const auto convert = [this](ExampleMaker maker, const std::vector<Record>& records) {
+      std::vector<Example> examples;
+      for (const auto& record : records) {
+        examples.push_back(make(maker, record));
+      }
+      return examples;
+    };
     std::exception_ptr error;
-    while (error == nullptr) {
-      Chunk chunk = read_chunk();
-      error = chunk.error;
-      if (chunk.records.empty()) {
-        break;
+    for (std::vector<Record> records(1); error == nullptr && !records.empty();) {
+      records.clear();
+      try {
+        read_chunk(records);
+      } catch (const std::exception&) {
+        error = std::current_exception();
       }
-      pending.push_back(std::async(
-          std::launch::async,
-          [this](ExampleMaker maker, const std::vector<Record>& records) {
-            std::vector<Example> examples;
-            examples.reserve(records.size());
-            for (const auto& record : records) {
-              examples.push_back(make(maker, record));
-            }
-            return examples;
-          },
-          maker_, std::move(chunk.records)));
-      if (pending.size() >= static_cast<size_t>(settings_.threads)) {
-        give_front();
-      }
+      pending.push_back(std::async(policy, convert, maker_, records));
+      pass_on(settings_.threads - 1);
     }
-    while (!pending.empty()) {
-      give_front();
-    }
+    pass_on(0);
     if (error != nullptr) {
       std::rethrow_exception(error);
     }
@@ -429,9 +404,9 @@ class FileStream {
 
 }  // namespace
 
-std::string FileForm::words() const {
+std::string FileForm::summary() const {
   const std::string packed = packing_name(packing);
-  std::string words = format_words(format) + (packed.empty() ? "" : ", " + packed);
+  std::string words = format_label(format) + (packed.empty() ? "" : ", " + packed);
   for (const auto& [remark, count] : remarks) {
     words += fmt::format("; {}: {}", remark, count);
   }
@@ -466,25 +441,13 @@ void describe_sources(const std::vector<Source>& sources, const std::vector<File
   examples.files.clear();
   for (size_t index = 0; index < sources.size(); ++index) {
     examples.files.push_back(sources[index].file.string());
-    examples.forms.push_back(forms.at(index).words());
+    examples.forms.push_back(forms.at(index).summary());
     examples.all_rows = examples.all_rows && forms[index].format == Format::kRows;
     if (sources[index].weight > 0) {
       examples.weights.push_back(sources[index].weight);
     }
   }
   MOE_CHECK(examples.weights.empty() || examples.weights.size() == examples.files.size());
-}
-
-Examples read_examples(const std::vector<Source>& sources, const ReadSettings& settings,
-                       int64_t vocab_size, const std::function<TextCodec()>& codec) {
-  std::vector<Example> items;
-  const auto forms = stream_examples(sources, settings, vocab_size, codec, [&](Example&& example) {
-    items.push_back(std::move(example));
-  });
-  Examples examples =
-      Examples::in_memory(std::move(items), std::vector<std::string>(sources.size()));
-  describe_sources(sources, forms, examples);
-  return examples;
 }
 
 }  // namespace moe::data

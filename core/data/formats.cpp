@@ -13,18 +13,19 @@ namespace moe::data {
 
 namespace {
 
-// The forms in the order in which a record is tried; the first one with all keys is its form.
+// A format and the keys of its records: `key`, and one of `also` unless those are null.
 struct FormatRow {
   Format format;
   const char* name;
-  const char* words;
+  const char* label;
   const char* key;
-  std::array<const char*, 2> also;  // and one of these, if not null
-  // Keys of formats with one turn, null if absent. `key` has the instruction.
+  std::array<const char*, 2> also;
+  // Keys of formats with one turn, null if absent. The instruction has `key`.
   const char* response = nullptr;
   const char* input = nullptr;
   const char* system = nullptr;
 };
+// In order of precedence: the format of a record is the first one whose keys it has.
 constexpr std::array<FormatRow, 8> kFormats = {{
     {Format::kRows, "rows", "pre-tokenised rows", "input_ids", {}},
     {Format::kAlpaca, "alpaca", "Alpaca records", "instruction", {"output"}, "output", "input"},
@@ -50,17 +51,14 @@ constexpr std::array<FormatRow, 8> kFormats = {{
 }};
 
 const FormatRow& format_row(Format format) {
-  for (const auto& row : kFormats) {
-    if (row.format == format) {
-      return row;
-    }
-  }
-  fail_check("a format is in the table", __FILE__, __LINE__, "");
+  const auto* const row = std::ranges::find(kFormats, format, &FormatRow::format);
+  MOE_CHECK(row != kFormats.end());
+  return *row;
 }
 
-bool fits(const Json& record, const FormatRow& row) {
-  return record.contains(row.key) && (row.also[0] == nullptr || record.contains(row.also[0]) ||
-                                      (row.also[1] != nullptr && record.contains(row.also[1])));
+bool has_keys(const Json& record, const FormatRow& row) {
+  const auto has_key = [&](const char* key) { return key != nullptr && record.contains(key); };
+  return has_key(row.key) && (row.also[0] == nullptr || std::ranges::any_of(row.also, has_key));
 }
 
 std::string get_response(const Json& record, const char* key, const std::string& where) {
@@ -70,7 +68,7 @@ std::string get_response(const Json& record, const char* key, const std::string&
   return response;
 }
 
-// Returns false if a message says that its answer carries no loss.
+// Returns false if the "weight" of a message is 0 or its "train" is false.
 bool has_loss(const Json& message, const std::string& where) {
   for (const char* key : {"weight", "train"}) {
     if (!has_value(message, key)) {
@@ -123,63 +121,82 @@ const ChatKeys& chat_keys(Format format) {
   return format == Format::kMessages ? kMessageKeys : kShareGptKeys;
 }
 
-struct Message {
-  std::string where, role;  // role: "user" and "assistant" for their other names too
-  const Json& json;
-};
+bool is_answer(const ChatMessage& message) { return message.json["role"] == "assistant"; }
 
-// Returns the messages of a record. Throws UserError if one of them is no object with a role.
-std::vector<Message> list_messages(const Json& record, const ChatKeys& keys,
-                                   const std::string& where) {
-  const auto found = record.find(keys.list);
-  USER_ERROR_IF(found == record.end(), "{}: '{}' is missing", where, keys.list);
-  USER_ERROR_IF(!found->is_array(), "{}: '{}' must be a list of messages", where, keys.list);
-  std::vector<Message> messages;
-  for (const Json& message : *found) {
-    const std::string position = fmt::format("{}, '{}'[{}]", where, keys.list, messages.size());
+// Returns the messages of a record, after its system text, with the roles "user" and "assistant"
+// for their other names. `json` is the same record.
+Chat read_messages(const OrderedJson& record, const Json& json, const ChatKeys& keys,
+                   const std::string& where) {
+  USER_ERROR_IF(!json.contains(keys.list), "{}: '{}' is missing", where, keys.list);
+  const Json& list = json[keys.list];
+  USER_ERROR_IF(!list.is_array(), "{}: '{}' must be a list of messages", where, keys.list);
+  Chat chat;
+  const std::string system = get_string(json, "system", where, "");
+  if (!system.empty()) {
+    chat.messages.push_back({{{"role", "system"}, {"content", system}}, false, where});
+  }
+  for (size_t index = 0; index < list.size(); ++index) {
+    const Json& message = list[index];
+    const std::string position = fmt::format("{}, '{}'[{}]", where, keys.list, index);
     USER_ERROR_IF(!message.is_object(), "{}: a message {{\"{}\", \"{}\"}} is expected", position,
                   keys.role, keys.text);
-    const std::string role = get_string(message, keys.role, position);
-    messages.push_back({position,
-                        role == "human"                      ? "user"
-                        : role == "gpt" || role == "chatgpt" ? "assistant"
-                                                             : role,
-                        message});
+    std::string role = get_string(message, keys.role, position);
+    role = role == "human" ? "user" : role == "gpt" || role == "chatgpt" ? "assistant" : role;
+    if (role == "system") {
+      one_system(system, get_string(message, keys.text, position), position);
+    }
+    OrderedJson read = record[keys.list][index];
+    if (&keys == &kShareGptKeys) {
+      read = {{"content", role == "assistant" ? get_response(message, keys.text, position)
+                                              : get_string(message, keys.text, position)}};
+    }
+    read["role"] = role;
+    chat.messages.push_back(
+        {std::move(read), role == "assistant" && has_loss(message, position), position});
   }
-  return messages;
+  return chat;
 }
 
-Conversation read_messages(const Json& record, const ChatKeys& keys, const std::string& where) {
-  Conversation conversation{get_string(record, "system", where, ""), {}};
-  std::optional<std::string> question;  // not answered yet
-  bool is_first = true;
-  for (const auto& [position, role, message] : list_messages(record, keys, where)) {
-    const auto require = [&place = position](bool holds, const char* words) {
-      USER_ERROR_IF(!holds, "{}: {}", place, words);
+// Returns the turns of `chat`. Throws UserError for other roles, and unless questions and answers
+// alternate.
+Conversation read_turns(const Chat& chat, const ChatKeys& keys) {
+  Conversation conversation;
+  std::optional<std::string> question;  // without an answer yet
+  for (const ChatMessage& message : chat.messages) {
+    const auto require = [&](bool condition, const char* words) {
+      USER_ERROR_IF(!condition, "{}: {}", message.where, words);
     };
+    const Json json = message.json;
+    const std::string role = json["role"];
     if (role == "system") {
-      require(is_first, "a system text may only stand first; remove the record or move it");
-      conversation.system =
-          one_system(conversation.system, get_string(message, keys.text, position), position);
+      require(!question && conversation.turns.empty(),
+              "a system text may only stand first; remove the record or move it");
+      conversation.system = one_system(conversation.system,
+                                       get_string(json, "content", message.where), message.where);
     } else if (role == "user") {
       require(!question, "two questions in a row; join them or remove the record");
-      question = get_string(message, keys.text, position);
+      question = get_string(json, "content", message.where);
     } else {
       USER_ERROR_IF(role != "assistant",
                     "{}: '{}' is '{}', an unknown role; known: {}; remove the record or rename it",
-                    position, keys.role, printable(role, 40), keys.known);
+                    message.where, keys.role, printable(role, 40), keys.known);
       require(question || !conversation.turns.empty(),
               "the conversation starts with the answer; remove the record or that message");
       require(question.has_value(), "two answers in a row; join them or remove the record");
       conversation.turns.push_back(
-          {*question, "", get_response(message, keys.text, position), has_loss(message, position)});
+          {*question, "", get_response(json, "content", message.where), message.carries_loss});
       question.reset();
     }
-    is_first = false;
   }
-  USER_ERROR_IF(conversation.turns.empty(),
-                "{}: no response: the conversation holds no answer; remove the record", where);
   return conversation;
+}
+
+// Throws UserError if no answer of a conversation carries loss.
+void check_answers(const auto& answers, const auto& carries_loss, const std::string& where) {
+  USER_ERROR_IF(answers.empty(),
+                "{}: no response: the conversation holds no answer; remove the record", where);
+  USER_ERROR_IF(std::ranges::none_of(answers, carries_loss),
+                "{}: no answer carries loss; remove the record", where);
 }
 
 std::string get_optional(const Json& record, const char* key, const std::string& where) {
@@ -208,7 +225,7 @@ Conversation read_single(const Json& record, const FormatRow& row, const std::st
   const bool uses_completion =
       is_pair && record.contains("completion") && !record.contains("response");
   Conversation conversation{
-      one_system(get_optional(record, row.system, where), get_string(record, "system", where, ""),
+      one_system(get_optional(record, row.system, where), get_optional(record, "system", where),
                  where),
       row.format == Format::kAlpaca ? read_history(record, where) : std::vector<Turn>(), is_pair};
   Turn turn{get_string(record, row.key, where), get_optional(record, row.input, where), ""};
@@ -236,42 +253,18 @@ Format parse_format(const std::string& name) {
 }
 
 const char* format_name(Format format) { return format_row(format).name; }
-const char* format_words(Format format) { return format_row(format).words; }
+const char* format_label(Format format) { return format_row(format).label; }
 const char* format_key(Format format) { return format_row(format).key; }
 
 bool is_conversation(Format format) { return format != Format::kRows && format != Format::kText; }
 
-void refuse_unsupported_keys(const Json& record, Format format, bool has_chat_template,
-                             const std::string& where) {
+std::vector<std::string> check_keys(const Json& record, Format format, bool has_chat_template,
+                                    const std::string& where) {
   static constexpr std::array kRowKeys = {"segment_ids", "sequence_lengths", "loss_mask"};
   static constexpr std::array kRecordKeys = {"functions", "images", "videos", "audios", "rejected"};
   static constexpr std::array kTemplateRecordKeys = {"tools", "documents"};
   static constexpr std::array kTurnKeys = {"reasoning_content", "reasoning",     "thinking",
                                            "tool_calls",        "function_call", "tool_call_id"};
-  if (format == Format::kRows) {
-    return refuse_keys(record, kRowKeys, where);
-  }
-  if (!is_conversation(format)) {
-    return;
-  }
-  refuse_keys(record, kRecordKeys, where);
-  USER_ERROR_IF(has_value(record, "weight") && record["weight"] != Json(1),
-                "{}: 'weight' of a record is not supported; remove the key", where);
-  if (has_chat_template) {
-    return;
-  }
-  refuse_keys(record, kTemplateRecordKeys, where);
-  const auto messages = record.find(format_key(format));
-  for (size_t i = 0; messages != record.end() && messages->is_array() && i < messages->size();
-       ++i) {
-    if (messages->at(i).is_object()) {
-      refuse_keys(messages->at(i), kTurnKeys,
-                  fmt::format("{}, '{}'[{}]", where, format_key(format), i));
-    }
-  }
-}
-
-std::vector<std::string> unused_keys(const Json& record, Format format, bool has_chat_template) {
   static const std::set<std::string> known = {
       "system", "history", "weight", "labels", "attention_mask", "position_ids",
       // Metadata.
@@ -279,20 +272,30 @@ std::vector<std::string> unused_keys(const Json& record, Format format, bool has
       "title", "topic", "language", "lang", "license", "model", "created", "timestamp", "date",
       "split", "score", "token_type_ids", "num_tokens", "length", "metadata", "meta"};
   const FormatRow& row = format_row(format);
-  std::set<std::string> used = {row.key};
-  if (has_chat_template) {
-    used.insert({"tools", "documents"});
-  }
-  for (const char* key : {row.also[0], row.also[1], row.response, row.input, row.system}) {
-    if (key != nullptr) {
-      used.insert(key);
+  if (format == Format::kRows) {
+    refuse_keys(record, kRowKeys, where);
+  } else if (is_conversation(format)) {
+    refuse_keys(record, kRecordKeys, where);
+    USER_ERROR_IF(has_value(record, "weight") && record["weight"] != Json(1),
+                  "{}: 'weight' of a record is not supported; remove the key", where);
+    if (!has_chat_template) {
+      refuse_keys(record, kTemplateRecordKeys, where);
+      const auto found = record.find(row.key);
+      const bool has_list = found != record.end() && found->is_array();
+      for (size_t i = 0; has_list && i < found->size(); ++i) {
+        refuse_keys(found->at(i), kTurnKeys, fmt::format("{}, '{}'[{}]", where, row.key, i));
+      }
     }
   }
   std::vector<std::string> unused;
-  for (const auto& item : record.items()) {
-    if (!used.contains(item.key()) && !known.contains(item.key()) &&
-        !is_empty_value(item.value())) {
-      unused.push_back(item.key());
+  for (const auto& [key, value] : record.items()) {
+    const auto is_key = [&](const char* other) { return other != nullptr && key == other; };
+    const bool is_read =
+        known.contains(key) || std::ranges::any_of(row.also, is_key) ||
+        std::ranges::any_of(std::array{row.key, row.response, row.input, row.system}, is_key) ||
+        (has_chat_template && std::ranges::any_of(kTemplateRecordKeys, is_key));
+    if (!is_read && !is_empty_value(value)) {
+      unused.push_back(key);
     }
   }
   return unused;
@@ -302,18 +305,13 @@ std::optional<Format> recognise(const Json& record, Objective objective) {
   if (objective == Objective::kLm && record.contains("text") && !record.contains("input_ids")) {
     return Format::kText;
   }
-  for (const auto& row : kFormats) {
-    if (fits(record, row)) {
-      return row.format;
-    }
-  }
-  // A field is missing: the reader of the nearest form names it.
-  for (const auto& row : kFormats) {
-    if (record.contains(row.key)) {
-      return row.format;
-    }
-  }
-  return std::nullopt;
+  const auto find = [](const auto& is_format) {
+    const auto* const row = std::ranges::find_if(kFormats, is_format);
+    return row == kFormats.end() ? std::nullopt : std::optional(row->format);
+  };
+  const auto complete = find([&](const FormatRow& row) { return has_keys(record, row); });
+  // A record that lacks a key has the nearest format, whose reader names the key.
+  return complete ? complete : find([&](const FormatRow& row) { return record.contains(row.key); });
 }
 
 std::string quoted_keys(const Json& record) {
@@ -328,15 +326,14 @@ std::string quoted_keys(const Json& record) {
 }
 
 Conversation read_conversation(const Json& record, Format format, const std::string& where) {
-  if (format == Format::kMessages || format == Format::kShareGpt) {
-    Conversation conversation = read_messages(record, chat_keys(format), where);
-    USER_ERROR_IF(std::ranges::none_of(conversation.turns, &Turn::carries_loss),
-                  "{}: no answer carries loss; remove the record", where);
-    return conversation;
-  }
   const FormatRow& row = format_row(format);
-  MOE_CHECK(row.response != nullptr, "{} are no conversation", row.words);
-  return read_single(record, row, where);
+  if (row.response != nullptr) {
+    return read_single(record, row, where);
+  }
+  const ChatKeys& keys = chat_keys(format);
+  Conversation conversation = read_turns(read_messages(record, record, keys, where), keys);
+  check_answers(conversation.turns, &Turn::carries_loss, where);
+  return conversation;
 }
 
 std::string question_text(const Turn& turn) {
@@ -361,41 +358,21 @@ Chat make_chat(const Conversation& conversation) {
 Chat read_chat(const OrderedJson& record, const Json& json, Format format,
                const std::string& where) {
   Chat chat;
-  if (format != Format::kMessages && format != Format::kShareGpt) {
+  if (format_row(format).response != nullptr) {
     chat = make_chat(read_conversation(json, format, where));
   } else {
     const ChatKeys& keys = chat_keys(format);
-    std::string system = get_string(json, "system", where, "");
-    if (!system.empty()) {
-      chat.messages.push_back({{{"role", "system"}, {"content", system}}, false});
-    }
-    size_t index = 0;
-    for (const auto& [position, role, message] : list_messages(json, keys, where)) {
-      if (role == "system") {
-        one_system(system, get_string(message, keys.text, position), position);
-      }
-      OrderedJson read = record[keys.list][index++];
-      if (format == Format::kShareGpt) {
-        read = {{"role", role}, {"content", get_string(message, keys.text, position)}};
-      }
-      read["role"] = role;
-      const bool is_answer = role == "assistant";
-      if (is_answer && !has_value(message, "tool_calls") &&
-          message.value(keys.text, Json()).is_string()) {
-        get_response(message, keys.text, position);
-      }
-      chat.messages.push_back({std::move(read), is_answer && has_loss(message, position)});
-    }
-    const auto is_answer = [](const ChatMessage& message) {
-      return message.json["role"] == "assistant";
-    };
+    chat = read_messages(record, json, keys, where);
     while (!chat.messages.empty() && !is_answer(chat.messages.back())) {
       chat.messages.pop_back();
     }
-    USER_ERROR_IF(chat.messages.empty(),
-                  "{}: no response: the conversation holds no answer; remove the record", where);
-    USER_ERROR_IF(std::ranges::none_of(chat.messages, &ChatMessage::carries_loss),
-                  "{}: no answer carries loss; remove the record", where);
+    for (const ChatMessage& message : chat.messages) {
+      const auto value = [&](const char* key) { return message.json.value(key, OrderedJson()); };
+      if (is_answer(message) && value("content").is_string() && value("tool_calls").is_null()) {
+        get_response(message.json, "content", message.where);
+      }
+    }
+    check_answers(chat.messages, &ChatMessage::carries_loss, where);
   }
   chat.tools = record.value("tools", OrderedJson());
   chat.documents = record.value("documents", OrderedJson());

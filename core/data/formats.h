@@ -1,7 +1,7 @@
 #pragma once
-// The forms of a record of a data file, of which core/io/formats.md has the table. Six of them are
-// a conversation: turns of an instruction and its response, with an optional system text.
-// core/data/templates.h makes text of a conversation.
+// Formats of the records of a data file (table in core/io/formats.md). Six of them are
+// conversations: turns of an instruction and its response, with an optional system text.
+// core/data/templates.h renders a conversation as text.
 
 #include <optional>
 #include <string>
@@ -20,40 +20,36 @@ struct Turn {
   std::string instruction;
   std::string input;  // Alpaca's input, Dolly's context; often empty
   std::string response;
-  bool carries_loss = true;  // false: the record's "weight" is 0 or its "train" is false
+  bool carries_loss = true;  // false: "weight" of the answer is 0, or "train" is false
 };
 
 struct Conversation {
-  std::string system;       // empty = none
-  std::vector<Turn> turns;  // at least one after read_conversation, no response blank
-  // The record is a prompt pair: the template `paper` adds no newline to its prompt.
-  bool verbatim = false;
+  std::string system;       // empty: none
+  std::vector<Turn> turns;  // at least one after read_conversation(); no response is blank
+  bool verbatim = false;    // a prompt pair: the template `paper` adds no newline to its prompt
 };
 
 // Parses --format: "alpaca", "openorca", ... Throws UserError listing the known names.
 Format parse_format(const std::string& name);
 const char* format_name(Format format);
-const char* format_words(Format format);  // "Alpaca records", for messages
-const char* format_key(Format format);    // the key that every record of the form has
+const char* format_label(Format format);  // "Alpaca records", for messages
+const char* format_key(Format format);    // the key that every record of the format has
 
 bool is_conversation(Format format);  // all but rows and text
 
-// Returns the form of a record by its keys; nothing if it has none. With Objective::kLm every
-// record with a text is kText.
+// Returns the format of a record by its keys, or nullopt. With Objective::kLm every record with a
+// "text" and without "input_ids" is kText.
 std::optional<Format> recognise(const Json& record, Objective objective);
 
 bool is_blank(std::string_view text);
 
-// Throws UserError, opening with `where`, for a key of a record that changes what is learned and is
-// not supported, such as "images", and without a chat template "tools" or "reasoning_content" of a
-// message.
-void refuse_unsupported_keys(const Json& record, Format format, bool has_chat_template,
-                             const std::string& where);
+// Returns the keys of a record that are neither read nor common metadata such as "id". Throws
+// UserError, opening with `where`, for a key that would change what is learned and is not
+// supported, such as "images"; without a chat template also "tools" and "reasoning_content".
+std::vector<std::string> check_keys(const Json& record, Format format, bool has_chat_template,
+                                    const std::string& where);
 
-// Returns the keys of a record that are not read and are no usual metadata such as "id".
-std::vector<std::string> unused_keys(const Json& record, Format format, bool has_chat_template);
-
-// Returns "'text', 'id'" for messages; long lists are cut.
+// Returns "'text', 'id'" for error messages; long lists are cut.
 std::string quoted_keys(const Json& record);
 
 // Reads the conversation of `record`, an object. Turns after the last response are dropped: they
@@ -62,16 +58,16 @@ std::string quoted_keys(const Json& record);
 // two system texts, and a conversation without an answer that carries loss.
 Conversation read_conversation(const Json& record, Format format, const std::string& where);
 
-// Returns the instruction, and the input in lines of its own.
+// Returns the instruction, then the input on a line of its own if there is one.
 std::string question_text(const Turn& turn);
 
-// Returns the conversation as the messages of a chat template.
+// Converts a conversation to the messages of a chat template.
 Chat make_chat(const Conversation& conversation);
 
-// Reads the conversation of `record` for a chat template, which decides about roles, their order
-// and keys of messages. `json` is the same record. Messages after the last answer are dropped.
-// Throws UserError as read_conversation() does for what is no list of messages and for missing
-// answers.
+// Reads the conversation of `record` for a chat template, which accepts or refuses roles, their
+// order and keys of messages. `json` is the same record. Messages after the last answer are
+// dropped. Throws UserError if the messages are no list of objects with a role, for two system
+// texts and a blank response, and if no answer carries loss.
 Chat read_chat(const OrderedJson& record, const Json& json, Format format,
                const std::string& where);
 

@@ -1,5 +1,5 @@
-// libmoe_parquet.so: the rows of a Parquet file as JSON lines, by the Arrow C++ libraries, which
-// nothing else links. A batch of rows is in memory at a time and is validated before it is read.
+// libmoe_parquet.so: the rows of a Parquet file as JSON lines, read with the Arrow C++ libraries. A
+// batch of rows is in memory at a time; it is validated before it is read.
 
 #include <arrow/api.h>
 #include <arrow/io/file.h>
@@ -39,7 +39,7 @@ const ArrayType& as(const arrow::Array& array) {
   return static_cast<const ArrayType&>(array);
 }
 
-Json value_of(const arrow::Array& array, int64_t row, int depth);
+Json to_json(const arrow::Array& array, int64_t row, int depth);
 
 template <typename ListType>
 Json list_to_json(const ListType& list, int64_t row, int depth) {
@@ -47,7 +47,7 @@ Json list_to_json(const ListType& list, int64_t row, int depth) {
   const auto begin = static_cast<int64_t>(list.value_offset(row));
   const auto count = static_cast<int64_t>(list.value_length(row));
   for (int64_t at = begin; at < begin + count; ++at) {
-    values.push_back(value_of(*list.values(), at, depth));
+    values.push_back(to_json(*list.values(), at, depth));
   }
   return values;
 }
@@ -55,13 +55,13 @@ Json list_to_json(const ListType& list, int64_t row, int depth) {
 Json struct_to_json(const arrow::StructArray& array, int64_t row, int depth) {
   Json object = Json::object();
   for (int field = 0; field < array.num_fields(); ++field) {
-    object[array.struct_type()->field(field)->name()] = value_of(*array.field(field), row, depth);
+    object[array.struct_type()->field(field)->name()] = to_json(*array.field(field), row, depth);
   }
   return object;
 }
 
-// Other types than text, number, bool, list and struct become Arrow's text of them.
-Json value_of(const arrow::Array& array, int64_t row, int depth) {
+// Values that are neither text, number, bool, list nor struct become text as Arrow prints them.
+Json to_json(const arrow::Array& array, int64_t row, int depth) {
   if (depth > kMaxDepth) {
     throw BrokenStream("the columns are nested too deep for training data");
   }
@@ -99,7 +99,7 @@ Json value_of(const arrow::Array& array, int64_t row, int depth) {
       return struct_to_json(as<arrow::StructArray>(array), row, depth + 1);
     case arrow::Type::DICTIONARY: {
       const auto& dictionary = as<arrow::DictionaryArray>(array);
-      return value_of(*dictionary.dictionary(), dictionary.GetValueIndex(row), depth + 1);
+      return to_json(*dictionary.dictionary(), dictionary.GetValueIndex(row), depth + 1);
     }
     default:
       return check(array.GetScalar(row))->ToString();
@@ -133,7 +133,7 @@ class ParquetBuffer : public std::streambuf {
       }
       Json record = Json::object();
       for (int column = 0; column < batch_->num_columns(); ++column) {
-        record[batch_->column_name(column)] = value_of(*batch_->column(column), row_, 0);
+        record[batch_->column_name(column)] = to_json(*batch_->column(column), row_, 0);
       }
       line_ = record.dump() + "\n";
       ++row_;

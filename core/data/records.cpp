@@ -26,20 +26,16 @@ using namespace std::string_view_literals;
 
 constexpr size_t kBlockBytes = size_t{64} << 10;
 
-// Returns the length of the byte order mark that `text` begins with, or 0.
+// Returns the length of the byte order mark at the beginning of `text`, or 0.
 size_t mark_bytes(std::string_view text) {
   constexpr std::string_view kMark = "\xEF\xBB\xBF";
   return text.starts_with(kMark) ? kMark.size() : 0;
 }
 
-// Returns the kind of file that begins with `head`, if moe does not read it, and how to convert it;
-// null if it may be data.
-const char* foreign_kind(std::string_view head) {
-  struct Foreign {
-    std::string_view magic;
-    const char* mend;
-  };
-  constexpr std::array<Foreign, 16> kForeign = {{
+// Returns the kind of an unsupported file that begins with `head` and how to convert it; null for
+// other files.
+const char* unsupported_kind(std::string_view head) {
+  constexpr std::array<std::pair<std::string_view, const char*>, 16> kKinds = {{
       {"ARROW1", "an Arrow file; convert it to Parquet or JSON lines (pandas: read_feather)"},
       {"\xFF\xFF\xFF\xFF", "an Arrow stream; convert it to Parquet (datasets: to_parquet)"},
       {"SQLite format 3", "an SQLite database; export its table as CSV or JSON lines"},
@@ -57,19 +53,20 @@ const char* foreign_kind(std::string_view head) {
       {"<html", "an HTML page, as of a failed download; fetch the file itself"},
       {"PAR1", "a Parquet file; unpack it"},  // within another packing
   }};
-  const auto found = std::ranges::find_if(
-      kForeign, [&](const Foreign& foreign) { return head.starts_with(foreign.magic); });
-  return found == kForeign.end() ? nullptr : found->mend;
+  const auto found =
+      std::ranges::find_if(kKinds, [&](const auto& kind) { return head.starts_with(kind.first); });
+  return found == kKinds.end() ? nullptr : found->second;
 }
 
-// Base of the gzip and zstd readers: reads blocks of the file, provides blocks of text.
+// Base of the gzip and zstd readers. Reads the file and provides the text in blocks of 64 KiB.
 class UnpackingBuffer : public std::streambuf {
  public:
   explicit UnpackingBuffer(std::unique_ptr<std::streambuf> file)
       : file_(std::move(file)), packed_(kBlockBytes), text_(kBlockBytes) {}
 
  protected:
-  // Fills text() from refill(). Returns the number of bytes, 0 only at the end of the file.
+  // Decompresses blocks of refill() into text(). Returns the number of bytes, 0 at the end of the
+  // file.
   virtual size_t unpack() = 0;
 
   // Returns the next block of the file, empty at its end.
@@ -95,7 +92,7 @@ class UnpackingBuffer : public std::streambuf {
     if (count == 0) {
       return traits_type::eof();
     }
-    const char* const kind = text_bytes_ == 0 ? foreign_kind({text_.data(), count}) : nullptr;
+    const char* const kind = text_bytes_ == 0 ? unsupported_kind({text_.data(), count}) : nullptr;
     if (kind != nullptr) {
       throw BrokenStream(fmt::format("the unpacked data are {}", kind));
     }
@@ -117,12 +114,12 @@ class UnpackingBuffer : public std::streambuf {
   uint64_t packed_bytes_ = 0, text_bytes_ = 0;
 };
 
-// Reader of gzip: one or more members in a row. zlib verifies the checksum of each.
+// Reader of gzip files of one or more members. zlib verifies the checksum of each.
 class GzipBuffer : public UnpackingBuffer {
  public:
   explicit GzipBuffer(std::unique_ptr<std::streambuf> file) : UnpackingBuffer(std::move(file)) {
-    constexpr int kWindowOfGzip = 15 + 16;
-    if (inflateInit2(&stream_, kWindowOfGzip) != Z_OK) {
+    constexpr int kGzipWindowBits = 15 + 16;
+    if (inflateInit2(&stream_, kGzipWindowBits) != Z_OK) {
       throw std::bad_alloc();
     }
   }
@@ -168,7 +165,7 @@ class GzipBuffer : public UnpackingBuffer {
   bool member_ended_ = false;
 };
 
-// Reader of zstd: one or more frames in a row. Skippable frames hold no text.
+// Reader of zstd files of one or more frames. Skippable frames hold no text.
 class ZstdBuffer : public UnpackingBuffer {
  public:
   explicit ZstdBuffer(std::unique_ptr<std::streambuf> file)
@@ -232,7 +229,7 @@ Packing find_packing(std::string_view head) {
   return skippable || head.starts_with("\x28\xB5\x2F\xFD") ? Packing::kZstd : Packing::kNone;
 }
 
-// Opens a Parquet file by libmoe_parquet.so, which is in the folder of the binary where CMake found
+// Opens a Parquet file with libmoe_parquet.so, which is in the folder of the binary if CMake found
 // pyarrow.
 std::unique_ptr<std::streambuf> open_parquet(const fs::path& file) {
   const fs::path binary = fs::read_symlink("/proc/self/exe");
@@ -290,7 +287,7 @@ OpenFile open_data_file(const fs::path& file, Pipes pipes) {
   auto bytes = is_input ? std::make_unique<FileReader>(open_standard_input(), name)
                         : std::make_unique<FileReader>(file, pipes);
   std::string start(bytes->peek(1));
-  if (start != "{") {  // a pipe may have no more than a first record yet
+  if (start != "{") {  // a pipe may hold only the first record so far
     start = bytes->peek(32);
   }
   if (start.starts_with("PAR1")) {
@@ -298,7 +295,7 @@ OpenFile open_data_file(const fs::path& file, Pipes pipes) {
                   "{}: Parquet data in a pipe; write them to a file", name);
     return {open_parquet(file), Packing::kParquet};
   }
-  const char* const kind = foreign_kind(start);
+  const char* const kind = unsupported_kind(start);
   USER_ERROR_IF(kind != nullptr && !file.extension().string().starts_with(".htm"), "{}: is {}",
                 name, kind);
   const Packing packing = find_packing(start);
@@ -319,13 +316,17 @@ const char* packing_name(Packing packing) {
   return kNames.at(static_cast<size_t>(packing));
 }
 
-RecordReader::RecordReader(const std::filesystem::path& file, Pipes pipes)
-    : file_(file), name_(data_file_name(file, pipes)), file_bytes_(open_data_file(file, pipes)) {
+auto RecordReader::with_line(const auto& read) {
   try {
-    find_form();
+    return read();
   } catch (const BrokenStream& broken) {
     fail(line_, broken.what());
   }
+}
+
+RecordReader::RecordReader(const std::filesystem::path& file, Pipes pipes)
+    : file_(file), name_(data_file_name(file, pipes)), file_bytes_(open_data_file(file, pipes)) {
+  with_line([this] { find_form(); });
 }
 
 void RecordReader::find_form() {
@@ -345,17 +346,15 @@ void RecordReader::find_form() {
 }
 
 std::optional<Record> RecordReader::next() {
-  try {
+  return with_line([this] {
     return form_ == RecordForm::kJsonLines   ? next_line()
            : form_ == RecordForm::kJsonArray ? next_element()
                                              : next_document();
-  } catch (const BrokenStream& broken) {
-    fail(line_, broken.what());
-  }
+  });
 }
 
-void RecordReader::fail(int64_t line, const std::string& words) const {
-  throw UserError("{} line {}: {}", name_, line, words);
+void RecordReader::fail(int64_t line, const std::string& message) const {
+  throw UserError("{} line {}: {}", name_, line, message);
 }
 
 std::optional<Record> RecordReader::next_line() {
@@ -385,7 +384,7 @@ std::optional<Record> RecordReader::next_element() {
   record.line = line_;
   if (peek() != '{') {
     fail(line_, std::string("broken JSON: an array of objects {...} is expected; ") +
-                    (peek() == kEnd ? kCutShort : "mend the line"));
+                    (peek() == kEnd ? kCutShort : "correct the line"));
   }
   read_element_text(record.text);
   skip_space();
@@ -402,8 +401,7 @@ std::optional<Record> RecordReader::next_element() {
   return record;
 }
 
-// Reads from '{' to the matching '}', respecting quotes and escapes; the JSON parser checks the
-// rest.
+// Reads from '{' to the matching '}' outside of strings. The JSON parser checks the text later.
 void RecordReader::read_element_text(std::string& text) {
   const int64_t line = line_;
   int64_t depth = 0;
@@ -428,30 +426,24 @@ void RecordReader::read_element_text(std::string& text) {
 }
 
 std::optional<Record> RecordReader::next_document() {
-  std::string text;
+  Record record;
   std::string line;
-  int64_t start = line_;
-  for (bool more = true; more;) {
-    const int64_t line_before = line_;
-    more = read_line(line);
-    const bool ends = !more || trim(line) == kSeparator;
+  for (int64_t number = line_; read_line(line); number = line_) {
     if (find_invalid_utf8(line) != kValidUtf8) {
-      check_utf8(line, fmt::format("{} line {}", name_, line_before));
+      check_utf8(line, fmt::format("{} line {}", name_, number));
     }
-    if (ends && !text.empty()) {
-      return Record{std::string(trim(text)), start};
+    const bool is_empty = record.text.empty(), is_separator = trim(line) == kSeparator;
+    if (is_separator && !is_empty) {
+      break;
     }
-    if (ends || (text.empty() && trim(line).empty())) {
-      continue;  // between documents
+    if (!is_separator && (!is_empty || !trim(line).empty())) {
+      record.line = is_empty ? number : record.line;
+      record.text += line + '\n';
+      check_length(record.text, record.line);
     }
-    if (text.empty()) {
-      start = line_before;
-    }
-    text += line;
-    text += '\n';
-    check_length(text, start);
   }
-  return std::nullopt;
+  record.text = std::string(trim(record.text));
+  return record.text.empty() ? std::nullopt : std::optional(std::move(record));
 }
 
 bool RecordReader::read_line(std::string& line) {

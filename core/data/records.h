@@ -1,10 +1,9 @@
 #pragma once
-// A data file (core/io/formats.md, "Training data") as a stream of records: JSON lines, the
-// elements of a JSON array, or the documents of a plain text. One record is in memory at a time, so
-// a file may be larger than memory. Packed files are unpacked while they are read, 64 KiB at a time
-// (zstd adds its window, at most 128 MiB). A file that unpacks to more than kMaxExpansion times its
-// size is refused after kFreeBytes. White space at both ends of a document is dropped, and so are
-// empty documents.
+// Data files (core/io/formats.md, "Training data") as streams of records: JSON lines, the elements
+// of a JSON array, or the documents of a plain text. One record is in memory at a time. Compressed
+// files are decompressed while they are read, 64 KiB at a time (zstd adds its window, at most 128
+// MiB). After kFreeBytes a file that expands to more than kMaxExpansion times its size is refused.
+// Documents are stripped of white space; empty ones are skipped.
 
 #include <cstdint>
 #include <filesystem>
@@ -23,18 +22,18 @@ enum class Packing { kNone, kGzip, kZstd, kParquet };
 
 const char* packing_name(Packing packing);  // "gzip", "zstd", "Parquet" or ""
 
-// Returns the extension of `file` without that of its packing: ".csv" for a.csv.gz.
+// Returns the extension of `file` before that of its compression: ".csv" for a.csv.gz.
 std::string format_extension(const std::filesystem::path& file);
 
-// Throws UserError naming `where` and the first byte of `text` that is not UTF-8, if there is one.
+// Throws UserError naming `where` and the first invalid byte unless `text` is UTF-8.
 void check_utf8(std::string_view text, const std::string& where);
 
 inline constexpr uint64_t kMaxExpansion = 500;
 inline constexpr uint64_t kFreeBytes = uint64_t{256} << 20;
 inline constexpr size_t kMaxRecordBytes = size_t{64} << 20;
 
-// Error of packed data that are truncated, damaged or a decompression bomb. RecordReader converts
-// it to a UserError with file and line.
+// Error of compressed data that are truncated, damaged or a decompression bomb. RecordReader
+// converts it to a UserError with file and line.
 class BrokenStream : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -45,11 +44,11 @@ struct OpenFile {
   Packing packing = Packing::kNone;
 };
 
-// Opens a data file, whatever its name, and unpacks it while it is read: gzip, zstd, and Parquet as
-// one JSON object per row. With Pipes::kAllowed `file` may be a pipe, and "-" is
-// standard input. Throws UserError if the file is missing or unreadable, if it begins as one
-// of another kind does (Arrow, SQLite, zip, UTF-16, an HTML page, ...), or if it is Parquet and moe
-// was built without its reader. Reading from `bytes` throws BrokenStream.
+// Opens a data file of any name for reading: plain, gzip, zstd, or Parquet as one line with a JSON
+// object per row. With Pipes::kAllowed `file` may be a pipe, and "-" is standard input. Throws
+// UserError if the file is missing or unreadable, if its first bytes are those of another kind of
+// file (Arrow, SQLite, zip, UTF-16, an HTML page, ...), or if it is Parquet and moe was built
+// without its reader. Reading from `bytes` throws BrokenStream.
 OpenFile open_data_file(const std::filesystem::path& file, Pipes pipes = Pipes::kRefused);
 
 // Returns the name of a data file for messages.
@@ -59,7 +58,7 @@ enum class RecordForm { kJsonLines, kJsonArray, kText };
 
 struct Record {
   std::string text;
-  int64_t line = 1;  // of its first byte, from 1
+  int64_t line = 1;  // where it begins, from 1
 };
 
 class RecordReader {
@@ -69,20 +68,22 @@ class RecordReader {
 
   RecordForm form() const { return form_; }
   Packing packing() const { return file_bytes_.packing; }
-  // Returns the next record, or nothing at the end. Throws UserError with file and line for a
-  // record of more than kMaxRecordBytes, an array that is not closed or has other text between its
-  // elements, text that is not UTF-8, and packed data that are truncated or damaged.
+  // Returns the next record, nullopt at the end of the file. Throws UserError with file and line
+  // for a record of more than kMaxRecordBytes, an array that is not closed or has other text
+  // between its elements, text that is not UTF-8, and compressed data that are truncated or
+  // damaged.
   std::optional<Record> next();
 
  private:
   void find_form();
-  [[noreturn]] void fail(int64_t line, const std::string& words) const;
+  auto with_line(const auto& read);  // runs read(); adds file and line to a BrokenStream
+  [[noreturn]] void fail(int64_t line, const std::string& message) const;
   std::optional<Record> next_line();
   std::optional<Record> next_element();
   std::optional<Record> next_document();
   bool read_line(std::string& line);  // returns false at the end of the file
   int peek();
-  int take();  // one byte, counting lines; EOF at the end
+  int take();  // reads a byte and counts lines; EOF at the end of the file
   void skip_space();
   void read_element_text(std::string& text);
   void check_length(const std::string& text, int64_t line) const;
@@ -97,7 +98,7 @@ class RecordReader {
 
 }  // namespace moe::data
 
-// Entry point of libmoe_parquet.so (parquet.cpp). The library is loaded from the folder of the
-// binary when the first Parquet file is opened, because the Arrow libraries are large and only used
-// for this. The caller owns the result. Throws UserError if the file is not a Parquet file.
+// Entry point of libmoe_parquet.so (parquet.cpp), which is loaded from the folder of the binary
+// when the first Parquet file is opened, because the Arrow libraries are large. The caller owns the
+// result. Throws UserError if the file is not a Parquet file.
 extern "C" std::streambuf* moe_open_parquet(const char* file);

@@ -16,42 +16,34 @@ namespace fs = std::filesystem;
 namespace {
 
 char unescape(char c, const std::string& word) {
-  switch (c) {
-    case 'n':
-      return '\n';
-    case 't':
-      return '\t';
-    case '\\':
-    case '{':
-    case '}':
-      return c;
-    default:
-      throw UserError("--template '{}': '\\{}' is no escape; known: \\n, \\t, \\\\, \\{{ and \\}}",
-                      printable(word), printable(std::string(1, c)));
-  }
+  USER_ERROR_IF(std::string_view("nt\\{}").find(c) == std::string_view::npos,
+                "--template '{}': '\\{}' is no escape; known: \\n, \\t, \\\\, \\{{ and \\}}",
+                printable(word), printable(std::string(1, c)));
+  return c == 'n' ? '\n' : c == 't' ? '\t' : c;
 }
 
-// A template of a turn, and the placeholders in it.
+// A template of a turn as a jinja template, and the names of its placeholders.
 struct TurnSource {
   std::string source = "{% if first %}{{ bos_token }}{% endif %}";
   std::vector<std::string> names;
 };
 
-// A placeholder is a word of lower-case letters in braces; other braces are text.
-TurnSource split_placeholders(const std::string& word) {
-  TurnSource made;
+// Converts the text of --template. A placeholder is a word of lower-case letters in braces; other
+// braces are text.
+TurnSource convert_placeholders(const std::string& word) {
+  TurnSource turn;
   std::string text;
   const auto end_text = [&] {
-    made.source += "{{ " + Json(std::exchange(text, "")).dump() + " }}";
+    turn.source += "{{ " + Json(std::exchange(text, "")).dump() + " }}";
   };
   for (size_t at = 0; at < word.size(); ++at) {
     const size_t end = word.find_first_not_of("abcdefghijklmnopqrstuvwxyz_", at + 1);
     if (word[at] == '\\' && at + 1 < word.size()) {
       text += unescape(word[++at], word);
     } else if (word[at] == '{' && end != std::string::npos && end > at + 1 && word[end] == '}') {
-      made.names.push_back(word.substr(at + 1, end - at - 1));
+      turn.names.push_back(word.substr(at + 1, end - at - 1));
       end_text();
-      made.source += made.names.back() == "response"
+      turn.source += turn.names.back() == "response"
                          ? "{% generation %}{{ response }}"
                          : "{{ system + '\n' if system else '' }}{{ question }}";
       at = end;
@@ -60,24 +52,21 @@ TurnSource split_placeholders(const std::string& word) {
     }
   }
   end_text();
-  made.source += "{% endgeneration %}";
-  return made;
+  turn.source += "{% endgeneration %}";
+  return turn;
 }
 
-// Throws UserError unless the names are instruction and response, once each and in this order.
+// Throws UserError unless the names are "instruction" and "response", in this order.
 void check_names(const std::vector<std::string>& names, const std::string& word) {
   const std::string shown = printable(word);
-  size_t instructions = 0, responses = 0;
   for (const auto& name : names) {
-    instructions += name == "instruction" ? 1 : 0;
-    responses += name == "response" ? 1 : 0;
     USER_ERROR_IF(name != "instruction" && name != "response",
                   "--template '{}': '{{{}}}' is no placeholder; known: {{instruction}} and "
                   "{{response}} (write \\{{ for a brace)",
                   shown, printable(name, 40));
   }
-  for (const auto& [name, count] :
-       {std::pair("instruction", instructions), std::pair("response", responses)}) {
+  for (const char* name : {"instruction", "response"}) {
+    const auto count = std::ranges::count(names, name);
     USER_ERROR_IF(count != 1, "--template '{}': {{{}}} {}; it must stand there once", shown, name,
                   count == 0 ? "is missing" : "stands there more than once");
   }
@@ -132,12 +121,14 @@ Template Template::parse(const std::string& word, const fs::path& folder,
         "{{response}}",
         printable(word, 40), did_you_mean(word, known), fmt::join(known, ", "));
   }
-  const TurnSource made = split_placeholders(word);
-  check_names(made.names, word);
-  return {"the text of --template", made.source};
+  const TurnSource turn = convert_placeholders(word);
+  check_names(turn.names, word);
+  return {"the text of --template", turn.source};
 }
 
-std::string Template::words() const { return chat_ ? chat_->words() : "turn " + turn_.source(); }
+std::string Template::fingerprint() const {
+  return chat_ ? chat_->fingerprint() : "turn " + turn_.source();
+}
 
 void Template::require_usable() const {
   USER_ERROR_IF(!refusal_.empty(), "{}; name another one with --template: {}, FILE.jinja, paper",
@@ -170,7 +161,7 @@ TurnTokens Template::encode(const Conversation& conversation, size_t index,
   size_t prompt_end = generated_ranges(rendered).at(0).begin, response = prompt_end;
   if (codec.leading_space) {
     prompt_end -= prompt_end > begin && text.text[prompt_end - 1] == ' ' ? 1 : 0;
-    // Some tokenizers put no space before a text that begins with one.
+    // Some tokenizers add no space to a text that begins with one.
     const bool is_doubled = text.text[prompt_end] == ' ' && codec.encode(" a") != codec.encode("a");
     response = prompt_end + (is_doubled ? 1 : 0);
   }
@@ -188,7 +179,7 @@ Question question_tokens(const Template& form, const std::string& question,
   form.require_usable();
   const Conversation conversation{"", {{replace_invalid_utf8(question), "", "."}}};
   if (form.chat()) {
-    form.chat()->check_marks(codec);
+    form.chat()->check_special_tokens(codec);
     Chat chat = make_chat(conversation);
     Question result;
     const FilledChat answered = form.chat()->fill(chat, true, codec);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/base/text.h"
 #include "core/tokenizer/tokenizer.h"
 
 namespace moe::data {
@@ -46,86 +47,55 @@ io::TextRange end_of_turn(const FilledChat& chat, const FilledChat::Learned& lea
   return {learned.end, std::max(learned.end, end)};
 }
 
-namespace {
-
-// Encodes the parts of a conversation between special tokens.
-class ChatEncoder {
- public:
-  ChatEncoder(const FilledChat& chat, const TextCodec& codec) : chat_(chat), codec_(codec) {
-    parts_ = codec.split ? codec.split(chat.text)
-                         : std::vector<io::TokenOrText>{{-1, 0, chat.text.text.size()}};
-    for (const FilledChat::Learned& range : chat.learned) {
-      learned_.push_back({range.begin, end_of_turn(chat, range, parts_).end});
+std::vector<ChatToken> chat_tokens(const FilledChat& chat, const TextCodec& codec) {
+  const std::vector<io::TokenOrText> parts =
+      codec.split ? codec.split(chat.text)
+                  : std::vector<io::TokenOrText>{{-1, 0, chat.text.text.size()}};
+  const auto encode = [&](size_t begin, size_t end) {
+    const FilledText part = chat.text.slice(begin, end);
+    return codec.encode_part ? codec.encode_part(part.text, part.written, begin == 0)
+                             : codec.encode(part.text);
+  };
+  std::vector<io::TextRange> learned;
+  for (const FilledChat::Learned& range : chat.learned) {
+    learned.push_back({range.begin, end_of_turn(chat, range, parts).end});
+  }
+  std::vector<ChatToken> tokens;
+  for (const auto& [id, begin, end] : parts) {
+    const std::vector<int64_t> ids = id >= 0        ? std::vector<int64_t>{id}
+                                     : begin == end ? std::vector<int64_t>()
+                                                    : encode(begin, end);
+    std::vector<ChatToken> run;
+    for (const int64_t token : ids) {
+      run.push_back({token, false});
     }
-  }
-
-  std::vector<ChatToken> run() {
-    for (const io::TokenOrText& part : parts_) {
-      if (part.id >= 0) {
-        tokens_.push_back({part.id, overlaps(part.begin, part.end)});
-      } else if (part.begin < part.end) {
-        add_text(part.begin, part.end);
-      }
-    }
-    return std::move(tokens_);
-  }
-
- private:
-  bool overlaps(size_t begin, size_t end) const {
-    return std::ranges::any_of(learned_, [&](const io::TextRange& range) {
-      return range.begin < end && begin < range.end;
-    });
-  }
-
-  // Encodes bytes [begin, end) of the conversation, of a part that begins at `part`.
-  std::vector<int64_t> encode(size_t begin, size_t end) const {
-    const FilledText part = chat_.text.slice(begin, end);
-    return codec_.encode_part ? codec_.encode_part(part.text, part.written, begin == 0)
-                              : codec_.encode(part.text);
-  }
-
-  // A text in which loss begins or ends is compared with its beginning up to there: the tokens
-  // that both have are before that place, the next one may span it.
-  void add_text(size_t begin, size_t end) {
-    const std::vector<int64_t> ids = encode(begin, end);
-    const auto tokens_before = [&](size_t at) {
-      const std::vector<int64_t> before = encode(begin, at);
+    // A text in which loss begins or ends at `at` is compared with the encoding of its beginning up
+    // to there. Tokens that both have are before `at`; the next token may span it.
+    const auto tokens_before = [&, first = begin](size_t at) {
+      const std::vector<int64_t> before = encode(first, at);
       const auto differs = std::mismatch(before.begin(), before.end(), ids.begin(), ids.end());
       return std::pair(static_cast<size_t>(differs.second - ids.begin()),
                        differs.first != before.end());
     };
-    std::vector<ChatToken> run;
-    for (const int64_t id : ids) {
-      run.push_back({id, false});
-    }
-    for (const io::TextRange& range : learned_) {
+    for (const io::TextRange& range : learned) {
       if (range.end <= begin || end <= range.begin) {
         continue;
       }
-      const size_t first = range.begin <= begin ? 0 : tokens_before(range.begin).first;
-      size_t last = run.size();
-      if (range.end < end) {
+      size_t first = 0, last = run.size();
+      if (id < 0 && begin < range.begin) {
+        first = tokens_before(range.begin).first;
+      }
+      if (id < 0 && range.end < end) {
         const auto [count, has_spanning] = tokens_before(range.end);
-        last = std::min(run.size(), count + (has_spanning ? 1 : 0));
+        last = std::min(last, count + (has_spanning ? 1 : 0));
       }
       for (size_t i = first; i < last; ++i) {
         run[i].learned = true;
       }
     }
-    tokens_.insert(tokens_.end(), run.begin(), run.end());
+    tokens.insert(tokens.end(), run.begin(), run.end());
   }
-
-  const FilledChat& chat_;
-  const TextCodec& codec_;
-  std::vector<io::TokenOrText> parts_;
-  std::vector<io::TextRange> learned_;
-  std::vector<ChatToken> tokens_;
-};
-
-}  // namespace
-
-std::vector<ChatToken> chat_tokens(const FilledChat& chat, const TextCodec& codec) {
-  return ChatEncoder(chat, codec).run();
+  return tokens;
 }
 
 }  // namespace moe::data

@@ -9,6 +9,7 @@
 #include <limits>
 #include <sstream>
 #include <system_error>
+#include <tuple>
 
 #include "core/base/error.h"
 #include "core/base/read_file.h"
@@ -22,20 +23,20 @@ namespace fs = std::filesystem;
 
 uint64_t round_up(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }
 
-// Returns the bytes of the ids of an example, up to its labels.
+// Returns the size of the ids of an example, padded to the beginning of its labels.
 uint64_t ids_bytes(uint64_t tokens, uint32_t id_bytes) {
   return round_up(tokens * id_bytes, sizeof(uint32_t));
 }
 
 using layout::load;
 
-void require(bool holds, const char* words) {
-  if (!holds) {
-    throw BadTokenFile(words);
+void require(bool condition, const char* message) {
+  if (!condition) {
+    throw BadTokenFile(message);
   }
 }
 
-// Returns the header, after checking its digest and key; counts and offsets are not checked yet.
+// Reads the header and checks its digest and key, but not its counts and offsets.
 layout::Header check_header(std::span<const std::byte> bytes, const io::Digest& key,
                             int64_t vocab_size) {
   require(bytes.size() >= sizeof(layout::Header), "is cut short");
@@ -67,15 +68,13 @@ std::span<const std::byte> bytes_of(const T& value) {
 // label is neither its token nor kNoLoss.
 bool find_runs(const Example& example, std::vector<uint32_t>& runs) {
   runs.assign(1, 0);
-  bool learned = false;
   for (size_t t = 0; t < example.ids.size(); ++t) {
-    const bool learns = example.labels[t] != kNoLoss;
-    if (learns && example.labels[t] != example.ids[t]) {
+    const bool has_loss = example.labels[t] != kNoLoss;
+    if (has_loss && example.labels[t] != example.ids[t]) {
       return false;
     }
-    if (learns != learned) {
+    if (has_loss == (runs.size() % 2 == 1)) {
       runs.push_back(0);
-      learned = learns;
     }
     ++runs.back();
   }
@@ -90,47 +89,24 @@ fs::path environment_path(const char* name) {
   return path.is_absolute() ? path : fs::path();  // the XDG specification ignores relative paths
 }
 
-// Returns a folder for a large temporary file: $TMPDIR, else one on a disk, not in memory.
+// Returns a folder for a large temporary file: $TMPDIR, else /var/tmp, which is on a disk.
 fs::path temporary_folder() {
-  const fs::path named = environment_path("TMPDIR");
-  if (!named.empty()) {
-    return named;
-  }
-  return ::access("/var/tmp", W_OK) == 0 ? fs::path("/var/tmp") : fs::temp_directory_path();
+  const fs::path folder = environment_path("TMPDIR");
+  return !folder.empty()                   ? folder
+         : ::access("/var/tmp", W_OK) == 0 ? fs::path("/var/tmp")
+                                           : fs::temp_directory_path();
 }
 
-// Identifies the state of a file, to detect that it was written to.
-struct Stamp {
-  ino_t inode = 0;
-  off_t bytes = 0;
-  int64_t seconds = 0, nanoseconds = 0;
-  bool operator==(const Stamp&) const = default;
-};
+// Inode, size and time of modification of a file (seconds, nanoseconds), to detect changes.
+using Stamp = std::tuple<ino_t, off_t, int64_t, int64_t>;
 
 Stamp read_stamp(const fs::path& file) {
   struct stat status {};
-  ::stat(file.c_str(), &status);  // a missing file has the default stamp
+  ::stat(file.c_str(), &status);  // all 0 for a missing file
   return {status.st_ino, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
 }
 
-Examples make_examples(const CacheRequest& request, std::shared_ptr<const TokenFile> tokens) {
-  Examples examples;
-  describe_sources(request.sources, tokens->forms(), examples);
-  examples.ranges = tokens->ranges();
-  examples.store = std::move(tokens);
-  return examples;
-}
-
-// Returns the examples of `tokens` and offers the file to the other processes of the run.
-Examples share_examples(const CacheRequest& request, const io::Digest& key,
-                        std::shared_ptr<const TokenFile> tokens) {
-  if (request.shared != nullptr) {
-    request.shared->offer(key, tokens);
-  }
-  return make_examples(request, std::move(tokens));
-}
-
-// Returns the file of an earlier run, or null if it does not exist or is damaged.
+// Opens the file of an earlier run. Returns null if it is missing or damaged.
 std::shared_ptr<const TokenFile> find_tokens(const CacheRequest& request, const fs::path& file,
                                              const io::Digest& key,
                                              std::vector<std::string>& notes) {
@@ -139,10 +115,7 @@ std::shared_ptr<const TokenFile> find_tokens(const CacheRequest& request, const 
     return nullptr;
   }
   try {
-    auto tokens = std::make_shared<TokenFile>(io::MappedFile(file), key, request.vocab_size);
-    notes.push_back(fmt::format("tokens from the cache {} ({})", file.string(),
-                                io::size_text(tokens->bytes())));
-    return tokens;
+    return std::make_shared<TokenFile>(io::MappedFile(file), key, request.vocab_size);
   } catch (const BadTokenFile& bad) {
     notes.push_back(fmt::format("{}: {}; the data are tokenised anew", file.string(), bad.what()));
   } catch (const UserError& error) {
@@ -151,9 +124,9 @@ std::shared_ptr<const TokenFile> find_tokens(const CacheRequest& request, const 
   return nullptr;
 }
 
-// Tokenizes the sources into `file`. Adds what is noteworthy about records to `notes`. Throws
-// UserError if a source differs from its stamp afterwards.
-std::shared_ptr<const TokenFile> tokenise(const CacheRequest& request, const Descriptor& file,
+// Tokenizes the sources into `file`. Adds remarks about records to `notes`. Throws UserError if a
+// source changed since `stamps`.
+std::shared_ptr<const TokenFile> tokenize(const CacheRequest& request, const Descriptor& file,
                                           const fs::path& name, const io::Digest& key,
                                           const std::vector<Stamp>& stamps,
                                           std::vector<std::string>& notes) {
@@ -166,15 +139,12 @@ std::shared_ptr<const TokenFile> tokenise(const CacheRequest& request, const Des
       stream_examples(request.sources, request.settings, request.vocab_size, request.codec, sink);
   writer.finish(forms);
   for (size_t index = 0; index < forms.size(); ++index) {
+    const std::string source = request.sources[index].file.string();
     if (forms[index].has_notes()) {
-      notes.push_back(
-          fmt::format("{}: {}", request.sources[index].file.string(), forms[index].words()));
+      notes.push_back(fmt::format("{}: {}", source, forms[index].summary()));
     }
-  }
-  for (size_t index = 0; index < stamps.size(); ++index) {
-    USER_ERROR_IF(read_stamp(request.sources[index].file) != stamps[index],
-                  "{}: changed while it was read; start again when nothing writes to it",
-                  request.sources[index].file.string());
+    USER_ERROR_IF(read_stamp(source) != stamps[index],
+                  "{}: changed while it was read; start again when nothing writes to it", source);
   }
   // Opens the file by its descriptor: another run may have renamed its own file to the name.
   const fs::path number = fmt::format("/proc/self/fd/{}", file.get());
@@ -188,16 +158,16 @@ std::shared_ptr<const TokenFile> tokenise(const CacheRequest& request, const Des
 }
 
 constexpr std::string_view kEnding = ".tokens";
-constexpr int kTextRules = 6;  // version of the conversion of records to ids; increment on changes
+constexpr int kTextRules = 6;  // version of the conversion of records to ids
 
-// Returns true for KEY.tokens, with the digits of a key.
+// Returns true for KEY.tokens, where KEY is 32 hexadecimal digits.
 bool is_cache_name(std::string_view name) {
   constexpr size_t kDigits = 32;
   return name.size() == kDigits + kEnding.size() && name.ends_with(kEnding) &&
          name.find_first_not_of("0123456789abcdef") == kDigits;
 }
 
-// Makes a new file in the cache; returns null if the folder cannot be written and may_fail is set.
+// Creates a file in the cache. Returns null if the folder cannot be written and may_fail is set.
 std::unique_ptr<io::PartialFile> make_file(const CacheLocation& location, const fs::path& target,
                                            std::vector<std::string>& notes) {
   std::error_code error;
@@ -317,7 +287,7 @@ TokenFile::TokenFile(io::MappedFile file, const io::Digest& key, int64_t vocab_s
   size_ = static_cast<int64_t>(header.examples);
   id_bytes_ = header.id_bytes;
   index_ = bytes.data() + end;
-  check_files(header.files);
+  read_files(header.files);
   int64_t tokens = 0;
   for (const auto& range : ranges_) {
     tokens += range.tokens;
@@ -328,8 +298,8 @@ TokenFile::TokenFile(io::MappedFile file, const io::Digest& key, int64_t vocab_s
   check_blocks(end, vocab_size);
 }
 
-// Checks the table of files: known forms, counts that add up.
-void TokenFile::check_files(uint64_t files) {
+// Reads the table of files and checks its values.
+void TokenFile::read_files(uint64_t files) {
   const std::byte* table = index_ + static_cast<uint64_t>(size_) * sizeof(uint64_t);
   int64_t begin = 0;
   for (uint64_t file = 0; file < files; ++file) {
@@ -366,24 +336,24 @@ void TokenFile::check_blocks(uint64_t end, int64_t vocab_size) const {
   require(offset == end, "has bytes that belong to no example");
 }
 
-// Returns the end of the block at `offset`, after checking that it is at most `end` and that ids
-// and labels are in the vocabulary.
+// Returns the end of the block at `offset`. Checks that it is at most `end` and that ids and labels
+// are in the vocabulary.
 uint64_t TokenFile::check_block(uint64_t offset, uint64_t end, int64_t vocab_size) const {
   require(end - offset >= sizeof(layout::Block), "has an example that is cut short");
   const std::byte* at = file_.bytes().data() + offset;
   const auto block = load<layout::Block>(at);
   const bool has_labels = block.runs == layout::kLabelsFollow;
-  const uint64_t followers = has_labels ? block.tokens : block.runs;
+  const uint64_t num_values = has_labels ? block.tokens : block.runs;  // labels or runs
   // At most 2^32 * 8 + 2^32 * 4: no overflow.
   const uint64_t bytes = round_up(
-      sizeof(layout::Block) + ids_bytes(block.tokens, id_bytes_) + followers * sizeof(uint32_t),
+      sizeof(layout::Block) + ids_bytes(block.tokens, id_bytes_) + num_values * sizeof(uint32_t),
       layout::kAlignBytes);
   require(block.tokens > 0 && block.line > 0 && bytes <= end - offset,
           "has an example that is cut short");
   const std::byte* ids = at + sizeof(layout::Block);
   const std::byte* rest = ids + ids_bytes(block.tokens, id_bytes_);
   uint64_t in_runs = 0;
-  for (uint64_t follower = 0; follower < followers; ++follower, rest += sizeof(uint32_t)) {
+  for (uint64_t i = 0; i < num_values; ++i, rest += sizeof(uint32_t)) {
     const auto label = load<int32_t>(rest);
     require(!has_labels || label == kNoLoss || (label >= 0 && label < vocab_size),
             "has a label outside the vocabulary");
@@ -411,20 +381,14 @@ int64_t TokenFile::length(int64_t index) const { return load<layout::Block>(bloc
 
 int64_t TokenFile::line(int64_t index) const { return load<layout::Block>(block(index)).line; }
 
-void TokenFile::add_ids(int64_t index, int64_t begin, int64_t end,
-                        std::vector<int64_t>& ids) const {
+void TokenFile::append(int64_t index, int64_t begin, int64_t end, std::vector<int64_t>& ids,
+                       std::vector<int32_t>& labels) const {
+  const auto head = load<layout::Block>(block(index));
   const std::byte* from = block(index) + sizeof(layout::Block);
   for (int64_t t = begin; t < end; ++t) {
     ids.push_back(id(from, t));
   }
-}
-
-void TokenFile::add_labels(int64_t index, int64_t begin, int64_t end,
-                           std::vector<int32_t>& labels) const {
-  const std::byte* at = block(index);
-  const auto head = load<layout::Block>(at);
-  const std::byte* ids = at + sizeof(layout::Block);
-  const std::byte* rest = ids + ids_bytes(head.tokens, id_bytes_);
+  const std::byte* rest = from + ids_bytes(head.tokens, id_bytes_);
   if (head.runs == layout::kLabelsFollow) {
     for (int64_t t = begin; t < end; ++t) {
       labels.push_back(load<int32_t>(rest + static_cast<int64_t>(sizeof(int32_t)) * t));
@@ -436,18 +400,15 @@ void TokenFile::add_labels(int64_t index, int64_t begin, int64_t end,
     const int64_t run_end = run_begin + load<uint32_t>(rest);
     const bool learned = run % 2 == 1;
     for (int64_t t = std::max(run_begin, begin); t < std::min(run_end, end); ++t) {
-      labels.push_back(learned ? id(ids, t) : kNoLoss);
+      labels.push_back(learned ? id(from, t) : kNoLoss);
     }
     run_begin = run_end;
   }
 }
 
 CacheLocation cache_location(const std::string& word) {
-  if (word == "off") {
-    return {};
-  }
   if (!word.empty()) {
-    return {word, false};
+    return word == "off" ? CacheLocation{} : CacheLocation{word, false};
   }
   const fs::path caches = environment_path("XDG_CACHE_HOME"), home = environment_path("HOME");
   if (!caches.empty()) {
@@ -466,7 +427,7 @@ io::Digest token_key(const std::vector<Source>& sources, const ReadSettings& set
                                static_cast<int>(settings.objective),
                                static_cast<int>(settings.loss_on), settings.max_per_file,
                                settings.format ? format_name(*settings.format) : "open"));
-  hash.update_text(settings.text_template.words());
+  hash.update_text(settings.text_template.fingerprint());
   std::error_code ignored;
   const bool has_tokenizer = fs::exists(tokenizer.file, ignored);
   hash.update_text(has_tokenizer ? "tokenizer" : "no tokenizer");
@@ -519,21 +480,20 @@ std::shared_ptr<const TokenFile> HostTokens::next(int64_t vocab_size, size_t fil
   try {
     auto tokens = std::make_shared<TokenFile>(io::MappedFile(path), taken.key, vocab_size);
     return tokens->forms().size() == files ? tokens : nullptr;
-  } catch (const BadTokenFile&) {
-  } catch (const UserError&) {
-  } catch (const std::system_error&) {
+  } catch (const std::runtime_error&) {
   }
   return nullptr;
 }
 
-Examples open_or_tokenise(const CacheRequest& request, std::vector<std::string>& notes) {
-  for (const auto& source : request.sources) {
-    open_data_file(source.file);  // reports a missing or unknown file before any is read
-  }
+namespace {
+
+// Returns the tokens of the sources from the cache, or tokenizes them.
+std::shared_ptr<const TokenFile> open_tokens(const CacheRequest& request,
+                                             std::vector<std::string>& notes) {
   if (request.shared != nullptr) {
     if (auto tokens = request.shared->next(request.vocab_size, request.sources.size())) {
       notes.push_back("tokens from another process of the run on this host");
-      return make_examples(request, std::move(tokens));
+      return tokens;
     }
   }
   std::vector<Stamp> stamps;
@@ -543,26 +503,46 @@ Examples open_or_tokenise(const CacheRequest& request, std::vector<std::string>&
   const auto on_block = [&] { request.on_progress(0, 0); };
   const io::Digest key =
       token_key(request.sources, request.settings, request.vocab_size, request.tokenizer, on_block);
+  const auto share = [&](std::shared_ptr<const TokenFile> tokens, const std::string& note) {
+    notes.push_back(note);
+    if (request.shared != nullptr) {
+      request.shared->offer(key, tokens);
+    }
+    return tokens;
+  };
   const CacheLocation& location = request.location;
   if (!location.folder.empty()) {
     const fs::path target = location.folder / (key.hex() + std::string(kEnding));
     if (auto tokens = find_tokens(request, target, key, notes)) {
-      return share_examples(request, key, std::move(tokens));
+      return share(tokens, fmt::format("tokens from the cache {} ({})", target.string(),
+                                       io::size_text(tokens->bytes())));
     }
     if (const auto partial = make_file(location, target, notes)) {
-      auto tokens = tokenise(request, partial->file(), target, key, stamps, notes);
+      auto tokens = tokenize(request, partial->file(), target, key, stamps, notes);
       partial->commit();
-      notes.push_back(
-          fmt::format("tokens cached in {} ({})", target.string(), io::size_text(tokens->bytes())));
-      return share_examples(request, key, std::move(tokens));
+      return share(tokens, fmt::format("tokens cached in {} ({})", target.string(),
+                                       io::size_text(tokens->bytes())));
     }
   }
   const fs::path folder = temporary_folder();
   const Descriptor file = io::make_nameless_file(folder);
-  auto tokens = tokenise(request, file, folder / "(a file without a name)", key, stamps, notes);
-  notes.push_back(fmt::format("tokens in a temporary file in {} ({})", folder.string(),
-                              io::size_text(tokens->bytes())));
-  return share_examples(request, key, std::move(tokens));
+  auto tokens = tokenize(request, file, folder / "(a file without a name)", key, stamps, notes);
+  return share(tokens, fmt::format("tokens in a temporary file in {} ({})", folder.string(),
+                                   io::size_text(tokens->bytes())));
+}
+
+}  // namespace
+
+Examples open_or_tokenize(const CacheRequest& request, std::vector<std::string>& notes) {
+  for (const auto& source : request.sources) {
+    open_data_file(source.file);  // reports a missing or unknown file before any is read
+  }
+  auto tokens = open_tokens(request, notes);
+  Examples examples;
+  describe_sources(request.sources, tokens->forms(), examples);
+  examples.ranges = tokens->ranges();
+  examples.store = std::move(tokens);
+  return examples;
 }
 
 }  // namespace moe::data

@@ -1,8 +1,8 @@
 #pragma once
-// Token files and their cache (core/io/formats.md, "Tokens of training data"): text is tokenized
-// once, and later runs map the result. A file is named by the hash of everything that its tokens
-// depend on, and appears under its name atomically, so runs that make the same file at the same
-// time do not conflict. A file that is damaged or incomplete is made again.
+// Token files and their cache (core/io/formats.md, "Tokens of training data"). Text is tokenized
+// once; later runs map the result. A file is named by the hash of everything that its tokens depend
+// on. It is renamed into place, so runs that write the same file at the same time do not conflict.
+// A damaged or incomplete file is written again.
 
 #include <array>
 #include <cstddef>
@@ -26,7 +26,7 @@ namespace moe::data {
 
 inline constexpr uint32_t kTokenFileVersion = 1;
 
-// The bytes of a token file as structs, little endian.
+// Layout of a token file, little endian.
 namespace layout {
 
 inline constexpr std::array<char, 8> kMagic = {'m', 'o', 'e', ' ', 't', 'o', 'k', '\n'};
@@ -38,7 +38,7 @@ struct Header {
   std::array<char, 8> magic = kMagic;
   uint32_t version = 0;
   uint32_t id_bytes = 0;  // 2 or 4
-  io::Digest key = {};    // of the sources of the tokens
+  io::Digest key = {};    // token_key()
   uint64_t vocab_size = 0;
   uint64_t files = 0, examples = 0, tokens = 0;
   uint64_t blocks_end = 0;  // offset of the index
@@ -73,24 +73,24 @@ T load(const std::byte* from) {
 
 }  // namespace layout
 
-// Error of a token file that is truncated, damaged, or of another version or key.
+// Error of a token file that is truncated or damaged, or has another version or key.
 class BadTokenFile : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Writes a token file front to back with 8 bytes of memory per example.
+// Writer of a token file. Uses 8 bytes of memory per example.
 class TokenFileWriter {
  public:
-  // `file` is empty and open for writing, `name` its name in errors; both must outlive the writer.
-  // `key` identifies the sources of the tokens.
+  // `file` must be empty and open for writing. `name` is its name in errors. Both must outlive the
+  // writer. `key` is token_key().
   TokenFileWriter(const Descriptor& file, const std::filesystem::path& name, const io::Digest& key,
                   int64_t vocab_size);
 
-  // Requires examples in file order, with ids and labels within the vocabulary. Throws UserError if
-  // the disk is full.
+  // Appends an example. Requires file order, and ids and labels within the vocabulary. Throws
+  // UserError if the disk is full.
   void add(const Example& example);
-  // Writes the tables, then the header, so that a file without finish() is incomplete.
+  // Writes the tables, then the header. Without this call the file is incomplete.
   void finish(const std::vector<FileForm>& forms);
 
   int64_t examples() const { return static_cast<int64_t>(index_.size()); }
@@ -112,7 +112,7 @@ class TokenFileWriter {
   io::ContentHash blocks_;
 };
 
-// A mapped token file; takes no memory per example.
+// A mapped token file. Uses no memory per example.
 class TokenFile : public ExampleStore {
  public:
   // Reads and checks the whole file. Throws BadTokenFile if a digest or the key differs, or if a
@@ -122,9 +122,8 @@ class TokenFile : public ExampleStore {
   int64_t size() const override { return size_; }
   int64_t length(int64_t index) const override;
   int64_t line(int64_t index) const override;
-  void add_ids(int64_t index, int64_t begin, int64_t end, std::vector<int64_t>& ids) const override;
-  void add_labels(int64_t index, int64_t begin, int64_t end,
-                  std::vector<int32_t>& labels) const override;
+  void append(int64_t index, int64_t begin, int64_t end, std::vector<int64_t>& ids,
+              std::vector<int32_t>& labels) const override;
 
   const std::vector<FileForm>& forms() const { return forms_; }
   const std::vector<FileRange>& ranges() const { return ranges_; }
@@ -135,7 +134,7 @@ class TokenFile : public ExampleStore {
   const std::byte* block(int64_t index) const;
   int32_t id(const std::byte* ids, int64_t position) const;
   uint64_t check_block(uint64_t offset, uint64_t end, int64_t vocab_size) const;
-  void check_files(uint64_t files);
+  void read_files(uint64_t files);
   void check_blocks(uint64_t end, int64_t vocab_size) const;
 
   io::MappedFile file_;
@@ -160,27 +159,27 @@ struct TokenizerSource {
   std::string special_tokens;
 };
 
-// Returns the hash of everything that the examples of `sources` depend on. `on_block` is called
-// between blocks of the files and may throw.
+// Returns the hash of everything that the examples of `sources` depend on. Calls `on_block`, which
+// may throw, between blocks of the files.
 io::Digest token_key(const std::vector<Source>& sources, const ReadSettings& settings,
                      int64_t vocab_size, const TokenizerSource& tokenizer,
                      const std::function<void()>& on_block);
 
-// Shares token files between the processes of a run on one host. The first process opens its data
-// sets and sends text() to the others, which pass it to take() and open the same data sets in the
-// same order. A process that cannot open a file this way (other mounts, another user, an ended
-// process) tokenizes itself.
+// Shares token files between the processes of a run on one host. One process opens its data sets
+// and sends text() to the others, which pass it to take() and open the same data sets in the same
+// order. A process that cannot open a file this way (other mounts, another user, an ended process)
+// tokenizes the data itself.
 class HostTokens {
  public:
   // Returns a line "KEY_HIGH KEY_LOW PROCESS DESCRIPTOR" for each file, in decimal. Valid while
   // this object lives.
   std::string text() const;
-  void take(const std::string& text);  // ignores lines of another form
+  void take(const std::string& text);  // ignores invalid lines
 
   // Adds a file to text().
   void offer(const io::Digest& key, std::shared_ptr<const TokenFile> tokens);
-  // Returns the next file of take(), after checking all of it. Null if there is none, or if it
-  // cannot be used or does not hold `files` data files.
+  // Opens and checks the next file of take(). Returns null if there is none, if it cannot be used,
+  // or if it does not hold `files` data files.
   std::shared_ptr<const TokenFile> next(int64_t vocab_size, size_t files);
 
  private:
@@ -196,18 +195,18 @@ struct CacheRequest {
   std::vector<Source> sources;
   ReadSettings settings;
   int64_t vocab_size = 0;
-  TokenizerSource tokenizer;         // the source of `codec`
+  TokenizerSource tokenizer;         // of `codec`
   std::function<TextCodec()> codec;  // called only if text is tokenized
   CacheLocation location;
   HostTokens* shared = nullptr;  // in a run of several processes
-  // Called often while files are read, with the examples and tokens made so far (0 while files are
-  // hashed); may throw.
+  // Called often while files are read, with the number of examples and tokens so far (0 while files
+  // are hashed). May throw.
   std::function<void(int64_t examples, int64_t tokens)> on_progress = [](int64_t, int64_t) {};
 };
 
-// Returns the examples in a mapped token file. Adds a note that says where the file is, and a note
-// for each damaged file. Throws UserError as stream_examples() does, if a file changes while it is
+// Returns the examples in a mapped token file. Adds notes on where the file is, on damaged files
+// and on the records. Throws UserError as stream_examples() does, if a file changes while it is
 // read, if the folder of --cache cannot be written, or if the disk is full.
-Examples open_or_tokenise(const CacheRequest& request, std::vector<std::string>& notes);
+Examples open_or_tokenize(const CacheRequest& request, std::vector<std::string>& notes);
 
 }  // namespace moe::data

@@ -21,7 +21,7 @@ struct Call {
   In self;                                // the value that a filter, test or method is applied to
   const Arguments& arguments;             // as given
   const std::vector<const Value*> bound;  // by parameter
-  // Returns argument i, none without one.
+  // Returns argument i, or none.
   Value operator[](size_t i) const { return get(i, None{}); }
   Value get(size_t i, Value fallback) const { return bound[i] ? *bound[i] : std::move(fallback); }
   const Text& text() const { return self.string(); }
@@ -34,7 +34,7 @@ Value as_view(Values items) { return {std::move(items), Sequence::Kind::kView}; 
 
 enum class Case { kUpper, kLower, kTitle };
 
-// Returns `one` in another case. Refuses it if that has several characters or depends on others.
+// Converts a character. Refuses those that become several or depend on their neighbours.
 Char change_case(const Char& one, Case wanted) {
   static constexpr std::u32string_view kSpecial =
       U"\u00DF\u0130\u0149\u01F0\u0390\u03A3\u03B0\u0587";
@@ -50,7 +50,7 @@ Char change_case(const Char& one, Case wanted) {
   return {static_cast<char32_t>(changed), one.source, one.is_generated};
 }
 
-// Returns `text` in the case `rest`, and in the case `first` at its begin and after `ends_word`.
+// Converts `text` to the case `rest`, and to `first` at its beginning and after `ends_word`.
 Text with_case(const Text& text, Case first, Case rest, bool (*ends_word)(char32_t) = nullptr) {
   Text result;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -62,7 +62,7 @@ Text with_case(const Text& text, Case first, Case rest, bool (*ends_word)(char32
 Text upper(C c) { return with_case(to_text(c.self), Case::kUpper, Case::kUpper); }
 Text lower(C c) { return with_case(to_text(c.self), Case::kLower, Case::kLower); }
 Text capitalize(C c) { return with_case(to_text(c.self), Case::kTitle, Case::kLower); }
-// The method: a word begins after all but letters.
+// The method: a word begins after any character that is no cased letter.
 Text title(C c) {
   return with_case(c.text(), Case::kTitle, Case::kLower, [](char32_t before) {
     const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(before));
@@ -77,7 +77,7 @@ Text title_of_words(C c) {
   });
 }
 
-// Replaces the first `limit` of `from`; all if it is none or negative.
+// Replaces the first `limit` occurrences of `from`, or all if `limit` is none or negative.
 Text replace(const Text& text, const Text& from, const Text& to, In limit) {
   Text result;
   size_t begin = 0;
@@ -191,7 +191,7 @@ int64_t index_of(C c) {
   return found - items.begin();
 }
 
-// Returns what `attribute`, a path "a.b.0" or an integer, names in `value`, or else `fallback`.
+// Returns the item of `value` at `attribute`, a path "a.b.0" or an integer, or else `fallback`.
 Value get_path(In value, In attribute, In fallback = None{}) {
   if (attribute.is_none()) {
     return value;
@@ -211,7 +211,7 @@ Value get_path(In value, In attribute, In fallback = None{}) {
   return found;
 }
 
-// Returns the items behind what they are compared by: their attribute, strings without their case.
+// Returns pairs of sort key (an attribute, strings in lower case) and item.
 Pairs with_keys(const Values& items, In attribute, In case_sensitive) {
   Pairs pairs;
   for (In item : items) {
@@ -281,7 +281,7 @@ Value default_filter(C c) {
   return c.self.is_undefined() || (is_true(c[1]) && !is_true(c.self)) ? c.get(0, "") : c.self;
 }
 
-// Returns a float of a number, or of the one that a whole string is; `fallback` if it is none.
+// Converts a number or a string to a float. Returns `fallback` for other values.
 Value read_number(In value, In fallback) {
   if (value.defined().text() == nullptr) {
     return value.is_number() ? Value(value.number()) : fallback;

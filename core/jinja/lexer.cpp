@@ -14,7 +14,7 @@ bool is_name_byte(char byte) {
   return std::isalnum(static_cast<unsigned char>(byte)) != 0 || byte == '_';
 }
 
-// Splits a template into tokens, as jinja2.lexer does.
+// Splits a template into tokens, like jinja2.lexer.
 class Lexer {
  public:
   Lexer(const std::string& source, const std::string& name, bool trims)
@@ -99,8 +99,7 @@ class Lexer {
     }
   }
 
-  // Moves behind a tag that `close` ends at `at`, and the space it strips; false if none ends
-  // there.
+  // If `close` is at `at`, moves behind it and the white space that it strips. Else returns false.
   bool finish_tag(size_t at, std::string_view close) {
     const bool is_block = close != "}}";
     const bool strips = byte(at) == '-', keeps = byte(at) == '+' && is_block;
@@ -113,7 +112,7 @@ class Lexer {
     return true;
   }
 
-  // Reads {% raw %} ... {% endraw %} whose first tag has its words at `at`; false if it is another.
+  // Reads {% raw %} ... {% endraw %}; `at` is behind the first {%. Returns false for other tags.
   bool lex_raw(size_t at) {
     const size_t word = skip_space(at), close = skip_space(word + 3);
     if (!has("raw", word) || !(has("%}", close) || has("-%}", close))) {

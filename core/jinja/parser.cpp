@@ -10,7 +10,7 @@ namespace moe::jinja {
 namespace {
 
 using R = Renderer&;
-using K = const Nodes&;
+using Children = const Nodes&;
 using V = const Values&;
 
 constexpr int kMaxTreeDepth = 150;
@@ -38,14 +38,14 @@ Value call_value(In callee, Args arguments) {
   return object->call(arguments);
 }
 
-// Returns the text of a block, or the value of its filter, which reads the text by the name "".
-Value filtered(R r, K block_and_filter) {
+// Returns the text of a block after its filter, if any, which reads the text from the variable "".
+Value filtered(R r, Children block_and_filter) {
   const Value text = r.capture([&] { r.run_in_scope(block_and_filter[0], r.scope); });
   r.scope->names[""] = text;
   return block_and_filter[1] != nullptr ? r.run(block_and_filter[1]) : text;
 }
 
-// Recursive descent, as jinja2.parser. An error ends the parser.
+// A recursive-descent parser, like jinja2.parser.
 class Parser {
  public:
   Parser(const std::string& source, const std::string& name, bool trims)
@@ -90,38 +90,39 @@ class Parser {
   void check_depth(int depth) const {
     reject_if(depth > kMaxTreeDepth, "more than {} levels of nesting", kMaxTreeDepth);
   }
-  // Returns a node of `body`, which returns a value or nothing.
+  // Returns a node with `body`, which returns a Value or void.
   template <typename Body>
-  std::shared_ptr<Node> make(size_t at, Nodes kids, Body body,
+  std::shared_ptr<Node> make(size_t at, Nodes children, Body body,
                              Node::Form form = Node::Form::kOther) const {
-    auto node = std::make_shared<Node>(Node{at, std::move(kids), {}, 1, form});
-    for (const NodePtr& kid : node->kids) {
-      node->depth = std::max(node->depth, kid == nullptr ? 1 : kid->depth + 1);
+    auto node = std::make_shared<Node>(Node{at, std::move(children), {}, 1, form});
+    for (const NodePtr& child : node->children) {
+      node->depth = std::max(node->depth, child == nullptr ? 1 : child->depth + 1);
     }
     check_depth(node->depth);
-    node->body = [body = std::move(body)](R r, K k) -> Value {
-      if constexpr (std::is_void_v<decltype(body(r, k))>) {
-        return body(r, k), Value();
+    node->body = [body = std::move(body)](R r, Children nodes) -> Value {
+      if constexpr (std::is_void_v<decltype(body(r, nodes))>) {
+        return body(r, nodes), Value();
       } else {
-        return body(r, k);
+        return body(r, nodes);
       }
     };
     return node;
   }
-  // Returns a node of a function of the values of `kids`; that of a null kid is none.
+  // Returns a node that calls `function` with the values of its children (none for a null child).
   template <typename Function>
-  NodePtr apply(size_t at, Nodes kids, Function function) const {
-    return make(at, std::move(kids), [at, function = std::move(function)](R r, K k) -> Value {
-      Values values;
-      for (const NodePtr& kid : k) {
-        values.push_back(kid == nullptr ? Value(None{}) : r.run(kid));
-      }
-      r.at = at;
-      return function(values);
-    });
+  NodePtr apply(size_t at, Nodes children, Function function) const {
+    return make(at, std::move(children),
+                [at, function = std::move(function)](R r, Children nodes) -> Value {
+                  Values values;
+                  for (const NodePtr& child : nodes) {
+                    values.push_back(child == nullptr ? Value(None{}) : r.run(child));
+                  }
+                  r.at = at;
+                  return function(values);
+                });
   }
 
-  // Returns the filter or test whose name is next.
+  // Reads the name of a filter or test.
   auto expect_builtin(const std::string& prefix) {
     const std::string name = prefix + token().text;
     reject_if(!has_builtin(name), "'{}' is not supported", shown(token()));
@@ -129,7 +130,7 @@ class Parser {
     return [name](In value, Args arguments) { return call_builtin(name, value, arguments); };
   }
 
-  // Parses statements up to the name of a tag in `ends`; without, to the end of the template.
+  // Parses statements up to a tag named in `ends`, or to the end of the template if it is empty.
   std::shared_ptr<Node> parse_block(const Names& ends) {
     check_depth(++level_);
     const size_t begin = token().at;
@@ -142,13 +143,13 @@ class Parser {
     reject_if(!is_end && !ends.empty(), "{{% {} %}} is missing", fmt::join(ends, " or "));
     next_ += is_end ? 1 : 0;
     --level_;
-    return make(begin, std::move(statements), [](R r, K k) {
-      for (size_t i = 0; i < k.size() && r.flow == Renderer::Flow::kNext; ++i) {
-        r.run(k[i]);
+    return make(begin, std::move(statements), [](R r, Children nodes) {
+      for (size_t i = 0; i < nodes.size() && r.flow == Renderer::Flow::kNext; ++i) {
+        r.run(nodes[i]);
       }
     });
   }
-  // Parses a block with its own scope; a single end is skipped. {% break %} can end `loops` loops.
+  // Parses a block with its own scope, within `loops` loops, and skips a single tag of `ends`.
   NodePtr parse_frame(const Names& ends, int loops) {
     if (!ends.empty()) {
       expect("%}");
@@ -162,7 +163,7 @@ class Parser {
     frame_ = std::move(outer);
     return block;
   }
-  // Parses an expression that is evaluated within the block after it.
+  // Parses an expression that is evaluated in the scope of the block after it.
   NodePtr parse_inside() {
     const std::set<std::string> read = frame_.read;
     NodePtr expression = parse_expression();
@@ -173,13 +174,13 @@ class Parser {
   NodePtr parse_statement() {
     const size_t at = token().at;
     if (token().type == Type::kData) {
-      return make(at, {}, [text = Text(take().text)](R r, K) { r.write(text); });
+      return make(at, {}, [text = Text(take().text)](R r, Children) { r.write(text); });
     }
     if (skip("{{")) {
       const NodePtr value = parse_tuple();
       expect("}}");
-      return make(
-          at, {value}, [](R r, K k) { r.write(to_text(r.run(k[0]))); }, Node::Form::kOutput);
+      const auto write = [](R r, Children nodes) { r.write(to_text(r.run(nodes[0]))); };
+      return make(at, {value}, write, Node::Form::kOutput);
     }
     expect("{%");
     const std::string word = expect_name();
@@ -196,19 +197,19 @@ class Parser {
   }
 
   NodePtr parse_if(size_t at) {
-    Nodes kids;  // condition, block, condition, block, ...
+    Nodes children;  // condition (null for else), block, condition, block, ...
     ++frame_.conditions;
     for (std::string word = "elif"; word != "endif"; word = take().text) {
       const bool is_else = word == "else";
-      kids.push_back(is_else ? make(at, {}, [](R, K) { return true; }) : parse_tuple(false));
+      children.push_back(is_else ? nullptr : parse_tuple(false));
       expect("%}");
-      kids.push_back(is_else ? parse_block({"endif"}) : parse_block({"elif", "else", "endif"}));
+      children.push_back(is_else ? parse_block({"endif"}) : parse_block({"elif", "else", "endif"}));
     }
     --frame_.conditions;
-    return make(at, std::move(kids), [](R r, K k) {
-      for (size_t i = 0; i < k.size(); i += 2) {
-        if (is_true(r.run(k[i]))) {
-          r.run(k[i + 1]);
+    return make(at, std::move(children), [](R r, Children nodes) {
+      for (size_t i = 0; i < nodes.size(); i += 2) {
+        if (nodes[i] == nullptr || is_true(r.run(nodes[i]))) {
+          r.run(nodes[i + 1]);
           break;
         }
       }
@@ -224,25 +225,25 @@ class Parser {
     loop.body = parse_frame({"endfor", "else"}, frame_.loops + 1);
     loop.otherwise = take().text == "else" ? parse_frame({"endfor"}, frame_.loops) : nullptr;
     return make(at, {iterable, loop.condition, loop.body, loop.otherwise},
-                [loop](R r, K k) { r.run_loop(loop, r.scope, r.run(k[0]), 1); });
+                [loop](R r, Children nodes) { r.run_loop(loop, r.scope, r.run(nodes[0]), 1); });
   }
 
   NodePtr parse_set(size_t at) {
     Names names;
     const Assign assign = peek().text == "." ? parse_member() : parse_target(names);
     const bool is_block = !skip("=");
-    Nodes kids = is_block ? Nodes() : Nodes{parse_tuple()};
-    // In jinja2 a name that is set under a condition has its outer value before.
+    Nodes children = is_block ? Nodes() : Nodes{parse_tuple()};
+    // In jinja2 a name that is set under a condition has its outer value until then.
     std::erase_if(names, [&](const std::string& name) {
       return frame_.conditions > 0 || frame_.read.contains(name);
     });
     frame_.set_first.insert(names.begin(), names.end());
     if (is_block) {
       const NodePtr filter = skip("|") ? parse_filters(written_text(at)) : nullptr;
-      kids = {parse_frame({"endset"}, 0), filter};
+      children = {parse_frame({"endset"}, 0), filter};
     }
-    return make(at, kids, [assign, is_block](R r, K k) {
-      assign(r, is_block ? filtered(r, k) : r.run(k[0]));
+    return make(at, children, [assign, is_block](R r, Children nodes) {
+      assign(r, is_block ? filtered(r, nodes) : r.run(nodes[0]));
     });
   }
   // Parses NAMESPACE.NAME.
@@ -276,15 +277,15 @@ class Parser {
   NodePtr parse_filter(size_t at) {
     const NodePtr filter = parse_filters(written_text(at));
     return make(at, {parse_frame({"endfilter"}, 0), filter},
-                [](R r, K k) { r.write(to_text(filtered(r, k))); });
+                [](R r, Children nodes) { r.write(to_text(filtered(r, nodes))); });
   }
   NodePtr written_text(size_t at) const {
-    return make(at, {}, [](R r, K) { return r.look_up(""); });
+    return make(at, {}, [](R r, Children) { return r.look_up(""); });
   }
   NodePtr parse_generation(size_t at) {
     frame_.names.insert("generation");
-    return make(at, {parse_frame({"endgeneration"}, 0)}, [](R r, K k) {
-      Text text = r.capture([&] { r.run_in_scope(k[0], r.scope); });
+    return make(at, {parse_frame({"endgeneration"}, 0)}, [](R r, Children nodes) {
+      Text text = r.capture([&] { r.run_in_scope(nodes[0], r.scope); });
       std::ranges::for_each(text.chars, [](Char& one) { one.is_generated = true; });
       r.write(text);
     });
@@ -294,7 +295,7 @@ class Parser {
               printable(word, 40));
     reject_if(frame_.loops == 0, "{{% {} %}} outside of a loop", word);
     const auto flow = word == "break" ? Renderer::Flow::kBreak : Renderer::Flow::kContinue;
-    return make(at, {}, [flow](R r, K) { r.flow = flow; });
+    return make(at, {}, [flow](R r, Children) { r.flow = flow; });
   }
 
   NodePtr parse_macro(size_t at, bool is_call) {
@@ -317,15 +318,15 @@ class Parser {
     macro.body = parse_frame({is_call ? "endcall" : "endmacro"}, 0);
     reject_if(macro.body->names.contains("varargs") || macro.body->names.contains("kwargs"),
               "varargs and kwargs of a macro are not supported");
-    Nodes kids = macro.defaults;
-    kids.insert(kids.end(), {macro.body, call});
-    return make(at, kids, [macro](R r, K k) {
+    Nodes children = macro.defaults;
+    children.insert(children.end(), {macro.body, call});
+    return make(at, children, [macro](R r, Children nodes) {
       const Value made = r.make_macro(macro);
-      if (k.back() == nullptr) {
+      if (nodes.back() == nullptr) {
         r.scope->names[macro.name] = made;
       } else {
         r.caller = made;
-        r.write(to_text(r.run(k.back())));
+        r.write(to_text(r.run(nodes.back())));
       }
     });
   }
@@ -348,7 +349,7 @@ class Parser {
                : apply(at, items, [](V v) { return Value(v, Sequence::Kind::kTuple); });
   }
 
-  // Returns the precedence of the binary operation that is next; -1 if there is none.
+  // Returns the precedence of the next binary operator, or -1.
   int precedence() const {
     static constexpr std::string_view kLevels[] = {
         " if ", " or ", " and ", "", " == != < <= > >= in ", " + - ", " ~ ", " * / // % "};
@@ -363,28 +364,28 @@ class Parser {
     return level;
   }
   NodePtr parse_expression() { return parse_binary(kConditional); }
-  // Parses operations of the precedence `least` and higher ones.
-  NodePtr parse_binary(int least) {
+  // Parses operations of `min_precedence` and higher ones.
+  NodePtr parse_binary(int min_precedence) {
     check_depth(++level_);
     const size_t begin = token().at;
-    NodePtr left = least <= kNot && skip("not")
+    NodePtr left = min_precedence <= kNot && skip("not")
                        ? apply(begin, {parse_binary(kNot)}, [](V v) { return !is_true(v[0]); })
                        : parse_unary(true);
-    for (int level = precedence(); level >= least; level = precedence()) {
+    for (int level = precedence(); level >= min_precedence; level = precedence()) {
       const size_t at = token().at;
       const std::string name = take().text;
       next_ += name == "not" ? 1 : 0;  // not in
       if (level == kConditional) {
         const NodePtr condition = parse_binary(kOr);
         const NodePtr otherwise = skip("else") ? parse_expression() : nullptr;
-        left = make(begin, {left, condition, otherwise}, [](R r, K k) -> Value {
-          const NodePtr& chosen = k[is_true(r.run(k[1])) ? 0 : 2];
+        left = make(begin, {left, condition, otherwise}, [](R r, Children nodes) -> Value {
+          const NodePtr& chosen = nodes[is_true(r.run(nodes[1])) ? 0 : 2];
           return chosen != nullptr ? r.run(chosen) : Undefined{"a condition has no else"};
         });
       } else if (level <= kAnd) {
-        left = make(at, {left, parse_binary(level + 1)}, [level](R r, K k) {
-          const Value left = r.run(k[0]);
-          return is_true(left) == (level == kAnd) ? r.run(k[1]) : left;
+        left = make(at, {left, parse_binary(level + 1)}, [level](R r, Children nodes) {
+          const Value left = r.run(nodes[0]);
+          return is_true(left) == (level == kAnd) ? r.run(nodes[1]) : left;
         });
       } else {
         left = apply(at, {left, parse_binary(level + 1)}, [name, level](V v) {
@@ -435,7 +436,7 @@ class Parser {
     if (type == Type::kName && !kConstants.contains(first)) {
       frame_.read.insert(first);
       frame_.names.insert(first);
-      return make(at, {}, [name = first](R r, K) { return r.look_up(name); });
+      return make(at, {}, [name = first](R r, Children) { return r.look_up(name); });
     }
     std::string text = first;
     while (type == Type::kString && token().type == Type::kString) {
@@ -445,7 +446,7 @@ class Parser {
                         : type == Type::kInteger ? Value(std::stoll(text))
                         : type == Type::kFloat   ? std::strtod(text.c_str(), nullptr)
                                                  : Value(text);
-    return make(at, {}, [value](R, K) { return value; });
+    return make(at, {}, [value](R, Children) { return value; });
   }
   NodePtr parse_items(size_t at, bool is_dict) {
     const std::string close = is_dict ? "}" : "]";
@@ -485,14 +486,14 @@ class Parser {
   }
   NodePtr parse_subscript(size_t at, const NodePtr& object) {
     const auto part = [&] { return is(":") || is("]") ? nullptr : parse_expression(); };
-    Nodes kids = {object, part()};
-    if (kids[1] == nullptr || is(":")) {
+    Nodes children = {object, part()};
+    if (children[1] == nullptr || is(":")) {
       expect(":");
-      kids.push_back(part());
-      kids.push_back(skip(":") ? part() : nullptr);
+      children.push_back(part());
+      children.push_back(skip(":") ? part() : nullptr);
     }
     expect("]");
-    return apply(at, std::move(kids), [](V v) {
+    return apply(at, std::move(children), [](V v) {
       return v.size() == 2 ? get_item(v[0], v[1]) : get_slice(v[0], v[1], v[2], v[3]);
     });
   }
@@ -508,16 +509,16 @@ class Parser {
     const NodePtr test = parse_call(at, node, expect_builtin("?"), Node::Form::kOther, true);
     return wanted ? test : apply(at, {test}, [](V v) { return !is_true(v[0]); });
   }
-  // Parses arguments, in parentheses or one operand; returns a node of `function`(operand, them).
+  // Parses arguments, in parentheses or a single operand, which the node passes to `function`.
   template <typename Function>
   NodePtr parse_call(size_t at, NodePtr operand, Function function,
                      Node::Form form = Node::Form::kOther, bool takes_operand = false) {
-    Nodes kids = {std::move(operand)};
+    Nodes children = {std::move(operand)};
     Names names;  // of the arguments; empty if they have none
     const bool is_name = token().type == Type::kName && !is("else") && !is("or") && !is("and");
     reject_if(takes_operand && is("is"), "tests cannot be chained with 'is'");
     if (takes_operand && (is_name || is("[") || is("{") || token().type > Type::kData)) {
-      kids.push_back(parse_postfix(parse_primary()));
+      children.push_back(parse_postfix(parse_primary()));
       names.emplace_back();
     } else if (skip("(")) {
       while (!skip(")")) {
@@ -526,18 +527,18 @@ class Parser {
                   "a positional argument after a named one");
         names.push_back(is_named ? take().text : "");
         next_ += is_named ? 1 : 0;
-        kids.push_back(parse_expression());
+        children.push_back(parse_expression());
         if (!is(")")) {
           expect(",");
         }
       }
     }
-    const auto run = [at, names, function](R r, K k) -> Value {
+    const auto run = [at, names, function](R r, Children nodes) -> Value {
       const Value caller = std::exchange(r.caller, Value());
-      const Value operand = r.run(k[0]);
+      const Value operand = r.run(nodes[0]);
       Arguments arguments;
       for (size_t i = 0; i < names.size(); ++i) {
-        const Value value = r.run(k[i + 1]);
+        const Value value = r.run(nodes[i + 1]);
         names[i].empty() ? arguments.positional.push_back(value)
                          : void(arguments.named.emplace_back(names[i], value));
       }
@@ -547,10 +548,10 @@ class Parser {
       r.at = at;
       return function(operand, arguments);
     };
-    return make(at, std::move(kids), run, form);
+    return make(at, std::move(children), run, form);
   }
 
-  // The innermost block with names of its own, as far as it is parsed.
+  // State of the innermost block with its own scope.
   struct Frame {
     int loops = 0, conditions = 0;  // around the next token
     std::set<std::string> names = {}, read = {}, set_first = {};

@@ -42,11 +42,9 @@ Value Renderer::run(const NodePtr& node) {
   fail_if(++steps_ > settings_.max_steps, "the template takes more than {} steps",
           settings_.max_steps);
   fail_if(++level_ > kMaxRecursion, "more than {} levels of recursion", kMaxRecursion);
-  Value value = node->body(*this, node->kids);
+  Value value = node->body(*this, node->children);
   --level_;
-  if (is_strict_) {
-    value.make_strict();
-  }
+  value.make_strict(is_strict_);
   return value;
 }
 
@@ -126,8 +124,8 @@ void Renderer::run_loop(const Loop& loop, const ScopePtr& parent, In iterable, i
   if (loop.is_recursive) {
     object->call = [this, &loop, parent, depth](Args arguments) -> Value {
       const Values& inner = arguments.positional;
-      return inner.size() == 1 ? capture([&] { run_loop(loop, parent, inner[0], depth + 1); })
-                               : (fail("loop() takes one iterable"), Text());
+      fail_if(inner.size() != 1, "loop() takes one iterable");
+      return capture([&] { run_loop(loop, parent, inner[0], depth + 1); });
     };
   }
   const Value changed =
@@ -140,9 +138,8 @@ void Renderer::run_loop(const Loop& loop, const ScopePtr& parent, In iterable, i
   const auto item = [&](size_t i) { return i < count ? items[i] : Undefined{"no such item"}; };
   const auto set_loop = [&](size_t i) {
     const auto cycle = [i](Args arguments) {
-      const Values& values = arguments.positional;
-      return values.empty() ? (fail("loop.cycle() without values"), Value())
-                            : values[i % values.size()];
+      fail_if(arguments.positional.empty(), "loop.cycle() without values");
+      return arguments.positional[i % arguments.positional.size()];
     };
     object->attributes = {{"changed", changed},
                           {"cycle", make_function(cycle)},
@@ -189,8 +186,8 @@ Value Template::evaluate(const Dict& context, const RenderSettings& settings, bo
   const NodePtr& root = syntax_->root;
   Renderer renderer(context, settings, dialect_ == Dialect::kTask);
   try {
-    if (!as_text && root->kids.size() == 1 && root->kids[0]->form == Node::Form::kOutput) {
-      return renderer.run(root->kids[0]->kids[0]).usable();
+    if (!as_text && root->children.size() == 1 && root->children[0]->form == Node::Form::kOutput) {
+      return renderer.run(root->children[0]->children[0]).usable();
     }
     return renderer.capture([&] { renderer.run_in_scope(root, renderer.scope); });
   } catch (const Fault& fault) {

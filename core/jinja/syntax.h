@@ -1,5 +1,5 @@
 #pragma once
-// Templates as trees of closures, in jinja2 3.1's grammar as transformers sets it (template.h).
+// Templates as trees of closures. The grammar is that of jinja2 3.1 as set by transformers.
 
 #include <set>
 
@@ -9,7 +9,7 @@
 namespace moe::jinja {
 
 struct Token {
-  // kSymbol: operators and the marks of tags, such as {% and }}.
+  // kSymbol: operators and delimiters of tags, such as {% and }}.
   enum class Type { kName, kSymbol, kEof, kData, kInteger, kFloat, kString };
   Type type = Type::kEof;
   std::string text;
@@ -21,25 +21,25 @@ struct Node;
 using NodePtr = std::shared_ptr<const Node>;
 using Nodes = std::vector<NodePtr>;
 
-// A statement, which writes text, or an expression.
+// A statement or an expression.
 struct Node {
   enum class Form { kOther, kCall, kOutput };
-  size_t at = 0;  // offset in the source
-  Nodes kids;     // may be null
-  std::function<Value(Renderer& renderer, const Nodes& kids)> body;
+  size_t at = 0;   // offset in the source
+  Nodes children;  // may be null
+  std::function<Value(Renderer& renderer, const Nodes& children)> body;
   int depth = 1;  // of the tree below
   Form form = Form::kOther;
-  // Only of a block with its own scope: the names in it, and those assigned before they are read.
+  // Of a block with its own scope: the names in it, and those assigned before they are read.
   std::set<std::string> names = {}, set_first = {};
 };
 
 struct Syntax {
-  std::string source;  // with line feeds alone
+  std::string source;  // with \n line ends
   NodePtr root;
 };
 
-// Parses `source`. `name` opens errors, with line and column. Throws Unsupported for a template
-// that is invalid or beyond the subset. `trims`: trim_blocks, lstrip_blocks, no last line feed.
+// Parses `source`. Throws Unsupported, opening with `name`, line and column, for a template that is
+// invalid or uses unsupported features. `trims`: trim_blocks, lstrip_blocks, no final line feed.
 Syntax parse(std::string_view source, const std::string& name, bool trims);
 std::vector<Token> lex(const std::string& source, const std::string& name, bool trims);
 
@@ -62,7 +62,7 @@ struct Macro {
   NodePtr body = nullptr;
 };
 
-// The names of a block. Macros and loops keep the scope that they were defined in.
+// The variables of a block. Macros and loops keep the scope in which they were defined.
 struct Scope {
   std::shared_ptr<Scope> parent;
   const std::set<std::string>* set_first = nullptr;  // of its block
@@ -79,10 +79,10 @@ class Renderer {
   ~Renderer();
 
   Value run(const NodePtr& node);
-  // Runs `node` in a scope below `parent` that `prepare` fills.
+  // Calls `prepare`, which sets variables, and runs `node` in a new scope below `parent`.
   Value run_in_scope(
       const NodePtr& node, const ScopePtr& parent, const std::function<void()>& prepare = [] {});
-  Text capture(const std::function<void()>& body);  // returns what `body` writes
+  Text capture(const std::function<void()>& body);  // returns the text written by `body`
   void write(const Text& text) { out_->append(text); }
   Value look_up(const std::string& name) const;
   void set_member(In object, const std::string& member, In value);
@@ -91,12 +91,12 @@ class Renderer {
 
   ScopePtr scope;
   Flow flow = Flow::kNext;  // of the innermost loop
-  Value caller;             // the macro of a call block whose call comes next
-  size_t at = 0;            // of the node that runs
+  Value caller;             // macro of a call block, passed to the next call
+  size_t at = 0;            // offset of the current node
 
  private:
   const RenderSettings& settings_;
-  const bool is_strict_;  // undefined values are errors where they are used
+  const bool is_strict_;  // using an undefined value is an error
   std::vector<ScopePtr> macro_scopes_;
   Text* out_ = nullptr;
   int64_t steps_ = 0;

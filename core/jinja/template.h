@@ -1,8 +1,8 @@
 #pragma once
-// Chat templates and prompts of tasks, in the language of jinja2 as transformers runs it: an
+// Chat templates and prompts of tasks in the jinja2 language, as rendered by transformers: an
 // immutable sandbox with loop controls, raise_exception(), strftime_now(), its own tojson and
-// {% generation %}. What is rendered equals jinja2's (tests/interop/jinja_parity.py), the rest is
-// refused. There are no imports, no HTML escaping and no changes of lists and dicts.
+// {% generation %}. Output equals jinja2's (tests/interop/jinja_parity.py); unsupported features
+// are refused: imports, HTML escaping, changes of lists and dicts, and others.
 
 #include <functional>
 #include <memory>
@@ -15,13 +15,13 @@
 
 namespace moe::jinja {
 
-// A template that is invalid or uses what the engine lacks.
+// Error of a template that is invalid or uses an unsupported feature.
 class Unsupported : public UserError {
  public:
   using UserError::UserError;
 };
 
-// Consecutive bytes of one source, up to `end`.
+// Consecutive bytes of one source. It begins where the previous run ends.
 struct Run {
   size_t end = 0;
   int32_t source = 0;
@@ -34,7 +34,7 @@ struct Rendered {
 };
 
 struct RenderSettings {
-  // strftime_now(FORMAT); without it a template that calls it is refused.
+  // Returns strftime_now(FORMAT). If unset, a template that calls it is refused.
   std::function<std::string(const std::string& format)> format_date = {};
   int64_t max_steps = 10'000'000;  // nodes evaluated
 };
@@ -45,21 +45,21 @@ enum class Dialect { kChat, kTask };
 
 class Template {
  public:
-  // `name` opens errors, such as a file's. Throws Unsupported with line and column.
+  // Parses the template. Throws Unsupported, opening with `name`, line and column.
   Template(std::string_view source, std::string name, Dialect dialect = Dialect::kChat);
 
-  // Renders with the names of `context`. Strings of `context` keep their source, the template's
-  // own have source 0. Throws UserError for raise_exception() and for all else that raises an
-  // exception in Python, Unsupported for what the engine lacks.
+  // Renders with the variables of `context`. Strings of `context` keep their source; text of the
+  // template has source 0. Throws UserError for raise_exception() and other exceptions of Python,
+  // and Unsupported for unsupported features.
   Rendered render(const Dict& context, const RenderSettings& settings = {}) const;
-  // Returns the value of a template that is one expression in {{ }} alone, else, or with `as_text`,
-  // its text.
+  // Returns the value of a template that is a single {{ expression }}. Returns the text of other
+  // templates, or with `as_text`.
   Value evaluate(const Dict& context, const RenderSettings& settings = {},
                  bool as_text = false) const;
 
-  const std::string& source() const;  // with line feeds alone
+  const std::string& source() const;  // with \n line ends
 
-  // Returns true if the template uses `name`, or has {% generation %} for "generation".
+  // Returns true if the template reads `name`, or for "generation" if it has {% generation %}.
   bool mentions(std::string_view name) const;
 
  private:

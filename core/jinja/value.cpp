@@ -16,7 +16,7 @@ constexpr size_t kMaxChars = size_t{16} << 20;  // of a text
 constexpr int kMaxDepth = 128;                  // of nested values
 constexpr size_t kMaxItems = size_t{1} << 20;   // of a value and the values in it
 
-// Adds `item` to the extent of a sequence or dict.
+// Adds `item` to the extent of a sequence or dict. Throws Fault beyond the limits.
 void include(Extent& extent, In item) {
   const Extent inner = item.sequence() ? item.sequence()->extent
                        : item.dict()   ? item.dict()->extent
@@ -36,7 +36,7 @@ std::string number_text(In value) {
   return text.find_first_of(".en") == kNowhere ? text + ".0" : text;
 }
 
-// Returns the escape sequence of `code` in a Python or JSON string; "" if it has none.
+// Returns the escape sequence of `code` in a Python or JSON string, or "".
 std::string escape_sequence(char32_t code, char32_t quote, bool is_json) {
   static constexpr std::u32string_view kEscaped = U"\n\r\t\b\f";
   const size_t letter = kEscaped.find(code);
@@ -138,7 +138,7 @@ Value number_arithmetic(std::string_view operation, In left, In right) {
   return operation == "//" ? floor : operation == "%" ? a - floor * b : result;
 }
 
-// Python's other attributes, which a template could use.
+// Attributes of Python values that are not supported.
 constexpr std::string_view kOtherAttributes =
     " append as_integer_ratio bit_count bit_length casefold center clear conjugate copy "
     "denominator encode expandtabs extend format format_map from_bytes fromhex hex imag index "
@@ -149,7 +149,7 @@ constexpr std::string_view kOtherAttributes =
 constexpr std::string_view kOtherDictMethods =
     " clear copy fromkeys pop popitem setdefault update mapping isdisjoint ";
 
-// Returns the method `name` of `value`, or nothing. Refuses those of Python that are no builtins.
+// Returns the method `name` of `value`, or nullopt. Throws Fault for unsupported methods of Python.
 std::optional<Value> find_method(In value, const std::string& name) {
   const auto method = find_function(fmt::format("{}.{}", type_name(value), name), value);
   const std::string_view others = value.dict() ? kOtherDictMethods : kOtherAttributes;
@@ -249,7 +249,7 @@ const Text& Value::string(std::string_view what) const {
 const Value& Value::defined(bool is_strict) const {
   if (const auto* undefined = std::get_if<Undefined>(&value_);
       undefined != nullptr && (is_strict || undefined->is_strict)) {
-    fail("{}", undefined->what);
+    fail("{}", undefined->message);
   }
   return *this;
 }
@@ -443,10 +443,11 @@ Value get_slice(In value, In begin, In end, In step) {
   const int64_t stride =
       step.is_none() ? 1 : std::clamp<int64_t>(step.integer("a step"), -count - 1, count + 1);
   fail_if(stride == 0, "the step of a slice is zero");
-  const int64_t least = stride > 0 ? 0 : -1;
+  const int64_t min_index = stride > 0 ? 0 : -1;
   const auto bound = [&](In given, int64_t fallback) {
     const int64_t at = given.is_none() ? fallback : given.integer("a bound of a slice");
-    return given.is_none() ? at : std::clamp(at < 0 ? at + count : at, least, least + count);
+    return given.is_none() ? at
+                           : std::clamp(at < 0 ? at + count : at, min_index, min_index + count);
   };
   const int64_t first = bound(begin, stride > 0 ? 0 : count - 1);
   const int64_t last = bound(end, stride > 0 ? count : -1);

@@ -1,6 +1,6 @@
 #pragma once
-// Python's values that chat templates use. Every character keeps its source, so that a rendered
-// text shows what the template wrote and what a message did.
+// Python values of chat templates. Every character has a source, so that text of the template and
+// text of messages can be told apart after rendering.
 
 #include <fmt/format.h>
 
@@ -20,10 +20,10 @@
 
 namespace moe::jinja {
 
-// A failure at rendering. Template::render() adds the place and makes a UserError of it.
+// Error of rendering. Template::render() converts it to a UserError with line and column.
 struct Fault {
   std::string message;
-  bool is_unsupported = false;  // jinja2 renders this, the engine refuses
+  bool is_unsupported = false;  // not an error in jinja2
 };
 
 template <typename... Args>
@@ -50,7 +50,7 @@ void refuse_if(bool condition, fmt::format_string<Args...> format, Args&&... arg
 
 struct Char {
   char32_t code = 0;
-  int32_t source = 0;         // 0: the template; else as the caller of make_value() numbered it
+  int32_t source = 0;         // 0: the template; else the argument of make_value()
   bool is_generated = false;  // inside {% generation %}
   bool operator==(const Char& other) const { return code == other.code; }
 };
@@ -61,12 +61,12 @@ struct Text {
 
   Text() = default;
   explicit Text(std::vector<Char> given) : chars(std::move(given)) {}
-  explicit Text(std::string_view utf8, int32_t source = 0);  // well-formed
+  explicit Text(std::string_view utf8, int32_t source = 0);  // requires well-formed UTF-8
   size_t size() const { return chars.size(); }
   std::string utf8() const;
   Text slice(size_t begin, size_t end) const;
   void append(const Text& other);
-  // Returns the first index of `part` at or after `from`; kNowhere if there is none.
+  // Returns the first index of `part` at or after `from`, or kNowhere.
   size_t find(const Text& part, size_t from = 0) const;
 };
 
@@ -82,18 +82,18 @@ inline constexpr size_t kNowhere = std::string::npos;
 
 // The value of a missing name, attribute or entry.
 struct Undefined {
-  std::string what = {};   // "'messages' is undefined"
-  bool is_strict = false;  // an error where it is used, as jinja2.StrictUndefined
+  std::string message = {};  // "'messages' is undefined"
+  bool is_strict = false;    // an error if used, like jinja2.StrictUndefined
 };
 struct None {};
 
-// Levels of nested values, and the items in all of them; those of a shared one count each time.
+// Levels of nested values and their total number of items. A shared value counts each time.
 struct Extent {
   int depth = 1;
   size_t items = 0;
 };
 
-// A Python sequence or iterator. An iterator is empty after it was read once.
+// A Python sequence or iterator. Reading an iterator empties it.
 struct Sequence {
   enum class Kind { kList, kTuple, kRange, kView, kIterator } kind = Kind::kList;
   Values items;
@@ -102,9 +102,9 @@ struct Sequence {
 };
 
 struct Dict {
-  std::vector<std::pair<Value, Value>> items;  // in the order of insertion
+  std::vector<std::pair<Value, Value>> items;  // in order of insertion
   Extent extent = {};
-  const Value* find(In key) const;  // null if there is none
+  const Value* find(In key) const;  // null if missing
   void set(Value key, Value value);
 };
 
@@ -137,25 +137,25 @@ class Value {
   bool is_number() const { return is<bool>() || is<int64_t>() || is<double>(); }
   bool is_iterator() const { return sequence() && sequence()->kind == Sequence::Kind::kIterator; }
   const Variant& variant() const { return value_; }
-  // Makes an undefined value an error wherever it is used.
-  void make_strict() {
-    if (Undefined* undefined = std::get_if<Undefined>(&value_)) {
+  // With `is_strict` the use of an undefined value is an error.
+  void make_strict(bool is_strict) {
+    if (Undefined* undefined = std::get_if<Undefined>(&value_); undefined && is_strict) {
       undefined->is_strict = true;
     }
   }
 
-  // Null if the value is of another type.
+  // Return null if the value has another type.
   const Text* text() const { return pointee<std::shared_ptr<const Text>>(); }
   Sequence* sequence() const { return pointee<std::shared_ptr<Sequence>>(); }
   Dict* dict() const { return pointee<std::shared_ptr<Dict>>(); }
   Object* object() const { return pointee<std::shared_ptr<Object>>(); }
 
-  // Throw Fault, which names `what`, if the value is of another type. A bool is an integer.
+  // Throw Fault, naming `what`, if the value has another type. A bool is an integer.
   int64_t integer(std::string_view what = "the value") const;
   double number(std::string_view what = "the value") const;
   const Text& string(std::string_view what = "the value") const;
   const Value& defined(bool is_strict = true) const;
-  const Value& usable() const { return defined(false); }  // throws Fault if undefined and strict
+  const Value& usable() const { return defined(false); }  // throws Fault if strictly undefined
 
  private:
   template <typename Pointer>
@@ -172,7 +172,7 @@ struct Arguments {
   Values positional;
   std::vector<std::pair<std::string, Value>> named;
 
-  // Returns the argument of each parameter, null if it has none. Throws Fault for other arguments.
+  // Returns the argument of each parameter, or null. Throws Fault for other arguments.
   std::vector<const Value*> bind(const Names& parameters) const;
 };
 
@@ -186,16 +186,16 @@ struct Object {
 inline Value::Value(Object value) : value_(std::make_shared<Object>(std::move(value))) {}
 inline Value make_function(std::function<Value(Args)> body) { return Object{std::move(body)}; }
 
-// Converts JSON; every character of its strings, keys included, gets `source`.
+// Converts JSON. All characters of its strings and keys get `source`.
 Value make_value(const OrderedJson& json, int32_t source);
 
-// The settings of json.dumps() with ensure_ascii False.
+// Settings of json.dumps() with ensure_ascii=False.
 struct JsonStyle {
   std::optional<int64_t> indent = std::nullopt;
   Text item_separator = Text(", "), key_separator = Text(": ");
 };
 
-// Python's operations; all throw Fault where Python raises an exception.
+// Operations of Python. They throw Fault where Python raises an exception.
 std::string_view type_name(In value);  // "str", "list", ...
 Text to_text(In value);                // str()
 Text to_json(In value, const JsonStyle& style);
@@ -207,20 +207,20 @@ size_t length(In value);
 Values iterate(In value);  // strings as characters, dicts as keys
 // `operation` is one of + - * / // % and jinja2's ~.
 Value arithmetic(std::string_view operation, In left, In right);
-// Returns value[key], or the method of that name; undefined if there is neither.
+// Returns value[key], the method of that name, or undefined.
 Value get_item(In value, In key);
-// Returns value[begin:end:step]; absent bounds are none.
+// Returns value[begin:end:step]. None stands for a missing bound.
 Value get_slice(In value, In begin, In end, In step);
 // Returns the method or attribute `name`, else value[name].
 Value get_attribute(In value, const std::string& name);
 bool is_space(char32_t code);  // Python's str.isspace()
-// Removes the characters of `removed`, or white space if it is none, from the ends.
+// Removes the characters of `removed`, by default white space, from the ends.
 Text strip(const Text& text, In removed, bool left, bool right);
 
 // Calls the filter |NAME, the test ?NAME, the method TYPE.NAME or the global function NAME.
 Value call_builtin(const std::string& name, In self, Args arguments);
 bool has_builtin(const std::string& name);
-// Returns the builtin as a function of `self`; nothing if there is none.
+// Returns the builtin as a function of `self`, or nullopt.
 std::optional<Value> find_function(const std::string& name, In self);
 
 }  // namespace moe::jinja

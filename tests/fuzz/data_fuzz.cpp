@@ -12,6 +12,7 @@
 #include "core/data/example_set.h"
 #include "core/data/examples.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/support/memory_examples.h"
 
 namespace {
 
@@ -72,8 +73,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto count = static_cast<ssize_t>(size - 1);
   require(::pwrite(file, data + 1, size - 1, 0) == count);
   try {
-    check(read_examples({{"/proc/self/fd/" + std::to_string(file)}}, settings_of(data[0]), kVocab,
-                        byte_codec));
+    check(moe::test::read_examples({{"/proc/self/fd/" + std::to_string(file)}},
+                                   settings_of(data[0]), kVocab, byte_codec));
   } catch (const moe::UserError&) {
   }
   return 0;

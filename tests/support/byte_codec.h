@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/data/examples.h"
+#include "tests/support/memory_examples.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
@@ -64,7 +65,7 @@ inline data::Examples read_examples(const std::vector<std::filesystem::path>& fi
   for (const auto& file : files) {
     sources.push_back({file});
   }
-  return data::read_examples(sources, settings, vocab_size, codec);
+  return read_examples(sources, settings, vocab_size, codec);
 }
 
 // Reads `text` as a file called `name`.
@@ -72,7 +73,7 @@ inline data::Examples read_bytes(const std::string& name, const std::string& tex
                                  const data::ReadSettings& settings = {}) {
   const TempDir dir;
   write_file(dir / name, text);
-  return data::read_examples({{dir / name}}, settings, kVocab, byte_codec);
+  return read_examples({{dir / name}}, settings, kVocab, byte_codec);
 }
 
 // Returns the message of reading `text` as file `name`, without the folder.
@@ -81,7 +82,7 @@ inline std::string error_of_reading(const std::string& name, const std::string& 
   const TempDir dir;
   write_file(dir / name, text);
   std::string message =
-      user_error_of([&] { data::read_examples({{dir / name}}, settings, kVocab, byte_codec); });
+      user_error_of([&] { read_examples({{dir / name}}, settings, kVocab, byte_codec); });
   const std::string folder = dir.path().string() + "/";
   for (auto at = message.find(folder); at != std::string::npos; at = message.find(folder)) {
     message.erase(at, folder.size());

@@ -60,7 +60,7 @@ model::VocabularyExtension extend_vocabulary(const TrainSettings& settings) {
   std::vector<std::string> tokens = io::split_tokens(settings.add_tokens);
   if (settings.add_tokens == "auto") {
     const auto form = parse_template(settings).chat();
-    tokens = form ? form->marks() : std::vector<std::string>();
+    tokens = form ? form->special_tokens() : std::vector<std::string>();
     USER_ERROR_IF(tokens.empty(),
                   "--add-tokens auto: --template {} names no tokens; list them, or use a template "
                   "such as chatml",
@@ -85,7 +85,7 @@ data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& ch
       io::tokenizer_file(checkpoint.folder()),
       io::special_token_words(checkpoint.folder()) + settings.add_tokens};
   std::vector<std::string> notes;
-  data::Examples examples = data::open_or_tokenise(
+  data::Examples examples = data::open_or_tokenize(
       {data::parse_sources(settings.data), reader_settings(settings), vocab_size, source, codec,
        data::cache_location(settings.cache), shared, on_progress},
       notes);
@@ -165,7 +165,7 @@ std::vector<std::string> stream_samples(const TrainSettings& settings, int64_t m
   std::vector<std::string> lines;
   for (const auto& form : forms) {
     all_rows = all_rows && form.format == data::Format::kRows;
-    lines.push_back(fmt::format("{}: {}", name(lines.size()), form.words()));
+    lines.push_back(fmt::format("{}: {}", name(lines.size()), form.summary()));
   }
   add_template(settings, all_rows, lines);
   return lines;

@@ -23,7 +23,7 @@ model::VocabularyExtension extend_vocabulary(const TrainSettings& settings);
 // Throws UserError if --data is empty.
 void check_data_named(const TrainSettings& settings);
 
-// Returns the examples of settings.data (data::open_or_tokenise()). Sets `lines` to descriptions of
+// Returns the examples of settings.data (data::open_or_tokenize()). Sets `lines` to descriptions of
 // the files and of their cached tokens. Throws UserError if a file is invalid.
 data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& checkpoint,
                          int64_t vocab_size,

@@ -33,7 +33,7 @@ Examples numbered(const std::vector<int64_t>& lengths) {
     }
     items.push_back(example);
   }
-  return Examples::in_memory(std::move(items), {"numbers.jsonl"});
+  return in_memory(std::move(items), {"numbers.jsonl"});
 }
 
 // Returns true if the id is the last of an example.
@@ -120,7 +120,7 @@ Examples some_examples() {
     }
     items.push_back(example);
   }
-  return Examples::in_memory(std::move(items), {"numbers"});
+  return in_memory(std::move(items), {"numbers"});
 }
 
 // A store of one example that fails after `good` reads.
@@ -130,15 +130,12 @@ class FailingStore : public ExampleStore {
   int64_t size() const override { return 1; }
   int64_t length(int64_t /*index*/) const override { return 4; }
   int64_t line(int64_t /*index*/) const override { return 1; }
-  void add_ids(int64_t /*index*/, int64_t begin, int64_t end,
-               std::vector<int64_t>& ids) const override {
+  void append(int64_t /*index*/, int64_t begin, int64_t end, std::vector<int64_t>& ids,
+              std::vector<int32_t>& labels) const override {
     if (reads_++ == good_) {
       throw std::runtime_error("the disk is gone");
     }
     ids.insert(ids.end(), static_cast<size_t>(end - begin), 5);
-  }
-  void add_labels(int64_t /*index*/, int64_t begin, int64_t end,
-                  std::vector<int32_t>& labels) const override {
     labels.insert(labels.end(), static_cast<size_t>(end - begin), 5);
   }
 

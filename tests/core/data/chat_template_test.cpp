@@ -281,7 +281,7 @@ TEST_CASE("A template takes more names and a date", "[data]") {
   const ChatOptions options = parse_chat_options(R"({"thinks": false})", "2026-01-31");
   const Chat chat = chat_of(R"([{"role": "assistant", "content": "c"}])");
   CHECK(show(folder_template(source, options), chat) == "31 Jan 2026 False [c]");
-  CHECK(folder_template(source, options).words() != folder_template(source).words());
+  CHECK(folder_template(source, options).fingerprint() != folder_template(source).fingerprint());
   CHECK_THAT(user_error_of([] { parse_chat_options("[1]", ""); }), contains_text("JSON object"));
   CHECK_THAT(user_error_of([] { parse_chat_options("", "tomorrow"); }),
              contains_text("--template-date tomorrow"));

@@ -60,7 +60,7 @@ struct World {
 
   Examples open() {
     notes.clear();
-    return open_or_tokenise(request, notes);
+    return open_or_tokenize(request, notes);
   }
   std::vector<fs::path> cached() const {
     std::vector<fs::path> files;
@@ -179,7 +179,7 @@ TEST_CASE("Keys that are not read are named when the data are tokenized", "[data
   const fs::path file = world.request.sources.front().file;
   write_file(file, R"({"instruction": "a", "output": "b", "rank": 1})");
   std::vector<std::string> notes;
-  open_or_tokenise(world.request, notes);
+  open_or_tokenize(world.request, notes);
   CHECK(std::ranges::any_of(notes, [](const std::string& note) {
     return contains(note, "not used: 'rank' of 1 record");
   }));
@@ -306,7 +306,7 @@ TEST_CASE("Concurrent runs that write the same cache get the same examples", "[d
       request.codec = byte_codec;
       for (int round = 0; round < 10; ++round) {
         std::vector<std::string> notes;
-        is_right += same(open_or_tokenise(request, notes), plain) ? 1 : 0;
+        is_right += same(open_or_tokenize(request, notes), plain) ? 1 : 0;
         std::error_code ignored;
         fs::remove(world.dir / "cache" /
                        (token_key(request.sources, {}, kVocab, request.tokenizer, [] {}).hex() +
@@ -335,7 +335,7 @@ TEST_CASE("The next run removes the partial cache of a killed run, not of a runn
       }
     };
     std::vector<std::string> notes;
-    open_or_tokenise(request, notes);
+    open_or_tokenize(request, notes);
     ::_exit(0);
   }
   int status = 0;
@@ -426,7 +426,7 @@ TEST_CASE("A token file returns the written examples, with narrow and wide ids",
   const TempDir dir;
   for (const int64_t vocab_size : {300L, 65536L, 65537L, 1000000L}) {
     const auto items = some_examples(60, vocab_size);
-    const Examples plain = Examples::in_memory(items, {"a.jsonl", "b.jsonl"});
+    const Examples plain = in_memory(items, {"a.jsonl", "b.jsonl"});
     write_tokens(dir / "t", items, vocab_size);
     const Examples mapped = open_tokens(dir / "t", vocab_size);
     REQUIRE(mapped.size() == plain.size());
@@ -443,10 +443,8 @@ TEST_CASE("A token file returns the written examples, with narrow and wide ids",
         for (int64_t end = begin; end <= length; ++end) {
           std::vector<int64_t> ids, mapped_ids;
           std::vector<int32_t> labels, mapped_labels;
-          plain.store->add_ids(index, begin, end, ids);
-          plain.store->add_labels(index, begin, end, labels);
-          mapped.store->add_ids(index, begin, end, mapped_ids);
-          mapped.store->add_labels(index, begin, end, mapped_labels);
+          plain.store->append(index, begin, end, ids, labels);
+          mapped.store->append(index, begin, end, mapped_ids, mapped_labels);
           REQUIRE((ids == mapped_ids && labels == mapped_labels));
         }
       }

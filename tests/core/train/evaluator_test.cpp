@@ -4,6 +4,7 @@
 #include "core/train/observe/history.h"
 #include "core/train/step/gradients.h"
 #include "core/train/step/training_data.h"
+#include "tests/support/memory_examples.h"
 #include "tests/support/train_world.h"
 #include "tests/support/user_error.h"
 
@@ -68,7 +69,7 @@ data::Examples make_examples(const std::vector<std::vector<int32_t>>& rows) {
     labels.front() = data::kNoLoss;
     examples.push_back({ids, labels, 0, 1});
   }
-  return data::Examples::in_memory(std::move(examples), {"rows"});
+  return in_memory(std::move(examples), {"rows"});
 }
 
 }  // namespace
