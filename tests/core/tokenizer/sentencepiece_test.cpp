@@ -1,5 +1,4 @@
 #include "core/base/json.h"
-#include "core/tokenizer/stock_tokenizer.h"
 #include "core/tokenizer/tokenizer.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
