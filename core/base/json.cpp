@@ -1,6 +1,7 @@
 #include "core/base/json.h"
 
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "core/base/error.h"
@@ -13,23 +14,19 @@ namespace {
 
 constexpr auto kLargestInt = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
 
-// Returns "[json.exception.parse_error.101] parse error at line 1, column 2: ..." without its
-// prefix.
-std::string parser_words(const Json::exception& error) {
-  std::string_view words = error.what();
-  if (words.starts_with('[')) {
-    words.remove_prefix(std::min(words.size(), words.find(']') + 2));
+// Returns the message without "[json.exception.parse_error.101] " and "parse error at ".
+std::string parser_message(const Json::exception& error) {
+  std::string_view message = error.what();
+  for (const std::string_view prefix_end : {"] ", "parse error at "}) {
+    const size_t at = message.find(prefix_end);
+    message.remove_prefix(at == std::string_view::npos ? 0 : at + prefix_end.size());
   }
-  constexpr std::string_view kFront = "parse error at ";
-  if (words.starts_with(kFront)) {
-    words.remove_prefix(kFront.size());
-  }
-  return printable(words, 300);
+  return printable(message, 300);
 }
 
-// Builds a value from the events of nlohmann's parser. Limits the depth: the parser does not
-// recurse, but copying, comparing and dumping a value do. Takes linear time, unlike nlohmann's
-// parser with a callback, which visits all members of an object after each of them.
+// A builder of a value from the events of nlohmann's parser. Limits the depth, because copying,
+// comparing and dumping a value recurse. Takes linear time, unlike nlohmann's parser with a
+// callback, which visits all members of an object after each of them.
 template <typename AnyJson>
 class JsonBuilder {
  public:
@@ -47,8 +44,11 @@ class JsonBuilder {
   bool binary(typename AnyJson::binary_t&) { return false; }  // not in JSON text
   bool start_object(size_t) { return open(AnyJson::object()); }
   bool start_array(size_t) { return open(AnyJson::array()); }
-  bool end_object() { return close(); }
-  bool end_array() { return close(); }
+  bool end_object() { return end_array(); }
+  bool end_array() {
+    open_.pop_back();
+    return true;
+  }
   bool key(std::string& key) {
     auto& object = open_.back()->template get_ref<typename AnyJson::object_t&>();
     const auto [entry, is_new] = object.emplace(std::move(key), AnyJson());
@@ -58,7 +58,7 @@ class JsonBuilder {
     return true;
   }
   bool parse_error(size_t, const std::string&, const Json::exception& error) {
-    throw UserError("{}: broken JSON: {}", where_, parser_words(error));
+    throw UserError("{}: broken JSON: {}", where_, parser_message(error));
   }
 
  private:
@@ -79,10 +79,6 @@ class JsonBuilder {
                   where_, kMaxJsonDepth);
     add(std::move(value));
     open_.push_back(last_);
-    return true;
-  }
-  bool close() {
-    open_.pop_back();
     return true;
   }
 
@@ -123,25 +119,24 @@ const Json* find(const Json& json, const std::string& key, const std::string& wh
                  bool has_fallback = false) {
   USER_ERROR_IF(!json.is_object(), "{}: must be an object with a key '{}', is {}", where, key,
                 describe(json));
-  const auto found = json.find(key);
-  if (has_fallback && (found == json.end() || found->is_null())) {
+  if (has_fallback && !has_value(json, key)) {
     return nullptr;
   }
-  USER_ERROR_IF(found == json.end(), "{}: '{}' is missing", where, key);
-  return &*found;
+  const auto value = json.find(key);
+  USER_ERROR_IF(value == json.end(), "{}: '{}' is missing", where, key);
+  return &*value;
 }
 
 // Returns the value of `key`, or `*fallback` if there is one and the key is missing or null. Throws
-// UserError if `is_valid` is false for the value; `kind` names the valid ones ("a string").
-template <typename Value>
+// UserError unless is_valid(value); `kind` describes valid values ("a string").
+template <typename Value, typename IsValid>
 Value get_value(const Json& json, const std::string& key, const std::string& where,
-                const std::optional<Value>& fallback, bool (*is_valid)(const Json&),
-                const char* kind) {
+                const std::optional<Value>& fallback, IsValid is_valid, const char* kind) {
   const Json* value = find(json, key, where, fallback.has_value());
   if (value == nullptr) {
     return *fallback;
   }
-  USER_ERROR_IF(!is_valid(*value), "{}: '{}' must be {}, is {}", where, key, kind,
+  USER_ERROR_IF(!std::invoke(is_valid, *value), "{}: '{}' must be {}, is {}", where, key, kind,
                 describe(*value));
   return value->get<Value>();
 }
@@ -177,8 +172,8 @@ Json read_json(const std::filesystem::path& file, uint64_t max_bytes) {
 }
 
 bool has_value(const Json& json, const std::string& key) {
-  const auto found = json.find(key);
-  return found != json.end() && !found->is_null();
+  const auto value = json.find(key);
+  return value != json.end() && !value->is_null();
 }
 
 int64_t get_int(const Json& json, const std::string& key, const std::string& where,
@@ -196,15 +191,12 @@ double get_double(const Json& json, const std::string& key, const std::string& w
 }
 
 bool get_bool(const Json& json, const std::string& key, const std::string& where, bool fallback) {
-  return get_value<bool>(
-      json, key, where, fallback, [](const Json& value) { return value.is_boolean(); },
-      "true or false");
+  return get_value<bool>(json, key, where, fallback, &Json::is_boolean, "true or false");
 }
 
 std::string get_string(const Json& json, const std::string& key, const std::string& where,
                        const std::optional<std::string>& fallback) {
-  return get_value(
-      json, key, where, fallback, [](const Json& value) { return value.is_string(); }, "a string");
+  return get_value(json, key, where, fallback, &Json::is_string, "a string");
 }
 
 std::vector<int64_t> get_ints(const Json& json, const std::string& key, const std::string& where) {
@@ -214,11 +206,10 @@ std::vector<int64_t> get_ints(const Json& json, const std::string& key, const st
   std::vector<int64_t> numbers;
   numbers.reserve(list.size());
   for (const Json& value : list) {
-    // Formats the name of an element for errors only: lists of token ids are long.
-    constexpr auto kWhole = Json::value_t::number_unsigned;
-    const bool plain = value.type() == kWhole && value.get<uint64_t>() <= kLargestInt;
-    numbers.push_back(plain ? value.get<int64_t>()
-                            : as_int(value, fmt::format("{}[{}]", key, numbers.size()), where));
+    // Lists of token ids are long: formats the name of an element only if it may be invalid.
+    const bool is_valid = value.is_number_unsigned() && value.get<uint64_t>() <= kLargestInt;
+    numbers.push_back(is_valid ? value.get<int64_t>()
+                               : as_int(value, fmt::format("{}[{}]", key, numbers.size()), where));
   }
   return numbers;
 }

@@ -1,7 +1,7 @@
 #pragma once
-// JSON and TOML, both as Json. Files are hostile until they are checked: depth is limited, numbers
-// are checked, errors name file and place. Nothing else calls the parsers of nlohmann-json and
-// toml++ (tests/layout_test.cpp).
+// JSON and TOML, both as Json. Files are untrusted: depth is limited, numbers are checked, errors
+// name file and place. No other file calls the parsers of nlohmann-json and toml++
+// (tests/layout_test.cpp).
 
 #include <cstdint>
 #include <filesystem>
@@ -14,39 +14,39 @@
 namespace moe {
 
 using Json = nlohmann::json;
-using OrderedJson = nlohmann::ordered_json;  // for files that moe writes: keys keep their order
+using OrderedJson = nlohmann::ordered_json;  // keys keep their order; for files that moe writes
 
 inline constexpr int kMaxJsonDepth = 64;
 
 enum class DuplicateKeys { kLastWins, kRefused };
 
-// Parses `text`; `where` opens every error ("model/config.json" or "data.jsonl line 7"). Throws
-// UserError for invalid JSON, invalid UTF-8 (with the byte's offset), numbers beyond a double, and
-// nesting beyond kMaxJsonDepth.
+// Parses `text`. `where` is the start of every error ("model/config.json" or "data.jsonl line 7").
+// Throws UserError for invalid JSON, invalid UTF-8 (with the byte's offset), numbers beyond a
+// double, and nesting beyond kMaxJsonDepth.
 Json parse_json(std::string_view text, const std::string& where,
                 DuplicateKeys duplicates = DuplicateKeys::kLastWins);
 
-// Parses as parse_json() does; keys keep their order.
+// Parses like parse_json(); keys keep their order.
 OrderedJson parse_ordered_json(std::string_view text, const std::string& where);
 
-// Returns nothing where parse_json() throws: for files whose damage is no error.
+// Parses like parse_json(), but returns nothing for invalid text.
 std::optional<Json> try_parse_json(std::string_view text);
 
 // Reads and parses a file. Throws UserError if it is missing, invalid or has more than `max_bytes`
 // bytes.
 Json read_json(const std::filesystem::path& file, uint64_t max_bytes = uint64_t{1} << 30);
 
-// Returns `json` as text to print: indented by `indent` spaces (-1: one line), with invalid UTF-8
+// Returns `json` as printable text: indented by `indent` spaces (-1: one line), with invalid UTF-8
 // replaced by U+FFFD and control characters escaped (terminal_json()).
 std::string json_text(const OrderedJson& json, int indent = -1);
 
 // Returns true if `json` has `key` and its value is not null.
 bool has_value(const Json& json, const std::string& key);
 
-// Return the value of `key` in the object `json`, or `fallback` if there is one and the key is
-// missing or null. Throw UserError naming `where` and the key if the key is missing without a
-// fallback or the value has another type. Integers are whole numbers of 64 bits (4.0 is none);
-// doubles are finite and may be written as integers.
+// Return the value of `key` in the object `json`. If the key is missing or null and there is a
+// `fallback`, return that. Otherwise throw UserError naming `where` and the key if the key is
+// missing or the value has another type. Integers are 64-bit whole numbers (not 4.0); doubles are
+// finite and may be written as integers.
 int64_t get_int(const Json& json, const std::string& key, const std::string& where,
                 std::optional<int64_t> fallback = {});
 double get_double(const Json& json, const std::string& key, const std::string& where,
@@ -60,9 +60,9 @@ inline constexpr int kMaxTomlNesting = 64;  // open brackets and braces
 inline constexpr int kMaxTomlDots = 32;     // in one key
 
 // Parses TOML (recipes, settings of runs, task files) into an object. Tables become objects with
-// ascending keys, dates and times strings; floating-point numbers may be infinite or NaN. Throws
-// UserError that opens with `where` and the line for invalid TOML (including a repeated key),
-// nesting beyond the bounds, and a letter outside ASCII that is in no string and no comment.
+// ascending keys, dates and times become strings; floating-point numbers may be infinite or NaN.
+// Throws UserError with `where` and the line for invalid TOML (including a repeated key), nesting
+// beyond the bounds, and a letter outside ASCII that is not in a string or comment.
 Json parse_toml(std::string_view text, const std::string& where);
 
 }  // namespace moe

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <iterator>
 #include <limits>
 
 #include "core/base/error.h"
@@ -26,34 +27,31 @@ std::string quoted_list(const std::vector<std::string>& texts) {
   return list.empty() ? "" : "[" + list + "]";
 }
 
-// Returns a member's value as TOML; empty if it has none.
+std::string quoted(const std::string& text) { return text.empty() ? "" : toml_string(text); }
+
+// Returns the value of a member as TOML, or "" if it has none.
 struct TomlText {
   template <typename Number>
   requires std::is_arithmetic_v<Number> std::string operator()(const Number* value) const {
     return fmt::format("{}", *value);
   }
-  std::string operator()(const std::string* value) const {
-    return value->empty() ? "" : toml_string(*value);
-  }
-  std::string operator()(const std::filesystem::path* value) const {
-    return value->empty() ? "" : toml_string(value->string());
+  template <typename Text>
+  requires std::is_convertible_v<Text, std::string> std::string operator()(
+      const Text* value) const {
+    return quoted(*value);
   }
   template <typename Number>
   std::string operator()(const std::optional<Number>* value) const {
     return value->has_value() ? fmt::format("{}", **value) : "";
   }
-  std::string operator()(const std::vector<std::string>* value) const {
-    return quoted_list(*value);
-  }
-  std::string operator()(const std::vector<std::filesystem::path>* value) const {
+  template <typename Text>
+  std::string operator()(const std::vector<Text>* value) const {
     return quoted_list({value->begin(), value->end()});
   }
-  std::string operator()(const Choice& value) const {
-    const std::string word = value.get();
-    return word.empty() ? "" : toml_string(word);
-  }
+  std::string operator()(const Choice& value) const { return quoted(value.get()); }
 };
 
+// Parses all of `text` as a finite Number. Returns false and changes nothing if that fails.
 template <typename Number, typename To>
 bool set_number(To& to, const std::string& text) {
   Number number{};
@@ -68,36 +66,30 @@ bool set_number(To& to, const std::string& text) {
 }
 
 std::string describe_range(const Range& range, double value) {
+  const char* kind = range.is_whole ? "whole number" : "number";
+  const double no_max = range.is_whole ? static_cast<double>(kMaxCount) : kInfinity;
   if (range.rule != nullptr) {
     return range.rule;
   }
-  if (range.is_whole && value > range.max) {
-    return fmt::format("must be a whole number of {} to {}", range.min, range.max);
-  }
-  const char* kind = range.is_whole ? "whole number" : "number";
-  if (range.max < (range.is_whole ? static_cast<double>(kMaxCount) : kInfinity)) {
+  if (range.max < no_max || (range.is_whole && value > range.max)) {
     return fmt::format("must be a {} of {} to {}", kind, range.min, range.max);
   }
-  if (range.is_open && range.min == 0) {
-    return "must be a positive number";
+  if (range.min == 0 && !range.is_whole) {
+    return range.is_open ? "must be a positive number" : "must be 0 or a positive number";
   }
-  return range.min == 0 && !range.is_whole
-             ? "must be 0 or a positive number"
-             : fmt::format("must be a {} of at least {}", kind, range.min);
+  return fmt::format("must be a {} of at least {}", kind, range.min);
 }
 
-[[noreturn]] void throw_out_of_range(const std::string& flag, const std::string& number,
-                                     const Range& range, double value) {
-  throw UserError("{} {}: {}", flag, number, describe_range(range, value));
+void check_value(const std::string& flag, const std::string& text, const Range& range,
+                 double value) {
+  USER_ERROR_IF(!holds(range, value), "{} {}: {}", flag, text, describe_range(range, value));
 }
 
-// Parses `text` as a decimal Integer within its limits and those of the option's range.
+// Returns the digits of `text`, a decimal integer. Throws UserError with the limits of Integer and
+// of the option's range if `text` is no Integer.
 template <typename Integer>
 std::string parse_integer(const Option& option, const std::string& text) {
-  Integer value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error == std::errc() && stop == end) {
+  if (Integer value = 0; set_number<Integer>(value, text)) {
     return fmt::format("{}", value);
   }
   Integer min = std::numeric_limits<Integer>::min(), max = std::numeric_limits<Integer>::max();
@@ -146,30 +138,29 @@ std::string value_text(const Member& member) {
 
 bool set_value(const Member& member, const std::string& text) {
   return std::visit(
-      [&text](const auto& held) {
-        using Held = std::decay_t<decltype(held)>;
-        if constexpr (std::is_same_v<Held, bool*>) {
-          *held = text == "true" || (text != "false" && *held);
+      [&text](const auto& target) {
+        using Target = std::decay_t<decltype(target)>;
+        if constexpr (std::is_same_v<Target, bool*>) {
+          *target = text == "true" || (text != "false" && *target);
           return text == "true" || text == "false";
-        } else if constexpr (std::is_same_v<Held, std::string*>) {
-          *held = text;
+        } else if constexpr (std::is_same_v<Target, std::string*>) {
+          *target = text;
           return true;
-        } else if constexpr (std::is_same_v<Held, Choice>) {
-          const bool is_known =
-              std::find(held.words.begin(), held.words.end(), text) != held.words.end();
+        } else if constexpr (std::is_same_v<Target, Choice>) {
+          const bool is_known = std::ranges::find(target.words, text) != target.words.end();
           if (is_known) {
-            held.set(text);
+            target.set(text);
           }
           return is_known;
-        } else if constexpr (std::is_same_v<Held, std::optional<int64_t>*> ||
-                             std::is_same_v<Held, std::optional<double>*>) {
+        } else if constexpr (std::is_same_v<Target, std::optional<int64_t>*> ||
+                             std::is_same_v<Target, std::optional<double>*>) {
           if (text.empty()) {
-            held->reset();
+            target->reset();
             return true;
           }
-          return set_number<typename std::remove_pointer_t<Held>::value_type>(*held, text);
-        } else if constexpr (std::is_arithmetic_v<std::remove_pointer_t<Held>>) {
-          return set_number<std::remove_pointer_t<Held>>(*held, text);
+          return set_number<typename std::remove_pointer_t<Target>::value_type>(*target, text);
+        } else if constexpr (std::is_arithmetic_v<std::remove_pointer_t<Target>>) {
+          return set_number<std::remove_pointer_t<Target>>(*target, text);
         } else {
           return false;
         }
@@ -179,11 +170,11 @@ bool set_value(const Member& member, const std::string& text) {
 
 std::optional<double> numeric_value(const Member& member) {
   return std::visit(
-      [](const auto& held) -> std::optional<double> {
-        if constexpr (requires { static_cast<double>(*held); }) {
-          return static_cast<double>(*held);
-        } else if constexpr (requires { static_cast<double>(**held); }) {
-          return held->has_value() ? std::optional(static_cast<double>(**held)) : std::nullopt;
+      [](const auto& value) -> std::optional<double> {
+        if constexpr (requires { static_cast<double>(*value); }) {
+          return static_cast<double>(*value);
+        } else if constexpr (requires { static_cast<double>(**value); }) {
+          return value->has_value() ? std::optional<double>(**value) : std::nullopt;
         } else {
           return std::nullopt;
         }
@@ -205,22 +196,17 @@ Option with_commas(Option option) {
 Options concat(std::vector<Options> parts) {
   Options all;
   for (auto& part : parts) {
-    for (auto& option : part) {
-      all.push_back(std::move(option));
-    }
+    std::ranges::move(part, std::back_inserter(all));
   }
   return all;
 }
 
-Choice one_of(const char* name, std::string& member, std::vector<std::string> words) {
-  return {[&member] { return member; },
-          [name, &member, words](const std::string& text) {
-            if (std::find(words.begin(), words.end(), text) == words.end()) {
-              throw_unknown_word(name, text, words);
-            }
-            member = text;
-          },
-          words};
+Choice one_of(const char* name, std::string& member, const std::vector<std::string>& words) {
+  std::vector<std::pair<std::string, std::string>> values;
+  for (const auto& word : words) {
+    values.emplace_back(word, word);
+  }
+  return choice(name, member, std::move(values));
 }
 
 std::string flag_name(const Option& option) { return std::string("--") + option.name; }
@@ -231,20 +217,16 @@ std::string help_line(const Option& option) {
     fallback = std::visit(TomlText(), option.member);
     std::erase_if(fallback, [](char c) { return c == '"' || c == '[' || c == ']'; });
   }
-  std::string text = option.help;
-  if (!fallback.empty()) {
-    text += fmt::format(" (default: {}{})", fallback,
-                        option.source.empty() ? "" : ", as " + option.source);
-  }
-  return text;
+  return fallback.empty() ? option.help
+                          : fmt::format("{} (default: {}{})", option.help, fallback,
+                                        option.source.empty() ? "" : ", as " + option.source);
 }
 
 void check_ranges(const Options& options) {
   for (const auto& option : options) {
     const auto value = numeric_value(option.member);
-    if (value && option.range.is_checked && !holds(option.range, *value)) {
-      throw_out_of_range(flag_name(option), std::visit(TomlText(), option.member), option.range,
-                         *value);
+    if (value && option.range.is_checked) {
+      check_value(flag_name(option), std::visit(TomlText(), option.member), option.range, *value);
     }
   }
 }
@@ -252,8 +234,8 @@ void check_ranges(const Options& options) {
 void check_range(const std::string& flag, const std::string& number, const Range& range) {
   char* end = nullptr;
   const double value = std::strtod(number.c_str(), &end);
-  if (end != number.c_str() && *end == '\0' && !holds(range, value)) {
-    throw_out_of_range(flag, number, range, value);
+  if (end != number.c_str() && *end == '\0') {
+    check_value(flag, number, range, value);
   }
 }
 

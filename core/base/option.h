@@ -1,8 +1,8 @@
 #pragma once
-// Options of commands, each declared once: its flag, its key in recipes and in settings.toml, its
-// conversion from text, its range, whether a run may be resumed with another value, and its line of
-// help. A list of options reads and writes the members of one settings object, which must outlive
-// it.
+// Options of commands. Each is declared once, with its flag, its key in recipes and settings.toml,
+// its conversion from text, its range, its line of help, and whether a run may resume with another
+// value. A list of options reads and writes the members of a settings object, which must outlive
+// the list.
 
 #include <cstdint>
 #include <filesystem>
@@ -16,9 +16,9 @@
 
 namespace moe {
 
-// A member with a few values, each of which has a name.
+// A member whose values have names.
 struct Choice {
-  std::function<std::string()> get;             // the name of the present value; empty: none
+  std::function<std::string()> get;             // the name of the current value; empty: none
   std::function<void(const std::string&)> set;  // throws UserError if unknown
   std::vector<std::string> words = {};          // all names, if they are few
 };
@@ -39,7 +39,7 @@ struct Range {
 
 Range whole_from(int64_t min);  // whole numbers, to 2^40
 Range number_from(double min);  // min <= x
-Range seed_range();             // of every random seed: whole numbers of 0 to 2^63 - 1
+Range seed_range();             // 0 to 2^63 - 1, for every random seed
 Range positive_number();        // 0 < x
 Range whole_between(int64_t min, int64_t max);
 Range number_between(double min, double max);  // min <= x <= max
@@ -58,11 +58,11 @@ struct Option {
   const char* group = "";
   std::string help = {};  // one line with units, without the default
   Range range = {};
-  std::string fallback = {};              // the default in words; empty: the member's value
-  std::string source = {};                // of the default: a paper, a program; empty: ours
+  std::string fallback = {};              // description of the default; empty: the member's value
+  std::string source = {};                // paper or program of the default; empty: ours
   bool changes_numbers = true;            // false: a run may resume with another value
   bool is_recorded = true;                // written to settings.toml
-  std::function<bool()> is_written = {};  // false: not written, as the member has no meaning
+  std::function<bool()> is_written = {};  // returns false if the value has no meaning
   std::string spelling = {};              // on the command line: "MODEL,--model"; empty: --name
   bool is_required = false;
   bool is_comma_separated = false;  // for lists: a,b as well as a b
@@ -77,39 +77,37 @@ Option with_commas(Option option);
 // Returns the concatenation of `parts`.
 Options concat(std::vector<Options> parts);
 
-// Returns a choice of `values`, pairs of a name and a value. `member` may be the value or an
-// optional of it.
+// Returns a choice of `values`, pairs of a name and a value. `member` is a value or an optional.
 template <typename MemberType, typename Value>
 Choice choice(const char* name, MemberType& member,
               std::vector<std::pair<std::string, Value>> values);
-// Overload by existing functions that convert.
+// Overload with functions for the conversion.
 template <typename MemberType, typename Value>
 Choice choice(MemberType& member, Value (*parse)(const std::string&), const char* (*word)(Value));
 
 // Returns a choice for a string that is one of a few words.
-Choice one_of(const char* name, std::string& member, std::vector<std::string> words);
+Choice one_of(const char* name, std::string& member, const std::vector<std::string>& words);
 
-// Returns the value as a user writes it; empty if the member has no value or is a list.
+// Returns the value as on the command line; "" if the member has none. Not for lists.
 std::string value_text(const Member& member);
 // Sets the member from a text of value_text(); "" resets an optional. Returns false and changes
 // nothing if `text` is no value of the member. Not for lists.
 bool set_value(const Member& member, const std::string& text);
-// Returns the value of a member that is a number and has one.
+// Returns the value of a number; nothing for other types and empty optionals.
 std::optional<double> numeric_value(const Member& member);
 // Returns true if `value` is finite and within the range.
 bool holds(const Range& range, double value);
 
 // Returns "--micro-batch".
 std::string flag_name(const Option& option);
-// Returns the line of --help: the help, the default and its source.
+// Returns the line of --help: help, default and source of the default.
 std::string help_line(const Option& option);
 // Throws UserError with flag and rule: "--lr -1: must be 0 or a positive number".
 void check_ranges(const Options& options);
 // Overload for a number as typed; ignores text that is not a number.
 void check_range(const std::string& flag, const std::string& number, const Range& range);
-// Returns `text` as the decimal digits of the integer that it is, for a member of an integer type;
-// returns other text unchanged. Throws UserError if it is not a whole number in decimal digits, or
-// if the member's type cannot hold it.
+// Returns the decimal digits of the integer `text` for a member of an integer type, and `text` for
+// other members. Throws UserError if `text` is no decimal integer or exceeds the member's type.
 std::string integer_text(const Option& option, const std::string& text);
 // Returns the recorded options that have a value, a line "key = value" each.
 std::string toml_lines(const Options& options);

@@ -9,11 +9,9 @@ namespace moe {
 namespace {
 
 constexpr int kLayers = 256;
-constexpr double kTailStart =
-    3.6541528853610088;  // r of Marsaglia and Tsang's table for 256 layers
+constexpr double kTailStart = 3.6541528853610088;  // r of Marsaglia and Tsang for 256 layers
 
-// Right edges x[0] > x[1] = r > ... > x[256] = 0 of layers of equal area under exp(-x^2/2); layer 0
-// holds the tail.
+// Right edges x[0] > x[1] = r > ... > x[256] = 0 of layers of equal area; layer 0 has the tail.
 struct Ziggurat {
   std::array<double, kLayers + 1> x{};
   std::array<double, kLayers> ratio{};  // x[i + 1] / x[i]: points below it are under the curve
@@ -59,23 +57,22 @@ inline uint64_t advance(std::array<uint64_t, 4>& s) {
   return result;
 }
 
-// The upper 53 bits as a number in (-1, 1), odd multiples of 2^-53: never 0, and symmetric.
+// Returns the upper 53 bits as an odd multiple of 2^-53 in (-1, 1): symmetric and never 0.
 inline double symmetric(uint64_t bits) {
   const auto whole = static_cast<int64_t>(bits >> 11);  // [0, 2^53)
   return static_cast<double>(2 * whole + 1 - (int64_t{1} << 53)) * 0x1p-53;
 }
 
-// Returns draw() mod `bound`. Rejects the first 2^64 mod bound numbers, which would be drawn once
-// too often.
+// Returns draw() mod `bound` without bias: rejects the lowest 2^64 mod bound numbers.
 template <typename Draw>
 uint64_t unbiased(uint64_t bound, Draw draw) {
   MOE_CHECK(bound > 0);
   const uint64_t surplus = (0 - bound) % bound;
-  uint64_t drawn = draw();
-  while (drawn < surplus) {
-    drawn = draw();
+  uint64_t number = draw();
+  while (number < surplus) {
+    number = draw();
   }
-  return drawn % bound;
+  return number % bound;
 }
 
 }  // namespace
@@ -101,17 +98,13 @@ Random::Random(uint64_t seed, std::string_view stream) {
 
 uint64_t Random::bits() { return advance(state_); }
 
-double Random::uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
-
 uint64_t Random::below(uint64_t count) {
   return unbiased(count, [this] { return bits(); });
 }
 
-// Draws from the uncertain part of a layer: the tail of layer 0, or the wedge under the curve of
-// the others.
-double Random::normal_outside(uint64_t layer, double u, bool& accepted) {
+// Draws from the tail of layer 0 or the wedge of another layer; returns nothing above the curve.
+std::optional<double> Random::normal_outside(uint64_t layer, double u) {
   const Ziggurat& table = ziggurat();
-  accepted = true;
   if (layer == 0) {
     double x = 0, y = 0;
     do {
@@ -123,40 +116,37 @@ double Random::normal_outside(uint64_t layer, double u, bool& accepted) {
   const double x = u * table.x[layer];
   const double upper = std::exp(-0.5 * (table.x[layer] * table.x[layer] - x * x));
   const double lower = std::exp(-0.5 * (table.x[layer + 1] * table.x[layer + 1] - x * x));
-  accepted = lower + uniform() * (upper - lower) < 1.0;
-  return x;
+  return lower + uniform() * (upper - lower) < 1.0 ? std::optional(x) : std::nullopt;
 }
 
 double Random::normal() {
   const Ziggurat& table = ziggurat();
   for (;;) {
-    const uint64_t drawn = bits();
-    const uint64_t layer = drawn & (kLayers - 1);  // bits 0..7; the value takes 11..63
-    const double u = symmetric(drawn);
+    const uint64_t random = bits();
+    const uint64_t layer = random & (kLayers - 1);  // bits 0..7; the value uses 11..63
+    const double u = symmetric(random);
     if (std::abs(u) < table.ratio[layer]) {
       return u * table.x[layer];
     }
-    bool accepted = false;
-    const double x = normal_outside(layer, u, accepted);
-    if (accepted) {
-      return x;
+    if (const auto x = normal_outside(layer, u)) {
+      return *x;
     }
   }
 }
 
 void Random::fill_normal(std::span<float> out, double std) {
   const Ziggurat& table = ziggurat();
-  std::array<uint64_t, 4> state = state_;  // in registers: half the time of normal() one by one
+  std::array<uint64_t, 4> state = state_;  // in registers: half the time of repeated normal()
   for (float& value : out) {
-    std::array<uint64_t, 4> before = state;
-    const uint64_t drawn = advance(state);
-    const uint64_t layer = drawn & (kLayers - 1);
-    const double u = symmetric(drawn);
+    const std::array<uint64_t, 4> previous = state;
+    const uint64_t random = advance(state);
+    const uint64_t layer = random & (kLayers - 1);
+    const double u = symmetric(random);
     if (std::abs(u) < table.ratio[layer]) {
       value = static_cast<float>(u * table.x[layer] * std);
       continue;
     }
-    state_ = before;
+    state_ = previous;
     value = static_cast<float>(normal() * std);
     state = state_;
   }

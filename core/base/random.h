@@ -1,15 +1,16 @@
 #pragma once
-// Random numbers that are a function of a seed and a stream name, the same on every machine. The
-// values of a tensor thus depend on its name alone.
+// Random numbers as a function of a seed and a stream name, equal on every machine. The values of a
+// tensor depend only on its name.
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
 namespace moe {
 
-// SplitMix64 (Steele, Lea, Flood 2014), for orders and for the states of other generators.
+// SplitMix64 (Steele, Lea, Flood 2014), for permutations and for the states of other generators.
 class SplitMix64 {
  public:
   explicit SplitMix64(uint64_t state) : state_(state) {}
@@ -20,22 +21,21 @@ class SplitMix64 {
   uint64_t state_;
 };
 
-// xoshiro256++ (Blackman and Vigna 2019), its state filled by SplitMix64 from seed and name.
-// Normals are drawn by the ziggurat of Marsaglia and Tsang (2000) with 256 layers, in Doornik's
-// form (2005, separate bits for layer and value): exact in distribution, about 4 ns a number, fast
-// enough for gigabytes of random weights.
+// xoshiro256++ (Blackman and Vigna 2019); SplitMix64 fills the state from seed and name. Normal
+// numbers use the ziggurat of Marsaglia and Tsang (2000) with 256 layers, in Doornik's form (2005,
+// separate bits for layer and value): exact in distribution, about 4 ns a number.
 class Random {
  public:
   explicit Random(uint64_t seed, std::string_view stream = "");
 
-  uint64_t bits();                                     // 64 uniform bits
-  double uniform();                                    // [0, 1), 53 bits
+  uint64_t bits();                                                          // 64 uniform bits
+  double uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }  // [0, 1), 53 bits
   uint64_t below(uint64_t count);                      // 0..count-1 without bias, count >= 1
   double normal();                                     // N(0, 1)
   void fill_normal(std::span<float> out, double std);  // N(0, std^2), each rounded once from double
 
  private:
-  double normal_outside(uint64_t layer, double u, bool& accepted);
+  std::optional<double> normal_outside(uint64_t layer, double u);
   std::array<uint64_t, 4> state_{};
 };
 

@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -26,7 +25,7 @@ void wait_for_input(int file) {
   }
 }
 
-// Returns the number of bytes read, 0 at the end of the file.
+// Reads up to `size` bytes. Returns the number of bytes, 0 at the end of the file.
 size_t read_some(const Descriptor& file, char* into, size_t size, const std::string& name) {
   while (true) {
     const ssize_t count = ::read(file.get(), into, size);
@@ -76,7 +75,7 @@ Descriptor open_to_read(const std::filesystem::path& path, Pipes pipes) {
   }
   USER_ERROR_IF(pipes == Pipes::kRefused || (!S_ISFIFO(status.st_mode) && !S_ISCHR(status.st_mode)),
                 "{}: is not a regular file (a pipe or a device)", path.string());
-  wait_for_input(file.get());  // a read before a writer has come would find the end of the file
+  wait_for_input(file.get());  // without a writer a read would return the end of the file
   ::fcntl(file.get(), F_SETFL, O_RDONLY);
   return file;
 }
@@ -102,10 +101,10 @@ std::string read_small_file(const std::filesystem::path& file, uint64_t max_byte
   return FileReader(file, pipes).read_rest(max_bytes);
 }
 
-std::optional<std::string> read_start(const Descriptor& file, size_t max_bytes) {
+std::string read_start(const Descriptor& file, size_t max_bytes) {
   struct stat status {};
   if (!file.is_open() || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
-    return std::nullopt;
+    return "";
   }
   std::string text(std::min(max_bytes, static_cast<size_t>(status.st_size)), '\0');
   ssize_t count = 0;
@@ -129,11 +128,10 @@ bool FileReader::read_line(std::string& line, uint64_t max_bytes) {
     if (gptr() == egptr() && traits_type::eq_int_type(underflow(), traits_type::eof())) {
       return !line.empty();
     }
-    const auto left = static_cast<size_t>(egptr() - gptr());
-    const auto* newline = static_cast<const char*>(std::memchr(gptr(), '\n', left));
-    has_newline_ = newline != nullptr;
-    const size_t length = has_newline_ ? static_cast<size_t>(newline - gptr()) : left;
-    line.append(gptr(), length);
+    const std::string_view buffered(gptr(), static_cast<size_t>(egptr() - gptr()));
+    const size_t length = std::min(buffered.find('\n'), buffered.size());
+    has_newline_ = length < buffered.size();
+    line.append(buffered, 0, length);
     setg(eback(), gptr() + length + (has_newline_ ? 1 : 0), egptr());
     USER_ERROR_IF(line.size() > max_bytes, "{}: has a line of more than {} bytes", name_,
                   max_bytes);
@@ -151,7 +149,7 @@ std::string FileReader::read_rest(uint64_t max_bytes) {
   std::string text(gptr(), egptr());
   setg(nullptr, nullptr, nullptr);
   size_t filled = text.size();
-  // One byte more than the file has, to see its end. The size is a hint: files of /proc have none.
+  // One more byte, to detect the end. The size is a hint: files in /proc have none.
   text.resize(std::max<size_t>(size + 1, filled + kReadBlockBytes));
   while (const size_t count = read_some(file_, text.data() + filled, text.size() - filled, name_)) {
     filled += count;

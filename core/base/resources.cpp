@@ -1,6 +1,5 @@
 #include "core/base/resources.h"
 
-#include <fmt/format.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -20,25 +19,6 @@ namespace moe {
 
 namespace fs = std::filesystem;
 
-std::string system_field(const char* file, const std::string& key) {
-  std::ifstream in(file);
-  for (std::string line; std::getline(in, line);) {
-    const size_t colon = line.find(':');
-    if (line.starts_with(key) && colon != std::string::npos) {
-      const size_t begin = line.find_first_not_of(" \t", colon + 1);
-      return begin == std::string::npos ? "" : line.substr(begin);
-    }
-  }
-  return "";
-}
-
-uint64_t system_bytes(const char* file, const std::string& key) {
-  const std::string value = system_field(file, key);
-  uint64_t kibibytes = 0;
-  std::from_chars(value.data(), value.data() + value.size(), kibibytes);
-  return kibibytes * 1024;
-}
-
 namespace {
 
 // Without a limit, v1 reports the largest multiple of a page.
@@ -51,13 +31,12 @@ std::optional<uint64_t> parse_number(const std::string& text) {
 }
 
 std::optional<uint64_t> read_number(const fs::path& file) {
-  std::ifstream in(file);
   std::string word;  // a number, or "max"
-  in >> word;
+  std::ifstream(file) >> word;
   return parse_number(word);
 }
 
-// Reads a key of a file of lines "key number"; 0 if there is none.
+// Returns the number of `key` in a file of lines "key number"; 0 if there is none.
 uint64_t read_key(const fs::path& file, const std::string& key) {
   std::ifstream in(file);
   std::string name;
@@ -81,9 +60,8 @@ constexpr CgroupFiles kVersion1 = {"sys/fs/cgroup/memory", "memory.limit_in_byte
                                    "memory.usage_in_bytes", "total_inactive_file",
                                    "total_active_file"};
 
-// Returns `path`, which is from /proc/self/cgroup, and all groups above it. In a container the
-// mount may show the container's group as its root and lack the path; the root is therefore always
-// read, last.
+// Returns `path`, a path of /proc/self/cgroup, and its parents up to the root. In a container the
+// root of the mount may be the container's group, and the other paths are missing.
 std::vector<fs::path> group_and_parents(fs::path path) {
   std::vector<fs::path> groups = {path};
   while (path.has_relative_path()) {
@@ -92,7 +70,7 @@ std::vector<fs::path> group_and_parents(fs::path path) {
   return groups;
 }
 
-// Adds the memory limits of `group`, a path of /proc/self/cgroup, and of its parents.
+// Adds the memory limits of `group`, a path of /proc/self/cgroup, and its parents.
 void add_cgroups(const fs::path& root, const CgroupFiles& files, const fs::path& group,
                  std::vector<MemoryLimit>& limits) {
   for (const fs::path& path : group_and_parents(group)) {
@@ -109,12 +87,11 @@ void add_cgroups(const fs::path& root, const CgroupFiles& files, const fs::path&
   }
 }
 
-// Returns controllers (",cpu,memory,"; v2: ",,") and path of the groups of this process, from lines
-// "number:controllers:path".
+// Returns controllers (",cpu,memory,"; v2: ",,") and path of each group of this process.
 std::vector<std::pair<std::string, fs::path>> own_cgroups(const fs::path& root) {
   std::vector<std::pair<std::string, fs::path>> groups;
   std::ifstream in(root / "proc/self/cgroup");
-  for (std::string line; std::getline(in, line);) {
+  for (std::string line; std::getline(in, line);) {  // "number:controllers:path"
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (first != std::string::npos && second != std::string::npos) {
       groups.emplace_back("," + line.substr(first + 1, second - first - 1) + ",",
@@ -124,7 +101,7 @@ std::vector<std::pair<std::string, fs::path>> own_cgroups(const fs::path& root) 
   return groups;
 }
 
-// Reads a line of /proc/self/limits: "Max data size    1048576    unlimited    bytes".
+// Adds a limit of /proc/self/limits, with lines "Max data size    1048576    unlimited    bytes".
 void add_ulimit(const fs::path& root, const std::string& name, const char* used_key,
                 const char* source, std::vector<MemoryLimit>& limits) {
   std::ifstream in(root / "proc/self/limits");
@@ -144,7 +121,56 @@ std::string gigabytes(uint64_t bytes) {
   return fmt::format("{:.1f} GB", static_cast<double>(bytes) / 1e9);
 }
 
+int processor_quota(long quota_us, long period_us) {
+  return quota_us > 0 && period_us > 0 ? static_cast<int>((quota_us + period_us - 1) / period_us)
+                                       : std::numeric_limits<int>::max();
+}
+
+// Returns the quota of a group: "200000 100000" is 2; "max 100000" and (v1) -1 are no limit.
+int group_processors(const fs::path& v2, const fs::path& v1) {
+  long quota = 0, period = 0;
+  std::ifstream(v2 / "cpu.max") >> quota >> period;
+  const int v2_processors = processor_quota(quota, period);
+  quota = period = 0;
+  std::ifstream(v1 / "cpu.cfs_quota_us") >> quota;
+  std::ifstream(v1 / "cpu.cfs_period_us") >> period;
+  return std::min(v2_processors, processor_quota(quota, period));
+}
+
+// Writes random bytes, which no file system can compress. Returns false, with errno set, on
+// failure.
+bool write_and_sync(int file, uint64_t bytes) {
+  std::vector<uint64_t> block(size_t{4} << 17);  // 4 MiB
+  Random random(0);
+  std::generate(block.begin(), block.end(), [&] { return random.bits(); });
+  for (uint64_t written = 0; written < bytes;) {
+    const auto part = std::min<uint64_t>(bytes - written, block.size() * sizeof(uint64_t));
+    const ssize_t count = ::write(file, block.data(), part);
+    if (count < 0 && errno != EINTR) {
+      return false;
+    }
+    written += static_cast<uint64_t>(std::max<ssize_t>(count, 0));
+  }
+  return ::fsync(file) == 0;
+}
+
 }  // namespace
+
+std::string system_field(const char* file, const std::string& key) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    const size_t colon = line.find(':');
+    if (line.starts_with(key) && colon != std::string::npos) {
+      const size_t begin = line.find_first_not_of(" \t", colon + 1);
+      return begin == std::string::npos ? "" : line.substr(begin);
+    }
+  }
+  return "";
+}
+
+uint64_t system_bytes(const char* file, const std::string& key) {
+  return parse_number(system_field(file, key)).value_or(0) * 1024;
+}
 
 uint64_t resident_bytes() { return system_bytes("/proc/self/status", "VmRSS"); }
 uint64_t peak_resident_bytes() { return system_bytes("/proc/self/status", "VmHWM"); }
@@ -179,15 +205,11 @@ std::optional<std::string> memory_shortage(const MemoryNeed& need,
   const auto needed = [&](const MemoryLimit& limit) {
     return limit.is_shared ? need.bytes * static_cast<uint64_t>(need.processes) : need.bytes;
   };
-  const MemoryLimit* shortest = nullptr;
-  for (const auto& limit : limits) {
-    const uint64_t missing = remaining(needed(limit), limit.left);
-    if (missing > 0 &&
-        (shortest == nullptr || missing > remaining(needed(*shortest), shortest->left))) {
-      shortest = &limit;
-    }
-  }
-  if (shortest == nullptr) {
+  const auto missing = [&](const MemoryLimit& limit) {
+    return remaining(needed(limit), limit.left);
+  };
+  const auto shortest = std::ranges::max_element(limits, {}, missing);
+  if (shortest == limits.end() || missing(*shortest) == 0) {
     return std::nullopt;
   }
   const bool is_sum = need.processes > 1 && shortest->is_shared;
@@ -203,62 +225,21 @@ std::optional<std::string> check_memory(const MemoryNeed& need, bool force) {
   return shortage;
 }
 
-namespace {
-
-int processor_quota(long quota_us, long period_us) {
-  return quota_us > 0 && period_us > 0 ? static_cast<int>((quota_us + period_us - 1) / period_us)
-                                       : std::numeric_limits<int>::max();
-}
-
-// Reads the quota of a group. "200000 100000" is two processors; "max 100000", and -1 in v1, no
-// limit.
-int group_processors(const fs::path& v2, const fs::path& v1) {
-  long quota = 0, period = 0;
-  std::ifstream(v2 / "cpu.max") >> quota >> period;
-  const int v2_processors = processor_quota(quota, period);
-  quota = period = 0;
-  std::ifstream(v1 / "cpu.cfs_quota_us") >> quota;
-  std::ifstream(v1 / "cpu.cfs_period_us") >> period;
-  return std::min(v2_processors, processor_quota(quota, period));
-}
-
-}  // namespace
-
 int usable_processors(const fs::path& root) {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
-  int least = sched_getaffinity(0, sizeof(allowed), &allowed) == 0
-                  ? std::max(1, CPU_COUNT(&allowed))
-                  : std::numeric_limits<int>::max();
+  int processors = sched_getaffinity(0, sizeof(allowed), &allowed) == 0
+                       ? std::max(1, CPU_COUNT(&allowed))
+                       : std::numeric_limits<int>::max();
   for (const auto& [controllers, group] : own_cgroups(root)) {
     for (const fs::path& path : group_and_parents(group)) {
       const fs::path mount = root / "sys/fs/cgroup";
-      least = std::min(least, group_processors(mount / path.relative_path(),
-                                               mount / "cpu" / path.relative_path()));
+      processors = std::min(processors, group_processors(mount / path.relative_path(),
+                                                         mount / "cpu" / path.relative_path()));
     }
   }
-  return least;
+  return processors;
 }
-
-namespace {
-
-// Writes noise, which no file system compresses. Returns false, with errno set, if that fails.
-bool write_and_sync(int file, uint64_t bytes) {
-  std::vector<uint64_t> block(size_t{4} << 17);  // 4 MiB
-  Random random(0);
-  std::generate(block.begin(), block.end(), [&] { return random.bits(); });
-  for (uint64_t written = 0; written < bytes;) {
-    const auto part = std::min<uint64_t>(bytes - written, block.size() * sizeof(uint64_t));
-    const ssize_t moved = ::write(file, block.data(), part);
-    if (moved < 0 && errno != EINTR) {
-      return false;
-    }
-    written += static_cast<uint64_t>(std::max<ssize_t>(moved, 0));
-  }
-  return ::fsync(file) == 0;
-}
-
-}  // namespace
 
 DiskProbe::DiskProbe(const fs::path& folder) : folder_(nearest_existing(folder)) {
   std::string name = (folder_ / ".moe-probe-XXXXXX").string();

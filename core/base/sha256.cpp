@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <bit>
 
 namespace moe {
@@ -20,7 +19,7 @@ constexpr std::array<uint32_t, 64> kRound = {
 
 }  // namespace
 
-// One block of 64 bytes, section 6.2.2; the names a..h are the standard's.
+// Processes a block of 64 bytes (section 6.2.2, with the standard's names a..h).
 void Sha256::block(const uint8_t* bytes) {
   std::array<uint32_t, 64> w{};
   for (size_t t = 0; t < 16; ++t) {
@@ -53,16 +52,13 @@ void Sha256::block(const uint8_t* bytes) {
   }
 }
 
-void Sha256::update(std::span<const std::byte> bytes) {
+void Sha256::update(std::string_view bytes) {
   total_bytes_ += bytes.size();
-  const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
-  size_t left = bytes.size();
-  while (left > 0) {
-    const size_t part = std::min(left, pending_.size() - pending_bytes_);
-    std::copy_n(data, part, pending_.begin() + static_cast<std::ptrdiff_t>(pending_bytes_));
+  while (!bytes.empty()) {
+    const size_t part = bytes.copy(reinterpret_cast<char*>(&pending_[pending_bytes_]),
+                                   pending_.size() - pending_bytes_);
     pending_bytes_ += part;
-    data += part;
-    left -= part;
+    bytes.remove_prefix(part);
     if (pending_bytes_ == pending_.size()) {
       block(pending_.data());
       pending_bytes_ = 0;
@@ -70,21 +66,19 @@ void Sha256::update(std::span<const std::byte> bytes) {
   }
 }
 
-void Sha256::update(std::string_view text) {
-  update(std::as_bytes(std::span(text.data(), text.size())));
+void Sha256::update(std::span<const std::byte> bytes) {
+  update(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
 }
 
 std::string Sha256::hex() {
   const uint64_t bits = total_bytes_ * 8;
-  const std::array<std::byte, 1> padding = {std::byte{0x80}};
-  const std::array<std::byte, 1> zero = {std::byte{0}};
-  update(padding);
+  update("\x80");
   while (pending_bytes_ != 56) {
-    update(zero);
+    update(std::string_view("\0", 1));
   }
-  std::array<std::byte, 8> length{};
-  for (size_t i = 0; i < 8; ++i) {
-    length[i] = static_cast<std::byte>(bits >> (56 - 8 * i));
+  std::string length;
+  for (int shift = 56; shift >= 0; shift -= 8) {
+    length += static_cast<char>(bits >> shift);
   }
   update(length);
   std::string text;

@@ -1,6 +1,6 @@
 #pragma once
-// SHA-256 (FIPS 180-4), to identify the files that a result was made from. About 300 MB/s: for
-// configs and samples, not for checkpoints.
+// SHA-256 (FIPS 180-4), to identify the inputs of a result. About 300 MB/s: for configs and
+// samples, not for checkpoints.
 
 #include <array>
 #include <cstddef>
@@ -14,8 +14,8 @@ namespace moe {
 class Sha256 {
  public:
   void update(std::span<const std::byte> bytes);
-  void update(std::string_view text);
-  std::string hex();  // the digest of all updates; call once, at the end
+  void update(std::string_view bytes);
+  std::string hex();  // the digest of all updates; call once
 
  private:
   void block(const uint8_t* bytes);

@@ -7,13 +7,13 @@ namespace moe {
 
 namespace {
 
-// The bytes at the start of a text: a character, or the longest run that begins one.
+// The first bytes of a text: a character, or the longest run that begins one.
 struct Sequence {
   size_t length = 1;
   bool is_whole = false;
 };
 
-// Reads by Unicode 15, table 3-7.
+// Reads the first sequence by Unicode 15, table 3-7.
 Sequence read_sequence(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t lead = byte(0);
@@ -35,10 +35,31 @@ Sequence read_sequence(std::string_view text) {
   return {length, length == expected};
 }
 
-// Returns the length of the well-formed sequence at the start of `text`; 0 if there is none.
+// Returns the length of the first character of `text`; 0 if it is not well-formed.
 size_t valid_length(std::string_view text) {
   const Sequence sequence = read_sequence(text);
   return sequence.is_whole ? sequence.length : 0;
+}
+
+// Returns true for controls of writing direction, and separators that may act as line breaks.
+bool is_direction_mark(char32_t point) {
+  return (point >= 0x200E && point <= 0x200F) || (point >= 0x2028 && point <= 0x202E) ||
+         (point >= 0x2066 && point <= 0x2069) || point == 0x061C;
+}
+
+// Return the first or last `bytes` bytes of well-formed UTF-8, less a partial character.
+std::string_view first_bytes(std::string_view text, size_t bytes) {
+  while (bytes > 0 && is_continuation_byte(text[bytes])) {
+    --bytes;
+  }
+  return text.substr(0, bytes);
+}
+std::string_view last_bytes(std::string_view text, size_t bytes) {
+  size_t at = text.size() - bytes;
+  while (at < text.size() && is_continuation_byte(text[at])) {
+    ++at;
+  }
+  return text.substr(at);
 }
 
 }  // namespace
@@ -65,13 +86,13 @@ size_t find_invalid_utf8(std::string_view text) {
 }
 
 std::string replace_invalid_utf8(std::string_view text) {
-  std::string mended;
+  std::string valid;
   for (size_t bad = find_invalid_utf8(text); bad != kValidUtf8; bad = find_invalid_utf8(text)) {
-    mended.append(text.substr(0, bad)).append("\uFFFD");
+    valid.append(text.substr(0, bad)).append("\uFFFD");
     text.remove_prefix(bad);
     text.remove_prefix(read_sequence(text).length);
   }
-  return mended.append(text);
+  return valid.append(text);
 }
 
 std::string printable(std::string_view text, size_t max_bytes) {
@@ -93,63 +114,34 @@ std::string printable(std::string_view text, size_t max_bytes) {
 }
 
 char32_t next_code_point(std::string_view text, size_t& at) {
-  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[at + i]); };
-  const uint8_t lead = byte(0);
+  const auto lead = static_cast<uint8_t>(text[at++]);
   if (lead < 0x80) {
-    at += 1;
     return lead;
   }
-  const size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  const int length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
   char32_t value = lead & (0x7F >> length);
-  for (size_t i = 1; i < length; ++i) {
-    value = value << 6 | (byte(i) & 0x3F);
+  for (int i = 1; i < length; ++i) {
+    value = value << 6 | (static_cast<uint8_t>(text[at++]) & 0x3F);
   }
-  at += length;
   return value;
 }
 
-namespace {
-
-// Returns true for marks, embeddings, overrides and isolates of writing direction, and for
-// separators that some terminals take for line breaks.
-bool is_direction_mark(char32_t point) {
-  return (point >= 0x200E && point <= 0x200F) || (point >= 0x2028 && point <= 0x202E) ||
-         (point >= 0x2066 && point <= 0x2069) || point == 0x061C;
-}
-
-// Return at most `bytes` of well-formed UTF-8, from its beginning or its end.
-std::string_view first_bytes(std::string_view text, size_t bytes) {
-  while (bytes > 0 && is_continuation_byte(text[bytes])) {
-    --bytes;
-  }
-  return text.substr(0, bytes);
-}
-std::string_view last_bytes(std::string_view text, size_t bytes) {
-  size_t at = text.size() - bytes;
-  while (at < text.size() && is_continuation_byte(text[at])) {
-    ++at;
-  }
-  return text.substr(at);
-}
-
-}  // namespace
-
 std::string message_text(std::string_view message) {
-  constexpr size_t kWord = 200, kKept = 99, kAll = 4000;
+  constexpr size_t kMaxWordBytes = 200, kHalfBytes = 99, kMaxBytes = 4000;
   const std::string line = terminal_line(message);
   std::string shown;
   for (size_t at = 0; at < line.size();) {
     const size_t end = std::min(line.find(' ', at), line.size());
     const std::string_view word = std::string_view(line).substr(at, end - at);
-    if (word.size() > kWord) {
-      shown += fmt::format("{}..{}", first_bytes(word, kKept), last_bytes(word, kKept));
+    if (word.size() > kMaxWordBytes) {
+      shown += fmt::format("{}..{}", first_bytes(word, kHalfBytes), last_bytes(word, kHalfBytes));
     } else {
       shown += word;
     }
     shown += end < line.size() ? " " : "";
     at = end + 1;
   }
-  return shown.size() <= kAll ? shown : fmt::format("{}..", first_bytes(shown, kAll - 2));
+  return shown.size() <= kMaxBytes ? shown : fmt::format("{}..", first_bytes(shown, kMaxBytes - 2));
 }
 
 std::string terminal_json(std::string_view json) {
@@ -207,8 +199,8 @@ std::string replace_all(std::string_view text, std::string_view from, std::strin
 std::string escape(std::string_view text, const std::map<char, std::string>& escapes) {
   std::string out;
   for (const char c : text) {
-    const auto found = escapes.find(c);
-    out += found == escapes.end() ? std::string(1, c) : found->second;
+    const auto entry = escapes.find(c);
+    out += entry == escapes.end() ? std::string(1, c) : entry->second;
   }
   return out;
 }

@@ -1,7 +1,7 @@
 #pragma once
-// UTF-8, and text for people. Files are hostile until they are checked: their text must neither
-// break a parser nor, quoted in a message, control the terminal. Everything that is printed passes
-// through terminal_text() or print_text() (tests/layout_test.cpp).
+// UTF-8, and text for the terminal. The text of files is untrusted: quoted in a message, it must
+// not control the terminal. All output passes through terminal_text() or print_text()
+// (tests/layout_test.cpp).
 
 #include <fmt/format.h>
 
@@ -18,7 +18,7 @@ namespace moe {
 inline constexpr size_t kValidUtf8 = std::string_view::npos;
 
 // Returns the offset of the first byte that is not part of well-formed UTF-8 (Unicode 15, table
-// 3-7: no overlong forms, no surrogates, nothing above U+10FFFF), or kValidUtf8.
+// 3-7: no overlong forms, no surrogates, no code points above U+10FFFF), or kValidUtf8.
 size_t find_invalid_utf8(std::string_view text);
 
 // Returns true if `byte` continues a character of well-formed UTF-8.
@@ -30,8 +30,8 @@ constexpr bool is_continuation_byte(char byte) {
 // UTF-8 and `at` the beginning of a character.
 char32_t next_code_point(std::string_view text, size_t& at);
 
-// Returns `text` with U+FFFD in place of what is not well-formed: one for each longest run of bytes
-// that begins a character, else one a byte (Unicode 15, section 3.9, "maximal subparts").
+// Replaces invalid UTF-8 by U+FFFD: one for each maximal run of bytes that begins a character, else
+// one per byte (Unicode 15, section 3.9, "maximal subparts").
 std::string replace_invalid_utf8(std::string_view text);
 
 // Returns `text` for an error message: control characters and invalid UTF-8 become '?', text beyond
@@ -44,8 +44,8 @@ std::string printable(std::string_view text, size_t max_bytes = 120);
 std::string terminal_text(std::string_view text, bool one_line = false);
 inline std::string terminal_line(std::string_view text) { return terminal_text(text, true); }
 
-// Formats and prints text that may hold foreign strings: fmt::print() of terminal_text(). Line
-// breaks stay; a name that could forge a line is passed through terminal_text() first.
+// Formats text with untrusted strings and prints terminal_text() of the result. Keeps line breaks:
+// pass a name that could forge a line through terminal_line().
 template <typename... Args>
 void print_text(std::FILE* file, fmt::format_string<Args...> format, Args&&... args) {
   fmt::print(file, "{}", terminal_text(fmt::format(format, std::forward<Args>(args)...)));
@@ -55,12 +55,12 @@ void print_text(fmt::format_string<Args...> format, Args&&... args) {
   print_text(stdout, format, std::forward<Args>(args)...);
 }
 
-// Returns `json`, which must be valid JSON, with each character inside a string that
-// terminal_text() would escape as the escape \u00XX of JSON.
+// Returns the valid JSON text `json` with JSON escapes (\u009b) for all characters that
+// terminal_text() escapes.
 std::string terminal_json(std::string_view json);
 
-// Returns a message as it is shown to the user: one line; words of more than 200 bytes, such as a
-// long path, are shortened in the middle; at most 4000 bytes.
+// Returns `message` as one line of at most 4000 bytes. Words of more than 200 bytes, such as a long
+// path, are shortened in the middle.
 std::string message_text(std::string_view message);
 
 // Returns `text` with `to` in place of each `from`, which must not be empty.

@@ -1,6 +1,5 @@
-// Depth is checked before toml++ is called: it builds, prints and destroys nested tables by
-// recursion and does not limit the dots of a key, so that "a.a.a. .. = 1" of a hundred kilobytes
-// overflows the stack.
+// Depth is checked before the call of toml++, which builds, prints and destroys nested tables by
+// recursion and does not limit the dots of a key: "a.a.a. .. = 1" of 100 kB overflows the stack.
 
 #include <toml++/toml.h>
 
@@ -42,9 +41,9 @@ int64_t line_number(std::string_view text, size_t at) {
   return 1 + std::count(text.begin(), text.begin() + static_cast<int64_t>(at), '\n');
 }
 
-// Throws UserError if brackets or dots outside strings and comments nest too deep. Up to the first
-// syntax error it sees the same strings as the parser, which reads nothing after that. Letters
-// outside ASCII are refused because the table of toml++ 3.3 lacks most below U+049A.
+// Throws UserError if brackets or dots outside strings and comments nest too deep. Finds the
+// strings of the parser up to the first syntax error, where the parser stops. Refuses letters
+// outside ASCII because the table of toml++ 3.3 lacks most letters below U+049A.
 void check_toml_depth(std::string_view text, const std::string& where) {
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
   int brackets = 0, dots = 0;

@@ -30,7 +30,7 @@ TextCodec make_text_codec(const std::shared_ptr<const io::Tokenizer>& tokenizer)
       [tokenizer](std::string_view text, const std::vector<io::TextRange>& plain,
                   bool begins_text) { return tokenizer->encode_part(text, plain, begins_text); },
       [words](const FilledText& filled) {
-        return words->encode_marked(filled.text, filled.written);
+        return words->encode_parsing_special(filled.text, filled.written);
       }};
 }
 

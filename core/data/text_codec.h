@@ -54,7 +54,8 @@ struct TextCodec {
   std::function<std::vector<int64_t>(std::string_view, const std::vector<io::TextRange>&,
                                      bool begins_text)>
       encode_part = {};
-  // For the other templates: io::WordEncoder::encode_marked(). Without it encode() is used.
+  // For the other templates: io::WordEncoder::encode_parsing_special(). Without it encode() is
+  // used.
   std::function<std::vector<int64_t>(const FilledText&)> encode_template = {};
 
   std::vector<int64_t> encode_filled(const FilledText& filled) const {

@@ -153,7 +153,7 @@ struct CacheLocation {
 // Parses --cache: "off", a folder, or "" for $XDG_CACHE_HOME/moe/tokens, else ~/.cache/moe/tokens.
 CacheLocation cache_location(const std::string& word);
 
-// Tokenizer, for token_key(): its file, which may be missing, and io::special_token_words().
+// Tokenizer, for token_key(): its file, which may be missing, and io::special_token_key().
 struct TokenizerSource {
   std::filesystem::path file;
   std::string special_tokens;

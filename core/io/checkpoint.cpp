@@ -1,25 +1,17 @@
-// Reads the config and the headers only. The index is checked against every shard.
 #include "core/io/checkpoint.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <set>
-#include <system_error>
 
 #include "core/base/error.h"
-#include "core/base/json.h"
-#include "core/base/read_file.h"
 #include "core/base/text.h"
 #include "core/io/file.h"
 #include "core/io/output_checks.h"
 #include "core/io/staged_folder.h"
-#include "core/tokenizer/stock_tokenizer.h"
-#include "core/tokenizer/tokenizer.h"
 
 namespace moe::io {
 
@@ -40,12 +32,12 @@ void check_folder(const fs::path& folder) {
   std::error_code error;
   const auto status = fs::status(folder, error);
   if (!fs::exists(status)) {
-    if (const auto replaced = find_old_folder(folder)) {
-      throw UserError(
-          "{}: no such folder; a run was killed while it replaced it, the old one is {}: rename it",
-          name, replaced->string());
-    }
-    throw UserError("{}: no such folder", name);
+    const auto old = find_old_folder(folder);
+    throw UserError("{}: no such folder{}", name,
+                    !old ? ""
+                         : fmt::format("; a run was killed while it replaced it, the old one is "
+                                       "{}: rename it",
+                                       old->string()));
   }
   USER_ERROR_IF(!fs::is_directory(status),
                 "{}: is a file; give the model folder that holds config.json", name);
@@ -54,29 +46,16 @@ void check_folder(const fs::path& folder) {
                 name);
 }
 
-[[noreturn]] void throw_no_weights(const fs::path& folder) {
-  const bool is_pickle = path_exists(folder / "pytorch_model.bin") ||
-                         path_exists(folder / "pytorch_model.bin.index.json");
-  USER_ERROR_IF(is_pickle,
-                "{0}: has pytorch_model.bin only, a Python pickle; convert it with: python -c "
-                "\"from transformers import AutoModelForCausalLM as M; "
-                "M.from_pretrained('{0}').save_pretrained('{0}')\"",
-                folder.string());
-  throw UserError("{}: has neither {} nor {}; fetch the weights", folder.string(), kSingleFile,
-                  kIndexFile);
-}
-
-// Reads the index: tensor name -> shard name.
+// Reads the map from tensor names to shard names of an index.
 std::map<std::string, std::string> read_weight_map(const fs::path& index_path) {
   const std::string where = index_path.string();
   constexpr uint64_t kMaxIndexBytes = uint64_t{256} << 20;
   const Json index = read_json(index_path, kMaxIndexBytes);
-  USER_ERROR_IF(
-      !index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object(),
-      "{}: has no 'weight_map' object; fetch it again", where);
+  const Json list = index.is_object() ? index.value("weight_map", Json()) : Json();
+  USER_ERROR_IF(!list.is_object(), "{}: has no 'weight_map' object; fetch it again", where);
   std::map<std::string, std::string> weight_map;
-  for (const auto& [tensor, unused] : index["weight_map"].items()) {
-    const std::string shard = get_string(index["weight_map"], tensor, where);
+  for (const auto& [tensor, unused] : list.items()) {
+    const std::string shard = get_string(list, tensor, where);
     USER_ERROR_IF(shard.empty() || shard == "." || shard == ".." ||
                       shard.find('/') != std::string::npos || shard.find('\0') != std::string::npos,
                   "{}: '{}' is listed in '{}', which is not a file name in this folder", where,
@@ -87,7 +66,7 @@ std::map<std::string, std::string> read_weight_map(const fs::path& index_path) {
   return weight_map;
 }
 
-// Writes `tensors` into a file in memory, which is freed with its mapping.
+// Writes `tensors` to a file in memory, which is freed with its mapping.
 SafetensorsFile file_in_memory(const std::vector<TensorSource>& tensors, const fs::path& folder) {
   Descriptor file = make_memory_file();
   write_safetensors(fmt::format("/proc/self/fd/{}", file.get()), tensors);
@@ -100,8 +79,8 @@ constexpr std::array<const char*, 9> kCopiedFiles = {
     "tokenizer.model.v3",  "added_tokens.json",  "special_tokens_map.json",
     "chat_template.jinja", "chat_template.json", "generation_config.json"};
 
-// Returns true if `target` is a blob of the Hugging Face cache that holds `folder`:
-// .../snapshots/REVISION[/...] has links to .../blobs. Both paths are resolved.
+// Returns true if `target` is a blob of the Hugging Face cache that holds `folder`, where
+// .../snapshots/REVISION[/...] has links to .../blobs. Both paths must be resolved.
 bool is_hub_blob(const fs::path& target, const fs::path& folder) {
   for (fs::path path = folder; path.has_relative_path(); path = path.parent_path()) {
     if (path.filename() == "snapshots" && target.parent_path() == path.parent_path() / "blobs") {
@@ -112,7 +91,7 @@ bool is_hub_blob(const fs::path& target, const fs::path& folder) {
 }
 
 // Returns the target of `file` if it is a link, else `file`. Throws UserError if the target is
-// outside the folder: a link in a foreign folder may name any private file of the user, and the
+// outside the folder: a link in a downloaded folder may name any private file of the user, and the
 // copy would publish it.
 fs::path resolve_link(const fs::path& file) {
   if (!fs::is_symlink(file)) {
@@ -126,8 +105,8 @@ fs::path resolve_link(const fs::path& file) {
   return target;
 }
 
-// Throws UserError if a tokenizer or generation file of `folder` has more than 1 GiB: such files
-// are copied and hashed whole, and a sparse file of any size takes no space on its own disk.
+// Throws UserError if a tokenizer or generation file of `folder` has more than 1 GiB. Such files
+// are copied and hashed as a whole, and a sparse file of any size takes no space on its own disk.
 void check_tokenizer_files(const fs::path& folder) {
   constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
   for (const char* name : kCopiedFiles) {
@@ -150,7 +129,14 @@ Checkpoint::Checkpoint(const fs::path& folder) : folder_(folder) {
   } else if (path_exists(folder_ / kIndexFile)) {
     open_shards(folder_ / kIndexFile);
   } else {
-    throw_no_weights(folder_);
+    USER_ERROR_IF(path_exists(folder_ / "pytorch_model.bin") ||
+                      path_exists(folder_ / "pytorch_model.bin.index.json"),
+                  "{0}: has pytorch_model.bin only, a Python pickle; convert it with: python -c "
+                  "\"from transformers import AutoModelForCausalLM as M; "
+                  "M.from_pretrained('{0}').save_pretrained('{0}')\"",
+                  folder_.string());
+    throw UserError("{}: has neither {} nor {}; fetch the weights", folder_.string(), kSingleFile,
+                    kIndexFile);
   }
   check_tokenizer_files(folder_);
 }
@@ -159,7 +145,7 @@ void Checkpoint::add_file(SafetensorsFile file) {
   files_.push_back(std::make_shared<const SafetensorsFile>(std::move(file)));
   for (const auto& tensor : files_.back()->tensors()) {
     const auto [place, is_new] =
-        where_.try_emplace(tensor.name, Place{files_.size() - 1, tensor, tensor.name});
+        places_.try_emplace(tensor.name, Place{files_.size() - 1, tensor, tensor.name});
     USER_ERROR_IF(!is_new, "{}: '{}' is in {} and in {}; fetch the folder again", folder_.string(),
                   printable(tensor.name), files_.at(place->second.file)->path().filename().string(),
                   files_.back()->path().filename().string());
@@ -167,21 +153,21 @@ void Checkpoint::add_file(SafetensorsFile file) {
 }
 
 Checkpoint Checkpoint::as_model(Json config, const std::map<std::string, std::string>& sources,
-                                const std::vector<TensorSource>& made, EditedFiles edited) const {
+                                const std::vector<TensorSource>& new_tensors,
+                                EditedFiles edited) const {
   Checkpoint model;
   model.folder_ = folder_;
   model.config_ = std::move(config);
   model.edited_ = std::move(edited);
-  model.add_file(file_in_memory(made, folder_));
-  const auto in_memory = model.where_;
-  const size_t first = model.files_.size();
+  model.add_file(file_in_memory(new_tensors, folder_));
+  const auto in_memory = model.places_;
   model.files_.insert(model.files_.end(), files_.begin(), files_.end());
   for (const auto& [name, source] : sources) {
-    const auto own = in_memory.find(source);
-    Place stored = own != in_memory.end() ? own->second : find_place(source);
-    stored.file += own != in_memory.end() ? 0 : first;
+    const bool is_new = in_memory.contains(source);
+    Place stored = is_new ? in_memory.at(source) : find_place(source);
+    stored.file += is_new ? 0 : 1;  // file 0 is in memory
     stored.info.name = name;
-    MOE_CHECK(model.where_.emplace(name, std::move(stored)).second, "duplicate tensor {}", name);
+    MOE_CHECK(model.places_.emplace(name, std::move(stored)).second, "duplicate tensor {}", name);
   }
   return model;
 }
@@ -200,13 +186,13 @@ void Checkpoint::open_shards(const fs::path& index_path) {
     add_file(SafetensorsFile(folder_ / shard));
   }
   for (const auto& [tensor, shard] : weight_map) {
-    const auto found = where_.find(tensor);
+    const auto place = places_.find(tensor);
     USER_ERROR_IF(
-        found == where_.end() || files_.at(found->second.file)->path().filename() != shard,
+        place == places_.end() || files_.at(place->second.file)->path().filename() != shard,
         "{}: says that '{}' is in shard '{}', which does not hold it; fetch both again", where,
         printable(tensor), printable(shard));
   }
-  for (const auto& [tensor, place] : where_) {
+  for (const auto& [tensor, place] : places_) {
     USER_ERROR_IF(weight_map.count(tensor) == 0,
                   "{}: does not list '{}', which shard '{}' holds; fetch both again", where,
                   printable(tensor), files_.at(place.file)->path().filename().string());
@@ -215,21 +201,18 @@ void Checkpoint::open_shards(const fs::path& index_path) {
 
 std::vector<TensorInfo> Checkpoint::tensors() const {
   std::vector<TensorInfo> all;
-  all.reserve(where_.size());
-  for (const auto& [name, place] : where_) {
+  for (const auto& [name, place] : places_) {
     all.push_back(place.info);
   }
   return all;
 }
 
 const Checkpoint::Place& Checkpoint::find_place(const std::string& name) const {
-  const auto found = where_.find(name);
-  USER_ERROR_IF(found == where_.end(), "{}: tensor '{}' is missing", folder_.string(),
+  const auto place = places_.find(name);
+  USER_ERROR_IF(place == places_.end(), "{}: tensor '{}' is missing", folder_.string(),
                 printable(name));
-  return found->second;
+  return place->second;
 }
-
-const TensorInfo& Checkpoint::info(const std::string& name) const { return find_place(name).info; }
 
 std::span<const std::byte> Checkpoint::bytes(const std::string& name) const {
   const Place& stored = find_place(name);

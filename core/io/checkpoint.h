@@ -1,6 +1,6 @@
 #pragma once
-// A checkpoint folder: config.json, one model.safetensors or an index with shards, tokenizer files.
-// Reading checks that index and shards agree (core/io/formats.md).
+// A checkpoint folder: config.json, one model.safetensors or an index with shards, tokenizer files
+// (core/io/formats.md).
 
 #include <filesystem>
 #include <map>
@@ -17,34 +17,35 @@ namespace moe::io {
 
 class Checkpoint {
  public:
-  // Maps every shard and reads the headers only. Throws UserError if `folder` is not a folder, has
+  // Maps every shard and reads only the headers. Throws UserError if `folder` is not a folder, has
   // no config.json or no weights, if the index names a missing shard or disagrees with a shard, or
-  // if a tensor is in two shards. model.safetensors wins over an index.
+  // if a tensor is in two shards. model.safetensors takes precedence over an index.
   explicit Checkpoint(const std::filesystem::path& folder);
 
-  // Returns this checkpoint as another model, of which no folder is written. `made` are written to
-  // memory. Tensor `name` of the result is the tensor `sources[name]` of `made`, else of this
+  // Returns a checkpoint of another model without writing its folder. Writes `new_tensors` to
+  // memory. Tensor `name` of the result is tensor `sources[name]` of `new_tensors`, else of this
   // folder, mapped in place. Tokenizer files are those of this folder, or the texts `edited`.
   Checkpoint as_model(Json config, const std::map<std::string, std::string>& sources,
-                      const std::vector<TensorSource>& made, EditedFiles edited = {}) const;
+                      const std::vector<TensorSource>& new_tensors, EditedFiles edited = {}) const;
 
   const std::filesystem::path& folder() const { return folder_; }
   const Json& config() const { return config_; }
   std::string config_name() const { return (folder_ / "config.json").string(); }  // for errors
-  const EditedFiles& edited_files() const { return edited_; }  // in place of those of the folder
+  const EditedFiles& edited_files() const { return edited_; }  // replace files of the folder
   std::vector<TensorInfo> tensors() const;                     // of all shards, by name
-  bool has(const std::string& name) const { return where_.count(name) > 0; }
-  // These throw UserError if the tensor is missing.
-  const TensorInfo& info(const std::string& name) const;
+  bool has(const std::string& name) const { return places_.count(name) > 0; }
+  // Return the description and the mapped bytes of a tensor. Throw UserError if it is missing.
+  const TensorInfo& info(const std::string& name) const { return find_place(name).info; }
   std::span<const std::byte> bytes(const std::string& name) const;
-  // Returns the file that holds the tensor. It stays mapped while a copy of the pointer lives.
+  // Returns the file that holds the tensor. Throws UserError if the tensor is missing. The file
+  // stays mapped while a copy of the pointer lives.
   const std::shared_ptr<const SafetensorsFile>& tensor_file(const std::string& name) const;
 
  private:
   struct Place {
     size_t file = 0;
     TensorInfo info;
-    std::string stored_name;  // in that file
+    std::string stored_name;  // name of the tensor in that file
   };
   Checkpoint() = default;
   void add_file(SafetensorsFile file);
@@ -55,21 +56,21 @@ class Checkpoint {
   Json config_;
   EditedFiles edited_;
   std::vector<std::shared_ptr<const SafetensorsFile>> files_;
-  std::map<std::string, Place> where_;
+  std::map<std::string, Place> places_;
 };
 
 // Throws UserError if the disk of `folder`, or of its nearest existing parent, has less than
 // `bytes` free.
 void check_space(const std::filesystem::path& folder, uint64_t bytes);
 
-// Makes `to` with the bytes and the mode of `from` (less the umask), so that a private file stays
+// Copies the file `from` to `to` with its mode (less the umask), so that a private file stays
 // private. Throws UserError if `from` cannot be read or the disk is full.
 void copy_with_mode(const std::filesystem::path& from, const std::filesystem::path& to);
 
 // Copies tokenizer and generation files of `from` by their exact names, with their modes, and
-// writes the texts `edited` over them. Writes llama_tokenizer_config() where a tokenizer.model
-// comes without tokenizer_config.json (formats.md). Throws UserError if one is a link to a file
-// that is neither in `from` nor in the Hugging Face cache that holds `from`.
+// writes the texts `edited` over them. Writes llama_tokenizer_config() for a tokenizer.model
+// without tokenizer_config.json (formats.md). Throws UserError if a file is a link to a target
+// outside `from` and outside the Hugging Face cache that holds `from`.
 void copy_tokenizer_files(const std::filesystem::path& from, const std::filesystem::path& to,
                           const EditedFiles& edited = {});
 

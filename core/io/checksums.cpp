@@ -3,7 +3,6 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include <algorithm>
 #include <vector>
 
 #include "core/base/error.h"
@@ -19,18 +18,17 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kChecksumsFile = "checksums.json";
-constexpr size_t kHashBlockBytes = size_t{1} << 20;
 
 template <typename Each>
 void for_each_block(FileReader& in, Each each) {
-  std::vector<char> block(kHashBlockBytes);
+  std::vector<char> block(size_t{1} << 20);
   while (const auto count = in.sgetn(block.data(), static_cast<std::streamsize>(block.size()))) {
     each(std::span<const char>(block).first(static_cast<size_t>(count)));
   }
 }
 
-// Returns the checksum of a file. Reads instead of mapping: a file that another process truncates
-// meanwhile is an error, not a signal. Throws UserError if it cannot be read.
+// Returns the checksum of a file. Reads instead of mapping, so that truncation by another process
+// is an error, not a signal. Throws UserError if the file cannot be read.
 std::string file_checksum(const fs::path& file) {
   FileReader in(file);
   XXH3_state_t state;
@@ -41,26 +39,12 @@ std::string file_checksum(const fs::path& file) {
   return fmt::format("{:016x}", XXH3_64bits_digest(&state));
 }
 
-// Names that begin with a dot are made by the system (.nfs0012, .DS_Store), not by a run.
-bool is_hidden(const std::string& name) { return name.starts_with('.'); }
-
-std::vector<fs::path> files_to_hash(const fs::path& folder) {
-  std::vector<fs::path> files;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    if (entry.is_regular_file() && name != kChecksumsFile && !is_hidden(name)) {
-      files.push_back(entry.path());
-    }
-  }
-  std::sort(files.begin(), files.end());
-  return files;
-}
-
-// Returns the checksum of the list, independent of its layout: names ascend, no white space.
-std::string list_checksum(const Json& sums) { return checksum_text(sums.dump()); }
+// Returns true if the list has a checksum of the file `name`. Files whose names begin with a dot
+// (.nfs0012, .DS_Store) belong to the system.
+bool is_hashed(const std::string& name) { return name != kChecksumsFile && !name.starts_with('.'); }
 
 std::optional<std::string> find_damaged_file(const fs::path& folder, const Json& sums) {
-  for (const auto& [name, want] : sums.items()) {
+  for (const auto& [name, expected] : sums.items()) {
     if (name.empty() || name.find('/') != std::string::npos) {
       return fmt::format("{} names '{}', which is no file of the folder", kChecksumsFile,
                          printable(name));
@@ -74,7 +58,7 @@ std::optional<std::string> find_damaged_file(const fs::path& folder, const Json&
     if (type == fs::file_type::none) {
       return fmt::format("{} cannot be read: {}", name, error.message());
     }
-    if (!want.is_string() || file_checksum(file) != want.get<std::string>()) {
+    if (expected != file_checksum(file)) {
       return name + " is not as it was written";
     }
   }
@@ -84,7 +68,7 @@ std::optional<std::string> find_damaged_file(const fs::path& folder, const Json&
 std::optional<std::string> find_added_file(const fs::path& folder, const Json& sums) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    if (name != kChecksumsFile && !is_hidden(name) && !sums.contains(name)) {
+    if (is_hashed(name) && !sums.contains(name)) {
       return fmt::format("'{}' was added later ({} does not list it)", printable(name),
                          kChecksumsFile);
     }
@@ -121,13 +105,13 @@ void ContentHash::update_file(const fs::path& file, const std::function<void()>&
   FileReader in(file);
   const uint64_t length = fs::file_size(file);
   update(std::as_bytes(std::span(&length, 1)));
-  uint64_t seen = 0;
+  uint64_t bytes = 0;
   for_each_block(in, [&](std::span<const char> block) {
-    seen += block.size();
+    bytes += block.size();
     update(std::as_bytes(block));
     on_block();
   });
-  USER_ERROR_IF(seen != length,
+  USER_ERROR_IF(bytes != length,
                 "{}: changed while it was read; start again when nothing writes to it",
                 file.string());
 }
@@ -144,21 +128,24 @@ std::string checksum_text(std::string_view bytes) {
 
 void write_checksums(const fs::path& folder) {
   Json sums = Json::object();
-  for (const auto& file : files_to_hash(folder)) {
-    sums[file.filename().string()] = file_checksum(file);
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (entry.is_regular_file() && is_hashed(name)) {
+      sums[name] = file_checksum(entry.path());
+    }
   }
-  const OrderedJson json = {{"xxh3", sums}, {"list", list_checksum(sums)}};
+  const OrderedJson json = {{"xxh3", sums}, {"list", checksum_text(sums.dump())}};
   write_file(folder / kChecksumsFile, json.dump(2) + "\n");
 }
 
 std::optional<std::string> find_damage(const fs::path& folder) {
   try {
     const Json json = read_json(folder / kChecksumsFile, uint64_t{1} << 24);
-    if (!json.is_object() || !json.contains("xxh3") || !json["xxh3"].is_object()) {
+    const Json sums = json.is_object() ? json.value("xxh3", Json()) : Json();
+    if (!sums.is_object()) {
       return fmt::format("{} is not a list of checksums", kChecksumsFile);
     }
-    const Json& sums = json["xxh3"];
-    if (json.contains("list") && json["list"] != list_checksum(sums)) {
+    if (json.contains("list") && json["list"] != checksum_text(sums.dump())) {
       return fmt::format("{} is not as it was written", kChecksumsFile);
     }
     const auto damage = find_damaged_file(folder, sums);

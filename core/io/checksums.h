@@ -1,7 +1,7 @@
 #pragma once
-// XXH3 hashes: of content, at 128 bits, to name a cache by what it was made from; and of a folder's
-// files, at 64 bits, to detect damage before they are used. XXH3 runs at the speed of memory and
-// detects accidents; it is no signature.
+// XXH3 hashes: 128 bits of content, the key of a cache; 64 bits of each file of a folder, to detect
+// damage before the files are used. XXH3 runs at the speed of memory. It detects accidents, not
+// forgeries.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace moe::io {
 struct Digest {
   uint64_t high = 0, low = 0;
   bool operator==(const Digest&) const = default;
-  std::string hex() const;  // 32 digits
+  std::string hex() const;  // 32 hexadecimal digits
 };
 
 class ContentHash {
@@ -31,11 +31,11 @@ class ContentHash {
   void update(std::span<const std::byte> bytes);
   // Adds the length, then the text, so that ("ab", "c") and ("a", "bc") differ.
   void update_text(std::string_view text);
-  // Adds the length and the bytes of a file, a block at a time. `on_block` is called between blocks
-  // and may throw. Throws UserError if the file is missing, not a regular file or not readable, or
-  // if its length changes meanwhile.
+  // Adds the length and the bytes of a file. Calls `on_block`, which may throw, after every block.
+  // Throws UserError if the file is missing, not a regular file or not readable, or if its length
+  // changes meanwhile.
   void update_file(const std::filesystem::path& file, const std::function<void()>& on_block);
-  Digest digest() const;  // of everything added so far
+  Digest digest() const;  // of all bytes added so far
 
  private:
   struct State;
@@ -49,12 +49,12 @@ std::string checksum_text(std::string_view bytes);
 
 // Writes FOLDER/checksums.json with the checksum of every other regular file of the folder whose
 // name does not begin with a dot: {"xxh3": {"model.safetensors": "0123456789abcdef", ...}, "list":
-// checksum of "xxh3" itself}.
+// checksum of "xxh3"}.
 void write_checksums(const std::filesystem::path& folder);
 
-// Returns a description of the first damage: a file that is missing, has other content than when
-// the checksums were written, or was added later; a list that was changed. Returns nothing if there
-// is none. A list of an older version, without a checksum of itself, is trusted.
+// Returns a description of the first damage: a file that is missing, was changed or was added after
+// the checksums were written, or a changed list. Returns nothing if there is none. Trusts a list of
+// an older version, which has no checksum of the list.
 std::optional<std::string> find_damage(const std::filesystem::path& folder);
 
 }  // namespace moe::io

@@ -11,21 +11,30 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
-#include <cstdint>
 #include <cstring>
 #include <mutex>
 #include <random>
-#include <string>
 #include <system_error>
-#include <utility>
 
 #include "core/base/error.h"
-#include "core/base/read_file.h"
 #include "core/base/text.h"
 
 namespace moe::io {
 
 namespace fs = std::filesystem;
+
+// Memory that is mapped from the file `name`. A signal handler may neither lock nor allocate, so
+// the ranges form a linked list that only grows at its front; entries are reused, never freed.
+// Threads may add and remove ranges while another thread faults.
+struct MappedRange {
+  static constexpr size_t kMaxName = 1024;
+
+  std::atomic<bool> taken{true};
+  std::atomic<uintptr_t> begin{0};
+  std::atomic<uintptr_t> end{0};          // set last, cleared first; 0: entry not in use
+  std::array<char, kMaxName + 4> name{};  // printable, ends with 0
+  MappedRange* next = nullptr;
+};
 
 namespace {
 
@@ -43,8 +52,7 @@ std::string random_letters() {
   return letters;
 }
 
-// Throws for errno of a failed call: throw_write_error() of `path` if the disk is full, else
-// fail_file() of `place`.
+// Throws the error for errno: that `path` fills the disk, else that `place` fails at `action`.
 [[noreturn]] void throw_path_error(const fs::path& path, const fs::path& place,
                                    const char* action) {
   if (errno == ENOSPC || errno == EDQUOT) {
@@ -53,29 +61,25 @@ std::string random_letters() {
   fail_file(place.string(), action);
 }
 
-// Creates a file `front`XXXXXX and sets `path` to its name.
-Descriptor make_unique_file(const std::string& front, mode_t mode, fs::path& path) {
+// Creates a file PREFIXxxxxxx and sets `path` to its name.
+Descriptor make_unique_file(const std::string& prefix, mode_t mode, fs::path& path) {
   for (;;) {
-    path = front + random_letters();
+    path = prefix + random_letters();
     Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode));
     if (file.is_open()) {
       return file;
     }
     if (errno != EEXIST && errno != EINTR) {
-      throw_path_error(path, parent_folder(front), "no file can be written there");
+      throw_path_error(path, parent_folder(prefix), "no file can be written there");
     }
   }
 }
 
-// Locks the file. Blocks while a sweep holds the lock, because is_linked() is only valid after the
-// sweep. On file systems without locks a sweep removes nothing.
-void lock_partial(const Descriptor& file) {
+// Locks a new partial file; blocks while a sweep holds the lock. Returns false if the sweep removed
+// the file. On file systems without locks a sweep removes nothing.
+bool lock_partial(const Descriptor& file) {
   while (::flock(file.get(), LOCK_EX) != 0 && errno == EINTR) {
   }
-}
-
-// Returns false if a sweep removed the file after it was made and before it was locked.
-bool is_linked(const Descriptor& file) {
   struct stat status {};
   return ::fstat(file.get(), &status) == 0 && status.st_nlink > 0;
 }
@@ -92,10 +96,105 @@ bool is_partial_name(std::string_view name,
          is_target(name.substr(0, target));
 }
 
-bool is_own_and_begins_with(const Descriptor& file, std::string_view first_bytes) {
-  struct stat status {};
-  return ::fstat(file.get(), &status) == 0 && status.st_nlink == 1 &&
-         status.st_uid == ::geteuid() && read_start(file, first_bytes.size()) == first_bytes;
+using Handler = struct sigaction;
+
+// Initialized at compile time and never destroyed: a signal may come at any time.
+struct Shared {
+  std::atomic<MappedRange*> first{nullptr};
+  Handler previous = {};  // written once, before our handler is installed
+};
+Shared& shared() {
+  static constinit Shared instance;
+  return instance;
+}
+
+void write_text(const char* text) {
+  for (size_t left = std::strlen(text); left > 0;) {
+    const ssize_t written = ::write(STDERR_FILENO, text, left);
+    if (written <= 0) {
+      return;
+    }
+    text += written;
+    left -= static_cast<size_t>(written);
+  }
+}
+
+// Returns the range that contains `address`, or null.
+const MappedRange* find_range(const void* address) {
+  const auto byte = reinterpret_cast<uintptr_t>(address);
+  for (const MappedRange* range = shared().first.load(); range != nullptr; range = range->next) {
+    if (byte < range->end.load() && byte >= range->begin.load()) {
+      return range;
+    }
+  }
+  return nullptr;
+}
+
+// Calls the previous handler, or restores the default action.
+void call_previous_handler(int signal, siginfo_t* info, void* context) {
+  const Handler& previous = shared().previous;
+  if ((previous.sa_flags & SA_SIGINFO) != 0 && previous.sa_sigaction != nullptr) {
+    previous.sa_sigaction(signal, info, context);
+  } else if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) {
+    previous.sa_handler(signal);
+  } else {
+    // A fault repeats when the instruction is retried; a sent signal must be raised again.
+    ::sigaction(signal, &previous, nullptr);
+    if (info->si_code <= 0) {
+      ::raise(signal);
+    }
+  }
+}
+
+void handle_sigbus(int signal, siginfo_t* info, void* context) {
+  const bool is_fault = info->si_code > 0;
+  const MappedRange* range = is_fault ? find_range(info->si_addr) : nullptr;
+  if (range == nullptr) {
+    call_previous_handler(signal, info, context);
+    return;
+  }
+  write_text("moe: ");
+  write_text(range->name.data());
+  write_text(
+      ": was cut short while it was read, or its disk failed; put the whole file there and start "
+      "again\n");
+  ::_exit(1);
+}
+
+void install_handler() {
+  Handler ours = {};
+  ours.sa_sigaction = handle_sigbus;
+  ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigemptyset(&ours.sa_mask);
+  ::sigaction(SIGBUS, nullptr, &shared().previous);
+  ::sigaction(SIGBUS, &ours, nullptr);
+}
+
+// Returns an unused entry of the list, or adds a new one.
+MappedRange* take_range() {
+  for (MappedRange* range = shared().first.load(); range != nullptr; range = range->next) {
+    if (!range->taken.exchange(true)) {
+      return range;
+    }
+  }
+  auto* range = new MappedRange;  // NOLINT(cppcoreguidelines-owning-memory): never freed
+  range->next = shared().first.load();
+  while (!shared().first.compare_exchange_weak(range->next, range)) {
+  }
+  return range;
+}
+
+MappedRange* add_range(const void* data, size_t bytes, const fs::path& path) {
+  static std::once_flag installed;
+  std::call_once(installed, install_handler);
+  const std::string name = printable(path.string(), MappedRange::kMaxName);
+  MappedRange* range = take_range();
+  std::copy_n(name.c_str(), std::min(name.size() + 1, range->name.size()), range->name.begin());
+  range->name.back() = '\0';
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  range->begin = begin;
+  range->end = begin + bytes;
+  return range;
 }
 
 }  // namespace
@@ -117,12 +216,12 @@ void throw_write_error(int error, const fs::path& path) {
 
 void write_all(const Descriptor& file, std::span<const std::byte> bytes, const fs::path& path,
                std::optional<uint64_t> offset) {
-  constexpr size_t kLargestPiece = size_t{64} << 20;  // one write() takes at most 2 GiB anyway
+  constexpr size_t kMaxBlockBytes = size_t{64} << 20;  // one write() takes at most 2 GiB
   while (!bytes.empty()) {
-    const size_t piece = std::min(bytes.size(), kLargestPiece);
+    const size_t size = std::min(bytes.size(), kMaxBlockBytes);
     const ssize_t written =
-        offset ? ::pwrite(file.get(), bytes.data(), piece, static_cast<off_t>(*offset))
-               : ::write(file.get(), bytes.data(), piece);
+        offset ? ::pwrite(file.get(), bytes.data(), size, static_cast<off_t>(*offset))
+               : ::write(file.get(), bytes.data(), size);
     if (written > 0) {
       bytes = bytes.subspan(static_cast<size_t>(written));
       offset = offset ? std::optional(*offset + static_cast<uint64_t>(written)) : offset;
@@ -151,7 +250,7 @@ std::string read_file_start(const fs::path& file, size_t max_bytes) {
   // O_NONBLOCK: opening a named pipe must not wait for a writer.
   const Descriptor opened(check_opened(
       ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK), file.string()));
-  return read_start(opened, max_bytes).value_or("");
+  return read_start(opened, max_bytes);
 }
 
 FileReader read_again(const Descriptor& file, const fs::path& path) {
@@ -199,8 +298,7 @@ std::string size_text(uint64_t bytes) {
 PartialFile::PartialFile(fs::path target, mode_t mode) : target_(std::move(target)) {
   do {
     file_ = make_unique_file(target_.string() + std::string(kMark), mode, path_);
-    lock_partial(file_);
-  } while (!is_linked(file_));
+  } while (!lock_partial(file_));
 }
 
 PartialFile::~PartialFile() {
@@ -242,132 +340,14 @@ void sweep_partial_files(const fs::path& folder,
     // O_NONBLOCK: opening a named pipe must not wait for its other end.
     const Descriptor file(
         ::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-    if (file.is_open() && is_own_and_begins_with(file, first_bytes) &&
+    struct stat status {};
+    if (file.is_open() && ::fstat(file.get(), &status) == 0 && status.st_nlink == 1 &&
+        status.st_uid == ::geteuid() && read_start(file, first_bytes.size()) == first_bytes &&
         ::flock(file.get(), LOCK_EX | LOCK_NB) == 0) {
       ::unlink(entry.path().c_str());
     }
   }
 }
-
-// Memory that is mapped from the file `name`. A signal handler may neither lock nor allocate, so
-// the ranges form a list that only grows at its front: an entry that is given back is used again
-// and never freed. Any thread may add and remove ranges while another one faults.
-struct MappedRange {
-  static constexpr size_t kMaxName = 1024;
-
-  std::atomic<bool> taken{true};
-  std::atomic<uintptr_t> begin{0};
-  std::atomic<uintptr_t> end{0};          // set last, cleared first; 0: the entry is not in use
-  std::array<char, kMaxName + 4> name{};  // printable, ends with 0
-  MappedRange* next = nullptr;
-};
-
-namespace {
-
-using Handler = struct sigaction;
-
-// Initialized at compile time and never destroyed: a signal may come at any time.
-struct Shared {
-  std::atomic<MappedRange*> first{nullptr};
-  Handler before = {};  // written once, before our handler is installed
-};
-Shared& shared() {
-  static constinit Shared instance;
-  return instance;
-}
-
-void write_text(const char* text) {
-  for (size_t left = std::strlen(text); left > 0;) {
-    const ssize_t written = ::write(STDERR_FILENO, text, left);
-    if (written <= 0) {
-      return;
-    }
-    text += written;
-    left -= static_cast<size_t>(written);
-  }
-}
-
-// Returns the range that holds `address`, or null.
-const MappedRange* find_range(const void* address) {
-  const auto at = reinterpret_cast<uintptr_t>(address);
-  for (const MappedRange* range = shared().first.load(); range != nullptr; range = range->next) {
-    if (at < range->end.load() && at >= range->begin.load()) {
-      return range;
-    }
-  }
-  return nullptr;
-}
-
-// Calls the previous handler, or restores the default action.
-void call_previous_handler(int signal, siginfo_t* info, void* context) {
-  const Handler& before = shared().before;
-  if ((before.sa_flags & SA_SIGINFO) != 0 && before.sa_sigaction != nullptr) {
-    before.sa_sigaction(signal, info, context);
-  } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
-    before.sa_handler(signal);
-  } else {
-    // A fault repeats when the instruction is retried; a signal that was sent is sent again.
-    ::sigaction(signal, &before, nullptr);
-    if (info->si_code <= 0) {
-      ::raise(signal);
-    }
-  }
-}
-
-void handle_sigbus(int signal, siginfo_t* info, void* context) {
-  const bool is_fault = info->si_code > 0;
-  const MappedRange* range = is_fault ? find_range(info->si_addr) : nullptr;
-  if (range == nullptr) {
-    call_previous_handler(signal, info, context);
-    return;
-  }
-  write_text("moe: ");
-  write_text(range->name.data());
-  write_text(
-      ": was cut short while it was read, or its disk failed; put the whole file there and start "
-      "again\n");
-  ::_exit(1);
-}
-
-void install_handler() {
-  Handler ours = {};
-  ours.sa_sigaction = handle_sigbus;
-  ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
-  sigemptyset(&ours.sa_mask);
-  ::sigaction(SIGBUS, nullptr, &shared().before);
-  ::sigaction(SIGBUS, &ours, nullptr);
-}
-
-// Returns an unused range of the list, or adds a new one.
-MappedRange* take_range() {
-  for (MappedRange* range = shared().first.load(); range != nullptr; range = range->next) {
-    if (!range->taken.exchange(true)) {
-      return range;
-    }
-  }
-  auto* range = new MappedRange;  // NOLINT(cppcoreguidelines-owning-memory): never freed
-  range->next = shared().first.load();
-  while (!shared().first.compare_exchange_weak(range->next, range)) {
-  }
-  return range;
-}
-
-MappedRange* add_range(const void* data, size_t bytes, const fs::path& path) {
-  static std::once_flag installed;
-  std::call_once(installed, install_handler);
-  const std::string name = printable(path.string(), MappedRange::kMaxName);
-  MappedRange* range = take_range();
-  std::copy_n(name.c_str(), std::min(name.size() + 1, range->name.size()), range->name.begin());
-  range->name.back() = '\0';
-  const auto begin = reinterpret_cast<uintptr_t>(data);
-  range->begin = begin;
-  range->end = begin + bytes;
-  return range;
-}
-
-}  // namespace
-
-MappedFile::MappedFile(const fs::path& path) : MappedFile(open_to_read(path), path) {}
 
 MappedFile::MappedFile(Descriptor file, const fs::path& path) : descriptor_(std::move(file)) {
   struct stat status {};
@@ -394,12 +374,6 @@ MappedFile::~MappedFile() {
   }
 }
 
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : descriptor_(std::move(other.descriptor_)),
-      data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)),
-      range_(std::exchange(other.range_, nullptr)) {}
-
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(descriptor_, other.descriptor_);
   std::swap(data_, other.data_);
@@ -414,8 +388,7 @@ void MappedFile::drop(std::span<const std::byte> part) const {
   }
   MOE_CHECK(part.data() >= data_ && part.data() + part.size() <= data_ + size_);
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  // The mapping starts on a page boundary. If the first or last page is shared with another tensor,
-  // reading that tensor costs a minor fault.
+  // The mapping starts on a page boundary; other tensors on the outer pages cost a minor fault.
   const auto offset = static_cast<size_t>(part.data() - data_);
   const size_t first = offset / page * page;
   ::madvise(const_cast<std::byte*>(data_) + first, offset + part.size() - first, MADV_DONTNEED);

@@ -1,7 +1,7 @@
 #pragma once
-// Writing of files with interrupted calls, short writes and full disks handled, files that appear
-// under their name whole or not at all, and mapped files. Files are opened for reading by
-// core/base/read_file.h.
+// Writing of files (handles interrupted calls, short writes and full disks), files that appear
+// under their name complete or not at all, and mapped files. core/base/read_file.h opens files for
+// reading.
 
 #include <sys/types.h>
 
@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "core/base/read_file.h"
 
@@ -24,23 +25,22 @@ Descriptor create_file(const std::filesystem::path& path);
 // Throws UserError "disk full" if `error` is ENOSPC, EDQUOT or EFBIG, else std::system_error.
 [[noreturn]] void throw_write_error(int error, const std::filesystem::path& path);
 
-// Writes all of `bytes` at the file's position, or at byte `offset`. `path` names the file in
-// errors.
+// Writes `bytes` at the file's position, or at byte `offset`. `path` names the file in errors.
 void write_all(const Descriptor& file, std::span<const std::byte> bytes,
                const std::filesystem::path& path, std::optional<uint64_t> offset = {});
 // Blocks until the file, or the entries of the folder, are on the disk.
 void sync(const Descriptor& file, const std::filesystem::path& path);
 void sync_folder(const std::filesystem::path& folder);
 
-// Returns `descriptor`, the result of open() for `file`. Throws std::runtime_error if it failed
-// because too many files are open: callers take other failures as "no such file of ours".
+// Returns `descriptor`, the result of open() for `file`. Throws std::runtime_error if open() failed
+// because too many files are open. Callers treat other failures as a missing file.
 int check_opened(int descriptor, const std::string& file);
 
-// Returns up to `max_bytes` bytes from the start of `file`. Returns "" if it cannot be opened, is a
-// link or is not a regular file. Throws as check_opened() does if too many files are open.
+// Returns up to `max_bytes` bytes from the start of `file`, or "" if it cannot be opened, is a link
+// or is not a regular file. Throws std::runtime_error if too many files are open.
 std::string read_file_start(const std::filesystem::path& file, size_t max_bytes);
 
-// Returns a reader of the open `file`, whose offset it shares.
+// Returns a reader of the open `file`. Both share one offset.
 FileReader read_again(const Descriptor& file, const std::filesystem::path& path);
 
 // Writes and syncs a small file.
@@ -52,16 +52,16 @@ std::filesystem::path parent_folder(const std::filesystem::path& path);
 // Returns true if `path` exists; a dangling symbolic link counts.
 bool is_taken(const std::filesystem::path& path);
 
-// Returns `bytes` for people, in decimal units as disks are sold: "13.5 GB", "812 bytes".
+// Returns `bytes` as text in decimal units: "13.5 GB", "812 bytes".
 std::string size_text(uint64_t bytes);
 
-// A file that appears under its name whole or not at all: it is written as NAME.partial-XXXXXX and
-// renamed by commit(). Several processes may write the same name at once, each its own file; the
-// last commit wins. sweep_partial_files() removes the partial file of a killed process.
+// A file that appears under its name complete or not at all. It is written as NAME.partial-XXXXXX
+// and renamed by commit(). Several processes may write the same name at once, each its own file;
+// the last commit wins. sweep_partial_files() removes the partial file of a killed process.
 class PartialFile {
  public:
   // The folder of `target` must exist. `mode` is that of open(2). Throws UserError if no file can
-  // be made there.
+  // be created there.
   explicit PartialFile(std::filesystem::path target, mode_t mode = 0666);
   ~PartialFile();  // removes the file if it was not committed
   PartialFile(const PartialFile&) = delete;
@@ -79,8 +79,8 @@ class PartialFile {
 // Writes a small file as a PartialFile. A symbolic link of that name is replaced, not followed.
 void write_whole(const std::filesystem::path& file, const std::string& text);
 
-// Creates a file without a name in `folder`. Its space is freed when it is closed, also if the
-// process is killed.
+// Creates a file without a name in `folder`. Its space is freed when it is closed or the process
+// ends.
 Descriptor make_nameless_file(const std::filesystem::path& folder);
 
 // Removes the partial files of `folder` that no process is writing: regular files of this user that
@@ -90,7 +90,7 @@ void sweep_partial_files(const std::filesystem::path& folder,
                          const std::function<bool(std::string_view)>& is_target,
                          std::string_view first_bytes);
 
-struct MappedRange;  // file.cpp: an entry in the list that the handler of SIGBUS searches
+struct MappedRange;  // entry of the list that the SIGBUS handler searches (file.cpp)
 
 // A file mapped read-only. Its pages belong to the kernel's page cache and are not anonymous memory
 // of this process. Spans are valid while the object lives. A write through a span ends the process.
@@ -102,19 +102,19 @@ struct MappedRange;  // file.cpp: an entry in the list that the handler of SIGBU
 class MappedFile {
  public:
   // Throws UserError if the file is missing, not a regular file, not readable or cannot be mapped.
-  explicit MappedFile(const std::filesystem::path& path);
+  explicit MappedFile(const std::filesystem::path& path) : MappedFile(open_to_read(path), path) {}
   // Maps a file that is open for reading; `path` names it in errors.
   MappedFile(Descriptor file, const std::filesystem::path& path);
   ~MappedFile();
-  MappedFile(MappedFile&& other) noexcept;
+  MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
   MappedFile& operator=(MappedFile&& other) noexcept;
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   int descriptor() const { return descriptor_.get(); }  // for copies inside the kernel
-  // Unmaps the pages of `part`, so that a streaming copy keeps none resident. Later reads take them
-  // from the page cache, or from the disk.
+  // Unmaps the pages of `part`, so that a streaming copy keeps none resident. Later reads load them
+  // from the page cache or the disk.
   void drop(std::span<const std::byte> part) const;
 
  private:

@@ -19,10 +19,10 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr size_t kSumDigits = 16;
+constexpr size_t kChecksumDigits = 16;
 constexpr std::chrono::seconds kSyncPeriod{2};
 
-// The lock for appending. On file systems without locks an append is one write.
+// Lock of the file, for appending. File systems without locks append a line in one write, too.
 class Lock {
  public:
   explicit Lock(const Descriptor& file) : descriptor_(file.get()) {
@@ -61,13 +61,9 @@ LineLog::LineLog(fs::path file, const std::string& title)
       file_(open_to_append(path_)),
       synced_(std::chrono::steady_clock::now()) {
   const Lock lock(file_);
-  read(title);
-}
-
-void LineLog::read(const std::string& title) {
   const std::string text = read_again(file_, path_).read_rest(std::numeric_limits<uint64_t>::max());
   const std::string head = title + "\n";
-  // An incomplete title is that of a log whose first write was interrupted.
+  // An incomplete title: the first write of the log was interrupted.
   USER_ERROR_IF(text.compare(0, head.size(), head, 0, std::min(text.size(), head.size())) != 0,
                 "{}: does not begin with '{}', so it is something else; give another file",
                 path_.string(), printable(title));
@@ -82,10 +78,11 @@ void LineLog::read(const std::string& title) {
   for (size_t begin = head.size(); begin < end;) {
     const size_t newline = text.find('\n', begin);
     const std::string_view line(text.data() + begin, newline - begin);
-    const bool is_whole = line.size() > kSumDigits && line[kSumDigits] == ' ' &&
-                          line.substr(0, kSumDigits) == checksum_text(line.substr(kSumDigits + 1));
+    const bool is_whole =
+        line.size() > kChecksumDigits && line[kChecksumDigits] == ' ' &&
+        line.substr(0, kChecksumDigits) == checksum_text(line.substr(kChecksumDigits + 1));
     if (is_whole) {
-      lines_.emplace_back(line.substr(kSumDigits + 1));
+      lines_.emplace_back(line.substr(kChecksumDigits + 1));
     } else {
       ++damaged_;
     }

@@ -1,7 +1,7 @@
 #pragma once
 // An append-only text log that several processes may write at once and that survives a kill at any
-// moment. Every line carries its checksum: an incomplete last line is cut off, a damaged line is
-// skipped and counted. Each line is one write at the end of the file, under a lock.
+// moment. Every line has a checksum: an incomplete last line is removed, a damaged line is skipped
+// and counted. Each line is one write at the end of the file, under a lock.
 //
 //   line 1    the title of the log
 //   others    16 hex digits (checksum_text() of the text), a space, the text
@@ -18,22 +18,20 @@ namespace moe::io {
 
 class LineLog {
  public:
-  // Opens `file`, or makes it and its folders. Throws UserError if it cannot be read or written, if
+  // Opens or creates `file`, with its folders. Throws UserError if it cannot be read or written, if
   // it has another title (it then stays unchanged), or if the disk is full.
   LineLog(std::filesystem::path file, const std::string& title);
 
-  // The texts that the file held when it was opened, in order.
+  // Returns the texts of the file when it was opened, in order.
   const std::vector<std::string>& lines() const { return lines_; }
   int64_t damaged() const { return damaged_; }  // lines skipped
   const std::filesystem::path& path() const { return path_; }
 
-  // Appends `text`, which must have no line breaks. It then survives a kill of the process. The
-  // file is synced every two seconds, so that earlier lines survive a crash of the machine.
+  // Appends `text`, which must have no line breaks; it survives a kill of the process. Syncs the
+  // file every two seconds, so that earlier lines survive a crash of the machine.
   void append(std::string_view text);
 
  private:
-  void read(const std::string& title);
-
   std::filesystem::path path_;
   Descriptor file_;
   std::vector<std::string> lines_;

@@ -6,7 +6,6 @@
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
-#include <functional>
 #include <iterator>
 #include <map>
 #include <sstream>
@@ -25,29 +24,20 @@ namespace {
 // Returns `path` absolute, with links resolved if the file system can, without a trailing slash.
 fs::path resolve(const fs::path& path) {
   std::error_code error;
-  fs::path whole = fs::weakly_canonical(fs::absolute(path), error);
-  whole = error ? fs::absolute(path).lexically_normal() : whole;
-  return whole.has_filename() ? whole : whole.parent_path();
+  fs::path absolute = fs::weakly_canonical(fs::absolute(path), error);
+  absolute = error ? fs::absolute(path).lexically_normal() : absolute;
+  return absolute.has_filename() ? absolute : absolute.parent_path();
 }
 
-bool is_below(const fs::path& whole, const fs::path& folder) {
-  return std::mismatch(folder.begin(), folder.end(), whole.begin(), whole.end()).first ==
+bool is_below(const fs::path& path, const fs::path& folder) {
+  return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first ==
          folder.end();
 }
 
 // Decodes a path of /proc/self/mountinfo, where a space is \040.
-fs::path unescape_mount(const std::string& field) {
-  std::string path;
-  for (size_t at = 0; at < field.size(); ++at) {
-    int byte = 0;
-    if (field[at] == '\\' && std::from_chars(field.data() + at + 1,
-                                             field.data() + std::min(at + 4, field.size()), byte, 8)
-                                     .ec == std::errc()) {
-      path += static_cast<char>(byte);
-      at += 3;
-    } else {
-      path += field[at];
-    }
+fs::path unescape_mount(std::string path) {
+  for (const char c : {' ', '\t', '\n', '\\'}) {
+    path = replace_all(path, fmt::format("\\{:03o}", static_cast<int>(c)), std::string(1, c));
   }
   return path;
 }
@@ -55,20 +45,18 @@ fs::path unescape_mount(const std::string& field) {
 constexpr std::string_view kListHead = "moe output 1\n";
 constexpr size_t kMaxListBytes = size_t{1} << 20;
 
-// Name -> size; no size for folders and where it is unknown.
+// Name -> size in bytes. Folders and files of unknown size have none.
 using OutputList = std::map<std::string, std::optional<uint64_t>>;
 
-// Returns nothing if `folder` has no list, or something else of that name.
+// Returns nothing if `folder` has no valid list.
 std::optional<OutputList> read_output_list(const fs::path& folder) {
   const std::string text = read_file_start(folder / kOutputList, kMaxListBytes + 1);
   if (text.size() > kMaxListBytes || !text.starts_with(kListHead)) {
     return std::nullopt;
   }
   OutputList list;
-  for (size_t begin = kListHead.size(); begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string line = text.substr(begin, end - begin);
-    begin = end + 1;
+  std::istringstream lines(text.substr(kListHead.size()));
+  for (std::string line; std::getline(lines, line);) {
     const size_t space = line.find(' ');
     if (space == std::string::npos) {
       continue;
@@ -90,36 +78,23 @@ std::string output_list_text(const OutputList& list) {
   return text;
 }
 
-// Calls `on_entry` with every entry below `folder` except the list, and its name relative to
-// `folder`, until it returns true. Follows no links.
-void for_each_entry(
-    const fs::path& folder,
-    const std::function<bool(const fs::directory_entry&, const std::string& name)>& on_entry) {
-  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-    const std::string name = entry.path().lexically_relative(folder).string();
-    if (name != kOutputList && on_entry(entry, name)) {
-      return;
-    }
-  }
-}
-
-// Returns the first entry below `folder` that moe is not known to have written.
+// Returns the first entry below `folder` that is not in `list`, by its name relative to `folder`.
+// Follows no links.
 std::optional<std::string> find_foreign_entry(const fs::path& folder, const OutputList& list,
                                               bool compares_sizes) {
-  std::optional<std::string> found;
-  for_each_entry(folder, [&](const fs::directory_entry& entry, const std::string& name) {
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    const std::string name = entry.path().lexically_relative(folder).string();
     const auto listed = list.find(name);
     const fs::file_status status = entry.symlink_status();
     const bool is_ours = listed != list.end() &&
                          (fs::is_directory(status) ||
                           (fs::is_regular_file(status) && (!compares_sizes || !listed->second ||
                                                            *listed->second == entry.file_size())));
-    if (!is_ours) {
-      found = name;
+    if (!is_ours && name != kOutputList) {
+      return name;
     }
-    return !is_ours;
-  });
-  return found;
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -143,7 +118,7 @@ void check_removable(const fs::path& folder) {
 }
 
 void check_not_mounted(const fs::path& folder) {
-  const fs::path whole = resolve(folder);
+  const fs::path absolute = resolve(folder);
   std::ifstream mounts("/proc/self/mountinfo");
   for (std::string line, field; std::getline(mounts, line);) {
     std::istringstream fields(line);
@@ -151,7 +126,7 @@ void check_not_mounted(const fs::path& folder) {
       fields >> field;
     }
     const fs::path mount = unescape_mount(field);
-    USER_ERROR_IF(is_below(mount, whole),
+    USER_ERROR_IF(is_below(mount, absolute),
                   "{}: is a mount point or holds one ({}) and cannot be replaced; give a folder "
                   "below it, or another output folder",
                   folder.string(), mount.string());
@@ -176,10 +151,11 @@ void check_inputs_outside(const fs::path& folder, const std::vector<fs::path>& i
 
 void write_output_list(const fs::path& folder) {
   OutputList list;
-  for_each_entry(folder, [&](const fs::directory_entry& entry, const std::string& name) {
-    list[name] = entry.is_regular_file() ? std::optional(entry.file_size()) : std::nullopt;
-    return false;
-  });
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    list[entry.path().lexically_relative(folder).string()] =
+        entry.is_regular_file() ? std::optional(entry.file_size()) : std::nullopt;
+  }
+  list.erase(kOutputList);
   write_file(folder / kOutputList, output_list_text(list));
 }
 
@@ -191,12 +167,6 @@ void add_to_output_list(const fs::path& folder, const std::vector<std::string>& 
   write_whole(folder / kOutputList, output_list_text(list));
 }
 
-bool is_listed_output(const fs::path& folder, const std::string& name) {
-  const auto list = read_output_list(folder);
-  const fs::file_status status = fs::symlink_status(folder / name);
-  return list && list->count(name) > 0 && (!fs::exists(status) || fs::is_regular_file(status));
-}
-
 std::optional<std::string> find_unlisted(const fs::path& folder) {
   const auto list = read_output_list(folder);
   return list ? find_foreign_entry(folder, *list, /*compares_sizes=*/false) : std::nullopt;
@@ -206,7 +176,7 @@ void check_is_own_page(const fs::path& file) {
   if (!is_taken(file)) {
     return;
   }
-  // The second is in the head of pages of older versions, which lack the first.
+  // Pages of older versions have only the second.
   constexpr std::string_view kGenerators[] = {
       "<meta name=\"generator\" content=\"moe\">",
       "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
@@ -250,7 +220,7 @@ void check_output(const std::vector<fs::path>& files, bool force, const std::str
     check_inputs_outside(file, inputs);
     const fs::path folder = file.parent_path();
     USER_ERROR_IF(fs::exists(folder) && !fs::is_directory(folder),
-                  "{} {}: a file, a folder is needed", flag, folder.string());
+                  "{} {}: is a file; a folder is needed", flag, folder.string());
     USER_ERROR_IF(::access(nearest_existing(folder.empty() ? "." : folder).c_str(), W_OK) != 0,
                   "{} {}: is not writable; give another folder", flag, folder.string());
   }
@@ -258,8 +228,13 @@ void check_output(const std::vector<fs::path>& files, bool force, const std::str
 
 void check_own_output(const std::vector<fs::path>& files) {
   for (const auto& file : files) {
+    if (!fs::exists(file)) {
+      continue;
+    }
     const fs::path folder = file.parent_path();
-    USER_ERROR_IF(fs::exists(file) && !is_listed_output(folder, file.filename().string()),
+    const auto list = read_output_list(folder);
+    USER_ERROR_IF(!list || !list->contains(file.filename().string()) ||
+                      !fs::is_regular_file(fs::symlink_status(file)),
                   "{}: is not in the list of what moe wrote there ({}) and will not be replaced; "
                   "move it, or give another -o",
                   file.string(), (folder / kOutputList).string());

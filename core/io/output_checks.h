@@ -16,49 +16,46 @@ namespace moe::io {
 // Returns true if `inner` is `outer` or below it, after links are resolved. Neither needs to exist.
 bool is_within(const std::filesystem::path& inner, const std::filesystem::path& outer);
 
-// Throws UserError if `folder` exists and holds the working folder or the user's home folder. No
-// flag overrides this.
+// Throws UserError if `folder` exists and contains the working folder or the user's home folder.
+// `--force` does not override this.
 void check_removable(const std::filesystem::path& folder);
 
-// Throws UserError if a file system is mounted on `folder` or below it: such a folder can be
-// neither renamed nor removed.
+// Throws UserError if a file system is mounted on `folder` or below it, because such a folder can
+// be neither renamed nor removed.
 void check_not_mounted(const std::filesystem::path& folder);
 
-// Throws UserError if `folder` (or file) exists and is or holds one of `inputs`, the files that a
-// command reads to make its output.
+// Throws UserError if `folder` (or file) exists and is or contains one of `inputs`, the files that
+// the command reads.
 void check_inputs_outside(const std::filesystem::path& folder,
                           const std::vector<std::filesystem::path>& inputs);
 
 inline constexpr const char* kOutputList = ".moe-output";
 
-// Writes the list of everything below `folder`, which moe has just written.
+// Writes the list of all entries below `folder`, which moe has just written.
 void write_output_list(const std::filesystem::path& folder);
 
 // Adds `names`, files that are about to be written into `folder`, to its list.
 void add_to_output_list(const std::filesystem::path& folder, const std::vector<std::string>& names);
 
-// Returns true if the list of `folder` has `name`, and that is a regular file or missing.
-bool is_listed_output(const std::filesystem::path& folder, const std::string& name);
-
-// Returns the name of an entry below `folder` that its list lacks; nothing if there is none, or no
-// list (older versions wrote none).
+// Returns the name of an entry below `folder` that its list lacks. Returns nothing if there is no
+// such entry, or no list (older versions wrote none).
 std::optional<std::string> find_unlisted(const std::filesystem::path& folder);
 
-// Throws UserError if moe may not replace `folder`: it holds something and has no list, or holds an
-// entry that is not listed or has another size than the listed one. The message names that entry.
+// Throws UserError if moe may not replace `folder`: it has entries and no list, or an entry that is
+// not listed or whose size differs from the list. The message names that entry.
 void check_written_by_moe(const std::filesystem::path& folder);
 
 // Throws UserError if `file` exists and is not a page that moe wrote (core/base/page/page.html).
 void check_is_own_page(const std::filesystem::path& file);
 
-// Checks before the work that `files` can be written. Throws UserError, which names `flag`, if one
-// exists without `force`, is a link or one of `inputs`, or if their folder is a file or read-only.
+// Throws UserError, which names `flag`, if one of `files` exists and `force` is false, is a link or
+// one of `inputs`, or if its folder is a file or read-only. Call it before the work.
 void check_output(const std::vector<std::filesystem::path>& files, bool force,
                   const std::string& flag = "-o",
                   const std::vector<std::filesystem::path>& inputs = {});
 
-// Throws UserError if one of `files`, whose names the user did not spell, exists and is not in the
-// list of its folder.
+// Throws UserError if one of `files`, whose names the user did not choose, exists and is not a
+// regular file in the list of its folder.
 void check_own_output(const std::vector<std::filesystem::path>& files);
 
 }  // namespace moe::io

@@ -1,7 +1,6 @@
-// Reading: nothing in the header is trusted before it is checked against the file size, and no
-// tensor is accessible before all of them are known to tile the data exactly. Writing: one pass, no
-// seeks, no memory for tensor data. The kernel would let gigabytes of dirty pages pile up, and
-// fsync() would wait for all of them, so writeback is started every 32 MB.
+// Writing takes one pass, without seeks or memory for tensor data. The kernel would let gigabytes
+// of dirty pages pile up, and fsync() would wait for all of them, so writeback is started every 32
+// MB.
 #include "core/io/safetensors.h"
 
 #include <fcntl.h>
@@ -14,14 +13,13 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
+#include <numeric>
 #include <set>
-#include <string_view>
 #include <tuple>
-#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/json.h"
-#include "core/base/read_file.h"
 #include "core/base/text.h"
 
 namespace moe::io {
@@ -52,14 +50,15 @@ const DTypeRow& dtype_row(DType dtype) {
 }
 
 DType parse_dtype(const std::string& name, const std::string& where) {
-  std::string supported;
+  std::vector<const char*> known;
   for (const auto& row : kDTypes) {
     if (name == row.name) {
       return row.dtype;
     }
-    supported += supported.empty() ? row.name : std::string(", ") + row.name;
+    known.push_back(row.name);
   }
-  throw UserError("{}: unknown dtype '{}' (known: {})", where, printable(name, 40), supported);
+  throw UserError("{}: unknown dtype '{}' (known: {})", where, printable(name, 40),
+                  fmt::join(known, ", "));
 }
 
 constexpr uint64_t kLengthBytes = 8;
@@ -91,16 +90,15 @@ std::string_view read_header_text(std::span<const std::byte> file, const std::st
   return text;
 }
 
-// Returns the bytes of a tensor of this dtype and shape. Multiplies left to right, as
-// TensorInfo::elements() does, so that a shape that passes here overflows nowhere.
+// Returns the bytes of a tensor of this dtype and shape. Multiplies from left to right like
+// TensorInfo::elements(), which therefore does not overflow later.
 int64_t checked_bytes(const TensorInfo& info, const std::string& where) {
-  int64_t product = 1;
+  int64_t bytes = 1;
   bool overflows = false;
   for (const int64_t size : info.shape) {
-    overflows = overflows || __builtin_mul_overflow(product, size, &product);
+    overflows = overflows || __builtin_mul_overflow(bytes, size, &bytes);
   }
-  int64_t bytes = 0;
-  overflows = overflows || __builtin_mul_overflow(product, dtype_bytes(info.dtype), &bytes);
+  overflows = overflows || __builtin_mul_overflow(bytes, dtype_bytes(info.dtype), &bytes);
   USER_ERROR_IF(overflows, "{}: shape {} is larger than any memory", where,
                 printable(shape_text(info.shape)));
   return bytes;
@@ -130,7 +128,6 @@ TensorEntry parse_entry(const std::string& name, const Json& value, const std::s
   return entry;
 }
 
-// Throws UserError if the metadata are not an object of strings.
 void check_metadata(const Json& value, const std::string& file) {
   const std::string where = file + ": __metadata__";
   USER_ERROR_IF(!value.is_object(), "{}: must be an object of strings", where);
@@ -142,10 +139,8 @@ void check_metadata(const Json& value, const std::string& file) {
 // Throws UserError if `entries`, sorted by offset, do not tile [0, data_bytes).
 void check_tiling(const std::vector<TensorEntry>& entries, uint64_t data_bytes,
                   const std::string& where) {
-  uint64_t claimed = 0;
-  for (const auto& entry : entries) {
-    claimed = std::max(claimed, entry.end);
-  }
+  const auto last = std::ranges::max_element(entries, {}, &TensorEntry::end);
+  const uint64_t claimed = last == entries.end() ? 0 : last->end;
   USER_ERROR_IF(claimed > data_bytes,
                 "{}: truncated: header says {} bytes of data, the file has {}; fetch it again",
                 where, claimed, data_bytes);
@@ -168,17 +163,17 @@ constexpr size_t kCopyBlock = size_t{8} << 20;
 constexpr uint64_t kFlushStep = uint64_t{32} << 20;
 
 // Copies up to `length` bytes between two files inside the kernel. Returns the number copied, which
-// is less on file systems that cannot, for sources in /proc and on kernels before 4.5. Throws
-// UserError if the disk is full.
+// is smaller if the file systems do not support it, for sources in /proc and on kernels before 4.5.
+// Throws UserError if the disk is full.
 uint64_t copy_in_kernel(int source, int64_t offset, uint64_t length, const Descriptor& target,
                         const fs::path& target_path) {
   uint64_t copied = 0;
   while (copied < length) {
-    const auto block = static_cast<size_t>(std::min<uint64_t>(length - copied, kCopyBlock));
-    const ssize_t moved = ::copy_file_range(source, &offset, target.get(), nullptr, block, 0);
-    if (moved > 0) {
-      copied += static_cast<uint64_t>(moved);
-    } else if (moved == 0) {
+    const ssize_t count =
+        ::copy_file_range(source, &offset, target.get(), nullptr, length - copied, 0);
+    if (count > 0) {
+      copied += static_cast<uint64_t>(count);
+    } else if (count == 0) {
       break;
     } else if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) {
       throw_write_error(errno, target_path);
@@ -189,24 +184,24 @@ uint64_t copy_in_kernel(int source, int64_t offset, uint64_t length, const Descr
   return copied;
 }
 
-// Asynchronous and only a hint: where it is not supported, fsync() does all the work.
+// Starts asynchronous writeback of a range; has no effect if the file system does not support it.
 void start_writeback(const Descriptor& file, uint64_t offset, uint64_t bytes) {
   ::sync_file_range(file.get(), static_cast<off64_t>(offset), static_cast<off64_t>(bytes),
                     SYNC_FILE_RANGE_WRITE);
 }
 
-// Throws UserError if the source was truncated: write() from its mapping would fail with EFAULT.
-void check_still_whole(const SafetensorsFile& source) {
+// Throws UserError if the source was truncated; write() from its mapping would fail with EFAULT.
+void check_not_truncated(const SafetensorsFile& source) {
   struct stat status {};
   USER_ERROR_IF(::fstat(source.file().descriptor(), &status) == 0 &&
                     static_cast<uint64_t>(status.st_size) < source.file().bytes().size(),
                 "{}: was truncated while it was read; fetch it again", source.path().string());
 }
 
-// Returns the header's JSON, padded with spaces so that the data starts at a multiple of 8. Without
-// "format" transformers refuses the file. Built as text: inserting into an ordered JSON object is
-// linear in its keys.
-std::string header_text(const std::vector<TensorInfo>& tensors) {
+// Returns the 8 bytes of the length and the JSON header, padded with spaces so that the data starts
+// at a multiple of 8. transformers refuses files without "format". Built as text, because inserting
+// into an ordered JSON object is linear in its keys.
+std::string safetensors_start(const std::vector<TensorInfo>& tensors) {
   std::string text = R"({"__metadata__":{"format":"pt"})";
   std::set<std::string_view> names;
   int64_t offset = 0;
@@ -220,28 +215,18 @@ std::string header_text(const std::vector<TensorInfo>& tensors) {
   text += '}';
   text.append((8 - text.size() % 8) % 8, ' ');
   MOE_CHECK(text.size() <= kMaxHeaderBytes, "a header of {} bytes; write more shards", text.size());
-  return text;
-}
-
-// Returns the 8 bytes of the length and the header.
-std::string safetensors_start(const std::vector<TensorInfo>& tensors) {
-  static_assert(std::endian::native == std::endian::little);
-  const std::string header = header_text(tensors);
-  const uint64_t length = header.size();
-  return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + header;
+  const uint64_t length = text.size();
+  return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text;
 }
 
 uint64_t total_bytes(const std::vector<TensorInfo>& tensors) {
-  uint64_t bytes = 0;
-  for (const auto& tensor : tensors) {
-    bytes += static_cast<uint64_t>(tensor.bytes());
-  }
-  return bytes;
+  return std::transform_reduce(
+      tensors.begin(), tensors.end(), uint64_t{0}, std::plus(),
+      [](const auto& tensor) { return static_cast<uint64_t>(tensor.bytes()); });
 }
 
-// Reserves the blocks of the file at once. Throws UserError "disk full" before the first byte is
-// written; contiguous blocks make a copy a quarter faster. Does nothing on file systems that
-// cannot.
+// Reserves the blocks of the file, if the file system supports it. Throws UserError if the disk has
+// too few. Contiguous blocks make a copy a quarter faster.
 void reserve(const Descriptor& file, uint64_t bytes, const fs::path& path) {
   if (::fallocate(file.get(), FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes)) != 0 &&
       (errno == ENOSPC || errno == EDQUOT)) {
@@ -251,9 +236,7 @@ void reserve(const Descriptor& file, uint64_t bytes, const fs::path& path) {
 
 std::vector<TensorInfo> tensor_infos(std::span<const TensorSource> tensors) {
   std::vector<TensorInfo> infos;
-  for (const auto& tensor : tensors) {
-    infos.push_back(tensor.info);
-  }
+  std::ranges::transform(tensors, std::back_inserter(infos), &TensorSource::info);
   return infos;
 }
 
@@ -266,19 +249,12 @@ const char* dtype_name(DType dtype) { return dtype_row(dtype).name; }
 bool is_floating(DType dtype) { return dtype_row(dtype).is_floating; }
 
 int64_t TensorInfo::elements() const {
-  int64_t product = 1;
-  for (const int64_t size : shape) {
-    product *= size;
-  }
-  return product;
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies());
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
-
-SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
-    : SafetensorsFile(open_to_read(path), path) {}
 
 SafetensorsFile::SafetensorsFile(Descriptor file, const std::filesystem::path& path)
     : path_(path), file_(std::move(file), path) {
@@ -293,8 +269,8 @@ SafetensorsFile::SafetensorsFile(Descriptor file, const std::filesystem::path& p
       entries.push_back(parse_entry(name, value, where));
     }
   }
-  std::sort(entries.begin(), entries.end(), [](const TensorEntry& a, const TensorEntry& b) {
-    return std::tie(a.begin, a.end, a.info.name) < std::tie(b.begin, b.end, b.info.name);
+  std::ranges::sort(entries, {}, [](const TensorEntry& entry) {
+    return std::tie(entry.begin, entry.end, entry.info.name);
   });
   const uint64_t data_begin = kLengthBytes + text.size();
   check_tiling(entries, file_.bytes().size() - data_begin, where);
@@ -305,10 +281,10 @@ SafetensorsFile::SafetensorsFile(Descriptor file, const std::filesystem::path& p
 }
 
 std::span<const std::byte> SafetensorsFile::bytes(const std::string& name) const {
-  const auto found = ranges_.find(name);
-  USER_ERROR_IF(found == ranges_.end(), "{}: holds no tensor '{}'", path_.string(),
+  const auto range = ranges_.find(name);
+  USER_ERROR_IF(range == ranges_.end(), "{}: holds no tensor '{}'", path_.string(),
                 printable(name));
-  const auto [begin, end] = found->second;
+  const auto [begin, end] = range->second;
   return file_.bytes().subspan(begin, end - begin);
 }
 
@@ -348,14 +324,13 @@ void SafetensorsWriter::copy(const SafetensorsFile& source, const std::string& n
   while (!rest.empty()) {
     const auto block = rest.first(std::min(rest.size(), kCopyBlock));
     const auto offset = block.data() - source.file().bytes().data();
-    uint64_t done = 0;
-    if (in_kernel) {
-      done = copy_in_kernel(source.file().descriptor(), offset, block.size(), file_, path_);
-      in_kernel = done == block.size();
-    }
-    if (done < block.size()) {
-      check_still_whole(source);
-      write_all(file_, block.subspan(done), path_);
+    const uint64_t copied =
+        in_kernel ? copy_in_kernel(source.file().descriptor(), offset, block.size(), file_, path_)
+                  : 0;
+    in_kernel = copied == block.size();
+    if (!in_kernel) {
+      check_not_truncated(source);
+      write_all(file_, block.subspan(copied), path_);
       source.file().drop(block);
     }
     count(block.size());
@@ -405,8 +380,6 @@ void SafetensorsPatch::write(const std::string& name, uint64_t begin,
     bytes = bytes.subspan(block.size());
   }
 }
-
-void SafetensorsPatch::finish() { sync(file_, path_); }
 
 std::vector<Shard> plan_shards(const std::vector<TensorInfo>& tensors, uint64_t shard_bytes) {
   MOE_CHECK(shard_bytes > 0);

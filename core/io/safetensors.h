@@ -1,8 +1,7 @@
 #pragma once
 // Reading and writing of safetensors files: an 8-byte little-endian header length, a JSON header,
-// the tensors' bytes (core/io/formats.md). Files that are read are mapped; nothing is copied. Files
-// are written as a stream, or by several processes at once, or as the shards of a folder with an
-// index.
+// the bytes of the tensors (core/io/formats.md). Reading maps files and copies nothing. Files are
+// written as a stream, by several processes at once, or as the shards of a folder with an index.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,8 +19,8 @@ namespace moe::io {
 
 enum class DType { kF32, kF16, kBF16, kF64, kI64, kI32, kI16, kI8, kU8, kBool };
 
-int64_t dtype_bytes(DType dtype);
-const char* dtype_name(DType dtype);  // "F32", "BF16", ... as safetensors spells it
+int64_t dtype_bytes(DType dtype);     // of one element
+const char* dtype_name(DType dtype);  // "F32", "BF16", ...: the name in safetensors
 bool is_floating(DType dtype);        // F32, F16 or BF16, the types of weights
 
 struct TensorInfo {
@@ -36,13 +35,14 @@ std::string shape_text(const std::vector<int64_t>& shape);  // "[4096, 11008]"
 
 inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // safetensors' own limit
 
-// A mapped file. The constructors check all of it: the header lies within the file, dtypes are
-// known, offsets follow from the shapes and cover the data without gaps or overlaps. They throw
-// UserError naming file and tensor.
+// A mapped file. The constructors throw UserError, naming file and tensor, unless the header is
+// within the file, all dtypes are known, and the offsets match the shapes and cover the data
+// without gaps or overlaps.
 class SafetensorsFile {
  public:
-  explicit SafetensorsFile(const std::filesystem::path& path);
-  // Reads a file that is open for reading; `path` names it in errors.
+  explicit SafetensorsFile(const std::filesystem::path& path)
+      : SafetensorsFile(open_to_read(path), path) {}
+  // Maps a file that is open for reading; `path` names it in errors.
   SafetensorsFile(Descriptor file, const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
@@ -61,17 +61,16 @@ class SafetensorsFile {
       ranges_;  // name -> [begin, end) in the mapped file
 };
 
-// Writes one file as a stream: the constructor writes the header, write() and copy() append the
-// bytes of the tensors in the order given, in pieces of any size, and finish() checks that all
-// bytes were written and syncs the file. Throws UserError "disk full: ...".
+// A writer of one file as a stream. The constructor writes the header, write() and copy() append
+// the bytes of the tensors in their order, in pieces of any size, and finish() checks that all
+// bytes were written and syncs the file. All throw UserError if the disk is full.
 class SafetensorsWriter {
  public:
   SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorInfo> tensors);
 
   void write(std::span<const std::byte> piece);
-  // Appends the bytes of tensor `name` of another file, by copy_file_range() where the kernel can,
-  // else from the mapping in blocks. Keeps no pages resident. The same tensor may be copied any
-  // number of times.
+  // Appends the bytes of tensor `name` of another file, by copy_file_range() if the kernel supports
+  // it, else from the mapping in blocks. Keeps no pages resident.
   void copy(const SafetensorsFile& source, const std::string& name);
   void finish();
 
@@ -85,25 +84,25 @@ class SafetensorsWriter {
   uint64_t header_bytes_ = 0;
   uint64_t expected_bytes_ = 0;
   uint64_t written_bytes_ = 0;
-  uint64_t flushed_bytes_ = 0;  // writeback of the bytes before this one has been started
+  uint64_t flushed_bytes_ = 0;  // of these, bytes whose writeback has been started
 };
 
-// Creates a file of full length for several processes to write into: the header, then zeros. The
-// header and the length are on the disk when it returns. Throws UserError "disk full" if the file
-// system can reserve blocks and has too few.
+// Creates a file of full length, the header and then zeros, that several processes fill by
+// SafetensorsPatch. Returns when header and length are on the disk. Throws UserError "disk full" if
+// the file system can reserve blocks and has too few.
 void create_safetensors(const std::filesystem::path& path, const std::vector<TensorInfo>& tensors);
 
-// Writes into a file that create_safetensors() made. Processes that write different bytes need no
+// A writer into a file of create_safetensors(). Processes that write different bytes need no
 // synchronization; the file is complete when all have called finish().
 class SafetensorsPatch {
  public:
-  // Throws UserError if there is no such file (on a host that does not see the others' disk), if it
-  // is incomplete or not writable.
+  // Throws UserError if the file is missing (on a host without access to the others' disk),
+  // incomplete or not writable.
   explicit SafetensorsPatch(const std::filesystem::path& path);
 
-  // Writes `bytes` at byte `begin` of the data of tensor `name`; they must lie within it.
+  // Writes `bytes` at byte `begin` of the data of tensor `name`; they must not exceed it.
   void write(const std::string& name, uint64_t begin, std::span<const std::byte> bytes);
-  void finish();  // syncs
+  void finish() { sync(file_, path_); }
 
  private:
   std::filesystem::path path_;
@@ -116,28 +115,27 @@ struct Shard {
   std::vector<TensorInfo> tensors;
 };
 
-// Returns which tensors go into which file; it depends on the list of tensors alone. Shards are
-// filled in order, as transformers does it; a tensor larger than `shard_bytes` gets a shard of its
-// own. Without tensors: one file without any.
+// Distributes `tensors` over files. Shards are filled in order, as by transformers; a tensor larger
+// than `shard_bytes` gets its own shard. Returns one file without tensors if there are none.
 std::vector<Shard> plan_shards(const std::vector<TensorInfo>& tensors, uint64_t shard_bytes);
 
 // Writes model.safetensors.index.json if there are several shards.
 void write_index(const std::filesystem::path& folder, const std::vector<Shard>& shards);
 
-// A tensor to be written: its description and a function that sends its bytes to the writer.
+// A tensor to be written, and a function that passes its bytes to the writer.
 struct TensorSource {
   TensorInfo info;
   std::function<void(SafetensorsWriter&)> write;
 };
 
-// Writes one file with `tensors`. After each of them calls `on_bytes` with the bytes of tensor data
-// written so far plus `bytes_before`. Returns the bytes of tensor data of this file.
+// Writes one file with `tensors`. Calls `on_bytes` after each tensor with `bytes_before` plus the
+// bytes of tensor data written so far. Returns the bytes of tensor data of this file.
 uint64_t write_safetensors(const std::filesystem::path& path, std::span<const TensorSource> tensors,
                            const std::function<void(uint64_t)>& on_bytes = {},
                            uint64_t bytes_before = 0);
 
-// Writes `tensors` in order into the files of plan_shards() below `folder`, and the index. After
-// each tensor `on_bytes` is called with the bytes of tensor data written so far. Returns their sum.
+// Writes `tensors` in order into the files of plan_shards() below `folder`, and the index. Calls
+// `on_bytes` after each tensor with the bytes of tensor data written so far. Returns their sum.
 uint64_t write_tensors(const std::filesystem::path& folder,
                        const std::vector<TensorSource>& tensors, uint64_t shard_bytes,
                        const std::function<void(uint64_t)>& on_bytes = {});

@@ -1,6 +1,5 @@
 #include "core/io/staged_folder.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -10,9 +9,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <span>
-#include <string>
 #include <system_error>
-#include <vector>
 
 #include "core/base/error.h"
 #include "core/base/text.h"
@@ -51,8 +48,7 @@ bool is_own_folder(const Descriptor& folder) {
   throw fs::filesystem_error(call, path, std::error_code(errno, std::generic_category()));
 }
 
-// Opens the folder `name` in `parent` without following a link. The result is not open if that
-// fails.
+// Opens the folder `name` in `parent` without following a link. Not open if that fails.
 Descriptor open_folder_at(int parent, const std::string& name) {
   return Descriptor(check_opened(
       ::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), name));
@@ -95,42 +91,17 @@ Descriptor open_parent(const fs::path& out, const fs::path& root) {
   return folder;
 }
 
-std::vector<std::string> list_names(const Descriptor& folder) {
-  Descriptor again(check_opened(::openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC),
-                                "the output folder"));
-  DIR* stream = again.is_open() ? ::fdopendir(again.get()) : nullptr;
-  std::vector<std::string> names;
-  if (stream != nullptr) {
-    again.release();  // closedir() closes it
-    while (const dirent* entry = ::readdir(stream)) {
-      const std::string name = entry->d_name;
-      if (name != "." && name != "..") {
-        names.push_back(name);
-      }
-    }
-    ::closedir(stream);
-  }
-  return names;
+// Returns a path of the open folder that stays valid if the folder is renamed.
+fs::path open_path(const Descriptor& folder) {
+  return fmt::format("/proc/self/fd/{}", folder.get());
 }
 
-// Removes the file or folder `name` of `parent` recursively, following no link. `path` is its path
-// for errors. Does nothing if there is none.
-void remove_tree_at(int parent, const std::string& name, const fs::path& path) {
-  if (::unlinkat(parent, name.c_str(), 0) == 0 || errno == ENOENT) {
-    return;
-  }
-  if (errno != EISDIR && errno != EPERM) {
-    throw_errno("unlink", path);
-  }
-  const Descriptor folder = open_folder_at(parent, name);
-  if (!folder.is_open()) {
-    throw_errno("open", path);
-  }
-  for (const auto& entry : list_names(folder)) {
-    remove_tree_at(folder.get(), entry, path / entry);
-  }
-  if (::unlinkat(parent, name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT) {
-    throw_errno("rmdir", path);
+// Removes `name` of `folder` recursively, if it exists, following no link. `path` is for errors.
+void remove_tree_at(const Descriptor& folder, const std::string& name, const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(open_path(folder) / name, error);
+  if (error) {
+    throw fs::filesystem_error("remove", path, error);
   }
 }
 
@@ -144,7 +115,8 @@ bool has_marker(const Descriptor& folder, const fs::path& out) {
 // Returns a name in `folder` that is not in `known`.
 std::optional<std::string> foreign_name(const Descriptor& folder,
                                         std::initializer_list<std::string_view> known) {
-  for (const auto& name : list_names(folder)) {
+  for (const auto& entry : fs::directory_iterator(open_path(folder))) {
+    std::string name = entry.path().filename().string();
     if (std::find(known.begin(), known.end(), name) == known.end()) {
       return name;
     }
@@ -158,14 +130,13 @@ void lock(const Descriptor& folder, const fs::path& out) {
                 out.string());
 }
 
-// Returns true if `name` in `parent` is still `folder`, which may have been renamed or removed
-// before it was locked.
+// Returns true if `name` in `parent` is still `folder`, not renamed or removed before the lock.
 bool has_name(const Descriptor& folder, const Descriptor& parent, const std::string& name) {
-  struct stat held {
+  struct stat opened {
   }, named{};
-  return ::fstat(folder.get(), &held) == 0 &&
+  return ::fstat(folder.get(), &opened) == 0 &&
          ::fstatat(parent.get(), name.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0 &&
-         held.st_dev == named.st_dev && held.st_ino == named.st_ino;
+         opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
 [[noreturn]] void throw_foreign_folder(const fs::path& folder, const fs::path& out) {
@@ -185,8 +156,7 @@ void check_content(const Descriptor& folder, const fs::path& out) {
   }
 }
 
-// Creates the area under its unmarked name and locks it, or takes over the area of a killed process
-// if it holds at most the marker.
+// Creates and locks the area under its unmarked name, or takes over that of a killed process.
 Descriptor make_unmarked(const Descriptor& parent, const fs::path& folder, const fs::path& out) {
   const std::string name = folder.filename().string();
   for (;;) {
@@ -224,9 +194,7 @@ void write_marker(const Descriptor& folder, const fs::path& path, const fs::path
       "next moe that\nwrites there removes new/, old/ and this file.\n";
   write_all(marker, std::as_bytes(std::span(text)), file);
   sync(marker, file);
-  if (::fsync(folder.get()) != 0 && errno != EINVAL) {
-    throw_write_error(errno, path);
-  }
+  sync_folder(path);
 }
 
 // Calls renameat2() between two open folders. Returns false, with errno set, if it fails.
@@ -285,8 +253,7 @@ void sync_tree(const fs::path& folder) {
   sync_folder(folder);
 }
 
-// Swaps the names of the old and the new folder in one step if the file system can. The old one is
-// removed last, with the area.
+// Swaps the names of the old and the new folder, in one step if the file system supports it.
 void put_in_place(const StagingArea& area, const fs::path& out, bool force) {
   if (!area.has(Slot::kOut)) {
     if (!area.rename(Slot::kNew, Slot::kOut, RENAME_NOREPLACE)) {
@@ -361,7 +328,7 @@ std::optional<StagingArea> StagingArea::find(const fs::path& out, const fs::path
       return std::nullopt;
     }
     if (error == ENOENT) {
-      continue;  // it has been made meanwhile
+      continue;  // another process has created it
     }
     if (error != 0 && error != ENOTDIR && error != ELOOP) {
       errno = error;
@@ -371,7 +338,7 @@ std::optional<StagingArea> StagingArea::find(const fs::path& out, const fs::path
       if (is_taken_at(parent.get(), name)) {
         throw_foreign_folder(folder, out);
       }
-      continue;  // it has been removed meanwhile
+      continue;  // another process has removed it
     }
     lock(handle, out);
     if (!has_name(handle, parent, name)) {
@@ -449,8 +416,8 @@ bool StagingArea::rename(Slot from, Slot to, unsigned flag) const {
 }
 
 void StagingArea::clear() const {
-  remove_tree_at(handle_.get(), "new", new_folder());
-  remove_tree_at(handle_.get(), "old", old_folder());
+  remove_tree_at(handle_, "new", new_folder());
+  remove_tree_at(handle_, "old", old_folder());
 }
 
 void StagingArea::remove() {
@@ -462,14 +429,14 @@ void StagingArea::remove() {
       rename_at(parent_.get(), name, parent_.get(), unmarked, 0)) {
     name = unmarked;
   }
-  remove_tree_at(handle_.get(), kMarker, folder_ / kMarker);
+  remove_tree_at(handle_, kMarker, folder_ / kMarker);
   if (::unlinkat(parent_.get(), name.c_str(), AT_REMOVEDIR) != 0) {
     throw_errno("rmdir", folder_);
   }
   handle_ = Descriptor();
 }
 
-void StagingArea::disown() const { remove_tree_at(handle_.get(), kMarker, folder_ / kMarker); }
+void StagingArea::disown() const { remove_tree_at(handle_, kMarker, folder_ / kMarker); }
 
 StagedFolder::StagedFolder(fs::path out, bool force) : out_(normalize_path(out)), force_(force) {
   try {
@@ -542,28 +509,28 @@ std::optional<fs::path> find_old_folder(const fs::path& out) {
 }
 
 void check_stageable(const fs::path& out) {
-  const fs::path whole = normalize_path(out), folder = staging_area_path(whole);
+  const fs::path target = normalize_path(out), folder = staging_area_path(target);
   const Descriptor handle = open_folder_at(AT_FDCWD, folder.string());
   if (!is_taken(folder)) {
     return;
   }
-  if (!handle.is_open() || !is_own_folder(handle) || !has_marker(handle, whole)) {
-    throw_foreign_folder(folder, whole);
+  if (!handle.is_open() || !is_own_folder(handle) || !has_marker(handle, target)) {
+    throw_foreign_folder(folder, target);
   }
-  check_content(handle, whole);
+  check_content(handle, target);
 }
 
 void remove_leftovers(const fs::path& out, const fs::path& root) {
-  const fs::path whole = normalize_path(out);
+  const fs::path target = normalize_path(out);
   try {
-    if (auto left = StagingArea::find(whole, root)) {
+    if (auto left = StagingArea::find(target, root)) {
       if (left->has(Slot::kOld) && !left->has(Slot::kOut)) {
         return;
       }
       left->remove();
     }
-    if (is_taken(unmarked_staging_area(whole))) {  // taken over and removed, as by the next write
-      StagingArea::make_empty(std::nullopt, whole, root).remove();
+    if (is_taken(unmarked_staging_area(target))) {  // as the next write would remove it
+      StagingArea::make_empty(std::nullopt, target, root).remove();
     }
   } catch (const UserError&) {  // no marker, or locked by another process
   } catch (const fs::filesystem_error&) {
@@ -571,22 +538,22 @@ void remove_leftovers(const fs::path& out, const fs::path& root) {
 }
 
 void remove_whole(const fs::path& folder, const fs::path& root) {
-  const fs::path whole = normalize_path(folder);
-  auto left = StagingArea::find(whole, root);
+  const fs::path target = normalize_path(folder);
+  auto left = StagingArea::find(target, root);
   struct stat status {};
-  const Descriptor parent = open_parent(whole, root);
-  const bool is_there = parent.is_open() && ::fstatat(parent.get(), whole.filename().c_str(),
+  const Descriptor parent = open_parent(target, root);
+  const bool is_there = parent.is_open() && ::fstatat(parent.get(), target.filename().c_str(),
                                                       &status, AT_SYMLINK_NOFOLLOW) == 0;
   if (!left && !is_there) {
     return;
   }
   USER_ERROR_IF(is_there && !S_ISDIR(status.st_mode),
                 "{}: is no folder but a link or a file, and is not removed; move it",
-                whole.string());
-  StagingArea area = StagingArea::make_empty(std::move(left), whole, root);
+                target.string());
+  StagingArea area = StagingArea::make_empty(std::move(left), target, root);
   if (is_there) {
     area.rename(Slot::kOut, Slot::kNew);
-    sync_folder(parent_folder(whole));
+    sync_folder(parent_folder(target));
   }
   area.remove();
 }

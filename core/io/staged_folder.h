@@ -2,21 +2,21 @@
 // An output folder that appears whole or not at all: everything is written to OUT.partial/new, and
 // commit() syncs and renames it. An OUT.partial without the marker below is refused.
 //
-// State that a kill leaves, and what the next StagedFolder for OUT does with it:
+// State after a kill, and the action of the next StagedFolder for OUT:
 //   before commit(): OUT unchanged or absent, new/ incomplete               removes new/
 //   during a replacing commit(): OUT old or new, the other in new/          removes new/
-//   the same on file systems that cannot swap two names (some network ones):
-//     no OUT, the old one whole in old/       restores it with `force`, else names it
+//   likewise, on file systems that cannot swap two names (some network ones):
+//     no OUT, the complete old one in old/    restores it with `force`, else refuses and names it
 //     OUT new, the old one in old/            removes old/
-//   after either: OUT new, OUT.partial with its marker only                 removes OUT.partial
-// A constructor that throws has changed nothing, or removed an OUT.partial with its marker only. If
-// commit() fails, the written folder stays, without the marker, so that no later run removes it.
+//   after the renames: OUT new, OUT.partial with only its marker            removes OUT.partial
+// A constructor that throws changes nothing, except that it may remove an OUT.partial that has only
+// its marker. If commit() fails, the written folder stays without the marker, so that no later run
+// removes it.
 //
 // The staging area is the sibling OUT.partial:
 //
 //   .moe-staging  marker: the folder was made by moe for this OUT
-//   new/          the folder being written; after a swap of the two names, the folder that was
-//                 replaced
+//   new/          the folder being written; after a swap of the two names, the replaced folder
 //   old/          the folder being replaced, on file systems that cannot swap names
 //
 // Only these three are removed, and only if OUT.partial belongs to this user and has the marker.
@@ -24,7 +24,7 @@
 // order, so that OUT.partial always has the marker.
 //
 // All calls are relative to open descriptors of OUT's parent and of OUT.partial, so that a symbolic
-// link created in between is not followed.
+// link that another process creates meanwhile is not followed.
 
 #include <filesystem>
 #include <optional>
@@ -39,24 +39,23 @@ namespace moe::io {
 // their real names.
 std::filesystem::path normalize_path(const std::filesystem::path& out);
 
-// Returns a descriptor of `folder`, locked until it is closed or the process ends. It is not open
-// if there is no such folder, and not locked on file systems without locks. Throws UserError that
-// names `out` if another process holds the lock.
+// Returns a descriptor of `folder`, locked until it is closed or the process ends. The descriptor
+// is not open if there is no such folder, and not locked on file systems without locks. Throws
+// UserError that names `out` if another process holds the lock.
 Descriptor lock_folder(const std::filesystem::path& folder, const std::filesystem::path& out);
 
-// A staging area, locked until remove() or the end of this object. `out` must come from
-// normalize_path(). If `root` is given, `out` must be below it, and UserError is thrown if a folder
-// between the two is a symbolic link.
+// A staging area, locked until remove() or destruction. `out` must come from normalize_path(). If
+// `root` is not empty, `out` must be below it, and a symbolic link between the two is a UserError.
 class StagingArea {
  public:
   enum class Slot { kOut, kNew, kOld };
 
-  // Returns the area that a killed process left, unchanged; nothing if there is none. Throws
-  // UserError if OUT.partial has no marker of this user, holds other names, or is locked by another
+  // Returns the area that a killed process left, unchanged, or nothing if there is none. Throws
+  // UserError if OUT.partial has no marker of this user, has other entries, or is locked by another
   // process.
   static std::optional<StagingArea> find(const std::filesystem::path& out,
                                          const std::filesystem::path& root = {});
-  // Returns `left`, emptied, or a new area. Throws UserError as find() does.
+  // Empties and returns `left`, or creates an area. Throws UserError as find() does.
   static StagingArea make_empty(std::optional<StagingArea> left, const std::filesystem::path& out,
                                 const std::filesystem::path& root = {});
 
@@ -86,11 +85,11 @@ class StagingArea {
 
 class StagedFolder {
  public:
-  // `force` replaces an existing OUT, in commit() and not before. Throws UserError if OUT exists
+  // With `force`, commit() replaces an existing OUT. Throws UserError if OUT exists
   // and `force` is false, if OUT is no folder or may not be removed (output_checks.h), if
   // OUT.partial is not ours, or if another process is writing it.
   StagedFolder(std::filesystem::path out, bool force);
-  // Removes what was written, unless commit() was called.
+  // Removes the written folder, unless commit() was called.
   ~StagedFolder();
   StagedFolder(const StagedFolder&) = delete;
   StagedFolder& operator=(const StagedFolder&) = delete;
@@ -108,16 +107,16 @@ class StagedFolder {
 // Returns OUT.partial/old if a process was killed while it replaced `out`.
 std::optional<std::filesystem::path> find_old_folder(const std::filesystem::path& out);
 
-// Throws UserError if a StagedFolder for `out` would refuse OUT.partial. Takes no lock, so several
-// processes may call it at once.
+// Throws UserError if a StagedFolder for `out` would refuse OUT.partial. Takes no lock, so that
+// several processes may call it at once.
 void check_stageable(const std::filesystem::path& out);
 
-// Removes OUT.partial and .OUT.moe-staging that a killed write or removal of `out` left. Does
-// nothing if they have no marker, are locked by another process, or hold the only copy of OUT.
+// Removes OUT.partial and .OUT.moe-staging after a killed write or removal of `out`. Does nothing
+// if they have no marker, are locked by another process, or contain the only copy of OUT.
 void remove_leftovers(const std::filesystem::path& out, const std::filesystem::path& root);
 
-// Removes `folder` and the leftovers of an unfinished write of it. After a kill `folder` is either
-// whole or removed. Does nothing if there is neither. `root` as for StagingArea.
+// Removes `folder` and the leftovers of an unfinished write of `folder`. After a kill `folder` is
+// either complete or gone. Does nothing if there is neither. For `root` see StagingArea.
 void remove_whole(const std::filesystem::path& folder, const std::filesystem::path& root = {});
 
 }  // namespace moe::io

@@ -6,6 +6,7 @@
 #include <bit>
 #include <limits>
 #include <queue>
+#include <tuple>
 
 #include "core/base/error.h"
 #include "core/base/text.h"
@@ -16,20 +17,19 @@ namespace moe::io {
 namespace {
 
 constexpr char32_t kTabulated = 0x800;
-// Up to this length a scan of all pairs per merge is faster than a heap.
-constexpr size_t kShortWordSymbols = 48;
+constexpr size_t kShortWordSymbols = 48;  // up to it, a scan per merge is faster than a heap
 constexpr uint32_t kNoRank = std::numeric_limits<uint32_t>::max();
 
-// A pair that may merge, in the state in which it was found.
+// A pair that could merge when it was added to the heap.
 struct Candidate {
   uint32_t rank, position, merged;
 
-  bool operator<(const Candidate& other) const {  // std::priority_queue takes the greatest first
-    return rank != other.rank ? rank > other.rank : position > other.position;
+  bool operator<(const Candidate& other) const {  // the greatest is at the top of the heap
+    return std::tie(rank, position) > std::tie(other.rank, other.position);
   }
 };
 
-// A symbol of a word in a linked list, stored in an array. Removed symbols keep their place.
+// A symbol of a word, an entry of a linked list in an array. Removed symbols stay in the array.
 struct Symbol {
   uint32_t id;
   int32_t previous, next;
@@ -126,24 +126,20 @@ Bpe::Bpe(Vocabulary vocabulary, const std::vector<BpeMerge>& merges, const BpeOp
 }
 
 void Bpe::encode(std::string_view word, std::vector<int64_t>& ids) const {
-  cache_->append(word, ids, [this](std::string_view text, std::vector<int64_t>& found) {
-    const int64_t whole = options_.ignore_merges ? vocabulary_.find(text) : Vocabulary::kNone;
-    if (whole != Vocabulary::kNone) {
-      found.push_back(whole);
-    } else {
-      merge_word(text, found);
+  cache_->append(word, ids, [this](std::string_view text, std::vector<int64_t>& word_ids) {
+    const int64_t id = options_.ignore_merges ? vocabulary_.find(text) : Vocabulary::kNone;
+    if (id != Vocabulary::kNone) {
+      word_ids.push_back(id);
+      return;
     }
+    std::vector<uint32_t> symbols = split_symbols(text);
+    if (symbols.size() <= kShortWordSymbols) {
+      merge_short(symbols);
+    } else {
+      merge_long(symbols);
+    }
+    word_ids.insert(word_ids.end(), symbols.begin(), symbols.end());
   });
-}
-
-void Bpe::merge_word(std::string_view word, std::vector<int64_t>& ids) const {
-  std::vector<uint32_t> symbols = split_symbols(word);
-  if (symbols.size() <= kShortWordSymbols) {
-    merge_short(symbols);
-  } else {
-    merge_long(symbols);
-  }
-  ids.insert(ids.end(), symbols.begin(), symbols.end());
 }
 
 bool Bpe::append_bytes(std::string_view character, std::vector<uint32_t>& symbols) const {
@@ -158,8 +154,8 @@ bool Bpe::append_bytes(std::string_view character, std::vector<uint32_t>& symbol
   return true;
 }
 
-// An unknown token comes at the end of its run of unknown characters, so after bytes of a
-// fallback within the run.
+// Appends an unknown token at the end of a run of unknown characters, so after the bytes of
+// characters within the run that have a fallback.
 std::vector<uint32_t> Bpe::split_symbols(std::string_view word) const {
   std::vector<uint32_t> symbols;
   symbols.reserve(word.size());
@@ -226,8 +222,7 @@ void Bpe::merge_short(std::vector<uint32_t>& symbols) const {
   }
 }
 
-// Keeps candidates in a heap; one whose symbols have merged otherwise meanwhile is skipped when it
-// is popped.
+// Keeps candidates in a heap. Skips a popped candidate if its symbols have merged with others.
 void Bpe::merge_long(std::vector<uint32_t>& symbols) const {
   MOE_CHECK(symbols.size() < size_t{1} << 31, "{} symbols", symbols.size());
   const auto count = static_cast<int32_t>(symbols.size());

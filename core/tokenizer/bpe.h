@@ -1,7 +1,7 @@
 #pragma once
-// Byte pair encoding (Sennrich et al., 2016) as tokenizer.json describes it: a word starts as its
-// characters; of the adjacent pairs that may merge, the one of lowest rank merges, leftmost first,
-// until none is left. A word of n characters takes O(n log n) steps.
+// Byte pair encoding (Sennrich et al., 2016) by the rules of tokenizer.json: a word starts as its
+// characters; the adjacent pair of lowest rank, the leftmost of several, merges until no pair of a
+// merge is left. A word of n characters takes O(n log n) steps.
 
 #include <array>
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace moe::io {
 
-// Token ids and their texts, both ways.
+// Map between token ids and texts, in both directions.
 class Vocabulary {
  public:
   static constexpr int64_t kNone = -1;
@@ -26,7 +26,7 @@ class Vocabulary {
   // [0, kMaxIds) or has two texts.
   Vocabulary(const std::vector<std::pair<std::string, int64_t>>& tokens, const std::string& where);
 
-  int64_t find(std::string_view text) const;  // kNone if it is no token
+  int64_t find(std::string_view text) const;  // the id, or kNone
   bool has(int64_t id) const {
     return id >= 0 && id < std::ssize(texts_) && is_token_[static_cast<size_t>(id)];
   }
@@ -56,8 +56,8 @@ class WordCache {
 
   WordCache() : slots_(kSlots) {}
 
-  // Appends the ids of `word` to `ids`: the cached ones, else those that encode(word, list) appends
-  // to an empty list. A word without ids is encoded each time.
+  // Appends the ids of `word` to `ids`: the cached ones, else those that encode(word, ids) appends.
+  // A word without ids is encoded each time.
   template <typename Encode>
   void append(std::string_view word, std::vector<int64_t>& ids, const Encode& encode) {
     if (word.size() > kMaxWordBytes) {
@@ -91,9 +91,10 @@ struct BpeMerge {
   int64_t rank = 0;                         // lower ranks merge first
 };
 
-// With `byte_fallback`, the bytes of a character that is no token become the tokens <0x00>..<0xFF>
-// if the vocabulary has all that are needed. Otherwise the character becomes `unknown`, and with
-// `fuse_unknown` a run of such characters becomes one; without an unknown token it is dropped.
+// Options of tokenizer.json. With `byte_fallback`, a character that is no token becomes the tokens
+// <0x00>..<0xFF> of its bytes if the vocabulary has all of them. Otherwise the character becomes
+// `unknown` (with `fuse_unknown`, one for a run of such characters) or, without an unknown token,
+// is dropped.
 struct BpeOptions {
   bool byte_fallback = false;
   bool fuse_unknown = false;
@@ -119,7 +120,7 @@ class Bpe {
     struct Merge {
       uint32_t rank, merged;
     };
-    const Merge* find(uint32_t left, uint32_t right) const;  // null: the pair does not merge
+    const Merge* find(uint32_t left, uint32_t right) const;  // null: no merge
 
    private:
     static constexpr uint64_t kFree = ~uint64_t{0};  // no pair: ids are below 2^22
@@ -129,7 +130,6 @@ class Bpe {
     int shift_ = 0;
   };
 
-  void merge_word(std::string_view word, std::vector<int64_t>& ids) const;
   std::vector<uint32_t> split_symbols(std::string_view word) const;
   bool append_bytes(std::string_view character, std::vector<uint32_t>& symbols) const;
   void merge_short(std::vector<uint32_t>& symbols) const;

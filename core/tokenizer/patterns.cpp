@@ -2,10 +2,8 @@
 
 #include <oniguruma.h>
 
-#include <algorithm>
 #include <array>
 #include <ctime>
-#include <iterator>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -18,8 +16,6 @@ namespace moe::io {
 
 namespace {
 
-constexpr size_t kMaxPatternBytes = size_t{64} << 10;
-
 const OnigUChar* onig_text(std::string_view text) {
   return reinterpret_cast<const OnigUChar*>(text.data());
 }
@@ -30,18 +26,10 @@ std::string onig_message(int code, OnigErrorInfo* info = nullptr) {
   return printable({reinterpret_cast<const char*>(text.data()), static_cast<size_t>(size)});
 }
 
-struct FreeRegion {
-  void operator()(OnigRegion* region) const { onig_region_free(region, /*free_self=*/1); }
-};
-
-struct FreeMatchParam {
-  void operator()(OnigMatchParam* param) const { onig_free_match_param(param); }
-};
-
-// Returns limits on the backtracking of one search, linear in the size of `text`: without them
+// Returns limits on the backtracking of one search, linear in the size of `text`. Without them
 // (a*b)?c takes quadratic time, and other expressions exponential time, in a text that lacks b.
-std::unique_ptr<OnigMatchParam, FreeMatchParam> search_limits(std::string_view text) {
-  std::unique_ptr<OnigMatchParam, FreeMatchParam> param(onig_new_match_param());
+std::shared_ptr<OnigMatchParam> search_limits(std::string_view text) {
+  std::shared_ptr<OnigMatchParam> param(onig_new_match_param(), onig_free_match_param);
   onig_initialize_match_param(param.get());
   const auto limit = static_cast<unsigned long>(100'000 + 64 * text.size());
   onig_set_retry_limit_in_match_of_match_param(param.get(), limit);
@@ -55,7 +43,7 @@ double thread_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// Collects matches in ascending order, and the texts between them that are not empty.
+// A collector of matches in ascending order and of the non-empty texts between them.
 class SectionBuilder {
  public:
   void add_match(size_t begin, size_t end) {
@@ -87,14 +75,15 @@ size_t next_character(std::string_view text, size_t at) {
   return at;
 }
 
-// Searches `text` for `regex` as regex_pattern() describes.
+// Returns the sections of `text` as described at regex_pattern().
 Sections find_matches(regex_t* regex, std::string_view text, const std::string& where) {
   SectionBuilder sections;
   constexpr size_t kSearchesPerCheck = 64;
-  const std::unique_ptr<OnigRegion, FreeRegion> region(onig_region_new());
+  const std::shared_ptr<OnigRegion> region(onig_region_new(), [](OnigRegion* allocated) {
+    onig_region_free(allocated, /*free_self=*/1);
+  });
   const auto limits = search_limits(text);
-  // Published tokenizers take 0.1 us a byte. Thread CPU time, so that a busy machine does not
-  // count.
+  // CPU time, independent of other processes. Published tokenizers take 0.1 us per byte.
   const double max_seconds = 5 + 1e-5 * static_cast<double>(text.size());
   double start_seconds = 0;
   size_t searches = 0;
@@ -109,13 +98,13 @@ Sections find_matches(regex_t* regex, std::string_view text, const std::string& 
                     "{}: a regular expression takes more than {:.0f} s for a text of {} bytes",
                     where, max_seconds, text.size());
     }
-    const int found = onig_search_with_param(regex, begin, end, begin + at, end, region.get(),
-                                             ONIG_OPTION_NONE, limits.get());
-    if (found == ONIG_MISMATCH) {
+    const int result = onig_search_with_param(regex, begin, end, begin + at, end, region.get(),
+                                              ONIG_OPTION_NONE, limits.get());
+    if (result == ONIG_MISMATCH) {
       break;
     }
-    USER_ERROR_IF(found < 0, "{}: a regular expression gives up on a text of {} bytes: {}", where,
-                  text.size(), onig_message(found));
+    USER_ERROR_IF(result < 0, "{}: a regular expression gives up on a text of {} bytes: {}", where,
+                  text.size(), onig_message(result));
     const auto first = static_cast<size_t>(region->beg[0]);
     const auto last = static_cast<size_t>(region->end[0]);
     if (first == last && follows_match && last == sections.end()) {
@@ -129,35 +118,20 @@ Sections find_matches(regex_t* regex, std::string_view text, const std::string& 
   return sections.finish(text.size());
 }
 
-// Joins each match to the previous section, unless that is a match too: the second match in a row
-// begins its own section. With reverse iterators, "previous" is the next one in the text.
-template <typename Iterator, typename Join>
-Sections merge_matches(Iterator first, Iterator last, const Join& join) {
-  Sections merged;
-  bool previous_is_match = false;
-  for (; first != last; ++first) {
-    if (first->is_match && !previous_is_match && !merged.empty()) {
-      join(merged.back(), *first);
-    } else {
-      merged.push_back(*first);
-    }
-    previous_is_match = first->is_match;
+// Returns true if `behavior` joins two adjacent sections.
+bool joins(Behavior behavior, const Section& left, const Section& right) {
+  switch (behavior) {
+    case Behavior::kMergedWithPrevious:
+      return !left.is_match && right.is_match;
+    case Behavior::kMergedWithNext:
+      return left.is_match && !right.is_match;
+    case Behavior::kContiguous:
+      return left.is_match == right.is_match;
+    case Behavior::kRemoved:
+    case Behavior::kIsolated:
+      break;
   }
-  return merged;
-}
-
-Sections join_runs(const Sections& sections) {
-  Sections runs;
-  bool previous_is_match = false;
-  for (const auto& section : sections) {
-    if (section.is_match == previous_is_match && !runs.empty()) {
-      runs.back().end = section.end;
-    } else {
-      runs.push_back(section);
-    }
-    previous_is_match = section.is_match;
-  }
-  return runs;
+  return false;
 }
 
 }  // namespace
@@ -168,6 +142,7 @@ Pattern regex_pattern(const std::string& expression, const std::string& where) {
     std::array<OnigEncoding, 1> encodings = {ONIG_ENCODING_UTF8};
     onig_initialize(encodings.data(), 1);
   });
+  constexpr size_t kMaxPatternBytes = size_t{64} << 10;
   USER_ERROR_IF(expression.size() > kMaxPatternBytes,
                 "{}: a regular expression of {} bytes, more than the {} that one may have", where,
                 expression.size(), kMaxPatternBytes);
@@ -187,13 +162,13 @@ Pattern literal_pattern(const std::string& text, const std::string& where) {
   if (text.empty()) {
     return regex_pattern("", where);
   }
-  return [text](std::string_view inside) {
+  return [text](std::string_view subject) {
     SectionBuilder sections;
-    for (size_t at = inside.find(text); at != std::string_view::npos;
-         at = inside.find(text, sections.end())) {
+    for (size_t at = subject.find(text); at != std::string_view::npos;
+         at = subject.find(text, sections.end())) {
       sections.add_match(at, at + text.size());
     }
-    return sections.finish(inside.size());
+    return sections.finish(subject.size());
   };
 }
 
@@ -230,29 +205,20 @@ Behavior parse_behavior(const std::string& name, const std::string& where) {
 }
 
 Sections apply_behavior(const Sections& sections, Behavior behavior) {
-  switch (behavior) {
-    case Behavior::kRemoved: {
-      Sections rest;
-      std::copy_if(sections.begin(), sections.end(), std::back_inserter(rest),
-                   [](const Section& section) { return !section.is_match; });
-      return rest;
+  Sections parts;
+  const Section* previous = nullptr;
+  for (const Section& section : sections) {
+    if (behavior == Behavior::kRemoved && section.is_match) {
+      continue;
     }
-    case Behavior::kIsolated:
-      return sections;
-    case Behavior::kMergedWithPrevious:
-      return merge_matches(sections.begin(), sections.end(),
-                           [](Section& to, const Section& from) { to.end = from.end; });
-    case Behavior::kMergedWithNext: {
-      Sections merged =
-          merge_matches(sections.rbegin(), sections.rend(),
-                        [](Section& to, const Section& from) { to.begin = from.begin; });
-      std::reverse(merged.begin(), merged.end());
-      return merged;
+    if (previous != nullptr && joins(behavior, *previous, section)) {
+      parts.back().end = section.end;
+    } else {
+      parts.push_back(section);
     }
-    case Behavior::kContiguous:
-      break;
+    previous = &section;
   }
-  return join_runs(sections);
+  return parts;
 }
 
 }  // namespace moe::io

@@ -1,6 +1,6 @@
 #pragma once
-// Splitting of a text by a pattern: regular expressions as tokenizer.json writes them, literal
-// texts and classes of characters; and the five behaviours of a Split.
+// Splitting of a text by a pattern: a regular expression of tokenizer.json, a literal text or a
+// class of characters; and the five behaviors of a Split.
 
 #include <cstddef>
 #include <functional>
@@ -29,7 +29,7 @@ using Pattern = std::function<Sections(std::string_view)>;
 // throws UserError if a search exceeds its limit of backtracking or time. Thread-safe.
 Pattern regex_pattern(const std::string& expression, const std::string& where);
 // Returns a pattern that matches `text` literally. An empty `text` matches between all characters,
-// as an empty expression does.
+// like an empty expression.
 Pattern literal_pattern(const std::string& text, const std::string& where);
 
 // Returns a pattern that matches each character for which `is_match` returns true.
@@ -37,10 +37,10 @@ Pattern class_pattern(bool (*is_match)(char32_t));
 
 enum class Behavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
-// Parses the name as tokenizer.json writes it ("MergedWithNext"). Throws UserError naming `where`.
+// Parses a name of tokenizer.json ("MergedWithNext"). Throws UserError naming `where`.
 Behavior parse_behavior(const std::string& name, const std::string& where);
 
-// Returns the parts of the text that remain, in order; some may be empty.
+// Returns the parts of the text that remain, in order. Parts may be empty; is_match is unspecified.
 Sections apply_behavior(const Sections& sections, Behavior behavior);
 
 }  // namespace moe::io

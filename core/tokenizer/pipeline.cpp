@@ -41,238 +41,17 @@ bool is_whole_word(std::string_view text, size_t begin, size_t end) {
          (end == text.size() || !begins_with_word(text.substr(end)));
 }
 
-}  // namespace
-
-AddedTokens::AddedTokens(const std::vector<AddedToken>& tokens, const Normalizer& normalizer,
-                         const std::function<int64_t(const std::string&)>& find_id, int64_t ids_end,
-                         const std::string& where) {
-  for (AddedToken token : tokens) {
-    const std::string name = printable(token.content);
-    const int64_t known = find(token.content) >= 0 ? find(token.content) : find_id(token.content);
-    token.id = known >= 0 ? known : std::max(ids_end, this->ids_end());
-    USER_ERROR_IF(token.content.size() > kMaxAddedTokenBytes || token.id >= Vocabulary::kMaxIds,
-                  "{}: the added token {} has {} bytes, more than the {} that one may have, or too "
-                  "great an id",
-                  where, token.id, token.content.size(), kMaxAddedTokenBytes);
-    token.normal_form = token.normalized ? normalizer(token.content) : token.content;
-    USER_ERROR_IF(token.normal_form.empty(),
-                  "{}: the added token {} ('{}') is empty, or becomes so by normalization", where,
-                  token.id, name);
-    ids_[token.content] = token.id;
-    tokens_[token.id] = std::move(token);
-  }
-  for (const auto& [id, token] : tokens_) {
-    (token.normalized ? normalized_ : raw_).add(token.normal_form, id, token.special);
-  }
-}
-
-void AddedTokens::Tree::add(std::string_view text, int64_t id, bool is_special) {
-  begins[static_cast<uint8_t>(text.front())] = true;
-  size_t node = 0;
-  for (const char byte : text) {
-    const auto [next, is_new] =
-        nodes[node].next.try_emplace(static_cast<uint8_t>(byte), nodes.size());
-    const size_t child = next->second;
-    if (is_new) {
-      nodes.emplace_back();
-    }
-    node = child;
-  }
-  nodes[node].id = id;
-  nodes[node].is_special = is_special;
-}
-
-TokenOrText AddedTokens::Tree::longest(std::string_view text, size_t at, size_t special_end) const {
-  TokenOrText found{Vocabulary::kNone, at, at};
-  size_t node = 0;
-  for (size_t end = at; end < text.size();) {
-    const auto next = nodes[node].next.find(static_cast<uint8_t>(text[end]));
-    if (next == nodes[node].next.end()) {
-      break;
-    }
-    ++end;
-    node = next->second;
-    const bool counts = !nodes[node].is_special || end <= special_end;
-    if (nodes[node].id != Vocabulary::kNone && counts) {
-      found = {nodes[node].id, at, end};
-    }
-  }
-  return found;
-}
-
-// The search continues at the end of the matched text itself, even if the match does not count or
-// includes white space, so the next match may begin within that white space.
-std::vector<TokenOrText> AddedTokens::split(std::string_view text, bool is_normalized,
-                                            const std::vector<TextRange>& plain) const {
-  const Tree& tree = is_normalized ? normalized_ : raw_;
-  std::vector<TokenOrText> parts;
-  size_t between = 0;
-  size_t white_end = 0;  // of the last run of white space that `rstrip` included
-  for (size_t at = 0; at < text.size();) {
-    TokenOrText found{Vocabulary::kNone, at, at};
-    if (tree.begins[static_cast<uint8_t>(text[at])]) {
-      found = tree.longest(text, at, next_in_ranges(plain, at));
-    }
-    if (found.id == Vocabulary::kNone) {
-      ++at;
-      continue;
-    }
-    at = found.end;
-    const AddedToken& token = tokens_.at(found.id);
-    if (token.single_word && !is_whole_word(text, found.begin, found.end)) {
-      continue;
-    }
-    if (token.lstrip) {  // not beyond the end of the previous token, so each byte is visited once
-      const size_t length = std::max(found.begin, between) - between;
-      found.begin = between + end_without_white_space(text.substr(between, length));
-    }
-    if (token.rstrip) {
-      if (found.end >= white_end) {
-        white_end = found.end + skip_white_space(text.substr(found.end));
-      }
-      found.end = white_end;  // the run may have been measured for an earlier token
-    }
-    if (between < found.begin) {
-      parts.push_back({Vocabulary::kNone, between, found.begin});
-    }
-    parts.push_back(found);
-    between = found.end;
-  }
-  if (between != text.size()) {
-    parts.push_back({Vocabulary::kNone, between, text.size()});
-  }
-  return parts;
-}
-
-const AddedToken* AddedTokens::find(int64_t id) const {
-  const auto found = tokens_.find(id);
-  return found == tokens_.end() ? nullptr : &found->second;
-}
-
-int64_t AddedTokens::find(std::string_view content) const {
-  const auto found = ids_.find(content);
-  return found == ids_.end() ? Vocabulary::kNone : found->second;
-}
-
-bool AddedTokens::is_special(std::string_view text) const {
-  const int64_t id = find(text);
-  return id != Vocabulary::kNone && tokens_.at(id).special;
-}
-
-int64_t AddedTokens::ids_end() const { return tokens_.empty() ? 0 : tokens_.rbegin()->first + 1; }
-
-std::vector<int64_t> Pipeline::encode(std::string_view text,
-                                      const std::vector<TextRange>& given_plain,
-                                      bool begins_text) const {
-  std::string mended;
-  std::vector<TextRange> plain = given_plain;
-  if (find_invalid_utf8(text) != kValidUtf8) {
-    mended = replace_invalid_utf8(text);  // which shifts the ranges
-    text = mended;
-    plain = plain.empty() ? plain : std::vector<TextRange>{{0, text.size()}};
-  }
-  std::vector<int64_t> ids;
-  for (const auto& part : parts_.added.split(text, /*is_normalized=*/false, plain)) {
-    if (part.id != Vocabulary::kNone) {
-      ids.push_back(part.id);
-    } else {
-      encode_text(text.substr(part.begin, part.end - part.begin), begins_text && part.begin == 0,
-                  next_in_ranges(plain, part.begin) < part.end, ids);
-    }
-  }
-  return ids;
-}
-
-// Normalizes each text between added tokens separately. Positions are lost by normalization: with
-// `is_plain` no part of the text becomes a special token.
-void Pipeline::encode_text(std::string_view text, bool begins_text, bool is_plain,
-                           std::vector<int64_t>& ids) const {
-  const std::string normal = parts_.normalizer(std::string(text));
-  const std::vector<TextRange> plain =
-      is_plain ? std::vector<TextRange>{{0, normal.size()}} : std::vector<TextRange>();
-  for (const auto& part : parts_.added.split(normal, /*is_normalized=*/true, plain)) {
-    if (part.id != Vocabulary::kNone) {
-      ids.push_back(part.id);
-    } else {
-      encode_words(std::string_view(normal).substr(part.begin, part.end - part.begin),
-                   begins_text && part.begin == 0, ids);
-    }
-  }
-}
-
-void Pipeline::encode_words(std::string_view text, bool begins_text,
-                            std::vector<int64_t>& ids) const {
-  Words words;
-  words.list.push_back({text, begins_text});
-  parts_.pre_tokenizer(words);
-  for (const auto& word : words.list) {
-    parts_.bpe.encode(word.text, ids);
-  }
-}
-
-std::string Pipeline::decode(const std::vector<int64_t>& ids) const {
-  std::vector<std::string> texts;
-  texts.reserve(ids.size());
-  for (const int64_t id : ids) {
-    const AddedToken* added = parts_.added.find(id);
-    if (added == nullptr && !parts_.bpe.vocabulary().has(id)) {
-      continue;
-    }
-    const std::string& text =
-        added != nullptr ? added->normal_form : parts_.bpe.vocabulary().text(id);
-    if (!parts_.added.is_special(text)) {
-      texts.push_back(text);
-    }
-  }
-  std::string decoded;
-  for (const auto& text : parts_.decoder(std::move(texts))) {
-    decoded += text;
-  }
-  return decoded;
-}
-
-bool Pipeline::has(int64_t id) const {
-  return parts_.added.find(id) != nullptr || parts_.bpe.vocabulary().has(id);
-}
-
-std::string Pipeline::piece(int64_t id) const {
-  const AddedToken* added = parts_.added.find(id);
-  return added != nullptr ? added->content : parts_.bpe.vocabulary().text(id);
-}
-
-std::string Pipeline::bytes(int64_t id) const {
-  const std::string text = piece(id);
-  if (parts_.added.find(id) != nullptr) {
-    return text;
-  }
-  return parts_.is_byte_level ? from_byte_level(text).value_or(text) : piece_bytes(text);
-}
-
-int64_t Pipeline::find(const std::string& token) const {
-  const int64_t added = parts_.added.find(std::string_view(token));
-  return added != Vocabulary::kNone ? added : parts_.bpe.vocabulary().find(token);
-}
-
-int64_t Pipeline::vocab_size() const {
-  return std::max(parts_.added.ids_end(), parts_.bpe.vocabulary().ids_end());
-}
-
-namespace {
-
 const Json kNull;
 
 const Json& member(const Json& json, const char* key) {
-  const auto found = json.find(key);
-  return found == json.end() ? kNull : *found;
+  const auto value = json.find(key);
+  return value == json.end() ? kNull : *value;
 }
 
-// Reads the list of added tokens; null means none.
+// Reads the list of added tokens, which may be null.
 std::vector<AddedToken> read_added_tokens(const Json& json, const std::string& where) {
   std::vector<AddedToken> tokens;
-  if (json.is_null()) {
-    return tokens;
-  }
-  USER_ERROR_IF(!json.is_array(), "{}: must be a list", where);
+  USER_ERROR_IF(!json.is_array() && !json.is_null(), "{}: must be a list", where);
   for (const auto& entry : json) {
     tokens.push_back(read_added_token(entry, false, where));
   }
@@ -319,8 +98,8 @@ std::vector<BpeMerge> read_merges(const Json& model, const Vocabulary& vocabular
     if (merge.is_string() && merge.get_ref<const std::string&>().starts_with("#version")) {
       continue;
     }
-    const auto halves = parse_merge(merge);
-    USER_ERROR_IF(!halves, "{}: merge {} is not a pair of tokens", where, merges.size() + 1);
+    const auto pair = parse_merge(merge);
+    USER_ERROR_IF(!pair, "{}: merge {} is not a pair of tokens", where, merges.size() + 1);
     const auto find_id = [&](const std::string& token) {
       const int64_t id = vocabulary.find(token);
       USER_ERROR_IF(id == Vocabulary::kNone,
@@ -328,13 +107,13 @@ std::vector<BpeMerge> read_merges(const Json& model, const Vocabulary& vocabular
                     merges.size() + 1, printable(token));
       return id;
     };
-    const auto& [left, right] = *halves;
+    const auto& [left, right] = *pair;
     merges.push_back({find_id(left), find_id(right), find_id(left + right), std::ssize(merges)});
   }
   return merges;
 }
 
-// Throws UserError for settings that trained models do not have and that change every id.
+// Throws UserError for unsupported settings, which would change every id.
 void refuse_unsupported(const Json& model, const std::string& where) {
   if (const std::string type = get_string(model, "type", where, "BPE"); type != "BPE") {
     throw UserError("{}: the model '{}' is not supported; supported: BPE", where, printable(type));
@@ -364,11 +143,7 @@ Bpe read_bpe(const Json& model, const std::string& where) {
   return {std::move(vocabulary), merges, options};
 }
 
-constexpr size_t kMaxStages = 256;
-constexpr size_t kMaxSpecialTokens = 4096;  // around a text
-
-// Calls `on_stage` for `stage` and, if it is a Sequence, the stages that it lists under `key`,
-// those of inner sequences included: the stages that the readers of stages.h read.
+// Calls `on_stage` for `stage` and, recursively, the stages that a Sequence lists under `key`.
 template <typename OnStage>
 void for_each_stage(const Json& stage, const char* key, const OnStage& on_stage) {
   on_stage(stage);
@@ -378,19 +153,19 @@ void for_each_stage(const Json& stage, const char* key, const OnStage& on_stage)
 }
 
 bool is_byte_level(const Json& stage, const char* key) {
-  bool found = false;
+  bool is_any = false;
   for_each_stage(stage, key,
-                 [&](const Json& part) { found = found || member(part, "type") == "ByteLevel"; });
-  return found;
+                 [&](const Json& part) { is_any = is_any || member(part, "type") == "ByteLevel"; });
+  return is_any;
 }
 
-// Throws UserError if there are too many stages: a file may hold millions, each costs time per
-// text.
+// Throws UserError if there are too many stages, each of which takes time per text.
 void check_stages(const Json& json, const std::string& where) {
   for (const auto& [key, parts] : {std::pair("normalizer", "normalizers"),
                                    {"pre_tokenizer", "pretokenizers"},
                                    {"post_processor", "processors"},
                                    {"decoder", "decoders"}}) {
+    constexpr size_t kMaxStages = 256;
     size_t count = 0;
     for_each_stage(member(json, key), parts, [&](const Json&) { ++count; });
     USER_ERROR_IF(count > kMaxStages,
@@ -401,18 +176,218 @@ void check_stages(const Json& json, const std::string& where) {
 
 void check_special(const SpecialTokens& special, const TokenizerModel& model,
                    const std::string& where) {
-  USER_ERROR_IF(special.before.size() + special.after.size() > kMaxSpecialTokens,
+  std::vector<int64_t> ids = special.before;
+  ids.insert(ids.end(), special.after.begin(), special.after.end());
+  constexpr size_t kMaxSpecialTokens = 4096;
+  USER_ERROR_IF(ids.size() > kMaxSpecialTokens,
                 "{}: the template puts {} tokens around a text, more than {}; fetch it again",
-                where, special.before.size() + special.after.size(), kMaxSpecialTokens);
-  for (const auto* side : {&special.before, &special.after}) {
-    for (const int64_t id : *side) {
-      USER_ERROR_IF(!model.has(id),
-                    "{}: the template puts the id {} around a text, which no token has", where, id);
-    }
+                where, ids.size(), kMaxSpecialTokens);
+  for (const int64_t id : ids) {
+    USER_ERROR_IF(!model.has(id),
+                  "{}: the template puts the id {} around a text, which no token has", where, id);
   }
 }
 
 }  // namespace
+
+AddedTokens::AddedTokens(const std::vector<AddedToken>& tokens, const Normalizer& normalizer,
+                         const std::function<int64_t(const std::string&)>& find_id, int64_t ids_end,
+                         const std::string& where) {
+  for (AddedToken token : tokens) {
+    const int64_t known = find(token.content) >= 0 ? find(token.content) : find_id(token.content);
+    token.id = known >= 0 ? known : std::max(ids_end, this->ids_end());
+    USER_ERROR_IF(token.content.size() > kMaxAddedTokenBytes || token.id >= Vocabulary::kMaxIds,
+                  "{}: the added token {} has {} bytes, more than the {} that one may have, or too "
+                  "great an id",
+                  where, token.id, token.content.size(), kMaxAddedTokenBytes);
+    token.normal_form = token.normalized ? normalizer(token.content) : token.content;
+    USER_ERROR_IF(token.normal_form.empty(),
+                  "{}: the added token {} ('{}') is empty, or becomes so by normalization", where,
+                  token.id, printable(token.content));
+    ids_[token.content] = token.id;
+    tokens_[token.id] = std::move(token);
+  }
+  for (const auto& [id, token] : tokens_) {
+    (token.normalized ? normalized_ : raw_).add(token.normal_form, id, token.special);
+  }
+}
+
+void AddedTokens::Tree::add(std::string_view text, int64_t id, bool is_special) {
+  begins[static_cast<uint8_t>(text.front())] = true;
+  size_t node = 0;
+  for (const char byte : text) {
+    const auto [next, is_new] =
+        nodes[node].next.try_emplace(static_cast<uint8_t>(byte), nodes.size());
+    const size_t child = next->second;
+    if (is_new) {
+      nodes.emplace_back();
+    }
+    node = child;
+  }
+  nodes[node].id = id;
+  nodes[node].is_special = is_special;
+}
+
+TokenOrText AddedTokens::Tree::longest(std::string_view text, size_t at, size_t special_end) const {
+  TokenOrText match{Vocabulary::kNone, at, at};
+  size_t node = 0;
+  for (size_t end = at; end < text.size();) {
+    const auto next = nodes[node].next.find(static_cast<uint8_t>(text[end]));
+    if (next == nodes[node].next.end()) {
+      break;
+    }
+    ++end;
+    node = next->second;
+    if (nodes[node].id != Vocabulary::kNone && (!nodes[node].is_special || end <= special_end)) {
+      match = {nodes[node].id, at, end};
+    }
+  }
+  return match;
+}
+
+// The search continues at the end of the matched text, even if the match is rejected or includes
+// white space, so the next match may begin within that white space.
+std::vector<TokenOrText> AddedTokens::split(std::string_view text, bool is_normalized,
+                                            const std::vector<TextRange>& plain) const {
+  const Tree& tree = is_normalized ? normalized_ : raw_;
+  std::vector<TokenOrText> parts;
+  size_t text_begin = 0;  // of the text after the previous token
+  size_t white_end = 0;   // of the last run of white space after a token with `rstrip`
+  for (size_t at = 0; at < text.size();) {
+    TokenOrText match;
+    if (tree.begins[static_cast<uint8_t>(text[at])]) {
+      match = tree.longest(text, at, next_in_ranges(plain, at));
+    }
+    if (match.id == Vocabulary::kNone) {
+      ++at;
+      continue;
+    }
+    at = match.end;
+    const AddedToken& token = tokens_.at(match.id);
+    if (token.single_word && !is_whole_word(text, match.begin, match.end)) {
+      continue;
+    }
+    if (token.lstrip) {  // up to the end of the previous token, so that each byte is visited once
+      const size_t length = std::max(match.begin, text_begin) - text_begin;
+      match.begin = text_begin + end_without_white_space(text.substr(text_begin, length));
+    }
+    if (token.rstrip) {
+      if (match.end >= white_end) {
+        white_end = match.end + skip_white_space(text.substr(match.end));
+      }
+      match.end = white_end;  // an earlier token may have set it for this run
+    }
+    if (text_begin < match.begin) {
+      parts.push_back({Vocabulary::kNone, text_begin, match.begin});
+    }
+    parts.push_back(match);
+    text_begin = match.end;
+  }
+  if (text_begin != text.size()) {
+    parts.push_back({Vocabulary::kNone, text_begin, text.size()});
+  }
+  return parts;
+}
+
+const AddedToken* AddedTokens::find(int64_t id) const {
+  const auto token = tokens_.find(id);
+  return token == tokens_.end() ? nullptr : &token->second;
+}
+
+int64_t AddedTokens::find(std::string_view content) const {
+  const auto id = ids_.find(content);
+  return id == ids_.end() ? Vocabulary::kNone : id->second;
+}
+
+bool AddedTokens::is_special(std::string_view text) const {
+  const int64_t id = find(text);
+  return id != Vocabulary::kNone && tokens_.at(id).special;
+}
+
+std::vector<int64_t> Pipeline::encode(std::string_view text, const std::vector<TextRange>& plain,
+                                      bool begins_text) const {
+  if (find_invalid_utf8(text) != kValidUtf8) {
+    const std::string valid = replace_invalid_utf8(text);
+    const std::vector<TextRange> all = {{0, valid.size()}};  // replacing shifts the ranges
+    return encode(valid, plain.empty() ? plain : all, begins_text);
+  }
+  std::vector<int64_t> ids;
+  for (const auto& part : parts_.added.split(text, /*is_normalized=*/false, plain)) {
+    if (part.id != Vocabulary::kNone) {
+      ids.push_back(part.id);
+    } else {
+      encode_text(text.substr(part.begin, part.end - part.begin), begins_text && part.begin == 0,
+                  next_in_ranges(plain, part.begin) < part.end, ids);
+    }
+  }
+  return ids;
+}
+
+// Encodes a text between added tokens. Normalization shifts positions, so with `is_plain` no part
+// of the text becomes a special token.
+void Pipeline::encode_text(std::string_view text, bool begins_text, bool is_plain,
+                           std::vector<int64_t>& ids) const {
+  const std::string normal = parts_.normalizer(std::string(text));
+  const std::vector<TextRange> plain =
+      is_plain ? std::vector<TextRange>{{0, normal.size()}} : std::vector<TextRange>();
+  for (const auto& part : parts_.added.split(normal, /*is_normalized=*/true, plain)) {
+    if (part.id != Vocabulary::kNone) {
+      ids.push_back(part.id);
+    } else {
+      encode_words(std::string_view(normal).substr(part.begin, part.end - part.begin),
+                   begins_text && part.begin == 0, ids);
+    }
+  }
+}
+
+void Pipeline::encode_words(std::string_view text, bool begins_text,
+                            std::vector<int64_t>& ids) const {
+  Words words;
+  words.list.push_back({text, begins_text});
+  parts_.pre_tokenizer(words);
+  for (const auto& word : words.list) {
+    parts_.bpe.encode(word.text, ids);
+  }
+}
+
+std::string Pipeline::decode(const std::vector<int64_t>& ids) const {
+  std::vector<std::string> texts;
+  texts.reserve(ids.size());
+  for (const int64_t id : ids) {
+    const AddedToken* added = parts_.added.find(id);
+    if (added == nullptr && !parts_.bpe.vocabulary().has(id)) {
+      continue;
+    }
+    const std::string& text =
+        added != nullptr ? added->normal_form : parts_.bpe.vocabulary().text(id);
+    if (!parts_.added.is_special(text)) {
+      texts.push_back(text);
+    }
+  }
+  std::string decoded;
+  for (const auto& text : parts_.decoder(std::move(texts))) {
+    decoded += text;
+  }
+  return decoded;
+}
+
+std::string Pipeline::piece(int64_t id) const {
+  const AddedToken* added = parts_.added.find(id);
+  return added != nullptr ? added->content : parts_.bpe.vocabulary().text(id);
+}
+
+std::string Pipeline::bytes(int64_t id) const {
+  const std::string text = piece(id);
+  if (parts_.added.find(id) != nullptr) {
+    return text;
+  }
+  return parts_.is_byte_level ? from_byte_level(text).value_or(text) : piece_bytes(text);
+}
+
+int64_t Pipeline::find(const std::string& token) const {
+  const int64_t added = parts_.added.find(std::string_view(token));
+  return added != Vocabulary::kNone ? added : parts_.bpe.vocabulary().find(token);
+}
 
 AddedToken read_added_token(const Json& json, bool is_special, const std::string& where) {
   USER_ERROR_IF(!json.is_object(), "{}: an object with 'content' is expected", where);
@@ -423,6 +398,12 @@ AddedToken read_added_token(const Json& json, bool is_special, const std::string
           .rstrip = get_bool(json, "rstrip", where, false),
           .normalized = get_bool(json, "normalized", where, !special),
           .special = special};
+}
+
+Json added_token_json(const AddedToken& token) {
+  return {{"content", token.content},       {"single_word", token.single_word},
+          {"lstrip", token.lstrip},         {"rstrip", token.rstrip},
+          {"normalized", token.normalized}, {"special", token.special}};
 }
 
 std::unique_ptr<TokenizerModel> read_tokenizer_json(const Json& json, const std::string& where,
@@ -438,16 +419,17 @@ std::unique_ptr<TokenizerModel> read_tokenizer_json(const Json& json, const std:
   AddedTokens added(
       listed, normalizer, [&](const std::string& text) { return bpe.vocabulary().find(text); },
       bpe.vocabulary().tokens(), where);
-  const Json& cut = member(json, "pre_tokenizer");
-  const Json& joined = member(json, "decoder");
+  const Json& pre_tokenizer = member(json, "pre_tokenizer");
+  const Json& decoder = member(json, "decoder");
   const SpecialTokens special =
       read_post_processor(member(json, "post_processor"), where + ": post_processor");
   auto pipeline = std::make_unique<Pipeline>(PipelineParts{
-      std::move(added), std::move(normalizer), read_pre_tokenizer(cut, where + ": pre_tokenizer"),
-      std::move(bpe), special, read_decoder(joined, where + ": decoder"),
+      std::move(added), std::move(normalizer),
+      read_pre_tokenizer(pre_tokenizer, where + ": pre_tokenizer"), std::move(bpe), special,
+      read_decoder(decoder, where + ": decoder"),
       special.before.empty() ? -1 : special.before.front(),
       special.after.empty() ? -1 : special.after.back(),
-      is_byte_level(cut, "pretokenizers") || is_byte_level(joined, "decoders")});
+      is_byte_level(pre_tokenizer, "pretokenizers") || is_byte_level(decoder, "decoders")});
   check_special(special, *pipeline, where);
   return pipeline;
 }

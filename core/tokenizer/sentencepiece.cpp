@@ -9,8 +9,6 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/tokenizer/pipeline.h"
-#include "core/tokenizer/stock_tokenizer.h"
-#include "core/tokenizer/tokenizer_model.h"
 #include "core/tokenizer/unicode.h"
 
 namespace moe::io {
@@ -62,75 +60,71 @@ std::optional<Field> take_field(std::string_view& rest) {
   return field;
 }
 
-// Returns true if every field of `message` is understood and `take` returns true for each.
-bool all_fields(std::string_view message, const std::function<bool(const Field&)>& take) {
+// Calls `on_field` for every field of `message`. Returns false at the first one that is malformed.
+template <typename OnField>
+bool for_each_field(std::string_view message, const OnField& on_field) {
   while (!message.empty()) {
     const auto field = take_field(message);
-    if (!field || !take(*field)) {
+    if (!field) {
       return false;
     }
+    on_field(*field);
   }
   return true;
 }
 
 // Returns true if a SentencePiece message is a normal, unknown, control or byte piece without a
-// space after another letter. User-defined and unused pieces have rules of their own.
+// space after another letter (user-defined and unused pieces have other rules). Sets `has_space` if
+// it is a space.
 bool is_plain_piece(std::string_view message, bool& has_space) {
   uint64_t type = 1;
   std::string_view text;
-  const bool read = all_fields(message, [&](const Field& field) {
+  const bool is_valid = for_each_field(message, [&](const Field& field) {
     text = field.number == 1 ? field.bytes : text;
     type = field.number == 3 ? field.value : type;
-    return true;
   });
   has_space = has_space || text == kSpaceMark;
   while (text.starts_with(kSpaceMark)) {
     text.remove_prefix(kSpaceMark.size());
   }
-  return read && (type == 1 || type == 2 || type == 3 || type == 6) &&
+  return is_valid && (type == 1 || type == 2 || type == 3 || type == 6) &&
          text.find(kSpaceMark) == std::string_view::npos;
 }
 
-// Returns true if a TrainerSpec is BPE with the space before its word.
+// Returns true if a TrainerSpec is BPE with spaces before words (no treat_whitespace_as_suffix).
 bool is_plain_trainer(std::string_view message) {
   uint64_t type = 1;
   bool suffix = false;
-  const bool read = all_fields(message, [&](const Field& field) {
+  const bool is_valid = for_each_field(message, [&](const Field& field) {
     type = field.number == 3 ? field.value : type;
     suffix = field.number == 24 ? field.value != 0 : suffix;
-    return true;
   });
-  return read && type == 2 && !suffix;
+  return is_valid && type == 2 && !suffix;
 }
 
-// Returns the rule of a NormalizerSpec; kNone unless it has no table of characters, adds a space
-// first and writes spaces as U+2581.
+// Returns the rule of a NormalizerSpec; kNone unless it has no table of characters, prepends a
+// space and replaces spaces by U+2581.
 WordRule normalizer_rule(std::string_view message) {
   bool prefix = true, collapses = true, escapes = true, has_table = false;
-  const bool read = all_fields(message, [&](const Field& field) {
+  const bool is_valid = for_each_field(message, [&](const Field& field) {
     has_table = has_table || ((field.number == 2 || field.number == 6) && !field.bytes.empty());
     prefix = field.number == 3 ? field.value != 0 : prefix;
     collapses = field.number == 4 ? field.value != 0 : collapses;
     escapes = field.number == 5 ? field.value != 0 : escapes;
-    return true;
   });
-  if (!read || has_table || !prefix || !escapes) {
+  if (!is_valid || has_table || !prefix || !escapes) {
     return WordRule::kNone;
   }
   return collapses ? WordRule::kCollapses : WordRule::kKeeps;
 }
 
-// Returns true if a piece holds a byte 0, on which the library aborts while it builds its index.
+// Returns true if a piece contains a byte 0, on which the library aborts.
 bool has_piece_with_nul(std::string_view model) {
   bool has_nul = false;
-  all_fields(model, [&](const Field& field) {
-    if (field.number == 1) {
-      all_fields(field.bytes, [&](const Field& part) {
-        has_nul = has_nul || (part.number == 1 && part.bytes.find('\0') != std::string_view::npos);
-        return true;
-      });
-    }
-    return true;
+  for_each_field(model, [&](const Field& field) {
+    for_each_field(field.number == 1 ? field.bytes : "", [&](const Field& part) {
+      has_nul = has_nul || (part.number == 1 && part.bytes.find('\0') != std::string_view::npos);
+    });
   });
   return has_nul;
 }
@@ -142,9 +136,9 @@ class Sentencepiece : public TokenizerModel {
     USER_ERROR_IF(has_piece_with_nul(bytes) || !processor_.LoadFromSerializedProto(bytes).ok() ||
                       processor_.GetPieceSize() == 0,
                   "{}: is no sentencepiece model, or a broken one; fetch it again", where);
-    // A second message of the normalizer's settings changes those that it has: no dummy prefix.
+    // A second NormalizerSpec message overrides the fields that it has: add_dummy_prefix = false.
     check(unprefixed_.LoadFromSerializedProto(std::string(bytes) + "\x1a\x02\x18" + '\0'));
-    std::vector<AddedToken> own;  // pieces that no text becomes
+    std::vector<AddedToken> own;  // tokens of the model that are matched only by split()
     for (int id = 0; id < processor_.GetPieceSize(); ++id) {
       if (processor_.IsControl(id) || processor_.IsUnknown(id)) {
         own.push_back({.content = processor_.IdToPiece(id), .normalized = false, .special = true});
@@ -162,7 +156,7 @@ class Sentencepiece : public TokenizerModel {
     word_rule_ = prefix_ == FolderTokens::Prefix::kNever ? WordRule::kNone : find_word_rule(bytes);
   }
 
-  // A space precedes a text as `prefix_` says; no text becomes a control piece.
+  // Prepends a space by the rule `prefix_`. No text becomes a control piece.
   std::vector<int64_t> encode(std::string_view text, const std::vector<TextRange>& plain,
                               bool begins_text) const override {
     std::vector<int64_t> all;
@@ -227,7 +221,7 @@ class Sentencepiece : public TokenizerModel {
     return text;
   }
 
-  // sentencepiece_as_json().
+  // Implements sentencepiece_as_json().
   Json as_json(WordRule rule, int64_t bos) const {
     Json vocab = Json::object();
     for (int id = 0; id < processor_.GetPieceSize(); ++id) {
@@ -239,8 +233,8 @@ class Sentencepiece : public TokenizerModel {
       return nullptr;
     }
     const std::string begin = bos < 0 ? "" : piece(bos);
-    // The normalizer leaves no ' '. So the first Metaspace puts one before every text, also before
-    // one that begins with a space, and the second makes it U+2581.
+    // The normalizer leaves no ' ', so the first Metaspace prepends one to every text, even to a
+    // text that begins with a space, and the second replaces it by U+2581.
     Json json = parse_json(replace_all(R"({
     "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
     "normalizer": {"type": "Sequence", "normalizers": [
@@ -280,13 +274,8 @@ class Sentencepiece : public TokenizerModel {
     post = bos < 0 ? Json() : std::move(post);
     for (int64_t id = 0; id < vocab_size(); ++id) {
       if (const AddedToken* token = all_.find(id)) {
-        json["added_tokens"].push_back({{"id", id},
-                                        {"content", token->content},
-                                        {"single_word", token->single_word},
-                                        {"lstrip", token->lstrip},
-                                        {"rstrip", token->rstrip},
-                                        {"normalized", false},
-                                        {"special", token->special}});
+        Json& entry = json["added_tokens"].emplace_back(added_token_json(*token));
+        entry["id"] = id;
       }
     }
     Json& bpe = json["model"];
@@ -325,17 +314,17 @@ class Sentencepiece : public TokenizerModel {
   }
 
  private:
-  // The library loads some broken models and fails only when they are used.
+  // Throws UserError for a failed call. The library loads some broken models and fails later.
   void check(const sentencepiece::util::Status& status) const {
     USER_ERROR_IF(!status.ok(), "{}: a broken sentencepiece model ({}); fetch it again", where_,
                   printable(status.ToString(), 200));
   }
 
-  // Returns the pairs that merge, first to last: by the score of their piece as sentencepiece does.
-  // Of pieces of equal score, such as the runs of spaces in LLaMA's, it merges the leftmost pair,
-  // so that a run grows from its left: the longer piece comes first, and the longer left half.
-  // Returns null for a piece with a character that is none, which sentencepiece may merge all the
-  // same.
+  // Returns the pairs that merge, in the order of sentencepiece: by the score of the merged piece.
+  // Among pieces of equal score, such as the runs of spaces in LLaMA's model, sentencepiece merges
+  // the leftmost pair, so that a run grows from the left: the longer piece and the longer left half
+  // come first. Returns null if a character of a piece is no piece, since sentencepiece may merge
+  // such a piece.
   Json list_merges(const Json& vocab) const {
     std::vector<int> pieces;
     for (int id = 0; id < processor_.GetPieceSize(); ++id) {
@@ -370,14 +359,14 @@ class Sentencepiece : public TokenizerModel {
     return merges;
   }
 
-  // PieceToId() returns the unknown token for a text that is no token.
+  // Returns the id of a piece, or -1. PieceToId() returns the unknown token for other texts.
   int64_t find_piece(const std::string& token) const {
     const int id = processor_.PieceToId(token);
     return id >= 0 && id < processor_.GetPieceSize() && processor_.IdToPiece(id) == token ? id : -1;
   }
 
   sentencepiece::SentencePieceProcessor processor_, unprefixed_;
-  AddedTokens added_, all_;  // all_: with control pieces, for the marks of templates
+  AddedTokens added_, all_;  // all_: added tokens and control pieces, for split()
   std::string where_;        // the file, for errors
   FolderTokens::Prefix prefix_;
   WordRule word_rule_ = WordRule::kNone;
@@ -386,20 +375,18 @@ class Sentencepiece : public TokenizerModel {
 }  // namespace
 
 WordRule find_word_rule(std::string_view model) {
-  bool has_space = false, plain_trainer = false;
+  bool is_plain = true, has_space = false, has_plain_trainer = false;
   WordRule rule = WordRule::kNone;
-  const bool plain = all_fields(model, [&](const Field& field) {
+  const bool is_valid = for_each_field(model, [&](const Field& field) {
     if (field.number == 1) {
-      return is_plain_piece(field.bytes, has_space);
-    }
-    if (field.number == 2) {
-      plain_trainer = is_plain_trainer(field.bytes);
+      is_plain = is_plain && is_plain_piece(field.bytes, has_space);
+    } else if (field.number == 2) {
+      has_plain_trainer = is_plain_trainer(field.bytes);
     } else if (field.number == 3) {
       rule = normalizer_rule(field.bytes);
     }
-    return true;
   });
-  return plain && has_space && plain_trainer ? rule : WordRule::kNone;
+  return is_valid && is_plain && has_space && has_plain_trainer ? rule : WordRule::kNone;
 }
 
 std::unique_ptr<TokenizerModel> read_sentencepiece(std::string_view bytes, const std::string& where,

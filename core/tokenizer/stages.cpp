@@ -17,7 +17,7 @@ namespace moe::io {
 
 namespace {
 
-// An entry of the table of a stage: the name of a type and its reader.
+// A type of a stage: its name and its reader.
 template <typename Part>
 struct StageType {
   const char* name;
@@ -29,15 +29,15 @@ template <typename Part>
 Part read_stage(const Json& json, const std::string& where,
                 std::span<const StageType<Part>> types) {
   const std::string type = get_string(json, "type", where);
-  std::string known;
+  std::vector<const char*> known;
   for (const auto& candidate : types) {
     if (type == candidate.name) {
       return candidate.read(json, where + " " + type);
     }
-    known += known.empty() ? candidate.name : std::string(", ") + candidate.name;
+    known.push_back(candidate.name);
   }
   throw UserError("{}: the type '{}' is not supported; supported: {}", where, printable(type),
-                  known);
+                  fmt::join(known, ", "));
 }
 
 // Reads the stages that a Sequence lists under `key`.
@@ -53,9 +53,9 @@ std::vector<Part> read_sequence(const Json& json, const std::string& key, const 
   return parts;
 }
 
-// Returns the number of bytes that the stages of a tokenizer may make of a text. The greatest
-// growth in published tokenizers is 11 times in NFKC (U+FDFA), then 3 times for a space that
-// becomes U+2581. Without a limit 40 stages that double a text exhaust memory.
+// Returns the maximum size of a text of `bytes` bytes after any stage. The largest growth in
+// published tokenizers is 11-fold in NFKC (U+FDFA), then 3-fold for a space that becomes U+2581.
+// Without a limit, 40 stages that double a text exhaust memory.
 constexpr size_t max_stage_bytes(size_t bytes) { return 64 * bytes + 1024; }
 
 // Throws UserError if `bytes`, the size of a stage's output, exceeds `max_bytes`.
@@ -76,25 +76,27 @@ Pattern read_pattern(const Json& json, const std::string& where) {
 }
 
 // Reads the value of `key`, which must be one character.
-char32_t read_character(const Json& json, const std::string& key, const std::string& where) {
-  const std::string text = get_string(json, key, where);
-  size_t at = 0;
-  const char32_t character = text.empty() ? 0 : next_code_point(text, at);
-  USER_ERROR_IF(text.empty() || at != text.size(), "{}: '{}' must be one character, is '{}'", where,
-                key, printable(text));
-  return character;
+std::string read_character(const Json& json, const std::string& key, const std::string& where) {
+  std::string text = get_string(json, key, where);
+  size_t end = 0;
+  if (!text.empty()) {
+    next_code_point(text, end);
+  }
+  USER_ERROR_IF(text.empty() || end != text.size(), "{}: '{}' must be one character, is '{}'",
+                where, key, printable(text));
+  return text;
 }
 
-// Texts and words to which Metaspace prepends a space.
+// The words to which Metaspace prepends a space; kFirst: the first word of a text.
 enum class PrependScheme { kAlways, kFirst, kNever };
 
-// Reads both spellings of the setting.
+// Reads "prepend_scheme" and the older setting "add_prefix_space".
 PrependScheme read_prepend_scheme(const Json& json, const std::string& where) {
   const std::string scheme = get_string(json, "prepend_scheme", where, "");
   USER_ERROR_IF(!scheme.empty() && scheme != "always" && scheme != "first" && scheme != "never",
                 "{}: 'prepend_scheme' is '{}'; known: always, first, never", where,
                 printable(scheme));
-  if (!get_bool(json, "add_prefix_space", where, true)) {  // the older setting
+  if (!get_bool(json, "add_prefix_space", where, true)) {
     USER_ERROR_IF(!scheme.empty() && scheme != "never",
                   "{}: 'add_prefix_space' is false but 'prepend_scheme' is '{}'; keep one", where,
                   scheme);
@@ -107,7 +109,7 @@ PrependScheme read_prepend_scheme(const Json& json, const std::string& where) {
 
 // Normalizers.
 
-// A normalizer that throws UserError if the text would have more than `max_bytes` bytes.
+// A normalizer that throws UserError if its output would have more than `max_bytes` bytes.
 using LimitedNormalizer = std::function<std::string(std::string text, size_t max_bytes)>;
 
 LimitedNormalizer read_limited_normalizer(const Json& json, const std::string& where);
@@ -190,36 +192,19 @@ LimitedNormalizer read_limited_normalizer(const Json& json, const std::string& w
   return read_stage<LimitedNormalizer>(json, where, kNormalizerTypes);
 }
 
-}  // namespace
-
-Normalizer read_normalizer(const Json& json, const std::string& where) {
-  if (json.is_null()) {
-    return [](std::string text) { return text; };
-  }
-  return [normalize = read_limited_normalizer(json, where)](std::string text) {
-    const size_t max_bytes = max_stage_bytes(text.size());
-    return normalize(std::move(text), max_bytes);
-  };
-}
-
-namespace {
-
 // Pre-tokenizers.
 
 // GPT-2's expression, which ByteLevel uses.
 constexpr const char* kGpt2Split =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-// For Whitespace the library uses another regex engine, whose \w includes the joiners.
+// Expression of Whitespace. The library's engine for it has a \w that includes the joiners.
 constexpr const char* kWordsAndSymbols =
     R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}]+)"
     R"(|[^\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}\s]+)";
 
 size_t total_bytes(const Words& words) {
-  size_t sum = 0;
-  for (const auto& word : words.list) {
-    sum += word.text.size();
-  }
-  return sum;
+  return std::transform_reduce(words.list.begin(), words.list.end(), size_t{0}, std::plus(),
+                               [](const Word& word) { return word.text.size(); });
 }
 
 PreTokenizer split_by(Pattern pattern, Behavior behavior, bool inverted = false) {
@@ -228,10 +213,8 @@ PreTokenizer split_by(Pattern pattern, Behavior behavior, bool inverted = false)
     parts.reserve(words.list.size());
     for (const auto& word : words.list) {
       Sections sections = pattern(word.text);
-      if (inverted) {
-        for (auto& section : sections) {
-          section.is_match = !section.is_match;
-        }
+      for (auto& section : sections) {
+        section.is_match = section.is_match != inverted;
       }
       for (const auto& part : apply_behavior(sections, behavior)) {
         if (part.begin < part.end) {
@@ -246,16 +229,16 @@ PreTokenizer split_by(Pattern pattern, Behavior behavior, bool inverted = false)
 
 PreTokenizer read_byte_level_pre_tokenizer(const Json& json, const std::string& where) {
   const bool adds_space = get_bool(json, "add_prefix_space", where, true);
-  const PreTokenizer cut =
+  const PreTokenizer split =
       get_bool(json, "use_regex", where, true) ? split_isolated(kGpt2Split, where) : [](Words&) {};
-  return [adds_space, cut, write = bytes_as_characters()](Words& words) {
+  return [adds_space, split, spell_bytes = bytes_as_characters()](Words& words) {
     for (auto& word : words.list) {
       if (adds_space && !word.text.starts_with(' ')) {
         word.text = words.written.emplace_back(" ").append(word.text);
       }
     }
-    cut(words);
-    write(words);
+    split(words);
+    spell_bytes(words);
   };
 }
 
@@ -281,13 +264,12 @@ PreTokenizer read_whitespace(const Json&, const std::string& where) {
 }
 
 PreTokenizer read_metaspace_pre_tokenizer(const Json& json, const std::string& where) {
-  std::string mark;
-  append_code_point(mark, read_character(json, "replacement", where));
+  const std::string mark = read_character(json, "replacement", where);
   const PrependScheme scheme = read_prepend_scheme(json, where);
-  const PreTokenizer cut = get_bool(json, "split", where, true)
-                               ? split_by(literal_pattern(mark, where), Behavior::kMergedWithNext)
-                               : [](Words&) {};
-  return [mark, scheme, cut](Words& words) {
+  const PreTokenizer split = get_bool(json, "split", where, true)
+                                 ? split_by(literal_pattern(mark, where), Behavior::kMergedWithNext)
+                                 : [](Words&) {};
+  return [mark, scheme, split](Words& words) {
     for (auto& word : words.list) {
       std::string marked = replace_all(word.text, " ", mark);
       const bool prepends =
@@ -297,7 +279,7 @@ PreTokenizer read_metaspace_pre_tokenizer(const Json& json, const std::string& w
       }
       word.text = words.written.emplace_back(std::move(marked));
     }
-    cut(words);
+    split(words);
   };
 }
 
@@ -326,46 +308,7 @@ constexpr StageType<PreTokenizer> kPreTokenizerTypes[] = {
     {"Sequence", read_list_of_pre_tokenizers},
 };
 
-}  // namespace
-
-PreTokenizer read_pre_tokenizer(const Json& json, const std::string& where) {
-  if (json.is_null()) {
-    return [](Words&) {};
-  }
-  return read_stage<PreTokenizer>(json, where, kPreTokenizerTypes);
-}
-
-PreTokenizer split_isolated(const std::string& expression, const std::string& where) {
-  return split_by(regex_pattern(expression, where), Behavior::kIsolated);
-}
-
-PreTokenizer bytes_as_characters() {
-  return [](Words& words) {
-    std::string& written = words.written.emplace_back();
-    // A character that spells a byte has one or two bytes, so the string does not reallocate.
-    written.reserve(total_bytes(words) * 2);
-    for (auto& word : words.list) {
-      const size_t begin = written.size();
-      for (const char byte : word.text) {
-        append_byte_level(written, static_cast<uint8_t>(byte));
-      }
-      word.text = std::string_view(written).substr(begin);
-    }
-  };
-}
-
-namespace {
-
 // Post-processors.
-
-// Returns the ids of a special token of a template.
-std::vector<int64_t> template_ids(const Json& json, const std::string& name,
-                                  const std::string& where) {
-  const auto tokens = json.find("special_tokens");
-  USER_ERROR_IF(tokens == json.end() || !tokens->is_object() || !tokens->contains(name),
-                "{}: 'special_tokens' has no '{}'", where, printable(name));
-  return get_ints(tokens->at(name), "ids", where);
-}
 
 SpecialTokens read_template(const Json& json, const std::string& where) {
   const auto pieces = json.find("single");
@@ -374,8 +317,12 @@ SpecialTokens read_template(const Json& json, const std::string& where) {
   bool has_text = false;
   for (const auto& piece : *pieces) {
     if (piece.is_object() && piece.contains("SpecialToken")) {
+      const std::string name = get_string(piece["SpecialToken"], "id", where);
+      const auto tokens = json.find("special_tokens");
+      USER_ERROR_IF(tokens == json.end() || !tokens->is_object() || !tokens->contains(name),
+                    "{}: 'special_tokens' has no '{}'", where, printable(name));
       auto& side = has_text ? special.after : special.before;
-      const auto ids = template_ids(json, get_string(piece["SpecialToken"], "id", where), where);
+      const auto ids = get_ints(tokens->at(name), "ids", where);
       side.insert(side.end(), ids.begin(), ids.end());
     } else if (piece.is_object() && piece.contains("Sequence") && !has_text &&
                get_string(piece["Sequence"], "id", where) == "A") {
@@ -389,7 +336,7 @@ SpecialTokens read_template(const Json& json, const std::string& where) {
   return special;
 }
 
-// Later processors put their tokens around those of the earlier ones.
+// Later processors add their tokens outside those of earlier ones.
 SpecialTokens read_list_of_post_processors(const Json& json, const std::string& where) {
   SpecialTokens all;
   for (const auto& part : read_sequence(json, "processors", where, read_post_processor)) {
@@ -405,25 +352,16 @@ constexpr StageType<SpecialTokens> kPostProcessorTypes[] = {
     {"Sequence", read_list_of_post_processors},
 };
 
-}  // namespace
-
-SpecialTokens read_post_processor(const Json& json, const std::string& where) {
-  return json.is_null() ? SpecialTokens()
-                        : read_stage<SpecialTokens>(json, where, kPostProcessorTypes);
-}
-
-namespace {
-
 // Decoders.
 
 using Texts = std::vector<std::string>;
 
 size_t total_bytes(const Texts& texts) {
-  return std::accumulate(texts.begin(), texts.end(), size_t{0},
-                         [](size_t sum, const std::string& text) { return sum + text.size(); });
+  return std::transform_reduce(texts.begin(), texts.end(), size_t{0}, std::plus(),
+                               [](const std::string& text) { return text.size(); });
 }
 
-// Parses <0x0A>, in digits of either case.
+// Parses <0x0A>, with digits of either case.
 std::optional<char> parse_byte(std::string_view text) {
   if (text.size() != 6 || !text.starts_with("<0x") || !text.ends_with('>')) {
     return std::nullopt;
@@ -431,11 +369,11 @@ std::optional<char> parse_byte(std::string_view text) {
   const size_t first = text[3] == '+' ? 4 : 3;  // the library accepts a sign
   uint8_t byte = 0;
   const char* end = text.data() + 5;
-  const auto read = std::from_chars(text.data() + first, end, byte, 16);
-  return read.ec == std::errc() && read.ptr == end ? std::optional<char>(byte) : std::nullopt;
+  const auto [stop, error] = std::from_chars(text.data() + first, end, byte, 16);
+  return error == std::errc() && stop == end ? std::optional<char>(byte) : std::nullopt;
 }
 
-// A run of bytes is text if it is UTF-8 as a whole, else each byte is U+FFFD.
+// Decodes a run of bytes to a text if it is UTF-8 as a whole, else each byte to U+FFFD.
 Decoder read_byte_fallback(const Json&, const std::string&) {
   return [](const Texts& texts) {
     Texts decoded;
@@ -464,10 +402,9 @@ Decoder read_byte_fallback(const Json&, const std::string&) {
   };
 }
 
-// If encoding put a space before the text, marks of the first token decode to nothing.
+// Decodes marks to spaces; those of the first token to nothing if encoding prepends a space.
 Decoder read_metaspace_decoder(const Json& json, const std::string& where) {
-  std::string mark;
-  append_code_point(mark, read_character(json, "replacement", where));
+  const std::string mark = read_character(json, "replacement", where);
   const bool prepends = read_prepend_scheme(json, where) != PrependScheme::kNever;
   return [mark, prepends](Texts texts) {
     for (size_t i = 0; i < texts.size(); ++i) {
@@ -484,11 +421,9 @@ Decoder read_replace_decoder(const Json& json, const std::string& where) {
   };
 }
 
-// Removes the character up to `start` times at the beginning of every text, up to `stop` times at
-// its end.
+// Removes "content" up to `start` times from the beginning and up to `stop` times from the end.
 Decoder read_strip_decoder(const Json& json, const std::string& where) {
-  std::string content;
-  append_code_point(content, read_character(json, "content", where));
+  const std::string content = read_character(json, "content", where);
   const int64_t start = get_int(json, "start", where), stop = get_int(json, "stop", where);
   return [content, start, stop](Texts texts) {
     for (auto& text : texts) {
@@ -530,6 +465,47 @@ constexpr StageType<Decoder> kDecoderTypes[] = {
 };
 
 }  // namespace
+
+Normalizer read_normalizer(const Json& json, const std::string& where) {
+  if (json.is_null()) {
+    return [](std::string text) { return text; };
+  }
+  return [normalize = read_limited_normalizer(json, where)](std::string text) {
+    const size_t max_bytes = max_stage_bytes(text.size());
+    return normalize(std::move(text), max_bytes);
+  };
+}
+
+PreTokenizer read_pre_tokenizer(const Json& json, const std::string& where) {
+  if (json.is_null()) {
+    return [](Words&) {};
+  }
+  return read_stage<PreTokenizer>(json, where, kPreTokenizerTypes);
+}
+
+PreTokenizer split_isolated(const std::string& expression, const std::string& where) {
+  return split_by(regex_pattern(expression, where), Behavior::kIsolated);
+}
+
+PreTokenizer bytes_as_characters() {
+  return [](Words& words) {
+    std::string& written = words.written.emplace_back();
+    // A character that spells a byte has one or two bytes, so the string does not reallocate.
+    written.reserve(total_bytes(words) * 2);
+    for (auto& word : words.list) {
+      const size_t begin = written.size();
+      for (const char byte : word.text) {
+        append_byte_level(written, static_cast<uint8_t>(byte));
+      }
+      word.text = std::string_view(written).substr(begin);
+    }
+  };
+}
+
+SpecialTokens read_post_processor(const Json& json, const std::string& where) {
+  return json.is_null() ? SpecialTokens()
+                        : read_stage<SpecialTokens>(json, where, kPostProcessorTypes);
+}
 
 Decoder read_decoder(const Json& json, const std::string& where) {
   if (json.is_null()) {

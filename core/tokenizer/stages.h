@@ -1,9 +1,9 @@
 #pragma once
 // The stages of tokenizer.json before and after BPE: "normalizer", "pre_tokenizer",
-// "post_processor" and "decoder". Each is an object whose "type" names it, or null, which does
-// nothing unless noted. `where` names file and stage in errors ("tokenizer.json: normalizer"). A
-// type that is not supported is refused with a list of those that are. Normalizers, pre-tokenizers
-// and decoders are thread-safe.
+// "post_processor" and "decoder". Each is an object with a "type", or null, which does nothing
+// unless noted. `where` names file and stage in errors ("tokenizer.json: normalizer"). Readers
+// throw UserError, with the supported types, for another type. Normalizers, pre-tokenizers and
+// decoders are thread-safe.
 
 #include <cstdint>
 #include <deque>
@@ -16,8 +16,8 @@
 
 namespace moe::io {
 
-// Maps well-formed UTF-8 to well-formed UTF-8. Throws UserError if the text grows more than 64
-// times.
+// Maps well-formed UTF-8 to well-formed UTF-8. Throws UserError if the text grows more than
+// 64-fold.
 using Normalizer = std::function<std::string(std::string)>;
 
 // NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, Lowercase and a Sequence of them.
@@ -28,7 +28,7 @@ struct Word {
   bool begins_text = false;  // the word is the beginning of the user's text
 };
 
-// Words in order, and the storage of words that a pre-tokenizer rewrites.
+// Words in order, and the texts of words that a pre-tokenizer rewrites.
 struct Words {
   std::vector<Word> list;
   std::deque<std::string> written;  // a deque does not move its elements
@@ -42,12 +42,12 @@ using PreTokenizer = std::function<void(Words&)>;
 // them. null: the text is one word.
 PreTokenizer read_pre_tokenizer(const Json& json, const std::string& where);
 
-// The two pre-tokenizers of byte-level models: split by `expression` with every match a word, and
-// spell bytes as characters (append_byte_level()).
+// Return the two pre-tokenizers of byte-level models: one that splits by `expression` with every
+// match a word, and one that spells bytes as characters (append_byte_level()).
 PreTokenizer split_isolated(const std::string& expression, const std::string& where);
 PreTokenizer bytes_as_characters();
 
-// The special tokens around a single text. Pairs of texts are not encoded here.
+// The special tokens around a single text. Pairs of texts are not supported.
 struct SpecialTokens {
   std::vector<int64_t> before, after;
 };
@@ -59,11 +59,11 @@ SpecialTokens read_post_processor(const Json& json, const std::string& where);
 // Maps the texts of tokens, well-formed UTF-8, to texts whose concatenation is the decoded text.
 using Decoder = std::function<std::vector<std::string>(std::vector<std::string>)>;
 
-// ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Strip and a Sequence of them. null: the texts
-// with a space between them.
+// ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Strip and a Sequence of them. null joins the
+// texts by spaces.
 Decoder read_decoder(const Json& json, const std::string& where);
 
-// Decodes characters that spell bytes (from_byte_level()).
+// Returns a decoder of characters that spell bytes (from_byte_level()).
 Decoder characters_as_bytes();
 
 }  // namespace moe::io

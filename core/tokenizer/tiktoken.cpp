@@ -21,40 +21,21 @@ constexpr const char* kLlama3Split =
 
 // Returns Llama 3's special tokens in the order of their ids.
 std::vector<std::string> llama3_special_tokens(bool is_llama31) {
-  std::vector<std::string> names = {"begin_of_text", "end_of_text"};
-  int reserved = 0;
-  const auto reserve = [&](int count) {
-    for (const int end = reserved + count; reserved < end; ++reserved) {
-      names.push_back(fmt::format("reserved_special_token_{}", reserved));
-    }
-  };
-  reserve(is_llama31 ? 2 : 4);
+  constexpr const char* kReserved = "";
+  std::vector<std::string> names = {"begin_of_text", "end_of_text", kReserved, kReserved};
   if (is_llama31) {
-    names.insert(names.end(), {"finetune_right_pad_id", "step_id"});
-  }
-  names.insert(names.end(), {"start_header_id", "end_header_id"});
-  if (is_llama31) {
-    names.insert(names.end(), {"eom_id", "eot_id", "python_tag", "image"});
+    names.insert(names.end(), {"finetune_right_pad_id", "step_id", "start_header_id",
+                               "end_header_id", "eom_id", "eot_id", "python_tag", "image"});
   } else {
-    reserve(1);
-    names.emplace_back("eot_id");
+    names.insert(names.end(),
+                 {kReserved, kReserved, "start_header_id", "end_header_id", kReserved, "eot_id"});
   }
-  reserve(static_cast<int>(kSpecial - std::ssize(names)));
+  names.resize(kSpecial, kReserved);
+  int reserved = 0;
+  for (auto& name : names) {
+    name = name == kReserved ? fmt::format("reserved_special_token_{}", reserved++) : name;
+  }
   return names;
-}
-
-// Returns the value of a base64 digit; -1 if `c` is none.
-int base64_digit(char c) {
-  if (c >= 'A' && c <= 'Z') {
-    return c - 'A';
-  }
-  if (c >= 'a' && c <= 'z') {
-    return c - 'a' + 26;
-  }
-  if (c >= '0' && c <= '9') {
-    return c - '0' + 52;
-  }
-  return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
 std::optional<std::string> from_base64(std::string_view text) {
@@ -62,12 +43,14 @@ std::optional<std::string> from_base64(std::string_view text) {
     return std::nullopt;
   }
   text.remove_suffix(text.ends_with("==") ? 2 : text.ends_with("=") ? 1 : 0);
+  constexpr std::string_view kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::string bytes;
   uint32_t bits = 0;
   int count = 0;
   for (const char c : text) {
-    const int digit = base64_digit(c);
-    if (digit < 0) {
+    const size_t digit = kDigits.find(c);
+    if (digit == std::string_view::npos) {
       return std::nullopt;
     }
     bits = bits << 6 | static_cast<uint32_t>(digit);
@@ -80,7 +63,7 @@ std::optional<std::string> from_base64(std::string_view text) {
   return bytes;
 }
 
-// Returns the bytes and the rank of a token.
+// Parses a line into the bytes and the rank of a token.
 std::optional<std::pair<std::string, int64_t>> parse_line(std::string_view line) {
   const size_t space = line.find(' ');
   if (space == std::string_view::npos) {
@@ -89,14 +72,15 @@ std::optional<std::pair<std::string, int64_t>> parse_line(std::string_view line)
   const auto bytes = from_base64(line.substr(0, space));
   const std::string_view digits = line.substr(space + 1);
   int64_t rank = 0;
-  const auto read = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
-  if (!bytes || bytes->empty() || read.ec != std::errc() ||
-      read.ptr != digits.data() + digits.size() || rank < 0) {
+  const char* end = digits.data() + digits.size();
+  const auto [stop, error] = std::from_chars(digits.data(), end, rank);
+  if (!bytes || bytes->empty() || error != std::errc() || stop != end || rank < 0) {
     return std::nullopt;
   }
   return std::pair(*bytes, rank);
 }
 
+// Removes the first line from `rest` and returns it without its line break.
 std::string_view take_line(std::string_view& rest) {
   const size_t end = rest.find('\n');
   std::string_view line = rest.substr(0, end);
@@ -107,18 +91,18 @@ std::string_view take_line(std::string_view& rest) {
   return line;
 }
 
-// Returns all pairs of tokens whose concatenation is a token; its rank is the rank of the merge.
+// Returns all pairs of tokens whose concatenation is a token, whose rank is that of the merge.
 std::vector<BpeMerge> find_merges(const Vocabulary& vocabulary) {
   std::vector<BpeMerge> merges;
   for (int64_t rank = 0; rank < vocabulary.ids_end(); ++rank) {
     const std::string_view text = vocabulary.text(rank);
-    for (size_t cut = 1; cut < text.size(); ++cut) {
-      if (is_continuation_byte(text[cut])) {
+    for (size_t at = 1; at < text.size(); ++at) {
+      if (is_continuation_byte(text[at])) {
         continue;
       }
-      const int64_t left = vocabulary.find(text.substr(0, cut));
+      const int64_t left = vocabulary.find(text.substr(0, at));
       const int64_t right =
-          left == Vocabulary::kNone ? Vocabulary::kNone : vocabulary.find(text.substr(cut));
+          left == Vocabulary::kNone ? Vocabulary::kNone : vocabulary.find(text.substr(at));
       if (right != Vocabulary::kNone) {
         merges.push_back({left, right, rank, rank});
       }
@@ -130,7 +114,7 @@ std::vector<BpeMerge> find_merges(const Vocabulary& vocabulary) {
 void check_complete(const Vocabulary& vocabulary, const std::string& where) {
   USER_ERROR_IF(vocabulary.tokens() != kRanks || vocabulary.ids_end() != kRanks,
                 "{}: holds {} tokens up to rank {}, Llama 3's holds {}; other tiktoken files do "
-                "not say how they cut words: use the model's tokenizer.json",
+                "not say how they split words: use the model's tokenizer.json",
                 where, vocabulary.tokens(), vocabulary.ids_end() - 1, kRanks);
   for (int byte = 0; byte < 256; ++byte) {
     const std::string text(1, static_cast<char>(byte));
@@ -172,12 +156,12 @@ std::unique_ptr<TokenizerModel> read_tiktoken(std::string_view bytes, const std:
   AddedTokens added(
       special, normalizer, [&](const std::string& text) { return vocabulary.find(text); }, kRanks,
       where);
-  const PreTokenizer cut = split_isolated(kLlama3Split, where);
+  const PreTokenizer split = split_isolated(kLlama3Split, where);
   return std::make_unique<Pipeline>(
       PipelineParts{std::move(added), normalizer,
-                    [cut, write = bytes_as_characters()](Words& words) {
-                      cut(words);
-                      write(words);
+                    [split, spell_bytes = bytes_as_characters()](Words& words) {
+                      split(words);
+                      spell_bytes(words);
                     },
                     Bpe(std::move(vocabulary), merges, {.ignore_merges = true}),
                     SpecialTokens{{kBeginOfText}, {}}, characters_as_bytes(), kBeginOfText,

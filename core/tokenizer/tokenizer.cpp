@@ -2,14 +2,11 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <map>
 
 #include "core/base/error.h"
-#include "core/base/json.h"
 #include "core/base/read_file.h"
 #include "core/base/text.h"
 #include "core/tokenizer/pipeline.h"
-#include "core/tokenizer/stock_tokenizer.h"
 #include "core/tokenizer/unicode.h"
 
 namespace moe::io {
@@ -18,7 +15,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A special token as the files next to a tokenizer.json name it, by its text or its id.
+constexpr uint64_t kMaxTokenizerBytes = uint64_t{256} << 20;
+
+// A special token that a file names by its text or its id.
 struct SpecialName {
   bool is_named = false;  // also true if a file states that there is none
   std::string text;       // empty: by `id`
@@ -30,19 +29,6 @@ struct SpecialNames {
   std::optional<bool> adds_bos;  // "add_bos_token"
 };
 
-void read_special_text(const Json& json, const std::string& key, const std::string& where,
-                       SpecialName& name) {
-  const auto value = json.find(key);
-  if (name.is_named || value == json.end()) {
-    return;
-  }
-  name.is_named = true;
-  if (!value->is_null()) {
-    name.text =
-        value->is_object() ? get_string(*value, "content", where) : get_string(json, key, where);
-  }
-}
-
 // Returns the id or the ids of `key`; none if it is absent or null.
 std::vector<int64_t> optional_ids(const Json& json, const std::string& key,
                                   const std::string& where) {
@@ -53,23 +39,19 @@ std::vector<int64_t> optional_ids(const Json& json, const std::string& key,
                                  : std::vector<int64_t>{get_int(json, key, where)};
 }
 
-void read_special_id(const Json& json, const std::string& key, const std::string& where,
-                     SpecialName& name) {
-  if (name.is_named || !has_value(json, key)) {
-    return;
-  }
-  name.is_named = true;
-  if (const std::vector<int64_t> ids = optional_ids(json, key, where); !ids.empty()) {
-    name.id = ids.front();
-  }
+// Reads the text of `file` in `edited`, else the file.
+Json read_edited_json(const fs::path& file, const EditedFiles& edited) {
+  const auto text = edited.find(file.filename().string());
+  return text == edited.end() ? read_json(file, kMaxTokenizerBytes)
+                              : parse_json(text->second, file.string());
 }
 
-// Returns the object in `file`; an empty one if there is no such file.
-Json read_optional_object(const fs::path& file) {
-  if (!fs::exists(file)) {
+// Returns the object in `file`, or in its text in `edited`; an empty one if there is neither.
+Json read_optional_object(const fs::path& file, const EditedFiles& edited = {}) {
+  if (!edited.contains(file.filename().string()) && !fs::exists(file)) {
     return Json::object();
   }
-  Json json = read_json(file);
+  Json json = read_edited_json(file, edited);
   USER_ERROR_IF(!json.is_object(), "{}: must be an object", file.string());
   return json;
 }
@@ -83,15 +65,13 @@ AddedToken read_token(const Json& value, bool is_special, const std::string& whe
   return read_added_token(value, is_special, where);
 }
 
-// Reads the tokens that the files next to a tokenizer name, as transformers 5 does
-// (tokenization_utils_base.py): "added_tokens_decoder" of tokenizer_config.json, without it
+// Reads the tokens of the files next to a tokenizer in the order of transformers 5
+// (tokenization_utils_base.py): "added_tokens_decoder" of tokenizer_config.json, or without it
 // special_tokens_map.json and added_tokens.json; then the named special tokens.
 FolderTokens read_folder_tokens(const fs::path& folder, const EditedFiles& edited) {
   FolderTokens tokens;
   const std::string where = (folder / "tokenizer_config.json").string();
-  const auto text = edited.find("tokenizer_config.json");
-  const Json config = text == edited.end() ? read_optional_object(folder / "tokenizer_config.json")
-                                           : parse_json(text->second, where);
+  const Json config = read_optional_object(where, edited);
   const Json map = read_optional_object(folder / "special_tokens_map.json");
   const bool has_decoder = has_value(config, "added_tokens_decoder");
   std::vector<AddedToken> named;
@@ -109,8 +89,8 @@ FolderTokens read_folder_tokens(const fs::path& folder, const EditedFiles& edite
       }
     }
   }
-  const auto is_named = [&](const std::string& text) {
-    return std::ranges::find(named, text, &AddedToken::content) != named.end();
+  const auto contains = [](const std::vector<AddedToken>& list, const std::string& text) {
+    return std::ranges::find(list, text, &AddedToken::content) != list.end();
   };
   std::map<int64_t, AddedToken> by_id;
   if (has_decoder) {
@@ -122,16 +102,15 @@ FolderTokens read_folder_tokens(const fs::path& folder, const EditedFiles& edite
     const Json added = read_optional_object(folder / "added_tokens.json");
     for (const auto& item : added.items()) {
       by_id[get_int(added, item.key(), (folder / "added_tokens.json").string())] =
-          read_token(Json(item.key()), is_named(item.key()), where);
+          read_token(Json(item.key()), contains(named, item.key()), where);
     }
   }
   for (auto& [id, token] : by_id) {
-    token.special = token.special || is_named(token.content);
+    token.special = token.special || contains(named, token.content);
     tokens.added.push_back(token);
   }
   for (const AddedToken& token : named) {
-    if (!token.content.empty() && std::ranges::find(tokens.added, token.content,
-                                                    &AddedToken::content) == tokens.added.end()) {
+    if (!token.content.empty() && !contains(tokens.added, token.content)) {
       tokens.added.push_back(token);
     }
   }
@@ -151,31 +130,38 @@ SpecialNames read_special_names(const fs::path& folder) {
   SpecialNames names;
   for (const char* file : {"tokenizer_config.json", "special_tokens_map.json"}) {
     const std::string where = (folder / file).string();
-    const Json json = read_optional_object(folder / file);
-    read_special_text(json, "bos_token", where, names.bos);
-    read_special_text(json, "eos_token", where, names.eos);
+    const Json json = read_optional_object(where);
+    for (const auto& [key, name] :
+         {std::pair("bos_token", &names.bos), {"eos_token", &names.eos}}) {
+      if (!name->is_named && has_value(json, key)) {
+        const Json& value = json.at(key);
+        name->text =
+            value.is_object() ? get_string(value, "content", where) : get_string(json, key, where);
+      }
+      name->is_named = name->is_named || json.contains(key);
+    }
     if (!names.adds_bos && has_value(json, "add_bos_token")) {
       names.adds_bos = get_bool(json, "add_bos_token", where, false);
     }
   }
   const std::string where = (folder / "config.json").string();
-  const Json json = read_optional_object(folder / "config.json");
-  read_special_id(json, "bos_token_id", where, names.bos);
-  read_special_id(json, "eos_token_id", where, names.eos);
+  const Json json = read_optional_object(where);
+  for (const auto& [key, name] :
+       {std::pair("bos_token_id", &names.bos), {"eos_token_id", &names.eos}}) {
+    if (!name->is_named && has_value(json, key)) {
+      const std::vector<int64_t> ids = optional_ids(json, key, where);
+      *name = {true, "", ids.empty() ? -1 : ids.front()};
+    }
+  }
   return names;
-}
-
-constexpr uint64_t kMaxTokenizerBytes = uint64_t{256} << 20;
-
-bool begins_as_tiktoken(const fs::path& file) {
-  return is_tiktoken(read_start(open_to_read(file), 1024).value_or(""));
 }
 
 TokenizerKind file_kind(const fs::path& file) {
   if (file.filename() == "tokenizer.json") {
     return TokenizerKind::kTokenizerJson;
   }
-  return begins_as_tiktoken(file) ? TokenizerKind::kTiktoken : TokenizerKind::kSentencepiece;
+  return is_tiktoken(read_start(open_to_read(file), 1024)) ? TokenizerKind::kTiktoken
+                                                           : TokenizerKind::kSentencepiece;
 }
 
 std::unique_ptr<const TokenizerModel> read_model(const fs::path& file, TokenizerKind kind,
@@ -183,36 +169,32 @@ std::unique_ptr<const TokenizerModel> read_model(const fs::path& file, Tokenizer
   const std::string where = file.string();
   const FolderTokens tokens = read_folder_tokens(file.parent_path(), edited);
   if (kind == TokenizerKind::kTokenizerJson) {
-    const auto text = edited.find("tokenizer.json");
-    return read_tokenizer_json(text == edited.end() ? read_json(file, kMaxTokenizerBytes)
-                                                    : parse_json(text->second, where),
-                               where, tokens);
+    return read_tokenizer_json(read_edited_json(file, edited), where, tokens);
   }
   const std::string bytes = read_small_file(file, kMaxTokenizerBytes);
   return kind == TokenizerKind::kTiktoken ? read_tiktoken(bytes, where, tokens)
                                           : read_sentencepiece(bytes, where, tokens);
 }
 
-// Returns the id of a special token that other files name, or `own` if they do not.
-int64_t named_id(const SpecialName& name, const TokenizerModel& model, int64_t own) {
+// Returns the id of a special token by the files next to the tokenizer, else `fallback`.
+int64_t named_id(const SpecialName& name, const TokenizerModel& model, int64_t fallback) {
   if (!name.is_named) {
-    return own;
+    return fallback;
   }
   const int64_t id = name.text.empty() ? name.id : model.find(name.text);
   return model.has(id) ? id : -1;
 }
 
-constexpr size_t kMaxWholeBytes = size_t{4} << 20;
-
 // sentencepiece allocates about 170 bytes per byte of text.
 void check_length(std::string_view text) {
-  USER_ERROR_IF(text.size() > kMaxWholeBytes,
+  constexpr size_t kMaxBytes = size_t{4} << 20;
+  USER_ERROR_IF(text.size() > kMaxBytes,
                 "{:.1f} MB of text that cannot be cut at spaces are too much for the tokenizer, "
                 "which takes at most {:.1f} MB at once; split the record",
-                static_cast<double>(text.size()) / 1e6, static_cast<double>(kMaxWholeBytes) / 1e6);
+                static_cast<double>(text.size()) / 1e6, static_cast<double>(kMaxBytes) / 1e6);
 }
 
-std::vector<int64_t> encode_whole(const Tokenizer& tokenizer, std::string_view text) {
+std::vector<int64_t> encode_unsplit(const Tokenizer& tokenizer, std::string_view text) {
   check_length(text);
   return tokenizer.encode(text);
 }
@@ -236,8 +218,8 @@ Tokenizer Tokenizer::load(const fs::path& folder, int64_t vocab_size, const Edit
                   "the model",
                   file.string(), model.vocab_size(), vocab_size);
   }
-  const std::vector<int64_t> ids = tokenizer.model_->encode("a");
-  const std::string first = ids.empty() ? "" : tokenizer.model_->piece(ids.front());
+  const std::vector<int64_t> ids = model.encode("a");
+  const std::string first = ids.empty() ? "" : model.piece(ids.front());
   tokenizer.adds_space_ = first.starts_with("\u2581") || first.starts_with("\u0120");
   tokenizer.read_special_ids(folder);
   tokenizer.check_ids({tokenizer.bos_id_});
@@ -249,26 +231,19 @@ Tokenizer Tokenizer::load(const fs::path& folder, int64_t vocab_size, const Edit
 }
 
 void Tokenizer::read_special_ids(const fs::path& folder) {
-  bos_id_ = model_->bos_id();
-  eos_id_ = model_->eos_id();
   SpecialNames names = read_special_names(folder);
   if (kind_ == TokenizerKind::kSentencepiece) {  // ids of config.json are not needed
     for (SpecialName* name : {&names.bos, &names.eos}) {
       name->is_named = name->is_named && name->id < 0;
     }
   }
-  bos_id_ = named_id(names.bos, *model_, bos_id_);
-  eos_id_ = named_id(names.eos, *model_, eos_id_);
-  if (kind_ == TokenizerKind::kSentencepiece) {
-    adds_bos_ = names.adds_bos.value_or(false) && bos_id_ >= 0;
-    return;
-  }
-  sets_adds_bos_ = names.adds_bos.has_value();
-  const auto before = model_->before_text();
-  if (kind_ == TokenizerKind::kTokenizerJson) {
-    names.adds_bos.reset();
-  }
-  adds_bos_ = names.adds_bos.value_or(!before.empty() && before.front() == bos_id_) && bos_id_ >= 0;
+  bos_id_ = named_id(names.bos, *model_, model_->bos_id());
+  eos_id_ = named_id(names.eos, *model_, model_->eos_id());
+  const auto before = model_->before_text();  // empty for sentencepiece
+  const bool has_bos = !before.empty() && before.front() == bos_id_;
+  const bool is_json = kind_ == TokenizerKind::kTokenizerJson;
+  sets_adds_bos_ = kind_ != TokenizerKind::kSentencepiece && names.adds_bos.has_value();
+  adds_bos_ = bos_id_ >= 0 && (is_json ? has_bos : names.adds_bos.value_or(has_bos));
 }
 
 void Tokenizer::read_stop_ids(const fs::path& folder) {
@@ -279,13 +254,13 @@ void Tokenizer::read_stop_ids(const fs::path& folder) {
     }
   }
   std::erase_if(stop_ids_, [](int64_t id) { return id < 0; });
-  if (eos_id_ >= 0 && std::find(stop_ids_.begin(), stop_ids_.end(), eos_id_) == stop_ids_.end()) {
+  if (eos_id_ >= 0 && std::ranges::find(stop_ids_, eos_id_) == stop_ids_.end()) {
     stop_ids_.insert(stop_ids_.begin(), eos_id_);
   }
 }
 
-std::vector<int64_t> Tokenizer::encode_marked(std::string_view text,
-                                              const std::vector<TextRange>& plain) const {
+std::vector<int64_t> Tokenizer::encode_parsing_special(std::string_view text,
+                                                       const std::vector<TextRange>& plain) const {
   std::vector<int64_t> all;
   for (const TokenOrText& part : split(text, plain)) {
     if (part.id >= 0) {
@@ -335,14 +310,14 @@ std::optional<TokenizerKind> tokenizer_kind(const fs::path& folder) {
   return file.empty() ? std::nullopt : std::optional(file_kind(file));
 }
 
-std::map<std::string, std::string> stock_tokenizer_files(const fs::path& folder) try {
+EditedFiles stock_tokenizer_files(const fs::path& folder) try {
   const fs::path file = folder / "tokenizer.model", config_file = folder / "tokenizer_config.json";
   const Tokenizer tokenizer = Tokenizer::load(folder, 0);
-  OrderedJson config = {{"add_bos_token", true}, {"legacy", false}};
-  if (fs::exists(config_file)) {
-    config = parse_ordered_json(read_small_file(config_file), config_file.string());
-  }
-  const bool adds_bos = read_special_names(folder).adds_bos.value_or(!fs::exists(config_file));
+  const bool has_config = fs::exists(config_file);
+  OrderedJson config = has_config
+                           ? parse_ordered_json(read_small_file(config_file), config_file.string())
+                           : llama_tokenizer_config();
+  const bool adds_bos = read_special_names(folder).adds_bos.value_or(!has_config);
   const bool is_llama = config.value("tokenizer_class", "Llama").starts_with("Llama");
   const Json json = tokenizer.kind() != TokenizerKind::kSentencepiece || !is_llama
                         ? Json()
@@ -352,34 +327,33 @@ std::map<std::string, std::string> stock_tokenizer_files(const fs::path& folder)
   if (json.is_null()) {
     return {};
   }
-  config["tokenizer_class"] = "PreTrainedTokenizerFast";  // LLaMA's would not read all of `json`
+  config["tokenizer_class"] = "PreTrainedTokenizerFast";  // LLaMA's ignores parts of `json`
   for (const auto& [key, id] :
        {std::pair("bos_token", tokenizer.bos_id()), {"eos_token", tokenizer.eos_id()}}) {
-    config.emplace(key, id < 0 ? OrderedJson()
-                               : OrderedJson(tokenizer.piece(id)));  // unless the file names it
+    config.emplace(key, id < 0 ? OrderedJson() : OrderedJson(tokenizer.piece(id)));
   }
   config.emplace("unk_token", json["model"]["unk_token"].get<std::string>());
-  for (const Json& token : json["added_tokens"]) {  // so that none becomes a normalized one
+  for (const Json& token : json["added_tokens"]) {  // their flag "normalized" must stay false
     OrderedJson flags(token);
     flags.erase("id");
     config["added_tokens_decoder"][std::to_string(token["id"].get<int64_t>())] = flags;
   }
   return {{"tokenizer.json", json.dump() + "\n"}, {"tokenizer_config.json", config.dump(2) + "\n"}};
-} catch (const std::exception&) {  // such folders are copied as they are
+} catch (const std::exception&) {  // a broken folder is copied unchanged
   return {};
 }
 
-std::string special_token_words(const fs::path& folder) {
-  std::string words;
+std::string special_token_key(const fs::path& folder) {
+  std::string settings;
   for (const char* name :
        {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}) {
-    words += fmt::format(" {} {}", name, read_optional_object(folder / name).dump());
+    settings += fmt::format(" {} {}", name, read_optional_object(folder / name).dump());
   }
   const Json config = read_optional_object(folder / "config.json");
   for (const char* key : {"bos_token_id", "eos_token_id", "rope_scaling"}) {
-    words += fmt::format(" {} {}", key, config.value(key, Json()).dump());
+    settings += fmt::format(" {} {}", key, config.value(key, Json()).dump());
   }
-  return words;
+  return settings;
 }
 
 OrderedJson llama_tokenizer_config() {
@@ -398,8 +372,8 @@ std::vector<std::string> split_tokens(const std::string& list) {
   return tokens;
 }
 
-// transformers reads neither special_tokens_map.json nor added_tokens.json where it finds an
-// "added_tokens_decoder", which therefore gets their tokens too.
+// transformers reads neither special_tokens_map.json nor added_tokens.json if there is an
+// "added_tokens_decoder", which therefore also gets their tokens.
 EditedFiles with_special_tokens(const fs::path& folder, const std::vector<std::string>& tokens) {
   const fs::path file = tokenizer_file(folder);
   const bool is_json = file.filename() == "tokenizer.json";
@@ -408,7 +382,7 @@ EditedFiles with_special_tokens(const fs::path& folder, const std::vector<std::s
                 "sentencepiece model, not a tiktoken file",
                 folder.string());
   const auto model = read_model(file, file_kind(file));
-  std::vector<AddedToken> all = read_folder_tokens(folder, {}).added;  // not of tokenizer.json
+  std::vector<AddedToken> all = read_folder_tokens(folder, {}).added;  // without tokenizer.json's
   for (AddedToken& token : all) {
     token.id = model->find(token.content);
   }
@@ -417,7 +391,7 @@ EditedFiles with_special_tokens(const fs::path& folder, const std::vector<std::s
   for (const auto& token : tokens) {
     constexpr std::string_view kSpace = " \t\r\n";
     USER_ERROR_IF(
-        token.find_first_not_of(kSpace) != 0 || kSpace.find(token.back()) < 4 ||
+        token.find_first_not_of(kSpace) != 0 || kSpace.find(token.back()) != std::string::npos ||
             std::ranges::count(tokens, token) > 1 || token == "auto" ||
             find_invalid_utf8(token) != kValidUtf8,
         "--add-tokens: the token '{}' is empty, surrounded by white space, named twice, no "
@@ -443,9 +417,7 @@ EditedFiles with_special_tokens(const fs::path& folder, const std::vector<std::s
   Json json = is_json ? read_json(file, kMaxTokenizerBytes)
                       : read_optional_object(folder / "added_tokens.json");
   for (const AddedToken& token : all) {
-    Json entry = {{"content", token.content},       {"single_word", token.single_word},
-                  {"lstrip", token.lstrip},         {"rstrip", token.rstrip},
-                  {"normalized", token.normalized}, {"special", token.special}};
+    Json entry = added_token_json(token);
     if (!is_json || has_decoder) {
       config["added_tokens_decoder"].emplace(std::to_string(token.id), entry);
     }
@@ -481,72 +453,60 @@ std::string TextStream::push(const std::vector<int64_t>& ids) {
   while (text.ends_with(kReplacement)) {
     text.resize(text.size() - kReplacement.size());
   }
-  return take(text);
+  return advance(text);
 }
-
-std::string TextStream::finish() { return take(tokenizer_.decode(ids_)); }
 
 // A later token may invalidate a run of byte tokens; `text` is then shorter than the returned text.
-std::string TextStream::take(const std::string& text) {
-  if (given_.starts_with(text)) {
+std::string TextStream::advance(const std::string& text) {
+  if (returned_.starts_with(text)) {
     return "";
   }
-  std::string more = text_after(given_, text);
-  given_ = text;
-  return more;
+  return text_after(std::exchange(returned_, text), text);
 }
 
-std::string text_after(const std::string& before, const std::string& whole) {
-  const auto differs =
-      std::mismatch(before.begin(), before.end(), whole.begin(), whole.end()).second;
-  auto at = static_cast<size_t>(differs - whole.begin());
-  while (at > 0 && at < whole.size() && is_continuation_byte(whole[at])) {
+std::string text_after(const std::string& before, const std::string& text) {
+  auto at = static_cast<size_t>(std::ranges::mismatch(before, text).in2 - text.begin());
+  while (at > 0 && at < text.size() && is_continuation_byte(text[at])) {
     --at;
   }
-  return whole.substr(at);
+  return text.substr(at);
 }
-
-WordEncoder::WordEncoder(std::shared_ptr<const Tokenizer> tokenizer)
-    : tokenizer_(std::move(tokenizer)), cache_(std::make_unique<WordCache>()) {}
-
-WordEncoder::~WordEncoder() = default;
 
 std::vector<int64_t> WordEncoder::encode(std::string_view text) {
   if (tokenizer_->kind() != TokenizerKind::kSentencepiece) {
     return tokenizer_->encode(text);
   }
   const WordRule rule = tokenizer_->word_rule(text);
-  // U+2581 in the text itself would count as a space; invalid UTF-8 may decode differently if
-  // split.
+  // U+2581 in the text would count as a space; invalid UTF-8 may decode differently if split.
   if (rule == WordRule::kNone || text.find(kSpaceMark) != std::string_view::npos ||
       find_invalid_utf8(text) != kValidUtf8) {
-    return encode_whole(*tokenizer_, text);
+    return encode_unsplit(*tokenizer_, text);
   }
   std::vector<int64_t> ids;
-  const bool collapses = rule == WordRule::kCollapses;
-  // The tokenizer puts a space before every text, so one of the spaces before a word is dropped,
-  // except before the first word.
   for (size_t at = 0; at < text.size();) {
     const size_t letter = std::min(text.find_first_not_of(' ', at), text.size());
-    size_t end = std::min(text.find(' ', letter), text.size());
-    if (collapses) {
-      if (letter < end) {
-        add_word(text.substr(letter, end - letter), ids);
-      }
-    } else {
+    size_t begin = letter, end = std::min(text.find(' ', letter), text.size());
+    if (rule == WordRule::kKeeps) {
+      // The tokenizer prepends a space to every text, so a word after the first loses one space.
+      begin = at == 0 ? 0 : at + 1;
       if (text.find_first_not_of(' ', end) == std::string_view::npos) {
         end = text.size();  // trailing spaces stay with their word
       }
-      const size_t begin = at == 0 ? 0 : at + 1;
-      add_word(text.substr(begin, end - begin), ids);
+    }
+    if (begin < end) {
+      cache_.append(text.substr(begin, end - begin), ids,
+                    [this](std::string_view word, std::vector<int64_t>& word_ids) {
+                      const auto encoded = encode_unsplit(*tokenizer_, word);
+                      word_ids.insert(word_ids.end(), encoded.begin(), encoded.end());
+                    });
     }
     at = end;
   }
   return ids;
 }
 
-std::vector<int64_t> WordEncoder::encode_marked(std::string_view text,
-                                                const std::vector<TextRange>& plain) {
+std::vector<int64_t> WordEncoder::encode_parsing_special(std::string_view text,
+                                                         const std::vector<TextRange>& plain) {
   const auto is_token = [](const TokenOrText& part) { return part.id >= 0; };
   if (tokenizer_->word_rule(text) != WordRule::kNone &&
       std::ranges::none_of(tokenizer_->split(text, plain), is_token)) {
@@ -556,14 +516,7 @@ std::vector<int64_t> WordEncoder::encode_marked(std::string_view text,
     return tokenizer_->encode_part(text, plain, /*begins_text=*/true);
   }
   check_length(text);
-  return tokenizer_->encode_marked(text, plain);
-}
-
-void WordEncoder::add_word(std::string_view word, std::vector<int64_t>& ids) {
-  cache_->append(word, ids, [this](std::string_view text, std::vector<int64_t>& found) {
-    const auto word_ids = encode_whole(*tokenizer_, text);
-    found.insert(found.end(), word_ids.begin(), word_ids.end());
-  });
+  return tokenizer_->encode_parsing_special(text, plain);
 }
 
 }  // namespace moe::io

@@ -1,6 +1,6 @@
 #pragma once
-// The tokenizer of a model folder, of any kind: LLaMA's sentencepiece model, the tokenizer.json of
-// the tokenizers library, or Llama 3's tiktoken file (tokenizer_model.h).
+// The tokenizer of a model folder: LLaMA's sentencepiece model, the tokenizer.json of the
+// tokenizers library, or Llama 3's tiktoken file (tokenizer_model.h).
 
 #include <cstdint>
 #include <filesystem>
@@ -9,13 +9,15 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "core/tokenizer/bpe.h"
 #include "core/tokenizer/tokenizer_model.h"
 
 namespace moe::io {
 
-// Texts in place of files of a tokenizer's folder, by name.
+// Texts that replace files of a tokenizer's folder, by file name.
 using EditedFiles = std::map<std::string, std::string>;
 
 enum class TokenizerKind { kSentencepiece, kTokenizerJson, kTiktoken };
@@ -24,17 +26,17 @@ class Tokenizer {
  public:
   // Loads FOLDER/tokenizer.json, or FOLDER/tokenizer.model if there is none, with the tokens that
   // tokenizer_config.json, special_tokens_map.json and added_tokens.json add. Throws UserError if
-  // both are missing (naming what works without them), or if a file is broken or not supported.
-  // Ids beyond `vocab_size` of the model (0: no limit) are errors where a text becomes them.
+  // both are missing, or if a file is broken or not supported. Encoding throws UserError for ids
+  // beyond `vocab_size` of the model (0: no limit).
   static Tokenizer load(const std::filesystem::path& folder, int64_t vocab_size,
                         const EditedFiles& edited = {});
 
   // Returns the ids of `text`, without BOS and EOS. Bytes that are not UTF-8 become U+FFFD. The
   // text of a special token becomes that token, except with sentencepiece. Thread-safe.
   std::vector<int64_t> encode(std::string_view text) const { return encode_part(text, {}, true); }
-  // Encodes a part of a template that is filled with data at the ranges `plain` (sorted,
-  // disjoint): no text that overlaps one of them becomes a special token. `begins_text` is false
-  // after a special token, where some kinds put no space first.
+  // Encodes a part of a template with data in the ranges `plain` (sorted, disjoint). No text that
+  // overlaps one of them becomes a special token. `begins_text` is false after a special token,
+  // where some kinds prepend no space.
   std::vector<int64_t> encode_part(std::string_view text, const std::vector<TextRange>& plain,
                                    bool begins_text) const {
     std::vector<int64_t> ids = model_->encode(text, plain, begins_text);
@@ -47,36 +49,36 @@ class Tokenizer {
   }
   // Encodes as encode() does, but the text of a special token that does not overlap `plain` becomes
   // that token with sentencepiece too, as in transformers.
-  std::vector<int64_t> encode_marked(std::string_view text,
-                                     const std::vector<TextRange>& plain = {}) const;
+  std::vector<int64_t> encode_parsing_special(std::string_view text,
+                                              const std::vector<TextRange>& plain = {}) const;
   // Returns the id of a special token such as "<|eot_id|>"; -1 if `token` is none.
   int64_t special_id(const std::string& token) const { return model_->special_id(token); }
-  // Returns `ids` with the special tokens around them that the tokenizer's file puts there; with
+  // Adds to `ids` the special tokens that the tokenizer's file puts around a text; with
   // sentencepiece that is BOS if adds_bos().
   std::vector<int64_t> with_special(const std::vector<int64_t>& ids) const;
-  // Returns the text of `ids` as the fast tokenizers of transformers print it without special
-  // tokens and without cleaning up spaces. Ids beyond the vocabulary, which a padded model may
-  // sample, are skipped. Bytes that are not UTF-8 become U+FFFD.
+  // Returns the text of `ids` like fast tokenizers of transformers with skip_special_tokens and
+  // without clean_up_tokenization_spaces. Skips ids beyond the vocabulary, which a padded model may
+  // sample. Bytes that are not UTF-8 become U+FFFD.
   std::string decode(const std::vector<int64_t>& ids) const { return model_->decode(ids); }
   // Returns the token as stored, with U+2581 or U+0120 for a leading space; "<ID>" beyond the
   // vocabulary.
   std::string piece(int64_t id) const;
-  // Returns the bytes of text that `id` stands for within a text; none beyond the vocabulary.
+  // Returns the bytes of `id` within a text; none beyond the vocabulary.
   std::string bytes(int64_t id) const { return model_->has(id) ? model_->bytes(id) : ""; }
   int64_t bos_id() const { return bos_id_; }  // -1 if the model has none, as eos_id()
   int64_t eos_id() const { return eos_id_; }
   // Returns the tokens that end generated text: eos_id(), then "eos_token_id" of
-  // generation_config.json, or of config.json where that has none. A chat model ends a turn and a
-  // text by different tokens.
+  // generation_config.json, else of config.json. A chat model may end a turn and a text by
+  // different tokens.
   const std::vector<int64_t>& stop_ids() const { return stop_ids_; }
   int64_t vocab_size() const { return model_->vocab_size(); }  // one more than the greatest id
-  // Returns true if a BOS precedes every text, as in transformers 5: if tokenizer.json puts one
-  // there; without that file, "add_bos_token" of tokenizer_config.json.
+  // Returns true if a BOS precedes every text, as in transformers 5: by tokenizer.json, or without
+  // that file by "add_bos_token" of tokenizer_config.json.
   bool adds_bos() const { return adds_bos_; }
   // Returns true if a tokenizer file other than a sentencepiece model was read and
   // tokenizer_config.json has "add_bos_token".
   bool sets_adds_bos() const { return sets_adds_bos_; }
-  // Returns true if encode() puts a space before every text.
+  // Returns true if encode() prepends a space to every text.
   bool adds_space() const { return adds_space_; }
   TokenizerKind kind() const { return kind_; }
   WordRule word_rule(std::string_view text) const { return model_->word_rule(text); }
@@ -104,68 +106,70 @@ bool has_sentencepiece_model(const std::filesystem::path& folder);
 // Returns the kind of that file, by its name and first line; nothing if there is none.
 std::optional<TokenizerKind> tokenizer_kind(const std::filesystem::path& folder);
 
-// Returns a text that differs wherever other files of `folder` give other tokens. Part of the key
-// of a token cache.
-std::string special_token_words(const std::filesystem::path& folder);
+// Returns a text of all settings in `folder`, except the tokenizer's own file, that change tokens.
+// Part of the key of a token cache.
+std::string special_token_key(const std::filesystem::path& folder);
 
-// Returns the tokenizer_config.json for a LLaMA tokenizer.model without one: transformers would
-// pick tokenizer class and BOS by model_type.
+// Returns a tokenizer_config.json for a LLaMA tokenizer.model without one. Otherwise transformers
+// chooses tokenizer class and BOS by model_type.
 OrderedJson llama_tokenizer_config();
+
+// Returns tokenizer.json and tokenizer_config.json, by name, with which transformers gives the ids
+// of FOLDER/tokenizer.model. Returns none if the folder has a tokenizer.json or a broken file, or
+// if its model or "tokenizer_class" is not LLaMA's (sentencepiece_as_json()).
+EditedFiles stock_tokenizer_files(const std::filesystem::path& folder);
 
 // Splits the value of --add-tokens at commas; "\," is a comma of a token.
 std::vector<std::string> split_tokens(const std::string& list);
 
-// Returns the files of the folder's tokenizer with `tokens` as special tokens, with ids from
-// Tokenizer::vocab_size() on; a text that is a token already keeps its id. Throws UserError if a
-// token is empty, named twice or surrounded by white space, or if the tokenizer takes none.
+// Returns the changed files of the folder's tokenizer after adding `tokens` as special tokens, with
+// ids from Tokenizer::vocab_size() on; an existing token keeps its id. Throws UserError if a token
+// is empty, repeated or surrounded by white space, or if the kind of tokenizer cannot be extended.
 EditedFiles with_special_tokens(const std::filesystem::path& folder,
                                 const std::vector<std::string>& tokens);
 
-// Decodes tokens that arrive one by one. A character may consist of several tokens' bytes; it is
-// returned when it is complete, and returned text does not change later.
+// Incremental decoder. A character may consist of the bytes of several tokens; it is returned when
+// it is complete. Returned text does not change later.
 class TextStream {
  public:
   // `tokenizer` must outlive the stream.
   explicit TextStream(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
 
-  // Returns the text that `ids` add.
+  // Appends `ids` and returns the text that they complete.
   std::string push(const std::vector<int64_t>& ids);
-  // Returns the text held back because its last character might be incomplete.
-  std::string finish();
+  // Returns the remaining text, whose last character may be incomplete.
+  std::string finish() { return advance(tokenizer_.decode(ids_)); }
 
  private:
-  std::string take(const std::string& text);
+  std::string advance(const std::string& text);
 
   const Tokenizer& tokenizer_;
   std::vector<int64_t> ids_;
-  std::string given_;
+  std::string returned_;
 };
 
-// Returns the part of `whole` after its longest common prefix with `before`, from the beginning of
-// a character on. Both are well-formed UTF-8.
-std::string text_after(const std::string& before, const std::string& whole);
+// Returns the part of `text` after its longest common prefix with `before`, from the beginning of a
+// character. Both are well-formed UTF-8.
+std::string text_after(const std::string& before, const std::string& text);
 
-class WordCache;  // core/tokenizer/bpe.h
-
-// Encodes as Tokenizer::encode() does, many times as fast with sentencepiece: where words cannot
-// merge (WordRule) a text is encoded word by word and the ids of words are cached. Memory is then
+// Encoder with the ids of Tokenizer::encode(), many times as fast with sentencepiece: if no merge
+// joins two words (WordRule), it encodes word by word and caches the ids of words. Memory is then
 // proportional to the ids. The other kinds of tokenizers cache words themselves.
 class WordEncoder {
  public:
-  explicit WordEncoder(std::shared_ptr<const Tokenizer> tokenizer);
-  ~WordEncoder();
+  explicit WordEncoder(std::shared_ptr<const Tokenizer> tokenizer)
+      : tokenizer_(std::move(tokenizer)) {}
 
   // Thread-safe. Throws UserError if a text that cannot be split is so long that sentencepiece
-  // would need gigabytes for it.
+  // needs gigabytes for it.
   std::vector<int64_t> encode(std::string_view text);
-  // Encodes as Tokenizer::encode_marked() does. Thread-safe; throws as encode() does.
-  std::vector<int64_t> encode_marked(std::string_view text, const std::vector<TextRange>& plain);
+  // Encodes as Tokenizer::encode_parsing_special() does. Thread-safe; throws as encode() does.
+  std::vector<int64_t> encode_parsing_special(std::string_view text,
+                                              const std::vector<TextRange>& plain);
 
  private:
-  void add_word(std::string_view word, std::vector<int64_t>& ids);
-
   std::shared_ptr<const Tokenizer> tokenizer_;
-  std::unique_ptr<WordCache> cache_;
+  WordCache cache_;
 };
 
 }  // namespace moe::io

@@ -1,6 +1,6 @@
 #pragma once
-// The interface of the kinds of tokenizers, and the readers of their files. The rest of the program
-// uses class Tokenizer (core/tokenizer/tokenizer.h), which documents these functions.
+// Interface of the kinds of tokenizers, and the readers of their files. Other folders use class
+// Tokenizer (core/tokenizer/tokenizer.h).
 
 #include <algorithm>
 #include <cstddef>
@@ -46,20 +46,20 @@ struct TokenOrText {
   size_t begin = 0, end = 0;
 };
 
-// One of the "added_tokens": a text such as <s> or <|eot_id|> that is a token wherever it occurs.
+// An added token: a text such as <s> or <|eot_id|> that is a token wherever it occurs.
 struct AddedToken {
-  int64_t id = -1;  // -1: the next one after the vocabulary and the tokens before
+  int64_t id = -1;  // -1: the next free id
   std::string content;
   bool single_word = false;             // matches only if no letter, digit or mark is adjacent
   bool lstrip = false, rstrip = false;  // includes the white space before or after it
   bool normalized = true;               // is matched in its normalized form, after normalization
   bool special = false;                 // decoding skips it
-  std::string normal_form = {};         // `content` as it is matched and decoded
+  std::string normal_form = {};         // the text that is matched and decoded
 };
 
-// Settings of a tokenizer in the files next to it.
+// Settings of a tokenizer from the other files of its folder.
 struct FolderTokens {
-  std::vector<AddedToken> added = {};  // in the order in which transformers adds them
+  std::vector<AddedToken> added = {};  // in the order of transformers
   // Places where sentencepiece prepends a space ("add_prefix_space" and "legacy" of
   // tokenizer_config.json). kFirst: at the beginning of a text; kAlways: also after special tokens.
   enum class Prefix { kNever, kFirst, kAlways } prefix = Prefix::kFirst;
@@ -82,13 +82,13 @@ class TokenizerModel {
   TokenizerModel& operator=(const TokenizerModel&) = delete;
   virtual ~TokenizerModel() = default;
 
-  // No text that overlaps one of `plain` becomes a special token. `begins_text`: nothing precedes
-  // `text`.
+  // Returns the ids of `text`. No part that overlaps one of `plain` becomes a special token.
+  // `begins_text` is false after a special token.
   virtual std::vector<int64_t> encode(std::string_view text,
                                       const std::vector<TextRange>& plain = {},
                                       bool begins_text = true) const = 0;
-  // Splits `text` at its special tokens, which do not overlap `plain`. A token that includes white
-  // space may begin before the end of the previous one.
+  // Splits `text` at its special tokens that do not overlap `plain`. Texts between tokens are not
+  // empty. A token that includes white space may begin before the end of the previous one.
   virtual std::vector<TokenOrText> split(std::string_view text,
                                          const std::vector<TextRange>& plain) const = 0;
   virtual std::string decode(const std::vector<int64_t>& ids) const = 0;
@@ -97,12 +97,11 @@ class TokenizerModel {
   virtual std::string piece(int64_t id) const = 0;  // requires has(id)
   virtual std::string bytes(int64_t id) const = 0;
   virtual int64_t find(const std::string& token) const = 0;  // the id of a token's text, or -1
-  // Returns the id of a token that is matched before a text is split, or that no text can become;
-  // else -1.
+  // Returns the id of a token that split() finds, or -1.
   virtual int64_t special_id(const std::string& token) const = 0;
   virtual int64_t vocab_size() const = 0;
 
-  // BOS and EOS by the tokenizer's own file; -1 if it has none.
+  // BOS and EOS of the tokenizer's file, or -1.
   virtual int64_t bos_id() const = 0;
   virtual int64_t eos_id() const = 0;
   // The special tokens that the file puts around a text.
@@ -113,8 +112,8 @@ class TokenizerModel {
   virtual WordRule word_rule(std::string_view /*text*/) const { return WordRule::kNone; }
 };
 
-// Reads LLaMA's and LLaMA-2's tokenizer.model by the sentencepiece library. `where` opens every
-// error. Throws UserError if `bytes` are no serialised ModelProto.
+// Reads tokenizer.model of LLaMA and LLaMA-2 by the sentencepiece library. Throws UserError, which
+// begins with `where`, if `bytes` are no serialized ModelProto.
 std::unique_ptr<TokenizerModel> read_sentencepiece(std::string_view bytes, const std::string& where,
                                                    const FolderTokens& tokens = {});
 
@@ -122,25 +121,31 @@ std::unique_ptr<TokenizerModel> read_sentencepiece(std::string_view bytes, const
 // anything that is not understood. The library does not provide this.
 WordRule find_word_rule(std::string_view model);
 
+// Returns a tokenizer.json with which the tokenizers library gives the ids of read_sentencepiece(),
+// except that the text of a special token becomes that token. `bos` precedes each text unless it is
+// -1. Returns null unless find_word_rule() has a rule for the model and a space precedes a text.
+Json sentencepiece_as_json(std::string_view bytes, const std::string& where,
+                           const FolderTokens& tokens, int64_t bos);
+
 // Reads tokenizer.json, the file of the tokenizers library. Ids and decoded texts are those of its
-// release 0.23, except for code points that Unicode assigned after the tables of the libraries used
-// here (patterns.h, unicode.h). Its truncation and padding are for batches and are ignored. Throws
-// UserError for a model other than BPE, dropout, prefixes and suffixes of subwords, a stage of a
-// type that is not supported, and a merge or unknown token that the vocabulary lacks. Added tokens
-// that the vocabulary lacks are numbered in order, whatever ids the file gives them.
+// release 0.23, except for recently assigned code points (patterns.h, unicode.h). Ignores
+// truncation and padding. Throws UserError for a model other than BPE, dropout, prefixes and
+// suffixes of subwords, a stage of an unsupported type, and a merge or unknown token that is not in
+// the vocabulary. Added tokens that are not in the vocabulary get ids in order, whatever their
+// "id".
 std::unique_ptr<TokenizerModel> read_tokenizer_json(const Json& json, const std::string& where,
                                                     const FolderTokens& tokens = {});
 
-// Reads Meta's tokenizer.model of Llama 3, a tiktoken file: a line for each token, its bytes in
-// base64, a space, its rank. The rank is the id, and the pair merges whose bytes together have the
-// lowest rank. The file lacks the regular expression that splits words and the 256 special tokens
-// after its 128,000; both come from Meta's published tokenizer. Throws UserError for a broken line,
-// a rank that is missing or repeated, another number of tokens than Llama 3's, and a byte that is
-// no token.
+// Reads Meta's tokenizer.model of Llama 3, a tiktoken file: one line per token with its bytes in
+// base64, a space and its rank. The rank is the id; the pair whose concatenation has the lowest
+// rank merges. The file lacks the regular expression that splits words and the 256 special tokens
+// after its 128,000 tokens; both are those of Meta's published tokenizer. Throws UserError for a
+// broken line, a missing or repeated rank, a number of tokens other than Llama 3's, and a byte that
+// is no token.
 std::unique_ptr<TokenizerModel> read_tiktoken(std::string_view bytes, const std::string& where,
                                               const FolderTokens& tokens = {});
 
-// Returns true if the first line of `bytes` is one of a tiktoken file.
+// Returns true if the first line of `bytes` is a line of a tiktoken file.
 bool is_tiktoken(std::string_view bytes);
 
 }  // namespace moe::io

@@ -4,16 +4,21 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstdlib>
 #include <memory>
 #include <new>
 
 #include "core/base/error.h"
-#include "core/base/text.h"
 
 namespace moe::io {
 
 namespace {
+
+// Returns the first letter of the general category, such as 'L'.
+char category(char32_t code_point) {
+  return utf8proc_category_string(static_cast<utf8proc_int32_t>(code_point))[0];
+}
 
 bool is_ascii(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return (c & 0x80) == 0; });
@@ -28,9 +33,7 @@ struct ByteLevelTables {
 
 constexpr ByteLevelTables make_byte_level_tables() {
   ByteLevelTables tables;
-  for (auto& byte : tables.byte) {
-    byte = -1;
-  }
+  tables.byte.fill(-1);
   char32_t other = kBytes;
   for (int byte = 0; byte < static_cast<int>(kBytes); ++byte) {
     const bool is_visible = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte != 0xAD);
@@ -52,36 +55,23 @@ void append_code_point(std::string& text, char32_t code_point) {
 }
 
 bool is_white_space(char32_t c) {
-  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
-         c == 0x3000;
+  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || (c >= 0xA0 && category(c) == 'Z');
 }
 
-bool is_numeric(char32_t c) {
-  if (c < 0x80) {
-    return c >= '0' && c <= '9';
-  }
-  return utf8proc_category_string(static_cast<utf8proc_int32_t>(c))[0] == 'N';
-}
+bool is_numeric(char32_t c) { return c < 0x80 ? c >= '0' && c <= '9' : category(c) == 'N'; }
 
 bool is_punctuation(char32_t c) {
-  if (c < 0x80) {
-    return (c >= '!' && c <= '/') || (c >= ':' && c <= '@') || (c >= '[' && c <= '`') ||
-           (c >= '{' && c <= '~');
-  }
-  return utf8proc_category_string(static_cast<utf8proc_int32_t>(c))[0] == 'P';
+  return c < 0x80 ? std::ispunct(static_cast<int>(c)) != 0 : category(c) == 'P';
 }
 
 size_t skip_white_space(std::string_view text) {
-  size_t at = 0;
-  while (at < text.size()) {
-    size_t next = at;
-    if (!is_white_space(next_code_point(text, next))) {
-      break;
+  for (size_t at = 0; at < text.size();) {
+    const size_t begin = at;
+    if (!is_white_space(next_code_point(text, at))) {
+      return begin;
     }
-    at = next;
   }
-  return at;
+  return text.size();
 }
 
 size_t end_without_white_space(std::string_view text) {
@@ -104,10 +94,10 @@ std::string normal_form(std::string_view text, NormalForm form) {
   if (is_ascii(text)) {
     return std::string(text);
   }
-  int options = UTF8PROC_STABLE;
-  options |=
-      form == NormalForm::kNfc || form == NormalForm::kNfkc ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;
-  options |= form == NormalForm::kNfkc || form == NormalForm::kNfkd ? UTF8PROC_COMPAT : 0;
+  const bool composes = form == NormalForm::kNfc || form == NormalForm::kNfkc;
+  const bool is_compatible = form == NormalForm::kNfkc || form == NormalForm::kNfkd;
+  const int options = UTF8PROC_STABLE | (composes ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE) |
+                      (is_compatible ? UTF8PROC_COMPAT : 0);
   utf8proc_uint8_t* mapped = nullptr;
   const auto size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
                                  static_cast<utf8proc_ssize_t>(text.size()), &mapped,

@@ -83,7 +83,7 @@ data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& ch
   };
   const data::TokenizerSource source = {
       io::tokenizer_file(checkpoint.folder()),
-      io::special_token_words(checkpoint.folder()) + settings.add_tokens};
+      io::special_token_key(checkpoint.folder()) + settings.add_tokens};
   std::vector<std::string> notes;
   data::Examples examples = data::open_or_tokenize(
       {data::parse_sources(settings.data), reader_settings(settings), vocab_size, source, codec,

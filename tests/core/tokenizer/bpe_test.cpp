@@ -256,7 +256,8 @@ TEST_CASE("A word encoder gives the ids of the whole text for every mix of chara
       INFO(text);
       REQUIRE((words.encode(text) == tokenizer->encode(text)));
       const std::vector<TextRange> data = {{0, text.size() / 2}};
-      REQUIRE((words.encode_marked(text, data) == tokenizer->encode_marked(text, data)));
+      REQUIRE((words.encode_parsing_special(text, data) ==
+               tokenizer->encode_parsing_special(text, data)));
     }
   }
 }
@@ -296,11 +297,12 @@ TEST_CASE("A text of any length is encoded if it has spaces and refused if it ha
   write_file(dir / "special_tokens_map.json", R"({"additional_special_tokens": ["<tool>"]})");
   const auto tokenizer = std::make_shared<Tokenizer>(Tokenizer::load(dir.path(), 0));
   WordEncoder with_token(tokenizer);
-  CHECK(with_token.encode_marked(text, {}) == words.encode(text));
+  CHECK(with_token.encode_parsing_special(text, {}) == words.encode(text));
   const std::string marked = "</s> a <tool>";
-  CHECK(with_token.encode_marked(marked, {}).front() == tokenizer->eos_id());
-  CHECK(with_token.encode_marked(marked, {}).back() == tokenizer->special_id("<tool>"));
-  CHECK(with_token.encode_marked(marked, {{0, marked.size()}}) == tokenizers()[0]->encode(marked));
+  CHECK(with_token.encode_parsing_special(marked, {}).front() == tokenizer->eos_id());
+  CHECK(with_token.encode_parsing_special(marked, {}).back() == tokenizer->special_id("<tool>"));
+  CHECK(with_token.encode_parsing_special(marked, {{0, marked.size()}}) ==
+        tokenizers()[0]->encode(marked));
 }
 
 TEST_CASE("The word rule follows from the bytes of a sentencepiece model", "[io]") {

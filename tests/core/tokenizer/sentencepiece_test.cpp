@@ -1,5 +1,4 @@
 #include "core/base/json.h"
-#include "core/tokenizer/stock_tokenizer.h"
 #include "core/tokenizer/tokenizer.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
@@ -151,7 +150,7 @@ TEST_CASE("A tokenizer.model as tokenizer.json has equal ids and texts", "[io]")
         CAPTURE(more, text);
         CHECK(json.encode(text) == own.encode(text));
         const std::string marked = "</s>" + text + "</s>" + text;
-        CHECK(json.encode(marked) == own.encode_marked(marked));
+        CHECK(json.encode(marked) == own.encode_parsing_special(marked));
         CHECK(json.decode(json.encode(text)) == own.decode(own.encode(text)));
       }
     }

@@ -248,12 +248,12 @@ TEST_CASE("BOS and EOS come from tokenizer_config.json, other config files or th
   CHECK(alone.adds_bos());
   CHECK_FALSE(alone.adds_space());
   CHECK(alone.with_special({0}) == Ids{7, 0});
-  const std::string words = moe::io::special_token_words(dir.path());
+  const std::string words = moe::io::special_token_key(dir.path());
   write_file(dir / "config.json", R"({"bos_token_id": 0, "eos_token_id": [8, 9]})");
   CHECK(Tokenizer::load(dir.path(), 13).bos_id() == 0);
   CHECK(Tokenizer::load(dir.path(), 13).eos_id() == 8);
   CHECK_FALSE(Tokenizer::load(dir.path(), 13).adds_bos());  // the template begins with another
-  CHECK(moe::io::special_token_words(dir.path()) != words);
+  CHECK(moe::io::special_token_key(dir.path()) != words);
   write_file(dir / "special_tokens_map.json", R"({"eos_token": "[R]"})");
   CHECK(Tokenizer::load(dir.path(), 0).eos_id() == 10);
   const Tokenizer named =
@@ -341,11 +341,11 @@ TEST_CASE("Tokens that other files of the folder name are added", "[io]") {
   CHECK(decoder.decode({7, 13, 14, 0}) == "<x>a");
   write_file(dir / "special_tokens_map.json", R"({"additional_special_tokens": ["<z>"]})");
   write_file(dir / "added_tokens.json", R"({"<w>": 14, "<z>": 13})");
-  const std::string words = moe::io::special_token_words(dir.path());
+  const std::string words = moe::io::special_token_key(dir.path());
   const Tokenizer map = load(dir, byte_level_json(), "{}");
   CHECK(map.encode("<z><w>") == Ids{13, 14});
   CHECK(map.decode({13, 14}) == "<w>");
-  CHECK(moe::io::special_token_words(dir.path()) != words);
+  CHECK(moe::io::special_token_key(dir.path()) != words);
 }
 
 TEST_CASE("A word encoder gives the ids of a tokenizer.json", "[io]") {
