@@ -157,7 +157,7 @@ TEST_CASE("the whole layer has the gradient of finite differences") {
 TEST_CASE("a shared expert is the gated FFN of transformers' Qwen2-MoE, with its gradients") {
   at::manual_seed(61);
   const MoeWeights one = random_weights(1, 5, 3);
-  const model::SharedExpert shared{random({1, 5}), one.gate_up, one.down};
+  const model::SharedExpert shared{random({1, 5}), {one.gate_up, one.down}};
   const at::Tensor x = random({7, 5}), dy = random({7, 5});
   CHECK(distance(shared.run(x), at::matmul(x, shared.gate.t()).sigmoid() * dense(x, one, 0)) <
         1e-13);
@@ -170,13 +170,13 @@ TEST_CASE("a shared expert is the gated FFN of transformers' Qwen2-MoE, with its
   using model::SharedExpert;
   check(x, [&](const at::Tensor& at) { return shared.run(at); });
   check(shared.gate, [&](const at::Tensor& at) {
-    return SharedExpert{at, one.gate_up, one.down}.run(x);
+    return SharedExpert{at, {one.gate_up, one.down}}.run(x);
   });
   check(one.gate_up, [&](const at::Tensor& at) {
-    return SharedExpert{shared.gate, at, one.down}.run(x);
+    return SharedExpert{shared.gate, {at, one.down}}.run(x);
   });
   check(one.down, [&](const at::Tensor& at) {
-    return SharedExpert{shared.gate, one.gate_up, at}.run(x);
+    return SharedExpert{shared.gate, {one.gate_up, at}}.run(x);
   });
 }
 
