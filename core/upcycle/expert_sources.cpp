@@ -323,9 +323,8 @@ void FiniteWeights::check(const io::Checkpoint& parent, const std::string& name)
 
 void check_granularity(int64_t granularity, int64_t experts, int64_t max_experts, int64_t width) {
   USER_ERROR_IF(granularity < 1 || granularity > width || width % granularity != 0,
-                "--granularity {}: the feed-forward has width {}, which is not a multiple of it; "
-                "use a divisor of {}",
-                granularity, width, width);
+                "--granularity {}: must divide the width {} of the feed-forward", granularity,
+                width);
   USER_ERROR_IF(experts < 1 || experts > max_experts / granularity,
                 "--experts {} with --granularity {}: a layer has 1 to {} experts in all", experts,
                 granularity, max_experts);

@@ -132,7 +132,7 @@ TEST_CASE("moe upcycle refuses invalid flags by name and writes nothing") {
            {{dense, "-o", out, "--verify-text", "text.txt"}, dense + ": no tokenizer"},
            {{dense, "-o", out, "--expert", dense, "--experts", "8"}, "--experts 8"},
            {{dense, "-o", out, "--vary", "drop:1"}, "--vary drop:1: the share"},
-           {{dense, "-o", out, "--granularity", "7"}, "use a divisor of"},
+           {{dense, "-o", out, "--granularity", "7"}, "must divide the width"},
            {{tiny("model"), "-o", out, "--router", "topp:0.4", "--gate-scale", "auto",
              "--calibration", none},
             none},
@@ -362,7 +362,7 @@ TEST_CASE("train --upcycle --shared-expert equals training the upcycled model") 
                       {"--steps", "2", "--ranks", "2"});
   CHECK_THAT(fixture.read("opened/settings.toml"), contains_text("shared-expert = true\n"));
   check_refused(fixture.train({"--steps", "1", "--shared-expert"}, "shared"),
-                "--shared-expert: is of a dense folder");
+                "--shared-expert: needs a dense folder");
   CHECK_FALSE(fs::exists(fixture.dir / "run"));
   const auto parameters = [&](const Args& more) {
     const auto bench =
@@ -450,10 +450,8 @@ TEST_CASE("--upcycle refuses mixtures and unsuitable settings") {
   for (const auto& [model, flags, fact] : std::vector<std::tuple<std::string, Args, std::string>>{
            {"written", {"--upcycle", "4"}, "is a mixture of experts already"},
            {"dense", {"--upcycle", "2", "--router", "top3"}, "asks for 3 experts"},
-           {"written",
-            {"--granularity", "2"},
-            "--granularity 2: cuts the experts of a dense folder"},
-           {"dense", {"--upcycle", "2", "--granularity", "5"}, "--granularity 5: the feed-forward"},
+           {"written", {"--granularity", "2"}, "--granularity 2: needs a dense folder"},
+           {"dense", {"--upcycle", "2", "--granularity", "5"}, "--granularity 5: must divide the width"},
            {"dense",
             {"--upcycle", "2", "--granularity", "2", "--router", "top4"},
             "asks for 4 experts per token, the layers have 2"}}) {

@@ -210,7 +210,7 @@ TEST_CASE("Parquet files of the Hub and packed files are read where the plain on
     if (error.find("MOE_PARQUET") != std::string::npos) {
       MOE_SKIP("no pyarrow where this was built");
     }
-    CHECK_THAT(error, contains_text("Test.txt: is a Parquet file, but one of text"));
+    CHECK_THAT(error, contains_text("Test.txt: this is a Parquet file, but a text"));
     const LoadedTask boolq = load_one("boolq", data.path());
     REQUIRE(boolq.total_questions == 2);
     CHECK(boolq.questions[1].context == "Q.\nQuestion: why  \u00e9?\nAnswer:");
