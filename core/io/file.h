@@ -84,8 +84,7 @@ void write_whole(const std::filesystem::path& file, const std::string& text);
 Descriptor make_nameless_file(const std::filesystem::path& folder);
 
 // Removes the partial files of `folder` that no process is writing: regular files of this user that
-// begin with `first_bytes`, are not locked, and whose target's name satisfies `is_target`. Does not
-// remove a file that is still empty.
+// begin with `first_bytes`, are not locked, and have the name of a target of `is_target`.
 void sweep_partial_files(const std::filesystem::path& folder,
                          const std::function<bool(std::string_view)>& is_target,
                          std::string_view first_bytes);

@@ -355,6 +355,10 @@ void RunFolder::remove_leftovers() const {
       io::remove_leftovers(run_ / name, run_);
     }
   }
+  const auto is_own = [](std::string_view name) {
+    return name == kManifest || is_manifest_name(name);
+  };
+  io::sweep_partial_files(run_, is_own, /*first_bytes=*/"");  // the lock excludes other runs
 }
 
 fs::path RunFolder::checkpoint(int64_t step) const { return run_ / checkpoint_name(step); }

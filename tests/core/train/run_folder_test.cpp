@@ -263,7 +263,7 @@ TEST_CASE("a checkpoint with an added file is neither removed nor overwritten") 
   CHECK(read_file(moved) == "years");
 }
 
-TEST_CASE("a resumed run removes what a kill left of its checkpoints") {
+TEST_CASE("a resumed run removes what a kill left of its checkpoints and files") {
   const World world;
   const fs::path checkpoints = world.run / "checkpoints";
   {
@@ -279,11 +279,15 @@ TEST_CASE("a resumed run removes what a kill left of its checkpoints") {
   write_file(checkpoints / "step-30.partial/.moe-staging", "moe staging 1\nstep-30\n");
   write_file(checkpoints / ".step-20.moe-staging/.moe-staging", "moe staging 1\nstep-20\n");
   write_file(checkpoints / "step-40.partial/.moe-staging", "moe staging 1\nstep-40\n");
+  write_file(world.run / ".moe-run.partial-abc123", "");
+  write_file(world.run / "mine.partial-abc123", "");
   RunFolder again(world.run, world.model, false);
   again.begin("[train]\n", RunState::kResumable);
   CHECK(again.saved_steps() == std::vector<int64_t>{20});
   CHECK(std::distance(fs::directory_iterator(checkpoints), {}) == 2);
   CHECK(fs::exists(checkpoints / "step-40.partial"));  // step 40 is not in .moe-run
+  CHECK_FALSE(fs::exists(world.run / ".moe-run.partial-abc123"));
+  CHECK(fs::exists(world.run / "mine.partial-abc123"));
 }
 
 TEST_CASE("a run does not replace a report.html that moe did not write") {
