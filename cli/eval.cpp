@@ -80,7 +80,7 @@ void check(const EvalFlags& flags) {
                 flags.sweeps.size());
 }
 
-// Prints notes and a progress bar to standard error, and polls for signals between forward passes.
+// Display of notes and a progress bar on standard error. Polls for signals between forward passes.
 class Display {
  public:
   // `signals` must outlive the display.
@@ -131,7 +131,7 @@ class Display {
 void print_routing(const eval::RunReport& report) {
   for (const auto& task : report.tasks) {
     if (report.router.empty() || !task.answers.empty()) {
-      continue;  // a dense model, or a generated text, whose routing is not counted
+      continue;  // dense model, or generated answers, whose routing is not counted
     }
     print_text("{}: router {}, {} logical rank{}, {}, {:.2f} % of requests dropped\n",
                terminal_line(task.loaded.task.name), report.router, report.ep_ranks,
@@ -279,7 +279,8 @@ Options task_options(EvalFlags& flags) {
        choice<eval::Bos, eval::Bos>(
            "bos", settings.bos, {{"auto", kAuto}, {"on", kOn}, {"force", kForce}, {"off", kOff}}),
        group::kTasks,
-       "add a BOS token to texts: auto (as the tokenizer does), on (if it has one), force or off"},
+       "add a BOS token to texts: auto (if the tokenizer adds one), on (if it has one), force or "
+       "off"},
       {"apply-chat-template", &settings.apply_chat_template, group::kTasks,
        "render prompts with the model's chat template"},
       {"fewshot-as-multiturn",
@@ -288,7 +289,8 @@ Options task_options(EvalFlags& flags) {
        group::kTasks,
        "with --apply-chat-template: examples are turns (on), or in the question's message (off)"},
       {"system-instruction", &settings.system_instruction, group::kTasks,
-       "system message (else text) before each task's description", Range(), "none"},
+       "text before each task's description; with a chat template, the system message", Range(),
+       "none"},
       {"chat-template-args", &flags.template_arguments, group::kTasks,
        "JSON object of more names for the chat template", Range(), "none"},
       {"template-date", &settings.chat_options.date, group::kTasks,

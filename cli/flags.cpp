@@ -111,8 +111,8 @@ class TomlConfig : public CLI::Config {
   const CLI::App& app_;
 };
 
-// Starts the OpenMP threads. First starts as many std::threads, which throw std::system_error if a
-// thread cannot be started; libgomp would end the process instead.
+// Starts the OpenMP threads. First starts as many std::jthreads, because they throw
+// std::system_error if a thread cannot be started; libgomp would end the process instead.
 void start_threads(int count) {
   {
     std::vector<std::jthread> probes;

@@ -1,6 +1,6 @@
 #pragma once
-// Flags that several commands have, as Options (core/base/option.h) of the members of the command's
-// settings, and the reader of recipes (--config).
+// The commands, the flags that several of them share as Options (core/base/option.h), and the
+// reader of recipes (--config).
 
 #include <c10/core/Device.h>
 

@@ -60,9 +60,8 @@ model::RoutingOptions requested_routing(const GenerateFlags& flags,
   return {resolved.router, resolved.ep_ranks};
 }
 
-// Returns the tokens of --prompt. --bos auto adds a BOS token if the tokenizer does, and to models
-// with a sentencepiece file, which were trained with one, unless tokenizer_config.json sets
-// "add_bos_token".
+// Returns the tokens of --prompt. --bos auto adds a BOS token if the tokenizer adds one, or if the
+// folder has a sentencepiece model (trained with a BOS) and Tokenizer::sets_adds_bos() is false.
 std::vector<int64_t> prompt_ids(const GenerateFlags& flags, const io::Tokenizer& tokenizer) {
   std::vector<int64_t> ids = tokenizer.encode(flags.prompt);
   const bool has_bos = tokenizer.bos_id() >= 0;

@@ -24,7 +24,7 @@ namespace {
 
 using moe::kFailed, moe::kInterrupted, moe::kUserError;
 
-// Returns the message of CLI11; for an unknown command or flag with the nearest known one.
+// Returns the message of CLI11, or for an unknown command or flag one with the nearest known name.
 std::string describe_parse_error(const CLI::App& app, const CLI::ParseError& error, int argc,
                                  char** argv) {
   const CLI::App* scope = &app;  // the innermost command

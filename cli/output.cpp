@@ -286,8 +286,8 @@ std::string skipped_text(const train::StepRecord& record) {
          (outliers > 0 ? fmt::format(" ({} outlier{})", outliers, outliers == 1 ? "" : "s") : "");
 }
 
-StepPrinter::StepPrinter(int64_t steps, int64_t first_step, bool quiet)
-    : steps_(steps), first_step_(first_step), quiet_(quiet), terminal_(is_terminal(2)) {}
+StepPrinter::StepPrinter(int64_t steps, int64_t steps_done, bool quiet)
+    : steps_(steps), steps_done_(steps_done), quiet_(quiet), terminal_(is_terminal(2)) {}
 
 StepPrinter::~StepPrinter() {
   if (line_open_) {
@@ -306,14 +306,14 @@ void StepPrinter::print(const train::StepRecord& record) {
     line_open_ = false;
   }
   const bool last = record.step == steps_;
-  if (record.step != first_step_ + 1 && !last &&
+  if (record.step != steps_done_ + 1 && !last &&
       seconds_since(printed_) < (terminal_ ? kTerminalPeriod_s : kStepPipePeriod_s)) {
     return;
   }
   printed_ = std::chrono::steady_clock::now();
   const std::string step = step_text(record, steps_);
   const std::string left =
-      format_seconds(seconds_ / (record.step - first_step_) * (steps_ - record.step));
+      format_seconds(seconds_ / (record.step - steps_done_) * (steps_ - record.step));
   if (terminal_) {
     const double share = static_cast<double>(record.step) / steps_;
     line_ = fmt::format("{} {} left  {}", bar_text(share), left, step)
@@ -326,7 +326,7 @@ void StepPrinter::print(const train::StepRecord& record) {
 }
 
 void StepPrinter::print(const train::Evaluation& evaluation) {
-  seconds_ += evaluation.step > first_step_ ? evaluation.seconds : 0;
+  seconds_ += evaluation.step > steps_done_ ? evaluation.seconds : 0;
   if (quiet_) {
     return;
   }

@@ -76,16 +76,17 @@ class Progress {
 
 std::string skipped_text(const train::StepRecord& record);  // "skipped 3 (2 outliers)"
 
-// Prints the progress of a training run (core/train/README.md, "Metrics of a step"):
+// Printer of the progress of a training run (core/train/README.md, "Metrics of a step"):
 //
 //   step 12/500  loss 2.3456  aux 0.0101  grad 1.23  lr 1.00e-05  3.41 K tok/s  drop 12.3 % ...
 //
-// Omits values that do not apply to the router, or are zero as expected. In a file or pipe, prints
-// the first and the last step and about one a second, and all skipped steps and evaluations.
+// Omits values that do not apply to the router, and counts of problems that are zero. In a file or
+// pipe, prints the first and the last step, about one a second, and all skipped steps and
+// evaluations.
 class StepPrinter {
  public:
-  // `first_step`: the last step before a resumed run; 0 for a new run.
-  StepPrinter(int64_t steps, int64_t first_step, bool quiet);
+  // `steps_done`: steps done before the run was resumed; 0 for a new run.
+  StepPrinter(int64_t steps, int64_t steps_done, bool quiet);
   ~StepPrinter();  // ends the line of an interrupted run
   StepPrinter(const StepPrinter&) = delete;
   StepPrinter& operator=(const StepPrinter&) = delete;
@@ -93,7 +94,7 @@ class StepPrinter {
   void print(const train::Evaluation& evaluation);
 
  private:
-  int64_t steps_, first_step_;
+  int64_t steps_, steps_done_;
   bool quiet_, terminal_, line_open_ = false;
   double seconds_ = 0;  // of all steps so far, including evaluations
   std::string line_;    // current line of the terminal

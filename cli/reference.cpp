@@ -14,11 +14,10 @@ namespace moe::cli {
 namespace {
 
 using Flags = std::vector<const CLI::Option*>;
-
 using Commands = std::vector<std::pair<std::string, const CLI::App*>>;
 
-// Returns the commands and subcommands of `app` by full name, such as "bench train", each before
-// its own. `prefix` ends in a space unless it is empty.
+// Returns the commands of `app` with their full names, each followed by its subcommands ("bench",
+// "bench train", ..). `prefix` ends in a space unless it is empty.
 Commands named_commands(const CLI::App& app, const std::string& prefix = "") {
   Commands commands;
   for (const auto* child : subcommands(app)) {

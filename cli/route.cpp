@@ -109,8 +109,8 @@ void draw_grid_heads(Drawing& drawing) {
   drawing.text += ranks + "\n" + experts + "\n";
 }
 
-// Draws a line per token. In a grid, a cell of an expert has kCellColumns characters: "  0.731+ ",
-// "       x ", "       . ". Else the line is a list: "    3     0  e2 0.881  e1 0.119*  e3 x".
+// Draws a line per token: in a grid, a cell of kCellColumns characters per expert ("  0.731+ ",
+// "       x ", "       . "); otherwise a list ("    3     0  e2 0.881  e1 0.119*  e3 x").
 void draw_tokens(Drawing& drawing, int64_t tokens, bool is_grid) {
   for (int64_t token = 0; token < tokens; ++token) {
     const int64_t source_rank = drawing.problem.group.source_rank[token];
@@ -119,15 +119,14 @@ void draw_tokens(Drawing& drawing, int64_t tokens, bool is_grid) {
                     source_rank < 0 ? "pad" : fmt::format("{}", source_rank), is_grid ? "  " : "");
     for (int64_t expert = 0; expert < drawing.experts(); ++expert) {
       const unsigned mark = drawing.mark(token, expert);
-      const std::string weight = drawing.weight_text(token, expert), marks = mark_text(mark);
-      if (is_grid) {
-        drawing.text += expert % drawing.experts_per_rank() == 0 ? "| " : "";
-        drawing.text += paint(fmt::format("{:>6}{:<3}", mark == 0 ? "." : weight, marks), mark,
-                              drawing.style.use_color);
-      } else if (mark != 0) {
-        drawing.text +=
-            paint(fmt::format("  e{} {}{}", expert, weight, marks), mark, drawing.style.use_color);
+      if (mark == 0 && !is_grid) {
+        continue;
       }
+      const std::string weight = mark == 0 ? "." : drawing.weight_text(token, expert);
+      drawing.text += is_grid && expert % drawing.experts_per_rank() == 0 ? "| " : "";
+      drawing.text += paint(is_grid ? fmt::format("{:>6}{:<3}", weight, mark_text(mark))
+                                    : fmt::format("  e{} {}{}", expert, weight, mark_text(mark)),
+                            mark, drawing.style.use_color);
     }
     drawing.text += "\n";
   }

@@ -85,7 +85,7 @@ OrderedJson to_json(const data::Example& example, const io::Tokenizer* tokenizer
   return {{"ids", example.ids}, {"loss", loss}, {"text", replace_invalid_utf8(text)}};
 }
 
-// Prints the examples of the training data --chat.
+// Prints the examples of the training data in flags.chat.
 void print_records(const TokenizeFlags& flags) {
   USER_ERROR_IF(flags.input != "-", "TEXT and --chat: give one of them");
   train::TrainSettings settings = flags.settings;

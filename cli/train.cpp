@@ -100,7 +100,7 @@ void print_result(const TrainFlags& flags, const train::StepRecord& first,
   }
 }
 
-// Returns the callback that scores --eval-tasks, which are loaded now: errors come before training.
+// Loads --eval-tasks, so that errors come before training. Returns the callback that scores them.
 train::EvaluateTasks evaluate_tasks(const train::TrainSettings& settings) {
   const auto& evaluation = settings.evaluation;
   if (evaluation.tasks.empty()) {
@@ -214,11 +214,11 @@ void print_cluster(const TrainFlags& flags) {
   print_memory(plan.memory, /*is_gpu=*/true);
 }
 
-// Prints the first `count` training examples, taken from the files in turn, the tokens with loss in
+// Prints the first `count` training examples, taken from the files in turn. Tokens with loss are in
 // color or in brackets.
 void print_samples(const train::TrainSettings& settings, int64_t count) {
-  std::map<int32_t, int64_t> read;                         // examples, by file
-  std::map<std::pair<int64_t, int32_t>, std::string> all;  // by number in the file, file
+  std::map<int32_t, int64_t> read;                         // number of examples by file
+  std::map<std::pair<int64_t, int32_t>, std::string> all;  // by (number in the file, file)
   const auto add = [&](const data::Example& example, const std::string& where,
                        const io::Tokenizer* tokenizer) {
     all[{read[example.file]++, example.file}] = example_text(example, where, tokenizer);
@@ -274,8 +274,7 @@ Options unstored_options(TrainFlags& flags) {
       {"gpus", &flags.gpus, group::kRanks, "with --dry-run: GPUs per machine of that cluster",
        Range(), "8"},
       {"show-samples", &flags.show_samples, group::kOutput,
-       "print N training examples, with the tokens with loss marked, and exit", whole_from(1),
-       "none"},
+       "print N training examples, mark their tokens with loss, and exit", whole_from(1), "none"},
       {"show-settings", &flags.show_settings, group::kOutput,
        "print the resolved settings as a recipe without training"},
       {"dry-run", &flags.dry_run, group::kOutput,

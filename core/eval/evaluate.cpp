@@ -239,7 +239,7 @@ std::vector<std::string> split_routers(const std::string& text) {
   return routers;
 }
 
-// Returns the max= option of the router whose p is swept as ",max=N", or "" if it has none.
+// Returns the max= option of the router whose p is swept, such as ",max=2"; "" if it has none.
 std::string max_option(const route::RouterRequest& base, const route::RouterSettings& stored) {
   const auto router = base.router.empty() ? stored : route::parse_router(base.router);
   USER_ERROR_IF(!base.router.empty() && router.family->name != "topp",

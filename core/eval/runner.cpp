@@ -58,8 +58,8 @@ ScoreSettings score_settings(const EvalSettings& settings, const OpenedModel& op
   return scoring;
 }
 
-// Returns the bytes of the matrices that are used in place from mapped files. 0 on a GPU, because
-// weights are copied to it.
+// Returns the size of the matrices that are read from mapped files without a copy: 0 on a GPU, to
+// which weights are copied.
 uint64_t mapped_bytes(const EvalSettings& settings, const OpenedModel& opened) {
   uint64_t bytes = 0;
   const bool is_mapped = kernels::device_traits(settings.device).has_host_memory;
@@ -83,9 +83,9 @@ constexpr int64_t kBytesPerToken = 8;
 // bytes.
 constexpr size_t kLongestQuestions = 16;
 
-// Sets `is_small` to whether the texts of a task have fewer than `max_bytes` bytes. Returns the
-// questions that request_sizes() encodes: all of a small task, else those with the longest texts.
-LoadedTask sample_questions(const LoadedTask& loaded, int64_t max_bytes, bool& is_small) {
+// Returns the questions that request_sizes() encodes: all if their texts have fewer than
+// `max_bytes` bytes, else at most kLongestQuestions, those with the longest texts.
+LoadedTask sample_questions(const LoadedTask& loaded, int64_t max_bytes) {
   int64_t total = 0;
   std::vector<std::pair<int64_t, const Question*>> order;  // bytes of the longest text
   for (const auto& question : loaded.questions) {
@@ -99,14 +99,15 @@ LoadedTask sample_questions(const LoadedTask& loaded, int64_t max_bytes, bool& i
     }
     order.emplace_back(longest, &question);
   }
-  is_small = total < max_bytes;
-  const size_t count = is_small ? order.size() : std::min(kLongestQuestions, order.size());
-  std::ranges::partial_sort(order, order.begin() + static_cast<int64_t>(count), std::greater<>(),
-                            [](const auto& entry) { return entry.first; });
+  if (total >= max_bytes && order.size() > kLongestQuestions) {
+    std::ranges::stable_sort(order, std::greater<>(),
+                             [](const auto& entry) { return entry.first; });
+    order.resize(kLongestQuestions);
+  }
   LoadedTask sample;
   sample.task = loaded.task;
-  for (size_t i = 0; i < count; ++i) {
-    sample.questions.push_back(*order[i].second);
+  for (const auto& [bytes, question] : order) {
+    sample.questions.push_back(*question);
   }
   return sample;
 }
@@ -407,15 +408,15 @@ RequestSizes request_sizes(const EvalSettings& settings, const OpenedModel& open
   const int64_t limit = forward_limit(settings, opened);
   RequestSizes sizes;
   for (const auto& loaded : tasks) {
-    bool is_small = false;
-    const LoadedTask sample = sample_questions(loaded, kBytesPerToken * limit, is_small);
+    const LoadedTask sample = sample_questions(loaded, kBytesPerToken * limit);
+    const bool has_all = sample.questions.size() == loaded.questions.size();
     try {
       const EncodedTask encoded =
           encode_task(encoder, sample, /*counts_routing=*/!settings.stats.empty());
       if (!encoded.requests.empty()) {
         const int64_t tokens = request_sizes(settings, opened, encoded.requests).forward_tokens;
         sizes.forward_tokens =
-            std::max({sizes.forward_tokens, tokens, is_small ? int64_t{0} : limit});
+            std::max({sizes.forward_tokens, tokens, has_all ? int64_t{0} : limit});
       }
       for (const auto& prompt : encoded.prompts) {
         sizes.prompt_tokens = std::max(sizes.prompt_tokens, std::ssize(prompt));

@@ -33,7 +33,7 @@ struct EvalSettings {
   std::vector<std::string> tasks;  // names of tasks and groups, or files (tasks.h)
   std::filesystem::path data;      // --data: folder of the benchmarks' files
   std::filesystem::path out;       // folder for results; empty: none are written
-  bool force = false;              // replace files in `out`; allow a change of gate
+  bool force = false;              // replace files in `out`; allow `router` to change the gate
   bool force_memory = false;       // load the model even if memory is short
   std::optional<int64_t> limit;    // questions per task
   Bos bos = Bos::kAuto;
@@ -44,7 +44,7 @@ struct EvalSettings {
   int64_t batch_tokens = 0;     // 0: auto_batch_tokens()
   int64_t group_tokens = 4096;  // tokens of a routing group, per logical rank
   route::RouterRequest router;
-  std::filesystem::path stats;         // statistics file of a mixture's routing; empty: none
+  std::filesystem::path stats;         // file for the routing statistics; empty: none
   StatsBy stats_by;                    // groupings in the statistics file
   Compat compat = Compat::kCurrent;    // version of the harness to reproduce
   std::optional<int64_t> shots = {};   // --num-fewshot; empty: each task's default
@@ -128,8 +128,8 @@ struct RequestSizes {
 // Returns the sizes of an evaluation of `requests`.
 RequestSizes request_sizes(const EvalSettings& settings, const OpenedModel& opened,
                            const std::vector<Request>& requests);
-// Overload for tasks that are not encoded yet. Encodes small tasks completely, and the longest
-// questions of large tasks, for which a forward pass of at least forward_limit() tokens is assumed.
+// Overload for tasks that are not encoded yet. Encodes small tasks completely. For a large task,
+// encodes only its longest questions and assumes a forward pass of at least forward_limit() tokens.
 RequestSizes request_sizes(const EvalSettings& settings, const OpenedModel& opened,
                            const std::vector<LoadedTask>& tasks);
 
@@ -218,7 +218,7 @@ class EncodedTasks {
 
  private:
   TextEncoder encoder_;
-  std::mutex mutex_;  // guards the members below
+  std::mutex mutex_;  // guards encoded_ and error_
   std::condition_variable changed_;
   std::deque<EncodedTask> encoded_;  // complete tasks; a deque keeps references valid
   std::exception_ptr error_;

@@ -24,9 +24,9 @@ struct Line {
 // Reader of the lines of a text file, including blank ones. Keeps one line in memory.
 class LineReader {
  public:
-  // "-" is standard input. With `takes_rows`, a Parquet file is read as one JSON object per row;
-  // otherwise Parquet is an error. Throws UserError for it, for errors of open_data_file(), and for
-  // files of more than 1 GiB.
+  // "-" is standard input. With `takes_rows`, a Parquet file is read as one JSON object per row.
+  // Throws the UserErrors of open_data_file(), and UserError for more than 1 GiB, and for Parquet
+  // without `takes_rows`.
   explicit LineReader(const std::filesystem::path& file, bool takes_rows = false);
 
   // Returns the next line without its line end; nullopt at the end of the file. Throws UserError if
@@ -164,8 +164,8 @@ using Schema = std::vector<Field>;
 FirstDocuments read_exported(const std::filesystem::path& file, const Schema& schema,
                              int64_t limit = kAllDocuments);
 
-// Returns the number of the label `field` in `record`, which may be a number, a boolean or a name.
-// Throws UserError if it is missing or invalid.
+// Returns the label `field` of `record` as a number. The record may have a number, a boolean or a
+// name. Throws UserError if the label is missing or invalid.
 int64_t get_label(const Json& record, const Field& field, const std::string& where);
 
 }  // namespace moe::eval

@@ -63,8 +63,7 @@ void append_lower(std::string& text, int32_t c) {
   }
 }
 
-// Recursive-descent parser. Accepts elements separated by white space, as by numpy, or by commas,
-// as by Python.
+// Recursive-descent parser. Elements may be separated by white space (numpy) or commas (Python).
 class LiteralParser {
  public:
   LiteralParser(std::string_view text, const std::string& where) : text_(text), where_(where) {}

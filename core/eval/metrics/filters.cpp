@@ -17,8 +17,8 @@ struct Match {
   size_t entry = 0;  // index of the alternative
 };
 
-// Returns the leftmost match. If several alternatives match there, returns the first of them, as
-// the regular expression `a|b|c` does.
+// Returns the leftmost match. If several alternatives match there, returns the first of them, like
+// the regular expression `a|b|c`.
 std::optional<Match> search(std::string_view text, const std::vector<std::string>& alternatives,
                             bool whole_words, size_t from = 0) {
   for (size_t at = from; at <= text.size(); ++at) {
@@ -177,7 +177,7 @@ class NumberSearch {
     return match(last_, at, [](size_t end) { return std::optional(end); });
   }
 
-  // Matches one or more words or separators and a last word, and returns the end of the match.
+  // Matches one or more words or separators, then a last word. Returns the end of the match.
   // Greedy: tries the longest sequence first.
   std::optional<size_t> match_rest(size_t at) const {
     return match(middle_, at, [&](size_t end) {

@@ -105,8 +105,7 @@ std::string metric_name(const Difference& difference) {
 
 OtherRun read_run(const fs::path& folder, const std::vector<std::string>& tasks) {
   USER_ERROR_IF(!fs::is_directory(folder),
-                "--against {}: not a folder; give the folder that was -o of another run",
-                folder.string());
+                "--against {}: not a folder; give the -o folder of another run", folder.string());
   OtherRun run;
   for (const auto& task : tasks) {
     if (const fs::path file = find_log(folder, task); !file.empty()) {

@@ -11,7 +11,7 @@
 namespace moe::eval {
 namespace {
 
-// Returns the mean of `metric` of each task; of `fallback` if the task has no such metric.
+// Returns the mean of each task's `metric`, or of `fallback` if the task lacks it.
 std::map<std::string, TaskAverage> task_averages(const RunReport& report, const std::string& metric,
                                                  const std::string& fallback) {
   std::map<std::string, TaskAverage> tasks;

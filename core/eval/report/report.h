@@ -39,8 +39,8 @@ void add_averages(RunReport& report, const std::vector<std::string>& names);
 
 OrderedJson results_json(const RunReport& report);
 
-// Returns one JSON line per filter and question, as in the sample logs of the harness. doc_hash is
-// the hash of Python's json.dumps(doc, indent=2, ensure_ascii=False): dump(2), apart from floats.
+// Returns one JSON line per filter and question, as in the sample logs of the harness. doc_hash
+// equals the harness's hash of json.dumps(doc, indent=2, ensure_ascii=False), except for floats.
 std::string samples_jsonl(const TaskReport& report);
 
 // Returns the table of tasks and groups, the papers' tables, and the comparison with --against.

@@ -22,7 +22,7 @@
 //            share of the occurrences that are complete words (PieceShape)
 //
 // --stats-by selects "task", "source" and "token". Token counts are all counters but slots,
-// padding, load, bytes and entropy, over context + continuation but the last, for every choice.
+// padding, load, bytes and entropy, over the input tokens (all but the last) of every choice.
 
 #include <filesystem>
 #include <optional>
@@ -48,7 +48,7 @@ struct TaskRouting {
 };
 
 struct RoutingStats {
-  std::string model, router;  // path of the folder; canonical form
+  std::string model, router;  // path of the folder; canonical form of the router
   int64_t ep_ranks = 1, experts = 0;
   std::optional<int64_t> k;  // requests per token; top-k only
   bool has_fr = false;       // every token has a (k+1)-th request for fill-in (+fr)

@@ -50,7 +50,7 @@ Panel column_panel(const SweepReport& report, size_t column) {
   return panel;
 }
 
-// Returns tasks and groups, their average (first if average_first), and routing statistics.
+// Returns panels: tasks and groups, their average (first if average_first), routing statistics.
 std::vector<Panel> make_panels(const SweepReport& report, bool average_first) {
   std::vector<Panel> panels;
   const auto add = [&](const char* title, const char* head, int decimals, auto&& value) {
@@ -82,7 +82,7 @@ std::vector<Panel> make_panels(const SweepReport& report, bool average_first) {
   return panels;
 }
 
-// Lines of a plot, one per combination of the axes other than x: the first axis with numbers.
+// Lines of a plot over the first axis with numbers (x): one per combination of the other axes.
 struct Lines {
   size_t axis = 0;                 // index of the x axis
   std::vector<std::string> ticks;  // on the x axis; numbers ascend, inf is last

@@ -20,7 +20,7 @@ struct SweepAxis {
 // A point of the grid and its router.
 struct SweepValue {
   std::vector<std::string> axis_values;  // one per axis
-  std::string name;  // "cf=0.25", "router=top1,cf=2"; in tables, and name of the results folder
+  std::string name;  // "cf=0.25", "router=top1,cf=2": row of tables, name of the results folder
   route::ResolvedRouter routing;
 };
 

@@ -84,8 +84,8 @@ std::optional<GroupAverage> average(const Group& group,
 
 // A row of results in the form of a paper's table.
 struct PaperTable {
-  std::string name;   // of the group with its tasks (tasks/known/papers.toml)
-  std::string title;  // paper, table, and definitions of columns that the paper does not give
+  std::string name;   // name of the group of its tasks (tasks/known/papers.toml)
+  std::string title;  // paper, table, and our definitions of columns that the paper leaves open
   std::vector<std::string> columns;
   std::vector<std::optional<double>> values;  // 0 to 1, one per column; nullopt: not evaluated
   int decimals = 1;

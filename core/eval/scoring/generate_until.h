@@ -19,7 +19,7 @@ std::vector<int64_t> encode_prompt(const TextEncoder& encoder, const Generation&
 // Truncates `text` at the first occurrence of each stop word in turn.
 std::string truncate_at_stop_words(std::string text, const std::vector<std::string>& until);
 
-// Detects stop words in generated text. Decodes only the end of the text, because it is called
+// Detector of stop words in generated text. Decodes only the end of the text, because it is called
 // after every new token.
 class StopWords {
  public:

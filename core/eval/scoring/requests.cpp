@@ -117,8 +117,8 @@ bool resolve_bos(Bos bos, const io::Tokenizer& tokenizer) {
 
 TextEncoder make_encoder(const io::Tokenizer& tokenizer, bool adds_bos, int64_t window) {
   const int64_t prefix = tokenizer.bos_id() >= 0 ? tokenizer.bos_id() : tokenizer.eos_id();
-  return {[&tokenizer](std::string_view text) { return tokenizer.encode_parsing_special(text); }, prefix,
-          tokenizer.piece(prefix), adds_bos, window};
+  return {[&tokenizer](std::string_view text) { return tokenizer.encode_parsing_special(text); },
+          prefix, tokenizer.piece(prefix), adds_bos, window};
 }
 
 Tokens encode_text(const TextEncoder& encoder, std::string_view text) {

@@ -28,7 +28,7 @@ struct Question {
   std::string where;                       // file and line, for messages
   std::string source = {};                 // for routing statistics (get_source() in lines.h)
   std::vector<std::string> contexts = {};  // one per choice if the choices are contexts
-  std::string target = {};                 // text of the right answer, or its index if it has none
+  std::string target = {};                 // text of the right answer, or only its index
   std::string delimiter = " ";             // between context and choice
 
   const std::string& choice_context(size_t choice) const {
@@ -134,11 +134,11 @@ struct PrefixGroup {
 std::vector<PrefixGroup> find_prefix_groups(const std::vector<Request>& requests);
 
 // Returns the value of --batch-tokens auto: 4096 tokens, halved (down to 512) while the activations
-// of a layer exceed 1 GiB. 4096 tokens suffice for full GEMM speed in a narrow model: of 256 to
-// 4096, HellaSwag was fastest at 4096 and MMLU within 3 % of its best. The value depends only on
-// the model and its router, so that results on another machine are bitwise identical.
+// of a layer exceed 1 GiB. 4096 tokens suffice for full GEMM speed in a narrow model: compared with
+// 256 to 2048, HellaSwag was fastest and MMLU within 3 % of its best. The value depends only on the
+// model and its router, so that results on another machine are bitwise identical.
 //
-// Exception: `mapped_bytes` of weights in mapped files do not fit in memory, so that every forward
+// `mapped_bytes`: size of the weights in mapped files. If they do not fit in memory, every forward
 // pass reads them from disk. Then the value is doubled while each expert has at most 4096 rows on
 // average and the activations of a layer fit in a quarter of the memory, so that GEMMs take longer
 // than reading.

@@ -1,7 +1,7 @@
 #pragma once
 // Log of the model's responses, from which an interrupted evaluation is resumed. An entry is a
-// generated answer, or the scores of a whole forward pass, because they depend on all its requests.
-// Results with a cache equal results without one. The key of an entry is a hash of everything that
+// generated answer or the scores of a forward pass: of all its requests, which may affect each
+// other. Results with a cache equal results without one. The key is a hash of everything that
 // the result depends on: contents and routing of the model, precision, device type, version of moe,
 // and the requests' tokens. The file (core/io/formats.md) is an io::LineLog. Numbers are stored
 // without rounding. Invalid lines are ignored.

@@ -61,7 +61,7 @@ struct ScoredToken {
 
 struct PackedBatch {
   model::Packed inputs;                       // [T]
-  std::vector<ScoredToken> scored;            // by row
+  std::vector<ScoredToken> scored;            // sorted by row
   std::vector<kernels::TargetToken> targets;  // one per entry of `scored`; rows index output_rows
   std::vector<size_t> requests;               // indices, in the order of the inputs
 };
@@ -188,8 +188,8 @@ void add_output(const PackedBatch& batch, const ForwardOutput& output,
   }
 }
 
-// Returns the minimum of forward_limit() over all ranks, which differs between ranks if it depends
-// on the available memory.
+// Returns the minimum of forward_limit() over all ranks. It differs between ranks if it depends on
+// the available memory.
 int64_t min_forward_limit(const model::Llama& llama, const ScoreSettings& settings) {
   int64_t tokens = forward_limit(llama.config(), llama.mapped_bytes(), settings);
   const bool is_set =
@@ -331,7 +331,7 @@ void TokenTally::begin(const std::vector<Request>& requests) {
   }
 }
 
-// `rows`: the request's first token in a tensor [L, T = all_tokens, 3 + E = columns].
+// `rows`: row of the request's first token in a tensor [L, T = all_tokens, 3 + E = columns].
 void TokenTally::add_request(size_t index, const int64_t* rows, int64_t all_tokens,
                              int64_t columns) {
   const Request& request = (*requests_)[index];

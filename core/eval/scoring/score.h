@@ -86,8 +86,8 @@ struct PieceShape {
 // "<0x..>" or truncated UTF-8 does not begin with one.
 PieceShape piece_shape(const std::string& piece);
 
-// Sums the routing counters of tokens by source of the text, over requests with right answers, and
-// by vocabulary entry (Dynamic MoE, Tables 2 to 4). Requires forward passes with
+// Sums of the routing counters of tokens: by source of the text, over requests with right answers,
+// and by vocabulary entry (Dynamic MoE, Tables 2 to 4). Requires forward passes with
 // model::RoutingOptions::count_tokens.
 class TokenTally {
  public:
@@ -121,7 +121,7 @@ inline constexpr int64_t kTextWindow = 2048;  // tokens, as in Dynamic MoE
 // 2 and 4). Reads the first `limit` texts of each file (core/data/records.h: plain text, or JSON
 // records with a "text" and an optional "source"). Adds the encoder's BOS to each text, appends
 // `end_id`, and splits it into windows of kTextWindow tokens, or of the model's window if that is
-// shorter. Throws UserError if a file is missing, is a folder, has an invalid record, or no text.
+// shorter. Throws UserError if a file is missing, a folder or without text, or a record is invalid.
 std::vector<Request> read_text_windows(const std::vector<std::filesystem::path>& files,
                                        const TextEncoder& encoder, int64_t end_id,
                                        std::optional<int64_t> limit);

@@ -1,7 +1,7 @@
 #pragma once
 // Prompt templates such as "Question: {{goal}}\nAnswer:", and the readers and filters that task
-// files (task.h) name. A template is in the language of jinja2 (core/jinja) in the environment of
-// the harness: undefined names are errors, white space is kept.
+// files (task.h) name. Templates are jinja2 templates (core/jinja) with the settings of the
+// harness: undefined names are errors, white space is kept.
 
 #include <cstdint>
 #include <functional>
@@ -21,8 +21,8 @@ class PromptTemplate {
   // Throws UserError with line and column if the template is invalid.
   explicit PromptTemplate(const std::string& text);
 
-  // Returns the text for a document. A template that is the name of a field is the field's value,
-  // as in the harness. Throws UserError if the document lacks a field that is used.
+  // Returns the text for a document. If the template is the name of a field, returns the field's
+  // value, as in the harness. Throws UserError if the document lacks a field that is used.
   std::string operator()(const OrderedJson& document) const;
   // Returns the value, of any type, if the template is one expression in {{ }}; else the text.
   OrderedJson value(const OrderedJson& document) const;

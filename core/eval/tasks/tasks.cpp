@@ -94,9 +94,9 @@ std::string expected_paths(const Task& task, const Split& split) {
   return fmt::format("{}", fmt::join(paths, ", or "));
 }
 
-// Returns the files of a layout; empty if none exists. Throws UserError if only some exist. If the
-// first of these may also be a Hub export, returns an empty list instead, so that find_split()
-// reads it as an export.
+// Returns the files of a layout; empty if none exists. Throws UserError if only some exist, unless
+// the first of these is a path of an export: then returns an empty list, so that find_split() reads
+// the export.
 std::vector<std::string> find_layout(const FileLayout& layout, const Task& task, const Split& split,
                                      const fs::path& data) {
   std::vector<std::string> files;
@@ -226,7 +226,7 @@ void add_choices(const Task& task, const OrderedJson& document, bool is_chat, Qu
   question.target =
       target.index && target.text.empty() ? std::to_string(*target.index) : target.text;
   question.delimiter =
-      is_chat && !is_delimited(task.gen_prefix, "x") ? "" : task.delimiter;  // as the harness
+      is_chat && !is_delimited(task.gen_prefix, "x") ? "" : task.delimiter;  // as in the harness
   if (task.output == OutputType::kLogLikelihood) {
     question.delimiter = "";  // the target contains its own space
     question.choices = {question.target};

@@ -26,8 +26,8 @@ struct TaskOptions {
   Compat compat = Compat::kCurrent;
   std::optional<int64_t> shots = {};    // --num-fewshot; empty: each task's default
   std::string system_instruction = {};  // before each task's description
-  // Renders a conversation. A last message of the assistant is the beginning of its answer. Empty:
-  // the prompt is join() of the messages.
+  // Renders a conversation. If its last message is the assistant's, the model continues that one.
+  // Empty: the prompt is join() of the messages.
   std::function<std::string(const Messages&)> render_chat = {};
   bool examples_as_turns = true;  // false: one message of the user has examples and question
 };
@@ -43,9 +43,9 @@ struct LoadedTask {
 
 // Loads known tasks and groups, users' task files (.json or .toml, task.h), and quizzes (.jsonl).
 // Loads a task once even if it is in several groups. For a known task, reads the authors' files
-// below `data`, or else the Hub's export TASK/SPLIT.jsonl or .csv. Throws UserError if a name is
-// unknown (suggests the nearest one) or given twice, if a file is missing (lists the expected
-// paths), or if a document is invalid (names its line).
+// below `data`, or else files exported from the Hub. Throws UserError if a name is unknown
+// (suggests the nearest one) or given twice, if a file is missing (lists the expected paths), or if
+// a document is invalid (names its line).
 std::vector<LoadedTask> load_tasks(const std::vector<std::string>& names,
                                    const std::filesystem::path& data, std::optional<int64_t> limit,
                                    const TaskOptions& options = {});
@@ -55,8 +55,8 @@ std::string task_list();
 
 inline constexpr uint32_t kShotSeed = 1234;  // the harness's fewshot_random_seed
 
-// Draws few-shot examples. All draws use one random number generator: for the draws of the harness,
-// call prefix() once per document, in file order.
+// Sampler of few-shot examples. All draws use one random number generator: to reproduce the draws
+// of the harness, call prefix() once per document, in file order.
 class ShotSampler {
  public:
   // `task` and `pool` must outlive the sampler. Throws UserError if `pool` has too few documents.
