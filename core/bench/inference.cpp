@@ -33,7 +33,7 @@ int64_t draw_length(Random& random, double mean, int64_t min, int64_t max) {
   return std::clamp(length, std::min(min, max), max);
 }
 
-// Requests are shortened to fit a small window.
+// Draws `count` questions (bench.h), whose requests are shortened to fit a small window.
 RequestSet synthetic_set(const std::string& name, const model::ModelConfig& config, int64_t count) {
   const bool spans = name == "spans";
   const int64_t half = std::max<int64_t>(1, config.max_position_embeddings / 2);
@@ -89,7 +89,7 @@ OrderedJson time_set(const model::Llama& llama, const RequestSet& set,
   auto [flop, roof] =
       time_roof(products, /*backward=*/false, settings.repeats,
                 roof_options(llama.device(), llama.product_type() == at::kBFloat16));
-  roof = roof.times(scores.forwards);
+  roof = roof.scaled(scores.forwards);
   flop *= scores.forwards;
   const auto rate = [&](int64_t count) { return count / timing.median_s; };
   OrderedJson json = {{"name", set.name},
@@ -114,7 +114,7 @@ OrderedJson time_set(const model::Llama& llama, const RequestSet& set,
   return json;
 }
 
-// Returns the stored bytes of the matrices that a token is multiplied with; k / E of the experts.
+// Returns the stored bytes of the matrices that multiply a token, without inactive experts.
 double active_bytes(const io::Checkpoint& checkpoint, const model::ModelConfig& config,
                     const route::RouterSettings& router) {
   const int64_t experts = config.moe ? config.moe->experts : 1;

@@ -9,7 +9,6 @@
 #include "core/bench/bench.h"
 #include "core/bench/timing.h"
 #include "core/io/checkpoint.h"
-#include "core/model/moe/layer.h"
 #include "core/route/counters.h"
 #include "kernels/ops/bf16_working_copy.h"
 #include "kernels/ops/device.h"

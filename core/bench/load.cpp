@@ -99,7 +99,7 @@ struct InterleavedTimer {
   }
 
   std::filesystem::path folder;
-  DiskProbe probe;  // grows to the size of OUT: rewritten blocks can be faster than new ones
+  DiskProbe probe;  // grows with the output, because rewriting blocks can be faster
   uint64_t probed_bytes = 0;
   double start_s = wall_s(), upcycle_s = 0, disk_s = 0;
 };

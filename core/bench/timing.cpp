@@ -188,7 +188,7 @@ Roof time_roof(const std::vector<Product>& products, bool backward, int64_t repe
       if (form == ProductForm::kForward || backward) {
         const Timing timing = time_product(product, form, /*use_own_gemm=*/false, repeats, options);
         roof.flop += product.count * product.flop();
-        const Timing all = timing.times(product.count);
+        const Timing all = timing.scaled(product.count);
         roof.timing = {roof.timing.median_s + all.median_s, roof.timing.best_s + all.best_s,
                        roof.timing.worst_s + all.worst_s};
       }

@@ -26,7 +26,7 @@ struct Timing {
   double median_s = 0, best_s = 0, worst_s = 0;
 
   // Returns the time of `count` such calls.
-  Timing times(double count) const { return {count * median_s, count * best_s, count * worst_s}; }
+  Timing scaled(double count) const { return {count * median_s, count * best_s, count * worst_s}; }
 };
 
 // Returns the median and the extremes of `seconds`, which must not be empty.

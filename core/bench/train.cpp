@@ -45,16 +45,16 @@ model::Llama load_for_training(const TrainSettings& settings, c10::Device device
                                                            settings.router, settings.force_memory);
   if (kernels::device_traits(device).has_host_memory) {
     const auto config = model::parse_config(checkpoint.config(), checkpoint.config_name());
-    train::TrainSettings trained;
-    trained.micro_batch = trained.global_batch = settings.rows;
-    trained.compute.precision = settings.precision;
+    train::TrainSettings train_settings;
+    train_settings.micro_batch = train_settings.global_batch = settings.rows;
+    train_settings.compute.precision = settings.precision;
     route::RouterSettings router;
     if (config.moe) {
       router = route::requested_router(
           model::remaining_router_request(settings.upcycle, settings.router), config.moe->router);
     }
     const int64_t tokens = settings.rows * settings.length;
-    check_memory({train::plan_memory(config, trained, router, tokens, /*program=*/0).peak, 1,
+    check_memory({train::plan_memory(config, train_settings, router, tokens, /*program=*/0).peak, 1,
                   fmt::format("training {}", settings.model),
                   "fewer --rows or a smaller --seq-len take less"},
                  settings.force_memory);
@@ -85,7 +85,7 @@ data::Batch random_batch(const TrainSettings& settings, int64_t vocabulary, Rand
   return batch;
 }
 
-// Runs training steps as core/train/loop/trainer.cpp does, without files.
+// Training steps like those of core/train/loop/trainer.cpp, without files.
 class StepRunner {
  public:
   StepRunner(const TrainSettings& settings, c10::Device device)
@@ -102,11 +102,11 @@ class StepRunner {
       routing_.ep_ranks = request.ep_ranks.value_or(routing_.ep_ranks);
     }
     model_.require_gradients();
-    train::TrainSettings as_trained;
-    as_trained.on_cuda = device.is_cuda();  // the setting of --device
-    as_trained.compute.precision = settings.precision;
+    train::TrainSettings train_settings;
+    train_settings.on_cuda = device.is_cuda();  // the setting of --device
+    train_settings.compute.precision = settings.precision;
     for (const auto& parameter : trained_) {
-      if (train::has_bf16_copy(parameter, model_.config(), as_trained)) {
+      if (train::has_bf16_copy(parameter, model_.config(), train_settings)) {
         kernels::keep_bf16_working_copy(parameter.tensor);
       }
     }

@@ -30,7 +30,7 @@ class Transfer {
   std::function<void()> finish_;
 };
 
-// Communicator, and implementation for a single rank, whose collectives copy or do nothing.
+// Base class of communicators, and communicator of a single rank, for which collectives are copies.
 //
 // All ranks must call the same collectives in the same order, with contiguous tensors on device().
 // CPU collectives block until they are complete. GPU collectives are enqueued on the current
@@ -89,7 +89,7 @@ inline std::unique_ptr<Comm> solo_comm(at::Device device = at::kCPU) {
   return std::make_unique<Comm>(device);
 }
 
-// The functions up to check_memory() are collectives. A null `ranks` is a single process.
+// The functions up to check_memory() are collectives. A null `ranks` means a single process.
 
 // Gathers the `values` of every rank, in rank order. Lengths must be equal.
 std::vector<std::vector<int64_t>> gather_numbers(Comm& comm, at::IntArrayRef values);
@@ -105,8 +105,8 @@ void on_all_ranks(Comm* ranks, const std::function<void()>& body);
 // Returns true if `statement` is true on any rank.
 bool any_rank(Comm* ranks, bool statement);
 
-// Throws UserError on all ranks, with the first rank and line that differ from rank 0's, if `text`,
-// a description of `what` ("the settings"), differs between ranks.
+// Throws UserError on all ranks if `text`, which describes `what` ("the settings"), differs between
+// ranks. The message has the first rank and line that differ from rank 0's.
 void check_same_on_all_ranks(Comm& ranks, const std::string& what, const std::string& text);
 
 // Returns the ranks on the host of this rank, including it, ascending.

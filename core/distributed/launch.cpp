@@ -153,7 +153,7 @@ class Launcher {
     }
   }
 
-  // Reports an exit for a rank that has not reported it itself.
+  // Collects the exit code of a rank. Sets the verdict if the rank failed without a report.
   void reap(Child& child) {
     int status = 0;
     if (child.exit_code || waitpid(child.pid, &status, WNOHANG) != child.pid) {

@@ -12,7 +12,7 @@ struct RankSettings {
   int64_t ranks = 0;      // --ranks: local processes to start; 0: not given
   double timeout_s = 30;  // --comm-timeout: how long ranks wait for each other
   int threads = 0;        // --threads of each process; 0: divide the cores among them
-  bool on_cuda = false;   // one GPU a rank
+  bool on_cuda = false;   // one GPU per rank
 };
 
 // Runs `body` on every rank: in this process if it is a rank of moe (--ranks), torchrun, mpirun or

@@ -48,8 +48,8 @@ std::vector<int64_t> row_bytes(std::vector<int64_t> rows, const Tensor& tensor, 
   return rows;
 }
 
-// Returns the part of an exception of Gloo or NCCL that names the cause: "[enforce fail at FILE]
-// VALUES. CAUSE", or the line after "Last error:", else the first line, before a stack trace.
+// Returns the cause in the message of an exception of Gloo or NCCL: CAUSE of "[enforce fail at
+// FILE] VALUES. CAUSE", the line after "Last error:", or the first line (a stack trace may follow).
 std::string library_cause(const std::string& text) {
   if (const size_t end = text.rfind(". ");
       text.starts_with("[enforce fail at ") && end != std::string::npos) {
@@ -128,8 +128,8 @@ class ProcessComm : public Comm {
     group.end(number);
   }
 
-  // The destructor of a c10d backend blocks while an operation is under way. After a failure, when
-  // other ranks will not complete it, the backend is left to the end of the process.
+  // The destructor of a c10d backend blocks while an operation is under way. After a failure other
+  // ranks never complete the operation, so the backend is leaked.
   ~ProcessComm() override {
     try {
       if (!has_failed_ && std::uncaught_exceptions() == 0) {

@@ -9,7 +9,7 @@
 //               Every rank answers with its position: step, layer, collective (answer/N/R).
 //   verdict     Reason for the end of the run (rendezvous.h), from the answers, a failing rank or
 //               the launcher. The next collective of every rank throws it. It names a rank that
-//               does not answer or is not in the collective, unless in a long operation (comm.h).
+//               does not answer, or is neither in the collective nor in a long operation (comm.h).
 
 #include <condition_variable>
 #include <list>

@@ -28,7 +28,7 @@ namespace {
 constexpr std::chrono::milliseconds kStorePoll{20};
 constexpr const char* kVerdict = "verdict";
 
-// `listening` is the socket of a server; without it, opens a client.
+// Opens a server on the socket `listening`, or a client without one.
 Store open_tcp_store(const std::string& address, uint16_t port, std::optional<int> listening,
                      const std::string& prefix, Seconds timeout) {
   c10d::TCPStoreOptions options;
@@ -119,7 +119,7 @@ Environment read_environment(const GetVariable& get) {
   };
   Environment environment;
   const auto* const launcher = std::ranges::find_if(kLaunchers, [&](const VariableNames& names) {
-    // The script of sbatch and the shell of salloc have a size too, but no step.
+    // Scripts of sbatch and shells of salloc have SLURM_NTASKS too, but no step.
     return (&names != &kSlurm || has("SLURM_STEP_ID")) && (has(names.rank) || has(names.size));
   });
   if (launcher == std::end(kLaunchers)) {

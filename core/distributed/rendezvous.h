@@ -112,8 +112,8 @@ class Store {
 
 // Throws UserError if the inherited `file` is not a memory file of this user.
 Store open_inherited_store(const Descriptor& file, Seconds timeout);
-// Serves a TCP store, with `prefix` before every key, at the address `host` only, or behind NAT at
-// the local address that routes to it. Throws UserError if neither works or the port is taken.
+// Serves a TCP store at the address `host` only, or behind NAT at the local address that routes to
+// it. Keys begin with `prefix`. Throws UserError if neither works or the port is taken.
 Store serve_store(const std::string& host, uint16_t port, const std::string& prefix,
                   Seconds timeout);
 // Connects to a TCP store. Throws UserError if there is no answer within `timeout`.
@@ -132,7 +132,7 @@ struct Member {
   int64_t pid = 0;
 };
 
-std::string this_machine();  // of this boot and PID namespace: equal on one host and container
+std::string this_machine();  // identifies the boot and PID namespace of a host or container
 Member this_member(const std::string& address = "");
 
 std::string describe(int64_t rank, const Member& member);  // "rank 2 (host h, pid 41)"

@@ -34,7 +34,7 @@ Value as_view(Values items) { return {std::move(items), Sequence::Kind::kView}; 
 
 enum class Case { kUpper, kLower, kTitle };
 
-// Converts a character. Refuses those that become several or depend on their neighbours.
+// Changes the case of a character. Refuses those that become several or depend on their neighbours.
 Char change_case(const Char& one, Case wanted) {
   static constexpr std::u32string_view kSpecial =
       U"\u00DF\u0130\u0149\u01F0\u0390\u03A3\u03B0\u0587";
@@ -290,7 +290,7 @@ Value read_number(In value, In fallback) {
   char* end = nullptr;
   const double number = std::strtod(bytes.c_str(), &end);
   const bool is_number = !bytes.empty() && end == bytes.data() + bytes.size();
-  // Python reads other digits, _ between digits, nan and inf.
+  // Python also reads other digits, _ between digits, nan and inf.
   refuse_if(
       (is_number && !std::isfinite(number)) ||
           std::ranges::any_of(bytes, [](char byte) { return byte == '_' || (byte & 0x80) != 0; }),
@@ -323,7 +323,7 @@ Value range(C c) {
   bool overflows = false;
   for (int64_t i = begin; !overflows && (step > 0 ? i < end : i > end);
        overflows = __builtin_add_overflow(i, step, &i)) {
-    fail_if(items.size() == 100'000, "range() of more than 100000 integers");  // as the sandbox
+    fail_if(items.size() == 100'000, "range() of more than 100000 integers");  // as in jinja2
     items.emplace_back(i);
   }
   return {std::move(items), Sequence::Kind::kRange};
@@ -348,8 +348,7 @@ struct Builtin {
   size_t num_required = 0;
 };
 
-// Parameters follow the name. NAME= is optional, / is positional; with * the body reads them
-// itself.
+// Parameters follow the name. NAME= is optional, / is positional; with * the body reads arguments.
 std::map<std::string, Builtin> make_table(
     std::initializer_list<std::pair<std::string_view, std::function<Value(C)>>> rows) {
   std::map<std::string, Builtin> table;
@@ -385,7 +384,7 @@ const std::map<std::string, Builtin> kBuiltins = make_table(
         Values items = iterate(c.self);
         const Value first = items.empty() ? undefined_item() : items.front();
         if (c.self.is_iterator() && !items.empty()) {
-          c.self.sequence()->items.assign(items.begin() + 1, items.end());  // it took one
+          c.self.sequence()->items.assign(items.begin() + 1, items.end());  // keeps the rest
         }
         return first;
       }},

@@ -38,7 +38,7 @@ Value call_value(In callee, Args arguments) {
   return object->call(arguments);
 }
 
-// Returns the text of a block after its filter, if any, which reads the text from the variable "".
+// Returns the text of a block, or the value of its filter. The filter reads the variable "".
 Value filtered(R r, Children block_and_filter) {
   const Value text = r.capture([&] { r.run_in_scope(block_and_filter[0], r.scope); });
   r.scope->names[""] = text;
@@ -149,7 +149,7 @@ class Parser {
       }
     });
   }
-  // Parses a block with its own scope, within `loops` loops, and skips a single tag of `ends`.
+  // Parses a block with its own scope inside `loops` loops. Skips its end if `ends` has one tag.
   NodePtr parse_frame(const Names& ends, int loops) {
     if (!ends.empty()) {
       expect("%}");
@@ -164,7 +164,7 @@ class Parser {
     return block;
   }
   // Parses an expression that is evaluated in the scope of the block after it.
-  NodePtr parse_inside() {
+  NodePtr parse_in_next_scope() {
     const std::set<std::string> read = frame_.read;
     NodePtr expression = parse_expression();
     frame_.read = read;
@@ -220,7 +220,7 @@ class Parser {
     Loop loop{parse_target(names)};
     expect("in");
     const NodePtr iterable = parse_tuple(false);
-    loop.condition = skip("if") ? parse_inside() : nullptr;
+    loop.condition = skip("if") ? parse_in_next_scope() : nullptr;
     loop.is_recursive = skip("recursive");
     loop.body = parse_frame({"endfor", "else"}, frame_.loops + 1);
     loop.otherwise = take().text == "else" ? parse_frame({"endfor"}, frame_.loops) : nullptr;
@@ -309,7 +309,7 @@ class Parser {
         macro.parameters.push_back(expect_name());
         reject_if(!is("=") && !macro.defaults.empty(), "a parameter after one with a default");
         if (skip("=")) {
-          macro.defaults.push_back(parse_inside());
+          macro.defaults.push_back(parse_in_next_scope());
         }
       }
     }
@@ -509,12 +509,12 @@ class Parser {
     const NodePtr test = parse_call(at, node, expect_builtin("?"), Node::Form::kOther, true);
     return wanted ? test : apply(at, {test}, [](V v) { return !is_true(v[0]); });
   }
-  // Parses arguments, in parentheses or a single operand, which the node passes to `function`.
+  // Parses arguments and returns a call of `function`. `takes_operand` allows one without ().
   template <typename Function>
   NodePtr parse_call(size_t at, NodePtr operand, Function function,
                      Node::Form form = Node::Form::kOther, bool takes_operand = false) {
     Nodes children = {std::move(operand)};
-    Names names;  // of the arguments; empty if they have none
+    Names names;  // of the arguments; "" for positional ones
     const bool is_name = token().type == Type::kName && !is("else") && !is("or") && !is("and");
     reject_if(takes_operand && is("is"), "tests cannot be chained with 'is'");
     if (takes_operand && (is_name || is("[") || is("{") || token().type > Type::kData)) {

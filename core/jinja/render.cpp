@@ -117,7 +117,7 @@ void Renderer::run_loop(const Loop& loop, const ScopePtr& parent, In iterable, i
     return loop.condition != nullptr &&
            !is_true(run_in_scope(loop.condition, parent, [&] { loop.assign(*this, item); }));
   };
-  if (has_loop) {  // which has the number of items
+  if (has_loop) {  // loop.length counts the items that pass the condition
     std::erase_if(items, is_skipped);
   }
   const auto object = std::make_shared<Object>();
@@ -173,7 +173,7 @@ void Renderer::run_loop(const Loop& loop, const ScopePtr& parent, In iterable, i
     }
   }
   if (!has_completed && loop.otherwise != nullptr) {
-    run_in_scope(loop.otherwise, parent);  // as jinja2: also if each iteration was broken
+    run_in_scope(loop.otherwise, parent);  // like jinja2, also if no iteration reached its end
   }
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Templates as trees of closures. The grammar is that of jinja2 3.1 as set by transformers.
+// Templates as trees of closures. The grammar is that of jinja2 3.1 as configured by transformers.
 
 #include <set>
 

@@ -52,8 +52,8 @@ class Template {
   // template has source 0. Throws UserError for raise_exception() and other exceptions of Python,
   // and Unsupported for unsupported features.
   Rendered render(const Dict& context, const RenderSettings& settings = {}) const;
-  // Returns the value of a template that is a single {{ expression }}. Returns the text of other
-  // templates, or with `as_text`.
+  // Returns the text, or without `as_text` the value of a template that is a single
+  // {{ expression }}.
   Value evaluate(const Dict& context, const RenderSettings& settings = {},
                  bool as_text = false) const;
 

@@ -137,7 +137,7 @@ class Value {
   bool is_number() const { return is<bool>() || is<int64_t>() || is<double>(); }
   bool is_iterator() const { return sequence() && sequence()->kind == Sequence::Kind::kIterator; }
   const Variant& variant() const { return value_; }
-  // With `is_strict` the use of an undefined value is an error.
+  // Makes the use of an undefined value an error if `is_strict`.
   void make_strict(bool is_strict) {
     if (Undefined* undefined = std::get_if<Undefined>(&value_); undefined && is_strict) {
       undefined->is_strict = true;
@@ -154,7 +154,7 @@ class Value {
   int64_t integer(std::string_view what = "the value") const;
   double number(std::string_view what = "the value") const;
   const Text& string(std::string_view what = "the value") const;
-  const Value& defined(bool is_strict = true) const;
+  const Value& defined(bool is_strict = true) const;      // throws Fault if undefined
   const Value& usable() const { return defined(false); }  // throws Fault if strictly undefined
 
  private:

@@ -273,8 +273,8 @@ std::vector<double> pack_counters(const CounterValues& values) {
 }
 
 CounterValues unpack_counters(const std::vector<double>& numbers, int64_t experts, int64_t ranks) {
-  const int64_t min = std::ssize(kFields) + 1 + experts + 2 * ranks;
-  const int64_t requests = std::ssize(numbers) - min;  // E with a bias, else 0
+  const int64_t num_fixed = std::ssize(kFields) + 1 + experts + 2 * ranks;
+  const int64_t requests = std::ssize(numbers) - num_fixed;  // E with a bias, else 0
   MOE_CHECK(requests == 0 || requests == experts, "{} numbers of {} experts and {} ranks",
             numbers.size(), experts, ranks);
   CounterValues values;

@@ -104,8 +104,8 @@ Plan intra_gpu(const RouteInput& input, const Plan& plan);
 // A group is a pair (expert, source rank), numbered expert * W + source_rank. Unused rows have
 // group E * W.
 
-// Returns the number of occurrences of each of 0..size-1 in `values` [n] i64, [size] i64. Unlike
-// at::bincount(), does not wait for the device.
+// Counts each of 0..size-1 in `values` [n] i64. Returns [size] i64. It does not wait for the
+// device, unlike at::bincount().
 at::Tensor count_values(const at::Tensor& values, int64_t size);
 // Copies [n] i64 to the host; waits for the device.
 std::vector<int64_t> to_host(const at::Tensor& numbers);

@@ -124,7 +124,9 @@ const RouterFunctions& router_functions(const RouterSettings& settings) {
   const auto& families = router_families();
   const auto found =
       std::ranges::find(families, settings.family, [](const auto& family) { return &family; });
-  return all_functions().at(found - families.begin());
+  const size_t index = found - families.begin();
+  MOE_CHECK(index < all_functions().size(), "router '{}' has no functions", settings.family->name);
+  return all_functions()[index];
 }
 
 void add_router(RouterFamily family, const RouterFunctions& functions) {

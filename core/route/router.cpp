@@ -34,8 +34,8 @@ RouterOptions options_at(RouterSettings& settings, OptionPosition position) {
   return options;
 }
 
-// Returns the end of a message about an unknown name: did_you_mean(), or "." if no name is similar,
-// and `known`.
+// Returns the end of a message about an unknown name: did_you_mean() if one of `names` is similar,
+// else ".", then the list `known`.
 std::string suggestion(const std::string& unknown, const Strings& names, const Strings& known,
                        const char* kind = "Known") {
   const std::string nearest = did_you_mean(unknown, names);
@@ -132,7 +132,7 @@ void set_options(const Strings& words, OptionPosition position, const std::strin
   }
 }
 
-// Returns the value of an option as --router writes it.
+// Returns the value of an option as text of --router.
 std::string option_text(const RouterOption& option) {
   const std::string text = value_text(option.member);
   if (std::holds_alternative<bool*>(option.member)) {

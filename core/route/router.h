@@ -96,8 +96,8 @@ struct RouterOption {
 };
 using RouterOptions = std::vector<RouterOption>;
 
-// Return the options cf and k, which several families share. A family makes its k required by the
-// message kMissing, and writes it first by the position kHead.
+// Return the options cf and k, which several families share. A family that requires k adds the
+// message kMissing; one that writes it after its word sets the position kHead.
 RouterOption capacity_option(RouterSettings& settings);
 RouterOption k_option(RouterSettings& settings);
 
@@ -160,7 +160,7 @@ struct RouterFamily {
 // valid.
 const std::deque<RouterFamily>& router_families();
 // Adds a family; callers that route use add_router() (route.h). Call it before other functions of
-// this header and before threads start: help and keys of config.json are generated once.
+// this header and before threads start: help is generated once, and the list has no lock.
 void add_router_family(RouterFamily family);
 
 // Returns the architecture of a folder with this router; empty if transformers may load the folder.
@@ -206,8 +206,8 @@ RouterSettings router_from_json(const Json& json, const std::string& where);
 
 // ---------------------------------------------------------------------------------------- checks
 
-// Throws UserError that opens with `where` if a number is outside the range of its option, which
-// does not depend on the number of experts. Both parsers call it.
+// Throws UserError that opens with `where` if a number is outside the range of its option. Ranges
+// do not depend on the number of experts. Both parsers call it.
 void check_ranges(const RouterSettings& settings, const std::string& where);
 
 // Throws UserError if the settings do not fit E experts, for example k > E. Fill-in with k = E is
