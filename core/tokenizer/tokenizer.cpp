@@ -40,9 +40,9 @@ std::vector<int64_t> optional_ids(const Json& json, const std::string& key,
 }
 
 // Reads the text of `file` in `edited`, else the file.
-Json read_edited_json(const fs::path& file, const EditedFiles& edited) {
+Json read_edited_json(const fs::path& file, const EditedFiles& edited, uint64_t max_bytes) {
   const auto text = edited.find(file.filename().string());
-  return text == edited.end() ? read_json(file, kMaxTokenizerBytes)
+  return text == edited.end() ? read_json(file, max_bytes)
                               : parse_json(text->second, file.string());
 }
 
@@ -51,7 +51,7 @@ Json read_optional_object(const fs::path& file, const EditedFiles& edited = {}) 
   if (!edited.contains(file.filename().string()) && !fs::exists(file)) {
     return Json::object();
   }
-  Json json = read_edited_json(file, edited);
+  Json json = read_edited_json(file, edited, uint64_t{1} << 30);
   USER_ERROR_IF(!json.is_object(), "{}: must be an object", file.string());
   return json;
 }
@@ -169,7 +169,7 @@ std::unique_ptr<const TokenizerModel> read_model(const fs::path& file, Tokenizer
   const std::string where = file.string();
   const FolderTokens tokens = read_folder_tokens(file.parent_path(), edited);
   if (kind == TokenizerKind::kTokenizerJson) {
-    return read_tokenizer_json(read_edited_json(file, edited), where, tokens);
+    return read_tokenizer_json(read_edited_json(file, edited, kMaxTokenizerBytes), where, tokens);
   }
   const std::string bytes = read_small_file(file, kMaxTokenizerBytes);
   return kind == TokenizerKind::kTiktoken ? read_tiktoken(bytes, where, tokens)
