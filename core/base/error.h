@@ -1,7 +1,7 @@
 #pragma once
 // Errors. A UserError is one that the user can fix: one sentence with fault, place and remedy; exit
-// code 2. A failed MOE_CHECK is a fault of the program: condition, source line and values; exit code
-// 1. Failures of the machine are other exceptions; exit code 1.
+// code 2. A failed MOE_CHECK is a fault of the program: condition, source line and values. Failures
+// of the machine are other exceptions. Both have exit code 1.
 
 #include <fmt/format.h>
 

@@ -48,8 +48,8 @@ void check_written_by_moe(const std::filesystem::path& folder);
 // Throws UserError if `file` exists and is not a page that moe wrote (core/base/page/page.html).
 void check_is_own_page(const std::filesystem::path& file);
 
-// Throws UserError, which names `flag`, if one of `files` exists and `force` is false, is a link or
-// one of `inputs`, or if its folder is a file or read-only. Call it before the work.
+// Throws UserError, which names `flag`, if one of `files` is a link, is one of `inputs` or exists
+// while `force` is false, or if its folder is a file or read-only. Call it before the work.
 void check_output(const std::vector<std::filesystem::path>& files, bool force,
                   const std::string& flag = "-o",
                   const std::vector<std::filesystem::path>& inputs = {});

@@ -242,7 +242,7 @@ bool has_only_old_copy(const StagingArea& area, const fs::path& out, bool force)
   }
   if (!area.has(Slot::kOut)) {
     USER_ERROR_IF(!force,
-                  "{0}: a run was killed while it replaced it, the old one is {1}; rename that, or "
+                  "{0}: a run was killed while replacing it, the old one is {1}; rename that, or "
                   "give --force to replace it",
                   out.string(), area.old_folder().string());
     check_removable(area.old_folder());
@@ -542,7 +542,7 @@ void remove_leftovers(const fs::path& out, const fs::path& root) {
       }
       left->remove();
     }
-    if (is_taken(unmarked_staging_area(target))) {  // as the next write would remove it
+    if (is_taken(unmarked_staging_area(target))) {  // the next write would remove it, too
       StagingArea::make_empty(std::nullopt, target, root).remove();
     }
   } catch (const UserError&) {  // no marker, or locked by another process

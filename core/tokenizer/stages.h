@@ -2,8 +2,8 @@
 // The stages of tokenizer.json before and after BPE: "normalizer", "pre_tokenizer",
 // "post_processor" and "decoder". Each is an object with a "type", or null, which does nothing
 // unless noted. `where` names file and stage in errors ("tokenizer.json: normalizer"). Readers
-// throw UserError, with the supported types, for another type. Normalizers, pre-tokenizers and
-// decoders are thread-safe.
+// throw UserError, which lists the supported types, for any other type. Normalizers, pre-tokenizers
+// and decoders are thread-safe.
 
 #include <cstdint>
 #include <deque>
