@@ -2,8 +2,8 @@
 // Checks before an output file or folder is replaced or removed, and FOLDER/.moe-output, the list
 // of the files that moe wrote into an output folder.
 //
-// `--force` replaces a folder whose every entry is listed; in a folder that moe shares with other
-// files (moe eval -o) it replaces the listed files only. The first line of the list is `moe output
+// `--force` replaces a folder if all entries are listed; in a folder that also has files of others
+// (moe eval -o) it replaces only the listed files. The first line of the list is `moe output
 // 1`; each further line is `BYTES NAME`, or `- NAME` for a folder and for a file of unknown size.
 
 #include <filesystem>

@@ -159,7 +159,7 @@ bool has_name(const Descriptor& folder, const Descriptor& parent, const std::str
       folder.string(), out.string());
 }
 
-// Throws UserError if a marked folder holds a foreign name.
+// Throws UserError if a marked folder has an entry that is not part of a staging area.
 void check_content(const Descriptor& folder, const fs::path& out) {
   if (const auto name = foreign_name(folder, {kMarker, "new", "old"})) {
     throw UserError(

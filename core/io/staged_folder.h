@@ -55,7 +55,7 @@ class StagingArea {
   // process.
   static std::optional<StagingArea> find(const std::filesystem::path& out,
                                          const std::filesystem::path& root = {});
-  // Empties and returns `left`, or creates an area. Throws UserError as find() does.
+  // Empties and returns `left`, or creates an area. Throws UserError like find().
   static StagingArea make_empty(std::optional<StagingArea> left, const std::filesystem::path& out,
                                 const std::filesystem::path& root = {});
 

@@ -53,7 +53,7 @@ struct SpecialTokens {
 };
 
 // TemplateProcessing, ByteLevel (which only shifts offsets) and a Sequence of them. Throws
-// UserError if a template does not hold the text once.
+// UserError if a template does not have the text exactly once.
 SpecialTokens read_post_processor(const Json& json, const std::string& where);
 
 // Maps the texts of tokens, well-formed UTF-8, to texts whose concatenation is the decoded text.

@@ -47,7 +47,7 @@ class Tokenizer {
   std::vector<TokenOrText> split(std::string_view text, const std::vector<TextRange>& plain) const {
     return model_->split(text, plain);
   }
-  // Encodes as encode() does, but the text of a special token that does not overlap `plain` becomes
+  // Encodes like encode(), but the text of a special token that does not overlap `plain` becomes
   // that token with sentencepiece too, as in transformers.
   std::vector<int64_t> encode_parsing_special(std::string_view text,
                                               const std::vector<TextRange>& plain = {}) const;
@@ -163,7 +163,7 @@ class WordEncoder {
   // Thread-safe. Throws UserError if a text that cannot be split is so long that sentencepiece
   // needs gigabytes for it.
   std::vector<int64_t> encode(std::string_view text);
-  // Encodes as Tokenizer::encode_parsing_special() does. Thread-safe; throws as encode() does.
+  // Encodes like Tokenizer::encode_parsing_special(). Thread-safe. Throws like encode().
   std::vector<int64_t> encode_parsing_special(std::string_view text,
                                               const std::vector<TextRange>& plain);
 
