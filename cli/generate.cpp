@@ -67,7 +67,7 @@ std::vector<int64_t> prompt_ids(const GenerateFlags& flags, const io::Tokenizer&
   const bool has_bos = tokenizer.bos_id() >= 0;
   const bool adds_bos = flags.bos == "auto"
                             ? tokenizer.adds_bos() || (io::has_sentencepiece_model(flags.model) &&
-                                                       !tokenizer.sets_adds_bos())
+                                                       !tokenizer.has_add_bos_setting())
                             : flags.bos == "force" || (flags.bos == "on" && has_bos);
   if (flags.bos == "on" && !has_bos) {
     print_text(stderr, "{}\n", note_line("this tokenizer has no BOS token, so none is added"));

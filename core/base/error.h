@@ -1,8 +1,7 @@
 #pragma once
 // Errors. A UserError is one that the user can fix: one sentence with fault, place and remedy; exit
-// code 2. A failed MOE_CHECK is a fault of the program: condition, source line and values; exit
-// code
-// 1. Failures of the machine are other exceptions; exit code 1.
+// code 2. A failed MOE_CHECK is a fault of the program: condition, source line and values. Failures
+// of the machine are other exceptions. Both have exit code 1.
 
 #include <fmt/format.h>
 
@@ -35,8 +34,8 @@ class Interrupted : public std::runtime_error {
 
 [[noreturn]] void fail_check(const char* condition, const char* file, int line, std::string values);
 
-// Returns ", did you mean 'NAME'?" with the name in `known` of smallest edit distance to `unknown`,
-// or "" if the distance is 0 or large.
+// Returns ", did you mean 'NAME'?" with the name in `known` that is closest to `unknown` by edit
+// distance, or "" if the distance is 0 or large.
 std::string did_you_mean(std::string_view unknown, const std::vector<std::string>& known);
 
 }  // namespace moe

@@ -27,7 +27,7 @@ using Member = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::stri
                             std::filesystem::path*, std::optional<int64_t>*, std::optional<double>*,
                             std::vector<std::string>*, std::vector<std::filesystem::path>*, Choice>;
 
-// The valid numbers of an option. Trivially destructible: GCC 12 misreads a list of options
+// The valid numbers of an option. Trivially destructible: GCC 12 miscompiles lists of options
 // otherwise.
 struct Range {
   double min = 0, max = 0;

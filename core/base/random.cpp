@@ -102,8 +102,8 @@ uint64_t Random::below(uint64_t count) {
   return unbiased(count, [this] { return bits(); });
 }
 
-// Draws from the tail of layer 0 or the wedge of another layer; returns nothing above the curve.
-std::optional<double> Random::normal_outside(uint64_t layer, double u) {
+// Returns a number in the tail of layer 0 or the wedge of another layer; nothing if it is rejected.
+std::optional<double> Random::try_tail_or_wedge(uint64_t layer, double u) {
   const Ziggurat& table = ziggurat();
   if (layer == 0) {
     double x = 0, y = 0;
@@ -128,7 +128,7 @@ double Random::normal() {
     if (std::abs(u) < table.ratio[layer]) {
       return u * table.x[layer];
     }
-    if (const auto x = normal_outside(layer, u)) {
+    if (const auto x = try_tail_or_wedge(layer, u)) {
       return *x;
     }
   }

@@ -1,6 +1,6 @@
 #pragma once
-// Random numbers as a function of a seed and a stream name, equal on every machine. The values of a
-// tensor depend only on its name.
+// Random numbers as a function of a seed and a stream name, equal on every machine. The random
+// values of a tensor depend only on the seed and its name.
 
 #include <array>
 #include <cstdint>
@@ -29,13 +29,13 @@ class Random {
   explicit Random(uint64_t seed, std::string_view stream = "");
 
   uint64_t bits();                                                          // 64 uniform bits
-  double uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }  // [0, 1), 53 bits
+  double uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }  // in [0, 1)
   uint64_t below(uint64_t count);                      // 0..count-1 without bias, count >= 1
   double normal();                                     // N(0, 1)
   void fill_normal(std::span<float> out, double std);  // N(0, std^2), each rounded once from double
 
  private:
-  std::optional<double> normal_outside(uint64_t layer, double u);
+  std::optional<double> try_tail_or_wedge(uint64_t layer, double u);
   std::array<uint64_t, 4> state_{};
 };
 

@@ -60,8 +60,8 @@ constexpr CgroupFiles kVersion1 = {"sys/fs/cgroup/memory", "memory.limit_in_byte
                                    "memory.usage_in_bytes", "total_inactive_file",
                                    "total_active_file"};
 
-// Returns `path`, a path of /proc/self/cgroup, and its parents up to the root. In a container the
-// root of the mount may be the container's group, and the other paths are missing.
+// Returns `path`, a path of /proc/self/cgroup, and its parents up to the root. In a container, the
+// root of the mount may be the group of the container, without folders for the other paths.
 std::vector<fs::path> group_and_parents(fs::path path) {
   std::vector<fs::path> groups = {path};
   while (path.has_relative_path()) {

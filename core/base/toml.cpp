@@ -42,7 +42,7 @@ int64_t line_number(std::string_view text, size_t at) {
 }
 
 // Throws UserError if brackets or dots outside strings and comments nest too deep. Finds the
-// strings of the parser up to the first syntax error, where the parser stops. Refuses letters
+// same strings as the parser up to the first syntax error, where the parser stops. Refuses letters
 // outside ASCII because the table of toml++ 3.3 lacks most letters below U+049A.
 void check_toml_depth(std::string_view text, const std::string& where) {
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";

@@ -35,8 +35,8 @@ void check_folder(const fs::path& folder) {
     const auto old = find_old_folder(folder);
     throw UserError("{}: no such folder{}", name,
                     !old ? ""
-                         : fmt::format("; a run was killed while it replaced it, the old one is "
-                                       "{}: rename it",
+                         : fmt::format("; a run was killed while replacing it, the old one is {}: "
+                                       "rename it",
                                        old->string()));
   }
   USER_ERROR_IF(!fs::is_directory(status),

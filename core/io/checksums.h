@@ -1,7 +1,7 @@
 #pragma once
-// XXH3 hashes: 128 bits of content, the key of a cache; 64 bits of each file of a folder, to detect
-// damage before the files are used. XXH3 runs at the speed of memory. It detects accidents, not
-// forgeries.
+// XXH3 hashes: 128-bit hashes of contents, as keys of caches, and 64-bit checksums of the files of
+// a folder, which detect damage before the files are used. XXH3 runs at the speed of memory. It
+// detects accidents, not forgeries.
 
 #include <cstddef>
 #include <cstdint>

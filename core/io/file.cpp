@@ -52,7 +52,7 @@ std::string random_letters() {
   return letters;
 }
 
-// Throws the error for errno: that `path` fills the disk, else that `place` fails at `action`.
+// Throws for errno: throw_write_error() of `path` if the disk is full, else fail_file() of `place`.
 [[noreturn]] void throw_path_error(const fs::path& path, const fs::path& place,
                                    const char* action) {
   if (errno == ENOSPC || errno == EDQUOT) {
@@ -61,7 +61,7 @@ std::string random_letters() {
   fail_file(place.string(), action);
 }
 
-// Creates a file PREFIXxxxxxx and sets `path` to its name.
+// Creates a file named `prefix` and random letters, and sets `path` to that name.
 Descriptor make_unique_file(const std::string& prefix, mode_t mode, fs::path& path) {
   for (;;) {
     path = prefix + random_letters();

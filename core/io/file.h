@@ -83,8 +83,8 @@ void write_whole(const std::filesystem::path& file, const std::string& text);
 // ends.
 Descriptor make_nameless_file(const std::filesystem::path& folder);
 
-// Removes the partial files of `folder` that no process is writing: regular files of this user that
-// begin with `first_bytes`, are not locked, and have the name of a target of `is_target`.
+// Removes the partial files of `folder` that no process is writing: unlocked regular files of this
+// user that begin with `first_bytes`, if is_target(name) is true for the name of the target.
 void sweep_partial_files(const std::filesystem::path& folder,
                          const std::function<bool(std::string_view)>& is_target,
                          std::string_view first_bytes);

@@ -22,7 +22,7 @@ namespace {
 constexpr size_t kChecksumDigits = 16;
 constexpr std::chrono::seconds kSyncPeriod{2};
 
-// Lock of the file, for appending. File systems without locks append a line in one write, too.
+// A lock for appending. On file systems without locks, an append is still a single write.
 class Lock {
  public:
   explicit Lock(const Descriptor& file) : descriptor_(file.get()) {

@@ -2,8 +2,8 @@
 // Checks before an output file or folder is replaced or removed, and FOLDER/.moe-output, the list
 // of the files that moe wrote into an output folder.
 //
-// `--force` replaces a folder whose every entry is listed; in a folder that moe shares with other
-// files (moe eval -o) it replaces the listed files only. The first line of the list is `moe output
+// `--force` replaces a folder if all entries are listed; in a folder that also has files of others
+// (moe eval -o) it replaces only the listed files. The first line of the list is `moe output
 // 1`; each further line is `BYTES NAME`, or `- NAME` for a folder and for a file of unknown size.
 
 #include <filesystem>
@@ -48,8 +48,8 @@ void check_written_by_moe(const std::filesystem::path& folder);
 // Throws UserError if `file` exists and is not a page that moe wrote (core/base/page/page.html).
 void check_is_own_page(const std::filesystem::path& file);
 
-// Throws UserError, which names `flag`, if one of `files` exists and `force` is false, is a link or
-// one of `inputs`, or if its folder is a file or read-only. Call it before the work.
+// Throws UserError, which names `flag`, if one of `files` is a link, is one of `inputs` or exists
+// while `force` is false, or if its folder is a file or read-only. Call it before the work.
 void check_output(const std::vector<std::filesystem::path>& files, bool force,
                   const std::string& flag = "-o",
                   const std::vector<std::filesystem::path>& inputs = {});

@@ -92,11 +92,11 @@ class SafetensorsWriter {
 // the file system can reserve blocks and has too few.
 void create_safetensors(const std::filesystem::path& path, const std::vector<TensorInfo>& tensors);
 
-// A writer into a file of create_safetensors(). Processes that write different bytes need no
+// A writer into a file that create_safetensors() made. Processes that write different bytes need no
 // synchronization; the file is complete when all have called finish().
 class SafetensorsPatch {
  public:
-  // Throws UserError if the file is missing (on a host without access to the others' disk),
+  // Throws UserError if the file is missing (on a host with another disk than the creator's),
   // incomplete or not writable.
   explicit SafetensorsPatch(const std::filesystem::path& path);
 

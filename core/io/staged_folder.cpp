@@ -44,7 +44,10 @@ bool is_own_folder(const Descriptor& folder) {
   return ::fstat(folder.get(), &status) == 0 && status.st_uid == ::geteuid();
 }
 
+// Throws the error for errno: std::runtime_error if too many files are open, which the callers do
+// not turn into a UserError, else fs::filesystem_error.
 [[noreturn]] void throw_errno(const char* call, const fs::path& path) {
+  check_opened(-1, path.string());
   throw fs::filesystem_error(call, path, std::error_code(errno, std::generic_category()));
 }
 
@@ -98,10 +101,14 @@ fs::path open_path(const Descriptor& folder) {
 
 // Removes `name` of `folder` recursively, if it exists, following no link. `path` is for errors.
 void remove_tree_at(const Descriptor& folder, const std::string& name, const fs::path& path) {
+  if (::unlinkat(folder.get(), name.c_str(), 0) == 0) {  // a file: needs no descriptor
+    return;
+  }
   std::error_code error;
   fs::remove_all(open_path(folder) / name, error);
   if (error) {
-    throw fs::filesystem_error("remove", path, error);
+    errno = error.value();
+    throw_errno("remove", path);
   }
 }
 
@@ -115,11 +122,17 @@ bool has_marker(const Descriptor& folder, const fs::path& out) {
 // Returns a name in `folder` that is not in `known`.
 std::optional<std::string> foreign_name(const Descriptor& folder,
                                         std::initializer_list<std::string_view> known) {
-  for (const auto& entry : fs::directory_iterator(open_path(folder))) {
-    std::string name = entry.path().filename().string();
+  std::error_code error;
+  fs::directory_iterator entry(open_path(folder), error);
+  for (; entry != fs::directory_iterator(); entry.increment(error)) {
+    std::string name = entry->path().filename().string();
     if (std::find(known.begin(), known.end(), name) == known.end()) {
       return name;
     }
+  }
+  if (error) {
+    errno = error.value();
+    throw_errno("list", "the output folder");
   }
   return std::nullopt;
 }
@@ -146,7 +159,7 @@ bool has_name(const Descriptor& folder, const Descriptor& parent, const std::str
       folder.string(), out.string());
 }
 
-// Throws UserError if a marked folder holds a foreign name.
+// Throws UserError if a marked folder has an entry that is not part of a staging area.
 void check_content(const Descriptor& folder, const fs::path& out) {
   if (const auto name = foreign_name(folder, {kMarker, "new", "old"})) {
     throw UserError(
@@ -194,7 +207,7 @@ void write_marker(const Descriptor& folder, const fs::path& path, const fs::path
       "next moe that\nwrites there removes new/, old/ and this file.\n";
   write_all(marker, std::as_bytes(std::span(text)), file);
   sync(marker, file);
-  sync_folder(path);
+  sync_folder(open_path(folder));
 }
 
 // Calls renameat2() between two open folders. Returns false, with errno set, if it fails.
@@ -229,7 +242,7 @@ bool has_only_old_copy(const StagingArea& area, const fs::path& out, bool force)
   }
   if (!area.has(Slot::kOut)) {
     USER_ERROR_IF(!force,
-                  "{0}: a run was killed while it replaced it, the old one is {1}; rename that, or "
+                  "{0}: a run was killed while replacing it, the old one is {1}; rename that, or "
                   "give --force to replace it",
                   out.string(), area.old_folder().string());
     check_removable(area.old_folder());
@@ -529,7 +542,7 @@ void remove_leftovers(const fs::path& out, const fs::path& root) {
       }
       left->remove();
     }
-    if (is_taken(unmarked_staging_area(target))) {  // as the next write would remove it
+    if (is_taken(unmarked_staging_area(target))) {  // the next write would remove it, too
       StagingArea::make_empty(std::nullopt, target, root).remove();
     }
   } catch (const UserError&) {  // no marker, or locked by another process

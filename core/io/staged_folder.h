@@ -55,7 +55,7 @@ class StagingArea {
   // process.
   static std::optional<StagingArea> find(const std::filesystem::path& out,
                                          const std::filesystem::path& root = {});
-  // Empties and returns `left`, or creates an area. Throws UserError as find() does.
+  // Empties and returns `left`, or creates an area. Throws UserError like find().
   static StagingArea make_empty(std::optional<StagingArea> left, const std::filesystem::path& out,
                                 const std::filesystem::path& root = {});
 
@@ -85,9 +85,9 @@ class StagingArea {
 
 class StagedFolder {
  public:
-  // With `force`, commit() replaces an existing OUT. Throws UserError if OUT exists
-  // and `force` is false, if OUT is no folder or may not be removed (output_checks.h), if
-  // OUT.partial is not ours, or if another process is writing it.
+  // With `force`, commit() replaces an existing OUT. Throws UserError if OUT exists and `force` is
+  // false, if OUT is no folder or may not be removed (output_checks.h), or if OUT.partial is not
+  // ours or in use by another process.
   StagedFolder(std::filesystem::path out, bool force);
   // Removes the written folder, unless commit() was called.
   ~StagedFolder();

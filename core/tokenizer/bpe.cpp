@@ -17,7 +17,7 @@ namespace moe::io {
 namespace {
 
 constexpr char32_t kTabulated = 0x800;
-constexpr size_t kShortWordSymbols = 48;  // up to it, a scan per merge is faster than a heap
+constexpr size_t kShortWordSymbols = 48;  // longest word for merge_short(); measured
 constexpr uint32_t kNoRank = std::numeric_limits<uint32_t>::max();
 
 // A pair that could merge when it was added to the heap.
@@ -154,8 +154,8 @@ bool Bpe::append_bytes(std::string_view character, std::vector<uint32_t>& symbol
   return true;
 }
 
-// Appends an unknown token at the end of a run of unknown characters, so after the bytes of
-// characters within the run that have a fallback.
+// Returns the initial symbols of `word`. The unknown token follows its run of characters, even if
+// the run has characters that become bytes.
 std::vector<uint32_t> Bpe::split_symbols(std::string_view word) const {
   std::vector<uint32_t> symbols;
   symbols.reserve(word.size());

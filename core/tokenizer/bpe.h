@@ -1,7 +1,7 @@
 #pragma once
 // Byte pair encoding (Sennrich et al., 2016) by the rules of tokenizer.json: a word starts as its
-// characters; the adjacent pair of lowest rank, the leftmost of several, merges until no pair of a
-// merge is left. A word of n characters takes O(n log n) steps.
+// characters; then the adjacent pair of lowest rank (the leftmost of equal ones) merges, until no
+// adjacent pair has a merge. A word of n characters takes O(n log n) steps.
 
 #include <array>
 #include <cstdint>

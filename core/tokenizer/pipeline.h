@@ -19,7 +19,7 @@ namespace moe::io {
 // Reads an added token, an object of its text and flags. `is_special` is the default of its flag
 // "special". Throws UserError that begins with `where`.
 AddedToken read_added_token(const Json& json, bool is_special, const std::string& where);
-// Returns the object of read_added_token().
+// Returns the object from which read_added_token() reads `token`.
 Json added_token_json(const AddedToken& token);
 
 // The added tokens of a tokenizer, matched before any other stage: the leftmost and longest match

@@ -197,7 +197,7 @@ LimitedNormalizer read_limited_normalizer(const Json& json, const std::string& w
 // GPT-2's expression, which ByteLevel uses.
 constexpr const char* kGpt2Split =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-// Expression of Whitespace. The library's engine for it has a \w that includes the joiners.
+// Expression of Whitespace. In the engine that the library uses for it, \w includes the joiners.
 constexpr const char* kWordsAndSymbols =
     R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}]+)"
     R"(|[^\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}\s]+)";

@@ -2,8 +2,8 @@
 // The stages of tokenizer.json before and after BPE: "normalizer", "pre_tokenizer",
 // "post_processor" and "decoder". Each is an object with a "type", or null, which does nothing
 // unless noted. `where` names file and stage in errors ("tokenizer.json: normalizer"). Readers
-// throw UserError, with the supported types, for another type. Normalizers, pre-tokenizers and
-// decoders are thread-safe.
+// throw UserError, which lists the supported types, for any other type. Normalizers, pre-tokenizers
+// and decoders are thread-safe.
 
 #include <cstdint>
 #include <deque>
@@ -53,7 +53,7 @@ struct SpecialTokens {
 };
 
 // TemplateProcessing, ByteLevel (which only shifts offsets) and a Sequence of them. Throws
-// UserError if a template does not hold the text once.
+// UserError if a template does not have the text exactly once.
 SpecialTokens read_post_processor(const Json& json, const std::string& where);
 
 // Maps the texts of tokens, well-formed UTF-8, to texts whose concatenation is the decoded text.

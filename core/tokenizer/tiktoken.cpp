@@ -91,7 +91,7 @@ std::string_view take_line(std::string_view& rest) {
   return line;
 }
 
-// Returns all pairs of tokens whose concatenation is a token, whose rank is that of the merge.
+// Returns all pairs of tokens whose concatenation is a token. A merge has the rank of that token.
 std::vector<BpeMerge> find_merges(const Vocabulary& vocabulary) {
   std::vector<BpeMerge> merges;
   for (int64_t rank = 0; rank < vocabulary.ids_end(); ++rank) {

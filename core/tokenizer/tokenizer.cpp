@@ -40,9 +40,9 @@ std::vector<int64_t> optional_ids(const Json& json, const std::string& key,
 }
 
 // Reads the text of `file` in `edited`, else the file.
-Json read_edited_json(const fs::path& file, const EditedFiles& edited) {
+Json read_edited_json(const fs::path& file, const EditedFiles& edited, uint64_t max_bytes) {
   const auto text = edited.find(file.filename().string());
-  return text == edited.end() ? read_json(file, kMaxTokenizerBytes)
+  return text == edited.end() ? read_json(file, max_bytes)
                               : parse_json(text->second, file.string());
 }
 
@@ -51,7 +51,7 @@ Json read_optional_object(const fs::path& file, const EditedFiles& edited = {}) 
   if (!edited.contains(file.filename().string()) && !fs::exists(file)) {
     return Json::object();
   }
-  Json json = read_edited_json(file, edited);
+  Json json = read_edited_json(file, edited, uint64_t{1} << 30);
   USER_ERROR_IF(!json.is_object(), "{}: must be an object", file.string());
   return json;
 }
@@ -169,7 +169,7 @@ std::unique_ptr<const TokenizerModel> read_model(const fs::path& file, Tokenizer
   const std::string where = file.string();
   const FolderTokens tokens = read_folder_tokens(file.parent_path(), edited);
   if (kind == TokenizerKind::kTokenizerJson) {
-    return read_tokenizer_json(read_edited_json(file, edited), where, tokens);
+    return read_tokenizer_json(read_edited_json(file, edited, kMaxTokenizerBytes), where, tokens);
   }
   const std::string bytes = read_small_file(file, kMaxTokenizerBytes);
   return kind == TokenizerKind::kTiktoken ? read_tiktoken(bytes, where, tokens)
@@ -185,7 +185,7 @@ int64_t named_id(const SpecialName& name, const TokenizerModel& model, int64_t f
   return model.has(id) ? id : -1;
 }
 
-// sentencepiece allocates about 170 bytes per byte of text.
+// Throws UserError for a long text: sentencepiece allocates about 170 bytes per byte of text.
 void check_length(std::string_view text) {
   constexpr size_t kMaxBytes = size_t{4} << 20;
   USER_ERROR_IF(text.size() > kMaxBytes,
@@ -242,7 +242,7 @@ void Tokenizer::read_special_ids(const fs::path& folder) {
   const auto before = model_->before_text();  // empty for sentencepiece
   const bool has_bos = !before.empty() && before.front() == bos_id_;
   const bool is_json = kind_ == TokenizerKind::kTokenizerJson;
-  sets_adds_bos_ = kind_ != TokenizerKind::kSentencepiece && names.adds_bos.has_value();
+  has_add_bos_setting_ = kind_ != TokenizerKind::kSentencepiece && names.adds_bos.has_value();
   adds_bos_ = bos_id_ >= 0 && (is_json ? has_bos : names.adds_bos.value_or(has_bos));
 }
 
@@ -327,13 +327,13 @@ EditedFiles stock_tokenizer_files(const fs::path& folder) try {
   if (json.is_null()) {
     return {};
   }
-  config["tokenizer_class"] = "PreTrainedTokenizerFast";  // LLaMA's ignores parts of `json`
+  config["tokenizer_class"] = "PreTrainedTokenizerFast";  // LlamaTokenizer ignores parts of `json`
   for (const auto& [key, id] :
        {std::pair("bos_token", tokenizer.bos_id()), {"eos_token", tokenizer.eos_id()}}) {
     config.emplace(key, id < 0 ? OrderedJson() : OrderedJson(tokenizer.piece(id)));
   }
   config.emplace("unk_token", json["model"]["unk_token"].get<std::string>());
-  for (const Json& token : json["added_tokens"]) {  // their flag "normalized" must stay false
+  for (const Json& token : json["added_tokens"]) {  // keeps their flag "normalized" false
     OrderedJson flags(token);
     flags.erase("id");
     config["added_tokens_decoder"][std::to_string(token["id"].get<int64_t>())] = flags;

@@ -35,8 +35,8 @@ class Tokenizer {
   // text of a special token becomes that token, except with sentencepiece. Thread-safe.
   std::vector<int64_t> encode(std::string_view text) const { return encode_part(text, {}, true); }
   // Encodes a part of a template with data in the ranges `plain` (sorted, disjoint). No text that
-  // overlaps one of them becomes a special token. `begins_text` is false after a special token,
-  // where some kinds prepend no space.
+  // overlaps one of them becomes a special token. `begins_text` is false after a special token:
+  // some kinds then prepend no space.
   std::vector<int64_t> encode_part(std::string_view text, const std::vector<TextRange>& plain,
                                    bool begins_text) const {
     std::vector<int64_t> ids = model_->encode(text, plain, begins_text);
@@ -47,7 +47,7 @@ class Tokenizer {
   std::vector<TokenOrText> split(std::string_view text, const std::vector<TextRange>& plain) const {
     return model_->split(text, plain);
   }
-  // Encodes as encode() does, but the text of a special token that does not overlap `plain` becomes
+  // Encodes like encode(), but the text of a special token that does not overlap `plain` becomes
   // that token with sentencepiece too, as in transformers.
   std::vector<int64_t> encode_parsing_special(std::string_view text,
                                               const std::vector<TextRange>& plain = {}) const;
@@ -65,8 +65,8 @@ class Tokenizer {
   std::string piece(int64_t id) const;
   // Returns the bytes of `id` within a text; none beyond the vocabulary.
   std::string bytes(int64_t id) const { return model_->has(id) ? model_->bytes(id) : ""; }
-  int64_t bos_id() const { return bos_id_; }  // -1 if the model has none, as eos_id()
-  int64_t eos_id() const { return eos_id_; }
+  int64_t bos_id() const { return bos_id_; }  // -1 if there is none
+  int64_t eos_id() const { return eos_id_; }  // -1 if there is none
   // Returns the tokens that end generated text: eos_id(), then "eos_token_id" of
   // generation_config.json, else of config.json. A chat model may end a turn and a text by
   // different tokens.
@@ -75,9 +75,9 @@ class Tokenizer {
   // Returns true if a BOS precedes every text, as in transformers 5: by tokenizer.json, or without
   // that file by "add_bos_token" of tokenizer_config.json.
   bool adds_bos() const { return adds_bos_; }
-  // Returns true if a tokenizer file other than a sentencepiece model was read and
-  // tokenizer_config.json has "add_bos_token".
-  bool sets_adds_bos() const { return sets_adds_bos_; }
+  // Returns true if tokenizer_config.json has "add_bos_token" and the tokenizer is not a
+  // sentencepiece model.
+  bool has_add_bos_setting() const { return has_add_bos_setting_; }
   // Returns true if encode() prepends a space to every text.
   bool adds_space() const { return adds_space_; }
   TokenizerKind kind() const { return kind_; }
@@ -93,17 +93,17 @@ class Tokenizer {
   TokenizerKind kind_ = TokenizerKind::kSentencepiece;
   int64_t bos_id_ = -1, eos_id_ = -1;
   std::vector<int64_t> stop_ids_;
-  bool adds_bos_ = false, sets_adds_bos_ = false, adds_space_ = false;
+  bool adds_bos_ = false, has_add_bos_setting_ = false, adds_space_ = false;
   int64_t limit_ = 0;  // of ids
 };
 
 // Returns the file that Tokenizer::load() would read; empty if there is none.
 std::filesystem::path tokenizer_file(const std::filesystem::path& folder);
 
-// Returns true if the folder has a tokenizer.model of sentencepiece, used or not.
+// Returns true if FOLDER/tokenizer.model is a sentencepiece model, also next to a tokenizer.json.
 bool has_sentencepiece_model(const std::filesystem::path& folder);
 
-// Returns the kind of that file, by its name and first line; nothing if there is none.
+// Returns the kind of tokenizer_file(), by its name and first line; nothing if there is none.
 std::optional<TokenizerKind> tokenizer_kind(const std::filesystem::path& folder);
 
 // Returns a text of all settings in `folder`, except the tokenizer's own file, that change tokens.
@@ -152,9 +152,9 @@ class TextStream {
 // character. Both are well-formed UTF-8.
 std::string text_after(const std::string& before, const std::string& text);
 
-// Encoder with the ids of Tokenizer::encode(), many times as fast with sentencepiece: if no merge
-// joins two words (WordRule), it encodes word by word and caches the ids of words. Memory is then
-// proportional to the ids. The other kinds of tokenizers cache words themselves.
+// Encoder with the ids of Tokenizer::encode(), many times as fast with sentencepiece: if the model
+// has a WordRule, it encodes word by word and caches the ids of words. Memory is then proportional
+// to the ids. The other kinds of tokenizers cache words themselves.
 class WordEncoder {
  public:
   explicit WordEncoder(std::shared_ptr<const Tokenizer> tokenizer)
@@ -163,7 +163,7 @@ class WordEncoder {
   // Thread-safe. Throws UserError if a text that cannot be split is so long that sentencepiece
   // needs gigabytes for it.
   std::vector<int64_t> encode(std::string_view text);
-  // Encodes as Tokenizer::encode_parsing_special() does. Thread-safe; throws as encode() does.
+  // Encodes like Tokenizer::encode_parsing_special(). Thread-safe. Throws like encode().
   std::vector<int64_t> encode_parsing_special(std::string_view text,
                                               const std::vector<TextRange>& plain);
 

@@ -66,9 +66,9 @@ struct FolderTokens {
   bool is_llama31 = true;  // Meta's tiktoken file has the special tokens of Llama 3.1, not 3.0
 };
 
-// Rule by which a sentencepiece model may encode a text word by word. If it is BPE, changes nothing
-// of its input but spaces, and no piece has a space after another letter, then no merge joins two
-// words, and the ids of a text are exactly those of its words in a row. LLaMA's model is such.
+// Rule by which a sentencepiece model can encode a text word by word. A BPE model that normalizes
+// only spaces and has no piece with a space after another letter never merges across words, so the
+// ids of a text are the concatenated ids of its words. LLaMA's model is an example.
 enum class WordRule {
   kNone,       // encode whole texts only
   kKeeps,      // every space counts
@@ -108,7 +108,7 @@ class TokenizerModel {
   virtual std::vector<int64_t> before_text() const { return {}; }
   virtual std::vector<int64_t> after_text() const { return {}; }
 
-  // Returns how `text` can be cut: kNone if one of its added tokens might be.
+  // Returns the rule of the model; kNone if `text` contains an added token, which must not be cut.
   virtual WordRule word_rule(std::string_view /*text*/) const { return WordRule::kNone; }
 };
 
@@ -117,7 +117,7 @@ class TokenizerModel {
 std::unique_ptr<TokenizerModel> read_sentencepiece(std::string_view bytes, const std::string& where,
                                                    const FolderTokens& tokens = {});
 
-// Returns the rule of `model`, a serialised ModelProto (sentencepiece_model.proto); kNone for
+// Returns the rule of `model`, a serialized ModelProto (sentencepiece_model.proto); kNone for
 // anything that is not understood. The library does not provide this.
 WordRule find_word_rule(std::string_view model);
 

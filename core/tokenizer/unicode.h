@@ -18,9 +18,8 @@ bool is_white_space(char32_t code_point);  // property White_Space
 bool is_numeric(char32_t code_point);      // categories Nd, Nl and No
 bool is_punctuation(char32_t code_point);  // categories P*, and ASCII symbols such as $ and +
 
-// Return the number of bytes of leading white space, and the end without trailing white space.
-size_t skip_white_space(std::string_view text);
-size_t end_without_white_space(std::string_view text);
+size_t skip_white_space(std::string_view text);         // the bytes of leading white space
+size_t end_without_white_space(std::string_view text);  // the bytes before trailing white space
 
 enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
 std::string normal_form(std::string_view text, NormalForm form);

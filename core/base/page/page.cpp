@@ -102,7 +102,7 @@ std::string text_html(const OrderedJson& panel) {
   return "<pre tabindex=\"0\">" + html_at(panel, "text") + "</pre>\n";
 }
 
-// Returns the function that returns the panel's HTML; null if the page's script draws the panel.
+// Returns the function that makes the HTML of such a panel; null if the page's script draws it.
 std::string (*to_html(const OrderedJson& panel))(const OrderedJson&) {
   static const std::map<std::string, std::string (*)(const OrderedJson&)> kinds = {
       {"lines", nullptr},      {"bars", nullptr},     {"heat map", nullptr}, {"table", table_html},

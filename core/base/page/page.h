@@ -22,13 +22,13 @@
 //
 // A PANEL is one of, by its "kind":
 //   lines     title, series; subtitle; is_wide: uses the whole row; rule: {name, value}, a dashed
-//             horizontal line; y: {from_zero, log}: with log the reader can change between a linear
-//             and a log scale, and its value selects the log scale at first (only if all values are
-//             positive); start: {name, x}: at first only x and later are shown, and the reader can
-//             show the part before, called name (at least two points stay). A series is {name, x:
-//             [whole numbers], y: [..]} and may have low, high: [..] (an interval around each y: a
-//             bar on an axis of names, else a band), smooth: {x, y}: drawn in front of the series,
-//             and is_marked: a dot per point if there are at most 80.
+//             horizontal line; y: {from_zero, log}: a button switches to a log scale if log is
+//             present and all values are positive; log: true begins with it; start: {name, x}:
+//             points before x are hidden until a button called name is pressed (if at least two
+//             points remain). A series is {name, x: [whole numbers], y: [..]} and may have low,
+//             high: [..] (an interval around each y: a bar on an axis of names, else a band),
+//             smooth: {x, y}: drawn in front of the series, and is_marked: a dot per point if there
+//             are at most 80.
 //   bars      like lines, from zero and on an axis of names: no y, start, smooth and is_marked
 //   heat map  title, subtitle, y: {label, names}: the rows, values: [..] column by column, in
 //             hundredths of an equal share (100 = balanced, 0 = nothing)

@@ -1,5 +1,5 @@
-// Draws the lines and heat maps of a page from the JSON beside it (page.h says what that is). Pointing
-// at a place of one of them, by mouse, finger or arrow keys, shows that place in all of the same axis.
+// Draws the lines and heat maps of a page from the JSON in the page (format: page.h). A point that is
+// selected by mouse, finger or arrow keys is shown in all panels whose axes have the same label.
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
@@ -76,7 +76,7 @@
   };
   const selectedOn = axis => selected?.label === axis.label ? selected.x : null;
   const nameOf = (axis, x) => `${axis.label} ${axis.names ? axis.names[x] : integer(x)}`;
-  // Pointer and keys: `placeAt(event)` where the pointer is, `move(x, by)` a few points on.
+  // Handles pointer and keys. `placeAt(event)` returns the place below the pointer, `move(x, by)` the place `by` points after x.
   const listen = (axis, area, figure, placeAt, move) => {
     area.addEventListener("pointermove", event => select(axis, placeAt(event)));
     area.addEventListener("pointerdown", event => select(axis, placeAt(event)));
@@ -93,7 +93,7 @@
   const moved = (xs, x, by) => xs[clamp((x === null ? xs.length - 1 : nearest(xs, x)) + by, 0, xs.length - 1)];
 
   const axisOf = (panel, section) => panel.x ?? section.x ?? data.x;
-  // The first and the last place that any panel of an axis has.
+  // Returns the first and the last place of an axis in any panel.
   const ends = axis => {
     if (axis.names) return [0, axis.names.length - 1];
     const all = data.sections.flatMap(s => s.panels.filter(p => p.series && axisOf(p, s).label === axis.label)).flatMap(p => p.series);
@@ -106,7 +106,7 @@
     return [element("figure", {class: "panel", tabindex: 0},
       element("figcaption", {}, element("b", {}, panel.title), ...buttons, readout, subtitle)), subtitle];
   };
-  // A button that stays pressed; `change` is told whether it is.
+  // Returns a toggle button. Calls `change(pressed)` after each click.
   const toggle = (text, title, pressed, change) => {
     const button = element("button", {type: "button", title, "aria-pressed": pressed}, text);
     button.addEventListener("click", () => {
@@ -143,7 +143,7 @@
     const valueText = (series, i) => short(series.y[i]) + (half(series, i) > 0 ? ` \u00b1 ${short(half(series, i))}` : "");
 
     const isBars = panel.kind === "bars", barWidth = () => Math.min(44, 0.6 * slot / panel.series.length);
-    const shift = index => isBars ? (index - (panel.series.length - 1) / 2) * barWidth() : 0; // bars of one place stand side by side
+    const shift = index => isBars ? (index - (panel.series.length - 1) / 2) * barWidth() : 0; // bars of one place are adjacent
     const points = (xs, ys) => xs.map((v, i) => `${x(v).toFixed(1)} ${y(ys[i]).toFixed(1)}`);
     const addInterval = (series, index, area) => {
       if (!axis.names) {
@@ -178,7 +178,7 @@
         cut && `peak ${short(Math.max(...shown))} beyond the edge`].filter(Boolean).join(", ") || "\u00a0";
     };
     const widestName = 6.6 * Math.max(...(axis.names ?? []).map(name => name.length));
-    const drawNames = (left, width, height) => { // in two rows where they would run into each other, and only some of them if need be
+    const drawNames = (left, width, height) => { // wide names alternate between two rows; names that still overlap are omitted
       const isTight = widestName > slot, every = Math.ceil(widestName / slot / (isTight ? 2 : 1));
       axis.names.forEach((name, i) => i % every === 0 && svg.append(element("text", {"text-anchor": "middle",
         x: clamp(x(i), left + 3.2 * name.length, width - 3.2 * name.length), y: height - (isTight && i / every % 2 === 0 ? 17 : 4)}, name)));
